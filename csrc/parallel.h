@@ -1,0 +1,23 @@
+// One pool of worker threads for all kernels.
+#pragma once
+
+#include <cstddef>
+
+namespace decodestep {
+
+// Calls body(context, task) once for every task in [0, tasks), on the calling thread and up to threads - 1 workers.
+// Tasks are claimed one by one, so the caller never waits for a worker that has not started; it waits only for tasks that
+// a worker has claimed. A body that is called from inside a body runs on its own thread alone.
+void parallel_for(size_t tasks, int threads, void (*body)(void* context, size_t task), void* context);
+
+template <class Body>
+void parallel_for(size_t tasks, int threads, Body&& body) {
+    parallel_for(
+        tasks, threads, [](void* context, size_t task) { (*static_cast<Body*>(context))(task); },
+        const_cast<void*>(static_cast<const void*>(&body)));
+}
+
+// A buffer of the calling thread, of at least `floats` floats; the next call on the same thread takes it over.
+float* thread_scratch(size_t floats);
+
+}  // namespace decodestep

@@ -1,0 +1,71 @@
+"""Array kinds: NumPy and torch in, the same kind out, without a copy.
+
+Kernels see NumPy views alone. A torch tensor on the CPU shares its memory with the view that it is given here; torch is
+looked up among the modules already loaded and never imported.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from decodestep.checks import refuse, require
+
+# torch keeps these under its own names; NumPy knows them through ml_dtypes. The integer type carries the bits across.
+_CARRIED = {
+    "bfloat16": (ml_dtypes.bfloat16, "int16"),
+    "float8_e4m3fn": (ml_dtypes.float8_e4m3fn, "uint8"),
+    "float8_e4m3fnuz": (ml_dtypes.float8_e4m3fnuz, "uint8"),
+    "float8_e5m2": (ml_dtypes.float8_e5m2, "uint8"),
+    "float8_e5m2fnuz": (ml_dtypes.float8_e5m2fnuz, "uint8"),
+    "float8_e8m0fnu": (ml_dtypes.float8_e8m0fnu, "uint8"),
+}
+
+
+def is_torch(value: Any) -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(value, torch.Tensor)
+
+
+def is_array(value: Any) -> bool:
+    return isinstance(value, np.ndarray) or is_torch(value)
+
+
+def view(op: str, arg: str, value: Any) -> np.ndarray:
+    """The NumPy view of a NumPy array or of a torch tensor on the CPU; writing to it writes to the caller's memory."""
+    if isinstance(value, np.ndarray):
+        return value
+    if not is_torch(value):
+        refuse(op, arg, "a NumPy array or a torch tensor", type(value).__name__)
+    require(value.device.type == "cpu", op, arg, "on the CPU for this backend", f"a tensor on {value.device}")
+    tensor = value.detach()
+    name = str(tensor.dtype).removeprefix("torch.")
+    if name not in _CARRIED:
+        numpy_view: np.ndarray = tensor.numpy()
+        return numpy_view
+    dtype, bits = _CARRIED[name]
+    carried: np.ndarray = tensor.view(getattr(sys.modules["torch"], bits)).numpy()
+    return carried.view(dtype)
+
+
+def optional_view(op: str, arg: str, value: Any) -> np.ndarray | None:
+    return None if value is None else view(op, arg, value)
+
+
+def like(template: Any, array: np.ndarray) -> Any:
+    """`array` in the kind of `template`: the array itself beside NumPy, a tensor on the same memory beside torch."""
+    if not is_torch(template):
+        return array
+    torch = sys.modules["torch"]
+    carried = _CARRIED.get(array.dtype.name)
+    if carried is None:
+        return torch.from_numpy(array)
+    return torch.from_numpy(array.view(carried[1])).view(getattr(torch, array.dtype.name))
+
+
+def share_memory(a: np.ndarray, b: np.ndarray) -> bool:
+    """Whether two arrays may overlap, by the bounds of their memory: cheap, and wrong on the careful side only."""
+    return np.may_share_memory(a, b)

@@ -1,0 +1,48 @@
+"""One form for every refusal: ``<op>: <arg> must be <rule>; got <what>``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, NoReturn
+
+import numpy as np
+
+
+def describe(value: Any) -> str:
+    """Says in a few words what a caller passed: dtype and shape of an array, else a short repr."""
+    if hasattr(value, "shape") and hasattr(value, "dtype"):
+        return f"{value.dtype} {'x'.join(map(str, value.shape)) or 'scalar'}"
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def refuse(op: str, arg: str, rule: str, got: Any) -> NoReturn:
+    raise ValueError(f"{op}: {arg} must be {rule}; got {got if isinstance(got, str) else describe(got)}")
+
+
+def require(ok: bool, op: str, arg: str, rule: str, got: Any) -> None:
+    if not ok:
+        refuse(op, arg, rule, got)
+
+
+def require_shape(op: str, arg: str, array: Any, shape: tuple[int, ...]) -> None:
+    require(tuple(array.shape) == shape, op, arg, f"of shape {'x'.join(map(str, shape))}", array)
+
+
+def require_dtype(op: str, arg: str, array: Any, allowed: Iterable[Any]) -> None:
+    names = [np.dtype(d).name for d in allowed]
+    require(array.dtype.name in names, op, arg, " or ".join(names), array)
+
+
+def require_choice(op: str, arg: str, value: Any, choices: Iterable[Any]) -> None:
+    choices = tuple(choices)
+    require(value in choices, op, arg, f"one of {', '.join(map(repr, choices))}", repr(value))
+
+
+def is_int(value: Any) -> bool:
+    """An integer that is not a bool: True for 3 and np.int64(3), False for True and 3.0."""
+    return isinstance(value, (int, np.integer)) and not isinstance(value, (bool, np.bool_))
+
+
+def is_real(value: Any) -> bool:
+    return is_int(value) or isinstance(value, (float, np.floating))

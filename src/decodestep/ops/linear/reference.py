@@ -1,0 +1,12 @@
+"""linear as one matrix product."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from decodestep.ops.linear.weight import PackedWeight
+
+
+def linear(x: np.ndarray, weight: np.ndarray | PackedWeight) -> np.ndarray:
+    matrix = weight.dense(x.dtype) if isinstance(weight, PackedWeight) else weight.astype(x.dtype)
+    return x @ matrix

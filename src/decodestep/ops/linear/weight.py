@@ -1,0 +1,97 @@
+"""A weight kept as its file has it: one row of K values for each output, in a GGUF block format."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import IntEnum
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from decodestep.checks import require
+
+
+class Format(IntEnum):
+    """The row formats that have a native kernel; the numbers are those of csrc/linear.h."""
+
+    F32 = 0
+    F16 = 1
+    BF16 = 2
+    Q4_0 = 3
+    Q4_1 = 4
+    Q8_0 = 5
+
+
+_DENSE = {Format.F32: np.dtype(np.float32), Format.F16: np.dtype(np.float16), Format.BF16: np.dtype(ml_dtypes.bfloat16)}
+_BLOCK_BYTES = {Format.Q4_0: 18, Format.Q4_1: 20, Format.Q8_0: 34}  # of 32 values
+
+
+@dataclass(frozen=True, eq=False)
+class PackedWeight:
+    """A (K, N) weight as N rows of K values each.
+
+    rows: uint8 of shape (N, bytes of a row); the bytes of a row are contiguous, rows ascend in memory.
+    format: how a row holds its values. F32, F16, BF16: little-endian values. Blocks of 32 values: Q4_0 is <f16 scale>
+        <16 bytes>, value = scale * (q - 8); Q4_1 is <f16 scale><f16 minimum><16 bytes>, value = scale * q + minimum; Q8_0
+        is <f16 scale><32 signed bytes>, value = scale * q. A byte holds value i in its low half and i + 16 in its high one.
+    inputs: K; a multiple of 32 for the block formats.
+
+    Source: the block layouts of GGUF (ggml's block_q4_0, block_q4_1, block_q8_0).
+    """
+
+    rows: np.ndarray
+    format: Format
+    inputs: int
+
+    def __post_init__(self) -> None:
+        ok = self.rows.dtype == np.uint8 and self.rows.ndim == 2
+        require(ok and (self.rows.shape[1] <= 1 or self.rows.strides[1] == 1), "PackedWeight", "rows",
+                "a matrix of uint8 with contiguous rows", self.rows)
+        blocks = self.format in _BLOCK_BYTES
+        require(self.inputs >= 0 and not (blocks and self.inputs % 32), "PackedWeight", "inputs",
+                f"a multiple of 32 in format {self.format.name}", self.inputs)
+        size = self.inputs // 32 * _BLOCK_BYTES[self.format] if blocks else self.inputs * _DENSE[self.format].itemsize
+        require(self.rows.shape[1] == size, "PackedWeight", "rows", f"{size} bytes wide", self.rows)
+
+    @classmethod
+    def from_array(cls, weight: Any) -> PackedWeight:
+        """Packs a (K, N) float32, float16 or bfloat16 array."""
+        formats = {dtype: format_ for format_, dtype in _DENSE.items()}
+        require(getattr(weight, "ndim", 0) == 2 and weight.dtype in formats, "PackedWeight", "weight",
+                "a float32, float16 or bfloat16 matrix", weight)
+        rows = np.ascontiguousarray(weight.T)
+        return cls(rows.view(np.uint8).reshape(rows.shape[0], -1), formats[weight.dtype], weight.shape[0])
+
+    @classmethod
+    def stack(cls, *weights: PackedWeight) -> PackedWeight:
+        """One weight with the outputs of all, in order; they have one format and one K."""
+        first = weights[0]
+        require(all(w.format == first.format and w.inputs == first.inputs for w in weights), "PackedWeight", "weights",
+                "of one format and one number of inputs", str([(w.format.name, w.inputs) for w in weights]))
+        return cls(np.concatenate([w.rows for w in weights]), first.format, first.inputs)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(K, N), the shape of the matrix."""
+        return self.inputs, self.rows.shape[0]
+
+    def dense(self, dtype: Any = np.float32) -> np.ndarray:
+        """The (K, N) matrix: each value as the format defines it, exact in float32 but for Q4_1, rounded once there."""
+        return self.values().astype(dtype, copy=False).T
+
+    def values(self) -> np.ndarray:
+        """The rows as float32 of shape (N, K)."""
+        rows = np.ascontiguousarray(self.rows)
+        if self.format in _DENSE:
+            return rows.view(_DENSE[self.format]).astype(np.float32)
+        blocks = rows.reshape(-1, _BLOCK_BYTES[self.format])
+        scale = blocks[:, :2].copy().view(np.float16).astype(np.float64)
+        if self.format == Format.Q8_0:
+            values = scale * blocks[:, 2:].view(np.int8)
+        else:
+            nibbles = blocks[:, -16:]
+            q = np.concatenate([nibbles & 15, nibbles >> 4], axis=1)
+            minimum = blocks[:, 2:4].copy().view(np.float16).astype(np.float64) if self.format == Format.Q4_1 else -8 * scale
+            values = scale * q + minimum
+        return values.astype(np.float32).reshape(self.rows.shape[0], self.inputs)

@@ -1,0 +1,39 @@
+"""rms_norm: root-mean-square normalisation."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from decodestep import arrays
+from decodestep.checks import is_real, require, require_dtype
+from decodestep.dispatch import choose, run
+from decodestep.ops.rms_norm import cpu, reference
+
+_OP = "rms_norm"
+
+
+def rms_norm(x: Any, gamma: Any, *, eps: float = 1e-5, backend: str = "auto") -> Any:
+    """Divides every row by its root mean square and scales the columns.
+
+        y[t, i] = x[t, i] / sqrt(mean over j of x[t, j]^2 + eps) * gamma[i]
+
+    x: (T, K), float32 or float64.
+    gamma: (K,), x's dtype.
+    eps: >= 0, inside the square root.
+    backend: "auto", "cpu" or "reference"; "cpu" serves float32.
+
+    Returns y, of x's shape, dtype and kind. Raises ValueError for another dtype, shape or eps.
+    Notes: the order of the sum of squares is free; with eps 0 a row of zeros gives NaN.
+    Source: Zhang and Sennrich, Root Mean Square Layer Normalization, 2019.
+    """
+    rows, scale = arrays.view(_OP, "x", x), arrays.view(_OP, "gamma", gamma)
+    require_dtype(_OP, "x", rows, (np.float32, np.float64))
+    require(rows.ndim == 2, _OP, "x", "of shape (T, K)", rows)
+    require(scale.dtype == rows.dtype and scale.shape == rows.shape[1:], _OP, "gamma",
+            f"{rows.dtype} of shape {rows.shape[1]}", scale)
+    require(is_real(eps) and eps >= 0, _OP, "eps", "a number >= 0", eps)
+    backend = choose(_OP, backend, {"cpu": None if rows.dtype == np.float32 else "needs float32", "reference": None})
+    y = run(_OP, backend, (cpu if backend == "cpu" else reference).rms_norm, rows, scale, float(eps))
+    return arrays.like(x, y)

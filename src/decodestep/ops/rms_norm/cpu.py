@@ -1,0 +1,13 @@
+"""The call into the native core."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from decodestep import _native
+
+
+def rms_norm(x: np.ndarray, gamma: np.ndarray, eps: float) -> np.ndarray:
+    y = np.empty(x.shape, np.float32)
+    _native.rms_norm(np.ascontiguousarray(x), np.ascontiguousarray(gamma), eps, 1.0, y)
+    return y

@@ -1,0 +1,127 @@
+"""The one source of randomness: a pure function of (seed, position, token).
+
+The bits are MurmurHash3_x86_32 with hash seed 0 of the 16-byte little-endian record ``<u64 seed, u32 position, u32 token>``;
+`uniform`, `exponential` and `gumbel` noise follow from them. `position` is the index of the token being drawn in its own
+sequence, prompt included, so a draw never depends on batch mates, threads or backend.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from decodestep import _native, arrays, elementary
+from decodestep.checks import is_int, refuse, require
+from decodestep.dispatch import choose, run
+
+_LARGEST_UNIFORM = np.float32(1.0 - 2.0**-24)
+
+
+def noise_bits(seed: Any, position: Any, token: Any, *, backend: str = "auto") -> Any:
+    """MurmurHash3_x86_32 of each record.
+
+        for every broadcast index i:  bits[i] = murmur3_32(le64(seed[i]) + le32(position[i]) + le32(token[i]), seed=0)
+
+    seed: integers in [0, 2^64), a scalar or an array of an integer dtype (NumPy or torch).
+    position, token: integers in [0, 2^32), likewise; the three are broadcast together.
+    backend: "auto", "cpu" or "reference".
+
+    Returns uint32 of the broadcast shape: an array, or a tensor where any argument was one; np.uint32 for three scalars.
+    Raises ValueError for a value out of range, a bool, a float, or shapes that do not broadcast.
+    Source: MurmurHash3_x86_32 by Austin Appleby; the record is the one vLLM's and SGLang's GPU samplers hash.
+    """
+    return _noise("noise_bits", seed, position, token, backend)
+
+
+def uniform(seed: Any, position: Any, token: Any, *, backend: str = "auto") -> Any:
+    """float32 noise in (0, 1): u = min((float32(bits) + 0.5) * 2^-32, 1 - 2^-24), fine-grained near 0.
+
+    The conversion and the addition round to nearest even. Arguments, returns and raises: as `noise_bits`.
+    """
+    return _noise("uniform", seed, position, token, backend)
+
+
+def exponential(seed: Any, position: Any, token: Any, *, backend: str = "auto") -> Any:
+    """float32 Exp(1) noise: q = -log1p(-u) with the `uniform` u; the winners of a race p / q have small q, where u is dense.
+
+    log1p is that of `decodestep.elementary`. Arguments, returns and raises: as `noise_bits`.
+    """
+    return _noise("exponential", seed, position, token, backend)
+
+
+def gumbel(seed: Any, position: Any, token: Any, *, backend: str = "auto") -> Any:
+    """float32 standard Gumbel noise: g = -log(q) with the `exponential` q, itself rounded to float32 first.
+
+    The first argmax of score + g draws from softmax(score). Arguments, returns and raises: as `noise_bits`.
+    """
+    return _noise("gumbel", seed, position, token, backend)
+
+
+def _noise(op: str, seed: Any, position: Any, token: Any, backend: str) -> Any:
+    given = (seed, position, token)
+    records = [
+        _integers(op, name, value, bound)
+        for name, value, bound in zip(("seed", "position", "token"), given, (2**64, 2**32, 2**32), strict=True)
+    ]
+    try:
+        shape = np.broadcast_shapes(*(r.shape for r in records))
+    except ValueError:
+        refuse(op, "seed, position and token", "of shapes that broadcast", str([r.shape for r in records]))
+    backend = choose(op, backend, {"cpu": None, "reference": None})
+    kernel: Callable[..., np.ndarray] = _cpu if backend == "cpu" else _reference
+    noise = run(op, backend, kernel, op, records, shape)
+    if not any(arrays.is_array(value) for value in given):
+        return noise[()]
+    return arrays.like(next((value for value in given if arrays.is_torch(value)), None), noise)
+
+
+def _integers(op: str, name: str, value: Any, bound: int) -> np.ndarray:
+    """The argument as unsigned integers of the record's width, its range checked."""
+    rule = f"integers in [0, 2^{bound.bit_length() - 1})"
+    if is_int(value):
+        require(0 <= value < bound, op, name, rule, value)
+        return np.array(value, np.uint64 if bound > 2**32 else np.uint32)
+    array = arrays.view(op, name, value) if arrays.is_array(value) else np.asarray(value)
+    require(array.dtype.kind in "iu", op, name, rule, array)
+    if array.size:
+        low, high = int(array.min()), int(array.max())
+        require(low >= 0 and high < bound, op, name, rule, low if low < 0 else high)
+    return array.astype(np.uint64 if bound > 2**32 else np.uint32, copy=False)
+
+
+def _cpu(op: str, records: list[np.ndarray], shape: tuple[int, ...]) -> np.ndarray:
+    # A scalar stays one value; only true columns are spread over the broadcast shape.
+    flat = [r.reshape(1) if r.size == 1 else np.ascontiguousarray(np.broadcast_to(r, shape)).reshape(-1) for r in records]
+    noise = np.empty(shape, np.uint32 if op == "noise_bits" else np.float32)
+    getattr(_native, op)(*flat, noise.reshape(-1))
+    return noise
+
+
+def _reference(op: str, records: list[np.ndarray], shape: tuple[int, ...]) -> np.ndarray:
+    seed, position, token = (np.broadcast_to(r, shape) for r in records)
+    bits = _murmur3(np.atleast_1d(seed), np.atleast_1d(position), np.atleast_1d(token)).reshape(shape)
+    if op == "noise_bits":
+        return bits
+    u = np.minimum((bits.astype(np.float32) + np.float32(0.5)) * np.float32(2.0**-32), _LARGEST_UNIFORM)
+    if op == "uniform":
+        return u
+    q = (-elementary.log1p_neg(u)).astype(np.float32)
+    return q if op == "exponential" else (-elementary.log(q)).astype(np.float32)
+
+
+def _murmur3(seed: np.ndarray, position: np.ndarray, token: np.ndarray) -> np.ndarray:
+    words = ((seed & np.uint64(0xFFFFFFFF)).astype(np.uint32), (seed >> np.uint64(32)).astype(np.uint32), position, token)
+    h = np.zeros(seed.shape, np.uint32)
+    for word in words:
+        k = _rotate_left(word * np.uint32(0xCC9E2D51), 15) * np.uint32(0x1B873593)
+        h = _rotate_left(h ^ k, 13) * np.uint32(5) + np.uint32(0xE6546B64)
+    h ^= np.uint32(16)  # the record's length in bytes
+    h = (h ^ (h >> np.uint32(16))) * np.uint32(0x85EBCA6B)
+    h = (h ^ (h >> np.uint32(13))) * np.uint32(0xC2B2AE35)
+    return h ^ (h >> np.uint32(16))
+
+
+def _rotate_left(x: np.ndarray, by: int) -> np.ndarray:
+    return (x << np.uint32(by)) | (x >> np.uint32(32 - by))

@@ -1,0 +1,26 @@
+"""The one table of tolerances, by dtype of the result. Integers are compared exactly."""
+
+from __future__ import annotations
+
+import numpy as np
+
+# Relative to the largest magnitude of the expected result: a sum's error grows with its terms, not with its value.
+TOLERANCE = {
+    "float64": 1e-12,
+    "float32": 2e-6,
+    "float16": 2.0**-10,  # two units in the last place
+    "bfloat16": 2.0**-7,
+}
+
+
+def assert_close(actual: np.ndarray, expected: np.ndarray) -> None:
+    """`actual` equals `expected`, of any dtype, within the tolerance of `actual`'s dtype; NaN and infinities match."""
+    assert actual.shape == expected.shape
+    name = actual.dtype.name
+    if name not in TOLERANCE:
+        np.testing.assert_array_equal(actual, expected)
+        return
+    expected = np.asarray(expected, np.float64)
+    finite = np.abs(expected[np.isfinite(expected)])
+    scale = finite.max() if finite.size else 0.0
+    np.testing.assert_allclose(np.asarray(actual, np.float64), expected, rtol=TOLERANCE[name], atol=TOLERANCE[name] * scale)
