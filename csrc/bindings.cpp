@@ -1,5 +1,6 @@
 // The extension module: checks that no argument can lead a kernel out of bounds, and calls the kernel without the GIL.
-// The public functions check the meaning of arguments before; what is refused here is a fault of this library's own code.
+// The public functions check the meaning of arguments before; what is refused here is a fault of this library's own
+// code.
 #include <nanobind/nanobind.h>
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/optional.h>
@@ -60,8 +61,8 @@ void bind_linear(nb::module_& m) {
         [](Array<const float, 2> x, Bytes w, int format, Array<float, 2> y, int threads) {
             const Rows rows = rows_of(w, format, x.shape(1));
             require(y.shape(0) == x.shape(0) && y.shape(1) == w.shape(0), "y has the wrong shape");
-            const Linear args{x.data(), row_stride(x), x.shape(0), x.shape(1), w.shape(0), rows.data,
-                              rows.stride, rows.format, y.data(), row_stride(y), threads};
+            const Linear args{x.data(),    row_stride(x), x.shape(0), x.shape(1),    w.shape(0), rows.data,
+                              rows.stride, rows.format,   y.data(),   row_stride(y), threads};
             nb::gil_scoped_release release;
             linear(args);
         },
@@ -73,7 +74,8 @@ void bind_linear(nb::module_& m) {
             const Rows rows = rows_of(w, format, values.shape(1));
             require(values.shape(0) == ids.shape(0), "values has the wrong shape");
             for (size_t i = 0; i < ids.shape(0); ++i)
-                require(ids.data()[i] >= 0 && ids.data()[i] < static_cast<int64_t>(w.shape(0)), "a row id is out of range");
+                require(ids.data()[i] >= 0 && ids.data()[i] < static_cast<int64_t>(w.shape(0)),
+                        "a row id is out of range");
             take_rows({rows.data, rows.stride, rows.in, rows.format, ids.data(), ids.shape(0), values.data()});
         },
         nb::arg("w").noconvert(), nb::arg("format"), nb::arg("ids").noconvert(), nb::arg("values").noconvert());
@@ -82,7 +84,8 @@ void bind_linear(nb::module_& m) {
 void bind_norm_and_gate(nb::module_& m) {
     m.def(
         "rms_norm",
-        [](Array<const float, 2> x, std::optional<Packed<const float, 1>> gamma, float eps, float alpha, Array<float, 2> y) {
+        [](Array<const float, 2> x, std::optional<Packed<const float, 1>> gamma, float eps, float alpha,
+           Array<float, 2> y) {
             require(y.shape(0) == x.shape(0) && y.shape(1) == x.shape(1), "y has the wrong shape");
             require(!gamma || gamma->shape(0) == x.shape(1), "gamma has the wrong shape");
             rms_norm({x.data(), row_stride(x), x.shape(0), x.shape(1), gamma ? gamma->data() : nullptr, eps, alpha,
@@ -119,24 +122,28 @@ void bind_mla_prolog(nb::module_& m) {
     m.def(
         "mla_prolog",
         [](Matrix x, std::optional<Bytes> w_dq, int w_dq_format, Bytes w_uq_qr, int w_uq_qr_format, Bytes w_dkv_kr,
-           int w_dkv_kr_format, Packed<const float, 3> w_uk, std::optional<Vector> gamma_cq, std::optional<Vector> gamma_ckv,
-           float eps_cq, float eps_ckv, float alpha_cq, float alpha_ckv, Matrix sin, Matrix cos, Ids slots,
-           Array<float, 4> kv_cache, Array<float, 4> kr_cache, size_t rope_groups, std::optional<Packed<float, 3>> query,
-           Packed<float, 3> query_rope, Packed<float, 2> cq, Packed<float, 2> q, Packed<float, 2> ckv_kr, int threads) {
+           int w_dkv_kr_format, Packed<const float, 3> w_uk, std::optional<Vector> gamma_cq,
+           std::optional<Vector> gamma_ckv, float eps_cq, float eps_ckv, float alpha_cq, float alpha_ckv, Matrix sin,
+           Matrix cos, Ids slots, Array<float, 4> kv_cache, Array<float, 4> kr_cache, size_t rope_groups,
+           std::optional<Packed<float, 3>> query, Packed<float, 3> query_rope, Packed<float, 2> cq, Packed<float, 2> q,
+           Packed<float, 2> ckv_kr, int threads) {
             const size_t tokens = x.shape(0), heads = w_uk.shape(0), nope = w_uk.shape(1), latent = w_uk.shape(2),
                          rope = sin.shape(1), width = w_dq ? w_dq->shape(0) : x.shape(1);
             require(heads > 0 && rope_groups > 0 && heads % rope_groups == 0 && rope % (2 * rope_groups) == 0,
                     "heads and rope pairs must fall into the groups");
             const Rows down = w_dq ? rows_of(*w_dq, w_dq_format, x.shape(1)) : Rows{};
-            const Rows up = rows_of(w_uq_qr, w_uq_qr_format, width), kv = rows_of(w_dkv_kr, w_dkv_kr_format, x.shape(1));
+            const Rows up = rows_of(w_uq_qr, w_uq_qr_format, width),
+                       kv = rows_of(w_dkv_kr, w_dkv_kr_format, x.shape(1));
             require(up.out == heads * (nope + rope / rope_groups), "w_uq_qr has the wrong number of outputs");
             require(kv.out == latent + rope, "w_dkv_kr has the wrong number of outputs");
             require(!gamma_cq || gamma_cq->shape(0) == width, "gamma_cq has the wrong shape");
             require(!gamma_ckv || gamma_ckv->shape(0) == latent, "gamma_ckv has the wrong shape");
-            require(sin.shape(0) == tokens && cos.shape(0) == tokens && cos.shape(1) == rope, "sin or cos has the wrong shape");
+            require(sin.shape(0) == tokens && cos.shape(0) == tokens && cos.shape(1) == rope,
+                    "sin or cos has the wrong shape");
             require(slots.shape(0) == tokens, "slots has the wrong shape");
-            require(kv_cache.shape(3) == latent && kr_cache.shape(3) == rope && kv_cache.shape(0) == kr_cache.shape(0) &&
-                        kv_cache.shape(1) == kr_cache.shape(1), "a cache has the wrong shape");
+            require(kv_cache.shape(3) == latent && kr_cache.shape(3) == rope &&
+                        kv_cache.shape(0) == kr_cache.shape(0) && kv_cache.shape(1) == kr_cache.shape(1),
+                    "a cache has the wrong shape");
             const auto end = static_cast<int64_t>(kv_cache.shape(0) * kv_cache.shape(1));
             for (size_t t = 0; t < tokens; ++t) require(slots.data()[t] < end, "a slot is out of range");
             require(!query || (query->shape(0) == tokens && query->shape(1) == heads && query->shape(2) == latent),
@@ -144,17 +151,39 @@ void bind_mla_prolog(nb::module_& m) {
             require(query_rope.shape(0) == tokens && query_rope.shape(1) == heads && query_rope.shape(2) == rope,
                     "query_rope has the wrong shape");
             require(cq.shape(0) == tokens && cq.shape(1) == width && q.shape(0) == tokens && q.shape(1) == up.out &&
-                        ckv_kr.shape(0) == tokens && ckv_kr.shape(1) == kv.out, "the work space has the wrong shape");
-            const MlaProlog args{.x = x.data(), .tokens = tokens, .heads = heads, .nope = nope, .rope = rope,
-                                 .latent = latent, .rope_groups = rope_groups, .w_dq = down, .w_uq_qr = up, .w_dkv_kr = kv,
-                                 .w_uk = w_uk.data(), .gamma_cq = gamma_cq ? gamma_cq->data() : nullptr,
-                                 .gamma_ckv = gamma_ckv ? gamma_ckv->data() : nullptr, .eps_cq = eps_cq,
-                                 .eps_ckv = eps_ckv, .alpha_cq = alpha_cq, .alpha_ckv = alpha_ckv, .sin = sin.data(),
-                                 .cos = cos.data(), .slots = slots.data(), .kv_cache = kv_cache.data(),
-                                 .kr_cache = kr_cache.data(), .kv_block_stride = block_stride(kv_cache),
-                                 .kr_block_stride = block_stride(kr_cache), .block_size = kv_cache.shape(1),
-                                 .query = query ? query->data() : nullptr, .query_rope = query_rope.data(),
-                                 .cq = cq.data(), .q = q.data(), .ckv_kr = ckv_kr.data(), .threads = threads};
+                        ckv_kr.shape(0) == tokens && ckv_kr.shape(1) == kv.out,
+                    "the work space has the wrong shape");
+            const MlaProlog args{.x = x.data(),
+                                 .tokens = tokens,
+                                 .heads = heads,
+                                 .nope = nope,
+                                 .rope = rope,
+                                 .latent = latent,
+                                 .rope_groups = rope_groups,
+                                 .w_dq = down,
+                                 .w_uq_qr = up,
+                                 .w_dkv_kr = kv,
+                                 .w_uk = w_uk.data(),
+                                 .gamma_cq = gamma_cq ? gamma_cq->data() : nullptr,
+                                 .gamma_ckv = gamma_ckv ? gamma_ckv->data() : nullptr,
+                                 .eps_cq = eps_cq,
+                                 .eps_ckv = eps_ckv,
+                                 .alpha_cq = alpha_cq,
+                                 .alpha_ckv = alpha_ckv,
+                                 .sin = sin.data(),
+                                 .cos = cos.data(),
+                                 .slots = slots.data(),
+                                 .kv_cache = kv_cache.data(),
+                                 .kr_cache = kr_cache.data(),
+                                 .kv_block_stride = block_stride(kv_cache),
+                                 .kr_block_stride = block_stride(kr_cache),
+                                 .block_size = kv_cache.shape(1),
+                                 .query = query ? query->data() : nullptr,
+                                 .query_rope = query_rope.data(),
+                                 .cq = cq.data(),
+                                 .q = q.data(),
+                                 .ckv_kr = ckv_kr.data(),
+                                 .threads = threads};
             nb::gil_scoped_release release;
             mla_prolog(args);
         },
@@ -171,32 +200,50 @@ void bind_mla_prolog(nb::module_& m) {
 void bind_mla_attention(nb::module_& m) {
     m.def(
         "mla_attention",
-        [](std::optional<Packed<const float, 3>> query, Packed<const float, 3> query_rope, Array<const float, 4> kv_cache,
-           Array<const float, 4> kr_cache, Packed<const int64_t, 2> block_table, Ids sequence, Ids lengths, float scale,
-           size_t groups, Packed<float, 3> out, int threads) {
+        [](std::optional<Packed<const float, 3>> query, Packed<const float, 3> query_rope,
+           Array<const float, 4> kv_cache, Array<const float, 4> kr_cache, Packed<const int64_t, 2> block_table,
+           Ids sequence, Ids lengths, float scale, size_t groups, Packed<float, 3> out, int threads) {
             const size_t tokens = query_rope.shape(0), heads = query_rope.shape(1), rope = query_rope.shape(2),
                          latent = kv_cache.shape(3), block_size = kv_cache.shape(1), blocks = block_table.shape(1);
             require(groups > 0 && heads % groups == 0 && latent % groups == 0 && rope % (2 * groups) == 0,
                     "heads, latent and rope pairs must fall into the groups");
             require(!query || (query->shape(0) == tokens && query->shape(1) == heads && query->shape(2) == latent),
                     "query has the wrong shape");
-            require(kr_cache.shape(3) == rope && kr_cache.shape(0) == kv_cache.shape(0) && kr_cache.shape(1) == block_size,
-                    "kr_cache has the wrong shape");
+            require(
+                kr_cache.shape(3) == rope && kr_cache.shape(0) == kv_cache.shape(0) && kr_cache.shape(1) == block_size,
+                "kr_cache has the wrong shape");
             require(out.shape(0) == tokens && out.shape(1) == heads && out.shape(2) == latent / groups,
                     "out has the wrong shape");
-            require(sequence.shape(0) == tokens && lengths.shape(0) == tokens, "sequence or lengths has the wrong shape");
+            require(sequence.shape(0) == tokens && lengths.shape(0) == tokens,
+                    "sequence or lengths has the wrong shape");
             for (size_t t = 0; t < tokens; ++t) {
                 const int64_t row = sequence.data()[t], length = lengths.data()[t];
                 require(row >= 0 && row < static_cast<int64_t>(block_table.shape(0)), "a sequence is out of range");
                 require(length >= 1 && length <= static_cast<int64_t>(blocks * block_size), "a length is out of range");
                 const int64_t* table = block_table.data() + row * blocks;
                 for (size_t b = 0; b * block_size < static_cast<size_t>(length); ++b)
-                    require(table[b] >= 0 && table[b] < static_cast<int64_t>(kv_cache.shape(0)), "a block is out of range");
+                    require(table[b] >= 0 && table[b] < static_cast<int64_t>(kv_cache.shape(0)),
+                            "a block is out of range");
             }
-            const MlaAttention args{query ? query->data() : nullptr, query_rope.data(), tokens, heads, latent, rope, groups,
-                                    kv_cache.data(), kr_cache.data(), block_stride(kv_cache), block_stride(kr_cache),
-                                    block_size, block_table.data(), blocks, sequence.data(), lengths.data(), scale,
-                                    out.data(), threads};
+            const MlaAttention args{query ? query->data() : nullptr,
+                                    query_rope.data(),
+                                    tokens,
+                                    heads,
+                                    latent,
+                                    rope,
+                                    groups,
+                                    kv_cache.data(),
+                                    kr_cache.data(),
+                                    block_stride(kv_cache),
+                                    block_stride(kr_cache),
+                                    block_size,
+                                    block_table.data(),
+                                    blocks,
+                                    sequence.data(),
+                                    lengths.data(),
+                                    scale,
+                                    out.data(),
+                                    threads};
             nb::gil_scoped_release release;
             mla_attention(args);
         },
@@ -212,12 +259,14 @@ void bind_tensor_scatter(nb::module_& m) {
         [](Array<uint8_t, 4> cache, Array<const uint8_t, 4> update, Ids start) {
             const size_t run = cache.shape(3);
             require(update.shape(0) == cache.shape(0) && update.shape(1) == cache.shape(1) && update.shape(3) == run &&
-                        update.shape(2) <= cache.shape(2), "update has the wrong shape");
+                        update.shape(2) <= cache.shape(2),
+                    "update has the wrong shape");
             require(start.shape(0) == cache.shape(0), "start has the wrong shape");
             require(run <= 1 || (cache.stride(3) == 1 && update.stride(3) == 1), "a row must be contiguous");
-            const TensorScatter args{cache.data(), update.data(), start.data(), cache.shape(0), cache.shape(1), cache.shape(2),
-                                     update.shape(2), run, cache.stride(0), cache.stride(1), cache.stride(2),
-                                     update.stride(0), update.stride(1), update.stride(2)};
+            const TensorScatter args{cache.data(),     update.data(),   start.data(),    cache.shape(0),
+                                     cache.shape(1),   cache.shape(2),  update.shape(2), run,
+                                     cache.stride(0),  cache.stride(1), cache.stride(2), update.stride(0),
+                                     update.stride(1), update.stride(2)};
             nb::gil_scoped_release release;
             tensor_scatter(args);
         },
@@ -233,7 +282,8 @@ void bind_noise(nb::module_& m, const char* name, void (*fill)(const Records&, T
             const size_t n = out.shape(0);
             for (const size_t length : {seed.shape(0), position.shape(0), token.shape(0)})
                 require(length == n || length == 1, "a column has the wrong length");
-            const Records records{seed.data(), position.data(), token.data(), seed.shape(0), position.shape(0), token.shape(0)};
+            const Records records{seed.data(),   position.data(),   token.data(),
+                                  seed.shape(0), position.shape(0), token.shape(0)};
             nb::gil_scoped_release release;
             fill(records, out.data(), n);
         },

@@ -10,8 +10,7 @@ namespace {
 Isa best_isa() {
 #ifdef DECODESTEP_X86
     __builtin_cpu_init();
-    const bool avx2 =
-        __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+    const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
     const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
     return avx512 ? Isa::avx512 : avx2 ? Isa::avx2 : Isa::baseline;
@@ -38,9 +37,12 @@ Isa isa() {
 
 const char* isa_name() {
     switch (isa()) {
-        case Isa::avx512: return "avx512";
-        case Isa::avx2: return "avx2";
-        case Isa::baseline: break;
+        case Isa::avx512:
+            return "avx512";
+        case Isa::avx2:
+            return "avx2";
+        case Isa::baseline:
+            break;
     }
     return "baseline";
 }

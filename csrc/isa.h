@@ -15,24 +15,28 @@ const char* isa_name();
 
 }  // namespace decodestep
 
-// Declares a kernel in the namespace of every instruction set, and `name(args)` to call the build chosen for this machine.
+// Declares a kernel in the namespace of every instruction set, and `name(args)` to call the build chosen for this
+// machine.
 #ifdef DECODESTEP_X86
-#define DECODESTEP_KERNEL(name, Args)                     \
-    namespace baseline {                                  \
-    void name(const Args&);                               \
-    }                                                     \
-    namespace avx2 {                                      \
-    void name(const Args&);                               \
-    }                                                     \
-    namespace avx512 {                                    \
-    void name(const Args&);                               \
-    }                                                     \
-    inline void name(const Args& args) {                  \
-        switch (isa()) {                                  \
-            case Isa::avx512: return avx512::name(args);  \
-            case Isa::avx2: return avx2::name(args);      \
-            case Isa::baseline: return baseline::name(args); \
-        }                                                 \
+#define DECODESTEP_KERNEL(name, Args)        \
+    namespace baseline {                     \
+    void name(const Args&);                  \
+    }                                        \
+    namespace avx2 {                         \
+    void name(const Args&);                  \
+    }                                        \
+    namespace avx512 {                       \
+    void name(const Args&);                  \
+    }                                        \
+    inline void name(const Args& args) {     \
+        switch (isa()) {                     \
+            case Isa::avx512:                \
+                return avx512::name(args);   \
+            case Isa::avx2:                  \
+                return avx2::name(args);     \
+            case Isa::baseline:              \
+                return baseline::name(args); \
+        }                                    \
     }
 #else
 #define DECODESTEP_KERNEL(name, Args) \

@@ -73,6 +73,10 @@ DECODESTEP_INLINE void load_tail(const uint8_t* p, size_t values, f32x16& a, f32
     Format::load(block, a, b);
 }
 
+// How far ahead of the multiplication weights are asked for: rows are short, and the hardware loses its stride at each
+// end.
+constexpr size_t kPrefetchBytes = 4096;
+
 // R outputs times T tokens, one accumulator each: every weight is widened once, every activation loaded once.
 template <class Format, int R, int T>
 DECODESTEP_INLINE void tile(const uint8_t* w, size_t w_stride, const float* x, ptrdiff_t x_stride, size_t in, float* y,
@@ -85,6 +89,8 @@ DECODESTEP_INLINE void tile(const uint8_t* w, size_t w_stride, const float* x, p
     const size_t blocks = in / kBlock, rest = in % kBlock;
     for (size_t b = 0; b < blocks; ++b) {
         f32x16 w0[R], w1[R];
+#pragma GCC unroll 8
+        for (size_t at = 0; at < R * Format::bytes; at += 64) prefetch(w + kPrefetchBytes + b * R * Format::bytes + at);
 #pragma GCC unroll 8
         for (int r = 0; r < R; ++r) Format::load(w + r * w_stride + b * Format::bytes, w0[r], w1[r]);
 #pragma GCC unroll 8
@@ -185,23 +191,35 @@ void take_rows_as(const TakeRows& a) {
 
 void linear(const Linear& a) {
     switch (a.format) {
-        case Format::f32: return linear_as<F32>(a);
-        case Format::f16: return linear_as<F16>(a);
-        case Format::bf16: return linear_as<Bf16>(a);
-        case Format::q4_0: return linear_as<Q4_0>(a);
-        case Format::q4_1: return linear_as<Q4_1>(a);
-        case Format::q8_0: return linear_as<Q8_0>(a);
+        case Format::f32:
+            return linear_as<F32>(a);
+        case Format::f16:
+            return linear_as<F16>(a);
+        case Format::bf16:
+            return linear_as<Bf16>(a);
+        case Format::q4_0:
+            return linear_as<Q4_0>(a);
+        case Format::q4_1:
+            return linear_as<Q4_1>(a);
+        case Format::q8_0:
+            return linear_as<Q8_0>(a);
     }
 }
 
 void take_rows(const TakeRows& a) {
     switch (a.format) {
-        case Format::f32: return take_rows_as<F32>(a);
-        case Format::f16: return take_rows_as<F16>(a);
-        case Format::bf16: return take_rows_as<Bf16>(a);
-        case Format::q4_0: return take_rows_as<Q4_0>(a);
-        case Format::q4_1: return take_rows_as<Q4_1>(a);
-        case Format::q8_0: return take_rows_as<Q8_0>(a);
+        case Format::f32:
+            return take_rows_as<F32>(a);
+        case Format::f16:
+            return take_rows_as<F16>(a);
+        case Format::bf16:
+            return take_rows_as<Bf16>(a);
+        case Format::q4_0:
+            return take_rows_as<Q4_0>(a);
+        case Format::q4_1:
+            return take_rows_as<Q4_1>(a);
+        case Format::q8_0:
+            return take_rows_as<Q8_0>(a);
     }
 }
 

@@ -14,12 +14,17 @@ enum class Format : int { f32 = 0, f16 = 1, bf16 = 2, q4_0 = 3, q4_1 = 4, q8_0 =
 // Bytes of a row of `values` weights; 0 where the format does not hold rows of that length.
 constexpr size_t row_bytes(Format format, size_t values) {
     switch (format) {
-        case Format::f32: return values * 4;
+        case Format::f32:
+            return values * 4;
         case Format::f16:
-        case Format::bf16: return values * 2;
-        case Format::q4_0: return values % 32 ? 0 : values / 32 * 18;
-        case Format::q4_1: return values % 32 ? 0 : values / 32 * 20;
-        case Format::q8_0: return values % 32 ? 0 : values / 32 * 34;
+        case Format::bf16:
+            return values * 2;
+        case Format::q4_0:
+            return values % 32 ? 0 : values / 32 * 18;
+        case Format::q4_1:
+            return values % 32 ? 0 : values / 32 * 20;
+        case Format::q8_0:
+            return values % 32 ? 0 : values / 32 * 34;
     }
     return 0;
 }

@@ -65,7 +65,8 @@ class Group {
         });
     }
 
-    // Scores to weights that sum to one; the maximum and the sum run over 16 lanes, ascending, and are folded at the end.
+    // Scores to weights that sum to one; the maximum and the sum run over 16 lanes, ascending, and are folded at the
+    // end.
     void softmax(float* scores) const {
         constexpr float kLowest = -3.4e38f;
         float top = kLowest;
@@ -99,7 +100,8 @@ class Group {
                 const f32x16 weight = broadcast(scores[j]);
 #pragma GCC unroll 4
                 for (int i = 0; i < W; ++i)
-                    total[i] = fma(weight, lanes == kLanes ? load(value + i * kLanes) : load_first(value, lanes), total[i]);
+                    total[i] =
+                        fma(weight, lanes == kLanes ? load(value + i * kLanes) : load_first(value, lanes), total[i]);
             });
             float* out = a_.out + (t_ * a_.heads + head(h)) * width_ + c;
 #pragma GCC unroll 4

@@ -8,13 +8,21 @@ namespace decodestep::DECODESTEP_ISA {
 namespace {
 
 void project(const float* x, size_t tokens, const Rows& w, float* y, int threads) {
-    linear({.x = x, .x_stride = static_cast<ptrdiff_t>(w.in), .tokens = tokens, .in = w.in, .out = w.out, .w = w.data,
-            .w_stride = w.stride, .format = w.format, .y = y, .y_stride = static_cast<ptrdiff_t>(w.out),
+    linear({.x = x,
+            .x_stride = static_cast<ptrdiff_t>(w.in),
+            .tokens = tokens,
+            .in = w.in,
+            .out = w.out,
+            .w = w.data,
+            .w_stride = w.stride,
+            .format = w.format,
+            .y = y,
+            .y_stride = static_cast<ptrdiff_t>(w.out),
             .threads = threads});
 }
 
-// Interleaved pairs in, halves out: pair j gives out[j] and out[half + j]. The pairs first, first + 1, ... of the row are
-// given; what the other pairs would give is zero.
+// Interleaved pairs in, halves out: pair j gives out[j] and out[half + j]. The pairs first, first + 1, ... of the row
+// are given; what the other pairs would give is zero.
 void rope(const float* x, size_t pairs, size_t first, size_t half, const float* sin, const float* cos, float* out) {
     if (pairs < half) std::memset(out, 0, 2 * half * sizeof(float));
     for (size_t i = 0; i < pairs; ++i) {
@@ -42,8 +50,7 @@ void absorb(const float* x, const float* w, size_t nope, size_t latent, float* o
     for (; h < latent; h += kLanes) {
         const size_t lanes = latent - h < kLanes ? latent - h : kLanes;
         f32x16 total = broadcast(0.0f);
-        for (size_t d = 0; d < nope; ++d)
-            total = fma(broadcast(x[d]), load_first(w + d * latent + h, lanes), total);
+        for (size_t d = 0; d < nope; ++d) total = fma(broadcast(x[d]), load_first(w + d * latent + h, lanes), total);
         store_first(out + h, total, lanes);
     }
 }
@@ -52,8 +59,15 @@ void cache_token(const MlaProlog& a, size_t t) {
     if (a.slots[t] < 0) return;
     const size_t block = a.slots[t] / a.block_size, row = a.slots[t] % a.block_size;
     const float* ckv = a.ckv_kr + t * (a.latent + a.rope);
-    rms_norm({.x = ckv, .x_stride = 0, .rows = 1, .width = a.latent, .gamma = a.gamma_ckv, .eps = a.eps_ckv,
-              .alpha = a.alpha_ckv, .y = a.kv_cache + block * a.kv_block_stride + row * a.latent, .y_stride = 0});
+    rms_norm({.x = ckv,
+              .x_stride = 0,
+              .rows = 1,
+              .width = a.latent,
+              .gamma = a.gamma_ckv,
+              .eps = a.eps_ckv,
+              .alpha = a.alpha_ckv,
+              .y = a.kv_cache + block * a.kv_block_stride + row * a.latent,
+              .y_stride = 0});
     rope(ckv + a.latent, a.rope / 2, 0, a.rope / 2, a.sin + t * a.rope, a.cos + t * a.rope,
          a.kr_cache + block * a.kr_block_stride + row * a.rope);
 }
@@ -74,8 +88,14 @@ void mla_prolog(const MlaProlog& a) {
     const bool as_is = !a.w_dq.data && !a.gamma_cq && a.alpha_cq == 1.0f;
     if (a.w_dq.data) project(a.x, a.tokens, a.w_dq, a.cq, a.threads);
     if (!as_is)
-        rms_norm({.x = a.w_dq.data ? a.cq : a.x, .x_stride = static_cast<ptrdiff_t>(width), .rows = a.tokens,
-                  .width = width, .gamma = a.gamma_cq, .eps = a.eps_cq, .alpha = a.alpha_cq, .y = a.cq,
+        rms_norm({.x = a.w_dq.data ? a.cq : a.x,
+                  .x_stride = static_cast<ptrdiff_t>(width),
+                  .rows = a.tokens,
+                  .width = width,
+                  .gamma = a.gamma_cq,
+                  .eps = a.eps_cq,
+                  .alpha = a.alpha_cq,
+                  .y = a.cq,
                   .y_stride = static_cast<ptrdiff_t>(width)});
     project(as_is ? a.x : a.cq, a.tokens, a.w_uq_qr, a.q, a.threads);
     project(a.x, a.tokens, a.w_dkv_kr, a.ckv_kr, a.threads);

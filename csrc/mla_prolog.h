@@ -21,7 +21,7 @@ struct MlaProlog {
     size_t tokens, heads, nope, rope, latent;
     size_t rope_groups;  // G: head n's rope part is block n / (heads / G) of G, the only one that w_uq_qr holds
     Rows w_dq, w_uq_qr, w_dkv_kr;
-    const float* w_uk;  // [heads, nope, latent]
+    const float* w_uk;                  // [heads, nope, latent]
     const float *gamma_cq, *gamma_ckv;  // null: no norm
     float eps_cq, eps_ckv, alpha_cq, alpha_ckv;
     const float *sin, *cos;  // [tokens, rope]
@@ -29,8 +29,8 @@ struct MlaProlog {
     float *kv_cache, *kr_cache;
     ptrdiff_t kv_block_stride, kr_block_stride;  // floats from one block of the cache to the next
     size_t block_size;
-    float* query;       // [tokens, heads, latent]; null: not wanted (or nope is 0 and the caller has zeros)
-    float* query_rope;  // [tokens, heads, rope]
+    float* query;            // [tokens, heads, latent]; null: not wanted (or nope is 0 and the caller has zeros)
+    float* query_rope;       // [tokens, heads, rope]
     float *cq, *q, *ckv_kr;  // work space: [tokens, w_uq_qr.in], [tokens, w_uq_qr.out], [tokens, latent + rope]
     int threads;
 };

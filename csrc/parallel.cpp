@@ -101,7 +101,6 @@ class Pool {
     size_t workers_ = 0, tasks_ = 0;
     void (*body_)(void*, size_t) = nullptr;
     void* context_ = nullptr;
-
 };
 
 // Leaked on purpose: workers outlive static destruction, and a forked child, which has no workers, starts a pool anew.

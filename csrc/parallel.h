@@ -6,8 +6,8 @@
 namespace decodestep {
 
 // Calls body(context, task) once for every task in [0, tasks), on the calling thread and up to threads - 1 workers.
-// Tasks are claimed one by one, so the caller never waits for a worker that has not started; it waits only for tasks that
-// a worker has claimed. A body that is called from inside a body runs on its own thread alone.
+// Tasks are claimed one by one, so the caller never waits for a worker that has not started; it waits only for tasks
+// that a worker has claimed. A body that is called from inside a body runs on its own thread alone.
 void parallel_for(size_t tasks, int threads, void (*body)(void* context, size_t task), void* context);
 
 template <class Body>

@@ -24,9 +24,7 @@ inline uint32_t noise_bits(uint64_t seed, uint32_t position, uint32_t token) {
     return h ^ (h >> 16);
 }
 
-inline float uniform(uint32_t bits) {
-    return std::min((static_cast<float>(bits) + 0.5f) * 0x1p-32f, 1.0f - 0x1p-24f);
-}
+inline float uniform(uint32_t bits) { return std::min((static_cast<float>(bits) + 0.5f) * 0x1p-32f, 1.0f - 0x1p-24f); }
 
 inline float exponential(uint32_t bits) { return static_cast<float>(-log1p_neg(uniform(bits))); }
 

@@ -234,6 +234,8 @@ DECODESTEP_INLINE f32x16 broadcast_f16(const void* p) {
 #endif
 }
 
+DECODESTEP_INLINE void prefetch(const void* p) { __builtin_prefetch(p, 0, 3); }
+
 // The first n lanes (0 < n < 16) from memory, zeros behind them.
 DECODESTEP_INLINE f32x16 load_first(const float* p, size_t n) {
     float lanes[kLanes] = {};
@@ -273,7 +275,8 @@ DECODESTEP_INLINE float largest(f32x16 a) {
     return r;
 }
 
-// e^x to about one unit in the last place, x first brought into [-87, 88]: about 1e-38 and 1e38 at the ends. NaN stays NaN.
+// e^x to about one unit in the last place, x first brought into [-87, 88]: about 1e-38 and 1e38 at the ends. NaN stays
+// NaN.
 DECODESTEP_INLINE f32x16 exp(f32x16 x) {
     x = min(broadcast(88.0f), max(broadcast(-87.0f), x));
     const f32x16 n = round_even(x * broadcast(1.44269504f));

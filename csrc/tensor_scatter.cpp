@@ -27,7 +27,8 @@ void tensor_scatter(const TensorScatter& a) {
             uint8_t* cache = a.cache + b * a.cache_batch + o * a.cache_outer;
             const uint8_t* update = a.update + b * a.update_batch + o * a.update_outer;
             copy_rows(cache + first * a.cache_row, a.cache_row, update, a.update_row, before_wrap, a.run);
-            copy_rows(cache, a.cache_row, update + before_wrap * a.update_row, a.update_row, a.steps - before_wrap, a.run);
+            copy_rows(cache, a.cache_row, update + before_wrap * a.update_row, a.update_row, a.steps - before_wrap,
+                      a.run);
         }
     }
 }

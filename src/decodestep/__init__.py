@@ -10,8 +10,8 @@ if TYPE_CHECKING:
     from decodestep import random as random
     from decodestep.dispatch import profile as profile
     from decodestep.dispatch import use_threads as use_threads
-    from decodestep.generate import Completion as Completion
-    from decodestep.generate import generate as generate
+    from decodestep.generation import Completion as Completion
+    from decodestep.generation import generate as generate
     from decodestep.models import Model as Model
     from decodestep.models import load as load
     from decodestep.ops.decode_step import decode_step as decode_step
@@ -22,18 +22,21 @@ if TYPE_CHECKING:
     from decodestep.ops.rms_norm import rms_norm as rms_norm
     from decodestep.ops.swiglu import swiglu as swiglu
     from decodestep.ops.tensor_scatter import tensor_scatter as tensor_scatter
+    from decodestep.ops.top_k_top_p_sample import apply_top_k_top_p as apply_top_k_top_p
+    from decodestep.ops.top_k_top_p_sample import top_k_top_p_sample as top_k_top_p_sample
     from decodestep.ops.top_k_top_p_sample import top_k_top_p_sample_v2 as top_k_top_p_sample_v2
     from decodestep.params import SamplingParams as SamplingParams
 
 __version__ = "0.1.0"
 
 _HOME = {
-    "Completion": "generate",
+    "Completion": "generation",
     "Model": "models",
     "PackedWeight": "ops.linear",
     "SamplingParams": "params",
+    "apply_top_k_top_p": "ops.top_k_top_p_sample",
     "decode_step": "ops.decode_step",
-    "generate": "generate",
+    "generate": "generation",
     "linear": "ops.linear",
     "load": "models",
     "mla_attention": "ops.mla_attention",
@@ -43,11 +46,12 @@ _HOME = {
     "rms_norm": "ops.rms_norm",
     "swiglu": "ops.swiglu",
     "tensor_scatter": "ops.tensor_scatter",
+    "top_k_top_p_sample": "ops.top_k_top_p_sample",
     "top_k_top_p_sample_v2": "ops.top_k_top_p_sample",
     "use_threads": "dispatch",
 }
 
-__all__ = sorted(_HOME)  # noqa: PLE0605
+__all__ = sorted(_HOME)
 
 
 def __getattr__(name: str) -> Any:
@@ -56,7 +60,7 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'decodestep' has no attribute {name!r}")
     module = import_module(f"decodestep.{home}")
     value = module if name == "random" else getattr(module, name)
-    globals()[name] = value  # a later import of the sub-module of the same name must not hide the function
+    globals()[name] = value
     return value
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from decodestep.checks import refuse, require
+from decodestep.checks import refuse
 
 # torch keeps these under its own names; NumPy knows them through ml_dtypes. The integer type carries the bits across.
 _CARRIED = {
@@ -37,18 +37,28 @@ def is_array(value: Any) -> bool:
 def view(op: str, arg: str, value: Any) -> np.ndarray:
     """The NumPy view of a NumPy array or of a torch tensor on the CPU; writing to it writes to the caller's memory."""
     if isinstance(value, np.ndarray):
-        return value
+        return value if type(value) is np.ndarray else np.asarray(value)
     if not is_torch(value):
         refuse(op, arg, "a NumPy array or a torch tensor", type(value).__name__)
-    require(value.device.type == "cpu", op, arg, "on the CPU for this backend", f"a tensor on {value.device}")
-    tensor = value.detach()
-    name = str(tensor.dtype).removeprefix("torch.")
-    if name not in _CARRIED:
-        numpy_view: np.ndarray = tensor.numpy()
-        return numpy_view
-    dtype, bits = _CARRIED[name]
-    carried: np.ndarray = tensor.view(getattr(sys.modules["torch"], bits)).numpy()
-    return carried.view(dtype)
+    if not value.is_cpu:
+        refuse(op, arg, "on the CPU for this backend", f"a tensor on {value.device}")
+    tensor = value.detach() if value.requires_grad else value
+    dtype, bits = _CARRIED.get(str(tensor.dtype)[len("torch.") :], (None, ""))
+    try:
+        array: np.ndarray = (tensor if dtype is None else tensor.view(getattr(sys.modules["torch"], bits))).numpy()
+    except (RuntimeError, TypeError):  # sparse or quantised, lazily conjugated, of a dtype that NumPy lacks
+        refuse(op, arg, "a tensor that NumPy can view", value)
+    return array if dtype is None else array.view(dtype)
+
+
+def as_array(op: str, arg: str, value: Any) -> np.ndarray:
+    """The view of an array, or the new array that a list or a number makes."""
+    if is_array(value):
+        return view(op, arg, value)
+    try:
+        return np.asarray(value)
+    except (ValueError, TypeError, RuntimeError):
+        refuse(op, arg, "an array or a list of numbers", value)
 
 
 def optional_view(op: str, arg: str, value: Any) -> np.ndarray | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from typing import Any, NoReturn
 
 import numpy as np
@@ -34,9 +34,9 @@ def require_dtype(op: str, arg: str, array: Any, allowed: Iterable[Any]) -> None
     require(array.dtype.name in names, op, arg, " or ".join(names), array)
 
 
-def require_choice(op: str, arg: str, value: Any, choices: Iterable[Any]) -> None:
-    choices = tuple(choices)
-    require(value in choices, op, arg, f"one of {', '.join(map(repr, choices))}", repr(value))
+def require_choice(op: str, arg: str, value: Any, choices: Collection[Any]) -> None:
+    if value not in choices:
+        refuse(op, arg, f"one of {', '.join(map(repr, choices))}", repr(value))
 
 
 def is_int(value: Any) -> bool:

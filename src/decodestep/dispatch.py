@@ -1,7 +1,7 @@
 """Which backend serves a call, on how many threads, and what it cost.
 
-A backend that is asked for by name serves or raises. ``"auto"`` takes the first in the order `BACKENDS` that can serve the
-call; each operator states its conditions in its docstring, and `profile` shows what was chosen.
+A backend that is asked for by name serves or raises. ``"auto"`` takes the first in the order `BACKENDS` that can serve
+the call; each operator states its conditions in its docstring, and `profile` shows what was chosen.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ Result = TypeVar("Result")
 
 def choose(op: str, backend: str, obstacles: Mapping[str, str | None]) -> str:
     """The backend for a call; `obstacles` holds each backend of the operator and why it cannot serve (None: it can)."""
-    require_choice(op, "backend", backend, ("auto", *obstacles))
     if backend == "auto":
         return next(name for name in BACKENDS if name in obstacles and obstacles[name] is None)
+    require_choice(op, "backend", backend, ("auto", *obstacles))
     obstacle = obstacles[backend]
     if obstacle is not None:
         refuse(op, "backend", "able to serve the call", f"{backend!r}, which {obstacle}")
@@ -36,7 +36,8 @@ def choose(op: str, backend: str, obstacles: Mapping[str, str | None]) -> str:
 def _default_threads() -> int:
     asked = os.environ.get("DECODESTEP_THREADS")
     if asked is None:
-        return min(len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1, MAX_THREADS)
+        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        return min(cores, MAX_THREADS)
     require(asked.isdecimal() and 1 <= int(asked) <= MAX_THREADS, "threads", "DECODESTEP_THREADS",
             f"an integer in [1, {MAX_THREADS}]", repr(asked))
     return int(asked)
@@ -46,14 +47,14 @@ _threads: ContextVar[int | None] = ContextVar("decodestep_threads", default=None
 
 
 def threads() -> int:
-    """The thread count of native kernels here: `use_threads`, else DECODESTEP_THREADS, else the cores of this process."""
+    """The thread count of native kernels: `use_threads`, else DECODESTEP_THREADS, else the cores of this process."""
     asked = _threads.get()
     return _default_threads() if asked is None else asked
 
 
 @contextmanager
 def use_threads(count: int | None) -> Iterator[None]:
-    """Sets the thread count of native kernels inside the block; None leaves it. Results have the same bits for any count."""
+    """Sets the thread count of native kernels inside the block; None leaves it. Any count gives the same bits."""
     if count is None:
         yield
         return
@@ -98,12 +99,14 @@ def profile() -> Iterator[Profile]:
 
 
 def run(op: str, backend: str, function: Callable[..., Result], *args: Any, **kwargs: Any) -> Result:
-    """Calls an operator's implementation, and notes its cost where a `profile` is open."""
+    """Calls an operator's implementation, and notes its cost where a `profile` is open; inner calls are the outer one's."""
     record = _profile.get()
     if record is None:
         return function(*args, **kwargs)
+    token = _profile.set(None)
     start = time.perf_counter()
     try:
         return function(*args, **kwargs)
     finally:
         record.add(op, backend, time.perf_counter() - start)
+        _profile.reset(token)

@@ -1,8 +1,8 @@
 """log, log1p and exp with a stated evaluation order, so that every backend has the same bits.
 
 Everything runs in float64 with additions, multiplications and divisions alone, in the order written, no fused
-multiply-add; callers round once to float32 where they need it. The errors are a few float64 units, so a float32 result is
-the correctly rounded one but for about one argument in 10^8, far inside 2 units in the last place.
+multiply-add; callers round once to float32 where they need it. The errors are a few float64 units, so a float32 result
+is the correctly rounded one but for about one argument in 10^8, far inside 2 units in the last place.
 `csrc/elementary.h` is the same text in C++.
 """
 

@@ -1,8 +1,9 @@
 """The one source of randomness: a pure function of (seed, position, token).
 
-The bits are MurmurHash3_x86_32 with hash seed 0 of the 16-byte little-endian record ``<u64 seed, u32 position, u32 token>``;
-`uniform`, `exponential` and `gumbel` noise follow from them. `position` is the index of the token being drawn in its own
-sequence, prompt included, so a draw never depends on batch mates, threads or backend.
+The bits are MurmurHash3_x86_32 with hash seed 0 of the 16-byte little-endian record
+``<u64 seed, u32 position, u32 token>``; `uniform`, `exponential` and `gumbel` noise follow from them. `position` is the
+index of the token being drawn in its own sequence, prompt included, so a draw never depends on batch mates, threads or
+backend.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ def noise_bits(seed: Any, position: Any, token: Any, *, backend: str = "auto") -
     position, token: integers in [0, 2^32), likewise; the three are broadcast together.
     backend: "auto", "cpu" or "reference".
 
-    Returns uint32 of the broadcast shape: an array, or a tensor where any argument was one; np.uint32 for three scalars.
+    Returns uint32 of the broadcast shape: an array, or a tensor where any argument was one; np.uint32 for three
+    scalars.
     Raises ValueError for a value out of range, a bool, a float, or shapes that do not broadcast.
     Source: MurmurHash3_x86_32 by Austin Appleby; the record is the one vLLM's and SGLang's GPU samplers hash.
     """
@@ -44,9 +46,10 @@ def uniform(seed: Any, position: Any, token: Any, *, backend: str = "auto") -> A
 
 
 def exponential(seed: Any, position: Any, token: Any, *, backend: str = "auto") -> Any:
-    """float32 Exp(1) noise: q = -log1p(-u) with the `uniform` u; the winners of a race p / q have small q, where u is dense.
+    """float32 Exp(1) noise: q = -log1p(-u) with the `uniform` u.
 
-    log1p is that of `decodestep.elementary`. Arguments, returns and raises: as `noise_bits`.
+    The winners of a race p / q have small q, where u is dense. log1p is that of `decodestep.elementary`. Arguments,
+    returns and raises: as `noise_bits`.
     """
     return _noise("exponential", seed, position, token, backend)
 
@@ -93,7 +96,8 @@ def _integers(op: str, name: str, value: Any, bound: int) -> np.ndarray:
 
 def _cpu(op: str, records: list[np.ndarray], shape: tuple[int, ...]) -> np.ndarray:
     # A scalar stays one value; only true columns are spread over the broadcast shape.
-    flat = [r.reshape(1) if r.size == 1 else np.ascontiguousarray(np.broadcast_to(r, shape)).reshape(-1) for r in records]
+    columns = (r if r.size == 1 else np.broadcast_to(r, shape) for r in records)
+    flat = [np.ascontiguousarray(column).reshape(-1) for column in columns]
     noise = np.empty(shape, np.uint32 if op == "noise_bits" else np.float32)
     getattr(_native, op)(*flat, noise.reshape(-1))
     return noise
@@ -112,9 +116,9 @@ def _reference(op: str, records: list[np.ndarray], shape: tuple[int, ...]) -> np
 
 
 def _murmur3(seed: np.ndarray, position: np.ndarray, token: np.ndarray) -> np.ndarray:
-    words = ((seed & np.uint64(0xFFFFFFFF)).astype(np.uint32), (seed >> np.uint64(32)).astype(np.uint32), position, token)
+    low, high = (seed & np.uint64(0xFFFFFFFF)).astype(np.uint32), (seed >> np.uint64(32)).astype(np.uint32)
     h = np.zeros(seed.shape, np.uint32)
-    for word in words:
+    for word in (low, high, position, token):
         k = _rotate_left(word * np.uint32(0xCC9E2D51), 15) * np.uint32(0x1B873593)
         h = _rotate_left(h ^ k, 13) * np.uint32(5) + np.uint32(0xE6546B64)
     h ^= np.uint32(16)  # the record's length in bytes

@@ -29,8 +29,9 @@ def linear(x: Any, weight: Any, *, backend: str = "auto") -> Any:
     Returns y, (T, N) or (N,), in x's dtype and kind.
     Raises ValueError for another dtype, rank or K.
 
-    Notes: weights are widened to float32 and the sum runs in float32, k ascending in 16 lanes that are folded at the end. A
-    row's bits depend neither on the other rows of the call nor on the thread count; they may differ between instruction sets.
+    Notes: weights are widened to float32 and the sum runs in float32, k ascending in 16 lanes that are folded at the
+    end. A row's bits depend neither on the other rows of the call nor on the thread count; they may differ between
+    instruction sets.
     """
     tokens = arrays.view(_OP, "x", x)
     require_dtype(_OP, "x", tokens, (np.float32, np.float64))

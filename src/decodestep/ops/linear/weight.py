@@ -33,8 +33,9 @@ class PackedWeight:
 
     rows: uint8 of shape (N, bytes of a row); the bytes of a row are contiguous, rows ascend in memory.
     format: how a row holds its values. F32, F16, BF16: little-endian values. Blocks of 32 values: Q4_0 is <f16 scale>
-        <16 bytes>, value = scale * (q - 8); Q4_1 is <f16 scale><f16 minimum><16 bytes>, value = scale * q + minimum; Q8_0
-        is <f16 scale><32 signed bytes>, value = scale * q. A byte holds value i in its low half and i + 16 in its high one.
+        <16 bytes>, value = scale * (q - 8); Q4_1 is <f16 scale><f16 minimum><16 bytes>, value = scale * q + minimum;
+        Q8_0 is <f16 scale><32 signed bytes>, value = scale * q. A byte holds value i in its low half and i + 16 in its
+        high one.
     inputs: K; a multiple of 32 for the block formats.
 
     Source: the block layouts of GGUF (ggml's block_q4_0, block_q4_1, block_q8_0).
@@ -92,6 +93,7 @@ class PackedWeight:
         else:
             nibbles = blocks[:, -16:]
             q = np.concatenate([nibbles & 15, nibbles >> 4], axis=1)
-            minimum = blocks[:, 2:4].copy().view(np.float16).astype(np.float64) if self.format == Format.Q4_1 else -8 * scale
-            values = scale * q + minimum
+            values = scale * (q if self.format == Format.Q4_1 else q.astype(np.int8) - 8)
+            if self.format == Format.Q4_1:
+                values = values + blocks[:, 2:4].copy().view(np.float16)
         return values.astype(np.float32).reshape(self.rows.shape[0], self.inputs)

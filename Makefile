@@ -1,0 +1,43 @@
+# make run: the main job, on the real model.  make test: everything that is checked.  Both set up all they need in .venv.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/pip --disable-pip-version-check --quiet
+# What an installed package is made from; a change here builds it anew.
+SOURCES := pyproject.toml CMakeLists.txt $(wildcard csrc/*) $(shell find src -name '*.py')
+
+.PHONY: run test bench lint clean
+
+run: $(VENV)/.generate
+	$(BIN)/decodestep generate "Why is the sky blue? Answer in two sentences." --seed 1 --stats
+
+test: $(VENV)/.test
+	$(BIN)/python -m pytest
+
+bench: $(VENV)/.test
+	$(BIN)/python benchmarks/run.py
+
+lint: $(VENV)/.lint
+	$(BIN)/ruff check src tests benchmarks
+	$(BIN)/mypy
+	$(BIN)/clang-format --dry-run --Werror csrc/*.h csrc/*.cpp
+
+clean:
+	rm -rf $(VENV) build
+
+$(VENV)/.made:
+	$(PYTHON) -m venv $(VENV)
+	touch $@
+
+# The extras differ, the package is the same: each stamp installs what its job needs.
+$(VENV)/.generate: $(VENV)/.made $(SOURCES)
+	$(PIP) install ".[generate]"
+	touch $@
+
+$(VENV)/.test: $(VENV)/.made $(SOURCES)
+	$(PIP) install ".[test]"
+	touch $@ $(VENV)/.generate
+
+$(VENV)/.lint: $(VENV)/.made pyproject.toml
+	$(PIP) install "clang-format>=20" "mypy>=1.15" "numpy>=2" "ruff>=0.12"
+	touch $@

@@ -1,0 +1,48 @@
+"""The command line: one file for each verb, imported when it is used."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+
+import decodestep
+
+_VERBS = {
+    "generate": "continue a prompt with a model, streaming",
+    "env": "print versions, instruction set, backends, threads and the model's location",
+}
+_EPILOG = "exit codes: 0 done (also when ended by Ctrl-C), 1 the work could not be done, 2 the request is wrong"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command line and returns its exit code: 0 done, 1 the work could not be done, 2 the request is wrong."""
+    parser = argparse.ArgumentParser(prog="decodestep", description=decodestep.__doc__.split("\n")[0], epilog=_EPILOG)
+    parser.add_argument("--version", action="version", version=f"decodestep {decodestep.__version__}")
+    verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    for verb, summary in _VERBS.items():
+        sub = verbs.add_parser(verb, help=summary, description=f"{summary[0].upper()}{summary[1:]}.", epilog=_EPILOG)
+        if verb in arguments[:1]:
+            import_module(f"decodestep.cli.{verb}").add_arguments(sub)
+    options = parser.parse_args(arguments)
+    try:
+        return int(import_module(f"decodestep.cli.{options.verb}").run(options))
+    except ValueError as error:
+        return _fail(2, error)
+    except ImportError as error:
+        return _fail(1, f"{error.name or error} is missing; install decodestep[generate]")
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains once more when it exits
+        return 1
+    except (OSError, RuntimeError) as error:
+        return _fail(1, error)
+    except KeyboardInterrupt:
+        return _fail(1, "interrupted")
+
+
+def _fail(code: int, reason: object) -> int:
+    print(f"decodestep: {reason}", file=sys.stderr)
+    return code

@@ -1,0 +1,63 @@
+"""``decodestep env``: what runs here, and with what."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+from importlib import metadata, util
+from pathlib import Path
+from typing import Any
+
+import decodestep
+from decodestep import _native, dispatch
+from decodestep.models.fetch import DEFAULT_MODEL, cache_directory, find_default_model
+
+_PACKAGES = ("numpy", "ml_dtypes", "array-api-compat", "gguf", "tokenizers", "jinja2", "rich", "torch", "transformers",
+             "onnx", "onnxruntime")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+
+
+def run(options: argparse.Namespace) -> int:
+    facts = environment()
+    if options.json:
+        print(json.dumps(facts))
+        return 0
+    for name, value in facts.items():
+        if isinstance(value, dict):
+            value = "  ".join(f"{key} {item}" for key, item in value.items())
+        print(f"{name:<12}{value}")
+    return 0
+
+
+def environment() -> dict[str, Any]:
+    model = find_default_model()
+    return {
+        "decodestep": decodestep.__version__,
+        "python": f"{platform.python_version()} on {platform.system()} {platform.machine()}",
+        "packages": {name: _version(name) for name in _PACKAGES},
+        "isa": _native.isa(),
+        "threads": dispatch.threads(),
+        "backends": _backends(),
+        "model": f"{DEFAULT_MODEL}: " + (str(model) if model else f"not here yet; will be stored in {cache_directory()}"),
+    }
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "-"
+
+
+def _backends() -> dict[str, str]:
+    """The backends of each operator: the files beside its contract are the list."""
+    spec = util.find_spec("decodestep.ops")
+    folders = [Path(place) for place in (spec.submodule_search_locations or ())] if spec else []
+    stems = sorted(p for folder in folders for p in folder.iterdir() if (p / "reference.py").is_file())
+    return {p.name: "+".join(b for b in dispatch.BACKENDS if (p / f"{b}.py").is_file()) for p in stems}
+
+

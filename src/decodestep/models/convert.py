@@ -1,0 +1,222 @@
+"""Llama-family GGUF files as MLA models, exactly.
+
+Grouped-query attention is multi-head latent attention: let the latent be the value heads side by side (Hckv = n_kv * d, no
+norm), the shared rope key the roped key heads side by side (Dr = n_kv * d, the same frequencies in each head's block), each
+query head's rope part its own vector in its group's block, the part without rope empty, the scale 1 / sqrt(d). GGUF stores
+the rows of q and k for interleaved rope pairs, which is what `mla_prolog` reads.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from gguf.constants import GGMLQuantizationType
+from gguf.quants import dequantize
+
+from decodestep.models.errors import ModelError
+from decodestep.models.gguf_file import GgufFile, Tensor
+from decodestep.ops.linear import Format, PackedWeight
+
+_NATIVE = {
+    GGMLQuantizationType.F32: Format.F32,
+    GGMLQuantizationType.F16: Format.F16,
+    GGMLQuantizationType.BF16: Format.BF16,
+    GGMLQuantizationType.Q4_0: Format.Q4_0,
+    GGMLQuantizationType.Q4_1: Format.Q4_1,
+    GGMLQuantizationType.Q8_0: Format.Q8_0,
+}
+_IGNORED = ("rope_freqs.weight",)  # read by `_inverse_frequencies`
+
+
+@dataclass(frozen=True)
+class Config:
+    """Sizes and constants of a decoder; heads, latent and rope are those of its MLA form."""
+
+    name: str
+    vocab_size: int
+    hidden: int
+    layers: int
+    heads: int
+    groups: int
+    head_dim: int
+    context: int
+    norm_eps: float
+
+    @property
+    def latent(self) -> int:
+        return self.groups * self.head_dim
+
+    @property
+    def rope(self) -> int:
+        return self.groups * self.head_dim
+
+    @property
+    def scale(self) -> float:
+        return 1.0 / math.sqrt(self.head_dim)
+
+
+@dataclass(frozen=True, eq=False)
+class Layer:
+    attention_norm: np.ndarray
+    w_uq_qr: PackedWeight
+    w_dkv_kr: PackedWeight
+    w_uk: np.ndarray  # (N, 0, Hckv): the empty part without rope
+    w_o: PackedWeight
+    ffn_norm: np.ndarray
+    w_gate: PackedWeight
+    w_up: PackedWeight
+    w_down: PackedWeight
+
+
+@dataclass(frozen=True, eq=False)
+class Weights:
+    config: Config
+    embedding: PackedWeight
+    layers: tuple[Layer, ...]
+    norm: np.ndarray
+    output: PackedWeight
+    inverse_frequencies: np.ndarray  # float32, (head_dim / 2,)
+
+
+def convert(file: GgufFile) -> Weights:
+    """The decoder's weights, as views of the file but for the latent projection. ModelError for what is not supported."""
+    config = _config(file)
+    take = _Tensors(file)
+    queries, keys = config.heads * config.head_dim, config.groups * config.head_dim
+    w_uk = np.zeros((config.heads, 0, config.latent), np.float32)
+    feed_forward = _integer(file.metadata, "llama.feed_forward_length")
+
+    def layer(i: int) -> Layer:
+        def weight(name: str, inputs: int, outputs: int) -> PackedWeight:
+            return take.weight(f"blk.{i}.{name}.weight", inputs, outputs)
+
+        return Layer(
+            attention_norm=take.vector(f"blk.{i}.attn_norm.weight", config.hidden),
+            w_uq_qr=weight("attn_q", config.hidden, queries),
+            w_dkv_kr=_stack(weight("attn_v", config.hidden, keys), weight("attn_k", config.hidden, keys)),
+            w_uk=w_uk,
+            w_o=weight("attn_output", queries, config.hidden),
+            ffn_norm=take.vector(f"blk.{i}.ffn_norm.weight", config.hidden),
+            w_gate=weight("ffn_gate", config.hidden, feed_forward),
+            w_up=weight("ffn_up", config.hidden, feed_forward),
+            w_down=weight("ffn_down", feed_forward, config.hidden),
+        )
+
+    embedding = take.weight("token_embd.weight", config.hidden, config.vocab_size)
+    tied = "output.weight" not in file.tensors
+    weights = Weights(
+        config=config,
+        embedding=embedding,
+        layers=tuple(layer(i) for i in range(config.layers)),
+        norm=take.vector("output_norm.weight", config.hidden),
+        output=embedding if tied else take.weight("output.weight", config.hidden, config.vocab_size),
+        inverse_frequencies=_inverse_frequencies(file, config.head_dim),
+    )
+    left = sorted(set(file.tensors) - take.taken - set(_IGNORED))
+    if left:
+        raise ModelError(f"{file.path}: tensors that this decoder does not know: {', '.join(left[:5])}"
+                         + (f" and {len(left) - 5} more" if len(left) > 5 else ""))
+    return weights
+
+
+def _config(file: GgufFile) -> Config:
+    data = file.metadata
+    architecture = data.get("general.architecture")
+    if architecture != "llama":
+        raise ModelError(f"{file.path}: architecture {architecture!r} is not supported ('llama' is)")
+    hidden, heads = _integer(data, "llama.embedding_length"), _integer(data, "llama.attention.head_count")
+    groups = _integer(data, "llama.attention.head_count_kv", heads)
+    head_dim = _integer(data, "llama.attention.key_length", hidden // heads)
+    values = _integer(data, "llama.attention.value_length", head_dim)
+    rotated = _integer(data, "llama.rope.dimension_count", head_dim)
+    if heads % groups or head_dim % 2 or not head_dim == values == rotated:
+        raise ModelError(f"{file.path}: {heads} query heads on {groups} key heads of {head_dim} values, {values} of them read, "
+                         f"{rotated} rotated: not supported")
+    scaling = data.get("llama.rope.scaling.type", "none")
+    if scaling not in ("none", "linear") or _integer(data, "llama.expert_count", 0, least=0):
+        raise ModelError(f"{file.path}: rope scaling {scaling!r} or experts are not supported")
+    tokens = data.get("tokenizer.ggml.tokens", [])
+    return Config(
+        name=str(data.get("general.name", file.path.stem)),
+        vocab_size=len(tokens) or _integer(data, "llama.vocab_size"),
+        hidden=hidden,
+        layers=_integer(data, "llama.block_count"),
+        heads=heads,
+        groups=groups,
+        head_dim=head_dim,
+        context=_integer(data, "llama.context_length"),
+        norm_eps=_number(data, "llama.attention.layer_norm_rms_epsilon"),
+    )
+
+
+def _inverse_frequencies(file: GgufFile, head_dim: int) -> np.ndarray:
+    base = _number(file.metadata, "llama.rope.freq_base", 10000.0)
+    exponent = np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim)
+    frequencies = np.float32(1.0) / np.float32(base) ** exponent
+    factors = file.tensors.get("rope_freqs.weight")
+    if factors is not None:
+        frequencies = frequencies / _float32(factors).reshape(-1)
+    linear = file.metadata.get("llama.rope.scaling.type") == "linear"
+    factor = _number(file.metadata, "llama.rope.scaling.factor", 1.0) if linear else 1.0
+    return (frequencies / np.float32(factor)).astype(np.float32)
+
+
+class _Tensors:
+    """The tensors of a file, each asked for by name with the shape that the configuration gives it."""
+
+    def __init__(self, file: GgufFile) -> None:
+        self._file = file
+        self.taken: set[str] = set()
+
+    def _take(self, name: str, shape: tuple[int, ...]) -> Tensor:
+        tensor = self._file.tensors.get(name)
+        if tensor is None:
+            raise ModelError(f"{self._file.path}: tensor {name} is missing")
+        if tensor.shape != shape:
+            raise ModelError(f"{self._file.path}: tensor {name} has shape {tensor.shape}, not {shape}")
+        self.taken.add(name)
+        return tensor
+
+    def vector(self, name: str, length: int) -> np.ndarray:
+        return _float32(self._take(name, (length,))).reshape(-1)
+
+    def weight(self, name: str, inputs: int, outputs: int) -> PackedWeight:
+        tensor = self._take(name, (outputs, inputs))
+        format_ = _NATIVE.get(tensor.type)
+        if format_ is None:  # no kernel for these blocks: widened once, at four bytes a weight
+            return PackedWeight(_float32(tensor).view(np.uint8).reshape(outputs, -1), Format.F32, inputs)
+        return PackedWeight(tensor.data.reshape(outputs, -1), format_, inputs)
+
+
+def _float32(tensor: Tensor) -> np.ndarray:
+    if tensor.type == GGMLQuantizationType.F32:
+        return np.frombuffer(tensor.data, np.float32).reshape(tensor.shape)
+    rows = tensor.data.reshape(-1, tensor.data.size // math.prod(tensor.shape[:-1]))
+    try:
+        values = dequantize(rows, tensor.type) if tensor.type != GGMLQuantizationType.F16 else rows.view(np.float16)
+    except NotImplementedError as error:
+        raise ModelError(f"tensor {tensor.name} has the type {tensor.type.name}, which is not supported") from error
+    return np.ascontiguousarray(values, np.float32).reshape(tensor.shape)
+
+
+def _stack(*weights: PackedWeight) -> PackedWeight:
+    if len({weight.format for weight in weights}) > 1:
+        weights = tuple(PackedWeight.from_array(weight.dense()) for weight in weights)
+    return PackedWeight.stack(*weights)
+
+
+def _integer(data: dict[str, Any], key: str, default: int | None = None, least: int = 1) -> int:
+    value = data.get(key, default)
+    if not isinstance(value, int) or isinstance(value, bool) or value < least:
+        raise ModelError(f"metadata {key} is {value!r}, not an integer >= {least}")
+    return value
+
+
+def _number(data: dict[str, Any], key: str, default: float | None = None) -> float:
+    value = data.get(key, default)
+    if not isinstance(value, (int, float)) or not math.isfinite(value) or value <= 0:
+        raise ModelError(f"metadata {key} is {value!r}, not a positive number")
+    return float(value)

