@@ -32,10 +32,31 @@ void require(bool ok, const char* what) {
     if (!ok) throw std::invalid_argument(std::string("_native: ") + what);
 }
 
-// Rows may lie apart, each is contiguous. NumPy leaves the stride of an axis of length 1 or 0 undefined.
+template <class A>
+bool is_aligned(const A& array) {
+    return reinterpret_cast<uintptr_t>(array.data()) % alignof(typename A::Scalar) == 0;
+}
+
+template <class A>
+bool is_aligned(const std::optional<A>& array) {
+    return !array || is_aligned(*array);
+}
+
+template <class... A>
+void require_aligned(const A&... arrays) {
+    require((is_aligned(arrays) && ...), "an array must be aligned to its items");
+}
+
+int thread_count(int threads) {
+    require(threads >= 1 && threads <= 256, "the thread count must be in [1, 256]");
+    return threads;
+}
+
+// Rows may lie apart, each is contiguous. NumPy leaves every stride of an empty array undefined, and that of an axis of
+// length 1.
 template <class T>
 ptrdiff_t row_stride(const Array<T, 2>& a) {
-    require(a.shape(1) <= 1 || a.stride(1) == 1, "the rows of a matrix must be contiguous");
+    require(a.size() == 0 || a.shape(1) == 1 || a.stride(1) == 1, "the rows of a matrix must be contiguous");
     return a.stride(0);
 }
 
@@ -60,9 +81,10 @@ void bind_linear(nb::module_& m) {
         "linear",
         [](Array<const float, 2> x, Bytes w, int format, Array<float, 2> y, int threads) {
             const Rows rows = rows_of(w, format, x.shape(1));
+            require_aligned(x, y);
             require(y.shape(0) == x.shape(0) && y.shape(1) == w.shape(0), "y has the wrong shape");
-            const Linear args{x.data(),    row_stride(x), x.shape(0), x.shape(1),    w.shape(0), rows.data,
-                              rows.stride, rows.format,   y.data(),   row_stride(y), threads};
+            const Linear args{x.data(),    row_stride(x), x.shape(0), x.shape(1),    w.shape(0),           rows.data,
+                              rows.stride, rows.format,   y.data(),   row_stride(y), thread_count(threads)};
             nb::gil_scoped_release release;
             linear(args);
         },
@@ -72,6 +94,7 @@ void bind_linear(nb::module_& m) {
         "take_rows",
         [](Bytes w, int format, Packed<const int64_t, 1> ids, Packed<float, 2> values) {
             const Rows rows = rows_of(w, format, values.shape(1));
+            require_aligned(ids, values);
             require(values.shape(0) == ids.shape(0), "values has the wrong shape");
             for (size_t i = 0; i < ids.shape(0); ++i)
                 require(ids.data()[i] >= 0 && ids.data()[i] < static_cast<int64_t>(w.shape(0)),
@@ -86,6 +109,7 @@ void bind_norm_and_gate(nb::module_& m) {
         "rms_norm",
         [](Array<const float, 2> x, std::optional<Packed<const float, 1>> gamma, float eps, float alpha,
            Array<float, 2> y) {
+            require_aligned(x, gamma, y);
             require(y.shape(0) == x.shape(0) && y.shape(1) == x.shape(1), "y has the wrong shape");
             require(!gamma || gamma->shape(0) == x.shape(1), "gamma has the wrong shape");
             rms_norm({x.data(), row_stride(x), x.shape(0), x.shape(1), gamma ? gamma->data() : nullptr, eps, alpha,
@@ -96,6 +120,7 @@ void bind_norm_and_gate(nb::module_& m) {
     m.def(
         "swiglu",
         [](Array<const float, 2> gate, Array<const float, 2> up, Array<float, 2> y) {
+            require_aligned(gate, up, y);
             require(up.shape(0) == gate.shape(0) && up.shape(1) == gate.shape(1), "up has the wrong shape");
             require(y.shape(0) == gate.shape(0) && y.shape(1) == gate.shape(1), "y has the wrong shape");
             swiglu({gate.data(), up.data(), row_stride(gate), row_stride(up), gate.shape(0), gate.shape(1), y.data(),
@@ -109,7 +134,8 @@ template <class T>
 ptrdiff_t block_stride(const Array<T, 4>& cache) {
     const auto width = static_cast<int64_t>(cache.shape(3));
     require(cache.shape(2) == 1, "a cache has one head");
-    require(width <= 1 || cache.stride(3) == 1, "a cache row must be contiguous");
+    if (cache.size() == 0) return 0;
+    require(width == 1 || cache.stride(3) == 1, "a cache row must be contiguous");
     require(cache.shape(1) <= 1 || cache.stride(1) == width, "the rows of a cache block must follow each other");
     return cache.stride(0);
 }
@@ -129,7 +155,10 @@ void bind_mla_prolog(nb::module_& m) {
            Packed<float, 2> ckv_kr, int threads) {
             const size_t tokens = x.shape(0), heads = w_uk.shape(0), nope = w_uk.shape(1), latent = w_uk.shape(2),
                          rope = sin.shape(1), width = w_dq ? w_dq->shape(0) : x.shape(1);
-            require(heads > 0 && rope_groups > 0 && heads % rope_groups == 0 && rope % (2 * rope_groups) == 0,
+            require_aligned(x, w_uk, gamma_cq, gamma_ckv, sin, cos, slots, kv_cache, kr_cache, query, query_rope, cq, q,
+                            ckv_kr);
+            require(heads > 0 && rope_groups > 0 && heads % rope_groups == 0 && rope % rope_groups == 0 &&
+                        rope / rope_groups % 2 == 0,
                     "heads and rope pairs must fall into the groups");
             const Rows down = w_dq ? rows_of(*w_dq, w_dq_format, x.shape(1)) : Rows{};
             const Rows up = rows_of(w_uq_qr, w_uq_qr_format, width),
@@ -183,7 +212,7 @@ void bind_mla_prolog(nb::module_& m) {
                                  .cq = cq.data(),
                                  .q = q.data(),
                                  .ckv_kr = ckv_kr.data(),
-                                 .threads = threads};
+                                 .threads = thread_count(threads)};
             nb::gil_scoped_release release;
             mla_prolog(args);
         },
@@ -205,7 +234,9 @@ void bind_mla_attention(nb::module_& m) {
            Ids sequence, Ids lengths, float scale, size_t groups, Packed<float, 3> out, int threads) {
             const size_t tokens = query_rope.shape(0), heads = query_rope.shape(1), rope = query_rope.shape(2),
                          latent = kv_cache.shape(3), block_size = kv_cache.shape(1), blocks = block_table.shape(1);
-            require(groups > 0 && heads % groups == 0 && latent % groups == 0 && rope % (2 * groups) == 0,
+            require_aligned(query, query_rope, kv_cache, kr_cache, block_table, sequence, lengths, out);
+            require(groups > 0 && heads % groups == 0 && latent % groups == 0 && rope % groups == 0 &&
+                        rope / groups % 2 == 0,
                     "heads, latent and rope pairs must fall into the groups");
             require(!query || (query->shape(0) == tokens && query->shape(1) == heads && query->shape(2) == latent),
                     "query has the wrong shape");
@@ -243,7 +274,7 @@ void bind_mla_attention(nb::module_& m) {
                                     lengths.data(),
                                     scale,
                                     out.data(),
-                                    threads};
+                                    thread_count(threads)};
             nb::gil_scoped_release release;
             mla_attention(args);
         },
@@ -261,8 +292,10 @@ void bind_tensor_scatter(nb::module_& m) {
             require(update.shape(0) == cache.shape(0) && update.shape(1) == cache.shape(1) && update.shape(3) == run &&
                         update.shape(2) <= cache.shape(2),
                     "update has the wrong shape");
+            require_aligned(start);
             require(start.shape(0) == cache.shape(0), "start has the wrong shape");
-            require(run <= 1 || (cache.stride(3) == 1 && update.stride(3) == 1), "a row must be contiguous");
+            require(update.size() == 0 || run == 1 || (cache.stride(3) == 1 && update.stride(3) == 1),
+                    "a row must be contiguous");
             const TensorScatter args{cache.data(),     update.data(),   start.data(),    cache.shape(0),
                                      cache.shape(1),   cache.shape(2),  update.shape(2), run,
                                      cache.stride(0),  cache.stride(1), cache.stride(2), update.stride(0),
@@ -279,6 +312,7 @@ void bind_noise(nb::module_& m, const char* name, void (*fill)(const Records&, T
         name,
         [fill](Packed<const uint64_t, 1> seed, Packed<const uint32_t, 1> position, Packed<const uint32_t, 1> token,
                Packed<T, 1> out) {
+            require_aligned(seed, position, token, out);
             const size_t n = out.shape(0);
             for (const size_t length : {seed.shape(0), position.shape(0), token.shape(0)})
                 require(length == n || length == 1, "a column has the wrong length");

@@ -13,14 +13,20 @@ TOLERANCE = {
 }
 
 
-def assert_close(actual: np.ndarray, expected: np.ndarray) -> None:
-    """`actual` equals `expected`, of any dtype, within the tolerance of `actual`'s dtype; NaN and infinities match."""
+def assert_close(actual: np.ndarray, expected: np.ndarray, terms: np.ndarray | None = None) -> None:
+    """`actual` equals `expected`, of any dtype, within the tolerance of `actual`'s dtype; NaN and infinities match.
+
+    terms: what to measure the error by instead, element for element: the sum of the magnitudes that were added up.
+    """
     assert actual.shape == expected.shape
     name = actual.dtype.name
     if name not in TOLERANCE:
         np.testing.assert_array_equal(actual, expected)
         return
     expected = np.asarray(expected, np.float64)
+    if terms is not None:
+        assert (np.abs(actual - expected) <= TOLERANCE[name] * terms).all()
+        return
     finite = np.abs(expected[np.isfinite(expected)])
     scale = finite.max() if finite.size else 0.0
     np.testing.assert_allclose(np.asarray(actual, np.float64), expected, rtol=TOLERANCE[name], atol=TOLERANCE[name] * scale)

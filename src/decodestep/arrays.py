@@ -61,6 +61,17 @@ def as_array(op: str, arg: str, value: Any) -> np.ndarray:
         refuse(op, arg, "an array or a list of numbers", value)
 
 
+def packed(array: np.ndarray) -> np.ndarray:
+    """The array for a kernel that reads it in C order: itself, or a copy where it has gaps or is not aligned."""
+    return array if array.flags.c_contiguous and array.flags.aligned else array.copy()
+
+
+def packed_rows(matrix: np.ndarray) -> np.ndarray:
+    """As `packed`, but rows may lie apart: a slice of a matrix, or two halves of one product, need no copy."""
+    together = matrix.shape[1] <= 1 or matrix.strides[1] == matrix.itemsize
+    return matrix if together and matrix.flags.aligned else matrix.copy()
+
+
 def optional_view(op: str, arg: str, value: Any) -> np.ndarray | None:
     return None if value is None else view(op, arg, value)
 

@@ -30,8 +30,9 @@ def require_shape(op: str, arg: str, array: Any, shape: tuple[int, ...]) -> None
 
 
 def require_dtype(op: str, arg: str, array: Any, allowed: Iterable[Any]) -> None:
-    names = [np.dtype(d).name for d in allowed]
-    require(array.dtype.name in names, op, arg, " or ".join(names), array)
+    dtypes = [np.dtype(d) for d in allowed]
+    if array.dtype not in dtypes:
+        refuse(op, arg, " or ".join(d.name for d in dtypes), array)
 
 
 def require_choice(op: str, arg: str, value: Any, choices: Collection[Any]) -> None:

@@ -86,7 +86,7 @@ def _integers(op: str, name: str, value: Any, bound: int) -> np.ndarray:
     if is_int(value):
         require(0 <= value < bound, op, name, rule, value)
         return np.array(value, np.uint64 if bound > 2**32 else np.uint32)
-    array = arrays.view(op, name, value) if arrays.is_array(value) else np.asarray(value)
+    array = arrays.as_array(op, name, value)
     require(array.dtype.kind in "iu", op, name, rule, array)
     if array.size:
         low, high = int(array.min()), int(array.max())

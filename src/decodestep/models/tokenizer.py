@@ -78,7 +78,8 @@ class Tokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Token ids of a text. Special tokens spelt out in it become those tokens; a beginning token is put first if the
-        model asks for one and the text does not begin with it."""
+        model asks for one and the text does not begin with it. UnicodeEncodeError for a lone surrogate."""
+        text.encode()
         ids = self._engine.encode(text, add_special_tokens=False).ids
         if self.add_bos and self.bos_token_id is not None and ids[:1] != [self.bos_token_id]:
             ids = [self.bos_token_id, *ids]

@@ -28,7 +28,7 @@ def decode_step(
             best = int(np.argmax(np.where(np.isnan(scores), -np.inf, scores)))
             tokens[b] = best if scores[best] > -np.inf else -1
             continue
-        scores /= real(temperature[b])
+        scores = tempered(scores, float(temperature[b]))
         ids = np.flatnonzero(scores > -np.inf)  # NaN is not above anything
         ids = keep_top_k(ids, scores, int(top_k[b]))
         ids = keep_top_p(ids, scores, float(top_p[b]))
@@ -45,6 +45,18 @@ def penalised(scores: np.ndarray, history: np.ndarray, penalty: np.floating) -> 
     return scores
 
 
+def tempered(scores: np.ndarray, temperature: float) -> np.ndarray:
+    """scores / temperature; where the largest is beyond the type, the limit: scores relative to it."""
+    top = np.fmax.reduce(scores)
+    if np.isinf(top):  # +inf tokens share the draw; a row of -inf has no candidate either way
+        return np.where(scores == top, scores.dtype.type(0 if top > 0 else top), scores.dtype.type(-np.inf))
+    with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
+        scaled = scores / scores.dtype.type(temperature)
+        if np.isfinite(np.fmax.reduce(scaled)):
+            return scaled
+        return ((scores.astype(np.float64) - top) / temperature).astype(scores.dtype)
+
+
 def keep_top_k(ids: np.ndarray, scores: np.ndarray, k: int) -> np.ndarray:
     if not 0 < k < len(ids):
         return ids
@@ -53,12 +65,8 @@ def keep_top_k(ids: np.ndarray, scores: np.ndarray, k: int) -> np.ndarray:
 
 
 def probabilities(scores: np.ndarray) -> np.ndarray:
-    """softmax in float64; where +inf is among the scores it shares the mass equally."""
-    top = scores.max()
-    if np.isinf(top):
-        weight = np.asarray(scores == top, np.float64)
-    else:
-        weight = elementary.exp(scores.astype(np.float64) - np.float64(top))
+    """softmax in float64."""
+    weight = elementary.exp(scores.astype(np.float64) - np.float64(scores.max()))
     return weight / np.add.accumulate(weight)[-1]
 
 

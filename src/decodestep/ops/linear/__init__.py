@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 from decodestep import arrays
@@ -21,12 +22,12 @@ def linear(x: Any, weight: Any, *, backend: str = "auto") -> Any:
 
         y[t, n] = sum over k of x[t, k] * weight[k, n]
 
-    x: (T, K), or (K,) for a single token; float32 or float64, the last axis contiguous for the native kernel.
+    x: (T, K), or (K,) for a single token; float32 or float64.
     weight: a `PackedWeight` of shape (K, N), or a (K, N) array of float32, float64, float16 or bfloat16.
     backend: "auto", "cpu" or "reference". "cpu" serves float32 x and a `PackedWeight`; "auto" takes "reference" for the
         others, and there float64 x gives a float64 result.
 
-    Returns y, (T, N) or (N,), in x's dtype and kind.
+    Returns y, (T, N) or (N,), in x's dtype and kind; zeros where K is 0.
     Raises ValueError for another dtype, rank or K.
 
     Notes: weights are widened to float32 and the sum runs in float32, k ascending in 16 lanes that are folded at the
@@ -37,7 +38,9 @@ def linear(x: Any, weight: Any, *, backend: str = "auto") -> Any:
     require_dtype(_OP, "x", tokens, (np.float32, np.float64))
     packed = isinstance(weight, PackedWeight)
     matrix = weight if packed else arrays.view(_OP, "weight", weight)
-    require(len(matrix.shape) == 2, _OP, "weight", "a matrix", matrix)
+    if not packed:
+        require_dtype(_OP, "weight", matrix, (np.float32, np.float64, np.float16, ml_dtypes.bfloat16))
+        require(matrix.ndim == 2, _OP, "weight", "a matrix", matrix)
     require(tokens.ndim in (1, 2) and tokens.shape[-1] == matrix.shape[0], _OP, "x",
             f"of shape (T, {matrix.shape[0]}) or ({matrix.shape[0]},)", tokens)
     obstacle = None if packed and tokens.dtype == np.float32 else "needs float32 x and a PackedWeight"

@@ -8,5 +8,5 @@ from decodestep.ops.linear.weight import PackedWeight
 
 
 def linear(x: np.ndarray, weight: np.ndarray | PackedWeight) -> np.ndarray:
-    matrix = weight.dense(x.dtype) if isinstance(weight, PackedWeight) else weight.astype(x.dtype)
-    return x @ matrix
+    with np.errstate(all="ignore"):  # infinities and NaN give what IEEE says
+        return x @ (weight.dense(x.dtype) if isinstance(weight, PackedWeight) else weight.astype(x.dtype))

@@ -9,7 +9,8 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from decodestep.checks import require
+from decodestep import arrays
+from decodestep.checks import is_int, require
 
 
 class Format(IntEnum):
@@ -46,27 +47,32 @@ class PackedWeight:
     inputs: int
 
     def __post_init__(self) -> None:
-        ok = self.rows.dtype == np.uint8 and self.rows.ndim == 2
-        require(ok and (self.rows.shape[1] <= 1 or self.rows.strides[1] == 1), "PackedWeight", "rows",
-                "a matrix of uint8 with contiguous rows", self.rows)
+        rows = self.rows
+        ok = isinstance(rows, np.ndarray) and rows.dtype == np.uint8 and rows.ndim == 2
+        require(ok and (rows.shape[1] <= 1 or rows.strides[1] == 1) and (rows.shape[0] <= 1 or rows.strides[0] >= 0),
+                "PackedWeight", "rows", "a matrix of uint8 with contiguous, ascending rows", rows)
+        require(isinstance(self.format, Format), "PackedWeight", "format", "a Format", self.format)
         blocks = self.format in _BLOCK_BYTES
-        require(self.inputs >= 0 and not (blocks and self.inputs % 32), "PackedWeight", "inputs",
-                f"a multiple of 32 in format {self.format.name}", self.inputs)
+        require(is_int(self.inputs) and self.inputs >= 0 and not (blocks and self.inputs % 32), "PackedWeight", "inputs",
+                f"{'a multiple of 32' if blocks else 'an integer >= 0'} in format {self.format.name}", self.inputs)
         size = self.inputs // 32 * _BLOCK_BYTES[self.format] if blocks else self.inputs * _DENSE[self.format].itemsize
         require(self.rows.shape[1] == size, "PackedWeight", "rows", f"{size} bytes wide", self.rows)
 
     @classmethod
     def from_array(cls, weight: Any) -> PackedWeight:
         """Packs a (K, N) float32, float16 or bfloat16 array."""
+        matrix = arrays.view("PackedWeight", "weight", weight)
         formats = {dtype: format_ for format_, dtype in _DENSE.items()}
-        require(getattr(weight, "ndim", 0) == 2 and weight.dtype in formats, "PackedWeight", "weight",
-                "a float32, float16 or bfloat16 matrix", weight)
-        rows = np.ascontiguousarray(weight.T)
-        return cls(rows.view(np.uint8).reshape(rows.shape[0], -1), formats[weight.dtype], weight.shape[0])
+        require(matrix.ndim == 2 and matrix.dtype in formats, "PackedWeight", "weight",
+                "a float32, float16 or bfloat16 matrix", matrix)
+        inputs, outputs = matrix.shape
+        rows = np.ascontiguousarray(matrix.T).view(np.uint8).reshape(outputs, inputs * matrix.itemsize)
+        return cls(rows, formats[matrix.dtype], inputs)
 
     @classmethod
     def stack(cls, *weights: PackedWeight) -> PackedWeight:
         """One weight with the outputs of all, in order; they have one format and one K."""
+        require(len(weights) > 0, "PackedWeight", "weights", "one or more", "none")
         first = weights[0]
         require(all(w.format == first.format and w.inputs == first.inputs for w in weights), "PackedWeight", "weights",
                 "of one format and one number of inputs", str([(w.format.name, w.inputs) for w in weights]))
@@ -89,11 +95,13 @@ class PackedWeight:
         blocks = rows.reshape(-1, _BLOCK_BYTES[self.format])
         scale = blocks[:, :2].copy().view(np.float16).astype(np.float64)
         if self.format == Format.Q8_0:
-            values = scale * blocks[:, 2:].view(np.int8)
+            q = blocks[:, 2:].view(np.int8)
         else:
             nibbles = blocks[:, -16:]
-            q = np.concatenate([nibbles & 15, nibbles >> 4], axis=1)
-            values = scale * (q if self.format == Format.Q4_1 else q.astype(np.int8) - 8)
+            q = np.concatenate([nibbles & 15, nibbles >> 4], axis=1).view(np.int8)
+            q = q - 8 if self.format == Format.Q4_0 else q
+        with np.errstate(invalid="ignore"):  # an infinite scale
+            values = scale * q
             if self.format == Format.Q4_1:
                 values = values + blocks[:, 2:4].copy().view(np.float16)
         return values.astype(np.float32).reshape(self.rows.shape[0], self.inputs)

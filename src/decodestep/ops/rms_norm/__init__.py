@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -21,7 +22,7 @@ def rms_norm(x: Any, gamma: Any, *, eps: float = 1e-5, backend: str = "auto") ->
 
     x: (T, K), float32 or float64.
     gamma: (K,), x's dtype.
-    eps: >= 0, inside the square root.
+    eps: finite and >= 0, inside the square root.
     backend: "auto", "cpu" or "reference"; "cpu" serves float32.
 
     Returns y, of x's shape, dtype and kind. Raises ValueError for another dtype, shape or eps.
@@ -33,7 +34,7 @@ def rms_norm(x: Any, gamma: Any, *, eps: float = 1e-5, backend: str = "auto") ->
     require(rows.ndim == 2, _OP, "x", "of shape (T, K)", rows)
     require(scale.dtype == rows.dtype and scale.shape == rows.shape[1:], _OP, "gamma",
             f"{rows.dtype} of shape {rows.shape[1]}", scale)
-    require(is_real(eps) and eps >= 0, _OP, "eps", "a number >= 0", eps)
+    require(is_real(eps) and 0 <= eps < math.inf, _OP, "eps", "a finite number >= 0", eps)
     backend = choose(_OP, backend, {"cpu": None if rows.dtype == np.float32 else "needs float32", "reference": None})
     y = run(_OP, backend, (cpu if backend == "cpu" else reference).rms_norm, rows, scale, float(eps))
     return arrays.like(x, y)

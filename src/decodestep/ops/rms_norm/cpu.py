@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from decodestep import _native
+from decodestep import _native, arrays
 
 
 def rms_norm(x: np.ndarray, gamma: np.ndarray, eps: float) -> np.ndarray:
     y = np.empty(x.shape, np.float32)
-    _native.rms_norm(np.ascontiguousarray(x), np.ascontiguousarray(gamma), eps, 1.0, y)
+    _native.rms_norm(arrays.packed_rows(x), arrays.packed(gamma), eps, 1.0, y)
     return y

@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-import math
+from itertools import pairwise
+from math import prod
 
 import numpy as np
 
 from decodestep import _native
 
 
-def obstacle(present: np.ndarray, update: np.ndarray, axis: int) -> str | None:
-    """Why the native kernel cannot serve these arrays, or None."""
-    if present.dtype.kind in "OU":
+def obstacle(dtype: np.dtype, present: np.ndarray | None, axis: int) -> str | None:
+    """Why the native kernel cannot write to `present`, or None; a new array (None) is packed."""
+    if dtype.kind in "OU":
         return "does not hold strings"
-    if present.size and update.size and not (_folds(present, axis) and _folds(update, axis)):
-        return "needs axes that fold into (batch, outer, rows, run)"
+    if present is not None and present.size and not _folds(present, axis):
+        return "needs the axes of out to fold into (batch, outer, rows, run)"
     return None
 
 
 def scatter(present: np.ndarray, update: np.ndarray, starts: np.ndarray, axis: int) -> None:
-    if present.size and update.size:
-        _native.tensor_scatter(_as_bytes(present, axis), _as_bytes(update, axis), starts)
+    if update.size:  # then the cache, which is no shorter, holds something too
+        packed = update if _folds(update, axis) else np.ascontiguousarray(update)
+        _native.tensor_scatter(_as_bytes(present, axis), _as_bytes(packed, axis), starts)
 
 
 def _outer_axes(array: np.ndarray, axis: int) -> list[tuple[int, int]]:
@@ -28,7 +30,7 @@ def _outer_axes(array: np.ndarray, axis: int) -> list[tuple[int, int]]:
 
 
 def _folds(array: np.ndarray, axis: int) -> bool:
-    """Whether the axes between batch and sequence are evenly spaced and everything behind the sequence axis is packed."""
+    """Whether the axes between batch and sequence are evenly spaced and those behind the sequence axis are packed."""
     if array.flags.c_contiguous:
         return True
     run = array.itemsize
@@ -36,16 +38,17 @@ def _folds(array: np.ndarray, axis: int) -> bool:
         if length != 1 and stride != run:
             return False
         run *= length
-    outer = _outer_axes(array, axis)
-    return all(stride == n * s for (_, stride), (n, s) in zip(outer, outer[1:], strict=False))
+    return all(stride == n * s for (_, stride), (n, s) in pairwise(_outer_axes(array, axis)))
 
 
 def _as_bytes(array: np.ndarray, axis: int) -> np.ndarray:
-    batch, *outer, rows = array.shape[: axis + 1]
-    shape = (batch, math.prod(outer), rows, math.prod(array.shape[axis + 1 :]) * array.itemsize)
+    """A view of an array that folds and is not empty."""
+    shape = array.shape
+    outer, rows = prod(shape[1:axis]), shape[axis]
     if array.flags.c_contiguous:
-        return array.view(np.uint8).reshape(shape)
+        return array.view(np.uint8).reshape(shape[0], outer, rows, -1)
     innermost = _outer_axes(array, axis)[-1:]
     strides = (array.strides[0], innermost[0][1] if innermost else 0, array.strides[axis], 1)
     first = array[(slice(0, 1),) * array.ndim].view(np.uint8)
-    return np.lib.stride_tricks.as_strided(first, shape, strides)
+    run = prod(shape[axis + 1 :]) * array.itemsize
+    return np.lib.stride_tricks.as_strided(first, (shape[0], outer, rows, run), strides)

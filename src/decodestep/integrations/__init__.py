@@ -1,0 +1,1 @@
+"""Bridges to foreign packages, one file each, imported only on use."""

@@ -1,0 +1,206 @@
+"""Where a cache row and a weight value lie: NZ fractals, paged blocks, slots.
+
+A fractal row is 32 bytes, c0 = 32 / (bytes of an element) values. A (K, N) weight in NZ is (N / c0, K / 16, 16, c0): value
+(k, n) lies at (n // c0) * K * c0 + k * c0 + n % c0. A block of an NZ cache is the same with the block's rows as K, but keeps
+the shape (block size, 1, H) of its rows in natural order.
+Source: Ascend FRACTAL_NZ (ACL format 29) and the cache modes of MlaProlog V1 to V3 (CANN ops-transformer).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import numpy as np
+
+from decodestep import arrays
+from decodestep.checks import is_int, refuse, require, require_choice
+
+FRACTAL_ROWS = 16
+CACHE_MODES = ("PA_BSND", "PA_NZ", "PA_BLK_BSND", "PA_BLK_NZ", "BSND", "TND")
+
+
+def lanes(itemsize: int) -> int:
+    """c0: the values in a fractal row of 32 bytes."""
+    return 32 // itemsize
+
+
+def nz_shape(shape: tuple[int, int], itemsize: int) -> tuple[int, int, int, int]:
+    """The storage of a (K, N) weight; N is padded to c0 and K to 16."""
+    c0 = lanes(itemsize)
+    return -(-shape[1] // c0), -(-shape[0] // FRACTAL_ROWS), FRACTAL_ROWS, c0
+
+
+def to_nz(weight: Any) -> Any:
+    """A (K, N) weight as NZ storage (N / c0, K / 16, 16, c0), a copy; what K and N lack to 16 and c0 is zeros."""
+    a = arrays.view("to_nz", "weight", weight)
+    require(a.ndim == 2 and 0 < a.itemsize <= 32 and 32 % a.itemsize == 0, "to_nz", "weight", "a matrix", a)
+    columns, rows, _, c0 = shape = nz_shape(a.shape, a.itemsize)
+    storage = np.zeros(shape, a.dtype)
+    whole = storage.reshape(columns, rows * FRACTAL_ROWS, c0)
+    if a.shape[1] == columns * c0:
+        whole[:, : len(a)] = a.reshape(len(a), columns, c0).transpose(1, 0, 2)
+    else:
+        for i in range(columns):
+            part = a[:, i * c0 : (i + 1) * c0]
+            whole[i, : len(a), : part.shape[1]] = part
+    return arrays.like(weight, storage)
+
+
+def from_nz(storage: Any, shape: tuple[int, int] | None = None) -> Any:
+    """The (K, N) weight of NZ storage, a copy; `shape` cuts padding off."""
+    a = arrays.view("from_nz", "storage", storage)
+    ok = a.ndim == 4 and a.shape[2:] == (FRACTAL_ROWS, 32 // a.itemsize)
+    require(ok, "from_nz", "storage", f"of shape (N / c0, K / 16, 16, c0), c0 = {32 // a.itemsize}", a)
+    columns, blocks, rows, c0 = a.shape
+    full = (blocks * rows, columns * c0)
+    if shape is not None:
+        require(len(shape) == 2 and nz_shape(shape, a.itemsize) == a.shape, "from_nz", "shape", f"padded to {full}", shape)
+    weight = a.transpose(1, 2, 0, 3).reshape(full)
+    return arrays.like(storage, np.ascontiguousarray(weight[: shape[0], : shape[1]] if shape else weight))
+
+
+def _paged(op: str, cache: Any) -> np.ndarray:
+    a = arrays.view(op, "cache", cache)
+    require(a.ndim == 4 and a.shape[2] == 1, op, "cache", "of shape (blocks, block size, 1, H)", a)
+    require(a.shape[3] % lanes(a.itemsize) == 0, op, "cache", f"of a width that is a multiple of {lanes(a.itemsize)}", a)
+    return a
+
+
+def cache_to_nz(cache: Any) -> Any:
+    """Reorders the blocks of a PA_BSND cache (blocks, block size, 1, H) into those of PA_NZ, a copy of the same shape."""
+    a = _paged("cache_to_nz", cache)
+    n, rows, _, width = a.shape
+    c0 = lanes(a.itemsize)
+    nz = a.reshape(n, rows, width // c0, c0).transpose(0, 2, 1, 3).reshape(a.shape)
+    return arrays.like(cache, np.ascontiguousarray(nz))
+
+
+def cache_from_nz(cache: Any) -> Any:
+    """The inverse of `cache_to_nz`."""
+    a = _paged("cache_from_nz", cache)
+    n, rows, _, width = a.shape
+    c0 = lanes(a.itemsize)
+    nd = a.reshape(n, width // c0, rows, c0).transpose(0, 2, 1, 3).reshape(a.shape)
+    return arrays.like(cache, np.ascontiguousarray(nd))
+
+
+def row_index(slots: np.ndarray, cache: np.ndarray, nz: bool) -> tuple[np.ndarray, ...]:
+    """The index that picks the rows `slots` of a paged cache as an array (len(slots), H); the cache may have any strides."""
+    _, block_size, _, width = cache.shape
+    block, offset = np.divmod(slots, block_size)
+    if not nz:
+        return block, offset, np.zeros_like(offset)
+    h, c0 = np.arange(width), lanes(cache.itemsize)
+    inside = (h // c0) * (block_size * c0) + offset[:, None] * c0 + h % c0
+    return block[:, None], inside // width, np.zeros_like(inside), inside % width
+
+
+def slots_of_blocks(ids: np.ndarray, ends: np.ndarray, block_size: int) -> np.ndarray:
+    """The slot of each token of sequences that end at `ends` and own ceil(length / block_size) of the block ids each; every
+    sequence starts at row 0 of its first block. A token of a negative id has slot -1."""
+    lengths = np.diff(ends, prepend=0)
+    owned = -(-lengths // block_size)
+    sequence = np.repeat(np.arange(len(ends)), lengths)
+    t = np.arange(len(sequence)) - (ends - lengths)[sequence]
+    block = ids[(np.cumsum(owned) - owned)[sequence] + t // block_size]
+    return np.where(block < 0, -1, block * block_size + t % block_size)
+
+
+def _integers(op: str, arg: str, value: Any) -> np.ndarray:
+    a = arrays.view(op, arg, value) if arrays.is_array(value) else np.asarray(value)
+    require(a.dtype.kind in "iu" or a.size == 0, op, arg, "integers", a)
+    return a.astype(np.int64)
+
+
+def slots_from_block_table(block_table: Any, positions: Any, block_size: int, *, sequence: Any = None) -> Any:
+    """The `cache_index` of tokens that stand at `positions` in their sequences.
+
+        slot = block_table[b, position // block_size] * block_size + position % block_size
+
+    block_table: (B, blocks) integers, the blocks of each sequence in order.
+    positions: integers, (B,) or (B, S) for row b of the table; with `sequence`, (T,) integers, for row sequence[t].
+    Returns int64 of positions' shape, in block_table's kind; -1 where the position or the block id is negative.
+    Raises ValueError for a position outside the table's blocks.
+    """
+    op = "slots_from_block_table"
+    table, at = _integers(op, "block_table", block_table), _integers(op, "positions", positions)
+    require(table.ndim == 2, op, "block_table", "of shape (B, blocks)", table)
+    require(is_int(block_size) and block_size > 0, op, "block_size", "an integer > 0", repr(block_size))
+    if sequence is None:
+        require(at.ndim in (1, 2) and len(at) == len(table), op, "positions", f"of shape ({len(table)},) or ({len(table)}, S)",
+                at)
+        row = np.broadcast_to(np.arange(len(table)).reshape(-1, *(1,) * (at.ndim - 1)), at.shape)
+    else:
+        row = _integers(op, "sequence", sequence)
+        require(row.shape == at.shape, op, "sequence", "of positions' shape", row)
+        require(not row.size or (row.min() >= 0 and row.max() < len(table)), op, "sequence", f"in [0, {len(table)})", row)
+    rows = table.shape[1] * block_size
+    require(not at.size or at.max() < rows, op, "positions", f"below {rows}, the rows of a sequence's blocks", at)
+    slots = np.full(at.shape, -1, np.int64)
+    known = at >= 0
+    block = table[row[known], at[known] // block_size]
+    slots[known] = np.where(block < 0, -1, block * block_size + at[known] % block_size)
+    return arrays.like(block_table, slots)
+
+
+def gather_cache(cache: Any, index: Any = None, lengths: Any = None, *, cache_mode: str = "PA_BSND") -> Any:
+    """Reads rows back out of a cache, in any cache mode.
+
+    cache: (blocks, block size, 1, H), and in TND (T, 1, H).
+    index, without lengths: slots of any shape, PA_BSND and PA_NZ alone; returns (*index.shape, H).
+    lengths: (B,) integers; returns a list of B arrays, (lengths[b], H) each. index is then a block table (B, blocks) in the
+        PA modes, or the flat block ids of all sequences, and None in BSND, where sequence b is cache[b], and in TND, where
+        the sequences follow each other.
+    Raises ValueError for a slot, block id or length outside the cache.
+    """
+    op = "gather_cache"
+    require_choice(op, "cache_mode", cache_mode, CACHE_MODES)
+    a = arrays.view(op, "cache", cache)
+    wanted = 3 if cache_mode == "TND" else 4
+    require(a.ndim == wanted and a.shape[-2] == 1, op, "cache", "of shape (T, 1, H)" if wanted == 3 else
+            "of shape (blocks, block size, 1, H)", a)
+    if lengths is None:
+        require(cache_mode in ("PA_BSND", "PA_NZ"), op, "lengths", f"given in cache mode {cache_mode}", "None")
+        slots = _integers(op, "index", index)
+        return arrays.like(cache, _rows(op, a, slots.reshape(-1), cache_mode).reshape(*slots.shape, a.shape[3]))
+    sizes = _integers(op, "lengths", lengths)
+    require(sizes.ndim == 1 and not (sizes < 0).any(), op, "lengths", "of shape (B,) and >= 0", sizes)
+    return [arrays.like(cache, part) for part in _sequences(op, a, index, sizes, cache_mode)]
+
+
+def _sequences(op: str, a: np.ndarray, index: Any, sizes: np.ndarray, cache_mode: str) -> Iterable[np.ndarray]:
+    ends = np.cumsum(sizes)
+    if not cache_mode.startswith("PA"):
+        require(index is None, op, "index", f"None in cache mode {cache_mode}", index)
+        if cache_mode == "TND":
+            require(int(sizes.sum()) == len(a), op, "lengths", f"{len(a)} together", str(sizes.tolist()))
+            return (a[end - size : end, 0].copy() for end, size in zip(ends, sizes, strict=True))
+        require(len(sizes) == len(a) and not (sizes > a.shape[1]).any(), op, "lengths",
+                f"{len(a)} of at most {a.shape[1]} rows", str(sizes.tolist()))
+        return (a[b, :size, 0].copy() for b, size in enumerate(sizes))
+    ids, block_size = _integers(op, "index", index), a.shape[1]
+    require(block_size > 0, op, "cache", "of a block size > 0", a)
+    owned = -(-sizes // block_size)
+    if ids.ndim == 2:
+        require(len(ids) == len(sizes) and not (owned > ids.shape[1]).any(), op, "index",
+                f"a block table of {len(sizes)} rows, long enough for lengths", ids)
+        ids = ids[np.arange(ids.shape[1])[None] < owned[:, None]]
+    require(ids.shape == (int(owned.sum()),), op, "index", f"{int(owned.sum())} block ids, or a block table", ids)
+    if ids.size and not (ids.min() >= 0 and ids.max() < len(a)):
+        refuse(op, "index", f"block ids in [0, {len(a)})", f"{ids.min()} to {ids.max()}")
+    rows = _rows(op, a, slots_of_blocks(ids, ends, block_size), cache_mode)
+    return (rows[end - size : end] for end, size in zip(ends, sizes, strict=True))
+
+
+def _rows(op: str, a: np.ndarray, slots: np.ndarray, cache_mode: str) -> np.ndarray:
+    end = a.shape[0] * a.shape[1]
+    if slots.size and not (slots.min() >= 0 and slots.max() < end):
+        refuse(op, "index", f"slots in [0, {end})", f"{slots.min()} to {slots.max()}")
+    nz = cache_mode.endswith("NZ")
+    c0 = lanes(a.itemsize)
+    require(not nz or a.shape[3] % c0 == 0, op, "cache", f"of a width that is a multiple of {c0}", a)
+    if end == 0:
+        return np.empty((0, a.shape[3]), a.dtype)
+    rows: np.ndarray = a[row_index(slots, a, nz)]
+    return rows

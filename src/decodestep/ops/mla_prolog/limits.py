@@ -1,0 +1,54 @@
+"""The sizes that the device takes, as data: one profile for each published state of the operator."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from decodestep.checks import refuse, require_choice
+
+_HEADS = (1, 2, 4, 8, 16, 32, 64, 128)
+PAGED_MODES = ("PA_BSND", "PA_NZ")
+ALL_MODES = (*PAGED_MODES, "PA_BLK_BSND", "PA_BLK_NZ", "BSND", "TND")
+
+
+@dataclass(frozen=True)
+class Profile:
+    sizes: Mapping[str, Sequence[int]]  # by the specification's symbol; B and S where tokens are unmerged, T where merged
+    cache_modes: tuple[str, ...]
+    attributes_reserved: bool = False  # V3's later attributes keep their defaults, and the dtypes name the scenario
+
+
+def _published(hidden: tuple[int, ...]) -> dict[str, Sequence[int]]:
+    return {"He": hidden, "Hcq": (1536,), "Hckv": (512,), "N": _HEADS, "D": (128,), "Dr": (64,), "BlockSize": (16, 128),
+            "B": range(65537), "S": range(17), "T": range(1048577)}
+
+
+_LATEST: dict[str, Sequence[int]] = {
+    "He": (1024, 2048, 3072, 4096, 5120, 6144, 7168, 7680, 8192), "Hcq": (1536, 2048), "Hckv": (512,), "N": _HEADS,
+    "D": (128, 192), "Dr": (64,), "BlockSize": range(16, 1025, 16)}
+
+PROFILES: Mapping[str | None, Profile] = {
+    None: Profile({}, ALL_MODES),
+    "design-note": Profile(_published((7168, 7680)), PAGED_MODES),
+    "nov2025": Profile(_published((6144, 7168, 7680)), PAGED_MODES, attributes_reserved=True),
+    "latest": Profile(_LATEST, ALL_MODES),
+}
+
+
+def profile(op: str, limits: str | None) -> Profile:
+    require_choice(op, "limits", limits, PROFILES)
+    return PROFILES[limits]
+
+
+def check(op: str, limits: str | None, sizes: Mapping[str, int | None]) -> None:
+    """`sizes` holds each size by its symbol, None for one that the call does not have."""
+    for symbol, allowed in PROFILES[limits].sizes.items():
+        size = sizes[symbol]
+        if size is None or size in allowed:
+            continue
+        shown = f"one of {', '.join(map(str, allowed))}"
+        if isinstance(allowed, range):
+            multiple = "" if allowed.step == 1 else f"a multiple of {allowed.step} "
+            shown = f"{multiple}in [{allowed[0]}, {allowed[-1]}]"
+        refuse(op, symbol, f"{shown} under limits={limits!r}", str(size))

@@ -1,0 +1,124 @@
+"""How the host of MlaProlog cuts a call into work for the cores, without a device."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from decodestep.checks import is_int, require, require_choice
+from decodestep.ops.mla_prolog.limits import PAGED_MODES
+from decodestep.ops.mla_prolog.scenarios import SCENARIOS
+from decodestep.ops.mla_prolog.tiling_key import MlaPrologTilingKey
+
+_OP = "mla_prolog_plan"
+_STEP = 128  # tokens at a time
+_CKVKR_COLUMNS, _CKVKR_CORES = 64, 9
+_SCENARIOS = tuple(s.name for s in SCENARIOS.values() if s.key is not None)
+
+
+@dataclass(frozen=True)
+class Matmul:
+    """m x k times k x n; each of `blocks` cores takes `columns` of n, the last one the rest."""
+
+    name: str
+    m: int
+    k: int
+    n: int
+    columns: int
+    blocks: int
+    batch: int = 1  # products of that size: the heads of MatmulQn, of which a core takes `heads`
+    heads: int = 0
+
+
+@dataclass(frozen=True)
+class MlaPrologPlan:
+    """What `mla_prolog_plan` says of a call."""
+
+    key: MlaPrologTilingKey
+    matmuls: tuple[Matmul, ...]  # MatmulCq, MatmulCkvKr (not with empty caches), MatmulQcQr, MatmulQn; none without tokens
+    steps: tuple[int, ...]  # the tokens of each step along M
+    block_dim: int  # cube cores launched
+    vector_blocks: tuple[int, ...]  # the tokens of each vector core in a full step
+    step_heads_dequant: int
+    workspace_bytes: int  # beside what the system itself asks for
+
+
+def _single_n(n: int, cores: int, align: int) -> int:
+    return -(-n // (align * cores)) * align
+
+
+def _split(name: str, m: int, k: int, n: int, columns: int) -> Matmul:
+    return Matmul(name, m, k, n, columns, -(-n // columns))
+
+
+def mla_prolog_plan(
+    tokens: int,
+    heads: int,
+    *,
+    hidden: int = 7168,
+    hcq: int = 1536,
+    hckv: int = 512,
+    nope: int = 128,
+    rope: int = 64,
+    scenario: str = "NO_QUANT",
+    cache_mode: str = "PA_BSND",
+    empty_cache: bool = False,
+    aic: int = 24,
+    aiv: int = 48,
+) -> MlaPrologPlan:
+    """The host tiling of one call of MlaProlog: the split of its four products, steps, vector blocks, work space and key.
+
+    tokens: T or B * S, >= 0; heads: N. hidden, hcq, hckv, nope, rope: He, Hcq, Hckv, D, Dr. All sizes > 0, any.
+    scenario: "NO_QUANT", "PARTIAL", "PARTIAL_KV", "FULL" or "FULL_KV". cache_mode: "PA_BSND" or "PA_NZ".
+    empty_cache: the caches have no blocks. aic, aiv: cube and vector cores.
+
+    Returns a `MlaPrologPlan`. Raises ValueError for anything else.
+    Notes: the group computation needs eight key-value heads, of which the operator takes one, so it is never chosen. With
+    nine cube cores or more MatmulCkvKr goes out in blocks of 64 columns.
+    Source: Ascend MlaProlog, host tiling (CANN ops-transformer, November 2025).
+    """
+    sizes = {"heads": heads, "hidden": hidden, "hcq": hcq, "hckv": hckv, "nope": nope, "rope": rope, "aic": aic, "aiv": aiv}
+    require(is_int(tokens) and tokens >= 0, _OP, "tokens", "an integer >= 0", repr(tokens))
+    for name, size in sizes.items():
+        require(is_int(size) and size > 0, _OP, name, "an integer > 0", repr(size))
+    require_choice(_OP, "scenario", scenario, _SCENARIOS)
+    require_choice(_OP, "cache_mode", cache_mode, PAGED_MODES)
+    s = SCENARIOS[scenario]
+    dequant = int(s.partial and heads >= 8)
+    key = MlaPrologTilingKey(PAGED_MODES.index(cache_mode) + 1, 2 if s.partial else 1, s.key or 0, dequant, 0,
+                             2 if tokens == 0 else int(empty_cache))
+    heads_dequant = min(64 if nope == 128 else 16, heads)
+    if tokens == 0:
+        return MlaPrologPlan(MlaPrologTilingKey.decode(key.encode()), (), (), 1, (), heads_dequant, 0)
+
+    step = min(_STEP, tokens)
+    down, up = 32 if s.full else 16, 32 if s.partial else 16  # the columns that 32 bytes of a weight hold
+    latent, projected = hckv + rope, heads * (nope + rope)
+    core_heads = -(-heads // aic)
+    matmuls: tuple[Matmul, ...] = (
+        _split("MatmulCq", step, hidden, hcq, _single_n(hcq, aic, down)),
+        _split("MatmulCkvKr", step, hidden, latent, _CKVKR_COLUMNS if aic >= _CKVKR_CORES else _single_n(latent, aic, down)),
+        _split("MatmulQcQr", step, hcq, projected, _single_n(projected, aic, nope + rope if dequant else up)),
+        Matmul("MatmulQn", step, nope, hckv, hckv, -(-heads // core_heads), heads, core_heads),
+    )
+    if empty_cache:
+        matmuls = (matmuls[0], *matmuls[2:])
+    cores = min(step, aiv)
+    return MlaPrologPlan(
+        key,
+        matmuls,
+        tuple(min(_STEP, tokens - t) for t in range(0, tokens, _STEP)),
+        aic,
+        tuple(step // cores + (i < step % cores) for i in range(cores)),
+        heads_dequant,
+        _workspace(step, heads, hcq, hckv, nope, rope, s.full, s.query_int8, bool(dequant)),
+    )
+
+
+def _workspace(step: int, heads: int, hcq: int, hckv: int, nope: int, rope: int, full: bool, query_int8: bool,
+               dequant: bool) -> int:
+    """Bytes: int32 where a product is int8, bfloat16 else; the heads' part always has four bytes a value."""
+    if full:
+        token = hcq * 4 + hcq * 2 + (hckv + rope) * 4 + (heads * hckv * 2 if query_int8 else 0)
+    else:
+        token = hcq * 2 * 2 + (hckv + rope) * 2
+    return step * (token + heads * (nope + rope) * 4 + heads * nope * 2 + (32 if dequant else 0))

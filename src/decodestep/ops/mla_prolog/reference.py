@@ -1,0 +1,199 @@
+"""The MLA prolog stage by stage, with the roundings of the specification.
+
+`math` is the type of elementwise work and of floating-point sums: float32 as on the device, float64 as an oracle. Where the
+tensors are bfloat16, every ``astype(p.real)`` is one of the specified roundings; with float32 or float64 tensors it is none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from decodestep.ops.linear.weight import PackedWeight
+from decodestep.ops.mla_prolog.arguments import Problem, Weight, columns_of
+from decodestep.ops.mla_prolog.layouts import row_index
+from decodestep.ops.mla_prolog.scenarios import TILE
+
+_FLT_EPSILON = 2.0**-23
+_INT8_SUM = 1024  # so many products of two int8 stay within 2^24: a float32 sum of them is exact in any order
+
+Product = Callable[[np.ndarray, Weight, int], np.ndarray]  # (x, weight, its columns) -> x @ weight
+
+
+class Results(NamedTuple):
+    """For T tokens; None for what the call does not produce."""
+
+    query: np.ndarray | None  # (T, N, Hckv)
+    query_rope: np.ndarray  # (T, N, Dr)
+    dequant_scale_q_nope: np.ndarray | None = None  # (T, N, 1)
+    query_norm: np.ndarray | None = None  # (T, Hcq)
+    dequant_scale_q_norm: np.ndarray | None = None  # (T, 1)
+
+
+def prolog(p: Problem, math: Any = None, product: Product | None = None) -> Results:
+    """Computes everything, then writes the caches. `product` replaces the float32 product of the projections."""
+    math = np.dtype(math or (np.float64 if p.real == np.float64 else np.float32))
+
+
+    def wide_product(x: np.ndarray, w: Weight, columns: int) -> np.ndarray:
+        return widen(x, math) @ widen(_matrix(w, x.shape[1], columns), math)
+
+    with np.errstate(all="ignore"):  # infinities and NaN of the caller's go through
+        return _prolog(p, math, product or wide_product)
+
+
+def _prolog(p: Problem, math: np.dtype[Any], product: Product) -> Results:
+    s, scales = p.scenario, {name: scale.astype(math) for name, scale in p.scales.items()}
+    x_scale = scales.get("dequant_scale_x")
+    heads, nope, latent = p.w_uk.shape
+    rope = p.sin.shape[1]
+
+    def from_tokens(w: Weight, columns: int, scale: str) -> np.ndarray:
+        if s.full:
+            return _int8_product(p.x, w, columns, math) * x_scale * scales[scale]
+        return widen(product(p.x, w, columns).astype(p.real), math)
+
+    raw = widen(p.x, math) if p.w_dq is None else from_tokens(p.w_dq, columns_of(p.w_dq), "dequant_scale_w_dq")
+    normed = rms_norm(raw, p.gamma_cq, p.eps_cq, p.alpha_cq)
+    columns = heads * (nope + rope // p.rope_groups)
+    cq_scale = None
+    if s.partial:
+        cq, cq_scale = quantise_rows(normed * scales.get("smooth_scales_cq", math.type(1)))
+        q = _int8_product(cq, p.w_uq_qr, columns, math) * cq_scale * scales["dequant_scale_w_uq_qr"]
+    else:
+        cq = normed.astype(p.real)
+        q = widen(product(cq, p.w_uq_qr, columns).astype(p.real), math)
+    q = q.reshape(len(cq), heads, nope + rope // p.rope_groups)
+
+    # The rope part of an int8 product goes on in `math`, its nope part is rounded like any other.
+    sin, cos = widen(p.sin, math), widen(p.cos, math)
+    query_rope = rotate(_in_groups(q[..., nope:], p.rope_groups), sin[:, None], cos[:, None]).astype(p.real)
+    query = query_scale = None
+    if p.need_query:
+        query = _absorb(widen(q[..., :nope].astype(p.real), math), p.w_uk, math).astype(p.real)
+    if query is not None and s.query_int8:
+        query, query_scale = quantise_rows(widen(query, math), p.rounding)
+        in_query_units = widen(query_rope, math) * scales["quant_scale_ckv"].flat[0] / query_scale
+        # IEEE has 0 / 0 = NaN where a whole head is zero and its rope too; the rope of nothing is nothing.
+        nothing = (query_scale == 0) & (query_rope == 0)
+        query_rope = np.where(nothing, math.type(0), in_query_units).astype(p.real)
+
+    if p.kv_cache.shape[0] and len(p.slots):
+        ckv_kr = from_tokens(p.w_dkv_kr, latent + rope, "dequant_scale_w_dkv_kr")
+        kc = rms_norm(ckv_kr[:, :latent], p.gamma_ckv, p.eps_ckv, p.alpha_ckv)
+        _write_caches(p, kc, rotate(ckv_kr[:, latent:], sin, cos).astype(p.real), scales)
+    return Results(query, query_rope, None if query_scale is None else query_scale.astype(np.float32),
+                   cq if p.query_norm else None,
+                   cq_scale.astype(np.float32) if p.query_norm and cq_scale is not None else None)
+
+
+def widen(a: np.ndarray, math: np.dtype[Any]) -> np.ndarray:
+    """`a` in the type `math`, exactly; bfloat16 by its bits, many times faster than by the general cast."""
+    if a.dtype.name == "bfloat16" and math == np.float32:
+        wide = a.view(np.uint16).astype(np.uint32)
+        wide <<= 16
+        return wide.view(np.float32)
+    return a.astype(math, copy=False)
+
+
+def _matrix(w: Weight, inputs: int, columns: int) -> np.ndarray:
+    """The (inputs, columns) matrix of a weight in any of its forms."""
+    if isinstance(w, PackedWeight):
+        return w.dense()
+    if w.ndim == 2:
+        return w
+    n, blocks, rows, c0 = w.shape
+    return w.transpose(1, 2, 0, 3).reshape(blocks * rows, n * c0)[:inputs, :columns]
+
+
+def _int8_product(x: np.ndarray, w: Weight, columns: int, math: np.dtype[Any]) -> np.ndarray:
+    """The exact integers x W, converted to `math` once."""
+    matrix = _matrix(w, x.shape[1], columns)
+    total = np.zeros((len(x), columns), np.int64)
+    for k in range(0, x.shape[1], _INT8_SUM):
+        part = x[:, k : k + _INT8_SUM].astype(np.float32) @ matrix[k : k + _INT8_SUM].astype(np.float32)
+        total += part.astype(np.int64)
+    return total.astype(math)
+
+
+def rms_norm(x: np.ndarray, gamma: np.ndarray | None, eps: float, alpha: float) -> np.ndarray:
+    math = x.dtype.type
+    if gamma is not None:
+        rms = np.sqrt(np.sum(x * x, axis=-1, keepdims=True) * math(1.0 / x.shape[-1]) + math(eps))
+        x = x / rms * widen(gamma, x.dtype)
+    return x * math(alpha) if abs(alpha - 1.0) >= _FLT_EPSILON else x
+
+
+def to_int8(v: np.ndarray, rounding: str = "half_even") -> np.ndarray:
+    """Rounds and saturates; NaN gives 0, as the device's conversion does."""
+    whole = np.rint(v) if rounding == "half_even" else _half_away(_half_away(v, 10), None)
+    return np.nan_to_num(np.clip(whole, -128, 127), copy=False, nan=0.0).astype(np.int8)
+
+
+def _half_away(v: np.ndarray, bits: int | None) -> np.ndarray:
+    """To the nearest value with that many bits behind its first, or to the nearest integer; a tie goes away from zero."""
+    unit = np.ones_like(v) if bits is None else np.ldexp(np.ones_like(v), np.maximum(np.frexp(v)[1] - 1 - bits, -24))
+    return np.copysign(np.floor(np.abs(v) / unit + v.dtype.type(0.5)) * unit, v)
+
+
+def quantise_rows(z: np.ndarray, rounding: str = "half_even") -> tuple[np.ndarray, np.ndarray]:
+    """Symmetric int8 with one scale for each row of the last axis, (q, scale[..., 1]); zeros have scale 0 and q 0."""
+    largest = np.abs(z).max(axis=-1, keepdims=True)
+    full = z.dtype.type(127)
+    return to_int8(z * np.where(largest == 0, largest, full / largest), rounding), largest / full
+
+
+def rotate(x: np.ndarray, sin: np.ndarray, cos: np.ndarray) -> np.ndarray:
+    """RoPE, interleaved pairs in, halves out; both halves of sin and cos are read."""
+    even, odd, h = x[..., 0::2], x[..., 1::2], x.shape[-1] // 2
+    return np.concatenate([even * cos[..., :h] - odd * sin[..., :h], odd * cos[..., h:] + even * sin[..., h:]], axis=-1)
+
+
+def _in_groups(q_rope: np.ndarray, groups: int) -> np.ndarray:
+    """Head n's block of the rope part in the place of group n // (N / groups), zeros elsewhere."""
+    if groups == 1:
+        return q_rope
+    tokens, heads, width = q_rope.shape
+    full = np.zeros((tokens, heads, groups, width), q_rope.dtype)
+    n = np.arange(heads)
+    full[:, n, n // (heads // groups)] = q_rope
+    return full.reshape(tokens, heads, groups * width)
+
+
+def _absorb(q_nope: np.ndarray, w_uk: np.ndarray, math: np.dtype[Any]) -> np.ndarray:
+    """(T, N, D) times each head's (D, Hckv); a head at a time, so that only one of them is wide at once."""
+    query = np.empty((len(q_nope), *w_uk.shape[::2]), math)
+    for n, w in enumerate(w_uk):
+        query[:, n] = q_nope[:, n] @ widen(w, math)
+    return query
+
+
+def _write_caches(p: Problem, kc: np.ndarray, kr: np.ndarray, scales: dict[str, np.ndarray]) -> None:
+    s, math = p.scenario, kc.dtype
+    if s.kv == "tile":
+        rows = {"kv": _tile_rows(kc, kr, scales["k_nope_clip_alpha"][0])}
+    elif s.kv == "channel":
+        rows = {"kv": to_int8(kc * scales["quant_scale_ckv"]), "kr": to_int8(widen(kr, math) * scales["quant_scale_ckr"])}
+    elif s.kv == "tensor":
+        rows = {"kv": to_int8(kc * scales["quant_scale_ckv"].flat[0]), "kr": kr}
+    else:
+        rows = {"kv": kc.astype(p.real), "kr": kr}
+    # Of the tokens with one slot the last in token order stays; negative slots are not written.
+    slots, last = np.unique(p.slots[::-1], return_index=True)
+    token = (len(p.slots) - 1 - last)[slots >= 0]
+    slots = slots[slots >= 0]
+    for name, cache in (("kv", p.kv_cache), ("kr", p.kr_cache)):
+        if name in rows:
+            cache[row_index(slots, cache, p.nz)] = rows[name][token]
+
+
+def _tile_rows(kc: np.ndarray, kr: np.ndarray, alpha: np.floating[Any]) -> np.ndarray:
+    """Rows of bytes: int8 kc, then kr as it is, then one float32 scale for each tile of kc."""
+    tiles = kc.reshape(len(kc), -1, TILE)
+    bound = np.abs(tiles).max(axis=-1, keepdims=True) * alpha
+    scale = bound / bound.dtype.type(127)
+    q = to_int8(np.clip(tiles, -bound, bound) * np.where(scale == 0, scale, 1 / scale))
+    parts = (q.reshape(kc.shape), kr, scale[..., 0].astype("<f4"))
+    return np.concatenate([np.ascontiguousarray(part).view(np.int8) for part in parts], axis=1)

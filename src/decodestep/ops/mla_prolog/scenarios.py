@@ -1,0 +1,74 @@
+"""The quantisation scenarios as data: which tensors are int8, and which scales a call brings."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from decodestep.checks import refuse
+
+SCALES = (
+    "dequant_scale_x",
+    "dequant_scale_w_dq",
+    "dequant_scale_w_uq_qr",
+    "dequant_scale_w_dkv_kr",
+    "quant_scale_ckv",
+    "quant_scale_ckr",
+    "smooth_scales_cq",
+    "k_nope_clip_alpha",
+)
+TILE = 128  # columns of a latent row that share a scale where it is quantised by tiles
+
+
+@dataclass(frozen=True)
+class Scenario:
+    name: str
+    full: bool  # token_x, weight_dq and weight_dkv_kr are int8
+    partial: bool  # weight_uq_qr is int8; so it is under `full`
+    kv: str | None  # the unit that shares a scale of kv_cache: None (not quantised), "channel", "tensor" or "tile"
+    modes: tuple[int, int, int]  # V3's weight_quant_mode, kv_cache_quant_mode and query_quant_mode
+    key: int | None  # the tiling key's quantisation mode in November 2025
+    required: tuple[str, ...]
+    optional: tuple[str, ...] = ("smooth_scales_cq",)
+
+    @property
+    def kr_int8(self) -> bool:
+        return self.kv == "channel"
+
+    @property
+    def query_int8(self) -> bool:
+        return self.kv == "tensor"
+
+
+_UQ = ("dequant_scale_w_uq_qr",)
+_ALL = ("dequant_scale_x", "dequant_scale_w_dq", "dequant_scale_w_uq_qr", "dequant_scale_w_dkv_kr")
+_CHANNEL = ("quant_scale_ckv", "quant_scale_ckr")
+_TILE = ("k_nope_clip_alpha",)
+
+#                           full   partial kv        modes     key  scales
+NO_QUANT = Scenario("NO_QUANT", False, False, None, (0, 0, 0), 0, (), ())
+_PARTIAL = Scenario("PARTIAL", False, True, None, (1, 0, 0), 0, _UQ)
+_PARTIAL_KV = Scenario("PARTIAL_KV", False, True, "channel", (1, 2, 0), 1, _UQ + _CHANNEL)
+_FULL = Scenario("FULL", True, True, None, (2, 0, 0), 2, _ALL)
+_FULL_KV = Scenario("FULL_KV", True, True, "tensor", (2, 1, 1), 3, (*_ALL, "quant_scale_ckv"))
+_PARTIAL_TILE = Scenario("PARTIAL_TILE", False, True, "tile", (1, 3, 0), None, _UQ + _TILE)
+_FULL_TILE = Scenario("FULL_TILE", True, True, "tile", (2, 3, 0), None, _ALL + _TILE)
+
+SCENARIOS = {s.name: s for s in (NO_QUANT, _PARTIAL, _PARTIAL_KV, _FULL, _FULL_KV, _PARTIAL_TILE, _FULL_TILE)}
+_BY_DTYPES = {(s.full, s.partial, s.kv is not None): s for s in SCENARIOS.values() if s.kv != "tile"}
+_BY_MODES = {s.modes: s for s in SCENARIOS.values()}
+
+
+def from_dtypes(x_int8: bool, uq_int8: bool, kv_int8: bool) -> Scenario:
+    """V1, V2 and the V3 of November 2025: int8 tokens mean FULL, else an int8 weight_uq_qr means PARTIAL, else NO_QUANT.
+    Where no scenario has the mixture, its checks name the tensor that differs."""
+    partial = x_int8 or uq_int8
+    return _BY_DTYPES[(x_int8, partial, kv_int8 and partial)]
+
+
+def from_modes(op: str, weight: int, kv_cache: int, query: int) -> Scenario:
+    """The later V3: its attributes name the scenario, and the dtypes must agree."""
+    scenario = _BY_MODES.get((weight, kv_cache, query))
+    if scenario is None:
+        refuse(op, "(weight_quant_mode, kv_cache_quant_mode, query_quant_mode)",
+               f"one of {', '.join(map(str, _BY_MODES))}", f"({weight}, {kv_cache}, {query})")
+    return scenario

@@ -1,0 +1,96 @@
+"""What several tests share: the default model, and small files of the same family made from random numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+
+@pytest.fixture(scope="session")
+def model() -> Any:
+    """The default model; fetched once where it is not on the machine yet."""
+    import decodestep as ds
+
+    return ds.load()
+
+
+@pytest.fixture(scope="session")
+def model_path(model: Any) -> Path:
+    return Path(model.path)
+
+
+@pytest.fixture
+def rng() -> np.random.Generator:
+    return np.random.default_rng(20240607)
+
+
+TinyFile = Callable[..., Path]
+
+
+@pytest.fixture
+def tiny_file(tmp_path: Path) -> TinyFile:
+    """Writes a random Llama-family GGUF of two layers; keyword arguments override its metadata and leave out tensors."""
+    import gguf
+
+    def write(
+        *, heads: int = 6, groups: int = 2, head_dim: int = 16, hidden: int = 96, kind: str = "F32", tied: bool = True,
+        without: tuple[str, ...] = (), **metadata: Any,
+    ) -> Path:
+        path = tmp_path / f"tiny-{kind}.gguf"
+        rng = np.random.default_rng(5)
+        writer = gguf.GGUFWriter(path, metadata.pop("architecture", "llama"))
+        feed_forward, vocab = 128, 300
+        writer.add_embedding_length(hidden)
+        writer.add_block_count(2)
+        writer.add_context_length(64)
+        writer.add_feed_forward_length(feed_forward)
+        writer.add_head_count(heads)
+        writer.add_head_count_kv(groups)
+        writer.add_key_length(head_dim)
+        writer.add_value_length(head_dim)
+        writer.add_rope_dimension_count(head_dim)
+        writer.add_rope_freq_base(10000.0)
+        writer.add_layer_norm_rms_eps(1e-5)
+        byte_tokens = [chr(b) if 33 <= b <= 126 else f"<{b}>" for b in range(vocab - 3)]
+        writer.add_tokenizer_model("gpt2")
+        writer.add_tokenizer_pre(metadata.pop("pre", "gpt-2"))
+        writer.add_token_list([*byte_tokens, "<bos>", "<eos>", "<pad>"])
+        writer.add_token_types([1] * (vocab - 3) + [3] * 3)
+        writer.add_token_merges(["a b", "ab c"][:0])
+        writer.add_bos_token_id(vocab - 3)
+        writer.add_eos_token_id(vocab - 2)
+        for key, value in metadata.items():
+            writer.add_string(key, value) if isinstance(value, str) else writer.add_uint32(key, value)
+        queries, keys = heads * head_dim, groups * head_dim
+        shapes: dict[str, tuple[int, ...]] = {"token_embd": (vocab, hidden), "output_norm": (hidden,)}
+        if not tied:
+            shapes["output"] = (vocab, hidden)
+        for i in range(2):
+            shapes |= {
+                f"blk.{i}.attn_norm": (hidden,), f"blk.{i}.ffn_norm": (hidden,), f"blk.{i}.attn_q": (queries, hidden),
+                f"blk.{i}.attn_k": (keys, hidden), f"blk.{i}.attn_v": (keys, hidden),
+                f"blk.{i}.attn_output": (hidden, queries), f"blk.{i}.ffn_gate": (feed_forward, hidden),
+                f"blk.{i}.ffn_up": (feed_forward, hidden), f"blk.{i}.ffn_down": (hidden, feed_forward),
+            }
+        type_ = gguf.GGMLQuantizationType[kind]
+        for name, shape in shapes.items():
+            if name in without:
+                continue
+            values = rng.standard_normal(shape).astype(np.float32) * (1.0 if len(shape) == 1 else 0.2)
+            if len(shape) == 1 or type_ == gguf.GGMLQuantizationType.F32:
+                writer.add_tensor(f"{name}.weight", values)
+            elif type_ == gguf.GGMLQuantizationType.F16:
+                writer.add_tensor(f"{name}.weight", values.astype(np.float16))
+            else:
+                writer.add_tensor(f"{name}.weight", gguf.quants.quantize(values, type_), raw_dtype=type_)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+        return path
+
+    return write

@@ -1,0 +1,138 @@
+"""The command line as a program sees it: output, exit codes, signals."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+COMMAND = [sys.executable, "-m", "decodestep.cli"]
+
+
+def decodestep(*arguments, **options):
+    return subprocess.run([*COMMAND, *map(str, arguments)], capture_output=True, text=True, timeout=120, check=False, **options)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _fetched(model):
+    """The model is on the machine before the first command."""
+
+
+def test_generate_prints_the_answer():
+    run = decodestep("generate", "What is the capital of France?", "--greedy")
+    assert (run.returncode, run.stdout, run.stderr) == (0, "The capital of France is Paris.\n", "")
+
+
+def test_json_is_one_object_with_everything():
+    run = decodestep("generate", "Hi", "--json", "--seed", 3, "--max-new-tokens", 5)
+    result = json.loads(run.stdout)
+    assert set(result) == {"text", "token_ids", "prompt_token_ids", "finish_reason", "seed", "stats"}
+    assert result["seed"] == 3
+    assert len(result["token_ids"]) == 5
+    names = {row["operator"] for row in result["stats"]["operators"]}
+    assert {"mla_prolog", "mla_attention", "decode_step"} <= names
+
+
+def test_the_seed_decides():
+    first, again, other = (decodestep("generate", "A poem", "--seed", s, "--max-new-tokens", 24).stdout for s in (1, 1, 2))
+    assert first == again != other
+
+
+def test_raw_leaves_the_prompt_alone(model):
+    run = decodestep("generate", "Once upon", "--raw", "--greedy", "--json", "--max-new-tokens", 1)
+    assert json.loads(run.stdout)["prompt_token_ids"] == model.tokenizer.encode("Once upon")
+
+
+def test_the_prompt_comes_from_standard_input():
+    run = decodestep("generate", "-", "--greedy", input="What is the capital of France?")
+    assert run.stdout == "The capital of France is Paris.\n"
+
+
+def test_stats_show_the_operators():
+    run = decodestep("generate", "Hi", "--greedy", "--stats", "--max-new-tokens", 2, env={**os.environ, "COLUMNS": "200"})
+    for word in ("mla_prolog", "mla_attention", "linear", "decode_step", "cpu", "tokens/s", "first token after"):
+        assert word in run.stderr
+
+
+def test_a_stop_string_ends_the_text():
+    run = decodestep("generate", "What is the capital of France?", "--greedy", "--stop", " is")
+    assert run.stdout == "The capital of France\n"
+
+
+@pytest.mark.parametrize("arguments", [
+    [], ["--top-p", "1.7"], ["--seed", "-1"], ["--seed", str(2**64)], ["--temperature", "nan"], ["--top-k", "x"],
+    ["--max-new-tokens", "0"], ["--threads", "0"], ["--dtype", "int2"], ["--stop", ""], ["--no-such-option"],
+])
+def test_a_wrong_request_exits_with_2(arguments):
+    prompt = ["Hi"] if arguments else [""]
+    run = decodestep("generate", *prompt, *arguments)
+    assert run.returncode == 2
+    assert run.stdout == ""
+    assert "decodestep" in run.stderr
+    assert "Traceback" not in run.stderr
+
+
+def test_no_verb_exits_with_2():
+    assert decodestep().returncode == 2
+    assert decodestep("dance").returncode == 2
+
+
+def test_a_prompt_longer_than_the_context_exits_with_2():
+    run = decodestep("generate", "-", input="word " * 9000)
+    assert run.returncode == 2
+    assert "shorter than the context of 8192" in run.stderr
+
+
+def test_a_missing_or_broken_file_exits_with_1(tmp_path, model_path):
+    run = decodestep("generate", "Hi", "--model", tmp_path / "none.gguf")
+    assert (run.returncode, run.stdout) == (1, "")
+    assert "No such file" in run.stderr
+    broken = tmp_path / "broken.gguf"
+    with model_path.open("rb") as whole:
+        broken.write_bytes(whole.read(5_000_000))
+    run = decodestep("generate", "Hi", "--model", broken)
+    assert run.returncode == 1
+    assert "truncated" in run.stderr
+
+
+def test_ctrl_c_ends_with_what_was_generated():
+    process = subprocess.Popen([*COMMAND, "generate", "Tell me a long story.", "--max-new-tokens", "2000", "--json", "--seed", "5",
+                                "--temperature", "1.5"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    time.sleep(4)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (0, "")
+    result = json.loads(out)
+    assert result["finish_reason"] in ("cancelled", "eos")
+    assert len(result["token_ids"]) > 0
+
+
+def test_a_closed_pipe_is_no_crash():
+    process = subprocess.Popen([*COMMAND, "generate", "Tell me a story.", "--max-new-tokens", "60", "--greedy"],
+                               stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process.stdout.read(1)
+    process.stdout.close()
+    err = process.stderr.read()
+    assert process.wait(timeout=60) == 1
+    assert err == ""
+
+
+def test_env_tells_what_runs_here():
+    facts = json.loads(decodestep("env", "--json").stdout)
+    assert facts["isa"] in ("baseline", "avx2", "avx512")
+    assert facts["backends"]["linear"] == "cpu+reference"
+    assert "SmolLM2" in facts["model"]
+    text = decodestep("env").stdout
+    assert all(name in text for name in facts)
+
+
+def test_help_names_the_exit_codes():
+    for arguments in ([], ["generate"], ["env"]):
+        run = decodestep(*arguments, "--help")
+        assert run.returncode == 0
+        assert "exit codes" in run.stdout

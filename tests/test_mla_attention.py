@@ -1,0 +1,163 @@
+"""mla_attention: against plain softmax attention, in every form of the cache."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tolerances import assert_close
+
+import decodestep as ds
+
+BACKENDS = ("cpu", "reference")
+
+
+def make(rng, *, tokens, heads, latent, rope, groups=1, block_size=4, blocks=9, dtype=np.float32, nope=True):
+    """Random arguments: the sequences' blocks lie scattered in the cache, the rest of it is poison."""
+    rows = max(1, tokens // 2)
+    per_row = (blocks - 1) // rows
+    kv = np.full((blocks, block_size, 1, latent), np.nan, dtype)
+    kr = np.full((blocks, block_size, 1, rope), np.nan, dtype)
+    table = rng.permutation(blocks)[: rows * per_row].reshape(rows, per_row)
+    sequence = np.sort(rng.integers(0, rows, tokens))
+    lengths = rng.integers(1, per_row * block_size + 1, tokens)
+    for row in range(rows):
+        for j in range(max(lengths[sequence == row], default=0)):
+            kv[table[row, j // block_size], j % block_size] = rng.standard_normal(latent)
+            kr[table[row, j // block_size], j % block_size] = rng.standard_normal(rope)
+    query_rope = rng.standard_normal((tokens, heads, rope)).astype(dtype)
+    if groups > 1:
+        pair = np.arange(rope) % (rope // 2) // (rope // 2 // groups)
+        query_rope *= pair == (np.arange(heads) // (heads // groups))[:, None]
+    query = rng.standard_normal((tokens, heads, latent)).astype(dtype) if nope else None
+    return (query, query_rope, kv, kr, table, lengths), {"scale": 0.3, "sequence": sequence, "groups": groups}
+
+
+def plain(query, query_rope, kv_cache, kr_cache, table, lengths, *, scale, sequence, groups):
+    """Softmax attention written out for each token and head in float64."""
+    tokens, heads, _ = query_rope.shape
+    latent = kv_cache.shape[3]
+    width = latent // groups
+    out = np.zeros((tokens, heads, width))
+    for t in range(tokens):
+        slots = [(table[sequence[t]][j // kv_cache.shape[1]], j % kv_cache.shape[1]) for j in range(lengths[t])]
+        kv = np.array([kv_cache[b, r, 0] for b, r in slots], np.float64)
+        kr = np.array([kr_cache[b, r, 0] for b, r in slots], np.float64)
+        for n in range(heads):
+            scores = kr @ query_rope[t, n].astype(np.float64)
+            if query is not None:
+                scores += kv @ query[t, n].astype(np.float64)
+            weight = np.exp(scale * scores - np.max(scale * scores))
+            g = n // (heads // groups)
+            out[t, n] = (weight / weight.sum()) @ kv[:, g * width : (g + 1) * width]
+    return out
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_equals_plain_attention(data):
+    rng = np.random.default_rng(data.draw(st.integers(0, 2**32)))
+    groups = data.draw(st.sampled_from([1, 1, 2, 3]))
+    args, options = make(
+        rng,
+        tokens=data.draw(st.integers(1, 7)),
+        heads=groups * data.draw(st.integers(1, 3)),
+        latent=groups * data.draw(st.sampled_from([1, 5, 16, 33, 64, 72])),
+        rope=2 * groups * data.draw(st.sampled_from([1, 8, 9, 32])),
+        groups=groups,
+        block_size=data.draw(st.sampled_from([1, 4, 16])),
+        nope=data.draw(st.booleans()),
+    )
+    want = plain(*args, **options)
+    for backend in BACKENDS:
+        assert_close(ds.mla_attention(*args, backend=backend, **options), want)
+    wide = [a.astype(np.float64) if a is not None and a.dtype == np.float32 else a for a in args]
+    assert_close(ds.mla_attention(*wide, **options), want)
+
+
+def test_one_key_returns_its_latent():
+    args, options = make(np.random.default_rng(1), tokens=1, heads=2, latent=8, rope=4)
+    args[-1][:] = 1
+    block = args[4][0, 0]
+    out = ds.mla_attention(*args, **options)
+    np.testing.assert_array_equal(out[0, 0], args[2][block, 0, 0])
+
+
+def test_bits_depend_on_the_token_alone(rng):
+    args, options = make(rng, tokens=6, heads=6, latent=48, rope=48, groups=3)
+    together = ds.mla_attention(*args, **options)
+    for threads in (1, 2, 5):
+        with ds.use_threads(threads):
+            np.testing.assert_array_equal(ds.mla_attention(*args, **options), together)
+    query, query_rope, kv, kr, table, lengths = args
+    for t in range(6):
+        alone = ds.mla_attention(
+            query[t : t + 1], query_rope[t : t + 1], kv, kr, table, lengths[t : t + 1],
+            scale=options["scale"], sequence=options["sequence"][t : t + 1], groups=3,
+        )
+        np.testing.assert_array_equal(alone[0], together[t])
+
+
+def test_large_scores_do_not_overflow(rng):
+    args, options = make(rng, tokens=2, heads=2, latent=16, rope=8)
+    want = plain(*args, **{**options, "scale": 1e4})
+    for backend in BACKENDS:
+        assert_close(ds.mla_attention(*args, backend=backend, **{**options, "scale": 1e4}), want)
+
+
+def test_torch_in_torch_out(rng):
+    args, options = make(rng, tokens=3, heads=2, latent=16, rope=8)
+    out = ds.mla_attention(*(torch.from_numpy(a) for a in args), **{**options, "sequence": torch.tensor(options["sequence"])})
+    assert isinstance(out, torch.Tensor)
+    np.testing.assert_array_equal(out.numpy(), ds.mla_attention(*args, **options))
+
+
+def test_no_tokens():
+    args, options = make(np.random.default_rng(1), tokens=2, heads=2, latent=16, rope=8)
+    none = [a[:0] for a in args[:2]], args[2:5], [args[5][:0]]
+    out = ds.mla_attention(*none[0], *none[1], *none[2], **{**options, "sequence": options["sequence"][:0]})
+    assert out.shape == (0, 2, 16)
+
+
+def refusals():
+    """(name of the argument, its position or keyword, a value that is wrong)."""
+    return [
+        ("query", 0, np.zeros((2, 2, 15), np.float32)),
+        ("query", 0, np.zeros((2, 2, 16), np.float64)),
+        ("query_rope", 1, np.zeros((2, 2), np.float32)),
+        ("query_rope", 1, np.zeros((2, 2, 8), np.float16)),
+        ("query_rope", 1, [[1.0]]),
+        ("kv_cache", 2, np.zeros((9, 4, 2, 16), np.float32)),
+        ("kr_cache", 3, np.zeros((9, 4, 1, 6), np.float32)),
+        ("kr_cache", 3, np.zeros((8, 4, 1, 8), np.float32)),
+        ("block_table", 4, np.full((1, 8), 9)),
+        ("block_table", 4, np.full((1, 8), -1)),
+        ("block_table", 4, np.zeros((1, 8))),
+        ("lengths", 5, np.array([0, 1])),
+        ("lengths", 5, np.array([1, 33])),
+        ("lengths", 5, np.array([1])),
+        ("sequence", "sequence", np.array([0, 1])),
+        ("sequence", "sequence", np.array([0, -1])),
+        ("scale", "scale", np.nan),
+        ("scale", "scale", "1"),
+        ("groups", "groups", 3),
+        ("groups", "groups", 0),
+        ("backend", "backend", "cuda"),
+    ]
+
+
+@pytest.mark.parametrize(("name", "place", "value"), refusals())
+def test_refuses(rng, name, place, value):
+    args, options = make(rng, tokens=2, heads=2, latent=16, rope=8)
+    args, options = list(args), dict(options)
+    (args if isinstance(place, int) else options)[place] = value
+    with pytest.raises(ValueError, match=rf"^mla_attention: {name} must be .*; got "):
+        ds.mla_attention(*args, **options)
+
+
+def test_a_backend_asked_for_by_name_does_not_fall_back(rng):
+    args, options = make(rng, tokens=2, heads=2, latent=16, rope=8, dtype=np.float64)
+    with pytest.raises(ValueError, match="needs float32"):
+        ds.mla_attention(*args, backend="cpu", **options)

@@ -1,0 +1,78 @@
+"""The tokenizer against llama.cpp's ids, and its way back to text."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from decodestep.models import ModelError
+from decodestep.models.tokenizer import Tokenizer
+
+VECTORS = json.loads((Path(__file__).parent / "vectors" / "tokenizer.json").read_text())["cases"]
+
+
+def test_ids_equal_llama_cpp(model):
+    wrong = [(text, ids) for text, ids in VECTORS if model.tokenizer.encode(text) != ids]
+    assert not wrong
+
+
+def test_text_comes_back(model):
+    tokenizer = model.tokenizer
+    for text, ids in VECTORS:
+        plain = not any(i in tokenizer.special for i in ids)
+        if plain:
+            assert tokenizer.decode(ids) == text
+
+
+def test_control_tokens_add_no_text(model):
+    ids = model.tokenizer.encode("<|im_start|>user\nhi<|im_end|>")
+    assert ids[0] == 1
+    assert ids[-1] == 2
+    assert model.tokenizer.decode(ids) == "user\nhi"
+
+
+def test_a_byte_that_the_vocabulary_lacks_is_left_out(model):
+    tokenizer = model.tokenizer
+    lacking = [chr(i) for i in range(256) if tokenizer.decode(tokenizer.encode(chr(i))) != chr(i)]
+    assert all(tokenizer.encode(f"a{c}b") == tokenizer.encode("a") + tokenizer.encode("b") for c in lacking)
+    assert all(ord(c) < 32 for c in lacking)
+
+
+def test_ids_outside_the_vocabulary_add_nothing(model):
+    assert model.tokenizer.token_bytes(len(model.tokenizer)) == b""
+    assert model.tokenizer.token_bytes(-1) == b""
+
+
+def metadata(**changes):
+    tokens = [chr(c) for c in range(ord("!"), ord("~") + 1)] + ["ab", "<s>", "</s>", "¿"]
+    base = {
+        "tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "gpt-2", "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": [1] * (len(tokens) - 3) + [3, 3, 4], "tokenizer.ggml.merges": ["a b"],
+        "tokenizer.ggml.bos_token_id": len(tokens) - 3, "tokenizer.ggml.eos_token_id": len(tokens) - 2,
+        "tokenizer.ggml.add_bos_token": True,
+    }
+    return base | {f"tokenizer.ggml.{key}": value for key, value in changes.items()}
+
+
+def test_a_beginning_token_is_put_first_once():
+    tokenizer = Tokenizer(metadata())
+    assert tokenizer.encode("ab") == tokenizer.encode("<s>ab")
+    assert len(tokenizer.encode("ab")) == 2
+
+
+@pytest.mark.parametrize("pre", ["smollm", "gpt-2", "default", "llama-bpe", "qwen2"])
+def test_every_pre_tokenizer_keeps_the_text(pre):
+    tokenizer = Tokenizer(metadata(pre=pre, add_bos_token=False))
+    assert tokenizer.decode(tokenizer.encode("ab!a12,b--")) == "ab!a12,b--"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"model": "llama"}, {"pre": "unheard-of"}, {"tokens": []}, {"token_type": [1]}, {"merges": ["a"]}, {"merges": ["a ü"]},
+     {"eos_token_id": 10_000}, {"bos_token_id": "x"}],
+)
+def test_refuses_what_it_cannot_read(changes):
+    with pytest.raises(ModelError):
+        Tokenizer(metadata(**changes))
