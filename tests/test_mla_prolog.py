@@ -6,18 +6,17 @@ import math
 from collections import Counter
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from mla_prolog_cases import BF16, MODES, SCENARIOS, V1, V2, copied, for_version, legal, make, nz_weight, oracle
-from tolerances import assert_close
 
 import decodestep as ds
 from decodestep.ops.linear import Format
-from decodestep.ops.mla_prolog import layouts
+from decodestep.ops.mla_prolog import reference
+from mla_prolog_cases import BF16, MODES, SCENARIOS, V1, V2, copied, for_version, legal, make, nz_weight, oracle, slot_of
+from tolerances import assert_close
 
 FUNCTIONS = {1: ds.mla_prolog, 2: ds.mla_prolog_v2, 3: ds.mla_prolog_v3}
 
@@ -139,7 +138,8 @@ def unit_call(**more: Any) -> dict[str, Any]:
     """One token of two values, one head, all weights selecting: exact by hand."""
     f32 = np.float32
     base = dict(
-        token_x=np.array([[3, 4]], f32), weight_dq=np.eye(2, dtype=f32), weight_uq_qr=np.array([[1, 0, 1, 0], [0, 1, 0, 1]], f32),
+        token_x=np.array([[3, 4]], f32), weight_dq=np.eye(2, dtype=f32),
+        weight_uq_qr=np.array([[1, 0, 1, 0], [0, 1, 0, 1]], f32),
         weight_uk=np.array([[[1, 0], [0, 2]]], f32), weight_dkv_kr=np.array([[1, 0, 0, 1], [0, 1, 1, 0]], f32),
         rmsnorm_gamma_cq=None, rmsnorm_gamma_ckv=None, rope_sin=np.array([[0.5, 0.25]], f32),
         rope_cos=np.array([[2, 4]], f32), cache_index=np.array([3]), kv_cache=np.zeros((2, 2, 1, 2), f32),
@@ -258,8 +258,8 @@ def plain_projection(arguments: dict[str, Any]) -> tuple[np.ndarray, np.ndarray]
     a = arguments
     c = a["token_x"] @ a["weight_dq"]
     c = c / np.sqrt((c * c).mean(-1, keepdims=True) + 1e-5) * a["rmsnorm_gamma_cq"]
-    (N, D, Hckv), Dr = a["weight_uk"].shape, a["rope_sin"].shape[-1]
-    return (c @ a["weight_uq_qr"]).reshape(len(c), N, -1)[..., D:], (a["token_x"] @ a["weight_dkv_kr"])[:, Hckv:].reshape(-1, Dr)
+    N, D, Hckv = a["weight_uk"].shape
+    return (c @ a["weight_uq_qr"]).reshape(len(c), N, -1)[..., D:], (a["token_x"] @ a["weight_dkv_kr"])[:, Hckv:]
 
 
 def test_absorbed_scores_are_the_unabsorbed_ones():
@@ -298,8 +298,6 @@ def test_rows_that_no_token_names_keep_their_bits(scenario, mode):
     if not mode.startswith("PA"):
         return
     block = 4
-    from mla_prolog_cases import slot_of
-
     touched = {slot_of(arguments, t) for t in range(9)} - {-1}
     for name in ("kv_cache", "kr_cache"):
         old, new = (cache if mode.endswith("BSND") else ds.cache_from_nz(cache) for cache in (before[name], arguments[name]))
@@ -528,7 +526,8 @@ def test_without_down_projection_and_norms():
     bare = copied(a | dict(rmsnorm_gamma_ckv=None))
     call(bare, kc_scale=2.0)
     t = 8 if a["cache_index"][8] >= 0 else int(np.argmax(a["cache_index"]))
-    np.testing.assert_allclose(bare["kv_cache"].reshape(32, -1)[a["cache_index"][t]], 2 * (a["token_x"] @ a["weight_dkv_kr"])[t, :64])
+    latent = (a["token_x"] @ a["weight_dkv_kr"])[t, :64]
+    np.testing.assert_allclose(bare["kv_cache"].reshape(32, -1)[a["cache_index"][t]], 2 * latent)
 
 
 def plain_c(x: np.ndarray, gamma: np.ndarray) -> np.ndarray:
@@ -680,23 +679,28 @@ REFUSALS = [
     ("token_x", lambda: wrong(token_x=widened)), ("token_x", lambda: wrong(token_x=flat)),
     ("token_x", lambda: wrong(token_x="tokens")), ("token_x", lambda: wrong(token_x=lambda a: a[:, :0])),
     ("token_x", lambda: wrong("FULL", version=1)), ("token_x", lambda: wrong(mode="BSND")),
-    ("token_x", lambda: wrong(mode="TND", merged=False)), ("token_x", lambda: wrong("FULL", token_x=lambda a: a.astype(BF16))),
+    ("token_x", lambda: wrong(mode="TND", merged=False)),
+    ("token_x", lambda: wrong("FULL", token_x=lambda a: a.astype(BF16))),
     ("weight_dq", lambda: wrong(weight_dq=longer)), ("weight_dq", lambda: wrong(weight_dq=widened)),
     ("weight_dq", lambda: wrong(weight_dq=lambda a: a[:, :0], rmsnorm_gamma_cq=lambda a: a[:0])),
     ("weight_dq", lambda: wrong("FULL", weight_dq=None)), ("weight_dq", lambda: wrong(weight_dq=lambda a: a[None])),
-    ("weight_uq_qr", lambda: wrong(weight_uq_qr=longer)), ("weight_uq_qr", lambda: wrong(weight_uq_qr=lambda a: a[:, 1:])),
+    ("weight_uq_qr", lambda: wrong(weight_uq_qr=longer)),
+    ("weight_uq_qr", lambda: wrong(weight_uq_qr=lambda a: a[:, 1:])),
     ("weight_uq_qr", lambda: wrong("PARTIAL", weight_uq_qr=lambda a: a.astype(BF16))),
     ("weight_uq_qr", lambda: wrong("PARTIAL", weight_uq_qr=lambda a: ds.PackedWeight.from_array(a.astype(np.float32)))),
     ("weight_uq_qr", lambda: wrong(weight_uq_qr=lambda a: nz_weight(a)[:, :1])),
-    ("weight_uk", lambda: wrong(weight_uk=lambda a: a.astype(np.float16))), ("weight_uk", lambda: wrong(weight_uk=flat)),
-    ("weight_uk", lambda: wrong(weight_uk=lambda a: a[:0])), ("weight_uk", lambda: wrong(weight_uk=lambda a: a.astype(np.int8))),
-    ("weight_dkv_kr", lambda: wrong(weight_dkv_kr=lambda a: a[:, 1:])), ("weight_dkv_kr", lambda: wrong(weight_dkv_kr=None)),
-    ("rmsnorm_gamma_cq", lambda: wrong(rmsnorm_gamma_cq=longer)), ("rmsnorm_gamma_cq", lambda: wrong(rmsnorm_gamma_cq=widened)),
+    ("weight_uk", lambda: wrong(weight_uk=lambda a: a.astype(np.float16))),
+    ("weight_uk", lambda: wrong(weight_uk=flat)), ("weight_uk", lambda: wrong(weight_uk=lambda a: a[:0])),
+    ("weight_uk", lambda: wrong(weight_uk=lambda a: a.astype(np.int8))),
+    ("weight_dkv_kr", lambda: wrong(weight_dkv_kr=lambda a: a[:, 1:])),
+    ("weight_dkv_kr", lambda: wrong(weight_dkv_kr=None)), ("rmsnorm_gamma_cq", lambda: wrong(rmsnorm_gamma_cq=longer)),
+    ("rmsnorm_gamma_cq", lambda: wrong(rmsnorm_gamma_cq=widened)),
     ("rmsnorm_gamma_ckv", lambda: wrong(rmsnorm_gamma_ckv=lambda a: a[None])),
     ("rope_sin", lambda: wrong(rope_sin=widened)), ("rope_sin", lambda: wrong(rope_sin=longer)),
     ("rope_sin", lambda: wrong(rope_sin=lambda a: a[:, :0])), ("rope_sin", lambda: wrong(rope_sin=lambda a: a[:, :31])),
     ("rope_sin", lambda: wrong(rope_sin=None)), ("rope_cos", lambda: wrong(rope_cos=lambda a: a[:, :16])),
-    ("cache_index", lambda: wrong(cache_index=lambda a: a.astype(np.int32))), ("cache_index", lambda: wrong(cache_index=longer)),
+    ("cache_index", lambda: wrong(cache_index=lambda a: a.astype(np.int32))),
+    ("cache_index", lambda: wrong(cache_index=longer)),
     ("cache_index", lambda: wrong(cache_index=lambda a: np.where(a == a[-1], 32, a))),
     ("cache_index", lambda: wrong(cache_index=np.full(9, 2**63 - 1))), ("cache_index", lambda: wrong(cache_index=None)),
     ("cache_index", lambda: wrong(cache_index=lambda a: a.reshape(3, 3))),
@@ -718,12 +722,14 @@ REFUSALS = [
     ("kr_cache", lambda: wrong("PARTIAL_KV", kr_cache=lambda a: a.astype(BF16))),
     ("kr_cache", lambda: wrong("FULL_TILE", kr_cache=np.zeros((8, 4, 1, 32), BF16))),
     ("dequant_scale_x", lambda: wrong(dequant_scale_x=np.ones((9, 1), np.float32))),
-    ("dequant_scale_x", lambda: wrong("FULL", dequant_scale_x=None)), ("dequant_scale_x", lambda: wrong("FULL", dequant_scale_x=flat)),
+    ("dequant_scale_x", lambda: wrong("FULL", dequant_scale_x=None)),
+    ("dequant_scale_x", lambda: wrong("FULL", dequant_scale_x=flat)),
     ("dequant_scale_w_dq", lambda: wrong("FULL_KV", dequant_scale_w_dq=None)),
     ("dequant_scale_w_uq_qr", lambda: wrong("PARTIAL", dequant_scale_w_uq_qr=None)),
     ("dequant_scale_w_uq_qr", lambda: wrong("PARTIAL", version=1, dequant_scale_w_uq_qr=lambda a: a.astype(np.float64))),
     ("dequant_scale_w_dkv_kr", lambda: wrong("FULL", dequant_scale_w_dkv_kr=lambda a: a[:, 1:])),
-    ("quant_scale_ckv", lambda: wrong("PARTIAL_KV", quant_scale_ckv=F32)), ("quant_scale_ckv", lambda: wrong("FULL", quant_scale_ckv=F32)),
+    ("quant_scale_ckv", lambda: wrong("PARTIAL_KV", quant_scale_ckv=F32)),
+    ("quant_scale_ckv", lambda: wrong("FULL", quant_scale_ckv=F32)),
     ("quant_scale_ckv", lambda: wrong("FULL_KV", quant_scale_ckv=F32[:, 0:0])),
     ("quant_scale_ckr", lambda: wrong("PARTIAL_KV", version=2, quant_scale_ckr=None)),
     ("quant_scale_ckr", lambda: wrong("FULL_KV", version=2, quant_scale_ckr=np.ones((1, 32), np.float32))),
@@ -741,17 +747,22 @@ REFUSALS = [
     ("rmsnorm_epsilon_ckv", lambda: wrong(rmsnorm_epsilon_ckv=math.nan)),
     ("rmsnorm_epsilon_ckv", lambda: wrong(rmsnorm_epsilon_ckv="1e-5")),
     ("cache_mode", lambda: wrong(cache_mode="BNSD")), ("cache_mode", lambda: wrong(cache_mode="pa_bsnd")),
-    ("cache_mode", lambda: wrong(cache_mode="TND", version=2)), ("cache_mode", lambda: wrong("PARTIAL_TILE", cache_mode="PA_NZ")),
+    ("cache_mode", lambda: wrong(cache_mode="TND", version=2)),
+    ("cache_mode", lambda: wrong("PARTIAL_TILE", cache_mode="PA_NZ")),
     ("query_norm_flag", lambda: wrong(query_norm_flag=1)), ("weight_quant_mode", lambda: wrong(weight_quant_mode=3)),
-    ("kv_cache_quant_mode", lambda: wrong(kv_cache_quant_mode=True)), ("query_quant_mode", lambda: wrong(query_quant_mode=2)),
-    (r"\(weight_quant_mode", lambda: wrong(kv_cache_quant_mode=1)), (r"\(weight_quant_mode", lambda: wrong("FULL", query_quant_mode=1)),
-    ("ckvkr_repo_mode", lambda: wrong(ckvkr_repo_mode=1)), ("ckvkr_repo_mode", lambda: wrong("FULL_TILE", ckvkr_repo_mode=0)),
-    ("quant_scale_repo_mode", lambda: wrong("FULL_TILE", quant_scale_repo_mode=0)), ("tile_size", lambda: wrong(tile_size=64)),
-    ("qc_qr_scale", lambda: wrong(qc_qr_scale=math.inf)), ("kc_scale", lambda: wrong(kc_scale=None)),
-    ("limits", lambda: wrong(limits="newest")), ("rounding", lambda: wrong(rounding="up")),
-    ("backend", lambda: wrong(backend="npu")), ("backend", lambda: wrong(backend="cpu")),
-    ("rope_groups", lambda: wrong(rope_groups=3)), ("rope_groups", lambda: wrong(rope_groups=0)),
-    ("need_query", lambda: wrong(need_query=False)), ("He", lambda: wrong(limits="latest")),
+    ("kv_cache_quant_mode", lambda: wrong(kv_cache_quant_mode=True)),
+    ("query_quant_mode", lambda: wrong(query_quant_mode=2)),
+    (r"\(weight_quant_mode", lambda: wrong(kv_cache_quant_mode=1)),
+    (r"\(weight_quant_mode", lambda: wrong("FULL", query_quant_mode=1)),
+    ("ckvkr_repo_mode", lambda: wrong(ckvkr_repo_mode=1)),
+    ("ckvkr_repo_mode", lambda: wrong("FULL_TILE", ckvkr_repo_mode=0)),
+    ("quant_scale_repo_mode", lambda: wrong("FULL_TILE", quant_scale_repo_mode=0)),
+    ("tile_size", lambda: wrong(tile_size=64)), ("qc_qr_scale", lambda: wrong(qc_qr_scale=math.inf)),
+    ("kc_scale", lambda: wrong(kc_scale=None)), ("limits", lambda: wrong(limits="newest")),
+    ("rounding", lambda: wrong(rounding="up")), ("backend", lambda: wrong(backend="npu")),
+    ("backend", lambda: wrong(backend="cpu")), ("rope_groups", lambda: wrong(rope_groups=3)),
+    ("rope_groups", lambda: wrong(rope_groups=0)), ("need_query", lambda: wrong(need_query=False)),
+    ("He", lambda: wrong(limits="latest")),
 ]  # fmt: skip
 
 
@@ -785,7 +796,8 @@ def device_call(**sizes: Any) -> dict[str, Any]:
         return np.lib.stride_tricks.as_strided(np.zeros(1, BF16), shape, (0,) * len(shape))
 
     return dict(
-        token_x=zeros(*axes, He), weight_dq=zeros(He, Hcq), weight_uq_qr=zeros(Hcq, N * (D + Dr)), weight_uk=zeros(N, D, Hckv),
+        token_x=zeros(*axes, He), weight_dq=zeros(He, Hcq), weight_uq_qr=zeros(Hcq, N * (D + Dr)),
+        weight_uk=zeros(N, D, Hckv),
         weight_dkv_kr=zeros(He, Hckv + Dr), rmsnorm_gamma_cq=zeros(Hcq), rmsnorm_gamma_ckv=zeros(Hckv),
         rope_sin=zeros(*axes, Dr), rope_cos=zeros(*axes, Dr), cache_index=np.full(axes, -1),
         kv_cache=np.zeros((1, given["BlockSize"], 1, Hckv), BF16), kr_cache=np.zeros((1, given["BlockSize"], 1, Dr), BF16),
@@ -803,8 +815,6 @@ LIMITS = [
 
 @pytest.mark.parametrize(("limits", "symbol", "good", "bad"), LIMITS)
 def test_limits_are_the_devices(monkeypatch, limits, symbol, good, bad):
-    from decodestep.ops.mla_prolog import reference
-
     # The sizes alone are looked at here, not the results.
     monkeypatch.setattr(reference, "prolog", lambda p: reference.Results(None, np.zeros((len(p.x), 1, 1), np.float32)))
     unmerged = {"S": {"B": 1}, "B": {"S": 1}}.get(symbol, {})
@@ -815,8 +825,6 @@ def test_limits_are_the_devices(monkeypatch, limits, symbol, good, bad):
 
 
 def test_november_2025_reserves_the_later_attributes(monkeypatch):
-    from decodestep.ops.mla_prolog import reference
-
     monkeypatch.setattr(reference, "prolog", lambda p: reference.Results(None, np.zeros((len(p.x), 1, 1), np.float32)))
     arguments = device_call()
     ds.mla_prolog_v3(**arguments, limits="nov2025", qc_qr_scale=10.0, kc_scale=10.0)
@@ -831,7 +839,3 @@ def test_november_2025_reserves_the_later_attributes(monkeypatch):
     ds.mla_prolog_v3(**arguments | dict(weight_uq_qr=uq), dequant_scale_w_uq_qr=scale, limits="nov2025")
     with pytest.raises(ValueError, match="weight_uq_qr must be bfloat16"):  # the later V3 goes by its attributes
         ds.mla_prolog_v3(**arguments | dict(weight_uq_qr=uq), dequant_scale_w_uq_qr=scale, limits="latest")
-
-
-def test_bfloat16_type_is_the_one_of_ml_dtypes():
-    assert np.dtype(ml_dtypes.bfloat16) == BF16 and layouts.lanes(BF16.itemsize) == 16

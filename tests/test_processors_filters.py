@@ -27,6 +27,8 @@ FILTERS = {
     "EtaLogitsWarper": ((1e-9, 1 - 1e-6), True),
     "TopHLogitsWarper": ((1e-6, 1.0), False),
 }
+# In half precision torch's log-softmax rounds twice more than ours on NumPy, and a unit of the entropy moves the cut far.
+BY_ENTROPY = ("TypicalLogitsWarper", "EtaLogitsWarper", "TopHLogitsWarper")
 
 
 def filtered(processor: Any, row: list[float], kind: str) -> list[float]:
@@ -72,7 +74,7 @@ def test_typical_may_drop_the_most_probable_token():
 
 @pytest.mark.parametrize("name", ["TemperatureLogitsWarper", "TopKLogitsWarper"])
 def test_rank_and_temperature_equal_transformers(name):
-    for rng, scores in cases(1):
+    for rng, scores in cases(1, repeats=2):
         value = float(rng.uniform(0.1, 3)) if name.startswith("T") and "Temp" in name else int(rng.integers(1, 60))
         ours = both_kinds(lambda value=value: getattr(ds, name)(value), None, scores)
         agree(ours, getattr(hf, name)(value)(None, scores), units=1)
@@ -82,7 +84,7 @@ def test_rank_and_temperature_equal_transformers(name):
 def test_filters_equal_transformers(name):
     limits, takes_minimum = FILTERS[name]
     rounding = rows = 0
-    for rng, scores in cases(2):
+    for rng, scores in cases(2, repeats=4):
         value = float(rng.choice([rng.uniform(*limits), 10 ** rng.uniform(-4, -0.1)]))
         keep = int(rng.choice([1, 1, 2, 5, 300])) if takes_minimum else 1
         extra = {"min_tokens_to_keep": keep} if takes_minimum else {}
@@ -94,10 +96,11 @@ def test_filters_equal_transformers(name):
 
         ours = call(getattr(ds, name)(value, **extra), None, scores)
         rounding += same_filter(ours, theirs, value, scores, limits)
-        on_numpy = call(getattr(ds, name)(value, **extra), None, np.array(in_numpy(scores)))
-        same_filter(torch.from_numpy(wide(on_numpy)).to(scores.dtype), theirs, value, scores, limits)
         rows += len(scores)
-    assert rounding <= rows // 50
+        if scores.dtype in (torch.float32, torch.float64) or name not in BY_ENTROPY:
+            on_numpy = call(getattr(ds, name)(value, **extra), None, np.array(in_numpy(scores)))
+            same_filter(torch.from_numpy(wide(on_numpy)).to(scores.dtype), theirs, value, scores, limits)
+    assert rounding <= rows // 100
 
 
 @pytest.mark.parametrize("name", FILTERS)

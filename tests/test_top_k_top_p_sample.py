@@ -184,6 +184,8 @@ def rows_of(rng: np.random.Generator, dtype: Any, exact: bool) -> tuple[np.ndarr
         rows, q = rng.integers(0, 64, (16, 97)) / 128, 2.0 ** rng.integers(-3, 4, (16, 97))
     else:
         rows, q = rng.standard_normal((16, 97)) * 3, rng.exponential(size=(16, 97))
+        for odd, where in ((-INF, slice(0, 4)), (NAN, slice(2, 6)), (INF, slice(5, 7))):
+            rows[where, rng.integers(0, 97, 12 if odd != INF else 3)] = odd
     return rows.astype(dtype), q.astype(np.float32)
 
 
@@ -242,7 +244,9 @@ def test_v1_scenarios(ks: str, ps: str, race: bool, kernel_exact: bool, dtype: A
         if not sure:
             continue
         checked += 1
-        assert np.flatnonzero(result.logits_top_kp_select[b] > -np.inf).tolist() == sorted(ids)
+        masked = np.full(97, -np.inf, np.float32)
+        masked[ids] = logits[b, ids]
+        np.testing.assert_array_equal(result.logits_top_kp_select[b], masked)
         chosen, clear = winner(ids, values, q[b] if race else None, 1e-8, exact=False)
         assert not clear or result.logits_select_idx[b] == chosen
     assert checked >= 13
@@ -439,8 +443,13 @@ def test_odd_noise() -> None:
         assert drawn.logits_select_idx.tolist() == [chosen]
 
 
-def test_negative_raw_values_keep_at_least_the_largest() -> None:
-    assert survivors(np.array([[-2, -1, -3]], np.float32), [0], [1.0], [0.5], input_is_logits=False) == [[1]]
+def test_odd_raw_values() -> None:
+    negative = np.array([[-2, -1, -3]], np.float32)  # half the largest is above it: the largest stays
+    assert survivors(negative, [0], [1.0], [0.5], input_is_logits=False) == [[1]]
+    raw = np.array([[NAN, 0.25, 0.5]], np.float32)
+    for k, ids, values in [(0, [0, 1, 2], [0, 0.25, 0.5]), (3, [2, 1, 0], [0.5, 0.25, 0])]:
+        listed = ds.top_k_top_p_sample_v2(raw, k, 1.0, input_is_logits=False, is_need_sample_result=True)
+        assert listed.logits_idx.tolist() == [ids] and listed.logits_sort_masked.tolist() == [values]
 
 
 # Arguments.

@@ -1,7 +1,7 @@
 """Reads conformance data: arrays under `<case>/in/<argument>` and `<case>/out/<result>`, the call under `<case>/call`.
 
-The call is JSON. It holds "op", "arguments" (the ones that are no arrays) and "dtypes": the types that NumPy lacks, by array, each
-stored as the unsigned integer of its bits.
+The call is JSON. It holds "op", "arguments" (the ones that are no arrays) and "dtypes": by array, the types that NumPy
+lacks, each stored as the unsigned integer of its bits.
 """
 
 import json

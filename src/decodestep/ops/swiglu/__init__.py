@@ -23,7 +23,8 @@ def swiglu(gate: Any, up: Any, *, backend: str = "auto") -> Any:
     backend: "auto", "cpu" or "reference"; "cpu" serves float32.
 
     Returns y, of gate's shape, dtype and kind. Raises ValueError for another dtype or shape.
-    Notes: below gate = -88 the native kernel's result is at most 1e-36 times `up`, not zero.
+    Notes: at gate = -inf the SiLU is its limit, zero; below -88 the native kernel's is -5e-37 instead. A NaN stays in its
+    element.
     Source: Shazeer, GLU Variants Improve Transformer, 2020.
     """
     left, right = arrays.view(_OP, "gate", gate), arrays.view(_OP, "up", up)

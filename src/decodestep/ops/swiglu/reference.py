@@ -6,5 +6,6 @@ import numpy as np
 
 
 def swiglu(gate: np.ndarray, up: np.ndarray) -> np.ndarray:
-    with np.errstate(over="ignore", invalid="ignore"):  # exp(-gate) = inf gives the right limit, zero
-        return gate / (1 + np.exp(-gate)) * up
+    with np.errstate(all="ignore"):  # exp(-gate) = inf gives the right limit, zero, but at -inf itself
+        silu = np.where(np.isneginf(gate), gate.dtype.type(0), gate / (1 + np.exp(-gate)))
+        return silu * up

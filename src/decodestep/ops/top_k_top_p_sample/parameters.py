@@ -1,0 +1,115 @@
+"""The arguments of the samplers as arrays: one value a row, in the dtype that the specification gives it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from decodestep import arrays
+from decodestep.checks import describe, is_int, is_real, refuse, require, require_dtype, require_shape
+from decodestep.ops.top_k_top_p_sample.reference import Noise
+from decodestep.random import exponential
+
+HALVES = (np.float16, ml_dtypes.bfloat16)
+FLOATS = (*HALVES, np.float32)
+LARGEST_VOCABULARY = 2**20
+
+
+def logits_view(op: str, logits: Any, dtypes: tuple[Any, ...]) -> np.ndarray:
+    rows = arrays.view(op, "logits", logits)
+    require_dtype(op, "logits", rows, dtypes)
+    require(rows.ndim == 2 and rows.size > 0, op, "logits", "a non-empty (batch, vocabulary) matrix", rows)
+    require(rows.shape[1] <= LARGEST_VOCABULARY, op, "logits", f"at most {LARGEST_VOCABULARY} wide", rows)
+    return rows
+
+
+def int32_column(op: str, arg: str, value: Any, batch: int) -> np.ndarray:
+    if arrays.is_array(value):
+        return _array_column(op, arg, value, batch, np.int32)
+    values = _values(op, arg, value, batch)
+    for each in values:
+        require(is_int(each) and -(2**31) <= each < 2**31, op, arg, "an int32, one or one a row", describe(each))
+    return np.array(values, np.int32)
+
+
+def float_column(op: str, arg: str, value: Any, batch: int, dtype: np.dtype) -> np.ndarray:
+    """Python numbers are rounded to the logits' dtype, as a caller of the device operator would have rounded them."""
+    if arrays.is_array(value):
+        return _array_column(op, arg, value, batch, dtype)
+    values = _values(op, arg, value, batch)
+    for each in values:
+        require(is_real(each), op, arg, "a number, one or one a row", describe(each))
+    with np.errstate(over="ignore"):  # beyond the dtype is infinity, which the rules know
+        try:
+            return np.array(values, np.float64).astype(dtype)
+        except OverflowError:
+            refuse(op, arg, "a number that a float64 can hold", value)
+
+
+def noise(op: str, q: Any, seed: Any, position: Any, shape: tuple[int, int]) -> Noise | None:
+    """The q of the exponential race: given by survivor position, seeded by vocabulary id, or None for the maximum."""
+    if q is not None:
+        require(seed is None and position is None, op, "seed", "None where q is given", "a seed or a position")
+        given = arrays.view(op, "q", q)
+        require_dtype(op, "q", given, (np.float32,))
+        require_shape(op, "q", given, shape)
+        return lambda b, ids: np.abs(given[b, : ids.size])
+    require((seed is None) == (position is None), op, "seed", "given together with position", "one without the other")
+    if seed is None:
+        return None
+    seeds = _unsigned_column(op, "seed", seed, shape[0], 64)
+    positions = _unsigned_column(op, "position", position, shape[0], 32)
+
+    def seeded(b: int, ids: np.ndarray) -> np.ndarray:
+        drawn: np.ndarray = exponential(seeds[b], positions[b], ids)
+        return drawn
+
+    return seeded
+
+
+def flag(op: str, arg: str, value: Any) -> bool:
+    require(isinstance(value, (bool, np.bool_)), op, arg, "True or False", describe(value))
+    return bool(value)
+
+
+def integer(op: str, arg: str, value: Any, low: int, high: int) -> int:
+    require(is_int(value) and low <= value <= high, op, arg, f"an integer in [{low}, {high}]", value)
+    return int(value)
+
+
+def epsilon(op: str, value: Any) -> float:
+    largest = float(np.finfo(np.float32).max)
+    require(is_real(value) and 0 <= value <= largest, op, "eps", "a finite float32 number >= 0", describe(value))
+    return float(value)
+
+
+def _unsigned_column(op: str, arg: str, value: Any, batch: int, bits: int) -> np.ndarray:
+    rule = f"an integer in [0, 2^{bits}), one or one a row"
+    if arrays.is_array(value):
+        column = arrays.view(op, arg, value)
+        require(column.dtype.kind in "iu", op, arg, rule, column)
+        values = _array_column(op, arg, value, batch, column.dtype).tolist()
+    else:
+        values = _values(op, arg, value, batch)
+    for each in values:
+        require(is_int(each) and 0 <= each < 2**bits, op, arg, rule, describe(each))
+    return np.array(values, np.uint64)
+
+
+def _array_column(op: str, arg: str, value: Any, batch: int, dtype: Any) -> np.ndarray:
+    column = arrays.view(op, arg, value)
+    require_dtype(op, arg, column, (dtype,))
+    require(column.shape in ((batch,), (batch, 1)), op, arg, f"of shape {batch} or {batch}x1", column)
+    return column.reshape(batch)
+
+
+def _values(op: str, arg: str, value: Any, batch: int) -> list[Any]:
+    """A Python scalar for every row, or a list of one value a row, each bare or in a list of its own."""
+    if isinstance(value, (list, tuple)):
+        values = [v[0] if isinstance(v, (list, tuple)) and len(v) == 1 else v for v in value]
+        require(len(values) == batch, op, arg, f"one value or {batch}, one a row", f"{len(values)} values")
+    else:
+        values = [value] * batch
+    return [v.item() if isinstance(v, np.generic) else v for v in values]

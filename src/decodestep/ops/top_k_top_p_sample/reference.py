@@ -1,0 +1,175 @@
+"""TopKTopPSample, TopKTopPSampleV2 and ApplyTopKTopP, row by row, as their specifications write them.
+
+A row becomes a list of survivors: vocabulary ids and their values (probabilities, or raw inputs), in the order in which
+the specification counts them. The samplers run in `dtype`: float32 as the device, float64 as the oracle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+# The noise of the survivors `ids` of batch row `b`, in their order.
+Noise = Callable[[int, np.ndarray], np.ndarray]
+Survivors = tuple[np.ndarray, np.ndarray]
+
+
+class Rules(NamedTuple):
+    """What a call says to all of its rows; `guess` is how many leading tokens top-p alone tries first (0: all)."""
+
+    noise: Noise | None
+    eps: float
+    guess: int
+    largest_k: int = 1024
+    input_is_logits: bool = True
+    kernel_exact: bool = False
+    need_logits: bool = False
+    need_survivors: bool = False
+
+
+class Outputs(NamedTuple):
+    """None where the call did not ask for it."""
+
+    chosen: np.ndarray | None
+    masked: np.ndarray | None
+    ids: np.ndarray | None
+    values: np.ndarray | None
+
+
+def sample_v1(logits: np.ndarray, k: np.ndarray, p: np.ndarray, rules: Rules, dtype: Any = np.float32) -> Outputs:
+    p = p.astype(dtype)
+    return _sample(logits, lambda b, x: _survivors_v1(x, int(k[b]), p[b], rules), rules, dtype)
+
+
+def sample_v2(
+    logits: np.ndarray, k: np.ndarray, p: np.ndarray, m: np.ndarray, rules: Rules, dtype: Any = np.float32
+) -> Outputs:
+    p, m = p.astype(dtype), m.astype(dtype)
+    return _sample(logits, lambda b, x: _survivors_v2(x, int(k[b]), p[b], m[b], rules), rules, dtype)
+
+
+def apply(logits: np.ndarray, p: np.ndarray | None, k: np.ndarray | None) -> np.ndarray:
+    """ApplyTopKTopP: a copy with -inf for every token that top-k or top-p removes."""
+    out = logits.copy()
+    with np.errstate(all="ignore"):
+        for b, row in enumerate(logits):
+            x = row.astype(np.float32)
+            ids = _reaching(x, int(k[b])) if k is not None and 0 < k[b] <= x.size else np.arange(x.size)
+            if p is not None:
+                ids = ids[np.lexsort((x[ids], ~np.isnan(x[ids])))]  # ascending and stable, NaN first
+                mass = np.minimum(np.cumsum(_softmax(x[ids])), 1)  # beyond 1 is rounding
+                removed = mass <= 1 - p[b].astype(np.float32)
+                removed[-1] = False
+                ids = ids[~removed]
+            lost = np.ones(x.size, bool)
+            lost[ids] = False
+            out[b, lost] = -np.inf
+    return out
+
+
+def _sample(
+    logits: np.ndarray, survivors: Callable[[int, np.ndarray], Survivors], rules: Rules, dtype: Any
+) -> Outputs:
+    chosen = None if rules.need_survivors else np.empty(len(logits), np.int64)
+    masked = np.full(logits.shape, -np.inf if rules.input_is_logits else 0, np.float32) if rules.need_logits else None
+    all_ids = np.zeros(logits.shape, np.int64) if rules.need_survivors else None
+    all_values = np.zeros(logits.shape, dtype) if rules.need_survivors else None
+    with np.errstate(all="ignore"):  # infinities and NaN have their stated meanings here
+        for b, row in enumerate(logits):
+            x = np.ascontiguousarray(row, dtype)
+            ids, values = survivors(b, x)
+            if masked is not None:
+                masked[b, ids] = x[ids]
+            if chosen is not None:
+                score = values
+                if rules.noise is not None:
+                    score = values / (rules.noise(b, ids).astype(dtype) + dtype(rules.eps))
+                chosen[b] = ids[np.where(np.isnan(score), -np.inf, score).argmax()]
+            if all_ids is not None and all_values is not None:
+                all_ids[b, : ids.size], all_values[b, : ids.size] = ids, values
+    return Outputs(chosen, masked, all_ids, all_values)
+
+
+def _survivors_v1(x: np.ndarray, k: int, p: Any, rules: Rules) -> Survivors:
+    if 0 < k <= min(x.size, rules.largest_k):
+        ids = _leading(x, k)
+        if 0 < p < 1:
+            ids = ids[: _crossing(_softmax(x[ids]), p, strict=True)]
+        return ids, _softmax(x[ids])
+    values = _softmax(x)
+    if not 0 < p < 1:
+        return np.arange(x.size), values
+    ids = _nucleus(x, values, p, rules.guess, strict=True)
+    return ids, _softmax(values[ids] if rules.kernel_exact else x[ids])
+
+
+def _survivors_v2(x: np.ndarray, k: int, p: Any, m: Any, rules: Rules) -> Survivors:
+    weigh = _softmax if rules.input_is_logits else _raw
+    if p <= 0:
+        ids = _leading(x, 1)
+        values = weigh(x[ids])
+    elif 0 < k <= min(x.size, rules.largest_k):
+        ids = _leading(x, k)
+        values = weigh(x[ids])
+        if p < 1:
+            kept = _crossing(values, p, strict=False)
+            ids, values = ids[:kept], values[:kept]
+    elif p < 1:
+        values = weigh(x)
+        ids = _nucleus(x, values, p, rules.guess, strict=False)
+        values = values[ids]
+    else:
+        ids, values = np.arange(x.size), weigh(x)
+    if m > 0:
+        top = values.argmax()
+        keep = values >= m * values[top] if m < 1 else np.zeros(ids.size, bool)
+        keep[top] = True
+        ids, values = ids[keep], values[keep]
+    return ids, values
+
+
+def _reaching(x: np.ndarray, count: int) -> np.ndarray:
+    """The ids, ascending, of all that rank no lower than the `count`-th largest, its ties included."""
+    last = -np.partition(-x, count - 1)[count - 1]  # negated, because NumPy sorts NaN to the end: below -inf
+    return np.flatnonzero(x >= last) if last == last else np.arange(x.size)
+
+
+def _leading(x: np.ndarray, count: int) -> np.ndarray:
+    """The ids of the `count` largest, in descending order; of equals the lower id comes first."""
+    ids = _reaching(x, count)
+    return ids[np.argsort(-x[ids], kind="stable")[:count]]
+
+
+def _nucleus(x: np.ndarray, values: np.ndarray, p: Any, guess: int, *, strict: bool) -> np.ndarray:
+    """The leading ids through the crossing of p; a long guess has the running sums of a short one, so both agree."""
+    count = min(guess or x.size, x.size)
+    while True:
+        ids = _leading(x, count)
+        kept = _crossing(values[ids], p, strict=strict)
+        if kept is not None or count == x.size:
+            return ids[:kept]
+        count = min(4 * count, x.size)
+
+
+def _crossing(values: np.ndarray, p: Any, *, strict: bool) -> int | None:
+    """How many values it takes until their running sum passes p (strict) or reaches it; None where it never does."""
+    total = np.cumsum(values)
+    crossed = total > p if strict else total >= p
+    return int(crossed.argmax()) + 1 if crossed.any() else None
+
+
+def _softmax(x: np.ndarray) -> np.ndarray:
+    """A NaN has probability 0, tokens at +inf share 1 equally, and a row without a number above -inf is all 0."""
+    numbers: np.ndarray = np.fmax(x, x.dtype.type(-np.inf))
+    top = numbers.max()
+    if top == -np.inf:
+        return np.zeros_like(x)
+    weights: np.ndarray = (numbers == top).astype(x.dtype) if top == np.inf else np.exp(numbers - top)
+    weights /= weights.sum()
+    return weights
+
+
+def _raw(x: np.ndarray) -> np.ndarray:
+    return np.where(np.isnan(x), np.zeros_like(x), x)

@@ -1,0 +1,100 @@
+"""The logits processors of transformers 5.23, under the same names, on NumPy arrays and on torch tensors where those live.
+
+Each is called as processor(input_ids, scores) and can be given to `model.generate(logits_processor=[...])`. A docstring is
+a class's contract: its rule, its arguments, its ties and boundaries, and where it differs from transformers.
+"""
+
+from decodestep.processors.audio import (
+    AlternatingCodebooksLogitsProcessor,
+    BarkEosPrioritizerLogitsProcessor,
+    DiaEOSChannelFilterLogitsProcessor,
+    DiaEOSDelayPatternLogitsProcessor,
+    WhisperNoSpeechDetection,
+    WhisperTimeStampLogitsProcessor,
+)
+from decodestep.processors.base import LogitsProcessor, LogitsProcessorList
+from decodestep.processors.entropy import EpsilonLogitsWarper, EtaLogitsWarper, TopHLogitsWarper, TypicalLogitsWarper
+from decodestep.processors.filters import MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
+from decodestep.processors.guidance import (
+    ClassifierFreeGuidanceLogitsProcessor,
+    DiaClassifierFreeGuidanceLogitsProcessor,
+    UnbatchedClassifierFreeGuidanceLogitsProcessor,
+)
+from decodestep.processors.lengths import (
+    ExponentialDecayLengthPenalty,
+    ForcedBOSTokenLogitsProcessor,
+    ForcedEOSTokenLogitsProcessor,
+    ForceTokensLogitsProcessor,
+    MinLengthLogitsProcessor,
+    MinNewTokensLengthLogitsProcessor,
+)
+from decodestep.processors.masks import (
+    EncoderNoRepeatNGramLogitsProcessor,
+    InfNanRemoveLogitsProcessor,
+    LogitNormalization,
+    NoBadWordsLogitsProcessor,
+    NoRepeatNGramLogitsProcessor,
+    PrefixConstrainedLogitsProcessor,
+    SuppressTokensAtBeginLogitsProcessor,
+    SuppressTokensLogitsProcessor,
+)
+from decodestep.processors.penalties import (
+    EncoderRepetitionPenaltyLogitsProcessor,
+    HammingDiversityLogitsProcessor,
+    RepetitionPenaltyLogitsProcessor,
+    SequenceBiasLogitsProcessor,
+)
+from decodestep.processors.synthid import (
+    BayesianDetector,
+    SynthIDTextWatermarkDetector,
+    SynthIDTextWatermarkLogitsProcessor,
+    SynthIDTextWatermarkState,
+)
+from decodestep.processors.watermark import WatermarkDetector, WatermarkDetectorOutput, WatermarkLogitsProcessor
+
+__all__ = [
+    "AlternatingCodebooksLogitsProcessor",
+    "BarkEosPrioritizerLogitsProcessor",
+    "BayesianDetector",
+    "ClassifierFreeGuidanceLogitsProcessor",
+    "DiaClassifierFreeGuidanceLogitsProcessor",
+    "DiaEOSChannelFilterLogitsProcessor",
+    "DiaEOSDelayPatternLogitsProcessor",
+    "EncoderNoRepeatNGramLogitsProcessor",
+    "EncoderRepetitionPenaltyLogitsProcessor",
+    "EpsilonLogitsWarper",
+    "EtaLogitsWarper",
+    "ExponentialDecayLengthPenalty",
+    "ForceTokensLogitsProcessor",
+    "ForcedBOSTokenLogitsProcessor",
+    "ForcedEOSTokenLogitsProcessor",
+    "HammingDiversityLogitsProcessor",
+    "InfNanRemoveLogitsProcessor",
+    "LogitNormalization",
+    "LogitsProcessor",
+    "LogitsProcessorList",
+    "MinLengthLogitsProcessor",
+    "MinNewTokensLengthLogitsProcessor",
+    "MinPLogitsWarper",
+    "NoBadWordsLogitsProcessor",
+    "NoRepeatNGramLogitsProcessor",
+    "PrefixConstrainedLogitsProcessor",
+    "RepetitionPenaltyLogitsProcessor",
+    "SequenceBiasLogitsProcessor",
+    "SuppressTokensAtBeginLogitsProcessor",
+    "SuppressTokensLogitsProcessor",
+    "SynthIDTextWatermarkDetector",
+    "SynthIDTextWatermarkLogitsProcessor",
+    "SynthIDTextWatermarkState",
+    "TemperatureLogitsWarper",
+    "TopHLogitsWarper",
+    "TopKLogitsWarper",
+    "TopPLogitsWarper",
+    "TypicalLogitsWarper",
+    "UnbatchedClassifierFreeGuidanceLogitsProcessor",
+    "WatermarkDetector",
+    "WatermarkDetectorOutput",
+    "WatermarkLogitsProcessor",
+    "WhisperNoSpeechDetection",
+    "WhisperTimeStampLogitsProcessor",
+]

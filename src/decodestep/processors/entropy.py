@@ -1,0 +1,186 @@
+"""Filters that cut by the entropy of the distribution, and the plain probability floor: typical, epsilon, eta, top-h."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from decodestep.checks import refuse, require
+from decodestep.processors.base import (
+    NEGATIVE_INFINITY,
+    LogitsProcessor,
+    constant,
+    fill,
+    highest,
+    kth_largest,
+    largest,
+    log_softmax,
+    log_sum_exp,
+    namespace,
+    quiet,
+    running_sum,
+    softmax,
+    times,
+    total,
+)
+from decodestep.processors.filters import require_min_tokens
+
+
+class TypicalLogitsWarper(LogitsProcessor):
+    """Keeps the tokens whose surprise is nearest to the expected surprise, until their probabilities reach `mass`.
+
+        p = softmax(s);  H = -sum(p * log p);  d = |-log p - H|
+        in ascending order of d:  n = min(#{i: p[0] + ... + p[i] < mass}, vocab - 1)
+        drop s where d > d[n], but never one of the first min_tokens_to_keep
+
+    mass: in (0, 1), taken through float().
+    filter_value: what a dropped score becomes.
+    min_tokens_to_keep: an int >= 1.
+
+    Every tie of d[n] stays; of ties protected by min_tokens_to_keep the lowest ids. The most probable token may be dropped.
+    -inf adds nothing to H. A row that holds NaN or +inf, or nothing but -inf, is left alone.
+    Source: Meister et al., "Locally typical sampling", 2022; as in transformers 5.23.
+    """
+
+    def __init__(self, mass: float = 0.9, filter_value: float = NEGATIVE_INFINITY, min_tokens_to_keep: int = 1) -> None:
+        mass = float(mass)
+        require(0 < mass < 1, "TypicalLogitsWarper", "typical_p", "in (0, 1)", mass)
+        require_min_tokens("TypicalLogitsWarper", min_tokens_to_keep)
+        self.filter_value = filter_value
+        self.mass = mass
+        self.min_tokens_to_keep = min_tokens_to_keep
+
+    def __call__(self, input_ids: Any, scores: Any) -> Any:
+        xp = namespace(scores)
+        with quiet():
+            log_p = log_softmax(xp, scores)
+            terms = log_p * xp.exp(log_p)
+            entropy = -total(xp, xp.where(xp.isnan(terms), constant(xp, 0.0, terms), terms))
+            distance = xp.abs(-log_p - entropy)
+        order = xp.argsort(distance, axis=-1, stable=True)
+        ordered = xp.take_along_axis(distance, order, axis=-1)
+        cumulative = running_sum(xp, softmax(xp, xp.take_along_axis(scores, order, axis=-1)))
+        reached = xp.sum(xp.astype(cumulative < constant(xp, self.mass, cumulative), xp.int64), axis=-1, keepdims=True)
+        last = xp.where(reached < scores.shape[-1], reached, reached - 1)
+        far = distance > xp.take_along_axis(ordered, last, axis=-1)
+        keep = min(self.min_tokens_to_keep, scores.shape[-1])
+        if keep > 1:  # the nearest token is never far
+            far = far & ~highest(xp, -distance, -ordered[..., keep - 1 : keep], keep)
+        return fill(xp, scores, far, self.filter_value)
+
+
+class EpsilonLogitsWarper(LogitsProcessor):
+    """Drops the tokens below a fixed probability.
+
+        p = softmax(s);  drop s where p < epsilon and s < the min_tokens_to_keep-th largest s
+
+    epsilon: in (0, 1), taken through float().
+    filter_value: what a dropped score becomes.
+    min_tokens_to_keep: a number >= 1, taken through int().
+
+    Every tie of the protected scores stays, so a row is never emptied. A row that holds NaN or +inf, or nothing but -inf, is
+    left alone.
+    Source: Hewitt, Manning, Liang, "Truncation sampling as language model desmoothing", 2022; as in transformers 5.23.
+    """
+
+    def __init__(self, epsilon: float, filter_value: float = NEGATIVE_INFINITY, min_tokens_to_keep: int = 1) -> None:
+        self.epsilon, self.min_tokens_to_keep = _cutoff("EpsilonLogitsWarper", "epsilon_cutoff", epsilon, min_tokens_to_keep)
+        self.filter_value = filter_value
+
+    def __call__(self, input_ids: Any, scores: Any) -> Any:
+        xp = namespace(scores)
+        p = softmax(xp, scores)
+        unlikely = p < constant(xp, self.epsilon, p)
+        return fill(xp, scores, unlikely & _unprotected(xp, scores, self.min_tokens_to_keep), self.filter_value)
+
+
+class EtaLogitsWarper(LogitsProcessor):
+    """Drops the tokens below a probability that falls with the entropy.
+
+        p = softmax(s);  H = -sum(p * log p);  eta = min(epsilon, sqrt(epsilon) * exp(-H))
+        drop s where p < eta and s < the min_tokens_to_keep-th largest s
+
+    epsilon: in (0, 1), taken through float().
+    filter_value: what a dropped score becomes.
+    min_tokens_to_keep: a number >= 1, taken through int().
+    device: taken as transformers takes it, and without effect: the work is done where the scores are.
+
+    Every tie of the protected scores stays. -inf adds nothing to H. Raises ValueError for a row that holds NaN or +inf, or
+    nothing but -inf: it has no entropy.
+    Source: Hewitt, Manning, Liang, "Truncation sampling as language model desmoothing", 2022. As in transformers 5.23, which
+    rounds epsilon to float32 also for float64 scores.
+    """
+
+    def __init__(
+        self, epsilon: float, filter_value: float = NEGATIVE_INFINITY, min_tokens_to_keep: int = 1, device: Any = "cpu"
+    ) -> None:
+        self.epsilon, self.min_tokens_to_keep = _cutoff("EtaLogitsWarper", "eta_cutoff", epsilon, min_tokens_to_keep)
+        self.filter_value = filter_value
+
+    def __call__(self, input_ids: Any, scores: Any) -> Any:
+        xp = namespace(scores)
+        _, entropy = _probabilities("EtaLogitsWarper", xp, scores)
+        falling = times(xp, xp.exp(-entropy), math.sqrt(self.epsilon))
+        epsilon = constant(xp, self.epsilon, falling)
+        unlikely = softmax(xp, scores) < xp.where(falling < epsilon, falling, epsilon)
+        return fill(xp, scores, unlikely & _unprotected(xp, scores, self.min_tokens_to_keep), self.filter_value)
+
+
+class TopHLogitsWarper(LogitsProcessor):
+    """Keeps the most probable tokens for as long as their entropy stays within a share of the whole.
+
+        of the 100 highest scores, in descending order:  p = softmax(s);  H = -sum(p * log p)
+        keep the first, and the prefix where -p[0] log p[0] - ... - p[i] log p[i] <= top_h * H;  drop all others
+
+    top_h: in (0, 1]. 1 may still drop the last tokens, where rounding takes the sum past H.
+    filter_value: what a dropped score becomes.
+
+    Of ties at the cut the lowest ids stay. A probability of 0 among the 100 ends the prefix. Raises ValueError for a row that
+    holds NaN or +inf, or nothing but -inf.
+    Source: Baghaei Potraghloo et al., "Top-H decoding: adapting the creativity and coherence with bounded entropy in text
+    generation", 2025; as in transformers 5.23.
+    """
+
+    def __init__(self, top_h: float, filter_value: float = NEGATIVE_INFINITY) -> None:
+        require(bool(0 < top_h <= 1), "TopHLogitsWarper", "top_h", "in (0, 1]", top_h)
+        self.top_n = 100
+        self.top_h = top_h
+        self.filter_value = filter_value
+
+    def __call__(self, input_ids: Any, scores: Any) -> Any:
+        xp = namespace(scores)
+        top = _descending(xp, scores, min(self.top_n, scores.shape[-1]))
+        p, entropy = _probabilities("TopHLogitsWarper", xp, top)
+        with quiet():
+            within = running_sum(xp, -p * xp.log(p)) <= times(xp, entropy, self.top_h)
+        count = xp.sum(xp.astype(within[..., 1:], xp.int64), axis=-1, keepdims=True) + 1
+        keep = highest(xp, scores, xp.take_along_axis(top, count - 1, axis=-1), count)
+        return fill(xp, scores, ~keep, self.filter_value)
+
+
+def _cutoff(op: str, arg: str, epsilon: Any, min_tokens_to_keep: Any) -> tuple[float, int]:
+    epsilon, keep = float(epsilon), int(min_tokens_to_keep)
+    require(not (epsilon <= 0 or epsilon >= 1), op, arg, "in (0, 1)", epsilon)
+    require(keep >= 1, op, "min_tokens_to_keep", "an int >= 1", keep)
+    return epsilon, keep
+
+
+def _unprotected(xp: Any, scores: Any, min_tokens_to_keep: int) -> Any:
+    return scores < kth_largest(xp, scores, min(min_tokens_to_keep, scores.shape[-1]))
+
+
+def _descending(xp: Any, scores: Any, count: int) -> Any:
+    if hasattr(xp, "topk"):
+        return xp.topk(scores, count, dim=-1)[0]
+    return xp.flip(xp.sort(scores, axis=-1), axis=-1)[..., :count]
+
+
+def _probabilities(op: str, xp: Any, scores: Any) -> tuple[Any, Any]:
+    """The probabilities of each row and its entropy, -inf adding nothing; ValueError where the row has no distribution."""
+    with quiet():
+        log_p = scores - log_sum_exp(xp, scores)
+        if bool(xp.any(xp.isnan(log_p))):
+            refuse(op, "scores", "free of NaN and +inf, with a finite score in each row", scores)
+        p = softmax(xp, log_p)
+        floor = constant(xp, -largest(xp, log_p), log_p)
+        return p, -total(xp, xp.where(log_p < floor, floor, log_p) * p)

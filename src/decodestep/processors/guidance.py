@@ -1,0 +1,142 @@
+"""Classifier-free guidance: scores with a prompt against scores without it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from decodestep.checks import require
+from decodestep.processors.base import (
+    LogitsProcessor,
+    fill,
+    highest,
+    kth_largest,
+    log_softmax,
+    namespace,
+    times,
+)
+
+
+class ClassifierFreeGuidanceLogitsProcessor(LogitsProcessor):
+    """Moves the scores away from those without the prompt; both come in one batch.
+
+        c, u = s[:B], s[B:];  result = u + (c - u) * guidance_scale      # [B, vocab] of [2 B, vocab]
+
+    guidance_scale: a number > 1.
+
+    Raises ValueError where scores do not have twice the rows of input_ids.
+    Source: Copet et al., "Simple and controllable music generation" (MusicGen), 2023; as in transformers 5.23.
+    """
+
+    def __init__(self, guidance_scale: float) -> None:
+        _require_scale("ClassifierFreeGuidanceLogitsProcessor", guidance_scale)
+        self.guidance_scale = guidance_scale
+
+    def __call__(self, input_ids: Any, scores: Any) -> Any:
+        with_prompt, without = halves("ClassifierFreeGuidanceLogitsProcessor", input_ids, scores)
+        return without + times(namespace(scores), with_prompt - without, self.guidance_scale)
+
+
+class UnbatchedClassifierFreeGuidanceLogitsProcessor(LogitsProcessor):
+    """Moves the scores away from those that the model itself gives without the prompt, or with another.
+
+        c = log softmax(s);  u = log softmax(model(unconditional ids)[:, -1])
+        result = guidance_scale * (c - u) + u                            # c itself where guidance_scale == 1
+
+    guidance_scale: a number; above 1 moves towards the prompt.
+    model: called as model(ids, attention_mask=, use_cache=, past_key_values=), with a `logits` attribute and `.get` on what
+        it returns.
+    unconditional_ids: [batch, length]; by default the last id of the prompt at the first call.
+    unconditional_attention_mask: likewise; ones by default.
+    use_cache: whether the model keeps its keys and values, so that later calls feed the newest id alone.
+
+    Keeps state: one object serves one generation.
+    Source: Sanchez et al., "Stay on topic with classifier-free guidance", 2023; as in transformers 5.23.
+    """
+
+    def __init__(
+        self,
+        guidance_scale: float,
+        model: Any,
+        unconditional_ids: Any = None,
+        unconditional_attention_mask: Any = None,
+        use_cache: bool = True,
+    ) -> None:
+        self.guidance_scale = guidance_scale
+        self.model = model
+        self.unconditional_context: dict[str, Any] = {
+            "input_ids": unconditional_ids,
+            "attention_mask": unconditional_attention_mask,
+            "use_cache": use_cache,
+            "past_key_values": None,
+            "first_pass": True,
+        }
+
+    def get_unconditional_logits(self, input_ids: Any) -> Any:
+        """The model's logits [batch, length, vocab] for the unconditional ids, now one id longer but for the first call."""
+        xp, state, newest = namespace(input_ids), self.unconditional_context, input_ids[:, -1:]
+        if state["first_pass"]:
+            state["first_pass"] = False
+            ids = state["input_ids"] = newest if state["input_ids"] is None else state["input_ids"]
+            if state["attention_mask"] is None:
+                state["attention_mask"] = xp.ones_like(ids, dtype=xp.int64)
+        else:
+            seen = xp.ones_like(newest, dtype=xp.int64)
+            state["attention_mask"] = xp.concat([state["attention_mask"], seen], axis=1)
+            ids = newest if state["use_cache"] else xp.concat([state["input_ids"], newest], axis=1)
+            state["input_ids"] = ids
+        out = self.model(
+            ids,
+            attention_mask=state["attention_mask"],
+            use_cache=state["use_cache"],
+            past_key_values=state["past_key_values"],
+        )
+        state["past_key_values"] = out.get("past_key_values", None)
+        return out.logits
+
+    def __call__(self, input_ids: Any, scores: Any) -> Any:
+        xp = namespace(scores)
+        conditional = log_softmax(xp, scores)
+        if self.guidance_scale == 1:
+            return conditional
+        unconditional = log_softmax(xp, self.get_unconditional_logits(input_ids)[:, -1])
+        return times(xp, conditional - unconditional, self.guidance_scale) + unconditional
+
+
+class DiaClassifierFreeGuidanceLogitsProcessor(LogitsProcessor):
+    """Guidance that only chooses the tokens; their scores stay those with the prompt.
+
+        c, u = s[:B], s[B:];  g = c + (c - u) * guidance_scale
+        result = g, or where guidance_top_k is given c with -inf outside the guidance_top_k highest g
+
+    guidance_scale: a number > 1.
+    guidance_top_k: an int >= 1, or None. Of ties the lowest ids stay; more than the vocabulary keeps all.
+
+    Raises ValueError where scores do not have twice the rows of input_ids.
+    Source: Nari Labs, Dia-1.6B, 2025; as in transformers 5.23.
+    """
+
+    def __init__(self, guidance_scale: float, guidance_top_k: int | None = None) -> None:
+        op = "DiaClassifierFreeGuidanceLogitsProcessor"
+        _require_scale(op, guidance_scale)
+        require(guidance_top_k is None or guidance_top_k >= 1, op, "guidance_top_k", "an int >= 1 or None", guidance_top_k)
+        self.guidance_scale = guidance_scale
+        self.guidance_top_k = guidance_top_k
+
+    def __call__(self, input_ids: Any, scores: Any) -> Any:
+        xp = namespace(scores)
+        with_prompt, without = halves("DiaClassifierFreeGuidanceLogitsProcessor", input_ids, scores)
+        guided = with_prompt + times(xp, with_prompt - without, self.guidance_scale)
+        if self.guidance_top_k is None:
+            return guided
+        k = min(self.guidance_top_k, guided.shape[-1])
+        return fill(xp, with_prompt, ~highest(xp, guided, kth_largest(xp, guided, k), k))
+
+
+def halves(op: str, input_ids: Any, scores: Any) -> tuple[Any, Any]:
+    rows = input_ids.shape[0]
+    require(scores.shape[0] == 2 * rows, op, "scores", f"of {2 * rows} rows, with the prompt and then without it", scores)
+    return scores[:rows], scores[rows:]
+
+
+def _require_scale(op: str, guidance_scale: Any) -> None:
+    require(bool(guidance_scale > 1), op, "guidance_scale", "> 1", guidance_scale)

@@ -1,0 +1,172 @@
+"""Processors of length and of forced tokens: minimum lengths, first and last tokens, the growing pull of the end."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from array_api_compat import device
+
+from decodestep.checks import require
+from decodestep.processors.base import (
+    LogitsProcessor,
+    columns,
+    copied,
+    fill,
+    forced,
+    namespace,
+    require_ids,
+    times,
+    token_ids,
+)
+
+
+class MinLengthLogitsProcessor(LogitsProcessor):
+    """Forbids the end while the whole sequence, prompt included, is shorter than a minimum.
+
+        s[eos] = -inf where len(input_ids) < min_length
+
+    min_length: an int >= 0.
+    eos_token_id: an id, a list or an array of ids; those outside the vocabulary are ignored.
+    device: taken as transformers takes it, and without effect: the work is done where the scores are.
+
+    Source: transformers 2.9's class of this name; as in 5.23.
+    """
+
+    supports_continuous_batching = False
+
+    def __init__(self, min_length: int, eos_token_id: Any, device: Any = "cpu") -> None:
+        _require_length("MinLengthLogitsProcessor", "min_length", min_length)
+        self.min_length = min_length
+        self.eos_token_id = token_ids("MinLengthLogitsProcessor", "eos_token_id", eos_token_id)
+
+    def __call__(self, input_ids: Any, scores: Any) -> Any:
+        return _without(self.eos_token_id, scores, input_ids.shape[-1] < self.min_length)
+
+
+class MinNewTokensLengthLogitsProcessor(LogitsProcessor):
+    """Forbids the end while fewer than a minimum of new tokens follow the prompt.
+
+        s[eos] = -inf where len(input_ids) - prompt_length_to_skip < min_new_tokens
+
+    prompt_length_to_skip, min_new_tokens: ints >= 0.
+    eos_token_id, device: as in MinLengthLogitsProcessor.
+
+    Source: transformers 4.26's class of this name; as in 5.23.
+    """
+
+    supports_continuous_batching = False
+
+    def __init__(self, prompt_length_to_skip: int, min_new_tokens: int, eos_token_id: Any, device: Any = "cpu") -> None:
+        op = "MinNewTokensLengthLogitsProcessor"
+        _require_length(op, "prompt_length_to_skip", prompt_length_to_skip)
+        _require_length(op, "min_new_tokens", min_new_tokens)
+        self.prompt_length_to_skip = prompt_length_to_skip
+        self.min_new_tokens = min_new_tokens
+        self.eos_token_id = token_ids(op, "eos_token_id", eos_token_id)
+
+    def __call__(self, input_ids: Any, scores: Any) -> Any:
+        new = input_ids.shape[-1] - self.prompt_length_to_skip
+        return _without(self.eos_token_id, scores, new < self.min_new_tokens)
+
+
+class ForcedBOSTokenLogitsProcessor(LogitsProcessor):
+    """Forces the first generated token of a decoder that starts from one token.
+
+        where len(input_ids) == 1:  s = -inf, but s[bos_token_id] = 0
+
+    bos_token_id: an id of the vocabulary; it counts from the end below 0. Raises IndexError at the call outside it.
+    Source: Tang et al., "Multilingual translation with extensible multilingual pretraining" (mBART-50), 2020; as in
+    transformers 5.23.
+    """
+
+    def __init__(self, bos_token_id: int) -> None:
+        self.bos_token_id = bos_token_id
+
+    def __call__(self, input_ids: Any, scores: Any) -> Any:
+        return forced(namespace(scores), scores, self.bos_token_id) if input_ids.shape[-1] == 1 else scores
+
+
+class ForcedEOSTokenLogitsProcessor(LogitsProcessor):
+    """Forces the last token that fits to be an end.
+
+        where len(input_ids) == max_length - 1:  s = -inf, but s[eos] = 0
+
+    max_length: the length of the whole sequence, an int.
+    eos_token_id: an id, a list or an array of ids >= 0. Raises IndexError at the call for one past the vocabulary.
+    device: as in MinLengthLogitsProcessor.
+
+    Source: transformers 4.3's class of this name; as in 5.23.
+    """
+
+    def __init__(self, max_length: int, eos_token_id: Any, device: Any = "cpu") -> None:
+        self.max_length = max_length
+        self.eos_token_id = token_ids("ForcedEOSTokenLogitsProcessor", "eos_token_id", eos_token_id)
+        require_ids("ForcedEOSTokenLogitsProcessor", "eos_token_id", self.eos_token_id, eos_token_id)
+
+    def __call__(self, input_ids: Any, scores: Any) -> Any:
+        last = input_ids.shape[-1] == self.max_length - 1
+        return forced(namespace(scores), scores, self.eos_token_id) if last else scores
+
+
+class ForceTokensLogitsProcessor(LogitsProcessor):
+    """Forces given tokens at given positions.
+
+        where len(input_ids) == i for a pair (i, t) of force_token_map:  s = -inf, but s[t] = 0
+
+    force_token_map: a list of [position, id], or a dict {position: id}; an id of None forces nothing. Raises IndexError at
+        the call for an id outside the vocabulary; ids count from its end below 0.
+    _has_warned: taken as transformers took it, and without effect: nothing is deprecated here.
+
+    Source: transformers 4.41's class of this name, which 5.23 no longer has.
+    """
+
+    def __init__(self, force_token_map: Any, _has_warned: bool | None = False) -> None:
+        self.force_token_map: dict[int, int | None] = dict(force_token_map)
+
+    def __call__(self, input_ids: Any, scores: Any) -> Any:
+        token = self.force_token_map.get(input_ids.shape[-1])
+        return scores if token is None else forced(namespace(scores), scores, token)
+
+
+class ExponentialDecayLengthPenalty(LogitsProcessor):
+    """Makes the end more likely with every token past a point.
+
+        where n = len(input_ids) - start - input_ids_seq_length > 0:  s[eos] = s[eos] + |s[eos]| * (factor ** n - 1)
+
+    exponential_decay_length_penalty: the pair (start, factor): an int and a float.
+    eos_token_id: an id, a list or an array of ids >= 0. Raises IndexError at the call for one past the vocabulary.
+    input_ids_seq_length: the length of the prompt.
+
+    An eos score that is not finite stays what it is.
+    Source: transformers 4.19's class of this name; as in 5.23.
+    """
+
+    def __init__(
+        self, exponential_decay_length_penalty: tuple[int, float], eos_token_id: Any, input_ids_seq_length: int
+    ) -> None:
+        self.regulation_start = exponential_decay_length_penalty[0] + input_ids_seq_length
+        self.regulation_factor = exponential_decay_length_penalty[1]
+        self.eos_token_id = token_ids("ExponentialDecayLengthPenalty", "eos_token_id", eos_token_id)
+        require_ids("ExponentialDecayLengthPenalty", "eos_token_id", self.eos_token_id, eos_token_id)
+
+    def __call__(self, input_ids: Any, scores: Any) -> Any:
+        past = input_ids.shape[-1] - self.regulation_start
+        if past <= 0:
+            return scores
+        xp = namespace(scores)
+        ids = xp.asarray(self.eos_token_id, dtype=xp.int64, device=device(scores))
+        eos = scores[:, ids]
+        finite = xp.where(xp.isfinite(eos), eos, xp.zeros_like(eos))
+        penalty = times(xp, xp.abs(finite), pow(self.regulation_factor, past) - 1)
+        result = copied(xp, scores)
+        result[:, ids] = eos + penalty
+        return result
+
+
+def _require_length(op: str, arg: str, value: Any) -> None:
+    require(isinstance(value, int) and value >= 0, op, arg, "an int >= 0", repr(value))
+
+
+def _without(ids: list[Any], scores: Any, forbidden: bool) -> Any:
+    xp = namespace(scores)
+    return fill(xp, scores, columns(xp, ids, scores)) if forbidden else copied(xp, scores)

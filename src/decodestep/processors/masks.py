@@ -1,0 +1,228 @@
+"""Processors that forbid tokens, or bring a row into a given form: n-grams, bad words, prefixes, suppression, normalisation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+from array_api_compat import device
+
+from decodestep.checks import refuse, require
+from decodestep.processors.base import (
+    NEGATIVE_INFINITY,
+    LogitsProcessor,
+    columns,
+    constant,
+    copied,
+    fill,
+    full,
+    largest,
+    log_softmax,
+    namespace,
+    occurring,
+    repeated,
+    token_ids,
+)
+from decodestep.processors.penalties import SequenceBiasLogitsProcessor
+
+
+class NoRepeatNGramLogitsProcessor(LogitsProcessor):
+    """Forbids every token that would complete an n-gram the row already holds.
+
+        s[w] = -inf where (input_ids[-(n - 1):], w) occurs in input_ids, n = ngram_size
+
+    ngram_size: an int >= 1; 1 forbids every id of the row.
+
+    Ids past the vocabulary are ignored. Scores are returned as they are while the input is shorter than n. Raises ValueError
+    where a negative id would be forbidden.
+    Source: Paulus, Xiong, Socher, "A deep reinforced model for abstractive summarization", 2017; as in transformers 5.23,
+    which raises RuntimeError for the negative id.
+    """
+
+    def __init__(self, ngram_size: int) -> None:
+        _require_ngram_size("NoRepeatNGramLogitsProcessor", "ngram_size", ngram_size)
+        self.ngram_size = ngram_size
+
+    def __call__(self, input_ids: Any, scores: Any) -> Any:
+        if input_ids.shape[-1] < self.ngram_size:
+            return scores
+        xp = namespace(scores)
+        match, last = _completions(xp, input_ids, input_ids, self.ngram_size)
+        return fill(xp, scores, occurring(xp, type(self).__name__, last, scores, match))
+
+
+class EncoderNoRepeatNGramLogitsProcessor(LogitsProcessor):
+    """Forbids every token that would complete an n-gram of the encoder's input.
+
+        s[w] = -inf where (input_ids[-(n - 1):], w) occurs in the row's encoder ids, n = encoder_ngram_size
+
+    encoder_ngram_size: an int >= 1.
+    encoder_input_ids: [rows, length] or [length]; each row serves batch // rows rows of scores, such as beams.
+
+    Raises IndexError for a forbidden id outside the vocabulary; ids count from its end below 0.
+    Source: transformers 3.2's class of this name; as in 5.23.
+    """
+
+    def __init__(self, encoder_ngram_size: int, encoder_input_ids: Any) -> None:
+        _require_ngram_size("EncoderNoRepeatNGramLogitsProcessor", "encoder_ngram_size", encoder_ngram_size)
+        self.ngram_size = encoder_ngram_size
+        self.encoder_input_ids = encoder_input_ids if len(encoder_input_ids.shape) == 2 else encoder_input_ids[None]
+        self.batch_size = self.encoder_input_ids.shape[0]
+
+    def __call__(self, input_ids: Any, scores: Any) -> Any:
+        xp = namespace(scores)
+        result = copied(xp, scores)
+        beams, rest = divmod(scores.shape[0], self.batch_size)
+        require(beams > 0 and rest == 0, type(self).__name__, "scores", f"of a multiple of {self.batch_size} rows", scores)
+        if input_ids.shape[-1] < self.ngram_size - 1 or self.encoder_input_ids.shape[-1] < self.ngram_size:
+            return result
+        encoder = repeated(xp, xp.asarray(self.encoder_input_ids, device=device(scores)), beams)
+        match, last = _completions(xp, encoder, input_ids, self.ngram_size)
+        rows, places = xp.nonzero(match)
+        result[rows, last[rows, places]] = NEGATIVE_INFINITY
+        return result
+
+
+class NoBadWordsLogitsProcessor(SequenceBiasLogitsProcessor):
+    """Forbids the last token of each given sequence, wherever the input ends with the rest of it.
+
+        SequenceBias with a bias of -inf for each sequence
+
+    bad_words_ids: a non-empty list of lists of ids >= 0.
+    eos_token_id: an id, a list or an array of ids, or None; a bad word that is one of them alone is not forbidden.
+
+    Nothing is forbidden where the eos ids take all the bad words away. Raises ValueError at the first call for an id past
+    the vocabulary.
+    Source: transformers 2.9's class of this name; as in 5.23.
+    """
+
+    def __init__(self, bad_words_ids: list[list[int]], eos_token_id: Any = None) -> None:
+        op, arg = "NoBadWordsLogitsProcessor", "bad_words_ids"
+        require(isinstance(bad_words_ids, list) and len(bad_words_ids) > 0, op, arg, "a non-empty list", bad_words_ids)
+        for word in bad_words_ids:
+            ok = isinstance(word, list) and all(isinstance(t, (int, np.integer)) and t >= 0 for t in word)
+            require(ok, op, arg, "a list of lists of ids >= 0", word)
+        self.bad_word_ids = bad_words_ids
+        spared = [] if eos_token_id is None else token_ids(op, "eos_token_id", eos_token_id)
+        self.sequence_bias = {tuple(word): NEGATIVE_INFINITY for word in bad_words_ids if word not in [[t] for t in spared]}
+        self._placed = None
+
+
+class PrefixConstrainedLogitsProcessor(LogitsProcessor):
+    """Forbids every token but those that a function of the row so far allows.
+
+        s[t] = -inf for t not in prefix_allowed_tokens_fn(batch index, ids of the row)
+
+    prefix_allowed_tokens_fn: called with (int, [length] ids) for every beam; returns the allowed ids, at least one.
+    num_beams: rows of one batch item.
+
+    Where every allowed token of all beams of a batch item is -inf already, the allowed ones become 0 in its rows. Raises
+    ValueError where the function returns no token, IndexError for an id outside the vocabulary.
+    Source: De Cao et al., "Autoregressive entity retrieval", 2020; as in transformers 5.23.
+    """
+
+    def __init__(self, prefix_allowed_tokens_fn: Callable[[int, Any], Any], num_beams: int) -> None:
+        self._prefix_allowed_tokens_fn = prefix_allowed_tokens_fn
+        self._num_beams = num_beams
+
+    def __call__(self, input_ids: Any, scores: Any) -> Any:
+        xp = namespace(scores)
+        mask = full(xp, scores, NEGATIVE_INFINITY)
+        items = input_ids.shape[0] // self._num_beams
+        for row in range(items * self._num_beams):
+            allowed = self._prefix_allowed_tokens_fn(row // self._num_beams, input_ids[row])
+            if len(allowed) == 0:
+                refuse("PrefixConstrainedLogitsProcessor", "prefix_allowed_tokens_fn", "a function that allows some token",
+                       f"an empty list for batch item {row // self._num_beams}")
+            mask[row, allowed] = 0.0
+        result = scores + mask
+        dead = xp.reshape(xp.max(result, axis=-1) == NEGATIVE_INFINITY, (items, self._num_beams))
+        return xp.where(repeated(xp, xp.all(dead, axis=-1), self._num_beams)[:, None], mask, result)
+
+
+class SuppressTokensLogitsProcessor(LogitsProcessor):
+    """Forbids the given tokens.
+
+        s[t] = -inf for t in suppress_tokens
+
+    suppress_tokens: ids; those outside the vocabulary are ignored.
+    device: taken as transformers takes it, and without effect: the work is done where the scores are.
+
+    Source: Radford et al., "Robust speech recognition via large-scale weak supervision" (Whisper), 2022; as in
+    transformers 5.23.
+    """
+
+    def __init__(self, suppress_tokens: Iterable[int], device: Any = "cpu") -> None:
+        self.suppress_tokens = token_ids("SuppressTokensLogitsProcessor", "suppress_tokens", list(suppress_tokens))
+
+    def __call__(self, input_ids: Any, scores: Any) -> Any:
+        xp = namespace(scores)
+        return fill(xp, scores, columns(xp, self.suppress_tokens, scores))
+
+
+class SuppressTokensAtBeginLogitsProcessor(LogitsProcessor):
+    """Forbids the given tokens at one position alone.
+
+        s[t] = -inf for t in begin_suppress_tokens, where len(input_ids) == begin_index
+
+    begin_suppress_tokens: ids; those outside the vocabulary are ignored.
+    begin_index: the length of input at which they are forbidden; `set_begin_index` changes it.
+    device: as in SuppressTokensLogitsProcessor.
+
+    Source: Radford et al., 2022; as in transformers 5.23.
+    """
+
+    def __init__(self, begin_suppress_tokens: Iterable[int], begin_index: int, device: Any = "cpu") -> None:
+        op, arg = "SuppressTokensAtBeginLogitsProcessor", "begin_suppress_tokens"
+        self.begin_suppress_tokens = token_ids(op, arg, list(begin_suppress_tokens))
+        self.begin_index = begin_index
+
+    def set_begin_index(self, begin_index: int) -> None:
+        self.begin_index = begin_index
+
+    def __call__(self, input_ids: Any, scores: Any) -> Any:
+        if input_ids.shape[-1] != self.begin_index:
+            return scores
+        xp = namespace(scores)
+        return fill(xp, scores, columns(xp, self.begin_suppress_tokens, scores))
+
+
+class InfNanRemoveLogitsProcessor(LogitsProcessor):
+    """Replaces what is not finite.
+
+        s = 0 where s is NaN, the largest finite number of the dtype where s is inf, minus that where s is -inf
+
+    It un-filters: a token forbidden before it becomes merely very unlikely.
+    Source: transformers 4.7's class of this name; as in 5.23.
+    """
+
+    def __call__(self, input_ids: Any, scores: Any) -> Any:
+        xp = namespace(scores)
+        limit = constant(xp, largest(xp, scores), scores)
+        finite = xp.where(xp.isnan(scores), constant(xp, 0.0, scores), scores)
+        return xp.where(xp.isinf(finite), xp.where(finite > 0, limit, -limit), finite)
+
+
+class LogitNormalization(LogitsProcessor):
+    """Turns scores into log-probabilities, s = log softmax(s); a row of NaN, or of nothing but -inf, becomes NaN.
+
+    Source: transformers 4.22's class of this name; as in 5.23.
+    """
+
+    def __call__(self, input_ids: Any, scores: Any) -> Any:
+        return log_softmax(namespace(scores), scores)
+
+
+def _require_ngram_size(op: str, arg: str, value: Any) -> None:
+    require(isinstance(value, int) and value > 0, op, arg, "an int >= 1", repr(value))
+
+
+def _completions(xp: Any, source: Any, ids: Any, n: int) -> tuple[Any, Any]:
+    """Where the n-grams of `source` begin with the last n - 1 of `ids`, and the last id of each n-gram."""
+    count, length = source.shape[-1] - n + 1, ids.shape[-1]
+    last = source[:, n - 1 :]
+    match = last == last
+    for j in range(n - 1):
+        match = match & (source[:, j : j + count] == ids[:, length - n + 1 + j : length - n + 2 + j])
+    return match, last

@@ -1,0 +1,250 @@
+"""Penalties and biases: scores of some tokens move, none is forbidden outright."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from array_api_compat import device
+
+from decodestep import arrays
+from decodestep.checks import is_int, refuse, require
+from decodestep.processors.base import (
+    LogitsProcessor,
+    copied,
+    divided,
+    namespace,
+    narrow,
+    occurring,
+    repeated,
+    times,
+    widen,
+)
+
+
+class RepetitionPenaltyLogitsProcessor(LogitsProcessor):
+    """Makes every token that occurs in the input less likely, once, however often it occurs.
+
+        for each distinct id t of the row:  s[t] = s[t] * penalty where s[t] < 0, else s[t] / penalty
+
+    penalty: a float > 0 (an int is refused); below 1 it rewards.
+    prompt_ignore_length: how many leading ids do not count: None, an int >= 0, or a [batch] array, one for each row.
+
+    Ids past the vocabulary are ignored. Scores of rank 3 [batch, length, vocab] are processed at the last position; where
+    `logits_indices` and `cu_seq_lens_q` have been set, at those positions of the packed sequences of scores[0].
+    Raises ValueError for a negative id and for a prompt_ignore_length whose batch is not that of the ids.
+    Source: Keskar et al., "CTRL: a conditional transformer language model for controllable generation", 2019.
+    Deviation from transformers 5.23: scores of rank 3 are copied, not written to.
+    """
+
+    supports_continuous_batching = False
+
+    def __init__(self, penalty: float, prompt_ignore_length: Any = None) -> None:
+        self.penalty = _checked_penalty("RepetitionPenaltyLogitsProcessor", penalty)
+        if is_int(prompt_ignore_length):
+            require(prompt_ignore_length >= 0, "RepetitionPenaltyLogitsProcessor", "prompt_ignore_length", "an int >= 0",
+                    prompt_ignore_length)
+        elif arrays.is_array(prompt_ignore_length):
+            require(prompt_ignore_length.ndim == 1, "RepetitionPenaltyLogitsProcessor", "prompt_ignore_length", "of rank 1",
+                    prompt_ignore_length)
+        self.prompt_ignore_length = prompt_ignore_length
+        self.logits_indices: Any = None
+        self.cu_seq_lens_q: Any = None
+
+    def __call__(self, input_ids: Any, scores: Any) -> Any:
+        xp = namespace(scores)
+        counted = None
+        if isinstance(self.prompt_ignore_length, int):
+            input_ids = input_ids[:, self.prompt_ignore_length :]
+        elif arrays.is_array(self.prompt_ignore_length):
+            counted = self._counted(xp, input_ids)
+        if len(scores.shape) == 2:
+            ids = input_ids if len(input_ids.shape) == 2 else input_ids[:, None]
+            return _penalised(xp, scores, occurring(xp, type(self).__name__, ids, scores, counted), self.penalty)
+        result = copied(xp, scores)
+        if self.logits_indices is not None and self.cu_seq_lens_q is not None:
+            last = scores[0, self.logits_indices, :]
+            result[0, self.logits_indices, :] = _penalised(xp, last, self._packed(xp, input_ids, last), self.penalty)
+        else:
+            last = scores[:, -1, :]
+            ids = input_ids if len(input_ids.shape) == 2 else input_ids[None, :]
+            seen = occurring(xp, type(self).__name__, ids, last, counted)
+            result[:, -1, :] = _penalised(xp, last, seen, self.penalty)
+        return result
+
+    def _counted(self, xp: Any, input_ids: Any) -> Any:
+        skipped = xp.asarray(self.prompt_ignore_length, device=device(input_ids))
+        require(skipped.shape[0] == input_ids.shape[0], "RepetitionPenaltyLogitsProcessor", "prompt_ignore_length",
+                f"of batch size {input_ids.shape[0]}", skipped)
+        return xp.arange(input_ids.shape[1], device=device(input_ids))[None, :] >= skipped[:, None]
+
+    def _packed(self, xp: Any, input_ids: Any, last: Any) -> Any:
+        """The tokens seen by each of the sequences that lie behind one another in a row of ids."""
+        bounds = [int(b) for b in self.cu_seq_lens_q]
+        flat = xp.reshape(input_ids, (-1,))
+        rows = [occurring(xp, type(self).__name__, flat[None, a:b], last[:1]) for a, b in pairwise(bounds)]
+        return xp.concat(rows, axis=0)
+
+
+class EncoderRepetitionPenaltyLogitsProcessor(LogitsProcessor):
+    """Makes every token of the encoder's input more likely: the repetition penalty of 1 / penalty over those ids.
+
+        for each distinct id t of the row's encoder ids:  s[t] = s[t] / penalty where s[t] < 0, else s[t] * penalty
+
+    penalty: a float > 0 (an int is refused); below 1 it makes them less likely.
+    encoder_input_ids: [rows, length] within the vocabulary; each row serves batch // rows rows of scores, such as beams.
+
+    Raises ValueError for an id outside the vocabulary.
+    Source: transformers 4.27's class of this name; as in 5.23, where an id outside the vocabulary is a RuntimeError.
+    """
+
+    supports_continuous_batching = False
+
+    def __init__(self, penalty: float, encoder_input_ids: Any) -> None:
+        self.penalty = 1 / _checked_penalty("EncoderRepetitionPenaltyLogitsProcessor", penalty)
+        self.encoder_input_ids = encoder_input_ids
+
+    def __call__(self, input_ids: Any, scores: Any) -> Any:
+        xp = namespace(scores)
+        ids = xp.asarray(self.encoder_input_ids, device=device(scores))
+        if scores.shape[0] > ids.shape[0]:
+            ids = repeated(xp, ids, scores.shape[0] // ids.shape[0])
+        op, vocab = "EncoderRepetitionPenaltyLogitsProcessor", scores.shape[-1]
+        if math.prod(ids.shape) and int(xp.max(ids)) >= vocab:
+            refuse(op, "encoder_input_ids", f"below {vocab}", int(xp.max(ids)))
+        return _penalised(xp, scores, occurring(xp, op, ids, scores), self.penalty)
+
+
+class SequenceBiasLogitsProcessor(LogitsProcessor):
+    """Adds a bias to the last token of each given sequence, wherever the input ends with the rest of that sequence.
+
+        for each (sequence, bias):  where input_ids[-(n - 1):] == sequence[:-1], n = len(sequence):  s[sequence[-1]] += bias
+
+    sequence_bias: a non-empty dict {tuple of ids: float} or list [[list of ids, float], ...]; ids >= 0; an int bias is refused.
+
+    A sequence of one token always counts; several that end in the same token add up, in their order. A bias is held in
+    float32 and rounded to the dtype of the scores. Raises ValueError at the first call for an id past the vocabulary.
+    Source: transformers' class of this name (4.29); as in 5.23.
+    """
+
+    def __init__(self, sequence_bias: Any) -> None:
+        self.sequence_bias: dict[tuple[int, ...], float] = _checked_biases(sequence_bias)
+        self._placed: tuple[Any, list[Any]] | None = None
+
+    def __call__(self, input_ids: Any, scores: Any) -> Any:
+        xp = namespace(scores)
+        bias = xp.zeros_like(scores)
+        for prefixes, last, values in self._layers(xp, scores):
+            length = prefixes.shape[1]
+            if length > input_ids.shape[1]:
+                continue
+            match = xp.all(input_ids[:, None, input_ids.shape[1] - length :] == prefixes[None], axis=-1)
+            bias[:, last] = bias[:, last] + xp.where(match, values, xp.zeros_like(values))
+        return scores + bias
+
+    def _layers(self, xp: Any, scores: Any) -> list[Any]:
+        """The sequences as arrays on the scores' device, in layers of one length and of distinct last tokens."""
+        key = (xp.__name__, str(device(scores)), str(scores.dtype), scores.shape[-1])
+        if self._placed is None or self._placed[0] != key:
+            beyond = [t for sequence in self.sequence_bias for t in sequence if t >= scores.shape[-1]]
+            require(not beyond, type(self).__name__, "sequence_bias", f"about tokens below {scores.shape[-1]}", beyond)
+            where: dict[str, Any] = {"device": device(scores)}
+            layers = []
+            for group in _by_length_and_distinct_last(self.sequence_bias):
+                prefixes = np.asarray([s[:-1] for s in group], np.int64).reshape(len(group), -1)
+                values = xp.asarray([self.sequence_bias[s] for s in group], dtype=xp.float32, **where)
+                layers.append((
+                    xp.asarray(prefixes.tolist(), dtype=xp.int64, **where) if prefixes.size else
+                    xp.zeros(prefixes.shape, dtype=xp.int64, **where),
+                    xp.asarray([s[-1] for s in group], dtype=xp.int64, **where),
+                    narrow(xp, values, scores),
+                ))
+            self._placed = (key, layers)
+        return self._placed[1]
+
+
+class HammingDiversityLogitsProcessor(LogitsProcessor):
+    """Makes a group of beams avoid the tokens that the groups before it picked at this step.
+
+        for each batch item:  s[t] = s[t] - diversity_penalty * #{beams of earlier groups whose current token is t}
+
+    diversity_penalty: a float > 0.
+    num_beams: an int >= 2.
+    num_beam_groups: an int in [2, num_beams].
+
+    Called with two more arguments: current_tokens, [batch * num_beams], the tokens picked so far at this step; and
+    beam_group_idx, the group whose scores, [batch * num_beams // num_beam_groups, vocab], these are. The first group's
+    scores are returned as they are. The penalty is held in float32.
+    Source: Vijayakumar et al., "Diverse beam search", 2016; transformers 4.41, which 5.23 no longer has.
+    """
+
+    def __init__(self, diversity_penalty: float, num_beams: int, num_beam_groups: int) -> None:
+        op = "HammingDiversityLogitsProcessor"
+        ok = isinstance(diversity_penalty, float) and diversity_penalty > 0
+        require(ok, op, "diversity_penalty", "a float > 0", repr(diversity_penalty))
+        require(isinstance(num_beams, int) and num_beams >= 2, op, "num_beams", "an int >= 2", repr(num_beams))
+        ok = isinstance(num_beam_groups, int) and 2 <= num_beam_groups <= num_beams
+        require(ok, op, "num_beam_groups", f"an int in [2, num_beams = {num_beams}]", repr(num_beam_groups))
+        self._diversity_penalty = diversity_penalty
+        self._num_beams = num_beams
+        self._num_sub_beams = num_beams // num_beam_groups
+
+    def __call__(  # type: ignore[override]  # a list gives the two more arguments by name
+        self, input_ids: Any, scores: Any, current_tokens: Any, beam_group_idx: int
+    ) -> Any:
+        xp = namespace(scores)
+        first = beam_group_idx * self._num_sub_beams
+        size = min(first + self._num_sub_beams, self._num_beams) - first
+        if first == 0:
+            return scores
+        earlier = xp.reshape(current_tokens[: len(current_tokens) // self._num_beams * self._num_beams], (-1, self._num_beams))
+        counts = xp.zeros((earlier.shape[0], scores.shape[-1]), dtype=xp.int64, device=device(scores))
+        rows = xp.arange(earlier.shape[0], device=device(scores))
+        for beam in range(first):
+            counts[rows, earlier[:, beam]] += 1
+        penalty = repeated(xp, xp.astype(counts, xp.float32) * self._diversity_penalty, size)
+        result = copied(xp, scores)
+        result[: penalty.shape[0]] = narrow(xp, widen(xp, scores[: penalty.shape[0]]) - penalty, scores)
+        return result
+
+
+def _checked_penalty(op: str, penalty: Any) -> float:
+    require(isinstance(penalty, float) and penalty > 0, op, "penalty", "a float > 0", repr(penalty))
+    return float(penalty)
+
+
+def _penalised(xp: Any, scores: Any, seen: Any, penalty: float) -> Any:
+    return xp.where(seen, xp.where(scores < 0, times(xp, scores, penalty), divided(xp, scores, penalty)), scores)
+
+
+def _checked_biases(given: Any) -> dict[tuple[int, ...], float]:
+    op, arg = "SequenceBiasLogitsProcessor", "sequence_bias"
+    require(isinstance(given, (dict, list)) and len(given) > 0, op, arg, "a non-empty dict or list", given)
+    if isinstance(given, dict):
+        require(all(isinstance(key, tuple) and key for key in given), op, arg, "a dict whose keys are non-empty tuples", given)
+    pairs = list(given.items()) if isinstance(given, dict) else [(entry[0], entry[1]) for entry in given]
+    for sequence, bias in pairs:
+        kind = tuple if isinstance(given, dict) else list
+        ids_ok = isinstance(sequence, kind) and all(isinstance(t, (int, np.integer)) and t >= 0 for t in sequence)
+        require(ids_ok, op, arg, f"about {kind.__name__}s of ids >= 0", sequence)
+        require(isinstance(bias, float), op, arg, "with a float bias for each sequence", repr(bias))
+    return {tuple(sequence): bias for sequence, bias in pairs}
+
+
+def _by_length_and_distinct_last(sequences: Any) -> Iterator[list[tuple[int, ...]]]:
+    """Groups whose last tokens differ, so that each can be added at once; a token's biases keep their order."""
+    layers: dict[tuple[int, int], list[tuple[int, ...]]] = {}
+    nth: dict[tuple[int, int], int] = {}
+    for sequence in sequences:
+        if sequence:
+            end = (len(sequence), sequence[-1])
+            nth[end] = nth.get(end, 0) + 1
+            layers.setdefault((len(sequence), nth[end]), []).append(sequence)
+    single = sorted(key for key in layers if key[0] == 1)
+    longer = [key for key in layers if key[0] > 1]
+    lengths = list(dict.fromkeys(length for length, _ in longer))
+    longer.sort(key=lambda key: (lengths.index(key[0]), key[1]))
+    yield from (layers[key] for key in single + longer)

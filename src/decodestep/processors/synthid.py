@@ -1,0 +1,241 @@
+"""SynthID-Text: a watermark that tilts each draw by keyed coin flips, and its detector.
+
+The table of coin flips is drawn by torch's generator, because text marked elsewhere must be recognised here and the other way
+round; torch is imported when a processor is built.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from array_api_compat import device as device_of
+
+from decodestep.checks import require
+from decodestep.processors.base import (
+    LogitsProcessor,
+    constant,
+    largest,
+    namespace,
+    quiet,
+    softmax,
+    total,
+)
+
+_MULTIPLIER, _INCREMENT = 6364136223846793005, 1
+
+
+@dataclass
+class SynthIDTextWatermarkState:
+    """The last ids of each row, the hashes of the contexts before them, newest first, and the number of calls."""
+
+    context: Any
+    context_history: Any
+    num_calls: int = 0
+
+
+class SynthIDTextWatermarkLogitsProcessor(LogitsProcessor):
+    """Tilts the distribution by a tournament of keyed coin flips, g(ngram, key) in {0, 1}.
+
+        p = softmax(s);  for each key k, in order:  p[t] = p[t] * (1 + g[t, k] - sum(g[:, k] * p))
+        result = log p, the dtype's lowest finite number where that is not finite;  s itself where the context repeats
+        g[t, k] = table[hash(hash(context + [t]), k) mod sampling_table_size]
+        hash(h, x) = (h + x) * 6364136223846793005 + 1 in wrapping int64, from h = 1
+
+    ngram_len: the context is the last ngram_len - 1 generated ids, zeros before the first.
+    keys: the secret, one integer for each layer of the tournament.
+    sampling_table_size, sampling_table_seed: of the table of coin flips.
+    context_history_size: how many contexts are remembered; one among them is left without a watermark.
+    device: of torch's generator.
+    skip_first_ngram_calls: whether the first ngram_len - 1 calls return the scores as they are.
+    debug_mode: whether every score is taken as 1.
+
+    Keeps state: one object serves one generation, and the newest id of each row is what it learns at a call. Raises ValueError
+    where input_ids is not of rank 2.
+    Source: Dathathri et al., "Scalable watermarking for identifying large language model outputs", 2024; as in
+    transformers 5.23.
+    """
+
+    def __init__(
+        self,
+        ngram_len: int,
+        keys: list[int],
+        sampling_table_size: int,
+        sampling_table_seed: int,
+        context_history_size: int,
+        device: Any,
+        skip_first_ngram_calls: bool = False,
+        debug_mode: bool = False,
+    ) -> None:
+        import torch
+
+        self.ngram_len = ngram_len
+        self.keys = torch.tensor(keys, device=device)
+        generator = torch.Generator(device=device).manual_seed(sampling_table_seed)
+        self.sampling_table = torch.randint(0, 2, (sampling_table_size,), generator=generator, device=device)
+        self.context_history_size = context_history_size
+        self.device = device
+        self.state: SynthIDTextWatermarkState | None = None
+        self.skip_first_ngram_calls = skip_first_ngram_calls
+        self.debug_mode = debug_mode
+
+    def __call__(self, input_ids: Any, scores: Any) -> Any:
+        _require_rank_2(input_ids)
+        xp, vocab = namespace(scores), scores.shape[-1]
+        scores = xp.ones_like(scores) if self.debug_mode else scores
+        if self.state is None:
+            self.state = self._fresh(xp, scores, scores.shape[0])
+        else:
+            newest = xp.astype(input_ids[:, -1:], xp.int64)
+            self.state.context = xp.concat([self.state.context, newest], axis=1)[:, 1:]
+        self.state.num_calls += 1
+        if self.skip_first_ngram_calls and self.state.num_calls < self.ngram_len:
+            return scores
+        context = self.accumulate_hash(self._ones(xp, scores, scores.shape[0]), self.state.context)[:, None]
+        ngrams = self.accumulate_hash(context, xp.arange(vocab, dtype=xp.int64, device=device_of(scores))[None, :, None])
+        tilted = self.update_scores(scores, self.sample_g_values(self._keyed(xp, ngrams)))
+        return xp.where(self._noted(xp, self.state, context), scores, tilted)
+
+    def update_scores(self, scores: Any, g_values: Any) -> Any:
+        """The tournament: scores [batch, vocab] and coin flips [batch, vocab, keys] to log-probabilities."""
+        xp = namespace(scores)
+        p = softmax(xp, scores)
+        for layer in range(g_values.shape[-1]):
+            g = xp.astype(g_values[..., layer], p.dtype)
+            p = p * (1 + g - total(xp, g * p))
+        with quiet():
+            log_p = xp.log(p)
+        return xp.where(xp.isfinite(log_p), log_p, constant(xp, -largest(xp, log_p), log_p))
+
+    def accumulate_hash(
+        self, current_hash: Any, data: Any, multiplier: int = _MULTIPLIER, increment: int = _INCREMENT
+    ) -> Any:
+        """Takes the elements of the last axis of `data` into the hash, one after another, in wrapping int64."""
+        for i in range(data.shape[-1]):
+            current_hash = (current_hash + data[..., i]) * multiplier + increment
+        return current_hash
+
+    def sample_g_values(self, ngram_keys: Any) -> Any:
+        """The coin flips of hashed n-grams, of their shape."""
+        xp = namespace(ngram_keys)
+        table = xp.asarray(self.sampling_table, device=device_of(ngram_keys))
+        return table[ngram_keys % table.shape[0]]
+
+    def compute_ngram_keys(self, ngrams: Any) -> Any:
+        """The hashes [batch, count, keys] of n-grams [batch, count, ngram_len]."""
+        ok = len(ngrams.shape) == 3 and ngrams.shape[2] == self.ngram_len
+        require(ok, "SynthIDTextWatermarkLogitsProcessor", "ngrams", f"of shape (batch, count, {self.ngram_len})", ngrams)
+        xp = namespace(ngrams)
+        return self._keyed(xp, self.accumulate_hash(self._ones(xp, ngrams, ngrams.shape[0])[:, None], ngrams))
+
+    def compute_g_values(self, input_ids: Any) -> Any:
+        """The coin flips [batch, length - ngram_len + 1, keys] of every n-gram of a text."""
+        _require_rank_2(input_ids)
+        return self.sample_g_values(self.compute_ngram_keys(_windows(namespace(input_ids), input_ids, self.ngram_len)))
+
+    def compute_context_repetition_mask(self, input_ids: Any) -> Any:
+        """[batch, length - ngram_len + 1]: whether the context of each n-gram is new to the remembered ones."""
+        _require_rank_2(input_ids)
+        xp, batch = namespace(input_ids), input_ids.shape[0]
+        state = self._fresh(xp, input_ids, batch)
+        contexts = _windows(xp, input_ids[:, :-1], self.ngram_len - 1)
+        hashes = self.accumulate_hash(self._ones(xp, input_ids, batch)[:, None], contexts)
+        repeated = [self._noted(xp, state, hashes[:, i : i + 1]) for i in range(hashes.shape[1])]
+        return ~xp.concat(repeated, axis=1) if repeated else xp.zeros((batch, 0), dtype=xp.bool)
+
+    def compute_eos_token_mask(self, input_ids: Any, eos_token_id: int) -> Any:
+        """[batch, length]: whether a position lies before the first eos of its row."""
+        _require_rank_2(input_ids)
+        xp = namespace(input_ids)
+        return xp.cumulative_sum(xp.astype(input_ids == eos_token_id, xp.int64), axis=1) == 0
+
+    def expected_mean_g_value(self, vocab_size: int, coinflip_prob: float = 0.5) -> float:
+        """The mean coin flip of watermarked text drawn from a uniform distribution with one layer."""
+        return coinflip_prob + coinflip_prob * (1 - coinflip_prob) * (1 - 1 / vocab_size)
+
+    def _keyed(self, xp: Any, hashes: Any) -> Any:
+        keys = xp.astype(xp.asarray(self.keys, device=device_of(hashes)), xp.int64)
+        return self.accumulate_hash(hashes[..., None], keys[:, None])
+
+    def _ones(self, xp: Any, like: Any, batch: int) -> Any:
+        return xp.ones((batch,), dtype=xp.int64, device=device_of(like))
+
+    def _fresh(self, xp: Any, like: Any, batch: int) -> SynthIDTextWatermarkState:
+        sizes = (self.ngram_len - 1, self.context_history_size)
+        return SynthIDTextWatermarkState(*(xp.zeros((batch, n), dtype=xp.int64, device=device_of(like)) for n in sizes))
+
+    def _noted(self, xp: Any, state: SynthIDTextWatermarkState, context: Any) -> Any:
+        """Whether each row's context, [batch, 1], is among the remembered ones; it becomes the newest of them."""
+        known = xp.any(state.context_history == context, axis=1, keepdims=True)
+        state.context_history = xp.concat([context, state.context_history], axis=1)[:, :-1]
+        return known
+
+
+class SynthIDTextWatermarkDetector:
+    """Scores tokenised text with a trained detector.
+
+        detector_module(g values, mask): the coin flips of every n-gram, and where they count: a context not seen lately, before
+        the first eos
+
+    detector_module: called with [batch, count, keys] coin flips and the [batch, count] mask; a `BayesianDetector`, or
+        transformers' BayesianDetectorModel.
+    logits_processor: a SynthIDTextWatermarkLogitsProcessor with the settings that the text was generated with.
+    tokenizer: whatever has the `eos_token_id` of the text.
+
+    Called with input_ids [batch, length]; returns what detector_module returns.
+    Source: Dathathri et al., 2024; as in transformers 5.23.
+    """
+
+    def __init__(self, detector_module: Callable[[Any, Any], Any], logits_processor: Any, tokenizer: Any) -> None:
+        self.detector_module = detector_module
+        self.logits_processor = logits_processor
+        self.tokenizer = tokenizer
+
+    def __call__(self, tokenized_outputs: Any) -> Any:
+        processor = self.logits_processor
+        before_eos = processor.compute_eos_token_mask(tokenized_outputs, self.tokenizer.eos_token_id)
+        fresh = processor.compute_context_repetition_mask(tokenized_outputs)
+        mask = fresh & before_eos[:, processor.ngram_len - 1 :]
+        return self.detector_module(processor.compute_g_values(tokenized_outputs), mask)
+
+
+class BayesianDetector:
+    """The posterior probability that text is watermarked, from trained parameters; it does not train.
+
+        q[l] = sigmoid(beta[l] + sum(delta[l, j] * g[j] for j < l));  likelihood[l] = ((g[l] + 0.5) * q[l] + 1 - q[l]) / 2
+        posterior = sigmoid(log(prior / (1 - prior)) + sum over counted n-grams and layers l of log(2 * likelihood[l]))
+
+    beta: the `keys` biases.  delta: [keys, keys].  prior: of watermarked text, in (0, 1); taken within [1e-5, 1 - 1e-5].
+
+    Source: Dathathri et al., 2024; the inference of transformers 5.23's BayesianDetectorModel, also for a batch or a text
+    of one.
+    """
+
+    def __init__(self, beta: Any, delta: Any, prior: Any = 0.5) -> None:
+        self.beta = beta.reshape(-1)
+        self.delta = delta.reshape(self.beta.shape[0], -1)
+        self.prior = float(prior)
+        require(0 < self.prior < 1, "BayesianDetector", "prior", "in (0, 1)", self.prior)
+
+    def __call__(self, g_values: Any, mask: Any) -> Any:
+        """[batch] posteriors of coin flips [batch, count, keys] where `mask` [batch, count] holds."""
+        xp = namespace(g_values)
+        beta, delta = (xp.asarray(w, device=device_of(g_values)) for w in (self.beta, self.delta))
+        g = xp.astype(g_values, beta.dtype)
+        q = 1 / (1 + xp.exp(-(g @ xp.tril(delta, k=-1).T + beta)))
+        likelihood = ((g + 0.5) * q + (1 - q)) / 2
+        evidence = xp.log(xp.where(likelihood < 1e-30, constant(xp, 1e-30, g), likelihood)) - xp.log(constant(xp, 0.5, g))
+        prior = constant(xp, min(max(self.prior, 1e-5), 1 - 1e-5), g)
+        odds = xp.log(prior) - xp.log(1 - prior) + xp.sum(evidence * xp.astype(mask, g.dtype)[..., None], axis=(1, 2))
+        return 1 / (1 + xp.exp(-odds))
+
+
+def _require_rank_2(input_ids: Any) -> None:
+    require(len(input_ids.shape) == 2, "SynthIDTextWatermarkLogitsProcessor", "input_ids", "of rank 2", input_ids)
+
+
+def _windows(xp: Any, ids: Any, n: int) -> Any:
+    """The n-grams of each row: [batch, length - n + 1, n]."""
+    count = max(ids.shape[1] - n + 1, 0)
+    return xp.stack([xp.astype(ids[:, j : j + count], xp.int64) for j in range(n)], axis=-1)

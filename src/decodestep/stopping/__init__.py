@@ -1,0 +1,29 @@
+"""The stopping criteria of transformers 5.23, under the same names, on NumPy arrays and on torch tensors where those live.
+
+Each is called as criterion(input_ids, scores) and can be given to `model.generate(stopping_criteria=[...])`. A docstring is
+a class's contract.
+"""
+
+from decodestep.stopping.criteria import (
+    ConfidenceCriteria,
+    EosTokenCriteria,
+    MaxLengthCriteria,
+    MaxNewTokensCriteria,
+    MaxTimeCriteria,
+    StoppingCriteria,
+    StoppingCriteriaList,
+    validate_stopping_criteria,
+)
+from decodestep.stopping.stop_strings import StopStringCriteria
+
+__all__ = [
+    "ConfidenceCriteria",
+    "EosTokenCriteria",
+    "MaxLengthCriteria",
+    "MaxNewTokensCriteria",
+    "MaxTimeCriteria",
+    "StopStringCriteria",
+    "StoppingCriteria",
+    "StoppingCriteriaList",
+    "validate_stopping_criteria",
+]

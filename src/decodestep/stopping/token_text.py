@@ -1,0 +1,105 @@
+"""What each token of a tokenizer adds to the text, looked up when it is first asked for."""
+
+from __future__ import annotations
+
+import json
+from contextlib import suppress
+from typing import Any
+
+from decodestep.checks import require
+
+Piece = str | bytes
+
+# A text that any tokenizer takes letter by letter or as words: a token is decoded behind it, so that nothing is stripped.
+_LEAD = "abcdef"
+
+
+class TokenText:
+    """Pieces of text, as characters, or as bytes where the tokenizer's tokens may hold parts of a character.
+
+    tokenizer: one of transformers', or a `tokenizers.Tokenizer`.
+    """
+
+    def __init__(self, tokenizer: Any) -> None:
+        self._tokenizer = tokenizer
+        self._fast = tokenizer if hasattr(tokenizer, "id_to_token") else getattr(tokenizer, "backend_tokenizer", None)
+        kinds = _decoder_types(getattr(self._fast, "decoder", None))
+        self._byte_fallback = "ByteFallback" in kinds
+        self._byte_level = "ByteLevel" in kinds and not self._byte_fallback
+        self.in_bytes = self._byte_fallback or self._byte_level
+        self._lead = [self._token(i) for i in self.encode(_LEAD)]
+        decoded = self._decode(self._lead)
+        require(_LEAD in decoded, "StopStringCriteria", "tokenizer", f"able to encode and decode {_LEAD!r}", repr(decoded))
+        self._known: dict[int, Piece | None] = {}
+
+    def __len__(self) -> int:
+        size: int = self._fast.get_vocab_size() if self._fast is not None else len(self._tokenizer)
+        return size
+
+    def encode(self, text: str) -> list[int]:
+        if self._fast is self._tokenizer:
+            return list(self._fast.encode(text, add_special_tokens=False).ids)
+        return list(self._tokenizer(text, add_special_tokens=False)["input_ids"])
+
+    def units(self, text: str) -> Piece:
+        """A string in the units of the pieces."""
+        return text.encode() if self.in_bytes else text
+
+    def piece(self, token_id: int) -> Piece | None:
+        """What the token adds to the text; None for an id that is no token."""
+        if token_id not in self._known:
+            token = self._token(token_id) if token_id >= 0 else None
+            self._known[token_id] = None if token is None else self._read(token)
+        return self._known[token_id]
+
+    def _token(self, token_id: int) -> str | None:
+        try:
+            token: str | None = (self._fast.id_to_token(token_id) if self._fast is not None
+                                 else self._tokenizer.convert_ids_to_tokens(token_id))
+        except (IndexError, KeyError, OverflowError):  # how a tokenizer in Python may say that it has no such token
+            return None
+        return token
+
+    def _read(self, token: str) -> Piece:
+        if self._byte_level and all(character in _BYTE_OF for character in token):
+            return bytes(_BYTE_OF[character] for character in token)
+        if self._byte_fallback and len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
+            with suppress(ValueError):
+                return bytes([int(token[3:5], 16)])
+        text = self._decode([*self._lead, token])
+        return self.units(text[text.index(_LEAD) + len(_LEAD) :])
+
+    def _decode(self, tokens: list[Any]) -> str:
+        text: str
+        if self._fast is not None:
+            text = " ".join(tokens) if self._fast.decoder is None else self._fast.decoder.decode(tokens)
+        else:
+            text = self._tokenizer.convert_tokens_to_string(tokens)
+        return text
+
+
+def _decoder_types(decoder: Any) -> set[str]:
+    """The types of a decoder of `tokenizers` and of every decoder inside it."""
+    state = getattr(decoder, "__getstate__", lambda: None)() if decoder is not None else None
+    found: set[str] = set()
+
+    def collect(node: Any) -> None:
+        if isinstance(node, dict):
+            found.add(str(node.get("type")))
+        for inner in node.values() if isinstance(node, dict) else node if isinstance(node, list) else ():
+            collect(inner)
+
+    if isinstance(state, (str, bytes)):
+        with suppress(ValueError):
+            collect(json.loads(state))
+    return found | {type(decoder).__name__}
+
+
+def _printable_bytes() -> dict[str, int]:
+    """GPT-2's alphabet: printable Latin-1 stands for itself, each other byte for the next character from U+0100 on."""
+    own = [b for b in range(256) if 33 <= b <= 126 or 161 <= b <= 172 or b >= 174]
+    other = [b for b in range(256) if b not in own]
+    return {chr(b): b for b in own} | {chr(256 + i): b for i, b in enumerate(other)}
+
+
+_BYTE_OF = _printable_bytes()

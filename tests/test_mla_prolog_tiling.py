@@ -1,0 +1,124 @@
+"""The tiling key and the host's plan, by the numbers of the published design."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import decodestep as ds
+from decodestep.ops.mla_prolog.plan import MlaPrologPlan
+
+Key = ds.MlaPrologTilingKey
+KEYS = [
+    (Key(1, 1, 0), 17),  # no quantisation, PA_BSND
+    (Key(2, 1, 0), 18),  # no quantisation, PA_NZ
+    (Key(1, 2, 0, 1), 1057),  # PARTIAL
+    (Key(2, 2, 1, 1), 1122),  # PARTIAL with quantised caches, PA_NZ
+    (Key(1, 2, 3, 1), 1249),  # FULL with a quantised cache
+    (Key(1, 1, 0, 0, 0, 1), 4113),  # empty caches
+    (Key(0, 0, 0, 0, 0, 2), 8192),  # no tokens
+    (Key(1, 2, 0, 0, 1), 2081),
+]
+
+
+@pytest.mark.parametrize(("key", "number"), KEYS)
+def test_keys(key, number):
+    assert key.encode() == number and Key.decode(number) == key
+
+
+def test_no_tokens_leave_nothing_else_in_the_key():
+    assert Key(2, 2, 3, 1, 0, 2).encode() == 8192
+    with pytest.raises(ValueError, match=r"^MlaPrologTilingKey: key must be 8192 where there are no tokens; got 8193"):
+        Key.decode(8193)
+
+
+@given(st.integers(0, 2**14 - 1))
+def test_every_key_returns(number):
+    if number >> 10 & 3 == 3 or (number >> 12 == 2 and number != 8192):
+        with pytest.raises(ValueError, match="must be"):
+            Key.decode(number)
+    else:
+        assert Key.decode(number).encode() == number
+
+
+@pytest.mark.parametrize(("fields", "name"), [
+    ((16, 0, 0), "cache_mode"), ((-1, 0, 0), "cache_mode"), ((1, 4, 0), "scenario"), ((1, 1, 16), "quant_mode"),
+    ((1, 1, 0, 2), "dequant_optional"), ((1, 1, 0, 0, 2), "group_compute_optional"), ((1, 1, 0, 0, 0, 4), "empty_tensor_mode"),
+    ((1.0, 1, 0), "cache_mode"), (("1", 1, 0), "cache_mode"), ((1, 1, 0, 1, 1), "group_compute_optional"),
+])
+def test_fields_outside_their_width(fields, name):
+    with pytest.raises(ValueError, match=f"^MlaPrologTilingKey: {name} must be"):
+        Key(*fields)
+
+
+@pytest.mark.parametrize("key", [-1, 1 << 14, 1.0, "17", True])
+def test_numbers_that_are_no_key(key):
+    with pytest.raises(ValueError, match=r"^MlaPrologTilingKey: key must be"):
+        Key.decode(key)
+
+
+def splits(plan: MlaPrologPlan) -> dict[str, tuple[int, int]]:
+    return {m.name: (m.columns, m.blocks) for m in plan.matmuls}
+
+
+def test_the_published_example():
+    plan = ds.mla_prolog_plan(32, 32)
+    assert splits(plan) == {"MatmulCq": (64, 24), "MatmulCkvKr": (64, 9), "MatmulQcQr": (256, 24), "MatmulQn": (512, 16)}
+    assert plan.matmuls[3].heads == 2 and plan.key.encode() == 17 and plan.block_dim == 24
+    plan = ds.mla_prolog_plan(32, 128, scenario="PARTIAL")
+    assert splits(plan)["MatmulQcQr"] == (1152, 22) and splits(plan)["MatmulQn"] == (512, 22)
+    assert plan.matmuls[3].heads == 6 and plan.key.encode() == 1057
+
+
+def test_shapes_and_steps():
+    plan = ds.mla_prolog_plan(300, 32, aiv=48)
+    assert [(m.m, m.k, m.n, m.batch) for m in plan.matmuls] == [
+        (128, 7168, 1536, 1), (128, 7168, 576, 1), (128, 1536, 6144, 1), (128, 128, 512, 32)]
+    assert plan.steps == (128, 128, 44)
+    assert plan.vector_blocks == (3,) * 32 + (2,) * 16 and sum(plan.vector_blocks) == 128
+    assert ds.mla_prolog_plan(5, 32).vector_blocks == (1,) * 5 and ds.mla_prolog_plan(5, 32).steps == (5,)
+    assert ds.mla_prolog_plan(5, 128).step_heads_dequant == 64 and ds.mla_prolog_plan(5, 128, nope=192).step_heads_dequant == 16
+
+
+def test_few_cores_split_the_latents_too():
+    assert splits(ds.mla_prolog_plan(8, 32, aic=8))["MatmulCkvKr"] == (80, 8)
+    assert splits(ds.mla_prolog_plan(8, 32, aic=9))["MatmulCkvKr"] == (64, 9)
+    assert splits(ds.mla_prolog_plan(8, 32, aic=8, scenario="FULL"))["MatmulCkvKr"] == (96, 6)
+
+
+@pytest.mark.parametrize(("scenario", "heads", "mode", "number"), [
+    ("NO_QUANT", 32, "PA_NZ", 18), ("PARTIAL", 4, "PA_BSND", 33), ("PARTIAL", 8, "PA_BSND", 1057),
+    ("PARTIAL_KV", 8, "PA_NZ", 1122), ("FULL", 64, "PA_BSND", 1185), ("FULL_KV", 64, "PA_BSND", 1249),
+])
+def test_the_key_of_a_call(scenario, heads, mode, number):
+    assert ds.mla_prolog_plan(4, heads, scenario=scenario, cache_mode=mode).key.encode() == number
+
+
+def test_workspace():
+    def bytes_of(scenario: str, heads: int = 32) -> int:
+        return ds.mla_prolog_plan(200, heads, scenario=scenario).workspace_bytes
+
+    heads_part = 32 * 192 * 4 + 32 * 128 * 2
+    assert bytes_of("NO_QUANT") == 128 * (1536 * 4 + 576 * 2 + heads_part)
+    assert bytes_of("PARTIAL") == 128 * (1536 * 4 + 576 * 2 + heads_part + 32)
+    assert bytes_of("FULL") == 128 * (1536 * 6 + 576 * 4 + heads_part + 32)
+    assert bytes_of("FULL_KV") == 128 * (1536 * 6 + 576 * 4 + 32 * 512 * 2 + heads_part + 32)
+    assert bytes_of("PARTIAL", 4) == 128 * (1536 * 4 + 576 * 2 + 4 * 192 * 4 + 4 * 128 * 2)
+
+
+def test_empty_calls():
+    plan = ds.mla_prolog_plan(0, 32, scenario="FULL_KV", empty_cache=True)
+    assert plan.key.encode() == 8192 and plan.block_dim == 1 and plan.workspace_bytes == 0 and not plan.matmuls
+    assert plan.steps == ()
+    plan = ds.mla_prolog_plan(2, 32, empty_cache=True)
+    assert plan.key.encode() == 4113 and [m.name for m in plan.matmuls] == ["MatmulCq", "MatmulQcQr", "MatmulQn"]
+
+
+@pytest.mark.parametrize(("wrong", "name"), [
+    ({"tokens": -1}, "tokens"), ({"heads": 0}, "heads"), ({"hidden": 1.5}, "hidden"), ({"aic": 0}, "aic"),
+    ({"scenario": "PARTIAL_TILE"}, "scenario"), ({"cache_mode": "TND"}, "cache_mode"),
+])
+def test_refusals(wrong, name):
+    with pytest.raises(ValueError, match=f"^mla_prolog_plan: {name} must be"):
+        ds.mla_prolog_plan(**{"tokens": 1, "heads": 8} | wrong)
