@@ -9,6 +9,7 @@
 #include <stdexcept>
 #include <string>
 
+#include "columns.h"
 #include "isa.h"
 #include "linear.h"
 #include "mla_attention.h"
@@ -129,6 +130,50 @@ void bind_norm_and_gate(nb::module_& m) {
         nb::arg("gate").noconvert(), nb::arg("up").noconvert(), nb::arg("y").noconvert());
 }
 
+// A weight (batch, inputs, outputs), or cut into panels as (outputs / c0, inputs, c0) of one batch row.
+template <class W>
+void bind_columns(nb::module_& m, const char* name, Value value) {
+    m.def(
+        name,
+        [value](Array<const float, 3> x, Array<const W, 3> w, bool panels, Array<float, 3> y, int threads) {
+            require_aligned(x, w, y);
+            const size_t batch = x.shape(0), tokens = x.shape(1), in = x.shape(2), out = y.shape(2);
+            require(y.shape(0) == batch && y.shape(1) == tokens, "y has the wrong shape");
+            require(value != Value::i8 || in < (size_t{1} << 17), "an exact sum of int8 needs fewer inputs");
+            require(x.size() == 0 || in == 1 || x.stride(2) == 1, "the values of a token must be contiguous");
+            require(y.size() == 0 || out == 1 || y.stride(2) == 1, "the results of a token must be contiguous");
+            require(w.size() == 0 || w.shape(2) == 1 || w.stride(2) == 1, "a row of the weight must be contiguous");
+            require(w.size() == 0 || (w.stride(0) >= 0 && w.stride(1) >= 0), "a weight must ascend in memory");
+            if (panels)
+                require(batch == 1 && w.shape(1) >= in && w.shape(2) % 16 == 0 && w.shape(0) * w.shape(2) >= out,
+                        "the panels have the wrong shape");
+            else
+                require(w.shape(0) == batch && w.shape(1) == in && w.shape(2) == out, "the weight has the wrong shape");
+            const size_t stride = w.stride(0);
+            const Columns args{.x = x.data(),
+                               .x_batch = x.stride(0),
+                               .x_token = x.stride(1),
+                               .batch = batch,
+                               .tokens = tokens,
+                               .in = in,
+                               .out = out,
+                               .w = w.data(),
+                               .value = value,
+                               .panel = w.shape(2) ? w.shape(2) : 1,
+                               .panel_stride = panels ? stride : 0,
+                               .row_stride = static_cast<size_t>(w.stride(1)),
+                               .w_batch = panels ? 0 : stride,
+                               .y = y.data(),
+                               .y_batch = y.stride(0),
+                               .y_token = y.stride(1),
+                               .threads = thread_count(threads)};
+            nb::gil_scoped_release release;
+            columns(args);
+        },
+        nb::arg("x").noconvert(), nb::arg("w").noconvert(), nb::arg("panels"), nb::arg("y").noconvert(),
+        nb::arg("threads"));
+}
+
 // A paged cache (blocks, block size, 1, width): the rows of a block follow each other, blocks may lie apart.
 template <class T>
 ptrdiff_t block_stride(const Array<T, 4>& cache) {
@@ -144,14 +189,16 @@ using Vector = Packed<const float, 1>;
 using Matrix = Packed<const float, 2>;
 using Ids = Packed<const int64_t, 1>;
 
-void bind_mla_prolog(nb::module_& m) {
+// `Real` is what holds a value of the tensors: float, or the sixteen bits of a bfloat16.
+template <class Real>
+void bind_mla_prolog(nb::module_& m, const char* name) {
     m.def(
-        "mla_prolog",
+        name,
         [](Matrix x, std::optional<Bytes> w_dq, int w_dq_format, Bytes w_uq_qr, int w_uq_qr_format, Bytes w_dkv_kr,
-           int w_dkv_kr_format, Packed<const float, 3> w_uk, std::optional<Vector> gamma_cq,
+           int w_dkv_kr_format, Packed<const Real, 3> w_uk, std::optional<Vector> gamma_cq,
            std::optional<Vector> gamma_ckv, float eps_cq, float eps_ckv, float alpha_cq, float alpha_ckv, Matrix sin,
-           Matrix cos, Ids slots, Array<float, 4> kv_cache, Array<float, 4> kr_cache, size_t rope_groups,
-           std::optional<Packed<float, 3>> query, Packed<float, 3> query_rope, Packed<float, 2> cq, Packed<float, 2> q,
+           Matrix cos, Ids slots, Array<Real, 4> kv_cache, Array<Real, 4> kr_cache, size_t rope_groups,
+           std::optional<Packed<Real, 3>> query, Packed<Real, 3> query_rope, Packed<float, 2> cq, Packed<float, 2> q,
            Packed<float, 2> ckv_kr, int threads) {
             const size_t tokens = x.shape(0), heads = w_uk.shape(0), nope = w_uk.shape(1), latent = w_uk.shape(2),
                          rope = sin.shape(1), width = w_dq ? w_dq->shape(0) : x.shape(1);
@@ -192,6 +239,7 @@ void bind_mla_prolog(nb::module_& m) {
                                  .w_dq = down,
                                  .w_uq_qr = up,
                                  .w_dkv_kr = kv,
+                                 .bf16 = sizeof(Real) == 2,
                                  .w_uk = w_uk.data(),
                                  .gamma_cq = gamma_cq ? gamma_cq->data() : nullptr,
                                  .gamma_ckv = gamma_ckv ? gamma_ckv->data() : nullptr,
@@ -333,7 +381,11 @@ NB_MODULE(_native, m) {
     m.def("isa", &isa_name);
     bind_linear(m);
     bind_norm_and_gate(m);
-    bind_mla_prolog(m);
+    bind_columns<float>(m, "columns_f32", Value::f32);
+    bind_columns<uint16_t>(m, "columns_bf16", Value::bf16);
+    bind_columns<int8_t>(m, "columns_i8", Value::i8);
+    bind_mla_prolog<float>(m, "mla_prolog");
+    bind_mla_prolog<uint16_t>(m, "mla_prolog_bf16");
     bind_mla_attention(m);
     bind_tensor_scatter(m);
     bind_noise<uint32_t>(m, "noise_bits", noise_bits);

@@ -1,4 +1,5 @@
-// The MLA prolog in float32 without quantisation: query, rope query, and the two cache rows of every token.
+// The MLA prolog without quantisation: query, rope query, and the two cache rows of every token. Sums and elementwise
+// work are float32; with bfloat16 tensors every specified rounding is made.
 #pragma once
 
 #include <cstddef>
@@ -21,16 +22,17 @@ struct MlaProlog {
     size_t tokens, heads, nope, rope, latent;
     size_t rope_groups;  // G: head n's rope part is block n / (heads / G) of G, the only one that w_uq_qr holds
     Rows w_dq, w_uq_qr, w_dkv_kr;
-    const float* w_uk;                  // [heads, nope, latent]
+    bool bf16;                          // what `void` points to is bfloat16, else float
+    const void* w_uk;                   // [heads, nope, latent]
     const float *gamma_cq, *gamma_ckv;  // null: no norm
     float eps_cq, eps_ckv, alpha_cq, alpha_ckv;
     const float *sin, *cos;  // [tokens, rope]
     const int64_t* slots;    // [tokens]; negative: the token is not cached
-    float *kv_cache, *kr_cache;
-    ptrdiff_t kv_block_stride, kr_block_stride;  // floats from one block of the cache to the next
+    void *kv_cache, *kr_cache;
+    ptrdiff_t kv_block_stride, kr_block_stride;  // values from one block of the cache to the next
     size_t block_size;
-    float* query;            // [tokens, heads, latent]; null: not wanted (or nope is 0 and the caller has zeros)
-    float* query_rope;       // [tokens, heads, rope]
+    void* query;             // [tokens, heads, latent]; null: not wanted (or nope is 0 and the caller has zeros)
+    void* query_rope;        // [tokens, heads, rope]
     float *cq, *q, *ckv_kr;  // work space: [tokens, w_uq_qr.in], [tokens, w_uq_qr.out], [tokens, latent + rope]
     int threads;
 };

@@ -74,7 +74,7 @@ def make(rng: np.random.Generator, scenario: str = "NO_QUANT", mode: str = "PA_B
     angle = rng.uniform(0, 6.3, (*axes, Dr))
     call = dict(
         token_x=int8(*axes, He) if token8 else normal(*axes, He), weight_dq=weight(He, Hcq, token8),
-        weight_uq_qr=weight(Hcq, N * (D + Dr), uq8), weight_uk=normal(N, D, Hckv, scale=1 / math.sqrt(D)),
+        weight_uq_qr=weight(Hcq, N * (D + Dr), uq8), weight_uk=normal(N, D, Hckv, scale=1 / math.sqrt(D or 1)),
         weight_dkv_kr=weight(He, Hckv + Dr, token8), rmsnorm_gamma_cq=(1 + 0.2 * normal(Hcq).astype(float)).astype(real),
         rmsnorm_gamma_ckv=(1 + 0.2 * normal(Hckv).astype(float)).astype(real), rope_sin=np.sin(angle).astype(real),
         rope_cos=np.cos(angle).astype(real),

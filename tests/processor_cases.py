@@ -97,27 +97,28 @@ def same_error(ours: Callable[[], Any], theirs: Callable[[], Any]) -> None:
     assert raised[0] == raised[1]
 
 
-def kept(result: torch.Tensor, scores: torch.Tensor) -> list[list[float]]:
+def kept(result: torch.Tensor) -> list[list[float]]:
     """The values that each row keeps, in order: what is left to compare where ties may fall either way."""
     return [sorted(row[mask].tolist()) for row, mask in zip(wide(result), ~np.isneginf(wide(result)), strict=True)]
 
 
 def same_filter(
-    ours: torch.Tensor, theirs: Callable[[float], torch.Tensor], parameter: float, scores: torch.Tensor, limits: tuple[float, float]
+    ours: torch.Tensor, theirs: Callable[[float], torch.Tensor], parameter: float, scores: torch.Tensor,
+    limits: tuple[float, float],
 ) -> int:
     """Asserts that each row keeps the same values, or as many as a threshold within rounding would; returns how many of those.
 
     theirs: the other implementation's result for a parameter; limits: the open interval that the parameter must stay in.
     """
     hits = 0
-    exact = kept(theirs(parameter), scores)
-    mine = kept(ours, scores)
+    exact = kept(theirs(parameter))
+    mine = kept(ours)
     if mine == exact:
         return 0
     slack = SLACK[scores.dtype]
     near = [min(max(parameter * (1 + s), limits[0]), limits[1]) for s in (-slack, slack)]
     near += [min(max(1 - (1 - parameter) * (1 + s), limits[0]), limits[1]) for s in (-slack, slack)]
-    around = [kept(theirs(p), scores) for p in near]
+    around = [kept(theirs(p)) for p in near]
     for row, (mine_row, exact_row) in enumerate(zip(mine, exact, strict=True)):
         if mine_row != exact_row:
             counts = [len(a[row]) for a in around]

@@ -1,6 +1,8 @@
-"""decode_step: hand examples, transformers' own classes, the distribution of draws, and independence of rows."""
+"""decode_step: hand examples of every step, the distribution of draws, independence of rows, log-probabilities."""
 
 from __future__ import annotations
+
+import math
 
 import numpy as np
 import pytest
@@ -10,118 +12,144 @@ from hypothesis import strategies as st
 from scipy.stats import chisquare
 
 import decodestep as ds
-from decodestep.ops.decode_step import reference
-
-NONE = np.zeros(0, np.int64)
+from decodestep.ops.decode_step import steps as s
 
 
-def kept(logits, *, top_k=0, top_p=1.0, min_p=0.0, temperature=1.0, penalty=1.0, history=NONE):
-    """The candidates that a row's filters leave, by the reference's own steps."""
-    scores = reference.penalised(np.asarray(logits, np.float32), np.asarray(history), np.float32(penalty))
-    scores = reference.tempered(scores, temperature)
-    ids = np.flatnonzero(scores > -np.inf)
-    ids = reference.keep_top_k(ids, scores, top_k)
-    ids = reference.keep_top_p(ids, scores, top_p)
-    return reference.keep_min_p(ids, scores, min_p), scores
+def ids(*values):
+    return np.array(values, np.int64)
+
+
+def processed(logits, *steps, position=0):
+    return ds.decode_step(np.asarray(logits, np.float32)[None], [steps], position=position, need_processed=True).processed[0]
+
+
+def kept(logits, *steps, position=0):
+    return np.flatnonzero(processed(logits, *steps, position=position) > -np.inf).tolist()
 
 
 LN = np.log(np.array([0.125, 0.5, 0.125, 0.25], np.float32))
 
 
 @pytest.mark.parametrize(
-    ("options", "want"),
+    ("steps", "want"),
     [
-        ({}, [0, 1, 2, 3]),
-        ({"top_k": 2}, [1, 3]),
-        ({"top_k": 3}, [0, 1, 2, 3]),  # both ties of the third value
-        ({"top_k": 9}, [0, 1, 2, 3]),
-        ({"top_p": 0.0}, [1]),
-        ({"top_p": 0.4}, [1]),
-        ({"top_p": 0.6}, [1, 3]),
-        ({"top_p": 0.8}, [0, 1, 3]),  # of the tied tokens the lower id
-        ({"top_p": 1.0}, [0, 1, 2, 3]),
-        ({"min_p": 0.4}, [1, 3]),
-        ({"min_p": 1.0}, [1]),
-        ({"top_k": 2, "top_p": 0.6}, [1]),  # 2/3 of what top-k left
-        ({"penalty": 4.0, "history": [1, 1]}, [0, 1, 2, 3]),
-        ({"penalty": 4.0, "history": [1, 1], "top_k": 1}, [3]),
-        ({"temperature": 0.25, "min_p": 0.1}, [1]),
+        ([], [0, 1, 2, 3]),
+        ([s.TopK(2)], [1, 3]),
+        ([s.TopK(3)], [0, 1, 2, 3]),  # both ties of the third value
+        ([s.TopK(9)], [0, 1, 2, 3]),
+        ([s.TopK(1, keep=2)], [1, 3]),
+        ([s.TopP(0.0)], [1]),
+        ([s.TopP(0.4)], [1]),
+        ([s.TopP(0.6)], [1, 3]),
+        ([s.TopP(0.8)], [0, 1, 3]),  # of the tied tokens the lower id
+        ([s.TopP(0.1, keep=2)], [1, 3]),
+        ([s.TopP(1.0)], [0, 1, 2, 3]),
+        ([s.MinP(0.4)], [1, 3]),
+        ([s.MinP(1.0)], [1]),
+        ([s.MinP(1.0, keep=3)], [0, 1, 3]),
+        ([s.TopK(2), s.TopP(0.6)], [1]),  # 2/3 of what top-k left
+        ([s.Penalise(ids(1), 4.0)], [0, 1, 2, 3]),
+        ([s.Penalise(ids(1), 4.0), s.TopK(1)], [3]),
+        ([s.Temperature(0.25), s.MinP(0.1)], [1]),
+        ([s.Epsilon(0.2)], [1, 3]),
+        ([s.Epsilon(0.9)], [1]),
+        ([s.Epsilon(0.9, keep=3)], [0, 1, 2, 3]),  # ties of the third are protected together
+        ([s.Eta(0.9)], [1]),  # entropy 1.21 nats: sqrt(0.9) * e^-1.21 = 0.28
+        ([s.TopH(0.3)], [1]),
+        ([s.TopH(1.0, top=2)], [1, 3]),
+        ([s.TopNSigma(1.0)], [1]),
+        ([s.TopNSigma(9.0)], [0, 1, 2, 3]),
+        ([s.Ban(ids(1, 3))], [0, 2]),
+        ([s.Allow(ids(3, 0))], [0, 3]),
+        ([s.Ban(ids(2)), s.Force(ids(2))], [2]),
+        ([s.Xtc(0.2, 1.0, 7)], [0, 2, 3]),  # of 0.5 and 0.25 the less likely stays
+        ([s.Xtc(0.3, 1.0, 7)], [0, 1, 2, 3]),  # one alone above the threshold stays
+        ([s.Xtc(0.2, 0.0, 7)], [0, 1, 2, 3]),
+        ([s.Ban(ids(0, 1, 2, 3))], []),
     ],
 )
-def test_hand_examples(options, want):
-    assert kept(LN.copy(), **options)[0].tolist() == want
+def test_hand_examples(steps, want):
+    assert kept(LN, *steps) == want
 
 
-def hf_chain(logits, history, o):
-    from transformers import generation as hf
-
-    ids, scores = torch.tensor([history]), torch.tensor(logits)[None]
-    if o["penalty"] != 1:
-        scores = hf.RepetitionPenaltyLogitsProcessor(o["penalty"])(ids, scores)
-    scores = hf.TemperatureLogitsWarper(o["temperature"])(ids, scores)
-    if o["top_k"]:
-        scores = hf.TopKLogitsWarper(o["top_k"])(ids, scores)
-    if o["top_p"] < 1:
-        scores = hf.TopPLogitsWarper(o["top_p"])(ids, scores)
-    if o["min_p"] > 0:
-        scores = hf.MinPLogitsWarper(o["min_p"])(ids, scores)
-    return scores[0].numpy()
+def test_patches_change_their_tokens_alone():
+    logits = [1.0, -2.0, 4.0, 0.0]
+    np.testing.assert_array_equal(processed(logits, s.Penalise(ids(0, 1), 2.0)), [0.5, -4.0, 4.0, 0.0])
+    np.testing.assert_array_equal(processed(logits, s.Add(ids(3, 0), np.array([1.5, -1.0]))), [0.0, -2.0, 4.0, 1.5])
+    np.testing.assert_array_equal(processed(logits, s.Lift(ids(1, 2), 0.5)), [1.0, -1.0, 6.0, 0.0])
+    np.testing.assert_array_equal(processed(logits, s.Add(ids(1), np.array([-np.inf]))), [1.0, -np.inf, 4.0, 0.0])
+    np.testing.assert_array_equal(processed(logits, s.Force(ids(1))), [-np.inf, 0.0, -np.inf, -np.inf])
 
 
-@settings(max_examples=200, deadline=None)
-@given(st.data())
-def test_keeps_what_transformers_keeps(data):
-    rng = np.random.default_rng(data.draw(st.integers(0, 2**32)))
-    vocab = data.draw(st.sampled_from([2, 7, 50, 1000]))
-    logits = (rng.standard_normal(vocab) * 4).astype(np.float32)
-    history = rng.integers(0, vocab, 5).tolist()
-    options = {
-        "top_k": data.draw(st.sampled_from([0, 1, 3, 40])),
-        "top_p": data.draw(st.sampled_from([0.05, 0.5, 0.9, 0.99, 1.0])),
-        "min_p": data.draw(st.sampled_from([0.0, 0.02, 0.3])),
-        "temperature": data.draw(st.sampled_from([0.3, 1.0, 1.7])),
-        "penalty": data.draw(st.sampled_from([1.0, 1.3, 0.8])),
-    }
-    theirs = hf_chain(logits, history, options)
-    ids, scores = kept(logits, history=history, **options)
-    np.testing.assert_array_equal(ids, np.flatnonzero(theirs > -np.inf))
-    np.testing.assert_allclose(scores[ids], theirs[ids], rtol=1e-6)
+def test_a_step_does_not_bring_back_what_a_step_before_dropped():
+    assert kept(LN, s.TopK(2), s.Add(ids(0), np.array([100.0]))) == [1, 3]
+    assert kept(LN, s.Ban(ids(1)), s.Penalise(ids(1), 0.01)) == [0, 2, 3]
 
 
-def test_greedy_takes_the_first_maximum_and_needs_no_seed():
+def test_normalise_gives_log_probabilities():
+    np.testing.assert_allclose(processed(LN + 3, s.Normalise()), LN, rtol=1e-6)
+
+
+def test_greedy_takes_the_first_maximum():
     logits = np.array([[1, 3, 3, 2], [np.nan, -np.inf, 0, -1]], np.float32)
-    assert ds.decode_step(logits, temperature=0).tolist() == [1, 2]
-    assert ds.decode_step(logits, temperature=[0, 0], top_k=1, seed=[5, 6]).tolist() == [1, 2]
+    assert ds.decode_step(logits, [[], []], greedy=True).tokens.tolist() == [1, 2]
+    assert ds.decode_step(logits, [[s.Ban(ids(1))], []], greedy=[True, True]).tokens.tolist() == [2, 2]
+
+
+def test_a_row_without_a_candidate_has_no_token():
+    logits = np.array([[-np.inf] * 3, [np.nan] * 3, [1, 2, 3]], np.float32)
+    steps = [[], [s.TopP(0.5), s.TopK(1), s.MinP(0.1), s.Typical(0.5), s.Eta(0.1), s.TopH(0.5), s.Temperature(2.0)], [s.Ban(ids(0, 1, 2))]]
+    for greedy in (False, True):
+        result = ds.decode_step(logits, steps, greedy=greedy, top_logprobs=[1, 1, 1])
+        assert result.tokens.tolist() == [-1, -1, -1]
+        assert result.logprobs == (None, None, None)
 
 
 def test_infinite_logits_share_the_draw():
     logits = np.array([[0, np.inf, 5, np.inf]], np.float32)
-    drawn = {int(ds.decode_step(logits, seed=s)[0]) for s in range(40)}
-    assert drawn == {1, 3}
+    for steps in ([], [s.Temperature(0.5)], [s.TopP(0.9)], [s.TopK(2), s.MinP(0.5)], [s.Typical(0.9)]):
+        drawn = {int(ds.decode_step(logits, [steps], seed=seed).tokens[0]) for seed in range(40)}
+        assert drawn == {1, 3}, steps
 
 
 @pytest.mark.parametrize("temperature", [1e-30, 1e-300, 5e-324])
 def test_a_vanishing_temperature_takes_the_maximum(temperature):
     logits = np.array([[-3, 2, 1.999, 0], [0, 0, -1, -2]], np.float32)
-    assert ds.decode_step(logits, temperature=temperature, top_p=0.9)[0] == 1
-    drawn = {int(ds.decode_step(logits, temperature=temperature, seed=s)[1]) for s in range(40)}
+    steps = [[s.Temperature(temperature), s.TopP(0.9)], [s.Temperature(temperature)]]
+    assert ds.decode_step(logits, steps).tokens[0] == 1
+    drawn = {int(ds.decode_step(logits, steps, seed=seed).tokens[1]) for seed in range(40)}
     assert drawn == {0, 1}  # exact ties stay a fair draw
 
 
-@pytest.mark.parametrize(
-    "options", [{}, {"temperature": 0.6}, {"top_k": 5}, {"top_p": 0.8}, {"min_p": 0.1}, {"top_k": 8, "top_p": 0.9, "min_p": 0.02}]
-)
-def test_draws_follow_the_processed_distribution(options):
+CHAINS = [
+    [], [s.Temperature(0.6)], [s.TopK(5)], [s.TopP(0.8)], [s.MinP(0.1)], [s.Typical(0.7)], [s.Eta(0.05)], [s.TopH(0.6)],
+    [s.TopNSigma(1.0)], [s.Penalise(ids(0, 3, 5), 1.4), s.Temperature(1.3)], [s.TopK(8), s.TopP(0.9), s.MinP(0.02)],
+    [s.Ban(ids(1, 2)), s.Add(ids(7), np.array([1.0])), s.TopP(0.95)],
+]
+
+
+@pytest.mark.parametrize("steps", CHAINS, ids=str)
+def test_draws_follow_the_processed_distribution(steps):
     logits = (np.random.default_rng(4).standard_normal(12)).astype(np.float32)
-    ids, scores = kept(logits, **options)
-    weight = np.exp(scores[ids].astype(np.float64))
-    draws = 100_000
-    # The same row at many positions: what the reference draws, without the cost of filtering each time.
-    noise = ds.random.gumbel(11, np.arange(draws)[:, None], ids[None, :])
-    tokens = ids[np.argmax(scores[ids].astype(np.float64) + noise, axis=1)]
-    assert chisquare(np.bincount(tokens, minlength=12)[ids], draws * weight / weight.sum()).pvalue > 1e-4
-    some = ds.decode_step(np.tile(logits, (50, 1)), seed=11, position=np.arange(50), **options)
+    scores = processed(logits, *steps)
+    alive = np.flatnonzero(scores > -np.inf)
+    weight = np.exp(scores[alive].astype(np.float64))
+    draws = 1_000_000
+    # The same row at many positions: what is drawn from these scores, without the cost of filtering each time.
+    noise = ds.random.gumbel(11, np.arange(draws)[:, None], alive[None, :])
+    tokens = alive[np.argmax(scores[alive].astype(np.float64) + noise, axis=1)]
+    assert chisquare(np.bincount(tokens, minlength=12)[alive], draws * weight / weight.sum()).pvalue > 1e-4
+    some = ds.decode_step(np.tile(logits, (50, 1)), [steps] * 50, seed=11, position=np.arange(50)).tokens
     np.testing.assert_array_equal(some, tokens[:50])
+
+
+def test_the_coin_of_xtc_is_fair_and_its_own():
+    steps = [[s.Xtc(0.2, 0.3, seed)] for seed in range(4000)]
+    result = ds.decode_step(np.tile(LN, (4000, 1)), steps, need_processed=True, position=3)
+    cut = np.isneginf(result.processed[:, 1])
+    assert abs(cut.mean() - 0.3) < 0.03
+    coins = ds.random.uniform(np.arange(4000), 3, ds.random.XTC_COIN)
+    np.testing.assert_array_equal(cut, coins < 0.3)
 
 
 @settings(max_examples=30, deadline=None)
@@ -130,57 +158,77 @@ def test_a_row_does_not_depend_on_its_mates(data):
     rng = np.random.default_rng(data.draw(st.integers(0, 2**32)))
     batch, vocab = data.draw(st.integers(1, 6)), 40
     logits = (rng.standard_normal((batch, vocab)) * 3).astype(np.float32)
-    columns = {
-        "temperature": rng.choice([0.0, 0.7, 1.0], batch), "top_k": rng.choice([0, 3, 100], batch),
-        "top_p": rng.choice([0.3, 0.9, 1.0], batch), "min_p": rng.choice([0.0, 0.1], batch),
-        "repetition_penalty": rng.choice([1.0, 1.5], batch), "seed": rng.integers(0, 2**63, batch),
-        "position": rng.integers(0, 2**32, batch),
-    }
-    history = [rng.integers(0, vocab, rng.integers(0, 9)) for _ in range(batch)]
-    together = ds.decode_step(logits, history=history, **columns)
+    steps = [CHAINS[i] for i in rng.integers(0, len(CHAINS), batch)]
+    greedy, seed, position = rng.integers(0, 2, batch) == 1, rng.integers(0, 2**63, batch), rng.integers(0, 2**32, batch)
+    together = ds.decode_step(logits, steps, greedy=greedy, seed=seed, position=position).tokens
     for b in range(batch):
-        alone = {name: column[b : b + 1] for name, column in columns.items()}
-        assert ds.decode_step(logits[b : b + 1], history=history[b : b + 1], **alone)[0] == together[b]
+        row = slice(b, b + 1)
+        alone = ds.decode_step(logits[row], steps[row], greedy=greedy[row], seed=seed[row], position=position[row])
+        assert alone.tokens[0] == together[b]
+
+
+def test_log_probabilities():
+    result = ds.decode_step(LN[None], [[s.TopK(2)]], greedy=True, top_logprobs=[3]).logprobs[0]
+    np.testing.assert_allclose([result.raw, result.processed], [math.log(0.5), math.log(2 / 3)], rtol=1e-6)
+    assert [token for token, _ in result.top_raw] == [1, 3, 0]
+    assert [token for token, _ in result.top_processed] == [1, 3]
+    none, empty = ds.decode_step(np.tile(LN, (2, 1)), [[], []], top_logprobs=[None, 0]).logprobs
+    assert none is None
+    assert empty.top_raw == ()
+    forced = ds.decode_step(np.array([[0, -np.inf]], np.float32), [[s.Force(ids(1))]], top_logprobs=[1]).logprobs[0]
+    assert (forced.raw, forced.processed) == (-math.inf, 0.0)
 
 
 def test_half_precision_and_torch():
     logits = np.random.default_rng(1).standard_normal((3, 30)).astype(np.float32)
-    want = ds.decode_step(logits.astype(np.float16).astype(np.float32), seed=4)
-    tokens = ds.decode_step(torch.tensor(logits).half(), seed=torch.tensor(4))
+    steps = [[s.TopK(9)]] * 3
+    want = ds.decode_step(logits.astype(np.float16).astype(np.float32), steps, seed=4).tokens
+    tokens = ds.decode_step(torch.tensor(logits).half(), steps, seed=torch.tensor(4)).tokens
     assert isinstance(tokens, torch.Tensor)
     assert tokens.tolist() == want.tolist()
     rounded = torch.tensor(logits).bfloat16()
-    assert ds.decode_step(rounded, seed=4).tolist() == ds.decode_step(rounded.float(), seed=4).tolist()
+    assert ds.decode_step(rounded, steps, seed=4).tokens.tolist() == ds.decode_step(rounded.float(), steps, seed=4).tokens.tolist()
+
+
+def test_logits_are_not_written_to():
+    logits = np.random.default_rng(1).standard_normal((1, 30)).astype(np.float32)
+    before = logits.copy()
+    ds.decode_step(logits, [CHAINS[-1]], need_processed=True)
+    np.testing.assert_array_equal(logits, before)
 
 
 BAD = [
     ("logits", {"logits": np.zeros(3, np.float32)}),
     ("logits", {"logits": np.zeros((1, 0), np.float32)}),
     ("logits", {"logits": np.zeros((1, 3), np.int64)}),
-    ("logits", {"logits": np.full((2, 3), -np.inf, np.float32)}),
-    ("logits", {"logits": np.full((2, 3), np.nan, np.float32), "temperature": 0}),
-    ("temperature", {"temperature": -1}),
-    ("temperature", {"temperature": [1, np.nan]}),
-    ("temperature", {"temperature": [1, 1, 1]}),
-    ("top_k", {"top_k": -1}),
-    ("top_k", {"top_k": 1.5}),
-    ("top_p", {"top_p": 1.7}),
-    ("min_p", {"min_p": -0.1}),
-    ("repetition_penalty", {"repetition_penalty": 0}),
+    ("steps", {"steps": [[]]}),
+    ("steps", {"steps": [["top_k"], []]}),
+    ("steps", {"steps": [[s.Ban(ids(3))], []]}),
+    ("steps", {"steps": [[s.Ban(ids(-1))], []]}),
+    ("steps", {"steps": [[s.Ban([1])], []]}),
+    ("Add.values", {"steps": [[s.Add(ids(1, 2), np.array([1.0]))], []]}),
+    ("Penalise.factor", {"steps": [[s.Penalise(ids(1), 0.0)], []]}),
+    ("Temperature.temperature", {"steps": [[s.Temperature(0.0)], []]}),
+    ("TopK.k", {"steps": [[s.TopK(0)], []]}),
+    ("TopP.p", {"steps": [[s.TopP(1.7)], []]}),
+    ("MinP.p", {"steps": [[s.MinP(math.nan)], []]}),
+    ("Typical.mass", {"steps": [[s.Typical(1.0)], []]}),
+    ("TopNSigma.n", {"steps": [[s.TopNSigma(-1.0)], []]}),
+    ("Xtc.seed", {"steps": [[s.Xtc(0.1, 0.1, -1)], []]}),
     ("seed", {"seed": -1}),
     ("seed", {"seed": 2**64}),
     ("seed", {"seed": True}),
+    ("seed", {"seed": [1, 2, 3]}),
     ("position", {"position": 2**32}),
-    ("history", {"history": [[1]]}),
-    ("history", {"history": [[1], [3]]}),
-    ("history", {"history": [[1], [-1]]}),
-    ("history", {"history": [[1.5], []]}),
+    ("greedy", {"greedy": 1}),
+    ("top_logprobs", {"top_logprobs": [-1, 0]}),
+    ("top_logprobs", {"top_logprobs": [1]}),
     ("backend", {"backend": "cpu"}),
 ]
 
 
 @pytest.mark.parametrize(("name", "options"), BAD)
 def test_refuses(name, options):
-    options = {"logits": np.zeros((2, 3), np.float32), **options}
+    options = {"logits": np.zeros((2, 3), np.float32), "steps": [[], []], **options}
     with pytest.raises(ValueError, match=rf"^decode_step: {name} must be .*; got "):
-        ds.decode_step(options.pop("logits"), **options)
+        ds.decode_step(options.pop("logits"), options.pop("steps"), **options)

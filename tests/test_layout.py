@@ -18,9 +18,11 @@ LAYERS = [
     ("dispatch",),
     ("random",),
     ("ops",),
-    ("processors", "stopping", "params", "text"),
+    ("processors", "stopping", "params", "requests", "text", "history"),
+    ("chain", "pipeline"),
+    ("sampler",),
     ("cache", "models"),
-    ("generation",),
+    ("generation", "beams"),
     ("integrations",),
     ("cli",),
 ]

@@ -9,10 +9,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 import torch
-from tolerances import assert_close
 
 import decodestep as ds
 from decodestep.ops.linear import Format, PackedWeight, cpu
+from tolerances import assert_close
 
 DENSE = {Format.F32: np.float32, Format.F16: np.float16, Format.BF16: ml_dtypes.bfloat16}
 FORMATS = list(Format)
@@ -234,13 +234,13 @@ def test_refused_weights(message, arguments):
 
 def test_refused_ways_to_make_weights():
     for bad in (np.zeros((2, 2)), np.zeros(2, np.float32), np.zeros((2, 2), np.int8)):
-        with pytest.raises(ValueError, match="^PackedWeight: weight must be a float32, float16 or bfloat16 matrix; got"):
+        with pytest.raises(ValueError, match=r"^PackedWeight: weight must be a float32, float16 or bfloat16 matrix; got"):
             PackedWeight.from_array(bad)
-    with pytest.raises(ValueError, match="^PackedWeight: weight must be a NumPy array or a torch tensor; got list"):
+    with pytest.raises(ValueError, match=r"^PackedWeight: weight must be a NumPy array or a torch tensor; got list"):
         PackedWeight.from_array([[1.0]])
-    with pytest.raises(ValueError, match="^PackedWeight: weights must be of one format and one number of inputs"):
+    with pytest.raises(ValueError, match=r"^PackedWeight: weights must be of one format and one number of inputs"):
         PackedWeight.stack(W, PackedWeight.from_array(np.zeros((31, 3), np.float32)))
-    with pytest.raises(ValueError, match="^PackedWeight: weights must be one or more; got none"):
+    with pytest.raises(ValueError, match=r"^PackedWeight: weights must be one or more; got none"):
         PackedWeight.stack()
     with pytest.raises(ValueError, match="a row id is out of range"):
         cpu.take_rows(W, np.array([3]))

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import decodestep as ds
 from decodestep.ops.linear import Format
-from decodestep.ops.mla_prolog import reference
+from decodestep.ops.mla_prolog import cpu, reference
 from mla_prolog_cases import BF16, MODES, SCENARIOS, V1, V2, copied, for_version, legal, make, nz_weight, oracle, slot_of
 from tolerances import assert_close
 
@@ -58,8 +58,9 @@ def agree(got: dict[str, Any], want: dict[str, Any], flips: Counter | None = Non
 # Against the oracle.
 
 
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
 @pytest.mark.parametrize("scenario", SCENARIOS)
-def test_every_scenario_mode_and_token_axis(scenario):
+def test_every_scenario_mode_and_token_axis(scenario, backend):
     flips: Counter = Counter()
     for mode in MODES:
         for merged in (True, False):
@@ -71,7 +72,7 @@ def test_every_scenario_mode_and_token_axis(scenario):
                 arguments = make(rng, scenario, mode, merged, smooth=seed != 1, nz_weights=seed == 2, **more)
                 arguments |= dict(query_norm_flag=True, qc_qr_scale=[1.0, 2.5, 1.0][seed], kc_scale=[1.0, 0.75, 1.25][seed])
                 want = oracle(arguments, scenario=scenario)
-                got = call(arguments)
+                got = call(arguments, backend=backend)
                 if scenario != "FULL_KV":
                     assert got["dequant_scale_q_nope"] is None
                 if scenario == "NO_QUANT":
@@ -539,7 +540,7 @@ def plain_c(x: np.ndarray, gamma: np.ndarray) -> np.ndarray:
 
 def pack(w: np.ndarray, kind: Format, rng: np.random.Generator) -> ds.PackedWeight:
     if kind == Format.F32:
-        return ds.PackedWeight.from_array(w)
+        return ds.PackedWeight.from_array(w.astype(np.float32))
     if kind in (Format.F16, Format.BF16):
         return ds.PackedWeight.from_array(w.astype(np.float16 if kind == Format.F16 else BF16))
     size = {Format.Q4_0: 18, Format.Q4_1: 20, Format.Q8_0: 34}[kind]
@@ -555,14 +556,14 @@ def pack(w: np.ndarray, kind: Format, rng: np.random.Generator) -> ds.PackedWeig
 def test_cpu_against_reference(data):
     draw = data.draw
     rng = np.random.default_rng(draw(st.integers(0, 2**32)))
-    kind = draw(st.sampled_from(list(Format)))
+    kind, real = draw(st.sampled_from(list(Format))), draw(st.sampled_from([np.float32, BF16]))
     G = draw(st.sampled_from([1, 2, 3]))
     N, pairs, D = G * draw(st.integers(1, 3)), draw(st.integers(1, 5)), draw(st.sampled_from([0, 1, 7, 16]))
     He, Hcq, Hckv = 32 * draw(st.integers(1, 3)), draw(st.sampled_from([0, 32, 64])), draw(st.integers(1, 70))
     T, Dr, blocks, rows = draw(st.integers(0, 6)), 2 * pairs * G, draw(st.integers(0, 3)), draw(st.integers(1, 4))
 
     def normal(*shape: int) -> np.ndarray:
-        return rng.standard_normal(shape).astype(np.float32)
+        return rng.standard_normal(shape).astype(real)
 
     width = Hcq or He
     norms = draw(st.booleans())
@@ -581,36 +582,77 @@ def test_cpu_against_reference(data):
         wanted = getattr(want, name)
         if wanted is None:
             assert getattr(got, name) is None
-        else:
-            scale = max(1.0, float(np.abs(wanted).max(initial=0)))
-            np.testing.assert_allclose(getattr(got, name), wanted, rtol=2e-5, atol=1e-5 * scale)
+            continue
+        assert getattr(got, name).dtype == real
+        off, wanted = 2.0**-6 if real == BF16 else 2e-5, wanted.astype(float)
+        np.testing.assert_allclose(getattr(got, name).astype(float), wanted, rtol=off, atol=off * np.abs(wanted).max(initial=0))
 
 
-def packed_call(seed: int = 23) -> dict[str, Any]:
-    arguments = for_version(make(np.random.default_rng(seed), real=np.float32), 1)
+def packed_call(real: Any = np.float32) -> dict[str, Any]:
+    arguments = for_version(make(np.random.default_rng(23), real=real), 1)
     for name in ("weight_dq", "weight_uq_qr", "weight_dkv_kr"):
         arguments[name] = ds.PackedWeight.from_array(arguments[name])
     return arguments
 
 
 def test_auto_takes_the_kernel_where_it_serves():
-    arguments = packed_call()
+    def wide(real: Any) -> dict[str, Any]:
+        return for_version(make(np.random.default_rng(0), real=real), 1)
+
     with ds.profile() as p:
-        ds.mla_prolog(**arguments)
-        ds.mla_prolog(**arguments | dict(cache_mode="PA_NZ"))
-        ds.mla_prolog(**for_version(make(np.random.default_rng(0)), 1))
-    assert {key: cost.calls for key, cost in p.costs.items()} == {("mla_prolog", "cpu"): 1, ("mla_prolog", "reference"): 2}
-    for refused in (arguments | dict(cache_mode="PA_NZ"), for_version(make(np.random.default_rng(0)), 1),
-                    arguments | dict(kv_cache=np.zeros((8, 4, 1, 128), np.float32)[..., ::2])):
-        with pytest.raises(ValueError, match=r"^mla_prolog: backend must be able to serve the call; got 'cpu'"):
-            ds.mla_prolog(**refused, backend="cpu")
+        ds.mla_prolog(**packed_call())
+        ds.mla_prolog(**wide(BF16))
+        ds.mla_prolog(**wide(np.float64))
+    assert {key: cost.calls for key, cost in p.costs.items()} == {("mla_prolog", "cpu"): 2, ("mla_prolog", "reference"): 1}
+    with pytest.raises(ValueError, match=r"^mla_prolog: backend must be able to serve the call; got 'cpu', which has no f"):
+        ds.mla_prolog(**wide(np.float64), backend="cpu")
 
 
-def test_blocks_may_lie_apart_and_threads_do_not_show():
-    arguments = packed_call()
+@pytest.mark.parametrize("real", [np.float32, BF16])
+def test_packed_weights_in_any_cache(real):
+    """Where the kernel does not do it all it does the products."""
+    for change in (dict(cache_mode="PA_NZ"), dict(kv_cache=np.zeros((8, 4, 1, 128), real)[..., ::2])):
+        a, b = packed_call(real) | change, packed_call(real) | change
+        want, got = ds.mla_prolog(**copied(a), backend="reference"), ds.mla_prolog(**copied(b), backend="cpu")
+        for name in want._fields:
+            assert_close(getattr(got, name), getattr(want, name).astype(float))
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_native_products_of_any_shape(data):
+    draw = data.draw
+    rng = np.random.default_rng(draw(st.integers(0, 2**32)))
+    scenario, real = draw(st.sampled_from([("NO_QUANT", np.float32), ("NO_QUANT", BF16), ("FULL", BF16)]))
+    nz, wide = draw(st.booleans()), draw(st.integers(1, 300))
+    sizes = dict(He=wide, Hcq=draw(st.integers(1, 150)), N=draw(st.integers(1, 3)), D=draw(st.integers(0, 40)),
+                 Hckv=draw(st.integers(1, 90)), Dr=2 * draw(st.integers(1, 9)), lengths=[draw(st.integers(0, 9))])
+    arguments = make(rng, scenario, real=real, **sizes)
+    if nz and sizes["Hcq"] % (32 // arguments["weight_dq"].itemsize) == 0:
+        for name in ("weight_dq", "weight_uq_qr", "weight_dkv_kr"):
+            arguments[name] = ds.to_nz(arguments[name])
+    a, b = copied(arguments), copied(arguments)
+    with ds.use_threads(draw(st.sampled_from([1, 3]))):
+        agree(call(a, backend="cpu"), call(b, backend="reference"), Counter())
+
+
+def test_int8_products_are_exact():
+    """At the largest magnitudes, over sums far beyond 2^24."""
+    arguments = make(np.random.default_rng(0), "FULL", He=3000, Hcq=64, negative=False)
+    for name in ("token_x", "weight_dq", "weight_dkv_kr"):
+        arguments[name][:] = -128
+    arguments["token_x"][:, ::3] = 127
+    got, want = call(copied(arguments), backend="cpu"), call(copied(arguments), backend="reference")
+    for name in ("query", "query_rope", "kv_cache", "kr_cache"):
+        np.testing.assert_array_equal(got[name].view(np.int8), want[name].view(np.int8))
+
+
+@pytest.mark.parametrize("real", [np.float32, BF16])
+def test_blocks_may_lie_apart_and_threads_do_not_show(real):
+    arguments = packed_call(real)
     apart = dict(arguments)
     for name in ("kv_cache", "kr_cache"):
-        room = np.zeros((16, *arguments[name].shape[1:]), np.float32)
+        room = np.zeros((16, *arguments[name].shape[1:]), real)
         apart[name] = room[::-2]
         apart[name][:] = arguments[name]
     want = ds.mla_prolog(**arguments, backend="cpu")
@@ -620,14 +662,20 @@ def test_blocks_may_lie_apart_and_threads_do_not_show():
         np.testing.assert_array_equal(getattr(got, name), getattr(want, name))
 
 
-def test_bfloat16_with_packed_weights():
-    arguments = for_version(make(np.random.default_rng(24)), 1)
-    packed = copied(arguments)
+def test_the_kernel_rounds_as_the_reference():
+    """With sums that float32 holds exactly every result of the two is the same bits."""
+    rng = np.random.default_rng(24)
+    arguments = for_version(make(rng), 1)
+    for name, value in arguments.items():
+        if isinstance(value, np.ndarray) and value.dtype == BF16 and "cache" not in name:
+            arguments[name] = (rng.integers(-8, 9, value.shape) / 8).astype(BF16)
+    arguments |= dict(rmsnorm_gamma_cq=None, rmsnorm_gamma_ckv=None)
+    native = copied(arguments)
     for name in ("weight_dq", "weight_uq_qr", "weight_dkv_kr"):
-        packed[name] = ds.PackedWeight.from_array(arguments[name])
-    want, got = ds.mla_prolog(**arguments), ds.mla_prolog(**packed)
+        native[name] = ds.PackedWeight.from_array(arguments[name])
+    want, got = ds.mla_prolog(**arguments, backend="reference"), ds.mla_prolog(**native, backend="cpu")
     for name in want._fields:
-        assert_close(getattr(got, name), getattr(want, name).astype(float))
+        np.testing.assert_array_equal(getattr(got, name).view(np.uint16), getattr(want, name).view(np.uint16))
 
 
 @pytest.mark.parametrize("scenario", ["NO_QUANT", "FULL_KV"])
@@ -760,7 +808,7 @@ REFUSALS = [
     ("tile_size", lambda: wrong(tile_size=64)), ("qc_qr_scale", lambda: wrong(qc_qr_scale=math.inf)),
     ("kc_scale", lambda: wrong(kc_scale=None)), ("limits", lambda: wrong(limits="newest")),
     ("rounding", lambda: wrong(rounding="up")), ("backend", lambda: wrong(backend="npu")),
-    ("backend", lambda: wrong(backend="cpu")), ("rope_groups", lambda: wrong(rope_groups=3)),
+    ("rope_groups", lambda: wrong(rope_groups=3)),
     ("rope_groups", lambda: wrong(rope_groups=0)), ("need_query", lambda: wrong(need_query=False)),
     ("He", lambda: wrong(limits="latest")),
 ]  # fmt: skip
@@ -816,7 +864,7 @@ LIMITS = [
 @pytest.mark.parametrize(("limits", "symbol", "good", "bad"), LIMITS)
 def test_limits_are_the_devices(monkeypatch, limits, symbol, good, bad):
     # The sizes alone are looked at here, not the results.
-    monkeypatch.setattr(reference, "prolog", lambda p: reference.Results(None, np.zeros((len(p.x), 1, 1), np.float32)))
+    monkeypatch.setattr(cpu, "prolog", lambda p: reference.Results(None, np.zeros((len(p.x), 1, 1), np.float32)))
     unmerged = {"S": {"B": 1}, "B": {"S": 1}}.get(symbol, {})
     ds.mla_prolog(**device_call(**{symbol: good}, **unmerged), limits=limits)
     if bad is not None:
@@ -825,7 +873,7 @@ def test_limits_are_the_devices(monkeypatch, limits, symbol, good, bad):
 
 
 def test_november_2025_reserves_the_later_attributes(monkeypatch):
-    monkeypatch.setattr(reference, "prolog", lambda p: reference.Results(None, np.zeros((len(p.x), 1, 1), np.float32)))
+    monkeypatch.setattr(cpu, "prolog", lambda p: reference.Results(None, np.zeros((len(p.x), 1, 1), np.float32)))
     arguments = device_call()
     ds.mla_prolog_v3(**arguments, limits="nov2025", qc_qr_scale=10.0, kc_scale=10.0)
     for more in (dict(query_norm_flag=True), dict(weight_quant_mode=1), dict(tile_size=64), dict(ckvkr_repo_mode=1)):

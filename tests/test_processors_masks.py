@@ -33,7 +33,8 @@ def test_masks_by_hand(kind):
     assert banned(ds.EncoderNoRepeatNGramLogitsProcessor(3, encoder), [1], kind) == []
     assert banned(ds.NoBadWordsLogitsProcessor([[5], [1, 2], [0, 1, 3], [4]], eos_token_id=4), [0, 1], kind) == [2, 3, 5]
     assert banned(ds.NoBadWordsLogitsProcessor([[4]], eos_token_id=[3, 4]), [0, 1], kind) == []
-    assert banned(ds.PrefixConstrainedLogitsProcessor(lambda batch, ids: [batch, int(ids[-1])], 1), [2, 3], kind) == [1, 2, 4, 5]
+    constrained = ds.PrefixConstrainedLogitsProcessor(lambda batch, ids: [batch, int(ids[-1])], 1)
+    assert banned(constrained, [2, 3], kind) == [1, 2, 4, 5]
     assert banned(ds.SuppressTokensLogitsProcessor([1, 3, 99]), [0], kind) == [1, 3]
     assert banned(ds.SuppressTokensAtBeginLogitsProcessor([1], 2), [0, 0], kind) == [1]
     assert banned(ds.SuppressTokensAtBeginLogitsProcessor([1], 2), [0], kind) == []
@@ -51,8 +52,8 @@ def test_values_by_hand(kind):
     scores = make(kind, [[float("nan"), INF, -INF, 2.0]])
     top = float(np.finfo(np.float32).max)
     assert call(ds.InfNanRemoveLogitsProcessor(), None, scores).tolist() == [[0.0, top, -top, 2.0]]
-    np.testing.assert_allclose(call(ds.LogitNormalization(), None, make(kind, [[0.0, 0.0, -INF]])), [[np.log(0.5)] * 2 + [-INF]],
-                               rtol=1e-6)
+    log_p = call(ds.LogitNormalization(), None, make(kind, [[0.0, 0.0, -INF]]))
+    np.testing.assert_allclose(log_p, [[np.log(0.5)] * 2 + [-INF]], rtol=1e-6)
     processor = ds.ExponentialDecayLengthPenalty((1, 2.0), [0, 1, 2], 1)
     result = call(processor, make(kind, [[0] * 4], "int64"), make(kind, [[1.0, -1.0, -INF, 5.0]]))
     assert result.tolist() == [[4.0, 2.0, -INF, 5.0]]
@@ -72,13 +73,17 @@ def allowed(rng: np.random.Generator, vocab: int) -> Callable[[int, Any], list[i
     return lambda batch, ids: table[(batch + int(ids[-1])) % 8]
 
 
+def divisor(rng: np.random.Generator, batch: int) -> int:
+    return int(rng.choice([k for k in range(1, batch + 1) if batch % k == 0]))
+
+
 # Name: the arguments for a generator, batch, length and vocabulary.
 BUILDERS: dict[str, Callable[[np.random.Generator, int, int, int], tuple[Any, ...]]] = {
     "NoRepeatNGramLogitsProcessor": lambda r, b, n, v: (int(r.integers(1, 4)),),
     "EncoderNoRepeatNGramLogitsProcessor": lambda r, b, n, v: (
-        int(r.integers(1, 4)), ids_of(r, int(r.choice([k for k in range(1, b + 1) if b % k == 0])), 9, min(v, 3))),
+        int(r.integers(1, 4)), ids_of(r, divisor(r, b), 9, min(v, 3))),
     "NoBadWordsLogitsProcessor": lambda r, b, n, v: (sequences(r, v), None if r.random() < 0.3 else eos(r, min(v, 3))),
-    "PrefixConstrainedLogitsProcessor": lambda r, b, n, v: (allowed(r, v), int(r.choice([k for k in range(1, b + 1) if b % k == 0]))),
+    "PrefixConstrainedLogitsProcessor": lambda r, b, n, v: (allowed(r, v), divisor(r, b)),
     "SuppressTokensLogitsProcessor": lambda r, b, n, v: (r.integers(0, v + 2, 5).tolist(),),
     "SuppressTokensAtBeginLogitsProcessor": lambda r, b, n, v: (r.integers(0, v + 2, 5).tolist(), n + int(r.integers(-1, 2))),
     "InfNanRemoveLogitsProcessor": lambda r, b, n, v: (),
@@ -147,7 +152,8 @@ REFUSALS: list[tuple[str, tuple[Any, ...]]] = [
         [], None, "ab", [1], [[1], 2], [[-1]], [[1.0]], ["a"], [[]], [[1], []], ((1,),), [(1,)], [[np.int64(1)]], {(1,): 1.0})),
     *(("MinLengthLogitsProcessor", (n, 0)) for n in (-1, 0, 1.0, None, True, "3")),
     *(("MinNewTokensLengthLogitsProcessor", pair) for pair in ((-1, 1, 0), (1, -1, 0), (1.0, 1, 0), (0, 0, 0))),
-    *(("ForcedEOSTokenLogitsProcessor", (3, e)) for e in (-1, 0, [1, -1], 1.5, [0.5], [], torch.tensor([1.0]), torch.tensor(-1))),
+    *(("ForcedEOSTokenLogitsProcessor", (3, e)) for e in (
+        -1, 0, [1, -1], 1.5, [0.5], [], torch.tensor([1.0]), torch.tensor(-1))),
     *(("ExponentialDecayLengthPenalty", ((1, 1.5), e, 0)) for e in (-1, [0], 0.5, [])),
     *(("BarkEosPrioritizerLogitsProcessor", pair) for pair in ((0, 0.0), (0, -1), (-1, 0.5), (0.5, 0.5), (0, None), (0, 1))),
     *(("ClassifierFreeGuidanceLogitsProcessor", (g,)) for g in (1, 1.0, 0, -2, 1.5, None, "2")),
@@ -175,7 +181,8 @@ def test_calls_that_raise():
         ("EncoderNoRepeatNGramLogitsProcessor", (1, torch.tensor([[2]]))),
         ("ClassifierFreeGuidanceLogitsProcessor", (2.0,)), ("DiaClassifierFreeGuidanceLogitsProcessor", (2.0,)),
     ]:
-        same_error(lambda n=name, a=arguments: getattr(ds, n)(*a)(ids, scores), lambda n=name, a=arguments: getattr(hf, n)(*a)(ids, scores))
+        builders = [lambda m=m, n=name, a=arguments: getattr(m, n)(*a)(ids, scores) for m in (ds, hf)]
+        same_error(*builders)
     with pytest.raises(ValueError, match="non-negative"):
         ds.NoRepeatNGramLogitsProcessor(1)(-ids, scores)
     with pytest.raises(ValueError, match="multiple of 2 rows"):

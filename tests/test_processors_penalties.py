@@ -132,8 +132,9 @@ NUMBERS: list[Any] = [1.5, 1, 0.0, -1.0, True, None, "1.0", float("nan"), np.flo
 @pytest.mark.parametrize("value", NUMBERS)
 def test_the_same_penalties_are_refused(value):
     ids = torch.tensor([[1]])
-    for name, more in (("RepetitionPenaltyLogitsProcessor", ()), ("EncoderRepetitionPenaltyLogitsProcessor", (ids,))):
-        same_error(lambda: getattr(ds, name)(value, *more), lambda: getattr(hf, name)(value, *more))
+    same_error(lambda: ds.RepetitionPenaltyLogitsProcessor(value), lambda: hf.RepetitionPenaltyLogitsProcessor(value))
+    same_error(lambda: ds.EncoderRepetitionPenaltyLogitsProcessor(value, ids),
+               lambda: hf.EncoderRepetitionPenaltyLogitsProcessor(value, ids))
 
 
 @pytest.mark.parametrize("skip", [-1, 0, 3, None, torch.tensor(1), torch.tensor([[1]]), torch.tensor([1])])
@@ -163,7 +164,7 @@ def test_ids_outside_the_vocabulary():
                lambda: hf.SequenceBiasLogitsProcessor({(4,): 1.0})(ids, scores))
     with pytest.raises(ValueError, match="non-negative"):
         ds.RepetitionPenaltyLogitsProcessor(1.5)(-ids, scores)
-    with pytest.raises(ValueError, match="encoder_input_ids must be below 4"):
+    with pytest.raises(ValueError, match=r"encoder_input_ids must be in \[0, 4\); got 4 to 4"):
         ds.EncoderRepetitionPenaltyLogitsProcessor(1.5, ids + 3)(ids, scores)
 
 

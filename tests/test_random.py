@@ -213,7 +213,7 @@ def test_refusals(name: str, message: str, columns: tuple[Any, Any, Any]) -> Non
 
 
 def test_backend_by_name() -> None:
-    with pytest.raises(ValueError, match="^uniform: backend must be one of 'auto', 'cpu', 'reference'; got 'gpu'"):
+    with pytest.raises(ValueError, match=r"^uniform: backend must be one of 'auto', 'cpu', 'reference'; got 'gpu'"):
         ds.random.uniform(1, 2, 3, backend="gpu")
     with ds.profile() as profile:
         ds.random.gumbel(1, 2, 3)

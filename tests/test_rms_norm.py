@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from tolerances import assert_close
 
 import decodestep as ds
+from tolerances import assert_close
 
 BACKENDS = ["cpu", "reference"]
 X, GAMMA = np.ones((2, 3), np.float32), np.ones(3, np.float32)
@@ -66,7 +66,8 @@ def test_a_rows_bits_are_its_own(rng):
 def test_layouts(rng):
     x, gamma = rng.normal(size=(8, 80)).astype(np.float32), rng.normal(size=80).astype(np.float32)
     crooked = np.frombuffer(b"\0" + x.tobytes(), np.float32, x.size, 1).reshape(x.shape)
-    for view, scale in ((x[:, 3:40], gamma[3:40]), (x[::-2], gamma), (x[:, ::2], gamma[::-2]), (x.T, gamma[:8]), (crooked, gamma)):
+    views = [(x[:, 3:40], gamma[3:40]), (x[::-2], gamma), (x[:, ::2], gamma[::-2]), (x.T, gamma[:8]), (crooked, gamma)]
+    for view, scale in views:
         expected = ds.rms_norm(np.array(view, order="C"), np.array(scale))
         assert np.array_equal(ds.rms_norm(view, scale), expected)
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from tolerances import assert_close
 
 import decodestep as ds
+from tolerances import assert_close
 
 BACKENDS = ["cpu", "reference"]
 X = np.ones((2, 3), np.float32)

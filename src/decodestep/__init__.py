@@ -38,6 +38,8 @@ if TYPE_CHECKING:
     from decodestep.ops.top_k_top_p_sample import top_k_top_p_sample as top_k_top_p_sample
     from decodestep.ops.top_k_top_p_sample import top_k_top_p_sample_v2 as top_k_top_p_sample_v2
     from decodestep.params import SamplingParams as SamplingParams
+    from decodestep.sampler import Sampler as Sampler
+    from decodestep.sampler import StepResult as StepResult
 
 __version__ = "0.1.0"
 
@@ -46,7 +48,9 @@ _HOME = {
     "MlaPrologTilingKey": "ops.mla_prolog",
     "Model": "models",
     "PackedWeight": "ops.linear",
+    "Sampler": "sampler",
     "SamplingParams": "params",
+    "StepResult": "sampler",
     "apply_top_k_top_p": "ops.top_k_top_p_sample",
     "cache_from_nz": "ops.mla_prolog",
     "cache_to_nz": "ops.mla_prolog",

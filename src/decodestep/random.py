@@ -17,6 +17,9 @@ from decodestep import _native, arrays, elementary
 from decodestep.checks import is_int, refuse, require
 from decodestep.dispatch import choose, run
 
+# Token values at the top of the 32 bits stand for other uses of randomness than the draw of a token; this is their list.
+XTC_COIN = 0xFFFFFFFF  # whether the XTC filter acts on a row at a position
+
 _LARGEST_UNIFORM = np.float32(1.0 - 2.0**-24)
 
 

@@ -3,49 +3,138 @@
 from __future__ import annotations
 
 import codecs
+from collections import deque
 from collections.abc import Callable, Sequence
+
+from decodestep.checks import refuse, require
 
 
 class TextStream:
     """The text of one row as it grows.
 
-    token_bytes: the bytes that a token adds. stop_strings: the text ends where the first of these begins.
-    `text` is what has been decided; `push` and `finish` return what each adds to it.
+    token_bytes: the bytes that a token adds. stop_strings: the text ends where one of these is complete: it is looked at
+        after every token, and of those complete by then the one that begins first cuts it there.
+
+    `text` is what has been decided; `push` and `finish` return what each adds to it. Held back are exactly the bytes that
+    may still become a stop string, and a character of which bytes are missing; bytes that are no UTF-8 become U+FFFD. Stop
+    strings are matched byte by byte, so each byte is looked at once, however much is held.
+    Raises ValueError as `StopAutomaton` does.
     """
 
     def __init__(self, token_bytes: Callable[[int], bytes], stop_strings: Sequence[str] = ()) -> None:
         self._token_bytes = token_bytes
-        self._stops = tuple(stop_strings)
+        self._stops = StopAutomaton(stop_strings)
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._held = ""  # decoded, but perhaps the start of a stop string
-        self.text = ""
+        self._held = bytearray()  # perhaps the start of a stop string
+        self._before = 0  # bytes that came before the held ones
+        self._pieces: list[str] = []
         self.stopped = False
 
+    @property
+    def text(self) -> str:
+        return "".join(self._pieces)
+
     def push(self, token_id: int) -> str:
-        """Takes the next token; sets `stopped` where a stop string is complete."""
-        self._held += self._decoder.decode(self._token_bytes(token_id))
-        found = [at for at in (self._held.find(stop) for stop in self._stops) if at >= 0]
+        """Takes the next token; sets `stopped` where a stop string is complete, after which nothing is added."""
+        if self.stopped:
+            return ""
+        data = self._token_bytes(token_id)
+        self._held += data
+        found = self._stops.feed(data)
         if found:
             self.stopped = True
-            return self._release(min(found))
-        return self._release(len(self._held) - self._possible_start())
+            return self._release(min(start for start, _ in found) - self._before, final=True)
+        # A stop string begins with a character's first byte, so a character before it that is incomplete remains so.
+        possible = self._stops.possible
+        return self._release(len(self._held) - possible, final=possible > 0)
 
     def finish(self) -> str:
         """The rest, once no token follows: held text, and a character that was cut short as U+FFFD."""
-        if self.stopped:
-            return ""
-        self._held += self._decoder.decode(b"", final=True)
-        return self._release(len(self._held))
+        return "" if self.stopped else self._release(len(self._held), final=True)
 
-    def _possible_start(self) -> int:
-        """How many of the held characters, at the end, begin some stop string."""
-        longest = max((len(stop) - 1 for stop in self._stops), default=0)
-        for length in range(min(longest, len(self._held)), 0, -1):
-            if any(stop.startswith(self._held[-length:]) for stop in self._stops):
-                return length
-        return 0
-
-    def _release(self, length: int) -> str:
-        piece, self._held = self._held[:length], self._held[length:]
-        self.text += piece
+    def _release(self, size: int, *, final: bool) -> str:
+        piece = self._decoder.decode(bytes(self._held[:size]), final)
+        del self._held[:size]
+        self._before += size
+        self._pieces.append(piece)
         return piece
+
+
+class StopAutomaton:
+    """Finds strings in a stream of bytes that comes in pieces: the Aho-Corasick automaton of their UTF-8.
+
+    strings: non-empty, such as UTF-8 can hold; none at all is legal, and never found.
+
+    `feed` takes each byte once, in constant time on average over the stream; building takes time in proportion to the
+    bytes of the strings, whatever the vocabulary. `possible` is how many of the last bytes fed may still become a string:
+    the longest end of the stream that some string begins with.
+    Raises ValueError for an empty string and for one that UTF-8 cannot hold.
+    Source: Aho and Corasick, "Efficient string matching: an aid to bibliographic search", 1975.
+    """
+
+    def __init__(self, strings: Sequence[str]) -> None:
+        # A state is what some string begins with; state 0 is nothing.
+        self._next: list[dict[int, int]] = [{}]
+        self._depth = [0]  # the state's length in bytes
+        self._longest = [0]  # the length of the longest string that ends in the state
+        for string in strings:
+            self._add(string)
+        self._fallback = self._fallbacks()
+        self._state = 0
+        self._fed = 0
+
+    @property
+    def possible(self) -> int:
+        return self._depth[self._state]
+
+    def feed(self, data: bytes) -> list[tuple[int, int]]:
+        """Takes the next bytes; returns (start, end) for each of them that completes a string, in order.
+
+        Offsets count from the beginning of the stream; the string is the stream's bytes [start, end), and the longest of
+        those that end there. The first of the list is the string completed earliest.
+        """
+        found = []
+        state = self._state
+        for end, byte in enumerate(data, self._fed + 1):
+            while state and byte not in self._next[state]:
+                state = self._fallback[state]
+            state = self._next[state].get(byte, 0)
+            if self._longest[state]:
+                found.append((end - self._longest[state], end))
+        self._state = state
+        self._fed += len(data)
+        return found
+
+    def _add(self, string: str) -> None:
+        require(isinstance(string, str) and string != "", "StopAutomaton", "strings", "non-empty strings", repr(string))
+        try:
+            data = string.encode()
+        except UnicodeEncodeError:
+            refuse("StopAutomaton", "strings", "such as UTF-8 can hold", repr(string))
+        state = 0
+        for byte in data:
+            following = self._next[state].get(byte)
+            if following is None:
+                following = len(self._next)
+                self._next[state][byte] = following
+                self._next.append({})
+                self._depth.append(self._depth[state] + 1)
+                self._longest.append(0)
+            state = following
+        self._longest[state] = len(data)
+
+    def _fallbacks(self) -> list[int]:
+        """For each state the longest proper end of it that is a state too; shorter states are settled before longer ones."""
+        fallback = [0] * len(self._next)
+        queue = deque(self._next[0].values())
+        while queue:
+            state = queue.popleft()
+            for byte, following in self._next[state].items():
+                shorter = fallback[state]
+                while shorter and byte not in self._next[shorter]:
+                    shorter = fallback[shorter]
+                fallback[following] = self._next[shorter].get(byte, 0)
+                if not self._longest[following]:
+                    self._longest[following] = self._longest[fallback[following]]
+                queue.append(following)
+        return fallback

@@ -1,4 +1,5 @@
-"""The logits processors of transformers 5.23, under the same names, on NumPy arrays and on torch tensors where those live.
+"""The logits processors of transformers 5.23, under the same names, on NumPy arrays and on torch tensors where those live;
+and the processors of other engines, in `beyond`.
 
 Each is called as processor(input_ids, scores) and can be given to `model.generate(logits_processor=[...])`. A docstring is
 a class's contract: its rule, its arguments, its ties and boundaries, and where it differs from transformers.
@@ -13,6 +14,14 @@ from decodestep.processors.audio import (
     WhisperTimeStampLogitsProcessor,
 )
 from decodestep.processors.base import LogitsProcessor, LogitsProcessorList
+from decodestep.processors.beyond import (
+    AllowedTokenIdsLogitsProcessor,
+    DRYLogitsProcessor,
+    LogitBiasLogitsProcessor,
+    PresenceFrequencyPenaltyLogitsProcessor,
+    TopNSigmaLogitsWarper,
+    XTCLogitsWarper,
+)
 from decodestep.processors.entropy import EpsilonLogitsWarper, EtaLogitsWarper, TopHLogitsWarper, TypicalLogitsWarper
 from decodestep.processors.filters import MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 from decodestep.processors.guidance import (
@@ -53,10 +62,12 @@ from decodestep.processors.synthid import (
 from decodestep.processors.watermark import WatermarkDetector, WatermarkDetectorOutput, WatermarkLogitsProcessor
 
 __all__ = [
+    "AllowedTokenIdsLogitsProcessor",
     "AlternatingCodebooksLogitsProcessor",
     "BarkEosPrioritizerLogitsProcessor",
     "BayesianDetector",
     "ClassifierFreeGuidanceLogitsProcessor",
+    "DRYLogitsProcessor",
     "DiaClassifierFreeGuidanceLogitsProcessor",
     "DiaEOSChannelFilterLogitsProcessor",
     "DiaEOSDelayPatternLogitsProcessor",
@@ -70,6 +81,7 @@ __all__ = [
     "ForcedEOSTokenLogitsProcessor",
     "HammingDiversityLogitsProcessor",
     "InfNanRemoveLogitsProcessor",
+    "LogitBiasLogitsProcessor",
     "LogitNormalization",
     "LogitsProcessor",
     "LogitsProcessorList",
@@ -79,6 +91,7 @@ __all__ = [
     "NoBadWordsLogitsProcessor",
     "NoRepeatNGramLogitsProcessor",
     "PrefixConstrainedLogitsProcessor",
+    "PresenceFrequencyPenaltyLogitsProcessor",
     "RepetitionPenaltyLogitsProcessor",
     "SequenceBiasLogitsProcessor",
     "SuppressTokensAtBeginLogitsProcessor",
@@ -89,6 +102,7 @@ __all__ = [
     "TemperatureLogitsWarper",
     "TopHLogitsWarper",
     "TopKLogitsWarper",
+    "TopNSigmaLogitsWarper",
     "TopPLogitsWarper",
     "TypicalLogitsWarper",
     "UnbatchedClassifierFreeGuidanceLogitsProcessor",
@@ -97,4 +111,5 @@ __all__ = [
     "WatermarkLogitsProcessor",
     "WhisperNoSpeechDetection",
     "WhisperTimeStampLogitsProcessor",
+    "XTCLogitsWarper",
 ]

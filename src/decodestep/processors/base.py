@@ -64,7 +64,7 @@ def quiet() -> Any:
 
 def constant(xp: Any, value: Any, like: Any) -> Any:
     """A 0-d array of the dtype and device of `like`."""
-    return xp.asarray(value, dtype=like.dtype, device=device(like))
+    return xp.full((), value, dtype=like.dtype, device=device(like))
 
 
 def full(xp: Any, like: Any, value: float) -> Any:
@@ -164,8 +164,8 @@ def kth_largest(xp: Any, x: Any, k: int) -> Any:
 def highest(xp: Any, x: Any, lowest: Any, count: Any) -> Any:
     """The mask of each row's `count` highest entries, `lowest` being the last of them; lowest id first among its equals."""
     above, level = x > lowest, x == lowest
-    room = count - xp.sum(xp.astype(above, xp.int64), axis=-1, keepdims=True)
-    return above | (level & (xp.cumulative_sum(xp.astype(level, xp.int64), axis=-1) <= room))
+    room = count - xp.count_nonzero(above, axis=-1, keepdims=True)
+    return above | (level & (xp.cumulative_sum(level, axis=-1, dtype=xp.int32) <= room))
 
 
 def token_ids(op: str, arg: str, value: Any) -> list[Any]:

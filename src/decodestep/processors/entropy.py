@@ -60,7 +60,7 @@ class TypicalLogitsWarper(LogitsProcessor):
         order = xp.argsort(distance, axis=-1, stable=True)
         ordered = xp.take_along_axis(distance, order, axis=-1)
         cumulative = running_sum(xp, softmax(xp, xp.take_along_axis(scores, order, axis=-1)))
-        reached = xp.sum(xp.astype(cumulative < constant(xp, self.mass, cumulative), xp.int64), axis=-1, keepdims=True)
+        reached = xp.count_nonzero(cumulative < constant(xp, self.mass, cumulative), axis=-1, keepdims=True)
         last = xp.where(reached < scores.shape[-1], reached, reached - 1)
         far = distance > xp.take_along_axis(ordered, last, axis=-1)
         keep = min(self.min_tokens_to_keep, scores.shape[-1])
@@ -153,7 +153,7 @@ class TopHLogitsWarper(LogitsProcessor):
         p, entropy = _probabilities("TopHLogitsWarper", xp, top)
         with quiet():
             within = running_sum(xp, -p * xp.log(p)) <= times(xp, entropy, self.top_h)
-        count = xp.sum(xp.astype(within[..., 1:], xp.int64), axis=-1, keepdims=True) + 1
+        count = xp.count_nonzero(within[..., 1:], axis=-1, keepdims=True) + 1
         keep = highest(xp, scores, xp.take_along_axis(top, count - 1, axis=-1), count)
         return fill(xp, scores, ~keep, self.filter_value)
 
@@ -172,7 +172,9 @@ def _unprotected(xp: Any, scores: Any, min_tokens_to_keep: int) -> Any:
 def _descending(xp: Any, scores: Any, count: int) -> Any:
     if hasattr(xp, "topk"):
         return xp.topk(scores, count, dim=-1)[0]
-    return xp.flip(xp.sort(scores, axis=-1), axis=-1)[..., :count]
+    rest = scores.shape[-1] - count
+    top = xp.partition(scores, rest, axis=-1)[..., rest:] if rest and hasattr(xp, "partition") else scores
+    return xp.flip(xp.sort(top, axis=-1), axis=-1)[..., :count]
 
 
 def _probabilities(op: str, xp: Any, scores: Any) -> tuple[Any, Any]:

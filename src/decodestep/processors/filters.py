@@ -100,10 +100,10 @@ class TopPLogitsWarper(LogitsProcessor):
     def __call__(self, input_ids: Any, scores: Any) -> Any:
         xp = namespace(scores)
         vocab = scores.shape[-1]
-        ordered = xp.sort(scores, axis=-1)
+        ordered = xp.sort(scores, axis=-1, stable=False)
         cumulative = running_sum(xp, softmax(xp, ordered))[..., : max(vocab - self.min_tokens_to_keep, 0)]
         below = cumulative <= constant(xp, 1 - self.top_p, cumulative)
-        dropped = xp.sum(xp.astype(below, xp.int64), axis=-1, keepdims=True)
+        dropped = xp.count_nonzero(below, axis=-1, keepdims=True)
         keep = highest(xp, scores, xp.take_along_axis(ordered, dropped, axis=-1), vocab - dropped)
         return fill(xp, scores, ~keep & (dropped > 0), self.filter_value)
 

@@ -11,14 +11,13 @@ import numpy as np
 from array_api_compat import device
 
 from decodestep import arrays
-from decodestep.checks import is_int, refuse, require
+from decodestep.checks import is_int, require
 from decodestep.processors.base import (
     LogitsProcessor,
     copied,
     divided,
     namespace,
     narrow,
-    occurring,
     repeated,
     times,
     widen,
@@ -63,16 +62,15 @@ class RepetitionPenaltyLogitsProcessor(LogitsProcessor):
             counted = self._counted(xp, input_ids)
         if len(scores.shape) == 2:
             ids = input_ids if len(input_ids.shape) == 2 else input_ids[:, None]
-            return _penalised(xp, scores, occurring(xp, type(self).__name__, ids, scores, counted), self.penalty)
+            return _penalised(xp, scores, ids, self.penalty, counted)
         result = copied(xp, scores)
         if self.logits_indices is not None and self.cu_seq_lens_q is not None:
-            last = scores[0, self.logits_indices, :]
-            result[0, self.logits_indices, :] = _penalised(xp, last, self._packed(xp, input_ids, last), self.penalty)
+            flat, places = xp.reshape(input_ids, (-1,)), [int(i) for i in self.logits_indices]
+            for place, (a, b) in zip(places, pairwise(int(i) for i in self.cu_seq_lens_q), strict=True):
+                result[:1, place] = _penalised(xp, scores[:1, place], flat[None, a:b], self.penalty)
         else:
-            last = scores[:, -1, :]
             ids = input_ids if len(input_ids.shape) == 2 else input_ids[None, :]
-            seen = occurring(xp, type(self).__name__, ids, last, counted)
-            result[:, -1, :] = _penalised(xp, last, seen, self.penalty)
+            result[:, -1, :] = _penalised(xp, scores[:, -1, :], ids, self.penalty, counted)
         return result
 
     def _counted(self, xp: Any, input_ids: Any) -> Any:
@@ -80,13 +78,6 @@ class RepetitionPenaltyLogitsProcessor(LogitsProcessor):
         require(skipped.shape[0] == input_ids.shape[0], "RepetitionPenaltyLogitsProcessor", "prompt_ignore_length",
                 f"of batch size {input_ids.shape[0]}", skipped)
         return xp.arange(input_ids.shape[1], device=device(input_ids))[None, :] >= skipped[:, None]
-
-    def _packed(self, xp: Any, input_ids: Any, last: Any) -> Any:
-        """The tokens seen by each of the sequences that lie behind one another in a row of ids."""
-        bounds = [int(b) for b in self.cu_seq_lens_q]
-        flat = xp.reshape(input_ids, (-1,))
-        rows = [occurring(xp, type(self).__name__, flat[None, a:b], last[:1]) for a, b in pairwise(bounds)]
-        return xp.concat(rows, axis=0)
 
 
 class EncoderRepetitionPenaltyLogitsProcessor(LogitsProcessor):
@@ -112,10 +103,11 @@ class EncoderRepetitionPenaltyLogitsProcessor(LogitsProcessor):
         ids = xp.asarray(self.encoder_input_ids, device=device(scores))
         if scores.shape[0] > ids.shape[0]:
             ids = repeated(xp, ids, scores.shape[0] // ids.shape[0])
-        op, vocab = "EncoderRepetitionPenaltyLogitsProcessor", scores.shape[-1]
-        if math.prod(ids.shape) and int(xp.max(ids)) >= vocab:
-            refuse(op, "encoder_input_ids", f"below {vocab}", int(xp.max(ids)))
-        return _penalised(xp, scores, occurring(xp, op, ids, scores), self.penalty)
+        if math.prod(ids.shape):
+            ends = int(xp.min(ids)), int(xp.max(ids))
+            ok = ends[0] >= 0 and ends[1] < scores.shape[-1]
+            require(ok, type(self).__name__, "encoder_input_ids", f"in [0, {scores.shape[-1]})", f"{ends[0]} to {ends[1]}")
+        return _penalised(xp, scores, ids, self.penalty)
 
 
 class SequenceBiasLogitsProcessor(LogitsProcessor):
@@ -216,8 +208,22 @@ def _checked_penalty(op: str, penalty: Any) -> float:
     return float(penalty)
 
 
-def _penalised(xp: Any, scores: Any, seen: Any, penalty: float) -> Any:
-    return xp.where(seen, xp.where(scores < 0, times(xp, scores, penalty), divided(xp, scores, penalty)), scores)
+def _penalised(xp: Any, scores: Any, ids: Any, penalty: float, counted: Any = None) -> Any:
+    """The scores with a penalty on the ids of each row; those past the vocabulary and those not `counted` are left out."""
+    result, ids = copied(xp, scores), xp.astype(ids, xp.int64)
+    if 0 in ids.shape:
+        return result
+    counted = ids < scores.shape[-1] if counted is None else counted & (ids < scores.shape[-1])
+    lowest = int(xp.min(xp.where(counted, ids, xp.zeros_like(ids))))
+    require(lowest >= 0, "RepetitionPenaltyLogitsProcessor", "input_ids", "non-negative", lowest)
+    # An id that is left out repeats one of its row that is not, so that every place is written with one value.
+    other = xp.max(xp.where(counted, ids, xp.full_like(ids, -1)), axis=1, keepdims=True)
+    ids = xp.where(counted, ids, xp.where(other < 0, xp.zeros_like(other), other))
+    rows = xp.arange(ids.shape[0], device=device(scores))[:, None]
+    old = scores[rows, ids]
+    new = xp.where(old < 0, times(xp, old, penalty), divided(xp, old, penalty))
+    result[rows, ids] = xp.where(other < 0, old, new)
+    return result
 
 
 def _checked_biases(given: Any) -> dict[tuple[int, ...], float]:

@@ -6,6 +6,7 @@ round; torch is imported when a processor is built.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -92,10 +93,10 @@ class SynthIDTextWatermarkLogitsProcessor(LogitsProcessor):
         self.state.num_calls += 1
         if self.skip_first_ngram_calls and self.state.num_calls < self.ngram_len:
             return scores
-        context = self.accumulate_hash(self._ones(xp, scores, scores.shape[0]), self.state.context)[:, None]
-        ngrams = self.accumulate_hash(context, xp.arange(vocab, dtype=xp.int64, device=device_of(scores))[None, :, None])
-        tilted = self.update_scores(scores, self.sample_g_values(self._keyed(xp, ngrams)))
-        return xp.where(self._noted(xp, self.state, context), scores, tilted)
+        every = xp.arange(vocab, dtype=xp.int64, device=device_of(scores))[None, :]
+        keys, context = self._compute_keys(self.state.context, every)
+        tilted = self.update_scores(scores, self.sample_g_values(keys))
+        return xp.where(self._noted(xp, self.state, context[:, None]), scores, tilted)
 
     def update_scores(self, scores: Any, g_values: Any) -> Any:
         """The tournament: scores [batch, vocab] and coin flips [batch, vocab, keys] to log-probabilities."""
@@ -154,6 +155,11 @@ class SynthIDTextWatermarkLogitsProcessor(LogitsProcessor):
         """The mean coin flip of watermarked text drawn from a uniform distribution with one layer."""
         return coinflip_prob + coinflip_prob * (1 - coinflip_prob) * (1 - 1 / vocab_size)
 
+    def _compute_keys(self, contexts: Any, tokens: Any) -> tuple[Any, Any]:
+        """The hashes of each context [batch, ngram_len - 1] with each token [batch, count], and of the context alone."""
+        context = self.accumulate_hash(self._ones(namespace(contexts), contexts, contexts.shape[0]), contexts)
+        return self._keyed(namespace(contexts), self.accumulate_hash(context[:, None], tokens[..., None])), context
+
     def _keyed(self, xp: Any, hashes: Any) -> Any:
         keys = xp.astype(xp.asarray(self.keys, device=device_of(hashes)), xp.int64)
         return self.accumulate_hash(hashes[..., None], keys[:, None])
@@ -206,7 +212,7 @@ class BayesianDetector:
         q[l] = sigmoid(beta[l] + sum(delta[l, j] * g[j] for j < l));  likelihood[l] = ((g[l] + 0.5) * q[l] + 1 - q[l]) / 2
         posterior = sigmoid(log(prior / (1 - prior)) + sum over counted n-grams and layers l of log(2 * likelihood[l]))
 
-    beta: the `keys` biases.  delta: [keys, keys].  prior: of watermarked text, in (0, 1); taken within [1e-5, 1 - 1e-5].
+    beta: the `keys` biases.  delta: [keys, keys].  prior: of watermarked text; taken within [1e-5, 1 - 1e-5].
 
     Source: Dathathri et al., 2024; the inference of transformers 5.23's BayesianDetectorModel, also for a batch or a text
     of one.
@@ -215,20 +221,20 @@ class BayesianDetector:
     def __init__(self, beta: Any, delta: Any, prior: Any = 0.5) -> None:
         self.beta = beta.reshape(-1)
         self.delta = delta.reshape(self.beta.shape[0], -1)
-        self.prior = float(prior)
-        require(0 < self.prior < 1, "BayesianDetector", "prior", "in (0, 1)", self.prior)
+        self.prior = min(max(float(prior.reshape(-1)[0] if hasattr(prior, "reshape") else prior), 1e-5), 1 - 1e-5)
 
     def __call__(self, g_values: Any, mask: Any) -> Any:
         """[batch] posteriors of coin flips [batch, count, keys] where `mask` [batch, count] holds."""
         xp = namespace(g_values)
         beta, delta = (xp.asarray(w, device=device_of(g_values)) for w in (self.beta, self.delta))
         g = xp.astype(g_values, beta.dtype)
-        q = 1 / (1 + xp.exp(-(g @ xp.tril(delta, k=-1).T + beta)))
-        likelihood = ((g + 0.5) * q + (1 - q)) / 2
-        evidence = xp.log(xp.where(likelihood < 1e-30, constant(xp, 1e-30, g), likelihood)) - xp.log(constant(xp, 0.5, g))
-        prior = constant(xp, min(max(self.prior, 1e-5), 1 - 1e-5), g)
-        odds = xp.log(prior) - xp.log(1 - prior) + xp.sum(evidence * xp.astype(mask, g.dtype)[..., None], axis=(1, 2))
-        return 1 / (1 + xp.exp(-odds))
+        counted = xp.astype(mask, g.dtype)[..., None]
+        with quiet():
+            q = 1 / (1 + xp.exp(-(g @ xp.tril(delta, k=-1).T + beta)))
+            likelihood = ((g + 0.5) * q + (1 - q)) / 2
+            evidence = xp.log(xp.where(likelihood < 1e-30, constant(xp, 1e-30, g), likelihood) * 2)
+            odds = math.log(self.prior / (1 - self.prior)) + xp.sum(evidence * counted, axis=(1, 2))
+            return 1 / (1 + xp.exp(-odds))
 
 
 def _require_rank_2(input_ids: Any) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any
 
 from array_api_compat import array_namespace, device
@@ -66,7 +67,7 @@ class StopStringCriteria(StoppingCriteria):
     def _has_an_end(self, text: str, stop: Piece) -> bool:
         """Whether any token can be the end of `stop`: most often the last of its own tokens is, else all are tried."""
         own = self._text.encode(text)[-1:]
-        return any(_may_end(self._text.piece(token), stop) for token in (*own, *range(len(self._text))))
+        return any(_may_end(self._text.piece(token), stop) for token in chain(own, range(len(self._text))))
 
 
 def _may_end(piece: Any, stop: Any) -> bool:

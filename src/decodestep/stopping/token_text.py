@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from contextlib import suppress
 from typing import Any
 
@@ -53,28 +54,26 @@ class TokenText:
         return self._known[token_id]
 
     def _token(self, token_id: int) -> str | None:
-        try:
-            token: str | None = (self._fast.id_to_token(token_id) if self._fast is not None
-                                 else self._tokenizer.convert_ids_to_tokens(token_id))
-        except (IndexError, KeyError, OverflowError):  # how a tokenizer in Python may say that it has no such token
-            return None
+        if self._fast is not None:
+            token: str | None = self._fast.id_to_token(token_id) if token_id < 2**32 else None
+        else:
+            token = self._tokenizer.convert_ids_to_tokens(token_id) if token_id < len(self) else None
         return token
 
     def _read(self, token: str) -> Piece:
         if self._byte_level and all(character in _BYTE_OF for character in token):
             return bytes(_BYTE_OF[character] for character in token)
-        if self._byte_fallback and len(token) == 6 and token.startswith("<0x") and token.endswith(">"):
-            with suppress(ValueError):
-                return bytes([int(token[3:5], 16)])
+        if self._byte_fallback and _BYTE_TOKEN.fullmatch(token):
+            return bytes.fromhex(token[3:5])
         text = self._decode([*self._lead, token])
         return self.units(text[text.index(_LEAD) + len(_LEAD) :])
 
     def _decode(self, tokens: list[Any]) -> str:
         text: str
-        if self._fast is not None:
-            text = " ".join(tokens) if self._fast.decoder is None else self._fast.decoder.decode(tokens)
-        else:
+        if hasattr(self._tokenizer, "convert_tokens_to_string"):
             text = self._tokenizer.convert_tokens_to_string(tokens)
+        else:
+            text = " ".join(tokens) if self._fast.decoder is None else self._fast.decoder.decode(tokens)
         return text
 
 
@@ -103,3 +102,4 @@ def _printable_bytes() -> dict[str, int]:
 
 
 _BYTE_OF = _printable_bytes()
+_BYTE_TOKEN = re.compile("<0x[0-9A-Fa-f]{2}>")

@@ -1,125 +1,187 @@
-"""decode_step: logits to the next token of every row, each row with its own parameters."""
+"""decode_step: logits to the next token of every row, each row with its own steps."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from decodestep import arrays
-from decodestep.checks import refuse, require, require_dtype
+from decodestep.checks import is_int, is_real, refuse, require, require_dtype
 from decodestep.dispatch import choose, run
 from decodestep.ops.decode_step import reference
+from decodestep.ops.decode_step import steps as kinds
+from decodestep.ops.decode_step.steps import PATCHES, Step, Steps
 
 _OP = "decode_step"
+_FLOATS = ("float32", "float16", "bfloat16", "float64")
+
+
+class TokenLogprobs(NamedTuple):
+    """Natural logarithms of probabilities at one step: of the token drawn, and of the most likely ones, best first.
+
+    raw: from the logits as they came; processed: from what the steps left, 0 where it left one token.
+    top_raw, top_processed: (token id, log-probability) pairs, lowest id first among equals.
+    """
+
+    raw: float
+    processed: float
+    top_raw: tuple[tuple[int, float], ...]
+    top_processed: tuple[tuple[int, float], ...]
+
+
+class DecodeStep(NamedTuple):
+    """tokens: int64 (B,). processed: (B, V) or None. logprobs: for each row a `TokenLogprobs` or None."""
+
+    tokens: Any
+    processed: Any
+    logprobs: tuple[TokenLogprobs | None, ...]
 
 
 def decode_step(
     logits: Any,
+    steps: Sequence[Steps],
     *,
-    temperature: Any = 1.0,
-    top_k: Any = 0,
-    top_p: Any = 1.0,
-    min_p: Any = 0.0,
-    repetition_penalty: Any = 1.0,
-    history: Sequence[Any] | None = None,
+    greedy: Any = False,
     seed: Any = 0,
     position: Any = 0,
+    top_logprobs: Sequence[int | None] | None = None,
+    need_processed: bool = False,
     backend: str = "auto",
-) -> Any:
-    """Draws the next token of every row: penalty, temperature, top-k, top-p, min-p, then a draw or the argmax.
+) -> DecodeStep:
+    """Runs every row's own steps over its logits and draws its token from what they leave, or takes the first maximum.
 
-        for every row b, with its own parameters, s = logits[b] as float32:
-            s[i] = s[i] * r if s[i] < 0 else s[i] / r       for each distinct token i of history[b], r = repetition_penalty
-            if temperature is 0: token = first argmax of s, and nothing else is done
-            s = s / temperature
-            keep i with s[i] >= the k-th largest                                          where 0 < top_k < V
-            keep the shortest prefix, largest first, of probability mass >= top_p         where top_p < 1
-            keep i with softmax(s)[i] >= min_p * the largest                              where min_p > 0
-            token = first argmax over the kept of s[i] + gumbel(seed, position, i)
+        for every row b:
+            s = logits[b] as float32, NaN as -inf
+            for step in steps[b]:  s = step(s)                        # see decodestep.ops.decode_step.steps
+            token = first argmax of s[i]                              where greedy[b]
+                    first argmax of s[i] + gumbel(seed[b], position[b], i) over s[i] > -inf     elsewhere
 
-    logits: (B, V), V >= 1, float32, float16 or bfloat16 (float64 for the oracle's own sake).
-    Each of the others is a scalar or a (B,) column:
-    temperature: finite, >= 0; 0 takes the argmax.
-    top_k: integer >= 0; 0 keeps all. Every tie of the k-th value is kept.
-    top_p: in [0, 1]; 1 keeps all. At least one token is kept; among exact ties at the cut the lowest ids are.
-    min_p: in [0, 1].
-    repetition_penalty: finite, > 0; 1 changes nothing.
-    seed: integers in [0, 2^64). position: integers in [0, 2^32), the index of the token drawn in its sequence.
-    history: B arrays or lists of token ids in [0, V), prompt and generated; None for no penalty.
+    logits: (B, V), V >= 1, float32, float16 or bfloat16 (float64 for the oracle's own sake). Not written to.
+    steps: for each row a sequence of the values of `decodestep.ops.decode_step.steps`, ids being distinct int64 in [0, V).
+    greedy: bool, a scalar or (B,). seed: integers in [0, 2^64). position: integers in [0, 2^32), the index of the token drawn
+        in its own sequence. Scalars or (B,).
+    top_logprobs: None, or for each row how many of the most likely tokens to report, >= 0; None for no log-probabilities.
+    need_processed: whether to return what the steps leave: float32 (float64 for float64 logits), -inf where dropped.
     backend: "auto" or "reference".
 
-    Returns int64 tokens, (B,), in the kind of logits.
-    Raises ValueError for a parameter outside its range, and for a row in which no logit is above -inf (NaN counts as -inf).
+    Returns a `DecodeStep`, arrays in the kind of logits. A row that its steps leave empty, or whose logits were all -inf or
+    NaN, has token -1 and no log-probabilities.
+    Raises ValueError for an argument outside these rules.
 
-    Notes: probabilities are float64, softmax over what the previous filter kept, their sum in vocabulary order. A token
-    depends on its row's logits, parameters, seed and position alone. +inf: only the +inf tokens can be drawn.
-    Source: the order and filters of transformers 5.23; the draw is the Gumbel-max trick on `decodestep.random`.
+    Notes: probabilities, entropies and deviations are float64, over the tokens above -inf, summed in vocabulary order. +inf
+    scores share the mass equally; a temperature leaves them alone. A token depends on its row's logits, steps, seed and
+    position alone. Source: the filters of transformers 5.23; the draw is the Gumbel-max trick on `decodestep.random`.
     """
     rows = arrays.view(_OP, "logits", logits)
     require_dtype(_OP, "logits", rows, _FLOATS)
     require(rows.ndim == 2 and rows.shape[1] >= 1, _OP, "logits", "of shape (B, V) with V >= 1", rows)
     batch, vocab = rows.shape
-    columns = {
-        "temperature": _column("temperature", temperature, batch, 0.0, math.inf, "a finite number >= 0"),
-        "top_k": _integers("top_k", top_k, batch, 2**63),
-        "top_p": _column("top_p", top_p, batch, 0.0, 1.0, "in [0, 1]"),
-        "min_p": _column("min_p", min_p, batch, 0.0, 1.0, "in [0, 1]"),
-        "penalty": _column("repetition_penalty", repetition_penalty, batch, 0.0, math.inf, "a finite number > 0"),
-        "seed": _integers("seed", seed, batch, 2**64),
-        "position": _integers("position", position, batch, 2**32),
-    }
-    if not (columns["penalty"] > 0).all():
-        refuse(_OP, "repetition_penalty", "a finite number > 0", columns["penalty"].min())
-    past = _history(history, batch, vocab)
+    require(len(steps) == batch, _OP, "steps", f"given for {batch} rows", f"{len(steps)} rows")
+    for row in steps:
+        for step in row:
+            _check_step(step, vocab)
+    seeds, positions = _integers("seed", seed, batch, 2**64), _integers("position", position, batch, 2**32)
+    flags = np.broadcast_to(np.asarray(greedy), (batch,))
+    require(flags.dtype == np.bool_, _OP, "greedy", f"bool, a scalar or {batch}", greedy)
+    wanted = [None] * batch if top_logprobs is None else list(top_logprobs)
+    ok = len(wanted) == batch and all(n is None or (is_int(n) and n >= 0) for n in wanted)
+    require(ok, _OP, "top_logprobs", f"None or an integer >= 0 for each of {batch} rows", top_logprobs)
     backend = choose(_OP, backend, {"reference": None})
-    tokens = run(_OP, backend, reference.decode_step, rows, past, **columns)
-    if (tokens < 0).any():
-        refuse(_OP, "logits", "above -inf somewhere in every row", f"row {int(np.argmax(tokens < 0))} without a candidate")
-    return arrays.like(logits, tokens)
+    tokens, processed, logprobs = run(_OP, backend, _decode, rows, steps, flags, seeds, positions, wanted, need_processed)
+    return DecodeStep(arrays.like(logits, tokens), None if processed is None else arrays.like(logits, processed), logprobs)
 
 
-_FLOATS = ("float32", "float16", "bfloat16", "float64")
+def _decode(
+    rows: np.ndarray,
+    steps: Sequence[Steps],
+    greedy: np.ndarray,
+    seeds: Sequence[int],
+    positions: Sequence[int],
+    wanted: Sequence[int | None],
+    need_processed: bool,
+) -> tuple[np.ndarray, np.ndarray | None, tuple[TokenLogprobs | None, ...]]:
+    batch, vocab = rows.shape
+    tokens = np.empty(batch, np.int64)
+    processed = np.empty(rows.shape, np.float64 if rows.dtype == np.float64 else np.float32) if need_processed else None
+    logprobs = []
+    for b in range(batch):
+        row = reference.candidates(rows[b], steps[b], positions[b])
+        tokens[b] = reference.greedy(row) if greedy[b] else reference.draw(row, seeds[b])
+        if processed is not None:
+            processed[b] = reference.processed(row, vocab)
+        count = wanted[b]
+        logprobs.append(None if count is None or tokens[b] < 0 else _logprobs(rows[b], row, int(tokens[b]), count))
+    return tokens, processed, tuple(logprobs)
 
 
-def _column(name: str, value: Any, batch: int, low: float, high: float, rule: str) -> np.ndarray:
-    array = _as_array(name, value, batch)
-    require(array.dtype.kind in "iuf", _OP, name, rule, array)
-    column = np.broadcast_to(array.astype(np.float64), (batch,))
-    if not (np.isfinite(column) & (column >= low) & (column <= high)).all():
-        refuse(_OP, name, rule, f"{column.tolist()}" if column.ndim and batch <= 8 else column)
-    return column
+def _logprobs(logits: np.ndarray, row: reference.Row, token: int, count: int) -> TokenLogprobs:
+    raw = reference.candidates(logits, (), 0)
+
+    def of(candidates: reference.Row) -> tuple[float, tuple[tuple[int, float], ...]]:
+        values = reference.log_probabilities(candidates.scores)
+        best = np.argsort(-values, kind="stable")[:count]
+        at = np.flatnonzero(candidates.ids == token)
+        chosen = float(values[at[0]]) if len(at) else -math.inf  # a forced token may have been at -inf
+        return chosen, tuple((int(candidates.ids[i]), float(values[i])) for i in best)
+
+    (chosen_raw, top_raw), (chosen, top) = of(raw), of(row)
+    return TokenLogprobs(chosen_raw, chosen, top_raw, top)
 
 
-def _integers(name: str, value: Any, batch: int, bound: int) -> np.ndarray:
-    rule = f"integers in [0, 2^{bound.bit_length() - 1})"
-    if isinstance(value, int) and not isinstance(value, bool):
-        require(0 <= value < bound, _OP, name, rule, value)
-        return np.full(batch, value, np.uint64)
-    array = _as_array(name, value, batch)
-    require(array.dtype.kind in "iu", _OP, name, rule, array)
-    if array.size and not (int(array.min()) >= 0 and int(array.max()) < bound):
-        refuse(_OP, name, rule, f"{array.min()} to {array.max()}")
-    return np.broadcast_to(array.astype(np.uint64), (batch,))
+def _integers(name: str, value: Any, batch: int, bound: int) -> list[int]:
+    rule = f"integers in [0, 2^{bound.bit_length() - 1}), a scalar or {batch}"
+    given = value.tolist() if arrays.is_array(value) else value
+    column = list(given) if isinstance(given, (list, tuple)) else [given] * batch
+    if len(column) != batch or not all(is_int(v) and 0 <= v < bound for v in column):
+        refuse(_OP, name, rule, value)
+    return [int(v) for v in column]
 
 
-def _as_array(name: str, value: Any, batch: int) -> np.ndarray:
-    array = arrays.view(_OP, name, value) if arrays.is_array(value) else np.asarray(value)
-    require(array.shape in ((), (1,), (batch,)), _OP, name, f"a scalar or of shape {batch}", array)
-    return array
+def _check_step(step: Step, vocab: int) -> None:
+    legal = _LEGAL.get(type(step))
+    require(legal is not None, _OP, "steps", "of the types in decodestep.ops.decode_step.steps", type(step).__name__)
+    if isinstance(step, PATCHES):
+        ids = step.ids
+        ok = isinstance(ids, np.ndarray) and ids.ndim == 1 and ids.dtype == np.int64
+        require(ok and (not ids.size or (ids.min() >= 0 and ids.max() < vocab)), _OP, "steps",
+                f"about int64 ids in [0, {vocab})", step)
+    for name, (rule, check) in (legal or {}).items():
+        require(check(getattr(step, name)), _OP, f"{type(step).__name__}.{name}", rule, getattr(step, name))
+    if isinstance(step, kinds.Add):
+        require(step.values.shape == step.ids.shape, _OP, "Add.values", "one for each id", step.values)
 
 
-def _history(history: Sequence[Any] | None, batch: int, vocab: int) -> list[np.ndarray]:
-    if history is None:
-        return [np.zeros(0, np.int64)] * batch
-    require(len(history) == batch, _OP, "history", f"{batch} rows of token ids", f"{len(history)} rows")
-    past = []
-    for ids in history:
-        row = arrays.view(_OP, "history", ids) if arrays.is_array(ids) else np.asarray(ids)
-        require(row.ndim == 1 and (row.dtype.kind in "iu" or not row.size), _OP, "history", "rows of token ids", row)
-        if row.size and not (row.min() >= 0 and row.max() < vocab):
-            refuse(_OP, "history", f"token ids in [0, {vocab})", f"{row.min()} to {row.max()}")
-        past.append(row.astype(np.int64, copy=False))
-    return past
+def _finite(value: Any) -> bool:
+    return is_real(value) and math.isfinite(value)
+
+
+_POSITIVE = ("a finite number > 0", lambda v: _finite(v) and v > 0)
+_SHARE = ("in [0, 1]", lambda v: is_real(v) and 0 <= v <= 1)
+_INSIDE = ("in (0, 1)", lambda v: is_real(v) and 0 < v < 1)
+_COUNT = ("an integer >= 1", lambda v: is_int(v) and v >= 1)
+_LEGAL: dict[type, dict[str, Any]] = {
+    kinds.Penalise: {"factor": _POSITIVE},
+    kinds.Add: {"values": ("a float array", lambda v: isinstance(v, np.ndarray) and v.dtype.kind == "f")},
+    kinds.Lift: {"factor": ("a finite number", _finite)},
+    kinds.Ban: {},
+    kinds.Allow: {},
+    kinds.Force: {},
+    kinds.Temperature: {"temperature": _POSITIVE},
+    kinds.TopK: {"k": _COUNT, "keep": _COUNT},
+    kinds.TopP: {"p": _SHARE, "keep": _COUNT},
+    kinds.MinP: {"p": _SHARE, "keep": _COUNT},
+    kinds.Typical: {"mass": _INSIDE, "keep": _COUNT},
+    kinds.Epsilon: {"epsilon": _INSIDE, "keep": _COUNT},
+    kinds.Eta: {"epsilon": _INSIDE, "keep": _COUNT},
+    kinds.TopH: {"share": ("in (0, 1]", lambda v: is_real(v) and 0 < v <= 1), "top": _COUNT},
+    kinds.TopNSigma: {"n": ("a finite number >= 0", lambda v: _finite(v) and v >= 0)},
+    kinds.Xtc: {
+        "threshold": _SHARE,
+        "probability": _SHARE,
+        "seed": ("an integer in [0, 2^64)", lambda v: is_int(v) and 0 <= v < 2**64),
+    },
+    kinds.Normalise: {},
+}

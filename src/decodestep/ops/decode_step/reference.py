@@ -1,94 +1,280 @@
-"""decode_step, row by row: each filter shrinks the list of candidates."""
+"""decode_step, row by row: each step shrinks or changes the list of candidates.
+
+A row is (ids, scores): the tokens above -inf, ascending, and their scores. What is not in the list is -inf for good, so a
+step after a filter looks at what the filter left alone.
+"""
 
 from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from decodestep import elementary, random
+from decodestep.ops.decode_step.steps import (
+    Add,
+    Allow,
+    Ban,
+    Epsilon,
+    Eta,
+    Force,
+    Lift,
+    MinP,
+    Normalise,
+    Penalise,
+    Step,
+    Temperature,
+    TopH,
+    TopK,
+    TopNSigma,
+    TopP,
+    Typical,
+    Xtc,
+)
 
 
-def decode_step(
-    logits: np.ndarray,
-    history: list[np.ndarray],
-    *,
-    temperature: np.ndarray,
-    top_k: np.ndarray,
-    top_p: np.ndarray,
-    min_p: np.ndarray,
-    penalty: np.ndarray,
-    seed: np.ndarray,
-    position: np.ndarray,
-) -> np.ndarray:
-    """The token of every row; -1 where a row has no candidate."""
-    real = np.float64 if logits.dtype == np.float64 else np.float32
-    tokens = np.empty(len(logits), np.int64)
-    for b, row in enumerate(logits):
-        scores = penalised(row.astype(real), history[b], real(penalty[b]))
-        if temperature[b] == 0:
-            best = int(np.argmax(np.where(np.isnan(scores), -np.inf, scores)))
-            tokens[b] = best if scores[best] > -np.inf else -1
-            continue
-        scores = tempered(scores, float(temperature[b]))
-        ids = np.flatnonzero(scores > -np.inf)  # NaN is not above anything
-        ids = keep_top_k(ids, scores, int(top_k[b]))
-        ids = keep_top_p(ids, scores, float(top_p[b]))
-        ids = keep_min_p(ids, scores, float(min_p[b]))
-        tokens[b] = draw(ids, scores, seed[b], position[b])
-    return tokens
+class Row(NamedTuple):
+    ids: np.ndarray  # int64, ascending
+    scores: np.ndarray
+    position: int
+
+    def keep(self, kept: np.ndarray) -> Row:
+        return self._replace(ids=self.ids[kept], scores=self.scores[kept])
 
 
-def penalised(scores: np.ndarray, history: np.ndarray, penalty: np.floating) -> np.ndarray:
-    if penalty != 1 and len(history):
-        seen = np.unique(history)
-        past = scores[seen]
-        scores[seen] = np.where(past < 0, past * penalty, past / penalty)
+def candidates(logits: np.ndarray, steps: Sequence[Step], position: int) -> Row:
+    """The row that its steps leave; NaN counts as -inf."""
+    scores = logits.astype(np.float64 if logits.dtype == np.float64 else np.float32)
+    row = _above_nothing(Row(np.arange(len(scores)), scores, position))
+    for step in steps:
+        row = _RULES[type(step)](row, step)
+    return row
+
+
+def greedy(row: Row) -> int:
+    """The first maximum; -1 where there is no candidate."""
+    return int(row.ids[np.argmax(row.scores)]) if len(row.ids) else -1
+
+
+def draw(row: Row, seed: int) -> int:
+    """The first maximum of score + noise; +inf scores share the draw. -1 where there is no candidate."""
+    if not len(row.ids):
+        return -1
+    top = row.scores.max()
+    if top == np.inf:
+        row = row.keep(row.scores == top)._replace(scores=np.zeros(int((row.scores == top).sum())))
+    noise = random.gumbel(seed, row.position, row.ids)
+    return int(row.ids[np.argmax(row.scores.astype(np.float64) + noise)])
+
+
+def processed(row: Row, vocab: int) -> np.ndarray:
+    """The row's scores over the whole vocabulary."""
+    scores = np.full(vocab, -np.inf, row.scores.dtype)
+    scores[row.ids] = row.scores
     return scores
 
 
-def tempered(scores: np.ndarray, temperature: float) -> np.ndarray:
-    """scores / temperature; where the largest is beyond the type, the limit: scores relative to it."""
-    top = np.fmax.reduce(scores)
-    if np.isinf(top):  # +inf tokens share the draw; a row of -inf has no candidate either way
-        return np.where(scores == top, scores.dtype.type(0 if top > 0 else top), scores.dtype.type(-np.inf))
-    with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
-        scaled = scores / scores.dtype.type(temperature)
-        if np.isfinite(np.fmax.reduce(scaled)):
-            return scaled
-        return ((scores.astype(np.float64) - top) / temperature).astype(scores.dtype)
-
-
-def keep_top_k(ids: np.ndarray, scores: np.ndarray, k: int) -> np.ndarray:
-    if not 0 < k < len(ids):
-        return ids
-    values = scores[ids]
-    return ids[values >= np.partition(values, len(values) - k)[len(values) - k]]
-
-
 def probabilities(scores: np.ndarray) -> np.ndarray:
-    """softmax in float64."""
-    weight = elementary.exp(scores.astype(np.float64) - np.float64(scores.max()))
+    """softmax in float64, summed in vocabulary order; +inf scores share the mass."""
+    if not len(scores):
+        return np.zeros(0)
+    top = scores.max()
+    weight = (scores == top).astype(np.float64) if np.isinf(top) else elementary.exp(scores.astype(np.float64) - float(top))
     return weight / np.add.accumulate(weight)[-1]
 
 
-def keep_top_p(ids: np.ndarray, scores: np.ndarray, p: float) -> np.ndarray:
-    if p >= 1 or len(ids) == 0:
-        return ids
-    share = probabilities(scores[ids])
-    order = np.argsort(-scores[ids], kind="stable")
-    before = np.add.accumulate(share[order]) - share[order]
-    kept = max(1, int(np.searchsorted(before, p, side="left")))  # the mass before a kept token is below p
-    return np.sort(ids[order[:kept]])
+def log_probabilities(scores: np.ndarray) -> np.ndarray:
+    """log softmax in float64."""
+    if not len(scores):
+        return np.zeros(0)
+    top = float(scores.max())
+    if np.isinf(top):
+        tied = scores == top
+        return np.where(tied, -math.log(tied.sum()), -np.inf)
+    shifted = scores.astype(np.float64) - top
+    return shifted - elementary.log(np.add.accumulate(elementary.exp(shifted))[-1])
 
 
-def keep_min_p(ids: np.ndarray, scores: np.ndarray, p: float) -> np.ndarray:
-    if p <= 0 or len(ids) == 0:
-        return ids
-    share = probabilities(scores[ids])
-    return ids[share >= p * share.max()]
+def _above_nothing(row: Row) -> Row:
+    return row.keep(row.scores > -np.inf)
 
 
-def draw(ids: np.ndarray, scores: np.ndarray, seed: np.uint64, position: np.uint64) -> int:
-    if len(ids) == 0:
-        return -1
-    noise = random.gumbel(int(seed), int(position), ids)
-    return int(ids[np.argmax(scores[ids].astype(np.float64) + noise)])
+def _places(row: Row, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Where those of `ids` that are candidates stand in the row, and which of `ids` they are."""
+    at = np.searchsorted(row.ids, ids)
+    found = np.flatnonzero((at < len(row.ids)) & (row.ids[np.minimum(at, len(row.ids) - 1)] == ids)) if len(row.ids) else []
+    return at[found], np.asarray(found, np.int64)
+
+
+def _changed(row: Row, ids: np.ndarray, change: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> Row:
+    """The row with the scores of `ids` run through change(scores, which of ids); -inf leaves the list."""
+    at, which = _places(row, ids)
+    scores = row.scores.copy()
+    with np.errstate(over="ignore", invalid="ignore"):
+        scores[at] = change(scores[at], which)
+    return _above_nothing(row._replace(scores=scores))
+
+
+def _penalise(row: Row, step: Penalise) -> Row:
+    factor = row.scores.dtype.type(step.factor)
+    return _changed(row, step.ids, lambda s, _: np.where(s < 0, s * factor, s / factor))
+
+
+def _add(row: Row, step: Add) -> Row:
+    return _changed(row, step.ids, lambda s, which: s + step.values[which].astype(s.dtype))
+
+
+def _lift(row: Row, step: Lift) -> Row:
+    factor = row.scores.dtype.type(step.factor)
+    return _changed(row, step.ids, lambda s, _: np.where(np.isfinite(s), s + np.abs(s) * factor, s))
+
+
+def _ban(row: Row, step: Ban) -> Row:
+    return row.keep(~np.isin(row.ids, step.ids))
+
+
+def _allow(row: Row, step: Allow) -> Row:
+    return row.keep(np.isin(row.ids, step.ids))
+
+
+def _force(row: Row, step: Force) -> Row:
+    ids = np.unique(step.ids)
+    return row._replace(ids=ids, scores=np.zeros(len(ids), row.scores.dtype))
+
+
+def _temperature(row: Row, step: Temperature) -> Row:
+    if not len(row.ids):
+        return row
+    top = row.scores.max()
+    if top == np.inf:  # +inf stays infinitely above all others
+        return row.keep(row.scores == top)
+    with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
+        scores = row.scores / row.scores.dtype.type(step.temperature)
+        if not np.isfinite(scores.max()):
+            scores = ((row.scores.astype(np.float64) - float(top)) / step.temperature).astype(scores.dtype)
+    return _above_nothing(row._replace(scores=scores))
+
+
+def _kth(scores: np.ndarray, k: int) -> Any:
+    return np.partition(scores, len(scores) - k)[len(scores) - k]
+
+
+def _top_k(row: Row, step: TopK) -> Row:
+    k = max(step.k, step.keep)
+    return row if k >= len(row.ids) else row.keep(row.scores >= _kth(row.scores, k))
+
+
+def _top_p(row: Row, step: TopP) -> Row:
+    if not len(row.ids):
+        return row
+    order = np.argsort(-row.scores, kind="stable")
+    share = probabilities(row.scores)[order]
+    before = np.add.accumulate(share) - share  # the mass before a kept token is below p
+    count = max(step.keep, int(np.searchsorted(before, step.p, side="left")))
+    return row.keep(np.sort(order[:count]))
+
+
+def _protected(row: Row, count: int) -> np.ndarray:
+    """The `count` highest scores, lowest ids first among equals."""
+    mask = np.zeros(len(row.ids), bool)
+    mask[np.argsort(-row.scores, kind="stable")[:count]] = True
+    return mask
+
+
+def _min_p(row: Row, step: MinP) -> Row:
+    if not len(row.ids):
+        return row
+    share = probabilities(row.scores)
+    return row.keep((share >= step.p * share.max()) | _protected(row, step.keep))
+
+
+def _typical(row: Row, step: Typical) -> Row:
+    if not len(row.ids):
+        return row
+    log_p = log_probabilities(row.scores)
+    share = elementary.exp(log_p)
+    distance = np.abs(-log_p - _entropy(share, log_p))
+    order = np.argsort(distance, kind="stable")
+    last = min(int(np.searchsorted(np.add.accumulate(share[order]), step.mass, side="left")), len(order) - 1)
+    kept = distance <= distance[order[last]]
+    kept[order[: step.keep]] = True
+    return row.keep(kept)
+
+
+def _entropy(share: np.ndarray, log_p: np.ndarray) -> float:
+    return -float(np.add.accumulate(share * np.where(share > 0, log_p, 0.0))[-1])
+
+
+def _floor(row: Row, least: float, keep: int) -> Row:
+    """Keep probabilities >= least, and scores >= the keep-th largest."""
+    kept = probabilities(row.scores) >= least
+    return row.keep(kept | (row.scores >= _kth(row.scores, min(keep, len(row.ids)))))
+
+
+def _epsilon(row: Row, step: Epsilon) -> Row:
+    return _floor(row, step.epsilon, step.keep) if len(row.ids) else row
+
+
+def _eta(row: Row, step: Eta) -> Row:
+    if not len(row.ids):
+        return row
+    log_p = log_probabilities(row.scores)
+    falling = math.sqrt(step.epsilon) * math.exp(-_entropy(elementary.exp(log_p), log_p))
+    return _floor(row, min(step.epsilon, falling), step.keep)
+
+
+def _top_h(row: Row, step: TopH) -> Row:
+    if not len(row.ids):
+        return row
+    order = np.argsort(-row.scores, kind="stable")[: step.top]
+    log_p = log_probabilities(row.scores[order])
+    terms = -elementary.exp(log_p) * np.where(log_p > -np.inf, log_p, 0.0)
+    within = np.add.accumulate(terms) <= step.share * np.add.accumulate(terms)[-1]
+    count = max(1, int(within[1:].sum()) + 1)
+    return row.keep(np.sort(order[:count]))
+
+
+def _top_n_sigma(row: Row, step: TopNSigma) -> Row:
+    if not len(row.ids) or row.scores.max() == np.inf:
+        return row.keep(row.scores == np.inf)
+    scores = row.scores.astype(np.float64)
+    return row.keep(scores >= scores.max() - step.n * scores.std())
+
+
+def _xtc(row: Row, step: Xtc) -> Row:
+    if not len(row.ids) or random.uniform(step.seed, row.position, random.XTC_COIN) >= step.probability:
+        return row
+    above = np.flatnonzero(probabilities(row.scores) >= step.threshold)
+    if len(above) < 2:
+        return row
+    kept = np.ones(len(row.ids), bool)
+    kept[above] = False
+    kept[above[np.argsort(-row.scores[above], kind="stable")[-1]]] = True
+    return row.keep(kept)
+
+
+def _normalise(row: Row, _: Normalise) -> Row:
+    return row._replace(scores=log_probabilities(row.scores).astype(row.scores.dtype))
+
+
+_RULES: dict[type, Callable[[Row, Any], Row]] = {
+    Penalise: _penalise,
+    Add: _add,
+    Lift: _lift,
+    Ban: _ban,
+    Allow: _allow,
+    Force: _force,
+    Temperature: _temperature,
+    TopK: _top_k,
+    TopP: _top_p,
+    MinP: _min_p,
+    Typical: _typical,
+    Epsilon: _epsilon,
+    Eta: _eta,
+    TopH: _top_h,
+    TopNSigma: _top_n_sigma,
+    Xtc: _xtc,
+    Normalise: _normalise,
+}

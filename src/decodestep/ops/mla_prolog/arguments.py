@@ -215,12 +215,14 @@ def columns_of(weight: Weight) -> int:
 
 
 def _check_weight(op: str, arg: str, weight: Weight, dtype: np.dtype[Any], K: int, N: int) -> None:
-    if K and N and weight.shape == (K, N) and (dtype is not _INT8 if isinstance(weight, PackedWeight) else weight.dtype == dtype):
-        return
-    storage = layouts.nz_shape((K, N), dtype.itemsize)
-    if K and N and weight.shape == storage and not isinstance(weight, PackedWeight) and weight.dtype == dtype:
-        return
-    refuse(op, arg, f"{dtype.name} of shape {K}x{N}, or its NZ storage {'x'.join(map(str, storage))}",
+    if K and N:
+        if isinstance(weight, PackedWeight):
+            if weight.shape == (K, N) and dtype is not _INT8:
+                return
+        elif weight.dtype == dtype and weight.shape in ((K, N), layouts.nz_shape((K, N), dtype.itemsize)):
+            return
+    storage = "x".join(map(str, layouts.nz_shape((K, N), dtype.itemsize)))
+    refuse(op, arg, f"{dtype.name} of shape {K}x{N}, or its NZ storage {storage}",
            f"a PackedWeight of shape {weight.shape}" if isinstance(weight, PackedWeight) else weight)
 
 

@@ -19,7 +19,14 @@ from decodestep.ops.mla_prolog.scenarios import TILE
 _FLT_EPSILON = 2.0**-23
 _INT8_SUM = 1024  # so many products of two int8 stay within 2^24: a float32 sum of them is exact in any order
 
-Product = Callable[[np.ndarray, Weight, int], np.ndarray]  # (x, weight, its columns) -> x @ weight
+
+
+class Products(NamedTuple):
+    """The three products, each to an array of the type `math`."""
+
+    real: Callable[[np.ndarray, Weight, int, np.dtype[Any]], np.ndarray]  # (x, weight, its columns, math): x @ weight
+    int8: Callable[[np.ndarray, Weight, int, np.dtype[Any]], np.ndarray]  # the same in exact integers, rounded once
+    absorb: Callable[[np.ndarray, np.ndarray, np.dtype[Any]], np.ndarray]  # (T, N, D), (N, D, Hckv) -> (T, N, Hckv)
 
 
 class Results(NamedTuple):
@@ -32,19 +39,14 @@ class Results(NamedTuple):
     dequant_scale_q_norm: np.ndarray | None = None  # (T, 1)
 
 
-def prolog(p: Problem, math: Any = None, product: Product | None = None) -> Results:
-    """Computes everything, then writes the caches. `product` replaces the float32 product of the projections."""
+def prolog(p: Problem, math: Any = None, products: Products | None = None) -> Results:
+    """Computes everything, then writes the caches."""
     math = np.dtype(math or (np.float64 if p.real == np.float64 else np.float32))
-
-
-    def wide_product(x: np.ndarray, w: Weight, columns: int) -> np.ndarray:
-        return widen(x, math) @ widen(_matrix(w, x.shape[1], columns), math)
-
     with np.errstate(all="ignore"):  # infinities and NaN of the caller's go through
-        return _prolog(p, math, product or wide_product)
+        return _prolog(p, math, products or Products(_real_product, _int8_product, _absorb))
 
 
-def _prolog(p: Problem, math: np.dtype[Any], product: Product) -> Results:
+def _prolog(p: Problem, math: np.dtype[Any], products: Products) -> Results:
     s, scales = p.scenario, {name: scale.astype(math) for name, scale in p.scales.items()}
     x_scale = scales.get("dequant_scale_x")
     heads, nope, latent = p.w_uk.shape
@@ -52,8 +54,8 @@ def _prolog(p: Problem, math: np.dtype[Any], product: Product) -> Results:
 
     def from_tokens(w: Weight, columns: int, scale: str) -> np.ndarray:
         if s.full:
-            return _int8_product(p.x, w, columns, math) * x_scale * scales[scale]
-        return widen(product(p.x, w, columns).astype(p.real), math)
+            return products.int8(p.x, w, columns, math) * x_scale * scales[scale]
+        return widen(products.real(p.x, w, columns, math).astype(p.real), math)
 
     raw = widen(p.x, math) if p.w_dq is None else from_tokens(p.w_dq, columns_of(p.w_dq), "dequant_scale_w_dq")
     normed = rms_norm(raw, p.gamma_cq, p.eps_cq, p.alpha_cq)
@@ -61,10 +63,10 @@ def _prolog(p: Problem, math: np.dtype[Any], product: Product) -> Results:
     cq_scale = None
     if s.partial:
         cq, cq_scale = quantise_rows(normed * scales.get("smooth_scales_cq", math.type(1)))
-        q = _int8_product(cq, p.w_uq_qr, columns, math) * cq_scale * scales["dequant_scale_w_uq_qr"]
+        q = products.int8(cq, p.w_uq_qr, columns, math) * cq_scale * scales["dequant_scale_w_uq_qr"]
     else:
         cq = normed.astype(p.real)
-        q = widen(product(cq, p.w_uq_qr, columns).astype(p.real), math)
+        q = widen(products.real(cq, p.w_uq_qr, columns, math).astype(p.real), math)
     q = q.reshape(len(cq), heads, nope + rope // p.rope_groups)
 
     # The rope part of an int8 product goes on in `math`, its nope part is rounded like any other.
@@ -72,7 +74,7 @@ def _prolog(p: Problem, math: np.dtype[Any], product: Product) -> Results:
     query_rope = rotate(_in_groups(q[..., nope:], p.rope_groups), sin[:, None], cos[:, None]).astype(p.real)
     query = query_scale = None
     if p.need_query:
-        query = _absorb(widen(q[..., :nope].astype(p.real), math), p.w_uk, math).astype(p.real)
+        query = products.absorb(widen(q[..., :nope].astype(p.real), math), p.w_uk, math).astype(p.real)
     if query is not None and s.query_int8:
         query, query_scale = quantise_rows(widen(query, math), p.rounding)
         in_query_units = widen(query_rope, math) * scales["quant_scale_ckv"].flat[0] / query_scale
@@ -98,7 +100,7 @@ def widen(a: np.ndarray, math: np.dtype[Any]) -> np.ndarray:
     return a.astype(math, copy=False)
 
 
-def _matrix(w: Weight, inputs: int, columns: int) -> np.ndarray:
+def matrix(w: Weight, inputs: int, columns: int) -> np.ndarray:
     """The (inputs, columns) matrix of a weight in any of its forms."""
     if isinstance(w, PackedWeight):
         return w.dense()
@@ -108,12 +110,16 @@ def _matrix(w: Weight, inputs: int, columns: int) -> np.ndarray:
     return w.transpose(1, 2, 0, 3).reshape(blocks * rows, n * c0)[:inputs, :columns]
 
 
+def _real_product(x: np.ndarray, w: Weight, columns: int, math: np.dtype[Any]) -> np.ndarray:
+    return widen(x, math) @ widen(matrix(w, x.shape[1], columns), math)
+
+
 def _int8_product(x: np.ndarray, w: Weight, columns: int, math: np.dtype[Any]) -> np.ndarray:
     """The exact integers x W, converted to `math` once."""
-    matrix = _matrix(w, x.shape[1], columns)
+    wide = matrix(w, x.shape[1], columns)
     total = np.zeros((len(x), columns), np.int64)
     for k in range(0, x.shape[1], _INT8_SUM):
-        part = x[:, k : k + _INT8_SUM].astype(np.float32) @ matrix[k : k + _INT8_SUM].astype(np.float32)
+        part = x[:, k : k + _INT8_SUM].astype(np.float32) @ wide[k : k + _INT8_SUM].astype(np.float32)
         total += part.astype(np.int64)
     return total.astype(math)
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from decodestep import arrays
-from decodestep.checks import is_real, require, require_dtype
+from decodestep.checks import is_real, refuse, require, require_dtype
 from decodestep.dispatch import choose, run
 from decodestep.ops.rms_norm import cpu, reference
 
@@ -32,8 +32,8 @@ def rms_norm(x: Any, gamma: Any, *, eps: float = 1e-5, backend: str = "auto") ->
     rows, scale = arrays.view(_OP, "x", x), arrays.view(_OP, "gamma", gamma)
     require_dtype(_OP, "x", rows, (np.float32, np.float64))
     require(rows.ndim == 2, _OP, "x", "of shape (T, K)", rows)
-    require(scale.dtype == rows.dtype and scale.shape == rows.shape[1:], _OP, "gamma",
-            f"{rows.dtype} of shape {rows.shape[1]}", scale)
+    if scale.dtype != rows.dtype or scale.shape != rows.shape[1:]:
+        refuse(_OP, "gamma", f"{rows.dtype} of shape {rows.shape[1]}", scale)
     require(is_real(eps) and 0 <= eps < math.inf, _OP, "eps", "a finite number >= 0", eps)
     backend = choose(_OP, backend, {"cpu": None if rows.dtype == np.float32 else "needs float32", "reference": None})
     y = run(_OP, backend, (cpu if backend == "cpu" else reference).rms_norm, rows, scale, float(eps))

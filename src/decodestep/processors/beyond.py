@@ -1,0 +1,259 @@
+"""Processors that transformers does not have: counts, biases, allow-lists, top-n-sigma, XTC and DRY."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
+
+import numpy as np
+from array_api_compat import device
+
+from decodestep import random
+from decodestep.checks import is_int, is_real, require
+from decodestep.processors.base import (
+    NEGATIVE_INFINITY,
+    LogitsProcessor,
+    constant,
+    copied,
+    fill,
+    full,
+    namespace,
+    narrow,
+    quiet,
+    softmax,
+    token_ids,
+    widen,
+)
+
+# Matches longer than this count as this long, so that a power of the base stays finite.
+DRY_LONGEST = 50
+
+
+class PresenceFrequencyPenaltyLogitsProcessor(LogitsProcessor):
+    """Makes tokens less likely for having been generated, and for how often.
+
+        n[t] = how often t occurs in input_ids[prompt_length:]
+        s[t] = s[t] - frequency_penalty * n[t] - presence_penalty * (n[t] > 0)
+
+    presence_penalty, frequency_penalty: finite numbers; below 0 they reward. OpenAI's service takes [-2, 2].
+    prompt_length: how many leading ids were not generated, an int >= 0.
+
+    Ids past the vocabulary are ignored. The penalty is summed in float64 and subtracted with one rounding.
+    Source: the OpenAI API's parameters of these names, counted over generated tokens alone, as vLLM does.
+    """
+
+    def __init__(self, presence_penalty: float = 0.0, frequency_penalty: float = 0.0, prompt_length: int = 0) -> None:
+        op = "PresenceFrequencyPenaltyLogitsProcessor"
+        for arg, value in (("presence_penalty", presence_penalty), ("frequency_penalty", frequency_penalty)):
+            require(is_real(value) and math.isfinite(value), op, arg, "a finite number", repr(value))
+        require(is_int(prompt_length) and prompt_length >= 0, op, "prompt_length", "an int >= 0", repr(prompt_length))
+        self.presence_penalty = presence_penalty
+        self.frequency_penalty = frequency_penalty
+        self.prompt_length = prompt_length
+
+    def __call__(self, input_ids: Any, scores: Any) -> Any:
+        vocab, penalties = scores.shape[-1], []
+        for row in input_ids[:, self.prompt_length :].tolist():
+            ids, counts = np.unique(np.array([t for t in row if t < vocab], np.int64), return_counts=True)
+            amounts = self.frequency_penalty * counts + self.presence_penalty
+            penalties.append(dict(zip(ids.tolist(), amounts.tolist(), strict=True)))
+        return _lowered(scores, penalties)
+
+
+class LogitBiasLogitsProcessor(LogitsProcessor):
+    """Adds a bias to single tokens.
+
+        s[t] = s[t] + logit_bias[t]
+
+    logit_bias: {id >= 0: number, not NaN}; -inf forbids. Raises ValueError at the call for an id past the vocabulary.
+    Source: the OpenAI API's parameter of this name.
+    """
+
+    def __init__(self, logit_bias: Mapping[int, float]) -> None:
+        op = "LogitBiasLogitsProcessor"
+        for token, bias in logit_bias.items():
+            require(is_int(token) and token >= 0, op, "logit_bias", "a dict whose keys are ids >= 0", repr(token))
+            require(is_real(bias) and not math.isnan(bias), op, "logit_bias", "a dict whose values are numbers", repr(bias))
+        self.logit_bias = {int(token): float(bias) for token, bias in logit_bias.items()}
+
+    def __call__(self, input_ids: Any, scores: Any) -> Any:
+        beyond = [token for token in self.logit_bias if token >= scores.shape[-1]]
+        require(not beyond, "LogitBiasLogitsProcessor", "logit_bias", f"about tokens below {scores.shape[-1]}", beyond)
+        return _lowered(scores, [{token: -bias for token, bias in self.logit_bias.items()}] * scores.shape[0])
+
+
+class AllowedTokenIdsLogitsProcessor(LogitsProcessor):
+    """Forbids every token outside a list.
+
+        s[t] = -inf for t not in allowed_token_ids
+
+    allowed_token_ids: at least one id >= 0. Raises ValueError at the call where one lies past the vocabulary.
+    Source: vLLM's parameter of this name.
+    """
+
+    def __init__(self, allowed_token_ids: Iterable[int]) -> None:
+        op = "AllowedTokenIdsLogitsProcessor"
+        self.allowed_token_ids = token_ids(op, "allowed_token_ids", allowed_token_ids)
+        ok = bool(self.allowed_token_ids) and all(is_int(t) and t >= 0 for t in self.allowed_token_ids)
+        require(ok, op, "allowed_token_ids", "at least one id >= 0", self.allowed_token_ids)
+
+    def __call__(self, input_ids: Any, scores: Any) -> Any:
+        xp, op, vocab = namespace(scores), "AllowedTokenIdsLogitsProcessor", scores.shape[-1]
+        require(max(self.allowed_token_ids) < vocab, op, "allowed_token_ids", f"below {vocab}", max(self.allowed_token_ids))
+        result = full(xp, scores, NEGATIVE_INFINITY)
+        result[:, self.allowed_token_ids] = scores[:, self.allowed_token_ids]
+        return result
+
+
+class TopNSigmaLogitsWarper(LogitsProcessor):
+    """Keeps the scores within n standard deviations of the highest.
+
+        sigma = sqrt(mean((s - mean(s))^2)) over the row's finite scores;  drop s where s < max(s) - n * sigma
+
+    n: a finite number >= 0; 0 keeps the ties of the maximum.
+    filter_value: what a dropped score becomes.
+
+    Temperature before or after it keeps the same tokens. A row that holds NaN or +inf, or nothing but -inf, is left alone.
+    Source: Tang et al., "Top-nσ: not all logits are you need", 2024; the deviation divides by the number of finite scores, as
+    in llama.cpp.
+    """
+
+    def __init__(self, n: float, filter_value: float = NEGATIVE_INFINITY) -> None:
+        require(is_real(n) and 0 <= n < math.inf, "TopNSigmaLogitsWarper", "n", "a finite number >= 0", repr(n))
+        self.n = n
+        self.filter_value = filter_value
+
+    def __call__(self, input_ids: Any, scores: Any) -> Any:
+        xp = namespace(scores)
+        wide = xp.astype(scores, xp.float64)
+        there = ~(wide == NEGATIVE_INFINITY)
+        zero = xp.zeros_like(wide)
+        with quiet():
+            count = xp.astype(xp.count_nonzero(there, axis=-1, keepdims=True), xp.float64)
+            mean = xp.sum(xp.where(there, wide, zero), axis=-1, keepdims=True) / count
+            variance = xp.sum(xp.where(there, wide - mean, zero) ** 2, axis=-1, keepdims=True) / count
+            cut = xp.max(wide, axis=-1, keepdims=True) - float(self.n) * xp.sqrt(variance)
+        return fill(xp, scores, wide < cut, self.filter_value)
+
+
+class XTCLogitsWarper(LogitsProcessor):
+    """Now and then drops the most probable choices, all but the last of them: exclude top choices.
+
+        p = softmax(s);  above = the tokens where p >= threshold
+        uniform(seed, position, XTC_COIN) < probability and 2 or more above:  drop all above but the lowest score
+
+    probability: in [0, 1]; 0 never drops.
+    threshold: in [0, 1]; above 0.5 it never drops.
+    seed: an integer in [0, 2^64), or one for each row.
+    padding: how many leading ids of a row are no part of its sequence, an int or one for each row.
+    filter_value: what a dropped score becomes.
+
+    `uniform` and XTC_COIN are `decodestep.random`'s; position is the length of the row without its padding. Of several lowest
+    scores the highest id stays, the last where equals stand in the order of their ids. A row that holds NaN or +inf, or
+    nothing but -inf, is left alone.
+    Source: p-e-w's sampler of this name in text-generation-webui, 2024; its coin and its protected tokens are left out.
+    """
+
+    def __init__(
+        self,
+        probability: float,
+        threshold: float = 0.1,
+        seed: Any = 0,
+        padding: Any = 0,
+        filter_value: float = NEGATIVE_INFINITY,
+    ) -> None:
+        for arg, value in (("probability", probability), ("threshold", threshold)):
+            require(is_real(value) and 0 <= value <= 1, "XTCLogitsWarper", arg, "in [0, 1]", repr(value))
+        self.probability = probability
+        self.threshold = threshold
+        self.seed = seed
+        self.padding = padding
+        self.filter_value = filter_value
+
+    def __call__(self, input_ids: Any, scores: Any) -> Any:
+        xp = namespace(scores)
+        positions = np.broadcast_to(input_ids.shape[-1] - np.asarray(self.padding), (scores.shape[0],))
+        heads = random.uniform(np.asarray(self.seed), positions, random.XTC_COIN) < self.probability
+        p = softmax(xp, scores)
+        above = p >= constant(xp, self.threshold, p)
+        lowest = xp.min(xp.where(above, scores, constant(xp, math.inf, scores)), axis=-1, keepdims=True)
+        level = above & (scores == lowest)
+        spared = level & (xp.cumulative_sum(level, axis=-1, dtype=xp.int64) == xp.count_nonzero(level, axis=-1, keepdims=True))
+        heads = xp.asarray(heads.tolist(), dtype=xp.bool, device=device(scores))
+        return fill(xp, scores, above & ~spared & heads[:, None], self.filter_value)
+
+
+class DRYLogitsProcessor(LogitsProcessor):
+    """Makes a token less likely, the longer the repetition is that it would continue: don't repeat yourself.
+
+        for each earlier place i in the last `range` ids:  n = min(how many ids before i equal the last ids of the row, back
+            to a breaker, 50);  where n >= allowed_length, the longest n of each t = ids[i] counts:
+        s[t] = s[t] - multiplier * base ** (n - allowed_length)
+
+    multiplier: a finite number >= 0; 0 has no effect.
+    base: a finite number >= 1.
+    allowed_length: the longest repetition that costs nothing, plus one; an int >= 1.
+    breakers: ids that end a match, and are never made less likely.
+    range: how many of the last ids count, an int >= 0; 0 for all.
+
+    The penalty is subtracted with one rounding; ids past the vocabulary are ignored.
+    Source: p-e-w's sampler of this name in text-generation-webui, 2024.
+    """
+
+    def __init__(
+        self, multiplier: float, base: float = 1.75, allowed_length: int = 2, breakers: Collection[int] = (), range: int = 0
+    ) -> None:
+        op = "DRYLogitsProcessor"
+        require(is_real(multiplier) and 0 <= multiplier < math.inf, op, "multiplier", "a finite number >= 0", repr(multiplier))
+        require(is_real(base) and 1 <= base < math.inf, op, "base", "a finite number >= 1", repr(base))
+        require(is_int(allowed_length) and allowed_length >= 1, op, "allowed_length", "an int >= 1", repr(allowed_length))
+        require(is_int(range) and range >= 0, op, "range", "an int >= 0", repr(range))
+        self.multiplier = multiplier
+        self.base = base
+        self.allowed_length = allowed_length
+        self.breakers = frozenset(token_ids(op, "breakers", list(breakers)))
+        self.range = range
+
+    def __call__(self, input_ids: Any, scores: Any) -> Any:
+        return _lowered(scores, [self.penalties(row, scores.shape[-1]) for row in input_ids[:, -self.range :].tolist()])
+
+    def penalties(self, ids: list[int], vocab: int) -> dict[int, float]:
+        tail = next((n for n, token in enumerate(reversed(ids)) if token in self.breakers), len(ids))
+        longest: dict[int, int] = {}
+        for place, length in enumerate(_suffix_matches(ids), start=1):
+            matched, token = min(length, tail, DRY_LONGEST), ids[place]
+            if matched >= self.allowed_length and token not in self.breakers and token < vocab:
+                longest[token] = max(matched, longest.get(token, 0))
+        return {t: self.multiplier * self.base ** (n - self.allowed_length) for t, n in longest.items()}
+
+
+def _suffix_matches(ids: list[int]) -> list[int]:
+    """For each place but the last: how many ids up to and including it equal the last ids. The Z function, read backwards."""
+    flipped = ids[::-1]
+    count = len(flipped)
+    z = [0] * count
+    left = right = 0
+    for i in range(1, count):
+        n = min(right - i, z[i - left]) if i < right else 0
+        while i + n < count and flipped[n] == flipped[i + n]:
+            n += 1
+        z[i] = n
+        if i + n > right:
+            left, right = i, i + n
+    return z[:0:-1]
+
+
+def _lowered(scores: Any, penalties: list[dict[int, float]]) -> Any:
+    """The scores less each row's penalties, {id: amount}."""
+    xp = namespace(scores)
+    rows = [row for row, amounts in enumerate(penalties) for _ in amounts]
+    result = copied(xp, scores)
+    if rows:
+        here = device(scores)
+        index = xp.asarray(rows, device=here), xp.asarray([t for amounts in penalties for t in amounts], device=here)
+        amount = xp.asarray([a for amounts in penalties for a in amounts.values()], dtype=xp.float64, device=here)
+        old = scores[index]
+        with quiet():
+            result[index] = narrow(xp, widen(xp, old) - narrow(xp, amount, widen(xp, old)), scores)
+    return result

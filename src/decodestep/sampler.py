@@ -1,0 +1,209 @@
+"""Sampler: the decode step of a batch in which every row has its own parameters, history and end."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from decodestep import arrays
+from decodestep.chain import processors_of
+from decodestep.checks import is_int, refuse, require
+from decodestep.history import History
+from decodestep.ops.decode_step import TokenLogprobs, decode_step
+from decodestep.ops.decode_step.steps import Step
+from decodestep.params import SamplingParams
+from decodestep.pipeline import Plan, plan
+from decodestep.text import TextStream
+
+_OP = "Sampler"
+
+
+class StepResult(NamedTuple):
+    """One step of every row. tokens: int64 (B,), in the kind of the logits; -1 for a row that had ended before, and for one
+    that had no candidate. logprobs: a `TokenLogprobs`, or None. done: bool (B,). reason: "" while the row goes on, else
+    "eos", "stop", "length", "time", "no_candidate" or "cancelled". text: the whole characters that the token adds."""
+
+    tokens: Any
+    logprobs: tuple[TokenLogprobs | None, ...]
+    done: np.ndarray
+    reason: tuple[str, ...]
+    text: tuple[str, ...]
+
+
+@dataclass
+class Row:
+    """One sequence: what it was asked, what it has seen, and how it ended (`reason`, empty while it goes on)."""
+
+    params: SamplingParams
+    history: History
+    plan: Plan
+    ends: frozenset[int]
+    text: TextStream | None
+    started: float
+    reason: str = ""
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+
+    def late(self) -> bool:
+        return self.params.max_time is not None and time.monotonic() - self.started > self.params.max_time
+
+    def accept(self, token: int) -> str:
+        """Appends a token, finds out whether it is the last, and returns the text that it adds."""
+        params = self.params
+        self.history.append(token)
+        piece = self.text.push(token) if self.text else ""
+        if token in self.ends and not params.ignore_eos:
+            self.reason = "eos"
+        elif token in params.stop_token_ids or (self.text and self.text.stopped):
+            self.reason = "stop"
+        elif params.max_new_tokens is not None and self.history.generated >= params.max_new_tokens:
+            self.reason = "length"
+        elif self.late():
+            self.reason = "time"
+        return piece + (self.end(self.reason) if self.reason else "")
+
+    def end(self, reason: str) -> str:
+        """Ends the row, and returns the text that was held back."""
+        self.reason = reason
+        return self.text.finish() if self.text else ""
+
+
+class Sampler:
+    """Turns the logits of a batch into tokens, each row by its own `SamplingParams`.
+
+        for every row b that goes on:
+            steps = the processors of params[b], in order, on the history of b           # see `explain`
+            token = decode_step(logits[b], steps, seed of b, position = length of the history of b)
+            append it to the history; the row ends on an end token, a stop token or string, its length or its time
+
+    params: one `SamplingParams`, or one for each row.
+    vocab_size: V, the width of the logits.
+    eos_token_id: an id, several, or None for no end token.
+    prompt_ids: the prompt of each row, a list of lists of ids; None for one row without a prompt for each of params.
+    processors: further callables (input_ids, scores) -> scores for all rows, where transformers puts a user's own: before the
+        temperature.
+    token_bytes: the bytes of a token; needed for stop strings and for text.
+
+    Rows are added and removed between steps; a row's tokens depend on its own logits, params and prompt alone.
+    Raises ValueError for arguments that do not fit each other, ids outside the vocabulary, or an order of processors that makes
+    no sense.
+    """
+
+    def __init__(
+        self,
+        params: SamplingParams | Sequence[SamplingParams],
+        *,
+        vocab_size: int,
+        eos_token_id: int | Collection[int] | None = None,
+        prompt_ids: Sequence[Sequence[int]] | None = None,
+        processors: Sequence[Callable[..., Any]] = (),
+        token_bytes: Callable[[int], bytes] | None = None,
+    ) -> None:
+        require(is_int(vocab_size) and vocab_size >= 1, _OP, "vocab_size", "an integer >= 1", vocab_size)
+        self.vocab_size = int(vocab_size)
+        given = [eos_token_id] if is_int(eos_token_id) else list(eos_token_id or ())  # type: ignore[arg-type]
+        self._ends = frozenset(self._ids("eos_token_id", given))
+        self._processors = tuple(processors)
+        self._token_bytes = token_bytes
+        self.rows: list[Row] = []
+        each = [params] if isinstance(params, SamplingParams) else list(params)
+        prompts: list[Sequence[int]] = [()] * len(each) if prompt_ids is None else list(prompt_ids)
+        if isinstance(params, SamplingParams):
+            each *= len(prompts)
+        require(len(each) == len(prompts), _OP, "params", f"one, or one for each of {len(prompts)} prompts", f"{len(each)}")
+        for row_params, ids in zip(each, prompts, strict=True):
+            self.add(row_params, ids)
+
+    def add(self, params: SamplingParams, prompt_ids: Sequence[int] = ()) -> int:
+        """Adds a row behind the others and returns its index."""
+        prompt = self._ids("prompt_ids", prompt_ids)
+        require(not params.stop_strings or self._token_bytes is not None, _OP, "token_bytes",
+                "given where a row has stop strings", "None")
+        for name in ("stop_token_ids", "suppress_tokens", "begin_suppress_tokens", "allowed_token_ids", "logit_bias"):
+            self._ids(name, getattr(params, name) or ())
+        for name in ("bad_words_ids", "sequence_bias"):
+            for ids in getattr(params, name) or ():
+                self._ids(name, ids)
+        chain = processors_of(
+            params, prompt_length=len(prompt), vocab_size=self.vocab_size, eos_token_ids=self._ends
+        )
+        scale = next((i for i, c in enumerate(chain) if type(c).__name__.endswith("Warper")), len(chain))
+        chain[scale:scale] = self._processors
+        text = TextStream(self._token_bytes, params.stop_strings) if self._token_bytes else None
+        self.rows.append(
+            Row(params, History(prompt), plan(chain, self.vocab_size), self._ends, text, time.monotonic())
+        )
+        return len(self.rows) - 1
+
+    def remove(self, index: int) -> None:
+        """Takes a row out; those behind it move up by one."""
+        require(is_int(index) and 0 <= index < len(self.rows), _OP, "index", f"in [0, {len(self.rows)})", index)
+        del self.rows[index]
+
+    def processed(self, logits: Any) -> Any:
+        """What each row's processors make of its logits, float32 (B, V): what transformers' chain would hand to softmax."""
+        rows, steps = self._prepared(logits, range(len(self.rows)))
+        result = decode_step(rows, steps, position=self._positions(range(len(self.rows))), need_processed=True)
+        return arrays.like(logits, result.processed)
+
+    def step(self, logits: Any) -> StepResult:
+        """Draws the next token of every row that goes on, and advances its history."""
+        going = [i for i, row in enumerate(self.rows) if not row.reason]
+        prepared, steps = self._prepared(logits, going)
+        rows = [self.rows[i] for i in going]
+        drawn = decode_step(
+            prepared,
+            steps,
+            greedy=np.array([row.params.greedy for row in rows], bool),
+            seed=[int(row.params.seed) for row in rows],
+            position=self._positions(going),
+            top_logprobs=[row.params.logprobs for row in rows],
+        )
+        batch = len(self.rows)
+        tokens, pieces = np.full(batch, -1, np.int64), [""] * batch
+        logprobs: list[TokenLogprobs | None] = [None] * batch
+        for i, row, token, logprob in zip(going, rows, drawn.tokens.tolist(), drawn.logprobs, strict=True):
+            tokens[i], logprobs[i] = token, logprob
+            if logprob is not None:
+                row.logprobs.append(logprob)
+            pieces[i] = row.accept(token) if token >= 0 else row.end("no_candidate")
+        reasons = tuple(row.reason for row in self.rows)
+        done = np.array([bool(reason) for reason in reasons])
+        return StepResult(arrays.like(logits, tokens), tuple(logprobs), done, reasons, tuple(pieces))
+
+    def explain(self) -> str:
+        """The plan of each row in words; rows with the same plan are told together."""
+        plans: dict[str, list[int]] = {}
+        for i, row in enumerate(self.rows):
+            end = "argmax of the scores" if row.params.greedy else "draw: first argmax of score + gumbel(seed, position, token)"
+            text = "\n".join(filter(None, (row.plan.explain(), f"{len(row.plan.processors) + 1:>3}. {end}")))
+            plans.setdefault(text, []).append(i)
+        return "\n".join(f"row {', '.join(map(str, rows))}\n{text}" for text, rows in plans.items())
+
+    def _prepared(self, logits: Any, which: Sequence[int]) -> tuple[np.ndarray, list[list[Step]]]:
+        array = arrays.view(_OP, "logits", logits)
+        require(array.shape == (len(self.rows), self.vocab_size), _OP, "logits",
+                f"of shape {len(self.rows)}x{self.vocab_size}", array)
+        prepared, steps = [], []
+        changed = False
+        for i in which:
+            row, left = self.rows[i].plan.steps(array[i], self.rows[i].history)
+            changed |= row is not array[i] and not np.shares_memory(row, array)
+            prepared.append(row)
+            steps.append(left)
+        if changed:
+            real = np.float64 if array.dtype == np.float64 else np.float32
+            return np.stack([row.astype(real) for row in prepared]), steps
+        return (array if len(steps) == len(array) else array[list(which)]), steps
+
+    def _positions(self, which: Sequence[int]) -> list[int]:
+        return [len(self.rows[i].history) for i in which]
+
+    def _ids(self, name: str, ids: Any) -> list[int]:
+        column = ids.tolist() if hasattr(ids, "tolist") else list(ids)
+        if not all(is_int(i) and 0 <= i < self.vocab_size for i in column):
+            refuse(_OP, name, f"token ids in [0, {self.vocab_size})", column)
+        return [int(i) for i in column]

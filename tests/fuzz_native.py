@@ -1,0 +1,292 @@
+"""Calls every entry point of the native core with arguments right and wrong: `python tests/fuzz_native.py --seconds 10`.
+
+Whatever it is given, the core returns or raises; it never reads or writes outside an array. Only a build with the
+address sanitizer sees all of that: `--core` names one, tests/test_sanitizers.py makes one. The calls follow from `--seed`
+alone, and `--first N` starts at the call that a failure named.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import math
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+Arguments = dict[str, Any]
+ROW_BYTES = [lambda k: 4 * k, lambda k: 2 * k, lambda k: 2 * k,
+             lambda k: k // 32 * 18, lambda k: k // 32 * 20, lambda k: k // 32 * 34]  # fmt: skip
+
+
+class Source:
+    """The random choices of one call."""
+
+    def __init__(self, *seed: int) -> None:
+        self.rng = np.random.default_rng(seed)
+
+    def one_of(self, *choices: Any) -> Any:
+        return choices[int(self.rng.integers(len(choices)))]
+
+    def size(self, most: int = 5) -> int:
+        return int(self.one_of(0, 1, 1, 2, 3, *range(most + 1)))
+
+    def width(self) -> int:
+        return int(self.one_of(0, 1, 2, 4, 15, 16, 17, 31, 32, 33, 64, 100))
+
+    def threads(self) -> int:
+        return int(self.one_of(1, 1, 2, 3))
+
+    def array(self, *shape: int, dtype: Any = np.float32) -> np.ndarray:
+        """Memory of its own and of just this size, so that one step beyond it is seen."""
+        array = np.empty(shape, dtype)
+        if array.dtype.kind == "f":
+            array[...] = self.rng.normal(size=shape)
+            if array.size and self.one_of(*[False] * 9, True):
+                array.flat[int(self.rng.integers(array.size))] = self.one_of(np.nan, np.inf, -np.inf, 1e38, 1e-45)
+        else:
+            info = np.iinfo(dtype)
+            array[...] = self.rng.integers(info.min, info.max, shape, dtype, endpoint=True)
+        return array
+
+    def ids(self, *shape: int, end: int, start: int = 0) -> np.ndarray:
+        return self.rng.integers(start, max(end, start + 1), shape, np.int64)
+
+    def rows(self, array: np.ndarray, *, ascending: bool = False) -> np.ndarray:
+        """The matrix itself, or its rows further apart, in the other direction, or all the same."""
+        how = self.one_of("same", "same", "apart", "turned", "repeated")
+        if how == "apart":
+            space = np.zeros((array.shape[0], array.shape[1] + 3), array.dtype)
+            space[:, 1:-2] = array
+            return space[:, 1:-2]
+        if how == "turned" and not ascending:
+            return array[::-1]
+        if how == "repeated" and array.shape[0]:
+            return np.lib.stride_tricks.as_strided(array, array.shape, (0, array.strides[1]))
+        return array
+
+    def weight(self, inputs: int, outputs: int) -> tuple[np.ndarray, int]:
+        number = int(self.one_of(*range(6))) if inputs % 32 == 0 else int(self.one_of(0, 1, 2))
+        rows = self.array(outputs, ROW_BYTES[number](inputs), dtype=np.uint8)
+        return self.rows(rows, ascending=True), number
+
+
+def linear(s: Source) -> Arguments:
+    tokens, inputs, outputs = s.size(9), s.width(), s.size(40)
+    w, number = s.weight(inputs, outputs)
+    x, y = s.rows(s.array(tokens, inputs)), s.array(tokens, outputs)
+    return {"x": x, "w": w, "format": number, "y": y, "threads": s.threads()}
+
+
+def take_rows(s: Source) -> Arguments:
+    inputs, outputs, count = s.width(), s.size(9), s.size()
+    w, number = s.weight(inputs, outputs)
+    return {"w": w, "format": number, "ids": s.ids(count, end=outputs), "values": s.array(count, inputs)}
+
+
+def rms_norm(s: Source) -> Arguments:
+    rows, width = s.size(), s.width()
+    gamma = s.one_of(None, s.array(width))
+    return {"x": s.rows(s.array(rows, width)), "gamma": gamma, "eps": 1e-5, "alpha": 1.0, "y": s.array(rows, width)}
+
+
+def swiglu(s: Source) -> Arguments:
+    rows, width = s.size(), s.width()
+    return {"gate": s.rows(s.array(rows, width)), "up": s.rows(s.array(rows, width)), "y": s.array(rows, width)}
+
+
+def cache(s: Source, blocks: int, block_size: int, width: int) -> np.ndarray:
+    """A paged cache whose blocks may lie apart."""
+    gap = s.one_of(0, 0, 3)
+    return s.array(blocks, block_size + gap, 1, width)[:, :block_size]
+
+
+def mla_prolog(s: Source) -> Arguments:
+    tokens, hidden, groups = s.size(), s.one_of(1, 16, 32, 64), s.one_of(1, 1, 2, 3)
+    heads, nope, latent = groups * s.one_of(1, 2), s.one_of(0, 1, 8, 16), groups * s.one_of(1, 8, 16)
+    rope, width = 2 * groups * s.one_of(1, 4, 8), s.one_of(16, 32, 48)
+    blocks, block_size = s.size(3), s.size(4)
+    slots = s.ids(tokens, end=blocks * block_size, start=-1) if blocks * block_size else np.full(tokens, -1)
+    down = s.one_of(None, s.weight(hidden, width))
+    width = width if down else hidden
+    up, kv = s.weight(width, heads * (nope + rope // groups)), s.weight(hidden, latent + rope)
+    return {
+        "x": s.array(tokens, hidden), "w_dq": down and down[0], "w_dq_format": down[1] if down else 0,
+        "w_uq_qr": up[0], "w_uq_qr_format": up[1], "w_dkv_kr": kv[0], "w_dkv_kr_format": kv[1],
+        "w_uk": s.array(heads, nope, latent), "gamma_cq": s.one_of(None, s.array(width)),
+        "gamma_ckv": s.one_of(None, s.array(latent)), "eps_cq": 1e-5, "eps_ckv": 1e-5, "alpha_cq": 1.0, "alpha_ckv": 1.0,
+        "sin": s.array(tokens, rope), "cos": s.array(tokens, rope), "slots": slots,
+        "kv_cache": cache(s, blocks, block_size, latent), "kr_cache": cache(s, blocks, block_size, rope),
+        "rope_groups": groups, "query": s.one_of(None, s.array(tokens, heads, latent)),
+        "query_rope": s.array(tokens, heads, rope), "cq": s.array(tokens, width), "q": s.array(tokens, up[0].shape[0]),
+        "ckv_kr": s.array(tokens, latent + rope), "threads": s.threads(),
+    }  # fmt: skip
+
+
+def mla_attention(s: Source) -> Arguments:
+    tokens, groups = s.size(), s.one_of(1, 1, 2, 3)
+    heads, latent, rope = groups * s.one_of(1, 2, 5), groups * s.one_of(1, 8, 16, 20), 2 * groups * s.one_of(0, 1, 4, 8)
+    blocks, block_size, sequences, room = 1 + s.size(4), 1 + s.size(4), 1 + s.size(2), 1 + s.size(3)
+    return {
+        "query": s.one_of(None, s.array(tokens, heads, latent)), "query_rope": s.array(tokens, heads, rope),
+        "kv_cache": cache(s, blocks, block_size, latent), "kr_cache": cache(s, blocks, block_size, rope),
+        "block_table": s.ids(sequences, room, end=blocks), "sequence": s.ids(tokens, end=sequences),
+        "lengths": s.ids(tokens, start=1, end=room * block_size + 1), "scale": 0.5, "groups": groups,
+        "out": s.array(tokens, heads, latent // groups), "threads": s.threads(),
+    }  # fmt: skip
+
+
+def tensor_scatter(s: Source) -> Arguments:
+    batch, outer, rows, run = s.size(3), s.size(3), s.size(6), s.size(9)
+    steps = int(s.rng.integers(rows + 1))
+
+    def bytes_of(length: int) -> np.ndarray:
+        order = s.one_of((0, 1, 2), (1, 0, 2), (2, 1, 0), (0, 2, 1))
+        sizes = (batch, outer, length)
+        array = s.array(*(sizes[i] for i in order), run + s.one_of(0, 0, 2), dtype=np.uint8)[..., :run]
+        array = array.transpose(*np.argsort(order), 3)
+        return array[::-1, :, :: s.one_of(1, -1)] if s.one_of(True, False) else array
+
+    return {"cache": bytes_of(rows), "update": bytes_of(steps), "start": s.array(batch, dtype=np.int64)}
+
+
+def noise(dtype: Any) -> Callable[[Source], Arguments]:
+    def arguments(s: Source) -> Arguments:
+        n = s.size(40)
+        columns = {"seed": np.uint64, "position": np.uint32, "token": np.uint32}
+        given = {name: s.array(s.one_of(1, n), dtype=type_) for name, type_ in columns.items()}
+        return {**given, "out": s.array(n, dtype=np.float32).astype(dtype)}
+
+    return arguments
+
+
+# Every entry point that takes arguments, and what it may be called with.
+CALLS: dict[str, Callable[[Source], Arguments]] = {
+    "linear": linear,
+    "take_rows": take_rows,
+    "rms_norm": rms_norm,
+    "swiglu": swiglu,
+    "mla_prolog": mla_prolog,
+    "mla_attention": mla_attention,
+    "tensor_scatter": tensor_scatter,
+    "noise_bits": noise(np.uint32),
+    "uniform": noise(np.float32),
+    "exponential": noise(np.float32),
+    "gumbel": noise(np.float32),
+}
+WITHOUT_ARGUMENTS = {"isa"}
+
+
+def wrong_array(s: Source, a: np.ndarray) -> Any:
+    """An array that differs from the right one in shape, values, type, layout or rights."""
+
+    def longer(axis: int, by: int) -> np.ndarray:
+        shape = list(a.shape)
+        shape[axis] = max(shape[axis] + by, 0)
+        if math.prod(shape) > 2**20:
+            return a
+        return np.resize(a, shape).astype(a.dtype) if a.size else np.ones(shape, a.dtype)
+
+    def at(value: int) -> np.ndarray:
+        changed = a.copy()
+        if a.size:
+            changed.flat[int(s.rng.integers(a.size))] = value
+        return changed
+
+    def misaligned() -> np.ndarray:
+        return np.ndarray(a.shape, a.dtype, bytearray(1) + bytearray(a.tobytes()), 1)
+
+    def read_only() -> np.ndarray:
+        frozen = a.copy()
+        frozen.flags.writeable = False
+        return frozen
+
+    axis = int(s.rng.integers(a.ndim)) if a.ndim else 0
+    changes: list[Callable[[], Any]] = [
+        lambda: a.astype(s.one_of(np.float64, np.int8, np.float16, np.bool_, np.int64, np.uint64, "m8[s]")),
+        lambda: a.astype(a.dtype.newbyteorder()), misaligned, read_only, lambda: a[..., None], lambda: a.reshape(-1),
+        lambda: np.zeros((), a.dtype), lambda: np.broadcast_to(a, a.shape), lambda: np.asfortranarray(a),
+        lambda: np.repeat(a, 2, -1)[..., ::2] if a.ndim else a, lambda: a[..., ::-1] if a.ndim else a, lambda: [1, 2],
+    ]  # fmt: skip
+    if a.ndim:
+        changes += [lambda: longer(axis, 1), lambda: longer(axis, -1), lambda: longer(axis, 1000), lambda: a[:0],
+                    lambda: np.zeros((2**20, 0, 1, 7, 9)[: a.ndim] if a.ndim > 1 else 0, a.dtype)]  # fmt: skip
+    if a.dtype.kind in "iu":
+        info = np.iinfo(a.dtype)
+        changes += [lambda: at(s.one_of(info.min, info.max, 2**31 % info.max, 1000 % info.max, 0))] * 4
+    return s.one_of(*changes)()
+
+
+def wrong(s: Source, value: Any) -> Any:
+    if isinstance(value, np.ndarray) and s.one_of(*[True] * 9, False):
+        return wrong_array(s, value)
+    if isinstance(value, (int, float)) and s.one_of(*[True] * 9, False):
+        return s.one_of(-1, 0, 1, 2, 3, 6, 257, 2**31 - 1, 2**31, 2**62, 2**63, 2**64 - 1, 2**70, -(2**31), 0.5, np.nan, np.inf)
+    return s.one_of(None, "text", 7, 1.5, [], object(), np.zeros(3), b"bytes", {})
+
+
+def call(native: ModuleType, seed: int, number: int, counts: Counter[str]) -> None:
+    s = Source(seed, number)
+    name = s.one_of(*CALLS)
+    arguments = CALLS[name](s)
+    for _ in range(s.one_of(0, 0, 1, 1, 1, 2, 3)):
+        key = s.one_of(*arguments)
+        arguments[key] = wrong(s, arguments[key])
+    if s.one_of(*[False] * 30, True):
+        arguments.pop(s.one_of(*arguments))
+    try:
+        getattr(native, name)(**arguments)
+    except (TypeError, ValueError) as error:
+        counts[f"{name}: {type(error).__name__}"] += 1
+    else:
+        counts[f"{name}: result"] += 1
+
+
+def run(native: ModuleType, seconds: float, seed: int = 0, first: int = 0) -> Counter[str]:
+    """Calls until the time is up; how often each entry point gave which kind of end."""
+    np.seterr(all="ignore")
+    counts: Counter[str] = Counter()
+    end, number = time.monotonic() + seconds, first
+    while time.monotonic() < end or number == first:
+        try:
+            call(native, seed, number, counts)
+        except BaseException:
+            print(f"--seed {seed} --first {number}", file=sys.stderr)
+            raise
+        number += 1
+    return counts
+
+
+def load(path: str) -> ModuleType:
+    """The core from a file; its module is named as in the package."""
+    spec = importlib.util.spec_from_file_location("_native", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=10)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--first", type=int, default=0)
+    parser.add_argument("--core", help="the extension module to call, in place of the installed one")
+    options = parser.parse_args()
+    if options.core:
+        native = load(options.core)
+    else:
+        from decodestep import _native as native
+    counts = run(native, options.seconds, options.seed, options.first)
+    for key, count in sorted(counts.items()):
+        print(f"{count:8d}  {key}")
+    print(f"{counts.total():8d}  calls on {native.isa()}")
+
+
+if __name__ == "__main__":
+    main()

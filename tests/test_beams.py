@@ -1,0 +1,353 @@
+"""Beam search: trees worked by hand, exhaustive search, slow references, transformers; the cache of a model."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+
+import decodestep as ds
+from decodestep import processors
+from decodestep.beams import Beam, beam_search
+from decodestep.models.beam_logits import BeamLogits
+
+EARLY = (True, False, "never")
+
+
+def tree(branches, vocab):
+    """next_logits of a tree {prefix: probabilities}; it makes sure that parents say where each sequence comes from."""
+    before = []
+
+    def next_logits(sequences, parents):
+        assert len(parents) == len(sequences)
+        if before:
+            assert [ids[:-1] for ids in sequences] == [before[parent] for parent in parents]
+        else:
+            assert parents == [0] and len(sequences) == 1
+        before[:] = sequences
+        with np.errstate(divide="ignore"):
+            return np.log(np.array([branches(tuple(ids)) for ids in sequences], np.float64).reshape(-1, vocab))
+
+    return next_logits
+
+
+def random_tree(seed, vocab, sharpness=1.5):
+    """Probabilities that depend on the whole prefix."""
+    def branches(prefix):
+        rng = np.random.default_rng([seed, len(prefix), *prefix])
+        powers = np.exp(rng.standard_normal(vocab) * sharpness)
+        return powers / powers.sum()
+
+    return branches
+
+
+def as_pairs(beams):
+    return [(tuple(beam.token_ids), beam.finished) for beam in beams]
+
+
+def same(ours, theirs, tolerance=1e-12):
+    assert as_pairs(ours) == as_pairs(theirs)
+    np.testing.assert_allclose([b.score for b in ours], [b.score for b in theirs], rtol=tolerance, atol=tolerance)
+
+
+# Token 2 ends. Greedy takes 0 and is left with 0.5 * 0.4; the better start is 1.
+WORKED = {(): [0.5, 0.4, 0.1], (0,): [0.4, 0.3, 0.3], (1,): [0.05, 0.05, 0.9], (0, 0): [1 / 3] * 3, (0, 1): [0.1, 0.1, 0.8],
+          (1, 0): [1 / 3] * 3, (1, 1): [1 / 3] * 3}
+
+
+def worked(**options):
+    return beam_search(tree(WORKED.__getitem__, 3), [], vocab_size=3, eos_token_ids=[2], **options)
+
+
+def test_a_tree_worked_by_hand():
+    # One beam: 0, 0, then the first of three equals.
+    assert as_pairs(worked(num_beams=1, max_new_tokens=3)) == [((0, 0, 0), False)]
+    # Two beams, sums alone: (1, end) is 0.36; 0.5 * 0.4 = 0.2 lives on, and can no longer reach 0.36.
+    best, second = worked(num_beams=2, num_return_sequences=2, max_new_tokens=3, length_penalty=0.0)
+    assert as_pairs([best, second]) == [((1, 2), True), ((0, 1, 2), True)]
+    assert math.isclose(best.score, math.log(0.36)) and math.isclose(second.score, math.log(0.5 * 0.3 * 0.8))
+    # The length counts the end token: log(0.36) / 2 = -0.51, log(0.12) / 3 = -0.71; squared, -0.26 and -0.24.
+    assert math.isclose(worked(num_beams=2, max_new_tokens=3)[0].score, math.log(0.36) / 2)
+    longer = worked(num_beams=2, max_new_tokens=3, length_penalty=2.0)[0]
+    assert longer.token_ids == [0, 1, 2] and math.isclose(longer.score, math.log(0.12) / 9)
+    # Cut short: what lives is returned with what ended.
+    assert as_pairs(worked(num_beams=2, num_return_sequences=2, max_new_tokens=2)) == [((1, 2), True), ((0, 0), False)]
+
+
+def test_early_stopping_by_hand():
+    # Ends at once with 0.3, or takes a long sure way: 0.7 and then certainty.
+    branches = {(): [0.7, 0.3, 0.0], (0,): [0.5, 0.5, 0.0], (0, 0): [1.0, 0.0, 0.0], (0, 0, 0): [0.0, 1.0, 0.0]}
+    run = partial(beam_search, vocab_size=3, eos_token_ids=[1], num_beams=2, max_new_tokens=4, num_return_sequences=2)
+
+    def search(**options):
+        return as_pairs(run(tree(lambda ids: branches.get(ids, [0.5, 0.5, 0.0]), 3), [], **options))
+
+    assert search(early_stopping=True) == [((0, 1), True), ((1,), True)]  # 0.35 over 2, 0.3 over 1; both ended after 2 steps
+    # 0.35 lives: over its length it scores as (0, end), better than log(0.3): the search goes on, and (0, 0, 0, end) is better.
+    assert search(early_stopping=False)[0] == ((0, 0, 0, 1), True)
+    assert search(early_stopping="never") == search(early_stopping=False)
+    # With sums alone nothing can be gained; with a longer hope there is.
+    assert search(early_stopping="never", length_penalty=0.0) == [((0, 1), True), ((0, 0, 0, 1), True)]
+    assert search(early_stopping=True, length_penalty=-1.0) == [((1,), True), ((0, 1), True)]
+
+
+def test_ties_take_the_lowest_beam_then_the_lowest_token():
+    alike = tree(lambda ids: [0.25] * 4, 4)
+    beams = beam_search(alike, [3], vocab_size=4, num_beams=3, num_return_sequences=3, max_new_tokens=2)
+    assert [beam.token_ids for beam in beams] == [[0, 0], [0, 1], [0, 2]]
+
+
+def every_sequence(branches, vocab, ends, longest, prefix=(), total=0.0):
+    """Each sequence that ends or is as long as may be, with the sum of its log-probabilities."""
+    for token, p in enumerate(branches(prefix)):
+        ids = (*prefix, token)
+        if token in ends or len(ids) == longest:
+            yield ids, total + math.log(p), token in ends
+        else:
+            yield from every_sequence(branches, vocab, ends, longest, ids, total + math.log(p))
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_with_beams_for_all_it_is_exhaustive(seed):
+    vocab, longest = 2 + seed % 3, 1 + seed % 4
+    ends = ([], [0], [vocab - 1, 0])[seed % 3]
+    branches, penalty = random_tree(seed, vocab), (0.0, 1.0, -0.5, 1.7)[seed % 4]
+    every = sorted(((total / len(ids) ** penalty, ids, ended) for ids, total, ended in
+                    every_sequence(branches, vocab, ends, longest)), reverse=True)
+    for early in EARLY:
+        beams = beam_search(tree(branches, vocab), [], vocab_size=vocab, max_new_tokens=longest, num_beams=len(every),
+                            num_return_sequences=len(every), eos_token_ids=ends, length_penalty=penalty, early_stopping=early)
+        same(beams, [Beam(list(ids), score, ended) for score, ids, ended in every])
+
+
+def slow_groups(branches, vocab, ends, longest, groups, size, diversity, penalty, early, returned):
+    """Diverse beam search as the paper and transformers 4.41 have it: whole lists, sorted; nothing clever."""
+    alive = [[((), 0.0)] for _ in range(groups)]
+    kept = [[] for _ in range(groups)]
+    over = [False] * groups
+    for length in range(1, longest + 1):
+        used = Counter()
+        for g in range(groups):
+            if over[g]:
+                continue
+            options = []
+            for beam, (ids, total) in enumerate(alive[g]):
+                for token, p in enumerate(branches(ids)):
+                    options.append((-(total + math.log(p) - diversity * used[token]), beam, token))
+            options = sorted(options)[: size * max(2, 1 + len(ends))]
+            following = []
+            for rank, (cost, beam, token) in enumerate(options):
+                ids = (*alive[g][beam][0], token)
+                if token not in ends:
+                    following.append((ids, -cost))
+                elif rank < size:
+                    kept[g].append((-cost / length**penalty, ids, True))
+            alive[g] = following[:size]
+            kept[g] = sorted(kept[g], key=lambda k: -k[0])[:size]
+            used.update(ids[-1] for ids, _ in alive[g])
+            if len(kept[g]) == size:
+                hope = longest if early == "never" and penalty > 0 else length
+                over[g] = early is True or -options[0][0] / hope**penalty <= kept[g][-1][0]
+            over[g] = over[g] or not alive[g]
+    for g in range(groups):
+        if not over[g]:
+            kept[g] += [(total / longest**penalty, ids, False) for ids, total in alive[g]]
+            kept[g] = sorted(kept[g], key=lambda k: -k[0])[:size]
+    best = sorted(itertools.chain(*kept), key=lambda k: -k[0])[:returned]
+    return [Beam(list(ids), score, ended) for score, ids, ended in best]
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_groups_equal_a_slow_reference(seed):
+    rng = np.random.default_rng(seed)
+    vocab, longest, groups, size = (int(rng.integers(*bounds)) for bounds in ((3, 8), (1, 7), (2, 5), (1, 4)))
+    ends = rng.choice(vocab, int(rng.integers(0, 3)), replace=False).tolist()
+    branches, diversity = random_tree(seed, vocab), float(rng.choice([0.0, 0.25, 1.0, 4.0]))
+    penalty, early = float(rng.choice([0.0, 1.0, -1.0, 2.0])), EARLY[seed % 3]
+    returned = int(rng.integers(1, groups * size + 1))
+    ours = beam_search(tree(branches, vocab), [], vocab_size=vocab, max_new_tokens=longest, num_beams=groups * size,
+                       num_beam_groups=groups, diversity_penalty=diversity, eos_token_ids=ends, length_penalty=penalty,
+                       early_stopping=early, num_return_sequences=returned)
+    same(ours, slow_groups(branches, vocab, ends, longest, groups, size, diversity, penalty, early, returned))
+
+
+def test_groups_differ_by_the_penalty():
+    run = partial(beam_search, vocab_size=3, num_beams=2, num_beam_groups=2, max_new_tokens=1, num_return_sequences=2)
+    branches = tree(lambda ids: [0.6, 0.3, 0.1], 3)
+    assert [beam.token_ids for beam in run(branches, [])] == [[0], [0]]
+    first, second = run(tree(lambda ids: [0.6, 0.3, 0.1], 3), [], diversity_penalty=1.0)
+    assert (first.token_ids, second.token_ids) == ([0], [1])
+    # The second group's 0 is at log(0.6) - 0.5, which is above log(0.3): the penalty stays in its score.
+    first, second = run(tree(lambda ids: [0.6, 0.3, 0.1], 3), [], diversity_penalty=0.5)
+    assert second.token_ids == [0] and math.isclose(second.score, math.log(0.6) - 0.5, rel_tol=1e-6)
+
+
+@pytest.fixture(scope="module")
+def llama():
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(3)
+    model = LlamaForCausalLM(LlamaConfig(
+        vocab_size=23, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=64, initializer_range=0.3, tie_word_embeddings=False,
+    )).eval()
+    model.lm_head.weight.data *= 2.0  # peaked, so that beams end and the orders of candidates differ by more than rounding
+    return model
+
+
+SETTINGS = [{}, {"no_repeat_ngram_size": 2}, {"repetition_penalty": 1.4}, {"min_new_tokens": 4, "no_repeat_ngram_size": 3}]
+
+
+def our_processors(settings, prompt, ends):
+    """The chain in transformers' order."""
+    made = []
+    if "repetition_penalty" in settings:
+        made.append(processors.RepetitionPenaltyLogitsProcessor(settings["repetition_penalty"]))
+    if "no_repeat_ngram_size" in settings:
+        made.append(processors.NoRepeatNGramLogitsProcessor(settings["no_repeat_ngram_size"]))
+    if "min_new_tokens" in settings and ends:
+        made.append(processors.MinNewTokensLengthLogitsProcessor(len(prompt), settings["min_new_tokens"], ends))
+    return made
+
+
+@pytest.mark.parametrize("seed", range(36))
+def test_equals_transformers(llama, seed):
+    rng = np.random.default_rng(seed)
+    beams, longest = int(rng.integers(2, 7)), int(rng.integers(1, 15))
+    returned, prompt = int(rng.integers(1, beams + 1)), rng.integers(0, 23, int(rng.integers(1, 9))).tolist()
+    ends = rng.choice(23, int(rng.integers(0, 4)), replace=False).tolist()
+    settings, early = SETTINGS[seed % 4], EARLY[seed % 3]
+    penalty = float(rng.choice([0.0, 1.0, 1.0, -1.0, 0.6, 3.0]))
+    with torch.no_grad():
+        theirs = llama.generate(
+            torch.tensor([prompt]), attention_mask=torch.ones(1, len(prompt)), num_beams=beams, do_sample=False,
+            length_penalty=penalty, early_stopping=early, num_return_sequences=returned, max_new_tokens=longest,
+            eos_token_id=ends or None, pad_token_id=0, output_scores=True, return_dict_in_generate=True, **settings,
+        )
+
+    def next_logits(sequences, parents):
+        with torch.no_grad():
+            return llama(torch.tensor(sequences)).logits[:, -1].numpy()
+
+    ours = beam_search(next_logits, prompt, vocab_size=23, num_beams=beams, max_new_tokens=longest, eos_token_ids=ends,
+                       length_penalty=penalty, early_stopping=early, num_return_sequences=returned,
+                       processors=our_processors(settings, prompt, ends))
+    lengths = (theirs.beam_indices >= 0).sum(1).tolist()
+    want = [row[len(prompt) :][:length] for row, length in zip(theirs.sequences.tolist(), lengths, strict=True)]
+    assert [beam.token_ids for beam in ours] == want
+    assert [beam.finished for beam in ours] == [ids[-1] in ends for ids in want]
+    np.testing.assert_allclose([beam.score for beam in ours], theirs.sequences_scores.numpy(), rtol=1e-4, atol=1e-5)
+
+
+def test_processors_and_stop_are_given_what_they_need():
+    seen = []
+
+    def no_zero(ids, scores):
+        seen.append((ids.tolist(), scores.dtype, np.exp(scores).sum(axis=1)))
+        return np.where(np.arange(3) == 0, -np.inf, scores)
+
+    beams = beam_search(lambda sequences, parents: np.zeros((len(sequences), 3), np.float32), [2, 2], vocab_size=3, num_beams=2,
+                        max_new_tokens=3, num_return_sequences=2, processors=[no_zero], stop=lambda ids: ids[-2:] == [1, 1])
+    assert seen[0][0] == [[2, 2]] and seen[1][0] == [[2, 2, 1], [2, 2, 2]]
+    assert all(dtype == np.float32 and np.allclose(sums, 1) for _, dtype, sums in seen)
+    assert as_pairs(beams) == [((1, 1), True), ((1, 2, 1), False)]
+
+
+def test_what_cannot_be_is_no_candidate():
+    nan, inf = math.nan, math.inf
+    rows = {(): [0.0, nan, -inf, 0.0], (0,): [-inf] * 4, (3,): [inf, 1.0, inf, nan]}
+    run = partial(beam_search, lambda sequences, parents: np.array([rows[tuple(ids)] for ids in sequences]), [], vocab_size=4)
+    beams = run(num_beams=4, max_new_tokens=2, num_return_sequences=4)
+    assert [beam.token_ids for beam in beams] == [[3, 0], [3, 2]]
+    assert all(math.isclose(beam.score, math.log(0.25) / 2) for beam in beams)
+    with pytest.raises(ValueError, match="beam_search: next_logits must be such that some beam can go on; got no token"):
+        run(num_beams=1, max_new_tokens=2)
+    assert run(num_beams=1, max_new_tokens=2, eos_token_ids=[0])[0].token_ids == [0]
+
+
+def test_draws_follow_the_distribution_without_replacement():
+    p = np.array([0.5, 0.25, 0.15, 0.1])
+    run = partial(beam_search, lambda sequences, parents: np.log(np.tile(p, (len(sequences), 1))), [], vocab_size=4,
+                  do_sample=True, num_beams=2, num_return_sequences=2)
+    draws = 3000
+    counts = Counter(frozenset(b.token_ids[0] for b in run(max_new_tokens=1, seed=seed)) for seed in range(draws))
+    for a, b in itertools.combinations(range(4), 2):
+        chance = p[a] * p[b] / (1 - p[a]) + p[b] * p[a] / (1 - p[b])
+        assert abs(counts[frozenset((a, b))] - draws * chance) < 5 * math.sqrt(draws * chance * (1 - chance))
+    assert run(max_new_tokens=5, seed=7) == run(max_new_tokens=5, seed=7)
+    assert len({tuple(run(max_new_tokens=5, seed=seed)[0].token_ids) for seed in range(20)}) > 5
+    # Two beams with the same logits draw apart: were the noise of a token shared, both would take the same one.
+    last = [{tuple(b.token_ids) for b in run(max_new_tokens=2, seed=seed)} for seed in range(40)]
+    assert any(len({ids[-1] for ids in pair}) == 2 for pair in last)
+
+
+def test_logits_over_the_cache_equal_those_of_the_whole_sequence(tiny_file):
+    model = ds.load(tiny_file())
+    prompt = list(range(40, 61))  # more than a block, and not a multiple of one
+    checked = []
+
+    def both(sequences, parents):
+        logits = cached(sequences, parents)
+        for ids, row in zip(sequences, logits, strict=True):
+            assert np.array_equal(row, model.logits(ids)[-1])
+        checked.append([parents[i] for i in range(len(parents))])
+        return logits
+
+    for groups in (1, 2):
+        cached = BeamLogits(model, 4, len(prompt) + 20)
+        beam_search(both, prompt, vocab_size=300, num_beams=4, num_beam_groups=groups, max_new_tokens=20,
+                    diversity_penalty=groups - 1.0, do_sample=groups == 1)
+    assert any(parents != sorted(set(parents)) for parents in checked)  # beams have branched
+
+
+def test_the_default_model(model):
+    prompt = model.tokenizer.encode("The capital of France is")
+    ends = model.tokenizer.end_token_ids
+    run = partial(beam_search, prompt=prompt, vocab_size=model.config.vocab_size, max_new_tokens=8, eos_token_ids=ends)
+    beams = run(BeamLogits(model, 3, len(prompt) + 8), num_beams=3, num_return_sequences=3)
+    assert "Paris" in model.tokenizer.decode(beams[0].token_ids)
+    for beam in beams:
+        logits = model.logits(prompt + beam.token_ids)[len(prompt) - 1 : -1].astype(np.float64)
+        steps = np.take_along_axis(logits, np.array(beam.token_ids)[:, None], 1)[:, 0] - np.log(np.exp(logits).sum(1))
+        assert math.isclose(beam.score, steps.mean(), rel_tol=1e-4)
+    greedy = ds.generate(model, [prompt], ds.SamplingParams(do_sample=False, max_new_tokens=8))[0]
+    assert run(BeamLogits(model, 1, len(prompt) + 8), num_beams=1)[0].token_ids == greedy.token_ids
+
+
+@pytest.mark.parametrize(("arg", "value", "rule"), [
+    ("prompt", [3], "integers in [0, 3)"), ("prompt", [0.5], "integers in [0, 3)"), ("prompt", [True], "integers"),
+    ("eos_token_ids", [-1], "integers in [0, 3)"), ("vocab_size", 0, "an integer >= 1"), ("num_beams", 0, "an integer >= 1"),
+    ("num_beams", 2.0, "an integer >= 1"), ("num_beams", 2**31, "such that num_beams"),
+    ("max_new_tokens", 0, "an integer >= 1"), ("num_beam_groups", 3, "a divisor of num_beams = 4"), ("num_beam_groups", 0, "a divisor"),
+    ("diversity_penalty", -1.0, "a finite number >= 0"), ("diversity_penalty", 1.0, "0 with one group"),
+    ("length_penalty", math.inf, "a finite number"), ("early_stopping", "always", "True, False or 'never'"),
+    ("early_stopping", 1, "True, False or 'never'"), ("num_return_sequences", 5, "an integer in [1, num_beams = 4]"),
+    ("num_return_sequences", 0, "an integer in [1"), ("do_sample", 1, "a bool"), ("seed", -1, "an integer in [0, 2^64)"),
+])
+def test_refusals(arg, value, rule):
+    given = {"prompt": [0], "vocab_size": 3, "num_beams": 4, "max_new_tokens": 2} | {arg: value}
+    with pytest.raises(ValueError, match=r"^beam_search: ") as refused:
+        beam_search(lambda sequences, parents: pytest.fail("work was done"), **given)
+    assert f"{arg} must be {rule}" in str(refused.value) and "; got " in str(refused.value)
+
+
+def test_refusals_of_what_comes_back(tiny_file):
+    run = partial(beam_search, prompt=[0], vocab_size=3, num_beams=2, max_new_tokens=1)
+    with pytest.raises(ValueError, match="do_sample must be False with several groups"):
+        run(lambda *_: None, do_sample=True, num_beam_groups=2)
+    with pytest.raises(ValueError, match="next_logits' result must be of shape 1x3; got float64 2x3"):
+        run(lambda *_: np.zeros((2, 3)))
+    with pytest.raises(ValueError, match="next_logits' result must be float32 or float64; got int64"):
+        run(lambda *_: np.zeros((1, 3), np.int64))
+    with pytest.raises(ValueError, match="processors' result must be of shape 1x3; got float64 1x2"):
+        run(lambda *_: np.zeros((1, 3)), processors=[lambda ids, scores: scores[:, :2]])
+    model = ds.load(tiny_file())
+    with pytest.raises(ValueError, match="BeamLogits: num_beams must be an integer >= 1; got 0"):
+        BeamLogits(model, 0, 8)
+    with pytest.raises(ValueError, match="BeamLogits: capacity must be an integer in \\[1, 64\\]; got 65"):
+        BeamLogits(model, 1, 65)

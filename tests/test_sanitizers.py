@@ -1,0 +1,62 @@
+"""The native core under random calls, as it is installed and with the address and undefined-behaviour sanitizers."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import fuzz_native
+from decodestep import _native
+
+ROOT = Path(__file__).parent.parent
+TOOLS = ("cmake", "ninja", "g++")
+
+
+def test_every_entry_point_is_called():
+    entries = {name for name in dir(_native) if not name.startswith("_")}
+    assert entries == set(fuzz_native.CALLS) | fuzz_native.WITHOUT_ARGUMENTS
+
+
+def test_random_calls():
+    counts = fuzz_native.run(_native, seconds=2, seed=1)
+    for name in fuzz_native.CALLS:
+        assert counts[f"{name}: result"] and counts[f"{name}: ValueError"] and counts[f"{name}: TypeError"]
+
+
+@pytest.fixture(scope="module")
+def sanitized(tmp_path_factory):
+    """The core built with the sanitizers, and the environment that loads them before Python's own memory is handed out."""
+    missing = [tool for tool in TOOLS if shutil.which(tool) is None]
+    if missing or not sys.platform.startswith("linux"):
+        pytest.skip(f"needs Linux and {', '.join(missing or TOOLS)}")
+    # The C++ runtime comes too: its exceptions must be there when the sanitizer looks for them.
+    libraries = [subprocess.run(["g++", f"-print-file-name={name}"], capture_output=True, text=True, check=True).stdout.strip()
+                 for name in ("libasan.so", "libubsan.so", "libstdc++.so")]  # fmt: skip
+    if not all(os.path.isabs(library) for library in libraries):
+        pytest.skip("the compiler has no sanitizer libraries")
+    build = tmp_path_factory.mktemp("sanitized")
+    nanobind = subprocess.run([sys.executable, "-m", "nanobind", "--cmake_dir"], capture_output=True, text=True, check=False)
+    if nanobind.returncode:
+        pytest.skip("needs nanobind")
+    configure = ["cmake", "-S", str(ROOT), "-B", str(build), "-G", "Ninja", "-DDECODESTEP_SANITIZE=ON",
+                 f"-DPython_EXECUTABLE={sys.executable}", f"-Dnanobind_DIR={nanobind.stdout.strip()}"]  # fmt: skip
+    for command in (configure, ["cmake", "--build", str(build), "--parallel", "2"]):
+        step = subprocess.run(command, capture_output=True, text=True, check=False)
+        assert step.returncode == 0, (step.stdout + step.stderr)[-3000:]
+    environment = {**os.environ, "LD_PRELOAD": ":".join(os.path.realpath(library) for library in libraries),
+                   "ASAN_OPTIONS": "detect_leaks=0", "UBSAN_OPTIONS": "print_stacktrace=1"}  # fmt: skip
+    return next(build.glob("_native*.so")), environment
+
+
+@pytest.mark.parametrize("isa", ["best", "baseline"])
+def test_random_calls_under_sanitizers(sanitized, isa):
+    core, environment = sanitized
+    command = [sys.executable, str(ROOT / "tests" / "fuzz_native.py"), "--seconds", "5", "--core", str(core)]
+    fuzz = subprocess.run(command, env={**environment, "DECODESTEP_ISA": isa}, capture_output=True, text=True, check=False)
+    assert fuzz.returncode == 0, fuzz.stderr[-5000:]
+    assert "calls on" in fuzz.stdout
