@@ -222,6 +222,7 @@ def test_equals_transformers(llama, seed):
     returned, prompt = int(rng.integers(1, beams + 1)), rng.integers(0, 23, int(rng.integers(1, 9))).tolist()
     ends = rng.choice(23, int(rng.integers(0, 4)), replace=False).tolist()
     settings, early = SETTINGS[seed % 4], EARLY[seed % 3]
+    longest = max(longest, settings.get("min_new_tokens", 0))
     penalty = float(rng.choice([0.0, 1.0, 1.0, -1.0, 0.6, 3.0]))
     with torch.no_grad():
         theirs = llama.generate(
@@ -323,7 +324,8 @@ def test_the_default_model(model):
     ("prompt", [3], "integers in [0, 3)"), ("prompt", [0.5], "integers in [0, 3)"), ("prompt", [True], "integers"),
     ("eos_token_ids", [-1], "integers in [0, 3)"), ("vocab_size", 0, "an integer >= 1"), ("num_beams", 0, "an integer >= 1"),
     ("num_beams", 2.0, "an integer >= 1"), ("num_beams", 2**31, "such that num_beams"),
-    ("max_new_tokens", 0, "an integer >= 1"), ("num_beam_groups", 3, "a divisor of num_beams = 4"), ("num_beam_groups", 0, "a divisor"),
+    ("max_new_tokens", 0, "an integer >= 1"), ("num_beam_groups", 3, "a divisor of num_beams = 4"),
+    ("num_beam_groups", 0, "a divisor"),
     ("diversity_penalty", -1.0, "a finite number >= 0"), ("diversity_penalty", 1.0, "0 with one group"),
     ("length_penalty", math.inf, "a finite number"), ("early_stopping", "always", "True, False or 'never'"),
     ("early_stopping", 1, "True, False or 'never'"), ("num_return_sequences", 5, "an integer in [1, num_beams = 4]"),

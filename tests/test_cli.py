@@ -31,7 +31,7 @@ def test_generate_prints_the_answer():
 def test_json_is_one_object_with_everything():
     run = decodestep("generate", "Hi", "--json", "--seed", 3, "--max-new-tokens", 5)
     result = json.loads(run.stdout)
-    assert set(result) == {"text", "token_ids", "prompt_token_ids", "finish_reason", "seed", "stats"}
+    assert set(result) == {"text", "token_ids", "prompt_token_ids", "finish_reason", "logprobs", "seed", "stats"}
     assert result["seed"] == 3
     assert len(result["token_ids"]) == 5
     names = {row["operator"] for row in result["stats"]["operators"]}
@@ -59,6 +59,16 @@ def test_stats_show_the_operators():
         assert word in run.stderr
 
 
+def test_logprobs_and_the_plan():
+    run = decodestep("generate", "Hi", "--json", "--logprobs", 2, "--max-new-tokens", 3, "--explain-plan", "--seed", 1,
+                     "--samplers", "top_k,temperature,typical_p", "--typical-p", "0.9")
+    steps = json.loads(run.stdout)["logprobs"]
+    assert len(steps) == 3
+    assert all(len(step["top_raw"]) == 2 and step["raw"] <= 0 for step in steps)
+    lines = [line for line in run.stderr.splitlines() if "Warper" in line]
+    assert [line.split()[-1].split("Logits")[0].split(")")[0] for line in lines] == ["TopK", "Temperature", "Typical"]
+
+
 def test_a_stop_string_ends_the_text():
     run = decodestep("generate", "What is the capital of France?", "--greedy", "--stop", " is")
     assert run.stdout == "The capital of France\n"
@@ -67,6 +77,7 @@ def test_a_stop_string_ends_the_text():
 @pytest.mark.parametrize("arguments", [
     [], ["--top-p", "1.7"], ["--seed", "-1"], ["--seed", str(2**64)], ["--temperature", "nan"], ["--top-k", "x"],
     ["--max-new-tokens", "0"], ["--threads", "0"], ["--dtype", "int2"], ["--stop", ""], ["--no-such-option"],
+    ["--samplers", "beam"], ["--samplers", "top_k", "--top-p", "0.5"], ["--logprobs", "-1"],
 ])
 def test_a_wrong_request_exits_with_2(arguments):
     prompt = ["Hi"] if arguments else [""]

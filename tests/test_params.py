@@ -9,18 +9,61 @@ import pytest
 
 from decodestep import SamplingParams
 
+NOT_A_BOOL = [None, 1, "yes"]
+NOT_A_COUNT = [-1, 1.5, True, "3", None]
+NOT_A_SHARE = [-0.1, 1.7, math.nan, None]
+NOT_IDS = [(-1,), (0.5,), 5, "ab", (True,)]
 BAD = {
     "max_new_tokens": [0, -1, 1.5, True, "3"],
-    "do_sample": [None, 1],
-    "temperature": [-0.1, math.nan, math.inf, "1", None],
-    "top_k": [-1, 1.0, True],
-    "top_p": [-0.1, 1.7, math.nan, None],
-    "min_p": [-0.1, 1.1, math.nan],
-    "repetition_penalty": [0, -1.0, math.inf],
-    "seed": [-1, 2**64, 0.5, True, None],
+    "min_length": NOT_A_COUNT,
+    "min_new_tokens": NOT_A_COUNT,
+    "min_tokens": NOT_A_COUNT,
+    "ignore_eos": NOT_A_BOOL,
+    "stop_token_ids": NOT_IDS,
     "stop_strings": [("",), (1,), ["a", ""], ""],
     "max_time": [0, -1, math.nan, math.inf],
-    "ignore_eos": [0],
+    "repetition_penalty": [0, -1.0, math.inf, None],
+    "presence_penalty": [math.nan, math.inf, None],
+    "frequency_penalty": [math.nan, math.inf, None],
+    "no_repeat_ngram_size": NOT_A_COUNT,
+    "dry_multiplier": [-1, math.nan],
+    "dry_base": [0.5, math.inf],
+    "dry_allowed_length": [0, 1.5],
+    "dry_range": NOT_A_COUNT,
+    "dry_sequence_breakers": NOT_IDS,
+    "sequence_bias": [{(): 1.0}, {(1,): math.nan}, {1: 1.0}, [1]],
+    "logit_bias": [{-1: 1.0}, {1: math.inf}, {"1": 1.0}, [1]],
+    "bad_words_ids": [((),), ((-1,),), (1,), 5],
+    "suppress_tokens": NOT_IDS,
+    "begin_suppress_tokens": NOT_IDS,
+    "allowed_token_ids": [(), *NOT_IDS],
+    "forced_bos_token_id": [-1, 1.5, (1,)],
+    "forced_eos_token_id": [-1, (), (0.5,)],
+    "exponential_decay_length_penalty": [(1,), (-1, 1.0), (1, 0.0), 5],
+    "temperature": [-0.1, math.nan, math.inf, "1", None],
+    "top_k": NOT_A_COUNT,
+    "top_p": NOT_A_SHARE,
+    "min_p": NOT_A_SHARE,
+    "top_h": [0, *NOT_A_SHARE],
+    "typical_p": [0, *NOT_A_SHARE],
+    "epsilon_cutoff": [1, *NOT_A_SHARE],
+    "eta_cutoff": [1, *NOT_A_SHARE],
+    "top_n_sigma": [-1, math.nan],
+    "xtc_probability": NOT_A_SHARE,
+    "xtc_threshold": NOT_A_SHARE,
+    "samplers": [("top_k", "top_k"), ("beam",), "top_kk", 5],
+    "remove_invalid_values": NOT_A_BOOL,
+    "renormalize_logits": NOT_A_BOOL,
+    "watermarking_config": [5, "x"],
+    "do_sample": NOT_A_BOOL,
+    "seed": [-1, 2**64, 0.5, True, None],
+    "logprobs": [-1, 1.5, True],
+    "num_beams": [0, 1.5],
+    "num_beam_groups": [0, 2],
+    "diversity_penalty": [-1, math.nan],
+    "length_penalty": [math.nan, None],
+    "early_stopping": [1, "always", None],
+    "num_return_sequences": [0, 2],
 }
 
 
@@ -48,3 +91,17 @@ def test_greedy():
     assert SamplingParams(do_sample=False).greedy
     assert SamplingParams(temperature=0).greedy
     assert not SamplingParams().greedy
+
+
+def test_samplers_must_name_what_is_set():
+    assert SamplingParams(top_k=3, samplers=["top_k", "temperature"]).active_samplers == ("top_k",)
+    with pytest.raises(ValueError, match="one that names top_p"):
+        SamplingParams(top_k=3, top_p=0.5, samplers=["top_k"])
+    assert SamplingParams(top_k=3, temperature=0.5).active_samplers == ("temperature", "top_k")
+    assert SamplingParams(top_k=3, do_sample=False).active_samplers == ()
+
+
+def test_beam_groups_need_a_penalty():
+    SamplingParams(num_beams=4, num_beam_groups=2, diversity_penalty=0.5)
+    with pytest.raises(ValueError, match="diversity_penalty must be > 0"):
+        SamplingParams(num_beams=4, num_beam_groups=2)

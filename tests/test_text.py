@@ -1,11 +1,14 @@
-"""TextStream: whole characters, and stop strings wherever the tokens fall."""
+"""TextStream: whole characters, and stop strings wherever the tokens fall; the automaton that finds them."""
 
 from __future__ import annotations
 
+import codecs
+
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from decodestep.text import TextStream
+from decodestep.text import StopAutomaton, TextStream
 
 
 def stream(pieces: list[bytes], stops: tuple[str, ...] = ()) -> tuple[list[str], TextStream]:
@@ -66,3 +69,81 @@ def test_equals_cutting_the_whole_text(text, stops, sizes):
             want = whole[: min(found)]
             break
     assert "".join(out) == result.text == want
+
+
+def test_what_ends_first_cuts_and_of_several_the_longest():
+    assert StopAutomaton(["bcd", "abcde", "cd", "d"]).feed(b"xabcde") == [(2, 5), (1, 6)]
+    assert StopAutomaton(["aab"]).feed(b"aaab") == [(1, 4)]
+    assert StopAutomaton([]).feed(b"abc") == []
+    assert stream([b"xabcd", b"e"], ("bcd", "abcde", "d"))[1].text == "xa"
+    assert stream([b"xabcde"], ("bcd", "abcde", "d"))[1].text == "x"  # within a token, what begins first
+
+
+def test_a_character_cut_short_before_a_stop_string_comes_out_at_once():
+    assert stream([b"\xe4\xbd", b"S", b"TOP"], ("STOP",))[0] == ["", "\ufffd", "", ""]
+    assert stream([b"\xe4\xbd", b"S", b"T", b"\xa0"], ("STOP",))[0] == ["", "\ufffd", "", "ST\ufffd", ""]
+
+
+def test_nothing_follows_a_stop_string():
+    text = stream([b"ab", b"c"], ("b",))[1]
+    assert text.push(1) == text.finish() == ""
+    assert text.text == "a"
+
+
+def test_a_stop_string_may_be_long_and_almost_there_for_long():
+    stop = "a" * 5000 + "b"
+    out, text = stream([b"aa"] * 20000 + [b"b!"], (stop,))
+    assert text.stopped and text.text == "a" * 35000
+    assert out[:2500] == [""] * 2500 and out[2500:2503] == ["aa"] * 3
+
+
+# Few bytes, so that strings overlap, share starts and ends, and so that characters are cut short and bytes are no UTF-8.
+STOPS = st.lists(st.text(alphabet="ab\u00e9\u00e8\u4f60\U0001f600", min_size=1, max_size=4), max_size=4)
+PIECES = st.lists(st.one_of(
+    st.text(alphabet="ab\u00e9\u00e8\u4f60\U0001f600", max_size=5).map(str.encode),
+    st.lists(st.sampled_from(b"ab\xc3\xa9\xa8\xe4\xbd\xa0\xf0\x9f\x98\x80\xff"), max_size=4).map(bytes),
+), max_size=12)
+
+
+@given(STOPS, PIECES)
+def test_the_automaton_finds_what_ends_at_each_byte(stops, pieces):
+    automaton, seen = StopAutomaton(stops), b""
+    for piece in pieces:
+        want = []
+        for byte in piece:
+            seen += bytes([byte])
+            ending = [len(stop.encode()) for stop in stops if seen.endswith(stop.encode())]
+            want += [(len(seen) - max(ending), len(seen))] if ending else []
+        assert automaton.feed(piece) == want
+        starts = {stop.encode()[:n] for stop in stops for n in range(len(stop.encode()) + 1)} | {b""}
+        assert automaton.possible == max(n for n in range(len(seen) + 1) if seen[len(seen) - n :] in starts)
+
+
+@given(STOPS, PIECES)
+def test_streaming_holds_back_what_may_still_stop_and_no_more(stops, pieces):
+    text, seen, shown = TextStream(pieces.__getitem__, stops), b"", ""
+    ends = [stop.encode() for stop in stops]
+    for token, piece in enumerate(pieces):
+        seen += piece
+        shown += text.push(token)
+        cuts = [seen.find(stop) for stop in ends if stop in seen]
+        assert text.stopped == bool(cuts)
+        if cuts:
+            assert shown == seen[: min(cuts)].decode("utf-8", "replace")
+            break
+        held = max((n for stop in ends for n in range(1, len(stop)) if seen.endswith(stop[:n])), default=0)
+        sure = seen[: len(seen) - held]
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        assert shown == (sure.decode("utf-8", "replace") if held else decoder.decode(sure))
+    else:
+        assert shown + text.finish() == seen.decode("utf-8", "replace")
+    assert text.finish() == ""
+
+
+@pytest.mark.parametrize(("given_", "rule"), [
+    (["a", ""], "strings must be non-empty strings; got ''"), ([b"a"], "strings must be non-empty strings; got b'a'"),
+    (["\ud800"], "strings must be such as UTF-8 can hold; got "),
+])
+def test_refusals(given_, rule):
+    with pytest.raises(ValueError, match=f"^StopAutomaton: {rule}"):
+        TextStream(lambda token: b"", given_)

@@ -149,8 +149,8 @@ _ILLEGAL: tuple[tuple[frozenset[str], frozenset[str], str], ...] = (
         frozenset({"guidance"}),
         "guidance compares the model's own scores and comes first",
     ),
-    (frozenset({"mask", "filter", "force"}), frozenset({"repair"}), "it would bring back what was forbidden"),
-    (frozenset({"filter"}), frozenset({"force"}), "it could bring back what was filtered"),
+    # transformers' own order has repair behind the masks: what they forbid becomes the lowest finite score.
+    (frozenset({"filter"}), frozenset({"repair", "force"}), "it would bring back what was filtered"),
     (
         frozenset({"normalise"}),
         frozenset({"patch", "mask", "force", "repair", "scale", "filter", "normalise"}),

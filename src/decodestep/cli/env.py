@@ -27,9 +27,9 @@ def run(options: argparse.Namespace) -> int:
         print(json.dumps(facts))
         return 0
     for name, value in facts.items():
-        if isinstance(value, dict):
-            value = "  ".join(f"{key} {item}" for key, item in value.items())
-        print(f"{name:<12}{value}")
+        lines = [f"{key:<20}{item}" for key, item in value.items()] if isinstance(value, dict) else [str(value)]
+        for i, line in enumerate(lines):
+            print(f"{name if i == 0 else '':<12}{line}")
     return 0
 
 

@@ -1,0 +1,51 @@
+"""Other people's requests: transformers' GenerationConfig and OpenAI's bodies."""
+
+from __future__ import annotations
+
+import pytest
+
+from decodestep import SamplingParams
+
+
+def test_generation_config_follows_transformers():
+    from transformers import GenerationConfig
+
+    assert SamplingParams.from_generation_config(GenerationConfig()) == SamplingParams(do_sample=False)
+    sampled = SamplingParams.from_generation_config(GenerationConfig(do_sample=True, top_p=0.9, max_new_tokens=5))
+    assert sampled == SamplingParams(top_k=50, top_p=0.9, max_new_tokens=5)
+    assert SamplingParams.from_generation_config(GenerationConfig(do_sample=True, top_k=0), seed=3) == SamplingParams(seed=3)
+    beams = GenerationConfig(num_beams=4, early_stopping=True, length_penalty=0.5, stop_strings="x")
+    assert SamplingParams.from_generation_config(beams).num_beams == 4
+
+
+@pytest.mark.parametrize("field", [{"penalty_alpha": 0.6}, {"guidance_scale": 2.0}, {"constraints": [1]}, {"dola_layers": "high"},
+                                   {"nonsense": 1}])
+def test_generation_config_fields_that_are_not_done_are_errors(field):
+    with pytest.raises(ValueError, match=f"understood; got {next(iter(field))}"):
+        SamplingParams.from_generation_config({"do_sample": True, **field})
+
+
+def test_openai_bodies():
+    body = {
+        "model": "m", "messages": [], "temperature": 0.5, "top_p": 0.9, "max_completion_tokens": 7, "stop": ["a", "b"], "n": 1,
+        "logit_bias": {"5": -100, "7": 2.5}, "seed": 9, "presence_penalty": -2, "logprobs": True, "top_logprobs": 4, "user": "u",
+        "top_k": 40,
+    }
+    assert SamplingParams.from_openai(body) == SamplingParams(
+        temperature=0.5, top_p=0.9, max_new_tokens=7, stop_strings=("a", "b"), logit_bias={5: -100.0, 7: 2.5}, seed=9,
+        presence_penalty=-2, logprobs=4, top_k=40,
+    )
+    assert SamplingParams.from_openai({"logprobs": 2, "max_tokens": 3}) == SamplingParams(logprobs=2, max_new_tokens=3)
+    assert SamplingParams.from_openai({"logprobs": True}).logprobs == 0
+    assert SamplingParams.from_openai({"logprobs": False, "stop": None}) == SamplingParams()
+
+
+@pytest.mark.parametrize(
+    "body",
+    [{"best_of": 2}, {"response_format": {}}, {"n": 2}, {"temperature": 2.1}, {"presence_penalty": -2.5}, {"logit_bias": {"x": 1}},
+     {"logit_bias": {"5": 101}}, {"logit_bias": [1]}, {"top_logprobs": 3}, {"logprobs": True, "top_logprobs": 21},
+     {"logprobs": "yes"}, {"tools": []}],
+)
+def test_openai_bodies_that_are_not_understood_are_errors(body):
+    with pytest.raises(ValueError, match=f"^from_openai: .*; got .*"):
+        SamplingParams.from_openai(body)

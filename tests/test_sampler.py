@@ -1,0 +1,266 @@
+"""Sampler: heterogeneous batches, rows that come and go, every way of ending, transformers' chain behind `processed`."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import decodestep as ds
+from decodestep import Sampler, SamplingParams
+from decodestep.chain import processors_of
+
+VOCAB = 80
+EOS = 2
+
+
+def logits_of(rng, batch=1):
+    return (rng.standard_normal((batch, VOCAB)) * 3).astype(np.float32)
+
+
+def random_params(rng):
+    maybe = lambda value, neutral: value if rng.random() < 0.35 else neutral  # noqa: E731
+    some = lambda n: tuple(int(i) for i in rng.choice(VOCAB, n, replace=False))  # noqa: E731
+    return SamplingParams(
+        do_sample=rng.random() < 0.8,
+        temperature=maybe(float(rng.uniform(0.3, 1.8)), 1.0),
+        top_k=maybe(int(rng.integers(1, 50)), 0),
+        top_p=maybe(float(rng.uniform(0.2, 0.99)), 1.0),
+        min_p=maybe(float(rng.uniform(0.0, 0.3)), 0.0),
+        typical_p=maybe(float(rng.uniform(0.3, 0.95)), 1.0),
+        top_h=maybe(0.8, 1.0),
+        epsilon_cutoff=maybe(0.01, 0.0),
+        eta_cutoff=maybe(0.01, 0.0),
+        top_n_sigma=maybe(2.0, 0.0),
+        xtc_probability=maybe(0.5, 0.0),
+        repetition_penalty=maybe(float(rng.uniform(0.8, 1.5)), 1.0),
+        presence_penalty=maybe(0.4, 0.0),
+        frequency_penalty=maybe(0.2, 0.0),
+        dry_multiplier=maybe(0.7, 0.0),
+        no_repeat_ngram_size=maybe(2, 0),
+        min_new_tokens=maybe(4, 0),
+        logit_bias=maybe({5: 2.0, 7: -3.0}, None),
+        bad_words_ids=maybe((some(1), some(2)), ()),
+        suppress_tokens=maybe(some(3), ()),
+        begin_suppress_tokens=maybe(some(3), ()),
+        allowed_token_ids=maybe(some(60), None),
+        remove_invalid_values=bool(rng.random() < 0.2),
+        renormalize_logits=bool(rng.random() < 0.2),
+        stop_token_ids=maybe(some(2), ()),
+        max_new_tokens=maybe(int(rng.integers(1, 12)), None),
+        logprobs=maybe(3, None),
+        seed=int(rng.integers(0, 2**63)),
+    )
+
+
+def alone(params, prompt, rows):
+    """A row's tokens when it is by itself: `rows` are the logits of its steps."""
+    sampler = Sampler(params, vocab_size=VOCAB, eos_token_id=EOS, prompt_ids=[prompt])
+    out = []
+    for row in rows:
+        result = sampler.step(row[None])
+        out.append(int(result.tokens[0]))
+        if result.done[0]:
+            break
+    return out, result.reason[0]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 2**32))
+def test_a_row_is_the_same_whoever_comes_and_goes(seed):
+    rng = np.random.default_rng(seed)
+    everyone = [(random_params(rng), rng.integers(0, VOCAB, rng.integers(0, 6)).tolist()) for _ in range(6)]
+    own = [[logits_of(rng)[0] for _ in range(10)] for _ in everyone]
+    sampler = Sampler([], vocab_size=VOCAB, eos_token_id=EOS, prompt_ids=[])
+    inside, taken, ended = [], [[] for _ in everyone], {}
+    for _ in range(30):
+        for i in range(len(everyone)):
+            if i not in inside and i not in ended and rng.random() < 0.4:
+                sampler.add(*everyone[i])
+                inside.append(i)
+        if not inside:
+            continue
+        result = sampler.step(np.stack([own[i][len(taken[i])] for i in inside]))
+        for place, i in reversed(list(enumerate(inside))):
+            taken[i].append(int(result.tokens[place]))
+            if result.done[place] or len(taken[i]) == 10:
+                ended[i] = result.reason[place]
+                sampler.remove(place)
+                inside.remove(i)
+    for i in ended:
+        assert (taken[i], ended[i]) == alone(*everyone[i], own[i])
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.integers(0, 2**32))
+def test_processed_is_what_the_chain_of_classes_gives(seed):
+    rng = np.random.default_rng(seed)
+    params = [random_params(rng) for _ in range(3)]
+    prompts = [rng.integers(0, VOCAB, rng.integers(1, 9)).tolist() for _ in params]
+    logits = logits_of(rng, 3).astype(np.float64)
+    sampler = Sampler(params, vocab_size=VOCAB, eos_token_id=EOS, prompt_ids=prompts)
+    got = sampler.processed(logits)
+    for b, (row, prompt) in enumerate(zip(params, prompts, strict=True)):
+        scores = logits[b : b + 1]
+        try:
+            for c in processors_of(row, prompt_length=len(prompt), vocab_size=VOCAB, eos_token_ids={EOS}):
+                scores = c(np.array([prompt]), scores)
+        except ValueError:
+            assert not np.isfinite(got[b]).any()
+            continue
+        scores = np.where(np.isnan(scores), -np.inf, scores)
+        np.testing.assert_array_equal(np.isfinite(got[b]), np.isfinite(scores[0]))
+        np.testing.assert_allclose(got[b], scores[0], rtol=1e-9, atol=1e-9)
+
+
+def test_the_default_order_is_that_of_transformers():
+    from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
+
+    tiny = LlamaForCausalLM(LlamaConfig(vocab_size=VOCAB, hidden_size=8, intermediate_size=8, num_hidden_layers=1,
+                                        num_attention_heads=1, num_key_value_heads=1))
+    settings_ = {
+        "do_sample": True, "repetition_penalty": 1.2, "no_repeat_ngram_size": 3, "bad_words_ids": [[5]], "min_length": 9,
+        "min_new_tokens": 4, "forced_bos_token_id": 1, "forced_eos_token_id": 2, "remove_invalid_values": True,
+        "exponential_decay_length_penalty": (3, 1.1), "suppress_tokens": [7], "begin_suppress_tokens": [8],
+        "sequence_bias": [[[4, 3], 1.0]], "temperature": 0.7, "top_h": 0.9, "top_k": 20, "top_p": 0.9, "min_p": 0.1,
+        "typical_p": 0.9, "epsilon_cutoff": 0.01, "eta_cutoff": 0.01, "renormalize_logits": True, "max_new_tokens": 10,
+        "watermarking_config": {"bias": 1.5},
+    }
+    config = GenerationConfig(**settings_, eos_token_id=2, pad_token_id=0)
+    config._eos_token_tensor = torch.tensor([2])
+    config.max_length = 14
+    theirs = tiny._get_logits_processor(config, input_ids_seq_length=4, encoder_input_ids=torch.zeros((1, 4), dtype=torch.long),
+                                        logits_processor=[], device="cpu")
+    params = SamplingParams.from_generation_config(GenerationConfig(**settings_))
+    ours = processors_of(params, prompt_length=4, vocab_size=VOCAB, eos_token_ids={2})
+    assert [type(c).__name__ for c in ours] == [type(c).__name__ for c in theirs]
+    Sampler(params, vocab_size=VOCAB, eos_token_id=2, prompt_ids=[[1, 2, 3, 4]])
+
+
+def row(**params):
+    return Sampler(SamplingParams(**params), vocab_size=VOCAB, eos_token_id=[EOS, 3], prompt_ids=[[9, 9]],
+                   token_bytes=lambda token: bytes([97 + token % 26]))
+
+
+def peak(token):
+    logits = np.zeros((1, VOCAB), np.float32)
+    logits[0, token] = 50
+    return logits
+
+
+@pytest.mark.parametrize(
+    ("params", "tokens", "reason"),
+    [
+        ({}, [5, EOS], "eos"),
+        ({}, [3], "eos"),
+        ({"ignore_eos": True, "max_new_tokens": 2}, [EOS, 3], "length"),
+        ({"stop_token_ids": [7]}, [5, 7], "stop"),
+        ({"max_new_tokens": 1}, [5], "length"),
+        ({"max_new_tokens": 1}, [EOS], "eos"),
+        ({"stop_strings": "bc"}, [1, 2 + 26], "stop"),
+        ({"max_time": 1e-9}, [5], "time"),
+    ],
+)
+def test_every_way_of_ending(params, tokens, reason):
+    sampler = row(do_sample=False, **params)
+    for token in tokens[:-1]:
+        assert not sampler.step(peak(token)).done[0]
+    result = sampler.step(peak(tokens[-1]))
+    assert result.tokens.tolist() == tokens[-1:]
+    assert (bool(result.done[0]), result.reason[0]) == (True, reason)
+    after = sampler.step(peak(5))
+    assert after.tokens.tolist() == [-1]
+    assert after.reason[0] == reason
+
+
+def test_min_tokens_holds_back_every_end():
+    sampler = row(do_sample=False, min_tokens=2, stop_token_ids=[7])
+    for _ in range(2):
+        logits = peak(EOS) + peak(3) + peak(7)
+        assert sampler.step(logits).tokens[0] not in (EOS, 3, 7)
+    assert sampler.step(peak(EOS)).reason[0] == "eos"
+
+
+@pytest.mark.parametrize("logits", [np.full((1, VOCAB), -np.inf), np.full((1, VOCAB), np.nan)])
+def test_a_row_without_a_candidate_ends_and_says_so(logits):
+    for greedy in (True, False):
+        result = row(do_sample=not greedy, top_p=0.5).step(logits.astype(np.float32))
+        assert (result.tokens.tolist(), result.reason) == ([-1], ("no_candidate",))
+
+
+def test_contradictory_constraints_end_the_row_and_never_draw_what_is_banned():
+    sampler = row(allowed_token_ids=[5, 6], suppress_tokens=[5, 6])
+    assert sampler.step(peak(5)).reason == ("no_candidate",)
+    narrow = row(allowed_token_ids=[5, 6], bad_words_ids=[[5]], top_k=3)
+    assert {int(narrow.step(peak(5)).tokens[0]) for _ in range(20)} == {6}
+
+
+def test_torch_and_half_precision():
+    logits = torch.randn(2, VOCAB, generator=torch.Generator().manual_seed(0))
+    params = [SamplingParams(seed=1, top_k=9), SamplingParams(seed=2, logprobs=1)]
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        ours = Sampler(params, vocab_size=VOCAB).step(logits.to(dtype))
+        assert isinstance(ours.tokens, torch.Tensor)
+        plain = Sampler(params, vocab_size=VOCAB).step(logits.to(dtype).float().numpy())
+        assert ours.tokens.tolist() == plain.tokens.tolist()
+
+
+def test_a_users_own_processor_stands_before_the_temperature():
+    seen = []
+
+    def own(input_ids, scores):
+        seen.append((input_ids.tolist(), float(scores[0, 5])))
+        return scores
+
+    sampler = Sampler(SamplingParams(temperature=0.5, repetition_penalty=2.0), vocab_size=VOCAB, prompt_ids=[[5]], processors=[own])
+    sampler.step(peak(5))
+    assert seen == [([[5]], 25.0)]
+    assert "own" in sampler.explain()
+
+
+def test_samplers_choose_the_order():
+    names = ("top_p", "temperature")
+    given_ = SamplingParams(temperature=0.2, top_p=0.6, samplers=names)
+    logits = np.log(np.array([[0.4, 0.3, 0.2, 0.1]], np.float32))
+    kept = lambda params: int(np.isfinite(Sampler(params, vocab_size=4).processed(logits)).sum())  # noqa: E731
+    assert kept(given_) == 2
+    assert kept(SamplingParams(temperature=0.2, top_p=0.6)) == 1
+
+
+def test_explain_tells_rows_of_one_plan_together():
+    text = Sampler([SamplingParams(top_k=3), SamplingParams(), SamplingParams(top_k=3)], vocab_size=VOCAB).explain()
+    assert text.splitlines()[0] == "row 0, 2"
+    assert "TopKLogitsWarper(top_k=3)" in text
+
+
+BAD = [
+    ("vocab_size", {"vocab_size": 0}),
+    ("eos_token_id", {"eos_token_id": VOCAB}),
+    ("prompt_ids", {"prompt_ids": [[VOCAB]]}),
+    ("prompt_ids", {"prompt_ids": [[-1]]}),
+    ("params", {"params": [SamplingParams()] * 2, "prompt_ids": [[1]]}),
+    ("token_bytes", {"params": SamplingParams(stop_strings="x")}),
+    ("allowed_token_ids", {"params": SamplingParams(allowed_token_ids=[VOCAB])}),
+    ("logit_bias", {"params": SamplingParams(logit_bias={VOCAB: 1.0})}),
+    ("bad_words_ids", {"params": SamplingParams(bad_words_ids=[[1, VOCAB]])}),
+    ("stop_token_ids", {"params": SamplingParams(stop_token_ids=[VOCAB])}),
+]
+
+
+@pytest.mark.parametrize(("name", "options"), BAD)
+def test_refuses(name, options):
+    options = {"params": SamplingParams(), "vocab_size": VOCAB, **options}
+    with pytest.raises(ValueError, match=rf"^Sampler: {name} must be .*; got "):
+        Sampler(options.pop("params"), **options)
+
+
+def test_refuses_logits_of_another_shape_and_rows_that_are_not_there():
+    sampler = Sampler(SamplingParams(), vocab_size=VOCAB, prompt_ids=[[1]])
+    for shape in ((2, VOCAB), (1, VOCAB - 1), (VOCAB,)):
+        with pytest.raises(ValueError, match="^Sampler: logits must be of shape 1x80"):
+            sampler.step(np.zeros(shape, np.float32))
+    with pytest.raises(ValueError, match="^Sampler: index must be"):
+        sampler.remove(1)
+    assert ds.Sampler is Sampler
