@@ -49,11 +49,11 @@ def nz_weight(w: np.ndarray) -> np.ndarray:
 def make(rng: np.random.Generator, scenario: str = "NO_QUANT", mode: str = "PA_BSND", merged: bool = True, *, B: int = 3,
          S: int = 3, He: int = 48, Hcq: int = 32, N: int = 2, D: int = 16, Hckv: int = 64, Dr: int = 32, block: int = 4,
          blocks: int = 8, real: Any = BF16, smooth: bool = True, nz_weights: bool = False, lengths: Any = None,
-         negative: bool = True) -> dict[str, Any]:
+         negative: bool = True, tiles: int = 2) -> dict[str, Any]:
     """The arguments of mla_prolog_v3; caches hold random bits."""
     token8, uq8, kv, modes = SCENARIOS[scenario]
     if kv == "tile":
-        Hckv = 256
+        Hckv = 128 * tiles
     lengths = list(lengths) if lengths is not None else [S] * B
     T = sum(lengths)
     axes = (T,) if merged else (B, S)

@@ -130,3 +130,42 @@ def test_profile_names_the_operators_at_work(model):
     native = {op for op, backend in profile.costs if backend == "cpu"}
     assert {"mla_prolog", "mla_attention", "linear", "rms_norm", "swiglu"} <= native
     assert profile.costs["decode_step", "reference"].calls == 2
+
+
+def test_beams(model):
+    greedy = run(model, [STORY], SamplingParams(do_sample=False, max_new_tokens=6))[0]
+    wide = SamplingParams(do_sample=False, max_new_tokens=6, num_beams=3, num_return_sequences=2)
+    pieces = []
+    first, best, second, last = run(model, [STORY, STORY, STORY], SamplingParams(do_sample=False, max_new_tokens=6), wide,
+                                    SamplingParams(do_sample=False, max_new_tokens=6),
+                                    stream=lambda row, piece: pieces.append((row, piece)))
+    assert first == last == greedy
+    assert best.text != second.text
+    assert (1, best.text) in pieces
+
+    def score(completion):
+        ids = completion.prompt_token_ids + completion.token_ids
+        logits = model.logits(ids).astype(np.float64)[len(completion.prompt_token_ids) - 1 : -1]
+        shifted = logits - logits.max(1, keepdims=True)
+        return (shifted - np.log(np.exp(shifted).sum(1, keepdims=True)))[np.arange(len(completion.token_ids)), completion.token_ids].sum()
+
+    assert score(best) >= score(second)
+    assert score(best) >= score(greedy)
+
+
+def test_beams_stop_too(model):
+    chat = [{"role": "user", "content": "What is the capital of France?"}]
+    done = run(model, [chat], SamplingParams(do_sample=False, num_beams=2, stop_strings=["Paris"], max_new_tokens=20))[0]
+    assert "Paris" not in done.text
+    assert done.finish_reason in ("stop", "eos")
+    groups = SamplingParams(do_sample=False, num_beams=4, num_beam_groups=2, diversity_penalty=5.0, max_new_tokens=4, num_return_sequences=4)
+    assert len({tuple(c.token_ids) for c in run(model, [chat], groups)}) == 4
+
+
+def test_log_probabilities_sum_to_what_the_model_says(model):
+    done = run(model, [STORY], SamplingParams(do_sample=False, max_new_tokens=3, logprobs=2))[0]
+    logits = model.logits(done.prompt_token_ids + done.token_ids)
+    for step, (token, got) in enumerate(zip(done.token_ids, done.logprobs, strict=True)):
+        row = logits[len(done.prompt_token_ids) - 1 + step].astype(np.float64)
+        assert got.raw == pytest.approx(row[token] - row.max() - np.log(np.exp(row - row.max()).sum()), abs=1e-6)
+        assert got.top_raw[0][0] == token

@@ -19,6 +19,7 @@ from onnx.reference import ReferenceEvaluator
 
 import decodestep as ds
 from decodestep.integrations.onnx import TensorScatter
+from vectors.read import cases as cases_of
 
 BACKENDS = ["cpu", "reference"]
 MODES = ["linear", "circular"]
@@ -395,6 +396,22 @@ def test_profile_counts_the_copy() -> None:
     assert {key: cost.calls for key, cost in profile.costs.items()} == {
         ("tensor_scatter", "cpu"): 1, ("tensor_scatter", "reference"): 1,
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("case", cases_of("tensor_scatter"), ids=lambda case: case[0])
+def test_vectors(case: Any) -> None:
+    _, call, inputs, outputs = case
+    arguments = {**inputs, **call["arguments"]}
+    for backend in ("auto", "reference"):
+        if "refused" in call:
+            with pytest.raises(ValueError, match=f"^tensor_scatter: {call['refused']} must be"):
+                ds.tensor_scatter(**arguments, backend=backend)
+        else:
+            assert_same(ds.tensor_scatter(**arguments, backend=backend), outputs["present_cache"])
+    if outputs:
+        axis, mode = arguments.get("axis", -2), arguments.get("mode", "linear")
+        starts = inputs.get("write_indices")
+        assert_same(outputs["present_cache"], oracle(inputs["past_cache"], inputs["update"], starts, axis, mode))
 
 
 def model(tensor_type: int, rank: int, axis: int, mode: str) -> onnx.ModelProto:

@@ -10,6 +10,7 @@ if TYPE_CHECKING:
     from decodestep import processors as processors
     from decodestep import random as random
     from decodestep import stopping as stopping
+    from decodestep.beams import beam_search as beam_search
     from decodestep.dispatch import profile as profile
     from decodestep.dispatch import use_threads as use_threads
     from decodestep.generation import Completion as Completion
@@ -52,6 +53,7 @@ _HOME = {
     "SamplingParams": "params",
     "StepResult": "sampler",
     "apply_top_k_top_p": "ops.top_k_top_p_sample",
+    "beam_search": "beams",
     "cache_from_nz": "ops.mla_prolog",
     "cache_to_nz": "ops.mla_prolog",
     "decode_step": "ops.decode_step",

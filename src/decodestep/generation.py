@@ -8,13 +8,16 @@ from typing import Any
 
 import numpy as np
 
+from decodestep.beams import beam_search
 from decodestep.cache import LatentCache
 from decodestep.checks import is_int, refuse, require
 from decodestep.dispatch import use_threads
 from decodestep.models import PREFILL_BLOCK, Model
+from decodestep.models.beam_logits import BeamLogits
 from decodestep.ops.decode_step import TokenLogprobs
 from decodestep.params import SamplingParams
-from decodestep.sampler import Sampler
+from decodestep.sampler import Row, Sampler
+from decodestep.text import TextStream
 
 _OP = "generate"
 
@@ -63,7 +66,9 @@ def generate(
     stream: called as stream(row, piece) for every token, on the calling thread, with the whole characters that it adds
         to the row's text (often ""). Returning False ends the row.
 
-    Returns a `Completion` for each prompt, in order. A row's tokens depend on its prompt and its params alone: the same
+    A row whose params have num_beams > 1 is searched by itself (`decodestep.beams`), and streamed once, at its end.
+
+    Returns a `Completion` for each prompt, in order; of a beam search num_return_sequences of them, best first. A row's tokens depend on its prompt and its params alone: the same
     seed gives the same text in any batch, on any number of threads.
     Raises ValueError, before any work, for an empty prompt, one longer than the context, or an id outside the vocabulary.
     """
@@ -71,27 +76,89 @@ def generate(
     each = [params or SamplingParams()] * len(given) if isinstance(params, SamplingParams | None) else list(params)
     require(len(each) == len(given), _OP, "params", f"one or {len(given)}", f"{len(each)}")
     ids = [_token_ids(model, prompt) for prompt in given]
+    each = [_within_context(model, row, p) for row, p in zip(ids, each, strict=True)]
+    sampled = [i for i, p in enumerate(each) if p.num_beams == 1]
     sampler = Sampler(
-        [_within_context(model, row, p) for row, p in zip(ids, each, strict=True)],
+        [each[i] for i in sampled],
         vocab_size=model.config.vocab_size,
         eos_token_id=model.tokenizer.end_token_ids,
-        prompt_ids=ids,
+        prompt_ids=[ids[i] for i in sampled],
         processors=processors,
         token_bytes=model.tokenizer.token_bytes,
     )
-    rows = list(sampler.rows)
+    rows = dict(zip(sampled, sampler.rows, strict=True))
     with use_threads(model.threads):
-        _run(model, sampler, stream)
-    return [
-        Completion(
-            row.text.text if row.text else "",
-            row.history.tokens[len(prompt) :],
-            prompt,
-            row.reason,
-            row.logprobs if row.params.logprobs is not None else None,
-        )
-        for row, prompt in zip(rows, ids, strict=True)
-    ]
+        _run(model, sampler, None if stream is None else lambda row, piece: stream(sampled[row], piece))
+        return [
+            completion
+            for i, p in enumerate(each)
+            for completion in (
+                [_completion(rows[i], ids[i])] if i in rows else _searched(model, ids[i], p, processors, stream, i)
+            )
+        ]
+
+
+def _completion(row: Row, prompt: list[int]) -> Completion:
+    tokens = row.history.tokens[len(prompt) :]
+    logprobs = row.logprobs if row.params.logprobs is not None else None
+    return Completion(row.text.text if row.text else "", tokens, prompt, row.reason, logprobs)
+
+
+def _searched(
+    model: Model,
+    prompt: list[int],
+    params: SamplingParams,
+    processors: Sequence[Callable[..., Any]],
+    stream: Stream | None,
+    index: int,
+) -> list[Completion]:
+    """The best beams of a prompt, best first."""
+    ends = frozenset() if params.ignore_eos else model.tokenizer.end_token_ids
+    row = Sampler(
+        params,
+        vocab_size=model.config.vocab_size,
+        eos_token_id=model.tokenizer.end_token_ids,
+        prompt_ids=[prompt],
+        processors=processors,
+        token_bytes=model.tokenizer.token_bytes,
+    ).rows[0]
+
+    def text_of(tokens: list[int]) -> TextStream:
+        text = TextStream(model.tokenizer.token_bytes, params.stop_strings)
+        for token in tokens:
+            text.push(token)
+        return text
+
+    def stop(tokens: list[int]) -> bool:
+        return row.late() or tokens[-1] in params.stop_token_ids or (bool(params.stop_strings) and text_of(tokens).stopped)
+
+    length = params.max_new_tokens or 1
+    found = beam_search(
+        BeamLogits(model, params.num_beams, len(prompt) + length),
+        prompt,
+        vocab_size=model.config.vocab_size,
+        max_new_tokens=length,
+        num_beams=params.num_beams,
+        eos_token_ids=ends,
+        num_beam_groups=params.num_beam_groups,
+        diversity_penalty=params.diversity_penalty,
+        length_penalty=params.length_penalty,
+        early_stopping=params.early_stopping,
+        num_return_sequences=params.num_return_sequences,
+        processors=row.plan.processors,
+        do_sample=not params.greedy,
+        seed=params.seed,
+        stop=stop,
+    )
+    completions = []
+    for beam in found:
+        text = text_of(beam.token_ids)
+        text.finish()
+        ended = "eos" if beam.token_ids[-1] in ends else "time" if row.late() else "stop"
+        completions.append(Completion(text.text, beam.token_ids, prompt, ended if beam.finished else "length"))
+    if stream is not None:
+        stream(index, completions[0].text)
+    return completions
 
 
 def _token_ids(model: Model, prompt: Prompt) -> list[int]:

@@ -12,8 +12,8 @@ from decodestep.checks import refuse, require
 class TextStream:
     """The text of one row as it grows.
 
-    token_bytes: the bytes that a token adds. stop_strings: the text ends where one of these is complete: it is looked at
-        after every token, and of those complete by then the one that begins first cuts it there.
+    token_bytes: the bytes that a token adds. stop_strings: the text ends before the one that is complete first, the longest of
+        those complete at the same byte; where the tokens are cut makes no difference.
 
     `text` is what has been decided; `push` and `finish` return what each adds to it. Held back are exactly the bytes that
     may still become a stop string, and a character of which bytes are missing; bytes that are no UTF-8 become U+FFFD. Stop
@@ -43,7 +43,7 @@ class TextStream:
         found = self._stops.feed(data)
         if found:
             self.stopped = True
-            return self._release(min(start for start, _ in found) - self._before, final=True)
+            return self._release(found[0][0] - self._before, final=True)
         # A stop string begins with a character's first byte, so a character before it that is incomplete remains so.
         possible = self._stops.possible
         return self._release(len(self._held) - possible, final=possible > 0)

@@ -112,8 +112,8 @@ def mla_prolog(
     rmsnorm_epsilon_cq, rmsnorm_epsilon_ckv: >= 0.
     cache_mode: "PA_BSND", rows in their order, or "PA_NZ", each block as `cache_to_nz` orders it.
     limits: None takes any size; "design-note", "nov2025" and "latest" refuse the sizes that the device refuses.
-    backend: "auto", "cpu" or "reference". "cpu" serves float32 without quantisation, `PackedWeight`s and PA_BSND caches
-        whose blocks are contiguous; "auto" takes "reference" for the others.
+    backend: "auto", "cpu" or "reference". "cpu" serves everything but float64, fastest with weights that are NZ or packed;
+        "auto" takes "reference" for that.
 
     Four extensions: float32 (or float64) in the place of bfloat16 throughout; weight_dq=None: c = rms_norm(x), gamma of
         length He; a gamma None: no norm; D = 0: query is zeros, and need_query=False returns None for it. rope_groups = G,
