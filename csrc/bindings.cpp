@@ -130,6 +130,18 @@ void bind_norm_and_gate(nb::module_& m) {
         nb::arg("gate").noconvert(), nb::arg("up").noconvert(), nb::arg("y").noconvert());
 }
 
+// The sums of int8 are exact because of this.
+bool holds_int8(const Array<const float, 3>& x) {
+    bool all = true;
+    for (size_t b = 0; b < x.shape(0); ++b)
+        for (size_t t = 0; t < x.shape(1); ++t) {
+            const float* row =
+                x.data() + static_cast<ptrdiff_t>(b) * x.stride(0) + static_cast<ptrdiff_t>(t) * x.stride(1);
+            for (size_t k = 0; k < x.shape(2); ++k) all &= row[k] >= -128.0f && row[k] <= 127.0f;
+        }
+    return all;
+}
+
 // A weight (batch, inputs, outputs), or cut into panels as (outputs / c0, inputs, c0) of one batch row.
 template <class W>
 void bind_columns(nb::module_& m, const char* name, Value value) {
@@ -141,6 +153,7 @@ void bind_columns(nb::module_& m, const char* name, Value value) {
             require(y.shape(0) == batch && y.shape(1) == tokens, "y has the wrong shape");
             require(value != Value::i8 || in < (size_t{1} << 17), "an exact sum of int8 needs fewer inputs");
             require(x.size() == 0 || in == 1 || x.stride(2) == 1, "the values of a token must be contiguous");
+            require(value != Value::i8 || holds_int8(x), "a value of a token must be within int8");
             require(y.size() == 0 || out == 1 || y.stride(2) == 1, "the results of a token must be contiguous");
             require(w.size() == 0 || w.shape(2) == 1 || w.stride(2) == 1, "a row of the weight must be contiguous");
             require(w.size() == 0 || (w.stride(0) >= 0 && w.stride(1) >= 0), "a weight must ascend in memory");

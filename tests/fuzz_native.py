@@ -100,13 +100,36 @@ def swiglu(s: Source) -> Arguments:
     return {"gate": s.rows(s.array(rows, width)), "up": s.rows(s.array(rows, width)), "y": s.array(rows, width)}
 
 
-def cache(s: Source, blocks: int, block_size: int, width: int) -> np.ndarray:
+def columns(dtype: Any) -> Callable[[Source], Arguments]:
+    def arguments(s: Source) -> Arguments:
+        batch, tokens, inputs, outputs = s.size(3), s.size(9), s.width(), s.size(40)
+        x, y = s.array(batch, inputs, tokens), s.array(batch, tokens, outputs + s.one_of(0, 3))[..., :outputs]
+        x = x.swapaxes(1, 2) if inputs <= 1 else np.ascontiguousarray(x.swapaxes(1, 2))
+        if dtype == np.int8 and s.one_of(*[True] * 9, False):
+            x = np.clip(np.nan_to_num(np.rint(40 * x)), -128, 127).astype(np.float32)
+        panels = bool(s.one_of(False, True))
+        if panels:
+            panel = s.one_of(16, 32, 48)
+            x, y = x[:1], y[:1]
+            w = s.array(-(-outputs // panel) + s.one_of(0, 1), inputs + s.one_of(0, 0, 5), panel, dtype=dtype)
+        else:
+            w = s.array(batch, inputs, outputs + s.one_of(0, 0, 2), dtype=dtype)[..., :outputs]
+        return {"x": x, "w": w, "panels": panels, "y": y, "threads": s.threads()}
+
+    return arguments
+
+
+def cache(s: Source, blocks: int, block_size: int, width: int, dtype: Any = np.float32) -> np.ndarray:
     """A paged cache whose blocks may lie apart."""
     gap = s.one_of(0, 0, 3)
-    return s.array(blocks, block_size + gap, 1, width)[:, :block_size]
+    return s.array(blocks, block_size + gap, 1, width, dtype=dtype)[:, :block_size]
 
 
-def mla_prolog(s: Source) -> Arguments:
+def mla_prolog(real: Any) -> Callable[[Source], Arguments]:
+    return lambda s: mla_prolog_in(s, real)
+
+
+def mla_prolog_in(s: Source, real: Any) -> Arguments:
     tokens, hidden, groups = s.size(), s.one_of(1, 16, 32, 64), s.one_of(1, 1, 2, 3)
     heads, nope, latent = groups * s.one_of(1, 2), s.one_of(0, 1, 8, 16), groups * s.one_of(1, 8, 16)
     rope, width = 2 * groups * s.one_of(1, 4, 8), s.one_of(16, 32, 48)
@@ -118,12 +141,13 @@ def mla_prolog(s: Source) -> Arguments:
     return {
         "x": s.array(tokens, hidden), "w_dq": down and down[0], "w_dq_format": down[1] if down else 0,
         "w_uq_qr": up[0], "w_uq_qr_format": up[1], "w_dkv_kr": kv[0], "w_dkv_kr_format": kv[1],
-        "w_uk": s.array(heads, nope, latent), "gamma_cq": s.one_of(None, s.array(width)),
-        "gamma_ckv": s.one_of(None, s.array(latent)), "eps_cq": 1e-5, "eps_ckv": 1e-5, "alpha_cq": 1.0, "alpha_ckv": 1.0,
+        "w_uk": s.array(heads, nope, latent, dtype=real),
+        "gamma_cq": s.one_of(None, s.array(width)), "gamma_ckv": s.one_of(None, s.array(latent)),
+        "eps_cq": 1e-5, "eps_ckv": 1e-5, "alpha_cq": 1.0, "alpha_ckv": 1.0,
         "sin": s.array(tokens, rope), "cos": s.array(tokens, rope), "slots": slots,
-        "kv_cache": cache(s, blocks, block_size, latent), "kr_cache": cache(s, blocks, block_size, rope),
-        "rope_groups": groups, "query": s.one_of(None, s.array(tokens, heads, latent)),
-        "query_rope": s.array(tokens, heads, rope), "cq": s.array(tokens, width), "q": s.array(tokens, up[0].shape[0]),
+        "kv_cache": cache(s, blocks, block_size, latent, real), "kr_cache": cache(s, blocks, block_size, rope, real),
+        "rope_groups": groups, "query": s.one_of(None, s.array(tokens, heads, latent, dtype=real)),
+        "query_rope": s.array(tokens, heads, rope, dtype=real), "cq": s.array(tokens, width), "q": s.array(tokens, up[0].shape[0]),
         "ckv_kr": s.array(tokens, latent + rope), "threads": s.threads(),
     }  # fmt: skip
 
@@ -171,7 +195,11 @@ CALLS: dict[str, Callable[[Source], Arguments]] = {
     "take_rows": take_rows,
     "rms_norm": rms_norm,
     "swiglu": swiglu,
-    "mla_prolog": mla_prolog,
+    "columns_f32": columns(np.float32),
+    "columns_bf16": columns(np.uint16),
+    "columns_i8": columns(np.int8),
+    "mla_prolog": mla_prolog(np.float32),
+    "mla_prolog_bf16": mla_prolog(np.uint16),
     "mla_attention": mla_attention,
     "tensor_scatter": tensor_scatter,
     "noise_bits": noise(np.uint32),

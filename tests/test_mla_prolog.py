@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import doctest
 import math
 from collections import Counter
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,6 +19,7 @@ from decodestep.ops.linear import Format
 from decodestep.ops.mla_prolog import cpu, reference
 from mla_prolog_cases import BF16, MODES, SCENARIOS, V1, V2, copied, for_version, legal, make, nz_weight, oracle, slot_of
 from tolerances import assert_close
+from vectors.read import cases
 
 FUNCTIONS = {1: ds.mla_prolog, 2: ds.mla_prolog_v2, 3: ds.mla_prolog_v3}
 
@@ -29,7 +32,7 @@ def call(arguments: dict[str, Any], version: int = 3, **more: Any) -> dict[str, 
 
 def parts(name: str, values: np.ndarray, latent: int, rope: int) -> dict[str, np.ndarray]:
     """A cache row quantised by tiles in its three parts."""
-    if name != "kv_cache" or values.dtype != np.int8 or values.shape[-1] in (64, 256):
+    if name != "kv_cache" or values.dtype != np.int8 or values.shape[-1] in (32, 64, 256):
         return {name: values}
     rows = np.ascontiguousarray(values.reshape(-1, values.shape[-1]))
     return {"tile_q": rows[:, :latent], "tile_kr": rows[:, latent : latent + 2 * rope].copy().view(BF16),
@@ -122,9 +125,6 @@ def test_wider_tensors_are_not_rounded(real, scenario):
 
 def test_half_away_rounds_twice_as_the_device():
     arguments = make(np.random.default_rng(5), "FULL_KV", Hckv=256, N=8)
-    arguments["weight_uk"] = arguments["weight_uk"][:, :1].copy()  # one factor: the query's values are products
-    arguments["weight_uq_qr"] = np.ascontiguousarray(arguments["weight_uq_qr"].reshape(32, 8, 48)[:, :, 15:].reshape(32, -1))
-    arguments["dequant_scale_w_uq_qr"] = arguments["dequant_scale_w_uq_qr"].reshape(8, 48)[:, 15:].reshape(1, -1).copy()
     want = oracle(arguments, "half_away", "FULL_KV")
     got, even = call(copied(arguments), rounding="half_away"), call(copied(arguments))
     assert (got["query"] == want["query"].reshape(got["query"].shape)).mean() > 0.99
@@ -460,6 +460,26 @@ def test_the_later_of_two_tokens_with_one_slot_stays():
         call(arguments)
         call(alone)
         np.testing.assert_array_equal(arguments["kv_cache"].view(np.int8), alone["kv_cache"].view(np.int8))
+
+
+@pytest.mark.parametrize("scenario", ["NO_QUANT", "FULL_KV"])
+@pytest.mark.parametrize("real", [BF16, np.float32])
+def test_inputs_in_any_order_and_place(scenario, real):
+    arguments = make(np.random.default_rng(20), scenario, real=real)
+    want = call(copied(arguments))
+    odd = copied(arguments)
+    for name, value in odd.items():
+        if isinstance(value, np.ndarray) and name not in ("kv_cache", "kr_cache"):
+            value = np.asfortranarray(value) if value.ndim < 3 else np.ascontiguousarray(value.T).T
+            room = np.zeros(value.nbytes + 1, np.uint8)  # one byte off
+            odd[name] = np.ndarray(value.shape, value.dtype, room, 1, value.strides)
+            odd[name][:] = value
+    for name in ("kv_cache", "kr_cache"):
+        odd[name] = np.ndarray(odd[name].shape, odd[name].dtype, np.zeros(odd[name].nbytes + 1, np.uint8), 1)
+        odd[name][:] = arguments[name]
+    got = call(odd)
+    for name in ("query", "query_rope", "kv_cache", "kr_cache"):
+        assert_close(np.ascontiguousarray(got[name]), want[name])
 
 
 def test_strided_caches_and_inputs():
@@ -887,3 +907,28 @@ def test_november_2025_reserves_the_later_attributes(monkeypatch):
     ds.mla_prolog_v3(**arguments | dict(weight_uq_qr=uq), dequant_scale_w_uq_qr=scale, limits="nov2025")
     with pytest.raises(ValueError, match="weight_uq_qr must be bfloat16"):  # the later V3 goes by its attributes
         ds.mla_prolog_v3(**arguments | dict(weight_uq_qr=uq), dequant_scale_w_uq_qr=scale, limits="latest")
+
+
+# The page and the stored calls.
+
+
+def test_the_page_is_right():
+    page = Path(__file__).parent.parent / "docs" / "ops" / "mla_prolog.md"
+    assert doctest.testfile(str(page), module_relative=False).failed == 0
+
+
+STORED = {name: rest for name, *rest in cases("mla_prolog")}
+
+
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+@pytest.mark.parametrize("name", STORED)
+def test_stored_calls(name, backend):
+    stored, inputs, outputs = STORED[name]
+    arguments = {key: value.copy() for key, value in inputs.items()} | stored["arguments"]
+    result = getattr(ds, stored["op"])(**arguments, backend=backend)
+    got = {key: value for key, value in result._asdict().items() if value is not None and not key.endswith("out")}
+    got |= {key: arguments[key] for key in ("kv_cache", "kr_cache")}
+    assert set(got) == set(outputs)
+    for key, value in got.items():
+        assert value.dtype == outputs[key].dtype and value.shape == outputs[key].shape
+    agree(got, outputs, Counter(), latent=128, rope=8)

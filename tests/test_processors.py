@@ -21,8 +21,9 @@ from processor_cases import agree, call, in_numpy, same_error
 PAGE = Path(__file__).parents[1] / "docs/processors.md"
 # One object of each class that needs nothing but ids and scores.
 EVERY: list[tuple[str, tuple[Any, ...]]] = [
-    ("TemperatureLogitsWarper", (0.5,)), ("TopKLogitsWarper", (2,)), ("TopPLogitsWarper", (0.7,)), ("MinPLogitsWarper", (0.2, -1.0, 2)),
-    ("TypicalLogitsWarper", (0.5,)), ("EpsilonLogitsWarper", (0.2,)), ("RepetitionPenaltyLogitsProcessor", (1.5,)),
+    ("TemperatureLogitsWarper", (0.5,)), ("TopKLogitsWarper", (2,)), ("TopPLogitsWarper", (0.7,)),
+    ("MinPLogitsWarper", (0.2, -1.0, 2)), ("TypicalLogitsWarper", (0.5,)), ("EpsilonLogitsWarper", (0.2,)),
+    ("RepetitionPenaltyLogitsProcessor", (1.5,)),
     ("NoRepeatNGramLogitsProcessor", (1,)), ("NoRepeatNGramLogitsProcessor", (2,)), ("LogitNormalization", ()),
     ("SequenceBiasLogitsProcessor", ({(1, 2): 1.0, (3,): 1.0},)), ("MinLengthLogitsProcessor", (5, 1)),
     ("SuppressTokensLogitsProcessor", ([1],)), ("ForcedBOSTokenLogitsProcessor", (1,)), ("InfNanRemoveLogitsProcessor", ()),
@@ -81,7 +82,8 @@ import sys
 sys.modules.update(dict.fromkeys(("torch", "transformers", "tokenizers")))
 import numpy as np, decodestep as ds
 p, ids, scores = ds.processors, np.array([[1, 2]]), np.array([[1.0, 2.0, 3.0, 0.0]])
-chain = p.LogitsProcessorList([p.RepetitionPenaltyLogitsProcessor(2.0), p.NoRepeatNGramLogitsProcessor(1), p.TopPLogitsWarper(0.5)])
+given = [p.RepetitionPenaltyLogitsProcessor(2.0), p.NoRepeatNGramLogitsProcessor(1), p.TopPLogitsWarper(0.5)]
+chain = p.LogitsProcessorList(given)
 print(chain(ids, scores).tolist(), ds.stopping.MaxLengthCriteria(2)(ids, None).tolist())
 """
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

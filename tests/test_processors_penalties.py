@@ -26,6 +26,7 @@ def test_repetition_by_hand(kind):
     assert result.tolist() == [[2.0, -8.0, 4.0, -INF]]
     result = call(ds.RepetitionPenaltyLogitsProcessor(2.0, prompt_ignore_length=1), ids, scores)
     assert result.tolist() == [[4.0, -8.0, 4.0, -INF]]
+    assert np.array_equal(result, ds.RepetitionPenaltyLogitsProcessor(2.0, np.int64(1))(ids, scores))
     result = call(ds.EncoderRepetitionPenaltyLogitsProcessor(2.0, make(kind, [[0, 1]], "int64")), ids, scores)
     assert result.tolist() == [[8.0, -2.0, 4.0, -INF]]
 

@@ -398,7 +398,7 @@ def test_profile_counts_the_copy() -> None:
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", cases_of("tensor_scatter"), ids=lambda case: case[0])
+@pytest.mark.parametrize("case", [*cases_of("tensor_scatter")], ids=lambda case: case[0])
 def test_vectors(case: Any) -> None:
     _, call, inputs, outputs = case
     arguments = {**inputs, **call["arguments"]}

@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
-from mla_prolog_cases import BF16, MODES, SCENARIOS, V1, V2, for_version, legal, make, oracle  # noqa: E402
+from mla_prolog_cases import BF16, MODES, SCENARIOS, for_version, legal, make, oracle
 
-SMALL = dict(He=8, Hcq=8, N=2, D=2, block=2, blocks=4, tiles=1)
+SMALL = dict(He=6, Hcq=6, N=2, D=2, block=2, blocks=4, tiles=1)
 TYPES = {"query": BF16, "query_rope": BF16, "dequant_scale_q_nope": np.float32, "query_norm": BF16,
          "dequant_scale_q_norm": np.float32}
 
@@ -27,7 +27,7 @@ def coarse(call: dict[str, Any]) -> dict[str, Any]:
     """Fewer bits in what is long, so that the file is small."""
     for name in ("token_x", "weight_dq", "weight_uq_qr", "weight_uk", "weight_dkv_kr"):
         if call[name].dtype == BF16:
-            call[name] = (np.rint(call[name].astype(float) * 16) / 16).astype(BF16)
+            call[name] = (np.rint(call[name].astype(float) * 8) / 8).astype(BF16)
     for name in ("kv_cache", "kr_cache"):
         call[name] = (np.arange(call[name].size) % 7).reshape(call[name].shape).astype(call[name].dtype)
     return call
@@ -44,12 +44,12 @@ def calls() -> Iterator[tuple[str, int, str, dict[str, Any]]]:
                 rng = np.random.default_rng([i, j, merged])
                 wide = 32 if SCENARIOS[scenario][2] in ("channel", "tensor") else 16  # a fractal row of the cache
                 sizes = SMALL | {"Hckv": wide, "Dr": (32 if scenario == "PARTIAL_KV" else 16) if mode.endswith("NZ") else 8}
-                sizes |= {"lengths": [3, 0, 1]} if merged and mode.startswith("PA_BLK") else {"B": 2, "S": 2}
+                sizes |= {"lengths": [3, 0, 1]} if merged and mode.startswith("PA_BLK") else {"B": 1, "S": 3}
                 call = coarse(make(rng, scenario, mode, merged, smooth=bool(j % 2), **sizes))
                 more = {"qc_qr_scale": 1.5, "kc_scale": 0.75} if j % 2 else {}
                 yield f"v3-{scenario}-{mode}-{'T' if merged else 'BS'}", 3, scenario, call | more | {"query_norm_flag": True}
-                if mode == "PA_NZ" and scenario in V2:
-                    version = 1 if scenario in V1 else 2
+                if mode == "PA_NZ" and scenario in ("PARTIAL_KV", "FULL_KV"):
+                    version = 1 if scenario == "PARTIAL_KV" else 2
                     yield f"v{version}-{scenario}", version, scenario, for_version(call, version)
 
 

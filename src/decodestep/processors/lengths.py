@@ -29,7 +29,7 @@ class MinLengthLogitsProcessor(LogitsProcessor):
     eos_token_id: an id, a list or an array of ids; those outside the vocabulary are ignored.
     device: taken as transformers takes it, and without effect: the work is done where the scores are.
 
-    Source: transformers 2.9's class of this name; as in 5.23.
+    Source: transformers 5.23's class of this name.
     """
 
     supports_continuous_batching = False
@@ -51,7 +51,7 @@ class MinNewTokensLengthLogitsProcessor(LogitsProcessor):
     prompt_length_to_skip, min_new_tokens: ints >= 0.
     eos_token_id, device: as in MinLengthLogitsProcessor.
 
-    Source: transformers 4.26's class of this name; as in 5.23.
+    Source: transformers 5.23's class of this name.
     """
 
     supports_continuous_batching = False
@@ -75,8 +75,7 @@ class ForcedBOSTokenLogitsProcessor(LogitsProcessor):
         where len(input_ids) == 1:  s = -inf, but s[bos_token_id] = 0
 
     bos_token_id: an id of the vocabulary; it counts from the end below 0. Raises IndexError at the call outside it.
-    Source: Tang et al., "Multilingual translation with extensible multilingual pretraining" (mBART-50), 2020; as in
-    transformers 5.23.
+    Source: transformers 5.23's class of this name.
     """
 
     def __init__(self, bos_token_id: int) -> None:
@@ -95,7 +94,7 @@ class ForcedEOSTokenLogitsProcessor(LogitsProcessor):
     eos_token_id: an id, a list or an array of ids >= 0. Raises IndexError at the call for one past the vocabulary.
     device: as in MinLengthLogitsProcessor.
 
-    Source: transformers 4.3's class of this name; as in 5.23.
+    Source: transformers 5.23's class of this name.
     """
 
     def __init__(self, max_length: int, eos_token_id: Any, device: Any = "cpu") -> None:
@@ -138,7 +137,7 @@ class ExponentialDecayLengthPenalty(LogitsProcessor):
     input_ids_seq_length: the length of the prompt.
 
     An eos score that is not finite stays what it is.
-    Source: transformers 4.19's class of this name; as in 5.23.
+    Source: transformers 5.23's class of this name.
     """
 
     def __init__(

@@ -61,7 +61,7 @@ class EncoderNoRepeatNGramLogitsProcessor(LogitsProcessor):
     encoder_input_ids: [rows, length] or [length]; each row serves batch // rows rows of scores, such as beams.
 
     Raises IndexError for a forbidden id outside the vocabulary; ids count from its end below 0.
-    Source: transformers 3.2's class of this name; as in 5.23.
+    Source: transformers 5.23's class of this name.
     """
 
     def __init__(self, encoder_ngram_size: int, encoder_input_ids: Any) -> None:
@@ -94,7 +94,7 @@ class NoBadWordsLogitsProcessor(SequenceBiasLogitsProcessor):
 
     Nothing is forbidden where the eos ids take all the bad words away. Raises ValueError at the first call for an id past
     the vocabulary.
-    Source: transformers 2.9's class of this name; as in 5.23.
+    Source: transformers 5.23's class of this name.
     """
 
     def __init__(self, bad_words_ids: list[list[int]], eos_token_id: Any = None) -> None:
@@ -194,7 +194,7 @@ class InfNanRemoveLogitsProcessor(LogitsProcessor):
         s = 0 where s is NaN, the largest finite number of the dtype where s is inf, minus that where s is -inf
 
     It un-filters: a token forbidden before it becomes merely very unlikely.
-    Source: transformers 4.7's class of this name; as in 5.23.
+    Source: transformers 5.23's class of this name.
     """
 
     def __call__(self, input_ids: Any, scores: Any) -> Any:
@@ -207,7 +207,7 @@ class InfNanRemoveLogitsProcessor(LogitsProcessor):
 class LogitNormalization(LogitsProcessor):
     """Turns scores into log-probabilities, s = log softmax(s); a row of NaN, or of nothing but -inf, becomes NaN.
 
-    Source: transformers 4.22's class of this name; as in 5.23.
+    Source: transformers 5.23's class of this name.
     """
 
     def __call__(self, input_ids: Any, scores: Any) -> Any:

@@ -36,7 +36,7 @@ class RepetitionPenaltyLogitsProcessor(LogitsProcessor):
     `logits_indices` and `cu_seq_lens_q` have been set, at those positions of the packed sequences of scores[0].
     Raises ValueError for a negative id and for a prompt_ignore_length whose batch is not that of the ids.
     Source: Keskar et al., "CTRL: a conditional transformer language model for controllable generation", 2019.
-    Deviation from transformers 5.23: scores of rank 3 are copied, not written to.
+    Deviations from transformers 5.23: scores of rank 3 are copied, not written to; there a negative id is a RuntimeError.
     """
 
     supports_continuous_batching = False
@@ -46,6 +46,7 @@ class RepetitionPenaltyLogitsProcessor(LogitsProcessor):
         if is_int(prompt_ignore_length):
             require(prompt_ignore_length >= 0, "RepetitionPenaltyLogitsProcessor", "prompt_ignore_length", "an int >= 0",
                     prompt_ignore_length)
+            prompt_ignore_length = int(prompt_ignore_length)
         elif arrays.is_array(prompt_ignore_length):
             require(prompt_ignore_length.ndim == 1, "RepetitionPenaltyLogitsProcessor", "prompt_ignore_length", "of rank 1",
                     prompt_ignore_length)
@@ -89,7 +90,7 @@ class EncoderRepetitionPenaltyLogitsProcessor(LogitsProcessor):
     encoder_input_ids: [rows, length] within the vocabulary; each row serves batch // rows rows of scores, such as beams.
 
     Raises ValueError for an id outside the vocabulary.
-    Source: transformers 4.27's class of this name; as in 5.23, where an id outside the vocabulary is a RuntimeError.
+    Source: transformers 5.23's class of this name, where an id outside the vocabulary is a RuntimeError.
     """
 
     supports_continuous_batching = False
@@ -119,7 +120,7 @@ class SequenceBiasLogitsProcessor(LogitsProcessor):
 
     A sequence of one token always counts; several that end in the same token add up, in their order. A bias is held in
     float32 and rounded to the dtype of the scores. Raises ValueError at the first call for an id past the vocabulary.
-    Source: transformers' class of this name (4.29); as in 5.23.
+    Source: transformers 5.23's class of this name.
     """
 
     def __init__(self, sequence_bias: Any) -> None:

@@ -23,7 +23,7 @@ class TokenText:
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
-        self._fast = tokenizer if hasattr(tokenizer, "id_to_token") else getattr(tokenizer, "backend_tokenizer", None)
+        self._fast: Any = tokenizer if hasattr(tokenizer, "id_to_token") else getattr(tokenizer, "backend_tokenizer", None)
         kinds = _decoder_types(getattr(self._fast, "decoder", None))
         self._byte_fallback = "ByteFallback" in kinds
         self._byte_level = "ByteLevel" in kinds and not self._byte_fallback
