@@ -147,7 +147,8 @@ def mla_prolog_in(s: Source, real: Any) -> Arguments:
         "sin": s.array(tokens, rope), "cos": s.array(tokens, rope), "slots": slots,
         "kv_cache": cache(s, blocks, block_size, latent, real), "kr_cache": cache(s, blocks, block_size, rope, real),
         "rope_groups": groups, "query": s.one_of(None, s.array(tokens, heads, latent, dtype=real)),
-        "query_rope": s.array(tokens, heads, rope, dtype=real), "cq": s.array(tokens, width), "q": s.array(tokens, up[0].shape[0]),
+        "query_rope": s.array(tokens, heads, rope, dtype=real),
+        "cq": s.array(tokens, width), "q": s.array(tokens, up[0].shape[0]),
         "ckv_kr": s.array(tokens, latent + rope), "threads": s.threads(),
     }  # fmt: skip
 

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from typing import Any
 
 import ml_dtypes
 import numpy as np
+
+import decodestep as ds
+from tolerances import assert_close
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
 #            int8: token  uq     kv         kr      V3's three modes
@@ -278,3 +282,41 @@ def oracle(call: dict[str, Any], rounding: str = "half_even", scenario: str = "N
             flat_kr[element(call["cache_mode"], kr_cache, slot, h, block)] = kr[h]
     made = {name: np.array(values) for name, values in out.items()}
     return made | {"kv_cache": kv_cache, "kr_cache": kr_cache}
+
+
+# Calls, and what to compare them by.
+
+FUNCTIONS = {1: ds.mla_prolog, 2: ds.mla_prolog_v2, 3: ds.mla_prolog_v3}
+
+
+def call(arguments: dict[str, Any], version: int = 3, **more: Any) -> dict[str, Any]:
+    """Results by name, the caches as they are afterwards among them."""
+    result = FUNCTIONS[version](**for_version(arguments, version), **more)
+    return {**result._asdict(), "kv_cache": arguments["kv_cache"], "kr_cache": arguments["kr_cache"]}
+
+
+def parts(name: str, values: np.ndarray, latent: int, rope: int) -> dict[str, np.ndarray]:
+    """A cache row quantised by tiles in its three parts."""
+    if name != "kv_cache" or values.dtype != np.int8 or values.shape[-1] in (32, 64, 256):
+        return {name: values}
+    rows = np.ascontiguousarray(values.reshape(-1, values.shape[-1]))
+    return {"tile_q": rows[:, :latent], "tile_kr": rows[:, latent : latent + 2 * rope].copy().view(BF16),
+            "tile_scale": rows[:, latent + 2 * rope :].copy().view(np.float32)}
+
+
+def agree(got: dict[str, Any], want: dict[str, Any], flips: Counter | None = None, latent: int = 256, rope: int = 32) -> None:
+    """int8 within one unit, the others within their dtype's tolerance; `flips` counts what is not the same."""
+    for name, value in got.items():
+        if value is None or name not in want:
+            continue
+        expected = parts(name, np.asarray(want[name]), latent, rope)
+        for part, actual in parts(name, value, latent, rope).items():
+            wanted = expected[part].reshape(actual.shape)
+            if actual.dtype == np.int8:
+                assert np.abs(actual.astype(int) - wanted.astype(int)).max(initial=0) <= 1, name
+            else:
+                # A scale follows the largest of bfloat16 values.
+                assert_close(actual.astype(BF16) if actual.dtype == np.float32 and flips is not None else actual, wanted)
+            if flips is not None and actual.dtype != np.float32:
+                flips[part, "off"] += int((actual != wanted.astype(actual.dtype)).sum())
+                flips[part, "all"] += actual.size

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-HERE = Path(__file__).parent
-KERNELS = ["test_linear.py", "test_mla_attention.py", "test_rms_norm.py", "test_swiglu.py"]
+ROOT = Path(__file__).parent.parent
+KERNELS = [f"tests/test_{stem}.py" for stem in ("linear", "mla_attention", "rms_norm", "swiglu")]
 
 
 @pytest.mark.parametrize("isa", ["baseline", "avx2"])
@@ -21,5 +21,5 @@ def test_kernels_on(isa):
     if name.stdout.strip() != isa:
         pytest.skip(f"this machine runs {name.stdout.strip()}")
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *KERNELS]
-    tests = subprocess.run(command, cwd=HERE, env=environment, capture_output=True, text=True, check=False)
+    tests = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert tests.returncode == 0, tests.stdout[-3000:]

@@ -32,15 +32,17 @@ def make(rng, *, tokens, heads, latent, rope, groups=1, block_size=4, blocks=9, 
         pair = np.arange(rope) % (rope // 2) // (rope // 2 // groups)
         query_rope *= pair == (np.arange(heads) // (heads // groups))[:, None]
     query = rng.standard_normal((tokens, heads, latent)).astype(dtype) if nope else None
-    return (query, query_rope, kv, kr, table, lengths), {"scale": 0.3, "sequence": sequence, "groups": groups}
+    # Scores of about one: what rounding does to a score, the weights have once more.
+    scale = float((latent * nope + rope) ** -0.5)
+    return (query, query_rope, kv, kr, table, lengths), {"scale": scale, "sequence": sequence, "groups": groups}
 
 
 def plain(query, query_rope, kv_cache, kr_cache, table, lengths, *, scale, sequence, groups):
-    """Softmax attention written out for each token and head in float64."""
+    """Softmax attention written out for each token and head in float64, and the magnitudes that it adds up."""
     tokens, heads, _ = query_rope.shape
     latent = kv_cache.shape[3]
     width = latent // groups
-    out = np.zeros((tokens, heads, width))
+    out, terms = np.zeros((tokens, heads, width)), np.zeros((tokens, heads, width))
     for t in range(tokens):
         slots = [(table[sequence[t]][j // kv_cache.shape[1]], j % kv_cache.shape[1]) for j in range(lengths[t])]
         kv = np.array([kv_cache[b, r, 0] for b, r in slots], np.float64)
@@ -52,7 +54,8 @@ def plain(query, query_rope, kv_cache, kr_cache, table, lengths, *, scale, seque
             weight = np.exp(scale * scores - np.max(scale * scores))
             g = n // (heads // groups)
             out[t, n] = (weight / weight.sum()) @ kv[:, g * width : (g + 1) * width]
-    return out
+            terms[t, n] = (weight / weight.sum()) @ np.abs(kv[:, g * width : (g + 1) * width])
+    return out, terms
 
 
 @settings(max_examples=60, deadline=None)
@@ -70,11 +73,11 @@ def test_equals_plain_attention(data):
         block_size=data.draw(st.sampled_from([1, 4, 16])),
         nope=data.draw(st.booleans()),
     )
-    want = plain(*args, **options)
+    want, terms = plain(*args, **options)
     for backend in BACKENDS:
-        assert_close(ds.mla_attention(*args, backend=backend, **options), want)
+        assert_close(ds.mla_attention(*args, backend=backend, **options), want, terms)
     wide = [a.astype(np.float64) if a is not None and a.dtype == np.float32 else a for a in args]
-    assert_close(ds.mla_attention(*wide, **options), want)
+    assert_close(ds.mla_attention(*wide, **options), want, terms)
 
 
 def test_one_key_returns_its_latent():
@@ -102,9 +105,9 @@ def test_bits_depend_on_the_token_alone(rng):
 
 def test_large_scores_do_not_overflow(rng):
     args, options = make(rng, tokens=2, heads=2, latent=16, rope=8)
-    want = plain(*args, **{**options, "scale": 1e4})
+    want, terms = plain(*args, **{**options, "scale": 1e4})
     for backend in BACKENDS:
-        assert_close(ds.mla_attention(*args, backend=backend, **{**options, "scale": 1e4}), want)
+        assert_close(ds.mla_attention(*args, backend=backend, **{**options, "scale": 1e4}), want, terms)
 
 
 def test_torch_in_torch_out(rng):

@@ -31,8 +31,9 @@ class Completion:
 
     text: the generated text, cut where a stop string begins; control tokens add nothing to it.
     token_ids: every generated token, the ending one included. prompt_token_ids: what the model was given.
-    finish_reason: "eos" (an end token), "stop" (a stop string or token), "length" (max_new_tokens or the context is full), "time"
-        (max_time has passed), "cancelled" (the stream callback returned False), or "no_candidate" (every token was forbidden).
+    finish_reason: "eos" (an end token), "stop" (a stop string or token), "length" (max_new_tokens or the context is full),
+        "time" (max_time has passed), "cancelled" (the stream callback returned False), or "no_candidate" (every token was
+        forbidden).
     logprobs: a `TokenLogprobs` for each of token_ids where params.logprobs asks for them, else None.
     """
 
@@ -68,8 +69,8 @@ def generate(
 
     A row whose params have num_beams > 1 is searched by itself (`decodestep.beams`), and streamed once, at its end.
 
-    Returns a `Completion` for each prompt, in order; of a beam search num_return_sequences of them, best first. A row's tokens depend on its prompt and its params alone: the same
-    seed gives the same text in any batch, on any number of threads.
+    Returns a `Completion` for each prompt, in order; of a beam search num_return_sequences of them, best first. A row's tokens
+    depend on its prompt and its params alone: the same seed gives the same text in any batch, on any number of threads.
     Raises ValueError, before any work, for an empty prompt, one longer than the context, or an id outside the vocabulary.
     """
     given: Sequence[Prompt] = [prompts] if isinstance(prompts, str) else prompts

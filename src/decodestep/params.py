@@ -43,8 +43,9 @@ class SamplingParams:
     exponential_decay_length_penalty: (start, factor), an integer and a number > 0.
 
     Shape of the distribution
-    temperature: finite, >= 0; 1 leaves it, 0 takes the argmax. top_k: >= 0; 0 keeps all. top_p, min_p: in [0, 1]; 1 and 0 keep all.
-    top_h, typical_p: in (0, 1]; 1 keeps all. epsilon_cutoff, eta_cutoff: in [0, 1); 0 keeps all. top_n_sigma: >= 0; 0 keeps all.
+    temperature: finite, >= 0; 1 leaves it, 0 takes the argmax. top_k: >= 0; 0 keeps all. top_p, min_p: in [0, 1]; 1 and 0
+        keep all. top_h, typical_p: in (0, 1]; 1 keeps all. epsilon_cutoff, eta_cutoff: in [0, 1); 0 keeps all.
+    top_n_sigma: >= 0; 0 keeps all.
     xtc_probability, xtc_threshold: in [0, 1]; a probability of 0 is off.
     samplers: the order of those of `SAMPLERS` that are to run; None for the default order. All that are set must be named.
     remove_invalid_values, renormalize_logits: transformers' meaning.
@@ -52,8 +53,8 @@ class SamplingParams:
         it has "keys"; None for no watermark.
 
     The draw
-    do_sample: False takes the argmax at every step, and leaves the shape alone. seed: in [0, 2^64). The same seed gives the same
-        text, whatever the batch, the threads or the backend.
+    do_sample: False takes the argmax at every step, and leaves the shape alone.
+    seed: in [0, 2^64). The same seed gives the same text, whatever the batch, the threads or the backend.
     logprobs: None, or how many of the most likely tokens to report at each step beside the one drawn, >= 0.
 
     Beams

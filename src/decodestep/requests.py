@@ -25,7 +25,7 @@ _ENVELOPE = {"model", "messages", "prompt", "stream", "stream_options", "user", 
 
 
 def from_generation_config(config: Any) -> dict[str, Any]:
-    """Fields of a GenerationConfig (or a mapping of its fields), with transformers' defaults: greedy, and top_k 50 if it samples.
+    """Fields of a GenerationConfig, or of a mapping, with transformers' defaults: greedy, and top_k 50 where it samples.
 
     max_length is not read: it counts the prompt, which is not known here. Raises ValueError for a field that is set to
     something this library does not do.
@@ -107,5 +107,6 @@ def _logprobs(body: Mapping[str, Any]) -> int | None:
         return int(top)
     if isinstance(asked, bool):
         return 0 if asked else None
-    require(is_int(asked) and asked >= 0, "from_openai", "logprobs", "a bool or an integer >= 0", repr(asked))
-    return int(asked)  # type: ignore[arg-type]
+    count: Any = asked
+    require(is_int(count) and count >= 0, "from_openai", "logprobs", "a bool or an integer >= 0", repr(asked))
+    return int(count)

@@ -103,9 +103,11 @@ def _above_nothing(row: Row) -> Row:
 
 def _places(row: Row, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Where those of `ids` that are candidates stand in the row, and which of `ids` they are."""
-    at = np.searchsorted(row.ids, ids)
-    found = np.flatnonzero((at < len(row.ids)) & (row.ids[np.minimum(at, len(row.ids) - 1)] == ids)) if len(row.ids) else []
-    return at[found], np.asarray(found, np.int64)
+    if not len(row.ids):
+        return np.zeros(0, np.int64), np.zeros(0, np.int64)
+    at = np.minimum(np.searchsorted(row.ids, ids), len(row.ids) - 1)
+    found = np.flatnonzero(row.ids[at] == ids)
+    return at[found], found
 
 
 def _changed(row: Row, ids: np.ndarray, change: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> Row:

@@ -43,9 +43,11 @@ def _folds(array: np.ndarray, axis: int) -> bool:
 
 def _as_bytes(array: np.ndarray, axis: int) -> np.ndarray:
     """A view of an array that folds and is not empty."""
-    shape = array.shape
+    shape, packed = array.shape, array.flags.c_contiguous
+    if packed and axis == 2 and array.ndim == 4:  # as caches mostly are
+        return array.view(np.uint8)
     outer, rows = prod(shape[1:axis]), shape[axis]
-    if array.flags.c_contiguous:
+    if packed:
         return array.view(np.uint8).reshape(shape[0], outer, rows, -1)
     innermost = _outer_axes(array, axis)[-1:]
     strides = (array.strides[0], innermost[0][1] if innermost else 0, array.strides[axis], 1)
