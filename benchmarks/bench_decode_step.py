@@ -54,7 +54,9 @@ def main() -> None:
         logits[:, rng.integers(0, chosen.vocab, 5)] += 8
         for name, steps in CASES.items():
             each, greedy = [steps] * batch, not steps
-            calls: dict[str, Call] = {"ours, reference": lambda each=each, x=logits, g=greedy: ds.decode_step(x, each, greedy=g)}
+            calls: dict[str, Call] = {
+                "ours, reference": lambda each=each, x=logits, g=greedy: ds.decode_step(x, each, greedy=g)
+            }
             if torch is not None:
                 processed, run = transformers_chain(steps, logits)
                 mine = ds.decode_step(logits, each, need_processed=True).processed

@@ -7,8 +7,6 @@ Verified first: the greedy tokens are the same. The floor of a decoded token is 
 
 from __future__ import annotations
 
-import numpy as np
-
 import decodestep as ds
 from harness import Report, options, torch
 
@@ -38,14 +36,18 @@ def main() -> None:
                 return theirs.generate(torch.tensor([prompt]), do_sample=False, max_new_tokens=count, min_new_tokens=count)
 
         mine = ds.generate(model, [ids], params)[0].token_ids
-        assert run(ids, chosen.tokens)[0, len(ids):].tolist() == mine
+        assert run(ids, chosen.tokens)[0, len(ids) :].tolist() == mine
         decode["transformers float32"] = lambda: run(ids, chosen.tokens)
         prefill["transformers float32"] = lambda: run(long, 1)
     weights = model.decoder.weights
     read = sum(w.rows.nbytes for layer in weights.layers for w in vars(layer).values() if isinstance(w, ds.PackedWeight))
     report = Report("generate", chosen.threads)
-    report.case(f"{len(ids)} tokens of prompt, {chosen.tokens} decoded", decode, chosen.rounds,
-                (read + weights.output.rows.nbytes) * chosen.tokens)
+    report.case(
+        f"{len(ids)} tokens of prompt, {chosen.tokens} decoded",
+        decode,
+        chosen.rounds,
+        (read + weights.output.rows.nbytes) * chosen.tokens,
+    )
     report.case("400 tokens of prompt, 1 decoded", prefill, chosen.rounds)
     report.save()
 

@@ -34,10 +34,15 @@ Call = Callable[[], Any]
 def problem(rng: np.random.Generator, T: int, N: int, weights: dict[str, np.ndarray]) -> dict[str, Any]:
     angle = rng.uniform(0, 6.3, (T, Dr // 2)).repeat(2, axis=1)
     return weights | dict(
-        token_x=rng.standard_normal((T, He), np.float32).astype(BF16), rmsnorm_gamma_cq=np.ones(Hcq, BF16),
-        rmsnorm_gamma_ckv=np.ones(Hckv, BF16), rope_sin=np.sin(angle).astype(BF16), rope_cos=np.cos(angle).astype(BF16),
-        cache_index=rng.permutation(BLOCKS * BLOCK)[:T], kv_cache=np.zeros((BLOCKS, BLOCK, 1, Hckv), BF16),
-        kr_cache=np.zeros((BLOCKS, BLOCK, 1, Dr), BF16))
+        token_x=rng.standard_normal((T, He), np.float32).astype(BF16),
+        rmsnorm_gamma_cq=np.ones(Hcq, BF16),
+        rmsnorm_gamma_ckv=np.ones(Hckv, BF16),
+        rope_sin=np.sin(angle).astype(BF16),
+        rope_cos=np.cos(angle).astype(BF16),
+        cache_index=rng.permutation(BLOCKS * BLOCK)[:T],
+        kv_cache=np.zeros((BLOCKS, BLOCK, 1, Hckv), BF16),
+        kr_cache=np.zeros((BLOCKS, BLOCK, 1, Dr), BF16),
+    )
 
 
 def truth(p: dict[str, Any]) -> tuple[np.ndarray, np.ndarray]:
@@ -52,8 +57,7 @@ def truth(p: dict[str, Any]) -> tuple[np.ndarray, np.ndarray]:
     return np.einsum("tnd,ndh->tnh", q[..., :D], w["weight_uk"]), rope
 
 
-def verify(name: str, made: tuple[Any, ...], expected: tuple[np.ndarray, np.ndarray],
-           bound: float = 0.02) -> None:
+def verify(name: str, made: tuple[Any, ...], expected: tuple[np.ndarray, np.ndarray], bound: float = 0.02) -> None:
     for got, want in zip(made, expected, strict=False):
         got = got.float().numpy() if torch is not None and isinstance(got, torch.Tensor) else got.astype(float)
         error = np.abs(got - want).max() / np.abs(want).max()
@@ -158,8 +162,10 @@ def report(title: str, calls: dict[str, Call], args: Any, per_second: float, exp
     print(f"\n{title}: verified")
     for name, seconds in times.items():
         median = statistics.median(seconds)
-        print(f"  {name:13}{median * 1e3:8.2f} ms   x{median / base:6.2f} of plain   "
-              f"x{median * per_second:6.1f} of one read   slowest/fastest {max(seconds) / min(seconds):.2f}")
+        print(
+            f"  {name:13}{median * 1e3:8.2f} ms   x{median / base:6.2f} of plain   "
+            f"x{median * per_second:6.1f} of one read   slowest/fastest {max(seconds) / min(seconds):.2f}"
+        )
 
 
 def main() -> None:
@@ -174,14 +180,20 @@ def main() -> None:
     else:
         torch.set_num_threads(args.threads)
     rng, N = np.random.default_rng(0), args.heads
-    shapes = {"weight_dq": (He, Hcq), "weight_uq_qr": (Hcq, N * (D + Dr)), "weight_uk": (N, D, Hckv),
-              "weight_dkv_kr": (He, Hckv + Dr)}
+    shapes = {
+        "weight_dq": (He, Hcq),
+        "weight_uq_qr": (Hcq, N * (D + Dr)),
+        "weight_uk": (N, D, Hckv),
+        "weight_dkv_kr": (He, Hckv + Dr),
+    }
     plain = {name: (rng.standard_normal(shape, np.float32) / np.sqrt(shape[-2])).astype(BF16) for name, shape in shapes.items()}
     packed = plain | {name: ds.PackedWeight.from_array(plain[name]) for name in WEIGHTS}
     nz = plain | {name: ds.to_nz(plain[name]) for name in WEIGHTS}
     weight_bytes, rate = sum(w.nbytes for w in plain.values()), bandwidth()
-    print(f"He {He}, Hcq {Hcq}, Hckv {Hckv}, D {D}, Dr {Dr}, N {N}, bfloat16, {args.threads} threads; the weights are "
-          f"{weight_bytes / 1e6:.1f} MB, one thread reads them in {weight_bytes / rate * 1e3:.2f} ms at {rate / 1e9:.1f} GB/s")
+    print(
+        f"He {He}, Hcq {Hcq}, Hckv {Hckv}, D {D}, Dr {Dr}, N {N}, bfloat16, {args.threads} threads; the weights are "
+        f"{weight_bytes / 1e6:.1f} MB, one thread reads them in {weight_bytes / rate * 1e3:.2f} ms at {rate / 1e9:.1f} GB/s"
+    )
     for T in args.tokens:
         p = problem(rng, T, N, plain)
         expected = truth(p)
@@ -195,8 +207,10 @@ def main() -> None:
         report(f"bfloat16, T = {T}", calls, args, rate / weight_bytes, expected)
         p8 = int8_problem(p)
         nz8 = p8 | {name: ds.to_nz(p8[name]) for name in WEIGHTS}
-        calls = {"plain": lambda p8=p8: ds.mla_prolog_v2(**p8, backend="cpu"),
-                 "NZ": lambda nz8=nz8: ds.mla_prolog_v2(**nz8, backend="cpu")}
+        calls = {
+            "plain": lambda p8=p8: ds.mla_prolog_v2(**p8, backend="cpu"),
+            "NZ": lambda nz8=nz8: ds.mla_prolog_v2(**nz8, backend="cpu"),
+        }
         with ds.use_threads(args.threads):
             for name, call in calls.items():
                 verify(f"{name} int8", real_query(call()), expected, 0.05)

@@ -107,8 +107,10 @@ def measure(name: str, logits: np.ndarray, q: np.ndarray, floor: float, repeats:
     base = statistics.median(times["given q"])
     for label, seconds in times.items():
         median = statistics.median(seconds)
-        print(f"  {label:15}{median * 1e3:9.2f} ms   x{median / base:6.2f} of given q   x{median / floor:6.1f} of one "
-              f"read   slowest/fastest {max(seconds) / min(seconds):.2f}")
+        print(
+            f"  {label:15}{median * 1e3:9.2f} ms   x{median / base:6.2f} of given q   x{median / floor:6.1f} of one "
+            f"read   slowest/fastest {max(seconds) / min(seconds):.2f}"
+        )
 
 
 def main() -> None:
@@ -125,8 +127,10 @@ def main() -> None:
     logits = rng.standard_normal(shape, np.float32) * np.float32(4)
     q = rng.standard_exponential(shape, np.float32)
     floor = logits.nbytes / bandwidth()
-    print(f"{shape[0]} x {shape[1]} float32; decodestep on 1 thread, torch on {args.threads}; "
-          f"one read takes {floor * 1e3:.2f} ms at {logits.nbytes / floor / 1e9:.1f} GB/s")
+    print(
+        f"{shape[0]} x {shape[1]} float32; decodestep on 1 thread, torch on {args.threads}; "
+        f"one read takes {floor * 1e3:.2f} ms at {logits.nbytes / floor / 1e9:.1f} GB/s"
+    )
     for name in SCENARIOS:
         measure(name, logits, q, floor, args.repeats)
 

@@ -92,10 +92,13 @@ class Report:
         for name, seconds in times.items():
             low, ratio, high = statistics.quantiles((s / o for s, o in zip(seconds, ours, strict=True)), n=4)
             median = statistics.median(seconds)
-            print(f"  {name:32}{_time(median):>10}   x{ratio:7.2f}  [{low:.2f}, {high:.2f}]"
-                  + ("" if floor is None else f"   x{median / floor:8.1f} of the floor"))
-            self.rows.append((case, name, median, min(seconds), max(seconds), ratio, low, high, floor, self.threads,
-                              _native.isa()))
+            print(
+                f"  {name:32}{_time(median):>10}   x{ratio:7.2f}  [{low:.2f}, {high:.2f}]"
+                + ("" if floor is None else f"   x{median / floor:8.1f} of the floor")
+            )
+            self.rows.append(
+                (case, name, median, min(seconds), max(seconds), ratio, low, high, floor, self.threads, _native.isa())
+            )
 
     def save(self) -> None:
         RESULTS.mkdir(exist_ok=True)

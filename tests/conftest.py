@@ -37,8 +37,15 @@ def tiny_file(tmp_path: Path) -> TinyFile:
     import gguf
 
     def write(
-        *, heads: int = 6, groups: int = 2, head_dim: int = 16, hidden: int = 96, kind: str = "F32", tied: bool = True,
-        without: tuple[str, ...] = (), **metadata: Any,
+        *,
+        heads: int = 6,
+        groups: int = 2,
+        head_dim: int = 16,
+        hidden: int = 96,
+        kind: str = "F32",
+        tied: bool = True,
+        without: tuple[str, ...] = (),
+        **metadata: Any,
     ) -> Path:
         path = tmp_path / f"tiny-{kind}.gguf"
         rng = np.random.default_rng(5)
@@ -71,10 +78,15 @@ def tiny_file(tmp_path: Path) -> TinyFile:
             shapes["output"] = (vocab, hidden)
         for i in range(2):
             shapes |= {
-                f"blk.{i}.attn_norm": (hidden,), f"blk.{i}.ffn_norm": (hidden,), f"blk.{i}.attn_q": (queries, hidden),
-                f"blk.{i}.attn_k": (keys, hidden), f"blk.{i}.attn_v": (keys, hidden),
-                f"blk.{i}.attn_output": (hidden, queries), f"blk.{i}.ffn_gate": (feed_forward, hidden),
-                f"blk.{i}.ffn_up": (feed_forward, hidden), f"blk.{i}.ffn_down": (hidden, feed_forward),
+                f"blk.{i}.attn_norm": (hidden,),
+                f"blk.{i}.ffn_norm": (hidden,),
+                f"blk.{i}.attn_q": (queries, hidden),
+                f"blk.{i}.attn_k": (keys, hidden),
+                f"blk.{i}.attn_v": (keys, hidden),
+                f"blk.{i}.attn_output": (hidden, queries),
+                f"blk.{i}.ffn_gate": (feed_forward, hidden),
+                f"blk.{i}.ffn_up": (feed_forward, hidden),
+                f"blk.{i}.ffn_down": (hidden, feed_forward),
             }
         type_ = gguf.GGMLQuantizationType[kind]
         for name, shape in shapes.items():

@@ -50,10 +50,29 @@ def nz_weight(w: np.ndarray) -> np.ndarray:
     return flat.reshape(N // c0, K // 16, 16, c0)
 
 
-def make(rng: np.random.Generator, scenario: str = "NO_QUANT", mode: str = "PA_BSND", merged: bool = True, *, B: int = 3,
-         S: int = 3, He: int = 48, Hcq: int = 32, N: int = 2, D: int = 16, Hckv: int = 64, Dr: int = 32, block: int = 4,
-         blocks: int = 8, real: Any = BF16, smooth: bool = True, nz_weights: bool = False, lengths: Any = None,
-         negative: bool = True, tiles: int = 2) -> dict[str, Any]:
+def make(
+    rng: np.random.Generator,
+    scenario: str = "NO_QUANT",
+    mode: str = "PA_BSND",
+    merged: bool = True,
+    *,
+    B: int = 3,
+    S: int = 3,
+    He: int = 48,
+    Hcq: int = 32,
+    N: int = 2,
+    D: int = 16,
+    Hckv: int = 64,
+    Dr: int = 32,
+    block: int = 4,
+    blocks: int = 8,
+    real: Any = BF16,
+    smooth: bool = True,
+    nz_weights: bool = False,
+    lengths: Any = None,
+    negative: bool = True,
+    tiles: int = 2,
+) -> dict[str, Any]:
     """The arguments of mla_prolog_v3; caches hold random bits."""
     token8, uq8, kv, modes = SCENARIOS[scenario]
     if kv == "tile":
@@ -77,15 +96,22 @@ def make(rng: np.random.Generator, scenario: str = "NO_QUANT", mode: str = "PA_B
 
     angle = rng.uniform(0, 6.3, (*axes, Dr))
     call = dict(
-        token_x=int8(*axes, He) if token8 else normal(*axes, He), weight_dq=weight(He, Hcq, token8),
-        weight_uq_qr=weight(Hcq, N * (D + Dr), uq8), weight_uk=normal(N, D, Hckv, scale=1 / math.sqrt(D or 1)),
-        weight_dkv_kr=weight(He, Hckv + Dr, token8), rmsnorm_gamma_cq=(1 + 0.2 * normal(Hcq).astype(float)).astype(real),
-        rmsnorm_gamma_ckv=(1 + 0.2 * normal(Hckv).astype(float)).astype(real), rope_sin=np.sin(angle).astype(real),
+        token_x=int8(*axes, He) if token8 else normal(*axes, He),
+        weight_dq=weight(He, Hcq, token8),
+        weight_uq_qr=weight(Hcq, N * (D + Dr), uq8),
+        weight_uk=normal(N, D, Hckv, scale=1 / math.sqrt(D or 1)),
+        weight_dkv_kr=weight(He, Hckv + Dr, token8),
+        rmsnorm_gamma_cq=(1 + 0.2 * normal(Hcq).astype(float)).astype(real),
+        rmsnorm_gamma_ckv=(1 + 0.2 * normal(Hckv).astype(float)).astype(real),
+        rope_sin=np.sin(angle).astype(real),
         rope_cos=np.cos(angle).astype(real),
     )
     if token8:
-        call |= dict(dequant_scale_x=positive(T, 1, scale=1e-2), dequant_scale_w_dq=positive(1, Hcq, scale=1e-2),
-                     dequant_scale_w_dkv_kr=positive(1, Hckv + Dr, scale=1e-2))
+        call |= dict(
+            dequant_scale_x=positive(T, 1, scale=1e-2),
+            dequant_scale_w_dq=positive(1, Hcq, scale=1e-2),
+            dequant_scale_w_dkv_kr=positive(1, Hckv + Dr, scale=1e-2),
+        )
     if uq8:
         call |= dict(dequant_scale_w_uq_qr=positive(1, N * (D + Dr), scale=2e-3))
         if smooth:
@@ -103,8 +129,7 @@ def make(rng: np.random.Generator, scenario: str = "NO_QUANT", mode: str = "PA_B
     call["kv_cache"] = int8(*rows, 1, width) if kv else normal(*rows, 1, width)
     if kv == "tile":
         call["kv_cache"] &= 63  # no pattern of the bytes is a NaN
-    call["kr_cache"] = (np.zeros(0, np.int8) if kv == "tile" else int8(*rows, 1, Dr) if kv == "channel" else
-                        normal(*rows, 1, Dr))
+    call["kr_cache"] = np.zeros(0, np.int8) if kv == "tile" else int8(*rows, 1, Dr) if kv == "channel" else normal(*rows, 1, Dr)
     if mode in ("PA_BSND", "PA_NZ"):
         call["cache_index"] = rng.integers(-3 if negative else 0, blocks * block, axes)  # slots may repeat
     elif mode.startswith("PA_BLK"):
@@ -120,8 +145,19 @@ def for_version(call: dict[str, Any], version: int) -> dict[str, Any]:
     """A call of V3 as one of V1 or V2, by name."""
     if version == 3:
         return call
-    v3 = ("actual_seq_len", "k_nope_clip_alpha", "query_norm_flag", "weight_quant_mode", "kv_cache_quant_mode",
-          "query_quant_mode", "ckvkr_repo_mode", "quant_scale_repo_mode", "tile_size", "qc_qr_scale", "kc_scale")
+    v3 = (
+        "actual_seq_len",
+        "k_nope_clip_alpha",
+        "query_norm_flag",
+        "weight_quant_mode",
+        "kv_cache_quant_mode",
+        "query_quant_mode",
+        "ckvkr_repo_mode",
+        "quant_scale_repo_mode",
+        "tile_size",
+        "qc_qr_scale",
+        "kc_scale",
+    )
     return {name: value for name, value in call.items() if name not in v3}
 
 
@@ -130,6 +166,7 @@ def copied(call: dict[str, Any]) -> dict[str, Any]:
 
 
 # The oracle: the formulas of the specification for one token and one head at a time.
+
 
 def bf16(v: np.ndarray) -> np.ndarray:
     """float64 rounded once, half to even, to the eight significant bits of bfloat16."""
@@ -211,8 +248,11 @@ def oracle(call: dict[str, Any], rounding: str = "half_even", scenario: str = "N
     token8, uq8, kv, _ = SCENARIOS[scenario]
     real = call["weight_uk"].dtype
     r = bf16 if real == BF16 else (lambda v: v)
-    f = {name: value.astype(float) for name, value in call.items()
-         if isinstance(value, np.ndarray) and name not in ("kv_cache", "kr_cache", "cache_index")}
+    f = {
+        name: value.astype(float)
+        for name, value in call.items()
+        if isinstance(value, np.ndarray) and name not in ("kv_cache", "kr_cache", "cache_index")
+    }
     w_dq, w_uq, w_dkv = plain(call["weight_dq"]), plain(call["weight_uq_qr"]), plain(call["weight_dkv_kr"])
     x = f["token_x"].reshape(-1, f["token_x"].shape[-1])
     T, (N, D, Hckv), Dr = len(x), call["weight_uk"].shape, f["rope_sin"].shape[-1]
@@ -221,8 +261,9 @@ def oracle(call: dict[str, Any], rounding: str = "half_even", scenario: str = "N
     eps_cq, eps_ckv = call.get("rmsnorm_epsilon_cq", 1e-5), call.get("rmsnorm_epsilon_ckv", 1e-5)
     kv_cache, kr_cache = call["kv_cache"].copy(), call["kr_cache"].copy()
     flat_kv, flat_kr = kv_cache.reshape(-1), kr_cache.reshape(-1)
-    out: dict[str, list[Any]] = {name: [] for name in ("query", "query_rope", "dequant_scale_q_nope", "query_norm",
-                                                        "dequant_scale_q_norm")}
+    out: dict[str, list[Any]] = {
+        name: [] for name in ("query", "query_rope", "dequant_scale_q_nope", "query_norm", "dequant_scale_q_norm")
+    }
 
     def norm(v: np.ndarray, gamma: np.ndarray, eps: float, alpha: float) -> np.ndarray:
         return v / math.sqrt(float((v * v).mean()) + eps) * gamma * alpha
@@ -300,8 +341,11 @@ def parts(name: str, values: np.ndarray, latent: int, rope: int) -> dict[str, np
     if name != "kv_cache" or values.dtype != np.int8 or values.shape[-1] in (32, 64, 256):
         return {name: values}
     rows = np.ascontiguousarray(values.reshape(-1, values.shape[-1]))
-    return {"tile_q": rows[:, :latent], "tile_kr": rows[:, latent : latent + 2 * rope].copy().view(BF16),
-            "tile_scale": rows[:, latent + 2 * rope :].copy().view(np.float32)}
+    return {
+        "tile_q": rows[:, :latent],
+        "tile_kr": rows[:, latent : latent + 2 * rope].copy().view(BF16),
+        "tile_scale": rows[:, latent + 2 * rope :].copy().view(np.float32),
+    }
 
 
 def agree(got: dict[str, Any], want: dict[str, Any], flips: Counter | None = None, latent: int = 256, rope: int = 32) -> None:

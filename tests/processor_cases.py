@@ -103,7 +103,10 @@ def kept(result: torch.Tensor) -> list[list[float]]:
 
 
 def same_filter(
-    ours: torch.Tensor, theirs: Callable[[float], torch.Tensor], parameter: float, scores: torch.Tensor,
+    ours: torch.Tensor,
+    theirs: Callable[[float], torch.Tensor],
+    parameter: float,
+    scores: torch.Tensor,
     limits: tuple[float, float],
 ) -> int:
     """Asserts that each row keeps the same values, or as many as a threshold within rounding would; returns how many of those.

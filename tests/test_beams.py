@@ -38,6 +38,7 @@ def tree(branches, vocab):
 
 def random_tree(seed, vocab, sharpness=1.5):
     """Probabilities that depend on the whole prefix."""
+
     def branches(prefix):
         rng = np.random.default_rng([seed, len(prefix), *prefix])
         powers = np.exp(rng.standard_normal(vocab) * sharpness)
@@ -56,8 +57,15 @@ def same(ours, theirs, tolerance=1e-12):
 
 
 # Token 2 ends. Greedy takes 0 and is left with 0.5 * 0.4; the better start is 1.
-WORKED = {(): [0.5, 0.4, 0.1], (0,): [0.4, 0.3, 0.3], (1,): [0.05, 0.05, 0.9], (0, 0): [1 / 3] * 3, (0, 1): [0.1, 0.1, 0.8],
-          (1, 0): [1 / 3] * 3, (1, 1): [1 / 3] * 3}
+WORKED = {
+    (): [0.5, 0.4, 0.1],
+    (0,): [0.4, 0.3, 0.3],
+    (1,): [0.05, 0.05, 0.9],
+    (0, 0): [1 / 3] * 3,
+    (0, 1): [0.1, 0.1, 0.8],
+    (1, 0): [1 / 3] * 3,
+    (1, 1): [1 / 3] * 3,
+}
 
 
 def worked(**options):
@@ -117,11 +125,22 @@ def test_with_beams_for_all_it_is_exhaustive(seed):
     vocab, longest = 2 + seed % 3, 1 + seed % 4
     ends = ([], [0], [vocab - 1, 0])[seed % 3]
     branches, penalty = random_tree(seed, vocab), (0.0, 1.0, -0.5, 1.7)[seed % 4]
-    every = sorted(((total / len(ids) ** penalty, ids, ended) for ids, total, ended in
-                    every_sequence(branches, vocab, ends, longest)), reverse=True)
+    every = sorted(
+        ((total / len(ids) ** penalty, ids, ended) for ids, total, ended in every_sequence(branches, vocab, ends, longest)),
+        reverse=True,
+    )
     for early in EARLY:
-        beams = beam_search(tree(branches, vocab), [], vocab_size=vocab, max_new_tokens=longest, num_beams=len(every),
-                            num_return_sequences=len(every), eos_token_ids=ends, length_penalty=penalty, early_stopping=early)
+        beams = beam_search(
+            tree(branches, vocab),
+            [],
+            vocab_size=vocab,
+            max_new_tokens=longest,
+            num_beams=len(every),
+            num_return_sequences=len(every),
+            eos_token_ids=ends,
+            length_penalty=penalty,
+            early_stopping=early,
+        )
         same(beams, [Beam(list(ids), score, ended) for score, ids, ended in every])
 
 
@@ -170,9 +189,19 @@ def test_groups_equal_a_slow_reference(seed):
     branches, diversity = random_tree(seed, vocab), float(rng.choice([0.0, 0.25, 1.0, 4.0]))
     penalty, early = float(rng.choice([0.0, 1.0, -1.0, 2.0])), EARLY[seed % 3]
     returned = int(rng.integers(1, groups * size + 1))
-    ours = beam_search(tree(branches, vocab), [], vocab_size=vocab, max_new_tokens=longest, num_beams=groups * size,
-                       num_beam_groups=groups, diversity_penalty=diversity, eos_token_ids=ends, length_penalty=penalty,
-                       early_stopping=early, num_return_sequences=returned)
+    ours = beam_search(
+        tree(branches, vocab),
+        [],
+        vocab_size=vocab,
+        max_new_tokens=longest,
+        num_beams=groups * size,
+        num_beam_groups=groups,
+        diversity_penalty=diversity,
+        eos_token_ids=ends,
+        length_penalty=penalty,
+        early_stopping=early,
+        num_return_sequences=returned,
+    )
     same(ours, slow_groups(branches, vocab, ends, longest, groups, size, diversity, penalty, early, returned))
 
 
@@ -192,10 +221,19 @@ def llama():
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(3)
-    model = LlamaForCausalLM(LlamaConfig(
-        vocab_size=23, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, max_position_embeddings=64, initializer_range=0.3, tie_word_embeddings=False,
-    )).eval()
+    model = LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=23,
+            hidden_size=32,
+            intermediate_size=48,
+            num_hidden_layers=2,
+            num_attention_heads=4,
+            num_key_value_heads=2,
+            max_position_embeddings=64,
+            initializer_range=0.3,
+            tie_word_embeddings=False,
+        )
+    ).eval()
     model.lm_head.weight.data *= 2.0  # peaked, so that beams end and the orders of candidates differ by more than rounding
     return model
 
@@ -226,18 +264,37 @@ def test_equals_transformers(llama, seed):
     penalty = float(rng.choice([0.0, 1.0, 1.0, -1.0, 0.6, 3.0]))
     with torch.no_grad():
         theirs = llama.generate(
-            torch.tensor([prompt]), attention_mask=torch.ones(1, len(prompt)), num_beams=beams, do_sample=False,
-            length_penalty=penalty, early_stopping=early, num_return_sequences=returned, max_new_tokens=longest,
-            eos_token_id=ends or None, pad_token_id=0, output_scores=True, return_dict_in_generate=True, **settings,
+            torch.tensor([prompt]),
+            attention_mask=torch.ones(1, len(prompt)),
+            num_beams=beams,
+            do_sample=False,
+            length_penalty=penalty,
+            early_stopping=early,
+            num_return_sequences=returned,
+            max_new_tokens=longest,
+            eos_token_id=ends or None,
+            pad_token_id=0,
+            output_scores=True,
+            return_dict_in_generate=True,
+            **settings,
         )
 
     def next_logits(sequences, parents):
         with torch.no_grad():
             return llama(torch.tensor(sequences)).logits[:, -1].numpy()
 
-    ours = beam_search(next_logits, prompt, vocab_size=23, num_beams=beams, max_new_tokens=longest, eos_token_ids=ends,
-                       length_penalty=penalty, early_stopping=early, num_return_sequences=returned,
-                       processors=our_processors(settings, prompt, ends))
+    ours = beam_search(
+        next_logits,
+        prompt,
+        vocab_size=23,
+        num_beams=beams,
+        max_new_tokens=longest,
+        eos_token_ids=ends,
+        length_penalty=penalty,
+        early_stopping=early,
+        num_return_sequences=returned,
+        processors=our_processors(settings, prompt, ends),
+    )
     lengths = (theirs.beam_indices >= 0).sum(1).tolist()
     want = [row[len(prompt) :][:length] for row, length in zip(theirs.sequences.tolist(), lengths, strict=True)]
     assert [beam.token_ids for beam in ours] == want
@@ -252,8 +309,16 @@ def test_processors_and_stop_are_given_what_they_need():
         seen.append((ids.tolist(), scores.dtype, np.exp(scores).sum(axis=1)))
         return np.where(np.arange(3) == 0, -np.inf, scores)
 
-    beams = beam_search(lambda sequences, parents: np.zeros((len(sequences), 3), np.float32), [2, 2], vocab_size=3, num_beams=2,
-                        max_new_tokens=3, num_return_sequences=2, processors=[no_zero], stop=lambda ids: ids[-2:] == [1, 1])
+    beams = beam_search(
+        lambda sequences, parents: np.zeros((len(sequences), 3), np.float32),
+        [2, 2],
+        vocab_size=3,
+        num_beams=2,
+        max_new_tokens=3,
+        num_return_sequences=2,
+        processors=[no_zero],
+        stop=lambda ids: ids[-2:] == [1, 1],
+    )
     assert seen[0][0] == [[2, 2]] and seen[1][0] == [[2, 2, 1], [2, 2, 2]]
     assert all(dtype == np.float32 and np.allclose(sums, 1) for _, dtype, sums in seen)
     assert as_pairs(beams) == [((1, 1), True), ((1, 2, 1), False)]
@@ -273,8 +338,15 @@ def test_what_cannot_be_is_no_candidate():
 
 def test_draws_follow_the_distribution_without_replacement():
     p = np.array([0.5, 0.25, 0.15, 0.1])
-    run = partial(beam_search, lambda sequences, parents: np.log(np.tile(p, (len(sequences), 1))), [], vocab_size=4,
-                  do_sample=True, num_beams=2, num_return_sequences=2)
+    run = partial(
+        beam_search,
+        lambda sequences, parents: np.log(np.tile(p, (len(sequences), 1))),
+        [],
+        vocab_size=4,
+        do_sample=True,
+        num_beams=2,
+        num_return_sequences=2,
+    )
     draws = 3000
     counts = Counter(frozenset(b.token_ids[0] for b in run(max_new_tokens=1, seed=seed)) for seed in range(draws))
     for a, b in itertools.combinations(range(4), 2):
@@ -301,8 +373,16 @@ def test_logits_over_the_cache_equal_those_of_the_whole_sequence(tiny_file):
 
     for groups in (1, 2):
         cached = BeamLogits(model, 4, len(prompt) + 20)
-        beam_search(both, prompt, vocab_size=300, num_beams=4, num_beam_groups=groups, max_new_tokens=20,
-                    diversity_penalty=groups - 1.0, do_sample=groups == 1)
+        beam_search(
+            both,
+            prompt,
+            vocab_size=300,
+            num_beams=4,
+            num_beam_groups=groups,
+            max_new_tokens=20,
+            diversity_penalty=groups - 1.0,
+            do_sample=groups == 1,
+        )
     assert any(parents != sorted(set(parents)) for parents in checked)  # beams have branched
 
 
@@ -320,17 +400,31 @@ def test_the_default_model(model):
     assert run(BeamLogits(model, 1, len(prompt) + 8), num_beams=1)[0].token_ids == greedy.token_ids
 
 
-@pytest.mark.parametrize(("arg", "value", "rule"), [
-    ("prompt", [3], "integers in [0, 3)"), ("prompt", [0.5], "integers in [0, 3)"), ("prompt", [True], "integers"),
-    ("eos_token_ids", [-1], "integers in [0, 3)"), ("vocab_size", 0, "an integer >= 1"), ("num_beams", 0, "an integer >= 1"),
-    ("num_beams", 2.0, "an integer >= 1"), ("num_beams", 2**31, "such that num_beams"),
-    ("max_new_tokens", 0, "an integer >= 1"), ("num_beam_groups", 3, "a divisor of num_beams = 4"),
-    ("num_beam_groups", 0, "a divisor"),
-    ("diversity_penalty", -1.0, "a finite number >= 0"), ("diversity_penalty", 1.0, "0 with one group"),
-    ("length_penalty", math.inf, "a finite number"), ("early_stopping", "always", "True, False or 'never'"),
-    ("early_stopping", 1, "True, False or 'never'"), ("num_return_sequences", 5, "an integer in [1, num_beams = 4]"),
-    ("num_return_sequences", 0, "an integer in [1"), ("do_sample", 1, "a bool"), ("seed", -1, "an integer in [0, 2^64)"),
-])
+@pytest.mark.parametrize(
+    ("arg", "value", "rule"),
+    [
+        ("prompt", [3], "integers in [0, 3)"),
+        ("prompt", [0.5], "integers in [0, 3)"),
+        ("prompt", [True], "integers"),
+        ("eos_token_ids", [-1], "integers in [0, 3)"),
+        ("vocab_size", 0, "an integer >= 1"),
+        ("num_beams", 0, "an integer >= 1"),
+        ("num_beams", 2.0, "an integer >= 1"),
+        ("num_beams", 2**31, "such that num_beams"),
+        ("max_new_tokens", 0, "an integer >= 1"),
+        ("num_beam_groups", 3, "a divisor of num_beams = 4"),
+        ("num_beam_groups", 0, "a divisor"),
+        ("diversity_penalty", -1.0, "a finite number >= 0"),
+        ("diversity_penalty", 1.0, "0 with one group"),
+        ("length_penalty", math.inf, "a finite number"),
+        ("early_stopping", "always", "True, False or 'never'"),
+        ("early_stopping", 1, "True, False or 'never'"),
+        ("num_return_sequences", 5, "an integer in [1, num_beams = 4]"),
+        ("num_return_sequences", 0, "an integer in [1"),
+        ("do_sample", 1, "a bool"),
+        ("seed", -1, "an integer in [0, 2^64)"),
+    ],
+)
 def test_refusals(arg, value, rule):
     given = {"prompt": [0], "vocab_size": 3, "num_beams": 4, "max_new_tokens": 2} | {arg: value}
     with pytest.raises(ValueError, match=r"^beam_search: ") as refused:

@@ -60,8 +60,22 @@ def test_stats_show_the_operators():
 
 
 def test_logprobs_and_the_plan():
-    run = decodestep("generate", "Hi", "--json", "--logprobs", 2, "--max-new-tokens", 3, "--explain-plan", "--seed", 1,
-                     "--samplers", "top_k,temperature,typical_p", "--typical-p", "0.9")
+    run = decodestep(
+        "generate",
+        "Hi",
+        "--json",
+        "--logprobs",
+        2,
+        "--max-new-tokens",
+        3,
+        "--explain-plan",
+        "--seed",
+        1,
+        "--samplers",
+        "top_k,temperature,typical_p",
+        "--typical-p",
+        "0.9",
+    )
     steps = json.loads(run.stdout)["logprobs"]
     assert len(steps) == 3
     assert all(len(step["top_raw"]) == 2 and step["raw"] <= 0 for step in steps)
@@ -74,11 +88,25 @@ def test_a_stop_string_ends_the_text():
     assert run.stdout == "The capital of France\n"
 
 
-@pytest.mark.parametrize("arguments", [
-    [], ["--top-p", "1.7"], ["--seed", "-1"], ["--seed", str(2**64)], ["--temperature", "nan"], ["--top-k", "x"],
-    ["--max-new-tokens", "0"], ["--threads", "0"], ["--dtype", "int2"], ["--stop", ""], ["--no-such-option"],
-    ["--samplers", "beam"], ["--samplers", "top_k", "--top-p", "0.5"], ["--logprobs", "-1"],
-])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["--top-p", "1.7"],
+        ["--seed", "-1"],
+        ["--seed", str(2**64)],
+        ["--temperature", "nan"],
+        ["--top-k", "x"],
+        ["--max-new-tokens", "0"],
+        ["--threads", "0"],
+        ["--dtype", "int2"],
+        ["--stop", ""],
+        ["--no-such-option"],
+        ["--samplers", "beam"],
+        ["--samplers", "top_k", "--top-p", "0.5"],
+        ["--logprobs", "-1"],
+    ],
+)
 def test_a_wrong_request_exits_with_2(arguments):
     prompt = ["Hi"] if arguments else [""]
     run = decodestep("generate", *prompt, *arguments)
@@ -112,8 +140,23 @@ def test_a_missing_or_broken_file_exits_with_1(tmp_path, model_path):
 
 
 def test_ctrl_c_ends_with_what_was_generated():
-    process = subprocess.Popen([*COMMAND, "generate", "Tell me a long story.", "--max-new-tokens", "2000", "--json", "--seed", "5",
-                                "--temperature", "1.5"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [
+            *COMMAND,
+            "generate",
+            "Tell me a long story.",
+            "--max-new-tokens",
+            "2000",
+            "--json",
+            "--seed",
+            "5",
+            "--temperature",
+            "1.5",
+        ],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
     time.sleep(4)
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=60)
@@ -124,8 +167,12 @@ def test_ctrl_c_ends_with_what_was_generated():
 
 
 def test_a_closed_pipe_is_no_crash():
-    process = subprocess.Popen([*COMMAND, "generate", "Tell me a story.", "--max-new-tokens", "60", "--greedy"],
-                               stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [*COMMAND, "generate", "Tell me a story.", "--max-new-tokens", "60", "--greedy"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
     process.stdout.read(1)
     process.stdout.close()
     err = process.stderr.read()

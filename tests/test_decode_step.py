@@ -98,7 +98,11 @@ def test_greedy_takes_the_first_maximum():
 
 def test_a_row_without_a_candidate_has_no_token():
     logits = np.array([[-np.inf] * 3, [np.nan] * 3, [1, 2, 3]], np.float32)
-    steps = [[], [s.TopP(0.5), s.TopK(1), s.MinP(0.1), s.Typical(0.5), s.Eta(0.1), s.TopH(0.5), s.Temperature(2.0)], [s.Ban(ids(0, 1, 2))]]
+    steps = [
+        [],
+        [s.TopP(0.5), s.TopK(1), s.MinP(0.1), s.Typical(0.5), s.Eta(0.1), s.TopH(0.5), s.Temperature(2.0)],
+        [s.Ban(ids(0, 1, 2))],
+    ]
     for greedy in (False, True):
         result = ds.decode_step(logits, steps, greedy=greedy, top_logprobs=[1, 1, 1])
         assert result.tokens.tolist() == [-1, -1, -1]
@@ -122,8 +126,17 @@ def test_a_vanishing_temperature_takes_the_maximum(temperature):
 
 
 CHAINS = [
-    [], [s.Temperature(0.6)], [s.TopK(5)], [s.TopP(0.8)], [s.MinP(0.1)], [s.Typical(0.7)], [s.Eta(0.05)], [s.TopH(0.6)],
-    [s.TopNSigma(1.0)], [s.Penalise(ids(0, 3, 5), 1.4), s.Temperature(1.3)], [s.TopK(8), s.TopP(0.9), s.MinP(0.02)],
+    [],
+    [s.Temperature(0.6)],
+    [s.TopK(5)],
+    [s.TopP(0.8)],
+    [s.MinP(0.1)],
+    [s.Typical(0.7)],
+    [s.Eta(0.05)],
+    [s.TopH(0.6)],
+    [s.TopNSigma(1.0)],
+    [s.Penalise(ids(0, 3, 5), 1.4), s.Temperature(1.3)],
+    [s.TopK(8), s.TopP(0.9), s.MinP(0.02)],
     [s.Ban(ids(1, 2)), s.Add(ids(7), np.array([1.0])), s.TopP(0.95)],
 ]
 
@@ -187,7 +200,9 @@ def test_half_precision_and_torch():
     assert isinstance(tokens, torch.Tensor)
     assert tokens.tolist() == want.tolist()
     rounded = torch.tensor(logits).bfloat16()
-    assert ds.decode_step(rounded, steps, seed=4).tokens.tolist() == ds.decode_step(rounded.float(), steps, seed=4).tokens.tolist()
+    assert (
+        ds.decode_step(rounded, steps, seed=4).tokens.tolist() == ds.decode_step(rounded.float(), steps, seed=4).tokens.tolist()
+    )
 
 
 def test_logits_are_not_written_to():

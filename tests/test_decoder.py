@@ -29,13 +29,20 @@ def transformers_model(model_path):
     # of q and k put back from interleaved rope pairs to halves.
     file = GgufFile(model_path)
     config = convert(file).config
-    theirs = LlamaForCausalLM(LlamaConfig(
-        vocab_size=config.vocab_size, hidden_size=config.hidden, num_hidden_layers=config.layers,
-        num_attention_heads=config.heads, num_key_value_heads=config.groups,
-        intermediate_size=file.metadata["llama.feed_forward_length"], rms_norm_eps=config.norm_eps,
-        max_position_embeddings=config.context, tie_word_embeddings=True,
-        rope_parameters={"rope_type": "default", "rope_theta": file.metadata["llama.rope.freq_base"]},
-    ))
+    theirs = LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=config.vocab_size,
+            hidden_size=config.hidden,
+            num_hidden_layers=config.layers,
+            num_attention_heads=config.heads,
+            num_key_value_heads=config.groups,
+            intermediate_size=file.metadata["llama.feed_forward_length"],
+            rms_norm_eps=config.norm_eps,
+            max_position_embeddings=config.context,
+            tie_word_embeddings=True,
+            rope_parameters={"rope_type": "default", "rope_theta": file.metadata["llama.rope.freq_base"]},
+        )
+    )
 
     def tensor(name, heads=0):
         t = file.tensors[f"{name}.weight"]
@@ -85,6 +92,7 @@ def test_greedy_tokens_and_logits_equal_transformers(model, transformers_model, 
 
 def dense_logits(file, ids):
     """A plain Llama forward pass in float64: grouped-query attention as such, interleaved rope, no cache."""
+
     def get(name):
         t = file.tensors[f"{name}.weight"]
         if t.type == gguf.GGMLQuantizationType.F32:
@@ -149,8 +157,14 @@ def test_blocks_and_batches_change_no_bit(tiny_file, rng):
 
 @pytest.mark.parametrize(
     "changes",
-    [{"architecture": "falcon"}, {"without": ("blk.1.ffn_up",)}, {"llama.rope.scaling.type": "yarn"},
-     {"llama.expert_count": 8}, {"llama.attention.value_length": 8}, {"groups": 4}],
+    [
+        {"architecture": "falcon"},
+        {"without": ("blk.1.ffn_up",)},
+        {"llama.rope.scaling.type": "yarn"},
+        {"llama.expert_count": 8},
+        {"llama.attention.value_length": 8},
+        {"groups": 4},
+    ],
 )
 def test_refuses_what_it_does_not_know(tiny_file, changes):
     with pytest.raises(ModelError):

@@ -136,9 +136,14 @@ def test_beams(model):
     greedy = run(model, [STORY], SamplingParams(do_sample=False, max_new_tokens=6))[0]
     wide = SamplingParams(do_sample=False, max_new_tokens=6, num_beams=3, num_return_sequences=2)
     pieces = []
-    first, best, second, last = run(model, [STORY, STORY, STORY], SamplingParams(do_sample=False, max_new_tokens=6), wide,
-                                    SamplingParams(do_sample=False, max_new_tokens=6),
-                                    stream=lambda row, piece: pieces.append((row, piece)))
+    first, best, second, last = run(
+        model,
+        [STORY, STORY, STORY],
+        SamplingParams(do_sample=False, max_new_tokens=6),
+        wide,
+        SamplingParams(do_sample=False, max_new_tokens=6),
+        stream=lambda row, piece: pieces.append((row, piece)),
+    )
     assert first == last == greedy
     assert best.text != second.text
     assert (1, best.text) in pieces
@@ -147,7 +152,9 @@ def test_beams(model):
         ids = completion.prompt_token_ids + completion.token_ids
         logits = model.logits(ids).astype(np.float64)[len(completion.prompt_token_ids) - 1 : -1]
         shifted = logits - logits.max(1, keepdims=True)
-        return (shifted - np.log(np.exp(shifted).sum(1, keepdims=True)))[np.arange(len(completion.token_ids)), completion.token_ids].sum()
+        return (shifted - np.log(np.exp(shifted).sum(1, keepdims=True)))[
+            np.arange(len(completion.token_ids)), completion.token_ids
+        ].sum()
 
     assert score(best) >= score(second)
     assert score(best) >= score(greedy)
@@ -158,7 +165,9 @@ def test_beams_stop_too(model):
     done = run(model, [chat], SamplingParams(do_sample=False, num_beams=2, stop_strings=["Paris"], max_new_tokens=20))[0]
     assert "Paris" not in done.text
     assert done.finish_reason in ("stop", "eos")
-    groups = SamplingParams(do_sample=False, num_beams=4, num_beam_groups=2, diversity_penalty=5.0, max_new_tokens=4, num_return_sequences=4)
+    groups = SamplingParams(
+        do_sample=False, num_beams=4, num_beam_groups=2, diversity_penalty=5.0, max_new_tokens=4, num_return_sequences=4
+    )
     assert len({tuple(c.token_ids) for c in run(model, [chat], groups)}) == 4
 
 

@@ -37,5 +37,6 @@ def test_every_public_name_is_there_and_documented():
 
 def test_functions_stay_reachable_after_their_modules_are_imported():
     names = "linear", "mla_attention", "tensor_scatter", "generate", "mla_prolog"
-    code = f"import decodestep as ds; {'; '.join(f'ds.{n}' for n in ds.__all__)}; print([callable(getattr(ds, n)) for n in {names}])"
+    touch = "; ".join(f"ds.{name}" for name in ds.__all__)
+    code = f"import decodestep as ds; {touch}; print([callable(getattr(ds, n)) for n in {names}])"
     assert python(code) == str([True] * len(names))

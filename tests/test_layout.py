@@ -71,8 +71,12 @@ def test_a_reference_imports_no_kernel(stem):
 
 @pytest.mark.parametrize("stem", STEMS)
 def test_every_operator_has_all_its_rooms(stem):
-    rooms = [PACKAGE / "ops" / stem / "reference.py", ROOT / "tests" / f"test_{stem}.py",
-             ROOT / "benchmarks" / f"bench_{stem}.py", ROOT / "docs" / "ops" / f"{stem}.md"]
+    rooms = [
+        PACKAGE / "ops" / stem / "reference.py",
+        ROOT / "tests" / f"test_{stem}.py",
+        ROOT / "benchmarks" / f"bench_{stem}.py",
+        ROOT / "docs" / "ops" / f"{stem}.md",
+    ]
     if (PACKAGE / "ops" / stem / "cpu.py").exists():
         rooms.append(ROOT / "csrc" / f"{stem}.cpp")
     assert [str(room.relative_to(ROOT)) for room in rooms if not room.exists()] == []

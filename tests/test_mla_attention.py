@@ -7,9 +7,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tolerances import assert_close
 
 import decodestep as ds
+from tolerances import assert_close
 
 BACKENDS = ("cpu", "reference")
 
@@ -97,8 +97,15 @@ def test_bits_depend_on_the_token_alone(rng):
     query, query_rope, kv, kr, table, lengths = args
     for t in range(6):
         alone = ds.mla_attention(
-            query[t : t + 1], query_rope[t : t + 1], kv, kr, table, lengths[t : t + 1],
-            scale=options["scale"], sequence=options["sequence"][t : t + 1], groups=3,
+            query[t : t + 1],
+            query_rope[t : t + 1],
+            kv,
+            kr,
+            table,
+            lengths[t : t + 1],
+            scale=options["scale"],
+            sequence=options["sequence"][t : t + 1],
+            groups=3,
         )
         np.testing.assert_array_equal(alone[0], together[t])
 

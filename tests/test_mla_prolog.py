@@ -84,7 +84,12 @@ def test_the_caches_come_back_themselves():
     assert ds.mla_prolog_v2(**arguments)._fields == (*result._fields, "dequant_scale_q_nope")
     arguments = make(np.random.default_rng(0))
     assert ds.mla_prolog_v3(**arguments)._fields == (
-        "query", "query_rope", "dequant_scale_q_nope", "query_norm", "dequant_scale_q_norm")
+        "query",
+        "query_rope",
+        "dequant_scale_q_nope",
+        "query_norm",
+        "dequant_scale_q_norm",
+    )
 
 
 @pytest.mark.parametrize("real", [np.float32, np.float64])
@@ -116,11 +121,17 @@ def unit_call(**more: Any) -> dict[str, Any]:
     """One token of two values, one head, all weights selecting: exact by hand."""
     f32 = np.float32
     base = dict(
-        token_x=np.array([[3, 4]], f32), weight_dq=np.eye(2, dtype=f32),
+        token_x=np.array([[3, 4]], f32),
+        weight_dq=np.eye(2, dtype=f32),
         weight_uq_qr=np.array([[1, 0, 1, 0], [0, 1, 0, 1]], f32),
-        weight_uk=np.array([[[1, 0], [0, 2]]], f32), weight_dkv_kr=np.array([[1, 0, 0, 1], [0, 1, 1, 0]], f32),
-        rmsnorm_gamma_cq=None, rmsnorm_gamma_ckv=None, rope_sin=np.array([[0.5, 0.25]], f32),
-        rope_cos=np.array([[2, 4]], f32), cache_index=np.array([3]), kv_cache=np.zeros((2, 2, 1, 2), f32),
+        weight_uk=np.array([[[1, 0], [0, 2]]], f32),
+        weight_dkv_kr=np.array([[1, 0, 0, 1], [0, 1, 1, 0]], f32),
+        rmsnorm_gamma_cq=None,
+        rmsnorm_gamma_ckv=None,
+        rope_sin=np.array([[0.5, 0.25]], f32),
+        rope_cos=np.array([[2, 4]], f32),
+        cache_index=np.array([3]),
+        kv_cache=np.zeros((2, 2, 1, 2), f32),
         kr_cache=np.zeros((2, 2, 1, 2), f32),
     )
     return base | more
@@ -137,8 +148,9 @@ def test_a_token_by_hand():
 
 def test_the_norm_by_hand():
     ones = np.ones(2, np.float32)
-    made = ds.mla_prolog(**unit_call(rmsnorm_gamma_cq=ones, rmsnorm_gamma_ckv=2 * ones), rmsnorm_epsilon_cq=3.5,
-                         rmsnorm_epsilon_ckv=12.5)
+    made = ds.mla_prolog(
+        **unit_call(rmsnorm_gamma_cq=ones, rmsnorm_gamma_ckv=2 * ones), rmsnorm_epsilon_cq=3.5, rmsnorm_epsilon_ckv=12.5
+    )
     np.testing.assert_array_equal(made.query, [[[0.75, 2]]])  # 3 / sqrt(12.5 + 3.5)
     np.testing.assert_array_equal(made.kv_cache_out[1, 1, 0], np.float32([6, 8]) / np.float32(5))
 
@@ -223,10 +235,17 @@ def gqa_call(rng: np.random.Generator, G: int, real: Any = np.float32) -> tuple[
         dense[:, n, g * d : (g + 1) * d] = own[:, n]
     angle = rng.uniform(0, 6, (T, Dr))
     base = dict(
-        token_x=rng.standard_normal((T, He)).astype(real), weight_dq=None, weight_uk=np.zeros((N, 0, 32), real),
-        weight_dkv_kr=rng.standard_normal((He, 32 + Dr)).astype(real), rmsnorm_gamma_cq=None, rmsnorm_gamma_ckv=None,
-        rope_sin=np.sin(angle).astype(real), rope_cos=np.cos(angle).astype(real), cache_index=np.array([0, 4, 4, -1, 9]),
-        kv_cache=np.ones((3, 4, 1, 32), real), kr_cache=np.ones((3, 4, 1, Dr), real),
+        token_x=rng.standard_normal((T, He)).astype(real),
+        weight_dq=None,
+        weight_uk=np.zeros((N, 0, 32), real),
+        weight_dkv_kr=rng.standard_normal((He, 32 + Dr)).astype(real),
+        rmsnorm_gamma_cq=None,
+        rmsnorm_gamma_ckv=None,
+        rope_sin=np.sin(angle).astype(real),
+        rope_cos=np.cos(angle).astype(real),
+        cache_index=np.array([0, 4, 4, -1, 9]),
+        kv_cache=np.ones((3, 4, 1, 32), real),
+        kr_cache=np.ones((3, 4, 1, Dr), real),
     )
     return base | {"weight_uq_qr": dense.reshape(He, -1)}, base | {"weight_uq_qr": own.reshape(He, -1), "rope_groups": G}
 
@@ -295,12 +314,20 @@ def test_cpu_against_reference(data):
     width = Hcq or He
     norms = draw(st.booleans())
     arguments = dict(
-        token_x=normal(T, He), weight_dq=pack(normal(He, Hcq), kind, rng) if Hcq else None,
-        weight_uq_qr=pack(normal(width, N * (D + Dr // G)), kind, rng), weight_uk=normal(N, D, Hckv),
-        weight_dkv_kr=pack(normal(He, Hckv + Dr), kind, rng), rmsnorm_gamma_cq=normal(width) if norms else None,
-        rmsnorm_gamma_ckv=normal(Hckv) if norms else None, rope_sin=normal(T, Dr), rope_cos=normal(T, Dr),
-        cache_index=rng.integers(-2, max(blocks * rows, 1), T), kv_cache=normal(blocks, rows, 1, Hckv),
-        kr_cache=normal(blocks, rows, 1, Dr), rope_groups=G, need_query=D > 0 or draw(st.booleans()),
+        token_x=normal(T, He),
+        weight_dq=pack(normal(He, Hcq), kind, rng) if Hcq else None,
+        weight_uq_qr=pack(normal(width, N * (D + Dr // G)), kind, rng),
+        weight_uk=normal(N, D, Hckv),
+        weight_dkv_kr=pack(normal(He, Hckv + Dr), kind, rng),
+        rmsnorm_gamma_cq=normal(width) if norms else None,
+        rmsnorm_gamma_ckv=normal(Hckv) if norms else None,
+        rope_sin=normal(T, Dr),
+        rope_cos=normal(T, Dr),
+        cache_index=rng.integers(-2, max(blocks * rows, 1), T),
+        kv_cache=normal(blocks, rows, 1, Hckv),
+        kr_cache=normal(blocks, rows, 1, Dr),
+        rope_groups=G,
+        need_query=D > 0 or draw(st.booleans()),
     )
     a, b = copied(arguments), copied(arguments)
     with ds.use_threads(draw(st.sampled_from([1, 2]))):
@@ -352,8 +379,15 @@ def test_native_products_of_any_shape(data):
     rng = np.random.default_rng(draw(st.integers(0, 2**32)))
     scenario, real = draw(st.sampled_from([("NO_QUANT", np.float32), ("NO_QUANT", BF16), ("FULL", BF16)]))
     nz, wide = draw(st.booleans()), draw(st.integers(1, 300))
-    sizes = dict(He=wide, Hcq=draw(st.integers(1, 150)), N=draw(st.integers(1, 3)), D=draw(st.integers(0, 40)),
-                 Hckv=draw(st.integers(1, 90)), Dr=2 * draw(st.integers(1, 9)), lengths=[draw(st.integers(0, 9))])
+    sizes = dict(
+        He=wide,
+        Hcq=draw(st.integers(1, 150)),
+        N=draw(st.integers(1, 3)),
+        D=draw(st.integers(0, 40)),
+        Hckv=draw(st.integers(1, 90)),
+        Dr=2 * draw(st.integers(1, 9)),
+        lengths=[draw(st.integers(0, 9))],
+    )
     arguments = make(rng, scenario, real=real, **sizes)
     if nz and sizes["Hcq"] % (32 // arguments["weight_dq"].itemsize) == 0:
         for name in ("weight_dq", "weight_uq_qr", "weight_dkv_kr"):

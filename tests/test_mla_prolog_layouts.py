@@ -23,7 +23,8 @@ def numbered(shape: tuple[int, ...], dtype: type) -> np.ndarray:
 
 @pytest.mark.parametrize(
     ("dtype", "block_size", "width", "slot", "h", "position"),
-    [(BF16, 16, 64, 19, 37, 1589), (np.int8, 128, 512, 130, 100, 77892)])
+    [(BF16, 16, 64, 19, 37, 1589), (np.int8, 128, 512, 130, 100, 77892)],
+)
 def test_nz_cache_examples(dtype, block_size, width, slot, h, position):
     cache = np.zeros((2, block_size, 1, width), dtype)
     cache[slot // block_size, slot % block_size, 0, h] = 1
@@ -36,8 +37,9 @@ def test_row_cache_example():
     assert cache.reshape(-1).nonzero()[0].tolist() == [66660]
 
 
-@pytest.mark.parametrize(("dtype", "K", "N", "k", "n", "position"),
-                         [(BF16, 64, 32, 20, 17, 1345), (np.int8, 64, 64, 20, 40, 2696)])
+@pytest.mark.parametrize(
+    ("dtype", "K", "N", "k", "n", "position"), [(BF16, 64, 32, 20, 17, 1345), (np.int8, 64, 64, 20, 40, 2696)]
+)
 def test_nz_weight_examples(dtype, K, N, k, n, position):
     weight = np.zeros((K, N), dtype)
     weight[k, n] = 1
@@ -134,7 +136,8 @@ def test_gathering_copies_and_keeps_the_kind():
 
 CACHE = np.zeros((2, 4, 1, 32), np.int8)
 REFUSALS = [
-    (lambda: ds.to_nz(np.zeros(3)), "to_nz: weight"), (lambda: ds.to_nz([[1]]), "to_nz: weight"),
+    (lambda: ds.to_nz(np.zeros(3)), "to_nz: weight"),
+    (lambda: ds.to_nz([[1]]), "to_nz: weight"),
     (lambda: ds.to_nz(np.zeros((2, 2), "S3")), "to_nz: weight"),
     (lambda: ds.from_nz(np.zeros((2, 2, 16, 16), np.int8)), "from_nz: storage"),
     (lambda: ds.from_nz(np.zeros((2, 2, 16, 16), BF16), (17, 48)), "from_nz: shape"),
@@ -147,7 +150,8 @@ REFUSALS = [
     (lambda: ds.slots_from_block_table([[1]], [1], 0), "slots_from_block_table: block_size"),
     (lambda: ds.slots_from_block_table([[1]], [1], 4, sequence=[1]), "slots_from_block_table: sequence"),
     (lambda: ds.slots_from_block_table([[1]], [1], 4, sequence=[0, 0]), "slots_from_block_table: sequence"),
-    (lambda: ds.gather_cache(CACHE, [8]), "gather_cache: index"), (lambda: ds.gather_cache(CACHE, [-1]), "gather_cache: index"),
+    (lambda: ds.gather_cache(CACHE, [8]), "gather_cache: index"),
+    (lambda: ds.gather_cache(CACHE, [-1]), "gather_cache: index"),
     (lambda: ds.gather_cache(CACHE, [0], cache_mode="PA_BLK_NZ"), "gather_cache: lengths"),
     (lambda: ds.gather_cache(CACHE, [2], [1]), "gather_cache: index"),
     (lambda: ds.gather_cache(CACHE, [0, 1], [1]), "gather_cache: index"),

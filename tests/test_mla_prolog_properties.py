@@ -28,8 +28,12 @@ def test_rope_scores_depend_on_the_distance_alone():
     positions = np.array([5, 9, 105, 109, 0, 4])
     angle = np.concatenate([positions[:, None] * inverse] * 2, axis=1)
     arguments = make(rng, B=6, S=1, real=np.float64, Dr=Dr, negative=False)
-    arguments |= dict(token_x=np.repeat(arguments["token_x"][:1], 6, axis=0), rope_sin=np.sin(angle), rope_cos=np.cos(angle),
-                      cache_index=np.arange(6))
+    arguments |= dict(
+        token_x=np.repeat(arguments["token_x"][:1], 6, axis=0),
+        rope_sin=np.sin(angle),
+        rope_cos=np.cos(angle),
+        cache_index=np.arange(6),
+    )
     got = call(arguments)
     keys = arguments["kr_cache"].reshape(-1, Dr)[:6]
     scores = [got["query_rope"][q] @ keys[k] for q, k in ((1, 0), (3, 2), (5, 4))]
@@ -56,9 +60,12 @@ def test_absorbed_scores_are_the_unabsorbed_ones():
     arguments["cache_index"] = np.arange(9)
     got = call(arguments)
     latents = arguments["kv_cache"].reshape(-1, 64)[:9]
-    plain = arguments | {"weight_uk": np.stack([np.eye(16)] * 2), "kv_cache": np.zeros((8, 4, 1, 16)),
-                         "weight_dkv_kr": arguments["weight_dkv_kr"][:, 48:].copy(),
-                         "rmsnorm_gamma_ckv": np.ones(16)}
+    plain = arguments | {
+        "weight_uk": np.stack([np.eye(16)] * 2),
+        "kv_cache": np.zeros((8, 4, 1, 16)),
+        "weight_dkv_kr": arguments["weight_dkv_kr"][:, 48:].copy(),
+        "rmsnorm_gamma_ckv": np.ones(16),
+    }
     nope = call(plain)["query"]
     absorbed = np.einsum("tnh,sh->nts", got["query"], latents)
     keys = np.einsum("ndh,sh->nsd", arguments["weight_uk"], latents)
@@ -191,8 +198,9 @@ def test_the_query_factor_leaves_int8_alone(scenario):
         np.testing.assert_array_equal(other["query_norm"], one["query_norm"])
         np.testing.assert_array_equal(other["dequant_scale_q_norm"], factor * one["dequant_scale_q_norm"])
     plain = make(np.random.default_rng(16), "NO_QUANT")
-    np.testing.assert_array_equal(call(copied(plain), qc_qr_scale=4.0)["query"].astype(float),
-                                  4 * call(copied(plain))["query"].astype(float))
+    np.testing.assert_array_equal(
+        call(copied(plain), qc_qr_scale=4.0)["query"].astype(float), 4 * call(copied(plain))["query"].astype(float)
+    )
 
 
 def test_scores_of_int8_query_and_cache():
@@ -200,8 +208,12 @@ def test_scores_of_int8_query_and_cache():
     arguments = make(np.random.default_rng(17), "FULL_KV", negative=False, Hckv=256)
     arguments["cache_index"] = np.arange(9)
     arguments["quant_scale_ckv"] = np.array([40.0], np.float32)
-    wide = arguments | dict(kv_cache=np.zeros((8, 4, 1, 256), BF16), kr_cache=np.zeros((8, 4, 1, 32), BF16),
-                            kv_cache_quant_mode=0, query_quant_mode=0)
+    wide = arguments | dict(
+        kv_cache=np.zeros((8, 4, 1, 256), BF16),
+        kr_cache=np.zeros((8, 4, 1, 32), BF16),
+        kv_cache_quant_mode=0,
+        query_quant_mode=0,
+    )
     del wide["quant_scale_ckv"]
     got, want = call(arguments), call(wide)
 
@@ -288,5 +300,3 @@ def test_strided_caches_and_inputs():
             assert_close(b["query"], a["query"].astype(float))
             for name in ("kv_cache", "kr_cache"):
                 assert_close(np.ascontiguousarray(b[name]), a[name])
-
-

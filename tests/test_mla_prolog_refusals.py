@@ -164,20 +164,40 @@ def device_call(**sizes: Any) -> dict[str, Any]:
         return np.lib.stride_tricks.as_strided(np.zeros(1, BF16), shape, (0,) * len(shape))
 
     return dict(
-        token_x=zeros(*axes, He), weight_dq=zeros(He, Hcq), weight_uq_qr=zeros(Hcq, N * (D + Dr)),
+        token_x=zeros(*axes, He),
+        weight_dq=zeros(He, Hcq),
+        weight_uq_qr=zeros(Hcq, N * (D + Dr)),
         weight_uk=zeros(N, D, Hckv),
-        weight_dkv_kr=zeros(He, Hckv + Dr), rmsnorm_gamma_cq=zeros(Hcq), rmsnorm_gamma_ckv=zeros(Hckv),
-        rope_sin=zeros(*axes, Dr), rope_cos=zeros(*axes, Dr), cache_index=np.full(axes, -1),
-        kv_cache=np.zeros((1, given["BlockSize"], 1, Hckv), BF16), kr_cache=np.zeros((1, given["BlockSize"], 1, Dr), BF16),
+        weight_dkv_kr=zeros(He, Hckv + Dr),
+        rmsnorm_gamma_cq=zeros(Hcq),
+        rmsnorm_gamma_ckv=zeros(Hckv),
+        rope_sin=zeros(*axes, Dr),
+        rope_cos=zeros(*axes, Dr),
+        cache_index=np.full(axes, -1),
+        kv_cache=np.zeros((1, given["BlockSize"], 1, Hckv), BF16),
+        kr_cache=np.zeros((1, given["BlockSize"], 1, Dr), BF16),
     )
 
 
 LIMITS = [
-    ("design-note", "He", 7680, 6144), ("nov2025", "He", 6144, 1024), ("latest", "He", 1024, 1536),
-    ("nov2025", "Hcq", 1536, 2048), ("latest", "Hcq", 2048, 7168), ("nov2025", "N", 64, 7), ("latest", "N", 1, 256),
-    ("nov2025", "D", 128, 192), ("latest", "D", 192, 129), ("nov2025", "Dr", 64, 32), ("nov2025", "BlockSize", 128, 129),
-    ("nov2025", "BlockSize", 16, 32), ("latest", "BlockSize", 32, 1040), ("latest", "Hckv", 512, 256),
-    ("nov2025", "T", 0, 1048577), ("nov2025", "S", 16, 17), ("nov2025", "B", 0, 65537), ("latest", "S", 20, None),
+    ("design-note", "He", 7680, 6144),
+    ("nov2025", "He", 6144, 1024),
+    ("latest", "He", 1024, 1536),
+    ("nov2025", "Hcq", 1536, 2048),
+    ("latest", "Hcq", 2048, 7168),
+    ("nov2025", "N", 64, 7),
+    ("latest", "N", 1, 256),
+    ("nov2025", "D", 128, 192),
+    ("latest", "D", 192, 129),
+    ("nov2025", "Dr", 64, 32),
+    ("nov2025", "BlockSize", 128, 129),
+    ("nov2025", "BlockSize", 16, 32),
+    ("latest", "BlockSize", 32, 1040),
+    ("latest", "Hckv", 512, 256),
+    ("nov2025", "T", 0, 1048577),
+    ("nov2025", "S", 16, 17),
+    ("nov2025", "B", 0, 65537),
+    ("latest", "S", 20, None),
 ]
 
 
@@ -207,5 +227,3 @@ def test_november_2025_reserves_the_later_attributes(monkeypatch):
     ds.mla_prolog_v3(**arguments | dict(weight_uq_qr=uq), dequant_scale_w_uq_qr=scale, limits="nov2025")
     with pytest.raises(ValueError, match="weight_uq_qr must be bfloat16"):  # the later V3 goes by its attributes
         ds.mla_prolog_v3(**arguments | dict(weight_uq_qr=uq), dequant_scale_w_uq_qr=scale, limits="latest")
-
-

@@ -42,11 +42,21 @@ def test_every_key_returns(number):
         assert Key.decode(number).encode() == number
 
 
-@pytest.mark.parametrize(("fields", "name"), [
-    ((16, 0, 0), "cache_mode"), ((-1, 0, 0), "cache_mode"), ((1, 4, 0), "scenario"), ((1, 1, 16), "quant_mode"),
-    ((1, 1, 0, 2), "dequant_optional"), ((1, 1, 0, 0, 2), "group_compute_optional"), ((1, 1, 0, 0, 0, 4), "empty_tensor_mode"),
-    ((1.0, 1, 0), "cache_mode"), (("1", 1, 0), "cache_mode"), ((1, 1, 0, 1, 1), "group_compute_optional"),
-])
+@pytest.mark.parametrize(
+    ("fields", "name"),
+    [
+        ((16, 0, 0), "cache_mode"),
+        ((-1, 0, 0), "cache_mode"),
+        ((1, 4, 0), "scenario"),
+        ((1, 1, 16), "quant_mode"),
+        ((1, 1, 0, 2), "dequant_optional"),
+        ((1, 1, 0, 0, 2), "group_compute_optional"),
+        ((1, 1, 0, 0, 0, 4), "empty_tensor_mode"),
+        ((1.0, 1, 0), "cache_mode"),
+        (("1", 1, 0), "cache_mode"),
+        ((1, 1, 0, 1, 1), "group_compute_optional"),
+    ],
+)
 def test_fields_outside_their_width(fields, name):
     with pytest.raises(ValueError, match=f"^MlaPrologTilingKey: {name} must be"):
         Key(*fields)
@@ -74,7 +84,11 @@ def test_the_published_example():
 def test_shapes_and_steps():
     plan = ds.mla_prolog_plan(300, 32, aiv=48)
     assert [(m.m, m.k, m.n, m.batch) for m in plan.matmuls] == [
-        (128, 7168, 1536, 1), (128, 7168, 576, 1), (128, 1536, 6144, 1), (128, 128, 512, 32)]
+        (128, 7168, 1536, 1),
+        (128, 7168, 576, 1),
+        (128, 1536, 6144, 1),
+        (128, 128, 512, 32),
+    ]
     assert plan.steps == (128, 128, 44)
     assert plan.vector_blocks == (3,) * 32 + (2,) * 16 and sum(plan.vector_blocks) == 128
     assert ds.mla_prolog_plan(5, 32).vector_blocks == (1,) * 5 and ds.mla_prolog_plan(5, 32).steps == (5,)
@@ -87,10 +101,17 @@ def test_few_cores_split_the_latents_too():
     assert splits(ds.mla_prolog_plan(8, 32, aic=8, scenario="FULL"))["MatmulCkvKr"] == (96, 6)
 
 
-@pytest.mark.parametrize(("scenario", "heads", "mode", "number"), [
-    ("NO_QUANT", 32, "PA_NZ", 18), ("PARTIAL", 4, "PA_BSND", 33), ("PARTIAL", 8, "PA_BSND", 1057),
-    ("PARTIAL_KV", 8, "PA_NZ", 1122), ("FULL", 64, "PA_BSND", 1185), ("FULL_KV", 64, "PA_BSND", 1249),
-])
+@pytest.mark.parametrize(
+    ("scenario", "heads", "mode", "number"),
+    [
+        ("NO_QUANT", 32, "PA_NZ", 18),
+        ("PARTIAL", 4, "PA_BSND", 33),
+        ("PARTIAL", 8, "PA_BSND", 1057),
+        ("PARTIAL_KV", 8, "PA_NZ", 1122),
+        ("FULL", 64, "PA_BSND", 1185),
+        ("FULL_KV", 64, "PA_BSND", 1249),
+    ],
+)
 def test_the_key_of_a_call(scenario, heads, mode, number):
     assert ds.mla_prolog_plan(4, heads, scenario=scenario, cache_mode=mode).key.encode() == number
 
@@ -115,10 +136,17 @@ def test_empty_calls():
     assert plan.key.encode() == 4113 and [m.name for m in plan.matmuls] == ["MatmulCq", "MatmulQcQr", "MatmulQn"]
 
 
-@pytest.mark.parametrize(("wrong", "name"), [
-    ({"tokens": -1}, "tokens"), ({"heads": 0}, "heads"), ({"hidden": 1.5}, "hidden"), ({"aic": 0}, "aic"),
-    ({"scenario": "PARTIAL_TILE"}, "scenario"), ({"cache_mode": "TND"}, "cache_mode"),
-])
+@pytest.mark.parametrize(
+    ("wrong", "name"),
+    [
+        ({"tokens": -1}, "tokens"),
+        ({"heads": 0}, "heads"),
+        ({"hidden": 1.5}, "hidden"),
+        ({"aic": 0}, "aic"),
+        ({"scenario": "PARTIAL_TILE"}, "scenario"),
+        ({"cache_mode": "TND"}, "cache_mode"),
+    ],
+)
 def test_refusals(wrong, name):
     with pytest.raises(ValueError, match=f"^mla_prolog_plan: {name} must be"):
         ds.mla_prolog_plan(**{"tokens": 1, "heads": 8} | wrong)

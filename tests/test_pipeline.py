@@ -60,9 +60,38 @@ def random_processor(rng, name, length, prompt):
     }[name]()
 
 
-NAMES = ["Sequence", "Bias", "Repetition", "Encoder", "Counted", "DRY", "NGram", "BadWords", "MinLength", "MinNew", "BOS", "EOS",
-         "Decay", "Suppress", "Begin", "Allowed", "Repair", "Prefix", "Own", "Temperature", "Sigma", "TopH", "TopK", "TopP",
-         "MinP", "Typical", "Epsilon", "Eta", "XTC", "Normalise"]
+NAMES = [
+    "Sequence",
+    "Bias",
+    "Repetition",
+    "Encoder",
+    "Counted",
+    "DRY",
+    "NGram",
+    "BadWords",
+    "MinLength",
+    "MinNew",
+    "BOS",
+    "EOS",
+    "Decay",
+    "Suppress",
+    "Begin",
+    "Allowed",
+    "Repair",
+    "Prefix",
+    "Own",
+    "Temperature",
+    "Sigma",
+    "TopH",
+    "TopK",
+    "TopP",
+    "MinP",
+    "Typical",
+    "Epsilon",
+    "Eta",
+    "XTC",
+    "Normalise",
+]
 
 
 def run(processors, logits, tokens):
@@ -155,7 +184,11 @@ def test_what_cannot_be_fused_runs_step_by_step_and_is_listed():
     made = plan([p.TemperatureLogitsWarper(0.5), Shift(), filled, p.TopKLogitsWarper(9), lambda ids, scores: scores], VOCAB)
     lines = made.explain().splitlines()
     assert [("fused" in line, "step by step" in line) for line in lines] == [
-        (True, False), (False, True), (False, True), (True, False), (False, True)
+        (True, False),
+        (False, True),
+        (False, True),
+        (True, False),
+        (False, True),
     ]
     assert "TemperatureLogitsWarper(temperature=0.5)" in lines[0]
 
@@ -167,8 +200,14 @@ def test_a_callable_that_returns_another_shape_is_refused():
 
 def test_every_class_that_a_row_can_use_has_a_rule():
     beams = {"HammingDiversityLogitsProcessor"}
-    dense = {"WatermarkLogitsProcessor", "SynthIDTextWatermarkLogitsProcessor", "EncoderNoRepeatNGramLogitsProcessor",
-             "ForceTokensLogitsProcessor", "LogitsProcessor", "LogitsProcessorList"}
+    dense = {
+        "WatermarkLogitsProcessor",
+        "SynthIDTextWatermarkLogitsProcessor",
+        "EncoderNoRepeatNGramLogitsProcessor",
+        "ForceTokensLogitsProcessor",
+        "LogitsProcessor",
+        "LogitsProcessorList",
+    }
     audio = {name for name in p.__all__ if name.startswith(("Alternating", "Bark", "Dia", "Whisper"))}
     detectors = {name for name in p.__all__ if "Detector" in name or name.endswith("State")}
     assert set(p.__all__) - beams - dense - audio - detectors == {cls.__name__ for cls in RULES}

@@ -21,14 +21,25 @@ from processor_cases import agree, call, in_numpy, same_error
 PAGE = Path(__file__).parents[1] / "docs/processors.md"
 # One object of each class that needs nothing but ids and scores.
 EVERY: list[tuple[str, tuple[Any, ...]]] = [
-    ("TemperatureLogitsWarper", (0.5,)), ("TopKLogitsWarper", (2,)), ("TopPLogitsWarper", (0.7,)),
-    ("MinPLogitsWarper", (0.2, -1.0, 2)), ("TypicalLogitsWarper", (0.5,)), ("EpsilonLogitsWarper", (0.2,)),
+    ("TemperatureLogitsWarper", (0.5,)),
+    ("TopKLogitsWarper", (2,)),
+    ("TopPLogitsWarper", (0.7,)),
+    ("MinPLogitsWarper", (0.2, -1.0, 2)),
+    ("TypicalLogitsWarper", (0.5,)),
+    ("EpsilonLogitsWarper", (0.2,)),
     ("RepetitionPenaltyLogitsProcessor", (1.5,)),
-    ("NoRepeatNGramLogitsProcessor", (1,)), ("NoRepeatNGramLogitsProcessor", (2,)), ("LogitNormalization", ()),
-    ("SequenceBiasLogitsProcessor", ({(1, 2): 1.0, (3,): 1.0},)), ("MinLengthLogitsProcessor", (5, 1)),
-    ("SuppressTokensLogitsProcessor", ([1],)), ("ForcedBOSTokenLogitsProcessor", (1,)), ("InfNanRemoveLogitsProcessor", ()),
-    ("ExponentialDecayLengthPenalty", ((0, 1.5), 1, 0)), ("ForcedEOSTokenLogitsProcessor", (3, 1)),
-    ("EncoderNoRepeatNGramLogitsProcessor", (1, torch.tensor([[1, 2]]))), ("NoBadWordsLogitsProcessor", ([[1], [2, 1]],)),
+    ("NoRepeatNGramLogitsProcessor", (1,)),
+    ("NoRepeatNGramLogitsProcessor", (2,)),
+    ("LogitNormalization", ()),
+    ("SequenceBiasLogitsProcessor", ({(1, 2): 1.0, (3,): 1.0},)),
+    ("MinLengthLogitsProcessor", (5, 1)),
+    ("SuppressTokensLogitsProcessor", ([1],)),
+    ("ForcedBOSTokenLogitsProcessor", (1,)),
+    ("InfNanRemoveLogitsProcessor", ()),
+    ("ExponentialDecayLengthPenalty", ((0, 1.5), 1, 0)),
+    ("ForcedEOSTokenLogitsProcessor", (3, 1)),
+    ("EncoderNoRepeatNGramLogitsProcessor", (1, torch.tensor([[1, 2]]))),
+    ("NoBadWordsLogitsProcessor", ([[1], [2, 1]],)),
 ]
 
 

@@ -69,8 +69,10 @@ def test_numpy_and_torch_give_the_same():
         batch, vocab = scores.shape
         ids = ids_of(rng, batch, 9, vocab + 2)
         builders = [
-            lambda: ds.PresenceFrequencyPenaltyLogitsProcessor(0.7, -0.3, 2), lambda: ds.TopNSigmaLogitsWarper(1.1),
-            lambda v=vocab: ds.LogitBiasLogitsProcessor({v - 1: 0.3}), lambda: ds.AllowedTokenIdsLogitsProcessor([0]),
+            lambda: ds.PresenceFrequencyPenaltyLogitsProcessor(0.7, -0.3, 2),
+            lambda: ds.TopNSigmaLogitsWarper(1.1),
+            lambda v=vocab: ds.LogitBiasLogitsProcessor({v - 1: 0.3}),
+            lambda: ds.AllowedTokenIdsLogitsProcessor([0]),
             lambda: ds.DRYLogitsProcessor(0.8, allowed_length=1),
         ]
         for build in builders:
@@ -109,13 +111,22 @@ def test_rows_without_a_distribution_stay():
 @pytest.mark.parametrize(
     ("name", "arguments"),
     [
-        ("PresenceFrequencyPenaltyLogitsProcessor", (INF,)), ("PresenceFrequencyPenaltyLogitsProcessor", (0.0, "1")),
-        ("PresenceFrequencyPenaltyLogitsProcessor", (0.0, 0.0, -1)), ("LogitBiasLogitsProcessor", ({-1: 0.0},)),
-        ("LogitBiasLogitsProcessor", ({1: math.nan},)), ("AllowedTokenIdsLogitsProcessor", ([],)),
-        ("AllowedTokenIdsLogitsProcessor", ([1.5],)), ("AllowedTokenIdsLogitsProcessor", ([-1],)),
-        ("TopNSigmaLogitsWarper", (-0.1,)), ("TopNSigmaLogitsWarper", (INF,)), ("XTCLogitsWarper", (1.1,)),
-        ("XTCLogitsWarper", (0.5, -0.1)), ("DRYLogitsProcessor", (-1.0,)), ("DRYLogitsProcessor", (1.0, 0.5)),
-        ("DRYLogitsProcessor", (1.0, 2.0, 0)), ("DRYLogitsProcessor", (1.0, 2.0, 1, (), -1)),
+        ("PresenceFrequencyPenaltyLogitsProcessor", (INF,)),
+        ("PresenceFrequencyPenaltyLogitsProcessor", (0.0, "1")),
+        ("PresenceFrequencyPenaltyLogitsProcessor", (0.0, 0.0, -1)),
+        ("LogitBiasLogitsProcessor", ({-1: 0.0},)),
+        ("LogitBiasLogitsProcessor", ({1: math.nan},)),
+        ("AllowedTokenIdsLogitsProcessor", ([],)),
+        ("AllowedTokenIdsLogitsProcessor", ([1.5],)),
+        ("AllowedTokenIdsLogitsProcessor", ([-1],)),
+        ("TopNSigmaLogitsWarper", (-0.1,)),
+        ("TopNSigmaLogitsWarper", (INF,)),
+        ("XTCLogitsWarper", (1.1,)),
+        ("XTCLogitsWarper", (0.5, -0.1)),
+        ("DRYLogitsProcessor", (-1.0,)),
+        ("DRYLogitsProcessor", (1.0, 0.5)),
+        ("DRYLogitsProcessor", (1.0, 2.0, 0)),
+        ("DRYLogitsProcessor", (1.0, 2.0, 1, (), -1)),
     ],
 )
 def test_refusals(name, arguments):

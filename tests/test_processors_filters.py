@@ -169,8 +169,25 @@ def test_min_p_protects_by_score_where_probabilities_underflow():
 
 
 VALUES: list[Any] = [
-    1, 0, -1, 0.0, 0.5, 1.0, 1.5, -0.5, math.nan, True, None, "0.5", "abc", [0.5], np.float64(0.5), np.float32(0.5), 3,
-    2.5, INF,
+    1,
+    0,
+    -1,
+    0.0,
+    0.5,
+    1.0,
+    1.5,
+    -0.5,
+    math.nan,
+    True,
+    None,
+    "0.5",
+    "abc",
+    [0.5],
+    np.float64(0.5),
+    np.float32(0.5),
+    3,
+    2.5,
+    INF,
 ]
 MINIMA: list[Any] = [1, 0, -1, 1.5, "2", True, np.int64(2)]
 

@@ -22,8 +22,15 @@ VOCAB, EOS = 40, [3, 5]
 def llama() -> Any:
     torch.manual_seed(0)
     config = LlamaConfig(
-        vocab_size=VOCAB, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2, bos_token_id=1,
-        eos_token_id=EOS, pad_token_id=0, initializer_range=1.0,
+        vocab_size=VOCAB,
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        bos_token_id=1,
+        eos_token_id=EOS,
+        pad_token_id=0,
+        initializer_range=1.0,
     )
     return LlamaForCausalLM(config).eval()
 
@@ -32,14 +39,31 @@ def random_config(rng: np.random.Generator) -> GenerationConfig:
     """A few settings at a time, each as likely as any other."""
     ids = rng.integers(6, VOCAB, 4).tolist()
     settings: dict[str, Any] = {
-        "temperature": float(rng.uniform(0.3, 2)), "top_k": int(rng.integers(1, 30)), "top_p": float(rng.uniform(0.2, 0.99)),
-        "min_p": float(rng.uniform(0, 0.3)), "typical_p": float(rng.uniform(0.2, 0.95)), "top_h": float(rng.uniform(0.2, 1)),
-        "epsilon_cutoff": 0.02, "eta_cutoff": 0.03, "repetition_penalty": float(rng.uniform(0.7, 1.8)),
-        "no_repeat_ngram_size": int(rng.integers(1, 4)), "encoder_repetition_penalty": 1.3, "encoder_no_repeat_ngram_size": 2,
-        "sequence_bias": {(ids[0],): 2.0, (ids[1], ids[2]): -3.0}, "bad_words_ids": [[ids[1]], [ids[2], ids[3]], [EOS[0]]],
-        "min_length": 12, "min_new_tokens": 5, "forced_eos_token_id": EOS, "remove_invalid_values": True,
-        "exponential_decay_length_penalty": (3, 1.1), "suppress_tokens": ids[:2], "begin_suppress_tokens": ids,
-        "renormalize_logits": True, "guidance_scale": 1.6, "num_beams": 3, "max_time": 100.0,
+        "temperature": float(rng.uniform(0.3, 2)),
+        "top_k": int(rng.integers(1, 30)),
+        "top_p": float(rng.uniform(0.2, 0.99)),
+        "min_p": float(rng.uniform(0, 0.3)),
+        "typical_p": float(rng.uniform(0.2, 0.95)),
+        "top_h": float(rng.uniform(0.2, 1)),
+        "epsilon_cutoff": 0.02,
+        "eta_cutoff": 0.03,
+        "repetition_penalty": float(rng.uniform(0.7, 1.8)),
+        "no_repeat_ngram_size": int(rng.integers(1, 4)),
+        "encoder_repetition_penalty": 1.3,
+        "encoder_no_repeat_ngram_size": 2,
+        "sequence_bias": {(ids[0],): 2.0, (ids[1], ids[2]): -3.0},
+        "bad_words_ids": [[ids[1]], [ids[2], ids[3]], [EOS[0]]],
+        "min_length": 12,
+        "min_new_tokens": 5,
+        "forced_eos_token_id": EOS,
+        "remove_invalid_values": True,
+        "exponential_decay_length_penalty": (3, 1.1),
+        "suppress_tokens": ids[:2],
+        "begin_suppress_tokens": ids,
+        "renormalize_logits": True,
+        "guidance_scale": 1.6,
+        "num_beams": 3,
+        "max_time": 100.0,
         "watermarking_config": WatermarkingConfig(bias=1.5, seeding_scheme="lefthash"),
     }
     names = rng.choice(sorted(settings), int(rng.integers(1, 7)), replace=False)
@@ -82,19 +106,38 @@ def test_generate_takes_our_classes_from_its_user(llama):
         given = prompts(rng)
         length, padding = given["input_ids"].shape[1], torch.tensor([2, 0, 0])
         config = GenerationConfig(
-            do_sample=True, max_new_tokens=10, temperature=0.8, top_k=20, top_p=0.9, min_p=0.02, repetition_penalty=1.3,
-            no_repeat_ngram_size=2, min_new_tokens=3, bos_token_id=1, eos_token_id=EOS, pad_token_id=0,
+            do_sample=True,
+            max_new_tokens=10,
+            temperature=0.8,
+            top_k=20,
+            top_p=0.9,
+            min_p=0.02,
+            repetition_penalty=1.3,
+            no_repeat_ngram_size=2,
+            min_new_tokens=3,
+            bos_token_id=1,
+            eos_token_id=EOS,
+            pad_token_id=0,
         )
         plain = GenerationConfig(do_sample=True, max_length=100, top_k=0, bos_token_id=1, pad_token_id=0)
         ours = [
-            ds.RepetitionPenaltyLogitsProcessor(1.3, padding), ds.NoRepeatNGramLogitsProcessor(2),
-            ds.MinNewTokensLengthLogitsProcessor(length, 3, EOS), ds.TemperatureLogitsWarper(0.8), ds.TopKLogitsWarper(20),
-            ds.TopPLogitsWarper(0.9), ds.MinPLogitsWarper(0.02),
+            ds.RepetitionPenaltyLogitsProcessor(1.3, padding),
+            ds.NoRepeatNGramLogitsProcessor(2),
+            ds.MinNewTokensLengthLogitsProcessor(length, 3, EOS),
+            ds.TemperatureLogitsWarper(0.8),
+            ds.TopKLogitsWarper(20),
+            ds.TopPLogitsWarper(0.9),
+            ds.MinPLogitsWarper(0.02),
         ]
         stops = [package.stopping.MaxLengthCriteria(length + 10), package.stopping.EosTokenCriteria(EOS)]
         expected = generate(llama, given, config)
-        mine = generate(llama, given, plain, logits_processor=ds.LogitsProcessorList(ours),
-                        stopping_criteria=package.stopping.StoppingCriteriaList(stops))
+        mine = generate(
+            llama,
+            given,
+            plain,
+            logits_processor=ds.LogitsProcessorList(ours),
+            stopping_criteria=package.stopping.StoppingCriteriaList(stops),
+        )
         for row, other in zip(mine, expected, strict=True):
             ends = [i for i, token in enumerate(other) if token in EOS and i >= length]
             end = ends[0] + 1 if ends else len(other)

@@ -80,8 +80,7 @@ def divisor(rng: np.random.Generator, batch: int) -> int:
 # Name: the arguments for a generator, batch, length and vocabulary.
 BUILDERS: dict[str, Callable[[np.random.Generator, int, int, int], tuple[Any, ...]]] = {
     "NoRepeatNGramLogitsProcessor": lambda r, b, n, v: (int(r.integers(1, 4)),),
-    "EncoderNoRepeatNGramLogitsProcessor": lambda r, b, n, v: (
-        int(r.integers(1, 4)), ids_of(r, divisor(r, b), 9, min(v, 3))),
+    "EncoderNoRepeatNGramLogitsProcessor": lambda r, b, n, v: (int(r.integers(1, 4)), ids_of(r, divisor(r, b), 9, min(v, 3))),
     "NoBadWordsLogitsProcessor": lambda r, b, n, v: (sequences(r, v), None if r.random() < 0.3 else eos(r, min(v, 3))),
     "PrefixConstrainedLogitsProcessor": lambda r, b, n, v: (allowed(r, v), divisor(r, b)),
     "SuppressTokensLogitsProcessor": lambda r, b, n, v: (r.integers(0, v + 2, 5).tolist(),),
@@ -137,8 +136,11 @@ def test_normalised_scores_are_log_probabilities(row):
 def test_nothing_to_do_returns_the_scores_themselves():
     ids, scores = np.zeros((1, 5), np.int64), np.zeros((1, 3))
     idle = [
-        ds.NoRepeatNGramLogitsProcessor(6), ds.ForcedBOSTokenLogitsProcessor(0), ds.ForcedEOSTokenLogitsProcessor(9, 0),
-        ds.ExponentialDecayLengthPenalty((5, 2.0), 0, 5), ds.SuppressTokensAtBeginLogitsProcessor([0], 1),
+        ds.NoRepeatNGramLogitsProcessor(6),
+        ds.ForcedBOSTokenLogitsProcessor(0),
+        ds.ForcedEOSTokenLogitsProcessor(9, 0),
+        ds.ExponentialDecayLengthPenalty((5, 2.0), 0, 5),
+        ds.SuppressTokensAtBeginLogitsProcessor([0], 1),
         ds.ForceTokensLogitsProcessor([[1, 0]]),
     ]
     assert all(processor(ids, scores) is scores for processor in idle)
@@ -148,12 +150,31 @@ IDS = torch.tensor([[0, 1]])
 REFUSALS: list[tuple[str, tuple[Any, ...]]] = [
     *(("NoRepeatNGramLogitsProcessor", (n,)) for n in (0, -1, 1.0, None, "2", True, np.int64(2))),
     *(("EncoderNoRepeatNGramLogitsProcessor", (n, IDS)) for n in (0, 2.0, None)),
-    *(("NoBadWordsLogitsProcessor", (words,)) for words in (
-        [], None, "ab", [1], [[1], 2], [[-1]], [[1.0]], ["a"], [[]], [[1], []], ((1,),), [(1,)], [[np.int64(1)]], {(1,): 1.0})),
+    *(
+        ("NoBadWordsLogitsProcessor", (words,))
+        for words in (
+            [],
+            None,
+            "ab",
+            [1],
+            [[1], 2],
+            [[-1]],
+            [[1.0]],
+            ["a"],
+            [[]],
+            [[1], []],
+            ((1,),),
+            [(1,)],
+            [[np.int64(1)]],
+            {(1,): 1.0},
+        )
+    ),
     *(("MinLengthLogitsProcessor", (n, 0)) for n in (-1, 0, 1.0, None, True, "3")),
     *(("MinNewTokensLengthLogitsProcessor", pair) for pair in ((-1, 1, 0), (1, -1, 0), (1.0, 1, 0), (0, 0, 0))),
-    *(("ForcedEOSTokenLogitsProcessor", (3, e)) for e in (
-        -1, 0, [1, -1], 1.5, [0.5], [], torch.tensor([1.0]), torch.tensor(-1))),
+    *(
+        ("ForcedEOSTokenLogitsProcessor", (3, e))
+        for e in (-1, 0, [1, -1], 1.5, [0.5], [], torch.tensor([1.0]), torch.tensor(-1))
+    ),
     *(("ExponentialDecayLengthPenalty", ((1, 1.5), e, 0)) for e in (-1, [0], 0.5, [])),
     *(("BarkEosPrioritizerLogitsProcessor", pair) for pair in ((0, 0.0), (0, -1), (-1, 0.5), (0.5, 0.5), (0, None), (0, 1))),
     *(("ClassifierFreeGuidanceLogitsProcessor", (g,)) for g in (1, 1.0, 0, -2, 1.5, None, "2")),
@@ -161,8 +182,10 @@ REFUSALS: list[tuple[str, tuple[Any, ...]]] = [
     *(("DiaEOSChannelFilterLogitsProcessor", pair) for pair in ((0, 3), (1, 0), (1, 1))),
     *(("AlternatingCodebooksLogitsProcessor", (n, 4, 4)) for n in (-1, 1.0, 0, None)),
     ("WhisperTimeStampLogitsProcessor", (type("Config", (), {"no_timestamps_token_id": 3, "eos_token_id": 1}), None)),
-    *(("WatermarkLogitsProcessor", (9, "cpu", r, 2.0, 15, s)) for r, s in (
-        (0.0, "lefthash"), (1.0, "lefthash"), (-1, "lefthash"), (0.5, "hash"), (0.5, "selfhash"))),
+    *(
+        ("WatermarkLogitsProcessor", (9, "cpu", r, 2.0, 15, s))
+        for r, s in ((0.0, "lefthash"), (1.0, "lefthash"), (-1, "lefthash"), (0.5, "hash"), (0.5, "selfhash"))
+    ),
 ]
 
 
@@ -174,12 +197,14 @@ def test_the_same_arguments_are_refused(name, arguments):
 def test_calls_that_raise():
     ids, scores = torch.tensor([[0, 1, 0]]), torch.zeros((1, 2))
     for name, arguments in [
-        ("ForcedEOSTokenLogitsProcessor", (4, 2)), ("ExponentialDecayLengthPenalty", ((0, 2.0), 2, 0)),
+        ("ForcedEOSTokenLogitsProcessor", (4, 2)),
+        ("ExponentialDecayLengthPenalty", ((0, 2.0), 2, 0)),
         ("PrefixConstrainedLogitsProcessor", (lambda batch, row: [], 1)),
         ("PrefixConstrainedLogitsProcessor", (lambda batch, row: [2], 1)),
         ("NoBadWordsLogitsProcessor", ([[2]],)),
         ("EncoderNoRepeatNGramLogitsProcessor", (1, torch.tensor([[2]]))),
-        ("ClassifierFreeGuidanceLogitsProcessor", (2.0,)), ("DiaClassifierFreeGuidanceLogitsProcessor", (2.0,)),
+        ("ClassifierFreeGuidanceLogitsProcessor", (2.0,)),
+        ("DiaClassifierFreeGuidanceLogitsProcessor", (2.0,)),
     ]:
         builders = [lambda m=m, n=name, a=arguments: getattr(m, n)(*a)(ids, scores) for m in (ds, hf)]
         same_error(*builders)

@@ -67,8 +67,10 @@ def test_repetition_equals_transformers(as_columns):
 def test_repetition_equals_transformers_at_rank_3():
     rng = np.random.default_rng(12)
     ids, scores = ids_of(rng, 3, 4, 7), torch.from_numpy(rng.standard_normal((3, 5, 7)))
-    agree(both_kinds(lambda: ds.RepetitionPenaltyLogitsProcessor(1.7), ids, scores),
-          hf.RepetitionPenaltyLogitsProcessor(1.7)(ids, scores.clone()))
+    agree(
+        both_kinds(lambda: ds.RepetitionPenaltyLogitsProcessor(1.7), ids, scores),
+        hf.RepetitionPenaltyLogitsProcessor(1.7)(ids, scores.clone()),
+    )
     packed, bounds = ids_of(rng, 1, 9, 7)[0], torch.tensor([0, 2, 6, 9])
     ours, theirs = ds.RepetitionPenaltyLogitsProcessor(1.7), hf.RepetitionPenaltyLogitsProcessor(1.7)
     for processor in (ours, theirs):
@@ -134,8 +136,10 @@ NUMBERS: list[Any] = [1.5, 1, 0.0, -1.0, True, None, "1.0", float("nan"), np.flo
 def test_the_same_penalties_are_refused(value):
     ids = torch.tensor([[1]])
     same_error(lambda: ds.RepetitionPenaltyLogitsProcessor(value), lambda: hf.RepetitionPenaltyLogitsProcessor(value))
-    same_error(lambda: ds.EncoderRepetitionPenaltyLogitsProcessor(value, ids),
-               lambda: hf.EncoderRepetitionPenaltyLogitsProcessor(value, ids))
+    same_error(
+        lambda: ds.EncoderRepetitionPenaltyLogitsProcessor(value, ids),
+        lambda: hf.EncoderRepetitionPenaltyLogitsProcessor(value, ids),
+    )
 
 
 @pytest.mark.parametrize("skip", [-1, 0, 3, None, torch.tensor(1), torch.tensor([[1]]), torch.tensor([1])])
@@ -143,14 +147,40 @@ def test_the_same_prompt_lengths_are_refused(skip):
     same_error(lambda: ds.RepetitionPenaltyLogitsProcessor(1.5, skip), lambda: hf.RepetitionPenaltyLogitsProcessor(1.5, skip))
     ids, scores = torch.tensor([[1, 2], [0, 1]]), torch.zeros((2, 4))
     if isinstance(skip, torch.Tensor) and skip.ndim == 1:
-        same_error(lambda: ds.RepetitionPenaltyLogitsProcessor(1.5, skip)(ids, scores),
-                   lambda: hf.RepetitionPenaltyLogitsProcessor(1.5, skip)(ids, scores))
+        same_error(
+            lambda: ds.RepetitionPenaltyLogitsProcessor(1.5, skip)(ids, scores),
+            lambda: hf.RepetitionPenaltyLogitsProcessor(1.5, skip)(ids, scores),
+        )
 
 
 BIASES: list[Any] = [
-    {}, [], None, 3, {(1,): 1.0}, {(1,): 1}, {(1,): "x"}, {(): 1.0}, {1: 1.0}, {(1, -1): 1.0}, {(1, 2.0): 1.0}, {(True,): 1.0},
-    {(np.int64(3),): 1.0}, {(1,): np.float64(2)}, {(1,): np.float32(2)}, [[[1], 1.0]], [[[1], 1]], [[[], 1.0]], [[[-1], 1.0]],
-    [[(1,), 1.0]], [[1, 1.0]], [[]], [[[1]]], [5], [[[1.0], 1.0]], "ab", ((1,), 1.0),
+    {},
+    [],
+    None,
+    3,
+    {(1,): 1.0},
+    {(1,): 1},
+    {(1,): "x"},
+    {(): 1.0},
+    {1: 1.0},
+    {(1, -1): 1.0},
+    {(1, 2.0): 1.0},
+    {(True,): 1.0},
+    {(np.int64(3),): 1.0},
+    {(1,): np.float64(2)},
+    {(1,): np.float32(2)},
+    [[[1], 1.0]],
+    [[[1], 1]],
+    [[[], 1.0]],
+    [[[-1], 1.0]],
+    [[(1,), 1.0]],
+    [[1, 1.0]],
+    [[]],
+    [[[1]]],
+    [5],
+    [[[1.0], 1.0]],
+    "ab",
+    ((1,), 1.0),
 ]
 
 
@@ -161,8 +191,10 @@ def test_the_same_biases_are_refused(bias):
 
 def test_ids_outside_the_vocabulary():
     ids, scores = torch.tensor([[1]]), torch.zeros((1, 4))
-    same_error(lambda: ds.SequenceBiasLogitsProcessor({(4,): 1.0})(ids, scores),
-               lambda: hf.SequenceBiasLogitsProcessor({(4,): 1.0})(ids, scores))
+    same_error(
+        lambda: ds.SequenceBiasLogitsProcessor({(4,): 1.0})(ids, scores),
+        lambda: hf.SequenceBiasLogitsProcessor({(4,): 1.0})(ids, scores),
+    )
     with pytest.raises(ValueError, match="non-negative"):
         ds.RepetitionPenaltyLogitsProcessor(1.5)(-ids, scores)
     with pytest.raises(ValueError, match=r"encoder_input_ids must be in \[0, 4\); got 4 to 4"):

@@ -18,8 +18,9 @@ def test_generation_config_follows_transformers():
     assert SamplingParams.from_generation_config(beams).num_beams == 4
 
 
-@pytest.mark.parametrize("field", [{"penalty_alpha": 0.6}, {"guidance_scale": 2.0}, {"constraints": [1]}, {"dola_layers": "high"},
-                                   {"nonsense": 1}])
+@pytest.mark.parametrize(
+    "field", [{"penalty_alpha": 0.6}, {"guidance_scale": 2.0}, {"constraints": [1]}, {"dola_layers": "high"}, {"nonsense": 1}]
+)
 def test_generation_config_fields_that_are_not_done_are_errors(field):
     with pytest.raises(ValueError, match=f"understood; got {next(iter(field))}"):
         SamplingParams.from_generation_config({"do_sample": True, **field})
@@ -27,13 +28,31 @@ def test_generation_config_fields_that_are_not_done_are_errors(field):
 
 def test_openai_bodies():
     body = {
-        "model": "m", "messages": [], "temperature": 0.5, "top_p": 0.9, "max_completion_tokens": 7, "stop": ["a", "b"], "n": 1,
-        "logit_bias": {"5": -100, "7": 2.5}, "seed": 9, "presence_penalty": -2, "logprobs": True, "top_logprobs": 4, "user": "u",
+        "model": "m",
+        "messages": [],
+        "temperature": 0.5,
+        "top_p": 0.9,
+        "max_completion_tokens": 7,
+        "stop": ["a", "b"],
+        "n": 1,
+        "logit_bias": {"5": -100, "7": 2.5},
+        "seed": 9,
+        "presence_penalty": -2,
+        "logprobs": True,
+        "top_logprobs": 4,
+        "user": "u",
         "top_k": 40,
     }
     assert SamplingParams.from_openai(body) == SamplingParams(
-        temperature=0.5, top_p=0.9, max_new_tokens=7, stop_strings=("a", "b"), logit_bias={5: -100.0, 7: 2.5}, seed=9,
-        presence_penalty=-2, logprobs=4, top_k=40,
+        temperature=0.5,
+        top_p=0.9,
+        max_new_tokens=7,
+        stop_strings=("a", "b"),
+        logit_bias={5: -100.0, 7: 2.5},
+        seed=9,
+        presence_penalty=-2,
+        logprobs=4,
+        top_k=40,
     )
     assert SamplingParams.from_openai({"logprobs": 2, "max_tokens": 3}) == SamplingParams(logprobs=2, max_new_tokens=3)
     assert SamplingParams.from_openai({"logprobs": True}).logprobs == 0
@@ -42,10 +61,21 @@ def test_openai_bodies():
 
 @pytest.mark.parametrize(
     "body",
-    [{"best_of": 2}, {"response_format": {}}, {"n": 2}, {"temperature": 2.1}, {"presence_penalty": -2.5}, {"logit_bias": {"x": 1}},
-     {"logit_bias": {"5": 101}}, {"logit_bias": [1]}, {"top_logprobs": 3}, {"logprobs": True, "top_logprobs": 21},
-     {"logprobs": "yes"}, {"tools": []}],
+    [
+        {"best_of": 2},
+        {"response_format": {}},
+        {"n": 2},
+        {"temperature": 2.1},
+        {"presence_penalty": -2.5},
+        {"logit_bias": {"x": 1}},
+        {"logit_bias": {"5": 101}},
+        {"logit_bias": [1]},
+        {"top_logprobs": 3},
+        {"logprobs": True, "top_logprobs": 21},
+        {"logprobs": "yes"},
+        {"tools": []},
+    ],
 )
 def test_openai_bodies_that_are_not_understood_are_errors(body):
-    with pytest.raises(ValueError, match=f"^from_openai: .*; got .*"):
+    with pytest.raises(ValueError, match="^from_openai: .*; got .*"):
         SamplingParams.from_openai(body)

@@ -118,21 +118,52 @@ def test_processed_is_what_the_chain_of_classes_gives(seed):
 def test_the_default_order_is_that_of_transformers():
     from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
-    tiny = LlamaForCausalLM(LlamaConfig(vocab_size=VOCAB, hidden_size=8, intermediate_size=8, num_hidden_layers=1,
-                                        num_attention_heads=1, num_key_value_heads=1))
+    tiny = LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=VOCAB,
+            hidden_size=8,
+            intermediate_size=8,
+            num_hidden_layers=1,
+            num_attention_heads=1,
+            num_key_value_heads=1,
+        )
+    )
     settings_ = {
-        "do_sample": True, "repetition_penalty": 1.2, "no_repeat_ngram_size": 3, "bad_words_ids": [[5]], "min_length": 9,
-        "min_new_tokens": 4, "forced_bos_token_id": 1, "forced_eos_token_id": 2, "remove_invalid_values": True,
-        "exponential_decay_length_penalty": (3, 1.1), "suppress_tokens": [7], "begin_suppress_tokens": [8],
-        "sequence_bias": [[[4, 3], 1.0]], "temperature": 0.7, "top_h": 0.9, "top_k": 20, "top_p": 0.9, "min_p": 0.1,
-        "typical_p": 0.9, "epsilon_cutoff": 0.01, "eta_cutoff": 0.01, "renormalize_logits": True, "max_new_tokens": 10,
+        "do_sample": True,
+        "repetition_penalty": 1.2,
+        "no_repeat_ngram_size": 3,
+        "bad_words_ids": [[5]],
+        "min_length": 9,
+        "min_new_tokens": 4,
+        "forced_bos_token_id": 1,
+        "forced_eos_token_id": 2,
+        "remove_invalid_values": True,
+        "exponential_decay_length_penalty": (3, 1.1),
+        "suppress_tokens": [7],
+        "begin_suppress_tokens": [8],
+        "sequence_bias": [[[4, 3], 1.0]],
+        "temperature": 0.7,
+        "top_h": 0.9,
+        "top_k": 20,
+        "top_p": 0.9,
+        "min_p": 0.1,
+        "typical_p": 0.9,
+        "epsilon_cutoff": 0.01,
+        "eta_cutoff": 0.01,
+        "renormalize_logits": True,
+        "max_new_tokens": 10,
         "watermarking_config": {"bias": 1.5},
     }
     config = GenerationConfig(**settings_, eos_token_id=2, pad_token_id=0)
     config._eos_token_tensor = torch.tensor([2])
     config.max_length = 14
-    theirs = tiny._get_logits_processor(config, input_ids_seq_length=4, encoder_input_ids=torch.zeros((1, 4), dtype=torch.long),
-                                        logits_processor=[], device="cpu")
+    theirs = tiny._get_logits_processor(
+        config,
+        input_ids_seq_length=4,
+        encoder_input_ids=torch.zeros((1, 4), dtype=torch.long),
+        logits_processor=[],
+        device="cpu",
+    )
     params = SamplingParams.from_generation_config(GenerationConfig(**settings_))
     ours = processors_of(params, prompt_length=4, vocab_size=VOCAB, eos_token_ids={2})
     assert [type(c).__name__ for c in ours] == [type(c).__name__ for c in theirs]
@@ -140,8 +171,13 @@ def test_the_default_order_is_that_of_transformers():
 
 
 def row(**params):
-    return Sampler(SamplingParams(**params), vocab_size=VOCAB, eos_token_id=[EOS, 3], prompt_ids=[[9, 9]],
-                   token_bytes=lambda token: bytes([97 + token % 26]))
+    return Sampler(
+        SamplingParams(**params),
+        vocab_size=VOCAB,
+        eos_token_id=[EOS, 3],
+        prompt_ids=[[9, 9]],
+        token_bytes=lambda token: bytes([97 + token % 26]),
+    )
 
 
 def peak(token):
@@ -214,7 +250,9 @@ def test_a_users_own_processor_stands_before_the_temperature():
         seen.append((input_ids.tolist(), float(scores[0, 5])))
         return scores
 
-    sampler = Sampler(SamplingParams(temperature=0.5, repetition_penalty=2.0), vocab_size=VOCAB, prompt_ids=[[5]], processors=[own])
+    sampler = Sampler(
+        SamplingParams(temperature=0.5, repetition_penalty=2.0), vocab_size=VOCAB, prompt_ids=[[5]], processors=[own]
+    )
     sampler.step(peak(5))
     assert seen == [([[5]], 25.0)]
     assert "own" in sampler.explain()

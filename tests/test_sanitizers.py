@@ -15,6 +15,8 @@ from decodestep import _native
 
 ROOT = Path(__file__).parent.parent
 TOOLS = ("cmake", "ninja", "g++")
+# The tools that the test extra installs stand beside the interpreter, whether or not its environment is activated.
+PATH = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
 
 
 def test_every_entry_point_is_called():
@@ -31,7 +33,7 @@ def test_random_calls():
 @pytest.fixture(scope="module")
 def sanitized(tmp_path_factory):
     """The core built with the sanitizers, and the environment that loads them before Python's own memory is handed out."""
-    missing = [tool for tool in TOOLS if shutil.which(tool) is None]
+    missing = [tool for tool in TOOLS if shutil.which(tool, path=PATH) is None]
     if missing or not sys.platform.startswith("linux"):
         pytest.skip(f"needs Linux and {', '.join(missing or TOOLS)}")
     # The C++ runtime comes too: its exceptions must be there when the sanitizer looks for them.
@@ -46,7 +48,7 @@ def sanitized(tmp_path_factory):
     configure = ["cmake", "-S", str(ROOT), "-B", str(build), "-G", "Ninja", "-DDECODESTEP_SANITIZE=ON",
                  f"-DPython_EXECUTABLE={sys.executable}", f"-Dnanobind_DIR={nanobind.stdout.strip()}"]  # fmt: skip
     for command in (configure, ["cmake", "--build", str(build), "--parallel", "2"]):
-        step = subprocess.run(command, capture_output=True, text=True, check=False)
+        step = subprocess.run(command, env={**os.environ, "PATH": PATH}, capture_output=True, text=True, check=False)
         assert step.returncode == 0, (step.stdout + step.stderr)[-3000:]
     environment = {**os.environ, "LD_PRELOAD": ":".join(os.path.realpath(library) for library in libraries),
                    "ASAN_OPTIONS": "detect_leaks=0", "UBSAN_OPTIONS": "print_stacktrace=1"}  # fmt: skip

@@ -20,7 +20,9 @@ from decodestep import stopping as ds
 from processor_cases import in_numpy, make, numpy_and_torch, same_error
 
 CORPUS = [
-    "abcdef the end is near, stop here 끝 하지만", "abcdef <stop> naïve café — “quoted”\nnew line\n\nabc", "ababab cabbage 🙂",
+    "abcdef the end is near, stop here 끝 하지만",
+    "abcdef <stop> naïve café — “quoted”\nnew line\n\nabc",
+    "ababab cabbage 🙂",
 ] * 3
 
 
@@ -38,7 +40,8 @@ def byte_fallback() -> Any:
     vocab = {token: i for i, token in enumerate(["<unk>", "<eos>", *(f"<0x{b:02X}>" for b in range(256)), *words])}
     tokenizer = tokenizers.Tokenizer(models.BPE(vocab, [("a", "b")][:0], byte_fallback=True, unk_token="<unk>"))
     tokenizer.decoder = decoders.Sequence(
-        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0)]
+    )
     return tokenizer
 
 
@@ -70,10 +73,14 @@ def both(request: pytest.FixtureRequest) -> tuple[Any, Any]:
 def test_by_hand(kind):
     ids = make(kind, [[1, 2, 3], [4, 5, 6]], "int64")
     for criterion, expected in [
-        (ds.MaxLengthCriteria(3), [True, True]), (ds.MaxLengthCriteria(4), [False, False]),
-        (ds.MaxNewTokensCriteria(1, 2), [True, True]), (ds.MaxNewTokensCriteria(1, 3), [False, False]),
-        (ds.MaxTimeCriteria(1000.0), [False, False]), (ds.MaxTimeCriteria(1.0, time.time() - 2), [True, True]),
-        (ds.EosTokenCriteria(6), [False, True]), (ds.EosTokenCriteria([3, 6]), [True, True]),
+        (ds.MaxLengthCriteria(3), [True, True]),
+        (ds.MaxLengthCriteria(4), [False, False]),
+        (ds.MaxNewTokensCriteria(1, 2), [True, True]),
+        (ds.MaxNewTokensCriteria(1, 3), [False, False]),
+        (ds.MaxTimeCriteria(1000.0), [False, False]),
+        (ds.MaxTimeCriteria(1.0, time.time() - 2), [True, True]),
+        (ds.EosTokenCriteria(6), [False, True]),
+        (ds.EosTokenCriteria([3, 6]), [True, True]),
         (ds.EosTokenCriteria(5), [False, False]),
         (ds.StoppingCriteriaList([ds.MaxLengthCriteria(9), ds.EosTokenCriteria(3)]), [True, False]),
         (ds.StoppingCriteriaList(), [False, False]),

@@ -482,9 +482,7 @@ def test_onnxruntime(dtype: Any, mode: str) -> None:
             assert bits(ours) == bits(theirs)
 
 
-def run_onnxruntime(
-    session: Any, tensor_type: int, cache: np.ndarray, update: np.ndarray, starts: np.ndarray
-) -> np.ndarray:
+def run_onnxruntime(session: Any, tensor_type: int, cache: np.ndarray, update: np.ndarray, starts: np.ndarray) -> np.ndarray:
     if cache.dtype != ml_dtypes.bfloat16:
         return session.run(None, {"past_cache": cache, "update": update, "w": starts})[0]
     binding = session.io_binding()

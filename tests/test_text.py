@@ -98,10 +98,13 @@ def test_a_stop_string_may_be_long_and_almost_there_for_long():
 
 # Few bytes, so that strings overlap, share starts and ends, and so that characters are cut short and bytes are no UTF-8.
 STOPS = st.lists(st.text(alphabet="ab\u00e9\u00e8\u4f60\U0001f600", min_size=1, max_size=4), max_size=4)
-PIECES = st.lists(st.one_of(
-    st.text(alphabet="ab\u00e9\u00e8\u4f60\U0001f600", max_size=5).map(str.encode),
-    st.lists(st.sampled_from(b"ab\xc3\xa9\xa8\xe4\xbd\xa0\xf0\x9f\x98\x80\xff"), max_size=4).map(bytes),
-), max_size=12)
+PIECES = st.lists(
+    st.one_of(
+        st.text(alphabet="ab\u00e9\u00e8\u4f60\U0001f600", max_size=5).map(str.encode),
+        st.lists(st.sampled_from(b"ab\xc3\xa9\xa8\xe4\xbd\xa0\xf0\x9f\x98\x80\xff"), max_size=4).map(bytes),
+    ),
+    max_size=12,
+)
 
 
 @given(STOPS, PIECES)
@@ -138,10 +141,14 @@ def test_streaming_holds_back_what_may_still_stop_and_no_more(stops, pieces):
     assert text.finish() == ""
 
 
-@pytest.mark.parametrize(("given_", "rule"), [
-    (["a", ""], "strings must be non-empty strings; got ''"), ([b"a"], "strings must be non-empty strings; got b'a'"),
-    (["\ud800"], "strings must be such as UTF-8 can hold; got "),
-])
+@pytest.mark.parametrize(
+    ("given_", "rule"),
+    [
+        (["a", ""], "strings must be non-empty strings; got ''"),
+        ([b"a"], "strings must be non-empty strings; got b'a'"),
+        (["\ud800"], "strings must be such as UTF-8 can hold; got "),
+    ],
+)
 def test_refusals(given_, rule):
     with pytest.raises(ValueError, match=f"^StopAutomaton: {rule}"):
         TextStream(lambda token: b"", given_)

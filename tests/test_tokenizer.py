@@ -48,9 +48,13 @@ def test_ids_outside_the_vocabulary_add_nothing(model):
 def metadata(**changes):
     tokens = [chr(c) for c in range(ord("!"), ord("~") + 1)] + ["ab", "<s>", "</s>", "¿"]
     base = {
-        "tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "gpt-2", "tokenizer.ggml.tokens": tokens,
-        "tokenizer.ggml.token_type": [1] * (len(tokens) - 3) + [3, 3, 4], "tokenizer.ggml.merges": ["a b"],
-        "tokenizer.ggml.bos_token_id": len(tokens) - 3, "tokenizer.ggml.eos_token_id": len(tokens) - 2,
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "gpt-2",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": [1] * (len(tokens) - 3) + [3, 3, 4],
+        "tokenizer.ggml.merges": ["a b"],
+        "tokenizer.ggml.bos_token_id": len(tokens) - 3,
+        "tokenizer.ggml.eos_token_id": len(tokens) - 2,
         "tokenizer.ggml.add_bos_token": True,
     }
     return base | {f"tokenizer.ggml.{key}": value for key, value in changes.items()}
@@ -70,8 +74,16 @@ def test_every_pre_tokenizer_keeps_the_text(pre):
 
 @pytest.mark.parametrize(
     "changes",
-    [{"model": "llama"}, {"pre": "unheard-of"}, {"tokens": []}, {"token_type": [1]}, {"merges": ["a"]}, {"merges": ["a ü"]},
-     {"eos_token_id": 10_000}, {"bos_token_id": "x"}],
+    [
+        {"model": "llama"},
+        {"pre": "unheard-of"},
+        {"tokens": []},
+        {"token_type": [1]},
+        {"merges": ["a"]},
+        {"merges": ["a ü"]},
+        {"eos_token_id": 10_000},
+        {"bos_token_id": "x"},
+    ],
 )
 def test_refuses_what_it_cannot_read(changes):
     with pytest.raises(ModelError):

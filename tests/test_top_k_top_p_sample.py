@@ -106,8 +106,9 @@ def close(actual: np.ndarray, expected: list[float]) -> None:
 
 def survivors(logits: Any, top_k: Any, top_p: Any, min_ps: Any = None, **options: Any) -> list[list[int]]:
     """The ids that each row keeps, in order, where none of them is -inf (or 0 among raw values)."""
-    result = ds.top_k_top_p_sample_v2(logits, top_k, top_p, None, min_ps, is_need_sample_result=True,
-                                      is_need_logits=True, **options)
+    result = ds.top_k_top_p_sample_v2(
+        logits, top_k, top_p, None, min_ps, is_need_sample_result=True, is_need_logits=True, **options
+    )
     background = -np.inf if options.get("input_is_logits", True) else 0
     counts = (np.asarray(result.logits_top_kp_select) != background).sum(1)
     return [ids[:n].tolist() for ids, n in zip(np.asarray(result.logits_idx), counts, strict=True)]
@@ -428,8 +429,12 @@ def test_a_row_of_minus_infinity_gives_id_0(k: int, p: float, m: float | None) -
 
 def test_plus_infinities_share_the_mass() -> None:
     logits = np.array([[5, INF, NAN, INF, -INF, 5]], np.float16)
-    for k, p, ids, values in [(0, 1.0, range(6), [0, 0.5, 0, 0.5, 0, 0]), (3, 1.0, [1, 3, 0], [0.5, 0.5, 0]),
-                              (0, 0.5, [1], [0.5]), (0, 0.75, [1, 3], [0.5, 0.5])]:
+    for k, p, ids, values in [
+        (0, 1.0, range(6), [0, 0.5, 0, 0.5, 0, 0]),
+        (3, 1.0, [1, 3, 0], [0.5, 0.5, 0]),
+        (0, 0.5, [1], [0.5]),
+        (0, 0.75, [1, 3], [0.5, 0.5]),
+    ]:
         listed = ds.top_k_top_p_sample_v2(logits, k, p, is_need_sample_result=True)
         assert listed.logits_idx[0, : len(ids)].tolist() == list(ids)
         np.testing.assert_array_equal(listed.logits_sort_masked[0, : len(ids)], values)
@@ -437,8 +442,14 @@ def test_plus_infinities_share_the_mass() -> None:
 
 def test_odd_noise() -> None:
     logits = np.zeros((1, 3), np.float32)
-    for q, eps, chosen in [([1, 0, 0], 1e-8, 1), ([1, NAN, 2], 1e-8, 0), ([NAN, 5, 2], 1e-8, 2), ([INF, INF, 1], 0, 2),
-                           ([0, 0, 0], 0, 0), ([NAN, NAN, NAN], 0, 0)]:
+    for q, eps, chosen in [
+        ([1, 0, 0], 1e-8, 1),
+        ([1, NAN, 2], 1e-8, 0),
+        ([NAN, 5, 2], 1e-8, 2),
+        ([INF, INF, 1], 0, 2),
+        ([0, 0, 0], 0, 0),
+        ([NAN, NAN, NAN], 0, 0),
+    ]:
         drawn = ds.top_k_top_p_sample_v2(logits, 0, 1.0, np.array([q], np.float32), eps=eps)
         assert drawn.logits_select_idx.tolist() == [chosen]
 
@@ -545,8 +556,14 @@ def test_refusals_of_the_other_two() -> None:
     for arg, changes in [("logits", {"logits": X}), ("kernel_exact", {"kernel_exact": 0})]:
         with pytest.raises(ValueError, match=f"^top_k_top_p_sample: {arg} must be .+; got .+"):
             ds.top_k_top_p_sample(**{"logits": XH, "top_k": 3, "top_p": 0.5} | changes)
-    for arg, changes in [("logits", {"logits": X[0]}), ("p", {"p": np.ones(2)}), ("p", {"p": [1.0]}),
-                         ("k", {"k": 1.5}), ("k", {"k": np.ones(2, np.int64)}), ("backend", {"backend": "gpu"})]:
+    for arg, changes in [
+        ("logits", {"logits": X[0]}),
+        ("p", {"p": np.ones(2)}),
+        ("p", {"p": [1.0]}),
+        ("k", {"k": 1.5}),
+        ("k", {"k": np.ones(2, np.int64)}),
+        ("backend", {"backend": "gpu"}),
+    ]:
         with pytest.raises(ValueError, match=f"^apply_top_k_top_p: {arg} must be .+; got .+"):
             ds.apply_top_k_top_p(**{"logits": X} | changes)
 

@@ -100,8 +100,17 @@ def beam_search(
     require(is_int(seed) and 0 <= seed < 2**64, _OP, "seed", "an integer in [0, 2^64)", repr(seed))
     size, chain = num_beams // num_beam_groups, LogitsProcessorList(processors or ())
     ends, start = frozenset(int(i) for i in eos_token_ids), [int(i) for i in prompt]
-    rules = _Rules(size, size * max(2, 1 + len(ends)), ends, stop, max_new_tokens, float(length_penalty), early_stopping,
-                   num_beam_groups > 1, int(seed) if do_sample else None)
+    rules = _Rules(
+        size,
+        size * max(2, 1 + len(ends)),
+        ends,
+        stop,
+        max_new_tokens,
+        float(length_penalty),
+        early_stopping,
+        num_beam_groups > 1,
+        int(seed) if do_sample else None,
+    )
     groups = [_Group(rules) for _ in range(num_beam_groups)]
     sequences, parents = [start], [0]
     for length in range(1, max_new_tokens + 1):

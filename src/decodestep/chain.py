@@ -84,5 +84,3 @@ def _watermark(config: Any, vocab_size: int) -> Any:
     if "keys" in arguments:
         return p.SynthIDTextWatermarkLogitsProcessor(device="cpu", **arguments)
     return p.WatermarkLogitsProcessor(vocab_size=vocab_size, device="cpu", **arguments)
-
-

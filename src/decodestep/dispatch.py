@@ -38,8 +38,13 @@ def _default_threads() -> int:
     if asked is None:
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         return min(cores, MAX_THREADS)
-    require(asked.isdecimal() and 1 <= int(asked) <= MAX_THREADS, "threads", "DECODESTEP_THREADS",
-            f"an integer in [1, {MAX_THREADS}]", repr(asked))
+    require(
+        asked.isdecimal() and 1 <= int(asked) <= MAX_THREADS,
+        "threads",
+        "DECODESTEP_THREADS",
+        f"an integer in [1, {MAX_THREADS}]",
+        repr(asked),
+    )
     return int(asked)
 
 

@@ -15,7 +15,15 @@ _OP = "SamplingParams"
 
 # The filters and the temperature in their default order, transformers 5.23's with ours after what they resemble.
 SAMPLERS = (
-    "temperature", "top_n_sigma", "top_h", "top_k", "top_p", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff",
+    "temperature",
+    "top_n_sigma",
+    "top_h",
+    "top_k",
+    "top_p",
+    "min_p",
+    "typical_p",
+    "epsilon_cutoff",
+    "eta_cutoff",
     "xtc_probability",
 )
 
@@ -123,12 +131,27 @@ class SamplingParams:
         for field in fields(self):
             rule, legal = _RULES[field.name]
             require(legal(getattr(self, field.name)), _OP, field.name, rule, repr(getattr(self, field.name)))
-        require(self.num_beams % self.num_beam_groups == 0, _OP, "num_beam_groups", f"a divisor of num_beams {self.num_beams}",
-                self.num_beam_groups)
-        require(self.num_beam_groups == 1 or self.diversity_penalty > 0, _OP, "diversity_penalty",
-                "> 0 with several beam groups", self.diversity_penalty)
-        require(self.num_return_sequences <= self.num_beams, _OP, "num_return_sequences",
-                f"at most num_beams {self.num_beams}", self.num_return_sequences)
+        require(
+            self.num_beams % self.num_beam_groups == 0,
+            _OP,
+            "num_beam_groups",
+            f"a divisor of num_beams {self.num_beams}",
+            self.num_beam_groups,
+        )
+        require(
+            self.num_beam_groups == 1 or self.diversity_penalty > 0,
+            _OP,
+            "diversity_penalty",
+            "> 0 with several beam groups",
+            self.diversity_penalty,
+        )
+        require(
+            self.num_return_sequences <= self.num_beams,
+            _OP,
+            "num_return_sequences",
+            f"at most num_beams {self.num_beams}",
+            self.num_return_sequences,
+        )
         missing = [name for name in self.active_samplers if self.samplers is not None and name not in self.samplers]
         require(not missing, _OP, "samplers", f"one that names {', '.join(missing)}", repr(self.samplers))
 
@@ -161,8 +184,18 @@ class SamplingParams:
 
 
 _NEUTRAL = {field.name: field.default for field in fields(SamplingParams)}
-_SEQUENCES = ("stop_strings", "stop_token_ids", "dry_sequence_breakers", "bad_words_ids", "suppress_tokens",
-              "begin_suppress_tokens", "allowed_token_ids", "forced_eos_token_id", "exponential_decay_length_penalty", "samplers")
+_SEQUENCES = (
+    "stop_strings",
+    "stop_token_ids",
+    "dry_sequence_breakers",
+    "bad_words_ids",
+    "suppress_tokens",
+    "begin_suppress_tokens",
+    "allowed_token_ids",
+    "forced_eos_token_id",
+    "exponential_decay_length_penalty",
+    "samplers",
+)
 
 Rule = tuple[str, Callable[[Any], bool]]
 
@@ -225,8 +258,9 @@ _RULES: dict[str, Rule] = {
     "dry_allowed_length": _integer(1),
     "dry_range": _integer(0),
     "dry_sequence_breakers": _IDS,
-    "sequence_bias": _or_none(("a mapping of tuples of ids to finite numbers",
-                               lambda v: _biases(v) and all(_are_ids(key) and key for key in v))),
+    "sequence_bias": _or_none(
+        ("a mapping of tuples of ids to finite numbers", lambda v: _biases(v) and all(_are_ids(key) and key for key in v))
+    ),
     "logit_bias": _or_none(("a mapping of ids to finite numbers", lambda v: _biases(v) and all(map(_is_id, v)))),
     "bad_words_ids": ("non-empty lists of ids", lambda v: isinstance(v, tuple) and all(_are_ids(w) and w for w in v)),
     "suppress_tokens": _IDS,
@@ -234,10 +268,12 @@ _RULES: dict[str, Rule] = {
     "allowed_token_ids": _or_none(("at least one token id", lambda v: _are_ids(v) and len(v) > 0)),
     "forced_bos_token_id": _or_none(("a token id", _is_id)),
     "forced_eos_token_id": _or_none(("a token id or several", lambda v: _is_id(v) or (_are_ids(v) and len(v) > 0))),
-    "exponential_decay_length_penalty": _or_none((
-        "a pair of an integer >= 0 and a number > 0",
-        lambda v: isinstance(v, tuple) and len(v) == 2 and _is_id(v[0]) and _finite(v[1]) and v[1] > 0,
-    )),
+    "exponential_decay_length_penalty": _or_none(
+        (
+            "a pair of an integer >= 0 and a number > 0",
+            lambda v: isinstance(v, tuple) and len(v) == 2 and _is_id(v[0]) and _finite(v[1]) and v[1] > 0,
+        )
+    ),
     "temperature": _NOT_NEGATIVE,
     "top_k": _integer(0),
     "top_p": _SHARE,
@@ -249,8 +285,12 @@ _RULES: dict[str, Rule] = {
     "top_n_sigma": _NOT_NEGATIVE,
     "xtc_probability": _SHARE,
     "xtc_threshold": _SHARE,
-    "samplers": _or_none((f"distinct names among {', '.join(SAMPLERS)}",
-                          lambda v: isinstance(v, tuple) and len(set(v)) == len(v) and set(v) <= set(SAMPLERS))),
+    "samplers": _or_none(
+        (
+            f"distinct names among {', '.join(SAMPLERS)}",
+            lambda v: isinstance(v, tuple) and len(set(v)) == len(v) and set(v) <= set(SAMPLERS),
+        )
+    ),
     "remove_invalid_values": _BOOL,
     "renormalize_logits": _BOOL,
     "watermarking_config": _or_none(("a mapping", lambda v: isinstance(v, Mapping))),

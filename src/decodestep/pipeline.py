@@ -163,7 +163,9 @@ def rule_of(processor: Any) -> Rule:
     """The rule of a processor; one with a filter value of its own, or a subclass, is not fused."""
     rule = RULES.get(type(processor), _OWN)
     odd_fill = getattr(processor, "filter_value", -np.inf) != -np.inf
-    batched = any(not isinstance(getattr(processor, name, 0), int | None) for name in ("prompt_ignore_length", "seed", "padding"))
+    batched = any(
+        not isinstance(getattr(processor, name, 0), int | None) for name in ("prompt_ignore_length", "seed", "padding")
+    )
     return Rule(rule.kind) if odd_fill or batched or getattr(processor, "padding", 0) else rule
 
 
@@ -191,8 +193,9 @@ class Plan:
         ids = np.array([history.tokens], np.int64).reshape(1, -1)
         real = np.float64 if scores.dtype == np.float64 else np.float32
         result = np.asarray(processor(ids, scores[None].astype(real)))
-        require(result.shape == (1, len(row)), _OP, type(processor).__name__, f"a function to scores of shape 1x{len(row)}",
-                result)
+        require(
+            result.shape == (1, len(row)), _OP, type(processor).__name__, f"a function to scores of shape 1x{len(row)}", result
+        )
         return result[0]
 
     def explain(self) -> str:
@@ -212,8 +215,12 @@ def plan(processors: Sequence[Any], vocab_size: int) -> Plan:
         for i in range(j):
             for before, after, reason in _ILLEGAL:
                 if kinds[i] in before and later in after:
-                    refuse(_OP, "processors", f"in an order that makes sense: {reason}",
-                           f"{type(processors[i]).__name__} before {type(processors[j]).__name__}")
+                    refuse(
+                        _OP,
+                        "processors",
+                        f"in an order that makes sense: {reason}",
+                        f"{type(processors[i]).__name__} before {type(processors[j]).__name__}",
+                    )
     runs: list[Any] = []
     for processor in processors:
         require(callable(processor), _OP, "processors", "callables (input_ids, scores) -> scores", processor)

@@ -13,12 +13,36 @@ _OURS = {field.name for field in fields(SamplingParams)}
 
 # Fields of a GenerationConfig that say nothing about which token is drawn, or that a model or a call supplies here.
 _NOT_ABOUT_SAMPLING = {
-    "use_cache", "cache_implementation", "cache_config", "max_cache_len", "pad_token_id", "bos_token_id", "eos_token_id",
-    "decoder_start_token_id", "output_attentions", "output_hidden_states", "output_scores", "output_logits",
-    "return_dict_in_generate", "compile_config", "disable_compile", "continuous_batching_config", "low_memory",
-    "prefill_chunk_size", "transformers_version", "_from_model_config", "max_length", "is_assistant", "num_assistant_tokens",
-    "num_assistant_tokens_schedule", "assistant_confidence_threshold", "max_matching_ngram_size", "assistant_early_exit",
-    "assistant_lookbehind", "target_lookbehind", "assistant_ensemble_weight",
+    "use_cache",
+    "cache_implementation",
+    "cache_config",
+    "max_cache_len",
+    "pad_token_id",
+    "bos_token_id",
+    "eos_token_id",
+    "decoder_start_token_id",
+    "output_attentions",
+    "output_hidden_states",
+    "output_scores",
+    "output_logits",
+    "return_dict_in_generate",
+    "compile_config",
+    "disable_compile",
+    "continuous_batching_config",
+    "low_memory",
+    "prefill_chunk_size",
+    "transformers_version",
+    "_from_model_config",
+    "max_length",
+    "is_assistant",
+    "num_assistant_tokens",
+    "num_assistant_tokens_schedule",
+    "assistant_confidence_threshold",
+    "max_matching_ngram_size",
+    "assistant_early_exit",
+    "assistant_lookbehind",
+    "target_lookbehind",
+    "assistant_ensemble_weight",
 }
 # Fields of an OpenAI request that carry the prompt or the transport.
 _ENVELOPE = {"model", "messages", "prompt", "stream", "stream_options", "user", "metadata", "store", "service_tier"}
@@ -31,8 +55,11 @@ def from_generation_config(config: Any) -> dict[str, Any]:
     something this library does not do.
     """
     given = dict(config) if isinstance(config, Mapping) else config.to_dict()
-    unknown = sorted(name for name, value in given.items() if value is not None and name not in _OURS | _NOT_ABOUT_SAMPLING
-                     and not _is_neutral(name, value))
+    unknown = sorted(
+        name
+        for name, value in given.items()
+        if value is not None and name not in _OURS | _NOT_ABOUT_SAMPLING and not _is_neutral(name, value)
+    )
     require(not unknown, "from_generation_config", "config", "of fields that are understood", ", ".join(unknown))
     taken = {name: value for name, value in given.items() if name in _OURS and value is not None}
     taken.setdefault("do_sample", False)
@@ -102,8 +129,13 @@ def _logprobs(body: Mapping[str, Any]) -> int | None:
     """Chat requests say logprobs=true and top_logprobs=n; completions say logprobs=n."""
     asked, top = body.get("logprobs"), body.get("top_logprobs")
     if top is not None:
-        require(asked is True and is_int(top) and 0 <= top <= 20, "from_openai", "top_logprobs",
-                "an integer in [0, 20] beside logprobs=true", repr(top))
+        require(
+            asked is True and is_int(top) and 0 <= top <= 20,
+            "from_openai",
+            "top_logprobs",
+            "an integer in [0, 20] beside logprobs=true",
+            repr(top),
+        )
         return int(top)
     if isinstance(asked, bool):
         return 0 if asked else None

@@ -120,22 +120,23 @@ class Sampler:
     def add(self, params: SamplingParams, prompt_ids: Sequence[int] = ()) -> int:
         """Adds a row behind the others and returns its index."""
         prompt = self._ids("prompt_ids", prompt_ids)
-        require(not params.stop_strings or self._token_bytes is not None, _OP, "token_bytes",
-                "given where a row has stop strings", "None")
+        require(
+            not params.stop_strings or self._token_bytes is not None,
+            _OP,
+            "token_bytes",
+            "given where a row has stop strings",
+            "None",
+        )
         for name in ("stop_token_ids", "suppress_tokens", "begin_suppress_tokens", "allowed_token_ids", "logit_bias"):
             self._ids(name, getattr(params, name) or ())
         for name in ("bad_words_ids", "sequence_bias"):
             for ids in getattr(params, name) or ():
                 self._ids(name, ids)
-        chain = processors_of(
-            params, prompt_length=len(prompt), vocab_size=self.vocab_size, eos_token_ids=self._ends
-        )
+        chain = processors_of(params, prompt_length=len(prompt), vocab_size=self.vocab_size, eos_token_ids=self._ends)
         scale = next((i for i, c in enumerate(chain) if type(c).__name__.endswith("Warper")), len(chain))
         chain[scale:scale] = self._processors
         text = TextStream(self._token_bytes, params.stop_strings) if self._token_bytes else None
-        self.rows.append(
-            Row(params, History(prompt), plan(chain, self.vocab_size), self._ends, text, time.monotonic())
-        )
+        self.rows.append(Row(params, History(prompt), plan(chain, self.vocab_size), self._ends, text, time.monotonic()))
         return len(self.rows) - 1
 
     def remove(self, index: int) -> None:
@@ -185,8 +186,13 @@ class Sampler:
 
     def _prepared(self, logits: Any, which: Sequence[int]) -> tuple[np.ndarray, list[list[Step]]]:
         array = arrays.view(_OP, "logits", logits)
-        require(array.shape == (len(self.rows), self.vocab_size), _OP, "logits",
-                f"of shape {len(self.rows)}x{self.vocab_size}", array)
+        require(
+            array.shape == (len(self.rows), self.vocab_size),
+            _OP,
+            "logits",
+            f"of shape {len(self.rows)}x{self.vocab_size}",
+            array,
+        )
         prepared, steps = [], []
         changed = False
         for i in which:

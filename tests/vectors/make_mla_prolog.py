@@ -19,8 +19,13 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 from mla_prolog_cases import BF16, MODES, SCENARIOS, for_version, legal, make, oracle
 
 SMALL = dict(He=6, Hcq=6, N=2, D=2, block=2, blocks=4, tiles=1)
-TYPES = {"query": BF16, "query_rope": BF16, "dequant_scale_q_nope": np.float32, "query_norm": BF16,
-         "dequant_scale_q_norm": np.float32}
+TYPES = {
+    "query": BF16,
+    "query_rope": BF16,
+    "dequant_scale_q_nope": np.float32,
+    "query_norm": BF16,
+    "dequant_scale_q_norm": np.float32,
+}
 
 
 def coarse(call: dict[str, Any]) -> dict[str, Any]:

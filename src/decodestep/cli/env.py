@@ -13,8 +13,19 @@ import decodestep
 from decodestep import _native, dispatch
 from decodestep.models.fetch import DEFAULT_MODEL, cache_directory, find_default_model
 
-_PACKAGES = ("numpy", "ml_dtypes", "array-api-compat", "gguf", "tokenizers", "jinja2", "rich", "torch", "transformers",
-             "onnx", "onnxruntime")
+_PACKAGES = (
+    "numpy",
+    "ml_dtypes",
+    "array-api-compat",
+    "gguf",
+    "tokenizers",
+    "jinja2",
+    "rich",
+    "torch",
+    "transformers",
+    "onnx",
+    "onnxruntime",
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -59,5 +70,3 @@ def _backends() -> dict[str, str]:
     folders = [Path(place) for place in (spec.submodule_search_locations or ())] if spec else []
     stems = sorted(p for folder in folders for p in folder.iterdir() if (p / "reference.py").is_file())
     return {p.name: "+".join(b for b in dispatch.BACKENDS if (p / f"{b}.py").is_file()) for p in stems}
-
-

@@ -15,7 +15,6 @@ from decodestep.generation import Completion, Prompt
 from decodestep.models.fetch import DEFAULT_MODEL
 from decodestep.params import SAMPLERS
 
-
 # Options that are fields of SamplingParams: what follows the name, and how it is read.
 _NUMBERS: dict[str, tuple[type, str, str]] = {
     "max_new_tokens": (int, "N", "how many tokens at most"),
@@ -88,8 +87,12 @@ def run(options: argparse.Namespace) -> int:
     model = ds.load(options.model, dtype=options.dtype, threads=options.threads)
     clock.loaded = time.monotonic()
     if options.explain_plan:
-        sampler = ds.Sampler(params, vocab_size=model.config.vocab_size, eos_token_id=model.tokenizer.end_token_ids,
-                             token_bytes=model.tokenizer.token_bytes)
+        sampler = ds.Sampler(
+            params,
+            vocab_size=model.config.vocab_size,
+            eos_token_id=model.tokenizer.end_token_ids,
+            token_bytes=model.tokenizer.token_bytes,
+        )
         print(sampler.explain(), file=sys.stderr)
     cancelled = _Cancelled()
     if hasattr(sys.stdout, "reconfigure"):
@@ -106,15 +109,19 @@ def run(options: argparse.Namespace) -> int:
         completion = ds.generate(model, [prompt], params, stream=stream)[0]
     stats = _stats(model, profile, completion, clock)
     if options.json:
-        print(json.dumps({
-            "text": completion.text,
-            "token_ids": completion.token_ids,
-            "prompt_token_ids": completion.prompt_token_ids,
-            "finish_reason": completion.finish_reason,
-            "logprobs": _logprobs(completion, model),
-            "seed": params.seed,
-            "stats": stats,
-        }))
+        print(
+            json.dumps(
+                {
+                    "text": completion.text,
+                    "token_ids": completion.token_ids,
+                    "prompt_token_ids": completion.prompt_token_ids,
+                    "finish_reason": completion.finish_reason,
+                    "logprobs": _logprobs(completion, model),
+                    "seed": params.seed,
+                    "stats": stats,
+                }
+            )
+        )
     elif not completion.text.endswith("\n"):
         print()
     if options.stats:
@@ -169,8 +176,13 @@ def _logprobs(completion: Completion, model: ds.Model) -> list[dict[str, Any]] |
         return [{"token_id": i, "token": model.tokenizer.token(i), "logprob": value} for i, value in pairs]
 
     return [
-        {"token_id": token, "raw": step.raw, "processed": step.processed, "top_raw": described(step.top_raw),
-         "top_processed": described(step.top_processed)}
+        {
+            "token_id": token,
+            "raw": step.raw,
+            "processed": step.processed,
+            "top_raw": described(step.top_raw),
+            "top_processed": described(step.top_processed),
+        }
         for token, step in zip(completion.token_ids, completion.logprobs, strict=True)
     ]
 

@@ -1,6 +1,6 @@
 """ONNX: our operators inside the reference evaluator.
 
-    ReferenceEvaluator(model, new_ops=[decodestep.integrations.onnx.TensorScatter])
+ReferenceEvaluator(model, new_ops=[decodestep.integrations.onnx.TensorScatter])
 """
 
 from __future__ import annotations

@@ -45,10 +45,20 @@ class Model:
         """
         ids = np.asarray(token_ids)
         config = self.config
-        require(ids.ndim == 1 and ids.dtype.kind in "iu" and 0 < len(ids) <= config.context, "logits", "token_ids",
-                f"a sequence of 1 to {config.context} token ids", ids)
-        require(ids.min() >= 0 and ids.max() < config.vocab_size, "logits", "token_ids", f"in [0, {config.vocab_size})",
-                f"{ids.min()} to {ids.max()}")
+        require(
+            ids.ndim == 1 and ids.dtype.kind in "iu" and 0 < len(ids) <= config.context,
+            "logits",
+            "token_ids",
+            f"a sequence of 1 to {config.context} token ids",
+            ids,
+        )
+        require(
+            ids.min() >= 0 and ids.max() < config.vocab_size,
+            "logits",
+            "token_ids",
+            f"in [0, {config.vocab_size})",
+            f"{ids.min()} to {ids.max()}",
+        )
         cache = self.decoder.new_cache([len(ids)])
         out = np.empty((len(ids), config.vocab_size), np.float32)
         with use_threads(self.threads):
@@ -76,8 +86,13 @@ def load(name_or_path: str | os.PathLike[str] = DEFAULT_MODEL, *, dtype: str = "
     default model that can be neither found nor fetched; ValueError for dtype or threads.
     """
     require_choice("load", "dtype", dtype, ("auto", "float32"))
-    require(threads is None or (is_int(threads) and 1 <= threads <= MAX_THREADS), "load", "threads",
-            f"an integer in [1, {MAX_THREADS}] or None", threads)
+    require(
+        threads is None or (is_int(threads) and 1 <= threads <= MAX_THREADS),
+        "load",
+        "threads",
+        f"an integer in [1, {MAX_THREADS}] or None",
+        threads,
+    )
     path = default_model() if str(name_or_path) == DEFAULT_MODEL else Path(name_or_path)
     file = GgufFile(path)
     decoder = Decoder(convert(file))

@@ -117,8 +117,10 @@ def convert(file: GgufFile) -> Weights:
     )
     left = sorted(set(file.tensors) - take.taken - set(_IGNORED))
     if left:
-        raise ModelError(f"{file.path}: tensors that this decoder does not know: {', '.join(left[:5])}"
-                         + (f" and {len(left) - 5} more" if len(left) > 5 else ""))
+        raise ModelError(
+            f"{file.path}: tensors that this decoder does not know: {', '.join(left[:5])}"
+            + (f" and {len(left) - 5} more" if len(left) > 5 else "")
+        )
     return weights
 
 
@@ -133,8 +135,10 @@ def _config(file: GgufFile) -> Config:
     values = _integer(data, "llama.attention.value_length", head_dim)
     rotated = _integer(data, "llama.rope.dimension_count", head_dim)
     if heads % groups or head_dim % 2 or not head_dim == values == rotated:
-        raise ModelError(f"{file.path}: {heads} query heads on {groups} key heads of {head_dim} values, {values} of them read, "
-                         f"{rotated} rotated: not supported")
+        raise ModelError(
+            f"{file.path}: {heads} query heads on {groups} key heads of {head_dim} values, {values} of them read, "
+            f"{rotated} rotated: not supported"
+        )
     scaling = data.get("llama.rope.scaling.type", "none")
     if scaling not in ("none", "linear") or _integer(data, "llama.expert_count", 0, least=0):
         raise ModelError(f"{file.path}: rope scaling {scaling!r} or experts are not supported")

@@ -36,12 +36,31 @@ class Decoder:
         x = take_rows(self.weights.embedding, tokens)
         for layer, kv, kr in zip(self.weights.layers, cache.kv, cache.kr, strict=True):
             query = mla_prolog(
-                rms_norm(x, layer.attention_norm, eps=config.norm_eps), None, layer.w_uq_qr, layer.w_uk, layer.w_dkv_kr,
-                None, None, sin, cos, slots, kv, kr, rope_groups=config.groups, need_query=False,
+                rms_norm(x, layer.attention_norm, eps=config.norm_eps),
+                None,
+                layer.w_uq_qr,
+                layer.w_uk,
+                layer.w_dkv_kr,
+                None,
+                None,
+                sin,
+                cos,
+                slots,
+                kv,
+                kr,
+                rope_groups=config.groups,
+                need_query=False,
             )
             attended = mla_attention(
-                None, query.query_rope, kv, kr, cache.block_table, lengths,
-                scale=config.scale, sequence=sequence, groups=config.groups,
+                None,
+                query.query_rope,
+                kv,
+                kr,
+                cache.block_table,
+                lengths,
+                scale=config.scale,
+                sequence=sequence,
+                groups=config.groups,
             )
             x += linear(attended.reshape(len(x), -1), layer.w_o)
             h = rms_norm(x, layer.ffn_norm, eps=config.norm_eps)

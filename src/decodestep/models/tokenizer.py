@@ -43,8 +43,10 @@ class Tokenizer:
         kind = metadata.get("tokenizer.ggml.model")
         pre = metadata.get("tokenizer.ggml.pre", "default")
         if kind != "gpt2" or pre not in _PRE_TOKENIZERS:
-            raise ModelError(f"tokenizer {kind!r} with pre-tokenizer {pre!r} is not supported "
-                             f"(supported: 'gpt2' with {', '.join(map(repr, _PRE_TOKENIZERS))})")
+            raise ModelError(
+                f"tokenizer {kind!r} with pre-tokenizer {pre!r} is not supported "
+                f"(supported: 'gpt2' with {', '.join(map(repr, _PRE_TOKENIZERS))})"
+            )
         self._tokens: list[str] = metadata.get("tokenizer.ggml.tokens", [])
         types = metadata.get("tokenizer.ggml.token_type") or [1] * len(self._tokens)
         merges = [tuple(merge.split(" ", 1)) for merge in metadata.get("tokenizer.ggml.merges", [])]

@@ -43,9 +43,7 @@ class WhisperTimeStampLogitsProcessor(LogitsProcessor):
     Source: Radford et al., "Robust speech recognition via large-scale weak supervision", 2022; as in transformers 5.23.
     """
 
-    def __init__(
-        self, generate_config: Any, begin_index: int, _detect_timestamp_from_logprob: bool | None = None
-    ) -> None:
+    def __init__(self, generate_config: Any, begin_index: int, _detect_timestamp_from_logprob: bool | None = None) -> None:
         self.no_timestamps_token_id = generate_config.no_timestamps_token_id
         self.timestamp_begin = generate_config.no_timestamps_token_id + 1
         self.eos_token_id = generate_config.eos_token_id or generate_config.bos_token_id

@@ -133,8 +133,12 @@ class PrefixConstrainedLogitsProcessor(LogitsProcessor):
         for row in range(items * self._num_beams):
             allowed = self._prefix_allowed_tokens_fn(row // self._num_beams, input_ids[row])
             if len(allowed) == 0:
-                refuse("PrefixConstrainedLogitsProcessor", "prefix_allowed_tokens_fn", "a function that allows some token",
-                       f"an empty list for batch item {row // self._num_beams}")
+                refuse(
+                    "PrefixConstrainedLogitsProcessor",
+                    "prefix_allowed_tokens_fn",
+                    "a function that allows some token",
+                    f"an empty list for batch item {row // self._num_beams}",
+                )
             mask[row, allowed] = 0.0
         result = scores + mask
         dead = xp.reshape(xp.max(result, axis=-1) == NEGATIVE_INFINITY, (items, self._num_beams))

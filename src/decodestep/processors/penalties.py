@@ -44,12 +44,22 @@ class RepetitionPenaltyLogitsProcessor(LogitsProcessor):
     def __init__(self, penalty: float, prompt_ignore_length: Any = None) -> None:
         self.penalty = _checked_penalty("RepetitionPenaltyLogitsProcessor", penalty)
         if is_int(prompt_ignore_length):
-            require(prompt_ignore_length >= 0, "RepetitionPenaltyLogitsProcessor", "prompt_ignore_length", "an int >= 0",
-                    prompt_ignore_length)
+            require(
+                prompt_ignore_length >= 0,
+                "RepetitionPenaltyLogitsProcessor",
+                "prompt_ignore_length",
+                "an int >= 0",
+                prompt_ignore_length,
+            )
             prompt_ignore_length = int(prompt_ignore_length)
         elif arrays.is_array(prompt_ignore_length):
-            require(prompt_ignore_length.ndim == 1, "RepetitionPenaltyLogitsProcessor", "prompt_ignore_length", "of rank 1",
-                    prompt_ignore_length)
+            require(
+                prompt_ignore_length.ndim == 1,
+                "RepetitionPenaltyLogitsProcessor",
+                "prompt_ignore_length",
+                "of rank 1",
+                prompt_ignore_length,
+            )
         self.prompt_ignore_length = prompt_ignore_length
         self.logits_indices: Any = None
         self.cu_seq_lens_q: Any = None
@@ -76,8 +86,13 @@ class RepetitionPenaltyLogitsProcessor(LogitsProcessor):
 
     def _counted(self, xp: Any, input_ids: Any) -> Any:
         skipped = xp.asarray(self.prompt_ignore_length, device=device(input_ids))
-        require(skipped.shape[0] == input_ids.shape[0], "RepetitionPenaltyLogitsProcessor", "prompt_ignore_length",
-                f"of batch size {input_ids.shape[0]}", skipped)
+        require(
+            skipped.shape[0] == input_ids.shape[0],
+            "RepetitionPenaltyLogitsProcessor",
+            "prompt_ignore_length",
+            f"of batch size {input_ids.shape[0]}",
+            skipped,
+        )
         return xp.arange(input_ids.shape[1], device=device(input_ids))[None, :] >= skipped[:, None]
 
 
@@ -149,12 +164,15 @@ class SequenceBiasLogitsProcessor(LogitsProcessor):
             for group in _by_length_and_distinct_last(self.sequence_bias):
                 prefixes = np.asarray([s[:-1] for s in group], np.int64).reshape(len(group), -1)
                 values = xp.asarray([self.sequence_bias[s] for s in group], dtype=xp.float32, **where)
-                layers.append((
-                    xp.asarray(prefixes.tolist(), dtype=xp.int64, **where) if prefixes.size else
-                    xp.zeros(prefixes.shape, dtype=xp.int64, **where),
-                    xp.asarray([s[-1] for s in group], dtype=xp.int64, **where),
-                    narrow(xp, values, scores),
-                ))
+                layers.append(
+                    (
+                        xp.asarray(prefixes.tolist(), dtype=xp.int64, **where)
+                        if prefixes.size
+                        else xp.zeros(prefixes.shape, dtype=xp.int64, **where),
+                        xp.asarray([s[-1] for s in group], dtype=xp.int64, **where),
+                        narrow(xp, values, scores),
+                    )
+                )
             self._placed = (key, layers)
         return self._placed[1]
 

@@ -109,9 +109,7 @@ class SynthIDTextWatermarkLogitsProcessor(LogitsProcessor):
             log_p = xp.log(p)
         return xp.where(xp.isfinite(log_p), log_p, constant(xp, -largest(xp, log_p), log_p))
 
-    def accumulate_hash(
-        self, current_hash: Any, data: Any, multiplier: int = _MULTIPLIER, increment: int = _INCREMENT
-    ) -> Any:
+    def accumulate_hash(self, current_hash: Any, data: Any, multiplier: int = _MULTIPLIER, increment: int = _INCREMENT) -> Any:
         """Takes the elements of the last axis of `data` into the hash, one after another, in wrapping int64."""
         for i in range(data.shape[-1]):
             current_hash = (current_hash + data[..., i]) * multiplier + increment

@@ -146,8 +146,13 @@ def _check_step(step: Step, vocab: int) -> None:
     if isinstance(step, PATCHES):
         ids = step.ids
         ok = isinstance(ids, np.ndarray) and ids.ndim == 1 and ids.dtype == np.int64
-        require(ok and (not ids.size or (ids.min() >= 0 and ids.max() < vocab)), _OP, "steps",
-                f"about int64 ids in [0, {vocab})", step)
+        require(
+            ok and (not ids.size or (ids.min() >= 0 and ids.max() < vocab)),
+            _OP,
+            "steps",
+            f"about int64 ids in [0, {vocab})",
+            step,
+        )
     for name, (rule, check) in (legal or {}).items():
         require(check(getattr(step, name)), _OP, f"{type(step).__name__}.{name}", rule, getattr(step, name))
     if isinstance(step, kinds.Add):

@@ -129,8 +129,23 @@ class Normalise(NamedTuple):
 
 
 Step = (
-    Penalise | Add | Lift | Ban | Allow | Force | Temperature | TopK | TopP | MinP | Typical | Epsilon | Eta | TopH | TopNSigma
-    | Xtc | Normalise
+    Penalise
+    | Add
+    | Lift
+    | Ban
+    | Allow
+    | Force
+    | Temperature
+    | TopK
+    | TopP
+    | MinP
+    | Typical
+    | Epsilon
+    | Eta
+    | TopH
+    | TopNSigma
+    | Xtc
+    | Normalise
 )
 Steps = Sequence[Step]
 

@@ -41,8 +41,13 @@ def linear(x: Any, weight: Any, *, backend: str = "auto") -> Any:
     if not packed:
         require_dtype(_OP, "weight", matrix, (np.float32, np.float64, np.float16, ml_dtypes.bfloat16))
         require(matrix.ndim == 2, _OP, "weight", "a matrix", matrix)
-    require(tokens.ndim in (1, 2) and tokens.shape[-1] == matrix.shape[0], _OP, "x",
-            f"of shape (T, {matrix.shape[0]}) or ({matrix.shape[0]},)", tokens)
+    require(
+        tokens.ndim in (1, 2) and tokens.shape[-1] == matrix.shape[0],
+        _OP,
+        "x",
+        f"of shape (T, {matrix.shape[0]}) or ({matrix.shape[0]},)",
+        tokens,
+    )
     obstacle = None if packed and tokens.dtype == np.float32 else "needs float32 x and a PackedWeight"
     backend = choose(_OP, backend, {"cpu": obstacle, "reference": None})
     rows = tokens.reshape(1, -1) if tokens.ndim == 1 else tokens

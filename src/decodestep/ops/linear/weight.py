@@ -49,12 +49,22 @@ class PackedWeight:
     def __post_init__(self) -> None:
         rows = self.rows
         ok = isinstance(rows, np.ndarray) and rows.dtype == np.uint8 and rows.ndim == 2
-        require(ok and (rows.shape[1] <= 1 or rows.strides[1] == 1) and (rows.shape[0] <= 1 or rows.strides[0] >= 0),
-                "PackedWeight", "rows", "a matrix of uint8 with contiguous, ascending rows", rows)
+        require(
+            ok and (rows.shape[1] <= 1 or rows.strides[1] == 1) and (rows.shape[0] <= 1 or rows.strides[0] >= 0),
+            "PackedWeight",
+            "rows",
+            "a matrix of uint8 with contiguous, ascending rows",
+            rows,
+        )
         require(isinstance(self.format, Format), "PackedWeight", "format", "a Format", self.format)
         blocks = self.format in _BLOCK_BYTES
-        require(is_int(self.inputs) and self.inputs >= 0 and not (blocks and self.inputs % 32), "PackedWeight", "inputs",
-                f"{'a multiple of 32' if blocks else 'an integer >= 0'} in format {self.format.name}", self.inputs)
+        require(
+            is_int(self.inputs) and self.inputs >= 0 and not (blocks and self.inputs % 32),
+            "PackedWeight",
+            "inputs",
+            f"{'a multiple of 32' if blocks else 'an integer >= 0'} in format {self.format.name}",
+            self.inputs,
+        )
         size = self.inputs // 32 * _BLOCK_BYTES[self.format] if blocks else self.inputs * _DENSE[self.format].itemsize
         require(self.rows.shape[1] == size, "PackedWeight", "rows", f"{size} bytes wide", self.rows)
 
@@ -63,8 +73,13 @@ class PackedWeight:
         """Packs a (K, N) float32, float16 or bfloat16 array."""
         matrix = arrays.view("PackedWeight", "weight", weight)
         formats = {dtype: format_ for format_, dtype in _DENSE.items()}
-        require(matrix.ndim == 2 and matrix.dtype in formats, "PackedWeight", "weight",
-                "a float32, float16 or bfloat16 matrix", matrix)
+        require(
+            matrix.ndim == 2 and matrix.dtype in formats,
+            "PackedWeight",
+            "weight",
+            "a float32, float16 or bfloat16 matrix",
+            matrix,
+        )
         inputs, outputs = matrix.shape
         rows = np.ascontiguousarray(matrix.T).view(np.uint8).reshape(outputs, inputs * matrix.itemsize)
         return cls(rows, formats[matrix.dtype], inputs)
@@ -74,8 +89,13 @@ class PackedWeight:
         """One weight with the outputs of all, in order; they have one format and one K."""
         require(len(weights) > 0, "PackedWeight", "weights", "one or more", "none")
         first = weights[0]
-        require(all(w.format == first.format and w.inputs == first.inputs for w in weights), "PackedWeight", "weights",
-                "of one format and one number of inputs", str([(w.format.name, w.inputs) for w in weights]))
+        require(
+            all(w.format == first.format and w.inputs == first.inputs for w in weights),
+            "PackedWeight",
+            "weights",
+            "of one format and one number of inputs",
+            str([(w.format.name, w.inputs) for w in weights]),
+        )
         return cls(np.concatenate([w.rows for w in weights]), first.format, first.inputs)
 
     @property

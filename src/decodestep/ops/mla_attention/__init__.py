@@ -66,8 +66,13 @@ def mla_attention(
     if q is not None:
         require_shape(_OP, "query", q, (tokens, heads, kv.shape[3]))
     require(is_real(scale) and math.isfinite(scale), _OP, "scale", "a finite number", scale)
-    require(is_int(groups) and groups >= 1 and not (heads % groups or kv.shape[3] % groups or width % (2 * groups)), _OP,
-            "groups", f"a divisor of N {heads}, Hckv {kv.shape[3]} and Dr / 2 = {width / 2:g}", groups)
+    require(
+        is_int(groups) and groups >= 1 and not (heads % groups or kv.shape[3] % groups or width % (2 * groups)),
+        _OP,
+        "groups",
+        f"a divisor of N {heads}, Hckv {kv.shape[3]} and Dr / 2 = {width / 2:g}",
+        groups,
+    )
     table, rows, seen = _paging(block_table, sequence, lengths, tokens, kv.shape)
     backend = choose(_OP, backend, {"cpu": cpu.obstacle(kv, kr), "reference": None})
     attend = (cpu if backend == "cpu" else reference).attention
@@ -86,8 +91,13 @@ def _paging(
     if tokens == 0:
         return table, rows, seen
     room = table.shape[1] * cache[1]
-    require(rows.min() >= 0 and rows.max() < table.shape[0], _OP, "sequence", f"in [0, {table.shape[0]})",
-            f"{rows.min()} to {rows.max()}")
+    require(
+        rows.min() >= 0 and rows.max() < table.shape[0],
+        _OP,
+        "sequence",
+        f"in [0, {table.shape[0]})",
+        f"{rows.min()} to {rows.max()}",
+    )
     require(seen.min() >= 1 and seen.max() <= room, _OP, "lengths", f"in [1, {room}]", f"{seen.min()} to {seen.max()}")
     longest = np.zeros(table.shape[0], np.int64)
     np.maximum.at(longest, rows, seen)

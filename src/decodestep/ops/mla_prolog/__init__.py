@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 from decodestep import arrays
 from decodestep.checks import is_real, require, require_choice
@@ -18,39 +18,11 @@ from decodestep.ops.mla_prolog.layouts import to_nz as to_nz
 from decodestep.ops.mla_prolog.limits import PAGED_MODES, profile
 from decodestep.ops.mla_prolog.plan import MlaPrologPlan as MlaPrologPlan
 from decodestep.ops.mla_prolog.plan import mla_prolog_plan as mla_prolog_plan
+from decodestep.ops.mla_prolog.results import MlaPrologResult, MlaPrologV2Result, MlaPrologV3Result
 from decodestep.ops.mla_prolog.tiling_key import MlaPrologTilingKey as MlaPrologTilingKey
 
 _INFINITY = float("inf")
 _ROUNDINGS = ("half_even", "half_away")
-
-
-class MlaPrologResult(NamedTuple):
-    """query (..., N, Hckv), query_rope (..., N, Dr), and the caches that were passed in."""
-
-    query: Any
-    query_rope: Any
-    kv_cache_out: Any
-    kr_cache_out: Any
-
-
-class MlaPrologV2Result(NamedTuple):
-    """As of V1, then dequant_scale_q_nope, float32 (T, N, 1), or None where query is not int8."""
-
-    query: Any
-    query_rope: Any
-    kv_cache_out: Any
-    kr_cache_out: Any
-    dequant_scale_q_nope: Any
-
-
-class MlaPrologV3Result(NamedTuple):
-    """query_norm (..., Hcq) and dequant_scale_q_norm, float32 (T, 1), are None where they are not asked for."""
-
-    query: Any
-    query_rope: Any
-    dequant_scale_q_nope: Any
-    query_norm: Any
-    dequant_scale_q_norm: Any
 
 
 def mla_prolog(
@@ -134,11 +106,35 @@ def mla_prolog(
     problem = bind(
         "mla_prolog",
         PAGED_MODES,
-        (token_x, weight_dq, weight_uq_qr, weight_uk, weight_dkv_kr, rmsnorm_gamma_cq, rmsnorm_gamma_ckv, rope_sin,
-         rope_cos, cache_index, kv_cache, kr_cache),
-        (dequant_scale_x, dequant_scale_w_dq, dequant_scale_w_uq_qr, dequant_scale_w_dkv_kr, quant_scale_ckv,
-         quant_scale_ckr, smooth_scales_cq),
-        (rmsnorm_epsilon_cq, rmsnorm_epsilon_ckv), cache_mode, limits, rope_groups, need_query)
+        (
+            token_x,
+            weight_dq,
+            weight_uq_qr,
+            weight_uk,
+            weight_dkv_kr,
+            rmsnorm_gamma_cq,
+            rmsnorm_gamma_ckv,
+            rope_sin,
+            rope_cos,
+            cache_index,
+            kv_cache,
+            kr_cache,
+        ),
+        (
+            dequant_scale_x,
+            dequant_scale_w_dq,
+            dequant_scale_w_uq_qr,
+            dequant_scale_w_dkv_kr,
+            quant_scale_ckv,
+            quant_scale_ckr,
+            smooth_scales_cq,
+        ),
+        (rmsnorm_epsilon_cq, rmsnorm_epsilon_ckv),
+        cache_mode,
+        limits,
+        rope_groups,
+        need_query,
+    )
     made = _run(problem, backend)
     return MlaPrologResult(_shaped(made.query, token_x), _shaped(made.query_rope, token_x), kv_cache, kr_cache)
 
@@ -200,14 +196,44 @@ def mla_prolog_v2(
     problem = bind(
         "mla_prolog_v2",
         PAGED_MODES,
-        (token_x, weight_dq, weight_uq_qr, weight_uk, weight_dkv_kr, rmsnorm_gamma_cq, rmsnorm_gamma_ckv, rope_sin,
-         rope_cos, cache_index, kv_cache, kr_cache),
-        (dequant_scale_x, dequant_scale_w_dq, dequant_scale_w_uq_qr, dequant_scale_w_dkv_kr, quant_scale_ckv,
-         quant_scale_ckr, smooth_scales_cq),
-        (rmsnorm_epsilon_cq, rmsnorm_epsilon_ckv), cache_mode, limits, rope_groups, need_query, rounding=rounding)
+        (
+            token_x,
+            weight_dq,
+            weight_uq_qr,
+            weight_uk,
+            weight_dkv_kr,
+            rmsnorm_gamma_cq,
+            rmsnorm_gamma_ckv,
+            rope_sin,
+            rope_cos,
+            cache_index,
+            kv_cache,
+            kr_cache,
+        ),
+        (
+            dequant_scale_x,
+            dequant_scale_w_dq,
+            dequant_scale_w_uq_qr,
+            dequant_scale_w_dkv_kr,
+            quant_scale_ckv,
+            quant_scale_ckr,
+            smooth_scales_cq,
+        ),
+        (rmsnorm_epsilon_cq, rmsnorm_epsilon_ckv),
+        cache_mode,
+        limits,
+        rope_groups,
+        need_query,
+        rounding=rounding,
+    )
     made = _run(problem, backend)
-    return MlaPrologV2Result(_shaped(made.query, token_x), _shaped(made.query_rope, token_x), kv_cache, kr_cache,
-                             _merged(made.dequant_scale_q_nope, token_x))
+    return MlaPrologV2Result(
+        _shaped(made.query, token_x),
+        _shaped(made.query_rope, token_x),
+        kv_cache,
+        kr_cache,
+        _merged(made.dequant_scale_q_nope, token_x),
+    )
 
 
 def mla_prolog_v3(
@@ -279,23 +305,66 @@ def mla_prolog_v3(
     op = "mla_prolog_v3"
     modes = profile(op, limits).cache_modes
     require_choice(op, "rounding", rounding, _ROUNDINGS)
-    attributes = attributes_of_call(op, limits, Attributes(query_norm_flag, weight_quant_mode, kv_cache_quant_mode,
-                                                           query_quant_mode, ckvkr_repo_mode, quant_scale_repo_mode, tile_size))
+    attributes = attributes_of_call(
+        op,
+        limits,
+        Attributes(
+            query_norm_flag,
+            weight_quant_mode,
+            kv_cache_quant_mode,
+            query_quant_mode,
+            ckvkr_repo_mode,
+            quant_scale_repo_mode,
+            tile_size,
+        ),
+    )
     for name, factor in (("qc_qr_scale", qc_qr_scale), ("kc_scale", kc_scale)):
         require(is_real(factor) and -_INFINITY < factor < _INFINITY, op, name, "a finite number", repr(factor))
     problem = bind(
         op,
         modes,
-        (token_x, weight_dq, weight_uq_qr, weight_uk, weight_dkv_kr, rmsnorm_gamma_cq, rmsnorm_gamma_ckv, rope_sin,
-         rope_cos, cache_index, kv_cache, kr_cache),
-        (dequant_scale_x, dequant_scale_w_dq, dequant_scale_w_uq_qr, dequant_scale_w_dkv_kr, quant_scale_ckv,
-         quant_scale_ckr, smooth_scales_cq, k_nope_clip_alpha),
-        (rmsnorm_epsilon_cq, rmsnorm_epsilon_ckv), cache_mode, limits, rope_groups, need_query, (qc_qr_scale, kc_scale),
-        rounding, attributes, actual_seq_len)
+        (
+            token_x,
+            weight_dq,
+            weight_uq_qr,
+            weight_uk,
+            weight_dkv_kr,
+            rmsnorm_gamma_cq,
+            rmsnorm_gamma_ckv,
+            rope_sin,
+            rope_cos,
+            cache_index,
+            kv_cache,
+            kr_cache,
+        ),
+        (
+            dequant_scale_x,
+            dequant_scale_w_dq,
+            dequant_scale_w_uq_qr,
+            dequant_scale_w_dkv_kr,
+            quant_scale_ckv,
+            quant_scale_ckr,
+            smooth_scales_cq,
+            k_nope_clip_alpha,
+        ),
+        (rmsnorm_epsilon_cq, rmsnorm_epsilon_ckv),
+        cache_mode,
+        limits,
+        rope_groups,
+        need_query,
+        (qc_qr_scale, kc_scale),
+        rounding,
+        attributes,
+        actual_seq_len,
+    )
     made = _run(problem, backend)
-    return MlaPrologV3Result(_shaped(made.query, token_x), _shaped(made.query_rope, token_x),
-                             _merged(made.dequant_scale_q_nope, token_x), _shaped(made.query_norm, token_x),
-                             _merged(made.dequant_scale_q_norm, token_x))
+    return MlaPrologV3Result(
+        _shaped(made.query, token_x),
+        _shaped(made.query_rope, token_x),
+        _merged(made.dequant_scale_q_nope, token_x),
+        _shaped(made.query_norm, token_x),
+        _merged(made.dequant_scale_q_norm, token_x),
+    )
 
 
 def _run(problem: Problem, backend: str) -> reference.Results:

@@ -166,17 +166,53 @@ def bind(
     slots = token_slots(op, cache_mode, index, actual_seq_len, axes, tokens, blocks, block_size)
     if profile is not None:
         unmerged = len(axes) == 2
-        limits.check(op, profile, {
-            "He": He, "Hcq": Hcq, "Hckv": Hckv, "N": N, "D": D, "Dr": Dr,
-            "BlockSize": block_size if cache_mode.startswith("PA") else None,
-            "B": axes[0] if unmerged else None, "S": axes[1] if unmerged else None, "T": None if unmerged else tokens})
+        limits.check(
+            op,
+            profile,
+            {
+                "He": He,
+                "Hcq": Hcq,
+                "Hckv": Hckv,
+                "N": N,
+                "D": D,
+                "Dr": Dr,
+                "BlockSize": block_size if cache_mode.startswith("PA") else None,
+                "B": axes[0] if unmerged else None,
+                "S": axes[1] if unmerged else None,
+                "T": None if unmerged else tokens,
+            },
+        )
     if len(axes) == 2:
         x, sin, cos = x.reshape(tokens, He), sin.reshape(tokens, Dr), cos.reshape(tokens, Dr)
     if tnd:
         kv_cache, kr_cache = kv_cache[None], kr_cache[None]
-    return Problem(op, s, real, x, w_dq, w_uq_qr, w_uk, w_dkv_kr, gamma_cq, gamma_ckv, sin, cos, slots, kv_cache, kr_cache,
-                   cache_mode.endswith("NZ"), given, eps[0], eps[1], alpha[0], alpha[1], rope_groups, need_query, rounding,
-                   attributes is not None and attributes.query_norm_flag)
+    return Problem(
+        op,
+        s,
+        real,
+        x,
+        w_dq,
+        w_uq_qr,
+        w_uk,
+        w_dkv_kr,
+        gamma_cq,
+        gamma_ckv,
+        sin,
+        cos,
+        slots,
+        kv_cache,
+        kr_cache,
+        cache_mode.endswith("NZ"),
+        given,
+        eps[0],
+        eps[1],
+        alpha[0],
+        alpha[1],
+        rope_groups,
+        need_query,
+        rounding,
+        attributes is not None and attributes.query_norm_flag,
+    )
 
 
 def attributes_of_call(op: str, profile: str | None, given: Attributes) -> Attributes | None:
@@ -186,8 +222,14 @@ def attributes_of_call(op: str, profile: str | None, given: Attributes) -> Attri
             require(value == reserved, op, name, f"{reserved} under limits={profile!r}", repr(value))
         return None
     require(isinstance(given.query_norm_flag, bool), op, "query_norm_flag", "True or False", given.query_norm_flag)
-    for name, choices in (("weight_quant_mode", range(3)), ("kv_cache_quant_mode", range(4)), ("query_quant_mode", range(2)),
-                          ("ckvkr_repo_mode", range(2)), ("quant_scale_repo_mode", range(2)), ("tile_size", (TILE,))):
+    for name, choices in (
+        ("weight_quant_mode", range(3)),
+        ("kv_cache_quant_mode", range(4)),
+        ("query_quant_mode", range(2)),
+        ("ckvkr_repo_mode", range(2)),
+        ("quant_scale_repo_mode", range(2)),
+        ("tile_size", (TILE,)),
+    ):
         value = getattr(given, name)
         require(is_int(value), op, name, "an integer", repr(value))
         require_choice(op, name, value, choices)
@@ -222,8 +264,12 @@ def _check_weight(op: str, arg: str, weight: Weight, dtype: np.dtype[Any], K: in
         elif weight.dtype == dtype and weight.shape in ((K, N), layouts.nz_shape((K, N), dtype.itemsize)):
             return
     storage = "x".join(map(str, layouts.nz_shape((K, N), dtype.itemsize)))
-    refuse(op, arg, f"{dtype.name} of shape {K}x{N}, or its NZ storage {storage}",
-           f"a PackedWeight of shape {weight.shape}" if isinstance(weight, PackedWeight) else weight)
+    refuse(
+        op,
+        arg,
+        f"{dtype.name} of shape {K}x{N}, or its NZ storage {storage}",
+        f"a PackedWeight of shape {weight.shape}" if isinstance(weight, PackedWeight) else weight,
+    )
 
 
 def _check_caches(op: str, cache_mode: str, tile: bool, kv_cache: np.ndarray, kr_cache: np.ndarray) -> None:

@@ -128,8 +128,9 @@ def slots_from_block_table(block_table: Any, positions: Any, block_size: int, *,
     require(table.ndim == 2, op, "block_table", "of shape (B, blocks)", table)
     require(is_int(block_size) and block_size > 0, op, "block_size", "an integer > 0", repr(block_size))
     if sequence is None:
-        require(at.ndim in (1, 2) and len(at) == len(table), op, "positions", f"of shape ({len(table)},) or ({len(table)}, S)",
-                at)
+        require(
+            at.ndim in (1, 2) and len(at) == len(table), op, "positions", f"of shape ({len(table)},) or ({len(table)}, S)", at
+        )
         row = np.broadcast_to(np.arange(len(table)).reshape(-1, *(1,) * (at.ndim - 1)), at.shape)
     else:
         row = _integers(op, "sequence", sequence)
@@ -158,8 +159,13 @@ def gather_cache(cache: Any, index: Any = None, lengths: Any = None, *, cache_mo
     require_choice(op, "cache_mode", cache_mode, CACHE_MODES)
     a = arrays.view(op, "cache", cache)
     wanted = 3 if cache_mode == "TND" else 4
-    require(a.ndim == wanted and a.shape[-2] == 1, op, "cache", "of shape (T, 1, H)" if wanted == 3 else
-            "of shape (blocks, block size, 1, H)", a)
+    require(
+        a.ndim == wanted and a.shape[-2] == 1,
+        op,
+        "cache",
+        "of shape (T, 1, H)" if wanted == 3 else "of shape (blocks, block size, 1, H)",
+        a,
+    )
     if lengths is None:
         require(cache_mode in ("PA_BSND", "PA_NZ"), op, "lengths", f"given in cache mode {cache_mode}", "None")
         slots = _integers(op, "index", index)
@@ -176,15 +182,25 @@ def _sequences(op: str, a: np.ndarray, index: Any, sizes: np.ndarray, cache_mode
         if cache_mode == "TND":
             require(int(sizes.sum()) == len(a), op, "lengths", f"{len(a)} together", str(sizes.tolist()))
             return (a[end - size : end, 0].copy() for end, size in zip(ends, sizes, strict=True))
-        require(len(sizes) == len(a) and not (sizes > a.shape[1]).any(), op, "lengths",
-                f"{len(a)} of at most {a.shape[1]} rows", str(sizes.tolist()))
+        require(
+            len(sizes) == len(a) and not (sizes > a.shape[1]).any(),
+            op,
+            "lengths",
+            f"{len(a)} of at most {a.shape[1]} rows",
+            str(sizes.tolist()),
+        )
         return (a[b, :size, 0].copy() for b, size in enumerate(sizes))
     ids, block_size = _integers(op, "index", index), a.shape[1]
     require(block_size > 0, op, "cache", "of a block size > 0", a)
     owned = -(-sizes // block_size)
     if ids.ndim == 2:
-        require(len(ids) == len(sizes) and not (owned > ids.shape[1]).any(), op, "index",
-                f"a block table of {len(sizes)} rows, long enough for lengths", ids)
+        require(
+            len(ids) == len(sizes) and not (owned > ids.shape[1]).any(),
+            op,
+            "index",
+            f"a block table of {len(sizes)} rows, long enough for lengths",
+            ids,
+        )
         ids = ids[np.arange(ids.shape[1])[None] < owned[:, None]]
     require(ids.shape == (int(owned.sum()),), op, "index", f"{int(owned.sum())} block ids, or a block table", ids)
     if ids.size and not (ids.min() >= 0 and ids.max() < len(a)):

@@ -20,13 +20,29 @@ class Profile:
 
 
 def _published(hidden: tuple[int, ...]) -> dict[str, Sequence[int]]:
-    return {"He": hidden, "Hcq": (1536,), "Hckv": (512,), "N": _HEADS, "D": (128,), "Dr": (64,), "BlockSize": (16, 128),
-            "B": range(65537), "S": range(17), "T": range(1048577)}
+    return {
+        "He": hidden,
+        "Hcq": (1536,),
+        "Hckv": (512,),
+        "N": _HEADS,
+        "D": (128,),
+        "Dr": (64,),
+        "BlockSize": (16, 128),
+        "B": range(65537),
+        "S": range(17),
+        "T": range(1048577),
+    }
 
 
 _LATEST: dict[str, Sequence[int]] = {
-    "He": (1024, 2048, 3072, 4096, 5120, 6144, 7168, 7680, 8192), "Hcq": (1536, 2048), "Hckv": (512,), "N": _HEADS,
-    "D": (128, 192), "Dr": (64,), "BlockSize": range(16, 1025, 16)}
+    "He": (1024, 2048, 3072, 4096, 5120, 6144, 7168, 7680, 8192),
+    "Hcq": (1536, 2048),
+    "Hckv": (512,),
+    "N": _HEADS,
+    "D": (128, 192),
+    "Dr": (64,),
+    "BlockSize": range(16, 1025, 16),
+}
 
 PROFILES: Mapping[str | None, Profile] = {
     None: Profile({}, ALL_MODES),

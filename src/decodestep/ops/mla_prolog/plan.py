@@ -84,8 +84,9 @@ def mla_prolog_plan(
     require_choice(_OP, "cache_mode", cache_mode, PAGED_MODES)
     s = SCENARIOS[scenario]
     dequant = int(s.partial and heads >= 8)
-    key = MlaPrologTilingKey(PAGED_MODES.index(cache_mode) + 1, 2 if s.partial else 1, s.key or 0, dequant, 0,
-                             2 if tokens == 0 else int(empty_cache))
+    key = MlaPrologTilingKey(
+        PAGED_MODES.index(cache_mode) + 1, 2 if s.partial else 1, s.key or 0, dequant, 0, 2 if tokens == 0 else int(empty_cache)
+    )
     heads_dequant = min(64 if nope == 128 else 16, heads)
     if tokens == 0:
         return MlaPrologPlan(MlaPrologTilingKey.decode(key.encode()), (), (), 1, (), heads_dequant, 0)
@@ -114,8 +115,9 @@ def mla_prolog_plan(
     )
 
 
-def _workspace(step: int, heads: int, hcq: int, hckv: int, nope: int, rope: int, full: bool, query_int8: bool,
-               dequant: bool) -> int:
+def _workspace(
+    step: int, heads: int, hcq: int, hckv: int, nope: int, rope: int, full: bool, query_int8: bool, dequant: bool
+) -> int:
     """Bytes: int32 where a product is int8, bfloat16 else; the heads' part always has four bytes a value."""
     if full:
         token = hcq * 4 + hcq * 2 + (hckv + rope) * 4 + (heads * hckv * 2 if query_int8 else 0)

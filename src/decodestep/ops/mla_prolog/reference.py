@@ -20,7 +20,6 @@ _FLT_EPSILON = 2.0**-23
 _INT8_SUM = 1024  # so many products of two int8 stay within 2^24: a float32 sum of them is exact in any order
 
 
-
 class Products(NamedTuple):
     """The three products, each to an array of the type `math`."""
 
@@ -86,9 +85,13 @@ def _prolog(p: Problem, math: np.dtype[Any], products: Products) -> Results:
         ckv_kr = from_tokens(p.w_dkv_kr, latent + rope, "dequant_scale_w_dkv_kr")
         kc = rms_norm(ckv_kr[:, :latent], p.gamma_ckv, p.eps_ckv, p.alpha_ckv)
         _write_caches(p, kc, rotate(ckv_kr[:, latent:], sin, cos).astype(p.real), scales)
-    return Results(query, query_rope, None if query_scale is None else query_scale.astype(np.float32),
-                   cq if p.query_norm else None,
-                   cq_scale.astype(np.float32) if p.query_norm and cq_scale is not None else None)
+    return Results(
+        query,
+        query_rope,
+        None if query_scale is None else query_scale.astype(np.float32),
+        cq if p.query_norm else None,
+        cq_scale.astype(np.float32) if p.query_norm and cq_scale is not None else None,
+    )
 
 
 def widen(a: np.ndarray, math: np.dtype[Any]) -> np.ndarray:

@@ -69,6 +69,10 @@ def from_modes(op: str, weight: int, kv_cache: int, query: int) -> Scenario:
     """The later V3: its attributes name the scenario, and the dtypes must agree."""
     scenario = _BY_MODES.get((weight, kv_cache, query))
     if scenario is None:
-        refuse(op, "(weight_quant_mode, kv_cache_quant_mode, query_quant_mode)",
-               f"one of {', '.join(map(str, _BY_MODES))}", f"({weight}, {kv_cache}, {query})")
+        refuse(
+            op,
+            "(weight_quant_mode, kv_cache_quant_mode, query_quant_mode)",
+            f"one of {', '.join(map(str, _BY_MODES))}",
+            f"({weight}, {kv_cache}, {query})",
+        )
     return scenario

@@ -13,8 +13,9 @@ from decodestep.ops.mla_prolog.layouts import slots_of_blocks
 _INT64 = np.dtype(np.int64)
 
 
-def token_slots(op: str, cache_mode: str, index: Any, actual_seq_len: Any, axes: tuple[int, ...], tokens: int,
-                blocks: int, block_size: int) -> np.ndarray:
+def token_slots(
+    op: str, cache_mode: str, index: Any, actual_seq_len: Any, axes: tuple[int, ...], tokens: int, blocks: int, block_size: int
+) -> np.ndarray:
     """(tokens,) int64: block * block_size + row, negative for a token that is not cached."""
     by_block = cache_mode.startswith("PA_BLK")
     if actual_seq_len is not None and not (by_block and len(axes) == 1):
@@ -51,6 +52,11 @@ def _ends(op: str, actual_seq_len: Any, tokens: int) -> np.ndarray:
     given = view(op, "actual_seq_len", actual_seq_len)
     require(given.dtype == np.int32 and given.ndim == 1, op, "actual_seq_len", "int32 of shape (B,)", given)
     ends = given.astype(np.int64)
-    require(bool((np.diff(ends, prepend=0) >= 0).all()) and (ends[-1] if ends.size else 0) == tokens, op, "actual_seq_len",
-            f"non-decreasing from 0 on and end with T = {tokens}", str(ends.tolist()))
+    require(
+        bool((np.diff(ends, prepend=0) >= 0).all()) and (ends[-1] if ends.size else 0) == tokens,
+        op,
+        "actual_seq_len",
+        f"non-decreasing from 0 on and end with T = {tokens}",
+        str(ends.tolist()),
+    )
     return ends

@@ -37,11 +37,21 @@ class MlaPrologTilingKey:
     def __post_init__(self) -> None:
         for field, width in zip(fields(self), _WIDTHS, strict=True):
             value = getattr(self, field.name)
-            require((is_int(value) or isinstance(value, bool)) and 0 <= value < 1 << width, _OP, field.name,
-                    f"an integer in [0, {1 << width})", repr(value))
+            require(
+                (is_int(value) or isinstance(value, bool)) and 0 <= value < 1 << width,
+                _OP,
+                field.name,
+                f"an integer in [0, {1 << width})",
+                repr(value),
+            )
             object.__setattr__(self, field.name, int(value))
-        require(not (self.dequant_optional and self.group_compute_optional), _OP, "group_compute_optional",
-                "0 beside dequant_optional", 1)
+        require(
+            not (self.dequant_optional and self.group_compute_optional),
+            _OP,
+            "group_compute_optional",
+            "0 beside dequant_optional",
+            1,
+        )
 
     def encode(self) -> int:
         if self.empty_tensor_mode == _EMPTY_QUERY:

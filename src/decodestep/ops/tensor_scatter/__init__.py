@@ -16,8 +16,17 @@ from decodestep.ops.tensor_scatter import cpu, reference
 _OP = "tensor_scatter"
 _MODES = ("linear", "circular")
 _KINDS = "biuOU"  # besides these, by name:
-_FLOATS = {np.float16, np.float32, np.float64, np.complex64, np.complex128, ml_dtypes.bfloat16, ml_dtypes.float4_e2m1fn,
-           ml_dtypes.int4, ml_dtypes.uint4}
+_FLOATS = {
+    np.float16,
+    np.float32,
+    np.float64,
+    np.complex64,
+    np.complex128,
+    ml_dtypes.bfloat16,
+    ml_dtypes.float4_e2m1fn,
+    ml_dtypes.int4,
+    ml_dtypes.uint4,
+}
 _FLOATS |= {getattr(ml_dtypes, name) for name in dir(ml_dtypes) if name.startswith("float8_")}
 
 

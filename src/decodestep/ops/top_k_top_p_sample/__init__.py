@@ -232,8 +232,10 @@ def apply_top_k_top_p(logits: Any, p: Any = None, k: Any = None, *, backend: str
 
 
 def _cuts(op: str, rows: np.ndarray, top_k: Any, top_p: Any) -> tuple[np.ndarray, np.ndarray]:
-    return (parameters.int32_column(op, "top_k", top_k, len(rows)),
-            parameters.float_column(op, "top_p", top_p, len(rows), rows.dtype))
+    return (
+        parameters.int32_column(op, "top_k", top_k, len(rows)),
+        parameters.float_column(op, "top_p", top_p, len(rows), rows.dtype),
+    )
 
 
 def _like(logits: Any, outputs: tuple[np.ndarray | None, ...]) -> list[Any]:

@@ -69,9 +69,7 @@ def apply(logits: np.ndarray, p: np.ndarray | None, k: np.ndarray | None) -> np.
     return out
 
 
-def _sample(
-    logits: np.ndarray, survivors: Callable[[int, np.ndarray], Survivors], rules: Rules, dtype: Any
-) -> Outputs:
+def _sample(logits: np.ndarray, survivors: Callable[[int, np.ndarray], Survivors], rules: Rules, dtype: Any) -> Outputs:
     chosen = None if rules.need_survivors else np.empty(len(logits), np.int64)
     masked = np.full(logits.shape, -np.inf if rules.input_is_logits else 0, np.float32) if rules.need_logits else None
     all_ids = np.zeros(logits.shape, np.int64) if rules.need_survivors else None
