@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
 import decodestep as ds
+from decodestep.arrays import like
 from decodestep.integrations.torch import OPERATORS, ops
+from mla_prolog_cases import SCENARIOS, V1, V2, for_version, make
 
 
 def scatter_cases():
@@ -26,11 +29,56 @@ def rows_cases():
     yield x[:0], torch.randn(40)
 
 
+def tensors(values):
+    return {name: like(torch.empty(0), v) if isinstance(v, np.ndarray) else v for name, v in values.items()}
+
+
+def prolog_cases(version):
+    """By position where the schema has them so, each case on caches of its own."""
+    rng = np.random.default_rng(version)
+    names = ["token_x", "weight_dq", "weight_uq_qr", "weight_uk", "weight_dkv_kr", "rmsnorm_gamma_cq", "rmsnorm_gamma_ckv",
+             "rope_sin", "rope_cos", *(["cache_index"] if version < 3 else []), "kv_cache", "kr_cache"]  # fmt: skip
+    calls = [
+        make(rng, scenario, merged=merged) for merged in (True, False) for scenario in {1: V1, 2: V2, 3: SCENARIOS}[version]
+    ]
+    if version == 3:
+        calls += [make(rng, "NO_QUANT", "TND"), make(rng, "FULL", "BSND", False)]
+        calls.append(make(rng, "PARTIAL", "PA_BLK_BSND") | {"query_norm_flag": True, "qc_qr_scale": 2.0})
+        calls.append(make(rng, "NO_QUANT") | {"query_norm_flag": True})
+    for call in calls:
+        given = tensors(for_version(call, version))
+        yield tuple(given.pop(name) for name in names), given
+
+
+def attention_cases():
+    caches = torch.randn(4, 3, 1, 16), torch.randn(4, 3, 1, 8)
+    table, lengths = torch.tensor([[2, 0], [3, 1]]), torch.tensor([5, 2])
+    yield (torch.randn(2, 4, 16), torch.randn(2, 4, 8), *caches, table, lengths), {"scale": 0.3}
+    yield (None, torch.randn(2, 4, 8), *caches, table, lengths), {"scale": 1.0, "sequence": torch.tensor([1, 1]), "groups": 2}
+
+
+def sampler_cases(dtype, v2=False):
+    logits = torch.randn(3, 50).to(dtype)
+    k, p = torch.tensor([5, 0, 50], dtype=torch.int32), torch.tensor([0.9, 0.5, 1.0]).to(dtype)
+    yield (logits, k, p), {"is_need_logits": True}
+    yield (logits, k, p, torch.rand(3, 50)), {}
+    yield (logits, k, p), {"seed": torch.tensor([1, 2, 3]), "position": torch.tensor(4)}
+    if v2:
+        yield (logits, k, p, None, torch.tensor([0.1, 0.0, 0.2]).to(dtype)), {"is_need_sample_result": True}
+
+
 CASES = {
     "tensor_scatter": list(scatter_cases()),
     "tensor_scatter_": list(scatter_cases()),
     "rms_norm": [((x, gamma), {"eps": 1e-6}) for x, gamma in rows_cases()],
     "swiglu": [((x, x + 1), {}) for x, _ in rows_cases()],
+    "linear": [((torch.randn(3, 8), torch.randn(8, 5)), {}), ((torch.randn(8).double(), torch.randn(8, 5).bfloat16()), {})],
+    "mla_attention": list(attention_cases()),
+    "top_k_top_p_sample": list(sampler_cases(torch.bfloat16)),
+    "top_k_top_p_sample_v2": list(sampler_cases(torch.float32, v2=True)),
+    "mla_prolog": list(prolog_cases(1)),
+    "mla_prolog_v2": list(prolog_cases(2)),
+    "mla_prolog_v3": list(prolog_cases(3)),
 }
 EACH = [(name, *case) for name, cases in CASES.items() for case in cases]
 
@@ -50,15 +98,20 @@ def test_compiled_equals_plain(name, backend):
     """In one graph without a break, between operators of torch's own."""
     torch.compiler.reset()
     custom, args, kwargs = getattr(ops, name), *CASES[name][0]
+    written = [i for i, a in enumerate(OPERATORS[name].schema.split(",")[: len(args)]) if "!" in a]
 
     def chain(*tensors):
-        first = tensors[0] * 1  # a tensor of the graph's own, which the in-place form may write to
-        result = custom(first, *tensors[1:], **kwargs)
-        return torch.neg(first if result is None else result)
+        tensors = [t * 1 if i in written else t for i, t in enumerate(tensors)]  # of the graph's own, to be written to
+        result = custom(*tensors, **kwargs)
+        results = () if result is None else result if isinstance(result, tuple) else (result,)
+        return [torch.neg(t) for t in (*results, *(tensors[i] for i in written))]
 
-    plain = getattr(ds, name.rstrip("_"))(*args, **kwargs)
-    compiled = torch.compile(chain, backend=backend, fullgraph=True)
-    assert torch.equal(compiled(*args), -plain)
+    plain = [t.clone() if i in written else t for i, t in enumerate(args)]
+    expected = getattr(ds, name.rstrip("_"))(*plain, **{"mode" if k == "write_mode" else k: v for k, v in kwargs.items()})
+    results = [expected] if isinstance(expected, torch.Tensor) else [t for t in expected if t is not None]
+    compiled = torch.compile(chain, backend=backend, fullgraph=True)(*args)
+    for tensor in results:
+        assert any(torch.equal(tensor, -mine) for mine in compiled if mine.shape == tensor.shape and mine.dtype == tensor.dtype)
 
 
 def test_the_default_compiler():

@@ -9,6 +9,7 @@ several microseconds a call faster; nothing here touches them. Gradients are not
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -19,8 +20,9 @@ import decodestep as ds
 
 
 class CustomOp(NamedTuple):
-    """schema: the signature in torch's language; arguments that are written to are marked as in `Tensor(a!)`.
-    kernel: what runs, on CPU tensors. fake: tensors of the results' shape, strides and dtype, from arguments without data.
+    """schema: the signature in torch's language; arguments that are written to are marked as in `Tensor(a!)`, and tensors
+    stand before the `*`. kernel: what runs, on CPU tensors. fake: tensors of the results' shape, strides and dtype, from
+    arguments without data. Both are called with every argument by name.
     """
 
     schema: str
@@ -29,40 +31,204 @@ class CustomOp(NamedTuple):
     mutates: tuple[str, ...] = ()
 
 
-def _updated(past_cache: Any, update: Any, write_indices: Any = None, *, axis: int = -2, write_mode: str = "linear") -> Any:
-    return ds.tensor_scatter(past_cache, update, write_indices, axis=axis, mode=write_mode)
+def _updated(*, write_mode: str, **call: Any) -> Any:
+    return ds.tensor_scatter(**call, mode=write_mode)
 
 
-def _update(past_cache: Any, update: Any, write_indices: Any = None, *, axis: int = -2, write_mode: str = "linear") -> None:
-    ds.tensor_scatter(past_cache, update, write_indices, axis=axis, mode=write_mode, out=past_cache)
+def _update(*, write_mode: str, **call: Any) -> None:
+    ds.tensor_scatter(**call, mode=write_mode, out=call["past_cache"])
 
 
-def _new_like_first(first: Any, *_: Any, **__: Any) -> Any:
+def _new_like(name: str) -> Callable[..., Any]:
     """Results are packed whatever the strides of the arguments."""
-    return first.new_empty(first.shape)
+    return lambda **call: call[name].new_empty(call[name].shape)
 
 
-def _nothing(*_: Any, **__: Any) -> None:
+def _nothing(**_: Any) -> None:
     return None
+
+
+def _fake_linear(*, x: Any, weight: Any) -> Any:
+    return x.new_empty((*x.shape[:-1], weight.shape[1]))
+
+
+def _fake_attention(*, query_rope: Any, kv_cache: Any, groups: int, **_: Any) -> Any:
+    return query_rope.new_empty((*query_rope.shape[:2], kv_cache.shape[3] // groups))
+
+
+def _or_placeholder(like: Any, result: Any, dtype: Any) -> Any:
+    """A result that a call does not produce, as torch_npu gives it: one element whose value says nothing."""
+    return like.new_zeros(1, dtype=dtype) if result is None else result
+
+
+def _sample(**call: Any) -> tuple[Any, Any]:
+    chosen, masked = ds.top_k_top_p_sample(**call)
+    return chosen, _or_placeholder(call["logits"], masked, torch.float32)
+
+
+def _fake_sample(*, logits: Any, is_need_logits: bool, **_: Any) -> tuple[Any, Any]:
+    masked = logits.new_empty(logits.shape if is_need_logits else 1, dtype=torch.float32)
+    return logits.new_empty(logits.shape[0], dtype=torch.int64), masked
+
+
+def _sample_v2(**call: Any) -> tuple[Any, ...]:
+    types = (torch.int64, torch.float32, torch.int64, torch.float32)
+    results = zip(ds.top_k_top_p_sample_v2(**call), types, strict=True)
+    return tuple(_or_placeholder(call["logits"], result, dtype) for result, dtype in results)
+
+
+def _fake_sample_v2(*, logits: Any, is_need_logits: bool, is_need_sample_result: bool, **_: Any) -> tuple[Any, ...]:
+    def made(wanted: bool, shape: Any, dtype: Any) -> Any:
+        return logits.new_empty(shape if wanted else 1, dtype=dtype)
+
+    return (
+        made(not is_need_sample_result, logits.shape[:1], torch.int64),
+        made(is_need_logits, logits.shape, torch.float32),
+        made(is_need_sample_result, logits.shape, torch.int64),
+        made(is_need_sample_result, logits.shape, torch.float32),
+    )
+
+
+def _prolog(**call: Any) -> tuple[Any, Any]:
+    return ds.mla_prolog(**call)[:2]
+
+
+def _prolog_v2(**call: Any) -> tuple[Any, ...]:
+    query, query_rope, _, _, scale = ds.mla_prolog_v2(**call)
+    return query, query_rope, _or_placeholder(query, scale, torch.float32)
+
+
+def _prolog_v3(**call: Any) -> tuple[Any, ...]:
+    query, query_rope, *others = ds.mla_prolog_v3(**call)
+    types = (torch.float32, call["token_x"].dtype, torch.float32)
+    return query, query_rope, *(_or_placeholder(query, o, dtype) for o, dtype in zip(others, types, strict=True))
+
+
+def _fake_prolog(*, token_x: Any, weight_uk: Any, rope_sin: Any, int8: bool = False, **_: Any) -> tuple[Any, Any]:
+    shape, heads, latent = token_x.shape[:-1], weight_uk.shape[0], weight_uk.shape[2]
+    query = token_x.new_empty((*shape, heads, latent), dtype=torch.int8 if int8 else weight_uk.dtype)
+    return query, token_x.new_empty((*shape, heads, rope_sin.shape[-1]), dtype=weight_uk.dtype)
+
+
+def _fake_scale(token_x: Any, weight_uk: Any, int8: bool) -> Any:
+    return token_x.new_empty((token_x.shape[:-1].numel(), weight_uk.shape[0], 1) if int8 else 1, dtype=torch.float32)
+
+
+def _all_int8(call: dict[str, Any]) -> bool:
+    return call["token_x"].dtype == call["kv_cache"].dtype == torch.int8
+
+
+def _fake_prolog_v2(**call: Any) -> tuple[Any, ...]:
+    int8 = _all_int8(call)
+    return *_fake_prolog(**call, int8=int8), _fake_scale(call["token_x"], call["weight_uk"], int8)
+
+
+def _fake_prolog_v3(**call: Any) -> tuple[Any, ...]:
+    x, down, up = call["token_x"], call["weight_dq"], call["weight_uq_qr"]
+    int8 = call["query_quant_mode"] == 1 or (call["limits"] is not None and _all_int8(call))
+    width = x.shape[-1] if down is None else _columns(down)
+    asked, quantised = call["query_norm_flag"], up.dtype == torch.int8
+    return (
+        *_fake_prolog(**call, int8=int8),
+        _fake_scale(x, call["weight_uk"], int8),
+        x.new_empty((*x.shape[:-1], width) if asked else 1, dtype=up.dtype if asked else x.dtype),
+        x.new_empty((x.shape[:-1].numel(), 1) if asked and quantised else 1, dtype=torch.float32),
+    )
+
+
+def _columns(weight: Any) -> int:
+    return int(weight.shape[1] if weight.dim() == 2 else weight.shape[0] * weight.shape[3])
 
 
 # An argument called mode would clash with one of torch's own where it makes a graph functional.
 _SCATTER = 'Tensor update, Tensor? write_indices=None, *, int axis=-2, str write_mode="linear"'
 
+_NOISE = "Tensor? seed=None, Tensor? position=None"
+_WEIGHTS = "Tensor token_x, Tensor? weight_dq, Tensor weight_uq_qr, Tensor weight_uk, Tensor weight_dkv_kr, "
+_NORMS = "Tensor? rmsnorm_gamma_cq, Tensor? rmsnorm_gamma_ckv, Tensor rope_sin, Tensor rope_cos, "
+_CACHES = "Tensor(a!) kv_cache, Tensor(b!) kr_cache, "
+_SCALES = (
+    "Tensor? dequant_scale_x=None, Tensor? dequant_scale_w_dq=None, Tensor? dequant_scale_w_uq_qr=None, "
+    "Tensor? dequant_scale_w_dkv_kr=None, Tensor? quant_scale_ckv=None, Tensor? quant_scale_ckr=None, "
+    "Tensor? smooth_scales_cq=None, "
+)
+_EPSILONS = 'float rmsnorm_epsilon_cq=1e-05, float rmsnorm_epsilon_ckv=1e-05, str cache_mode="PA_BSND", '
+_V3 = (
+    "bool query_norm_flag=False, int weight_quant_mode=0, int kv_cache_quant_mode=0, int query_quant_mode=0, "
+    "int ckvkr_repo_mode=0, int quant_scale_repo_mode=0, int tile_size=128, float qc_qr_scale=1.0, float kc_scale=1.0, "
+)
+_LIMITS = "str? limits=None, int rope_groups=1"
+_IN_PLACE = ("kv_cache", "kr_cache")
+
 # One row an operator: add one here and its cases to tests/test_integrations_torch.py.
 OPERATORS = {
-    "tensor_scatter": CustomOp(f"(Tensor past_cache, {_SCATTER}) -> Tensor", _updated, _new_like_first),
+    "tensor_scatter": CustomOp(f"(Tensor past_cache, {_SCATTER}) -> Tensor", _updated, _new_like("past_cache")),
     "tensor_scatter_": CustomOp(f"(Tensor(a!) past_cache, {_SCATTER}) -> ()", _update, _nothing, ("past_cache",)),
-    "rms_norm": CustomOp("(Tensor x, Tensor gamma, *, float eps=1e-5) -> Tensor", ds.rms_norm, _new_like_first),
-    "swiglu": CustomOp("(Tensor gate, Tensor up) -> Tensor", ds.swiglu, _new_like_first),
+    "rms_norm": CustomOp("(Tensor x, Tensor gamma, *, float eps=1e-5) -> Tensor", ds.rms_norm, _new_like("x")),
+    "swiglu": CustomOp("(Tensor gate, Tensor up) -> Tensor", ds.swiglu, _new_like("gate")),
+    "linear": CustomOp("(Tensor x, Tensor weight) -> Tensor", ds.linear, _fake_linear),
+    "mla_attention": CustomOp(
+        "(Tensor? query, Tensor query_rope, Tensor kv_cache, Tensor kr_cache, Tensor block_table, Tensor lengths, "
+        "Tensor? sequence=None, *, float scale, int groups=1) -> Tensor",
+        ds.mla_attention,
+        _fake_attention,
+    ),
+    "top_k_top_p_sample": CustomOp(
+        "(Tensor logits, Tensor top_k, Tensor top_p, Tensor? q=None, "
+        f"{_NOISE}, *, float eps=1e-8, bool is_need_logits=False, int top_k_guess=32, bool kernel_exact=False) "
+        "-> (Tensor, Tensor)",
+        _sample,
+        _fake_sample,
+    ),
+    "top_k_top_p_sample_v2": CustomOp(
+        "(Tensor logits, Tensor top_k, Tensor top_p, Tensor? q=None, Tensor? min_ps=None, "
+        f"{_NOISE}, *, float eps=1e-8, bool is_need_logits=False, int top_k_guess=32, int ks_max=1024, "
+        "bool input_is_logits=True, bool is_need_sample_result=False) -> (Tensor, Tensor, Tensor, Tensor)",
+        _sample_v2,
+        _fake_sample_v2,
+    ),
+    "mla_prolog": CustomOp(
+        f"({_WEIGHTS}{_NORMS}Tensor cache_index, {_CACHES}{_SCALES}*, {_EPSILONS}{_LIMITS}) -> (Tensor, Tensor)",
+        _prolog,
+        _fake_prolog,
+        _IN_PLACE,
+    ),
+    "mla_prolog_v2": CustomOp(
+        f"({_WEIGHTS}{_NORMS}Tensor cache_index, {_CACHES}{_SCALES}*, {_EPSILONS}{_LIMITS}, "
+        'str rounding="half_even") -> (Tensor, Tensor, Tensor)',
+        _prolog_v2,
+        _fake_prolog_v2,
+        _IN_PLACE,
+    ),
+    "mla_prolog_v3": CustomOp(
+        f"({_WEIGHTS}{_NORMS}{_CACHES}Tensor? cache_index=None, {_SCALES}Tensor? actual_seq_len=None, "
+        f'Tensor? k_nope_clip_alpha=None, *, {_EPSILONS}{_V3}{_LIMITS}, str rounding="half_even") '
+        "-> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+        _prolog_v3,
+        _fake_prolog_v3,
+        _IN_PLACE,
+    ),
 }
 
 
+def _by_name(schema: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    """torch passes what stands before the `*` by position, and leaves defaults out of fakes."""
+    arguments = [part.split("=") for part in schema[1 : schema.rindex(") ->")].split(", ")]
+    names = [argument[0].split()[-1] for argument in arguments if argument[0] != "*"]
+    defaults = {a[0].split()[-1]: ast.literal_eval(a[1]) for a in arguments if len(a) == 2}
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        return function(**{**defaults, **dict(zip(names, args, strict=False)), **kwargs})
+
+    return call
+
+
 def _register(name: str, op: CustomOp) -> Any:
+    kernel, fake = _by_name(op.schema, op.kernel), _by_name(op.schema, op.fake)
     custom = torch.library.custom_op(
-        f"decodestep::{name}", op.kernel, mutates_args=op.mutates, device_types="cpu", schema=op.schema
+        f"decodestep::{name}", kernel, mutates_args=op.mutates, device_types="cpu", schema=op.schema
     )
-    custom.register_fake(op.fake)
+    custom.register_fake(fake)
     return custom
 
 

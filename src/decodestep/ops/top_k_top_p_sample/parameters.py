@@ -90,7 +90,8 @@ def _unsigned_column(op: str, arg: str, value: Any, batch: int, bits: int) -> np
     if arrays.is_array(value):
         column = arrays.view(op, arg, value)
         require(column.dtype.kind in "iu", op, arg, rule, column)
-        values = _array_column(op, arg, value, batch, column.dtype).tolist()
+        scalar = column.ndim == 0
+        values = [column.item()] * batch if scalar else _array_column(op, arg, value, batch, column.dtype).tolist()
     else:
         values = _values(op, arg, value, batch)
     for each in values:
