@@ -219,7 +219,9 @@ def _print_stats(stats: dict[str, Any], seed: int, finish_reason: str) -> None:
     for name in ("calls", "ms", "share"):
         table.add_column(name, justify="right")
     for row in stats["operators"]:
-        table.add_row(row["operator"], row["backend"], str(row["calls"]), f"{row['ms']:.1f}", f"{row['share']:.1%}")
+        # The prolog ends with the write of its latents and keys into the cache.
+        name = "mla_prolog, cache write" if row["operator"] == "mla_prolog" else row["operator"]
+        table.add_row(name, row["backend"], str(row["calls"]), f"{row['ms']:.1f}", f"{row['share']:.1%}")
     console.print()
     console.print(table)
     rate = f"{stats['tokens_per_s']:.1f} tokens/s" if stats["tokens_per_s"] else "no rate"
