@@ -1,34 +1,26 @@
 """mla_prolog against torch eager at DeepSeek-V3's sizes, bfloat16 and int8 (FULL_KV): verified in float64, timed in turns.
 
-    python benchmarks/bench_mla_prolog.py [--heads 16] [--tokens 1 4 16] [--repeats 9] [--threads 2]
+    python benchmarks/bench_mla_prolog.py [--heads 16] [--rounds 9] [--threads 2]
 
 "plain" has the specification's (K, N) weights, "NZ" their NZ storage, "packed" `PackedWeight`s. Of torch, "(N, K)"
 keeps its weights as torch.nn.Linear does, which is what its bfloat16 product likes best, "(K, N)" as the specification does.
-"One read" is of the weights, by one thread, at the bandwidth that a maximum over a large array reaches here.
+The floor is one read of the weights.
 """
 
 from __future__ import annotations
 
-import argparse
-import statistics
-import time
-from collections.abc import Callable
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 
 import decodestep as ds
-
-try:
-    import torch
-except ImportError:
-    torch = None
+from harness import Call, Report, options, torch
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
 He, Hcq, D, Hckv, Dr, BLOCK, BLOCKS = 7168, 1536, 128, 512, 64, 16, 8
+TOKENS = (1, 4, 16)
 WEIGHTS = ("weight_dq", "weight_uq_qr", "weight_dkv_kr")
-Call = Callable[[], Any]
 
 
 def problem(rng: np.random.Generator, T: int, N: int, weights: dict[str, np.ndarray]) -> dict[str, Any]:
@@ -136,50 +128,10 @@ def real_query(made: Any) -> tuple[np.ndarray, np.ndarray]:
     return made.query * scale, made.query_rope.astype(np.float32) * scale / 30
 
 
-def interleaved(calls: dict[str, Call], repeats: int) -> dict[str, list[float]]:
-    times: dict[str, list[float]] = {name: [] for name in calls}
-    for turn in range(repeats + 1):
-        for name, call in calls.items():
-            start = time.perf_counter()
-            call()
-            if turn:  # the first turn warms up
-                times[name].append(time.perf_counter() - start)
-    return times
-
-
-def bandwidth() -> float:
-    block = np.ones(2**26, np.float32)
-    return block.nbytes / min(interleaved({"read": block.max}, 5)["read"])
-
-
-def report(title: str, calls: dict[str, Call], args: Any, per_second: float, expected: Any = None) -> None:
-    with ds.use_threads(args.threads):
-        for name, call in calls.items():
-            if expected:
-                verify(name, call(), expected)
-        times = interleaved(calls, args.repeats)
-    base = statistics.median(times["plain"])
-    print(f"\n{title}: verified")
-    for name, seconds in times.items():
-        median = statistics.median(seconds)
-        print(
-            f"  {name:13}{median * 1e3:8.2f} ms   x{median / base:6.2f} of plain   "
-            f"x{median * per_second:6.1f} of one read   slowest/fastest {max(seconds) / min(seconds):.2f}"
-        )
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description="mla_prolog: verify, then time against torch")
-    parser.add_argument("--heads", type=int, default=16)
-    parser.add_argument("--tokens", type=int, nargs="+", default=[1, 4, 16])
-    parser.add_argument("--repeats", type=int, default=9)
-    parser.add_argument("--threads", type=int, default=2)
-    args = parser.parse_args()
-    if torch is None:
-        print("torch is not installed: decodestep is timed alone")
-    else:
-        torch.set_num_threads(args.threads)
-    rng, N = np.random.default_rng(0), args.heads
+    chosen = options(__doc__, heads=16, rounds=9, threads=2)
+    report = Report("mla_prolog", chosen.threads)
+    rng, N = np.random.default_rng(0), chosen.heads
     shapes = {
         "weight_dq": (He, Hcq),
         "weight_uq_qr": (Hcq, N * (D + Dr)),
@@ -189,12 +141,7 @@ def main() -> None:
     plain = {name: (rng.standard_normal(shape, np.float32) / np.sqrt(shape[-2])).astype(BF16) for name, shape in shapes.items()}
     packed = plain | {name: ds.PackedWeight.from_array(plain[name]) for name in WEIGHTS}
     nz = plain | {name: ds.to_nz(plain[name]) for name in WEIGHTS}
-    weight_bytes, rate = sum(w.nbytes for w in plain.values()), bandwidth()
-    print(
-        f"He {He}, Hcq {Hcq}, Hckv {Hckv}, D {D}, Dr {Dr}, N {N}, bfloat16, {args.threads} threads; the weights are "
-        f"{weight_bytes / 1e6:.1f} MB, one thread reads them in {weight_bytes / rate * 1e3:.2f} ms at {rate / 1e9:.1f} GB/s"
-    )
-    for T in args.tokens:
+    for T in TOKENS:
         p = problem(rng, T, N, plain)
         expected = truth(p)
         calls: dict[str, Call] = {
@@ -204,20 +151,22 @@ def main() -> None:
         }
         if torch is not None:
             calls |= {"torch (N, K)": torch_call(p, True), "torch (K, N)": torch_call(p, False)}
-        report(f"bfloat16, T = {T}", calls, args, rate / weight_bytes, expected)
+        for name, call in calls.items():
+            verify(name, call(), expected)
+        report.case(f"bfloat16 N={N} T={T}", calls, chosen.rounds, sum(w.nbytes for w in plain.values()))
         p8 = int8_problem(p)
         nz8 = p8 | {name: ds.to_nz(p8[name]) for name in WEIGHTS}
         calls = {
             "plain": lambda p8=p8: ds.mla_prolog_v2(**p8, backend="cpu"),
             "NZ": lambda nz8=nz8: ds.mla_prolog_v2(**nz8, backend="cpu"),
         }
-        with ds.use_threads(args.threads):
-            for name, call in calls.items():
-                verify(f"{name} int8", real_query(call()), expected, 0.05)
+        for name, call in calls.items():
+            verify(f"{name} int8", real_query(call()), expected, 0.05)
         if torch is not None:
             calls["torch _int_mm"] = torch_int8_call(p8)
-        int8_bytes = sum(p8[name].nbytes for name in (*WEIGHTS, "weight_uk"))
-        report(f"int8, T = {T}", calls, args, rate / int8_bytes)
+        read = sum(p8[name].nbytes for name in (*WEIGHTS, "weight_uk"))
+        report.case(f"int8 N={N} T={T}", calls, chosen.rounds, read)
+    report.save()
 
 
 if __name__ == "__main__":

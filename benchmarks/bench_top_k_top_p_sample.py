@@ -1,28 +1,19 @@
 """top_k_top_p_sample_v2 against torch: verified in float64, then timed in turns.
 
-    python benchmarks/bench_top_k_top_p_sample.py [--batch 64] [--vocabulary 131072] [--repeats 7] [--threads 1]
+    python benchmarks/bench_top_k_top_p_sample.py [--batch 64] [--vocabulary 131072] [--rounds 7] [--threads 1]
 
 The peers do the same work on the same float32 logits: "torch sort" sorts every row, as one-page samplers do, "torch
 topk" takes the leading k first, and "torch unsorted" serves where nothing asks for an order. The floor is one read of
-the logits at the bandwidth that a maximum over a large array reaches here.
+the logits. Ours runs on one thread whatever --threads says.
 """
 
 from __future__ import annotations
-
-import argparse
-import statistics
-import time
-from collections.abc import Callable
 
 import numpy as np
 
 import decodestep as ds
 from decodestep.ops.top_k_top_p_sample import reference
-
-try:
-    import torch
-except ImportError:
-    torch = None
+from harness import Call, Report, options, torch
 
 SCENARIOS = {  # top_k, top_p, min_p
     "k=50 p=0.9": (50, 0.9, None),
@@ -32,7 +23,6 @@ SCENARIOS = {  # top_k, top_p, min_p
     "nothing": (0, 1.0, None),
     "greedy": (0, 0.0, None),
 }
-Call = Callable[[], np.ndarray]
 
 
 def peers(logits: np.ndarray, q: np.ndarray, k: int, p: float, m: float | None) -> dict[str, Call]:
@@ -75,64 +65,29 @@ def truth(logits: np.ndarray, q: np.ndarray, k: int, p: float, m: float | None) 
     return np.where(tokens[0] == tokens[1], tokens[0], -1)
 
 
-def interleaved(calls: dict[str, Call], repeats: int) -> dict[str, list[float]]:
-    times: dict[str, list[float]] = {name: [] for name in calls}
-    for turn in range(repeats + 1):
-        for name, call in calls.items():
-            start = time.perf_counter()
-            call()
-            if turn:  # the first turn warms up
-                times[name].append(time.perf_counter() - start)
-    return times
-
-
-def bandwidth() -> float:
-    block = np.ones(2**26, np.float32)
-    seconds = interleaved({"read": block.max}, 5)["read"]
-    return block.nbytes / min(seconds)
-
-
-def measure(name: str, logits: np.ndarray, q: np.ndarray, floor: float, repeats: int) -> None:
-    k, p, m = SCENARIOS[name]
-
-    def ours(**noise: object) -> np.ndarray:
-        return ds.top_k_top_p_sample_v2(logits, k, p, min_ps=m, **noise).logits_select_idx
-
-    expected = truth(logits, q, k, p, m)
-    sure = expected >= 0
-    np.testing.assert_array_equal(ours(q=q)[sure], expected[sure])
-    print(f"\n{name}: verified; {sure.sum()} of {len(logits)} rows have one right token in float32")
-    calls = {"given q": lambda: ours(q=q), "seeded": lambda: ours(seed=1, position=2), **peers(logits, q, k, p, m)}
-    times = interleaved(calls, repeats)
-    base = statistics.median(times["given q"])
-    for label, seconds in times.items():
-        median = statistics.median(seconds)
-        print(
-            f"  {label:15}{median * 1e3:9.2f} ms   x{median / base:6.2f} of given q   x{median / floor:6.1f} of one "
-            f"read   slowest/fastest {max(seconds) / min(seconds):.2f}"
-        )
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description="top_k_top_p_sample_v2: verify, then time against torch")
-    for name, default in (("batch", 64), ("vocabulary", 131072), ("repeats", 7), ("threads", 1)):
-        parser.add_argument(f"--{name}", type=int, default=default)
-    args = parser.parse_args()
-    if torch is None:
-        print("torch is not installed: decodestep is timed alone")
-    else:
-        torch.set_num_threads(args.threads)
+    chosen = options(__doc__, batch=64, vocabulary=131072, rounds=7)
+    report = Report("top_k_top_p_sample", chosen.threads)
     rng = np.random.default_rng(0)
-    shape = (args.batch, args.vocabulary)
+    shape = (chosen.batch, chosen.vocabulary)
     logits = rng.standard_normal(shape, np.float32) * np.float32(4)
     q = rng.standard_exponential(shape, np.float32)
-    floor = logits.nbytes / bandwidth()
-    print(
-        f"{shape[0]} x {shape[1]} float32; decodestep on 1 thread, torch on {args.threads}; "
-        f"one read takes {floor * 1e3:.2f} ms at {logits.nbytes / floor / 1e9:.1f} GB/s"
-    )
-    for name in SCENARIOS:
-        measure(name, logits, q, floor, args.repeats)
+    for name, (k, p, m) in SCENARIOS.items():
+
+        def ours(k: int = k, p: float = p, m: float | None = m, **noise: object) -> np.ndarray:
+            return ds.top_k_top_p_sample_v2(logits, k, p, min_ps=m, **noise).logits_select_idx
+
+        expected = truth(logits, q, k, p, m)
+        sure = expected >= 0
+        np.testing.assert_array_equal(ours(q=q)[sure], expected[sure])
+        print(f"\n{name}: verified; {sure.sum()} of {len(logits)} rows have one right token in float32")
+        calls: dict[str, Call] = {
+            "given q": lambda ours=ours: ours(q=q),
+            "seeded": lambda ours=ours: ours(seed=1, position=2),
+            **peers(logits, q, k, p, m),
+        }
+        report.case(f"{name} B={chosen.batch} V={chosen.vocabulary}", calls, chosen.rounds, logits.nbytes)
+    report.save()
 
 
 if __name__ == "__main__":
