@@ -79,24 +79,33 @@ def generate(
     ids = [_token_ids(model, prompt) for prompt in given]
     each = [_within_context(model, row, p) for row, p in zip(ids, each, strict=True)]
     sampled = [i for i, p in enumerate(each) if p.num_beams == 1]
-    sampler = Sampler(
-        [each[i] for i in sampled],
+    sampler = _sampler(model, [each[i] for i in sampled], [ids[i] for i in sampled], processors)
+    rows = dict(zip(sampled, sampler.rows, strict=True))
+    completions: list[Completion] = []
+    with use_threads(model.threads):
+        _run(model, sampler, None if stream is None else lambda row, piece: stream(sampled[row], piece))
+        for i, prompt in enumerate(ids):
+            if i in rows:
+                completions.append(_completion(rows[i], prompt))
+                continue
+            found = _searched(model, _sampler(model, [each[i]], [prompt], processors).rows[0])
+            completions += found
+            if stream is not None:
+                stream(i, found[0].text)
+    return completions
+
+
+def _sampler(
+    model: Model, params: Sequence[SamplingParams], ids: list[list[int]], processors: Sequence[Callable[..., Any]]
+) -> Sampler:
+    return Sampler(
+        params,
         vocab_size=model.config.vocab_size,
         eos_token_id=model.tokenizer.end_token_ids,
-        prompt_ids=[ids[i] for i in sampled],
+        prompt_ids=ids,
         processors=processors,
         token_bytes=model.tokenizer.token_bytes,
     )
-    rows = dict(zip(sampled, sampler.rows, strict=True))
-    with use_threads(model.threads):
-        _run(model, sampler, None if stream is None else lambda row, piece: stream(sampled[row], piece))
-        return [
-            completion
-            for i, p in enumerate(each)
-            for completion in (
-                [_completion(rows[i], ids[i])] if i in rows else _searched(model, ids[i], p, processors, stream, i)
-            )
-        ]
 
 
 def _completion(row: Row, prompt: list[int]) -> Completion:
@@ -105,24 +114,10 @@ def _completion(row: Row, prompt: list[int]) -> Completion:
     return Completion(row.text.text if row.text else "", tokens, prompt, row.reason, logprobs)
 
 
-def _searched(
-    model: Model,
-    prompt: list[int],
-    params: SamplingParams,
-    processors: Sequence[Callable[..., Any]],
-    stream: Stream | None,
-    index: int,
-) -> list[Completion]:
-    """The best beams of a prompt, best first."""
+def _searched(model: Model, row: Row) -> list[Completion]:
+    """The best beams of a row that has only its prompt, best first."""
+    params, prompt = row.params, row.history.tokens
     ends = frozenset() if params.ignore_eos else model.tokenizer.end_token_ids
-    row = Sampler(
-        params,
-        vocab_size=model.config.vocab_size,
-        eos_token_id=model.tokenizer.end_token_ids,
-        prompt_ids=[prompt],
-        processors=processors,
-        token_bytes=model.tokenizer.token_bytes,
-    ).rows[0]
 
     def text_of(tokens: list[int]) -> TextStream:
         text = TextStream(model.tokenizer.token_bytes, params.stop_strings)
@@ -157,8 +152,6 @@ def _searched(
         text.finish()
         ended = "eos" if beam.token_ids[-1] in ends else "time" if row.late() else "stop"
         completions.append(Completion(text.text, beam.token_ids, prompt, ended if beam.finished else "length"))
-    if stream is not None:
-        stream(index, completions[0].text)
     return completions
 
 
