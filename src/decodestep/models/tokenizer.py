@@ -14,6 +14,7 @@ from tokenizers.pre_tokenizers import ByteLevel, Split
 from tokenizers.pre_tokenizers import Sequence as Steps
 
 from decodestep.models.errors import ModelError
+from decodestep.text import BYTE_OF
 
 _UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 2, 3, 4, 6  # values of tokenizer.ggml.token_type
 _SPACE = "\u2581"  # what SentencePiece writes for a space
@@ -30,13 +31,6 @@ _PRE_TOKENIZERS = {
     "llama-bpe": (_LLAMA3 % 3,),
     "qwen2": (_LLAMA3 % 1,),
 }
-
-
-def _byte_alphabet() -> dict[str, int]:
-    """The character that stands for each byte in a byte-level vocabulary: itself where printable, else 256 and on."""
-    plain = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
-    rest = [b for b in range(256) if b not in plain]
-    return {chr(b): b for b in plain} | {chr(256 + i): b for i, b in enumerate(rest)}
 
 
 class Tokenizer:
@@ -62,7 +56,6 @@ class Tokenizer:
         except Exception as error:  # the package raises bare Exception for merges outside the vocabulary
             raise ModelError(f"the tokenizer's merges do not fit its vocabulary: {error}") from error
         self._engine.add_special_tokens([AddedToken(self._tokens[i], normalized=False) for i in sorted(self._verbatim)])
-        self._bytes = _byte_alphabet()
         self._byte_tokens = {i: _byte_of(self._tokens[i]) for i, type_ in enumerate(types) if type_ == _BYTE}
         self.bos_token_id = self._special_id(metadata, "bos_token_id")
         self.eos_token_id = self._special_id(metadata, "eos_token_id")
@@ -95,9 +88,9 @@ class Tokenizer:
         token = self._tokens[token_id]
         if self._sentencepiece:
             return self._byte_tokens.get(token_id) or token.replace(_SPACE, " ").encode()
-        if token_id in self._verbatim or any(c not in self._bytes for c in token):
+        if token_id in self._verbatim or any(c not in BYTE_OF for c in token):
             return token.encode()
-        return bytes(self._bytes[c] for c in token)
+        return bytes(BYTE_OF[c] for c in token)
 
     def decode(self, token_ids: Iterable[int]) -> str:
         """The text of token ids, control tokens left out; bytes that are no UTF-8 become U+FFFD."""

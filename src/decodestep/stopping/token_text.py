@@ -8,6 +8,7 @@ from contextlib import suppress
 from typing import Any
 
 from decodestep.checks import require
+from decodestep.text import BYTE_OF
 
 Piece = str | bytes
 
@@ -23,11 +24,9 @@ class TokenText:
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
-        self._fast: Any = tokenizer if hasattr(tokenizer, "id_to_token") else getattr(tokenizer, "backend_tokenizer", None)
-        kinds = _decoder_types(getattr(self._fast, "decoder", None))
-        self._byte_fallback = "ByteFallback" in kinds
-        self._byte_level = "ByteLevel" in kinds and not self._byte_fallback
-        self.in_bytes = self._byte_fallback or self._byte_level
+        self._fast = _engine(tokenizer)
+        self._mode = matching_mode(tokenizer)
+        self.in_bytes = self._mode is not None
         self._lead = [self._token(i) for i in self.encode(_LEAD)]
         decoded = self._decode(self._lead)
         require(_LEAD in decoded, "StopStringCriteria", "tokenizer", f"able to encode and decode {_LEAD!r}", repr(decoded))
@@ -61,9 +60,9 @@ class TokenText:
         return token
 
     def _read(self, token: str) -> Piece:
-        if self._byte_level and all(character in _BYTE_OF for character in token):
-            return bytes(_BYTE_OF[character] for character in token)
-        if self._byte_fallback and _BYTE_TOKEN.fullmatch(token):
+        if self._mode == "byte_level" and all(character in BYTE_OF for character in token):
+            return bytes(BYTE_OF[character] for character in token)
+        if self._mode == "byte_fallback" and _BYTE_TOKEN.fullmatch(token):
             return bytes.fromhex(token[3:5])
         text = self._decode([*self._lead, token])
         return self.units(text[text.index(_LEAD) + len(_LEAD) :])
@@ -75,6 +74,17 @@ class TokenText:
         else:
             text = " ".join(tokens) if self._fast.decoder is None else self._fast.decoder.decode(tokens)
         return text
+
+
+def matching_mode(tokenizer: Any) -> str | None:
+    """How a tokenizer's tokens hold parts of characters: "byte_level", "byte_fallback", or None where they hold none."""
+    kinds = _decoder_types(getattr(_engine(tokenizer), "decoder", None))
+    return "byte_fallback" if "ByteFallback" in kinds else "byte_level" if "ByteLevel" in kinds else None
+
+
+def _engine(tokenizer: Any) -> Any:
+    """The `tokenizers.Tokenizer` inside, or None."""
+    return tokenizer if hasattr(tokenizer, "id_to_token") else getattr(tokenizer, "backend_tokenizer", None)
 
 
 def _decoder_types(decoder: Any) -> set[str]:
@@ -94,12 +104,4 @@ def _decoder_types(decoder: Any) -> set[str]:
     return found | {type(decoder).__name__}
 
 
-def _printable_bytes() -> dict[str, int]:
-    """GPT-2's alphabet: printable Latin-1 stands for itself, each other byte for the next character from U+0100 on."""
-    own = [b for b in range(256) if 33 <= b <= 126 or 161 <= b <= 172 or b >= 174]
-    other = [b for b in range(256) if b not in own]
-    return {chr(b): b for b in own} | {chr(256 + i): b for i, b in enumerate(other)}
-
-
-_BYTE_OF = _printable_bytes()
 _BYTE_TOKEN = re.compile("<0x[0-9A-Fa-f]{2}>")
