@@ -103,7 +103,7 @@ class EosTokenCriteria(StoppingCriteria):
     def __call__(self, input_ids: Any, scores: Any, new_token_length: int = 1, **kwargs: Any) -> Any:
         xp = array_namespace(input_ids)
         newest = input_ids[:, -new_token_length:]
-        done = _all_rows(input_ids, False)
+        done = xp.any(newest != newest, axis=-1)  # nowhere, in the shape of the ids: (batch,), or one axis more for codebooks
         for token in self.eos_token_id:
             done = done | xp.any(newest == token, axis=-1)
         return done

@@ -30,7 +30,8 @@ class StopStringCriteria(StoppingCriteria):
     Raises ValueError where no token can end any stop string, and for a tokenizer that cannot decode "abcdef".
 
     Source: transformers 5.23's class of this name, whose decisions these are. Deviation: it prepares every token of the
-    vocabulary, anew for each criterion built with a fast tokenizer; here a token is read when it is first met.
+    vocabulary, anew for each criterion built with a fast tokenizer; here a token is read when it is first met, on the host, so
+    that torch.compile(fullgraph=True) cannot trace a call.
     """
 
     # Under the name by which transformers' own tests ask for it.
