@@ -81,8 +81,14 @@ def probabilities(scores: np.ndarray) -> np.ndarray:
     if not len(scores):
         return np.zeros(0)
     top = scores.max()
-    weight = (scores == top).astype(np.float64) if np.isinf(top) else elementary.exp(scores.astype(np.float64) - float(top))
+    weight = (scores == top).astype(np.float64) if np.isinf(top) else elementary.exp(_below(scores, float(top)))
     return weight / np.add.accumulate(weight)[-1]
+
+
+def _below(scores: np.ndarray, top: float) -> np.ndarray:
+    """scores - top in float64; what lies further below than float64 reaches is -inf."""
+    with np.errstate(over="ignore"):
+        return scores.astype(np.float64) - top
 
 
 def log_probabilities(scores: np.ndarray) -> np.ndarray:
@@ -93,7 +99,7 @@ def log_probabilities(scores: np.ndarray) -> np.ndarray:
     if np.isinf(top):
         tied = scores == top
         return np.where(tied, -math.log(tied.sum()), -np.inf)
-    shifted = scores.astype(np.float64) - top
+    shifted = _below(scores, top)
     return shifted - elementary.log(np.add.accumulate(elementary.exp(shifted))[-1])
 
 
