@@ -1,4 +1,4 @@
-// log, log1p and exp in float64, operation for operation as in src/decodestep/elementary.py; no fused multiply-add.
+// log and log1p in float64, operation for operation as in src/decodestep/elementary.py; no fused multiply-add.
 #pragma once
 
 #include <bit>

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import decodestep as ds
+from misaligned import misaligned
 from tolerances import assert_close
 
 BACKENDS = ("cpu", "reference")
@@ -122,6 +123,14 @@ def test_torch_in_torch_out(rng):
     out = ds.mla_attention(*(torch.from_numpy(a) for a in args), **{**options, "sequence": torch.tensor(options["sequence"])})
     assert isinstance(out, torch.Tensor)
     np.testing.assert_array_equal(out.numpy(), ds.mla_attention(*args, **options))
+
+
+@pytest.mark.parametrize("place", range(4))
+def test_misaligned_arrays_are_served(rng, place):
+    args, options = make(rng, tokens=3, heads=2, latent=16, rope=8)
+    want = ds.mla_attention(*args, backend="reference", **options)
+    shifted = [misaligned(a) if i == place else a for i, a in enumerate(args)]
+    assert_close(ds.mla_attention(*shifted, **options), want)
 
 
 def test_no_tokens():

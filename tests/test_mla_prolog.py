@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 import decodestep as ds
 from decodestep.ops.linear import Format
+from misaligned import misaligned
 from mla_prolog_cases import (
     BF16,
     MODES,
@@ -480,3 +481,13 @@ def test_stored_calls(name, backend):
     for key, value in got.items():
         assert value.dtype == outputs[key].dtype and value.shape == outputs[key].shape
     agree(got, outputs, Counter(), latent=128, rope=8)
+
+
+def test_misaligned_arguments_are_served():
+    given = for_version(make(np.random.default_rng(3), real=np.dtype(np.float32)), 1)
+    want = ds.mla_prolog(**copied(given), backend="cpu")
+    for name in (name for name, value in given.items() if isinstance(value, np.ndarray)):
+        shifted = copied(given)
+        got = ds.mla_prolog(**shifted | {name: misaligned(shifted[name])}, backend="cpu")
+        for mine, theirs in zip(got, want, strict=True):
+            np.testing.assert_array_equal(mine, theirs)

@@ -12,6 +12,7 @@ import torch
 
 import decodestep as ds
 from decodestep import elementary
+from misaligned import misaligned
 
 BACKENDS = ["cpu", "reference"]
 MAPS = ["noise_bits", "uniform", "exponential", "gumbel"]
@@ -224,3 +225,9 @@ def test_backend_by_name() -> None:
 def test_reference_maps_use_the_stated_logarithms() -> None:
     u = ds.random.uniform(1, 2, np.arange(1000))
     assert np.array_equal(ds.random.exponential(1, 2, np.arange(1000)), (-elementary.log1p_neg(u)).astype(np.float32))
+
+
+@pytest.mark.parametrize("name", ["noise_bits", "uniform", "exponential", "gumbel"])
+def test_misaligned_columns_are_served(name):
+    noise, seed, token = getattr(ds.random, name), np.arange(5, dtype=np.uint64), np.arange(5, dtype=np.uint32)
+    np.testing.assert_array_equal(noise(misaligned(seed), 1, misaligned(token)), noise(seed, 1, token))

@@ -108,6 +108,6 @@ def _paging(
 
 
 def _integers(name: str, value: Any, rank: int) -> np.ndarray:
-    array = arrays.view(_OP, name, value) if arrays.is_array(value) else np.asarray(value)
+    array = arrays.as_array(_OP, name, value)
     require(array.ndim == rank and (array.dtype.kind in "iu" or array.size == 0), _OP, name, f"integers of rank {rank}", array)
     return np.ascontiguousarray(array, np.int64)

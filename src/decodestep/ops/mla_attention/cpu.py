@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from decodestep import _native
+from decodestep.arrays import packed
 from decodestep.dispatch import threads
 
 
@@ -12,6 +13,8 @@ def obstacle(kv_cache: np.ndarray, kr_cache: np.ndarray) -> str | None:
     """Why the native kernel cannot serve these caches, or None."""
     if kv_cache.dtype != np.float32:
         return "needs float32"
+    if not (kv_cache.flags.aligned and kr_cache.flags.aligned):
+        return "needs aligned caches"
     if not (_packed_blocks(kv_cache) and _packed_blocks(kr_cache)):
         return "needs caches whose rows follow each other inside a block"
     return None
@@ -37,8 +40,8 @@ def attention(
     tokens, heads, _ = query_rope.shape
     out = np.empty((tokens, heads, kv_cache.shape[3] // groups), np.float32)
     _native.mla_attention(
-        None if query is None else np.ascontiguousarray(query),
-        np.ascontiguousarray(query_rope),
+        None if query is None else packed(query),
+        packed(query_rope),
         kv_cache,
         kr_cache,
         block_table,

@@ -78,7 +78,7 @@ def _absorb(q_nope: np.ndarray, w_uk: np.ndarray, math: np.dtype[Any]) -> np.nda
 def _columns(x: np.ndarray, w: np.ndarray, panels: bool, y: np.ndarray) -> None:
     """y = x @ w for each of the first axis; what does not lie in rows is copied first."""
     if x.strides[2] != x.itemsize or not x.flags.aligned:
-        x = np.ascontiguousarray(x)
+        x = x.copy()
     if w.strides[2] != w.itemsize or min(w.strides[:2]) < 0 or not w.flags.aligned:
         w = w.copy()
     if w.dtype == np.int8:

@@ -108,7 +108,7 @@ def slots_of_blocks(ids: np.ndarray, ends: np.ndarray, block_size: int) -> np.nd
 
 
 def _integers(op: str, arg: str, value: Any) -> np.ndarray:
-    a = arrays.view(op, arg, value) if arrays.is_array(value) else np.asarray(value)
+    a = arrays.as_array(op, arg, value)
     require(a.dtype.kind in "iu" or a.size == 0, op, arg, "integers", a)
     return a.astype(np.int64)
 
