@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check --quiet
 # What an installed package is made from; a change here builds it anew.
-SOURCES := pyproject.toml CMakeLists.txt $(wildcard csrc/*) $(shell find src -name '*.py')
+SOURCES := pyproject.toml CMakeLists.txt $(wildcard csrc/* csrc/*/*) $(shell find src -name '*.py')
 
 .PHONY: run test bench lint clean
 
@@ -20,7 +20,7 @@ bench: $(VENV)/.test
 lint: $(VENV)/.lint
 	$(BIN)/ruff check src tests benchmarks
 	$(BIN)/mypy
-	$(BIN)/clang-format --dry-run --Werror csrc/*.h csrc/*.cpp
+	$(BIN)/clang-format --dry-run --Werror csrc/*.h csrc/*.cpp csrc/*/*.h csrc/*/*.cpp
 
 clean:
 	rm -rf $(VENV) build

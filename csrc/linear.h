@@ -29,6 +29,13 @@ constexpr size_t row_bytes(Format format, size_t values) {
     return 0;
 }
 
+// A weight: `out` rows of `in` values, `stride` bytes apart.
+struct Rows {
+    const uint8_t* data;  // null: the weight is not given
+    size_t stride, in, out;
+    Format format;
+};
+
 // y[t, n] = sum over k of x[t, k] * w[n, k], k ascending in 16 lanes that are folded at the end: the bits of a result
 // depend neither on the other tokens and outputs of the call nor on the thread count.
 struct Linear {

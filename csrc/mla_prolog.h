@@ -10,13 +10,6 @@
 
 namespace decodestep {
 
-// A weight of the prolog: `out` rows of `in` values.
-struct Rows {
-    const uint8_t* data;  // null: the weight is not given
-    size_t stride, in, out;
-    Format format;
-};
-
 struct MlaProlog {
     const float* x;  // [tokens, w_dkv_kr.in]
     size_t tokens, heads, nope, rope, latent;

@@ -1,0 +1,35 @@
+#include "../linear.h"
+
+#include "bindings.h"
+
+namespace decodestep {
+
+void bind_linear(nb::module_& m) {
+    m.def(
+        "linear",
+        [](Array<const float, 2> x, Bytes w, int format, Array<float, 2> y, int threads) {
+            const Rows rows = rows_of(w, format, x.shape(1));
+            require_aligned(x, y);
+            require(y.shape(0) == x.shape(0) && y.shape(1) == w.shape(0), "y has the wrong shape");
+            const Linear args{x.data(),    row_stride(x), x.shape(0), x.shape(1),    w.shape(0),           rows.data,
+                              rows.stride, rows.format,   y.data(),   row_stride(y), thread_count(threads)};
+            nb::gil_scoped_release release;
+            linear(args);
+        },
+        nb::arg("x").noconvert(), nb::arg("w").noconvert(), nb::arg("format"), nb::arg("y").noconvert(),
+        nb::arg("threads"));
+    m.def(
+        "take_rows",
+        [](Bytes w, int format, Packed<const int64_t, 1> ids, Packed<float, 2> values) {
+            const Rows rows = rows_of(w, format, values.shape(1));
+            require_aligned(ids, values);
+            require(values.shape(0) == ids.shape(0), "values has the wrong shape");
+            for (size_t i = 0; i < ids.shape(0); ++i)
+                require(ids.data()[i] >= 0 && ids.data()[i] < static_cast<int64_t>(w.shape(0)),
+                        "a row id is out of range");
+            take_rows({rows.data, rows.stride, rows.in, rows.format, ids.data(), ids.shape(0), values.data()});
+        },
+        nb::arg("w").noconvert(), nb::arg("format"), nb::arg("ids").noconvert(), nb::arg("values").noconvert());
+}
+
+}  // namespace decodestep

@@ -1,0 +1,16 @@
+// The extension module: every operator binds itself.
+#include "../isa.h"
+#include "bindings.h"
+
+NB_MODULE(_native, m) {
+    using namespace decodestep;
+    m.def("isa", &isa_name);
+    bind_columns(m);
+    bind_linear(m);
+    bind_mla_attention(m);
+    bind_mla_prolog(m);
+    bind_random(m);
+    bind_rms_norm(m);
+    bind_swiglu(m);
+    bind_tensor_scatter(m);
+}

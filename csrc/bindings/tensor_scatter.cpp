@@ -1,0 +1,29 @@
+#include "../tensor_scatter.h"
+
+#include "bindings.h"
+
+namespace decodestep {
+
+void bind_tensor_scatter(nb::module_& m) {
+    m.def(
+        "tensor_scatter",
+        [](Array<uint8_t, 4> cache, Array<const uint8_t, 4> update, Ids start) {
+            const size_t run = cache.shape(3);
+            require(update.shape(0) == cache.shape(0) && update.shape(1) == cache.shape(1) && update.shape(3) == run &&
+                        update.shape(2) <= cache.shape(2),
+                    "update has the wrong shape");
+            require_aligned(start);
+            require(start.shape(0) == cache.shape(0), "start has the wrong shape");
+            require(update.size() == 0 || run == 1 || (cache.stride(3) == 1 && update.stride(3) == 1),
+                    "a row must be contiguous");
+            const TensorScatter args{cache.data(),     update.data(),   start.data(),    cache.shape(0),
+                                     cache.shape(1),   cache.shape(2),  update.shape(2), run,
+                                     cache.stride(0),  cache.stride(1), cache.stride(2), update.stride(0),
+                                     update.stride(1), update.stride(2)};
+            nb::gil_scoped_release release;
+            tensor_scatter(args);
+        },
+        nb::arg("cache").noconvert(), nb::arg("update").noconvert(), nb::arg("start").noconvert());
+}
+
+}  // namespace decodestep
