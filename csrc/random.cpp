@@ -7,9 +7,8 @@ template <class T, class Map>
 void fill(const Records& records, T* out, size_t n, Map map) {
     if (records.seeds == 1 && records.positions == 1 &&
         records.tokens == n) {  // a row of the vocabulary: a loop for SIMD
-        const uint64_t seed = *records.seed;
-        const uint32_t position = *records.position;
-        for (size_t i = 0; i < n; ++i) out[i] = map(noise_bits(seed, position, records.token[i]));
+        const uint32_t state = noise_state(*records.seed, *records.position);
+        for (size_t i = 0; i < n; ++i) out[i] = map(noise_bits(state, records.token[i]));
     } else {
         for (size_t i = 0; i < n; ++i) out[i] = map(records.bits(i));
     }

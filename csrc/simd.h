@@ -7,11 +7,11 @@
 #include <cstring>
 #include <initializer_list>
 
+#include "elementary.h"
+
 #if defined(__AVX2__)
 #include <immintrin.h>
 #endif
-
-#define DECODESTEP_INLINE inline __attribute__((always_inline))
 
 namespace decodestep::DECODESTEP_ISA {
 

@@ -238,7 +238,7 @@ BAD = [
     ("greedy", {"greedy": 1}),
     ("top_logprobs", {"top_logprobs": [-1, 0]}),
     ("top_logprobs", {"top_logprobs": [1]}),
-    ("backend", {"backend": "cpu"}),
+    ("backend", {"backend": "triton"}),
 ]
 
 

@@ -6,6 +6,7 @@ NB_MODULE(_native, m) {
     using namespace decodestep;
     m.def("isa", &isa_name);
     bind_columns(m);
+    bind_decode_step(m);
     bind_linear(m);
     bind_mla_attention(m);
     bind_mla_prolog(m);

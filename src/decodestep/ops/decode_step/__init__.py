@@ -11,7 +11,7 @@ import numpy as np
 from decodestep import arrays
 from decodestep.checks import is_int, is_real, refuse, require, require_dtype
 from decodestep.dispatch import choose, run
-from decodestep.ops.decode_step import reference
+from decodestep.ops.decode_step import cpu, reference
 from decodestep.ops.decode_step import steps as kinds
 from decodestep.ops.decode_step.steps import PATCHES, Step, Steps
 
@@ -65,70 +65,52 @@ def decode_step(
         in its own sequence. Scalars or (B,).
     top_logprobs: None, or for each row how many of the most likely tokens to report, >= 0; None for no log-probabilities.
     need_processed: whether to return what the steps leave: float32 (float64 for float64 logits), -inf where dropped.
-    backend: "auto" or "reference".
+    backend: "auto", "cpu" or "reference"; "cpu" has no float64.
 
     Returns a `DecodeStep`, arrays in the kind of logits. A row that its steps leave empty, or whose logits were all -inf or
     NaN, has token -1 and no log-probabilities.
     Raises ValueError for an argument outside these rules.
 
-    Notes: probabilities, entropies and deviations are float64, over the tokens above -inf, summed in vocabulary order. +inf
+    Notes: probabilities, entropies and deviations are float64, over the tokens above -inf. A sum over a row adds token i to
+    partial sum i mod 16, in vocabulary order, and folds these in halves; a running sum goes in the order of its ranking. +inf
     scores share the mass equally; a temperature leaves them alone. A token depends on its row's logits, steps, seed and
     position alone. Source: the filters of transformers 5.23; the draw is the Gumbel-max trick on `decodestep.random`.
     """
     rows = arrays.view(_OP, "logits", logits)
     require_dtype(_OP, "logits", rows, _FLOATS)
     require(rows.ndim == 2 and rows.shape[1] >= 1, _OP, "logits", "of shape (B, V) with V >= 1", rows)
+    wide = "has no float64" if rows.dtype == np.float64 else None
+    backend = choose(_OP, backend, {"cpu": wide, "reference": None})
+    arguments = (rows, steps, greedy, seed, position, top_logprobs)
+    if backend == "cpu":
+        try:  # the core reads arguments in their usual forms, and refuses all others before it writes
+            result = run(_OP, backend, cpu.decode_step, *arguments, need_processed)
+        except ValueError:
+            result = run(_OP, backend, cpu.decode_step, rows, *_usual(*arguments), need_processed)
+    else:
+        result = run(_OP, backend, reference.decode_step, rows, *_usual(*arguments), need_processed)
+    tokens, processed, logprobs = result
+    return DecodeStep(
+        arrays.like(logits, tokens),
+        None if processed is None else arrays.like(logits, processed),
+        tuple(None if row is None else TokenLogprobs(*row) for row in logprobs),
+    )
+
+
+def _usual(
+    rows: np.ndarray, steps: Sequence[Steps], greedy: Any, seed: Any, position: Any, top_logprobs: Sequence[int | None] | None
+) -> tuple[list[list[Step]], list[bool], list[int], list[int], list[int | None]]:
+    """The arguments, checked, in the one form that both backends read: lists, one item a row, of plain numbers."""
     batch, vocab = rows.shape
     require(len(steps) == batch, _OP, "steps", f"given for {batch} rows", f"{len(steps)} rows")
-    for row in steps:
-        for step in row:
-            _check_step(step, vocab)
-    seeds, positions = _integers("seed", seed, batch, 2**64), _integers("position", position, batch, 2**32)
+    plain = [[_usual_step(step, vocab) for step in row] for row in steps]
     flags = np.broadcast_to(np.asarray(greedy), (batch,))
     require(flags.dtype == np.bool_, _OP, "greedy", f"bool, a scalar or {batch}", greedy)
     wanted = [None] * batch if top_logprobs is None else list(top_logprobs)
     ok = len(wanted) == batch and all(n is None or (is_int(n) and n >= 0) for n in wanted)
     require(ok, _OP, "top_logprobs", f"None or an integer >= 0 for each of {batch} rows", top_logprobs)
-    backend = choose(_OP, backend, {"reference": None})
-    tokens, processed, logprobs = run(_OP, backend, _decode, rows, steps, flags, seeds, positions, wanted, need_processed)
-    return DecodeStep(arrays.like(logits, tokens), None if processed is None else arrays.like(logits, processed), logprobs)
-
-
-def _decode(
-    rows: np.ndarray,
-    steps: Sequence[Steps],
-    greedy: np.ndarray,
-    seeds: Sequence[int],
-    positions: Sequence[int],
-    wanted: Sequence[int | None],
-    need_processed: bool,
-) -> tuple[np.ndarray, np.ndarray | None, tuple[TokenLogprobs | None, ...]]:
-    batch, vocab = rows.shape
-    tokens = np.empty(batch, np.int64)
-    processed = np.empty(rows.shape, np.float64 if rows.dtype == np.float64 else np.float32) if need_processed else None
-    logprobs = []
-    for b in range(batch):
-        row = reference.candidates(rows[b], steps[b], positions[b])
-        tokens[b] = reference.greedy(row) if greedy[b] else reference.draw(row, seeds[b])
-        if processed is not None:
-            processed[b] = reference.processed(row, vocab)
-        count = wanted[b]
-        logprobs.append(None if count is None or tokens[b] < 0 else _logprobs(rows[b], row, int(tokens[b]), count))
-    return tokens, processed, tuple(logprobs)
-
-
-def _logprobs(logits: np.ndarray, row: reference.Row, token: int, count: int) -> TokenLogprobs:
-    raw = reference.candidates(logits, (), 0)
-
-    def of(candidates: reference.Row) -> tuple[float, tuple[tuple[int, float], ...]]:
-        values = reference.log_probabilities(candidates.scores)
-        best = np.argsort(-values, kind="stable")[:count]
-        at = np.flatnonzero(candidates.ids == token)
-        chosen = float(values[at[0]]) if len(at) else -math.inf  # a forced token may have been at -inf
-        return chosen, tuple((int(candidates.ids[i]), float(values[i])) for i in best)
-
-    (chosen_raw, top_raw), (chosen, top) = of(raw), of(row)
-    return TokenLogprobs(chosen_raw, chosen, top_raw, top)
+    seeds, positions = _integers("seed", seed, batch, 2**64), _integers("position", position, batch, 2**32)
+    return plain, flags.tolist(), seeds, positions, [None if n is None else int(n) for n in wanted]
 
 
 def _integers(name: str, value: Any, batch: int, bound: int) -> list[int]:
@@ -140,6 +122,17 @@ def _integers(name: str, value: Any, batch: int, bound: int) -> list[int]:
     return [int(v) for v in column]
 
 
+def _usual_step(step: Step, vocab: int) -> Step:
+    _check_step(step, vocab)
+    return type(step)(*(_plain(value) for value in step))  # type: ignore[call-arg]
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        return np.ascontiguousarray(value, value.dtype if value.dtype.kind == "i" else np.float64)
+    return value.item() if isinstance(value, np.generic) else value
+
+
 def _check_step(step: Step, vocab: int) -> None:
     legal = _LEGAL.get(type(step))
     require(legal is not None, _OP, "steps", "of the types in decodestep.ops.decode_step.steps", type(step).__name__)
@@ -147,10 +140,10 @@ def _check_step(step: Step, vocab: int) -> None:
         ids = step.ids
         ok = isinstance(ids, np.ndarray) and ids.ndim == 1 and ids.dtype == np.int64
         require(
-            ok and (not ids.size or (ids.min() >= 0 and ids.max() < vocab)),
+            ok and len(ids) <= vocab and (not ids.size or (ids.min() >= 0 and ids.max() < vocab)),
             _OP,
             "steps",
-            f"about int64 ids in [0, {vocab})",
+            f"about distinct int64 ids in [0, {vocab})",
             step,
         )
     for name, (rule, check) in (legal or {}).items():

@@ -25,6 +25,7 @@ from decodestep.ops.decode_step.steps import (
     Normalise,
     Penalise,
     Step,
+    Steps,
     Temperature,
     TopH,
     TopK,
@@ -44,6 +45,43 @@ class Row(NamedTuple):
         return self._replace(ids=self.ids[kept], scores=self.scores[kept])
 
 
+def decode_step(
+    rows: np.ndarray,
+    steps: Sequence[Steps],
+    greedy: Sequence[bool],
+    seeds: Sequence[int],
+    positions: Sequence[int],
+    wanted: Sequence[int | None],
+    need_processed: bool,
+) -> tuple[np.ndarray, np.ndarray | None, list[Any]]:
+    batch, vocab = rows.shape
+    tokens = np.empty(batch, np.int64)
+    scores = np.empty(rows.shape, np.float64 if rows.dtype == np.float64 else np.float32) if need_processed else None
+    logprobs: list[Any] = []
+    for b in range(batch):
+        row = candidates(rows[b], steps[b], positions[b])
+        tokens[b] = first_maximum(row) if greedy[b] else draw(row, seeds[b])
+        if scores is not None:
+            scores[b] = processed(row, vocab)
+        count = wanted[b]
+        logprobs.append(None if count is None or tokens[b] < 0 else _report(rows[b], row, int(tokens[b]), count))
+    return tokens, scores, logprobs
+
+
+def _report(logits: np.ndarray, row: Row, token: int, count: int) -> tuple[float, float, Any, Any]:
+    """Log-probabilities, raw and processed: of the token, and the (id, log-probability) pairs of the most likely ones."""
+
+    def of(row: Row) -> tuple[float, tuple[tuple[int, float], ...]]:
+        values = log_probabilities(row)
+        best = np.argsort(-values, kind="stable")[:count]
+        at = np.flatnonzero(row.ids == token)
+        chosen = float(values[at[0]]) if len(at) else -math.inf  # a forced token may have been at -inf
+        return chosen, tuple((int(row.ids[i]), float(values[i])) for i in best)
+
+    (raw, top_raw), (chosen, top) = of(candidates(logits, (), 0)), of(row)
+    return raw, chosen, top_raw, top
+
+
 def candidates(logits: np.ndarray, steps: Sequence[Step], position: int) -> Row:
     """The row that its steps leave; NaN counts as -inf."""
     scores = logits.astype(np.float64 if logits.dtype == np.float64 else np.float32)
@@ -53,7 +91,7 @@ def candidates(logits: np.ndarray, steps: Sequence[Step], position: int) -> Row:
     return row
 
 
-def greedy(row: Row) -> int:
+def first_maximum(row: Row) -> int:
     """The first maximum; -1 where there is no candidate."""
     return int(row.ids[np.argmax(row.scores)]) if len(row.ids) else -1
 
@@ -76,13 +114,32 @@ def processed(row: Row, vocab: int) -> np.ndarray:
     return scores
 
 
-def probabilities(scores: np.ndarray) -> np.ndarray:
-    """softmax in float64, summed in vocabulary order; +inf scores share the mass."""
-    if not len(scores):
-        return np.zeros(0)
+def total(ids: np.ndarray, values: np.ndarray) -> float:
+    """The sum of the tokens' values: token i goes to partial sum i mod 16, in vocabulary order; these are folded in halves.
+
+    What is no candidate would add 0, so a sum does not depend on how a row is stored.
+    """
+    rows = np.zeros((ids[-1] // _PARTS + 1, _PARTS))
+    rows.reshape(-1)[ids] = values
+    parts = np.add.accumulate(rows)[-1]
+    while len(parts) > 1:
+        parts = parts[: len(parts) // 2] + parts[len(parts) // 2 :]
+    return float(parts[0])
+
+
+_PARTS = 16
+
+
+def weights(scores: np.ndarray) -> np.ndarray:
+    """exp(score - largest) in float64; beside +inf scores, 1 for these and 0 for others."""
     top = scores.max()
-    weight = (scores == top).astype(np.float64) if np.isinf(top) else elementary.exp(_below(scores, float(top)))
-    return weight / np.add.accumulate(weight)[-1]
+    return (scores == top).astype(np.float64) if np.isinf(top) else elementary.exp(_below(scores, float(top)))
+
+
+def probabilities(row: Row) -> np.ndarray:
+    """softmax in float64; +inf scores share the mass."""
+    weight = weights(row.scores)
+    return weight / total(row.ids, weight)
 
 
 def _below(scores: np.ndarray, top: float) -> np.ndarray:
@@ -91,16 +148,13 @@ def _below(scores: np.ndarray, top: float) -> np.ndarray:
         return scores.astype(np.float64) - top
 
 
-def log_probabilities(scores: np.ndarray) -> np.ndarray:
+def log_probabilities(row: Row) -> np.ndarray:
     """log softmax in float64."""
-    if not len(scores):
+    if not len(row.ids):
         return np.zeros(0)
-    top = float(scores.max())
-    if np.isinf(top):
-        tied = scores == top
-        return np.where(tied, -math.log(tied.sum()), -np.inf)
-    shifted = _below(scores, top)
-    return shifted - elementary.log(np.add.accumulate(elementary.exp(shifted))[-1])
+    top = float(row.scores.max())
+    mass = elementary.log(np.float64(total(row.ids, weights(row.scores))))
+    return np.where(row.scores == top, -mass, -np.inf) if np.isinf(top) else _below(row.scores, top) - mass
 
 
 def _above_nothing(row: Row) -> Row:
@@ -175,12 +229,12 @@ def _top_k(row: Row, step: TopK) -> Row:
 
 
 def _top_p(row: Row, step: TopP) -> Row:
-    if not len(row.ids):
+    if not len(row.ids) or step.p == 1:
         return row
     order = np.argsort(-row.scores, kind="stable")
-    share = probabilities(row.scores)[order]
-    before = np.add.accumulate(share) - share  # the mass before a kept token is below p
-    count = max(step.keep, int(np.searchsorted(before, step.p, side="left")))
+    weight = weights(row.scores)
+    before = np.concatenate(([0.0], np.add.accumulate(weight[order])[:-1]))
+    count = max(step.keep, int(np.searchsorted(before, step.p * total(row.ids, weight), side="left")))
     return row.keep(np.sort(order[:count]))
 
 
@@ -194,16 +248,15 @@ def _protected(row: Row, count: int) -> np.ndarray:
 def _min_p(row: Row, step: MinP) -> Row:
     if not len(row.ids):
         return row
-    share = probabilities(row.scores)
-    return row.keep((share >= step.p * share.max()) | _protected(row, step.keep))
+    return row.keep((weights(row.scores) >= step.p) | _protected(row, step.keep))
 
 
 def _typical(row: Row, step: Typical) -> Row:
     if not len(row.ids):
         return row
-    log_p = log_probabilities(row.scores)
+    log_p = log_probabilities(row)
     share = elementary.exp(log_p)
-    distance = np.abs(-log_p - _entropy(share, log_p))
+    distance = np.abs(-log_p - _entropy(row.ids, share, log_p))
     order = np.argsort(distance, kind="stable")
     last = min(int(np.searchsorted(np.add.accumulate(share[order]), step.mass, side="left")), len(order) - 1)
     kept = distance <= distance[order[last]]
@@ -211,13 +264,13 @@ def _typical(row: Row, step: Typical) -> Row:
     return row.keep(kept)
 
 
-def _entropy(share: np.ndarray, log_p: np.ndarray) -> float:
-    return -float(np.add.accumulate(share * np.where(share > 0, log_p, 0.0))[-1])
+def _entropy(ids: np.ndarray, share: np.ndarray, log_p: np.ndarray) -> float:
+    return -total(ids, share * np.where(share > 0, log_p, 0.0))
 
 
 def _floor(row: Row, least: float, keep: int) -> Row:
     """Keep probabilities >= least, and scores >= the keep-th largest."""
-    kept = probabilities(row.scores) >= least
+    kept = probabilities(row) >= least
     return row.keep(kept | (row.scores >= _kth(row.scores, min(keep, len(row.ids)))))
 
 
@@ -228,8 +281,8 @@ def _epsilon(row: Row, step: Epsilon) -> Row:
 def _eta(row: Row, step: Eta) -> Row:
     if not len(row.ids):
         return row
-    log_p = log_probabilities(row.scores)
-    falling = math.sqrt(step.epsilon) * math.exp(-_entropy(elementary.exp(log_p), log_p))
+    log_p = log_probabilities(row)
+    falling = math.sqrt(step.epsilon) * float(elementary.exp(-_entropy(row.ids, elementary.exp(log_p), log_p)))
     return _floor(row, min(step.epsilon, falling), step.keep)
 
 
@@ -237,7 +290,7 @@ def _top_h(row: Row, step: TopH) -> Row:
     if not len(row.ids):
         return row
     order = np.argsort(-row.scores, kind="stable")[: step.top]
-    log_p = log_probabilities(row.scores[order])
+    log_p = log_probabilities(row.keep(np.sort(order)))[np.argsort(np.argsort(order))]
     terms = -elementary.exp(log_p) * np.where(log_p > -np.inf, log_p, 0.0)
     within = np.add.accumulate(terms) <= step.share * np.add.accumulate(terms)[-1]
     count = max(1, int(within[1:].sum()) + 1)
@@ -248,13 +301,16 @@ def _top_n_sigma(row: Row, step: TopNSigma) -> Row:
     if not len(row.ids) or row.scores.max() == np.inf:
         return row.keep(row.scores == np.inf)
     scores = row.scores.astype(np.float64)
-    return row.keep(scores >= scores.max() - step.n * scores.std())
+    with np.errstate(over="ignore"):
+        apart = scores - total(row.ids, scores) / len(scores)
+        deviation = math.sqrt(total(row.ids, apart * apart) / len(scores))
+    return row.keep(scores >= scores.max() - step.n * deviation)
 
 
 def _xtc(row: Row, step: Xtc) -> Row:
     if not len(row.ids) or random.uniform(step.seed, row.position, random.XTC_COIN) >= step.probability:
         return row
-    above = np.flatnonzero(probabilities(row.scores) >= step.threshold)
+    above = np.flatnonzero(probabilities(row) >= step.threshold)
     if len(above) < 2:
         return row
     kept = np.ones(len(row.ids), bool)
@@ -264,7 +320,7 @@ def _xtc(row: Row, step: Xtc) -> Row:
 
 
 def _normalise(row: Row, _: Normalise) -> Row:
-    return row._replace(scores=log_probabilities(row.scores).astype(row.scores.dtype))
+    return row._replace(scores=log_probabilities(row).astype(row.scores.dtype))
 
 
 _RULES: dict[type, Callable[[Row, Any], Row]] = {

@@ -1,0 +1,146 @@
+// One row of logits in float32, bfloat16 or float16, sixteen at a time, and the passes over it. NaN is passed on: it
+// loses every comparison.
+#pragma once
+
+#include "decode_step.h"
+#include "lanes.h"
+#include "workspace.h"
+
+namespace decodestep::DECODESTEP_ISA {
+
+template <Real real>
+struct Logits {
+    using Item = std::conditional_t<real == Real::f32, float, uint16_t>;
+
+    const Item* data;
+    size_t vocab;
+
+    static DECODESTEP_INLINE f32x16 widen(const Item* p) {
+        if constexpr (real == Real::f32)
+            return decodestep::DECODESTEP_ISA::load(p);
+        else if constexpr (real == Real::bf16)
+            return from_bf16(p);
+        else
+            return from_f16(p);
+    }
+
+    DECODESTEP_INLINE f32x16 load(size_t i) const { return widen(data + i); }
+
+    // The last n < 16 logits, and -inf behind them.
+    f32x16 load_last(size_t i, size_t n) const {
+        constexpr uint32_t bits = real == Real::f32 ? 0xFF800000u : real == Real::bf16 ? 0xFF80u : 0xFC00u;
+        Item nothing;
+        if constexpr (real == Real::f32)
+            nothing = std::bit_cast<float>(bits);
+        else
+            nothing = static_cast<Item>(bits);
+        Item items[kLanes];
+        for (Item& item : items) item = nothing;
+        std::memcpy(items, data + i, n * sizeof(Item));
+        return widen(items);
+    }
+
+    // One logit; NaN is -inf.
+    float at(size_t i) const {
+        float value;
+        if constexpr (real == Real::f32) {
+            value = data[i];
+        } else if constexpr (real == Real::bf16) {
+            value = std::bit_cast<float>(static_cast<uint32_t>(data[i]) << 16);
+        } else {
+            Item items[kLanes] = {data[i]};
+            float lanes[kLanes];
+            store(lanes, widen(items));
+            value = lanes[0];
+        }
+        return value == value ? value : kNothing;
+    }
+
+    size_t blocks() const { return (vocab + kBlock - 1) / kBlock; }
+
+    // visit(sixteen logits, the first's id) over a block.
+    template <class Visit>
+    DECODESTEP_INLINE void each_vector(size_t block, Visit&& visit) const {
+        size_t i = block * kBlock;
+        const size_t end = std::min(vocab, i + kBlock);
+        for (; i + kLanes <= end; i += kLanes) visit(load(i), i);
+        if (i < end) visit(load_last(i, end - i), i);
+    }
+
+    // Cold logits arrive at twice the speed when they are asked for two blocks ahead.
+    DECODESTEP_INLINE void prefetch_behind(size_t block) const {
+        const auto* p = reinterpret_cast<const char*>(data + (block + 2) * kBlock);
+        for (size_t line = 0; line < kBlock * sizeof(Item); line += 64) prefetch(p + line);
+    }
+
+    // The largest logit of every group of a block, -inf where there is none.
+    DECODESTEP_INLINE f32x16 maxima(size_t block) const {
+        f32x16 best[4] = {broadcast(kNothing), broadcast(kNothing), broadcast(kNothing), broadcast(kNothing)};
+        if ((block + 1) * kBlock <= vocab) {
+            const size_t begin = block * kBlock;
+#pragma GCC unroll 8
+            for (size_t i = 0; i < kBlock; i += 4 * kLanes)
+#pragma GCC unroll 4
+                for (size_t j = 0; j < 4; ++j) best[j] = max(load(begin + i + j * kLanes), best[j]);
+        } else {
+            each_vector(block, [&](f32x16 x, size_t) { best[0] = max(x, best[0]); });
+        }
+        return max(max(best[0], best[1]), max(best[2], best[3]));
+    }
+
+    // group_max of the whole row.
+    void sweep(Workspace& work) const {
+        for (size_t block = 0; block < blocks(); ++block) {
+            prefetch_behind(block);
+            store(&work.group_max[block * kLanes], maxima(block));
+        }
+    }
+
+    // group_max, and for every block the sum of exp((x - block_top) / temperature), block_top being the largest so far.
+    void sweep_mass(Workspace& work, float inverse) const {
+        float top = kNothing;
+        for (size_t block = 0; block < blocks(); ++block) {
+            prefetch_behind(block);
+            const f32x16 best = maxima(block);
+            store(&work.group_max[block * kLanes], best);
+            if (at_least(best, broadcast(top))) top = std::max(top, largest(best));
+            f32x16 sums[4] = {broadcast(0.0f), broadcast(0.0f), broadcast(0.0f), broadcast(0.0f)};
+            if (top > kNothing) {
+                const f32x16 scale = broadcast(inverse), offset = broadcast(-top * inverse);
+                const auto mass = [&](f32x16 x) { return decaying_exp(fma(x, scale, offset)); };
+                if ((block + 1) * kBlock <= vocab) {
+                    const size_t begin = block * kBlock;
+#pragma GCC unroll 2
+                    for (size_t i = 0; i < kBlock; i += 4 * kLanes)
+#pragma GCC unroll 4
+                        for (size_t j = 0; j < 4; ++j) sums[j] = sums[j] + mass(load(begin + i + j * kLanes));
+                } else {
+                    each_vector(block, [&](f32x16 x, size_t) { sums[0] = sums[0] + mass(x); });
+                }
+            }
+            work.block_sum[block] = sum((sums[0] + sums[1]) + (sums[2] + sums[3]));
+            work.block_top[block] = top;
+        }
+    }
+
+    // Writes the tokens with logits >= threshold (all above -inf where it is that), ascending, and returns their
+    // number.
+    size_t collect(Workspace& work, float threshold) const {
+        const f32x16 least = broadcast(std::max(threshold, std::numeric_limits<float>::lowest()));
+        size_t n = 0;
+        for (size_t block = 0; block < blocks(); ++block) {
+            if (!at_least(load_maxima(work, block), least)) continue;
+            each_vector(block, [&](f32x16 x, size_t i) {
+                if (const Mask mask = at_least(x, least))
+                    n += compact(mask, x, static_cast<int32_t>(i), &work.scores[n], &work.ids[n]);
+            });
+        }
+        return n;
+    }
+
+    static f32x16 load_maxima(const Workspace& work, size_t block) {
+        return decodestep::DECODESTEP_ISA::load(&work.group_max[block * kLanes]);
+    }
+};
+
+}  // namespace decodestep::DECODESTEP_ISA
