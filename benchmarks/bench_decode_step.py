@@ -1,68 +1,137 @@
-"""decode_step on one row and on a batch, against transformers' chain of processors and torch.multinomial.
+"""The sampler: decode_step and ds.Sampler against the libraries that sample on a CPU, verified, then timed in turns.
 
-    python benchmarks/bench_decode_step.py [--rounds 15] [--threads 1] [--vocab 128256]
+    decodestep bench sampler [--cases full top-p ...] [--vocab 128256] [--batch 1 8 64] [--peers ...] [--threads 1 2]
 
-Logits are normal * 2.5 with five peaks near the maximum. Only the reference exists: it is what a native kernel has to beat.
+Every row of a table does the same work on the same logits: normal * 2.5 with five peaks near the maximum. "cold" goes
+through more batches of logits than the last cache holds, "warm" takes the same one again. "penalties" is full behind a
+repetition penalty and a ban of 3-grams, over 1000 tokens; "mixed" is a third greedy, a third top-p, a third penalties, and
+stands beside its parts. The floor is one read of the logits, in the same rounds, by libc's wmemchr (memory.py).
+
+Peers: argmax is torch's; topk-first is torch.topk, then the filters on k values; sort sorts every row in torch, as GPU
+servers do without a kernel, and compiled is that under torch.compile; llama.cpp is its sampler chain with the array that it
+takes, and apart from it; genai is onnxruntime-genai's search; transformers its processors. They are kept to --threads' first.
 """
 
 from __future__ import annotations
 
-import numpy as np
+import operator
+import statistics
+from argparse import Namespace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import cycle
+from typing import Any
 
-import decodestep as ds
-from decodestep.ops.decode_step import steps as s
-from harness import Call, Report, options, torch
+from harness import Call, Prepared, Report, options, torch
+from memory import home, one_read
+from peers import PEERS, maker, ours
+from sampling import DTYPES, PARAMS, PARTS, Case, Logits, Sampler, UnableError, buffers, case, verify
 
-CASES = {
-    "greedy": [],
-    "temperature": [s.Temperature(0.8)],
-    "top-k": [s.Temperature(0.8), s.TopK(50)],
-    "top-p": [s.Temperature(0.8), s.TopP(0.9)],
-    "full": [s.Temperature(0.8), s.TopK(50), s.TopP(0.9), s.MinP(0.05)],
-}
+CHOICES = {"cases": (*PARAMS, "mixed"), "caches": ("cold", "warm"), "dtypes": tuple(DTYPES), "peers": (*PEERS, "none")}
+USUAL_PEERS = tuple(name for name in PEERS if name != "compiled")  # which takes ten seconds a case to compile
 
 
-def transformers_chain(steps, logits):
-    from transformers import generation as hf
+def samplers(case: Case, peers: Sequence[str], threads: Sequence[int], excuses: dict[str, str]) -> dict[str, Sampler]:
+    """Ours first, then the peers that can; `excuses` says why the others cannot."""
+    made: dict[str, Sampler] = {"ours, decode_step": ours.DecodeStep(case)}
+    for count in threads[1:]:
+        made[f"ours, {count} threads"] = ours.OnThreads(case, count)
+    made["ours, Sampler"] = ours.Sampler(case)
+    for name in peers:
+        try:
+            made[name] = maker(name)(case)
+        except UnableError as reason:
+            excuses[name] = str(reason)
+        except ImportError as error:
+            excuses[name] = f"{error.name} is not installed"
+    return made
 
-    make = {
-        s.Temperature: lambda o: hf.TemperatureLogitsWarper(o.temperature),
-        s.TopK: lambda o: hf.TopKLogitsWarper(o.k),
-        s.TopP: lambda o: hf.TopPLogitsWarper(o.p),
-        s.MinP: lambda o: hf.MinPLogitsWarper(o.p),
-    }
-    chain, scores = [make[type(step)](step) for step in steps], torch.from_numpy(logits)
 
-    def processed():
-        out = scores
-        for processor in chain:
-            out = processor(None, out)
-        return out
+def verified(case: Case, made: Mapping[str, Sampler], logits: Logits) -> None:
+    for name, sampler in made.items():
+        try:
+            verify(case, sampler, logits)
+            if isinstance(sampler, ours.DecodeStep):
+                sampler.check(logits)
+        except AssertionError as error:
+            raise AssertionError(f"{case.name}, {name}: {error}") from error
 
-    def run():
-        return torch.multinomial(processed().softmax(-1), 1) if chain else scores.argmax(-1)
 
-    return processed, run
+def calls_of(made: Mapping[str, Sampler], turns: Iterator[Logits]) -> dict[str, Call | Prepared]:
+    """Each sampler on the next logits: all share the turns, so none finds what another has just read."""
+
+    def on_next(function: Callable[[Logits], Any]) -> Call:
+        return lambda: function(next(turns))
+
+    calls: dict[str, Call | Prepared] = {}
+    for name, sampler in made.items():
+        call = on_next(sampler.sample)
+        calls[name] = Prepared(sampler.prepare, call) if hasattr(sampler, "prepare") else call
+        if hasattr(sampler, "apply_only"):
+            fill, apply = on_next(lambda logits, peer=sampler: peer.fill(logits, 0)), lambda peer=sampler: peer.apply_only(0)
+            calls[f"{name}, apply only" + (", one row" if len(sampler.tokens) > 1 else "")] = Prepared(fill, apply)
+    return calls
+
+
+def reads_of(slots: Mapping[str, Sequence[Logits]], first: str) -> dict[str, Call]:
+    """One read of the logits, `first` being how the case finds them."""
+    reads = {}
+    for cache in sorted(slots, key=lambda name: name != first):
+        each = cycle([one_read(logits.array) for logits in slots[cache]])
+        size = slots[cache][0].array.nbytes
+        where = "DRAM" if cache == "cold" else home(size)
+        reads[f"one read, {cache}, from {where}"] = lambda each=each: next(each)()
+    return reads
+
+
+def measure(report: Report, case: Case, dtype: str, slots: Mapping[str, Sequence[Logits]], chosen: Namespace) -> None:
+    excuses: dict[str, str] = {}
+    made = samplers(case, [name for name in chosen.peers if name != "none"], chosen.threads, excuses)
+    logits = next(iter(slots.values()))[0]
+    verified(case, made, logits)
+    backend = made["ours, decode_step"].backend(logits)
+    if case.name == "mixed":
+        made |= {f"ours, {part} alone": ours.DecodeStep(case.all_of(part)) for part in PARTS}
+    for cache, turns in slots.items():
+        title = f"{case.name} B={case.batch} V={case.vocab} {dtype} {cache}, backend {backend}"
+        calls, reads = calls_of(made, cycle(turns)), reads_of(slots, cache)
+        times = report.case(title, calls, chosen.rounds, reads=reads, budget=chosen.budget)
+        if case.name == "mixed":
+            shares = [sum(params is PARAMS[part] for params in case.params) / case.batch for part in PARTS]
+            rounds = zip(times["ours, decode_step"], *(times[f"ours, {part} alone"] for part in PARTS), strict=True)
+            ratio = statistics.median(mixed / sum(map(operator.mul, shares, parts)) for mixed, *parts in rounds)
+            print(f"  mixed takes {ratio:.3f} of the mean of its parts")
+    kinds = {type(step) for steps in case.steps() for step in steps}
+    for name, sampler in made.items():
+        for lacking in kinds.intersection(getattr(sampler, "lacks", ())):
+            print(f"  {name}: without {lacking.__name__}")
+    for name, why in excuses.items():
+        print(f"  {name}: {why}")
 
 
 def main() -> None:
-    chosen = options(__doc__, vocab=128256)
-    report = Report("decode_step", chosen.threads)
-    rng = np.random.default_rng(0)
-    for batch in (1, 8):
-        logits = (rng.standard_normal((batch, chosen.vocab)) * 2.5).astype(np.float32)
-        logits[:, rng.integers(0, chosen.vocab, 5)] += 8
-        for name, steps in CASES.items():
-            each, greedy = [steps] * batch, not steps
-            calls: dict[str, Call] = {
-                "ours, reference": lambda each=each, x=logits, g=greedy: ds.decode_step(x, each, greedy=g)
-            }
-            if torch is not None:
-                processed, run = transformers_chain(steps, logits)
-                mine = ds.decode_step(logits, each, need_processed=True).processed
-                np.testing.assert_array_equal(np.isfinite(mine), np.isfinite(processed().numpy()))
-                calls["transformers"] = run
-            report.case(f"{name} B={batch} V={chosen.vocab}", calls, chosen.rounds, logits.nbytes)
+    chosen = options(
+        __doc__,
+        CHOICES,
+        cases=tuple(PARAMS),
+        vocab=(128256,),
+        batch=(1,),
+        caches=("cold", "warm"),
+        dtypes=("float32",),
+        peers=USUAL_PEERS,
+        threads=(1,),
+        budget=1.5,
+    )
+    report = Report("decode_step", chosen.threads[0])
+    print("peers not asked for:", ", ".join(name for name in PEERS if name not in chosen.peers) or "none")
+    for vocab in chosen.vocab:
+        for batch in chosen.batch:
+            for dtype in chosen.dtypes:
+                slots = {cache: buffers(batch, vocab, dtype, cache == "cold", torch) for cache in chosen.caches}
+                for name in chosen.cases:
+                    if name == "mixed" and batch < len(PARTS):
+                        print(f"\nmixed B={batch}: needs a row of each part")
+                    else:
+                        measure(report, case(name, batch, vocab), dtype, slots, chosen)
     report.save()
 
 

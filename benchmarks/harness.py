@@ -1,4 +1,4 @@
-"""What the benchmarks share: calls timed in turns, ratios with their spread, and what the memory of this machine can do.
+"""What the benchmarks share: calls timed in turns, ratios with their spread, and tables, CSV, JSON and plots of them.
 
 Machines drift by tens of per cent within seconds, so times of different rounds say little. Here every round times each
 call once, ratios are taken within a round, and what is reported is their median with the quartiles.
@@ -8,19 +8,18 @@ from __future__ import annotations
 
 import argparse
 import csv
+import json
+import math
 import statistics
 import sys
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from functools import cache
 from pathlib import Path
-from typing import Any
-
-import numpy as np
+from typing import Any, NamedTuple
 
 import decodestep as ds
 from decodestep import _native
+from memory import bandwidth, call_seconds
 
 try:
     import torch
@@ -28,84 +27,158 @@ except ImportError:
     torch = None
 
 Call = Callable[[], Any]
-RESULTS = Path(__file__).parent / "results"
-COLUMNS = ("case", "name", "seconds", "fastest", "slowest", "ratio", "ratio_low", "ratio_high", "floor_seconds", "threads",
-           "isa")  # fmt: skip
+COLUMNS = (
+    "case", "name", "seconds", "fastest", "slowest", "ratio", "ratio_low", "ratio_high", "ours_over_it", "floor_seconds",
+    "over_floor", "threads", "isa",
+)  # fmt: skip
+LEAST_ROUNDS = 3
+
+# The command line belongs to the process, so the tables of a process share where they go.
+_output = argparse.Namespace(csv="", json=False, plot="")
 
 
-def options(doc: str | None, **extra: Any) -> argparse.Namespace:
-    """The command line that every benchmark has: how many rounds, on how many threads."""
-    parser = argparse.ArgumentParser(description=(doc or "").split("\n")[0])
+class Prepared(NamedTuple):
+    """A call that needs something set up anew before each time; `prepare` is not timed."""
+
+    prepare: Call
+    call: Call
+
+
+def options(doc: str | None, choices: Mapping[str, Any] | None = None, **extra: Any) -> argparse.Namespace:
+    """The command line that every benchmark has: rounds, threads, where results go; and options of its own.
+
+    extra: option names and defaults, which give the types; a tuple is a list of values. choices: the legal values by name.
+    """
+    parser = argparse.ArgumentParser(
+        description=doc, formatter_class=argparse.RawDescriptionHelpFormatter, prog=Path(sys.argv[0]).stem
+    )
     for name, default in {"rounds": 15, "threads": 1, **extra}.items():
-        parser.add_argument(f"--{name}", type=type(default), default=default)
+        first = default[0] if isinstance(default, tuple) else default
+        parser.add_argument(
+            f"--{name}",
+            type=type(first),
+            nargs="+" if isinstance(default, tuple) else None,
+            default=default,
+            choices=(choices or {}).get(name),
+            help=f"default: {' '.join(map(str, default)) if isinstance(default, tuple) else default}",
+        )
+    parser.add_argument("--csv", default="", metavar="PATH", help="write the rows to this file, or into this folder")
+    parser.add_argument("--json", action="store_true", help="print one JSON object; the tables go to standard error")
+    parser.add_argument("--plot", default="", metavar="PATH", help="draw the medians of every case (needs matplotlib)")
     chosen = parser.parse_args()
+    vars(_output).update(csv=chosen.csv, json=chosen.json, plot=chosen.plot)
+    if chosen.json:
+        sys.stdout = sys.stderr
     if torch is not None:
-        torch.set_num_threads(chosen.threads)
+        torch.set_num_threads(chosen.threads[0] if isinstance(chosen.threads, (list, tuple)) else chosen.threads)
     return chosen
 
 
-def rounds_of(calls: Mapping[str, Call], rounds: int, batch_seconds: float = 2e-3) -> dict[str, list[float]]:
-    """Seconds a call, round by round; quick calls run in batches, long enough for the clock."""
+def rounds_of(
+    calls: Mapping[str, Call | Prepared], rounds: int, batch_seconds: float = 2e-3, budget: float = math.inf
+) -> dict[str, list[float]]:
+    """Seconds a call, round by round; quick calls run in batches, long enough for the clock.
+
+    budget: seconds after which no further round begins, but for the first `LEAST_ROUNDS`.
+    """
     batches = {}
     for name, call in calls.items():
-        call()
-        start = time.perf_counter()
-        call()
-        batches[name] = max(1, int(batch_seconds / max(time.perf_counter() - start, 1e-7)))
+        _seconds(call, 1)
+        batches[name] = max(1, int(batch_seconds / max(_seconds(call, 1), 1e-7)))
     times: dict[str, list[float]] = {name: [] for name in calls}
-    for _ in range(rounds):
+    end = time.perf_counter() + budget
+    for number in range(rounds):
+        if number >= LEAST_ROUNDS and time.perf_counter() > end:
+            break
         for name, call in calls.items():
-            start = time.perf_counter()
-            for _ in range(batches[name]):
-                call()
-            times[name].append((time.perf_counter() - start) / batches[name])
+            if batches[name] > 1:
+                _seconds(call, 1)  # what ran before has filled the caches with its own
+            times[name].append(_seconds(call, batches[name]) / batches[name])
     return times
 
 
-@cache
-def bandwidth(threads: int = 1) -> float:
-    """Bytes a second of reading 256 MiB, far more than the caches hold, on so many threads."""
-    blocks = np.array_split(np.ones(2**26, np.float32), threads)
-    with ThreadPoolExecutor(threads) as pool:
-        times = rounds_of({"read": lambda: list(pool.map(np.max, blocks))}, 7)["read"]
-    return 2**28 / min(times)
+def _seconds(call: Call | Prepared, count: int) -> float:
+    if isinstance(call, Prepared):
+        total = 0.0
+        for _ in range(count):
+            call.prepare()
+            start = time.perf_counter()
+            call.call()
+            total += time.perf_counter() - start
+        return total
+    start = time.perf_counter()
+    for _ in range(count):
+        call()
+    return time.perf_counter() - start
 
 
 class Report:
-    """Prints one table a case and keeps the rows for benchmarks/results/<stem>.csv."""
+    """Prints one table a case and keeps the rows for --csv, --json and --plot."""
 
     def __init__(self, stem: str, threads: int = 1) -> None:
         self.stem, self.threads, self.rows = stem, threads, list[tuple[Any, ...]]()
         print(f"{stem}: {_native.isa()}, {threads} thread(s), one thread reads {bandwidth() / 1e9:.0f} GB/s")
 
-    def case(self, case: str, calls: Mapping[str, Call], rounds: int, floor_bytes: float | None = None) -> None:
+    def case(
+        self,
+        case: str,
+        calls: Mapping[str, Call | Prepared],
+        rounds: int,
+        floor_bytes: float | None = None,
+        *,
+        reads: Mapping[str, Call] | None = None,
+        budget: float = math.inf,
+    ) -> dict[str, list[float]]:
         """Times the calls in turns; the first is ours, to which the ratios refer: 2 means twice as long as ours.
 
         floor_bytes: what a call has to read and write at least; the floor is the time that memory takes for it, and a case
             that stays in the caches can beat it.
+        reads: in place of floor_bytes, `memory.one_read`s to be timed in the same rounds; the first is the case's floor.
+        budget: as `rounds_of` has it. Returns the seconds of each call in each round.
         """
         with ds.use_threads(self.threads):
-            times = rounds_of(calls, rounds)
+            times = rounds_of({**calls, **(reads or {})}, rounds, budget=budget)
+        read_times = {name: [max(s - call_seconds(), 0.0) for s in times.pop(name)] for name in reads or {}}
         ours = next(iter(times.values()))
-        floor = None if floor_bytes is None else floor_bytes / bandwidth(self.threads)
-        print(f"\n{case}" + ("" if floor is None else f"   (floor {_time(floor)}: {floor_bytes:.0f} bytes)"))
+        floors = next(iter(read_times.values()), None)
+        if floors is None and floor_bytes is not None:
+            floors = [floor_bytes / bandwidth(self.threads)] * len(ours)
+        floor = None if floors is None else statistics.median(floors)
+        about = "; ".join(f"{name} {_time(statistics.median(seconds))}" for name, seconds in read_times.items())
+        if floor is not None and not about:
+            about = f"floor {_time(floor)}: {floor_bytes:.0f} bytes"
+        print(f"\n{case}" + (f"   ({about})" if about else ""))
         for name, seconds in times.items():
             low, ratio, high = statistics.quantiles((s / o for s, o in zip(seconds, ours, strict=True)), n=4)
+            inverse = statistics.median(o / s for s, o in zip(seconds, ours, strict=True))
             median = statistics.median(seconds)
+            above = None if floors is None else statistics.median(s / f for s, f in zip(seconds, floors, strict=True))
             print(
-                f"  {name:32}{_time(median):>10}   x{ratio:7.2f}  [{low:.2f}, {high:.2f}]"
-                + ("" if floor is None else f"   x{median / floor:8.1f} of the floor")
+                f"  {name:36}{_time(median):>8}   x{ratio:8.2f}  [{low:.2f}, {high:.2f}]".ljust(78)
+                + ("" if seconds is ours else f"ours takes {inverse:6.3f} of it").ljust(28)
+                + ("" if above is None else f"{above:9.1f} x floor")
             )
-            self.rows.append(
-                (case, name, median, min(seconds), max(seconds), ratio, low, high, floor, self.threads, _native.isa())
-            )
+            spread = (median, min(seconds), max(seconds), ratio, low, high, inverse)
+            self.rows.append((case, name, *spread, floor, above, self.threads, _native.isa()))
+        return times
 
     def save(self) -> None:
-        RESULTS.mkdir(exist_ok=True)
-        with (RESULTS / f"{self.stem}.csv").open("w", newline="") as file:
-            writer = csv.writer(file)
-            writer.writerows([COLUMNS, *self.rows])
-        print(f"\n{len(self.rows)} rows in {RESULTS.name}/{self.stem}.csv", file=sys.stderr)
+        """Writes the rows where the command line says."""
+        if _output.csv:
+            path = Path(_output.csv)
+            if path.suffix != ".csv":
+                path.mkdir(parents=True, exist_ok=True)
+                path /= f"{self.stem}.csv"
+            with path.open("w", newline="") as file:
+                csv.writer(file).writerows([COLUMNS, *self.rows])
+            print(f"\n{len(self.rows)} rows in {path}", file=sys.stderr)
+        named = [dict(zip(COLUMNS, row, strict=True)) for row in self.rows]
+        if _output.json:
+            print(json.dumps({"benchmark": self.stem, "rows": named}), file=sys.__stdout__)
+        if _output.plot:
+            from plot import draw
+
+            draw(named, _output.plot)
 
 
 def _time(seconds: float) -> str:

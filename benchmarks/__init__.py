@@ -1,0 +1,1 @@
+"""The benchmarks, as `decodestep bench` runs them: scripts, each on its own."""

@@ -1,0 +1,30 @@
+"""Who else samples: one file for each library, imported only when it is asked for.
+
+A maker takes a `sampling.Case` and returns a `sampling.Sampler`, or raises `sampling.UnableError`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from importlib import import_module
+
+from sampling import Case, Sampler
+
+Maker = Callable[[Case], Sampler]
+
+# What the command line calls them: the file, the maker in it, and what has to be installed.
+PEERS = {
+    "argmax": ("torch_samplers", "Argmax"),
+    "llama.cpp": ("llama", "Chain"),
+    "topk-first": ("torch_samplers", "TopKFirst"),
+    "genai": ("genai", "Search"),
+    "sort": ("torch_samplers", "Sort"),
+    "compiled": ("torch_samplers", "CompiledSort"),
+    "transformers": ("transformers_chain", "Chain"),
+}
+
+
+def maker(name: str) -> Maker:
+    """The maker of a peer; ImportError where its library is not installed."""
+    file, attribute = PEERS[name]
+    return getattr(import_module(f"peers.{file}"), attribute)
