@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check --quiet
 # What an installed package is made from; a change here builds it anew.
-SOURCES := pyproject.toml CMakeLists.txt $(wildcard csrc/* csrc/*/*) $(shell find src -name '*.py')
+SOURCES := pyproject.toml CMakeLists.txt $(wildcard csrc/* csrc/*/*) $(shell find src benchmarks -name '*.py')
 
 .PHONY: run test bench lint clean
 

@@ -10,16 +10,19 @@ stands beside its parts. The floor is one read of the logits, in the same rounds
 Peers: argmax is torch's; topk-first is torch.topk, then the filters on k values; sort sorts every row in torch, as GPU
 servers do without a kernel, and compiled is that under torch.compile; llama.cpp is its sampler chain with the array that it
 takes, and apart from it; genai is onnxruntime-genai's search; transformers its processors. They are kept to --threads' first.
+
+A case's rounds end after --budget seconds.
 """
 
 from __future__ import annotations
 
-import operator
 import statistics
 from argparse import Namespace
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import cycle
 from typing import Any
+
+import numpy as np
 
 from harness import Call, Prepared, Report, options, torch
 from memory import home, one_read
@@ -90,22 +93,26 @@ def measure(report: Report, case: Case, dtype: str, slots: Mapping[str, Sequence
     verified(case, made, logits)
     backend = made["ours, decode_step"].backend(logits)
     if case.name == "mixed":
-        made |= {f"ours, {part} alone": ours.DecodeStep(case.all_of(part)) for part in PARTS}
+        made |= {f"ours, all {part}": ours.DecodeStep(case.all_of(part)) for part in PARTS}
     for cache, turns in slots.items():
         title = f"{case.name} B={case.batch} V={case.vocab} {dtype} {cache}, backend {backend}"
         calls, reads = calls_of(made, cycle(turns)), reads_of(slots, cache)
         times = report.case(title, calls, chosen.rounds, reads=reads, budget=chosen.budget)
         if case.name == "mixed":
-            shares = [sum(params is PARAMS[part] for params in case.params) / case.batch for part in PARTS]
-            rounds = zip(times["ours, decode_step"], *(times[f"ours, {part} alone"] for part in PARTS), strict=True)
-            ratio = statistics.median(mixed / sum(map(operator.mul, shares, parts)) for mixed, *parts in rounds)
-            print(f"  mixed takes {ratio:.3f} of the mean of its parts")
+            print(f"  mixed takes {over_its_parts(case, times):.3f} of the mean of its parts")
     kinds = {type(step) for steps in case.steps() for step in steps}
     for name, sampler in made.items():
         for lacking in kinds.intersection(getattr(sampler, "lacks", ())):
             print(f"  {name}: without {lacking.__name__}")
     for name, why in excuses.items():
         print(f"  {name}: {why}")
+
+
+def over_its_parts(case: Case, times: Mapping[str, Sequence[float]]) -> float:
+    """The mixed batch over the mean of whole batches of its parts, each counted as often as the mix has it."""
+    shares = [sum(params is PARAMS[part] for params in case.params) / case.batch for part in PARTS]
+    rounds = zip(times["ours, decode_step"], *(times[f"ours, all {part}"] for part in PARTS), strict=True)
+    return statistics.median(mixed / np.dot(shares, parts) for mixed, *parts in rounds)
 
 
 def main() -> None:

@@ -53,14 +53,17 @@ def options(doc: str | None, choices: Mapping[str, Any] | None = None, **extra: 
         description=doc, formatter_class=argparse.RawDescriptionHelpFormatter, prog=Path(sys.argv[0]).stem
     )
     for name, default in {"rounds": 15, "threads": 1, **extra}.items():
-        first = default[0] if isinstance(default, tuple) else default
+        several = isinstance(default, tuple)
+        legal = (choices or {}).get(name)
+        usual = f"default: {' '.join(map(str, default)) if several else default}"
         parser.add_argument(
             f"--{name}",
-            type=type(first),
-            nargs="+" if isinstance(default, tuple) else None,
+            type=type(default[0] if several else default),
+            nargs="+" if several else None,
             default=default,
-            choices=(choices or {}).get(name),
-            help=f"default: {' '.join(map(str, default)) if isinstance(default, tuple) else default}",
+            choices=legal,
+            metavar=name.upper(),
+            help=f"of {' '.join(legal)}; {usual}" if legal else usual,
         )
     parser.add_argument("--csv", default="", metavar="PATH", help="write the rows to this file, or into this folder")
     parser.add_argument("--json", action="store_true", help="print one JSON object; the tables go to standard error")

@@ -36,14 +36,8 @@ def _bars(axis: Any, case: str, entries: Sequence[Mapping[str, Any]]) -> None:
     ours = [i == 0 or entry["name"].startswith("ours") for i, entry in enumerate(entries)]
     axis.barh(places, micro, color=["tab:blue" if mine else "tab:gray" for mine in ours], height=0.7)
     for place, time in zip(places, micro, strict=True):
-        axis.annotate(
-            f"{time:.3g}" if time < 1000 else f"{time:,.0f}",
-            (time, place),
-            xytext=(3, 0),
-            textcoords="offset points",
-            va="center",
-            fontsize=8,
-        )
+        label = f"{time:.3g}" if time < 1000 else f"{time:,.0f}"
+        axis.annotate(label, (time, place), xytext=(3, 0), textcoords="offset points", va="center", fontsize=8)
     floor = entries[0]["floor_seconds"]
     if floor:
         axis.axvline(floor * 1e6, color="tab:red", linestyle="--", linewidth=1)

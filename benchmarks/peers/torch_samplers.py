@@ -48,6 +48,7 @@ class _Filters:
 
     def _patched(self, scores: torch.Tensor) -> torch.Tensor:
         if self.seen is not None:
+            scores = scores.float()  # or what is penalised would be rounded to bfloat16
             old = scores.gather(1, self.seen)
             scores = scores.scatter(1, self.seen, torch.where(old < 0, old * self.penalty, old / self.penalty))
         if self.banned is not None:

@@ -12,6 +12,7 @@ import decodestep
 
 _VERBS = {
     "generate": "continue a prompt with a model, streaming",
+    "bench": "verify an operator against its peers, then time it against them",
     "env": "print versions, instruction set, backends, threads and the model's location",
 }
 _EPILOG = "exit codes: 0 done (also when ended by Ctrl-C), 1 the work could not be done, 2 the request is wrong"

@@ -1,0 +1,117 @@
+"""The benchmarks at tiny sizes: that they verify, time and report, and do not pass what is wrong."""
+
+from __future__ import annotations
+
+import csv
+import json
+import subprocess
+import sys
+from importlib import util
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+FOLDER = Path(__file__).parent.parent / "benchmarks"
+CLI = [sys.executable, "-m", "decodestep.cli", "bench"]
+TINY = ["--vocab", "2000", "--batch", "4", "--caches", "warm", "--rounds", "3", "--budget", "0"]
+
+
+def run(command, *arguments):
+    return subprocess.run([*command, *map(str, arguments)], capture_output=True, text=True, timeout=120, check=False)
+
+
+def names(rows, case):
+    return {row["name"] for row in rows if row["case"].startswith(case)}
+
+
+def test_the_sampler_verifies_every_case_and_reports():
+    cases = ["greedy", "temperature", "top-k", "top-p", "min-p", "full", "penalties", "mixed"]
+    ran = run([*CLI, "sampler"], *TINY, "--dtypes", "float32", "bfloat16", "--json", "--cases", *cases)
+    assert ran.returncode == 0, ran.stderr
+    rows = json.loads(ran.stdout)["rows"]
+    assert len({row["case"] for row in rows}) == 2 * len(cases)
+    assert all(row["seconds"] > 0 and row["ratio"] > 0 and row["floor_seconds"] >= 0 for row in rows)
+    assert {"ours, decode_step", "ours, Sampler", "topk-first", "sort", "transformers"} <= names(rows, "full B=4")
+    assert {"ours, all greedy", "ours, all top-p", "ours, all penalties"} <= names(rows, "mixed")
+    assert "argmax" in names(rows, "greedy")
+    for peer, package in {"llama.cpp": "llama_cpp", "genai": "onnxruntime_genai"}.items():
+        if util.find_spec(package) is None:
+            assert f"{peer}: {package} is not installed" in ran.stderr
+        else:
+            assert peer in names(rows, "full")
+    for line in ("mixed takes", "topk-first: needs a top-k", "peers not asked for: compiled"):
+        assert line in ran.stderr
+
+
+def test_csv_and_plot(tmp_path):
+    arguments = [*TINY, "--cases", "full", "--peers", "none", "--csv", tmp_path / "rows.csv"]
+    if util.find_spec("matplotlib"):
+        arguments += ["--plot", tmp_path / "rows.png"]
+    ran = run([*CLI, "sampler"], *arguments)
+    assert ran.returncode == 0, ran.stderr
+    assert "full B=4 V=2000 float32 warm" in ran.stdout
+    with (tmp_path / "rows.csv").open() as file:
+        assert [row["name"] for row in csv.DictReader(file)] == ["ours, decode_step", "ours, Sampler"]
+    if util.find_spec("matplotlib"):
+        assert (tmp_path / "rows.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_top_k_top_p_sample_verifies():
+    ran = run([*CLI, "top_k_top_p_sample"], "--batch", 3, "--vocabulary", 3000, "--rounds", 3)
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout.count("verified") == 6
+
+
+def test_the_command_lists_them_all_and_knows_no_others():
+    listed = json.loads(run(CLI, "--json").stdout)
+    stems = {path.stem.removeprefix("bench_") for path in FOLDER.glob("bench_*.py")}
+    assert set(listed) == stems - {"decode_step", "mla_prolog"} | {"sampler", "prolog"}
+    assert all(listed.values())
+    assert all(name in run(CLI, "--help").stdout for name in listed)
+    wrong = run(CLI, "speed")
+    assert (wrong.returncode, wrong.stdout) == (2, "")
+    assert "one of 'sampler'" in wrong.stderr
+    assert run([*CLI, "sampler"], "--cases", "everything").returncode == 2
+
+
+@pytest.fixture
+def sampling(monkeypatch):
+    monkeypatch.syspath_prepend(str(FOLDER))
+    return pytest.importorskip("sampling")
+
+
+class Wrong:
+    """The truth, but for what `change` does to it."""
+
+    ties = "kept"
+
+    def __init__(self, truth, change):
+        self.truth, self.change = truth, change
+
+    def sample(self, logits):
+        return self.change.get("sample", lambda tokens: tokens)(self.truth.sample(logits))
+
+    def kept(self, logits, row):
+        return self.change.get("kept", lambda *pair: pair)(*self.truth.kept(logits, row))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"kept": lambda ids, p: (ids[1:], p[1:] / p[1:].sum())},
+        {"kept": lambda ids, p: (np.append(ids, np.setdiff1d(np.arange(99), ids)[0]), np.append(p, 0.0))},
+        {"kept": lambda ids, p: (ids, np.full(len(p), 1 / len(p)))},
+        {"sample": lambda tokens: tokens[:1]},
+        {"sample": lambda tokens: np.full(len(tokens), -1)},
+    ],
+    ids=["one fewer", "one more", "other probabilities", "fewer tokens", "no token"],
+)
+def test_what_is_wrong_does_not_pass(sampling, change):
+    from peers import ours
+
+    case = sampling.case("full", 2, 500)
+    logits = sampling.Logits(sampling.logits_of(np.random.default_rng(0), 2, 500, "float32"), None)
+    sampling.verify(case, Wrong(ours.DecodeStep(case), {}), logits)
+    with pytest.raises(AssertionError):
+        sampling.verify(case, Wrong(ours.DecodeStep(case), change), logits)
