@@ -98,6 +98,9 @@ def measure(report: Report, case: Case, dtype: str, slots: Mapping[str, Sequence
         title = f"{case.name} B={case.batch} V={case.vocab} {dtype} {cache}, backend {backend}"
         calls, reads = calls_of(made, cycle(turns)), reads_of(slots, cache)
         times = report.case(title, calls, chosen.rounds, reads=reads, budget=chosen.budget)
+        if backend == "cpu":
+            core, python = made["ours, decode_step"].around_the_core(cycle(turns), 300 // case.batch + 3)
+            print(f"  of a call {core * 1e6:.1f} µs in the native core, {python * 1e6:.1f} µs in Python around it")
         if case.name == "mixed":
             print(f"  mixed takes {over_its_parts(case, times):.3f} of the mean of its parts")
     kinds = {type(step) for steps in case.steps() for step in steps}

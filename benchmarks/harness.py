@@ -157,7 +157,7 @@ class Report:
             median = statistics.median(seconds)
             above = None if floors is None else statistics.median(s / f for s, f in zip(seconds, floors, strict=True))
             print(
-                f"  {name:36}{_time(median):>8}   x{ratio:8.2f}  [{low:.2f}, {high:.2f}]".ljust(78)
+                f"  {name:36}{_time(median):>8}   x{ratio:8.2f}  [{low:.2f}, {high:.2f}]".ljust(84)
                 + ("" if seconds is ours else f"ours takes {inverse:6.3f} of it").ljust(28)
                 + ("" if above is None else f"{above:9.1f} x floor")
             )

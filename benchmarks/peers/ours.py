@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import statistics
+import time
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
 import decodestep as ds
+from decodestep import _native
 from sampling import CHECKED_ROWS, HISTORY, Case, Logits
 
 
@@ -15,7 +19,7 @@ class DecodeStep:
 
     def __init__(self, case: Case) -> None:
         self.steps = case.steps()
-        self.greedy = case.params[0].greedy if case.alike else np.array([params.greedy for params in case.params])
+        self.greedy = case.params[0].greedy if case.alike else [params.greedy for params in case.params]
 
     def sample(self, logits: Logits) -> np.ndarray:
         return ds.decode_step(logits.array, self.steps, greedy=self.greedy, seed=1, position=HISTORY).tokens
@@ -34,6 +38,26 @@ class DecodeStep:
         with ds.profile() as profile:
             self.sample(logits)
         return next(iter(profile.costs))[1]
+
+    def around_the_core(self, turns: Iterator[Logits], count: int = 300) -> tuple[float, float]:
+        """Medians: seconds of a call in the native core, and seconds that Python takes around it."""
+        core, inside, around = _native.decode_step, list[float](), list[float]()
+
+        def timed(*arguments: Any) -> Any:
+            start = time.perf_counter()
+            result = core(*arguments)
+            inside.append(time.perf_counter() - start)
+            return result
+
+        _native.decode_step = timed
+        try:
+            for _ in range(count):
+                logits, start = next(turns), time.perf_counter()
+                self.sample(logits)
+                around.append(time.perf_counter() - start - inside[-1])
+        finally:
+            _native.decode_step = core
+        return statistics.median(inside), statistics.median(around)
 
     def _first(self, logits: Logits, rows: int, backend: str) -> Any:
         return ds.decode_step(
