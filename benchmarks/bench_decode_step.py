@@ -24,6 +24,7 @@ from typing import Any
 
 import numpy as np
 
+import decodestep as ds
 from harness import Call, Prepared, Report, options, torch
 from memory import home, one_read
 from peers import PEERS, maker, ours
@@ -69,9 +70,9 @@ def calls_of(made: Mapping[str, Sampler], turns: Iterator[Logits]) -> dict[str, 
     for name, sampler in made.items():
         call = on_next(sampler.sample)
         calls[name] = Prepared(sampler.prepare, call) if hasattr(sampler, "prepare") else call
-        if hasattr(sampler, "apply_only"):
+        if hasattr(sampler, "apply_only") and len(sampler.tokens) == 1:
             fill, apply = on_next(lambda logits, peer=sampler: peer.fill(logits, 0)), lambda peer=sampler: peer.apply_only(0)
-            calls[f"{name}, apply only" + (", one row" if len(sampler.tokens) > 1 else "")] = Prepared(fill, apply)
+            calls[f"{name}, apply only"] = Prepared(fill, apply)
     return calls
 
 
@@ -99,7 +100,8 @@ def measure(report: Report, case: Case, dtype: str, slots: Mapping[str, Sequence
         calls, reads = calls_of(made, cycle(turns)), reads_of(slots, cache)
         times = report.case(title, calls, chosen.rounds, reads=reads, budget=chosen.budget)
         if backend == "cpu":
-            core, python = made["ours, decode_step"].around_the_core(cycle(turns), 300 // case.batch + 3)
+            with ds.use_threads(report.threads):
+                core, python = made["ours, decode_step"].around_the_core(cycle(turns), 300 // case.batch + 3)
             print(f"  of a call {core * 1e6:.1f} µs in the native core, {python * 1e6:.1f} µs in Python around it")
         if case.name == "mixed":
             print(f"  mixed takes {over_its_parts(case, times):.3f} of the mean of its parts")

@@ -73,5 +73,5 @@ def cache_bytes(level: int) -> int:
 
 
 def home(size: int) -> str:
-    """Where so many bytes lie when they were the last that were read: L2, L3 or DRAM."""
-    return next((f"L{level}" for level in (2, 3) if size <= cache_bytes(level)), "DRAM")
+    """Where so many bytes lie when they were the last that were read: L2 or L3 if they leave it a quarter, else DRAM."""
+    return next((f"L{level}" for level in (2, 3) if 4 * size <= 3 * cache_bytes(level)), "DRAM")

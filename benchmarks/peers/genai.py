@@ -27,6 +27,8 @@ class Search:
         params = case.params[0]
         if not case.alike:
             raise UnableError("the same parameters for all rows")
+        if case.batch > 32:
+            raise UnableError("at most 32 rows")
         if params.repetition_penalty != 1:
             raise UnableError("history comes from its own model")
         if not (params.greedy or params.top_k):
