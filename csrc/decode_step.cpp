@@ -311,7 +311,7 @@ class Row {
         const float deepest = least_likely > 0 ? least_of(largest_, least_likely) : kNothing;
         float threshold = likely_threshold(target, mass, inverse);
         for (double further = 0.5 * temperature_;; further *= 2) {
-            threshold = std::max(threshold, deepest);
+            threshold = std::max(below(threshold), deepest);
             collect(threshold);
             if (weigh_list() * (1 - error) >= target + target_slack || threshold == deepest) break;
             threshold = below_by(threshold, further);
