@@ -185,6 +185,40 @@ def random_row(rng: np.random.Generator, tokenizer: Any, strings: list[str]) -> 
     return head + middle * (rng.random() < 0.8) + tail[: int(rng.integers(0, 2))]
 
 
+@pytest.mark.filterwarnings("ignore:Dynamo detected a call to a `functools.lru_cache`")  # array-api-compat's own
+def test_a_call_is_traced_whole():
+    for plain, text, string in [
+        (byte_level(), "대화 끝", "끝"),
+        (byte_fallback(), "abc 끝!", "끝"),
+        (words_alone(), "the stop", "stop"),
+    ]:
+        criterion = ds.StopStringCriteria(plain, [string, "end"])
+        ids = torch.tensor([plain.encode(text, add_special_tokens=False).ids])
+        traced = torch.compile(criterion, backend="eager", fullgraph=True)
+        for n in range(1, ids.shape[1] + 1):
+            assert torch.equal(traced(ids[:, :n], scores=None), criterion(ids[:, :n], None))
+
+
+def test_a_vocabulary_is_read_once(both):
+    plain, wrapped = both
+    text = ds.TokenText(wrapped)
+    for strings in (["end"], ["op", "th"]):
+        for n in range(20):
+            ids = np.random.default_rng(n).integers(-1, plain.get_vocab_size() + 1, (4, 5))
+            assert (
+                ds.StopStringCriteria(text, strings)(ids, None).tolist()
+                == ds.StopStringCriteria(plain, strings)(ids, None).tolist()
+            )
+
+
+def test_a_vocabulary_with_gaps():
+    tokenizer = tokenizers.Tokenizer(models.WordLevel({"abcdef": 3, "stop": 9, "[UNK]": 0}, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    ids = np.array([[9], [4], [8], [10], [-1]])
+    assert ds.StopStringCriteria(tokenizer, "stop")(ids, None).tolist() == [True, False, False, False, False]
+    assert ds.StopStringCriteria(tokenizer, "stop")(ids[:, :0], None).tolist() == [False] * 5
+
+
 WORDS = ["ab", "ae", "cab", "be", "d", "bab"]
 
 
@@ -227,14 +261,14 @@ def test_a_tokenizer_in_python():
         def __call__(self, text: str, add_special_tokens: bool) -> dict[str, list[int]]:
             return {"input_ids": [ord(c) - 97 for c in text]}
 
+        def get_vocab(self) -> dict[str, int]:
+            return {chr(97 + n): n for n in range(26)}
+
         def convert_ids_to_tokens(self, i: int) -> str:
             return [chr(97 + n) for n in range(26)][i]
 
         def convert_tokens_to_string(self, tokens: list[str]) -> str:
             return "".join(tokens)
-
-        def __len__(self) -> int:
-            return 26
 
     criterion = ds.StopStringCriteria(Letters(), "end")
     assert criterion(np.array([[0, 4, 13, 3], [4, 13, 3, 0], [99, 4, 13, 3], [4, 99, 13, 3]]), None).tolist() == [1, 0, 1, 0]

@@ -6,6 +6,8 @@ import codecs
 from collections import deque
 from collections.abc import Callable, Sequence
 
+import numpy as np
+
 from decodestep.checks import refuse, require
 
 
@@ -115,6 +117,17 @@ class StopAutomaton:
         self._state = state
         self._fed += len(data)
         return found
+
+    def table(self) -> tuple[np.ndarray, np.ndarray]:
+        """As arrays: the state that follows state s on byte b, intp (states, 256), and whether a string ends in state s.
+
+        State 0 is where a stream begins.
+        """
+        following = np.zeros((len(self._next), 256), np.intp)
+        for state in sorted(range(len(self._next)), key=self._depth.__getitem__):
+            following[state] = following[self._fallback[state]]
+            following[state, list(self._next[state])] = list(self._next[state].values())
+        return following, np.array(self._longest) > 0
 
     def _add(self, string: str) -> None:
         require(isinstance(string, str) and string != "", "StopAutomaton", "strings", "non-empty strings", repr(string))

@@ -15,6 +15,7 @@ from decodestep.stopping.criteria import (
     validate_stopping_criteria,
 )
 from decodestep.stopping.stop_strings import StopStringCriteria
+from decodestep.stopping.token_text import TokenText
 
 __all__ = [
     "ConfidenceCriteria",
@@ -25,5 +26,6 @@ __all__ = [
     "StopStringCriteria",
     "StoppingCriteria",
     "StoppingCriteriaList",
+    "TokenText",
     "validate_stopping_criteria",
 ]

@@ -1,25 +1,30 @@
-"""What each token of a tokenizer adds to the text, looked up when it is first asked for."""
+"""What each token of a vocabulary adds to the text, as bytes."""
 
 from __future__ import annotations
 
 import json
 import re
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
+import numpy as np
+
 from decodestep.checks import require
 from decodestep.text import BYTE_OF
-
-Piece = str | bytes
 
 # A text that any tokenizer takes letter by letter or as words: a token is decoded behind it, so that nothing is stripped.
 _LEAD = "abcdef"
 
 
 class TokenText:
-    """Pieces of text, as characters, or as bytes where the tokenizer's tokens may hold parts of a character.
+    """The UTF-8 that every token of a tokenizer adds to the text, read once.
 
     tokenizer: one of transformers', or a `tokenizers.Tokenizer`.
+
+    Token i adds pool[starts[i] : starts[i] + lengths[i]]; an id that is no token has length -1. `in_bytes` says whether a token
+    may hold part of a character: the tokenizer's decoder is ByteLevel or has ByteFallback.
+    Raises ValueError for a tokenizer that cannot encode and decode "abcdef".
     """
 
     def __init__(self, tokenizer: Any) -> None:
@@ -27,47 +32,42 @@ class TokenText:
         self._fast = _engine(tokenizer)
         self._mode = matching_mode(tokenizer)
         self.in_bytes = self._mode is not None
-        self._lead = [self._token(i) for i in self.encode(_LEAD)]
+        vocabulary: dict[str, int] = (tokenizer if self._fast is None else self._fast).get_vocab()
+        tokens = list(vocabulary)
+        self._lead = self._spelled(_LEAD)
         decoded = self._decode(self._lead)
         require(_LEAD in decoded, "StopStringCriteria", "tokenizer", f"able to encode and decode {_LEAD!r}", repr(decoded))
-        self._known: dict[int, Piece | None] = {}
+        self.pool, starts, lengths = self._read(tokens)
+        ids = np.fromiter(vocabulary.values(), np.int64, len(tokens))
+        self.starts, self.lengths = np.zeros(ids.max() + 1, np.int64), np.full(ids.max() + 1, -1)
+        self.starts[ids], self.lengths[ids] = starts, lengths
 
-    def __len__(self) -> int:
-        size: int = self._fast.get_vocab_size() if self._fast is not None else len(self._tokenizer)
-        return size
+    def _read(self, tokens: list[str]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Pool, starts and lengths of these tokens; those of a byte-level vocabulary all at once, but for the added ones."""
+        if self._mode != "byte_level":
+            return _pooled([self._piece(token) for token in tokens])
+        lengths = np.fromiter(map(len, tokens), np.int64, len(tokens))
+        starts = np.cumsum(lengths) - lengths
+        characters = np.frombuffer("".join(tokens).encode("utf-32-le", "surrogatepass"), "<u4")
+        read = _ALPHABET[np.minimum(characters, len(_ALPHABET) - 1)]
+        added = np.unique(np.searchsorted(starts + lengths, np.flatnonzero(read < 0), side="right"))
+        more, at, sizes = _pooled([self._piece(tokens[i]) for i in added])
+        starts[added], lengths[added] = at + len(read), sizes
+        return np.concatenate([read.astype(np.uint8), more]), starts, lengths
 
-    def encode(self, text: str) -> list[int]:
-        if self._fast is self._tokenizer:
-            return list(self._fast.encode(text, add_special_tokens=False).ids)
-        return list(self._tokenizer(text, add_special_tokens=False)["input_ids"])
-
-    def units(self, text: str) -> Piece:
-        """A string in the units of the pieces."""
-        return text.encode() if self.in_bytes else text
-
-    def piece(self, token_id: int) -> Piece | None:
-        """What the token adds to the text; None for an id that is no token."""
-        if token_id not in self._known:
-            token = self._token(token_id) if token_id >= 0 else None
-            self._known[token_id] = None if token is None else self._read(token)
-        return self._known[token_id]
-
-    def _token(self, token_id: int) -> str | None:
-        if self._fast is not None:
-            token: str | None = self._fast.id_to_token(token_id) if token_id < 2**32 else None
-        else:
-            token = self._tokenizer.convert_ids_to_tokens(token_id) if token_id < len(self) else None
-        return token
-
-    def _read(self, token: str) -> Piece:
-        if self._mode == "byte_level" and all(character in BYTE_OF for character in token):
-            return bytes(BYTE_OF[character] for character in token)
+    def _piece(self, token: str) -> bytes:
         if self._mode == "byte_fallback" and _BYTE_TOKEN.fullmatch(token):
             return bytes.fromhex(token[3:5])
         text = self._decode([*self._lead, token])
-        return self.units(text[text.index(_LEAD) + len(_LEAD) :])
+        return text[text.index(_LEAD) + len(_LEAD) :].encode("utf-8", "surrogatepass")
 
-    def _decode(self, tokens: list[Any]) -> str:
+    def _spelled(self, text: str) -> list[str]:
+        if self._fast is self._tokenizer:
+            return list(self._fast.encode(text, add_special_tokens=False).tokens)
+        ids = self._tokenizer(text, add_special_tokens=False)["input_ids"]
+        return [self._tokenizer.convert_ids_to_tokens(i) for i in ids]
+
+    def _decode(self, tokens: list[str]) -> str:
         text: str
         if hasattr(self._tokenizer, "convert_tokens_to_string"):
             text = self._tokenizer.convert_tokens_to_string(tokens)
@@ -80,6 +80,11 @@ def matching_mode(tokenizer: Any) -> str | None:
     """How a tokenizer's tokens hold parts of characters: "byte_level", "byte_fallback", or None where they hold none."""
     kinds = _decoder_types(getattr(_engine(tokenizer), "decoder", None))
     return "byte_fallback" if "ByteFallback" in kinds else "byte_level" if "ByteLevel" in kinds else None
+
+
+def _pooled(pieces: Sequence[bytes]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    lengths = np.fromiter(map(len, pieces), np.int64, len(pieces))
+    return np.frombuffer(b"".join(pieces), np.uint8), np.cumsum(lengths) - lengths, lengths
 
 
 def _engine(tokenizer: Any) -> Any:
@@ -105,3 +110,6 @@ def _decoder_types(decoder: Any) -> set[str]:
 
 
 _BYTE_TOKEN = re.compile("<0x[0-9A-Fa-f]{2}>")
+# The byte of each code point of the byte alphabet; -1 for the others, the last of them standing for all above.
+_ALPHABET = np.full(max(map(ord, BYTE_OF)) + 2, -1, np.int16)
+_ALPHABET[[ord(character) for character in BYTE_OF]] = list(BYTE_OF.values())
