@@ -154,7 +154,10 @@ class TopHLogitsWarper(LogitsProcessor):
         with quiet():
             within = running_sum(xp, -p * xp.log(p)) <= times(xp, entropy, self.top_h)
         count = xp.count_nonzero(within[..., 1:], axis=-1, keepdims=True) + 1
-        keep = highest(xp, scores, xp.take_along_axis(top, count - 1, axis=-1), count)
+        last = xp.take_along_axis(top, count - 1, axis=-1)
+        keep = scores >= last
+        if bool(xp.any(xp.count_nonzero(keep, axis=-1, keepdims=True) > count)):  # ties of the last: rare, and dear to rank
+            keep = highest(xp, scores, last, count)
         return fill(xp, scores, ~keep, self.filter_value)
 
 
