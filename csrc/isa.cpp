@@ -1,11 +1,13 @@
 #include "isa.h"
 
-#include <algorithm>
 #include <cstdlib>
-#include <string_view>
+#include <stdexcept>
+#include <string>
 
 namespace decodestep {
 namespace {
+
+constexpr const char* NAMES[] = {"baseline", "avx2", "avx512"};  // in the order of Isa
 
 Isa best_isa() {
 #ifdef DECODESTEP_X86
@@ -23,9 +25,13 @@ Isa choose_isa() {
     const Isa best = best_isa();
     const char* asked = std::getenv("DECODESTEP_ISA");
     if (asked == nullptr) return best;
-    if (std::string_view(asked) == "baseline") return Isa::baseline;
-    if (std::string_view(asked) == "avx2") return std::min(best, Isa::avx2);
-    return best;
+    std::string names;
+    for (int level = 0; level <= static_cast<int>(best); ++level) {
+        if (std::string(NAMES[level]) == asked) return static_cast<Isa>(level);
+        names += (level ? ", " : "") + std::string(NAMES[level]);
+    }
+    throw std::invalid_argument("isa: DECODESTEP_ISA must be one of " + names + ", which this machine has; got '" +
+                                asked + "'");
 }
 
 }  // namespace
@@ -35,16 +41,6 @@ Isa isa() {
     return chosen;
 }
 
-const char* isa_name() {
-    switch (isa()) {
-        case Isa::avx512:
-            return "avx512";
-        case Isa::avx2:
-            return "avx2";
-        case Isa::baseline:
-            break;
-    }
-    return "baseline";
-}
+const char* isa_name() { return NAMES[static_cast<int>(isa())]; }
 
 }  // namespace decodestep

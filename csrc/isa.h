@@ -9,7 +9,8 @@ namespace decodestep {
 
 enum class Isa { baseline, avx2, avx512 };
 
-// What this machine runs, unless the environment variable DECODESTEP_ISA names a lesser one. Fixed at the first call.
+// What this machine runs, unless the environment variable DECODESTEP_ISA names a lesser one. Fixed at the first call,
+// which throws std::invalid_argument for any other name.
 Isa isa();
 const char* isa_name();
 

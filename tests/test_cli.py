@@ -189,6 +189,12 @@ def test_env_tells_what_runs_here():
     assert all(name in text for name in facts)
 
 
+def test_an_instruction_set_that_is_none_exits_with_1():
+    run = decodestep("env", env={**os.environ, "DECODESTEP_ISA": "avx9"})
+    assert (run.returncode, run.stdout) == (1, "")
+    assert run.stderr.startswith("decodestep: isa: DECODESTEP_ISA must be one of baseline")
+
+
 def test_help_names_the_exit_codes():
     for arguments in ([], ["generate"], ["env"]):
         run = decodestep(*arguments, "--help")

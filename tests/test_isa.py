@@ -13,13 +13,27 @@ ROOT = Path(__file__).parent.parent
 KERNELS = [f"tests/test_{stem}.py" for stem in ("linear", "mla_attention", "rms_norm", "swiglu")]
 
 
+def ask(environment):
+    command = [sys.executable, "-c", "from decodestep import _native; print(_native.isa())"]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+
+
 @pytest.mark.parametrize("isa", ["baseline", "avx2"])
 def test_kernels_on(isa):
     environment = {**os.environ, "DECODESTEP_ISA": isa}
-    name = subprocess.run([sys.executable, "-c", "from decodestep import _native; print(_native.isa())"], env=environment,
-                          capture_output=True, text=True, check=True)  # fmt: skip
-    if name.stdout.strip() != isa:
-        pytest.skip(f"this machine runs {name.stdout.strip()}")
+    if "got" in ask(environment).stderr:
+        pytest.skip("this machine lacks it")
+    assert ask(environment).stdout.strip() == isa
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *KERNELS]
     tests = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert tests.returncode == 0, tests.stdout[-3000:]
+
+
+@pytest.mark.parametrize("name", ["avx9", "AVX2", ""])
+def test_a_name_that_this_machine_lacks_is_refused(name):
+    refused = ask({**os.environ, "DECODESTEP_ISA": name})
+    assert refused.returncode == 1
+    message = refused.stderr.splitlines()[-1]
+    assert message.startswith("ImportError: isa: DECODESTEP_ISA must be one of baseline") and message.endswith(
+        f"; got '{name}'"
+    )

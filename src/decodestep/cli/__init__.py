@@ -20,28 +20,31 @@ _EPILOG = "exit codes: 0 done (also when ended by Ctrl-C), 1 the work could not 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line and returns its exit code: 0 done, 1 the work could not be done, 2 the request is wrong."""
+    try:
+        return _run(list(sys.argv[1:] if argv is None else argv))
+    except ValueError as error:
+        return _fail(2, error)
+    except ModuleNotFoundError as error:
+        return _fail(1, f"{error.name or error} is missing; install decodestep[generate]")
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains once more when it exits
+        return 1
+    except (ImportError, OSError, RuntimeError) as error:
+        return _fail(1, error)
+    except KeyboardInterrupt:
+        return _fail(1, "interrupted")
+
+
+def _run(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="decodestep", description=decodestep.__doc__.split("\n")[0], epilog=_EPILOG)
     parser.add_argument("--version", action="version", version=f"decodestep {decodestep.__version__}")
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
-    arguments = list(sys.argv[1:] if argv is None else argv)
     for verb, summary in _VERBS.items():
         sub = verbs.add_parser(verb, help=summary, description=f"{summary[0].upper()}{summary[1:]}.", epilog=_EPILOG)
         if verb in arguments[:1]:
             import_module(f"decodestep.cli.{verb}").add_arguments(sub)
     options = parser.parse_args(arguments)
-    try:
-        return int(import_module(f"decodestep.cli.{options.verb}").run(options))
-    except ValueError as error:
-        return _fail(2, error)
-    except ImportError as error:
-        return _fail(1, f"{error.name or error} is missing; install decodestep[generate]")
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains once more when it exits
-        return 1
-    except (OSError, RuntimeError) as error:
-        return _fail(1, error)
-    except KeyboardInterrupt:
-        return _fail(1, "interrupted")
+    return int(import_module(f"decodestep.cli.{options.verb}").run(options))
 
 
 def _fail(code: int, reason: object) -> int:
