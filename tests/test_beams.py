@@ -302,6 +302,49 @@ def test_equals_transformers(llama, seed):
     np.testing.assert_allclose([beam.score for beam in ours], theirs.sequences_scores.numpy(), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("seed", range(24))
+def test_logprobs_are_what_the_score_is_made_of(seed):
+    """Each from the tree itself: raw without penalty and processor, processed with both, in the order of the beam's tokens."""
+    rng = np.random.default_rng(seed)
+    vocab, beams, groups = int(rng.integers(3, 8)), 4, (1, 2, 4)[seed % 3]
+    diversity, penalty = (0.5, 1.0) if groups > 1 else (0.0, float(rng.choice([0.0, 1.0, 2.0])))
+    branches, banned = random_tree(seed, vocab), int(rng.integers(vocab))
+
+    def halved(ids, scores):
+        return np.where(np.arange(vocab) == banned, -np.inf, scores / 2)
+
+    asked = partial(
+        beam_search,
+        vocab_size=vocab,
+        max_new_tokens=5,
+        num_beams=beams,
+        num_beam_groups=groups,
+        diversity_penalty=diversity,
+        length_penalty=penalty,
+        num_return_sequences=beams,
+        eos_token_ids=[0],
+        processors=[halved],
+        do_sample=groups == 1 and seed % 2 == 0,
+    )
+    found, without = asked(tree(branches, vocab), [], top_logprobs=3), asked(tree(branches, vocab), [])
+    assert as_pairs(found) == as_pairs(without) and all(beam.logprobs is None for beam in without)
+    for beam in found:
+        assert len(beam.logprobs) == len(beam.token_ids)
+        assert math.isclose(sum(p.processed for p in beam.logprobs) / len(beam.token_ids) ** penalty, beam.score, rel_tol=1e-12)
+        for step, (token, got) in enumerate(zip(beam.token_ids, beam.logprobs, strict=True)):
+            own = np.log(branches(tuple(beam.token_ids[:step])))
+            assert math.isclose(got.raw, own[token], rel_tol=1e-12)
+            assert [i for i, _ in got.top_raw] == np.argsort(-own, kind="stable")[:3].tolist()
+            assert all(math.isclose(value, own[i], rel_tol=1e-12) for i, value in got.top_raw)
+            times = (got.processed * 2 - own[token]) / -diversity if groups > 1 else 0
+            assert groups > 1 or math.isclose(got.processed, own[token] / 2, rel_tol=1e-12)
+            assert math.isclose(times, round(times), abs_tol=1e-9) and 0 <= round(times) < beams  # beams that took it before
+            values = [value for _, value in got.top_processed]
+            assert banned not in dict(got.top_processed) and values == sorted(values, reverse=True)
+            assert dict(got.top_processed).get(token, got.processed) == got.processed
+    assert asked(tree(branches, vocab), [], top_logprobs=0)[0].logprobs[0].top_raw == ()
+
+
 def test_processors_and_stop_are_given_what_they_need():
     seen = []
 
@@ -423,6 +466,7 @@ def test_the_default_model(model):
         ("num_return_sequences", 0, "an integer in [1"),
         ("do_sample", 1, "a bool"),
         ("seed", -1, "an integer in [0, 2^64)"),
+        ("top_logprobs", -1, "None or an integer >= 0"),
     ],
 )
 def test_refusals(arg, value, rule):

@@ -178,3 +178,15 @@ def test_log_probabilities_sum_to_what_the_model_says(model):
         row = logits[len(done.prompt_token_ids) - 1 + step].astype(np.float64)
         assert got.raw == pytest.approx(row[token] - row.max() - np.log(np.exp(row - row.max()).sum()), abs=1e-6)
         assert got.top_raw[0][0] == token
+
+
+def test_log_probabilities_of_beams(model):
+    """Each beam's own, in float32: the tokens of several beams come from rows that moved about."""
+    params = SamplingParams(do_sample=False, max_new_tokens=6, num_beams=4, num_return_sequences=4, logprobs=1)
+    for done in run(model, [STORY], params):
+        logits = model.logits(done.prompt_token_ids + done.token_ids)[len(done.prompt_token_ids) - 1 : -1].astype(np.float64)
+        shifted = logits - logits.max(axis=1, keepdims=True)
+        expected = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
+        assert [p.raw for p in done.logprobs] == pytest.approx(expected[range(6), done.token_ids].tolist(), abs=1e-5)
+        assert [p.top_raw[0][0] for p in done.logprobs] == logits.argmax(axis=1).tolist()
+        assert all(p.processed == p.raw for p in done.logprobs)  # nothing is set that would change them

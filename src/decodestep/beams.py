@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from decodestep.checks import is_int, is_real, refuse, require, require_dtype, require_shape
+from decodestep.ops.decode_step import TokenLogprobs
 from decodestep.processors import HammingDiversityLogitsProcessor, LogitsProcessorList
 from decodestep.processors.base import quiet
 from decodestep.random import gumbel
@@ -25,12 +26,13 @@ class Beam:
 
     token_ids: what follows the prompt, an end token included. score: the sum of its processed log-probabilities over
     len(token_ids) ** length_penalty. finished: whether it ends itself, by an end token or by `stop`; False where
-    max_new_tokens cut it.
+    max_new_tokens cut it. logprobs: a `TokenLogprobs` for each of token_ids, or None where they were not asked for.
     """
 
     token_ids: list[int]
     score: float
     finished: bool
+    logprobs: list[TokenLogprobs] | None = None
 
 
 def beam_search(
@@ -50,6 +52,7 @@ def beam_search(
     do_sample: bool = False,
     seed: int = 0,
     stop: Callable[[list[int]], bool] | None = None,
+    top_logprobs: int | None = None,
 ) -> list[Beam]:
     """Searches for the continuations of a prompt with the highest scores, keeping `num_beams` of them alive.
 
@@ -77,6 +80,9 @@ def beam_search(
         highest sum + gumbel(seed, length of the sequence, beam * V + t). With one group only.
     seed: in [0, 2^64).
     stop: stop(generated token ids) says whether a candidate ends for another reason; None for never.
+    top_logprobs: how many of the most likely tokens to report for each token of a beam, >= 0; None for no log-probabilities.
+        `raw` is log_softmax(logits)[t], in the precision of the logits; `processed` is p[beam, t], what the sum took on, so
+        that the `processed` of a beam add up to its sum. The lists hold the highest of both, in the beam's row.
 
     Returns the best collected beams of all groups, best first: num_return_sequences of them, fewer where there are no more.
     Raises ValueError, before any work, for an argument out of its range; for logits of another shape or dtype; and where no
@@ -98,6 +104,8 @@ def beam_search(
     require(isinstance(do_sample, bool), _OP, "do_sample", "a bool", repr(do_sample))
     require(not do_sample or num_beam_groups == 1, _OP, "do_sample", "False with several groups", do_sample)
     require(is_int(seed) and 0 <= seed < 2**64, _OP, "seed", "an integer in [0, 2^64)", repr(seed))
+    ok = top_logprobs is None or (is_int(top_logprobs) and top_logprobs >= 0)
+    require(ok, _OP, "top_logprobs", "None or an integer >= 0", repr(top_logprobs))
     size, chain = num_beams // num_beam_groups, LogitsProcessorList(processors or ())
     ends, start = frozenset(int(i) for i in eos_token_ids), [int(i) for i in prompt]
     rules = _Rules(
@@ -123,7 +131,8 @@ def beam_search(
                 scores = _diversified(ids, scores, taken, float(diversity_penalty))
             processed = np.asarray(chain(ids, scores))
             require_shape(_OP, "the processors' result", processed, scores.shape)
-            taken += group.advance(processed, length, len(start) + length - 1)
+            report = None if top_logprobs is None else _reporter(log_probs[group.rows], processed, int(top_logprobs))
+            taken += group.advance(processed, length, len(start) + length - 1, report)
         parents = [path.parent for group in groups for path in group.live]
         sequences = [start + path.tokens for group in groups for path in group.live]
         if not sequences:
@@ -160,6 +169,11 @@ class _Path:
     total: float  # the sum of its log-probabilities
     parent: int  # the row of the logits that its last token came from
     ended: bool = False
+    logprobs: tuple[TokenLogprobs, ...] = ()
+
+
+# What is reported of a token taken by a beam.
+_Report = Callable[[int, int], TokenLogprobs]
 
 
 def _root() -> list[_Path]:
@@ -175,10 +189,10 @@ class _Group:
     rows: list[int] = field(default_factory=lambda: [0])
     collected: list[Beam] = field(default_factory=list)
 
-    def advance(self, log_probs: np.ndarray, length: int, position: int) -> list[int]:
+    def advance(self, log_probs: np.ndarray, length: int, position: int, report: _Report | None) -> list[int]:
         """One step; returns the tokens that the beams which do not end have taken."""
         rules = self.rules
-        candidates = self._candidates(log_probs, position)
+        candidates = self._candidates(log_probs, position, report)
         going = sorted((path for path in candidates if not path.ended), key=lambda path: -path.total)[: rules.size]
         last = length == rules.max_new_tokens
         self._collect([path for path in candidates[: rules.size] if path.ended or (last and not rules.grouped)], length)
@@ -188,7 +202,7 @@ class _Group:
         self.live = [] if last or self._done(best, length) else going
         return [path.tokens[-1] for path in going]
 
-    def _candidates(self, log_probs: np.ndarray, position: int) -> list[_Path]:
+    def _candidates(self, log_probs: np.ndarray, position: int, report: _Report | None) -> list[_Path]:
         """What may follow, best first; the order drawn where it is drawn."""
         rules, vocab = self.rules, log_probs.shape[-1]
         totals = (np.array([path.total for path in self.live])[:, None] + log_probs).ravel()
@@ -197,13 +211,17 @@ class _Group:
         found = []
         for index in _highest(keys, rules.candidates):
             beam, token = divmod(int(index), vocab)
-            tokens = [*self.live[beam].tokens, token]
+            parent = self.live[beam]
+            tokens = [*parent.tokens, token]
             ended = token in rules.ends or (rules.stop is not None and rules.stop(tokens))
-            found.append(_Path(tokens, float(totals[index]), self.rows[beam], ended))
+            logprobs = (*parent.logprobs, report(beam, token)) if report else ()
+            found.append(_Path(tokens, float(totals[index]), self.rows[beam], ended, logprobs))
         return found
 
     def _collect(self, paths: list[_Path], length: int) -> None:
-        new = [Beam(path.tokens, self.rules.score(path.total, length), path.ended) for path in paths]
+        new = [
+            Beam(path.tokens, self.rules.score(path.total, length), path.ended, list(path.logprobs) or None) for path in paths
+        ]
         self.collected = sorted(self.collected + new, key=lambda beam: -beam.score)[: self.rules.size]
 
     def _done(self, paths: list[_Path], length: int) -> bool:
@@ -219,9 +237,20 @@ class _Group:
 
 def _highest(keys: np.ndarray, count: int) -> np.ndarray:
     """Indices of the highest keys above -inf, highest first, the lowest index first among equals."""
-    least = np.partition(keys, keys.size - count)[keys.size - count] if keys.size > count else -np.inf
+    least = np.partition(keys, keys.size - count)[keys.size - count] if 0 < count < keys.size else -np.inf
     inside = np.flatnonzero((keys >= least) & (keys > -np.inf))
     return inside[np.argsort(-keys[inside], kind="stable")][:count]
+
+
+def _reporter(raw: np.ndarray, processed: np.ndarray, count: int) -> _Report:
+    def top(rows: np.ndarray) -> list[tuple[tuple[int, float], ...]]:
+        return [tuple((int(i), float(row[i])) for i in _highest(row, count)) for row in rows]
+
+    processed = np.where(np.isnan(processed), -np.inf, processed)
+    top_raw, top_processed = top(raw), top(processed)
+    return lambda beam, token: TokenLogprobs(
+        float(raw[beam, token]), float(processed[beam, token]), top_raw[beam], top_processed[beam]
+    )
 
 
 def _log_softmax(logits: Any, beams: int, vocab: int) -> np.ndarray:

@@ -34,7 +34,8 @@ class Completion:
     finish_reason: "eos" (an end token), "stop" (a stop string or token), "length" (max_new_tokens or the context is full),
         "time" (max_time has passed), "cancelled" (the stream callback returned False), or "no_candidate" (every token was
         forbidden).
-    logprobs: a `TokenLogprobs` for each of token_ids where params.logprobs asks for them, else None.
+    logprobs: a `TokenLogprobs` for each of token_ids where params.logprobs asks for them, else None. For a beam, `processed` is
+        what its score took on; see `beam_search`.
     """
 
     text: str
@@ -145,13 +146,15 @@ def _searched(model: Model, row: Row) -> list[Completion]:
         do_sample=not params.greedy,
         seed=params.seed,
         stop=stop,
+        top_logprobs=params.logprobs,
     )
     completions = []
     for beam in found:
         text = text_of(beam.token_ids)
         text.finish()
         ended = "eos" if beam.token_ids[-1] in ends else "time" if row.late() else "stop"
-        completions.append(Completion(text.text, beam.token_ids, prompt, ended if beam.finished else "length"))
+        reason = ended if beam.finished else "length"
+        completions.append(Completion(text.text, beam.token_ids, prompt, reason, beam.logprobs))
     return completions
 
 
