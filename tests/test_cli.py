@@ -83,6 +83,45 @@ def test_logprobs_and_the_plan():
     assert [line.split()[-1].split("Logits")[0].split(")")[0] for line in lines] == ["TopK", "Temperature", "Typical"]
 
 
+def test_explain_shows_what_each_step_does():
+    chosen = ["Once upon a", "--raw", "--temperature", 1.2, "--top-k", 40, "--top-p", 0.6, "--seed", 7, "--json"]
+    shown = json.loads(decodestep("explain", *chosen, "--rows", 50).stdout)
+    assert [line.split("(")[0].split()[-1] for line in shown["plan"][:3]] == [
+        f"{n}LogitsWarper" for n in ("Temperature", "TopK", "TopP")
+    ]
+    table = [token["probabilities"] for token in shown["tokens"]]
+    for stage, others in zip(zip(*table, strict=True), shown["others"], strict=True):
+        assert sum(p for p in stage if p is not None) + others == pytest.approx(1)
+    assert shown["left"][1] > shown["left"][2] == 40 > shown["left"][3] == sum(row[-1] is not None for row in table)
+    before = [row[0] for row in table]
+    assert before == sorted(before, reverse=True)
+    first, second, powers = table[0], table[1], 1 / 1.2
+    assert second[1] / first[1] == pytest.approx((second[0] / first[0]) ** powers, rel=1e-5)
+    mass = sum(row[2] for row in table[:40] if row[3] is not None)
+    assert all(row[3] is None or row[3] == pytest.approx(row[2] / mass, rel=1e-5) for row in table)
+    drawn = json.loads(decodestep("generate", *chosen, "--max-new-tokens", 1).stdout)
+    assert shown["next_token"]["token_id"] == drawn["token_ids"][0]
+    assert shown["prompt_token_ids"] == drawn["prompt_token_ids"]
+
+
+def test_explain_prints_a_table():
+    run = decodestep("explain", "Once upon a", "--raw", "--greedy", "--no-repeat-ngram-size", 1, "--rows", 3)
+    assert (run.returncode, run.stderr) == (0, "")
+    assert "NoRepeatNGramLogitsProcessor" in run.stdout and "tokens left" in run.stdout
+    assert "' time'" in run.stdout and run.stdout.splitlines()[-1] == "the argmax: ' time'"
+    banned = decodestep("explain", "hi", "--greedy", "--no-repeat-ngram-size", 1, "--rows", 3).stdout
+    assert any("'hi'" in line and line.endswith("dropped by 1") for line in banned.splitlines())
+    alone = decodestep("explain", "--top-k", 7).stdout
+    assert "TopKLogitsWarper(top_k=7)" in alone and "tokens left" not in alone
+
+
+@pytest.mark.parametrize("arguments", [["--rows", "0"], ["--top-p", "2"], ["--rows", "x"], [""]])
+def test_explain_refuses_what_is_wrong(arguments):
+    run = decodestep("explain", *([] if arguments == [""] else ["Hi"]), *arguments)
+    assert (run.returncode, run.stdout) == (2, "")
+    assert "Traceback" not in run.stderr
+
+
 def test_a_stop_string_ends_the_text():
     run = decodestep("generate", "What is the capital of France?", "--greedy", "--stop", " is")
     assert run.stdout == "The capital of France\n"
@@ -196,7 +235,7 @@ def test_an_instruction_set_that_is_none_exits_with_1():
 
 
 def test_help_names_the_exit_codes():
-    for arguments in ([], ["generate"], ["env"]):
+    for arguments in ([], ["generate"], ["explain"], ["env"]):
         run = decodestep(*arguments, "--help")
         assert run.returncode == 0
         assert "exit codes" in run.stdout

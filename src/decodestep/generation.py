@@ -77,7 +77,7 @@ def generate(
     given: Sequence[Prompt] = [prompts] if isinstance(prompts, str) else prompts
     each = [params or SamplingParams()] * len(given) if isinstance(params, SamplingParams | None) else list(params)
     require(len(each) == len(given), _OP, "params", f"one or {len(given)}", f"{len(each)}")
-    ids = [_token_ids(model, prompt) for prompt in given]
+    ids = [prompt_ids(model, prompt) for prompt in given]
     each = [_within_context(model, row, p) for row, p in zip(ids, each, strict=True)]
     sampled = [i for i, p in enumerate(each) if p.num_beams == 1]
     sampler = _sampler(model, [each[i] for i in sampled], [ids[i] for i in sampled], processors)
@@ -158,8 +158,8 @@ def _searched(model: Model, row: Row) -> list[Completion]:
     return completions
 
 
-def _token_ids(model: Model, prompt: Prompt) -> list[int]:
-    """A prompt as token ids, checked."""
+def prompt_ids(model: Model, prompt: Prompt) -> list[int]:
+    """A prompt as the token ids that `generate` gives the model; ValueError as it says."""
     vocab, context = model.config.vocab_size, model.config.context
     items: list[Any] = [] if isinstance(prompt, str) else list(prompt)
     if isinstance(prompt, str):

@@ -12,6 +12,7 @@ import decodestep
 
 _VERBS = {
     "generate": "continue a prompt with a model, streaming",
+    "explain": "show what happens to the probabilities of the next token before it is drawn",
     "bench": "verify an operator against its peers, then time it against them",
     "env": "print versions, instruction set, backends, threads and the model's location",
 }

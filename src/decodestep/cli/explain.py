@@ -1,0 +1,129 @@
+"""``decodestep explain``: the plan in words, and what each of its steps does to the next token's distribution."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from typing import Any
+
+import numpy as np
+
+import decodestep as ds
+from decodestep.cli.options import add_model, add_params, add_prompt, load, params_of, prompt_of
+from decodestep.generation import prompt_ids
+from decodestep.models.beam_logits import BeamLogits
+from decodestep.ops.decode_step import reference
+from decodestep.pipeline import plan
+from decodestep.sampler import Row
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add(
+        "prompt",
+        nargs="?",
+        help="the prompt whose next token is shown; - reads it from standard input; without it, the plan alone",
+    )
+    add_prompt(parser)
+    add_params(parser)
+    add_model(parser)
+    add("--rows", type=int, default=15, metavar="N", help="show the N most likely tokens before and after [%(default)s]")
+    add("--json", action="store_true", help="print one JSON object")
+
+
+def run(options: argparse.Namespace) -> int:
+    params = params_of(options)
+    if options.rows < 1:
+        raise ValueError(f"explain: rows must be an integer >= 1; got {options.rows}")
+    prompt = None if options.prompt is None else prompt_of(options)
+    model = load(options)
+    ids = [] if prompt is None else prompt_ids(model, prompt)
+    tokenizer = model.tokenizer
+    sampler = ds.Sampler(
+        params,
+        vocab_size=model.config.vocab_size,
+        eos_token_id=tokenizer.end_token_ids,
+        prompt_ids=[ids],
+        token_bytes=tokenizer.token_bytes,
+    )
+    shown = None if prompt is None else _shown(model, sampler.rows[0], options.rows)
+    if options.json:
+        print(
+            json.dumps(
+                {"plan": sampler.explain().splitlines()[1:], "prompt_token_ids": ids, "seed": params.seed, **(shown or {})}
+            )
+        )
+        return 0
+    print("\n".join(sampler.explain().splitlines()[1:]))
+    if shown is not None:
+        _print(shown, sampler.rows[0])
+    return 0
+
+
+def _shown(model: ds.Model, row: Row, count: int) -> dict[str, Any]:
+    """Probabilities before the plan and after each of its steps: of single tokens, NaN once dropped, and of all others."""
+    vocab, ids = model.config.vocab_size, row.history.tokens
+    scores = BeamLogits(model, 1, len(ids))([ids], [0])[0]
+    stages = [_probabilities(scores)]
+    for processor in row.plan.processors:
+        changed, steps = plan([processor], vocab).steps(scores, row.history)
+        left = ds.decode_step(changed[None], [steps], position=len(ids), need_processed=True)
+        scores = left.processed[0]
+        stages.append(_probabilities(scores))
+    drawn = ds.decode_step(scores[None], [()], greedy=row.params.greedy, seed=row.params.seed, position=len(ids)).tokens[0]
+    table = np.stack(stages)
+    likely = {int(i) for stage in (table[0], table[-1]) for i in np.argsort(-stage, kind="stable")[:count] if stage[i] >= 0}
+    shown = sorted(likely, key=lambda i: (-np.nan_to_num(table[0, i], nan=-1), i))
+    others = np.delete(table, shown, axis=1)
+    return {
+        "tokens": [
+            {"token_id": i, "token": _spelled(model, i), "probabilities": [None if p != p else float(p) for p in table[:, i]]}
+            for i in shown
+        ],
+        "others": np.nansum(others, axis=1).tolist(),
+        "left": np.count_nonzero(table == table, axis=1).tolist(),
+        "next_token": None
+        if drawn < 0 or row.params.num_beams > 1
+        else {"token_id": int(drawn), "token": _spelled(model, drawn)},
+    }
+
+
+def _probabilities(scores: np.ndarray) -> np.ndarray:
+    row = reference.candidates(scores, (), 0)
+    found = np.full(len(scores), np.nan)
+    found[row.ids] = reference.probabilities(row)
+    return found
+
+
+def _spelled(model: ds.Model, token: int) -> str:
+    return model.tokenizer.token_bytes(token).decode("utf-8", "replace") or model.tokenizer.token(token)
+
+
+def _print(shown: dict[str, Any], row: Row) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    names = [type(processor).__name__ for processor in row.plan.processors]
+    short = [name.removesuffix("LogitsProcessor").removesuffix("LogitsWarper") for name in names]
+    table = Table("token", box=None, header_style="bold", pad_edge=False)
+    for head in ("model", *(f"{n} {name}" for n, name in enumerate(short, 1))):
+        table.add_column(head, justify="right")
+    table.add_column("")
+    for token in shown["tokens"]:
+        after = token["probabilities"]
+        dropped = next((n for n, p in enumerate(after) if p is None), None)
+        end = "kept" if dropped is None else f"dropped by {dropped}" if dropped else "-inf"
+        table.add_row(Text(repr(token["token"])), *map(_percent, after), end, style="" if dropped is None else "dim")
+    table.add_row("all others", *map(_percent, shown["others"]))
+    table.add_row("tokens left", *map(str, shown["left"]))
+    console = Console()
+    console.print()
+    console.print(table)
+    if shown["next_token"] is not None:
+        how = "the argmax" if row.params.greedy else f"seed {row.params.seed} draws"
+        console.print(Text(f"{how}: {shown['next_token']['token']!r}"))
+
+
+def _percent(p: float | None) -> str:
+    return "-" if p is None else f"{p:.2%}"
