@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -17,6 +18,7 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from decodestep import stopping as ds
+from decodestep.stopping.stop_table import stop_table
 from processor_cases import in_numpy, make, numpy_and_torch, same_error
 
 CORPUS = [
@@ -183,6 +185,28 @@ def random_row(rng: np.random.Generator, tokenizer: Any, strings: list[str]) -> 
     head, tail = (rng.integers(0, size + 2, int(rng.integers(1, 4))).tolist() for _ in range(2))
     middle = tokenizer.encode("".join(rng.choice(["a", "e", ""], 2)) + str(rng.choice(strings)), add_special_tokens=False).ids
     return head + middle * (rng.random() < 0.8) + tail[: int(rng.integers(0, 2))]
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    pieces=st.lists(st.text("ab", max_size=4), min_size=1, max_size=12, unique=True),
+    stops=st.lists(st.text("ab", min_size=1, max_size=7), min_size=1, max_size=4),
+    data=st.data(),
+)
+def test_the_table_reads_as_the_bytes_do(pieces, stops, data):
+    """Every token from every text against a search: strings in each other, tokens in strings, strings in tokens."""
+    lengths = np.array([len(piece) for piece in [*pieces, ""]])
+    lengths[-1] = -1  # the last id is no token
+    text = SimpleNamespace(
+        pool=np.frombuffer("".join(pieces).encode() or b" ", np.uint8), starts=np.cumsum(lengths) - lengths, lengths=lengths
+    )
+    table, state, said = stop_table(text, stops), 0, ""
+    for token in data.draw(st.lists(st.integers(0, len(pieces) + 1), max_size=12)):
+        piece = pieces[token] if token < len(pieces) else None
+        before, said = said, "" if piece is None else said + piece
+        ended = any(len(before) < i + len(stop) for stop in stops for i in range(len(said)) if said.startswith(stop, i))
+        assert table.ends[table.ends_row[token], state] == ended
+        state = table.after[table.after_row[token], state]
 
 
 @pytest.mark.filterwarnings("ignore:Dynamo detected a call to a `functools.lru_cache`")  # array-api-compat's own

@@ -42,7 +42,7 @@ def stop_table(text: TokenText, strings: Sequence[str]) -> StopTable:
         if not reading.size:
             break
 
-    token, before = _read_differently(text, tokens, following)
+    token, before = _read_differently(text, tokens, following, final)
     here, plain, ends_here = before.copy(), np.zeros_like(before), np.zeros(len(before), bool)
     pairs = np.arange(len(before))
     for j in count():
@@ -54,34 +54,53 @@ def stop_table(text: TokenText, strings: Sequence[str]) -> StopTable:
         ends_here[pairs] |= final[here[pairs]]
         pairs = pairs[text.lengths[token[pairs]] > j + 1]
 
-    after = np.broadcast_to(np.arange(states)[:, None], (states, states))
-    moved, kept = here != plain, text.lengths == 0
-    after_row, after = _with_own_rows(state, after, token[moved], before[moved], here[moved])
-    after_row[:-1][kept] = len(after)  # an empty token leaves the state
+    reached, after_row = np.unique(state, return_inverse=True)
+    moved = here != plain
+    after_row, after = _with_rows(
+        after_row, np.repeat(reached[:, None], states, axis=1), token[moved], before[moved], here[moved]
+    )
+    after_row[:-1][text.lengths == 0] = len(after)  # an empty token leaves the state
     after = np.concatenate([after, np.arange(states)[None]])
     new = ends_here & ~found[token]
-    never_or_always = np.array([[False], [True]]) & np.ones(states, bool)
-    ends_row, ends = _with_own_rows(found.astype(np.intp), never_or_always, token[new], before[new], True)
-    return StopTable(after_row, after, ends_row, ends)
+    never_always = np.repeat([[0], [1]], states, axis=1)
+    ends_row, ends = _with_rows(found.astype(np.intp), never_always, token[new], before[new], ends_here[new])
+    return StopTable(after_row, after, ends_row, ends > 0)
 
 
-def _read_differently(text: TokenText, tokens: np.ndarray, following: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """The tokens, and the states before them, where the first byte leads elsewhere than from state 0."""
-    first = text.pool[text.starts[tokens]]
-    order = np.argsort(first, kind="stable")
-    bounds = np.searchsorted(first[order], np.arange(257))
-    states, bytes_ = np.nonzero(following != following[0])
-    groups = [tokens[order[bounds[b] : bounds[b + 1]]] for b in bytes_]
-    return np.concatenate([tokens[:0], *groups]), np.repeat(states, [len(group) for group in groups])
-
-
-def _with_own_rows(
-    rows: np.ndarray, table: np.ndarray, token: np.ndarray, column: np.ndarray, value: np.ndarray | bool
+def _read_differently(
+    text: TokenText, tokens: np.ndarray, following: np.ndarray, final: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Gives each of these tokens a row of its own, a copy of the one it had but for its values in these columns."""
-    own, which = np.unique(token, return_inverse=True)
-    added = table[rows[own]]
-    added[which, column] = value
+    """Tokens, and states before them, that the first two bytes do not show to be read as from state 0; by ascending states."""
+    starts = text.starts[tokens]
+    second = np.where(
+        text.lengths[tokens] > 1, text.pool[np.minimum(starts + 1, len(text.pool) - 1)], np.intp(256)
+    )  # 256: none
+    beginning = (text.pool[starts] * np.intp(257) + second).astype(np.int32)
+    order = np.argsort(beginning)
+    bounds = np.concatenate([[0], np.cumsum(np.bincount(beginning, minlength=256 * 257))])
+    groups, states = [order[:0]], []
+    for state, byte in zip(*np.nonzero(following != following[0]), strict=True):
+        there, plain = following[state, byte], following[0, byte]
+        seconds = range(257) if final[there] else [*np.flatnonzero(following[there] != following[plain]), 256]
+        groups += [order[bounds[byte * 257 + c] : bounds[byte * 257 + c + 1]] for c in seconds]
+        states += [state] * len(seconds)
+    return tokens[np.concatenate(groups)], np.repeat(np.array(states, np.intp), [len(group) for group in groups[1:]])
+
+
+def _with_rows(
+    rows: np.ndarray, table: np.ndarray, token: np.ndarray, column: np.ndarray, value: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Gives each of these tokens the row that it had but for its values in these columns; tokens that read alike share it."""
+    own, which, counts = np.unique(token, return_inverse=True, return_counts=True)
+    order = np.argsort(which, kind="stable")
+    place = np.arange(len(order)) - np.repeat(np.cumsum(counts) - counts, counts)
+    changes = np.full((len(own), 1 + 2 * counts.max(initial=0)), -1)
+    changes[:, 0] = rows[own]
+    changes[which[order], 1 + 2 * place], changes[which[order], 2 + 2 * place] = column[order], value[order]
+    _, first, kind = np.unique(changes, axis=0, return_index=True, return_inverse=True)
+    kind = kind.reshape(-1)  # NumPy 2.0 gives it another shape
+    added = table[rows[own[first]]]
+    added[kind[which], column] = value
     rows = rows.copy()
-    rows[own] = len(table) + np.arange(len(own))
+    rows[own] = len(table) + kind
     return rows, np.concatenate([table, added])
