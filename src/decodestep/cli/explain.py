@@ -104,25 +104,32 @@ def _print(shown: dict[str, Any], row: Row) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    names = [type(processor).__name__ for processor in row.plan.processors]
-    short = [name.removesuffix("LogitsProcessor").removesuffix("LogitsWarper") for name in names]
-    table = Table("token", box=None, header_style="bold", pad_edge=False)
-    for head in ("model", *(f"{n} {name}" for n, name in enumerate(short, 1))):
-        table.add_column(head, justify="right")
-    table.add_column("")
+    console = Console()
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    table.add_column("token", no_wrap=True, min_width=11)
+    heads = [f"{n} {_short(processor)}" for n, processor in enumerate(row.plan.processors, 1)]
+    if sum(len(head) + 2 for head in heads) > console.width - 40:  # the numbers are those of the plan above
+        heads = [head.split()[0] for head in heads]
+    console.width = max(console.width, 32 + 8 * len(heads))  # a narrow terminal wraps a line sooner than lose a number
+    for head in ("model", *heads):
+        table.add_column(head, justify="right", no_wrap=True)
+    table.add_column("", no_wrap=True)
     for token in shown["tokens"]:
         after = token["probabilities"]
-        dropped = next((n for n, p in enumerate(after) if p is None), None)
-        end = "kept" if dropped is None else f"dropped by {dropped}" if dropped else "-inf"
-        table.add_row(Text(repr(token["token"])), *map(_percent, after), end, style="" if dropped is None else "dim")
+        kept = after[-1] is not None
+        cells = (Text(repr(token["token"])), *map(_percent, after), "kept" if kept else "dropped")
+        table.add_row(*cells, style="" if kept else "dim")
     table.add_row("all others", *map(_percent, shown["others"]))
     table.add_row("tokens left", *map(str, shown["left"]))
-    console = Console()
     console.print()
     console.print(table)
     if shown["next_token"] is not None:
         how = "the argmax" if row.params.greedy else f"seed {row.params.seed} draws"
         console.print(Text(f"{how}: {shown['next_token']['token']!r}"))
+
+
+def _short(processor: Any) -> str:
+    return type(processor).__name__.removesuffix("LogitsProcessor").removesuffix("LogitsWarper")
 
 
 def _percent(p: float | None) -> str:
