@@ -115,6 +115,11 @@ def test_explain_prints_a_table():
     assert "TopKLogitsWarper(top_k=7)" in alone and "tokens left" not in alone
 
 
+def test_a_terminal_without_the_characters_shows_the_rest():
+    run = decodestep("explain", "What is the capital of France?", env={**os.environ, "PYTHONIOENCODING": "ascii"})
+    assert (run.returncode, run.stderr) == (0, "") and "'?'" in run.stdout and "tokens left" in run.stdout
+
+
 @pytest.mark.parametrize("arguments", [["--rows", "0"], ["--top-p", "2"], ["--rows", "x"], [""]])
 def test_explain_refuses_what_is_wrong(arguments):
     run = decodestep("explain", *([] if arguments == [""] else ["Hi"]), *arguments)

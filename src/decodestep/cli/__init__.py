@@ -45,6 +45,8 @@ def _run(arguments: list[str]) -> int:
         if verb in arguments[:1]:
             import_module(f"decodestep.cli.{verb}").add_arguments(sub)
     options = parser.parse_args(arguments)
+    if hasattr(sys.stdout, "reconfigure"):
+        sys.stdout.reconfigure(errors="replace")  # a terminal that cannot show a character must not end the answer
     return int(import_module(f"decodestep.cli.{options.verb}").run(options))
 
 

@@ -40,8 +40,6 @@ def run(options: argparse.Namespace) -> int:
         )
         print(sampler.explain(), file=sys.stderr)
     cancelled = _Cancelled()
-    if hasattr(sys.stdout, "reconfigure"):
-        sys.stdout.reconfigure(errors="replace")  # a terminal that cannot show a character must not end the answer
 
     def stream(_row: int, piece: str) -> bool:
         clock.tokens.append(time.monotonic())
