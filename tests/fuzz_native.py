@@ -100,56 +100,95 @@ def swiglu(s: Source) -> Arguments:
     return {"gate": s.rows(s.array(rows, width)), "up": s.rows(s.array(rows, width)), "y": s.array(rows, width)}
 
 
-def columns(dtype: Any) -> Callable[[Source], Arguments]:
-    def arguments(s: Source) -> Arguments:
-        batch, tokens, inputs, outputs = s.size(3), s.size(9), s.width(), s.size(40)
-        x, y = s.array(batch, inputs, tokens), s.array(batch, tokens, outputs + s.one_of(0, 3))[..., :outputs]
-        x = x.swapaxes(1, 2) if inputs <= 1 else np.ascontiguousarray(x.swapaxes(1, 2))
-        if dtype == np.int8 and s.one_of(*[True] * 9, False):
-            x = np.clip(np.nan_to_num(np.rint(40 * x)), -128, 127).astype(np.float32)
-        panels = bool(s.one_of(False, True))
-        if panels:
-            panel = s.one_of(16, 32, 48)
-            x, y = x[:1], y[:1]
-            w = s.array(-(-outputs // panel) + s.one_of(0, 1), inputs + s.one_of(0, 0, 5), panel, dtype=dtype)
-        else:
-            w = s.array(batch, inputs, outputs + s.one_of(0, 0, 2), dtype=dtype)[..., :outputs]
-        return {"x": x, "w": w, "panels": panels, "y": y, "threads": s.threads()}
-
-    return arguments
-
-
 def cache(s: Source, blocks: int, block_size: int, width: int, dtype: Any = np.float32) -> np.ndarray:
     """A paged cache whose blocks may lie apart."""
     gap = s.one_of(0, 0, 3)
     return s.array(blocks, block_size + gap, 1, width, dtype=dtype)[:, :block_size]
 
 
-def mla_prolog(real: Any) -> Callable[[Source], Arguments]:
-    return lambda s: mla_prolog_in(s, real)
+REALS = (np.float32, np.uint16)  # a bfloat16 goes by the integer of its bits
 
 
-def mla_prolog_in(s: Source, real: Any) -> Arguments:
-    tokens, hidden, groups = s.size(), s.one_of(1, 16, 32, 64), s.one_of(1, 1, 2, 3)
-    heads, nope, latent = groups * s.one_of(1, 2), s.one_of(0, 1, 8, 16), groups * s.one_of(1, 8, 16)
-    rope, width = 2 * groups * s.one_of(1, 4, 8), s.one_of(16, 32, 48)
+def panel_values(inputs: int, outputs: int, dtype: Any) -> int:
+    """The length of a packed weight."""
+    size = np.dtype(dtype).itemsize
+    return -(-outputs // 64) * (-(-inputs * size // 4) + (size == 1)) * 256 // size
+
+
+def columns(s: Source, inputs: int, outputs: int, dtype: Any, count: int = 0) -> np.ndarray:
+    """A weight whose values of one input lie together, as it is, NZ, or packed."""
+    form = s.one_of("plain", "packed") if count else s.one_of("plain", "NZ", "packed")
+    if form == "packed":
+        return s.array(max(count, 1) * panel_values(inputs, outputs, dtype), dtype=dtype)
+    gap = s.one_of(0, 0, 2)
+    if form == "NZ":
+        width = s.one_of(1, 8, 16, 32)
+        return s.array(-(-outputs // width), inputs + s.one_of(0, 5), width + gap, dtype=dtype)[..., :width]
+    return s.array(*(count,) * (count > 0), inputs, outputs + gap, dtype=dtype)[..., :outputs]
+
+
+def pack_panels(s: Source) -> Arguments:
+    inputs, outputs, count = s.size(40), s.one_of(s.size(40), s.size(200)), s.one_of(0, 0, s.size(3))
+    dtype = s.one_of(*REALS, np.int8)
+    w = columns(s, inputs, outputs, dtype, count)
+    while w.ndim == 1:
+        w = columns(s, inputs, outputs, dtype, count)
+    length = max(count, 1) * panel_values(inputs, outputs, dtype) * w.itemsize
+    return {"w": w, "inputs": inputs, "outputs": outputs, "count": count, "to": s.array(length, dtype=np.uint8),
+            "threads": s.threads()}  # fmt: skip
+
+
+def mla_prolog(s: Source) -> Arguments:
+    real, kind = s.one_of(*REALS), s.one_of(0, 0, 0, 1, 2, 3)
+    partial = kind > 0 or s.one_of(True, False)
+    full = kind == 2 or (partial and s.one_of(True, False))
+    real = np.uint16 if kind == 3 else real
+    tokens, hidden, groups = s.one_of(s.size(), 40, 100), s.one_of(1, 16, 32, 63, 64), s.one_of(1, 1, 2, 3)
+    heads, nope, latent = groups * s.one_of(1, 2), s.one_of(0, 1, 8, 16), groups * s.one_of(1, 8, 16, 70)
+    rope = 2 * groups * s.one_of(1, 4, 8)
+    nz = bool(kind < 3 and s.one_of(False, True))
+    latent = 128 * s.one_of(1, 2) if kind == 3 else 32 * groups if nz else latent
+    rope = 32 * groups if nz else rope
+    has_down = full or s.one_of(True, False)
+    width = s.one_of(15, 16, 32, 48) if has_down else hidden
+    up = heads * (nope + rope // groups)
+
+    def weight(inputs: int, outputs: int, int8: bool) -> tuple[np.ndarray, int, np.ndarray | None]:
+        if int8 or s.one_of(True, True, False):
+            return (columns(s, inputs, outputs, np.int8 if int8 else real), -1, s.array(outputs) if int8 else None)
+        return (*s.weight(inputs, outputs), None)
+
+    def vector(length: int, wanted: bool) -> np.ndarray | None:
+        return s.array(length) if wanted else None
+
+    def cache_of(width: int, dtype: Any) -> np.ndarray | None:
+        rows = cache(s, blocks, block_size, width, dtype)
+        return s.one_of(rows, rows, rows[::-1], np.repeat(rows, 2, -1)[..., ::2])
+
+    down = weight(hidden, width, full) if has_down else (None, 0, None)
+    w_uq_qr, w_dkv_kr = weight(width, up, partial), weight(hidden, latent + rope, full)
     blocks, block_size = s.size(3), s.size(4)
     slots = s.ids(tokens, end=blocks * block_size, start=-1) if blocks * block_size else np.full(tokens, -1)
-    down = s.one_of(None, s.weight(hidden, width))
-    width = width if down else hidden
-    up, kv = s.weight(width, heads * (nope + rope // groups)), s.weight(hidden, latent + rope)
+    row = latent + 2 * rope + latent // 32 if kind == 3 else latent
+    query_type = np.int8 if kind == 2 else real
     return {
-        "x": s.array(tokens, hidden), "w_dq": down and down[0], "w_dq_format": down[1] if down else 0,
-        "w_uq_qr": up[0], "w_uq_qr_format": up[1], "w_dkv_kr": kv[0], "w_dkv_kr_format": kv[1],
-        "w_uk": s.array(heads, nope, latent, dtype=real),
+        "x": s.array(tokens, hidden, dtype=np.int8 if full else real), "x_scale": vector(tokens, full), "width": width,
+        "heads": heads, "nope": nope, "latent": latent, "rope_groups": groups,
+        "w_dq": down[0], "w_dq_format": down[1], "w_dq_scale": down[2],
+        "w_uq_qr": w_uq_qr[0], "w_uq_qr_format": w_uq_qr[1], "w_uq_qr_scale": w_uq_qr[2],
+        "w_dkv_kr": w_dkv_kr[0], "w_dkv_kr_format": w_dkv_kr[1], "w_dkv_kr_scale": w_dkv_kr[2],
+        "w_uk": columns(s, nope, latent, real, heads),
         "gamma_cq": s.one_of(None, s.array(width)), "gamma_ckv": s.one_of(None, s.array(latent)),
         "eps_cq": 1e-5, "eps_ckv": 1e-5, "alpha_cq": 1.0, "alpha_ckv": 1.0,
-        "sin": s.array(tokens, rope), "cos": s.array(tokens, rope), "slots": slots,
-        "kv_cache": cache(s, blocks, block_size, latent, real), "kr_cache": cache(s, blocks, block_size, rope, real),
-        "rope_groups": groups, "query": s.one_of(None, s.array(tokens, heads, latent, dtype=real)),
+        "sin": s.array(tokens, rope), "cos": s.array(tokens, rope), "smooth": vector(width, partial and s.one_of(True, False)),
+        "slots": slots, "kv_cache": cache_of(row, np.int8 if kind else real),
+        "kr_cache": None if kind == 3 else cache_of(rope, np.int8 if kind == 1 else real), "nz": nz, "cache_scale": kind,
+        "ckv_scale": vector(latent if kind == 1 else 1, kind in (1, 2)), "ckr_scale": vector(rope, kind == 1), "clip": 0.8,
+        "query": s.array(tokens, heads, latent, dtype=query_type) if kind == 2 or s.one_of(True, False) else None,
+        "query_scale": s.array(tokens, heads) if kind == 2 else None, "half_away": bool(s.one_of(False, True)),
         "query_rope": s.array(tokens, heads, rope, dtype=real),
-        "cq": s.array(tokens, width), "q": s.array(tokens, up[0].shape[0]),
-        "ckv_kr": s.array(tokens, latent + rope), "threads": s.threads(),
+        "query_norm": s.one_of(None, s.array(tokens, width, dtype=np.int8 if partial else real)),
+        "norm_scale": vector(tokens, partial and s.one_of(True, False)), "threads": s.threads(),
     }  # fmt: skip
 
 
@@ -196,11 +235,8 @@ CALLS: dict[str, Callable[[Source], Arguments]] = {
     "take_rows": take_rows,
     "rms_norm": rms_norm,
     "swiglu": swiglu,
-    "columns_f32": columns(np.float32),
-    "columns_bf16": columns(np.uint16),
-    "columns_i8": columns(np.int8),
-    "mla_prolog": mla_prolog(np.float32),
-    "mla_prolog_bf16": mla_prolog(np.uint16),
+    "pack_panels": pack_panels,
+    "mla_prolog": mla_prolog,
     "mla_attention": mla_attention,
     "tensor_scatter": tensor_scatter,
     "noise_bits": noise(np.uint32),

@@ -11,6 +11,7 @@
 #include <string>
 
 #include "../linear.h"
+#include "../panels.h"
 
 namespace decodestep {
 
@@ -80,15 +81,42 @@ ptrdiff_t block_stride(const Array<T, 4>& cache) {
     return cache.stride(0);
 }
 
+// An array of any type and shape, for what has several.
+using Any = nb::ndarray<nb::ro, nb::device::cpu>;
+
+// The type of a weight's values; a bfloat16 comes as the integer of its bits.
+inline Value value_of(const Any& w) {
+    if (w.dtype() == nb::dtype<float>()) return Value::f32;
+    if (w.dtype() == nb::dtype<uint16_t>()) return Value::bf16;
+    require(w.dtype() == nb::dtype<int8_t>(), "a weight is of float32, of the bits of bfloat16, or of int8");
+    return Value::i8;
+}
+
+inline bool contiguous(const Any& a) {
+    int64_t expected = 1;
+    for (size_t i = a.ndim(); i-- > 0; expected *= static_cast<int64_t>(a.shape(i)))
+        if (a.shape(i) > 1 && a.size() > 0 && a.stride(i) != expected) return false;
+    return true;
+}
+
+inline void require_aligned_any(const Any& a) {
+    require(reinterpret_cast<uintptr_t>(a.data()) % (a.itemsize() ? a.itemsize() : 1) == 0,
+            "an array must be aligned to its items");
+}
+
+// `count` weights (in, out), one a batch row, as one of: packed, one flat array; plain (in, out), with a batch axis in
+// front unless `count` is 0, for one; NZ (panels, rows >= in, width), where `count` is 0.
+Columns columns_of(const Any& w, size_t in, size_t out, size_t count = 0);
+
 using Vector = Packed<const float, 1>;
 using Matrix = Packed<const float, 2>;
 using Ids = Packed<const int64_t, 1>;
 
-void bind_columns(nb::module_& m);
 void bind_decode_step(nb::module_& m);
 void bind_linear(nb::module_& m);
 void bind_mla_attention(nb::module_& m);
 void bind_mla_prolog(nb::module_& m);
+void bind_panels(nb::module_& m);
 void bind_random(nb::module_& m);
 void bind_rms_norm(nb::module_& m);
 void bind_swiglu(nb::module_& m);

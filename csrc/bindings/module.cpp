@@ -6,11 +6,11 @@ NB_MODULE(_native, m) {
     using namespace decodestep;
     isa();  // a wrong DECODESTEP_ISA is refused here, not in a kernel on another thread
     m.def("isa", &isa_name);
-    bind_columns(m);
     bind_decode_step(m);
     bind_linear(m);
     bind_mla_attention(m);
     bind_mla_prolog(m);
+    bind_panels(m);
     bind_random(m);
     bind_rms_norm(m);
     bind_swiglu(m);

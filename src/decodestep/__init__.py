@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from decodestep.ops.linear import linear as linear
     from decodestep.ops.mla_attention import mla_attention as mla_attention
     from decodestep.ops.mla_prolog import MlaPrologTilingKey as MlaPrologTilingKey
+    from decodestep.ops.mla_prolog import PanelWeight as PanelWeight
     from decodestep.ops.mla_prolog import cache_from_nz as cache_from_nz
     from decodestep.ops.mla_prolog import cache_to_nz as cache_to_nz
     from decodestep.ops.mla_prolog import from_nz as from_nz
@@ -49,6 +50,7 @@ _HOME = {
     "MlaPrologTilingKey": "ops.mla_prolog",
     "Model": "models",
     "PackedWeight": "ops.linear",
+    "PanelWeight": "ops.mla_prolog",
     "Sampler": "sampler",
     "SamplingParams": "params",
     "StepResult": "sampler",

@@ -16,6 +16,7 @@ from decodestep.ops.mla_prolog.layouts import gather_cache as gather_cache
 from decodestep.ops.mla_prolog.layouts import slots_from_block_table as slots_from_block_table
 from decodestep.ops.mla_prolog.layouts import to_nz as to_nz
 from decodestep.ops.mla_prolog.limits import PAGED_MODES, profile
+from decodestep.ops.mla_prolog.panels import PanelWeight as PanelWeight
 from decodestep.ops.mla_prolog.plan import MlaPrologPlan as MlaPrologPlan
 from decodestep.ops.mla_prolog.plan import mla_prolog_plan as mla_prolog_plan
 from decodestep.ops.mla_prolog.results import MlaPrologResult, MlaPrologV2Result, MlaPrologV3Result

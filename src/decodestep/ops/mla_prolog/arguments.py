@@ -13,6 +13,7 @@ from decodestep.arrays import optional_view, view
 from decodestep.checks import is_int, is_real, refuse, require, require_choice
 from decodestep.ops.linear.weight import PackedWeight
 from decodestep.ops.mla_prolog import layouts, limits
+from decodestep.ops.mla_prolog.panels import PanelWeight
 from decodestep.ops.mla_prolog.scenarios import NO_QUANT, SCALES, TILE, Scenario, from_dtypes, from_modes
 from decodestep.ops.mla_prolog.slots import token_slots
 
@@ -20,7 +21,7 @@ _INT8, _FLOAT32, _BFLOAT16 = np.dtype(np.int8), np.dtype(np.float32), np.dtype(m
 _REAL = (_BFLOAT16, _FLOAT32, np.dtype(np.float64))
 _INFINITY = float("inf")
 
-Weight = np.ndarray | PackedWeight  # a matrix (K, N), its NZ storage, or packed
+Weight = np.ndarray | PackedWeight | PanelWeight  # a matrix (K, N), its NZ storage, or packed in either way
 
 
 @dataclass(slots=True)
@@ -33,7 +34,7 @@ class Problem:
     x: np.ndarray  # (T, He)
     w_dq: Weight | None  # (He, Hcq)
     w_uq_qr: Weight  # (Hcq, N * (D + Dr / rope_groups))
-    w_uk: np.ndarray  # (N, D, Hckv)
+    w_uk: np.ndarray | PanelWeight  # (N, D, Hckv)
     w_dkv_kr: Weight  # (He, Hckv + Dr)
     gamma_cq: np.ndarray | None
     gamma_ckv: np.ndarray | None
@@ -86,7 +87,7 @@ def bind(
 ) -> Problem:
     """`tensors` in V1's order from token_x to kr_cache; `scales` in the order of `SCALES`, the last of them V3's alone."""
     x, w_dq, w_uq_qr, w_uk, w_dkv_kr, gamma_cq, gamma_ckv, sin, cos, index, kv_cache, kr_cache = tensors
-    x, w_uk = view(op, "token_x", x), view(op, "weight_uk", w_uk)
+    x, w_uk = view(op, "token_x", x), w_uk if isinstance(w_uk, PanelWeight) else view(op, "weight_uk", w_uk)
     sin, cos = view(op, "rope_sin", sin), view(op, "rope_cos", cos)
     kv_cache, kr_cache = view(op, "kv_cache", kv_cache), view(op, "kr_cache", kr_cache)
     gamma_cq = optional_view(op, "rmsnorm_gamma_cq", gamma_cq)
@@ -247,7 +248,7 @@ def _named_scenario(op: str, a: Attributes, cache_mode: str) -> Scenario:
 
 
 def _weight(op: str, arg: str, weight: Any) -> Weight:
-    return weight if isinstance(weight, PackedWeight) else view(op, arg, weight)
+    return weight if isinstance(weight, (PackedWeight, PanelWeight)) else view(op, arg, weight)
 
 
 def columns_of(weight: Weight) -> int:
@@ -261,6 +262,9 @@ def _check_weight(op: str, arg: str, weight: Weight, dtype: np.dtype[Any], K: in
         if isinstance(weight, PackedWeight):
             if weight.shape == (K, N) and dtype is not _INT8:
                 return
+        elif isinstance(weight, PanelWeight):
+            if weight.shape == (K, N) and weight.dtype == dtype:
+                return
         elif weight.dtype == dtype and weight.shape in ((K, N), layouts.nz_shape((K, N), dtype.itemsize)):
             return
     storage = "x".join(map(str, layouts.nz_shape((K, N), dtype.itemsize)))
@@ -268,7 +272,7 @@ def _check_weight(op: str, arg: str, weight: Weight, dtype: np.dtype[Any], K: in
         op,
         arg,
         f"{dtype.name} of shape {K}x{N}, or its NZ storage {storage}",
-        f"a PackedWeight of shape {weight.shape}" if isinstance(weight, PackedWeight) else weight,
+        weight if isinstance(weight, np.ndarray) else f"a {type(weight).__name__} of shape {weight.shape}",
     )
 
 

@@ -1,26 +1,21 @@
-"""The calls into the native core.
-
-Without quantisation, with packed weights and cache rows in their natural order, one call does everything. In all other cases
-the stages are those of the reference and the core does the products, which is where the time goes.
-"""
+"""The call into the native core: the whole operator at once, in every scenario, layout and form of the weights."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import numpy as np
 
 from decodestep import _native
 from decodestep.arrays import packed
 from decodestep.dispatch import threads
-from decodestep.ops.linear import cpu as linear
 from decodestep.ops.linear.weight import PackedWeight
-from decodestep.ops.mla_prolog import reference
 from decodestep.ops.mla_prolog.arguments import Problem, Weight, columns_of
+from decodestep.ops.mla_prolog.panels import PanelWeight
 from decodestep.ops.mla_prolog.reference import Results, widen
 
-_FLOAT32 = np.dtype(np.float32)
+_FLOAT32, _INT8 = np.dtype(np.float32), np.dtype(np.int8)
 _EXACT_INPUTS = 1 << 17  # fewer products of two int8 stay inside int32
+_COLUMNS = -1  # the format of a weight that is not kept in rows
+_CACHE_SCALES = {None: 0, "channel": 1, "tensor": 2, "tile": 3}  # CacheScale of csrc/mla_prolog.h
 
 
 def obstacle(p: Problem) -> str | None:
@@ -34,109 +29,97 @@ def obstacle(p: Problem) -> str | None:
 
 
 def prolog(p: Problem) -> Results:
-    if _serves_whole(p):
-        return _whole(p)
-    return reference.prolog(p, products=reference.Products(_real_product, _int8_product, _absorb))
-
-
-def _serves_whole(p: Problem) -> bool:
-    if not (isinstance(p.w_uq_qr, PackedWeight) and isinstance(p.w_dkv_kr, PackedWeight)) or p.scenario.kv or p.nz:
-        return False
-    if p.w_dq is not None and not isinstance(p.w_dq, PackedWeight):
-        return False
-    for cache in (p.kv_cache, p.kr_cache):
-        flags = cache.flags
-        if not flags.aligned or not (flags.c_contiguous or cache[:1].flags.c_contiguous):
-            return False
-    return True
-
-
-def _real_product(x: np.ndarray, w: Weight, columns: int, math: np.dtype[Any]) -> np.ndarray:
-    x = widen(x, math)
-    return linear.linear(x, w) if isinstance(w, PackedWeight) else _product(x, w, columns)
-
-
-def _int8_product(x: np.ndarray, w: Weight, columns: int, math: np.dtype[Any]) -> np.ndarray:
-    assert isinstance(w, np.ndarray)
-    return _product(x.astype(math), w, columns)
-
-
-def _product(x: np.ndarray, w: np.ndarray, columns: int) -> np.ndarray:
-    y = np.empty((1, len(x), columns), np.float32)
-    panels = w.ndim == 4 and w.shape[3] % 16 == 0  # the eight columns of a float32 fractal are none
-    cut = packed(w).reshape(w.shape[0], -1, w.shape[3]) if panels else reference.matrix(w, x.shape[1], columns)[None]
-    _columns(x[None], cut, panels, y)
-    return y[0]
-
-
-def _absorb(q_nope: np.ndarray, w_uk: np.ndarray, math: np.dtype[Any]) -> np.ndarray:
-    query = np.empty((len(q_nope), *w_uk.shape[::2]), math)
-    _columns(q_nope.transpose(1, 0, 2), w_uk, False, query.transpose(1, 0, 2))
-    return query
-
-
-def _columns(x: np.ndarray, w: np.ndarray, panels: bool, y: np.ndarray) -> None:
-    """y = x @ w for each of the first axis; what does not lie in rows is copied first."""
-    if x.strides[2] != x.itemsize or not x.flags.aligned:
-        x = x.copy()
-    if w.strides[2] != w.itemsize or min(w.strides[:2]) < 0 or not w.flags.aligned:
-        w = w.copy()
-    if w.dtype == np.int8:
-        _native.columns_i8(x, w, panels, y, threads())
-    elif w.dtype == _FLOAT32:
-        _native.columns_f32(x, w, panels, y, threads())
-    else:
-        _native.columns_bf16(x, w.view(np.uint16), panels, y, threads())
-
-
-def _whole(p: Problem) -> Results:
-    (tokens, inputs), (heads, _, latent), rope = p.x.shape, p.w_uk.shape, p.sin.shape[1]
-    w_dq, w_uq_qr, w_dkv_kr = p.w_dq, p.w_uq_qr, p.w_dkv_kr
-    assert isinstance(w_uq_qr, PackedWeight) and isinstance(w_dkv_kr, PackedWeight)
-    assert w_dq is None or isinstance(w_dq, PackedWeight)
-    query = np.empty((tokens, heads, latent), p.real) if p.need_query else None
+    s, (tokens, hidden), (heads, nope, latent), rope = p.scenario, p.x.shape, p.w_uk.shape, p.sin.shape[1]
+    width = hidden if p.w_dq is None else columns_of(p.w_dq)
+    query = np.empty((tokens, heads, latent), _INT8 if s.query_int8 else p.real) if p.need_query else None
+    query_scale = np.empty((tokens, heads), np.float32) if s.query_int8 else None
     query_rope = np.empty((tokens, heads, rope), p.real)
-    slots, kv_cache, kr_cache = p.slots, p.kv_cache, p.kr_cache
-    if not kv_cache.size:  # nothing is cached; NumPy leaves the strides of an empty array undefined
-        kv_cache, kr_cache = np.empty((1, 1, 1, latent), p.real), np.empty((1, 1, 1, rope), p.real)
-        slots = np.full(tokens, -1)
-    native = _native.mla_prolog if p.real == _FLOAT32 else _native.mla_prolog_bf16
-    native(
-        _float32(p.x),
-        None if w_dq is None else w_dq.rows,
-        0 if w_dq is None else int(w_dq.format),
-        w_uq_qr.rows,
-        int(w_uq_qr.format),
-        w_dkv_kr.rows,
-        int(w_dkv_kr.format),
-        packed(_bits(p.w_uk)),
-        None if p.gamma_cq is None else _float32(p.gamma_cq),
-        None if p.gamma_ckv is None else _float32(p.gamma_ckv),
+    query_norm = np.empty((tokens, width), _INT8 if s.partial else p.real) if p.query_norm else None
+    norm_scale = np.empty(tokens, np.float32) if p.query_norm and s.partial else None
+    w_dq, w_uq_qr, w_dkv_kr = (_native_weight(w) for w in (p.w_dq, p.w_uq_qr, p.w_dkv_kr))
+    kv_cache, kr_cache = _native_cache(p.kv_cache), None if s.kv == "tile" else _native_cache(p.kr_cache)
+    scale, clip = {name: _vector(value) for name, value in p.scales.items()}, p.scales.get("k_nope_clip_alpha")
+    ckv_scale = scale.get("quant_scale_ckv")
+    _native.mla_prolog(
+        packed(_bits(p.x)),
+        scale.get("dequant_scale_x"),
+        width,
+        heads,
+        nope,
+        latent,
+        p.rope_groups,
+        *w_dq,
+        scale.get("dequant_scale_w_dq"),
+        *w_uq_qr,
+        scale.get("dequant_scale_w_uq_qr"),
+        *w_dkv_kr,
+        scale.get("dequant_scale_w_dkv_kr"),
+        _native_weight(p.w_uk)[0],
+        None if p.gamma_cq is None else _vector(p.gamma_cq),
+        None if p.gamma_ckv is None else _vector(p.gamma_ckv),
         p.eps_cq,
         p.eps_ckv,
         p.alpha_cq,
         p.alpha_ckv,
-        _float32(p.sin),
-        _float32(p.cos),
-        packed(slots),
-        _bits(kv_cache),
-        _bits(kr_cache),
-        p.rope_groups,
+        packed(widen(p.sin, _FLOAT32)),
+        packed(widen(p.cos, _FLOAT32)),
+        scale.get("smooth_scales_cq"),
+        packed(p.slots),
+        kv_cache,
+        kr_cache,
+        p.nz,
+        _CACHE_SCALES[s.kv],
+        ckv_scale[:1] if s.kv == "tensor" and ckv_scale is not None else ckv_scale,
+        scale.get("quant_scale_ckr"),
+        1.0 if clip is None else float(clip[0]),
         None if query is None else _bits(query),
+        query_scale,
+        p.rounding == "half_away",
         _bits(query_rope),
-        np.empty((tokens, inputs if w_dq is None else w_dq.shape[1]), np.float32),
-        np.empty((tokens, w_uq_qr.shape[1]), np.float32),
-        np.empty((tokens, w_dkv_kr.shape[1]), np.float32),
+        None if query_norm is None else _bits(query_norm),
+        norm_scale,
         threads(),
     )
-    return Results(query, query_rope)
+    _return_cache(kv_cache, p.kv_cache)
+    _return_cache(kr_cache, p.kr_cache)
+    return Results(
+        query,
+        query_rope,
+        None if query_scale is None else query_scale.reshape(tokens, heads, 1),
+        query_norm,
+        None if norm_scale is None else norm_scale.reshape(tokens, 1),
+    )
 
 
-def _float32(a: np.ndarray) -> np.ndarray:
-    """What the kernel reads as float32: small arrays, so that a bfloat16 one is widened here."""
-    return packed(a if a.dtype == _FLOAT32 else widen(a, _FLOAT32))
+def _vector(a: np.ndarray) -> np.ndarray:
+    """What the core reads as a row of float32: small, so that a bfloat16 one is widened here."""
+    return packed(widen(a, _FLOAT32)).reshape(-1)
+
+
+def _native_weight(w: Weight | None) -> tuple[np.ndarray | None, int]:
+    """A weight as the core reads it, and its format. What does not lie in rows is copied first."""
+    if w is None:
+        return None, _COLUMNS
+    if isinstance(w, PackedWeight):
+        return w.rows, int(w.format)
+    if isinstance(w, PanelWeight):
+        return _bits(w.data), _COLUMNS
+    if w.ndim == 4:
+        w = packed(w).reshape(w.shape[0], -1, w.shape[3])
+    lies_in_rows = w.strides[-1] == w.itemsize and w.flags.aligned and min(w.strides) >= 0
+    return _bits(w if lies_in_rows or not w.size else w.copy()), _COLUMNS
+
+
+def _native_cache(cache: np.ndarray) -> np.ndarray | None:
+    """The cache itself, or a copy where it is not aligned; None where there is no row."""
+    return _bits(cache if cache.flags.aligned else cache.copy()) if cache.size else None
+
+
+def _return_cache(native: np.ndarray | None, cache: np.ndarray) -> None:
+    if native is not None and not np.may_share_memory(native, cache):
+        cache[...] = native.view(cache.dtype)
 
 
 def _bits(a: np.ndarray) -> np.ndarray:
     """A bfloat16 array, which the core does not know by name, as the integers of its bits."""
-    return a if a.dtype == _FLOAT32 else a.view(np.uint16)
+    return a.view(np.uint16) if a.dtype.name == "bfloat16" else a

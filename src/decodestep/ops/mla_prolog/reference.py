@@ -6,7 +6,6 @@ tensors are bfloat16, every ``astype(p.real)`` is one of the specified roundings
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -14,18 +13,11 @@ import numpy as np
 from decodestep.ops.linear.weight import PackedWeight
 from decodestep.ops.mla_prolog.arguments import Problem, Weight, columns_of
 from decodestep.ops.mla_prolog.layouts import row_index
+from decodestep.ops.mla_prolog.panels import PanelWeight
 from decodestep.ops.mla_prolog.scenarios import TILE
 
 _FLT_EPSILON = 2.0**-23
 _INT8_SUM = 1024  # so many products of two int8 stay within 2^24: a float32 sum of them is exact in any order
-
-
-class Products(NamedTuple):
-    """The three products, each to an array of the type `math`."""
-
-    real: Callable[[np.ndarray, Weight, int, np.dtype[Any]], np.ndarray]  # (x, weight, its columns, math): x @ weight
-    int8: Callable[[np.ndarray, Weight, int, np.dtype[Any]], np.ndarray]  # the same in exact integers, rounded once
-    absorb: Callable[[np.ndarray, np.ndarray, np.dtype[Any]], np.ndarray]  # (T, N, D), (N, D, Hckv) -> (T, N, Hckv)
 
 
 class Results(NamedTuple):
@@ -38,14 +30,14 @@ class Results(NamedTuple):
     dequant_scale_q_norm: np.ndarray | None = None  # (T, 1)
 
 
-def prolog(p: Problem, math: Any = None, products: Products | None = None) -> Results:
+def prolog(p: Problem, math: Any = None) -> Results:
     """Computes everything, then writes the caches."""
     math = np.dtype(math or (np.float64 if p.real == np.float64 else np.float32))
     with np.errstate(all="ignore"):  # infinities and NaN of the caller's go through
-        return _prolog(p, math, products or Products(_real_product, _int8_product, _absorb))
+        return _prolog(p, math)
 
 
-def _prolog(p: Problem, math: np.dtype[Any], products: Products) -> Results:
+def _prolog(p: Problem, math: np.dtype[Any]) -> Results:
     s, scales = p.scenario, {name: scale.astype(math) for name, scale in p.scales.items()}
     x_scale = scales.get("dequant_scale_x")
     heads, nope, latent = p.w_uk.shape
@@ -53,8 +45,8 @@ def _prolog(p: Problem, math: np.dtype[Any], products: Products) -> Results:
 
     def from_tokens(w: Weight, columns: int, scale: str) -> np.ndarray:
         if s.full:
-            return products.int8(p.x, w, columns, math) * x_scale * scales[scale]
-        return widen(products.real(p.x, w, columns, math).astype(p.real), math)
+            return _int8_product(p.x, w, columns, math) * x_scale * scales[scale]
+        return widen(_real_product(p.x, w, columns, math).astype(p.real), math)
 
     raw = widen(p.x, math) if p.w_dq is None else from_tokens(p.w_dq, columns_of(p.w_dq), "dequant_scale_w_dq")
     normed = rms_norm(raw, p.gamma_cq, p.eps_cq, p.alpha_cq)
@@ -62,10 +54,10 @@ def _prolog(p: Problem, math: np.dtype[Any], products: Products) -> Results:
     cq_scale = None
     if s.partial:
         cq, cq_scale = quantise_rows(normed * scales.get("smooth_scales_cq", math.type(1)))
-        q = products.int8(cq, p.w_uq_qr, columns, math) * cq_scale * scales["dequant_scale_w_uq_qr"]
+        q = _int8_product(cq, p.w_uq_qr, columns, math) * cq_scale * scales["dequant_scale_w_uq_qr"]
     else:
         cq = normed.astype(p.real)
-        q = widen(products.real(cq, p.w_uq_qr, columns, math).astype(p.real), math)
+        q = widen(_real_product(cq, p.w_uq_qr, columns, math).astype(p.real), math)
     q = q.reshape(len(cq), heads, nope + rope // p.rope_groups)
 
     # The rope part of an int8 product goes on in `math`, its nope part is rounded like any other.
@@ -73,7 +65,7 @@ def _prolog(p: Problem, math: np.dtype[Any], products: Products) -> Results:
     query_rope = rotate(_in_groups(q[..., nope:], p.rope_groups), sin[:, None], cos[:, None]).astype(p.real)
     query = query_scale = None
     if p.need_query:
-        query = products.absorb(widen(q[..., :nope].astype(p.real), math), p.w_uk, math).astype(p.real)
+        query = _absorb(widen(q[..., :nope].astype(p.real), math), p.w_uk, math).astype(p.real)
     if query is not None and s.query_int8:
         query, query_scale = quantise_rows(widen(query, math), p.rounding)
         in_query_units = widen(query_rope, math) * scales["quant_scale_ckv"].flat[0] / query_scale
@@ -105,7 +97,7 @@ def widen(a: np.ndarray, math: np.dtype[Any]) -> np.ndarray:
 
 def matrix(w: Weight, inputs: int, columns: int) -> np.ndarray:
     """The (inputs, columns) matrix of a weight in any of its forms."""
-    if isinstance(w, PackedWeight):
+    if isinstance(w, (PackedWeight, PanelWeight)):
         return w.dense()
     if w.ndim == 2:
         return w
@@ -171,10 +163,10 @@ def _in_groups(q_rope: np.ndarray, groups: int) -> np.ndarray:
     return full.reshape(tokens, heads, groups * width)
 
 
-def _absorb(q_nope: np.ndarray, w_uk: np.ndarray, math: np.dtype[Any]) -> np.ndarray:
+def _absorb(q_nope: np.ndarray, w_uk: np.ndarray | PanelWeight, math: np.dtype[Any]) -> np.ndarray:
     """(T, N, D) times each head's (D, Hckv); a head at a time, so that only one of them is wide at once."""
     query = np.empty((len(q_nope), *w_uk.shape[::2]), math)
-    for n, w in enumerate(w_uk):
+    for n, w in enumerate(w_uk.dense() if isinstance(w_uk, PanelWeight) else w_uk):
         query[:, n] = q_nope[:, n] @ widen(w, math)
     return query
 

@@ -1,0 +1,234 @@
+#include "panels.h"
+
+#include <algorithm>
+
+#include "dot.h"
+#include "parallel.h"
+
+namespace decodestep::DECODESTEP_ISA {
+namespace {
+
+// So many tokens times so many vectors of sixteen outputs have their sums in registers, beside one token's values and
+// the weights, which take two registers each where they have to be widened.
+template <class Dot>
+constexpr bool kWidened = sizeof(typename Dot::Weights) > sizeof(f32x16);
+#if defined(__AVX512F__)
+template <class Dot>
+constexpr int kTokens = kWidened<Dot> ? 5 : 6;
+template <class Dot>
+constexpr int kVectors = 4;
+#elif defined(__AVX2__)
+template <class Dot>
+constexpr int kTokens = kWidened<Dot> ? 4 : 2;
+template <class Dot>
+constexpr int kVectors = kWidened<Dot> ? 1 : 2;
+#else
+template <class Dot>
+constexpr int kTokens = 1;
+template <class Dot>
+constexpr int kVectors = 1;
+#endif
+
+constexpr size_t kChunk = 128;      // groups whose weights, 32 KiB, stay in the innermost cache for all tokens
+constexpr size_t kAhead = 4096;     // bytes by which weights that are read once are asked for in advance
+constexpr size_t kPackGroups = 32;  // of a weight that is not packed, at a time, for
+constexpr size_t kPackPanels = 8;   // so many panels
+constexpr size_t kPrefetchRows = 24;
+static_assert(kPackPanels * (kPackGroups + 1) * kPanelRow <= kProductScratch);
+
+// Some groups of a panel.
+struct Chunk {
+    const uint8_t* w;
+    size_t groups;
+    const uint8_t* start;  // a row of int32 that the sums begin with, or null
+    bool first;            // the sums are not in y yet
+    const uint8_t* next;   // what to ask the memory for on the way, as many bytes as these groups have
+};
+
+// Asks the memory for so many lines a group from `ahead` on.
+template <class Dot, int T>
+DECODESTEP_INLINE void tile(const Chunk& c, size_t vector, const uint8_t* x, size_t x_stride, float* y, size_t y_stride,
+                            const uint8_t* ahead, int lines) {
+    constexpr int Q = kVectors<Dot>;
+    typename Dot::Sums sums[T][Q];
+    if (c.first) {
+#pragma GCC unroll 8
+        for (int t = 0; t < T; ++t)
+#pragma GCC unroll 8
+            for (int q = 0; q < Q; ++q) sums[t][q] = Dot::zero();
+    } else {
+#pragma GCC unroll 8
+        for (int t = 0; t < T; ++t)
+#pragma GCC unroll 8
+            for (int q = 0; q < Q; ++q) sums[t][q] = Dot::load_sums(y + t * y_stride + q * kLanes);
+    }
+    if constexpr (Dot::kOffset) {
+        if (c.start)
+#pragma GCC unroll 8
+            for (int t = 0; t < T; ++t)
+#pragma GCC unroll 8
+                for (int q = 0; q < Q; ++q)
+                    sums[t][q] = sums[t][q] + load_bits(c.start + (vector + q) * kLanes * kGroupBytes);
+    }
+    const uint8_t* w = c.w + vector * kLanes * kGroupBytes;
+    for (size_t k = 0; k < c.groups; ++k, w += kPanelRow, x += kGroupBytes) {
+        for (int i = 0; i < lines; ++i, ahead += 64) prefetch(ahead);
+        typename Dot::Weights weights[Q];
+#pragma GCC unroll 8
+        for (int q = 0; q < Q; ++q) weights[q] = Dot::weights(w + q * kLanes * kGroupBytes);
+#pragma GCC unroll 8
+        for (int t = 0; t < T; ++t) {
+            const typename Dot::Token token = Dot::token(x + t * x_stride);
+#pragma GCC unroll 8
+            for (int q = 0; q < Q; ++q) sums[t][q] = Dot::add(sums[t][q], token, weights[q]);
+        }
+    }
+#pragma GCC unroll 8
+    for (int t = 0; t < T; ++t)
+#pragma GCC unroll 8
+        for (int q = 0; q < Q; ++q) Dot::store_sums(y + t * y_stride + q * kLanes, sums[t][q]);
+}
+
+template <class Dot, int T, class... Rest>
+DECODESTEP_INLINE void tile_of(int tokens, const Chunk& c, Rest... rest) {
+    if (tokens == T) return tile<Dot, T>(c, rest...);
+    if constexpr (T > 1) tile_of<Dot, T - 1>(tokens, c, rest...);
+}
+
+template <class Dot>
+void all_tokens(const Product& a, const Chunk& c, const uint8_t* x, float* y) {
+    // Tiles of as equal a height as can be: three of 6, 5 and 5 do better than 6, 6 and 4. Together they ask for the
+    // next chunk, at an even pace.
+    const size_t tiles = (a.tokens + kTokens<Dot> - 1) / kTokens<Dot>, row = kPanelRow / 64;
+    for (size_t vector = 0; vector < kPanel / kLanes; vector += kVectors<Dot>)
+        for (size_t i = 0, t = 0; i < tiles; ++i) {
+            const size_t tokens = (a.tokens - t + tiles - i - 1) / (tiles - i);
+            const size_t before = vector ? row : i * row / tiles, after = vector ? row : (i + 1) * row / tiles;
+            tile_of<Dot, kTokens<Dot>>(static_cast<int>(tokens), c, vector, x + t * a.x_stride, a.x_stride,
+                                       y + t * a.y_stride + vector * kLanes, a.y_stride,
+                                       c.next + before * c.groups * 64, static_cast<int>(after - before));
+            t += tokens;
+        }
+}
+
+template <class Dot>
+void multiply_packed(const Product& a) {
+    const size_t groups = group_count(a.w.value, a.w.in), bytes = panel_bytes(a.w.value, a.w.in);
+    const bool once = a.tokens <= kTokens<Dot> && kVectors<Dot> * kLanes == kPanel;
+    const size_t most = once ? groups : kChunk;
+    float* y = a.y;
+    for (size_t p = a.first / kPanel; p * kPanel < a.last; ++p, y += kPanel) {
+        const uint8_t* panel = static_cast<const uint8_t*>(a.w.data) + p * bytes;
+        const uint8_t* w = panel + bytes - groups * kPanelRow;
+        for (size_t k = 0; k < groups; k += most, w += most * kPanelRow) {
+            const Chunk c{w, std::min(most, groups - k), k == 0 ? panel : nullptr, k == 0,
+                          w + (once ? kAhead : most * kPanelRow)};
+            all_tokens<Dot>(a, c, a.x + k * kGroupBytes, y);
+        }
+    }
+}
+
+// Groups [k, k + groups) of the panel that begins with output `first`.
+template <class W>
+void pack_groups(const Columns& from, size_t first, size_t k, size_t groups, uint8_t* to) {
+    constexpr size_t G = kGroupBytes / sizeof(W);
+    const W* data = static_cast<const W*>(from.data);
+    const size_t count = std::min(kPanel, from.out - first);
+    const W zeros[kPanel] = {};
+    for (size_t group = k; group < k + groups; ++group, to += kPanelRow) {
+        W* out = reinterpret_cast<W*>(to);
+        if (count < kPanel) std::memset(to, 0, kPanelRow);
+        for (size_t n = first; n < first + count;) {
+            const size_t inside = n % from.width, run = std::min(from.width - inside, first + count - n);
+            const W* at = data + n / from.width * from.panel_stride + inside;
+            const W* rows[G];
+            for (size_t g = 0; g < G; ++g) {
+                const size_t row = group * G + g;
+                for (size_t l = 0; l < run; l += 64 / sizeof(W))
+                    prefetch(at + (row + kPrefetchRows) * from.row_stride + l);
+                rows[g] = row < from.in ? at + row * from.row_stride : zeros;
+            }
+            size_t l = 0;
+            for (; l + kLanes <= run; l += kLanes) store_bits(out + l * G, group_of(rows, l));
+            for (; l < run; ++l)
+                for (size_t g = 0; g < G; ++g) out[l * G + g] = rows[g][l];
+            n += run;
+            out += run * G;
+        }
+    }
+}
+
+void pack_groups(const Columns& from, size_t first, size_t k, size_t groups, uint8_t* to) {
+    switch (from.value) {
+        case Value::f32:
+            return pack_groups<float>(from, first, k, groups, to);
+        case Value::bf16:
+            return pack_groups<uint16_t>(from, first, k, groups, to);
+        case Value::i8:
+            return pack_groups<int8_t>(from, first, k, groups, to);
+    }
+}
+
+// -128 times the sum of each output's weights in these groups.
+void sum_groups(const uint8_t* w, size_t groups, uint8_t* start) {
+    const I8Dot::Token ones = I8Dot::ones();
+    for (size_t vector = 0; vector < kPanelRow; vector += 64) {
+        I8Dot::Sums sums = I8Dot::zero();
+        for (size_t k = 0; k < groups; ++k) sums = I8Dot::add(sums, ones, I8Dot::weights(w + k * kPanelRow + vector));
+        uint32_t lanes[kLanes];
+        store_bits(lanes, sums);
+        for (auto& lane : lanes) lane *= -128u;
+        std::memcpy(start + vector, lanes, sizeof lanes);
+    }
+}
+
+template <class Dot>
+void multiply_plain(const Product& a) {
+    const size_t groups = group_count(a.w.value, a.w.in);
+    for (size_t span = a.first; span < a.last; span += kPackPanels * kPanel) {
+        const size_t end = std::min(a.last, span + kPackPanels * kPanel);
+        for (size_t k = 0; k < groups; k += kPackGroups) {
+            const size_t count = std::min(kPackGroups, groups - k);
+            for (size_t n = span; n < end; n += kPanel) {
+                uint8_t* start = a.scratch + (n - span) / kPanel * (kPackGroups + 1) * kPanelRow;
+                uint8_t* w = start + kPanelRow;
+                pack_groups(a.w, n, k, count, w);
+                if (Dot::kOffset) sum_groups(w, count, start);
+                all_tokens<Dot>(a, {w, count, start, k == 0, w}, a.x + k * kGroupBytes, a.y + n - a.first);
+            }
+        }
+    }
+}
+
+template <class Dot>
+void multiply_as(const Product& a) {
+    a.w.packed ? multiply_packed<Dot>(a) : multiply_plain<Dot>(a);
+}
+
+}  // namespace
+
+void multiply(const Product& a) {
+    if (a.w.in == 0)  // no group of inputs writes
+        for (size_t t = 0; t < a.tokens; ++t)
+            std::memset(a.y + t * a.y_stride, 0, sums_width(a.w, a.first, a.last) * sizeof(float));
+    switch (a.w.value) {
+        case Value::f32:
+            return multiply_as<F32Dot>(a);
+        case Value::bf16:
+            return multiply_as<Bf16Dot>(a);
+        case Value::i8:
+            return multiply_as<I8Dot>(a);
+    }
+}
+
+void pack_panels(const PackPanels& a) {
+    const size_t groups = group_count(a.from.value, a.from.in), bytes = panel_bytes(a.from.value, a.from.in);
+    parallel_for(panel_count(a.from.out), a.threads, [&](size_t p) {
+        uint8_t* panel = a.to + p * bytes;
+        uint8_t* w = panel + bytes - groups * kPanelRow;
+        pack_groups(a.from, p * kPanel, 0, groups, w);
+        if (a.from.value == Value::i8) sum_groups(w, groups, panel);
+    });
+}
+
+}  // namespace decodestep::DECODESTEP_ISA
