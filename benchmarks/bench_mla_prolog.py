@@ -1,59 +1,106 @@
-"""mla_prolog against torch eager at DeepSeek-V3's sizes, bfloat16 and int8 (FULL_KV): verified in float64, timed in turns.
+"""mla_prolog against torch, eager and compiled, at DeepSeek-V3's sizes, bfloat16 and int8 (FULL_KV): verified, timed in turns.
 
-    python benchmarks/bench_mla_prolog.py [--heads 16] [--rounds 9] [--threads 2]
+    python benchmarks/bench_mla_prolog.py [--heads 128] [--tokens 1,4,16,64,256] [--types bf16,int8] [--forms panels]
+        [--rounds 15] [--threads 2] [--compile 1]
 
-"plain" has the specification's (K, N) weights, "NZ" their NZ storage, "packed" `PackedWeight`s. Of torch, "(N, K)"
-keeps its weights as torch.nn.Linear does, which is what its bfloat16 product likes best, "(K, N)" as the specification does.
-The floor is one read of the weights.
+`--forms`: of our weights, "panels" (`PanelWeight`), "plain" (K, N) and "NZ". torch keeps its weights as its products like them
+best: (N, K) for bfloat16, (K, N) for `torch._int_mm`. Two floors are measured in the same run: one read of the weights at the
+best bandwidth that NumPy or torch reaches, and the products at the best rate of torch's square matrices.
+A run of one number of heads and one type takes less than a minute once torch has compiled its code.
 """
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 
 import decodestep as ds
-from harness import Call, Report, options, torch
+from harness import Call, Report, bandwidth, options, torch
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
-He, Hcq, D, Hckv, Dr, BLOCK, BLOCKS = 7168, 1536, 128, 512, 64, 16, 8
-TOKENS = (1, 4, 16)
+He, Hcq, D, Hckv, Dr, BLOCK = 7168, 1536, 128, 512, 64, 16
 WEIGHTS = ("weight_dq", "weight_uq_qr", "weight_dkv_kr")
+CKV_SCALE = 30.0
 
 
-def problem(rng: np.random.Generator, T: int, N: int, weights: dict[str, np.ndarray]) -> dict[str, Any]:
-    angle = rng.uniform(0, 6.3, (T, Dr // 2)).repeat(2, axis=1)
-    return weights | dict(
+def weights(rng: np.random.Generator, N: int) -> dict[str, np.ndarray]:
+    shapes = {
+        "weight_dq": (He, Hcq),
+        "weight_uq_qr": (Hcq, N * (D + Dr)),
+        "weight_uk": (N, D, Hckv),
+        "weight_dkv_kr": (He, Hckv + Dr),
+    }
+    return {name: (rng.standard_normal(shape, np.float32) / np.sqrt(shape[-2])).astype(BF16) for name, shape in shapes.items()}
+
+
+def problem(rng: np.random.Generator, T: int, given: dict[str, np.ndarray]) -> dict[str, Any]:
+    angle, blocks = rng.uniform(0, 6.3, (T, Dr // 2)).repeat(2, axis=1), -(-T // BLOCK)
+    return given | dict(
         token_x=rng.standard_normal((T, He), np.float32).astype(BF16),
         rmsnorm_gamma_cq=np.ones(Hcq, BF16),
         rmsnorm_gamma_ckv=np.ones(Hckv, BF16),
         rope_sin=np.sin(angle).astype(BF16),
         rope_cos=np.cos(angle).astype(BF16),
-        cache_index=rng.permutation(BLOCKS * BLOCK)[:T],
-        kv_cache=np.zeros((BLOCKS, BLOCK, 1, Hckv), BF16),
-        kr_cache=np.zeros((BLOCKS, BLOCK, 1, Dr), BF16),
+        cache_index=rng.permutation(blocks * BLOCK)[:T],
+        kv_cache=np.zeros((blocks, BLOCK, 1, Hckv), BF16),
+        kr_cache=np.zeros((blocks, BLOCK, 1, Dr), BF16),
+    )
+
+
+def int8_weights(given: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    made = dict(given)
+    for name in WEIGHTS:
+        wide = given[name].astype(np.float32)
+        scale = np.abs(wide).max(0, keepdims=True) / 127
+        made[name] = np.rint(wide / scale).astype(np.int8)
+        made[f"dequant_scale_{name.replace('weight', 'w')}"] = scale
+    return made
+
+
+def int8_problem(p: dict[str, Any], given: dict[str, np.ndarray]) -> dict[str, Any]:
+    """The same call in scenario FULL_KV."""
+    wide = p["token_x"].astype(np.float32)
+    scale = np.abs(wide).max(1, keepdims=True) / 127
+    return (
+        p
+        | given
+        | dict(
+            token_x=np.rint(wide / scale).astype(np.int8),
+            dequant_scale_x=scale,
+            quant_scale_ckv=np.full(1, CKV_SCALE, np.float32),
+            kv_cache=np.zeros(p["kv_cache"].shape, np.int8),
+        )
     )
 
 
 def truth(p: dict[str, Any]) -> tuple[np.ndarray, np.ndarray]:
-    """query and query_rope in float64, without the roundings on the way."""
-    w = {name: p[name].astype(float) for name in (*WEIGHTS, "weight_uk", "token_x", "rope_sin", "rope_cos")}
+    """query and query_rope in float32, without the roundings on the way."""
+    w = {name: p[name].astype(np.float32) for name in (*WEIGHTS, "weight_uk", "token_x", "rope_sin", "rope_cos")}
     c = w["token_x"] @ w["weight_dq"]
     c /= np.sqrt((c * c).mean(-1, keepdims=True) + 1e-5)
     q = (c @ w["weight_uq_qr"]).reshape(len(c), -1, D + Dr)
     sin, cos, even, odd = w["rope_sin"][:, None], w["rope_cos"][:, None], q[..., D::2], q[..., D + 1 :: 2]
     h = Dr // 2
     rope = np.concatenate([even * cos[..., :h] - odd * sin[..., :h], odd * cos[..., h:] + even * sin[..., h:]], -1)
-    return np.einsum("tnd,ndh->tnh", q[..., :D], w["weight_uk"]), rope
+    return (q[..., :D].swapaxes(0, 1) @ w["weight_uk"]).swapaxes(0, 1), rope
 
 
-def verify(name: str, made: tuple[Any, ...], expected: tuple[np.ndarray, np.ndarray], bound: float = 0.02) -> None:
+def verify(name: str, made: Sequence[Any], expected: tuple[np.ndarray, np.ndarray], bound: float) -> None:
     for got, want in zip(made, expected, strict=False):
-        got = got.float().numpy() if torch is not None and isinstance(got, torch.Tensor) else got.astype(float)
+        got = got.float().numpy() if torch is not None and isinstance(got, torch.Tensor) else got.astype(np.float32)
         error = np.abs(got - want).max() / np.abs(want).max()
         assert error < bound, f"{name} is off by {error:.3f} of the largest value"
+
+
+def real_query(made: Any) -> tuple[Any, Any]:
+    """What a FULL_KV result stands for: of ours, or (query, query_rope, scale) of torch."""
+    query, rope, scale = (made.query, made.query_rope, made.dequant_scale_q_nope) if hasattr(made, "query") else made
+    wide = rope.float() if hasattr(rope, "float") else rope.astype(np.float32)
+    return query * scale, wide * scale / CKV_SCALE
 
 
 def tensor(a: np.ndarray) -> Any:
@@ -75,97 +122,117 @@ def quantised(x: Any) -> tuple[Any, Any]:
     return torch.round(x / scale).to(torch.int8), scale
 
 
-def torch_call(p: dict[str, Any], transposed: bool) -> Call:
-    t = {name: tensor(value) for name, value in p.items()}
-    w = {name: t[name].t().contiguous() if transposed else t[name] for name in WEIGHTS}
-    product = torch.nn.functional.linear if transposed else torch.matmul
-
-    def run() -> tuple[Any, Any]:
-        x, sin, cos = t["token_x"], t["rope_sin"].float(), t["rope_cos"].float()
-        q = product(norm(product(x, w["weight_dq"])).bfloat16(), w["weight_uq_qr"]).view(len(x), -1, D + Dr)
-        query = torch.bmm(q[..., :D].transpose(0, 1), t["weight_uk"]).transpose(0, 1)
-        ckv = product(x, w["weight_dkv_kr"])
-        t["kv_cache"].view(-1, Hckv).index_copy_(0, t["cache_index"], norm(ckv[:, :Hckv]).bfloat16())
-        t["kr_cache"].view(-1, Dr).index_copy_(0, t["cache_index"], rope(ckv[:, Hckv:], sin, cos))
-        return query, rope(q[..., D:], sin[:, None], cos[:, None])
-
-    return run
+def torch_bf16(t: dict[str, Any]) -> Any:
+    product = torch.nn.functional.linear
+    x, sin, cos = t["token_x"], t["rope_sin"].float(), t["rope_cos"].float()
+    q = product(norm(product(x, t["weight_dq"])).bfloat16(), t["weight_uq_qr"]).view(len(x), -1, D + Dr)
+    query = torch.bmm(q[..., :D].transpose(0, 1), t["weight_uk"]).transpose(0, 1)
+    ckv = product(x, t["weight_dkv_kr"])
+    t["kv_cache"].view(-1, Hckv).index_copy_(0, t["cache_index"], norm(ckv[:, :Hckv]).bfloat16())
+    t["kr_cache"].view(-1, Dr).index_copy_(0, t["cache_index"], rope(ckv[:, Hckv:], sin, cos))
+    return query, rope(q[..., D:], sin[:, None], cos[:, None])
 
 
-def torch_int8_call(p: dict[str, Any]) -> Call:
-    t = {name: tensor(value) for name, value in p.items()}
-
+def torch_int8(t: dict[str, Any]) -> Any:
     def product(x: Any, scale: Any, name: str) -> Any:
         return torch._int_mm(x, t[name]).float() * scale * t[f"dequant_scale_{name.replace('weight', 'w')}"]
 
-    def run() -> tuple[Any, Any]:
-        x, x_scale, sin, cos = t["token_x"], t["dequant_scale_x"], t["rope_sin"].float(), t["rope_cos"].float()
-        q = product(*quantised(norm(product(x, x_scale, "weight_dq"))), "weight_uq_qr").view(len(x), -1, D + Dr)
-        query, scale = quantised(torch.bmm(q[..., :D].bfloat16().transpose(0, 1), t["weight_uk"]).transpose(0, 1).float())
-        ckv = product(x, x_scale, "weight_dkv_kr")
-        latent = torch.round(norm(ckv[:, :Hckv]) * t["quant_scale_ckv"]).clamp(-128, 127).to(torch.int8)
-        t["kv_cache"].view(-1, Hckv).index_copy_(0, t["cache_index"], latent)
-        t["kr_cache"].view(-1, Dr).index_copy_(0, t["cache_index"], rope(ckv[:, Hckv:], sin, cos))
-        return query, rope(q[..., D:], sin[:, None], cos[:, None]) * t["quant_scale_ckv"] / scale
-
-    return run
+    x, x_scale, sin, cos = t["token_x"], t["dequant_scale_x"], t["rope_sin"].float(), t["rope_cos"].float()
+    q = product(*quantised(norm(product(x, x_scale, "weight_dq"))), "weight_uq_qr").view(len(x), -1, D + Dr)
+    query, scale = quantised(torch.bmm(q[..., :D].bfloat16().transpose(0, 1), t["weight_uk"]).transpose(0, 1).float())
+    ckv = product(x, x_scale, "weight_dkv_kr")
+    latent = torch.round(norm(ckv[:, :Hckv]) * t["quant_scale_ckv"]).clamp(-128, 127).to(torch.int8)
+    t["kv_cache"].view(-1, Hckv).index_copy_(0, t["cache_index"], latent)
+    t["kr_cache"].view(-1, Dr).index_copy_(0, t["cache_index"], rope(ckv[:, Hckv:], sin, cos))
+    return query, (rope(q[..., D:], sin[:, None], cos[:, None]) * t["quant_scale_ckv"] / scale).bfloat16(), scale
 
 
-def int8_problem(p: dict[str, Any]) -> dict[str, Any]:
-    """The same call in scenario FULL_KV."""
-    made = dict(p, quant_scale_ckv=np.full(1, 30, np.float32), kv_cache=np.zeros(p["kv_cache"].shape, np.int8))
-    for name, axis in (("token_x", 1), *((w, 0) for w in WEIGHTS)):
-        wide = p[name].astype(np.float32)
-        scale = np.abs(wide).max(axis, keepdims=True) / 127
-        made[name] = np.rint(wide / scale).astype(np.int8)
-        made["dequant_scale_x" if name == "token_x" else f"dequant_scale_{name.replace('weight', 'w')}"] = scale
-    return made
+def torch_calls(p: dict[str, Any], int8: bool, compiled: bool) -> dict[str, Call]:
+    tensors = {name: tensor(value.copy() if "cache" in name else value) for name, value in p.items()}
+    if not int8:
+        tensors |= {name: tensors[name].t().contiguous() for name in WEIGHTS}
+    function = torch_int8 if int8 else torch_bf16
+    calls = {"torch eager": lambda: function(tensors)}
+    if compiled:
+        compiled_function = torch.compile(function, dynamic=False)
+        calls["torch compiled"] = lambda: compiled_function(tensors)
+    return calls
 
 
-def real_query(made: Any) -> tuple[np.ndarray, np.ndarray]:
-    """What a FULL_KV result stands for."""
-    scale = made.dequant_scale_q_nope
-    return made.query * scale, made.query_rope.astype(np.float32) * scale / 30
+def in_form(given: dict[str, np.ndarray], form: str) -> dict[str, Any]:
+    if form == "panels":
+        return {name: ds.PanelWeight.from_array(given[name]) for name in (*WEIGHTS, "weight_uk")}
+    return {} if form == "plain" else {name: ds.to_nz(given[name]) for name in WEIGHTS}
+
+
+def best_rate(call: Call, work: float, rounds: int = 9) -> float:
+    call()
+    times = []
+    for _ in range(rounds):
+        start = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - start)
+    return work / min(times)
+
+
+class Machine:
+    """What memory and products reach in this run."""
+
+    def __init__(self, threads: int) -> None:
+        self.read, self.dot = bandwidth(threads), {False: 0.0, True: 0.0}
+        if torch is not None:
+            block = torch.ones(2**26)
+            self.read = max(self.read, best_rate(block.sum, block.nbytes))
+            square = torch.ones(2048, 2048, dtype=torch.bfloat16)
+            whole = square.to(torch.int8)
+            self.dot = {
+                False: best_rate(lambda: square @ square, 2 * 2048.0**3),
+                True: best_rate(lambda: torch._int_mm(whole, whole), 2 * 2048.0**3),
+            }
+        print(f"memory {self.read / 1e9:.0f} GB/s, products of bfloat16 {self.dot[False] / 1e9:.0f} and of int8 "
+              f"{self.dot[True] / 1e9:.0f} Gop/s on {threads} thread(s)")  # fmt: skip
+
+    def floors(self, report: Report, case: str, nbytes: float, T: int, N: int, int8: bool, median: float) -> None:
+        """Adds the two floors to the report, and prints how near the first call of the case came."""
+        projections, absorbed = He * (Hcq + Hckv + Dr) + Hcq * N * (D + Dr), N * D * Hckv
+        dots = 2.0 * T * (projections / self.dot[int8] + absorbed / self.dot[False]) if self.dot[int8] else 0.0
+        for name, seconds in (("floor: one read of the weights", nbytes / self.read), ("floor: products", dots)):
+            print(f"  {name:32}{seconds * 1e3:8.3g} ms   {seconds / median:8.0%} of ours")
+            report.rows.append((case, name, seconds, *(None,) * 6, report.threads, report.rows[-1][-1]))
+
+
+def cases(chosen: Any, N: int, int8: bool, report: Report, machine: Machine) -> None:
+    rng = np.random.default_rng(0)
+    plain = weights(rng, N)
+    given = int8_weights(plain) if int8 else plain
+    forms = {form: in_form(given, form) for form in chosen.forms.split(",")}
+    nbytes = sum(given[name].nbytes for name in (*WEIGHTS, "weight_uk"))
+    operator: Callable[..., Any] = ds.mla_prolog_v2 if int8 else ds.mla_prolog
+    for T in map(int, chosen.tokens.split(",")):
+        p = problem(rng, T, plain)
+        expected = truth(p)
+        p = int8_problem(p, given) if int8 else p
+        calls: dict[str, Call] = {form: lambda w=w, p=p: operator(**p | w, backend="cpu") for form, w in forms.items()}
+        if torch is not None:
+            calls |= torch_calls(p, int8, bool(chosen.compile))
+        for name, call in calls.items():
+            made = call()
+            verify(name, real_query(made) if int8 else made, expected, 0.05 if int8 else 0.02)
+        case = f"{'int8' if int8 else 'bfloat16'} N={N} T={T}"
+        first = len(report.rows)
+        report.case(case, calls, chosen.rounds)
+        machine.floors(report, case, nbytes, T, N, int8, report.rows[first][2])
 
 
 def main() -> None:
-    chosen = options(__doc__, heads=16, rounds=9, threads=2)
+    chosen = options(
+        __doc__, heads="128", tokens="1,4,16,64,256", types="bf16,int8", forms="panels", compile=1, rounds=15, threads=2
+    )
     report = Report("mla_prolog", chosen.threads)
-    rng, N = np.random.default_rng(0), chosen.heads
-    shapes = {
-        "weight_dq": (He, Hcq),
-        "weight_uq_qr": (Hcq, N * (D + Dr)),
-        "weight_uk": (N, D, Hckv),
-        "weight_dkv_kr": (He, Hckv + Dr),
-    }
-    plain = {name: (rng.standard_normal(shape, np.float32) / np.sqrt(shape[-2])).astype(BF16) for name, shape in shapes.items()}
-    packed = plain | {name: ds.PackedWeight.from_array(plain[name]) for name in WEIGHTS}
-    nz = plain | {name: ds.to_nz(plain[name]) for name in WEIGHTS}
-    for T in TOKENS:
-        p = problem(rng, T, N, plain)
-        expected = truth(p)
-        calls: dict[str, Call] = {
-            "plain": lambda p=p: ds.mla_prolog(**p, backend="cpu"),
-            "NZ": lambda p=p: ds.mla_prolog(**p | nz, backend="cpu"),
-            "packed": lambda p=p: ds.mla_prolog(**p | packed, backend="cpu"),
-        }
-        if torch is not None:
-            calls |= {"torch (N, K)": torch_call(p, True), "torch (K, N)": torch_call(p, False)}
-        for name, call in calls.items():
-            verify(name, call(), expected)
-        report.case(f"bfloat16 N={N} T={T}", calls, chosen.rounds, sum(w.nbytes for w in plain.values()))
-        p8 = int8_problem(p)
-        nz8 = p8 | {name: ds.to_nz(p8[name]) for name in WEIGHTS}
-        calls = {
-            "plain": lambda p8=p8: ds.mla_prolog_v2(**p8, backend="cpu"),
-            "NZ": lambda nz8=nz8: ds.mla_prolog_v2(**nz8, backend="cpu"),
-        }
-        for name, call in calls.items():
-            verify(f"{name} int8", real_query(call()), expected, 0.05)
-        if torch is not None:
-            calls["torch _int_mm"] = torch_int8_call(p8)
-        read = sum(p8[name].nbytes for name in (*WEIGHTS, "weight_uk"))
-        report.case(f"int8 N={N} T={T}", calls, chosen.rounds, read)
+    machine = Machine(chosen.threads)
+    for N in map(int, chosen.heads.split(",")):
+        for kind in chosen.types.split(","):
+            cases(chosen, N, kind == "int8", report, machine)
     report.save()
 
 

@@ -7,20 +7,6 @@
 
 namespace decodestep::DECODESTEP_ISA {
 
-// Interleaved pairs in, halves out: pair j gives out[j] and out[half + j]. The pairs first, first + 1, ... of the row
-// are given; what the other pairs would give is zero.
-template <class Real>
-DECODESTEP_INLINE void rotate(const float* x, size_t pairs, size_t first, size_t half, const float* sin,
-                              const float* cos, Real* out) {
-    if (pairs < half) std::memset(out, 0, 2 * half * sizeof(Real));
-    for (size_t i = 0; i < pairs; ++i) {
-        const size_t j = first + i;
-        const float even = x[2 * i], odd = x[2 * i + 1];
-        put(even * cos[j] - odd * sin[j], out + j);
-        put(odd * cos[half + j] + even * sin[half + j], out + half + j);
-    }
-}
-
 // round(clip(value) / scale) with scale = clip * largest / 127 of each tile.
 inline void quantise_tiles(const float* latent, size_t n, float clip, int8_t* q, uint8_t* scales) {
     for (size_t i = 0; i < n; i += kCacheTile, scales += sizeof(float)) {
@@ -43,12 +29,12 @@ void latent_row(const MlaProlog& a, const float* latent, const Real* key, uint8_
             put_all(latent, a.latent, reinterpret_cast<Real*>(kv));
             break;
         case CacheScale::channel:
-            for (size_t i = 0; i < a.latent; ++i) q[i] = to_int8(latent[i] * a.ckv_scale[i]);
+            put_int8(latent, a.latent, a.ckv_scale, q);
             for (size_t i = 0; i < a.rope; ++i)
                 reinterpret_cast<int8_t*>(kr)[i] = to_int8(widen(key[i]) * a.ckr_scale[i]);
             return;
         case CacheScale::tensor:
-            for (size_t i = 0; i < a.latent; ++i) q[i] = to_int8(latent[i] * a.ckv_scale[0]);
+            put_int8(latent, a.latent, a.ckv_scale[0], q);
             break;
         case CacheScale::tile:
             kr = kv + a.latent;

@@ -5,63 +5,14 @@
 
 #include "latent_row.h"
 #include "parallel.h"
+#include "query_head.h"
 #include "rms_norm.h"
+#include "rotate.h"
 
 namespace decodestep::DECODESTEP_ISA {
 namespace {
 
-constexpr size_t kTokenBlock = 96;  // tokens whose sums stay in the cache beside the weights of a head
 constexpr size_t kPlainSpan = 128;  // outputs of a task where a weight is not packed: long enough runs for the memory
-constexpr size_t kLine = 64;
-
-constexpr size_t ceil_div(size_t n, size_t unit) { return (n + unit - 1) / unit; }
-constexpr size_t round_up(size_t n, size_t unit) { return ceil_div(n, unit) * unit; }
-
-// Arrays one after the other in a buffer; without one it counts how large the buffer has to be.
-class Arena {
-  public:
-    explicit Arena(void* buffer = nullptr) : at_(reinterpret_cast<uintptr_t>(buffer)), start_(at_) {}
-
-    template <class V>
-    V* take(size_t n) {
-        at_ = round_up(at_, kLine);
-        V* array = reinterpret_cast<V*>(at_);
-        at_ += n * sizeof(V);
-        return array;
-    }
-
-    size_t size() const { return at_ - start_ + kLine; }
-
-  private:
-    uintptr_t at_, start_;
-};
-
-// The tokens in blocks of as equal a size as can be.
-struct Blocks {
-    size_t tokens, count;
-
-    explicit Blocks(size_t tokens) : tokens(tokens), count(ceil_div(tokens, kTokenBlock)) {}
-    size_t begin(size_t block) const { return block * tokens / count; }
-    size_t size(size_t block) const { return begin(block + 1) - begin(block); }
-    size_t largest() const { return ceil_div(tokens, count); }
-};
-
-// The rows of a matrix as `multiply` reads them.
-struct Values {
-    uint8_t* data;
-    size_t stride;
-
-    template <class V>
-    V* row(size_t t) const {
-        return reinterpret_cast<V*>(data + t * stride);
-    }
-};
-
-// The sums of a projection, all outputs of a token in a row; int32 in the place of floats for int8.
-struct Sums {
-    float* data;
-    size_t stride;
-};
 
 bool given(const Projection& w) { return w.columns.data || w.rows.data; }
 size_t sums_stride(const Projection& w) { return w.rows.data ? w.rows.out : panel_count(w.columns.out) * kPanel; }
@@ -96,7 +47,6 @@ class Prolog {
 
   private:
     size_t kv_bytes() const { return a_.kv.width * a_.kv.value_bytes; }
-    size_t head_width() const { return a_.nope + a_.rope / a_.rope_groups; }
 
     size_t lay_out(Arena arena) {
         const auto sums = [&](const Projection& w, bool wanted) {
@@ -193,11 +143,6 @@ class Prolog {
         for (size_t i = 0; i < outputs; ++i) out[i] = rounded<Real>(row[i]);
     }
 
-    static DECODESTEP_INLINE void scaled(const float* sums, float token, const float* scale, size_t n, float* out) {
-        for (size_t i = 0; i < n; ++i)
-            out[i] = static_cast<float>(static_cast<int32_t>(bits_of(sums[i]))) * token * scale[i];
-    }
-
     static void norm(float* row, size_t width, const float* gamma, float eps, float alpha) {
         rms_norm({.x = row,
                   .x_stride = 0,
@@ -253,117 +198,11 @@ class Prolog {
         if (a_.w_uq_qr.rows.data) multiply_rows(a_.w_uq_qr.rows, cq_.row<float>(0), q_sums_);
         const size_t work = a_.tokens * a_.heads * (a_.nope * a_.latent + a_.rope);
         const bool small = a_.w_uq_qr.rows.data && work < (size_t{1} << 17);
+        const Compressed heads{a_, blocks_, cq_, cq_scale_, q_sums_};
         // Task by task the tokens of one head, so that its weights are read once from memory.
         parallel_for(a_.heads * blocks_.count, small ? 1 : a_.threads,
-                     [&](size_t task) { Head(*this, task / blocks_.count, task % blocks_.count).run(); });
+                     [&](size_t task) { Head<Real>(heads, task).run(); });
     }
-
-    // One head of a block of tokens.
-    struct Head {
-        const Prolog& p;
-        const MlaProlog& a;
-        size_t head, begin, tokens;
-        uint8_t* scratch;
-        Sums q, query;  // sums of w_uq_qr and of w_uk
-        Values nope;
-        float* row;
-
-        Head(const Prolog& prolog, size_t head, size_t block)
-            : p(prolog), a(prolog.a_), head(head), begin(p.blocks_.begin(block)), tokens(p.blocks_.size(block)) {
-            const size_t size = lay_out(Arena());
-            lay_out(Arena(thread_scratch(ceil_div(size, sizeof(float)))));
-        }
-
-        size_t lay_out(Arena arena) {
-            const size_t most = p.blocks_.largest(), first = head * p.head_width();
-            const size_t stride =
-                a.w_uq_qr.rows.data ? 0 : sums_width(a.w_uq_qr.columns, first, first + p.head_width());
-            scratch = arena.take<uint8_t>(kProductScratch);
-            q = {arena.take<float>(most * stride), stride};
-            const size_t nope_bytes = round_up(a.nope * sizeof(Real), kGroupBytes);
-            nope = {arena.take<uint8_t>(most * nope_bytes), nope_bytes};
-            const size_t latent = panel_count(a.latent) * kPanel;
-            query = {arena.take<float>(most * latent), latent};
-            row = arena.take<float>(std::max(p.head_width(), a.latent));
-            return arena.size();
-        }
-
-        void run() {
-            const float* sums = up_projected();
-            for (size_t t = 0; t < tokens; ++t) split(t, sums + t * q.stride);
-            if (!a.query) return;
-            multiply({.x = nope.data,
-                      .x_stride = nope.stride,
-                      .tokens = tokens,
-                      .w = head_of_w_uk(),
-                      .first = 0,
-                      .last = a.latent,
-                      .y = query.data,
-                      .y_stride = query.stride,
-                      .scratch = scratch});
-            for (size_t t = 0; t < tokens; ++t) put_query(t);
-        }
-
-        Columns head_of_w_uk() const {
-            Columns w = a.w_uk;
-            w.data = static_cast<const uint8_t*>(w.data) + static_cast<ptrdiff_t>(head) * a.w_uk_stride;
-            return w;
-        }
-
-        // The head's sums for the first token; those of the next are q.stride behind.
-        const float* up_projected() {
-            const size_t first = head * p.head_width();
-            if (a.w_uq_qr.rows.data) {
-                q.stride = p.q_sums_.stride;
-                return p.q_sums_.data + begin * q.stride + first;
-            }
-            const Columns& w = a.w_uq_qr.columns;
-            multiply({.x = p.cq_.template row<uint8_t>(begin),
-                      .x_stride = p.cq_.stride,
-                      .tokens = tokens,
-                      .w = w,
-                      .first = first,
-                      .last = first + p.head_width(),
-                      .y = q.data,
-                      .y_stride = q.stride,
-                      .scratch = scratch});
-            return q.data + sums_before(w, first);
-        }
-
-        // The nope part as the input of w_uk, the rope part to its result. That of an int8 product is not rounded.
-        void split(size_t t, const float* sums) {
-            const size_t width = p.head_width(), half = a.rope / 2, pairs = half / a.rope_groups;
-            if (a.w_uq_qr.scale) {
-                scaled(sums, p.cq_scale_[begin + t], a.w_uq_qr.scale + head * width, width, row);
-            } else {
-                for (size_t i = 0; i < width; ++i) row[i] = rounded<Real>(sums[i]);
-            }
-            if (nope.stride) {
-                std::memset(nope.row<uint8_t>(t) + nope.stride - kGroupBytes, 0, kGroupBytes);
-                put_all(row, a.nope, nope.template row<Real>(t));
-            }
-            const size_t group = head / (a.heads / a.rope_groups), at = (begin + t) * a.rope;
-            rotate(row + a.nope, pairs, group * pairs, half, a.sin + at, a.cos + at, rope_of(t));
-        }
-
-        size_t place(size_t t) const { return (begin + t) * a.heads + head; }
-        Real* rope_of(size_t t) const { return static_cast<Real*>(a.query_rope) + place(t) * a.rope; }
-
-        void put_query(size_t t) const {
-            const float* sums = query.data + t * query.stride;
-            if (!a.query_scale) return put_all(sums, a.latent, static_cast<Real*>(a.query) + place(t) * a.latent);
-            for (size_t i = 0; i < a.latent; ++i) row[i] = rounded<Real>(sums[i]);
-            int8_t* out = static_cast<int8_t*>(a.query) + place(t) * a.latent;
-            const float scale = quantise_row(row, a.latent, a.half_away, out);
-            a.query_scale[place(t)] = scale;
-            // The rope in units of the int8 query. The rope of a head that is nothing, where it is nothing too, stays.
-            Real* rope = rope_of(t);
-            for (size_t i = 0; i < a.rope; ++i) {
-                const float value = widen(rope[i]);
-                put(scale == 0.0f && value == 0.0f ? 0.0f : value * a.ckv_scale[0] / scale, rope + i);
-            }
-        }
-    };
 
     const MlaProlog& a_;
     Blocks blocks_;

@@ -58,6 +58,37 @@ DECODESTEP_INLINE int8_t to_int8(float value) {
     return static_cast<int8_t>(static_cast<int32_t>(whole < -128.0f ? -128.0f : whole > 127.0f ? 127.0f : whole));
 }
 
+// The same for sixteen, in instructions that compilers do not find behind the choices.
+DECODESTEP_INLINE void put_int8(f32x16 values, int8_t* out) {
+    values = min(broadcast(127.0f), max(broadcast(-128.0f), values));  // NaN stays
+#if defined(__AVX512F__)
+    const __mmask16 numbers = _mm512_cmp_ps_mask(values.v, values.v, _CMP_ORD_Q);
+    const __m512i whole = _mm512_maskz_cvtps_epi32(numbers, values.v);
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(out), _mm512_cvtepi32_epi8(whole));
+#elif defined(__AVX2__)
+    const auto whole = [](__m256 v) { return _mm256_cvtps_epi32(_mm256_and_ps(v, _mm256_cmp_ps(v, v, _CMP_ORD_Q))); };
+    const __m256i low = whole(values.low), high = whole(values.high);
+    const auto words = [](__m256i v) {
+        return _mm_packs_epi32(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1));
+    };
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(out), _mm_packs_epi16(words(low), words(high)));
+#else
+    for (int i = 0; i < kLanes; ++i) out[i] = to_int8(values.v[i]);
+#endif
+}
+
+DECODESTEP_INLINE void put_int8(const float* values, size_t n, float factor, int8_t* out) {
+    size_t i = 0;
+    for (; i + kLanes <= n; i += kLanes) put_int8(load(values + i) * broadcast(factor), out + i);
+    for (; i < n; ++i) out[i] = to_int8(values[i] * factor);
+}
+
+DECODESTEP_INLINE void put_int8(const float* values, size_t n, const float* factors, int8_t* out) {
+    size_t i = 0;
+    for (; i + kLanes <= n; i += kLanes) put_int8(load(values + i) * load(factors + i), out + i);
+    for (; i < n; ++i) out[i] = to_int8(values[i] * factors[i]);
+}
+
 // Half away from zero twice, to float16 and to an integer: what the device's conversion of a small float32 does.
 inline int8_t to_int8_away(float value) {
     if (!(value == value)) return 0;
@@ -85,7 +116,7 @@ inline float quantise_row(const float* values, size_t n, bool half_away, int8_t*
     if (half_away)
         for (size_t i = 0; i < n; ++i) q[i] = to_int8_away(values[i] * factor);
     else
-        for (size_t i = 0; i < n; ++i) q[i] = to_int8(values[i] * factor);
+        put_int8(values, n, factor, q);
     return largest / 127.0f;
 }
 

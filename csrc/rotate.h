@@ -1,0 +1,22 @@
+// RoPE of one row. Included by kernels that are compiled once for each instruction set.
+#pragma once
+
+#include "rounding.h"
+
+namespace decodestep::DECODESTEP_ISA {
+
+// Interleaved pairs in, halves out: pair j gives out[j] and out[half + j]. The pairs first, first + 1, ... of the row
+// are given; what the other pairs would give is zero.
+template <class Real>
+DECODESTEP_INLINE void rotate(const float* x, size_t pairs, size_t first, size_t half, const float* sin,
+                              const float* cos, Real* out) {
+    if (pairs < half) std::memset(out, 0, 2 * half * sizeof(Real));
+    for (size_t i = 0; i < pairs; ++i) {
+        const size_t j = first + i;
+        const float even = x[2 * i], odd = x[2 * i + 1];
+        put(even * cos[j] - odd * sin[j], out + j);
+        put(odd * cos[half + j] + even * sin[half + j], out + half + j);
+    }
+}
+
+}  // namespace decodestep::DECODESTEP_ISA
