@@ -12,8 +12,6 @@
 namespace decodestep::DECODESTEP_ISA {
 namespace {
 
-constexpr size_t kPlainSpan = 128;  // outputs of a task where a weight is not packed: long enough runs for the memory
-
 bool given(const Projection& w) { return w.columns.data || w.rows.data; }
 size_t sums_stride(const Projection& w) { return w.rows.data ? w.rows.out : panel_count(w.columns.out) * kPanel; }
 
@@ -56,7 +54,10 @@ class Prolog {
         const auto values = [&](size_t stride) { return Values{arena.take<uint8_t>(a_.tokens * stride), stride}; };
         cq_sums_ = sums(a_.w_dq, given(a_.w_dq));
         kv_sums_ = sums(a_.w_dkv_kr, caches_);
-        q_sums_ = sums(a_.w_uq_qr, a_.w_uq_qr.rows.data);
+        // The rows of a matrix that is not packed are too short within a head for the memory, unless many tokens share
+        // them.
+        const Columns& up = a_.w_uq_qr.columns;
+        q_sums_ = sums(a_.w_uq_qr, a_.w_uq_qr.rows.data || (!up.packed && up.width >= kPanel && blocks_.count == 1));
         cq_ = values(row_bytes_for(a_.w_uq_qr, a_.width));
         cached_ = values(caches_ ? kv_bytes() + a_.kr.width * a_.kr.value_bytes : 0);
         cq_scale_ = arena.take<float>(a_.tokens);
@@ -81,35 +82,45 @@ class Prolog {
 
     // x times w_dq and w_dkv_kr in one sweep.
     void project_tokens() {
-        struct Target {
-            const Projection* w;
-            Sums sums;
-            size_t span, tasks;
-        };
         Target targets[2];
-        size_t count = 0, tasks = 0;
+        size_t count = 0;
         const auto add = [&](const Projection& w, Sums sums) {
             if (w.rows.data) return multiply_rows(w.rows, wide_x(), sums);
-            const size_t span = w.columns.packed ? kPanel : kPlainSpan;
-            targets[count] = {&w, sums, span, ceil_div(w.columns.out, span)};
-            tasks += targets[count++].tasks;
+            targets[count++] = {w.columns, sums, span_of(w.columns)};
         };
         if (given(a_.w_dq)) add(a_.w_dq, cq_sums_);
         if (caches_) add(a_.w_dkv_kr, kv_sums_);
-        if (!tasks) return;
-        const Values x = this->x();
+        if (count) multiply_columns(targets, count, x());
+    }
+
+    struct Target {
+        Columns w;
+        Sums sums;
+        size_t span;  // outputs of a task
+
+        size_t tasks() const { return ceil_div(w.out, span); }
+    };
+
+    // A weight that is not packed is read in rows as long as two tasks for each thread leave them.
+    size_t span_of(const Columns& w) const {
+        const bool rows = !w.packed && w.width >= kPanel;
+        return rows ? std::max(kPanel, round_up(w.out / (2 * a_.threads), kPanel)) : kPanel;
+    }
+
+    void multiply_columns(const Target* targets, size_t count, Values x) const {
+        size_t tasks = 0;
+        for (size_t i = 0; i < count; ++i) tasks += targets[i].tasks();
         parallel_for(blocks_.count * tasks, a_.threads, [&](size_t task) {
             const size_t block = task / tasks, begin = blocks_.begin(block);
             const Target* target = targets;
-            for (task %= tasks; task >= target->tasks; ++target) task -= target->tasks;
-            const Columns& w = target->w->columns;
+            for (task %= tasks; task >= target->tasks(); ++target) task -= target->tasks();
             const size_t first = task * target->span;
             multiply({.x = x.row<uint8_t>(begin),
                       .x_stride = x.stride,
                       .tokens = blocks_.size(block),
-                      .w = w,
+                      .w = target->w,
                       .first = first,
-                      .last = std::min(w.out, first + target->span),
+                      .last = std::min(target->w.out, first + target->span),
                       .y = target->sums.data + begin * target->sums.stride + first,
                       .y_stride = target->sums.stride,
                       .scratch = Arena(thread_scratch(kProductScratch / sizeof(float) + kLine)).take<uint8_t>(0)});
@@ -195,7 +206,12 @@ class Prolog {
     }
 
     void project_heads() {
-        if (a_.w_uq_qr.rows.data) multiply_rows(a_.w_uq_qr.rows, cq_.row<float>(0), q_sums_);
+        if (a_.w_uq_qr.rows.data) {
+            multiply_rows(a_.w_uq_qr.rows, cq_.row<float>(0), q_sums_);
+        } else if (q_sums_.stride) {
+            const Target target{a_.w_uq_qr.columns, q_sums_, span_of(a_.w_uq_qr.columns)};
+            multiply_columns(&target, 1, cq_);
+        }
         const size_t work = a_.tokens * a_.heads * (a_.nope * a_.latent + a_.rope);
         const bool small = a_.w_uq_qr.rows.data && work < (size_t{1} << 17);
         const Compressed heads{a_, blocks_, cq_, cq_scale_, q_sums_};

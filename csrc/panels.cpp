@@ -32,8 +32,9 @@ constexpr int kVectors = 1;
 constexpr size_t kChunk = 128;      // groups whose weights, 32 KiB, stay in the innermost cache for all tokens
 constexpr size_t kAhead = 4096;     // bytes by which weights that are read once are asked for in advance
 constexpr size_t kPackGroups = 32;  // of a weight that is not packed, at a time, for
-constexpr size_t kPackPanels = 8;   // so many panels
-constexpr size_t kPrefetchRows = 24;
+constexpr size_t kPackPanels = 8;   // so many panels, or for one panel of NZ
+constexpr size_t kNzGroups = 128;
+constexpr size_t kPackAhead = 12288;  // bytes of rows
 static_assert(kPackPanels * (kPackGroups + 1) * kPanelRow <= kProductScratch);
 
 // Some groups of a panel.
@@ -128,44 +129,57 @@ void multiply_packed(const Product& a) {
     }
 }
 
-// Groups [k, k + groups) of the panel that begins with output `first`.
+// Outputs whose values of one input lie together, in the source and in a packed row.
 template <class W>
-void pack_groups(const Columns& from, size_t first, size_t k, size_t groups, uint8_t* to) {
+struct Run {
+    const W* from;
+    size_t to, length;
+};
+
+// Groups [k, k + groups) of outputs [first, last): panels that lie `stride` bytes apart. Reads row by row, for rows are
+// what lies together, and asks for later rows as far ahead as the memory needs.
+template <class W>
+void pack_groups(const Columns& from, size_t first, size_t last, size_t k, size_t groups, uint8_t* to, size_t stride) {
     constexpr size_t G = kGroupBytes / sizeof(W);
-    const W* data = static_cast<const W*>(from.data);
-    const size_t count = std::min(kPanel, from.out - first);
+    Run<W> runs[kPackPanels * kPanel];
+    size_t count = 0;
+    for (size_t n = first; n < last; n += runs[count++].length) {
+        const size_t in_panel = (n - first) % kPanel, in_source = n % from.width;
+        runs[count] = {static_cast<const W*>(from.data) + n / from.width * from.panel_stride + in_source,
+                       (n - first) / kPanel * stride + in_panel * kGroupBytes,
+                       std::min({kPanel - in_panel, from.width - in_source, last - n})};
+    }
+    const size_t rest = (kPanel - (last - first) % kPanel) % kPanel * kGroupBytes;
+    const size_t ahead = std::max(2 * G, kPackAhead / ((last - first) * sizeof(W)));
     const W zeros[kPanel] = {};
     for (size_t group = k; group < k + groups; ++group, to += kPanelRow) {
-        W* out = reinterpret_cast<W*>(to);
-        if (count < kPanel) std::memset(to, 0, kPanelRow);
-        for (size_t n = first; n < first + count;) {
-            const size_t inside = n % from.width, run = std::min(from.width - inside, first + count - n);
-            const W* at = data + n / from.width * from.panel_stride + inside;
+        for (size_t i = 0; i < count; ++i) {
+            const Run<W> run = runs[i];
+            W* out = reinterpret_cast<W*>(to + run.to);
             const W* rows[G];
             for (size_t g = 0; g < G; ++g) {
                 const size_t row = group * G + g;
-                for (size_t l = 0; l < run; l += 64 / sizeof(W))
-                    prefetch(at + (row + kPrefetchRows) * from.row_stride + l);
-                rows[g] = row < from.in ? at + row * from.row_stride : zeros;
+                for (size_t l = 0; l < run.length; l += 64 / sizeof(W))
+                    prefetch(run.from + (row + ahead) * from.row_stride + l);
+                rows[g] = row < from.in ? run.from + row * from.row_stride : zeros;
             }
             size_t l = 0;
-            for (; l + kLanes <= run; l += kLanes) store_bits(out + l * G, group_of(rows, l));
-            for (; l < run; ++l)
+            for (; l + kLanes <= run.length; l += kLanes) store_bits(out + l * G, group_of(rows, l));
+            for (; l < run.length; ++l)
                 for (size_t g = 0; g < G; ++g) out[l * G + g] = rows[g][l];
-            n += run;
-            out += run * G;
         }
+        std::memset(to + (last - first - 1) / kPanel * stride + kPanelRow - rest, 0, rest);
     }
 }
 
-void pack_groups(const Columns& from, size_t first, size_t k, size_t groups, uint8_t* to) {
+void pack_groups(const Columns& from, size_t first, size_t last, size_t k, size_t groups, uint8_t* to, size_t stride) {
     switch (from.value) {
         case Value::f32:
-            return pack_groups<float>(from, first, k, groups, to);
+            return pack_groups<float>(from, first, last, k, groups, to, stride);
         case Value::bf16:
-            return pack_groups<uint16_t>(from, first, k, groups, to);
+            return pack_groups<uint16_t>(from, first, last, k, groups, to, stride);
         case Value::i8:
-            return pack_groups<int8_t>(from, first, k, groups, to);
+            return pack_groups<int8_t>(from, first, last, k, groups, to, stride);
     }
 }
 
@@ -184,17 +198,20 @@ void sum_groups(const uint8_t* w, size_t groups, uint8_t* start) {
 
 template <class Dot>
 void multiply_plain(const Product& a) {
-    const size_t groups = group_count(a.w.value, a.w.in);
-    for (size_t span = a.first; span < a.last; span += kPackPanels * kPanel) {
-        const size_t end = std::min(a.last, span + kPackPanels * kPanel);
-        for (size_t k = 0; k < groups; k += kPackGroups) {
-            const size_t count = std::min(kPackGroups, groups - k);
-            for (size_t n = span; n < end; n += kPanel) {
-                uint8_t* start = a.scratch + (n - span) / kPanel * (kPackGroups + 1) * kPanelRow;
-                uint8_t* w = start + kPanelRow;
-                pack_groups(a.w, n, k, count, w);
-                if (Dot::kOffset) sum_groups(w, count, start);
-                all_tokens<Dot>(a, {w, count, start, k == 0, w}, a.x + k * kGroupBytes, a.y + n - a.first);
+    const size_t all = group_count(a.w.value, a.w.in);
+    // Of a matrix long rows at a time, of NZ long panels.
+    const bool nz = a.w.width < kPanel;
+    const size_t panels = nz ? 1 : kPackPanels, most = nz ? kNzGroups : kPackGroups;
+    for (size_t span = a.first; span < a.last; span += panels * kPanel) {
+        const size_t end = std::min(a.last, span + panels * kPanel);
+        for (size_t k = 0; k < all; k += most) {
+            const size_t groups = std::min(most, all - k), stride = (most + 1) * kPanelRow;
+            pack_groups(a.w, span, end, k, groups, a.scratch + kPanelRow, stride);
+            uint8_t* start = a.scratch;
+            for (size_t n = span; n < end; n += kPanel, start += stride) {
+                const uint8_t* w = start + kPanelRow;
+                if (Dot::kOffset) sum_groups(w, groups, start);
+                all_tokens<Dot>(a, {w, groups, start, k == 0, w}, a.x + k * kGroupBytes, a.y + n - a.first);
             }
         }
     }
@@ -226,7 +243,7 @@ void pack_panels(const PackPanels& a) {
     parallel_for(panel_count(a.from.out), a.threads, [&](size_t p) {
         uint8_t* panel = a.to + p * bytes;
         uint8_t* w = panel + bytes - groups * kPanelRow;
-        pack_groups(a.from, p * kPanel, 0, groups, w);
+        pack_groups(a.from, p * kPanel, std::min((p + 1) * kPanel, a.from.out), 0, groups, w, 0);
         if (a.from.value == Value::i8) sum_groups(w, groups, panel);
     });
 }

@@ -75,7 +75,7 @@ struct Compressed {
     Blocks blocks;
     Values cq;          // as w_uq_qr multiplies them
     float* scale;       // of int8 ones
-    Sums up_projected;  // by a w_uq_qr in a block format, which has been multiplied for all heads at once
+    Sums up_projected;  // where w_uq_qr has been multiplied for all heads at once, else of stride 0
 
     size_t head_width() const { return a.nope + a.rope / a.rope_groups; }
 };
@@ -125,7 +125,7 @@ struct Head {
 
     size_t lay_out(Arena arena) {
         const size_t most = p.blocks.largest(), first = head * p.head_width();
-        const size_t stride = a.w_uq_qr.rows.data ? 0 : sums_width(a.w_uq_qr.columns, first, first + p.head_width());
+        const size_t stride = p.up_projected.stride ? 0 : sums_width(a.w_uq_qr.columns, first, first + p.head_width());
         scratch = arena.take<uint8_t>(kProductScratch);
         q = {arena.take<float>(most * stride), stride};
         const size_t nope_bytes = round_up(a.nope * sizeof(Real), kGroupBytes);
@@ -164,7 +164,7 @@ struct Head {
     // The weights that this thread most probably multiplies next.
     Soon next_head() const {
         const size_t next = (task + static_cast<size_t>(a.threads)) / p.blocks.count, width = p.head_width();
-        if (next == head || next >= a.heads || a.w_uq_qr.rows.data) return {};
+        if (next == head || next >= a.heads || p.up_projected.stride) return {};
         return Soon(a.w_uq_qr.columns, next * width, (next + 1) * width);
     }
 
@@ -177,7 +177,7 @@ struct Head {
     // The head's sums for the first token; those of the next are q.stride behind.
     const float* up_projected() {
         const size_t first = head * p.head_width();
-        if (a.w_uq_qr.rows.data) {
+        if (p.up_projected.stride) {
             q.stride = p.up_projected.stride;
             return p.up_projected.data + begin * q.stride + first;
         }

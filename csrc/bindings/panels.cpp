@@ -62,6 +62,7 @@ void bind_panels(nb::module_& m) {
             require(!from.packed, "the weight is packed");
             const size_t bytes = panel_count(out) * panel_bytes(from.value, in), batch = count ? count : 1;
             require(to.shape(0) == bytes * batch, "`to` has the wrong length");
+            require(reinterpret_cast<uintptr_t>(to.data()) % kGroupBytes == 0, "`to` must be aligned to groups");
             const ptrdiff_t stride = count ? w.stride(0) * static_cast<ptrdiff_t>(value_bytes(from.value)) : 0;
             thread_count(threads);
             nb::gil_scoped_release release;
