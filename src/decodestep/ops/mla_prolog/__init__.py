@@ -72,8 +72,8 @@ def mla_prolog(
 
     token_x: (T, He) or (B, S, He); everything of a token has the same leading axes. bfloat16.
     weight_dq: (He, Hcq). weight_uq_qr: (Hcq, N * (D + Dr)). weight_dkv_kr: (He, Hckv + Dr). Plain, or the NZ storage that
-        `to_nz` makes, (columns / c0, rows / 16, 16, c0), c0 = 16 (int8: 32), or a `PackedWeight`. bfloat16.
-    weight_uk: (N, D, Hckv). rmsnorm_gamma_cq: (Hcq,). rmsnorm_gamma_ckv: (Hckv,). bfloat16.
+        `to_nz` makes, (columns / c0, rows / 16, 16, c0), c0 = 16 (int8: 32), or a `PanelWeight` or `PackedWeight`. bfloat16.
+    weight_uk: (N, D, Hckv), plain or a `PanelWeight`. rmsnorm_gamma_cq: (Hcq,). rmsnorm_gamma_ckv: (Hckv,). bfloat16.
     rope_sin, rope_cos: (..., Dr), the rows of the tokens' positions, Dr even; bfloat16.
     cache_index: int64 (...): block * block size + row of each token; below the number of rows; a negative one: the token is
         not cached. The same slot twice keeps the later token.
@@ -85,8 +85,8 @@ def mla_prolog(
     rmsnorm_epsilon_cq, rmsnorm_epsilon_ckv: >= 0.
     cache_mode: "PA_BSND", rows in their order, or "PA_NZ", each block as `cache_to_nz` orders it.
     limits: None takes any size; "design-note", "nov2025" and "latest" refuse the sizes that the device refuses.
-    backend: "auto", "cpu" or "reference". "cpu" serves everything but float64, fastest with weights that are NZ or packed;
-        "auto" takes "reference" for that.
+    backend: "auto", "cpu" or "reference". "cpu" serves everything but float64, several times faster for few tokens with each
+        weight a `PanelWeight`; "auto" takes "reference" for that.
 
     Four extensions: float32 (or float64) in the place of bfloat16 throughout; weight_dq=None: c = rms_norm(x), gamma of
         length He; a gamma None: no norm; D = 0: query is zeros, and need_query=False returns None for it. rope_groups = G,
@@ -101,7 +101,9 @@ def mla_prolog(
     rounded but quantised by row, z = c * smooth, s = max |z| / 127, q = round(z * 127 / max |z|), a row of zeros to zeros;
     the product is exact, then * s * dequant_scale, and its rope part enters ROPE unrounded. smooth is not undone: weights
     have been divided by it. Cached int8 is clamp(round(value * quant_scale), -128, 127): the scale multiplies; the rope key
-    is rounded to bfloat16 before. Values are never looked at: infinities and NaN go through, NaN becomes int8 0.
+    is rounded to bfloat16 before. Values are never looked at: infinities and NaN go through, NaN becomes int8 0. "cpu" has the
+    same bits for any thread count, any other tokens of the call, and plain, NZ and `PanelWeight` weights; where the CPU has
+    bfloat16 dot products, products and sums that are subnormal, and subnormal bfloat16 operands, count as zeros.
     Source: Ascend MlaProlog V1 (CANN ops-transformer, November 2025).
     """
     problem = bind(
