@@ -1,16 +1,16 @@
 """mla_prolog against torch, eager and compiled, at DeepSeek-V3's sizes, bfloat16 and int8 (FULL_KV): verified, timed in turns.
 
-    python benchmarks/bench_mla_prolog.py [--heads 128] [--tokens 1,4,16,64,256] [--types bf16,int8] [--forms panels]
-        [--rounds 15] [--threads 2] [--compile 1]
+    decodestep bench prolog --heads 128 --tokens 1 4 16 --types bf16 --rounds 15 --threads 2
 
 `--forms`: of our weights, "panels" (`PanelWeight`), "plain" (K, N) and "NZ". torch keeps its weights as its products like them
-best: (N, K) for bfloat16, (K, N) for `torch._int_mm`. Two floors are measured in the same run: one read of the weights at the
-best bandwidth that NumPy or torch reaches, and the products at the best rate of torch's square matrices.
-A run of one number of heads and one type takes less than a minute once torch has compiled its code.
+best: (N, K) for bfloat16, (K, N) for `torch._int_mm`; `--compile 0` leaves torch.compile out. The floor is one read of the
+weights at the bandwidth measured in the same run; below it stands the time of the products at the best rate of torch's square
+matrices. A run of one number of heads and one type takes less than a minute once torch has compiled its code.
 """
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -19,7 +19,7 @@ import ml_dtypes
 import numpy as np
 
 import decodestep as ds
-from harness import Call, Report, bandwidth, options, torch
+from harness import Call, Report, options, torch
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
 He, Hcq, D, Hckv, Dr, BLOCK = 7168, 1536, 128, 512, 64, 16
@@ -175,40 +175,36 @@ def best_rate(call: Call, work: float, rounds: int = 9) -> float:
     return work / min(times)
 
 
-class Machine:
-    """What memory and products reach in this run."""
-
-    def __init__(self, threads: int) -> None:
-        self.read, self.dot = bandwidth(threads), {False: 0.0, True: 0.0}
-        if torch is not None:
-            block = torch.ones(2**26)
-            self.read = max(self.read, best_rate(block.sum, block.nbytes))
-            square = torch.ones(2048, 2048, dtype=torch.bfloat16)
-            whole = square.to(torch.int8)
-            self.dot = {
-                False: best_rate(lambda: square @ square, 2 * 2048.0**3),
-                True: best_rate(lambda: torch._int_mm(whole, whole), 2 * 2048.0**3),
-            }
-        print(f"memory {self.read / 1e9:.0f} GB/s, products of bfloat16 {self.dot[False] / 1e9:.0f} and of int8 "
-              f"{self.dot[True] / 1e9:.0f} Gop/s on {threads} thread(s)")  # fmt: skip
-
-    def floors(self, report: Report, case: str, nbytes: float, T: int, N: int, int8: bool, median: float) -> None:
-        """Adds the two floors to the report, and prints how near the first call of the case came."""
-        projections, absorbed = He * (Hcq + Hckv + Dr) + Hcq * N * (D + Dr), N * D * Hckv
-        dots = 2.0 * T * (projections / self.dot[int8] + absorbed / self.dot[False]) if self.dot[int8] else 0.0
-        for name, seconds in (("floor: one read of the weights", nbytes / self.read), ("floor: products", dots)):
-            print(f"  {name:32}{seconds * 1e3:8.3g} ms   {seconds / median:8.0%} of ours")
-            report.rows.append((case, name, seconds, *(None,) * 6, report.threads, report.rows[-1][-1]))
+def product_rates() -> dict[bool, float]:
+    """Operations a second of torch's square products, of bfloat16 (False) and of int8 (True)."""
+    if torch is None:
+        return {}
+    square = torch.ones(2048, 2048, dtype=torch.bfloat16)
+    whole, work = square.to(torch.int8), 2 * 2048.0**3
+    rates = {
+        False: best_rate(lambda: square @ square, work),
+        True: best_rate(lambda: torch._int_mm(whole, whole), work),
+    }
+    print(f"square products of bfloat16 {rates[False] / 1e9:.0f}, of int8 {rates[True] / 1e9:.0f} Gop/s")
+    return rates
 
 
-def cases(chosen: Any, N: int, int8: bool, report: Report, machine: Machine) -> None:
+def product_floor(report: Report, case: str, seconds: float, ours: float) -> None:
+    print(f"  products alone {seconds * 1e3:.3g} ms, {seconds / ours:.0%} of ours")
+    ratio = seconds / ours
+    *_, threads, isa = report.rows[-1]
+    report.rows.append((case, "products alone", *(seconds,) * 3, *(ratio,) * 3, 1 / ratio, None, None, threads, isa))
+
+
+def cases(chosen: Any, N: int, int8: bool, report: Report, rates: dict[bool, float]) -> None:
     rng = np.random.default_rng(0)
     plain = weights(rng, N)
     given = int8_weights(plain) if int8 else plain
-    forms = {form: in_form(given, form) for form in chosen.forms.split(",")}
+    forms = {form: in_form(given, form) for form in chosen.forms}
     nbytes = sum(given[name].nbytes for name in (*WEIGHTS, "weight_uk"))
+    projections, absorbed = He * (Hcq + Hckv + Dr) + Hcq * N * (D + Dr), N * D * Hckv
     operator: Callable[..., Any] = ds.mla_prolog_v2 if int8 else ds.mla_prolog
-    for T in map(int, chosen.tokens.split(",")):
+    for T in chosen.tokens:
         p = problem(rng, T, plain)
         expected = truth(p)
         p = int8_problem(p, given) if int8 else p
@@ -219,20 +215,23 @@ def cases(chosen: Any, N: int, int8: bool, report: Report, machine: Machine) -> 
             made = call()
             verify(name, real_query(made) if int8 else made, expected, 0.05 if int8 else 0.02)
         case = f"{'int8' if int8 else 'bfloat16'} N={N} T={T}"
-        first = len(report.rows)
-        report.case(case, calls, chosen.rounds)
-        machine.floors(report, case, nbytes, T, N, int8, report.rows[first][2])
+        times = report.case(case, calls, chosen.rounds, nbytes)
+        if rates:
+            ours = statistics.median(next(iter(times.values())))
+            product_floor(report, case, 2.0 * T * (projections / rates[int8] + absorbed / rates[False]), ours)
 
 
 def main() -> None:
+    forms, types = ("panels", "plain", "NZ"), ("bf16", "int8")
     chosen = options(
-        __doc__, heads="128", tokens="1,4,16,64,256", types="bf16,int8", forms="panels", compile=1, rounds=15, threads=2
-    )
+        __doc__, {"forms": forms, "types": types}, heads=(128,), tokens=(1, 4, 16, 64, 256), types=types, forms=forms[:1],
+        compile=1, rounds=15, threads=2,
+    )  # fmt: skip
     report = Report("mla_prolog", chosen.threads)
-    machine = Machine(chosen.threads)
-    for N in map(int, chosen.heads.split(",")):
-        for kind in chosen.types.split(","):
-            cases(chosen, N, kind == "int8", report, machine)
+    rates = product_rates()
+    for N in chosen.heads:
+        for kind in chosen.types:
+            cases(chosen, N, kind == "int8", report, rates)
     report.save()
 
 

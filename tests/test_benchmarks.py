@@ -63,6 +63,28 @@ def test_top_k_top_p_sample_verifies():
     assert ran.stdout.count("verified") == 6
 
 
+def test_the_prolog_verifies_every_form_and_type():
+    ran = run(
+        [*CLI, "prolog"],
+        "--heads",
+        1,
+        "--tokens",
+        2,
+        "--rounds",
+        3,
+        "--compile",
+        0,
+        "--forms",
+        "panels",
+        "plain",
+        "NZ",
+        "--json",
+    )
+    assert ran.returncode == 0, ran.stderr
+    rows = json.loads(ran.stdout)["rows"]
+    assert {"panels", "plain", "NZ"} <= names(rows, "bfloat16 N=1 T=2") & names(rows, "int8 N=1 T=2")
+
+
 def test_the_command_lists_them_all_and_knows_no_others():
     listed = json.loads(run(CLI, "--json").stdout)
     stems = {path.stem.removeprefix("bench_") for path in FOLDER.glob("bench_*.py")}
