@@ -1,125 +1,100 @@
 #include "mla_attention.h"
 
+#include <memory>
+#include <vector>
+
+#include "attention_tile.h"
 #include "parallel.h"
-#include "simd.h"
 
 namespace decodestep::DECODESTEP_ISA {
 namespace {
 
-// acc += a . b, ascending.
-DECODESTEP_INLINE f32x16 dot(const float* a, const float* b, size_t n, f32x16 acc) {
-    size_t i = 0;
-    for (; i + kLanes <= n; i += kLanes) acc = fma(load(a + i), load(b + i), acc);
-    if (i < n) acc = fma(load_first(a + i, n - i), load_first(b + i, n - i), acc);
-    return acc;
+constexpr size_t kMostRows = 48;  // of a tile: enough to pay for the transposed keys, few enough for the second cache
+
+// The rows of the call, cut into tiles: tokens that follow each other in one sequence go together.
+std::vector<AttentionRows> tiles_of(const MlaAttention& a) {
+    const size_t in_group = a.heads / a.groups, pieces = (in_group + kMostRows - 1) / kMostRows,
+                 heads = (in_group + pieces - 1) / pieces, most_tokens = std::max<size_t>(1, kMostRows / heads);
+    std::vector<AttentionRows> tiles;
+    for (size_t t = 0, tokens; t < a.tokens; t += tokens) {
+        for (tokens = 1; tokens < most_tokens && t + tokens < a.tokens; ++tokens)
+            if (a.sequence[t + tokens] != a.sequence[t]) break;
+        // Few rows: all groups together, so that the cache is read in the order of memory.
+        const size_t groups =
+            tokens * a.heads <= kMostRows && a.lengths[t] > static_cast<int64_t>(2 * kSplitKeys) ? a.groups : 1;
+        for (size_t g = 0; g < a.groups; g += groups)
+            for (size_t h = 0; h < in_group; h += heads)
+                tiles.push_back({t, tokens, g, groups, h, std::min(heads, in_group - h)});
+    }
+    return tiles;
 }
 
-// One token and the heads of one group: they read the same keys and the same columns of the values.
-class Group {
-  public:
-    Group(const MlaAttention& a, size_t t, size_t group)
-        : a_(a),
-          t_(t),
-          group_(group),
-          heads_(a.heads / a.groups),
-          length_(a.lengths[t]),
-          pairs_(a.rope / 2 / a.groups),
-          width_(a.latent / a.groups),
-          scores_(thread_scratch(heads_ * length_)) {}
-
-    void run() {
-        for (size_t h = 0; h < heads_; ++h) score(h);
-        for (size_t h = 0; h < heads_; ++h) softmax(scores_ + h * length_);
-        size_t c = 0;
-        for (; c + 4 * kLanes <= width_; c += 4 * kLanes) gather<4>(c, kLanes);
-        for (; c + kLanes <= width_; c += kLanes) gather<1>(c, kLanes);
-        if (c < width_) gather<1>(c, width_ - c);
+// The result of a tile from the partial results of its splits, which lie one behind the other.
+void finish(const MlaAttention& a, const AttentionRows& rows, size_t splits, float* partials) {
+    const size_t width = a.kv.width / a.groups, stride = Partial::floats(width);
+    for (size_t r = 0; r < rows.count(); ++r) {
+        const Partial sum{partials + r * stride, width};
+        for (size_t s = 1; s < splits; ++s) sum.add({partials + (s * rows.count() + r) * stride, width});
+        sum.finish(a.kv.scale ? a.kv.scale + rows.group_of(r) * width : nullptr,
+                   a.out + rows.place_of(r, a.groups, a.heads / a.groups) * width);
     }
+}
 
-  private:
-    size_t head(size_t h) const { return group_ * heads_ + h; }
-
-    template <class Body>
-    DECODESTEP_INLINE void each_key(Body&& body) const {
-        const int64_t* table = a_.block_table + a_.sequence[t_] * a_.blocks;
-        for (size_t j = 0; j < length_;) {
-            const int64_t block = table[j / a_.block_size];
-            const float* kv = a_.kv_cache + block * a_.kv_block_stride;
-            const float* kr = a_.kr_cache + block * a_.kr_block_stride;
-            const size_t left = length_ - j, rows = left < a_.block_size ? left : a_.block_size;
-            for (size_t row = 0; row < rows; ++row, ++j) body(j, kv + row * a_.latent, kr + row * a_.rope);
+// Many tiles: a task is a tile, which adds one split after the other.
+void attend_tiles(const MlaAttention& a, const std::vector<AttentionRows>& tiles) {
+    const size_t width = a.kv.width / a.groups, stride = Partial::floats(width);
+    parallel_for(tiles.size(), a.threads, [&](size_t task) {
+        const AttentionRows& rows = tiles[task];
+        const size_t size = rows.count() * stride;
+        float* partials = thread_scratch(2 * size + AttentionTile::scratch_floats(a, rows));
+        AttentionTile tile(a, rows, partials + 2 * size);
+        tile.attend(0, partials);
+        for (size_t split = 1; split < tile.splits(); ++split) {
+            tile.attend(split, partials + size);
+            for (size_t r = 0; r < rows.count(); ++r)
+                Partial{partials + r * stride, width}.add({partials + size + r * stride, width});
         }
-    }
+        finish(a, rows, 1, partials);
+    });
+}
 
-    void score(size_t h) {
-        const size_t row = t_ * a_.heads + head(h), first = group_ * pairs_, second = a_.rope / 2 + first;
-        const float* query = a_.query ? a_.query + row * a_.latent : nullptr;
-        const float* query_rope = a_.query_rope + row * a_.rope;
-        float* scores = scores_ + h * length_;
-        each_key([&](size_t j, const float* kv, const float* kr) {
-            f32x16 acc = broadcast(0.0f);
-            if (query) acc = dot(query, kv, a_.latent, acc);
-            acc = dot(query_rope + first, kr + first, pairs_, acc);
-            acc = dot(query_rope + second, kr + second, pairs_, acc);
-            scores[j] = sum(acc) * a_.scale;
-        });
+// Few tiles: a task is one split of a tile, and the splits of a row are added at the end.
+void attend_splits(const MlaAttention& a, const std::vector<AttentionRows>& tiles) {
+    struct Task {
+        size_t tile, split;
+        float* partials;
+    };
+    const size_t stride = Partial::floats(a.kv.width / a.groups);
+    std::vector<size_t> splits, place;
+    size_t floats = 0, most = 0;
+    for (const AttentionRows& rows : tiles) {
+        splits.push_back(key_splits(*std::max_element(a.lengths + rows.token, a.lengths + rows.token + rows.tokens)));
+        place.push_back(floats);
+        floats += splits.back() * rows.count() * stride;
+        most = std::max(most, splits.back());
     }
-
-    // Scores to weights that sum to one; the maximum and the sum run over 16 lanes, ascending, and are folded at the
-    // end.
-    void softmax(float* scores) const {
-        constexpr float kLowest = -3.4e38f;
-        float top = kLowest;
-        for (size_t j = 0; j < length_; ++j) top = scores[j] > top ? scores[j] : top;
-        const f32x16 shift = broadcast(top);
-        f32x16 total = broadcast(0.0f);
-        size_t j = 0;
-        for (; j + kLanes <= length_; j += kLanes) {
-            const f32x16 e = exp(load(scores + j) - shift);
-            store(scores + j, e);
-            total = total + e;
-        }
-        if (const size_t rest = length_ - j; rest > 0) {
-            store_first(scores + j, exp(load_first(scores + j, rest) - shift), rest);
-            total = total + load_first(scores + j, rest);
-        }
-        const float inverse = 1.0f / sum(total);
-        for (size_t i = 0; i < length_; ++i) scores[i] *= inverse;
-    }
-
-    // Columns [c, c + W * 16) of the group's block, or its last `lanes` columns where W is 1.
-    template <int W>
-    void gather(size_t c, size_t lanes) {
-        for (size_t h = 0; h < heads_; ++h) {
-            f32x16 total[W];
-#pragma GCC unroll 4
-            for (int i = 0; i < W; ++i) total[i] = broadcast(0.0f);
-            const float* scores = scores_ + h * length_;
-            each_key([&](size_t j, const float* kv, const float*) {
-                const float* value = kv + group_ * width_ + c;
-                const f32x16 weight = broadcast(scores[j]);
-#pragma GCC unroll 4
-                for (int i = 0; i < W; ++i)
-                    total[i] =
-                        fma(weight, lanes == kLanes ? load(value + i * kLanes) : load_first(value, lanes), total[i]);
-            });
-            float* out = a_.out + (t_ * a_.heads + head(h)) * width_ + c;
-#pragma GCC unroll 4
-            for (int i = 0; i < W; ++i)
-                lanes == kLanes ? store(out + i * kLanes, total[i]) : store_first(out, total[i], lanes);
-        }
-    }
-
-    const MlaAttention& a_;
-    const size_t t_, group_, heads_, length_, pairs_, width_;
-    float* scores_;
-};
+    const auto partials = std::make_unique_for_overwrite<float[]>(floats);
+    std::vector<Task> tasks;
+    for (size_t split = 0; split < most; ++split)  // neighbours in the cache are neighbours in time
+        for (size_t i = 0; i < tiles.size(); ++i)
+            if (split < splits[i])
+                tasks.push_back({i, split, partials.get() + place[i] + split * tiles[i].count() * stride});
+    parallel_for(tasks.size(), a.threads, [&](size_t i) {
+        const AttentionRows& rows = tiles[tasks[i].tile];
+        AttentionTile(a, rows, thread_scratch(AttentionTile::scratch_floats(a, rows)))
+            .attend(tasks[i].split, tasks[i].partials);
+    });
+    parallel_for(tiles.size(), a.threads, [&](size_t i) { finish(a, tiles[i], splits[i], partials.get() + place[i]); });
+}
 
 }  // namespace
 
 void mla_attention(const MlaAttention& a) {
-    parallel_for(a.tokens * a.groups, a.threads,
-                 [&](size_t task) { Group(a, task / a.groups, task % a.groups).run(); });
+    const std::vector<AttentionRows> tiles = tiles_of(a);
+    if (tiles.size() >= 4 * static_cast<size_t>(a.threads))
+        attend_tiles(a, tiles);
+    else
+        attend_splits(a, tiles);
 }
 
 }  // namespace decodestep::DECODESTEP_ISA

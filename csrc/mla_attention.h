@@ -1,31 +1,41 @@
-// Absorbed attention over the paged latent cache, in float32.
+// Absorbed attention over the paged latent cache.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 
+#include "cache_type.h"
 #include "isa.h"
 
 namespace decodestep {
 
-// For token t and head n of group g:
-//   score[j] = scale * (query[t, n] . kv[j] + query_rope[t, n] . kr[j])    for the lengths[t] first entries j of its
-//   sequence out[t, n] = sum over j of softmax(score)[j] * kv[j], columns [g * latent / groups, (g + 1) * latent /
-//   groups)
+// A paged cache: rows of `width` values that follow each other inside a block.
+struct PagedRows {
+    const void* data;
+    CacheType type;
+    size_t width;
+    ptrdiff_t block_stride;  // values from one block to the next
+    const float* scale;      // [width]: what the stored values were multiplied by; null: nothing
+};
+
+// For token t and head n of group g, where kv and kr are the rows of its sequence, in order:
+//   score[j] = scale * (query[t, n] . kv[j] + query_rope[t, n] . kr[j])    for the lengths[t] first rows
+//   out[t, n] = sum over j of softmax(score)[j] * kv[j], columns [g * width, (g + 1) * width), width = latent / groups
 // With several groups a head's rope part is zero outside its group's block of pairs, which is not read.
+//
+// The order of the sums is fixed by the key alone: see csrc/attention_tile.h.
 struct MlaAttention {
-    const float* query;       // [tokens, heads, latent]; null: all zeros
-    const float* query_rope;  // [tokens, heads, rope]
-    size_t tokens, heads, latent, rope, groups;
-    const float *kv_cache, *kr_cache;
-    ptrdiff_t kv_block_stride, kr_block_stride;
+    const float* query;       // [tokens, heads, kv.width]; null: all zeros
+    const float* query_rope;  // [tokens, heads, kr.width]
+    size_t tokens, heads, groups;
+    PagedRows kv, kr;
     size_t block_size;
     const int64_t* block_table;  // [sequences, blocks]
     size_t blocks;
     const int64_t* sequence;  // [tokens]: row of the block table
     const int64_t* lengths;   // [tokens], each at least 1
     float scale;
-    float* out;  // [tokens, heads, latent / groups]
+    float* out;  // [tokens, heads, kv.width / groups]
     int threads;
 };
 

@@ -71,8 +71,8 @@ inline Rows rows_of(const Bytes& w, int format_number, size_t in) {
 }
 
 // A paged cache (blocks, block size, 1, width): the rows of a block follow each other, blocks may lie apart.
-template <class T>
-ptrdiff_t block_stride(const Array<T, 4>& cache) {
+template <class A>
+ptrdiff_t block_stride(const A& cache) {
     const auto width = static_cast<int64_t>(cache.shape(3));
     require(cache.shape(2) == 1, "a cache has one head");
     if (cache.size() == 0) return 0;

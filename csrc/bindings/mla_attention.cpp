@@ -3,16 +3,40 @@
 #include "bindings.h"
 
 namespace decodestep {
+namespace {
+
+using Cache = nb::ndarray<nb::ndim<4>, nb::ro, nb::device::cpu>;
+
+// bfloat16 comes as the sixteen bits of an unsigned integer.
+CacheType type_of(nb::dlpack::dtype dtype) {
+    if (dtype == nb::dtype<float>()) return CacheType::f32;
+    if (dtype == nb::dtype<uint16_t>()) return CacheType::bf16;
+    if (dtype == nb::dtype<int8_t>()) return CacheType::i8;
+    require(dtype.code == static_cast<uint8_t>(nb::dlpack::dtype_code::Float) && dtype.bits == 16 && dtype.lanes == 1,
+            "a cache has an unknown type");
+    return CacheType::f16;
+}
+
+PagedRows rows_of(const Cache& cache, const std::optional<Vector>& scale) {
+    const CacheType type = type_of(cache.dtype());
+    require(reinterpret_cast<uintptr_t>(cache.data()) % value_bytes(type) == 0,
+            "an array must be aligned to its items");
+    require(!scale || scale->shape(0) == cache.shape(3), "a scale has the wrong shape");
+    return {cache.data(), type, cache.shape(3), block_stride(cache), scale ? scale->data() : nullptr};
+}
+
+}  // namespace
 
 void bind_mla_attention(nb::module_& m) {
     m.def(
         "mla_attention",
-        [](std::optional<Packed<const float, 3>> query, Packed<const float, 3> query_rope,
-           Array<const float, 4> kv_cache, Array<const float, 4> kr_cache, Packed<const int64_t, 2> block_table,
-           Ids sequence, Ids lengths, float scale, size_t groups, Packed<float, 3> out, int threads) {
+        [](std::optional<Packed<const float, 3>> query, Packed<const float, 3> query_rope, Cache kv_cache,
+           Cache kr_cache, std::optional<Vector> kv_scale, std::optional<Vector> kr_scale,
+           Packed<const int64_t, 2> block_table, Ids sequence, Ids lengths, float scale, size_t groups,
+           Packed<float, 3> out, int threads) {
             const size_t tokens = query_rope.shape(0), heads = query_rope.shape(1), rope = query_rope.shape(2),
                          latent = kv_cache.shape(3), block_size = kv_cache.shape(1), blocks = block_table.shape(1);
-            require_aligned(query, query_rope, kv_cache, kr_cache, block_table, sequence, lengths, out);
+            require_aligned(query, query_rope, kv_scale, kr_scale, block_table, sequence, lengths, out);
             require(groups > 0 && heads % groups == 0 && latent % groups == 0 && rope % groups == 0 &&
                         rope / groups % 2 == 0,
                     "heads, latent and rope pairs must fall into the groups");
@@ -34,32 +58,29 @@ void bind_mla_attention(nb::module_& m) {
                     require(table[b] >= 0 && table[b] < static_cast<int64_t>(kv_cache.shape(0)),
                             "a block is out of range");
             }
-            const MlaAttention args{query ? query->data() : nullptr,
-                                    query_rope.data(),
-                                    tokens,
-                                    heads,
-                                    latent,
-                                    rope,
-                                    groups,
-                                    kv_cache.data(),
-                                    kr_cache.data(),
-                                    block_stride(kv_cache),
-                                    block_stride(kr_cache),
-                                    block_size,
-                                    block_table.data(),
-                                    blocks,
-                                    sequence.data(),
-                                    lengths.data(),
-                                    scale,
-                                    out.data(),
-                                    thread_count(threads)};
+            const MlaAttention args{.query = query ? query->data() : nullptr,
+                                    .query_rope = query_rope.data(),
+                                    .tokens = tokens,
+                                    .heads = heads,
+                                    .groups = groups,
+                                    .kv = rows_of(kv_cache, kv_scale),
+                                    .kr = rows_of(kr_cache, kr_scale),
+                                    .block_size = block_size,
+                                    .block_table = block_table.data(),
+                                    .blocks = blocks,
+                                    .sequence = sequence.data(),
+                                    .lengths = lengths.data(),
+                                    .scale = scale,
+                                    .out = out.data(),
+                                    .threads = thread_count(threads)};
+            if (heads == 0) return;
             nb::gil_scoped_release release;
             mla_attention(args);
         },
         nb::arg("query").none().noconvert(), nb::arg("query_rope").noconvert(), nb::arg("kv_cache").noconvert(),
-        nb::arg("kr_cache").noconvert(), nb::arg("block_table").noconvert(), nb::arg("sequence").noconvert(),
-        nb::arg("lengths").noconvert(), nb::arg("scale"), nb::arg("groups"), nb::arg("out").noconvert(),
-        nb::arg("threads"));
+        nb::arg("kr_cache").noconvert(), nb::arg("kv_scale").none().noconvert(), nb::arg("kr_scale").none().noconvert(),
+        nb::arg("block_table").noconvert(), nb::arg("sequence").noconvert(), nb::arg("lengths").noconvert(),
+        nb::arg("scale"), nb::arg("groups"), nb::arg("out").noconvert(), nb::arg("threads"));
 }
 
 }  // namespace decodestep

@@ -7,30 +7,31 @@ import numpy as np
 from decodestep import _native
 from decodestep.arrays import packed
 from decodestep.dispatch import threads
+from decodestep.ops.mla_attention.arguments import BFLOAT16, Cache
 
 
-def obstacle(kv_cache: np.ndarray, kr_cache: np.ndarray) -> str | None:
-    """Why the native kernel cannot serve these caches, or None."""
-    if kv_cache.dtype != np.float32:
-        return "needs float32"
-    if not (kv_cache.flags.aligned and kr_cache.flags.aligned):
+def obstacle(query_rope: np.ndarray, *caches: Cache) -> str | None:
+    """Why the native kernel cannot serve a call, or None."""
+    if np.float64 in (query_rope.dtype, *(cache.rows.dtype for cache in caches)):
+        return "has no float64"
+    if not all(cache.rows.flags.aligned for cache in caches):
         return "needs aligned caches"
-    if not (_packed_blocks(kv_cache) and _packed_blocks(kr_cache)):
+    if not all(_packed_blocks(cache.rows) for cache in caches):
         return "needs caches whose rows follow each other inside a block"
     return None
 
 
-def _packed_blocks(cache: np.ndarray) -> bool:
-    size, width, item = cache.shape[1], cache.shape[3], cache.itemsize
-    rows_follow = size <= 1 or cache.strides[1] == width * item
-    return cache.flags.c_contiguous or (rows_follow and (width <= 1 or cache.strides[3] == item))
+def _packed_blocks(rows: np.ndarray) -> bool:
+    size, width, item = rows.shape[1], rows.shape[3], rows.itemsize
+    rows_follow = size <= 1 or rows.strides[1] == width * item
+    return rows.flags.c_contiguous or (rows_follow and (width <= 1 or rows.strides[3] == item))
 
 
 def attention(
     query: np.ndarray | None,
     query_rope: np.ndarray,
-    kv_cache: np.ndarray,
-    kr_cache: np.ndarray,
+    kv_cache: Cache,
+    kr_cache: Cache,
     block_table: np.ndarray,
     sequence: np.ndarray,
     lengths: np.ndarray,
@@ -38,12 +39,14 @@ def attention(
     groups: int,
 ) -> np.ndarray:
     tokens, heads, _ = query_rope.shape
-    out = np.empty((tokens, heads, kv_cache.shape[3] // groups), np.float32)
+    out = np.empty((tokens, heads, kv_cache.rows.shape[3] // groups), np.float32)
     _native.mla_attention(
         None if query is None else packed(query),
         packed(query_rope),
-        kv_cache,
-        kr_cache,
+        _bits(kv_cache.rows),
+        _bits(kr_cache.rows),
+        kv_cache.scale,
+        kr_cache.scale,
         block_table,
         sequence,
         lengths,
@@ -53,3 +56,8 @@ def attention(
         threads(),
     )
     return out
+
+
+def _bits(rows: np.ndarray) -> np.ndarray:
+    """The core takes bfloat16 as unsigned integers of 16 bits."""
+    return rows.view(np.uint16) if rows.dtype == BFLOAT16 else rows

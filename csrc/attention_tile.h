@@ -1,0 +1,369 @@
+// Absorbed attention of a few rows, each one head of one token, over one range of keys: what the operator shares out
+// among threads, and what another kernel can call for the tokens and heads that it has at hand.
+//
+// Keys are taken in blocks of 64 and splits of 256, counted from the start of the sequence. Inside a block a score is
+// one ascending sum for each 64 columns, and a column of the result one ascending sum over the keys; blocks follow each
+// other with one running maximum, splits begin anew and are added in order. So a row's bits follow from its own query
+// and keys, however rows are put together and splits are shared out.
+#pragma once
+
+#include <algorithm>
+
+#include "mla_attention.h"
+#include "transpose.h"
+
+namespace decodestep::DECODESTEP_ISA {
+
+constexpr size_t kBlockKeys = 64, kSplitKeys = 256, kChunkColumns = 64;
+constexpr float kLowest = -3.4e38f;
+
+#if defined(__AVX512F__)
+constexpr int kTileRows = 4, kTileVectors = 4;  // accumulators of a product
+#else
+constexpr int kTileRows = 2, kTileVectors = 2;
+#endif
+
+inline size_t key_splits(size_t length) { return (length + kSplitKeys - 1) / kSplitKeys; }
+
+// Tokens [token, token + tokens), all of one sequence; groups [group, group + groups); and of each group heads
+// [head, head + heads). Rows are in the order (group, token, head).
+struct AttentionRows {
+    size_t token, tokens, group, groups, head, heads;
+
+    size_t in_group() const { return tokens * heads; }
+    size_t count() const { return groups * in_group(); }
+    size_t group_of(size_t row) const { return group + row / in_group(); }
+    size_t token_of(size_t row) const { return token + row % in_group() / heads; }
+    // Among all rows [tokens, groups * group_heads] of the call.
+    size_t place_of(size_t row, size_t all_groups, size_t group_heads) const {
+        return (token_of(row) * all_groups + group_of(row)) * group_heads + head + row % heads;
+    }
+};
+
+// What a split contributes to one row: a maximum, and sums of weights taken relative to it.
+struct Partial {
+    float* values;  // [width]; behind it the maximum and the sum of the weights
+    size_t width;
+
+    static constexpr size_t floats(size_t width) { return width + 2; }
+    float& top() const { return values[width]; }
+    float& total() const { return values[width + 1]; }
+
+    void clear() const {
+        std::memset(values, 0, floats(width) * sizeof(float));
+        top() = kLowest;
+    }
+
+    // Adds another split of the same row.
+    void add(const Partial& other) const {
+        const float highest = top() > other.top() ? top() : other.top();
+        const f32x16 ours = exp(broadcast(top() - highest)), theirs = exp(broadcast(other.top() - highest));
+        size_t c = 0;
+        for (; c + kLanes <= width; c += kLanes)
+            store(values + c, fma(load(other.values + c), theirs, load(values + c) * ours));
+        if (const size_t rest = width - c; rest > 0) {
+            const f32x16 sum = load_first(values + c, rest) * ours;
+            store_first(values + c, fma(load_first(other.values + c, rest), theirs, sum), rest);
+        }
+        const f32x16 total_weight = fma(broadcast(other.total()), theirs, broadcast(total()) * ours);
+        store_first(&total(), total_weight, 1);
+        top() = highest;
+    }
+
+    // scale: null, or what the cached values of these columns were multiplied by.
+    void finish(const float* scale, float* out) const {
+        const float inverse = 1.0f / total();
+        for (size_t c = 0; c < width; ++c) out[c] = scale ? values[c] * inverse / scale[c] : values[c] * inverse;
+    }
+};
+
+template <class Body>
+DECODESTEP_INLINE void with_type(CacheType type, Body&& body) {
+    switch (type) {
+        case CacheType::f32:
+            return body.template operator()<CacheType::f32>();
+        case CacheType::f16:
+            return body.template operator()<CacheType::f16>();
+        case CacheType::bf16:
+            return body.template operator()<CacheType::bf16>();
+        case CacheType::i8:
+            return body.template operator()<CacheType::i8>();
+    }
+}
+
+// The first `lanes` values at p; the others are zero.
+template <CacheType type>
+DECODESTEP_INLINE f32x16 widen(const uint8_t* p, size_t lanes) {
+    uint8_t copy[kLanes * value_bytes(type)];
+    if (lanes < kLanes) {
+        std::memset(copy, 0, sizeof copy);
+        std::memcpy(copy, p, lanes * value_bytes(type));
+        p = copy;
+    }
+    if constexpr (type == CacheType::f32) return load(reinterpret_cast<const float*>(p));
+    if constexpr (type == CacheType::f16) return from_f16(p);
+    if constexpr (type == CacheType::bf16) return from_bf16(p);
+    if constexpr (type == CacheType::i8) return from_i8(p);
+}
+
+// scores[r][keys of V vectors] += query row r . columns of the keys, for R rows; rows of keys and scores are kBlockKeys
+// long.
+template <int R, int V>
+DECODESTEP_INLINE void add_scores(const float* query, size_t stride, const float* keys, size_t columns, float* scores) {
+    f32x16 total[R][V];
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 8
+        for (int v = 0; v < V; ++v) total[r][v] = broadcast(0.0f);
+    for (size_t c = 0; c < columns; ++c) {
+        f32x16 key[V];
+#pragma GCC unroll 8
+        for (int v = 0; v < V; ++v) key[v] = load(keys + c * kBlockKeys + v * kLanes);
+#pragma GCC unroll 8
+        for (int r = 0; r < R; ++r) {
+            const f32x16 q = broadcast(query[r * stride + c]);
+#pragma GCC unroll 8
+            for (int v = 0; v < V; ++v) total[r][v] = fma(q, key[v], total[r][v]);
+        }
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 8
+        for (int v = 0; v < V; ++v) {
+            float* score = scores + r * kBlockKeys + v * kLanes;
+            store(score, load(score) + total[r][v]);
+        }
+}
+
+// sums[r][C vectors of columns] = sums * rescale[r] + sum over n keys of weights[r][key] * values of the key's row at
+// `at`, for R rows. With C = 1 the vector may have fewer than 16 columns.
+template <CacheType type, int R, int C>
+DECODESTEP_INLINE void add_values(const uint8_t* const* rows, size_t at, size_t lanes, const float* weights, size_t n,
+                                  const float* rescale, float* sums, size_t stride) {
+    f32x16 total[R][C];
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 8
+        for (int c = 0; c < C; ++c) total[r][c] = broadcast(0.0f);
+    for (size_t j = 0; j < n; ++j) {
+        f32x16 value[C];
+#pragma GCC unroll 8
+        for (int c = 0; c < C; ++c)
+            value[c] = widen<type>(rows[j] + (at + c * kLanes) * value_bytes(type), C > 1 ? kLanes : lanes);
+#pragma GCC unroll 8
+        for (int r = 0; r < R; ++r) {
+            const f32x16 weight = broadcast(weights[r * kBlockKeys + j]);
+#pragma GCC unroll 8
+            for (int c = 0; c < C; ++c) total[r][c] = fma(weight, value[c], total[r][c]);
+        }
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) {
+        const f32x16 old = broadcast(rescale[r]);
+#pragma GCC unroll 8
+        for (int c = 0; c < C; ++c) {
+            float* sum = sums + r * stride + c * kLanes;
+            if (C > 1 || lanes == kLanes)
+                store(sum, fma(load(sum), old, total[r][c]));
+            else
+                store_first(sum, fma(load_first(sum, lanes), old, total[r][c]), lanes);
+        }
+    }
+}
+
+// Calls body<R>(r) for pieces of R rows that begin at r: as many of kTileRows as there are, then one of the rest.
+template <int most = kTileRows, class Body>
+DECODESTEP_INLINE void for_rows(size_t rows, Body&& body) {
+    if constexpr (most == kTileRows) {
+        size_t r = 0;
+        for (; r + kTileRows <= rows; r += kTileRows) body.template operator()<kTileRows>(r);
+        if (r < rows) for_rows<kTileRows - 1>(rows - r, [&]<int R>(size_t) { body.template operator()<R>(r); });
+    } else if constexpr (most > 0) {
+        if (rows == most) return body.template operator()<most>(size_t{0});
+        for_rows<most - 1>(rows, body);
+    }
+}
+
+class AttentionTile {
+  public:
+    static size_t scratch_floats(const MlaAttention& a, const AttentionRows& rows) {
+        const size_t columns = (a.query ? a.kv.width : 0) + a.kr.width / a.groups;
+        return rows.count() * columns + kChunkColumns * kBlockKeys + rows.in_group() * kBlockKeys +
+               2 * padded(rows.count()) + padded(rows.in_group());
+    }
+
+    // scratch: of scratch_floats(a, rows) floats, the tile's own until it is done.
+    AttentionTile(const MlaAttention& a, const AttentionRows& rows, float* scratch)
+        : a_(a),
+          rows_(rows),
+          width_(a.kv.width / a.groups),
+          pairs_(a.kr.width / 2 / a.groups),
+          columns_((a.query ? a.kv.width : 0) + 2 * pairs_),
+          query_(scratch),
+          keys_(query_ + rows.count() * columns_),
+          scores_(keys_ + kChunkColumns * kBlockKeys),
+          tops_(scores_ + rows.in_group() * kBlockKeys),
+          totals_(tops_ + padded(rows.count())),
+          rescale_(totals_ + padded(rows.count())) {
+        for (size_t r = 0; r < rows.count(); ++r) gather_query(r);
+        for (size_t t = 0; t < rows.tokens; ++t) longest_ = std::max<size_t>(longest_, a.lengths[rows.token + t]);
+    }
+
+    size_t splits() const { return key_splits(longest_); }
+
+    // partials: [rows][Partial::floats(width)]. Rows that do not reach into the split are left empty.
+    void attend(size_t split, float* partials) {
+        const size_t stride = Partial::floats(width_), rows = rows_.count();
+        for (size_t r = 0; r < rows; ++r) Partial{partials + r * stride, width_}.clear();
+        std::fill_n(tops_, rows, kLowest);
+        std::fill_n(totals_, rows, 0.0f);
+        const size_t end = std::min(longest_, (split + 1) * kSplitKeys);
+        for (size_t first = split * kSplitKeys; first < end; first += kBlockKeys) {
+            locate(first, std::min(kBlockKeys, end - first));
+            for (row_ = 0; row_ < rows; row_ += rows_.in_group()) {
+                score();
+                weigh();
+                with_type(a_.kv.type, [&]<CacheType type>() { sum_values<type>(partials + row_ * stride, stride); });
+            }
+        }
+        for (size_t r = 0; r < rows; ++r) {
+            const Partial partial{partials + r * stride, width_};
+            partial.top() = tops_[r];
+            partial.total() = totals_[r];
+        }
+    }
+
+  private:
+    // Registers of 16 rows may reach behind the last row.
+    static constexpr size_t padded(size_t n) { return n + kLanes - 1; }
+
+    // The columns of a row's query that meet columns of the keys, side by side, and divided by the scales of the cache.
+    void gather_query(size_t r) {
+        const size_t place = rows_.place_of(r, a_.groups, a_.heads / a_.groups);
+        float* out = query_ + r * columns_;
+        const auto copy = [&](const float* from, const PagedRows& cache, size_t first, size_t count) {
+            for (size_t c = 0; c < count; ++c)
+                *out++ = cache.scale ? from[first + c] / cache.scale[first + c] : from[first + c];
+        };
+        if (a_.query) copy(a_.query + place * a_.kv.width, a_.kv, 0, a_.kv.width);
+        for (const size_t half : {size_t{0}, a_.kr.width / 2})
+            copy(a_.query_rope + place * a_.kr.width, a_.kr, half + rows_.group_of(r) * pairs_, pairs_);
+    }
+
+    // Finds the rows of keys [first, first + n).
+    void locate(size_t first, size_t n) {
+        first_ = first;
+        n_ = n;
+        const int64_t* table = a_.block_table + a_.sequence[rows_.token] * a_.blocks;
+        const auto find = [&](const PagedRows& cache, const uint8_t** rows) {
+            const size_t bytes = value_bytes(cache.type);
+            size_t block = first / a_.block_size, row = first % a_.block_size;
+            for (size_t j = 0; j < n; ++block, row = 0) {
+                const auto* p = static_cast<const uint8_t*>(cache.data) + table[block] * cache.block_stride * bytes;
+                for (; row < a_.block_size && j < n; ++row, ++j) rows[j] = p + row * cache.width * bytes;
+            }
+        };
+        find(a_.kv, kv_rows_);
+        find(a_.kr, kr_rows_);
+    }
+
+    // How many keys of the block a row of the group sees.
+    size_t seen(size_t row) const {
+        const size_t length = a_.lengths[rows_.token_of(row)];
+        return length <= first_ ? 0 : std::min(n_, length - first_);
+    }
+
+    void score() {
+        std::fill_n(scores_, rows_.in_group() * kBlockKeys, 0.0f);
+        const float* query = query_ + row_ * columns_;
+        const auto add = [&](const PagedRows& cache, const uint8_t* const* rows, size_t first, size_t count) {
+            for (size_t c = 0, chunk; c < count; c += chunk, query += chunk) {
+                chunk = std::min(kChunkColumns, count - c);
+                with_type(cache.type, [&]<CacheType type>() {
+                    transpose_rows<type>(rows, n_, first + c, chunk, keys_, kBlockKeys);
+                });
+                for_rows(rows_.in_group(), [&]<int R>(size_t r) { score_rows<R>(query, r, chunk); });
+            }
+        };
+        if (a_.query) add(a_.kv, kv_rows_, 0, a_.kv.width);
+        for (const size_t half : {size_t{0}, a_.kr.width / 2})
+            add(a_.kr, kr_rows_, half + rows_.group_of(row_) * pairs_, pairs_);
+    }
+
+    template <int R>
+    void score_rows(const float* query, size_t r, size_t columns) {
+        constexpr size_t wide = kTileVectors * kLanes;
+        for (size_t j = 0; j < n_; j += wide)
+            add_scores<R, kTileVectors>(query + r * columns_, columns_, keys_ + j, columns,
+                                        scores_ + r * kBlockKeys + j);
+    }
+
+    // Scores to weights relative to the highest score so far; what came before is rescaled to it.
+    void weigh() {
+        const size_t rows = rows_.in_group();
+        float *tops = tops_ + row_, *totals = totals_ + row_, *highest = rescale_;
+        const f32x16 scale = broadcast(a_.scale);
+        for (size_t r = 0; r < rows; ++r) {
+            float* scores = scores_ + r * kBlockKeys;
+            const size_t n = seen(r);
+            f32x16 top = broadcast(tops[r]);
+            for (size_t j = 0; j < n; j += kLanes) {
+                store(scores + j, load(scores + j) * scale);
+                for (size_t i = n; i < j + kLanes; ++i) scores[i] = -__builtin_inff();
+                top = max(load(scores + j), top);
+            }
+            highest[r] = largest(top);
+        }
+        for (size_t r = 0; r < rows; r += kLanes) {
+            const size_t lanes = std::min<size_t>(kLanes, rows - r);
+            const f32x16 now = load(highest + r), change = exp(load(tops + r) - now);
+            store_first(tops + r, now, lanes);
+            store(rescale_ + r, change);
+        }
+        for (size_t r = 0; r < rows; ++r) {
+            float* scores = scores_ + r * kBlockKeys;
+            const f32x16 shift = broadcast(tops[r]);
+            f32x16 total = broadcast(0.0f);
+            for (size_t j = 0, n = seen(r); j < n; j += kLanes) {
+                const f32x16 weight = exp(load(scores + j) - shift);
+                store(scores + j, weight);
+                total = total + weight;
+            }
+            totals[r] = totals[r] * rescale_[r] + sum(total);
+        }
+    }
+
+    template <CacheType type>
+    void sum_values(float* sums, size_t stride) {
+        constexpr size_t wide = kTileVectors * kLanes;
+        size_t c = 0;
+        for (; c + wide <= width_; c += wide) sum_columns<type, kTileVectors>(c, kLanes, sums, stride);
+        for (; c < width_; c += kLanes) sum_columns<type, 1>(c, std::min<size_t>(kLanes, width_ - c), sums, stride);
+    }
+
+    // Tokens that see the same keys of the block are summed together: a key that a token does not see may be NaN.
+    template <CacheType type, int C>
+    void sum_columns(size_t c, size_t lanes, float* sums, size_t stride) {
+        const size_t rows = rows_.in_group(), column = rows_.group_of(row_) * width_ + c;
+        for (size_t first = 0, end; first < rows; first = end) {
+            const size_t n = seen(first);
+            for (end = first + rows_.heads; end < rows && seen(end) == n;) end += rows_.heads;
+            if (n == 0) continue;
+            for_rows(end - first, [&]<int R>(size_t r) {
+                r += first;
+                add_values<type, R, C>(kv_rows_, column, lanes, scores_ + r * kBlockKeys, n, rescale_ + r,
+                                       sums + r * stride + c, stride);
+            });
+        }
+    }
+
+    const MlaAttention& a_;
+    const AttentionRows rows_;
+    const size_t width_, pairs_, columns_;
+    float *query_, *keys_, *scores_, *tops_, *totals_, *rescale_;
+    size_t longest_ = 0;
+    size_t first_ = 0, n_ = 0, row_ = 0;  // the block of keys, and the first row of the group, that are being attended
+    const uint8_t *kv_rows_[kBlockKeys], *kr_rows_[kBlockKeys];
+};
+
+}  // namespace decodestep::DECODESTEP_ISA

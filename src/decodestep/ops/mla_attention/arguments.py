@@ -1,0 +1,80 @@
+"""What a call of mla_attention is about, once its arguments are checked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from decodestep import arrays
+from decodestep.checks import refuse, require, require_dtype, require_shape
+
+OP = "mla_attention"
+BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+STORED = (np.float32, np.float64, np.float16, BFLOAT16, np.int8)
+
+
+@dataclass(frozen=True)
+class Cache:
+    """A paged cache (BlockNum, BlockSize, 1, width), and what its values were multiplied by when they were stored."""
+
+    rows: np.ndarray
+    scale: np.ndarray | None  # float32 (width,)
+
+    def read(self, blocks: np.ndarray, length: int, dtype: np.dtype) -> np.ndarray:
+        """The first `length` rows of a sequence that lies in `blocks`."""
+        rows = self.rows[blocks].reshape(-1, self.rows.shape[3])[:length].astype(dtype)
+        return rows if self.scale is None else rows / self.scale.astype(dtype)
+
+
+def cache(name: str, value: Any, scale_name: str, scale: Any) -> Cache:
+    """The cache with its scale, which int8 has and nothing else."""
+    rows = arrays.view(OP, name, value)
+    require_dtype(OP, name, rows, STORED)
+    require(rows.ndim == 4 and rows.shape[2] == 1, OP, name, "of shape (BlockNum, BlockSize, 1, width)", rows)
+    if rows.dtype != np.int8:
+        require(scale is None, OP, scale_name, f"None beside a {name} of dtype {rows.dtype}", scale)
+        return Cache(rows, None)
+    if scale is None:
+        refuse(OP, scale_name, f"given beside an int8 {name}", "None")
+    factors = arrays.view(OP, scale_name, scale)
+    require_dtype(OP, scale_name, factors, (np.float32,))
+    width = rows.shape[3]
+    require(factors.size in (1, width), OP, scale_name, f"one number or {width}", factors)
+    return Cache(rows, np.ascontiguousarray(np.broadcast_to(factors.reshape(-1), width)))
+
+
+def paging(
+    block_table: Any, sequence: Any, lengths: Any, tokens: int, blocks: int, block_size: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """block_table, sequence and lengths as int64; every block that they lead to exists."""
+    table = _integers("block_table", block_table, 2)
+    rows = np.arange(tokens) if sequence is None else _integers("sequence", sequence, 1)
+    seen = _integers("lengths", lengths, 1)
+    require_shape(OP, "lengths", seen, (tokens,))
+    require_shape(OP, "sequence", rows, (tokens,))
+    if tokens == 0:
+        return table, rows, seen
+    room = table.shape[1] * block_size
+    require(
+        rows.min() >= 0 and rows.max() < table.shape[0],
+        OP,
+        "sequence",
+        f"in [0, {table.shape[0]})",
+        f"{rows.min()} to {rows.max()}",
+    )
+    require(seen.min() >= 1 and seen.max() <= room, OP, "lengths", f"in [1, {room}]", f"{seen.min()} to {seen.max()}")
+    longest = np.zeros(table.shape[0], np.int64)
+    np.maximum.at(longest, rows, seen)
+    read = np.arange(table.shape[1]) * block_size < longest[:, None]
+    if ((table < 0) | (table >= blocks))[read].any():
+        refuse(OP, "block_table", f"in [0, {blocks}) where it is read", table)
+    return table, rows, seen
+
+
+def _integers(name: str, value: Any, rank: int) -> np.ndarray:
+    array = arrays.as_array(OP, name, value)
+    require(array.ndim == rank and (array.dtype.kind in "iu" or array.size == 0), OP, name, f"integers of rank {rank}", array)
+    return np.ascontiguousarray(array, np.int64)
