@@ -9,19 +9,14 @@
 
 #include <algorithm>
 
+#include "attention_products.h"
 #include "mla_attention.h"
 #include "transpose.h"
 
 namespace decodestep::DECODESTEP_ISA {
 
-constexpr size_t kBlockKeys = 64, kSplitKeys = 256, kChunkColumns = 64;
+constexpr size_t kSplitKeys = 256, kChunkColumns = 64;
 constexpr float kLowest = -3.4e38f;
-
-#if defined(__AVX512F__)
-constexpr int kTileRows = 4, kTileVectors = 4;  // accumulators of a product
-#else
-constexpr int kTileRows = 2, kTileVectors = 2;
-#endif
 
 inline size_t key_splits(size_t length) { return (length + kSplitKeys - 1) / kSplitKeys; }
 
@@ -76,113 +71,6 @@ struct Partial {
         for (size_t c = 0; c < width; ++c) out[c] = scale ? values[c] * inverse / scale[c] : values[c] * inverse;
     }
 };
-
-template <class Body>
-DECODESTEP_INLINE void with_type(CacheType type, Body&& body) {
-    switch (type) {
-        case CacheType::f32:
-            return body.template operator()<CacheType::f32>();
-        case CacheType::f16:
-            return body.template operator()<CacheType::f16>();
-        case CacheType::bf16:
-            return body.template operator()<CacheType::bf16>();
-        case CacheType::i8:
-            return body.template operator()<CacheType::i8>();
-    }
-}
-
-// The first `lanes` values at p; the others are zero.
-template <CacheType type>
-DECODESTEP_INLINE f32x16 widen(const uint8_t* p, size_t lanes) {
-    uint8_t copy[kLanes * value_bytes(type)];
-    if (lanes < kLanes) {
-        std::memset(copy, 0, sizeof copy);
-        std::memcpy(copy, p, lanes * value_bytes(type));
-        p = copy;
-    }
-    if constexpr (type == CacheType::f32) return load(reinterpret_cast<const float*>(p));
-    if constexpr (type == CacheType::f16) return from_f16(p);
-    if constexpr (type == CacheType::bf16) return from_bf16(p);
-    if constexpr (type == CacheType::i8) return from_i8(p);
-}
-
-// scores[r][keys of V vectors] += query row r . columns of the keys, for R rows; rows of keys and scores are kBlockKeys
-// long.
-template <int R, int V>
-DECODESTEP_INLINE void add_scores(const float* query, size_t stride, const float* keys, size_t columns, float* scores) {
-    f32x16 total[R][V];
-#pragma GCC unroll 8
-    for (int r = 0; r < R; ++r)
-#pragma GCC unroll 8
-        for (int v = 0; v < V; ++v) total[r][v] = broadcast(0.0f);
-    for (size_t c = 0; c < columns; ++c) {
-        f32x16 key[V];
-#pragma GCC unroll 8
-        for (int v = 0; v < V; ++v) key[v] = load(keys + c * kBlockKeys + v * kLanes);
-#pragma GCC unroll 8
-        for (int r = 0; r < R; ++r) {
-            const f32x16 q = broadcast(query[r * stride + c]);
-#pragma GCC unroll 8
-            for (int v = 0; v < V; ++v) total[r][v] = fma(q, key[v], total[r][v]);
-        }
-    }
-#pragma GCC unroll 8
-    for (int r = 0; r < R; ++r)
-#pragma GCC unroll 8
-        for (int v = 0; v < V; ++v) {
-            float* score = scores + r * kBlockKeys + v * kLanes;
-            store(score, load(score) + total[r][v]);
-        }
-}
-
-// sums[r][C vectors of columns] = sums * rescale[r] + sum over n keys of weights[r][key] * values of the key's row at
-// `at`, for R rows. With C = 1 the vector may have fewer than 16 columns.
-template <CacheType type, int R, int C>
-DECODESTEP_INLINE void add_values(const uint8_t* const* rows, size_t at, size_t lanes, const float* weights, size_t n,
-                                  const float* rescale, float* sums, size_t stride) {
-    f32x16 total[R][C];
-#pragma GCC unroll 8
-    for (int r = 0; r < R; ++r)
-#pragma GCC unroll 8
-        for (int c = 0; c < C; ++c) total[r][c] = broadcast(0.0f);
-    for (size_t j = 0; j < n; ++j) {
-        f32x16 value[C];
-#pragma GCC unroll 8
-        for (int c = 0; c < C; ++c)
-            value[c] = widen<type>(rows[j] + (at + c * kLanes) * value_bytes(type), C > 1 ? kLanes : lanes);
-#pragma GCC unroll 8
-        for (int r = 0; r < R; ++r) {
-            const f32x16 weight = broadcast(weights[r * kBlockKeys + j]);
-#pragma GCC unroll 8
-            for (int c = 0; c < C; ++c) total[r][c] = fma(weight, value[c], total[r][c]);
-        }
-    }
-#pragma GCC unroll 8
-    for (int r = 0; r < R; ++r) {
-        const f32x16 old = broadcast(rescale[r]);
-#pragma GCC unroll 8
-        for (int c = 0; c < C; ++c) {
-            float* sum = sums + r * stride + c * kLanes;
-            if (C > 1 || lanes == kLanes)
-                store(sum, fma(load(sum), old, total[r][c]));
-            else
-                store_first(sum, fma(load_first(sum, lanes), old, total[r][c]), lanes);
-        }
-    }
-}
-
-// Calls body<R>(r) for pieces of R rows that begin at r: as many of kTileRows as there are, then one of the rest.
-template <int most = kTileRows, class Body>
-DECODESTEP_INLINE void for_rows(size_t rows, Body&& body) {
-    if constexpr (most == kTileRows) {
-        size_t r = 0;
-        for (; r + kTileRows <= rows; r += kTileRows) body.template operator()<kTileRows>(r);
-        if (r < rows) for_rows<kTileRows - 1>(rows - r, [&]<int R>(size_t) { body.template operator()<R>(r); });
-    } else if constexpr (most > 0) {
-        if (rows == most) return body.template operator()<most>(size_t{0});
-        for_rows<most - 1>(rows, body);
-    }
-}
 
 class AttentionTile {
   public:
@@ -250,26 +138,28 @@ class AttentionTile {
             copy(a_.query_rope + place * a_.kr.width, a_.kr, half + rows_.group_of(r) * pairs_, pairs_);
     }
 
-    // Finds the rows of keys [first, first + n).
+    // Finds the rows of keys [first, first + n) and of as many keys behind them, or the last key's in their place.
     void locate(size_t first, size_t n) {
         first_ = first;
         n_ = n;
         const int64_t* table = a_.block_table + a_.sequence[rows_.token] * a_.blocks;
+        const size_t end = std::min(longest_, first + 2 * kBlockKeys) - first;
         const auto find = [&](const PagedRows& cache, const uint8_t** rows) {
             const size_t bytes = value_bytes(cache.type);
-            size_t block = first / a_.block_size, row = first % a_.block_size;
-            for (size_t j = 0; j < n; ++block, row = 0) {
+            size_t block = first / a_.block_size, row = first % a_.block_size, j = 0;
+            for (; j < end; ++block, row = 0) {
                 const auto* p = static_cast<const uint8_t*>(cache.data) + table[block] * cache.block_stride * bytes;
-                for (; row < a_.block_size && j < n; ++row, ++j) rows[j] = p + row * cache.width * bytes;
+                for (; row < a_.block_size && j < end; ++row, ++j) rows[j] = p + row * cache.width * bytes;
             }
+            std::fill(rows + j, rows + 2 * kBlockKeys, rows[j - 1]);
         };
         find(a_.kv, kv_rows_);
         find(a_.kr, kr_rows_);
     }
 
-    // How many keys of the block a row of the group sees.
-    size_t seen(size_t row) const {
-        const size_t length = a_.lengths[rows_.token_of(row)];
+    // How many keys of the block a token of the tile sees.
+    size_t seen(size_t token) const {
+        const size_t length = a_.lengths[rows_.token + token];
         return length <= first_ ? 0 : std::min(n_, length - first_);
     }
 
@@ -280,7 +170,7 @@ class AttentionTile {
             for (size_t c = 0, chunk; c < count; c += chunk, query += chunk) {
                 chunk = std::min(kChunkColumns, count - c);
                 with_type(cache.type, [&]<CacheType type>() {
-                    transpose_rows<type>(rows, n_, first + c, chunk, keys_, kBlockKeys);
+                    transpose_rows<type>(rows, rows + kBlockKeys, n_, first + c, chunk, keys_, kBlockKeys);
                 });
                 for_rows(rows_.in_group(), [&]<int R>(size_t r) { score_rows<R>(query, r, chunk); });
             }
@@ -302,10 +192,8 @@ class AttentionTile {
     void weigh() {
         const size_t rows = rows_.in_group();
         float *tops = tops_ + row_, *totals = totals_ + row_, *highest = rescale_;
-        const f32x16 scale = broadcast(a_.scale);
-        for (size_t r = 0; r < rows; ++r) {
-            float* scores = scores_ + r * kBlockKeys;
-            const size_t n = seen(r);
+        each_row([&](size_t r, float* scores, size_t n) {
+            const f32x16 scale = broadcast(a_.scale);
             f32x16 top = broadcast(tops[r]);
             for (size_t j = 0; j < n; j += kLanes) {
                 store(scores + j, load(scores + j) * scale);
@@ -313,23 +201,30 @@ class AttentionTile {
                 top = max(load(scores + j), top);
             }
             highest[r] = largest(top);
-        }
+        });
         for (size_t r = 0; r < rows; r += kLanes) {
-            const size_t lanes = std::min<size_t>(kLanes, rows - r);
             const f32x16 now = load(highest + r), change = exp(load(tops + r) - now);
-            store_first(tops + r, now, lanes);
+            store_first(tops + r, now, std::min<size_t>(kLanes, rows - r));
             store(rescale_ + r, change);
         }
-        for (size_t r = 0; r < rows; ++r) {
-            float* scores = scores_ + r * kBlockKeys;
+        each_row([&](size_t r, float* scores, size_t n) {
             const f32x16 shift = broadcast(tops[r]);
             f32x16 total = broadcast(0.0f);
-            for (size_t j = 0, n = seen(r); j < n; j += kLanes) {
+            for (size_t j = 0; j < n; j += kLanes) {
                 const f32x16 weight = exp(load(scores + j) - shift);
                 store(scores + j, weight);
                 total = total + weight;
             }
             totals[r] = totals[r] * rescale_[r] + sum(total);
+        });
+    }
+
+    // Calls body(row of the group, its scores, how many keys it sees).
+    template <class Body>
+    DECODESTEP_INLINE void each_row(Body&& body) {
+        for (size_t t = 0, r = 0; t < rows_.tokens; ++t) {
+            const size_t n = seen(t);
+            for (size_t h = 0; h < rows_.heads; ++h, ++r) body(r, scores_ + r * kBlockKeys, n);
         }
     }
 
@@ -344,14 +239,15 @@ class AttentionTile {
     // Tokens that see the same keys of the block are summed together: a key that a token does not see may be NaN.
     template <CacheType type, int C>
     void sum_columns(size_t c, size_t lanes, float* sums, size_t stride) {
-        const size_t rows = rows_.in_group(), column = rows_.group_of(row_) * width_ + c;
-        for (size_t first = 0, end; first < rows; first = end) {
-            const size_t n = seen(first);
-            for (end = first + rows_.heads; end < rows && seen(end) == n;) end += rows_.heads;
+        const size_t column = rows_.group_of(row_) * width_ + c;
+        for (size_t t = 0, end; t < rows_.tokens; t = end) {
+            const size_t n = seen(t), first = t * rows_.heads;
+            for (end = t + 1; end < rows_.tokens && seen(end) == n;) ++end;
             if (n == 0) continue;
-            for_rows(end - first, [&]<int R>(size_t r) {
+            for_rows((end - t) * rows_.heads, [&]<int R>(size_t r) {
+                const uint8_t* const* ahead = kv_rows_ + (r == 0 ? kBlockKeys : 0);  // once for all rows
                 r += first;
-                add_values<type, R, C>(kv_rows_, column, lanes, scores_ + r * kBlockKeys, n, rescale_ + r,
+                add_values<type, R, C>(kv_rows_, ahead, column, lanes, scores_ + r * kBlockKeys, n, rescale_ + r,
                                        sums + r * stride + c, stride);
             });
         }
@@ -363,7 +259,7 @@ class AttentionTile {
     float *query_, *keys_, *scores_, *tops_, *totals_, *rescale_;
     size_t longest_ = 0;
     size_t first_ = 0, n_ = 0, row_ = 0;  // the block of keys, and the first row of the group, that are being attended
-    const uint8_t *kv_rows_[kBlockKeys], *kr_rows_[kBlockKeys];
+    const uint8_t *kv_rows_[2 * kBlockKeys], *kr_rows_[2 * kBlockKeys];  // behind the block: those to ask for
 };
 
 }  // namespace decodestep::DECODESTEP_ISA

@@ -234,6 +234,15 @@ DECODESTEP_INLINE f32x16 broadcast_f16(const void* p) {
 #endif
 }
 
+// Keeps a loaded value in its register, where the compiler would load it once more for every use.
+DECODESTEP_INLINE void keep([[maybe_unused]] f32x16& a) {
+#if defined(__AVX512F__)
+    asm("" : "+v"(a.v));
+#elif defined(__AVX2__)
+    asm("" : "+x"(a.low), "+x"(a.high));
+#endif
+}
+
 DECODESTEP_INLINE void prefetch(const void* p) { __builtin_prefetch(p, 0, 3); }
 
 // The first n lanes (0 < n < 16) from memory, zeros behind them.
@@ -268,11 +277,20 @@ DECODESTEP_INLINE float sum(f32x16 a) {
 }
 
 DECODESTEP_INLINE float largest(f32x16 a) {
-    float lanes[kLanes];
-    store(lanes, a);
-    float r = lanes[0];
-    for (int i = 1; i < kLanes; ++i) r = lanes[i] > r ? lanes[i] : r;
+#if defined(__AVX512F__) || defined(__AVX2__)
+#if defined(__AVX512F__)
+    const __m256 eight = _mm256_max_ps(_mm512_castps512_ps256(a.v), _mm512_extractf32x8_ps(a.v, 1));
+#else
+    const __m256 eight = _mm256_max_ps(a.low, a.high);
+#endif
+    const __m128 four = _mm_max_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+    const __m128 two = _mm_max_ps(four, _mm_movehl_ps(four, four));
+    return _mm_cvtss_f32(_mm_max_ss(two, _mm_shuffle_ps(two, two, 1)));
+#else
+    float r = a.v[0];
+    for (int i = 1; i < kLanes; ++i) r = a.v[i] > r ? a.v[i] : r;
     return r;
+#endif
 }
 
 // e^x to about one unit in the last place, x first brought into [-87, 88]: about 1e-38 and 1e38 at the ends. NaN stays

@@ -157,17 +157,21 @@ DECODESTEP_INLINE void store_part(float* out, Words w, int part) {
 #endif
 
 // out[c * stride + i] = value first + c of rows[i], for i in [0, n) and c in [0, columns). Lanes up to the next
-// multiple of kSide repeat the last row, and rows of `out` up to the end of the last word may be written.
+// multiple of kSide repeat the last row, and rows of `out` up to the end of the last word may be written. The same
+// columns of ahead[i] are asked for: those rows come next.
 template <CacheType type>
-void transpose_rows(const uint8_t* const* rows, size_t n, size_t first, size_t columns, float* out, size_t stride) {
+void transpose_rows(const uint8_t* const* rows, const uint8_t* const* ahead, size_t n, size_t first, size_t columns,
+                    float* out, size_t stride) {
     constexpr size_t bytes = value_bytes(type), parts = 4 / bytes, side = kSide * parts;
     for (size_t i = 0; i < n; i += kSide) {
         for (size_t c = 0; c < columns; c += side) {
-            const size_t width = columns - c < side ? columns - c : side;
+            const size_t width = columns - c < side ? columns - c : side, at = (first + c) * bytes;
             Words m[kSide];
 #pragma GCC unroll 16
-            for (size_t r = 0; r < kSide; ++r)
-                m[r] = load_words(rows[i + r < n ? i + r : n - 1] + (first + c) * bytes, width * bytes);
+            for (size_t r = 0; r < kSide; ++r) {
+                m[r] = load_words(rows[i + r] + at, width * bytes);
+                prefetch(ahead[i + r] + at);
+            }
             transpose(m);
 #pragma GCC unroll 16
             for (size_t w = 0; w < kSide; ++w) {

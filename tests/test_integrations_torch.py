@@ -55,6 +55,11 @@ def attention_cases():
     table, lengths = torch.tensor([[2, 0], [3, 1]]), torch.tensor([5, 2])
     yield (torch.randn(2, 4, 16), torch.randn(2, 4, 8), *caches, table, lengths), {"scale": 0.3}
     yield (None, torch.randn(2, 4, 8), *caches, table, lengths), {"scale": 1.0, "sequence": torch.tensor([1, 1]), "groups": 2}
+    bytes_, scale = [(30 * cache).clamp(-128, 127).to(torch.int8) for cache in caches], torch.full((1,), 30.0)
+    scales = {"quant_scale_ckv": scale, "quant_scale_ckr": scale}
+    yield (torch.randn(2, 4, 16), torch.randn(2, 4, 8), *bytes_, table, lengths), {"scale": 0.3, **scales}
+    half = [tensor.bfloat16() for tensor in (torch.randn(2, 4, 16), torch.randn(2, 4, 8), *caches)]
+    yield (*half, table, lengths), {"scale": 0.3}
 
 
 def sampler_cases(dtype, v2=False):

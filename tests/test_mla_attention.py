@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ml_dtypes
 import numpy as np
 import pytest
 import torch
@@ -15,9 +16,13 @@ from tolerances import assert_close
 BACKENDS = ("cpu", "reference")
 
 
-def make(rng, *, tokens, heads, latent, rope, groups=1, block_size=4, blocks=9, dtype=np.float32, nope=True):
+STORED = (np.float32, np.float16, ml_dtypes.bfloat16, np.int8)
+
+
+def make(rng, *, tokens, heads, latent, rope, groups=1, block_size=4, blocks=9, dtype=np.float32, nope=True,
+         sequences=None):  # fmt: skip
     """Random arguments: the sequences' blocks lie scattered in the cache, the rest of it is poison."""
-    rows = max(1, tokens // 2)
+    rows = sequences or max(1, tokens // 2)
     per_row = (blocks - 1) // rows
     kv = np.full((blocks, block_size, 1, latent), np.nan, dtype)
     kr = np.full((blocks, block_size, 1, rope), np.nan, dtype)
@@ -36,6 +41,14 @@ def make(rng, *, tokens, heads, latent, rope, groups=1, block_size=4, blocks=9, 
     # Scores of about one: what rounding does to a score, the weights have once more.
     scale = float((latent * nope + rope) ** -0.5)
     return (query, query_rope, kv, kr, table, lengths), {"scale": scale, "sequence": sequence, "groups": groups}
+
+
+def stored(rng, cache, dtype):
+    """The cache in another dtype, and the scales of an int8 one; its poison is then -128."""
+    if dtype != np.int8:
+        return cache.astype(dtype), None
+    scale = rng.uniform(20, 40, cache.shape[3]).astype(np.float32)
+    return np.nan_to_num(np.clip(np.rint(cache * scale), -127, 127), nan=-128).astype(np.int8), scale
 
 
 def plain(query, query_rope, kv_cache, kr_cache, table, lengths, *, scale, sequence, groups):
@@ -81,6 +94,60 @@ def test_equals_plain_attention(data):
     assert_close(ds.mla_attention(*wide, **options), want, terms)
 
 
+@settings(max_examples=60, deadline=None)
+@given(st.data())
+def test_every_kind_of_cache(data):
+    """Several blocks and splits of keys, many tokens of one sequence, rows that fill no register."""
+    rng = np.random.default_rng(data.draw(st.integers(0, 2**32)))
+    groups, block_size = data.draw(st.sampled_from([1, 1, 2, 3])), data.draw(st.sampled_from([1, 7, 16, 128]))
+    args, options = make(
+        rng,
+        tokens=data.draw(st.integers(1, 40)),
+        heads=groups * data.draw(st.integers(1, 5)),
+        latent=groups * data.draw(st.sampled_from([1, 9, 16, 33, 64, 130])),
+        rope=2 * groups * data.draw(st.sampled_from([1, 9, 32, 65])),
+        groups=groups,
+        block_size=block_size,
+        blocks=data.draw(st.integers(2, max(2, 900 // block_size))),
+        nope=data.draw(st.booleans()),
+        sequences=1,
+    )
+    kv, kv_scale = stored(rng, args[2], data.draw(st.sampled_from(STORED)))
+    kr, kr_scale = stored(rng, args[3], data.draw(st.sampled_from(STORED)))
+    exact = [cache.astype(np.float64) / (1 if scale is None else scale.astype(np.float64))
+             for cache, scale in ((kv, kv_scale), (kr, kr_scale))]  # fmt: skip
+    want, terms = plain(*args[:2], *exact, *args[4:], **options)
+    for backend in BACKENDS:
+        out = ds.mla_attention(*args[:2], kv, kr, *args[4:], backend=backend, quant_scale_ckv=kv_scale,
+                               quant_scale_ckr=kr_scale, **options)  # fmt: skip
+        assert_close(out, want, terms)
+
+
+def test_bfloat16_throughout(rng):
+    args, options = make(rng, tokens=5, heads=4, latent=48, rope=16)
+    args = [a.astype(ml_dtypes.bfloat16) if a.dtype == np.float32 else a for a in args]
+    want, terms = plain(*(a.astype(np.float64) if a.dtype == ml_dtypes.bfloat16 else a for a in args), **options)
+    for backend in BACKENDS:
+        out = ds.mla_attention(*args, backend=backend, **options)
+        assert out.dtype == ml_dtypes.bfloat16
+        assert_close(out, want, terms)
+
+
+def test_the_quantised_query_of_the_prolog(rng):
+    """query and query_rope as `mla_prolog_v2` leaves them beside an int8 cache: the score is what it was before."""
+    args, options = make(rng, tokens=3, heads=2, latent=32, rope=8)
+    query, rope, *rest = args
+    kv, _ = stored(rng, rest[0] * 0 + rng.integers(-3, 4, rest[0].shape), np.float32)
+    kv, scale = np.nan_to_num(kv * 30, nan=-128).astype(np.int8), np.full((1, 32), 30, np.float32)
+    factor = (np.abs(query).max(-1, keepdims=True) / 127).astype(np.float32)
+    whole = np.rint(query / factor).astype(np.int8)
+    want = ds.mla_attention(whole * factor, rope, kv, *rest[1:], quant_scale_ckv=scale, **options)
+    for backend in BACKENDS:
+        out = ds.mla_attention(whole, rope * scale[0, 0] / factor, kv, *rest[1:], quant_scale_ckv=scale[:, :1],
+                               dequant_scale_q_nope=factor, backend=backend, **options)  # fmt: skip
+        assert_close(out, want)
+
+
 def test_one_key_returns_its_latent():
     args, options = make(np.random.default_rng(1), tokens=1, heads=2, latent=8, rope=4)
     args[-1][:] = 1
@@ -109,6 +176,37 @@ def test_bits_depend_on_the_token_alone(rng):
             groups=3,
         )
         np.testing.assert_array_equal(alone[0], together[t])
+
+
+@pytest.mark.parametrize("dtype", STORED)
+def test_bits_depend_on_the_token_alone_in_long_contexts(rng, dtype):
+    args, options = make(rng, tokens=30, heads=6, latent=48, rope=48, groups=3, block_size=16, blocks=60, sequences=1)
+    (kv, kv_scale), (kr, kr_scale) = (stored(rng, cache, dtype) for cache in args[2:4])
+
+    def attend(tokens):
+        return ds.mla_attention(
+            *(a[tokens] for a in args[:2]), kv, kr, args[4], args[5][tokens], scale=options["scale"], groups=3,
+            sequence=options["sequence"][tokens], quant_scale_ckv=kv_scale, quant_scale_ckr=kr_scale,
+        )  # fmt: skip
+
+    together = attend(slice(None))
+    for threads in (1, 2, 5):
+        with ds.use_threads(threads):
+            np.testing.assert_array_equal(attend(slice(None)), together)
+            for t in range(0, 30, 7):
+                np.testing.assert_array_equal(attend(slice(t, t + 1))[0], together[t])
+
+
+def test_nan_stays_with_those_who_see_it(rng):
+    """Tokens of one sequence are summed together; a key that is NaN reaches those that are long enough, and no other."""
+    args, options = make(rng, tokens=8, heads=2, latent=16, rope=8, block_size=16, blocks=20, sequences=1)
+    lengths = np.arange(94, 102)
+    args[2][:], args[3][:] = (rng.standard_normal(cache.shape) for cache in args[2:4])
+    clean = ds.mla_attention(*args[:5], lengths, **options)
+    args[2][args[4][0, 97 // 16], 97 % 16] = np.nan
+    spoilt = ds.mla_attention(*args[:5], lengths, **options)
+    np.testing.assert_array_equal(spoilt[:4], clean[:4])
+    assert np.isnan(spoilt[4:]).all()
 
 
 def test_large_scores_do_not_overflow(rng):
@@ -147,6 +245,10 @@ def refusals():
         ("query", 0, np.zeros((2, 2, 16), np.float64)),
         ("query_rope", 1, np.zeros((2, 2), np.float32)),
         ("query_rope", 1, np.zeros((2, 2, 8), np.float16)),
+        ("quant_scale_ckv", 2, np.zeros((9, 4, 1, 16), np.int8)),
+        ("quant_scale_ckv", "quant_scale_ckv", np.ones(16, np.float32)),
+        ("quant_scale_ckr", "quant_scale_ckr", np.ones(8, np.float32)),
+        ("query", "dequant_scale_q_nope", np.ones((2, 2, 1), np.float32)),
         ("query_rope", 1, [[1.0]]),
         ("kv_cache", 2, np.zeros((9, 4, 2, 16), np.float32)),
         ("kr_cache", 3, np.zeros((9, 4, 1, 6), np.float32)),

@@ -169,7 +169,8 @@ OPERATORS = {
     "linear": CustomOp("(Tensor x, Tensor weight) -> Tensor", ds.linear, _fake_linear),
     "mla_attention": CustomOp(
         "(Tensor? query, Tensor query_rope, Tensor kv_cache, Tensor kr_cache, Tensor block_table, Tensor lengths, "
-        "Tensor? sequence=None, *, float scale, int groups=1) -> Tensor",
+        "Tensor? sequence=None, Tensor? quant_scale_ckv=None, Tensor? quant_scale_ckr=None, "
+        "Tensor? dequant_scale_q_nope=None, *, float scale, int groups=1) -> Tensor",
         ds.mla_attention,
         _fake_attention,
     ),
