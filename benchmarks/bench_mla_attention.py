@@ -62,7 +62,8 @@ class Case:
         return call
 
     def theirs(self, dtype: np.dtype, layers: int) -> Call:
-        """The heads as torch wants them: with groups, the keys and values of the model before its conversion."""
+        """As torch likes it best: the heads that share keys are rows of one query; with groups, keys and values are those of
+        the model before its conversion."""
         heads, latent, rope, groups = self.shape
         kv, kr = (cache[self.table[0]].reshape(-1, cache.shape[3])[: self.context] for cache in (self.kv, self.kr))
         if groups == 1:
@@ -73,21 +74,19 @@ class Case:
             values = kv.reshape(-1, groups, latent // groups).swapaxes(0, 1)
             halves = self.rope.reshape(self.tokens, heads, 2, groups, -1)
             queries = np.stack([halves[:, n, :, n // (heads // groups)].reshape(self.tokens, -1) for n in range(heads)], 1)
+        rows = queries.reshape(self.tokens, groups, heads // groups, -1).swapaxes(0, 1).reshape(groups, -1, queries.shape[-1])
         kind = getattr(torch, dtype.name)
-        q = torch.from_numpy(np.ascontiguousarray(queries.swapaxes(0, 1)))[None].to(kind)
+        q = torch.from_numpy(np.ascontiguousarray(rows))[None].to(kind)
         k, v = (torch.from_numpy(np.ascontiguousarray(a)).to(kind)[None].repeat(layers, 1, 1, 1) for a in (keys, values))
-        mask = (
-            None
-            if self.tokens == 1
-            else torch.ones(self.tokens, self.context, dtype=torch.bool).tril(self.context - self.tokens)
-        )
+        seen = torch.ones(self.tokens, self.context, dtype=torch.bool).tril(self.context - self.tokens)
+        mask = None if self.tokens == 1 else seen.repeat_interleave(heads // groups, 0)
 
         def call() -> np.ndarray:
             for layer in range(layers):
                 out = torch.nn.functional.scaled_dot_product_attention(
-                    q, k[layer : layer + 1], v[layer : layer + 1], mask, scale=SCALE, enable_gqa=True
+                    q, k[layer : layer + 1], v[layer : layer + 1], mask, scale=SCALE
                 )
-            return out[0].transpose(0, 1).float().numpy()
+            return out[0].unflatten(1, (self.tokens, -1)).swapaxes(0, 1).flatten(1, 2).float().numpy()
 
         return call
 
