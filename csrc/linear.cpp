@@ -2,6 +2,7 @@
 
 #include "parallel.h"
 #include "simd.h"
+#include "superblocks.h"
 
 namespace decodestep::DECODESTEP_ISA {
 namespace {
@@ -65,12 +66,27 @@ struct Q8_0 {
     }
 };
 
+template <class Format>
+constexpr size_t pieces = 1;  // of 32 values in a block
+template <class Format>
+    requires requires { Format::pieces; }
+constexpr size_t pieces<Format> = Format::pieces;
+
+// Values [32 * i, 32 * i + 32) of a row.
+template <class Format>
+DECODESTEP_INLINE void load_piece(const uint8_t* row, size_t i, f32x16& a, f32x16& b) {
+    if constexpr (pieces<Format> == 1)
+        Format::load(row + i * Format::bytes, a, b);
+    else
+        Format::load(row + i / pieces<Format> * Format::bytes, i % pieces<Format>, a, b);
+}
+
 // A row that does not fill its last block continues in zeros; only the dense formats have such rows.
 template <class Format>
-DECODESTEP_INLINE void load_tail(const uint8_t* p, size_t values, f32x16& a, f32x16& b) {
+DECODESTEP_INLINE void load_tail(const uint8_t* row, size_t i, size_t values, f32x16& a, f32x16& b) {
     uint8_t block[Format::bytes] = {};
-    std::memcpy(block, p, values * (Format::bytes / kBlock));
-    Format::load(block, a, b);
+    std::memcpy(block, row + i * Format::bytes, values * (Format::bytes / kBlock));
+    load_piece<Format>(block, 0, a, b);
 }
 
 // How far ahead of the multiplication weights are asked for: rows are short, and the hardware loses its stride at each
@@ -86,13 +102,14 @@ DECODESTEP_INLINE void tile(const uint8_t* w, size_t w_stride, const float* x, p
     for (int r = 0; r < R; ++r)
 #pragma GCC unroll 8
         for (int t = 0; t < T; ++t) total[r][t] = broadcast(0.0f);
+    constexpr size_t bytes = Format::bytes / pieces<Format>;
     const size_t blocks = in / kBlock, rest = in % kBlock;
     for (size_t b = 0; b < blocks; ++b) {
         f32x16 w0[R], w1[R];
 #pragma GCC unroll 8
-        for (size_t at = 0; at < R * Format::bytes; at += 64) prefetch(w + kPrefetchBytes + b * R * Format::bytes + at);
+        for (size_t at = 0; at < R * bytes; at += 64) prefetch(w + kPrefetchBytes + b * R * bytes + at);
 #pragma GCC unroll 8
-        for (int r = 0; r < R; ++r) Format::load(w + r * w_stride + b * Format::bytes, w0[r], w1[r]);
+        for (int r = 0; r < R; ++r) load_piece<Format>(w + r * w_stride, b, w0[r], w1[r]);
 #pragma GCC unroll 8
         for (int t = 0; t < T; ++t) {
             const float* block = x + t * x_stride + b * kBlock;
@@ -107,7 +124,7 @@ DECODESTEP_INLINE void tile(const uint8_t* w, size_t w_stride, const float* x, p
             std::memcpy(block, x + t * x_stride + blocks * kBlock, rest * sizeof(float));
             for (int r = 0; r < R; ++r) {
                 f32x16 w0, w1;
-                load_tail<Format>(w + r * w_stride + blocks * Format::bytes, rest, w0, w1);
+                load_tail<Format>(w + r * w_stride, blocks, rest, w0, w1);
                 total[r][t] = fma(w1, load(block + 16), fma(w0, load(block), total[r][t]));
             }
         }
@@ -140,13 +157,13 @@ template <class Format>
 void widen(const uint8_t* w, size_t in, float* values) {
     f32x16 a, b;
     size_t k = 0;
-    for (; k + kBlock <= in; k += kBlock, w += Format::bytes) {
-        Format::load(w, a, b);
+    for (; k + kBlock <= in; k += kBlock) {
+        load_piece<Format>(w, k / kBlock, a, b);
         store(values + k, a);
         store(values + k + 16, b);
     }
     if (const size_t rest = in - k; rest > 0) {
-        load_tail<Format>(w, rest, a, b);
+        load_tail<Format>(w, k / kBlock, rest, a, b);
         float block[kBlock];
         store(block, a);
         store(block + 16, b);
@@ -203,6 +220,12 @@ void linear(const Linear& a) {
             return linear_as<Q4_1>(a);
         case Format::q8_0:
             return linear_as<Q8_0>(a);
+        case Format::q4_k:
+            return linear_as<Q4_K>(a);
+        case Format::q5_k:
+            return linear_as<Q5_K>(a);
+        case Format::q6_k:
+            return linear_as<Q6_K>(a);
     }
 }
 
@@ -220,6 +243,12 @@ void take_rows(const TakeRows& a) {
             return take_rows_as<Q4_1>(a);
         case Format::q8_0:
             return take_rows_as<Q8_0>(a);
+        case Format::q4_k:
+            return take_rows_as<Q4_K>(a);
+        case Format::q5_k:
+            return take_rows_as<Q5_K>(a);
+        case Format::q6_k:
+            return take_rows_as<Q6_K>(a);
     }
 }
 

@@ -9,7 +9,7 @@
 namespace decodestep {
 
 // The numbers are shared with src/decodestep/ops/linear/weight.py.
-enum class Format : int { f32 = 0, f16 = 1, bf16 = 2, q4_0 = 3, q4_1 = 4, q8_0 = 5 };
+enum class Format : int { f32 = 0, f16 = 1, bf16 = 2, q4_0 = 3, q4_1 = 4, q8_0 = 5, q4_k = 6, q5_k = 7, q6_k = 8 };
 
 // Bytes of a row of `values` weights; 0 where the format does not hold rows of that length.
 constexpr size_t row_bytes(Format format, size_t values) {
@@ -25,6 +25,12 @@ constexpr size_t row_bytes(Format format, size_t values) {
             return values % 32 ? 0 : values / 32 * 20;
         case Format::q8_0:
             return values % 32 ? 0 : values / 32 * 34;
+        case Format::q4_k:
+            return values % 256 ? 0 : values / 256 * 144;
+        case Format::q5_k:
+            return values % 256 ? 0 : values / 256 * 176;
+        case Format::q6_k:
+            return values % 256 ? 0 : values / 256 * 210;
     }
     return 0;
 }

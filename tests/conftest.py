@@ -57,7 +57,7 @@ def tiny_file(tmp_path: Path) -> TinyFile:
         path = tmp_path / f"tiny-{kind}.gguf"
         rng = np.random.default_rng(5)
         writer = gguf.GGUFWriter(path, metadata.pop("architecture", "llama"))
-        feed_forward, vocab = 128, 300
+        feed_forward, vocab = 256 if kind.endswith("_K") else 128, 300
         writer.add_embedding_length(hidden)
         writer.add_block_count(2)
         writer.add_context_length(64)
@@ -104,6 +104,12 @@ def tiny_file(tmp_path: Path) -> TinyFile:
                 writer.add_tensor(f"{name}.weight", values)
             elif type_ == gguf.GGMLQuantizationType.F16:
                 writer.add_tensor(f"{name}.weight", values.astype(np.float16))
+            elif kind.endswith("_K"):  # which the package reads only: any bytes, with small scales
+                block, size = gguf.GGML_QUANT_SIZES[type_]
+                rows = rng.integers(0, 256, (shape[0], shape[1] // block, size), np.uint8)
+                for at in (208,) if kind == "Q6_K" else (0, 2):
+                    rows[..., at : at + 2] = np.frombuffer(np.float16(2e-4).tobytes(), np.uint8)
+                writer.add_tensor(f"{name}.weight", rows.reshape(shape[0], -1), raw_dtype=type_)
             else:
                 writer.add_tensor(f"{name}.weight", gguf.quants.quantize(values, type_), raw_dtype=type_)
         writer.write_header_to_file()

@@ -21,7 +21,8 @@ import numpy as np
 
 Arguments = dict[str, Any]
 ROW_BYTES = [lambda k: 4 * k, lambda k: 2 * k, lambda k: 2 * k,
-             lambda k: k // 32 * 18, lambda k: k // 32 * 20, lambda k: k // 32 * 34]  # fmt: skip
+             lambda k: k // 32 * 18, lambda k: k // 32 * 20, lambda k: k // 32 * 34,
+             lambda k: k // 256 * 144, lambda k: k // 256 * 176, lambda k: k // 256 * 210]  # fmt: skip
 
 
 class Source:
@@ -37,7 +38,7 @@ class Source:
         return int(self.one_of(0, 1, 1, 2, 3, *range(most + 1)))
 
     def width(self) -> int:
-        return int(self.one_of(0, 1, 2, 4, 15, 16, 17, 31, 32, 33, 64, 100))
+        return int(self.one_of(0, 1, 2, 4, 15, 16, 17, 31, 32, 33, 64, 100, 256))
 
     def threads(self) -> int:
         return int(self.one_of(1, 1, 2, 3))
@@ -71,7 +72,7 @@ class Source:
         return array
 
     def weight(self, inputs: int, outputs: int) -> tuple[np.ndarray, int]:
-        number = int(self.one_of(*range(6))) if inputs % 32 == 0 else int(self.one_of(0, 1, 2))
+        number = int(self.one_of(*range(9 if inputs % 256 == 0 else 6 if inputs % 32 == 0 else 3)))
         rows = self.array(outputs, ROW_BYTES[number](inputs), dtype=np.uint8)
         return self.rows(rows, ascending=True), number
 

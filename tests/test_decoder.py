@@ -134,6 +134,13 @@ def test_any_file_of_the_family_equals_a_dense_pass(tiny_file, kind):
     np.testing.assert_allclose(ds.load(path).logits(ids), dense_logits(GgufFile(path), ids), atol=1e-3, rtol=1e-4)
 
 
+@pytest.mark.parametrize("kind", ["Q4_K", "Q5_K", "Q6_K"])
+def test_files_with_blocks_of_256(tiny_file, kind):
+    path = tiny_file(kind=kind, heads=8, head_dim=32, hidden=256)
+    ids = np.random.default_rng(2).integers(0, 297, 21)
+    np.testing.assert_allclose(ds.load(path).logits(ids), dense_logits(GgufFile(path), ids), atol=1e-3, rtol=1e-4)
+
+
 @pytest.mark.parametrize(("heads", "groups", "head_dim", "hidden"), [(4, 4, 8, 64), (8, 1, 32, 96), (6, 3, 6, 32)])
 def test_any_grouping_equals_a_dense_pass(tiny_file, heads, groups, head_dim, hidden):
     path = tiny_file(heads=heads, groups=groups, head_dim=head_dim, hidden=hidden)

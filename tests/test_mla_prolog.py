@@ -303,7 +303,7 @@ def pack(w: np.ndarray, kind: Format, rng: np.random.Generator) -> ds.PackedWeig
 def test_cpu_against_reference(data):
     draw = data.draw
     rng = np.random.default_rng(draw(st.integers(0, 2**32)))
-    kind, real = draw(st.sampled_from(list(Format))), draw(st.sampled_from([np.float32, BF16]))
+    kind, real = draw(st.sampled_from([f for f in Format if f < Format.Q4_K])), draw(st.sampled_from([np.float32, BF16]))
     G = draw(st.sampled_from([1, 2, 3]))
     N, pairs, D = G * draw(st.integers(1, 3)), draw(st.integers(1, 5)), draw(st.sampled_from([0, 1, 7, 16]))
     He, Hcq, Hckv = 32 * draw(st.integers(1, 3)), draw(st.sampled_from([0, 32, 64])), draw(st.integers(1, 70))

@@ -55,7 +55,7 @@ ptrdiff_t row_stride(const Array<T, 2>& a) {
 }
 
 inline Format format_of(int number) {
-    require(number >= 0 && number <= static_cast<int>(Format::q8_0), "the weight format is unknown");
+    require(number >= 0 && number <= static_cast<int>(Format::q6_k), "the weight format is unknown");
     return static_cast<Format>(number);
 }
 

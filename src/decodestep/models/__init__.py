@@ -81,7 +81,7 @@ def load(name_or_path: str | os.PathLike[str] = DEFAULT_MODEL, *, dtype: str = "
         the same bits for every count.
 
     The weights stay in the mapped file, in their own blocks; formats without a kernel (other than F32, F16, BF16, Q4_0, Q4_1,
-    Q8_0) are widened to float32 when loaded.
+    Q8_0, Q4_K, Q5_K, Q6_K) are widened to float32 when loaded.
 
     Returns a `Model`. Raises `ModelError` for a file that is missing, truncated, corrupt or not supported, and for a
     default model that can be neither found nor fetched; ValueError for dtype or threads.

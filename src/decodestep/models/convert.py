@@ -27,6 +27,9 @@ _NATIVE = {
     GGMLQuantizationType.Q4_0: Format.Q4_0,
     GGMLQuantizationType.Q4_1: Format.Q4_1,
     GGMLQuantizationType.Q8_0: Format.Q8_0,
+    GGMLQuantizationType.Q4_K: Format.Q4_K,
+    GGMLQuantizationType.Q5_K: Format.Q5_K,
+    GGMLQuantizationType.Q6_K: Format.Q6_K,
 }
 _IGNORED = ("rope_freqs.weight",)  # read by `_inverse_frequencies`
 

@@ -11,6 +11,7 @@ import numpy as np
 
 from decodestep import arrays
 from decodestep.checks import is_int, require
+from decodestep.ops.linear.blocks import BLOCKS
 
 
 class Format(IntEnum):
@@ -22,10 +23,12 @@ class Format(IntEnum):
     Q4_0 = 3
     Q4_1 = 4
     Q8_0 = 5
+    Q4_K = 6
+    Q5_K = 7
+    Q6_K = 8
 
 
 _DENSE = {Format.F32: np.dtype(np.float32), Format.F16: np.dtype(np.float16), Format.BF16: np.dtype(ml_dtypes.bfloat16)}
-_BLOCK_BYTES = {Format.Q4_0: 18, Format.Q4_1: 20, Format.Q8_0: 34}  # of 32 values
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,10 +39,10 @@ class PackedWeight:
     format: how a row holds its values. F32, F16, BF16: little-endian values. Blocks of 32 values: Q4_0 is <f16 scale>
         <16 bytes>, value = scale * (q - 8); Q4_1 is <f16 scale><f16 minimum><16 bytes>, value = scale * q + minimum;
         Q8_0 is <f16 scale><32 signed bytes>, value = scale * q. A byte holds value i in its low half and i + 16 in its
-        high one.
-    inputs: K; a multiple of 32 for the block formats.
+        high one. Q4_K, Q5_K and Q6_K have blocks of 256 values, in 144, 176 and 210 bytes (docs/ops/linear.md).
+    inputs: K; a multiple of the block for the block formats.
 
-    Source: the block layouts of GGUF (ggml's block_q4_0, block_q4_1, block_q8_0).
+    Source: the block layouts of GGUF (ggml's block_q4_0, block_q4_1, block_q8_0, block_q4_K, block_q5_K, block_q6_K).
     """
 
     rows: np.ndarray
@@ -57,15 +60,15 @@ class PackedWeight:
             rows,
         )
         require(isinstance(self.format, Format), "PackedWeight", "format", "a Format", self.format)
-        blocks = self.format in _BLOCK_BYTES
+        block = BLOCKS.get(self.format.name)
         require(
-            is_int(self.inputs) and self.inputs >= 0 and not (blocks and self.inputs % 32),
+            is_int(self.inputs) and self.inputs >= 0 and not (block and self.inputs % block.values),
             "PackedWeight",
             "inputs",
-            f"{'a multiple of 32' if blocks else 'an integer >= 0'} in format {self.format.name}",
+            f"{f'a multiple of {block.values}' if block else 'an integer >= 0'} in format {self.format.name}",
             self.inputs,
         )
-        size = self.inputs // 32 * _BLOCK_BYTES[self.format] if blocks else self.inputs * _DENSE[self.format].itemsize
+        size = self.inputs // block.values * block.bytes if block else self.inputs * _DENSE[self.format].itemsize
         require(self.rows.shape[1] == size, "PackedWeight", "rows", f"{size} bytes wide", self.rows)
 
     @classmethod
@@ -104,7 +107,7 @@ class PackedWeight:
         return self.inputs, self.rows.shape[0]
 
     def dense(self, dtype: Any = np.float32) -> np.ndarray:
-        """The (K, N) matrix: each value as the format defines it, exact in float32 but for Q4_1, rounded once there."""
+        """The (K, N) matrix: each value as the format defines it, exact in float32 or rounded once."""
         return self.values().astype(dtype, copy=False).T
 
     def values(self) -> np.ndarray:
@@ -112,16 +115,7 @@ class PackedWeight:
         rows = np.ascontiguousarray(self.rows)
         if self.format in _DENSE:
             return rows.view(_DENSE[self.format]).astype(np.float32)
-        blocks = rows.reshape(-1, _BLOCK_BYTES[self.format])
-        scale = blocks[:, :2].copy().view(np.float16).astype(np.float64)
-        if self.format == Format.Q8_0:
-            q = blocks[:, 2:].view(np.int8)
-        else:
-            nibbles = blocks[:, -16:]
-            q = np.concatenate([nibbles & 15, nibbles >> 4], axis=1).view(np.int8)
-            q = q - 8 if self.format == Format.Q4_0 else q
+        block = BLOCKS[self.format.name]
         with np.errstate(invalid="ignore"):  # an infinite scale
-            values = scale * q
-            if self.format == Format.Q4_1:
-                values = values + blocks[:, 2:4].copy().view(np.float16)
+            values = block.read(rows.reshape(-1, block.bytes))
         return values.astype(np.float32).reshape(self.rows.shape[0], self.inputs)
