@@ -208,6 +208,21 @@ def mla_attention(s: Source) -> Arguments:
     }  # fmt: skip
 
 
+def decode_step(s: Source) -> Arguments:
+    import decode_step_cases as cases
+
+    logits, steps, options = cases.call(s.rng)
+    number = {"float32": 0, "bfloat16": 1, "float16": 2}[logits.dtype.name]
+    batch, vocab = logits.shape
+    own = np.ascontiguousarray(logits) if s.one_of(True, False) else logits
+    return {
+        "logits": own if number == 0 else own.view(np.uint16), "dtype": number, "steps": steps,
+        "greedy": options["greedy"], "seed": options["seed"], "position": options["position"],
+        "top_logprobs": options.get("top_logprobs"), "tokens": np.empty(batch, np.int64),
+        "processed": s.one_of(None, s.array(batch, vocab)), "threads": s.threads(),
+    }  # fmt: skip
+
+
 def tensor_scatter(s: Source) -> Arguments:
     batch, outer, rows, run = s.size(3), s.size(3), s.size(6), s.size(9)
     steps = int(s.rng.integers(rows + 1))
@@ -241,6 +256,7 @@ CALLS: dict[str, Callable[[Source], Arguments]] = {
     "pack_panels": pack_panels,
     "mla_prolog": mla_prolog,
     "mla_attention": mla_attention,
+    "decode_step": decode_step,
     "tensor_scatter": tensor_scatter,
     "noise_bits": noise(np.uint32),
     "uniform": noise(np.float32),

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import chisquare
 
+import decode_step_cases as cases
 import decodestep as ds
 from decodestep.ops.decode_step import steps as s
 
@@ -247,3 +248,42 @@ def test_refuses(name, options):
     options = {"logits": np.zeros((2, 3), np.float32), "steps": [[], []], **options}
     with pytest.raises(ValueError, match=rf"^decode_step: {name} must be .*; got "):
         ds.decode_step(options.pop("logits"), options.pop("steps"), **options)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_the_core_is_the_reference_bit_for_bit(seed):
+    for call in range(250):
+        logits, steps, options = cases.call(np.random.default_rng([seed, call]))
+        with np.errstate(all="ignore"):
+            want = ds.decode_step(logits, steps, backend="reference", **options)
+        for threads in (1, 2):
+            with ds.use_threads(threads):
+                got = ds.decode_step(logits, steps, backend="cpu", **options)
+            np.testing.assert_array_equal(got.tokens, want.tokens, err_msg=f"{seed} {call}")
+            assert got.logprobs == want.logprobs, (seed, call)
+            if want.processed is not None:
+                np.testing.assert_array_equal(got.processed, want.processed, err_msg=f"{seed} {call}")
+
+
+@pytest.mark.parametrize("vocab", [32000, 128256])
+def test_the_core_is_the_reference_on_wide_rows(vocab):
+    rng = np.random.default_rng(vocab)
+    history = rng.choice(vocab, 1000, replace=False).astype(np.int64)
+    patches, scale = [s.Penalise(history, 1.2), s.Add(history[::3].copy(), np.full(334, -0.5))], s.Temperature(0.8)
+    logits = rng.normal(0, 2.5, (6, vocab)).astype(np.float32)
+    logits[1] = np.round(logits[1])  # ties
+    logits[2] *= 20  # a narrow head
+    logits[3] = 0.0
+    for filters in ([], [s.TopK(50), s.TopP(0.9), s.MinP(0.05)], [s.TopP(0.9)], [s.TopP(0.3), s.MinP(0.02)], [s.MinP(0.05)]):
+        for head in ([], [scale], [*patches, scale]):
+            for position in range(3):
+                steps = [[*head, *filters]] * len(logits)
+                want = ds.decode_step(logits, steps, seed=5, position=position, backend="reference").tokens
+                np.testing.assert_array_equal(ds.decode_step(logits, steps, seed=5, position=position).tokens, want)
+
+
+def test_a_contiguous_row_is_not_copied_and_others_are_read_right():
+    logits = np.arange(12, dtype=np.float32).reshape(2, 6)
+    for view in (logits, logits[:, ::2], logits[::-1], logits[:, ::-1], np.asfortranarray(logits)):
+        want = view.argmax(1)
+        np.testing.assert_array_equal(ds.decode_step(view, [[], []], greedy=True, backend="cpu").tokens, want)

@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-KERNELS = [
-    f"tests/test_{stem}.py" for stem in ("linear", "mla_attention", "mla_prolog", "mla_prolog_panels", "rms_norm", "swiglu")
-]
+STEMS = ("decode_step", "linear", "mla_attention", "mla_prolog", "mla_prolog_panels", "rms_norm", "swiglu")
+KERNELS = [f"tests/test_{stem}.py" for stem in STEMS]
 
 
 def ask(environment):
