@@ -42,6 +42,7 @@ class Row {
 
     int64_t sample(float* processed) {
         const bool token_only = !processed && !row_.logprobs;
+        if (starts_with_a_sweep()) sweep();  // before the patches: their logits are then at hand
         size_t next = patch();
         if (!listed_) {
             const Step* const scale =
@@ -62,7 +63,7 @@ class Row {
         if (row_.logprobs && token >= 0) {
             list_.report(*row_.logprobs, 1, token);
             overlay_.clear();
-            logits_.sweep(work_);
+            sweep();
             collect(kNothing, false);
             list_.report(*row_.logprobs, 0, token);
         }
@@ -70,6 +71,21 @@ class Row {
     }
 
   private:
+    void sweep() {
+        if (!swept_) logits_.sweep(work_);
+        swept_ = true;
+    }
+
+    // Whether the first filter is one that needs nothing of the row but its maxima.
+    bool starts_with_a_sweep() const {
+        for (size_t i = 0; i < row_.count; ++i) {
+            const Do what = row_.steps[i].what;
+            if (what == Do::allow || what == Do::force) return false;
+            if (what > Do::temperature) return what == Do::top_k || what == Do::min_p || what == Do::top_h;
+        }
+        return row_.greedy;
+    }
+
     // Leading patches, beside the logits; returns the step behind them. A step that names its tokens makes the list.
     size_t patch() {
         for (size_t i = 0; i < row_.count; ++i) {
@@ -174,7 +190,7 @@ class Row {
 
     // The passes that the first filter needs.
     void narrow(size_t filter, bool token_only) {
-        logits_.sweep(work_);
+        sweep();
         note_largest();
         const bool finite = largest_ < std::numeric_limits<float>::infinity();
         collect(finite ? threshold_for(filter, token_only) : kNothing);
@@ -297,6 +313,7 @@ class Row {
         const auto inverse = static_cast<float>(1.0 / temperature_);
         if (!std::isfinite(inverse)) return false;
         logits_.sweep_mass(work_, inverse);
+        swept_ = true;
         note_largest();
         if (!plainly_scaled()) return false;
         if (overlay_.count() > 0) {  // the largest group may owe its place to a token that was patched
@@ -459,7 +476,7 @@ class Row {
     Workspace& work_;
     Overlay overlay_;
     Candidates list_;
-    bool listed_ = false, scaled_ = false;
+    bool listed_ = false, scaled_ = false, swept_ = false;
     double temperature_ = 1;
     float largest_ = kNothing;
     const float* groups_ = nullptr;

@@ -28,7 +28,9 @@ class Overlay {
 
     template <class Row>
     void apply(const Step& step, const Row& row) {
+        constexpr size_t ahead = 32;  // cold logits of scattered tokens arrive together, not one after the other
         for (size_t i = 0; i < step.count; ++i) {
+            if (i + ahead < step.count) prefetch(row.data + step.ids[i + ahead]);
             const auto id = static_cast<size_t>(step.ids[i]);
             const size_t slot = holds(id) ? find(id) : insert(id, row.at(id));
             float& score = work_.patched_now[slot];
