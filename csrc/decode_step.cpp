@@ -63,7 +63,7 @@ class Row {
             list_.report(*row_.logprobs, 1, token);
             overlay_.clear();
             logits_.sweep(work_);
-            collect(kNothing);
+            collect(kNothing, false);
             list_.report(*row_.logprobs, 0, token);
         }
         return token;
@@ -104,8 +104,9 @@ class Row {
     }
 
     // The list of all tokens whose patched logit is at least `threshold`; group_max must be there.
-    void collect(float threshold) {
-        list_.n = logits_.collect(work_, threshold);
+    void collect(float threshold, bool few = true) {
+        list_.n =
+            few ? logits_.template collect<true>(work_, threshold) : logits_.template collect<false>(work_, threshold);
         if (overlay_.count() == 0) return;
         list_.keep([&](size_t i) { return !overlay_.holds(static_cast<size_t>(list_.ids[i])); });
         Ranked* const added = work_.ranking.get();
@@ -130,12 +131,10 @@ class Row {
         }
     }
 
-    size_t groups() const { return logits_.blocks() * kLanes; }
-
     // How many patched logits are at least t, at the least: every group counts for one of its logits, unless a patch
     // took that away.
     size_t surely_at_least(float t) const {
-        const size_t raw = count_at_least(work_.group_max.get(), groups(), t);
+        const size_t raw = count_at_least(groups_, group_count_, t);
         const size_t gone = count_at_least(overlay_.raw(), overlay_.count(), t);
         return raw - std::min(raw, gone) + count_at_least(overlay_.now(), overlay_.count(), t);
     }
@@ -177,7 +176,8 @@ class Row {
     void narrow(size_t filter, bool token_only) {
         logits_.sweep(work_);
         note_largest();
-        collect(largest_ < std::numeric_limits<float>::infinity() ? threshold_for(filter, token_only) : kNothing);
+        const bool finite = largest_ < std::numeric_limits<float>::infinity();
+        collect(finite ? threshold_for(filter, token_only) : kNothing);
     }
 
     // What is below it can't outlive the filter, or be the token.
@@ -218,6 +218,8 @@ class Row {
         for (size_t block = 0; block < logits_.blocks(); ++block) best = max(logits_.load_maxima(work_, block), best);
         largest_ = largest(best);
         for (size_t i = 0; i < overlay_.count(); ++i) largest_ = std::max(largest_, overlay_.now()[i]);
+        groups_ = work_.group_max.get();
+        group_count_ = logits_.blocks() * kLanes;
     }
 
     int64_t first_maximum() const {
@@ -262,7 +264,6 @@ class Row {
         const f32x16 scale = broadcast(inverse);
         const u32x16 lanes = load_ids(kLaneIds);
         for (size_t block = 0; block < logits_.blocks(); ++block) {
-            logits_.prefetch_behind(block);
             logits_.each_vector(block, [&](f32x16 x, size_t i) {
                 best = max(x, best);
                 Mask mask = race.may_win(x * scale, lanes + broadcast_bits(static_cast<uint32_t>(i)));
@@ -312,7 +313,7 @@ class Row {
         float threshold = likely_threshold(target, mass, inverse);
         for (double further = 0.5 * temperature_;; further *= 2) {
             threshold = std::max(below(threshold), deepest);
-            collect(threshold);
+            collect(threshold, false);
             if (weigh_list() * (1 - error) >= target + target_slack || threshold == deepest) break;
             threshold = below_by(threshold, further);
         }
@@ -369,7 +370,7 @@ class Row {
         for (size_t i = 0; i < list_.n; ++i)
             above += natural_exp((static_cast<double>(list_.scores[i]) - static_cast<double>(largest_)) * inverse);
         if (above >= target * 1.001 || head == kNothing) return head;
-        constexpr size_t kSampled = 8;
+        constexpr size_t kSampled = 16;
         const size_t stride = std::max<size_t>(1, logits_.blocks() / kSampled);
         float* const sample = work_.selection.get();
         size_t n = 0;
@@ -390,7 +391,7 @@ class Row {
                 sums = sums + select(at_least(load(sample + i), broadcast(t)), load(weights + i));
             return sum(sums);
         };
-        const double share = std::min(1.0, (target - above) / std::max(mass - above, 1e-300) + 0.02);
+        const double share = std::min(1.0, (target - above) / std::max(mass - above, 1e-300) + 0.03);
         const double wanted = share * mass_from(kNothing);
         uint32_t low = ordered(kNothing), high = ordered(head);
         for (int i = 0; i < 16 && high - low > 1; ++i) {
@@ -405,41 +406,50 @@ class Row {
         return std::isfinite(lower) ? lower : kNothing;
     }
 
+    // The sum of what weight(i) gives for each sixteen of the list; float32 for as long as its error stays small.
+    template <class Weight>
+    double sum_over_list(Weight&& weight) const {
+        double total = 0;
+        for (size_t i = 0; i < list_.n;) {
+            f32x16 sums = broadcast(0.0f);
+            for (const size_t end = std::min(list_.n, i + kBlock); i < end; i += kLanes) sums = sums + weight(i);
+            total += static_cast<double>(sum(sums));
+        }
+        return total;
+    }
+
+    Mask lanes_at(size_t i) const { return i + kLanes <= list_.n ? kAllLanes : (1u << (list_.n - i)) - 1; }
+
     // Turns the list's logits into scores, and returns the sum of their weights.
     double weigh_list() {
         const f32x16 divisor = broadcast(static_cast<float>(temperature_)), top = broadcast(scaled(largest_));
-        double held = 0;
-        for (size_t i = 0; i < list_.n; i += kLanes) {
+        return sum_over_list([&](size_t i) {
             f32x16 s = load(list_.scores + i);
             if (scaled_) s = s / divisor;
             store(list_.scores + i, s);
-            const Mask lanes = i + kLanes <= list_.n ? kAllLanes : (1u << (list_.n - i)) - 1;
-            held += static_cast<double>(sum(select(lanes, decaying_exp(s - top))));
-        }
-        return held;
+            return select(lanes_at(i), decaying_exp(s - top));
+        });
     }
 
     struct Ahead {
-        double mass = 0;
-        bool any = false;
+        double mass;
+        bool any;
     };
 
     // What ranks before the winner.
     Ahead ahead_of_winner(float score) const {
-        Ahead ahead;
         const f32x16 top = broadcast(scaled(largest_)), bound = broadcast(score);
-        for (size_t i = 0; i < list_.n; i += kLanes) {
+        Mask any = 0;
+        const double mass = sum_over_list([&](size_t i) {
             const f32x16 s = load(list_.scores + i);
-            const Mask lanes = i + kLanes <= list_.n ? kAllLanes : (1u << (list_.n - i)) - 1;
-            const Mask not_above = at_least(bound, s), equal = not_above & at_least(s, bound) & lanes;
-            Mask mask = ~not_above & lanes;
-            for (Mask left = equal; left; left &= left - 1)
-                if (list_.ids[i + static_cast<size_t>(std::countr_zero(left))] < winner_) mask |= left & -left;
-            if (!mask) continue;
-            ahead.any = true;
-            ahead.mass += static_cast<double>(sum(select(mask, decaying_exp(s - top))));
-        }
-        return ahead;
+            const Mask not_above = at_least(bound, s);
+            Mask mask = ~not_above & lanes_at(i);
+            for (Mask equal = not_above & at_least(s, bound) & lanes_at(i); equal; equal &= equal - 1)
+                if (list_.ids[i + static_cast<size_t>(std::countr_zero(equal))] < winner_) mask |= equal & -equal;
+            any |= mask;
+            return select(mask, decaying_exp(s - top));
+        });
+        return {mass, any != 0};
     }
 
     static constexpr int32_t kLaneIds[kLanes] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
@@ -452,6 +462,8 @@ class Row {
     bool listed_ = false, scaled_ = false;
     double temperature_ = 1;
     float largest_ = kNothing;
+    const float* groups_ = nullptr;
+    size_t group_count_ = 0;
     int64_t winner_ = -1;
 };
 

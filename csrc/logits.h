@@ -67,21 +67,27 @@ struct Logits {
         if (i < end) visit(load_last(i, end - i), i);
     }
 
-    // Cold logits arrive at twice the speed when they are asked for two blocks ahead.
-    DECODESTEP_INLINE void prefetch_behind(size_t block) const {
-        const auto* p = reinterpret_cast<const char*>(data + (block + 2) * kBlock);
-        for (size_t line = 0; line < kBlock * sizeof(Item); line += 64) prefetch(p + line);
+    // Cold logits arrive at twice the speed when they are asked for two blocks ahead. A pass that computes spreads this
+    // over its work: too many lines at once wait for each other.
+    DECODESTEP_INLINE static void prefetch_behind(const Item* p) {
+        if (sizeof(Item) == 4 || reinterpret_cast<uintptr_t>(p) % 64 < 32) prefetch(p + 2 * kBlock);
     }
 
     // The largest logit of every group of a block, -inf where there is none.
+    template <bool and_prefetch>
     DECODESTEP_INLINE f32x16 maxima(size_t block) const {
         f32x16 best[4] = {broadcast(kNothing), broadcast(kNothing), broadcast(kNothing), broadcast(kNothing)};
         if ((block + 1) * kBlock <= vocab) {
-            const size_t begin = block * kBlock;
+            const Item* const p = data + block * kBlock;
 #pragma GCC unroll 8
-            for (size_t i = 0; i < kBlock; i += 4 * kLanes)
+            for (size_t i = 0; i < kBlock; i += 4 * kLanes) {
 #pragma GCC unroll 4
-                for (size_t j = 0; j < 4; ++j) best[j] = max(load(begin + i + j * kLanes), best[j]);
+                for (size_t j = 0; j < 4; ++j) {
+                    const Item* const at = p + i + j * kLanes;
+                    if constexpr (and_prefetch) prefetch_behind(at);
+                    best[j] = max(widen(at), best[j]);
+                }
+            }
         } else {
             each_vector(block, [&](f32x16 x, size_t) { best[0] = max(x, best[0]); });
         }
@@ -91,8 +97,7 @@ struct Logits {
     // group_max of the whole row.
     void sweep(Workspace& work) const {
         for (size_t block = 0; block < blocks(); ++block) {
-            prefetch_behind(block);
-            store(&work.group_max[block * kLanes], maxima(block));
+            store(&work.group_max[block * kLanes], maxima<true>(block));
         }
     }
 
@@ -100,8 +105,7 @@ struct Logits {
     void sweep_mass(Workspace& work, float inverse) const {
         float top = kNothing;
         for (size_t block = 0; block < blocks(); ++block) {
-            prefetch_behind(block);
-            const f32x16 best = maxima(block);
+            const f32x16 best = maxima<false>(block);
             store(&work.group_max[block * kLanes], best);
             if (at_least(best, broadcast(top))) top = std::max(top, largest(best));
             f32x16 sums[4] = {broadcast(0.0f), broadcast(0.0f), broadcast(0.0f), broadcast(0.0f)};
@@ -109,11 +113,16 @@ struct Logits {
                 const f32x16 scale = broadcast(inverse), offset = broadcast(-top * inverse);
                 const auto mass = [&](f32x16 x) { return decaying_exp(fma(x, scale, offset)); };
                 if ((block + 1) * kBlock <= vocab) {
-                    const size_t begin = block * kBlock;
+                    const Item* const p = data + block * kBlock;
 #pragma GCC unroll 2
-                    for (size_t i = 0; i < kBlock; i += 4 * kLanes)
+                    for (size_t i = 0; i < kBlock; i += 4 * kLanes) {
 #pragma GCC unroll 4
-                        for (size_t j = 0; j < 4; ++j) sums[j] = sums[j] + mass(load(begin + i + j * kLanes));
+                        for (size_t j = 0; j < 4; ++j) {
+                            const Item* const at = p + i + j * kLanes;
+                            prefetch_behind(at);
+                            sums[j] = sums[j] + mass(widen(at));
+                        }
+                    }
                 } else {
                     each_vector(block, [&](f32x16 x, size_t) { sums[0] = sums[0] + mass(x); });
                 }
@@ -124,15 +133,19 @@ struct Logits {
     }
 
     // Writes the tokens with logits >= threshold (all above -inf where it is that), ascending, and returns their
-    // number.
+    // number. A branch for every vector pays only where few vectors hold one.
+    template <bool few>
     size_t collect(Workspace& work, float threshold) const {
         const f32x16 least = broadcast(std::max(threshold, std::numeric_limits<float>::lowest()));
+        float* const scores = work.scores.get();
+        int32_t* const ids = work.ids.get();
         size_t n = 0;
         for (size_t block = 0; block < blocks(); ++block) {
             if (!at_least(load_maxima(work, block), least)) continue;
             each_vector(block, [&](f32x16 x, size_t i) {
-                if (const Mask mask = at_least(x, least))
-                    n += compact(mask, x, static_cast<int32_t>(i), &work.scores[n], &work.ids[n]);
+                const Mask mask = at_least(x, least);
+                if (few && !mask) return;
+                n += compact(mask, x, static_cast<int32_t>(i), scores + n, ids + n);
             });
         }
         return n;

@@ -35,6 +35,7 @@ class Race {
     }
 
     void enter_all(const int32_t* ids, const float* scores, size_t n) {
+        if (n > 1) enter_likely(ids, scores, std::min<size_t>(n, kLanes));
         for (size_t i = 0; i < n; i += kLanes) {
             Mask mask = may_win(load(scores + i), load_ids(ids + i));
             if (n - i < kLanes) mask &= (1u << (n - i)) - 1;
@@ -46,6 +47,19 @@ class Race {
     }
 
   private:
+    // Of the first few, the one with the largest exp(score) / bits: near enough to their winner to spare the others'
+    // logarithms.
+    void enter_likely(const int32_t* ids, const float* scores, size_t n) {
+        float ratios[kLanes];
+        const f32x16 s = load(scores),
+                     top = broadcast(*std::max_element(scores, scores + n, [](float a, float b) { return a < b; }));
+        store(ratios, decaying_exp(s - top) / (to_float(noise_bits(state_, load_ids(ids))) + broadcast(1.0f)));
+        size_t best = 0;
+        for (size_t i = 1; i < n; ++i)
+            if (ratios[i] > ratios[best]) best = i;
+        if (scores[best] > kNothing) enter(ids[best], scores[best]);
+    }
+
     uint32_t state_;
     double best_ = -std::numeric_limits<double>::infinity();
     int64_t winner_ = -1;
