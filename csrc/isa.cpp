@@ -7,7 +7,7 @@
 namespace decodestep {
 namespace {
 
-constexpr const char* NAMES[] = {"baseline", "avx2", "avx512"};  // in the order of Isa
+constexpr const char* NAMES[] = {"baseline", "avx2", "avx512", "avx512_vnni"};  // in the order of Isa
 
 Isa best_isa() {
 #ifdef DECODESTEP_X86
@@ -15,7 +15,8 @@ Isa best_isa() {
     const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
     const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
-    return avx512 ? Isa::avx512 : avx2 ? Isa::avx2 : Isa::baseline;
+    const bool vnni = avx512 && __builtin_cpu_supports("avx512vnni");
+    return vnni ? Isa::avx512_vnni : avx512 ? Isa::avx512 : avx2 ? Isa::avx2 : Isa::baseline;
 #else
     return Isa::baseline;
 #endif

@@ -7,7 +7,7 @@
 
 namespace decodestep {
 
-enum class Isa { baseline, avx2, avx512 };
+enum class Isa { baseline, avx2, avx512, avx512_vnni };
 
 // What this machine runs, unless the environment variable DECODESTEP_ISA names a lesser one. Fixed at the first call,
 // which throws std::invalid_argument for any other name.
@@ -19,25 +19,30 @@ const char* isa_name();
 // Declares a kernel in the namespace of every instruction set, and `name(args)` to call the build chosen for this
 // machine.
 #ifdef DECODESTEP_X86
-#define DECODESTEP_KERNEL(name, Args)        \
-    namespace baseline {                     \
-    void name(const Args&);                  \
-    }                                        \
-    namespace avx2 {                         \
-    void name(const Args&);                  \
-    }                                        \
-    namespace avx512 {                       \
-    void name(const Args&);                  \
-    }                                        \
-    inline void name(const Args& args) {     \
-        switch (isa()) {                     \
-            case Isa::avx512:                \
-                return avx512::name(args);   \
-            case Isa::avx2:                  \
-                return avx2::name(args);     \
-            case Isa::baseline:              \
-                return baseline::name(args); \
-        }                                    \
+#define DECODESTEP_KERNEL(name, Args)           \
+    namespace baseline {                        \
+    void name(const Args&);                     \
+    }                                           \
+    namespace avx2 {                            \
+    void name(const Args&);                     \
+    }                                           \
+    namespace avx512 {                          \
+    void name(const Args&);                     \
+    }                                           \
+    namespace avx512_vnni {                     \
+    void name(const Args&);                     \
+    }                                           \
+    inline void name(const Args& args) {        \
+        switch (isa()) {                        \
+            case Isa::avx512_vnni:              \
+                return avx512_vnni::name(args); \
+            case Isa::avx512:                   \
+                return avx512::name(args);      \
+            case Isa::avx2:                     \
+                return avx2::name(args);        \
+            case Isa::baseline:                 \
+                return baseline::name(args);    \
+        }                                       \
     }
 #else
 #define DECODESTEP_KERNEL(name, Args) \

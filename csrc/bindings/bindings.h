@@ -11,6 +11,7 @@
 #include <string>
 
 #include "../linear.h"
+#include "../panels.h"
 
 namespace decodestep {
 
@@ -67,6 +68,16 @@ inline Rows rows_of(const Bytes& w, int format_number, size_t in) {
     const ptrdiff_t stride = row_stride(w);
     require(w.shape(0) <= 1 || stride >= 0, "the rows of a weight must ascend in memory");
     return {w.data(), static_cast<size_t>(stride), in, w.shape(0), format};
+}
+
+template <class Byte>
+Panels panels_of(const Packed<Byte, 1>& bytes, int format_number, size_t in, size_t out) {
+    const Format format = format_of(format_number);
+    require(in < (size_t{1} << 31) && out < (size_t{1} << 31), "a weight is too large");
+    require(!reads_bytes(format) || in % kBlockInputs == 0, "a weight of blocks holds whole blocks");
+    const Panels panels{bytes.data(), in, out, format};
+    require(bytes.size() == panels.count() * panels.panel_bytes(), "panels have the wrong size");
+    return panels;
 }
 
 // A paged cache (blocks, block size, 1, width): the rows of a block follow each other, blocks may lie apart.
