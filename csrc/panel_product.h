@@ -18,17 +18,26 @@ constexpr size_t kTileTokens = 2;
 void panel_tile(Format format, size_t blocks, const uint8_t* panel, const uint8_t* next, const Activations& x,
                 size_t first, size_t tokens, float (*outputs)[kPanelOutputs]);
 
+// tile(first, count) for tokens in runs of at most kTileTokens, as even as can be.
+template <class Tile>
+DECODESTEP_INLINE void each_tile(size_t tokens, Tile&& tile) {
+    const size_t tiles = (tokens + kTileTokens - 1) / kTileTokens;
+    for (size_t i = 0, t = 0; i < tiles; ++i) {
+        const size_t left = tiles - i, count = (tokens - t + left - 1) / left;
+        tile(t, count);
+        t += count;
+    }
+}
+
 // sink(t, outputs) for each of the tokens.
 template <class Sink>
 DECODESTEP_INLINE void times_panel(const Panels& w, size_t p, const uint8_t* next, const Activations& x, size_t tokens,
                                    Sink&& sink) {
     alignas(64) float outputs[kTileTokens][kPanelOutputs];
-    const size_t tiles = (tokens + kTileTokens - 1) / kTileTokens;
-    for (size_t tile = 0, t = 0; tile < tiles; ++tile) {
-        const size_t left = tiles - tile, count = (tokens - t + left - 1) / left;
-        panel_tile(w.format, w.blocks(), w.panel(p), tile == 0 ? next : nullptr, x, t, count, outputs);
-        for (size_t i = 0; i < count; ++i, ++t) sink(t, outputs[i]);
-    }
+    each_tile(tokens, [&](size_t first, size_t count) {
+        panel_tile(w.format, w.blocks(), w.panel(p), first == 0 ? next : nullptr, x, first, count, outputs);
+        for (size_t i = 0; i < count; ++i) sink(first + i, outputs[i]);
+    });
 }
 
 }  // namespace decodestep::DECODESTEP_ISA

@@ -97,6 +97,7 @@ using Ids = Packed<const int64_t, 1>;
 
 void bind_columns(nb::module_& m);
 void bind_decode_step(nb::module_& m);
+void bind_decoder(nb::module_& m);
 void bind_linear(nb::module_& m);
 void bind_mla_attention(nb::module_& m);
 void bind_mla_prolog(nb::module_& m);

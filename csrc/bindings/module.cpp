@@ -8,6 +8,7 @@ NB_MODULE(_native, m) {
     m.def("isa", &isa_name);
     bind_columns(m);
     bind_decode_step(m);
+    bind_decoder(m);
     bind_linear(m);
     bind_mla_attention(m);
     bind_mla_prolog(m);
