@@ -48,16 +48,20 @@ template <size_t R>
 void scores_of(const Queries& q, const GroupPages& pages, float scale, size_t first, size_t end,
                float (*scores)[kChunk]) {
     for (size_t j = first; j < end; j += kScorePages * kPagePositions) {
-        const uint16_t* keys[kScorePages];
+        const uint16_t *keys[kScorePages], *ahead[kScorePages];
         f32x16 acc[R][kScorePages];
 #pragma GCC unroll 2
         for (size_t p = 0; p < kScorePages; ++p) {
             const size_t at = j + p * kPagePositions;
             keys[p] = pages.keys_at(at < end ? at : j);  // behind the end: any page, its scores are not read
+            const size_t later = at + kScorePages * kPagePositions;
+            ahead[p] = later < end ? pages.keys_at(later) : pages.values_at(first);
 #pragma GCC unroll 12
             for (size_t r = 0; r < R; ++r) acc[r][p] = broadcast(0.0f);
         }
         for (size_t d = 0; d < pages.width; ++d) {
+            if (d % 2 == 0)
+                for (size_t p = 0; p < kScorePages; ++p) prefetch(ahead[p] + d * kPagePositions);
             f32x16 key[kScorePages];
 #pragma GCC unroll 2
             for (size_t p = 0; p < kScorePages; ++p) key[p] = from_f16(keys[p] + d * kPagePositions);
@@ -104,8 +108,11 @@ void weigh_values(const GroupPages& pages, size_t first, size_t end, size_t colu
         for (size_t c = 0; c < C; ++c) acc[r][c] = broadcast(0.0f);
     for (size_t j = first; j < end; j += kPagePositions) {
         const uint16_t* values = pages.values_at(j) + column;
+        const uint16_t* ahead = pages.values_at(j + kPagePositions < end ? j + kPagePositions : j) + column;
         const size_t left = end - j, count = left < kPagePositions ? left : kPagePositions;
-        for (size_t i = 0; i < count; ++i, values += pages.width) {
+        for (size_t i = 0; i < count; ++i, values += pages.width, ahead += pages.width) {
+#pragma GCC unroll 2
+            for (size_t c = 0; c < C; c += 2) prefetch(ahead + c * kLanes);
             f32x16 value[C];
 #pragma GCC unroll 4
             for (size_t c = 0; c < C; ++c) value[c] = from_f16(values + c * kLanes);

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-KERNELS = [f"tests/test_{stem}.py" for stem in ("linear", "mla_attention", "rms_norm", "swiglu")]
+KERNELS = [f"tests/test_{stem}.py" for stem in ("decoder_step", "linear", "mla_attention", "rms_norm", "swiglu")]
 
 
 def ask(environment):
@@ -18,7 +18,7 @@ def ask(environment):
     return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
 
 
-@pytest.mark.parametrize("isa", ["baseline", "avx2"])
+@pytest.mark.parametrize("isa", ["baseline", "avx2", "avx512"])
 def test_kernels_on(isa):
     environment = {**os.environ, "DECODESTEP_ISA": isa}
     if "got" in ask(environment).stderr:

@@ -45,6 +45,7 @@ void make(HeldDecoder* self, size_t heads, size_t groups, size_t width, size_t f
           int embedding_format) {
     constexpr size_t kMost = size_t{1} << 24;
     const size_t hidden = norm.shape(0);
+    require(!layers.empty(), "a decoder has layers");
     require(heads > 0 && groups > 0 && heads % groups == 0, "heads must fall into the groups");
     require(width > 0 && width % 16 == 0, "the width of a head must be a multiple of 16");
     require(hidden < kMost && feed_forward < kMost && heads < kMost && width < kMost, "a size is out of range");
@@ -53,13 +54,13 @@ void make(HeldDecoder* self, size_t heads, size_t groups, size_t width, size_t f
     HeldDecoder held;
     Maker made(held);
     Decoder& d = held.decoder;
-    d = {.hidden = hidden,
-         .heads = heads,
-         .groups = groups,
-         .width = width,
-         .feed_forward = feed_forward,
-         .eps = eps,
-         .scale = scale};
+    d.hidden = hidden;
+    d.heads = heads;
+    d.groups = groups;
+    d.width = width;
+    d.feed_forward = feed_forward;
+    d.eps = eps;
+    d.scale = scale;
     for (const auto& [attention_norm, ffn_norm, weights] : layers) {
         require(weights.size() == 6, "a layer has six weights");
         d.layers.push_back({.attention_norm = made.vector(attention_norm, hidden),

@@ -24,6 +24,7 @@ def quantised(x: np.ndarray) -> np.ndarray:
     """
     blocks = x.astype(np.float32).reshape(len(x), -1, 32)
     most = np.abs(blocks).max(axis=2, keepdims=True)
-    inverse = np.where(most < 1e-36, np.float32(0), np.float32(127) / most)
-    unit = most / np.float32(127)
-    return (unit.astype(x.dtype) * np.rint(blocks * inverse).astype(x.dtype)).reshape(x.shape)
+    with np.errstate(all="ignore"):
+        inverse = np.where(most < 1e-36, np.float32(0), np.float32(127) / most)
+        unit = most / np.float32(127)
+        return (unit.astype(x.dtype) * np.rint(blocks * inverse).astype(x.dtype)).reshape(x.shape)
