@@ -1,4 +1,4 @@
-"""A plain Llama forward pass in float64: grouped-query attention as such, interleaved rope, no cache. The oracle of decoders."""
+"""A plain Llama forward pass in float64: grouped-query attention as such, interleaved rope, no cache. An oracle."""
 
 from __future__ import annotations
 

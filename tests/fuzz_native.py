@@ -132,7 +132,13 @@ def decoder(s: Source) -> Arguments:
 
 def decoder_step(s: Source) -> Arguments:
     made = decoder(s)
-    tokens, sequences, room, pages, positions = s.size(9), 1 + s.size(2), s.one_of(1, 2, 20), 1 + s.size(3), s.one_of(1, 16, 300)
+    tokens, sequences, room, pages, positions = (
+        s.size(9),
+        1 + s.size(2),
+        s.one_of(1, 2, 20),
+        1 + s.size(3),
+        s.one_of(1, 16, 300),
+    )
     layers, groups, width = len(made["layers"]), made["groups"], made["width"]
     wanted = s.ids(s.size() if tokens else 0, end=tokens)
     return {

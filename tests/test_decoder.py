@@ -102,14 +102,18 @@ def test_greedy_tokens_and_logits_equal_transformers(exact_model, transformers_m
 def test_any_file_of_the_family_equals_a_dense_pass(tiny_file, kind):
     path = tiny_file(kind=kind, tied=kind != "F16")
     ids = np.random.default_rng(2).integers(0, 297, 21)
-    np.testing.assert_allclose(ds.load(path, dtype="float32").logits(ids), dense_logits(GgufFile(path), ids), atol=1e-3, rtol=1e-4)
+    np.testing.assert_allclose(
+        ds.load(path, dtype="float32").logits(ids), dense_logits(GgufFile(path), ids), atol=1e-3, rtol=1e-4
+    )
 
 
 @pytest.mark.parametrize(("heads", "groups", "head_dim", "hidden"), [(4, 4, 8, 64), (8, 1, 32, 96), (6, 3, 6, 32)])
 def test_any_grouping_equals_a_dense_pass(tiny_file, heads, groups, head_dim, hidden):
     path = tiny_file(heads=heads, groups=groups, head_dim=head_dim, hidden=hidden)
     ids = np.random.default_rng(2).integers(0, 297, 9)
-    np.testing.assert_allclose(ds.load(path, dtype="float32").logits(ids), dense_logits(GgufFile(path), ids), atol=1e-3, rtol=1e-4)
+    np.testing.assert_allclose(
+        ds.load(path, dtype="float32").logits(ids), dense_logits(GgufFile(path), ids), atol=1e-3, rtol=1e-4
+    )
 
 
 def test_blocks_and_batches_change_no_bit(tiny_file, rng):

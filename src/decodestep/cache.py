@@ -34,8 +34,7 @@ class PagedCache:
 class LatentCache(PagedCache):
     """Latents and rotated keys in PA_BSND blocks, float32.
 
-    layers, latent, rope: sizes of the model. `kv[layer]` is (BlockNum, BlockSize, 1, Hckv) and `kr[layer]` (BlockNum, BlockSize,
-    1, Dr).
+    layers, latent, rope: sizes of the model. `kv[layer]` is (BlockNum, BlockSize, 1, Hckv), `kr[layer]` the same with Dr.
     """
 
     def __init__(self, layers: int, latent: int, rope: int, capacities: Sequence[int], *, block_size: int = 16) -> None:

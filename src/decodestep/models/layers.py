@@ -1,4 +1,4 @@
-"""A decoder layer by layer, through the operators: float32 activations, any shape; slow, and what the native step must equal."""
+"""A decoder layer by layer, through the operators: float32 activations, any shape; what the native step must equal."""
 
 from __future__ import annotations
 

@@ -18,7 +18,11 @@ PANEL_FORMATS = {"auto": None, "bfloat16": Format.BF16, "int8": Format.Q8_0}
 
 def obstacle(config: Config) -> str | None:
     """Why the native step cannot run a model of these sizes, or None."""
-    sizes = {"hidden size": config.hidden, "feed-forward size": config.feed_forward, "query size": config.heads * config.head_dim}
+    sizes = {
+        "hidden size": config.hidden,
+        "feed-forward size": config.feed_forward,
+        "query size": config.heads * config.head_dim,
+    }
     if config.head_dim % 16:
         return f"head size {config.head_dim} is no multiple of 16"
     return next((f"{name} {size} is no multiple of 32" for name, size in sizes.items() if size % 32), None)

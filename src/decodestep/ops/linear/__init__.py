@@ -33,8 +33,8 @@ def linear(x: Any, weight: Any, *, backend: str = "auto") -> Any:
     Raises ValueError for another dtype, rank or K.
 
     Notes: weights are widened to float32 and the sum runs in float32, k ascending in 16 lanes that are folded at the
-    end; with panels each output is one ascending sum, over blocks of 32 where x is bytes, whose inner sums are exact. A row's bits depend neither on the other rows of the call nor on the thread count; they may differ between
-    instruction sets.
+    end. With panels each output is one ascending sum; where x is bytes, of blocks of 32 whose inner sums are exact. A row's
+    bits depend neither on the other rows of the call nor on the thread count; they may differ between instruction sets.
     """
     tokens = arrays.view(_OP, "x", x)
     require_dtype(_OP, "x", tokens, (np.float32, np.float64))
