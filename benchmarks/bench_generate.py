@@ -112,9 +112,11 @@ def decode(model: ds.Model, report: Report, chosen: Any, context: int, rows: int
     ids = tokens_of(model, context)
     made = peers(model, ids, chosen, rows)
     verify(made)
-    for peer in made.values():
-        for row in range(rows):
-            peer.prefill(row) if row else peer.prefill()
+    for peer in made.values():  # those that `verify` has not filled
+        for row in range(1, rows):
+            peer.prefill(row)
+        if isinstance(peer, Transformers):
+            peer.prefill()
     config, width = model.config, model.config.groups * model.config.head_dim
     read = model.decoder.weight_bytes + rows * 4 * config.layers * width * context  # keys and values, two bytes each
     name = f"decode, context {context}" + (f", batch {rows}" if rows > 1 else "") + f", {STEPS} steps"
