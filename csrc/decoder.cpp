@@ -249,7 +249,7 @@ struct Member {
 
 }  // namespace
 
-void decoder_step(const DecoderStep& a) {
+void decoder_forward(const DecoderForward& a) {
     static thread_local Arena arena;
     arena.reset();
     const Plan plan(a, arena);

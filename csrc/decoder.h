@@ -34,7 +34,7 @@ struct Decoder {
 //   x += attention(q, cache up to the position) W_o
 //   h = rms_norm(x, ffn_norm);  x += swiglu(h W_gate, h W_up) W_down
 // and logits = rms_norm(x, norm) W for the tokens in `wanted`. The bits of a token depend on its own sequence alone.
-struct DecoderStep {
+struct DecoderForward {
     const Decoder* decoder;
     size_t tokens;
     const int64_t *ids, *sequence, *positions;  // [tokens]
@@ -50,6 +50,6 @@ struct DecoderStep {
     int threads;
 };
 
-DECODESTEP_KERNEL(decoder_step, DecoderStep)
+DECODESTEP_KERNEL(decoder_forward, DecoderForward)
 
 }  // namespace decodestep

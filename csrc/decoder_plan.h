@@ -72,7 +72,7 @@ struct Stage {
 // shared.
 class Plan {
   public:
-    Plan(const DecoderStep& step, Arena& arena)
+    Plan(const DecoderForward& step, Arena& arena)
         : a(step),
           m(*step.decoder),
           few(step.tokens <= kFewTokens && step.rows <= kFewTokens),
@@ -150,7 +150,7 @@ class Plan {
         return panel_at(number, panels_of(number, member, members).first);
     }
 
-    const DecoderStep& a;
+    const DecoderForward& a;
     const Decoder& m;
     const bool few;
     const size_t queries, group_heads;  // values of all queries of a token; heads of a group

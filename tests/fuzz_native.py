@@ -130,7 +130,7 @@ def decoder(s: Source) -> Arguments:
             "logits": panels_of(s, hidden, 1 + s.size(40)), "embedding": embedding, "embedding_format": number}  # fmt: skip
 
 
-def decoder_step(s: Source) -> Arguments:
+def decoder_forward(s: Source) -> Arguments:
     made = decoder(s)
     tokens, sequences, room, pages, positions = (
         s.size(9),
@@ -264,7 +264,7 @@ CALLS: dict[str, Callable[[Source], Arguments]] = {
     "pack_panels": pack_panels,
     "linear_panels": linear_panels,
     "Decoder": decoder,
-    "decoder_step": decoder_step,
+    "decoder_forward": decoder_forward,
     "take_rows": take_rows,
     "rms_norm": rms_norm,
     "swiglu": swiglu,

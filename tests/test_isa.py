@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-KERNELS = [f"tests/test_{stem}.py" for stem in ("decoder_step", "linear", "mla_attention", "rms_norm", "swiglu")]
+KERNELS = [f"tests/test_{stem}.py" for stem in ("linear", "mla_attention", "native_decoder", "rms_norm", "swiglu")]
 
 
 def ask(environment):

@@ -113,25 +113,25 @@ void step(const HeldDecoder& held, Ids ids, Ids sequence, Ids positions, Matrix 
         for (size_t p = 0; p <= positions.data()[t] / kPagePositions; ++p)
             require(table[p] >= 0 && table[p] < static_cast<int64_t>(pages), "a page is out of range");
     }
-    const DecoderStep args{.decoder = &d,
-                           .tokens = tokens,
-                           .ids = ids.data(),
-                           .sequence = sequence.data(),
-                           .positions = positions.data(),
-                           .sin = sin.data(),
-                           .cos = cos.data(),
-                           .keys = keys.data(),
-                           .values = values.data(),
-                           .pages = pages,
-                           .page_table = page_table.data(),
-                           .table_width = table_width,
-                           .wanted = wanted.data(),
-                           .rows = wanted.shape(0),
-                           .logits = logits.data(),
-                           .threads = thread_count(threads)};
+    const DecoderForward args{.decoder = &d,
+                              .tokens = tokens,
+                              .ids = ids.data(),
+                              .sequence = sequence.data(),
+                              .positions = positions.data(),
+                              .sin = sin.data(),
+                              .cos = cos.data(),
+                              .keys = keys.data(),
+                              .values = values.data(),
+                              .pages = pages,
+                              .page_table = page_table.data(),
+                              .table_width = table_width,
+                              .wanted = wanted.data(),
+                              .rows = wanted.shape(0),
+                              .logits = logits.data(),
+                              .threads = thread_count(threads)};
     if (tokens == 0) return;
     nb::gil_scoped_release release;
-    decoder_step(args);
+    decoder_forward(args);
 }
 
 }  // namespace
@@ -141,7 +141,7 @@ void bind_decoder(nb::module_& m) {
         .def("__init__", &make, nb::arg("heads"), nb::arg("groups"), nb::arg("width"), nb::arg("feed_forward"),
              nb::arg("eps"), nb::arg("scale"), nb::arg("layers"), nb::arg("norm").noconvert(), nb::arg("logits"),
              nb::arg("embedding").noconvert(), nb::arg("embedding_format"));
-    m.def("decoder_step", &step, nb::arg("decoder"), nb::arg("ids").noconvert(), nb::arg("sequence").noconvert(),
+    m.def("decoder_forward", &step, nb::arg("decoder"), nb::arg("ids").noconvert(), nb::arg("sequence").noconvert(),
           nb::arg("positions").noconvert(), nb::arg("sin").noconvert(), nb::arg("cos").noconvert(),
           nb::arg("keys").noconvert(), nb::arg("values").noconvert(), nb::arg("page_table").noconvert(),
           nb::arg("wanted").noconvert(), nb::arg("logits").noconvert(), nb::arg("threads"));

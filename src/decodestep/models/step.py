@@ -71,9 +71,9 @@ class StepDecoder(Decoder):
         assert isinstance(cache, GroupCache)
         out = np.empty((len(wanted), self.config.vocab_size), np.float32)
         run(
-            "decoder_step",
+            "decoder_forward",
             "cpu",
-            _native.decoder_step,
+            _native.decoder_forward,
             self._native,
             _ids(tokens),
             _ids(sequence),
