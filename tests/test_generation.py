@@ -127,9 +127,8 @@ def test_a_long_prompt_runs_in_blocks(model):
 def test_profile_names_the_operators_at_work(model):
     with ds.profile() as profile:
         run(model, [STORY], SamplingParams(max_new_tokens=2))
-    native = {op for op, backend in profile.costs if backend == "cpu"}
-    assert {"decoder_forward"} <= native
-    assert sum(cost.calls for (op, _), cost in profile.costs.items() if op == "decode_step") == 2
+    assert profile.costs["decoder_forward", "cpu"].calls == 2
+    assert "decode_step" in {op for op, _ in profile.costs}
 
 
 def test_beams(model):
