@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "isa.h"
-#include "panels.h"
+#include "linear_panels.h"
 
 namespace decodestep {
 

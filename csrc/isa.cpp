@@ -7,7 +7,7 @@
 namespace decodestep {
 namespace {
 
-constexpr const char* NAMES[] = {"baseline", "avx2", "avx512", "avx512_vnni"};  // in the order of Isa
+constexpr const char* NAMES[] = {"baseline", "avx2", "avx512", "avx512_bf16"};  // in the order of Isa
 
 Isa best_isa() {
 #ifdef DECODESTEP_X86
@@ -16,7 +16,7 @@ Isa best_isa() {
     const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                         __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
     const bool vnni = avx512 && __builtin_cpu_supports("avx512vnni");
-    return vnni ? Isa::avx512_vnni : avx512 ? Isa::avx512 : avx2 ? Isa::avx2 : Isa::baseline;
+    return vnni ? Isa::avx512_bf16 : avx512 ? Isa::avx512 : avx2 ? Isa::avx2 : Isa::baseline;
 #else
     return Isa::baseline;
 #endif

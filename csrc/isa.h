@@ -7,7 +7,7 @@
 
 namespace decodestep {
 
-enum class Isa { baseline, avx2, avx512, avx512_vnni };
+enum class Isa { baseline, avx2, avx512, avx512_bf16 };
 
 // What this machine runs, unless the environment variable DECODESTEP_ISA names a lesser one. Fixed at the first call,
 // which throws std::invalid_argument for any other name.
@@ -29,13 +29,13 @@ const char* isa_name();
     namespace avx512 {                          \
     void name(const Args&);                     \
     }                                           \
-    namespace avx512_vnni {                     \
+    namespace avx512_bf16 {                     \
     void name(const Args&);                     \
     }                                           \
     inline void name(const Args& args) {        \
         switch (isa()) {                        \
-            case Isa::avx512_vnni:              \
-                return avx512_vnni::name(args); \
+            case Isa::avx512_bf16:              \
+                return avx512_bf16::name(args); \
             case Isa::avx512:                   \
                 return avx512::name(args);      \
             case Isa::avx2:                     \

@@ -2,7 +2,7 @@
 #pragma once
 
 #include "activations.h"
-#include "panels.h"
+#include "linear_panels.h"
 
 namespace decodestep::DECODESTEP_ISA {
 

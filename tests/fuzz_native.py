@@ -91,7 +91,7 @@ def linear(s: Source) -> Arguments:
     return {"x": x, "w": w, "format": number, "y": y, "threads": s.threads()}
 
 
-def pack_panels(s: Source) -> Arguments:
+def pack_linear_panels(s: Source) -> Arguments:
     inputs, outputs = s.width(), s.size(70)
     w, number = s.weight(inputs, outputs)
     made = s.one_of(number, number, 2, 5 if inputs % 32 == 0 else number)
@@ -261,7 +261,7 @@ def noise(dtype: Any) -> Callable[[Source], Arguments]:
 # Every entry point that takes arguments, and what it may be called with.
 CALLS: dict[str, Callable[[Source], Arguments]] = {
     "linear": linear,
-    "pack_panels": pack_panels,
+    "pack_linear_panels": pack_linear_panels,
     "linear_panels": linear_panels,
     "Decoder": decoder,
     "decoder_forward": decoder_forward,

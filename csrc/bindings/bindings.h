@@ -11,7 +11,7 @@
 #include <string>
 
 #include "../linear.h"
-#include "../panels.h"
+#include "../linear_panels.h"
 
 namespace decodestep {
 

@@ -31,15 +31,15 @@ void bind_linear(nb::module_& m) {
         },
         nb::arg("w").noconvert(), nb::arg("format"), nb::arg("ids").noconvert(), nb::arg("values").noconvert());
     m.def(
-        "pack_panels",
+        "pack_linear_panels",
         [](Bytes w, int format, size_t in, Packed<uint8_t, 1> panels, int panel_format, int threads) {
             const Rows rows = rows_of(w, format, in);
             const Panels made = panels_of(panels, panel_format, in, rows.out);
             require(made.format == rows.format || made.format == Format::q8_0 || made.format == Format::bf16,
                     "panels are in the format of the rows, in q8_0 or in bf16");
-            const PackPanels args{rows, made.format, panels.data(), thread_count(threads)};
+            const PackLinearPanels args{rows, made.format, panels.data(), thread_count(threads)};
             nb::gil_scoped_release release;
-            pack_panels(args);
+            pack_linear_panels(args);
         },
         nb::arg("w").noconvert(), nb::arg("format"), nb::arg("inputs"), nb::arg("panels").noconvert(),
         nb::arg("panel_format"), nb::arg("threads"));

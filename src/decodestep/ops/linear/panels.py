@@ -23,7 +23,7 @@ class PanelWeight:
     [-127, 127] times their largest magnitude / 127, rounded to nearest even. With F32, F16 and BF16 they stay float32.
     """
 
-    data: np.ndarray  # uint8, one dimension; csrc/panels.h has the layout
+    data: np.ndarray  # uint8, one dimension; csrc/linear_panels.h has the layout
     format: Format
     inputs: int
     outputs: int
@@ -42,7 +42,7 @@ class PanelWeight:
         size = -(-outputs // 32) * -(-inputs // 32) * _BLOCK_BYTES[chosen]
         space = np.empty(size + _LINE, np.uint8)
         data = space[-space.ctypes.data % _LINE :][:size]
-        _native.pack_panels(weight.rows, int(weight.format), inputs, data, int(chosen), threads())
+        _native.pack_linear_panels(weight.rows, int(weight.format), inputs, data, int(chosen), threads())
         return cls(data, chosen, inputs, outputs)
 
     @property

@@ -1,4 +1,4 @@
-#include "panels.h"
+#include "linear_panels.h"
 
 #include <vector>
 

@@ -53,14 +53,14 @@ struct Panels {
 
 // Packs rows as they are, or as another format: Q8_0 (scale the largest magnitude of 32 values / 127, rounded to
 // float16) or BF16 (rounded to nearest even).
-struct PackPanels {
+struct PackLinearPanels {
     Rows rows;
     Format format;
     uint8_t* panels;  // count() * panel_bytes() of them
     int threads;
 };
 
-DECODESTEP_KERNEL(pack_panels, PackPanels)
+DECODESTEP_KERNEL(pack_linear_panels, PackLinearPanels)
 
 // y[t, n] = sum over k of x[t, k] * w[n, k], in float32, over blocks of 32 inputs in ascending order. Where the format
 // has blocks of its own, so has x: each 32 values are rounded to integers in [-127, 127] times a scale, and the

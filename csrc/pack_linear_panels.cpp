@@ -3,7 +3,7 @@
 
 #include "activations.h"
 #include "halves.h"
-#include "panels.h"
+#include "linear_panels.h"
 #include "parallel.h"
 
 namespace decodestep::DECODESTEP_ISA {
@@ -87,7 +87,7 @@ void put_halves(const uint8_t* row, size_t in, size_t r, uint8_t* out) {
 
 }  // namespace
 
-void pack_panels(const PackPanels& a) {
+void pack_linear_panels(const PackLinearPanels& a) {
     const Panels w{a.panels, a.rows.in, a.rows.out, a.format};
     const size_t in = a.rows.in;
     parallel_for(w.count(), a.threads, [&](size_t p) {
