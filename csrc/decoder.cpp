@@ -250,7 +250,7 @@ struct Member {
 }  // namespace
 
 void decoder_forward(const DecoderForward& a) {
-    static thread_local Arena arena;
+    static thread_local Storage arena;
     arena.reset();
     const Plan plan(a, arena);
     const Rows& w = a.decoder->embedding;

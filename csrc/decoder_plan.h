@@ -22,7 +22,7 @@ constexpr size_t kFewTokens = 4;
 enum Sweep : size_t { kProject, kOutput, kGateUp, kDown, kSweeps };
 
 // Float buffers that a thread keeps from one step to the next.
-class Arena {
+class Storage {
   public:
     void reset() { used_ = 0; }
     float* take(size_t floats) {
@@ -72,7 +72,7 @@ struct Stage {
 // shared.
 class Plan {
   public:
-    Plan(const DecoderForward& step, Arena& arena)
+    Plan(const DecoderForward& step, Storage& arena)
         : a(step),
           m(*step.decoder),
           few(step.tokens <= kFewTokens && step.rows <= kFewTokens),
