@@ -1,54 +1,177 @@
-"""generate on the default model against transformers in float32, decode and prefill, interleaved in one run.
+"""The default model against llama.cpp on the same file, and transformers: decoding, prefill, batches, and what it costs.
 
-    python benchmarks/bench_generate.py [--rounds 5] [--threads 2] [--tokens 32]
+    python benchmarks/bench_generate.py [--cases decode,prefill,batch] [--contexts 100,1000] [--prompts 40,400,1000]
+        [--batch 8] [--threads 1] [--dtype auto] [--transformers ""|float32|bfloat16] [--rounds 7]
+    python benchmarks/bench_generate.py --cases accuracy [--positions 2000]
 
-Verified first: the greedy tokens are the same. The floor of a decoded token is one read of the weights' blocks.
+Steps are timed, not samplers: a token's logits from the token. Each round times every peer once, in turn. Verified first: the
+most likely tokens are the peer's, but for near ties. The floor of a decoded token is one read of the weights and of the
+cache. Accuracy: the KL divergence from the float32 weights' distribution, teacher-forced, and how often the likeliest agrees.
 """
 
 from __future__ import annotations
 
+import argparse
+import csv
+import inspect
+import statistics
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
 import decodestep as ds
-from harness import Report, options, torch
+from harness import Call, Report, options, torch
+from llama_cpp_model import LlamaCpp
 
-PROMPT = "The history of the Roman Empire began"
+STEPS = 8  # tokens decoded in one timed call
+TEXT = "\n".join(inspect.getsource(module) for module in (argparse, csv, inspect, statistics))
 
 
-def transformers_model(path):
+class Ours:
+    def __init__(self, model: ds.Model, ids: np.ndarray, rows: int = 1) -> None:
+        self.model, self.ids, self.rows = model, ids, np.arange(rows)
+        self.cache = model.decoder.new_cache([len(ids) + STEPS] * rows)
+
+    def prefill(self, row: int = 0) -> np.ndarray:
+        every, last = np.arange(len(self.ids)), np.array([len(self.ids) - 1])
+        *_, (_, logits) = self.model.decoder.in_blocks(self.ids, np.full_like(every, row), every, self.cache, last)
+        return logits
+
+    def decode(self) -> None:
+        for i in range(STEPS):
+            token = np.full(len(self.rows), self.ids[i])
+            self.model.decoder.logits(token, self.rows, np.full(len(self.rows), len(self.ids) + i), self.cache, self.rows)
+
+
+class Theirs:
+    def __init__(self, path: Path, ids: np.ndarray, threads: int, flash_attention: bool, rows: int = 1) -> None:
+        self.ids, self.rows = ids, rows
+        self.llama = LlamaCpp(path, len(ids) + STEPS, threads, flash_attention=flash_attention, sequences=rows)
+
+    def prefill(self, row: int = 0) -> np.ndarray:
+        if row == 0:
+            self.llama.forget(0)
+        return self.llama.evaluate(self.ids, 0, sequence=row)
+
+    def decode(self) -> None:
+        self.llama.forget(len(self.ids))
+        for i in range(STEPS):
+            self.llama.step([int(self.ids[i])] * self.rows, len(self.ids) + i)
+
+
+class Transformers:
+    def __init__(self, path: Path, ids: np.ndarray, dtype: str) -> None:
+        self.model, self.ids = transformers_model(path, dtype), torch.tensor([ids.tolist()])
+
+    def prefill(self) -> None:
+        with torch.no_grad():
+            self.cache = self.model(self.ids, use_cache=True, logits_to_keep=1).past_key_values
+
+    def decode(self) -> None:
+        with torch.no_grad():
+            for i in range(STEPS):
+                self.model(self.ids[:, i : i + 1], past_key_values=self.cache, use_cache=True)
+            self.cache.crop(self.ids.shape[1])
+
+
+def transformers_model(path: Path, dtype: str) -> Any:
     from transformers import AutoModelForCausalLM
 
-    return AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=torch.float32).eval()
+    return AutoModelForCausalLM.from_pretrained(path.parent, gguf_file=path.name, dtype=getattr(torch, dtype)).eval()
+
+
+def tokens_of(model: ds.Model, count: int) -> np.ndarray:
+    ids = np.array(model.tokenizer.encode(TEXT))
+    return np.resize(ids, count)
+
+
+def peers(model: ds.Model, ids: np.ndarray, chosen: Any, rows: int = 1) -> dict[str, Any]:
+    made: dict[str, Any] = {"ours": Ours(model, ids, rows)}
+    for flash in (False, True):
+        made[f"llama.cpp, {'' if flash else 'no '}flash attention"] = Theirs(model.path, ids, chosen.threads, flash, rows)
+    if chosen.transformers and rows == 1:
+        made[f"transformers {chosen.transformers}"] = Transformers(model.path, ids, chosen.transformers)
+    return made
+
+
+def verify(made: dict[str, Any]) -> None:
+    ours = made["ours"].prefill()[0]
+    for name, peer in made.items():
+        if name.startswith("llama"):
+            theirs = peer.prefill()[0]
+            assert ours[theirs.argmax()] > ours.max() - 2 and theirs[ours.argmax()] > theirs.max() - 2, name
+
+
+def calls(made: dict[str, Any], verb: Callable[[Any], Call]) -> dict[str, Call]:
+    return {name: verb(peer) for name, peer in made.items()}
+
+
+def decode(model: ds.Model, report: Report, chosen: Any, context: int, rows: int = 1) -> None:
+    ids = tokens_of(model, context)
+    made = peers(model, ids, chosen, rows)
+    verify(made)
+    for peer in made.values():  # those that `verify` has not filled
+        for row in range(1, rows):
+            peer.prefill(row)
+        if isinstance(peer, Transformers):
+            peer.prefill()
+    config, width = model.config, model.config.groups * model.config.head_dim
+    read = model.decoder.weight_bytes + rows * 4 * config.layers * width * context  # keys and values, two bytes each
+    name = f"decode, context {context}" + (f", batch {rows}" if rows > 1 else "") + f", {STEPS} steps"
+    report.case(name, calls(made, lambda peer: peer.decode), chosen.rounds, read * STEPS)
+
+
+def prefill(model: ds.Model, report: Report, chosen: Any, prompt: int) -> None:
+    made = peers(model, tokens_of(model, prompt), chosen)
+    verify(made)
+    report.case(f"prefill, {prompt} tokens", calls(made, lambda peer: peer.prefill), chosen.rounds)
+
+
+def accuracy(model: ds.Model, positions: int) -> None:
+    ids = tokens_of(model, positions)
+    # llama.cpp takes a window of 512 at a time, and so does everybody.
+    windows = np.array_split(ids, -(-positions // 512))
+    exact = ds.load(model.path, dtype="float32", threads=model.threads)
+    llama = LlamaCpp(model.path, 512, 2, flash_attention=False)
+
+    def theirs(window: np.ndarray) -> np.ndarray:
+        llama.forget(0)
+        return llama.evaluate(window, 0, every=True)
+
+    print(f"\nagainst the file's weights in float32, {positions} positions of program text")
+    true = [log_softmax(exact.logits(window)) for window in windows]
+    for name, logits in {f"ours, {model.decoder.way}": model.logits, "llama.cpp": theirs}.items():
+        found = [log_softmax(logits(window)) for window in windows]
+        kl = np.concatenate([(np.exp(p) * (p - q)).sum(-1) for p, q in zip(true, found, strict=True)])
+        same = np.concatenate([p.argmax(-1) == q.argmax(-1) for p, q in zip(true, found, strict=True)])
+        print(f"  {name:40} KL {kl.mean():.2e} (standard error {kl.std() / len(kl) ** 0.5:.1e})   likeliest {same.mean():.2%}")
+
+
+def log_softmax(x: np.ndarray) -> np.ndarray:
+    x = x.astype(np.float64)
+    x -= x.max(-1, keepdims=True)
+    return x - np.log(np.exp(x).sum(-1, keepdims=True))
 
 
 def main() -> None:
-    chosen = options(__doc__, rounds=5, threads=2, tokens=32)
-    model = ds.load(threads=chosen.threads)
-    ids = model.tokenizer.encode(PROMPT)
-    long = model.tokenizer.encode("one two three four five six seven eight " * 50)[:400]
-    params = ds.SamplingParams(do_sample=False, max_new_tokens=chosen.tokens, ignore_eos=True)
-    one = ds.SamplingParams(do_sample=False, max_new_tokens=1, ignore_eos=True)
-    decode = {"ours": lambda: ds.generate(model, [ids], params)}
-    prefill = {"ours": lambda: ds.generate(model, [long], one)}
-    if torch is not None:
-        theirs = transformers_model(model.path)
-
-        def run(prompt, count):
-            with torch.no_grad():
-                return theirs.generate(torch.tensor([prompt]), do_sample=False, max_new_tokens=count, min_new_tokens=count)
-
-        mine = ds.generate(model, [ids], params)[0].token_ids
-        assert run(ids, chosen.tokens)[0, len(ids) :].tolist() == mine
-        decode["transformers float32"] = lambda: run(ids, chosen.tokens)
-        prefill["transformers float32"] = lambda: run(long, 1)
-    weights = model.decoder.weights
-    read = sum(w.rows.nbytes for layer in weights.layers for w in vars(layer).values() if isinstance(w, ds.PackedWeight))
+    chosen = options(__doc__, rounds=7, cases="decode,prefill,batch", contexts="100,1000", prompts="40,400", batch=8,
+                     dtype="auto", transformers="", positions=2000)  # fmt: skip
+    model = ds.load(dtype=chosen.dtype, threads=chosen.threads)
+    cases = chosen.cases.split(",")
+    if "accuracy" in cases:
+        accuracy(model, chosen.positions)
+        return
     report = Report("generate", chosen.threads)
-    report.case(
-        f"{len(ids)} tokens of prompt, {chosen.tokens} decoded",
-        decode,
-        chosen.rounds,
-        (read + weights.output.rows.nbytes) * chosen.tokens,
-    )
-    report.case("400 tokens of prompt, 1 decoded", prefill, chosen.rounds)
+    if "decode" in cases:
+        for context in map(int, chosen.contexts.split(",")):
+            decode(model, report, chosen, context)
+    if "batch" in cases:
+        decode(model, report, chosen, 100, chosen.batch)
+    if "prefill" in cases:
+        for prompt in map(int, chosen.prompts.split(",")):
+            prefill(model, report, chosen, prompt)
     report.save()
 
 

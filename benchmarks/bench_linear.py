@@ -2,7 +2,8 @@
 
     python benchmarks/bench_linear.py [--rounds 15] [--threads 1]
 
-torch multiplies by the widened weight, in the (N, K) order that torch.nn.Linear keeps; its floor would be the F32 one.
+In panels of Q4_1 and Q8_0 the activations are rounded to bytes. torch multiplies by the widened weight, in the (N, K) order
+that torch.nn.Linear keeps; its floor would be the F32 one.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 
 import decodestep as ds
-from decodestep.ops.linear import Format, PackedWeight
+from decodestep.ops.linear import Format, LinearPanels, PackedWeight, reference
 from harness import Call, Report, options, torch
 
 K, OUTPUTS, TOKENS = 576, (1536, 49152), (1, 8, 128)
@@ -43,7 +44,7 @@ def main() -> None:
     for outputs in OUTPUTS:
         for form in (Format.F32, Format.Q4_1, Format.Q8_0):
             w = weight(form, outputs)
-            dense = w.dense()
+            dense, panels = w.dense(), LinearPanels.pack(w)
             for tokens in TOKENS:
                 x = rng.standard_normal((tokens, K), np.float32)
                 calls: dict[str, Call] = {"ours": lambda x=x, w=w: ds.linear(x, w)}
@@ -51,6 +52,8 @@ def main() -> None:
                     t, m = torch.from_numpy(x), torch.from_numpy(np.ascontiguousarray(dense.T))
                     calls["torch float32"] = lambda t=t, m=m: torch.nn.functional.linear(t, m)
                 verify(x, dense, calls)
+                calls["ours, in panels"] = lambda x=x, panels=panels: ds.linear(x, panels)
+                verify(reference.quantised(x) if panels.reads_bytes else x, dense, {"in panels": calls["ours, in panels"]})
                 report.case(f"{form.name} N={outputs} T={tokens}", calls, chosen.rounds, w.rows.nbytes)
     report.save()
 

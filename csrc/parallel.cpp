@@ -28,6 +28,15 @@ void relax() {
 // About 50 microseconds: longer than the gap between two kernels of a decode step, far shorter than a time slice.
 constexpr int kSpins = 2000;
 
+// Waits in turns of the processor: briefly without giving it up, since what is awaited comes soon, then by yielding.
+template <class Ready>
+void wait_until(Ready&& ready) {
+    for (int spins = 0; !ready();) {
+        relax();
+        if (++spins > kSpins) std::this_thread::yield();
+    }
+}
+
 thread_local bool inside_job = false;
 
 class Pool {
@@ -47,10 +56,7 @@ class Pool {
         if (asleep_.load() > 0) epoch_.notify_all();
         work();
         state_.fetch_and(~kOpen);  // nobody enters from here on; wait for those inside
-        for (int spins = 0; state_.load(std::memory_order_acquire) != 0;) {
-            relax();
-            if (++spins > kSpins) std::this_thread::yield();
-        }
+        wait_until([&] { return state_.load(std::memory_order_acquire) == 0; });
         return true;
     }
 
@@ -103,6 +109,53 @@ class Pool {
     void* context_ = nullptr;
 };
 
+// Whoever comes first leads: it opens each stage for those who have come by then, and waits for them at its end.
+class Team {
+  public:
+    using Body = void (*)(void*, size_t, size_t, size_t);
+
+    Team(size_t stages, Body body, void* context) : stages_(stages), body_(body), context_(context) {}
+
+    void take_part() {
+        const size_t me = joined_.fetch_add(1);
+        me == 0 ? lead() : follow(me);
+    }
+
+  private:
+    static constexpr uint64_t kMembers = 0xffff, kOver = ~uint64_t{0};
+
+    void lead() {
+        size_t due = 0;
+        for (size_t stage = 0; stage < stages_; ++stage) {
+            const size_t members = joined_.load(std::memory_order_relaxed);
+            open_.store((stage + 1) << 16 | members, std::memory_order_release);
+            body_(context_, stage, 0, members);
+            due += members - 1;
+            wait_until([&] { return done_.load(std::memory_order_acquire) == due; });
+        }
+        open_.store(kOver, std::memory_order_release);
+    }
+
+    void follow(size_t me) {
+        for (uint64_t seen = 0;;) {
+            uint64_t now = seen;
+            wait_until([&] { return (now = open_.load(std::memory_order_acquire)) != seen; });
+            if (now == kOver) return;
+            seen = now;
+            if ((now & kMembers) <= me) continue;  // opened before this one came
+            body_(context_, (now >> 16) - 1, me, now & kMembers);
+            done_.fetch_add(1, std::memory_order_release);
+        }
+    }
+
+    const size_t stages_;
+    const Body body_;
+    void* const context_;
+    alignas(128) std::atomic<uint64_t> open_{0};  // the stage, from 1 on, and how many members it has
+    alignas(128) std::atomic<size_t> done_{0};    // parts of stages that are finished, the leader's not counted
+    alignas(128) std::atomic<size_t> joined_{0};
+};
+
 // Leaked on purpose: workers outlive static destruction, and a forked child, which has no workers, starts a pool anew.
 std::atomic<Pool*> pool{nullptr};
 
@@ -125,6 +178,12 @@ void parallel_for(size_t tasks, int threads, void (*body)(void*, size_t), void* 
         if (done) return;
     }
     for (size_t task = 0; task < tasks; ++task) body(context, task);
+}
+
+void parallel_stages(size_t stages, int threads, void (*body)(void*, size_t, size_t, size_t), void* context) {
+    Team team(stages, body, context);
+    const auto seats = static_cast<size_t>(threads);
+    parallel_for(seats, threads, [&](size_t) { team.take_part(); });
 }
 
 float* thread_scratch(size_t floats) {

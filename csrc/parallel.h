@@ -17,6 +17,24 @@ void parallel_for(size_t tasks, int threads, Body&& body) {
         const_cast<void*>(static_cast<const void*>(&body)));
 }
 
+// Calls body(context, stage, member, members) for every stage in turn, in each for every member of [0, members): a team
+// of the calling thread and up to threads - 1 workers, in which each shares out the work by its number. Between two
+// stages everybody waits for the others, a fraction of a microsecond. The team begins as whoever is there; a worker
+// that starts later joins at the next stage, so `members` may grow from one stage to the next and nobody waits for it
+// before.
+void parallel_stages(size_t stages, int threads,
+                     void (*body)(void* context, size_t stage, size_t member, size_t members), void* context);
+
+template <class Body>
+void parallel_stages(size_t stages, int threads, Body&& body) {
+    parallel_stages(
+        stages, threads,
+        [](void* context, size_t stage, size_t member, size_t members) {
+            (*static_cast<Body*>(context))(stage, member, members);
+        },
+        const_cast<void*>(static_cast<const void*>(&body)));
+}
+
 // A buffer of the calling thread, of at least `floats` floats; the next call on the same thread takes it over.
 float* thread_scratch(size_t floats);
 

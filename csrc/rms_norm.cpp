@@ -1,25 +1,8 @@
 #include "rms_norm.h"
 
-#include "simd.h"
+#include "rms_norm_row.h"
 
 namespace decodestep::DECODESTEP_ISA {
-namespace {
-
-float root_mean_square(const float* x, size_t width, float eps) {
-    f32x16 squares = broadcast(0.0f);
-    size_t i = 0;
-    for (; i + kLanes <= width; i += kLanes) {
-        const f32x16 v = load(x + i);
-        squares = fma(v, v, squares);
-    }
-    if (i < width) {
-        const f32x16 v = load_first(x + i, width - i);
-        squares = fma(v, v, squares);
-    }
-    return __builtin_sqrtf(sum(squares) * (1.0f / static_cast<float>(width)) + eps);
-}
-
-}  // namespace
 
 void rms_norm(const RmsNorm& a) {
     for (size_t row = 0; row < a.rows; ++row) {
@@ -28,10 +11,10 @@ void rms_norm(const RmsNorm& a) {
         const f32x16 rms = broadcast(a.gamma ? root_mean_square(x, a.width, a.eps) : 1.0f), alpha = broadcast(a.alpha);
         size_t i = 0;
         for (; i + kLanes <= a.width; i += kLanes)
-            store(y + i, load(x + i) / rms * (a.gamma ? load(a.gamma + i) : broadcast(1.0f)) * alpha);
+            store(y + i, normed(load(x + i), rms, a.gamma ? load(a.gamma + i) : broadcast(1.0f)) * alpha);
         if (const size_t rest = a.width - i; rest > 0) {
             const f32x16 gamma = a.gamma ? load_first(a.gamma + i, rest) : broadcast(1.0f);
-            store_first(y + i, load_first(x + i, rest) / rms * gamma * alpha, rest);
+            store_first(y + i, normed(load_first(x + i, rest), rms, gamma) * alpha, rest);
         }
     }
 }

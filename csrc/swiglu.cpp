@@ -1,17 +1,8 @@
 #include "swiglu.h"
 
-#include "simd.h"
+#include "gate.h"
 
 namespace decodestep::DECODESTEP_ISA {
-namespace {
-
-DECODESTEP_INLINE f32x16 gated(f32x16 gate, f32x16 up) {
-    const f32x16 one = broadcast(1.0f);
-    gate = max(broadcast(-88.0f), gate);  // exp stays finite, so a gate far below must not outgrow it
-    return gate / (one + exp(broadcast(0.0f) - gate)) * up;
-}
-
-}  // namespace
 
 void swiglu(const Swiglu& a) {
     for (size_t row = 0; row < a.rows; ++row) {

@@ -51,6 +51,7 @@ def tiny_file(tmp_path: Path) -> TinyFile:
         hidden: int = 96,
         kind: str = "F32",
         tied: bool = True,
+        context: int = 64,
         without: tuple[str, ...] = (),
         **metadata: Any,
     ) -> Path:
@@ -60,7 +61,7 @@ def tiny_file(tmp_path: Path) -> TinyFile:
         feed_forward, vocab = 256 if kind.endswith("_K") else 128, 300
         writer.add_embedding_length(hidden)
         writer.add_block_count(2)
-        writer.add_context_length(64)
+        writer.add_context_length(context)
         writer.add_feed_forward_length(feed_forward)
         writer.add_head_count(heads)
         writer.add_head_count_kv(groups)

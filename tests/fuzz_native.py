@@ -23,6 +23,14 @@ Arguments = dict[str, Any]
 ROW_BYTES = [lambda k: 4 * k, lambda k: 2 * k, lambda k: 2 * k,
              lambda k: k // 32 * 18, lambda k: k // 32 * 20, lambda k: k // 32 * 34,
              lambda k: k // 256 * 144, lambda k: k // 256 * 176, lambda k: k // 256 * 210]  # fmt: skip
+PANEL_BYTES = (4096, 2048, 2048, 576, 640, 1088)  # of 32 outputs by 32 inputs, by format
+
+
+class Held:
+    """The arguments of a native decoder, which the core in use makes of them."""
+
+    def __init__(self, arguments: Arguments) -> None:
+        self.arguments = arguments
 
 
 class Source:
@@ -82,6 +90,66 @@ def linear(s: Source) -> Arguments:
     w, number = s.weight(inputs, outputs)
     x, y = s.rows(s.array(tokens, inputs)), s.array(tokens, outputs)
     return {"x": x, "w": w, "format": number, "y": y, "threads": s.threads()}
+
+
+def pack_linear_panels(s: Source) -> Arguments:
+    inputs, outputs = s.width(), s.size(70)
+    w, number = s.weight(inputs, outputs)
+    made = s.one_of(number, number, 2, 5 if inputs % 32 == 0 else number)
+    size = -(-inputs // 32) * -(-outputs // 32) * PANEL_BYTES[made]
+    return {"w": w, "format": number, "inputs": inputs, "panels": np.zeros(size, np.uint8), "panel_format": made,
+            "threads": s.threads()}  # fmt: skip
+
+
+def linear_panels(s: Source) -> Arguments:
+    tokens, inputs, outputs = s.size(9), s.width(), s.size(70)
+    panels, number, _ = panels_of(s, inputs, outputs)
+    x, y = s.rows(s.array(tokens, inputs)), s.array(tokens, outputs)
+    return {"x": x, "panels": panels, "format": number, "y": y, "threads": s.threads()}
+
+
+def panels_of(s: Source, inputs: int, outputs: int) -> tuple[np.ndarray, int, int]:
+    number = int(s.one_of(*range(6))) if inputs % 32 == 0 else int(s.one_of(0, 1, 2))
+    size = -(-inputs // 32) * -(-outputs // 32) * PANEL_BYTES[number]
+    return s.array(size, dtype=np.uint8), number, outputs
+
+
+def decoder(s: Source) -> Arguments:
+    hidden, feed_forward, width, groups = s.one_of(32, 64), s.one_of(32, 96), s.one_of(16, 32, 48), s.one_of(1, 2, 3)
+    heads = groups * s.one_of(2, 4, 14) if groups * width % 32 else groups * s.one_of(1, 3, 13)
+    if heads * width % 32:
+        heads *= 2
+
+    def layer() -> tuple[np.ndarray, np.ndarray, list[tuple[np.ndarray, int, int]]]:
+        sizes = ((hidden, heads * width), (hidden, 2 * groups * width), (heads * width, hidden),
+                 (hidden, feed_forward), (hidden, feed_forward), (feed_forward, hidden))  # fmt: skip
+        return s.array(hidden), s.array(hidden), [panels_of(s, *size) for size in sizes]
+
+    embedding, number = s.weight(hidden, 1 + s.size(9))
+    return {"heads": heads, "groups": groups, "width": width, "feed_forward": feed_forward, "eps": 1e-5, "scale": 0.25,
+            "layers": [layer() for _ in range(s.one_of(1, 2))], "norm": s.array(hidden),
+            "logits": panels_of(s, hidden, 1 + s.size(40)), "embedding": embedding, "embedding_format": number}  # fmt: skip
+
+
+def decoder_forward(s: Source) -> Arguments:
+    made = decoder(s)
+    tokens, sequences, room, pages, positions = (
+        s.size(9),
+        1 + s.size(2),
+        s.one_of(1, 2, 20),
+        1 + s.size(3),
+        s.one_of(1, 16, 300),
+    )
+    layers, groups, width = len(made["layers"]), made["groups"], made["width"]
+    wanted = s.ids(s.size() if tokens else 0, end=tokens)
+    return {
+        "decoder": Held(made), "ids": s.ids(tokens, end=len(made["embedding"])), "sequence": s.ids(tokens, end=sequences),
+        "positions": s.ids(tokens, end=min(positions, 16 * room)), "sin": s.array(positions, width // 2),
+        "cos": s.array(positions, width // 2), "keys": s.array(layers, pages, groups, width, 16, dtype=np.uint16),
+        "values": s.array(layers, pages, groups, 16, width, dtype=np.uint16),
+        "page_table": s.ids(sequences, room, end=pages), "wanted": wanted,
+        "logits": s.array(len(wanted), made["logits"][2]), "threads": s.threads(),
+    }  # fmt: skip
 
 
 def take_rows(s: Source) -> Arguments:
@@ -250,6 +318,10 @@ def noise(dtype: Any) -> Callable[[Source], Arguments]:
 # Every entry point that takes arguments, and what it may be called with.
 CALLS: dict[str, Callable[[Source], Arguments]] = {
     "linear": linear,
+    "pack_linear_panels": pack_linear_panels,
+    "linear_panels": linear_panels,
+    "Decoder": decoder,
+    "decoder_forward": decoder_forward,
     "take_rows": take_rows,
     "rms_norm": rms_norm,
     "swiglu": swiglu,
@@ -309,6 +381,9 @@ def wrong_array(s: Source, a: np.ndarray) -> Any:
 def wrong(s: Source, value: Any) -> Any:
     if isinstance(value, np.ndarray) and s.one_of(*[True] * 9, False):
         return wrong_array(s, value)
+    if isinstance(value, (list, tuple)) and value and s.one_of(*[True] * 9, False):
+        place = s.one_of(*range(len(value)))
+        return type(value)([wrong(s, item) if i == place else item for i, item in enumerate(value)])
     if isinstance(value, (int, float)) and s.one_of(*[True] * 9, False):
         return s.one_of(-1, 0, 1, 2, 3, 6, 257, 2**31 - 1, 2**31, 2**62, 2**63, 2**64 - 1, 2**70, -(2**31), 0.5, np.nan, np.inf)
     return s.one_of(None, "text", 7, 1.5, [], object(), np.zeros(3), b"bytes", {})
@@ -317,7 +392,8 @@ def wrong(s: Source, value: Any) -> Any:
 def call(native: ModuleType, seed: int, number: int, counts: Counter[str]) -> None:
     s = Source(seed, number)
     name = s.one_of(*CALLS)
-    arguments = CALLS[name](s)
+    arguments = {key: native.Decoder(**value.arguments) if isinstance(value, Held) else value
+                 for key, value in CALLS[name](s).items()}  # fmt: skip
     for _ in range(s.one_of(0, 0, 1, 1, 1, 2, 3)):
         key = s.one_of(*arguments)
         arguments[key] = wrong(s, arguments[key])

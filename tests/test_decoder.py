@@ -9,9 +9,10 @@ import torch
 
 import decodestep as ds
 from decodestep.models import ModelError
-from decodestep.models.convert import convert
-from decodestep.models.decoder import Decoder
+from decodestep.models.convert import config_of, convert
 from decodestep.models.gguf_file import GgufFile
+from decodestep.models.layers import LayerDecoder
+from dense_decoder import dense_logits
 
 PROMPTS = [
     "The three laws of thermodynamics say that",
@@ -22,13 +23,19 @@ PROMPTS = [
 
 
 @pytest.fixture(scope="module")
+def exact_model(model_path):
+    """The default model in float32."""
+    return ds.load(model_path, dtype="float32")
+
+
+@pytest.fixture(scope="module")
 def transformers_model(model_path):
     from transformers import LlamaConfig, LlamaForCausalLM
 
     # The same float32 weights in transformers' own class, built without its loader: dequantised by the gguf package, the rows
     # of q and k put back from interleaved rope pairs to halves.
     file = GgufFile(model_path)
-    config = convert(file).config
+    config = config_of(file)
     theirs = LlamaForCausalLM(
         LlamaConfig(
             vocab_size=config.vocab_size,
@@ -72,7 +79,8 @@ def transformers_model(model_path):
 
 
 @pytest.mark.parametrize("prompt", PROMPTS)
-def test_greedy_tokens_and_logits_equal_transformers(model, transformers_model, prompt):
+def test_greedy_tokens_and_logits_equal_transformers(exact_model, transformers_model, prompt):
+    model = exact_model
     ids = model.tokenizer.encode(prompt)
     params = ds.SamplingParams(do_sample=False, max_new_tokens=64, ignore_eos=True)
     ours = ds.generate(model, [ids], params)[0].token_ids
@@ -90,48 +98,13 @@ def test_greedy_tokens_and_logits_equal_transformers(model, transformers_model, 
         assert row.argmax() == token or best - second < 1e-3
 
 
-def dense_logits(file, ids):
-    """A plain Llama forward pass in float64: grouped-query attention as such, interleaved rope, no cache."""
-
-    def get(name):
-        t = file.tensors[f"{name}.weight"]
-        if t.type == gguf.GGMLQuantizationType.F32:
-            return t.data.view(np.float32).reshape(t.shape).astype(np.float64)
-        return gguf.quants.dequantize(t.data.reshape(t.shape[0], -1), t.type).astype(np.float64)
-
-    data = file.metadata
-    heads, groups = data["llama.attention.head_count"], data["llama.attention.head_count_kv"]
-    dim = data.get("llama.attention.key_length", data["llama.embedding_length"] // heads)
-    norm = lambda x, g: x / np.sqrt((x * x).mean(-1, keepdims=True) + data["llama.attention.layer_norm_rms_epsilon"]) * g  # noqa: E731
-    angle = np.arange(len(ids))[:, None] * data["llama.rope.freq_base"] ** (-np.arange(0, dim, 2) / dim)
-    turn = np.exp(1j * angle)[:, None]
-
-    def rope(x):
-        x = x.reshape(len(ids), -1, dim // 2, 2)
-        z = (x[..., 0] + 1j * x[..., 1]) * turn
-        return np.stack([z.real, z.imag], -1).reshape(len(ids), -1, dim)
-
-    x = get("token_embd")[ids]
-    for i in range(data["llama.block_count"]):
-        h = norm(x, get(f"blk.{i}.attn_norm"))
-        q, k = rope(h @ get(f"blk.{i}.attn_q").T), rope(h @ get(f"blk.{i}.attn_k").T)
-        v = (h @ get(f"blk.{i}.attn_v").T).reshape(len(ids), groups, dim)
-        k, v = np.repeat(k, heads // groups, 1), np.repeat(v, heads // groups, 1)
-        score = np.einsum("tnd,snd->nts", q, k) / np.sqrt(dim) + np.triu(np.full((len(ids),) * 2, -np.inf), 1)
-        weight = np.exp(score - score.max(-1, keepdims=True))
-        attended = np.einsum("nts,snd->tnd", weight / weight.sum(-1, keepdims=True), v).reshape(len(ids), -1)
-        x = x + attended @ get(f"blk.{i}.attn_output").T
-        h = norm(x, get(f"blk.{i}.ffn_norm"))
-        gate = h @ get(f"blk.{i}.ffn_gate").T
-        x = x + (gate / (1 + np.exp(-gate)) * (h @ get(f"blk.{i}.ffn_up").T)) @ get(f"blk.{i}.ffn_down").T
-    return norm(x, get("output_norm")) @ get("output" if "output.weight" in file.tensors else "token_embd").T
-
-
 @pytest.mark.parametrize("kind", ["F32", "F16", "BF16", "Q4_0", "Q4_1", "Q8_0", "Q5_1"])
 def test_any_file_of_the_family_equals_a_dense_pass(tiny_file, kind):
     path = tiny_file(kind=kind, tied=kind != "F16")
     ids = np.random.default_rng(2).integers(0, 297, 21)
-    np.testing.assert_allclose(ds.load(path).logits(ids), dense_logits(GgufFile(path), ids), atol=1e-3, rtol=1e-4)
+    np.testing.assert_allclose(
+        ds.load(path, dtype="float32").logits(ids), dense_logits(GgufFile(path), ids), atol=1e-3, rtol=1e-4
+    )
 
 
 @pytest.mark.parametrize("kind", ["Q4_K", "Q5_K", "Q6_K"])
@@ -145,11 +118,14 @@ def test_files_with_blocks_of_256(tiny_file, kind):
 def test_any_grouping_equals_a_dense_pass(tiny_file, heads, groups, head_dim, hidden):
     path = tiny_file(heads=heads, groups=groups, head_dim=head_dim, hidden=hidden)
     ids = np.random.default_rng(2).integers(0, 297, 9)
-    np.testing.assert_allclose(ds.load(path).logits(ids), dense_logits(GgufFile(path), ids), atol=1e-3, rtol=1e-4)
+    np.testing.assert_allclose(
+        ds.load(path, dtype="float32").logits(ids), dense_logits(GgufFile(path), ids), atol=1e-3, rtol=1e-4
+    )
 
 
 def test_blocks_and_batches_change_no_bit(tiny_file, rng):
-    decoder = Decoder(convert(GgufFile(tiny_file(kind="Q4_1"))))
+    file = GgufFile(tiny_file(kind="Q4_1"))
+    decoder = LayerDecoder(convert(file, config_of(file)))
     ids = rng.integers(0, 297, 30)
 
     def run(cuts, rows=1, row=0):

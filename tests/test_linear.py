@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import decodestep as ds
-from decodestep.ops.linear import Format, PackedWeight, cpu
+from decodestep.ops.linear import Format, LinearPanels, PackedWeight, cpu, reference
 from decodestep.ops.linear.blocks import BLOCKS
 from tolerances import assert_close
 
@@ -269,3 +269,96 @@ def test_refused_ways_to_make_weights():
         PackedWeight.stack()
     with pytest.raises(ValueError, match="a row id is out of range"):
         cpu.take_rows(W, np.array([3]))
+
+
+def check_panels(x, panels, rows):
+    """Against the reference, the error measured by the terms of each sum."""
+    seen = reference.quantised(x) if panels.reads_bytes else x
+    terms = np.abs(seen).astype(np.float64) @ np.abs(rows.dense(np.float64))
+    y = ds.linear(x, panels)
+    assert type(y) is np.ndarray and y.dtype == np.float32
+    assert_close(y, ds.linear(x.astype(np.float64), panels), terms)
+    return y
+
+
+@pytest.mark.parametrize("format_", FORMATS, ids=lambda f: f.name)
+def test_panels(format_, rng):
+    for k in [1, 31, 33, 100, 320] if format_ in DENSE else [32, 96, 352]:
+        for tokens, outputs in ((1, 1), (2, 31), (3, 32), (4, 33), (5, 130), (6, 2), (7, 65), (13, 97), (40, 64)):
+            w = weight(format_, k, outputs, rng)
+            panels = LinearPanels.pack(w)
+            assert panels.shape == w.shape and np.array_equal(panels.rows().rows, w.rows)
+            check_panels(rng.normal(size=(tokens, k)).astype(np.float32), panels, w)
+
+
+@pytest.mark.parametrize("format_", FORMATS, ids=lambda f: f.name)
+def test_a_rows_bits_are_its_own_in_panels(format_, rng):
+    panels = LinearPanels.pack(weight(format_, 352, 301, rng))
+    x = rng.normal(size=(11, 352)).astype(np.float32)
+    alone = np.concatenate([ds.linear(row[None], panels) for row in x]).view(np.uint32)
+    for threads in (1, 2, 5):
+        with ds.use_threads(threads):
+            for tokens in range(1, 12):
+                assert np.array_equal(ds.linear(x[:tokens], panels).view(np.uint32), alone[:tokens])
+
+
+@pytest.mark.parametrize("format_", FORMATS, ids=lambda f: f.name)
+def test_panels_of_another_format(format_, rng):
+    w = weight(format_, 96, 40, rng)
+    values = w.values()
+    halves = LinearPanels.pack(w, Format.BF16).rows()
+    if format_ != Format.BF16:
+        assert np.array_equal(halves.values(), values.astype(ml_dtypes.bfloat16).astype(np.float32))
+    packed = LinearPanels.pack(w, Format.Q8_0).rows()
+    blocks = values.reshape(40, 3, 32)
+    scale = (np.abs(blocks).max(2, keepdims=True) / np.float32(127)).astype(np.float16).astype(np.float32)
+    assert (np.abs(packed.values().reshape(40, 3, 32) - blocks) <= 0.6 * scale).all()
+    check_panels(rng.normal(size=(3, 96)).astype(np.float32), LinearPanels.pack(w, Format.Q8_0), packed)
+
+
+def test_bytes_at_their_ends():
+    """The largest sums: bytes of one sign against nibbles and bytes at their ends, where narrow sums would overflow."""
+    for format_, body in ((Format.Q4_0, [0xFF, 0x00]), (Format.Q4_1, [0xFF, 0x00]), (Format.Q8_0, [0x80, 0x7F])):
+        rows = np.zeros((2, 3, {Format.Q4_0: 18, Format.Q4_1: 20, Format.Q8_0: 34}[format_]), np.uint8)
+        rows[..., :2] = np.array([1.0], np.float16).view(np.uint8)
+        rows[..., 4 if format_ == Format.Q4_1 else 2 :] = np.array(body, np.uint8)[:, None, None]
+        w = PackedWeight(rows.reshape(2, -1), format_, 96)
+        for sign in (1, -1):
+            x = np.full((1, 96), sign * 127, np.float32)
+            assert np.array_equal(ds.linear(x, LinearPanels.pack(w)), x @ w.dense())
+
+
+def test_rounding_to_bytes():
+    """By hand: ties to even, zeros, and blocks too small for a unit."""
+    x = np.zeros((4, 32), np.float32)
+    x[0, :5] = [127, 2.5, 3.5, -0.5, -1.5]
+    x[1, :2] = [1e-37, -1e-38]
+    x[2, :2] = [254, 3]
+    expected = x.copy()
+    expected[0, 1:5] = [2, 4, 0, -2]
+    expected[1] = 0
+    expected[2, 1] = 4
+    assert np.array_equal(reference.quantised(x), expected)
+    identity = PackedWeight.from_array(np.eye(32, dtype=np.float32))
+    assert np.array_equal(ds.linear(x, LinearPanels.pack(identity, Format.Q8_0)).round(1), expected)
+
+
+@pytest.mark.parametrize("format_", FORMATS, ids=lambda f: f.name)
+def test_not_a_number_stays_in_its_row_of_panels(format_, rng):
+    x = rng.normal(size=(9, 64)).astype(np.float32)
+    panels = LinearPanels.pack(weight(format_, 64, 5, rng))
+    expected = ds.linear(x, panels)
+    x[2, 7], x[4, 9] = np.nan, np.inf
+    y = ds.linear(x, panels)
+    assert np.isnan(y[2]).all() and not np.isfinite(y[4]).any()
+    assert np.array_equal(np.delete(y, [2, 4], 0), np.delete(expected, [2, 4], 0))
+
+
+def test_panels_refuse():
+    with pytest.raises(ValueError, match=r"^LinearPanels: inputs must be a multiple of 32 in format Q8_0; got 33"):
+        LinearPanels.pack(PackedWeight.from_array(np.zeros((33, 2), np.float32)), Format.Q8_0)
+    with pytest.raises(ValueError, match=r"^LinearPanels: format must be"):
+        LinearPanels.pack(W, Format.Q4_1)
+    for tokens, outputs in ((0, 3), (3, 0)):
+        w = PackedWeight.from_array(np.zeros((32, outputs), np.float32))
+        assert ds.linear(np.zeros((tokens, 32), np.float32), LinearPanels.pack(w)).shape == (tokens, outputs)

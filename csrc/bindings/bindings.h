@@ -11,6 +11,7 @@
 #include <string>
 
 #include "../linear.h"
+#include "../linear_panels.h"
 #include "../panels.h"
 
 namespace decodestep {
@@ -70,6 +71,17 @@ inline Rows rows_of(const Bytes& w, int format_number, size_t in) {
     return {w.data(), static_cast<size_t>(stride), in, w.shape(0), format};
 }
 
+template <class Byte>
+Panels panels_of(const Packed<Byte, 1>& bytes, int format_number, size_t in, size_t out) {
+    const Format format = format_of(format_number);
+    require(panel_block_bytes(format) > 0, "the format has no panels");
+    require(in < (size_t{1} << 31) && out < (size_t{1} << 31), "a weight is too large");
+    require(!reads_bytes(format) || in % kBlockInputs == 0, "a weight of blocks holds whole blocks");
+    const Panels panels{bytes.data(), in, out, format};
+    require(bytes.size() == panels.count() * panels.panel_bytes(), "panels have the wrong size");
+    return panels;
+}
+
 // A paged cache (blocks, block size, 1, width): the rows of a block follow each other, blocks may lie apart.
 template <class A>
 ptrdiff_t block_stride(const A& cache) {
@@ -113,6 +125,7 @@ using Matrix = Packed<const float, 2>;
 using Ids = Packed<const int64_t, 1>;
 
 void bind_decode_step(nb::module_& m);
+void bind_decoder(nb::module_& m);
 void bind_linear(nb::module_& m);
 void bind_mla_attention(nb::module_& m);
 void bind_mla_prolog(nb::module_& m);

@@ -7,6 +7,7 @@ NB_MODULE(_native, m) {
     isa();  // a wrong DECODESTEP_ISA is refused here, not in a kernel on another thread
     m.def("isa", &isa_name);
     bind_decode_step(m);
+    bind_decoder(m);
     bind_linear(m);
     bind_mla_attention(m);
     bind_mla_prolog(m);

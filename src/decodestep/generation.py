@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from decodestep.beams import beam_search
-from decodestep.cache import LatentCache
+from decodestep.cache import PagedCache
 from decodestep.checks import is_int, refuse, require
 from decodestep.dispatch import use_threads
-from decodestep.models import PREFILL_BLOCK, Model
+from decodestep.models import Model
 from decodestep.models.beam_logits import BeamLogits
 from decodestep.ops.decode_step import TokenLogprobs
 from decodestep.params import SamplingParams
@@ -191,11 +191,11 @@ def _within_context(model: Model, ids: list[int], params: SamplingParams) -> Sam
 def _run(model: Model, sampler: Sampler, stream: Stream | None) -> None:
     rows = list(sampler.rows)
     cache = model.decoder.new_cache([len(row.history) + (row.params.max_new_tokens or 0) for row in rows])
-    hidden = _prefill(model, sampler, cache)
+    logits = _prefill(model, sampler, cache)
     going = _without_ended(sampler, list(range(len(rows))))
-    hidden = hidden[going]
+    logits = logits[going]
     while going:
-        result = sampler.step(model.decoder.logits(hidden))
+        result = sampler.step(logits)
         for i, piece in zip(going, result.text, strict=True):
             if stream is not None and stream(i, piece) is False and not rows[i].reason:
                 rows[i].end("cancelled")
@@ -203,7 +203,7 @@ def _run(model: Model, sampler: Sampler, stream: Stream | None) -> None:
         if going:
             last = np.array([rows[i].history.tokens[-1] for i in going])
             positions = np.array([len(rows[i].history) - 1 for i in going])
-            hidden = model.decoder.forward(last, np.array(going), positions, cache)
+            logits = model.decoder.logits(last, np.array(going), positions, cache, np.arange(len(going)))
 
 
 def _without_ended(sampler: Sampler, going: list[int]) -> list[int]:
@@ -214,22 +214,19 @@ def _without_ended(sampler: Sampler, going: list[int]) -> list[int]:
     return [i for place, i in enumerate(going) if place not in ended]
 
 
-def _prefill(model: Model, sampler: Sampler, cache: LatentCache) -> np.ndarray:
-    """Runs every prompt, block by block over all rows; returns the hidden state of each row's last token."""
+def _prefill(model: Model, sampler: Sampler, cache: PagedCache) -> np.ndarray:
+    """Runs every prompt, block by block over all rows; returns the logits of each row's last token."""
     rows = sampler.rows
-    hidden = np.zeros((len(rows), model.config.hidden), np.float32)
+    out = np.zeros((len(rows), model.config.vocab_size), np.float32)
     if not rows:
-        return hidden
+        return out
     tokens = np.concatenate([np.array(row.history.tokens) for row in rows])
     lengths = np.array([len(row.history) for row in rows])
     ends, sequence = np.cumsum(lengths), np.repeat(np.arange(len(rows)), lengths)
     positions = np.arange(len(tokens)) - (ends - lengths)[sequence]
-    for start in range(0, len(tokens), PREFILL_BLOCK):
-        block = slice(start, start + PREFILL_BLOCK)
-        states = model.decoder.forward(tokens[block], sequence[block], positions[block], cache)
-        last = np.flatnonzero((ends > start) & (ends <= start + PREFILL_BLOCK))
-        hidden[last] = states[ends[last] - 1 - start]
+    for held, logits in model.decoder.in_blocks(tokens, sequence, positions, cache, ends - 1):
+        out[held] = logits
         for row in rows:
             if row.late():
                 row.end("time")
-    return hidden
+    return out

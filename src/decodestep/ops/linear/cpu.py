@@ -6,12 +6,16 @@ import numpy as np
 
 from decodestep import _native, arrays
 from decodestep.dispatch import threads
+from decodestep.ops.linear.panels import LinearPanels
 from decodestep.ops.linear.weight import PackedWeight
 
 
-def linear(x: np.ndarray, weight: PackedWeight) -> np.ndarray:
+def linear(x: np.ndarray, weight: PackedWeight | LinearPanels) -> np.ndarray:
     y = np.empty((x.shape[0], weight.shape[1]), np.float32)
-    _native.linear(arrays.packed_rows(x), weight.rows, int(weight.format), y, threads())
+    if isinstance(weight, LinearPanels):
+        _native.linear_panels(arrays.packed_rows(x), weight.data, int(weight.format), y, threads())
+    else:
+        _native.linear(arrays.packed_rows(x), weight.rows, int(weight.format), y, threads())
     return y
 
 

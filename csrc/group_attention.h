@@ -1,0 +1,189 @@
+// Attention of the heads of one group over a paged cache of float16, in chunks that are merged at the end.
+//
+// A page holds 16 positions of one group: its keys as [width][16], so that 16 scores come of one sum without a fold,
+// its values as [16][width]. A chunk is kChunk positions of a sequence, wherever its pages lie. What a chunk gives
+// depends on the query and the chunk alone, and chunks are merged in order: how they are shared out changes no bit.
+#pragma once
+
+#include <utility>
+
+#include "decoder.h"
+#include "simd.h"
+
+namespace decodestep::DECODESTEP_ISA {
+
+constexpr size_t kChunk = 256;
+
+#if defined(__AVX512F__)
+constexpr size_t kRows = 12, kScorePages = 2, kValueRows = 6, kValueColumns = 4;
+#else
+constexpr size_t kRows = 3, kScorePages = 1, kValueRows = 3, kValueColumns = 2;
+#endif
+
+// Some queries that see the same keys, each up to its own position: heads of a group, of one token or of several.
+struct Queries {
+    size_t count = 0;  // up to kRows
+    const float* query[kRows];
+    size_t length[kRows];  // how many positions each sees
+};
+
+// The pages of one sequence and group.
+struct GroupPages {
+    const uint16_t *keys, *values;  // of the layer, at the group
+    size_t page;                    // halves from one page of the cache to the next
+    const int64_t* table;
+    size_t width;
+
+    const uint16_t* keys_at(size_t position) const { return keys + table[position / kPagePositions] * page; }
+    const uint16_t* values_at(size_t position) const { return values + table[position / kPagePositions] * page; }
+};
+
+// What one query makes of one chunk, as a record of floats: the largest score, the sum of e^(score - largest), and from
+// kValues on the `width` values so weighted.
+constexpr size_t kLargest = 0, kTotal = 1, kValues = kLanes;
+constexpr size_t record_floats(size_t width) { return kValues + width; }
+
+// Scores of R queries with positions [first, end), both from kScorePages pages at a time.
+template <size_t R>
+void scores_of(const Queries& q, const GroupPages& pages, float scale, size_t first, size_t end,
+               float (*scores)[kChunk]) {
+    for (size_t j = first; j < end; j += kScorePages * kPagePositions) {
+        const uint16_t *keys[kScorePages], *ahead[kScorePages];
+        f32x16 acc[R][kScorePages];
+#pragma GCC unroll 2
+        for (size_t p = 0; p < kScorePages; ++p) {
+            const size_t at = j + p * kPagePositions;
+            keys[p] = pages.keys_at(at < end ? at : j);  // behind the end: any page, its scores are not read
+            const size_t later = at + kScorePages * kPagePositions;
+            ahead[p] = later < end ? pages.keys_at(later) : pages.values_at(first);
+#pragma GCC unroll 12
+            for (size_t r = 0; r < R; ++r) acc[r][p] = broadcast(0.0f);
+        }
+        for (size_t d = 0; d < pages.width; ++d) {
+            if (d % 2 == 0)
+                for (size_t p = 0; p < kScorePages; ++p) prefetch(ahead[p] + d * kPagePositions);
+            f32x16 key[kScorePages];
+#pragma GCC unroll 2
+            for (size_t p = 0; p < kScorePages; ++p) key[p] = from_f16(keys[p] + d * kPagePositions);
+#pragma GCC unroll 12
+            for (size_t r = 0; r < R; ++r) {
+                const f32x16 value = broadcast(q.query[r][d]);
+#pragma GCC unroll 2
+                for (size_t p = 0; p < kScorePages; ++p) acc[r][p] = fma(value, key[p], acc[r][p]);
+            }
+        }
+#pragma GCC unroll 12
+        for (size_t r = 0; r < R; ++r)
+#pragma GCC unroll 2
+            for (size_t p = 0; p < kScorePages; ++p)
+                store(scores[r] + j - first + p * kPagePositions, acc[r][p] * broadcast(scale));
+    }
+}
+
+// Scores to weights, zero behind the `seen` first; also their largest and the sum.
+inline void weights_of(float* scores, size_t seen, size_t count, float* record) {
+    constexpr float kLowest = -3.4e38f;
+    for (size_t j = seen; j < count; ++j) scores[j] = kLowest;
+    f32x16 most = broadcast(kLowest), total = broadcast(0.0f);
+    for (size_t j = 0; j < count; j += kLanes) most = max(load(scores + j), most);
+    record[kLargest] = largest(most);
+    const f32x16 shift = broadcast(record[kLargest]);
+    for (size_t j = 0; j < count; j += kLanes) {
+        const f32x16 weight = exp(load(scores + j) - shift);
+        store(scores + j, weight);
+        total = total + weight;
+    }
+    for (size_t j = seen; j < count; ++j) scores[j] = 0.0f;
+    record[kTotal] = sum(total);
+}
+
+// Sums of the values of positions [first, end), of R queries from number q on, in C columns of 16.
+template <size_t R, size_t C>
+void weigh_values(const GroupPages& pages, size_t first, size_t end, size_t column, const float (*weights)[kChunk],
+                  float* records) {
+    f32x16 acc[R][C];
+#pragma GCC unroll 6
+    for (size_t r = 0; r < R; ++r)
+#pragma GCC unroll 4
+        for (size_t c = 0; c < C; ++c) acc[r][c] = broadcast(0.0f);
+    for (size_t j = first; j < end; j += kPagePositions) {
+        const uint16_t* values = pages.values_at(j) + column;
+        const uint16_t* ahead = pages.values_at(j + kPagePositions < end ? j + kPagePositions : j) + column;
+        const size_t left = end - j, count = left < kPagePositions ? left : kPagePositions;
+        for (size_t i = 0; i < count; ++i, values += pages.width, ahead += pages.width) {
+#pragma GCC unroll 2
+            for (size_t c = 0; c < C; c += 2) prefetch(ahead + c * kLanes);
+            f32x16 value[C];
+#pragma GCC unroll 4
+            for (size_t c = 0; c < C; ++c) value[c] = from_f16(values + c * kLanes);
+#pragma GCC unroll 6
+            for (size_t r = 0; r < R; ++r) {
+                const f32x16 weight = broadcast(weights[r][j - first + i]);
+#pragma GCC unroll 4
+                for (size_t c = 0; c < C; ++c) acc[r][c] = fma(weight, value[c], acc[r][c]);
+            }
+        }
+    }
+#pragma GCC unroll 6
+    for (size_t r = 0; r < R; ++r)
+#pragma GCC unroll 4
+        for (size_t c = 0; c < C; ++c)
+            store(records + r * record_floats(pages.width) + kValues + column + c * kLanes, acc[r][c]);
+}
+
+template <size_t R>
+void weigh_rows(const GroupPages& pages, size_t first, size_t end, const float (*weights)[kChunk], float* records) {
+    size_t column = 0;
+    for (; column + kValueColumns * kLanes <= pages.width; column += kValueColumns * kLanes)
+        weigh_values<R, kValueColumns>(pages, first, end, column, weights, records);
+    for (; column < pages.width; column += kLanes) weigh_values<R, 1>(pages, first, end, column, weights, records);
+}
+
+template <size_t R>
+void attend_rows(const Queries& q, const GroupPages& pages, float scale, size_t chunk, float* records) {
+    alignas(64) float scores[R][kChunk];
+    const size_t first = chunk * kChunk, record = record_floats(pages.width);
+    size_t longest = 0;
+    for (size_t r = 0; r < R; ++r) longest = q.length[r] > longest ? q.length[r] : longest;
+    const size_t end = longest < first + kChunk ? longest : first + kChunk;
+    const size_t count = (end - first + kLanes - 1) / kLanes * kLanes;
+    scores_of<R>(q, pages, scale, first, end, scores);
+    for (size_t r = 0; r < R; ++r) {
+        const size_t seen = q.length[r] <= first ? 0 : q.length[r] - first;
+        weights_of(scores[r], seen < count ? seen : count, count, records + r * record);
+    }
+    size_t r = 0;
+    for (; r + kValueRows <= R; r += kValueRows)
+        weigh_rows<kValueRows>(pages, first, end, scores + r, records + r * record);
+    if constexpr (R % kValueRows != 0) weigh_rows<R % kValueRows>(pages, first, end, scores + r, records + r * record);
+}
+
+// What each query makes of a chunk that begins before the longest of them ends. Of a chunk behind its own end a query
+// makes nothing that may be merged.
+template <size_t R = 1>
+void attend_chunk(const Queries& q, const GroupPages& pages, float scale, size_t chunk, float* records) {
+    if constexpr (R < kRows) {
+        if (q.count > R) return attend_chunk<R + 1>(q, pages, scale, chunk, records);
+    }
+    attend_rows<R>(q, pages, scale, chunk, records);
+}
+
+// The attention of one query from its records of `count` chunks, `stride` floats apart.
+inline void merge_chunks(const float* records, size_t stride, size_t count, size_t width, float* out) {
+    float most = records[kLargest];
+    for (size_t c = 1; c < count; ++c) {
+        const float other = records[c * stride + kLargest];
+        most = other > most ? other : most;
+    }
+    f32x16 total = broadcast(0.0f);
+    for (size_t i = 0; i < width; i += kLanes) store(out + i, total);
+    for (size_t c = 0; c < count; ++c, records += stride) {
+        const f32x16 weight = exp(broadcast(records[kLargest] - most));
+        total = fma(weight, broadcast(records[kTotal]), total);
+        for (size_t i = 0; i < width; i += kLanes)
+            store(out + i, fma(weight, load(records + kValues + i), load(out + i)));
+    }
+    for (size_t i = 0; i < width; i += kLanes) store(out + i, load(out + i) / total);
+}
+
+}  // namespace decodestep::DECODESTEP_ISA

@@ -1,0 +1,89 @@
+"""A decoder layer by layer, through the operators: float32 activations, any shape; what the native step must equal."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from decodestep.cache import LatentCache, PagedCache
+from decodestep.models.convert import Weights
+from decodestep.models.decoder import Decoder
+from decodestep.ops.linear import linear
+from decodestep.ops.linear.cpu import take_rows
+from decodestep.ops.mla_attention import mla_attention
+from decodestep.ops.mla_prolog import mla_prolog
+from decodestep.ops.rms_norm import rms_norm
+from decodestep.ops.swiglu import swiglu
+
+
+class LayerDecoder(Decoder):
+    """The weights as the file has them, float32 activations and cache."""
+
+    def __init__(self, weights: Weights, why: str = "dtype float32") -> None:
+        self.weights = weights
+        self.config = weights.config
+        self.way = f"layer by layer, float32 activations ({why})"
+
+    def new_cache(self, capacities: list[int]) -> LatentCache:
+        config = self.config
+        return LatentCache(config.layers, config.latent, config.rope, capacities)
+
+    def logits(
+        self, tokens: np.ndarray, sequence: np.ndarray, positions: np.ndarray, cache: PagedCache, wanted: np.ndarray
+    ) -> np.ndarray:
+        assert isinstance(cache, LatentCache)
+        hidden = self.forward(tokens, sequence, positions, cache)[wanted]
+        return linear(rms_norm(hidden, self.weights.norm, eps=self.config.norm_eps), self.weights.output)
+
+    def forward(self, tokens: np.ndarray, sequence: np.ndarray, positions: np.ndarray, cache: LatentCache) -> np.ndarray:
+        """Hidden states (T, He) of T tokens at `positions` of their sequences; their latents join the cache.
+
+        What stands before a token in its sequence must be in the cache or come earlier in the same call.
+        """
+        config = self.config
+        sin, cos = self._rope(positions)
+        slots, lengths = cache.slots(sequence, positions), positions + 1
+        x = take_rows(self.weights.embedding, tokens)
+        for layer, kv, kr in zip(self.weights.layers, cache.kv, cache.kr, strict=True):
+            query = mla_prolog(
+                rms_norm(x, layer.attention_norm, eps=config.norm_eps),
+                None,
+                layer.w_uq_qr,
+                layer.w_uk,
+                layer.w_dkv_kr,
+                None,
+                None,
+                sin,
+                cos,
+                slots,
+                kv,
+                kr,
+                rope_groups=config.groups,
+                need_query=False,
+            )
+            attended = mla_attention(
+                None,
+                query.query_rope,
+                kv,
+                kr,
+                cache.block_table,
+                lengths,
+                scale=config.scale,
+                sequence=sequence,
+                groups=config.groups,
+            )
+            x += linear(attended.reshape(len(x), -1), layer.w_o)
+            h = rms_norm(x, layer.ffn_norm, eps=config.norm_eps)
+            x += linear(swiglu(linear(h, layer.w_gate), linear(h, layer.w_up)), layer.w_down)
+        return x
+
+    def _rope(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """sin and cos of (T, Dr): every group has the same frequencies, and both halves are alike."""
+        sin, cos = rope_table(positions, self.weights.inverse_frequencies)
+        repeat = (1, 2 * self.config.groups)
+        return np.tile(sin, repeat), np.tile(cos, repeat)
+
+
+def rope_table(positions: np.ndarray, inverse_frequencies: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """sin and cos of (T, head_dim / 2), one angle a pair."""
+    angles = positions.astype(np.float32)[:, None] * inverse_frequencies
+    return np.sin(angles), np.cos(angles)
