@@ -25,7 +25,7 @@ def _two_atanh(s: np.ndarray) -> np.ndarray:
     return 2.0 * (s + s * (z * total))
 
 
-def log(x: np.ndarray) -> np.ndarray:
+def log(x: np.ndarray | float) -> np.ndarray:
     """Natural logarithm of positive finite float64: 2 atanh((m-1)/(m+1)) + e ln 2 with m in [sqrt(1/2), sqrt(2))."""
     m, e = np.frexp(np.asarray(x, np.float64))
     low = m < _SQRT_HALF
@@ -41,7 +41,7 @@ def log1p_neg(u: np.ndarray) -> np.ndarray:
     return np.where(w > _SQRT_HALF, _two_atanh(-u / (2.0 - u)), log(w))
 
 
-def exp(x: np.ndarray) -> np.ndarray:
+def exp(x: np.ndarray | float) -> np.ndarray:
     """e^x for float64 x <= 709, 0 below -708 and for -inf: 2^n times the Taylor polynomial of degree 13."""
     x = np.asarray(x, np.float64)
     tiny = ~(x >= -708.0)

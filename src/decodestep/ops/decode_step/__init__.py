@@ -124,7 +124,7 @@ def _integers(name: str, value: Any, batch: int, bound: int) -> list[int]:
 
 def _usual_step(step: Step, vocab: int) -> Step:
     _check_step(step, vocab)
-    return type(step)(*(_plain(value) for value in step))  # type: ignore[call-arg]
+    return type(step)(*(_plain(value) for value in step))
 
 
 def _plain(value: Any) -> Any:
