@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from typing import Any, NoReturn
 
 import numpy as np
@@ -29,10 +29,9 @@ def require_shape(op: str, arg: str, array: Any, shape: tuple[int, ...]) -> None
     require(tuple(array.shape) == shape, op, arg, f"of shape {'x'.join(map(str, shape))}", array)
 
 
-def require_dtype(op: str, arg: str, array: Any, allowed: Iterable[Any]) -> None:
-    dtypes = [np.dtype(d) for d in allowed]
-    if array.dtype not in dtypes:
-        refuse(op, arg, " or ".join(d.name for d in dtypes), array)
+def require_dtype(op: str, arg: str, array: Any, allowed: Collection[Any]) -> None:
+    if array.dtype not in allowed:  # a dtype equals what names it
+        refuse(op, arg, " or ".join(np.dtype(d).name for d in allowed), array)
 
 
 def require_choice(op: str, arg: str, value: Any, choices: Collection[Any]) -> None:

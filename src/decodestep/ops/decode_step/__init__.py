@@ -16,7 +16,7 @@ from decodestep.ops.decode_step import steps as kinds
 from decodestep.ops.decode_step.steps import PATCHES, Step, Steps
 
 _OP = "decode_step"
-_FLOATS = ("float32", "float16", "bfloat16", "float64")
+_FLOATS = tuple(np.dtype(name) for name in ("float32", "float16", "bfloat16", "float64"))
 
 
 class TokenLogprobs(NamedTuple):
@@ -93,7 +93,7 @@ def decode_step(
     return DecodeStep(
         arrays.like(logits, tokens),
         None if processed is None else arrays.like(logits, processed),
-        tuple(None if row is None else TokenLogprobs(*row) for row in logprobs),
+        (None,) * len(rows) if logprobs is None else tuple(None if row is None else TokenLogprobs(*row) for row in logprobs),
     )
 
 

@@ -22,8 +22,11 @@ def decode_step(
     position: Any,
     top_logprobs: Any,
     need_processed: bool,
-) -> tuple[np.ndarray, np.ndarray | None, Sequence[Any]]:
-    """Tokens, processed scores and log-probabilities; ValueError where an argument is not in the form that the core reads."""
+) -> tuple[np.ndarray, np.ndarray | None, Sequence[Any] | None]:
+    """Tokens, processed scores, and log-probabilities or None where no row wants them.
+
+    ValueError where an argument is not in the form that the core reads.
+    """
     rows = arrays.packed_rows(logits)
     number = _NUMBERS[rows.dtype]
     batch = len(rows)
@@ -41,4 +44,4 @@ def decode_step(
         processed,
         dispatch.threads() if batch > 1 else 1,
     )
-    return tokens, processed, (None,) * batch if logprobs is None else logprobs
+    return tokens, processed, logprobs
