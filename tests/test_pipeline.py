@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from decodestep import processors as p
+from decodestep.fusion import RULES
 from decodestep.history import History
 from decodestep.ops.decode_step import decode_step
-from decodestep.pipeline import RULES, plan
+from decodestep.pipeline import plan
 
 VOCAB = 60
 
@@ -219,16 +222,50 @@ def test_every_class_that_a_row_can_use_has_a_rule():
     assert set(p.__all__) - beams - dense - audio - detectors == {cls.__name__ for cls in RULES}
 
 
-@settings(max_examples=100, deadline=None)
-@given(st.lists(st.integers(0, 4), min_size=1, max_size=30), st.integers(0, 10), st.integers(1, 4))
-def test_history_grows_as_if_made_anew(tokens, prompt, n):
-    grown, prompt = History(tokens[:prompt]), min(prompt, len(tokens))
-    grown.followers(n), grown.distinct(), grown.counts_behind(prompt)
-    for token in tokens[prompt:]:
-        grown.append(token)
-    fresh = History(tokens)
-    assert sorted(grown.followers(n)) == sorted(fresh.followers(n))
-    assert sorted(grown.distinct()) == sorted(set(tokens))
-    assert grown.counts_behind(prompt) == fresh.counts_behind(prompt)
-    want = {tokens[i + n - 1] for i in range(len(tokens) - n + 1) if tokens[i : i + n - 1] == tokens[len(tokens) - n + 1 :]}
-    assert set(grown.followers(n).tolist()) == (want if len(tokens) >= n - 1 else set())
+@settings(max_examples=300, deadline=None)
+@given(
+    st.lists(st.integers(0, 4) | st.integers(0, 99), min_size=1, max_size=60),
+    st.integers(0, 60),
+    st.sets(st.integers(0, 60), min_size=1, max_size=3),
+    st.integers(1, 4),
+)
+def test_history_grows_as_if_made_anew(tokens, prompt, skips, n):
+    prompt = min(prompt, len(tokens))
+    grown = History(tokens[:prompt])
+    for length in range(prompt, len(tokens) + 1):
+        so_far = tokens[:length]
+        if length > prompt:
+            grown.append(tokens[length - 1])
+        assert (grown.tokens, grown.generated) == (so_far, length - prompt)
+        assert grown.highest == max(so_far, default=-1)
+        for skipped in skips:
+            tally, counts = grown.tally(skipped), Counter(so_far[skipped:])
+            assert tally.ids.tolist() == list(counts)
+            assert tally.counts.tolist() == list(counts.values())
+        beginning = so_far[length - n + 1 :] if length >= n - 1 else None
+        grams = [so_far[i : i + n] for i in range(length - n + 1)]
+        assert sorted(grown.followers(n).tolist()) == sorted({gram[-1] for gram in grams if gram[:-1] == beginning})
+
+
+def test_a_plan_follows_a_growing_history():
+    rng = np.random.default_rng(0)
+    chain = [random_processor(rng, name, 9, 3) for name in NAMES if name not in ("Prefix", "Own", "BOS", "EOS", "Normalise")]
+    tokens = rng.integers(0, 9, 40).tolist()
+    made, history = plan(chain[:-1], VOCAB), History(tokens[:3])
+    logits = rng.standard_normal(VOCAB).astype(np.float32)
+    for length, token in enumerate(tokens[3:], 3):
+        row, steps = made.steps(logits, history)
+        fresh_row, fresh = plan(chain[:-1], VOCAB).steps(logits, History(tokens[:length]))
+        mine, want = (
+            decode_step(r[None], [left], position=length, need_processed=True) for r, left in ((row, steps), (fresh_row, fresh))
+        )
+        np.testing.assert_array_equal(mine.processed, want.processed)
+        history.append(token)
+
+
+@pytest.mark.parametrize("name", ["Repetition", "Counted", "NGram"])
+def test_tokens_past_the_vocabulary_are_ignored(name):
+    processor = random_processor(np.random.default_rng(1), name, 8, 0)
+    tokens = [5, VOCAB + 3, 5, VOCAB + 3, 7, 5, 7, 5]
+    logits = np.linspace(-2, 2, VOCAB)
+    np.testing.assert_allclose(fused([processor], logits, tokens, 2).processed[0], run([processor], logits, tokens))

@@ -115,6 +115,22 @@ def test_processed_is_what_the_chain_of_classes_gives(seed):
         np.testing.assert_allclose(got[b], scores[0], rtol=1e-9, atol=1e-9)
 
 
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 2**32))
+def test_ended_rows_may_stay_where_they_are(seed):
+    rng = np.random.default_rng(seed)
+    params = [random_params(rng) for _ in range(7)]
+    prompts = [rng.integers(0, VOCAB, rng.integers(0, 6)).tolist() for _ in params]
+    logits = [logits_of(rng, 7) for _ in range(8)]
+    sampler = Sampler(params, vocab_size=VOCAB, eos_token_id=EOS, prompt_ids=prompts)
+    results = [sampler.step(batch) for batch in logits]
+    for b in range(7):
+        tokens, reason = alone(params[b], prompts[b], [batch[b] for batch in logits])
+        assert [int(result.tokens[b]) for result in results] == tokens + [-1] * (8 - len(tokens))
+        assert [result.reason[b] for result in results[len(tokens) :]] == [reason] * (8 - len(tokens))
+        assert len(sampler.rows[b].logprobs) == sum(result.logprobs[b] is not None for result in results)
+
+
 def test_the_default_order_is_that_of_transformers():
     from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 

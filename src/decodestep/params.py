@@ -157,7 +157,7 @@ class SamplingParams:
 
     @property
     def greedy(self) -> bool:
-        return not self.do_sample or self.temperature == 0
+        return bool(not self.do_sample or self.temperature == 0)
 
     @property
     def active_samplers(self) -> tuple[str, ...]:

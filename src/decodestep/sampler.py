@@ -34,7 +34,7 @@ class StepResult(NamedTuple):
     text: tuple[str, ...]
 
 
-@dataclass
+@dataclass(slots=True)
 class Row:
     """One sequence: what it was asked, what it has seen, and how it ended (`reason`, empty while it goes on)."""
 
@@ -55,7 +55,7 @@ class Row:
         params = self.params
         self.history.append(token)
         piece = self.text.push(token) if self.text else ""
-        if token in self.ends and not params.ignore_eos:
+        if token in self.ends:
             self.reason = "eos"
         elif token in params.stop_token_ids or (self.text and self.text.stopped):
             self.reason = "stop"
@@ -84,7 +84,7 @@ class Sampler:
     eos_token_id: an id, several, or None for no end token.
     prompt_ids: the prompt of each row, a list of lists of ids; None for one row without a prompt for each of params.
     processors: further callables (input_ids, scores) -> scores for all rows, where transformers puts a user's own: before the
-        temperature.
+        temperature. Of those that run fused the attributes are read when a row is added (`explain` says which).
     token_bytes: the bytes of a token; needed for stop strings and for text.
 
     Rows are added and removed between steps; a row's tokens depend on its own logits, params and prompt alone.
@@ -136,7 +136,8 @@ class Sampler:
         scale = next((i for i, c in enumerate(chain) if type(c).__name__.endswith("Warper")), len(chain))
         chain[scale:scale] = self._processors
         text = TextStream(self._token_bytes, params.stop_strings) if self._token_bytes else None
-        self.rows.append(Row(params, History(prompt), plan(chain, self.vocab_size), self._ends, text, time.monotonic()))
+        ends = frozenset() if params.ignore_eos else self._ends
+        self.rows.append(Row(params, History(prompt), plan(chain, self.vocab_size), ends, text, time.monotonic()))
         return len(self.rows) - 1
 
     def remove(self, index: int) -> None:
@@ -146,34 +147,46 @@ class Sampler:
 
     def processed(self, logits: Any) -> Any:
         """What each row's processors make of its logits, float32 (B, V): what transformers' chain would hand to softmax."""
-        rows, steps = self._prepared(logits, range(len(self.rows)))
-        result = decode_step(rows, steps, position=self._positions(range(len(self.rows))), need_processed=True)
+        prepared, steps = _prepared(self._viewed(logits), self.rows)
+        result = decode_step(prepared, steps, position=[len(row.history.tokens) for row in self.rows], need_processed=True)
         return arrays.like(logits, result.processed)
 
     def step(self, logits: Any) -> StepResult:
         """Draws the next token of every row that goes on, and advances its history."""
-        going = [i for i, row in enumerate(self.rows) if not row.reason]
-        prepared, steps = self._prepared(logits, going)
-        rows = [self.rows[i] for i in going]
+        array, places = self._viewed(logits), self._places()
+        rows = [self.rows[i] for i in places]
+        prepared, steps = _prepared(
+            array[places.start : places.stop] if isinstance(places, range) else array[places],
+            [None if row.reason else row for row in rows],
+        )
+        # Lists of plain values are what the core reads as they are.
         drawn = decode_step(
             prepared,
             steps,
-            greedy=np.array([row.params.greedy for row in rows], bool),
+            greedy=[bool(row.reason) or row.params.greedy for row in rows],
             seed=[int(row.params.seed) for row in rows],
-            position=self._positions(going),
-            top_logprobs=[row.params.logprobs for row in rows],
+            position=[len(row.history.tokens) for row in rows],
+            top_logprobs=[None if row.reason else row.params.logprobs for row in rows],
         )
         batch = len(self.rows)
-        tokens, pieces = np.full(batch, -1, np.int64), [""] * batch
+        tokens, pieces = [-1] * batch, [""] * batch
         logprobs: list[TokenLogprobs | None] = [None] * batch
-        for i, row, token, logprob in zip(going, rows, drawn.tokens.tolist(), drawn.logprobs, strict=True):
-            tokens[i], logprobs[i] = token, logprob
+        for i, row, token, logprob in zip(places, rows, drawn.tokens.tolist(), drawn.logprobs, strict=True):
+            if row.reason:
+                continue
+            tokens[i] = token
             if logprob is not None:
+                logprobs[i] = logprob
                 row.logprobs.append(logprob)
             pieces[i] = row.accept(token) if token >= 0 else row.end("no_candidate")
-        reasons = tuple(row.reason for row in self.rows)
-        done = np.array([bool(reason) for reason in reasons])
-        return StepResult(arrays.like(logits, tokens), tuple(logprobs), done, reasons, tuple(pieces))
+        reasons = [row.reason for row in self.rows]
+        return StepResult(
+            arrays.like(logits, np.array(tokens, np.int64)),
+            tuple(logprobs),
+            np.array([reason != "" for reason in reasons], bool),
+            tuple(reasons),
+            tuple(pieces),
+        )
 
     def explain(self) -> str:
         """The plan of each row in words; rows with the same plan are told together."""
@@ -184,32 +197,31 @@ class Sampler:
             plans.setdefault(text, []).append(i)
         return "\n".join(f"row {', '.join(map(str, rows))}\n{text}" for text, rows in plans.items())
 
-    def _prepared(self, logits: Any, which: Sequence[int]) -> tuple[np.ndarray, list[list[Step]]]:
+    def _viewed(self, logits: Any) -> np.ndarray:
         array = arrays.view(_OP, "logits", logits)
-        require(
-            array.shape == (len(self.rows), self.vocab_size),
-            _OP,
-            "logits",
-            f"of shape {len(self.rows)}x{self.vocab_size}",
-            array,
-        )
-        prepared, steps = [], []
-        changed = False
-        for i in which:
-            row, left = self.rows[i].plan.steps(array[i], self.rows[i].history)
-            changed |= row is not array[i] and not np.shares_memory(row, array)
-            prepared.append(row)
-            steps.append(left)
-        if changed:
-            real = np.float64 if array.dtype == np.float64 else np.float32
-            return np.stack([row.astype(real) for row in prepared]), steps
-        return (array if len(steps) == len(array) else array[list(which)]), steps
+        if array.shape != (len(self.rows), self.vocab_size):
+            refuse(_OP, "logits", f"of shape {len(self.rows)}x{self.vocab_size}", array)
+        return array
 
-    def _positions(self, which: Sequence[int]) -> list[int]:
-        return [len(self.rows[i].history) for i in which]
+    def _places(self) -> Sequence[int]:
+        """The rows that go on. Ended ones between them are read in vain, unless that is more than a copy without them."""
+        going = [i for i, row in enumerate(self.rows) if not row.reason]
+        stretch = range(going[0], going[-1] + 1) if going else range(0)
+        return stretch if len(stretch) <= 2 * len(going) else going
 
     def _ids(self, name: str, ids: Any) -> list[int]:
         column = ids.tolist() if hasattr(ids, "tolist") else list(ids)
         if not all(is_int(i) and 0 <= i < self.vocab_size for i in column):
             refuse(_OP, name, f"token ids in [0, {self.vocab_size})", column)
         return [int(i) for i in column]
+
+
+def _prepared(logits: np.ndarray, rows: Sequence[Row | None]) -> tuple[np.ndarray, list[Sequence[Step]]]:
+    """The logits as far as they must be worked out, and the steps that are left; nothing is done for None."""
+    steps: list[Sequence[Step]] = [() if row is None else row.plan.last.steps(row.history) for row in rows]
+    own = [(i, row) for i, row in enumerate(rows) if row is not None and row.plan.own]
+    if own:
+        given, logits = logits, logits.astype(np.float64 if logits.dtype == np.float64 else np.float32)
+        for i, row in own:
+            logits[i] = row.plan.worked_out(given[i], row.history)
+    return logits, steps
