@@ -8,25 +8,11 @@
 #include "overlay.h"
 #include "parallel.h"
 #include "race.h"
+#include "threshold.h"
 #include "workspace.h"
 
 namespace decodestep::DECODESTEP_ISA {
 namespace {
-
-// Floats in their order as integers, so that halving an interval ends after 32 steps whatever its ends.
-uint32_t ordered(float x) {
-    const auto bits = std::bit_cast<uint32_t>(x + 0.0f);
-    return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
-}
-float from_ordered(uint32_t key) { return std::bit_cast<float>(key & 0x80000000u ? key & 0x7FFFFFFFu : ~key); }
-
-size_t count_at_least(const float* values, size_t n, float least) {
-    const f32x16 t = broadcast(least);
-    size_t count = 0, i = 0;
-    for (; i + kLanes <= n; i += kLanes) count += static_cast<size_t>(std::popcount(at_least(load(values + i), t)));
-    for (; i < n; ++i) count += values[i] >= least;
-    return count;
-}
 
 // A row on its way. The logits are looked at in passes, which find a short list of candidates that holds every token
 // that the steps can leave; the steps then run on the list. Where no bound can prove that, the list is the whole row.
@@ -158,26 +144,7 @@ class Row {
     // A threshold that `count` patched logits reach, and few more; -inf where the groups can't tell.
     float reached_by(size_t count) const {
         if (count <= 1 && overlay_.count() == 0) return largest_;
-        uint32_t high = ordered(largest_) + 1, low = high;
-        const uint32_t bottom = ordered(kNothing);
-        const auto reached = [&](size_t found) { return found >= count; };
-        size_t found = 0;
-        for (uint64_t step = 1u << 18; low > bottom && !reached(found); step *= 2) {
-            high = low;
-            low -= static_cast<uint32_t>(std::min<uint64_t>(step, low - bottom));
-            found = surely_at_least(from_ordered(low));
-        }
-        while (high - low > 1 && found > count + count / 4 + 4) {
-            const uint32_t middle = low + (high - low) / 2;
-            const size_t there = surely_at_least(from_ordered(middle));
-            if (reached(there)) {
-                low = middle;
-                found = there;
-            } else {
-                high = middle;
-            }
-        }
-        return reached(found) ? from_ordered(low) : kNothing;
+        return threshold_reached_by(count, largest_, [&](float t) { return surely_at_least(t); });
     }
 
     // A threshold below `t` by so much that the temperature can't make equal what it keeps apart.
