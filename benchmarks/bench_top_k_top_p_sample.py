@@ -4,7 +4,7 @@
 
 The peers do the same work on the same float32 logits: "torch sort" sorts every row, as one-page samplers do, "torch
 topk" takes the leading k first, and "torch unsorted" serves where nothing asks for an order. The floor is one read of
-the logits. Ours runs on one thread whatever --threads says.
+the logits. Both sides run on --threads threads.
 """
 
 from __future__ import annotations

@@ -26,16 +26,17 @@ struct Logits {
 
     DECODESTEP_INLINE f32x16 load(size_t i) const { return widen(data + i); }
 
+    static constexpr Item nothing() {  // -inf
+        if constexpr (real == Real::f32)
+            return kNothing;
+        else
+            return real == Real::bf16 ? 0xFF80u : 0xFC00u;
+    }
+
     // The last n < 16 logits, and -inf behind them.
     f32x16 load_last(size_t i, size_t n) const {
-        constexpr uint32_t bits = real == Real::f32 ? 0xFF800000u : real == Real::bf16 ? 0xFF80u : 0xFC00u;
-        Item nothing;
-        if constexpr (real == Real::f32)
-            nothing = std::bit_cast<float>(bits);
-        else
-            nothing = static_cast<Item>(bits);
         Item items[kLanes];
-        for (Item& item : items) item = nothing;
+        for (Item& item : items) item = nothing();
         std::memcpy(items, data + i, n * sizeof(Item));
         return widen(items);
     }

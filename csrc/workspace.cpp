@@ -38,6 +38,8 @@ Workspace::Workspace(size_t vocab)
       terms(room<double>(vocab)),
       kept(room<uint8_t>(vocab)),
       ranking(room<Ranked>(vocab)),
+      keys(room<uint64_t>(vocab)),
+      spare_keys(room<uint64_t>(vocab)),
       selection(room<float>(vocab)),
       marks(std::make_unique<uint64_t[]>(vocab / 64 + 1)),
       patched_ids(room<int32_t>(vocab)),

@@ -32,6 +32,7 @@ struct Workspace {
     std::unique_ptr<double[]> weights, logs, terms;
     std::unique_ptr<uint8_t[]> kept;
     std::unique_ptr<Ranked[]> ranking;
+    std::unique_ptr<uint64_t[]> keys, spare_keys;  // of a list that is sorted
     std::unique_ptr<float[]> selection;
     std::unique_ptr<uint64_t[]> marks;  // one bit a token; zero between rows
     std::unique_ptr<int32_t[]> patched_ids;

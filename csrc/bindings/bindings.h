@@ -134,5 +134,6 @@ void bind_random(nb::module_& m);
 void bind_rms_norm(nb::module_& m);
 void bind_swiglu(nb::module_& m);
 void bind_tensor_scatter(nb::module_& m);
+void bind_top_k_top_p_sample(nb::module_& m);
 
 }  // namespace decodestep

@@ -16,4 +16,5 @@ NB_MODULE(_native, m) {
     bind_rms_norm(m);
     bind_swiglu(m);
     bind_tensor_scatter(m);
+    bind_top_k_top_p_sample(m);
 }

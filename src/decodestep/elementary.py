@@ -1,6 +1,6 @@
 """log, log1p and exp with a stated evaluation order, so that every backend has the same bits.
 
-Everything runs in float64 with additions, multiplications and divisions alone, in the order written, no fused
+Everything but `exp_float32` runs in float64 with additions, multiplications and divisions alone, in the order written, no fused
 multiply-add; callers round once to float32 where they need it. The errors are a few float64 units, so a float32 result
 is the correctly rounded one but for about one argument in 10^8, far inside 2 units in the last place.
 `csrc/elementary.h` is log and log1p, the noise's part of it, in C++.
@@ -53,6 +53,28 @@ def exp(x: np.ndarray | float) -> np.ndarray:
         total = total * r + coefficient
     return np.where(tiny, 0.0, np.ldexp(total, n.astype(np.int32)))
 
+
+def exp_float32(x: np.ndarray) -> np.ndarray:
+    """e^x in float32 for x <= 0, never above 1, within a unit in the last place; 0 below -87 and for NaN.
+
+    The one function here that runs in float32 throughout: 2^n times a polynomial in the rest.
+    """
+    x = np.asarray(x, np.float32)
+    tiny = ~(x >= np.float32(-87))
+    x = np.where(tiny, np.float32(0), x)
+    n = np.rint(x * np.float32(1.44269504))
+    r = (x - n * np.float32(0.693359375)) - n * np.float32(-2.12194440e-4)  # ln 2 in two parts, the first product exact
+    total = np.full_like(r, _POLYNOMIAL[0])
+    for coefficient in _POLYNOMIAL[1:]:
+        total = total * r + coefficient
+    total = (total * (r * r) + r) + np.float32(1)
+    return np.where(tiny, np.float32(0), np.ldexp(total, n.astype(np.int32)))
+
+
+# (e^r - 1 - r) / r^2, as in S. Moshier's Cephes
+_POLYNOMIAL = np.array(
+    [1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1], np.float32
+)
 
 _TAYLOR = [1.0]
 for _k in range(1, 14):

@@ -9,7 +9,7 @@ import numpy as np
 from decodestep import arrays
 from decodestep.checks import require
 from decodestep.dispatch import choose, run
-from decodestep.ops.top_k_top_p_sample import parameters, reference
+from decodestep.ops.top_k_top_p_sample import cpu, parameters, reference
 
 _INT32_MAX = 2**31 - 1
 
@@ -75,7 +75,7 @@ def top_k_top_p_sample(
         (batch, 1) of any integer dtype. The noise of a token is then `decodestep.random.exponential(seed, position,
         token)`.
     kernel_exact: True takes the device kernel's softmax of probabilities where p acts without k.
-    backend: "auto" or "reference".
+    backend: "auto", "cpu" or "reference"; all give the same bits.
 
     Returns (logits_select_idx, logits_top_kp_select) in the kind of logits. logits_select_idx: (batch,) int64.
     logits_top_kp_select: (batch, V) float32, the logits of the survivors and -inf elsewhere.
@@ -99,8 +99,9 @@ def top_k_top_p_sample(
         kernel_exact=parameters.flag(op, "kernel_exact", kernel_exact),
         need_logits=parameters.flag(op, "is_need_logits", is_need_logits),
     )
-    backend = choose(op, backend, {"reference": None})
-    outputs = run(op, backend, reference.sample_v1, rows, k, p, rules)
+    backend = choose(op, backend, {"cpu": None, "reference": None})
+    sample = cpu.sample_v1 if backend == "cpu" else reference.sample_v1
+    outputs = run(op, backend, sample, rows, k, p, rules)
     return TopKTopPSample(*_like(logits, outputs[:2]))
 
 
@@ -161,7 +162,7 @@ def top_k_top_p_sample_v2(
     seed, position: None, or both given where q is not: integers in [0, 2^64) and [0, 2^32), scalars or (batch,) or
         (batch, 1) of any integer dtype. The noise of a token is then `decodestep.random.exponential(seed, position,
         token)`. Not together with is_need_sample_result.
-    backend: "auto" or "reference".
+    backend: "auto", "cpu" or "reference"; all give the same bits.
 
     Returns (logits_select_idx, logits_top_kp_select, logits_idx, logits_sort_masked) in the kind of logits.
     logits_select_idx: (batch,) int64; None where is_need_sample_result.
@@ -195,8 +196,9 @@ def top_k_top_p_sample_v2(
     )
     for arg, value in (("q", q), ("seed", seed)):
         require(value is None or not rules.need_survivors, op, arg, "None where is_need_sample_result is True", value)
-    backend = choose(op, backend, {"reference": None})
-    outputs = run(op, backend, reference.sample_v2, rows, k, p, m, rules)
+    backend = choose(op, backend, {"cpu": None, "reference": None})
+    sample = cpu.sample_v2 if backend == "cpu" else reference.sample_v2
+    outputs = run(op, backend, sample, rows, k, p, m, rules)
     return TopKTopPSampleV2(*_like(logits, outputs))
 
 
@@ -213,7 +215,7 @@ def apply_top_k_top_p(logits: Any, p: Any = None, k: Any = None, *, backend: str
         that dtype. p <= 0 leaves the largest logit alone; p = 1 removes what has probability 0 in float32; p > 1 and
         NaN skip.
     k: None, or int32, (batch,) or (batch, 1); or a Python int, or a list of one a row. Outside [1, V] it skips.
-    backend: "auto" or "reference".
+    backend: "auto", "cpu" or "reference"; all give the same bits.
 
     Returns a new array of the shape, dtype and kind of logits. Raises ValueError for an argument outside these rules.
 
@@ -227,8 +229,8 @@ def apply_top_k_top_p(logits: Any, p: Any = None, k: Any = None, *, backend: str
     rows = parameters.logits_view(op, logits, parameters.FLOATS)
     p = None if p is None else parameters.float_column(op, "p", p, len(rows), rows.dtype)
     k = None if k is None else parameters.int32_column(op, "k", k, len(rows))
-    backend = choose(op, backend, {"reference": None})
-    return arrays.like(logits, run(op, backend, reference.apply, rows, p, k))
+    backend = choose(op, backend, {"cpu": None, "reference": None})
+    return arrays.like(logits, run(op, backend, cpu.apply if backend == "cpu" else reference.apply, rows, p, k))
 
 
 def _cuts(op: str, rows: np.ndarray, top_k: Any, top_p: Any) -> tuple[np.ndarray, np.ndarray]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import ml_dtypes
@@ -9,12 +10,34 @@ import numpy as np
 
 from decodestep import arrays
 from decodestep.checks import describe, is_int, is_real, refuse, require, require_dtype, require_shape
-from decodestep.ops.top_k_top_p_sample.reference import Noise
 from decodestep.random import exponential
 
 HALVES = (np.float16, ml_dtypes.bfloat16)
 FLOATS = (*HALVES, np.float32)
 LARGEST_VOCABULARY = 2**20
+
+
+@dataclass(frozen=True)
+class GivenNoise:
+    """A `reference.Noise` by survivor position."""
+
+    q: np.ndarray
+
+    def __call__(self, b: int, ids: np.ndarray) -> np.ndarray:
+        noise: np.ndarray = np.abs(self.q[b, : ids.size])
+        return noise
+
+
+@dataclass(frozen=True)
+class SeededNoise:
+    """A `reference.Noise` by vocabulary id."""
+
+    seeds: np.ndarray
+    positions: np.ndarray
+
+    def __call__(self, b: int, ids: np.ndarray) -> np.ndarray:
+        noise: np.ndarray = exponential(self.seeds[b], self.positions[b], ids)
+        return noise
 
 
 def logits_view(op: str, logits: Any, dtypes: tuple[Any, ...]) -> np.ndarray:
@@ -48,25 +71,20 @@ def float_column(op: str, arg: str, value: Any, batch: int, dtype: np.dtype) -> 
             refuse(op, arg, "a number that a float64 can hold", value)
 
 
-def noise(op: str, q: Any, seed: Any, position: Any, shape: tuple[int, int]) -> Noise | None:
+def noise(op: str, q: Any, seed: Any, position: Any, shape: tuple[int, int]) -> GivenNoise | SeededNoise | None:
     """The q of the exponential race: given by survivor position, seeded by vocabulary id, or None for the maximum."""
     if q is not None:
         require(seed is None and position is None, op, "seed", "None where q is given", "a seed or a position")
         given = arrays.view(op, "q", q)
         require_dtype(op, "q", given, (np.float32,))
         require_shape(op, "q", given, shape)
-        return lambda b, ids: np.abs(given[b, : ids.size])
+        return GivenNoise(given)
     require((seed is None) == (position is None), op, "seed", "given together with position", "one without the other")
     if seed is None:
         return None
-    seeds = _unsigned_column(op, "seed", seed, shape[0], 64)
-    positions = _unsigned_column(op, "position", position, shape[0], 32)
-
-    def seeded(b: int, ids: np.ndarray) -> np.ndarray:
-        drawn: np.ndarray = exponential(seeds[b], positions[b], ids)
-        return drawn
-
-    return seeded
+    return SeededNoise(
+        _unsigned_column(op, "seed", seed, shape[0], 64), _unsigned_column(op, "position", position, shape[0], 32)
+    )
 
 
 def flag(op: str, arg: str, value: Any) -> bool:

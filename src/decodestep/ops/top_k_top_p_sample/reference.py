@@ -2,6 +2,11 @@
 
 A row becomes a list of survivors: vocabulary ids and their values (probabilities, or raw inputs), in the order in which
 the specification counts them. The samplers run in `dtype`: float32 as the device, float64 as the oracle.
+
+Every bit of the float32 results is stated. Weights, values and scores are float32, one rounding an operation, with the exp
+of `decodestep.elementary`. The sum of a softmax is float64: the term at place i of what it is taken of (an id in a whole row,
+a rank in a list) goes to partial sum i mod 16, in order, and these are folded in halves; then it is rounded. A running sum
+counts each value in units of 2^-52, rounded up: float64 holds it exactly as far as any cut needs it, whatever the order.
 """
 
 from __future__ import annotations
@@ -10,6 +15,11 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
+
+from decodestep import elementary
+
+_UNITS = 2.0**52
+_PARTS = 16
 
 # The noise of the survivors `ids` of batch row `b`, in their order.
 Noise = Callable[[int, np.ndarray], np.ndarray]
@@ -58,9 +68,11 @@ def apply(logits: np.ndarray, p: np.ndarray | None, k: np.ndarray | None) -> np.
             x = row.astype(np.float32)
             ids = _reaching(x, int(k[b])) if k is not None and 0 < k[b] <= x.size else np.arange(x.size)
             if p is not None:
+                left = np.full(x.size, -np.inf, np.float32)
+                left[ids] = x[ids]
                 ids = ids[np.lexsort((x[ids], ~np.isnan(x[ids])))]  # ascending and stable, NaN first
-                mass = np.minimum(np.cumsum(_softmax(x[ids])), 1)  # beyond 1 is rounding
-                removed = mass <= 1 - p[b].astype(np.float32)
+                mass = np.minimum(_running(_softmax(left)[ids]), _UNITS)  # beyond 1 is rounding
+                removed = mass <= np.float64(1 - p[b].astype(np.float32)) * _UNITS
                 removed[-1] = False
                 ids = ids[~removed]
             lost = np.ones(x.size, bool)
@@ -153,9 +165,14 @@ def _nucleus(x: np.ndarray, values: np.ndarray, p: Any, guess: int, *, strict: b
 
 def _crossing(values: np.ndarray, p: Any, *, strict: bool) -> int | None:
     """How many values it takes until their running sum passes p (strict) or reaches it; None where it never does."""
-    total = np.cumsum(values)
-    crossed = total > p if strict else total >= p
+    mass, bound = _running(values), float(p) * _UNITS
+    crossed = mass > bound if strict else mass >= bound
     return int(crossed.argmax()) + 1 if crossed.any() else None
+
+
+def _running(values: np.ndarray) -> np.ndarray:
+    """The running sums in units, each value rounded up; what is no probability counts as the nearest one."""
+    return np.cumsum(np.ceil(np.clip(values.astype(np.float64), 0, 1) * _UNITS))
 
 
 def _softmax(x: np.ndarray) -> np.ndarray:
@@ -164,9 +181,19 @@ def _softmax(x: np.ndarray) -> np.ndarray:
     top = numbers.max()
     if top == -np.inf:
         return np.zeros_like(x)
-    weights: np.ndarray = (numbers == top).astype(x.dtype) if top == np.inf else np.exp(numbers - top)
-    weights /= weights.sum()
-    return weights
+    exp = elementary.exp_float32 if x.dtype == np.float32 else elementary.exp
+    weights: np.ndarray = (numbers == top).astype(x.dtype) if top == np.inf else exp(numbers - top)
+    return weights / x.dtype.type(_total(weights))
+
+
+def _total(weights: np.ndarray) -> float:
+    """The sum: term i goes to partial sum i mod 16, in order; these are folded in halves."""
+    terms = np.zeros((-(-weights.size // _PARTS), _PARTS))
+    terms.reshape(-1)[: weights.size] = weights
+    parts = np.add.accumulate(terms)[-1]
+    while parts.size > 1:
+        parts = parts[: parts.size // 2] + parts[parts.size // 2 :]
+    return float(parts[0])
 
 
 def _raw(x: np.ndarray) -> np.ndarray:

@@ -1,0 +1,71 @@
+"""The samplers in the native core."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+
+from decodestep import _native, arrays, dispatch
+from decodestep.ops.top_k_top_p_sample.parameters import GivenNoise, SeededNoise
+from decodestep.ops.top_k_top_p_sample.reference import Outputs, Rules
+
+_NUMBERS = {np.dtype(np.float32): 0, np.dtype(ml_dtypes.bfloat16): 1, np.dtype(np.float16): 2}  # as csrc/decode_step.h has them
+
+
+def sample_v1(logits: np.ndarray, k: np.ndarray, p: np.ndarray, rules: Rules) -> Outputs:
+    return _sample(logits, k, p, None, rules)
+
+
+def sample_v2(logits: np.ndarray, k: np.ndarray, p: np.ndarray, m: np.ndarray, rules: Rules) -> Outputs:
+    return _sample(logits, k, p, m.astype(np.float32), rules)
+
+
+def apply(logits: np.ndarray, p: np.ndarray | None, k: np.ndarray | None) -> np.ndarray:
+    out = np.empty(logits.shape, logits.dtype)
+    _native.apply_top_k_top_p(
+        *_bits(arrays.packed_rows(logits)),
+        None if k is None else arrays.packed(k),
+        None if p is None else p.astype(np.float32),
+        _bits(out)[0],
+        _threads(logits),
+    )
+    return out
+
+
+def _sample(logits: np.ndarray, k: np.ndarray, p: np.ndarray, m: np.ndarray | None, rules: Rules) -> Outputs:
+    noise = rules.noise
+    seeded = noise if isinstance(noise, SeededNoise) else None
+    chosen = None if rules.need_survivors else np.empty(len(logits), np.int64)
+    masked = np.empty(logits.shape, np.float32) if rules.need_logits else None
+    ids = np.empty(logits.shape, np.int64) if rules.need_survivors else None
+    values = np.empty(logits.shape, np.float32) if rules.need_survivors else None
+    _native.top_k_top_p_sample(
+        *_bits(arrays.packed_rows(logits)),
+        arrays.packed(k),
+        p.astype(np.float32),
+        m,
+        rules.largest_k,
+        rules.input_is_logits,
+        rules.kernel_exact,
+        rules.guess,
+        arrays.packed_rows(noise.q) if isinstance(noise, GivenNoise) else None,
+        seeded and seeded.seeds,
+        seeded and seeded.positions.astype(np.uint32),
+        rules.eps,
+        chosen,
+        masked,
+        ids,
+        values,
+        _threads(logits),
+    )
+    return Outputs(chosen, masked, ids, values)
+
+
+def _bits(rows: np.ndarray) -> tuple[np.ndarray, int]:
+    """Halves go as their bits; beside them the number of their type."""
+    number = _NUMBERS[rows.dtype]
+    return rows if number == 0 else rows.view(np.uint16), number
+
+
+def _threads(logits: np.ndarray) -> int:
+    return dispatch.threads() if len(logits) > 1 else 1
