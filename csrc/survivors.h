@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <utility>
 
 #include "logits.h"
 #include "parallel.h"
@@ -12,6 +13,8 @@
 #include "workspace.h"
 
 namespace decodestep::DECODESTEP_ISA {
+
+constexpr size_t kIds = size_t{1} << 20;  // no vocabulary is larger
 
 template <Real real>
 class Survivors {
@@ -63,15 +66,12 @@ class Survivors {
             t = lower(t, further, weights);
         }
         // Sorting is what costs: a list that is much too long is cut before.
-        for (int i = 0; i < 5 && n > 256 && t > kNothing; ++i) {
+        if (n <= 256 || t == kNothing) return;
+        for (int i = 0; i < 5; ++i) {
             const float middle = t + (short_of - t) / 2;
-            if (!(mass_from(middle, weights) > needed)) {
-                short_of = middle;
-            } else {
-                t = middle;
-                keep([&](size_t at) { return inputs[at] >= t; });
-            }
+            (mass_from(middle, weights) > needed ? t : short_of) = middle;
         }
+        keep([&](size_t i) { return inputs[i] >= t; });
     }
 
     template <class Kept>
@@ -87,18 +87,25 @@ class Survivors {
         n = left;
     }
 
-    // Puts the `count` largest in descending order and drops the others; of equals the lower id goes first, or the
-    // higher one.
+    // Puts the `count` largest of an ascending list in descending order and drops the others; of equals the lower id
+    // goes first, or the higher one.
     void rank(size_t count, bool higher_id_first = false) {
-        const uint64_t flip = higher_id_first ? 0xFFFFFFFFu : 0;
         uint64_t* keys = work.keys.get();
-        for (size_t i = 0; i < n; ++i)
-            keys[i] = static_cast<uint64_t>(~ordered(inputs[i])) << 32 | (static_cast<uint32_t>(ids[i]) ^ flip);
-        if (count < n) std::nth_element(keys, keys + count, keys + n, before);
-        n = std::min(n, count);
-        keys = sorted(keys, work.spare_keys.get(), n);
         for (size_t i = 0; i < n; ++i) {
-            ids[i] = static_cast<int32_t>(static_cast<uint32_t>(keys[i] ^ flip));
+            const size_t from = higher_id_first ? n - 1 - i : i, id = static_cast<size_t>(ids[from]);
+            keys[i] = static_cast<uint64_t>(~ordered(inputs[from])) << 32 | (higher_id_first ? kIds - id : id);
+        }
+        if (n < 1024 || count < n / 4) {
+            if (count < n) std::nth_element(keys, keys + count, keys + n, before);
+            n = std::min(n, count);
+            std::sort(keys, keys + n, before);
+        } else {
+            keys = sorted_by_input(keys, work.spare_keys.get(), n);
+            n = std::min(n, count);
+        }
+        for (size_t i = 0; i < n; ++i) {
+            const auto id = static_cast<size_t>(keys[i] & (2 * kIds - 1));
+            ids[i] = static_cast<int32_t>(higher_id_first ? kIds - id : id);
             inputs[i] = from_ordered(~static_cast<uint32_t>(keys[i] >> 32));
         }
     }
@@ -163,18 +170,12 @@ class Survivors {
     // The softmax of the row, behind `sweep`.
     Weights softmax_of_row() const {
         Weights weights = Weights::softmax(largest);
-        Sums sums;
-        for (size_t block = 0; block < logits.blocks(); ++block)
-            logits.each_vector(block, [&](f32x16 x, size_t) { sums.add(weights.of(x)); });
-        weights.divide_by(sums);
+        weights.divide_by(sum_of_row([&](f32x16 x) { return weights.of(x); }));
         return weights;
     }
 
     double mass_of_row(const Weights& weights) const {
-        Sums sums;
-        for (size_t block = 0; block < logits.blocks(); ++block)
-            logits.each_vector(block, [&](f32x16 x, size_t) { sums.add(units(weights.values_of(x))); });
-        return sums.total();
+        return sum_of_row([&](f32x16 x) { return units(weights.values_of(x)); }).total();
     }
 
     // The units of the listed values from a threshold on.
@@ -189,6 +190,17 @@ class Survivors {
     }
 
   private:
+    template <class Term>
+    Sums sum_of_row(Term&& term) const {
+        Sums sums;
+        for (size_t block = 0; block < logits.blocks(); ++block) {
+            Sums inner = sums;  // stays in registers
+            logits.each_vector(block, [&](f32x16 x, size_t) { inner.add(term(x)); });
+            sums = inner;
+        }
+        return sums;
+    }
+
     // Softmax falls with the difference of logits, and what is a probability already with the quotient.
     static float lower(float t, double further, const Weights& weights) {
         const double below = weights.are_raw() ? t * std::exp2(-further) : t - further;
@@ -199,20 +211,20 @@ class Survivors {
     // A type of this build, so that each instruction set has a sort of its own.
     static constexpr auto before = [](uint64_t a, uint64_t b) { return a < b; };
 
-    // The keys in ascending order, in one of the two places.
-    static uint64_t* sorted(uint64_t* keys, uint64_t* spare, size_t n) {
-        if (n < 1024) {
-            std::sort(keys, keys + n, before);
-            return keys;
+    // The keys, in one of the two places, ascending by their upper halves; equals stay in their order.
+    static uint64_t* sorted_by_input(uint64_t* keys, uint64_t* spare, size_t n) {
+        constexpr int digits = 3, bits = 11;
+        constexpr size_t values = size_t{1} << bits;
+        const auto digit = [](uint64_t key, int which) { return key >> (32 + bits * which) & (values - 1); };
+        uint32_t begin[digits][values] = {};
+        for (size_t i = 0; i < n; ++i)
+            for (int which = 0; which < digits; ++which) ++begin[which][digit(keys[i], which)];
+        for (auto& places : begin) {
+            uint32_t next = 0;
+            for (uint32_t& place : places) next += std::exchange(place, next);
         }
-        constexpr int bits = 11;
-        constexpr size_t buckets = size_t{1} << bits;
-        for (int shift = 0; shift < 64; shift += bits) {
-            uint32_t begin[buckets + 1] = {};
-            for (size_t i = 0; i < n; ++i) ++begin[(keys[i] >> shift & (buckets - 1)) + 1];
-            if (std::find(begin, begin + buckets + 1, n) != begin + buckets + 1) continue;  // one bucket holds all
-            for (size_t i = 0; i < buckets; ++i) begin[i + 1] += begin[i];
-            for (size_t i = 0; i < n; ++i) spare[begin[keys[i] >> shift & (buckets - 1)]++] = keys[i];
+        for (int which = 0; which < digits; ++which) {
+            for (size_t i = 0; i < n; ++i) spare[begin[which][digit(keys[i], which)]++] = keys[i];
             std::swap(keys, spare);
         }
         return keys;

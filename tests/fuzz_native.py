@@ -315,6 +315,50 @@ def noise(dtype: Any) -> Callable[[Source], Arguments]:
     return arguments
 
 
+def logits(s: Source, vocab: int) -> tuple[np.ndarray, int]:
+    number = int(s.one_of(0, 1, 2))
+    values = s.array(s.size(3), vocab) * s.one_of(0.01, 1, 5)
+    if number:
+        values = values.astype(np.float16).view(np.uint16)
+    return s.rows(values.astype(np.uint16 if number else np.float32)), number
+
+
+def one_a_row(s: Source, rows: np.ndarray, *choices: Any, dtype: Any = np.float32) -> np.ndarray:
+    column = s.array(len(rows), dtype=dtype)
+    column[...] = [s.one_of(*choices) for _ in rows]
+    return column
+
+
+def top_k_top_p_sample(s: Source) -> Arguments:
+    vocab = s.one_of(1, 2, 15, 16, 17, 100, 511, 513, 1200)
+    rows, number = logits(s, vocab)
+    batch, m = len(rows), s.one_of(None, 1, 1)
+    noise = s.one_of("none", "given", "seeded")
+    survivors, masked = s.one_of(False, True), s.one_of(False, True)
+    return {
+        "logits": rows, "dtype": number, "k": one_a_row(s, rows, 0, 1, 5, vocab, 1024, -7, dtype=np.int32),
+        "p": one_a_row(s, rows, 0, 1, 0.5, 0.9, 0.9999, np.nan),
+        "m": m and one_a_row(s, rows, 0, 0, 1, 0.1, 1e-40, np.nan), "largest_k": s.one_of(8, 1024, 2**40),
+        "input_is_logits": bool(m is None or s.one_of(True, True, False)), "kernel_exact": bool(s.one_of(False, True)),
+        "guess": s.one_of(0, 1, 32, 2**31 - 1), "q": s.rows(s.array(batch, vocab)) if noise == "given" else None,
+        "seed": s.array(batch, dtype=np.uint64) if noise == "seeded" else None,
+        "position": s.array(batch, dtype=np.uint32) if noise == "seeded" else None, "eps": 1e-8,
+        "chosen": None if survivors else s.array(batch, dtype=np.int64), "masked": s.array(batch, vocab) if masked else None,
+        "ids": s.array(batch, vocab, dtype=np.int64) if survivors else None,
+        "values": s.array(batch, vocab) if survivors else None, "threads": s.threads(),
+    }  # fmt: skip
+
+
+def apply_top_k_top_p(s: Source) -> Arguments:
+    vocab = s.one_of(1, 2, 15, 16, 17, 100, 511, 513, 1200)
+    rows, number = logits(s, vocab)
+    k, p = one_a_row(s, rows, 0, 1, 5, vocab, 10**6, -7, dtype=np.int32), one_a_row(s, rows, 0, 1, 0.5, 0.9, 0.9999, np.nan)
+    out = s.array(len(rows), vocab, dtype=rows.dtype)
+    return {
+        "logits": rows, "dtype": number, "k": s.one_of(None, k), "p": s.one_of(None, p), "out": out, "threads": s.threads()
+    }  # fmt: skip
+
+
 # Every entry point that takes arguments, and what it may be called with.
 CALLS: dict[str, Callable[[Source], Arguments]] = {
     "linear": linear,
@@ -334,6 +378,8 @@ CALLS: dict[str, Callable[[Source], Arguments]] = {
     "uniform": noise(np.float32),
     "exponential": noise(np.float32),
     "gumbel": noise(np.float32),
+    "top_k_top_p_sample": top_k_top_p_sample,
+    "apply_top_k_top_p": apply_top_k_top_p,
 }
 WITHOUT_ARGUMENTS = {"isa"}
 
