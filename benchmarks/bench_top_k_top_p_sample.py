@@ -1,4 +1,4 @@
-"""top_k_top_p_sample_v2 against torch: verified in float64, then timed in turns.
+"""top_k_top_p_sample_v2 against torch: verified in float64 and against the reference, then timed in turns.
 
     python benchmarks/bench_top_k_top_p_sample.py [--batch 64] [--vocabulary 131072] [--rounds 7] [--threads 1]
 
@@ -80,6 +80,8 @@ def main() -> None:
         expected = truth(logits, q, k, p, m)
         sure = expected >= 0
         np.testing.assert_array_equal(ours(q=q)[sure], expected[sure])
+        for noise in ({"q": q}, {"seed": 1, "position": 2}):
+            np.testing.assert_array_equal(ours(**noise), ours(**noise, backend="reference"))
         print(f"\n{name}: verified; {sure.sum()} of {len(logits)} rows have one right token in float32")
         calls: dict[str, Call] = {
             "given q": lambda ours=ours: ours(q=q),

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "lanes.h"
+#include "workspace.h"
 
 namespace decodestep::DECODESTEP_ISA {
 
@@ -53,9 +54,11 @@ class QuotientRace {
     template <class Ids>
     DECODESTEP_INLINE Mask may_win(f32x16 weights, Mask lanes, size_t first, Ids ids) const {
         f32x16 below = broadcast(1.0f);
-        if constexpr (noise == Noise::given)
+        if constexpr (noise == Noise::given) {
+            prefetch(q_ + first + 2 * kBlock);
             below = magnitude(lanes == kAllLanes ? load(q_ + first)
                                                  : load_first(q_ + first, static_cast<size_t>(std::popcount(lanes))));
+        }
         // -log(1 - u) >= u
         if constexpr (noise == Noise::seeded) below = to_float(noise_bits(state_, ids.vector())) * broadcast(0x1p-32f);
         if constexpr (noise != Noise::none) below = below + broadcast(eps_);

@@ -45,7 +45,10 @@ class Survivors {
     }
 
     // Behind `sweep`: the tokens >= threshold, ascending by id; all above -inf where it is that.
-    void collect(float threshold) { n = logits.collect(work, threshold); }
+    void collect(float threshold, bool few = true) {
+        few = few && threshold > kNothing;
+        n = few ? logits.template collect<true>(work, threshold) : logits.template collect<false>(work, threshold);
+    }
 
     // A threshold that `count` tokens reach, and few more; -inf where the groups can't tell.
     float reached_by(size_t count) const {
@@ -60,7 +63,7 @@ class Survivors {
     void collect_mass(const Weights& weights, double needed, size_t first) {
         float t = reached_by(first), short_of = largest;
         for (double further = 0.5;; further *= 2) {
-            collect(t);
+            collect(t, further < 2);
             if (t == kNothing || mass_from(t, weights) > needed) break;
             short_of = t;
             t = lower(t, further, weights);

@@ -53,6 +53,15 @@ def test_exp_at_the_ends() -> None:
     assert np.isfinite(elementary.exp(np.array([709.0, -708.0]))).all()
 
 
+def test_exp_float32() -> None:
+    x = np.concatenate([-np.logspace(-9, 0, 100_000), np.linspace(-87, 0, 1_000_000)]).astype(np.float32)
+    value, truth = elementary.exp_float32(x), np.exp(x.astype(np.float64))
+    assert value.dtype == np.float32 and value.max() == 1
+    assert (np.abs(value - truth) <= np.spacing(truth.astype(np.float32))).all()
+    ends = np.array([0.0, -0.0, -87.00001, -np.inf, np.nan], np.float32)
+    assert elementary.exp_float32(ends).tolist() == [1, 1, 0, 0, 0]
+
+
 @pytest.mark.parametrize("function", [elementary.log, elementary.log1p_neg, elementary.exp])
 def test_shape_and_type(function: object) -> None:
     for x in (np.full((2, 3), 0.25, np.float32), np.full((0, 3), 0.25), np.array(0.25)):

@@ -10,7 +10,17 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-STEMS = ("decode_step", "linear", "mla_attention", "mla_prolog", "mla_prolog_panels", "native_decoder", "rms_norm", "swiglu")
+STEMS = (
+    "decode_step",
+    "linear",
+    "mla_attention",
+    "mla_prolog",
+    "mla_prolog_panels",
+    "native_decoder",
+    "rms_norm",
+    "swiglu",
+    "top_k_top_p_sample_native",
+)
 KERNELS = [f"tests/test_{stem}.py" for stem in STEMS]
 
 

@@ -220,7 +220,7 @@ def apply_top_k_top_p(logits: Any, p: Any = None, k: Any = None, *, backend: str
     Returns a new array of the shape, dtype and kind of logits. Raises ValueError for an argument outside these rules.
 
     Notes: top-p walks up from the smallest, so of equal logits the lower id goes first: here the highest id wins a tie.
-    The sums are float32; one within 3e-8 V + 2e-6 of 1 - p may fall on either side. A NaN ranks below -inf and has
+    A running sum within 3e-8 V + 2e-6 of 1 - p may fall on either side. A NaN ranks below -inf and has
     probability 0; tokens at +inf share probability 1 equally.
     Source: npu_top_k_top_p of torch_npu, the operator ApplyTopKTopP (ops-nn, August 2026). Older pages limit k to
     [1, 1024].
