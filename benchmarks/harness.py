@@ -150,6 +150,8 @@ class Report:
         floors = next(iter(read_times.values()), None)
         if floors is None and floor_bytes is not None:
             floors = [floor_bytes / bandwidth(self.threads)] * len(ours)
+        if floors is not None and min(floors) <= 0:
+            floors = None  # so little to read that the clock did not see it
         floor = None if floors is None else statistics.median(floors)
         about = "; ".join(f"{name} {_time(statistics.median(seconds))}" for name, seconds in read_times.items())
         if floor is not None and not about:
