@@ -9,8 +9,9 @@ from array_api_compat import array_namespace, device
 
 from decodestep.checks import require
 from decodestep.stopping.criteria import StoppingCriteria
+from decodestep.stopping.positions import embedding_vectors, matching_positions
 from decodestep.stopping.stop_table import stop_table
-from decodestep.stopping.token_text import TokenText, matching_mode
+from decodestep.stopping.token_text import TokenText, matching_mode, token_bytes
 
 _OP = "StopStringCriteria"
 
@@ -34,8 +35,11 @@ class StopStringCriteria(StoppingCriteria):
     Source: transformers 5.23's class of this name, whose decisions these are.
     """
 
-    # Under the name by which transformers' own tests ask for it.
+    # Under the names by which transformers' own tests ask for them.
     _get_stop_string_matching_mode = staticmethod(matching_mode)
+    _token_to_bytes = staticmethod(token_bytes)
+    _stop_string_get_matching_positions = staticmethod(matching_positions)
+    _stop_string_create_embedding_vec = staticmethod(embedding_vectors)
 
     def __init__(self, tokenizer: Any, stop_strings: str | Sequence[str]) -> None:
         self.stop_strings = (stop_strings,) if isinstance(stop_strings, str) else tuple(stop_strings)

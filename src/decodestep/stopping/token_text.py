@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -56,8 +56,9 @@ class TokenText:
         return np.concatenate([read.astype(np.uint8), more]), starts, lengths
 
     def _piece(self, token: str) -> bytes:
-        if self._mode == "byte_fallback" and _BYTE_TOKEN.fullmatch(token):
-            return bytes.fromhex(token[3:5])
+        own = token_bytes(token, self._mode, BYTE_OF)
+        if own is not None:
+            return own
         text = self._decode([*self._lead, token])
         return text[text.index(_LEAD) + len(_LEAD) :].encode("utf-8", "surrogatepass")
 
@@ -80,6 +81,15 @@ def matching_mode(tokenizer: Any) -> str | None:
     """How a tokenizer's tokens hold parts of characters: "byte_level", "byte_fallback", or None where they hold none."""
     kinds = _decoder_types(getattr(_engine(tokenizer), "decoder", None))
     return "byte_fallback" if "ByteFallback" in kinds else "byte_level" if "ByteLevel" in kinds else None
+
+
+def token_bytes(token: str, stop_string_matching_mode: str | None, byte_decoder: Mapping[str, int] | None) -> bytes | None:
+    """The bytes that a token spells by itself, in the byte alphabet or as <0xEB>; None where only a decoder can tell."""
+    if stop_string_matching_mode == "byte_level" and byte_decoder is not None and all(c in byte_decoder for c in token):
+        return bytes(byte_decoder[c] for c in token)
+    if stop_string_matching_mode == "byte_fallback" and _BYTE_TOKEN.fullmatch(token):
+        return bytes.fromhex(token[3:5])
+    return None
 
 
 def _pooled(pieces: Sequence[bytes]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
