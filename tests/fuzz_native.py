@@ -95,7 +95,8 @@ def linear(s: Source) -> Arguments:
 def pack_linear_panels(s: Source) -> Arguments:
     inputs, outputs = s.width(), s.size(70)
     w, number = s.weight(inputs, outputs)
-    made = s.one_of(number, number, 2, 5 if inputs % 32 == 0 else number)
+    own = number if number < len(PANEL_BYTES) else 5
+    made = s.one_of(own, own, 2, 5 if inputs % 32 == 0 else own)
     size = -(-inputs // 32) * -(-outputs // 32) * PANEL_BYTES[made]
     return {"w": w, "format": number, "inputs": inputs, "panels": np.zeros(size, np.uint8), "panel_format": made,
             "threads": s.threads()}  # fmt: skip
@@ -429,7 +430,8 @@ def wrong(s: Source, value: Any) -> Any:
         return wrong_array(s, value)
     if isinstance(value, (list, tuple)) and value and s.one_of(*[True] * 9, False):
         place = s.one_of(*range(len(value)))
-        return type(value)([wrong(s, item) if i == place else item for i, item in enumerate(value)])
+        items = [wrong(s, item) if i == place else item for i, item in enumerate(value)]
+        return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
     if isinstance(value, (int, float)) and s.one_of(*[True] * 9, False):
         return s.one_of(-1, 0, 1, 2, 3, 6, 257, 2**31 - 1, 2**31, 2**62, 2**63, 2**64 - 1, 2**70, -(2**31), 0.5, np.nan, np.inf)
     return s.one_of(None, "text", 7, 1.5, [], object(), np.zeros(3), b"bytes", {})
