@@ -387,6 +387,7 @@ inline void Candidates::run(const Step& step) {
         case Do::normalise:
             log_probabilities();
             for (size_t i = 0; i < n; ++i) scores[i] = static_cast<float>(work.logs[i]);
+            return keep([&](size_t i) { return scores[i] > kNothing; });
     }
 }
 

@@ -282,6 +282,12 @@ def test_the_core_is_the_reference_on_wide_rows(vocab):
                 np.testing.assert_array_equal(ds.decode_step(logits, steps, seed=5, position=position).tokens, want)
 
 
+def test_beside_infinite_scores_normalising_leaves_no_others():
+    row, steps = np.array([[np.inf, 1.0, 2.0]], np.float32), [[s.Normalise(), s.Ban(ids(0)), s.TopNSigma(1.0)]]
+    for backend in ("cpu", "reference"):
+        assert ds.decode_step(row, steps, backend=backend).tokens[0] == -1
+
+
 def test_a_contiguous_row_is_not_copied_and_others_are_read_right():
     logits = np.arange(12, dtype=np.float32).reshape(2, 6)
     for view in (logits, logits[:, ::2], logits[::-1], logits[:, ::-1], np.asfortranarray(logits)):

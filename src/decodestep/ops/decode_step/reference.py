@@ -320,7 +320,7 @@ def _xtc(row: Row, step: Xtc) -> Row:
 
 
 def _normalise(row: Row, _: Normalise) -> Row:
-    return row._replace(scores=log_probabilities(row).astype(row.scores.dtype))
+    return _above_nothing(row._replace(scores=log_probabilities(row).astype(row.scores.dtype)))
 
 
 _RULES: dict[type, Callable[[Row, Any], Row]] = {
