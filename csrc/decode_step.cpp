@@ -1,12 +1,11 @@
 #include "decode_step.h"
 
 #include <algorithm>
-#include <atomic>
 
 #include "candidates.h"
+#include "each_row.h"
 #include "logits.h"
 #include "overlay.h"
-#include "parallel.h"
 #include "race.h"
 #include "threshold.h"
 #include "workspace.h"
@@ -451,35 +450,14 @@ class Row {
     int64_t winner_ = -1;
 };
 
-template <Real real>
-void sample_rows(const DecodeStep& args) {
-    // A pool that has to be woken costs more than two rows.
-    const size_t workers =
-        args.batch * args.vocab < (1u << 18) ? 1 : std::min<size_t>(static_cast<size_t>(args.threads), args.batch);
-    Workspaces spaces(workers, args.vocab);
-    std::atomic<size_t> next{0};
-    parallel_for(workers, args.threads, [&](size_t worker) {
-        for (size_t b; (b = next.fetch_add(1, std::memory_order_relaxed)) < args.batch;) {
-            const auto* data = static_cast<const char*>(args.logits) + static_cast<ptrdiff_t>(b) * args.row_bytes;
-            using Item = typename Logits<real>::Item;
-            Row<real> row({reinterpret_cast<const Item*>(data), args.vocab}, args.rows[b], spaces[worker]);
-            args.tokens[b] = row.sample(args.processed ? args.processed + b * args.vocab : nullptr);
-        }
-    });
-}
-
 }  // namespace
 
 void decode_step(const DecodeStep& args) {
     if (args.batch == 0) return;
-    switch (args.dtype) {
-        case Real::f32:
-            return sample_rows<Real::f32>(args);
-        case Real::bf16:
-            return sample_rows<Real::bf16>(args);
-        case Real::f16:
-            return sample_rows<Real::f16>(args);
-    }
+    each_row(args, [&](const auto& logits, size_t b, Workspace& work) {
+        Row row(logits, args.rows[b], work);
+        args.tokens[b] = row.sample(args.processed ? args.processed + b * args.vocab : nullptr);
+    });
 }
 
 }  // namespace decodestep::DECODESTEP_ISA

@@ -1,17 +1,9 @@
-// Float32 to the two types of sixteen bits, rounded to nearest even.
+// Float32 to float16, rounded to nearest even.
 #pragma once
 
 #include "simd.h"
 
 namespace decodestep::DECODESTEP_ISA {
-
-DECODESTEP_INLINE uint16_t to_bf16_bits(float value) {
-    uint32_t bits;
-    std::memcpy(&bits, &value, sizeof bits);
-    const bool nan = (bits & 0x7fffffff) > 0x7f800000;
-    const uint32_t even = bits + 0x7fff + (bits >> 16 & 1);
-    return static_cast<uint16_t>(nan ? bits >> 16 | 0x40 : even >> 16);
-}
 
 DECODESTEP_INLINE void to_f16(f32x16 a, uint16_t* out) {
 #if defined(__AVX512F__)

@@ -5,6 +5,7 @@
 #include "halves.h"
 #include "linear_panels.h"
 #include "parallel.h"
+#include "rounding.h"
 
 namespace decodestep::DECODESTEP_ISA {
 namespace {
@@ -75,7 +76,7 @@ void put_dense(Format format, const float* values, size_t in, size_t r, uint8_t*
         if (format == Format::f32) {
             std::memcpy(out + 4 * at, values + k, 4);
         } else {
-            const uint16_t half = to_bf16_bits(values[k]);
+            const uint16_t half = to_bf16(values[k]).bits;
             std::memcpy(out + 2 * at, &half, 2);
         }
     }

@@ -3,11 +3,10 @@
 #pragma once
 
 #include <algorithm>
-#include <atomic>
 #include <utility>
 
+#include "each_row.h"
 #include "logits.h"
-#include "parallel.h"
 #include "softmax.h"
 #include "threshold.h"
 #include "workspace.h"
@@ -234,34 +233,13 @@ class Survivors {
     }
 };
 
-template <Real real, class Args, class Body>
-void for_each_row_of(const Args& args, Body&& body) {
-    // A pool that has to be woken costs more than two rows.
-    const size_t workers =
-        args.batch * args.vocab < (1u << 18) ? 1 : std::min<size_t>(static_cast<size_t>(args.threads), args.batch);
-    Workspaces spaces(workers, args.vocab);
-    std::atomic<size_t> next{0};
-    parallel_for(workers, args.threads, [&](size_t worker) {
-        for (size_t b; (b = next.fetch_add(1, std::memory_order_relaxed)) < args.batch;) {
-            const auto* data = static_cast<const char*>(args.logits) + static_cast<ptrdiff_t>(b) * args.row_bytes;
-            using Item = typename Logits<real>::Item;
-            Survivors<real> row({reinterpret_cast<const Item*>(data), args.vocab}, spaces[worker]);
-            body(row, b);
-        }
-    });
-}
-
 // Calls body(survivors, b) for every row b, rows in parallel.
 template <class Args, class Body>
 void for_each_row(const Args& args, Body&& body) {
-    switch (args.dtype) {
-        case Real::f32:
-            return for_each_row_of<Real::f32>(args, body);
-        case Real::bf16:
-            return for_each_row_of<Real::bf16>(args, body);
-        case Real::f16:
-            return for_each_row_of<Real::f16>(args, body);
-    }
+    each_row(args, [&](const auto& logits, size_t b, Workspace& work) {
+        Survivors row(logits, work);
+        body(row, b);
+    });
 }
 
 }  // namespace decodestep::DECODESTEP_ISA

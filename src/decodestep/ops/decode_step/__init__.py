@@ -83,10 +83,7 @@ def decode_step(
     backend = choose(_OP, backend, {"cpu": wide, "reference": None})
     arguments = (rows, steps, greedy, seed, position, top_logprobs)
     if backend == "cpu":
-        try:  # the core reads arguments in their usual forms, and refuses all others before it writes
-            result = run(_OP, backend, cpu.decode_step, *arguments, need_processed)
-        except ValueError:
-            result = run(_OP, backend, cpu.decode_step, rows, *_usual(*arguments), need_processed)
+        result = run(_OP, backend, _on_core, arguments, need_processed)
     else:
         result = run(_OP, backend, reference.decode_step, rows, *_usual(*arguments), need_processed)
     tokens, processed, logprobs = result
@@ -95,6 +92,13 @@ def decode_step(
         None if processed is None else arrays.like(logits, processed),
         (None,) * len(rows) if logprobs is None else tuple(None if row is None else TokenLogprobs(*row) for row in logprobs),
     )
+
+
+def _on_core(arguments: Any, need_processed: bool) -> tuple[Any, Any, Any]:
+    try:  # the core reads arguments in their usual forms, and refuses all others before it writes
+        return cpu.decode_step(*arguments, need_processed)
+    except ValueError:
+        return cpu.decode_step(arguments[0], *_usual(*arguments), need_processed)
 
 
 def _usual(
