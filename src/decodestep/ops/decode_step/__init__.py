@@ -83,7 +83,7 @@ def decode_step(
     backend = choose(_OP, backend, {"cpu": wide, "reference": None})
     arguments = (rows, steps, greedy, seed, position, top_logprobs)
     if backend == "cpu":
-        result = run(_OP, backend, _on_core, arguments, need_processed)
+        result = run(_OP, backend, _on_core, *arguments, need_processed)
     else:
         result = run(_OP, backend, reference.decode_step, rows, *_usual(*arguments), need_processed)
     tokens, processed, logprobs = result
@@ -94,11 +94,13 @@ def decode_step(
     )
 
 
-def _on_core(arguments: Any, need_processed: bool) -> tuple[Any, Any, Any]:
+def _on_core(
+    rows: np.ndarray, steps: Any, greedy: Any, seed: Any, position: Any, wanted: Any, need_processed: bool
+) -> tuple[Any, Any, Any]:
     try:  # the core reads arguments in their usual forms, and refuses all others before it writes
-        return cpu.decode_step(*arguments, need_processed)
+        return cpu.decode_step(rows, steps, greedy, seed, position, wanted, need_processed)
     except ValueError:
-        return cpu.decode_step(arguments[0], *_usual(*arguments), need_processed)
+        return cpu.decode_step(rows, *_usual(rows, steps, greedy, seed, position, wanted), need_processed)
 
 
 def _usual(
