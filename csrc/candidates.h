@@ -30,11 +30,7 @@ struct Candidates {
         n = left;
     }
 
-    float top() const {  // of at least one candidate
-        float best = scores[0];
-        for (size_t i = 1; i < n; ++i) best = scores[i] > best ? scores[i] : best;
-        return best;
-    }
+    float top() const { return largest(scores, n); }
 
     void run(const Step& step);
     void report(Logprobs& logprobs, int which, int64_t token);

@@ -20,7 +20,7 @@ class Sampler {
 
     int64_t sample(float* processed) {
         const bool token_only = !processed && !asked_.logprobs;
-        if (starts_with_a_sweep()) row_.sweep();  // before the patches: their logits are then at hand
+        look_ahead();
         size_t next = patch();
         if (!listed_) {
             size_t filter = next;
@@ -48,14 +48,20 @@ class Sampler {
     }
 
   private:
-    // Whether the first filter is one that needs nothing of the row but its maxima.
-    bool starts_with_a_sweep() const {
-        for (size_t i = 0; i < asked_.count; ++i) {
-            const Do what = asked_.steps[i].what;
-            if (what == Do::allow || what == Do::force) return false;
-            if (what > Do::temperature) return what == Do::top_k || what == Do::min_p || what == Do::top_h;
+    // The first pass, where it does not depend on the patches: behind it their logits are at hand.
+    void look_ahead() {
+        const auto names_tokens_or_filters = [](const Step& step) {
+            return step.what == Do::allow || step.what == Do::force || step.what > Do::temperature;
+        };
+        const Step* const end = asked_.steps + asked_.count;
+        const Step* const step = std::find_if(asked_.steps, end, names_tokens_or_filters);
+        if (step == end) {
+            if (asked_.greedy) row_.sweep();
+        } else if (step->what == Do::top_k || step->what == Do::top_h) {
+            if (!row_.guess(std::max(step->k, step->keep))) row_.sweep();
+        } else if (step->what == Do::min_p) {
+            row_.sweep();
         }
-        return asked_.greedy;
     }
 
     // Leading patches, beside the logits; returns the step behind them. A step that names its tokens makes the list.
@@ -99,10 +105,14 @@ class Sampler {
 
     // The passes that the first filter needs.
     void narrow(size_t filter, bool token_only) {
+        const auto threshold = [&] {
+            row_.note_largest();
+            const bool finite = row_.largest() < std::numeric_limits<float>::infinity();
+            return finite ? threshold_for(filter, token_only) : kNothing;
+        };
+        if (row_.is_guessed() && row_.pick(threshold())) return;
         row_.sweep();
-        row_.note_largest();
-        const bool finite = row_.largest() < std::numeric_limits<float>::infinity();
-        row_.collect(finite ? threshold_for(filter, token_only) : kNothing);
+        row_.collect(threshold());
     }
 
     // What is below it can't outlive the filter, or be the token.

@@ -56,6 +56,16 @@ DECODESTEP_INLINE f32x16 select(Mask mask, f32x16 a) {
 
 constexpr Mask kAllLanes = 0xFFFF;
 
+// The largest of n values, -inf if there is none; NaN is passed over.
+DECODESTEP_INLINE float largest(const float* values, size_t n) {
+    f32x16 best = broadcast(kNothing);
+    size_t i = 0;
+    for (; i + kLanes <= n; i += kLanes) best = max(load(values + i), best);
+    float top = largest(best);
+    for (; i < n; ++i) top = values[i] > top ? values[i] : top;
+    return top;
+}
+
 // Writes the lanes of the mask one behind the other, and the ids first + lane; there must be room for sixteen of each.
 DECODESTEP_INLINE size_t compact(Mask mask, f32x16 values, int32_t first, float* scores, int32_t* ids) {
 #if defined(__AVX512F__)

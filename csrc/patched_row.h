@@ -1,7 +1,10 @@
 // The logits of a row with its leading patches beside them, and the passes that find what of it is worth a list.
 #pragma once
 
+#include <span>
+
 #include "candidates.h"
+#include "likely_head.h"
 #include "logits.h"
 #include "overlay.h"
 #include "threshold.h"
@@ -22,6 +25,7 @@ class PatchedRow {
     float largest() const { return largest_; }  // behind `note_largest`
     double temperature() const { return temperature_; }
     bool is_scaled() const { return scaled_; }
+    bool is_guessed() const { return known_.data() == list.scores; }
 
     // The temperature that the scores are divided by behind the patches.
     void scale_by(double temperature) {
@@ -31,25 +35,37 @@ class PatchedRow {
 
     void sweep() {
         if (!swept_) logits.sweep(work);
-        swept_ = true;
+        note_sweep();
     }
 
     void sweep_mass(float inverse) {
         logits.sweep_mass(work, inverse);
-        swept_ = true;
+        note_sweep();
     }
 
-    // Finds the largest of the patched logits and of all others, even those that patches replace; the sweep must be
-    // there.
-    void note_largest() {
-        f32x16 best = broadcast(kNothing);
-        for (size_t block = 0; block < logits.blocks(); ++block) best = max(logits.load_maxima(work, block), best);
-        note_largest(best);
+    // Instead of a sweep: lists what reaches a threshold that is likely to let `count` tokens through. False where
+    // there is no such threshold, or it lets too many through.
+    bool guess(size_t count) {
+        const LikelyHead head(logits, work);
+        const float threshold = head.threshold(count);
+        if (!std::isfinite(threshold)) return false;
+        const size_t most = 1024 + 8 * count;
+        list.n = head.list(threshold, most);
+        if (list.n > most) return false;
+        guessed_ = threshold;
+        known_ = {list.scores, list.n};
+        return true;
     }
+
+    // Finds the largest of the patched logits and of all others, even those that patches replace; behind a sweep or a
+    // guess.
+    void note_largest() { note_largest(decodestep::DECODESTEP_ISA::largest(known_.data(), known_.size())); }
 
     // The same for a pass that has the maxima in `best`.
-    void note_largest(f32x16 best) {
-        largest_ = decodestep::DECODESTEP_ISA::largest(best);
+    void note_largest(f32x16 best) { note_largest(decodestep::DECODESTEP_ISA::largest(best)); }
+
+    void note_largest(float best) {
+        largest_ = best;
         for (size_t i = 0; i < overlay.count(); ++i) largest_ = std::max(largest_, overlay.now()[i]);
     }
 
@@ -63,34 +79,22 @@ class PatchedRow {
     // The list of all tokens whose patched logit is at least `threshold`; group_max must be there.
     void collect(float threshold, bool few = true) {
         list.n = few ? logits.template collect<true>(work, threshold) : logits.template collect<false>(work, threshold);
-        if (overlay.count() == 0) return;
-        list.keep([&](size_t i) { return !overlay.holds(static_cast<size_t>(list.ids[i])); });
-        Ranked* const added = work.ranking.get();
-        size_t count = 0;
-        for (size_t i = 0; i < overlay.count(); ++i)
-            if (overlay.now()[i] >= threshold && overlay.now()[i] > kNothing)
-                added[count++] = {static_cast<double>(overlay.now()[i]), static_cast<uint32_t>(overlay.ids()[i])};
-        std::sort(added, added + count, [](const Ranked& a, const Ranked& b) { return a.place < b.place; });
-        // Merged from behind: the two ascending parts share no id.
-        size_t left = list.n;
-        list.n += count;
-        for (size_t at = list.n; count > 0; --at) {
-            if (left > 0 && list.ids[left - 1] > static_cast<int32_t>(added[count - 1].place)) {
-                --left;
-                list.ids[at - 1] = list.ids[left];
-                list.scores[at - 1] = list.scores[left];
-            } else {
-                --count;
-                list.ids[at - 1] = static_cast<int32_t>(added[count].place);
-                list.scores[at - 1] = static_cast<float>(added[count].key);
-            }
-        }
+        lay_over(threshold);
     }
 
-    // A threshold that `count` patched logits reach, and few more; -inf where the groups can't tell.
+    // The same from what a guess has listed. False where that does not reach down so far.
+    bool pick(float threshold) {
+        if (threshold < guessed_) return false;
+        list.keep([&](size_t i) { return list.scores[i] >= threshold; });
+        lay_over(threshold);
+        return true;
+    }
+
+    // A threshold that `count` patched logits reach, and few more; -inf where what is known can't tell.
     float reached_by(size_t count) const {
         if (count <= 1 && overlay.count() == 0) return largest_;
-        return threshold_reached_by(count, largest_, [&](float t) { return surely_at_least(t); });
+        const size_t slack = is_guessed() ? 0 : count / 4 + 4;
+        return threshold_reached_by(count, slack, largest_, [&](float t) { return surely_at_least(t); });
     }
 
     // A threshold below `t` by so much that the temperature can't make equal what it keeps apart.
@@ -116,15 +120,47 @@ class PatchedRow {
     float scaled(float x) const { return scaled_ ? x / static_cast<float>(temperature_) : x; }
 
   private:
-    // How many patched logits are at least t, at the least: every group counts for one of its logits, unless a patch
-    // took that away.
+    void note_sweep() {
+        swept_ = true;
+        known_ = {work.group_max.get(), logits.blocks() * kLanes};
+    }
+
+    // In a list of the logits that reach the threshold, patched ones stand in for theirs.
+    void lay_over(float threshold) {
+        if (overlay.count() == 0) return;
+        list.keep([&](size_t i) { return !overlay.holds(static_cast<size_t>(list.ids[i])); });
+        Ranked* const added = work.ranking.get();
+        size_t count = 0;
+        for (size_t i = 0; i < overlay.count(); ++i)
+            if (overlay.now()[i] >= threshold && overlay.now()[i] > kNothing)
+                added[count++] = {static_cast<double>(overlay.now()[i]), static_cast<uint32_t>(overlay.ids()[i])};
+        std::sort(added, added + count, [](const Ranked& a, const Ranked& b) { return a.place < b.place; });
+        // Merged from behind: the two ascending parts share no id.
+        size_t left = list.n;
+        list.n += count;
+        for (size_t at = list.n; count > 0; --at) {
+            if (left > 0 && list.ids[left - 1] > static_cast<int32_t>(added[count - 1].place)) {
+                --left;
+                list.ids[at - 1] = list.ids[left];
+                list.scores[at - 1] = list.scores[left];
+            } else {
+                --count;
+                list.ids[at - 1] = static_cast<int32_t>(added[count].place);
+                list.scores[at - 1] = static_cast<float>(added[count].key);
+            }
+        }
+    }
+
+    // How many patched logits are at least t, at the least: every known one counts, unless a patch took that away.
     size_t surely_at_least(float t) const {
-        const size_t raw = count_at_least(work.group_max.get(), logits.blocks() * kLanes, t);
+        const size_t raw = count_at_least(known_.data(), known_.size(), t);
         const size_t gone = count_at_least(overlay.raw(), overlay.count(), t);
         return raw - std::min(raw, gone) + count_at_least(overlay.now(), overlay.count(), t);
     }
 
     bool scaled_ = false, swept_ = false;
+    std::span<const float> known_;  // logits: the largest of each group, or those that reach a guess
+    float guessed_ = kNothing;
     double temperature_ = 1;
     float largest_ = kNothing;
 };

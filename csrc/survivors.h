@@ -53,7 +53,7 @@ class Survivors {
     float reached_by(size_t count) const {
         if (largest == kNothing) return kNothing;
         const size_t groups = logits.blocks() * kLanes;
-        return threshold_reached_by(count, largest,
+        return threshold_reached_by(count, count / 4 + 4, largest,
                                     [&](float t) { return count_at_least(work.group_max.get(), groups, t); });
     }
 

@@ -1,4 +1,4 @@
-// A threshold that leaves a short list of a row, found from the maxima of its groups alone.
+// A threshold that leaves a short list of a row, found from few of its values, such as the maxima of its groups.
 #pragma once
 
 #include "lanes.h"
@@ -22,9 +22,10 @@ DECODESTEP_INLINE size_t count_at_least(const float* values, size_t n, float lea
     return count;
 }
 
-// A threshold t with surely_at_least(t) >= count, and not much more; -inf where there is none.
+// A threshold t with surely_at_least(t) >= count, and above that by `slack` at the most, unless values are equal; -inf
+// where there is none.
 template <class SurelyAtLeast>
-float threshold_reached_by(size_t count, float largest, SurelyAtLeast&& surely_at_least) {
+float threshold_reached_by(size_t count, size_t slack, float largest, SurelyAtLeast&& surely_at_least) {
     uint32_t high = ordered(largest) + 1, low = high;
     const uint32_t bottom = ordered(kNothing);
     const auto reached = [&](size_t found) { return found >= count; };
@@ -34,7 +35,7 @@ float threshold_reached_by(size_t count, float largest, SurelyAtLeast&& surely_a
         low -= static_cast<uint32_t>(std::min<uint64_t>(step, low - bottom));
         found = surely_at_least(from_ordered(low));
     }
-    while (high - low > 1 && found > count + count / 4 + 4) {
+    while (high - low > 1 && found > count + slack) {
         const uint32_t middle = low + (high - low) / 2;
         const size_t there = surely_at_least(from_ordered(middle));
         if (reached(there)) {
