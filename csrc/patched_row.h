@@ -15,7 +15,7 @@ template <Real real>
 class PatchedRow {
   public:
     PatchedRow(Logits<real> row, uint32_t position, Workspace& space)
-        : logits(row), work(space), overlay(space), list{space.ids.get(), space.scores.get(), 0, position, space} {}
+        : logits(row), work(space), overlay(space), list{{space.ids.get(), space.scores.get(), 0, space}, position} {}
 
     const Logits<real> logits;
     Workspace& work;

@@ -35,9 +35,9 @@ class Race {
     }
 
     void enter_all(const int32_t* ids, const float* scores, size_t n) {
-        if (n > 1) enter_likely(ids, scores, std::min<size_t>(n, kLanes));
-        for (size_t i = 0; i < n; i += kLanes) {
-            Mask mask = may_win(load(scores + i), load_ids(ids + i));
+        Mask open = n > 1 ? ~enter_likely(ids, scores, std::min<size_t>(n, kLanes)) : kAllLanes;
+        for (size_t i = 0; i < n; i += kLanes, open = kAllLanes) {
+            Mask mask = may_win(load(scores + i), load_ids(ids + i)) & open;
             if (n - i < kLanes) mask &= (1u << (n - i)) - 1;
             for (; mask; mask &= mask - 1) {
                 const size_t at = i + static_cast<size_t>(std::countr_zero(mask));
@@ -48,16 +48,16 @@ class Race {
 
   private:
     // Of the first few, the one with the largest exp(score) / bits: near enough to their winner to spare the others'
-    // logarithms.
-    void enter_likely(const int32_t* ids, const float* scores, size_t n) {
-        float ratios[kLanes];
-        const f32x16 s = load(scores),
-                     top = broadcast(*std::max_element(scores, scores + n, [](float a, float b) { return a < b; }));
-        store(ratios, decaying_exp(s - top) / (to_float(noise_bits(state_, load_ids(ids))) + broadcast(1.0f)));
-        size_t best = 0;
-        for (size_t i = 1; i < n; ++i)
-            if (ratios[i] > ratios[best]) best = i;
-        if (scores[best] > kNothing) enter(ids[best], scores[best]);
+    // logarithms. Returns its lane.
+    Mask enter_likely(const int32_t* ids, const float* scores, size_t n) {
+        const Mask beyond = kAllLanes & ~((1u << n) - 1);
+        const f32x16 s = max(load(scores) + select(beyond, broadcast(kNothing)), broadcast(kNothing));
+        const f32x16 weights = decaying_exp(s - broadcast(largest(s)));
+        const f32x16 ratios = weights / (to_float(noise_bits(state_, load_ids(ids))) + broadcast(1.0f));
+        const auto best = static_cast<size_t>(std::countr_zero(at_least(ratios, broadcast(largest(ratios)))));
+        if (best >= n || !(scores[best] > kNothing)) return 0;
+        enter(ids[best], scores[best]);
+        return 1u << best;
     }
 
     uint32_t state_;
