@@ -281,14 +281,10 @@ def decode_step(s: Source) -> Arguments:
     import decode_step_cases as cases
 
     logits, steps, options = cases.call(s.rng)
-    number = {"float32": 0, "bfloat16": 1, "float16": 2}[logits.dtype.name]
-    batch, vocab = logits.shape
     own = np.ascontiguousarray(logits) if s.one_of(True, False) else logits
     return {
-        "logits": own if number == 0 else own.view(np.uint16), "dtype": number, "steps": steps,
-        "greedy": options["greedy"], "seed": options["seed"], "position": options["position"],
-        "top_logprobs": options.get("top_logprobs"), "tokens": np.empty(batch, np.int64),
-        "processed": s.one_of(None, s.array(batch, vocab)), "threads": s.threads(),
+        "logits": own, "steps": steps, "greedy": options["greedy"], "seed": options["seed"], "position": options["position"],
+        "top_logprobs": options.get("top_logprobs"), "need_processed": bool(s.one_of(False, True)), "threads": s.threads(),
     }  # fmt: skip
 
 
@@ -411,8 +407,9 @@ def wrong_array(s: Source, a: np.ndarray) -> Any:
 
     axis = int(s.rng.integers(a.ndim)) if a.ndim else 0
     changes: list[Callable[[], Any]] = [
-        lambda: a.astype(s.one_of(np.float64, np.int8, np.float16, np.bool_, np.int64, np.uint64, "m8[s]")),
-        lambda: a.astype(a.dtype.newbyteorder()), misaligned, read_only, lambda: a[..., None], lambda: a.reshape(-1),
+        lambda: a.astype(s.one_of(np.float64, np.int8, np.float16, np.bool_, np.int64, np.uint64)),
+        lambda: np.zeros(a.shape, "m8[s]"), lambda: a.astype(a.dtype.newbyteorder()), misaligned, read_only,
+        lambda: a[..., None], lambda: a.reshape(-1),
         lambda: np.zeros((), a.dtype), lambda: np.broadcast_to(a, a.shape), lambda: np.asfortranarray(a),
         lambda: np.repeat(a, 2, -1)[..., ::2] if a.ndim else a, lambda: a[..., ::-1] if a.ndim else a, lambda: [1, 2],
     ]  # fmt: skip

@@ -1,0 +1,103 @@
+"""decode_step's arguments, checked, in the one form that both backends read: lists, one item a row, of plain values."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from decodestep import arrays
+from decodestep.checks import is_int, is_real, refuse, require
+from decodestep.ops.decode_step import steps as kinds
+from decodestep.ops.decode_step.steps import PATCHES, Step, Steps
+
+_OP = "decode_step"
+
+
+def usual(
+    rows: np.ndarray, steps: Sequence[Steps], greedy: Any, seed: Any, position: Any, top_logprobs: Sequence[int | None] | None
+) -> tuple[list[list[Step]], list[bool], list[int], list[int], list[int | None]]:
+    batch, vocab = rows.shape
+    require(len(steps) == batch, _OP, "steps", f"given for {batch} rows", f"{len(steps)} rows")
+    plain = [[usual_step(step, vocab) for step in row] for row in steps]
+    flags = np.broadcast_to(np.asarray(greedy), (batch,))
+    require(flags.dtype == np.bool_, _OP, "greedy", f"bool, a scalar or {batch}", greedy)
+    wanted = [None] * batch if top_logprobs is None else list(top_logprobs)
+    ok = len(wanted) == batch and all(n is None or (is_int(n) and n >= 0) for n in wanted)
+    require(ok, _OP, "top_logprobs", f"None or an integer >= 0 for each of {batch} rows", top_logprobs)
+    seeds, positions = _integers("seed", seed, batch, 2**64), _integers("position", position, batch, 2**32)
+    return plain, flags.tolist(), seeds, positions, [None if n is None else int(n) for n in wanted]
+
+
+def _integers(name: str, value: Any, batch: int, bound: int) -> list[int]:
+    rule = f"integers in [0, 2^{bound.bit_length() - 1}), a scalar or {batch}"
+    given = value.tolist() if arrays.is_array(value) else value
+    column = list(given) if isinstance(given, (list, tuple)) else [given] * batch
+    if len(column) != batch or not all(is_int(v) and 0 <= v < bound for v in column):
+        refuse(_OP, name, rule, value)
+    return [int(v) for v in column]
+
+
+def usual_step(step: Step, vocab: int) -> Step:
+    _check_step(step, vocab)
+    return type(step)(*(_plain(value) for value in step))
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        return np.ascontiguousarray(value, value.dtype if value.dtype.kind == "i" else np.float64)
+    return int(value) if is_int(value) else float(value)
+
+
+def _check_step(step: Step, vocab: int) -> None:
+    legal = _LEGAL.get(type(step))
+    require(legal is not None, _OP, "steps", "of the types in decodestep.ops.decode_step.steps", type(step).__name__)
+    if isinstance(step, PATCHES):
+        ids = step.ids
+        ok = isinstance(ids, np.ndarray) and ids.ndim == 1 and ids.dtype == np.int64
+        require(
+            ok and len(ids) <= vocab and (not ids.size or (ids.min() >= 0 and ids.max() < vocab)),
+            _OP,
+            "steps",
+            f"about distinct int64 ids in [0, {vocab})",
+            step,
+        )
+    for name, (rule, check) in (legal or {}).items():
+        require(check(getattr(step, name)), _OP, f"{type(step).__name__}.{name}", rule, getattr(step, name))
+    if isinstance(step, kinds.Add):
+        require(step.values.shape == step.ids.shape, _OP, "Add.values", "one for each id", step.values)
+
+
+def _finite(value: Any) -> bool:
+    return is_real(value) and math.isfinite(value)
+
+
+_POSITIVE = ("a finite number > 0", lambda v: _finite(v) and v > 0)
+_SHARE = ("in [0, 1]", lambda v: is_real(v) and 0 <= v <= 1)
+_INSIDE = ("in (0, 1)", lambda v: is_real(v) and 0 < v < 1)
+_COUNT = ("an integer >= 1", lambda v: is_int(v) and v >= 1)
+_LEGAL: dict[type, dict[str, Any]] = {
+    kinds.Penalise: {"factor": _POSITIVE},
+    kinds.Add: {"values": ("a float array", lambda v: isinstance(v, np.ndarray) and v.dtype.kind == "f")},
+    kinds.Lift: {"factor": ("a finite number", _finite)},
+    kinds.Ban: {},
+    kinds.Allow: {},
+    kinds.Force: {},
+    kinds.Temperature: {"temperature": _POSITIVE},
+    kinds.TopK: {"k": _COUNT, "keep": _COUNT},
+    kinds.TopP: {"p": _SHARE, "keep": _COUNT},
+    kinds.MinP: {"p": _SHARE, "keep": _COUNT},
+    kinds.Typical: {"mass": _INSIDE, "keep": _COUNT},
+    kinds.Epsilon: {"epsilon": _INSIDE, "keep": _COUNT},
+    kinds.Eta: {"epsilon": _INSIDE, "keep": _COUNT},
+    kinds.TopH: {"share": ("in (0, 1]", lambda v: is_real(v) and 0 < v <= 1), "top": _COUNT},
+    kinds.TopNSigma: {"n": ("a finite number >= 0", lambda v: _finite(v) and v >= 0)},
+    kinds.Xtc: {
+        "threshold": _SHARE,
+        "probability": _SHARE,
+        "seed": ("an integer in [0, 2^64)", lambda v: is_int(v) and 0 <= v < 2**64),
+    },
+    kinds.Normalise: {},
+}
