@@ -27,10 +27,18 @@ PANEL_BYTES = (4096, 2048, 2048, 576, 640, 1088)  # of 32 outputs by 32 inputs, 
 
 
 class Held:
-    """The arguments of a native decoder, which the core in use makes of them."""
+    """An object of the core, by its class and arguments: the core in use makes it."""
 
-    def __init__(self, arguments: Arguments) -> None:
-        self.arguments = arguments
+    def __init__(self, name: str, arguments: Arguments) -> None:
+        self.name, self.arguments = name, arguments
+
+
+def built(native: ModuleType, value: Any) -> Any:
+    if isinstance(value, Held):
+        return getattr(native, value.name)(**{key: built(native, argument) for key, argument in value.arguments.items()})
+    if type(value) is list and any(isinstance(item, Held) for item in value):
+        return [built(native, item) for item in value]
+    return value
 
 
 class Source:
@@ -144,7 +152,8 @@ def decoder_forward(s: Source) -> Arguments:
     layers, groups, width = len(made["layers"]), made["groups"], made["width"]
     wanted = s.ids(s.size() if tokens else 0, end=tokens)
     return {
-        "decoder": Held(made), "ids": s.ids(tokens, end=len(made["embedding"])), "sequence": s.ids(tokens, end=sequences),
+        "decoder": Held("Decoder", made), "ids": s.ids(tokens, end=len(made["embedding"])),
+        "sequence": s.ids(tokens, end=sequences),
         "positions": s.ids(tokens, end=min(positions, 16 * room)), "sin": s.array(positions, width // 2),
         "cos": s.array(positions, width // 2), "keys": s.array(layers, pages, groups, width, 16, dtype=np.uint16),
         "values": s.array(layers, pages, groups, 16, width, dtype=np.uint16),
@@ -288,6 +297,56 @@ def decode_step(s: Source) -> Arguments:
     }  # fmt: skip
 
 
+def prompt(s: Source, end: int = 30) -> list[int]:
+    return s.ids(s.one_of(0, 1, 5, 60), end=end).tolist()
+
+
+def history(s: Source) -> Arguments:
+    return {"prompt_ids": prompt(s)}
+
+
+def append_token(s: Source) -> Arguments:
+    return {"history": Held("History", history(s)), "token": s.one_of(0, 7, 2**40)}
+
+
+def tally(s: Source) -> Arguments:
+    return {"history": Held("History", history(s)), "skipped": s.one_of(0, 3, 70)}
+
+
+def followers(s: Source) -> Arguments:
+    return {"history": Held("History", history(s)), "n": s.one_of(1, 2, 3, 70)}
+
+
+def row(s: Source, vocab: int = 100) -> Arguments:
+    import decode_step_cases as cases
+    from decodestep.ops.decode_step import steps
+
+    parts = [
+        tuple(cases.chain(s.rng, vocab)), cases.chain(s.rng, vocab), lambda history: cases.chain(s.rng, vocab),
+        steps.PenaliseSeen(s.one_of(0, 2), s.one_of(0.5, 1.3)), steps.AddCounted(s.one_of(0, 2), 0.5, s.one_of(-0.5, 0.0)),
+        steps.BanFollowers(s.one_of(1, 2, 3)),
+        steps.While(s.one_of(0, 5), s.one_of(0, 6, 99), tuple(cases.chain(s.rng, vocab))),
+    ]  # fmt: skip
+    return {
+        "vocab": vocab, "history": Held("History", {"prompt_ids": prompt(s, min(vocab, 30))}),
+        "parts": [s.one_of(*parts) for _ in range(s.size(3))], "greedy": bool(s.one_of(False, True)),
+        "seed": s.one_of(0, 2**64 - 1), "top_logprobs": s.one_of(None, None, 0, 5), "ends": [2], "stops": [5, 3],
+        "limit": s.one_of(None, 1, 9),
+    }  # fmt: skip
+
+
+def step_rows(s: Source) -> Arguments:
+    import decode_step_cases as cases
+
+    vocab, batch = int(s.one_of(*cases.VOCABULARIES)), s.size(4)
+    return {"logits": cases.batch_of_logits(s.rng, max(batch, 1), vocab)[:batch],
+            "rows": [Held("Row", row(s, vocab)) for _ in range(batch)], "threads": s.threads()}  # fmt: skip
+
+
+def accept_token(s: Source) -> Arguments:
+    return {"row": Held("Row", row(s)), "token": s.one_of(None, 0, 5, 2**40)}
+
+
 def tensor_scatter(s: Source) -> Arguments:
     batch, outer, rows, run = s.size(3), s.size(3), s.size(6), s.size(9)
     steps = int(s.rng.integers(rows + 1))
@@ -370,6 +429,13 @@ CALLS: dict[str, Callable[[Source], Arguments]] = {
     "mla_prolog": mla_prolog,
     "mla_attention": mla_attention,
     "decode_step": decode_step,
+    "History": history,
+    "append_token": append_token,
+    "tally": tally,
+    "followers": followers,
+    "Row": row,
+    "step_rows": step_rows,
+    "accept_token": accept_token,
     "tensor_scatter": tensor_scatter,
     "noise_bits": noise(np.uint32),
     "uniform": noise(np.float32),
@@ -437,8 +503,7 @@ def wrong(s: Source, value: Any) -> Any:
 def call(native: ModuleType, seed: int, number: int, counts: Counter[str]) -> None:
     s = Source(seed, number)
     name = s.one_of(*CALLS)
-    arguments = {key: native.Decoder(**value.arguments) if isinstance(value, Held) else value
-                 for key, value in CALLS[name](s).items()}  # fmt: skip
+    arguments = {key: built(native, value) for key, value in CALLS[name](s).items()}
     for _ in range(s.one_of(0, 0, 1, 1, 1, 2, 3)):
         key = s.one_of(*arguments)
         arguments[key] = wrong(s, arguments[key])

@@ -126,12 +126,14 @@ using Ids = Packed<const int64_t, 1>;
 
 void bind_decode_step(nb::module_& m);
 void bind_decoder(nb::module_& m);
+void bind_history(nb::module_& m);
 void bind_linear(nb::module_& m);
 void bind_mla_attention(nb::module_& m);
 void bind_mla_prolog(nb::module_& m);
 void bind_panels(nb::module_& m);
 void bind_random(nb::module_& m);
 void bind_rms_norm(nb::module_& m);
+void bind_rows(nb::module_& m);
 void bind_swiglu(nb::module_& m);
 void bind_tensor_scatter(nb::module_& m);
 void bind_top_k_top_p_sample(nb::module_& m);

@@ -8,12 +8,14 @@ NB_MODULE(_native, m) {
     m.def("isa", &isa_name);
     bind_decode_step(m);
     bind_decoder(m);
+    bind_history(m);
     bind_linear(m);
     bind_mla_attention(m);
     bind_mla_prolog(m);
     bind_panels(m);
     bind_random(m);
     bind_rms_norm(m);
+    bind_rows(m);
     bind_swiglu(m);
     bind_tensor_scatter(m);
     bind_top_k_top_p_sample(m);

@@ -1,8 +1,8 @@
 """The fusion rules: which processors become typed steps of `decode_step`, and how.
 
 A rule reads a processor's attributes once, where a plan is made. Steps that no history changes are made there too; of the
-others there remains a function of the history, which costs a few values: no array of the vocabulary's size. The processors
-themselves stay the oracle of their rules.
+others there remains what the core looks up in the history, or a function of the history, which costs a few values: no array
+of the vocabulary's size. The processors themselves stay the oracle of their rules.
 """
 
 from __future__ import annotations
@@ -15,12 +15,13 @@ import numpy as np
 from decodestep import processors as p
 from decodestep.history import History, as_ids
 from decodestep.ops.decode_step import steps as s
+from decodestep.ops.decode_step.rows import Part
 from decodestep.ops.decode_step.steps import Step
 
 Fixed = tuple[Step, ...]
 Maker = Callable[[History], Fixed]
-# What a processor becomes in a vocabulary of that size: its steps, or how they are made at each step from the history.
-Bind = Callable[[Any, int], Fixed | Maker]
+# What a processor becomes in a vocabulary of that size.
+Bind = Callable[[Any, int], Part]
 
 
 class Rule(NamedTuple):
@@ -34,14 +35,9 @@ def _always(make: Callable[[Any], Step]) -> Bind:
     return lambda o, vocab: (make(o),)
 
 
-def _while(applies: Callable[[Any, int], bool], bind: Callable[[Any, int], Fixed]) -> Bind:
-    """The steps while applies(processor, length of the history)."""
-
-    def bound(o: Any, vocab: int) -> Maker:
-        steps = bind(o, vocab)
-        return lambda h: steps if applies(o, len(h)) else ()
-
-    return bound
+def _while(first: Callable[[Any], int], last: Callable[[Any], int], bind: Callable[[Any, int], Fixed]) -> Bind:
+    """The steps while first <= length of the history < last."""
+    return lambda o, vocab: s.While(max(int(first(o)), 0), max(int(last(o)), 0), bind(o, vocab))
 
 
 def _ban(choose: Callable[[Any], Collection[int]]) -> Callable[[Any, int], Fixed]:
@@ -57,41 +53,31 @@ def _banned(ids: np.ndarray, vocab: int) -> Fixed:
     return (s.Ban(ids),) if ids.size else ()
 
 
-def _repetition(o: Any, vocab: int) -> Maker:
-    skipped, penalty = o.prompt_ignore_length or 0, o.penalty
-
-    def make(h: History) -> Fixed:
-        seen = h.tally(skipped).ids
-        return (s.Penalise(seen if h.highest < vocab else seen[seen < vocab], penalty),)
-
-    return make
+def _repetition(o: Any, vocab: int) -> Part:
+    return s.PenaliseSeen(int(o.prompt_ignore_length or 0), float(o.penalty))
 
 
 def _encoder_repetition(o: Any, vocab: int) -> Fixed:
     return (s.Penalise(np.unique(np.asarray(o.encoder_input_ids)).astype(np.int64), o.penalty),)
 
 
-def _counted(o: Any, vocab: int) -> Maker:
-    skipped, frequency, presence = o.prompt_length, o.frequency_penalty, o.presence_penalty
-
-    def make(h: History) -> Fixed:
-        tally = h.tally(skipped)
-        ids, amounts = tally.ids, -(frequency * tally.counts + presence)
-        return (s.Add(ids, amounts) if h.highest < vocab else s.Add(ids[ids < vocab], amounts[ids < vocab]),)
-
-    return make
+def _counted(o: Any, vocab: int) -> Part:
+    return s.AddCounted(int(o.prompt_length), float(o.frequency_penalty), float(o.presence_penalty))
 
 
-def _no_repeat_ngram(o: Any, vocab: int) -> Maker:
-    n = o.ngram_size
-
-    def make(h: History) -> Fixed:
-        ids = h.followers(n)
-        if h.highest >= vocab:
-            return _banned(ids, vocab)
-        return (s.Ban(ids),) if len(ids) else ()
-
-    return make
+def steps_of(part: Part, h: History, vocab: int) -> Fixed:
+    """What a part is on this history: the truth of what the core looks up by itself."""
+    if isinstance(part, s.While):
+        return part.steps if part.first <= len(h) < part.last else ()
+    if isinstance(part, s.PenaliseSeen):
+        ids = h.tally(part.skipped).ids
+        return (s.Penalise(ids[ids < vocab], part.factor),)
+    if isinstance(part, s.AddCounted):
+        ids, counts = h.tally(part.skipped)
+        return (s.Add(ids[ids < vocab], -(part.frequency * counts[ids < vocab] + part.presence)),)
+    if isinstance(part, s.BanFollowers):
+        return _banned(h.followers(part.n), vocab)
+    return part(h) if callable(part) else part
 
 
 class _Endings:
@@ -116,7 +102,7 @@ class _Endings:
 
 
 def _sequences(finish: Callable[[dict[int, float], int], Fixed]) -> Bind:
-    def bind(o: Any, vocab: int) -> Fixed | Maker:
+    def bind(o: Any, vocab: int) -> Part:
         endings = _Endings(o.sequence_bias)
 
         def make(h: History) -> Fixed:
@@ -155,21 +141,21 @@ RULES: dict[type, Rule] = {
     p.RepetitionPenaltyLogitsProcessor: Rule("patch", _repetition),
     p.EncoderRepetitionPenaltyLogitsProcessor: Rule("patch", _encoder_repetition),
     p.ExponentialDecayLengthPenalty: Rule("patch", _decay),
-    p.NoRepeatNGramLogitsProcessor: Rule("mask", _no_repeat_ngram),
+    p.NoRepeatNGramLogitsProcessor: Rule("mask", lambda o, vocab: s.BanFollowers(int(o.ngram_size))),
     p.NoBadWordsLogitsProcessor: Rule("mask", _sequences(lambda totals, vocab: _banned(as_ids(totals), vocab))),
-    p.MinLengthLogitsProcessor: Rule("mask", _while(lambda o, length: length < o.min_length, _ban(lambda o: o.eos_token_id))),
+    p.MinLengthLogitsProcessor: Rule("mask", _while(lambda o: 0, lambda o: o.min_length, _ban(lambda o: o.eos_token_id))),
     p.MinNewTokensLengthLogitsProcessor: Rule(
         "mask",
-        _while(lambda o, length: length - o.prompt_length_to_skip < o.min_new_tokens, _ban(lambda o: o.eos_token_id)),
+        _while(lambda o: 0, lambda o: o.prompt_length_to_skip + o.min_new_tokens, _ban(lambda o: o.eos_token_id)),
     ),
     p.SuppressTokensLogitsProcessor: Rule("mask", _ban(lambda o: o.suppress_tokens)),
     p.SuppressTokensAtBeginLogitsProcessor: Rule(
-        "mask", _while(lambda o, length: length == o.begin_index, _ban(lambda o: o.begin_suppress_tokens))
+        "mask", _while(lambda o: o.begin_index, lambda o: o.begin_index + 1, _ban(lambda o: o.begin_suppress_tokens))
     ),
     p.PrefixConstrainedLogitsProcessor: Rule("force"),
-    p.ForcedBOSTokenLogitsProcessor: Rule("force", _while(lambda o, length: length == 1, _force(lambda o: (o.bos_token_id,)))),
+    p.ForcedBOSTokenLogitsProcessor: Rule("force", _while(lambda o: 1, lambda o: 2, _force(lambda o: (o.bos_token_id,)))),
     p.ForcedEOSTokenLogitsProcessor: Rule(
-        "force", _while(lambda o, length: length == o.max_length - 1, _force(lambda o: o.eos_token_id))
+        "force", _while(lambda o: o.max_length - 1, lambda o: o.max_length, _force(lambda o: o.eos_token_id))
     ),
     p.PresenceFrequencyPenaltyLogitsProcessor: Rule("patch", _counted),
     p.LogitBiasLogitsProcessor: Rule("patch", _logit_bias),

@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 
 from decodestep.checks import refuse, require
-from decodestep.fusion import Fixed, Maker, rule_of
+from decodestep.fusion import rule_of, steps_of
 from decodestep.history import History
 from decodestep.ops.decode_step import reference
+from decodestep.ops.decode_step.rows import Part
 from decodestep.ops.decode_step.steps import Step
 
 _OP = "pipeline"
@@ -38,27 +39,14 @@ _ILLEGAL: tuple[tuple[frozenset[str], frozenset[str], str], ...] = (
 
 
 class Fused:
-    """Neighbouring processors that all have steps; what no history changes is made once, and joined."""
+    """Neighbouring processors that all have steps."""
 
-    def __init__(self) -> None:
-        self._parts: list[Fixed | Maker] = []
-        self._fixed: Fixed | None = ()  # all steps, where no history changes them
-
-    def add(self, part: Fixed | Maker) -> None:
-        if isinstance(part, tuple) and self._parts and isinstance(self._parts[-1], tuple):
-            self._parts[-1] += part
-        else:
-            self._parts.append(part)
-        first = self._parts[0]
-        self._fixed = first if len(self._parts) == 1 and isinstance(first, tuple) else None
+    def __init__(self, vocab_size: int) -> None:
+        self.parts: list[Part] = []
+        self._vocab = vocab_size
 
     def steps(self, history: History) -> Sequence[Step]:
-        if self._fixed is not None:
-            return self._fixed
-        steps: list[Step] = []
-        for part in self._parts:
-            steps += part if isinstance(part, tuple) else part(history)
-        return steps
+        return [step for part in self.parts for step in steps_of(part, history, self._vocab)]
 
 
 @dataclass(frozen=True)
@@ -117,15 +105,15 @@ def plan(processors: Sequence[Any], vocab_size: int) -> Plan:
                         f"{type(processors[i]).__name__} before {type(processors[j]).__name__}",
                     )
     own: list[tuple[Fused, Callable[..., Any]]] = []
-    run = Fused()
+    run = Fused(vocab_size)
     for processor in processors:
         require(callable(processor), _OP, "processors", "callables (input_ids, scores) -> scores", processor)
         bind = rule_of(processor).bind
         if bind is None:
             own.append((run, processor))
-            run = Fused()
+            run = Fused(vocab_size)
         else:
-            run.add(bind(processor, vocab_size))
+            run.parts.append(bind(processor, vocab_size))
     return Plan(tuple(processors), vocab_size, tuple(own), run)
 
 

@@ -9,17 +9,18 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from decodestep import arrays
+from decodestep import _native, arrays
 from decodestep.chain import processors_of
 from decodestep.checks import is_int, refuse, require
 from decodestep.history import History
 from decodestep.ops.decode_step import TokenLogprobs, decode_step
-from decodestep.ops.decode_step.steps import Step
+from decodestep.ops.decode_step.rows import ENDS, kept_row, step_rows
 from decodestep.params import SamplingParams
 from decodestep.pipeline import Plan, plan
 from decodestep.text import TextStream
 
 _OP = "Sampler"
+_new = tuple.__new__
 
 
 class StepResult(NamedTuple):
@@ -41,7 +42,7 @@ class Row:
     params: SamplingParams
     history: History
     plan: Plan
-    ends: frozenset[int]
+    core: _native.Row
     text: TextStream | None
     started: float
     reason: str = ""
@@ -50,25 +51,32 @@ class Row:
     def late(self) -> bool:
         return self.params.max_time is not None and time.monotonic() - self.started > self.params.max_time
 
-    def accept(self, token: int) -> str:
-        """Appends a token, finds out whether it is the last, and returns the text that it adds."""
-        params = self.params
-        self.history.append(token)
-        piece = self.text.push(token) if self.text else ""
-        if token in self.ends:
-            self.reason = "eos"
-        elif token in params.stop_token_ids or (self.text and self.text.stopped):
-            self.reason = "stop"
-        elif params.max_new_tokens is not None and self.history.generated >= params.max_new_tokens:
-            self.reason = "length"
-        elif self.late():
-            self.reason = "time"
-        return piece + (self.end(self.reason) if self.reason else "")
+    def accept(self, token: int, reason: str) -> str:
+        """Takes a token that the core has drawn and noted, or -1, and why it ends the row; returns the text that it adds.
+
+        The core knows nothing of stop strings and of time.
+        """
+        piece = self.text.push(token) if self.text and token >= 0 else ""
+        if self.text and self.text.stopped and reason != "eos":
+            reason = "stop"
+        elif not reason and self.late():
+            reason = "time"
+        return piece + self.end(reason) if reason else piece
 
     def end(self, reason: str) -> str:
         """Ends the row, and returns the text that was held back."""
         self.reason = reason
+        self.core.ended = True
         return self.text.finish() if self.text else ""
+
+
+class _Arranged(NamedTuple):
+    """What every step of the rows needs: the core's rows; whether any row has callables of its own; whether any has something
+    at each step that the core does not see to, which is text, log-probabilities and time."""
+
+    cores: list[_native.Row]
+    own: bool
+    watched: bool
 
 
 class Sampler:
@@ -109,6 +117,7 @@ class Sampler:
         self._processors = tuple(processors)
         self._token_bytes = token_bytes
         self.rows: list[Row] = []
+        self._arranged: _Arranged | None = None  # made anew when rows come and go
         each = [params] if isinstance(params, SamplingParams) else list(params)
         prompts: list[Sequence[int]] = [()] * len(each) if prompt_ids is None else list(prompt_ids)
         if isinstance(params, SamplingParams):
@@ -135,58 +144,58 @@ class Sampler:
         chain = processors_of(params, prompt_length=len(prompt), vocab_size=self.vocab_size, eos_token_ids=self._ends)
         scale = next((i for i, c in enumerate(chain) if type(c).__name__.endswith("Warper")), len(chain))
         chain[scale:scale] = self._processors
+        history, made = History(prompt), plan(chain, self.vocab_size)
+        core = kept_row(
+            self.vocab_size,
+            history,
+            made.last.parts,
+            greedy=params.greedy,
+            seed=params.seed,
+            top_logprobs=params.logprobs,
+            ends=() if params.ignore_eos else self._ends,
+            stops=params.stop_token_ids,
+            limit=params.max_new_tokens,
+        )
         text = TextStream(self._token_bytes, params.stop_strings) if self._token_bytes else None
-        ends = frozenset() if params.ignore_eos else self._ends
-        self.rows.append(Row(params, History(prompt), plan(chain, self.vocab_size), ends, text, time.monotonic()))
+        self.rows.append(Row(params, history, made, core, text, time.monotonic()))
+        self._arranged = None
         return len(self.rows) - 1
 
     def remove(self, index: int) -> None:
         """Takes a row out; those behind it move up by one."""
         require(is_int(index) and 0 <= index < len(self.rows), _OP, "index", f"in [0, {len(self.rows)})", index)
         del self.rows[index]
+        self._arranged = None
 
     def processed(self, logits: Any) -> Any:
         """What each row's processors make of its logits, float32 (B, V): what transformers' chain would hand to softmax."""
-        prepared, steps = _prepared(self._viewed(logits), self.rows)
-        result = decode_step(prepared, steps, position=[len(row.history.tokens) for row in self.rows], need_processed=True)
-        return arrays.like(logits, result.processed)
+        prepared = self._worked_out(self._viewed(logits), ended=True)
+        steps, positions = [row.plan.last.steps(row.history) for row in self.rows], [len(row.history) for row in self.rows]
+        return arrays.like(logits, decode_step(prepared, steps, position=positions, need_processed=True).processed)
 
     def step(self, logits: Any) -> StepResult:
         """Draws the next token of every row that goes on, and advances its history."""
-        array, places = self._viewed(logits), self._places()
-        rows = [self.rows[i] for i in places]
-        prepared, steps = _prepared(
-            array[places.start : places.stop] if isinstance(places, range) else array[places],
-            [None if row.reason else row for row in rows],
-        )
-        # Lists of plain values are what the core reads as they are.
-        drawn = decode_step(
-            prepared,
-            steps,
-            greedy=[bool(row.reason) or row.params.greedy for row in rows],
-            seed=[int(row.params.seed) for row in rows],
-            position=[len(row.history.tokens) for row in rows],
-            top_logprobs=[None if row.reason else row.params.logprobs for row in rows],
-        )
-        batch = len(self.rows)
-        tokens, pieces = [-1] * batch, [""] * batch
+        rows, batch = self.rows, len(self.rows)
+        cores, own, watched = self._arranged or self._arrange()
+        array = self._viewed(logits)
+        if own:
+            array = self._worked_out(array, ended=False)
+        tokens, ends, reported = self._in_float64(array) if array.dtype.char == "d" else step_rows(array, cores)
+        drawn = tokens if type(logits) is np.ndarray else arrays.like(logits, tokens)
+        if ends is None and not watched:
+            return _new(StepResult, (drawn, (None,) * batch, np.zeros(batch, np.bool_), ("",) * batch, ("",) * batch))
+        pieces = [""] * batch
         logprobs: list[TokenLogprobs | None] = [None] * batch
-        for i, row, token, logprob in zip(places, rows, drawn.tokens.tolist(), drawn.logprobs, strict=True):
+        for i, (row, token, end) in enumerate(zip(rows, tokens.tolist(), ends or bytes(batch), strict=True)):
             if row.reason:
                 continue
-            tokens[i] = token
-            if logprob is not None:
-                logprobs[i] = logprob
+            if reported is not None and reported[i] is not None:
+                logprob = logprobs[i] = TokenLogprobs(*reported[i])
                 row.logprobs.append(logprob)
-            pieces[i] = row.accept(token) if token >= 0 else row.end("no_candidate")
-        reasons = [row.reason for row in self.rows]
-        return StepResult(
-            arrays.like(logits, np.array(tokens, np.int64)),
-            tuple(logprobs),
-            np.array([reason != "" for reason in reasons], bool),
-            tuple(reasons),
-            tuple(pieces),
-        )
+            pieces[i] = row.accept(token, ENDS[end])
+        reasons = tuple([row.reason for row in rows])
+        done = np.array([reason != "" for reason in reasons], np.bool_)
+        return StepResult(drawn, tuple(logprobs), done, reasons, tuple(pieces))
 
     def explain(self) -> str:
         """The plan of each row in words; rows with the same plan are told together."""
@@ -203,25 +212,43 @@ class Sampler:
             refuse(_OP, "logits", f"of shape {len(self.rows)}x{self.vocab_size}", array)
         return array
 
-    def _places(self) -> Sequence[int]:
-        """The rows that go on. Ended ones between them are read in vain, unless that is more than a copy without them."""
+    def _arrange(self) -> _Arranged:
+        own = any(row.plan.own for row in self.rows)
+        watched = any(row.text or row.params.logprobs is not None or row.params.max_time for row in self.rows)
+        self._arranged = _Arranged([row.core for row in self.rows], own, watched)
+        return self._arranged
+
+    def _worked_out(self, logits: np.ndarray, *, ended: bool) -> np.ndarray:
+        """The logits, those of rows with callables of their own worked out up to the last fused run; of ended rows if asked."""
+        own = [(i, row) for i, row in enumerate(self.rows) if row.plan.own and (ended or not row.reason)]
+        if not own:
+            return logits
+        made = logits.astype(np.float64 if logits.dtype == np.float64 else np.float32)
+        for i, row in own:
+            made[i] = row.plan.worked_out(logits[i], row.history)
+        return made
+
+    def _in_float64(self, logits: np.ndarray) -> tuple[np.ndarray, bytes, Sequence[Any]]:
+        """As `step_rows`, of logits that the reference alone reads."""
         going = [i for i, row in enumerate(self.rows) if not row.reason]
-        stretch = range(going[0], going[-1] + 1) if going else range(0)
-        return stretch if len(stretch) <= 2 * len(going) else going
+        rows = [self.rows[i] for i in going]
+        drawn = decode_step(
+            logits[going],
+            [row.plan.last.steps(row.history) for row in rows],
+            greedy=[row.params.greedy for row in rows],
+            seed=[int(row.params.seed) for row in rows],
+            position=[len(row.history) for row in rows],
+            top_logprobs=[row.params.logprobs for row in rows],
+        )
+        tokens, ends = np.full(len(self.rows), -1, np.int64), bytearray(len(self.rows))
+        logprobs: list[TokenLogprobs | None] = [None] * len(self.rows)
+        tokens[going] = drawn.tokens
+        for i, row, token, logprob in zip(going, rows, drawn.tokens.tolist(), drawn.logprobs, strict=True):
+            ends[i], logprobs[i] = _native.accept_token(row.core, token if token >= 0 else None), logprob
+        return tokens, bytes(ends), logprobs
 
     def _ids(self, name: str, ids: Any) -> list[int]:
         column = ids.tolist() if hasattr(ids, "tolist") else list(ids)
         if not all(is_int(i) and 0 <= i < self.vocab_size for i in column):
             refuse(_OP, name, f"token ids in [0, {self.vocab_size})", column)
         return [int(i) for i in column]
-
-
-def _prepared(logits: np.ndarray, rows: Sequence[Row | None]) -> tuple[np.ndarray, list[Sequence[Step]]]:
-    """The logits as far as they must be worked out, and the steps that are left; nothing is done for None."""
-    steps: list[Sequence[Step]] = [() if row is None else row.plan.last.steps(row.history) for row in rows]
-    own = [(i, row) for i, row in enumerate(rows) if row is not None and row.plan.own]
-    if own:
-        given, logits = logits, logits.astype(np.float64 if logits.dtype == np.float64 else np.float32)
-        for i, row in own:
-            logits[i] = row.plan.worked_out(given[i], row.history)
-    return logits, steps

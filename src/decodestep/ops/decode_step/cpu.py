@@ -29,3 +29,14 @@ def decode_step(
         logits, steps, greedy, seed, position, top_logprobs, need_processed, threads
     )
     return made
+
+
+def step_rows(logits: np.ndarray, rows: list[_native.Row]) -> tuple[np.ndarray, bytes | None, Sequence[Any] | None]:
+    """Tokens, how each row ends or None where all go on, and log-probabilities, as `decode_step`; see `rows`.
+
+    ValueError where the logits are not in the form that the core reads.
+    """
+    made: tuple[np.ndarray, bytes | None, Sequence[Any] | None] = _native.step_rows(
+        logits, rows, dispatch.threads() if len(rows) > 1 else 1
+    )
+    return made

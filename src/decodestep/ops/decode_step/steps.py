@@ -150,3 +150,38 @@ Step = (
 Steps = Sequence[Step]
 
 PATCHES = (Penalise, Add, Lift, Ban, Allow, Force)
+
+
+# What follows from a row's history: the core looks it up in the history's own indexes, where `ds.Sampler` steps a row.
+
+
+class PenaliseSeen(NamedTuple):
+    """Penalise the distinct tokens behind the first `skipped` of the history; factor finite and > 0."""
+
+    skipped: int
+    factor: float
+
+
+class AddCounted(NamedTuple):
+    """Add -(frequency * count + presence) to the same tokens, each occurring `count` times there; both finite."""
+
+    skipped: int
+    frequency: float
+    presence: float
+
+
+class BanFollowers(NamedTuple):
+    """Ban the tokens that would complete an n-gram which the history already holds; n >= 1."""
+
+    n: int
+
+
+class While(NamedTuple):
+    """These steps while first <= length of the history < last; both >= 0."""
+
+    first: int
+    last: int
+    steps: tuple[Step, ...]
+
+
+Following = PenaliseSeen | AddCounted | BanFollowers | While

@@ -1,0 +1,115 @@
+"""Rows that the core keeps: each step is decode_step's own on what the history makes of the row's parts."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import decode_step_cases as cases
+import decodestep as ds
+from decodestep import _native
+from decodestep.fusion import steps_of
+from decodestep.history import History
+from decodestep.ops.decode_step import steps as s
+from decodestep.ops.decode_step.rows import ENDS, kept_row, step_rows
+
+VOCAB = 40
+
+
+def random_part(rng):
+    fixed = tuple(cases.chain(rng, VOCAB))
+    skipped = int(rng.integers(0, 9))
+    return [
+        fixed,
+        s.PenaliseSeen(skipped, float(rng.choice([1.3, 0.7]))),
+        s.AddCounted(skipped, float(rng.normal()), float(rng.normal())),
+        s.BanFollowers(int(rng.integers(1, 5))),
+        s.While(int(rng.integers(0, 12)), int(rng.integers(0, 15)), fixed),
+        lambda h: (s.Lift(np.array([len(h) % VOCAB]), 0.5),),
+    ][rng.integers(6)]
+
+
+def row_of(history, parts, *, greedy=False, seed=0, top_logprobs=None, ends=(), stops=(), limit=None):
+    return kept_row(
+        VOCAB, history, parts, greedy=greedy, seed=seed, top_logprobs=top_logprobs, ends=ends, stops=stops, limit=limit
+    )
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.integers(0, 2**32))
+def test_a_step_is_decode_step_on_what_the_history_makes_of_the_parts(seed):
+    rng = np.random.default_rng(seed)
+    batch = int(rng.integers(1, 4))
+    histories = [History(rng.integers(0, 6, rng.integers(0, 10))) for _ in range(batch)]
+    parts = [[random_part(rng) for _ in range(rng.integers(0, 5))] for _ in range(batch)]
+    options = {
+        "greedy": [bool(g) for g in rng.random(batch) < 0.3],
+        "seed": [int(v) for v in rng.integers(2**63, size=batch)],
+        "top_logprobs": [None if rng.random() < 0.7 else 2 for _ in range(batch)],
+    }
+    rows = [
+        row_of(*each, greedy=g, seed=v, top_logprobs=n)
+        for *each, g, v, n in zip(histories, parts, *options.values(), strict=True)
+    ]
+    for _ in range(12):
+        logits = cases.batch_of_logits(rng, batch, VOCAB)
+        logits[:, 6:] -= logits.dtype.type(4)  # so that tokens come again
+        steps = [[step for part in own for step in steps_of(part, h, VOCAB)] for h, own in zip(histories, parts, strict=True)]
+        over = [row.ended for row in rows]
+        want = ds.decode_step(logits, steps, position=[len(h) for h in histories], **options)
+        tokens, ends, logprobs = step_rows(logits, rows)
+        for b in range(batch):
+            assert tokens[b] == (-1 if over[b] else want.tokens[b])
+            assert rows[b].ended == (tokens[b] < 0)
+            if not over[b]:
+                assert (None if logprobs is None else logprobs[b]) == want.logprobs[b]
+                assert ENDS[0 if ends is None else ends[b]] == ("no_candidate" if tokens[b] < 0 else "")
+                assert tokens[b] < 0 or histories[b].tokens[-1] == tokens[b]
+
+
+@pytest.mark.parametrize(("token", "end"), [(3, "eos"), (4, "eos"), (5, "stop"), (6, ""), (7, "length")])
+def test_how_a_row_ends(token, end):
+    row = row_of(History([1, 1]), [], greedy=True, ends=[4, 3], stops=[5, 3], limit=1 if end == "length" else 2)
+    tokens, ends, _ = step_rows(np.eye(VOCAB, dtype=np.float32)[[token]], [row])
+    assert (tokens.tolist(), ENDS[0 if ends is None else ends[0]]) == ([token], end)
+
+
+def test_a_history_cannot_grow_under_a_step():
+    logits, history = np.zeros((1, VOCAB), np.float32), History([1, 2])
+    grow = [True]
+
+    def growing(h):
+        if grow[0]:
+            h.append(3)
+        return ()
+
+    row = row_of(history, [s.PenaliseSeen(0, 1.1), growing])
+    with pytest.raises(ValueError, match="must not grow"):
+        step_rows(logits, [row])
+    assert history.tokens == [1, 2]
+    with pytest.raises(ValueError, match="one step at a time"):
+        step_rows(np.zeros((2, VOCAB), np.float32), [row, row])
+    grow[0] = False
+    step_rows(logits, [row])  # a step that was refused leaves the row as it was
+    assert len(history.tokens) == 3
+
+
+def test_a_history_outside_the_vocabulary_is_refused():
+    with pytest.raises(ValueError, match="outside the vocabulary"):
+        step_rows(np.zeros((1, VOCAB), np.float32), [row_of(History([VOCAB]), [s.PenaliseSeen(0, 1.1)])])
+
+
+def test_arrays_that_change_later_do_not_reach_a_row():
+    ids, values = np.array([1, 2]), np.array([5.0, 9.0])
+    row = row_of(History(), [(s.Add(ids, values),)], greedy=True)
+    ids[:], values[:] = 2**40, np.nan
+    assert step_rows(np.zeros((1, VOCAB), np.float32), [row])[0] == 2
+
+
+def test_a_part_that_is_wrong_is_named():
+    with pytest.raises(ValueError, match="^decode_step: TopK.k must be"):
+        row_of(History(), [(s.TopK(0),)])
+    with pytest.raises(ValueError, match="part of a row"):
+        _native.Row(VOCAB, History(), [7], False, 0, None, [], [], None)
