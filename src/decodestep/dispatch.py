@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from typing import Any, TypeVar
 
 from decodestep.checks import is_int, refuse, require, require_choice
@@ -36,11 +36,12 @@ def choose(op: str, backend: str, obstacles: Mapping[str, str | None]) -> str:
     return backend
 
 
-def _default_threads() -> int:
+@cache
+def _asked_threads() -> int | None:
+    """DECODESTEP_THREADS, read once: a look-up of the environment takes as long as a small kernel."""
     asked = os.environ.get("DECODESTEP_THREADS")
     if asked is None:
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        return min(cores, MAX_THREADS)
+        return None
     require(
         asked.isdecimal() and 1 <= int(asked) <= MAX_THREADS,
         "threads",
@@ -49,6 +50,14 @@ def _default_threads() -> int:
         repr(asked),
     )
     return int(asked)
+
+
+def _default_threads() -> int:
+    asked = _asked_threads()
+    if asked is not None:
+        return asked
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(cores, MAX_THREADS)
 
 
 _threads: ContextVar[int | None] = ContextVar("decodestep_threads", default=None)
