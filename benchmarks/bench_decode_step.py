@@ -101,8 +101,9 @@ def measure(report: Report, case: Case, dtype: str, slots: Mapping[str, Sequence
         times = report.case(title, calls, chosen.rounds, reads=reads, budget=chosen.budget)
         if backend == "cpu":
             with ds.use_threads(report.threads):
-                core, python = made["ours, decode_step"].around_the_core(cycle(turns), 300 // case.batch + 3)
-            print(f"  of a call {core * 1e6:.1f} µs in the native core, {python * 1e6:.1f} µs in Python around it")
+                core, python, bare = made["ours, decode_step"].around_the_core(cycle(turns), 300 // case.batch + 3)
+            print(f"  of a call {core * 1e6:.1f} µs in the native core, {python * 1e6:.1f} µs in Python around it", end="; ")
+            print(f"a call without a row takes {bare * 1e6:.1f} µs")
         if case.name == "mixed":
             print(f"  mixed takes {over_its_parts(case, times):.3f} of the mean of its parts")
     kinds = {type(step) for steps in case.steps() for step in steps}

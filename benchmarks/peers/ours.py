@@ -39,9 +39,12 @@ class DecodeStep:
             self.sample(logits)
         return next(iter(profile.costs))[1]
 
-    def around_the_core(self, turns: Iterator[Logits], count: int = 300) -> tuple[float, float]:
-        """Medians: seconds of a call in the native core, and seconds that Python takes around it."""
-        core, inside, around = _native.decode_step, list[float](), list[float]()
+    def around_the_core(self, turns: Iterator[Logits], count: int = 300) -> tuple[float, float, float]:
+        """Medians: seconds of a call in the native core, those that Python takes around it, and a call without a row.
+
+        The core reads the arguments and makes the arrays of the results, which the last of these tells.
+        """
+        core, inside, around, bare = _native.decode_step, list[float](), list[float](), list[float]()
 
         def timed(*arguments: Any) -> Any:
             start = time.perf_counter()
@@ -57,7 +60,11 @@ class DecodeStep:
                 around.append(time.perf_counter() - start - inside[-1])
         finally:
             _native.decode_step = core
-        return statistics.median(inside), statistics.median(around)
+        for _ in range(count):
+            none, start = next(turns).array[:0], time.perf_counter()
+            ds.decode_step(none, [], seed=1, position=HISTORY)
+            bare.append(time.perf_counter() - start)
+        return statistics.median(inside), statistics.median(around), statistics.median(bare)
 
     def _first(self, logits: Logits, rows: int, backend: str) -> Any:
         return ds.decode_step(
