@@ -29,7 +29,7 @@ template <class Dot>
 constexpr int kVectors = 1;
 #endif
 
-constexpr size_t kChunk = 128;      // groups whose weights, 32 KiB, stay in the innermost cache for all tokens
+constexpr size_t kChunk = 64;       // groups whose weights, 16 KiB, fit the innermost cache together with the next ones
 constexpr size_t kAhead = 4096;     // bytes by which weights that are read once are asked for in advance
 constexpr size_t kPackGroups = 32;  // of a weight that is not packed, at a time, for
 constexpr size_t kPackPanels = 8;   // so many panels, or for one panel of NZ
@@ -122,8 +122,9 @@ void multiply_packed(const Product& a) {
         const uint8_t* panel = static_cast<const uint8_t*>(a.w.data) + p * bytes;
         const uint8_t* w = panel + bytes - groups * kPanelRow;
         for (size_t k = 0; k < groups; k += most, w += most * kPanelRow) {
-            const Chunk c{w, std::min(most, groups - k), k == 0 ? panel : nullptr, k == 0,
-                          w + (once ? kAhead : most * kPanelRow)};
+            const bool last = k + most >= groups && (p + 1) * kPanel >= a.last && a.next;
+            const auto* next = last ? static_cast<const uint8_t*>(a.next) : w + most * kPanelRow;
+            const Chunk c{w, std::min(most, groups - k), k == 0 ? panel : nullptr, k == 0, once ? w + kAhead : next};
             all_tokens<Dot>(a, c, a.x + k * kGroupBytes, y);
         }
     }

@@ -91,15 +91,22 @@ class Soon {
         end_ = at_ + panel_count(last - first) * panel;
     }
 
+    const uint8_t* begin() const { return at_; }
+
     void ask() {
         for (const uint8_t* to = at_ + std::min<size_t>(kStep, end_ - at_); at_ < to; at_ += kLine)
             __builtin_prefetch(at_, 0, 2);
     }
 
   private:
-    static constexpr size_t kStep = 8192;  // for a token
+    static constexpr size_t kStep = 2048;  // for a token; what it leaves the next product asks for on its way
     const uint8_t *at_ = nullptr, *end_ = nullptr;
 };
+
+// Asks for memory that is written soon: the results of two tokens lie too far apart to be foreseen.
+DECODESTEP_INLINE void ask_to_write(const void* memory, size_t bytes) {
+    for (size_t at = 0; at < bytes; at += kLine) __builtin_prefetch(static_cast<const uint8_t*>(memory) + at, 1, 3);
+}
 
 // One head of a block of tokens.
 template <class Real>
@@ -137,14 +144,17 @@ struct Head {
     }
 
     void run() {
-        const float* sums = up_projected();
         const Columns w_uk = head_of_w_uk();
         Soon soon(w_uk, 0, a.query ? a.latent : 0);
+        for (size_t t = 0; t < tokens; ++t) ask_to_write(rope_of(t), a.rope * sizeof(Real));
+        const float* sums = up_projected(soon.begin());
         for (size_t t = 0; t < tokens; ++t) {
             soon.ask();
+            if (a.query) ask_to_write(query_of(t), query_bytes());
             split(t, sums + t * q.stride);
         }
         if (!a.query) return;
+        soon = next_head();
         multiply({.x = nope.data,
                   .x_stride = nope.stride,
                   .tokens = tokens,
@@ -153,8 +163,8 @@ struct Head {
                   .last = a.latent,
                   .y = query.data,
                   .y_stride = query.stride,
-                  .scratch = scratch});
-        soon = next_head();
+                  .scratch = scratch,
+                  .next = soon.begin()});
         for (size_t t = 0; t < tokens; ++t) {
             soon.ask();
             put_query(t);
@@ -175,7 +185,7 @@ struct Head {
     }
 
     // The head's sums for the first token; those of the next are q.stride behind.
-    const float* up_projected() {
+    const float* up_projected(const void* next) {
         const size_t first = head * p.head_width();
         if (p.up_projected.stride) {
             q.stride = p.up_projected.stride;
@@ -190,7 +200,8 @@ struct Head {
                   .last = first + p.head_width(),
                   .y = q.data,
                   .y_stride = q.stride,
-                  .scratch = scratch});
+                  .scratch = scratch,
+                  .next = next});
         return q.data + sums_before(w, first);
     }
 
@@ -212,13 +223,14 @@ struct Head {
 
     size_t place(size_t t) const { return (begin + t) * a.heads + head; }
     Real* rope_of(size_t t) const { return static_cast<Real*>(a.query_rope) + place(t) * a.rope; }
+    size_t query_bytes() const { return a.latent * (a.query_scale ? 1 : sizeof(Real)); }
+    uint8_t* query_of(size_t t) const { return static_cast<uint8_t*>(a.query) + place(t) * query_bytes(); }
 
     void put_query(size_t t) const {
         const float* sums = query.data + t * query.stride;
-        if (!a.query_scale) return put_all(sums, a.latent, static_cast<Real*>(a.query) + place(t) * a.latent);
-        for (size_t i = 0; i < a.latent; ++i) row[i] = rounded<Real>(sums[i]);
-        int8_t* out = static_cast<int8_t*>(a.query) + place(t) * a.latent;
-        const float scale = quantise_row(row, a.latent, a.half_away, out);
+        if (!a.query_scale) return put_sums(sums, a.latent, reinterpret_cast<Real*>(query_of(t)));
+        round_sums<Real>(sums, a.latent, row);
+        const float scale = quantise_row(row, a.latent, a.half_away, reinterpret_cast<int8_t*>(query_of(t)));
         a.query_scale[place(t)] = scale;
         // The rope in units of the int8 query. The rope of a head that is nothing, where it is nothing too, stays.
         Real* rope = rope_of(t);

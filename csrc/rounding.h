@@ -52,6 +52,30 @@ DECODESTEP_INLINE void widen_all(const Real* values, size_t n, float* out) {
     for (size_t i = 0; i < n; ++i) out[i] = widen(values[i]);
 }
 
+// Sums of products of Real, to memory as Real and as floats. The instruction for bfloat16 would take subnormals for
+// zeros, but where it is, those that multiply have left none.
+template <class Real>
+DECODESTEP_INLINE void put_sums(const float* sums, size_t n, Real* out) {
+    size_t i = 0;
+#if defined(__AVX512BF16__)
+    if constexpr (sizeof(Real) == sizeof(Bf16))
+        for (; i + kLanes <= n; i += kLanes)
+            _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + i),
+                                reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(load(sums + i).v)));
+#endif
+    put_all(sums + i, n - i, out + i);
+}
+
+template <class Real>
+DECODESTEP_INLINE void round_sums(const float* sums, size_t n, float* out) {
+    size_t i = 0;
+#if defined(__AVX512BF16__)
+    if constexpr (sizeof(Real) == sizeof(Bf16))
+        for (; i + kLanes <= n; i += kLanes) store(out + i, {_mm512_cvtpbh_ps(_mm512_cvtneps_pbh(load(sums + i).v))});
+#endif
+    for (; i < n; ++i) out[i] = rounded<Real>(sums[i]);
+}
+
 // Half to even, saturating; NaN gives 0.
 DECODESTEP_INLINE int8_t to_int8(float value) {
     const float whole = __builtin_rintf(value == value ? value : 0.0f);
