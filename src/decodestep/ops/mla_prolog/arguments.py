@@ -6,10 +6,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import ml_dtypes
 import numpy as np
 
-from decodestep.arrays import optional_view, view
+from decodestep.arrays import BFLOAT16, optional_view, view
 from decodestep.checks import is_int, is_real, refuse, require, require_choice
 from decodestep.ops.linear.weight import PackedWeight
 from decodestep.ops.mla_prolog import layouts, limits
@@ -17,8 +16,8 @@ from decodestep.ops.mla_prolog.panels import PanelWeight
 from decodestep.ops.mla_prolog.scenarios import NO_QUANT, SCALES, TILE, Scenario, from_dtypes, from_modes
 from decodestep.ops.mla_prolog.slots import token_slots
 
-_INT8, _FLOAT32, _BFLOAT16 = np.dtype(np.int8), np.dtype(np.float32), np.dtype(ml_dtypes.bfloat16)
-_REAL = (_BFLOAT16, _FLOAT32, np.dtype(np.float64))
+_INT8, _FLOAT32 = np.dtype(np.int8), np.dtype(np.float32)
+_REAL = (BFLOAT16, _FLOAT32, np.dtype(np.float64))
 _INFINITY = float("inf")
 
 Weight = np.ndarray | PackedWeight | PanelWeight  # a matrix (K, N), its NZ storage, or packed in either way
@@ -126,7 +125,7 @@ def bind(
     else:
         s = _named_scenario(op, attributes, cache_mode)
     tile = s.kv == "tile"
-    if tile and (Hckv % TILE or real != _BFLOAT16):
+    if tile and (Hckv % TILE or real != BFLOAT16):
         refuse(op, "weight_uk", f"bfloat16, of Hckv a multiple of {TILE}, in scenario {s.name}", w_uk)
     if s.full and w_dq is None:
         refuse(op, "weight_dq", "given where token_x is int8", "None")
@@ -292,11 +291,13 @@ def _scales(op: str, s: Scenario, scales: Sequence[Any], shapes: Sequence[Sequen
     given = {}
     for name, scale, allowed in zip(SCALES, scales, shapes, strict=False):
         if scale is None:
-            require(name not in s.required, op, name, f"given in scenario {s.name}", "None")
+            if name in s.required:
+                refuse(op, name, f"given in scenario {s.name}", "None")
             continue
-        require(name in s.required or name in s.optional, op, name, f"None in scenario {s.name}", scale)
+        if name not in s.required and name not in s.optional:
+            refuse(op, name, f"None in scenario {s.name}", scale)
         array = view(op, name, scale)
-        rule = " or ".join("x".join(map(str, shape)) for shape in allowed)
-        require(array.dtype == _FLOAT32 and array.shape in allowed, op, name, f"float32 of shape {rule}", array)
+        if array.dtype != _FLOAT32 or array.shape not in allowed:
+            refuse(op, name, f"float32 of shape {' or '.join('x'.join(map(str, shape)) for shape in allowed)}", array)
         given[name] = array
     return given

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from decodestep import _native
-from decodestep.arrays import packed
+from decodestep.arrays import bits, packed
 from decodestep.dispatch import threads
 from decodestep.ops.linear.weight import PackedWeight
 from decodestep.ops.mla_prolog.arguments import Problem, Weight, columns_of
@@ -41,7 +41,7 @@ def prolog(p: Problem) -> Results:
     scale, clip = {name: _vector(value) for name, value in p.scales.items()}, p.scales.get("k_nope_clip_alpha")
     ckv_scale = scale.get("quant_scale_ckv")
     _native.mla_prolog(
-        packed(_bits(p.x)),
+        packed(bits(p.x)),
         scale.get("dequant_scale_x"),
         width,
         heads,
@@ -72,11 +72,11 @@ def prolog(p: Problem) -> Results:
         ckv_scale[:1] if s.kv == "tensor" and ckv_scale is not None else ckv_scale,
         scale.get("quant_scale_ckr"),
         1.0 if clip is None else float(clip[0]),
-        None if query is None else _bits(query),
+        None if query is None else bits(query),
         query_scale,
         p.rounding == "half_away",
-        _bits(query_rope),
-        None if query_norm is None else _bits(query_norm),
+        bits(query_rope),
+        None if query_norm is None else bits(query_norm),
         norm_scale,
         threads(),
     )
@@ -103,23 +103,18 @@ def _native_weight(w: Weight | None) -> tuple[np.ndarray | None, int]:
     if isinstance(w, PackedWeight):
         return w.rows, int(w.format)
     if isinstance(w, PanelWeight):
-        return _bits(w.data), _COLUMNS
+        return bits(w.data), _COLUMNS
     if w.ndim == 4:
         w = packed(w).reshape(w.shape[0], -1, w.shape[3])
     lies_in_rows = w.strides[-1] == w.itemsize and w.flags.aligned and min(w.strides) >= 0
-    return _bits(w if lies_in_rows or not w.size else w.copy()), _COLUMNS
+    return bits(w if lies_in_rows or not w.size else w.copy()), _COLUMNS
 
 
 def _native_cache(cache: np.ndarray) -> np.ndarray | None:
     """The cache itself, or a copy where it is not aligned; None where there is no row."""
-    return _bits(cache if cache.flags.aligned else cache.copy()) if cache.size else None
+    return bits(cache if cache.flags.aligned else cache.copy()) if cache.size else None
 
 
 def _return_cache(native: np.ndarray | None, cache: np.ndarray) -> None:
     if native is not None and not np.may_share_memory(native, cache):
         cache[...] = native.view(cache.dtype)
-
-
-def _bits(a: np.ndarray) -> np.ndarray:
-    """A bfloat16 array, which the core does not know by name, as the integers of its bits."""
-    return a.view(np.uint16) if a.dtype.name == "bfloat16" else a

@@ -46,7 +46,7 @@ class PanelWeight:
         count = whole[0] if len(whole) == 3 else 0
         data = _room(max(count, 1) * _size(inputs, outputs, a.itemsize), a.dtype)
         plain = np.ascontiguousarray(a.reshape(a.shape[0], -1, a.shape[3]) if a.ndim == 4 else a)
-        _native.pack_panels(_bits(arrays.packed(plain)), inputs, outputs, count, data.view(np.uint8), threads())
+        _native.pack_panels(arrays.bits(arrays.packed(plain)), inputs, outputs, count, data.view(np.uint8), threads())
         return cls(data, tuple(whole))
 
     @property
@@ -83,7 +83,3 @@ def _room(size: int, dtype: np.dtype[Any]) -> np.ndarray:
     buffer = np.empty(size + _LINE, np.uint8)
     start = -buffer.ctypes.data % _LINE
     return buffer[start : start + size].view(dtype)
-
-
-def _bits(a: np.ndarray) -> np.ndarray:
-    return a.view(np.uint16) if a.dtype.name == "bfloat16" else a

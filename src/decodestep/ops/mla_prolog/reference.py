@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from decodestep.arrays import BFLOAT16
 from decodestep.ops.linear.weight import PackedWeight
 from decodestep.ops.mla_prolog.arguments import Problem, Weight, columns_of
 from decodestep.ops.mla_prolog.layouts import row_index
@@ -88,7 +89,7 @@ def _prolog(p: Problem, math: np.dtype[Any]) -> Results:
 
 def widen(a: np.ndarray, math: np.dtype[Any]) -> np.ndarray:
     """`a` in the type `math`, exactly; bfloat16 by its bits, many times faster than by the general cast."""
-    if a.dtype.name == "bfloat16" and math == np.float32:
+    if a.dtype == BFLOAT16 and math == np.float32:
         wide = a.view(np.uint16).astype(np.uint32)
         wide <<= 16
         return wide.view(np.float32)
