@@ -6,7 +6,7 @@
 
 Steps are timed, not samplers: a token's logits from the token. Each round times every peer once, in turn. Verified first: the
 most likely tokens are the peer's, but for near ties. The floor of a decoded token is one read of the weights and of the
-cache. Accuracy: the KL divergence from the float32 weights' distribution, teacher-forced, and how often the likeliest agrees.
+cache. Accuracy: the KL divergence from transformers' distribution in float32, teacher-forced, and how often the likeliest agrees.
 """
 
 from __future__ import annotations
@@ -133,20 +133,28 @@ def accuracy(model: ds.Model, positions: int) -> None:
     ids = tokens_of(model, positions)
     # llama.cpp takes a window of 512 at a time, and so does everybody.
     windows = np.array_split(ids, -(-positions // 512))
-    exact = ds.load(model.path, dtype="float32", threads=model.threads)
+    exact = transformers_model(model.path, "float32")
     llama = LlamaCpp(model.path, 512, 2, flash_attention=False)
 
     def theirs(window: np.ndarray) -> np.ndarray:
         llama.forget(0)
         return llama.evaluate(window, 0, every=True)
 
-    print(f"\nagainst the file's weights in float32, {positions} positions of program text")
-    true = [log_softmax(exact.logits(window)) for window in windows]
+    print(f"\nagainst transformers in float32, {positions} positions of program text")
+    with torch.no_grad():
+        true = [log_softmax(exact(torch.tensor([window.tolist()])).logits[0].numpy()) for window in windows]
+    verify_distributions(true, windows, model)
     for name, logits in {f"ours, {model.decoder.way}": model.logits, "llama.cpp": theirs}.items():
         found = [log_softmax(logits(window)) for window in windows]
         kl = np.concatenate([(np.exp(p) * (p - q)).sum(-1) for p, q in zip(true, found, strict=True)])
         same = np.concatenate([p.argmax(-1) == q.argmax(-1) for p, q in zip(true, found, strict=True)])
         print(f"  {name:40} KL {kl.mean():.2e} (standard error {kl.std() / len(kl) ** 0.5:.1e})   likeliest {same.mean():.2%}")
+
+
+def verify_distributions(true: list[np.ndarray], windows: list[np.ndarray], model: ds.Model) -> None:
+    """Our own float32 sees the same distributions: both read the same weights and the same tokens."""
+    ours = log_softmax(ds.load(model.path, dtype="float32", threads=model.threads).logits(windows[0]))
+    assert np.abs(np.exp(ours) - np.exp(true[0])).max() < 1e-3
 
 
 def log_softmax(x: np.ndarray) -> np.ndarray:

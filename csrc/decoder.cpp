@@ -24,16 +24,18 @@ struct Member {
                 return project(w.attention_norm);
             case Work::attend:
                 return plan.few ? attend_chunks() : attend_runs();
-            case Work::merge:
-                return merge_shared();
+            case Work::round_attended:
+                return round_shared(plan.attended, plan.queries);
             case Work::output:
                 return add_product(kOutput, plan.few ? merged() : at_width(plan.shared, plan.queries));
             case Work::norm_between:
                 return norm_shared(w.ffn_norm, nullptr, plan.a.tokens);
             case Work::gate_up:
                 return gate_up(w.ffn_norm);
+            case Work::round_gated:
+                return round_shared(plan.gated, plan.m.feed_forward);
             case Work::down:
-                return add_product(kDown, plan.gated);
+                return add_product(kDown, plan.few ? rounded() : at_width(plan.shared, plan.m.feed_forward));
             case Work::norm_out:
                 return norm_shared(plan.m.norm, plan.a.wanted, plan.a.rows);
             case Work::logits:
@@ -52,9 +54,11 @@ struct Member {
     void norm(const float* gamma, size_t row, const Activations& out, size_t t) const {
         const float* x = plan.x + row * plan.m.hidden;
         const f32x16 rms = broadcast(root_mean_square(x, plan.m.hidden, plan.m.eps));
-        for (size_t b = 0, k = 0; k < plan.m.hidden; ++b, k += kBlockInputs)
-            put_block(out, t, b, normed(load(x + k), rms, load(gamma + k)),
-                      normed(load(x + k + kLanes), rms, load(gamma + k + kLanes)));
+        put_blocks(out, t, [&](size_t b) -> Block {
+            const size_t k = b * kBlockInputs;
+            return {normed(load(x + k), rms, load(gamma + k)),
+                    normed(load(x + k + kLanes), rms, load(gamma + k + kLanes))};
+        });
     }
 
     void norm_shared(const float* gamma, const int64_t* rows, size_t count) const {
@@ -200,10 +204,10 @@ struct Member {
         }
     }
 
-    void merge_shared() const {
-        const Activations out = at_width(plan.shared, plan.queries);
+    void round_shared(const float* rows, size_t width) const {
+        const Activations out = at_width(plan.shared, width);
         const Share part = share(plan.a.tokens);
-        for (size_t t = part.first; t < part.end; ++t) put_row(out, t, plan.attended + t * plan.queries, plan.queries);
+        for (size_t t = part.first; t < part.end; ++t) put_row(out, t, rows + t * width, width);
     }
 
     void add_product(Sweep kind, const Activations& x) const {
@@ -228,11 +232,20 @@ struct Member {
                 panel_tile(w.gate.format, w.gate.blocks(), w.gate.panel(i), once ? w.up.panel(i) : nullptr, x, first,
                            count, gate);
                 panel_tile(w.up.format, w.up.blocks(), w.up.panel(i), once ? next : nullptr, x, first, count, up);
-                for (size_t t = 0; t < count; ++t)
-                    put_block(plan.gated, first + t, i, gated(load(gate[t]), load(up[t])),
-                              gated(load(gate[t] + kLanes), load(up[t] + kLanes)));
+                for (size_t t = 0; t < count; ++t) {
+                    float* row = plan.gated + (first + t) * plan.m.feed_forward + i * kPanelOutputs;
+                    store(row, gated(load(gate[t]), load(up[t])));
+                    store(row + kLanes, gated(load(gate[t] + kLanes), load(up[t] + kLanes)));
+                }
             });
         });
+    }
+
+    Activations rounded() const {
+        const size_t width = plan.m.feed_forward;
+        const Activations out = at_width(plan.own[member], width);
+        for (size_t t = 0; t < plan.a.tokens; ++t) put_row(out, t, plan.gated + t * width, width);
+        return out;
     }
 
     void logits() const {

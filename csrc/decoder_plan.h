@@ -10,12 +10,25 @@
 
 namespace decodestep::DECODESTEP_ISA {
 
-// What a step is made of. With few tokens every member of the team normalises and merges them all for itself, which
+// What a step is made of. With few tokens every member of the team makes all rows that products read for itself, which
 // takes less than waiting for each other; with many they share that out too.
-enum class Work { norm_in, project, attend, merge, output, norm_between, gate_up, down, norm_out, logits };
+enum class Work {
+    norm_in,
+    project,
+    attend,
+    round_attended,
+    output,
+    norm_between,
+    gate_up,
+    round_gated,
+    down,
+    norm_out,
+    logits
+};
 constexpr Work kFewTokensLayer[] = {Work::project, Work::attend, Work::output, Work::gate_up, Work::down};
-constexpr Work kManyTokensLayer[] = {Work::norm_in, Work::project,      Work::attend,  Work::merge,
-                                     Work::output,  Work::norm_between, Work::gate_up, Work::down};
+constexpr Work kManyTokensLayer[] = {Work::norm_in,        Work::project,     Work::attend,
+                                     Work::round_attended, Work::output,      Work::norm_between,
+                                     Work::gate_up,        Work::round_gated, Work::down};
 constexpr size_t kFewTokens = 4;
 
 // The products of a layer, in the order in which a step reads their weights.
@@ -32,16 +45,8 @@ class Storage {
         return buffer.data();
     }
     Activations activations(size_t tokens, size_t in, bool as_values, bool as_bytes) {
-        const size_t blocks = tokens * in / kBlockInputs;
-        Activations x{.in = in};
-        if (as_values) x.values = take(tokens * in);
-        if (as_bytes) {
-            x.bytes = reinterpret_cast<int8_t*>(take(tokens * in / sizeof(float)));
-            x.unit = take(blocks);
-            x.total = take(blocks);
-            x.sum = reinterpret_cast<int32_t*>(take(blocks));
-        }
-        return x;
+        float* space = take(Activations::floats(tokens, in, as_values, as_bytes));
+        return Activations::in_space(space, tokens, in, as_values, as_bytes);
     }
 
   private:
@@ -87,8 +92,8 @@ class Plan {
         reads(m.logits);
         x = arena.take(a.tokens * m.hidden);
         q = arena.take(a.tokens * queries);
-        gated = arena.activations(a.tokens, m.feed_forward, values, bytes);
-        const size_t widest = m.hidden > queries ? m.hidden : queries;
+        gated = arena.take(a.tokens * m.feed_forward);
+        const size_t widest = std::max({m.hidden, queries, m.feed_forward});
         if (few) {
             for (int i = 0; i < a.threads; ++i) own.push_back(arena.activations(kFewTokens, widest, values, bytes));
             for (size_t t = 0; t < a.tokens; ++t) most_chunks_ = std::max(most_chunks_, chunks_of(t));
@@ -154,8 +159,8 @@ class Plan {
     const Decoder& m;
     const bool few;
     const size_t queries, group_heads;  // values of all queries of a token; heads of a group
-    float *x = nullptr, *q = nullptr, *attended = nullptr;
-    Activations shared, gated;
+    float *x = nullptr, *q = nullptr, *attended = nullptr, *gated = nullptr;
+    Activations shared;
     std::vector<Activations> own;
     std::vector<Run> runs;
     std::vector<Stage> stages;

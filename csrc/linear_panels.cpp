@@ -72,38 +72,78 @@ DECODESTEP_INLINE void block_sums(const uint8_t* p, const int8_t* x, size_t stri
     }
 }
 
+// Outputs of T tokens += the products of their block numbers at[t] of `parts` with the panel's block p.
+template <Format F, int T>
+DECODESTEP_INLINE void add_block(const uint8_t* p, const ByteBlocks& parts, size_t at, size_t stride,
+                                 f32x16 (&y)[T][2]) {
+    i32x16 sums[T][2];
+#pragma GCC unroll 6
+    for (int t = 0; t < T; ++t)
+        sums[t][0] = sums[t][1] = broadcast_int(offset_of(F) ? -offset_of(F) * parts.sum[at + t * stride] : 0);
+    block_sums<F, T>(p, parts.bytes + kBlockInputs * at, kBlockInputs * stride, sums);
+    const f32x16 scale0 = from_f16(p + scales_at(F)), scale1 = from_f16(p + scales_at(F) + 32);
+#pragma GCC unroll 6
+    for (int t = 0; t < T; ++t) {
+        const f32x16 unit = broadcast(parts.unit[at + t * stride]);
+        y[t][0] = fma(scale0 * unit, to_float(sums[t][0]), y[t][0]);
+        y[t][1] = fma(scale1 * unit, to_float(sums[t][1]), y[t][1]);
+    }
+}
+
+// Adds the products of the rests of T tokens, from number `at` on, which are of one block of each.
+template <Format F, int T>
+void add_rest(const uint8_t* p, const Activations& x, size_t at, float (*outputs)[kPanelOutputs]) {
+    f32x16 y[T][2];
+#pragma GCC unroll 6
+    for (int t = 0; t < T; ++t) {
+        y[t][0] = load(outputs[t]);
+        y[t][1] = load(outputs[t] + kLanes);
+    }
+    add_block<F, T>(p, x.rest, at, x.rests(), y);
+#pragma GCC unroll 6
+    for (int t = 0; t < T; ++t) {
+        store(outputs[t], y[t][0]);
+        store(outputs[t] + kLanes, y[t][1]);
+    }
+}
+
+// A few blocks of a panel that has just been read. Tokens mostly have their outliers in the same block.
+template <Format F, int T>
+void add_rests(const uint8_t* panel, const Activations& x, size_t first, float (*outputs)[kPanelOutputs]) {
+    const size_t rests = x.rests();
+    for (size_t r = 0; r < rests; ++r) {
+        const size_t at = first * rests + r;
+        const auto block = [&](size_t t) { return panel + x.rest_block[at + t * rests] * panel_block_bytes(F); };
+        bool same = true;
+        for (size_t t = 1; t < T; ++t) same &= block(t) == block(0);
+        if (same) {
+            add_rest<F, T>(block(0), x, at, outputs);
+            continue;
+        }
+        for (size_t t = 0; t < T; ++t) add_rest<F, 1>(block(t), x, at + t * rests, outputs + t);
+    }
+}
+
 template <Format F, int T>
 void byte_tile(size_t blocks, const uint8_t* panel, const uint8_t* next, const Activations& x, size_t first,
                float (*outputs)[kPanelOutputs]) {
     const Ahead<F> ahead(panel, next, blocks);
-    const size_t stride = x.in, at = first * x.blocks();
-    const int8_t* bytes = x.bytes + first * stride;
     const uint8_t* p = panel;
     f32x16 y[T][2];
 #pragma GCC unroll 6
     for (int t = 0; t < T; ++t) y[t][0] = y[t][1] = broadcast(0.0f);
-    for (size_t b = 0; b < blocks; ++b, p += panel_block_bytes(F), bytes += kBlockInputs) {
-        i32x16 sums[T][2];
-#pragma GCC unroll 6
-        for (int t = 0; t < T; ++t)
-            sums[t][0] = sums[t][1] = broadcast_int(offset_of(F) ? -offset_of(F) * x.sum[at + t * x.blocks() + b] : 0);
-        block_sums<F, T>(p, bytes, stride, sums);
-        const f32x16 scale0 = from_f16(p + scales_at(F)), scale1 = from_f16(p + scales_at(F) + 32);
+    size_t at = first * x.blocks();
+    for (size_t b = 0; b < blocks; ++b, ++at, p += panel_block_bytes(F)) {
         if constexpr (F == Format::q4_1) {
             const f32x16 least0 = from_f16(p + 576), least1 = from_f16(p + 608);
 #pragma GCC unroll 6
             for (int t = 0; t < T; ++t) {
-                const f32x16 total = broadcast(x.total[at + t * x.blocks() + b]);
+                const f32x16 total = broadcast(x.total[at + t * x.blocks()]);
                 y[t][0] = fma(least0, total, y[t][0]);
                 y[t][1] = fma(least1, total, y[t][1]);
             }
         }
-#pragma GCC unroll 6
-        for (int t = 0; t < T; ++t) {
-            const f32x16 unit = broadcast(x.unit[at + t * x.blocks() + b]);
-            y[t][0] = fma(scale0 * unit, to_float(sums[t][0]), y[t][0]);
-            y[t][1] = fma(scale1 * unit, to_float(sums[t][1]), y[t][1]);
-        }
+        add_block<F, T>(p, x.rounded, at, x.blocks(), y);
         ahead.at(b);
     }
 #pragma GCC unroll 6
@@ -111,6 +151,7 @@ void byte_tile(size_t blocks, const uint8_t* panel, const uint8_t* next, const A
         store(outputs[t], y[t][0]);
         store(outputs[t] + kLanes, y[t][1]);
     }
+    add_rests<F, T>(panel, x, first, outputs);
 }
 
 template <Format F>
@@ -184,18 +225,8 @@ void panel_tile(Format format, size_t blocks, const uint8_t* panel, const uint8_
 void linear_panels(const LinearPanels& a) {
     const size_t in = a.w.blocks() * kBlockInputs, panels = a.w.count();
     const bool as_bytes = reads_bytes(a.w.format);
-    // One buffer for the tokens' activations: floats, or bytes and three numbers a block.
-    std::vector<float> space(a.tokens * (as_bytes ? in / 4 + 3 * (in / 32) : in));
-    Activations x{.in = in};
-    if (as_bytes) {
-        const size_t blocks = a.tokens * in / 32;
-        x.unit = space.data();
-        x.total = x.unit + blocks;
-        x.sum = reinterpret_cast<int32_t*>(x.total + blocks);
-        x.bytes = reinterpret_cast<int8_t*>(x.sum + blocks);
-    } else {
-        x.values = space.data();
-    }
+    std::vector<float> space(Activations::floats(a.tokens, in, !as_bytes, as_bytes));
+    const Activations x = Activations::in_space(space.data(), a.tokens, in, !as_bytes, as_bytes);
     parallel_for(a.tokens, a.tokens * in < (size_t{1} << 16) ? 1 : a.threads,
                  [&](size_t t) { put_row(x, t, a.x + static_cast<ptrdiff_t>(t) * a.x_stride, a.w.in); });
     // A task is about 10 microseconds of work.

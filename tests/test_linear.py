@@ -335,13 +335,40 @@ def test_rounding_to_bytes():
     x[0, :5] = [127, 2.5, 3.5, -0.5, -1.5]
     x[1, :2] = [1e-37, -1e-38]
     x[2, :2] = [254, 3]
+    x = np.concatenate([x, np.zeros_like(x)], axis=1)
+    x[:, 32] = 1e6  # the coarser block, which has the rest
     expected = x.copy()
     expected[0, 1:5] = [2, 4, 0, -2]
-    expected[1] = 0
+    expected[1, :32] = 0
     expected[2, 1] = 4
-    assert np.array_equal(reference.quantised(x), expected)
-    identity = PackedWeight.from_array(np.eye(32, dtype=np.float32))
-    assert np.array_equal(ds.linear(x, LinearPanels.pack(identity, Format.Q8_0)).round(1), expected)
+    assert np.array_equal(reference.quantised(x)[:, :32], expected[:, :32])
+    identity = PackedWeight.from_array(np.eye(64, dtype=np.float32))
+    assert np.array_equal(ds.linear(x, LinearPanels.pack(identity, Format.Q8_0))[:, :32].round(1), expected[:, :32])
+
+
+@pytest.mark.parametrize("format_", OF_PANELS, ids=lambda f: f.name)
+@pytest.mark.parametrize("inputs", [32, 352, 1568])
+def test_outliers(format_, inputs, rng):
+    """Rows with outliers in the same block, in others, in none, beside each other in a tile."""
+    w = weight(format_, inputs, 70, rng)
+    panels = LinearPanels.pack(w)
+    x = rng.normal(size=(13, inputs)).astype(np.float32)
+    x[6:][rng.random(x[6:].shape) < 0.01] *= 40
+    x[:6, 17] = 200
+    x[8] = np.sign(x[8])
+    y = check_panels(x, panels, w)
+    alone = np.concatenate([ds.linear(row[None], panels) for row in x])
+    assert np.array_equal(y.view(np.uint32), alone.view(np.uint32))
+
+
+def test_the_coarsest_block_keeps_what_rounding_leaves():
+    """By hand: units 1, 8, 1, 8; of the first of the coarsest the rest 10.25 - 8 counts, of the others it does not."""
+    x = np.zeros((1, 128), np.float32)
+    x[0, ::32] = [127, 8 * 127, 127, 8 * 127]
+    x[0, 1::32] = 10.25
+    seen = reference.quantised(x)
+    assert np.array_equal(seen[0, ::32], x[0, ::32])
+    assert seen[0, 1::32].tolist() == [10, pytest.approx(10.25), 10, 8]
 
 
 @pytest.mark.parametrize("format_", OF_PANELS, ids=lambda f: f.name)

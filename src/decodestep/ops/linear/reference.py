@@ -19,12 +19,31 @@ def linear(x: np.ndarray, weight: np.ndarray | PackedWeight | LinearPanels) -> n
 def quantised(x: np.ndarray) -> np.ndarray:
     """Activations (T, K) as a product with blocks sees them: each 32 of them as integers in [-127, 127] times a unit.
 
-    The unit is their largest magnitude / 127 and is found in float32, as is what is rounded: a tie must fall alike for every
-    type. Below 1e-36 a block counts as zeros.
+    The unit is their largest magnitude / 127. The blocks of a row fall into `rests(K)` runs, as even as can be; of the block
+    with the largest unit in each, the first one of equals, what rounding leaves is rounded in the same way, with a unit of its
+    own. All this is found in float32: ties must fall alike for every type. Below 1e-36 a block counts as zeros.
     """
     blocks = x.astype(np.float32).reshape(len(x), -1, 32)
-    most = np.abs(blocks).max(axis=2, keepdims=True)
     with np.errstate(all="ignore"):
-        inverse = np.where(most < 1e-36, np.float32(0), np.float32(127) / most)
-        unit = most / np.float32(127)
-        return (unit.astype(x.dtype) * np.rint(blocks * inverse).astype(x.dtype)).reshape(x.shape)
+        integers, unit = _rounded(blocks)
+        rest_integers, rest_unit = _rounded(blocks - unit * integers)
+        seen = unit.astype(x.dtype) * integers.astype(x.dtype)
+        rest = rest_unit.astype(x.dtype) * rest_integers.astype(x.dtype)
+    count, runs, rows = blocks.shape[1], rests(x.shape[1]), np.arange(len(x))
+    for run in range(runs):
+        first, end = run * count // runs, (run + 1) * count // runs
+        coarsest = first + unit[:, first:end, 0].argmax(axis=1)
+        seen[rows, coarsest] += rest[rows, coarsest]
+    return seen.reshape(x.shape)
+
+
+def rests(inputs: int) -> int:
+    """How many blocks of a row of K values have a rest: one in 16, and one at least."""
+    return max(inputs // 512, 1 if inputs else 0)
+
+
+def _rounded(blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The integers, and the value of a unit of each block."""
+    most = np.abs(blocks).max(axis=2, keepdims=True, initial=0)
+    inverse = np.where(most < 1e-36, np.float32(0), np.float32(127) / most)
+    return np.rint(blocks * inverse), most / np.float32(127)
