@@ -11,8 +11,8 @@ struct Candidates : CandidateList {
     void run(const Step& step);
 
   private:
-    template <class Change>
-    void patch(const Step& step, Change&& change);
+    template <Do what>
+    void patch(const Step& step);
     void at_least_likely(double least, size_t keep_best);
     void temperature(double temperature);
     void top_p(double p, size_t keep_best);
@@ -24,26 +24,22 @@ struct Candidates : CandidateList {
 };
 
 // What to do to one score; shared with the patches that are made before a row becomes a list.
+template <Do what>
 DECODESTEP_INLINE float patched(const Step& step, size_t which, float s) {
     const auto factor = static_cast<float>(step.amount);
-    switch (step.what) {
-        case Do::penalise:
-            return s < 0.0f ? s * factor : s / factor;
-        case Do::add:
-            return s + step.values[which];
-        case Do::lift:
-            return std::isfinite(s) ? s + std::fabs(s) * factor : s;
-        default:
-            return kNothing;  // ban
-    }
+    if constexpr (what == Do::penalise) return s < 0.0f ? s * factor : s / factor;
+    if constexpr (what == Do::add) return s + step.values[which];
+    if constexpr (what == Do::lift) return std::isfinite(s) ? s + std::fabs(s) * factor : s;
+    return kNothing;  // ban
 }
 
-template <class Change>
-void Candidates::patch(const Step& step, Change&& change) {
+template <Do what>
+void Candidates::patch(const Step& step) {
     for (size_t i = 0; i < step.count; ++i) {
         const size_t place = place_of(ids, n, step.ids[i]);
-        if (place < n) scores[place] = change(i, scores[place]);
+        if (place < n) scores[place] = patched<what>(step, i, scores[place]);
     }
+    keep([&](size_t i) { return scores[i] > kNothing; });
 }
 
 inline void Candidates::at_least_likely(double least, size_t keep_best) {
@@ -173,11 +169,13 @@ inline void Candidates::run(const Step& step) {
     if (n == 0) return;
     switch (step.what) {
         case Do::penalise:
+            return patch<Do::penalise>(step);
         case Do::add:
+            return patch<Do::add>(step);
         case Do::lift:
+            return patch<Do::lift>(step);
         case Do::ban:
-            patch(step, [&](size_t which, float s) { return patched(step, which, s); });
-            return keep([&](size_t i) { return scores[i] > kNothing; });
+            return patch<Do::ban>(step);
         case Do::allow: {
             mark_none();
             for (size_t i = 0; i < step.count; ++i) {

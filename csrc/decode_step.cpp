@@ -110,7 +110,7 @@ class Sampler {
             const bool finite = row_.largest() < std::numeric_limits<float>::infinity();
             return finite ? threshold_for(filter, token_only) : kNothing;
         };
-        if (row_.is_guessed() && row_.pick(threshold())) return;
+        if (row_.settle_guess() && row_.pick(threshold())) return;
         row_.sweep();
         row_.collect(threshold());
     }

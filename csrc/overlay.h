@@ -16,6 +16,7 @@ class Overlay {
     void clear() {
         for (size_t i = 0; i < count_; ++i) work_.marks[static_cast<size_t>(work_.patched_ids[i]) / 64] = 0;
         count_ = 0;
+        searches_ = 0;
         work_.slot_bits = 0;
     }
 
@@ -26,21 +27,65 @@ class Overlay {
 
     bool holds(size_t id) const { return work_.marks[id / 64] >> (id % 64) & 1; }
 
+    // visit(id, now) for those that are at least `threshold`, and above -inf.
+    template <class Visit>
+    void each_from(float threshold, Visit&& visit) const {
+        const f32x16 least = broadcast(std::max(threshold, std::numeric_limits<float>::lowest()));
+        for (size_t i = 0; i < count_; i += kLanes) {
+            Mask mask = at_least(load(now() + i), least);
+            if (count_ - i < kLanes) mask &= (1u << (count_ - i)) - 1;
+            for (; mask; mask &= mask - 1) {
+                const size_t at = i + static_cast<size_t>(std::countr_zero(mask));
+                visit(ids()[at], now()[at]);
+            }
+        }
+    }
+
     template <class Row>
     void apply(const Step& step, const Row& row) {
-        constexpr size_t ahead = 32;  // cold logits of scattered tokens arrive together, not one after the other
-        for (size_t i = 0; i < step.count; ++i) {
-            if (i + ahead < step.count) prefetch(row.data + step.ids[i + ahead]);
-            const auto id = static_cast<size_t>(step.ids[i]);
-            const size_t slot = holds(id) ? find(id) : insert(id, row.at(id));
-            float& score = work_.patched_now[slot];
-            if (score > kNothing) score = patched(step, i, score);
-            if (!(score > kNothing)) score = kNothing;  // NaN, too, is dropped for good
+        switch (step.what) {
+            case Do::penalise:
+                return apply<Do::penalise>(step, row);
+            case Do::add:
+                return apply<Do::add>(step, row);
+            case Do::lift:
+                return apply<Do::lift>(step, row);
+            default:
+                return apply<Do::ban>(step, row);
         }
     }
 
   private:
-    size_t insert(size_t id, float raw) {
+    template <Do what, class Row>
+    void apply(const Step& step, const Row& row) {
+        constexpr size_t ahead = 32;  // cold logits of scattered tokens arrive together, not one after the other
+        // The first step on a row meets new tokens alone: these are patched in a loop of their own, which has no
+        // branch.
+        const size_t before = count_;
+        size_t i = 0;
+        for (; i < step.count; ++i) {
+            if (i + ahead < step.count) prefetch(row.data + step.ids[i + ahead]);
+            const auto id = static_cast<size_t>(step.ids[i]);
+            if (holds(id)) break;
+            insert(id, row.at(id));
+        }
+        float* const now = work_.patched_now.get();
+        for (size_t j = 0; j < i; ++j) now[before + j] = changed<what>(step, j, now[before + j]);
+        for (; i < step.count; ++i) {
+            const auto id = static_cast<size_t>(step.ids[i]);
+            const size_t slot = holds(id) ? find(id) : insert(id, row.at(id));
+            now[slot] = changed<what>(step, i, now[slot]);
+        }
+    }
+
+    // What is dropped, by becoming NaN too, is dropped for good.
+    template <Do what>
+    static float changed(const Step& step, size_t which, float score) {
+        const float after = patched<what>(step, which, score);
+        return score > kNothing && after > kNothing ? after : kNothing;
+    }
+
+    DECODESTEP_INLINE size_t insert(size_t id, float raw) {
         work_.marks[id / 64] |= uint64_t{1} << (id % 64);
         work_.patched_ids[count_] = static_cast<int32_t>(id);
         work_.patched_raw[count_] = work_.patched_now[count_] = raw;
@@ -48,8 +93,14 @@ class Overlay {
         return count_++;
     }
 
-    // Most rows have one patch step, so the table is made when a token is patched a second time.
+    // Most rows have one patch step, or few tokens in a second one, so a table is made late.
     size_t find(size_t id) {
+        constexpr int early = 16;
+        if (++searches_ <= early) {
+            size_t at = 0;
+            for (size_t i = 0; i < count_; ++i) at += work_.patched_ids[i] == static_cast<int32_t>(id) ? i : 0;
+            return at;
+        }
         if (!work_.slot_bits || (size_t{1} << work_.slot_bits) < 2 * count_) {
             work_.slot_bits = std::bit_width(2 * count_ + 62);
             std::fill_n(work_.slots.get(), size_t{1} << work_.slot_bits, 0u);
@@ -72,6 +123,7 @@ class Overlay {
 
     Workspace& work_;
     size_t count_ = 0;
+    int searches_ = 0;
 };
 
 }  // namespace decodestep::DECODESTEP_ISA

@@ -25,7 +25,6 @@ class PatchedRow {
     float largest() const { return largest_; }  // behind `note_largest`
     double temperature() const { return temperature_; }
     bool is_scaled() const { return scaled_; }
-    bool is_guessed() const { return known_.data() == list.scores; }
 
     // The temperature that the scores are divided by behind the patches.
     void scale_by(double temperature) {
@@ -65,8 +64,7 @@ class PatchedRow {
     void note_largest(f32x16 best) { note_largest(decodestep::DECODESTEP_ISA::largest(best)); }
 
     void note_largest(float best) {
-        largest_ = best;
-        for (size_t i = 0; i < overlay.count(); ++i) largest_ = std::max(largest_, overlay.now()[i]);
+        largest_ = std::max(best, decodestep::DECODESTEP_ISA::largest(overlay.now(), overlay.count()));
     }
 
     // `largest` may be that of a token that was patched away; the list is overwritten.
@@ -82,19 +80,27 @@ class PatchedRow {
         lay_over(threshold);
     }
 
-    // The same from what a guess has listed. False where that does not reach down so far.
+    // Behind a guess and the patches: the list of the patched logits from that threshold on. False where no guess was
+    // made.
+    bool settle_guess() {
+        if (!is_guessed()) return false;
+        lay_over(guessed_);
+        known_ = {list.scores, list.n};
+        return true;
+    }
+
+    // `collect` from that list. False where it does not reach down so far.
     bool pick(float threshold) {
         if (threshold < guessed_) return false;
         list.keep([&](size_t i) { return list.scores[i] >= threshold; });
-        lay_over(threshold);
         return true;
     }
 
     // A threshold that `count` patched logits reach, and few more; -inf where what is known can't tell.
     float reached_by(size_t count) const {
-        if (count <= 1 && overlay.count() == 0) return largest_;
-        const size_t slack = is_guessed() ? 0 : count / 4 + 4;
-        return threshold_reached_by(count, slack, largest_, [&](float t) { return surely_at_least(t); });
+        if (count <= 1 && (overlay.count() == 0 || is_guessed())) return largest_;
+        if (is_guessed()) return threshold_reached_by(count, 0, largest_, [&](float t) { return known_from(t); });
+        return threshold_reached_by(count, count / 4 + 4, largest_, [&](float t) { return surely_at_least(t); });
     }
 
     // A threshold below `t` by so much that the temperature can't make equal what it keeps apart.
@@ -125,15 +131,17 @@ class PatchedRow {
         known_ = {work.group_max.get(), logits.blocks() * kLanes};
     }
 
+    bool is_guessed() const { return known_.data() == list.scores; }
+
     // In a list of the logits that reach the threshold, patched ones stand in for theirs.
     void lay_over(float threshold) {
         if (overlay.count() == 0) return;
         list.keep([&](size_t i) { return !overlay.holds(static_cast<size_t>(list.ids[i])); });
         Ranked* const added = work.ranking.get();
         size_t count = 0;
-        for (size_t i = 0; i < overlay.count(); ++i)
-            if (overlay.now()[i] >= threshold && overlay.now()[i] > kNothing)
-                added[count++] = {static_cast<double>(overlay.now()[i]), static_cast<uint32_t>(overlay.ids()[i])};
+        overlay.each_from(threshold, [&](int32_t id, float now) {
+            added[count++] = {static_cast<double>(now), static_cast<uint32_t>(id)};
+        });
         std::sort(added, added + count, [](const Ranked& a, const Ranked& b) { return a.place < b.place; });
         // Merged from behind: the two ascending parts share no id.
         size_t left = list.n;
@@ -151,15 +159,18 @@ class PatchedRow {
         }
     }
 
-    // How many patched logits are at least t, at the least: every known one counts, unless a patch took that away.
+    size_t known_from(float t) const { return count_at_least(known_.data(), known_.size(), t); }
+
+    // How many patched logits are at least t, at the least: every group counts for one of its logits, unless a patch
+    // took that away.
     size_t surely_at_least(float t) const {
-        const size_t raw = count_at_least(known_.data(), known_.size(), t);
+        const size_t raw = known_from(t);
         const size_t gone = count_at_least(overlay.raw(), overlay.count(), t);
         return raw - std::min(raw, gone) + count_at_least(overlay.now(), overlay.count(), t);
     }
 
     bool scaled_ = false, swept_ = false;
-    std::span<const float> known_;  // logits: the largest of each group, or those that reach a guess
+    std::span<const float> known_;  // logits: the largest of each group, or those from `guessed_` on
     float guessed_ = kNothing;
     double temperature_ = 1;
     float largest_ = kNothing;
