@@ -188,14 +188,21 @@ DECODESTEP_INLINE f32x16 to_float(u32x16 a) {
 
 #endif
 
-// e^x for x <= 0 or a little above, within 2^-21 of it: a shorter polynomial than `exp`, 0 for NaN and below -87.
-DECODESTEP_INLINE f32x16 decaying_exp(f32x16 x) {
-    x = max(x, broadcast(-87.0f)) * broadcast(1.44269504f);
-    const f32x16 n = round_even(x), r = x - n;
-    f32x16 y = broadcast(1.5403530e-4f);
-    for (const float c : {1.3333558e-3f, 9.6181291e-3f, 5.5504109e-2f, 2.4022651e-1f, 6.9314718e-1f, 1.0f})
-        y = fma(y, r, broadcast(c));
+// 2^x for x < 128 within 2^-18 of it; below -126 no more than 2^-126, and anything for NaN.
+DECODESTEP_INLINE f32x16 exp2(f32x16 x) {
+#if defined(__AVX512F__)
+    const f32x16 r = {_mm512_reduce_ps(x.v, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC)};  // 0 for -inf
+#else
+    x = max(x, broadcast(-126.0f));
+    const f32x16 n = round_even(x - broadcast(0.5f)), r = x - n;
+#endif
+    f32x16 y = broadcast(0.013534137f);
+    for (const float c : {0.05201149f, 0.24144277f, 0.69300383f, 1.0000026f}) y = fma(y, r, broadcast(c));
+#if defined(__AVX512F__)
+    return {_mm512_scalef_ps(y.v, x.v)};
+#else
     return y * exp2i(n);
+#endif
 }
 
 // `decodestep::noise_bits` of sixteen tokens; `state` is what the record's seed and position leave, the same for all.

@@ -26,6 +26,20 @@ struct Logits {
 
     DECODESTEP_INLINE f32x16 load(size_t i) const { return widen(data + i); }
 
+    // 32 logits from p on, in any order.
+    static DECODESTEP_INLINE void load_pair(const Item* p, f32x16& a, f32x16& b) {
+#if defined(__AVX512F__)
+        if constexpr (real == Real::bf16) {  // at half the work of widening them in their order
+            const __m512i both = _mm512_loadu_si512(p);
+            a = {_mm512_castsi512_ps(_mm512_slli_epi32(both, 16))};
+            b = {_mm512_castsi512_ps(_mm512_and_si512(both, _mm512_set1_epi32(static_cast<int>(0xFFFF0000u))))};
+            return;
+        }
+#endif
+        a = widen(p);
+        b = widen(p + kLanes);
+    }
+
     static constexpr Item nothing() {  // -inf
         if constexpr (real == Real::f32)
             return kNothing;
@@ -74,6 +88,11 @@ struct Logits {
         if (sizeof(Item) == 4 || reinterpret_cast<uintptr_t>(p) % 64 < 32) prefetch(p + 2 * kBlock);
     }
 
+    void prefetch_block(size_t block) const {
+        const auto* const p = reinterpret_cast<const char*>(data + block * kBlock);
+        for (size_t i = 0; i < kBlock * sizeof(Item); i += 64) prefetch(p + i);
+    }
+
     // The largest logit of every group of a block, -inf where there is none.
     template <bool and_prefetch>
     DECODESTEP_INLINE f32x16 maxima(size_t block) const {
@@ -101,37 +120,6 @@ struct Logits {
     void sweep(Workspace& work) const {
         for (size_t block = 0; block < blocks(); ++block) {
             store(&work.group_max[block * kLanes], maxima<true>(block));
-        }
-    }
-
-    // group_max, and for every block the sum of exp((x - block_top) / temperature), block_top being the largest so far.
-    void sweep_mass(Workspace& work, float inverse) const {
-        float top = kNothing;
-        for (size_t block = 0; block < blocks(); ++block) {
-            const f32x16 best = maxima<false>(block);
-            store(&work.group_max[block * kLanes], best);
-            if (at_least(best, broadcast(top))) top = std::max(top, largest(best));
-            f32x16 sums[4] = {broadcast(0.0f), broadcast(0.0f), broadcast(0.0f), broadcast(0.0f)};
-            if (top > kNothing) {
-                const f32x16 scale = broadcast(inverse), offset = broadcast(-top * inverse);
-                const auto mass = [&](f32x16 x) { return decaying_exp(fma(x, scale, offset)); };
-                if ((block + 1) * kBlock <= vocab) {
-                    const Item* const p = data + block * kBlock;
-#pragma GCC unroll 2
-                    for (size_t i = 0; i < kBlock; i += 4 * kLanes) {
-#pragma GCC unroll 4
-                        for (size_t j = 0; j < 4; ++j) {
-                            const Item* const at = p + i + j * kLanes;
-                            prefetch_behind(at);
-                            sums[j] = sums[j] + mass(widen(at));
-                        }
-                    }
-                } else {
-                    each_vector(block, [&](f32x16 x, size_t) { sums[0] = sums[0] + mass(x); });
-                }
-            }
-            work.block_sum[block] = sum((sums[0] + sums[1]) + (sums[2] + sums[3]));
-            work.block_top[block] = top;
         }
     }
 

@@ -5,6 +5,8 @@
 #include <optional>
 #include <span>
 
+#include "mass_sample.h"
+#include "mass_sweep.h"
 #include "patched_row.h"
 #include "race.h"
 
@@ -18,133 +20,128 @@ class Nucleus {
 
     // The token; nothing where the steps are others, or the bounds of the sums can't tell.
     std::optional<int64_t> draw(uint64_t seed, uint32_t position) {
-        if (filters_.empty() || filters_[0].what != Do::top_p) return {};
-        const Step& step = filters_[0];
-        if (step.keep > 1 || !(step.amount > 0 && step.amount < 1)) return {};
-        double least_likely = 0;  // relative to the largest
-        for (const Step& behind : filters_.subspan(1)) {
-            if (behind.what != Do::min_p || behind.keep > 1) return {};
-            least_likely = std::max(least_likely, behind.amount);
-        }
-        const auto inverse = static_cast<float>(1.0 / row_.temperature());
-        if (!std::isfinite(inverse)) return {};
-        row_.sweep_mass(inverse);
-        row_.note_largest();
-        if (!row_.plainly_scaled()) return {};
-        row_.settle_largest();
-        if (!row_.plainly_scaled()) return {};
-        // Relative errors: of exp and the sums of 32, and of scores that are off by a few roundings.
-        const double error = 0x1p-18 + (std::fabs(static_cast<double>(row_.largest()) * inverse) + 20) * 0x1p-21;
-        double mass = 0, slack = 0;
-        if (!total_mass(inverse, error, mass, slack)) return {};
-        const double target = step.amount * mass, target_slack = step.amount * slack;
-        const float deepest = least_likely > 0 ? row_.least_of(row_.largest(), least_likely) : kNothing;
-        float threshold = likely_threshold(target, mass, inverse);
-        for (double further = 0.5 * row_.temperature();; further *= 2) {
-            threshold = std::max(row_.below(threshold), deepest);
-            row_.collect(threshold, false);
-            if (weigh_list() * (1 - error) >= target + target_slack || threshold == deepest) break;
-            threshold = lower_by(threshold, further);
-        }
+        if (!read_steps()) return {};
+        MassSample sample(row_.logits, scale_, row_.work);
+        if (!weigh_row(sample)) return {};
+        list_all_kept(sample);
         for (;;) {
             Race race(seed, position);
             race.enter_all(list_.ids, list_.scores, list_.n);
-            winner_ = race.winner();
+            const int64_t winner = race.winner();
             const float score = race.score();
-            const Ahead before = ahead_of_winner(score);
-            if (!before.any) return winner_;
-            const double weight =
-                natural_exp(static_cast<double>(score) - static_cast<double>(row_.scaled(row_.largest())));
-            if (weight >= least_likely) {
-                if (before.mass * (1 + error) < target - target_slack) return winner_;
-                if (before.mass * (1 - error) < target + target_slack) return {};
+            const Ahead before = ahead_of(winner, score);
+            if (!before.any) return winner;
+            if (natural_exp(static_cast<double>(score) - static_cast<double>(top_)) >= least_likely_) {
+                if (before.mass * (1 + error_) < target_ - slack_) return winner;
+                if (before.mass * (1 - error_) < target_ + slack_) return {};
             }
             // Not kept, and neither is what ranks behind it.
             list_.keep([&](size_t i) {
-                return list_.scores[i] > score || (list_.scores[i] == score && list_.ids[i] < winner_);
+                return list_.scores[i] > score || (list_.scores[i] == score && list_.ids[i] < winner);
             });
         }
     }
 
   private:
-    // The sum of exp((x - largest) / temperature) over the patched row, and by how much it may be off.
-    bool total_mass(float inverse, double error, double& mass, double& slack) const {
-        const auto weight = [&](float x) {
-            return natural_exp(std::min(
-                (static_cast<double>(x) - static_cast<double>(row_.largest())) * static_cast<double>(inverse), 40.0));
-        };
-        float top = kNothing;
-        double factor = 0;
-        for (size_t block = 0; block < row_.logits.blocks(); ++block) {
-            if (row_.work.block_top[block] != top) {
-                top = row_.work.block_top[block];
-                factor = weight(top);
-            }
-            mass += row_.work.block_sum[block] * factor;
+    bool read_steps() {
+        if (filters_.empty() || filters_[0].what != Do::top_p || filters_[0].keep > 1) return false;
+        p_ = filters_[0].amount;
+        for (const Step& behind : filters_.subspan(1)) {
+            if (behind.what != Do::min_p || behind.keep > 1) return false;
+            least_likely_ = std::max(least_likely_, behind.amount);
         }
-        double touched = mass;
-        for (size_t i = 0; i < row_.overlay.count(); ++i) {
-            const double raw = weight(row_.overlay.raw()[i]), now = weight(row_.overlay.now()[i]);
-            mass += now - raw;
-            touched += now + raw;
-        }
-        slack = error * touched;
-        return slack < 0.05 * mass;
+        scale_ = static_cast<float>(1.0 / (kLn2 * row_.temperature()));
+        return p_ > 0 && p_ < 1 && scale_ > 0 && std::isfinite(scale_);
     }
 
-    // About the logit that a mass of `target` reaches from above, guessed from the head of the row and a sample of the
-    // rest.
-    float likely_threshold(double target, double mass, float inverse) {
-        const float head = row_.reached_by(32);
-        row_.collect(head);
-        double above = 0;
-        for (size_t i = 0; i < list_.n; ++i)
-            above +=
-                natural_exp((static_cast<double>(list_.scores[i]) - static_cast<double>(row_.largest())) * inverse);
-        if (above >= target * 1.001 || head == kNothing) return head;
-        constexpr size_t kSampled = 16;
-        const size_t stride = std::max<size_t>(1, row_.logits.blocks() / kSampled);
-        float* const sample = row_.work.selection.get();
-        size_t n = 0;
-        for (size_t block = stride / 2; block < row_.logits.blocks() && n < kSampled * kBlock; block += stride)
-            row_.logits.each_vector(block, [&](f32x16 x, size_t) {
-                store(sample + n, x);
-                n += kLanes;
-            });
-        float* const weights = row_.work.scores.get();  // free until the next `collect`
-        const f32x16 scale = broadcast(inverse), offset = broadcast(-row_.largest() * inverse);
-        for (size_t i = 0; i < n; i += kLanes) {
-            const f32x16 x = load(sample + i), weight = decaying_exp(min(fma(x, scale, offset), broadcast(0.0f)));
-            store(weights + i, select(~at_least(x, broadcast(head)) & kAllLanes, weight));
+    // Finds the mass of the row, and lists what the sample promises to be enough; min-p will list less. Where the
+    // sample's largest logit is too far from the row's, the row is weighed again.
+    bool weigh_row(const MassSample<real>& sample) {
+        constexpr float none = std::numeric_limits<float>::infinity();
+        const auto likely = [&](double mass) { return sample.above(kOfTail * (1 - p_) * mass); };
+        if (std::isfinite(sample.largest()) &&
+            weigh_row(sample.largest(), least_likely_ > 0 ? none : likely(sample.mass()), likely))
+            return true;
+        row_.sweep();
+        row_.note_largest();
+        row_.settle_largest();
+        return std::isfinite(row_.largest()) && weigh_row(row_.largest(), none, likely);
+    }
+
+    template <class Likely>
+    bool weigh_row(float reference, float threshold, Likely&& likely) {
+        reference_ = reference;
+        weight_ = Weight(broadcast(scale_), broadcast(-scale_ * reference_));
+        MassSweep sweep(row_.logits, weight_, row_.overlay.count() > 0);
+        double mass = sweep.run(row_.work, list_, threshold, likely);
+        threshold_ = sweep.threshold();
+        row_.note_sweep();
+        for (size_t i = 0; i < list_.n; ++i) list_.scores[i] = row_.logits.at(static_cast<size_t>(list_.ids[i]));
+        const Overlay& overlay = row_.overlay;
+        double touched = mass;
+        for (size_t i = 0; i < overlay.count(); ++i) {
+            const double raw = weight_of(overlay.raw()[i]), now = weight_of(overlay.now()[i]);
+            mass += now - raw;
+            touched += now + raw;
+            if (overlay.now()[i] >= threshold_) {
+                list_.ids[list_.n] = overlay.ids()[i];
+                list_.scores[list_.n++] = overlay.now()[i];
+            }
         }
-        const auto mass_from = [&](float t) {
-            f32x16 sums = broadcast(0.0f);
-            for (size_t i = 0; i < n; i += kLanes)
-                sums = sums + select(at_least(load(sample + i), broadcast(t)), load(weights + i));
-            return sum(sums);
-        };
-        const double share = std::min(1.0, (target - above) / std::max(mass - above, 1e-300) + 0.03);
-        const double wanted = share * mass_from(kNothing);
-        uint32_t low = ordered(kNothing), high = ordered(head);
-        for (int i = 0; i < 16 && high - low > 1; ++i) {
-            const uint32_t middle = low + (high - low) / 2;
-            (mass_from(from_ordered(middle)) >= wanted ? low : high) = middle;
+        find_largest();
+        if (!row_.plainly_scaled()) return false;
+        top_ = row_.scaled(row_.largest());
+        const double apart = (static_cast<double>(row_.largest()) - static_cast<double>(reference_)) * scale_;
+        // Relative errors: of exp2 and the sums, and of exponents and scores that are off by a few roundings.
+        const double far = std::fabs(static_cast<double>(row_.largest())) + std::fabs(static_cast<double>(reference_));
+        error_ = 0x1p-17 + (far * scale_ + 40) * 0x1p-21;
+        target_ = p_ * mass;
+        slack_ = p_ * error_ * touched;
+        const bool in_range = apart > -60 && apart < 100 && error_ < 0.05;  // where not, the sums may be anything
+        return in_range && slack_ < 0.05 * target_;
+    }
+
+    void find_largest() {
+        const float listed = largest(list_.scores, list_.n);
+        if (listed > kNothing) {
+            row_.set_largest(listed);
+        } else {
+            row_.note_largest();
+            row_.settle_largest();
         }
-        return from_ordered(low);
+    }
+
+    double weight_of(float x) const {
+        const double exponent = (static_cast<double>(x) - static_cast<double>(reference_)) * scale_;
+        return natural_exp(std::min(kLn2 * exponent, 700.0));
+    }
+
+    // Lowers the threshold until the list holds all that the steps keep, for certain.
+    void list_all_kept(const MassSample<real>& sample) {
+        const float deepest = least_likely_ > 0 ? row_.least_of(row_.largest(), least_likely_) : kNothing;
+        for (double further = 0.5 * row_.temperature();; further *= 2) {
+            if (threshold_ < std::numeric_limits<float>::infinity() &&
+                (mass_of_list() * (1 - error_) >= target_ + slack_ || threshold_ <= deepest))
+                return;
+            float lower = lower_by(std::min(threshold_, row_.largest()), further);
+            if (reference_ == sample.largest()) lower = std::min(lower, sample.above(kOfTail * (1 / p_ - 1) * target_));
+            threshold_ = std::max(deepest, lower);
+            row_.collect(threshold_, least_likely_ > 0);
+        }
     }
 
     static float lower_by(float t, double by) {
         const auto lower = static_cast<float>(static_cast<double>(t) - by - std::fabs(static_cast<double>(t)) * 1e-3);
-        return std::isfinite(lower) ? lower : kNothing;
+        return std::isnan(lower) ? kNothing : lower;
     }
 
     // The sum of what weight(i) gives for each sixteen of the list; float32 for as long as its error stays small.
-    template <class Weight>
-    double sum_over_list(Weight&& weight) const {
+    template <class Weights>
+    double sum_over_list(Weights&& weights) const {
         double total = 0;
         for (size_t i = 0; i < list_.n;) {
             f32x16 sums = broadcast(0.0f);
-            for (const size_t end = std::min(list_.n, i + kBlock); i < end; i += kLanes) sums = sums + weight(i);
+            for (const size_t end = std::min(list_.n, i + kBlock); i < end; i += kLanes) sums = sums + weights(i);
             total += static_cast<double>(sum(sums));
         }
         return total;
@@ -152,15 +149,15 @@ class Nucleus {
 
     Mask lanes_at(size_t i) const { return i + kLanes <= list_.n ? kAllLanes : (1u << (list_.n - i)) - 1; }
 
-    // Turns the list's logits into scores, and returns the sum of their weights.
-    double weigh_list() {
-        const f32x16 divisor = broadcast(static_cast<float>(row_.temperature())),
-                     top = broadcast(row_.scaled(row_.largest()));
+    // Turns the list's logits into scores. Returns the sum of the weights that rank before all that is not listed: a
+    // temperature may make the threshold the equal of logits below it.
+    double mass_of_list() {
+        const f32x16 divisor = broadcast(static_cast<float>(row_.temperature()));
+        const f32x16 lowest = broadcast(row_.scaled(threshold_));
         return sum_over_list([&](size_t i) {
-            f32x16 s = load(list_.scores + i);
-            if (row_.is_scaled()) s = s / divisor;
+            const f32x16 x = load(list_.scores + i), s = row_.is_scaled() ? x / divisor : x;
             store(list_.scores + i, s);
-            return select(lanes_at(i), decaying_exp(s - top));
+            return select(lanes_at(i) & ~at_least(lowest, s), weight_(x));
         });
     }
 
@@ -170,25 +167,37 @@ class Nucleus {
     };
 
     // What ranks before the winner.
-    Ahead ahead_of_winner(float score) const {
-        const f32x16 top = broadcast(row_.scaled(row_.largest())), bound = broadcast(score);
+    Ahead ahead_of(int64_t winner, float score) const {
+        const f32x16 bound = broadcast(score);
+        const Weight weight(broadcast(kLog2E), weight_.offset);  // of scores, which are logits divided already
         Mask any = 0;
         const double mass = sum_over_list([&](size_t i) {
             const f32x16 s = load(list_.scores + i);
             const Mask not_above = at_least(bound, s);
             Mask mask = ~not_above & lanes_at(i);
             for (Mask equal = not_above & at_least(s, bound) & lanes_at(i); equal; equal &= equal - 1)
-                if (list_.ids[i + static_cast<size_t>(std::countr_zero(equal))] < winner_) mask |= equal & -equal;
+                if (list_.ids[i + static_cast<size_t>(std::countr_zero(equal))] < winner) mask |= equal & -equal;
             any |= mask;
-            return select(mask, decaying_exp(s - top));
+            return select(mask, weight(s));
         });
         return {mass, any != 0};
     }
 
+    static constexpr double kOfTail = 0.9;  // so much of what top-p may drop is not listed, at a guess
+    static constexpr float kLog2E = 1.44269504f;
+
     PatchedRow<real>& row_;
     Candidates& list_;
     const std::span<const Step> filters_;
-    int64_t winner_ = -1;
+    double p_ = 0;
+    double least_likely_ = 0;  // relative to the largest
+    float scale_ = 0;          // from a difference of logits to an exponent of two
+    float reference_ = 0;      // the logit whose weight is 1
+    Weight weight_{};
+    float threshold_ = 0;            // that the list reaches down to
+    float top_ = 0;                  // the largest score
+    double error_ = 0;               // of a sum of weights, relative
+    double target_ = 0, slack_ = 0;  // what top-p fills, and by how much it may be off
 };
 
 }  // namespace decodestep::DECODESTEP_ISA

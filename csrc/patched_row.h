@@ -37,9 +37,10 @@ class PatchedRow {
         note_sweep();
     }
 
-    void sweep_mass(float inverse) {
-        logits.sweep_mass(work, inverse);
-        note_sweep();
+    // A pass has found the largest of each group.
+    void note_sweep() {
+        swept_ = true;
+        known_ = {work.group_max.get(), logits.blocks() * kLanes};
     }
 
     // Instead of a sweep: lists what reaches a threshold that is likely to let `count` tokens through. False where
@@ -66,6 +67,8 @@ class PatchedRow {
     void note_largest(float best) {
         largest_ = std::max(best, decodestep::DECODESTEP_ISA::largest(overlay.now(), overlay.count()));
     }
+
+    void set_largest(float largest) { largest_ = largest; }
 
     // `largest` may be that of a token that was patched away; the list is overwritten.
     void settle_largest() {
@@ -126,11 +129,6 @@ class PatchedRow {
     float scaled(float x) const { return scaled_ ? x / static_cast<float>(temperature_) : x; }
 
   private:
-    void note_sweep() {
-        swept_ = true;
-        known_ = {work.group_max.get(), logits.blocks() * kLanes};
-    }
-
     bool is_guessed() const { return known_.data() == list.scores; }
 
     // In a list of the logits that reach the threshold, patched ones stand in for theirs.

@@ -52,7 +52,7 @@ class Race {
     Mask enter_likely(const int32_t* ids, const float* scores, size_t n) {
         const Mask beyond = kAllLanes & ~((1u << n) - 1);
         const f32x16 s = max(load(scores) + select(beyond, broadcast(kNothing)), broadcast(kNothing));
-        const f32x16 weights = decaying_exp(s - broadcast(largest(s)));
+        const f32x16 weights = exp2((s - broadcast(largest(s))) * broadcast(1.44269504f));
         const f32x16 ratios = weights / (to_float(noise_bits(state_, load_ids(ids))) + broadcast(1.0f));
         const auto best = static_cast<size_t>(std::countr_zero(at_least(ratios, broadcast(largest(ratios)))));
         if (best >= n || !(scores[best] > kNothing)) return 0;

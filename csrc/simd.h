@@ -243,6 +243,13 @@ DECODESTEP_INLINE void keep([[maybe_unused]] f32x16& a) {
 #endif
 }
 
+// Keeps an integer in a general register, and the stores before from being gathered in a vector.
+DECODESTEP_INLINE void stay_scalar([[maybe_unused]] uint64_t& a) {
+#if defined(__AVX2__)
+    asm volatile("" : "+r"(a) : : "memory");
+#endif
+}
+
 DECODESTEP_INLINE void prefetch(const void* p) { __builtin_prefetch(p, 0, 3); }
 
 // The first n lanes (0 < n < 16) from memory, zeros behind them.

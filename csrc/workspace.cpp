@@ -29,8 +29,6 @@ constexpr size_t kShelf = 64;  // more workspaces than that are given back to th
 Workspace::Workspace(size_t vocab)
     : vocab(vocab),
       group_max(room<float>((vocab / kBlock + 1) * kLanesOfBlock)),
-      block_sum(room<float>(vocab / kBlock + 1)),
-      block_top(room<float>(vocab / kBlock + 1)),
       ids(room<int32_t>(vocab)),
       scores(room<float>(vocab)),
       weights(room<double>(vocab)),

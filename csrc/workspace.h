@@ -25,9 +25,7 @@ struct Workspace {
 
     size_t vocab;
     std::unique_ptr<float[]> group_max;  // of each group of each block
-    std::unique_ptr<float[]> block_sum;  // of exp, relative to block_top
-    std::unique_ptr<float[]> block_top;
-    std::unique_ptr<int32_t[]> ids;  // candidates, with room for one vector more
+    std::unique_ptr<int32_t[]> ids;      // candidates, with room for one vector more
     std::unique_ptr<float[]> scores;
     std::unique_ptr<double[]> weights, logs, terms;
     std::unique_ptr<uint8_t[]> kept;
