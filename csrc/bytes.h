@@ -1,15 +1,12 @@
 // Sums of products of bytes: sixteen lanes, each of four unsigned bytes times four signed ones, added up exactly.
 #pragma once
 
-#include "simd.h"
+#include "integers.h"
 
 namespace decodestep::DECODESTEP_ISA {
 
 #if defined(__AVX512F__)
 
-struct i32x16 {
-    __m512i v;
-};
 struct u8x64 {
     __m512i v;
 };
@@ -17,8 +14,6 @@ struct i8x4 {  // the same four bytes for every lane
     __m512i v;
 };
 
-DECODESTEP_INLINE i32x16 broadcast_int(int32_t x) { return {_mm512_set1_epi32(x)}; }
-DECODESTEP_INLINE f32x16 to_float(i32x16 a) { return {_mm512_cvtepi32_ps(a.v)}; }
 DECODESTEP_INLINE u8x64 load_bytes(const uint8_t* p) { return {_mm512_loadu_si512(p)}; }
 DECODESTEP_INLINE u8x64 low_halves(u8x64 a) { return {_mm512_and_si512(a.v, _mm512_set1_epi8(15))}; }
 DECODESTEP_INLINE u8x64 high_halves(u8x64 a) {
@@ -55,9 +50,6 @@ DECODESTEP_INLINE i32x16 dot_bytes(i32x16 sum, u8x64 w, i8x4 x) {
 
 #elif defined(__AVX2__)
 
-struct i32x16 {
-    __m256i low, high;
-};
 struct u8x64 {
     __m256i low, high;
 };
@@ -65,8 +57,6 @@ struct i8x4 {
     __m256i v;
 };
 
-DECODESTEP_INLINE i32x16 broadcast_int(int32_t x) { return {_mm256_set1_epi32(x), _mm256_set1_epi32(x)}; }
-DECODESTEP_INLINE f32x16 to_float(i32x16 a) { return {_mm256_cvtepi32_ps(a.low), _mm256_cvtepi32_ps(a.high)}; }
 DECODESTEP_INLINE u8x64 load_bytes(const uint8_t* p) {
     const auto* words = reinterpret_cast<const __m256i*>(p);
     return {_mm256_loadu_si256(words), _mm256_loadu_si256(words + 1)};
@@ -102,9 +92,6 @@ DECODESTEP_INLINE i32x16 dot_bytes(i32x16 sum, u8x64 w, i8x4 x) {
 
 #else
 
-struct i32x16 {
-    int32_t v[kLanes];
-};
 struct u8x64 {
     uint8_t v[4 * kLanes];
 };
@@ -112,14 +99,6 @@ struct i8x4 {
     int8_t v[4];
 };
 
-DECODESTEP_INLINE i32x16 broadcast_int(int32_t x) {
-    i32x16 r;
-    for (int i = 0; i < kLanes; ++i) r.v[i] = x;
-    return r;
-}
-DECODESTEP_INLINE f32x16 to_float(i32x16 a) {
-    return each([&](int i) { return static_cast<float>(a.v[i]); });
-}
 DECODESTEP_INLINE u8x64 load_bytes(const uint8_t* p) {
     u8x64 r;
     std::memcpy(r.v, p, sizeof r.v);
@@ -138,7 +117,7 @@ DECODESTEP_INLINE i8x4 broadcast_four(const int8_t* p) { return {{p[0], p[1], p[
 constexpr int kByteOffset = 128;
 DECODESTEP_INLINE i32x16 dot_nibbles(i32x16 sum, u8x64 w, i8x4 x) {
     for (int i = 0; i < kLanes; ++i)
-        sum.v[i] += w.v[4 * i] * x.v[0] + w.v[4 * i + 1] * x.v[1] + w.v[4 * i + 2] * x.v[2] + w.v[4 * i + 3] * x.v[3];
+        for (int j = 0; j < 4; ++j) sum.v[i] += static_cast<uint32_t>(w.v[4 * i + j] * x.v[j]);
     return sum;
 }
 DECODESTEP_INLINE i32x16 dot_bytes(i32x16 sum, u8x64 w, i8x4 x) { return dot_nibbles(sum, w, x); }

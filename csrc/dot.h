@@ -6,7 +6,7 @@
 // inputs and results for zeros, the other builds do not, and the baseline rounds a product that is subnormal twice.
 #pragma once
 
-#include "simd.h"
+#include "integers.h"
 
 namespace decodestep::DECODESTEP_ISA {
 
@@ -30,32 +30,19 @@ struct F32Dot : F32Sums {
     static DECODESTEP_INLINE Sums add(Sums sums, Token x, Weights w) { return fma(x, w, sums); }
 };
 
-DECODESTEP_INLINE uint32_t four_bytes(const uint8_t* p) {
-    uint32_t bits;
+DECODESTEP_INLINE int32_t four_bytes(const uint8_t* p) {
+    int32_t bits;
     std::memcpy(&bits, p, sizeof bits);
     return bits;
 }
 
 #if defined(__AVX512F__)
 
-struct i32x16 {
-    __m512i v;
-};
-
-DECODESTEP_INLINE i32x16 broadcast_bits(uint32_t bits) { return {_mm512_set1_epi32(static_cast<int>(bits))}; }
-DECODESTEP_INLINE i32x16 load_bits(const void* p) { return {_mm512_loadu_si512(p)}; }
-DECODESTEP_INLINE void store_bits(void* p, i32x16 a) { _mm512_storeu_si512(p, a.v); }
-DECODESTEP_INLINE i32x16 operator+(i32x16 a, i32x16 b) { return {_mm512_add_epi32(a.v, b.v)}; }
-DECODESTEP_INLINE i32x16 operator|(i32x16 a, i32x16 b) { return {_mm512_or_si512(a.v, b.v)}; }
 DECODESTEP_INLINE i32x16 widen_bits(const uint16_t* p) {
     return {_mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))};
 }
 DECODESTEP_INLINE i32x16 widen_bits(const int8_t* p) {
     return {_mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)))};
-}
-template <int bits>
-DECODESTEP_INLINE i32x16 shift_left(i32x16 a) {
-    return {_mm512_slli_epi32(a.v, bits)};
 }
 DECODESTEP_INLINE f32x16 first_bf16(i32x16 a) { return {_mm512_castsi512_ps(_mm512_slli_epi32(a.v, 16))}; }
 DECODESTEP_INLINE f32x16 second_bf16(i32x16 a) {
@@ -68,29 +55,6 @@ DECODESTEP_INLINE i32x16 multiply_pairs(i32x16 a, i32x16 b) { return {_mm512_mad
 
 #elif defined(__AVX2__)
 
-struct i32x16 {
-    __m256i low, high;
-};
-
-DECODESTEP_INLINE i32x16 broadcast_bits(uint32_t bits) {
-    const __m256i all = _mm256_set1_epi32(static_cast<int>(bits));
-    return {all, all};
-}
-DECODESTEP_INLINE i32x16 load_bits(const void* p) {
-    const auto* halves = static_cast<const __m256i*>(p);
-    return {_mm256_loadu_si256(halves), _mm256_loadu_si256(halves + 1)};
-}
-DECODESTEP_INLINE void store_bits(void* p, i32x16 a) {
-    auto* halves = static_cast<__m256i*>(p);
-    _mm256_storeu_si256(halves, a.low);
-    _mm256_storeu_si256(halves + 1, a.high);
-}
-DECODESTEP_INLINE i32x16 operator+(i32x16 a, i32x16 b) {
-    return {_mm256_add_epi32(a.low, b.low), _mm256_add_epi32(a.high, b.high)};
-}
-DECODESTEP_INLINE i32x16 operator|(i32x16 a, i32x16 b) {
-    return {_mm256_or_si256(a.low, b.low), _mm256_or_si256(a.high, b.high)};
-}
 DECODESTEP_INLINE i32x16 widen_bits(const uint16_t* p) {
     const auto* halves = reinterpret_cast<const __m128i*>(p);
     return {_mm256_cvtepu16_epi32(_mm_loadu_si128(halves)), _mm256_cvtepu16_epi32(_mm_loadu_si128(halves + 1))};
@@ -98,10 +62,6 @@ DECODESTEP_INLINE i32x16 widen_bits(const uint16_t* p) {
 DECODESTEP_INLINE i32x16 widen_bits(const int8_t* p) {
     const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
     return {_mm256_cvtepu8_epi32(bytes), _mm256_cvtepu8_epi32(_mm_srli_si128(bytes, 8))};
-}
-template <int bits>
-DECODESTEP_INLINE i32x16 shift_left(i32x16 a) {
-    return {_mm256_slli_epi32(a.low, bits), _mm256_slli_epi32(a.high, bits)};
 }
 DECODESTEP_INLINE f32x16 first_bf16(i32x16 a) {
     return {_mm256_castsi256_ps(_mm256_slli_epi32(a.low, 16)), _mm256_castsi256_ps(_mm256_slli_epi32(a.high, 16))};
@@ -120,41 +80,11 @@ DECODESTEP_INLINE i32x16 multiply_pairs(i32x16 a, i32x16 b) {
 
 #else
 
-struct i32x16 {
-    uint32_t v[kLanes];
-};
-
-template <class F>
-DECODESTEP_INLINE i32x16 each_group(F&& f) {
-    i32x16 r;
-    for (int i = 0; i < kLanes; ++i) r.v[i] = f(i);
-    return r;
-}
-
-DECODESTEP_INLINE i32x16 broadcast_bits(uint32_t bits) {
-    return each_group([=](int) { return bits; });
-}
-DECODESTEP_INLINE i32x16 load_bits(const void* p) {
-    i32x16 r;
-    std::memcpy(r.v, p, sizeof r.v);
-    return r;
-}
-DECODESTEP_INLINE void store_bits(void* p, i32x16 a) { std::memcpy(p, a.v, sizeof a.v); }
-DECODESTEP_INLINE i32x16 operator+(i32x16 a, i32x16 b) {
-    return each_group([&](int i) { return a.v[i] + b.v[i]; });
-}
-DECODESTEP_INLINE i32x16 operator|(i32x16 a, i32x16 b) {
-    return each_group([&](int i) { return a.v[i] | b.v[i]; });
-}
 DECODESTEP_INLINE i32x16 widen_bits(const uint16_t* p) {
-    return each_group([&](int i) { return uint32_t{p[i]}; });
+    return each_int([&](int i) { return uint32_t{p[i]}; });
 }
 DECODESTEP_INLINE i32x16 widen_bits(const int8_t* p) {
-    return each_group([&](int i) { return uint32_t{static_cast<uint8_t>(p[i])}; });
-}
-template <int bits>
-DECODESTEP_INLINE i32x16 shift_left(i32x16 a) {
-    return each_group([&](int i) { return a.v[i] << bits; });
+    return each_int([&](int i) { return uint32_t{static_cast<uint8_t>(p[i])}; });
 }
 DECODESTEP_INLINE f32x16 as_floats(i32x16 a) {
     f32x16 r;
@@ -162,10 +92,10 @@ DECODESTEP_INLINE f32x16 as_floats(i32x16 a) {
     return r;
 }
 DECODESTEP_INLINE f32x16 first_bf16(i32x16 a) {
-    return as_floats(each_group([&](int i) { return a.v[i] << 16; }));
+    return as_floats(each_int([&](int i) { return a.v[i] << 16; }));
 }
 DECODESTEP_INLINE f32x16 second_bf16(i32x16 a) {
-    return as_floats(each_group([&](int i) { return a.v[i] & 0xffff0000u; }));
+    return as_floats(each_int([&](int i) { return a.v[i] & 0xffff0000u; }));
 }
 // A group holds two int16.
 DECODESTEP_INLINE int32_t low_half(uint32_t group) { return static_cast<int16_t>(group & 0xffff); }
@@ -174,13 +104,13 @@ DECODESTEP_INLINE uint32_t halves(int32_t low, int32_t high) {
     return (static_cast<uint32_t>(low) & 0xffff) | static_cast<uint32_t>(high) << 16;
 }
 DECODESTEP_INLINE i32x16 odd_bytes(i32x16 a) {
-    return each_group([&](int i) { return halves(low_half(a.v[i]) >> 8, high_half(a.v[i]) >> 8); });
+    return each_int([&](int i) { return halves(low_half(a.v[i]) >> 8, high_half(a.v[i]) >> 8); });
 }
 DECODESTEP_INLINE i32x16 even_bytes(i32x16 a) {
-    return odd_bytes(each_group([&](int i) { return (a.v[i] & 0x00ff00ffu) << 8; }));
+    return odd_bytes(each_int([&](int i) { return (a.v[i] & 0x00ff00ffu) << 8; }));
 }
 DECODESTEP_INLINE i32x16 multiply_pairs(i32x16 a, i32x16 b) {
-    return each_group([&](int i) {
+    return each_int([&](int i) {
         const int32_t first = low_half(a.v[i]) * low_half(b.v[i]), second = high_half(a.v[i]) * high_half(b.v[i]);
         return static_cast<uint32_t>(first) + static_cast<uint32_t>(second);
     });
@@ -204,7 +134,7 @@ struct Bf16Dot : F32Sums {
     using Token = __m512bh;
     using Weights = __m512bh;
     static DECODESTEP_INLINE Token token(const uint8_t* p) {
-        return reinterpret_cast<__m512bh>(broadcast_bits(four_bytes(p)).v);
+        return reinterpret_cast<__m512bh>(broadcast_int(four_bytes(p)).v);
     }
     static DECODESTEP_INLINE Weights weights(const uint8_t* p) { return reinterpret_cast<__m512bh>(load_bits(p).v); }
     static DECODESTEP_INLINE Sums add(Sums sums, Token x, Weights w) { return {_mm512_dpbf16_ps(sums.v, x, w)}; }
@@ -220,7 +150,7 @@ struct Bf16Dot : F32Sums {
     using Token = Bf16Pair;
     using Weights = Bf16Pair;
     static DECODESTEP_INLINE Bf16Pair pair(i32x16 bits) { return {first_bf16(bits), second_bf16(bits)}; }
-    static DECODESTEP_INLINE Token token(const uint8_t* p) { return pair(broadcast_bits(four_bytes(p))); }
+    static DECODESTEP_INLINE Token token(const uint8_t* p) { return pair(broadcast_int(four_bytes(p))); }
     static DECODESTEP_INLINE Weights weights(const uint8_t* p) { return pair(load_bits(p)); }
     static DECODESTEP_INLINE Sums add(Sums sums, const Token& x, const Weights& w) {
         return fma(x.first, w.first, fma(x.second, w.second, sums));
@@ -235,7 +165,7 @@ struct I8Sums {
     using Sums = i32x16;
     static DECODESTEP_INLINE Sums load_sums(const float* p) { return load_bits(p); }
     static DECODESTEP_INLINE void store_sums(float* p, Sums sums) { store_bits(p, sums); }
-    static DECODESTEP_INLINE Sums zero() { return broadcast_bits(0); }
+    static DECODESTEP_INLINE Sums zero() { return broadcast_int(0); }
 };
 
 #if defined(__AVX512VNNI__)
@@ -245,9 +175,9 @@ struct I8Dot : I8Sums {
     using Token = i32x16;
     using Weights = i32x16;
     static DECODESTEP_INLINE Token token(const uint8_t* p) {
-        return {_mm512_xor_si512(broadcast_bits(four_bytes(p)).v, broadcast_bits(0x80808080u).v)};
+        return {_mm512_xor_si512(broadcast_int(four_bytes(p)).v, broadcast_int(static_cast<int32_t>(0x80808080u)).v)};
     }
-    static DECODESTEP_INLINE Token ones() { return broadcast_bits(0x01010101u); }
+    static DECODESTEP_INLINE Token ones() { return broadcast_int(0x01010101); }
     static DECODESTEP_INLINE Weights weights(const uint8_t* p) { return load_bits(p); }
     static DECODESTEP_INLINE Sums add(Sums sums, Token x, Weights w) { return {_mm512_dpbusd_epi32(sums.v, x.v, w.v)}; }
 };
@@ -263,8 +193,8 @@ struct I8Dot : I8Sums {
     using Token = I8Pairs;
     using Weights = I8Pairs;
     static DECODESTEP_INLINE I8Pairs pairs(i32x16 bits) { return {even_bytes(bits), odd_bytes(bits)}; }
-    static DECODESTEP_INLINE Token token(const uint8_t* p) { return pairs(broadcast_bits(four_bytes(p))); }
-    static DECODESTEP_INLINE Token ones() { return pairs(broadcast_bits(0x01010101u)); }
+    static DECODESTEP_INLINE Token token(const uint8_t* p) { return pairs(broadcast_int(four_bytes(p))); }
+    static DECODESTEP_INLINE Token ones() { return pairs(broadcast_int(0x01010101)); }
     static DECODESTEP_INLINE Weights weights(const uint8_t* p) { return pairs(load_bits(p)); }
     static DECODESTEP_INLINE Sums add(Sums sums, const Token& x, const Weights& w) {
         return sums + (multiply_pairs(x.even, w.even) + multiply_pairs(x.odd, w.odd));

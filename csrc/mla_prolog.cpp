@@ -7,7 +7,7 @@
 #include "parallel.h"
 #include "query_head.h"
 #include "rms_norm.h"
-#include "rotate.h"
+#include "rope.h"
 
 namespace decodestep::DECODESTEP_ISA {
 namespace {
@@ -200,7 +200,7 @@ class Prolog {
     void latent(size_t t, float* row, Real* key) const {
         finish(a_.w_dkv_kr, kv_sums_, t, a_.latent + a_.rope, row);
         norm(row, a_.latent, a_.gamma_ckv, a_.eps_ckv, a_.alpha_ckv);
-        rotate(row + a_.latent, a_.rope / 2, 0, a_.rope / 2, a_.sin + t * a_.rope, a_.cos + t * a_.rope, key);
+        rotate_to_halves(row + a_.latent, a_.rope / 2, 0, a_.rope / 2, a_.sin + t * a_.rope, a_.cos + t * a_.rope, key);
         uint8_t* bytes = cached_.row<uint8_t>(t);
         latent_row(a_, row, key, bytes, bytes + kv_bytes());
     }

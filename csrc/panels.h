@@ -55,10 +55,10 @@ struct Product {
     size_t tokens;
     Columns w;
     size_t first, last;
-    float* y;          // [tokens, sums_width(w, first, last)]; output `first` is at sums_before(w, first)
-    size_t y_stride;   // floats
-    uint8_t* scratch;  // kProductScratch bytes
-    const void* next;  // of a packed weight: what the caller reads after it, asked for at its end; or null
+    float* y;                    // [tokens, sums_width(w, first, last)]; output `first` is at sums_before(w, first)
+    size_t y_stride;             // floats
+    uint8_t* scratch;            // kProductScratch bytes
+    const void* next = nullptr;  // of a packed weight: what the caller reads after it, asked for at its end
 };
 
 constexpr size_t kProductScratch = 72 << 10;

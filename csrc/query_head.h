@@ -6,7 +6,7 @@
 
 #include "mla_prolog.h"
 #include "parallel.h"
-#include "rotate.h"
+#include "rope.h"
 #include "rounding.h"
 
 namespace decodestep::DECODESTEP_ISA {
@@ -218,7 +218,7 @@ struct Head {
             put_all(row, a.nope, nope.template row<Real>(t));
         }
         const size_t group = head / (a.heads / a.rope_groups), at = (begin + t) * a.rope;
-        rotate(row + a.nope, pairs, group * pairs, half, a.sin + at, a.cos + at, rope_of(t));
+        rotate_to_halves(row + a.nope, pairs, group * pairs, half, a.sin + at, a.cos + at, rope_of(t));
     }
 
     size_t place(size_t t) const { return (begin + t) * a.heads + head; }

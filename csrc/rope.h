@@ -1,7 +1,8 @@
-// The rotation of a pair of values by its position.
+// The rotation of pairs of values by their position. Included by kernels that are compiled once for each instruction
+// set.
 #pragma once
 
-#include "simd.h"
+#include "rounding.h"
 
 namespace decodestep::DECODESTEP_ISA {
 
@@ -11,6 +12,20 @@ inline void rotate_pairs(float* values, size_t pairs, const float* sin, const fl
         const float even = values[2 * i], odd = values[2 * i + 1];
         values[2 * i] = even * cos[i] - odd * sin[i];
         values[2 * i + 1] = odd * cos[i] + even * sin[i];
+    }
+}
+
+// Pairs side by side in, halves out: pair j gives out[j] and out[half + j], each with a sine and cosine of its own. The
+// pairs first, first + 1, ... of the row are given; what the other pairs would give is zero.
+template <class Real>
+DECODESTEP_INLINE void rotate_to_halves(const float* x, size_t pairs, size_t first, size_t half, const float* sin,
+                                        const float* cos, Real* out) {
+    if (pairs < half) std::memset(out, 0, 2 * half * sizeof(Real));
+    for (size_t i = 0; i < pairs; ++i) {
+        const size_t j = first + i;
+        const float even = x[2 * i], odd = x[2 * i + 1];
+        put(even * cos[j] - odd * sin[j], out + j);
+        put(odd * cos[half + j] + even * sin[half + j], out + half + j);
     }
 }
 
