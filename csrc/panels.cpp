@@ -33,8 +33,9 @@ constexpr size_t kChunk = 64;       // groups whose weights, 16 KiB, fit the inn
 constexpr size_t kAhead = 4096;     // bytes by which weights that are read once are asked for in advance
 constexpr size_t kPackGroups = 32;  // of a weight that is not packed, at a time, for
 constexpr size_t kPackPanels = 8;   // so many panels, or for one panel of NZ
-constexpr size_t kNzGroups = 128;
-constexpr size_t kPackAhead = 12288;  // bytes of rows
+constexpr size_t kPackAhead = 12288;  // bytes of rows, and
+constexpr size_t kNzAhead = 4096;     // of a column of NZ
+constexpr size_t kLine = 64;
 static_assert(kPackPanels * (kPackGroups + 1) * kPanelRow <= kProductScratch);
 
 // Some groups of a panel.
@@ -137,8 +138,43 @@ struct Run {
     size_t to, length;
 };
 
-// Groups [k, k + groups) of outputs [first, last): panels that lie `stride` bytes apart. Reads row by row, for rows are
-// what lies together, and asks for later rows as far ahead as the memory needs.
+// One group of a run, which may end amid it.
+template <class W>
+DECODESTEP_INLINE void pack_group(const Columns& from, const Run<W>& run, size_t group, uint8_t* to) {
+    constexpr size_t G = kGroupBytes / sizeof(W);
+    constexpr W zeros[kPanel] = {};
+    W* out = reinterpret_cast<W*>(to + run.to);
+    const W* rows[G];
+    for (size_t g = 0; g < G; ++g) {
+        const size_t row = group * G + g;
+        rows[g] = row < from.in ? run.from + row * from.row_stride : zeros;
+    }
+    size_t l = 0;
+    for (; l + kLanes <= run.length; l += kLanes) store_bits(out + l * G, group_of(rows, l));
+    for (; l < run.length; ++l)
+        for (size_t g = 0; g < G; ++g) out[l * G + g] = rows[g][l];
+}
+
+// The same for groups [k, k + groups), one after the other: sixteen outputs at a time, all inputs there.
+template <class W>
+void pack_run(const Columns& from, const Run<W>& run, size_t k, size_t groups, uint8_t* to) {
+    constexpr size_t G = kGroupBytes / sizeof(W);
+    const size_t stride = from.row_stride;
+    for (size_t l = 0; l < run.length; l += kLanes) {
+        const W* first = run.from + k * G * stride + l;
+        uint8_t* out = to + run.to + l * kGroupBytes;
+        for (size_t i = 0; i < groups; ++i, first += G * stride, out += kPanelRow) {
+            prefetch(first + kNzAhead / sizeof(W));
+            const W* rows[G];
+#pragma GCC unroll 4
+            for (size_t g = 0; g < G; ++g) rows[g] = first + g * stride;
+            store_bits(out, group_of(rows, 0));
+        }
+    }
+}
+
+// Groups [k, k + groups) of outputs [first, last): panels that lie `stride` bytes apart. Reads in the order of the
+// memory, which is row by row, but in NZ run by run, and asks for later rows as far ahead as the memory needs.
 template <class W>
 void pack_groups(const Columns& from, size_t first, size_t last, size_t k, size_t groups, uint8_t* to, size_t stride) {
     constexpr size_t G = kGroupBytes / sizeof(W);
@@ -150,27 +186,26 @@ void pack_groups(const Columns& from, size_t first, size_t last, size_t k, size_
                        (n - first) / kPanel * stride + in_panel * kGroupBytes,
                        std::min({kPanel - in_panel, from.width - in_source, last - n})};
     }
-    const size_t rest = (kPanel - (last - first) % kPanel) % kPanel * kGroupBytes;
-    const size_t ahead = std::max(2 * G, kPackAhead / ((last - first) * sizeof(W)));
-    const W zeros[kPanel] = {};
-    for (size_t group = k; group < k + groups; ++group, to += kPanelRow) {
-        for (size_t i = 0; i < count; ++i) {
-            const Run<W> run = runs[i];
-            W* out = reinterpret_cast<W*>(to + run.to);
-            const W* rows[G];
-            for (size_t g = 0; g < G; ++g) {
-                const size_t row = group * G + g;
-                for (size_t l = 0; l < run.length; l += 64 / sizeof(W))
-                    prefetch(run.from + (row + ahead) * from.row_stride + l);
-                rows[g] = row < from.in ? run.from + row * from.row_stride : zeros;
-            }
-            size_t l = 0;
-            for (; l + kLanes <= run.length; l += kLanes) store_bits(out + l * G, group_of(rows, l));
-            for (; l < run.length; ++l)
-                for (size_t g = 0; g < G; ++g) out[l * G + g] = rows[g][l];
+    if (from.width < kPanel) {
+        const size_t whole = std::min(groups, from.in / G - std::min(from.in / G, k));
+        for (size_t r = 0; r < count; ++r) {
+            const size_t quick = runs[r].length % kLanes ? 0 : whole;
+            pack_run(from, runs[r], k, quick, to);
+            for (size_t i = quick; i < groups; ++i) pack_group(from, runs[r], k + i, to + i * kPanelRow);
         }
-        std::memset(to + (last - first - 1) / kPanel * stride + kPanelRow - rest, 0, rest);
+    } else {
+        const size_t ahead = std::max(2 * G, kPackAhead / ((last - first) * sizeof(W))) * from.row_stride;
+        for (size_t i = 0; i < groups; ++i)
+            for (size_t r = 0; r < count; ++r) {
+                for (size_t g = 0; g < G; ++g)
+                    for (size_t l = 0; l < runs[r].length; l += kLine / sizeof(W))
+                        prefetch(runs[r].from + ((k + i) * G + g) * from.row_stride + ahead + l);
+                pack_group(from, runs[r], k + i, to + i * kPanelRow);
+            }
     }
+    const size_t rest = (kPanel - (last - first) % kPanel) % kPanel * kGroupBytes;
+    uint8_t* end = to + (last - first - 1) / kPanel * stride + kPanelRow - rest;
+    for (size_t i = 0; i < groups; ++i) std::memset(end + i * kPanelRow, 0, rest);
 }
 
 void pack_groups(const Columns& from, size_t first, size_t last, size_t k, size_t groups, uint8_t* to, size_t stride) {
@@ -202,7 +237,7 @@ void multiply_plain(const Product& a) {
     const size_t all = group_count(a.w.value, a.w.in);
     // Of a matrix long rows at a time, of NZ long panels.
     const bool nz = a.w.width < kPanel;
-    const size_t panels = nz ? 1 : kPackPanels, most = nz ? kNzGroups : kPackGroups;
+    const size_t panels = nz ? 1 : kPackPanels, most = kPackGroups;
     for (size_t span = a.first; span < a.last; span += panels * kPanel) {
         const size_t end = std::min(a.last, span + panels * kPanel);
         for (size_t k = 0; k < all; k += most) {
