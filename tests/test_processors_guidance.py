@@ -141,6 +141,19 @@ def test_dia_channels_equal_transformers():
         agree(ours, hf.DiaEOSChannelFilterLogitsProcessor(3, 6)(None, scores.clone()), units=1)
 
 
+@numpy_and_torch
+@pytest.mark.parametrize("end", [4, 9])
+def test_an_end_past_the_vocabulary_is_an_index_error(kind, end):
+    ids, scores = make(kind, [[0]], "int64"), make(kind, [[0, 1, 2, 3]] * 2)
+    for processor in (
+        ds.DiaEOSChannelFilterLogitsProcessor(2, end),
+        ds.DiaEOSDelayPatternLogitsProcessor([0, 1], end, 3),
+        ds.BarkEosPrioritizerLogitsProcessor(end, 0.5),
+    ):
+        with pytest.raises(IndexError):
+            processor(ids, scores)
+
+
 def test_dia_delays_equal_transformers():
     rng = np.random.default_rng(37)
     for _ in range(20):

@@ -206,7 +206,7 @@ class DiaEOSChannelFilterLogitsProcessor(LogitsProcessor):
         row's first maximum at eos:  s[:eos] = -inf;  elsewhere:  s[eos] = -inf
 
     num_channels: an int >= 1; the rows of scores are a multiple of it.
-    eos_token_id: an int >= 1.
+    eos_token_id: an int >= 1. Raises IndexError at the call for one past the vocabulary.
 
     Source: Nari Labs, Dia-1.6B, 2025. Deviation from transformers 5.23: the given scores are not written to.
     """
@@ -224,9 +224,9 @@ class DiaEOSChannelFilterLogitsProcessor(LogitsProcessor):
         rows[:, 1:, self.eos_id :] = NEGATIVE_INFINITY
         rows[:, 0, self.eos_id + 1 :] = NEGATIVE_INFINITY
         flat = xp.reshape(rows, (-1, vocab))
-        ends = (xp.argmax(flat, axis=-1) == self.eos_id)[:, None]
-        token = xp.arange(vocab, device=device(scores))[None, :]
-        return fill(xp, flat, (ends & (token < self.eos_id)) | (~ends & (token == self.eos_id)))
+        ends = xp.argmax(flat, axis=-1) == self.eos_id
+        flat[:, self.eos_id] = fill(xp, flat[:, self.eos_id], ~ends)
+        return fill(xp, flat, ends[:, None] & (xp.arange(vocab, device=device(scores)) < self.eos_id)[None, :])
 
 
 class DiaEOSDelayPatternLogitsProcessor(LogitsProcessor):
