@@ -15,7 +15,20 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays as np_arrays
 
 from decodestep import processors as ds
-from processor_cases import agree, both_kinds, call, cases, in_numpy, kept, make, numpy_and_torch, same_error, same_filter, wide
+from processor_cases import (
+    DTYPES,
+    agree,
+    both_kinds,
+    call,
+    cases,
+    in_numpy,
+    kept,
+    make,
+    numpy_and_torch,
+    same_error,
+    same_filter,
+    wide,
+)
 
 INF = math.inf
 # Class name, the range of its parameter, whether it takes min_tokens_to_keep.
@@ -156,10 +169,23 @@ def test_rows_without_an_entropy_are_refused(name, bad, kind, monkeypatch):
         getattr(hf, name)(0.5)(None, torch.tensor([bad]))
 
 
-def test_top_k_counts_nan_as_the_largest():
-    scores = torch.tensor([[1.0, math.nan, 3.0, 2.0]])
-    for k in (1, 2, 3, 4):
+@pytest.mark.filterwarnings("ignore:invalid value")  # ml_dtypes warns where NumPy's own types compare NaN in silence
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_top_k_counts_nan_as_the_largest(dtype):
+    scores = torch.linspace(-4, 4, 60).to(dtype)[torch.randperm(60, generator=torch.Generator().manual_seed(1))][None]
+    scores[0, [5, 31, 58]] = math.nan
+    for k in (1, 3, 4, 20, 60):
         agree(both_kinds(lambda k=k: ds.TopKLogitsWarper(k), None, scores), hf.TopKLogitsWarper(k)(None, scores))
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_top_h_refuses_nan_wherever_it_is(dtype):
+    for place in (0, 150, 299):
+        scores = torch.linspace(-4, 4, 300).to(dtype)[None]
+        scores[0, place] = math.nan
+        for given_scores in (scores, np.array(in_numpy(scores))):
+            with pytest.raises(ValueError, match="scores must be"):
+                ds.TopHLogitsWarper(0.5)(None, given_scores)
 
 
 def test_min_p_protects_by_score_where_probabilities_underflow():

@@ -155,10 +155,9 @@ def kth_largest(xp: Any, x: Any, k: int) -> Any:
     """The k-th largest of each row, kept as an axis of length 1. NaN counts as the largest of all."""
     if hasattr(xp, "topk"):
         return xp.topk(x, k, dim=-1)[0][..., -1:]
-    place = x.shape[-1] - k
-    if hasattr(xp, "partition"):
-        return xp.partition(x, place, axis=-1)[..., place : place + 1]
-    return xp.sort(x, axis=-1)[..., place : place + 1]
+    place, wide = x.shape[-1] - k, widen(xp, x)  # NumPy's bfloat16 has no place for NaN in its order
+    ordered = xp.partition(wide, place, axis=-1) if hasattr(xp, "partition") else xp.sort(wide, axis=-1)
+    return narrow(xp, ordered[..., place : place + 1], x)
 
 
 def highest(xp: Any, x: Any, lowest: Any, count: Any) -> Any:

@@ -17,11 +17,13 @@ from decodestep.processors.base import (
     log_softmax,
     log_sum_exp,
     namespace,
+    narrow,
     quiet,
     running_sum,
     softmax,
     times,
     total,
+    widen,
 )
 from decodestep.processors.filters import require_min_tokens
 
@@ -175,9 +177,9 @@ def _unprotected(xp: Any, scores: Any, min_tokens_to_keep: int) -> Any:
 def _descending(xp: Any, scores: Any, count: int) -> Any:
     if hasattr(xp, "topk"):
         return xp.topk(scores, count, dim=-1)[0]
-    rest = scores.shape[-1] - count
-    top = xp.partition(scores, rest, axis=-1)[..., rest:] if rest and hasattr(xp, "partition") else scores
-    return xp.flip(xp.sort(top, axis=-1), axis=-1)[..., :count]
+    rest, wide = scores.shape[-1] - count, widen(xp, scores)  # as in `kth_largest`
+    top = xp.partition(wide, rest, axis=-1)[..., rest:] if rest and hasattr(xp, "partition") else wide
+    return narrow(xp, xp.flip(xp.sort(top, axis=-1), axis=-1)[..., :count], scores)
 
 
 def _probabilities(op: str, xp: Any, scores: Any) -> tuple[Any, Any]:
