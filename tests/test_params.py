@@ -10,7 +10,7 @@ import pytest
 from decodestep import SamplingParams
 
 NOT_A_BOOL = [None, 1, "yes"]
-NOT_A_COUNT = [-1, 1.5, True, "3", None]
+NOT_A_COUNT = [-1, 1.5, True, "3", None, 2**31]
 NOT_A_SHARE = [-0.1, 1.7, math.nan, None]
 NOT_IDS = [(-1,), (0.5,), 5, "ab", (True,)]
 BAD = {
@@ -54,7 +54,16 @@ BAD = {
     "samplers": [("top_k", "top_k"), ("beam",), "top_kk", 5],
     "remove_invalid_values": NOT_A_BOOL,
     "renormalize_logits": NOT_A_BOOL,
-    "watermarking_config": [5, "x"],
+    "watermarking_config": [
+        5,
+        "x",
+        {"keys": [1]},
+        {"ngram_len": 5},
+        {"greenlist_ratio": 1.5},
+        {"seeding_scheme": "hash"},
+        {"context_width": 0},
+        {"bias": math.nan},
+    ],
     "do_sample": NOT_A_BOOL,
     "seed": [-1, 2**64, 0.5, True, None],
     "logprobs": [-1, 1.5, True],
@@ -101,7 +110,14 @@ def test_samplers_must_name_what_is_set():
     assert SamplingParams(top_k=3, do_sample=False).active_samplers == ()
 
 
-def test_beam_groups_need_a_penalty():
-    SamplingParams(num_beams=4, num_beam_groups=2, diversity_penalty=0.5)
+def test_beam_groups_need_a_penalty_and_no_draw():
+    groups = SamplingParams(
+        num_beams=4, num_beam_groups=2, diversity_penalty=0.5, num_return_sequences=3, top_k=5, do_sample=False
+    )
+    assert groups.without_beams() == SamplingParams(top_k=5, do_sample=False)
     with pytest.raises(ValueError, match="diversity_penalty must be > 0"):
-        SamplingParams(num_beams=4, num_beam_groups=2)
+        SamplingParams(num_beams=4, num_beam_groups=2, do_sample=False)
+    with pytest.raises(ValueError, match="diversity_penalty must be 0 without"):
+        SamplingParams(num_beams=4, diversity_penalty=0.5)
+    with pytest.raises(ValueError, match="do_sample must be False"):
+        SamplingParams(num_beams=4, num_beam_groups=2, diversity_penalty=0.5)

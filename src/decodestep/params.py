@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -58,7 +58,7 @@ class SamplingParams:
     samplers: the order of those of `SAMPLERS` that are to run; None for the default order. All that are set must be named.
     remove_invalid_values, renormalize_logits: transformers' meaning.
     watermarking_config: a mapping of the arguments of WatermarkLogitsProcessor, or of SynthIDTextWatermarkLogitsProcessor where
-        it has "keys"; None for no watermark.
+        it has "keys", each checked; None for no watermark.
 
     The draw
     do_sample: False takes the argmax at every step, and leaves the shape alone.
@@ -66,10 +66,10 @@ class SamplingParams:
     logprobs: None, or how many of the most likely tokens to report at each step beside the one drawn, >= 0.
 
     Beams
-    num_beams: >= 1; num_beam_groups: a divisor of it; diversity_penalty: >= 0, > 0 with groups; length_penalty: finite;
-    early_stopping: True, False or "never"; num_return_sequences: in [1, num_beams].
+    num_beams: >= 1; num_beam_groups: a divisor of it, above 1 for a greedy row alone; diversity_penalty: > 0 with groups,
+    0 without; length_penalty: finite; early_stopping: True, False or "never"; num_return_sequences: in [1, num_beams].
 
-    `SamplingParams()` samples from the whole distribution. Raises ValueError, naming the legal values.
+    `SamplingParams()` samples from the whole distribution. Counts are below 2^31. Raises ValueError, naming the legal values.
     """
 
     max_new_tokens: int | None = None
@@ -138,13 +138,10 @@ class SamplingParams:
             f"a divisor of num_beams {self.num_beams}",
             self.num_beam_groups,
         )
-        require(
-            self.num_beam_groups == 1 or self.diversity_penalty > 0,
-            _OP,
-            "diversity_penalty",
-            "> 0 with several beam groups",
-            self.diversity_penalty,
-        )
+        several = self.num_beam_groups > 1
+        rule = "> 0 with several beam groups" if several else "0 without several beam groups"
+        require(several == (self.diversity_penalty > 0), _OP, "diversity_penalty", rule, self.diversity_penalty)
+        require(self.greedy or not several, _OP, "do_sample", "False with several beam groups", self.do_sample)
         require(
             self.num_return_sequences <= self.num_beams,
             _OP,
@@ -152,6 +149,7 @@ class SamplingParams:
             f"at most num_beams {self.num_beams}",
             self.num_return_sequences,
         )
+        _check_watermark(self.watermarking_config or {})
         missing = [name for name in self.active_samplers if self.samplers is not None and name not in self.samplers]
         require(not missing, _OP, "samplers", f"one that names {', '.join(missing)}", repr(self.samplers))
 
@@ -167,6 +165,10 @@ class SamplingParams:
         order = SAMPLERS if self.samplers is None else self.samplers
         active = tuple(name for name in order if getattr(self, name) != _NEUTRAL[name])
         return active + tuple(n for n in SAMPLERS if n not in order and getattr(self, n) != _NEUTRAL[n])
+
+    def without_beams(self) -> SamplingParams:
+        """The same with one beam: the processors are those of every beam."""
+        return replace(self, num_beams=1, num_beam_groups=1, diversity_penalty=0.0, num_return_sequences=1)
 
     @classmethod
     def from_generation_config(cls, config: Any, **changes: Any) -> SamplingParams:
@@ -217,7 +219,7 @@ def _are_ids(value: Any) -> bool:
 
 
 def _integer(least: int) -> Rule:
-    return f"an integer >= {least}", lambda v: is_int(v) and v >= least
+    return f"an integer in [{least}, 2^31)", lambda v: is_int(v) and least <= v < 2**31
 
 
 def _number(rule: str, legal: Callable[[Any], bool]) -> Rule:
@@ -304,3 +306,32 @@ _RULES: dict[str, Rule] = {
     "early_stopping": ("True, False or 'never'", lambda v: isinstance(v, bool) or v == "never"),
     "num_return_sequences": _integer(1),
 }
+_SEED: Rule = ("an integer in [0, 2^63)", lambda v: is_int(v) and 0 <= v < 2**63)
+_GREEN_LIST: dict[str, Rule] = {
+    "greenlist_ratio": _number("in (0, 1)", lambda v: 0 < v < 1),
+    "bias": _ANY_NUMBER,
+    "hashing_key": _SEED,
+    "seeding_scheme": ("'lefthash' or 'selfhash'", lambda v: v in ("lefthash", "selfhash")),
+    "context_width": _integer(1),
+}
+_SYNTHID: dict[str, Rule] = {
+    "ngram_len": _integer(1),
+    "keys": ("integers, at least one", lambda v: len(v) > 0 and all(is_int(key) and abs(key) < 2**63 for key in v)),
+    "sampling_table_size": _integer(1),
+    "sampling_table_seed": _SEED,
+    "context_history_size": _integer(0),
+    "skip_first_ngram_calls": _BOOL,
+    "debug_mode": _BOOL,
+}
+
+
+def _check_watermark(config: Mapping[str, Any]) -> None:
+    name = "watermarking_config"
+    rules = _SYNTHID if "keys" in config else _GREEN_LIST
+    for argument, value in config.items():
+        require(argument in rules, _OP, name, f"of {', '.join(rules)}", repr(argument))
+        rule, legal = rules[argument]
+        require(value is None or legal(value), _OP, name, f"such that {argument} is {rule}", repr(value))
+    if rules is _SYNTHID:
+        missing = [argument for argument in list(_SYNTHID)[:5] if config.get(argument) is None]
+        require(not missing, _OP, name, f"given {', '.join(missing)} beside keys", "none")
