@@ -300,6 +300,14 @@ BAD = [
     ("logit_bias", {"params": SamplingParams(logit_bias={VOCAB: 1.0})}),
     ("bad_words_ids", {"params": SamplingParams(bad_words_ids=[[1, VOCAB]])}),
     ("stop_token_ids", {"params": SamplingParams(stop_token_ids=[VOCAB])}),
+    ("forced_bos_token_id", {"params": SamplingParams(forced_bos_token_id=VOCAB)}),
+    ("forced_eos_token_id", {"params": SamplingParams(forced_eos_token_id=[1, VOCAB])}),
+    ("dry_sequence_breakers", {"params": SamplingParams(dry_sequence_breakers=[VOCAB])}),
+    ("eos_token_id", {"eos_token_id": True}),
+    ("prompt_ids", {"prompt_ids": [1, 2]}),
+    ("params", {"params": 5}),
+    ("params", {"params": [{"top_k": 5}]}),
+    ("params", {"params": SamplingParams(num_beams=2)}),
 ]
 
 

@@ -89,7 +89,8 @@ def generate(
             if i in rows:
                 completions.append(_completion(rows[i], prompt))
                 continue
-            found = _searched(model, _sampler(model, [each[i]], [prompt], processors).rows[0])
+            row = _sampler(model, [each[i].without_beams()], [prompt], processors).rows[0]
+            found = _searched(model, each[i], row)
             completions += found
             if stream is not None:
                 stream(i, found[0].text)
@@ -115,9 +116,9 @@ def _completion(row: Row, prompt: list[int]) -> Completion:
     return Completion(row.text.text if row.text else "", tokens, prompt, row.reason, logprobs)
 
 
-def _searched(model: Model, row: Row) -> list[Completion]:
-    """The best beams of a row that has only its prompt, best first."""
-    params, prompt = row.params, row.history.tokens
+def _searched(model: Model, params: SamplingParams, row: Row) -> list[Completion]:
+    """The best beams from a row that has only its prompt, best first."""
+    prompt = row.history.tokens
     ends = frozenset() if params.ignore_eos else model.tokenizer.end_token_ids
 
     def text_of(tokens: list[int]) -> TextStream:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -21,6 +21,18 @@ from decodestep.text import TextStream
 
 _OP = "Sampler"
 _new = tuple.__new__
+
+# Fields of SamplingParams that name tokens, one or several.
+_NAMING_TOKENS = (
+    "stop_token_ids",
+    "suppress_tokens",
+    "begin_suppress_tokens",
+    "allowed_token_ids",
+    "logit_bias",
+    "forced_bos_token_id",
+    "forced_eos_token_id",
+    "dry_sequence_breakers",
+)
 
 
 class StepResult(NamedTuple):
@@ -112,12 +124,13 @@ class Sampler:
     ) -> None:
         require(is_int(vocab_size) and vocab_size >= 1, _OP, "vocab_size", "an integer >= 1", vocab_size)
         self.vocab_size = int(vocab_size)
-        given = [eos_token_id] if is_int(eos_token_id) else list(eos_token_id or ())  # type: ignore[arg-type]
-        self._ends = frozenset(self._ids("eos_token_id", given))
+        self._ends = frozenset(self._ids("eos_token_id", () if eos_token_id is None else _several(eos_token_id)))
         self._processors = tuple(processors)
         self._token_bytes = token_bytes
         self.rows: list[Row] = []
         self._arranged: _Arranged | None = None  # made anew when rows come and go
+        ok = isinstance(params, (SamplingParams, Sequence))
+        require(ok, _OP, "params", "a SamplingParams, or one for each prompt", params)
         each = [params] if isinstance(params, SamplingParams) else list(params)
         prompts: list[Sequence[int]] = [()] * len(each) if prompt_ids is None else list(prompt_ids)
         if isinstance(params, SamplingParams):
@@ -128,6 +141,8 @@ class Sampler:
 
     def add(self, params: SamplingParams, prompt_ids: Sequence[int] = ()) -> int:
         """Adds a row behind the others and returns its index."""
+        require(isinstance(params, SamplingParams), _OP, "params", "a SamplingParams", params)
+        require(params.num_beams == 1, _OP, "params", "of one beam: `generate` searches with several", params.num_beams)
         prompt = self._ids("prompt_ids", prompt_ids)
         require(
             not params.stop_strings or self._token_bytes is not None,
@@ -136,8 +151,9 @@ class Sampler:
             "given where a row has stop strings",
             "None",
         )
-        for name in ("stop_token_ids", "suppress_tokens", "begin_suppress_tokens", "allowed_token_ids", "logit_bias"):
-            self._ids(name, getattr(params, name) or ())
+        for name in _NAMING_TOKENS:
+            given = getattr(params, name)
+            self._ids(name, () if given is None else _several(given))
         for name in ("bad_words_ids", "sequence_bias"):
             for ids in getattr(params, name) or ():
                 self._ids(name, ids)
@@ -248,7 +264,12 @@ class Sampler:
         return tokens, bytes(ends), logprobs
 
     def _ids(self, name: str, ids: Any) -> list[int]:
-        column = ids.tolist() if hasattr(ids, "tolist") else list(ids)
+        plain = ids.tolist() if hasattr(ids, "tolist") else ids
+        column: list[Any] = list(plain) if isinstance(plain, Iterable) else [None]
         if not all(is_int(i) and 0 <= i < self.vocab_size for i in column):
-            refuse(_OP, name, f"token ids in [0, {self.vocab_size})", column)
+            refuse(_OP, name, f"token ids in [0, {self.vocab_size})", plain)
         return [int(i) for i in column]
+
+
+def _several(ids: Any) -> Any:
+    return [ids] if is_int(ids) else ids

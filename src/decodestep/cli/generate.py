@@ -32,13 +32,7 @@ def run(options: argparse.Namespace) -> int:
     model = load(options)
     clock.loaded = time.monotonic()
     if options.explain_plan:
-        sampler = ds.Sampler(
-            params,
-            vocab_size=model.config.vocab_size,
-            eos_token_id=model.tokenizer.end_token_ids,
-            token_bytes=model.tokenizer.token_bytes,
-        )
-        print(sampler.explain(), file=sys.stderr)
+        print(_explained(model, params), file=sys.stderr)
     cancelled = _Cancelled()
 
     def stream(_row: int, piece: str) -> bool:
@@ -71,6 +65,21 @@ def run(options: argparse.Namespace) -> int:
         sys.stdout.flush()
         _print_stats(stats, params.seed, completion.finish_reason)
     return 0
+
+
+def _explained(model: ds.Model, params: ds.SamplingParams) -> str:
+    sampler = ds.Sampler(
+        params.without_beams(),
+        vocab_size=model.config.vocab_size,
+        eos_token_id=model.tokenizer.end_token_ids,
+        token_bytes=model.tokenizer.token_bytes,
+    )
+    plan = sampler.explain()
+    if params.num_beams == 1:
+        return plan
+    before = plan.splitlines()[:-1]  # without the draw
+    search = f"beam search: {params.num_beams} beams in {params.num_beam_groups} groups"
+    return "\n".join([*before, f"{len(before):>3}. {search}{'' if params.greedy else ', candidates drawn'}"])
 
 
 class _Clock:
