@@ -72,7 +72,7 @@ def test_logprobs_and_the_plan():
         "--seed",
         1,
         "--samplers",
-        "top_k,temperature,typical_p",
+        "top_k, temperature, typical_p",
         "--typical-p",
         "0.9",
     )
@@ -81,6 +81,13 @@ def test_logprobs_and_the_plan():
     assert all(len(step["top_raw"]) == 2 and step["raw"] <= 0 for step in steps)
     lines = [line for line in run.stderr.splitlines() if "Warper" in line]
     assert [line.split()[-1].split("Logits")[0].split(")")[0] for line in lines] == ["TopK", "Temperature", "Typical"]
+
+
+def test_the_plan_of_beams():
+    beams = ["--num-beams", 4, "--num-beam-groups", 2, "--diversity-penalty", 1, "--no-repeat-ngram-size", 2]
+    run = decodestep("generate", "Hi", "--max-new-tokens", 2, "--explain-plan", *beams)
+    first, ngrams, search = run.stderr.splitlines()
+    assert first == "row 0" and "NoRepeatNGram" in ngrams and search == "  2. beam search: 4 beams in 2 groups"
 
 
 def test_explain_shows_what_each_step_does():
@@ -151,6 +158,8 @@ def test_a_stop_string_ends_the_text():
         ["--samplers", "beam"],
         ["--samplers", "top_k", "--top-p", "0.5"],
         ["--logprobs", "-1"],
+        ["--diversity-penalty", "1"],
+        ["--num-beams", "4", "--num-beam-groups", "3"],
     ],
 )
 def test_a_wrong_request_exits_with_2(arguments):

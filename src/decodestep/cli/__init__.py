@@ -30,6 +30,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains once more when it exits
         return 1
+    except MemoryError as error:
+        return _fail(1, f"out of memory: {error}")
     except (ImportError, OSError, RuntimeError) as error:
         return _fail(1, error)
     except KeyboardInterrupt:

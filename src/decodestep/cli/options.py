@@ -71,7 +71,7 @@ def load(options: argparse.Namespace) -> ds.Model:
 
 
 def params_of(options: argparse.Namespace) -> ds.SamplingParams:
-    samplers = None if options.samplers is None else tuple(options.samplers.split(","))
+    samplers = None if options.samplers is None else tuple(name.strip() for name in options.samplers.split(","))
     given = {name: getattr(options, name) for name in _NUMBERS if getattr(options, name) is not None}
     usual = {name: value for name, value in _DEFAULTS.items() if samplers is None or name in (*samplers, "max_new_tokens")}
     seed = secrets.randbits(32) if options.seed is None else options.seed
