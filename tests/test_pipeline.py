@@ -98,13 +98,18 @@ NAMES = [
 
 
 def run(processors, logits, tokens):
-    """The oracle: each class in turn; None once a score is +inf, of which the classes make NaN and the plan makes a draw."""
+    """The oracle: each class in turn; None once the scores leave the type, where the plan still has a draw to make.
+
+    That is at a score of +inf, of which the classes make NaN, and where a temperature takes the largest to -inf.
+    """
     ids = np.array([tokens], np.int64)
     scores = logits[None]
     for processor in processors:
+        dead = np.isneginf(scores).all()
         with np.errstate(over="ignore"):  # repair and decay together reach the ends of the type
             scores = processor(ids, scores)
-        if np.isposinf(scores).any():
+        left = isinstance(processor, p.TemperatureLogitsWarper) and np.isneginf(scores).all() and not dead
+        if left or np.isposinf(scores).any():
             return None
     return scores[0]
 
@@ -160,6 +165,19 @@ def test_a_plan_equals_its_processors(data):
         mine = fused(processors, logits.astype(np.float32), tokens, prompt)
         np.testing.assert_array_equal(np.isfinite(mine.processed[0]), np.isfinite(narrow))
         np.testing.assert_allclose(mine.processed[0], narrow, rtol=2e-5, atol=2e-5)
+
+
+def test_a_temperature_that_would_leave_the_type_leaves_a_draw():
+    processors = [p.InfNanRemoveLogitsProcessor(), p.TemperatureLogitsWarper(0.5)]
+    assert run(processors, np.full(VOCAB, -np.inf), [1]) is None
+    assert 0 <= fused(processors, np.full(VOCAB, -np.inf, np.float32), [1], 0).tokens[0] < VOCAB
+
+
+def test_a_prefix_beside_infinity_is_silent():
+    logits = np.zeros(VOCAB, np.float32)
+    logits[[2, 9]] = np.inf  # 9 is allowed, 2 is not
+    processors = [p.PrefixConstrainedLogitsProcessor(lambda b, ids: [1, 9], 1)]
+    assert fused(processors, logits, [1], 0).tokens[0] == 9
 
 
 P = p

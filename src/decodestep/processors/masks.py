@@ -21,6 +21,7 @@ from decodestep.processors.base import (
     log_softmax,
     namespace,
     occurring,
+    quiet,
     repeated,
     token_ids,
 )
@@ -140,7 +141,8 @@ class PrefixConstrainedLogitsProcessor(LogitsProcessor):
                     f"an empty list for batch item {row // self._num_beams}",
                 )
             mask[row, allowed] = 0.0
-        result = scores + mask
+        with quiet():
+            result = scores + mask
         dead = xp.reshape(xp.max(result, axis=-1) == NEGATIVE_INFINITY, (items, self._num_beams))
         return xp.where(repeated(xp, xp.all(dead, axis=-1), self._num_beams)[:, None], mask, result)
 
