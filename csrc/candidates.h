@@ -119,8 +119,9 @@ inline void Candidates::top_h(double share, size_t top) {
     size_t count = 0, within = 0;
     sum = 0;
     in_order_of_scores([&](uint32_t place) {
-        sum += -work.terms[place];
-        within += count++ == 0 || sum <= limit;
+        const double term = -work.terms[place];  // 0 where the probability is: such a token is never within
+        sum += term;
+        within += count++ == 0 || (term > 0 && sum <= limit);
         return true;
     });
     mark_highest(within);

@@ -57,6 +57,7 @@ LN = np.log(np.array([0.125, 0.5, 0.125, 0.25], np.float32))
         ([s.Epsilon(0.9, keep=3)], [0, 1, 2, 3]),  # ties of the third are protected together
         ([s.Eta(0.9)], [1]),  # entropy 1.21 nats: sqrt(0.9) * e^-1.21 = 0.28
         ([s.TopH(0.3)], [1]),
+        ([s.Add(np.array([1]), np.array([9e3])), s.TopH(0.9)], [1]),  # the others' probability is 0
         ([s.TopH(1.0, top=2)], [1, 3]),
         ([s.TopNSigma(1.0)], [1]),
         ([s.TopNSigma(9.0)], [0, 1, 2, 3]),

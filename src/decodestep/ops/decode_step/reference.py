@@ -292,7 +292,7 @@ def _top_h(row: Row, step: TopH) -> Row:
     order = np.argsort(-row.scores, kind="stable")[: step.top]
     log_p = log_probabilities(row.keep(np.sort(order)))[np.argsort(np.argsort(order))]
     terms = -elementary.exp(log_p) * np.where(log_p > -np.inf, log_p, 0.0)
-    within = np.add.accumulate(terms) <= step.share * np.add.accumulate(terms)[-1]
+    within = (terms > 0) & (np.add.accumulate(terms) <= step.share * np.add.accumulate(terms)[-1])
     count = max(1, int(within[1:].sum()) + 1)
     return row.keep(np.sort(order[:count]))
 
