@@ -18,6 +18,12 @@ def test_generation_config_follows_transformers():
     assert SamplingParams.from_generation_config(beams).num_beams == 4
 
 
+@pytest.mark.parametrize("config", [None, 3, "x"])
+def test_what_is_no_configuration_is_an_error(config):
+    with pytest.raises(ValueError, match="config must be a GenerationConfig or a mapping"):
+        SamplingParams.from_generation_config(config)
+
+
 @pytest.mark.parametrize(
     "field", [{"penalty_alpha": 0.6}, {"guidance_scale": 2.0}, {"constraints": [1]}, {"dola_layers": "high"}, {"nonsense": 1}]
 )
@@ -56,6 +62,10 @@ def test_openai_bodies():
     )
     assert SamplingParams.from_openai({"logprobs": 2, "max_tokens": 3}) == SamplingParams(logprobs=2, max_new_tokens=3)
     assert SamplingParams.from_openai({"logprobs": True}).logprobs == 0
+    assert SamplingParams.from_openai({"seed": -1}).seed == 2**64 - 1
+    nothing = {"best_of": 1, "echo": False, "response_format": {"type": "text"}, "prompt_cache_key": "k"}
+    assert SamplingParams.from_openai(nothing) == SamplingParams()
+    assert SamplingParams.from_openai({"max_tokens": 5, "max_completion_tokens": 5}).max_new_tokens == 5
     assert SamplingParams.from_openai({"logprobs": False, "stop": None}) == SamplingParams()
 
 
@@ -65,6 +75,11 @@ def test_openai_bodies():
         {"best_of": 2},
         {"response_format": {}},
         {"n": 2},
+        {"echo": True},
+        {"max_tokens": 5, "max_completion_tokens": 6},
+        {"logit_bias": {"٣": 1}},
+        [],
+        None,
         {"temperature": 2.1},
         {"presence_penalty": -2.5},
         {"logit_bias": {"x": 1}},

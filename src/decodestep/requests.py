@@ -45,7 +45,22 @@ _NOT_ABOUT_SAMPLING = {
     "assistant_ensemble_weight",
 }
 # Fields of an OpenAI request that carry the prompt or the transport.
-_ENVELOPE = {"model", "messages", "prompt", "stream", "stream_options", "user", "metadata", "store", "service_tier"}
+_ENVELOPE = {
+    "model",
+    "messages",
+    "prompt",
+    "stream",
+    "stream_options",
+    "user",
+    "metadata",
+    "store",
+    "service_tier",
+    "safety_identifier",
+    "prompt_cache_key",
+    "prompt_cache_retention",
+}
+# Values by which an OpenAI request asks for nothing, of fields that are otherwise not done.
+_OPENAI_NEUTRAL = {"n": 1, "best_of": 1, "echo": False, "modalities": ["text"], "response_format": {"type": "text"}}
 
 
 def from_generation_config(config: Any) -> dict[str, Any]:
@@ -54,6 +69,8 @@ def from_generation_config(config: Any) -> dict[str, Any]:
     max_length is not read: it counts the prompt, which is not known here. Raises ValueError for a field that is set to
     something this library does not do.
     """
+    ok = isinstance(config, Mapping) or hasattr(config, "to_dict")
+    require(ok, "from_generation_config", "config", "a GenerationConfig or a mapping of its fields", config)
     given = dict(config) if isinstance(config, Mapping) else config.to_dict()
     unknown = sorted(
         name
@@ -84,22 +101,25 @@ def from_openai(body: Mapping[str, Any]) -> dict[str, Any]:
     """Fields of a completions or chat-completions request; names of `SamplingParams` are taken as they are.
 
     max_tokens and max_completion_tokens -> max_new_tokens; stop -> stop_strings; logit_bias with its string keys; logprobs and
-    top_logprobs, or logprobs as a number, -> logprobs. The fields of the envelope (model, messages, prompt, stream, user ...)
-    are left to the caller; n must be 1. Raises ValueError for every other field, and outside the interface's own intervals.
+    top_logprobs, or logprobs as a number, -> logprobs; a negative seed counts from 2^64. The fields of the envelope (model,
+    messages, prompt, stream, user ...) are left to the caller; n and best_of must be 1, and what comes back is text. Raises
+    ValueError for every other field, for two fields that say one thing differently, and outside the interface's own intervals.
     """
+    require(isinstance(body, Mapping), "from_openai", "body", "a mapping of a request's fields", body)
     taken: dict[str, Any] = {}
     for name, value in body.items():
-        if name in _ENVELOPE or value is None:
+        if name in _ENVELOPE or value is None or (name in _OPENAI_NEUTRAL and value == _OPENAI_NEUTRAL[name]):
             continue
         if name in _OPENAI_RANGES:
             low, high = _OPENAI_RANGES[name]
             require(is_real(value) and low <= value <= high, "from_openai", name, f"in [{low}, {high}]", repr(value))
-        if name in ("max_tokens", "max_completion_tokens"):
-            taken["max_new_tokens"] = value
-        elif name == "stop":
-            taken["stop_strings"] = value
-        elif name == "n":
-            require(value == 1, "from_openai", "n", "1", repr(value))
+        if name in _RENAMED:
+            said = taken.setdefault(_RENAMED[name], value)
+            require(said == value, "from_openai", name, f"{said!r}, as another field says", repr(value))
+        elif name == "seed" and is_int(value):
+            taken["seed"] = int(value) % 2**64 if -(2**63) <= value < 0 else value
+        elif name in _OPENAI_NEUTRAL:
+            refuse("from_openai", name, repr(_OPENAI_NEUTRAL[name]), repr(value))
         elif name == "logit_bias":
             taken["logit_bias"] = _logit_bias(value)
         elif name in ("logprobs", "top_logprobs"):
@@ -111,6 +131,7 @@ def from_openai(body: Mapping[str, Any]) -> dict[str, Any]:
     return taken
 
 
+_RENAMED = {"max_tokens": "max_new_tokens", "max_completion_tokens": "max_new_tokens", "stop": "stop_strings"}
 _OPENAI_RANGES = {"temperature": (0, 2), "top_p": (0, 1), "presence_penalty": (-2, 2), "frequency_penalty": (-2, 2)}
 
 
@@ -119,7 +140,8 @@ def _logit_bias(value: Any) -> dict[int, float]:
     require(isinstance(value, Mapping), "from_openai", "logit_bias", rule, value)
     biases = {}
     for token, bias in value.items():
-        ok = (is_int(token) or (isinstance(token, str) and token.isdecimal())) and is_real(bias) and -100 <= bias <= 100
+        is_id = is_int(token) or (isinstance(token, str) and token.isascii() and token.isdecimal())
+        ok = is_id and is_real(bias) and -100 <= bias <= 100
         require(ok, "from_openai", "logit_bias", rule, repr({token: bias}))
         biases[int(token)] = float(bias)
     return biases
