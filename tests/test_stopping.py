@@ -93,7 +93,7 @@ def test_by_hand(kind):
     assert ds.EosTokenCriteria(1)(ids, None, new_token_length=0).tolist() == [True, False]
     scores = (None, make(kind, [[0.0, 0.0, 0.0, 0.0], [9.0, 0.0, 0.0, 0.0]]))
     assert ds.ConfidenceCriteria(0.3)(ids, scores) is True
-    assert ds.ConfidenceCriteria(0.2)(ids, scores) is False
+    assert ds.ConfidenceCriteria(np.float64(0.2))(ids, scores) is False
 
 
 def test_criteria_equal_transformers():

@@ -250,13 +250,14 @@ def _checked_biases(given: Any) -> dict[tuple[int, ...], float]:
     require(isinstance(given, (dict, list)) and len(given) > 0, op, arg, "a non-empty dict or list", given)
     if isinstance(given, dict):
         require(all(isinstance(key, tuple) and key for key in given), op, arg, "a dict whose keys are non-empty tuples", given)
-    pairs = list(given.items()) if isinstance(given, dict) else [(entry[0], entry[1]) for entry in given]
-    for sequence, bias in pairs:
-        kind = tuple if isinstance(given, dict) else list
+    pairs = list(given.items()) if isinstance(given, dict) else given
+    kind = tuple if isinstance(given, dict) else list
+    for pair in pairs:
+        sequence = pair[0]
         ids_ok = isinstance(sequence, kind) and all(isinstance(t, (int, np.integer)) and t >= 0 for t in sequence)
         require(ids_ok, op, arg, f"about {kind.__name__}s of ids >= 0", sequence)
-        require(isinstance(bias, float), op, arg, "with a float bias for each sequence", repr(bias))
-    return {tuple(sequence): bias for sequence, bias in pairs}
+        require(isinstance(pair[1], float), op, arg, "with a float bias for each sequence", repr(pair[1]))
+    return {tuple(pair[0]): pair[1] for pair in pairs}
 
 
 def _by_length_and_distinct_last(sequences: Any) -> Iterator[list[tuple[int, ...]]]:

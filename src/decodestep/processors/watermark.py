@@ -39,7 +39,8 @@ class WatermarkLogitsProcessor(LogitsProcessor):
 
     A shorter input logs a warning and leaves the scores as they are. Of tied scores "selfhash" tries the lowest ids.
     Source: Kirchenbauer et al., "A watermark for large language models", 2023, and "On the reliability of watermarks for
-    large language models", 2023. As in transformers 5.23, but a vocabulary of fewer than 40 tokens is no error.
+    large language models", 2023. As in transformers 5.23, where "selfhash" raises for a vocabulary of fewer than 40 tokens
+    and for a row without a green token among the 40: here such a row stays as it is.
     """
 
     def __init__(

@@ -125,7 +125,7 @@ class ConfidenceCriteria(StoppingCriteria):
 
     def __call__(self, input_ids: Any, scores: Any, **kwargs: Any) -> bool:
         p = softmax(array_namespace(scores[-1]), scores[-1])
-        return float(p[0, int(input_ids[0, -1])]) < self.assistant_confidence_threshold
+        return bool(float(p[0, int(input_ids[0, -1])]) < self.assistant_confidence_threshold)
 
 
 class StoppingCriteriaList(list[Any]):
