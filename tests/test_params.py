@@ -121,3 +121,10 @@ def test_beam_groups_need_a_penalty_and_no_draw():
         SamplingParams(num_beams=4, diversity_penalty=0.5)
     with pytest.raises(ValueError, match="do_sample must be False"):
         SamplingParams(num_beams=4, num_beam_groups=2, diversity_penalty=0.5)
+
+
+def test_synthid_is_for_one_beam():
+    config = {"keys": [1], "ngram_len": 3, "sampling_table_size": 64, "sampling_table_seed": 0, "context_history_size": 8}
+    assert SamplingParams(watermarking_config=config).watermarking_config == config
+    with pytest.raises(ValueError, match="watermarking_config must be without keys beside several beams"):
+        SamplingParams(watermarking_config=config, num_beams=2)

@@ -150,6 +150,9 @@ class SamplingParams:
             self.num_return_sequences,
         )
         _check_watermark(self.watermarking_config or {})
+        marked = "keys" in (self.watermarking_config or {})
+        rule = "without keys beside several beams: SynthID keeps the state of one row"
+        require(self.num_beams == 1 or not marked, _OP, "watermarking_config", rule, self.num_beams)
         missing = [name for name in self.active_samplers if self.samplers is not None and name not in self.samplers]
         require(not missing, _OP, "samplers", f"one that names {', '.join(missing)}", repr(self.samplers))
 
