@@ -105,7 +105,7 @@ def test_the_context_ends_a_row(tiny_file):
     assert len(filled.token_ids) == 4
 
 
-@pytest.mark.parametrize("prompt", ["", [], [300], [-1], [0.5], ["a"], [True], [0] * 64, "\ud800"])
+@pytest.mark.parametrize("prompt", ["", [], [300], [-1], [0.5], ["a"], [True], [0] * 64, "\ud800", 5, None])
 def test_refuses_a_prompt(tiny_file, prompt):
     with pytest.raises(ValueError, match="^generate: prompt must be"):
         run(ds.load(tiny_file()), [prompt], SamplingParams())
@@ -114,6 +114,27 @@ def test_refuses_a_prompt(tiny_file, prompt):
 def test_refuses_params_that_do_not_fit(tiny_file):
     with pytest.raises(ValueError, match="^generate: params must be one or 2"):
         ds.generate(ds.load(tiny_file()), [[1], [2]], [SamplingParams()])
+
+
+@pytest.mark.parametrize("params", ["x", [None], {"top_k": 3}])
+def test_refuses_what_is_no_params(tiny_file, params):
+    with pytest.raises(ValueError, match="^generate: params must be a SamplingParams, or one for each prompt; got"):
+        ds.generate(ds.load(tiny_file()), [[1]], params)
+
+
+def test_refuses_what_is_no_list_of_prompts(tiny_file):
+    with pytest.raises(ValueError, match="^generate: prompts must be"):
+        ds.generate(ds.load(tiny_file()), None)
+
+
+def test_beams_without_a_candidate_end_their_row_alone(tiny_file):
+    forbidden = SamplingParams(
+        allowed_token_ids=[7], no_repeat_ngram_size=1, ignore_eos=True, max_new_tokens=3, num_beams=2, logprobs=1
+    )
+    other = SamplingParams(max_new_tokens=3, ignore_eos=True)
+    dead, going = run(ds.load(tiny_file()), [[1, 2], [1, 2]], forbidden, other)
+    assert (dead.token_ids, dead.finish_reason, dead.logprobs) == ([], "no_candidate", [])
+    assert len(going.token_ids) == 3
 
 
 def test_a_long_prompt_runs_in_blocks(model):

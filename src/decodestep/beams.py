@@ -17,6 +17,11 @@ from decodestep.random import gumbel
 
 _OP = "beam_search"
 
+
+class NoBeamError(ValueError):
+    """Every token of every beam was at -inf before one beam was collected."""
+
+
 NextLogits = Callable[[list[list[int]], list[int]], np.ndarray]
 
 
@@ -85,8 +90,8 @@ def beam_search(
         that the `processed` of a beam add up to its sum. The lists hold the highest of both, in the beam's row.
 
     Returns the best collected beams of all groups, best first: num_return_sequences of them, fewer where there are no more.
-    Raises ValueError, before any work, for an argument out of its range; for logits of another shape or dtype; and where no
-    beam was collected because every token of every live beam is at -inf.
+    Raises ValueError, before any work, for an argument out of its range; for logits of another shape or dtype; and, as a
+    NoBeamError, where no beam was collected because every token of every live beam is at -inf.
 
     Ties: the lowest beam first, then the lowest token; of equal scores the one collected first, the earlier group first.
     NaN counts as -inf; what is at -inf is no candidate, so that fewer beams may live. Equal +inf logits share.
@@ -142,7 +147,9 @@ def beam_search(
             group.rows = list(range(first, first + len(group.live)))
             first += len(group.live)
     collected = [beam for group in groups for beam in group.collected]
-    require(bool(collected), _OP, "next_logits", "such that some beam can go on", f"no token above -inf at step {length}")
+    if not collected:
+        rule = "next_logits must be such that some beam can go on"
+        raise NoBeamError(f"{_OP}: {rule}; got no token above -inf at step {length}")
     return sorted(collected, key=lambda beam: -beam.score)[:num_return_sequences]
 
 

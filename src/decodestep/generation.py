@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
-from decodestep.beams import beam_search
+from decodestep.beams import NoBeamError, beam_search
 from decodestep.cache import PagedCache
 from decodestep.checks import is_int, refuse, require
 from decodestep.dispatch import use_threads
@@ -33,7 +33,7 @@ class Completion:
     token_ids: every generated token, the ending one included. prompt_token_ids: what the model was given.
     finish_reason: "eos" (an end token), "stop" (a stop string or token), "length" (max_new_tokens or the context is full),
         "time" (max_time has passed), "cancelled" (the stream callback returned False), or "no_candidate" (every token was
-        forbidden).
+        forbidden, to a row or to all beams of one).
     logprobs: a `TokenLogprobs` for each of token_ids where params.logprobs asks for them, else None. For a beam, `processed` is
         what its score took on; see `beam_search`.
     """
@@ -74,8 +74,11 @@ def generate(
     depend on its prompt and its params alone: the same seed gives the same text in any batch, on any number of threads.
     Raises ValueError, before any work, for an empty prompt, one longer than the context, or an id outside the vocabulary.
     """
+    require(isinstance(prompts, Sequence), _OP, "prompts", "one string or a sequence of prompts", prompts)
     given: Sequence[Prompt] = [prompts] if isinstance(prompts, str) else prompts
     each = [params or SamplingParams()] * len(given) if isinstance(params, SamplingParams | None) else list(params)
+    ok = all(isinstance(row, SamplingParams) for row in each)
+    require(ok, _OP, "params", "a SamplingParams, or one for each prompt", params)
     require(len(each) == len(given), _OP, "params", f"one or {len(given)}", f"{len(each)}")
     ids = [prompt_ids(model, prompt) for prompt in given]
     each = [_within_context(model, row, p) for row, p in zip(ids, each, strict=True)]
@@ -131,24 +134,27 @@ def _searched(model: Model, params: SamplingParams, row: Row) -> list[Completion
         return row.late() or tokens[-1] in params.stop_token_ids or (bool(params.stop_strings) and text_of(tokens).stopped)
 
     length = params.max_new_tokens or 1
-    found = beam_search(
-        BeamLogits(model, params.num_beams, len(prompt) + length),
-        prompt,
-        vocab_size=model.config.vocab_size,
-        max_new_tokens=length,
-        num_beams=params.num_beams,
-        eos_token_ids=ends,
-        num_beam_groups=params.num_beam_groups,
-        diversity_penalty=params.diversity_penalty,
-        length_penalty=params.length_penalty,
-        early_stopping=params.early_stopping,
-        num_return_sequences=params.num_return_sequences,
-        processors=row.plan.processors,
-        do_sample=not params.greedy,
-        seed=params.seed,
-        stop=stop,
-        top_logprobs=params.logprobs,
-    )
+    try:
+        found = beam_search(
+            BeamLogits(model, params.num_beams, len(prompt) + length),
+            prompt,
+            vocab_size=model.config.vocab_size,
+            max_new_tokens=length,
+            num_beams=params.num_beams,
+            eos_token_ids=ends,
+            num_beam_groups=params.num_beam_groups,
+            diversity_penalty=params.diversity_penalty,
+            length_penalty=params.length_penalty,
+            early_stopping=params.early_stopping,
+            num_return_sequences=params.num_return_sequences,
+            processors=row.plan.processors,
+            do_sample=not params.greedy,
+            seed=params.seed,
+            stop=stop,
+            top_logprobs=params.logprobs,
+        )
+    except NoBeamError:
+        return [Completion("", [], prompt, "no_candidate", None if params.logprobs is None else [])]
     completions = []
     for beam in found:
         text = text_of(beam.token_ids)
@@ -162,6 +168,8 @@ def _searched(model: Model, params: SamplingParams, row: Row) -> list[Completion
 def prompt_ids(model: Model, prompt: Prompt) -> list[int]:
     """A prompt as the token ids that `generate` gives the model; ValueError as it says."""
     vocab, context = model.config.vocab_size, model.config.context
+    if not isinstance(prompt, Iterable):
+        refuse(_OP, "prompt", f"text, messages or token ids in [0, {vocab})", prompt)
     items: list[Any] = [] if isinstance(prompt, str) else list(prompt)
     if isinstance(prompt, str):
         ids = _encode(model, prompt)
@@ -180,7 +188,7 @@ def _encode(model: Model, text: str) -> list[int]:
     try:
         return model.tokenizer.encode(text)
     except UnicodeEncodeError:
-        refuse(_OP, "prompt", "text that UTF-8 can hold", text)
+        refuse(_OP, "prompt", "text that UTF-8 can hold", ascii(text))
 
 
 def _within_context(model: Model, ids: list[int], params: SamplingParams) -> SamplingParams:
