@@ -1,4 +1,4 @@
-"""The native core; its entry points are called from `random`, `history`, `sampler` and the operators' `cpu.py` and `rows.py`."""
+"""The native core: called from `random`, `history`, `sampler` and the operators' `cpu.py` and `rows.py`."""
 
 from typing import Any
 
