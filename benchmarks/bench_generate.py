@@ -6,7 +6,8 @@
 
 Steps are timed, not samplers: a token's logits from the token. Each round times every peer once, in turn. Verified first: the
 most likely tokens are the peer's, but for near ties. The floor of a decoded token is one read of the weights and of the
-cache. Accuracy: the KL divergence from transformers' distribution in float32, teacher-forced, and how often the likeliest agrees.
+cache. Accuracy: the KL divergence from transformers' distribution in float32, teacher-forced, and how often the likeliest token
+agrees.
 """
 
 from __future__ import annotations

@@ -104,7 +104,7 @@ class Nucleus {
     void find_largest() {
         const float listed = largest(list_.scores, list_.n);
         if (listed > kNothing) {
-            row_.set_largest(listed);
+            row_.note_largest(listed);
         } else {
             row_.note_largest();
             row_.settle_largest();

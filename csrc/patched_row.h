@@ -37,7 +37,7 @@ class PatchedRow {
         note_sweep();
     }
 
-    // A pass has found the largest of each group.
+    // Behind any pass that has found group_max.
     void note_sweep() {
         swept_ = true;
         known_ = {work.group_max.get(), logits.blocks() * kLanes};
@@ -67,8 +67,6 @@ class PatchedRow {
     void note_largest(float best) {
         largest_ = std::max(best, decodestep::DECODESTEP_ISA::largest(overlay.now(), overlay.count()));
     }
-
-    void set_largest(float largest) { largest_ = largest; }
 
     // `largest` may be that of a token that was patched away; the list is overwritten.
     void settle_largest() {
