@@ -1,9 +1,10 @@
 // Activations as products with panels read them: bytes with a scale for each 32 values, or float32.
 //
 // An outlier costs the other values of its block their precision, and most of the error of a row comes from the few
-// blocks that hold one. So what rounding leaves of the coarsest block in each 16 is kept as bytes too.
+// blocks that hold one. So what rounding leaves of a row's coarsest block is kept as bytes too.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
 
 #include "bytes.h"
@@ -21,16 +22,15 @@ struct ByteBlocks {
 struct Activations {
     size_t in = 0;
     float* values = nullptr;
-    ByteBlocks rounded, rest;       // [tokens, blocks()] and [tokens, rests()]
-    int32_t* rest_block = nullptr;  // [tokens, rests()]: whose rest it is
+    ByteBlocks rounded, rest;       // [tokens, blocks()] and [tokens]
+    int32_t* rest_block = nullptr;  // [tokens]: whose rest it is
     float* total = nullptr;  // [tokens, blocks()]: the sum of what the bytes of a block and of its rest stand for
 
     size_t blocks() const { return in / 32; }
-    size_t rests() const { return in < 32 ? 0 : in < 1024 ? 1 : in / 512; }
 
     static size_t floats(size_t tokens, size_t in, bool as_values, bool as_bytes) {
         const Activations x{.in = in};
-        return tokens * ((as_values ? in : 0) + (as_bytes ? 11 * x.blocks() + 11 * x.rests() : 0));
+        return tokens * ((as_values ? in : 0) + (as_bytes ? 11 * x.blocks() + 11 : 0));
     }
     // space: of floats(...) floats.
     static Activations in_space(float* space, size_t tokens, size_t in, bool as_values, bool as_bytes) {
@@ -48,8 +48,8 @@ struct Activations {
         if (!as_bytes) return x;
         x.rounded = take_blocks(x.blocks());
         x.total = take(x.blocks());
-        x.rest = take_blocks(x.rests());
-        x.rest_block = reinterpret_cast<int32_t*>(take(x.rests()));
+        x.rest = take_blocks(1);
+        x.rest_block = reinterpret_cast<int32_t*>(take(1));
         return x;
     }
 };
@@ -122,29 +122,24 @@ DECODESTEP_INLINE void put_block(const Activations& x, size_t t, size_t b, const
     }
 }
 
-// Puts what rounding has left of block b, as rest r.
-DECODESTEP_INLINE void put_rest(const Activations& x, size_t t, size_t r, size_t b, const Block& values) {
-    const size_t at = t * x.blocks() + b, rest = t * x.rests() + r;
+// Puts what rounding has left of block b.
+DECODESTEP_INLINE void put_rest(const Activations& x, size_t t, size_t b, const Block& values) {
+    const size_t at = t * x.blocks() + b;
     const int8_t* bytes = x.rounded.bytes + 32 * at;
     const f32x16 unit = broadcast(x.rounded.unit[at]);
-    round_block(x.rest, rest, {values.first - unit * from_i8(bytes), values.second - unit * from_i8(bytes + kLanes)});
-    x.rest_block[rest] = static_cast<int32_t>(b);
-    x.total[at] += x.rest.unit[rest] * static_cast<float>(x.rest.sum[rest]);
+    round_block(x.rest, t, {values.first - unit * from_i8(bytes), values.second - unit * from_i8(bytes + kLanes)});
+    x.rest_block[t] = static_cast<int32_t>(b);
+    x.total[at] += x.rest.unit[t] * static_cast<float>(x.rest.sum[t]);
 }
 
 // Puts a row of blocks, block(b) each.
 template <class MakeBlock>
 DECODESTEP_INLINE void put_blocks(const Activations& x, size_t t, MakeBlock&& block) {
-    const size_t blocks = x.blocks(), rests = x.rests();
-    for (size_t b = 0; b < blocks; ++b) put_block(x, t, b, block(b));
-    if (!x.rounded.bytes) return;
-    const float* units = x.rounded.unit + t * blocks;
-    for (size_t r = 0; r < rests; ++r) {
-        size_t coarsest = r * blocks / rests;
-        for (size_t b = coarsest + 1; b < (r + 1) * blocks / rests; ++b)
-            if (units[b] > units[coarsest]) coarsest = b;
-        put_rest(x, t, r, coarsest, block(coarsest));
-    }
+    for (size_t b = 0; b < x.blocks(); ++b) put_block(x, t, b, block(b));
+    if (!x.rounded.bytes || x.blocks() == 0) return;
+    const float* units = x.rounded.unit + t * x.blocks();
+    const auto coarsest = static_cast<size_t>(std::max_element(units, units + x.blocks()) - units);
+    put_rest(x, t, coarsest, block(coarsest));
 }
 
 // Puts a row of `width` values, at most x.in, and zeros behind them.

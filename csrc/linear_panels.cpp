@@ -1,5 +1,6 @@
 #include "linear_panels.h"
 
+#include <algorithm>
 #include <vector>
 
 #include "halves.h"
@@ -90,16 +91,16 @@ DECODESTEP_INLINE void add_block(const uint8_t* p, const ByteBlocks& parts, size
     }
 }
 
-// Adds the products of the rests of T tokens, from number `at` on, which are of one block of each.
+// Adds the products of the rests of T tokens, which are of the same block.
 template <Format F, int T>
-void add_rest(const uint8_t* p, const Activations& x, size_t at, float (*outputs)[kPanelOutputs]) {
+void add_rest(const uint8_t* p, const Activations& x, size_t first, float (*outputs)[kPanelOutputs]) {
     f32x16 y[T][2];
 #pragma GCC unroll 6
     for (int t = 0; t < T; ++t) {
         y[t][0] = load(outputs[t]);
         y[t][1] = load(outputs[t] + kLanes);
     }
-    add_block<F, T>(p, x.rest, at, x.rests(), y);
+    add_block<F, T>(p, x.rest, first, 1, y);
 #pragma GCC unroll 6
     for (int t = 0; t < T; ++t) {
         store(outputs[t], y[t][0]);
@@ -107,21 +108,14 @@ void add_rest(const uint8_t* p, const Activations& x, size_t at, float (*outputs
     }
 }
 
-// A few blocks of a panel that has just been read. Tokens mostly have their outliers in the same block.
+// Of a panel that has just been read. Tokens mostly have their outliers in the same block.
 template <Format F, int T>
 void add_rests(const uint8_t* panel, const Activations& x, size_t first, float (*outputs)[kPanelOutputs]) {
-    const size_t rests = x.rests();
-    for (size_t r = 0; r < rests; ++r) {
-        const size_t at = first * rests + r;
-        const auto block = [&](size_t t) { return panel + x.rest_block[at + t * rests] * panel_block_bytes(F); };
-        bool same = true;
-        for (size_t t = 1; t < T; ++t) same &= block(t) == block(0);
-        if (same) {
-            add_rest<F, T>(block(0), x, at, outputs);
-            continue;
-        }
-        for (size_t t = 0; t < T; ++t) add_rest<F, 1>(block(t), x, at + t * rests, outputs + t);
-    }
+    if (x.blocks() == 0) return;
+    const int32_t* block = x.rest_block + first;
+    if (std::all_of(block + 1, block + T, [&](int32_t other) { return other == block[0]; }))
+        return add_rest<F, T>(panel + block[0] * panel_block_bytes(F), x, first, outputs);
+    for (size_t t = 0; t < T; ++t) add_rest<F, 1>(panel + block[t] * panel_block_bytes(F), x, first + t, outputs + t);
 }
 
 template <Format F, int T>

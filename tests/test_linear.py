@@ -362,7 +362,7 @@ def test_outliers(format_, inputs, rng):
 
 
 def test_the_coarsest_block_keeps_what_rounding_leaves():
-    """By hand: units 1, 8, 1, 8; of the first of the coarsest the rest 10.25 - 8 counts, of the others it does not."""
+    """By hand: units 1, 8, 1, 8; of the first of the coarsest the rest 10.25 - 8 counts, of the other it does not."""
     x = np.zeros((1, 128), np.float32)
     x[0, ::32] = [127, 8 * 127, 127, 8 * 127]
     x[0, 1::32] = 10.25

@@ -19,8 +19,8 @@ def linear(x: np.ndarray, weight: np.ndarray | PackedWeight | LinearPanels) -> n
 def quantised(x: np.ndarray) -> np.ndarray:
     """Activations (T, K) as a product with blocks sees them: each 32 of them as integers in [-127, 127] times a unit.
 
-    The unit is their largest magnitude / 127. The blocks of a row fall into `rests(K)` runs, as even as can be; of the block
-    with the largest unit in each, the first one of equals, what rounding leaves is rounded in the same way, with a unit of its
+    The unit is their largest magnitude / 127. Of the block of a row that has the largest unit, the first one of equals, what
+    rounding leaves is rounded in the same way, with a unit of its
     own. All this is found in float32: ties must fall alike for every type. Below 1e-36 a block counts as zeros.
     """
     blocks = x.astype(np.float32).reshape(len(x), -1, 32)
@@ -29,17 +29,10 @@ def quantised(x: np.ndarray) -> np.ndarray:
         rest_integers, rest_unit = _rounded(blocks - unit * integers)
         seen = unit.astype(x.dtype) * integers.astype(x.dtype)
         rest = rest_unit.astype(x.dtype) * rest_integers.astype(x.dtype)
-    count, runs, rows = blocks.shape[1], rests(x.shape[1]), np.arange(len(x))
-    for run in range(runs):
-        first, end = run * count // runs, (run + 1) * count // runs
-        coarsest = first + unit[:, first:end, 0].argmax(axis=1)
-        seen[rows, coarsest] += rest[rows, coarsest]
+    if x.shape[1]:
+        coarsest = np.arange(len(x)), unit[:, :, 0].argmax(axis=1)
+        seen[coarsest] += rest[coarsest]
     return seen.reshape(x.shape)
-
-
-def rests(inputs: int) -> int:
-    """How many blocks of a row of K values have a rest: one in 16, and one at least."""
-    return max(inputs // 512, 1 if inputs else 0)
 
 
 def _rounded(blocks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
