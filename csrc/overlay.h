@@ -58,24 +58,41 @@ class Overlay {
   private:
     template <Do what, class Row>
     void apply(const Step& step, const Row& row) {
-        constexpr size_t ahead = 32;  // cold logits of scattered tokens arrive together, not one after the other
         // The first step on a row meets new tokens alone: these are patched in a loop of their own, which has no
         // branch.
-        const size_t before = count_;
-        size_t i = 0;
-        for (; i < step.count; ++i) {
-            if (i + ahead < step.count) prefetch(row.data + step.ids[i + ahead]);
-            const auto id = static_cast<size_t>(step.ids[i]);
-            if (holds(id)) break;
-            insert(id, row.at(id));
-        }
+        const size_t before = count_, fresh = insert_fresh(step, row);
         float* const now = work_.patched_now.get();
-        for (size_t j = 0; j < i; ++j) now[before + j] = changed<what>(step, j, now[before + j]);
-        for (; i < step.count; ++i) {
+        for (size_t j = 0; j < fresh; ++j) now[before + j] = changed<what>(step, j, now[before + j]);
+        for (size_t i = fresh; i < step.count; ++i) {
             const auto id = static_cast<size_t>(step.ids[i]);
             const size_t slot = holds(id) ? find(id) : insert(id, row.at(id));
             now[slot] = changed<what>(step, i, now[slot]);
         }
+    }
+
+    // Takes in the tokens of a step up to the first that is here already; returns their number.
+    template <class Row>
+    size_t insert_fresh(const Step& step, const Row& row) {
+        constexpr size_t ahead = 32;  // cold logits of scattered tokens arrive together, not one after the other
+        // Local, for all the compiler knows a store to a mark may be one to a member.
+        uint64_t* const marks = work_.marks.get();
+        int32_t* const ids = work_.patched_ids.get() + count_;
+        float* const raw = work_.patched_raw.get() + count_;
+        size_t n = 0;
+        for (; n < step.count; ++n) {
+            if (n + ahead < step.count) prefetch(row.data + step.ids[n + ahead]);
+            const auto id = static_cast<size_t>(step.ids[n]);
+            const uint64_t mark = uint64_t{1} << (id % 64);
+            if (marks[id / 64] & mark) break;
+            marks[id / 64] |= mark;
+            ids[n] = static_cast<int32_t>(id);
+            raw[n] = row.at(id);
+        }
+        std::copy_n(raw, n, work_.patched_now.get() + count_);
+        count_ += n;
+        if (work_.slot_bits)
+            for (size_t i = count_ - n; i < count_; ++i) hash(i);
+        return n;
     }
 
     // What is dropped, by becoming NaN too, is dropped for good.
