@@ -39,5 +39,5 @@ $(VENV)/.test: $(VENV)/.made $(SOURCES)
 	touch $@ $(VENV)/.generate
 
 $(VENV)/.lint: $(VENV)/.made pyproject.toml
-	$(PIP) install "clang-format>=20" "mypy>=1.15" "numpy>=2" "ruff>=0.12"
+	$(PIP) install "clang-format>=20" jinja2 "mypy>=1.15" "numpy>=2" rich "ruff>=0.12"
 	touch $@
