@@ -31,7 +31,9 @@ def test_the_sampler_verifies_every_case_and_reports():
     assert ran.returncode == 0, ran.stderr
     rows = json.loads(ran.stdout)["rows"]
     assert len({row["case"] for row in rows}) == 2 * len(cases)
-    assert all(row["seconds"] > 0 and row["ratio"] > 0 and row["floor_seconds"] >= 0 for row in rows)
+    assert all(row["seconds"] > 0 and row["ratio"] > 0 for row in rows)
+    floors = [row["floor_seconds"] for row in rows if row["floor_seconds"] is not None]  # None: too short for the clock
+    assert floors and min(floors) > 0
     assert {"ours, decode_step", "ours, Sampler", "topk-first", "sort", "transformers"} <= names(rows, "full B=4")
     assert {"ours, all greedy", "ours, all top-p", "ours, all penalties"} <= names(rows, "mixed")
     assert "argmax" in names(rows, "greedy")
