@@ -90,6 +90,8 @@ def test_a_step_does_not_bring_back_what_a_step_before_dropped():
 
 def test_normalise_gives_log_probabilities():
     np.testing.assert_allclose(processed(LN + 3, s.Normalise()), LN, rtol=1e-6)
+    far_apart = np.array([3.4e38, -3.4e38, 0.0], np.float32)  # a log-probability of -6.8e38 is no float32
+    np.testing.assert_array_equal(processed(far_apart, s.Normalise()), np.array([0.0, -np.inf, -3.4e38], np.float32))
 
 
 def test_greedy_takes_the_first_maximum():

@@ -320,7 +320,9 @@ def _xtc(row: Row, step: Xtc) -> Row:
 
 
 def _normalise(row: Row, _: Normalise) -> Row:
-    return _above_nothing(row._replace(scores=log_probabilities(row).astype(row.scores.dtype)))
+    with np.errstate(over="ignore"):  # what is too little for the type is -inf
+        scores = log_probabilities(row).astype(row.scores.dtype)
+    return _above_nothing(row._replace(scores=scores))
 
 
 _RULES: dict[type, Callable[[Row, Any], Row]] = {
