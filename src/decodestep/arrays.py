@@ -24,7 +24,7 @@ _CARRIED = {
     "float8_e8m0fnu": (ml_dtypes.float8_e8m0fnu, "uint8"),
 }
 # A dtype is looked up in 30 ns, its name takes 1500 to make.
-_NAMES = {np.dtype(dtype): (name, bits) for name, (dtype, bits) in _CARRIED.items()}
+_NAMES = {np.dtype(dtype): (name, carrier) for name, (dtype, carrier) in _CARRIED.items()}
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 
 
@@ -46,9 +46,9 @@ def view(op: str, arg: str, value: Any) -> np.ndarray:
     if not value.is_cpu:
         refuse(op, arg, "on the CPU for this backend", f"a tensor on {value.device}")
     tensor = value.detach() if value.requires_grad else value
-    dtype, bits = _CARRIED.get(str(tensor.dtype)[len("torch.") :], (None, ""))
+    dtype, carrier = _CARRIED.get(str(tensor.dtype)[len("torch.") :], (None, ""))
     try:
-        array: np.ndarray = (tensor if dtype is None else tensor.view(getattr(sys.modules["torch"], bits))).numpy()
+        array: np.ndarray = (tensor if dtype is None else tensor.view(getattr(sys.modules["torch"], carrier))).numpy()
     except (RuntimeError, TypeError):  # sparse or quantised, lazily conjugated, of a dtype that NumPy lacks
         refuse(op, arg, "a tensor that NumPy can view", value)
     return array if dtype is None else array.view(dtype)
@@ -92,8 +92,8 @@ def like(template: Any, array: np.ndarray) -> Any:
     carried = _NAMES.get(array.dtype)
     if carried is None:
         return torch.from_numpy(array)
-    name, bits = carried
-    return torch.from_numpy(array.view(bits)).view(getattr(torch, name))
+    name, carrier = carried
+    return torch.from_numpy(array.view(carrier)).view(getattr(torch, name))
 
 
 def share_memory(a: np.ndarray, b: np.ndarray) -> bool:
