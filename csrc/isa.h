@@ -7,7 +7,7 @@
 
 namespace decodestep {
 
-// avx512_bf16 has dot products of bfloat16 and of int8 (VNNI) too.
+// avx512_bf16 has dot products of bfloat16 and of int8 (VNNI) and packs bytes (VBMI2) too.
 enum class Isa { baseline, avx2, avx512, avx512_bf16 };
 
 // What this machine runs, unless the environment variable DECODESTEP_ISA names a lesser one. Fixed at the first call,

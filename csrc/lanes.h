@@ -12,6 +12,7 @@ namespace decodestep::DECODESTEP_ISA {
 
 using Mask = uint32_t;  // bit i stands for lane i
 
+constexpr float kLog2E = 1.44269504f;
 constexpr float kNothing = -std::numeric_limits<float>::infinity();
 
 // A lane that holds NaN is never greater or equal.
@@ -85,6 +86,39 @@ DECODESTEP_INLINE size_t compact(Mask mask, f32x16 values, int32_t first, float*
     }
     return n;
 #endif
+}
+
+// Writes first + i for each bit i of a word, ascending; there must be room for sixteen more. Returns their number.
+DECODESTEP_INLINE size_t write_places(uint64_t word, int32_t first, int32_t* ids) {
+    const auto count = static_cast<size_t>(std::popcount(word));
+#if defined(__AVX512VBMI2__)
+    alignas(64) static constexpr uint8_t kPlaces[64] = {0,  1,  2,  3,  4,  5,  6,  7,  8,  9,  10, 11, 12, 13, 14, 15,
+                                                        16, 17, 18, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 29, 30, 31,
+                                                        32, 33, 34, 35, 36, 37, 38, 39, 40, 41, 42, 43, 44, 45, 46, 47,
+                                                        48, 49, 50, 51, 52, 53, 54, 55, 56, 57, 58, 59, 60, 61, 62, 63};
+    alignas(64) uint8_t places[64];
+    const __m512i packed = _mm512_maskz_compress_epi8(word, _mm512_load_si512(kPlaces));
+    const auto write = [&](size_t i, __m128i sixteen) {
+        _mm512_storeu_si512(ids + i, _mm512_add_epi32(_mm512_cvtepu8_epi32(sixteen), _mm512_set1_epi32(first)));
+    };
+    write(0, _mm512_castsi512_si128(packed));
+    if (count > kLanes) [[unlikely]] {
+        _mm512_store_si512(places, packed);
+        for (size_t i = kLanes; i < count; i += kLanes)
+            write(i, _mm_load_si128(reinterpret_cast<const __m128i*>(places + i)));
+    }
+#else
+    // Four at a time whether there are as many or not, for that number is hard to foretell.
+    stay_scalar(word);
+    for (const int32_t* const end = ids + count; ids < end;)
+        for (int i = 0; i < 4; ++i) {
+            const int bit = std::countr_zero(word | uint64_t{1} << 63);  // never zero, so no branch
+            *ids++ = first + bit;
+            word &= word - 1;
+            stay_scalar(word);
+        }
+#endif
+    return count;
 }
 
 #if defined(__AVX512F__)
@@ -188,12 +222,12 @@ DECODESTEP_INLINE f32x16 to_float(u32x16 a) {
 
 #endif
 
-// 2^x for x < 128 within 2^-18 of it; below -126 no more than 2^-126, and anything for NaN.
+// 2^x within 2^-18 of it; below -126 no more than 2^-126, from 128 on +inf, and anything for NaN.
 DECODESTEP_INLINE f32x16 exp2(f32x16 x) {
 #if defined(__AVX512F__)
     const f32x16 r = {_mm512_reduce_ps(x.v, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC)};  // 0 for -inf
 #else
-    x = max(x, broadcast(-126.0f));
+    x = min(max(x, broadcast(-126.0f)), broadcast(128.0f));
     const f32x16 n = round_even(x - broadcast(0.5f)), r = x - n;
 #endif
     f32x16 y = broadcast(0.013534137f);

@@ -68,7 +68,7 @@ struct Logits {
             store(lanes, widen(items));
             value = lanes[0];
         }
-        return value == value ? value : kNothing;
+        return std::max(kNothing, value);
     }
 
     size_t blocks() const { return (vocab + kBlock - 1) / kBlock; }

@@ -46,15 +46,21 @@ class MassSample {
     float largest() const { return largest_; }
     double mass() const { return mass_; }  // of the row, relative to `largest`
 
-    // About the logit below which a mass of `tail` lies.
-    float above(double tail) const {
+    // About the logit below which a mass of `tail` lies. Calls meanwhile(0), meanwhile(1), ... kHalvings times.
+    template <class Meanwhile>
+    float above(double tail, Meanwhile&& meanwhile) const {
         const double wanted = tail * share_;
         uint32_t low = ordered(0x1p-64f), high = ordered(1.0f);
-        for (int i = 0; i < 8; ++i) {
+        for (size_t i = 0; i < kHalvings; ++i) {
+            meanwhile(i);
             const uint32_t middle = low + (high - low) / 2;
             (mass_below(from_ordered(middle)) <= wanted ? low : high) = middle;
         }
         return largest_ + static_cast<float>(natural_log(from_ordered(low)) / kLn2) / scale_;
+    }
+
+    float above(double tail) const {
+        return above(tail, [](size_t) {});
     }
 
   private:
@@ -74,7 +80,7 @@ class MassSample {
         return static_cast<double>(sum(sums[0] + sums[1]));
     }
 
-    static constexpr size_t kBlocks = 8;
+    static constexpr size_t kBlocks = 4, kHalvings = 8;
 
     const float scale_;
     float* const weights_;  // the weights of some of the blocks

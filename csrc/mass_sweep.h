@@ -1,4 +1,5 @@
-// The pass over a row that top-p needs: group_max, the mass of the whole row, and the tokens from a threshold on.
+// The pass over a row that top-p needs: the mass of the whole row, and either the tokens from a threshold on or
+// group_max.
 #pragma once
 
 #include "candidates.h"
@@ -17,24 +18,22 @@ struct Weight {
 template <Real real>
 class MassSweep {
   public:
-    MassSweep(const Logits<real>& logits, const Weight& weight, bool patched)
-        : logits_(logits), weight_(weight), patched_(patched) {}
+    MassSweep(const Logits<real>& logits, const Weight& weight, Candidates& list, bool patched)
+        : logits_(logits), weight_(weight), list_(list), patched_(patched) {}
 
-    // Lists the ids of the tokens whose logits are at least the threshold, ascending, but those in the overlay. Returns
-    // the sum of the weights. Now and then, likely(an estimate of that sum) may raise a finite threshold: what the list
-    // has of lower logits it has from before.
+    // Lists the tokens whose logits are at least the threshold, ascending, but those in the overlay. Returns the sum of
+    // the row's weights. Now and then, likely(an estimate of that sum) may raise a finite threshold: what the list has
+    // of lower logits it has from before.
     template <class Likely>
-    double run(Workspace& work, Candidates& list, float threshold, Likely&& likely) {
+    double weigh_and_list(float threshold, Likely&& likely) {
         set_threshold(threshold);
-        list.n = 0;
+        list_.n = 0;
         double mass = 0, heaviest = 0;
         size_t look = kFirstLook;
         for (size_t block = 0; block < logits_.blocks();) {
-            float sums = (block + 1) * kBlock <= logits_.vocab ? full(block, work, list.ids, list.n)
-                                                               : partial(block, work, list.ids, list.n);
-            if (sums != sums) sums = without_nan(block);
-            mass += static_cast<double>(sums);
-            heaviest = std::max(heaviest, static_cast<double>(sums));
+            const double sum = pass<true, true>(block);
+            mass += sum;
+            heaviest = std::max(heaviest, sum);
             if (++block == look && std::isfinite(threshold_)) {
                 look *= 2;
                 // One block may hold the tokens that outweigh all others; the rest has no more of them.
@@ -46,13 +45,25 @@ class MassSweep {
         return mass;
     }
 
+    // The sum of the weights, and group_max.
+    double weigh_and_find_maxima() {
+        double mass = 0;
+        for (size_t block = 0; block < logits_.blocks(); ++block) mass += pass<true, false>(block);
+        return mass;
+    }
+
+    void list(float threshold) {
+        set_threshold(threshold);
+        list_.n = 0;
+        for (size_t block = 0; block < logits_.blocks(); ++block) pass<false, true>(block);
+    }
+
     float threshold() const { return threshold_; }
 
   private:
     using Item = typename Logits<real>::Item;
     static constexpr size_t kWord = 64;  // tokens that a word of bits marks
-    static constexpr int kAtATime = 4;
-    static constexpr size_t kFirstLook = 32;
+    static constexpr size_t kFirstLook = 64;
     static constexpr size_t kAhead = (size_t{1} << 14) / sizeof(Item);
 
     // Any threshold will do: sixteen bits are compared faster than more.
@@ -61,8 +72,15 @@ class MassSweep {
         least_ = broadcast(threshold_);
     }
 
-    float full(size_t block, Workspace& work, int32_t* ids, size_t& listed) const {
-        size_t n = listed;
+    template <bool weighed, bool listed>
+    DECODESTEP_INLINE double pass(size_t block) {
+        const float sums =
+            (block + 1) * kBlock <= logits_.vocab ? full<weighed, listed>(block) : partial<weighed, listed>(block);
+        return static_cast<double>(sums == sums ? sums : without_nan(block));
+    }
+
+    template <bool weighed, bool listed>
+    DECODESTEP_INLINE float full(size_t block) {
         f32x16 best[4] = {broadcast(kNothing), broadcast(kNothing), broadcast(kNothing), broadcast(kNothing)};
         f32x16 sums[4] = {broadcast(0.0f), broadcast(0.0f), broadcast(0.0f), broadcast(0.0f)};
         uint64_t marks[kBlock / kWord];
@@ -70,43 +88,43 @@ class MassSweep {
 #pragma GCC unroll 2
         for (size_t i = 0; i < kBlock / kWord; ++i) {
             const Item* const word = p + i * kWord;
-            for (size_t byte = 0; byte < kWord * sizeof(Item); byte += 64)
-                prefetch(reinterpret_cast<const char*>(word + kAhead) + byte);
-            f32x16 x[4];
-            logits_.load_pair(word, x[0], x[1]);
-            logits_.load_pair(word + 2 * kLanes, x[2], x[3]);
+            if constexpr (weighed) {
+                for (size_t byte = 0; byte < kWord * sizeof(Item); byte += 64)
+                    prefetch(reinterpret_cast<const char*>(word + kAhead) + byte);
+                f32x16 x[4];
+                logits_.load_pair(word, x[0], x[1]);
+                logits_.load_pair(word + 2 * kLanes, x[2], x[3]);
 #pragma GCC unroll 4
-            for (size_t j = 0; j < 4; ++j) {
-                best[j] = max(x[j], best[j]);
-                sums[j] = sums[j] + weight_(x[j]);
+                for (size_t j = 0; j < 4; ++j) {
+                    if constexpr (!listed) best[j] = max(x[j], best[j]);
+                    sums[j] = sums[j] + weight_(x[j]);
+                }
             }
-            marks[i] = marked(word);
+            if constexpr (listed) marks[i] = marked(word);
         }
-        if (patched_) {
-            for (size_t i = 0; i < kBlock / kWord; ++i) {
-                const uint64_t patched = work.marks[block * (kBlock / kWord) + i];
-                marks[i] = (marks[i] | patched) ^ patched;
-            }
+        if constexpr (listed) {
+            write(marks, block);
+        } else {
+            store(maxima(block), max(max(best[0], best[1]), max(best[2], best[3])));
         }
-        for (size_t i = 0; i < kBlock / kWord; ++i) n += write(marks[i], block * kBlock + i * kWord, ids + n);
-        listed = n;
-        store(&work.group_max[block * kLanes], max(max(best[0], best[1]), max(best[2], best[3])));
         return sum((sums[0] + sums[1]) + (sums[2] + sums[3]));
     }
 
-    float partial(size_t block, Workspace& work, int32_t* ids, size_t& listed) const {
-        size_t n = listed;
+    template <bool weighed, bool listed>
+    float partial(size_t block) {
         f32x16 best = broadcast(kNothing), sums = broadcast(0.0f);
+        uint64_t marks[kBlock / kWord] = {};
         const f32x16 least = max(least_, broadcast(std::numeric_limits<float>::lowest()));
         logits_.each_vector(block, [&](f32x16 x, size_t i) {
             best = max(x, best);
             sums = sums + weight_(x);
-            const uint64_t patched = work.marks[i / kWord] >> (i % kWord);
-            n += write(at_least(x, least) & ~patched & kAllLanes, i, ids + n);
+            marks[i % kBlock / kWord] |= static_cast<uint64_t>(at_least(x, least)) << i % kWord;
         });
-        listed = n;
-        store(&work.group_max[block * kLanes], best);
-        return sum(sums);
+        if constexpr (listed)
+            write(marks, block);
+        else
+            store(maxima(block), best);
+        return weighed ? sum(sums) : 0;
     }
 
     float without_nan(size_t block) const {
@@ -114,6 +132,8 @@ class MassSweep {
         logits_.each_vector(block, [&](f32x16 x, size_t) { sums = sums + select(at_least(x, x), weight_(x)); });
         return sum(sums);
     }
+
+    float* maxima(size_t block) const { return &list_.work.group_max[block * kLanes]; }
 
     // Bit i stands for token i.
     DECODESTEP_INLINE uint64_t marked(const Item* p) const {
@@ -135,23 +155,24 @@ class MassSweep {
     }
 #endif
 
-    // Writes the tokens that a word marks, and more behind them: four at a time whether there are as many or not, for
-    // that number is hard to foretell. Returns their number.
-    DECODESTEP_INLINE static size_t write(uint64_t word, size_t first, int32_t* ids) {
-        stay_scalar(word);
-        const auto count = static_cast<size_t>(std::popcount(word));
-        for (const int32_t* const end = ids + count; ids < end;)
-            for (int i = 0; i < kAtATime; ++i) {
-                const int bit = std::countr_zero(word | uint64_t{1} << 63);  // never zero, so no branch
-                *ids++ = static_cast<int32_t>(first) + bit;
-                word &= word - 1;
-                stay_scalar(word);
+    // Lists what a block's bits mark, while its logits are near.
+    DECODESTEP_INLINE void write(uint64_t (&marks)[kBlock / kWord], size_t block) {
+        if (patched_) {
+            for (size_t i = 0; i < kBlock / kWord; ++i) {
+                const uint64_t patched = list_.work.marks[block * (kBlock / kWord) + i];
+                marks[i] = (marks[i] | patched) ^ patched;
             }
-        return count;
+        }
+        size_t n = list_.n;
+        for (size_t i = 0; i < kBlock / kWord; ++i)
+            n += write_places(marks[i], static_cast<int32_t>(block * kBlock + i * kWord), list_.ids + n);
+        for (size_t i = list_.n; i < n; ++i) list_.scores[i] = logits_.at(static_cast<size_t>(list_.ids[i]));
+        list_.n = n;
     }
 
     const Logits<real>& logits_;
     const Weight weight_;
+    Candidates& list_;
     const bool patched_;
     float threshold_ = kNothing;
     f32x16 least_{};

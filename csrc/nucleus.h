@@ -58,9 +58,13 @@ class Nucleus {
     // sample's largest logit is too far from the row's, the row is weighed again.
     bool weigh_row(const MassSample<real>& sample) {
         constexpr float none = std::numeric_limits<float>::infinity();
-        const auto likely = [&](double mass) { return sample.above(kOfTail * (1 - p_) * mass); };
-        if (std::isfinite(sample.largest()) &&
-            weigh_row(sample.largest(), least_likely_ > 0 ? none : likely(sample.mass()), likely))
+        const auto likely = [&](double mass, auto&&... meanwhile) {
+            return sample.above(kOfTail * (1 - p_) * mass, meanwhile...);
+        };
+        const auto prefetch = [&](size_t block) {
+            if (block < row_.logits.blocks()) row_.logits.prefetch_block(block);
+        };
+        if (std::isfinite(sample.largest()) && weigh_row(sample.largest(), likely(sample.mass(), prefetch), likely))
             return true;
         row_.sweep();
         row_.note_largest();
@@ -72,22 +76,24 @@ class Nucleus {
     bool weigh_row(float reference, float threshold, Likely&& likely) {
         reference_ = reference;
         weight_ = Weight(broadcast(scale_), broadcast(-scale_ * reference_));
-        MassSweep sweep(row_.logits, weight_, row_.overlay.count() > 0);
-        double mass = sweep.run(row_.work, list_, threshold, likely);
-        threshold_ = sweep.threshold();
-        row_.note_sweep();
-        for (size_t i = 0; i < list_.n; ++i) list_.scores[i] = row_.logits.at(static_cast<size_t>(list_.ids[i]));
+        MassSweep sweep = this->sweep();
+        double mass;
+        if (least_likely_ > 0) {
+            mass = sweep.weigh_and_find_maxima();
+            row_.note_sweep();
+            list_.n = 0;
+        } else {
+            mass = sweep.weigh_and_list(threshold, likely);
+            threshold_ = sweep.threshold();
+        }
         const Overlay& overlay = row_.overlay;
         double touched = mass;
         for (size_t i = 0; i < overlay.count(); ++i) {
             const double raw = weight_of(overlay.raw()[i]), now = weight_of(overlay.now()[i]);
             mass += now - raw;
             touched += now + raw;
-            if (overlay.now()[i] >= threshold_) {
-                list_.ids[list_.n] = overlay.ids()[i];
-                list_.scores[list_.n++] = overlay.now()[i];
-            }
         }
+        list_overlay();
         find_largest();
         if (!row_.plainly_scaled()) return false;
         top_ = row_.scaled(row_.largest());
@@ -101,11 +107,21 @@ class Nucleus {
         return in_range && slack_ < 0.05 * target_;
     }
 
+    MassSweep<real> sweep() { return {row_.logits, weight_, list_, row_.overlay.count() > 0}; }
+
+    void list_overlay() {
+        row_.overlay.each_from(threshold_, [&](int32_t id, float now) {
+            list_.ids[list_.n] = id;
+            list_.scores[list_.n++] = now;
+        });
+    }
+
     void find_largest() {
         const float listed = largest(list_.scores, list_.n);
         if (listed > kNothing) {
             row_.note_largest(listed);
         } else {
+            row_.sweep();
             row_.note_largest();
             row_.settle_largest();
         }
@@ -126,7 +142,12 @@ class Nucleus {
             float lower = lower_by(std::min(threshold_, row_.largest()), further);
             if (reference_ == sample.largest()) lower = std::min(lower, sample.above(kOfTail * (1 / p_ - 1) * target_));
             threshold_ = std::max(deepest, lower);
-            row_.collect(threshold_, least_likely_ > 0);
+            if (least_likely_ > 0) {
+                row_.collect(threshold_);
+            } else {
+                sweep().list(threshold_);
+                list_overlay();
+            }
         }
     }
 
@@ -184,7 +205,6 @@ class Nucleus {
     }
 
     static constexpr double kOfTail = 0.9;  // so much of what top-p may drop is not listed, at a guess
-    static constexpr float kLog2E = 1.44269504f;
 
     PatchedRow<real>& row_;
     Candidates& list_;
@@ -194,10 +214,10 @@ class Nucleus {
     float scale_ = 0;          // from a difference of logits to an exponent of two
     float reference_ = 0;      // the logit whose weight is 1
     Weight weight_{};
-    float threshold_ = 0;            // that the list reaches down to
-    float top_ = 0;                  // the largest score
-    double error_ = 0;               // of a sum of weights, relative
-    double target_ = 0, slack_ = 0;  // what top-p fills, and by how much it may be off
+    float threshold_ = std::numeric_limits<float>::infinity();  // that the list reaches down to
+    float top_ = 0;                                             // the largest score
+    double error_ = 0;                                          // of a sum of weights, relative
+    double target_ = 0, slack_ = 0;                             // what top-p fills, and by how much it may be off
 };
 
 }  // namespace decodestep::DECODESTEP_ISA

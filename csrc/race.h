@@ -30,8 +30,8 @@ class Race {
 
     // The lanes that may still win. The scores may be off by two roundings.
     DECODESTEP_INLINE Mask may_win(f32x16 scores, u32x16 ids) const {
-        const f32x16 reach = exp(fma(magnitude(scores), broadcast(0x1p-21f), scores) + headroom_);
-        return at_least(reach, to_float(noise_bits(state_, ids)));
+        const f32x16 ahead = fma(magnitude(scores), broadcast(0x1p-21f), scores) + headroom_;
+        return at_least(exp2(ahead * broadcast(kLog2E)), to_float(noise_bits(state_, ids)));
     }
 
     void enter_all(const int32_t* ids, const float* scores, size_t n) {
@@ -52,7 +52,7 @@ class Race {
     Mask enter_likely(const int32_t* ids, const float* scores, size_t n) {
         const Mask beyond = kAllLanes & ~((1u << n) - 1);
         const f32x16 s = max(load(scores) + select(beyond, broadcast(kNothing)), broadcast(kNothing));
-        const f32x16 weights = exp2((s - broadcast(largest(s))) * broadcast(1.44269504f));
+        const f32x16 weights = exp2((s - broadcast(largest(s))) * broadcast(kLog2E));
         const f32x16 ratios = weights / (to_float(noise_bits(state_, load_ids(ids))) + broadcast(1.0f));
         const auto best = static_cast<size_t>(std::countr_zero(at_least(ratios, broadcast(largest(ratios)))));
         if (best >= n || !(scores[best] > kNothing)) return 0;
