@@ -32,7 +32,9 @@ COLUMNS = (
     "over_floor", "threads", "isa",
 )  # fmt: skip
 LEAST_ROUNDS = 3
-LEAD_IN_SECONDS = 0.02  # quicker calls run once, untimed, before they are timed
+# A call runs untimed for so long before it is timed: what ran before has filled the caches with its own, and its threads may
+# still wait for work in a loop, as those of OpenMP do for some milliseconds.
+LEAD_IN_SECONDS = 0.01
 
 # The command line belongs to the process, so the tables of a process share where they go.
 _output = argparse.Namespace(csv="", json=False, plot="")
@@ -85,21 +87,19 @@ def rounds_of(
 
     budget: seconds after which no further round begins, but for the first `LEAST_ROUNDS`.
     """
-    batches, quick = {}, set()
+    batches = {}
     for name, call in calls.items():
         _seconds(call, 1)
-        once = _seconds(call, 1)
-        batches[name] = max(1, int(batch_seconds / max(once, 1e-7)))
-        if once < LEAD_IN_SECONDS:
-            quick.add(name)
+        batches[name] = max(1, int(batch_seconds / max(_seconds(call, 1), 1e-7)))
     times: dict[str, list[float]] = {name: [] for name in calls}
     end = time.perf_counter() + budget
     for number in range(rounds):
         if number >= LEAST_ROUNDS and time.perf_counter() > end:
             break
         for name, call in calls.items():
-            if name in quick:
-                _seconds(call, 1)  # what ran before has filled the caches with its own
+            lead_in = time.perf_counter() + LEAD_IN_SECONDS
+            while time.perf_counter() < lead_in:
+                _seconds(call, 1)
             times[name].append(_seconds(call, batches[name]) / batches[name])
     return times
 
