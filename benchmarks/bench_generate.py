@@ -6,8 +6,8 @@
 
 Steps are timed, not samplers: a token's logits from the token. Each round times every peer once, in turn. Verified first: the
 most likely tokens are the peer's, but for near ties. The floor of a decoded token is one read of the weights and of the
-cache. Accuracy: the KL divergence from transformers' distribution in float32, teacher-forced, and how often the likeliest token
-agrees.
+cache, at the rate of plain reads in the same rounds. Beside a batch stands one row after the other. Accuracy: the KL
+divergence from transformers' distribution in float32, teacher-forced, and how often the likeliest token agrees.
 """
 
 from __future__ import annotations
@@ -121,7 +121,12 @@ def decode(model: ds.Model, report: Report, chosen: Any, context: int, rows: int
     config, width = model.config, model.config.groups * model.config.head_dim
     read = model.decoder.weight_bytes + rows * 4 * config.layers * width * context  # keys and values, two bytes each
     name = f"decode, context {context}" + (f", batch {rows}" if rows > 1 else "") + f", {STEPS} steps"
-    report.case(name, calls(made, lambda peer: peer.decode), chosen.rounds, read * STEPS)
+    timed = calls(made, lambda peer: peer.decode)
+    if rows > 1:
+        alone = Theirs(model.path, ids, chosen.threads, flash_attention=True)
+        alone.prefill()
+        timed["llama.cpp, a row after the other"] = lambda: [alone.decode() for _ in range(rows)]
+    report.case(name, timed, chosen.rounds, read * STEPS)
 
 
 def prefill(model: ds.Model, report: Report, chosen: Any, prompt: int) -> None:

@@ -4,9 +4,8 @@
 
 `--forms`: of our weights, "panels" (`PanelWeight`), "plain" (K, N) and "NZ". torch keeps its weights as its products like them
 best: (N, K) for bfloat16, (K, N) for `torch._int_mm`; `--compile 0` leaves torch.compile out. The floor is one read of the
-weights at the bandwidth measured in the same run; below it stands the time of the products at the best rate of torch's square
-matrices, and at one token how fast the weights were read beside what plain reads reached right before and after. A run of one
-number of heads and one type takes less than a minute once torch has compiled its code.
+weights at the rate of plain reads in the same rounds; below it stands the time of the products at the best rate of torch's
+square matrices. A run of one number of heads and one type takes less than a minute once torch has compiled its code.
 """
 
 from __future__ import annotations
@@ -21,7 +20,6 @@ import numpy as np
 
 import decodestep as ds
 from harness import Call, Report, options, torch
-from memory import bandwidth_now
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
 He, Hcq, D, Hckv, Dr, BLOCK = 7168, 1536, 128, 512, 64, 16
@@ -198,11 +196,6 @@ def product_floor(report: Report, case: str, seconds: float, ours: float) -> Non
     report.rows.append((case, "products alone", *(seconds,) * 3, *(ratio,) * 3, 1 / ratio, None, None, threads, isa))
 
 
-def memory_share(nbytes: int, seconds: float, rate: float) -> None:
-    reached = nbytes / seconds
-    print(f"  weights at {reached / 1e9:.1f} GB/s, {reached / rate:.0%} of plain reads at {rate / 1e9:.1f} before and after")
-
-
 def cases(chosen: Any, N: int, int8: bool, report: Report, rates: dict[bool, float]) -> None:
     rng = np.random.default_rng(0)
     plain = weights(rng, N)
@@ -222,11 +215,8 @@ def cases(chosen: Any, N: int, int8: bool, report: Report, rates: dict[bool, flo
             made = call()
             verify(name, real_query(made) if int8 else made, expected, 0.05 if int8 else 0.02)
         case = f"{'int8' if int8 else 'bfloat16'} N={N} T={T}"
-        rate = bandwidth_now(chosen.threads) if T == 1 else 0.0
         times = report.case(case, calls, chosen.rounds, nbytes)
         ours = statistics.median(next(iter(times.values())))
-        if T == 1:
-            memory_share(nbytes, ours, max(rate, bandwidth_now(chosen.threads)))
         if rates:
             product_floor(report, case, 2.0 * T * (projections / rates[int8] + absorbed / rates[False]), ours)
 

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import decodestep as ds
 from decodestep import _native
-from memory import bandwidth, call_seconds
+from memory import READ_BYTES, bandwidth, call_seconds, plain_read
 
 try:
     import torch
@@ -138,24 +138,26 @@ class Report:
     ) -> dict[str, list[float]]:
         """Times the calls in turns; the first is ours, to which the ratios refer: 2 means twice as long as ours.
 
-        floor_bytes: what a call has to read and write at least; the floor is the time that memory takes for it, and a case
-            that stays in the caches can beat it.
+        floor_bytes: what a call has to read and write at least; the floor is the time that memory takes for it, at the rate
+            of a plain read on as many threads in the same round, and a case that stays in the caches can beat it.
         reads: in place of floor_bytes, `memory.one_read`s to be timed in the same rounds; the first is the case's floor.
         budget: as `rounds_of` has it. Returns the seconds of each call in each round.
         """
+        plain = {"": plain_read(self.threads)} if floor_bytes is not None else {}
         with ds.use_threads(self.threads):
-            times = rounds_of({**calls, **(reads or {})}, rounds, budget=budget)
+            times = rounds_of({**calls, **plain, **(reads or {})}, rounds, budget=budget)
         read_times = {name: [max(s - call_seconds(), 0.0) for s in times.pop(name)] for name in reads or {}}
+        plain_times = times.pop("", [])
         ours = next(iter(times.values()))
         floors = next(iter(read_times.values()), None)
-        if floors is None and floor_bytes is not None:
-            floors = [floor_bytes / bandwidth(self.threads)] * len(ours)
+        if floor_bytes is not None:
+            floors = [floor_bytes / READ_BYTES * s for s in plain_times]
         if floors is not None and min(floors) <= 0:
             floors = None  # so little to read that the clock did not see it
         floor = None if floors is None else statistics.median(floors)
         about = "; ".join(f"{name} {_time(statistics.median(seconds))}" for name, seconds in read_times.items())
         if floor is not None and not about:
-            about = f"floor {_time(floor)}: {floor_bytes:.0f} bytes"
+            about = f"floor {_time(floor)}: {floor_bytes:.0f} bytes at {floor_bytes / floor / 1e9:.1f} GB/s"
         print(f"\n{case}" + (f"   ({about})" if about else ""))
         for name, seconds in times.items():
             low, ratio, high = statistics.quantiles((s / o for s, o in zip(seconds, ours, strict=True)), n=4)

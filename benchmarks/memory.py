@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+READ_BYTES = 2**28  # far more than the caches hold
 _WORD = ctypes.sizeof(ctypes.c_wchar)
 _ABSENT = 0x7FC17FC1  # two bfloat16 NaNs, or a float32 NaN, with payloads that no arithmetic makes
 _wmemchr = ctypes.CDLL(None).wmemchr
@@ -48,22 +49,23 @@ def call_seconds() -> float:
     return statistics.median(times)
 
 
-def bandwidth_now(threads: int = 1) -> float:
-    """Bytes a second of reading 256 MiB, far more than the caches hold, on so many threads: the quickest of seven reads."""
-    reads = [one_read(block) for block in np.array_split(np.ones(2**26, np.float32), threads)]
-    times = []
-    with ThreadPoolExecutor(threads) as pool:
-        for _ in range(8):
-            start = time.perf_counter()
-            list(pool.map(lambda read: read(), reads))
-            times.append(time.perf_counter() - start)
-    return 2**28 / min(times[1:])
+@cache
+def plain_read(threads: int = 1) -> Callable[[], Any]:
+    """A call that reads READ_BYTES once, a part on each of so many threads."""
+    parts = [one_read(block) for block in np.array_split(np.ones(READ_BYTES // 4, np.float32), threads)]
+    pool = ThreadPoolExecutor(threads)
+    return lambda: list(pool.map(lambda read: read(), parts))
 
 
 @cache
 def bandwidth(threads: int = 1) -> float:
-    """`bandwidth_now`, of the first time that it was asked for."""
-    return bandwidth_now(threads)
+    """Bytes a second of the quickest of seven plain reads, of the first time that it was asked for."""
+    read, times = plain_read(threads), []
+    for _ in range(8):
+        start = time.perf_counter()
+        read()
+        times.append(time.perf_counter() - start)
+    return READ_BYTES / min(times[1:])
 
 
 @cache
