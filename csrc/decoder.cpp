@@ -90,8 +90,9 @@ struct Member {
         sweep(kProject, [&](size_t i, const uint8_t* next) {
             const size_t queries = w.query.count();
             if (i < queries)
-                times_panel(w.query, i, next, x, plan.a.tokens,
-                            [&](size_t t, float* y) { put_queries(t, i * kPanelOutputs, y); });
+                times_panel(
+                    w.query, i, next, x, plan.a.tokens, [&](size_t t, float* y) { put_queries(t, i, y); },
+                    [&](size_t t) { return query_at(t, i); });
             else
                 times_panel(w.values_keys, i - queries, next, x, plan.a.tokens,
                             [&](size_t t, float* y) { put_cache(t, (i - queries) * kPanelOutputs, y); });
@@ -101,12 +102,17 @@ struct Member {
     // Sixteen outputs of a head, from `column` of it on.
     void rotate(size_t t, size_t column, float* y) const {
         const size_t at = plan.a.positions[t] * (plan.m.width / 2) + column / 2;
-        rotate_pairs(y, kLanes / 2, plan.a.sin + at, plan.a.cos + at);
+        store(y, rotate_pairs(load(y), plan.a.sin + at, plan.a.cos + at));
     }
 
-    void put_queries(size_t t, size_t first, float* y) const {
-        for (size_t i = 0; i < kPanelOutputs; i += kLanes) rotate(t, (first + i) % plan.m.width, y + i);
-        std::memcpy(plan.q + t * plan.queries + first, y, kPanelOutputs * sizeof(float));
+    float* query_at(size_t t, size_t panel) const { return plan.q + t * plan.queries + panel * kPanelOutputs; }
+
+    void put_queries(size_t t, size_t panel, float* y) const {
+        float* out = query_at(t, panel);
+        for (size_t i = 0; i < kPanelOutputs; i += kLanes) {
+            rotate(t, (panel * kPanelOutputs + i) % plan.m.width, y + i);
+            store(out + i, load(y + i));
+        }
     }
 
     void put_cache(size_t t, size_t first, float* y) const {
@@ -214,11 +220,11 @@ struct Member {
         const DecoderLayer& layer_weights = plan.m.layers[layer];
         const Panels& w = kind == kOutput ? layer_weights.output : layer_weights.down;
         sweep(kind, [&](size_t i, const uint8_t* next) {
-            times_panel(w, i, next, x, plan.a.tokens, [&](size_t t, const float* y) {
-                float* row = plan.x + t * plan.m.hidden + i * kPanelOutputs;
-                store(row, load(row) + load(y));
-                store(row + kLanes, load(row + kLanes) + load(y + kLanes));
-            });
+            const auto row = [&](size_t t) { return plan.x + t * plan.m.hidden + i * kPanelOutputs; };
+            const auto add = [&](size_t t, const float* y) {
+                for (size_t j = 0; j < kPanelOutputs; j += kLanes) store(row(t) + j, load(row(t) + j) + load(y + j));
+            };
+            times_panel(w, i, next, x, plan.a.tokens, add, row);
         });
     }
 
@@ -227,16 +233,16 @@ struct Member {
         const Activations x = normalised(gamma, nullptr, plan.a.tokens);
         sweep(kGateUp, [&](size_t i, const uint8_t* next) {
             alignas(64) float gate[kTileTokens][kPanelOutputs], up[kTileTokens][kPanelOutputs];
+            const auto row = [&](size_t t) { return plan.gated + t * plan.m.feed_forward + i * kPanelOutputs; };
             each_tile(plan.a.tokens, [&](size_t first, size_t count) {
                 const bool once = first == 0;
+                ask_for_outputs(first, count, row);
                 panel_tile(w.gate.format, w.gate.blocks(), w.gate.panel(i), once ? w.up.panel(i) : nullptr, x, first,
                            count, gate);
                 panel_tile(w.up.format, w.up.blocks(), w.up.panel(i), once ? next : nullptr, x, first, count, up);
-                for (size_t t = 0; t < count; ++t) {
-                    float* row = plan.gated + (first + t) * plan.m.feed_forward + i * kPanelOutputs;
-                    store(row, gated(load(gate[t]), load(up[t])));
-                    store(row + kLanes, gated(load(gate[t] + kLanes), load(up[t] + kLanes)));
-                }
+                for (size_t t = 0; t < count; ++t)
+                    for (size_t j = 0; j < kPanelOutputs; j += kLanes)
+                        store(row(first + t) + j, gated(load(gate[t] + j), load(up[t] + j)));
             });
         });
     }

@@ -235,7 +235,7 @@ DECODESTEP_INLINE f32x16 exp2(f32x16 x) {
 #if defined(__AVX512F__)
     return {_mm512_scalef_ps(y.v, x.v)};
 #else
-    return y * exp2i(n);
+    return times_exp2(y, n);
 #endif
 }
 

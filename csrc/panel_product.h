@@ -1,6 +1,8 @@
 // The product of activations with one panel of a weight, inside kernels that know what to do with the outputs.
 #pragma once
 
+#include <type_traits>
+
 #include "activations.h"
 #include "linear_panels.h"
 
@@ -29,12 +31,21 @@ DECODESTEP_INLINE void each_tile(size_t tokens, Tile&& tile) {
     }
 }
 
-// sink(t, outputs) for each of the tokens.
-template <class Sink>
+// Asks for what a tile's outputs will be written to: place(t) for tokens [first, first + count).
+template <class Place>
+DECODESTEP_INLINE void ask_for_outputs(size_t first, size_t count, Place&& place) {
+    for (size_t t = first; t < first + count; ++t) ask_to_write(place(t), kPanelOutputs * sizeof(float));
+}
+
+struct Anywhere {};
+
+// sink(t, outputs) for each of the tokens. place(t), if it is given, is what the sink writes of a token.
+template <class Sink, class Place = Anywhere>
 DECODESTEP_INLINE void times_panel(const Panels& w, size_t p, const uint8_t* next, const Activations& x, size_t tokens,
-                                   Sink&& sink) {
+                                   Sink&& sink, Place place = {}) {
     alignas(64) float outputs[kTileTokens][kPanelOutputs];
     each_tile(tokens, [&](size_t first, size_t count) {
+        if constexpr (!std::is_same_v<Place, Anywhere>) ask_for_outputs(first, count, place);
         panel_tile(w.format, w.blocks(), w.panel(p), first == 0 ? next : nullptr, x, first, count, outputs);
         for (size_t i = 0; i < count; ++i) sink(first + i, outputs[i]);
     });

@@ -103,11 +103,6 @@ class Soon {
     const uint8_t *at_ = nullptr, *end_ = nullptr;
 };
 
-// Asks for memory that is written soon: the results of two tokens lie too far apart to be foreseen.
-DECODESTEP_INLINE void ask_to_write(const void* memory, size_t bytes) {
-    for (size_t at = 0; at < bytes; at += kLine) __builtin_prefetch(static_cast<const uint8_t*>(memory) + at, 1, 3);
-}
-
 // One head of a block of tokens.
 template <class Real>
 struct Head {

@@ -6,13 +6,9 @@
 
 namespace decodestep::DECODESTEP_ISA {
 
-// values: pairs side by side, rotated in place; sin, cos: one of each a pair.
-inline void rotate_pairs(float* values, size_t pairs, const float* sin, const float* cos) {
-    for (size_t i = 0; i < pairs; ++i) {
-        const float even = values[2 * i], odd = values[2 * i + 1];
-        values[2 * i] = even * cos[i] - odd * sin[i];
-        values[2 * i + 1] = odd * cos[i] + even * sin[i];
-    }
+// Eight pairs side by side, of one sine and cosine each.
+DECODESTEP_INLINE f32x16 rotate_pairs(f32x16 values, const float* sin, const float* cos) {
+    return subtract_add(values * load_twice(cos), swap_pairs(values) * load_twice(sin));
 }
 
 // Pairs side by side in, halves out: pair j gives out[j] and out[half + j], each with a sine and cosine of its own. The

@@ -37,10 +37,18 @@ DECODESTEP_INLINE f32x16 fma(f32x16 a, f32x16 b, f32x16 c) { return {_mm512_fmad
 DECODESTEP_INLINE f32x16 round_even(f32x16 a) {
     return {_mm512_roundscale_ps(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)};
 }
-// 2^n for integral n in [-126, 127].
-DECODESTEP_INLINE f32x16 exp2i(f32x16 n) {
-    const __m512i biased = _mm512_add_epi32(_mm512_cvtps_epi32(n.v), _mm512_set1_epi32(127));
-    return {_mm512_castsi512_ps(_mm512_slli_epi32(biased, 23))};
+// a * 2^n for integral n in [-126, 127].
+DECODESTEP_INLINE f32x16 times_exp2(f32x16 a, f32x16 n) { return {_mm512_scalef_ps(a.v, n.v)}; }
+// Each even lane and the odd one behind it in the other's place.
+DECODESTEP_INLINE f32x16 swap_pairs(f32x16 a) { return {_mm512_permute_ps(a.v, 0xB1)}; }
+// a - b in the even lanes, a + b in the odd ones.
+DECODESTEP_INLINE f32x16 subtract_add(f32x16 a, f32x16 b) {
+    return {_mm512_mask_sub_ps(_mm512_add_ps(a.v, b.v), 0x5555, a.v, b.v)};
+}
+// Each of eight values twice.
+DECODESTEP_INLINE f32x16 load_twice(const float* p) {
+    const __m512i lanes = _mm512_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3, 4, 4, 5, 5, 6, 6, 7, 7);
+    return {_mm512_permutexvar_ps(lanes, _mm512_castps256_ps512(_mm256_loadu_ps(p)))};
 }
 DECODESTEP_INLINE f32x16 from_u8(__m128i bytes) { return {_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(bytes))}; }
 DECODESTEP_INLINE f32x16 from_i8(const void* p) {
@@ -95,7 +103,20 @@ DECODESTEP_INLINE __m256 exp2i(__m256 n) {
     const __m256i biased = _mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127));
     return _mm256_castsi256_ps(_mm256_slli_epi32(biased, 23));
 }
-DECODESTEP_INLINE f32x16 exp2i(f32x16 n) { return {exp2i(n.low), exp2i(n.high)}; }
+DECODESTEP_INLINE f32x16 times_exp2(f32x16 a, f32x16 n) {
+    return {_mm256_mul_ps(a.low, exp2i(n.low)), _mm256_mul_ps(a.high, exp2i(n.high))};
+}
+DECODESTEP_INLINE f32x16 swap_pairs(f32x16 a) {
+    return {_mm256_permute_ps(a.low, 0xB1), _mm256_permute_ps(a.high, 0xB1)};
+}
+DECODESTEP_INLINE f32x16 subtract_add(f32x16 a, f32x16 b) {
+    return {_mm256_addsub_ps(a.low, b.low), _mm256_addsub_ps(a.high, b.high)};
+}
+DECODESTEP_INLINE f32x16 load_twice(const float* p) {
+    const __m256 eight = _mm256_loadu_ps(p);
+    const __m256i low = _mm256_setr_epi32(0, 0, 1, 1, 2, 2, 3, 3), high = _mm256_setr_epi32(4, 4, 5, 5, 6, 6, 7, 7);
+    return {_mm256_permutevar8x32_ps(eight, low), _mm256_permutevar8x32_ps(eight, high)};
+}
 DECODESTEP_INLINE f32x16 from_u8(__m128i bytes) {
     return {_mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(bytes)),
             _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_srli_si128(bytes, 8)))};
@@ -162,13 +183,22 @@ DECODESTEP_INLINE f32x16 fma(f32x16 a, f32x16 b, f32x16 c) { return a * b + c; }
 DECODESTEP_INLINE f32x16 round_even(f32x16 a) {
     return each([&](int i) { return __builtin_rintf(a.v[i]); });
 }
-DECODESTEP_INLINE f32x16 exp2i(f32x16 n) {
+DECODESTEP_INLINE f32x16 times_exp2(f32x16 a, f32x16 n) {
     return each([&](int i) {
         const uint32_t bits = n.v[i] == n.v[i] ? static_cast<uint32_t>(static_cast<int>(n.v[i]) + 127) << 23 : 0;
-        float r;
-        std::memcpy(&r, &bits, sizeof r);
-        return r;
+        float factor;
+        std::memcpy(&factor, &bits, sizeof factor);
+        return a.v[i] * factor;
     });
+}
+DECODESTEP_INLINE f32x16 swap_pairs(f32x16 a) {
+    return each([&](int i) { return a.v[i ^ 1]; });
+}
+DECODESTEP_INLINE f32x16 subtract_add(f32x16 a, f32x16 b) {
+    return each([&](int i) { return i % 2 ? a.v[i] + b.v[i] : a.v[i] - b.v[i]; });
+}
+DECODESTEP_INLINE f32x16 load_twice(const float* p) {
+    return each([=](int i) { return p[i / 2]; });
 }
 DECODESTEP_INLINE f32x16 from_i8(const void* p) {
     const auto* bytes = static_cast<const int8_t*>(p);
@@ -252,6 +282,11 @@ DECODESTEP_INLINE void stay_scalar([[maybe_unused]] uint64_t& a) {
 
 DECODESTEP_INLINE void prefetch(const void* p) { __builtin_prefetch(p, 0, 3); }
 
+// Asks for memory that is written soon: results that lie too far apart to be foreseen.
+DECODESTEP_INLINE void ask_to_write(const void* memory, size_t bytes) {
+    for (size_t at = 0; at < bytes; at += 64) __builtin_prefetch(static_cast<const uint8_t*>(memory) + at, 1, 3);
+}
+
 // The first n lanes (0 < n < 16) from memory, zeros behind them.
 DECODESTEP_INLINE f32x16 load_first(const float* p, size_t n) {
     float lanes[kLanes] = {};
@@ -310,7 +345,7 @@ DECODESTEP_INLINE f32x16 exp(f32x16 x) {
     f32x16 y = broadcast(1.9875691500e-4f);
     for (const float c : {1.3981999507e-3f, 8.3334519073e-3f, 4.1665795894e-2f, 1.6666665459e-1f, 5.0000001201e-1f})
         y = fma(y, r, broadcast(c));
-    return (fma(y, r * r, r) + broadcast(1.0f)) * exp2i(n);
+    return times_exp2(fma(y, r * r, r) + broadcast(1.0f), n);
 }
 
 }  // namespace decodestep::DECODESTEP_ISA

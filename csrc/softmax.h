@@ -17,7 +17,7 @@ DECODESTEP_INLINE f32x16 stated_exp(f32x16 x) {
     f32x16 y = broadcast(1.9875691500e-4f);
     for (const float c : {1.3981999507e-3f, 8.3334519073e-3f, 4.1665795894e-2f, 1.6666665459e-1f, 5.0000001201e-1f})
         y = y * r + broadcast(c);
-    return select(alive, ((y * (r * r) + r) + broadcast(1.0f)) * exp2i(n));
+    return select(alive, times_exp2((y * (r * r) + r) + broadcast(1.0f), n));
 }
 
 // Sixteen partial sums in float64, a term of place i in number i mod 16, folded in halves.
