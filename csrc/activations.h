@@ -22,7 +22,7 @@ struct ByteBlocks {
 struct Activations {
     size_t in = 0;
     float* values = nullptr;
-    ByteBlocks rounded, rest;       // [tokens, blocks()] and [tokens]
+    ByteBlocks rounded{}, rest{};   // [tokens, blocks()] and [tokens]
     int32_t* rest_block = nullptr;  // [tokens]: whose rest it is
     float* total = nullptr;  // [tokens, blocks()]: the sum of what the bytes of a block and of its rest stand for
 

@@ -213,6 +213,8 @@ void panel_tile(Format format, size_t blocks, const uint8_t* panel, const uint8_
             return tile_of<Format::q4_1>(tokens, blocks, panel, next, x, first, outputs);
         case Format::q8_0:
             return tile_of<Format::q8_0>(tokens, blocks, panel, next, x, first, outputs);
+        default:
+            return;  // no panels are made of blocks of 256
     }
 }
 
