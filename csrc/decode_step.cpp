@@ -176,11 +176,11 @@ class Sampler {
         };
         f32x16 best = broadcast(kNothing);
         const f32x16 scale = broadcast(inverse);
-        const u32x16 lanes = load_ids(kLaneIds);
+        const i32x16 lanes = load_bits(kLaneIds);
         for (size_t block = 0; block < row_.logits.blocks(); ++block) {
             row_.logits.each_vector(block, [&](f32x16 x, size_t i) {
                 best = max(x, best);
-                Mask mask = race.may_win(x * scale, lanes + broadcast_bits(static_cast<uint32_t>(i)));
+                Mask mask = race.may_win(x * scale, lanes + broadcast_int(static_cast<uint32_t>(i)));
                 for (; mask; mask &= mask - 1) {
                     const size_t id = i + static_cast<size_t>(std::countr_zero(mask));
                     if (id < row_.logits.vocab && !row_.overlay.holds(id))

@@ -1,12 +1,11 @@
-// What a search over sixteen float32 lanes needs beside the arithmetic of simd.h: comparisons, compaction, 32-bit
-// integers.
+// What a search over sixteen lanes needs beside their arithmetic: comparisons, compaction, noise.
 #pragma once
 
 #include <bit>
 #include <limits>
 
+#include "integers.h"
 #include "random.h"
-#include "simd.h"
 
 namespace decodestep::DECODESTEP_ISA {
 
@@ -121,107 +120,6 @@ DECODESTEP_INLINE size_t write_places(uint64_t word, int32_t first, int32_t* ids
     return count;
 }
 
-#if defined(__AVX512F__)
-
-struct u32x16 {
-    __m512i v;
-};
-
-DECODESTEP_INLINE u32x16 load_ids(const int32_t* p) { return {_mm512_loadu_si512(p)}; }
-DECODESTEP_INLINE u32x16 broadcast_bits(uint32_t x) { return {_mm512_set1_epi32(static_cast<int>(x))}; }
-DECODESTEP_INLINE u32x16 operator+(u32x16 a, u32x16 b) { return {_mm512_add_epi32(a.v, b.v)}; }
-DECODESTEP_INLINE u32x16 operator*(u32x16 a, u32x16 b) { return {_mm512_mullo_epi32(a.v, b.v)}; }
-DECODESTEP_INLINE u32x16 operator^(u32x16 a, u32x16 b) { return {_mm512_xor_si512(a.v, b.v)}; }
-template <int N>
-DECODESTEP_INLINE u32x16 shift_right(u32x16 a) {
-    return {_mm512_srli_epi32(a.v, N)};
-}
-template <int N>
-DECODESTEP_INLINE u32x16 rotate_left(u32x16 a) {
-    return {_mm512_rol_epi32(a.v, N)};
-}
-DECODESTEP_INLINE f32x16 to_float(u32x16 a) { return {_mm512_cvtepu32_ps(a.v)}; }
-
-#elif defined(__AVX2__)
-
-struct u32x16 {
-    __m256i low, high;
-};
-
-DECODESTEP_INLINE u32x16 load_ids(const int32_t* p) {
-    const auto* half = reinterpret_cast<const __m256i*>(p);
-    return {_mm256_loadu_si256(half), _mm256_loadu_si256(half + 1)};
-}
-DECODESTEP_INLINE u32x16 broadcast_bits(uint32_t x) {
-    return {_mm256_set1_epi32(static_cast<int>(x)), _mm256_set1_epi32(static_cast<int>(x))};
-}
-DECODESTEP_INLINE u32x16 operator+(u32x16 a, u32x16 b) {
-    return {_mm256_add_epi32(a.low, b.low), _mm256_add_epi32(a.high, b.high)};
-}
-DECODESTEP_INLINE u32x16 operator*(u32x16 a, u32x16 b) {
-    return {_mm256_mullo_epi32(a.low, b.low), _mm256_mullo_epi32(a.high, b.high)};
-}
-DECODESTEP_INLINE u32x16 operator^(u32x16 a, u32x16 b) {
-    return {_mm256_xor_si256(a.low, b.low), _mm256_xor_si256(a.high, b.high)};
-}
-template <int N>
-DECODESTEP_INLINE u32x16 shift_right(u32x16 a) {
-    return {_mm256_srli_epi32(a.low, N), _mm256_srli_epi32(a.high, N)};
-}
-template <int N>
-DECODESTEP_INLINE u32x16 rotate_left(u32x16 a) {
-    return {_mm256_or_si256(_mm256_slli_epi32(a.low, N), _mm256_srli_epi32(a.low, 32 - N)),
-            _mm256_or_si256(_mm256_slli_epi32(a.high, N), _mm256_srli_epi32(a.high, 32 - N))};
-}
-DECODESTEP_INLINE __m256 to_float(__m256i a) {
-    const __m256 high = _mm256_cvtepi32_ps(_mm256_srli_epi32(a, 16));
-    const __m256 low = _mm256_cvtepi32_ps(_mm256_and_si256(a, _mm256_set1_epi32(0xFFFF)));
-    return _mm256_add_ps(_mm256_mul_ps(high, _mm256_set1_ps(65536.0f)), low);
-}
-DECODESTEP_INLINE f32x16 to_float(u32x16 a) { return {to_float(a.low), to_float(a.high)}; }
-
-#else
-
-struct u32x16 {
-    uint32_t v[kLanes];
-};
-
-template <class F>
-DECODESTEP_INLINE u32x16 each_bits(F&& f) {
-    u32x16 r;
-    for (int i = 0; i < kLanes; ++i) r.v[i] = f(i);
-    return r;
-}
-
-DECODESTEP_INLINE u32x16 load_ids(const int32_t* p) {
-    return each_bits([=](int i) { return static_cast<uint32_t>(p[i]); });
-}
-DECODESTEP_INLINE u32x16 broadcast_bits(uint32_t x) {
-    return each_bits([=](int) { return x; });
-}
-DECODESTEP_INLINE u32x16 operator+(u32x16 a, u32x16 b) {
-    return each_bits([&](int i) { return a.v[i] + b.v[i]; });
-}
-DECODESTEP_INLINE u32x16 operator*(u32x16 a, u32x16 b) {
-    return each_bits([&](int i) { return a.v[i] * b.v[i]; });
-}
-DECODESTEP_INLINE u32x16 operator^(u32x16 a, u32x16 b) {
-    return each_bits([&](int i) { return a.v[i] ^ b.v[i]; });
-}
-template <int N>
-DECODESTEP_INLINE u32x16 shift_right(u32x16 a) {
-    return each_bits([&](int i) { return a.v[i] >> N; });
-}
-template <int N>
-DECODESTEP_INLINE u32x16 rotate_left(u32x16 a) {
-    return each_bits([&](int i) { return std::rotl(a.v[i], N); });
-}
-DECODESTEP_INLINE f32x16 to_float(u32x16 a) {
-    return each([&](int i) { return static_cast<float>(a.v[i]); });
-}
-
-#endif
-
 // 2^x within 2^-18 of it; below -126 no more than 2^-126, from 128 on +inf, and anything for NaN.
 DECODESTEP_INLINE f32x16 exp2(f32x16 x) {
 #if defined(__AVX512F__)
@@ -240,12 +138,12 @@ DECODESTEP_INLINE f32x16 exp2(f32x16 x) {
 }
 
 // `decodestep::noise_bits` of sixteen tokens; `state` is what the record's seed and position leave, the same for all.
-DECODESTEP_INLINE u32x16 noise_bits(uint32_t state, u32x16 tokens) {
-    const u32x16 word = rotate_left<15>(tokens * broadcast_bits(0xCC9E2D51u)) * broadcast_bits(0x1B873593u);
-    u32x16 h = rotate_left<13>(broadcast_bits(state) ^ word) * broadcast_bits(5u) + broadcast_bits(0xE6546B64u);
-    h = h ^ broadcast_bits(16u);
-    h = (h ^ shift_right<16>(h)) * broadcast_bits(0x85EBCA6Bu);
-    h = (h ^ shift_right<13>(h)) * broadcast_bits(0xC2B2AE35u);
+DECODESTEP_INLINE i32x16 noise_bits(uint32_t state, i32x16 tokens) {
+    const i32x16 word = rotate_left<15>(tokens * broadcast_int(0xCC9E2D51u)) * broadcast_int(0x1B873593u);
+    i32x16 h = rotate_left<13>(broadcast_int(state) ^ word) * broadcast_int(5u) + broadcast_int(0xE6546B64u);
+    h = h ^ broadcast_int(16u);
+    h = (h ^ shift_right<16>(h)) * broadcast_int(0x85EBCA6Bu);
+    h = (h ^ shift_right<13>(h)) * broadcast_int(0xC2B2AE35u);
     return h ^ shift_right<16>(h);
 }
 

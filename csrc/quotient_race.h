@@ -12,14 +12,14 @@ enum class Noise { none, given, seeded };
 // The vocabulary ids of sixteen places: from a list, which has room for sixteen, or the places themselves.
 struct ListedIds {
     const int32_t* ids;
-    u32x16 vector() const { return load_ids(ids); }
+    i32x16 vector() const { return load_bits(ids); }
     uint32_t at(size_t lane) const { return static_cast<uint32_t>(ids[lane]); }
 };
 struct IdsFrom {
     uint32_t first;
-    u32x16 vector() const {
+    i32x16 vector() const {
         static constexpr int32_t lanes[kLanes] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-        return load_ids(lanes) + broadcast_bits(first);
+        return load_bits(lanes) + broadcast_int(first);
     }
     uint32_t at(size_t lane) const { return first + static_cast<uint32_t>(lane); }
 };
@@ -60,7 +60,8 @@ class QuotientRace {
                                                  : load_first(q_ + first, static_cast<size_t>(std::popcount(lanes))));
         }
         // -log(1 - u) >= u
-        if constexpr (noise == Noise::seeded) below = to_float(noise_bits(state_, ids.vector())) * broadcast(0x1p-32f);
+        if constexpr (noise == Noise::seeded)
+            below = unsigned_to_float(noise_bits(state_, ids.vector())) * broadcast(0x1p-32f);
         if constexpr (noise != Noise::none) below = below + broadcast(eps_);
         return at_least(weights, max(below * broadcast(factor_) - broadcast(slack_), broadcast(floor_)));
     }

@@ -29,15 +29,15 @@ class Race {
     }
 
     // The lanes that may still win. The scores may be off by two roundings.
-    DECODESTEP_INLINE Mask may_win(f32x16 scores, u32x16 ids) const {
+    DECODESTEP_INLINE Mask may_win(f32x16 scores, i32x16 ids) const {
         const f32x16 ahead = fma(magnitude(scores), broadcast(0x1p-21f), scores) + headroom_;
-        return at_least(exp2(ahead * broadcast(kLog2E)), to_float(noise_bits(state_, ids)));
+        return at_least(exp2(ahead * broadcast(kLog2E)), unsigned_to_float(noise_bits(state_, ids)));
     }
 
     void enter_all(const int32_t* ids, const float* scores, size_t n) {
         Mask open = n > 1 ? ~enter_likely(ids, scores, std::min<size_t>(n, kLanes)) : kAllLanes;
         for (size_t i = 0; i < n; i += kLanes, open = kAllLanes) {
-            Mask mask = may_win(load(scores + i), load_ids(ids + i)) & open;
+            Mask mask = may_win(load(scores + i), load_bits(ids + i)) & open;
             if (n - i < kLanes) mask &= (1u << (n - i)) - 1;
             for (; mask; mask &= mask - 1) {
                 const size_t at = i + static_cast<size_t>(std::countr_zero(mask));
@@ -53,7 +53,7 @@ class Race {
         const Mask beyond = kAllLanes & ~((1u << n) - 1);
         const f32x16 s = max(load(scores) + select(beyond, broadcast(kNothing)), broadcast(kNothing));
         const f32x16 weights = exp2((s - broadcast(largest(s))) * broadcast(kLog2E));
-        const f32x16 ratios = weights / (to_float(noise_bits(state_, load_ids(ids))) + broadcast(1.0f));
+        const f32x16 ratios = weights / (unsigned_to_float(noise_bits(state_, load_bits(ids))) + broadcast(1.0f));
         const auto best = static_cast<size_t>(std::countr_zero(at_least(ratios, broadcast(largest(ratios)))));
         if (best >= n || !(scores[best] > kNothing)) return 0;
         enter(ids[best], scores[best]);
