@@ -5,6 +5,7 @@
 // depends on the query and the chunk alone, and chunks are merged in order: how they are shared out changes no bit.
 #pragma once
 
+#include <algorithm>
 #include <utility>
 
 #include "decoder.h"
@@ -15,10 +16,15 @@ namespace decodestep::DECODESTEP_ISA {
 constexpr size_t kChunk = 256;
 
 #if defined(__AVX512F__)
-constexpr size_t kRows = 12, kScorePages = 2, kValueRows = 6, kValueColumns = 4;
+constexpr size_t kRows = 12, kScores = 24, kValueRows = 6, kValueColumns = 4;
 #else
-constexpr size_t kRows = 3, kScorePages = 1, kValueRows = 3, kValueColumns = 2;
+constexpr size_t kRows = 3, kScores = 3, kValueRows = 3, kValueColumns = 2;
 #endif
+
+// Pages that R queries are multiplied with at once: enough sums to hide how long each addition takes.
+constexpr size_t score_pages(size_t R) { return std::min<size_t>(4, kScores / R); }
+
+constexpr size_t kPagesAhead = 4;  // how far ahead memory is asked for
 
 // Some queries that see the same keys, each up to its own position: heads of a group, of one token or of several.
 struct Queries {
@@ -43,40 +49,55 @@ struct GroupPages {
 constexpr size_t kLargest = 0, kTotal = 1, kValues = kLanes;
 constexpr size_t record_floats(size_t width) { return kValues + width; }
 
-// Scores of R queries with positions [first, end), both from kScorePages pages at a time.
+// The pages of positions [first, end) in the order in which they are read: the keys, the values, and the keys of what
+// follows up to `longest`.
+struct Reading {
+    const GroupPages& pages;
+    size_t first, end, longest;
+
+    size_t count() const { return (end - first + kPagePositions - 1) / kPagePositions; }
+    const uint16_t* keys_at(size_t i) const { return pages.keys_at(std::min(first + i * kPagePositions, end - 1)); }
+    const uint16_t* at(size_t i) const {
+        const size_t n = count();
+        if (i < n) return keys_at(i);
+        if (i < 2 * n) return pages.values_at(first + (i - n) * kPagePositions);
+        return pages.keys_at(std::min(end + (i - 2 * n) * kPagePositions, longest - 1));
+    }
+};
+
+// Scores of R queries, from P pages at a time.
 template <size_t R>
-void scores_of(const Queries& q, const GroupPages& pages, float scale, size_t first, size_t end,
-               float (*scores)[kChunk]) {
-    for (size_t j = first; j < end; j += kScorePages * kPagePositions) {
-        const uint16_t *keys[kScorePages], *ahead[kScorePages];
-        f32x16 acc[R][kScorePages];
-#pragma GCC unroll 2
-        for (size_t p = 0; p < kScorePages; ++p) {
-            const size_t at = j + p * kPagePositions;
-            keys[p] = pages.keys_at(at < end ? at : j);  // behind the end: any page, its scores are not read
-            const size_t later = at + kScorePages * kPagePositions;
-            ahead[p] = later < end ? pages.keys_at(later) : pages.values_at(first);
+void scores_of(const Queries& q, const Reading& reading, float scale, float (*scores)[kChunk]) {
+    constexpr size_t P = score_pages(R);
+    const size_t width = reading.pages.width;
+    for (size_t i = 0; i < reading.count(); i += P) {
+        const uint16_t *keys[P], *ahead[P];
+        f32x16 acc[R][P];
+#pragma GCC unroll 4
+        for (size_t p = 0; p < P; ++p) {
+            keys[p] = reading.keys_at(i + p);  // behind the end: any page, its scores are not read
+            ahead[p] = reading.at(i + p + kPagesAhead);
 #pragma GCC unroll 12
             for (size_t r = 0; r < R; ++r) acc[r][p] = broadcast(0.0f);
         }
-        for (size_t d = 0; d < pages.width; ++d) {
+        for (size_t d = 0; d < width; ++d) {
             if (d % 2 == 0)
-                for (size_t p = 0; p < kScorePages; ++p) prefetch(ahead[p] + d * kPagePositions);
-            f32x16 key[kScorePages];
-#pragma GCC unroll 2
-            for (size_t p = 0; p < kScorePages; ++p) key[p] = from_f16(keys[p] + d * kPagePositions);
+                for (size_t p = 0; p < P; ++p) prefetch(ahead[p] + d * kPagePositions);
+            f32x16 key[P];
+#pragma GCC unroll 4
+            for (size_t p = 0; p < P; ++p) key[p] = from_f16(keys[p] + d * kPagePositions);
 #pragma GCC unroll 12
             for (size_t r = 0; r < R; ++r) {
                 const f32x16 value = broadcast(q.query[r][d]);
-#pragma GCC unroll 2
-                for (size_t p = 0; p < kScorePages; ++p) acc[r][p] = fma(value, key[p], acc[r][p]);
+#pragma GCC unroll 4
+                for (size_t p = 0; p < P; ++p) acc[r][p] = fma(value, key[p], acc[r][p]);
             }
         }
 #pragma GCC unroll 12
         for (size_t r = 0; r < R; ++r)
-#pragma GCC unroll 2
-            for (size_t p = 0; p < kScorePages; ++p)
-                store(scores[r] + j - first + p * kPagePositions, acc[r][p] * broadcast(scale));
+#pragma GCC unroll 4
+            for (size_t p = 0; p < P; ++p)
+                if (i + p < reading.count()) store(scores[r] + (i + p) * kPagePositions, acc[r][p] * broadcast(scale));
     }
 }
 
@@ -97,20 +118,20 @@ inline void weights_of(float* scores, size_t seen, size_t count, float* record) 
     record[kTotal] = sum(total);
 }
 
-// Sums of the values of positions [first, end), of R queries from number q on, in C columns of 16.
+// Sums of the values, of R queries, in C columns of 16.
 template <size_t R, size_t C>
-void weigh_values(const GroupPages& pages, size_t first, size_t end, size_t column, const float (*weights)[kChunk],
-                  float* records) {
+void weigh_values(const Reading& reading, size_t column, const float (*weights)[kChunk], float* records) {
+    const size_t width = reading.pages.width, pages = reading.count();
     f32x16 acc[R][C];
 #pragma GCC unroll 6
     for (size_t r = 0; r < R; ++r)
 #pragma GCC unroll 4
         for (size_t c = 0; c < C; ++c) acc[r][c] = broadcast(0.0f);
-    for (size_t j = first; j < end; j += kPagePositions) {
-        const uint16_t* values = pages.values_at(j) + column;
-        const uint16_t* ahead = pages.values_at(j + kPagePositions < end ? j + kPagePositions : j) + column;
-        const size_t left = end - j, count = left < kPagePositions ? left : kPagePositions;
-        for (size_t i = 0; i < count; ++i, values += pages.width, ahead += pages.width) {
+    for (size_t i = 0, j = 0; i < pages; ++i) {
+        const uint16_t* values = reading.at(pages + i) + column;
+        const uint16_t* ahead = reading.at(pages + i + kPagesAhead) + column;
+        const size_t end = std::min(j + kPagePositions, reading.end - reading.first);
+        for (; j < end; ++j, values += width, ahead += width) {
 #pragma GCC unroll 2
             for (size_t c = 0; c < C; c += 2) prefetch(ahead + c * kLanes);
             f32x16 value[C];
@@ -118,7 +139,7 @@ void weigh_values(const GroupPages& pages, size_t first, size_t end, size_t colu
             for (size_t c = 0; c < C; ++c) value[c] = from_f16(values + c * kLanes);
 #pragma GCC unroll 6
             for (size_t r = 0; r < R; ++r) {
-                const f32x16 weight = broadcast(weights[r][j - first + i]);
+                const f32x16 weight = broadcast(weights[r][j]);
 #pragma GCC unroll 4
                 for (size_t c = 0; c < C; ++c) acc[r][c] = fma(weight, value[c], acc[r][c]);
             }
@@ -128,15 +149,16 @@ void weigh_values(const GroupPages& pages, size_t first, size_t end, size_t colu
     for (size_t r = 0; r < R; ++r)
 #pragma GCC unroll 4
         for (size_t c = 0; c < C; ++c)
-            store(records + r * record_floats(pages.width) + kValues + column + c * kLanes, acc[r][c]);
+            store(records + r * record_floats(width) + kValues + column + c * kLanes, acc[r][c]);
 }
 
 template <size_t R>
-void weigh_rows(const GroupPages& pages, size_t first, size_t end, const float (*weights)[kChunk], float* records) {
+void weigh_rows(const Reading& reading, const float (*weights)[kChunk], float* records) {
+    const size_t width = reading.pages.width;
     size_t column = 0;
-    for (; column + kValueColumns * kLanes <= pages.width; column += kValueColumns * kLanes)
-        weigh_values<R, kValueColumns>(pages, first, end, column, weights, records);
-    for (; column < pages.width; column += kLanes) weigh_values<R, 1>(pages, first, end, column, weights, records);
+    for (; column + kValueColumns * kLanes <= width; column += kValueColumns * kLanes)
+        weigh_values<R, kValueColumns>(reading, column, weights, records);
+    for (; column < width; column += kLanes) weigh_values<R, 1>(reading, column, weights, records);
 }
 
 template <size_t R>
@@ -145,17 +167,16 @@ void attend_rows(const Queries& q, const GroupPages& pages, float scale, size_t 
     const size_t first = chunk * kChunk, record = record_floats(pages.width);
     size_t longest = 0;
     for (size_t r = 0; r < R; ++r) longest = q.length[r] > longest ? q.length[r] : longest;
-    const size_t end = longest < first + kChunk ? longest : first + kChunk;
-    const size_t count = (end - first + kLanes - 1) / kLanes * kLanes;
-    scores_of<R>(q, pages, scale, first, end, scores);
+    const Reading reading{pages, first, std::min(longest, first + kChunk), longest};
+    const size_t count = reading.count() * kPagePositions;
+    scores_of<R>(q, reading, scale, scores);
     for (size_t r = 0; r < R; ++r) {
         const size_t seen = q.length[r] <= first ? 0 : q.length[r] - first;
         weights_of(scores[r], seen < count ? seen : count, count, records + r * record);
     }
     size_t r = 0;
-    for (; r + kValueRows <= R; r += kValueRows)
-        weigh_rows<kValueRows>(pages, first, end, scores + r, records + r * record);
-    if constexpr (R % kValueRows != 0) weigh_rows<R % kValueRows>(pages, first, end, scores + r, records + r * record);
+    for (; r + kValueRows <= R; r += kValueRows) weigh_rows<kValueRows>(reading, scores + r, records + r * record);
+    if constexpr (R % kValueRows != 0) weigh_rows<R % kValueRows>(reading, scores + r, records + r * record);
 }
 
 // What each query makes of a chunk that begins before the longest of them ends. Of a chunk behind its own end a query
