@@ -64,7 +64,8 @@ class Nucleus {
         const auto prefetch = [&](size_t block) {
             if (block < row_.logits.blocks()) row_.logits.prefetch_block(block);
         };
-        if (std::isfinite(sample.largest()) && weigh_row(sample.largest(), likely(sample.mass(), prefetch), likely))
+        if (std::isfinite(sample.largest()) &&
+            weigh_row(sample.largest(), least_likely_ > 0 ? none : likely(sample.mass(), prefetch), likely))
             return true;
         row_.sweep();
         row_.note_largest();
@@ -84,7 +85,7 @@ class Nucleus {
             list_.n = 0;
         } else {
             mass = sweep.weigh_and_list(threshold, likely);
-            threshold_ = sweep.threshold();
+            list_overlay(sweep.threshold());
         }
         const Overlay& overlay = row_.overlay;
         double touched = mass;
@@ -93,7 +94,6 @@ class Nucleus {
             mass += now - raw;
             touched += now + raw;
         }
-        list_overlay();
         find_largest();
         if (!row_.plainly_scaled()) return false;
         top_ = row_.scaled(row_.largest());
@@ -109,7 +109,9 @@ class Nucleus {
 
     MassSweep<real> sweep() { return {row_.logits, weight_, list_, row_.overlay.count() > 0}; }
 
-    void list_overlay() {
+    // Behind the others: the list then reaches down to the threshold that the sweep took.
+    void list_overlay(float threshold) {
+        threshold_ = threshold;
         row_.overlay.each_from(threshold_, [&](int32_t id, float now) {
             list_.ids[list_.n] = id;
             list_.scores[list_.n++] = now;
@@ -141,12 +143,13 @@ class Nucleus {
                 return;
             float lower = lower_by(std::min(threshold_, row_.largest()), further);
             if (reference_ == sample.largest()) lower = std::min(lower, sample.above(kOfTail * (1 / p_ - 1) * target_));
-            threshold_ = std::max(deepest, lower);
             if (least_likely_ > 0) {
+                threshold_ = std::max(deepest, lower);
                 row_.collect(threshold_);
             } else {
-                sweep().list(threshold_);
-                list_overlay();
+                MassSweep sweep = this->sweep();
+                sweep.list(lower);
+                list_overlay(sweep.threshold());
             }
         }
     }

@@ -39,7 +39,7 @@ Workspace::Workspace(size_t vocab)
       keys(room<uint64_t>(vocab)),
       spare_keys(room<uint64_t>(vocab)),
       selection(room<float>(vocab)),
-      marks(std::make_unique<uint64_t[]>(vocab / 64 + 1)),
+      marks(std::make_unique<uint64_t[]>((vocab / kBlock + 1) * (kBlock / 64))),
       patched_ids(room<int32_t>(vocab)),
       patched_raw(room<float>(vocab)),
       patched_now(room<float>(vocab)),

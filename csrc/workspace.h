@@ -32,7 +32,7 @@ struct Workspace {
     std::unique_ptr<Ranked[]> ranking;
     std::unique_ptr<uint64_t[]> keys, spare_keys;  // of a list that is sorted
     std::unique_ptr<float[]> selection;
-    std::unique_ptr<uint64_t[]> marks;  // one bit a token; zero between rows
+    std::unique_ptr<uint64_t[]> marks;  // one bit a token, of whole blocks; zero between rows
     std::unique_ptr<int32_t[]> patched_ids;
     std::unique_ptr<float[]> patched_raw, patched_now;
     std::unique_ptr<uint32_t[]> slots;  // a hash table of patched ids

@@ -12,7 +12,7 @@ VOCABULARIES = (1, 2, 15, 16, 17, 100, 511, 512, 513, 1000, 4999, 17011)
 
 def logits(rng, vocab):
     x = rng.normal(0, rng.choice([0.1, 1, 2.5, 8]), vocab)
-    kind = rng.integers(13)
+    kind = rng.integers(14)
     if kind == 0:
         x[:] = rng.choice([0.0, -3.5, 1e30, -1e-40])
     elif kind == 1:
@@ -38,6 +38,8 @@ def logits(rng, vocab):
         x[:] = -np.inf
     elif kind == 11:  # what a sample of every 16th strip of 128 sees is not what the others hold
         x[np.arange(vocab) // 128 % 16 == 8] += rng.choice([-9.0, 9.0])
+    elif kind == 12:  # where short floats, as thresholds may be, lie far apart
+        x -= 100
     return x
 
 

@@ -285,6 +285,17 @@ def test_the_core_is_the_reference_on_wide_rows(vocab):
                 np.testing.assert_array_equal(ds.decode_step(logits, steps, seed=5, position=position).tokens, want)
 
 
+def test_patched_tokens_are_listed_down_to_the_threshold_of_the_others():
+    # Far below zero a threshold may be rounded up by as much as tells many of these tokens apart.
+    for seed in range(30):
+        rng = np.random.default_rng(seed)
+        logits, patched = rng.normal(-100, 2.5, (16, 3000)).astype(np.float32), rng.permutation(3000)[:1500].astype(np.int64)
+        added = s.Add(patched, rng.normal(0, 1, 1500).astype(np.float32))
+        steps = [[added, s.Temperature(0.7), s.TopP(0.4)]] * 16
+        want = ds.decode_step(logits, steps, seed=seed, backend="reference").tokens
+        np.testing.assert_array_equal(ds.decode_step(logits, steps, seed=seed, backend="cpu").tokens, want)
+
+
 def test_beside_infinite_scores_normalising_leaves_no_others():
     row, steps = np.array([[np.inf, 1.0, 2.0]], np.float32), [[s.Normalise(), s.Ban(ids(0)), s.TopNSigma(1.0)]]
     for backend in ("cpu", "reference"):
