@@ -176,13 +176,13 @@ class Sampler {
         };
         f32x16 best = broadcast(kNothing);
         const f32x16 scale = broadcast(inverse);
-        const i32x16 lanes = load_bits(kLaneIds);
+        const i32x16 lanes = load_bits(kLaneIds), even = lanes + lanes;
         for (size_t block = 0; block < row_.logits.blocks(); ++block) {
-            row_.logits.each_vector(block, [&](f32x16 x, size_t i) {
+            row_.logits.each_vector_in_any_order(block, [&](f32x16 x, size_t first, size_t step) {
                 best = max(x, best);
-                Mask mask = race.may_win(x * scale, lanes + broadcast_int(static_cast<uint32_t>(i)));
-                for (; mask; mask &= mask - 1) {
-                    const size_t id = i + static_cast<size_t>(std::countr_zero(mask));
+                const i32x16 ids = (step == 1 ? lanes : even) + broadcast_int(static_cast<int32_t>(first));
+                for (Mask mask = race.may_win(x * scale, ids); mask; mask &= mask - 1) {
+                    const size_t id = first + step * static_cast<size_t>(std::countr_zero(mask));
                     if (id < row_.logits.vocab && !row_.overlay.holds(id))
                         enter(static_cast<int32_t>(id), row_.logits.at(id));
                 }

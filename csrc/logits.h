@@ -26,7 +26,13 @@ struct Logits {
 
     DECODESTEP_INLINE f32x16 load(size_t i) const { return widen(data + i); }
 
-    // 32 logits from p on, in any order.
+#if defined(__AVX512F__)
+    static constexpr size_t kPairStep = real == Real::bf16 ? 2 : 1;
+#else
+    static constexpr size_t kPairStep = 1;
+#endif
+
+    // 32 logits from p on: the even and the odd ones where kPairStep is 2, else sixteen and sixteen.
     static DECODESTEP_INLINE void load_pair(const Item* p, f32x16& a, f32x16& b) {
 #if defined(__AVX512F__)
         if constexpr (real == Real::bf16) {  // at half the work of widening them in their order
@@ -80,6 +86,23 @@ struct Logits {
         const size_t end = std::min(vocab, i + kBlock);
         for (; i + kLanes <= end; i += kLanes) visit(load(i), i);
         if (i < end) visit(load_last(i, end - i), i);
+    }
+
+    // The same in an order that costs less: visit(sixteen logits, id, step), of which lane i is token id + step * i.
+    template <class Visit>
+    DECODESTEP_INLINE void each_vector_in_any_order(size_t block, Visit&& visit) const {
+        size_t i = block * kBlock;
+        const size_t end = std::min(vocab, i + kBlock);
+        if constexpr (kPairStep == 2) {
+            for (; i + 2 * kLanes <= end; i += 2 * kLanes) {
+                f32x16 even, odd;
+                load_pair(data + i, even, odd);
+                visit(even, i, 2);
+                visit(odd, i + 1, 2);
+            }
+        }
+        for (; i + kLanes <= end; i += kLanes) visit(load(i), i, 1);
+        if (i < end) visit(load_last(i, end - i), i, 1);
     }
 
     // Cold logits arrive at twice the speed when they are asked for two blocks ahead. A pass that computes spreads this
