@@ -74,7 +74,7 @@ class Transformers:
         with torch.no_grad():
             for i in range(STEPS):
                 self.model(self.ids[:, i : i + 1], past_key_values=self.cache, use_cache=True)
-            self.cache.crop(self.ids.shape[1])
+            self.cache.crop(-STEPS)
 
 
 def transformers_model(path: Path, dtype: str) -> Any:
