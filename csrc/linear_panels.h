@@ -65,8 +65,8 @@ DECODESTEP_KERNEL(pack_linear_panels, PackLinearPanels)
 
 // y[t, n] = sum over k of x[t, k] * w[n, k], in float32, over blocks of 32 inputs in ascending order. Where the format
 // has blocks of its own, so has x: each 32 values are rounded to integers in [-127, 127] times a scale, and the
-// products inside a block add up exactly; what rounding leaves of the coarsest block in each 16 is added at the end,
-// rounded in the same way. The bits depend neither on the other tokens and outputs nor on the thread count.
+// products inside a block add up exactly; what rounding leaves of a row's coarsest block is added at the end, rounded
+// in the same way. The bits depend neither on the other tokens and outputs nor on the thread count.
 struct LinearPanels {
     const float* x;
     ptrdiff_t x_stride;

@@ -77,7 +77,7 @@ class Nucleus {
     bool weigh_row(float reference, float threshold, Likely&& likely) {
         reference_ = reference;
         weight_ = Weight(broadcast(scale_), broadcast(-scale_ * reference_));
-        MassSweep sweep = this->sweep();
+        MassSweep sweep = mass_sweep();
         double mass;
         if (least_likely_ > 0) {
             mass = sweep.weigh_and_find_maxima();
@@ -107,7 +107,7 @@ class Nucleus {
         return in_range && slack_ < 0.05 * target_;
     }
 
-    MassSweep<real> sweep() { return {row_.logits, weight_, list_, row_.overlay.count() > 0}; }
+    MassSweep<real> mass_sweep() { return {row_.logits, weight_, list_, row_.overlay.count() > 0}; }
 
     // Behind the others: the list then reaches down to the threshold that the sweep took.
     void list_overlay(float threshold) {
@@ -147,7 +147,7 @@ class Nucleus {
                 threshold_ = std::max(deepest, lower);
                 row_.collect(threshold_);
             } else {
-                MassSweep sweep = this->sweep();
+                MassSweep sweep = mass_sweep();
                 sweep.list(lower);
                 list_overlay(sweep.threshold());
             }

@@ -20,8 +20,8 @@ class LinearPanels:
     """A (K, N) weight in panels, made by `pack`.
 
     A product with panels of Q4_0, Q4_1 or Q8_0 reads the activations as bytes: each 32 of them in a row as integers in
-    [-127, 127] times their largest magnitude / 127, rounded to nearest even; and the coarsest block in each 16 of a row twice,
-    the second time what rounding has left of it. With F32, F16 and BF16 they stay float32.
+    [-127, 127] times their largest magnitude / 127, rounded to nearest even; and a row's coarsest block twice, the second time
+    what rounding has left of it. With F32, F16 and BF16 they stay float32.
     """
 
     data: np.ndarray  # uint8, one dimension; csrc/linear_panels.h has the layout

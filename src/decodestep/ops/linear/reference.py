@@ -20,8 +20,8 @@ def quantised(x: np.ndarray) -> np.ndarray:
     """Activations (T, K) as a product with blocks sees them: each 32 of them as integers in [-127, 127] times a unit.
 
     The unit is their largest magnitude / 127. Of the block of a row that has the largest unit, the first one of equals, what
-    rounding leaves is rounded in the same way, with a unit of its
-    own. All this is found in float32: ties must fall alike for every type. Below 1e-36 a block counts as zeros.
+    rounding leaves is rounded in the same way, with a unit of its own. All this is found in float32: ties must fall alike for
+    every type. Below 1e-36 a block counts as zeros.
     """
     blocks = x.astype(np.float32).reshape(len(x), -1, 32)
     with np.errstate(all="ignore"):
