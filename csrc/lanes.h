@@ -87,39 +87,6 @@ DECODESTEP_INLINE size_t compact(Mask mask, f32x16 values, int32_t first, float*
 #endif
 }
 
-// Writes first + i for each bit i of a word, ascending; there must be room for sixteen more. Returns their number.
-DECODESTEP_INLINE size_t write_places(uint64_t word, int32_t first, int32_t* ids) {
-    const auto count = static_cast<size_t>(std::popcount(word));
-#if defined(__AVX512VBMI2__)
-    alignas(64) static constexpr uint8_t kPlaces[64] = {0,  1,  2,  3,  4,  5,  6,  7,  8,  9,  10, 11, 12, 13, 14, 15,
-                                                        16, 17, 18, 19, 20, 21, 22, 23, 24, 25, 26, 27, 28, 29, 30, 31,
-                                                        32, 33, 34, 35, 36, 37, 38, 39, 40, 41, 42, 43, 44, 45, 46, 47,
-                                                        48, 49, 50, 51, 52, 53, 54, 55, 56, 57, 58, 59, 60, 61, 62, 63};
-    alignas(64) uint8_t places[64];
-    const __m512i packed = _mm512_maskz_compress_epi8(word, _mm512_load_si512(kPlaces));
-    const auto write = [&](size_t i, __m128i sixteen) {
-        _mm512_storeu_si512(ids + i, _mm512_add_epi32(_mm512_cvtepu8_epi32(sixteen), _mm512_set1_epi32(first)));
-    };
-    write(0, _mm512_castsi512_si128(packed));
-    if (count > kLanes) [[unlikely]] {
-        _mm512_store_si512(places, packed);
-        for (size_t i = kLanes; i < count; i += kLanes)
-            write(i, _mm_load_si128(reinterpret_cast<const __m128i*>(places + i)));
-    }
-#else
-    // Four at a time whether there are as many or not, for that number is hard to foretell.
-    stay_scalar(word);
-    for (const int32_t* const end = ids + count; ids < end;)
-        for (int i = 0; i < 4; ++i) {
-            const int bit = std::countr_zero(word | uint64_t{1} << 63);  // never zero, so no branch
-            *ids++ = first + bit;
-            word &= word - 1;
-            stay_scalar(word);
-        }
-#endif
-    return count;
-}
-
 // 2^x within 2^-18 of it; below -126 no more than 2^-126, from 128 on +inf, and anything for NaN.
 DECODESTEP_INLINE f32x16 exp2(f32x16 x) {
 #if defined(__AVX512F__)

@@ -2,6 +2,9 @@
 // loses every comparison.
 #pragma once
 
+#include <array>
+#include <numeric>
+
 #include "decode_step.h"
 #include "lanes.h"
 #include "workspace.h"
@@ -116,6 +119,42 @@ struct Logits {
         for (size_t i = 0; i < kBlock * sizeof(Item); i += 64) prefetch(p + i);
     }
 
+    // Writes the tokens first + i, and their logits, for each bit i of a word, ascending; there must be room for
+    // sixteen more of each. Returns their number.
+    DECODESTEP_INLINE size_t list_marked(uint64_t word, size_t first, int32_t* ids, float* scores) const {
+        const auto count = static_cast<size_t>(std::popcount(word));
+#if defined(__AVX512VBMI2__)
+        if (first + 64 <= vocab) {
+            __m512i places = _mm512_maskz_compress_epi8(word, _mm512_load_si512(kPlaces.data()));
+            const auto write = [&](size_t i) {
+                const __m128i sixteen = _mm512_castsi512_si128(places);
+                const auto id =
+                    _mm512_add_epi32(_mm512_cvtepu8_epi32(sixteen), _mm512_set1_epi32(static_cast<int>(first)));
+                _mm512_storeu_si512(ids + i, id);
+                store(scores + i, max(pick(data + first, sixteen), broadcast(kNothing)));
+            };
+            write(0);
+            if (count > kLanes) [[unlikely]]
+                for (size_t i = kLanes; i < count; i += kLanes) {
+                    places = _mm512_shuffle_i64x2(places, places, 0x39);
+                    write(i);
+                }
+            return count;
+        }
+#endif
+        // Four at a time whether there are as many or not, for that number is hard to foretell.
+        stay_scalar(word);
+        for (size_t i = 0; i < count;)
+            for (size_t j = 0; j < 4; ++j, ++i) {
+                ids[i] =
+                    static_cast<int32_t>(first) + std::countr_zero(word | uint64_t{1} << 63);  // no branch for zero
+                word &= word - 1;
+                stay_scalar(word);
+            }
+        for (size_t i = 0; i < count; ++i) scores[i] = at(static_cast<size_t>(ids[i]));
+        return count;
+    }
+
     // The largest logit of every group of a block, -inf where there is none.
     template <bool and_prefetch>
     DECODESTEP_INLINE f32x16 maxima(size_t block) const {
@@ -164,6 +203,32 @@ struct Logits {
         }
         return n;
     }
+
+#if defined(__AVX512VBMI2__)
+    alignas(64) static constexpr auto kPlaces = [] {
+        std::array<uint8_t, 64> places;
+        std::iota(places.begin(), places.end(), 0);
+        return places;
+    }();
+
+    // Sixteen of the 64 logits from p on.
+    static DECODESTEP_INLINE f32x16 pick(const Item* p, __m128i places) {
+        const auto of = [&](size_t i) { return _mm512_loadu_si512(p + i); };
+        if constexpr (real == Real::f32) {
+            const __m512i at = _mm512_cvtepu8_epi32(places);
+            const __m512i low = _mm512_permutex2var_epi32(of(0), at, of(16));
+            const __m512i high = _mm512_permutex2var_epi32(of(32), at, of(48));
+            return {_mm512_castsi512_ps(
+                _mm512_mask_mov_epi32(low, _mm512_test_epi32_mask(at, _mm512_set1_epi32(32)), high))};
+        } else {
+            const __m512i at = _mm512_castsi256_si512(_mm256_cvtepu8_epi16(places));
+            Item items[kLanes];
+            const __m512i picked = _mm512_permutex2var_epi16(of(0), at, of(32));
+            _mm256_storeu_si256(reinterpret_cast<__m256i*>(items), _mm512_castsi512_si256(picked));
+            return widen(items);
+        }
+    }
+#endif
 
     static f32x16 load_maxima(const Workspace& work, size_t block) {
         return decodestep::DECODESTEP_ISA::load(&work.group_max[block * kLanes]);

@@ -163,10 +163,12 @@ class MassSweep {
                 marks[i] = (marks[i] | patched) ^ patched;
             }
         }
+        const Logits<real> logits = logits_;
+        int32_t* const ids = list_.ids;
+        float* const scores = list_.scores;
         size_t n = list_.n;
         for (size_t i = 0; i < kBlock / kWord; ++i)
-            n += write_places(marks[i], static_cast<int32_t>(block * kBlock + i * kWord), list_.ids + n);
-        for (size_t i = list_.n; i < n; ++i) list_.scores[i] = logits_.at(static_cast<size_t>(list_.ids[i]));
+            n += logits.list_marked(marks[i], block * kBlock + i * kWord, ids + n, scores + n);
         list_.n = n;
     }
 
