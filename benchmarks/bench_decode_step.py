@@ -26,7 +26,7 @@ import numpy as np
 
 import decodestep as ds
 from harness import Call, Prepared, Report, options, torch
-from memory import home, one_read
+from memory import READ_BYTES, home, one_read, plain_read
 from peers import PEERS, maker, ours
 from sampling import DTYPES, PARAMS, PARTS, Case, Logits, Sampler, UnableError, buffers, case, verify
 
@@ -76,14 +76,16 @@ def calls_of(made: Mapping[str, Sampler], turns: Iterator[Logits]) -> dict[str, 
     return calls
 
 
-def reads_of(slots: Mapping[str, Sequence[Logits]], first: str) -> dict[str, Call]:
-    """One read of the logits, `first` being how the case finds them."""
+def reads_of(slots: Mapping[str, Sequence[Logits]], first: str, threads: Sequence[int]) -> dict[str, Call]:
+    """One read of the logits, `first` being how the case finds them; and what several threads can hope for from memory."""
     reads = {}
     for cache in sorted(slots, key=lambda name: name != first):
         each = cycle([one_read(logits.array) for logits in slots[cache]])
         size = slots[cache][0].array.nbytes
         where = "DRAM" if cache == "cold" else home(size)
         reads[f"one read, {cache}, from {where}"] = lambda each=each: next(each)()
+    if len(threads) > 1:
+        reads |= {f"{READ_BYTES >> 20} MiB from DRAM, {count} thread(s)": plain_read(count) for count in threads}
     return reads
 
 
@@ -97,7 +99,7 @@ def measure(report: Report, case: Case, dtype: str, slots: Mapping[str, Sequence
         made |= {f"ours, all {part}": ours.DecodeStep(case.all_of(part)) for part in PARTS}
     for cache, turns in slots.items():
         title = f"{case.name} B={case.batch} V={case.vocab} {dtype} {cache}, backend {backend}"
-        calls, reads = calls_of(made, cycle(turns)), reads_of(slots, cache)
+        calls, reads = calls_of(made, cycle(turns)), reads_of(slots, cache, chosen.threads)
         times = report.case(title, calls, chosen.rounds, reads=reads, budget=chosen.budget)
         if backend == "cpu":
             with ds.use_threads(report.threads):
