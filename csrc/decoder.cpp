@@ -2,10 +2,10 @@
 
 #include "decoder_plan.h"
 #include "gate.h"
-#include "halves.h"
 #include "parallel.h"
 #include "rms_norm_row.h"
 #include "rope.h"
+#include "rounding.h"
 
 namespace decodestep::DECODESTEP_ISA {
 namespace {
@@ -105,14 +105,11 @@ struct Member {
         store(y, rotate_pairs(load(y), plan.a.sin + at, plan.a.cos + at));
     }
 
-    float* query_at(size_t t, size_t panel) const { return plan.q + t * plan.queries + panel * kPanelOutputs; }
+    Bf16* query_at(size_t t, size_t panel) const { return plan.q + t * plan.queries + panel * kPanelOutputs; }
 
     void put_queries(size_t t, size_t panel, float* y) const {
-        float* out = query_at(t, panel);
-        for (size_t i = 0; i < kPanelOutputs; i += kLanes) {
-            rotate(t, (panel * kPanelOutputs + i) % plan.m.width, y + i);
-            store(out + i, load(y + i));
-        }
+        for (size_t i = 0; i < kPanelOutputs; i += kLanes) rotate(t, (panel * kPanelOutputs + i) % plan.m.width, y + i);
+        put_sums(y, kPanelOutputs, query_at(t, panel));
     }
 
     void put_cache(size_t t, size_t first, float* y) const {
@@ -122,16 +119,20 @@ struct Member {
             const size_t output = first + i, group = output / width, column = output % width;
             const bool is_key = group >= plan.m.groups;
             if (is_key) rotate(t, column, y + i);
-            // The largest float16 stands for what is larger.
-            uint16_t halves[kLanes];
-            to_f16(min(broadcast(65504.0f), max(broadcast(-65504.0f), load(y + i))), halves);
+            Bf16 sixteen[kLanes];
+            put_sums(y + i, kLanes, sixteen);
             if (is_key) {
-                uint16_t* keys =
-                    plan.a.keys + plan.page_at(layer, page, group - plan.m.groups) + column * kPagePositions;
-                for (size_t c = 0; c < kLanes; ++c) keys[c * kPagePositions + row] = halves[c];
+                uint16_t* pair =
+                    plan.a.keys + plan.page_at(layer, page, group - plan.m.groups) + column * kPagePositions + 2 * row;
+                for (size_t c = 0; c < kLanes; c += 2, pair += 2 * kPagePositions)
+                    std::memcpy(pair, sixteen + c, 2 * sizeof(Bf16));
             } else {
-                std::memcpy(plan.a.values + plan.page_at(layer, page, group) + row * width + column, halves,
-                            sizeof halves);
+                uint16_t* pair = plan.a.values + plan.page_at(layer, page, group) + row / 2 * 2 * width + 2 * column;
+                for (size_t c = 0; c < kLanes; ++c, pair += 2) {
+                    pair[row % 2] = sixteen[c].bits;
+                    // Read with a weight of zero until its position comes, and zero times an infinity is none.
+                    if (row % 2 == 0) pair[1] = 0;
+                }
             }
         }
     }
@@ -149,8 +150,7 @@ struct Member {
 
     GroupPages pages(size_t t, size_t group) const {
         const size_t at = plan.page_at(layer, 0, group);
-        return {plan.a.keys + at, plan.a.values + at, plan.m.groups * plan.m.width * kPagePositions,
-                plan.pages_of(plan.a.sequence[t]), plan.m.width};
+        return {plan.a.keys + at, plan.a.values + at, plan.pages_of(plan.a.sequence[t]), plan.m.width};
     }
 
     // body(group, first head, heads) for the heads of all groups, so many at a time as a kernel takes.

@@ -30,16 +30,17 @@ struct Decoder {
 };
 
 // For each token the layers compute, from its row x of the residual stream, and its position:
-//   h = rms_norm(x, attention_norm);  q, k, v = h W;  q and k rotated;  k and v join the cache as float16
-//   x += attention(q, cache up to the position) W_o
-//   h = rms_norm(x, ffn_norm);  x += swiglu(h W_gate, h W_up) W_down
+//   h = rms_norm(x, attention_norm);  q, k, v = h W;  q and k rotated;  q, k and v rounded to bfloat16; k and v join
+//   the cache x += attention(q, cache up to the position) W_o h = rms_norm(x, ffn_norm);  x += swiglu(h W_gate, h W_up)
+//   W_down
 // and logits = rms_norm(x, norm) W for the tokens in `wanted`. The bits of a token depend on its own sequence alone.
 struct DecoderForward {
     const Decoder* decoder;
     size_t tokens;
     const int64_t *ids, *sequence, *positions;  // [tokens]
     const float *sin, *cos;                     // [positions, width / 2]
-    // Pages of every layer: keys [layers, pages, groups, width, 16], values [layers, pages, groups, 16, width].
+    // Pages of every layer, bfloat16: keys [layers, groups, pages, width / 2, 16, 2], the position between the columns
+    // of a pair; values [layers, groups, pages, 8, width, 2], the column between the positions of a pair.
     uint16_t *keys, *values;
     size_t pages;
     const int64_t* page_table;  // [sequences, table_width]

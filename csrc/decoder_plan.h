@@ -91,7 +91,7 @@ class Plan {
                 reads(*w);
         reads(m.logits);
         x = arena.take(a.tokens * m.hidden);
-        q = arena.take(a.tokens * queries);
+        q = reinterpret_cast<Bf16*>(arena.take(a.tokens * queries / 2));
         gated = arena.take(a.tokens * m.feed_forward);
         const size_t widest = std::max({m.hidden, queries, m.feed_forward});
         if (few) {
@@ -109,7 +109,7 @@ class Plan {
     size_t chunks_of(size_t t) const { return (a.positions[t] + kChunk) / kChunk; }
     const int64_t* pages_of(size_t sequence) const { return a.page_table + sequence * a.table_width; }
     size_t page_at(size_t layer, size_t page, size_t group) const {
-        return ((layer * a.pages + page) * m.groups + group) * m.width * kPagePositions;
+        return ((layer * m.groups + group) * a.pages + page) * m.width * kPagePositions;
     }
     float* record(size_t t, size_t chunk, size_t head) const {
         return records_ + ((t * most_chunks_ + chunk) * m.heads + head) * record_floats(m.width);
@@ -159,7 +159,8 @@ class Plan {
     const Decoder& m;
     const bool few;
     const size_t queries, group_heads;  // values of all queries of a token; heads of a group
-    float *x = nullptr, *q = nullptr, *attended = nullptr, *gated = nullptr;
+    float *x = nullptr, *attended = nullptr, *gated = nullptr;
+    Bf16* q = nullptr;
     Activations shared;
     std::vector<Activations> own;
     std::vector<Run> runs;

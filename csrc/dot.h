@@ -21,16 +21,16 @@ struct F32Sums {
 struct F32Dot : F32Sums {
     using Token = f32x16;
     using Weights = f32x16;
-    static DECODESTEP_INLINE Token token(const uint8_t* p) {
+    static DECODESTEP_INLINE Token token(const void* p) {
         float value;
         std::memcpy(&value, p, sizeof value);
         return broadcast(value);
     }
-    static DECODESTEP_INLINE Weights weights(const uint8_t* p) { return load(reinterpret_cast<const float*>(p)); }
+    static DECODESTEP_INLINE Weights weights(const void* p) { return load(static_cast<const float*>(p)); }
     static DECODESTEP_INLINE Sums add(Sums sums, Token x, Weights w) { return fma(x, w, sums); }
 };
 
-DECODESTEP_INLINE int32_t four_bytes(const uint8_t* p) {
+DECODESTEP_INLINE int32_t four_bytes(const void* p) {
     int32_t bits;
     std::memcpy(&bits, p, sizeof bits);
     return bits;
@@ -133,10 +133,10 @@ DECODESTEP_INLINE i32x16 group_of(const int8_t* const (&rows)[4], size_t at) {
 struct Bf16Dot : F32Sums {
     using Token = __m512bh;
     using Weights = __m512bh;
-    static DECODESTEP_INLINE Token token(const uint8_t* p) {
+    static DECODESTEP_INLINE Token token(const void* p) {
         return reinterpret_cast<__m512bh>(broadcast_int(four_bytes(p)).v);
     }
-    static DECODESTEP_INLINE Weights weights(const uint8_t* p) { return reinterpret_cast<__m512bh>(load_bits(p).v); }
+    static DECODESTEP_INLINE Weights weights(const void* p) { return reinterpret_cast<__m512bh>(load_bits(p).v); }
     static DECODESTEP_INLINE Sums add(Sums sums, Token x, Weights w) { return {_mm512_dpbf16_ps(sums.v, x, w)}; }
 };
 
@@ -150,8 +150,8 @@ struct Bf16Dot : F32Sums {
     using Token = Bf16Pair;
     using Weights = Bf16Pair;
     static DECODESTEP_INLINE Bf16Pair pair(i32x16 bits) { return {first_bf16(bits), second_bf16(bits)}; }
-    static DECODESTEP_INLINE Token token(const uint8_t* p) { return pair(broadcast_int(four_bytes(p))); }
-    static DECODESTEP_INLINE Weights weights(const uint8_t* p) { return pair(load_bits(p)); }
+    static DECODESTEP_INLINE Token token(const void* p) { return pair(broadcast_int(four_bytes(p))); }
+    static DECODESTEP_INLINE Weights weights(const void* p) { return pair(load_bits(p)); }
     static DECODESTEP_INLINE Sums add(Sums sums, const Token& x, const Weights& w) {
         return fma(x.first, w.first, fma(x.second, w.second, sums));
     }
@@ -174,11 +174,11 @@ struct I8Dot : I8Sums {
     static constexpr bool kOffset = true;
     using Token = i32x16;
     using Weights = i32x16;
-    static DECODESTEP_INLINE Token token(const uint8_t* p) {
+    static DECODESTEP_INLINE Token token(const void* p) {
         return {_mm512_xor_si512(broadcast_int(four_bytes(p)).v, broadcast_int(static_cast<int32_t>(0x80808080u)).v)};
     }
     static DECODESTEP_INLINE Token ones() { return broadcast_int(0x01010101); }
-    static DECODESTEP_INLINE Weights weights(const uint8_t* p) { return load_bits(p); }
+    static DECODESTEP_INLINE Weights weights(const void* p) { return load_bits(p); }
     static DECODESTEP_INLINE Sums add(Sums sums, Token x, Weights w) { return {_mm512_dpbusd_epi32(sums.v, x.v, w.v)}; }
 };
 
@@ -193,9 +193,9 @@ struct I8Dot : I8Sums {
     using Token = I8Pairs;
     using Weights = I8Pairs;
     static DECODESTEP_INLINE I8Pairs pairs(i32x16 bits) { return {even_bytes(bits), odd_bytes(bits)}; }
-    static DECODESTEP_INLINE Token token(const uint8_t* p) { return pairs(broadcast_int(four_bytes(p))); }
+    static DECODESTEP_INLINE Token token(const void* p) { return pairs(broadcast_int(four_bytes(p))); }
     static DECODESTEP_INLINE Token ones() { return pairs(broadcast_int(0x01010101)); }
-    static DECODESTEP_INLINE Weights weights(const uint8_t* p) { return pairs(load_bits(p)); }
+    static DECODESTEP_INLINE Weights weights(const void* p) { return pairs(load_bits(p)); }
     static DECODESTEP_INLINE Sums add(Sums sums, const Token& x, const Weights& w) {
         return sums + (multiply_pairs(x.even, w.even) + multiply_pairs(x.odd, w.odd));
     }

@@ -1,50 +1,50 @@
-// Attention of the heads of one group over a paged cache of float16, in chunks that are merged at the end.
+// Attention of the heads of one group over a paged cache of bfloat16, in chunks that are merged at the end.
 //
-// A page holds 16 positions of one group: its keys as [width][16], so that 16 scores come of one sum without a fold,
-// its values as [16][width]. A chunk is kChunk positions of a sequence, wherever its pages lie. What a chunk gives
-// depends on the query and the chunk alone, and chunks are merged in order: how they are shared out changes no bit.
+// A page holds 16 positions of one group: its keys as [width / 2][16][2], so that 16 scores come of one sum of products
+// of pairs without a fold, its values as [8][width][2], pairs of positions. Queries and weights are rounded to bfloat16
+// too, sums are float32. A chunk is kChunk positions of a sequence, wherever its pages lie. What a chunk gives depends
+// on the query and the chunk alone, and chunks are merged in order: how they are shared out changes no bit.
 #pragma once
 
 #include <algorithm>
 #include <utility>
 
 #include "decoder.h"
-#include "simd.h"
+#include "dot.h"
+#include "lanes.h"
+#include "rounding.h"
 
 namespace decodestep::DECODESTEP_ISA {
 
 constexpr size_t kChunk = 256;
 
 #if defined(__AVX512F__)
-constexpr size_t kRows = 12, kScores = 24, kValueRows = 6, kValueColumns = 4;
+constexpr size_t kRows = 12, kScorePages = 2, kValueRows = 6, kValueColumns = 4;
 #else
-constexpr size_t kRows = 3, kScores = 3, kValueRows = 3, kValueColumns = 2;
+constexpr size_t kRows = 3, kScorePages = 1, kValueRows = 3, kValueColumns = 2;
 #endif
-
-// Pages that R queries are multiplied with at once: enough sums to hide how long each addition takes.
-constexpr size_t score_pages(size_t R) { return std::min<size_t>(4, kScores / R); }
 
 constexpr size_t kPagesAhead = 4;  // how far ahead memory is asked for
 
 // Some queries that see the same keys, each up to its own position: heads of a group, of one token or of several.
 struct Queries {
     size_t count = 0;  // up to kRows
-    const float* query[kRows];
+    const Bf16* query[kRows];
     size_t length[kRows];  // how many positions each sees
 };
 
 // The pages of one sequence and group.
 struct GroupPages {
-    const uint16_t *keys, *values;  // of the layer, at the group
-    size_t page;                    // halves from one page of the cache to the next
+    const uint16_t *keys, *values;  // of the layer and group
     const int64_t* table;
     size_t width;
 
-    const uint16_t* keys_at(size_t position) const { return keys + table[position / kPagePositions] * page; }
-    const uint16_t* values_at(size_t position) const { return values + table[position / kPagePositions] * page; }
+    size_t page_of(size_t position) const { return table[position / kPagePositions] * width * kPagePositions; }
+    const uint16_t* keys_at(size_t position) const { return keys + page_of(position); }
+    const uint16_t* values_at(size_t position) const { return values + page_of(position); }
 };
 
-// What one query makes of one chunk, as a record of floats: the largest score, the sum of e^(score - largest), and from
+// What one query makes of one chunk, as a record of floats: the largest score, the sum of 2^(score - largest), and from
 // kValues on the `width` values so weighted.
 constexpr size_t kLargest = 0, kTotal = 1, kValues = kLanes;
 constexpr size_t record_floats(size_t width) { return kValues + width; }
@@ -65,62 +65,61 @@ struct Reading {
     }
 };
 
-// Scores of R queries, from P pages at a time.
+// Scores of R queries, from a few pages at a time: enough sums to hide how long each addition takes.
 template <size_t R>
 void scores_of(const Queries& q, const Reading& reading, float scale, float (*scores)[kChunk]) {
-    constexpr size_t P = score_pages(R);
+    constexpr size_t P = kScorePages;
     const size_t width = reading.pages.width;
     for (size_t i = 0; i < reading.count(); i += P) {
         const uint16_t *keys[P], *ahead[P];
         f32x16 acc[R][P];
-#pragma GCC unroll 4
+#pragma GCC unroll 2
         for (size_t p = 0; p < P; ++p) {
             keys[p] = reading.keys_at(i + p);  // behind the end: any page, its scores are not read
             ahead[p] = reading.at(i + p + kPagesAhead);
 #pragma GCC unroll 12
             for (size_t r = 0; r < R; ++r) acc[r][p] = broadcast(0.0f);
         }
-        for (size_t d = 0; d < width; ++d) {
-            if (d % 2 == 0)
-                for (size_t p = 0; p < P; ++p) prefetch(ahead[p] + d * kPagePositions);
-            f32x16 key[P];
-#pragma GCC unroll 4
-            for (size_t p = 0; p < P; ++p) key[p] = from_f16(keys[p] + d * kPagePositions);
+        for (size_t d = 0; d < width; d += 2) {
+            Bf16Dot::Weights key[P];
+#pragma GCC unroll 2
+            for (size_t p = 0; p < P; ++p) {
+                prefetch(ahead[p] + d * kPagePositions);
+                key[p] = Bf16Dot::weights(keys[p] + d * kPagePositions);
+            }
 #pragma GCC unroll 12
             for (size_t r = 0; r < R; ++r) {
-                const f32x16 value = broadcast(q.query[r][d]);
-#pragma GCC unroll 4
-                for (size_t p = 0; p < P; ++p) acc[r][p] = fma(value, key[p], acc[r][p]);
+                const Bf16Dot::Token pair = Bf16Dot::token(q.query[r] + d);
+#pragma GCC unroll 2
+                for (size_t p = 0; p < P; ++p) acc[r][p] = Bf16Dot::add(acc[r][p], pair, key[p]);
             }
         }
 #pragma GCC unroll 12
         for (size_t r = 0; r < R; ++r)
-#pragma GCC unroll 4
+#pragma GCC unroll 2
             for (size_t p = 0; p < P; ++p)
                 if (i + p < reading.count()) store(scores[r] + (i + p) * kPagePositions, acc[r][p] * broadcast(scale));
     }
 }
 
 // Scores to weights, zero behind the `seen` first; also their largest and the sum.
-inline void weights_of(float* scores, size_t seen, size_t count, float* record) {
-    constexpr float kLowest = -3.4e38f;
-    for (size_t j = seen; j < count; ++j) scores[j] = kLowest;
-    f32x16 most = broadcast(kLowest), total = broadcast(0.0f);
-    for (size_t j = 0; j < count; j += kLanes) most = max(load(scores + j), most);
-    record[kLargest] = largest(most);
+inline void weights_of(float* scores, size_t seen, size_t count, Bf16* weights, float* record) {
+    record[kLargest] = largest(scores, seen);
     const f32x16 shift = broadcast(record[kLargest]);
+    f32x16 total = broadcast(0.0f);
     for (size_t j = 0; j < count; j += kLanes) {
-        const f32x16 weight = exp(load(scores + j) - shift);
+        const Mask lanes = j >= seen ? 0 : seen - j < kLanes ? (1u << (seen - j)) - 1 : kAllLanes;
+        const f32x16 weight = select(lanes, exp2(load(scores + j) - shift));
         store(scores + j, weight);
         total = total + weight;
     }
-    for (size_t j = seen; j < count; ++j) scores[j] = 0.0f;
+    put_sums(scores, count, weights);
     record[kTotal] = sum(total);
 }
 
 // Sums of the values, of R queries, in C columns of 16.
 template <size_t R, size_t C>
-void weigh_values(const Reading& reading, size_t column, const float (*weights)[kChunk], float* records) {
+void weigh_values(const Reading& reading, size_t column, const Bf16 (*weights)[kChunk], float* records) {
     const size_t width = reading.pages.width, pages = reading.count();
     f32x16 acc[R][C];
 #pragma GCC unroll 6
@@ -128,20 +127,21 @@ void weigh_values(const Reading& reading, size_t column, const float (*weights)[
 #pragma GCC unroll 4
         for (size_t c = 0; c < C; ++c) acc[r][c] = broadcast(0.0f);
     for (size_t i = 0, j = 0; i < pages; ++i) {
-        const uint16_t* values = reading.at(pages + i) + column;
-        const uint16_t* ahead = reading.at(pages + i + kPagesAhead) + column;
+        const uint16_t* values = reading.at(pages + i) + 2 * column;
+        const uint16_t* ahead = reading.at(pages + i + kPagesAhead) + 2 * column;
         const size_t end = std::min(j + kPagePositions, reading.end - reading.first);
-        for (; j < end; ++j, values += width, ahead += width) {
-#pragma GCC unroll 2
-            for (size_t c = 0; c < C; c += 2) prefetch(ahead + c * kLanes);
-            f32x16 value[C];
+        for (; j < end; j += 2, values += 2 * width, ahead += 2 * width) {
+            Bf16Dot::Weights value[C];
 #pragma GCC unroll 4
-            for (size_t c = 0; c < C; ++c) value[c] = from_f16(values + c * kLanes);
+            for (size_t c = 0; c < C; ++c) {
+                prefetch(ahead + 2 * c * kLanes);
+                value[c] = Bf16Dot::weights(values + 2 * c * kLanes);
+            }
 #pragma GCC unroll 6
             for (size_t r = 0; r < R; ++r) {
-                const f32x16 weight = broadcast(weights[r][j]);
+                const Bf16Dot::Token pair = Bf16Dot::token(weights[r] + j);
 #pragma GCC unroll 4
-                for (size_t c = 0; c < C; ++c) acc[r][c] = fma(weight, value[c], acc[r][c]);
+                for (size_t c = 0; c < C; ++c) acc[r][c] = Bf16Dot::add(acc[r][c], pair, value[c]);
             }
         }
     }
@@ -153,7 +153,7 @@ void weigh_values(const Reading& reading, size_t column, const float (*weights)[
 }
 
 template <size_t R>
-void weigh_rows(const Reading& reading, const float (*weights)[kChunk], float* records) {
+void weigh_rows(const Reading& reading, const Bf16 (*weights)[kChunk], float* records) {
     const size_t width = reading.pages.width;
     size_t column = 0;
     for (; column + kValueColumns * kLanes <= width; column += kValueColumns * kLanes)
@@ -164,19 +164,20 @@ void weigh_rows(const Reading& reading, const float (*weights)[kChunk], float* r
 template <size_t R>
 void attend_rows(const Queries& q, const GroupPages& pages, float scale, size_t chunk, float* records) {
     alignas(64) float scores[R][kChunk];
+    alignas(64) Bf16 weights[R][kChunk];
     const size_t first = chunk * kChunk, record = record_floats(pages.width);
     size_t longest = 0;
     for (size_t r = 0; r < R; ++r) longest = q.length[r] > longest ? q.length[r] : longest;
     const Reading reading{pages, first, std::min(longest, first + kChunk), longest};
     const size_t count = reading.count() * kPagePositions;
-    scores_of<R>(q, reading, scale, scores);
+    scores_of<R>(q, reading, scale * kLog2E, scores);
     for (size_t r = 0; r < R; ++r) {
         const size_t seen = q.length[r] <= first ? 0 : q.length[r] - first;
-        weights_of(scores[r], seen < count ? seen : count, count, records + r * record);
+        weights_of(scores[r], std::min(seen, count), count, weights[r], records + r * record);
     }
     size_t r = 0;
-    for (; r + kValueRows <= R; r += kValueRows) weigh_rows<kValueRows>(reading, scores + r, records + r * record);
-    if constexpr (R % kValueRows != 0) weigh_rows<R % kValueRows>(reading, scores + r, records + r * record);
+    for (; r + kValueRows <= R; r += kValueRows) weigh_rows<kValueRows>(reading, weights + r, records + r * record);
+    if constexpr (R % kValueRows != 0) weigh_rows<R % kValueRows>(reading, weights + r, records + r * record);
 }
 
 // What each query makes of a chunk that begins before the longest of them ends. Of a chunk behind its own end a query
@@ -199,7 +200,7 @@ inline void merge_chunks(const float* records, size_t stride, size_t count, size
     f32x16 total = broadcast(0.0f);
     for (size_t i = 0; i < width; i += kLanes) store(out + i, total);
     for (size_t c = 0; c < count; ++c, records += stride) {
-        const f32x16 weight = exp(broadcast(records[kLargest] - most));
+        const f32x16 weight = exp2(broadcast(records[kLargest] - most));
         total = fma(weight, broadcast(records[kTotal]), total);
         for (size_t i = 0; i < width; i += kLanes)
             store(out + i, fma(weight, load(records + kValues + i), load(out + i)));

@@ -34,7 +34,7 @@ DECODESTEP_INLINE void each_tile(size_t tokens, Tile&& tile) {
 // Asks for what a tile's outputs will be written to: place(t) for tokens [first, first + count).
 template <class Place>
 DECODESTEP_INLINE void ask_for_outputs(size_t first, size_t count, Place&& place) {
-    for (size_t t = first; t < first + count; ++t) ask_to_write(place(t), kPanelOutputs * sizeof(float));
+    for (size_t t = first; t < first + count; ++t) ask_to_write(place(t), kPanelOutputs * sizeof(*place(t)));
 }
 
 struct Anywhere {};

@@ -9,6 +9,7 @@ import numpy as np
 
 from decodestep.models.gguf_file import GgufFile, Tensor
 
+DOUBLE = np.dtype(np.float64)
 Product = Callable[[np.ndarray, Tensor], np.ndarray]
 
 
@@ -22,8 +23,8 @@ def exact(x: np.ndarray, tensor: Tensor) -> np.ndarray:
     return x @ values_of(tensor).T
 
 
-def dense_logits(file: GgufFile, ids: np.ndarray, *, product: Product = exact, cache: type = np.float64) -> np.ndarray:
-    """Logits (T, V). product: of activations and a weight. cache: the type that keys and values are rounded to."""
+def dense_logits(file: GgufFile, ids: np.ndarray, *, product: Product = exact, attention: np.dtype = DOUBLE) -> np.ndarray:
+    """Logits (T, V). product: of activations and a weight. attention: what queries, keys, values and weights are rounded to."""
 
     def weight(name: str) -> Tensor:
         return file.tensors[f"{name}.weight"]
@@ -43,18 +44,18 @@ def dense_logits(file: GgufFile, ids: np.ndarray, *, product: Product = exact, c
         z = (x[..., 0] + 1j * x[..., 1]) * turn
         return np.stack([z.real, z.imag], -1).reshape(len(ids), -1, dim)
 
-    def stored(x: np.ndarray) -> np.ndarray:
-        return x.astype(cache).astype(np.float64)
+    def rounded(x: np.ndarray) -> np.ndarray:
+        return x.astype(attention).astype(np.float64)
 
     x = values_of(weight("token_embd"))[ids]
     for i in range(data["llama.block_count"]):
         h = norm(x, f"blk.{i}.attn_norm")
-        q, k = rope(product(h, weight(f"blk.{i}.attn_q"))), stored(rope(product(h, weight(f"blk.{i}.attn_k"))))
-        v = stored(product(h, weight(f"blk.{i}.attn_v")).reshape(len(ids), groups, dim))
+        q, k = rounded(rope(product(h, weight(f"blk.{i}.attn_q")))), rounded(rope(product(h, weight(f"blk.{i}.attn_k"))))
+        v = rounded(product(h, weight(f"blk.{i}.attn_v")).reshape(len(ids), groups, dim))
         k, v = np.repeat(k, heads // groups, 1), np.repeat(v, heads // groups, 1)
         score = np.einsum("tnd,snd->nts", q, k) / np.sqrt(dim) + np.triu(np.full((len(ids),) * 2, -np.inf), 1)
         shares = np.exp(score - score.max(-1, keepdims=True))
-        attended = np.einsum("nts,snd->tnd", shares / shares.sum(-1, keepdims=True), v).reshape(len(ids), -1)
+        attended = np.einsum("nts,snd->tnd", rounded(shares) / shares.sum(-1, keepdims=True), v).reshape(len(ids), -1)
         x = x + product(attended, weight(f"blk.{i}.attn_output"))
         h = norm(x, f"blk.{i}.ffn_norm")
         gate, up = product(h, weight(f"blk.{i}.ffn_gate")), product(h, weight(f"blk.{i}.ffn_up"))

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import decodestep as ds
+from decodestep.arrays import BFLOAT16
 from decodestep.models import ModelError
 from decodestep.models.gguf_file import GgufFile
 from decodestep.models.step import PANEL_FORMATS
@@ -30,7 +31,7 @@ def product_as(dtype):
 
 
 def check(path, dtype, rows=3, tokens=20):
-    """Most logits agree to float32's accuracy; where a rounding to bytes or float16 fell to the other side, to theirs.
+    """Most logits agree to float32's accuracy; where a rounding to bytes or bfloat16 fell to the other side, to theirs.
 
     One that falls so at a row's beginning shows in all of its tokens, so there are several rows.
     """
@@ -38,7 +39,7 @@ def check(path, dtype, rows=3, tokens=20):
     assert model.decoder.way == "one native call a step"
     for ids in np.random.default_rng(2).integers(0, 297, (rows, tokens)):
         logits = model.logits(ids)
-        apart.append(np.abs(logits - dense_logits(GgufFile(path), ids, product=product_as(dtype), cache=np.float16)))
+        apart.append(np.abs(logits - dense_logits(GgufFile(path), ids, product=product_as(dtype), attention=BFLOAT16)))
         scale = max(scale, np.abs(logits).max())
     assert np.median(apart) < 1e-3 * scale and np.max(apart) < 0.03 * scale
 
@@ -78,6 +79,19 @@ def test_blocks_batches_and_threads_change_no_bit(tiny_file, kind, rng):
         with ds.use_threads(threads):
             np.testing.assert_array_equal(run(model, ids, [7, 8, 20, 23, 257]), whole)
             np.testing.assert_array_equal(run(model, ids, [250, *range(253, 300)], rows=3, row=2), whole)
+
+
+def test_what_a_page_held_before_does_not_matter(tiny_file, rng):
+    model = ds.load(tiny_file(kind="Q8_0"))
+    ids = rng.integers(0, 297, 37)
+    for length in (1, 2, 15, 16, 17, 36):
+        cache = model.decoder.new_cache([len(ids)])
+        for array in cache.arrays:
+            array[:] = np.nan
+        prompt = np.arange(length)
+        first = model.decoder.logits(ids[:length], prompt * 0, prompt, cache, prompt)
+        then = [model.decoder.logits(ids[[i]], np.array([0]), np.array([i]), cache, np.array([0])) for i in range(length, 37)]
+        np.testing.assert_array_equal(np.concatenate([first, *then]), model.logits(ids))
 
 
 def test_rows_of_a_batch_are_their_own(tiny_file, rng):

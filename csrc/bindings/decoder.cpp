@@ -88,19 +88,19 @@ bool all_within(const T& ids, size_t end) {
 }
 
 void step(const HeldDecoder& held, Ids ids, Ids sequence, Ids positions, Matrix sin, Matrix cos,
-          Packed<uint16_t, 5> keys, Packed<uint16_t, 5> values, Packed<const int64_t, 2> page_table, Ids wanted,
+          Packed<uint16_t, 6> keys, Packed<uint16_t, 6> values, Packed<const int64_t, 2> page_table, Ids wanted,
           Packed<float, 2> logits, int threads) {
     const Decoder& d = held.decoder;
-    const size_t tokens = ids.shape(0), pages = keys.shape(1), table_width = page_table.shape(1);
+    const size_t tokens = ids.shape(0), pages = keys.shape(2), table_width = page_table.shape(1);
     require_aligned(ids, sequence, positions, sin, cos, keys, values, page_table, wanted, logits);
     require(sequence.shape(0) == tokens && positions.shape(0) == tokens, "sequence or positions has the wrong shape");
     require(sin.shape(1) == d.width / 2 && cos.shape(0) == sin.shape(0) && cos.shape(1) == sin.shape(1),
             "sin or cos has the wrong shape");
-    require(keys.shape(0) == d.layers.size() && keys.shape(2) == d.groups && keys.shape(3) == d.width &&
-                keys.shape(4) == kPagePositions,
+    require(keys.shape(0) == d.layers.size() && keys.shape(1) == d.groups && keys.shape(3) == d.width / 2 &&
+                keys.shape(4) == kPagePositions && keys.shape(5) == 2,
             "keys has the wrong shape");
-    require(values.shape(0) == keys.shape(0) && values.shape(1) == pages && values.shape(2) == d.groups &&
-                values.shape(3) == kPagePositions && values.shape(4) == d.width,
+    require(values.shape(0) == keys.shape(0) && values.shape(1) == d.groups && values.shape(2) == pages &&
+                values.shape(3) == kPagePositions / 2 && values.shape(4) == d.width && values.shape(5) == 2,
             "values has the wrong shape");
     require(logits.shape(0) == wanted.shape(0) && logits.shape(1) == d.logits.out, "logits has the wrong shape");
     require(all_within(ids, d.embedding.out), "a token id is out of range");

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from decodestep.arrays import BFLOAT16
 from decodestep.checks import require
 
 
@@ -50,14 +51,14 @@ class LatentCache(PagedCache):
 
 
 class GroupCache(PagedCache):
-    """Keys and values of every group of heads, float16, as the native step reads them.
+    """Keys and values of every group of heads, bfloat16, as the native step reads them.
 
-    layers, groups, width: sizes of the model. A block is 16 positions: `keys[layer]` is (BlockNum, groups, width, 16),
-    `values[layer]` (BlockNum, groups, 16, width).
+    layers, groups, width: sizes of the model. A block is 16 positions: `keys[layer]` is (groups, BlockNum, width / 2, 16, 2),
+    pairs of columns of each position, `values[layer]` (groups, BlockNum, 8, width, 2), pairs of positions of each column.
     """
 
     def __init__(self, layers: int, groups: int, width: int, capacities: Sequence[int]) -> None:
         super().__init__(capacities, 16)
-        self.keys = np.zeros((layers, self.blocks, groups, width, 16), np.float16)
-        self.values = np.zeros((layers, self.blocks, groups, 16, width), np.float16)
-        self.arrays = self.keys, self.values
+        self.keys = np.zeros((layers, groups, self.blocks, width // 2, 16, 2), BFLOAT16)
+        self.values = np.zeros((layers, groups, self.blocks, 8, width, 2), BFLOAT16)
+        self.arrays = self.keys.swapaxes(1, 2), self.values.swapaxes(1, 2)

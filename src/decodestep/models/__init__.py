@@ -77,8 +77,8 @@ def load(name_or_path: str | os.PathLike[str] = DEFAULT_MODEL, *, dtype: str = "
         byte-level BPE or SentencePiece.
     dtype: how the weights are multiplied.
         "auto": the file's own blocks. With Q4_0, Q4_1 and Q8_0 the activations are rounded to bytes, 32 to a scale, as
-            llama.cpp does; with F32, F16 and BF16 they stay float32. Other blocks become Q8_0. Keys and values are
-            cached as float16.
+            llama.cpp does; with F32, F16 and BF16 they stay float32. Other blocks become Q8_0. Queries, keys, values
+            and the weights of attention are rounded to bfloat16, keys and values cached as such; its sums are float32.
         "float32": each weight is the exact value of its block, products, sums and the cache are float32; many times slower.
         "bfloat16": weights rounded to bfloat16, activations float32. "int8": weights rounded to Q8_0. Otherwise as "auto".
     threads: of the native kernels, 1 to 256; None for DECODESTEP_THREADS, else the cores of this process. The results have

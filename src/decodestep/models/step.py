@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from decodestep import _native
+from decodestep.arrays import bits
 from decodestep.cache import GroupCache, PagedCache
 from decodestep.dispatch import run, threads
 from decodestep.models.convert import Config, Layer, Weights
@@ -29,7 +30,7 @@ def obstacle(config: Config) -> str | None:
 
 
 class StepDecoder(Decoder):
-    """Weights in panels, their own blocks times activations of bytes where they have blocks; the cache is float16.
+    """Weights in panels, their own blocks times activations of bytes where they have blocks; attention in bfloat16.
 
     weights: those of `convert`, each packed but for the embedding.
     """
@@ -79,8 +80,8 @@ class StepDecoder(Decoder):
             _ids(sequence),
             _ids(positions),
             *self._rope,
-            cache.keys.view(np.uint16),
-            cache.values.view(np.uint16),
+            bits(cache.keys),
+            bits(cache.values),
             cache.block_table,
             _ids(wanted),
             out,
