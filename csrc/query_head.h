@@ -232,7 +232,7 @@ struct Head {
         const float factor = a.ckv_scale[0];
         for (size_t i = 0; i < a.rope; ++i) {
             const float value = widen(rope[i]), quotient = value * factor / scale;
-            put((scale == 0.0f) & (value == 0.0f) ? 0.0f : quotient, rope + i);
+            put(((scale == 0.0f) & (value == 0.0f)) ? 0.0f : quotient, rope + i);
         }
     }
 };

@@ -13,10 +13,6 @@ namespace decodestep::DECODESTEP_ISA {
 // Words are kSide x kSide words in registers.
 #if defined(__AVX512F__)
 
-// gcc 12 warns of the undefined registers inside its own shuffles.
-#pragma GCC diagnostic push
-#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
-
 constexpr int kSide = 16;
 using Words = __m512i;
 
