@@ -7,7 +7,7 @@
 #include <cstring>
 
 #include "decode_step.h"
-#include "lanes.h"
+#include "ranking.h"
 #include "workspace.h"
 
 namespace decodestep::DECODESTEP_ISA {
@@ -17,6 +17,7 @@ struct CandidateList {
     float* scores;
     size_t n;
     Workspace& work;
+    double row_mass = 0;  // the sum of a row's weights, where the list is the head of that row alone; else 0
 
     template <class Kept>
     DECODESTEP_INLINE void keep(Kept&& kept) {
@@ -48,6 +49,7 @@ struct CandidateList {
     double entropy();
     float kth(size_t k) const;
     void report(Logprobs& logprobs, int which, int64_t token);
+    void report_likeliest(Logprobs& logprobs, int which);
 };
 
 // The place of an id among ascending ids, or `n`.
@@ -85,8 +87,12 @@ void CandidateList::in_order_of_scores(Visit&& visit) {
     constexpr size_t few = 128;
     constexpr uint8_t nobody = 0xFF;
     if (n > few) {
-        rank([&](size_t i) { return -static_cast<double>(scores[i]); });
-        return in_order(visit);
+        uint64_t* keys = work.keys.get();
+        for (size_t i = 0; i < n; ++i) keys[i] = descending_key(scores[i]) | i;
+        keys = sorted_by_upper_half(keys, work.spare_keys.get(), n);
+        for (size_t i = 0; i < n; ++i)
+            if (!visit(static_cast<uint32_t>(keys[i]))) return;
+        return;
     }
     store(scores + n, broadcast(kNothing));
     uint8_t order[few];
@@ -120,8 +126,14 @@ inline void CandidateList::mark_highest(size_t count) {
 }
 
 // Sixteen partial sums, token i in number i mod 16, folded in halves.
+DECODESTEP_INLINE double folded(double (&parts)[kLanes]) {
+    for (int width = kLanes / 2; width > 0; width /= 2)
+        for (int lane = 0; lane < width; ++lane) parts[lane] += parts[lane + width];
+    return parts[0];
+}
+
 inline double CandidateList::total(const double* values) const {
-    double parts[16] = {};
+    double parts[kLanes] = {};
     for (size_t i = 0; i < n;) {
         if (ids[i] % 16 == 0 && i + 16 <= n && ids[i + 15] == ids[i] + 15) {
             for (int lane = 0; lane < 16; ++lane) parts[lane] += values[i + lane];
@@ -131,9 +143,7 @@ inline double CandidateList::total(const double* values) const {
             ++i;
         }
     }
-    for (int width = 8; width > 0; width /= 2)
-        for (int lane = 0; lane < width; ++lane) parts[lane] += parts[lane + width];
-    return parts[0];
+    return folded(parts);
 }
 
 // weights = exp(score - largest); beside +inf, 1 for these and 0 for others.
@@ -148,10 +158,10 @@ inline void CandidateList::find_weights() {
     }
 }
 
-// The weights, and their sum.
+// The weights, and their sum over the row.
 inline double CandidateList::weigh() {
     find_weights();
-    return total(work.weights.get());
+    return row_mass > 0 ? row_mass : total(work.weights.get());
 }
 
 // logs = log softmax.
@@ -189,16 +199,20 @@ inline void CandidateList::report(Logprobs& logprobs, int which, int64_t token) 
     log_probabilities();
     const size_t place = place_of(ids, n, token);
     if (place < n) logprobs.chosen[which] = work.logs[place];
+    report_likeliest(logprobs, which);
+}
+
+// Those of `logs`.
+inline void CandidateList::report_likeliest(Logprobs& logprobs, int which) {
     const size_t wanted = std::min(logprobs.wanted, n);
     if (wanted == 0) return;
     rank([&](size_t i) { return -work.logs[i]; });
-    size_t found = 0;
+    size_t& found = logprobs.found[which];
     in_order([&](uint32_t at) {
         logprobs.ids[which][found] = ids[at];
         logprobs.values[which][found] = work.logs[at];
         return ++found < wanted;
     });
-    logprobs.found[which] = found;
 }
 
 }  // namespace decodestep::DECODESTEP_ISA

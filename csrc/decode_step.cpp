@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "each_row.h"
+#include "mass_filter.h"
 #include "nucleus.h"
 #include "patched_row.h"
 #include "race.h"
@@ -19,31 +20,28 @@ class Sampler {
         : asked_(asked), row_(logits, asked.position, work), list_(row_.list) {}
 
     int64_t sample(float* processed) {
-        const bool token_only = !processed && !asked_.logprobs;
         look_ahead();
-        size_t next = patch();
-        if (!listed_) {
-            size_t filter = next;
-            if (filter < asked_.count && asked_.steps[filter].what == Do::temperature)
-                row_.scale_by(asked_.steps[filter++].amount);
-            if (token_only && !asked_.greedy) {
-                if (const auto token = draw_in_passes(filter)) return *token;
+        size_t next = patch(), filter = next;
+        if (filter < asked_.count && asked_.steps[filter].what == Do::temperature)
+            row_.scale_by(asked_.steps[filter++].amount);
+        // Log-probabilities of what the steps leave take a list of that, but where it is the row.
+        const bool all_left = !listed_ && filter == asked_.count;
+        const bool token_only = !processed && (!asked_.logprobs || all_left);
+        std::optional<int64_t> drawn;
+        if (!listed_ && token_only && !asked_.greedy) drawn = draw_in_passes(filter);
+        if (!drawn) {
+            if (!listed_) narrow(filter, token_only);
+            for (; next < asked_.count; ++next) {
+                list_.run(next == filter && stands_in_ ? *stands_in_ : asked_.steps[next]);
+                if (next == filter) list_.row_mass = 0;
             }
-            narrow(filter, token_only);
         }
-        for (; next < asked_.count; ++next) list_.run(asked_.steps[next]);
-        const int64_t token = asked_.greedy ? first_maximum() : draw();
+        const int64_t token = drawn ? *drawn : asked_.greedy ? first_maximum() : draw();
         if (processed) {
             std::fill_n(processed, row_.logits.vocab, kNothing);
             for (size_t i = 0; i < list_.n; ++i) processed[list_.ids[i]] = list_.scores[i];
         }
-        if (asked_.logprobs && token >= 0) {
-            list_.report(*asked_.logprobs, 1, token);
-            row_.overlay.clear();
-            row_.sweep();
-            row_.collect(kNothing, false);
-            list_.report(*asked_.logprobs, 0, token);
-        }
+        if (asked_.logprobs && token >= 0) report(token, all_left);
         return token;
     }
 
@@ -103,24 +101,53 @@ class Sampler {
         return Nucleus(row_, {asked_.steps + filter, asked_.count - filter}).draw(asked_.seed, asked_.position);
     }
 
+    // Log-probabilities of what the steps leave, which is the list or all of the row, and of the logits.
+    void report(int64_t token, bool all_left) {
+        Logprobs& out = *asked_.logprobs;
+        all_left ? report_row(1, token) : list_.report(out, 1, token);
+        if (all_left && row_.is_as_given()) return out.repeat(1, 0);
+        row_.forget_steps();
+        report_row(0, token);
+    }
+
+    // Those of a row behind its patches and its temperature.
+    void report_row(int which, int64_t token) {
+        find_largest();
+        if (row_.plainly_scaled()) return RowSums(row_).report(*asked_.logprobs, which, token);
+        row_.collect(kNothing, false);
+        if (row_.is_scaled()) list_.run({.what = Do::temperature, .amount = row_.temperature()});
+        list_.report(*asked_.logprobs, which, token);
+    }
+
+    void find_largest() {
+        row_.sweep();
+        row_.note_largest();
+        row_.settle_largest();
+    }
+
     // The passes that the first filter needs.
     void narrow(size_t filter, bool token_only) {
+        const bool is_maximum = token_only && asked_.greedy && all_keep_maximum(filter);
+        if (!is_maximum && filter < asked_.count && MassFilter<real>::knows(asked_.steps[filter])) {
+            find_largest();
+            if (row_.plainly_scaled()) {
+                stands_in_ = MassFilter(row_, asked_.steps[filter]).narrow();
+                return;
+            }
+        }
         const auto threshold = [&] {
             row_.note_largest();
             const bool finite = row_.largest() < std::numeric_limits<float>::infinity();
-            return finite ? threshold_for(filter, token_only) : kNothing;
+            return !finite ? kNothing : is_maximum ? row_.below(row_.reached_by(1)) : threshold_for(filter);
         };
         if (row_.settle_guess() && row_.pick(threshold())) return;
         row_.sweep();
         row_.collect(threshold());
     }
 
-    // What is below it can't outlive the filter, or be the token.
-    float threshold_for(size_t filter, bool token_only) const {
+    // What is below it can't outlive the filter.
+    float threshold_for(size_t filter) const {
         const auto reached_by = [&](size_t count) { return row_.below(row_.reached_by(count)); };
-        if (asked_.greedy && token_only &&
-            std::all_of(asked_.steps + filter, asked_.steps + asked_.count, keeps_maximum))
-            return reached_by(1);
         if (filter == asked_.count) return kNothing;
         const Step& step = asked_.steps[filter];
         switch (step.what) {
@@ -137,6 +164,10 @@ class Sampler {
             default:
                 return kNothing;
         }
+    }
+
+    bool all_keep_maximum(size_t filter) const {
+        return std::all_of(asked_.steps + filter, asked_.steps + asked_.count, keeps_maximum);
     }
 
     static bool keeps_maximum(const Step& step) {
@@ -200,6 +231,7 @@ class Sampler {
     PatchedRow<real> row_;
     Candidates& list_;
     bool listed_ = false;
+    std::optional<Step> stands_in_;  // for the first filter
 };
 
 }  // namespace

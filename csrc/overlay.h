@@ -27,6 +27,18 @@ class Overlay {
 
     bool holds(size_t id) const { return work_.marks[id / 64] >> (id % 64) & 1; }
 
+    // Of a token that it holds.
+    float now_of(size_t id) { return now()[find(id)]; }
+
+    // visit(lane, now) for those of the sixteen tokens from a multiple of sixteen on.
+    template <class Visit>
+    DECODESTEP_INLINE void each_of_sixteen(size_t first, Visit&& visit) {
+        for (uint64_t held = work_.marks[first / 64] >> (first % 64) & kAllLanes; held; held &= held - 1) {
+            const auto lane = static_cast<size_t>(std::countr_zero(held));
+            visit(lane, now_of(first + lane));
+        }
+    }
+
     // visit(id, now) for those that are at least `threshold`, and above -inf.
     template <class Visit>
     void each_from(float threshold, Visit&& visit) const {

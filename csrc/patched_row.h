@@ -126,6 +126,15 @@ class PatchedRow {
 
     float scaled(float x) const { return scaled_ ? x / static_cast<float>(temperature_) : x; }
 
+    bool is_as_given() const { return overlay.count() == 0 && !scaled_; }
+
+    // Back to the logits as they are.
+    void forget_steps() {
+        overlay.clear();
+        scaled_ = false;
+        temperature_ = 1;
+    }
+
   private:
     bool is_guessed() const { return known_.data() == list.scores; }
 

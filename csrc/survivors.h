@@ -7,6 +7,7 @@
 
 #include "each_row.h"
 #include "logits.h"
+#include "ranking.h"
 #include "softmax.h"
 #include "threshold.h"
 #include "workspace.h"
@@ -95,14 +96,14 @@ class Survivors {
         uint64_t* keys = work.keys.get();
         for (size_t i = 0; i < n; ++i) {
             const size_t from = higher_id_first ? n - 1 - i : i, id = static_cast<size_t>(ids[from]);
-            keys[i] = static_cast<uint64_t>(~ordered(inputs[from])) << 32 | (higher_id_first ? kIds - id : id);
+            keys[i] = descending_key(inputs[from]) | (higher_id_first ? kIds - id : id);
         }
         if (n < 1024 || count < n / 4) {
             if (count < n) std::nth_element(keys, keys + count, keys + n, before);
             n = std::min(n, count);
             std::sort(keys, keys + n, before);
         } else {
-            keys = sorted_by_input(keys, work.spare_keys.get(), n);
+            keys = sorted_by_upper_half(keys, work.spare_keys.get(), n);
             n = std::min(n, count);
         }
         for (size_t i = 0; i < n; ++i) {
@@ -212,25 +213,6 @@ class Survivors {
 
     // A type of this build, so that each instruction set has a sort of its own.
     static constexpr auto before = [](uint64_t a, uint64_t b) { return a < b; };
-
-    // The keys, in one of the two places, ascending by their upper halves; equals stay in their order.
-    static uint64_t* sorted_by_input(uint64_t* keys, uint64_t* spare, size_t n) {
-        constexpr int digits = 3, bits = 11;
-        constexpr size_t values = size_t{1} << bits;
-        const auto digit = [](uint64_t key, int which) { return key >> (32 + bits * which) & (values - 1); };
-        uint32_t begin[digits][values] = {};
-        for (size_t i = 0; i < n; ++i)
-            for (int which = 0; which < digits; ++which) ++begin[which][digit(keys[i], which)];
-        for (auto& places : begin) {
-            uint32_t next = 0;
-            for (uint32_t& place : places) next += std::exchange(place, next);
-        }
-        for (int which = 0; which < digits; ++which) {
-            for (size_t i = 0; i < n; ++i) spare[begin[which][digit(keys[i], which)]++] = keys[i];
-            std::swap(keys, spare);
-        }
-        return keys;
-    }
 };
 
 // Calls body(survivors, b) for every row b, rows in parallel.
