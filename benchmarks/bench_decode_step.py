@@ -40,6 +40,7 @@ def samplers(case: Case, peers: Sequence[str], threads: Sequence[int], excuses: 
     for count in threads[1:]:
         made[f"ours, {count} threads"] = ours.OnThreads(case, count)
     made["ours, Sampler"] = ours.Sampler(case)
+    made["ours, log-probabilities"] = ours.Logprobs(case)
     for name in peers:
         try:
             made[name] = maker(name)(case)

@@ -54,7 +54,8 @@ def test_csv_and_plot(tmp_path):
     assert ran.returncode == 0, ran.stderr
     assert "full B=4 V=2000 float32 warm" in ran.stdout
     with (tmp_path / "rows.csv").open() as file:
-        assert [row["name"] for row in csv.DictReader(file)] == ["ours, decode_step", "ours, Sampler"]
+        names = [row["name"] for row in csv.DictReader(file)]
+        assert names == ["ours, decode_step", "ours, Sampler", "ours, log-probabilities"]
     if util.find_spec("matplotlib"):
         assert (tmp_path / "rows.png").read_bytes().startswith(b"\x89PNG")
 

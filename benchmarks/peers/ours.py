@@ -90,6 +90,16 @@ class OnThreads(DecodeStep):
             return super().sample(logits)
 
 
+class Logprobs(DecodeStep):
+    """The same with the log-probabilities of the token and of the five likeliest, before its steps and behind them."""
+
+    def sample(self, logits: Logits) -> np.ndarray:
+        wanted = [5] * len(self.steps)
+        return ds.decode_step(
+            logits.array, self.steps, greedy=self.greedy, seed=1, position=HISTORY, top_logprobs=wanted
+        ).tokens
+
+
 class Sampler:
     ties = "kept"
     LONGEST = 64  # tokens behind HISTORY at most, so that the history is about as long every time
