@@ -105,7 +105,13 @@ class Sampler {
     void report(int64_t token, bool all_left) {
         Logprobs& out = *asked_.logprobs;
         all_left ? report_row(1, token) : list_.report(out, 1, token);
-        if (all_left && row_.is_as_given()) return out.repeat(1, 0);
+        if (all_left && row_.is_as_given()) {
+            out.chosen[0] = out.chosen[1];
+            out.found[0] = out.found[1];
+            std::copy_n(out.ids[1], out.found[1], out.ids[0]);
+            std::copy_n(out.values[1], out.found[1], out.values[0]);
+            return;
+        }
         row_.forget_steps();
         report_row(0, token);
     }

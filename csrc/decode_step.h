@@ -2,7 +2,6 @@
 // reference.py beside it the truth, decision for decision and bit for bit.
 #pragma once
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 
@@ -50,13 +49,6 @@ struct Logprobs {
     size_t found[2];    // how many there were
     int64_t* ids[2] = {};
     double* values[2] = {};
-
-    void repeat(int from, int to) {
-        chosen[to] = chosen[from];
-        found[to] = found[from];
-        std::copy_n(ids[from], found[from], ids[to]);
-        std::copy_n(values[from], found[from], values[to]);
-    }
 };
 
 struct SampledRow {

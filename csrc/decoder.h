@@ -30,9 +30,9 @@ struct Decoder {
 };
 
 // For each token the layers compute, from its row x of the residual stream, and its position:
-//   h = rms_norm(x, attention_norm);  q, k, v = h W;  q and k rotated;  q, k and v rounded to bfloat16; k and v join
-//   the cache x += attention(q, cache up to the position) W_o h = rms_norm(x, ffn_norm);  x += swiglu(h W_gate, h W_up)
-//   W_down
+//   h = rms_norm(x, attention_norm);  q, k, v = h W;  q and k rotated;  all three as bfloat16;  k and v join the cache
+//   x += attention(q, cache up to the position) W_o
+//   h = rms_norm(x, ffn_norm);  x += swiglu(h W_gate, h W_up) W_down
 // and logits = rms_norm(x, norm) W for the tokens in `wanted`. The bits of a token depend on its own sequence alone.
 struct DecoderForward {
     const Decoder* decoder;

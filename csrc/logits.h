@@ -146,8 +146,8 @@ struct Logits {
         stay_scalar(word);
         for (size_t i = 0; i < count;)
             for (size_t j = 0; j < 4; ++j, ++i) {
-                ids[i] =
-                    static_cast<int32_t>(first) + std::countr_zero(word | uint64_t{1} << 63);  // no branch for zero
+                const int bit = std::countr_zero(word | uint64_t{1} << 63);  // never zero, so no branch
+                ids[i] = static_cast<int32_t>(first) + bit;
                 word &= word - 1;
                 stay_scalar(word);
             }

@@ -55,6 +55,7 @@ class MassFilter {
     bool holds(float threshold, double target) {
         row_.collect(threshold);
         const Candidates& list = row_.list;
+        store(list.scores + list.n, broadcast(kNothing));
         const float lowest = row_.scaled(threshold), divisor = static_cast<float>(row_.temperature());
         const double top = row_.scaled(row_.largest());
         double mass[kLanes] = {};
@@ -62,7 +63,7 @@ class MassFilter {
         for (size_t i = 0; i < list.n; i += kLanes)
             for (size_t lane = 0; lane < kLanes; ++lane) {
                 const float score = list.scores[i + lane] / divisor;
-                const bool counts = score > lowest && i + lane < list.n;
+                const bool counts = score > lowest;
                 const double weight = natural_exp(static_cast<double>(score) - top);
                 mass[lane] += counts ? weight : 0.0;
                 count += counts;
