@@ -155,8 +155,9 @@ def decoder_forward(s: Source) -> Arguments:
         "decoder": Held("Decoder", made), "ids": s.ids(tokens, end=len(made["embedding"])),
         "sequence": s.ids(tokens, end=sequences),
         "positions": s.ids(tokens, end=min(positions, 16 * room)), "sin": s.array(positions, width // 2),
-        "cos": s.array(positions, width // 2), "keys": s.array(layers, pages, groups, width, 16, dtype=np.uint16),
-        "values": s.array(layers, pages, groups, 16, width, dtype=np.uint16),
+        "cos": s.array(positions, width // 2),
+        "keys": s.array(layers, groups, pages, width // 2, 16, 2, dtype=np.uint16),
+        "values": s.array(layers, groups, pages, 8, width, 2, dtype=np.uint16),
         "page_table": s.ids(sequences, room, end=pages), "wanted": wanted,
         "logits": s.array(len(wanted), made["logits"][2]), "threads": s.threads(),
     }  # fmt: skip
