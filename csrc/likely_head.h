@@ -62,12 +62,13 @@ class LikelyHead {
         f32x16 even = broadcast(kNothing), odd = even;
 #pragma GCC unroll 4
         for (size_t j = i; j < i + kStrip; j += 2 * kLanes) {
-            if constexpr (and_prefetch) {
-                logits_.prefetch_behind(logits_.data + j);
-                logits_.prefetch_behind(logits_.data + j + kLanes);
-            }
-            even = max(logits_.load(j), even);
-            odd = max(logits_.load(j + kLanes), odd);
+            const auto* const p = logits_.data + j;
+            if constexpr (and_prefetch)
+                for (size_t line = 0; line < 2 * kLanes; line += 64 / sizeof(*p)) prefetch(p + line + 2 * kBlock);
+            f32x16 a = logits_.load(j), b = logits_.load(j + kLanes);
+            if constexpr (Logits<real>::kPairStep == 2) logits_.load_pair(p, a, b);  // a maximum needs no order
+            even = max(a, even);
+            odd = max(b, odd);
         }
         return max(even, odd);
     }
