@@ -118,24 +118,18 @@ class Sampler {
 
     // Those of a row behind its patches and its temperature.
     void report_row(int which, int64_t token) {
-        find_largest();
+        row_.find_largest();
         if (row_.plainly_scaled()) return RowSums(row_).report(*asked_.logprobs, which, token);
         row_.collect(kNothing, false);
         if (row_.is_scaled()) list_.run({.what = Do::temperature, .amount = row_.temperature()});
         list_.report(*asked_.logprobs, which, token);
     }
 
-    void find_largest() {
-        row_.sweep();
-        row_.note_largest();
-        row_.settle_largest();
-    }
-
     // The passes that the first filter needs.
     void narrow(size_t filter, bool token_only) {
         const bool is_maximum = token_only && asked_.greedy && all_keep_maximum(filter);
         if (!is_maximum && filter < asked_.count && MassFilter<real>::knows(asked_.steps[filter])) {
-            find_largest();
+            row_.find_largest();
             if (row_.plainly_scaled()) {
                 stands_in_ = MassFilter(row_, asked_.steps[filter]).narrow();
                 return;

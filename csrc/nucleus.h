@@ -67,9 +67,7 @@ class Nucleus {
         if (std::isfinite(sample.largest()) &&
             weigh_row(sample.largest(), least_likely_ > 0 ? none : likely(sample.mass(), prefetch), likely))
             return true;
-        row_.sweep();
-        row_.note_largest();
-        row_.settle_largest();
+        row_.find_largest();
         return std::isfinite(row_.largest()) && weigh_row(row_.largest(), none, likely);
     }
 
@@ -123,9 +121,7 @@ class Nucleus {
         if (listed > kNothing) {
             row_.note_largest(listed);
         } else {
-            row_.sweep();
-            row_.note_largest();
-            row_.settle_largest();
+            row_.find_largest();
         }
     }
 

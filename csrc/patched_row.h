@@ -75,6 +75,13 @@ class PatchedRow {
         largest_ = list.n > 0 ? list.top() : kNothing;
     }
 
+    // The largest patched logit, by a sweep.
+    void find_largest() {
+        sweep();
+        note_largest();
+        settle_largest();
+    }
+
     // The list of all tokens whose patched logit is at least `threshold`; group_max must be there.
     void collect(float threshold, bool few = true) {
         list.n = few ? logits.template collect<true>(work, threshold) : logits.template collect<false>(work, threshold);

@@ -3,7 +3,6 @@
 #pragma once
 
 #include <algorithm>
-#include <utility>
 
 #include "each_row.h"
 #include "logits.h"
