@@ -86,7 +86,7 @@ DECODESTEP_INLINE void add_values(const uint8_t* const* rows, const uint8_t* con
 #pragma GCC unroll 8
         for (int c = 0; c < C; ++c) total[r][c] = broadcast(0.0f);
     for (size_t j = 0; j < n; ++j) {
-        for (size_t b = 0; b < C * kLanes * value_bytes(type); b += 64) prefetch(ahead[j] + at * value_bytes(type) + b);
+        prefetch(ahead[j] + at * value_bytes(type), C * kLanes * value_bytes(type));
         f32x16 value[C];
 #pragma GCC unroll 8
         for (int c = 0; c < C; ++c)

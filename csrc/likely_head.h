@@ -63,8 +63,7 @@ class LikelyHead {
 #pragma GCC unroll 4
         for (size_t j = i; j < i + kStrip; j += 2 * kLanes) {
             const auto* const p = logits_.data + j;
-            if constexpr (and_prefetch)
-                for (size_t line = 0; line < 2 * kLanes; line += 64 / sizeof(*p)) prefetch(p + line + 2 * kBlock);
+            if constexpr (and_prefetch) prefetch(p + 2 * kBlock, 2 * kLanes * sizeof(*p));
             f32x16 a = logits_.load(j), b = logits_.load(j + kLanes);
             if constexpr (Logits<real>::kPairStep == 2) logits_.load_pair(p, a, b);  // a maximum needs no order
             even = max(a, even);

@@ -106,8 +106,7 @@ DECODESTEP_INLINE void tile(const uint8_t* w, size_t w_stride, const float* x, p
     const size_t blocks = in / kBlock, rest = in % kBlock;
     for (size_t b = 0; b < blocks; ++b) {
         f32x16 w0[R], w1[R];
-#pragma GCC unroll 8
-        for (size_t at = 0; at < R * bytes; at += 64) prefetch(w + kPrefetchBytes + b * R * bytes + at);
+        prefetch(w + kPrefetchBytes + b * R * bytes, R * bytes);
 #pragma GCC unroll 8
         for (int r = 0; r < R; ++r) load_piece<Format>(w + r * w_stride, b, w0[r], w1[r]);
 #pragma GCC unroll 8

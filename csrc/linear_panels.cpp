@@ -30,9 +30,7 @@ class Ahead {
     DECODESTEP_INLINE void at(size_t block) const {
         if (!next_) return;
         const size_t b = block + distance_;
-        const uint8_t* p = b < blocks_ ? panel_ + b * kBytes : next_ + (b - blocks_) * kBytes;
-#pragma GCC unroll 17
-        for (size_t i = 0; i < kBytes; i += 64) prefetch(p + i);
+        prefetch(b < blocks_ ? panel_ + b * kBytes : next_ + (b - blocks_) * kBytes, kBytes);
     }
 
   private:

@@ -85,10 +85,7 @@ struct Logits {
     // visit(sixteen logits, the first's id) over a block.
     template <class Visit>
     DECODESTEP_INLINE void each_vector(size_t block, Visit&& visit) const {
-        size_t i = block * kBlock;
-        const size_t end = std::min(vocab, i + kBlock);
-        for (; i + kLanes <= end; i += kLanes) visit(load(i), i);
-        if (i < end) visit(load_last(i, end - i), i);
+        each_vector_from(block * kBlock, std::min(vocab, (block + 1) * kBlock), visit);
     }
 
     // The same in an order that costs less: visit(sixteen logits, id, step), of which lane i is token id + step * i.
@@ -104,8 +101,7 @@ struct Logits {
                 visit(odd, i + 1, 2);
             }
         }
-        for (; i + kLanes <= end; i += kLanes) visit(load(i), i, 1);
-        if (i < end) visit(load_last(i, end - i), i, 1);
+        each_vector_from(i, end, [&](f32x16 x, size_t first) { visit(x, first, 1); });
     }
 
     // Cold logits arrive at twice the speed when they are asked for two blocks ahead. A pass that computes spreads this
@@ -114,10 +110,7 @@ struct Logits {
         if (sizeof(Item) == 4 || reinterpret_cast<uintptr_t>(p) % 64 < 32) prefetch(p + 2 * kBlock);
     }
 
-    void prefetch_block(size_t block) const {
-        const auto* const p = reinterpret_cast<const char*>(data + block * kBlock);
-        for (size_t i = 0; i < kBlock * sizeof(Item); i += 64) prefetch(p + i);
-    }
+    void prefetch_block(size_t block) const { prefetch(data + block * kBlock, kBlock * sizeof(Item)); }
 
     // Writes the tokens first + i, and their logits, for each bit i of a word, ascending; there must be room for
     // sixteen more of each. Returns their number.
@@ -229,6 +222,12 @@ struct Logits {
         }
     }
 #endif
+
+    template <class Visit>
+    DECODESTEP_INLINE void each_vector_from(size_t i, size_t end, Visit&& visit) const {
+        for (; i + kLanes <= end; i += kLanes) visit(load(i), i);
+        if (i < end) visit(load_last(i, end - i), i);
+    }
 
     static f32x16 load_maxima(const Workspace& work, size_t block) {
         return decodestep::DECODESTEP_ISA::load(&work.group_max[block * kLanes]);

@@ -89,8 +89,7 @@ class MassSweep {
         for (size_t i = 0; i < kBlock / kWord; ++i) {
             const Item* const word = p + i * kWord;
             if constexpr (weighed) {
-                for (size_t byte = 0; byte < kWord * sizeof(Item); byte += 64)
-                    prefetch(reinterpret_cast<const char*>(word + kAhead) + byte);
+                prefetch(word + kAhead, kWord * sizeof(Item));
                 f32x16 x[4];
                 logits_.load_pair(word, x[0], x[1]);
                 logits_.load_pair(word + 2 * kLanes, x[2], x[3]);

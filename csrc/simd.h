@@ -282,6 +282,12 @@ DECODESTEP_INLINE void stay_scalar([[maybe_unused]] uint64_t& a) {
 
 DECODESTEP_INLINE void prefetch(const void* p) { __builtin_prefetch(p, 0, 3); }
 
+// Asks for every line of memory that is read soon; `bytes` is known where this is compiled.
+DECODESTEP_INLINE void prefetch(const void* memory, size_t bytes) {
+#pragma GCC unroll 32
+    for (size_t at = 0; at < bytes; at += 64) prefetch(static_cast<const uint8_t*>(memory) + at);
+}
+
 // Asks for memory that is written soon: results that lie too far apart to be foreseen.
 DECODESTEP_INLINE void ask_to_write(const void* memory, size_t bytes) {
     for (size_t at = 0; at < bytes; at += 64) __builtin_prefetch(static_cast<const uint8_t*>(memory) + at, 1, 3);
