@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <optional>
 
 #include "decode_step.h"
 #include "ranking.h"
@@ -17,7 +18,10 @@ struct CandidateList {
     float* scores;
     size_t n;
     Workspace& work;
-    double row_mass = 0;  // the sum of a row's weights, where the list is the head of that row alone; else 0
+    // The sum of the weights of a row, and its entropy, where the list is no more than the head of it.
+    struct {
+        std::optional<double> mass, entropy;
+    } row;
 
     template <class Kept>
     DECODESTEP_INLINE void keep(Kept&& kept) {
@@ -161,7 +165,7 @@ inline void CandidateList::find_weights() {
 // The weights, and their sum over the row.
 inline double CandidateList::weigh() {
     find_weights();
-    return row_mass > 0 ? row_mass : total(work.weights.get());
+    return row.mass ? *row.mass : total(work.weights.get());
 }
 
 // logs = log softmax.
@@ -180,7 +184,7 @@ inline double CandidateList::entropy() {
         work.weights[i] = share;
         work.terms[i] = share * (share > 0 ? work.logs[i] : 0.0);
     }
-    return -total(work.terms.get());
+    return row.entropy ? *row.entropy : -total(work.terms.get());
 }
 
 // The k-th largest score, k <= n.

@@ -33,7 +33,7 @@ class Sampler {
             if (!listed_) narrow(filter, token_only);
             for (; next < asked_.count; ++next) {
                 list_.run(next == filter && stands_in_ ? *stands_in_ : asked_.steps[next]);
-                if (next == filter) list_.row_mass = 0;
+                if (next == filter) list_.row = {};
             }
         }
         const int64_t token = drawn ? *drawn : asked_.greedy ? first_maximum() : draw();

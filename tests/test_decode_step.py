@@ -277,7 +277,8 @@ def test_the_core_is_the_reference_on_wide_rows(vocab):
     logits[1] = np.round(logits[1])  # ties
     logits[2] *= 20  # a narrow head
     logits[3] = 0.0
-    for filters in ([], [s.TopK(50), s.TopP(0.9), s.MinP(0.05)], [s.TopP(0.9)], [s.TopP(0.3), s.MinP(0.02)], [s.MinP(0.05)]):
+    chain, sums = [s.TopK(50), s.TopP(0.9), s.MinP(0.05)], [s.Typical(0.9, 3), s.Eta(3e-4)]
+    for filters in ([], chain, [s.TopP(0.9)], [s.TopP(0.3), s.MinP(0.02)], [s.MinP(0.05)], sums):
         for head in ([], [scale], [*patches, scale]):
             for position in range(3):
                 steps = [[*head, *filters]] * len(logits)
