@@ -154,6 +154,7 @@ def torch_calls(p: dict[str, Any], int8: bool, compiled: bool) -> dict[str, Call
     function = torch_int8 if int8 else torch_bf16
     calls = {"torch eager": lambda: function(tensors)}
     if compiled:
+        torch.compiler.reset()  # of one function it compiles eight shapes, and runs further ones as they are
         compiled_function = torch.compile(function, dynamic=False)
         calls["torch compiled"] = lambda: compiled_function(tensors)
     return calls

@@ -110,5 +110,6 @@ class Sort(_Filters):
 class CompiledSort(Sort):
     def __init__(self, case: Case) -> None:
         super().__init__(case)
+        torch.compiler.reset()  # of one function it compiles eight shapes, and runs further ones as they are
         self._draw = torch.compile(super()._draw, dynamic=False)
         self.filtered = torch.compile(super().filtered, dynamic=False)
