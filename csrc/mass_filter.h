@@ -41,7 +41,7 @@ class MassFilter {
         step_.amount = std::min(step_.amount, falling);
     }
 
-    // Tokens on both sides of the entropy, which those that are too likely outrank.
+    // The nearest to the entropy, of both sides: as near as the threshold is from below.
     void list_typical() {
         const double top = row_.scaled(row_.largest()), log_mass = natural_log(mass_), entropy = sums_.entropy(mass_);
         const auto beyond = [=](float score) { return -((static_cast<double>(score) - top) - log_mass) - entropy; };
