@@ -52,7 +52,8 @@ def batch_of_logits(rng, batch, vocab):
 
 
 def _ids(rng, vocab, most=40):
-    return rng.choice(vocab, size=int(rng.integers(0, min(vocab, most) + 1)), replace=False).astype(np.int64)
+    """Some tokens; now and then one is named again."""
+    return rng.choice(vocab, size=int(rng.integers(0, min(vocab, most) + 1)), replace=rng.random() < 0.2).astype(np.int64)
 
 
 def _add(rng, vocab, most):

@@ -83,6 +83,14 @@ def test_patches_change_their_tokens_alone():
     np.testing.assert_array_equal(processed(logits, s.Force(ids(1))), [-np.inf, 0.0, -np.inf, -np.inf])
 
 
+def test_a_token_that_is_named_twice_is_changed_twice():
+    logits = [1.0, -2.0, 4.0, 0.0]
+    np.testing.assert_array_equal(processed(logits, s.Penalise(ids(0, 1, 0), 2.0)), [0.25, -4.0, 4.0, 0.0])
+    np.testing.assert_array_equal(processed(logits, s.Add(ids(3, 0, 3), np.array([1.5, -1.0, 1.0]))), [0.0, -2.0, 4.0, 2.5])
+    np.testing.assert_array_equal(processed(logits, s.Lift(ids(1, 1), 0.5)), [1.0, -0.5, 4.0, 0.0])
+    assert kept(LN, s.Ban(ids(1, 1))) == [0, 2, 3]
+
+
 def test_a_step_does_not_bring_back_what_a_step_before_dropped():
     assert kept(LN, s.TopK(2), s.Add(ids(0), np.array([100.0]))) == [1, 3]
     assert kept(LN, s.Ban(ids(1)), s.Penalise(ids(1), 0.01)) == [0, 2, 3]

@@ -26,7 +26,7 @@ void take_ids(Step& step, PyObject* object, size_t vocab, StepArrays& arrays) {
     require(ids.holds('i', sizeof(int64_t)), "a step's ids must be int64");
     step.ids = static_cast<const int64_t*>(ids.data());
     step.count = ids.length(0);
-    require(step.count <= vocab, "a step's ids must be distinct");
+    require(step.count <= vocab, "a step has more ids than there are tokens");
     bool inside = true;
     for (size_t i = 0; i < step.count; ++i) inside &= static_cast<uint64_t>(step.ids[i]) < vocab;
     require(inside, "a step's id is out of range");

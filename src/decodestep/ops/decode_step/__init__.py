@@ -60,7 +60,7 @@ def decode_step(
                     first argmax of s[i] + gumbel(seed[b], position[b], i) over s[i] > -inf     elsewhere
 
     logits: (B, V), V >= 1, float32, float16 or bfloat16 (float64 for the oracle's own sake). Not written to.
-    steps: for each row a sequence of the values of `decodestep.ops.decode_step.steps`, ids being distinct int64 in [0, V).
+    steps: for each row a sequence of the values of `decodestep.ops.decode_step.steps`; of ids at most V, int64 in [0, V).
     greedy: bool, a scalar or (B,). seed: integers in [0, 2^64). position: integers in [0, 2^32), the index of the token drawn
         in its own sequence. Scalars or (B,).
     top_logprobs: None, or for each row how many of the most likely tokens to report, >= 0; None for no log-probabilities.

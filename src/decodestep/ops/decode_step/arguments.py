@@ -61,7 +61,7 @@ def _check_step(step: Step, vocab: int) -> None:
             ok and len(ids) <= vocab and (not ids.size or (ids.min() >= 0 and ids.max() < vocab)),
             _OP,
             "steps",
-            f"about distinct int64 ids in [0, {vocab})",
+            f"about at most {vocab} ids, int64 in [0, {vocab})",
             step,
         )
     for name, (rule, check) in (legal or {}).items():

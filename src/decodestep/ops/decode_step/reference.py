@@ -173,10 +173,20 @@ def _places(row: Row, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 def _changed(row: Row, ids: np.ndarray, change: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> Row:
     """The row with the scores of `ids` run through change(scores, which of ids); -inf leaves the list."""
     at, which = _places(row, ids)
+    turn = _turns(at)
     scores = row.scores.copy()
     with np.errstate(over="ignore", invalid="ignore"):
-        scores[at] = change(scores[at], which)
+        for now in range(turn.max(initial=-1) + 1):
+            scores[at[turn == now]] = change(scores[at[turn == now]], which[turn == now])
     return _above_nothing(row._replace(scores=scores))
+
+
+def _turns(places: np.ndarray) -> np.ndarray:
+    """How often each place was named before."""
+    order = np.argsort(places, kind="stable")
+    turn = np.empty(len(places), np.int64)
+    turn[order] = np.arange(len(places)) - np.searchsorted(places[order], places[order])
+    return turn
 
 
 def _penalise(row: Row, step: Penalise) -> Row:

@@ -1,7 +1,7 @@
 """The typed steps of a row: what stands between its logits and its draw, as plain values.
 
 A step is either a patch, which changes the scores of a few tokens, or a filter, which drops tokens (-inf). None of them looks
-at another row. `decode_step` runs them in the order given.
+at another row. `decode_step` runs them in the order given, a patch id after id: one that is named twice is changed twice.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ import numpy as np
 
 
 class Penalise(NamedTuple):
-    """s[i] = s[i] * factor where s[i] < 0, else s[i] / factor, for distinct ids; factor finite and > 0."""
+    """s[i] = s[i] * factor where s[i] < 0, else s[i] / factor, for each of these ids; factor finite and > 0."""
 
     ids: np.ndarray
     factor: float
 
 
 class Add(NamedTuple):
-    """s[i] = s[i] + value, for distinct ids."""
+    """s[i] = s[i] + value, for each of these ids."""
 
     ids: np.ndarray
     values: np.ndarray
 
 
 class Lift(NamedTuple):
-    """s[i] = s[i] + |s[i]| * factor where s[i] is finite, for distinct ids."""
+    """s[i] = s[i] + |s[i]| * factor where s[i] is finite, for each of these ids."""
 
     ids: np.ndarray
     factor: float
