@@ -21,7 +21,7 @@ struct CandidateList {
     // The sum of the weights of a row, and its entropy, where the list is no more than the head of it.
     struct {
         std::optional<double> mass, entropy;
-    } row;
+    } row = {};
 
     template <class Kept>
     DECODESTEP_INLINE void keep(Kept&& kept) {
