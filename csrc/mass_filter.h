@@ -43,8 +43,8 @@ class MassFilter {
 
     // The nearest to the entropy, of both sides: as near as the threshold is from below.
     void list_typical() {
-        const double top = row_.scaled(row_.largest()), log_mass = natural_log(mass_), entropy = sums_.entropy(mass_);
-        const auto beyond = [=](float score) { return -((static_cast<double>(score) - top) - log_mass) - entropy; };
+        const double log_mass = natural_log(mass_), entropy = sums_.entropy(mass_);
+        const auto beyond = [=, this](float score) { return -sums_.log_share(score, log_mass) - entropy; };
         row_.list.row.entropy = entropy;
         list_head(0.25, [=](float lowest) {
             const double distance = beyond(lowest);

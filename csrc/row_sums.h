@@ -17,6 +17,9 @@ class RowSums {
         return sum_of([](double below) { return natural_exp(below); });
     }
 
+    // The log-probability of a score, for the logarithm of that mass.
+    double log_share(float score, double log_mass) const { return (static_cast<double>(score) - top_) - log_mass; }
+
     // Of the probabilities, for that mass.
     double entropy(double mass) {
         const double log_mass = natural_log(mass);
@@ -29,7 +32,7 @@ class RowSums {
     // Log-probabilities of the token and of the likeliest; the row's list is overwritten.
     void report(Logprobs& logprobs, int which, int64_t token) {
         const double log_mass = natural_log(mass());
-        const auto log_of = [&](float x) { return (static_cast<double>(row_.scaled(x)) - top_) - log_mass; };
+        const auto log_of = [&](float x) { return log_share(row_.scaled(x), log_mass); };
         const auto id = static_cast<size_t>(token);
         logprobs.chosen[which] = log_of(row_.overlay.holds(id) ? row_.overlay.now_of(id) : row_.logits.at(id));
         logprobs.found[which] = 0;

@@ -177,7 +177,8 @@ def _changed(row: Row, ids: np.ndarray, change: Callable[[np.ndarray, np.ndarray
     scores = row.scores.copy()
     with np.errstate(over="ignore", invalid="ignore"):
         for now in range(turn.max(initial=-1) + 1):
-            scores[at[turn == now]] = change(scores[at[turn == now]], which[turn == now])
+            these = at[turn == now]
+            scores[these] = change(scores[these], which[turn == now])
     return _above_nothing(row._replace(scores=scores))
 
 
