@@ -29,10 +29,14 @@ template <class Dot>
 constexpr int kVectors = 1;
 #endif
 
-constexpr size_t kChunk = 64;       // groups whose weights, 16 KiB, fit the innermost cache together with the next ones
-constexpr size_t kAhead = 4096;     // bytes by which weights that are read once are asked for in advance
-constexpr size_t kPackGroups = 32;  // of a weight that is not packed, at a time, for
-constexpr size_t kPackPanels = 8;   // so many panels, or for one panel of NZ
+// Groups of a panel that all tokens multiply before the next ones. For few tiles of tokens the memory sets the pace:
+// the weights, 16 KiB, fit the innermost cache together with those that are asked for. For many the products do, which
+// would rather have the sums leave their registers less often.
+constexpr size_t kChunk = 64, kLongChunk = 384;
+constexpr size_t kFewTiles = 4;
+constexpr size_t kAhead = 4096;       // bytes by which weights that are read once are asked for in advance
+constexpr size_t kPackGroups = 32;    // of a weight that is not packed, at a time, for
+constexpr size_t kPackPanels = 8;     // so many panels, or for one panel of NZ
 constexpr size_t kPackAhead = 12288;  // bytes of rows, and
 constexpr size_t kNzAhead = 4096;     // of a column of NZ
 constexpr size_t kLine = 64;
@@ -117,7 +121,7 @@ template <class Dot>
 void multiply_packed(const Product& a) {
     const size_t groups = group_count(a.w.value, a.w.in), bytes = panel_bytes(a.w.value, a.w.in);
     const bool once = a.tokens <= kTokens<Dot> && kVectors<Dot> * kLanes == kPanel;
-    const size_t most = once ? groups : kChunk;
+    const size_t most = once ? groups : a.tokens > kFewTiles * kTokens<Dot> ? kLongChunk : kChunk;
     float* y = a.y;
     for (size_t p = a.first / kPanel; p * kPanel < a.last; ++p, y += kPanel) {
         const uint8_t* panel = static_cast<const uint8_t*>(a.w.data) + p * bytes;

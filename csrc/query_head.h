@@ -11,7 +11,7 @@
 
 namespace decodestep::DECODESTEP_ISA {
 
-constexpr size_t kTokenBlock = 96;  // tokens whose sums stay in the cache beside the weights of a head
+constexpr size_t kTokenBlock = 128;  // tokens whose sums stay in the cache beside the weights of a head
 constexpr size_t kLine = 64;
 
 constexpr size_t ceil_div(size_t n, size_t unit) { return (n + unit - 1) / unit; }
