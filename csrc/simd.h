@@ -178,8 +178,14 @@ DECODESTEP_INLINE f32x16 max(f32x16 a, f32x16 b) {
 DECODESTEP_INLINE f32x16 min(f32x16 a, f32x16 b) {
     return each([&](int i) { return a.v[i] < b.v[i] ? a.v[i] : b.v[i]; });
 }
-// Two roundings here: a machine without fused multiply-add would call a library function for each lane.
-DECODESTEP_INLINE f32x16 fma(f32x16 a, f32x16 b, f32x16 c) { return a * b + c; }
+// Two roundings where the machine has no fused multiply-add: it would be a call of a library function for each lane.
+DECODESTEP_INLINE f32x16 fma(f32x16 a, f32x16 b, f32x16 c) {
+#if defined(__FP_FAST_FMAF)
+    return each([&](int i) { return __builtin_fmaf(a.v[i], b.v[i], c.v[i]); });
+#else
+    return a * b + c;
+#endif
+}
 DECODESTEP_INLINE f32x16 round_even(f32x16 a) {
     return each([&](int i) { return __builtin_rintf(a.v[i]); });
 }

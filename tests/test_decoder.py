@@ -11,7 +11,7 @@ import decodestep as ds
 from decodestep.models import ModelError
 from decodestep.models.convert import config_of, convert
 from decodestep.models.gguf_file import GgufFile
-from decodestep.models.layers import LayerDecoder
+from decodestep.models.layers import LayerDecoder, rope_table
 from dense_decoder import dense_logits
 
 PROMPTS = [
@@ -96,6 +96,18 @@ def test_greedy_tokens_and_logits_equal_transformers(exact_model, transformers_m
         row = theirs[len(ids) + step - 1]
         best, second = np.sort(row)[-1:-3:-1]
         assert row.argmax() == token or best - second < 1e-3
+
+
+def test_angles_are_those_of_transformers(exact_model, transformers_model):
+    """To a unit in the last place of a frequency, which is what float32 powers of two libraries differ by."""
+    rotary, frequencies = transformers_model.model.rotary_emb, exact_model.decoder.weights.inverse_frequencies
+    np.testing.assert_array_max_ulp(frequencies, rotary.inv_freq.numpy(), maxulp=1)
+    positions, half = np.arange(2048), len(frequencies)
+    unit = 2.0**-23 * (1 + positions[:, None] * frequencies)
+    for ours, theirs in zip(
+        rope_table(positions, frequencies), rotary(torch.zeros(1), torch.tensor(positions)[None])[::-1], strict=True
+    ):
+        assert (np.abs(ours - theirs[0, :, :half].numpy()) <= unit).all()
 
 
 @pytest.mark.parametrize("kind", ["F32", "F16", "BF16", "Q4_0", "Q4_1", "Q8_0", "Q5_1"])

@@ -178,7 +178,8 @@ def config_of(file: GgufFile) -> Config:
 def _inverse_frequencies(file: GgufFile, head_dim: int) -> np.ndarray:
     base = _number(file.metadata, "llama.rope.freq_base", 10000.0)
     exponent = np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim)
-    frequencies = np.float32(1.0) / np.float32(base) ** exponent
+    # Powers differ from one machine's float32 library to the next; rounded from float64 they do not.
+    frequencies = np.float32(1.0) / (base ** exponent.astype(np.float64)).astype(np.float32)
     factors = file.tensors.get("rope_freqs.weight")
     if factors is not None:
         frequencies = frequencies / _float32(factors).reshape(-1)

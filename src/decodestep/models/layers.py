@@ -84,6 +84,6 @@ class LayerDecoder(Decoder):
 
 
 def rope_table(positions: np.ndarray, inverse_frequencies: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """sin and cos of (T, head_dim / 2), one angle a pair."""
-    angles = positions.astype(np.float32)[:, None] * inverse_frequencies
-    return np.sin(angles), np.cos(angles)
+    """sin and cos of (T, head_dim / 2), one angle a pair: of float32 angles, rounded from float64 to be the same everywhere."""
+    angles = (positions.astype(np.float32)[:, None] * inverse_frequencies).astype(np.float64)
+    return np.sin(angles).astype(np.float32), np.cos(angles).astype(np.float32)
