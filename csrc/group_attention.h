@@ -44,7 +44,7 @@ struct GroupPages {
     const uint16_t* values_at(size_t position) const { return values + page_of(position); }
 };
 
-// What one query makes of one chunk, as a record of floats: the largest score, the sum of 2^(score - largest), and from
+// What one query makes of one chunk, as a record of floats: the largest score, the sum of e^(score - largest), and from
 // kValues on the `width` values so weighted.
 constexpr size_t kLargest = 0, kTotal = 1, kValues = kLanes;
 constexpr size_t record_floats(size_t width) { return kValues + width; }
@@ -109,7 +109,7 @@ inline void weights_of(float* scores, size_t seen, size_t count, Bf16* weights, 
     f32x16 total = broadcast(0.0f);
     for (size_t j = 0; j < count; j += kLanes) {
         const Mask lanes = j >= seen ? 0 : seen - j < kLanes ? (1u << (seen - j)) - 1 : kAllLanes;
-        const f32x16 weight = select(lanes, exp2(load(scores + j) - shift));
+        const f32x16 weight = select(lanes, exp(load(scores + j) - shift));
         store(scores + j, weight);
         total = total + weight;
     }
@@ -170,7 +170,7 @@ void attend_rows(const Queries& q, const GroupPages& pages, float scale, size_t 
     for (size_t r = 0; r < R; ++r) longest = q.length[r] > longest ? q.length[r] : longest;
     const Reading reading{pages, first, std::min(longest, first + kChunk), longest};
     const size_t count = reading.count() * kPagePositions;
-    scores_of<R>(q, reading, scale * kLog2E, scores);
+    scores_of<R>(q, reading, scale, scores);
     for (size_t r = 0; r < R; ++r) {
         const size_t seen = q.length[r] <= first ? 0 : q.length[r] - first;
         weights_of(scores[r], std::min(seen, count), count, weights[r], records + r * record);
@@ -200,7 +200,7 @@ inline void merge_chunks(const float* records, size_t stride, size_t count, size
     f32x16 total = broadcast(0.0f);
     for (size_t i = 0; i < width; i += kLanes) store(out + i, total);
     for (size_t c = 0; c < count; ++c, records += stride) {
-        const f32x16 weight = exp2(broadcast(records[kLargest] - most));
+        const f32x16 weight = exp(broadcast(records[kLargest] - most));
         total = fma(weight, broadcast(records[kTotal]), total);
         for (size_t i = 0; i < width; i += kLanes)
             store(out + i, fma(weight, load(records + kValues + i), load(out + i)));

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 
 import decodestep as ds
+from decodestep import _native
 from decodestep.arrays import BFLOAT16
 from decodestep.models import ModelError
 from decodestep.models.gguf_file import GgufFile
@@ -79,6 +84,21 @@ def test_blocks_batches_and_threads_change_no_bit(tiny_file, kind, rng):
         with ds.use_threads(threads):
             np.testing.assert_array_equal(run(model, ids, [7, 8, 20, 23, 257]), whole)
             np.testing.assert_array_equal(run(model, ids, [250, *range(253, 300)], rows=3, row=2), whole)
+
+
+@pytest.mark.skipif(_native.isa() == "baseline", reason="rounds a product and its sum one after the other")
+@pytest.mark.parametrize("isa", ["avx2", "avx512"])
+@pytest.mark.parametrize("dtype", PANEL_FORMATS)
+def test_every_build_with_fused_multiply_add_gives_the_same_bits(model_path, dtype, isa):
+    """On the default model, where a bit that differs anywhere soon shows everywhere."""
+    ids = [7 * i % 40000 for i in range(64)]
+    code = f"import decodestep as ds; print(ds.load({str(model_path)!r}, dtype={dtype!r}).logits({ids})[::9].tobytes().hex())"
+    environment = {**os.environ, "DECODESTEP_ISA": isa}
+    ran = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    if "got" in ran.stderr:
+        pytest.skip("this machine lacks it")
+    here = ds.load(model_path, dtype=dtype).logits(ids)[::9]
+    assert bytes.fromhex(ran.stdout) == here.tobytes()
 
 
 def test_what_a_page_held_before_does_not_matter(tiny_file, rng):

@@ -82,7 +82,8 @@ def load(name_or_path: str | os.PathLike[str] = DEFAULT_MODEL, *, dtype: str = "
         "float32": each weight is the exact value of its block, products, sums and the cache are float32; many times slower.
         "bfloat16": weights rounded to bfloat16, activations float32. "int8": weights rounded to Q8_0. Otherwise as "auto".
     threads: of the native kernels, 1 to 256; None for DECODESTEP_THREADS, else the cores of this process. The results have
-        the same bits for every count.
+        the same bits for every count; and those of the native step (see below) on every processor with a fused
+        multiply-add, unless values are too small for a normal bfloat16.
 
     A model whose sizes the native step does not serve (heads no multiple of 16, other sizes none of 32) runs as with "float32"
     under "auto", and is refused under "bfloat16" and "int8". `model.decoder.way` says how a model runs.
