@@ -3,7 +3,8 @@
 //
 // int8 sums are exact, so they have the same bits on every machine. A group of bfloat16 adds its second product, then
 // its first, each product and each sum rounded once as by a fused multiply-add; the instruction for it takes subnormal
-// inputs and results for zeros, the other builds do not, and the baseline rounds a product that is subnormal twice.
+// inputs and results for zeros, the other builds do not, and one without fused multiply-add rounds a product that is
+// subnormal twice.
 #pragma once
 
 #include "integers.h"

@@ -99,7 +99,7 @@ def test_greedy_tokens_and_logits_equal_transformers(exact_model, transformers_m
 
 
 def test_angles_are_those_of_transformers(exact_model, transformers_model):
-    """To a unit in the last place of a frequency, which is what float32 powers of two libraries differ by."""
+    """To a unit in the last place of a frequency, as much as a power in float32 differs from library to library."""
     rotary, frequencies = transformers_model.model.rotary_emb, exact_model.decoder.weights.inverse_frequencies
     np.testing.assert_array_max_ulp(frequencies, rotary.inv_freq.numpy(), maxulp=1)
     positions, half = np.arange(2048), len(frequencies)

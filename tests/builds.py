@@ -1,0 +1,20 @@
+"""Code under another build of the kernels: in a process of its own, since a process chooses once."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+
+def printed_under(isa: str, code: str) -> str:
+    """What the code, which may import the tests' modules, prints; skips the test where the machine lacks that build."""
+    environment = {**os.environ, "DECODESTEP_ISA": isa, "PYTHONPATH": str(Path(__file__).parent)}
+    ran = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    if f"; got '{isa}'" in ran.stderr:
+        pytest.skip("this machine lacks it")
+    assert ran.returncode == 0, ran.stderr
+    return ran.stdout.strip()
