@@ -9,16 +9,14 @@
 
 #include <algorithm>
 
+#include "attention_partial.h"
 #include "attention_products.h"
 #include "mla_attention.h"
 #include "transpose.h"
 
 namespace decodestep::DECODESTEP_ISA {
 
-constexpr size_t kSplitKeys = 256, kChunkColumns = 64;
-constexpr float kLowest = -3.4e38f;
-
-inline size_t key_splits(size_t length) { return (length + kSplitKeys - 1) / kSplitKeys; }
+constexpr size_t kChunkColumns = 64;
 
 // Tokens [token, token + tokens), all of one sequence; groups [group, group + groups); and of each group heads
 // [head, head + heads). Rows are in the order (group, token, head).
@@ -32,43 +30,6 @@ struct AttentionRows {
     // Among all rows [tokens, groups * group_heads] of the call.
     size_t place_of(size_t row, size_t all_groups, size_t group_heads) const {
         return (token_of(row) * all_groups + group_of(row)) * group_heads + head + row % heads;
-    }
-};
-
-// What a split contributes to one row: a maximum, and sums of weights taken relative to it.
-struct Partial {
-    float* values;  // [width]; behind it the maximum and the sum of the weights
-    size_t width;
-
-    static constexpr size_t floats(size_t width) { return width + 2; }
-    float& top() const { return values[width]; }
-    float& total() const { return values[width + 1]; }
-
-    void clear() const {
-        std::memset(values, 0, floats(width) * sizeof(float));
-        top() = kLowest;
-    }
-
-    // Adds another split of the same row.
-    void add(const Partial& other) const {
-        const float highest = top() > other.top() ? top() : other.top();
-        const f32x16 ours = exp(broadcast(top() - highest)), theirs = exp(broadcast(other.top() - highest));
-        size_t c = 0;
-        for (; c + kLanes <= width; c += kLanes)
-            store(values + c, fma(load(other.values + c), theirs, load(values + c) * ours));
-        if (const size_t rest = width - c; rest > 0) {
-            const f32x16 sum = load_first(values + c, rest) * ours;
-            store_first(values + c, fma(load_first(other.values + c, rest), theirs, sum), rest);
-        }
-        const f32x16 total_weight = fma(broadcast(other.total()), theirs, broadcast(total()) * ours);
-        store_first(&total(), total_weight, 1);
-        top() = highest;
-    }
-
-    // scale: null, or what the cached values of these columns were multiplied by.
-    void finish(const float* scale, float* out) const {
-        const float inverse = 1.0f / total();
-        for (size_t c = 0; c < width; ++c) out[c] = scale ? values[c] * inverse / scale[c] : values[c] * inverse;
     }
 };
 
@@ -99,10 +60,10 @@ class AttentionTile {
 
     size_t splits() const { return key_splits(longest_); }
 
-    // partials: [rows][Partial::floats(width)]. Rows that do not reach into the split are left empty.
-    void attend(size_t split, float* partials) {
-        const size_t stride = Partial::floats(width_), rows = rows_.count();
-        for (size_t r = 0; r < rows; ++r) Partial{partials + r * stride, width_}.clear();
+    // One partial for each row. Rows that do not reach into the split are left empty.
+    void attend(size_t split, Partials partials) {
+        const size_t rows = rows_.count();
+        for (size_t r = 0; r < rows; ++r) partials[r].clear();
         std::fill_n(tops_, rows, kLowest);
         std::fill_n(totals_, rows, 0.0f);
         const size_t end = std::min(longest_, (split + 1) * kSplitKeys);
@@ -111,13 +72,12 @@ class AttentionTile {
             for (row_ = 0; row_ < rows; row_ += rows_.in_group()) {
                 score();
                 weigh();
-                with_type(a_.kv.type, [&]<CacheType type>() { sum_values<type>(partials + row_ * stride, stride); });
+                with_type(a_.kv.type, [&]<CacheType type>() { sum_values<type>(partials.from(row_)); });
             }
         }
         for (size_t r = 0; r < rows; ++r) {
-            const Partial partial{partials + r * stride, width_};
-            partial.top() = tops_[r];
-            partial.total() = totals_[r];
+            partials[r].top() = tops_[r];
+            partials[r].total() = totals_[r];
         }
     }
 
@@ -229,16 +189,16 @@ class AttentionTile {
     }
 
     template <CacheType type>
-    void sum_values(float* sums, size_t stride) {
+    void sum_values(Partials partials) {
         constexpr size_t wide = kTileVectors * kLanes;
         size_t c = 0;
-        for (; c + wide <= width_; c += wide) sum_columns<type, kTileVectors>(c, kLanes, sums, stride);
-        for (; c < width_; c += kLanes) sum_columns<type, 1>(c, std::min<size_t>(kLanes, width_ - c), sums, stride);
+        for (; c + wide <= width_; c += wide) sum_columns<type, kTileVectors>(c, kLanes, partials);
+        for (; c < width_; c += kLanes) sum_columns<type, 1>(c, std::min<size_t>(kLanes, width_ - c), partials);
     }
 
     // Tokens that see the same keys of the block are summed together: a key that a token does not see may be NaN.
     template <CacheType type, int C>
-    void sum_columns(size_t c, size_t lanes, float* sums, size_t stride) {
+    void sum_columns(size_t c, size_t lanes, Partials partials) {
         const size_t column = rows_.group_of(row_) * width_ + c;
         for (size_t t = 0, end; t < rows_.tokens; t = end) {
             const size_t n = seen(t), first = t * rows_.heads;
@@ -248,7 +208,7 @@ class AttentionTile {
                 const uint8_t* const* ahead = kv_rows_ + (r == 0 ? kBlockKeys : 0);  // once for all rows
                 r += first;
                 add_values<type, R, C>(kv_rows_, ahead, column, lanes, scores_ + r * kBlockKeys, n, rescale_ + r,
-                                       sums + r * stride + c, stride);
+                                       partials[r].values() + c, Partial::floats(width_));
             });
         }
     }

@@ -23,11 +23,11 @@ struct Member {
             case Work::project:
                 return project(w.attention_norm);
             case Work::attend:
-                return plan.few ? attend_chunks() : attend_runs();
+                return plan.few ? attend_splits() : attend_runs();
             case Work::round_attended:
                 return round_shared(plan.attended, plan.queries);
             case Work::output:
-                return add_product(kOutput, plan.few ? merged() : at_width(plan.shared, plan.queries));
+                return add_product(kOutput, plan.few ? attended() : at_width(plan.shared, plan.queries));
             case Work::norm_between:
                 return norm_shared(w.ffn_norm, nullptr, plan.a.tokens);
             case Work::gate_up:
@@ -160,27 +160,30 @@ struct Member {
             for (size_t h = 0; h < plan.group_heads; h += kRows) body(group, h, std::min(kRows, plan.group_heads - h));
     }
 
-    // Few tokens: chunks are what is shared out, and merged by whoever needs them.
-    void attend_chunks() const {
+    // Few tokens: splits are what is shared out, and added by whoever needs them.
+    void attend_splits() const {
         size_t task = 0;
         for (size_t t = 0; t < plan.a.tokens; ++t)
             each_heads([&](size_t group, size_t first, size_t count) {
-                for (size_t chunk = 0; chunk < plan.chunks_of(t); ++chunk) {
+                for (size_t split = 0; split < plan.splits_of(t); ++split) {
                     if (task++ % members != member) continue;
-                    attend_chunk(queries_of({t, 1}, group, first, count), pages(t, group), plan.m.scale, chunk,
-                                 plan.record(t, chunk, group * plan.group_heads + first));
+                    attend_split(queries_of({t, 1}, group, first, count), pages(t, group), plan.m.scale, split,
+                                 plan.partials(t, split, group * plan.group_heads + first));
                 }
             });
     }
 
-    Activations merged() const {
+    Activations attended() const {
         const Activations out = at_width(plan.own[member], plan.queries);
-        float* row = thread_scratch(plan.queries);
-        const size_t stride = plan.m.heads * record_floats(plan.m.width);
+        const size_t width = plan.m.width;
+        float* row = thread_scratch(plan.queries + Partial::floats(width));
+        const Partial sum{row + plan.queries, width};
         for (size_t t = 0; t < plan.a.tokens; ++t) {
-            for (size_t head = 0; head < plan.m.heads; ++head)
-                merge_chunks(plan.record(t, 0, head), stride, plan.chunks_of(t), plan.m.width,
-                             row + head * plan.m.width);
+            for (size_t head = 0; head < plan.m.heads; ++head) {
+                sum.clear();
+                for (size_t split = 0; split < plan.splits_of(t); ++split) sum.add(plan.partials(t, split, head)[0]);
+                sum.finish(nullptr, row + head * width);
+            }
             put_row(out, t, row, plan.queries);
         }
         return out;
@@ -198,15 +201,14 @@ struct Member {
     void attend_run(const Run& run, size_t group, size_t first, size_t count) const {
         const Queries q = queries_of(run, group, first, count);
         const GroupPages where = pages(run.first, group);
-        const size_t record = record_floats(plan.m.width), stride = q.count * record;
-        const size_t chunks = plan.chunks_of(run.first + run.count - 1);
-        float* records = thread_scratch(chunks * stride);
-        for (size_t chunk = 0; chunk < chunks; ++chunk)
-            attend_chunk(q, where, plan.m.scale, chunk, records + chunk * stride);
+        const size_t width = plan.m.width, splits = plan.splits_of(run.first + run.count - 1);
+        const Partials partials{thread_scratch(Partials::floats(splits * q.count, width)), width};
+        for (size_t split = 0; split < splits; ++split)
+            attend_split(q, where, plan.m.scale, split, partials.from(split * q.count));
         for (size_t r = 0; r < q.count; ++r) {
             const size_t t = run.first + r / count, head = group * plan.group_heads + first + r % count;
-            merge_chunks(records + r * record, stride, plan.chunks_of(t), plan.m.width,
-                         plan.attended + t * plan.queries + head * plan.m.width);
+            for (size_t split = 1; split < plan.splits_of(t); ++split) partials[r].add(partials[split * q.count + r]);
+            partials[r].finish(nullptr, plan.attended + t * plan.queries + head * width);
         }
     }
 

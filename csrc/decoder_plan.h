@@ -96,8 +96,8 @@ class Plan {
         const size_t widest = std::max({m.hidden, queries, m.feed_forward});
         if (few) {
             for (int i = 0; i < a.threads; ++i) own.push_back(arena.activations(kFewTokens, widest, values, bytes));
-            for (size_t t = 0; t < a.tokens; ++t) most_chunks_ = std::max(most_chunks_, chunks_of(t));
-            records_ = arena.take(a.tokens * m.heads * most_chunks_ * record_floats(m.width));
+            for (size_t t = 0; t < a.tokens; ++t) most_splits_ = std::max(most_splits_, splits_of(t));
+            partials_ = {arena.take(Partials::floats(a.tokens * most_splits_ * m.heads, m.width)), m.width};
         } else {
             shared = arena.activations(std::max(a.tokens, a.rows), widest, values, bytes);
             attended = arena.take(a.tokens * queries);
@@ -106,13 +106,13 @@ class Plan {
         list_stages();
     }
 
-    size_t chunks_of(size_t t) const { return (a.positions[t] + kChunk) / kChunk; }
+    size_t splits_of(size_t t) const { return key_splits(a.positions[t] + 1); }
     const int64_t* pages_of(size_t sequence) const { return a.page_table + sequence * a.table_width; }
     size_t page_at(size_t layer, size_t page, size_t group) const {
         return ((layer * m.groups + group) * a.pages + page) * m.width * kPagePositions;
     }
-    float* record(size_t t, size_t chunk, size_t head) const {
-        return records_ + ((t * most_chunks_ + chunk) * m.heads + head) * record_floats(m.width);
+    Partials partials(size_t t, size_t split, size_t head) const {
+        return partials_.from((t * most_splits_ + split) * m.heads + head);
     }
 
     // Sweeps are numbered through the layers; behind them comes that of the logits, then the next step's first.
@@ -190,8 +190,8 @@ class Plan {
         stages.push_back({Work::logits, 0});
     }
 
-    size_t most_chunks_ = 0;
-    float* records_ = nullptr;
+    size_t most_splits_ = 0;
+    Partials partials_{};
 };
 
 }  // namespace decodestep::DECODESTEP_ISA

@@ -1,22 +1,21 @@
-// Attention of the heads of one group over a paged cache of bfloat16, in chunks that are merged at the end.
+// Attention of the heads of one group over a paged cache of bfloat16, in splits that are added at the end.
 //
 // A page holds 16 positions of one group: its keys as [width / 2][16][2], so that 16 scores come of one sum of products
 // of pairs without a fold, its values as [8][width][2], pairs of positions. Queries and weights are rounded to bfloat16
-// too, sums are float32. A chunk is kChunk positions of a sequence, wherever its pages lie. What a chunk gives depends
-// on the query and the chunk alone, and chunks are merged in order: how they are shared out changes no bit.
+// too, sums are float32. A split is kSplitKeys positions of a sequence, wherever their pages lie. What it gives depends
+// on the query and the split alone, and splits are added in order: how they are shared out changes no bit.
 #pragma once
 
 #include <algorithm>
 #include <utility>
 
+#include "attention_partial.h"
 #include "decoder.h"
 #include "dot.h"
 #include "lanes.h"
 #include "rounding.h"
 
 namespace decodestep::DECODESTEP_ISA {
-
-constexpr size_t kChunk = 256;
 
 #if defined(__AVX512F__)
 constexpr size_t kRows = 12, kScorePages = 2, kValueRows = 6, kValueColumns = 4;
@@ -44,11 +43,6 @@ struct GroupPages {
     const uint16_t* values_at(size_t position) const { return values + page_of(position); }
 };
 
-// What one query makes of one chunk, as a record of floats: the largest score, the sum of e^(score - largest), and from
-// kValues on the `width` values so weighted.
-constexpr size_t kLargest = 0, kTotal = 1, kValues = kLanes;
-constexpr size_t record_floats(size_t width) { return kValues + width; }
-
 // The pages of positions [first, end) in the order in which they are read: the keys, the values, and the keys of what
 // follows up to `longest`.
 struct Reading {
@@ -67,7 +61,7 @@ struct Reading {
 
 // Scores of R queries, from a few pages at a time: enough sums to hide how long each addition takes.
 template <size_t R>
-void scores_of(const Queries& q, const Reading& reading, float scale, float (*scores)[kChunk]) {
+void scores_of(const Queries& q, const Reading& reading, float scale, float (*scores)[kSplitKeys]) {
     constexpr size_t P = kScorePages;
     const size_t width = reading.pages.width;
     for (size_t i = 0; i < reading.count(); i += P) {
@@ -103,9 +97,9 @@ void scores_of(const Queries& q, const Reading& reading, float scale, float (*sc
 }
 
 // Scores to weights, zero behind the `seen` first; also their largest and the sum.
-inline void weights_of(float* scores, size_t seen, size_t count, Bf16* weights, float* record) {
-    record[kLargest] = largest(scores, seen);
-    const f32x16 shift = broadcast(record[kLargest]);
+inline void weights_of(float* scores, size_t seen, size_t count, Bf16* weights, const Partial& partial) {
+    partial.top() = largest(scores, seen);
+    const f32x16 shift = broadcast(partial.top());
     f32x16 total = broadcast(0.0f);
     for (size_t j = 0; j < count; j += kLanes) {
         const Mask lanes = j >= seen ? 0 : seen - j < kLanes ? (1u << (seen - j)) - 1 : kAllLanes;
@@ -114,12 +108,12 @@ inline void weights_of(float* scores, size_t seen, size_t count, Bf16* weights, 
         total = total + weight;
     }
     put_sums(scores, count, weights);
-    record[kTotal] = sum(total);
+    partial.total() = sum(total);
 }
 
 // Sums of the values, of R queries, in C columns of 16.
 template <size_t R, size_t C>
-void weigh_values(const Reading& reading, size_t column, const Bf16 (*weights)[kChunk], float* records) {
+void weigh_values(const Reading& reading, size_t column, const Bf16 (*weights)[kSplitKeys], Partials partials) {
     const size_t width = reading.pages.width, pages = reading.count();
     f32x16 acc[R][C];
 #pragma GCC unroll 6
@@ -148,64 +142,44 @@ void weigh_values(const Reading& reading, size_t column, const Bf16 (*weights)[k
 #pragma GCC unroll 6
     for (size_t r = 0; r < R; ++r)
 #pragma GCC unroll 4
-        for (size_t c = 0; c < C; ++c)
-            store(records + r * record_floats(width) + kValues + column + c * kLanes, acc[r][c]);
+        for (size_t c = 0; c < C; ++c) store(partials[r].values() + column + c * kLanes, acc[r][c]);
 }
 
 template <size_t R>
-void weigh_rows(const Reading& reading, const Bf16 (*weights)[kChunk], float* records) {
+void weigh_rows(const Reading& reading, const Bf16 (*weights)[kSplitKeys], Partials partials) {
     const size_t width = reading.pages.width;
     size_t column = 0;
     for (; column + kValueColumns * kLanes <= width; column += kValueColumns * kLanes)
-        weigh_values<R, kValueColumns>(reading, column, weights, records);
-    for (; column < width; column += kLanes) weigh_values<R, 1>(reading, column, weights, records);
+        weigh_values<R, kValueColumns>(reading, column, weights, partials);
+    for (; column < width; column += kLanes) weigh_values<R, 1>(reading, column, weights, partials);
 }
 
 template <size_t R>
-void attend_rows(const Queries& q, const GroupPages& pages, float scale, size_t chunk, float* records) {
-    alignas(64) float scores[R][kChunk];
-    alignas(64) Bf16 weights[R][kChunk];
-    const size_t first = chunk * kChunk, record = record_floats(pages.width);
+void attend_rows(const Queries& q, const GroupPages& pages, float scale, size_t split, Partials partials) {
+    alignas(64) float scores[R][kSplitKeys];
+    alignas(64) Bf16 weights[R][kSplitKeys];
+    const size_t first = split * kSplitKeys;
     size_t longest = 0;
     for (size_t r = 0; r < R; ++r) longest = q.length[r] > longest ? q.length[r] : longest;
-    const Reading reading{pages, first, std::min(longest, first + kChunk), longest};
+    const Reading reading{pages, first, std::min(longest, first + kSplitKeys), longest};
     const size_t count = reading.count() * kPagePositions;
     scores_of<R>(q, reading, scale, scores);
     for (size_t r = 0; r < R; ++r) {
         const size_t seen = q.length[r] <= first ? 0 : q.length[r] - first;
-        weights_of(scores[r], std::min(seen, count), count, weights[r], records + r * record);
+        weights_of(scores[r], std::min(seen, count), count, weights[r], partials[r]);
     }
     size_t r = 0;
-    for (; r + kValueRows <= R; r += kValueRows) weigh_rows<kValueRows>(reading, weights + r, records + r * record);
-    if constexpr (R % kValueRows != 0) weigh_rows<R % kValueRows>(reading, weights + r, records + r * record);
+    for (; r + kValueRows <= R; r += kValueRows) weigh_rows<kValueRows>(reading, weights + r, partials.from(r));
+    if constexpr (R % kValueRows != 0) weigh_rows<R % kValueRows>(reading, weights + r, partials.from(r));
 }
 
-// What each query makes of a chunk that begins before the longest of them ends. Of a chunk behind its own end a query
-// makes nothing that may be merged.
+// What each query makes of a split that begins before the longest of them ends.
 template <size_t R = 1>
-void attend_chunk(const Queries& q, const GroupPages& pages, float scale, size_t chunk, float* records) {
+void attend_split(const Queries& q, const GroupPages& pages, float scale, size_t split, Partials partials) {
     if constexpr (R < kRows) {
-        if (q.count > R) return attend_chunk<R + 1>(q, pages, scale, chunk, records);
+        if (q.count > R) return attend_split<R + 1>(q, pages, scale, split, partials);
     }
-    attend_rows<R>(q, pages, scale, chunk, records);
-}
-
-// The attention of one query from its records of `count` chunks, `stride` floats apart.
-inline void merge_chunks(const float* records, size_t stride, size_t count, size_t width, float* out) {
-    float most = records[kLargest];
-    for (size_t c = 1; c < count; ++c) {
-        const float other = records[c * stride + kLargest];
-        most = other > most ? other : most;
-    }
-    f32x16 total = broadcast(0.0f);
-    for (size_t i = 0; i < width; i += kLanes) store(out + i, total);
-    for (size_t c = 0; c < count; ++c, records += stride) {
-        const f32x16 weight = exp(broadcast(records[kLargest] - most));
-        total = fma(weight, broadcast(records[kTotal]), total);
-        for (size_t i = 0; i < width; i += kLanes)
-            store(out + i, fma(weight, load(records + kValues + i), load(out + i)));
-    }
-    for (size_t i = 0; i < width; i += kLanes) store(out + i, load(out + i) / total);
+    attend_rows<R>(q, pages, scale, split, partials);
 }
 
 }  // namespace decodestep::DECODESTEP_ISA

@@ -30,31 +30,29 @@ std::vector<AttentionRows> tiles_of(const MlaAttention& a) {
 }
 
 // The result of a tile from the partial results of its splits, which lie one behind the other.
-void finish(const MlaAttention& a, const AttentionRows& rows, size_t splits, float* partials) {
-    const size_t width = a.kv.width / a.groups, stride = Partial::floats(width);
+void finish(const MlaAttention& a, const AttentionRows& rows, size_t splits, Partials partials) {
     for (size_t r = 0; r < rows.count(); ++r) {
-        const Partial sum{partials + r * stride, width};
-        for (size_t s = 1; s < splits; ++s) sum.add({partials + (s * rows.count() + r) * stride, width});
-        sum.finish(a.kv.scale ? a.kv.scale + rows.group_of(r) * width : nullptr,
-                   a.out + rows.place_of(r, a.groups, a.heads / a.groups) * width);
+        const Partial sum = partials[r];
+        for (size_t s = 1; s < splits; ++s) sum.add(partials[s * rows.count() + r]);
+        sum.finish(a.kv.scale ? a.kv.scale + rows.group_of(r) * sum.width : nullptr,
+                   a.out + rows.place_of(r, a.groups, a.heads / a.groups) * sum.width);
     }
 }
 
 // Many tiles: a task is a tile, which adds one split after the other.
 void attend_tiles(const MlaAttention& a, const std::vector<AttentionRows>& tiles) {
-    const size_t width = a.kv.width / a.groups, stride = Partial::floats(width);
     parallel_for(tiles.size(), a.threads, [&](size_t task) {
         const AttentionRows& rows = tiles[task];
-        const size_t size = rows.count() * stride;
-        float* partials = thread_scratch(2 * size + AttentionTile::scratch_floats(a, rows));
-        AttentionTile tile(a, rows, partials + 2 * size);
-        tile.attend(0, partials);
+        const size_t width = a.kv.width / a.groups, size = Partials::floats(rows.count(), width);
+        float* scratch = thread_scratch(2 * size + AttentionTile::scratch_floats(a, rows));
+        const Partials sums{scratch, width}, partials{scratch + size, width};
+        AttentionTile tile(a, rows, scratch + 2 * size);
+        tile.attend(0, sums);
         for (size_t split = 1; split < tile.splits(); ++split) {
-            tile.attend(split, partials + size);
-            for (size_t r = 0; r < rows.count(); ++r)
-                Partial{partials + r * stride, width}.add({partials + size + r * stride, width});
+            tile.attend(split, partials);
+            for (size_t r = 0; r < rows.count(); ++r) sums[r].add(partials[r]);
         }
-        finish(a, rows, 1, partials);
+        finish(a, rows, 1, sums);
     });
 }
 
@@ -62,29 +60,29 @@ void attend_tiles(const MlaAttention& a, const std::vector<AttentionRows>& tiles
 void attend_splits(const MlaAttention& a, const std::vector<AttentionRows>& tiles) {
     struct Task {
         size_t tile, split;
-        float* partials;
+        Partials partials;
     };
-    const size_t stride = Partial::floats(a.kv.width / a.groups);
     std::vector<size_t> splits, place;
-    size_t floats = 0, most = 0;
+    size_t count = 0, most = 0;
     for (const AttentionRows& rows : tiles) {
         splits.push_back(key_splits(*std::max_element(a.lengths + rows.token, a.lengths + rows.token + rows.tokens)));
-        place.push_back(floats);
-        floats += splits.back() * rows.count() * stride;
+        place.push_back(count);
+        count += splits.back() * rows.count();
         most = std::max(most, splits.back());
     }
-    const auto partials = std::make_unique_for_overwrite<float[]>(floats);
+    const size_t width = a.kv.width / a.groups;
+    const auto records = std::make_unique_for_overwrite<float[]>(Partials::floats(count, width));
+    const Partials all{records.get(), width};
     std::vector<Task> tasks;
     for (size_t split = 0; split < most; ++split)  // neighbours in the cache are neighbours in time
         for (size_t i = 0; i < tiles.size(); ++i)
-            if (split < splits[i])
-                tasks.push_back({i, split, partials.get() + place[i] + split * tiles[i].count() * stride});
+            if (split < splits[i]) tasks.push_back({i, split, all.from(place[i] + split * tiles[i].count())});
     parallel_for(tasks.size(), a.threads, [&](size_t i) {
         const AttentionRows& rows = tiles[tasks[i].tile];
         AttentionTile(a, rows, thread_scratch(AttentionTile::scratch_floats(a, rows)))
             .attend(tasks[i].split, tasks[i].partials);
     });
-    parallel_for(tiles.size(), a.threads, [&](size_t i) { finish(a, tiles[i], splits[i], partials.get() + place[i]); });
+    parallel_for(tiles.size(), a.threads, [&](size_t i) { finish(a, tiles[i], splits[i], all.from(place[i])); });
 }
 
 }  // namespace
