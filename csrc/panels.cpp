@@ -4,6 +4,7 @@
 
 #include "dot.h"
 #include "parallel.h"
+#include "rounding.h"
 
 namespace decodestep::DECODESTEP_ISA {
 namespace {
@@ -49,12 +50,13 @@ struct Chunk {
     const uint8_t* start;  // a row of int32 that the sums begin with, or null
     bool first;            // the sums are not in y yet
     const uint8_t* next;   // what to ask the memory for on the way, as many bytes as these groups have
+    Bf16* rounded;         // where the sums go instead of y, or null
 };
 
 // Asks the memory for so many lines a group from `ahead` on.
 template <class Dot, int T>
 DECODESTEP_INLINE void tile(const Chunk& c, size_t vector, const uint8_t* x, size_t x_stride, float* y, size_t y_stride,
-                            const uint8_t* ahead, int lines) {
+                            Bf16* rounded, const uint8_t* ahead, int lines) {
     constexpr int Q = kVectors<Dot>;
     typename Dot::Sums sums[T][Q];
     if (c.first) {
@@ -89,6 +91,15 @@ DECODESTEP_INLINE void tile(const Chunk& c, size_t vector, const uint8_t* x, siz
             for (int q = 0; q < Q; ++q) sums[t][q] = Dot::add(sums[t][q], token, weights[q]);
         }
     }
+    if constexpr (std::is_same_v<Dot, Bf16Dot>) {
+        if (rounded) {
+#pragma GCC unroll 8
+            for (int t = 0; t < T; ++t)
+#pragma GCC unroll 8
+                for (int q = 0; q < Q; ++q) put_sums(sums[t][q], rounded + t * y_stride + q * kLanes);
+            return;
+        }
+    }
 #pragma GCC unroll 8
     for (int t = 0; t < T; ++t)
 #pragma GCC unroll 8
@@ -112,9 +123,15 @@ void all_tokens(const Product& a, const Chunk& c, const uint8_t* x, float* y) {
             const size_t before = vector ? row : i * row / tiles, after = vector ? row : (i + 1) * row / tiles;
             tile_of<Dot, kTokens<Dot>>(static_cast<int>(tokens), c, vector, x + t * a.x_stride, a.x_stride,
                                        y + t * a.y_stride + vector * kLanes, a.y_stride,
+                                       c.rounded ? c.rounded + t * a.y_stride + vector * kLanes : nullptr,
                                        c.next + before * c.groups * 64, static_cast<int>(after - before));
             t += tokens;
         }
+}
+
+// Where the sums of a place in y go: rounded, if that is wanted and they are complete.
+Bf16* rounded_at(const Product& a, const float* y, bool complete) {
+    return a.rounded && complete ? reinterpret_cast<Bf16*>(a.rounded) + (y - a.y) : nullptr;
 }
 
 template <class Dot>
@@ -129,7 +146,12 @@ void multiply_packed(const Product& a) {
         for (size_t k = 0; k < groups; k += most, w += most * kPanelRow) {
             const bool last = k + most >= groups && (p + 1) * kPanel >= a.last && a.next;
             const auto* next = last ? static_cast<const uint8_t*>(a.next) : w + most * kPanelRow;
-            const Chunk c{w, std::min(most, groups - k), k == 0 ? panel : nullptr, k == 0, once ? w + kAhead : next};
+            const Chunk c{.w = w,
+                          .groups = std::min(most, groups - k),
+                          .start = k == 0 ? panel : nullptr,
+                          .first = k == 0,
+                          .next = once ? w + kAhead : next,
+                          .rounded = rounded_at(a, y, k + most >= groups)};
             all_tokens<Dot>(a, c, a.x + k * kGroupBytes, y);
         }
     }
@@ -251,7 +273,14 @@ void multiply_plain(const Product& a) {
             for (size_t n = span; n < end; n += kPanel, start += stride) {
                 const uint8_t* w = start + kPanelRow;
                 if (Dot::kOffset) sum_groups(w, groups, start);
-                all_tokens<Dot>(a, {w, groups, start, k == 0, w}, a.x + k * kGroupBytes, a.y + n - a.first);
+                float* y = a.y + n - a.first;
+                const Chunk c{.w = w,
+                              .groups = groups,
+                              .start = start,
+                              .first = k == 0,
+                              .next = w,
+                              .rounded = rounded_at(a, y, k + most >= all)};
+                all_tokens<Dot>(a, c, a.x + k * kGroupBytes, y);
             }
         }
     }
@@ -265,9 +294,14 @@ void multiply_as(const Product& a) {
 }  // namespace
 
 void multiply(const Product& a) {
-    if (a.w.in == 0)  // no group of inputs writes
+    if (a.w.in == 0) {  // no group of inputs writes
+        const size_t width = sums_width(a.w, a.first, a.last);
         for (size_t t = 0; t < a.tokens; ++t)
-            std::memset(a.y + t * a.y_stride, 0, sums_width(a.w, a.first, a.last) * sizeof(float));
+            if (a.rounded)
+                std::memset(a.rounded + t * a.y_stride, 0, width * sizeof(*a.rounded));
+            else
+                std::memset(a.y + t * a.y_stride, 0, width * sizeof(*a.y));
+    }
     switch (a.w.value) {
         case Value::f32:
             return multiply_as<F32Dot>(a);

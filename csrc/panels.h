@@ -59,6 +59,8 @@ struct Product {
     size_t y_stride;             // floats
     uint8_t* scratch;            // kProductScratch bytes
     const void* next = nullptr;  // of a packed weight: what the caller reads after it, asked for at its end
+    // Of a bfloat16 weight, if given: where the sums go rounded, laid out as y, which has only the partial ones then.
+    uint16_t* rounded = nullptr;
 };
 
 constexpr size_t kProductScratch = 72 << 10;

@@ -106,11 +106,14 @@ class Soon {
 // One head of a block of tokens.
 template <class Real>
 struct Head {
+    static constexpr bool kWhole = std::is_same_v<Real, float>;  // sums are values as they are
+
     const Compressed& p;
     const MlaProlog& a;
     size_t task, head, begin, tokens;
     uint8_t* scratch;
     Sums q, query;  // sums of w_uq_qr and of w_uk
+    Real* values;   // which those of w_uk stand for, [tokens, query.stride]
     Values nope;
     float* row;
 
@@ -134,7 +137,8 @@ struct Head {
         nope = {arena.take<uint8_t>(most * nope_bytes), nope_bytes};
         const size_t latent = panel_count(a.latent) * kPanel;
         query = {arena.take<float>(most * latent), latent};
-        row = arena.take<float>(std::max(p.head_width(), a.latent));
+        values = kWhole ? reinterpret_cast<Real*>(query.data) : arena.take<Real>(most * latent);
+        row = arena.take<float>(p.head_width());
         return arena.size();
     }
 
@@ -159,7 +163,8 @@ struct Head {
                   .y = query.data,
                   .y_stride = query.stride,
                   .scratch = scratch,
-                  .next = soon.begin()});
+                  .next = soon.begin(),
+                  .rounded = kWhole ? nullptr : reinterpret_cast<uint16_t*>(values)});
         for (size_t t = 0; t < tokens; ++t) {
             soon.ask();
             put_query(t);
@@ -222,10 +227,9 @@ struct Head {
     uint8_t* query_of(size_t t) const { return static_cast<uint8_t*>(a.query) + place(t) * query_bytes(); }
 
     void put_query(size_t t) const {
-        const float* sums = query.data + t * query.stride;
-        if (!a.query_scale) return put_sums(sums, a.latent, reinterpret_cast<Real*>(query_of(t)));
-        round_sums<Real>(sums, a.latent, row);
-        const float scale = quantise_row(row, a.latent, a.half_away, reinterpret_cast<int8_t*>(query_of(t)));
+        const Real* query_row = values + t * query.stride;
+        if (!a.query_scale) return (void)std::memcpy(query_of(t), query_row, query_bytes());
+        const float scale = quantise_row(query_row, a.latent, a.half_away, reinterpret_cast<int8_t*>(query_of(t)));
         a.query_scale[place(t)] = scale;
         // The rope in units of the int8 query. The rope of a head that is nothing, where it is nothing too, stays.
         Real* rope = rope_of(t);

@@ -52,29 +52,24 @@ DECODESTEP_INLINE void widen_all(const Real* values, size_t n, float* out) {
     for (size_t i = 0; i < n; ++i) out[i] = widen(values[i]);
 }
 
-// Sums of products of Real, to memory as Real and as floats. The instruction for bfloat16 would take subnormals for
-// zeros, but where it is, those that multiply have left none.
-template <class Real>
-DECODESTEP_INLINE void put_sums(const float* sums, size_t n, Real* out) {
-    size_t i = 0;
+// Sums of products of bfloat16. The instruction would take subnormals for zeros, but where it is, those that multiply
+// have left none.
+DECODESTEP_INLINE void put_sums(f32x16 sums, Bf16* out) {
 #if defined(__AVX512BF16__)
-    if constexpr (sizeof(Real) == sizeof(Bf16))
-        for (; i + kLanes <= n; i += kLanes)
-            _mm256_storeu_si256(reinterpret_cast<__m256i*>(out + i),
-                                reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(load(sums + i).v)));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(out), reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(sums.v)));
+#else
+    float lanes[kLanes];
+    store(lanes, sums);
+    put_all(lanes, kLanes, out);
 #endif
-    put_all(sums + i, n - i, out + i);
 }
 
-template <class Real>
-DECODESTEP_INLINE void round_sums(const float* sums, size_t n, float* out) {
-    size_t i = 0;
-#if defined(__AVX512BF16__)
-    if constexpr (sizeof(Real) == sizeof(Bf16))
-        for (; i + kLanes <= n; i += kLanes) store(out + i, {_mm512_cvtpbh_ps(_mm512_cvtneps_pbh(load(sums + i).v))});
-#endif
-    for (; i < n; ++i) out[i] = rounded<Real>(sums[i]);
+// n is a multiple of 16.
+DECODESTEP_INLINE void put_sums(const float* sums, size_t n, Bf16* out) {
+    for (size_t i = 0; i < n; i += kLanes) put_sums(load(sums + i), out + i);
 }
+
+DECODESTEP_INLINE f32x16 load(const Bf16* p) { return from_bf16(p); }
 
 // Half to even, saturating; NaN gives 0.
 DECODESTEP_INLINE int8_t to_int8(float value) {
@@ -101,10 +96,11 @@ DECODESTEP_INLINE void put_int8(f32x16 values, int8_t* out) {
 #endif
 }
 
-DECODESTEP_INLINE void put_int8(const float* values, size_t n, float factor, int8_t* out) {
+template <class Real>
+DECODESTEP_INLINE void put_int8(const Real* values, size_t n, float factor, int8_t* out) {
     size_t i = 0;
     for (; i + kLanes <= n; i += kLanes) put_int8(load(values + i) * broadcast(factor), out + i);
-    for (; i < n; ++i) out[i] = to_int8(values[i] * factor);
+    for (; i < n; ++i) out[i] = to_int8(widen(values[i]) * factor);
 }
 
 DECODESTEP_INLINE void put_int8(const float* values, size_t n, const float* factors, int8_t* out) {
@@ -125,20 +121,22 @@ inline int8_t to_int8_away(float value) {
 }
 
 // The largest magnitude; NaN where there is one, for their bits are larger than those of infinity.
-DECODESTEP_INLINE float largest_magnitude(const float* values, size_t n) {
+template <class Real>
+DECODESTEP_INLINE float largest_magnitude(const Real* values, size_t n) {
     uint32_t most = 0;
     for (size_t i = 0; i < n; ++i) {
-        const uint32_t bits = bits_of(values[i]) & 0x7fffffff;
+        const uint32_t bits = bits_of(widen(values[i])) & 0x7fffffff;
         most = bits > most ? bits : most;
     }
     return float_of(most);
 }
 
 // q = round(value * 127 / largest), and returns the scale largest / 127; a row of zeros has scale 0.
-inline float quantise_row(const float* values, size_t n, bool half_away, int8_t* q) {
+template <class Real>
+inline float quantise_row(const Real* values, size_t n, bool half_away, int8_t* q) {
     const float largest = largest_magnitude(values, n), factor = largest == 0.0f ? 0.0f : 127.0f / largest;
     if (half_away)
-        for (size_t i = 0; i < n; ++i) q[i] = to_int8_away(values[i] * factor);
+        for (size_t i = 0; i < n; ++i) q[i] = to_int8_away(widen(values[i]) * factor);
     else
         put_int8(values, n, factor, q);
     return largest / 127.0f;
