@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import decodestep as ds
 from decodestep import _native
-from memory import READ_BYTES, bandwidth, call_seconds, plain_read
+from memory import READ_BYTES, bandwidth, call_seconds, keep_freed_memory, plain_read
 
 try:
     import torch
@@ -72,6 +72,7 @@ def options(doc: str | None, choices: Mapping[str, Any] | None = None, **extra: 
     parser.add_argument("--json", action="store_true", help="print one JSON object; the tables go to standard error")
     parser.add_argument("--plot", default="", metavar="PATH", help="draw the medians of every case (needs matplotlib)")
     chosen = parser.parse_args()
+    keep_freed_memory()
     vars(_output).update(csv=chosen.csv, json=chosen.json, plot=chosen.plot)
     if chosen.json:
         sys.stdout = sys.stderr

@@ -1,4 +1,4 @@
-"""What the memory of this machine can do: cache sizes, one plain read of an array, bandwidth.
+"""What the memory of this machine can do: cache sizes, one plain read of an array, bandwidth. And how a process keeps it.
 
 The read is libc's wmemchr looking for a word that is not there: it loads and compares, nothing else, in the widest vectors
 that the machine has, and was the fastest read of those at hand (NumPy's max, sum and dot, torch's, memchr) at every size.
@@ -35,6 +35,17 @@ def one_read(array: np.ndarray) -> Callable[[], Any]:
     if read() is not None:
         raise ValueError("one_read: array must be without the word that is looked for")
     return read
+
+
+def keep_freed_memory() -> None:
+    """Has the C library keep what results and temporaries leave for those of the next call, as a process does that makes
+    calls of one kind. Else it gives large ones back or not, by what the other calls have freed before, and the kernel
+    clears their pages anew: one and the same call of torch takes 34 ms in one process and 50 in the next.
+    """
+    trim_threshold, mmap_threshold, most = -1, -3, 2**31 - 1
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # glibc's; others keep what they like
+    for threshold in (trim_threshold, mmap_threshold) if mallopt else ():
+        mallopt(threshold, most)
 
 
 @cache
