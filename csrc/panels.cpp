@@ -1,6 +1,7 @@
 #include "panels.h"
 
 #include <algorithm>
+#include <type_traits>
 
 #include "dot.h"
 #include "parallel.h"
@@ -50,10 +51,10 @@ struct Chunk {
     const uint8_t* start;  // a row of int32 that the sums begin with, or null
     bool first;            // the sums are not in y yet
     const uint8_t* next;   // what to ask the memory for on the way, as many bytes as these groups have
-    Bf16* rounded;         // where the sums go instead of y, or null
+    bool complete;         // no groups follow
 };
 
-// Asks the memory for so many lines a group from `ahead` on.
+// The sums end in y, or where `rounded` is not null, there. Asks the memory for so many lines a group from `ahead` on.
 template <class Dot, int T>
 DECODESTEP_INLINE void tile(const Chunk& c, size_t vector, const uint8_t* x, size_t x_stride, float* y, size_t y_stride,
                             Bf16* rounded, const uint8_t* ahead, int lines) {
@@ -121,17 +122,13 @@ void all_tokens(const Product& a, const Chunk& c, const uint8_t* x, float* y) {
         for (size_t i = 0, t = 0; i < tiles; ++i) {
             const size_t tokens = (a.tokens - t + tiles - i - 1) / (tiles - i);
             const size_t before = vector ? row : i * row / tiles, after = vector ? row : (i + 1) * row / tiles;
-            tile_of<Dot, kTokens<Dot>>(static_cast<int>(tokens), c, vector, x + t * a.x_stride, a.x_stride,
-                                       y + t * a.y_stride + vector * kLanes, a.y_stride,
-                                       c.rounded ? c.rounded + t * a.y_stride + vector * kLanes : nullptr,
-                                       c.next + before * c.groups * 64, static_cast<int>(after - before));
+            float* to = y + t * a.y_stride + vector * kLanes;
+            Bf16* rounded = a.rounded && c.complete ? reinterpret_cast<Bf16*>(a.rounded) + (to - a.y) : nullptr;
+            tile_of<Dot, kTokens<Dot>>(static_cast<int>(tokens), c, vector, x + t * a.x_stride, a.x_stride, to,
+                                       a.y_stride, rounded, c.next + before * c.groups * 64,
+                                       static_cast<int>(after - before));
             t += tokens;
         }
-}
-
-// Where the sums of a place in y go: rounded, if that is wanted and they are complete.
-Bf16* rounded_at(const Product& a, const float* y, bool complete) {
-    return a.rounded && complete ? reinterpret_cast<Bf16*>(a.rounded) + (y - a.y) : nullptr;
 }
 
 template <class Dot>
@@ -151,7 +148,7 @@ void multiply_packed(const Product& a) {
                           .start = k == 0 ? panel : nullptr,
                           .first = k == 0,
                           .next = once ? w + kAhead : next,
-                          .rounded = rounded_at(a, y, k + most >= groups)};
+                          .complete = k + most >= groups};
             all_tokens<Dot>(a, c, a.x + k * kGroupBytes, y);
         }
     }
@@ -273,14 +270,9 @@ void multiply_plain(const Product& a) {
             for (size_t n = span; n < end; n += kPanel, start += stride) {
                 const uint8_t* w = start + kPanelRow;
                 if (Dot::kOffset) sum_groups(w, groups, start);
-                float* y = a.y + n - a.first;
-                const Chunk c{.w = w,
-                              .groups = groups,
-                              .start = start,
-                              .first = k == 0,
-                              .next = w,
-                              .rounded = rounded_at(a, y, k + most >= all)};
-                all_tokens<Dot>(a, c, a.x + k * kGroupBytes, y);
+                const Chunk c{
+                    .w = w, .groups = groups, .start = start, .first = k == 0, .next = w, .complete = k + most >= all};
+                all_tokens<Dot>(a, c, a.x + k * kGroupBytes, a.y + n - a.first);
             }
         }
     }

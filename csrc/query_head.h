@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <type_traits>
 
 #include "mla_prolog.h"
 #include "parallel.h"
@@ -228,7 +229,10 @@ struct Head {
 
     void put_query(size_t t) const {
         const Real* query_row = values + t * query.stride;
-        if (!a.query_scale) return (void)std::memcpy(query_of(t), query_row, query_bytes());
+        if (!a.query_scale) {
+            std::memcpy(query_of(t), query_row, query_bytes());
+            return;
+        }
         const float scale = quantise_row(query_row, a.latent, a.half_away, reinterpret_cast<int8_t*>(query_of(t)));
         a.query_scale[place(t)] = scale;
         // The rope in units of the int8 query. The rope of a head that is nothing, where it is nothing too, stays.
