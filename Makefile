@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/pip --disable-pip-version-check --quiet
 # What an installed package is made from; a change here builds it anew.
-SOURCES := pyproject.toml CMakeLists.txt $(wildcard csrc/* csrc/*/*) $(shell find src benchmarks -name '*.py')
+SOURCES := pyproject.toml CMakeLists.txt $(shell find csrc -name '*.h' -o -name '*.cpp') $(shell find src benchmarks -name '*.py')
 
 .PHONY: run test bench lint arm clean
 
@@ -20,18 +20,18 @@ bench: $(VENV)/.test
 lint: $(VENV)/.lint
 	$(BIN)/ruff check src tests benchmarks
 	$(BIN)/mypy
-	$(BIN)/clang-format --dry-run --Werror csrc/*.h csrc/*.cpp csrc/*/*.h csrc/*/*.cpp
+	$(BIN)/clang-format --dry-run --Werror $$(find csrc -name '*.h' -o -name '*.cpp')
 
 # Compiles the core for ARM, with the compiler of the ziglang package (400 MB).
 ARM := $(BIN)/python -m ziglang c++ -target aarch64-linux-gnu -std=c++20 -O1 -Wall -Wextra -Werror -ffp-contract=off \
-    -DDECODESTEP_ISA=baseline
+    -DDECODESTEP_ISA=baseline -Icsrc
 arm: $(VENV)/.test
 	$(PIP) install ziglang
 	mkdir -p build/arm
 	includes="$$($(BIN)/python -c 'import nanobind, sysconfig; \
 	    print("-isystem", nanobind.include_dir(), "-isystem", sysconfig.get_path("include"))')"; \
-	for file in csrc/*.cpp csrc/bindings/*.cpp; do \
-	    $(ARM) $$includes -c $$file -o build/arm/$$(basename $$file .cpp).o || exit 1; done
+	for file in $$(find csrc -name '*.cpp'); do \
+	    $(ARM) $$includes -c $$file -o build/arm/$$(echo $$file | tr / -).o || exit 1; done
 
 clean:
 	rm -rf $(VENV) build

@@ -10,9 +10,9 @@
 #include <stdexcept>
 #include <string>
 
-#include "../linear.h"
-#include "../linear_panels.h"
-#include "../panels.h"
+#include "linear/linear.h"
+#include "linear/linear_panels.h"
+#include "mla_prolog/prolog_panels.h"
 
 namespace decodestep {
 

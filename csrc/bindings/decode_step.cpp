@@ -1,8 +1,8 @@
-#include "../decode_step.h"
+#include "sampling/decode_step/decode_step.h"
 
 #include <vector>
 
-#include "steps.h"
+#include "bindings/steps.h"
 
 namespace decodestep {
 namespace {

@@ -1,6 +1,6 @@
-#include "history.h"
+#include "bindings/history.h"
 
-#include "steps.h"
+#include "bindings/steps.h"
 
 namespace decodestep {
 namespace {

@@ -1,8 +1,8 @@
 // A row's history as Python holds it.
 #pragma once
 
-#include "../history.h"
-#include "bindings.h"
+#include "bindings/bindings.h"
+#include "sampling/decode_step/history.h"
 
 namespace decodestep {
 

@@ -1,6 +1,6 @@
-#include "../linear.h"
+#include "linear/linear.h"
 
-#include "bindings.h"
+#include "bindings/bindings.h"
 
 namespace decodestep {
 

@@ -1,6 +1,6 @@
-#include "../mla_attention.h"
+#include "attention/mla_attention.h"
 
-#include "bindings.h"
+#include "bindings/bindings.h"
 
 namespace decodestep {
 namespace {

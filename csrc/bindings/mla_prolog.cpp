@@ -1,6 +1,6 @@
-#include "../mla_prolog.h"
+#include "mla_prolog/mla_prolog.h"
 
-#include "bindings.h"
+#include "bindings/bindings.h"
 
 namespace decodestep {
 namespace {

@@ -1,6 +1,6 @@
 // The extension module: every operator binds itself.
-#include "../isa.h"
-#include "bindings.h"
+#include "bindings/bindings.h"
+#include "core/isa.h"
 
 NB_MODULE(_native, m) {
     using namespace decodestep;

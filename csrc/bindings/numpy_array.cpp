@@ -1,4 +1,4 @@
-#include "numpy_array.h"
+#include "bindings/numpy_array.h"
 
 namespace decodestep {
 namespace {

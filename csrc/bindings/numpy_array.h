@@ -2,7 +2,7 @@
 // takes a sixth of the time of nanobind's own way over DLPack, which counts beside a kernel of a few microseconds.
 #pragma once
 
-#include "bindings.h"
+#include "bindings/bindings.h"
 
 namespace decodestep {
 

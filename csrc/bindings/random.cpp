@@ -1,6 +1,6 @@
-#include "../random.h"
+#include "random/random.h"
 
-#include "bindings.h"
+#include "bindings/bindings.h"
 
 namespace decodestep {
 namespace {

@@ -1,6 +1,6 @@
-#include "../rms_norm.h"
+#include "elementwise/rms_norm.h"
 
-#include "bindings.h"
+#include "bindings/bindings.h"
 
 namespace decodestep {
 

@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
-#include "history.h"
-#include "steps.h"
+#include "bindings/history.h"
+#include "bindings/steps.h"
 
 namespace decodestep {
 namespace {

@@ -1,4 +1,4 @@
-#include "steps.h"
+#include "bindings/steps.h"
 
 #include <algorithm>
 #include <array>

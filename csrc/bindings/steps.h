@@ -5,8 +5,8 @@
 #include <memory>
 #include <vector>
 
-#include "../decode_step.h"
-#include "numpy_array.h"
+#include "bindings/numpy_array.h"
+#include "sampling/decode_step/decode_step.h"
 
 namespace decodestep {
 

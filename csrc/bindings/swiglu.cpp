@@ -1,6 +1,6 @@
-#include "../swiglu.h"
+#include "elementwise/swiglu.h"
 
-#include "bindings.h"
+#include "bindings/bindings.h"
 
 namespace decodestep {
 

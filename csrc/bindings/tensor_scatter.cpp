@@ -1,6 +1,6 @@
-#include "../tensor_scatter.h"
+#include "tensor_scatter/tensor_scatter.h"
 
-#include "bindings.h"
+#include "bindings/bindings.h"
 
 namespace decodestep {
 

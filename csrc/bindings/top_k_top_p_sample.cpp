@@ -1,6 +1,6 @@
-#include "../top_k_top_p_sample.h"
+#include "sampling/top_k_top_p_sample/top_k_top_p_sample.h"
 
-#include "bindings.h"
+#include "bindings/bindings.h"
 
 namespace decodestep {
 namespace {

@@ -1,0 +1,22 @@
+#include "elementwise/rms_norm.h"
+
+#include "elementwise/rms_norm_row.h"
+
+namespace decodestep::DECODESTEP_ISA {
+
+void rms_norm(const RmsNorm& a) {
+    for (size_t row = 0; row < a.rows; ++row) {
+        const float* x = a.x + row * a.x_stride;
+        float* y = a.y + row * a.y_stride;
+        const f32x16 rms = broadcast(a.gamma ? root_mean_square(x, a.width, a.eps) : 1.0f), alpha = broadcast(a.alpha);
+        size_t i = 0;
+        for (; i + kLanes <= a.width; i += kLanes)
+            store(y + i, normed(load(x + i), rms, a.gamma ? load(a.gamma + i) : broadcast(1.0f)) * alpha);
+        if (const size_t rest = a.width - i; rest > 0) {
+            const f32x16 gamma = a.gamma ? load_first(a.gamma + i, rest) : broadcast(1.0f);
+            store_first(y + i, normed(load_first(x + i, rest), rms, gamma) * alpha, rest);
+        }
+    }
+}
+
+}  // namespace decodestep::DECODESTEP_ISA

@@ -1,0 +1,24 @@
+// The root mean square norm of one row, for kernels that go on with its values.
+#pragma once
+
+#include "simd/simd.h"
+
+namespace decodestep::DECODESTEP_ISA {
+
+inline float root_mean_square(const float* x, size_t width, float eps) {
+    f32x16 squares = broadcast(0.0f);
+    size_t i = 0;
+    for (; i + kLanes <= width; i += kLanes) {
+        const f32x16 v = load(x + i);
+        squares = fma(v, v, squares);
+    }
+    if (i < width) {
+        const f32x16 v = load_first(x + i, width - i);
+        squares = fma(v, v, squares);
+    }
+    return __builtin_sqrtf(sum(squares) * (1.0f / static_cast<float>(width)) + eps);
+}
+
+DECODESTEP_INLINE f32x16 normed(f32x16 x, f32x16 rms, f32x16 gamma) { return x / rms * gamma; }
+
+}  // namespace decodestep::DECODESTEP_ISA

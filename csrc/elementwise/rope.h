@@ -1,0 +1,28 @@
+// The rotation of pairs of values by their position. Included by kernels that are compiled once for each instruction
+// set.
+#pragma once
+
+#include "simd/rounding.h"
+
+namespace decodestep::DECODESTEP_ISA {
+
+// Eight pairs side by side, of one sine and cosine each.
+DECODESTEP_INLINE f32x16 rotate_pairs(f32x16 values, const float* sin, const float* cos) {
+    return subtract_add(values * load_twice(cos), swap_pairs(values) * load_twice(sin));
+}
+
+// Pairs side by side in, halves out: pair j gives out[j] and out[half + j], each with a sine and cosine of its own. The
+// pairs first, first + 1, ... of the row are given; what the other pairs would give is zero.
+template <class Real>
+DECODESTEP_INLINE void rotate_to_halves(const float* x, size_t pairs, size_t first, size_t half, const float* sin,
+                                        const float* cos, Real* out) {
+    if (pairs < half) std::memset(out, 0, 2 * half * sizeof(Real));
+    for (size_t i = 0; i < pairs; ++i) {
+        const size_t j = first + i;
+        const float even = x[2 * i], odd = x[2 * i + 1];
+        put(even * cos[j] - odd * sin[j], out + j);
+        put(odd * cos[half + j] + even * sin[half + j], out + half + j);
+    }
+}
+
+}  // namespace decodestep::DECODESTEP_ISA

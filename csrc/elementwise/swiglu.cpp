@@ -1,0 +1,18 @@
+#include "elementwise/swiglu.h"
+
+#include "elementwise/silu.h"
+
+namespace decodestep::DECODESTEP_ISA {
+
+void swiglu(const Swiglu& a) {
+    for (size_t row = 0; row < a.rows; ++row) {
+        const float *gate = a.gate + row * a.gate_stride, *up = a.up + row * a.up_stride;
+        float* y = a.y + row * a.y_stride;
+        size_t i = 0;
+        for (; i + kLanes <= a.width; i += kLanes) store(y + i, gated(load(gate + i), load(up + i)));
+        if (const size_t rest = a.width - i; rest > 0)
+            store_first(y + i, gated(load_first(gate + i, rest), load_first(up + i, rest)), rest);
+    }
+}
+
+}  // namespace decodestep::DECODESTEP_ISA

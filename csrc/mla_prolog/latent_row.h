@@ -1,0 +1,62 @@
+// What the MLA prolog caches of a token: the bytes of its two rows, and their place in a cache of any layout. Included
+// by kernels that are compiled once for each instruction set.
+#pragma once
+
+#include "mla_prolog/mla_prolog.h"
+#include "simd/rounding.h"
+
+namespace decodestep::DECODESTEP_ISA {
+
+// round(clip(value) / scale) with scale = clip * largest / 127 of each tile.
+inline void quantise_tiles(const float* latent, size_t n, float clip, int8_t* q, uint8_t* scales) {
+    for (size_t i = 0; i < n; i += kCacheTile, scales += sizeof(float)) {
+        const float bound = largest_magnitude(latent + i, kCacheTile) * clip, scale = bound / 127.0f;
+        const float factor = scale == 0.0f ? scale : 1.0f / scale;
+        for (size_t j = i; j < i + kCacheTile; ++j) {
+            const float low = latent[j] < -bound ? -bound : latent[j], value = low > bound ? bound : low;
+            q[j] = to_int8(value * factor);
+        }
+        std::memcpy(scales, &scale, sizeof scale);
+    }
+}
+
+// The bytes that the caches keep of a normed latent and of its rope key.
+template <class Real>
+void latent_row(const MlaProlog& a, const float* latent, const Real* key, uint8_t* kv, uint8_t* kr) {
+    auto* q = reinterpret_cast<int8_t*>(kv);
+    switch (a.cache_scale) {
+        case CacheScale::none:
+            put_all(latent, a.latent, reinterpret_cast<Real*>(kv));
+            break;
+        case CacheScale::channel:
+            put_int8(latent, a.latent, a.ckv_scale, q);
+            for (size_t i = 0; i < a.rope; ++i)
+                reinterpret_cast<int8_t*>(kr)[i] = to_int8(widen(key[i]) * a.ckr_scale[i]);
+            return;
+        case CacheScale::tensor:
+            put_int8(latent, a.latent, a.ckv_scale[0], q);
+            break;
+        case CacheScale::tile:
+            kr = kv + a.latent;
+            quantise_tiles(latent, a.latent, a.clip, q, kr + a.rope * sizeof(Real));
+            break;
+    }
+    std::memcpy(kr, key, a.rope * sizeof(Real));
+}
+
+inline void store_row(const Cache& c, size_t block_size, size_t slot, const uint8_t* row) {
+    uint8_t* block = c.data + static_cast<ptrdiff_t>(slot / block_size) * c.block_stride;
+    for (size_t h = 0; h < c.width; h += c.run, row += c.run * c.value_bytes) {
+        const size_t element = h * block_size + slot % block_size * c.run;
+        uint8_t* to = block + static_cast<ptrdiff_t>(element / c.width) * c.row_stride +
+                      static_cast<ptrdiff_t>(element % c.width) * c.value_stride;
+        if (c.value_stride == static_cast<ptrdiff_t>(c.value_bytes)) {
+            std::memcpy(to, row, c.run * c.value_bytes);
+        } else {
+            for (size_t i = 0; i < c.run; ++i)
+                std::memcpy(to + static_cast<ptrdiff_t>(i) * c.value_stride, row + i * c.value_bytes, c.value_bytes);
+        }
+    }
+}
+
+}  // namespace decodestep::DECODESTEP_ISA

@@ -1,0 +1,121 @@
+#include "sampling/decode_step/history.h"
+
+#include <algorithm>
+
+namespace decodestep {
+namespace {
+
+// MurmurHash3's last step: every bit of the input moves every bit of the hash.
+uint64_t mixed(uint64_t x) {
+    x = (x ^ x >> 33) * 0xFF51AFD7ED558CCDu;
+    x = (x ^ x >> 33) * 0xC4CEB9FE1A85EC53u;
+    return x ^ x >> 33;
+}
+
+uint32_t hash_of(std::span<const int64_t> tokens) {
+    uint64_t hash = 0;
+    for (const int64_t token : tokens) hash = mixed(hash + 0x9E3779B97F4A7C15u + static_cast<uint64_t>(token));
+    return static_cast<uint32_t>(hash);
+}
+
+}  // namespace
+
+void PlaceTable::put(Slot slot) {
+    size_t at = slot.hash & mask();
+    while (slots_[at].place) at = (at + 1) & mask();
+    slots_[at] = slot;
+}
+
+void PlaceTable::add(uint32_t hash) {
+    if (2 * (count_ + 1) > slots_.size()) {
+        const std::vector<Slot> before =
+            std::exchange(slots_, std::vector<Slot>(std::max<size_t>(32, 2 * slots_.size())));
+        for (const Slot& slot : before)
+            if (slot.place) put(slot);
+    }
+    put({static_cast<uint32_t>(++count_), hash});
+}
+
+size_t Tally::place_of(int64_t token) const {
+    return places_.find(hash_of({&token, 1}), [&](size_t place) { return ids_[place] == token; });
+}
+
+void Tally::add(int64_t token) {
+    const size_t place = place_of(token);
+    if (place != PlaceTable::kNone) {
+        ++counts_[place];
+        return;
+    }
+    places_.add(hash_of({&token, 1}));
+    ids_.push_back(token);
+    counts_.push_back(1);
+}
+
+void Followers::add(std::span<const int64_t> tokens) {
+    if (here_ != PlaceTable::kNone) add_follower(tokens.back());
+    asked_ = false;
+    const size_t length = n - 1;  // of a context
+    if (tokens.size() < length) return;
+    const auto context = tokens.last(length);
+    const uint32_t hash = hash_of(context);
+    here_ = places_of_contexts_.find(hash, [&](size_t place) {
+        return std::equal(context.begin(), context.end(), tokens.begin() + (contexts_[place].end - length));
+    });
+    if (here_ != PlaceTable::kNone) return;
+    here_ = contexts_.size();
+    places_of_contexts_.add(hash);
+    contexts_.push_back({.end = tokens.size()});
+}
+
+void Followers::add_follower(int64_t token) {
+    const int64_t pair[] = {static_cast<int64_t>(here_), token};
+    const uint32_t hash = hash_of(pair);
+    const auto same = [&](size_t place) {
+        return followers_[place].context == here_ && followers_[place].token == token;
+    };
+    if (places_of_followers_.find(hash, same) != PlaceTable::kNone) return;
+    Context& context = contexts_[here_];
+    const auto added = static_cast<uint32_t>(followers_.size());
+    (context.first == kEnd ? context.first : followers_[context.last].next) = added;
+    context.last = added;
+    places_of_followers_.add(hash);
+    followers_.push_back({token, here_, kEnd});
+}
+
+const std::vector<int64_t>& Followers::ids() {
+    if (asked_) return ids_;
+    ids_.clear();
+    asked_ = true;
+    if (here_ != PlaceTable::kNone)
+        for (uint32_t i = contexts_[here_].first; i != kEnd; i = followers_[i].next)
+            ids_.push_back(followers_[i].token);
+    return ids_;
+}
+
+void History::append(int64_t token) {
+    tokens_.push_back(token);
+    highest_ = std::max(highest_, token);
+    for (Tally& tally : tallies_)
+        if (tokens_.size() > tally.skipped) tally.add(token);
+    for (Followers& followers : followers_) followers.add(tokens_);
+}
+
+const Tally& History::tally(size_t skipped) {
+    const auto found =
+        std::find_if(tallies_.begin(), tallies_.end(), [&](const Tally& t) { return t.skipped == skipped; });
+    if (found != tallies_.end()) return *found;
+    Tally& made = tallies_.emplace_back(skipped);
+    for (size_t i = skipped; i < tokens_.size(); ++i) made.add(tokens_[i]);
+    return made;
+}
+
+const std::vector<int64_t>& History::followers(size_t n) {
+    if (n == 1) return tally(0).ids();
+    const auto found = std::find_if(followers_.begin(), followers_.end(), [&](const Followers& f) { return f.n == n; });
+    if (found != followers_.end()) return found->ids();
+    Followers& made = followers_.emplace_back(n);
+    for (size_t i = 1; i <= tokens_.size(); ++i) made.add({tokens_.data(), i});
+    return made.ids();
+}
+
+}  // namespace decodestep

@@ -1,0 +1,182 @@
+// The pass over a row that top-p needs: the mass of the whole row, and either the tokens from a threshold on or
+// group_max.
+#pragma once
+
+#include "sampling/decode_step/candidates.h"
+#include "sampling/decode_step/overlay.h"
+#include "sampling/row/logits.h"
+
+namespace decodestep::DECODESTEP_ISA {
+
+// 2^(scale * x + offset): the weight of a logit, relative to that of some other.
+struct Weight {
+    f32x16 scale, offset;
+
+    DECODESTEP_INLINE f32x16 operator()(f32x16 x) const { return exp2(fma(x, scale, offset)); }
+};
+
+template <Real real>
+class MassSweep {
+  public:
+    MassSweep(const Logits<real>& logits, const Weight& weight, Candidates& list, bool patched)
+        : logits_(logits), weight_(weight), list_(list), patched_(patched) {}
+
+    // Lists the tokens whose logits are at least the threshold, ascending, but those in the overlay. Returns the sum of
+    // the row's weights. Now and then, likely(an estimate of that sum) may raise a finite threshold: what the list has
+    // of lower logits it has from before.
+    template <class Likely>
+    double weigh_and_list(float threshold, Likely&& likely) {
+        set_threshold(threshold);
+        list_.n = 0;
+        double mass = 0, heaviest = 0;
+        size_t look = kFirstLook;
+        for (size_t block = 0; block < logits_.blocks();) {
+            const double sum = pass<true, true>(block);
+            mass += sum;
+            heaviest = std::max(heaviest, sum);
+            if (++block == look && std::isfinite(threshold_)) {
+                look *= 2;
+                // One block may hold the tokens that outweigh all others; the rest has no more of them.
+                const double others = (mass - heaviest) / static_cast<double>(block - 1);
+                set_threshold(
+                    std::max(threshold_, likely(mass + others * static_cast<double>(logits_.blocks() - block))));
+            }
+        }
+        return mass;
+    }
+
+    // The sum of the weights, and group_max.
+    double weigh_and_find_maxima() {
+        double mass = 0;
+        for (size_t block = 0; block < logits_.blocks(); ++block) mass += pass<true, false>(block);
+        return mass;
+    }
+
+    void list(float threshold) {
+        set_threshold(threshold);
+        list_.n = 0;
+        for (size_t block = 0; block < logits_.blocks(); ++block) pass<false, true>(block);
+    }
+
+    float threshold() const { return threshold_; }
+
+  private:
+    using Item = typename Logits<real>::Item;
+    static constexpr size_t kWord = 64;  // tokens that a word of bits marks
+    static constexpr size_t kFirstLook = 64;
+    static constexpr size_t kAhead = (size_t{1} << 14) / sizeof(Item);
+
+    // Any threshold will do: sixteen bits are compared faster than more.
+    void set_threshold(float threshold) {
+        threshold_ = std::bit_cast<float>(std::bit_cast<uint32_t>(threshold) & 0xFFFF0000u);
+        least_ = broadcast(threshold_);
+    }
+
+    template <bool weighed, bool listed>
+    DECODESTEP_INLINE double pass(size_t block) {
+        const float sums =
+            (block + 1) * kBlock <= logits_.vocab ? full<weighed, listed>(block) : partial<weighed, listed>(block);
+        return static_cast<double>(sums == sums ? sums : without_nan(block));
+    }
+
+    template <bool weighed, bool listed>
+    DECODESTEP_INLINE float full(size_t block) {
+        f32x16 best[4] = {broadcast(kNothing), broadcast(kNothing), broadcast(kNothing), broadcast(kNothing)};
+        f32x16 sums[4] = {broadcast(0.0f), broadcast(0.0f), broadcast(0.0f), broadcast(0.0f)};
+        uint64_t marks[kBlock / kWord];
+        const Item* const p = logits_.data + block * kBlock;
+#pragma GCC unroll 2
+        for (size_t i = 0; i < kBlock / kWord; ++i) {
+            const Item* const word = p + i * kWord;
+            if constexpr (weighed) {
+                prefetch(word + kAhead, kWord * sizeof(Item));
+                f32x16 x[4];
+                logits_.load_pair(word, x[0], x[1]);
+                logits_.load_pair(word + 2 * kLanes, x[2], x[3]);
+#pragma GCC unroll 4
+                for (size_t j = 0; j < 4; ++j) {
+                    if constexpr (!listed) best[j] = max(x[j], best[j]);
+                    sums[j] = sums[j] + weight_(x[j]);
+                }
+            }
+            if constexpr (listed) marks[i] = marked(word);
+        }
+        if constexpr (listed) {
+            write(marks, block);
+        } else {
+            store(maxima(block), max(max(best[0], best[1]), max(best[2], best[3])));
+        }
+        return sum((sums[0] + sums[1]) + (sums[2] + sums[3]));
+    }
+
+    template <bool weighed, bool listed>
+    float partial(size_t block) {
+        f32x16 best = broadcast(kNothing), sums = broadcast(0.0f);
+        uint64_t marks[kBlock / kWord] = {};
+        const f32x16 least = max(least_, broadcast(std::numeric_limits<float>::lowest()));
+        logits_.each_vector(block, [&](f32x16 x, size_t i) {
+            best = max(x, best);
+            sums = sums + weight_(x);
+            marks[i % kBlock / kWord] |= static_cast<uint64_t>(at_least(x, least)) << i % kWord;
+        });
+        if constexpr (listed)
+            write(marks, block);
+        else
+            store(maxima(block), best);
+        return weighed ? sum(sums) : 0;
+    }
+
+    float without_nan(size_t block) const {
+        f32x16 sums = broadcast(0.0f);
+        logits_.each_vector(block, [&](f32x16 x, size_t) { sums = sums + select(at_least(x, x), weight_(x)); });
+        return sum(sums);
+    }
+
+    float* maxima(size_t block) const { return &list_.work.group_max[block * kLanes]; }
+
+    // Bit i stands for token i.
+    DECODESTEP_INLINE uint64_t marked(const Item* p) const {
+#if defined(__AVX512F__)
+        if constexpr (real == Real::bf16) return marked_halves(p) | marked_halves(p + 32) << 32;
+#endif
+        uint64_t word = 0;
+        for (size_t j = 0; j < 4; ++j)
+            word |= static_cast<uint64_t>(at_least(Logits<real>::widen(p + j * kLanes), least_)) << j * kLanes;
+        return word;
+    }
+
+#if defined(__AVX512F__)
+    // Floats are ordered as integers, those of either sign in their own direction; NaN may be marked.
+    DECODESTEP_INLINE uint64_t marked_halves(const uint16_t* p) const {
+        const auto bits = std::bit_cast<uint32_t>(threshold_) >> 16;
+        const __m512i x = _mm512_loadu_si512(p), least = _mm512_set1_epi16(static_cast<short>(bits));
+        return bits & 0x8000 ? _mm512_cmple_epu16_mask(x, least) : _mm512_cmpge_epi16_mask(x, least);
+    }
+#endif
+
+    // Lists what a block's bits mark, while its logits are near.
+    DECODESTEP_INLINE void write(uint64_t (&marks)[kBlock / kWord], size_t block) {
+        if (patched_) {
+            for (size_t i = 0; i < kBlock / kWord; ++i) {
+                const uint64_t patched = list_.work.marks[block * (kBlock / kWord) + i];
+                marks[i] = (marks[i] | patched) ^ patched;
+            }
+        }
+        const Logits<real> logits = logits_;
+        int32_t* const ids = list_.ids;
+        float* const scores = list_.scores;
+        size_t n = list_.n;
+        for (size_t i = 0; i < kBlock / kWord; ++i)
+            n += logits.list_marked(marks[i], block * kBlock + i * kWord, ids + n, scores + n);
+        list_.n = n;
+    }
+
+    const Logits<real>& logits_;
+    const Weight weight_;
+    Candidates& list_;
+    const bool patched_;
+    float threshold_ = kNothing;
+    f32x16 least_{};
+};
+
+}  // namespace decodestep::DECODESTEP_ISA

@@ -1,0 +1,51 @@
+// A threshold that leaves a short list of a row, found from few of its values, such as the maxima of its groups.
+#pragma once
+
+#include "simd/lanes.h"
+
+namespace decodestep::DECODESTEP_ISA {
+
+// Floats in their order as integers, so that halving an interval ends after 32 steps whatever its ends.
+DECODESTEP_INLINE uint32_t ordered(float x) {
+    const auto bits = std::bit_cast<uint32_t>(x + 0.0f);
+    return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
+}
+DECODESTEP_INLINE float from_ordered(uint32_t key) {
+    return std::bit_cast<float>(key & 0x80000000u ? key & 0x7FFFFFFFu : ~key);
+}
+
+DECODESTEP_INLINE size_t count_at_least(const float* values, size_t n, float least) {
+    const f32x16 t = broadcast(least);
+    size_t count = 0, i = 0;
+    for (; i + kLanes <= n; i += kLanes) count += static_cast<size_t>(std::popcount(at_least(load(values + i), t)));
+    for (; i < n; ++i) count += values[i] >= least;
+    return count;
+}
+
+// A threshold t with surely_at_least(t) >= count, and above that by `slack` at the most, unless values are equal; -inf
+// where there is none.
+template <class SurelyAtLeast>
+float threshold_reached_by(size_t count, size_t slack, float largest, SurelyAtLeast&& surely_at_least) {
+    uint32_t high = ordered(largest) + 1, low = high;
+    const uint32_t bottom = ordered(kNothing);
+    const auto reached = [&](size_t found) { return found >= count; };
+    size_t found = 0;
+    for (uint64_t step = 1u << 18; low > bottom && !reached(found); step *= 2) {
+        high = low;
+        low -= static_cast<uint32_t>(std::min<uint64_t>(step, low - bottom));
+        found = surely_at_least(from_ordered(low));
+    }
+    while (high - low > 1 && found > count + slack) {
+        const uint32_t middle = low + (high - low) / 2;
+        const size_t there = surely_at_least(from_ordered(middle));
+        if (reached(there)) {
+            low = middle;
+            found = there;
+        } else {
+            high = middle;
+        }
+    }
+    return reached(found) ? from_ordered(low) : kNothing;
+}
+
+}  // namespace decodestep::DECODESTEP_ISA

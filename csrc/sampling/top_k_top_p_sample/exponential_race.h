@@ -1,0 +1,111 @@
+// The exponential race: the first maximum of value / noise, where most have lost by a bound that needs neither a
+// division nor a logarithm.
+#pragma once
+
+#include "sampling/row/workspace.h"
+#include "simd/lanes.h"
+
+namespace decodestep::DECODESTEP_ISA {
+
+enum class Noise { none, given, seeded };
+
+// The vocabulary ids of sixteen places: from a list, which has room for sixteen, or the places themselves.
+struct ListedIds {
+    const int32_t* ids;
+    i32x16 vector() const { return load_bits(ids); }
+    uint32_t at(size_t lane) const { return static_cast<uint32_t>(ids[lane]); }
+};
+struct IdsFrom {
+    uint32_t first;
+    i32x16 vector() const {
+        static constexpr int32_t lanes[kLanes] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+        return load_bits(lanes) + broadcast_int(first);
+    }
+    uint32_t at(size_t lane) const { return first + static_cast<uint32_t>(lane); }
+};
+
+// value = weight / total, both float32; score = value / (noise + eps). A score that is NaN loses.
+template <Noise noise>
+class QuotientRace {
+  public:
+    QuotientRace(const float* q, uint32_t state, float eps, float total)
+        : q_(q), state_(state), eps_(eps), total_(total) {}
+
+    int64_t winner() const { return winner_; }  // its place; 0 where no score is above -inf
+
+    // The `lanes` of sixteen weights, the low ones, at places from `first` on. Given noise is by place, seeded by id.
+    template <class Ids>
+    DECODESTEP_INLINE void enter(f32x16 weights, Mask lanes, size_t first, Ids ids) {
+        Mask mask = lanes & may_win(weights, lanes, first, ids);
+        if (!mask) return;
+        float weight[kLanes];
+        store(weight, weights);
+        for (; mask; mask &= mask - 1) {
+            const auto lane = static_cast<size_t>(std::countr_zero(mask));
+            const float score = score_of(weight[lane] / total_, first + lane, ids.at(lane));
+            if (!(score > best_)) continue;
+            best_ = score;
+            winner_ = static_cast<int64_t>(first + lane);
+            raise();
+        }
+    }
+
+  private:
+    template <class Ids>
+    DECODESTEP_INLINE Mask may_win(f32x16 weights, Mask lanes, size_t first, Ids ids) const {
+        f32x16 below = broadcast(1.0f);
+        if constexpr (noise == Noise::given) {
+            prefetch(q_ + first + 2 * kBlock);
+            below = magnitude(lanes == kAllLanes ? load(q_ + first)
+                                                 : load_first(q_ + first, static_cast<size_t>(std::popcount(lanes))));
+        }
+        // -log(1 - u) >= u
+        if constexpr (noise == Noise::seeded)
+            below = unsigned_to_float(noise_bits(state_, ids.vector())) * broadcast(0x1p-32f);
+        if constexpr (noise != Noise::none) below = below + broadcast(eps_);
+        return at_least(weights, max(below * broadcast(factor_) - broadcast(slack_), broadcast(floor_)));
+    }
+
+    DECODESTEP_INLINE float score_of(float value, size_t place, uint32_t id) const {
+        if constexpr (noise == Noise::given) return value / (std::fabs(q_[place]) + eps_);
+        if constexpr (noise == Noise::seeded) return value / (exponential(decodestep::noise_bits(state_, id)) + eps_);
+        return value;
+    }
+
+    // A weight below factor * noise - slack has lost, whatever the roundings of two quotients, of the noise and of this
+    // bound: the slack is more than half the spacing of the smallest values. Zero has lost to any score that is not
+    // negative.
+    void raise() {
+        if (best_ < 0.0f) return;
+        constexpr float least = std::numeric_limits<float>::min(), most = std::numeric_limits<float>::max();
+        const double factor = static_cast<double>(best_) * static_cast<double>(total_) * (1.0 - 0x1p-18);
+        factor_ = best_ < least || factor < least ? 0.0f : static_cast<float>(std::min<double>(factor, most));
+        slack_ = total_ * 0x1p-148f;
+        floor_ = std::numeric_limits<float>::denorm_min();
+    }
+
+    const float* q_;
+    uint32_t state_;
+    float eps_, total_;
+    float best_ = kNothing, factor_ = 0, slack_ = std::numeric_limits<float>::infinity(), floor_ = kNothing;
+    int64_t winner_ = 0;
+};
+
+// Calls body(race) with the race of a kind of noise known at compile time.
+template <class Body>
+int64_t with_race(Noise noise, const float* q, uint32_t state, float eps, float total, Body&& body) {
+    const auto run = [&](auto race) {
+        body(race);
+        return race.winner();
+    };
+    switch (noise) {
+        case Noise::given:
+            return run(QuotientRace<Noise::given>(q, state, eps, total));
+        case Noise::seeded:
+            return run(QuotientRace<Noise::seeded>(q, state, eps, total));
+        default:
+            return run(QuotientRace<Noise::none>(q, state, eps, total));
+    }
+}
+
+}  // namespace decodestep::DECODESTEP_ISA

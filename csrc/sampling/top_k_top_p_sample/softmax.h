@@ -1,0 +1,107 @@
+// A softmax whose every bit is stated: float32 weights of additions and multiplications alone, sums in float64.
+// src/decodestep/ops/top_k_top_p_sample/reference.py has the same operations.
+#pragma once
+
+#include <cmath>
+
+#include "simd/lanes.h"
+
+namespace decodestep::DECODESTEP_ISA {
+
+// e^x for x <= 0, operation for operation `exp_float32` of src/decodestep/_base/exact_math.py; 0 below -87 and for NaN.
+DECODESTEP_INLINE f32x16 stated_exp(f32x16 x) {
+    const Mask alive = at_least(x, broadcast(-87.0f)) & kAllLanes;
+    x = max(x, broadcast(-87.0f));
+    const f32x16 n = round_even(x * broadcast(1.44269504f));
+    const f32x16 r = (x - n * broadcast(0.693359375f)) - n * broadcast(-2.12194440e-4f);
+    f32x16 y = broadcast(1.9875691500e-4f);
+    for (const float c : {1.3981999507e-3f, 8.3334519073e-3f, 4.1665795894e-2f, 1.6666665459e-1f, 5.0000001201e-1f})
+        y = y * r + broadcast(c);
+    return select(alive, times_exp2((y * (r * r) + r) + broadcast(1.0f), n));
+}
+
+// Sixteen partial sums in float64, a term of place i in number i mod 16, folded in halves.
+class Sums {
+  public:
+#if defined(__AVX512F__)
+    DECODESTEP_INLINE void add(f32x16 a) {
+        low_ = _mm512_add_pd(low_, _mm512_cvtps_pd(_mm512_castps512_ps256(a.v)));
+        high_ = _mm512_add_pd(high_, _mm512_cvtps_pd(_mm512_extractf32x8_ps(a.v, 1)));
+    }
+#else
+    DECODESTEP_INLINE void add(f32x16 a) {
+        float lanes[kLanes];
+        store(lanes, a);
+        for (int i = 0; i < kLanes; ++i) parts_[i] += static_cast<double>(lanes[i]);
+    }
+#endif
+
+    double total() const {
+        double parts[kLanes];
+#if defined(__AVX512F__)
+        _mm512_storeu_pd(parts, low_);
+        _mm512_storeu_pd(parts + 8, high_);
+#else
+        for (int i = 0; i < kLanes; ++i) parts[i] = parts_[i];
+#endif
+        for (int width = kLanes / 2; width > 0; width /= 2)
+            for (int i = 0; i < width; ++i) parts[i] += parts[i + width];
+        return parts[0];
+    }
+
+  private:
+#if defined(__AVX512F__)
+    __m512d low_ = _mm512_setzero_pd(), high_ = _mm512_setzero_pd();
+#else
+    double parts_[kLanes] = {};
+#endif
+};
+
+// What a value counts in a running sum: whole units, of which float64 holds any sum that matters, so that no sum
+// depends on its order. A value above 0 counts one at the least; what is no probability counts as the nearest one.
+constexpr double kUnits = 0x1p52;
+DECODESTEP_INLINE float units(float value) {
+    const float inside = value > 0.0f ? (value < 1.0f ? value : 1.0f) : 0.0f;
+    return std::ceil(inside * static_cast<float>(kUnits));
+}
+DECODESTEP_INLINE f32x16 units(f32x16 values) {
+    const f32x16 inside = max(min(values, broadcast(1.0f)), broadcast(0.0f)) * broadcast(static_cast<float>(kUnits));
+    const f32x16 near = round_even(inside);
+    return near + select(~at_least(near, inside) & kAllLanes, broadcast(1.0f));
+}
+
+// value = weight / total, where the weights are those of a softmax, or the inputs themselves.
+class Weights {
+  public:
+    // Of a softmax whose largest input is `top`; -inf where all are -inf or NaN: their values are 0.
+    static Weights softmax(float top) { return Weights(std::isinf(top) ? Kind::infinite : Kind::finite, top); }
+    static Weights raw() { return Weights(Kind::raw, 0.0f); }
+
+    bool are_raw() const { return kind_ == Kind::raw; }
+    bool none() const { return kind_ == Kind::infinite && top_ < 0.0f; }
+    float total = 1;
+
+    DECODESTEP_INLINE f32x16 of(f32x16 x) const {
+        if (kind_ == Kind::finite) return stated_exp(x - broadcast(top_));
+        if (kind_ == Kind::raw) return select(at_least(x, x) & kAllLanes, x);
+        return select(none() ? 0 : at_least(x, broadcast(top_)) & kAllLanes, broadcast(1.0f));
+    }
+    DECODESTEP_INLINE f32x16 values_of(f32x16 x) const {
+        const f32x16 weights = of(x);
+        return kind_ == Kind::raw ? weights : weights / broadcast(total);
+    }
+
+    // Takes the total from its terms; float32, as the weights.
+    void divide_by(const Sums& sums) {
+        if (!are_raw() && !none()) total = static_cast<float>(sums.total());
+    }
+
+  private:
+    enum class Kind { finite, infinite, raw };
+    Weights(Kind kind, float top) : kind_(kind), top_(top) {}
+
+    Kind kind_;
+    float top_;
+};
+
+}  // namespace decodestep::DECODESTEP_ISA
