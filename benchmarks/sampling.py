@@ -21,11 +21,11 @@ import ml_dtypes
 import numpy as np
 
 import decodestep as ds
-from decodestep.chain import processors_of
-from decodestep.history import History
 from decodestep.ops.decode_step import reference
 from decodestep.ops.decode_step import steps as s
-from decodestep.pipeline import plan
+from decodestep.sampling.build_processors import processors_of
+from decodestep.sampling.plan import plan
+from decodestep.sampling.token_history import History
 from memory import cache_bytes
 
 DTYPES = {"float32": np.dtype(np.float32), "bfloat16": np.dtype(ml_dtypes.bfloat16)}

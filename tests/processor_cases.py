@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from decodestep import arrays
+from decodestep._base import arrays
 
 DTYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 SHAPES = ((1, 1), (1, 7), (3, 5), (2, 40), (4, 257))

@@ -13,8 +13,8 @@ import torch
 
 import decodestep as ds
 from decodestep import processors
-from decodestep.beams import Beam, beam_search
-from decodestep.models.beam_logits import BeamLogits
+from decodestep.generation.beam_logits import BeamLogits
+from decodestep.generation.beam_search import Beam, beam_search
 
 EARLY = (True, False, "never")
 

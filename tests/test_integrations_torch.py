@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import decodestep as ds
-from decodestep.arrays import like
+from decodestep._base.arrays import like
 from decodestep.integrations.torch import OPERATORS, ops
 from mla_prolog_cases import SCENARIOS, V1, V2, for_version, make
 

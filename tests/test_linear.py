@@ -12,7 +12,7 @@ import torch
 
 import decodestep as ds
 from decodestep.ops.linear import Format, LinearPanels, PackedWeight, cpu, reference
-from decodestep.ops.linear.blocks import BLOCKS
+from decodestep.weights.blocks import BLOCKS
 from tolerances import assert_close
 
 DENSE = {Format.F32: np.float32, Format.F16: np.float16, Format.BF16: ml_dtypes.bfloat16}

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 import decode_step_cases as cases
 import decodestep as ds
 from decodestep import _native
-from decodestep.fusion import steps_of
-from decodestep.history import History
 from decodestep.ops.decode_step import steps as s
 from decodestep.ops.decode_step.rows import ENDS, kept_row, step_rows
+from decodestep.sampling.fusion_rules import steps_of
+from decodestep.sampling.token_history import History
 
 VOCAB = 40
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 import decodestep as ds
 from decodestep import Sampler, SamplingParams
-from decodestep.chain import processors_of
+from decodestep.sampling.build_processors import processors_of
 
 VOCAB = 80
 EOS = 2

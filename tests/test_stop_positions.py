@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from decodestep import stopping as ds
-from decodestep.text import BYTE_OF
+from decodestep.stopping.byte_alphabet import BYTE_OF
 from processor_cases import same_error
 
 OURS, THEIRS = ds.StopStringCriteria, hf.StopStringCriteria

@@ -10,11 +10,11 @@ if TYPE_CHECKING:
     from decodestep import processors as processors
     from decodestep import random as random
     from decodestep import stopping as stopping
-    from decodestep.beams import beam_search as beam_search
-    from decodestep.dispatch import profile as profile
-    from decodestep.dispatch import use_threads as use_threads
-    from decodestep.generation import Completion as Completion
-    from decodestep.generation import generate as generate
+    from decodestep._base.dispatch import profile as profile
+    from decodestep._base.dispatch import use_threads as use_threads
+    from decodestep.generation.beam_search import beam_search as beam_search
+    from decodestep.generation.generate import Completion as Completion
+    from decodestep.generation.generate import generate as generate
     from decodestep.models import Model as Model
     from decodestep.models import load as load
     from decodestep.ops.decode_step import decode_step as decode_step
@@ -39,29 +39,29 @@ if TYPE_CHECKING:
     from decodestep.ops.top_k_top_p_sample import apply_top_k_top_p as apply_top_k_top_p
     from decodestep.ops.top_k_top_p_sample import top_k_top_p_sample as top_k_top_p_sample
     from decodestep.ops.top_k_top_p_sample import top_k_top_p_sample_v2 as top_k_top_p_sample_v2
-    from decodestep.params import SamplingParams as SamplingParams
-    from decodestep.sampler import Sampler as Sampler
-    from decodestep.sampler import StepResult as StepResult
+    from decodestep.sampling.params import SamplingParams as SamplingParams
+    from decodestep.sampling.sampler import Sampler as Sampler
+    from decodestep.sampling.sampler import StepResult as StepResult
 
 __version__ = "0.1.0"
 
 _HOME = {
-    "Completion": "generation",
+    "Completion": "generation.generate",
     "MlaPrologTilingKey": "ops.mla_prolog",
     "Model": "models",
     "PackedWeight": "ops.linear",
     "PanelWeight": "ops.mla_prolog",
-    "Sampler": "sampler",
-    "SamplingParams": "params",
-    "StepResult": "sampler",
+    "Sampler": "sampling.sampler",
+    "SamplingParams": "sampling.params",
+    "StepResult": "sampling.sampler",
     "apply_top_k_top_p": "ops.top_k_top_p_sample",
-    "beam_search": "beams",
+    "beam_search": "generation.beam_search",
     "cache_from_nz": "ops.mla_prolog",
     "cache_to_nz": "ops.mla_prolog",
     "decode_step": "ops.decode_step",
     "from_nz": "ops.mla_prolog",
     "gather_cache": "ops.mla_prolog",
-    "generate": "generation",
+    "generate": "generation.generate",
     "linear": "ops.linear",
     "load": "models",
     "mla_attention": "ops.mla_attention",
@@ -70,7 +70,7 @@ _HOME = {
     "mla_prolog_v2": "ops.mla_prolog",
     "mla_prolog_v3": "ops.mla_prolog",
     "processors": "processors",
-    "profile": "dispatch",
+    "profile": "_base.dispatch",
     "random": "random",
     "rms_norm": "ops.rms_norm",
     "slots_from_block_table": "ops.mla_prolog",
@@ -80,7 +80,7 @@ _HOME = {
     "to_nz": "ops.mla_prolog",
     "top_k_top_p_sample": "ops.top_k_top_p_sample",
     "top_k_top_p_sample_v2": "ops.top_k_top_p_sample",
-    "use_threads": "dispatch",
+    "use_threads": "_base.dispatch",
 }
 
 __all__ = sorted(_HOME)

@@ -13,9 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from decodestep import _native, arrays, elementary
-from decodestep.checks import is_int, refuse, require
-from decodestep.dispatch import choose, run
+from decodestep import _native
+from decodestep._base import arrays, exact_math
+from decodestep._base.checks import is_int, refuse, require
+from decodestep._base.dispatch import choose, run
 
 # Token values at the top of the 32 bits stand for other uses of randomness than the draw of a token; this is their list.
 XTC_COIN = 0xFFFFFFFF  # whether the XTC filter acts on a row at a position
@@ -51,7 +52,7 @@ def uniform(seed: Any, position: Any, token: Any, *, backend: str = "auto") -> A
 def exponential(seed: Any, position: Any, token: Any, *, backend: str = "auto") -> Any:
     """float32 Exp(1) noise: q = -log1p(-u) with the `uniform` u.
 
-    The winners of a race p / q have small q, where u is dense. log1p is that of `decodestep.elementary`. Arguments,
+    The winners of a race p / q have small q, where u is dense. log1p is that of `decodestep._base.exact_math`. Arguments,
     returns and raises: as `noise_bits`.
     """
     return _noise("exponential", seed, position, token, backend)
@@ -114,8 +115,8 @@ def _reference(op: str, records: list[np.ndarray], shape: tuple[int, ...]) -> np
     u = np.minimum((bits.astype(np.float32) + np.float32(0.5)) * np.float32(2.0**-32), _LARGEST_UNIFORM)
     if op == "uniform":
         return u
-    q = (-elementary.log1p_neg(u)).astype(np.float32)
-    return q if op == "exponential" else (-elementary.log(q)).astype(np.float32)
+    q = (-exact_math.log1p_neg(u)).astype(np.float32)
+    return q if op == "exponential" else (-exact_math.log(q)).astype(np.float32)
 
 
 def _murmur3(seed: np.ndarray, position: np.ndarray, token: np.ndarray) -> np.ndarray:

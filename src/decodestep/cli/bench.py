@@ -10,7 +10,7 @@ import sys
 from importlib import util
 from pathlib import Path
 
-from decodestep.checks import require_choice
+from decodestep._base.checks import require_choice
 
 _USUAL_NAMES = {"decode_step": "sampler", "mla_prolog": "prolog"}  # what people call these operators
 

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import decodestep
-from decodestep import _native, dispatch
+from decodestep import _native
+from decodestep._base import dispatch
 from decodestep.models.fetch import DEFAULT_MODEL, cache_directory, find_default_model
 
 _PACKAGES = (

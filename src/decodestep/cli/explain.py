@@ -10,11 +10,11 @@ import numpy as np
 
 import decodestep as ds
 from decodestep.cli.options import add_model, add_params, add_prompt, load, params_of, prompt_of
-from decodestep.generation import prompt_ids
-from decodestep.models.beam_logits import BeamLogits
+from decodestep.generation.beam_logits import BeamLogits
+from decodestep.generation.generate import prompt_ids
 from decodestep.ops.decode_step import reference
-from decodestep.pipeline import plan
-from decodestep.sampler import Row
+from decodestep.sampling.plan import plan
+from decodestep.sampling.sampler import Row
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

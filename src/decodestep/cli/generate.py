@@ -11,7 +11,7 @@ from typing import Any
 
 import decodestep as ds
 from decodestep.cli.options import add_model, add_params, add_prompt, load, params_of, prompt_of
-from decodestep.generation import Completion
+from decodestep.generation.generate import Completion
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -130,7 +130,8 @@ def _logprobs(completion: Completion, model: ds.Model) -> list[dict[str, Any]] |
 
 
 def _stats(model: ds.Model, profile: Any, completion: Completion, clock: _Clock) -> dict[str, Any]:
-    from decodestep import _native, dispatch
+    from decodestep import _native
+    from decodestep._base import dispatch
 
     decoding = clock.tokens[-1] - clock.tokens[0] if len(clock.tokens) > 1 else 0.0
     spent = sum(cost.seconds for cost in profile.costs.values()) or 1.0

@@ -7,9 +7,9 @@ import secrets
 import sys
 
 import decodestep as ds
-from decodestep.generation import Prompt
+from decodestep.generation.generate import Prompt
 from decodestep.models.fetch import DEFAULT_MODEL
-from decodestep.params import SAMPLERS
+from decodestep.sampling.params import SAMPLERS
 
 # Options that are fields of SamplingParams: what follows the name, and how it is read.
 _NUMBERS: dict[str, tuple[type, str, str]] = {

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from decodestep.checks import is_int, require, require_choice
-from decodestep.dispatch import MAX_THREADS, use_threads
+from decodestep._base.checks import is_int, require, require_choice
+from decodestep._base.dispatch import MAX_THREADS, use_threads
 from decodestep.models.chat import Message, render
 from decodestep.models.convert import Config, config_of, convert
 from decodestep.models.decoder import Decoder

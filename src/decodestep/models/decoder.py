@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from decodestep.cache import PagedCache
 from decodestep.models.convert import Config
+from decodestep.models.kv_cache import PagedCache
 
 PREFILL_BLOCK = 512  # tokens of a forward pass at most: enough to share each weight, little enough to keep the memory small
 

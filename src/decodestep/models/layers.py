@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from decodestep.cache import LatentCache, PagedCache
 from decodestep.models.convert import Weights
 from decodestep.models.decoder import Decoder
+from decodestep.models.kv_cache import LatentCache, PagedCache
 from decodestep.ops.linear import linear
 from decodestep.ops.linear.cpu import take_rows
 from decodestep.ops.mla_attention import mla_attention

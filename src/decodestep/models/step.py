@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 
 from decodestep import _native
-from decodestep.arrays import bits
-from decodestep.cache import GroupCache, PagedCache
-from decodestep.dispatch import run, threads
+from decodestep._base.arrays import bits
+from decodestep._base.dispatch import run, threads
 from decodestep.models.convert import Config, Layer, Weights
 from decodestep.models.decoder import Decoder
+from decodestep.models.kv_cache import GroupCache, PagedCache
 from decodestep.models.layers import rope_table
 from decodestep.ops.linear import Format, LinearPanels, PackedWeight
 

@@ -14,7 +14,7 @@ from tokenizers.pre_tokenizers import ByteLevel, Split
 from tokenizers.pre_tokenizers import Sequence as Steps
 
 from decodestep.models.errors import ModelError
-from decodestep.text import BYTE_OF
+from decodestep.stopping.byte_alphabet import BYTE_OF
 
 _UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 2, 3, 4, 6  # values of tokenizer.ggml.token_type
 _SPACE = "\u2581"  # what SentencePiece writes for a space

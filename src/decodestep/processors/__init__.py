@@ -14,7 +14,8 @@ from decodestep.processors.audio import (
     WhisperTimeStampLogitsProcessor,
 )
 from decodestep.processors.base import LogitsProcessor, LogitsProcessorList
-from decodestep.processors.beyond import (
+from decodestep.processors.entropy import EpsilonLogitsWarper, EtaLogitsWarper, TopHLogitsWarper, TypicalLogitsWarper
+from decodestep.processors.extra import (
     AllowedTokenIdsLogitsProcessor,
     DRYLogitsProcessor,
     LogitBiasLogitsProcessor,
@@ -22,7 +23,6 @@ from decodestep.processors.beyond import (
     TopNSigmaLogitsWarper,
     XTCLogitsWarper,
 )
-from decodestep.processors.entropy import EpsilonLogitsWarper, EtaLogitsWarper, TopHLogitsWarper, TypicalLogitsWarper
 from decodestep.processors.filters import MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 from decodestep.processors.guidance import (
     ClassifierFreeGuidanceLogitsProcessor,

@@ -7,8 +7,8 @@ from typing import Any
 
 from array_api_compat import device
 
-from decodestep import arrays
-from decodestep.checks import require
+from decodestep._base import arrays
+from decodestep._base.checks import require
 from decodestep.processors.base import (
     NEGATIVE_INFINITY,
     LogitsProcessor,

@@ -15,8 +15,8 @@ import numpy as np
 from array_api_compat import array_namespace, device
 from ml_dtypes import finfo as low_precision_finfo
 
-from decodestep import arrays
-from decodestep.checks import refuse, require
+from decodestep._base import arrays
+from decodestep._base.checks import refuse, require
 
 NEGATIVE_INFINITY = -math.inf
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from decodestep.checks import refuse, require
+from decodestep._base.checks import refuse, require
 from decodestep.processors.base import (
     NEGATIVE_INFINITY,
     LogitsProcessor,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from decodestep.checks import require
+from decodestep._base.checks import require
 from decodestep.processors.base import (
     LogitsProcessor,
     fill,

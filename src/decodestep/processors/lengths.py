@@ -6,7 +6,7 @@ from typing import Any
 
 from array_api_compat import device
 
-from decodestep.checks import require
+from decodestep._base.checks import require
 from decodestep.processors.base import (
     LogitsProcessor,
     columns,

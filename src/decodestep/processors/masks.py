@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from array_api_compat import device
 
-from decodestep.checks import refuse, require
+from decodestep._base.checks import refuse, require
 from decodestep.processors.base import (
     NEGATIVE_INFINITY,
     LogitsProcessor,

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 from array_api_compat import device
 
-from decodestep import arrays
-from decodestep.checks import is_int, require
+from decodestep._base import arrays
+from decodestep._base.checks import is_int, require
 from decodestep.processors.base import (
     LogitsProcessor,
     copied,

@@ -13,7 +13,7 @@ from typing import Any
 
 from array_api_compat import device as device_of
 
-from decodestep.checks import require
+from decodestep._base.checks import require
 from decodestep.processors.base import (
     LogitsProcessor,
     constant,

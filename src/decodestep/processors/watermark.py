@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from array_api_compat import device as device_of
 
-from decodestep.checks import refuse, require, require_choice
+from decodestep._base.checks import refuse, require, require_choice
 from decodestep.processors.base import LogitsProcessor, copied, namespace, narrow, widen
 
 _TABLE_SIZE = 1_000_003

@@ -11,7 +11,7 @@ from typing import Any
 
 from array_api_compat import array_namespace, device
 
-from decodestep.checks import refuse
+from decodestep._base.checks import refuse
 from decodestep.processors.base import softmax, token_ids
 
 

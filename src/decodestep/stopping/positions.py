@@ -10,7 +10,7 @@ from typing import AnyStr
 
 import numpy as np
 
-from decodestep.checks import require
+from decodestep._base.checks import require
 
 # Of each stop string, of each token that has any: numbers in ascending order.
 Places = dict[AnyStr, dict[int, list[int]]]

@@ -7,7 +7,7 @@ from typing import Any
 
 from array_api_compat import array_namespace, device
 
-from decodestep.checks import require
+from decodestep._base.checks import require
 from decodestep.stopping.criteria import StoppingCriteria
 from decodestep.stopping.positions import embedding_vectors, matching_positions
 from decodestep.stopping.stop_table import stop_table

@@ -8,8 +8,8 @@ from typing import NamedTuple
 
 import numpy as np
 
+from decodestep.stopping.stop_automaton import StopAutomaton
 from decodestep.stopping.token_text import TokenText
-from decodestep.text import StopAutomaton
 
 
 class StopTable(NamedTuple):

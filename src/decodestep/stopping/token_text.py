@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from decodestep.checks import require
-from decodestep.text import BYTE_OF
+from decodestep._base.checks import require
+from decodestep.stopping.byte_alphabet import BYTE_OF
 
 # A text that any tokenizer takes letter by letter or as words: a token is decoded behind it, so that nothing is stripped.
 _LEAD = "abcdef"

@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from decodestep import arrays
-from decodestep.checks import require, require_dtype
-from decodestep.dispatch import choose, noted, run
+from decodestep._base import arrays
+from decodestep._base.checks import require, require_dtype
+from decodestep._base.dispatch import choose, noted, run
 from decodestep.ops.decode_step import cpu, reference
 from decodestep.ops.decode_step.arguments import usual
 from decodestep.ops.decode_step.steps import Steps

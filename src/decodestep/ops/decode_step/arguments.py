@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from decodestep import arrays
-from decodestep.checks import is_int, is_real, refuse, require
+from decodestep._base import arrays
+from decodestep._base.checks import is_int, is_real, refuse, require
 from decodestep.ops.decode_step import steps as kinds
 from decodestep.ops.decode_step.steps import PATCHES, Step, Steps
 

@@ -7,7 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from decodestep import _native, dispatch
+from decodestep import _native
+from decodestep._base import dispatch
 from decodestep.ops.decode_step.steps import Steps
 
 

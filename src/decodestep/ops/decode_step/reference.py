@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from decodestep import elementary, random
+from decodestep import random
+from decodestep._base import exact_math
 from decodestep.ops.decode_step.steps import (
     Add,
     Allow,
@@ -133,7 +134,7 @@ _PARTS = 16
 def weights(scores: np.ndarray) -> np.ndarray:
     """exp(score - largest) in float64; beside +inf scores, 1 for these and 0 for others."""
     top = scores.max()
-    return (scores == top).astype(np.float64) if np.isinf(top) else elementary.exp(_below(scores, float(top)))
+    return (scores == top).astype(np.float64) if np.isinf(top) else exact_math.exp(_below(scores, float(top)))
 
 
 def probabilities(row: Row) -> np.ndarray:
@@ -153,7 +154,7 @@ def log_probabilities(row: Row) -> np.ndarray:
     if not len(row.ids):
         return np.zeros(0)
     top = float(row.scores.max())
-    mass = elementary.log(np.float64(total(row.ids, weights(row.scores))))
+    mass = exact_math.log(np.float64(total(row.ids, weights(row.scores))))
     return np.where(row.scores == top, -mass, -np.inf) if np.isinf(top) else _below(row.scores, top) - mass
 
 
@@ -266,7 +267,7 @@ def _typical(row: Row, step: Typical) -> Row:
     if not len(row.ids):
         return row
     log_p = log_probabilities(row)
-    share = elementary.exp(log_p)
+    share = exact_math.exp(log_p)
     distance = np.abs(-log_p - _entropy(row.ids, share, log_p))
     order = np.argsort(distance, kind="stable")
     last = min(int(np.searchsorted(np.add.accumulate(share[order]), step.mass, side="left")), len(order) - 1)
@@ -293,7 +294,7 @@ def _eta(row: Row, step: Eta) -> Row:
     if not len(row.ids):
         return row
     log_p = log_probabilities(row)
-    falling = math.sqrt(step.epsilon) * float(elementary.exp(-_entropy(row.ids, elementary.exp(log_p), log_p)))
+    falling = math.sqrt(step.epsilon) * float(exact_math.exp(-_entropy(row.ids, exact_math.exp(log_p), log_p)))
     return _floor(row, min(step.epsilon, falling), step.keep)
 
 
@@ -302,7 +303,7 @@ def _top_h(row: Row, step: TopH) -> Row:
         return row
     order = np.argsort(-row.scores, kind="stable")[: step.top]
     log_p = log_probabilities(row.keep(np.sort(order)))[np.argsort(np.argsort(order))]
-    terms = -elementary.exp(log_p) * np.where(log_p > -np.inf, log_p, 0.0)
+    terms = -exact_math.exp(log_p) * np.where(log_p > -np.inf, log_p, 0.0)
     within = (terms > 0) & (np.add.accumulate(terms) <= step.share * np.add.accumulate(terms)[-1])
     count = max(1, int(within[1:].sum()) + 1)
     return row.keep(np.sort(order[:count]))

@@ -7,9 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from decodestep import _native, arrays
-from decodestep.checks import require_dtype
-from decodestep.dispatch import noted, run
+from decodestep import _native
+from decodestep._base import arrays
+from decodestep._base.checks import require_dtype
+from decodestep._base.dispatch import noted, run
 from decodestep.ops.decode_step import cpu
 from decodestep.ops.decode_step.arguments import usual_step
 from decodestep.ops.decode_step.steps import Following, Step, While

@@ -7,13 +7,13 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from decodestep import arrays
-from decodestep.checks import require, require_dtype
-from decodestep.dispatch import choose, run
+from decodestep._base import arrays
+from decodestep._base.checks import require, require_dtype
+from decodestep._base.dispatch import choose, run
 from decodestep.ops.linear import cpu, reference
-from decodestep.ops.linear.panels import LinearPanels as LinearPanels
-from decodestep.ops.linear.weight import Format as Format
-from decodestep.ops.linear.weight import PackedWeight as PackedWeight
+from decodestep.weights.linear_panels import LinearPanels as LinearPanels
+from decodestep.weights.packed import Format as Format
+from decodestep.weights.packed import PackedWeight as PackedWeight
 
 _OP = "linear"
 

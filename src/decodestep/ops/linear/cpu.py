@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
-from decodestep import _native, arrays
-from decodestep.dispatch import threads
-from decodestep.ops.linear.panels import LinearPanels
-from decodestep.ops.linear.weight import PackedWeight
+from decodestep import _native
+from decodestep._base import arrays
+from decodestep._base.dispatch import threads
+from decodestep.weights.linear_panels import LinearPanels
+from decodestep.weights.packed import PackedWeight
 
 
 def linear(x: np.ndarray, weight: PackedWeight | LinearPanels) -> np.ndarray:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from decodestep.ops.linear.panels import LinearPanels
-from decodestep.ops.linear.weight import PackedWeight
+from decodestep.weights.linear_panels import LinearPanels
+from decodestep.weights.packed import PackedWeight
 
 
 def linear(x: np.ndarray, weight: np.ndarray | PackedWeight | LinearPanels) -> np.ndarray:

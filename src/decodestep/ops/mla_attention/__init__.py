@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from decodestep import arrays
-from decodestep.checks import is_int, is_real, refuse, require, require_dtype, require_shape
-from decodestep.dispatch import choose, run
+from decodestep._base import arrays
+from decodestep._base.checks import is_int, is_real, refuse, require, require_dtype, require_shape
+from decodestep._base.dispatch import choose, run
 from decodestep.ops.mla_attention import cpu, reference
 from decodestep.ops.mla_attention.arguments import BFLOAT16, OP, cache, paging
 

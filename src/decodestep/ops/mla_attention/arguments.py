@@ -8,8 +8,8 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from decodestep import arrays
-from decodestep.checks import refuse, require, require_dtype, require_shape
+from decodestep._base import arrays
+from decodestep._base.checks import refuse, require, require_dtype, require_shape
 
 OP = "mla_attention"
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)

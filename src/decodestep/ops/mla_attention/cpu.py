@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from decodestep import _native
-from decodestep.arrays import packed
-from decodestep.dispatch import threads
+from decodestep._base.arrays import packed
+from decodestep._base.dispatch import threads
 from decodestep.ops.mla_attention.arguments import BFLOAT16, Cache
 
 

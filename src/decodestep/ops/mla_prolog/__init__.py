@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from decodestep import arrays
-from decodestep.checks import is_real, require, require_choice
-from decodestep.dispatch import choose, run
+from decodestep._base import arrays
+from decodestep._base.checks import is_real, require, require_choice
+from decodestep._base.dispatch import choose, run
 from decodestep.ops.mla_prolog import cpu, reference
 from decodestep.ops.mla_prolog.arguments import Attributes, Problem, attributes_of_call, bind
 from decodestep.ops.mla_prolog.layouts import cache_from_nz as cache_from_nz
@@ -16,11 +16,11 @@ from decodestep.ops.mla_prolog.layouts import gather_cache as gather_cache
 from decodestep.ops.mla_prolog.layouts import slots_from_block_table as slots_from_block_table
 from decodestep.ops.mla_prolog.layouts import to_nz as to_nz
 from decodestep.ops.mla_prolog.limits import PAGED_MODES, profile
-from decodestep.ops.mla_prolog.panels import PanelWeight as PanelWeight
 from decodestep.ops.mla_prolog.plan import MlaPrologPlan as MlaPrologPlan
 from decodestep.ops.mla_prolog.plan import mla_prolog_plan as mla_prolog_plan
 from decodestep.ops.mla_prolog.results import MlaPrologResult, MlaPrologV2Result, MlaPrologV3Result
 from decodestep.ops.mla_prolog.tiling_key import MlaPrologTilingKey as MlaPrologTilingKey
+from decodestep.weights.prolog_panels import PanelWeight as PanelWeight
 
 _INFINITY = float("inf")
 _ROUNDINGS = ("half_even", "half_away")

@@ -8,13 +8,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from decodestep.arrays import BFLOAT16, optional_view, view
-from decodestep.checks import is_int, is_real, refuse, require, require_choice
-from decodestep.ops.linear.weight import PackedWeight
+from decodestep._base.arrays import BFLOAT16, optional_view, view
+from decodestep._base.checks import is_int, is_real, refuse, require, require_choice
 from decodestep.ops.mla_prolog import layouts, limits
-from decodestep.ops.mla_prolog.panels import PanelWeight
 from decodestep.ops.mla_prolog.scenarios import NO_QUANT, SCALES, TILE, Scenario, from_dtypes, from_modes
 from decodestep.ops.mla_prolog.slots import token_slots
+from decodestep.weights.packed import PackedWeight
+from decodestep.weights.prolog_panels import PanelWeight
 
 _INT8, _FLOAT32 = np.dtype(np.int8), np.dtype(np.float32)
 _REAL = (BFLOAT16, _FLOAT32, np.dtype(np.float64))

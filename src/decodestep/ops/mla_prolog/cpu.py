@@ -5,17 +5,17 @@ from __future__ import annotations
 import numpy as np
 
 from decodestep import _native
-from decodestep.arrays import bits, packed
-from decodestep.dispatch import threads
-from decodestep.ops.linear.weight import PackedWeight
+from decodestep._base.arrays import bits, packed
+from decodestep._base.dispatch import threads
 from decodestep.ops.mla_prolog.arguments import Problem, Weight, columns_of
-from decodestep.ops.mla_prolog.panels import PanelWeight
 from decodestep.ops.mla_prolog.reference import Results, widen
+from decodestep.weights.packed import PackedWeight
+from decodestep.weights.prolog_panels import PanelWeight
 
 _FLOAT32, _INT8 = np.dtype(np.float32), np.dtype(np.int8)
 _EXACT_INPUTS = 1 << 17  # fewer products of two int8 stay inside int32
 _COLUMNS = -1  # the format of a weight that is not kept in rows
-_CACHE_SCALES = {None: 0, "channel": 1, "tensor": 2, "tile": 3}  # CacheScale of csrc/mla_prolog.h
+_CACHE_SCALES = {None: 0, "channel": 1, "tensor": 2, "tile": 3}  # CacheScale of csrc/mla_prolog/mla_prolog.h
 
 
 def obstacle(p: Problem) -> str | None:

@@ -13,8 +13,8 @@ from typing import Any
 
 import numpy as np
 
-from decodestep import arrays
-from decodestep.checks import is_int, refuse, require, require_choice
+from decodestep._base import arrays
+from decodestep._base.checks import is_int, refuse, require, require_choice
 
 FRACTAL_ROWS = 16
 CACHE_MODES = ("PA_BSND", "PA_NZ", "PA_BLK_BSND", "PA_BLK_NZ", "BSND", "TND")

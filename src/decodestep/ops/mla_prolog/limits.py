@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from decodestep.checks import refuse, require_choice
+from decodestep._base.checks import refuse, require_choice
 
 _HEADS = (1, 2, 4, 8, 16, 32, 64, 128)
 PAGED_MODES = ("PA_BSND", "PA_NZ")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from decodestep.checks import is_int, require, require_choice
+from decodestep._base.checks import is_int, require, require_choice
 from decodestep.ops.mla_prolog.limits import PAGED_MODES
 from decodestep.ops.mla_prolog.scenarios import SCENARIOS
 from decodestep.ops.mla_prolog.tiling_key import MlaPrologTilingKey

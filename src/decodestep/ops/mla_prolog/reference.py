@@ -10,12 +10,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from decodestep.arrays import BFLOAT16
-from decodestep.ops.linear.weight import PackedWeight
+from decodestep._base.arrays import BFLOAT16
 from decodestep.ops.mla_prolog.arguments import Problem, Weight, columns_of
 from decodestep.ops.mla_prolog.layouts import row_index
-from decodestep.ops.mla_prolog.panels import PanelWeight
 from decodestep.ops.mla_prolog.scenarios import TILE
+from decodestep.weights.packed import PackedWeight
+from decodestep.weights.prolog_panels import PanelWeight
 
 _FLT_EPSILON = 2.0**-23
 _INT8_SUM = 1024  # so many products of two int8 stay within 2^24: a float32 sum of them is exact in any order

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from decodestep.checks import refuse
+from decodestep._base.checks import refuse
 
 SCALES = (
     "dequant_scale_x",

@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from decodestep.arrays import view
-from decodestep.checks import refuse, require
+from decodestep._base.arrays import view
+from decodestep._base.checks import refuse, require
 from decodestep.ops.mla_prolog.layouts import slots_of_blocks
 
 _INT64 = np.dtype(np.int64)

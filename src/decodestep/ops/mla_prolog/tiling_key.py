@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
-from decodestep.checks import is_int, require
+from decodestep._base.checks import is_int, require
 
 _OP = "MlaPrologTilingKey"
 _WIDTHS = (4, 2, 4, 1, 1, 2)

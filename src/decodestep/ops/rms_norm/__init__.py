@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from decodestep import arrays
-from decodestep.checks import is_real, refuse, require, require_dtype
-from decodestep.dispatch import choose, run
+from decodestep._base import arrays
+from decodestep._base.checks import is_real, refuse, require, require_dtype
+from decodestep._base.dispatch import choose, run
 from decodestep.ops.rms_norm import cpu, reference
 
 _OP = "rms_norm"

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from decodestep import arrays
-from decodestep.checks import require, require_dtype
-from decodestep.dispatch import choose, run
+from decodestep._base import arrays
+from decodestep._base.checks import require, require_dtype
+from decodestep._base.dispatch import choose, run
 from decodestep.ops.swiglu import cpu, reference
 
 _OP = "swiglu"

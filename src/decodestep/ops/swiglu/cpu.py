@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from decodestep import _native, arrays
+from decodestep import _native
+from decodestep._base import arrays
 
 
 def swiglu(gate: np.ndarray, up: np.ndarray) -> np.ndarray:

@@ -8,9 +8,9 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from decodestep import arrays
-from decodestep.checks import is_int, refuse, require_choice
-from decodestep.dispatch import choose, run
+from decodestep._base import arrays
+from decodestep._base.checks import is_int, refuse, require_choice
+from decodestep._base.dispatch import choose, run
 from decodestep.ops.tensor_scatter import cpu, reference
 
 _OP = "tensor_scatter"

@@ -6,10 +6,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from decodestep import arrays
-from decodestep.checks import require
-from decodestep.dispatch import choose, run
-from decodestep.ops.top_k_top_p_sample import cpu, parameters, reference
+from decodestep._base import arrays
+from decodestep._base.checks import require
+from decodestep._base.dispatch import choose, run
+from decodestep.ops.top_k_top_p_sample import arguments, cpu, reference
 
 _INT32_MAX = 2**31 - 1
 
@@ -90,14 +90,14 @@ def top_k_top_p_sample(
     kernel calls it out of domain: here it skips. Without q, kernel_exact makes no difference.
     """
     op = "top_k_top_p_sample"
-    rows = parameters.logits_view(op, logits, parameters.HALVES)
+    rows = arguments.logits_view(op, logits, arguments.HALVES)
     k, p = _cuts(op, rows, top_k, top_p)
     rules = reference.Rules(
-        noise=parameters.noise(op, q, seed, position, rows.shape),
-        eps=parameters.epsilon(op, eps),
-        guess=parameters.integer(op, "top_k_guess", top_k_guess, 0, _INT32_MAX),
-        kernel_exact=parameters.flag(op, "kernel_exact", kernel_exact),
-        need_logits=parameters.flag(op, "is_need_logits", is_need_logits),
+        noise=arguments.noise(op, q, seed, position, rows.shape),
+        eps=arguments.epsilon(op, eps),
+        guess=arguments.integer(op, "top_k_guess", top_k_guess, 0, _INT32_MAX),
+        kernel_exact=arguments.flag(op, "kernel_exact", kernel_exact),
+        need_logits=arguments.flag(op, "is_need_logits", is_need_logits),
     )
     backend = choose(op, backend, {"cpu": None, "reference": None})
     sample = cpu.sample_v1 if backend == "cpu" else reference.sample_v1
@@ -182,17 +182,17 @@ def top_k_top_p_sample_v2(
     unwritten.
     """
     op = "top_k_top_p_sample_v2"
-    rows = parameters.logits_view(op, logits, parameters.FLOATS)
+    rows = arguments.logits_view(op, logits, arguments.FLOATS)
     k, p = _cuts(op, rows, top_k, top_p)
-    m = parameters.float_column(op, "min_ps", 0.0 if min_ps is None else min_ps, len(rows), rows.dtype)
+    m = arguments.float_column(op, "min_ps", 0.0 if min_ps is None else min_ps, len(rows), rows.dtype)
     rules = reference.Rules(
-        noise=parameters.noise(op, q, seed, position, rows.shape),
-        eps=parameters.epsilon(op, eps),
-        guess=parameters.integer(op, "top_k_guess", top_k_guess, 0, _INT32_MAX),
-        largest_k=-(-parameters.integer(op, "ks_max", ks_max, 1, 1024) // 8) * 8,
-        input_is_logits=parameters.flag(op, "input_is_logits", input_is_logits),
-        need_logits=parameters.flag(op, "is_need_logits", is_need_logits),
-        need_survivors=parameters.flag(op, "is_need_sample_result", is_need_sample_result),
+        noise=arguments.noise(op, q, seed, position, rows.shape),
+        eps=arguments.epsilon(op, eps),
+        guess=arguments.integer(op, "top_k_guess", top_k_guess, 0, _INT32_MAX),
+        largest_k=-(-arguments.integer(op, "ks_max", ks_max, 1, 1024) // 8) * 8,
+        input_is_logits=arguments.flag(op, "input_is_logits", input_is_logits),
+        need_logits=arguments.flag(op, "is_need_logits", is_need_logits),
+        need_survivors=arguments.flag(op, "is_need_sample_result", is_need_sample_result),
     )
     for arg, value in (("q", q), ("seed", seed)):
         require(value is None or not rules.need_survivors, op, arg, "None where is_need_sample_result is True", value)
@@ -226,17 +226,17 @@ def apply_top_k_top_p(logits: Any, p: Any = None, k: Any = None, *, backend: str
     [1, 1024].
     """
     op = "apply_top_k_top_p"
-    rows = parameters.logits_view(op, logits, parameters.FLOATS)
-    p = None if p is None else parameters.float_column(op, "p", p, len(rows), rows.dtype)
-    k = None if k is None else parameters.int32_column(op, "k", k, len(rows))
+    rows = arguments.logits_view(op, logits, arguments.FLOATS)
+    p = None if p is None else arguments.float_column(op, "p", p, len(rows), rows.dtype)
+    k = None if k is None else arguments.int32_column(op, "k", k, len(rows))
     backend = choose(op, backend, {"cpu": None, "reference": None})
     return arrays.like(logits, run(op, backend, cpu.apply if backend == "cpu" else reference.apply, rows, p, k))
 
 
 def _cuts(op: str, rows: np.ndarray, top_k: Any, top_p: Any) -> tuple[np.ndarray, np.ndarray]:
     return (
-        parameters.int32_column(op, "top_k", top_k, len(rows)),
-        parameters.float_column(op, "top_p", top_p, len(rows), rows.dtype),
+        arguments.int32_column(op, "top_k", top_k, len(rows)),
+        arguments.float_column(op, "top_p", top_p, len(rows), rows.dtype),
     )
 
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import ml_dtypes
 import numpy as np
 
-from decodestep import _native, arrays, dispatch
-from decodestep.ops.top_k_top_p_sample.parameters import GivenNoise, SeededNoise
+from decodestep import _native
+from decodestep._base import arrays, dispatch
+from decodestep.ops.top_k_top_p_sample.arguments import GivenNoise, SeededNoise
 from decodestep.ops.top_k_top_p_sample.reference import Outputs, Rules
 
-_NUMBERS = {np.dtype(np.float32): 0, np.dtype(ml_dtypes.bfloat16): 1, np.dtype(np.float16): 2}  # as csrc/decode_step.h has them
+# As in csrc/sampling/decode_step/decode_step.h.
+_NUMBERS = {np.dtype(np.float32): 0, np.dtype(ml_dtypes.bfloat16): 1, np.dtype(np.float16): 2}
 
 
 def sample_v1(logits: np.ndarray, k: np.ndarray, p: np.ndarray, rules: Rules) -> Outputs:

@@ -4,7 +4,7 @@ A row becomes a list of survivors: vocabulary ids and their values (probabilitie
 the specification counts them. The samplers run in `dtype`: float32 as the device, float64 as the oracle.
 
 Every bit of the float32 results is stated. Weights, values and scores are float32, one rounding an operation, with the exp
-of `decodestep.elementary`. The sum of a softmax is float64: the term at place i of what it is taken of (an id in a whole row,
+of `_base.exact_math`. The sum of a softmax is float64: the term at place i of what it is taken of (an id in a whole row,
 a rank in a list) goes to partial sum i mod 16, in order, and these are folded in halves; then it is rounded. A running sum
 counts each value in units of 2^-52, rounded up: float64 holds it exactly as far as any cut needs it, whatever the order.
 """
@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from decodestep import elementary
+from decodestep._base import exact_math
 
 _UNITS = 2.0**52
 _PARTS = 16
@@ -181,7 +181,7 @@ def _softmax(x: np.ndarray) -> np.ndarray:
     top = numbers.max()
     if top == -np.inf:
         return np.zeros_like(x)
-    exp = elementary.exp_float32 if x.dtype == np.float32 else elementary.exp
+    exp = exact_math.exp_float32 if x.dtype == np.float32 else exact_math.exp
     weights: np.ndarray = (numbers == top).astype(x.dtype) if top == np.inf else exp(numbers - top)
     return weights / x.dtype.type(_total(weights))
 

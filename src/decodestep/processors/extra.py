@@ -10,7 +10,7 @@ import numpy as np
 from array_api_compat import device
 
 from decodestep import random
-from decodestep.checks import is_int, is_real, require
+from decodestep._base.checks import is_int, is_real, require
 from decodestep.processors.base import (
     NEGATIVE_INFINITY,
     LogitsProcessor,

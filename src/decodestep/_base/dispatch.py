@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import Any, TypeVar
 
-from decodestep.checks import is_int, refuse, require, require_choice
+from decodestep._base.checks import is_int, refuse, require, require_choice
 
 BACKENDS = ("cpu", "reference")
 MAX_THREADS = 256

@@ -8,16 +8,16 @@ from typing import Any
 
 import numpy as np
 
-from decodestep.beams import NoBeamError, beam_search
-from decodestep.cache import PagedCache
-from decodestep.checks import is_int, refuse, require
-from decodestep.dispatch import use_threads
+from decodestep._base.checks import is_int, refuse, require
+from decodestep._base.dispatch import use_threads
+from decodestep.generation.beam_logits import BeamLogits
+from decodestep.generation.beam_search import NoBeamError, beam_search
 from decodestep.models import Model
-from decodestep.models.beam_logits import BeamLogits
+from decodestep.models.kv_cache import PagedCache
 from decodestep.ops.decode_step import TokenLogprobs
-from decodestep.params import SamplingParams
-from decodestep.sampler import Row, Sampler
-from decodestep.text import TextStream
+from decodestep.sampling.params import SamplingParams
+from decodestep.sampling.sampler import Row, Sampler
+from decodestep.sampling.text_stream import TextStream
 
 _OP = "generate"
 
@@ -68,7 +68,8 @@ def generate(
     stream: called as stream(row, piece) for every token, on the calling thread, with the whole characters that it adds
         to the row's text (often ""). Returning False ends the row.
 
-    A row whose params have num_beams > 1 is searched by itself (`decodestep.beams`), and streamed once, at its end.
+    A row whose params have num_beams > 1 is searched by itself (`decodestep.generation.beam_search`), and streamed once, at its
+    end.
 
     Returns a `Completion` for each prompt, in order; of a beam search num_return_sequences of them, best first. A row's tokens
     depend on its prompt and its params alone: the same seed gives the same text in any batch, on any number of threads.

@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 
-from decodestep.checks import refuse, require
-from decodestep.fusion import rule_of, steps_of
-from decodestep.history import History
+from decodestep._base.checks import refuse, require
 from decodestep.ops.decode_step import reference
 from decodestep.ops.decode_step.rows import Part
 from decodestep.ops.decode_step.steps import Step
+from decodestep.sampling.fusion_rules import rule_of, steps_of
+from decodestep.sampling.token_history import History
 
 _OP = "pipeline"
 

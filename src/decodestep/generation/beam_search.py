@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from decodestep.checks import is_int, is_real, refuse, require, require_dtype, require_shape
+from decodestep._base.checks import is_int, is_real, refuse, require, require_dtype, require_shape
 from decodestep.ops.decode_step import TokenLogprobs
 from decodestep.processors import HammingDiversityLogitsProcessor, LogitsProcessorList
 from decodestep.processors.base import quiet

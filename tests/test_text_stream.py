@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from decodestep.text import StopAutomaton, TextStream
+from decodestep.sampling.text_stream import TextStream
+from decodestep.stopping.stop_automaton import StopAutomaton
 
 
 def stream(pieces: list[bytes], stops: tuple[str, ...] = ()) -> tuple[list[str], TextStream]:

@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from decodestep import processors as p
-from decodestep.fusion import RULES
-from decodestep.history import History
 from decodestep.ops.decode_step import decode_step
-from decodestep.pipeline import plan
+from decodestep.sampling.fusion_rules import RULES
+from decodestep.sampling.plan import plan
+from decodestep.sampling.token_history import History
 
 VOCAB = 60
 

@@ -8,8 +8,8 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from decodestep import arrays
-from decodestep.checks import describe, is_int, is_real, refuse, require, require_dtype, require_shape
+from decodestep._base import arrays
+from decodestep._base.checks import describe, is_int, is_real, refuse, require, require_dtype, require_shape
 from decodestep.random import exponential
 
 HALVES = (np.float16, ml_dtypes.bfloat16)

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from decodestep.arrays import BFLOAT16
-from decodestep.checks import require
+from decodestep._base.arrays import BFLOAT16
+from decodestep._base.checks import require
 
 
 class PagedCache:

@@ -8,7 +8,7 @@ import pytest
 import decodestep as ds
 from builds import printed_under
 from decodestep import _native
-from decodestep.arrays import BFLOAT16
+from decodestep._base.arrays import BFLOAT16
 from decodestep.models import ModelError
 from decodestep.models.gguf_file import GgufFile
 from decodestep.models.step import PANEL_FORMATS

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from decodestep import _native
-from decodestep.checks import require, require_choice
-from decodestep.dispatch import threads
-from decodestep.ops.linear.weight import Format, PackedWeight
+from decodestep._base.checks import require, require_choice
+from decodestep._base.dispatch import threads
+from decodestep.weights.packed import Format, PackedWeight
 
 _BLOCK_BYTES = {Format.F32: 4096, Format.F16: 2048, Format.BF16: 2048, Format.Q4_0: 576, Format.Q4_1: 640, Format.Q8_0: 1088}
 _LINE = 64  # bytes of a line of the cache, with which the panels begin
@@ -24,7 +24,7 @@ class LinearPanels:
     what rounding has left of it. With F32, F16 and BF16 they stay float32.
     """
 
-    data: np.ndarray  # uint8, one dimension; csrc/linear_panels.h has the layout
+    data: np.ndarray  # uint8, one dimension; csrc/linear/linear_panels.h has the layout
     format: Format
     inputs: int
     outputs: int

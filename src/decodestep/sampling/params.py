@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from decodestep.checks import is_int, is_real, require
+from decodestep._base.checks import is_int, is_real, require
 
 _OP = "SamplingParams"
 
@@ -175,15 +175,15 @@ class SamplingParams:
 
     @classmethod
     def from_generation_config(cls, config: Any, **changes: Any) -> SamplingParams:
-        """The parameters of a transformers GenerationConfig, as `generate` would read it; see `decodestep.requests`."""
-        from decodestep.requests import from_generation_config
+        """The parameters of a transformers GenerationConfig, as `generate` would read it; see `sampling.adapters`."""
+        from decodestep.sampling.adapters import from_generation_config
 
         return cls(**{**from_generation_config(config), **changes})
 
     @classmethod
     def from_openai(cls, body: Mapping[str, Any], **changes: Any) -> SamplingParams:
-        """The parameters of an OpenAI completions or chat-completions request; see `decodestep.requests`."""
-        from decodestep.requests import from_openai
+        """The parameters of an OpenAI completions or chat-completions request; see `decodestep.sampling.adapters`."""
+        from decodestep.sampling.adapters import from_openai
 
         return cls(**{**from_openai(body), **changes})
 

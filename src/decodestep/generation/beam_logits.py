@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from decodestep.checks import is_int, require
-from decodestep.dispatch import use_threads
+from decodestep._base.checks import is_int, require
+from decodestep._base.dispatch import use_threads
 from decodestep.models import Model
 
 

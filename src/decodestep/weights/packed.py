@@ -9,13 +9,13 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from decodestep import arrays
-from decodestep.checks import is_int, require
-from decodestep.ops.linear.blocks import BLOCKS
+from decodestep._base import arrays
+from decodestep._base.checks import is_int, require
+from decodestep.weights.blocks import BLOCKS
 
 
 class Format(IntEnum):
-    """The row formats that have a native kernel; the numbers are those of csrc/linear.h."""
+    """The row formats that have a native kernel; the numbers are those of csrc/linear/linear.h."""
 
     F32 = 0
     F16 = 1

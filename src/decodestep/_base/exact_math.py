@@ -3,7 +3,7 @@
 Everything but `exp_float32` runs in float64 with additions, multiplications and divisions alone, in the order written, no fused
 multiply-add; callers round once to float32 where they need it. The errors are a few float64 units, so a float32 result
 is the correctly rounded one but for about one argument in 10^8, far inside 2 units in the last place.
-`csrc/elementary.h` is the float64 part of it in C++, `csrc/softmax.h` has `exp_float32`.
+`csrc/core/exact_math.h` is the float64 part of it in C++, `csrc/sampling/top_k_top_p_sample/softmax.h` has `exp_float32`.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from decodestep.checks import refuse
+from decodestep._base.checks import refuse
 
 # torch keeps these under its own names; NumPy knows them through ml_dtypes. The integer type carries the bits across.
 _CARRIED = {

@@ -9,15 +9,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from decodestep import _native, arrays
-from decodestep.chain import processors_of
-from decodestep.checks import is_int, refuse, require
-from decodestep.history import History
+from decodestep import _native
+from decodestep._base import arrays
+from decodestep._base.checks import is_int, refuse, require
 from decodestep.ops.decode_step import TokenLogprobs, decode_step
 from decodestep.ops.decode_step.rows import ENDS, kept_row, step_rows
-from decodestep.params import SamplingParams
-from decodestep.pipeline import Plan, plan
-from decodestep.text import TextStream
+from decodestep.sampling.build_processors import processors_of
+from decodestep.sampling.params import SamplingParams
+from decodestep.sampling.plan import Plan, plan
+from decodestep.sampling.text_stream import TextStream
+from decodestep.sampling.token_history import History
 
 _OP = "Sampler"
 _new = tuple.__new__

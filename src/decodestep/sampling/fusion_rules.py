@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from decodestep import processors as p
-from decodestep.history import History, as_ids
 from decodestep.ops.decode_step import steps as s
 from decodestep.ops.decode_step.rows import Part
 from decodestep.ops.decode_step.steps import Step
+from decodestep.sampling.token_history import History, as_ids
 
 Fixed = tuple[Step, ...]
 Maker = Callable[[History], Fixed]

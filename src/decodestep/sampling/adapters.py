@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
-from decodestep.checks import is_int, is_real, refuse, require
-from decodestep.params import SamplingParams
+from decodestep._base.checks import is_int, is_real, refuse, require
+from decodestep.sampling.params import SamplingParams
 
 _OURS = {field.name for field in fields(SamplingParams)}
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection
 from typing import Any
 
 from decodestep import processors as p
-from decodestep.params import SamplingParams
+from decodestep.sampling.params import SamplingParams
 
 _SAMPLERS: dict[str, Callable[[SamplingParams], Any]] = {
     "temperature": lambda o: p.TemperatureLogitsWarper(float(o.temperature)),

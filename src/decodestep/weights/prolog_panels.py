@@ -8,12 +8,13 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from decodestep import _native, arrays
-from decodestep.checks import require
-from decodestep.dispatch import threads
+from decodestep import _native
+from decodestep._base import arrays
+from decodestep._base.checks import require
+from decodestep._base.dispatch import threads
 
 _DTYPES = (np.dtype(np.float32), np.dtype(ml_dtypes.bfloat16), np.dtype(np.int8))
-_WIDTH, _GROUP_BYTES = 64, 4  # as in csrc/panels.h
+_WIDTH, _GROUP_BYTES = 64, 4  # as in csrc/mla_prolog/prolog_panels.h
 _LINE = 64
 
 

@@ -1,0 +1,1 @@
+"""The ground floor: checks, arrays, dispatch and exact arithmetic."""

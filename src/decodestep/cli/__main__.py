@@ -1,7 +1,0 @@
-"""``python -m decodestep.cli``: the same as the ``decodestep`` command."""
-
-import sys
-
-from decodestep.cli import main
-
-sys.exit(main())

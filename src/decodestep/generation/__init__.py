@@ -1,0 +1,1 @@
+"""From a prompt to a text: generate and beam search."""

@@ -1,0 +1,1 @@
+"""What operators and models multiply by: packed blocks, panels, NZ."""
