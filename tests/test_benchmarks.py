@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 FOLDER = Path(__file__).parent.parent / "benchmarks"
-CLI = [sys.executable, "-m", "decodestep.cli", "bench"]
+CLI = [sys.executable, "-m", "decodestep", "bench"]
 TINY = ["--vocab", "2000", "--batch", "4", "--caches", "warm", "--rounds", "3", "--budget", "0"]
 
 

@@ -11,7 +11,7 @@ import time
 
 import pytest
 
-COMMAND = [sys.executable, "-m", "decodestep.cli"]
+COMMAND = [sys.executable, "-m", "decodestep"]
 
 
 def decodestep(*arguments, **options):

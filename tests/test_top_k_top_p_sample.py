@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from scipy.stats import chisquare
 
 import decodestep as ds
-from decodestep.ops.top_k_top_p_sample import parameters, reference
+from decodestep.ops.top_k_top_p_sample import arguments, reference
 from tolerances import TOLERANCE, assert_close
 from vectors.read import cases
 
@@ -651,6 +651,6 @@ def test_the_page_runs() -> None:
 
 
 def test_noise_of_a_seed_is_by_id() -> None:
-    noise = parameters.noise("op", None, 3, [5, 6], (2, 8))
+    noise = arguments.noise("op", None, 3, [5, 6], (2, 8))
     assert noise is not None
     np.testing.assert_array_equal(noise(1, np.array([4, 2])), ds.random.exponential(3, 6, np.array([4, 2])))
