@@ -18,7 +18,7 @@ STEMS = (
     "mla_attention",
     "mla_prolog",
     "mla_prolog_panels",
-    "native_decoder",
+    "decoder_forward",
     "rms_norm",
     "swiglu",
     "top_k_top_p_sample_native",
