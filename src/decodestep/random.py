@@ -101,7 +101,7 @@ def _integers(op: str, name: str, value: Any, bound: int) -> np.ndarray:
 def _cpu(op: str, records: list[np.ndarray], shape: tuple[int, ...]) -> np.ndarray:
     # A scalar stays one value; only true columns are spread over the broadcast shape.
     columns = (r if r.size == 1 else np.broadcast_to(r, shape) for r in records)
-    flat = [arrays.packed(column).reshape(-1) for column in columns]
+    flat = [arrays.contiguous(column).reshape(-1) for column in columns]
     noise = np.empty(shape, np.uint32 if op == "noise_bits" else np.float32)
     getattr(_native, op)(*flat, noise.reshape(-1))
     return noise

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection
 from typing import Any, NoReturn
 
 import numpy as np
+
+
+class RequestError(ValueError):
+    """An argument breaks its contract. Any other ValueError that leaves this package is a bug of the package."""
 
 
 def describe(value: Any) -> str:
@@ -17,7 +22,8 @@ def describe(value: Any) -> str:
 
 
 def refuse(op: str, arg: str, rule: str, got: Any) -> NoReturn:
-    raise ValueError(f"{op}: {arg} must be {rule}; got {got if isinstance(got, str) else describe(got)}")
+    """Raises RequestError. `got`: the value, which `describe` puts into words, or a string that already is the words."""
+    raise RequestError(f"{op}: {arg} must be {rule}; got {got if isinstance(got, str) else describe(got)}")
 
 
 def require(ok: bool, op: str, arg: str, rule: str, got: Any) -> None:
@@ -30,7 +36,7 @@ def require_shape(op: str, arg: str, array: Any, shape: tuple[int, ...]) -> None
 
 
 def require_dtype(op: str, arg: str, array: Any, allowed: Collection[Any]) -> None:
-    if array.dtype not in allowed:  # a dtype equals what names it
+    if array.dtype not in allowed:  # a dtype compares equal to its type and to its name
         refuse(op, arg, " or ".join(np.dtype(d).name for d in allowed), array)
 
 
@@ -45,4 +51,10 @@ def is_int(value: Any) -> bool:
 
 
 def is_real(value: Any) -> bool:
+    """An integer or a float, NaN and infinities included; not a bool."""
     return is_int(value) or isinstance(value, (float, np.floating))
+
+
+def is_finite(value: Any) -> bool:
+    """A real number (see `is_real`) that is neither NaN nor infinite."""
+    return is_real(value) and math.isfinite(value)

@@ -1,7 +1,7 @@
-"""Which backend serves a call, on how many threads, and what it cost.
+"""Which backend serves a call, on how many threads, and how long it took.
 
-A backend that is asked for by name serves or raises. ``"auto"`` takes the first in the order `BACKENDS` that can serve
-the call; each operator states its conditions in its docstring, and `profile` shows what was chosen.
+A backend requested by name serves the call or raises. ``"auto"`` is the first in the order of `BACKENDS` that can serve
+it; each operator states its conditions in its docstring, and `profile` shows which backend ran.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ Result = TypeVar("Result")
 
 
 def choose(op: str, backend: str, obstacles: Mapping[str, str | None]) -> str:
-    """The backend for a call; `obstacles` holds each backend of the operator and why it cannot serve (None: it can)."""
+    """The backend for a call. obstacles: for each backend of the operator, why it cannot serve the call; None if it can."""
     if backend == "auto":
-        for name in BACKENDS:  # quicker than a generator, which counts beside a kernel of a few microseconds
+        for name in BACKENDS:  # a plain loop: a generator costs 300 ns here, and some kernels take 2 us
             if name in obstacles and obstacles[name] is None:
                 return name
     require_choice(op, "backend", backend, ("auto", *obstacles))
@@ -37,25 +37,25 @@ def choose(op: str, backend: str, obstacles: Mapping[str, str | None]) -> str:
 
 
 @cache
-def _asked_threads() -> int | None:
-    """DECODESTEP_THREADS, read once: a look-up of the environment takes as long as a small kernel."""
-    asked = os.environ.get("DECODESTEP_THREADS")
-    if asked is None:
+def _environment_threads() -> int | None:
+    """DECODESTEP_THREADS, read once: looking it up takes as long as a small kernel."""
+    value = os.environ.get("DECODESTEP_THREADS")
+    if value is None:
         return None
     require(
-        asked.isdecimal() and 1 <= int(asked) <= MAX_THREADS,
+        value.isdecimal() and 1 <= int(value) <= MAX_THREADS,
         "threads",
         "DECODESTEP_THREADS",
         f"an integer in [1, {MAX_THREADS}]",
-        repr(asked),
+        repr(value),
     )
-    return int(asked)
+    return int(value)
 
 
 def _default_threads() -> int:
-    asked = _asked_threads()
-    if asked is not None:
-        return asked
+    count = _environment_threads()
+    if count is not None:
+        return count
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return min(cores, MAX_THREADS)
 
@@ -64,14 +64,24 @@ _threads: ContextVar[int | None] = ContextVar("decodestep_threads", default=None
 
 
 def threads() -> int:
-    """The thread count of native kernels: `use_threads`, else DECODESTEP_THREADS, else the cores of this process."""
-    asked = _threads.get()
-    return _default_threads() if asked is None else asked
+    """The thread count of native kernels: `use_threads`, else DECODESTEP_THREADS, else the cores of this process.
+
+    Raises ValueError if DECODESTEP_THREADS is not an integer in [1, 256].
+    """
+    count = _threads.get()
+    return _default_threads() if count is None else count
 
 
 @contextmanager
 def use_threads(count: int | None) -> Iterator[None]:
-    """Sets the thread count of native kernels inside the block; None leaves it. Any count gives the same bits."""
+    """Sets the number of threads of native kernels inside a ``with`` block; results have the same bits for every number.
+
+    count: an integer in [1, 256], or None, which leaves the number as it is. It may exceed the cores.
+    Raises ValueError for anything else. Blocks nest; the inner one counts.
+
+    The number belongs to the current context (a `contextvars.ContextVar`): asyncio tasks started in the block inherit it,
+    threads started in the block do not and use DECODESTEP_THREADS, else the cores of this process.
+    """
     if count is None:
         yield
         return
@@ -85,13 +95,15 @@ def use_threads(count: int | None) -> Iterator[None]:
 
 @dataclass
 class Cost:
+    """How often an operator ran and the wall time of these calls together, in seconds."""
+
     calls: int = 0
     seconds: float = 0.0
 
 
 @dataclass
 class Profile:
-    """What ran inside a `profile` block: calls and seconds for every (operator, backend)."""
+    """What ran inside a `profile` block. costs: the `Cost` of each pair (operator, backend)."""
 
     costs: dict[tuple[str, str], Cost] = field(default_factory=dict)
 
@@ -106,7 +118,18 @@ _profile: ContextVar[Profile | None] = ContextVar("decodestep_profile", default=
 
 @contextmanager
 def profile() -> Iterator[Profile]:
-    """Records every operator call inside the block: ``with ds.profile() as p: ...; p.costs``."""
+    """Counts and times the operator calls inside a ``with`` block.
+
+        with ds.profile() as profile:
+            ds.rms_norm(x, gamma)
+        profile.costs  # {("rms_norm", "cpu"): Cost(calls=1, seconds=...)}
+
+    Yields a `Profile`, which is filled as calls return. A call that raises is not counted; an operator called by another
+    operator counts as part of it. Inside nested blocks the innermost records.
+
+    The block belongs to the current context (a `contextvars.ContextVar`): asyncio tasks started in it are recorded,
+    threads started in it are not.
+    """
     record = Profile()
     token = _profile.set(record)
     try:
@@ -115,22 +138,22 @@ def profile() -> Iterator[Profile]:
         _profile.reset(token)
 
 
-def noted(op: str, backend: str, function: Callable[..., Result]) -> Callable[..., Result]:
-    """An operator's implementation: itself, or, where a `profile` is open, one that notes its cost when it has a result.
+def timed(op: str, backend: str, function: Callable[..., Result]) -> Callable[..., Result]:
+    """`function`, or, inside a `profile` block, a function that calls it and records its time.
 
-    Inner calls are the outer one's. This costs less than `run`, which counts beside a kernel of a few microseconds.
+    For operators of a few microseconds: calling the result costs less than `run`.
     """
     record = _profile.get()
-    return function if record is None else partial(_note, record, op, backend, function)
+    return function if record is None else partial(_time, record, op, backend, function)
 
 
 def run(op: str, backend: str, function: Callable[..., Result], *args: Any, **kwargs: Any) -> Result:
-    """Calls an operator's implementation, as `noted` gives it."""
-    return noted(op, backend, function)(*args, **kwargs)
+    """Calls an operator's implementation, recorded inside a `profile` block."""
+    return timed(op, backend, function)(*args, **kwargs)
 
 
-def _note(record: Profile, op: str, backend: str, function: Callable[..., Result], *args: Any, **kwargs: Any) -> Result:
-    token = _profile.set(None)
+def _time(record: Profile, op: str, backend: str, function: Callable[..., Result], *args: Any, **kwargs: Any) -> Result:
+    token = _profile.set(None)  # calls made by `function` are part of it
     start = time.perf_counter()
     try:
         result = function(*args, **kwargs)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from decodestep._base.checks import is_int, is_real, refuse, require, require_dtype, require_shape
+from decodestep._base.checks import is_finite, is_int, refuse, require, require_dtype, require_shape
 from decodestep.ops.decode_step import TokenLogprobs
 from decodestep.processors import HammingDiversityLogitsProcessor, LogitsProcessorList
 from decodestep.processors.base import quiet
@@ -291,10 +290,10 @@ def _check_sizes(beams: Any, groups: Any, returned: Any, vocab: Any, length: Any
 
 
 def _check_scoring(groups: int, diversity_penalty: Any, length_penalty: Any, early_stopping: Any) -> None:
-    ok = is_real(diversity_penalty) and math.isfinite(diversity_penalty) and diversity_penalty >= 0
+    ok = is_finite(diversity_penalty) and diversity_penalty >= 0
     require(ok, _OP, "diversity_penalty", "a finite number >= 0", repr(diversity_penalty))
     require(groups > 1 or diversity_penalty == 0, _OP, "diversity_penalty", "0 with one group", repr(diversity_penalty))
-    ok = is_real(length_penalty) and math.isfinite(length_penalty)
+    ok = is_finite(length_penalty)
     require(ok, _OP, "length_penalty", "a finite number", repr(length_penalty))
     if not (isinstance(early_stopping, bool) or (isinstance(early_stopping, str) and early_stopping == "never")):
         refuse(_OP, "early_stopping", "True, False or 'never'", repr(early_stopping))

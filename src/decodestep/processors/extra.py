@@ -10,7 +10,7 @@ import numpy as np
 from array_api_compat import device
 
 from decodestep import random
-from decodestep._base.checks import is_int, is_real, require
+from decodestep._base.checks import is_finite, is_int, is_real, require
 from decodestep.processors.base import (
     NEGATIVE_INFINITY,
     LogitsProcessor,
@@ -46,7 +46,7 @@ class PresenceFrequencyPenaltyLogitsProcessor(LogitsProcessor):
     def __init__(self, presence_penalty: float = 0.0, frequency_penalty: float = 0.0, prompt_length: int = 0) -> None:
         op = "PresenceFrequencyPenaltyLogitsProcessor"
         for arg, value in (("presence_penalty", presence_penalty), ("frequency_penalty", frequency_penalty)):
-            require(is_real(value) and math.isfinite(value), op, arg, "a finite number", repr(value))
+            require(is_finite(value), op, arg, "a finite number", repr(value))
         require(is_int(prompt_length) and prompt_length >= 0, op, "prompt_length", "an int >= 0", repr(prompt_length))
         self.presence_penalty = presence_penalty
         self.frequency_penalty = frequency_penalty

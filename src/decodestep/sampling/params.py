@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
 
-from decodestep._base.checks import is_int, is_real, require
+from decodestep._base.checks import is_finite, is_int, require
 
 _OP = "SamplingParams"
 
@@ -209,10 +208,6 @@ def _tuples(value: Any) -> Any:
     return tuple(_tuples(item) for item in value) if isinstance(value, (list, tuple, np.ndarray)) else value
 
 
-def _finite(value: Any) -> bool:
-    return is_real(value) and math.isfinite(value)
-
-
 def _is_id(value: Any) -> bool:
     return is_int(value) and value >= 0
 
@@ -226,7 +221,7 @@ def _integer(least: int) -> Rule:
 
 
 def _number(rule: str, legal: Callable[[Any], bool]) -> Rule:
-    return f"a number {rule}", lambda v: _finite(v) and legal(v)
+    return f"a number {rule}", lambda v: is_finite(v) and legal(v)
 
 
 def _or_none(rule: Rule) -> Rule:
@@ -234,7 +229,7 @@ def _or_none(rule: Rule) -> Rule:
 
 
 def _biases(value: Any) -> bool:
-    return isinstance(value, Mapping) and all(_finite(bias) for bias in value.values())
+    return isinstance(value, Mapping) and all(is_finite(bias) for bias in value.values())
 
 
 _BOOL: Rule = ("a bool", lambda v: isinstance(v, bool))
@@ -243,7 +238,7 @@ _CUTOFF: Rule = _number("in [0, 1)", lambda v: 0 <= v < 1)
 _POSITIVE_SHARE: Rule = _number("in (0, 1]", lambda v: 0 < v <= 1)
 _FACTOR: Rule = _number("> 0", lambda v: v > 0)
 _NOT_NEGATIVE: Rule = _number(">= 0", lambda v: v >= 0)
-_ANY_NUMBER: Rule = ("a finite number", _finite)
+_ANY_NUMBER: Rule = ("a finite number", is_finite)
 _IDS: Rule = ("token ids", _are_ids)
 _RULES: dict[str, Rule] = {
     "max_new_tokens": _or_none(_integer(1)),
@@ -276,7 +271,7 @@ _RULES: dict[str, Rule] = {
     "exponential_decay_length_penalty": _or_none(
         (
             "a pair of an integer >= 0 and a number > 0",
-            lambda v: isinstance(v, tuple) and len(v) == 2 and _is_id(v[0]) and _finite(v[1]) and v[1] > 0,
+            lambda v: isinstance(v, tuple) and len(v) == 2 and _is_id(v[0]) and is_finite(v[1]) and v[1] > 0,
         )
     ),
     "temperature": _NOT_NEGATIVE,

@@ -47,7 +47,7 @@ class PanelWeight:
         count = whole[0] if len(whole) == 3 else 0
         data = _room(max(count, 1) * _size(inputs, outputs, a.itemsize), a.dtype)
         plain = np.ascontiguousarray(a.reshape(a.shape[0], -1, a.shape[3]) if a.ndim == 4 else a)
-        _native.pack_panels(arrays.bits(arrays.packed(plain)), inputs, outputs, count, data.view(np.uint8), threads())
+        _native.pack_panels(arrays.bits(arrays.contiguous(plain)), inputs, outputs, count, data.view(np.uint8), threads())
         return cls(data, tuple(whole))
 
     @property

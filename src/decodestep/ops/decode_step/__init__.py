@@ -9,7 +9,7 @@ import numpy as np
 
 from decodestep._base import arrays
 from decodestep._base.checks import require, require_dtype
-from decodestep._base.dispatch import choose, noted, run
+from decodestep._base.dispatch import choose, run, timed
 from decodestep.ops.decode_step import cpu, reference
 from decodestep.ops.decode_step.arguments import usual
 from decodestep.ops.decode_step.steps import Steps
@@ -80,7 +80,7 @@ def decode_step(
     result = None
     if backend == "auto" or backend == "cpu":
         try:
-            result = noted(_OP, "cpu", cpu.decode_step)(rows, steps, greedy, seed, position, top_logprobs, need_processed)
+            result = timed(_OP, "cpu", cpu.decode_step)(rows, steps, greedy, seed, position, top_logprobs, need_processed)
         except ValueError:  # the core refuses, before it writes, all but arguments in their usual forms
             result = None
     if result is None:
@@ -101,7 +101,7 @@ def _of_any_form(
     backend = choose(_OP, backend, {"cpu": wide, "reference": None})
     plain = usual(rows, steps, greedy, seed, position, wanted)
     if backend == "cpu":
-        return run(_OP, backend, cpu.decode_step, arrays.packed_rows(rows), *plain, need_processed)
+        return run(_OP, backend, cpu.decode_step, arrays.contiguous_rows(rows), *plain, need_processed)
     return run(_OP, backend, reference.decode_step, rows, *plain, need_processed)
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from decodestep._base import arrays
-from decodestep._base.checks import is_int, is_real, refuse, require
+from decodestep._base.checks import is_finite, is_int, is_real, refuse, require
 from decodestep.ops.decode_step import steps as kinds
 from decodestep.ops.decode_step.steps import PATCHES, Step, Steps
 
@@ -70,18 +69,14 @@ def _check_step(step: Step, vocab: int) -> None:
         require(step.values.shape == step.ids.shape, _OP, "Add.values", "one for each id", step.values)
 
 
-def _finite(value: Any) -> bool:
-    return is_real(value) and math.isfinite(value)
-
-
-_POSITIVE = ("a finite number > 0", lambda v: _finite(v) and v > 0)
+_POSITIVE = ("a finite number > 0", lambda v: is_finite(v) and v > 0)
 _SHARE = ("in [0, 1]", lambda v: is_real(v) and 0 <= v <= 1)
 _INSIDE = ("in (0, 1)", lambda v: is_real(v) and 0 < v < 1)
 _COUNT = ("an integer >= 1", lambda v: is_int(v) and v >= 1)
 _LEGAL: dict[type, dict[str, Any]] = {
     kinds.Penalise: {"factor": _POSITIVE},
     kinds.Add: {"values": ("a float array", lambda v: isinstance(v, np.ndarray) and v.dtype.kind == "f")},
-    kinds.Lift: {"factor": ("a finite number", _finite)},
+    kinds.Lift: {"factor": ("a finite number", is_finite)},
     kinds.Ban: {},
     kinds.Allow: {},
     kinds.Force: {},
@@ -93,7 +88,7 @@ _LEGAL: dict[type, dict[str, Any]] = {
     kinds.Epsilon: {"epsilon": _INSIDE, "keep": _COUNT},
     kinds.Eta: {"epsilon": _INSIDE, "keep": _COUNT},
     kinds.TopH: {"share": ("in (0, 1]", lambda v: is_real(v) and 0 < v <= 1), "top": _COUNT},
-    kinds.TopNSigma: {"n": ("a finite number >= 0", lambda v: _finite(v) and v >= 0)},
+    kinds.TopNSigma: {"n": ("a finite number >= 0", lambda v: is_finite(v) and v >= 0)},
     kinds.Xtc: {
         "threshold": _SHARE,
         "probability": _SHARE,

@@ -10,7 +10,7 @@ import numpy as np
 from decodestep import _native
 from decodestep._base import arrays
 from decodestep._base.checks import require_dtype
-from decodestep._base.dispatch import noted, run
+from decodestep._base.dispatch import run, timed
 from decodestep.ops.decode_step import cpu
 from decodestep.ops.decode_step.arguments import usual_step
 from decodestep.ops.decode_step.steps import Following, Step, While
@@ -55,10 +55,10 @@ def step_rows(logits: np.ndarray, rows: list[_native.Row]) -> tuple[np.ndarray, 
     0 for those that had; and log-probabilities for each row or None, None where no row has any.
     """
     try:
-        return noted(_OP, "cpu", cpu.step_rows)(logits, rows)
+        return timed(_OP, "cpu", cpu.step_rows)(logits, rows)
     except ValueError:  # the core refuses, before it writes, all but its types in rows without gaps
         require_dtype(_OP, "logits", logits, _READ)
-        return run(_OP, "cpu", cpu.step_rows, arrays.packed_rows(logits), rows)
+        return run(_OP, "cpu", cpu.step_rows, arrays.contiguous_rows(logits), rows)
 
 
 def _plain(part: Part, vocab: int) -> Part:

@@ -14,9 +14,9 @@ from decodestep.weights.packed import PackedWeight
 def linear(x: np.ndarray, weight: PackedWeight | LinearPanels) -> np.ndarray:
     y = np.empty((x.shape[0], weight.shape[1]), np.float32)
     if isinstance(weight, LinearPanels):
-        _native.linear_panels(arrays.packed_rows(x), weight.data, int(weight.format), y, threads())
+        _native.linear_panels(arrays.contiguous_rows(x), weight.data, int(weight.format), y, threads())
     else:
-        _native.linear(arrays.packed_rows(x), weight.rows, int(weight.format), y, threads())
+        _native.linear(arrays.contiguous_rows(x), weight.rows, int(weight.format), y, threads())
     return y
 
 

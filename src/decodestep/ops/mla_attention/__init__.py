@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
 
 from decodestep._base import arrays
-from decodestep._base.checks import is_int, is_real, refuse, require, require_dtype, require_shape
+from decodestep._base.arrays import BFLOAT16
+from decodestep._base.checks import is_finite, is_int, refuse, require, require_dtype, require_shape
 from decodestep._base.dispatch import choose, run
 from decodestep.ops.mla_attention import cpu, reference
-from decodestep.ops.mla_attention.arguments import BFLOAT16, OP, cache, paging
+from decodestep.ops.mla_attention.arguments import OP, cache, paging
 
 
 def mla_attention(
@@ -76,7 +76,7 @@ def mla_attention(
         expected = rope.dtype if dequant_scale_q_nope is None else np.dtype(np.int8)
         require(q.dtype == expected, OP, "query", f"of dtype {expected}", q)
         require_shape(OP, "query", q, (tokens, heads, latent))
-    require(is_real(scale) and math.isfinite(scale), OP, "scale", "a finite number", scale)
+    require(is_finite(scale), OP, "scale", "a finite number", scale)
     require(
         is_int(groups) and groups >= 1 and not (heads % groups or latent % groups or width % (2 * groups)),
         OP,

@@ -5,14 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 
 from decodestep._base import arrays
+from decodestep._base.arrays import BFLOAT16
 from decodestep._base.checks import refuse, require, require_dtype, require_shape
 
 OP = "mla_attention"
-BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 STORED = (np.float32, np.float64, np.float16, BFLOAT16, np.int8)
 
 
@@ -50,9 +49,9 @@ def paging(
     block_table: Any, sequence: Any, lengths: Any, tokens: int, blocks: int, block_size: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """block_table, sequence and lengths as int64; every block that they lead to exists."""
-    table = _integers("block_table", block_table, 2)
-    rows = np.arange(tokens) if sequence is None else _integers("sequence", sequence, 1)
-    seen = _integers("lengths", lengths, 1)
+    table = arrays.integers(OP, "block_table", block_table, rank=2)
+    rows = np.arange(tokens) if sequence is None else arrays.integers(OP, "sequence", sequence, rank=1)
+    seen = arrays.integers(OP, "lengths", lengths, rank=1)
     require_shape(OP, "lengths", seen, (tokens,))
     require_shape(OP, "sequence", rows, (tokens,))
     if tokens == 0:
@@ -72,9 +71,3 @@ def paging(
     if ((table < 0) | (table >= blocks))[read].any():
         refuse(OP, "block_table", f"in [0, {blocks}) where it is read", table)
     return table, rows, seen
-
-
-def _integers(name: str, value: Any, rank: int) -> np.ndarray:
-    array = arrays.as_array(OP, name, value)
-    require(array.ndim == rank and (array.dtype.kind in "iu" or array.size == 0), OP, name, f"integers of rank {rank}", array)
-    return np.ascontiguousarray(array, np.int64)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from decodestep import _native
-from decodestep._base.arrays import packed
+from decodestep._base.arrays import bits, contiguous
 from decodestep._base.dispatch import threads
-from decodestep.ops.mla_attention.arguments import BFLOAT16, Cache
+from decodestep.ops.mla_attention.arguments import Cache
 
 
 def obstacle(query_rope: np.ndarray, *caches: Cache) -> str | None:
@@ -41,10 +41,10 @@ def attention(
     tokens, heads, _ = query_rope.shape
     out = np.empty((tokens, heads, kv_cache.rows.shape[3] // groups), np.float32)
     _native.mla_attention(
-        None if query is None else packed(query),
-        packed(query_rope),
-        _bits(kv_cache.rows),
-        _bits(kr_cache.rows),
+        None if query is None else contiguous(query),
+        contiguous(query_rope),
+        bits(kv_cache.rows),
+        bits(kr_cache.rows),
         kv_cache.scale,
         kr_cache.scale,
         block_table,
@@ -56,8 +56,3 @@ def attention(
         threads(),
     )
     return out
-
-
-def _bits(rows: np.ndarray) -> np.ndarray:
-    """The core takes bfloat16 as unsigned integers of 16 bits."""
-    return rows.view(np.uint16) if rows.dtype == BFLOAT16 else rows

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from decodestep import _native
-from decodestep._base.arrays import bits, packed
+from decodestep._base.arrays import bits, contiguous, widen
 from decodestep._base.dispatch import threads
 from decodestep.ops.mla_prolog.arguments import Problem, Weight, columns_of
-from decodestep.ops.mla_prolog.reference import Results, widen
+from decodestep.ops.mla_prolog.reference import Results
 from decodestep.weights.packed import PackedWeight
 from decodestep.weights.prolog_panels import PanelWeight
 
@@ -41,7 +41,7 @@ def prolog(p: Problem) -> Results:
     scale, clip = {name: _vector(value) for name, value in p.scales.items()}, p.scales.get("k_nope_clip_alpha")
     ckv_scale = scale.get("quant_scale_ckv")
     _native.mla_prolog(
-        packed(bits(p.x)),
+        contiguous(bits(p.x)),
         scale.get("dequant_scale_x"),
         width,
         heads,
@@ -61,10 +61,10 @@ def prolog(p: Problem) -> Results:
         p.eps_ckv,
         p.alpha_cq,
         p.alpha_ckv,
-        packed(widen(p.sin, _FLOAT32)),
-        packed(widen(p.cos, _FLOAT32)),
+        contiguous(widen(p.sin, _FLOAT32)),
+        contiguous(widen(p.cos, _FLOAT32)),
         scale.get("smooth_scales_cq"),
-        packed(p.slots),
+        contiguous(p.slots),
         kv_cache,
         kr_cache,
         p.nz,
@@ -93,7 +93,7 @@ def prolog(p: Problem) -> Results:
 
 def _vector(a: np.ndarray) -> np.ndarray:
     """What the core reads as a row of float32: small, so that a bfloat16 one is widened here."""
-    return packed(widen(a, _FLOAT32)).reshape(-1)
+    return contiguous(widen(a, _FLOAT32)).reshape(-1)
 
 
 def _native_weight(w: Weight | None) -> tuple[np.ndarray | None, int]:
@@ -105,7 +105,7 @@ def _native_weight(w: Weight | None) -> tuple[np.ndarray | None, int]:
     if isinstance(w, PanelWeight):
         return bits(w.data), _COLUMNS
     if w.ndim == 4:
-        w = packed(w).reshape(w.shape[0], -1, w.shape[3])
+        w = contiguous(w).reshape(w.shape[0], -1, w.shape[3])
     lies_in_rows = w.strides[-1] == w.itemsize and w.flags.aligned and min(w.strides) >= 0
     return bits(w if lies_in_rows or not w.size else w.copy()), _COLUMNS
 

@@ -107,12 +107,6 @@ def slots_of_blocks(ids: np.ndarray, ends: np.ndarray, block_size: int) -> np.nd
     return np.where(block < 0, -1, block * block_size + t % block_size)
 
 
-def _integers(op: str, arg: str, value: Any) -> np.ndarray:
-    a = arrays.as_array(op, arg, value)
-    require(a.dtype.kind in "iu" or a.size == 0, op, arg, "integers", a)
-    return a.astype(np.int64)
-
-
 def slots_from_block_table(block_table: Any, positions: Any, block_size: int, *, sequence: Any = None) -> Any:
     """The `cache_index` of tokens that stand at `positions` in their sequences.
 
@@ -124,7 +118,7 @@ def slots_from_block_table(block_table: Any, positions: Any, block_size: int, *,
     Raises ValueError for a position outside the table's blocks.
     """
     op = "slots_from_block_table"
-    table, at = _integers(op, "block_table", block_table), _integers(op, "positions", positions)
+    table, at = arrays.integers(op, "block_table", block_table), arrays.integers(op, "positions", positions)
     require(table.ndim == 2, op, "block_table", "of shape (B, blocks)", table)
     require(is_int(block_size) and block_size > 0, op, "block_size", "an integer > 0", repr(block_size))
     if sequence is None:
@@ -133,7 +127,7 @@ def slots_from_block_table(block_table: Any, positions: Any, block_size: int, *,
         )
         row = np.broadcast_to(np.arange(len(table)).reshape(-1, *(1,) * (at.ndim - 1)), at.shape)
     else:
-        row = _integers(op, "sequence", sequence)
+        row = arrays.integers(op, "sequence", sequence)
         require(row.shape == at.shape, op, "sequence", "of positions' shape", row)
         require(not row.size or (row.min() >= 0 and row.max() < len(table)), op, "sequence", f"in [0, {len(table)})", row)
     rows = table.shape[1] * block_size
@@ -168,9 +162,9 @@ def gather_cache(cache: Any, index: Any = None, lengths: Any = None, *, cache_mo
     )
     if lengths is None:
         require(cache_mode in ("PA_BSND", "PA_NZ"), op, "lengths", f"given in cache mode {cache_mode}", "None")
-        slots = _integers(op, "index", index)
+        slots = arrays.integers(op, "index", index)
         return arrays.like(cache, _rows(op, a, slots.reshape(-1), cache_mode).reshape(*slots.shape, a.shape[3]))
-    sizes = _integers(op, "lengths", lengths)
+    sizes = arrays.integers(op, "lengths", lengths)
     require(sizes.ndim == 1 and not (sizes < 0).any(), op, "lengths", "of shape (B,) and >= 0", sizes)
     return [arrays.like(cache, part) for part in _sequences(op, a, index, sizes, cache_mode)]
 
@@ -190,7 +184,7 @@ def _sequences(op: str, a: np.ndarray, index: Any, sizes: np.ndarray, cache_mode
             str(sizes.tolist()),
         )
         return (a[b, :size, 0].copy() for b, size in enumerate(sizes))
-    ids, block_size = _integers(op, "index", index), a.shape[1]
+    ids, block_size = arrays.integers(op, "index", index), a.shape[1]
     require(block_size > 0, op, "cache", "of a block size > 0", a)
     owned = -(-sizes // block_size)
     if ids.ndim == 2:

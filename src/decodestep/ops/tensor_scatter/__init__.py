@@ -96,7 +96,7 @@ def _write(
         dtype = np.promote_types(cache.dtype, new.dtype) if cache.dtype.kind == "U" else cache.dtype
         present = cache.astype(dtype, order="C", copy=True)
     else:
-        if arrays.share_memory(present, new):
+        if np.may_share_memory(present, new):
             new = new.copy()
         if not _same_memory(present, cache):
             present[...] = cache

@@ -25,8 +25,8 @@ def sample_v2(logits: np.ndarray, k: np.ndarray, p: np.ndarray, m: np.ndarray, r
 def apply(logits: np.ndarray, p: np.ndarray | None, k: np.ndarray | None) -> np.ndarray:
     out = np.empty(logits.shape, logits.dtype)
     _native.apply_top_k_top_p(
-        *_bits(arrays.packed_rows(logits)),
-        None if k is None else arrays.packed(k),
+        *_bits(arrays.contiguous_rows(logits)),
+        None if k is None else arrays.contiguous(k),
         None if p is None else p.astype(np.float32),
         _bits(out)[0],
         _threads(logits),
@@ -42,15 +42,15 @@ def _sample(logits: np.ndarray, k: np.ndarray, p: np.ndarray, m: np.ndarray | No
     ids = np.empty(logits.shape, np.int64) if rules.need_survivors else None
     values = np.empty(logits.shape, np.float32) if rules.need_survivors else None
     _native.top_k_top_p_sample(
-        *_bits(arrays.packed_rows(logits)),
-        arrays.packed(k),
+        *_bits(arrays.contiguous_rows(logits)),
+        arrays.contiguous(k),
         p.astype(np.float32),
         m,
         rules.largest_k,
         rules.input_is_logits,
         rules.kernel_exact,
         rules.guess,
-        arrays.packed_rows(noise.q) if isinstance(noise, GivenNoise) else None,
+        arrays.contiguous_rows(noise.q) if isinstance(noise, GivenNoise) else None,
         seeded and seeded.seeds,
         seeded and seeded.positions.astype(np.uint32),
         rules.eps,
