@@ -202,7 +202,7 @@ def test_refuses_an_order_and_names_both_neighbours(processors, reason):
 
 
 def test_refuses_what_cannot_be_called():
-    with pytest.raises(ValueError, match="^pipeline: processors must be callables"):
+    with pytest.raises(ValueError, match="^plan: processors must be callables"):
         plan(["top_k"], VOCAB)
 
 
@@ -221,7 +221,7 @@ def test_what_cannot_be_fused_runs_step_by_step_and_is_listed():
 
 
 def test_a_callable_that_returns_another_shape_is_refused():
-    with pytest.raises(ValueError, match="^pipeline: .* must be a function to scores of shape 1x60"):
+    with pytest.raises(ValueError, match="^plan: .* must be a function to scores of shape 1x60"):
         fused([lambda ids, scores: scores[:, :5]], np.zeros(VOCAB), [1], 1)
 
 
@@ -254,7 +254,7 @@ def test_history_grows_as_if_made_anew(tokens, prompt, skips, n):
         so_far = tokens[:length]
         if length > prompt:
             grown.append(tokens[length - 1])
-        assert (grown.tokens, grown.generated) == (so_far, length - prompt)
+        assert (grown.tokens, len(grown) - grown.prompt_length) == (so_far, length - prompt)
         assert grown.highest == max(so_far, default=-1)
         for skipped in skips:
             tally, counts = grown.tally(skipped), Counter(so_far[skipped:])

@@ -11,7 +11,7 @@ import decode_step_cases as cases
 import decodestep as ds
 from decodestep import _native
 from decodestep.ops.decode_step import steps as s
-from decodestep.ops.decode_step.rows import ENDS, kept_row, step_rows
+from decodestep.ops.decode_step.rows import ENDS, new_row, step_rows
 from decodestep.sampling.fusion_rules import steps_of
 from decodestep.sampling.token_history import History
 
@@ -32,7 +32,7 @@ def random_part(rng):
 
 
 def row_of(history, parts, *, greedy=False, seed=0, top_logprobs=None, ends=(), stops=(), limit=None):
-    return kept_row(
+    return new_row(
         VOCAB, history, parts, greedy=greedy, seed=seed, top_logprobs=top_logprobs, ends=ends, stops=stops, limit=limit
     )
 

@@ -1,14 +1,20 @@
 """The fusion rules: which processors become typed steps of `decode_step`, and how.
 
-A rule reads a processor's attributes once, where a plan is made. Steps that no history changes are made there too; of the
-others there remains what the core looks up in the history, or a function of the history, which costs a few values: no array
-of the vocabulary's size. The processors themselves stay the oracle of their rules.
+A rule is a function (processor, vocab_size) -> part. It reads the processor's attributes once, when a plan is built. A part is
+one of three things (`decodestep.ops.decode_step.rows.Part`):
+
+- a tuple of steps, where nothing depends on the history;
+- a `HistoryPart` such as `PenaliseSeen`, which the core looks up in its own indexes of the history;
+- a function History -> steps, called once per token. It returns a few values, never an array of the vocabulary's size.
+
+The processor classes themselves stay the oracle of their rules. A class without a rule here, a user's own among them, runs
+unfused: as the plain callable that it is.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -18,170 +24,273 @@ from decodestep.ops.decode_step.rows import Part
 from decodestep.ops.decode_step.steps import Step
 from decodestep.sampling.token_history import History, as_ids
 
-Fixed = tuple[Step, ...]
-Maker = Callable[[History], Fixed]
-# What a processor becomes in a vocabulary of that size.
-Bind = Callable[[Any, int], Part]
+MakePart = Callable[[Any, int], Part]
+MakePartT = TypeVar("MakePartT", bound=MakePart)
 
 
 class Rule(NamedTuple):
-    """What a class does ("mask", "filter" ...), and how one of its objects becomes steps; `bind` None: step by step."""
+    """What a processor class does to scores, and how one of its objects becomes a part; `make_part` None: it runs unfused.
+
+    kind: "guidance", "patch" (changes the scores of some tokens), "mask" (forbids tokens), "force" (allows only some, whatever
+        came before), "repair", "scale", "filter", "normalise", or "own" for a class without a rule. `plan` refuses some orders
+        of kinds.
+    """
 
     kind: str
-    bind: Bind | None = None
+    make_part: MakePart | None = None
 
 
-def _always(make: Callable[[Any], Step]) -> Bind:
-    return lambda o, vocab: (make(o),)
+RULES: dict[type, Rule] = {
+    # Of these only the kind is known: they run unfused.
+    p.ClassifierFreeGuidanceLogitsProcessor: Rule("guidance"),
+    p.UnbatchedClassifierFreeGuidanceLogitsProcessor: Rule("guidance"),
+    p.PrefixConstrainedLogitsProcessor: Rule("force"),
+    p.InfNanRemoveLogitsProcessor: Rule("repair"),
+}
+_NO_RULE = Rule("own")
 
 
-def _while(first: Callable[[Any], int], last: Callable[[Any], int], bind: Callable[[Any, int], Fixed]) -> Bind:
-    """The steps while first <= length of the history < last."""
-    return lambda o, vocab: s.While(max(int(first(o)), 0), max(int(last(o)), 0), bind(o, vocab))
+def rule(processor_class: type, kind: str) -> Callable[[MakePartT], MakePartT]:
+    """Registers the decorated function as the rule of a class."""
+
+    def register(make_part: MakePartT) -> MakePartT:
+        RULES[processor_class] = Rule(kind, make_part)
+        return make_part
+
+    return register
 
 
-def _ban(choose: Callable[[Any], Collection[int]]) -> Callable[[Any, int], Fixed]:
-    return lambda o, vocab: _banned(as_ids(choose(o)), vocab)
+def rule_of(processor: Any) -> Rule:
+    """The rule of a processor; without `make_part` for an object that the rule of its class does not cover.
+
+    Not covered: subclasses (the table is by exact type), a `filter_value` other than -inf, leading padding, and arguments that
+    hold one value for each row of a batch.
+    """
+    found = RULES.get(type(processor), _NO_RULE)
+    fills_otherwise = getattr(processor, "filter_value", -np.inf) != -np.inf
+    per_row = any(
+        not isinstance(getattr(processor, name, 0), int | None) for name in ("prompt_ignore_length", "seed", "padding")
+    )
+    return Rule(found.kind) if fills_otherwise or per_row or getattr(processor, "padding", 0) else found
 
 
-def _force(choose: Callable[[Any], Collection[int]]) -> Callable[[Any, int], Fixed]:
-    return lambda o, vocab: (s.Force(as_ids(choose(o))),)
-
-
-def _banned(ids: np.ndarray, vocab: int) -> Fixed:
-    ids = ids[(ids >= 0) & (ids < vocab)]
-    return (s.Ban(ids),) if ids.size else ()
-
-
-def _repetition(o: Any, vocab: int) -> Part:
-    return s.PenaliseSeen(int(o.prompt_ignore_length or 0), float(o.penalty))
-
-
-def _encoder_repetition(o: Any, vocab: int) -> Fixed:
-    return (s.Penalise(np.unique(np.asarray(o.encoder_input_ids)).astype(np.int64), o.penalty),)
-
-
-def _counted(o: Any, vocab: int) -> Part:
-    return s.AddCounted(int(o.prompt_length), float(o.frequency_penalty), float(o.presence_penalty))
-
-
-def steps_of(part: Part, h: History, vocab: int) -> Fixed:
-    """What a part is on this history: the truth of what the core looks up by itself."""
+def steps_of(part: Part, history: History, vocab: int) -> tuple[Step, ...]:
+    """The steps of a part on this history. The core does the same for the parts that it keeps; this is its oracle."""
     if isinstance(part, s.While):
-        return part.steps if part.first <= len(h) < part.last else ()
+        return part.steps if part.first <= len(history) < part.last else ()
     if isinstance(part, s.PenaliseSeen):
-        ids = h.tally(part.skipped).ids
+        ids = history.tally(part.skipped).ids
         return (s.Penalise(ids[ids < vocab], part.factor),)
     if isinstance(part, s.AddCounted):
-        ids, counts = h.tally(part.skipped)
+        ids, counts = history.tally(part.skipped)
         return (s.Add(ids[ids < vocab], -(part.frequency * counts[ids < vocab] + part.presence)),)
     if isinstance(part, s.BanFollowers):
-        return _banned(h.followers(part.n), vocab)
-    return part(h) if callable(part) else part
+        return _ban(history.followers(part.n), vocab)
+    return part(history) if callable(part) else part
 
 
-class _Endings:
-    """The biases of sequences, found by the tokens that must come before their last: one look-up for each length."""
+# Penalties and biases: the scores of some tokens change.
+
+
+@rule(p.SequenceBiasLogitsProcessor, "patch")
+def sequence_bias(processor: p.SequenceBiasLogitsProcessor, vocab: int) -> Part:
+    return _where_sequences_end(
+        processor.sequence_bias, lambda totals: (s.Add(as_ids(totals), np.fromiter(totals.values(), np.float32)),)
+    )
+
+
+@rule(p.LogitBiasLogitsProcessor, "patch")
+def logit_bias(processor: p.LogitBiasLogitsProcessor, vocab: int) -> Part:
+    biases = processor.logit_bias
+    return (s.Add(as_ids(biases), np.fromiter(biases.values(), np.float64)),)
+
+
+@rule(p.RepetitionPenaltyLogitsProcessor, "patch")
+def repetition_penalty(processor: p.RepetitionPenaltyLogitsProcessor, vocab: int) -> Part:
+    return s.PenaliseSeen(int(processor.prompt_ignore_length or 0), float(processor.penalty))
+
+
+@rule(p.EncoderRepetitionPenaltyLogitsProcessor, "patch")
+def encoder_repetition_penalty(processor: p.EncoderRepetitionPenaltyLogitsProcessor, vocab: int) -> Part:
+    return (s.Penalise(np.unique(np.asarray(processor.encoder_input_ids)).astype(np.int64), processor.penalty),)
+
+
+@rule(p.PresenceFrequencyPenaltyLogitsProcessor, "patch")
+def presence_frequency_penalty(processor: p.PresenceFrequencyPenaltyLogitsProcessor, vocab: int) -> Part:
+    return s.AddCounted(int(processor.prompt_length), float(processor.frequency_penalty), float(processor.presence_penalty))
+
+
+@rule(p.ExponentialDecayLengthPenalty, "patch")
+def exponential_decay(processor: p.ExponentialDecayLengthPenalty, vocab: int) -> Part:
+    ends, start, factor = as_ids(dict.fromkeys(processor.eos_token_id)), processor.regulation_start, processor.regulation_factor
+    return lambda history: (s.Lift(ends, factor ** (len(history) - start) - 1),) if len(history) > start else ()
+
+
+@rule(p.DRYLogitsProcessor, "patch")
+def dry(processor: p.DRYLogitsProcessor, vocab: int) -> Part:
+    def steps(history: History) -> tuple[Step, ...]:
+        amounts = processor.penalties(history.tokens[-processor.range :], vocab)
+        return (s.Add(as_ids(amounts), -np.fromiter(amounts.values(), np.float64)),) if amounts else ()
+
+    return steps
+
+
+# Masks: some tokens are forbidden.
+
+
+@rule(p.NoRepeatNGramLogitsProcessor, "mask")
+def no_repeat_ngram(processor: p.NoRepeatNGramLogitsProcessor, vocab: int) -> Part:
+    return s.BanFollowers(int(processor.ngram_size))
+
+
+@rule(p.NoBadWordsLogitsProcessor, "mask")
+def bad_words(processor: p.NoBadWordsLogitsProcessor, vocab: int) -> Part:
+    return _where_sequences_end(processor.sequence_bias, lambda totals: _ban(totals, vocab))
+
+
+@rule(p.MinLengthLogitsProcessor, "mask")
+def min_length(processor: p.MinLengthLogitsProcessor, vocab: int) -> Part:
+    return _while(0, processor.min_length, _ban(processor.eos_token_id, vocab))
+
+
+@rule(p.MinNewTokensLengthLogitsProcessor, "mask")
+def min_new_tokens(processor: p.MinNewTokensLengthLogitsProcessor, vocab: int) -> Part:
+    length = processor.prompt_length_to_skip + processor.min_new_tokens
+    return _while(0, length, _ban(processor.eos_token_id, vocab))
+
+
+@rule(p.SuppressTokensLogitsProcessor, "mask")
+def suppress_tokens(processor: p.SuppressTokensLogitsProcessor, vocab: int) -> Part:
+    return _ban(processor.suppress_tokens, vocab)
+
+
+@rule(p.SuppressTokensAtBeginLogitsProcessor, "mask")
+def suppress_tokens_at_begin(processor: p.SuppressTokensAtBeginLogitsProcessor, vocab: int) -> Part:
+    begin = processor.begin_index
+    return _while(begin, begin + 1, _ban(processor.begin_suppress_tokens, vocab))
+
+
+@rule(p.AllowedTokenIdsLogitsProcessor, "mask")
+def allowed_token_ids(processor: p.AllowedTokenIdsLogitsProcessor, vocab: int) -> Part:
+    return (s.Allow(as_ids(processor.allowed_token_ids)),)
+
+
+# Forced tokens.
+
+
+@rule(p.ForcedBOSTokenLogitsProcessor, "force")
+def forced_bos(processor: p.ForcedBOSTokenLogitsProcessor, vocab: int) -> Part:
+    return _while(1, 2, (s.Force(as_ids([processor.bos_token_id])),))
+
+
+@rule(p.ForcedEOSTokenLogitsProcessor, "force")
+def forced_eos(processor: p.ForcedEOSTokenLogitsProcessor, vocab: int) -> Part:
+    return _while(processor.max_length - 1, processor.max_length, (s.Force(as_ids(processor.eos_token_id)),))
+
+
+# Temperature, filters, normalisation: they depend on the scores alone.
+
+
+@rule(p.TemperatureLogitsWarper, "scale")
+def temperature(processor: p.TemperatureLogitsWarper, vocab: int) -> Part:
+    return (s.Temperature(processor.temperature),)
+
+
+@rule(p.TopKLogitsWarper, "filter")
+def top_k(processor: p.TopKLogitsWarper, vocab: int) -> Part:
+    return (s.TopK(processor.top_k),)
+
+
+@rule(p.TopPLogitsWarper, "filter")
+def top_p(processor: p.TopPLogitsWarper, vocab: int) -> Part:
+    return (s.TopP(processor.top_p, processor.min_tokens_to_keep),)
+
+
+@rule(p.MinPLogitsWarper, "filter")
+def min_p(processor: p.MinPLogitsWarper, vocab: int) -> Part:
+    return (s.MinP(float(processor.min_p), processor.min_tokens_to_keep),)
+
+
+@rule(p.TypicalLogitsWarper, "filter")
+def typical(processor: p.TypicalLogitsWarper, vocab: int) -> Part:
+    return (s.Typical(processor.mass, processor.min_tokens_to_keep),)
+
+
+@rule(p.EpsilonLogitsWarper, "filter")
+def epsilon(processor: p.EpsilonLogitsWarper, vocab: int) -> Part:
+    return (s.Epsilon(processor.epsilon, processor.min_tokens_to_keep),)
+
+
+@rule(p.EtaLogitsWarper, "filter")
+def eta(processor: p.EtaLogitsWarper, vocab: int) -> Part:
+    return (s.Eta(processor.epsilon, processor.min_tokens_to_keep),)
+
+
+@rule(p.TopHLogitsWarper, "filter")
+def top_h(processor: p.TopHLogitsWarper, vocab: int) -> Part:
+    return (s.TopH(float(processor.top_h), processor.top_n),)
+
+
+@rule(p.TopNSigmaLogitsWarper, "filter")
+def top_n_sigma(processor: p.TopNSigmaLogitsWarper, vocab: int) -> Part:
+    return (s.TopNSigma(float(processor.n)),)
+
+
+@rule(p.XTCLogitsWarper, "filter")
+def xtc(processor: p.XTCLogitsWarper, vocab: int) -> Part:
+    return (s.Xtc(float(processor.threshold), float(processor.probability), processor.seed),)
+
+
+@rule(p.LogitNormalization, "normalise")
+def normalisation(processor: p.LogitNormalization, vocab: int) -> Part:
+    return (s.Normalise(),)
+
+
+# What several rules share.
+
+
+def _ban(ids: Iterable[int], vocab: int) -> tuple[Step, ...]:
+    """A ban of those ids that are in the vocabulary; nothing where there are none."""
+    inside = as_ids(ids)
+    inside = inside[(inside >= 0) & (inside < vocab)]
+    return (s.Ban(inside),) if inside.size else ()
+
+
+def _while(first: int, last: int, steps: tuple[Step, ...]) -> Part:
+    """The steps while first <= length of the history < last; no history is shorter than 0."""
+    return s.While(max(int(first), 0), max(int(last), 0), steps)
+
+
+def _where_sequences_end(
+    biases: Mapping[tuple[int, ...], float], steps: Callable[[dict[int, float]], tuple[Step, ...]]
+) -> Part:
+    """The part for sequences of tokens with a bias each: `steps` is given the total bias of each token that ends one."""
+    endings = _SequenceEndings(biases)
+
+    def at(history: History) -> tuple[Step, ...]:
+        totals = endings.totals(history.tokens)
+        return steps(totals) if totals else ()
+
+    return at if endings.longest_prefix else at(History())  # single tokens do not depend on the history
+
+
+class _SequenceEndings:
+    """Biases of token sequences, indexed by the tokens before their last: one look-up for each length of sequence."""
 
     def __init__(self, biases: Mapping[tuple[int, ...], float]) -> None:
+        # length of the prefix -> prefix -> (place in `biases`, last token, bias)
         self._by_length: dict[int, dict[tuple[int, ...], list[tuple[int, int, float]]]] = {}
-        for order, (ids, bias) in enumerate(biases.items()):
+        for place, (ids, bias) in enumerate(biases.items()):
             same_length = self._by_length.setdefault(len(ids) - 1, {})
-            same_length.setdefault(tuple(ids[:-1]), []).append((order, ids[-1], bias))
-        self.longest = max(self._by_length, default=0)
+            same_length.setdefault(tuple(ids[:-1]), []).append((place, ids[-1], bias))
+        self.longest_prefix = max(self._by_length, default=0)
 
-    def totals(self, h: History) -> dict[int, float]:
-        """What to add to each token that some sequence ends with here, added up in the order of the sequences."""
+    def totals(self, tokens: list[int]) -> dict[int, float]:
+        """token -> total bias, for each token that would complete a sequence; summed in the order of the sequences."""
         found: list[tuple[int, int, float]] = []
         for length, same_length in self._by_length.items():
-            found += same_length.get(tuple(h.tokens[-length:]) if length else (), ())
+            found += same_length.get(tuple(tokens[-length:]) if length else (), ())
         totals: dict[int, float] = {}
         for _, token, bias in sorted(found):
             totals[token] = totals.get(token, 0.0) + bias
         return totals
-
-
-def _sequences(finish: Callable[[dict[int, float], int], Fixed]) -> Bind:
-    def bind(o: Any, vocab: int) -> Part:
-        endings = _Endings(o.sequence_bias)
-
-        def make(h: History) -> Fixed:
-            totals = endings.totals(h)
-            return finish(totals, vocab) if totals else ()
-
-        return make if endings.longest else make(History())
-
-    return bind
-
-
-def _decay(o: Any, vocab: int) -> Maker:
-    ends, start, factor = as_ids(dict.fromkeys(o.eos_token_id)), o.regulation_start, o.regulation_factor
-    return lambda h: (s.Lift(ends, factor ** (len(h) - start) - 1),) if len(h) > start else ()
-
-
-def _logit_bias(o: Any, vocab: int) -> Fixed:
-    return (s.Add(as_ids(o.logit_bias), np.fromiter(o.logit_bias.values(), np.float64)),)
-
-
-def _dry(o: Any, vocab: int) -> Maker:
-    def make(h: History) -> Fixed:
-        amounts = o.penalties(h.tokens[-o.range :], vocab)
-        return (s.Add(as_ids(amounts), -np.fromiter(amounts.values(), np.float64)),) if amounts else ()
-
-    return make
-
-
-# The fusion rules. A class that is not named here, a user's own among them, runs step by step.
-RULES: dict[type, Rule] = {
-    p.ClassifierFreeGuidanceLogitsProcessor: Rule("guidance"),
-    p.UnbatchedClassifierFreeGuidanceLogitsProcessor: Rule("guidance"),
-    p.SequenceBiasLogitsProcessor: Rule(
-        "patch", _sequences(lambda totals, vocab: (s.Add(as_ids(totals), np.fromiter(totals.values(), np.float32)),))
-    ),
-    p.RepetitionPenaltyLogitsProcessor: Rule("patch", _repetition),
-    p.EncoderRepetitionPenaltyLogitsProcessor: Rule("patch", _encoder_repetition),
-    p.ExponentialDecayLengthPenalty: Rule("patch", _decay),
-    p.NoRepeatNGramLogitsProcessor: Rule("mask", lambda o, vocab: s.BanFollowers(int(o.ngram_size))),
-    p.NoBadWordsLogitsProcessor: Rule("mask", _sequences(lambda totals, vocab: _banned(as_ids(totals), vocab))),
-    p.MinLengthLogitsProcessor: Rule("mask", _while(lambda o: 0, lambda o: o.min_length, _ban(lambda o: o.eos_token_id))),
-    p.MinNewTokensLengthLogitsProcessor: Rule(
-        "mask",
-        _while(lambda o: 0, lambda o: o.prompt_length_to_skip + o.min_new_tokens, _ban(lambda o: o.eos_token_id)),
-    ),
-    p.SuppressTokensLogitsProcessor: Rule("mask", _ban(lambda o: o.suppress_tokens)),
-    p.SuppressTokensAtBeginLogitsProcessor: Rule(
-        "mask", _while(lambda o: o.begin_index, lambda o: o.begin_index + 1, _ban(lambda o: o.begin_suppress_tokens))
-    ),
-    p.PrefixConstrainedLogitsProcessor: Rule("force"),
-    p.ForcedBOSTokenLogitsProcessor: Rule("force", _while(lambda o: 1, lambda o: 2, _force(lambda o: (o.bos_token_id,)))),
-    p.ForcedEOSTokenLogitsProcessor: Rule(
-        "force", _while(lambda o: o.max_length - 1, lambda o: o.max_length, _force(lambda o: o.eos_token_id))
-    ),
-    p.PresenceFrequencyPenaltyLogitsProcessor: Rule("patch", _counted),
-    p.LogitBiasLogitsProcessor: Rule("patch", _logit_bias),
-    p.DRYLogitsProcessor: Rule("patch", _dry),
-    p.AllowedTokenIdsLogitsProcessor: Rule("mask", _always(lambda o: s.Allow(as_ids(o.allowed_token_ids)))),
-    p.InfNanRemoveLogitsProcessor: Rule("repair"),
-    p.TemperatureLogitsWarper: Rule("scale", _always(lambda o: s.Temperature(o.temperature))),
-    p.TopKLogitsWarper: Rule("filter", _always(lambda o: s.TopK(o.top_k))),
-    p.TopPLogitsWarper: Rule("filter", _always(lambda o: s.TopP(o.top_p, o.min_tokens_to_keep))),
-    p.MinPLogitsWarper: Rule("filter", _always(lambda o: s.MinP(float(o.min_p), o.min_tokens_to_keep))),
-    p.TypicalLogitsWarper: Rule("filter", _always(lambda o: s.Typical(o.mass, o.min_tokens_to_keep))),
-    p.EpsilonLogitsWarper: Rule("filter", _always(lambda o: s.Epsilon(o.epsilon, o.min_tokens_to_keep))),
-    p.EtaLogitsWarper: Rule("filter", _always(lambda o: s.Eta(o.epsilon, o.min_tokens_to_keep))),
-    p.TopHLogitsWarper: Rule("filter", _always(lambda o: s.TopH(float(o.top_h), o.top_n))),
-    p.TopNSigmaLogitsWarper: Rule("filter", _always(lambda o: s.TopNSigma(float(o.n)))),
-    p.XTCLogitsWarper: Rule("filter", _always(lambda o: s.Xtc(float(o.threshold), float(o.probability), o.seed))),
-    p.LogitNormalization: Rule("normalise", _always(lambda o: s.Normalise())),
-}
-_OWN = Rule("own")
-
-
-def rule_of(processor: Any) -> Rule:
-    """The rule of a processor; one with a filter value of its own, or a subclass, is not fused."""
-    rule = RULES.get(type(processor), _OWN)
-    odd_fill = getattr(processor, "filter_value", -np.inf) != -np.inf
-    batched = any(
-        not isinstance(getattr(processor, name, 0), int | None) for name in ("prompt_ignore_length", "seed", "padding")
-    )
-    return Rule(rule.kind) if odd_fill or batched or getattr(processor, "padding", 0) else rule

@@ -1,7 +1,7 @@
-"""A list of processors as a plan: what runs fused, what runs step by step, and which orders make no sense.
+"""A list of processors as a plan: what runs fused, what runs unfused, and which orders make no sense.
 
-A processor that a rule of `fusion` knows becomes typed steps of `decode_step`. Any other callable (input_ids, scores) ->
-scores runs as it is, on one row, between two fused runs.
+A processor with a fusion rule becomes typed steps of `decode_step`. Any other callable (input_ids, scores) -> scores runs as it
+is, on one row, between two runs of fused processors.
 """
 
 from __future__ import annotations
@@ -19,27 +19,20 @@ from decodestep.ops.decode_step.steps import Step
 from decodestep.sampling.fusion_rules import rule_of, steps_of
 from decodestep.sampling.token_history import History
 
-_OP = "pipeline"
+_OP = "plan"
 
-# Pairs of kinds that must not stand in this order, and why.
-_ILLEGAL: tuple[tuple[frozenset[str], frozenset[str], str], ...] = (
-    (
-        frozenset({"patch", "mask", "force", "repair", "scale", "filter", "normalise"}),
-        frozenset({"guidance"}),
-        "guidance compares the model's own scores and comes first",
-    ),
-    # transformers' own order has repair behind the masks: what they forbid becomes the lowest finite score.
+_ALL_BUT_GUIDANCE = frozenset({"patch", "mask", "force", "repair", "scale", "filter", "normalise"})
+# (kinds, kinds that must not come after them, why).
+_ILLEGAL_ORDERS: tuple[tuple[frozenset[str], frozenset[str], str], ...] = (
+    (_ALL_BUT_GUIDANCE, frozenset({"guidance"}), "guidance compares the model's own scores and comes first"),
+    # Repair after masks is legal, as in transformers: a forbidden token then has the lowest finite score.
     (frozenset({"filter"}), frozenset({"repair", "force"}), "it would bring back what was filtered"),
-    (
-        frozenset({"normalise"}),
-        frozenset({"patch", "mask", "force", "repair", "scale", "filter", "normalise"}),
-        "log-probabilities are final",
-    ),
+    (frozenset({"normalise"}), _ALL_BUT_GUIDANCE, "log-probabilities are final"),
 )
 
 
-class Fused:
-    """Neighbouring processors that all have steps."""
+class FusedRun:
+    """Consecutive processors that all have a fusion rule, as parts."""
 
     def __init__(self, vocab_size: int) -> None:
         self.parts: list[Part] = []
@@ -51,34 +44,39 @@ class Fused:
 
 @dataclass(frozen=True)
 class Plan:
-    """The processors of one row, in order: single callables, each behind the fused run before it, and the last fused run."""
+    """The processors of one row, in order, split where one of them cannot be fused.
+
+    processors: as given to `plan`. vocab_size: V.
+    unfused: each callable without a rule, after the fused run that comes before it.
+    tail: the fused run after the last of them, which `decode_step` runs; the whole plan where every processor has a rule.
+    """
 
     processors: tuple[Any, ...]
     vocab_size: int
-    own: tuple[tuple[Fused, Callable[..., Any]], ...] = field(repr=False)
-    last: Fused = field(repr=False)
+    unfused: tuple[tuple[FusedRun, Callable[..., Any]], ...] = field(repr=False)
+    tail: FusedRun = field(repr=False)
 
     def steps(self, row: np.ndarray, history: History) -> tuple[np.ndarray, Sequence[Step]]:
-        """A row's logits as far as they must be worked out, and the steps that are left to `decode_step`.
+        """Runs the plan up to its tail; returns the scores (V,) and the steps of the tail, for `decode_step`.
 
-        The steps hold until the history's next token.
+        row: logits (V,). The steps hold for this history, not for a longer one.
         """
-        return self.worked_out(row, history), self.last.steps(history)
+        return self.apply_unfused(row, history), self.tail.steps(history)
 
-    def worked_out(self, row: np.ndarray, history: History) -> np.ndarray:
-        """What the single callables, and all before them, make of a row; the row itself where there are none."""
-        for run, processor in self.own:
-            row = self._own(processor, row, run.steps(history), history)
+    def apply_unfused(self, row: np.ndarray, history: History) -> np.ndarray:
+        """Runs the unfused processors, and the fused runs before them, on logits (V,); `row` itself where there are none."""
+        for run, processor in self.unfused:
+            row = self._call(processor, row, run.steps(history), history)
         return row
 
-    def _own(self, processor: Callable[..., Any], row: np.ndarray, steps: Sequence[Step], history: History) -> np.ndarray:
+    def _call(self, processor: Callable[..., Any], row: np.ndarray, steps: Sequence[Step], history: History) -> np.ndarray:
+        """One unfused processor, on what the steps before it leave of the row."""
         scores = reference.processed(reference.candidates(row, steps, len(history)), len(row)) if steps else row
         ids = np.array([history.tokens], np.int64).reshape(1, -1)
-        real = np.float64 if scores.dtype == np.float64 else np.float32
-        result = np.asarray(processor(ids, scores[None].astype(real)))
-        require(
-            result.shape == (1, len(row)), _OP, type(processor).__name__, f"a function to scores of shape 1x{len(row)}", result
-        )
+        precision = np.float64 if scores.dtype == np.float64 else np.float32
+        result = np.asarray(processor(ids, scores[None].astype(precision)))
+        rule = f"a function to scores of shape 1x{len(row)}"
+        require(result.shape == (1, len(row)), _OP, type(processor).__name__, rule, result)
         return result[0]
 
     def explain(self) -> str:
@@ -86,46 +84,53 @@ class Plan:
         lines = []
         for number, processor in enumerate(self.processors, 1):
             rule = rule_of(processor)
-            how = f"fused, {rule.kind}" if rule.bind else "step by step"
-            lines.append(f"{number:>3}. {how:<18} {_described(processor)}")
+            how = f"fused, {rule.kind}" if rule.make_part else "step by step"
+            lines.append(f"{number:>3}. {how:<18} {_description(processor)}")
         return "\n".join(lines)
 
 
 def plan(processors: Sequence[Any], vocab_size: int) -> Plan:
-    """Builds the plan of a list of processors; ValueError, naming both neighbours, for an order that makes no sense."""
-    kinds = [rule_of(processor).kind for processor in processors]
-    for j, later in enumerate(kinds):
-        for i in range(j):
-            for before, after, reason in _ILLEGAL:
-                if kinds[i] in before and later in after:
-                    refuse(
-                        _OP,
-                        "processors",
-                        f"in an order that makes sense: {reason}",
-                        f"{type(processors[i]).__name__} before {type(processors[j]).__name__}",
-                    )
-    own: list[tuple[Fused, Callable[..., Any]]] = []
-    run = Fused(vocab_size)
+    """Builds the plan of a list of processors, which are callables (input_ids, scores) -> scores.
+
+    Raises ValueError for something else, and for an order that makes no sense, naming the two processors.
+    """
+    _refuse_illegal_orders(processors)
+    unfused: list[tuple[FusedRun, Callable[..., Any]]] = []
+    run = FusedRun(vocab_size)
     for processor in processors:
         require(callable(processor), _OP, "processors", "callables (input_ids, scores) -> scores", processor)
-        bind = rule_of(processor).bind
-        if bind is None:
-            own.append((run, processor))
-            run = Fused(vocab_size)
+        make_part = rule_of(processor).make_part
+        if make_part is None:
+            unfused.append((run, processor))
+            run = FusedRun(vocab_size)
         else:
-            run.parts.append(bind(processor, vocab_size))
-    return Plan(tuple(processors), vocab_size, tuple(own), run)
+            run.parts.append(make_part(processor, vocab_size))
+    return Plan(tuple(processors), vocab_size, tuple(unfused), run)
 
 
-def _described(processor: Any) -> str:
-    named = getattr(processor, "__dict__", {}).items()
-    shown = [f"{name}={value}" for name, value in named if not name.startswith("_") and name not in _USUAL and _is_plain(value)]
+def _refuse_illegal_orders(processors: Sequence[Any]) -> None:
+    kinds = [rule_of(processor).kind for processor in processors]
+    for j, later in enumerate(kinds):
+        for i, earlier in enumerate(kinds[:j]):
+            for before, after, reason in _ILLEGAL_ORDERS:
+                if earlier in before and later in after:
+                    names = f"{type(processors[i]).__name__} before {type(processors[j]).__name__}"
+                    refuse(_OP, "processors", f"in an order that makes sense: {reason}", names)
+
+
+# Attributes that `explain` leaves out: every filter has them, and they rarely differ.
+_COMMON_ATTRIBUTES = ("filter_value", "min_tokens_to_keep", "padding")
+
+
+def _description(processor: Any) -> str:
+    """The class or function by name, with its public attributes that are numbers, strings or short lists."""
+    shown = [
+        f"{name}={value}"
+        for name, value in getattr(processor, "__dict__", {}).items()
+        if not name.startswith("_") and name not in _COMMON_ATTRIBUTES and _is_short(value)
+    ]
     return f"{getattr(processor, '__name__', type(processor).__name__)}({', '.join(shown)})"
 
 
-# What every filter has, and what says nothing about the numbers.
-_USUAL = ("filter_value", "min_tokens_to_keep", "padding")
-
-
-def _is_plain(value: Any) -> bool:
+def _is_short(value: Any) -> bool:
     return isinstance(value, (bool, int, float, str)) or (isinstance(value, (list, tuple, dict)) and len(value) <= 4)

@@ -11,9 +11,10 @@ import numpy as np
 
 from decodestep import _native
 from decodestep._base import arrays
+from decodestep._base.arrays import Array, ArrayT
 from decodestep._base.checks import is_int, refuse, require
 from decodestep.ops.decode_step import TokenLogprobs, decode_step
-from decodestep.ops.decode_step.rows import ENDS, kept_row, step_rows
+from decodestep.ops.decode_step.rows import ENDS, new_row, step_rows
 from decodestep.sampling.build_processors import processors_of
 from decodestep.sampling.params import SamplingParams
 from decodestep.sampling.plan import Plan, plan
@@ -21,10 +22,9 @@ from decodestep.sampling.text_stream import TextStream
 from decodestep.sampling.token_history import History
 
 _OP = "Sampler"
-_new = tuple.__new__
 
-# Fields of SamplingParams that name tokens, one or several.
-_NAMING_TOKENS = (
+# Fields of SamplingParams that name tokens, one or several, and those that name sequences of tokens.
+_TOKEN_FIELDS = (
     "stop_token_ids",
     "suppress_tokens",
     "begin_suppress_tokens",
@@ -34,14 +34,20 @@ _NAMING_TOKENS = (
     "forced_eos_token_id",
     "dry_sequence_breakers",
 )
+_SEQUENCE_FIELDS = ("bad_words_ids", "sequence_bias")
 
 
 class StepResult(NamedTuple):
-    """One step of every row. tokens: int64 (B,), in the kind of the logits; -1 for a row that had ended before, and for one
-    that had no candidate. logprobs: a `TokenLogprobs`, or None. done: bool (B,). reason: "" while the row goes on, else
-    "eos", "stop", "length", "time", "no_candidate" or "cancelled". text: the whole characters that the token adds."""
+    """One step of every row, row by row in the order of `Sampler.rows`.
 
-    tokens: Any
+    tokens: int64 (B,), in the kind of the logits. -1 for a row that had ended before, and for one without a candidate.
+    logprobs: a `TokenLogprobs` for each row that asks for them and drew a token, else None.
+    done: bool (B,), NumPy: whether the row has ended, now or before.
+    reason: why it has ended: "eos", "stop", "length", "time", "no_candidate" or "cancelled"; "" while it goes on.
+    text: the whole characters that the token adds to the row's text, and at its end what was held back; "" without token_bytes.
+    """
+
+    tokens: Array
     logprobs: tuple[TokenLogprobs | None, ...]
     done: np.ndarray
     reason: tuple[str, ...]
@@ -50,24 +56,34 @@ class StepResult(NamedTuple):
 
 @dataclass(slots=True)
 class Row:
-    """One sequence: what it was asked, what it has seen, and how it ended (`reason`, empty while it goes on)."""
+    """One sequence: its parameters, its tokens, and why it has ended (`reason`, empty while it goes on).
+
+    native: the core's side of it. text: None without token_bytes. started: time.monotonic() when it was added.
+    logprobs: those of every token so far, where params.logprobs asks for them.
+    """
 
     params: SamplingParams
     history: History
     plan: Plan
-    core: _native.Row
+    native: _native.Row
     text: TextStream | None
     started: float
     reason: str = ""
     logprobs: list[TokenLogprobs] = field(default_factory=list)
 
+    @property
+    def watched(self) -> bool:
+        """Whether Python must look at the row after each step: for its text, its log-probabilities or its deadline."""
+        return bool(self.text or self.params.logprobs is not None or self.params.max_time)
+
     def late(self) -> bool:
         return self.params.max_time is not None and time.monotonic() - self.started > self.params.max_time
 
     def accept(self, token: int, reason: str) -> str:
-        """Takes a token that the core has drawn and noted, or -1, and why it ends the row; returns the text that it adds.
+        """Adds a token to the text and ends the row if it is time to; returns the text that becomes final.
 
-        The core knows nothing of stop strings and of time.
+        token: what the core drew and appended to the history, or -1. reason: why that ends the row, "" where it does not; stop
+        strings and the deadline are checked here, because the core does not know them.
         """
         piece = self.text.push(token) if self.text and token >= 0 else ""
         if self.text and self.text.stopped and reason != "eos":
@@ -77,19 +93,18 @@ class Row:
         return piece + self.end(reason) if reason else piece
 
     def end(self, reason: str) -> str:
-        """Ends the row, and returns the text that was held back."""
+        """Ends the row; returns the text that was held back."""
         self.reason = reason
-        self.core.ended = True
+        self.native.ended = True
         return self.text.finish() if self.text else ""
 
 
-class _Arranged(NamedTuple):
-    """What every step of the rows needs: the core's rows; whether any row has callables of its own; whether any has something
-    at each step that the core does not see to, which is text, log-probabilities and time."""
+class _Batch(NamedTuple):
+    """What a step needs to know of all rows, gathered again only when rows come or go."""
 
-    cores: list[_native.Row]
-    own: bool
-    watched: bool
+    native: list[_native.Row]
+    any_unfused: bool
+    any_watched: bool
 
 
 class Sampler:
@@ -100,15 +115,18 @@ class Sampler:
             token = decode_step(logits[b], steps, seed of b, position = length of the history of b)
             append it to the history; the row ends on an end token, a stop token or string, its length or its time
 
-    params: one `SamplingParams`, or one for each row.
-    vocab_size: V, the width of the logits.
+    params: one `SamplingParams` for all rows, or a sequence of one for each row.
+    vocab_size: V, the width of the logits, an integer >= 1.
     eos_token_id: an id, several, or None for no end token.
-    prompt_ids: the prompt of each row, a list of lists of ids; None for one row without a prompt for each of params.
-    processors: further callables (input_ids, scores) -> scores for all rows, where transformers puts a user's own: before the
-        temperature. Of those that run fused the attributes are read when a row is added (`explain` says which).
-    token_bytes: the bytes of a token; needed for stop strings and for text.
+    prompt_ids: the prompt of each row, a sequence of sequences of ids in [0, V); None for rows without a prompt, one for each
+        of params.
+    processors: further callables (input_ids, scores) -> scores for all rows, each called for one row at a time with NumPy
+        arrays (1, length) and (1, V). They run where transformers puts a user's own: before the temperature. The attributes of
+        those that run fused are read once, when a row is added (`explain` says which run fused).
+    token_bytes: token id -> bytes of text; required for stop strings and for `StepResult.text`.
 
-    Rows are added and removed between steps; a row's tokens depend on its own logits, params and prompt alone.
+    `rows` holds the rows, for reading. `add` and `remove` change them between steps. A row's tokens depend on its own logits,
+    params and prompt alone. One thread at a time may use a Sampler.
     Raises ValueError for arguments that do not fit each other, ids outside the vocabulary, or an order of processors that makes
     no sense.
     """
@@ -125,11 +143,11 @@ class Sampler:
     ) -> None:
         require(is_int(vocab_size) and vocab_size >= 1, _OP, "vocab_size", "an integer >= 1", vocab_size)
         self.vocab_size = int(vocab_size)
-        self._ends = frozenset(self._ids("eos_token_id", () if eos_token_id is None else _several(eos_token_id)))
+        self._ends = frozenset(self._ids("eos_token_id", _as_several(eos_token_id)))
         self._processors = tuple(processors)
         self._token_bytes = token_bytes
         self.rows: list[Row] = []
-        self._arranged: _Arranged | None = None  # made anew when rows come and go
+        self._batch: _Batch | None = None  # None once a row has come or gone
         ok = isinstance(params, (SamplingParams, Sequence))
         require(ok, _OP, "params", "a SamplingParams, or one for each prompt", params)
         each = [params] if isinstance(params, SamplingParams) else list(params)
@@ -141,31 +159,20 @@ class Sampler:
             self.add(row_params, ids)
 
     def add(self, params: SamplingParams, prompt_ids: Sequence[int] = ()) -> int:
-        """Adds a row behind the others and returns its index."""
-        require(isinstance(params, SamplingParams), _OP, "params", "a SamplingParams", params)
-        require(params.num_beams == 1, _OP, "params", "of one beam: `generate` searches with several", params.num_beams)
+        """Appends a row and returns its index, which is also its place in the logits of the next step.
+
+        params: of one beam (`generate` searches with several). prompt_ids: token ids in [0, V).
+
+        Raises ValueError, and adds nothing, for params that name an id outside the vocabulary or whose processors make no sense
+        in their order, and for stop strings without token_bytes.
+        """
+        self._check_params(params)
         prompt = self._ids("prompt_ids", prompt_ids)
-        require(
-            not params.stop_strings or self._token_bytes is not None,
-            _OP,
-            "token_bytes",
-            "given where a row has stop strings",
-            "None",
-        )
-        for name in _NAMING_TOKENS:
-            given = getattr(params, name)
-            self._ids(name, () if given is None else _several(given))
-        for name in ("bad_words_ids", "sequence_bias"):
-            for ids in getattr(params, name) or ():
-                self._ids(name, ids)
-        chain = processors_of(params, prompt_length=len(prompt), vocab_size=self.vocab_size, eos_token_ids=self._ends)
-        scale = next((i for i, c in enumerate(chain) if type(c).__name__.endswith("Warper")), len(chain))
-        chain[scale:scale] = self._processors
-        history, made = History(prompt), plan(chain, self.vocab_size)
-        core = kept_row(
+        history, row_plan = History(prompt), plan(self._chain(params, len(prompt)), self.vocab_size)
+        native = new_row(
             self.vocab_size,
             history,
-            made.last.parts,
+            row_plan.tail.parts,
             greedy=params.greedy,
             seed=params.seed,
             top_logprobs=params.logprobs,
@@ -174,48 +181,56 @@ class Sampler:
             limit=params.max_new_tokens,
         )
         text = TextStream(self._token_bytes, params.stop_strings) if self._token_bytes else None
-        self.rows.append(Row(params, history, made, core, text, time.monotonic()))
-        self._arranged = None
+        self.rows.append(Row(params, history, row_plan, native, text, time.monotonic()))
+        self._batch = None
         return len(self.rows) - 1
 
     def remove(self, index: int) -> None:
-        """Takes a row out; those behind it move up by one."""
+        """Takes a row out, ended or not; the rows after it move up by one. Raises ValueError for an index outside [0, B)."""
         require(is_int(index) and 0 <= index < len(self.rows), _OP, "index", f"in [0, {len(self.rows)})", index)
         del self.rows[index]
-        self._arranged = None
+        self._batch = None
 
-    def processed(self, logits: Any) -> Any:
-        """What each row's processors make of its logits, float32 (B, V): what transformers' chain would hand to softmax."""
-        prepared = self._worked_out(self._viewed(logits), ended=True)
-        steps, positions = [row.plan.last.steps(row.history) for row in self.rows], [len(row.history) for row in self.rows]
-        return arrays.like(logits, decode_step(prepared, steps, position=positions, need_processed=True).processed)
+    def processed(self, logits: ArrayT) -> ArrayT:
+        """What each row's processors make of its logits: the scores that transformers' chain would hand to softmax.
 
-    def step(self, logits: Any) -> StepResult:
-        """Draws the next token of every row that goes on, and advances its history."""
-        rows, batch = self.rows, len(self.rows)
-        cores, own, watched = self._arranged or self._arrange()
-        array = self._viewed(logits)
-        if own:
-            array = self._worked_out(array, ended=False)
-        tokens, ends, reported = self._in_float64(array) if array.dtype.char == "d" else step_rows(array, cores)
+        logits: (B, V), one row for each of `rows`, float32, float16, bfloat16 or float64, NumPy or torch.
+
+        Returns float32 (float64 for float64 logits), (B, V), in the kind of the logits; -inf for a dropped token. Rows that
+        have ended are processed too. Nothing is drawn, and no row changes.
+        Raises ValueError for logits of another shape or dtype, and whatever a processor raises.
+        """
+        scores = self._apply_unfused(self._view(logits), include_ended=True)
+        steps, positions = [row.plan.tail.steps(row.history) for row in self.rows], [len(row.history) for row in self.rows]
+        processed: ArrayT = arrays.like(logits, decode_step(scores, steps, position=positions, need_processed=True).processed)
+        return processed
+
+    def step(self, logits: Array) -> StepResult:
+        """Draws the next token of every row that goes on, appends it to the row's history, and ends rows that are due.
+
+        logits: (B, V), one row for each of `rows`, float32, float16 or bfloat16, NumPy or torch, rows at any distance. Not
+            written to. The logits of rows that have ended are not read.
+
+        Returns a `StepResult`.
+        Raises ValueError for logits of another shape or dtype, and whatever a user's processor raises: then no row has changed,
+        and the step may be repeated. What token_bytes raises comes after the draw: then some rows are one token further than
+        others, and the Sampler must be dropped.
+        """
+        native, any_unfused, any_watched = self._batch or self._gather()
+        array = self._view(logits)
+        if any_unfused:
+            array = self._apply_unfused(array, include_ended=False)
+        tokens, ends, reported = step_rows(array, native)
         drawn = tokens if type(logits) is np.ndarray else arrays.like(logits, tokens)
-        if ends is None and not watched:
-            return _new(StepResult, (drawn, (None,) * batch, np.zeros(batch, np.bool_), ("",) * batch, ("",) * batch))
-        pieces = [""] * batch
-        logprobs: list[TokenLogprobs | None] = [None] * batch
-        for i, (row, token, end) in enumerate(zip(rows, tokens.tolist(), ends or bytes(batch), strict=True)):
-            if row.reason:
-                continue
-            if reported is not None and reported[i] is not None:
-                logprob = logprobs[i] = TokenLogprobs(*reported[i])
-                row.logprobs.append(logprob)
-            pieces[i] = row.accept(token, ENDS[end])
-        reasons = tuple([row.reason for row in rows])
-        done = np.array([reason != "" for reason in reasons], np.bool_)
-        return StepResult(drawn, tuple(logprobs), done, reasons, tuple(pieces))
+        if ends is None and not any_watched:
+            batch = len(native)
+            # tuple.__new__, because StepResult's own constructor is a Python function: 0.1 us of the 1.6 of a step of one row.
+            nothing = ("",) * batch
+            return tuple.__new__(StepResult, (drawn, (None,) * batch, np.zeros(batch, np.bool_), nothing, nothing))
+        return self._report(drawn, tokens.tolist(), ends or bytes(len(native)), reported)
 
     def explain(self) -> str:
-        """The plan of each row in words; rows with the same plan are told together."""
+        """The plan of each row in words, one line for each processor and one for the draw; rows of one plan share it."""
         plans: dict[str, list[int]] = {}
         for i, row in enumerate(self.rows):
             end = "argmax of the scores" if row.params.greedy else "draw: first argmax of score + gumbel(seed, position, token)"
@@ -223,48 +238,64 @@ class Sampler:
             plans.setdefault(text, []).append(i)
         return "\n".join(f"row {', '.join(map(str, rows))}\n{text}" for text, rows in plans.items())
 
-    def _viewed(self, logits: Any) -> np.ndarray:
+    def _check_params(self, params: SamplingParams) -> None:
+        require(isinstance(params, SamplingParams), _OP, "params", "a SamplingParams", params)
+        require(params.num_beams == 1, _OP, "params", "of one beam: `generate` searches with several", params.num_beams)
+        spelled = not params.stop_strings or self._token_bytes is not None
+        require(spelled, _OP, "token_bytes", "given where a row has stop strings", "None")
+        for name in _TOKEN_FIELDS:
+            self._ids(name, _as_several(getattr(params, name)))
+        for name in _SEQUENCE_FIELDS:
+            for ids in getattr(params, name) or ():
+                self._ids(name, ids)
+
+    def _chain(self, params: SamplingParams, prompt_length: int) -> list[Any]:
+        """The processors of a row, the user's own before the first warper."""
+        chain = processors_of(params, prompt_length=prompt_length, vocab_size=self.vocab_size, eos_token_ids=self._ends)
+        first = next((i for i, processor in enumerate(chain) if type(processor).__name__.endswith("Warper")), len(chain))
+        return [*chain[:first], *self._processors, *chain[first:]]
+
+    def _report(self, drawn: Array, tokens: list[int], ends: bytes, reported: Sequence[Any] | None) -> StepResult:
+        """The result of a step, row by row: log-probabilities, text, and what Python alone can see to end a row."""
+        pieces = [""] * len(self.rows)
+        logprobs: list[TokenLogprobs | None] = [None] * len(self.rows)
+        for i, (row, token, end) in enumerate(zip(self.rows, tokens, ends, strict=True)):
+            if row.reason:
+                continue
+            if reported is not None and reported[i] is not None:
+                logprob = logprobs[i] = TokenLogprobs(*reported[i])
+                row.logprobs.append(logprob)
+            pieces[i] = row.accept(token, ENDS[end])
+        reasons = tuple([row.reason for row in self.rows])
+        done = np.array([reason != "" for reason in reasons], np.bool_)
+        return StepResult(drawn, tuple(logprobs), done, reasons, tuple(pieces))
+
+    def _view(self, logits: Array) -> np.ndarray:
         array = arrays.view(_OP, "logits", logits)
         if array.shape != (len(self.rows), self.vocab_size):
             refuse(_OP, "logits", f"of shape {len(self.rows)}x{self.vocab_size}", array)
         return array
 
-    def _arrange(self) -> _Arranged:
-        own = any(row.plan.own for row in self.rows)
-        watched = any(row.text or row.params.logprobs is not None or row.params.max_time for row in self.rows)
-        self._arranged = _Arranged([row.core for row in self.rows], own, watched)
-        return self._arranged
-
-    def _worked_out(self, logits: np.ndarray, *, ended: bool) -> np.ndarray:
-        """The logits, those of rows with callables of their own worked out up to the last fused run; of ended rows if asked."""
-        own = [(i, row) for i, row in enumerate(self.rows) if row.plan.own and (ended or not row.reason)]
-        if not own:
-            return logits
-        made = logits.astype(np.float64 if logits.dtype == np.float64 else np.float32)
-        for i, row in own:
-            made[i] = row.plan.worked_out(logits[i], row.history)
-        return made
-
-    def _in_float64(self, logits: np.ndarray) -> tuple[np.ndarray, bytes, Sequence[Any]]:
-        """As `step_rows`, of logits that the reference alone reads."""
-        going = [i for i, row in enumerate(self.rows) if not row.reason]
-        rows = [self.rows[i] for i in going]
-        drawn = decode_step(
-            logits[going],
-            [row.plan.last.steps(row.history) for row in rows],
-            greedy=[row.params.greedy for row in rows],
-            seed=[int(row.params.seed) for row in rows],
-            position=[len(row.history) for row in rows],
-            top_logprobs=[row.params.logprobs for row in rows],
+    def _gather(self) -> _Batch:
+        self._batch = _Batch(
+            [row.native for row in self.rows],
+            any(row.plan.unfused for row in self.rows),
+            any(row.watched for row in self.rows),
         )
-        tokens, ends = np.full(len(self.rows), -1, np.int64), bytearray(len(self.rows))
-        logprobs: list[TokenLogprobs | None] = [None] * len(self.rows)
-        tokens[going] = drawn.tokens
-        for i, row, token, logprob in zip(going, rows, drawn.tokens.tolist(), drawn.logprobs, strict=True):
-            ends[i], logprobs[i] = _native.accept_token(row.core, token if token >= 0 else None), logprob
-        return tokens, bytes(ends), logprobs
+        return self._batch
+
+    def _apply_unfused(self, logits: np.ndarray, *, include_ended: bool) -> np.ndarray:
+        """The logits, or a copy in which the rows' unfused processors have run, up to the fused tail of their plans."""
+        rows = [(i, row) for i, row in enumerate(self.rows) if row.plan.unfused and (include_ended or not row.reason)]
+        if not rows:
+            return logits
+        scores = logits.astype(np.float64 if logits.dtype == np.float64 else np.float32)
+        for i, row in rows:
+            scores[i] = row.plan.apply_unfused(logits[i], row.history)
+        return scores
 
     def _ids(self, name: str, ids: Any) -> list[int]:
+        """Token ids as a list of ints; ValueError for what is not an iterable of ids in the vocabulary."""
         plain = ids.tolist() if hasattr(ids, "tolist") else ids
         column: list[Any] = list(plain) if isinstance(plain, Iterable) else [None]
         if not all(is_int(i) and 0 <= i < self.vocab_size for i in column):
@@ -272,5 +303,6 @@ class Sampler:
         return [int(i) for i in column]
 
 
-def _several(ids: Any) -> Any:
-    return [ids] if is_int(ids) else ids
+def _as_several(ids: Any) -> Any:
+    """No id for None, one for an id; several as they are."""
+    return () if ids is None else [ids] if is_int(ids) else ids

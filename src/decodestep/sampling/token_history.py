@@ -1,4 +1,4 @@
-"""What a row has seen: its tokens, and indexes over them that grow with each token instead of being made anew."""
+"""The tokens of one row, with indexes over them that are extended by each token instead of being rebuilt."""
 
 from __future__ import annotations
 
@@ -11,35 +11,32 @@ from decodestep import _native
 
 
 class Tally(NamedTuple):
-    """The distinct tokens of a sequence, int64, in the order in which they came, and how often each occurs, float64."""
+    """The distinct tokens of a sequence, int64, in order of first occurrence, and how often each occurs, float64."""
 
     ids: np.ndarray
     counts: np.ndarray
 
 
 class History(_native.History):
-    """The tokens of one row, prompt first; `prompt_length` of them were given. Tokens are integers >= 0.
+    """The tokens of one row, integers >= 0: first the `prompt_length` tokens of the prompt, then the generated ones.
 
-    It is the core's own, so that a step reads it without a way through Python. `tokens` is a list of the same tokens, to be
-    read. An index is built where it is first asked for, and kept up from then on; what is returned of it is a copy.
+    The list lives in the core, which reads it in every step without calling Python. `tokens` is a view for reading: a Python
+    list of the same tokens. An index is built when `tally` or `followers` first needs it and extended by every later `append`;
+    what they return is a copy.
     """
 
     def __init__(self, prompt_ids: Iterable[int] = ()) -> None:
         super().__init__([int(token) for token in prompt_ids])
 
-    @property
-    def generated(self) -> int:
-        return len(self) - self.prompt_length
-
     def append(self, token: int) -> None:
         _native.append_token(self, int(token))
 
     def tally(self, skipped: int = 0) -> Tally:
-        """The distinct tokens behind the first `skipped`, and how often each occurs."""
+        """The distinct tokens after the first `skipped`, and how often each occurs."""
         return Tally(*_native.tally(self, skipped))
 
     def followers(self, n: int) -> np.ndarray:
-        """The distinct tokens that would complete an n-gram, n >= 1, which the row already holds; int64."""
+        """The distinct tokens, int64, that would complete an n-gram which occurs in the history already; n >= 1."""
         ids: np.ndarray = _native.followers(self, n)
         return ids
 

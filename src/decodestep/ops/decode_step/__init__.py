@@ -11,18 +11,17 @@ from decodestep._base import arrays
 from decodestep._base.checks import require, require_dtype
 from decodestep._base.dispatch import choose, run, timed
 from decodestep.ops.decode_step import cpu, reference
-from decodestep.ops.decode_step.arguments import usual
+from decodestep.ops.decode_step.arguments import normalise_arguments
 from decodestep.ops.decode_step.steps import Steps
 
 _OP = "decode_step"
-_new = tuple.__new__
 _FLOATS = tuple(np.dtype(name) for name in ("float32", "float16", "bfloat16", "float64"))
 
 
 class TokenLogprobs(NamedTuple):
-    """Natural logarithms of probabilities at one step: of the token drawn, and of the most likely ones, best first.
+    """Natural logarithms of probabilities at one step: of the drawn token, and of the most likely tokens, best first.
 
-    raw: from the logits as they came; processed: from what the steps left, 0 where it left one token.
+    raw: from the logits as they came. processed: from what the steps left; 0 where they left one token.
     top_raw, top_processed: (token id, log-probability) pairs, lowest id first among equals.
     """
 
@@ -33,7 +32,11 @@ class TokenLogprobs(NamedTuple):
 
 
 class DecodeStep(NamedTuple):
-    """tokens: int64 (B,). processed: (B, V) or None. logprobs: for each row a `TokenLogprobs` or None."""
+    """The result of `decode_step`, arrays in the kind of its logits.
+
+    tokens: int64 (B,), -1 for a row without a candidate. processed: (B, V), or None where it was not requested.
+    logprobs: for each row a `TokenLogprobs`, or None where it was not requested and for a row without a candidate.
+    """
 
     tokens: Any
     processed: Any
@@ -51,7 +54,7 @@ def decode_step(
     need_processed: bool = False,
     backend: str = "auto",
 ) -> DecodeStep:
-    """Runs every row's own steps over its logits and draws its token from what they leave, or takes the first maximum.
+    """Runs every row's own steps over its logits, then draws its token from the scores that they leave, or takes the maximum.
 
         for every row b:
             s = logits[b] as float32, NaN as -inf
@@ -59,50 +62,63 @@ def decode_step(
             token = first argmax of s[i]                              where greedy[b]
                     first argmax of s[i] + gumbel(seed[b], position[b], i) over s[i] > -inf     elsewhere
 
-    logits: (B, V), V >= 1, float32, float16 or bfloat16 (float64 for the oracle's own sake). Not written to.
-    steps: for each row a sequence of the values of `decodestep.ops.decode_step.steps`; of ids at most V, int64 in [0, V).
-    greedy: bool, a scalar or (B,). seed: integers in [0, 2^64). position: integers in [0, 2^32), the index of the token drawn
-        in its own sequence. Scalars or (B,).
-    top_logprobs: None, or for each row how many of the most likely tokens to report, >= 0; None for no log-probabilities.
-    need_processed: whether to return what the steps leave: float32 (float64 for float64 logits), -inf where dropped.
-    backend: "auto", "cpu" or "reference"; "cpu" has no float64.
+    logits: (B, V), V >= 1, float32, float16 or bfloat16, any strides. float64 too, by the reference alone and in float64.
+        Not written to.
+    steps: for each row a sequence of the values of `decodestep.ops.decode_step.steps`; their ids are int64 arrays of at most V
+        ids in [0, V).
+    greedy: bool, a scalar or (B,).
+    seed: integers in [0, 2^64), a scalar or (B,).
+    position: integers in [0, 2^32), a scalar or (B,): the index of the drawn token in its own sequence, prompt included.
+    top_logprobs: None, or one item per row: how many of the most likely tokens to report, >= 0; None for no log-probabilities.
+    need_processed: whether to return the scores after the steps: float32 (float64 for float64 logits), -inf where dropped.
+    backend: "auto", "cpu" or "reference"; "cpu" does not take float64. All give the same bits.
 
-    Returns a `DecodeStep`, arrays in the kind of logits. A row that its steps leave empty, or whose logits were all -inf or
-    NaN, has token -1 and no log-probabilities.
+    Returns a `DecodeStep`. A row that has no score above -inf, before or after its steps, has token -1 and no
+    log-probabilities.
     Raises ValueError for an argument outside these rules.
 
     Notes: probabilities, entropies and deviations are float64, over the tokens above -inf. A sum over a row adds token i to
     partial sum i mod 16, in vocabulary order, and folds these in halves; a running sum goes in the order of its ranking. +inf
-    scores share the mass equally; a temperature leaves them alone. A token depends on its row's logits, steps, seed and
-    position alone. Source: the filters of transformers 5.23; the draw is the Gumbel-max trick on `decodestep.random`.
+    scores share the mass equally, at every temperature. A token depends on its row's logits, steps, seed and position alone.
+    Source: the filters of transformers 5.23; the draw is the Gumbel-max trick on `decodestep.random`.
     """
     rows = logits if type(logits) is np.ndarray else arrays.view(_OP, "logits", logits)
     result = None
     if backend == "auto" or backend == "cpu":
+        # The core checks every argument while it reads it, before it computes anything. To ask first whether it will take them
+        # would visit every step of every row a second time, which costs as much as the kernel. What it does not take is valid
+        # in another form or not valid: `normalise_arguments` tells which.
         try:
             result = timed(_OP, "cpu", cpu.decode_step)(rows, steps, greedy, seed, position, top_logprobs, need_processed)
-        except ValueError:  # the core refuses, before it writes, all but arguments in their usual forms
+        except ValueError:
             result = None
     if result is None:
-        result = _of_any_form(rows, steps, greedy, seed, position, top_logprobs, need_processed, backend)
+        result = _normalise_and_run(rows, steps, greedy, seed, position, top_logprobs, need_processed, backend)
     tokens, processed, logprobs = result
     if rows is not logits:
         tokens, processed = arrays.like(logits, tokens), None if processed is None else arrays.like(logits, processed)
-    # A named tuple without a call of Python's own.
-    return _new(DecodeStep, (tokens, processed, (None,) * len(rows) if logprobs is None else _named(logprobs)))
+    # tuple.__new__, because the constructor of a named tuple is a Python function: 0.1 us of the 4 us of a call of one row.
+    return tuple.__new__(DecodeStep, (tokens, processed, (None,) * len(rows) if logprobs is None else _named(logprobs)))
 
 
-def _of_any_form(
-    rows: np.ndarray, steps: Any, greedy: Any, seed: Any, position: Any, wanted: Any, need_processed: bool, backend: str
+def _normalise_and_run(
+    rows: np.ndarray,
+    steps: Sequence[Steps],
+    greedy: Any,
+    seed: Any,
+    position: Any,
+    top_logprobs: Any,
+    need_processed: bool,
+    backend: str,
 ) -> tuple[Any, Any, Any]:
     require_dtype(_OP, "logits", rows, _FLOATS)
     require(rows.ndim == 2 and rows.shape[1] >= 1, _OP, "logits", "of shape (B, V) with V >= 1", rows)
-    wide = "has no float64" if rows.dtype == np.float64 else None
-    backend = choose(_OP, backend, {"cpu": wide, "reference": None})
-    plain = usual(rows, steps, greedy, seed, position, wanted)
+    obstacle = "has no float64" if rows.dtype == np.float64 else None
+    backend = choose(_OP, backend, {"cpu": obstacle, "reference": None})
+    normalised = normalise_arguments(rows, steps, greedy, seed, position, top_logprobs)
     if backend == "cpu":
-        return run(_OP, backend, cpu.decode_step, arrays.contiguous_rows(rows), *plain, need_processed)
-    return run(_OP, backend, reference.decode_step, rows, *plain, need_processed)
+        return run(_OP, backend, cpu.decode_step, arrays.contiguous_rows(rows), *normalised, need_processed)
+    return run(_OP, backend, reference.decode_step, rows, *normalised, need_processed)
 
 
 def _named(logprobs: Sequence[Any]) -> tuple[TokenLogprobs | None, ...]:

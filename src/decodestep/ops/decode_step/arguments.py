@@ -1,8 +1,8 @@
-"""decode_step's arguments, checked, in the one form that both backends read: lists, one item a row, of plain values."""
+"""decode_step's arguments, checked, in the one form that both backends read: lists of Python values, one item per row."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -15,19 +15,20 @@ from decodestep.ops.decode_step.steps import PATCHES, Step, Steps
 _OP = "decode_step"
 
 
-def usual(
+def normalise_arguments(
     rows: np.ndarray, steps: Sequence[Steps], greedy: Any, seed: Any, position: Any, top_logprobs: Sequence[int | None] | None
 ) -> tuple[list[list[Step]], list[bool], list[int], list[int], list[int | None]]:
+    """(steps, greedy, seed, position, top_logprobs), each a list with one item per row; ValueError outside the rules."""
     batch, vocab = rows.shape
     require(len(steps) == batch, _OP, "steps", f"given for {batch} rows", f"{len(steps)} rows")
-    plain = [[usual_step(step, vocab) for step in row] for row in steps]
+    plain_steps = [[normalise_step(step, vocab) for step in row] for row in steps]
     flags = np.broadcast_to(np.asarray(greedy), (batch,))
     require(flags.dtype == np.bool_, _OP, "greedy", f"bool, a scalar or {batch}", greedy)
     wanted = [None] * batch if top_logprobs is None else list(top_logprobs)
     ok = len(wanted) == batch and all(n is None or (is_int(n) and n >= 0) for n in wanted)
     require(ok, _OP, "top_logprobs", f"None or an integer >= 0 for each of {batch} rows", top_logprobs)
     seeds, positions = _integers("seed", seed, batch, 2**64), _integers("position", position, batch, 2**32)
-    return plain, flags.tolist(), seeds, positions, [None if n is None else int(n) for n in wanted]
+    return plain_steps, flags.tolist(), seeds, positions, [None if n is None else int(n) for n in wanted]
 
 
 def _integers(name: str, value: Any, batch: int, bound: int) -> list[int]:
@@ -39,20 +40,21 @@ def _integers(name: str, value: Any, batch: int, bound: int) -> list[int]:
     return [int(v) for v in column]
 
 
-def usual_step(step: Step, vocab: int) -> Step:
+def normalise_step(step: Step, vocab: int) -> Step:
+    """The step with Python numbers and packed arrays of int64 or float64; ValueError outside its rules."""
     _check_step(step, vocab)
-    return type(step)(*(_plain(value) for value in step))
+    return type(step)(*(_plain_field(value) for value in step))
 
 
-def _plain(value: Any) -> Any:
+def _plain_field(value: Any) -> Any:
     if isinstance(value, np.ndarray):
         return np.ascontiguousarray(value, value.dtype if value.dtype.kind == "i" else np.float64)
     return int(value) if is_int(value) else float(value)
 
 
 def _check_step(step: Step, vocab: int) -> None:
-    legal = _LEGAL.get(type(step))
-    require(legal is not None, _OP, "steps", "of the types in decodestep.ops.decode_step.steps", type(step).__name__)
+    rules = _RULES.get(type(step))
+    require(rules is not None, _OP, "steps", "of the types in decodestep.ops.decode_step.steps", type(step).__name__)
     if isinstance(step, PATCHES):
         ids = step.ids
         ok = isinstance(ids, np.ndarray) and ids.ndim == 1 and ids.dtype == np.int64
@@ -63,7 +65,7 @@ def _check_step(step: Step, vocab: int) -> None:
             f"about at most {vocab} ids, int64 in [0, {vocab})",
             step,
         )
-    for name, (rule, check) in (legal or {}).items():
+    for name, (rule, check) in (rules or {}).items():
         require(check(getattr(step, name)), _OP, f"{type(step).__name__}.{name}", rule, getattr(step, name))
     if isinstance(step, kinds.Add):
         require(step.values.shape == step.ids.shape, _OP, "Add.values", "one for each id", step.values)
@@ -73,7 +75,8 @@ _POSITIVE = ("a finite number > 0", lambda v: is_finite(v) and v > 0)
 _SHARE = ("in [0, 1]", lambda v: is_real(v) and 0 <= v <= 1)
 _INSIDE = ("in (0, 1)", lambda v: is_real(v) and 0 < v < 1)
 _COUNT = ("an integer >= 1", lambda v: is_int(v) and v >= 1)
-_LEGAL: dict[type, dict[str, Any]] = {
+# The fields of each step that have a rule besides those of ids: what the rule is called, and whether a value follows it.
+_RULES: dict[type, dict[str, tuple[str, Callable[[Any], bool]]]] = {
     kinds.Penalise: {"factor": _POSITIVE},
     kinds.Add: {"values": ("a float array", lambda v: isinstance(v, np.ndarray) and v.dtype.kind == "f")},
     kinds.Lift: {"factor": ("a finite number", is_finite)},

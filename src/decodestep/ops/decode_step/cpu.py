@@ -21,23 +21,21 @@ def decode_step(
     top_logprobs: Any,
     need_processed: bool,
 ) -> tuple[np.ndarray, np.ndarray | None, Sequence[Any] | None]:
-    """Tokens, processed scores or None, and log-probabilities or None where no row wants them.
+    """(tokens, processed scores or None, log-probabilities per row or None where no row reports any).
 
-    ValueError where an argument is not in the form that the core reads.
+    The core takes arguments as `arguments.normalise_arguments` returns them; greedy, seed, position and top_logprobs may also
+    be one Python value for all rows. Raises ValueError, before it computes anything, for every other form.
     """
     threads = dispatch.threads() if len(steps) > 1 else 1
-    made: tuple[np.ndarray, np.ndarray | None, Sequence[Any] | None] = _native.decode_step(
+    result: tuple[np.ndarray, np.ndarray | None, Sequence[Any] | None] = _native.decode_step(
         logits, steps, greedy, seed, position, top_logprobs, need_processed, threads
     )
-    return made
+    return result
 
 
 def step_rows(logits: np.ndarray, rows: list[_native.Row]) -> tuple[np.ndarray, bytes | None, Sequence[Any] | None]:
-    """Tokens, how each row ends or None where all go on, and log-probabilities, as `decode_step`; see `rows`.
-
-    ValueError where the logits are not in the form that the core reads.
-    """
-    made: tuple[np.ndarray, bytes | None, Sequence[Any] | None] = _native.step_rows(
+    """(tokens, end codes or None where no row has ever ended, log-probabilities as above); see `rows.step_rows`."""
+    result: tuple[np.ndarray, bytes | None, Sequence[Any] | None] = _native.step_rows(
         logits, rows, dispatch.threads() if len(rows) > 1 else 1
     )
-    return made
+    return result

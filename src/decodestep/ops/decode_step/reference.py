@@ -1,7 +1,7 @@
 """decode_step, row by row: each step shrinks or changes the list of candidates.
 
-A row is (ids, scores): the tokens above -inf, ascending, and their scores. What is not in the list is -inf for good, so a
-step after a filter looks at what the filter left alone.
+The candidates are the tokens with a score above -inf. A token that is not among them stays at -inf, so each step sees only what
+the steps before it left. Noise comes from the reference of `decodestep.random`: nothing here calls a kernel.
 """
 
 from __future__ import annotations
@@ -38,11 +38,14 @@ from decodestep.ops.decode_step.steps import (
 
 
 class Row(NamedTuple):
+    """The candidates of a row, and the position of the token that is being drawn."""
+
     ids: np.ndarray  # int64, ascending
-    scores: np.ndarray
+    scores: np.ndarray  # float32 or float64
     position: int
 
     def keep(self, kept: np.ndarray) -> Row:
+        """The candidates in a mask or at these places."""
         return self._replace(ids=self.ids[kept], scores=self.scores[kept])
 
 
@@ -52,9 +55,10 @@ def decode_step(
     greedy: Sequence[bool],
     seeds: Sequence[int],
     positions: Sequence[int],
-    wanted: Sequence[int | None],
+    top_logprobs: Sequence[int | None],
     need_processed: bool,
 ) -> tuple[np.ndarray, np.ndarray | None, list[Any]]:
+    """(tokens, processed scores or None, log-probabilities per row), of arguments in the form of `normalise_arguments`."""
     batch, vocab = rows.shape
     tokens = np.empty(batch, np.int64)
     scores = np.empty(rows.shape, np.float64 if rows.dtype == np.float64 else np.float32) if need_processed else None
@@ -64,52 +68,52 @@ def decode_step(
         tokens[b] = first_maximum(row) if greedy[b] else draw(row, seeds[b])
         if scores is not None:
             scores[b] = processed(row, vocab)
-        count = wanted[b]
+        count = top_logprobs[b]
         logprobs.append(None if count is None or tokens[b] < 0 else _report(rows[b], row, int(tokens[b]), count))
     return tokens, scores, logprobs
 
 
 def _report(logits: np.ndarray, row: Row, token: int, count: int) -> tuple[float, float, Any, Any]:
-    """Log-probabilities, raw and processed: of the token, and the (id, log-probability) pairs of the most likely ones."""
+    """The fields of a `TokenLogprobs` for the drawn token; `row` is what the steps left of the logits."""
 
     def of(row: Row) -> tuple[float, tuple[tuple[int, float], ...]]:
         values = log_probabilities(row)
         best = np.argsort(-values, kind="stable")[:count]
         at = np.flatnonzero(row.ids == token)
-        chosen = float(values[at[0]]) if len(at) else -math.inf  # a forced token may have been at -inf
-        return chosen, tuple((int(row.ids[i]), float(values[i])) for i in best)
+        drawn = float(values[at[0]]) if len(at) else -math.inf  # a forced token may have been at -inf
+        return drawn, tuple((int(row.ids[i]), float(values[i])) for i in best)
 
-    (raw, top_raw), (chosen, top) = of(candidates(logits, (), 0)), of(row)
-    return raw, chosen, top_raw, top
+    (raw, top_raw), (processed, top_processed) = of(candidates(logits, (), 0)), of(row)
+    return raw, processed, top_raw, top_processed
 
 
 def candidates(logits: np.ndarray, steps: Sequence[Step], position: int) -> Row:
-    """The row that its steps leave; NaN counts as -inf."""
+    """The candidates that the steps leave of a row of logits (V,); NaN counts as -inf."""
     scores = logits.astype(np.float64 if logits.dtype == np.float64 else np.float32)
-    row = _above_nothing(Row(np.arange(len(scores)), scores, position))
+    row = _drop_forbidden(Row(np.arange(len(scores)), scores, position))
     for step in steps:
         row = _RULES[type(step)](row, step)
     return row
 
 
 def first_maximum(row: Row) -> int:
-    """The first maximum; -1 where there is no candidate."""
+    """The token with the highest score, the lowest id among equals; -1 where there is no candidate."""
     return int(row.ids[np.argmax(row.scores)]) if len(row.ids) else -1
 
 
 def draw(row: Row, seed: int) -> int:
-    """The first maximum of score + noise; +inf scores share the draw. -1 where there is no candidate."""
+    """The first maximum of score + noise; +inf scores share the draw equally. -1 where there is no candidate."""
     if not len(row.ids):
         return -1
     top = row.scores.max()
     if top == np.inf:
         row = row.keep(row.scores == top)._replace(scores=np.zeros(int((row.scores == top).sum())))
-    noise = random.gumbel(seed, row.position, row.ids)
+    noise = random.gumbel(seed, row.position, row.ids, backend="reference")
     return int(row.ids[np.argmax(row.scores.astype(np.float64) + noise)])
 
 
 def processed(row: Row, vocab: int) -> np.ndarray:
-    """The row's scores over the whole vocabulary."""
+    """The row's scores over the whole vocabulary, -inf for all but the candidates."""
     scores = np.full(vocab, -np.inf, row.scores.dtype)
     scores[row.ids] = row.scores
     return scores
@@ -118,7 +122,7 @@ def processed(row: Row, vocab: int) -> np.ndarray:
 def total(ids: np.ndarray, values: np.ndarray) -> float:
     """The sum of the tokens' values: token i goes to partial sum i mod 16, in vocabulary order; these are folded in halves.
 
-    What is no candidate would add 0, so a sum does not depend on how a row is stored.
+    A token that is not a candidate would add 0, so this is the sum over the whole vocabulary.
     """
     rows = np.zeros((ids[-1] // _PARTS + 1, _PARTS))
     rows.reshape(-1)[ids] = values
@@ -132,7 +136,7 @@ _PARTS = 16
 
 
 def weights(scores: np.ndarray) -> np.ndarray:
-    """exp(score - largest) in float64; beside +inf scores, 1 for these and 0 for others."""
+    """exp(score - largest) in float64; where some scores are +inf, 1 for these and 0 for the others."""
     top = scores.max()
     return (scores == top).astype(np.float64) if np.isinf(top) else exact_math.exp(_below(scores, float(top)))
 
@@ -144,7 +148,7 @@ def probabilities(row: Row) -> np.ndarray:
 
 
 def _below(scores: np.ndarray, top: float) -> np.ndarray:
-    """scores - top in float64; what lies further below than float64 reaches is -inf."""
+    """scores - top in float64; -inf where the difference overflows."""
     with np.errstate(over="ignore"):
         return scores.astype(np.float64) - top
 
@@ -158,12 +162,12 @@ def log_probabilities(row: Row) -> np.ndarray:
     return np.where(row.scores == top, -mass, -np.inf) if np.isinf(top) else _below(row.scores, top) - mass
 
 
-def _above_nothing(row: Row) -> Row:
+def _drop_forbidden(row: Row) -> Row:
     return row.keep(row.scores > -np.inf)
 
 
 def _places(row: Row, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Where those of `ids` that are candidates stand in the row, and which of `ids` they are."""
+    """For those of `ids` that are candidates: their places in the row, and their places in `ids`."""
     if not len(row.ids):
         return np.zeros(0, np.int64), np.zeros(0, np.int64)
     at = np.minimum(np.searchsorted(row.ids, ids), len(row.ids) - 1)
@@ -172,23 +176,26 @@ def _places(row: Row, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _changed(row: Row, ids: np.ndarray, change: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> Row:
-    """The row with the scores of `ids` run through change(scores, which of ids); -inf leaves the list."""
+    """The row with the scores of `ids` replaced by change(scores, places in ids), id by id; a score of -inf is dropped.
+
+    An id that occurs n times in `ids` is changed n times, so occurrence 0 of every id goes first, then occurrence 1, and so on.
+    """
     at, which = _places(row, ids)
-    turn = _turns(at)
+    occurrence = _occurrences(at)
     scores = row.scores.copy()
     with np.errstate(over="ignore", invalid="ignore"):
-        for now in range(turn.max(initial=-1) + 1):
-            these = at[turn == now]
-            scores[these] = change(scores[these], which[turn == now])
-    return _above_nothing(row._replace(scores=scores))
+        for n in range(occurrence.max(initial=-1) + 1):
+            these = at[occurrence == n]
+            scores[these] = change(scores[these], which[occurrence == n])
+    return _drop_forbidden(row._replace(scores=scores))
 
 
-def _turns(places: np.ndarray) -> np.ndarray:
-    """How often each place was named before."""
+def _occurrences(places: np.ndarray) -> np.ndarray:
+    """For each item, how many equal items come before it."""
     order = np.argsort(places, kind="stable")
-    turn = np.empty(len(places), np.int64)
-    turn[order] = np.arange(len(places)) - np.searchsorted(places[order], places[order])
-    return turn
+    earlier = np.empty(len(places), np.int64)
+    earlier[order] = np.arange(len(places)) - np.searchsorted(places[order], places[order])
+    return earlier
 
 
 def _penalise(row: Row, step: Penalise) -> Row:
@@ -222,13 +229,13 @@ def _temperature(row: Row, step: Temperature) -> Row:
     if not len(row.ids):
         return row
     top = row.scores.max()
-    if top == np.inf:  # +inf stays infinitely above all others
+    if top == np.inf:  # a quotient of +inf is +inf, and every other score is negligible beside it
         return row.keep(row.scores == top)
     with np.errstate(over="ignore", divide="ignore", invalid="ignore"):
         scores = row.scores / row.scores.dtype.type(step.temperature)
         if not np.isfinite(scores.max()):
             scores = ((row.scores.astype(np.float64) - float(top)) / step.temperature).astype(scores.dtype)
-    return _above_nothing(row._replace(scores=scores))
+    return _drop_forbidden(row._replace(scores=scores))
 
 
 def _kth(scores: np.ndarray, k: int) -> Any:
@@ -320,7 +327,7 @@ def _top_n_sigma(row: Row, step: TopNSigma) -> Row:
 
 
 def _xtc(row: Row, step: Xtc) -> Row:
-    if not len(row.ids) or random.uniform(step.seed, row.position, random.XTC_COIN) >= step.probability:
+    if not len(row.ids) or random.uniform(step.seed, row.position, random.XTC_COIN, backend="reference") >= step.probability:
         return row
     above = np.flatnonzero(probabilities(row) >= step.threshold)
     if len(above) < 2:
@@ -332,9 +339,9 @@ def _xtc(row: Row, step: Xtc) -> Row:
 
 
 def _normalise(row: Row, _: Normalise) -> Row:
-    with np.errstate(over="ignore"):  # what is too little for the type is -inf
+    with np.errstate(over="ignore"):  # a log-probability below the range of float32 becomes -inf
         scores = log_probabilities(row).astype(row.scores.dtype)
-    return _above_nothing(row._replace(scores=scores))
+    return _drop_forbidden(row._replace(scores=scores))
 
 
 _RULES: dict[type, Callable[[Row, Any], Row]] = {

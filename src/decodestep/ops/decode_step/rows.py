@@ -1,4 +1,4 @@
-"""Rows that the core keeps from one step to the next, so that a step hands over their logits and nothing else."""
+"""Rows that live in the core from one step to the next: a step then needs their logits and nothing else."""
 
 from __future__ import annotations
 
@@ -10,22 +10,23 @@ import numpy as np
 from decodestep import _native
 from decodestep._base import arrays
 from decodestep._base.checks import require_dtype
-from decodestep._base.dispatch import run, timed
+from decodestep._base.dispatch import timed
 from decodestep.ops.decode_step import cpu
-from decodestep.ops.decode_step.arguments import usual_step
-from decodestep.ops.decode_step.steps import Following, Step, While
+from decodestep.ops.decode_step.arguments import normalise_step
+from decodestep.ops.decode_step.steps import HistoryPart, Step, While
 
 _OP = "decode_step"
-_READ = tuple(np.dtype(name) for name in ("float32", "float16", "bfloat16"))
+_DTYPES = tuple(np.dtype(name) for name in ("float32", "float16", "bfloat16"))
 
-# Steps, what follows from the history by itself, or a function from the history to steps.
-Part = tuple[Step, ...] | Following | Callable[[Any], tuple[Step, ...]]
+# Where a row's steps come from: steps that never change, steps that the core derives from the history, or a function
+# (history) -> steps that it calls once per token.
+Part = tuple[Step, ...] | HistoryPart | Callable[[Any], tuple[Step, ...]]
 
-# How a row goes on, by the core's numbers.
+# What ended a row in a step, by the codes that the core returns; "" where it goes on.
 ENDS = ("", "eos", "stop", "length", "no_candidate")
 
 
-def kept_row(
+def new_row(
     vocab: int,
     history: _native.History,
     parts: Sequence[Part],
@@ -37,37 +38,54 @@ def kept_row(
     stops: Collection[int],
     limit: int | None,
 ) -> _native.Row:
-    """A row of the core: what `decode_step` takes for it, read once, and how it ends.
+    """A row of the core: its parts are read and checked once, here.
 
-    ends, stops: the tokens at which it ends as "eos" and as "stop". limit: how many tokens it draws at most, or None.
+    history: the row's tokens; each step appends the token that it draws.
+    greedy, seed, top_logprobs: as in `decode_step`.
+    ends, stops: the tokens that end the row with the reasons "eos" and "stop". limit: how many tokens it draws at most, or
+        None.
+
+    Raises ValueError for a step outside the rules of `decode_step`.
     """
-    plain = [_plain(part, vocab) for part in parts]
-    wanted = None if top_logprobs is None else int(top_logprobs)
     return _native.Row(
-        vocab, history, plain, greedy, int(seed), wanted, list(ends), list(stops), None if limit is None else int(limit)
+        vocab=vocab,
+        history=history,
+        parts=[_normalise_part(part, vocab) for part in parts],
+        greedy=greedy,
+        seed=int(seed),
+        top_logprobs=None if top_logprobs is None else int(top_logprobs),
+        ends=list(ends),
+        stops=list(stops),
+        limit=None if limit is None else int(limit),
     )
 
 
 def step_rows(logits: np.ndarray, rows: list[_native.Row]) -> tuple[np.ndarray, bytes | None, Sequence[Any] | None]:
-    """Draws a token for every row, and notes it in the row's history; nothing is done for rows that have ended.
+    """Draws a token for every row that has not ended, and appends it to the row's history.
 
-    Returns the tokens, int64, -1 for a row without one; the numbers of `ENDS`, None where no row has ended now or before,
-    0 for those that had; and log-probabilities for each row or None, None where no row has any.
+    logits: (len(rows), V), float32, float16 or bfloat16.
+
+    Returns (tokens, ends, logprobs).
+    tokens: int64, one per row; -1 for a row that had ended earlier or has no candidate.
+    ends: one code per row, an index into `ENDS`, 0 where the row goes on or had ended earlier; None if no row has ever ended.
+    logprobs: one item per row, the fields of a `TokenLogprobs` or None; None if no row reports any.
+    Raises ValueError for logits of another dtype, shape or vocabulary, for a row that is given twice or is being stepped, and
+    whatever a part's own function raises; no row has changed then.
     """
-    try:
-        return timed(_OP, "cpu", cpu.step_rows)(logits, rows)
-    except ValueError:  # the core refuses, before it writes, all but its types in rows without gaps
-        require_dtype(_OP, "logits", logits, _READ)
-        return run(_OP, "cpu", cpu.step_rows, arrays.contiguous_rows(logits), rows)
+    # In the usual case, packed rows of a known dtype, this one test is all that Python does.
+    if not (logits.flags.carray and logits.dtype in _DTYPES):
+        require_dtype(_OP, "logits", logits, _DTYPES)
+        logits = arrays.contiguous_rows(logits)
+    return timed(_OP, "cpu", cpu.step_rows)(logits, rows)
 
 
-def _plain(part: Part, vocab: int) -> Part:
+def _normalise_part(part: Part, vocab: int) -> Part:
     if isinstance(part, While):
-        return While(part.first, part.last, _plain_steps(part.steps, vocab))
-    if isinstance(part, Following) or callable(part):
+        return While(part.first, part.last, _normalise_steps(part.steps, vocab))
+    if isinstance(part, HistoryPart) or callable(part):
         return part
-    return _plain_steps(part, vocab)
+    return _normalise_steps(part, vocab)
 
 
-def _plain_steps(steps: tuple[Step, ...], vocab: int) -> tuple[Step, ...]:
-    return tuple(usual_step(step, vocab) for step in steps)
+def _normalise_steps(steps: tuple[Step, ...], vocab: int) -> tuple[Step, ...]:
+    return tuple(normalise_step(step, vocab) for step in steps)

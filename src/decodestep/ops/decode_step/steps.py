@@ -1,7 +1,8 @@
-"""The typed steps of a row: what stands between its logits and its draw, as plain values.
+"""The typed steps of a row, from its logits to its draw, as plain values.
 
-A step is either a patch, which changes the scores of a few tokens, or a filter, which drops tokens (-inf). None of them looks
-at another row. `decode_step` runs them in the order given, a patch id after id: one that is named twice is changed twice.
+A step is a patch, which changes the scores of the tokens that it names; a filter, which drops tokens (their score becomes
+-inf); or changes all scores (`Temperature`, `Normalise`). No step looks at another row. `decode_step` runs them in the order
+given, and a patch id by id: a token that is named twice is changed twice. Below, s is the row of scores.
 """
 
 from __future__ import annotations
@@ -52,20 +53,26 @@ class Force(NamedTuple):
 
 
 class Temperature(NamedTuple):
-    """s = s / temperature, which is finite and > 0; where the largest would leave the type, the limit relative to it."""
+    """s = s / temperature; temperature finite and > 0.
+
+    Where the largest score would overflow float32, the limit relative to it: s = (s - max(s)) / temperature.
+    """
 
     temperature: float
 
 
 class TopK(NamedTuple):
-    """Keep s >= the max(k, keep)-th largest, its ties included; k >= 1."""
+    """Keep s >= the max(k, keep)-th largest, all of its ties included; k >= 1."""
 
     k: int
     keep: int = 1
 
 
 class TopP(NamedTuple):
-    """Keep the shortest prefix, largest first, lowest id first among equals, of mass >= p in [0, 1]; at least `keep` tokens."""
+    """Keep the shortest prefix of mass >= p, largest first, lowest id first among equals; at least `keep` tokens.
+
+    p in [0, 1].
+    """
 
     p: float
     keep: int = 1
@@ -79,28 +86,37 @@ class MinP(NamedTuple):
 
 
 class Typical(NamedTuple):
-    """Keep the tokens whose surprise is nearest to the entropy until their mass reaches `mass` in (0, 1), ties included."""
+    """Keep the tokens whose surprise -log p is nearest to the entropy, until their mass reaches `mass`, ties included.
+
+    The `keep` nearest are always kept; mass in (0, 1).
+    """
 
     mass: float
     keep: int = 1
 
 
 class Epsilon(NamedTuple):
-    """Keep probabilities >= epsilon in (0, 1), and scores >= the keep-th largest."""
+    """Keep probabilities >= epsilon, and scores >= the keep-th largest; epsilon in (0, 1)."""
 
     epsilon: float
     keep: int = 1
 
 
 class Eta(NamedTuple):
-    """Keep probabilities >= min(epsilon, sqrt(epsilon) * exp(-entropy)), and scores >= the keep-th largest."""
+    """Keep probabilities >= min(epsilon, sqrt(epsilon) * exp(-entropy)), and scores >= the keep-th largest.
+
+    epsilon in (0, 1).
+    """
 
     epsilon: float
     keep: int = 1
 
 
 class TopH(NamedTuple):
-    """Of the `top` highest, keep the first and the prefix whose entropy stays within `share` in (0, 1] of their entropy."""
+    """Of the `top` highest scores, keep the first and the longest prefix with at most `share` of the entropy of them all.
+
+    Drop all other tokens. share in (0, 1].
+    """
 
     share: float
     top: int = 100
@@ -113,10 +129,10 @@ class TopNSigma(NamedTuple):
 
 
 class Xtc(NamedTuple):
-    """Where the row's coin falls below `probability`: of the tokens of probability >= threshold drop all but the least likely,
-    the highest id among equals, where the last of them stands in a stable order.
+    """With the given probability: of the tokens of probability >= threshold, drop all but the least likely.
 
-    The coin is uniform(seed, position, `decodestep.random.XTC_COIN`), the position being the row's.
+    Of several least likely ones the highest id stays. "With the given probability" is a coin that the row's position decides:
+    uniform(seed, position, `decodestep.random.XTC_COIN`) < probability.
     """
 
     threshold: float
@@ -152,18 +168,19 @@ Steps = Sequence[Step]
 PATCHES = (Penalise, Add, Lift, Ban, Allow, Force)
 
 
-# What follows from a row's history: the core looks it up in the history's own indexes, where `ds.Sampler` steps a row.
+# Steps that follow from a row's history. `decode_step` does not take these; the core derives them from the indexes of the
+# history of a row that it keeps (`rows.new_row`).
 
 
 class PenaliseSeen(NamedTuple):
-    """Penalise the distinct tokens behind the first `skipped` of the history; factor finite and > 0."""
+    """`Penalise` for the distinct tokens of the history after its first `skipped`; factor finite and > 0."""
 
     skipped: int
     factor: float
 
 
 class AddCounted(NamedTuple):
-    """Add -(frequency * count + presence) to the same tokens, each occurring `count` times there; both finite."""
+    """`Add` of -(frequency * count + presence) for the same tokens, `count` being how often each occurs there; both finite."""
 
     skipped: int
     frequency: float
@@ -171,7 +188,7 @@ class AddCounted(NamedTuple):
 
 
 class BanFollowers(NamedTuple):
-    """Ban the tokens that would complete an n-gram which the history already holds; n >= 1."""
+    """`Ban` of the tokens that would complete an n-gram which occurs in the history already; n >= 1."""
 
     n: int
 
@@ -184,4 +201,4 @@ class While(NamedTuple):
     steps: tuple[Step, ...]
 
 
-Following = PenaliseSeen | AddCounted | BanFollowers | While
+HistoryPart = PenaliseSeen | AddCounted | BanFollowers | While
