@@ -9,7 +9,8 @@ SOURCES := pyproject.toml CMakeLists.txt $(shell find csrc -name '*.h' -o -name 
 .PHONY: run test bench lint arm clean
 
 run: $(VENV)/.generate
-	$(BIN)/decodestep generate "Why is the sky blue? Answer in two sentences." --seed 1 --stats
+	$(BIN)/decodestep generate "Why is the sky blue? Answer in two sentences." \
+	    --temperature 0.7 --top-k 50 --top-p 0.9 --seed 1 --stats
 
 test: $(VENV)/.test
 	$(BIN)/python -m pytest

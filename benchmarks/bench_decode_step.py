@@ -1,6 +1,6 @@
 """The sampler: decode_step and ds.Sampler against the libraries that sample on a CPU, verified, then timed in turns.
 
-    decodestep bench sampler [--cases full top-p ...] [--vocab 128256] [--batch 1 8 64] [--peers ...] [--threads 1 2]
+    decodestep bench decode_step [--cases full top-p ...] [--vocab 128256] [--batch 1 8 64] [--peers ...] [--threads 1 2]
 
 Every row of a table does the same work on the same logits: normal * 2.5 with five peaks near the maximum. "cold" goes
 through more batches of logits than the last cache holds, "warm" takes the same one again. "penalties" is full behind a

@@ -150,7 +150,7 @@ def accuracy(model: ds.Model, positions: int) -> None:
     with torch.no_grad():
         true = [log_softmax(exact(torch.tensor([window.tolist()])).logits[0].numpy()) for window in windows]
     verify_distributions(true, windows, model)
-    for name, logits in {f"ours, {model.decoder.way}": model.logits, "llama.cpp": theirs}.items():
+    for name, logits in {f"ours, {model.decoder.description}": model.logits, "llama.cpp": theirs}.items():
         found = [log_softmax(logits(window)) for window in windows]
         kl = np.concatenate([(np.exp(p) * (p - q)).sum(-1) for p, q in zip(true, found, strict=True)])
         same = np.concatenate([p.argmax(-1) == q.argmax(-1) for p, q in zip(true, found, strict=True)])

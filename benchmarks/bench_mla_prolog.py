@@ -1,6 +1,6 @@
 """mla_prolog against torch, eager and compiled, at DeepSeek-V3's sizes, bfloat16 and int8 (FULL_KV): verified, timed in turns.
 
-    decodestep bench prolog --heads 128 --tokens 1 4 16 --types bf16 --rounds 15 --threads 2
+    decodestep bench mla_prolog --heads 128 --tokens 1 4 16 --types bf16 --rounds 15 --threads 2
 
 `--forms`: of our weights, "panels" (`PanelWeight`), "plain" (K, N) and "NZ". torch keeps its weights as its products like them
 best: (N, K) for bfloat16, (K, N) for `torch._int_mm`; `--compile 0` leaves torch.compile out. The floor is one read of the

@@ -8,8 +8,13 @@ import signal
 import subprocess
 import sys
 import time
+from argparse import ArgumentParser
 
+import numpy as np
 import pytest
+
+from decodestep import SamplingParams, cli
+from decodestep.cli.options import add_params, params_of
 
 COMMAND = [sys.executable, "-m", "decodestep"]
 
@@ -75,6 +80,10 @@ def test_logprobs_and_the_plan():
         "top_k, temperature, typical_p",
         "--typical-p",
         "0.9",
+        "--top-k",
+        "50",
+        "--temperature",
+        "0.7",
     )
     steps = json.loads(run.stdout)["logprobs"]
     assert len(steps) == 3
@@ -169,6 +178,26 @@ def test_a_wrong_request_exits_with_2(arguments):
     assert run.stdout == ""
     assert "decodestep" in run.stderr
     assert "Traceback" not in run.stderr
+
+
+def test_the_defaults_are_those_of_sampling_params():
+    options = ArgumentParser()
+    add_params(options)
+    params = params_of(options.parse_args(["--seed", "0"]))
+    assert params == SamplingParams()
+    shown = " ".join(decodestep("generate", "--help").stdout.split())
+    for name in ("max_new_tokens", "temperature", "top_k", "top_p"):
+        option = shown[shown.index(f"--{name.replace('_', '-')} ", shown.index("sampling:")) :].split(" --")[0]
+        assert option.endswith(f"[{getattr(params, name)}]")
+
+
+def test_an_internal_error_is_not_blamed_on_the_request(monkeypatch, capsys):
+    monkeypatch.setattr("decodestep.cli.env.environment", lambda: np.zeros(2).reshape(3))
+    assert cli.main(["env"]) == 1
+    printed = capsys.readouterr().err
+    assert printed.startswith("decodestep: internal error: ValueError: cannot reshape") and "--traceback" in printed
+    assert cli.main(["env", "--traceback"]) == 1
+    assert "Traceback (most recent call last)" in capsys.readouterr().err
 
 
 def test_no_verb_exits_with_2():

@@ -38,7 +38,7 @@ def check(path, dtype, rows=3, tokens=20):
     One that falls so at a row's beginning shows in all of its tokens, so there are several rows.
     """
     model, apart, scale = ds.load(path, dtype=dtype), [], 0
-    assert model.decoder.way == "one native call a step"
+    assert model.decoder.description == "one native call a step"
     for ids in np.random.default_rng(2).integers(0, 297, (rows, tokens)):
         logits = model.logits(ids)
         apart.append(np.abs(logits - dense_logits(GgufFile(path), ids, product=product_as(dtype), attention=BFLOAT16)))
@@ -137,7 +137,7 @@ def test_a_model_that_the_step_does_not_serve_says_so(tiny_file):
     path = tiny_file(heads=6, groups=3, head_dim=6, hidden=32)
     ids = np.arange(9)
     model = ds.load(path)
-    assert model.decoder.way == "layer by layer, float32 activations (head size 6 is no multiple of 16)"
+    assert model.decoder.description == "layer by layer, float32 activations (head size 6 is no multiple of 16)"
     np.testing.assert_array_equal(model.logits(ids), ds.load(path, dtype="float32").logits(ids))
     with pytest.raises(ModelError, match="dtype 'int8' is not supported: head size 6 is no multiple of 16"):
         ds.load(path, dtype="int8")

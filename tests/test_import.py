@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -22,21 +24,61 @@ def test_import_loads_neither_numpy_nor_an_extra():
     assert not {*OPTIONAL, "numpy"} & set(eval(loaded))
 
 
+WITHOUT_EXTRAS = f"import sys; sys.modules.update(dict.fromkeys({OPTIONAL!r}))"
+
+
 def test_operators_work_with_every_extra_absent():
-    block = f"import sys; sys.modules.update(dict.fromkeys({OPTIONAL!r}))"
     code = "import numpy as np, decodestep as ds; print(ds.tensor_scatter(np.zeros((1, 2, 1)), np.ones((1, 1, 1))).sum())"
-    assert python(f"{block}; {code}") == "1.0"
+    assert python(f"{WITHOUT_EXTRAS}; {code}") == "1.0"
+
+
+def test_all_names_and_beam_search_need_no_extra():
+    search = "beam_search(lambda ids, _: np.zeros((len(ids), 3), np.float32), [], vocab_size=3, max_new_tokens=1, num_beams=1)"
+    assert python(f"{WITHOUT_EXTRAS}; import numpy as np; from decodestep import *; print(len({search}))") == "1"
+
+
+def test_without_the_extra_load_says_what_to_install():
+    code = "import decodestep as ds\ntry: ds.load()\nexcept ModuleNotFoundError as error: print(error)"
+    assert python(f"{WITHOUT_EXTRAS}\n{code}").endswith("is not installed: pip install 'decodestep[generate]'")
+    bridge = code.replace("load()", "integrations.torch")
+    assert python(f"{WITHOUT_EXTRAS}\n{bridge}") == "torch is not installed: pip install 'decodestep[torch]'"
+
+
+def test_without_the_extra_the_command_line_says_what_to_install():
+    code = "from decodestep.cli import main; sys.exit(main(['generate', 'Hi']))"
+    run = subprocess.run([sys.executable, "-c", f"{WITHOUT_EXTRAS}; {code}"], capture_output=True, text=True, check=False)
+    assert (run.returncode, run.stdout) == (1, "")
+    assert run.stderr.startswith("decodestep: ")
+    assert run.stderr.endswith(" is not installed: pip install 'decodestep[generate]'\n")
 
 
 def test_every_public_name_is_there_and_documented():
-    for name in ds.__all__:
-        assert getattr(ds, name).__doc__, name
+    for package in (ds, ds.ops, ds.generation, ds.weights):
+        for name in package.__all__:
+            assert getattr(package, name).__doc__, name
     with pytest.raises(AttributeError, match="nonsense"):
         _ = ds.nonsense
 
 
+def test_type_checkers_see_the_names_that_there_are():
+    tree = ast.parse(Path(ds.__file__).read_text())
+    block = next(node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING")
+    seen = {(alias.name, alias.asname): node.module for node in block.body for alias in node.names}
+    assert all(name == asname for name, asname in seen)
+    names = {name for name, _ in seen}
+    assert set(ds.__all__) <= names <= {*ds.__all__, *ds.ops.__all__}
+    for (name, _), module in seen.items():
+        found = sys.modules[f"decodestep.{name}"] if module == "decodestep" else getattr(sys.modules[module], name)
+        assert getattr(ds, name) is found, name
+
+
+def test_every_name_of_ops_is_one_of_the_root():
+    for name in ds.ops.__all__:
+        assert getattr(ds, name) is getattr(ds.ops, name), name
+
+
 def test_functions_stay_reachable_after_their_modules_are_imported():
     names = "linear", "mla_attention", "tensor_scatter", "generate", "mla_prolog"
-    touch = "; ".join(f"ds.{name}" for name in ds.__all__)
+    touch = "; ".join(f"ds.{name}" for name in (*ds.__all__, *ds.ops.__all__))
     code = f"import decodestep as ds; {touch}; print([callable(getattr(ds, n)) for n in {names}])"
     assert python(code) == str([True] * len(names))

@@ -52,6 +52,14 @@ def _environment_threads() -> int | None:
     return int(value)
 
 
+def isa() -> str:
+    """The instruction set of the native kernels: the best that the CPU has, or DECODESTEP_ISA."""
+    from decodestep import _native  # here, so that a reference imports no kernel
+
+    name: str = _native.isa()
+    return name
+
+
 def _default_threads() -> int:
     count = _environment_threads()
     if count is not None:

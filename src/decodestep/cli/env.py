@@ -1,4 +1,4 @@
-"""``decodestep env``: what runs here, and with what."""
+"""``decodestep env``: versions, instruction set, threads and backends of this installation, and where the model is."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import decodestep
-from decodestep import _native
 from decodestep._base import dispatch
 from decodestep.models.fetch import DEFAULT_MODEL, cache_directory, find_default_model
 
@@ -51,10 +50,11 @@ def environment() -> dict[str, Any]:
         "decodestep": decodestep.__version__,
         "python": f"{platform.python_version()} on {platform.system()} {platform.machine()}",
         "packages": {name: _version(name) for name in _PACKAGES},
-        "isa": _native.isa(),
+        "isa": dispatch.isa(),
         "threads": dispatch.threads(),
         "backends": _backends(),
-        "model": f"{DEFAULT_MODEL}: " + (str(model) if model else f"not here yet; will be stored in {cache_directory()}"),
+        "model": f"{DEFAULT_MODEL}: "
+        + (str(model) if model else f"not on this machine yet; will be stored in {cache_directory()}"),
     }
 
 
@@ -66,7 +66,7 @@ def _version(package: str) -> str:
 
 
 def _backends() -> dict[str, str]:
-    """The backends of each operator: the files beside its contract are the list."""
+    """The backends of each operator, by the files in its folder."""
     spec = util.find_spec("decodestep.ops")
     folders = [Path(place) for place in (spec.submodule_search_locations or ())] if spec else []
     stems = sorted(p for folder in folders for p in folder.iterdir() if (p / "reference.py").is_file())

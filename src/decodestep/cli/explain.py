@@ -1,4 +1,4 @@
-"""``decodestep explain``: the plan in words, and what each of its steps does to the next token's distribution."""
+"""``decodestep explain``: the sampling plan in words, and what each of its steps does to the next token's distribution."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from typing import Any
 
 import numpy as np
 
-import decodestep as ds
+from decodestep._base.checks import require
 from decodestep.cli.options import add_model, add_params, add_prompt, load, params_of, prompt_of
 from decodestep.generation.beam_logits import BeamLogits
 from decodestep.generation.generate import prompt_ids
-from decodestep.ops.decode_step import reference
+from decodestep.models import Model
+from decodestep.ops.decode_step import decode_step, reference
 from decodestep.sampling.plan import plan
-from decodestep.sampling.sampler import Row
+from decodestep.sampling.sampler import Row, Sampler
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -33,13 +34,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     params = params_of(options)
-    if options.rows < 1:
-        raise ValueError(f"explain: rows must be an integer >= 1; got {options.rows}")
+    require(options.rows >= 1, "explain", "rows", "an integer >= 1", options.rows)
     prompt = None if options.prompt is None else prompt_of(options)
     model = load(options)
     ids = [] if prompt is None else prompt_ids(model, prompt)
     tokenizer = model.tokenizer
-    sampler = ds.Sampler(
+    sampler = Sampler(
         params,
         vocab_size=model.config.vocab_size,
         eos_token_id=tokenizer.end_token_ids,
@@ -60,17 +60,22 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _shown(model: ds.Model, row: Row, count: int) -> dict[str, Any]:
-    """Probabilities before the plan and after each of its steps: of single tokens, NaN once dropped, and of all others."""
+def _shown(model: Model, row: Row, count: int) -> dict[str, Any]:
+    """What `explain` shows of a row: probabilities before the plan and after each of its steps, and the token drawn.
+
+    tokens: the `count` most likely tokens of the first and of the last stage, the most likely first; a probability is None
+    once a step has dropped the token. others: the total probability of all other tokens, at each stage. left: how many tokens
+    are not dropped, at each stage.
+    """
     vocab, ids = model.config.vocab_size, row.history.tokens
     scores = BeamLogits(model, 1, len(ids))([ids], [0])[0]
     stages = [_probabilities(scores)]
     for processor in row.plan.processors:
         changed, steps = plan([processor], vocab).steps(scores, row.history)
-        left = ds.decode_step(changed[None], [steps], position=len(ids), need_processed=True)
-        scores = left.processed[0]
+        step = decode_step(changed[None], [steps], position=len(ids), need_processed=True)
+        scores = step.processed[0]
         stages.append(_probabilities(scores))
-    drawn = ds.decode_step(scores[None], [()], greedy=row.params.greedy, seed=row.params.seed, position=len(ids)).tokens[0]
+    drawn = decode_step(scores[None], [()], greedy=row.params.greedy, seed=row.params.seed, position=len(ids)).tokens[0]
     table = np.stack(stages)
     likely = {int(i) for stage in (table[0], table[-1]) for i in np.argsort(-stage, kind="stable")[:count] if stage[i] >= 0}
     shown = sorted(likely, key=lambda i: (-np.nan_to_num(table[0, i], nan=-1), i))
@@ -89,13 +94,14 @@ def _shown(model: ds.Model, row: Row, count: int) -> dict[str, Any]:
 
 
 def _probabilities(scores: np.ndarray) -> np.ndarray:
+    """softmax of the scores, float64; NaN for the tokens at -inf."""
     row = reference.candidates(scores, (), 0)
     found = np.full(len(scores), np.nan)
     found[row.ids] = reference.probabilities(row)
     return found
 
 
-def _spelled(model: ds.Model, token: int) -> str:
+def _spelled(model: Model, token: int) -> str:
     return model.tokenizer.token_bytes(token).decode("utf-8", "replace") or model.tokenizer.token(token)
 
 
@@ -108,9 +114,9 @@ def _print(shown: dict[str, Any], row: Row) -> None:
     table = Table(box=None, header_style="bold", pad_edge=False)
     table.add_column("token", no_wrap=True, min_width=11)
     heads = [f"{n} {_short(processor)}" for n, processor in enumerate(row.plan.processors, 1)]
-    if sum(len(head) + 2 for head in heads) > console.width - 40:  # the numbers are those of the plan above
+    if sum(len(head) + 2 for head in heads) > console.width - 40:  # only the numbers, which the plan above explains
         heads = [head.split()[0] for head in heads]
-    console.width = max(console.width, 32 + 8 * len(heads))  # a narrow terminal wraps a line sooner than lose a number
+    console.width = max(console.width, 32 + 8 * len(heads))  # on a narrow terminal, wrap lines rather than cut numbers
     for head in ("model", *heads):
         table.add_column(head, justify="right", no_wrap=True)
     table.add_column("", no_wrap=True)

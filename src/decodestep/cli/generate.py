@@ -9,9 +9,12 @@ import sys
 import time
 from typing import Any
 
-import decodestep as ds
+from decodestep._base import dispatch
 from decodestep.cli.options import add_model, add_params, add_prompt, load, params_of, prompt_of
-from decodestep.generation.generate import Completion
+from decodestep.generation.generate import Completion, generate
+from decodestep.models import Model
+from decodestep.sampling.params import SamplingParams
+from decodestep.sampling.sampler import Sampler
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -40,10 +43,10 @@ def run(options: argparse.Namespace) -> int:
         if piece and not options.json:
             sys.stdout.write(piece)
             sys.stdout.flush()
-        return not cancelled.asked
+        return not cancelled.requested
 
-    with cancelled, ds.profile() as profile:
-        completion = ds.generate(model, [prompt], params, stream=stream)[0]
+    with cancelled, dispatch.profile() as profile:
+        completion = generate(model, [prompt], params, stream=stream)[0]
     stats = _stats(model, profile, completion, clock)
     if options.json:
         print(
@@ -67,8 +70,8 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _explained(model: ds.Model, params: ds.SamplingParams) -> str:
-    sampler = ds.Sampler(
+def _explained(model: Model, params: SamplingParams) -> str:
+    sampler = Sampler(
         params.without_beams(),
         vocab_size=model.config.vocab_size,
         eos_token_id=model.tokenizer.end_token_ids,
@@ -77,9 +80,9 @@ def _explained(model: ds.Model, params: ds.SamplingParams) -> str:
     plan = sampler.explain()
     if params.num_beams == 1:
         return plan
-    before = plan.splitlines()[:-1]  # without the draw
+    lines = plan.splitlines()[:-1]  # without the draw
     search = f"beam search: {params.num_beams} beams in {params.num_beam_groups} groups"
-    return "\n".join([*before, f"{len(before):>3}. {search}{'' if params.greedy else ', candidates drawn'}"])
+    return "\n".join([*lines, f"{len(lines):>3}. {search}{'' if params.greedy else ', candidates drawn'}"])
 
 
 class _Clock:
@@ -92,10 +95,10 @@ class _Clock:
 
 
 class _Cancelled:
-    """Inside the block the first Ctrl-C only sets `asked`; a second one interrupts."""
+    """Inside the block the first Ctrl-C only sets `requested`; a second one interrupts."""
 
     def __init__(self) -> None:
-        self.asked = False
+        self.requested = False
 
     def __enter__(self) -> None:
         self._previous = signal.signal(signal.SIGINT, self._interrupt)
@@ -104,13 +107,13 @@ class _Cancelled:
         signal.signal(signal.SIGINT, self._previous)
 
     def _interrupt(self, *_: object) -> None:
-        if self.asked:
+        if self.requested:
             raise KeyboardInterrupt
-        self.asked = True
+        self.requested = True
 
 
-def _logprobs(completion: Completion, model: ds.Model) -> list[dict[str, Any]] | None:
-    """For each token its log-probability before and after the processors, and the most likely ones of both."""
+def _logprobs(completion: Completion, model: Model) -> list[dict[str, Any]] | None:
+    """For each token its log-probability before and after the processors, and the most likely tokens of both."""
     if completion.logprobs is None:
         return None
 
@@ -129,25 +132,22 @@ def _logprobs(completion: Completion, model: ds.Model) -> list[dict[str, Any]] |
     ]
 
 
-def _stats(model: ds.Model, profile: Any, completion: Completion, clock: _Clock) -> dict[str, Any]:
-    from decodestep import _native
-    from decodestep._base import dispatch
-
-    decoding = clock.tokens[-1] - clock.tokens[0] if len(clock.tokens) > 1 else 0.0
-    spent = sum(cost.seconds for cost in profile.costs.values()) or 1.0
-    with ds.use_threads(model.threads):
+def _stats(model: Model, profile: dispatch.Profile, completion: Completion, clock: _Clock) -> dict[str, Any]:
+    decoding_seconds = clock.tokens[-1] - clock.tokens[0] if len(clock.tokens) > 1 else 0.0
+    total = sum(cost.seconds for cost in profile.costs.values()) or 1.0
+    with dispatch.use_threads(model.threads):
         threads = dispatch.threads()
     return {
         "model": model.config.name,
-        "isa": _native.isa(),
+        "isa": dispatch.isa(),
         "threads": threads,
         "prompt_tokens": len(completion.prompt_token_ids),
         "new_tokens": len(completion.token_ids),
         "load_s": clock.loaded - clock.started,
         "time_to_first_token_s": clock.tokens[0] - clock.started if clock.tokens else None,
-        "tokens_per_s": (len(clock.tokens) - 1) / decoding if decoding else None,
+        "tokens_per_s": (len(clock.tokens) - 1) / decoding_seconds if decoding_seconds else None,
         "operators": [
-            {"operator": op, "backend": backend, "calls": cost.calls, "ms": cost.seconds * 1e3, "share": cost.seconds / spent}
+            {"operator": op, "backend": backend, "calls": cost.calls, "ms": cost.seconds * 1e3, "share": cost.seconds / total}
             for (op, backend), cost in sorted(profile.costs.items(), key=lambda item: -item[1].seconds)
         ],
     }
@@ -162,7 +162,7 @@ def _print_stats(stats: dict[str, Any], seed: int, finish_reason: str) -> None:
     for name in ("calls", "ms", "share"):
         table.add_column(name, justify="right")
     for row in stats["operators"]:
-        # The prolog ends with the write of its latents and keys into the cache.
+        # The prolog's last stage writes its latents and keys into the cache.
         name = "mla_prolog, cache write" if row["operator"] == "mla_prolog" else row["operator"]
         table.add_row(name, row["backend"], str(row["calls"]), f"{row['ms']:.1f}", f"{row['share']:.1%}")
     console.print()

@@ -5,48 +5,50 @@ from __future__ import annotations
 import argparse
 import secrets
 import sys
+from dataclasses import fields
 
-import decodestep as ds
+from decodestep import models
+from decodestep._base.checks import refuse
 from decodestep.generation.generate import Prompt
+from decodestep.models import Model
 from decodestep.models.fetch import DEFAULT_MODEL
-from decodestep.sampling.params import SAMPLERS
+from decodestep.sampling.params import SAMPLERS, SamplingParams
 
-# Options that are fields of SamplingParams: what follows the name, and how it is read.
+# Options that are fields of SamplingParams and have its defaults: how each is read, and what it does.
 _NUMBERS: dict[str, tuple[type, str, str]] = {
-    "max_new_tokens": (int, "N", "how many tokens at most"),
-    "min_new_tokens": (int, "N", "no end before so many"),
-    "temperature": (float, "T", ">= 0; 0 is greedy"),
-    "top_k": (int, "K", "keep the K most likely; 0 keeps all"),
-    "top_p": (float, "P", "in [0, 1]: keep the most likely up to this mass; 1 keeps all"),
-    "min_p": (float, "P", "in [0, 1]: keep at least this share of the largest probability"),
-    "typical_p": (float, "P", "in (0, 1]: keep the tokens of typical surprise up to this mass"),
-    "top_h": (float, "H", "in (0, 1]: keep this share of the entropy"),
-    "epsilon_cutoff": (float, "E", "in [0, 1): drop probabilities below"),
-    "eta_cutoff": (float, "E", "in [0, 1): the same, falling with the entropy"),
+    "max_new_tokens": (int, "N", "at most N new tokens"),
+    "min_new_tokens": (int, "N", "no end token before N new tokens"),
+    "temperature": (float, "T", ">= 0; 1 leaves the distribution, 0 is greedy"),
+    "top_k": (int, "K", "keep the K most likely tokens; 0 keeps all"),
+    "top_p": (float, "P", "in [0, 1]: keep the most likely tokens up to this total probability; 1 keeps all"),
+    "min_p": (float, "P", "in [0, 1]: keep tokens of at least P times the largest probability; 0 keeps all"),
+    "typical_p": (float, "P", "in (0, 1]: keep the most typical tokens up to this total probability; 1 keeps all"),
+    "top_h": (float, "H", "in (0, 1]: keep the most likely tokens up to this share of the entropy; 1 keeps all"),
+    "epsilon_cutoff": (float, "E", "in [0, 1): drop tokens of a probability below E; 0 keeps all"),
+    "eta_cutoff": (float, "E", "in [0, 1): as epsilon-cutoff, with a limit that falls with the entropy; 0 keeps all"),
     "top_n_sigma": (float, "N", ">= 0: keep scores within N standard deviations of the largest; 0 keeps all"),
-    "xtc_probability": (float, "P", "in [0, 1]: how often the top choices are excluded"),
-    "xtc_threshold": (float, "P", "in [0, 1]: what a top choice is"),
-    "repetition_penalty": (float, "R", "> 0; 1 changes nothing"),
-    "presence_penalty": (float, "R", "off every generated token"),
-    "frequency_penalty": (float, "R", "off a generated token for each occurrence"),
+    "xtc_probability": (float, "P", "in [0, 1]: how often the most likely tokens are excluded; 0 is off"),
+    "xtc_threshold": (float, "P", "in [0, 1]: the probability from which XTC excludes a token"),
+    "repetition_penalty": (float, "R", "> 0: divides the scores of tokens that occurred; 1 is off"),
+    "presence_penalty": (float, "R", "subtracted from the score of every generated token; 0 is off"),
+    "frequency_penalty": (float, "R", "subtracted from a token's score for each time it was generated; 0 is off"),
     "dry_multiplier": (float, "R", ">= 0: penalty for continuing a repetition; 0 is off"),
-    "no_repeat_ngram_size": (int, "N", "no sequence of N tokens twice; 0 is off"),
-    "max_time": (float, "SECONDS", "end after this long"),
-    "logprobs": (int, "N", "report log-probabilities, and the N most likely tokens, in the JSON object"),
-    "num_beams": (int, "N", "beam search with N beams"),
-    "num_beam_groups": (int, "N", "diverse beam search with N groups"),
-    "diversity_penalty": (float, "R", "> 0, with groups: off what earlier groups picked"),
-    "length_penalty": (float, "R", "beams: > 0 prefers longer, < 0 shorter text"),
+    "no_repeat_ngram_size": (int, "N", "no sequence of N tokens occurs twice; 0 is off"),
+    "max_time": (float, "SECONDS", "end after this time"),
+    "logprobs": (int, "N", "report log-probabilities and the N most likely tokens in the JSON object"),
+    "num_beams": (int, "N", "beam search with N beams, greedy; 1 is off"),
+    "num_beam_groups": (int, "N", "diverse beam search with N groups of beams"),
+    "diversity_penalty": (float, "R", "> 0 with groups: subtracted from the scores of tokens that earlier groups took"),
+    "length_penalty": (float, "R", "of beams: > 0 prefers longer, < 0 shorter texts"),
 }
-# What a plain call uses; SmolLM2 is small, and the whole distribution's tail does it no good.
-_DEFAULTS = {"max_new_tokens": 256, "temperature": 0.7, "top_k": 50, "top_p": 0.9}
+_DEFAULTS = {field.name: field.default for field in fields(SamplingParams)}
 
 
 def add_model(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--model", default=DEFAULT_MODEL, metavar="NAME_OR_PATH", help="a GGUF file of the Llama family [%(default)s]")
     add("--threads", type=int, metavar="N", help="of the native kernels [DECODESTEP_THREADS, else all cores]")
-    add("--dtype", default="auto", help="how weights are multiplied: auto, float32, bfloat16 or int8 [%(default)s]")
+    add("--dtype", default="auto", metavar="DTYPE", help="of the weights: auto, float32, bfloat16 or int8 [%(default)s]")
 
 
 def add_prompt(parser: argparse.ArgumentParser) -> None:
@@ -56,39 +58,41 @@ def add_prompt(parser: argparse.ArgumentParser) -> None:
 
 
 def add_params(parser: argparse.ArgumentParser) -> None:
-    add = parser.add_argument
+    group = parser.add_argument_group(
+        "sampling",
+        "The fields of decodestep.SamplingParams, with its defaults in brackets; only the seed is a new one each time.",
+    )
+    add = group.add_argument
     add("--greedy", action="store_true", help="take the most likely token at every step")
     add("--seed", type=int, metavar="S", help="in [0, 2^64); the same seed gives the same text [chosen at random]")
     add("--stop", action="append", default=[], metavar="TEXT", help="end before this text; may be given several times")
     for name, (kind, metavar, text) in _NUMBERS.items():
-        note = f" [{_DEFAULTS[name]}]" if name in _DEFAULTS else ""
-        add(f"--{name.replace('_', '-')}", type=kind, metavar=metavar, help=text + note)
-    add("--samplers", metavar="NAME,NAME", help=f"run these alone, in this order: {', '.join(SAMPLERS)}")
+        default = "none" if _DEFAULTS[name] is None else _DEFAULTS[name]
+        add(f"--{name.replace('_', '-')}", type=kind, metavar=metavar, help=f"{text} [{default}]")
+    add("--samplers", metavar="NAME,NAME", help=f"run only these, in this order: {', '.join(SAMPLERS)}")
 
 
-def load(options: argparse.Namespace) -> ds.Model:
-    return ds.load(options.model, dtype=options.dtype, threads=options.threads)
+def load(options: argparse.Namespace) -> Model:
+    return models.load(options.model, dtype=options.dtype, threads=options.threads)
 
 
-def params_of(options: argparse.Namespace) -> ds.SamplingParams:
-    samplers = None if options.samplers is None else tuple(name.strip() for name in options.samplers.split(","))
+def params_of(options: argparse.Namespace) -> SamplingParams:
     given = {name: getattr(options, name) for name in _NUMBERS if getattr(options, name) is not None}
-    usual = {name: value for name, value in _DEFAULTS.items() if samplers is None or name in (*samplers, "max_new_tokens")}
-    seed = secrets.randbits(32) if options.seed is None else options.seed
-    return ds.SamplingParams(
-        **{**usual, **given},
-        do_sample=not (options.greedy or (given.get("num_beams", 1) > 1)),
-        seed=seed,
+    return SamplingParams(
+        **given,
+        do_sample=not options.greedy and given.get("num_beams", 1) <= 1,
+        seed=secrets.randbits(32) if options.seed is None else options.seed,
         stop_strings=tuple(options.stop),
-        samplers=samplers,
+        samplers=None if options.samplers is None else tuple(name.strip() for name in options.samplers.split(",")),
     )
 
 
 def prompt_of(options: argparse.Namespace) -> Prompt:
-    text = sys.stdin.read() if options.prompt == "-" else options.prompt
+    """The prompt as `generate` takes it: a conversation, or with --raw the text itself."""
+    text: str = sys.stdin.read() if options.prompt == "-" else options.prompt
     if not text.strip() and not (options.raw and text):
-        raise ValueError(f"{options.verb}: prompt must be at least one token long; got an empty prompt")
+        refuse(options.verb, "prompt", "at least one token long", "an empty prompt")
     if options.raw:
-        return str(text)
+        return text
     system = [{"role": "system", "content": options.system}] if options.system is not None else []
     return [*system, {"role": "user", "content": text}]

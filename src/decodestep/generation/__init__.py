@@ -1,1 +1,7 @@
-"""From a prompt to a text: generate and beam search."""
+"""From a prompt to a text: `generate`, which samples, and beam search."""
+
+from decodestep.generation.beam_logits import BeamLogits
+from decodestep.generation.beam_search import Beam, NoBeamError, beam_search
+from decodestep.generation.generate import Completion, generate
+
+__all__ = ["Beam", "BeamLogits", "Completion", "NoBeamError", "beam_search", "generate"]

@@ -1,1 +1,12 @@
-"""Bridges to foreign packages, one file each, imported only on use."""
+"""Bridges to other packages, one file each, imported when it is used: ``decodestep.integrations.torch``."""
+
+from importlib import import_module
+from typing import Any
+
+__all__ = ["onnx", "torch"]
+
+
+def __getattr__(name: str) -> Any:
+    if name in __all__:
+        return import_module(f"decodestep.integrations.{name}")
+    raise AttributeError(f"module 'decodestep.integrations' has no attribute {name!r}")

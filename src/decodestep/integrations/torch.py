@@ -14,9 +14,17 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
-import torch
+from decodestep._base.extras import extra
+from decodestep.ops.linear import linear
+from decodestep.ops.mla_attention import mla_attention
+from decodestep.ops.mla_prolog import mla_prolog, mla_prolog_v2, mla_prolog_v3
+from decodestep.ops.rms_norm import rms_norm
+from decodestep.ops.swiglu import swiglu
+from decodestep.ops.tensor_scatter import tensor_scatter
+from decodestep.ops.top_k_top_p_sample import top_k_top_p_sample, top_k_top_p_sample_v2
 
-import decodestep as ds
+with extra("torch"):
+    import torch
 
 
 class CustomOp(NamedTuple):
@@ -32,11 +40,11 @@ class CustomOp(NamedTuple):
 
 
 def _updated(*, write_mode: str, **call: Any) -> Any:
-    return ds.tensor_scatter(**call, mode=write_mode)
+    return tensor_scatter(**call, mode=write_mode)
 
 
 def _update(*, write_mode: str, **call: Any) -> None:
-    ds.tensor_scatter(**call, mode=write_mode, out=call["past_cache"])
+    tensor_scatter(**call, mode=write_mode, out=call["past_cache"])
 
 
 def _new_like(name: str) -> Callable[..., Any]:
@@ -62,7 +70,7 @@ def _or_placeholder(like: Any, result: Any, dtype: Any) -> Any:
 
 
 def _sample(**call: Any) -> tuple[Any, Any]:
-    chosen, masked = ds.top_k_top_p_sample(**call)
+    chosen, masked = top_k_top_p_sample(**call)
     return chosen, _or_placeholder(call["logits"], masked, torch.float32)
 
 
@@ -73,7 +81,7 @@ def _fake_sample(*, logits: Any, is_need_logits: bool, **_: Any) -> tuple[Any, A
 
 def _sample_v2(**call: Any) -> tuple[Any, ...]:
     types = (torch.int64, torch.float32, torch.int64, torch.float32)
-    results = zip(ds.top_k_top_p_sample_v2(**call), types, strict=True)
+    results = zip(top_k_top_p_sample_v2(**call), types, strict=True)
     return tuple(_or_placeholder(call["logits"], result, dtype) for result, dtype in results)
 
 
@@ -90,16 +98,16 @@ def _fake_sample_v2(*, logits: Any, is_need_logits: bool, is_need_sample_result:
 
 
 def _prolog(**call: Any) -> tuple[Any, Any]:
-    return ds.mla_prolog(**call)[:2]
+    return mla_prolog(**call)[:2]
 
 
 def _prolog_v2(**call: Any) -> tuple[Any, ...]:
-    query, query_rope, _, _, scale = ds.mla_prolog_v2(**call)
+    query, query_rope, _, _, scale = mla_prolog_v2(**call)
     return query, query_rope, _or_placeholder(query, scale, torch.float32)
 
 
 def _prolog_v3(**call: Any) -> tuple[Any, ...]:
-    query, query_rope, *others = ds.mla_prolog_v3(**call)
+    query, query_rope, *others = mla_prolog_v3(**call)
     types = (torch.float32, call["token_x"].dtype, torch.float32)
     return query, query_rope, *(_or_placeholder(query, o, dtype) for o, dtype in zip(others, types, strict=True))
 
@@ -164,14 +172,14 @@ _IN_PLACE = ("kv_cache", "kr_cache")
 OPERATORS = {
     "tensor_scatter": CustomOp(f"(Tensor past_cache, {_SCATTER}) -> Tensor", _updated, _new_like("past_cache")),
     "tensor_scatter_": CustomOp(f"(Tensor(a!) past_cache, {_SCATTER}) -> ()", _update, _nothing, ("past_cache",)),
-    "rms_norm": CustomOp("(Tensor x, Tensor gamma, *, float eps=1e-5) -> Tensor", ds.rms_norm, _new_like("x")),
-    "swiglu": CustomOp("(Tensor gate, Tensor up) -> Tensor", ds.swiglu, _new_like("gate")),
-    "linear": CustomOp("(Tensor x, Tensor weight) -> Tensor", ds.linear, _fake_linear),
+    "rms_norm": CustomOp("(Tensor x, Tensor gamma, *, float eps=1e-5) -> Tensor", rms_norm, _new_like("x")),
+    "swiglu": CustomOp("(Tensor gate, Tensor up) -> Tensor", swiglu, _new_like("gate")),
+    "linear": CustomOp("(Tensor x, Tensor weight) -> Tensor", linear, _fake_linear),
     "mla_attention": CustomOp(
         "(Tensor? query, Tensor query_rope, Tensor kv_cache, Tensor kr_cache, Tensor block_table, Tensor lengths, "
         "Tensor? sequence=None, Tensor? quant_scale_ckv=None, Tensor? quant_scale_ckr=None, "
         "Tensor? dequant_scale_q_nope=None, *, float scale, int groups=1) -> Tensor",
-        ds.mla_attention,
+        mla_attention,
         _fake_attention,
     ),
     "top_k_top_p_sample": CustomOp(

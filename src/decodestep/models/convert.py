@@ -10,16 +10,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from gguf.constants import GGMLQuantizationType
 from gguf.quants import dequantize
 
+from decodestep.models.config import Config, Layer, Weight, Weights
 from decodestep.models.errors import ModelError
 from decodestep.models.gguf_file import GgufFile, Tensor
-from decodestep.ops.linear import Format, LinearPanels, PackedWeight
+from decodestep.weights.packed import Format, PackedWeight
 
 _NATIVE = {
     GGMLQuantizationType.F32: Format.F32,
@@ -32,60 +32,8 @@ _NATIVE = {
     GGMLQuantizationType.Q5_K: Format.Q5_K,
     GGMLQuantizationType.Q6_K: Format.Q6_K,
 }
-Weight = PackedWeight | LinearPanels
 Pack = Callable[[PackedWeight, bool], Weight]
 _IGNORED = ("rope_freqs.weight",)  # read by `_inverse_frequencies`
-
-
-@dataclass(frozen=True)
-class Config:
-    """Sizes and constants of a decoder; heads, latent and rope are those of its MLA form."""
-
-    name: str
-    vocab_size: int
-    hidden: int
-    layers: int
-    heads: int
-    groups: int
-    head_dim: int
-    feed_forward: int
-    context: int
-    norm_eps: float
-
-    @property
-    def latent(self) -> int:
-        return self.groups * self.head_dim
-
-    @property
-    def rope(self) -> int:
-        return self.groups * self.head_dim
-
-    @property
-    def scale(self) -> float:
-        return 1.0 / math.sqrt(self.head_dim)
-
-
-@dataclass(frozen=True, eq=False)
-class Layer:
-    attention_norm: np.ndarray
-    w_uq_qr: Weight
-    w_dkv_kr: Weight
-    w_uk: np.ndarray  # (N, 0, Hckv): the empty part without rope
-    w_o: Weight
-    ffn_norm: np.ndarray
-    w_gate: Weight
-    w_up: Weight
-    w_down: Weight
-
-
-@dataclass(frozen=True, eq=False)
-class Weights:
-    config: Config
-    embedding: PackedWeight
-    layers: tuple[Layer, ...]
-    norm: np.ndarray
-    output: Weight
-    inverse_frequencies: np.ndarray  # float32, (head_dim / 2,)
 
 
 def as_it_is(weight: PackedWeight, widened: bool) -> Weight:

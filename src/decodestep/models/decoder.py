@@ -1,4 +1,4 @@
-"""What a decoder does: tokens of any sequences in, logits of some of them out, the cache longer by the tokens."""
+"""What a decoder does: runs tokens of several sequences, appends them to a cache, and returns logits of some of them."""
 
 from __future__ import annotations
 
@@ -7,39 +7,44 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from decodestep.models.convert import Config
+from decodestep.models.config import Config
 from decodestep.models.kv_cache import PagedCache
 
-PREFILL_BLOCK = 512  # tokens of a forward pass at most: enough to share each weight, little enough to keep the memory small
+PREFILL_BLOCK = 512  # tokens of one forward pass: enough to share the reading of a weight, few enough to need little memory
 
 
 class Decoder(ABC):
-    """A decoder of the MLA form. Each token's result depends on its own sequence alone, to the bit.
+    """Runs a model's layers over a paged cache. The logits of a token depend on its own sequence alone, to the bit.
 
-    config: the model's sizes. way: in words, how the model is run.
+    config: the model's sizes. description: how the model is run, in words.
     """
 
     config: Config
-    way: str
+    description: str
 
     @abstractmethod
     def new_cache(self, capacities: list[int]) -> PagedCache:
-        """An empty cache for sequences of so many tokens."""
+        """An empty cache for len(capacities) sequences; sequence i can hold capacities[i] tokens."""
 
     @abstractmethod
     def logits(
         self, tokens: np.ndarray, sequence: np.ndarray, positions: np.ndarray, cache: PagedCache, wanted: np.ndarray
     ) -> np.ndarray:
-        """Runs T tokens at `positions` of their sequences; logits (len(wanted), V) of the tokens numbered in `wanted`.
+        """Runs T tokens and appends them to the cache; returns float32 logits (len(wanted), V).
 
-        What stands before a token in its sequence must be in the cache or come earlier in the same call.
+        tokens, sequence, positions: integers (T,). Token t is tokens[t], at positions[t] of sequence[t].
+        cache: made by `new_cache`. The tokens at earlier positions of a sequence must be in it, or earlier in the same call.
+        wanted: which of the T tokens to return logits of, ascending indices; may be empty.
         """
 
     def in_blocks(
         self, tokens: np.ndarray, sequence: np.ndarray, positions: np.ndarray, cache: PagedCache, wanted: np.ndarray
     ) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Runs any number of tokens, some at a time; yields which of the ascending `wanted` those held, and their logits."""
+        """As `logits`, but for any number of tokens, run `PREFILL_BLOCK` at a time.
+
+        Yields after each block (rows, logits): which rows of `wanted` lie in the block, and their logits.
+        """
         for start in range(0, len(tokens), PREFILL_BLOCK):
             block = slice(start, start + PREFILL_BLOCK)
-            held = np.flatnonzero((wanted >= start) & (wanted < start + PREFILL_BLOCK))
-            yield held, self.logits(tokens[block], sequence[block], positions[block], cache, wanted[held] - start)
+            rows = np.flatnonzero((wanted >= start) & (wanted < start + PREFILL_BLOCK))
+            yield rows, self.logits(tokens[block], sequence[block], positions[block], cache, wanted[rows] - start)

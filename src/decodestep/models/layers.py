@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from decodestep.models.convert import Weights
+from decodestep.models.config import Weights
 from decodestep.models.decoder import Decoder
 from decodestep.models.kv_cache import LatentCache, PagedCache
 from decodestep.ops.linear import linear
@@ -21,7 +21,7 @@ class LayerDecoder(Decoder):
     def __init__(self, weights: Weights, why: str = "dtype float32") -> None:
         self.weights = weights
         self.config = weights.config
-        self.way = f"layer by layer, float32 activations ({why})"
+        self.description = f"layer by layer, float32 activations ({why})"
 
     def new_cache(self, capacities: list[int]) -> LatentCache:
         config = self.config

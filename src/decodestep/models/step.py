@@ -7,7 +7,7 @@ import numpy as np
 from decodestep import _native
 from decodestep._base.arrays import bits
 from decodestep._base.dispatch import run, threads
-from decodestep.models.convert import Config, Layer, Weights
+from decodestep.models.config import Config, Layer, Weights
 from decodestep.models.decoder import Decoder
 from decodestep.models.kv_cache import GroupCache, PagedCache
 from decodestep.models.layers import rope_table
@@ -35,7 +35,7 @@ class StepDecoder(Decoder):
     weights: those of `convert`, each packed but for the embedding.
     """
 
-    way = "one native call a step"
+    description = "one native call a step"
 
     def __init__(self, weights: Weights) -> None:
         self.config = config = weights.config

@@ -1,1 +1,57 @@
-"""The operators, one folder each: the contract in `__init__`, the oracle in `reference`, the kernels beside it."""
+"""The operators and what they are called with, each under its own name: `decodestep.ops.linear` is the function.
+
+An operator's page, reference, kernel, test and benchmark are found by the name of its folder here.
+"""
+
+from decodestep.ops.decode_step import DecodeStep, TokenLogprobs, decode_step
+from decodestep.ops.linear import Format, LinearPanels, PackedWeight, linear
+from decodestep.ops.mla_attention import mla_attention
+from decodestep.ops.mla_prolog import (
+    MlaPrologPlan,
+    MlaPrologTilingKey,
+    PanelWeight,
+    cache_from_nz,
+    cache_to_nz,
+    from_nz,
+    gather_cache,
+    mla_prolog,
+    mla_prolog_plan,
+    mla_prolog_v2,
+    mla_prolog_v3,
+    slots_from_block_table,
+    to_nz,
+)
+from decodestep.ops.rms_norm import rms_norm
+from decodestep.ops.swiglu import swiglu
+from decodestep.ops.tensor_scatter import tensor_scatter
+from decodestep.ops.top_k_top_p_sample import apply_top_k_top_p, top_k_top_p_sample, top_k_top_p_sample_v2
+
+__all__ = [
+    "DecodeStep",
+    "Format",
+    "LinearPanels",
+    "MlaPrologPlan",
+    "MlaPrologTilingKey",
+    "PackedWeight",
+    "PanelWeight",
+    "TokenLogprobs",
+    "apply_top_k_top_p",
+    "cache_from_nz",
+    "cache_to_nz",
+    "decode_step",
+    "from_nz",
+    "gather_cache",
+    "linear",
+    "mla_attention",
+    "mla_prolog",
+    "mla_prolog_plan",
+    "mla_prolog_v2",
+    "mla_prolog_v3",
+    "rms_norm",
+    "slots_from_block_table",
+    "swiglu",
+    "tensor_scatter",
+    "to_nz",
+    "top_k_top_p_sample",
+    "top_k_top_p_sample_v2",
+]

@@ -32,7 +32,7 @@ class SamplingParams:
     """The parameters of one row; names are transformers' GenerationConfig's, vLLM's where that has none.
 
     Length and end
-    max_new_tokens: how many tokens at most, >= 1; None for as many as the context holds.
+    max_new_tokens: how many tokens at most, >= 1 (default 256); None for as many as the context holds.
     min_length, min_new_tokens: no end token before the whole sequence, or what follows the prompt, is this long; >= 0.
     min_tokens: as min_new_tokens, and no stop token either; >= 0.
     ignore_eos: goes on after an end-of-sequence token. stop_token_ids: further tokens that end the row.
@@ -71,7 +71,7 @@ class SamplingParams:
     `SamplingParams()` samples from the whole distribution. Counts are below 2^31. Raises ValueError, naming the legal values.
     """
 
-    max_new_tokens: int | None = None
+    max_new_tokens: int | None = 256
     min_length: int = 0
     min_new_tokens: int = 0
     min_tokens: int = 0
