@@ -1,7 +1,7 @@
 // Attention over some of the keys: what is left of a split of them until it is added to the other splits.
 #pragma once
 
-#include "simd/simd.h"
+#include "simd/exp.h"
 
 namespace decodestep::DECODESTEP_ISA {
 
@@ -32,7 +32,7 @@ struct Partial {
         const f32x16 ours = exp(broadcast(top() - highest)), theirs = exp(broadcast(other.top() - highest));
         for (size_t c = 0; c < width; c += kLanes)
             store(values() + c, fma(load(other.values() + c), theirs, load(values() + c) * ours));
-        store_first(&total(), fma(broadcast(other.total()), theirs, broadcast(total()) * ours), 1);
+        store_partial(&total(), fma(broadcast(other.total()), theirs, broadcast(total()) * ours), 1);
         top() = highest;
     }
 

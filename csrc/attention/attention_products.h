@@ -8,11 +8,8 @@ namespace decodestep::DECODESTEP_ISA {
 
 constexpr size_t kBlockKeys = 64;
 
-#if defined(__AVX512F__)
-constexpr int kTileRows = 4, kTileVectors = 4;  // accumulators of a product
-#else
-constexpr int kTileRows = 2, kTileVectors = 2;
-#endif
+// Accumulators of a product, beside one vector of keys for each column of them.
+constexpr int kTileRows = kVectorRegisters >= 32 ? 4 : 2, kTileVectors = kTileRows;
 
 template <class Body>
 DECODESTEP_INLINE void with_type(CacheType type, Body&& body) {
@@ -57,7 +54,7 @@ DECODESTEP_INLINE void add_scores(const float* query, size_t stride, const float
 #pragma GCC unroll 8
         for (int v = 0; v < V; ++v) {
             key[v] = load(keys + c * kBlockKeys + v * kLanes);
-            keep(key[v]);
+            keep_in_register(key[v]);
         }
 #pragma GCC unroll 8
         for (int r = 0; r < R; ++r) {
@@ -107,7 +104,7 @@ DECODESTEP_INLINE void add_values(const uint8_t* const* rows, const uint8_t* con
             if (C > 1 || lanes == kLanes)
                 store(sum, fma(load(sum), old, total[r][c]));
             else
-                store_first(sum, fma(load_first(sum, lanes), old, total[r][c]), lanes);
+                store_partial(sum, fma(load_partial(sum, lanes), old, total[r][c]), lanes);
         }
     }
 }

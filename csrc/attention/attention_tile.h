@@ -130,7 +130,7 @@ class AttentionTile {
             for (size_t c = 0, chunk; c < count; c += chunk, query += chunk) {
                 chunk = std::min(kChunkColumns, count - c);
                 with_type(cache.type, [&]<CacheType type>() {
-                    transpose_rows<type>(rows, rows + kBlockKeys, n_, first + c, chunk, keys_, kBlockKeys);
+                    transpose_rows<CacheValue<type>>(rows, rows + kBlockKeys, n_, first + c, chunk, keys_, kBlockKeys);
                 });
                 for_rows(rows_.in_group(), [&]<int R>(size_t r) { score_rows<R>(query, r, chunk); });
             }
@@ -164,7 +164,7 @@ class AttentionTile {
         });
         for (size_t r = 0; r < rows; r += kLanes) {
             const f32x16 now = load(highest + r), change = exp(load(tops + r) - now);
-            store_first(tops + r, now, std::min<size_t>(kLanes, rows - r));
+            store_partial(tops + r, now, std::min<size_t>(kLanes, rows - r));
             store(rescale_ + r, change);
         }
         each_row([&](size_t r, float* scores, size_t n) {

@@ -2,10 +2,19 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
+#include <type_traits>
+
+#include "core/half.h"
 
 namespace decodestep {
 
 enum class CacheType { f32, f16, bf16, i8 };
+
+template <CacheType type>
+using CacheValue = std::conditional_t<
+    type == CacheType::f32, float,
+    std::conditional_t<type == CacheType::f16, F16, std::conditional_t<type == CacheType::bf16, Bf16, int8_t>>>;
 
 constexpr size_t value_bytes(CacheType type) { return type == CacheType::f32 ? 4 : type == CacheType::i8 ? 1 : 2; }
 

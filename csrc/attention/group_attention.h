@@ -11,17 +11,16 @@
 
 #include "attention/attention_partial.h"
 #include "decoder/decoder_forward.h"
-#include "simd/dot.h"
-#include "simd/lanes.h"
+#include "simd/dot_products.h"
+#include "simd/exp.h"
 #include "simd/rounding.h"
 
 namespace decodestep::DECODESTEP_ISA {
 
-#if defined(__AVX512F__)
-constexpr size_t kRows = 12, kScorePages = 2, kValueRows = 6, kValueColumns = 4;
-#else
-constexpr size_t kRows = 3, kScorePages = 1, kValueRows = 3, kValueColumns = 2;
-#endif
+// Accumulators: of scores, queries times pages; of values, queries times vectors of columns.
+constexpr bool kManyRegisters = kVectorRegisters >= 32;
+constexpr size_t kRows = kManyRegisters ? 12 : 3, kScorePages = kManyRegisters ? 2 : 1;
+constexpr size_t kValueRows = kManyRegisters ? 6 : 3, kValueColumns = kManyRegisters ? 4 : 2;
 
 constexpr size_t kPagesAhead = 4;  // how far ahead memory is asked for
 
@@ -107,7 +106,7 @@ inline void weights_of(float* scores, size_t seen, size_t count, Bf16* weights, 
         store(scores + j, weight);
         total = total + weight;
     }
-    put_sums(scores, count, weights);
+    store_sums(weights, scores, count);
     partial.total() = sum(total);
 }
 

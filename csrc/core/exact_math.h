@@ -1,6 +1,5 @@
 // log, log1p and exp in float64, operation for operation as in src/decodestep/_base/exact_math.py; no fused
-// multiply-add. Always inlined: kernels are built once for each instruction set, and the linker must not share one
-// build's function with another.
+// multiply-add.
 #pragma once
 
 #include <array>
@@ -8,7 +7,7 @@
 #include <cmath>
 #include <cstdint>
 
-#define DECODESTEP_INLINE inline __attribute__((always_inline))
+#include "core/compiler.h"
 
 namespace decodestep {
 

@@ -7,33 +7,50 @@
 namespace decodestep {
 namespace {
 
-constexpr const char* NAMES[] = {"baseline", "avx2", "avx512", "avx512_bf16"};  // in the order of Isa
+struct Tier {
+    Isa isa;
+    const char* name;
+};
 
-Isa best_isa() {
+#define DECODESTEP_TIER(tier) {Isa::tier, #tier},
+constexpr Tier kTiers[] = {DECODESTEP_TIERS(DECODESTEP_TIER)};
+#undef DECODESTEP_TIER
+
+// Whether this CPU has what the flags of a tier in CMakeLists.txt let the compiler use.
+bool runs(Isa isa) {
+    switch (isa) {
+        case Isa::baseline:
+            return true;
 #ifdef DECODESTEP_X86
-    __builtin_cpu_init();
-    const bool avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
-    const bool avx512 = avx2 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                        __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
-    const bool bf16 = avx512 && __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512bf16") &&
-                      __builtin_cpu_supports("avx512vbmi2");
-    return bf16 ? Isa::avx512_bf16 : avx512 ? Isa::avx512 : avx2 ? Isa::avx2 : Isa::baseline;
-#else
-    return Isa::baseline;
+        case Isa::avx2:
+            return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+        case Isa::avx512:
+            return runs(Isa::avx2) && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                   __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+        case Isa::avx512_bf16:
+            return runs(Isa::avx512) && __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512bf16") &&
+                   __builtin_cpu_supports("avx512vbmi2");
 #endif
+    }
+    return false;
 }
 
 Isa choose_isa() {
-    const Isa best = best_isa();
-    const char* asked = std::getenv("DECODESTEP_ISA");
-    if (asked == nullptr) return best;
+#ifdef DECODESTEP_X86
+    __builtin_cpu_init();
+#endif
+    const char* wanted = std::getenv("DECODESTEP_ISA");
+    Isa best = Isa::baseline;
     std::string names;
-    for (int level = 0; level <= static_cast<int>(best); ++level) {
-        if (std::string(NAMES[level]) == asked) return static_cast<Isa>(level);
-        names += (level ? ", " : "") + std::string(NAMES[level]);
+    for (const Tier& tier : kTiers) {
+        if (!runs(tier.isa)) continue;
+        if (wanted != nullptr && std::string(wanted) == tier.name) return tier.isa;
+        best = tier.isa;
+        names += (names.empty() ? "" : ", ") + std::string(tier.name);
     }
+    if (wanted == nullptr) return best;
     throw std::invalid_argument("isa: DECODESTEP_ISA must be one of " + names + ", which this machine has; got '" +
-                                asked + "'");
+                                wanted + "'");
 }
 
 }  // namespace
@@ -43,6 +60,6 @@ Isa isa() {
     return chosen;
 }
 
-const char* isa_name() { return NAMES[static_cast<int>(isa())]; }
+const char* isa_name() { return kTiers[static_cast<int>(isa())].name; }
 
 }  // namespace decodestep

@@ -5,50 +5,41 @@
 #define DECODESTEP_X86 1
 #endif
 
+// The tiers, from the least to the best: X(tier, ...) for each. A tier is the namespace of a build of the kernels, and
+// a set of flags in CMakeLists.txt; core/isa.cpp says what a CPU needs to run it, csrc/simd has its vectors.
+#ifdef DECODESTEP_X86
+#define DECODESTEP_TIERS(X, ...)           \
+    X(baseline __VA_OPT__(, ) __VA_ARGS__) \
+    X(avx2 __VA_OPT__(, ) __VA_ARGS__)     \
+    X(avx512 __VA_OPT__(, ) __VA_ARGS__)   \
+    X(avx512_bf16 __VA_OPT__(, ) __VA_ARGS__)
+#else
+#define DECODESTEP_TIERS(X, ...) X(baseline __VA_OPT__(, ) __VA_ARGS__)
+#endif
+
 namespace decodestep {
 
-// avx512_bf16 has dot products of bfloat16 and of int8 (VNNI) and packs bytes (VBMI2) too.
-enum class Isa { baseline, avx2, avx512, avx512_bf16 };
+#define DECODESTEP_ENUMERATOR(tier) tier,
+enum class Isa { DECODESTEP_TIERS(DECODESTEP_ENUMERATOR) };
+#undef DECODESTEP_ENUMERATOR
 
-// What this machine runs, unless the environment variable DECODESTEP_ISA names a lesser one. Fixed at the first call,
-// which throws std::invalid_argument for any other name.
+// The best tier that this CPU runs, or the one that the environment variable DECODESTEP_ISA names. Fixed at the first
+// call, which throws std::invalid_argument for a name that is not of a tier that this CPU runs.
 Isa isa();
 const char* isa_name();
 
 }  // namespace decodestep
 
-// Declares a kernel in the namespace of every instruction set, and `name(args)` to call the build chosen for this
-// machine.
-#ifdef DECODESTEP_X86
-#define DECODESTEP_KERNEL(name, Args)           \
-    namespace baseline {                        \
-    void name(const Args&);                     \
-    }                                           \
-    namespace avx2 {                            \
-    void name(const Args&);                     \
-    }                                           \
-    namespace avx512 {                          \
-    void name(const Args&);                     \
-    }                                           \
-    namespace avx512_bf16 {                     \
-    void name(const Args&);                     \
-    }                                           \
-    inline void name(const Args& args) {        \
-        switch (isa()) {                        \
-            case Isa::avx512_bf16:              \
-                return avx512_bf16::name(args); \
-            case Isa::avx512:                   \
-                return avx512::name(args);      \
-            case Isa::avx2:                     \
-                return avx2::name(args);        \
-            case Isa::baseline:                 \
-                return baseline::name(args);    \
-        }                                       \
+// Declares a kernel in the namespace of every tier, and `name(args)` to call the build chosen for this machine.
+#define DECODESTEP_KERNEL(name, Args)                                           \
+    DECODESTEP_TIERS(DECODESTEP_DECLARE_KERNEL, name, Args)                     \
+    inline void name(const Args& args) {                                        \
+        switch (isa()) { DECODESTEP_TIERS(DECODESTEP_CALL_KERNEL, name, args) } \
     }
-#else
-#define DECODESTEP_KERNEL(name, Args) \
-    namespace baseline {              \
-    void name(const Args&);           \
-    }                                 \
-    inline void name(const Args& args) { baseline::name(args); }
-#endif
+#define DECODESTEP_DECLARE_KERNEL(tier, name, Args) \
+    namespace tier {                                \
+    void name(const Args&);                         \
+    }
+#define DECODESTEP_CALL_KERNEL(tier, name, args) \
+    case Isa::tier:                              \
+        return tier::name(args);

@@ -10,7 +10,9 @@
 #include <thread>
 #include <vector>
 
-#if defined(__x86_64__)
+#include "core/isa.h"
+
+#ifdef DECODESTEP_X86
 #include <immintrin.h>
 #endif
 
@@ -18,7 +20,7 @@ namespace decodestep {
 namespace {
 
 void relax() {
-#if defined(__x86_64__)
+#ifdef DECODESTEP_X86
     _mm_pause();
 #else
     std::this_thread::yield();

@@ -109,7 +109,7 @@ struct Member {
 
     void put_queries(size_t t, size_t panel, float* y) const {
         for (size_t i = 0; i < kPanelOutputs; i += kLanes) rotate(t, (panel * kPanelOutputs + i) % plan.m.width, y + i);
-        put_sums(y, kPanelOutputs, query_at(t, panel));
+        store_sums(query_at(t, panel), y, kPanelOutputs);
     }
 
     void put_cache(size_t t, size_t first, float* y) const {
@@ -120,7 +120,7 @@ struct Member {
             const bool is_key = group >= plan.m.groups;
             if (is_key) rotate(t, column, y + i);
             Bf16 sixteen[kLanes];
-            put_sums(y + i, kLanes, sixteen);
+            store_sums(sixteen, load(y + i));
             if (is_key) {
                 uint16_t* pair =
                     plan.a.keys + plan.page_at(layer, page, group - plan.m.groups) + column * kPagePositions + 2 * row;

@@ -13,8 +13,8 @@ void rms_norm(const RmsNorm& a) {
         for (; i + kLanes <= a.width; i += kLanes)
             store(y + i, normed(load(x + i), rms, a.gamma ? load(a.gamma + i) : broadcast(1.0f)) * alpha);
         if (const size_t rest = a.width - i; rest > 0) {
-            const f32x16 gamma = a.gamma ? load_first(a.gamma + i, rest) : broadcast(1.0f);
-            store_first(y + i, normed(load_first(x + i, rest), rms, gamma) * alpha, rest);
+            const f32x16 gamma = a.gamma ? load_partial(a.gamma + i, rest) : broadcast(1.0f);
+            store_partial(y + i, normed(load_partial(x + i, rest), rms, gamma) * alpha, rest);
         }
     }
 }

@@ -13,7 +13,7 @@ inline float root_mean_square(const float* x, size_t width, float eps) {
         squares = fma(v, v, squares);
     }
     if (i < width) {
-        const f32x16 v = load_first(x + i, width - i);
+        const f32x16 v = load_partial(x + i, width - i);
         squares = fma(v, v, squares);
     }
     return __builtin_sqrtf(sum(squares) * (1.0f / static_cast<float>(width)) + eps);

@@ -1,7 +1,7 @@
 // The gate of SwiGLU, for kernels that go on with its values.
 #pragma once
 
-#include "simd/simd.h"
+#include "simd/exp.h"
 
 namespace decodestep::DECODESTEP_ISA {
 

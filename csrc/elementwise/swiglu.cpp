@@ -11,7 +11,7 @@ void swiglu(const Swiglu& a) {
         size_t i = 0;
         for (; i + kLanes <= a.width; i += kLanes) store(y + i, gated(load(gate + i), load(up + i)));
         if (const size_t rest = a.width - i; rest > 0)
-            store_first(y + i, gated(load_first(gate + i, rest), load_first(up + i, rest)), rest);
+            store_partial(y + i, gated(load_partial(gate + i, rest), load_partial(up + i, rest)), rest);
     }
 }
 

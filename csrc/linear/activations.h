@@ -7,7 +7,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "simd/bytes.h"
+#include "simd/rounding.h"
 
 namespace decodestep::DECODESTEP_ISA {
 
@@ -58,45 +58,12 @@ struct Block {
     f32x16 first, second;
 };
 
-// Sixteen values in [-127, 127] to integers, and their sum. What is no number becomes zero; its unit says that it was
-// none.
+// Rounds sixteen values in [-127, 127] to integers, and returns their sum. NaN becomes 0; the block's unit is NaN then,
+// and so is every result.
 DECODESTEP_INLINE int32_t round_to_bytes(f32x16 x, int8_t* bytes) {
-#if defined(__AVX512F__)
-    const __m512i r = _mm512_maskz_cvtps_epi32(_mm512_cmp_ps_mask(x.v, x.v, _CMP_ORD_Q), x.v);
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(bytes), _mm512_cvtsepi32_epi8(r));
-    return _mm512_reduce_add_epi32(r);
-#else
-    float rounded[kLanes];
-    store(rounded, round_even(x));
-    int32_t sum = 0;
-    for (int i = 0; i < kLanes; ++i) {
-        bytes[i] = rounded[i] == rounded[i] ? static_cast<int8_t>(rounded[i]) : int8_t{0};
-        sum += bytes[i];
-    }
-    return sum;
-#endif
-}
-
-// The largest magnitude; NaN if there is one.
-DECODESTEP_INLINE float largest_magnitude(f32x16 a, f32x16 b) {
-#if defined(__AVX512F__)
-    // As integers, magnitudes are in order and NaN is above them all.
-    const __m512i mask = _mm512_set1_epi32(0x7fffffff);
-    const __m512i larger = _mm512_max_epi32(_mm512_and_si512(_mm512_castps_si512(a.v), mask),
-                                            _mm512_and_si512(_mm512_castps_si512(b.v), mask));
-    const int32_t bits = _mm512_reduce_max_epi32(larger);
-    float r;
-    std::memcpy(&r, &bits, sizeof r);
-    return r;
-#else
-    int32_t bits[2 * kLanes], most = 0;
-    store(reinterpret_cast<float*>(bits), a);
-    store(reinterpret_cast<float*>(bits + kLanes), b);
-    for (const int32_t x : bits) most = (x & 0x7fffffff) > most ? x & 0x7fffffff : most;
-    float r;
-    std::memcpy(&r, &most, sizeof r);
-    return r;
-#endif
+    const i32x16 rounded = round_to_int(x);
+    store_i8(bytes, rounded);
+    return sum(rounded);
 }
 
 // Rounds 32 values to bytes, block `at`.

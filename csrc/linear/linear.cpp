@@ -39,9 +39,9 @@ struct Q4_0 {
     static constexpr size_t bytes = 18;
     static DECODESTEP_INLINE void load(const uint8_t* p, f32x16& a, f32x16& b) {
         const f32x16 scale = broadcast_f16(p), middle = broadcast(8.0f);
-        const Nibbles q = from_nibbles(p + 2);
-        a = (q.low - middle) * scale;
-        b = (q.high - middle) * scale;
+        const f32x32 q = from_nibbles(p + 2);
+        a = (q.first - middle) * scale;
+        b = (q.second - middle) * scale;
     }
 };
 
@@ -50,9 +50,9 @@ struct Q4_1 {
     static constexpr size_t bytes = 20;
     static DECODESTEP_INLINE void load(const uint8_t* p, f32x16& a, f32x16& b) {
         const f32x16 scale = broadcast_f16(p), minimum = broadcast_f16(p + 2);
-        const Nibbles q = from_nibbles(p + 4);
-        a = fma(q.low, scale, minimum);
-        b = fma(q.high, scale, minimum);
+        const f32x32 q = from_nibbles(p + 4);
+        a = fma(q.first, scale, minimum);
+        b = fma(q.second, scale, minimum);
     }
 };
 
@@ -134,11 +134,8 @@ DECODESTEP_INLINE void tile(const uint8_t* w, size_t w_stride, const float* x, p
         for (int t = 0; t < T; ++t) y[t * y_stride + r] = sum(total[r][t]);
 }
 
-#if defined(__AVX512F__)
-constexpr size_t kTileTokens = 4;
-#else
-constexpr size_t kTileTokens = 2;  // sixteen registers hold four accumulators of two registers, weights and activations
-#endif
+// Eight vectors hold four accumulators beside the weights and activations.
+constexpr size_t kTileTokens = kVectorRegisters >= 32 ? 4 : 2;
 constexpr size_t kTileRows = 4 / (4 / kTileTokens);
 
 template <class Format, int R>

@@ -5,7 +5,6 @@
 
 #include "core/parallel.h"
 #include "linear/panel_product.h"
-#include "simd/to_f16.h"
 
 namespace decodestep::DECODESTEP_ISA {
 namespace {
@@ -46,11 +45,12 @@ DECODESTEP_INLINE void block_sums(const uint8_t* p, const int8_t* x, size_t stri
 #pragma GCC unroll 4
         for (size_t j = 0; j < 4; ++j) {
             const u8x64 w0 = load_bytes(p + 128 * j), w1 = load_bytes(p + 128 * j + 64);
-            const u8x64 low0 = low_halves(w0), low1 = low_halves(w1), high0 = high_halves(w0), high1 = high_halves(w1);
+            const u8x64 low0 = low_nibbles(w0), low1 = low_nibbles(w1), high0 = high_nibbles(w0),
+                        high1 = high_nibbles(w1);
 #pragma GCC unroll 6
             for (int t = 0; t < T; ++t) {
-                const i8x4 low = broadcast_four(x + t * stride + 4 * j),
-                           high = broadcast_four(x + t * stride + 16 + 4 * j);
+                const i8x4 low = broadcast_quad(x + t * stride + 4 * j),
+                           high = broadcast_quad(x + t * stride + 16 + 4 * j);
                 sums[t][0] = dot_nibbles(sums[t][0], low0, low);
                 sums[t][1] = dot_nibbles(sums[t][1], low1, low);
                 sums[t][0] = dot_nibbles(sums[t][0], high0, high);
@@ -63,7 +63,7 @@ DECODESTEP_INLINE void block_sums(const uint8_t* p, const int8_t* x, size_t stri
             const u8x64 w0 = load_bytes(p + 128 * j), w1 = load_bytes(p + 128 * j + 64);
 #pragma GCC unroll 6
             for (int t = 0; t < T; ++t) {
-                const i8x4 four = broadcast_four(x + t * stride + 4 * j);
+                const i8x4 four = broadcast_quad(x + t * stride + 4 * j);
                 sums[t][0] = dot_bytes(sums[t][0], w0, four);
                 sums[t][1] = dot_bytes(sums[t][1], w1, four);
             }

@@ -5,7 +5,6 @@
 #include "linear/activations.h"
 #include "linear/linear_panels.h"
 #include "simd/rounding.h"
-#include "simd/to_f16.h"
 
 namespace decodestep::DECODESTEP_ISA {
 namespace {
@@ -59,7 +58,7 @@ void quantise_row(const float* values, size_t in, uint8_t* out) {
         const f32x16 first = load(values + k), second = load(values + k + kLanes);
         uint16_t scale[kLanes];
         float units[kLanes];
-        to_f16(broadcast(largest_magnitude(first, second) / 127.0f), scale);
+        store_f16(scale, broadcast(largest_magnitude(first, second) / 127.0f));
         store(units, from_f16(scale));
         const float unit = units[0];
         const f32x16 inverse = broadcast(unit > 0.0f ? 1.0f / unit : 0.0f), most = broadcast(127.0f);

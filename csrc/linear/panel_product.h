@@ -8,11 +8,8 @@
 
 namespace decodestep::DECODESTEP_ISA {
 
-#if defined(__AVX512F__)
-constexpr size_t kTileTokens = 6;  // twelve sums of integers and twelve of floats leave eight of 32 registers
-#else
-constexpr size_t kTileTokens = 2;
-#endif
+// Of 32 registers, six tokens' twelve sums of integers and twelve of floats leave eight.
+constexpr size_t kTileTokens = kVectorRegisters >= 32 ? 6 : 2;
 
 // Tokens [first, first + tokens) of x, up to kTileTokens, times a panel, to outputs[token][output].
 // next: where the caller will read on after this panel. What lies a few kilobytes ahead is asked for while the panel is
@@ -34,7 +31,7 @@ DECODESTEP_INLINE void each_tile(size_t tokens, Tile&& tile) {
 // Asks for what a tile's outputs will be written to: place(t) for tokens [first, first + count).
 template <class Place>
 DECODESTEP_INLINE void ask_for_outputs(size_t first, size_t count, Place&& place) {
-    for (size_t t = first; t < first + count; ++t) ask_to_write(place(t), kPanelOutputs * sizeof(*place(t)));
+    for (size_t t = first; t < first + count; ++t) prefetch_for_write(place(t), kPanelOutputs * sizeof(*place(t)));
 }
 
 struct Anywhere {};

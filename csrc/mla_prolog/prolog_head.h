@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <bit>
 #include <type_traits>
 
 #include "core/parallel.h"
@@ -67,7 +68,7 @@ struct Sums {
 // The values that int32 sums stand for, in the place of floats.
 DECODESTEP_INLINE void scaled(const float* sums, float token, const float* scale, size_t n, float* out) {
     for (size_t i = 0; i < n; ++i)
-        out[i] = static_cast<float>(static_cast<int32_t>(bits_of(sums[i]))) * token * scale[i];
+        out[i] = static_cast<float>(static_cast<int32_t>(std::bit_cast<uint32_t>(sums[i]))) * token * scale[i];
 }
 
 // The compressed queries of all tokens: what the heads share.
@@ -146,11 +147,11 @@ struct Head {
     void run() {
         const Columns w_uk = head_of_w_uk();
         Soon soon(w_uk, 0, a.query ? a.latent : 0);
-        for (size_t t = 0; t < tokens; ++t) ask_to_write(rope_of(t), a.rope * sizeof(Real));
+        for (size_t t = 0; t < tokens; ++t) prefetch_for_write(rope_of(t), a.rope * sizeof(Real));
         const float* sums = up_projected(soon.begin());
         for (size_t t = 0; t < tokens; ++t) {
             soon.ask();
-            if (a.query) ask_to_write(query_of(t), query_bytes());
+            if (a.query) prefetch_for_write(query_of(t), query_bytes());
             split(t, sums + t * q.stride);
         }
         if (!a.query) return;

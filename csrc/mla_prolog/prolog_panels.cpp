@@ -4,7 +4,7 @@
 #include <type_traits>
 
 #include "core/parallel.h"
-#include "simd/dot.h"
+#include "simd/dot_products.h"
 #include "simd/rounding.h"
 
 namespace decodestep::DECODESTEP_ISA {
@@ -14,22 +14,14 @@ namespace {
 // the weights, which take two registers each where they have to be widened.
 template <class Dot>
 constexpr bool kWidened = sizeof(typename Dot::Weights) > sizeof(f32x16);
-#if defined(__AVX512F__)
 template <class Dot>
-constexpr int kTokens = kWidened<Dot> ? 5 : 6;
+constexpr int kTokens = kVectorRegisters >= 32  ? kWidened<Dot> ? 5 : 6
+                        : kVectorRegisters >= 8 ? kWidened<Dot> ? 4 : 2
+                                                : 1;
 template <class Dot>
-constexpr int kVectors = 4;
-#elif defined(__AVX2__)
-template <class Dot>
-constexpr int kTokens = kWidened<Dot> ? 4 : 2;
-template <class Dot>
-constexpr int kVectors = kWidened<Dot> ? 1 : 2;
-#else
-template <class Dot>
-constexpr int kTokens = 1;
-template <class Dot>
-constexpr int kVectors = 1;
-#endif
+constexpr int kVectors = kVectorRegisters >= 32                    ? 4
+                         : kVectorRegisters >= 8 && !kWidened<Dot> ? 2
+                                                                   : 1;
 
 // Groups of a panel that all tokens multiply before the next ones. For few tiles of tokens the memory sets the pace:
 // the weights, 16 KiB, fit the innermost cache together with those that are asked for. For many the products do, which
@@ -97,7 +89,7 @@ DECODESTEP_INLINE void tile(const Chunk& c, size_t vector, const uint8_t* x, siz
 #pragma GCC unroll 8
             for (int t = 0; t < T; ++t)
 #pragma GCC unroll 8
-                for (int q = 0; q < Q; ++q) put_sums(sums[t][q], rounded + t * y_stride + q * kLanes);
+                for (int q = 0; q < Q; ++q) store_sums(rounded + t * y_stride + q * kLanes, sums[t][q]);
             return;
         }
     }

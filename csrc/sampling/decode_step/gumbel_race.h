@@ -2,8 +2,9 @@
 // win.
 #pragma once
 
-#include "random/random.h"
 #include "sampling/row/logits.h"
+#include "simd/exp.h"
+#include "simd/noise.h"
 
 namespace decodestep::DECODESTEP_ISA {
 

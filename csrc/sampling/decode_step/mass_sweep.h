@@ -5,6 +5,7 @@
 #include "sampling/decode_step/candidates.h"
 #include "sampling/decode_step/overlay.h"
 #include "sampling/row/logits.h"
+#include "simd/exp.h"
 
 namespace decodestep::DECODESTEP_ISA {
 
@@ -136,23 +137,13 @@ class MassSweep {
 
     // Bit i stands for token i.
     DECODESTEP_INLINE uint64_t marked(const Item* p) const {
-#if defined(__AVX512F__)
-        if constexpr (real == Real::bf16) return marked_halves(p) | marked_halves(p + 32) << 32;
-#endif
+        if constexpr (real == Real::bf16)
+            return at_least_bf16(p, threshold_) | uint64_t{at_least_bf16(p + 32, threshold_)} << 32;
         uint64_t word = 0;
         for (size_t j = 0; j < 4; ++j)
             word |= static_cast<uint64_t>(at_least(Logits<real>::widen(p + j * kLanes), least_)) << j * kLanes;
         return word;
     }
-
-#if defined(__AVX512F__)
-    // Floats are ordered as integers, those of either sign in their own direction; NaN may be marked.
-    DECODESTEP_INLINE uint64_t marked_halves(const uint16_t* p) const {
-        const auto bits = std::bit_cast<uint32_t>(threshold_) >> 16;
-        const __m512i x = _mm512_loadu_si512(p), least = _mm512_set1_epi16(static_cast<short>(bits));
-        return bits & 0x8000 ? _mm512_cmple_epu16_mask(x, least) : _mm512_cmpge_epi16_mask(x, least);
-    }
-#endif
 
     // Lists what a block's bits mark, while its logits are near.
     DECODESTEP_INLINE void write(uint64_t (&marks)[kBlock / kWord], size_t block) {

@@ -2,49 +2,35 @@
 // loses every comparison.
 #pragma once
 
-#include <array>
-#include <numeric>
+#include <algorithm>
 
 #include "sampling/decode_step/decode_step.h"
 #include "sampling/row/workspace.h"
-#include "simd/lanes.h"
+#include "simd/simd.h"
 
 namespace decodestep::DECODESTEP_ISA {
 
 template <Real real>
 struct Logits {
-    using Item = std::conditional_t<real == Real::f32, float, uint16_t>;
+    using Item = std::conditional_t<real == Real::f32, float, std::conditional_t<real == Real::bf16, Bf16, F16>>;
 
     const Item* data;
     size_t vocab;
 
-    static DECODESTEP_INLINE f32x16 widen(const Item* p) {
-        if constexpr (real == Real::f32)
-            return decodestep::DECODESTEP_ISA::load(p);
-        else if constexpr (real == Real::bf16)
-            return from_bf16(p);
-        else
-            return from_f16(p);
-    }
+    static DECODESTEP_INLINE f32x16 widen(const Item* p) { return decodestep::DECODESTEP_ISA::load(p); }
 
     DECODESTEP_INLINE f32x16 load(size_t i) const { return widen(data + i); }
 
-#if defined(__AVX512F__)
-    static constexpr size_t kPairStep = real == Real::bf16 ? 2 : 1;
-#else
-    static constexpr size_t kPairStep = 1;
-#endif
+    static constexpr size_t kPairStep = kSplitsBf16 && real == Real::bf16 ? 2 : 1;
 
     // 32 logits from p on: the even and the odd ones where kPairStep is 2, else sixteen and sixteen.
     static DECODESTEP_INLINE void load_pair(const Item* p, f32x16& a, f32x16& b) {
-#if defined(__AVX512F__)
-        if constexpr (real == Real::bf16) {  // at half the work of widening them in their order
-            const __m512i both = _mm512_loadu_si512(p);
-            a = {_mm512_castsi512_ps(_mm512_slli_epi32(both, 16))};
-            b = {_mm512_castsi512_ps(_mm512_and_si512(both, _mm512_set1_epi32(static_cast<int>(0xFFFF0000u))))};
+        if constexpr (kPairStep == 2) {  // at half the work of widening them in their order
+            const i32x16 both = load_bits(p);
+            a = low_bf16(both);
+            b = high_bf16(both);
             return;
         }
-#endif
         a = widen(p);
         b = widen(p + kLanes);
     }
@@ -52,8 +38,10 @@ struct Logits {
     static constexpr Item nothing() {  // -inf
         if constexpr (real == Real::f32)
             return kNothing;
+        else if constexpr (real == Real::bf16)
+            return {0xFF80u};
         else
-            return real == Real::bf16 ? 0xFF80u : 0xFC00u;
+            return {0xFC00u};
     }
 
     // The last n < 16 logits, and -inf behind them.
@@ -70,7 +58,7 @@ struct Logits {
         if constexpr (real == Real::f32) {
             value = data[i];
         } else if constexpr (real == Real::bf16) {
-            value = std::bit_cast<float>(static_cast<uint32_t>(data[i]) << 16);
+            value = decodestep::to_float(data[i]);
         } else {
             Item items[kLanes] = {data[i]};
             float lanes[kLanes];
@@ -115,34 +103,17 @@ struct Logits {
     // Writes the tokens first + i, and their logits, for each bit i of a word, ascending; there must be room for
     // sixteen more of each. Returns their number.
     DECODESTEP_INLINE size_t list_marked(uint64_t word, size_t first, int32_t* ids, float* scores) const {
-        const auto count = static_cast<size_t>(std::popcount(word));
-#if defined(__AVX512VBMI2__)
-        if (first + 64 <= vocab) {
-            __m512i places = _mm512_maskz_compress_epi8(word, _mm512_load_si512(kPlaces.data()));
-            const auto write = [&](size_t i) {
-                const __m128i sixteen = _mm512_castsi512_si128(places);
-                const auto id =
-                    _mm512_add_epi32(_mm512_cvtepu8_epi32(sixteen), _mm512_set1_epi32(static_cast<int>(first)));
-                _mm512_storeu_si512(ids + i, id);
-                store(scores + i, max(pick(data + first, sixteen), broadcast(kNothing)));
-            };
-            write(0);
-            if (count > kLanes) [[unlikely]]
-                for (size_t i = kLanes; i < count; i += kLanes) {
-                    places = _mm512_shuffle_i64x2(places, places, 0x39);
-                    write(i);
-                }
-            return count;
-        }
-#endif
+        if constexpr (kListsWords)
+            if (first + 64 <= vocab) return list_word(word, data + first, static_cast<int32_t>(first), ids, scores);
         // Four at a time whether there are as many or not, for that number is hard to foretell.
-        stay_scalar(word);
+        const auto count = static_cast<size_t>(std::popcount(word));
+        keep_scalar(word);
         for (size_t i = 0; i < count;)
             for (size_t j = 0; j < 4; ++j, ++i) {
                 const int bit = std::countr_zero(word | uint64_t{1} << 63);  // never zero, so no branch
                 ids[i] = static_cast<int32_t>(first) + bit;
                 word &= word - 1;
-                stay_scalar(word);
+                keep_scalar(word);
             }
         for (size_t i = 0; i < count; ++i) scores[i] = at(static_cast<size_t>(ids[i]));
         return count;
@@ -196,32 +167,6 @@ struct Logits {
         }
         return n;
     }
-
-#if defined(__AVX512VBMI2__)
-    alignas(64) static constexpr auto kPlaces = [] {
-        std::array<uint8_t, 64> places;
-        std::iota(places.begin(), places.end(), 0);
-        return places;
-    }();
-
-    // Sixteen of the 64 logits from p on.
-    static DECODESTEP_INLINE f32x16 pick(const Item* p, __m128i places) {
-        const auto of = [&](size_t i) { return _mm512_loadu_si512(p + i); };
-        if constexpr (real == Real::f32) {
-            const __m512i at = _mm512_cvtepu8_epi32(places);
-            const __m512i low = _mm512_permutex2var_epi32(of(0), at, of(16));
-            const __m512i high = _mm512_permutex2var_epi32(of(32), at, of(48));
-            return {_mm512_castsi512_ps(
-                _mm512_mask_mov_epi32(low, _mm512_test_epi32_mask(at, _mm512_set1_epi32(32)), high))};
-        } else {
-            const __m512i at = _mm512_castsi256_si512(_mm256_cvtepu8_epi16(places));
-            Item items[kLanes];
-            const __m512i picked = _mm512_permutex2var_epi16(of(0), at, of(32));
-            _mm256_storeu_si256(reinterpret_cast<__m256i*>(items), _mm512_castsi512_si256(picked));
-            return widen(items);
-        }
-    }
-#endif
 
     template <class Visit>
     DECODESTEP_INLINE void each_vector_from(size_t i, size_t end, Visit&& visit) const {

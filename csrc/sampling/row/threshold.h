@@ -1,7 +1,7 @@
 // A threshold that leaves a short list of a row, found from few of its values, such as the maxima of its groups.
 #pragma once
 
-#include "simd/lanes.h"
+#include "simd/simd.h"
 
 namespace decodestep::DECODESTEP_ISA {
 

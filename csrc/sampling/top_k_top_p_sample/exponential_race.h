@@ -3,7 +3,7 @@
 #pragma once
 
 #include "sampling/row/workspace.h"
-#include "simd/lanes.h"
+#include "simd/noise.h"
 
 namespace decodestep::DECODESTEP_ISA {
 
@@ -57,7 +57,7 @@ class QuotientRace {
         if constexpr (noise == Noise::given) {
             prefetch(q_ + first + 2 * kBlock);
             below = magnitude(lanes == kAllLanes ? load(q_ + first)
-                                                 : load_first(q_ + first, static_cast<size_t>(std::popcount(lanes))));
+                                                 : load_partial(q_ + first, static_cast<size_t>(std::popcount(lanes))));
         }
         // -log(1 - u) >= u
         if constexpr (noise == Noise::seeded)

@@ -4,7 +4,7 @@
 
 #include <cmath>
 
-#include "simd/lanes.h"
+#include "simd/simd.h"
 
 namespace decodestep::DECODESTEP_ISA {
 
@@ -23,38 +23,18 @@ DECODESTEP_INLINE f32x16 stated_exp(f32x16 x) {
 // Sixteen partial sums in float64, a term of place i in number i mod 16, folded in halves.
 class Sums {
   public:
-#if defined(__AVX512F__)
-    DECODESTEP_INLINE void add(f32x16 a) {
-        low_ = _mm512_add_pd(low_, _mm512_cvtps_pd(_mm512_castps512_ps256(a.v)));
-        high_ = _mm512_add_pd(high_, _mm512_cvtps_pd(_mm512_extractf32x8_ps(a.v, 1)));
-    }
-#else
-    DECODESTEP_INLINE void add(f32x16 a) {
-        float lanes[kLanes];
-        store(lanes, a);
-        for (int i = 0; i < kLanes; ++i) parts_[i] += static_cast<double>(lanes[i]);
-    }
-#endif
+    DECODESTEP_INLINE void add(f32x16 a) { sums_ = sums_ + a; }
 
     double total() const {
         double parts[kLanes];
-#if defined(__AVX512F__)
-        _mm512_storeu_pd(parts, low_);
-        _mm512_storeu_pd(parts + 8, high_);
-#else
-        for (int i = 0; i < kLanes; ++i) parts[i] = parts_[i];
-#endif
+        store(parts, sums_);
         for (int width = kLanes / 2; width > 0; width /= 2)
             for (int i = 0; i < width; ++i) parts[i] += parts[i + width];
         return parts[0];
     }
 
   private:
-#if defined(__AVX512F__)
-    __m512d low_ = _mm512_setzero_pd(), high_ = _mm512_setzero_pd();
-#else
-    double parts_[kLanes] = {};
-#endif
+    f64x16 sums_{};
 };
 
 // What a value counts in a running sum: whole units, of which float64 holds any sum that matters, so that no sum

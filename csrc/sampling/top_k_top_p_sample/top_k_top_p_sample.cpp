@@ -150,7 +150,7 @@ class Row {
             if (whole_) {
                 for (size_t block = 0; block < list_.logits.blocks(); ++block)
                     list_.logits.each_vector(block, [&](f32x16 x, size_t i) {
-                        i + kLanes <= vocab ? store(masked + i, x) : store_first(masked + i, x, vocab - i);
+                        i + kLanes <= vocab ? store(masked + i, x) : store_partial(masked + i, x, vocab - i);
                     });
             } else {
                 std::fill_n(masked, vocab, args_.input_is_logits ? kNothing : 0.0f);

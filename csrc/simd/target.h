@@ -1,0 +1,45 @@
+// The vector primitives of the instruction set that this build is for.
+//
+// A tier of core/isa.h has a file of its own here, and all of them define the same primitives in the same order:
+//
+//   avx512_bf16.h   AVX-512 with VNNI, BF16 and VBMI2      } avx512_common.h: what both share
+//   avx512.h        AVX-512 (F, BW, DQ, VL)                }                        } x86.h: what all three share
+//   avx2.h          AVX2, FMA, F16C                                                 }
+//   portable.h      plain C++ for any machine, ARM included
+//
+// To add an instruction set: write its file (neon.h), choose it below, and name its tier in core/isa.h, core/isa.cpp
+// and CMakeLists.txt. Nothing outside this folder tests for an instruction set: an algorithm that wants other tiles on
+// another machine derives them from a constant of the target, as kVectorRegisters.
+//
+// The primitives give the same bits on every target, but for fma where a machine has no fused multiply-add. Everything
+// lives in the namespace of its build, so that the linker cannot mix the builds up.
+#pragma once
+
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+#include <type_traits>
+#include <utility>
+
+#include "core/compiler.h"
+#include "core/half.h"
+
+namespace decodestep::DECODESTEP_ISA {
+
+constexpr int kLanes = 16;  // of a vector, on every target
+
+using Mask = uint32_t;  // bit i stands for lane i
+constexpr Mask kAllLanes = 0xFFFF;
+
+}  // namespace decodestep::DECODESTEP_ISA
+
+#if defined(__AVX512BF16__) && defined(__AVX512VNNI__) && defined(__AVX512VBMI2__)
+#include "simd/avx512_bf16.h"
+#elif defined(__AVX512F__)
+#include "simd/avx512.h"
+#elif defined(__AVX2__)
+#include "simd/avx2.h"
+#else
+#include "simd/portable.h"
+#endif

@@ -1,0 +1,41 @@
+// Products of groups, rounding and lists for targets that have no instructions for them, from their other primitives.
+// Included at the end of such a target's file.
+//
+// A group is four bytes: two bfloat16 or four int8. A target multiplies sixteen groups by sixteen groups and adds the
+// products to sixteen sums. int8 sums are exact. A group of bfloat16 adds its second product, then its first, each with
+// the one rounding of a fused multiply-add; the dot-product instruction does the same, but flushes subnormals.
+#pragma once
+
+namespace decodestep::DECODESTEP_ISA {
+
+struct Bf16Pairs {
+    f32x16 first, second;
+};
+DECODESTEP_INLINE Bf16Pairs bf16_pairs(i32x16 bits) { return {low_bf16(bits), high_bf16(bits)}; }
+DECODESTEP_INLINE f32x16 add_products(f32x16 sums, const Bf16Pairs& x, const Bf16Pairs& w) {
+    return fma(x.first, w.first, fma(x.second, w.second, sums));
+}
+
+struct I8Quads {
+    i32x16 even, odd;
+};
+// Whether the bytes of the first factor are unsigned: they are then a token's values + 128.
+constexpr bool kUnsignedTokens = false;
+DECODESTEP_INLINE I8Quads i8_quads(i32x16 bits) { return {even_bytes(bits), odd_bytes(bits)}; }
+DECODESTEP_INLINE i32x16 add_products(i32x16 sums, const I8Quads& x, const I8Quads& w) {
+    return sums + (multiply_pairs(x.even, w.even) + multiply_pairs(x.odd, w.odd));
+}
+
+// Rounds sums of products of bfloat16.
+DECODESTEP_INLINE void store_sums(Bf16* p, f32x16 sums) {
+    float lanes[kLanes];
+    store(lanes, sums);
+    for (int i = 0; i < kLanes; ++i) p[i] = to_bf16(lanes[i]);
+}
+
+// Whether list_word writes the marked ones of 64 items at once.
+constexpr bool kListsWords = false;
+template <class Item>
+size_t list_word(uint64_t word, const Item* p, int32_t first, int32_t* ids, float* scores) = delete;
+
+}  // namespace decodestep::DECODESTEP_ISA
