@@ -30,7 +30,7 @@ void relax() {
 // About 50 microseconds: longer than the gap between two kernels of a decode step, far shorter than a time slice.
 constexpr int kSpins = 2000;
 
-// Waits in turns of the processor: briefly without giving it up, since what is awaited comes soon, then by yielding.
+// Spins for a while, since the wait is mostly short, then yields the processor between two looks.
 template <class Ready>
 void wait_until(Ready&& ready) {
     for (int spins = 0; !ready();) {
@@ -41,6 +41,29 @@ void wait_until(Ready&& ready) {
 
 thread_local bool inside_job = false;
 
+// One job at a time: a number of tasks that the caller and the workers claim one by one. state_ says whether workers
+// may enter the job, and counts those inside:
+//
+//     closed, 0 ---- run() ----> open, 0 <---- enter() +1, leave -1 ----> open, n
+//                                   |                                       |
+//                                   +- run() finds no task left to claim ---+
+//                                   v                                       v
+//               run() returns <- closed, 0 <--------- leave -1 --------- closed, n
+//
+// Who writes what:
+//   body_, context_, tasks_   run(), while the job is closed and nobody is inside, so nobody reads them
+//   workers_                  run(); owner_ lets only one thread be in there
+//   next_                     the next task; run() sets it to 0, everybody inside adds 1 for a task that they claim
+//   seats_                    how many more workers may claim tasks; run() sets it, each worker that enters takes one
+//   epoch_                    the number of the job, from run(); idle workers wait for it to change
+//   asleep_                   how many workers wait for that in the kernel; each counts itself
+//
+// Memory order: the store of kOpen publishes the job, and the exchange in enter() acquires it, so next_ and seats_ can
+// be relaxed. A worker leaves with a release, and run() waits for a count of 0 with an acquire: it returns when
+// everything that the workers wrote is visible. epoch_ and asleep_ are sequentially consistent: a worker first adds
+// itself to asleep_ and then looks at epoch_, run() first raises epoch_ and then looks at asleep_, so one of them sees
+// the other and no worker sleeps through a job for ever. A worker that misses a job does no harm: its tasks are claimed
+// by others.
 class Pool {
   public:
     // Returns false when another thread of this process is using the pool; the caller then works alone.
@@ -53,7 +76,7 @@ class Pool {
         tasks_ = tasks;
         seats_.store(threads - 1, std::memory_order_relaxed);
         next_.store(0, std::memory_order_relaxed);
-        epoch_.fetch_add(1);  // opens the job: everything above is visible to whoever enters it
+        epoch_.fetch_add(1);
         state_.store(kOpen);
         if (asleep_.load() > 0) epoch_.notify_all();
         work();
@@ -73,7 +96,7 @@ class Pool {
         try {
             for (; workers_ < workers; ++workers_) std::thread([this] { serve(); }).detach();
         } catch (const std::system_error&) {
-            // The system gives no more threads: the job runs on those that there are.
+            // The system gives no more threads: the job runs on those that exist.
         }
     }
 
@@ -111,7 +134,20 @@ class Pool {
     void* context_ = nullptr;
 };
 
-// Whoever comes first leads: it opens each stage for those who have come by then, and waits for them at its end.
+// The members of one job that runs in stages. The first thread to join leads (member 0):
+//
+//     leader:    open_ = {stage, members}; its part; wait until done_ == due; the next stage; at last open_ = kOver
+//     follower:  wait until open_ changes; its part, if it is one of the members; done_ + 1; wait again
+//
+// Who writes what:
+//   joined_   each member adds 1, once, and its number is the count before. The leader reads it when it opens a stage:
+//             a member that joins later than that is counted from the next stage on
+//   open_     the leader
+//   done_     each follower adds 1 at the end of its part; never reset, so what the leader waits for grows by the
+//             followers of each stage
+//
+// Memory order: what members write in a stage is released by their addition to done_, acquired by the leader before it
+// opens the next stage, and released with that to all who acquire open_.
 class Team {
   public:
     using Body = void (*)(void*, size_t, size_t, size_t);
@@ -144,7 +180,7 @@ class Team {
             wait_until([&] { return (now = open_.load(std::memory_order_acquire)) != seen; });
             if (now == kOver) return;
             seen = now;
-            if ((now & kMembers) <= me) continue;  // opened before this one came
+            if ((now & kMembers) <= me) continue;  // opened before this one joined
             body_(context_, (now >> 16) - 1, me, now & kMembers);
             done_.fetch_add(1, std::memory_order_release);
         }
@@ -153,12 +189,14 @@ class Team {
     const size_t stages_;
     const Body body_;
     void* const context_;
-    alignas(128) std::atomic<uint64_t> open_{0};  // the stage, from 1 on, and how many members it has
-    alignas(128) std::atomic<size_t> done_{0};    // parts of stages that are finished, the leader's not counted
+    // Each on cache lines of its own.
+    alignas(128) std::atomic<uint64_t> open_{0};  // the stage, from 1 on, and below it, in 16 bits, its members
+    alignas(128) std::atomic<size_t> done_{0};    // finished parts of all stages, without the leader's
     alignas(128) std::atomic<size_t> joined_{0};
 };
 
-// Leaked on purpose: workers outlive static destruction, and a forked child, which has no workers, starts a pool anew.
+// Never deleted. The workers are detached and may still look at the pool while the process ends and destroys its static
+// objects. A forked child has none of the workers, and its copy of the pool may be in any state: it gets a new pool.
 std::atomic<Pool*> pool{nullptr};
 
 Pool& the_pool() {

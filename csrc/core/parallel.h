@@ -7,7 +7,8 @@ namespace decodestep {
 
 // Calls body(context, task) once for every task in [0, tasks), on the calling thread and up to threads - 1 workers.
 // Tasks are claimed one by one, so the caller never waits for a worker that has not started; it waits only for tasks
-// that a worker has claimed. A body that is called from inside a body runs on its own thread alone.
+// that a worker has claimed. Called from inside a body, or while another thread's call is running, it runs all tasks on
+// the calling thread.
 void parallel_for(size_t tasks, int threads, void (*body)(void* context, size_t task), void* context);
 
 template <class Body>
@@ -17,11 +18,11 @@ void parallel_for(size_t tasks, int threads, Body&& body) {
         const_cast<void*>(static_cast<const void*>(&body)));
 }
 
-// Calls body(context, stage, member, members) for every stage in turn, in each for every member of [0, members): a team
-// of the calling thread and up to threads - 1 workers, in which each shares out the work by its number. Between two
-// stages everybody waits for the others, a fraction of a microsecond. The team begins as whoever is there; a worker
-// that starts later joins at the next stage, so `members` may grow from one stage to the next and nobody waits for it
-// before.
+// Calls body(context, stage, member, members) for every stage in turn, and in each stage once for every member of
+// [0, members): a team of the calling thread and up to threads - 1 workers, in which each finds its share of the work
+// by its number. Between two stages all members wait for each other, a fraction of a microsecond. The team begins with
+// the threads that are ready; a worker that starts later joins at the next stage, so `members` may grow from one stage
+// to the next, and nobody waits for a worker that has not joined.
 void parallel_stages(size_t stages, int threads,
                      void (*body)(void* context, size_t stage, size_t member, size_t members), void* context);
 
@@ -35,7 +36,7 @@ void parallel_stages(size_t stages, int threads, Body&& body) {
         const_cast<void*>(static_cast<const void*>(&body)));
 }
 
-// A buffer of the calling thread, of at least `floats` floats; the next call on the same thread takes it over.
+// A buffer of the calling thread, of at least `floats` floats, valid until the next call on the same thread.
 float* thread_scratch(size_t floats);
 
 }  // namespace decodestep
