@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import decodestep as ds
-from decodestep.ops.mla_prolog.layouts import nz_shape
+from decodestep.weights.nz import nz_shape
 from mla_prolog_cases import BF16, MODES, make, nz_block, nz_weight, slot_of
 
 

@@ -103,11 +103,7 @@ def bits(array: np.ndarray) -> np.ndarray:
 
 
 def widen(array: np.ndarray, dtype: np.dtype[Any]) -> np.ndarray:
-    """`array` in a wider float dtype, exactly; bfloat16 to float32 by its bits, many times faster than NumPy's cast."""
-    if array.dtype == BFLOAT16 and dtype == np.float32:
-        wide = array.view(np.uint16).astype(np.uint32)
-        wide <<= 16
-        return wide.view(np.float32)
+    """`array` in a wider float dtype, exactly; itself if it has that dtype."""
     return array.astype(dtype, copy=False)
 
 

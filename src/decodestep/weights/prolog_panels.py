@@ -1,4 +1,4 @@
-"""A weight of the prolog rearranged once for the native core, which reads it in one run."""
+"""A weight of the prolog rearranged once, so that the native core reads it from end to end."""
 
 from __future__ import annotations
 
@@ -8,24 +8,24 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from decodestep import _native
 from decodestep._base import arrays
 from decodestep._base.checks import require
-from decodestep._base.dispatch import threads
 
 _DTYPES = (np.dtype(np.float32), np.dtype(ml_dtypes.bfloat16), np.dtype(np.int8))
-_WIDTH, _GROUP_BYTES = 64, 4  # as in csrc/mla_prolog/prolog_panels.h
-_LINE = 64
+_PANEL_COLUMNS, _GROUP_BYTES = 64, 4  # as in csrc/mla_prolog/prolog_panels.h
+_CACHE_LINE = 64
 
 
 @dataclass(frozen=True, eq=False)
 class PanelWeight:
-    """A (K, N) weight, or N of them as (N, K, L), in panels of 64 columns; `from_array` makes one.
+    """A (K, N) weight, or H of them as (H, K, N), in panels of 64 columns. `from_array` makes one.
 
-    data: one contiguous run of the weight's dtype, float32, bfloat16 or int8. A panel is a row of 64 groups for every group of
-        4 bytes of inputs (1, 2 or 4 values); what K and the columns lack to whole groups and panels is zeros. In int8 each
-        panel begins with 64 int32, -128 times the sum of each column.
-    shape: of the weight.
+        data = for every matrix: for every 64 columns: for every 4 bytes of inputs: those of column 0, 1, ... 63
+
+    data: one axis, contiguous, of the weight's dtype, float32, bfloat16 or int8. A group is 4 bytes of one column's inputs:
+        1, 2 or 4 values. K is padded with zeros to whole groups and N to whole panels. In int8 each panel begins with 64
+        int32, one a column: -128 times the sum of its weights.
+    shape: of the weight, (K, N) or (H, K, N).
     """
 
     data: np.ndarray
@@ -33,8 +33,15 @@ class PanelWeight:
 
     @classmethod
     def from_array(cls, weight: Any, shape: tuple[int, int] | None = None) -> PanelWeight:
-        """Packs a float32, bfloat16 or int8 weight, a copy: (K, N), (N, K, L), or NZ storage (columns / c0, rows / 16, 16, c0)
-        of a matrix, of which `shape` cuts the padding off."""
+        """Copies a weight into panels, on all threads.
+
+        weight: float32, bfloat16 or int8, a NumPy array or torch tensor of any strides and no empty axis: (K, N), (H, K, N),
+            or the NZ storage (columns / c0, rows / 16, 16, c0) of one matrix (see `to_nz`).
+        shape: (K, N), only with NZ storage, to cut its padding off; None keeps the padding.
+        Raises ValueError for another dtype or shape.
+        """
+        from decodestep.weights.pack_prolog_panels import pack_prolog_panels  # native code, only needed here
+
         op, a = "PanelWeight", arrays.view("PanelWeight", "weight", weight)
         ok = a.dtype in _DTYPES and a.ndim in (2, 3, 4) and all(a.shape)
         require(ok, op, "weight", "a matrix, matrices or NZ storage of float32, bfloat16 or int8", a)
@@ -45,9 +52,9 @@ class PanelWeight:
             whole = shape
         inputs, outputs = whole[-2:]
         count = whole[0] if len(whole) == 3 else 0
-        data = _room(max(count, 1) * _size(inputs, outputs, a.itemsize), a.dtype)
+        data = _aligned(max(count, 1) * _packed_bytes(inputs, outputs, a.itemsize), a.dtype)
         plain = np.ascontiguousarray(a.reshape(a.shape[0], -1, a.shape[3]) if a.ndim == 4 else a)
-        _native.pack_panels(arrays.bits(arrays.contiguous(plain)), inputs, outputs, count, data.view(np.uint8), threads())
+        pack_prolog_panels(plain, inputs, outputs, count, data)
         return cls(data, tuple(whole))
 
     @property
@@ -63,24 +70,27 @@ class PanelWeight:
         return self.data.nbytes
 
     def dense(self) -> np.ndarray:
-        """The weight as it was."""
+        """The weight as an array of its shape and dtype, a copy."""
         *count, inputs, outputs = self.shape
         group = _GROUP_BYTES // self.dtype.itemsize
-        rows = -(-inputs // group) + (self.dtype.itemsize == 1)
-        panels = self.data.reshape(*count, -1, rows, _WIDTH, group)[..., rows - -(-inputs // group) :, :, :]
-        matrix = np.moveaxis(panels, -4, -3).swapaxes(-1, -2)  # (groups, panels, group, columns) on the way
-        matrix = np.moveaxis(matrix, -2, -3).reshape(*count, -1, panels.shape[-4] * _WIDTH)
-        return np.ascontiguousarray(matrix[..., :inputs, :outputs])
+        groups, sums = -(-inputs // group), int(self.dtype.itemsize == 1)  # sums: the row of int32 that begins an int8 panel
+        w = self.data.reshape(*count, -1, sums + groups, _PANEL_COLUMNS, group)  # (..., panel, group, column, input of group)
+        w = w[..., sums:, :, :]
+        w = np.moveaxis(w, -4, -2)  # (..., group, column, panel, input of group)
+        w = np.moveaxis(w, -1, -3)  # (..., group, input of group, column, panel)
+        w = w.swapaxes(-1, -2)  # (..., group, input of group, panel, column)
+        w = w.reshape(*count, groups * group, -1)  # (..., input, output), both padded
+        return np.ascontiguousarray(w[..., :inputs, :outputs])
 
 
-def _size(inputs: int, outputs: int, itemsize: int) -> int:
+def _packed_bytes(inputs: int, outputs: int, itemsize: int) -> int:
     """Bytes of a packed (inputs, outputs) weight."""
     rows = -(-inputs * itemsize // _GROUP_BYTES) + (itemsize == 1)
-    return -(-outputs // _WIDTH) * rows * _WIDTH * _GROUP_BYTES
+    return -(-outputs // _PANEL_COLUMNS) * rows * _PANEL_COLUMNS * _GROUP_BYTES
 
 
-def _room(size: int, dtype: np.dtype[Any]) -> np.ndarray:
-    """Memory that begins with a cache line, so that no vector of weights lies in two."""
-    buffer = np.empty(size + _LINE, np.uint8)
-    start = -buffer.ctypes.data % _LINE
+def _aligned(size: int, dtype: np.dtype[Any]) -> np.ndarray:
+    """`size` bytes that begin at a cache line, so that no vector of weights crosses one."""
+    buffer = np.empty(size + _CACHE_LINE, np.uint8)
+    start = -buffer.ctypes.data % _CACHE_LINE
     return buffer[start : start + size].view(dtype)

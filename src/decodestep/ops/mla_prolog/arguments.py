@@ -1,18 +1,21 @@
-"""The checks of the three public functions, and the one form in which backends see a call."""
+"""The checks of the three public functions: a `Call` becomes a `Problem`, or a ValueError before anything is written."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from decodestep._base.arrays import BFLOAT16, optional_view, view
 from decodestep._base.checks import is_int, is_real, refuse, require, require_choice
-from decodestep.ops.mla_prolog import layouts, limits
+from decodestep.ops.mla_prolog.call import Attributes, Call, check_options
+from decodestep.ops.mla_prolog.problem import Problem, Weight, columns_of
 from decodestep.ops.mla_prolog.scenarios import NO_QUANT, SCALES, TILE, Scenario, from_dtypes, from_modes
+from decodestep.ops.mla_prolog.size_limits import check_sizes, size_limits
 from decodestep.ops.mla_prolog.slots import token_slots
+from decodestep.weights.linear_panels import LinearPanels
+from decodestep.weights.nz import fractal_width, nz_shape
 from decodestep.weights.packed import PackedWeight
 from decodestep.weights.prolog_panels import PanelWeight
 
@@ -20,220 +23,131 @@ _INT8, _FLOAT32 = np.dtype(np.int8), np.dtype(np.float32)
 _REAL = (BFLOAT16, _FLOAT32, np.dtype(np.float64))
 _INFINITY = float("inf")
 
-Weight = np.ndarray | PackedWeight | PanelWeight  # a matrix (K, N), its NZ storage, or packed in either way
 
+@dataclass(slots=True, kw_only=True)
+class Tensors:
+    """Views of what every call has; the scales and cache_index, which a scenario or cache mode may lack, come later."""
 
-@dataclass(slots=True)
-class Problem:
-    """A checked call: views of merged tokens, weights as they are stored, and one cache slot for each token."""
-
-    op: str
-    scenario: Scenario
-    real: np.dtype[Any]  # the type of everything that is not int8 and no scale
-    x: np.ndarray  # (T, He)
-    w_dq: Weight | None  # (He, Hcq)
-    w_uq_qr: Weight  # (Hcq, N * (D + Dr / rope_groups))
-    w_uk: np.ndarray | PanelWeight  # (N, D, Hckv)
-    w_dkv_kr: Weight  # (He, Hckv + Dr)
+    x: np.ndarray
+    w_dq: Weight | None
+    w_uq_qr: Weight
+    w_uk: np.ndarray | PanelWeight
+    w_dkv_kr: Weight
     gamma_cq: np.ndarray | None
     gamma_ckv: np.ndarray | None
-    sin: np.ndarray  # (T, Dr)
+    sin: np.ndarray
     cos: np.ndarray
-    slots: np.ndarray  # (T,) int64: block * block size + row; negative: the token is not cached
-    kv_cache: np.ndarray  # (blocks, block size, 1, width)
+    kv_cache: np.ndarray
     kr_cache: np.ndarray
-    nz: bool
-    scales: Mapping[str, np.ndarray]
-    eps_cq: float
-    eps_ckv: float
-    alpha_cq: float
-    alpha_ckv: float
-    rope_groups: int
-    need_query: bool
-    rounding: str
-    query_norm: bool
 
 
-class Attributes(NamedTuple):
-    """What the later V3 alone has, with the values that November 2025 reserves."""
+@dataclass(slots=True, kw_only=True)
+class Symbols:
+    """The specification's symbols, each read from the argument that defines it."""
 
-    query_norm_flag: bool = False
-    weight_quant_mode: int = 0
-    kv_cache_quant_mode: int = 0
-    query_quant_mode: int = 0
-    ckvkr_repo_mode: int = 0
-    quant_scale_repo_mode: int = 0
-    tile_size: int = TILE
+    axes: tuple[int, ...]  # (T,), or (B, S)
+    tokens: int  # T, or B * S
+    He: int
+    Hcq: int
+    N: int
+    D: int
+    Hckv: int
+    Dr: int
+    uq_width: int  # columns of weight_uq_qr
+    real: np.dtype[Any]  # of every array that is neither int8 nor a scale
 
 
-_RESERVED = Attributes()
+def bind(call: Call) -> Problem:
+    """Checks a call."""
+    op = call.op
+    modes, attributes = check_options(call)
+    tensors = _tensors(call)
+    if call.limits is not None:
+        size_limits(op, call.limits)
+    if call.cache_mode not in modes:
+        require_choice(op, "cache_mode", call.cache_mode, modes)
+    symbols = _symbols(call, tensors)
+    scenario = _scenario(call, attributes, tensors, symbols)
+    _check_shapes(call, tensors, symbols, scenario)
+    _check_caches(call, tensors, scenario)
+    _check_numbers(call, symbols, scenario)
+    scales = _scales(call, symbols, scenario)
+    block_count, block_size = (1, symbols.tokens) if call.cache_mode == "TND" else tensors.kv_cache.shape[:2]
+    slots = token_slots(
+        op, call.cache_mode, call.cache_index, call.actual_seq_len, symbols.axes, symbols.tokens, block_count, block_size
+    )
+    if call.limits is not None:
+        _check_limits(call, symbols, block_size)
+    return _problem(call, tensors, symbols, scenario, scales, slots)
 
 
-def bind(
-    op: str,
-    modes: tuple[str, ...],
-    tensors: tuple[Any, ...],
-    scales: Sequence[Any],
-    eps: tuple[float, float],
-    cache_mode: str,
-    profile: str | None,
-    rope_groups: int,
-    need_query: bool,
-    alpha: tuple[float, float] = (1.0, 1.0),
-    rounding: str = "half_even",
-    attributes: Attributes | None = None,
-    actual_seq_len: Any = None,
-) -> Problem:
-    """`tensors` in V1's order from token_x to kr_cache; `scales` in the order of `SCALES`, the last of them V3's alone."""
-    x, w_dq, w_uq_qr, w_uk, w_dkv_kr, gamma_cq, gamma_ckv, sin, cos, index, kv_cache, kr_cache = tensors
-    x, w_uk = view(op, "token_x", x), w_uk if isinstance(w_uk, PanelWeight) else view(op, "weight_uk", w_uk)
-    sin, cos = view(op, "rope_sin", sin), view(op, "rope_cos", cos)
-    kv_cache, kr_cache = view(op, "kv_cache", kv_cache), view(op, "kr_cache", kr_cache)
-    gamma_cq = optional_view(op, "rmsnorm_gamma_cq", gamma_cq)
-    gamma_ckv = optional_view(op, "rmsnorm_gamma_ckv", gamma_ckv)
-    w_dq = None if w_dq is None else _weight(op, "weight_dq", w_dq)
-    w_uq_qr, w_dkv_kr = _weight(op, "weight_uq_qr", w_uq_qr), _weight(op, "weight_dkv_kr", w_dkv_kr)
-    if profile is not None:
-        limits.profile(op, profile)
-    if cache_mode not in modes:
-        require_choice(op, "cache_mode", cache_mode, modes)
-    tnd = cache_mode == "TND"
-
-    # The symbols, each from the argument that defines it.
-    ranks = (2,) if tnd else (3,) if cache_mode == "BSND" else (2, 3)
-    if x.ndim not in ranks or x.shape[-1] == 0:
-        refuse(op, "token_x", f"of shape {' or '.join(('(T, He)', '(B, S, He)')[r - 2] for r in ranks)}, He > 0", x)
-    if w_uk.ndim != 3 or w_uk.shape[0] == 0 or w_uk.shape[2] == 0 or w_uk.dtype not in _REAL:
-        refuse(op, "weight_uk", "bfloat16 (or float32 or float64 throughout) of shape (N, D, Hckv), N and Hckv > 0", w_uk)
-    if kv_cache.ndim != 4 - tnd:
-        refuse(op, "kv_cache", "of shape (T, 1, H)" if tnd else "of shape (blocks, block size, 1, H)", kv_cache)
-    axes, He, (N, D, Hckv), real = x.shape[:-1], x.shape[-1], w_uk.shape, w_uk.dtype
-    Dr = sin.shape[-1] if sin.ndim else 0
-    if Dr == 0 or Dr % 2:
-        refuse(op, "rope_sin", "of an even width Dr > 0", sin)
-    if not (is_int(rope_groups) and rope_groups > 0 and N % rope_groups == 0 and Dr // 2 % rope_groups == 0):
-        refuse(op, "rope_groups", f"a divisor of N = {N} and of Dr / 2 = {Dr // 2}", repr(rope_groups))
-    if w_dq is not None and len(w_dq.shape) not in (2, 4):
-        refuse(op, "weight_dq", "a matrix (He, Hcq) or its NZ storage", w_dq)
-    Hcq = He if w_dq is None else columns_of(w_dq)
-    uq_width = N * (D + Dr // rope_groups)
-    if attributes is None:
-        uq_int8 = not isinstance(w_uq_qr, PackedWeight) and w_uq_qr.dtype == _INT8
-        s = from_dtypes(x.dtype == _INT8, uq_int8, kv_cache.dtype == _INT8)
-        if s.full and op == "mla_prolog":
-            refuse(op, "token_x", f"{real.name}: the first version takes no int8 tokens", x)
-    else:
-        s = _named_scenario(op, attributes, cache_mode)
-    tile = s.kv == "tile"
-    if tile and (Hckv % TILE or real != BFLOAT16):
-        refuse(op, "weight_uk", f"bfloat16, of Hckv a multiple of {TILE}, in scenario {s.name}", w_uk)
-    if s.full and w_dq is None:
-        refuse(op, "weight_dq", "given where token_x is int8", "None")
-
-    token_type = _INT8 if s.full else real
-    rows = axes if cache_mode in ("TND", "BSND") else kv_cache.shape[:2]
-    width = Hckv + 2 * Dr + Hckv // TILE * 4 if tile else Hckv
-    for name, value, dtype, shape in (
-        ("token_x", x, token_type, (*axes, He)),
-        ("rope_sin", sin, real, (*axes, Dr)),
-        ("rope_cos", cos, real, (*axes, Dr)),
-        ("rmsnorm_gamma_cq", gamma_cq, real, (Hcq,)),
-        ("rmsnorm_gamma_ckv", gamma_ckv, real, (Hckv,)),
-        ("kv_cache", kv_cache, _INT8 if s.kv else real, (*rows, 1, width)),
-        ("kr_cache", None if tile else kr_cache, _INT8 if s.kr_int8 else real, (*rows, 1, Dr)),
-    ):
-        if value is not None and (value.shape != shape or value.dtype != dtype):
-            refuse(op, name, f"{dtype.name} of shape {'x'.join(map(str, shape))}", value)
-    if w_dq is not None:
-        _check_weight(op, "weight_dq", w_dq, token_type, He, Hcq)
-    _check_weight(op, "weight_uq_qr", w_uq_qr, _INT8 if s.partial else real, Hcq, uq_width)
-    _check_weight(op, "weight_dkv_kr", w_dkv_kr, token_type, He, Hckv + Dr)
-
-    _check_caches(op, cache_mode, tile, kv_cache, kr_cache)
-    for name, number in (("rmsnorm_epsilon_cq", eps[0]), ("rmsnorm_epsilon_ckv", eps[1])):
-        if not (is_real(number) and 0 <= number < _INFINITY):
-            refuse(op, name, "a finite number >= 0", repr(number))
-    if not need_query and (D or s.query_int8):
-        refuse(op, "need_query", f"True with D = {D} in scenario {s.name}", repr(need_query))
-
-    tokens = axes[0] if len(axes) == 1 else axes[0] * axes[1]
-    given: dict[str, np.ndarray] = {}
-    if s is not NO_QUANT or [scale for scale in scales if scale is not None]:
-        ckv = ((1, Hckv),) if s.kv == "channel" else ((1, Hckv), (1, 1), (1,))
-        shapes = (((tokens, 1),), ((1, Hcq),), ((1, uq_width),), ((1, Hckv + Dr),), ckv, ((1, Dr),), ((1, Hcq),), ((1,),))
-        given = _scales(op, s, scales, shapes)
-    blocks, block_size = (1, tokens) if tnd else kv_cache.shape[:2]
-    slots = token_slots(op, cache_mode, index, actual_seq_len, axes, tokens, blocks, block_size)
-    if profile is not None:
-        unmerged = len(axes) == 2
-        limits.check(
-            op,
-            profile,
-            {
-                "He": He,
-                "Hcq": Hcq,
-                "Hckv": Hckv,
-                "N": N,
-                "D": D,
-                "Dr": Dr,
-                "BlockSize": block_size if cache_mode.startswith("PA") else None,
-                "B": axes[0] if unmerged else None,
-                "S": axes[1] if unmerged else None,
-                "T": None if unmerged else tokens,
-            },
-        )
-    if len(axes) == 2:
-        x, sin, cos = x.reshape(tokens, He), sin.reshape(tokens, Dr), cos.reshape(tokens, Dr)
-    if tnd:
-        kv_cache, kr_cache = kv_cache[None], kr_cache[None]
-    return Problem(
-        op,
-        s,
-        real,
-        x,
-        w_dq,
-        w_uq_qr,
-        w_uk,
-        w_dkv_kr,
-        gamma_cq,
-        gamma_ckv,
-        sin,
-        cos,
-        slots,
-        kv_cache,
-        kr_cache,
-        cache_mode.endswith("NZ"),
-        given,
-        eps[0],
-        eps[1],
-        alpha[0],
-        alpha[1],
-        rope_groups,
-        need_query,
-        rounding,
-        attributes is not None and attributes.query_norm_flag,
+def _tensors(call: Call) -> Tensors:
+    op = call.op
+    return Tensors(
+        x=view(op, "token_x", call.token_x),
+        w_uk=call.weight_uk if isinstance(call.weight_uk, PanelWeight) else view(op, "weight_uk", call.weight_uk),
+        sin=view(op, "rope_sin", call.rope_sin),
+        cos=view(op, "rope_cos", call.rope_cos),
+        kv_cache=view(op, "kv_cache", call.kv_cache),
+        kr_cache=view(op, "kr_cache", call.kr_cache),
+        gamma_cq=optional_view(op, "rmsnorm_gamma_cq", call.rmsnorm_gamma_cq),
+        gamma_ckv=optional_view(op, "rmsnorm_gamma_ckv", call.rmsnorm_gamma_ckv),
+        w_dq=None if call.weight_dq is None else _weight(op, "weight_dq", call.weight_dq),
+        w_uq_qr=_weight(op, "weight_uq_qr", call.weight_uq_qr),
+        w_dkv_kr=_weight(op, "weight_dkv_kr", call.weight_dkv_kr),
     )
 
 
-def attributes_of_call(op: str, profile: str | None, given: Attributes) -> Attributes | None:
-    """V3's attributes, checked; None where the profile reserves them, so that the dtypes name the scenario."""
-    if limits.profile(op, profile).attributes_reserved:
-        for name, value, reserved in zip(given._fields, given, _RESERVED, strict=True):
-            require(value == reserved, op, name, f"{reserved} under limits={profile!r}", repr(value))
-        return None
-    require(isinstance(given.query_norm_flag, bool), op, "query_norm_flag", "True or False", given.query_norm_flag)
-    for name, choices in (
-        ("weight_quant_mode", range(3)),
-        ("kv_cache_quant_mode", range(4)),
-        ("query_quant_mode", range(2)),
-        ("ckvkr_repo_mode", range(2)),
-        ("quant_scale_repo_mode", range(2)),
-        ("tile_size", (TILE,)),
-    ):
-        value = getattr(given, name)
-        require(is_int(value), op, name, "an integer", repr(value))
-        require_choice(op, name, value, choices)
-    return given
+def _weight(op: str, arg: str, weight: Any) -> Weight:
+    return weight if isinstance(weight, (PanelWeight, PackedWeight, LinearPanels)) else view(op, arg, weight)
+
+
+def _symbols(call: Call, t: Tensors) -> Symbols:
+    op, tnd = call.op, call.cache_mode == "TND"
+    ranks = (2,) if tnd else (3,) if call.cache_mode == "BSND" else (2, 3)
+    if t.x.ndim not in ranks or t.x.shape[-1] == 0:
+        refuse(op, "token_x", f"of shape {' or '.join(('(T, He)', '(B, S, He)')[r - 2] for r in ranks)}, He > 0", t.x)
+    if t.w_uk.ndim != 3 or t.w_uk.shape[0] == 0 or t.w_uk.shape[2] == 0 or t.w_uk.dtype not in _REAL:
+        rule = "bfloat16 (or float32 or float64 throughout) of shape (N, D, Hckv), N and Hckv > 0"
+        refuse(op, "weight_uk", rule, t.w_uk)
+    if t.kv_cache.ndim != 4 - tnd:
+        refuse(op, "kv_cache", "of shape (T, 1, H)" if tnd else "of shape (blocks, block size, 1, H)", t.kv_cache)
+    axes, He, (N, D, Hckv) = t.x.shape[:-1], t.x.shape[-1], t.w_uk.shape
+    Dr = t.sin.shape[-1] if t.sin.ndim else 0
+    if Dr == 0 or Dr % 2:
+        refuse(op, "rope_sin", "of an even width Dr > 0", t.sin)
+    groups = call.rope_groups
+    if not (is_int(groups) and groups > 0 and N % groups == 0 and Dr // 2 % groups == 0):
+        refuse(op, "rope_groups", f"a divisor of N = {N} and of Dr / 2 = {Dr // 2}", repr(groups))
+    if t.w_dq is not None and len(t.w_dq.shape) not in (2, 4):
+        refuse(op, "weight_dq", "a matrix (He, Hcq) or its NZ storage", t.w_dq)
+    return Symbols(
+        axes=axes,
+        tokens=axes[0] if len(axes) == 1 else axes[0] * axes[1],
+        He=He,
+        Hcq=He if t.w_dq is None else columns_of(t.w_dq),
+        N=N,
+        D=D,
+        Hckv=Hckv,
+        Dr=Dr,
+        uq_width=N * (D + Dr // groups),
+        real=t.w_uk.dtype,
+    )
+
+
+def _scenario(call: Call, attributes: Attributes | None, t: Tensors, symbols: Symbols) -> Scenario:
+    op = call.op
+    if attributes is None:
+        s = from_dtypes(t.x.dtype == _INT8, _is_int8(t.w_uq_qr), t.kv_cache.dtype == _INT8)
+        if s.full and op == "mla_prolog":
+            refuse(op, "token_x", f"{symbols.real.name}: the first version takes no int8 tokens", t.x)
+    else:
+        s = _named_scenario(op, attributes, call.cache_mode)
+    if s.kv == "tile" and (symbols.Hckv % TILE or symbols.real != BFLOAT16):
+        refuse(op, "weight_uk", f"bfloat16, of Hckv a multiple of {TILE}, in scenario {s.name}", t.w_uk)
+    if s.full and t.w_dq is None:
+        refuse(op, "weight_dq", "given where token_x is int8", "None")
+    return s
 
 
 def _named_scenario(op: str, a: Attributes, cache_mode: str) -> Scenario:
@@ -246,27 +160,45 @@ def _named_scenario(op: str, a: Attributes, cache_mode: str) -> Scenario:
     return s
 
 
-def _weight(op: str, arg: str, weight: Any) -> Weight:
-    return weight if isinstance(weight, (PackedWeight, PanelWeight)) else view(op, arg, weight)
+def _is_int8(weight: Weight) -> bool:
+    """Whether this is the weight of an int8 scenario: GGUF blocks, whatever their format, stand for real numbers."""
+    return not isinstance(weight, (PackedWeight, LinearPanels)) and weight.dtype == _INT8
 
 
-def columns_of(weight: Weight) -> int:
-    """N of a (K, N) weight; of NZ storage with its padding."""
-    shape = weight.shape
-    return shape[1] if len(shape) == 2 else shape[0] * shape[3]
+def _check_shapes(call: Call, t: Tensors, symbols: Symbols, s: Scenario) -> None:
+    op, axes, real = call.op, symbols.axes, symbols.real
+    He, Hcq, Hckv, Dr = symbols.He, symbols.Hcq, symbols.Hckv, symbols.Dr
+    token_type, tile = _INT8 if s.full else real, s.kv == "tile"
+    rows = axes if call.cache_mode in ("TND", "BSND") else t.kv_cache.shape[:2]
+    kv_width = Hckv + 2 * Dr + Hckv // TILE * 4 if tile else Hckv
+    for name, value, dtype, shape in (
+        ("token_x", t.x, token_type, (*axes, He)),
+        ("rope_sin", t.sin, real, (*axes, Dr)),
+        ("rope_cos", t.cos, real, (*axes, Dr)),
+        ("rmsnorm_gamma_cq", t.gamma_cq, real, (Hcq,)),
+        ("rmsnorm_gamma_ckv", t.gamma_ckv, real, (Hckv,)),
+        ("kv_cache", t.kv_cache, _INT8 if s.kv else real, (*rows, 1, kv_width)),
+        ("kr_cache", None if tile else t.kr_cache, _INT8 if s.kr_int8 else real, (*rows, 1, Dr)),
+    ):
+        if value is not None and (value.shape != shape or value.dtype != dtype):
+            refuse(op, name, f"{dtype.name} of shape {'x'.join(map(str, shape))}", value)
+    if t.w_dq is not None:
+        _check_weight(op, "weight_dq", t.w_dq, token_type, He, Hcq)
+    _check_weight(op, "weight_uq_qr", t.w_uq_qr, _INT8 if s.partial else real, Hcq, symbols.uq_width)
+    _check_weight(op, "weight_dkv_kr", t.w_dkv_kr, token_type, He, Hckv + Dr)
 
 
 def _check_weight(op: str, arg: str, weight: Weight, dtype: np.dtype[Any], K: int, N: int) -> None:
     if K and N:
-        if isinstance(weight, PackedWeight):
+        if isinstance(weight, (PackedWeight, LinearPanels)):
             if weight.shape == (K, N) and dtype is not _INT8:
                 return
         elif isinstance(weight, PanelWeight):
             if weight.shape == (K, N) and weight.dtype == dtype:
                 return
-        elif weight.dtype == dtype and weight.shape in ((K, N), layouts.nz_shape((K, N), dtype.itemsize)):
+        elif weight.dtype == dtype and weight.shape in ((K, N), nz_shape((K, N), dtype.itemsize)):
             return
-    storage = "x".join(map(str, layouts.nz_shape((K, N), dtype.itemsize)))
+    storage = "x".join(map(str, nz_shape((K, N), dtype.itemsize)))
     refuse(
         op,
         arg,
@@ -275,29 +207,113 @@ def _check_weight(op: str, arg: str, weight: Weight, dtype: np.dtype[Any], K: in
     )
 
 
-def _check_caches(op: str, cache_mode: str, tile: bool, kv_cache: np.ndarray, kr_cache: np.ndarray) -> None:
-    for name, cache in (("kv_cache", kv_cache), ("kr_cache", kr_cache)):
+def _check_caches(call: Call, t: Tensors, s: Scenario) -> None:
+    op, cache_mode = call.op, call.cache_mode
+    for name, cache in (("kv_cache", t.kv_cache), ("kr_cache", t.kr_cache)):
         if not cache.flags.writeable:
             refuse(op, name, "writeable", "a read-only array")
-        if cache_mode.endswith("NZ") and cache.shape[3] % layouts.lanes(cache.itemsize):
-            refuse(op, name, f"of a width that is a multiple of {layouts.lanes(cache.itemsize)} in {cache_mode}", cache)
-    if tile and kr_cache.size:
-        refuse(op, "kr_cache", "empty: kv_cache holds the rope key too", kr_cache)
-    if cache_mode.startswith("PA") and kv_cache.shape[1] == 0:
-        refuse(op, "kv_cache", "of a block size > 0", kv_cache)
+        c0 = fractal_width(cache.itemsize)
+        if cache_mode.endswith("NZ") and cache.shape[3] % c0:
+            refuse(op, name, f"of a width that is a multiple of {c0} in {cache_mode}", cache)
+    if s.kv == "tile" and t.kr_cache.size:
+        refuse(op, "kr_cache", "empty: kv_cache holds the rope key too", t.kr_cache)
+    if cache_mode.startswith("PA") and t.kv_cache.shape[1] == 0:
+        refuse(op, "kv_cache", "of a block size > 0", t.kv_cache)
 
 
-def _scales(op: str, s: Scenario, scales: Sequence[Any], shapes: Sequence[Sequence[tuple[int, ...]]]) -> dict[str, np.ndarray]:
-    given = {}
-    for name, scale, allowed in zip(SCALES, scales, shapes, strict=False):
+def _check_numbers(call: Call, symbols: Symbols, s: Scenario) -> None:
+    op = call.op
+    for name, number in (("rmsnorm_epsilon_cq", call.rmsnorm_epsilon_cq), ("rmsnorm_epsilon_ckv", call.rmsnorm_epsilon_ckv)):
+        if not (is_real(number) and 0 <= number < _INFINITY):
+            refuse(op, name, "a finite number >= 0", repr(number))
+    if not call.need_query and (symbols.D or s.query_int8):
+        refuse(op, "need_query", f"True with D = {symbols.D} in scenario {s.name}", repr(call.need_query))
+
+
+def _scales(call: Call, symbols: Symbols, s: Scenario) -> dict[str, np.ndarray]:
+    """The scales of the call by name: all that the scenario requires, none that it does not have."""
+    scales = {name: getattr(call, name) for name in SCALES}
+    if s is NO_QUANT and all(scale is None for scale in scales.values()):
+        return {}
+    op, given, shapes = call.op, {}, _scale_shapes(symbols, s)
+    for name, scale in scales.items():
         if scale is None:
             if name in s.required:
                 refuse(op, name, f"given in scenario {s.name}", "None")
             continue
         if name not in s.required and name not in s.optional:
             refuse(op, name, f"None in scenario {s.name}", scale)
-        array = view(op, name, scale)
+        array, allowed = view(op, name, scale), shapes[name]
         if array.dtype != _FLOAT32 or array.shape not in allowed:
             refuse(op, name, f"float32 of shape {' or '.join('x'.join(map(str, shape)) for shape in allowed)}", array)
         given[name] = array
     return given
+
+
+def _scale_shapes(symbols: Symbols, s: Scenario) -> dict[str, tuple[tuple[int, ...], ...]]:
+    Hcq, Hckv, Dr = symbols.Hcq, symbols.Hckv, symbols.Dr
+    return {
+        "dequant_scale_x": ((symbols.tokens, 1),),
+        "dequant_scale_w_dq": ((1, Hcq),),
+        "dequant_scale_w_uq_qr": ((1, symbols.uq_width),),
+        "dequant_scale_w_dkv_kr": ((1, Hckv + Dr),),
+        "quant_scale_ckv": ((1, Hckv),) if s.kv == "channel" else ((1, Hckv), (1, 1), (1,)),
+        "quant_scale_ckr": ((1, Dr),),
+        "smooth_scales_cq": ((1, Hcq),),
+        "k_nope_clip_alpha": ((1,),),
+    }
+
+
+def _check_limits(call: Call, symbols: Symbols, block_size: int) -> None:
+    unmerged = len(symbols.axes) == 2
+    sizes = {
+        "He": symbols.He,
+        "Hcq": symbols.Hcq,
+        "Hckv": symbols.Hckv,
+        "N": symbols.N,
+        "D": symbols.D,
+        "Dr": symbols.Dr,
+        "BlockSize": block_size if call.cache_mode.startswith("PA") else None,
+        "B": symbols.axes[0] if unmerged else None,
+        "S": symbols.axes[1] if unmerged else None,
+        "T": None if unmerged else symbols.tokens,
+    }
+    check_sizes(call.op, call.limits, sizes)
+
+
+def _problem(
+    call: Call, t: Tensors, symbols: Symbols, s: Scenario, scales: dict[str, np.ndarray], slots: np.ndarray
+) -> Problem:
+    """The checked call with its tokens' axes merged, and in TND the cache's rows as one block."""
+    x, sin, cos, kv_cache, kr_cache = t.x, t.sin, t.cos, t.kv_cache, t.kr_cache
+    if len(symbols.axes) == 2:
+        x, sin, cos = (a.reshape(symbols.tokens, a.shape[-1]) for a in (x, sin, cos))
+    if call.cache_mode == "TND":
+        kv_cache, kr_cache = kv_cache[None], kr_cache[None]
+    return Problem(
+        op=call.op,
+        scenario=s,
+        real=symbols.real,
+        x=x,
+        w_dq=t.w_dq,
+        w_uq_qr=t.w_uq_qr,
+        w_uk=t.w_uk,
+        w_dkv_kr=t.w_dkv_kr,
+        gamma_cq=t.gamma_cq,
+        gamma_ckv=t.gamma_ckv,
+        sin=sin,
+        cos=cos,
+        slots=slots,
+        kv_cache=kv_cache,
+        kr_cache=kr_cache,
+        nz=call.cache_mode.endswith("NZ"),
+        scales=scales,
+        eps_cq=call.rmsnorm_epsilon_cq,
+        eps_ckv=call.rmsnorm_epsilon_ckv,
+        alpha_cq=call.qc_qr_scale,
+        alpha_ckv=call.kc_scale,
+        rope_groups=call.rope_groups,
+        need_query=call.need_query,
+        rounding=call.rounding,
+        query_norm=call.query_norm_flag,
+    )

@@ -1,12 +1,12 @@
-"""How the host of MlaProlog cuts a call into work for the cores, without a device."""
+"""How the host of MlaProlog splits a call among the cores of the device, computed without one."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from decodestep._base.checks import is_int, require, require_choice
-from decodestep.ops.mla_prolog.limits import PAGED_MODES
 from decodestep.ops.mla_prolog.scenarios import SCENARIOS
+from decodestep.ops.mla_prolog.size_limits import PAGED_MODES
 from decodestep.ops.mla_prolog.tiling_key import MlaPrologTilingKey
 
 _OP = "mla_prolog_plan"
@@ -17,7 +17,7 @@ _SCENARIOS = tuple(s.name for s in SCENARIOS.values() if s.key is not None)
 
 @dataclass(frozen=True)
 class Matmul:
-    """m x k times k x n; each of `blocks` cores takes `columns` of n, the last one the rest."""
+    """An (m, k) by (k, n) product; each of `blocks` cores computes `columns` of n, the last core what is left."""
 
     name: str
     m: int
@@ -25,21 +25,21 @@ class Matmul:
     n: int
     columns: int
     blocks: int
-    batch: int = 1  # products of that size: the heads of MatmulQn, of which a core takes `heads`
+    batch: int = 1  # products of this size: one for each head in MatmulQn, `heads` of them to a core
     heads: int = 0
 
 
 @dataclass(frozen=True)
 class MlaPrologPlan:
-    """What `mla_prolog_plan` says of a call."""
+    """The host tiling of one call, as `mla_prolog_plan` computes it."""
 
     key: MlaPrologTilingKey
-    matmuls: tuple[Matmul, ...]  # MatmulCq, MatmulCkvKr (not with empty caches), MatmulQcQr, MatmulQn; none without tokens
+    matmuls: tuple[Matmul, ...]  # MatmulCq, MatmulCkvKr (not with empty caches), MatmulQcQr, MatmulQn; empty without tokens
     steps: tuple[int, ...]  # the tokens of each step along M
     block_dim: int  # cube cores launched
     vector_blocks: tuple[int, ...]  # the tokens of each vector core in a full step
     step_heads_dequant: int
-    workspace_bytes: int  # beside what the system itself asks for
+    workspace_bytes: int  # without the part that the system adds
 
 
 def _single_n(n: int, cores: int, align: int) -> int:
@@ -65,15 +65,15 @@ def mla_prolog_plan(
     aic: int = 24,
     aiv: int = 48,
 ) -> MlaPrologPlan:
-    """The host tiling of one call of MlaProlog: the split of its four products, steps, vector blocks, work space and key.
+    """Computes the host tiling of a MlaProlog call: its key, the split of its four products, steps, vector blocks, work space.
 
-    tokens: T or B * S, >= 0; heads: N. hidden, hcq, hckv, nope, rope: He, Hcq, Hckv, D, Dr. All sizes > 0, any.
+    tokens: T or B * S, >= 0. heads, hidden, hcq, hckv, nope, rope: N, He, Hcq, Hckv, D, Dr, each > 0.
     scenario: "NO_QUANT", "PARTIAL", "PARTIAL_KV", "FULL" or "FULL_KV". cache_mode: "PA_BSND" or "PA_NZ".
-    empty_cache: the caches have no blocks. aic, aiv: cube and vector cores.
+    empty_cache: whether the caches have no blocks. aic, aiv: numbers of cube and vector cores, > 0.
 
     Returns a `MlaPrologPlan`. Raises ValueError for anything else.
-    Notes: the group computation needs eight key-value heads, of which the operator takes one, so it is never chosen. With
-    nine cube cores or more MatmulCkvKr goes out in blocks of 64 columns.
+    Notes: the group computation needs eight key-value heads; the operator has one, so it is never chosen. With nine cube cores
+    or more MatmulCkvKr is split into blocks of 64 columns.
     Source: Ascend MlaProlog, host tiling (CANN ops-transformer, November 2025).
     """
     sizes = {"heads": heads, "hidden": hidden, "hcq": hcq, "hckv": hckv, "nope": nope, "rope": rope, "aic": aic, "aiv": aiv}
@@ -118,7 +118,7 @@ def mla_prolog_plan(
 def _workspace(
     step: int, heads: int, hcq: int, hckv: int, nope: int, rope: int, full: bool, query_int8: bool, dequant: bool
 ) -> int:
-    """Bytes: int32 where a product is int8, bfloat16 else; the heads' part always has four bytes a value."""
+    """Bytes of the work space: int32 for int8 products, else bfloat16; four bytes a value for the heads' part in any case."""
     if full:
         token = hcq * 4 + hcq * 2 + (hckv + rope) * 4 + (heads * hckv * 2 if query_int8 else 0)
     else:

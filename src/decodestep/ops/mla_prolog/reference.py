@@ -1,40 +1,32 @@
 """The MLA prolog stage by stage, with the roundings of the specification.
 
-`math` is the type of elementwise work and of floating-point sums: float32 as on the device, float64 as an oracle. Where the
-tensors are bfloat16, every ``astype(p.real)`` is one of the specified roundings; with float32 or float64 tensors it is none.
+`math` is the dtype of elementwise work and of floating-point sums: float32 as on the device, float64 as an oracle. With
+bfloat16 tensors every ``astype(p.real)`` is one of the specified roundings; with float32 or float64 tensors it rounds nothing.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from decodestep._base.arrays import widen
-from decodestep.ops.mla_prolog.arguments import Problem, Weight, columns_of
-from decodestep.ops.mla_prolog.layouts import row_index
+from decodestep.ops.linear.reference import quantised
+from decodestep.ops.mla_prolog.cache_layouts import row_index
+from decodestep.ops.mla_prolog.problem import Problem, Results, Weight, columns_of
 from decodestep.ops.mla_prolog.scenarios import TILE
+from decodestep.weights.linear_panels import LinearPanels
 from decodestep.weights.packed import PackedWeight
 from decodestep.weights.prolog_panels import PanelWeight
 
 _FLT_EPSILON = 2.0**-23
-_INT8_SUM = 1024  # so many products of two int8 stay within 2^24: a float32 sum of them is exact in any order
-
-
-class Results(NamedTuple):
-    """For T tokens; None for what the call does not produce."""
-
-    query: np.ndarray | None  # (T, N, Hckv)
-    query_rope: np.ndarray  # (T, N, Dr)
-    dequant_scale_q_nope: np.ndarray | None = None  # (T, N, 1)
-    query_norm: np.ndarray | None = None  # (T, Hcq)
-    dequant_scale_q_norm: np.ndarray | None = None  # (T, 1)
+_INT8_SUM = 1024  # the sum of this many products of two int8 stays within 2^24, so float32 adds them exactly in any order
 
 
 def prolog(p: Problem, math: Any = None) -> Results:
     """Computes everything, then writes the caches."""
     math = np.dtype(math or (np.float64 if p.real == np.float64 else np.float32))
-    with np.errstate(all="ignore"):  # infinities and NaN of the caller's go through
+    with np.errstate(all="ignore"):  # infinities and NaN propagate as IEEE says
         return _prolog(p, math)
 
 
@@ -61,7 +53,7 @@ def _prolog(p: Problem, math: np.dtype[Any]) -> Results:
         q = widen(_real_product(cq, p.w_uq_qr, columns, math).astype(p.real), math)
     q = q.reshape(len(cq), heads, nope + rope // p.rope_groups)
 
-    # The rope part of an int8 product goes on in `math`, its nope part is rounded like any other.
+    # Of an int8 product only the nope part is rounded; the rope part enters ROPE in `math`.
     sin, cos = widen(p.sin, math), widen(p.cos, math)
     query_rope = rotate(_in_groups(q[..., nope:], p.rope_groups), sin[:, None], cos[:, None]).astype(p.real)
     query = query_scale = None
@@ -70,9 +62,9 @@ def _prolog(p: Problem, math: np.dtype[Any]) -> Results:
     if query is not None and s.query_int8:
         query, query_scale = quantise_rows(widen(query, math), p.rounding)
         in_query_units = widen(query_rope, math) * scales["quant_scale_ckv"].flat[0] / query_scale
-        # IEEE has 0 / 0 = NaN where a whole head is zero and its rope too; the rope of nothing is nothing.
-        nothing = (query_scale == 0) & (query_rope == 0)
-        query_rope = np.where(nothing, math.type(0), in_query_units).astype(p.real)
+        # If a head and its rope part are zeros, the rope part stays 0 instead of 0 / 0.
+        zeros = (query_scale == 0) & (query_rope == 0)
+        query_rope = np.where(zeros, math.type(0), in_query_units).astype(p.real)
 
     if p.kv_cache.shape[0] and len(p.slots):
         ckv_kr = from_tokens(p.w_dkv_kr, latent + rope, "dequant_scale_w_dkv_kr")
@@ -89,6 +81,8 @@ def _prolog(p: Problem, math: np.dtype[Any]) -> Results:
 
 def matrix(w: Weight, inputs: int, columns: int) -> np.ndarray:
     """The (inputs, columns) matrix of a weight in any of its forms."""
+    if isinstance(w, LinearPanels):
+        return w.rows().dense()
     if isinstance(w, (PackedWeight, PanelWeight)):
         return w.dense()
     if w.ndim == 2:
@@ -98,7 +92,10 @@ def matrix(w: Weight, inputs: int, columns: int) -> np.ndarray:
 
 
 def _real_product(x: np.ndarray, w: Weight, columns: int, math: np.dtype[Any]) -> np.ndarray:
-    return widen(x, math) @ widen(matrix(w, x.shape[1], columns), math)
+    wide = widen(x, math)
+    if isinstance(w, LinearPanels) and w.reads_bytes:
+        wide = quantised(wide)
+    return wide @ widen(matrix(w, x.shape[1], columns), math)
 
 
 def _int8_product(x: np.ndarray, w: Weight, columns: int, math: np.dtype[Any]) -> np.ndarray:
@@ -126,7 +123,7 @@ def to_int8(v: np.ndarray, rounding: str = "half_even") -> np.ndarray:
 
 
 def _half_away(v: np.ndarray, bits: int | None) -> np.ndarray:
-    """To the nearest value with that many bits behind its first, or to the nearest integer; a tie goes away from zero."""
+    """Rounds to `bits` bits after the leading one, or to an integer if None; ties go away from zero."""
     unit = np.ones_like(v) if bits is None else np.ldexp(np.ones_like(v), np.maximum(np.frexp(v)[1] - 1 - bits, -24))
     return np.copysign(np.floor(np.abs(v) / unit + v.dtype.type(0.5)) * unit, v)
 
@@ -145,7 +142,7 @@ def rotate(x: np.ndarray, sin: np.ndarray, cos: np.ndarray) -> np.ndarray:
 
 
 def _in_groups(q_rope: np.ndarray, groups: int) -> np.ndarray:
-    """Head n's block of the rope part in the place of group n // (N / groups), zeros elsewhere."""
+    """Head n's rope part at full width: its columns at group n // (N / groups), zeros elsewhere."""
     if groups == 1:
         return q_rope
     tokens, heads, width = q_rope.shape
@@ -156,7 +153,7 @@ def _in_groups(q_rope: np.ndarray, groups: int) -> np.ndarray:
 
 
 def _absorb(q_nope: np.ndarray, w_uk: np.ndarray | PanelWeight, math: np.dtype[Any]) -> np.ndarray:
-    """(T, N, D) times each head's (D, Hckv); a head at a time, so that only one of them is wide at once."""
+    """(T, N, D) times each head's (D, Hckv), head by head, so that only one head's weight is widened at a time."""
     query = np.empty((len(q_nope), *w_uk.shape[::2]), math)
     for n, w in enumerate(w_uk.dense() if isinstance(w_uk, PanelWeight) else w_uk):
         query[:, n] = q_nope[:, n] @ widen(w, math)
@@ -173,7 +170,7 @@ def _write_caches(p: Problem, kc: np.ndarray, kr: np.ndarray, scales: dict[str, 
         rows = {"kv": to_int8(kc * scales["quant_scale_ckv"].flat[0]), "kr": kr}
     else:
         rows = {"kv": kc.astype(p.real), "kr": kr}
-    # Of the tokens with one slot the last in token order stays; negative slots are not written.
+    # Of several tokens with one slot the last is kept; negative slots are not written.
     slots, last = np.unique(p.slots[::-1], return_index=True)
     token = (len(p.slots) - 1 - last)[slots >= 0]
     slots = slots[slots >= 0]
@@ -183,7 +180,7 @@ def _write_caches(p: Problem, kc: np.ndarray, kr: np.ndarray, scales: dict[str, 
 
 
 def _tile_rows(kc: np.ndarray, kr: np.ndarray, alpha: np.floating[Any]) -> np.ndarray:
-    """Rows of bytes: int8 kc, then kr as it is, then one float32 scale for each tile of kc."""
+    """Cache rows as bytes: the latent kc as int8, then kr unchanged, then one float32 scale for each tile of kc."""
     tiles = kc.reshape(len(kc), -1, TILE)
     bound = np.abs(tiles).max(axis=-1, keepdims=True) * alpha
     scale = bound / bound.dtype.type(127)

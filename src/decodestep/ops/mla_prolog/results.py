@@ -1,4 +1,4 @@
-"""What the three versions return."""
+"""What the three versions return; (...) stands for token_x's leading axes, (T,) or (B, S), and T for their product."""
 
 from __future__ import annotations
 
@@ -6,7 +6,13 @@ from typing import Any, NamedTuple
 
 
 class MlaPrologResult(NamedTuple):
-    """query (..., N, Hckv), query_rope (..., N, Dr), and the caches that were passed in."""
+    """The results of `mla_prolog`.
+
+    query: (..., N, Hckv), the query in the latent's space; None with need_query=False.
+    query_rope: (..., N, Dr), the rotated rope part of the query.
+    kv_cache_out, kr_cache_out: the caches that were passed in, updated.
+    query and query_rope are bfloat16, or float32 or float64 with such tensors.
+    """
 
     query: Any
     query_rope: Any
@@ -15,7 +21,11 @@ class MlaPrologResult(NamedTuple):
 
 
 class MlaPrologV2Result(NamedTuple):
-    """As of V1, then dequant_scale_q_nope, float32 (T, N, 1), or None where query is not int8."""
+    """The results of `mla_prolog_v2`.
+
+    query, query_rope, kv_cache_out, kr_cache_out: as of `MlaPrologResult`; in FULL_KV query is int8.
+    dequant_scale_q_nope: float32 (T, N, 1), the scale of each head of an int8 query; None in the other scenarios.
+    """
 
     query: Any
     query_rope: Any
@@ -25,7 +35,15 @@ class MlaPrologV2Result(NamedTuple):
 
 
 class MlaPrologV3Result(NamedTuple):
-    """query_norm (..., Hcq) and dequant_scale_q_norm, float32 (T, 1), are None where they are not asked for."""
+    """The results of `mla_prolog_v3`, which updates the caches but does not return them.
+
+    query: (..., N, Hckv), the query in the latent's space, int8 in FULL_KV; None with need_query=False.
+    query_rope: (..., N, Dr), the rotated rope part of the query; in FULL_KV in units of the int8 query.
+    dequant_scale_q_nope: float32 (T, N, 1), the scale of each head of an int8 query; None in the other scenarios.
+    query_norm: (..., Hcq), the normed compressed query as weight_uq_qr multiplies it: int8 if that weight is, else rounded to
+        token_x's dtype; None unless query_norm_flag.
+    dequant_scale_q_norm: float32 (T, 1), the scale of each row of an int8 query_norm; None if there is none.
+    """
 
     query: Any
     query_rope: Any

@@ -1,4 +1,4 @@
-"""The quantisation scenarios as data: which tensors are int8, and which scales a call brings."""
+"""The quantisation scenarios as data: which tensors are int8, and which scales a call must or may have."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ SCALES = (
     "smooth_scales_cq",
     "k_nope_clip_alpha",
 )
-TILE = 128  # columns of a latent row that share a scale where it is quantised by tiles
+TILE = 128  # latent values that share a scale in a cache quantised by tiles
 
 
 @dataclass(frozen=True)
 class Scenario:
     name: str
     full: bool  # token_x, weight_dq and weight_dkv_kr are int8
-    partial: bool  # weight_uq_qr is int8; so it is under `full`
-    kv: str | None  # the unit that shares a scale of kv_cache: None (not quantised), "channel", "tensor" or "tile"
+    partial: bool  # weight_uq_qr is int8, as it also is if `full`
+    kv: str | None  # what one scale of kv_cache covers: "channel", "tensor" or "tile"; None: not quantised
     modes: tuple[int, int, int]  # V3's weight_quant_mode, kv_cache_quant_mode and query_quant_mode
-    key: int | None  # the tiling key's quantisation mode in November 2025
+    key: int | None  # the quantisation mode in the tiling key of November 2025; None: a later scenario
     required: tuple[str, ...]
     optional: tuple[str, ...] = ("smooth_scales_cq",)
 
@@ -59,14 +59,14 @@ _BY_MODES = {s.modes: s for s in SCENARIOS.values()}
 
 
 def from_dtypes(x_int8: bool, uq_int8: bool, kv_int8: bool) -> Scenario:
-    """V1, V2 and the V3 of November 2025: int8 tokens mean FULL, else an int8 weight_uq_qr means PARTIAL, else NO_QUANT.
-    Where no scenario has the mixture, its checks name the tensor that differs."""
+    """The scenario in V1, V2 and the V3 of November 2025: FULL with int8 tokens, else PARTIAL with an int8 weight_uq_qr, else
+    NO_QUANT. Dtypes that fit no scenario give the nearest one, whose checks then name the tensor that differs."""
     partial = x_int8 or uq_int8
     return _BY_DTYPES[(x_int8, partial, kv_int8 and partial)]
 
 
 def from_modes(op: str, weight: int, kv_cache: int, query: int) -> Scenario:
-    """The later V3: its attributes name the scenario, and the dtypes must agree."""
+    """The scenario in the later V3, named by its attributes; the dtypes must agree with it."""
     scenario = _BY_MODES.get((weight, kv_cache, query))
     if scenario is None:
         refuse(

@@ -8,7 +8,7 @@ import numpy as np
 
 from decodestep._base.arrays import view
 from decodestep._base.checks import refuse, require
-from decodestep.ops.mla_prolog.layouts import slots_of_blocks
+from decodestep.ops.mla_prolog.cache_layouts import slots_of_blocks
 
 _INT64 = np.dtype(np.int64)
 
@@ -37,10 +37,10 @@ def token_slots(
     if ids.dtype != _INT64 or ids.shape != shape:
         refuse(op, "cache_index", f"int64 of shape {'x'.join(map(str, shape))}", ids)
     limit = blocks if by_block else blocks * block_size
-    # Where nothing is written the values are not read.
+    # Without a cache or tokens nothing is written, so the ids are not checked.
     if limit == 0 or tokens == 0:
         return np.full(tokens, -1)
-    highest = max(ids.ravel().tolist()) if tokens <= 32 else int(ids.max())
+    highest = max(ids.ravel().tolist()) if tokens <= 32 else int(ids.max())  # a few in Python cost less than one NumPy call
     if highest >= limit:
         refuse(op, "cache_index", f"below {limit}, the number of cache {'blocks' if by_block else 'rows'}", str(highest))
     return ids.reshape(-1) if ends is None else slots_of_blocks(ids.reshape(-1), ends, block_size)

@@ -1,4 +1,4 @@
-"""The key by which the host tells the device which kernel of MlaProlog to run."""
+"""The key with which the host selects the device kernel of MlaProlog."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _EMPTY_QUERY = 2
 
 @dataclass(frozen=True)
 class MlaPrologTilingKey:
-    """Six fields, lowest bits first.
+    """The fields of the 64-bit key that selects the device kernel of MlaProlog, lowest bits first.
 
     cache_mode: bits 0-3; 0 BNSD (reserved), 1 PA_BSND, 2 PA_NZ.
     scenario: bits 4-5; 0 float16 (reserved), 1 without quantisation, 2 quantised.
@@ -21,7 +21,7 @@ class MlaPrologTilingKey:
         without quantisation.
     dequant_optional: bit 10; the dequantisation is split over the heads.
     group_compute_optional: bit 11; never together with dequant_optional.
-    empty_tensor_mode: bits 12-13; 0 none, 1 empty caches, 2 no tokens, which leaves every other field of the key 0.
+    empty_tensor_mode: bits 12-13; 0 none, 1 empty caches, 2 no tokens. With 2 every other bit of the key is 0.
 
     Raises ValueError for a field outside its width and for both optionals at once.
     Source: Ascend MlaProlog (CANN ops-transformer, November 2025).
@@ -54,6 +54,7 @@ class MlaPrologTilingKey:
         )
 
     def encode(self) -> int:
+        """The key as an integer."""
         if self.empty_tensor_mode == _EMPTY_QUERY:
             return _EMPTY_QUERY << 12
         key, shift = 0, 0
@@ -64,7 +65,7 @@ class MlaPrologTilingKey:
 
     @classmethod
     def decode(cls, key: int) -> MlaPrologTilingKey:
-        """The inverse of `encode`; ValueError for a number that no key has."""
+        """The inverse of `encode`; raises ValueError for a number that is no key."""
         require(is_int(key) and 0 <= key < 1 << sum(_WIDTHS), _OP, "key", f"an integer in [0, {1 << sum(_WIDTHS)})", repr(key))
         rest, values = int(key), []
         for width in _WIDTHS:

@@ -1,4 +1,4 @@
-"""The sizes that the device takes, as data: one profile for each published state of the operator."""
+"""The sizes that the device accepts, as data: one `SizeLimits` for each published state of the operator."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ ALL_MODES = (*PAGED_MODES, "PA_BLK_BSND", "PA_BLK_NZ", "BSND", "TND")
 
 
 @dataclass(frozen=True)
-class Profile:
-    sizes: Mapping[str, Sequence[int]]  # by the specification's symbol; B and S where tokens are unmerged, T where merged
+class SizeLimits:
+    sizes: Mapping[str, Sequence[int]]  # allowed sizes by symbol; B and S hold for (B, S, He) tokens, T for (T, He)
     cache_modes: tuple[str, ...]
     attributes_reserved: bool = False  # V3's later attributes keep their defaults, and the dtypes name the scenario
 
@@ -44,22 +44,23 @@ _LATEST: dict[str, Sequence[int]] = {
     "BlockSize": range(16, 1025, 16),
 }
 
-PROFILES: Mapping[str | None, Profile] = {
-    None: Profile({}, ALL_MODES),
-    "design-note": Profile(_published((7168, 7680)), PAGED_MODES),
-    "nov2025": Profile(_published((6144, 7168, 7680)), PAGED_MODES, attributes_reserved=True),
-    "latest": Profile(_LATEST, ALL_MODES),
+SIZE_LIMITS: Mapping[str | None, SizeLimits] = {
+    None: SizeLimits({}, ALL_MODES),
+    "design-note": SizeLimits(_published((7168, 7680)), PAGED_MODES),
+    "nov2025": SizeLimits(_published((6144, 7168, 7680)), PAGED_MODES, attributes_reserved=True),
+    "latest": SizeLimits(_LATEST, ALL_MODES),
 }
 
 
-def profile(op: str, limits: str | None) -> Profile:
-    require_choice(op, "limits", limits, PROFILES)
-    return PROFILES[limits]
+def size_limits(op: str, limits: str | None) -> SizeLimits:
+    """The limits that the public argument `limits` names."""
+    require_choice(op, "limits", limits, SIZE_LIMITS)
+    return SIZE_LIMITS[limits]
 
 
-def check(op: str, limits: str | None, sizes: Mapping[str, int | None]) -> None:
-    """`sizes` holds each size by its symbol, None for one that the call does not have."""
-    for symbol, allowed in PROFILES[limits].sizes.items():
+def check_sizes(op: str, limits: str | None, sizes: Mapping[str, int | None]) -> None:
+    """Refuses a size outside the limits. `sizes`: each size of the call by its symbol, None for one that it does not have."""
+    for symbol, allowed in SIZE_LIMITS[limits].sizes.items():
         size = sizes[symbol]
         if size is None or size in allowed:
             continue

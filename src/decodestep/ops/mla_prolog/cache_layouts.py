@@ -1,9 +1,10 @@
-"""Where a cache row and a weight value lie: NZ fractals, paged blocks, slots.
+"""Where a row of a paged cache lies: the cache modes, slots, block tables, and reading rows back.
 
-A fractal row is 32 bytes, c0 = 32 / (bytes of an element) values. A (K, N) weight in NZ is (N / c0, K / 16, 16, c0): value
-(k, n) lies at (n // c0) * K * c0 + k * c0 + n % c0. A block of an NZ cache is the same with the block's rows as K, but keeps
-the shape (block size, 1, H) of its rows in natural order.
-Source: Ascend FRACTAL_NZ (ACL format 29) and the cache modes of MlaProlog V1 to V3 (CANN ops-transformer).
+A cache is (blocks, block size, 1, H). A slot, block * block size + row, names one of its rows. In the modes with NZ each
+block is stored as NZ stores a weight (weights/nz.py) whose rows are the block's rows and whose columns are H: value h of row
+r is element (h // c0) * block size * c0 + r * c0 + h % c0 of the block. Its shape stays (block size, 1, H).
+
+Source: the cache modes of MlaProlog V1 to V3 (CANN ops-transformer).
 """
 
 from __future__ import annotations
@@ -15,90 +16,68 @@ import numpy as np
 
 from decodestep._base import arrays
 from decodestep._base.checks import is_int, refuse, require, require_choice
-
-FRACTAL_ROWS = 16
-CACHE_MODES = ("PA_BSND", "PA_NZ", "PA_BLK_BSND", "PA_BLK_NZ", "BSND", "TND")
-
-
-def lanes(itemsize: int) -> int:
-    """c0: the values in a fractal row of 32 bytes."""
-    return 32 // itemsize
-
-
-def nz_shape(shape: tuple[int, int], itemsize: int) -> tuple[int, int, int, int]:
-    """The storage of a (K, N) weight; N is padded to c0 and K to 16."""
-    c0 = lanes(itemsize)
-    return -(-shape[1] // c0), -(-shape[0] // FRACTAL_ROWS), FRACTAL_ROWS, c0
-
-
-def to_nz(weight: Any) -> Any:
-    """A (K, N) weight as NZ storage (N / c0, K / 16, 16, c0), a copy; what K and N lack to 16 and c0 is zeros."""
-    a = arrays.view("to_nz", "weight", weight)
-    require(a.ndim == 2 and 0 < a.itemsize <= 32 and 32 % a.itemsize == 0, "to_nz", "weight", "a matrix", a)
-    columns, rows, _, c0 = shape = nz_shape(a.shape, a.itemsize)
-    storage = np.zeros(shape, a.dtype)
-    whole = storage.reshape(columns, rows * FRACTAL_ROWS, c0)
-    if a.shape[1] == columns * c0:
-        whole[:, : len(a)] = a.reshape(len(a), columns, c0).transpose(1, 0, 2)
-    else:
-        for i in range(columns):
-            part = a[:, i * c0 : (i + 1) * c0]
-            whole[i, : len(a), : part.shape[1]] = part
-    return arrays.like(weight, storage)
-
-
-def from_nz(storage: Any, shape: tuple[int, int] | None = None) -> Any:
-    """The (K, N) weight of NZ storage, a copy; `shape` cuts padding off."""
-    a = arrays.view("from_nz", "storage", storage)
-    ok = a.ndim == 4 and a.shape[2:] == (FRACTAL_ROWS, 32 // a.itemsize)
-    require(ok, "from_nz", "storage", f"of shape (N / c0, K / 16, 16, c0), c0 = {32 // a.itemsize}", a)
-    columns, blocks, rows, c0 = a.shape
-    full = (blocks * rows, columns * c0)
-    if shape is not None:
-        require(len(shape) == 2 and nz_shape(shape, a.itemsize) == a.shape, "from_nz", "shape", f"padded to {full}", shape)
-    weight = a.transpose(1, 2, 0, 3).reshape(full)
-    return arrays.like(storage, np.ascontiguousarray(weight[: shape[0], : shape[1]] if shape else weight))
+from decodestep.ops.mla_prolog.size_limits import ALL_MODES
+from decodestep.weights.nz import fractal_width
 
 
 def _paged(op: str, cache: Any) -> np.ndarray:
     a = arrays.view(op, "cache", cache)
     require(a.ndim == 4 and a.shape[2] == 1, op, "cache", "of shape (blocks, block size, 1, H)", a)
-    require(a.shape[3] % lanes(a.itemsize) == 0, op, "cache", f"of a width that is a multiple of {lanes(a.itemsize)}", a)
+    require(
+        a.shape[3] % fractal_width(a.itemsize) == 0,
+        op,
+        "cache",
+        f"of a width that is a multiple of {fractal_width(a.itemsize)}",
+        a,
+    )
     return a
 
 
 def cache_to_nz(cache: Any) -> Any:
-    """Reorders the blocks of a PA_BSND cache (blocks, block size, 1, H) into those of PA_NZ, a copy of the same shape."""
+    """Copies a PA_BSND cache into the order of PA_NZ.
+
+        block.reshape(-1)[(h // c0) * block size * c0 + r * c0 + h % c0] = row r's value h       for each block
+
+    cache: (blocks, block size, 1, H), H a multiple of c0 = 32 / (bytes of a value).
+    Returns an array of the same shape, dtype and kind. Raises ValueError for another shape or width.
+    """
     a = _paged("cache_to_nz", cache)
     n, rows, _, width = a.shape
-    c0 = lanes(a.itemsize)
+    c0 = fractal_width(a.itemsize)
     nz = a.reshape(n, rows, width // c0, c0).transpose(0, 2, 1, 3).reshape(a.shape)
     return arrays.like(cache, np.ascontiguousarray(nz))
 
 
 def cache_from_nz(cache: Any) -> Any:
-    """The inverse of `cache_to_nz`."""
+    """Copies a PA_NZ cache into the order of PA_BSND, rows one after the other: the inverse of `cache_to_nz`.
+
+    cache: (blocks, block size, 1, H), H a multiple of c0 = 32 / (bytes of a value).
+    Returns an array of the same shape, dtype and kind. Raises ValueError for another shape or width.
+    """
     a = _paged("cache_from_nz", cache)
     n, rows, _, width = a.shape
-    c0 = lanes(a.itemsize)
+    c0 = fractal_width(a.itemsize)
     nd = a.reshape(n, width // c0, rows, c0).transpose(0, 2, 1, 3).reshape(a.shape)
     return arrays.like(cache, np.ascontiguousarray(nd))
 
 
 def row_index(slots: np.ndarray, cache: np.ndarray, nz: bool) -> tuple[np.ndarray, ...]:
-    """The index that picks the rows `slots` of a paged cache as an array (len(slots), H); the cache may have any strides."""
+    """The index with which cache[index] is the rows `slots`, (len(slots), H), of a paged cache of any strides."""
     _, block_size, _, width = cache.shape
     block, offset = np.divmod(slots, block_size)
     if not nz:
         return block, offset, np.zeros_like(offset)
-    h, c0 = np.arange(width), lanes(cache.itemsize)
+    h, c0 = np.arange(width), fractal_width(cache.itemsize)
     inside = (h // c0) * (block_size * c0) + offset[:, None] * c0 + h % c0
     return block[:, None], inside // width, np.zeros_like(inside), inside % width
 
 
 def slots_of_blocks(ids: np.ndarray, ends: np.ndarray, block_size: int) -> np.ndarray:
-    """The slot of each token of sequences that end at `ends` and own ceil(length / block_size) of the block ids each; every
-    sequence starts at row 0 of its first block. A token of a negative id has slot -1."""
+    """The slot of each token of merged sequences, which end at tokens `ends`.
+
+    Each sequence owns the next ceil(length / block_size) of the block ids and starts at row 0 of its first block. A token in
+    a block with a negative id has slot -1.
+    """
     lengths = np.diff(ends, prepend=0)
     owned = -(-lengths // block_size)
     sequence = np.repeat(np.arange(len(ends)), lengths)
@@ -108,7 +87,7 @@ def slots_of_blocks(ids: np.ndarray, ends: np.ndarray, block_size: int) -> np.nd
 
 
 def slots_from_block_table(block_table: Any, positions: Any, block_size: int, *, sequence: Any = None) -> Any:
-    """The `cache_index` of tokens that stand at `positions` in their sequences.
+    """The `cache_index` of tokens from their positions in their sequences and the sequences' blocks.
 
         slot = block_table[b, position // block_size] * block_size + position % block_size
 
@@ -140,17 +119,18 @@ def slots_from_block_table(block_table: Any, positions: Any, block_size: int, *,
 
 
 def gather_cache(cache: Any, index: Any = None, lengths: Any = None, *, cache_mode: str = "PA_BSND") -> Any:
-    """Reads rows back out of a cache, in any cache mode.
+    """Reads rows of a cache in any cache mode: single rows by slot, or whole sequences.
 
-    cache: (blocks, block size, 1, H), and in TND (T, 1, H).
-    index, without lengths: slots of any shape, PA_BSND and PA_NZ alone; returns (*index.shape, H).
-    lengths: (B,) integers; returns a list of B arrays, (lengths[b], H) each. index is then a block table (B, blocks) in the
-        PA modes, or the flat block ids of all sequences, and None in BSND, where sequence b is cache[b], and in TND, where
-        the sequences follow each other.
+    cache: (blocks, block size, 1, H); in TND (T, 1, H).
+    index, lengths: without lengths, index holds slots, integers of any shape, in PA_BSND and PA_NZ only.
+        With lengths, (B,) integers, rows 0 to lengths[b] - 1 of every sequence b are read. In the PA modes index is then a
+        block table (B, blocks), or one array with the block ids of all sequences in order. It is None in BSND, where
+        sequence b is cache[b], and in TND, where the sequences follow each other.
+    Returns copies in cache's kind: (*index.shape, H) without lengths, else a list of B arrays (lengths[b], H).
     Raises ValueError for a slot, block id or length outside the cache.
     """
     op = "gather_cache"
-    require_choice(op, "cache_mode", cache_mode, CACHE_MODES)
+    require_choice(op, "cache_mode", cache_mode, ALL_MODES)
     a = arrays.view(op, "cache", cache)
     wanted = 3 if cache_mode == "TND" else 4
     require(
@@ -208,7 +188,7 @@ def _rows(op: str, a: np.ndarray, slots: np.ndarray, cache_mode: str) -> np.ndar
     if slots.size and not (slots.min() >= 0 and slots.max() < end):
         refuse(op, "index", f"slots in [0, {end})", f"{slots.min()} to {slots.max()}")
     nz = cache_mode.endswith("NZ")
-    c0 = lanes(a.itemsize)
+    c0 = fractal_width(a.itemsize)
     require(not nz or a.shape[3] % c0 == 0, op, "cache", f"of a width that is a multiple of {c0}", a)
     if end == 0:
         return np.empty((0, a.shape[3]), a.dtype)

@@ -1,0 +1,116 @@
+"""A call as the caller wrote it, and V3's attributes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from decodestep._base.checks import is_int, is_real, require, require_choice
+from decodestep.ops.mla_prolog.scenarios import TILE
+from decodestep.ops.mla_prolog.size_limits import PAGED_MODES, size_limits
+
+_INFINITY = float("inf")
+_ROUNDINGS = ("half_even", "half_away")
+
+
+@dataclass(slots=True, kw_only=True)
+class Call:
+    """Every argument of `mla_prolog_v3` by its name; V1 and V2 leave those that they lack at V3's defaults.
+
+    The public functions make it of their locals(), which at their first line are their arguments.
+    """
+
+    op: str
+    token_x: Any
+    weight_dq: Any
+    weight_uq_qr: Any
+    weight_uk: Any
+    weight_dkv_kr: Any
+    rmsnorm_gamma_cq: Any
+    rmsnorm_gamma_ckv: Any
+    rope_sin: Any
+    rope_cos: Any
+    kv_cache: Any
+    kr_cache: Any
+    cache_index: Any
+    dequant_scale_x: Any
+    dequant_scale_w_dq: Any
+    dequant_scale_w_uq_qr: Any
+    dequant_scale_w_dkv_kr: Any
+    quant_scale_ckv: Any
+    quant_scale_ckr: Any
+    smooth_scales_cq: Any
+    rmsnorm_epsilon_cq: float
+    rmsnorm_epsilon_ckv: float
+    cache_mode: str
+    limits: str | None
+    rope_groups: int
+    need_query: bool
+    backend: str
+    # from V2 on
+    rounding: str = "half_even"
+    # V3's own
+    actual_seq_len: Any = None
+    k_nope_clip_alpha: Any = None
+    query_norm_flag: bool = False
+    weight_quant_mode: int = 0
+    kv_cache_quant_mode: int = 0
+    query_quant_mode: int = 0
+    ckvkr_repo_mode: int = 0
+    quant_scale_repo_mode: int = 0
+    tile_size: int = TILE
+    qc_qr_scale: float = 1.0
+    kc_scale: float = 1.0
+
+
+class Attributes(NamedTuple):
+    """The attributes that V3 gained after November 2025, which reserves these values for them."""
+
+    query_norm_flag: bool = False
+    weight_quant_mode: int = 0
+    kv_cache_quant_mode: int = 0
+    query_quant_mode: int = 0
+    ckvkr_repo_mode: int = 0
+    quant_scale_repo_mode: int = 0
+    tile_size: int = TILE
+
+
+_RESERVED = Attributes()
+
+
+def check_options(call: Call) -> tuple[tuple[str, ...], Attributes | None]:
+    """Checks the options of which V1 and V2 have fewer: the cache modes that the call may name, and its attributes.
+
+    The attributes are None where the dtypes name the scenario: in V1 and V2, and in V3 under limits that reserve them.
+    """
+    later = call.op == "mla_prolog_v3"
+    modes = size_limits(call.op, call.limits).cache_modes if later else PAGED_MODES
+    require_choice(call.op, "rounding", call.rounding, _ROUNDINGS)
+    if not later:
+        return modes, None
+    attributes = _attributes(call)
+    for name, factor in (("qc_qr_scale", call.qc_qr_scale), ("kc_scale", call.kc_scale)):
+        require(is_real(factor) and -_INFINITY < factor < _INFINITY, call.op, name, "a finite number", repr(factor))
+    return modes, attributes
+
+
+def _attributes(call: Call) -> Attributes | None:
+    op = call.op
+    given = Attributes(*(getattr(call, name) for name in Attributes._fields))
+    if size_limits(op, call.limits).attributes_reserved:
+        for name, value, reserved in zip(given._fields, given, _RESERVED, strict=True):
+            require(value == reserved, op, name, f"{reserved} under limits={call.limits!r}", repr(value))
+        return None
+    require(isinstance(given.query_norm_flag, bool), op, "query_norm_flag", "True or False", given.query_norm_flag)
+    for name, choices in (
+        ("weight_quant_mode", range(3)),
+        ("kv_cache_quant_mode", range(4)),
+        ("query_quant_mode", range(2)),
+        ("ckvkr_repo_mode", range(2)),
+        ("quant_scale_repo_mode", range(2)),
+        ("tile_size", (TILE,)),
+    ):
+        value = getattr(given, name)
+        require(is_int(value), op, name, "an integer", repr(value))
+        require_choice(op, name, value, choices)
+    return given
