@@ -1,41 +1,43 @@
-"""The loop: forward, decode_step, stop, stream."""
+"""generate: runs the model and the sampler in turn until every row has ended."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from decodestep._base.checks import is_int, refuse, require
 from decodestep._base.dispatch import use_threads
+from decodestep.generation.beam_group import Beam
 from decodestep.generation.beam_logits import BeamLogits
 from decodestep.generation.beam_search import NoBeamError, beam_search
-from decodestep.models import Model
 from decodestep.models.kv_cache import PagedCache
 from decodestep.ops.decode_step import TokenLogprobs
 from decodestep.sampling.params import SamplingParams
 from decodestep.sampling.sampler import Row, Sampler
 from decodestep.sampling.text_stream import TextStream
 
+if TYPE_CHECKING:
+    from decodestep.models import Model
+
 _OP = "generate"
 
-Prompt = str | Sequence[int] | Sequence[Mapping[str, str]]
+Prompt = str | Sequence[int] | np.ndarray | Sequence[Mapping[str, str]]
 Stream = Callable[[int, str], bool | None]
 
 
 @dataclass(frozen=True)
 class Completion:
-    """What one row came to.
+    """The result of one row.
 
     text: the generated text, cut where a stop string begins; control tokens add nothing to it.
-    token_ids: every generated token, the ending one included. prompt_token_ids: what the model was given.
-    finish_reason: "eos" (an end token), "stop" (a stop string or token), "length" (max_new_tokens or the context is full),
-        "time" (max_time has passed), "cancelled" (the stream callback returned False), or "no_candidate" (every token was
-        forbidden, to a row or to all beams of one).
-    logprobs: a `TokenLogprobs` for each of token_ids where params.logprobs asks for them, else None. For a beam, `processed` is
-        what its score took on; see `beam_search`.
+    token_ids: every generated token, the one that ended the row included. prompt_token_ids: the prompt as the model read it.
+    finish_reason: "eos" (an end token), "stop" (a stop string or token), "length" (max_new_tokens reached or the context
+        full), "time" (max_time has passed), "cancelled" (the stream callback returned False), or "no_candidate" (every token
+        was at -inf, for the row or for all its beams).
+    logprobs: a `TokenLogprobs` for each of token_ids; None if params.logprobs is None. For beams see `beam_search`.
     """
 
     text: str
@@ -53,34 +55,34 @@ def generate(
     processors: Sequence[Callable[..., Any]] = (),
     stream: Stream | None = None,
 ) -> list[Completion]:
-    """Continues every prompt until its row stops; the rows share each forward pass and nothing else.
+    """Continues every prompt until its row ends. The rows share each forward pass and nothing else.
 
         run the prompts through the model in blocks
-        while a row is unfinished:
-            token = what `Sampler` draws from the logits of the row's last token, by its params, its seed, its position
-            append it; finish the row on an end token, a stop string, its length or its time
-            run the unfinished rows' tokens through the model together
+        while there are rows that have not ended:
+            token = what `Sampler` draws from the logits of the row's last token, by its params, its seed and its position
+            append it; end the row on an end token, a stop token or string, its length or its time
+            run the new tokens of the other rows through the model together
 
-    prompts: one string or a sequence of prompts, each of any length: a string is tokenized as it stands, a sequence of ints
-        is token ids, a sequence of {"role", "content"} mappings is rendered with the model's chat template.
-    params: `SamplingParams` for all rows, or one for each; None for `SamplingParams()`.
+    model: made by `load`.
+    prompts: one string, or a sequence of prompts of any kind: a string is tokenized as it stands, a sequence of ints is token
+        ids, a sequence of {"role", "content"} mappings is rendered with the model's chat template. Special tokens spelt out in
+        a string or a message become those tokens.
+    params: a `SamplingParams` for all rows, or one for each; None for `SamplingParams()`. max_new_tokens is cut to what the
+        context has room for.
     processors: further callables (input_ids, scores) -> scores for all rows; see `Sampler`.
-    stream: called as stream(row, piece) for every token, on the calling thread, with the whole characters that it adds
-        to the row's text (often ""). Returning False ends the row.
+    stream: called as stream(row, piece) for every token, on the calling thread; row is the index of the prompt, piece the
+        whole characters that the token adds to the row's text (often ""). If it returns False, the row ends.
 
-    A row whose params have num_beams > 1 is searched by itself (`decodestep.generation.beam_search`), and streamed once, at its
-    end.
+    A row with num_beams > 1 is searched by itself (see `beam_search`), and streamed once, when its search has ended.
 
-    Returns a `Completion` for each prompt, in order; of a beam search num_return_sequences of them, best first. A row's tokens
+    Returns a `Completion` for each prompt, in order; for a beam search num_return_sequences of them, best first. A row's tokens
     depend on its prompt and its params alone: the same seed gives the same text in any batch, on any number of threads.
-    Raises ValueError, before any work, for an empty prompt, one longer than the context, or an id outside the vocabulary.
+    Raises ValueError, before any work, for an empty prompt, one that fills the context, an id outside the vocabulary, or params
+    that do not fit the prompts; ModelError if the chat template cannot render a conversation.
     """
     require(isinstance(prompts, Sequence), _OP, "prompts", "one string or a sequence of prompts", prompts)
     given: Sequence[Prompt] = [prompts] if isinstance(prompts, str) else prompts
-    each = [params or SamplingParams()] * len(given) if isinstance(params, SamplingParams | None) else list(params)
-    ok = all(isinstance(row, SamplingParams) for row in each)
-    require(ok, _OP, "params", "a SamplingParams, or one for each prompt", params)
-    require(len(each) == len(given), _OP, "params", f"one or {len(given)}", f"{len(each)}")
+    each = _params_of_each(params, len(given))
     ids = [prompt_ids(model, prompt) for prompt in given]
     each = [_within_context(model, row, p) for row, p in zip(ids, each, strict=True)]
     sampled = [i for i, p in enumerate(each) if p.num_beams == 1]
@@ -88,17 +90,25 @@ def generate(
     rows = dict(zip(sampled, sampler.rows, strict=True))
     completions: list[Completion] = []
     with use_threads(model.threads):
-        _run(model, sampler, None if stream is None else lambda row, piece: stream(sampled[row], piece))
+        _sample(model, sampler, None if stream is None else lambda row, piece: stream(sampled[row], piece))
         for i, prompt in enumerate(ids):
             if i in rows:
                 completions.append(_completion(rows[i], prompt))
                 continue
             row = _sampler(model, [each[i].without_beams()], [prompt], processors).rows[0]
-            found = _searched(model, each[i], row)
-            completions += found
+            beams = _search(model, each[i], row)
+            completions += beams
             if stream is not None:
-                stream(i, found[0].text)
+                stream(i, beams[0].text)
     return completions
+
+
+def _params_of_each(params: SamplingParams | Sequence[SamplingParams] | None, rows: int) -> list[SamplingParams]:
+    each = [params or SamplingParams()] * rows if isinstance(params, SamplingParams | None) else list(params)
+    ok = all(isinstance(row, SamplingParams) for row in each)
+    require(ok, _OP, "params", "a SamplingParams, or one for each prompt", params)
+    require(len(each) == rows, _OP, "params", f"one or {rows}", f"{len(each)}")
+    return each
 
 
 def _sampler(
@@ -120,10 +130,10 @@ def _completion(row: Row, prompt: list[int]) -> Completion:
     return Completion(row.text.text if row.text else "", tokens, prompt, row.reason, logprobs)
 
 
-def _searched(model: Model, params: SamplingParams, row: Row) -> list[Completion]:
-    """The best beams from a row that has only its prompt, best first."""
+def _search(model: Model, params: SamplingParams, row: Row) -> list[Completion]:
+    """Beam search. row: one that has only its prompt; its processors and its clock are used. Returns the beams, best first."""
     prompt = row.history.tokens
-    ends = frozenset() if params.ignore_eos else model.tokenizer.end_token_ids
+    end_token_ids = frozenset() if params.ignore_eos else model.tokenizer.end_token_ids
 
     def text_of(tokens: list[int]) -> TextStream:
         text = TextStream(model.tokenizer.token_bytes, params.stop_strings)
@@ -136,13 +146,13 @@ def _searched(model: Model, params: SamplingParams, row: Row) -> list[Completion
 
     length = params.max_new_tokens or 1
     try:
-        found = beam_search(
+        beams = beam_search(
             BeamLogits(model, params.num_beams, len(prompt) + length),
             prompt,
             vocab_size=model.config.vocab_size,
             max_new_tokens=length,
             num_beams=params.num_beams,
-            eos_token_ids=ends,
+            eos_token_ids=end_token_ids,
             num_beam_groups=params.num_beam_groups,
             diversity_penalty=params.diversity_penalty,
             length_penalty=params.length_penalty,
@@ -156,18 +166,24 @@ def _searched(model: Model, params: SamplingParams, row: Row) -> list[Completion
         )
     except NoBeamError:
         return [Completion("", [], prompt, "no_candidate", None if params.logprobs is None else [])]
+
+    def reason(beam: Beam) -> str:
+        if not beam.finished:
+            return "length"
+        if beam.token_ids[-1] in end_token_ids:
+            return "eos"
+        return "time" if row.late() else "stop"
+
     completions = []
-    for beam in found:
+    for beam in beams:
         text = text_of(beam.token_ids)
         text.finish()
-        ended = "eos" if beam.token_ids[-1] in ends else "time" if row.late() else "stop"
-        reason = ended if beam.finished else "length"
-        completions.append(Completion(text.text, beam.token_ids, prompt, reason, beam.logprobs))
+        completions.append(Completion(text.text, beam.token_ids, prompt, reason(beam), beam.logprobs))
     return completions
 
 
 def prompt_ids(model: Model, prompt: Prompt) -> list[int]:
-    """A prompt as the token ids that `generate` gives the model; ValueError as it says."""
+    """The token ids of a prompt, as `generate` passes them to the model. Raises as `generate` does."""
     vocab, context = model.config.vocab_size, model.config.context
     if not isinstance(prompt, Iterable):
         refuse(_OP, "prompt", f"text, messages or token ids in [0, {vocab})", prompt)
@@ -176,10 +192,10 @@ def prompt_ids(model: Model, prompt: Prompt) -> list[int]:
         ids = _encode(model, prompt)
     elif items and all(isinstance(item, Mapping) for item in items):
         ids = _encode(model, model.chat_prompt(items))
-    else:
-        if not all(is_int(i) and 0 <= i < vocab for i in items):
-            refuse(_OP, "prompt", f"text, messages or token ids in [0, {vocab})", prompt)
+    elif all(is_int(i) and 0 <= i < vocab for i in items):
         ids = [int(i) for i in items]
+    else:
+        refuse(_OP, "prompt", f"text, messages or token ids in [0, {vocab})", prompt)
     require(len(ids) > 0, _OP, "prompt", "at least one token long", "an empty prompt")
     require(len(ids) < context, _OP, "prompt", f"shorter than the context of {context} tokens", f"{len(ids)} tokens")
     return ids
@@ -193,35 +209,36 @@ def _encode(model: Model, text: str) -> list[int]:
 
 
 def _within_context(model: Model, ids: list[int], params: SamplingParams) -> SamplingParams:
-    """The params with a length that the context holds."""
+    """The params with max_new_tokens cut to the room that the prompt leaves in the context."""
     room = model.config.context - len(ids)
     return replace(params, max_new_tokens=min(room, params.max_new_tokens or room))
 
 
-def _run(model: Model, sampler: Sampler, stream: Stream | None) -> None:
+def _sample(model: Model, sampler: Sampler, stream: Stream | None) -> None:
+    """Runs the rows of the sampler to their ends; ended rows are removed from it."""
     rows = list(sampler.rows)
     cache = model.decoder.new_cache([len(row.history) + (row.params.max_new_tokens or 0) for row in rows])
     logits = _prefill(model, sampler, cache)
-    going = _without_ended(sampler, list(range(len(rows))))
-    logits = logits[going]
-    while going:
+    running = _remove_ended(sampler, list(range(len(rows))))  # indices into `rows`, which are also the cache's sequences
+    logits = logits[running]
+    while running:
         result = sampler.step(logits)
-        for i, piece in zip(going, result.text, strict=True):
+        for i, piece in zip(running, result.text, strict=True):
             if stream is not None and stream(i, piece) is False and not rows[i].reason:
                 rows[i].end("cancelled")
-        going = _without_ended(sampler, going)
-        if going:
-            last = np.array([rows[i].history.tokens[-1] for i in going])
-            positions = np.array([len(rows[i].history) - 1 for i in going])
-            logits = model.decoder.logits(last, np.array(going), positions, cache, np.arange(len(going)))
+        running = _remove_ended(sampler, running)
+        if running:
+            tokens = np.array([rows[i].history.tokens[-1] for i in running])
+            positions = np.array([len(rows[i].history) - 1 for i in running])
+            logits = model.decoder.logits(tokens, np.array(running), positions, cache, wanted=np.arange(len(running)))
 
 
-def _without_ended(sampler: Sampler, going: list[int]) -> list[int]:
-    """Takes the ended rows out of the sampler; `going` are the numbers of its rows, before and after."""
+def _remove_ended(sampler: Sampler, running: list[int]) -> list[int]:
+    """Removes the ended rows from the sampler. running: an index for each of its rows; returns those of the rows that stay."""
     ended = [place for place, row in enumerate(sampler.rows) if row.reason]
     for place in reversed(ended):
         sampler.remove(place)
-    return [i for place, i in enumerate(going) if place not in ended]
+    return [i for place, i in enumerate(running) if place not in ended]
 
 
 def _prefill(model: Model, sampler: Sampler, cache: PagedCache) -> np.ndarray:
@@ -234,8 +251,8 @@ def _prefill(model: Model, sampler: Sampler, cache: PagedCache) -> np.ndarray:
     lengths = np.array([len(row.history) for row in rows])
     ends, sequence = np.cumsum(lengths), np.repeat(np.arange(len(rows)), lengths)
     positions = np.arange(len(tokens)) - (ends - lengths)[sequence]
-    for held, logits in model.decoder.in_blocks(tokens, sequence, positions, cache, ends - 1):
-        out[held] = logits
+    for done, logits in model.decoder.in_blocks(tokens, sequence, positions, cache, wanted=ends - 1):
+        out[done] = logits
         for row in rows:
             if row.late():
                 row.end("time")
