@@ -1,22 +1,38 @@
 # make run: the main job, on the real model.  make test: everything that is checked.  Both set up all they need in .venv.
+#
+# The package is installed there once, as an editable one: Python files are read where they lie, and the compiled core lives in
+# build/, so that a change in csrc compiles only what it touches.
+SHELL := /bin/bash
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/pip --disable-pip-version-check --quiet
-# What an installed package is made from; a change here builds it anew.
-SOURCES := pyproject.toml CMakeLists.txt $(shell find csrc -name '*.h' -o -name '*.cpp') $(shell find src benchmarks -name '*.py')
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+# What the core is compiled from.
+NATIVE := pyproject.toml CMakeLists.txt $(shell find csrc -name '*.h' -o -name '*.cpp')
+# The instruction sets of csrc/core/isa.h; a machine skips those that it lacks.
+TIERS ?= baseline avx2 avx512 avx512_bf16
 
-.PHONY: run test bench lint arm clean
+.PHONY: run test test-tiers bench build lint arm clean
 
-run: $(VENV)/.generate
+run: $(VENV)/.core $(VENV)/.generate
 	$(BIN)/decodestep generate "Why is the sky blue? Answer in two sentences." \
 	    --temperature 0.7 --top-k 50 --top-p 0.9 --seed 1 --stats
 
-test: $(VENV)/.test
+test: $(VENV)/.core $(VENV)/.test
 	$(BIN)/python -m pytest
 
-bench: $(VENV)/.test
+# The whole suite on each instruction set that the machine has.
+test-tiers: $(VENV)/.core $(VENV)/.test
+	for tier in $(TIERS); do \
+	    if DECODESTEP_ISA=$$tier $(BIN)/python -c "from decodestep import _native" 2> /dev/null; then \
+	        echo "== $$tier"; DECODESTEP_ISA=$$tier $(BIN)/python -m pytest || exit 1; \
+	    else echo "== $$tier: this machine lacks it"; fi; \
+	done
+
+bench: $(VENV)/.core $(VENV)/.test
 	$(BIN)/python benchmarks/run.py
+
+build: $(VENV)/.core
 
 lint: $(VENV)/.lint
 	$(BIN)/ruff check src tests benchmarks
@@ -26,7 +42,7 @@ lint: $(VENV)/.lint
 # Compiles the core for ARM, with the compiler of the ziglang package (400 MB).
 ARM := $(BIN)/python -m ziglang c++ -target aarch64-linux-gnu -std=c++20 -O1 -Wall -Wextra -Werror -ffp-contract=off \
     -DDECODESTEP_ISA=baseline -Icsrc
-arm: $(VENV)/.test
+arm: $(VENV)/.made
 	$(PIP) install ziglang
 	mkdir -p build/arm
 	includes="$$($(BIN)/python -c 'import nanobind, sysconfig; \
@@ -37,17 +53,32 @@ arm: $(VENV)/.test
 clean:
 	rm -rf $(VENV) build
 
+# The build's own requirements lie in .venv too: in an isolated environment their path would change with every install, and
+# with it every object file.
 $(VENV)/.made:
+	@echo "== making $(VENV)"
 	$(PYTHON) -m venv $(VENV)
+	$(PIP) install "scikit-build-core>=0.11" "nanobind>=2.4" "cmake>=3.18" "ninja>=1.11"
 	touch $@
 
-# The extras differ, the package is the same: each stamp installs what its job needs.
-$(VENV)/.generate: $(VENV)/.made $(SOURCES)
-	$(PIP) install ".[generate]"
+# Of pip's report only the compiler's progress is shown; all of it when it fails.
+$(VENV)/.core: $(VENV)/.made $(NATIVE)
+	@mkdir -p build
+	@echo "== compiling the core: a minute on two cores, then only what changes"
+	@set -o pipefail; $(PIP) install --verbose --no-deps --no-build-isolation --editable . 2>&1 | tee build/install.log \
+	    | sed --unbuffered --quiet --regexp-extended 's/^ *(\[[0-9]+\/[0-9]+\] .*)/\1/p' \
+	    || { cat build/install.log; exit 1; }
+	@touch $@
+
+# The package is there already, so these install what its extras name.
+$(VENV)/.generate: pyproject.toml | $(VENV)/.core
+	@echo "== fetching what the generator needs"
+	$(PIP) install "decodestep[generate]"
 	touch $@
 
-$(VENV)/.test: $(VENV)/.made $(SOURCES)
-	$(PIP) install ".[test]"
+$(VENV)/.test: pyproject.toml | $(VENV)/.core
+	@echo "== fetching what the tests need (torch and transformers among it)"
+	$(PIP) install "decodestep[test]"
 	touch $@ $(VENV)/.generate
 
 $(VENV)/.lint: $(VENV)/.made pyproject.toml
