@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
+from dataclasses import fields
+from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from decodestep import SamplingParams
 
@@ -94,6 +97,37 @@ def test_accepts_the_ends_of_each_interval():
 def test_stop_strings_come_as_one_string_or_several():
     assert SamplingParams(stop_strings="ab").stop_strings == ("ab",)
     assert SamplingParams(stop_strings=["a", "b"]).stop_strings == ("a", "b")
+
+
+@pytest.mark.parametrize(
+    "ids",
+    [[5, 7], (5, 7), range(5, 8, 2), {5: 0, 7: 0}.keys(), iter([5, 7]), np.array([5, 7], np.int32), torch.tensor([5, 7])],
+    ids=lambda ids: type(ids).__name__,
+)
+def test_any_iterable_of_items_becomes_a_tuple(ids):
+    assert SamplingParams(stop_token_ids=ids) == SamplingParams(stop_token_ids=(5, 7))
+
+
+def test_sets_nested_iterables_and_arrays_of_one_number_are_taken():
+    assert set(SamplingParams(stop_token_ids=frozenset({5, 7})).stop_token_ids) == {5, 7}
+    assert SamplingParams(bad_words_ids=(range(i, 3) for i in (1, 2))).bad_words_ids == ((1, 2), (2,))
+    assert SamplingParams(forced_eos_token_id=np.array(3)).forced_eos_token_id == 3
+
+
+@pytest.mark.parametrize("ids", [b"ab", {5: 7}, "ab"])
+def test_strings_and_mappings_are_no_lists_of_ids(ids):
+    with pytest.raises(ValueError, match="^SamplingParams: stop_token_ids must be token ids"):
+        SamplingParams(stop_token_ids=ids)
+
+
+def test_the_docstring_and_the_page_say_every_default_and_rule():
+    page = (Path(__file__).parents[1] / "docs/sampling.md").read_text()
+    contract = " ".join((SamplingParams.__doc__ or "").split())
+    for field in fields(SamplingParams):
+        rule, text = field.metadata["rule"][0], field.metadata["text"]
+        assert f"{field.name} = {field.default!r}: {rule}. {text[0].upper()}{text[1:]}." in contract
+        row = f"| `{field.name}` | `{field.default!r}` | {rule} | {text.replace('|', chr(92) + '|')} |"
+        assert row in page, f"docs/sampling.md lacks the line\n{row}"
 
 
 def test_greedy():
