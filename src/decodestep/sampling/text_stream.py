@@ -1,4 +1,4 @@
-"""Token ids to streamed text: whole characters only, and nothing that may turn out to be the start of a stop string."""
+"""Token ids to streamed text: whole characters only, and nothing that may still become a stop string."""
 
 from __future__ import annotations
 
@@ -11,12 +11,13 @@ from decodestep.stopping.stop_automaton import StopAutomaton
 class TextStream:
     """The text of one row as it grows.
 
-    token_bytes: the bytes that a token adds. stop_strings: the text ends before the one that is complete first, the longest of
-        those complete at the same byte; where the tokens are cut makes no difference.
+    token_bytes: token id -> the bytes that it adds.
+    stop_strings: the text ends before the first one that is complete; of several complete at the same byte, before the longest.
+        How the text is divided into tokens makes no difference.
 
-    `text` is what has been decided; `push` and `finish` return what each adds to it. Held back are exactly the bytes that
-    may still become a stop string, and a character of which bytes are missing; bytes that are no UTF-8 become U+FFFD. Stop
-    strings are matched byte by byte, so each byte is looked at once, however much is held.
+    `text` is the final part of the text; `push` and `finish` return what they add to it. Held back are exactly the bytes that
+    may still become a stop string, and the bytes of an incomplete character. Bytes that are not UTF-8 become U+FFFD. Each byte
+    is matched once, however many are held.
     Raises ValueError as `StopAutomaton` does.
     """
 
@@ -24,8 +25,8 @@ class TextStream:
         self._token_bytes = token_bytes
         self._stops = StopAutomaton(stop_strings)
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._held = bytearray()  # perhaps the start of a stop string
-        self._before = 0  # bytes that came before the held ones
+        self._held = bytearray()  # may be the start of a stop string
+        self._before = 0  # how many bytes came before the held ones
         self._pieces: list[str] = []
         self.stopped = False
 
@@ -34,7 +35,7 @@ class TextStream:
         return "".join(self._pieces)
 
     def push(self, token_id: int) -> str:
-        """Takes the next token; sets `stopped` where a stop string is complete, after which nothing is added."""
+        """Adds a token; returns the text that became final. Sets `stopped` when a stop string is complete; no text follows."""
         if self.stopped:
             return ""
         data = self._token_bytes(token_id)
@@ -43,12 +44,13 @@ class TextStream:
         if found:
             self.stopped = True
             return self._release(found[0][0] - self._before, final=True)
-        # A stop string begins with a character's first byte, so a character before it that is incomplete remains so.
+        # A stop string begins with the first byte of a character, so an incomplete character before it stays incomplete:
+        # U+FFFD.
         possible = self._stops.possible
         return self._release(len(self._held) - possible, final=possible > 0)
 
     def finish(self) -> str:
-        """The rest, once no token follows: held text, and a character that was cut short as U+FFFD."""
+        """Ends the text; returns what was held back, with U+FFFD for an incomplete character."""
         return "" if self.stopped else self._release(len(self._held), final=True)
 
     def _release(self, size: int, *, final: bool) -> str:

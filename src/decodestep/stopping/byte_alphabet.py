@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """GPT-2's: printable Latin-1 stands for itself, each other byte for the next character from U+0100 on."""
+    """GPT-2's: a printable Latin-1 byte is its own character, the other bytes are U+0100, U+0101, ... in order."""
     own = [b for b in range(256) if 33 <= b <= 126 or 161 <= b <= 172 or b >= 174]
     other = [b for b in range(256) if b not in own]
     return {chr(b): b for b in own} | {chr(256 + i): b for i, b in enumerate(other)}

@@ -13,17 +13,17 @@ from decodestep._base.checks import refuse, require
 class StopAutomaton:
     """Finds strings in a stream of bytes that comes in pieces: the Aho-Corasick automaton of their UTF-8.
 
-    strings: non-empty, such as UTF-8 can hold; none at all is legal, and never found.
+    strings: non-empty, without lone surrogates, which UTF-8 cannot encode. An empty list is legal and finds nothing.
 
-    `feed` takes each byte once, in constant time on average over the stream; building takes time in proportion to the
-    bytes of the strings, whatever the vocabulary. `possible` is how many of the last bytes fed may still become a string:
-    the longest end of the stream that some string begins with.
-    Raises ValueError for an empty string and for one that UTF-8 cannot hold.
+    `feed` reads each byte once, in constant time on average over the stream; building takes time proportional to the bytes of
+    the strings. `possible` is how many of the last bytes may still become a string: the length of the longest end of the stream
+    that begins a string.
+    Raises ValueError for an empty string and for one that UTF-8 cannot encode.
     Source: Aho and Corasick, "Efficient string matching: an aid to bibliographic search", 1975.
     """
 
     def __init__(self, strings: Sequence[str]) -> None:
-        # A state is what some string begins with; state 0 is nothing.
+        # A state is a beginning of some string: the longest one that the stream ends with. State 0 is the empty beginning.
         self._next: list[dict[int, int]] = [{}]
         self._depth = [0]  # the state's length in bytes
         self._longest = [0]  # the length of the longest string that ends in the state
@@ -38,10 +38,10 @@ class StopAutomaton:
         return self._depth[self._state]
 
     def feed(self, data: bytes) -> list[tuple[int, int]]:
-        """Takes the next bytes; returns (start, end) for each of them that completes a string, in order.
+        """Reads the next bytes; returns (start, end) for each of them that completes a string, in order.
 
-        Offsets count from the beginning of the stream; the string is the stream's bytes [start, end), and the longest of
-        those that end there. The first of the list is the string completed earliest.
+        The string is the stream's bytes [start, end), counted from the beginning of the stream; where several strings end at
+        one byte, the longest of them. The first of the list is the one that was complete first.
         """
         found = []
         state = self._state
@@ -56,9 +56,9 @@ class StopAutomaton:
         return found
 
     def table(self) -> tuple[np.ndarray, np.ndarray]:
-        """As arrays: the state that follows state s on byte b, intp (states, 256), and whether a string ends in state s.
+        """The transitions as arrays: the state that follows state s on byte b, intp (states, 256); whether a string ends in s.
 
-        State 0 is where a stream begins.
+        A stream begins in state 0.
         """
         following = np.zeros((len(self._next), 256), np.intp)
         for state in sorted(range(len(self._next)), key=self._depth.__getitem__):
@@ -85,7 +85,7 @@ class StopAutomaton:
         self._longest[state] = len(data)
 
     def _fallbacks(self) -> list[int]:
-        """For each state the longest proper end of it that is a state too; shorter states are settled before longer ones."""
+        """For each state, the longest proper end of it that is a state too. Breadth first: shorter states are ready first."""
         fallback = [0] * len(self._next)
         queue = deque(self._next[0].values())
         while queue:

@@ -9,9 +9,8 @@ from array_api_compat import array_namespace, device
 
 from decodestep._base.checks import require
 from decodestep.stopping.criteria import StoppingCriteria
-from decodestep.stopping.positions import embedding_vectors, matching_positions
 from decodestep.stopping.stop_table import stop_table
-from decodestep.stopping.token_text import TokenText, matching_mode, token_bytes
+from decodestep.stopping.token_text import TokenText
 
 _OP = "StopStringCriteria"
 
@@ -21,25 +20,19 @@ class StopStringCriteria(StoppingCriteria):
 
         text = piece(ids[0]) + piece(ids[1]) + ...;  done = some stop string ends in text within piece(ids[-1])
 
-    tokenizer: one of transformers', a `tokenizers.Tokenizer`, or a `TokenText` of one, which is worth keeping where criteria
-        are built often: to read a vocabulary takes longer than all the rest.
-    stop_strings: a string or a list of strings, at least one, for one of which some token can be the end.
+    tokenizer: one of transformers', a `tokenizers.Tokenizer`, or a `TokenText` of one. Reading a vocabulary takes longer than
+        everything else here, so keep a TokenText where criteria are built often.
+    stop_strings: a string or a list of strings, at least one; some token must be able to end one of them.
 
     Pieces are compared as UTF-8 bytes, so a character may be spread over tokens where the tokenizer's decoder is ByteLevel or
-    has ByteFallback. The newest token may go on past the string. An id that is no token ends the text to its left; an empty
-    piece never ends a string; of the ids, the newest count, as many as the longest stop string has bytes, or characters where
-    no token holds part of one. The empty string stops always.
-    A call is array operations alone, without a look at a value: torch.compile(fullgraph=True) traces it.
+    has ByteFallback. The newest token may go on after the string. An id that is no token separates the text before it from the
+    text after it; an empty piece never ends a string. Only the newest ids are read: as many as the longest stop string has
+    bytes, or characters where no token holds part of one. The empty string always stops.
+    A call consists of array operations and never branches on a value, so torch.compile(fullgraph=True) traces it.
     Raises ValueError where no token can end any stop string, and for a tokenizer that cannot decode "abcdef".
 
     Source: transformers 5.23's class of this name, whose decisions these are.
     """
-
-    # Under the names by which transformers' own tests ask for them.
-    _get_stop_string_matching_mode = staticmethod(matching_mode)
-    _token_to_bytes = staticmethod(token_bytes)
-    _stop_string_get_matching_positions = staticmethod(matching_positions)
-    _stop_string_create_embedding_vec = staticmethod(embedding_vectors)
 
     def __init__(self, tokenizer: Any, stop_strings: str | Sequence[str]) -> None:
         self.stop_strings = (stop_strings,) if isinstance(stop_strings, str) else tuple(stop_strings)
@@ -59,7 +52,7 @@ class StopStringCriteria(StoppingCriteria):
             stop_strings,
         )
         self._table = table
-        self._placed: dict[Any, list[Any]] = {}  # the table on each device that asked
+        self._placed: dict[Any, list[Any]] = {}  # device -> the table as arrays on it
 
     def __call__(self, input_ids: Any, scores: Any, **kwargs: Any) -> Any:
         xp = array_namespace(input_ids)

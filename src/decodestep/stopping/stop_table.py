@@ -1,10 +1,9 @@
-"""What reading a token does to an automaton of stop strings, for all tokens of a vocabulary at once."""
+"""What reading a token does to the automaton of some stop strings, for all tokens of a vocabulary at once."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import count
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -13,13 +12,27 @@ from decodestep.stopping.token_text import TokenText
 
 
 class StopTable(NamedTuple):
-    """The automaton over tokens instead of bytes; state 0 is where a text begins.
+    """The automaton of some stop strings, stepped by tokens instead of bytes. State 0 is the start of a text.
 
-        state behind token t = after[after_row[t], state before it]
-        a string ends in t   = ends[ends_row[t], state before it]
+        state after token t              = after[after_row[t], state before it]
+        whether a string ends in token t = ends[ends_row[t], state before it]
 
-    Nearly all tokens lead to one state from wherever they are read, so the rows are few. The rows of id V, the size of the
-    vocabulary, are those of an id that is no token: back to state 0, and nothing ends.
+    after, ends: (rows, states); intp and bool. after_row, ends_row: intp (V + 1,), entry V for an id that is no token, which
+    leads to state 0 and ends nothing.
+
+    Nearly every token leads to one state, whatever the state before it, so `after` starts with rows of one value, and few
+    tokens need a row of their own. An example, the strings "ab" and "bc" over the tokens a, b, c, xa:
+
+        states:  0 ""   1 "a"   2 "ab"   3 "b"   4 "bc"       a state is the longest end of the text that begins a string
+
+        token    before:  0  1  2  3  4                       ends a string, before: 0  1  2  3  4
+        a                 1  1  1  1  1                                              -  -  -  -  -
+        b                 3  2  3  3  3                                              -  x  -  -  -      a|b
+        c                 0  0  4  4  0                                              -  -  x  x  -      ab|c, b|c
+        xa                1  1  1  1  1                                              -  -  -  -  -
+
+    a and xa share the row of state 1. b starts from the row of state 3, which is where it leads from state 0, and differs from
+    it after "a" alone; c differs from the row of state 0 after "ab" and "b".
     """
 
     after_row: np.ndarray
@@ -29,78 +42,113 @@ class StopTable(NamedTuple):
 
 
 def stop_table(text: TokenText, strings: Sequence[str]) -> StopTable:
-    """Builds the table: each byte of the vocabulary is read from state 0, and from other states only while that differs."""
+    """Builds the table in two passes over the bytes of the vocabulary.
+
+    First every token is read from state 0. Then those (token, state) pairs are read again in which the state before the token
+    may matter, and only until it no longer does.
+    """
     following, final = StopAutomaton(strings).table()
-    states, vocab = len(following), len(text.lengths)
+    states = len(following)
     tokens = np.flatnonzero(text.lengths > 0)
-    state, found = np.zeros(vocab + 1, np.intp), np.zeros(vocab + 1, bool)
-    reading = tokens
-    for j in count():
-        state[reading] = following[state[reading], text.pool[text.starts[reading] + j]]
-        found[reading] |= final[state[reading]]
-        reading = reading[text.lengths[reading] > j + 1]
-        if not reading.size:
-            break
+    after_start, ends_from_start = _read_from_start(text, tokens, following, final)
+    token, before = _pairs_that_may_differ(text, tokens, following, final)
+    after, after_start_again, ends = _read_pairs(text, token, before, following, final)
 
-    token, before = _read_differently(text, tokens, following, final)
-    here, plain, ends_here = before.copy(), np.zeros_like(before), np.zeros(len(before), bool)
-    pairs = np.arange(len(before))
-    for j in count():
-        if not pairs.size:
-            break
-        byte = text.pool[text.starts[token[pairs]] + j]
-        here[pairs], plain[pairs] = following[here[pairs], byte], following[plain[pairs], byte]
-        pairs = pairs[here[pairs] != plain[pairs]]  # once the same, the same for the rest of the token
-        ends_here[pairs] |= final[here[pairs]]
-        pairs = pairs[text.lengths[token[pairs]] > j + 1]
+    constant_states, after_row = np.unique(after_start, return_inverse=True)
+    constant_rows = np.repeat(constant_states[:, None], states, axis=1)
+    differs = after != after_start_again
+    after_row, after_table = _with_changes(after_row, constant_rows, token[differs], before[differs], after[differs])
+    after_row[:-1][text.lengths == 0] = len(after_table)  # an empty token leaves the state as it is
+    after_table = np.concatenate([after_table, np.arange(states)[None]])
 
-    reached, after_row = np.unique(state, return_inverse=True)
-    moved = here != plain
-    after_row, after = _with_rows(
-        after_row, np.repeat(reached[:, None], states, axis=1), token[moved], before[moved], here[moved]
+    never_and_always = np.repeat([[0], [1]], states, axis=1)
+    only_here = ends & ~ends_from_start[token]
+    ends_row, ends_table = _with_changes(
+        ends_from_start.astype(np.intp), never_and_always, token[only_here], before[only_here], ends[only_here]
     )
-    after_row[:-1][text.lengths == 0] = len(after)  # an empty token leaves the state
-    after = np.concatenate([after, np.arange(states)[None]])
-    new = ends_here & ~found[token]
-    never_always = np.repeat([[0], [1]], states, axis=1)
-    ends_row, ends = _with_rows(found.astype(np.intp), never_always, token[new], before[new], ends_here[new])
-    return StopTable(after_row, after, ends_row, ends > 0)
+    return StopTable(after_row, after_table, ends_row, ends_table > 0)
 
 
-def _read_differently(
+def _read_from_start(
     text: TokenText, tokens: np.ndarray, following: np.ndarray, final: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Tokens, and states before them, that the first two bytes do not show to be read as from state 0; by ascending states."""
+    """Per id, V + 1 of them: the state after reading the token from state 0, and whether a string ends in it."""
+    vocab = len(text.lengths)
+    state, ends = np.zeros(vocab + 1, np.intp), np.zeros(vocab + 1, bool)
+    reading, place = tokens, 0
+    while reading.size:
+        state[reading] = following[state[reading], text.pool[text.starts[reading] + place]]
+        ends[reading] |= final[state[reading]]
+        place += 1
+        reading = reading[text.lengths[reading] > place]
+    return state, ends
+
+
+def _read_pairs(
+    text: TokenText, token: np.ndarray, before: np.ndarray, following: np.ndarray, final: np.ndarray
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Per pair: the state after reading token from `before` and from state 0, and whether a string ends only when from
+    `before`.
+
+    A pair is read byte by byte until both states are the same; from there on they stay the same.
+    """
+    state, from_start, ends = before.copy(), np.zeros_like(before), np.zeros(len(before), bool)
+    reading, place = np.arange(len(before)), 0
+    while reading.size:
+        byte = text.pool[text.starts[token[reading]] + place]
+        state[reading], from_start[reading] = following[state[reading], byte], following[from_start[reading], byte]
+        reading = reading[state[reading] != from_start[reading]]
+        ends[reading] |= final[state[reading]]
+        place += 1
+        reading = reading[text.lengths[token[reading]] > place]
+    return state, from_start, ends
+
+
+def _pairs_that_may_differ(
+    text: TokenText, tokens: np.ndarray, following: np.ndarray, final: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """(token, state before it) pairs whose first two bytes do not yet prove that the state before is forgotten.
+
+    Ordered by state. A first byte that leads to the same state from `before` and from state 0 proves it, and so do two bytes,
+    unless a string ends in the first of them.
+    """
+    no_second = np.intp(256)  # stands for the second byte of a token of one byte
     starts = text.starts[tokens]
-    second = np.where(
-        text.lengths[tokens] > 1, text.pool[np.minimum(starts + 1, len(text.pool) - 1)], np.intp(256)
-    )  # 256: none
-    beginning = (text.pool[starts] * np.intp(257) + second).astype(np.int32)
-    order = np.argsort(beginning)
-    bounds = np.concatenate([[0], np.cumsum(np.bincount(beginning, minlength=256 * 257))])
-    groups, states = [order[:0]], []
+    second = np.where(text.lengths[tokens] > 1, text.pool[np.minimum(starts + 1, len(text.pool) - 1)], no_second)
+    first_two = (text.pool[starts] * np.intp(257) + second).astype(np.int32)
+    by_first_two = np.argsort(first_two)  # tokens with the same first two bytes are neighbours
+    bounds = np.concatenate([[0], np.cumsum(np.bincount(first_two, minlength=256 * 257))])
+    groups, states = [by_first_two[:0]], []
     for state, byte in zip(*np.nonzero(following != following[0]), strict=True):
-        there, plain = following[state, byte], following[0, byte]
-        seconds = range(257) if final[there] else [*np.flatnonzero(following[there] != following[plain]), 256]
-        groups += [order[bounds[byte * 257 + c] : bounds[byte * 257 + c + 1]] for c in seconds]
+        after_first, after_first_from_start = following[state, byte], following[0, byte]
+        if final[after_first]:
+            seconds: Sequence[Any] = range(257)
+        else:
+            seconds = [*np.flatnonzero(following[after_first] != following[after_first_from_start]), no_second]
+        groups += [by_first_two[bounds[byte * 257 + c] : bounds[byte * 257 + c + 1]] for c in seconds]
         states += [state] * len(seconds)
     return tokens[np.concatenate(groups)], np.repeat(np.array(states, np.intp), [len(group) for group in groups[1:]])
 
 
-def _with_rows(
+def _with_changes(
     rows: np.ndarray, table: np.ndarray, token: np.ndarray, column: np.ndarray, value: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Gives each of these tokens the row that it had but for its values in these columns; tokens that read alike share it."""
-    own, which, counts = np.unique(token, return_inverse=True, return_counts=True)
+    """(rows, table) after table[rows[token], column] = value for each change, without changing the rows of other tokens.
+
+    Copy on write: each of these tokens gets a copy of its row with its changes, and tokens with the same row and the same
+    changes share the copy.
+    """
+    changed, which, counts = np.unique(token, return_inverse=True, return_counts=True)
     order = np.argsort(which, kind="stable")
-    place = np.arange(len(order)) - np.repeat(np.cumsum(counts) - counts, counts)
-    changes = np.full((len(own), 1 + 2 * counts.max(initial=0)), -1)
-    changes[:, 0] = rows[own]
-    changes[which[order], 1 + 2 * place], changes[which[order], 2 + 2 * place] = column[order], value[order]
-    _, first, kind = np.unique(changes, axis=0, return_index=True, return_inverse=True)
-    kind = kind.reshape(-1)  # NumPy 2.0 gives it another shape
-    added = table[rows[own[first]]]
-    added[kind[which], column] = value
+    nth = np.arange(len(order)) - np.repeat(np.cumsum(counts) - counts, counts)  # number of the change among its token's
+    # Per changed token: its row, then its changes as (column, value) pairs; -1 fills up.
+    keys = np.full((len(changed), 1 + 2 * counts.max(initial=0)), -1)
+    keys[:, 0] = rows[changed]
+    keys[which[order], 1 + 2 * nth], keys[which[order], 2 + 2 * nth] = column[order], value[order]
+    _, first, copy = np.unique(keys, axis=0, return_index=True, return_inverse=True)
+    copy = copy.reshape(-1)  # NumPy 2.0 returns it with another shape
+    copies = table[rows[changed[first]]]
+    copies[copy[which], column] = value
     rows = rows.copy()
-    rows[own] = len(table) + kind
-    return rows, np.concatenate([table, added])
+    rows[changed] = len(table) + copy
+    return rows, np.concatenate([table, copies])

@@ -13,12 +13,12 @@ import numpy as np
 from decodestep._base.checks import require
 from decodestep.stopping.byte_alphabet import BYTE_OF
 
-# A text that any tokenizer takes letter by letter or as words: a token is decoded behind it, so that nothing is stripped.
+# Every token is decoded after this text, because decoders strip spaces at the beginning. Any tokenizer can encode it.
 _LEAD = "abcdef"
 
 
 class TokenText:
-    """The UTF-8 that every token of a tokenizer adds to the text, read once.
+    """The bytes, UTF-8, that each token of a tokenizer adds to a text, read once.
 
     tokenizer: one of transformers', or a `tokenizers.Tokenizer`.
 
@@ -43,7 +43,10 @@ class TokenText:
         self.starts[ids], self.lengths[ids] = starts, lengths
 
     def _read(self, tokens: list[str]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Pool, starts and lengths of these tokens; those of a byte-level vocabulary all at once, but for the added ones."""
+        """Pool, starts and lengths of these tokens.
+
+        A byte-level vocabulary is translated all at once, except for the added tokens, which are not in the byte alphabet.
+        """
         if self._mode != "byte_level":
             return _pooled([self._piece(token) for token in tokens])
         lengths = np.fromiter(map(len, tokens), np.int64, len(tokens))
@@ -78,13 +81,13 @@ class TokenText:
 
 
 def matching_mode(tokenizer: Any) -> str | None:
-    """How a tokenizer's tokens hold parts of characters: "byte_level", "byte_fallback", or None where they hold none."""
+    """How tokens spell parts of characters: "byte_level", "byte_fallback", or None where each token is whole characters."""
     kinds = _decoder_types(getattr(_engine(tokenizer), "decoder", None))
     return "byte_fallback" if "ByteFallback" in kinds else "byte_level" if "ByteLevel" in kinds else None
 
 
 def token_bytes(token: str, stop_string_matching_mode: str | None, byte_decoder: Mapping[str, int] | None) -> bytes | None:
-    """The bytes that a token spells by itself, in the byte alphabet or as <0xEB>; None where only a decoder can tell."""
+    """The bytes that a token spells, in the byte alphabet or as <0xEB>; None where only the tokenizer's decoder knows."""
     if stop_string_matching_mode == "byte_level" and byte_decoder is not None and all(c in byte_decoder for c in token):
         return bytes(byte_decoder[c] for c in token)
     if stop_string_matching_mode == "byte_fallback" and _BYTE_TOKEN.fullmatch(token):
@@ -103,7 +106,7 @@ def _engine(tokenizer: Any) -> Any:
 
 
 def _decoder_types(decoder: Any) -> set[str]:
-    """The types of a decoder of `tokenizers` and of every decoder inside it."""
+    """The names of the types of a `tokenizers` decoder and of all decoders inside it."""
     state = getattr(decoder, "__getstate__", lambda: None)() if decoder is not None else None
     found: set[str] = set()
 
@@ -120,6 +123,6 @@ def _decoder_types(decoder: Any) -> set[str]:
 
 
 _BYTE_TOKEN = re.compile("<0x[0-9A-Fa-f]{2}>")
-# The byte of each code point of the byte alphabet; -1 for the others, the last of them standing for all above.
+# Code point -> byte in the byte alphabet, -1 where it is not in it; the last entry stands for all larger code points.
 _ALPHABET = np.full(max(map(ord, BYTE_OF)) + 2, -1, np.int16)
 _ALPHABET[[ord(character) for character in BYTE_OF]] = list(BYTE_OF.values())

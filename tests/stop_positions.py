@@ -1,6 +1,7 @@
-"""Where a token can stand in a stop string, counted from its end: the tables that transformers' class keeps.
+"""Where a token can stand in a stop string, counted from its end: the tables that transformers' class is built on.
 
-They are for code that looks at them. `StopStringCriteria` itself reads tokens through an automaton and never builds them.
+`StopStringCriteria` reads tokens through an automaton and never builds them. They are here under transformers' names, so that
+its own tests of these functions can be run on `StopStringCriteriaWithTables`.
 """
 
 from __future__ import annotations
@@ -11,8 +12,10 @@ from typing import AnyStr
 import numpy as np
 
 from decodestep._base.checks import require
+from decodestep.stopping import StopStringCriteria
+from decodestep.stopping.token_text import matching_mode, token_bytes
 
-# Of each stop string, of each token that has any: numbers in ascending order.
+# stop string -> token id -> numbers in ascending order, for the tokens that have any.
 Places = dict[AnyStr, dict[int, list[int]]]
 
 
@@ -36,7 +39,7 @@ def matching_positions(
     for stop in positions:
         for token, index in zip(token_list, token_indices, strict=False):  # the shorter decides, as for transformers
             inside = [after for after in range(1, len(stop)) if _agree(token, stop[:-after])]
-            # The token's first n characters are what ends the string; all of them only where there is a string to end.
+            # n: the token's first n characters end the string, or reach back past its beginning. The empty string has no end.
             heads = range(1, len(token) + bool(stop))
             held = [min(n, len(stop)) for n in heads if _agree(token[:n], stop)]
             if inside:
@@ -51,7 +54,7 @@ def embedding_vectors(
 ) -> tuple[np.ndarray, int, int]:
     """`matching_positions` as one row per id: (rows, the most positions P, the most overlaps E).
 
-        rows[id] = P positions for each stop string, E overlaps for each stop string, the token's length;  -1 fills up
+        rows[id] = P positions for each stop string, E overlaps for each stop string, the token's length;  padded with -1
 
     The arguments are those of `matching_positions`, with ids from 0. rows is int32 [max id + 2, S * (P + E) + 1], its last row,
     of -1 alone, for ids that are no token. P is 1 where no token has a position. It is a NumPy array, where transformers
@@ -77,9 +80,16 @@ def embedding_vectors(
 
 
 def _agree(one: AnyStr, other: AnyStr) -> bool:
-    """Whether two texts that end at the same place are the same as far as both reach."""
+    """Whether one of two texts is the end of the other."""
     return one.endswith(other) or other.endswith(one)
 
 
 def _most(places: Places[AnyStr]) -> int:
     return max((len(numbers) for of_tokens in places.values() for numbers in of_tokens.values()), default=1)
+
+
+class StopStringCriteriaWithTables(StopStringCriteria):
+    _get_stop_string_matching_mode = staticmethod(matching_mode)
+    _token_to_bytes = staticmethod(token_bytes)
+    _stop_string_get_matching_positions = staticmethod(matching_positions)
+    _stop_string_create_embedding_vec = staticmethod(embedding_vectors)
