@@ -58,7 +58,7 @@ class SamplingParams:
     """
 
     max_new_tokens: int | None = _field(
-        None,
+        256,
         or_none(integer(1)),
         "ends the row after this many tokens; None: when the context is full",
         section="Length and end",
