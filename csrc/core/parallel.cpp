@@ -3,151 +3,198 @@
 #include <pthread.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cstdint>
+#include <exception>
 #include <mutex>
 #include <system_error>
 #include <thread>
+#include <utility>
 #include <vector>
 
-#include "core/isa.h"
-
-#ifdef DECODESTEP_X86
-#include <immintrin.h>
-#endif
+#include "core/float_environment.h"
+#include "core/signal.h"
 
 namespace decodestep {
 namespace {
 
-void relax() {
-#ifdef DECODESTEP_X86
-    _mm_pause();
-#else
-    std::this_thread::yield();
-#endif
-}
-
-// About 50 microseconds: longer than the gap between two kernels of a decode step, far shorter than a time slice.
-constexpr int kSpins = 2000;
-
-// Spins for a while, since the wait is mostly short, then yields the processor between two looks.
-template <class Ready>
-void wait_until(Ready&& ready) {
-    for (int spins = 0; !ready();) {
-        relax();
-        if (++spins > kSpins) std::this_thread::yield();
-    }
-}
-
+// True on workers, and on a caller while its job runs: a job inside a job runs on one thread.
 thread_local bool inside_job = false;
 
-// One job at a time: a number of tasks that the caller and the workers claim one by one. state_ says whether workers
-// may enter the job, and counts those inside:
-//
-//     closed, 0 ---- run() ----> open, 0 <---- enter() +1, leave -1 ----> open, n
-//                                   |                                       |
-//                                   +- run() finds no task left to claim ---+
-//                                   v                                       v
-//               run() returns <- closed, 0 <--------- leave -1 --------- closed, n
-//
-// Who writes what:
-//   body_, context_, tasks_   run(), while the job is closed and nobody is inside, so nobody reads them
-//   workers_                  run(); owner_ lets only one thread be in there
-//   next_                     the next task; run() sets it to 0, everybody inside adds 1 for a task that they claim
-//   seats_                    how many more workers may claim tasks; run() sets it, each worker that enters takes one
-//   epoch_                    the number of the job, from run(); idle workers wait for it to change
-//   asleep_                   how many workers wait for that in the kernel; each counts itself
-//
-// Memory order: the store of kOpen publishes the job, and the exchange in enter() acquires it, so next_ and seats_ can
-// be relaxed. A worker leaves with a release, and run() waits for a count of 0 with an acquire: it returns when
-// everything that the workers wrote is visible. epoch_ and asleep_ are sequentially consistent: a worker first adds
-// itself to asleep_ and then looks at epoch_, run() first raises epoch_ and then looks at asleep_, so one of them sees
-// the other and no worker sleeps through a job for ever. A worker that misses a job does no harm: its tasks are claimed
-// by others.
-class Pool {
+// The first exception that a body throws. The others, and what a body would do after it, are dropped.
+class FirstError {
   public:
-    // Returns false when another thread of this process is using the pool; the caller then works alone.
-    bool run(size_t tasks, int threads, void (*body)(void*, size_t), void* context) {
-        std::unique_lock lock(owner_, std::try_to_lock);
-        if (!lock) return false;
-        grow(std::min<size_t>(threads - 1, tasks - 1));
+    bool caught() const { return caught_.load(std::memory_order_relaxed); }
+
+    template <class Call>
+    void guard(Call&& call) noexcept {
+        try {
+            call();
+        } catch (...) {
+            if (!caught_.exchange(true)) error_ = std::current_exception();
+        }
+    }
+
+    // After every thread that may call `guard` has been waited for.
+    void rethrow() {
+        if (!caught_.exchange(false)) return;
+        std::rethrow_exception(std::exchange(error_, nullptr));
+    }
+
+  private:
+    std::atomic<bool> caught_{false};
+    std::exception_ptr error_;
+};
+
+// What one calling thread has to be done. A slot lives as long as the pool, so that a worker may look at a job that has
+// just ended; only `state_` says whether it may enter:
+//
+//     owner: open ───────────── work ─────────────── close ── wait until nobody is inside ── (next job)
+//     state: kOpen | 0          kOpen | inside       inside   0
+//     worker:         enter: inside + 1 ── work ── leave: inside - 1
+//
+// `open` publishes the fields above it with the store to `state_`, `enter` reads them after its compare-and-swap on it.
+class JobSlot {
+  public:
+    std::mutex owner;  // held by the calling thread from before `open` until after `close_and_wait`
+
+    void open(size_t tasks, int seats, void (*body)(void*, size_t), void* context) {
         body_ = body;
         context_ = context;
         tasks_ = tasks;
-        seats_.store(threads - 1, std::memory_order_relaxed);
         next_.store(0, std::memory_order_relaxed);
-        epoch_.fetch_add(1);
+        seats_.store(seats, std::memory_order_relaxed);
         state_.store(kOpen);
-        if (asleep_.load() > 0) epoch_.notify_all();
-        work();
-        state_.fetch_and(~kOpen);  // nobody enters from here on; wait for those inside
-        wait_until([&] { return state_.load(std::memory_order_acquire) == 0; });
+    }
+
+    // The number of workers inside; kFull where none may enter.
+    uint32_t crowd() const {
+        const uint32_t state = state_.load();
+        return state & kOpen && seats_.load(std::memory_order_relaxed) > 0 ? state & ~kOpen : kFull;
+    }
+
+    bool enter() {
+        if (!state_.increment_if(kOpen)) return false;
+        if (seats_.fetch_sub(1) > 0) return true;
+        leave();
+        return false;
+    }
+
+    void leave() { state_.decrement_and_wake_at_zero(); }
+
+    void work() {
+        for (size_t task; !error_.caught() && (task = next_.fetch_add(1, std::memory_order_relaxed)) < tasks_;)
+            error_.guard([&] { body_(context_, task); });
+    }
+
+    void close_and_wait() {
+        state_.clear(kOpen);
+        state_.wait_until([](uint32_t state) { return state == 0; });
+        error_.rethrow();
+    }
+
+    static constexpr uint32_t kFull = ~uint32_t{0};
+
+  private:
+    static constexpr uint32_t kOpen = 1u << 31;  // the other bits count the workers inside
+
+    struct State : Signal {
+        bool increment_if(uint32_t bit) {
+            for (uint32_t now = word_.load(); now & bit;)
+                if (word_.compare_exchange_weak(now, now + 1)) return true;
+            return false;
+        }
+        void decrement_and_wake_at_zero() {
+            if (word_.fetch_sub(1) == 1) wake_all();
+        }
+        void clear(uint32_t bit) { word_.fetch_and(~bit); }
+    };
+
+    State state_;
+    std::atomic<int> seats_{0};
+    std::atomic<size_t> next_{0};
+    size_t tasks_ = 0;
+    void (*body_)(void*, size_t) = nullptr;
+    void* context_ = nullptr;
+    FirstError error_;
+};
+
+class Pool {
+  public:
+    // False where every slot is taken: the cores are then busy, and the caller works alone.
+    bool run(size_t tasks, int threads, void (*body)(void*, size_t), void* context) {
+        JobSlot* const slot = take_slot();
+        if (slot == nullptr) return false;
+        const std::lock_guard lock(slot->owner, std::adopt_lock);
+        const auto seats = static_cast<int>(std::min(static_cast<size_t>(threads), tasks)) - 1;
+        grow(seats);
+        slot->open(tasks, seats, body, context);
+        epoch_.add_one_and_wake(seats);  // after `open`: who sees the new epoch sees the job
+        slot->work();
+        slot->close_and_wait();
         return true;
     }
 
   private:
-    static constexpr uint32_t kOpen = 1u << 31;  // the other bits of state_ count the workers inside the job
+    static constexpr size_t kSlots = 16;  // callers at once
 
-    void work() {
-        for (size_t task; (task = next_.fetch_add(1, std::memory_order_relaxed)) < tasks_;) body_(context_, task);
+    JobSlot* take_slot() {
+        for (JobSlot& slot : slots_)
+            if (slot.owner.try_lock()) return &slot;
+        return nullptr;
     }
 
-    void grow(size_t workers) {
+    // As many workers as the largest job wants: callers at once share them, each being a thread of its own.
+    void grow(int wanted) {
+        if (workers_.load(std::memory_order_relaxed) >= wanted) return;
+        const std::lock_guard lock(growing_);
         try {
-            for (; workers_ < workers; ++workers_) std::thread([this] { serve(); }).detach();
+            while (workers_.load(std::memory_order_relaxed) < wanted) {
+                std::thread([this] { serve(); }).detach();
+                workers_.fetch_add(1, std::memory_order_relaxed);
+            }
         } catch (const std::system_error&) {
-            // The system gives no more threads: the job runs on those that exist.
+            // The system gives no more threads: the job runs on those that there are.
         }
-    }
-
-    bool enter() {
-        for (uint32_t s = state_.load(); s & kOpen;)
-            if (state_.compare_exchange_weak(s, s + 1)) return true;
-        return false;
     }
 
     void serve() {
         inside_job = true;
-        uint32_t seen = 0;
-        for (;;) {
-            for (int spins = 0; epoch_.load(std::memory_order_acquire) == seen;) {
-                relax();
-                if (++spins < kSpins) continue;
-                asleep_.fetch_add(1);
-                epoch_.wait(seen);
-                asleep_.fetch_sub(1);
-                spins = 0;
+        const DefaultFloats floats;  // a new thread has those of its creator
+        for (uint32_t seen = 0;;) {
+            seen = epoch_.wait_until([&](uint32_t epoch) { return epoch != seen; });
+            while (JobSlot* const slot = enter_least_crowded()) {
+                slot->work();
+                slot->leave();
             }
-            seen = epoch_.load(std::memory_order_acquire);
-            if (!enter()) continue;
-            if (seats_.fetch_sub(1) > 0) work();
-            state_.fetch_sub(1, std::memory_order_release);
         }
     }
 
-    std::mutex owner_;
-    std::atomic<uint32_t> epoch_{0}, state_{0};
-    std::atomic<size_t> next_{0};
-    std::atomic<int> asleep_{0}, seats_{0};
-    size_t workers_ = 0, tasks_ = 0;
-    void (*body_)(void*, size_t) = nullptr;
-    void* context_ = nullptr;
+    JobSlot* enter_least_crowded() {
+        for (;;) {
+            JobSlot* best = nullptr;
+            uint32_t least = JobSlot::kFull;
+            for (JobSlot& slot : slots_)
+                if (const uint32_t crowd = slot.crowd(); crowd < least) {
+                    least = crowd;
+                    best = &slot;
+                }
+            if (best == nullptr || best->enter()) return best;
+        }
+    }
+
+    alignas(128) Signal epoch_;  // one more for every job; workers wait on it
+    std::array<JobSlot, kSlots> slots_;
+    std::mutex growing_;
+    std::atomic<int> workers_{0};
 };
 
-// The members of one job that runs in stages. The first thread to join leads (member 0):
+// A job of stages with a barrier between them. The first thread to join leads: it opens each stage for the members that
+// have joined by then, and waits until all of them have finished it.
 //
-//     leader:    open_ = {stage, members}; its part; wait until done_ == due; the next stage; at last open_ = kOver
-//     follower:  wait until open_ changes; its part, if it is one of the members; done_ + 1; wait again
-//
-// Who writes what:
-//   joined_   each member adds 1, once, and its number is the count before. The leader reads it when it opens a stage:
-//             a member that joins later than that is counted from the next stage on
-//   open_     the leader
-//   done_     each follower adds 1 at the end of its part; never reset, so what the leader waits for grows by the
-//             followers of each stage
-//
-// Memory order: what members write in a stage is released by their addition to done_, acquired by the leader before it
-// opens the next stage, and released with that to all who acquire open_.
+//     leader:   open = (stage 1, members) ── its share ── wait until done == due ── open = (stage 2, members) …
+//     follower: wait for open ── its share ── done + 1 ── wait for open …
 class Team {
   public:
     using Body = void (*)(void*, size_t, size_t, size_t);
@@ -155,48 +202,53 @@ class Team {
     Team(size_t stages, Body body, void* context) : stages_(stages), body_(body), context_(context) {}
 
     void take_part() {
-        const size_t me = joined_.fetch_add(1);
+        const uint32_t me = joined_.fetch_add(1);
         me == 0 ? lead() : follow(me);
     }
 
+    void rethrow() { error_.rethrow(); }
+
   private:
-    static constexpr uint64_t kMembers = 0xffff, kOver = ~uint64_t{0};
+    // A stage, counted from 1, above the number of its members.
+    static constexpr uint32_t kMembers = 0xffff, kOver = ~uint32_t{0};
 
     void lead() {
-        size_t due = 0;
-        for (size_t stage = 0; stage < stages_; ++stage) {
-            const size_t members = joined_.load(std::memory_order_relaxed);
-            open_.store((stage + 1) << 16 | members, std::memory_order_release);
-            body_(context_, stage, 0, members);
+        uint32_t due = 0;
+        for (size_t stage = 0; stage < stages_ && !error_.caught(); ++stage) {
+            const uint32_t members = joined_.load(std::memory_order_relaxed);
+            open_.store(static_cast<uint32_t>(stage + 1) << 16 | members);
+            work(stage, 0, members);
             due += members - 1;
-            wait_until([&] { return done_.load(std::memory_order_acquire) == due; });
+            done_.wait_until([&](uint32_t done) { return done == due; });
         }
-        open_.store(kOver, std::memory_order_release);
+        open_.store(kOver);
     }
 
-    void follow(size_t me) {
-        for (uint64_t seen = 0;;) {
-            uint64_t now = seen;
-            wait_until([&] { return (now = open_.load(std::memory_order_acquire)) != seen; });
-            if (now == kOver) return;
-            seen = now;
-            if ((now & kMembers) <= me) continue;  // opened before this one joined
-            body_(context_, (now >> 16) - 1, me, now & kMembers);
-            done_.fetch_add(1, std::memory_order_release);
+    void follow(uint32_t me) {
+        for (uint32_t seen = 0;;) {
+            seen = open_.wait_until([&](uint32_t open) { return open != seen; });
+            if (seen == kOver) return;
+            const uint32_t members = seen & kMembers;
+            if (members <= me) continue;  // opened before this one joined
+            work((seen >> 16) - 1, me, members);
+            done_.add(1);
         }
+    }
+
+    void work(size_t stage, size_t member, size_t members) noexcept {
+        if (!error_.caught()) error_.guard([&] { body_(context_, stage, member, members); });
     }
 
     const size_t stages_;
     const Body body_;
     void* const context_;
-    // Each on cache lines of its own.
-    alignas(128) std::atomic<uint64_t> open_{0};  // the stage, from 1 on, and below it, in 16 bits, its members
-    alignas(128) std::atomic<size_t> done_{0};    // finished parts of all stages, without the leader's
-    alignas(128) std::atomic<size_t> joined_{0};
+    alignas(128) Signal open_;
+    alignas(128) Signal done_;  // shares that followers have finished
+    alignas(128) std::atomic<uint32_t> joined_{0};
+    FirstError error_;
 };
 
-// Never deleted. The workers are detached and may still look at the pool while the process ends and destroys its static
-// objects. A forked child has none of the workers, and its copy of the pool may be in any state: it gets a new pool.
+// Leaked on purpose: workers outlive static destruction, and a forked child, which has no workers, starts a pool anew.
 std::atomic<Pool*> pool{nullptr};
 
 Pool& the_pool() {
@@ -208,14 +260,18 @@ Pool& the_pool() {
     return *pool;
 }
 
+// Restores the flag however the job ends.
+struct InsideJob {
+    InsideJob() { inside_job = true; }
+    ~InsideJob() { inside_job = false; }
+};
+
 }  // namespace
 
 void parallel_for(size_t tasks, int threads, void (*body)(void*, size_t), void* context) {
     if (tasks > 1 && threads > 1 && !inside_job) {
-        inside_job = true;
-        const bool done = the_pool().run(tasks, threads, body, context);
-        inside_job = false;
-        if (done) return;
+        const InsideJob inside;
+        if (the_pool().run(tasks, threads, body, context)) return;
     }
     for (size_t task = 0; task < tasks; ++task) body(context, task);
 }
@@ -224,6 +280,7 @@ void parallel_stages(size_t stages, int threads, void (*body)(void*, size_t, siz
     Team team(stages, body, context);
     const auto seats = static_cast<size_t>(threads);
     parallel_for(seats, threads, [&](size_t) { team.take_part(); });
+    team.rethrow();
 }
 
 float* thread_scratch(size_t floats) {

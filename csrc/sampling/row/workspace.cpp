@@ -1,6 +1,9 @@
 #include "sampling/row/workspace.h"
 
+#include <pthread.h>
+
 #include <algorithm>
+#include <atomic>
 #include <mutex>
 
 namespace decodestep {
@@ -11,15 +14,22 @@ std::unique_ptr<T[]> room(size_t items) {
     return std::make_unique_for_overwrite<T[]>(items + kLanesOfBlock);
 }
 
-// Leaked on purpose, so that a call during the end of the process finds it.
 struct Shelf {
     std::mutex mutex;
     std::vector<std::unique_ptr<Workspace>> workspaces;
 };
 
+// Leaked on purpose, so that a call during the end of the process finds it. A forked child starts with an empty one: in
+// the moment of the fork another thread may have held the mutex, and that thread is not in the child.
+std::atomic<Shelf*> the_shelf{nullptr};
+
 Shelf& shelf() {
-    static auto* const one = new Shelf;
-    return *one;
+    static std::once_flag once;
+    std::call_once(once, [] {
+        the_shelf = new Shelf;
+        pthread_atfork(nullptr, nullptr, [] { the_shelf = new Shelf; });
+    });
+    return *the_shelf;
 }
 
 constexpr size_t kShelf = 64;  // more workspaces than that are given back to the system
@@ -49,8 +59,9 @@ Workspace::Workspace(size_t vocab)
 Workspaces::Workspaces(size_t count, size_t vocab) {
     taken_.reserve(count);
     {
-        const std::lock_guard lock(shelf().mutex);
-        auto& left = shelf().workspaces;
+        Shelf& from = shelf();
+        const std::lock_guard lock(from.mutex);
+        auto& left = from.workspaces;
         while (taken_.size() < count && !left.empty()) {
             taken_.push_back(std::move(left.back()));
             left.pop_back();
@@ -62,8 +73,9 @@ Workspaces::Workspaces(size_t count, size_t vocab) {
 }
 
 Workspaces::~Workspaces() {
-    const std::lock_guard lock(shelf().mutex);
-    auto& left = shelf().workspaces;
+    Shelf& to = shelf();
+    const std::lock_guard lock(to.mutex);
+    auto& left = to.workspaces;
     if (left.capacity() < kShelf) left.reserve(kShelf);
     for (auto& workspace : taken_)
         if (left.size() < kShelf) left.push_back(std::move(workspace));

@@ -1,0 +1,18 @@
+// The tiers of instruction sets that the core is built for.
+#pragma once
+
+#if defined(__x86_64__)
+#define DECODESTEP_X86 1
+#endif
+
+// The tiers, from the least to the best: X(tier, ...) for each. A tier is the namespace of a build of the kernels, and
+// a set of flags in CMakeLists.txt; core/isa.cpp says what a CPU needs to run it, csrc/simd has its vectors.
+#ifdef DECODESTEP_X86
+#define DECODESTEP_TIERS(X, ...)           \
+    X(baseline __VA_OPT__(, ) __VA_ARGS__) \
+    X(avx2 __VA_OPT__(, ) __VA_ARGS__)     \
+    X(avx512 __VA_OPT__(, ) __VA_ARGS__)   \
+    X(avx512_bf16 __VA_OPT__(, ) __VA_ARGS__)
+#else
+#define DECODESTEP_TIERS(X, ...) X(baseline __VA_OPT__(, ) __VA_ARGS__)
+#endif

@@ -1,0 +1,67 @@
+"""How many threads are worth running: the CPUs that this process may use, as the system, the hardware and a container say.
+
+Two threads on one core (SMT siblings) share its arithmetic units, and a container may own a share of a machine's CPU time that is
+far less than its cores: threads beyond either wait for each other at every barrier.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+
+@cache
+def available_cpus() -> int:
+    """The smallest of: CPUs in the affinity mask, their physical cores, the CPU quota of the container rounded up. Read once."""
+    if not hasattr(os, "sched_getaffinity"):
+        return os.cpu_count() or 1
+    allowed = os.sched_getaffinity(0)
+    return max(1, math.ceil(min(physical_cores(allowed), cpu_quota())))
+
+
+def physical_cores(cpus: set[int], root: Path = Path("/")) -> int:
+    """The number of cores that these logical CPUs belong to; a CPU of which the system does not tell counts as one."""
+    cores = set()
+    for cpu in cpus:
+        siblings = _text(root / f"sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
+        cores.add(siblings or str(cpu))
+    return len(cores)
+
+
+def cpu_quota(root: Path = Path("/")) -> float:
+    """How many CPUs' worth of time the control groups of this process give it; infinite where they set no limit."""
+    return min((quota for quota in _quotas(root) if quota > 0), default=math.inf)
+
+
+def _quotas(root: Path) -> Iterator[float]:
+    for line in _text(root / "proc/self/cgroup").splitlines():
+        number, controllers, path = line.split(":", 2)
+        if number == "0" and not controllers:  # version 2: one hierarchy, any ancestor may limit
+            for group in _with_ancestors(root / "sys/fs/cgroup", path):
+                quota, _, period = _text(group / "cpu.max").partition(" ")
+                if quota.isdecimal() and period.isdecimal():
+                    yield int(quota) / int(period)
+        elif "cpu" in controllers.split(","):  # version 1
+            for group in _with_ancestors(root / "sys/fs/cgroup" / "cpu", path):
+                quota, period = _text(group / "cpu.cfs_quota_us"), _text(group / "cpu.cfs_period_us")
+                if quota.isdecimal() and period.isdecimal():
+                    yield int(quota) / int(period)
+
+
+def _with_ancestors(mount: Path, path: str) -> Iterator[Path]:
+    """The group's folder and those above it. Inside a container the mount point itself may be the group: it is the last."""
+    group = mount / path.lstrip("/")
+    yield group
+    while group != mount and mount in group.parents:
+        group = group.parent
+        yield group
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except (OSError, ValueError):
+        return ""

@@ -1,0 +1,210 @@
+// The pool of threads from C++: bodies that throw, callers at once, forks, the floating-point environment.
+#include "core/parallel.h"
+
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <chrono>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <limits>
+#include <mutex>
+#include <set>
+#include <stdexcept>
+#include <thread>
+#include <vector>
+
+#include "core/float_environment.h"
+
+namespace {
+
+using decodestep::parallel_for;
+using decodestep::parallel_stages;
+
+#define CHECK(condition)                                                        \
+    do {                                                                        \
+        if (!(condition)) {                                                     \
+            std::printf("%s:%d: not %s\n", __FILE__, __LINE__, #condition);     \
+            std::exit(1);                                                       \
+        }                                                                       \
+    } while (false)
+
+void pause_a_moment() { std::this_thread::sleep_for(std::chrono::milliseconds(1)); }
+
+void each_task_runs_once(int threads) {
+    std::vector<std::atomic<int>> runs(1000);
+    parallel_for(runs.size(), threads, [&](size_t task) { ++runs[task]; });
+    for (const auto& count : runs) CHECK(count == 1);
+}
+
+void each_share_runs_once(int threads) {
+    std::vector<std::atomic<int>> shares(200);
+    std::atomic<int> late{0};
+    std::atomic<size_t> now{0};
+    parallel_stages(shares.size(), threads, [&](size_t stage, size_t member, size_t members) {
+        if (member == 0) now = stage;  // members share a stage, so none may see another one
+        if (member >= members) ++late;
+        ++shares[stage];
+        if (now > stage) ++late;
+    });
+    for (const auto& count : shares) CHECK(count >= 1 && count <= threads);
+    CHECK(late == 0);
+}
+
+template <class Call>
+bool throws(Call&& call) {
+    try {
+        call();
+    } catch (const std::runtime_error& error) {
+        return std::strcmp(error.what(), "thrown") == 0;
+    }
+    return false;
+}
+
+void bodies_may_throw() {
+    for (size_t bad = 0; bad < 40; ++bad) {
+        CHECK(throws([&] {
+            parallel_for(40, 4, [&](size_t task) {
+                pause_a_moment();
+                if (task == bad) throw std::runtime_error("thrown");
+            });
+        }));
+        each_task_runs_once(4);
+    }
+    for (size_t bad = 0; bad < 4; ++bad) {
+        // The members that do not throw must not wait for those that have.
+        std::atomic<bool> thrown{false};
+        const bool caught = throws([&] {
+            parallel_stages(20, 4, [&](size_t, size_t member, size_t) {
+                pause_a_moment();
+                if (member == bad) {
+                    thrown = true;
+                    throw std::runtime_error("thrown");
+                }
+            });
+        });
+        CHECK(caught == thrown);
+        each_share_runs_once(4);
+    }
+    CHECK(throws([] { parallel_for(1, 4, [](size_t) { throw std::runtime_error("thrown"); }); }));
+}
+
+// After a body has thrown, later jobs still run on several threads.
+void threads_come_back() {
+    CHECK(throws([] { parallel_for(8, 4, [](size_t) { throw std::runtime_error("thrown"); }); }));
+    std::mutex mutex;
+    std::set<std::thread::id> seen;
+    parallel_for(64, 4, [&](size_t) {
+        pause_a_moment();
+        const std::lock_guard lock(mutex);
+        seen.insert(std::this_thread::get_id());
+    });
+    CHECK(seen.size() == 4);
+}
+
+// Two callers at once share the workers: a job of which one thread is busy elsewhere gets one when it comes free.
+void callers_share_workers() {
+    std::atomic<size_t> most{0};
+    std::atomic<bool> first_runs{false};
+    std::thread first([&] {
+        parallel_for(8, 4, [&](size_t) {
+            first_runs = true;
+            std::this_thread::sleep_for(std::chrono::milliseconds(20));
+        });
+    });
+    while (!first_runs) std::this_thread::yield();
+    parallel_stages(400, 4, [&](size_t, size_t, size_t members) {
+        pause_a_moment();
+        if (members > most) most = members;
+    });
+    first.join();
+    CHECK(most > 1);
+}
+
+void many_callers() {
+    std::vector<std::thread> callers;
+    for (int i = 0; i < 24; ++i)  // more than the pool has slots
+        callers.emplace_back([i] {
+            for (int round = 0; round < 20; ++round) {
+                each_task_runs_once(1 + (i + round) % 5);
+                each_share_runs_once(1 + (i + round) % 5);
+            }
+        });
+    for (auto& caller : callers) caller.join();
+}
+
+// With many workers in the pool, a job on two threads uses two.
+void seats_are_kept() {
+    each_task_runs_once(16);
+    std::atomic<int> inside{0}, most{0};
+    parallel_for(200, 2, [&](size_t) {
+        const int now = ++inside;
+        int seen = most;
+        while (now > seen && !most.compare_exchange_weak(seen, now)) {
+        }
+        std::this_thread::sleep_for(std::chrono::microseconds(50));
+        --inside;
+    });
+    CHECK(most <= 2);
+}
+
+void a_forked_child_works() {
+    each_task_runs_once(4);
+    std::atomic<bool> over{false};
+    std::thread other([&] {
+        while (!over) each_task_runs_once(4);
+    });
+    for (int i = 0; i < 20; ++i) {
+        const pid_t child = fork();
+        if (child == 0) {
+            alarm(20);
+            each_task_runs_once(4);
+            each_share_runs_once(4);
+            _exit(0);
+        }
+        int status = 0;
+        CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 0);
+    }
+    over = true;
+    other.join();
+}
+
+// What the host has set for its threads does not reach the bodies.
+void floats_are_the_default() {
+#if defined(__x86_64__)
+    const unsigned found = _mm_getcsr();
+    _mm_setcsr(found | 0x8040);  // flush to zero, subnormals are zeros
+    volatile float small = std::numeric_limits<float>::denorm_min();
+    {
+        const decodestep::DefaultFloats floats;
+        std::atomic<int> kept{0};
+        parallel_for(64, 4, [&](size_t) {
+            if (small * 2.0f > 0.0f) ++kept;
+            pause_a_moment();
+        });
+        CHECK(kept == 64);
+    }
+    CHECK((_mm_getcsr() & 0x8040) == 0x8040);
+    _mm_setcsr(found);
+#endif
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+    const bool may_fork = argc < 2 || std::strcmp(argv[1], "--no-fork") != 0;
+    floats_are_the_default();  // first: workers that start now inherit the caller's environment
+    for (const int threads : {1, 2, 3, 8}) {
+        each_task_runs_once(threads);
+        each_share_runs_once(threads);
+    }
+    bodies_may_throw();
+    threads_come_back();
+    callers_share_workers();
+    seats_are_kept();
+    many_callers();
+    if (may_fork) a_forked_child_works();  // the thread sanitizer does not follow a fork with threads
+    std::puts("passed");
+}

@@ -1,0 +1,62 @@
+"""The default thread count: affinity, SMT siblings, container quotas."""
+
+from __future__ import annotations
+
+import math
+import os
+from pathlib import Path
+
+import pytest
+
+from decodestep._base import cpus
+
+
+def write(root: Path, files: dict[str, str]) -> Path:
+    for name, text in files.items():
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(text + "\n")
+    return root
+
+
+@pytest.mark.parametrize(
+    ("files", "quota"),
+    [
+        ({}, math.inf),
+        ({"proc/self/cgroup": "0::/"}, math.inf),
+        ({"proc/self/cgroup": "0::/", "sys/fs/cgroup/cpu.max": "max 100000"}, math.inf),
+        ({"proc/self/cgroup": "0::/", "sys/fs/cgroup/cpu.max": "200000 100000"}, 2.0),
+        ({"proc/self/cgroup": "0::/a/b", "sys/fs/cgroup/a/cpu.max": "150000 100000", "sys/fs/cgroup/a/b/cpu.max": "max 100000"}, 1.5),
+        ({"proc/self/cgroup": "0::/a/b", "sys/fs/cgroup/a/cpu.max": "800000 100000", "sys/fs/cgroup/a/b/cpu.max": "50000 100000"}, 0.5),
+        (
+            {
+                "proc/self/cgroup": "4:cpu,cpuacct:/docker/1\n3:memory:/docker/1",
+                "sys/fs/cgroup/cpu/cpu.cfs_quota_us": "300000",
+                "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000",
+            },
+            3.0,
+        ),
+        (
+            {
+                "proc/self/cgroup": "4:cpuacct,cpu:/",
+                "sys/fs/cgroup/cpu/cpu.cfs_quota_us": "-1",
+                "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000",
+            },
+            math.inf,
+        ),
+        ({"proc/self/cgroup": "0::/", "sys/fs/cgroup/cpu.max": "what"}, math.inf),
+    ],
+)
+def test_quota(tmp_path, files, quota):
+    assert cpus.cpu_quota(write(tmp_path, files)) == quota
+
+
+def test_siblings_count_once(tmp_path):
+    files = {f"sys/devices/system/cpu/cpu{i}/topology/thread_siblings_list": f"{i % 4},{i % 4 + 4}" for i in range(8)}
+    root = write(tmp_path, files)
+    assert cpus.physical_cores(set(range(8)), root) == 4
+    assert cpus.physical_cores({0, 4}, root) == 1
+    assert cpus.physical_cores({0, 1, 9}, root) == 3
+
+
+def test_this_process():
+    assert 1 <= cpus.available_cpus() <= len(os.sched_getaffinity(0))
