@@ -177,6 +177,7 @@ void floats_are_the_default() {
     const unsigned found = _mm_getcsr();
     _mm_setcsr(found | 0x8040);  // flush to zero, subnormals are zeros
     volatile float small = std::numeric_limits<float>::denorm_min();
+    each_task_runs_once(4);  // starts the workers, which inherit what is set
     {
         const decodestep::DefaultFloats floats;
         std::atomic<int> kept{0};
@@ -195,7 +196,7 @@ void floats_are_the_default() {
 
 int main(int argc, char** argv) {
     const bool may_fork = argc < 2 || std::strcmp(argv[1], "--no-fork") != 0;
-    floats_are_the_default();  // first: workers that start now inherit the caller's environment
+    floats_are_the_default();  // first, because it starts the workers
     for (const int threads : {1, 2, 3, 8}) {
         each_task_runs_once(threads);
         each_share_runs_once(threads);
