@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +11,22 @@ import hypothesis
 import numpy as np
 import pytest
 
+from decodestep._base import dispatch
+
 # Where nobody watches, the same examples every time; by hand, new ones.
 hypothesis.settings.register_profile("ci", derandomize=True)
 if os.environ.get("CI"):
     hypothesis.settings.load_profile("ci")
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _more_threads_than_cores() -> Iterator[None]:
+    """Tests of thread counts run that many threads, on a machine with few cores too."""
+    patch = pytest.MonkeyPatch()
+    limit = dispatch.thread_limit()
+    patch.setattr(dispatch, "thread_limit", lambda: max(limit, 8) if dispatch._threads.get() else limit)
+    yield
+    patch.undo()
 
 
 @pytest.fixture(scope="session")

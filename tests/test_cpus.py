@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from decodestep._base import cpus
+import decodestep as ds
+from decodestep._base import cpus, dispatch
 
 
 def write(root: Path, files: dict[str, str]) -> Path:
@@ -25,8 +26,8 @@ def write(root: Path, files: dict[str, str]) -> Path:
         ({"proc/self/cgroup": "0::/"}, math.inf),
         ({"proc/self/cgroup": "0::/", "sys/fs/cgroup/cpu.max": "max 100000"}, math.inf),
         ({"proc/self/cgroup": "0::/", "sys/fs/cgroup/cpu.max": "200000 100000"}, 2.0),
-        ({"proc/self/cgroup": "0::/a/b", "sys/fs/cgroup/a/cpu.max": "150000 100000", "sys/fs/cgroup/a/b/cpu.max": "max 100000"}, 1.5),
-        ({"proc/self/cgroup": "0::/a/b", "sys/fs/cgroup/a/cpu.max": "800000 100000", "sys/fs/cgroup/a/b/cpu.max": "50000 100000"}, 0.5),
+        ({"proc/self/cgroup": "0::/a/b", "sys/fs/cgroup/a/cpu.max": "3 2", "sys/fs/cgroup/a/b/cpu.max": "max 1"}, 1.5),
+        ({"proc/self/cgroup": "0::/a/b", "sys/fs/cgroup/a/cpu.max": "8 1", "sys/fs/cgroup/a/b/cpu.max": "50000 100000"}, 0.5),
         (
             {
                 "proc/self/cgroup": "4:cpu,cpuacct:/docker/1\n3:memory:/docker/1",
@@ -60,3 +61,11 @@ def test_siblings_count_once(tmp_path):
 
 def test_this_process():
     assert 1 <= cpus.available_cpus() <= len(os.sched_getaffinity(0))
+
+
+def test_no_more_threads_than_cpus(monkeypatch):
+    monkeypatch.setattr(dispatch, "thread_limit", lambda: 3)
+    assert dispatch.threads() == 3
+    for count, running in [(1, 1), (3, 3), (64, 3)]:
+        with ds.use_threads(count):
+            assert dispatch.threads() == running

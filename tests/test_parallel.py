@@ -12,7 +12,9 @@ ROOT = Path(__file__).parent.parent
 SOURCES = [ROOT / "tests" / "core" / "parallel_test.cpp", ROOT / "csrc" / "core" / "parallel.cpp"]
 
 
-@pytest.mark.parametrize(("flags", "arguments"), [([], []), (["-fsanitize=thread"], ["--no-fork"])], ids=["plain", "thread sanitizer"])
+@pytest.mark.parametrize(
+    ("flags", "arguments"), [([], []), (["-fsanitize=thread"], ["--no-fork"])], ids=["plain", "thread sanitizer"]
+)
 def test_pool(tmp_path, flags, arguments):
     if shutil.which("g++") is None:
         pytest.skip("needs g++")

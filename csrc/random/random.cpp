@@ -1,10 +1,13 @@
 #include "random/random.h"
 
+#include "core/float_environment.h"
+
 namespace decodestep {
 namespace {
 
 template <class T, class Map>
 void fill(const Records& records, T* out, size_t n, Map map) {
+    const DefaultFloats floats;
     if (records.seeds == 1 && records.positions == 1 &&
         records.tokens == n) {  // a row of the vocabulary: a loop for SIMD
         const uint32_t state = noise_state(*records.seed, *records.position);

@@ -1,7 +1,7 @@
 """How many threads are worth running: the CPUs that this process may use, as the system, the hardware and a container say.
 
-Two threads on one core (SMT siblings) share its arithmetic units, and a container may own a share of a machine's CPU time that is
-far less than its cores: threads beyond either wait for each other at every barrier.
+Two threads on one core (SMT siblings) share its arithmetic units, and a container may own a share of a machine's CPU time
+that is far less than its cores: threads beyond either wait for each other at every barrier.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pathlib import Path
 
 @cache
 def available_cpus() -> int:
-    """The smallest of: CPUs in the affinity mask, their physical cores, the CPU quota of the container rounded up. Read once."""
+    """The physical cores of the affinity mask, or the CPU quota of the container rounded up if that is less. Read once."""
     if not hasattr(os, "sched_getaffinity"):
         return os.cpu_count() or 1
     allowed = os.sched_getaffinity(0)

@@ -16,6 +16,7 @@ from functools import cache, partial
 from typing import Any, TypeVar
 
 from decodestep._base.checks import is_int, refuse, require, require_choice
+from decodestep._base.cpus import available_cpus
 
 BACKENDS = ("cpu", "reference")
 MAX_THREADS = 256
@@ -60,35 +61,36 @@ def isa() -> str:
     return name
 
 
-def _default_threads() -> int:
-    count = _environment_threads()
-    if count is not None:
-        return count
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    return min(cores, MAX_THREADS)
+def thread_limit() -> int:
+    """The most threads that pay: more than the CPUs that there are would wait for each other at every barrier."""
+    return min(available_cpus(), MAX_THREADS)
 
 
 _threads: ContextVar[int | None] = ContextVar("decodestep_threads", default=None)
 
 
 def threads() -> int:
-    """The thread count of native kernels: `use_threads`, else DECODESTEP_THREADS, else the cores of this process.
+    """The thread count of native kernels: `use_threads`, else DECODESTEP_THREADS, each at most `available_cpus()`, else these.
 
     Raises ValueError if DECODESTEP_THREADS is not an integer in [1, 256].
     """
     count = _threads.get()
-    return _default_threads() if count is None else count
+    if count is None:
+        count = _environment_threads()
+    limit = thread_limit()
+    return limit if count is None else min(count, limit)
 
 
 @contextmanager
 def use_threads(count: int | None) -> Iterator[None]:
     """Sets the number of threads of native kernels inside a ``with`` block; results have the same bits for every number.
 
-    count: an integer in [1, 256], or None, which leaves the number as it is. It may exceed the cores.
+    count: an integer in [1, 256], or None, which leaves the number as it is. No more threads run than the process has CPUs
+        (see `_base.cpus`: affinity, physical cores, the quota of a container).
     Raises ValueError for anything else. Blocks nest; the inner one counts.
 
     The number belongs to the current context (a `contextvars.ContextVar`): asyncio tasks started in the block inherit it,
-    threads started in the block do not and use DECODESTEP_THREADS, else the cores of this process.
+    threads started in the block do not and use DECODESTEP_THREADS, else all CPUs of this process.
     """
     if count is None:
         yield
