@@ -6,7 +6,11 @@ import shutil
 import subprocess
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
+
+import decodestep as ds
 
 ROOT = Path(__file__).parent.parent
 SOURCES = [ROOT / "tests" / "core" / "parallel_test.cpp", ROOT / "csrc" / "core" / "parallel.cpp"]
@@ -23,3 +27,15 @@ def test_pool(tmp_path, flags, arguments):
     subprocess.run(build, check=True, timeout=120)
     ran = subprocess.run([str(program), *arguments], capture_output=True, text=True, check=False, timeout=120)
     assert (ran.returncode, ran.stdout) == (0, "passed\n"), ran.stdout + ran.stderr
+
+
+def test_a_host_that_flushes_subnormals_changes_no_bits():
+    x = np.full((64, 256), 2.0**-130, np.float32)
+    weight = ds.ops.PackedWeight(np.eye(256, dtype=np.float32).view(np.uint8), ds.weights.Format.F32, 256)
+    assert torch.set_flush_denormal(True)
+    try:
+        for threads in (1, 4):
+            with ds.use_threads(threads):
+                assert (ds.ops.linear(x, weight).view(np.uint32) == 1 << 19).all()
+    finally:
+        torch.set_flush_denormal(False)
