@@ -1,6 +1,6 @@
 // The floating-point environment that kernels run in: round to nearest even, subnormals kept. It belongs to a thread,
-// and a host may have changed it (torch.set_flush_denormal, a library built with -ffast-math): without this, the bits of
-// a result would depend on which threads computed it.
+// and a host may have changed it (torch.set_flush_denormal, a library built with -ffast-math): without this, the bits
+// of a result would depend on which threads computed it.
 #pragma once
 
 #include <cstdint>

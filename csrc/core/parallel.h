@@ -24,8 +24,8 @@ void parallel_for(size_t tasks, int threads, Body&& body) {
 // Calls body(context, stage, member, members) for every stage in turn, in each for every member of [0, members): a team
 // of the calling thread and up to threads - 1 workers, in which each member takes its share of the work by its number.
 // A stage begins when all members have finished the one before, a fraction of a microsecond later. The team begins with
-// whoever is there; a worker that starts later joins at the next stage, so `members` may grow from one stage to the next
-// and nobody waits for it before. At most 65534 stages.
+// whoever is there; a worker that starts later joins at the next stage, so `members` may grow from one stage to the
+// next and nobody waits for it before. At most 65534 stages.
 void parallel_stages(size_t stages, int threads,
                      void (*body)(void* context, size_t stage, size_t member, size_t members), void* context);
 
