@@ -1,4 +1,4 @@
-"""ONNX: our operators inside the reference evaluator.
+"""ONNX: TensorScatter for the reference evaluator.
 
 ReferenceEvaluator(model, new_ops=[decodestep.integrations.onnx.TensorScatter])
 """
@@ -12,7 +12,7 @@ from decodestep.ops.tensor_scatter import tensor_scatter
 
 
 class TensorScatter(OpRun):  # type: ignore[misc]
-    """TensorScatter of the default domain, since opset 24; an index that the specification forbids is refused."""
+    """TensorScatter of the default domain, opset 24. Raises ValueError for an index that the specification forbids."""
 
     op_domain = ""
 

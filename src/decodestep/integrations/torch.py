@@ -3,8 +3,8 @@
     from decodestep.integrations.torch import ops
     ops.rms_norm(x, gamma)          # torch.ops.decodestep.rms_norm; under torch.compile(fullgraph=True) too
 
-Importing this module registers them. Outside compiled code the functions of `decodestep` themselves take tensors and are
-several microseconds a call faster; nothing here touches them. Gradients are not defined: a backward pass raises.
+Importing this module registers them. Outside compiled code call the functions of `decodestep` instead: they take tensors too
+and are several microseconds a call faster. Gradients are not defined: a backward pass raises.
 """
 
 from __future__ import annotations
@@ -25,12 +25,17 @@ from decodestep.ops.top_k_top_p_sample import top_k_top_p_sample, top_k_top_p_sa
 
 with extra("torch"):
     import torch
+    from torch import Tensor
 
 
 class CustomOp(NamedTuple):
-    """schema: the signature in torch's language; arguments that are written to are marked as in `Tensor(a!)`, and tensors
-    stand before the `*`. kernel: what runs, on CPU tensors. fake: tensors of the results' shape, strides and dtype, from
-    arguments without data. Both are called with every argument by name.
+    """What torch must know about an operator.
+
+    schema: its signature in torch's schema language, tensors before the `*`; `Tensor(a!)` is an argument that is written to.
+    kernel: computes the results, on CPU tensors.
+    fake: returns tensors of the results' shape, strides and dtype, given arguments without data.
+    mutates: the arguments that are written to.
+    Both functions are called with every argument by name.
     """
 
     schema: str
@@ -39,16 +44,16 @@ class CustomOp(NamedTuple):
     mutates: tuple[str, ...] = ()
 
 
-def _updated(*, write_mode: str, **call: Any) -> Any:
+def _scatter(*, write_mode: str, **call: Any) -> Tensor:
     return tensor_scatter(**call, mode=write_mode)
 
 
-def _update(*, write_mode: str, **call: Any) -> None:
+def _scatter_in_place(*, write_mode: str, **call: Any) -> None:
     tensor_scatter(**call, mode=write_mode, out=call["past_cache"])
 
 
 def _new_like(name: str) -> Callable[..., Any]:
-    """Results are packed whatever the strides of the arguments."""
+    """The fake of an operator whose result has the shape of an argument; results are contiguous whatever its strides are."""
     return lambda **call: call[name].new_empty(call[name].shape)
 
 
@@ -56,69 +61,71 @@ def _nothing(**_: Any) -> None:
     return None
 
 
-def _fake_linear(*, x: Any, weight: Any) -> Any:
+def _fake_linear(*, x: Tensor, weight: Tensor) -> Tensor:
     return x.new_empty((*x.shape[:-1], weight.shape[1]))
 
 
-def _fake_attention(*, query_rope: Any, kv_cache: Any, groups: int, **_: Any) -> Any:
+def _fake_attention(*, query_rope: Tensor, kv_cache: Tensor, groups: int, **_: Any) -> Tensor:
     return query_rope.new_empty((*query_rope.shape[:2], kv_cache.shape[3] // groups))
 
 
-def _or_placeholder(like: Any, result: Any, dtype: Any) -> Any:
-    """A result that a call does not produce, as torch_npu gives it: one element whose value says nothing."""
+def _or_placeholder(like: Tensor, result: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """For a result that the call does not produce, what torch_npu returns: one element without meaning."""
     return like.new_zeros(1, dtype=dtype) if result is None else result
 
 
-def _sample(**call: Any) -> tuple[Any, Any]:
+def _sample(**call: Any) -> tuple[Tensor, Tensor]:
     chosen, masked = top_k_top_p_sample(**call)
     return chosen, _or_placeholder(call["logits"], masked, torch.float32)
 
 
-def _fake_sample(*, logits: Any, is_need_logits: bool, **_: Any) -> tuple[Any, Any]:
+def _fake_sample(*, logits: Tensor, is_need_logits: bool, **_: Any) -> tuple[Tensor, Tensor]:
     masked = logits.new_empty(logits.shape if is_need_logits else 1, dtype=torch.float32)
     return logits.new_empty(logits.shape[0], dtype=torch.int64), masked
 
 
-def _sample_v2(**call: Any) -> tuple[Any, ...]:
+def _sample_v2(**call: Any) -> tuple[Tensor, ...]:
     types = (torch.int64, torch.float32, torch.int64, torch.float32)
     results = zip(top_k_top_p_sample_v2(**call), types, strict=True)
     return tuple(_or_placeholder(call["logits"], result, dtype) for result, dtype in results)
 
 
-def _fake_sample_v2(*, logits: Any, is_need_logits: bool, is_need_sample_result: bool, **_: Any) -> tuple[Any, ...]:
-    def made(wanted: bool, shape: Any, dtype: Any) -> Any:
-        return logits.new_empty(shape if wanted else 1, dtype=dtype)
+def _fake_sample_v2(*, logits: Tensor, is_need_logits: bool, is_need_sample_result: bool, **_: Any) -> tuple[Tensor, ...]:
+    def fake(produced: bool, shape: torch.Size, dtype: torch.dtype) -> Tensor:
+        return logits.new_empty(shape if produced else 1, dtype=dtype)
 
     return (
-        made(not is_need_sample_result, logits.shape[:1], torch.int64),
-        made(is_need_logits, logits.shape, torch.float32),
-        made(is_need_sample_result, logits.shape, torch.int64),
-        made(is_need_sample_result, logits.shape, torch.float32),
+        fake(not is_need_sample_result, logits.shape[:1], torch.int64),
+        fake(is_need_logits, logits.shape, torch.float32),
+        fake(is_need_sample_result, logits.shape, torch.int64),
+        fake(is_need_sample_result, logits.shape, torch.float32),
     )
 
 
-def _prolog(**call: Any) -> tuple[Any, Any]:
+def _prolog(**call: Any) -> tuple[Tensor, Tensor]:
     return mla_prolog(**call)[:2]
 
 
-def _prolog_v2(**call: Any) -> tuple[Any, ...]:
+def _prolog_v2(**call: Any) -> tuple[Tensor, ...]:
     query, query_rope, _, _, scale = mla_prolog_v2(**call)
     return query, query_rope, _or_placeholder(query, scale, torch.float32)
 
 
-def _prolog_v3(**call: Any) -> tuple[Any, ...]:
+def _prolog_v3(**call: Any) -> tuple[Tensor, ...]:
     query, query_rope, *others = mla_prolog_v3(**call)
     types = (torch.float32, call["token_x"].dtype, torch.float32)
     return query, query_rope, *(_or_placeholder(query, o, dtype) for o, dtype in zip(others, types, strict=True))
 
 
-def _fake_prolog(*, token_x: Any, weight_uk: Any, rope_sin: Any, int8: bool = False, **_: Any) -> tuple[Any, Any]:
+def _fake_prolog(
+    *, token_x: Tensor, weight_uk: Tensor, rope_sin: Tensor, int8: bool = False, **_: Any
+) -> tuple[Tensor, Tensor]:
     shape, heads, latent = token_x.shape[:-1], weight_uk.shape[0], weight_uk.shape[2]
     query = token_x.new_empty((*shape, heads, latent), dtype=torch.int8 if int8 else weight_uk.dtype)
     return query, token_x.new_empty((*shape, heads, rope_sin.shape[-1]), dtype=weight_uk.dtype)
 
 
-def _fake_scale(token_x: Any, weight_uk: Any, int8: bool) -> Any:
+def _fake_scale(token_x: Tensor, weight_uk: Tensor, int8: bool) -> Tensor:
     return token_x.new_empty((token_x.shape[:-1].numel(), weight_uk.shape[0], 1) if int8 else 1, dtype=torch.float32)
 
 
@@ -126,29 +133,30 @@ def _all_int8(call: dict[str, Any]) -> bool:
     return call["token_x"].dtype == call["kv_cache"].dtype == torch.int8
 
 
-def _fake_prolog_v2(**call: Any) -> tuple[Any, ...]:
+def _fake_prolog_v2(**call: Any) -> tuple[Tensor, ...]:
     int8 = _all_int8(call)
     return *_fake_prolog(**call, int8=int8), _fake_scale(call["token_x"], call["weight_uk"], int8)
 
 
-def _fake_prolog_v3(**call: Any) -> tuple[Any, ...]:
+def _fake_prolog_v3(**call: Any) -> tuple[Tensor, ...]:
     x, down, up = call["token_x"], call["weight_dq"], call["weight_uq_qr"]
     int8 = call["query_quant_mode"] == 1 or (call["limits"] is not None and _all_int8(call))
     width = x.shape[-1] if down is None else _columns(down)
-    asked, quantised = call["query_norm_flag"], up.dtype == torch.int8
+    need_norm, quantised = call["query_norm_flag"], up.dtype == torch.int8
     return (
         *_fake_prolog(**call, int8=int8),
         _fake_scale(x, call["weight_uk"], int8),
-        x.new_empty((*x.shape[:-1], width) if asked else 1, dtype=up.dtype if asked else x.dtype),
-        x.new_empty((x.shape[:-1].numel(), 1) if asked and quantised else 1, dtype=torch.float32),
+        x.new_empty((*x.shape[:-1], width) if need_norm else 1, dtype=up.dtype if need_norm else x.dtype),
+        x.new_empty((x.shape[:-1].numel(), 1) if need_norm and quantised else 1, dtype=torch.float32),
     )
 
 
-def _columns(weight: Any) -> int:
+def _columns(weight: Tensor) -> int:
+    """The outputs of a weight, as plain (K, N) or as NZ (N / c0, K / 16, 16, c0)."""
     return int(weight.shape[1] if weight.dim() == 2 else weight.shape[0] * weight.shape[3])
 
 
-# An argument called mode would clash with one of torch's own where it makes a graph functional.
+# Not `mode`, as in `tensor_scatter`: torch has an argument of that name when it makes a graph functional.
 _SCATTER = 'Tensor update, Tensor? write_indices=None, *, int axis=-2, str write_mode="linear"'
 
 _NOISE = "Tensor? seed=None, Tensor? position=None"
@@ -168,10 +176,12 @@ _V3 = (
 _LIMITS = "str? limits=None, int rope_groups=1"
 _IN_PLACE = ("kv_cache", "kr_cache")
 
-# One row an operator: add one here and its cases to tests/test_integrations_torch.py.
+# One entry per operator; its cases are in tests/test_integrations_torch.py.
 OPERATORS = {
-    "tensor_scatter": CustomOp(f"(Tensor past_cache, {_SCATTER}) -> Tensor", _updated, _new_like("past_cache")),
-    "tensor_scatter_": CustomOp(f"(Tensor(a!) past_cache, {_SCATTER}) -> ()", _update, _nothing, ("past_cache",)),
+    "tensor_scatter": CustomOp(f"(Tensor past_cache, {_SCATTER}) -> Tensor", _scatter, _new_like("past_cache")),
+    "tensor_scatter_": CustomOp(
+        f"(Tensor(a!) past_cache, {_SCATTER}) -> ()", _scatter_in_place, _nothing, ("past_cache",)
+    ),
     "rms_norm": CustomOp("(Tensor x, Tensor gamma, *, float eps=1e-5) -> Tensor", rms_norm, _new_like("x")),
     "swiglu": CustomOp("(Tensor gate, Tensor up) -> Tensor", swiglu, _new_like("gate")),
     "linear": CustomOp("(Tensor x, Tensor weight) -> Tensor", linear, _fake_linear),
@@ -221,7 +231,8 @@ OPERATORS = {
 
 
 def _by_name(schema: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """torch passes what stands before the `*` by position, and leaves defaults out of fakes."""
+    """`function` behind the calling convention of torch, which passes arguments before the `*` by position and omits those of
+    fakes that have their default value."""
     arguments = [part.split("=") for part in schema[1 : schema.rindex(") ->")].split(", ")]
     names = [argument[0].split()[-1] for argument in arguments if argument[0] != "*"]
     defaults = {a[0].split()[-1]: ast.literal_eval(a[1]) for a in arguments if len(a) == 2}

@@ -12,7 +12,7 @@ from decodestep.models.errors import ModelError
 
 Message = Mapping[str, str]
 
-# For a file without a template: the messages' texts, a line each.
+# For a file without a template: the contents, a line each.
 _PLAIN = "{% for message in messages %}{{ message['content'] }}\n{% endfor %}"
 
 

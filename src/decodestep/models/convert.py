@@ -1,9 +1,11 @@
-"""Llama-family GGUF files as MLA models, exactly.
+"""Llama-family GGUF files as weights of a decoder, in the form of multi-head latent attention (MLA).
 
-Grouped-query attention is multi-head latent attention: let the latent be the value heads side by side (Hckv = n_kv * d, no
-norm), the shared rope key the roped key heads side by side (Dr = n_kv * d, the same frequencies in each head's block), each
-query head's rope part its own vector in its group's block, the part without rope empty, the scale 1 / sqrt(d). GGUF stores
-the rows of q and k for interleaved rope pairs, which is what `mla_prolog` reads.
+Grouped-query attention with n_kv key/value heads of width d is MLA, exactly, with
+    latent = the value heads side by side, Hckv = n_kv * d, no norm
+    shared rope key = the rotated key heads side by side, Dr = n_kv * d, the same frequencies for each head
+    query head, rope part = its own vector in the columns of its key head, zero elsewhere; the part without rope is empty
+    scale = 1 / sqrt(d)
+GGUF stores the rows of q and k for interleaved rope pairs, which is what `mla_prolog` expects.
 """
 
 from __future__ import annotations
@@ -32,8 +34,8 @@ _NATIVE = {
     GGMLQuantizationType.Q5_K: Format.Q5_K,
     GGMLQuantizationType.Q6_K: Format.Q6_K,
 }
-Pack = Callable[[PackedWeight, bool], Weight]
-_IGNORED = ("rope_freqs.weight",)  # read by `_inverse_frequencies`
+Pack = Callable[[PackedWeight, bool], Weight]  # (weight, widened) -> the weight in the decoder's format
+_READ_ELSEWHERE = ("rope_freqs.weight",)  # by `_inverse_frequencies`
 
 
 def as_it_is(weight: PackedWeight, widened: bool) -> Weight:
@@ -41,56 +43,58 @@ def as_it_is(weight: PackedWeight, widened: bool) -> Weight:
 
 
 def convert(file: GgufFile, config: Config, pack: Pack = as_it_is) -> Weights:
-    """The decoder's weights. ModelError for what is not supported.
+    """The decoder's weights.
 
-    config: `config_of(file)`. pack: makes of each weight, one after the other, what the decoder multiplies by; its second
-        argument says that the file's format has no kernel and the weight was widened to float32. As they are, weights are
-        views of the file but for the latent projection. The embedding always stays one.
+    config: `config_of(file)`.
+    pack: pack(weight, widened) converts one weight to the decoder's format. `widened`: the file's format has no kernel, so
+        the weight arrives as float32. The default leaves weights as they are: views of the file, except for the latent
+        projection, which is two of the file's tensors in one. The embedding always stays a view.
+    Raises ModelError for a tensor that is missing, unknown, or of a wrong shape or an unsupported format.
     """
-    take = _Tensors(file)
+    tensors = _Tensors(file)
     queries, keys = config.heads * config.head_dim, config.groups * config.head_dim
     w_uk = np.zeros((config.heads, 0, config.latent), np.float32)
     feed_forward = config.feed_forward
 
     def layer(i: int) -> Layer:
         def weight(name: str, inputs: int, outputs: int) -> Weight:
-            return _packed(file, pack, take.weight(f"blk.{i}.{name}.weight", inputs, outputs))
+            return _packed(file, pack, tensors.weight(f"blk.{i}.{name}.weight", inputs, outputs))
 
-        values, their_keys = (take.weight(f"blk.{i}.attn_{name}.weight", config.hidden, keys) for name in "vk")
-
+        value, key = (tensors.weight(f"blk.{i}.attn_{name}.weight", config.hidden, keys) for name in "vk")
         return Layer(
-            attention_norm=take.vector(f"blk.{i}.attn_norm.weight", config.hidden),
+            attention_norm=tensors.vector(f"blk.{i}.attn_norm.weight", config.hidden),
             w_uq_qr=weight("attn_q", config.hidden, queries),
-            w_dkv_kr=_packed(file, pack, values, their_keys),
+            w_dkv_kr=_packed(file, pack, value, key),
             w_uk=w_uk,
             w_o=weight("attn_output", queries, config.hidden),
-            ffn_norm=take.vector(f"blk.{i}.ffn_norm.weight", config.hidden),
+            ffn_norm=tensors.vector(f"blk.{i}.ffn_norm.weight", config.hidden),
             w_gate=weight("ffn_gate", config.hidden, feed_forward),
             w_up=weight("ffn_up", config.hidden, feed_forward),
             w_down=weight("ffn_down", feed_forward, config.hidden),
         )
 
-    embedding = take.weight("token_embd.weight", config.hidden, config.vocab_size)
+    embedding = tensors.weight("token_embd.weight", config.hidden, config.vocab_size)
     tied = "output.weight" not in file.tensors
-    output = embedding if tied else take.weight("output.weight", config.hidden, config.vocab_size)
+    output = embedding if tied else tensors.weight("output.weight", config.hidden, config.vocab_size)
     weights = Weights(
         config=config,
         embedding=embedding[0],
         layers=tuple(layer(i) for i in range(config.layers)),
-        norm=take.vector("output_norm.weight", config.hidden),
+        norm=tensors.vector("output_norm.weight", config.hidden),
         output=_packed(file, pack, output),
         inverse_frequencies=_inverse_frequencies(file, config.head_dim),
     )
-    left = sorted(set(file.tensors) - take.taken - set(_IGNORED))
-    if left:
+    unknown = sorted(set(file.tensors) - tensors.taken - set(_READ_ELSEWHERE))
+    if unknown:
         raise ModelError(
-            f"{file.path}: tensors that this decoder does not know: {', '.join(left[:5])}"
-            + (f" and {len(left) - 5} more" if len(left) > 5 else "")
+            f"{file.path}: tensors that this decoder does not know: {', '.join(unknown[:5])}"
+            + (f" and {len(unknown) - 5} more" if len(unknown) > 5 else "")
         )
     return weights
 
 
 def config_of(file: GgufFile) -> Config:
+    """The sizes that a file's metadata give. Raises ModelError for another architecture, or sizes that are not supported."""
     data = file.metadata
     architecture = data.get("general.architecture")
     if architecture != "llama":
@@ -126,7 +130,7 @@ def config_of(file: GgufFile) -> Config:
 def _inverse_frequencies(file: GgufFile, head_dim: int) -> np.ndarray:
     base = _number(file.metadata, "llama.rope.freq_base", 10000.0)
     exponent = np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim)
-    # Powers differ from one machine's float32 library to the next; rounded from float64 they do not.
+    # float32 powers differ between math libraries; rounded from float64 they have the same bits everywhere.
     frequencies = np.float32(1.0) / (base ** exponent.astype(np.float64)).astype(np.float32)
     factors = file.tensors.get("rope_freqs.weight")
     if factors is not None:
@@ -137,7 +141,10 @@ def _inverse_frequencies(file: GgufFile, head_dim: int) -> np.ndarray:
 
 
 class _Tensors:
-    """The tensors of a file, each asked for by name with the shape that the configuration gives it."""
+    """Reads the tensors of a file by name, each checked to have the shape that the configuration gives it.
+
+    taken: the names that have been read.
+    """
 
     def __init__(self, file: GgufFile) -> None:
         self._file = file
@@ -156,7 +163,7 @@ class _Tensors:
         return _float32(self._take(name, (length,))).reshape(-1)
 
     def weight(self, name: str, inputs: int, outputs: int) -> tuple[PackedWeight, bool]:
-        """A weight, and whether it was widened: its blocks have no kernel, so each value takes four bytes."""
+        """A weight, and whether it was widened to float32 because its format has no kernel."""
         tensor = self._take(name, (outputs, inputs))
         format_ = _NATIVE.get(tensor.type)
         if format_ is None:
@@ -176,16 +183,19 @@ def _float32(tensor: Tensor) -> np.ndarray:
 
 
 def _packed(file: GgufFile, pack: Pack, *parts: tuple[PackedWeight, bool]) -> Weight:
-    """What `pack` makes of the parts, one behind the other."""
+    """The weight whose outputs are those of the parts, one after the other, as `pack` converts it.
+
+    Parts of different formats are widened to float32. A part that was copied need not stay in memory.
+    """
     weights = [weight for weight, _ in parts]
     if len({weight.format for weight in weights}) > 1:
         weights = [PackedWeight.from_array(weight.dense()) for weight in weights]
     whole = PackedWeight.stack(*weights) if len(weights) > 1 else weights[0]
-    made = pack(whole, any(widened for _, widened in parts))
-    if made is not whole:
+    packed = pack(whole, any(widened for _, widened in parts))
+    if packed is not whole:
         for weight, _ in parts:
             file.forget(weight.rows)
-    return made
+    return packed
 
 
 def _integer(data: dict[str, Any], key: str, default: int | None = None, least: int = 1) -> int:

@@ -1,4 +1,4 @@
-"""What can be wrong with a model, as opposed to a request."""
+"""The error of everything that is wrong with a model, as opposed to a request."""
 
 
 class ModelError(RuntimeError):

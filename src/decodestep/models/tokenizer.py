@@ -17,13 +17,13 @@ from decodestep.models.errors import ModelError
 from decodestep.stopping.byte_alphabet import BYTE_OF
 
 _UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 2, 3, 4, 6  # values of tokenizer.ggml.token_type
-_SPACE = "\u2581"  # what SentencePiece writes for a space
+_SPACE = "\u2581"  # SentencePiece's character for a space
 
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _LLAMA3 = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,%d}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
-# tokenizer.ggml.pre -> the patterns that split the text, one after the other, before the byte-level merges.
+# By tokenizer.ggml.pre: the patterns that split the text, applied in order, before the byte-level merges.
 _PRE_TOKENIZERS = {
     "smollm": (r"\p{N}", _GPT2),
     "gpt-2": (_GPT2,),
@@ -36,8 +36,14 @@ _PRE_TOKENIZERS = {
 class Tokenizer:
     """Text to token ids and back, as a GGUF file describes it.
 
-    tokenizer.ggml.model "gpt2": byte-level BPE with the file's merges and the pre-tokenizer that it names. "llama":
-    SentencePiece BPE; the pair whose union scores highest merges first, what is left over falls back to bytes.
+    metadata: the file's. tokenizer.ggml.model "gpt2" is byte-level BPE, with the file's merges and the pre-tokenizer that it
+        names; "llama" is SentencePiece BPE: the pair whose union has the highest score merges first, and characters without a
+        token become byte tokens.
+    special: the ids of the control tokens. bos_token_id, eos_token_id: an id, or None if the file names none.
+    end_token_ids: the ids that end a text: the file's eos, eot and eom tokens.
+    add_bos: whether `encode` puts the beginning token first.
+
+    Raises ModelError for a tokenizer that is not supported, or whose parts do not fit together.
     """
 
     def __init__(self, metadata: dict[str, Any]) -> None:
@@ -53,7 +59,7 @@ class Tokenizer:
             self._engine = build(metadata, self._tokens, types)
         except ModelError:
             raise
-        except Exception as error:  # the package raises bare Exception for merges outside the vocabulary
+        except Exception as error:  # the package raises a bare Exception for merges outside the vocabulary
             raise ModelError(f"the tokenizer's merges do not fit its vocabulary: {error}") from error
         self._engine.add_special_tokens([AddedToken(self._tokens[i], normalized=False) for i in sorted(self._verbatim)])
         self._byte_tokens = {i: _byte_of(self._tokens[i]) for i, type_ in enumerate(types) if type_ == _BYTE}
@@ -73,8 +79,8 @@ class Tokenizer:
         return len(self._tokens)
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of a text. Special tokens spelt out in it become those tokens; a beginning token is put first if the
-        model asks for one and the text does not begin with it. UnicodeEncodeError for a lone surrogate."""
+        """Token ids of a text. Special tokens spelt out in it become those tokens. With `add_bos` the beginning token comes
+        first, unless the text begins with it. Raises UnicodeEncodeError for a lone surrogate."""
         text.encode()
         ids = self._engine.encode(text, add_special_tokens=False).ids
         if self.add_bos and self.bos_token_id is not None and ids[:1] != [self.bos_token_id]:
@@ -82,7 +88,7 @@ class Tokenizer:
         return list(ids)
 
     def token_bytes(self, token_id: int) -> bytes:
-        """The bytes that a token adds to the text; none for a control token or an id behind the vocabulary."""
+        """The bytes that a token adds to the text; none for a control token or an id outside the vocabulary."""
         if token_id in self.special or not 0 <= token_id < len(self):
             return b""
         token = self._tokens[token_id]
@@ -93,11 +99,11 @@ class Tokenizer:
         return bytes(BYTE_OF[c] for c in token)
 
     def decode(self, token_ids: Iterable[int]) -> str:
-        """The text of token ids, control tokens left out; bytes that are no UTF-8 become U+FFFD."""
+        """The text of token ids without control tokens; bytes that are not UTF-8 become U+FFFD."""
         return b"".join(map(self.token_bytes, token_ids)).decode("utf-8", "replace")
 
     def token(self, token_id: int | None) -> str:
-        """A token as the vocabulary spells it; '' for None."""
+        """A token as it is written in the vocabulary; '' for None."""
         return "" if token_id is None else self._tokens[token_id]
 
 
@@ -122,7 +128,7 @@ def _sentencepiece(metadata: dict[str, Any], tokens: list[str], types: list[int]
     if len(scores) != len(tokens):
         raise ModelError("the tokenizer's scores are missing or do not fit its vocabulary")
     vocabulary = {token: i for i, token in enumerate(tokens)}
-    # Every way of making a token of two others is a merge, those of the highest score first.
+    # Every split of a token into two others is a merge; merges into tokens of a higher score come first.
     order = sorted(range(len(tokens)), key=lambda i: -scores[i])
     merges = [
         (tokens[i][:cut], tokens[i][cut:])
