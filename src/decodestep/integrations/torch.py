@@ -179,9 +179,7 @@ _IN_PLACE = ("kv_cache", "kr_cache")
 # One entry per operator; its cases are in tests/test_integrations_torch.py.
 OPERATORS = {
     "tensor_scatter": CustomOp(f"(Tensor past_cache, {_SCATTER}) -> Tensor", _scatter, _new_like("past_cache")),
-    "tensor_scatter_": CustomOp(
-        f"(Tensor(a!) past_cache, {_SCATTER}) -> ()", _scatter_in_place, _nothing, ("past_cache",)
-    ),
+    "tensor_scatter_": CustomOp(f"(Tensor(a!) past_cache, {_SCATTER}) -> ()", _scatter_in_place, _nothing, ("past_cache",)),
     "rms_norm": CustomOp("(Tensor x, Tensor gamma, *, float eps=1e-5) -> Tensor", rms_norm, _new_like("x")),
     "swiglu": CustomOp("(Tensor gate, Tensor up) -> Tensor", swiglu, _new_like("gate")),
     "linear": CustomOp("(Tensor x, Tensor weight) -> Tensor", linear, _fake_linear),
