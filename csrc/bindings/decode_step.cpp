@@ -7,7 +7,7 @@
 namespace decodestep {
 namespace {
 
-// One value for all rows, or a list of one for each.
+// The value of one row, borrowed: of a list with one value for each row, or of one value for all rows.
 PyObject* of_row(nb::handle value, size_t row, size_t batch) {
     if (!PyList_CheckExact(value.ptr())) return value.ptr();
     require(static_cast<size_t>(PyList_GET_SIZE(value.ptr())) == batch, "a list must hold one value for each row");
@@ -22,30 +22,30 @@ nb::object decode_step_of(nb::handle logits, nb::handle steps, nb::handle greedy
             "steps must be a list of one sequence for each row");
     StepArrays arrays;
     std::vector<Step> all;
-    std::vector<SampledRow> rows(batch);
-    std::vector<std::unique_ptr<LogprobsRoom>> rooms;
+    std::vector<RowRequest> rows(batch);
+    std::vector<std::unique_ptr<LogprobsBuffer>> buffers;
     for (size_t b = 0; b < batch; ++b) {
         const size_t before = all.size();
         append_steps(all, PyList_GET_ITEM(steps.ptr(), static_cast<Py_ssize_t>(b)), vocab, arrays);
         PyObject* const flag = of_row(greedy, b, batch);
         PyObject* const wanted = of_row(top_logprobs, b, batch);
         require(PyBool_Check(flag), "greedy must be bool");
-        SampledRow& row = rows[b];
+        RowRequest& row = rows[b];
         row.count = all.size() - before;
         row.greedy = flag == Py_True;
         row.seed = integer_of(of_row(seed, b, batch), 0, UINT64_MAX);
         row.position = static_cast<uint32_t>(integer_of(of_row(position, b, batch), 0, UINT32_MAX));
         if (wanted != Py_None) {
-            rooms.push_back(std::make_unique<LogprobsRoom>(integer_of(wanted, 0, PY_SSIZE_T_MAX), vocab));
-            row.logprobs = &rooms.back()->logprobs;
+            buffers.push_back(std::make_unique<LogprobsBuffer>(integer_of(wanted, 0, PY_SSIZE_T_MAX), vocab));
+            row.logprobs = &buffers.back()->logprobs;
         }
     }
     const Step* next = all.data();
-    for (SampledRow& row : rows) {
+    for (RowRequest& row : rows) {
         row.steps = next;
         next += row.count;
     }
-    DecodeStep args = given.over(rows, threads);
+    DecodeStep args = given.arguments(rows, threads);
     const nb::object tokens = new_int64(batch);
     const nb::object processed = need_processed ? new_float32(batch, vocab) : nb::none();
     args.tokens = static_cast<int64_t*>(NumpyArray(tokens.ptr()).data());

@@ -30,7 +30,7 @@ HeldHistory::HeldHistory(nb::list prompt) : tokens(), prompt_length(nb::len(prom
 }
 
 void HeldHistory::append(int64_t token) {
-    require(!in_use, "a history must not grow while a step reads it");
+    require(!in_use, "a history must not grow while a call reads it");
     tokens.append(token);
     index.append(token);
 }

@@ -1,4 +1,4 @@
-// A row's history as Python holds it.
+// A row's history as a Python object.
 #pragma once
 
 #include "bindings/bindings.h"
@@ -12,9 +12,9 @@ struct HeldHistory {
     void append(int64_t token);
 
     History index;
-    nb::list tokens;  // the same tokens, for whoever reads them in Python
+    nb::list tokens;  // the same tokens, for Python
     size_t prompt_length;
-    bool in_use = false;  // a kernel reads the indexes, perhaps on another thread
+    bool in_use = false;  // by a call: a kernel may be reading the indexes on another thread
 };
 
 }  // namespace decodestep

@@ -1,5 +1,5 @@
-// What an ndarray says of itself through NumPy's array interface. It tells bfloat16 from other items of two bytes, and
-// takes a sixth of the time of nanobind's own way over DLPack, which counts beside a kernel of a few microseconds.
+// An ndarray through NumPy's array interface (__array_struct__). That tells bfloat16 from other items of two bytes, and
+// takes a sixth of the time of nanobind's conversion over DLPack, which matters for kernels of a few microseconds.
 #pragma once
 
 #include "bindings/bindings.h"
@@ -15,7 +15,7 @@ class NumpyArray {
     ptrdiff_t stride(size_t axis) const { return static_cast<ptrdiff_t>(interface_->strides[axis]); }  // in bytes
     void* data() const { return interface_->data; }
 
-    // Whether the items are of that kind ('f', 'i' ...) and size, aligned and in this machine's order.
+    // Whether the items are of that kind ('f', 'i' ...) and size, aligned, and in native byte order.
     bool holds(char kind, size_t bytes) const {
         constexpr int aligned = 0x100, native_order = 0x200;
         return interface_->typekind == kind && static_cast<size_t>(interface_->itemsize) == bytes &&
@@ -33,7 +33,7 @@ class NumpyArray {
     const nb::object& owner() const { return capsule_; }
 
   private:
-    struct Interface {  // the layout that NumPy documents
+    struct Interface {  // PyArrayInterface, as NumPy documents it
         int two;
         int nd;
         char typekind;

@@ -14,7 +14,7 @@ void bind(nb::module_& m, const char* name, void (*fill)(const Records&, T*, siz
             require_aligned(seed, position, token, out);
             const size_t n = out.shape(0);
             for (const size_t length : {seed.shape(0), position.shape(0), token.shape(0)})
-                require(length == n || length == 1, "a column has the wrong length");
+                require(length == n || length == 1, "a column must have one item, or as many as out");
             const Records records{seed.data(),   position.data(),   token.data(),
                                   seed.shape(0), position.shape(0), token.shape(0)};
             nb::gil_scoped_release release;

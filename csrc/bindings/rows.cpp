@@ -1,5 +1,5 @@
-// Rows that stay from one step to the next: what no token changes is read once, what follows from the history is looked
-// up in its indexes, and a token that is drawn is noted without a way through Python.
+// Rows that live from one decode step to the next. Steps that no token changes are read once; those that depend on the
+// history are looked up in its indexes; the tokens drawn are appended to the history without a detour through Python.
 #include <algorithm>
 #include <array>
 #include <limits>
@@ -14,10 +14,10 @@ namespace {
 
 constexpr double kMost = std::numeric_limits<double>::max();
 
-// The classes of steps.py that look at the history; all other objects are called with it.
-enum class Follows { penalise_seen, add_counted, ban_followers, stretch, call };
+// The classes of steps.py that depend on the history. Any other object is called with it and returns steps.
+enum class PartKind { penalise_seen, add_counted, ban_followers, while_length, call };
 
-Follows follows(PyObject* object) {
+PartKind part_kind(PyObject* object) {
     static const std::array<PyObject*, 4> classes = [] {
         const nb::module_ steps = nb::module_::import_("decodestep.ops.decode_step.steps");
         std::array<PyObject*, 4> found;
@@ -27,102 +27,103 @@ Follows follows(PyObject* object) {
         return found;
     }();
     const auto found = std::find(classes.begin(), classes.end(), reinterpret_cast<PyObject*>(Py_TYPE(object)));
-    return static_cast<Follows>(found - classes.begin());
+    return static_cast<PartKind>(found - classes.begin());
 }
 
-// A part of a row's steps: steps that stay, for a stretch of lengths of the history, or what makes one.
+// A part of a row's steps.
 struct Part {
-    Follows follows = Follows::stretch;
-    std::vector<Step> steps;
-    size_t first = 0, last = SIZE_MAX;  // steps: while first <= length < last
-    size_t argument = 0;                // skipped or n
-    double factor = 0, frequency = 0, presence = 0;
-    std::vector<float> values = {};  // of add_counted
-    size_t counted = 0;              // how many tokens of the history `values` knows
-    nb::object make = {};
+    PartKind kind = PartKind::while_length;
+    std::vector<Step> steps;            // of while_length: in force while
+    size_t first = 0, last = SIZE_MAX;  // first <= length of the history < last
+    size_t argument = 0;                // of penalise_seen and add_counted: skipped; of ban_followers: n
+    double factor = 0;                  // of penalise_seen
+    double frequency = 0, presence = 0;
+    std::vector<float> values = {};  // of add_counted: what is added to each token of the tally
+    size_t counted = 0;              // how many tokens of the history `values` accounts for
+    nb::object make = {};            // of call
 
     Part(PyObject* object, size_t vocab, StepArrays& arrays);
-    void take_stretch(PyObject* sequence, size_t vocab, StepArrays& arrays);
+    void read_constant_steps(PyObject* sequence, size_t vocab, StepArrays& arrays);
     void append_to(std::vector<Step>& all, History& history);
-    const float* amounts(const Tally& tally, const std::vector<int64_t>& tokens);
+    const float* counted_values(const Tally& tally, const std::vector<int64_t>& tokens);
 };
 
 Part::Part(PyObject* object, size_t vocab, StepArrays& arrays) {
     if (PyTuple_CheckExact(object) || PyList_CheckExact(object)) {
-        take_stretch(object, vocab, arrays);
+        read_constant_steps(object, vocab, arrays);
         return;
     }
-    follows = decodestep::follows(object);
-    if (follows == Follows::call) {
-        require(PyCallable_Check(object), "a part of a row must be steps, or be called with the history");
+    kind = part_kind(object);
+    if (kind == PartKind::call) {
+        require(PyCallable_Check(object), "a part of a row must be a sequence of steps, or callable");
         make = nb::borrow(object);
         return;
     }
     static constexpr Py_ssize_t fields[] = {2, 3, 1, 3};
-    require(PyTuple_GET_SIZE(object) == fields[static_cast<size_t>(follows)], "a step has the wrong fields");
+    require(PyTuple_GET_SIZE(object) == fields[static_cast<size_t>(kind)], "a step must have the fields of its type");
     const auto field = [&](Py_ssize_t i) { return PyTuple_GET_ITEM(object, i); };
-    switch (follows) {
-        case Follows::penalise_seen:
+    switch (kind) {
+        case PartKind::penalise_seen:
             argument = integer_of(field(0), 0, PY_SSIZE_T_MAX);
             factor = number_of(field(1), std::numeric_limits<double>::denorm_min(), kMost);
             break;
-        case Follows::add_counted:
+        case PartKind::add_counted:
             argument = integer_of(field(0), 0, PY_SSIZE_T_MAX);
             frequency = number_of(field(1), -kMost, kMost);
             presence = number_of(field(2), -kMost, kMost);
             break;
-        case Follows::ban_followers:
+        case PartKind::ban_followers:
             argument = integer_of(field(0), 1, PY_SSIZE_T_MAX);
             break;
-        case Follows::stretch:
+        case PartKind::while_length:
             first = integer_of(field(0), 0, PY_SSIZE_T_MAX);
             last = integer_of(field(1), 0, PY_SSIZE_T_MAX);
-            take_stretch(field(2), vocab, arrays);
+            read_constant_steps(field(2), vocab, arrays);
             break;
-        case Follows::call:
+        case PartKind::call:
             break;
     }
 }
 
-void Part::take_stretch(PyObject* sequence, size_t vocab, StepArrays& arrays) {
+void Part::read_constant_steps(PyObject* sequence, size_t vocab, StepArrays& arrays) {
     append_steps(steps, sequence, vocab, arrays);
-    for (Step& step : steps) arrays.keep(step);
+    for (Step& step : steps) arrays.copy_arrays_of(step);
 }
 
 void Part::append_to(std::vector<Step>& all, History& history) {
-    if (follows == Follows::stretch) {
+    if (kind == PartKind::while_length) {
         const size_t length = history.tokens().size();
         if (first <= length && length < last) all.insert(all.end(), steps.begin(), steps.end());
         return;
     }
-    Step step{.what = Do::ban};
+    Step step{.kind = StepKind::ban};
     const std::vector<int64_t>* ids;
-    if (follows == Follows::ban_followers) {
+    if (kind == PartKind::ban_followers) {
         ids = &history.followers(argument);
     } else {
         const Tally& tally = history.tally(argument);
         ids = &tally.ids();
-        step.what = follows == Follows::add_counted ? Do::add : Do::penalise;
+        step.kind = kind == PartKind::add_counted ? StepKind::add : StepKind::penalise;
         step.amount = factor;
-        if (follows == Follows::add_counted) step.values = amounts(tally, history.tokens());
+        if (kind == PartKind::add_counted) step.values = counted_values(tally, history.tokens());
     }
     step.ids = ids->data();
     step.count = ids->size();
     if (step.count > 0) all.push_back(step);
 }
 
-// What is added to the tally's tokens: computed again for those alone that have come since the last time.
-const float* Part::amounts(const Tally& tally, const std::vector<int64_t>& tokens) {
+// Computed again only for the tokens that have been appended since the last call.
+const float* Part::counted_values(const Tally& tally, const std::vector<int64_t>& tokens) {
     values.resize(tally.ids().size());
     for (size_t i = std::max(counted, argument); i < tokens.size(); ++i) {
-        const size_t place = tally.place_of(tokens[i]);
-        values[place] = static_cast<float>(-(frequency * tally.counts()[place] + presence));
+        const size_t index = tally.index_of(tokens[i]);
+        values[index] = static_cast<float>(-(frequency * tally.counts()[index] + presence));
     }
     counted = tokens.size();
     return values.data();
 }
 
-// How a row goes on; sampler.py has them by these numbers.
+// Why a row ends; the order is that of ENDS in src/decodestep/ops/decode_step/rows.py.
 enum class End : char { none, eos, stop, length, no_candidate };
 
 struct HeldRow {
@@ -133,7 +134,7 @@ struct HeldRow {
     StepArrays arrays = {};  // of `parts`
     bool greedy;
     uint64_t seed = 0;
-    std::unique_ptr<LogprobsRoom> logprobs = {};
+    std::unique_ptr<LogprobsBuffer> logprobs = {};
     std::vector<int64_t> ends = {}, stops = {};  // ascending
     size_t limit = SIZE_MAX;
     bool ended = false;
@@ -141,18 +142,19 @@ struct HeldRow {
     std::vector<Step> steps = {};  // of this call
     StepArrays arrays_of_call = {};
 
-    SampledRow described();
+    RowRequest request();
     End accept(int64_t token);
 };
 
-// Calls what makes steps of the history, which may be any code.
-SampledRow HeldRow::described() {
-    require(history->index.highest() < static_cast<int64_t>(vocab), "a history holds a token outside the vocabulary");
-    require(history->index.tokens().size() <= UINT32_MAX, "a history is too long");
+// The row's steps for its history. May run any Python code, in the parts that are called.
+RowRequest HeldRow::request() {
+    require(history->index.highest() < static_cast<int64_t>(vocab),
+            "a history must not hold a token outside the vocabulary");
+    require(history->index.tokens().size() <= UINT32_MAX, "a history must have at most 2^32 - 1 tokens");
     steps.clear();
     arrays_of_call.clear();
     for (Part& part : parts) {
-        if (part.follows == Follows::call)
+        if (part.kind == PartKind::call)
             append_steps(steps, part.make(history_object).ptr(), vocab, arrays_of_call);
         else
             part.append_to(steps, history->index);
@@ -195,36 +197,38 @@ void make(HeldRow* self, size_t vocab, nb::object history, const nb::list& parts
     for (const nb::handle part : parts) row.parts.emplace_back(part.ptr(), vocab, row.arrays);
     row.seed = integer_of(seed.ptr(), 0, UINT64_MAX);
     if (!top_logprobs.is_none())
-        row.logprobs = std::make_unique<LogprobsRoom>(integer_of(top_logprobs.ptr(), 0, PY_SSIZE_T_MAX), vocab);
+        row.logprobs = std::make_unique<LogprobsBuffer>(integer_of(top_logprobs.ptr(), 0, PY_SSIZE_T_MAX), vocab);
     row.ends = ascending(ends);
     row.stops = ascending(stops);
     row.limit = limit.is_none() ? SIZE_MAX : integer_of(limit.ptr(), 0, PY_SSIZE_T_MAX);
     new (self) HeldRow(std::move(row));
 }
 
-// The rows of a call. Until they are left, nothing else may step them or append to their histories.
-class Taken {
+// The rows of a call, locked against other calls: until `unlock`, nothing else may step them or append to their
+// histories.
+class LockedRows {
   public:
-    Taken() = default;
-    ~Taken() { leave(); }
-    Taken(const Taken&) = delete;
-    Taken& operator=(const Taken&) = delete;
+    LockedRows() = default;
+    ~LockedRows() { unlock(); }
+    LockedRows(const LockedRows&) = delete;
+    LockedRows& operator=(const LockedRows&) = delete;
 
-    void take(const nb::list& objects, size_t vocab) {
+    void lock(const nb::list& objects, size_t vocab) {
         rows_.reserve(nb::len(objects));
         for (const nb::handle object : objects) {
             HeldRow* row = nullptr;
             require(nb::try_cast(object, row) && row, "rows must be a list of Row");
-            require(row->vocab == vocab, "a row is of another vocabulary");
+            require(row->vocab == vocab, "a row and the logits must have the same vocabulary");
             require(!row->history->in_use, "a row can take one step at a time");
             row->history->in_use = true;
             rows_.emplace_back(nb::borrow(object), row);
         }
     }
 
-    void leave() {
-        for (size_t i = 0; i < rows_.size() && !left_; ++i) rows_[i].second->history->in_use = false;
-        left_ = true;
+    void unlock() {
+        if (unlocked_) return;
+        for (const auto& [object, row] : rows_) row->history->in_use = false;
+        unlocked_ = true;
     }
 
     size_t count() const { return rows_.size(); }
@@ -232,34 +236,34 @@ class Taken {
 
   private:
     std::vector<std::pair<nb::object, HeldRow*>> rows_;
-    bool left_ = false;
+    bool unlocked_ = false;
 };
 
-// (tokens, ends, logprobs): int64, -1 for a row without a token; bytes of `End`, or None where no row has ended, now or
-// before; as of decode_step.
+// Returns (tokens, ends, logprobs): int64, -1 for a row without a token; bytes of End, or None if no row has ended in
+// this call or before; as decode_step.
 nb::object step_rows(nb::handle logits, const nb::list& objects, int threads) {
-    static const Step nothing{.what = Do::force};  // what ended rows get: then their logits are not looked at
-    static const SampledRow over{&nothing, 1, true, 0, 0, nullptr};
+    static const Step force_nothing{.kind = StepKind::force};
+    static const RowRequest ended_row{&force_nothing, 1, true, 0, 0, nullptr};  // its logits are not read
     const LogitsArgument given(logits.ptr());
-    Taken taken;
-    taken.take(objects, given.vocab);
-    require(taken.count() == given.batch, "rows must be one for each row of the logits");
-    std::vector<SampledRow> rows;
+    LockedRows locked;
+    locked.lock(objects, given.vocab);
+    require(locked.count() == given.batch, "rows must hold one Row for each row of the logits");
+    std::vector<RowRequest> rows;
     rows.reserve(given.batch);
-    for (size_t b = 0; b < given.batch; ++b) rows.push_back(taken[b].ended ? over : taken[b].described());
-    DecodeStep args = given.over(rows, threads);
+    for (size_t b = 0; b < given.batch; ++b) rows.push_back(locked[b].ended ? ended_row : locked[b].request());
+    DecodeStep args = given.arguments(rows, threads);
     const nb::object tokens = new_int64(given.batch);
     args.tokens = static_cast<int64_t*>(NumpyArray(tokens.ptr()).data());
     {
         nb::gil_scoped_release release;
         decode_step(args);
     }
-    taken.leave();
+    locked.unlock();
     std::string ends(given.batch, static_cast<char>(End::none));
     bool ended = false;
     for (size_t b = 0; b < given.batch; ++b) {
-        if (!taken[b].ended) ends[b] = static_cast<char>(taken[b].accept(args.tokens[b]));
-        ended |= taken[b].ended;
+        if (!locked[b].ended) ends[b] = static_cast<char>(locked[b].accept(args.tokens[b]));
+        ended |= locked[b].ended;
     }
     return nb::make_tuple(tokens, ended ? nb::object(nb::bytes(ends.data(), ends.size())) : nb::none(),
                           logprobs_of(rows, args.tokens));

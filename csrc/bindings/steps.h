@@ -1,5 +1,5 @@
-// The typed steps of src/decodestep/ops/decode_step/steps.py, read straight from their Python objects: a call costs
-// microseconds less than through arrays made for it.
+// The typed steps of src/decodestep/ops/decode_step/steps.py, read straight from their Python objects: that takes
+// microseconds less than arrays made for the call.
 #pragma once
 
 #include <memory>
@@ -10,11 +10,11 @@
 
 namespace decodestep {
 
-// The arrays that steps point into.
+// The arrays that steps point into; they live as long as this.
 class StepArrays {
   public:
-    // A packed vector; refused where the object is none.
-    const NumpyArray& vector(PyObject* object) {
+    // Holds an array, which must be a packed vector.
+    const NumpyArray& packed_vector(PyObject* object) {
         arrays_.emplace_back(object);
         require(arrays_.back().packed_vector(), "a step's array must be a packed vector");
         return arrays_.back();
@@ -25,8 +25,8 @@ class StepArrays {
         return numbers_.back().get();
     }
 
-    // Copies what a step points to, so that it holds when its arrays change.
-    void keep(Step& step);
+    // Copies what a step points to, so that later changes of its arrays do not reach it.
+    void copy_arrays_of(Step& step);
 
     void clear() {
         arrays_.clear();
@@ -40,40 +40,40 @@ class StepArrays {
     std::vector<std::unique_ptr<int64_t[]>> ids_;
 };
 
-// Numbers within bounds: std::invalid_argument for all else, which Python sees as ValueError.
+// A number in [low, high]; otherwise std::invalid_argument, which Python sees as ValueError.
 double number_of(PyObject* object, double low, double high);
 uint64_t integer_of(PyObject* object, uint64_t low, uint64_t high);
 
-// A step over `vocab` tokens.
+// The step of a Python object; its ids must be below `vocab`. It points into the object's arrays, which `arrays` holds.
 Step step_of(PyObject* object, size_t vocab, StepArrays& arrays);
 
 // Appends the steps of a list or a tuple.
 void append_steps(std::vector<Step>& steps, PyObject* sequence, size_t vocab, StepArrays& arrays);
 
-// Where a row's log-probabilities go.
-struct LogprobsRoom {
-    // wanted: Python's None, or how many of the most likely tokens.
-    LogprobsRoom(size_t wanted, size_t vocab);
+// The memory that a row's log-probabilities are written to.
+struct LogprobsBuffer {
+    // wanted: how many of the most likely tokens.
+    LogprobsBuffer(size_t wanted, size_t vocab);
 
     Logprobs logprobs;
-    std::unique_ptr<int64_t[]> ids[2];
-    std::unique_ptr<double[]> values[2];
+    std::unique_ptr<int64_t[]> ids;
+    std::unique_ptr<double[]> values;
 };
 
-// A list of what the rows' log-probabilities are, (raw, processed, top_raw, top_processed) or None; None where no row
-// has any.
-nb::object logprobs_of(const std::vector<SampledRow>& rows, const int64_t* tokens);
+// The rows' log-probabilities as a list of (raw, processed, top_raw, top_processed), of None for a row that wants none
+// or has no token; None if no row wants any.
+nb::object logprobs_of(const std::vector<RowRequest>& rows, const int64_t* tokens);
 
-// The (B, V) logits of a call.
+// The (batch, vocab) logits of a call.
 struct LogitsArgument {
     explicit LogitsArgument(PyObject* object);
 
     NumpyArray array;
     size_t batch, vocab;
-    Real dtype;
+    LogitType dtype;
 
-    // The arguments of the kernel, which has yet to be told where its results go.
-    DecodeStep over(const std::vector<SampledRow>& rows, int threads) const;
+    // The arguments of the kernel, but for `tokens` and `processed`, the results.
+    DecodeStep arguments(const std::vector<RowRequest>& rows, int threads) const;
 };
 
 }  // namespace decodestep

@@ -11,11 +11,11 @@ void bind_tensor_scatter(nb::module_& m) {
             const size_t run = cache.shape(3);
             require(update.shape(0) == cache.shape(0) && update.shape(1) == cache.shape(1) && update.shape(3) == run &&
                         update.shape(2) <= cache.shape(2),
-                    "update has the wrong shape");
+                    "update must have the shape of the cache, with at most as many rows");
             require_aligned(start);
-            require(start.shape(0) == cache.shape(0), "start has the wrong shape");
+            require(start.shape(0) == cache.shape(0), "start must have one item for each batch row");
             require(update.size() == 0 || run == 1 || (cache.stride(3) == 1 && update.stride(3) == 1),
-                    "a row must be contiguous");
+                    "the rows of cache and update must be contiguous");
             const TensorScatter args{cache.data(),     update.data(),   start.data(),    cache.shape(0),
                                      cache.shape(1),   cache.shape(2),  update.shape(2), run,
                                      cache.stride(0),  cache.stride(1), cache.stride(2), update.stride(0),

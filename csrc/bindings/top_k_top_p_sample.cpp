@@ -5,19 +5,20 @@
 namespace decodestep {
 namespace {
 
-using Logits = nb::ndarray<nb::ro, nb::ndim<2>, nb::device::cpu>;  // halves come as their bits
+using Logits = nb::ndarray<nb::ro, nb::ndim<2>, nb::device::cpu>;  // float16 and bfloat16 as uint16
 
-// Fills in what both kernels read of the logits.
+// Sets the arguments that describe the logits, for both kernels.
 template <class Args>
-void take_logits(Args& args, const Logits& logits, int dtype) {
-    require(dtype >= 0 && dtype <= static_cast<int>(Real::f16), "the type of the logits is unknown");
-    args.dtype = static_cast<Real>(dtype);
-    const bool f32 = args.dtype == Real::f32;
-    require(logits.dtype() == (f32 ? nb::dtype<float>() : nb::dtype<uint16_t>()), "logits has the wrong type");
+void set_logits(Args& args, const Logits& logits, int dtype) {
+    require(dtype >= 0 && dtype <= static_cast<int>(LogitType::f16), "dtype must be a LogitType");
+    args.dtype = static_cast<LogitType>(dtype);
+    const bool f32 = args.dtype == LogitType::f32;
+    require(logits.dtype() == (f32 ? nb::dtype<float>() : nb::dtype<uint16_t>()),
+            "logits must be float32, or uint16 for the bits of float16 and bfloat16");
     const ptrdiff_t item = f32 ? 4 : 2;
     args.batch = logits.shape(0);
     args.vocab = logits.shape(1);
-    require(args.vocab >= 1 && args.vocab <= size_t{1} << 20, "the vocabulary must hold 1 to 2^20 tokens");
+    require(args.vocab >= 1 && args.vocab <= size_t{1} << 20, "the vocabulary must have 1 to 2^20 tokens");
     require(args.batch == 0 || args.vocab == 1 || logits.stride(1) == 1, "a row of logits must be contiguous");
     require(reinterpret_cast<uintptr_t>(logits.data()) % static_cast<size_t>(item) == 0,
             "an array must be aligned to its items");
@@ -40,7 +41,7 @@ template <class T>
 T* matrix_of(std::optional<Packed<T, 2>>& matrix, size_t batch, size_t vocab) {
     if (!matrix) return nullptr;
     require_aligned(*matrix);
-    require(matrix->shape(0) == batch && matrix->shape(1) == vocab, "a result has the wrong shape");
+    require(matrix->shape(0) == batch && matrix->shape(1) == vocab, "a result must have the shape of the logits");
     return matrix->data();
 }
 
@@ -51,7 +52,7 @@ void sample(Logits logits, int dtype, Column<int32_t> k, Column<float> p, std::o
             std::optional<Packed<float, 2>> masked, std::optional<Packed<int64_t, 2>> ids,
             std::optional<Packed<float, 2>> values, int threads) {
     TopKTopPSample args{};
-    take_logits(args, logits, dtype);
+    set_logits(args, logits, dtype);
     args.k = column_of(std::optional(k), args.batch);
     args.p = column_of(std::optional(p), args.batch);
     args.m = column_of(m, args.batch);
@@ -62,22 +63,23 @@ void sample(Logits logits, int dtype, Column<int32_t> k, Column<float> p, std::o
     args.guess = guess;
     if (q) {
         require_aligned(*q);
-        require(q->shape(0) == args.batch && q->shape(1) == args.vocab, "q has the wrong shape");
+        require(q->shape(0) == args.batch && q->shape(1) == args.vocab, "q must have the shape of the logits");
         args.q = q->data();
         args.q_row = row_stride(*q);
     }
-    require(seed.has_value() == position.has_value() && !(q && seed), "the noise must be given, or seeded, or neither");
+    require(seed.has_value() == position.has_value() && !(q && seed),
+            "seed and position must come together, and without q");
     args.seed = column_of(seed, args.batch);
     args.position = column_of(position, args.batch);
     require(eps >= 0.0f && eps <= std::numeric_limits<float>::max(), "eps must be finite and not negative");
     args.eps = eps;
     if (chosen) {
         require_aligned(*chosen);
-        require(chosen->shape(0) == args.batch, "chosen has the wrong shape");
+        require(chosen->shape(0) == args.batch, "chosen must have one item for each row");
         args.chosen = chosen->data();
     }
     args.masked = matrix_of(masked, args.batch, args.vocab);
-    require(ids.has_value() == values.has_value(), "ids and values must be asked for together");
+    require(ids.has_value() == values.has_value(), "ids and values must come together");
     args.ids = matrix_of(ids, args.batch, args.vocab);
     args.values = matrix_of(values, args.batch, args.vocab);
     args.threads = thread_count(threads);
@@ -88,12 +90,12 @@ void sample(Logits logits, int dtype, Column<int32_t> k, Column<float> p, std::o
 void apply(Logits logits, int dtype, std::optional<Column<int32_t>> k, std::optional<Column<float>> p,
            nb::ndarray<nb::ndim<2>, nb::device::cpu, nb::c_contig> out, int threads) {
     ApplyTopKTopP args{};
-    take_logits(args, logits, dtype);
+    set_logits(args, logits, dtype);
     args.k = column_of(k, args.batch);
     args.p = column_of(p, args.batch);
-    require(out.dtype() == logits.dtype(), "out has another type than the logits");
-    require(out.shape(0) == args.batch && out.shape(1) == args.vocab, "out has the wrong shape");
-    require(reinterpret_cast<uintptr_t>(out.data()) % (args.dtype == Real::f32 ? 4 : 2) == 0,
+    require(out.dtype() == logits.dtype(), "out must have the type of the logits");
+    require(out.shape(0) == args.batch && out.shape(1) == args.vocab, "out must have the shape of the logits");
+    require(reinterpret_cast<uintptr_t>(out.data()) % (args.dtype == LogitType::f32 ? 4 : 2) == 0,
             "an array must be aligned to its items");
     args.out = out.data();
     args.threads = thread_count(threads);

@@ -1,5 +1,8 @@
-// The tokens of a row that are above -inf, ascending, with their scores: ranked, weighed and summed as reference.py has
-// it, operation for operation.
+// The tokens of a row that are above -inf, ascending by id, with their scores: ranked, weighed and summed as in
+// reference.py, operation for operation.
+//
+// The samplers of Ascend have a list of their own (top_k_top_p_sample/survivors.h): theirs holds NaN and -inf too, is
+// itself put in order, and its sums are those of another specification.
 #pragma once
 
 #include <algorithm>
@@ -8,6 +11,7 @@
 #include <optional>
 
 #include "sampling/decode_step/decode_step.h"
+#include "sampling/row/keep_entries.h"
 #include "sampling/row/ranking.h"
 #include "sampling/row/workspace.h"
 
@@ -18,61 +22,58 @@ struct CandidateList {
     float* scores;
     size_t n;
     Workspace& work;
-    // The sum of the weights of a row, and its entropy, where the list is no more than the head of it.
+    // Sums over the row, while the list holds no more than its highest tokens. Without a value they are the list's.
     struct {
         std::optional<double> mass, entropy;
-    } row = {};
+    } whole_row = {};
 
     template <class Kept>
-    DECODESTEP_INLINE void keep(Kept&& kept) {
-        size_t left = 0;
-        for (size_t i = 0; i < n; ++i) {
-            const bool stays = kept(i);
-            ids[left] = ids[i];
-            scores[left] = scores[i];
-            left += stays;
-        }
-        n = left;
+    DECODESTEP_INLINE void keep_if(Kept&& kept) {
+        n = keep_entries(n, kept, ids, scores);
     }
 
-    float top() const { return largest(scores, n); }
+    float max_score() const { return largest(scores, n); }
+    float kth_score(size_t k) const;
 
     template <class Key>
-    void rank(Key&& key);
+    void set_sort_keys(Key&& key);
     template <class Visit>
-    void in_order(Visit&& visit);
+    void visit_by_key(Visit&& visit);
     template <class Visit>
-    void in_order_of_scores(Visit&& visit);
-    void mark_none();
+    void visit_by_score(Visit&& visit);
+
+    void unmark_all();
     void mark_highest(size_t count);
     void keep_marked();
+
     double total(const double* values) const;
     void find_weights();
     double weigh();
-    void log_probabilities();
-    double entropy();
-    float kth(size_t k) const;
-    void report(Logprobs& logprobs, int which, int64_t token);
-    void report_likeliest(Logprobs& logprobs, int which);
+    void find_log_probabilities();
+    double find_entropy();
+
+    void report(RowLogprobs& out, size_t wanted, int64_t token);
+    void report_most_likely(RowLogprobs& out, size_t wanted);
 };
 
-// The place of an id among ascending ids, or `n`.
-DECODESTEP_INLINE size_t place_of(const int32_t* ids, size_t n, int64_t id) {
+// The index of an id among ascending ids, or `n`.
+DECODESTEP_INLINE size_t index_of(const int32_t* ids, size_t n, int64_t id) {
     const int32_t* at = std::lower_bound(ids, ids + n, id, [](int32_t a, int64_t b) { return a < b; });
     return at != ids + n && *at == id ? static_cast<size_t>(at - ids) : n;
 }
 
-// Fills the ranking with a key for each candidate; `in_order` gives them, lowest key first.
+// Gives each candidate a key for `visit_by_key`.
 template <class Key>
-void CandidateList::rank(Key&& key) {
+void CandidateList::set_sort_keys(Key&& key) {
     for (size_t i = 0; i < n; ++i) work.ranking[i] = {key(i), static_cast<uint32_t>(i)};
 }
 
-// Sorts no more of the ranking than is asked for: visit(place) returns whether to go on.
+// visit(index) in the order of the keys, lowest first, and of the ids among equals, until it returns false. No more is
+// sorted than is visited.
 template <class Visit>
-void CandidateList::in_order(Visit&& visit) {
+void CandidateList::visit_by_key(Visit&& visit) {
     const auto before = [](const Ranked& a, const Ranked& b) {
-        return a.key < b.key || (a.key == b.key && a.place < b.place);
+        return a.key < b.key || (a.key == b.key && a.index < b.index);
     };
     Ranked* const items = work.ranking.get();
     for (size_t done = 0, chunk = 128; done < n; chunk *= 2) {
@@ -80,14 +81,14 @@ void CandidateList::in_order(Visit&& visit) {
         if (end < n) std::nth_element(items + done, items + end, items + n, before);
         std::sort(items + done, items + end, before);
         for (; done < end; ++done)
-            if (!visit(items[done].place)) return;
+            if (!visit(items[done].index)) return;
     }
 }
 
-// Highest score first, and the lowest id among equals. A few are put in their places by counting, which has no branch
-// to guess.
+// visit(index), highest score first, and lowest id among equals, until it returns false. A short list is ranked by
+// counting, which has no branch to mispredict.
 template <class Visit>
-void CandidateList::in_order_of_scores(Visit&& visit) {
+void CandidateList::visit_by_score(Visit&& visit) {
     constexpr size_t few = 128;
     constexpr uint8_t nobody = 0xFF;
     if (n > few) {
@@ -113,23 +114,23 @@ void CandidateList::in_order_of_scores(Visit&& visit) {
         if (!visit(order[i])) return;
 }
 
-inline void CandidateList::mark_none() { std::fill_n(work.kept.get(), n, uint8_t{0}); }
+inline void CandidateList::unmark_all() { std::fill_n(work.kept.get(), n, uint8_t{0}); }
 
 inline void CandidateList::keep_marked() {
-    keep([&](size_t i) { return work.kept[i] != 0; });
+    keep_if([&](size_t i) { return work.kept[i] != 0; });
 }
 
-// Marks the `count` highest scores, the lowest ids first among equals, and no others.
+// Marks the `count` highest scores, lowest ids first among equals, and no others.
 inline void CandidateList::mark_highest(size_t count) {
-    mark_none();
-    in_order_of_scores([&](uint32_t place) {
+    unmark_all();
+    visit_by_score([&](uint32_t index) {
         if (count-- == 0) return false;
-        work.kept[place] = 1;
+        work.kept[index] = 1;
         return true;
     });
 }
 
-// Sixteen partial sums, token i in number i mod 16, folded in halves.
+// The total of sixteen partial sums, folded in halves. Token i is added to partial sum i mod 16.
 DECODESTEP_INLINE double folded(double (&parts)[kLanes]) {
     for (int width = kLanes / 2; width > 0; width /= 2)
         for (int lane = 0; lane < width; ++lane) parts[lane] += parts[lane + width];
@@ -150,9 +151,9 @@ inline double CandidateList::total(const double* values) const {
     return folded(parts);
 }
 
-// weights = exp(score - largest); beside +inf, 1 for these and 0 for others.
+// weights = exp(score - largest); where the largest is +inf, 1 for its equals and 0 for others.
 inline void CandidateList::find_weights() {
-    const float largest = top();
+    const float largest = max_score();
     double* const weights = work.weights.get();
     if (std::isinf(largest)) {
         for (size_t i = 0; i < n; ++i) weights[i] = scores[i] == largest;
@@ -165,57 +166,57 @@ inline void CandidateList::find_weights() {
 // The weights, and their sum over the row.
 inline double CandidateList::weigh() {
     find_weights();
-    return row.mass ? *row.mass : total(work.weights.get());
+    return whole_row.mass ? *whole_row.mass : total(work.weights.get());
 }
 
-// logs = log softmax.
-inline void CandidateList::log_probabilities() {
+// logs = log softmax of the scores.
+inline void CandidateList::find_log_probabilities() {
     const double mass = natural_log(weigh());
-    const float largest = top();
+    const float largest = max_score();
     for (size_t i = 0; i < n; ++i)
         work.logs[i] = std::isinf(largest) ? (scores[i] == largest ? -mass : -std::numeric_limits<double>::infinity())
                                            : (static_cast<double>(scores[i]) - static_cast<double>(largest)) - mass;
 }
 
-// Of log softmax in `logs`; leaves the probabilities in `weights`, and p log p in `terms`.
-inline double CandidateList::entropy() {
+// The entropy, from the log-probabilities in `logs`. Leaves the probabilities in `weights`, and p log p in `terms`.
+inline double CandidateList::find_entropy() {
     for (size_t i = 0; i < n; ++i) {
         const double share = natural_exp(work.logs[i]);
         work.weights[i] = share;
         work.terms[i] = share * (share > 0 ? work.logs[i] : 0.0);
     }
-    return row.entropy ? *row.entropy : -total(work.terms.get());
+    return whole_row.entropy ? *whole_row.entropy : -total(work.terms.get());
 }
 
 // The k-th largest score, k <= n.
-inline float CandidateList::kth(size_t k) const {
+inline float CandidateList::kth_score(size_t k) const {
     float* const copy = work.selection.get();
     std::copy(scores, scores + n, copy);
     std::nth_element(copy, copy + (k - 1), copy + n, [](float a, float b) { return a > b; });
     return copy[k - 1];
 }
 
-// Log-probabilities of the token, -inf where it is no candidate (a forced one may not be), and of the most likely ones.
-inline void CandidateList::report(Logprobs& logprobs, int which, int64_t token) {
-    logprobs.chosen[which] = -std::numeric_limits<double>::infinity();
-    logprobs.found[which] = 0;
+// Log-probabilities of the token, -inf where it is no candidate (a forced token may not be), and of the most likely
+// ones.
+inline void CandidateList::report(RowLogprobs& out, size_t wanted, int64_t token) {
+    out.chosen = -std::numeric_limits<double>::infinity();
+    out.count = 0;
     if (n == 0) return;
-    log_probabilities();
-    const size_t place = place_of(ids, n, token);
-    if (place < n) logprobs.chosen[which] = work.logs[place];
-    report_likeliest(logprobs, which);
+    find_log_probabilities();
+    const size_t index = index_of(ids, n, token);
+    if (index < n) out.chosen = work.logs[index];
+    report_most_likely(out, wanted);
 }
 
-// Those of `logs`.
-inline void CandidateList::report_likeliest(Logprobs& logprobs, int which) {
-    const size_t wanted = std::min(logprobs.wanted, n);
-    if (wanted == 0) return;
-    rank([&](size_t i) { return -work.logs[i]; });
-    size_t& found = logprobs.found[which];
-    in_order([&](uint32_t at) {
-        logprobs.ids[which][found] = ids[at];
-        logprobs.values[which][found] = work.logs[at];
-        return ++found < wanted;
+// The most likely tokens by the log-probabilities in `logs`.
+inline void CandidateList::report_most_likely(RowLogprobs& out, size_t wanted) {
+    out.count = 0;
+    if (wanted == 0 || n == 0) return;
+    set_sort_keys([&](size_t i) { return -work.logs[i]; });
+    visit_by_key([&](uint32_t index) {
+        out.ids[out.count] = ids[index];
+        out.values[out.count] = work.logs[index];
+        return ++out.count < wanted;
     });
 }
 

@@ -1,4 +1,4 @@
-// The exact form of a row: its candidates, and every step as reference.py has it, operation for operation.
+// Every step on a list of candidates, as in reference.py, operation for operation.
 #pragma once
 
 #include "sampling/decode_step/candidate_list.h"
@@ -11,46 +11,47 @@ struct Candidates : CandidateList {
     void run(const Step& step);
 
   private:
-    template <Do what>
+    template <StepKind kind>
     void patch(const Step& step);
-    void at_least_likely(double least, size_t keep_best);
+    void at_least_likely(double least, size_t min_keep);
     void temperature(double temperature);
-    void top_p(double p, size_t keep_best);
-    void min_p(double p, size_t keep_best);
-    void typical(double mass, size_t keep_best);
-    void top_h(double share, size_t top);
+    void top_p(double p, size_t min_keep);
+    void min_p(double p, size_t min_keep);
+    void typical(double mass, size_t min_keep);
+    void top_h(double share, size_t count);
     void top_n_sigma(double n);
     void xtc(const Step& step);
 };
 
-// What to do to one score; shared with the patches that are made before a row becomes a list.
-template <Do what>
+// One score after a patch; `which` is the place of the id in the step. Used for the overlay too, before there is a
+// list.
+template <StepKind kind>
 DECODESTEP_INLINE float patched(const Step& step, size_t which, float s) {
     const auto factor = static_cast<float>(step.amount);
-    if constexpr (what == Do::penalise) return s < 0.0f ? s * factor : s / factor;
-    if constexpr (what == Do::add) return s + step.values[which];
-    if constexpr (what == Do::lift) return std::isfinite(s) ? s + std::fabs(s) * factor : s;
+    if constexpr (kind == StepKind::penalise) return s < 0.0f ? s * factor : s / factor;
+    if constexpr (kind == StepKind::add) return s + step.values[which];
+    if constexpr (kind == StepKind::lift) return std::isfinite(s) ? s + std::fabs(s) * factor : s;
     return kNothing;  // ban
 }
 
-template <Do what>
+template <StepKind kind>
 void Candidates::patch(const Step& step) {
     for (size_t i = 0; i < step.count; ++i) {
-        const size_t place = place_of(ids, n, step.ids[i]);
-        if (place < n) scores[place] = patched<what>(step, i, scores[place]);
+        const size_t index = index_of(ids, n, step.ids[i]);
+        if (index < n) scores[index] = patched<kind>(step, i, scores[index]);
     }
-    keep([&](size_t i) { return scores[i] > kNothing; });
+    keep_if([&](size_t i) { return scores[i] > kNothing; });
 }
 
-inline void Candidates::at_least_likely(double least, size_t keep_best) {
+inline void Candidates::at_least_likely(double least, size_t min_keep) {
     const double mass = weigh();
-    const float best = kth(std::min(keep_best, n));
-    keep([&](size_t i) { return work.weights[i] / mass >= least || scores[i] >= best; });
+    const float best = kth_score(std::min(min_keep, n));
+    keep_if([&](size_t i) { return work.weights[i] / mass >= least || scores[i] >= best; });
 }
 
 inline void Candidates::temperature(double temperature) {
-    const float largest = top(), divisor = static_cast<float>(temperature);
-    if (std::isinf(largest)) return keep([&](size_t i) { return scores[i] == largest; });
+    const float largest = max_score(), divisor = static_cast<float>(temperature);
+    if (std::isinf(largest)) return keep_if([&](size_t i) { return scores[i] == largest; });
     if (std::isfinite(largest / divisor)) {
         for (size_t i = 0; i < n; ++i) scores[i] /= divisor;
     } else {
@@ -58,68 +59,68 @@ inline void Candidates::temperature(double temperature) {
             scores[i] =
                 static_cast<float>((static_cast<double>(scores[i]) - static_cast<double>(largest)) / temperature);
     }
-    keep([&](size_t i) { return scores[i] > kNothing; });
+    keep_if([&](size_t i) { return scores[i] > kNothing; });
 }
 
-inline void Candidates::top_p(double p, size_t keep_best) {
+inline void Candidates::top_p(double p, size_t min_keep) {
     if (p == 1) return;
     const double target = p * weigh();
-    mark_none();
+    unmark_all();
     double before = 0;
     size_t count = 0;
-    in_order_of_scores([&](uint32_t place) {
-        if (before >= target && count >= keep_best) return false;
-        work.kept[place] = 1;
+    visit_by_score([&](uint32_t index) {
+        if (before >= target && count >= min_keep) return false;
+        work.kept[index] = 1;
         ++count;
-        before += work.weights[place];
+        before += work.weights[index];
         return true;
     });
     keep_marked();
 }
 
-inline void Candidates::min_p(double p, size_t keep_best) {
+inline void Candidates::min_p(double p, size_t min_keep) {
     find_weights();
-    if (keep_best <= 1) return keep([&](size_t i) { return work.weights[i] >= p; });  // the largest weighs 1
-    mark_highest(keep_best);
-    keep([&](size_t i) { return work.weights[i] >= p || work.kept[i] != 0; });
+    if (min_keep <= 1) return keep_if([&](size_t i) { return work.weights[i] >= p; });  // the largest has weight 1
+    mark_highest(min_keep);
+    keep_if([&](size_t i) { return work.weights[i] >= p || work.kept[i] != 0; });
 }
 
-inline void Candidates::typical(double mass, size_t keep_best) {
-    log_probabilities();
-    const double surprise = entropy();
+inline void Candidates::typical(double mass, size_t min_keep) {
+    find_log_probabilities();
+    const double surprise = find_entropy();
     double* const distance = work.logs.get();
     for (size_t i = 0; i < n; ++i) distance[i] = std::fabs(-distance[i] - surprise);
-    mark_none();
-    rank([&](size_t i) { return distance[i]; });
+    unmark_all();
+    set_sort_keys([&](size_t i) { return distance[i]; });
     double sum = 0, last = 0;
     size_t count = 0;
-    in_order([&](uint32_t place) {
+    visit_by_key([&](uint32_t index) {
         const bool reached = count > 0 && sum >= mass;
-        if (reached && count >= keep_best) return false;
-        if (count++ < keep_best) work.kept[place] = 1;
+        if (reached && count >= min_keep) return false;
+        if (count++ < min_keep) work.kept[index] = 1;
         if (reached) return true;
-        last = distance[place];
-        sum += work.weights[place];
+        last = distance[index];
+        sum += work.weights[index];
         return true;
     });
-    keep([&](size_t i) { return distance[i] <= last || work.kept[i] != 0; });
+    keep_if([&](size_t i) { return distance[i] <= last || work.kept[i] != 0; });
 }
 
 inline void Candidates::top_h(double share, size_t top) {
     mark_highest(top);
     keep_marked();
-    log_probabilities();
-    entropy();
+    find_log_probabilities();
+    find_entropy();
     double sum = 0;
-    in_order_of_scores([&](uint32_t place) {
-        sum += -work.terms[place];
+    visit_by_score([&](uint32_t index) {
+        sum += -work.terms[index];
         return true;
     });
     const double limit = share * sum;
     size_t count = 0, within = 0;
     sum = 0;
-    in_order_of_scores([&](uint32_t place) {
-        const double term = -work.terms[place];  // 0 where the probability is: such a token is never within
+    visit_by_score([&](uint32_t index) {
+        const double term = -work.terms[index];  // 0 where the probability is 0: such a token is never within
         sum += term;
         within += count++ == 0 || (term > 0 && sum <= limit);
         return true;
@@ -129,8 +130,8 @@ inline void Candidates::top_h(double share, size_t top) {
 }
 
 inline void Candidates::top_n_sigma(double deviations) {
-    const float largest = top();
-    if (std::isinf(largest)) return keep([&](size_t i) { return scores[i] == largest; });
+    const float largest = max_score();
+    if (std::isinf(largest)) return keep_if([&](size_t i) { return scores[i] == largest; });
     double* const values = work.weights.get();
     for (size_t i = 0; i < n; ++i) values[i] = scores[i];
     const double mean = total(values) / static_cast<double>(n);
@@ -139,7 +140,7 @@ inline void Candidates::top_n_sigma(double deviations) {
         values[i] = apart * apart;
     }
     const double least = static_cast<double>(largest) - deviations * std::sqrt(total(values) / static_cast<double>(n));
-    keep([&](size_t i) { return static_cast<double>(scores[i]) >= least; });
+    keep_if([&](size_t i) { return static_cast<double>(scores[i]) >= least; });
 }
 
 inline void Candidates::xtc(const Step& step) {
@@ -159,7 +160,7 @@ inline void Candidates::xtc(const Step& step) {
 }
 
 inline void Candidates::run(const Step& step) {
-    if (step.what == Do::force) {
+    if (step.kind == StepKind::force) {
         n = 0;
         for (size_t i = 0; i < step.count; ++i) ids[n++] = static_cast<int32_t>(step.ids[i]);
         std::sort(ids, ids + n, [](int32_t a, int32_t b) { return a < b; });
@@ -168,56 +169,56 @@ inline void Candidates::run(const Step& step) {
         return;
     }
     if (n == 0) return;
-    switch (step.what) {
-        case Do::penalise:
-            return patch<Do::penalise>(step);
-        case Do::add:
-            return patch<Do::add>(step);
-        case Do::lift:
-            return patch<Do::lift>(step);
-        case Do::ban:
-            return patch<Do::ban>(step);
-        case Do::allow: {
-            mark_none();
+    switch (step.kind) {
+        case StepKind::penalise:
+            return patch<StepKind::penalise>(step);
+        case StepKind::add:
+            return patch<StepKind::add>(step);
+        case StepKind::lift:
+            return patch<StepKind::lift>(step);
+        case StepKind::ban:
+            return patch<StepKind::ban>(step);
+        case StepKind::allow: {
+            unmark_all();
             for (size_t i = 0; i < step.count; ++i) {
-                const size_t place = place_of(ids, n, step.ids[i]);
-                if (place < n) work.kept[place] = 1;
+                const size_t index = index_of(ids, n, step.ids[i]);
+                if (index < n) work.kept[index] = 1;
             }
             return keep_marked();
         }
-        case Do::force:
+        case StepKind::force:
             return;
-        case Do::temperature:
+        case StepKind::temperature:
             return temperature(step.amount);
-        case Do::top_k: {
-            const size_t k = std::max(step.k, step.keep);
+        case StepKind::top_k: {
+            const size_t k = std::max(step.k, step.min_keep);
             if (k >= n) return;
-            const float least = kth(k);
-            return keep([&](size_t i) { return scores[i] >= least; });
+            const float least = kth_score(k);
+            return keep_if([&](size_t i) { return scores[i] >= least; });
         }
-        case Do::top_p:
-            return top_p(step.amount, step.keep);
-        case Do::min_p:
-            return min_p(step.amount, step.keep);
-        case Do::typical:
-            return typical(step.amount, step.keep);
-        case Do::epsilon:
-            return at_least_likely(step.amount, step.keep);
-        case Do::eta: {
-            log_probabilities();
-            const double falling = std::sqrt(step.amount) * natural_exp(-entropy());
-            return at_least_likely(std::min(step.amount, falling), step.keep);
+        case StepKind::top_p:
+            return top_p(step.amount, step.min_keep);
+        case StepKind::min_p:
+            return min_p(step.amount, step.min_keep);
+        case StepKind::typical:
+            return typical(step.amount, step.min_keep);
+        case StepKind::epsilon:
+            return at_least_likely(step.amount, step.min_keep);
+        case StepKind::eta: {
+            find_log_probabilities();
+            const double falling = std::sqrt(step.amount) * natural_exp(-find_entropy());
+            return at_least_likely(std::min(step.amount, falling), step.min_keep);
         }
-        case Do::top_h:
+        case StepKind::top_h:
             return top_h(step.amount, step.k);
-        case Do::top_n_sigma:
+        case StepKind::top_n_sigma:
             return top_n_sigma(step.amount);
-        case Do::xtc:
+        case StepKind::xtc:
             return xtc(step);
-        case Do::normalise:
-            log_probabilities();
+        case StepKind::normalise:
+            find_log_probabilities();
             for (size_t i = 0; i < n; ++i) scores[i] = static_cast<float>(work.logs[i]);
-            return keep([&](size_t i) { return scores[i] > kNothing; });
+            return keep_if([&](size_t i) { return scores[i] > kNothing; });
     }
 }
 

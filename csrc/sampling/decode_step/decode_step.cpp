@@ -1,180 +1,197 @@
+// A row's life:
+//
+//   given      the logits, read only
+//     |        look_ahead: what the first filter needs of the logits is read before the patches, whose scattered logits
+//     |        are then in the cache
+//   patched    the leading patches of single tokens are in an overlay beside the logits, a leading temperature is noted
+//     |
+//     |--- draw_without_list: no filter, or top-p and min-p alone, and nothing but the token is wanted ------> drawn
+//     |
+//     |--- Allow or Force name their tokens -----------------------------------------------------------------> listed
+//     |--- GuessedRow: for top-k and top-h the list from look_ahead, if it reaches down far enough ----------> listed
+//     |--- SweptRow: the largest logit of every group gives a threshold; a second look lists what reaches it -> listed
+//     |    (MassFilter: for top-p, typical, epsilon and eta, sums over the row give it)
+//     |
+//   listed     the list holds every token that the first filter can keep; where no bound proves that, the whole row
+//     |        run_steps: the steps that are left run on the list in their order, as in reference.py
+//   filtered   the list holds what the steps leave
+//     |        the first maximum if greedy, otherwise the Gumbel race of the list
+//   drawn      log-probabilities are reported of the list and of the logits
 #include "sampling/decode_step/decode_step.h"
 
 #include <algorithm>
+#include <optional>
+#include <span>
 
 #include "sampling/decode_step/gumbel_race.h"
 #include "sampling/decode_step/mass_filter.h"
 #include "sampling/decode_step/nucleus.h"
-#include "sampling/decode_step/patched_row.h"
+#include "sampling/decode_step/swept_row.h"
+#include "sampling/decode_step/whole_row_draw.h"
 #include "sampling/row/each_row.h"
 
 namespace decodestep::DECODESTEP_ISA {
 namespace {
 
-// A row on its way. The logits are looked at in passes, which find a short list of candidates that holds every token
-// that the steps can leave; the steps then run on the list. Where no bound can prove that, the list is the whole row.
-template <Real real>
+template <LogitType type>
 class Sampler {
   public:
-    Sampler(Logits<real> logits, const SampledRow& asked, Workspace& work)
-        : asked_(asked), row_(logits, asked.position, work), list_(row_.list) {}
+    Sampler(Logits<type> logits, const RowRequest& request, Workspace& work)
+        : request_(request), row_(logits, request.position, work), list_(row_.list) {}
 
     int64_t sample(float* processed) {
         look_ahead();
-        size_t next = patch(), filter = next;
-        if (filter < asked_.count && asked_.steps[filter].what == Do::temperature)
-            row_.scale_by(asked_.steps[filter++].amount);
-        // Log-probabilities of what the steps leave take a list of that, but where it is the row.
-        const bool all_left = !listed_ && filter == asked_.count;
-        const bool token_only = !processed && (!asked_.logprobs || all_left);
+        patch();
+        scale();
+        // Log-probabilities of what filters leave are those of the list that they leave.
+        token_only_ = !processed && (!request_.logprobs || keeps_row());
         std::optional<int64_t> drawn;
-        if (!listed_ && token_only && !asked_.greedy) drawn = draw_in_passes(filter);
+        if (!listed_ && token_only_ && !request_.greedy) drawn = draw_without_list();
         if (!drawn) {
-            if (!listed_) narrow(filter, token_only);
-            for (; next < asked_.count; ++next) {
-                list_.run(next == filter && stands_in_ ? *stands_in_ : asked_.steps[next]);
-                if (next == filter) list_.row = {};
-            }
+            if (!listed_) list_for_first_filter();
+            run_steps();
         }
-        const int64_t token = drawn ? *drawn : asked_.greedy ? first_maximum() : draw();
-        if (processed) {
-            std::fill_n(processed, row_.logits.vocab, kNothing);
-            for (size_t i = 0; i < list_.n; ++i) processed[list_.ids[i]] = list_.scores[i];
-        }
-        if (asked_.logprobs && token >= 0) report(token, all_left);
+        const int64_t token = drawn ? *drawn : request_.greedy ? first_maximum() : draw();
+        if (processed) write(processed);
+        if (request_.logprobs && token >= 0) report(token);
         return token;
     }
 
   private:
-    // The first pass, where it does not depend on the patches: behind it their logits are at hand.
+    using Steps = std::span<const Step>;
+
+    Steps steps() const { return {request_.steps, request_.count}; }
+
+    static bool is_filter(const Step& step) { return step.kind > StepKind::temperature; }
+
+    // given -> patched: the pass over the logits that does not depend on the patches.
     void look_ahead() {
-        const auto names_tokens_or_filters = [](const Step& step) {
-            return step.what == Do::allow || step.what == Do::force || step.what > Do::temperature;
-        };
-        const Step* const end = asked_.steps + asked_.count;
-        const Step* const step = std::find_if(asked_.steps, end, names_tokens_or_filters);
-        if (step == end) {
-            if (asked_.greedy) row_.sweep();
-        } else if (step->what == Do::top_k || step->what == Do::top_h) {
-            if (!row_.guess(std::max(step->k, step->keep))) row_.sweep();
-        } else if (step->what == Do::min_p) {
-            row_.sweep();
+        const auto first = std::find_if(steps().begin(), steps().end(), [](const Step& step) {
+            return step.kind == StepKind::allow || step.kind == StepKind::force || is_filter(step);
+        });
+        if (first == steps().end()) {
+            if (request_.greedy) row_.find_group_maxima();
+        } else if (first->kind == StepKind::top_k || first->kind == StepKind::top_h) {
+            guess_ = list_from_guess(row_, std::max(first->k, first->min_keep));
+            if (!guess_) row_.find_group_maxima();
+        } else if (first->kind == StepKind::min_p) {
+            row_.find_group_maxima();
         }
     }
 
-    // Leading patches, beside the logits; returns the step behind them. A step that names its tokens makes the list.
-    size_t patch() {
-        for (size_t i = 0; i < asked_.count; ++i) {
-            const Step& step = asked_.steps[i];
-            switch (step.what) {
-                case Do::penalise:
-                case Do::add:
-                case Do::lift:
-                case Do::ban:
-                    row_.overlay.apply(step, row_.logits);
-                    continue;
-                case Do::allow:
-                    list_.run({.what = Do::force, .ids = step.ids, .count = step.count});
-                    for (size_t j = 0; j < list_.n; ++j)
-                        list_.scores[j] = row_.logits.at(static_cast<size_t>(list_.ids[j]));
-                    for (size_t j = 0; j < row_.overlay.count(); ++j) {
-                        const size_t place = place_of(list_.ids, list_.n, row_.overlay.ids()[j]);
-                        if (place < list_.n) list_.scores[place] = row_.overlay.now()[j];
-                    }
-                    list_.keep([&](size_t j) { return list_.scores[j] > kNothing; });
-                    listed_ = true;
-                    return i + 1;
-                case Do::force:
-                    list_.run(step);
-                    listed_ = true;
-                    return i + 1;
-                default:
-                    return i;
-            }
+    // given -> patched, or listed where a patch names all the tokens that stay.
+    void patch() {
+        for (unlisted_ = steps(); !unlisted_.empty() && !listed_; unlisted_ = unlisted_.subspan(1)) {
+            const Step& step = unlisted_.front();
+            if (step.kind == StepKind::allow)
+                list_allowed(step);
+            else if (step.kind == StepKind::force)
+                list_.run(step);
+            else if (step.kind < StepKind::allow)
+                row_.overlay.apply(step, row_.logits);
+            else
+                return;
+            listed_ = step.kind >= StepKind::allow;
         }
-        return asked_.count;
     }
 
-    // The token, where it takes no list of what the steps leave.
-    std::optional<int64_t> draw_in_passes(size_t filter) {
-        if (filter == asked_.count) return race();
-        return Nucleus(row_, {asked_.steps + filter, asked_.count - filter}).draw(asked_.seed, asked_.position);
-    }
-
-    // Log-probabilities of what the steps leave, which is the list or all of the row, and of the logits.
-    void report(int64_t token, bool all_left) {
-        Logprobs& out = *asked_.logprobs;
-        all_left ? report_row(1, token) : list_.report(out, 1, token);
-        if (all_left && row_.is_as_given()) {
-            out.chosen[0] = out.chosen[1];
-            out.found[0] = out.found[1];
-            std::copy_n(out.ids[1], out.found[1], out.ids[0]);
-            std::copy_n(out.values[1], out.found[1], out.values[0]);
-            return;
+    void list_allowed(const Step& step) {
+        list_.run({.kind = StepKind::force, .ids = step.ids, .count = step.count});
+        for (size_t i = 0; i < list_.n; ++i) list_.scores[i] = row_.logits.at(static_cast<size_t>(list_.ids[i]));
+        for (size_t i = 0; i < row_.overlay.count(); ++i) {
+            const size_t index = index_of(list_.ids, list_.n, row_.overlay.ids()[i]);
+            if (index < list_.n) list_.scores[index] = row_.overlay.now()[i];
         }
-        row_.forget_steps();
-        report_row(0, token);
+        list_.keep_if([&](size_t i) { return list_.scores[i] > kNothing; });
     }
 
-    // Those of a row behind its patches and its temperature.
-    void report_row(int which, int64_t token) {
-        row_.find_largest();
-        if (row_.plainly_scaled()) return RowSums(row_).report(*asked_.logprobs, which, token);
-        row_.collect(kNothing, false);
-        if (row_.is_scaled()) list_.run({.what = Do::temperature, .amount = row_.temperature()});
-        list_.report(*asked_.logprobs, which, token);
+    // The passes divide by a leading temperature themselves; on the list it runs as a step.
+    void scale() {
+        filters_ = unlisted_;
+        if (filters_.empty() || filters_.front().kind != StepKind::temperature) return;
+        row_.scale_by(filters_.front().amount);
+        filters_ = filters_.subspan(1);
     }
 
-    // The passes that the first filter needs.
-    void narrow(size_t filter, bool token_only) {
-        const bool is_maximum = token_only && asked_.greedy && all_keep_maximum(filter);
-        if (!is_maximum && filter < asked_.count && MassFilter<real>::knows(asked_.steps[filter])) {
-            row_.find_largest();
-            if (row_.plainly_scaled()) {
-                stands_in_ = MassFilter(row_, asked_.steps[filter]).narrow();
+    // Whether the steps keep every token of the row.
+    bool keeps_row() const { return !listed_ && filters_.empty(); }
+
+    // patched -> drawn; nothing where that takes a list.
+    std::optional<int64_t> draw_without_list() {
+        if (filters_.empty()) return draw_from_row(row_, request_.seed, request_.position);
+        return Nucleus(row_, filters_).draw(request_.seed, request_.position);
+    }
+
+    // patched -> listed
+    void list_for_first_filter() {
+        if (guess_) {
+            GuessedRow guessed(row_, *guess_);
+            if (guessed.list_from(threshold(guessed))) return;
+        }
+        SweptRow swept(row_);
+        if (!filters_.empty() && MassFilter<type>::handles(filters_.front()) && !only_maximum_counts()) {
+            if (const auto sums = RowSums<type>::of(swept)) {
+                equivalent_filter_ = MassFilter(*sums, filters_.front()).narrow();
                 return;
             }
         }
-        const auto threshold = [&] {
-            row_.note_largest();
-            const bool finite = row_.largest() < std::numeric_limits<float>::infinity();
-            return !finite ? kNothing : is_maximum ? row_.below(row_.reached_by(1)) : threshold_for(filter);
-        };
-        if (row_.settle_guess() && row_.pick(threshold())) return;
-        row_.sweep();
-        row_.collect(threshold());
+        swept.list_from(threshold(swept));
     }
 
-    // What is below it can't outlive the filter.
-    float threshold_for(size_t filter) const {
-        const auto reached_by = [&](size_t count) { return row_.below(row_.reached_by(count)); };
-        if (filter == asked_.count) return kNothing;
-        const Step& step = asked_.steps[filter];
-        switch (step.what) {
-            case Do::top_k:
-                return reached_by(std::max(step.k, step.keep));
-            case Do::top_h:
+    // What is below it cannot outlive the first filter. `Pass` is SweptRow or GuessedRow.
+    template <class Pass>
+    float threshold(const Pass& pass) const {
+        if (pass.max_bound() == std::numeric_limits<float>::infinity()) return kNothing;
+        const auto reached_by = [&](size_t count) { return row_.below(pass.reached_by(count)); };
+        if (only_maximum_counts()) return reached_by(1);
+        if (filters_.empty()) return kNothing;
+        const Step& step = filters_.front();
+        switch (step.kind) {
+            case StepKind::top_k:
+                return reached_by(std::max(step.k, step.min_keep));
+            case StepKind::top_h:
                 return reached_by(step.k);
-            case Do::top_p:
-                return step.amount == 0 ? reached_by(step.keep) : kNothing;
-            case Do::min_p: {
+            case StepKind::top_p:
+                return step.amount == 0 ? reached_by(step.min_keep) : kNothing;
+            case StepKind::min_p: {
                 if (step.amount == 0) return kNothing;
-                return std::min(row_.least_of(row_.reached_by(1), step.amount), reached_by(step.keep));
+                const float least = row_.lower_bound_of_probability(pass.reached_by(1), step.amount);
+                return std::min(least, reached_by(step.min_keep));
             }
             default:
                 return kNothing;
         }
     }
 
-    bool all_keep_maximum(size_t filter) const {
-        return std::all_of(asked_.steps + filter, asked_.steps + asked_.count, keeps_maximum);
+    bool only_maximum_counts() const {
+        return token_only_ && request_.greedy && std::all_of(filters_.begin(), filters_.end(), keeps_maximum);
     }
 
     static bool keeps_maximum(const Step& step) {
-        return step.what == Do::top_k || step.what == Do::top_p || step.what == Do::min_p || step.what == Do::top_h ||
-               step.what == Do::epsilon || step.what == Do::eta || step.what == Do::top_n_sigma;
+        switch (step.kind) {
+            case StepKind::top_k:
+            case StepKind::top_p:
+            case StepKind::min_p:
+            case StepKind::top_h:
+            case StepKind::epsilon:
+            case StepKind::eta:
+            case StepKind::top_n_sigma:
+                return true;
+            default:
+                return false;
+        }
     }
 
+    // listed -> filtered
+    void run_steps() {
+        for (const Step& step : unlisted_) {
+            const bool is_first_filter = !filters_.empty() && &step == &filters_.front();
+            list_.run(is_first_filter && equivalent_filter_ ? *equivalent_filter_ : step);
+            if (is_first_filter) list_.whole_row = {};  // to later filters the list is the row
+        }
+    }
+
+    // filtered -> drawn
     int64_t first_maximum() const {
         if (list_.n == 0) return -1;
         size_t best = 0;
@@ -183,10 +200,11 @@ class Sampler {
         return list_.ids[best];
     }
 
-    int64_t draw() {
+    // filtered -> drawn
+    int64_t draw() const {
         if (list_.n == 0) return -1;
-        Race race(asked_.seed, asked_.position);
-        const float top = list_.top();
+        GumbelRace race(request_.seed, request_.position);
+        const float top = list_.max_score();
         if (std::isinf(top)) {  // +inf scores share the draw
             for (size_t i = 0; i < list_.n; ++i)
                 if (list_.scores[i] == top) race.enter(list_.ids[i], 0.0f);
@@ -196,42 +214,46 @@ class Sampler {
         return race.winner();
     }
 
-    // The draw from a whole row in one pass; nothing where the row has no finite largest score.
-    std::optional<int64_t> race() {
-        const auto inverse = static_cast<float>(1.0 / row_.temperature());
-        if (!std::isfinite(inverse)) return {};
-        Race race(asked_.seed, asked_.position);
-        const auto enter = [&](int32_t id, float x) {
-            const float score = row_.scaled(x);
-            if (score > kNothing && score < std::numeric_limits<float>::infinity()) race.enter(id, score);
-        };
-        f32x16 best = broadcast(kNothing);
-        const f32x16 scale = broadcast(inverse);
-        const i32x16 lanes = load_bits(kLaneIds), even = lanes + lanes;
-        for (size_t block = 0; block < row_.logits.blocks(); ++block) {
-            row_.logits.each_vector_in_any_order(block, [&](f32x16 x, size_t first, size_t step) {
-                best = max(x, best);
-                const i32x16 ids = (step == 1 ? lanes : even) + broadcast_int(static_cast<int32_t>(first));
-                for (Mask mask = race.may_win(x * scale, ids); mask; mask &= mask - 1) {
-                    const size_t id = first + step * static_cast<size_t>(std::countr_zero(mask));
-                    if (id < row_.logits.vocab && !row_.overlay.holds(id))
-                        enter(static_cast<int32_t>(id), row_.logits.at(id));
-                }
-            });
-        }
-        for (size_t i = 0; i < row_.overlay.count(); ++i) enter(row_.overlay.ids()[i], row_.overlay.now()[i]);
-        row_.note_largest(best);
-        if (!row_.plainly_scaled()) return {};
-        return race.winner();
+    void write(float* processed) const {
+        std::fill_n(processed, row_.logits.vocab, kNothing);
+        for (size_t i = 0; i < list_.n; ++i) processed[list_.ids[i]] = list_.scores[i];
     }
 
-    static constexpr int32_t kLaneIds[kLanes] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    // Log-probabilities of what the steps leave, which is the row or the list, and of the logits; both lists and
+    // patches are overwritten.
+    void report(int64_t token) {
+        Logprobs& out = *request_.logprobs;
+        keeps_row() ? report_row(out.processed, token) : list_.report(out.processed, out.wanted, token);
+        if (keeps_row() && row_.is_unchanged()) {
+            out.raw.chosen = out.processed.chosen;
+            out.raw.count = out.processed.count;
+            std::copy_n(out.processed.ids, out.processed.count, out.raw.ids);
+            std::copy_n(out.processed.values, out.processed.count, out.raw.values);
+            return;
+        }
+        row_.forget_steps();
+        report_row(out.raw, token);
+    }
 
-    const SampledRow& asked_;
-    PatchedRow<real> row_;
+    // Of the patched and scaled row.
+    void report_row(RowLogprobs& out, int64_t token) {
+        const size_t wanted = request_.logprobs->wanted;
+        SweptRow swept(row_);
+        if (const auto sums = RowSums<type>::of(swept)) return sums->report(out, wanted, token);
+        swept.list_from(kNothing);
+        if (row_.is_scaled()) list_.run({.kind = StepKind::temperature, .amount = row_.temperature()});
+        list_.report(out, wanted, token);
+    }
+
+    const RowRequest& request_;
+    PatchedRow<type> row_;
     Candidates& list_;
-    bool listed_ = false;
-    std::optional<Step> stands_in_;  // for the first filter
+    Steps unlisted_;                         // what has yet to run on the list: the steps after the leading patches
+    Steps filters_;                          // those after the leading temperature too
+    bool listed_ = false;                    // Allow or Force has made the list
+    bool token_only_ = false;                // neither scores nor log-probabilities of what filters leave are wanted
+    std::optional<float> guess_;             // the list holds the unpatched logits from here on
+    std::optional<Step> equivalent_filter_;  // runs instead of the first filter, which MassFilter has looked at
 };
 
 }  // namespace

@@ -1,5 +1,5 @@
-// Logits to the next token of every row, each row with its own steps: src/decodestep/ops/decode_step is the contract,
-// reference.py beside it the truth, decision for decision and bit for bit.
+// Logits to the next token of every row, each row with its own steps. src/decodestep/ops/decode_step is the contract;
+// reference.py beside it defines the result, decision for decision and bit for bit.
 #pragma once
 
 #include <cstddef>
@@ -9,8 +9,8 @@
 
 namespace decodestep {
 
-// The classes of src/decodestep/ops/decode_step/steps.py.
-enum class Do {
+// The classes of src/decodestep/ops/decode_step/steps.py: patches up to `force`, filters from `top_k` on.
+enum class StepKind {
     penalise,
     add,
     lift,
@@ -31,27 +31,32 @@ enum class Do {
 };
 
 struct Step {
-    Do what;
+    StepKind kind;
     const int64_t* ids = nullptr;   // of a patch: `count` token ids in [0, vocab)
     const float* values = nullptr;  // of `add`: one for each id
     size_t count = 0;
     double amount = 0;       // factor, temperature, p, mass, epsilon, share, n or threshold
     double probability = 0;  // of `xtc`
     size_t k = 1;            // of top_k: k; of top_h: top
-    size_t keep = 1;
-    uint64_t seed = 0;  // of `xtc`
+    size_t min_keep = 1;     // the field `keep`: how many tokens a filter leaves at least
+    uint64_t seed = 0;       // of `xtc`
 };
 
-// Natural logarithms of probabilities, [0] of the raw logits, [1] of what the steps leave.
+// Log-probabilities of one row: of the token drawn, and of the most likely ones.
+struct RowLogprobs {
+    double chosen;
+    size_t count;  // how many of the most likely tokens there are
+    int64_t* ids;  // with room for all that are wanted
+    double* values;
+};
+
 struct Logprobs {
-    size_t wanted = 0;  // how many of the most likely tokens; ids and values have room for them
-    double chosen[2];   // of the token drawn
-    size_t found[2];    // how many there were
-    int64_t* ids[2] = {};
-    double* values[2] = {};
+    size_t wanted = 0;        // how many of the most likely tokens
+    RowLogprobs raw{};        // of the logits
+    RowLogprobs processed{};  // of what the steps leave
 };
 
-struct SampledRow {
+struct RowRequest {
     const Step* steps;
     size_t count;
     bool greedy;
@@ -60,19 +65,20 @@ struct SampledRow {
     Logprobs* logprobs;  // null: not wanted
 };
 
-enum class Real { f32, bf16, f16 };
+enum class LogitType { f32, bf16, f16 };
 
 struct DecodeStep {
     const void* logits;  // [batch, vocab]
-    Real dtype;
+    LogitType dtype;
     ptrdiff_t row_bytes;  // from one row to the next
-    size_t batch, vocab;  // 1 <= vocab < 2^31 - 512
-    const SampledRow* rows;
-    int64_t* tokens;   // [batch]; -1 where a row's steps leave nothing
-    float* processed;  // [batch, vocab] or null
+    size_t batch, vocab;  // 1 <= vocab < 2^31 - 1024
+    const RowRequest* rows;
+    int64_t* tokens;   // [batch]; -1 for a row whose steps leave no token
+    float* processed;  // [batch, vocab] or null: the scores that the steps leave
     int threads;
 };
 
+// NaN counts as -inf. A row's results depend on that row alone, and have the same bits for every number of threads.
 DECODESTEP_KERNEL(decode_step, DecodeStep)
 
 }  // namespace decodestep

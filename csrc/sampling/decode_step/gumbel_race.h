@@ -1,5 +1,5 @@
-// The draw: the first maximum of score + gumbel(seed, position, token), its noise worked out for those alone that may
-// win.
+// The draw: the first maximum of score + gumbel(seed, position, token). The exact noise is worked out only for tokens
+// that may win.
 #pragma once
 
 #include "sampling/row/logits.h"
@@ -8,16 +8,17 @@
 
 namespace decodestep::DECODESTEP_ISA {
 
-// Gumbel noise is -log(q) with q >= u = bits * 2^-32, so score + noise > best needs bits < 2^32 * exp(score - best):
-// one approximate exp tells for sixteen tokens that they have lost. The logarithms run for the few that have not.
-class Race {
+// Gumbel noise is -log(q), where the exponential q = -log(1 - u) is at least u = bits * 2^-32. So score + noise > best
+// needs bits < 2^32 * exp(score - best): one approximate exp tells of sixteen tokens which have lost. The logarithms
+// run for the few that have not.
+class GumbelRace {
   public:
-    Race(uint64_t seed, uint32_t position) : state_(noise_state(seed, position)) {}
+    GumbelRace(uint64_t seed, uint32_t position) : state_(noise_state(seed, position)) {}
 
     int64_t winner() const { return winner_; }
     float score() const { return score_; }  // the winner's
 
-    // Scores above -inf and below +inf; any order of ids.
+    // The score is finite; ids come in any order. The lower id wins among equals.
     DECODESTEP_INLINE void enter(int32_t id, float score) {
         const float noise = gumbel(decodestep::noise_bits(state_, static_cast<uint32_t>(id)));
         const double total = static_cast<double>(score) + static_cast<double>(noise);
@@ -25,16 +26,17 @@ class Race {
         best_ = total;
         winner_ = id;
         score_ = score;
-        // ln 2^32, and room for the errors of exp and of the conversions
+        // ln 2^32 = 22.18071, and room for the errors of exp2 and of the conversions to float32
         headroom_ = broadcast(static_cast<float>(22.1808 - best_ + std::fabs(best_) * 0x1p-20));
     }
 
-    // The lanes that may still win. The scores may be off by two roundings.
+    // The lanes that may still win. The scores may be off by two roundings of float32.
     DECODESTEP_INLINE Mask may_win(f32x16 scores, i32x16 ids) const {
-        const f32x16 ahead = fma(magnitude(scores), broadcast(0x1p-21f), scores) + headroom_;
-        return at_least(exp2(ahead * broadcast(kLog2E)), unsigned_to_float(noise_bits(state_, ids)));
+        const f32x16 lead = fma(magnitude(scores), broadcast(0x1p-21f), scores) + headroom_;
+        return at_least(exp2(lead * broadcast(kLog2E)), unsigned_to_float(noise_bits(state_, ids)));
     }
 
+    // Finite scores; there is room for fifteen ids and scores beyond n.
     void enter_all(const int32_t* ids, const float* scores, size_t n) {
         Mask open = n > 1 ? ~enter_likely(ids, scores, std::min<size_t>(n, kLanes)) : kAllLanes;
         for (size_t i = 0; i < n; i += kLanes, open = kAllLanes) {
@@ -48,8 +50,8 @@ class Race {
     }
 
   private:
-    // Of the first few, the one with the largest exp(score) / bits: near enough to their winner to spare the others'
-    // logarithms. Returns its lane.
+    // Enters, of the first n <= 16, the token with the largest exp(score) / bits: it is their winner or close to it, so
+    // that few others need a logarithm afterwards. Returns its lane.
     Mask enter_likely(const int32_t* ids, const float* scores, size_t n) {
         const Mask beyond = kAllLanes & ~((1u << n) - 1);
         const f32x16 s = max(load(scores) + select(beyond, broadcast(kNothing)), broadcast(kNothing));

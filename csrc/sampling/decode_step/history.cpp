@@ -5,7 +5,7 @@
 namespace decodestep {
 namespace {
 
-// MurmurHash3's last step: every bit of the input moves every bit of the hash.
+// MurmurHash3's finalisation: every bit of the input affects every bit of the hash.
 uint64_t mixed(uint64_t x) {
     x = (x ^ x >> 33) * 0xFF51AFD7ED558CCDu;
     x = (x ^ x >> 33) * 0xC4CEB9FE1A85EC53u;
@@ -20,73 +20,73 @@ uint32_t hash_of(std::span<const int64_t> tokens) {
 
 }  // namespace
 
-void PlaceTable::put(Slot slot) {
+void IndexTable::put(Slot slot) {
     size_t at = slot.hash & mask();
-    while (slots_[at].place) at = (at + 1) & mask();
+    while (slots_[at].index_plus_1) at = (at + 1) & mask();
     slots_[at] = slot;
 }
 
-void PlaceTable::add(uint32_t hash) {
+void IndexTable::add(uint32_t hash) {
     if (2 * (count_ + 1) > slots_.size()) {
         const std::vector<Slot> before =
             std::exchange(slots_, std::vector<Slot>(std::max<size_t>(32, 2 * slots_.size())));
         for (const Slot& slot : before)
-            if (slot.place) put(slot);
+            if (slot.index_plus_1) put(slot);
     }
     put({static_cast<uint32_t>(++count_), hash});
 }
 
-size_t Tally::place_of(int64_t token) const {
-    return places_.find(hash_of({&token, 1}), [&](size_t place) { return ids_[place] == token; });
+size_t Tally::index_of(int64_t token) const {
+    return index_.find(hash_of({&token, 1}), [&](size_t index) { return ids_[index] == token; });
 }
 
 void Tally::add(int64_t token) {
-    const size_t place = place_of(token);
-    if (place != PlaceTable::kNone) {
-        ++counts_[place];
+    const size_t index = index_of(token);
+    if (index != IndexTable::kNone) {
+        ++counts_[index];
         return;
     }
-    places_.add(hash_of({&token, 1}));
+    index_.add(hash_of({&token, 1}));
     ids_.push_back(token);
     counts_.push_back(1);
 }
 
 void Followers::add(std::span<const int64_t> tokens) {
-    if (here_ != PlaceTable::kNone) add_follower(tokens.back());
-    asked_ = false;
+    if (here_ != IndexTable::kNone) add_follower(tokens.back());
+    ids_is_current_ = false;
     const size_t length = n - 1;  // of a context
     if (tokens.size() < length) return;
     const auto context = tokens.last(length);
     const uint32_t hash = hash_of(context);
-    here_ = places_of_contexts_.find(hash, [&](size_t place) {
-        return std::equal(context.begin(), context.end(), tokens.begin() + (contexts_[place].end - length));
+    here_ = index_of_contexts_.find(hash, [&](size_t index) {
+        return std::equal(context.begin(), context.end(), tokens.begin() + (contexts_[index].end - length));
     });
-    if (here_ != PlaceTable::kNone) return;
+    if (here_ != IndexTable::kNone) return;
     here_ = contexts_.size();
-    places_of_contexts_.add(hash);
+    index_of_contexts_.add(hash);
     contexts_.push_back({.end = tokens.size()});
 }
 
 void Followers::add_follower(int64_t token) {
     const int64_t pair[] = {static_cast<int64_t>(here_), token};
     const uint32_t hash = hash_of(pair);
-    const auto same = [&](size_t place) {
-        return followers_[place].context == here_ && followers_[place].token == token;
+    const auto same = [&](size_t index) {
+        return followers_[index].context == here_ && followers_[index].token == token;
     };
-    if (places_of_followers_.find(hash, same) != PlaceTable::kNone) return;
+    if (index_of_followers_.find(hash, same) != IndexTable::kNone) return;
     Context& context = contexts_[here_];
     const auto added = static_cast<uint32_t>(followers_.size());
     (context.first == kEnd ? context.first : followers_[context.last].next) = added;
     context.last = added;
-    places_of_followers_.add(hash);
+    index_of_followers_.add(hash);
     followers_.push_back({token, here_, kEnd});
 }
 
 const std::vector<int64_t>& Followers::ids() {
-    if (asked_) return ids_;
+    if (ids_is_current_) return ids_;
     ids_.clear();
-    asked_ = true;
-    if (here_ != PlaceTable::kNone)
+    ids_is_current_ = true;
+    if (here_ != IndexTable::kNone)
         for (uint32_t i = contexts_[here_].first; i != kEnd; i = followers_[i].next)
             ids_.push_back(followers_[i].token);
     return ids_;

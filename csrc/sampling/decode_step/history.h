@@ -1,5 +1,5 @@
-// What a row has seen: its tokens, and indexes over them that grow with each token instead of being made anew. Not
-// built per instruction set.
+// The tokens of a row, and indexes over them that grow with each token instead of being built again. Not built per
+// instruction set.
 #pragma once
 
 #include <cstddef>
@@ -11,28 +11,28 @@
 
 namespace decodestep {
 
-// A hash table of places in a list that grows. It knows hashes alone: the list tells equal items from others.
-class PlaceTable {
+// A hash table of indexes into a growing list of distinct items. It holds hashes only: the owner of the list compares
+// the items.
+class IndexTable {
   public:
     static constexpr size_t kNone = SIZE_MAX;
 
-    // The place of the item with this hash for which same(place) holds, or kNone.
+    // The index of the item with this hash for which same(index) holds, or kNone.
     template <class Same>
     size_t find(uint32_t hash, Same&& same) const {
         if (slots_.empty()) return kNone;
-        for (size_t at = hash & mask(); slots_[at].place; at = (at + 1) & mask())
-            if (slots_[at].hash == hash && same(size_t{slots_[at].place} - 1)) return slots_[at].place - 1;
+        for (size_t at = hash & mask(); slots_[at].index_plus_1; at = (at + 1) & mask())
+            if (slots_[at].hash == hash && same(size_t{slots_[at].index_plus_1} - 1))
+                return slots_[at].index_plus_1 - 1;
         return kNone;
     }
 
-    // Adds the item behind the `count()` that are there; none must equal it.
+    // Adds the item that has been appended to the list; none before may equal it.
     void add(uint32_t hash);
-
-    size_t count() const { return count_; }
 
   private:
     struct Slot {
-        uint32_t place = 0;  // + 1; 0 where there is none
+        uint32_t index_plus_1 = 0;  // 0 in an empty slot
         uint32_t hash = 0;
     };
 
@@ -43,7 +43,7 @@ class PlaceTable {
     size_t count_ = 0;
 };
 
-// The distinct tokens of a sequence that grows, in the order in which they came, and how often each occurs.
+// The distinct tokens of a growing sequence, in the order of their first occurrence, and how often each occurs.
 class Tally {
   public:
     explicit Tally(size_t skipped) : skipped(skipped) {}
@@ -51,50 +51,50 @@ class Tally {
     const size_t skipped;  // how many leading tokens are left out
 
     void add(int64_t token);
-    size_t place_of(int64_t token) const;
+    size_t index_of(int64_t token) const;  // in ids() and counts(), or IndexTable::kNone
     const std::vector<int64_t>& ids() const { return ids_; }
     const std::vector<double>& counts() const { return counts_; }
 
   private:
-    PlaceTable places_;
+    IndexTable index_;
     std::vector<int64_t> ids_;
     std::vector<double> counts_;
 };
 
-// What has followed the last n - 1 tokens of a sequence that grows, n >= 2, wherever they stood in it before.
+// The tokens that have followed the last n - 1 tokens of a growing sequence, n >= 2, wherever those occurred before.
 class Followers {
   public:
     explicit Followers(size_t n) : n(n) {}
 
     const size_t n;
 
-    // Takes the last of `tokens`; those before it have been taken.
+    // Adds the last of `tokens`; those before it have been added.
     void add(std::span<const int64_t> tokens);
 
-    // Distinct, in the order in which they came.
+    // Distinct, in the order of their first occurrence.
     const std::vector<int64_t>& ids();
 
   private:
     static constexpr uint32_t kEnd = UINT32_MAX;
 
-    struct Context {
-        size_t end;  // where it stood first, behind its last token
-        uint32_t first = kEnd, last = kEnd;
+    struct Context {                         // n - 1 tokens
+        size_t end;                          // of its first occurrence: the position after its last token
+        uint32_t first = kEnd, last = kEnd;  // of its followers, a linked list
     };
     struct Follower {
         int64_t token;
         size_t context;
-        uint32_t next;  // of the same context
+        uint32_t next;  // follower of the same context
     };
 
     void add_follower(int64_t token);
 
-    PlaceTable places_of_contexts_, places_of_followers_;
+    IndexTable index_of_contexts_, index_of_followers_;
     std::vector<Context> contexts_;
     std::vector<Follower> followers_;
-    size_t here_ = PlaceTable::kNone;  // the context that the tokens end with
-    std::vector<int64_t> ids_;         // what has followed it, where it was asked for
-    bool asked_ = false;
+    size_t here_ = IndexTable::kNone;  // the context at the end of the sequence
+    std::vector<int64_t> ids_;         // its followers, while ids_is_current_
+    bool ids_is_current_ = false;
 };
 
 class History {
@@ -102,9 +102,9 @@ class History {
     void append(int64_t token);
 
     const std::vector<int64_t>& tokens() const { return tokens_; }
-    int64_t highest() const { return highest_; }  // -1 where there is none
+    int64_t highest() const { return highest_; }  // -1 if there is none
 
-    // Each index is built where it is first asked for, and kept up from then on. What these return holds until the
+    // An index is built by the first call that needs it, and kept up to date from then on. References hold until the
     // next `append`.
     const Tally& tally(size_t skipped);
     const std::vector<int64_t>& followers(size_t n);  // n >= 1: the distinct tokens that would complete an n-gram again

@@ -1,5 +1,5 @@
 // A first filter that goes by probabilities (top-p, typical, epsilon, eta), exact without a list of the whole row: the
-// sums of the row say how deep a list has to be.
+// sums over the row tell how low a list has to reach.
 #pragma once
 
 #include "sampling/decode_step/mass_sample.h"
@@ -7,92 +7,99 @@
 
 namespace decodestep::DECODESTEP_ISA {
 
-template <Real real>
+template <LogitType type>
 class MassFilter {
   public:
-    // The row's largest score must be known, and plainly scaled.
-    MassFilter(PatchedRow<real>& row, const Step& step) : row_(row), step_(step), sums_(row), mass_(sums_.mass()) {}
+    MassFilter(const RowSums<type>& sums, const Step& step)
+        : sums_(sums), swept_(sums.swept()), row_(swept_.row()), step_(step), mass_(sums_.mass()) {}
 
-    static bool knows(const Step& step) {
-        const bool keeps_mass = step.what == Do::top_p || step.what == Do::typical;
-        return (keeps_mass && step.amount > 0 && step.amount < 1) || step.what == Do::epsilon || step.what == Do::eta;
+    static bool handles(const Step& step) {
+        const bool keeps_mass = step.kind == StepKind::top_p || step.kind == StepKind::typical;
+        return (keeps_mass && step.amount > 0 && step.amount < 1) || step.kind == StepKind::epsilon ||
+               step.kind == StepKind::eta;
     }
 
-    // Lists what the step keeps, and few tokens more. Returns the step to run on that, behind the temperature.
+    // Lists, unscaled, what the step keeps and few tokens more, and hands the sums over the row to the list. Returns
+    // the filter to run on the scaled list, which has the effect of the step.
     Step narrow() {
-        if (step_.what == Do::top_p) {
-            list_head(0.8, [](float lowest) { return [=](float score) { return score > lowest; }; });
-        } else if (step_.what == Do::typical) {
+        if (step_.kind == StepKind::top_p) {
+            list_top([](float lowest) { return [=](float score) { return score > lowest; }; }, 0.8);
+        } else if (step_.kind == StepKind::typical) {
             list_typical();
         } else {
-            if (step_.what == Do::eta) settle_eta();
-            const float least = row_.least_of(row_.largest(), step_.amount * mass_);
-            row_.collect(std::min(least, row_.below(row_.reached_by(step_.keep))));
+            if (step_.kind == StepKind::eta) make_epsilon_of_eta();
+            const float least = row_.lower_bound_of_probability(sums_.max_logit(), step_.amount * mass_);
+            swept_.list_from(std::min(least, row_.below(swept_.reached_by(step_.min_keep))));
         }
-        row_.list.row.mass = mass_;
+        row_.list.whole_row.mass = mass_;
         return step_;
     }
 
   private:
-    // Which is an epsilon that depends on the row.
-    void settle_eta() {
+    // Eta is an epsilon that depends on the row's entropy.
+    void make_epsilon_of_eta() {
         const double falling = std::sqrt(step_.amount) * natural_exp(-sums_.entropy(mass_));
-        step_.what = Do::epsilon;
+        step_.kind = StepKind::epsilon;
         step_.amount = std::min(step_.amount, falling);
     }
 
-    // The nearest to the entropy, of both sides: as near as the threshold is from below.
+    // Tokens rank by the distance of their surprise from the entropy, on either side of it. A list from a threshold on
+    // holds all on the more likely side, and on the other those that are nearer than the threshold.
     void list_typical() {
         const double log_mass = natural_log(mass_), entropy = sums_.entropy(mass_);
-        const auto beyond = [=, this](float score) { return -sums_.log_share(score, log_mass) - entropy; };
-        row_.list.row.entropy = entropy;
-        list_head(0.25, [=](float lowest) {
-            const double distance = beyond(lowest);
-            return [=](float score) { return std::fabs(beyond(score)) < distance; };
-        });
+        const auto above_entropy = [=, this](float score) { return -sums_.log_probability(score, log_mass) - entropy; };
+        row_.list.whole_row.entropy = entropy;
+        list_top(
+            [=](float lowest) {
+                const double distance = above_entropy(lowest);
+                return [=](float score) { return std::fabs(above_entropy(score)) < distance; };
+            },
+            0.25);
     }
 
-    // Lists what reaches a threshold, such that what of it ranks before all other tokens has the step's mass; at worst
-    // the whole row. A first guess leaves out `share` of what is not that mass, and further ones that share of it.
-    template <class Before>
-    void list_head(double share, Before&& before) {
+    // Lists all tokens from a threshold on, so low that the tokens which outrank every unlisted one hold the step's
+    // mass; in the worst case the whole row. outranks(score of the threshold) gives the test for such tokens. The first
+    // guess leaves `share` of the tail unlisted, which is the mass beyond the step's; each retry, `share` of the last.
+    template <class Outranks>
+    void list_top(Outranks&& outranks, double share) {
         const double target = step_.amount * mass_ * (1 + 1e-9);  // above any rounding of the sums
-        const MassSample<real> sample(row_.logits, static_cast<float>(1 / (kLn2 * row_.temperature())), row_.work);
-        if (std::isfinite(sample.largest())) {
-            const double apart = static_cast<double>(row_.largest()) - static_cast<double>(sample.largest());
+        const MassSample<type> sample(row_.logits, static_cast<float>(1 / (kLn2 * row_.temperature())), row_.work);
+        if (std::isfinite(sample.max_logit())) {
+            const double apart = static_cast<double>(sums_.max_logit()) - static_cast<double>(sample.max_logit());
             double tail = (mass_ - target) * natural_exp(std::min(apart / row_.temperature(), 700.0));
             for (int tries = 3; tries > 0; --tries) {
-                const float threshold = sample.above(tail *= share);
-                row_.collect(threshold);
-                if (holds(target, before(row_.scaled(threshold)))) return;
+                const float threshold = sample.logit_above_tail(tail *= share);
+                swept_.list_from(threshold);
+                if (list_holds(target, outranks(row_.score_of(threshold)))) return;
             }
         }
-        row_.collect(kNothing);
+        swept_.list_from(kNothing);
     }
 
-    // Whether what of the list ranks before all other tokens has that mass.
-    template <class Before>
-    bool holds(double target, Before&& before) {
+    // Whether the listed tokens that outrank all others have that mass, and are as many as the step keeps at least.
+    template <class Outranks>
+    bool list_holds(double target, Outranks&& outranks) const {
         const Candidates& list = row_.list;
         store(list.scores + list.n, broadcast(kNothing));
         const float divisor = static_cast<float>(row_.temperature());
-        const double top = row_.scaled(row_.largest());
+        const double max_score = row_.score_of(sums_.max_logit());
         double mass[kLanes] = {};
         size_t count = 0;
         for (size_t i = 0; i < list.n; i += kLanes)
             for (size_t lane = 0; lane < kLanes; ++lane) {
                 const float score = list.scores[i + lane] / divisor;
-                const bool counts = before(score);
-                const double weight = natural_exp(static_cast<double>(score) - top);
+                const bool counts = outranks(score);
+                const double weight = natural_exp(static_cast<double>(score) - max_score);
                 mass[lane] += counts ? weight : 0.0;
                 count += counts;
             }
-        return folded(mass) >= target && count >= step_.keep;
+        return folded(mass) >= target && count >= step_.min_keep;
     }
 
-    PatchedRow<real>& row_;
+    const RowSums<type> sums_;
+    SweptRow<type>& swept_;
+    PatchedRow<type>& row_;
     Step step_;
-    RowSums<real> sums_;
     const double mass_;
 };
 

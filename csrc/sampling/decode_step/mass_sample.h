@@ -1,4 +1,4 @@
-// A guess from a few blocks of a row, before the pass over all of it: from which logit on most of the mass lies.
+// A guess before the pass over a row, from a few of its blocks: its mass, and the logit above which most of that lies.
 #pragma once
 
 #include "sampling/decode_step/mass_sweep.h"
@@ -6,10 +6,11 @@
 
 namespace decodestep::DECODESTEP_ISA {
 
-template <Real real>
+template <LogitType type>
 class MassSample {
   public:
-    MassSample(const Logits<real>& logits, float scale, Workspace& work)
+    // scale: from a difference of logits to an exponent of two. The sampled weights stay in work.selection.
+    MassSample(const Logits<type>& logits, float scale, Workspace& work)
         : scale_(scale), weights_(work.selection.get()) {
         const size_t sampled = std::min<size_t>(logits.blocks(), kBlocks), stride = logits.blocks() / sampled;
         const auto block = [&](size_t i) { return stride / 2 + i * stride; };
@@ -17,9 +18,9 @@ class MassSample {
         for (size_t i = 0; i < sampled; ++i) logits.prefetch_block(block(i));
         for (size_t i = 0; i < sampled; ++i)
             logits.each_vector(block(i), [&](f32x16 x, size_t) { best = max(x, best); });
-        largest_ = decodestep::DECODESTEP_ISA::largest(best);
-        if (!std::isfinite(largest_)) return;
-        const Weight weight{broadcast(scale), broadcast(-scale * largest_)};
+        max_logit_ = largest(best);
+        if (!std::isfinite(max_logit_)) return;
+        const LogitWeight weight{broadcast(scale), broadcast(-scale * max_logit_)};
         double mass = 0, heaviest = 0;
         size_t seen = 0;
         for (size_t i = 0; i < sampled; ++i) {
@@ -28,7 +29,7 @@ class MassSample {
                 const f32x16 w = weight(x);
                 sums = sums + w;
                 seen += kLanes;
-                if (i % 2 == 0) {
+                if (i % 2 == 0) {  // half of the blocks are enough for the distribution
                     store(weights_ + count_, w);
                     count_ += kLanes;
                 }
@@ -37,18 +38,19 @@ class MassSample {
             mass += block_mass;
             heaviest = std::max(heaviest, block_mass);
         }
-        // A single block may hold the tokens that outweigh all others; the row has no more of them.
+        // The heaviest block may hold the few tokens that outweigh all others: the rest of the row is like the others.
         const double others = sampled > 1 ? (mass - heaviest) / static_cast<double>(sampled - 1) : mass;
         mass_ = others * static_cast<double>(logits.blocks());
         share_ = static_cast<double>(count_ * sampled) / static_cast<double>(seen * logits.blocks());
     }
 
-    float largest() const { return largest_; }
-    double mass() const { return mass_; }  // of the row, relative to `largest`
+    float max_logit() const { return max_logit_; }  // of the sample; what follows means nothing unless it is finite
+    double mass() const { return mass_; }           // of the row, estimated, the weight of max_logit being 1
 
-    // About the logit below which a mass of `tail` lies. Calls meanwhile(0), meanwhile(1), ... kHalvings times.
+    // About the logit below which tokens of the mass `tail` lie. Calls meanwhile(0), meanwhile(1), ... between the
+    // kHalvings steps of the search: room for prefetches.
     template <class Meanwhile>
-    float above(double tail, Meanwhile&& meanwhile) const {
+    float logit_above_tail(double tail, Meanwhile&& meanwhile) const {
         const double wanted = tail * share_;
         uint32_t low = ordered(0x1p-64f), high = ordered(1.0f);
         for (size_t i = 0; i < kHalvings; ++i) {
@@ -56,14 +58,15 @@ class MassSample {
             const uint32_t middle = low + (high - low) / 2;
             (mass_below(from_ordered(middle)) <= wanted ? low : high) = middle;
         }
-        return largest_ + static_cast<float>(natural_log(from_ordered(low)) / kLn2) / scale_;
+        return max_logit_ + static_cast<float>(natural_log(from_ordered(low)) / kLn2) / scale_;
     }
 
-    float above(double tail) const {
-        return above(tail, [](size_t) {});
+    float logit_above_tail(double tail) const {
+        return logit_above_tail(tail, [](size_t) {});
     }
 
   private:
+    // The sum of the sampled weights below a weight.
     double mass_below(float weight) const {
         const f32x16 bound = broadcast(weight);
         const auto below = [&](size_t i) {
@@ -83,10 +86,11 @@ class MassSample {
     static constexpr size_t kBlocks = 4, kHalvings = 8;
 
     const float scale_;
-    float* const weights_;  // the weights of some of the blocks
+    float* const weights_;  // the weights of some of the sampled blocks
     size_t count_ = 0;
-    float largest_ = kNothing;
-    double mass_ = 0, share_ = 0;
+    float max_logit_ = kNothing;
+    double mass_ = 0;
+    double share_ = 0;  // how much of the row weights_ holds
 };
 
 }  // namespace decodestep::DECODESTEP_ISA

@@ -1,5 +1,5 @@
-// The pass over a row that top-p needs: the mass of the whole row, and either the tokens from a threshold on or
-// group_max.
+// The pass over a row that top-p needs: the mass of the whole row, and in the same pass either a list of the tokens
+// from a threshold on, or work.group_max.
 #pragma once
 
 #include "sampling/decode_step/candidates.h"
@@ -9,70 +9,79 @@
 
 namespace decodestep::DECODESTEP_ISA {
 
-// 2^(scale * x + offset): the weight of a logit, relative to that of some other.
-struct Weight {
+// The weight of a logit relative to that of a reference logit: 2^(scale * x + offset).
+struct LogitWeight {
     f32x16 scale, offset;
 
     DECODESTEP_INLINE f32x16 operator()(f32x16 x) const { return exp2(fma(x, scale, offset)); }
 };
 
-template <Real real>
+template <LogitType type>
 class MassSweep {
   public:
-    MassSweep(const Logits<real>& logits, const Weight& weight, Candidates& list, bool patched)
+    // `patched`: whether some tokens are in the overlay. Those are left out of lists, but weighed as unpatched.
+    MassSweep(const Logits<type>& logits, const LogitWeight& weight, Candidates& list, bool patched)
         : logits_(logits), weight_(weight), list_(list), patched_(patched) {}
 
-    // Lists the tokens whose logits are at least the threshold, ascending, but those in the overlay. Returns the sum of
-    // the row's weights. Now and then, likely(an estimate of that sum) may raise a finite threshold: what the list has
-    // of lower logits it has from before.
+    struct WeighedList {
+        double mass;          // the sum of the row's weights
+        float complete_from;  // the list holds every token whose logit is at least that, and maybe lower ones
+    };
+
+    // Weighs the row and lists tokens from a threshold on, ascending by id. After 64, 128, 256 ... blocks a finite
+    // threshold may rise to likely(estimated mass of the row): what has been listed stays, what is listed from then on
+    // reaches the new threshold. So the list is complete from the last one on.
     template <class Likely>
-    double weigh_and_list(float threshold, Likely&& likely) {
+    WeighedList weigh_and_list(float threshold, Likely&& likely) {
         set_threshold(threshold);
         list_.n = 0;
         double mass = 0, heaviest = 0;
-        size_t look = kFirstLook;
+        size_t next_estimate = kFirstEstimate;
         for (size_t block = 0; block < logits_.blocks();) {
             const double sum = pass<true, true>(block);
             mass += sum;
             heaviest = std::max(heaviest, sum);
-            if (++block == look && std::isfinite(threshold_)) {
-                look *= 2;
-                // One block may hold the tokens that outweigh all others; the rest has no more of them.
+            if (++block == next_estimate && std::isfinite(threshold_)) {
+                next_estimate *= 2;
+                // The heaviest block may hold the few tokens that outweigh all others: the rest is like the others.
                 const double others = (mass - heaviest) / static_cast<double>(block - 1);
-                set_threshold(
-                    std::max(threshold_, likely(mass + others * static_cast<double>(logits_.blocks() - block))));
+                const double estimate = mass + others * static_cast<double>(logits_.blocks() - block);
+                set_threshold(std::max(threshold_, likely(estimate)));
             }
         }
-        return mass;
+        return {mass, threshold_};
     }
 
-    // The sum of the weights, and group_max.
+    // Weighs the row and writes work.group_max.
     double weigh_and_find_maxima() {
         double mass = 0;
         for (size_t block = 0; block < logits_.blocks(); ++block) mass += pass<true, false>(block);
         return mass;
     }
 
-    void list(float threshold) {
+    // Lists tokens from a threshold on, ascending by id. Returns the logit from which on the list is complete, and
+    // below which it holds none: the threshold, rounded.
+    float list_from(float threshold) {
         set_threshold(threshold);
         list_.n = 0;
         for (size_t block = 0; block < logits_.blocks(); ++block) pass<false, true>(block);
+        return threshold_;
     }
 
-    float threshold() const { return threshold_; }
-
   private:
-    using Item = typename Logits<real>::Item;
-    static constexpr size_t kWord = 64;  // tokens that a word of bits marks
-    static constexpr size_t kFirstLook = 64;
-    static constexpr size_t kAhead = (size_t{1} << 14) / sizeof(Item);
+    using Item = typename Logits<type>::Item;
+    static constexpr size_t kWord = 64;           // tokens that a word of bits marks
+    static constexpr size_t kFirstEstimate = 64;  // blocks
+    static constexpr size_t kPrefetchDistance = (size_t{1} << 14) / sizeof(Item);
 
-    // Any threshold will do: sixteen bits are compared faster than more.
+    // The threshold is rounded to bfloat16, with which bfloat16 logits are compared faster; callers go by the rounded
+    // one.
     void set_threshold(float threshold) {
         threshold_ = std::bit_cast<float>(std::bit_cast<uint32_t>(threshold) & 0xFFFF0000u);
         least_ = broadcast(threshold_);
     }
 
+    // One block; returns the sum of its weights if they are wanted.
     template <bool weighed, bool listed>
     DECODESTEP_INLINE double pass(size_t block) {
         const float sums =
@@ -90,7 +99,7 @@ class MassSweep {
         for (size_t i = 0; i < kBlock / kWord; ++i) {
             const Item* const word = p + i * kWord;
             if constexpr (weighed) {
-                prefetch(word + kAhead, kWord * sizeof(Item));
+                prefetch(word + kPrefetchDistance, kWord * sizeof(Item));
                 f32x16 x[4];
                 logits_.load_pair(word, x[0], x[1]);
                 logits_.load_pair(word + 2 * kLanes, x[2], x[3]);
@@ -127,6 +136,7 @@ class MassSweep {
         return weighed ? sum(sums) : 0;
     }
 
+    // The sum of a block's weights, where NaN has none.
     float without_nan(size_t block) const {
         f32x16 sums = broadcast(0.0f);
         logits_.each_vector(block, [&](f32x16 x, size_t) { sums = sums + select(at_least(x, x), weight_(x)); });
@@ -135,17 +145,17 @@ class MassSweep {
 
     float* maxima(size_t block) const { return &list_.work.group_max[block * kLanes]; }
 
-    // Bit i stands for token i.
+    // Bit i: whether token i of 64 reaches the threshold. Of bfloat16, NaN may be marked too; it is listed as -inf.
     DECODESTEP_INLINE uint64_t marked(const Item* p) const {
-        if constexpr (real == Real::bf16)
+        if constexpr (type == LogitType::bf16)
             return at_least_bf16(p, threshold_) | uint64_t{at_least_bf16(p + 32, threshold_)} << 32;
         uint64_t word = 0;
         for (size_t j = 0; j < 4; ++j)
-            word |= static_cast<uint64_t>(at_least(Logits<real>::widen(p + j * kLanes), least_)) << j * kLanes;
+            word |= static_cast<uint64_t>(at_least(Logits<type>::widen(p + j * kLanes), least_)) << j * kLanes;
         return word;
     }
 
-    // Lists what a block's bits mark, while its logits are near.
+    // Lists what a block's bits mark, unless it is patched; the block's logits are still in the cache.
     DECODESTEP_INLINE void write(uint64_t (&marks)[kBlock / kWord], size_t block) {
         if (patched_) {
             for (size_t i = 0; i < kBlock / kWord; ++i) {
@@ -153,7 +163,7 @@ class MassSweep {
                 marks[i] = (marks[i] | patched) ^ patched;
             }
         }
-        const Logits<real> logits = logits_;
+        const Logits<type> logits = logits_;
         int32_t* const ids = list_.ids;
         float* const scores = list_.scores;
         size_t n = list_.n;
@@ -162,8 +172,8 @@ class MassSweep {
         list_.n = n;
     }
 
-    const Logits<real>& logits_;
-    const Weight weight_;
+    const Logits<type>& logits_;
+    const LogitWeight weight_;
     Candidates& list_;
     const bool patched_;
     float threshold_ = kNothing;

@@ -1,4 +1,4 @@
-// The few tokens of a row whose scores its leading patches change, kept beside the logits, which are never written to.
+// The tokens of a row that its leading patches change, kept beside the logits, which are never written to.
 #pragma once
 
 #include "sampling/decode_step/candidates.h"
@@ -22,15 +22,15 @@ class Overlay {
 
     size_t count() const { return count_; }
     const int32_t* ids() const { return work_.patched_ids.get(); }
-    const float* raw() const { return work_.patched_raw.get(); }  // what the logits say
-    const float* now() const { return work_.patched_now.get(); }  // what the patches made of it; -inf where dropped
+    const float* raw() const { return work_.patched_raw.get(); }  // their logits
+    const float* now() const { return work_.patched_now.get(); }  // patched; -inf where dropped
 
     bool holds(size_t id) const { return work_.marks[id / 64] >> (id % 64) & 1; }
 
-    // Of a token that it holds.
+    // The patched logit of a token that it holds.
     float now_of(size_t id) { return now()[find(id)]; }
 
-    // visit(lane, now) for those of the sixteen tokens from a multiple of sixteen on.
+    // visit(lane, now) for those that it holds of the sixteen tokens from `first` on, a multiple of sixteen.
     template <class Visit>
     DECODESTEP_INLINE void each_of_sixteen(size_t first, Visit&& visit) {
         for (uint64_t held = work_.marks[first / 64] >> (first % 64) & kAllLanes; held; held &= held - 1) {
@@ -53,46 +53,47 @@ class Overlay {
         }
     }
 
+    // Applies a patch of single tokens; the logits are read of those that it does not hold yet.
     template <class Row>
     void apply(const Step& step, const Row& row) {
-        switch (step.what) {
-            case Do::penalise:
-                return apply<Do::penalise>(step, row);
-            case Do::add:
-                return apply<Do::add>(step, row);
-            case Do::lift:
-                return apply<Do::lift>(step, row);
+        switch (step.kind) {
+            case StepKind::penalise:
+                return apply<StepKind::penalise>(step, row);
+            case StepKind::add:
+                return apply<StepKind::add>(step, row);
+            case StepKind::lift:
+                return apply<StepKind::lift>(step, row);
             default:
-                return apply<Do::ban>(step, row);
+                return apply<StepKind::ban>(step, row);
         }
     }
 
   private:
-    template <Do what, class Row>
+    template <StepKind kind, class Row>
     void apply(const Step& step, const Row& row) {
-        // The first step on a row meets new tokens alone: these are patched in a loop of their own, which has no
-        // branch.
+        // The first patch of a row usually finds none of its tokens here. Those are patched in a loop without a branch.
         const size_t before = count_, fresh = insert_fresh(step, row);
         float* const now = work_.patched_now.get();
-        for (size_t j = 0; j < fresh; ++j) now[before + j] = changed<what>(step, j, now[before + j]);
+        for (size_t j = 0; j < fresh; ++j) now[before + j] = changed<kind>(step, j, now[before + j]);
         for (size_t i = fresh; i < step.count; ++i) {
             const auto id = static_cast<size_t>(step.ids[i]);
             const size_t slot = holds(id) ? find(id) : insert(id, row.at(id));
-            now[slot] = changed<what>(step, i, now[slot]);
+            now[slot] = changed<kind>(step, i, now[slot]);
         }
     }
 
-    // Takes in the tokens of a step up to the first that is here already; returns their number.
+    // Inserts the tokens of a step up to the first that is here already; returns their number.
     template <class Row>
     size_t insert_fresh(const Step& step, const Row& row) {
-        constexpr size_t ahead = 32;  // cold logits of scattered tokens arrive together, not one after the other
-        // Local, for all the compiler knows a store to a mark may be one to a member.
+        constexpr size_t distance = 32;  // prefetch: scattered logits then arrive together, not one after the other
+        // Local copies: otherwise the compiler must assume that stores through `marks` change the members, and reload
+        // them.
         uint64_t* const marks = work_.marks.get();
         int32_t* const ids = work_.patched_ids.get() + count_;
         float* const raw = work_.patched_raw.get() + count_;
         size_t n = 0;
         for (; n < step.count; ++n) {
-            if (n + ahead < step.count) prefetch(row.data + step.ids[n + ahead]);
+            if (n + distance < step.count) prefetch(row.data + step.ids[n + distance]);
             const auto id = static_cast<size_t>(step.ids[n]);
             const uint64_t mark = uint64_t{1} << (id % 64);
             if (marks[id / 64] & mark) break;
@@ -107,10 +108,10 @@ class Overlay {
         return n;
     }
 
-    // What is dropped, by becoming NaN too, is dropped for good.
-    template <Do what>
+    // A token that is dropped stays dropped, and NaN drops it too.
+    template <StepKind kind>
     static float changed(const Step& step, size_t which, float score) {
-        const float after = patched<what>(step, which, score);
+        const float after = patched<kind>(step, which, score);
         return score > kNothing && after > kNothing ? after : kNothing;
     }
 
@@ -122,10 +123,11 @@ class Overlay {
         return count_++;
     }
 
-    // Most rows have one patch step, or few tokens in a second one, so a table is made late.
+    // The index of a token that it holds. Most rows have one patch, or few tokens in the next ones, so the first
+    // searches are linear, and the hash table is made when there are more.
     size_t find(size_t id) {
-        constexpr int early = 16;
-        if (++searches_ <= early) {
+        constexpr int linear_searches = 16;
+        if (++searches_ <= linear_searches) {
             size_t at = 0;
             for (size_t i = 0; i < count_; ++i) at += work_.patched_ids[i] == static_cast<int32_t>(id) ? i : 0;
             return at;
@@ -140,8 +142,9 @@ class Overlay {
         return work_.slots[at] - 1;
     }
 
+    // Enters a token in the hash table.
     void hash(size_t index) {
-        if (2 * index >= size_t{1} << work_.slot_bits) return;  // full: the next `find` makes a larger one
+        if (2 * index >= size_t{1} << work_.slot_bits) return;  // half full: the next `find` makes a larger one
         size_t at = first_slot(static_cast<size_t>(work_.patched_ids[index]));
         while (work_.slots[at]) at = next_slot(at);
         work_.slots[at] = static_cast<uint32_t>(index + 1);

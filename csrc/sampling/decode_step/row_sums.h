@@ -1,53 +1,67 @@
-// Sums over all tokens of a row behind its patches and its temperature, without a list of them: each operation, and the
-// order of the additions, is that of reference.py. And what rests on them alone: log-probabilities of the row.
+// Sums over all tokens of a patched and scaled row, without a list of them: each operation, and the order of the
+// additions, is that of reference.py. And what follows from these sums: log-probabilities of the row.
 #pragma once
 
-#include "sampling/decode_step/patched_row.h"
+#include <optional>
+
+#include "sampling/decode_step/swept_row.h"
 
 namespace decodestep::DECODESTEP_ISA {
 
-// The row's largest score must be known, and plainly scaled.
-template <Real real>
+template <LogitType type>
 class RowSums {
   public:
-    explicit RowSums(PatchedRow<real>& row) : row_(row), top_(row.scaled(row.largest())) {}
-
-    // Of the weights, exp(score - largest score).
-    double mass() {
-        return sum_of([](double below) { return natural_exp(below); });
+    // Nothing where the scores are not plainly the logits divided by the temperature. The row's list is overwritten.
+    static std::optional<RowSums> of(SweptRow<type>& swept) {
+        const float max_logit = swept.find_max();
+        if (!swept.row().scales_plainly(max_logit)) return {};
+        return RowSums(swept, max_logit);
     }
 
-    // The log-probability of a score, for the logarithm of that mass.
-    double log_share(float score, double log_mass) const { return (static_cast<double>(score) - top_) - log_mass; }
+    SweptRow<type>& swept() const { return swept_; }
+    float max_logit() const { return max_logit_; }
 
-    // Of the probabilities, for that mass.
-    double entropy(double mass) {
+    // The sum of the weights, exp(score - largest score).
+    double mass() const {
+        return sum_of([](double below_max) { return natural_exp(below_max); });
+    }
+
+    double log_probability(float score, double log_mass) const {
+        return (static_cast<double>(score) - max_score_) - log_mass;
+    }
+
+    // Of the probabilities, whose weights have that sum.
+    double entropy(double mass) const {
         const double log_mass = natural_log(mass);
-        return -sum_of([=](double below) {
-            const double log = below - log_mass, share = natural_exp(log);
+        return -sum_of([=](double below_max) {
+            const double log = below_max - log_mass, share = natural_exp(log);
             return share * (share > 0 ? log : 0.0);
         });
     }
 
-    // Log-probabilities of the token and of the likeliest; the row's list is overwritten.
-    void report(Logprobs& logprobs, int which, int64_t token) {
+    // Log-probabilities of the token and of the most likely ones; the row's list is overwritten.
+    void report(RowLogprobs& out, size_t wanted, int64_t token) const {
         const double log_mass = natural_log(mass());
-        const auto log_of = [&](float x) { return log_share(row_.scaled(x), log_mass); };
+        const auto log_of = [&](float x) { return log_probability(row_.score_of(x), log_mass); };
         const auto id = static_cast<size_t>(token);
-        logprobs.chosen[which] = log_of(row_.overlay.holds(id) ? row_.overlay.now_of(id) : row_.logits.at(id));
-        logprobs.found[which] = 0;
-        if (logprobs.wanted == 0) return;
+        out.chosen = log_of(row_.overlay.holds(id) ? row_.overlay.now_of(id) : row_.logits.at(id));
+        out.count = 0;
+        if (wanted == 0) return;
         Candidates& list = row_.list;
-        row_.collect(lowest_like(row_.reached_by(logprobs.wanted), log_of));
-        list.keep([&](size_t i) { return row_.scaled(list.scores[i]) > kNothing; });
+        swept_.list_from(lowest_with_value_of(swept_.reached_by(wanted), log_of));
+        list.keep_if([&](size_t i) { return row_.score_of(list.scores[i]) > kNothing; });
         for (size_t i = 0; i < list.n; ++i) row_.work.logs[i] = log_of(list.scores[i]);
-        list.report_likeliest(logprobs, which);
+        list.report_most_likely(out, wanted);
     }
 
   private:
-    // Equals are ranked by their ids, and rounding may make lower logits the equals of t.
+    RowSums(SweptRow<type>& swept, float max_logit)
+        : swept_(swept), row_(swept.row()), max_logit_(max_logit), max_score_(row_.score_of(max_logit)) {}
+
+    // The lowest logit with the value of t: equal values are ranked by their ids, and rounding may give logits below t
+    // the same value.
     template <class Rising>
-    static float lowest_like(float t, Rising&& value) {
+    static float lowest_with_value_of(float t, Rising&& value) {
         uint32_t low = ordered(kNothing), high = ordered(t);
         while (low < high) {
             const uint32_t middle = low + (high - low) / 2;
@@ -59,23 +73,26 @@ class RowSums {
         return from_ordered(low);
     }
 
-    // A token at -inf adds term(-inf), which has to be 0.
+    // The sum of term(score - largest score) over the vocabulary. Tokens at -inf take part, so term(-inf) must be 0.
     template <class Term>
-    double sum_of(Term&& term) {
+    double sum_of(Term&& term) const {
         const f32x16 divisor = broadcast(static_cast<float>(row_.temperature()));
         double parts[kLanes] = {};
         for (size_t block = 0; block < row_.logits.blocks(); ++block)
             row_.logits.each_vector(block, [&](f32x16 x, size_t i) {
                 float scores[kLanes];
                 store(scores, x / divisor);
-                row_.overlay.each_of_sixteen(i, [&](size_t lane, float now) { scores[lane] = row_.scaled(now); });
-                for (int lane = 0; lane < kLanes; ++lane) parts[lane] += term(static_cast<double>(scores[lane]) - top_);
+                row_.overlay.each_of_sixteen(i, [&](size_t lane, float now) { scores[lane] = row_.score_of(now); });
+                for (int lane = 0; lane < kLanes; ++lane)
+                    parts[lane] += term(static_cast<double>(scores[lane]) - max_score_);
             });
         return folded(parts);
     }
 
-    PatchedRow<real>& row_;
-    const double top_;
+    SweptRow<type>& swept_;
+    PatchedRow<type>& row_;
+    const float max_logit_;
+    const double max_score_;
 };
 
 }  // namespace decodestep::DECODESTEP_ISA

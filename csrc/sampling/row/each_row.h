@@ -1,4 +1,4 @@
-// The rows of a call of the samplers, spread over threads that have a workspace each.
+// The rows of a call of the samplers, spread over threads with a workspace each.
 #pragma once
 
 #include <algorithm>
@@ -9,9 +9,9 @@
 
 namespace decodestep::DECODESTEP_ISA {
 
-template <Real real, class Args, class Body>
-void each_row_of(const Args& args, Body&& body) {
-    // A pool that has to be woken costs more than two rows.
+template <LogitType type, class Args, class Body>
+void each_typed_row(const Args& args, Body&& body) {
+    // Waking the pool costs more than sampling two rows of 128k tokens on one thread.
     const size_t workers =
         args.batch * args.vocab < (1u << 18) ? 1 : std::min<size_t>(static_cast<size_t>(args.threads), args.batch);
     Workspaces spaces(workers, args.vocab);
@@ -19,22 +19,22 @@ void each_row_of(const Args& args, Body&& body) {
     parallel_for(workers, args.threads, [&](size_t worker) {
         for (size_t b; (b = next.fetch_add(1, std::memory_order_relaxed)) < args.batch;) {
             const auto* data = static_cast<const char*>(args.logits) + static_cast<ptrdiff_t>(b) * args.row_bytes;
-            using Item = typename Logits<real>::Item;
-            body(Logits<real>{reinterpret_cast<const Item*>(data), args.vocab}, b, spaces[worker]);
+            using Item = typename Logits<type>::Item;
+            body(Logits<type>{reinterpret_cast<const Item*>(data), args.vocab}, b, spaces[worker]);
         }
     });
 }
 
-// body(logits of row b, b, workspace) for every row, claimed one by one.
+// Calls body(logits of row b, b, workspace) for every row. Threads claim one row after the other.
 template <class Args, class Body>
 void each_row(const Args& args, Body&& body) {
     switch (args.dtype) {
-        case Real::f32:
-            return each_row_of<Real::f32>(args, body);
-        case Real::bf16:
-            return each_row_of<Real::bf16>(args, body);
-        case Real::f16:
-            return each_row_of<Real::f16>(args, body);
+        case LogitType::f32:
+            return each_typed_row<LogitType::f32>(args, body);
+        case LogitType::bf16:
+            return each_typed_row<LogitType::bf16>(args, body);
+        case LogitType::f16:
+            return each_typed_row<LogitType::f16>(args, body);
     }
 }
 

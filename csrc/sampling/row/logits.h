@@ -1,5 +1,5 @@
-// One row of logits in float32, bfloat16 or float16, sixteen at a time, and the passes over it. NaN is passed on: it
-// loses every comparison.
+// One row of logits in float32, bfloat16 or float16, read sixteen at a time, and the passes over it. NaN is handed on:
+// it loses every comparison.
 #pragma once
 
 #include <algorithm>
@@ -10,9 +10,10 @@
 
 namespace decodestep::DECODESTEP_ISA {
 
-template <Real real>
+template <LogitType type>
 struct Logits {
-    using Item = std::conditional_t<real == Real::f32, float, std::conditional_t<real == Real::bf16, Bf16, F16>>;
+    using Item =
+        std::conditional_t<type == LogitType::f32, float, std::conditional_t<type == LogitType::bf16, Bf16, F16>>;
 
     const Item* data;
     size_t vocab;
@@ -21,7 +22,7 @@ struct Logits {
 
     DECODESTEP_INLINE f32x16 load(size_t i) const { return widen(data + i); }
 
-    static constexpr size_t kPairStep = kSplitsBf16 && real == Real::bf16 ? 2 : 1;
+    static constexpr size_t kPairStep = kSplitsBf16 && type == LogitType::bf16 ? 2 : 1;
 
     // 32 logits from p on: the even and the odd ones where kPairStep is 2, else sixteen and sixteen.
     static DECODESTEP_INLINE void load_pair(const Item* p, f32x16& a, f32x16& b) {
@@ -35,19 +36,19 @@ struct Logits {
         b = widen(p + kLanes);
     }
 
-    static constexpr Item nothing() {  // -inf
-        if constexpr (real == Real::f32)
+    static constexpr Item minus_infinity() {
+        if constexpr (type == LogitType::f32)
             return kNothing;
-        else if constexpr (real == Real::bf16)
+        else if constexpr (type == LogitType::bf16)
             return {0xFF80u};
         else
             return {0xFC00u};
     }
 
-    // The last n < 16 logits, and -inf behind them.
+    // The last n < 16 logits, followed by -inf.
     f32x16 load_last(size_t i, size_t n) const {
         Item items[kLanes];
-        for (Item& item : items) item = nothing();
+        for (Item& item : items) item = minus_infinity();
         std::memcpy(items, data + i, n * sizeof(Item));
         return widen(items);
     }
@@ -55,9 +56,9 @@ struct Logits {
     // One logit; NaN is -inf.
     float at(size_t i) const {
         float value;
-        if constexpr (real == Real::f32) {
+        if constexpr (type == LogitType::f32) {
             value = data[i];
-        } else if constexpr (real == Real::bf16) {
+        } else if constexpr (type == LogitType::bf16) {
             value = decodestep::to_float(data[i]);
         } else {
             Item items[kLanes] = {data[i]};
@@ -76,7 +77,7 @@ struct Logits {
         each_vector_from(block * kBlock, std::min(vocab, (block + 1) * kBlock), visit);
     }
 
-    // The same in an order that costs less: visit(sixteen logits, id, step), of which lane i is token id + step * i.
+    // The same in an order that costs less: visit(sixteen logits, id, step), where lane i is token id + step * i.
     template <class Visit>
     DECODESTEP_INLINE void each_vector_in_any_order(size_t block, Visit&& visit) const {
         size_t i = block * kBlock;
@@ -92,9 +93,9 @@ struct Logits {
         each_vector_from(i, end, [&](f32x16 x, size_t first) { visit(x, first, 1); });
     }
 
-    // Cold logits arrive at twice the speed when they are asked for two blocks ahead. A pass that computes spreads this
-    // over its work: too many lines at once wait for each other.
-    DECODESTEP_INLINE static void prefetch_behind(const Item* p) {
+    // Logits that are not in the cache arrive at twice the speed when they are prefetched two blocks ahead. Done vector
+    // by vector between the other work: prefetches of too many lines at once wait for each other.
+    DECODESTEP_INLINE static void prefetch_ahead_of(const Item* p) {
         if (sizeof(Item) == 4 || reinterpret_cast<uintptr_t>(p) % 64 < 32) prefetch(p + 2 * kBlock);
     }
 
@@ -105,7 +106,7 @@ struct Logits {
     DECODESTEP_INLINE size_t list_marked(uint64_t word, size_t first, int32_t* ids, float* scores) const {
         if constexpr (kListsWords)
             if (first + 64 <= vocab) return list_word(word, data + first, static_cast<int32_t>(first), ids, scores);
-        // Four at a time whether there are as many or not, for that number is hard to foretell.
+        // Four at a time, whether there are as many or not: a branch on their number would be mispredicted.
         const auto count = static_cast<size_t>(std::popcount(word));
         keep_scalar(word);
         for (size_t i = 0; i < count;)
@@ -125,14 +126,14 @@ struct Logits {
         f32x16 best[4] = {broadcast(kNothing), broadcast(kNothing), broadcast(kNothing), broadcast(kNothing)};
         if ((block + 1) * kBlock <= vocab) {
             const Item* const p = data + block * kBlock;
-            // Eight loads a turn: with all 32 written out, each comes back at strides that the prefetcher of the first
-            // cache does not follow, and logits in the second take twice the time.
+            // Eight loads an iteration: fully unrolled, each load instruction would advance by strides that the L1
+            // prefetcher does not follow, and logits in L2 would take twice the time.
 #pragma GCC unroll 2
             for (size_t i = 0; i < kBlock; i += 4 * kLanes) {
 #pragma GCC unroll 4
                 for (size_t j = 0; j < 4; ++j) {
                     const Item* const at = p + i + j * kLanes;
-                    if constexpr (and_prefetch) prefetch_behind(at);
+                    if constexpr (and_prefetch) prefetch_ahead_of(at);
                     best[j] = max(widen(at), best[j]);
                 }
             }
@@ -142,17 +143,22 @@ struct Logits {
         return max(max(best[0], best[1]), max(best[2], best[3]));
     }
 
-    // group_max of the whole row.
+    // Writes work.group_max of the whole row.
     void sweep(Workspace& work) const {
         for (size_t block = 0; block < blocks(); ++block) {
             store(&work.group_max[block * kLanes], maxima<true>(block));
         }
     }
 
-    // Writes the tokens with logits >= threshold (all above -inf where it is that), ascending, and returns their
-    // number. A branch for every vector pays only where few vectors hold one.
+    // Lists the tokens with logits >= threshold, of -inf all above that, ascending, and returns their number. Needs
+    // work.group_max. few: whether most vectors hold none.
+    size_t list_from(Workspace& work, float threshold, bool few) const {
+        return few && threshold > kNothing ? list_from<true>(work, threshold) : list_from<false>(work, threshold);
+    }
+
+    // A branch for every vector pays only where few vectors hold a token of the list.
     template <bool few>
-    size_t collect(Workspace& work, float threshold) const {
+    size_t list_from(Workspace& work, float threshold) const {
         const f32x16 least = broadcast(std::max(threshold, std::numeric_limits<float>::lowest()));
         float* const scores = work.scores.get();
         int32_t* const ids = work.ids.get();

@@ -1,4 +1,4 @@
-// Ranking by scores: keys that hold a score's rank above what they stand for, and their sort.
+// Ranking by scores: 64-bit keys whose upper half orders the scores, and a sort of them.
 #pragma once
 
 #include <utility>
@@ -7,10 +7,10 @@
 
 namespace decodestep::DECODESTEP_ISA {
 
-// Lower for higher scores; its lower half is free.
+// A key that is lower for higher scores. Its lower half is zero, for the caller to use.
 DECODESTEP_INLINE uint64_t descending_key(float score) { return static_cast<uint64_t>(~ordered(score)) << 32; }
 
-// Sorts keys by their upper halves; equals stay in their order. Returns where they are, which is either array.
+// Sorts keys by their upper halves, stably: a radix sort. Returns the array that has the result, `keys` or `spare`.
 inline uint64_t* sorted_by_upper_half(uint64_t* keys, uint64_t* spare, size_t n) {
     constexpr int digits = 3, bits = 11;
     constexpr size_t values = size_t{1} << bits;

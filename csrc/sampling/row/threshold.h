@@ -1,11 +1,12 @@
-// A threshold that leaves a short list of a row, found from few of its values, such as the maxima of its groups.
+// The search for a threshold that a wanted number of tokens reach, from counts over few of the row's values, such as
+// the maxima of its groups.
 #pragma once
 
 #include "simd/simd.h"
 
 namespace decodestep::DECODESTEP_ISA {
 
-// Floats in their order as integers, so that halving an interval ends after 32 steps whatever its ends.
+// Floats as integers of the same order, so that halving an interval ends after 32 steps whatever its ends.
 DECODESTEP_INLINE uint32_t ordered(float x) {
     const auto bits = std::bit_cast<uint32_t>(x + 0.0f);
     return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
@@ -22,8 +23,11 @@ DECODESTEP_INLINE size_t count_at_least(const float* values, size_t n, float lea
     return count;
 }
 
-// A threshold t with surely_at_least(t) >= count, and above that by `slack` at the most, unless values are equal; -inf
-// where there is none.
+// How many tokens more than `count` a list may have: the steps of a closer search would cost more than they do.
+constexpr size_t spare_tokens(size_t count) { return count / 4 + 4; }
+
+// A threshold t with surely_at_least(t) >= count, and at most `slack` more than that, unless values are equal; -inf
+// where there is none. surely_at_least(t) must not rise with t; `largest` is where the search starts, downwards.
 template <class SurelyAtLeast>
 float threshold_reached_by(size_t count, size_t slack, float largest, SurelyAtLeast&& surely_at_least) {
     uint32_t high = ordered(largest) + 1, low = high;

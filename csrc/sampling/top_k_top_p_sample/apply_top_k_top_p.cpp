@@ -4,10 +4,10 @@
 namespace decodestep::DECODESTEP_ISA {
 namespace {
 
-template <Real real>
-class Filter {
+template <LogitType type>
+class RowFilter {
   public:
-    Filter(Survivors<real>& list, const ApplyTopKTopP& args, size_t b)
+    RowFilter(Survivors<type>& list, const ApplyTopKTopP& args, size_t b)
         : list_(list),
           data_(list.logits.data),
           vocab_(args.vocab),
@@ -23,7 +23,7 @@ class Filter {
         if (limit >= 0)
             top_p(limit, by_k);
         else if (by_k && list_.n < k_)
-            copy_numbers();
+            copy_row_without_nan();
         else if (by_k)
             write();
         else
@@ -31,37 +31,38 @@ class Filter {
     }
 
   private:
-    using Item = typename Logits<real>::Item;
+    using Item = typename Logits<type>::Item;
 
-    // The list of all that are no lower than the k-th largest; of all above -inf where these are less than k.
+    // Lists all tokens no lower than the k-th largest, or all above -inf if those are fewer than k.
     void top_k() {
-        list_.collect(list_.reached_by(k_));
+        list_.list_from(list_.reached_by(k_));
         if (list_.n < k_) return;
         float* const copy = list_.values;
         std::copy_n(list_.inputs, list_.n, copy);
         std::nth_element(copy, copy + (k_ - 1), copy + list_.n, [](float a, float b) { return a > b; });
         const float kth = copy[k_ - 1];
-        list_.keep([&](size_t i) { return list_.inputs[i] >= kth; });
+        list_.keep_if([&](size_t i) { return list_.inputs[i] >= kth; });
     }
 
-    // Keeps the tokens whose running sum from the smallest on is above `limit`, and the last in any case.
+    // Of the tokens in ascending order, keeps those at which the running sum of probabilities is above `limit`, and the
+    // last in any case.
     void top_p(double limit, bool listed) {
-        if (list_.largest == kNothing) return last_of_nothing();
+        if (list_.max_input == kNothing) return keep_last_of_minus_infinity();
         if (limit >= kUnits) {
-            list_.collect(list_.largest);
+            list_.list_from(list_.max_input);
             list_.ids[0] = list_.ids[list_.n - 1];
             list_.n = 1;
             return write();
         }
-        const Weights weights = listed ? list_.softmax_of_listed_ids() : list_.softmax_of_row();
+        const SoftmaxWeights weights = listed ? list_.softmax_of_listed_ids() : list_.softmax_of_row();
         const double whole = listed ? list_.mass_from(kNothing, weights) : list_.mass_of_row(weights);
         if (limit == 0) {
-            if (!listed) list_.collect(kNothing);
+            if (!listed) list_.list_from(kNothing);
             list_.find_values(weights);
-            list_.keep([&](size_t i) { return list_.values[i] > 0.0f; });
+            list_.keep_if([&](size_t i) { return list_.values[i] > 0.0f; });
             return write();
         }
-        if (!listed) list_.collect_mass(weights, whole - limit, 32);
+        if (!listed) list_.list_mass(weights, whole - limit, 32);
         list_.rank(list_.n, true);
         list_.find_values(weights);
         double above = 0;
@@ -72,20 +73,22 @@ class Filter {
         write();
     }
 
-    // Of a row without a number above -inf the last in the order stays: the highest id at -inf, else of NaN.
-    void last_of_nothing() {
+    // A row of -inf and NaN alone: the last in the order stays, which is the highest id at -inf, or of NaN if there is
+    // no -inf. A token at -inf needs no writing.
+    void keep_last_of_minus_infinity() {
         list_.n = 0;
         write();
         const bool numbers = std::any_of(data_, data_ + vocab_, [&](const Item& x) { return is_number(x); });
         if (!numbers) out_[vocab_ - 1] = data_[vocab_ - 1];
     }
 
-    // Less than k tokens are above -inf: the k-th largest is -inf, above NaN alone, or it is NaN.
-    void copy_numbers() {
+    // Fewer than k tokens are above -inf. So the k-th largest is -inf, which drops NaN alone, or it is NaN, which drops
+    // nothing.
+    void copy_row_without_nan() {
         size_t numbers = 0;
         for (size_t i = 0; i < vocab_; ++i) numbers += is_number(data_[i]);
         for (size_t i = 0; i < vocab_; ++i)
-            out_[i] = numbers < k_ || is_number(data_[i]) ? data_[i] : Logits<real>::nothing();
+            out_[i] = numbers < k_ || is_number(data_[i]) ? data_[i] : Logits<type>::minus_infinity();
     }
 
     bool is_number(const Item& x) const {
@@ -94,11 +97,11 @@ class Filter {
     }
 
     void write() {
-        std::fill_n(out_, vocab_, Logits<real>::nothing());
+        std::fill_n(out_, vocab_, Logits<type>::minus_infinity());
         for (size_t i = 0; i < list_.n; ++i) out_[list_.ids[i]] = data_[list_.ids[i]];
     }
 
-    Survivors<real>& list_;
+    Survivors<type>& list_;
     const Item* const data_;
     const size_t vocab_;
     Item* const out_;
@@ -109,7 +112,7 @@ class Filter {
 }  // namespace
 
 void apply_top_k_top_p(const ApplyTopKTopP& args) {
-    for_each_row(args, [&](auto& list, size_t b) { Filter(list, args, b).run(); });
+    each_survivors(args, [&](auto& list, size_t b) { RowFilter(list, args, b).run(); });
 }
 
 }  // namespace decodestep::DECODESTEP_ISA

@@ -1,5 +1,5 @@
-// The exponential race: the first maximum of value / noise, where most have lost by a bound that needs neither a
-// division nor a logarithm.
+// The exponential race: the first maximum of value / noise. A bound that needs neither a division nor a logarithm tells
+// of most tokens that they have lost.
 #pragma once
 
 #include "sampling/row/workspace.h"
@@ -9,7 +9,7 @@ namespace decodestep::DECODESTEP_ISA {
 
 enum class Noise { none, given, seeded };
 
-// The vocabulary ids of sixteen places: from a list, which has room for sixteen, or the places themselves.
+// The ids of sixteen tokens: from a list with room for sixteen, or consecutive ones.
 struct ListedIds {
     const int32_t* ids;
     i32x16 vector() const { return load_bits(ids); }
@@ -26,14 +26,15 @@ struct IdsFrom {
 
 // value = weight / total, both float32; score = value / (noise + eps). A score that is NaN loses.
 template <Noise noise>
-class QuotientRace {
+class ExponentialRace {
   public:
-    QuotientRace(const float* q, uint32_t state, float eps, float total)
+    ExponentialRace(const float* q, uint32_t state, float eps, float total)
         : q_(q), state_(state), eps_(eps), total_(total) {}
 
-    int64_t winner() const { return winner_; }  // its place; 0 where no score is above -inf
+    int64_t winner() const { return winner_; }  // its place; 0 if no score is above -inf
 
-    // The `lanes` of sixteen weights, the low ones, at places from `first` on. Given noise is by place, seeded by id.
+    // Enters the tokens at places first, first + 1 ...: the lanes of the mask, which are the low ones. Given noise is
+    // looked up by place, seeded noise by id.
     template <class Ids>
     DECODESTEP_INLINE void enter(f32x16 weights, Mask lanes, size_t first, Ids ids) {
         Mask mask = lanes & may_win(weights, lanes, first, ids);
@@ -46,7 +47,7 @@ class QuotientRace {
             if (!(score > best_)) continue;
             best_ = score;
             winner_ = static_cast<int64_t>(first + lane);
-            raise();
+            raise_bound();
         }
     }
 
@@ -72,10 +73,10 @@ class QuotientRace {
         return value;
     }
 
-    // A weight below factor * noise - slack has lost, whatever the roundings of two quotients, of the noise and of this
-    // bound: the slack is more than half the spacing of the smallest values. Zero has lost to any score that is not
-    // negative.
-    void raise() {
+    // After a new best score: a weight below factor * noise - slack has lost, whatever the roundings of the two
+    // quotients, of the noise and of this bound, for the slack is more than half the spacing of the smallest values.
+    // Zero has lost to any score that is not negative.
+    void raise_bound() {
         if (best_ < 0.0f) return;
         constexpr float least = std::numeric_limits<float>::min(), most = std::numeric_limits<float>::max();
         const double factor = static_cast<double>(best_) * static_cast<double>(total_) * (1.0 - 0x1p-18);
@@ -91,7 +92,7 @@ class QuotientRace {
     int64_t winner_ = 0;
 };
 
-// Calls body(race) with the race of a kind of noise known at compile time.
+// Calls body(race) with the race for that kind of noise, and returns the winner.
 template <class Body>
 int64_t with_race(Noise noise, const float* q, uint32_t state, float eps, float total, Body&& body) {
     const auto run = [&](auto race) {
@@ -100,11 +101,11 @@ int64_t with_race(Noise noise, const float* q, uint32_t state, float eps, float 
     };
     switch (noise) {
         case Noise::given:
-            return run(QuotientRace<Noise::given>(q, state, eps, total));
+            return run(ExponentialRace<Noise::given>(q, state, eps, total));
         case Noise::seeded:
-            return run(QuotientRace<Noise::seeded>(q, state, eps, total));
+            return run(ExponentialRace<Noise::seeded>(q, state, eps, total));
         default:
-            return run(QuotientRace<Noise::none>(q, state, eps, total));
+            return run(ExponentialRace<Noise::none>(q, state, eps, total));
     }
 }
 

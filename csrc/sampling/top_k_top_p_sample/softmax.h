@@ -1,5 +1,5 @@
-// A softmax whose every bit is stated: float32 weights of additions and multiplications alone, sums in float64.
-// src/decodestep/ops/top_k_top_p_sample/reference.py has the same operations.
+// A softmax of which every bit is specified: float32 weights made of additions and multiplications alone, sums in
+// float64. src/decodestep/ops/top_k_top_p_sample/reference.py has the same operations.
 #pragma once
 
 #include <cmath>
@@ -20,8 +20,9 @@ DECODESTEP_INLINE f32x16 stated_exp(f32x16 x) {
     return select(alive, times_exp2((y * (r * r) + r) + broadcast(1.0f), n));
 }
 
-// Sixteen partial sums in float64, a term of place i in number i mod 16, folded in halves.
-class Sums {
+// A sum in float64, in a specified order: the term at place i is added to partial sum i mod 16, and the partial sums
+// are folded in halves.
+class LaneSums {
   public:
     DECODESTEP_INLINE void add(f32x16 a) { sums_ = sums_ + a; }
 
@@ -37,8 +38,8 @@ class Sums {
     f64x16 sums_{};
 };
 
-// What a value counts in a running sum: whole units, of which float64 holds any sum that matters, so that no sum
-// depends on its order. A value above 0 counts one at the least; what is no probability counts as the nearest one.
+// Probabilities as integer multiples of 2^-52: rounded up, at least 1 if positive, clamped to [0, 1] before. float64
+// adds those exactly up to sums of 2, so sums do not depend on the order of their terms. NaN counts 0.
 constexpr double kUnits = 0x1p52;
 DECODESTEP_INLINE float units(float value) {
     const float inside = value > 0.0f ? (value < 1.0f ? value : 1.0f) : 0.0f;
@@ -50,12 +51,15 @@ DECODESTEP_INLINE f32x16 units(f32x16 values) {
     return near + select(~at_least(near, inside) & kAllLanes, broadcast(1.0f));
 }
 
-// value = weight / total, where the weights are those of a softmax, or the inputs themselves.
-class Weights {
+// The weights of a softmax, or the inputs themselves; value = weight / total.
+class SoftmaxWeights {
   public:
-    // Of a softmax whose largest input is `top`; -inf where all are -inf or NaN: their values are 0.
-    static Weights softmax(float top) { return Weights(std::isinf(top) ? Kind::infinite : Kind::finite, top); }
-    static Weights raw() { return Weights(Kind::raw, 0.0f); }
+    // The softmax of inputs whose largest is `top`. Where that is -inf (all are -inf or NaN) all values are 0; where it
+    // is +inf its equals have weight 1, the others 0.
+    static SoftmaxWeights softmax(float top) {
+        return SoftmaxWeights(std::isinf(top) ? Kind::infinite : Kind::finite, top);
+    }
+    static SoftmaxWeights raw() { return SoftmaxWeights(Kind::raw, 0.0f); }
 
     bool are_raw() const { return kind_ == Kind::raw; }
     bool none() const { return kind_ == Kind::infinite && top_ < 0.0f; }
@@ -71,14 +75,14 @@ class Weights {
         return kind_ == Kind::raw ? weights : weights / broadcast(total);
     }
 
-    // Takes the total from its terms; float32, as the weights.
-    void divide_by(const Sums& sums) {
+    // Sets the total, rounded to float32 as the weights are.
+    void divide_by(const LaneSums& sums) {
         if (!are_raw() && !none()) total = static_cast<float>(sums.total());
     }
 
   private:
     enum class Kind { finite, infinite, raw };
-    Weights(Kind kind, float top) : kind_(kind), top_(top) {}
+    SoftmaxWeights(Kind kind, float top) : kind_(kind), top_(top) {}
 
     Kind kind_;
     float top_;

@@ -6,22 +6,23 @@
 namespace decodestep::DECODESTEP_ISA {
 namespace {
 
-// One row, whose survivors are a list in the order in which they are counted, or the whole row as it stands.
-template <Real real>
-class Row {
+// One row. Its survivors are a list, in the order in which the specification counts them, or the whole row while
+// `whole_` is set.
+template <LogitType type>
+class RowSampler {
   public:
-    Row(Survivors<real>& list, const TopKTopPSample& args, size_t b) : list_(list), args_(args), b_(b) {}
+    RowSampler(Survivors<type>& list, const TopKTopPSample& args, size_t b) : list_(list), args_(args), b_(b) {}
 
     void run() {
         const float p = args_.p[b_], m = args_.m ? args_.m[b_] : 0.0f;
         const auto k = static_cast<size_t>(std::max(args_.k[b_], 0));
         list_.sweep();
         if (args_.m && p <= 0.0f) {
-            lead(1);
+            list_largest(1);
         } else if (k > 0 && k <= std::min(args_.vocab, args_.largest_k)) {
-            lead(k);
+            list_largest(k);
             if (p > 0.0f && p < 1.0f) {
-                cut(p);
+                cut_at(p);
                 if (!args_.m) list_.softmax_of(list_.inputs);
             }
         } else if (p > 0.0f && p < 1.0f) {
@@ -34,21 +35,23 @@ class Row {
     }
 
   private:
-    // The `count` largest, and their values among themselves.
-    void lead(size_t count) {
-        list_.collect(list_.reached_by(count));
+    // Lists the `count` largest tokens, descending, and finds their values among themselves.
+    void list_largest(size_t count) {
+        list_.list_from(list_.reached_by(count));
         list_.rank(count);
         list_.append_rest(count);
         if (args_.input_is_logits)
             list_.softmax_of(list_.inputs);
         else
-            list_.find_values(Weights::raw());
+            list_.find_values(SoftmaxWeights::raw());
     }
 
-    Weights weights_of_row() const { return args_.input_is_logits ? list_.softmax_of_row() : Weights::raw(); }
+    SoftmaxWeights weights_of_row() const {
+        return args_.input_is_logits ? list_.softmax_of_row() : SoftmaxWeights::raw();
+    }
 
-    // Keeps the ranked list through the crossing of p; false where its sum never does.
-    bool cut(float p) {
+    // Keeps the ranked list up to the token at which the running sum crosses p; false if it never does.
+    bool cut_at(float p) {
         const double bound = static_cast<double>(p) * kUnits;
         double sum = 0;
         for (size_t i = 0; i < list_.n; ++i) {
@@ -62,19 +65,19 @@ class Row {
     }
 
     void nucleus(float p) {
-        const Weights weights = weights_of_row();
+        const SoftmaxWeights weights = weights_of_row();
         const size_t first = args_.guess == 0 ? 32 : std::clamp<size_t>(args_.guess, 8, 1024);
-        list_.collect_mass(weights, static_cast<double>(p) * kUnits, first);
+        list_.list_mass(weights, static_cast<double>(p) * kUnits, first);
         list_.rank(list_.n);
         list_.find_values(weights);
-        if (!cut(p)) {
+        if (!cut_at(p)) {
             list_.append_rest(args_.vocab);
             list_.find_values(weights);
         }
         if (!args_.m) list_.softmax_of(args_.kernel_exact ? list_.values : list_.inputs);
     }
 
-    size_t best() const {
+    size_t index_of_best() const {
         size_t top = 0;
         for (size_t i = 1; i < list_.n; ++i)
             if (list_.values[i] > list_.values[top]) top = i;
@@ -82,28 +85,29 @@ class Row {
     }
 
     void min_p(float m) {
-        const size_t top = best();
+        const size_t top = index_of_best();
         const float least = m * list_.values[top];
-        list_.keep([&](size_t i) { return i == top || (m < 1.0f && list_.values[i] >= least); });
+        list_.keep_if([&](size_t i) { return i == top || (m < 1.0f && list_.values[i] >= least); });
     }
 
     void min_p_of_row(float m) {
         whole_ = false;
         if (m >= 1.0f) {
             const auto id = static_cast<size_t>(first_maximum());
-            const Weights weights = weights_of_row();
+            const SoftmaxWeights weights = weights_of_row();
             list_.n = 1;
             list_.ids[0] = static_cast<int32_t>(id);
             list_.inputs[0] = list_.input(id);
             return list_.find_values(weights);
         }
-        const Weights weights = weights_of_row();
-        // What is below has a value below m of the largest, whatever the roundings on the way.
+        const SoftmaxWeights weights = weights_of_row();
+        // The list reaches so low that every unlisted token has less than m times the largest value, whatever the
+        // roundings.
         const double drop = std::log(static_cast<double>(m));
-        const bool bounded = args_.input_is_logits && std::isfinite(list_.largest) && drop > -80;
+        const bool bounded = args_.input_is_logits && std::isfinite(list_.max_input) && drop > -80;
         if (bounded) {
-            const double top = list_.largest;
-            list_.collect(static_cast<float>(top + drop - (1 - drop) * 1e-5 - std::fabs(top) * 1e-6));
+            const double top = list_.max_input;
+            list_.list_from(static_cast<float>(top + drop - (1 - drop) * 1e-5 - std::fabs(top) * 1e-6));
         } else {
             list_.list_all();
         }
@@ -111,22 +115,22 @@ class Row {
         min_p(m);
     }
 
-    // Of the values of the whole row, in which logits that differ may be equal.
+    // The first token with the largest value of the whole row: logits that differ may have equal values.
     int64_t first_maximum() {
-        if (!args_.input_is_logits) return race_of_row(Noise::none, Weights::raw());
-        if (list_.largest == kNothing) return 0;
-        list_.collect(std::isinf(list_.largest) ? list_.largest : list_.largest - 0x1p-20f);
-        if (std::all_of(list_.inputs, list_.inputs + list_.n, [&](float x) { return x == list_.largest; }))
+        if (!args_.input_is_logits) return race_of_row(Noise::none, SoftmaxWeights::raw());
+        if (list_.max_input == kNothing) return 0;
+        list_.list_from(std::isinf(list_.max_input) ? list_.max_input : list_.max_input - 0x1p-20f);
+        if (std::all_of(list_.inputs, list_.inputs + list_.n, [&](float x) { return x == list_.max_input; }))
             return list_.ids[0];
         list_.find_values(weights_of_row());
-        return list_.ids[best()];
+        return list_.ids[index_of_best()];
     }
 
     Noise noise() const { return args_.q ? Noise::given : args_.seed ? Noise::seeded : Noise::none; }
     const float* q() const { return args_.q ? args_.q + static_cast<ptrdiff_t>(b_) * args_.q_row : nullptr; }
     uint32_t state() const { return args_.seed ? noise_state(args_.seed[b_], args_.position[b_]) : 0; }
 
-    int64_t race_of_row(Noise noise, const Weights& weights) const {
+    int64_t race_of_row(Noise noise, const SoftmaxWeights& weights) const {
         return with_race(noise, q(), state(), args_.eps, weights.total, [&](auto& race) {
             for (size_t block = 0; block < list_.logits.blocks(); ++block)
                 list_.logits.each_vector(block, [&](f32x16 x, size_t i) {
@@ -170,7 +174,7 @@ class Row {
         }
         if (!args_.ids) return;
         if (whole_) {
-            const Weights weights = weights_of_row();
+            const SoftmaxWeights weights = weights_of_row();
             list_.list_all();
             list_.find_values(weights);
         }
@@ -182,7 +186,7 @@ class Row {
         std::fill_n(values + list_.n, vocab - list_.n, 0.0f);
     }
 
-    Survivors<real>& list_;
+    Survivors<type>& list_;
     const TopKTopPSample& args_;
     const size_t b_;
     bool whole_ = false;
@@ -191,7 +195,7 @@ class Row {
 }  // namespace
 
 void top_k_top_p_sample(const TopKTopPSample& args) {
-    for_each_row(args, [&](auto& list, size_t b) { Row(list, args, b).run(); });
+    each_survivors(args, [&](auto& list, size_t b) { RowSampler(list, args, b).run(); });
 }
 
 }  // namespace decodestep::DECODESTEP_ISA

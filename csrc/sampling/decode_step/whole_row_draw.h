@@ -1,0 +1,41 @@
+// The draw from a row that no filter shortens: one pass, without a list.
+#pragma once
+
+#include <optional>
+
+#include "sampling/decode_step/gumbel_race.h"
+#include "sampling/decode_step/patched_row.h"
+
+namespace decodestep::DECODESTEP_ISA {
+
+// The token, -1 if there is none; nothing where the scores are not plainly the logits divided by the temperature.
+template <LogitType type>
+std::optional<int64_t> draw_from_row(PatchedRow<type>& row, uint64_t seed, uint32_t position) {
+    static constexpr int32_t lane_ids[kLanes] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    const auto inverse = static_cast<float>(1.0 / row.temperature());
+    if (!std::isfinite(inverse)) return {};
+    GumbelRace race(seed, position);
+    const auto enter = [&](int32_t id, float logit) {
+        const float score = row.score_of(logit);
+        if (score > kNothing && score < std::numeric_limits<float>::infinity()) race.enter(id, score);
+    };
+    f32x16 best = broadcast(kNothing);
+    const f32x16 scale = broadcast(inverse);
+    const i32x16 lanes = load_bits(lane_ids), even = lanes + lanes;
+    for (size_t block = 0; block < row.logits.blocks(); ++block) {
+        row.logits.each_vector_in_any_order(block, [&](f32x16 x, size_t first, size_t step) {
+            best = max(x, best);
+            const i32x16 ids = (step == 1 ? lanes : even) + broadcast_int(static_cast<int32_t>(first));
+            for (Mask mask = race.may_win(x * scale, ids); mask; mask &= mask - 1) {
+                const size_t id = first + step * static_cast<size_t>(std::countr_zero(mask));
+                if (id < row.logits.vocab && !row.overlay.holds(id)) enter(static_cast<int32_t>(id), row.logits.at(id));
+            }
+        });
+    }
+    const Overlay& overlay = row.overlay;
+    for (size_t i = 0; i < overlay.count(); ++i) enter(overlay.ids()[i], overlay.now()[i]);
+    if (!row.scales_plainly(std::max(largest(best), largest(overlay.now(), overlay.count())))) return {};
+    return race.winner();
+}
+
+}  // namespace decodestep::DECODESTEP_ISA
