@@ -97,11 +97,11 @@ ptrdiff_t block_stride(const A& cache) {
 using Any = nb::ndarray<nb::ro, nb::device::cpu>;
 
 // The type of a weight's values; a bfloat16 comes as the integer of its bits.
-inline Value value_of(const Any& w) {
-    if (w.dtype() == nb::dtype<float>()) return Value::f32;
-    if (w.dtype() == nb::dtype<uint16_t>()) return Value::bf16;
+inline WeightType value_of(const Any& w) {
+    if (w.dtype() == nb::dtype<float>()) return WeightType::f32;
+    if (w.dtype() == nb::dtype<uint16_t>()) return WeightType::bf16;
     require(w.dtype() == nb::dtype<int8_t>(), "a weight is of float32, of the bits of bfloat16, or of int8");
-    return Value::i8;
+    return WeightType::i8;
 }
 
 inline bool contiguous(const Any& a) {

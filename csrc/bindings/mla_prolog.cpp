@@ -47,9 +47,9 @@ Projection projection(const Any& w, int format, size_t in, size_t out, bool bf16
         require(made.rows.out == out, "a weight has the wrong number of outputs");
     } else {
         made.columns = columns_of(w, in, out);
-        require(made.columns.value == (int8   ? Value::i8
-                                       : bf16 ? Value::bf16
-                                              : Value::f32),
+        require(made.columns.value == (int8   ? WeightType::i8
+                                       : bf16 ? WeightType::bf16
+                                              : WeightType::f32),
                 "a weight has the wrong type");
         require(!int8 || in < kExactInputs, "an exact sum of int8 needs fewer inputs");
     }
@@ -108,7 +108,7 @@ void call(Any x, Scale x_scale, size_t width, size_t heads, size_t nope, size_t 
     a.w_uq_qr = projection(w_uq_qr, w_uq_qr_format, width, up, bf16, w_uq_qr_scale, partial);
     a.w_dkv_kr = projection(w_dkv_kr, w_dkv_kr_format, hidden, latent + rope, bf16, w_dkv_kr_scale, full);
     a.w_uk = columns_of(w_uk, nope, latent, heads);
-    require(a.w_uk.value == (bf16 ? Value::bf16 : Value::f32), "w_uk has the wrong type");
+    require(a.w_uk.value == (bf16 ? WeightType::bf16 : WeightType::f32), "w_uk has the wrong type");
     a.w_uk_stride = a.w_uk.packed ? static_cast<ptrdiff_t>(panel_count(latent) * panel_bytes(a.w_uk.value, nope))
                     : w_uk.size() ? w_uk.stride(0) * static_cast<ptrdiff_t>(value_bytes(a.w_uk.value))
                                   : 0;

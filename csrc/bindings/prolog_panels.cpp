@@ -20,7 +20,7 @@ void require_rows(const Any& w, size_t row_axis) {
 Columns columns_of(const Any& w, size_t in, size_t out, size_t count) {
     require(in <= kMostValues && out <= kMostValues && count <= kMostValues, "a weight is too large");
     require_aligned_any(w);
-    const Value value = value_of(w);
+    const WeightType value = value_of(w);
     Columns made{.data = w.data(),
                  .value = value,
                  .in = in,

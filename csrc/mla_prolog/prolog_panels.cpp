@@ -28,12 +28,12 @@ constexpr int kVectors = kVectorRegisters >= 32                    ? 4
 // would rather have the sums leave their registers less often.
 constexpr size_t kChunk = 64, kLongChunk = 384;
 constexpr size_t kFewTiles = 4;
-constexpr size_t kAhead = 4096;       // bytes by which weights that are read once are asked for in advance
+constexpr size_t kPanelAhead = 4096;  // bytes by which weights that are read once are asked for in advance
 constexpr size_t kPackGroups = 32;    // of a weight that is not packed, at a time, for
 constexpr size_t kPackPanels = 8;     // so many panels, or for one panel of NZ
 constexpr size_t kPackAhead = 12288;  // bytes of rows, and
 constexpr size_t kNzAhead = 4096;     // of a column of NZ
-constexpr size_t kLine = 64;
+constexpr size_t kCacheLine = 64;
 static_assert(kPackPanels * (kPackGroups + 1) * kPanelRow <= kProductScratch);
 
 // Some groups of a panel.
@@ -139,7 +139,7 @@ void multiply_packed(const Product& a) {
                           .groups = std::min(most, groups - k),
                           .start = k == 0 ? panel : nullptr,
                           .first = k == 0,
-                          .next = once ? w + kAhead : next,
+                          .next = once ? w + kPanelAhead : next,
                           .complete = k + most >= groups};
             all_tokens<Dot>(a, c, a.x + k * kGroupBytes, y);
         }
@@ -213,7 +213,7 @@ void pack_groups(const Columns& from, size_t first, size_t last, size_t k, size_
         for (size_t i = 0; i < groups; ++i)
             for (size_t r = 0; r < count; ++r) {
                 for (size_t g = 0; g < G; ++g)
-                    for (size_t l = 0; l < runs[r].length; l += kLine / sizeof(W))
+                    for (size_t l = 0; l < runs[r].length; l += kCacheLine / sizeof(W))
                         prefetch(runs[r].from + ((k + i) * G + g) * from.row_stride + ahead + l);
                 pack_group(from, runs[r], k + i, to + i * kPanelRow);
             }
@@ -225,11 +225,11 @@ void pack_groups(const Columns& from, size_t first, size_t last, size_t k, size_
 
 void pack_groups(const Columns& from, size_t first, size_t last, size_t k, size_t groups, uint8_t* to, size_t stride) {
     switch (from.value) {
-        case Value::f32:
+        case WeightType::f32:
             return pack_groups<float>(from, first, last, k, groups, to, stride);
-        case Value::bf16:
+        case WeightType::bf16:
             return pack_groups<uint16_t>(from, first, last, k, groups, to, stride);
-        case Value::i8:
+        case WeightType::i8:
             return pack_groups<int8_t>(from, first, last, k, groups, to, stride);
     }
 }
@@ -287,11 +287,11 @@ void multiply(const Product& a) {
                 std::memset(a.y + t * a.y_stride, 0, width * sizeof(*a.y));
     }
     switch (a.w.value) {
-        case Value::f32:
+        case WeightType::f32:
             return multiply_as<F32Dot>(a);
-        case Value::bf16:
+        case WeightType::bf16:
             return multiply_as<Bf16Dot>(a);
-        case Value::i8:
+        case WeightType::i8:
             return multiply_as<I8Dot>(a);
     }
 }
@@ -302,7 +302,7 @@ void pack_panels(const PackPanels& a) {
         uint8_t* panel = a.to + p * bytes;
         uint8_t* w = panel + bytes - groups * kPanelRow;
         pack_groups(a.from, p * kPanel, std::min((p + 1) * kPanel, a.from.out), 0, groups, w, 0);
-        if (a.from.value == Value::i8) sum_groups(w, groups, panel);
+        if (a.from.value == WeightType::i8) sum_groups(w, groups, panel);
     });
 }
 

@@ -8,14 +8,14 @@
 
 namespace decodestep {
 
-enum class Value { f32, bf16, i8 };
+enum class WeightType { f32, bf16, i8 };
 
-constexpr size_t value_bytes(Value value) { return value == Value::f32 ? 4 : value == Value::bf16 ? 2 : 1; }
+constexpr size_t value_bytes(WeightType type) { return type == WeightType::f32 ? 4 : type == WeightType::bf16 ? 2 : 1; }
 
 // Inputs are multiplied in groups of four bytes, outputs in panels of 64.
 constexpr size_t kGroupBytes = 4, kPanel = 64, kPanelRow = kPanel * kGroupBytes;
 
-constexpr size_t group_count(Value value, size_t in) {
+constexpr size_t group_count(WeightType value, size_t in) {
     return (in * value_bytes(value) + kGroupBytes - 1) / kGroupBytes;
 }
 
@@ -26,7 +26,7 @@ constexpr size_t group_count(Value value, size_t in) {
 // output's weights, for machines that multiply int8 by unsigned bytes.
 struct Columns {
     const void* data;  // null: the weight is not given
-    Value value;
+    WeightType value;
     size_t in, out;
     bool packed;
     // Not packed, value (k, n) lies at n / width * panel_stride + k * row_stride + n % width: one panel as wide as the
@@ -35,8 +35,8 @@ struct Columns {
 };
 
 constexpr size_t panel_count(size_t out) { return (out + kPanel - 1) / kPanel; }
-constexpr size_t panel_bytes(Value value, size_t in) {
-    return (group_count(value, in) + (value == Value::i8)) * kPanelRow;
+constexpr size_t panel_bytes(WeightType value, size_t in) {
+    return (group_count(value, in) + (value == WeightType::i8)) * kPanelRow;
 }
 
 struct PackPanels {

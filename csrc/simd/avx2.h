@@ -240,7 +240,7 @@ DECODESTEP_INLINE f32x32 from_nibbles(const void* p) {
 DECODESTEP_INLINE f32x32 from_u8(u8x32 a) {
     return {from_u8(_mm256_castsi256_si128(a.v)), from_u8(_mm256_extracti128_si256(a.v, 1))};
 }
-// Saturating.
+// Of values in [-128, 127].
 DECODESTEP_INLINE void store_i8(int8_t* p, i32x16 a) {
     const auto words = [](__m256i v) {
         return _mm_packs_epi32(_mm256_castsi256_si128(v), _mm256_extracti128_si256(v, 1));

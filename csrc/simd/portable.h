@@ -275,12 +275,9 @@ DECODESTEP_INLINE f32x32 from_u8(u8x32 a) {
     return {each([&](int i) { return static_cast<float>(a.v[i]); }),
             each([&](int i) { return static_cast<float>(a.v[i + kLanes]); })};
 }
-// Saturating.
+// Of values in [-128, 127].
 DECODESTEP_INLINE void store_i8(int8_t* p, i32x16 a) {
-    for (int i = 0; i < kLanes; ++i) {
-        const auto x = static_cast<int32_t>(a.v[i]);
-        p[i] = static_cast<int8_t>(x < -128 ? -128 : x > 127 ? 127 : x);
-    }
+    for (int i = 0; i < kLanes; ++i) p[i] = static_cast<int8_t>(a.v[i]);
 }
 // To nearest, ties to even.
 DECODESTEP_INLINE void store_f16(uint16_t* p, f32x16 a) {

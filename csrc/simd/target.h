@@ -11,8 +11,9 @@
 // and CMakeLists.txt. Nothing outside this folder tests for an instruction set: an algorithm that wants other tiles on
 // another machine derives them from a constant of the target, as kVectorRegisters.
 //
-// The primitives give the same bits on every target, but for fma where a machine has no fused multiply-add. Everything
-// lives in the namespace of its build, so that the linker cannot mix the builds up.
+// The primitives give the same bits on every target, but for fma where a machine has no fused multiply-add, and
+// split_exponent, which serves an approximation. Everything lives in the namespace of its build, so that the linker
+// cannot mix the builds up.
 #pragma once
 
 #include <bit>
