@@ -12,7 +12,7 @@ from decodestep.generation.beam_group import Beam as Beam
 from decodestep.generation.beam_group import BeamGroup, BeamRules, Report, highest
 from decodestep.ops.decode_step import TokenLogprobs
 from decodestep.processors import HammingDiversityLogitsProcessor, LogitsProcessorList
-from decodestep.processors.base import quiet
+from decodestep.processors.array_ops import quiet
 
 _OP = "beam_search"
 

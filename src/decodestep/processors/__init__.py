@@ -1,8 +1,8 @@
-"""The logits processors of transformers 5.23, under the same names, on NumPy arrays and on torch tensors where those live;
-and the processors of other engines, in `beyond`.
+"""The logits processors of transformers 5.23, under the same names, and those of other engines (`extra`).
 
-Each is called as processor(input_ids, scores) and can be given to `model.generate(logits_processor=[...])`. A docstring is
-a class's contract: its rule, its arguments, its ties and boundaries, and where it differs from transformers.
+They work on NumPy arrays, and on torch tensors on their device. Each is called as processor(input_ids, scores) and can be given
+to `model.generate(logits_processor=[...])`. The docstring of a class is its contract: its rule, its arguments, its ties and
+boundaries, and where it differs from transformers.
 """
 
 from decodestep.processors.audio import (

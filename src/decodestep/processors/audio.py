@@ -8,10 +8,10 @@ from typing import Any
 from array_api_compat import device
 
 from decodestep._base import arrays
+from decodestep._base.arrays import Array, ArrayT
 from decodestep._base.checks import require
-from decodestep.processors.base import (
+from decodestep.processors.array_ops import (
     NEGATIVE_INFINITY,
-    LogitsProcessor,
     copied,
     fill,
     full,
@@ -22,6 +22,7 @@ from decodestep.processors.base import (
     softmax,
     token_ids,
 )
+from decodestep.processors.base import LogitsProcessor
 
 
 class WhisperTimeStampLogitsProcessor(LogitsProcessor):
@@ -57,7 +58,7 @@ class WhisperTimeStampLogitsProcessor(LogitsProcessor):
     def set_begin_index(self, begin_index: int) -> None:
         self.begin_index = begin_index
 
-    def __call__(self, input_ids: Any, scores: Any) -> Any:
+    def __call__(self, input_ids: Array, scores: ArrayT) -> ArrayT:
         xp, first = namespace(scores), self.timestamp_begin
         result = copied(xp, scores)
         result[:, self.no_timestamps_token_id] = NEGATIVE_INFINITY
@@ -127,7 +128,7 @@ class WhisperNoSpeechDetection(LogitsProcessor):
     def set_begin_index(self, begin_index: int) -> None:
         self.begin_index = begin_index
 
-    def __call__(self, input_ids: Any, scores: Any) -> Any:
+    def __call__(self, input_ids: Array, scores: ArrayT) -> ArrayT:
         if input_ids.shape[1] != self.begin_index:
             return scores
         xp, measured, logarithmic = namespace(scores), scores, self.is_scores_logprobs
@@ -158,7 +159,7 @@ class AlternatingCodebooksLogitsProcessor(LogitsProcessor):
         self.semantic_vocab_size = semantic_vocab_size
         self.codebook_size = codebook_size
 
-    def __call__(self, input_ids: Any, scores: Any) -> Any:
+    def __call__(self, input_ids: Array, scores: ArrayT) -> ArrayT:
         result = copied(namespace(scores), scores)
         second = self.semantic_vocab_size + self.codebook_size
         if (input_ids.shape[-1] - self.input_start_len) % 2 == 0:
@@ -176,7 +177,7 @@ class BarkEosPrioritizerLogitsProcessor(LogitsProcessor):
 
     eos_token_id: an id, a list or an array of ids >= 0. Raises IndexError at the call for one past the vocabulary.
     min_eos_p: a number > 0, or None for no effect.
-    device: taken as transformers takes it, and without effect: the work is done where the scores are.
+    device: accepted as transformers does, without effect: the work is done on the device of the scores.
 
     Source: Suno, Bark, 2023; as in transformers 5.23.
     """
@@ -188,7 +189,7 @@ class BarkEosPrioritizerLogitsProcessor(LogitsProcessor):
         require(min_eos_p is None or bool(min_eos_p > 0), op, "min_eos_p", "> 0 or None", min_eos_p)
         self.min_eos_p = min_eos_p
 
-    def __call__(self, input_ids: Any, scores: Any) -> Any:
+    def __call__(self, input_ids: Array, scores: ArrayT) -> ArrayT:
         if not self.min_eos_p:
             return scores
         xp = namespace(scores)
@@ -218,7 +219,7 @@ class DiaEOSChannelFilterLogitsProcessor(LogitsProcessor):
         self.num_channels = num_channels
         self.eos_id = eos_token_id
 
-    def __call__(self, input_ids: Any, scores: Any) -> Any:
+    def __call__(self, input_ids: Array, scores: ArrayT) -> ArrayT:
         xp, vocab = namespace(scores), scores.shape[-1]
         rows = xp.reshape(copied(xp, scores), (-1, self.num_channels, vocab))
         rows[:, 1:, self.eos_id :] = NEGATIVE_INFINITY
@@ -239,7 +240,7 @@ class DiaEOSDelayPatternLogitsProcessor(LogitsProcessor):
     delay_pattern: the delay of each channel in steps.
     eos_token_id: an id of the vocabulary.
     max_generation_len: the length of the whole sequence.
-    device: taken as transformers takes it, and without effect: the state is kept where the scores are.
+    device: accepted as transformers does, without effect: the state is kept on the device of the scores.
 
     Keeps state: one object serves one generation.
     Source: Nari Labs, Dia-1.6B, 2025. Deviation from transformers 5.23: the given scores are not written to.
@@ -252,7 +253,7 @@ class DiaEOSDelayPatternLogitsProcessor(LogitsProcessor):
         self.eos_token_id = eos_token_id
         self.max_generation_len = max_generation_len - max(delay_pattern) - 1
 
-    def __call__(self, input_ids: Any, scores: Any) -> Any:
+    def __call__(self, input_ids: Array, scores: ArrayT) -> ArrayT:
         xp, vocab = namespace(scores), scores.shape[-1]
         rows = xp.reshape(scores, (-1, self.num_channels, vocab))
         if self.active_batches is None:

@@ -1,37 +1,25 @@
-"""The two base classes, and the few array operations that the array API standard leaves out.
-
-Elementwise arithmetic runs in the dtype of the scores, as transformers does it, so float16 and bfloat16 round after each
-operation; sums, and products with a Python number, run one width up and round once.
-"""
+"""The two base classes of processors."""
 
 from __future__ import annotations
 
 import inspect
-import math
-from collections.abc import Iterable
 from typing import Any
 
-import numpy as np
-from array_api_compat import array_namespace, device
-from ml_dtypes import finfo as low_precision_finfo
-
-from decodestep._base import arrays
-from decodestep._base.checks import refuse, require
-
-NEGATIVE_INFINITY = -math.inf
+from decodestep._base.arrays import Array, ArrayT
+from decodestep._base.checks import refuse
 
 
 class LogitsProcessor:
     """A function (input_ids, scores) -> scores: ids [batch, length], scores [batch, vocab], both NumPy or both torch.
 
-    The result has the dtype, device and kind of `scores`; `scores` itself is never written to, and may be returned as it
-    is by a processor with nothing to do.
+    The result has the dtype, device and kind of `scores`. `scores` itself is never written to; a processor with nothing to do
+    may return it.
     """
 
-    # What transformers' continuous batching asks of a processor: True, False, or None for not known.
+    # Read by transformers' continuous batching: whether rows of different lengths may share a call; None where not known.
     supports_continuous_batching: bool | None = None
 
-    def __call__(self, input_ids: Any, scores: Any) -> Any:
+    def __call__(self, input_ids: Array, scores: ArrayT) -> ArrayT:
         raise NotImplementedError(f"{type(self).__name__}: a subclass must define __call__")
 
 
@@ -42,7 +30,7 @@ class LogitsProcessorList(list[Any]):
     raises ValueError where one of those parameters is missing.
     """
 
-    def __call__(self, input_ids: Any, scores: Any, **kwargs: Any) -> Any:
+    def __call__(self, input_ids: Array, scores: ArrayT, **kwargs: Any) -> ArrayT:
         for processor in self:
             extra = list(inspect.signature(processor.__call__).parameters)[2:]
             missing = [name for name in extra if name not in kwargs]
@@ -50,165 +38,3 @@ class LogitsProcessorList(list[Any]):
                 refuse("LogitsProcessorList", ", ".join(missing), f"given for {type(processor).__name__}", "nothing")
             scores = processor(input_ids, scores, **kwargs) if extra else processor(input_ids, scores)
         return scores
-
-
-def namespace(*values: Any) -> Any:
-    """The array API namespace of the arrays: array_api_compat's wrapper of NumPy or of torch."""
-    return array_namespace(*values)
-
-
-def quiet() -> Any:
-    """Infinities are ordinary scores here; NumPy need not warn of what they make of a difference or a logarithm."""
-    return np.errstate(invalid="ignore", divide="ignore", over="ignore", under="ignore")
-
-
-def constant(xp: Any, value: Any, like: Any) -> Any:
-    """A 0-d array of the dtype and device of `like`."""
-    return xp.full((), value, dtype=like.dtype, device=device(like))
-
-
-def full(xp: Any, like: Any, value: float) -> Any:
-    return xp.full(like.shape, value, dtype=like.dtype, device=device(like))
-
-
-def fill(xp: Any, scores: Any, mask: Any, value: float = NEGATIVE_INFINITY) -> Any:
-    """`scores` with `value` wherever `mask` holds."""
-    return xp.where(mask, constant(xp, value, scores), scores)
-
-
-def copied(xp: Any, array: Any) -> Any:
-    return xp.asarray(array, copy=True)
-
-
-def repeated(xp: Any, x: Any, times: int) -> Any:
-    """Each row of `x`, `times` times in a row: what one batch item means to its beams."""
-    return x[xp.arange(x.shape[0] * times, device=device(x)) // times]
-
-
-def largest(xp: Any, like: Any) -> float:
-    """The largest finite number of the dtype."""
-    if arrays.is_torch(like):
-        return float(xp.finfo(like.dtype).max)
-    return float(low_precision_finfo(like.dtype).max)
-
-
-def widen(xp: Any, x: Any) -> Any:
-    return x if x.dtype in (xp.float32, xp.float64) else xp.astype(x, xp.float32)
-
-
-def narrow(xp: Any, x: Any, like: Any) -> Any:
-    if x.dtype == like.dtype:
-        return x
-    with quiet():
-        return xp.astype(x, like.dtype)
-
-
-def times(xp: Any, x: Any, factor: float) -> Any:
-    """x * factor with one rounding; the factor itself is not rounded to a half-precision dtype first."""
-    with quiet():
-        return narrow(xp, widen(xp, x) * float(factor), x)
-
-
-def divided(xp: Any, x: Any, divisor: float) -> Any:
-    with quiet():
-        return narrow(xp, widen(xp, x) / float(divisor), x)
-
-
-def total(xp: Any, x: Any) -> Any:
-    """The sum over the last axis, kept as an axis of length 1."""
-    return narrow(xp, xp.sum(widen(xp, x), axis=-1, keepdims=True), x)
-
-
-def running_sum(xp: Any, x: Any) -> Any:
-    """The cumulative sum over the last axis, in float64, each element rounded once."""
-    return narrow(xp, xp.cumulative_sum(xp.astype(x, xp.float64), axis=-1), x)
-
-
-def softmax(xp: Any, x: Any) -> Any:
-    if hasattr(xp, "softmax"):
-        return xp.softmax(x, -1)
-    with quiet():
-        powers = xp.exp(widen(xp, x) - widen(xp, xp.max(x, axis=-1, keepdims=True)))
-        return narrow(xp, powers / xp.sum(powers, axis=-1, keepdims=True), x)
-
-
-def log_softmax(xp: Any, x: Any) -> Any:
-    if hasattr(xp, "log_softmax"):
-        return xp.log_softmax(x, -1)
-    with quiet():
-        shifted = widen(xp, x) - widen(xp, xp.max(x, axis=-1, keepdims=True))
-        return narrow(xp, shifted - xp.log(xp.sum(xp.exp(shifted), axis=-1, keepdims=True)), x)
-
-
-def log_sum_exp(xp: Any, x: Any) -> Any:
-    """log(sum(exp(x))) over the last axis, kept as an axis of length 1; -inf for a row of -inf, inf for one with inf."""
-    if hasattr(xp, "logsumexp"):
-        return xp.logsumexp(x, -1, keepdim=True)
-    wide = widen(xp, x)
-    top = xp.max(wide, axis=-1, keepdims=True)
-    top = xp.where(xp.isinf(top), constant(xp, 0.0, top), top)
-    with quiet():
-        return narrow(xp, xp.log(xp.sum(xp.exp(wide - top), axis=-1, keepdims=True)) + top, x)
-
-
-def kth_largest(xp: Any, x: Any, k: int) -> Any:
-    """The k-th largest of each row, kept as an axis of length 1. NaN counts as the largest of all."""
-    if hasattr(xp, "topk"):
-        return xp.topk(x, k, dim=-1)[0][..., -1:]
-    place, wide = x.shape[-1] - k, widen(xp, x)  # NumPy's bfloat16 has no place for NaN in its order
-    ordered = xp.partition(wide, place, axis=-1) if hasattr(xp, "partition") else xp.sort(wide, axis=-1)
-    return narrow(xp, ordered[..., place : place + 1], x)
-
-
-def highest(xp: Any, x: Any, lowest: Any, count: Any) -> Any:
-    """The mask of each row's `count` highest entries, `lowest` being the last of them; lowest id first among its equals."""
-    above, level = x > lowest, x == lowest
-    room = count - xp.count_nonzero(above, axis=-1, keepdims=True)
-    return above | (level & (xp.cumulative_sum(level, axis=-1, dtype=xp.int32) <= room))
-
-
-def token_ids(op: str, arg: str, value: Any) -> list[Any]:
-    """An id, a sequence or an array of ids as a flat list of Python numbers."""
-    plain = value.tolist() if hasattr(value, "tolist") else value
-    flat = np.asarray(list(plain) if isinstance(plain, Iterable) and not isinstance(plain, str) else plain).reshape(-1)
-    require(flat.size == 0 or flat.dtype.kind in "biuf", op, arg, "a token id or a list of token ids", value)
-    numbers: list[Any] = flat.tolist()
-    return numbers
-
-
-def require_ids(op: str, arg: str, ids: list[Any], got: Any) -> None:
-    """Refuses an empty list, a float and a negative number."""
-    require(bool(ids) and all(isinstance(i, int) and i >= 0 for i in ids), op, arg, "non-negative integers", got)
-
-
-def columns(xp: Any, ids: Iterable[Any], like: Any) -> Any:
-    """The [vocab] mask of these ids; those outside the vocabulary are ignored."""
-    vocab = like.shape[-1]
-    mask = xp.zeros((vocab,), dtype=xp.bool, device=device(like))
-    inside = [int(i) for i in ids if i == int(i) and 0 <= i < vocab]
-    mask[xp.asarray(inside, dtype=xp.int64, device=device(like))] = True
-    return mask
-
-
-def forced(xp: Any, scores: Any, ids: Any) -> Any:
-    """Scores that leave nothing but these ids: 0 for them, -inf for all others; IndexError outside the vocabulary."""
-    result = full(xp, scores, NEGATIVE_INFINITY)
-    result[:, ids] = 0.0
-    return result
-
-
-def occurring(xp: Any, op: str, ids: Any, scores: Any, where: Any = None) -> Any:
-    """The [batch, vocab] mask of the ids in each row of `ids`, those under `where` alone; ids past the vocabulary are ignored.
-
-    Raises ValueError for a negative id, which would otherwise count from the end.
-    """
-    batch, vocab = scores.shape[0], scores.shape[-1]
-    ids = xp.astype(ids, xp.int64)
-    if where is not None:
-        ids = xp.where(where, ids, constant(xp, vocab, ids))
-    if ids.shape[0] and ids.shape[1] and bool(xp.any(ids < 0)):
-        refuse(op, "input_ids", "non-negative", int(xp.min(ids)))
-    mask = xp.zeros((batch, vocab + 1), dtype=xp.bool, device=device(scores))
-    rows = xp.arange(ids.shape[0], device=device(scores))
-    mask[rows[:, None], xp.where(ids > vocab, constant(xp, vocab, ids), ids)] = True
-    return mask[:, :vocab]

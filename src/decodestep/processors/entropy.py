@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from decodestep._base.arrays import Array, ArrayT
 from decodestep._base.checks import refuse, require
-from decodestep.processors.base import (
+from decodestep.processors.array_ops import (
     NEGATIVE_INFINITY,
-    LogitsProcessor,
     constant,
     fill,
     highest,
@@ -25,6 +25,7 @@ from decodestep.processors.base import (
     total,
     widen,
 )
+from decodestep.processors.base import LogitsProcessor
 from decodestep.processors.filters import require_min_tokens
 
 
@@ -52,7 +53,7 @@ class TypicalLogitsWarper(LogitsProcessor):
         self.mass = mass
         self.min_tokens_to_keep = min_tokens_to_keep
 
-    def __call__(self, input_ids: Any, scores: Any) -> Any:
+    def __call__(self, input_ids: Array, scores: ArrayT) -> ArrayT:
         xp = namespace(scores)
         with quiet():
             log_p = log_softmax(xp, scores)
@@ -89,7 +90,7 @@ class EpsilonLogitsWarper(LogitsProcessor):
         self.epsilon, self.min_tokens_to_keep = _cutoff("EpsilonLogitsWarper", "epsilon_cutoff", epsilon, min_tokens_to_keep)
         self.filter_value = filter_value
 
-    def __call__(self, input_ids: Any, scores: Any) -> Any:
+    def __call__(self, input_ids: Array, scores: ArrayT) -> ArrayT:
         xp = namespace(scores)
         p = softmax(xp, scores)
         unlikely = p < constant(xp, self.epsilon, p)
@@ -97,7 +98,7 @@ class EpsilonLogitsWarper(LogitsProcessor):
 
 
 class EtaLogitsWarper(LogitsProcessor):
-    """Drops the tokens below a probability that falls with the entropy.
+    """Drops the tokens below a probability; the bound is lower where the entropy is higher.
 
         p = softmax(s);  H = -sum(p * log p);  eta = min(epsilon, sqrt(epsilon) * exp(-H))
         drop s where p < eta and s < the min_tokens_to_keep-th largest s
@@ -105,7 +106,7 @@ class EtaLogitsWarper(LogitsProcessor):
     epsilon: in (0, 1), taken through float().
     filter_value: what a dropped score becomes.
     min_tokens_to_keep: a number >= 1, taken through int().
-    device: taken as transformers takes it, and without effect: the work is done where the scores are.
+    device: accepted as transformers does, without effect: the work is done on the device of the scores.
 
     Every tie of the protected scores stays. -inf adds nothing to H. Raises ValueError for a row that holds NaN or +inf, or
     nothing but -inf: it has no entropy.
@@ -119,7 +120,7 @@ class EtaLogitsWarper(LogitsProcessor):
         self.epsilon, self.min_tokens_to_keep = _cutoff("EtaLogitsWarper", "eta_cutoff", epsilon, min_tokens_to_keep)
         self.filter_value = filter_value
 
-    def __call__(self, input_ids: Any, scores: Any) -> Any:
+    def __call__(self, input_ids: Array, scores: ArrayT) -> ArrayT:
         xp = namespace(scores)
         _, entropy = _probabilities("EtaLogitsWarper", xp, scores)
         falling = times(xp, xp.exp(-entropy), math.sqrt(self.epsilon))
@@ -129,7 +130,7 @@ class EtaLogitsWarper(LogitsProcessor):
 
 
 class TopHLogitsWarper(LogitsProcessor):
-    """Keeps the most probable tokens for as long as their entropy stays within a share of the whole.
+    """Keeps the most probable tokens while their entropy is at most a share of the whole.
 
         of the 100 highest scores, in descending order:  p = softmax(s);  H = -sum(p * log p)
         keep the first, and the prefix where -p[0] log p[0] - ... - p[i] log p[i] <= top_h * H;  drop all others
@@ -149,7 +150,7 @@ class TopHLogitsWarper(LogitsProcessor):
         self.top_h = top_h
         self.filter_value = filter_value
 
-    def __call__(self, input_ids: Any, scores: Any) -> Any:
+    def __call__(self, input_ids: Array, scores: ArrayT) -> ArrayT:
         xp = namespace(scores)
         top = _descending(xp, scores, min(self.top_n, scores.shape[-1]))
         p, entropy = _probabilities("TopHLogitsWarper", xp, top)
@@ -158,7 +159,8 @@ class TopHLogitsWarper(LogitsProcessor):
         count = xp.count_nonzero(within[..., 1:], axis=-1, keepdims=True) + 1
         last = xp.take_along_axis(top, count - 1, axis=-1)
         keep = scores >= last
-        if bool(xp.any(xp.count_nonzero(keep, axis=-1, keepdims=True) > count)):  # ties of the last: rare, and dear to rank
+        # Ties at the cut are rare, and expensive to rank.
+        if bool(xp.any(xp.count_nonzero(keep, axis=-1, keepdims=True) > count)):
             keep = highest(xp, scores, last, count)
         return fill(xp, scores, ~keep, self.filter_value)
 
@@ -183,7 +185,7 @@ def _descending(xp: Any, scores: Any, count: int) -> Any:
 
 
 def _probabilities(op: str, xp: Any, scores: Any) -> tuple[Any, Any]:
-    """The probabilities of each row and its entropy, -inf adding nothing; ValueError where the row has no distribution."""
+    """The probabilities of each row and its entropy; -inf scores add nothing. ValueError where a row has no distribution."""
     with quiet():
         log_p = scores - log_sum_exp(xp, scores)
         if bool(xp.any(xp.isnan(log_p))):

@@ -10,10 +10,10 @@ import numpy as np
 from array_api_compat import device
 
 from decodestep import random
+from decodestep._base.arrays import Array, ArrayT
 from decodestep._base.checks import is_finite, is_int, is_real, require
-from decodestep.processors.base import (
+from decodestep.processors.array_ops import (
     NEGATIVE_INFINITY,
-    LogitsProcessor,
     constant,
     copied,
     fill,
@@ -25,13 +25,14 @@ from decodestep.processors.base import (
     token_ids,
     widen,
 )
+from decodestep.processors.base import LogitsProcessor
 
-# Matches longer than this count as this long, so that a power of the base stays finite.
+# Longer repetitions count as this long, so that the power of the base stays finite.
 DRY_LONGEST = 50
 
 
 class PresenceFrequencyPenaltyLogitsProcessor(LogitsProcessor):
-    """Makes tokens less likely for having been generated, and for how often.
+    """Makes generated tokens less likely: once, and again for each time they occur.
 
         n[t] = how often t occurs in input_ids[prompt_length:]
         s[t] = s[t] - frequency_penalty * n[t] - presence_penalty * (n[t] > 0)
@@ -52,7 +53,7 @@ class PresenceFrequencyPenaltyLogitsProcessor(LogitsProcessor):
         self.frequency_penalty = frequency_penalty
         self.prompt_length = prompt_length
 
-    def __call__(self, input_ids: Any, scores: Any) -> Any:
+    def __call__(self, input_ids: Array, scores: ArrayT) -> ArrayT:
         vocab, penalties = scores.shape[-1], []
         for row in input_ids[:, self.prompt_length :].tolist():
             ids, counts = np.unique(np.array([t for t in row if t < vocab], np.int64), return_counts=True)
@@ -77,7 +78,7 @@ class LogitBiasLogitsProcessor(LogitsProcessor):
             require(is_real(bias) and not math.isnan(bias), op, "logit_bias", "a dict whose values are numbers", repr(bias))
         self.logit_bias = {int(token): float(bias) for token, bias in logit_bias.items()}
 
-    def __call__(self, input_ids: Any, scores: Any) -> Any:
+    def __call__(self, input_ids: Array, scores: ArrayT) -> ArrayT:
         beyond = [token for token in self.logit_bias if token >= scores.shape[-1]]
         require(not beyond, "LogitBiasLogitsProcessor", "logit_bias", f"about tokens below {scores.shape[-1]}", beyond)
         return _lowered(scores, [{token: -bias for token, bias in self.logit_bias.items()}] * scores.shape[0])
@@ -98,7 +99,7 @@ class AllowedTokenIdsLogitsProcessor(LogitsProcessor):
         ok = bool(self.allowed_token_ids) and all(is_int(t) and t >= 0 for t in self.allowed_token_ids)
         require(ok, op, "allowed_token_ids", "at least one id >= 0", self.allowed_token_ids)
 
-    def __call__(self, input_ids: Any, scores: Any) -> Any:
+    def __call__(self, input_ids: Array, scores: ArrayT) -> ArrayT:
         xp, op, vocab = namespace(scores), "AllowedTokenIdsLogitsProcessor", scores.shape[-1]
         require(max(self.allowed_token_ids) < vocab, op, "allowed_token_ids", f"below {vocab}", max(self.allowed_token_ids))
         result = full(xp, scores, NEGATIVE_INFINITY)
@@ -124,7 +125,7 @@ class TopNSigmaLogitsWarper(LogitsProcessor):
         self.n = n
         self.filter_value = filter_value
 
-    def __call__(self, input_ids: Any, scores: Any) -> Any:
+    def __call__(self, input_ids: Array, scores: ArrayT) -> ArrayT:
         xp = namespace(scores)
         wide = xp.astype(scores, xp.float64)
         there = ~(wide == NEGATIVE_INFINITY)
@@ -138,21 +139,22 @@ class TopNSigmaLogitsWarper(LogitsProcessor):
 
 
 class XTCLogitsWarper(LogitsProcessor):
-    """Now and then drops the most probable choices, all but the last of them: exclude top choices.
+    """Exclude top choices: with a probability, drops all likely tokens but the least likely of them.
 
-        p = softmax(s);  above = the tokens where p >= threshold
-        uniform(seed, position, XTC_COIN) < probability and 2 or more above:  drop all above but the lowest score
+        p = softmax(s);  likely = the tokens where p >= threshold
+        where uniform(seed, position, XTC_COIN) < probability and there are 2 or more likely tokens:
+            drop all of them but the one with the lowest score
 
     probability: in [0, 1]; 0 never drops.
     threshold: in [0, 1]; above 0.5 it never drops.
     seed: an integer in [0, 2^64), or one for each row.
-    padding: how many leading ids of a row are no part of its sequence, an int or one for each row.
+    padding: how many leading ids of a row are padding, an int or one for each row.
     filter_value: what a dropped score becomes.
 
-    `uniform` and XTC_COIN are `decodestep.random`'s; position is the length of the row without its padding. Of several lowest
-    scores the highest id stays, the last where equals stand in the order of their ids. A row that holds NaN or +inf, or
-    nothing but -inf, is left alone.
-    Source: p-e-w's sampler of this name in text-generation-webui, 2024; its coin and its protected tokens are left out.
+    `uniform` and XTC_COIN are those of `decodestep.random`; position is the length of the row without its padding. Of several
+    tokens with the lowest score the highest id stays. A row that holds NaN or +inf, or nothing but -inf, is left alone.
+    Source: p-e-w's sampler of this name in text-generation-webui, 2024, with another random number and without its protected
+    tokens.
     """
 
     def __init__(
@@ -171,7 +173,7 @@ class XTCLogitsWarper(LogitsProcessor):
         self.padding = padding
         self.filter_value = filter_value
 
-    def __call__(self, input_ids: Any, scores: Any) -> Any:
+    def __call__(self, input_ids: Array, scores: ArrayT) -> ArrayT:
         xp = namespace(scores)
         positions = np.broadcast_to(input_ids.shape[-1] - np.asarray(self.padding), (scores.shape[0],))
         heads = random.uniform(np.asarray(self.seed), positions, random.XTC_COIN) < self.probability
@@ -185,16 +187,16 @@ class XTCLogitsWarper(LogitsProcessor):
 
 
 class DRYLogitsProcessor(LogitsProcessor):
-    """Makes a token less likely, the longer the repetition is that it would continue: don't repeat yourself.
+    """Don't repeat yourself: the longer the repetition that a token would continue, the less likely it becomes.
 
-        for each earlier place i in the last `range` ids:  n = min(how many ids before i equal the last ids of the row, back
-            to a breaker, 50);  where n >= allowed_length, the longest n of each t = ids[i] counts:
-        s[t] = s[t] - multiplier * base ** (n - allowed_length)
+        for each token t of the last `range` ids:
+            n = the most ids before an occurrence of t that equal the last ids of the row; at most 50, and none past a breaker
+            where n >= allowed_length:  s[t] = s[t] - multiplier * base ** (n - allowed_length)
 
     multiplier: a finite number >= 0; 0 has no effect.
     base: a finite number >= 1.
-    allowed_length: the longest repetition that costs nothing, plus one; an int >= 1.
-    breakers: ids that end a match, and are never made less likely.
+    allowed_length: the length from which on a repetition is penalised, an int >= 1.
+    breakers: ids at which a repetition ends; they are never penalised.
     range: how many of the last ids count, an int >= 0; 0 for all.
 
     The penalty is subtracted with one rounding; ids past the vocabulary are ignored.
@@ -215,10 +217,11 @@ class DRYLogitsProcessor(LogitsProcessor):
         self.breakers = frozenset(token_ids(op, "breakers", list(breakers)))
         self.range = range
 
-    def __call__(self, input_ids: Any, scores: Any) -> Any:
+    def __call__(self, input_ids: Array, scores: ArrayT) -> ArrayT:
         return _lowered(scores, [self.penalties(row, scores.shape[-1]) for row in input_ids[:, -self.range :].tolist()])
 
     def penalties(self, ids: list[int], vocab: int) -> dict[int, float]:
+        """{token: penalty} for one row; ids past the vocabulary are left out."""
         tail = next((n for n, token in enumerate(reversed(ids)) if token in self.breakers), len(ids))
         longest: dict[int, int] = {}
         for place, length in enumerate(_suffix_matches(ids), start=1):
@@ -229,7 +232,7 @@ class DRYLogitsProcessor(LogitsProcessor):
 
 
 def _suffix_matches(ids: list[int]) -> list[int]:
-    """For each place but the last: how many ids up to and including it equal the last ids. The Z function, read backwards."""
+    """For each place but the last: how many ids, ending there, equal the last ids of the row. The Z function of the reverse."""
     flipped = ids[::-1]
     count = len(flipped)
     z = [0] * count
@@ -245,7 +248,7 @@ def _suffix_matches(ids: list[int]) -> list[int]:
 
 
 def _lowered(scores: Any, penalties: list[dict[int, float]]) -> Any:
-    """The scores less each row's penalties, {id: amount}."""
+    """The scores minus the penalties {id: amount} of each row."""
     xp = namespace(scores)
     rows = [row for row, amounts in enumerate(penalties) for _ in amounts]
     result = copied(xp, scores)

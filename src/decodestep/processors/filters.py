@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from decodestep._base.arrays import Array, ArrayT
 from decodestep._base.checks import require
-from decodestep.processors.base import (
+from decodestep.processors.array_ops import (
     NEGATIVE_INFINITY,
-    LogitsProcessor,
     constant,
     divided,
     fill,
@@ -18,6 +18,7 @@ from decodestep.processors.base import (
     softmax,
     times,
 )
+from decodestep.processors.base import LogitsProcessor
 
 
 class TemperatureLogitsWarper(LogitsProcessor):
@@ -39,7 +40,7 @@ class TemperatureLogitsWarper(LogitsProcessor):
         require(ok, "TemperatureLogitsWarper", "temperature", f"a float > 0{hint}", repr(temperature))
         self.temperature = float(temperature)
 
-    def __call__(self, input_ids: Any, scores: Any) -> Any:
+    def __call__(self, input_ids: Array, scores: ArrayT) -> ArrayT:
         return divided(namespace(scores), scores, self.temperature)
 
 
@@ -66,7 +67,7 @@ class TopKLogitsWarper(LogitsProcessor):
         self.filter_value = filter_value
         self.min_tokens_to_keep = min_tokens_to_keep
 
-    def __call__(self, input_ids: Any, scores: Any) -> Any:
+    def __call__(self, input_ids: Array, scores: ArrayT) -> ArrayT:
         xp = namespace(scores)
         cut = kth_largest(xp, scores, min(self.top_k, scores.shape[-1]))
         return fill(xp, scores, scores < cut, self.filter_value)
@@ -97,7 +98,7 @@ class TopPLogitsWarper(LogitsProcessor):
         self.filter_value = filter_value
         self.min_tokens_to_keep = min_tokens_to_keep
 
-    def __call__(self, input_ids: Any, scores: Any) -> Any:
+    def __call__(self, input_ids: Array, scores: ArrayT) -> ArrayT:
         xp = namespace(scores)
         vocab = scores.shape[-1]
         ordered = xp.sort(scores, axis=-1, stable=False)
@@ -119,8 +120,8 @@ class MinPLogitsWarper(LogitsProcessor):
 
     Of tied scores the lowest ids are protected. A row that holds NaN or +inf, or nothing but -inf, is left alone.
     Source: Nguyen et al., "Turning up the heat: min-p sampling for creative and coherent LLM outputs", 2024.
-    Deviation from transformers 5.23: there the protected tokens are the most probable ones, and arbitrary where probabilities
-    underflow to 0; here they are those of the highest scores, which differ down to -inf.
+    Deviation from transformers 5.23: there the protected tokens are the most probable ones, which is arbitrary where
+    probabilities underflow to 0; here they are those with the highest scores, which still differ there.
     """
 
     def __init__(self, min_p: float, filter_value: float = NEGATIVE_INFINITY, min_tokens_to_keep: int = 1) -> None:
@@ -130,7 +131,7 @@ class MinPLogitsWarper(LogitsProcessor):
         self.filter_value = filter_value
         self.min_tokens_to_keep = min_tokens_to_keep
 
-    def __call__(self, input_ids: Any, scores: Any) -> Any:
+    def __call__(self, input_ids: Array, scores: ArrayT) -> ArrayT:
         xp = namespace(scores)
         p = softmax(xp, scores)
         unlikely = p < times(xp, xp.max(p, axis=-1, keepdims=True), self.min_p)

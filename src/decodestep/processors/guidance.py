@@ -4,16 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from decodestep._base.arrays import Array, ArrayT
 from decodestep._base.checks import require
-from decodestep.processors.base import (
-    LogitsProcessor,
-    fill,
-    highest,
-    kth_largest,
-    log_softmax,
-    namespace,
-    times,
-)
+from decodestep.processors.array_ops import fill, highest, kth_largest, log_softmax, namespace, times
+from decodestep.processors.base import LogitsProcessor
 
 
 class ClassifierFreeGuidanceLogitsProcessor(LogitsProcessor):
@@ -31,7 +25,7 @@ class ClassifierFreeGuidanceLogitsProcessor(LogitsProcessor):
         _require_scale("ClassifierFreeGuidanceLogitsProcessor", guidance_scale)
         self.guidance_scale = guidance_scale
 
-    def __call__(self, input_ids: Any, scores: Any) -> Any:
+    def __call__(self, input_ids: Array, scores: ArrayT) -> ArrayT:
         with_prompt, without = halves("ClassifierFreeGuidanceLogitsProcessor", input_ids, scores)
         return without + times(namespace(scores), with_prompt - without, self.guidance_scale)
 
@@ -93,7 +87,7 @@ class UnbatchedClassifierFreeGuidanceLogitsProcessor(LogitsProcessor):
         state["past_key_values"] = out.get("past_key_values", None)
         return out.logits
 
-    def __call__(self, input_ids: Any, scores: Any) -> Any:
+    def __call__(self, input_ids: Array, scores: ArrayT) -> ArrayT:
         xp = namespace(scores)
         conditional = log_softmax(xp, scores)
         if self.guidance_scale == 1:
@@ -122,7 +116,7 @@ class DiaClassifierFreeGuidanceLogitsProcessor(LogitsProcessor):
         self.guidance_scale = guidance_scale
         self.guidance_top_k = guidance_top_k
 
-    def __call__(self, input_ids: Any, scores: Any) -> Any:
+    def __call__(self, input_ids: Array, scores: ArrayT) -> ArrayT:
         xp = namespace(scores)
         with_prompt, without = halves("DiaClassifierFreeGuidanceLogitsProcessor", input_ids, scores)
         guided = with_prompt + times(xp, with_prompt - without, self.guidance_scale)

@@ -1,4 +1,4 @@
-"""Processors of length and of forced tokens: minimum lengths, first and last tokens, the growing pull of the end."""
+"""Processors of length and of forced tokens: minimum lengths, first and last tokens, the length penalty that grows."""
 
 from __future__ import annotations
 
@@ -6,18 +6,10 @@ from typing import Any
 
 from array_api_compat import device
 
+from decodestep._base.arrays import Array, ArrayT
 from decodestep._base.checks import require
-from decodestep.processors.base import (
-    LogitsProcessor,
-    columns,
-    copied,
-    fill,
-    forced,
-    namespace,
-    require_ids,
-    times,
-    token_ids,
-)
+from decodestep.processors.array_ops import columns, copied, fill, forced, namespace, require_ids, times, token_ids
+from decodestep.processors.base import LogitsProcessor
 
 
 class MinLengthLogitsProcessor(LogitsProcessor):
@@ -27,7 +19,7 @@ class MinLengthLogitsProcessor(LogitsProcessor):
 
     min_length: an int >= 0.
     eos_token_id: an id, a list or an array of ids; those outside the vocabulary are ignored.
-    device: taken as transformers takes it, and without effect: the work is done where the scores are.
+    device: accepted as transformers does, without effect: the work is done on the device of the scores.
 
     Source: transformers 5.23's class of this name.
     """
@@ -39,7 +31,7 @@ class MinLengthLogitsProcessor(LogitsProcessor):
         self.min_length = min_length
         self.eos_token_id = token_ids("MinLengthLogitsProcessor", "eos_token_id", eos_token_id)
 
-    def __call__(self, input_ids: Any, scores: Any) -> Any:
+    def __call__(self, input_ids: Array, scores: ArrayT) -> ArrayT:
         return _without(self.eos_token_id, scores, input_ids.shape[-1] < self.min_length)
 
 
@@ -64,7 +56,7 @@ class MinNewTokensLengthLogitsProcessor(LogitsProcessor):
         self.min_new_tokens = min_new_tokens
         self.eos_token_id = token_ids(op, "eos_token_id", eos_token_id)
 
-    def __call__(self, input_ids: Any, scores: Any) -> Any:
+    def __call__(self, input_ids: Array, scores: ArrayT) -> ArrayT:
         new = input_ids.shape[-1] - self.prompt_length_to_skip
         return _without(self.eos_token_id, scores, new < self.min_new_tokens)
 
@@ -81,7 +73,7 @@ class ForcedBOSTokenLogitsProcessor(LogitsProcessor):
     def __init__(self, bos_token_id: int) -> None:
         self.bos_token_id = bos_token_id
 
-    def __call__(self, input_ids: Any, scores: Any) -> Any:
+    def __call__(self, input_ids: Array, scores: ArrayT) -> ArrayT:
         return forced(namespace(scores), scores, self.bos_token_id) if input_ids.shape[-1] == 1 else scores
 
 
@@ -102,7 +94,7 @@ class ForcedEOSTokenLogitsProcessor(LogitsProcessor):
         self.eos_token_id = token_ids("ForcedEOSTokenLogitsProcessor", "eos_token_id", eos_token_id)
         require_ids("ForcedEOSTokenLogitsProcessor", "eos_token_id", self.eos_token_id, eos_token_id)
 
-    def __call__(self, input_ids: Any, scores: Any) -> Any:
+    def __call__(self, input_ids: Array, scores: ArrayT) -> ArrayT:
         last = input_ids.shape[-1] == self.max_length - 1
         return forced(namespace(scores), scores, self.eos_token_id) if last else scores
 
@@ -114,7 +106,7 @@ class ForceTokensLogitsProcessor(LogitsProcessor):
 
     force_token_map: a list of [position, id], or a dict {position: id}; an id of None forces nothing. Raises IndexError at
         the call for an id outside the vocabulary; ids count from its end below 0.
-    _has_warned: taken as transformers took it, and without effect: nothing is deprecated here.
+    _has_warned: accepted as transformers did, without effect: nothing is deprecated here.
 
     Source: transformers 4.41's class of this name, which 5.23 no longer has.
     """
@@ -122,7 +114,7 @@ class ForceTokensLogitsProcessor(LogitsProcessor):
     def __init__(self, force_token_map: Any, _has_warned: bool | None = False) -> None:
         self.force_token_map: dict[int, int | None] = dict(force_token_map)
 
-    def __call__(self, input_ids: Any, scores: Any) -> Any:
+    def __call__(self, input_ids: Array, scores: ArrayT) -> ArrayT:
         token = self.force_token_map.get(input_ids.shape[-1])
         return scores if token is None else forced(namespace(scores), scores, token)
 
@@ -136,7 +128,7 @@ class ExponentialDecayLengthPenalty(LogitsProcessor):
     eos_token_id: an id, a list or an array of ids >= 0. Raises IndexError at the call for one past the vocabulary.
     input_ids_seq_length: the length of the prompt.
 
-    An eos score that is not finite stays what it is.
+    An eos score that is not finite is not changed.
     Source: transformers 5.23's class of this name.
     """
 
@@ -148,7 +140,7 @@ class ExponentialDecayLengthPenalty(LogitsProcessor):
         self.eos_token_id = token_ids("ExponentialDecayLengthPenalty", "eos_token_id", eos_token_id)
         require_ids("ExponentialDecayLengthPenalty", "eos_token_id", self.eos_token_id, eos_token_id)
 
-    def __call__(self, input_ids: Any, scores: Any) -> Any:
+    def __call__(self, input_ids: Array, scores: ArrayT) -> ArrayT:
         past = input_ids.shape[-1] - self.regulation_start
         if past <= 0:
             return scores

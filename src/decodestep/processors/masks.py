@@ -1,4 +1,4 @@
-"""Processors that forbid tokens, or bring a row into a given form: n-grams, bad words, prefixes, suppression, normalisation."""
+"""Processors that forbid tokens (n-grams, bad words, prefixes, suppression), repair scores or normalise them."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 from array_api_compat import device
 
+from decodestep._base.arrays import Array, ArrayT
 from decodestep._base.checks import refuse, require
-from decodestep.processors.base import (
+from decodestep.processors.array_ops import (
     NEGATIVE_INFINITY,
-    LogitsProcessor,
     columns,
     constant,
     copied,
@@ -25,6 +25,7 @@ from decodestep.processors.base import (
     repeated,
     token_ids,
 )
+from decodestep.processors.base import LogitsProcessor
 from decodestep.processors.penalties import SequenceBiasLogitsProcessor
 
 
@@ -45,7 +46,7 @@ class NoRepeatNGramLogitsProcessor(LogitsProcessor):
         _require_ngram_size("NoRepeatNGramLogitsProcessor", "ngram_size", ngram_size)
         self.ngram_size = ngram_size
 
-    def __call__(self, input_ids: Any, scores: Any) -> Any:
+    def __call__(self, input_ids: Array, scores: ArrayT) -> ArrayT:
         if input_ids.shape[-1] < self.ngram_size:
             return scores
         xp = namespace(scores)
@@ -71,7 +72,7 @@ class EncoderNoRepeatNGramLogitsProcessor(LogitsProcessor):
         self.encoder_input_ids = encoder_input_ids if len(encoder_input_ids.shape) == 2 else encoder_input_ids[None]
         self.batch_size = self.encoder_input_ids.shape[0]
 
-    def __call__(self, input_ids: Any, scores: Any) -> Any:
+    def __call__(self, input_ids: Array, scores: ArrayT) -> ArrayT:
         xp = namespace(scores)
         result = copied(xp, scores)
         beams, rest = divmod(scores.shape[0], self.batch_size)
@@ -127,7 +128,7 @@ class PrefixConstrainedLogitsProcessor(LogitsProcessor):
         self._prefix_allowed_tokens_fn = prefix_allowed_tokens_fn
         self._num_beams = num_beams
 
-    def __call__(self, input_ids: Any, scores: Any) -> Any:
+    def __call__(self, input_ids: Array, scores: ArrayT) -> ArrayT:
         xp = namespace(scores)
         mask = full(xp, scores, NEGATIVE_INFINITY)
         items = input_ids.shape[0] // self._num_beams
@@ -153,7 +154,7 @@ class SuppressTokensLogitsProcessor(LogitsProcessor):
         s[t] = -inf for t in suppress_tokens
 
     suppress_tokens: ids; those outside the vocabulary are ignored.
-    device: taken as transformers takes it, and without effect: the work is done where the scores are.
+    device: accepted as transformers does, without effect: the work is done on the device of the scores.
 
     Source: Radford et al., "Robust speech recognition via large-scale weak supervision" (Whisper), 2022; as in
     transformers 5.23.
@@ -162,7 +163,7 @@ class SuppressTokensLogitsProcessor(LogitsProcessor):
     def __init__(self, suppress_tokens: Iterable[int], device: Any = "cpu") -> None:
         self.suppress_tokens = token_ids("SuppressTokensLogitsProcessor", "suppress_tokens", list(suppress_tokens))
 
-    def __call__(self, input_ids: Any, scores: Any) -> Any:
+    def __call__(self, input_ids: Array, scores: ArrayT) -> ArrayT:
         xp = namespace(scores)
         return fill(xp, scores, columns(xp, self.suppress_tokens, scores))
 
@@ -187,7 +188,7 @@ class SuppressTokensAtBeginLogitsProcessor(LogitsProcessor):
     def set_begin_index(self, begin_index: int) -> None:
         self.begin_index = begin_index
 
-    def __call__(self, input_ids: Any, scores: Any) -> Any:
+    def __call__(self, input_ids: Array, scores: ArrayT) -> ArrayT:
         if input_ids.shape[-1] != self.begin_index:
             return scores
         xp = namespace(scores)
@@ -195,7 +196,7 @@ class SuppressTokensAtBeginLogitsProcessor(LogitsProcessor):
 
 
 class InfNanRemoveLogitsProcessor(LogitsProcessor):
-    """Replaces what is not finite.
+    """Replaces NaN and infinities by finite scores.
 
         s = 0 where s is NaN, the largest finite number of the dtype where s is inf, minus that where s is -inf
 
@@ -203,7 +204,7 @@ class InfNanRemoveLogitsProcessor(LogitsProcessor):
     Source: transformers 5.23's class of this name.
     """
 
-    def __call__(self, input_ids: Any, scores: Any) -> Any:
+    def __call__(self, input_ids: Array, scores: ArrayT) -> ArrayT:
         xp = namespace(scores)
         limit = constant(xp, largest(xp, scores), scores)
         finite = xp.where(xp.isnan(scores), constant(xp, 0.0, scores), scores)
@@ -216,7 +217,7 @@ class LogitNormalization(LogitsProcessor):
     Source: transformers 5.23's class of this name.
     """
 
-    def __call__(self, input_ids: Any, scores: Any) -> Any:
+    def __call__(self, input_ids: Array, scores: ArrayT) -> ArrayT:
         return log_softmax(namespace(scores), scores)
 
 

@@ -11,17 +11,10 @@ import numpy as np
 from array_api_compat import device
 
 from decodestep._base import arrays
+from decodestep._base.arrays import Array, ArrayT
 from decodestep._base.checks import is_int, require
-from decodestep.processors.base import (
-    LogitsProcessor,
-    copied,
-    divided,
-    namespace,
-    narrow,
-    repeated,
-    times,
-    widen,
-)
+from decodestep.processors.array_ops import copied, divided, namespace, narrow, repeated, times, widen
+from decodestep.processors.base import LogitsProcessor
 
 
 class RepetitionPenaltyLogitsProcessor(LogitsProcessor):
@@ -64,7 +57,7 @@ class RepetitionPenaltyLogitsProcessor(LogitsProcessor):
         self.logits_indices: Any = None
         self.cu_seq_lens_q: Any = None
 
-    def __call__(self, input_ids: Any, scores: Any) -> Any:
+    def __call__(self, input_ids: Array, scores: ArrayT) -> ArrayT:
         xp = namespace(scores)
         counted = None
         if isinstance(self.prompt_ignore_length, int):
@@ -114,7 +107,7 @@ class EncoderRepetitionPenaltyLogitsProcessor(LogitsProcessor):
         self.penalty = 1 / _checked_penalty("EncoderRepetitionPenaltyLogitsProcessor", penalty)
         self.encoder_input_ids = encoder_input_ids
 
-    def __call__(self, input_ids: Any, scores: Any) -> Any:
+    def __call__(self, input_ids: Array, scores: ArrayT) -> ArrayT:
         xp = namespace(scores)
         ids = xp.asarray(self.encoder_input_ids, device=device(scores))
         if scores.shape[0] > ids.shape[0]:
@@ -142,7 +135,7 @@ class SequenceBiasLogitsProcessor(LogitsProcessor):
         self.sequence_bias: dict[tuple[int, ...], float] = _checked_biases(sequence_bias)
         self._placed: tuple[Any, list[Any]] | None = None
 
-    def __call__(self, input_ids: Any, scores: Any) -> Any:
+    def __call__(self, input_ids: Array, scores: ArrayT) -> ArrayT:
         xp = namespace(scores)
         bias = xp.zeros_like(scores)
         for prefixes, last, values in self._layers(xp, scores):
@@ -178,7 +171,7 @@ class SequenceBiasLogitsProcessor(LogitsProcessor):
 
 
 class HammingDiversityLogitsProcessor(LogitsProcessor):
-    """Makes a group of beams avoid the tokens that the groups before it picked at this step.
+    """Makes the tokens that earlier groups of beams took at this step less likely for a group.
 
         for each batch item:  s[t] = s[t] - diversity_penalty * #{beams of earlier groups whose current token is t}
 
@@ -228,14 +221,14 @@ def _checked_penalty(op: str, penalty: Any) -> float:
 
 
 def _penalised(xp: Any, scores: Any, ids: Any, penalty: float, counted: Any = None) -> Any:
-    """The scores with a penalty on the ids of each row; those past the vocabulary and those not `counted` are left out."""
+    """The scores with a penalty on the ids of each row that are in the vocabulary and in the mask `counted`, if given."""
     result, ids = copied(xp, scores), xp.astype(ids, xp.int64)
     if 0 in ids.shape:
         return result
     counted = ids < scores.shape[-1] if counted is None else counted & (ids < scores.shape[-1])
     lowest = int(xp.min(xp.where(counted, ids, xp.zeros_like(ids))))
     require(lowest >= 0, "RepetitionPenaltyLogitsProcessor", "input_ids", "non-negative", lowest)
-    # An id that is left out repeats one of its row that is not, so that every place is written with one value.
+    # An id that does not count is replaced by one of its row that does, so that every place is written with one value.
     other = xp.max(xp.where(counted, ids, xp.full_like(ids, -1)), axis=1, keepdims=True)
     ids = xp.where(counted, ids, xp.where(other < 0, xp.zeros_like(other), other))
     rows = xp.arange(ids.shape[0], device=device(scores))[:, None]

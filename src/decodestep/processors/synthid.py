@@ -1,7 +1,7 @@
 """SynthID-Text: a watermark that tilts each draw by keyed coin flips, and its detector.
 
-The table of coin flips is drawn by torch's generator, because text marked elsewhere must be recognised here and the other way
-round; torch is imported when a processor is built.
+The table of coin flips is drawn by torch's generator, because text marked by transformers must be recognised here, and vice
+versa; torch is imported when a processor is built.
 """
 
 from __future__ import annotations
@@ -13,16 +13,10 @@ from typing import Any
 
 from array_api_compat import device as device_of
 
+from decodestep._base.arrays import Array, ArrayT
 from decodestep._base.checks import require
-from decodestep.processors.base import (
-    LogitsProcessor,
-    constant,
-    largest,
-    namespace,
-    quiet,
-    softmax,
-    total,
-)
+from decodestep.processors.array_ops import constant, largest, namespace, quiet, softmax, total
+from decodestep.processors.base import LogitsProcessor
 
 _MULTIPLIER, _INCREMENT = 6364136223846793005, 1
 
@@ -81,7 +75,7 @@ class SynthIDTextWatermarkLogitsProcessor(LogitsProcessor):
         self.skip_first_ngram_calls = skip_first_ngram_calls
         self.debug_mode = debug_mode
 
-    def __call__(self, input_ids: Any, scores: Any) -> Any:
+    def __call__(self, input_ids: Array, scores: ArrayT) -> ArrayT:
         _require_rank_2(input_ids)
         xp, vocab = namespace(scores), scores.shape[-1]
         scores = xp.ones_like(scores) if self.debug_mode else scores
@@ -96,7 +90,7 @@ class SynthIDTextWatermarkLogitsProcessor(LogitsProcessor):
         every = xp.arange(vocab, dtype=xp.int64, device=device_of(scores))[None, :]
         keys, context = self._compute_keys(self.state.context, every)
         tilted = self.update_scores(scores, self.sample_g_values(keys))
-        return xp.where(self._noted(xp, self.state, context[:, None]), scores, tilted)
+        return xp.where(self._remember(xp, self.state, context[:, None]), scores, tilted)
 
     def update_scores(self, scores: Any, g_values: Any) -> Any:
         """The tournament: scores [batch, vocab] and coin flips [batch, vocab, keys] to log-probabilities."""
@@ -140,7 +134,7 @@ class SynthIDTextWatermarkLogitsProcessor(LogitsProcessor):
         state = self._fresh(xp, input_ids, batch)
         contexts = _windows(xp, input_ids[:, :-1], self.ngram_len - 1)
         hashes = self.accumulate_hash(self._ones(xp, input_ids, batch)[:, None], contexts)
-        repeated = [self._noted(xp, state, hashes[:, i : i + 1]) for i in range(hashes.shape[1])]
+        repeated = [self._remember(xp, state, hashes[:, i : i + 1]) for i in range(hashes.shape[1])]
         return ~xp.concat(repeated, axis=1) if repeated else xp.zeros((batch, 0), dtype=xp.bool)
 
     def compute_eos_token_mask(self, input_ids: Any, eos_token_id: int) -> Any:
@@ -169,7 +163,7 @@ class SynthIDTextWatermarkLogitsProcessor(LogitsProcessor):
         sizes = (self.ngram_len - 1, self.context_history_size)
         return SynthIDTextWatermarkState(*(xp.zeros((batch, n), dtype=xp.int64, device=device_of(like)) for n in sizes))
 
-    def _noted(self, xp: Any, state: SynthIDTextWatermarkState, context: Any) -> Any:
+    def _remember(self, xp: Any, state: SynthIDTextWatermarkState, context: Any) -> Any:
         """Whether each row's context, [batch, 1], is among the remembered ones; it becomes the newest of them."""
         known = xp.any(state.context_history == context, axis=1, keepdims=True)
         state.context_history = xp.concat([context, state.context_history], axis=1)[:, :-1]

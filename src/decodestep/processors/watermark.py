@@ -1,6 +1,6 @@
 """The green-list watermark: a bias towards a pseudo-random part of the vocabulary, and its detector.
 
-The green lists are drawn by torch's generator, because text marked elsewhere must be recognised here and the other way round;
+The green lists are drawn by torch's generator, because text marked by transformers must be recognised here, and vice versa;
 torch is imported when a processor is built.
 """
 
@@ -16,8 +16,10 @@ from typing import Any
 import numpy as np
 from array_api_compat import device as device_of
 
+from decodestep._base.arrays import Array, ArrayT
 from decodestep._base.checks import refuse, require, require_choice
-from decodestep.processors.base import LogitsProcessor, copied, namespace, narrow, widen
+from decodestep.processors.array_ops import copied, namespace, narrow, widen
+from decodestep.processors.base import LogitsProcessor
 
 _TABLE_SIZE = 1_000_003
 _CANDIDATES = 40  # how many of the best tokens "selfhash" tries on each row
@@ -89,7 +91,7 @@ class WatermarkLogitsProcessor(LogitsProcessor):
         best = xp.argsort(-scores, axis=-1, stable=True)[:_CANDIDATES].tolist()
         return [token for token in best if bool((self._get_greenlist_ids([*ids, token]) == token).any())]
 
-    def __call__(self, input_ids: Any, scores: Any) -> Any:
+    def __call__(self, input_ids: Array, scores: ArrayT) -> ArrayT:
         if input_ids.shape[-1] < self.context_width:
             rule = "WatermarkLogitsProcessor: input_ids must be at least context_width = %d long; got %d, left unmarked"
             logging.getLogger(__name__).warning(rule, self.context_width, input_ids.shape[-1])

@@ -1,7 +1,7 @@
-"""The stopping criteria of transformers 5.23, under the same names, on NumPy arrays and on torch tensors where those live.
+"""The stopping criteria of transformers 5.23, under the same names.
 
-Each is called as criterion(input_ids, scores) and can be given to `model.generate(stopping_criteria=[...])`. A docstring is
-a class's contract.
+They work on NumPy arrays, and on torch tensors on their device. Each is called as criterion(input_ids, scores) and can be given
+to `model.generate(stopping_criteria=[...])`. The docstring of a class is its contract.
 """
 
 from decodestep.stopping.criteria import (

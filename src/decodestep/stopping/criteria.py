@@ -11,8 +11,9 @@ from typing import Any
 
 from array_api_compat import array_namespace, device
 
+from decodestep._base.arrays import Array
 from decodestep._base.checks import refuse
-from decodestep.processors.base import softmax, token_ids
+from decodestep.processors.array_ops import softmax, token_ids
 
 
 class StoppingCriteria:
@@ -21,7 +22,7 @@ class StoppingCriteria:
     scores: the scores of the steps so far, or None; only a criterion that says so looks at them.
     """
 
-    def __call__(self, input_ids: Any, scores: Any, **kwargs: Any) -> Any:
+    def __call__(self, input_ids: Array, scores: Any, **kwargs: Any) -> Array:
         raise NotImplementedError(f"{type(self).__name__}: a subclass must define __call__")
 
 
@@ -31,7 +32,8 @@ class MaxLengthCriteria(StoppingCriteria):
         done = length >= max_length
 
     max_length: an int.
-    max_position_embeddings: what the model was made for, or None. A sequence that goes on past it is logged, once a process.
+    max_position_embeddings: the longest sequence that the model was made for, or None. A longer sequence is logged once per
+        process.
 
     Source: transformers 5.23's class of this name.
     """
@@ -40,7 +42,7 @@ class MaxLengthCriteria(StoppingCriteria):
         self.max_length = max_length
         self.max_position_embeddings = max_position_embeddings
 
-    def __call__(self, input_ids: Any, scores: Any, **kwargs: Any) -> Any:
+    def __call__(self, input_ids: Array, scores: Any, **kwargs: Any) -> Array:
         length, limit = input_ids.shape[1], self.max_position_embeddings
         if limit is not None and limit < length < self.max_length:
             _warn_of_length(limit)
@@ -63,7 +65,7 @@ class MaxNewTokensCriteria(StoppingCriteria):
         self.max_new_tokens = max_new_tokens
         self.max_length = start_length + max_new_tokens
 
-    def __call__(self, input_ids: Any, scores: Any, **kwargs: Any) -> Any:
+    def __call__(self, input_ids: Array, scores: Any, **kwargs: Any) -> Array:
         return _all_rows(input_ids, input_ids.shape[-1] >= self.max_length)
 
 
@@ -73,7 +75,7 @@ class MaxTimeCriteria(StoppingCriteria):
         done = time.time() - initial_timestamp > max_time
 
     max_time: seconds.
-    initial_timestamp: of time.time(); None for when the criterion was built.
+    initial_timestamp: the start, as time.time(); None for the time at which the criterion is built.
 
     Source: transformers 5.23's class of this name.
     """
@@ -82,7 +84,7 @@ class MaxTimeCriteria(StoppingCriteria):
         self.max_time = max_time
         self.initial_timestamp = time.time() if initial_timestamp is None else initial_timestamp
 
-    def __call__(self, input_ids: Any, scores: Any, **kwargs: Any) -> Any:
+    def __call__(self, input_ids: Array, scores: Any, **kwargs: Any) -> Array:
         return _all_rows(input_ids, time.time() - self.initial_timestamp > self.max_time)
 
 
@@ -103,14 +105,14 @@ class EosTokenCriteria(StoppingCriteria):
     def __call__(self, input_ids: Any, scores: Any, new_token_length: int = 1, **kwargs: Any) -> Any:
         xp = array_namespace(input_ids)
         newest = input_ids[:, -new_token_length:]
-        done = xp.any(newest != newest, axis=-1)  # nowhere, in the shape of the ids: (batch,), or one axis more for codebooks
+        done = xp.any(newest != newest, axis=-1)  # all False: (batch,), or with one more axis for codebooks
         for token in self.eos_token_id:
             done = done | xp.any(newest == token, axis=-1)
         return done
 
 
 class ConfidenceCriteria(StoppingCriteria):
-    """Stops an assistant model that is not sure enough of its newest token.
+    """Stops an assistant model whose newest token was not likely enough.
 
         done = softmax(scores[-1])[0, input_ids[0, -1]] < assistant_confidence_threshold       # one bool, of the first row
 
@@ -129,14 +131,14 @@ class ConfidenceCriteria(StoppingCriteria):
 
 
 class StoppingCriteriaList(list[Any]):
-    """A list of criteria that is itself called like one: done is true where it is for any of them.
+    """A list of criteria that is itself called like one: a sequence is done where any of them says so.
 
     Every criterion is given every keyword argument. `max_length` is that of the first MaxLengthCriteria or
     MaxNewTokensCriteria, or None.
     Source: transformers 5.23's class of this name; MaxNewTokensCriteria as in 4.41.
     """
 
-    def __call__(self, input_ids: Any, scores: Any, **kwargs: Any) -> Any:
+    def __call__(self, input_ids: Array, scores: Any, **kwargs: Any) -> Array:
         done = _all_rows(input_ids, False)
         for criterion in self:
             done = done | criterion(input_ids, scores, **kwargs)

@@ -7,6 +7,7 @@ from typing import Any
 
 from array_api_compat import array_namespace, device
 
+from decodestep._base.arrays import Array
 from decodestep._base.checks import require
 from decodestep.stopping.criteria import StoppingCriteria
 from decodestep.stopping.stop_table import stop_table
@@ -54,7 +55,7 @@ class StopStringCriteria(StoppingCriteria):
         self._table = table
         self._placed: dict[Any, list[Any]] = {}  # device -> the table as arrays on it
 
-    def __call__(self, input_ids: Any, scores: Any, **kwargs: Any) -> Any:
+    def __call__(self, input_ids: Array, scores: Any, **kwargs: Any) -> Array:
         xp = array_namespace(input_ids)
         after_row, after, ends_row, ends = self._table_on(xp, device(input_ids))
         vocab = after_row.shape[0] - 1

@@ -1,0 +1,187 @@
+"""What processors and stopping criteria need of arrays beyond the array API standard, for NumPy and torch alike.
+
+Every function takes the namespace `xp` of its arrays first (`namespace`). Elementwise arithmetic runs in the dtype of the
+scores, as in transformers, so float16 and bfloat16 round after each operation. Sums, and products with a Python number, run in
+float32 or wider and round once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
+from typing import Any
+
+import numpy as np
+from array_api_compat import array_namespace, device
+from ml_dtypes import finfo as low_precision_finfo
+
+from decodestep._base import arrays
+from decodestep._base.checks import refuse, require
+
+NEGATIVE_INFINITY = -math.inf
+
+
+def namespace(*values: Any) -> Any:
+    """The array API namespace of the arrays: array_api_compat's wrapper of NumPy or of torch."""
+    return array_namespace(*values)
+
+
+def quiet() -> AbstractContextManager[Any]:
+    """Without NumPy's warnings: infinities are ordinary scores, and so are the NaN and infinities that follow from them."""
+    return np.errstate(invalid="ignore", divide="ignore", over="ignore", under="ignore")
+
+
+def constant(xp: Any, value: Any, like: Any) -> Any:
+    """A 0-d array of the dtype and device of `like`."""
+    return xp.full((), value, dtype=like.dtype, device=device(like))
+
+
+def full(xp: Any, like: Any, value: float) -> Any:
+    return xp.full(like.shape, value, dtype=like.dtype, device=device(like))
+
+
+def fill(xp: Any, scores: Any, mask: Any, value: float = NEGATIVE_INFINITY) -> Any:
+    """`scores` with `value` wherever `mask` holds."""
+    return xp.where(mask, constant(xp, value, scores), scores)
+
+
+def copied(xp: Any, array: Any) -> Any:
+    return xp.asarray(array, copy=True)
+
+
+def repeated(xp: Any, x: Any, times: int) -> Any:
+    """Each row of `x`, `times` times, one after the other: from batch items to the rows of their beams."""
+    return x[xp.arange(x.shape[0] * times, device=device(x)) // times]
+
+
+def largest(xp: Any, like: Any) -> float:
+    """The largest finite number of the dtype."""
+    if arrays.is_torch(like):
+        return float(xp.finfo(like.dtype).max)
+    return float(low_precision_finfo(like.dtype).max)
+
+
+def widen(xp: Any, x: Any) -> Any:
+    """float16 and bfloat16 as float32; wider arrays as they are."""
+    return x if x.dtype in (xp.float32, xp.float64) else xp.astype(x, xp.float32)
+
+
+def narrow(xp: Any, x: Any, like: Any) -> Any:
+    """`x` in the dtype of `like`."""
+    if x.dtype == like.dtype:
+        return x
+    with quiet():
+        return xp.astype(x, like.dtype)
+
+
+def times(xp: Any, x: Any, factor: float) -> Any:
+    """x * factor, rounded once; the factor is not rounded to the dtype of x first."""
+    with quiet():
+        return narrow(xp, widen(xp, x) * float(factor), x)
+
+
+def divided(xp: Any, x: Any, divisor: float) -> Any:
+    """x / divisor, rounded once."""
+    with quiet():
+        return narrow(xp, widen(xp, x) / float(divisor), x)
+
+
+def total(xp: Any, x: Any) -> Any:
+    """The sum over the last axis, kept as an axis of length 1."""
+    return narrow(xp, xp.sum(widen(xp, x), axis=-1, keepdims=True), x)
+
+
+def running_sum(xp: Any, x: Any) -> Any:
+    """The cumulative sum over the last axis, in float64, each element rounded once."""
+    return narrow(xp, xp.cumulative_sum(xp.astype(x, xp.float64), axis=-1), x)
+
+
+def softmax(xp: Any, x: Any) -> Any:
+    if hasattr(xp, "softmax"):
+        return xp.softmax(x, -1)
+    with quiet():
+        powers = xp.exp(widen(xp, x) - widen(xp, xp.max(x, axis=-1, keepdims=True)))
+        return narrow(xp, powers / xp.sum(powers, axis=-1, keepdims=True), x)
+
+
+def log_softmax(xp: Any, x: Any) -> Any:
+    if hasattr(xp, "log_softmax"):
+        return xp.log_softmax(x, -1)
+    with quiet():
+        shifted = widen(xp, x) - widen(xp, xp.max(x, axis=-1, keepdims=True))
+        return narrow(xp, shifted - xp.log(xp.sum(xp.exp(shifted), axis=-1, keepdims=True)), x)
+
+
+def log_sum_exp(xp: Any, x: Any) -> Any:
+    """log(sum(exp(x))) over the last axis, kept as an axis of length 1; -inf for a row of -inf, inf for one with inf."""
+    if hasattr(xp, "logsumexp"):
+        return xp.logsumexp(x, -1, keepdim=True)
+    wide = widen(xp, x)
+    top = xp.max(wide, axis=-1, keepdims=True)
+    top = xp.where(xp.isinf(top), constant(xp, 0.0, top), top)
+    with quiet():
+        return narrow(xp, xp.log(xp.sum(xp.exp(wide - top), axis=-1, keepdims=True)) + top, x)
+
+
+def kth_largest(xp: Any, x: Any, k: int) -> Any:
+    """The k-th largest of each row, kept as an axis of length 1. NaN counts as the largest of all."""
+    if hasattr(xp, "topk"):
+        return xp.topk(x, k, dim=-1)[0][..., -1:]
+    place, wide = x.shape[-1] - k, widen(xp, x)  # NumPy does not sort NaN to the end in bfloat16
+    ordered = xp.partition(wide, place, axis=-1) if hasattr(xp, "partition") else xp.sort(wide, axis=-1)
+    return narrow(xp, ordered[..., place : place + 1], x)
+
+
+def highest(xp: Any, x: Any, lowest: Any, count: Any) -> Any:
+    """The mask of each row's `count` highest entries. `lowest` is the smallest of them; of its ties the lowest ids count."""
+    above, level = x > lowest, x == lowest
+    room = count - xp.count_nonzero(above, axis=-1, keepdims=True)
+    return above | (level & (xp.cumulative_sum(level, axis=-1, dtype=xp.int32) <= room))
+
+
+def token_ids(op: str, arg: str, value: Any) -> list[Any]:
+    """An id, a sequence or an array of ids as a flat list of Python numbers."""
+    plain = value.tolist() if hasattr(value, "tolist") else value
+    flat = np.asarray(list(plain) if isinstance(plain, Iterable) and not isinstance(plain, str) else plain).reshape(-1)
+    require(flat.size == 0 or flat.dtype.kind in "biuf", op, arg, "a token id or a list of token ids", value)
+    numbers: list[Any] = flat.tolist()
+    return numbers
+
+
+def require_ids(op: str, arg: str, ids: list[Any], got: Any) -> None:
+    """Raises ValueError unless `ids` is a non-empty list of ints >= 0."""
+    require(bool(ids) and all(isinstance(i, int) and i >= 0 for i in ids), op, arg, "non-negative integers", got)
+
+
+def columns(xp: Any, ids: Iterable[Any], like: Any) -> Any:
+    """The [vocab] mask of these ids; ids outside the vocabulary are ignored."""
+    vocab = like.shape[-1]
+    mask = xp.zeros((vocab,), dtype=xp.bool, device=device(like))
+    inside = [int(i) for i in ids if i == int(i) and 0 <= i < vocab]
+    mask[xp.asarray(inside, dtype=xp.int64, device=device(like))] = True
+    return mask
+
+
+def forced(xp: Any, scores: Any, ids: Any) -> Any:
+    """0 for these ids, -inf for all others; IndexError for an id outside the vocabulary."""
+    result = full(xp, scores, NEGATIVE_INFINITY)
+    result[:, ids] = 0.0
+    return result
+
+
+def occurring(xp: Any, op: str, ids: Any, scores: Any, where: Any = None) -> Any:
+    """The [batch, vocab] mask of the ids that occur in each row of `ids` where the mask `where`, if given, holds.
+
+    Ids >= vocab are ignored. Raises ValueError for a negative id, which would otherwise count from the end.
+    """
+    batch, vocab = scores.shape[0], scores.shape[-1]
+    ids = xp.astype(ids, xp.int64)
+    if where is not None:
+        ids = xp.where(where, ids, constant(xp, vocab, ids))
+    if ids.shape[0] and ids.shape[1] and bool(xp.any(ids < 0)):
+        refuse(op, "input_ids", "non-negative", int(xp.min(ids)))
+    mask = xp.zeros((batch, vocab + 1), dtype=xp.bool, device=device(scores))
+    rows = xp.arange(ids.shape[0], device=device(scores))
+    mask[rows[:, None], xp.where(ids > vocab, constant(xp, vocab, ids), ids)] = True
+    return mask[:, :vocab]
