@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import doctest
+import inspect
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -102,10 +105,21 @@ print(chain(ids, scores).tolist(), ds.stopping.MaxLengthCriteria(2)(ids, None).t
 
 
 def test_every_class_states_its_contract():
+    """Each class has a docstring of its own that names every argument, followed by a colon, and its source."""
+    without_source = {"LogitsProcessor", "StoppingCriteria", "TokenText"}
     for home in (ds, stopping):
-        for name in home.__all__:
-            assert getattr(home, name).__doc__, name
         assert sorted(home.__all__) == home.__all__
+        for name in home.__all__:
+            value = getattr(home, name)
+            own = vars(value).get("__doc__") if isinstance(value, type) else value.__doc__
+            contract = " ".join((own or "").split())
+            assert contract and not contract.startswith(f"{name}("), f"{name} has no docstring, or the one that dataclass makes"
+            if dataclasses.is_dataclass(value) or not isinstance(value, type):
+                continue
+            assert "Source: " in contract or name in without_source, f"{name} does not name its source"
+            described = {word for part in re.findall(r"((?:\w+, )*\w+):", contract) for word in part.split(", ")}
+            arguments = set(inspect.signature(value).parameters) - {"args", "kwargs", "iterable"}
+            assert arguments <= described, f"{name} does not describe {arguments - described}"
 
 
 def test_the_names_of_transformers_are_all_there():

@@ -4,27 +4,34 @@ The bits are MurmurHash3_x86_32 with hash seed 0 of the 16-byte little-endian re
 ``<u64 seed, u32 position, u32 token>``; `uniform`, `exponential` and `gumbel` noise follow from them. `position` is the
 index of the token being drawn in its own sequence, prompt included, so a draw never depends on batch mates, threads or
 backend.
+
+This is the one operator outside `decodestep.ops`: the reference of every operator that draws needs its noise, and a reference
+may import only what lies below the operators. Contract, reference and the call into the core are all in this file.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from decodestep import _native
 from decodestep._base import arrays, exact_math
+from decodestep._base.arrays import Array
 from decodestep._base.checks import is_int, refuse, require
 from decodestep._base.dispatch import choose, run
 
-# Token values at the top of the 32 bits stand for other uses of randomness than the draw of a token; this is their list.
-XTC_COIN = 0xFFFFFFFF  # whether the XTC filter acts on a row at a position
+# Reserved token values: streams of randomness other than the draw of a token. No vocabulary reaches them.
+XTC_COIN = 0xFFFFFFFF  # decides whether the XTC filter acts on a row at a position
+
+Integers: TypeAlias = "int | Sequence[Any] | Array"
+Noise: TypeAlias = Any  # a NumPy scalar, array or tensor, as the arguments are
 
 _LARGEST_UNIFORM = np.float32(1.0 - 2.0**-24)
 
 
-def noise_bits(seed: Any, position: Any, token: Any, *, backend: str = "auto") -> Any:
+def noise_bits(seed: Integers, position: Integers, token: Integers, *, backend: str = "auto") -> Noise:
     """MurmurHash3_x86_32 of each record.
 
         for every broadcast index i:  bits[i] = murmur3_32(le64(seed[i]) + le32(position[i]) + le32(token[i]), seed=0)
@@ -41,24 +48,24 @@ def noise_bits(seed: Any, position: Any, token: Any, *, backend: str = "auto") -
     return _noise("noise_bits", seed, position, token, backend)
 
 
-def uniform(seed: Any, position: Any, token: Any, *, backend: str = "auto") -> Any:
-    """float32 noise in (0, 1): u = min((float32(bits) + 0.5) * 2^-32, 1 - 2^-24), fine-grained near 0.
+def uniform(seed: Integers, position: Integers, token: Integers, *, backend: str = "auto") -> Noise:
+    """float32 noise in (0, 1): u = min((float32(bits) + 0.5) * 2^-32, 1 - 2^-24), with its finest steps near 0.
 
     The conversion and the addition round to nearest even. Arguments, returns and raises: as `noise_bits`.
     """
     return _noise("uniform", seed, position, token, backend)
 
 
-def exponential(seed: Any, position: Any, token: Any, *, backend: str = "auto") -> Any:
+def exponential(seed: Integers, position: Integers, token: Integers, *, backend: str = "auto") -> Noise:
     """float32 Exp(1) noise: q = -log1p(-u) with the `uniform` u.
 
-    The winners of a race p / q have small q, where u is dense. log1p is that of `decodestep._base.exact_math`. Arguments,
-    returns and raises: as `noise_bits`.
+    The winner of a race, the largest p / q, has a small q, where the steps of u are finest. log1p is that of
+    `decodestep._base.exact_math`. Arguments, returns and raises: as `noise_bits`.
     """
     return _noise("exponential", seed, position, token, backend)
 
 
-def gumbel(seed: Any, position: Any, token: Any, *, backend: str = "auto") -> Any:
+def gumbel(seed: Integers, position: Integers, token: Integers, *, backend: str = "auto") -> Noise:
     """float32 standard Gumbel noise: g = -log(q) with the `exponential` q, itself rounded to float32 first.
 
     The first argmax of score + g draws from softmax(score). Arguments, returns and raises: as `noise_bits`.
@@ -66,7 +73,7 @@ def gumbel(seed: Any, position: Any, token: Any, *, backend: str = "auto") -> An
     return _noise("gumbel", seed, position, token, backend)
 
 
-def _noise(op: str, seed: Any, position: Any, token: Any, backend: str) -> Any:
+def _noise(op: str, seed: Integers, position: Integers, token: Integers, backend: str) -> Noise:
     given = (seed, position, token)
     records = [
         _integers(op, name, value, bound)
@@ -85,7 +92,7 @@ def _noise(op: str, seed: Any, position: Any, token: Any, backend: str) -> Any:
 
 
 def _integers(op: str, name: str, value: Any, bound: int) -> np.ndarray:
-    """The argument as unsigned integers of the record's width, its range checked."""
+    """The argument as unsigned integers of the width that it has in the record; ValueError outside its range."""
     rule = f"integers in [0, 2^{bound.bit_length() - 1})"
     if is_int(value):
         require(0 <= value < bound, op, name, rule, value)
@@ -99,7 +106,7 @@ def _integers(op: str, name: str, value: Any, bound: int) -> np.ndarray:
 
 
 def _cpu(op: str, records: list[np.ndarray], shape: tuple[int, ...]) -> np.ndarray:
-    # A scalar stays one value; only true columns are spread over the broadcast shape.
+    # The kernel broadcasts single values itself; only arrays of several values are written out to the broadcast shape.
     columns = (r if r.size == 1 else np.broadcast_to(r, shape) for r in records)
     flat = [arrays.contiguous(column).reshape(-1) for column in columns]
     noise = np.empty(shape, np.uint32 if op == "noise_bits" else np.float32)

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from decodestep._base import arrays
+from decodestep._base.arrays import Array
 from decodestep._base.checks import require, require_dtype
 from decodestep._base.dispatch import choose, run, timed
 from decodestep.ops.decode_step import cpu, reference
@@ -38,18 +39,18 @@ class DecodeStep(NamedTuple):
     logprobs: for each row a `TokenLogprobs`, or None where it was not requested and for a row without a candidate.
     """
 
-    tokens: Any
+    tokens: Array
     processed: Any
     logprobs: tuple[TokenLogprobs | None, ...]
 
 
 def decode_step(
-    logits: Any,
+    logits: Array,
     steps: Sequence[Steps],
     *,
-    greedy: Any = False,
-    seed: Any = 0,
-    position: Any = 0,
+    greedy: bool | Sequence[bool] | Array = False,
+    seed: int | Sequence[int] | Array = 0,
+    position: int | Sequence[int] | Array = 0,
     top_logprobs: Sequence[int | None] | None = None,
     need_processed: bool = False,
     backend: str = "auto",

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 
 from decodestep._base import arrays
+from decodestep._base.arrays import Array, ArrayT
 from decodestep._base.checks import is_int, refuse, require_choice
 from decodestep._base.dispatch import choose, run
 from decodestep.ops.tensor_scatter import cpu, reference
 
 _OP = "tensor_scatter"
 _MODES = ("linear", "circular")
-_KINDS = "biuOU"  # besides these, by name:
-_FLOATS = {
+_KINDS = "biuOU"  # legal by their NumPy kind: bool, integers, strings
+_FLOATS = {  # legal by their type
     np.float16,
     np.float32,
     np.float64,
@@ -31,15 +32,15 @@ _FLOATS |= {getattr(ml_dtypes, name) for name in dir(ml_dtypes) if name.startswi
 
 
 def tensor_scatter(
-    past_cache: Any,
-    update: Any,
-    write_indices: Any = None,
+    past_cache: ArrayT,
+    update: ArrayT,
+    write_indices: Array | Sequence[int] | None = None,
     *,
     axis: int = -2,
     mode: str = "linear",
-    out: Any = None,
+    out: ArrayT | None = None,
     backend: str = "auto",
-) -> Any:
+) -> ArrayT:
     """Copies `past_cache` and writes `update` into it along the sequence axis from `write_indices[b]` on.
 
         present = copy(past_cache)
@@ -50,24 +51,24 @@ def tensor_scatter(
     past_cache: (batch, D1, ..., max_sequence_length, ..., Dn), rank >= 2, any strides. bool, string (object or <U), any
         integer, float16/32/64, complex64/128, or an ml_dtypes type: bfloat16, the 8-bit floats, float4_e2m1fn, int4,
         uint4.
-    update: the shape and dtype of past_cache, but sequence_length <= max_sequence_length on the sequence axis.
+    update: of past_cache's dtype and shape, except that its sequence axis is sequence_length <= max_sequence_length long.
     write_indices: (batch,) of an integer dtype, or None for zeros. Linear: 0 <= w <= max_sequence_length -
         sequence_length. Circular: any; the modulus is mathematical, so -1 is the last slot.
     axis: the sequence axis, in [-rank, rank), never the batch axis 0.
     mode: "linear" or "circular".
     out: a writeable array of past_cache's shape, dtype and kind. `out=past_cache` updates in place and moves only the
-        updated bytes; any other array is filled from past_cache first. The result is as if the other arguments had been
-        copied before, however they overlap `out`.
-    backend: "auto", "cpu" or "reference". "cpu" serves every type but strings, where the axes of `out` between batch
-        and sequence fold into one and those behind are contiguous, as they are without `out`; "auto" takes "reference"
-        for the others.
+        updated bytes; any other array is filled from past_cache first. The other arguments may overlap `out`: the result
+        is as if they had been copied first.
+    backend: "auto", "cpu" or "reference". "cpu" takes every type but strings. Where `out` is given, its axes between
+        batch and sequence must fold into one, and those after the sequence must be contiguous. "auto" takes "reference"
+        for the rest.
 
     Returns out, or a new array of past_cache's shape and kind that shares no memory with the arguments. With '<U'
     strings a wider update widens the result.
     Raises ValueError, before anything is written, for a shape, dtype, axis, mode or index outside the rules above.
 
     Notes: sequence_length 0, batch 0 and max_sequence_length 0 are legal and write nothing, but linear indices are
-    checked all the same. With '<U' strings and `out`, an update wider than out is refused.
+    checked nevertheless. With '<U' strings and `out`, an update wider than out is refused.
     Source: ONNX TensorScatter, default domain, since opset 24; index -1 in linear mode is refused, not wrapped.
     """
     cache = arrays.view(_OP, "past_cache", past_cache)
@@ -80,7 +81,8 @@ def tensor_scatter(
     backend = choose(_OP, backend, {"cpu": cpu.obstacle(cache.dtype, present, axis), "reference": None})
     scatter = (cpu if backend == "cpu" else reference).scatter
     present = run(_OP, backend, _write, scatter, present, cache, new, starts, axis)
-    return arrays.like(past_cache, present) if out is None else out
+    result: ArrayT = arrays.like(past_cache, present) if out is None else out
+    return result
 
 
 def _write(
@@ -104,7 +106,8 @@ def _write(
     return present
 
 
-# Below, a refusal's words are made only once it is due: a call in place takes a few microseconds, and they as many.
+# Below, `refuse` comes after an if instead of `require`: the message would be formatted on every call, which costs as much as
+# a call in place, a few microseconds.
 
 
 def _sequence_axis(cache: np.ndarray, axis: int) -> int:
@@ -132,7 +135,7 @@ def _check_update(cache: np.ndarray, new: np.ndarray, axis: int) -> None:
 
 
 def _starts(cache: np.ndarray, new: np.ndarray, axis: int, mode: str, write_indices: Any) -> np.ndarray:
-    """The indices as int64, checked and copied: `out` may lie over the caller's array."""
+    """The indices as int64, checked, and copied because `out` may overlap the caller's array."""
     batch, rows = cache.shape[0], cache.shape[axis]
     if write_indices is None:
         return np.zeros(batch, np.int64)
@@ -143,12 +146,12 @@ def _starts(cache: np.ndarray, new: np.ndarray, axis: int, mode: str, write_indi
         refuse(_OP, "write_indices", f"of shape {batch}", given)
     if mode == "linear" and batch:
         room = rows - new.shape[axis]
-        values = given.tolist() if batch <= 64 else (given.min(), given.max())  # a short list is ten times as fast
+        values = given.tolist() if batch <= 64 else (given.min(), given.max())  # for few values a list is ten times as fast
         low, high = min(values), max(values)
         if low < 0 or high > room:
             refuse(_OP, "write_indices", f"in [0, {room}] in linear mode", f"{low} to {high}")
     if given.dtype.kind == "u" and rows:
-        given = given % np.uint64(rows)  # linear indices stay what they are, circular ones come within int64
+        given = given % np.uint64(rows)  # linear indices do not change, circular ones now fit int64
     return np.array(given, np.int64)
 
 

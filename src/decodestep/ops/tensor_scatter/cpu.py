@@ -20,7 +20,7 @@ def obstacle(dtype: np.dtype, present: np.ndarray | None, axis: int) -> str | No
 
 
 def scatter(present: np.ndarray, update: np.ndarray, starts: np.ndarray, axis: int) -> None:
-    if update.size:  # then the cache, which is no shorter, holds something too
+    if update.size:  # then the cache, which is at least as long, is not empty either
         packed = update if _folds(update, axis) else np.ascontiguousarray(update)
         _native.tensor_scatter(_as_bytes(present, axis), _as_bytes(packed, axis), starts)
 
@@ -30,7 +30,7 @@ def _outer_axes(array: np.ndarray, axis: int) -> list[tuple[int, int]]:
 
 
 def _folds(array: np.ndarray, axis: int) -> bool:
-    """Whether the axes between batch and sequence are evenly spaced and those behind the sequence axis are packed."""
+    """Whether the axes between batch and sequence fold into one, and those after the sequence are contiguous."""
     if array.flags.c_contiguous:
         return True
     run = array.itemsize
@@ -42,9 +42,9 @@ def _folds(array: np.ndarray, axis: int) -> bool:
 
 
 def _as_bytes(array: np.ndarray, axis: int) -> np.ndarray:
-    """A view of an array that folds and is not empty."""
+    """The bytes of an array that folds and is not empty, as a view (batch, outer, rows, run)."""
     shape, packed = array.shape, array.flags.c_contiguous
-    if packed and axis == 2 and array.ndim == 4:  # as caches mostly are
+    if packed and axis == 2 and array.ndim == 4:  # the usual case, (batch, heads, slots, width)
         return array.view(np.uint8)
     outer, rows = prod(shape[1:axis]), shape[axis]
     if packed:

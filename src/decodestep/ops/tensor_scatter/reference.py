@@ -6,7 +6,7 @@ import numpy as np
 
 
 def scatter(present: np.ndarray, update: np.ndarray, starts: np.ndarray, axis: int) -> None:
-    """Writes `update` into `present`; starts of the linear mode never wrap, so one modulus serves both modes."""
+    """Writes `update` into `present`. Linear indices never wrap, so the modulus of the circular mode does not change them."""
     present, update = np.moveaxis(present, axis, 1), np.moveaxis(update, axis, 1)
     rows, steps = present.shape[1], update.shape[1]
     if rows == 0:

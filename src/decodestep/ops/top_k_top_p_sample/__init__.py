@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
 from decodestep._base import arrays
+from decodestep._base.arrays import Array, ArrayT
 from decodestep._base.checks import require
 from decodestep._base.dispatch import choose, run
 from decodestep.ops.top_k_top_p_sample import arguments, cpu, reference
@@ -14,8 +16,12 @@ from decodestep.ops.top_k_top_p_sample import arguments, cpu, reference
 _INT32_MAX = 2**31 - 1
 
 
+# One value for all rows, or one per row.
+Column: TypeAlias = "float | Sequence[Any] | Array"
+
+
 class TopKTopPSample(NamedTuple):
-    """The results of `top_k_top_p_sample`; `logits_top_kp_select` is None where it was not asked for."""
+    """The results of `top_k_top_p_sample`; `logits_top_kp_select` is None where it was not requested."""
 
     logits_select_idx: Any
     logits_top_kp_select: Any
@@ -31,20 +37,20 @@ class TopKTopPSampleV2(NamedTuple):
 
 
 def top_k_top_p_sample(
-    logits: Any,
-    top_k: Any,
-    top_p: Any,
-    q: Any = None,
+    logits: Array,
+    top_k: Column,
+    top_p: Column,
+    q: Array | None = None,
     *,
     eps: float = 1e-8,
     is_need_logits: bool = False,
     top_k_guess: int = 32,
-    seed: Any = None,
-    position: Any = None,
+    seed: Column | None = None,
+    position: Column | None = None,
     kernel_exact: bool = False,
     backend: str = "auto",
 ) -> TopKTopPSample:
-    """Draws one token a row from the top-k, top-p part of softmax(logits), or takes the most probable one.
+    """Draws one token per row from the top-k, top-p part of softmax(logits), or takes the most probable one.
 
         for every row b, with k = top_k[b], p = top_p[b] and V the vocabulary size:
             if 1 <= k <= min(V, 1024):
@@ -61,9 +67,9 @@ def top_k_top_p_sample(
             logits_select_idx[b] = ids[i]
 
     logits: (batch, V), float16 or bfloat16, not empty, V <= 2^20, any strides.
-    top_k: int32, (batch,) or (batch, 1); or a Python int, or a list of one a row, in the range of int32. Any k outside
+    top_k: int32, (batch,) or (batch, 1); or a Python int, or a list with one per row, in the range of int32. Any k outside
         [1, min(V, 1024)] skips top-k.
-    top_p: of the dtype of logits, (batch,) or (batch, 1); or a Python number, or a list of one a row, rounded to that
+    top_p: of the dtype of logits, (batch,) or (batch, 1); or a Python number, or a list with one per row, rounded to that
         dtype before it is judged. p <= 0 (not greedy here), p >= 1 and NaN skip top-p.
     q: None, or float32 (batch, V): the noise of the race, Exp(1) for a draw from `value`, indexed by the position i
         among the survivors, not by vocabulary id. 0 is legal.
@@ -84,10 +90,10 @@ def top_k_top_p_sample(
     Notes: the arithmetic is float32; a running sum within 3e-8 V + 2e-6 of p may fall on either side. Equal logits rank
     by the lower id, and exactly k survive. A NaN ranks below -inf and has probability 0; tokens at +inf share
     probability 1 equally; a row of -inf loses nothing and gives id 0. A NaN score loses to every other.
-    Seeded noise belongs to a vocabulary id and given q to a rank. The distribution is the same; but a seeded token
-    keeps its noise whatever its rank and whatever else survives. Rows of equal seed and position share their noise.
-    Source: TopKTopPSample of the Ascend CANN operators (ops-nn, August 2026). Its pages read k <= 0 as a skip, its
-    kernel calls it out of domain: here it skips. Without q, kernel_exact makes no difference.
+    Seeded noise belongs to a vocabulary id, a given q to a rank. The distribution is the same, but a token keeps its seeded
+    noise whatever its rank and whatever else survives. Rows with the same seed and position share their noise.
+    Source: TopKTopPSample of the Ascend CANN operators (ops-nn, August 2026). By its documentation k <= 0 skips top-k, by
+    its kernel it is out of range: here it skips. Without q, kernel_exact makes no difference.
     """
     op = "top_k_top_p_sample"
     rows = arguments.logits_view(op, logits, arguments.HALVES)
@@ -106,11 +112,11 @@ def top_k_top_p_sample(
 
 
 def top_k_top_p_sample_v2(
-    logits: Any,
-    top_k: Any,
-    top_p: Any,
-    q: Any = None,
-    min_ps: Any = None,
+    logits: Array,
+    top_k: Column,
+    top_p: Column,
+    q: Array | None = None,
+    min_ps: Column | None = None,
     *,
     eps: float = 1e-8,
     is_need_logits: bool = False,
@@ -118,11 +124,11 @@ def top_k_top_p_sample_v2(
     ks_max: int = 1024,
     input_is_logits: bool = True,
     is_need_sample_result: bool = False,
-    seed: Any = None,
-    position: Any = None,
+    seed: Column | None = None,
+    position: Column | None = None,
     backend: str = "auto",
 ) -> TopKTopPSampleV2:
-    """Draws one token a row from what top-k, top-p and min-p leave, or returns the survivors and their values.
+    """Draws one token per row from what top-k, top-p and min-p leave, or returns the survivors and their values.
 
         for every row b, with k = top_k[b], p = top_p[b], m = min_ps[b], V the vocabulary size, x = logits[b], and
                 weigh = softmax where input_is_logits, else the identity:
@@ -145,9 +151,9 @@ def top_k_top_p_sample_v2(
 
     logits: (batch, V), float16, bfloat16 or float32, not empty, V <= 2^20, any strides.
         Logits, or probabilities in [0, 1] where input_is_logits is False.
-    top_k: int32, (batch,) or (batch, 1); or a Python int, or a list of one a row, in the range of int32. Any k outside
+    top_k: int32, (batch,) or (batch, 1); or a Python int, or a list with one per row, in the range of int32. Any k outside
         the range above skips top-k.
-    top_p: of the dtype of logits, (batch,) or (batch, 1); or a Python number, or a list of one a row, rounded to that
+    top_p: of the dtype of logits, (batch,) or (batch, 1); or a Python number, or a list with one per row, rounded to that
         dtype before it is judged, so 0.9999 with bfloat16 logits is 1. p >= 1 and NaN skip top-p.
     q: None, or float32 (batch, V): the noise of the race, Exp(1) for a draw from `value`, indexed by the position i
         among the survivors, not by vocabulary id. 0 is legal. Not together with is_need_sample_result.
@@ -169,15 +175,15 @@ def top_k_top_p_sample_v2(
     logits_top_kp_select: (batch, V) float32, the inputs of the survivors, elsewhere -inf (0 where input_is_logits is
         False); None unless is_need_logits.
     logits_idx, logits_sort_masked: (batch, V) int64 and float32, the survivors' ids and values at the front of each
-        row, in the order of `ids`, and 0 behind them; None unless is_need_sample_result.
+        row, in the order of `ids`, then zeros; None unless is_need_sample_result.
     Raises ValueError for an argument outside these rules.
 
     Notes: the arithmetic is float32; a running sum within 3e-8 V + 2e-6 of p may fall on either side. Equal inputs rank
     by the lower id, and exactly k survive. A NaN ranks below -inf and has value 0; tokens at +inf share probability 1
     equally; a row of -inf has probabilities 0, loses nothing to top-p or to m < 1, and gives id 0. A NaN score loses to
     every other.
-    Seeded noise belongs to a vocabulary id and given q to a rank. The distribution is the same; but a seeded token
-    keeps its noise whatever its rank and whatever else survives. Rows of equal seed and position share their noise.
+    Seeded noise belongs to a vocabulary id, a given q to a rank. The distribution is the same, but a token keeps its seeded
+    noise whatever its rank and whatever else survives. Rows with the same seed and position share their noise.
     Source: TopKTopPSampleV2 of the Ascend CANN operators (ops-nn, August 2026), which leaves the tail of logits_idx
     unwritten.
     """
@@ -202,8 +208,10 @@ def top_k_top_p_sample_v2(
     return TopKTopPSampleV2(*_like(logits, outputs))
 
 
-def apply_top_k_top_p(logits: Any, p: Any = None, k: Any = None, *, backend: str = "auto") -> Any:
+def apply_top_k_top_p(logits: ArrayT, p: Column | None = None, k: Column | None = None, *, backend: str = "auto") -> ArrayT:
     """Sets to -inf every logit that top-k, then top-p, removes.
+
+    The arguments are in the order of npu_top_k_top_p, p before k: the opposite of `top_k_top_p_sample`. Pass them by name.
 
         for every row b:
             x = logits[b], ascending and stable
@@ -211,10 +219,10 @@ def apply_top_k_top_p(logits: Any, p: Any = None, k: Any = None, *, backend: str
             if p is given:      remove all but the last x[i] whose running sum of softmax(x) is <= 1 - p[b]
 
     logits: (batch, V), float16, bfloat16 or float32, not empty, V <= 2^20, any strides.
-    p: None, or of the dtype of logits, (batch,) or (batch, 1); or a Python number, or a list of one a row, rounded to
+    p: None, or of the dtype of logits, (batch,) or (batch, 1); or a Python number, or a list with one per row, rounded to
         that dtype. p <= 0 leaves the largest logit alone; p = 1 removes what has probability 0 in float32; p > 1 and
         NaN skip.
-    k: None, or int32, (batch,) or (batch, 1); or a Python int, or a list of one a row. Outside [1, V] it skips.
+    k: None, or int32, (batch,) or (batch, 1); or a Python int, or a list with one per row. Outside [1, V] it skips.
     backend: "auto", "cpu" or "reference"; all give the same bits.
 
     Returns a new array of the shape, dtype and kind of logits. Raises ValueError for an argument outside these rules.
@@ -230,7 +238,8 @@ def apply_top_k_top_p(logits: Any, p: Any = None, k: Any = None, *, backend: str
     p = None if p is None else arguments.float_column(op, "p", p, len(rows), rows.dtype)
     k = None if k is None else arguments.int32_column(op, "k", k, len(rows))
     backend = choose(op, backend, {"cpu": None, "reference": None})
-    return arrays.like(logits, run(op, backend, cpu.apply if backend == "cpu" else reference.apply, rows, p, k))
+    masked: ArrayT = arrays.like(logits, run(op, backend, cpu.apply if backend == "cpu" else reference.apply, rows, p, k))
+    return masked
 
 
 def _cuts(op: str, rows: np.ndarray, top_k: Any, top_p: Any) -> tuple[np.ndarray, np.ndarray]:

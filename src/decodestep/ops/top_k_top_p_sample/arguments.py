@@ -1,4 +1,4 @@
-"""The arguments of the samplers as arrays: one value a row, in the dtype that the specification gives it."""
+"""The arguments of the samplers as arrays of one value per row, in the dtypes of the specification."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LARGEST_VOCABULARY = 2**20
 
 @dataclass(frozen=True)
 class GivenNoise:
-    """A `reference.Noise` by survivor position."""
+    """A `reference.Noise` that is read at the position among the survivors."""
 
     q: np.ndarray
 
@@ -30,13 +30,13 @@ class GivenNoise:
 
 @dataclass(frozen=True)
 class SeededNoise:
-    """A `reference.Noise` by vocabulary id."""
+    """A `reference.Noise` that belongs to vocabulary ids."""
 
     seeds: np.ndarray
     positions: np.ndarray
 
     def __call__(self, b: int, ids: np.ndarray) -> np.ndarray:
-        noise: np.ndarray = exponential(self.seeds[b], self.positions[b], ids)
+        noise: np.ndarray = exponential(self.seeds[b], self.positions[b], ids, backend="reference")
         return noise
 
 
@@ -64,7 +64,7 @@ def float_column(op: str, arg: str, value: Any, batch: int, dtype: np.dtype) -> 
     values = _values(op, arg, value, batch)
     for each in values:
         require(is_real(each), op, arg, "a number, one or one a row", describe(each))
-    with np.errstate(over="ignore"):  # beyond the dtype is infinity, which the rules know
+    with np.errstate(over="ignore"):  # what the dtype cannot hold becomes infinity, which is legal
         try:
             return np.array(values, np.float64).astype(dtype)
         except OverflowError:
@@ -72,7 +72,7 @@ def float_column(op: str, arg: str, value: Any, batch: int, dtype: np.dtype) -> 
 
 
 def noise(op: str, q: Any, seed: Any, position: Any, shape: tuple[int, int]) -> GivenNoise | SeededNoise | None:
-    """The q of the exponential race: given by survivor position, seeded by vocabulary id, or None for the maximum."""
+    """The noise of the exponential race: the given q, that of the seeds, or None to take the largest value."""
     if q is not None:
         require(seed is None and position is None, op, "seed", "None where q is given", "a seed or a position")
         given = arrays.view(op, "q", q)
@@ -125,7 +125,7 @@ def _array_column(op: str, arg: str, value: Any, batch: int, dtype: Any) -> np.n
 
 
 def _values(op: str, arg: str, value: Any, batch: int) -> list[Any]:
-    """A Python scalar for every row, or a list of one value a row, each bare or in a list of its own."""
+    """One Python value per row: of a scalar, or of a list with one item per row, a value or a list of one value."""
     if isinstance(value, (list, tuple)):
         values = [v[0] if isinstance(v, (list, tuple)) and len(v) == 1 else v for v in value]
         require(len(values) == batch, op, arg, f"one value or {batch}, one a row", f"{len(values)} values")

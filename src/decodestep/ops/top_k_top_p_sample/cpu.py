@@ -64,7 +64,7 @@ def _sample(logits: np.ndarray, k: np.ndarray, p: np.ndarray, m: np.ndarray | No
 
 
 def _bits(rows: np.ndarray) -> tuple[np.ndarray, int]:
-    """Halves go as their bits; beside them the number of their type."""
+    """The rows, half-precision as uint16 bits, and the number of their dtype in the core."""
     number = _NUMBERS[rows.dtype]
     return rows if number == 0 else rows.view(np.uint16), number
 

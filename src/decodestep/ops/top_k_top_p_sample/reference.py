@@ -1,12 +1,12 @@
 """TopKTopPSample, TopKTopPSampleV2 and ApplyTopKTopP, row by row, as their specifications write them.
 
 A row becomes a list of survivors: vocabulary ids and their values (probabilities, or raw inputs), in the order in which
-the specification counts them. The samplers run in `dtype`: float32 as the device, float64 as the oracle.
+the specification counts them. The samplers run in `dtype`: float32 like the device, float64 as the oracle.
 
-Every bit of the float32 results is stated. Weights, values and scores are float32, one rounding an operation, with the exp
-of `_base.exact_math`. The sum of a softmax is float64: the term at place i of what it is taken of (an id in a whole row,
-a rank in a list) goes to partial sum i mod 16, in order, and these are folded in halves; then it is rounded. A running sum
-counts each value in units of 2^-52, rounded up: float64 holds it exactly as far as any cut needs it, whatever the order.
+Every bit of the float32 results is defined. Weights, values and scores are float32 and rounded after each operation; exp is
+that of `_base.exact_math`. The sum of a softmax is float64: the i-th term (by id in a whole row, by rank in a list) is added to
+partial sum i mod 16, in order, these are folded in halves, and the result is rounded to float32. A running sum counts each
+value in units of 2^-52, rounded up, so that float64 holds it exactly up to every possible cut and its order does not matter.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from decodestep._base import exact_math
 _UNITS = 2.0**52
 _PARTS = 16
 
-# The noise of the survivors `ids` of batch row `b`, in their order.
+# noise(b, ids): that of the survivors `ids` of row b, in their order.
 Noise = Callable[[int, np.ndarray], np.ndarray]
 Survivors = tuple[np.ndarray, np.ndarray]
 
 
 class Rules(NamedTuple):
-    """What a call says to all of its rows; `guess` is how many leading tokens top-p alone tries first (0: all)."""
+    """The arguments that are the same for all rows; guess: how many leading tokens top-p alone tries first (0: all)."""
 
     noise: Noise | None
     eps: float
@@ -40,7 +40,7 @@ class Rules(NamedTuple):
 
 
 class Outputs(NamedTuple):
-    """None where the call did not ask for it."""
+    """The results, one row per row of the logits; None for those that were not requested."""
 
     chosen: np.ndarray | None
     masked: np.ndarray | None
@@ -71,7 +71,7 @@ def apply(logits: np.ndarray, p: np.ndarray | None, k: np.ndarray | None) -> np.
                 left = np.full(x.size, -np.inf, np.float32)
                 left[ids] = x[ids]
                 ids = ids[np.lexsort((x[ids], ~np.isnan(x[ids])))]  # ascending and stable, NaN first
-                mass = np.minimum(_running(_softmax(left)[ids]), _UNITS)  # beyond 1 is rounding
+                mass = np.minimum(_running(_softmax(left)[ids]), _UNITS)  # more than 1 only by rounding
                 removed = mass <= np.float64(1 - p[b].astype(np.float32)) * _UNITS
                 removed[-1] = False
                 ids = ids[~removed]
@@ -141,19 +141,23 @@ def _survivors_v2(x: np.ndarray, k: int, p: Any, m: Any, rules: Rules) -> Surviv
 
 
 def _reaching(x: np.ndarray, count: int) -> np.ndarray:
-    """The ids, ascending, of all that rank no lower than the `count`-th largest, its ties included."""
-    last = -np.partition(-x, count - 1)[count - 1]  # negated, because NumPy sorts NaN to the end: below -inf
+    """The ids, ascending, of the `count` largest and of all ties of the last of them."""
+    last = -np.partition(-x, count - 1)[count - 1]  # negated: NumPy sorts NaN to the end, which here is below -inf
     return np.flatnonzero(x >= last) if last == last else np.arange(x.size)
 
 
 def _leading(x: np.ndarray, count: int) -> np.ndarray:
-    """The ids of the `count` largest, in descending order; of equals the lower id comes first."""
+    """The ids of the `count` largest, in descending order; among equals the lower id comes first."""
     ids = _reaching(x, count)
     return ids[np.argsort(-x[ids], kind="stable")[:count]]
 
 
 def _nucleus(x: np.ndarray, values: np.ndarray, p: Any, guess: int, *, strict: bool) -> np.ndarray:
-    """The leading ids through the crossing of p; a long guess has the running sums of a short one, so both agree."""
+    """The leading ids up to the one at which the running sum crosses p.
+
+    `guess` leading ids are tried first, then four times as many and so on. The running sums of a longer prefix extend those of
+    a shorter one, so `guess` cannot change the result.
+    """
     count = min(guess or x.size, x.size)
     while True:
         ids = _leading(x, count)
@@ -164,19 +168,19 @@ def _nucleus(x: np.ndarray, values: np.ndarray, p: Any, guess: int, *, strict: b
 
 
 def _crossing(values: np.ndarray, p: Any, *, strict: bool) -> int | None:
-    """How many values it takes until their running sum passes p (strict) or reaches it; None where it never does."""
+    """How many values it takes until their running sum exceeds p (strict) or reaches p; None where it never does."""
     mass, bound = _running(values), float(p) * _UNITS
     crossed = mass > bound if strict else mass >= bound
     return int(crossed.argmax()) + 1 if crossed.any() else None
 
 
 def _running(values: np.ndarray) -> np.ndarray:
-    """The running sums in units, each value rounded up; what is no probability counts as the nearest one."""
+    """The running sums in units of 2^-52, each value clipped to [0, 1] and rounded up."""
     return np.cumsum(np.ceil(np.clip(values.astype(np.float64), 0, 1) * _UNITS))
 
 
 def _softmax(x: np.ndarray) -> np.ndarray:
-    """A NaN has probability 0, tokens at +inf share 1 equally, and a row without a number above -inf is all 0."""
+    """Softmax in which NaN has probability 0, +inf inputs share 1 equally, and a row of -inf and NaN alone is all 0."""
     numbers: np.ndarray = np.fmax(x, x.dtype.type(-np.inf))
     top = numbers.max()
     if top == -np.inf:
@@ -187,7 +191,7 @@ def _softmax(x: np.ndarray) -> np.ndarray:
 
 
 def _total(weights: np.ndarray) -> float:
-    """The sum: term i goes to partial sum i mod 16, in order; these are folded in halves."""
+    """The sum in float64: term i is added to partial sum i mod 16, in order; these are folded in halves."""
     terms = np.zeros((-(-weights.size // _PARTS), _PARTS))
     terms.reshape(-1)[: weights.size] = weights
     parts = np.add.accumulate(terms)[-1]
