@@ -34,7 +34,6 @@ NATIVE_OWNERS = {
     "models.step",  # the decoder's plan
     "ops.decode_step.rows",  # the steps of a row
     "random",
-    "sampling.sampler",
     "sampling.token_history",
     "weights.linear_panels",
     "weights.pack_prolog_panels",

@@ -9,12 +9,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from decodestep import _native
 from decodestep._base import arrays
 from decodestep._base.arrays import Array, ArrayT
 from decodestep._base.checks import is_int, refuse, require
 from decodestep.ops.decode_step import TokenLogprobs, decode_step
-from decodestep.ops.decode_step.rows import ENDS, new_row, step_rows
+from decodestep.ops.decode_step.rows import ENDS, NativeRow, new_row, step_rows
 from decodestep.sampling.build_processors import processors_of
 from decodestep.sampling.params import SamplingParams
 from decodestep.sampling.plan import Plan, plan
@@ -65,7 +64,7 @@ class Row:
     params: SamplingParams
     history: History
     plan: Plan
-    native: _native.Row
+    native: NativeRow
     text: TextStream | None
     started: float
     reason: str = ""
@@ -102,7 +101,7 @@ class Row:
 class _Batch(NamedTuple):
     """What a step needs to know of all rows, gathered again only when rows come or go."""
 
-    native: list[_native.Row]
+    native: list[NativeRow]
     any_unfused: bool
     any_watched: bool
 

@@ -18,6 +18,9 @@ from decodestep.ops.decode_step.steps import HistoryPart, Step, While
 _OP = "decode_step"
 _DTYPES = tuple(np.dtype(name) for name in ("float32", "float16", "bfloat16"))
 
+# A row in the core; `ended` may be set to end it.
+NativeRow = _native.Row
+
 # Where a row's steps come from: steps that never change, steps that the core derives from the history, or a function
 # (history) -> steps that it calls once per token.
 Part = tuple[Step, ...] | HistoryPart | Callable[[Any], tuple[Step, ...]]
@@ -37,7 +40,7 @@ def new_row(
     ends: Collection[int],
     stops: Collection[int],
     limit: int | None,
-) -> _native.Row:
+) -> NativeRow:
     """A row of the core: its parts are read and checked once, here.
 
     history: the row's tokens; each step appends the token that it draws.
@@ -47,7 +50,7 @@ def new_row(
 
     Raises ValueError for a step outside the rules of `decode_step`.
     """
-    return _native.Row(
+    return NativeRow(
         vocab=vocab,
         history=history,
         parts=[_normalise_part(part, vocab) for part in parts],
@@ -60,7 +63,7 @@ def new_row(
     )
 
 
-def step_rows(logits: np.ndarray, rows: list[_native.Row]) -> tuple[np.ndarray, bytes | None, Sequence[Any] | None]:
+def step_rows(logits: np.ndarray, rows: list[NativeRow]) -> tuple[np.ndarray, bytes | None, Sequence[Any] | None]:
     """Draws a token for every row that has not ended, and appends it to the row's history.
 
     logits: (len(rows), V), float32, float16 or bfloat16.
