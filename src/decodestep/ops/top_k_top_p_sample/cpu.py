@@ -23,13 +23,15 @@ def sample_v2(logits: np.ndarray, k: np.ndarray, p: np.ndarray, m: np.ndarray, r
 
 
 def apply(logits: np.ndarray, p: np.ndarray | None, k: np.ndarray | None) -> np.ndarray:
+    rows, dtype = _bits(arrays.contiguous_rows(logits))
     out = np.empty(logits.shape, logits.dtype)
     _native.apply_top_k_top_p(
-        *_bits(arrays.contiguous_rows(logits)),
-        None if k is None else arrays.contiguous(k),
-        None if p is None else p.astype(np.float32),
-        _bits(out)[0],
-        _threads(logits),
+        logits=rows,
+        dtype=dtype,
+        k=None if k is None else arrays.contiguous(k),
+        p=None if p is None else p.astype(np.float32),
+        out=_bits(out)[0],
+        threads=_threads(logits),
     )
     return out
 
@@ -41,24 +43,26 @@ def _sample(logits: np.ndarray, k: np.ndarray, p: np.ndarray, m: np.ndarray | No
     masked = np.empty(logits.shape, np.float32) if rules.need_logits else None
     ids = np.empty(logits.shape, np.int64) if rules.need_survivors else None
     values = np.empty(logits.shape, np.float32) if rules.need_survivors else None
+    rows, dtype = _bits(arrays.contiguous_rows(logits))
     _native.top_k_top_p_sample(
-        *_bits(arrays.contiguous_rows(logits)),
-        arrays.contiguous(k),
-        p.astype(np.float32),
-        m,
-        rules.largest_k,
-        rules.input_is_logits,
-        rules.kernel_exact,
-        rules.guess,
-        arrays.contiguous_rows(noise.q) if isinstance(noise, GivenNoise) else None,
-        seeded and seeded.seeds,
-        seeded and seeded.positions.astype(np.uint32),
-        rules.eps,
-        chosen,
-        masked,
-        ids,
-        values,
-        _threads(logits),
+        logits=rows,
+        dtype=dtype,
+        k=arrays.contiguous(k),
+        p=p.astype(np.float32),
+        m=m,
+        largest_k=rules.largest_k,
+        input_is_logits=rules.input_is_logits,
+        kernel_exact=rules.kernel_exact,
+        guess=rules.guess,
+        q=arrays.contiguous_rows(noise.q) if isinstance(noise, GivenNoise) else None,
+        seed=seeded and seeded.seeds,
+        position=seeded and seeded.positions.astype(np.uint32),
+        eps=rules.eps,
+        chosen=chosen,
+        masked=masked,
+        ids=ids,
+        values=values,
+        threads=_threads(logits),
     )
     return Outputs(chosen, masked, ids, values)
 
