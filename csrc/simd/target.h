@@ -1,13 +1,13 @@
 // The vector primitives of the instruction set that this build is for.
 //
-// A tier of core/isa.h has a file of its own here, and all of them define the same primitives in the same order:
+// A tier of core/tiers.h has a file of its own here, and all of them define the same primitives in the same order:
 //
 //   avx512_bf16.h   AVX-512 with VNNI, BF16 and VBMI2      } avx512_common.h: what both share
 //   avx512.h        AVX-512 (F, BW, DQ, VL)                }                        } x86.h: what all three share
 //   avx2.h          AVX2, FMA, F16C                                                 }
 //   portable.h      plain C++ for any machine, ARM included
 //
-// To add an instruction set: write its file (neon.h), choose it below, and name its tier in core/isa.h, core/isa.cpp
+// To add an instruction set: write its file (neon.h), choose it below, and name its tier in core/tiers.h, core/isa.cpp
 // and CMakeLists.txt. Nothing outside this folder tests for an instruction set: an algorithm that wants other tiles on
 // another machine derives them from a constant of the target, as kVectorRegisters.
 //
