@@ -65,8 +65,8 @@ def generate(
 
     model: made by `load`.
     prompts: one string, or a sequence of prompts of any kind: a string is tokenized as it stands, a sequence of ints is token
-        ids, a sequence of {"role", "content"} mappings is rendered with the model's chat template. Special tokens spelt out in
-        a string or a message become those tokens.
+        ids, a sequence of {"role", "content"} mappings is rendered with the model's chat template. Control tokens
+        spelled out in a string become those tokens; in a message they are text (see `Model.chat_ids`).
     params: a `SamplingParams` for all rows, or one for each; None for `SamplingParams()`. max_new_tokens is cut to what the
         context has room for.
     processors: further callables (input_ids, scores) -> scores for all rows; see `Sampler`.
@@ -189,9 +189,9 @@ def prompt_ids(model: Model, prompt: Prompt) -> list[int]:
         refuse(_OP, "prompt", f"text, messages or token ids in [0, {vocab})", prompt)
     items: list[Any] = [] if isinstance(prompt, str) else list(prompt)
     if isinstance(prompt, str):
-        ids = _encode(model, prompt)
+        ids = _encode(model.tokenizer.encode, prompt)
     elif items and all(isinstance(item, Mapping) for item in items):
-        ids = _encode(model, model.chat_prompt(items))
+        ids = _encode(model.chat_ids, items)
     elif all(is_int(i) and 0 <= i < vocab for i in items):
         ids = [int(i) for i in items]
     else:
@@ -201,11 +201,11 @@ def prompt_ids(model: Model, prompt: Prompt) -> list[int]:
     return ids
 
 
-def _encode(model: Model, text: str) -> list[int]:
+def _encode(encode: Callable[[Any], list[int]], prompt: Any) -> list[int]:
     try:
-        return model.tokenizer.encode(text)
+        return encode(prompt)
     except UnicodeEncodeError:
-        refuse(_OP, "prompt", "text that UTF-8 can hold", ascii(text))
+        refuse(_OP, "prompt", "text that UTF-8 can hold", ascii(prompt))
 
 
 def _within_context(model: Model, ids: list[int], params: SamplingParams) -> SamplingParams:

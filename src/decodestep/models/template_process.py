@@ -1,0 +1,170 @@
+"""The processes that render chat templates within limits of time and memory; `template_worker` is what they run."""
+
+from __future__ import annotations
+
+import atexit
+import marshal
+import os
+import signal
+import subprocess
+import sys
+import threading
+from contextlib import suppress
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from decodestep.models import template_worker
+from decodestep.models.errors import ModelError
+
+MAX_TEMPLATE = 1 << 18  # characters of a template; real ones have up to 30 thousand
+MAX_PROMPT = 1 << 23  # characters of a rendered prompt
+MEMORY = 128 << 20  # bytes that a worker may add to what it has after its imports
+CPU_SECONDS = 1.0  # of processor time for one request
+WALL_SECONDS = 1.5  # for one request, waiting included
+START_SECONDS = 60.0  # for a worker's start, on however busy a machine
+
+# Workers without a request. Taking one and putting one back are single operations, so threads need no lock.
+_idle: list[_Worker] = []
+_MAX_IDLE = 2
+
+
+def render(template: str, variables: dict[str, Any]) -> str:
+    """The text of a template with variables made of None, bool, int, float, str, list, tuple and dict alone.
+
+    Raises ModelError if the template fails, or exceeds a limit of time, memory or length.
+    """
+    if len(template) > MAX_TEMPLATE:
+        raise ModelError(f"the chat template is longer than {MAX_TEMPLATE} characters")
+    request = marshal.dumps((template, variables))
+    worker = _take()
+    try:
+        text = worker.ask(request)
+    except ModelError:
+        _put_back(worker)
+        raise
+    except BaseException:  # Ctrl-C above all: the reply to this request must not answer the next one
+        worker.end()
+        raise
+    _put_back(worker)
+    return text
+
+
+def _take() -> _Worker:
+    while _idle:
+        try:
+            worker = _idle.pop()
+        except IndexError:  # another thread was faster
+            break
+        if worker.alive():
+            return worker
+    return _Worker()
+
+
+def _put_back(worker: _Worker) -> None:
+    if worker.alive() and len(_idle) < _MAX_IDLE:
+        _idle.append(worker)
+    else:
+        worker.end()
+
+
+@atexit.register
+def _end_all() -> None:
+    while _idle:
+        _idle.pop().end()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_idle.clear)  # their pipes belong to the parent
+
+
+class _Worker:
+    """One process, started at once; one request at a time."""
+
+    def __init__(self) -> None:
+        limits = (str(MEMORY), str(CPU_SECONDS), str(MAX_PROMPT))
+        # -I -S: neither the user's environment nor site packages; the worker gets the folders of what it imports.
+        command = [sys.executable, "-I", "-S", template_worker.__file__, *limits, *_folders()]
+        try:
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, cwd=os.path.abspath(os.sep)
+            )
+        except OSError as error:
+            raise ModelError(f"no process could be started to render the chat template: {error}") from error
+        self._expired = False
+        try:
+            started = self._exchange(None, START_SECONDS)
+        except BaseException:
+            self.end()
+            raise
+        if started is None:
+            self.end()
+            raise ModelError("the process that renders chat templates did not start")
+
+    def alive(self) -> bool:
+        return not self._expired and self._process.poll() is None
+
+    def end(self) -> None:
+        self._process.kill()
+        for pipe in (self._process.stdin, self._process.stdout):
+            if pipe is not None:
+                with suppress(OSError):  # of a request that could not be sent
+                    pipe.close()
+        self._process.wait()
+
+    def ask(self, request: bytes) -> str:
+        reply = self._exchange(request, WALL_SECONDS)
+        if reply is None:
+            raise ModelError(f"the chat template was stopped: {self._death()}")
+        kind, body = reply[:1], reply[1:]
+        if kind == template_worker.FATAL:
+            self.end()
+            raise ModelError(f"the chat template was stopped: {_OUT_OF_MEMORY}")
+        text = body.decode("utf-8", "surrogatepass")
+        if kind == template_worker.ERROR:
+            raise ModelError(f"the chat template cannot render these messages: {text}")
+        return text
+
+    def _exchange(self, request: bytes | None, seconds: float) -> bytes | None:
+        """Sends a request, if any, and waits for a reply; None if the worker ended first, or was killed for its time."""
+        stdin, stdout = self._process.stdin, self._process.stdout
+        assert stdin is not None and stdout is not None
+        timer = threading.Timer(seconds, self._expire)
+        timer.daemon = True
+        timer.start()
+        try:
+            if request is not None:
+                template_worker.write_frame(stdin, request)
+            reply = template_worker.read_frame(stdout)
+        except BrokenPipeError:
+            reply = None
+        finally:
+            timer.cancel()
+            timer.join()
+        return None if self._expired else reply
+
+    def _expire(self) -> None:
+        self._expired = True
+        self._process.kill()
+
+    def _death(self) -> str:
+        code = self._process.wait()
+        if self._expired or code == -getattr(signal, "SIGPROF", 0):
+            return f"it takes more than {CPU_SECONDS:g} s"
+        if code == -getattr(signal, "SIGKILL", 0):
+            return _OUT_OF_MEMORY
+        return f"the process that rendered it crashed with code {code}"
+
+
+_OUT_OF_MEMORY = f"it needs more than {MEMORY >> 20} MiB of memory"
+
+
+def _folders() -> list[str]:
+    """Where jinja2 and what it needs are installed."""
+    folders = []
+    for name in ("jinja2", "markupsafe"):
+        spec = find_spec(name)
+        if spec is None or spec.origin is None:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+        folders.append(str(Path(spec.origin).absolute().parent.parent))
+    return sorted(set(folders))
