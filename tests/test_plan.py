@@ -272,7 +272,7 @@ def test_every_class_that_a_row_can_use_has_a_rule():
     st.sets(st.integers(0, 60), min_size=1, max_size=3),
     st.integers(1, 4),
 )
-def test_history_grows_as_if_made_anew(tokens, prompt, skips, n):
+def test_a_growing_history_equals_a_new_one(tokens, prompt, skips, n):
     prompt = min(prompt, len(tokens))
     grown = History(tokens[:prompt])
     for length in range(prompt, len(tokens) + 1):

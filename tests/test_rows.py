@@ -1,4 +1,4 @@
-"""Rows that the core keeps: each step is decode_step's own on what the history makes of the row's parts."""
+"""Rows that the core keeps: each step equals decode_step on the steps that the parts give for the history."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Sampler: heterogeneous batches, rows that come and go, every way of ending, transformers' chain behind `processed`."""
+"""Sampler: heterogeneous batches, rows that come and go, every way of ending, `processed` against transformers' chain."""
 
 from __future__ import annotations
 

@@ -89,13 +89,13 @@ class WhisperTimeStampLogitsProcessor(LogitsProcessor):
 
 
 class WhisperNoSpeechDetection(LogitsProcessor):
-    """Notes how likely Whisper finds it that there is no speech; the scores pass through.
+    """Records the probability that there is no speech, as Whisper predicts it; returns the scores as they are.
 
         where len(input_ids) == begin_index:  no_speech_prob = softmax(s)[no_speech_token]     # exp(s) of log-probabilities
 
     no_speech_token: its id.
     begin_index: the length of the decoder's prompt. Above 1, what counts are not these scores but the logits at the start of
-        the transcript, for which the model given to `set_model` is called on the inputs given to `set_inputs`.
+        the transcript: the model given to `set_model` is called on the inputs given to `set_inputs`.
     scores_is_logprobs: whether the scores are log-probabilities.
 
     Keeps state: `no_speech_prob`, [0.0] before the first measurement.

@@ -270,7 +270,7 @@ class Sampler:
         return StepResult(drawn, tuple(logprobs), done, reasons, tuple(pieces))
 
     def _view(self, logits: Array) -> np.ndarray:
-        array = arrays.view(_OP, "logits", logits)
+        array = logits if type(logits) is np.ndarray else arrays.view(_OP, "logits", logits)
         if array.shape != (len(self.rows), self.vocab_size):
             refuse(_OP, "logits", f"of shape {len(self.rows)}x{self.vocab_size}", array)
         return array

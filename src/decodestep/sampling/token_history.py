@@ -20,9 +20,9 @@ class Tally(NamedTuple):
 class History(_native.History):
     """The tokens of one row, integers >= 0: first the `prompt_length` tokens of the prompt, then the generated ones.
 
-    The list lives in the core, which reads it in every step without calling Python. `tokens` is a view for reading: a Python
-    list of the same tokens. An index is built when `tally` or `followers` first needs it and extended by every later `append`;
-    what they return is a copy.
+    It belongs to the core, which reads and extends it in a step without calling Python. `tokens` is a Python list of the same
+    tokens; do not change it. An index is built when `tally` or `followers` first needs it and extended by every later token;
+    both return copies.
     """
 
     def __init__(self, prompt_ids: Iterable[int] = ()) -> None:

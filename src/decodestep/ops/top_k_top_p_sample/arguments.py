@@ -53,7 +53,7 @@ def int32_column(op: str, arg: str, value: Any, batch: int) -> np.ndarray:
         return _array_column(op, arg, value, batch, np.int32)
     values = _values(op, arg, value, batch)
     for each in values:
-        require(is_int(each) and -(2**31) <= each < 2**31, op, arg, "an int32, one or one a row", describe(each))
+        require(is_int(each) and -(2**31) <= each < 2**31, op, arg, "an int32, one or one per row", describe(each))
     return np.array(values, np.int32)
 
 
@@ -63,7 +63,7 @@ def float_column(op: str, arg: str, value: Any, batch: int, dtype: np.dtype) -> 
         return _array_column(op, arg, value, batch, dtype)
     values = _values(op, arg, value, batch)
     for each in values:
-        require(is_real(each), op, arg, "a number, one or one a row", describe(each))
+        require(is_real(each), op, arg, "a number, one or one per row", describe(each))
     with np.errstate(over="ignore"):  # what the dtype cannot hold becomes infinity, which is legal
         try:
             return np.array(values, np.float64).astype(dtype)
@@ -104,7 +104,7 @@ def epsilon(op: str, value: Any) -> float:
 
 
 def _unsigned_column(op: str, arg: str, value: Any, batch: int, bits: int) -> np.ndarray:
-    rule = f"an integer in [0, 2^{bits}), one or one a row"
+    rule = f"an integer in [0, 2^{bits}), one or one per row"
     if arrays.is_array(value):
         column = arrays.view(op, arg, value)
         require(column.dtype.kind in "iu", op, arg, rule, column)
@@ -128,7 +128,7 @@ def _values(op: str, arg: str, value: Any, batch: int) -> list[Any]:
     """One Python value per row: of a scalar, or of a list with one item per row, a value or a list of one value."""
     if isinstance(value, (list, tuple)):
         values = [v[0] if isinstance(v, (list, tuple)) and len(v) == 1 else v for v in value]
-        require(len(values) == batch, op, arg, f"one value or {batch}, one a row", f"{len(values)} values")
+        require(len(values) == batch, op, arg, f"one value or {batch}, one per row", f"{len(values)} values")
     else:
         values = [value] * batch
     return [v.item() if isinstance(v, np.generic) else v for v in values]
