@@ -236,15 +236,20 @@ def test_ctrl_c_ends_with_what_was_generated():
             "5",
             "--temperature",
             "1.5",
+            "--explain-plan",
         ],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
     )
-    time.sleep(4)
-    process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=60)
-    assert (process.returncode, err) == (0, "")
+    try:
+        plan = [process.stderr.readline().split()[0] for _ in range(3)]  # the model is loaded
+        time.sleep(1)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert (process.returncode, plan, err) == (0, ["row", "1.", "2."], "")
     result = json.loads(out)
     assert result["finish_reason"] in ("cancelled", "eos")
     assert len(result["token_ids"]) > 0
@@ -257,10 +262,13 @@ def test_a_closed_pipe_is_no_crash():
         stderr=subprocess.PIPE,
         text=True,
     )
-    process.stdout.read(1)
-    process.stdout.close()
-    err = process.stderr.read()
-    assert process.wait(timeout=60) == 1
+    try:
+        process.stdout.read(1)
+        process.stdout.close()
+        err = process.stderr.read()
+        assert process.wait(timeout=60) == 1
+    finally:
+        process.kill()
     assert err == ""
 
 

@@ -1,4 +1,4 @@
-"""One form for every refusal: ``<op>: <arg> must be <rule>; got <what>``."""
+"""Checks of arguments, and the one form of their errors: ``<op>: <arg> must be <rule>; got <what>``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class RequestError(ValueError):
 
 
 def describe(value: Any) -> str:
-    """Says in a few words what a caller passed: dtype and shape of an array, else a short repr."""
+    """What a caller passed, in a few words: dtype and shape of an array, a short repr of anything else."""
     if hasattr(value, "shape") and hasattr(value, "dtype"):
         return f"{value.dtype} {'x'.join(map(str, value.shape)) or 'scalar'}"
     text = repr(value)

@@ -1,9 +1,9 @@
-"""log, log1p and exp with a stated evaluation order, so that every backend has the same bits.
+"""log, log1p and exp with a stated order of evaluation, so that every backend has the same bits.
 
-Everything but `exp_float32` runs in float64 with additions, multiplications and divisions alone, in the order written, no fused
-multiply-add; callers round once to float32 where they need it. The errors are a few float64 units, so a float32 result
-is the correctly rounded one but for about one argument in 10^8, far inside 2 units in the last place.
-`csrc/core/exact_math.h` is the float64 part of it in C++, `csrc/sampling/top_k_top_p_sample/softmax.h` has `exp_float32`.
+Everything except `exp_float32` runs in float64: additions, multiplications and divisions in the order written, without fused
+multiply-add; callers that need float32 round once, at the end. The errors are a few float64 units in the last place, so the
+float32 result is correctly rounded except for about one argument in 10^8.
+The same in C++: `csrc/core/exact_math.h`, and for `exp_float32` `csrc/sampling/top_k_top_p_sample/softmax.h`.
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ def exp(x: np.ndarray | float) -> np.ndarray:
 
 
 def exp_float32(x: np.ndarray) -> np.ndarray:
-    """e^x in float32 for x <= 0, never above 1, within a unit in the last place; 0 below -87 and for NaN.
+    """e^x in float32 for x <= 0: at most 1, within one unit in the last place; 0 below -87 and for NaN.
 
-    The one function here that runs in float32 throughout: 2^n times a polynomial in the rest.
+    Runs in float32 throughout: 2^n times a polynomial in the remainder.
     """
     x = np.asarray(x, np.float32)
     tiny = ~(x >= np.float32(-87))
