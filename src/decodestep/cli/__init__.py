@@ -15,6 +15,7 @@ from decodestep._base.extras import extra
 
 _VERBS = {
     "generate": "continue a prompt with a model, streaming",
+    "chat": "hold a conversation with a model",
     "explain": "show what happens to the probabilities of the next token before it is drawn",
     "bench": "verify an operator against its peers, then time it against them",
     "env": "print versions, instruction set, backends, threads and the model's location",

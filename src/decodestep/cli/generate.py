@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import argparse
 import json
-import signal
 import sys
 import time
 from typing import Any
 
 from decodestep._base import dispatch
+from decodestep.cli.cancelled import Cancelled
 from decodestep.cli.options import add_model, add_params, add_prompt, load, params_of, prompt_of
 from decodestep.generation.generate import Completion, generate
 from decodestep.models import Model
@@ -36,7 +36,7 @@ def run(options: argparse.Namespace) -> int:
     clock.loaded = time.monotonic()
     if options.explain_plan:
         print(_explained(model, params), file=sys.stderr)
-    cancelled = _Cancelled()
+    cancelled = Cancelled()
 
     def stream(_row: int, piece: str) -> bool:
         clock.tokens.append(time.monotonic())
@@ -92,24 +92,6 @@ class _Clock:
         self.started = time.monotonic()
         self.loaded = self.started
         self.tokens: list[float] = []
-
-
-class _Cancelled:
-    """Inside the block the first Ctrl-C only sets `requested`; a second one interrupts."""
-
-    def __init__(self) -> None:
-        self.requested = False
-
-    def __enter__(self) -> None:
-        self._previous = signal.signal(signal.SIGINT, self._interrupt)
-
-    def __exit__(self, *_: object) -> None:
-        signal.signal(signal.SIGINT, self._previous)
-
-    def _interrupt(self, *_: object) -> None:
-        if self.requested:
-            raise KeyboardInterrupt
-        self.requested = True
 
 
 def _logprobs(completion: Completion, model: Model) -> list[dict[str, Any]] | None:

@@ -1,0 +1,131 @@
+"""``decodestep chat``: a conversation in a terminal, or one message a line from a pipe."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+from decodestep._base.checks import RequestError, refuse
+from decodestep.cli.cancelled import Cancelled
+from decodestep.cli.options import add_model, add_params, load, params_of
+from decodestep.generation.generate import generate
+from decodestep.models import Model, ModelError
+from decodestep.sampling.params import SamplingParams
+
+_HELP = """\
+/reset        forget the conversation, except for the system message
+/save FILE    write the conversation to FILE, a JSON list of messages
+/help         print this
+/exit         end, as Ctrl-D does
+//TEXT        send /TEXT as a message
+Ctrl-C ends an answer; what there is of it stays in the conversation."""
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.description = (
+        f"{parser.description}\n\nIn a terminal it asks for messages; from a pipe it reads one message a line and prints the "
+        f"answers alone.\nA line that begins with a slash is a command:\n\n{_HELP}"
+    )
+    parser.add_argument("name", nargs="?", metavar="model", help="the same as --model")
+    parser.add_argument("--system", metavar="TEXT", help="a system message before the conversation")
+    add_params(parser)
+    add_model(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    params = params_of(options)
+    options.model = options.name or options.model
+    chat = _Chat(load(options), params, options.system)
+    interactive = sys.stdin.isatty()
+    if interactive:
+        with suppress(ImportError):
+            import readline  # noqa: F401, which makes `input` edit lines and remember them
+        print(f"{chat.model.config.name}; /help lists the commands, /exit or Ctrl-D ends")
+    for line in _typed() if interactive else _piped():
+        try:
+            if not chat.take(line):
+                break
+        except (ModelError, RequestError, OSError) as error:
+            if isinstance(error, BrokenPipeError) or not interactive:
+                raise
+            print(f"decodestep: {error}", file=sys.stderr)
+    return 0
+
+
+def _typed() -> Iterator[str]:
+    while True:
+        try:
+            yield input("> ")
+        except KeyboardInterrupt:
+            print("\n(/exit or Ctrl-D ends)")
+        except EOFError:
+            print()
+            return
+
+
+def _piped() -> Iterator[str]:
+    if hasattr(sys.stdin, "reconfigure"):
+        sys.stdin.reconfigure(errors="replace")
+    for line in sys.stdin:
+        yield line.removesuffix("\n").removesuffix("\r")
+
+
+class _Chat:
+    """A conversation: its messages so far, and what answers them."""
+
+    def __init__(self, model: Model, params: SamplingParams, system: str | None) -> None:
+        self.model, self.params = model, params
+        self._system = [] if system is None else [{"role": "system", "content": system}]
+        self.messages = list(self._system)
+        # A template that is missing, or refuses a system message, is an error now and not at the first message.
+        model.chat_ids([*self.messages, {"role": "user", "content": "Hello"}])
+
+    def take(self, line: str) -> bool:
+        """Carries out a command, or answers a message; False if the line ends the conversation."""
+        command, _, argument = line.partition(" ")
+        argument = argument.strip()
+        if not line.strip():
+            return True
+        if not line.startswith("/"):
+            self._answer(line)
+        elif line.startswith("//"):
+            self._answer(line[1:])
+        elif command == "/exit" and not argument:
+            return False
+        elif command == "/help" and not argument:
+            print(_HELP)
+        elif command == "/reset" and not argument:
+            self.messages = list(self._system)
+        elif command == "/save" and argument:
+            text = json.dumps(self.messages, ensure_ascii=False, indent=1)
+            Path(argument).expanduser().write_text(text + "\n", encoding="utf-8")
+        else:
+            refuse("chat", "command", "/reset, /save FILE, /help or /exit", line)
+        return True
+
+    def _answer(self, text: str) -> None:
+        """Streams the answer to a message, and keeps both. A message that cannot be answered is not kept."""
+        conversation = [*self.messages, {"role": "user", "content": text}]
+        pieces: list[str] = []
+        cancelled = Cancelled()
+
+        def stream(_row: int, piece: str) -> bool:
+            pieces.append(piece)
+            sys.stdout.write(piece)
+            sys.stdout.flush()
+            return not cancelled.requested
+
+        answer = None
+        with cancelled, suppress(KeyboardInterrupt):  # a second Ctrl-C: the pieces are the answer
+            answer = generate(self.model, [conversation], self.params, stream=stream)[0].text
+        shown = "".join(pieces)
+        answer = shown if answer is None else answer
+        rest = answer.removeprefix(shown)  # characters that might have begun a stop string
+        print(rest, end="" if answer.endswith("\n") else "\n", flush=True)
+        if answer or not cancelled.requested:
+            self.messages = [*conversation, {"role": "assistant", "content": answer}]

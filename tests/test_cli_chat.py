@@ -1,0 +1,132 @@
+"""`decodestep chat` from a pipe and in a terminal."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+COMMAND = [sys.executable, "-m", "decodestep", "chat"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _fetched(model):
+    """The model is on the machine before the first command."""
+
+
+def chat(text, *arguments, **options):
+    command = [*COMMAND, *map(str, arguments)]
+    return subprocess.run(command, input=text, capture_output=True, text=True, timeout=120, check=False, **options)
+
+
+def test_a_pipe_gets_the_answers_alone():
+    run = chat("What is the capital of Japan?\n\n/exit\nnever read\n", "--greedy")
+    assert (run.returncode, run.stdout, run.stderr) == (0, "The capital of Japan is Tokyo.\n", "")
+
+
+def test_the_conversation_is_kept_saved_and_reset(tmp_path, model):
+    import decodestep as ds
+
+    first, second = tmp_path / "first.json", tmp_path / "second.json"
+    lines = ["Name a river – é.", "//Another?", f"/save {first}", "/reset", f"/save {second}"]
+    run = chat("\n".join(lines), model.path, "--greedy", "--max-new-tokens", 8, "--system", "Be brief.", encoding="utf-8")
+    assert (run.returncode, run.stderr) == (0, "")
+    saved = json.loads(first.read_text("utf-8"))
+    assert [message["role"] for message in saved] == ["system", "user", "assistant", "user", "assistant"]
+    assert [saved[0]["content"], saved[1]["content"], saved[3]["content"]] == ["Be brief.", "Name a river – é.", "/Another?"]
+    params = ds.SamplingParams(do_sample=False, max_new_tokens=8)
+    for end in (2, 4):  # an answer is that of the messages before it
+        assert ds.generate(model, [saved[:end]], params)[0].text == saved[end]["content"]
+    assert run.stdout.split() == f"{saved[2]['content']}\n{saved[4]['content']}".split()
+    assert json.loads(second.read_text()) == saved[:1]
+
+
+@pytest.mark.parametrize(
+    ("line", "code", "message"),
+    [
+        ("/nope", 2, "chat: command must be /reset, /save FILE, /help or /exit; got /nope"),
+        ("/save", 2, "chat: command must be"),
+        ("/save /no/such/folder/file", 1, "No such file"),
+        ("word " * 9000, 2, "shorter than the context"),
+    ],
+    ids=["unknown", "save without a file", "save nowhere", "too long"],
+)
+def test_a_pipe_ends_at_an_error(line, code, message):
+    run = chat(f"{line}\nHello\n", "--max-new-tokens", 1)
+    assert (run.returncode, run.stdout) == (code, "")
+    assert message in run.stderr
+
+
+def test_a_file_without_a_template_is_an_error_at_the_start(tiny_file):
+    run = chat("Hello\n", tiny_file())
+    assert (run.returncode, run.stdout) == (1, "")
+    assert "no chat template" in run.stderr
+
+
+class Terminal:
+    """The program on a pseudo-terminal."""
+
+    def __init__(self, *arguments):
+        import pty
+
+        self._master, slave = pty.openpty()
+        command = [*COMMAND, *map(str, arguments)]
+        self.process = subprocess.Popen(
+            command, stdin=slave, stdout=slave, stderr=slave, env={**os.environ, "TERM": "dumb"}, start_new_session=True
+        )
+        os.close(slave)
+        self.screen = ""
+
+    def wait_for(self, text):
+        """What is printed up to `text`, which must come within a minute."""
+        deadline = time.monotonic() + 60
+        while text not in self.screen:
+            ready, _, _ = select.select([self._master], [], [], max(0, deadline - time.monotonic()))
+            assert ready, f"{text!r} did not come after {self.screen!r}"
+            self.screen += os.read(self._master, 4096).decode("utf-8", "replace")
+        before, self.screen = self.screen.split(text, 1)
+        return before
+
+    def type(self, text):
+        os.write(self._master, text.encode())
+
+    def end(self):
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+        os.close(self._master)
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no pseudo-terminals")
+def test_ctrl_c_ends_the_answer_and_not_the_program(tmp_path):
+    saved = tmp_path / "saved.json"
+    terminal = Terminal("--greedy", "--min-new-tokens", 1500)
+    try:
+        terminal.wait_for("/help lists the commands")
+        terminal.wait_for("> ")
+        terminal.type("Tell me a story.\n")
+        terminal.wait_for("Tell me a story.\r\n")  # the terminal's echo
+        terminal.wait_for(" ")  # the answer has begun
+        terminal.process.send_signal(signal.SIGINT)
+        terminal.wait_for("> ")
+        terminal.type(f"/save {saved}\n")
+        terminal.wait_for("> ")
+        messages = json.loads(saved.read_text("utf-8"))
+        assert [message["role"] for message in messages] == ["user", "assistant"]
+        assert 0 < len(messages[1]["content"].split()) < 1000
+        terminal.process.send_signal(signal.SIGINT)
+        terminal.wait_for("(/exit or Ctrl-D ends)")
+        terminal.wait_for("> ")
+        terminal.type("/nope\n")
+        terminal.wait_for("command must be /reset")
+        terminal.wait_for("> ")
+        terminal.type("\x04")
+        assert terminal.process.wait(60) == 0
+    finally:
+        terminal.end()
