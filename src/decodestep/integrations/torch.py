@@ -229,8 +229,8 @@ OPERATORS = {
 
 
 def _by_name(schema: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function` behind the calling convention of torch, which passes arguments before the `*` by position and omits those of
-    fakes that have their default value."""
+    """`function` for torch to call: torch passes the arguments before the `*` by position, and does not pass those of a fake
+    that have their default value."""
     arguments = [part.split("=") for part in schema[1 : schema.rindex(") ->")].split(", ")]
     names = [argument[0].split()[-1] for argument in arguments if argument[0] != "*"]
     defaults = {a[0].split()[-1]: ast.literal_eval(a[1]) for a in arguments if len(a) == 2}
