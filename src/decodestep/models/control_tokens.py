@@ -77,6 +77,9 @@ class ControlTokens:
         if text:
             yield text, False
 
+    def occur_in(self, text: str) -> bool:
+        return any(token in text for token in self._tokens)
+
     def _pattern(self, text: str) -> str:
         """A pattern of the tokens that occur in a text. Searching for each is faster than trying hundreds at every place."""
         return "|".join(re.escape(token) for token in self._tokens if token in text) or "(?!)"

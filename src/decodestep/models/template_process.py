@@ -149,8 +149,10 @@ class _Worker:
 
     def _death(self) -> str:
         code = self._process.wait()
-        if self._expired or code == -getattr(signal, "SIGPROF", 0):
-            return f"it takes more than {CPU_SECONDS:g} s"
+        if self._expired:
+            return f"it takes more than {WALL_SECONDS:g} s"
+        if code == -getattr(signal, "SIGPROF", 0):
+            return f"it takes more than {CPU_SECONDS:g} s of processor time"
         if code == -getattr(signal, "SIGKILL", 0):
             return _OUT_OF_MEMORY
         return f"the process that rendered it crashed with code {code}"

@@ -98,7 +98,8 @@ class Tokenizer:
         ids: list[int] = []
         for piece, is_control in pieces:
             piece.encode()
-            engine = self._engine if is_control else self._text_engine
+            spelled = not is_control and self.control_tokens.occur_in(piece)
+            engine = self._text_engine if spelled else self._engine
             ids += engine.encode(piece, add_special_tokens=False).ids
         return self._with_bos(ids)
 
