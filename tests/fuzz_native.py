@@ -135,7 +135,7 @@ def decoder(s: Source) -> Arguments:
         return s.array(hidden), s.array(hidden), [panels_of(s, *size) for size in sizes]
 
     embedding, number = s.weight(hidden, 1 + s.size(9))
-    return {"heads": heads, "groups": groups, "width": width, "feed_forward": feed_forward, "eps": 1e-5, "scale": 0.25,
+    return {"heads": heads, "kv_heads": groups, "head_dim": width, "feed_forward": feed_forward, "eps": 1e-5, "scale": 0.25,
             "layers": [layer() for _ in range(s.one_of(1, 2))], "norm": s.array(hidden),
             "logits": panels_of(s, hidden, 1 + s.size(40)), "embedding": embedding, "embedding_format": number}  # fmt: skip
 
@@ -149,7 +149,7 @@ def decoder_forward(s: Source) -> Arguments:
         1 + s.size(3),
         s.one_of(1, 16, 300),
     )
-    layers, groups, width = len(made["layers"]), made["groups"], made["width"]
+    layers, groups, width = len(made["layers"]), made["kv_heads"], made["head_dim"]
     wanted = s.ids(s.size() if tokens else 0, end=tokens)
     return {
         "decoder": Held("Decoder", made), "ids": s.ids(tokens, end=len(made["embedding"])),
@@ -163,7 +163,7 @@ def decoder_forward(s: Source) -> Arguments:
     }  # fmt: skip
 
 
-def take_rows(s: Source) -> Arguments:
+def gather_rows(s: Source) -> Arguments:
     inputs, outputs, count = s.width(), s.size(9), s.size()
     w, number = s.weight(inputs, outputs)
     return {"w": w, "format": number, "ids": s.ids(count, end=outputs), "values": s.array(count, inputs)}
@@ -423,7 +423,7 @@ CALLS: dict[str, Callable[[Source], Arguments]] = {
     "linear_panels": linear_panels,
     "Decoder": decoder,
     "decoder_forward": decoder_forward,
-    "take_rows": take_rows,
+    "gather_rows": gather_rows,
     "rms_norm": rms_norm,
     "swiglu": swiglu,
     "pack_panels": pack_panels,

@@ -31,11 +31,10 @@ LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 # Who may import the native core: `ops/<stem>/cpu.py`, and these, which own native objects.
 NATIVE_OWNERS = {
     "_base.dispatch",  # the number of threads
-    "models.step",  # the decoder's plan
     "ops.decode_step.rows",  # the steps of a row
     "random",
     "sampling.token_history",
-    "weights.linear_panels",
+    "weights.pack_linear_panels",
     "weights.pack_prolog_panels",
 }
 

@@ -66,6 +66,15 @@ def test_top_k_top_p_sample_verifies():
     assert ran.stdout.count("verified") == 6
 
 
+def test_decoder_forward_verifies():
+    sizes = ["--layers", 1, "--contexts", 20, "--prompt", 5, "--batch", 2]
+    ran = run([*CLI, "decoder_forward"], *sizes, "--rounds", 3, "--json")
+    assert ran.returncode == 0, ran.stderr
+    rows = json.loads(ran.stdout)["rows"]
+    assert len({row["case"] for row in rows}) == 3
+    assert {"ours, Q8_0", "ours, BF16", "ours, F32"} <= names(rows, "prompt 5")
+
+
 def test_the_prolog_verifies_every_form_and_type():
     ran = run(
         [*CLI, "prolog"],

@@ -1,12 +1,16 @@
-"""The decoder whose step is one native call, against a dense pass with the same roundings, and to the bit against itself."""
+"""decoder_forward and the decoder that calls it: against dense passes, against the reference, and to the bit against itself."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
+import torch
 
 import decodestep as ds
 from builds import printed_under
+from decoder_cases import Sizes, copied, step, weights
 from decodestep import _native
 from decodestep._base.arrays import BFLOAT16
 from decodestep.models import ModelError
@@ -152,3 +156,147 @@ def test_the_default_model_stays_near_float32(model, model_path):
 
     p, q = log_softmax(exact.astype(np.float64)), log_softmax(ours.astype(np.float64))
     assert (np.exp(p) * (p - q)).sum(-1).mean() < 0.02
+
+
+# ---- The operator itself, against its reference and against a plain float64 pass
+
+
+def dense_pass(call, row):
+    """Logits of one prompt in float64, without a cache, an engine or a shared line of code with the reference."""
+    w, mine = call["weights"], call["sequence"] == row
+    ids, count = call["token_ids"][mine], int(mine.sum())
+    angle = np.arctan2(call["sin"][:count], call["cos"][:count]).astype(np.float64)
+    turn = np.exp(1j * angle)[:, None]
+
+    def norm(x, gamma):
+        return x / np.sqrt((x * x).mean(-1, keepdims=True) + w.norm_eps) * gamma
+
+    def product(x, panels):
+        return x @ panels.rows().dense(np.float64)
+
+    def rope(x):
+        z = (x[..., ::2] + 1j * x[..., 1::2]) * turn
+        return np.stack([z.real, z.imag], -1).reshape(x.shape)
+
+    x = w.embedding.dense(np.float64).T[ids]
+    hidden_later = np.triu(np.full((count, count), -np.inf), 1)
+    for layer in w.layers:
+        h = norm(x, layer.attention_norm)
+        q = rope(product(h, layer.query).reshape(count, w.heads, -1))
+        v, k = np.moveaxis(product(h, layer.values_keys).reshape(count, 2, w.kv_heads, -1), 1, 0)
+        k, v = (np.repeat(a, w.heads // w.kv_heads, 1) for a in (rope(k), v))
+        score = np.einsum("tnd,snd->nts", q, k) * w.scale + hidden_later
+        share = np.exp(score - score.max(-1, keepdims=True))
+        attended = np.einsum("nts,snd->tnd", share / share.sum(-1, keepdims=True), v)
+        x = x + product(attended.reshape(count, -1), layer.output)
+        h = norm(x, layer.ffn_norm)
+        gate = product(h, layer.gate)
+        x = x + product(gate / (1 + np.exp(-gate)) * product(h, layer.up), layer.down)
+    return product(norm(x, w.norm), w.logits)
+
+
+def near(logits, expected, *, median, most):
+    apart = np.abs(logits - expected)
+    scale = np.abs(expected).max()
+    assert np.median(apart) < median * scale and apart.max() < most * scale
+
+
+@pytest.mark.parametrize("sizes", [Sizes(), Sizes(heads=6, kv_heads=1, head_dim=16, hidden=96), Sizes(heads=3, kv_heads=3)])
+def test_the_reference_in_float64_is_a_plain_pass_but_for_bfloat16(sizes, rng):
+    call = step(weights(sizes, Format.F32, rng), [20, 3, 33], rng, np.float64)
+    logits = ds.decoder_forward(**call)
+    assert logits.dtype == np.float64
+    for row in range(3):
+        near(logits[call["sequence"] == row], dense_pass(call, row), median=0.01, most=0.05)
+
+
+@pytest.mark.parametrize("format_", [Format.F32, Format.BF16, Format.Q8_0], ids=lambda f: f.name)
+@pytest.mark.parametrize("lengths", [[1], [2, 2], [40, 1, 17], [300]], ids=str)
+def test_equals_the_reference(lengths, format_, rng):
+    call = step(weights(Sizes(), format_, rng), lengths, rng)
+    other = copied(call)
+    logits, expected = ds.decoder_forward(**call), ds.decoder_forward(**other, backend="reference")
+    assert logits.dtype == expected.dtype == np.float32
+    near(logits, expected, median=1e-3, most=0.06)
+    for name in ("keys", "values"):  # also which places have been written
+        ours, theirs = (c[name].astype(np.float32) for c in (call, other))
+        assert np.array_equal(np.isnan(ours), np.isnan(theirs))
+        assert np.nanmax(np.abs(ours - theirs)) < 0.1 and np.nanmean(np.abs(ours - theirs)) < 2e-3
+
+
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+def test_a_prompt_in_parts_is_the_prompt(backend, rng):
+    whole = step(weights(Sizes(), Format.F32, rng), [21], rng)
+    parts = copied(whole)
+    expected = ds.decoder_forward(**whole, backend=backend)
+    for first, last in ((0, 7), (7, 8), (8, 21)):
+        some = {name: whole[name][first:last] for name in ("token_ids", "sequence", "positions")}
+        logits = ds.decoder_forward(**{**parts, **some, "wanted": [last - first - 1]}, backend=backend)
+        if backend == "cpu":
+            assert np.array_equal(logits[0], expected[last - 1])
+        else:  # the order of NumPy's sums follows the shapes
+            np.testing.assert_allclose(logits[0], expected[last - 1], atol=0.02)
+
+
+def test_torch_caches_are_written_in_place(rng):
+    call = step(weights(Sizes(), Format.Q8_0, rng), [5], rng)
+    other = copied(call)
+    for name in ("keys", "values"):
+        other[name] = torch.from_numpy(other[name].view(np.int16)).view(torch.bfloat16)
+    logits = ds.decoder_forward(**other)
+    assert isinstance(logits, torch.Tensor)
+    assert np.array_equal(logits.numpy(), ds.decoder_forward(**call))
+    assert np.array_equal(other["keys"].view(torch.int16).numpy(), call["keys"].view(np.int16))
+
+
+@pytest.mark.parametrize(
+    ("message", "changes"),
+    [
+        ("weights must be a DecoderWeights; got None", {"weights": None}),
+        (r"token_ids must be in \[0, 50\); got 0 to 50", {"token_ids": [0, 50, 1]}),
+        (r"token_ids must be in \[0, 50\); got -1 to 3", {"token_ids": [-1, 3, 1]}),
+        ("token_ids must be integers of rank 1; got float64 3", {"token_ids": [0.5, 1, 2]}),
+        ("sequence must be of shape 3; got int64 2", {"sequence": [0, 0]}),
+        (r"sequence must be in \[0, 1\); got 0 to 1", {"sequence": [0, 1, 0]}),
+        (r"positions must be in \[0, 3\); got 1 to 3", {"positions": [1, 2, 3]}),
+        (r"wanted must be in \[0, 3\); got 3 to 3", {"wanted": [3]}),
+        (r"page_table must be in \[0, 1\) where it is read; got int64 1x1", {"page_table": [[1]]}),
+        (r"sin must be float32 or float64; got int64 3x16", {"sin": np.zeros((3, 16), int)}),
+        (r"sin must be of shape \(P, 16\); got float32 3x8", {"sin": np.zeros((3, 8), np.float32)}),
+        ("cos must be float32; got float64 3x16", {"cos": np.zeros((3, 16))}),
+        ("keys must be bfloat16; got float32 2x2x1x16x16x2", {"keys": np.zeros((2, 2, 1, 16, 16, 2), np.float32)}),
+        ("values must be of shape 2x2x1x8x32x2; got bfloat16 2", {"values": np.zeros((2, 2, 2, 8, 32, 2), BFLOAT16)}),
+        ("values must be writeable and contiguous", {"values": np.zeros((2, 2, 2, 8, 32, 2), BFLOAT16)[:, :, ::2]}),
+        ("backend must be able to serve the call; got 'cpu', which has no float64",
+         {"sin": np.zeros((3, 16)), "cos": np.zeros((3, 16)), "backend": "cpu"}),
+    ],
+)  # fmt: skip
+def test_refusals(message, changes, rng):
+    call = step(weights(Sizes(), Format.F32, rng), [3], rng)
+    with pytest.raises(ValueError, match=f"^decoder_forward: {message}"):
+        ds.decoder_forward(**{**call, **changes})
+    assert np.isnan(call["keys"]).all() and np.isnan(call["values"]).all()
+
+
+def test_sizes_that_the_kernel_lacks_take_the_reference(rng):
+    call = step(weights(Sizes(head_dim=8), Format.F32, rng), [4], rng)
+    assert np.isfinite(ds.decoder_forward(**copied(call))).all()
+    with pytest.raises(ValueError, match="got 'cpu', which cannot: head size 8 is no multiple of 16"):
+        ds.decoder_forward(**call, backend="cpu")
+
+
+@pytest.mark.parametrize(
+    ("message", "changes"),
+    [
+        ("layers must be one or more; got none", {"layers": ()}),
+        ("heads must be a multiple of kv_heads 3; got 4", {"kv_heads": 3}),
+        ("heads, kv_heads and head_dim must be integers > 0", {"heads": 0}),
+        ("scale must be a finite number; got nan", {"scale": float("nan")}),
+        ("norm_eps must be a finite number >= 0; got -1.0", {"norm_eps": -1.0}),
+        ("norm must be float32 of shape 64; got float64 64", {"norm": np.ones(64)}),
+        (r"layers\[0\].query must be of shape 64x64; got 64x128", {"head_dim": 16}),
+    ],
+)
+def test_refused_weights(message, changes, rng):
+    with pytest.raises(ValueError, match=f"^DecoderWeights: {message}"):
+        replace(weights(Sizes(), Format.F32, rng), **changes)

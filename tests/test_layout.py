@@ -25,7 +25,6 @@ RULES = {
     layout.long_files: [],
     layout.target_conditions: [],
     layout.upward_includes: [
-        "csrc/attention/group_attention.h includes from decoder",
         "csrc/sampling/row/logits.h includes from sampling/decode_step",
         "csrc/sampling/top_k_top_p_sample/top_k_top_p_sample.h includes from sampling/decode_step",
     ],

@@ -65,9 +65,9 @@ def test_values_are_ggufs(format_, rng):
     assert np.array_equal(w.dense(), expected.T)
     assert w.dense(np.float64).dtype == np.float64
     ids = rng.integers(0, 40, 100)
-    taken = cpu.take_rows(w, ids)
+    taken = cpu.gather_rows(w, ids)
     assert np.array_equal(taken.view(np.uint32), expected[ids].view(np.uint32))
-    assert cpu.take_rows(w, ids[:0]).shape == (0, 768)
+    assert cpu.gather_rows(w, ids[:0]).shape == (0, 768)
 
 
 @pytest.mark.parametrize("format_", [Format.Q4_0, Format.Q4_1, Format.Q8_0], ids=lambda f: f.name)
@@ -90,7 +90,7 @@ def test_every_half_is_widened_exactly(format_):
     width = np.dtype(DENSE[format_]).itemsize
     raw = np.arange(2**16, dtype=np.uint16) if width == 2 else rng.integers(0, 2**32, 2**16, np.uint32)
     w = PackedWeight(raw.view(np.uint8).reshape(8, -1), format_, 2**13)
-    got, expected = cpu.take_rows(w, np.arange(8)).reshape(-1), raw.view(DENSE[format_]).astype(np.float32)
+    got, expected = cpu.gather_rows(w, np.arange(8)).reshape(-1), raw.view(DENSE[format_]).astype(np.float32)
     nan = np.isnan(expected)
     assert np.array_equal(np.isnan(got), nan)
     assert np.array_equal(got[~nan].view(np.uint32), expected[~nan].view(np.uint32))
@@ -269,12 +269,12 @@ def test_refused_ways_to_make_weights():
     with pytest.raises(ValueError, match=r"^PackedWeight: weights must be one or more; got none"):
         PackedWeight.stack()
     with pytest.raises(ValueError, match="a row id is out of range"):
-        cpu.take_rows(W, np.array([3]))
+        cpu.gather_rows(W, np.array([3]))
 
 
 def check_panels(x, panels, rows):
     """Against the reference, the error measured by the terms of each sum."""
-    seen = reference.quantised(x) if panels.reads_bytes else x
+    seen = reference.quantised(x) if panels.quantises_activations else x
     terms = np.abs(seen).astype(np.float64) @ np.abs(rows.dense(np.float64))
     y = ds.linear(x, panels)
     assert type(y) is np.ndarray and y.dtype == np.float32

@@ -1,4 +1,5 @@
-// The two products of attention on registers: scores of a few queries with a block of keys, and sums of their values.
+// The two products of mla_attention in registers: scores of a few queries with a block of keys, and weighted sums of
+// their values.
 #pragma once
 
 #include "attention/cache_type.h"
@@ -11,6 +12,7 @@ constexpr size_t kBlockKeys = 64;
 // Accumulators of a product, beside one vector of keys for each column of them.
 constexpr int kTileRows = kVectorRegisters >= 32 ? 4 : 2, kTileVectors = kTileRows;
 
+// Calls body<type>().
 template <class Body>
 DECODESTEP_INLINE void with_type(CacheType type, Body&& body) {
     switch (type) {
@@ -25,7 +27,7 @@ DECODESTEP_INLINE void with_type(CacheType type, Body&& body) {
     }
 }
 
-// The first `lanes` values at p; the others are zero.
+// The first `lanes` values at p as float32, padded with zeros.
 template <CacheType type>
 DECODESTEP_INLINE f32x16 widen(const uint8_t* p, size_t lanes) {
     uint8_t copy[kLanes * value_bytes(type)];
@@ -40,8 +42,8 @@ DECODESTEP_INLINE f32x16 widen(const uint8_t* p, size_t lanes) {
     if constexpr (type == CacheType::i8) return from_i8(p);
 }
 
-// scores[r][keys of V vectors] += query row r . columns of the keys, for R rows; rows of keys and scores are kBlockKeys
-// long.
+// scores[r][j] += query row r . key j over the given columns, for R rows and V vectors of keys. keys: [columns,
+// kBlockKeys]; scores: [R, kBlockKeys].
 template <int R, int V>
 DECODESTEP_INLINE void add_scores(const float* query, size_t stride, const float* keys, size_t columns, float* scores) {
     f32x16 total[R][V];
@@ -72,18 +74,19 @@ DECODESTEP_INLINE void add_scores(const float* query, size_t stride, const float
         }
 }
 
-// sums[r][C vectors of columns] = sums * rescale[r] + sum over n keys of weights[r][key] * values of the key's row at
-// `at`, for R rows. The same columns of ahead[key] are asked for. With C = 1 the vector may have fewer than 16 columns.
+// sums[r][C vectors] = sums * rescale[r] + sum over n keys j of weights[r][j] * columns [at, at + 16 C) of rows[j], for
+// R rows. Prefetches the same columns of prefetch_rows[j]. With C = 1 the vector may have only `lanes` columns.
 template <CacheType type, int R, int C>
-DECODESTEP_INLINE void add_values(const uint8_t* const* rows, const uint8_t* const* ahead, size_t at, size_t lanes,
-                                  const float* weights, size_t n, const float* rescale, float* sums, size_t stride) {
+DECODESTEP_INLINE void add_values(const uint8_t* const* rows, const uint8_t* const* prefetch_rows, size_t at,
+                                  size_t lanes, const float* weights, size_t n, const float* rescale, float* sums,
+                                  size_t stride) {
     f32x16 total[R][C];
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r)
 #pragma GCC unroll 8
         for (int c = 0; c < C; ++c) total[r][c] = broadcast(0.0f);
     for (size_t j = 0; j < n; ++j) {
-        prefetch(ahead[j] + at * value_bytes(type), C * kLanes * value_bytes(type));
+        prefetch(prefetch_rows[j] + at * value_bytes(type), C * kLanes * value_bytes(type));
         f32x16 value[C];
 #pragma GCC unroll 8
         for (int c = 0; c < C; ++c)
@@ -109,7 +112,8 @@ DECODESTEP_INLINE void add_values(const uint8_t* const* rows, const uint8_t* con
     }
 }
 
-// Calls body<R>(r) for pieces of R rows that begin at r: as many of kTileRows as there are, then one of the rest.
+// Cuts rows into pieces and calls body<R>(r) for the piece of R rows that begins at r: pieces of kTileRows, then one of
+// the remaining rows.
 template <int most = kTileRows, class Body>
 DECODESTEP_INLINE void for_rows(size_t rows, Body&& body) {
     if constexpr (most == kTileRows) {

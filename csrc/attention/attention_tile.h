@@ -1,17 +1,19 @@
-// Absorbed attention of a few rows, each one head of one token, over one range of keys: what the operator shares out
-// among threads, and what another kernel can call for the tokens and heads that it has at hand.
+// Absorbed attention of a few rows, each one head of one token, over one split of the keys.
 //
-// Keys are taken in blocks of 64 and splits of 256, counted from the start of the sequence. Inside a block a score is
-// one ascending sum for each 64 columns, and a column of the result one ascending sum over the keys; blocks follow each
-// other with one running maximum, splits begin anew and are added in order. So a row's bits follow from its own query
-// and keys, however rows are put together and splits are shared out.
+// Reads the queries and the pages of one sequence; writes one SoftmaxState per row.
+//
+// Determinism: keys are taken in blocks of 64 and splits of 256, counted from the start of the sequence. Inside a block
+// a score is one ascending sum for each 64 columns, and a column of the result one ascending sum over the keys. The
+// blocks of a split share one running maximum; each split starts from an empty state, and states are merged in the
+// order of the keys. So a row's bits follow from its own query and keys, whatever rows share its tile or its thread.
+// NaN: a key that a token does not see is not multiplied, so its NaN does not spread.
 #pragma once
 
 #include <algorithm>
 
-#include "attention/attention_partial.h"
 #include "attention/attention_products.h"
 #include "attention/mla_attention.h"
+#include "attention/softmax_state.h"
 #include "simd/transpose.h"
 
 namespace decodestep::DECODESTEP_ISA {
@@ -27,7 +29,7 @@ struct AttentionRows {
     size_t count() const { return groups * in_group(); }
     size_t group_of(size_t row) const { return group + row / in_group(); }
     size_t token_of(size_t row) const { return token + row % in_group() / heads; }
-    // Among all rows [tokens, groups * group_heads] of the call.
+    // The number of the row among all rows [tokens, groups * group_heads] of the call.
     size_t place_of(size_t row, size_t all_groups, size_t group_heads) const {
         return (token_of(row) * all_groups + group_of(row)) * group_heads + head + row % heads;
     }
@@ -41,7 +43,7 @@ class AttentionTile {
                2 * padded(rows.count()) + padded(rows.in_group());
     }
 
-    // scratch: of scratch_floats(a, rows) floats, the tile's own until it is done.
+    // scratch: scratch_floats(a, rows) floats, which nobody else uses while the tile lives.
     AttentionTile(const MlaAttention& a, const AttentionRows& rows, float* scratch)
         : a_(a),
           rows_(rows),
@@ -51,41 +53,41 @@ class AttentionTile {
           query_(scratch),
           keys_(query_ + rows.count() * columns_),
           scores_(keys_ + kChunkColumns * kBlockKeys),
-          tops_(scores_ + rows.in_group() * kBlockKeys),
-          totals_(tops_ + padded(rows.count())),
-          rescale_(totals_ + padded(rows.count())) {
+          maxima_(scores_ + rows.in_group() * kBlockKeys),
+          weight_sums_(maxima_ + padded(rows.count())),
+          rescale_(weight_sums_ + padded(rows.count())) {
         for (size_t r = 0; r < rows.count(); ++r) gather_query(r);
         for (size_t t = 0; t < rows.tokens; ++t) longest_ = std::max<size_t>(longest_, a.lengths[rows.token + t]);
     }
 
     size_t splits() const { return key_splits(longest_); }
 
-    // One partial for each row. Rows that do not reach into the split are left empty.
-    void attend(size_t split, Partials partials) {
+    // Computes one state per row. The state of a row that sees no key of the split is that after no keys.
+    void attend(size_t split, SoftmaxStates states) {
         const size_t rows = rows_.count();
-        for (size_t r = 0; r < rows; ++r) partials[r].clear();
-        std::fill_n(tops_, rows, kLowest);
-        std::fill_n(totals_, rows, 0.0f);
+        for (size_t r = 0; r < rows; ++r) states[r].clear();
+        std::fill_n(maxima_, rows, kLowest);
+        std::fill_n(weight_sums_, rows, 0.0f);
         const size_t end = std::min(longest_, (split + 1) * kSplitKeys);
         for (size_t first = split * kSplitKeys; first < end; first += kBlockKeys) {
             locate(first, std::min(kBlockKeys, end - first));
             for (row_ = 0; row_ < rows; row_ += rows_.in_group()) {
                 score();
                 weigh();
-                with_type(a_.kv.type, [&]<CacheType type>() { sum_values<type>(partials.from(row_)); });
+                with_type(a_.kv.type, [&]<CacheType type>() { sum_values<type>(states.from(row_)); });
             }
         }
         for (size_t r = 0; r < rows; ++r) {
-            partials[r].top() = tops_[r];
-            partials[r].total() = totals_[r];
+            states[r].maximum() = maxima_[r];
+            states[r].weight_sum() = weight_sums_[r];
         }
     }
 
   private:
-    // Registers of 16 rows may reach behind the last row.
+    // Vector loads of 16 rows may run past the last one; arrays are padded for it.
     static constexpr size_t padded(size_t n) { return n + kLanes - 1; }
 
-    // The columns of a row's query that meet columns of the keys, side by side, and divided by the scales of the cache.
+    // Copies the columns of a row's query that are multiplied with keys, side by side, divided by the cache's scales.
     void gather_query(size_t r) {
         const size_t place = rows_.place_of(r, a_.groups, a_.heads / a_.groups);
         float* out = query_ + r * columns_;
@@ -98,7 +100,8 @@ class AttentionTile {
             copy(a_.query_rope + place * a_.kr.width, a_.kr, half + rows_.group_of(r) * pairs_, pairs_);
     }
 
-    // Finds the rows of keys [first, first + n) and of as many keys behind them, or the last key's in their place.
+    // Looks up where keys [first, first + n) lie, and as many keys after them, to be prefetched; past the last key of
+    // the sequence, the last key stands in.
     void locate(size_t first, size_t n) {
         first_ = first;
         n_ = n;
@@ -117,12 +120,13 @@ class AttentionTile {
         find(a_.kr, kr_rows_);
     }
 
-    // How many keys of the block a token of the tile sees.
+    // How many keys of the current block a token of the tile sees.
     size_t seen(size_t token) const {
         const size_t length = a_.lengths[rows_.token + token];
         return length <= first_ ? 0 : std::min(n_, length - first_);
     }
 
+    // scores_ = query . key for the rows of the current group and the keys of the current block.
     void score() {
         std::fill_n(scores_, rows_.in_group() * kBlockKeys, 0.0f);
         const float* query = query_ + row_ * columns_;
@@ -148,13 +152,13 @@ class AttentionTile {
                                         scores_ + r * kBlockKeys + j);
     }
 
-    // Scores to weights relative to the highest score so far; what came before is rescaled to it.
+    // Turns scores into weights e^(score - maximum so far); rescale_ is the factor for the sums of the blocks before.
     void weigh() {
         const size_t rows = rows_.in_group();
-        float *tops = tops_ + row_, *totals = totals_ + row_, *highest = rescale_;
+        float *maxima = maxima_ + row_, *weight_sums = weight_sums_ + row_, *highest = rescale_;
         each_row([&](size_t r, float* scores, size_t n) {
             const f32x16 scale = broadcast(a_.scale);
-            f32x16 top = broadcast(tops[r]);
+            f32x16 top = broadcast(maxima[r]);
             for (size_t j = 0; j < n; j += kLanes) {
                 store(scores + j, load(scores + j) * scale);
                 for (size_t i = n; i < j + kLanes; ++i) scores[i] = -__builtin_inff();
@@ -163,23 +167,23 @@ class AttentionTile {
             highest[r] = largest(top);
         });
         for (size_t r = 0; r < rows; r += kLanes) {
-            const f32x16 now = load(highest + r), change = exp(load(tops + r) - now);
-            store_partial(tops + r, now, std::min<size_t>(kLanes, rows - r));
+            const f32x16 now = load(highest + r), change = exp(load(maxima + r) - now);
+            store_partial(maxima + r, now, std::min<size_t>(kLanes, rows - r));
             store(rescale_ + r, change);
         }
         each_row([&](size_t r, float* scores, size_t n) {
-            const f32x16 shift = broadcast(tops[r]);
+            const f32x16 shift = broadcast(maxima[r]);
             f32x16 total = broadcast(0.0f);
             for (size_t j = 0; j < n; j += kLanes) {
                 const f32x16 weight = exp(load(scores + j) - shift);
                 store(scores + j, weight);
                 total = total + weight;
             }
-            totals[r] = totals[r] * rescale_[r] + sum(total);
+            weight_sums[r] = weight_sums[r] * rescale_[r] + sum(total);
         });
     }
 
-    // Calls body(row of the group, its scores, how many keys it sees).
+    // Calls body(row of the current group, its scores, how many keys it sees).
     template <class Body>
     DECODESTEP_INLINE void each_row(Body&& body) {
         for (size_t t = 0, r = 0; t < rows_.tokens; ++t) {
@@ -189,26 +193,28 @@ class AttentionTile {
     }
 
     template <CacheType type>
-    void sum_values(Partials partials) {
+    void sum_values(SoftmaxStates states) {
         constexpr size_t wide = kTileVectors * kLanes;
         size_t c = 0;
-        for (; c + wide <= width_; c += wide) sum_columns<type, kTileVectors>(c, kLanes, partials);
-        for (; c < width_; c += kLanes) sum_columns<type, 1>(c, std::min<size_t>(kLanes, width_ - c), partials);
+        for (; c + wide <= width_; c += wide) sum_columns<type, kTileVectors>(c, kLanes, states);
+        for (; c < width_; c += kLanes) sum_columns<type, 1>(c, std::min<size_t>(kLanes, width_ - c), states);
     }
 
-    // Tokens that see the same keys of the block are summed together: a key that a token does not see may be NaN.
+    // Tokens that see the same keys of the block are summed together; a key that a token does not see may be NaN, so
+    // its weight of zero would not do.
     template <CacheType type, int C>
-    void sum_columns(size_t c, size_t lanes, Partials partials) {
+    void sum_columns(size_t c, size_t lanes, SoftmaxStates states) {
         const size_t column = rows_.group_of(row_) * width_ + c;
         for (size_t t = 0, end; t < rows_.tokens; t = end) {
             const size_t n = seen(t), first = t * rows_.heads;
             for (end = t + 1; end < rows_.tokens && seen(end) == n;) ++end;
             if (n == 0) continue;
             for_rows((end - t) * rows_.heads, [&]<int R>(size_t r) {
-                const uint8_t* const* ahead = kv_rows_ + (r == 0 ? kBlockKeys : 0);  // once for all rows
+                // The first piece of rows prefetches the next block; for the others "prefetch" what is read anyway.
+                const uint8_t* const* prefetch_rows = kv_rows_ + (r == 0 ? kBlockKeys : 0);
                 r += first;
-                add_values<type, R, C>(kv_rows_, ahead, column, lanes, scores_ + r * kBlockKeys, n, rescale_ + r,
-                                       partials[r].values() + c, Partial::floats(width_));
+                add_values<type, R, C>(kv_rows_, prefetch_rows, column, lanes, scores_ + r * kBlockKeys, n,
+                                       rescale_ + r, states[r].values() + c, SoftmaxState::floats(width_));
             });
         }
     }
@@ -216,10 +222,10 @@ class AttentionTile {
     const MlaAttention& a_;
     const AttentionRows rows_;
     const size_t width_, pairs_, columns_;
-    float *query_, *keys_, *scores_, *tops_, *totals_, *rescale_;
+    float *query_, *keys_, *scores_, *maxima_, *weight_sums_, *rescale_;
     size_t longest_ = 0;
-    size_t first_ = 0, n_ = 0, row_ = 0;  // the block of keys, and the first row of the group, that are being attended
-    const uint8_t *kv_rows_[2 * kBlockKeys], *kr_rows_[2 * kBlockKeys];  // behind the block: those to ask for
+    size_t first_ = 0, n_ = 0, row_ = 0;  // the current block of keys, and the first row of the current group
+    const uint8_t *kv_rows_[2 * kBlockKeys], *kr_rows_[2 * kBlockKeys];  // of the block, then those to prefetch
 };
 
 }  // namespace decodestep::DECODESTEP_ISA

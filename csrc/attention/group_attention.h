@@ -1,16 +1,24 @@
-// Attention of the heads of one group over a paged cache of bfloat16, in splits that are added at the end.
+// Grouped-query attention over a paged bfloat16 cache: queries of the heads that share one key-value head, over one
+// split of the keys. The decoder's attention.
 //
-// A page holds 16 positions of one group: its keys as [width / 2][16][2], so that 16 scores come of one sum of products
-// of pairs without a fold, its values as [8][width][2], pairs of positions. Queries and weights are rounded to bfloat16
-// too, sums are float32. A split is kSplitKeys positions of a sequence, wherever their pages lie. What it gives depends
-// on the query and the split alone, and splits are added in order: how they are shared out changes no bit.
+// Why beside attention_tile.h: here the caller chose the cache's layout and its own kernel writes it, so keys and
+// values are multiplied as they lie, as pairs of bfloat16 by the instruction for them where there is one. mla_attention
+// takes the caches of the Ascend operator, of four types and any page size, whose keys it must transpose first; there
+// one latent row is both key and value. Both share SoftmaxState and its splits.
+//
+// Layout: a page holds 16 positions of one key-value head: its keys as [width / 2][16][2], so that 16 scores are sums
+// of products of column pairs, without an addition across lanes; its values as [8][width][2], pairs of positions. Reads
+// queries as bfloat16; the weights are rounded to bfloat16 too; sums are float32. Writes one SoftmaxState per query.
+// NaN: positions that a query does not see have the weight zero, so they must be finite: the decoder writes zeros
+// beside a position whose partner has not come yet. Determinism: a state depends on the query and the split alone,
+// states are merged in the order of the keys; so the bits do not depend on the thread that computes them.
 #pragma once
 
 #include <algorithm>
 #include <utility>
 
-#include "attention/attention_partial.h"
-#include "decoder/decoder_forward.h"
+#include "attention/kv_page.h"
+#include "attention/softmax_state.h"
 #include "simd/dot_products.h"
 #include "simd/exp.h"
 #include "simd/rounding.h"
@@ -19,21 +27,22 @@ namespace decodestep::DECODESTEP_ISA {
 
 // Accumulators: of scores, queries times pages; of values, queries times vectors of columns.
 constexpr bool kManyRegisters = kVectorRegisters >= 32;
-constexpr size_t kRows = kManyRegisters ? 12 : 3, kScorePages = kManyRegisters ? 2 : 1;
-constexpr size_t kValueRows = kManyRegisters ? 6 : 3, kValueColumns = kManyRegisters ? 4 : 2;
+constexpr size_t kMaxQueries = kManyRegisters ? 12 : 3, kScorePages = kManyRegisters ? 2 : 1;
+constexpr size_t kValueQueries = kManyRegisters ? 6 : 3, kValueColumns = kManyRegisters ? 4 : 2;
 
-constexpr size_t kPagesAhead = 4;  // how far ahead memory is asked for
+constexpr size_t kPrefetchPages = 4;  // how far ahead pages are prefetched
 
-// Some queries that see the same keys, each up to its own position: heads of a group, of one token or of several.
+// Queries that read the same keys, each up to its own position: of the heads that share a key-value head, of one token
+// or of adjacent tokens.
 struct Queries {
-    size_t count = 0;  // up to kRows
-    const Bf16* query[kRows];
-    size_t length[kRows];  // how many positions each sees
+    size_t count = 0;  // at most kMaxQueries
+    const Bf16* query[kMaxQueries];
+    size_t length[kMaxQueries];  // how many positions it sees
 };
 
-// The pages of one sequence and group.
-struct GroupPages {
-    const uint16_t *keys, *values;  // of the layer and group
+// The pages of one sequence for one key-value head.
+struct HeadPages {
+    const uint16_t *keys, *values;  // of the layer and key-value head
     const int64_t* table;
     size_t width;
 
@@ -42,10 +51,10 @@ struct GroupPages {
     const uint16_t* values_at(size_t position) const { return values + page_of(position); }
 };
 
-// The pages of positions [first, end) in the order in which they are read: the keys, the values, and the keys of what
-// follows up to `longest`.
-struct Reading {
-    const GroupPages& pages;
+// The pages that a split of positions [first, end) reads, numbered in the order of order: its keys, its values, and
+// then, to be prefetched only, the keys of the next split, up to position `longest`.
+struct PageSequence {
+    const HeadPages& pages;
     size_t first, end, longest;
 
     size_t count() const { return (end - first + kPagePositions - 1) / kPagePositions; }
@@ -58,18 +67,18 @@ struct Reading {
     }
 };
 
-// Scores of R queries, from a few pages at a time: enough sums to hide how long each addition takes.
+// Scores of R queries, a few pages at a time: enough independent sums to hide the latency of an addition.
 template <size_t R>
-void scores_of(const Queries& q, const Reading& reading, float scale, float (*scores)[kSplitKeys]) {
+void scores_of(const Queries& q, const PageSequence& order, float scale, float (*scores)[kSplitKeys]) {
     constexpr size_t P = kScorePages;
-    const size_t width = reading.pages.width;
-    for (size_t i = 0; i < reading.count(); i += P) {
-        const uint16_t *keys[P], *ahead[P];
+    const size_t width = order.pages.width;
+    for (size_t i = 0; i < order.count(); i += P) {
+        const uint16_t *keys[P], *prefetch_keys[P];
         f32x16 acc[R][P];
 #pragma GCC unroll 2
         for (size_t p = 0; p < P; ++p) {
-            keys[p] = reading.keys_at(i + p);  // behind the end: any page, its scores are not read
-            ahead[p] = reading.at(i + p + kPagesAhead);
+            keys[p] = order.keys_at(i + p);  // past the end: the last page, whose scores are not stored
+            prefetch_keys[p] = order.at(i + p + kPrefetchPages);
 #pragma GCC unroll 12
             for (size_t r = 0; r < R; ++r) acc[r][p] = broadcast(0.0f);
         }
@@ -77,7 +86,7 @@ void scores_of(const Queries& q, const Reading& reading, float scale, float (*sc
             Bf16Dot::Weights key[P];
 #pragma GCC unroll 2
             for (size_t p = 0; p < P; ++p) {
-                prefetch(ahead[p] + d * kPagePositions);
+                prefetch(prefetch_keys[p] + d * kPagePositions);
                 key[p] = Bf16Dot::weights(keys[p] + d * kPagePositions);
             }
 #pragma GCC unroll 12
@@ -91,14 +100,15 @@ void scores_of(const Queries& q, const Reading& reading, float scale, float (*sc
         for (size_t r = 0; r < R; ++r)
 #pragma GCC unroll 2
             for (size_t p = 0; p < P; ++p)
-                if (i + p < reading.count()) store(scores[r] + (i + p) * kPagePositions, acc[r][p] * broadcast(scale));
+                if (i + p < order.count()) store(scores[r] + (i + p) * kPagePositions, acc[r][p] * broadcast(scale));
     }
 }
 
-// Scores to weights, zero behind the `seen` first; also their largest and the sum.
-inline void weights_of(float* scores, size_t seen, size_t count, Bf16* weights, const Partial& partial) {
-    partial.top() = largest(scores, seen);
-    const f32x16 shift = broadcast(partial.top());
+// Turns scores into weights, zero from the first position that the query does not see; sets the state's maximum and
+// sum.
+inline void weights_of(float* scores, size_t seen, size_t count, Bf16* weights, const SoftmaxState& state) {
+    state.maximum() = largest(scores, seen);
+    const f32x16 shift = broadcast(state.maximum());
     f32x16 total = broadcast(0.0f);
     for (size_t j = 0; j < count; j += kLanes) {
         const Mask lanes = j >= seen ? 0 : seen - j < kLanes ? (1u << (seen - j)) - 1 : kAllLanes;
@@ -107,27 +117,27 @@ inline void weights_of(float* scores, size_t seen, size_t count, Bf16* weights, 
         total = total + weight;
     }
     store_sums(weights, scores, count);
-    partial.total() = sum(total);
+    state.weight_sum() = sum(total);
 }
 
-// Sums of the values, of R queries, in C columns of 16.
+// The weighted sums of the values of R queries, in C vectors of 16 columns from `column` on.
 template <size_t R, size_t C>
-void weigh_values(const Reading& reading, size_t column, const Bf16 (*weights)[kSplitKeys], Partials partials) {
-    const size_t width = reading.pages.width, pages = reading.count();
+void weigh_values(const PageSequence& order, size_t column, const Bf16 (*weights)[kSplitKeys], SoftmaxStates states) {
+    const size_t width = order.pages.width, pages = order.count();
     f32x16 acc[R][C];
 #pragma GCC unroll 6
     for (size_t r = 0; r < R; ++r)
 #pragma GCC unroll 4
         for (size_t c = 0; c < C; ++c) acc[r][c] = broadcast(0.0f);
     for (size_t i = 0, j = 0; i < pages; ++i) {
-        const uint16_t* values = reading.at(pages + i) + 2 * column;
-        const uint16_t* ahead = reading.at(pages + i + kPagesAhead) + 2 * column;
-        const size_t end = std::min(j + kPagePositions, reading.end - reading.first);
-        for (; j < end; j += 2, values += 2 * width, ahead += 2 * width) {
+        const uint16_t* values = order.at(pages + i) + 2 * column;
+        const uint16_t* prefetch_values = order.at(pages + i + kPrefetchPages) + 2 * column;
+        const size_t end = std::min(j + kPagePositions, order.end - order.first);
+        for (; j < end; j += 2, values += 2 * width, prefetch_values += 2 * width) {
             Bf16Dot::Weights value[C];
 #pragma GCC unroll 4
             for (size_t c = 0; c < C; ++c) {
-                prefetch(ahead + 2 * c * kLanes);
+                prefetch(prefetch_values + 2 * c * kLanes);
                 value[c] = Bf16Dot::weights(values + 2 * c * kLanes);
             }
 #pragma GCC unroll 6
@@ -141,44 +151,45 @@ void weigh_values(const Reading& reading, size_t column, const Bf16 (*weights)[k
 #pragma GCC unroll 6
     for (size_t r = 0; r < R; ++r)
 #pragma GCC unroll 4
-        for (size_t c = 0; c < C; ++c) store(partials[r].values() + column + c * kLanes, acc[r][c]);
+        for (size_t c = 0; c < C; ++c) store(states[r].values() + column + c * kLanes, acc[r][c]);
 }
 
 template <size_t R>
-void weigh_rows(const Reading& reading, const Bf16 (*weights)[kSplitKeys], Partials partials) {
-    const size_t width = reading.pages.width;
+void weigh_all_columns(const PageSequence& order, const Bf16 (*weights)[kSplitKeys], SoftmaxStates states) {
+    const size_t width = order.pages.width;
     size_t column = 0;
     for (; column + kValueColumns * kLanes <= width; column += kValueColumns * kLanes)
-        weigh_values<R, kValueColumns>(reading, column, weights, partials);
-    for (; column < width; column += kLanes) weigh_values<R, 1>(reading, column, weights, partials);
+        weigh_values<R, kValueColumns>(order, column, weights, states);
+    for (; column < width; column += kLanes) weigh_values<R, 1>(order, column, weights, states);
 }
 
 template <size_t R>
-void attend_rows(const Queries& q, const GroupPages& pages, float scale, size_t split, Partials partials) {
+void attend_queries(const Queries& q, const HeadPages& pages, float scale, size_t split, SoftmaxStates states) {
     alignas(64) float scores[R][kSplitKeys];
     alignas(64) Bf16 weights[R][kSplitKeys];
     const size_t first = split * kSplitKeys;
     size_t longest = 0;
     for (size_t r = 0; r < R; ++r) longest = q.length[r] > longest ? q.length[r] : longest;
-    const Reading reading{pages, first, std::min(longest, first + kSplitKeys), longest};
-    const size_t count = reading.count() * kPagePositions;
-    scores_of<R>(q, reading, scale, scores);
+    const PageSequence order{pages, first, std::min(longest, first + kSplitKeys), longest};
+    const size_t count = order.count() * kPagePositions;
+    scores_of<R>(q, order, scale, scores);
     for (size_t r = 0; r < R; ++r) {
         const size_t seen = q.length[r] <= first ? 0 : q.length[r] - first;
-        weights_of(scores[r], std::min(seen, count), count, weights[r], partials[r]);
+        weights_of(scores[r], std::min(seen, count), count, weights[r], states[r]);
     }
     size_t r = 0;
-    for (; r + kValueRows <= R; r += kValueRows) weigh_rows<kValueRows>(reading, weights + r, partials.from(r));
-    if constexpr (R % kValueRows != 0) weigh_rows<R % kValueRows>(reading, weights + r, partials.from(r));
+    for (; r + kValueQueries <= R; r += kValueQueries)
+        weigh_all_columns<kValueQueries>(order, weights + r, states.from(r));
+    if constexpr (R % kValueQueries != 0) weigh_all_columns<R % kValueQueries>(order, weights + r, states.from(r));
 }
 
-// What each query makes of a split that begins before the longest of them ends.
+// The states of the queries after one split, which at least one of them reaches.
 template <size_t R = 1>
-void attend_split(const Queries& q, const GroupPages& pages, float scale, size_t split, Partials partials) {
-    if constexpr (R < kRows) {
-        if (q.count > R) return attend_split<R + 1>(q, pages, scale, split, partials);
+void attend_split(const Queries& q, const HeadPages& pages, float scale, size_t split, SoftmaxStates states) {
+    if constexpr (R < kMaxQueries) {
+        if (q.count > R) return attend_split<R + 1>(q, pages, scale, split, states);
     }
-    attend_rows<R>(q, pages, scale, split, partials);
+    attend_queries<R>(q, pages, scale, split, states);
 }
 
 }  // namespace decodestep::DECODESTEP_ISA

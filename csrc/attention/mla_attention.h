@@ -1,4 +1,6 @@
-// Absorbed attention over the paged latent cache.
+// Absorbed attention over the paged latent cache: the operator after `mla_prolog`. Its caches are those of the Ascend
+// operator, in float32, float16, bfloat16 or int8 and pages of any size; the decoder of grouped-query models has a
+// cache and an attention of its own (attention/group_attention.h), which read half the bytes without transposing.
 #pragma once
 
 #include <cstddef>
@@ -9,21 +11,23 @@
 
 namespace decodestep {
 
-// A paged cache: rows of `width` values that follow each other inside a block.
+// A paged cache: blocks of rows of `width` values, contiguous inside a block.
 struct PagedRows {
     const void* data;
     CacheType type;
     size_t width;
     ptrdiff_t block_stride;  // values from one block to the next
-    const float* scale;      // [width]: what the stored values were multiplied by; null: nothing
+    const float* scale;      // [width]: what the values were multiplied by when they were stored; null: 1
 };
 
-// For token t and head n of group g, where kv and kr are the rows of its sequence, in order:
+// For token t and head n of group g, with kv and kr the rows of its sequence in order:
 //   score[j] = scale * (query[t, n] . kv[j] + query_rope[t, n] . kr[j])    for the lengths[t] first rows
 //   out[t, n] = sum over j of softmax(score)[j] * kv[j], columns [g * width, (g + 1) * width), width = latent / groups
-// With several groups a head's rope part is zero outside its group's block of pairs, which is not read.
+// With several groups a head's rope part is zero outside its own group's block of pairs; the zeros are not read.
 //
-// The order of the sums is fixed by the key alone: see csrc/attention/attention_tile.h.
+// NaN: spreads to its own token and head; a key that a token does not see, or an entry of the block table past its
+// length, is not read. Determinism: attention_tile.h has the order of the sums; neither the other tokens of the call
+// nor the thread count change it.
 struct MlaAttention {
     const float* query;       // [tokens, heads, kv.width]; null: all zeros
     const float* query_rope;  // [tokens, heads, kr.width]

@@ -62,7 +62,7 @@ inline Format format_of(int number) {
 
 using Bytes = Array<const uint8_t, 2>;
 
-inline Rows rows_of(const Bytes& w, int format_number, size_t in) {
+inline RowWeight row_weight_of(const Bytes& w, int format_number, size_t in) {
     const Format format = format_of(format_number);
     const size_t bytes = row_bytes(format, in);
     require(w.shape(0) == 0 || in == 0 || (bytes > 0 && w.shape(1) == bytes), "a weight row has the wrong length");
@@ -72,12 +72,12 @@ inline Rows rows_of(const Bytes& w, int format_number, size_t in) {
 }
 
 template <class Byte>
-Panels panels_of(const Packed<Byte, 1>& bytes, int format_number, size_t in, size_t out) {
+LinearPanelWeight panel_weight_of(const Packed<Byte, 1>& bytes, int format_number, size_t in, size_t out) {
     const Format format = format_of(format_number);
     require(panel_block_bytes(format) > 0, "the format has no panels");
     require(in < (size_t{1} << 31) && out < (size_t{1} << 31), "a weight is too large");
-    require(!reads_bytes(format) || in % kBlockInputs == 0, "a weight of blocks holds whole blocks");
-    const Panels panels{bytes.data(), in, out, format};
+    require(!quantises_activations(format) || in % kBlockInputs == 0, "a row must hold whole blocks");
+    const LinearPanelWeight panels{bytes.data(), in, out, format};
     require(bytes.size() == panels.count() * panels.panel_bytes(), "panels have the wrong size");
     return panels;
 }

@@ -7,7 +7,7 @@ namespace {
 
 using Cache = nb::ndarray<nb::ndim<4>, nb::ro, nb::device::cpu>;
 
-// bfloat16 comes as the sixteen bits of an unsigned integer.
+// A bfloat16 cache is passed as the uint16 of its bits.
 CacheType type_of(nb::dlpack::dtype dtype) {
     if (dtype == nb::dtype<float>()) return CacheType::f32;
     if (dtype == nb::dtype<uint16_t>()) return CacheType::bf16;
@@ -17,7 +17,7 @@ CacheType type_of(nb::dlpack::dtype dtype) {
     return CacheType::f16;
 }
 
-PagedRows rows_of(const Cache& cache, const std::optional<Vector>& scale) {
+PagedRows paged_rows_of(const Cache& cache, const std::optional<Vector>& scale) {
     const CacheType type = type_of(cache.dtype());
     require(reinterpret_cast<uintptr_t>(cache.data()) % value_bytes(type) == 0,
             "an array must be aligned to its items");
@@ -39,7 +39,7 @@ void bind_mla_attention(nb::module_& m) {
             require_aligned(query, query_rope, kv_scale, kr_scale, block_table, sequence, lengths, out);
             require(groups > 0 && heads % groups == 0 && latent % groups == 0 && rope % groups == 0 &&
                         rope / groups % 2 == 0,
-                    "heads, latent and rope pairs must fall into the groups");
+                    "heads, latent and rope pairs must be multiples of groups");
             require(!query || (query->shape(0) == tokens && query->shape(1) == heads && query->shape(2) == latent),
                     "query has the wrong shape");
             require(
@@ -63,8 +63,8 @@ void bind_mla_attention(nb::module_& m) {
                                     .tokens = tokens,
                                     .heads = heads,
                                     .groups = groups,
-                                    .kv = rows_of(kv_cache, kv_scale),
-                                    .kr = rows_of(kr_cache, kr_scale),
+                                    .kv = paged_rows_of(kv_cache, kv_scale),
+                                    .kr = paged_rows_of(kr_cache, kr_scale),
                                     .block_size = block_size,
                                     .block_table = block_table.data(),
                                     .blocks = blocks,

@@ -43,7 +43,7 @@ Projection projection(const Any& w, int format, size_t in, size_t out, bool bf16
     if (format >= 0) {
         require(!int8 && w.dtype() == nb::dtype<uint8_t>() && w.ndim() == 2,
                 "the rows of a weight are a matrix of bytes");
-        made.rows = rows_of(Bytes(w), format, in);
+        made.rows = row_weight_of(Bytes(w), format, in);
         require(made.rows.out == out, "a weight has the wrong number of outputs");
     } else {
         made.columns = columns_of(w, in, out);

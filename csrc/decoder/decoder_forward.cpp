@@ -11,237 +11,110 @@ namespace decodestep::DECODESTEP_ISA {
 namespace {
 
 // One member's part of one stage.
-struct Member {
-    const Plan& plan;
-    const size_t layer, member, members;
+class StagePart {
+  public:
+    StagePart(const Plan& plan, const Stage& stage, size_t member, size_t members)
+        : plan_(plan), a_(plan.a), d_(plan.d), stage_(stage), member_(member), members_(members) {}
 
-    void work(Work work) const {
-        const DecoderLayer& w = plan.m.layers[layer];
-        switch (work) {
-            case Work::norm_in:
-                return norm_shared(w.attention_norm, nullptr, plan.a.tokens);
-            case Work::project:
-                return project(w.attention_norm);
-            case Work::attend:
-                return plan.few ? attend_splits() : attend_runs();
-            case Work::round_attended:
-                return round_shared(plan.attended, plan.queries);
-            case Work::output:
-                return add_product(kOutput, plan.few ? attended() : at_width(plan.shared, plan.queries));
-            case Work::norm_between:
-                return norm_shared(w.ffn_norm, nullptr, plan.a.tokens);
-            case Work::gate_up:
-                return gate_up(w.ffn_norm);
-            case Work::round_gated:
-                return round_shared(plan.gated, plan.m.feed_forward);
-            case Work::down:
-                return add_product(kDown, plan.few ? rounded() : at_width(plan.shared, plan.m.feed_forward));
-            case Work::norm_out:
-                return norm_shared(plan.m.norm, plan.a.wanted, plan.a.rows);
-            case Work::logits:
-                return logits();
-        }
-    }
+    void run() const;
 
-    // The same memory as rows of another length.
-    static Activations at_width(Activations x, size_t in) {
-        x.in = in;
-        return x;
-    }
+  private:
+    // ---- The rows that a product reads, by a function make(out, t) that stores row t.
 
-    Share share(size_t units) const { return share_of(units, member, members); }
-
-    void norm(const float* gamma, size_t row, const Activations& out, size_t t) const {
-        const float* x = plan.x + row * plan.m.hidden;
-        const f32x16 rms = broadcast(root_mean_square(x, plan.m.hidden, plan.m.eps));
-        put_blocks(out, t, [&](size_t b) -> Block {
-            const size_t k = b * kBlockInputs;
-            return {normed(load(x + k), rms, load(gamma + k)),
-                    normed(load(x + k + kLanes), rms, load(gamma + k + kLanes))};
-        });
-    }
-
-    void norm_shared(const float* gamma, const int64_t* rows, size_t count) const {
-        const Activations out = at_width(plan.shared, plan.m.hidden);
-        const Share part = share(count);
-        for (size_t t = part.first; t < part.end; ++t) norm(gamma, rows ? rows[t] : t, out, t);
-    }
-
-    // The normalised rows: all of them made here if they are few, else those that the team has made before.
-    Activations normalised(const float* gamma, const int64_t* rows, size_t count) const {
-        if (!plan.few) return at_width(plan.shared, plan.m.hidden);
-        const Activations out = at_width(plan.own[member], plan.m.hidden);
-        for (size_t t = 0; t < count; ++t) norm(gamma, rows ? rows[t] : t, out, t);
+    // The input of a product: all rows, made here if they are replicated; else those that the stage before has made.
+    template <class Make>
+    Activations rows(size_t count, size_t width, Make&& make) const {
+        if (!plan_.replicated_rows) return plan_.shared.with_width(width);
+        const Activations out = plan_.own[member_].with_width(width);
+        for (size_t t = 0; t < count; ++t) make(out, t);
         return out;
     }
 
-    // body(i, next) for this member's panels of a sweep; next is where its reading goes on.
-    template <class Body>
-    void sweep(size_t kind, Body&& body) const {
-        const size_t number = kind == kSweeps ? plan.m.layers.size() * kSweeps : layer * kSweeps + kind;
-        const Share part = plan.panels_of(number, member, members);
-        for (size_t i = part.first; i < part.end; ++i)
-            body(i, i + 1 < part.end ? plan.panel_at(number, i + 1) : plan.begins(number + 1, member, members));
+    // This member's part of the rows that all members read in the next stage.
+    template <class Make>
+    void share_rows(size_t count, size_t width, Make&& make) const {
+        const Activations out = plan_.shared.with_width(width);
+        const Range part = part_of(count, member_, members_);
+        for (size_t t = part.first; t < part.end; ++t) make(out, t);
     }
 
-    void project(const float* gamma) const {
-        const DecoderLayer& w = plan.m.layers[layer];
-        const Activations x = normalised(gamma, nullptr, plan.a.tokens);
-        sweep(kProject, [&](size_t i, const uint8_t* next) {
+    // rms_norm of row numbers[t] of the residual stream; of row t without numbers.
+    auto normalised(const float* gamma, const int64_t* numbers = nullptr) const {
+        return [this, gamma, numbers](const Activations& out, size_t t) {
+            const float* x = plan_.x + (numbers ? static_cast<size_t>(numbers[t]) : t) * d_.hidden;
+            const f32x16 rms = broadcast(root_mean_square(x, d_.hidden, d_.eps));
+            store_blocks(out, t, [&](size_t b) -> Block {
+                const size_t k = b * kBlockInputs;
+                return {normed(load(x + k), rms, load(gamma + k)),
+                        normed(load(x + k + kLanes), rms, load(gamma + k + kLanes))};
+            });
+        };
+    }
+
+    static auto copied(const float* values, size_t width) {
+        return [=](const Activations& out, size_t t) { store_row(out, t, values + t * width, width); };
+    }
+
+    // The attention's outputs from the states of attend_splits().
+    auto merged() const {
+        return [this](const Activations& out, size_t t) {
+            const size_t width = d_.head_dim;
+            float* row = thread_scratch(plan_.query_width + SoftmaxState::floats(width));
+            const SoftmaxState state{row + plan_.query_width, width};
+            for (size_t head = 0; head < d_.heads; ++head) {
+                state.clear();
+                for (size_t split = 0; split < plan_.splits_of(t); ++split)
+                    state.merge(plan_.states(t, split, head)[0]);
+                state.finish(nullptr, row + head * width);
+            }
+            store_row(out, t, row, plan_.query_width);
+        };
+    }
+
+    // ---- Products
+
+    // Calls body(i, next_panel) for this member's panels of the stage's sweep.
+    template <class Body>
+    void sweep(Body&& body) const {
+        const PanelSweep& panels = plan_.sweeps[stage_.sweep];
+        const Range part = plan_.panels_of(stage_.sweep, member_, members_);
+        for (size_t i = part.first; i < part.end; ++i)
+            body(i, i + 1 < part.end ? panels.panel(i + 1) : plan_.first_panel_after(stage_.sweep, member_, members_));
+    }
+
+    void project(const DecoderLayer& w, const Activations& x) const {
+        sweep([&](size_t i, const uint8_t* next_panel) {
             const size_t queries = w.query.count();
             if (i < queries)
-                times_panel(
-                    w.query, i, next, x, plan.a.tokens, [&](size_t t, float* y) { put_queries(t, i, y); },
+                multiply_panel(
+                    w.query, i, next_panel, x, a_.tokens, [&](size_t t, float* y) { store_queries(t, i, y); },
                     [&](size_t t) { return query_at(t, i); });
             else
-                times_panel(w.values_keys, i - queries, next, x, plan.a.tokens,
-                            [&](size_t t, float* y) { put_cache(t, (i - queries) * kPanelOutputs, y); });
+                multiply_panel(w.values_keys, i - queries, next_panel, x, a_.tokens,
+                               [&](size_t t, float* y) { store_in_cache(t, (i - queries) * kPanelOutputs, y); });
         });
     }
 
-    // Sixteen outputs of a head, from `column` of it on.
-    void rotate(size_t t, size_t column, float* y) const {
-        const size_t at = plan.a.positions[t] * (plan.m.width / 2) + column / 2;
-        store(y, rotate_pairs(load(y), plan.a.sin + at, plan.a.cos + at));
-    }
-
-    Bf16* query_at(size_t t, size_t panel) const { return plan.q + t * plan.queries + panel * kPanelOutputs; }
-
-    void put_queries(size_t t, size_t panel, float* y) const {
-        for (size_t i = 0; i < kPanelOutputs; i += kLanes) rotate(t, (panel * kPanelOutputs + i) % plan.m.width, y + i);
-        store_sums(query_at(t, panel), y, kPanelOutputs);
-    }
-
-    void put_cache(size_t t, size_t first, float* y) const {
-        const size_t position = plan.a.positions[t], row = position % kPagePositions, width = plan.m.width;
-        const size_t page = plan.pages_of(plan.a.sequence[t])[position / kPagePositions];
-        for (size_t i = 0; i < kPanelOutputs; i += kLanes) {
-            const size_t output = first + i, group = output / width, column = output % width;
-            const bool is_key = group >= plan.m.groups;
-            if (is_key) rotate(t, column, y + i);
-            Bf16 sixteen[kLanes];
-            store_sums(sixteen, load(y + i));
-            if (is_key) {
-                uint16_t* pair =
-                    plan.a.keys + plan.page_at(layer, page, group - plan.m.groups) + column * kPagePositions + 2 * row;
-                for (size_t c = 0; c < kLanes; c += 2, pair += 2 * kPagePositions)
-                    std::memcpy(pair, sixteen + c, 2 * sizeof(Bf16));
-            } else {
-                uint16_t* pair = plan.a.values + plan.page_at(layer, page, group) + row / 2 * 2 * width + 2 * column;
-                for (size_t c = 0; c < kLanes; ++c, pair += 2) {
-                    pair[row % 2] = sixteen[c].bits;
-                    // Read with a weight of zero until its position comes, and zero times an infinity is none.
-                    if (row % 2 == 0) pair[1] = 0;
-                }
-            }
-        }
-    }
-
-    // Heads [first, first + count) of a group, of a run of tokens.
-    Queries queries_of(const Run& run, size_t group, size_t first, size_t count) const {
-        Queries q;
-        for (size_t t = run.first; t < run.first + run.count; ++t)
-            for (size_t h = first; h < first + count; ++h, ++q.count) {
-                q.query[q.count] = plan.q + t * plan.queries + (group * plan.group_heads + h) * plan.m.width;
-                q.length[q.count] = plan.a.positions[t] + 1;
-            }
-        return q;
-    }
-
-    GroupPages pages(size_t t, size_t group) const {
-        const size_t at = plan.page_at(layer, 0, group);
-        return {plan.a.keys + at, plan.a.values + at, plan.pages_of(plan.a.sequence[t]), plan.m.width};
-    }
-
-    // body(group, first head, heads) for the heads of all groups, so many at a time as a kernel takes.
-    template <class Body>
-    void each_heads(Body&& body) const {
-        for (size_t group = 0; group < plan.m.groups; ++group)
-            for (size_t h = 0; h < plan.group_heads; h += kRows) body(group, h, std::min(kRows, plan.group_heads - h));
-    }
-
-    // Few tokens: splits are what is shared out, and added by whoever needs them.
-    void attend_splits() const {
-        size_t task = 0;
-        for (size_t t = 0; t < plan.a.tokens; ++t)
-            each_heads([&](size_t group, size_t first, size_t count) {
-                for (size_t split = 0; split < plan.splits_of(t); ++split) {
-                    if (task++ % members != member) continue;
-                    attend_split(queries_of({t, 1}, group, first, count), pages(t, group), plan.m.scale, split,
-                                 plan.partials(t, split, group * plan.group_heads + first));
-                }
-            });
-    }
-
-    Activations attended() const {
-        const Activations out = at_width(plan.own[member], plan.queries);
-        const size_t width = plan.m.width;
-        float* row = thread_scratch(plan.queries + Partial::floats(width));
-        const Partial sum{row + plan.queries, width};
-        for (size_t t = 0; t < plan.a.tokens; ++t) {
-            for (size_t head = 0; head < plan.m.heads; ++head) {
-                sum.clear();
-                for (size_t split = 0; split < plan.splits_of(t); ++split) sum.add(plan.partials(t, split, head)[0]);
-                sum.finish(nullptr, row + head * width);
-            }
-            put_row(out, t, row, plan.queries);
-        }
-        return out;
-    }
-
-    // Many tokens: runs of them are shared out, dealt in turn since later ones see more.
-    void attend_runs() const {
-        size_t task = 0;
-        for (const Run& run : plan.runs)
-            each_heads([&](size_t group, size_t first, size_t count) {
-                if (task++ % members == member) attend_run(run, group, first, count);
-            });
-    }
-
-    void attend_run(const Run& run, size_t group, size_t first, size_t count) const {
-        const Queries q = queries_of(run, group, first, count);
-        const GroupPages where = pages(run.first, group);
-        const size_t width = plan.m.width, splits = plan.splits_of(run.first + run.count - 1);
-        const Partials partials{thread_scratch(Partials::floats(splits * q.count, width)), width};
-        for (size_t split = 0; split < splits; ++split)
-            attend_split(q, where, plan.m.scale, split, partials.from(split * q.count));
-        for (size_t r = 0; r < q.count; ++r) {
-            const size_t t = run.first + r / count, head = group * plan.group_heads + first + r % count;
-            for (size_t split = 1; split < plan.splits_of(t); ++split) partials[r].add(partials[split * q.count + r]);
-            partials[r].finish(nullptr, plan.attended + t * plan.queries + head * width);
-        }
-    }
-
-    void round_shared(const float* rows, size_t width) const {
-        const Activations out = at_width(plan.shared, width);
-        const Share part = share(plan.a.tokens);
-        for (size_t t = part.first; t < part.end; ++t) put_row(out, t, rows + t * width, width);
-    }
-
-    void add_product(Sweep kind, const Activations& x) const {
-        const DecoderLayer& layer_weights = plan.m.layers[layer];
-        const Panels& w = kind == kOutput ? layer_weights.output : layer_weights.down;
-        sweep(kind, [&](size_t i, const uint8_t* next) {
-            const auto row = [&](size_t t) { return plan.x + t * plan.m.hidden + i * kPanelOutputs; };
+    void add_product(const LinearPanelWeight& w, const Activations& x) const {
+        sweep([&](size_t i, const uint8_t* next_panel) {
+            const auto row = [&](size_t t) { return plan_.x + t * d_.hidden + i * kPanelOutputs; };
             const auto add = [&](size_t t, const float* y) {
                 for (size_t j = 0; j < kPanelOutputs; j += kLanes) store(row(t) + j, load(row(t) + j) + load(y + j));
             };
-            times_panel(w, i, next, x, plan.a.tokens, add, row);
+            multiply_panel(w, i, next_panel, x, a_.tokens, add, row);
         });
     }
 
-    void gate_up(const float* gamma) const {
-        const DecoderLayer& w = plan.m.layers[layer];
-        const Activations x = normalised(gamma, nullptr, plan.a.tokens);
-        sweep(kGateUp, [&](size_t i, const uint8_t* next) {
+    void gate_up(const DecoderLayer& w, const Activations& x) const {
+        sweep([&](size_t i, const uint8_t* next_panel) {
             alignas(64) float gate[kTileTokens][kPanelOutputs], up[kTileTokens][kPanelOutputs];
-            const auto row = [&](size_t t) { return plan.gated + t * plan.m.feed_forward + i * kPanelOutputs; };
-            each_tile(plan.a.tokens, [&](size_t first, size_t count) {
+            const auto row = [&](size_t t) { return plan_.gated + t * d_.feed_forward + i * kPanelOutputs; };
+            each_tile(a_.tokens, [&](size_t first, size_t count) {
                 const bool once = first == 0;
-                ask_for_outputs(first, count, row);
+                prefetch_outputs(first, count, row);
                 panel_tile(w.gate.format, w.gate.blocks(), w.gate.panel(i), once ? w.up.panel(i) : nullptr, x, first,
                            count, gate);
-                panel_tile(w.up.format, w.up.blocks(), w.up.panel(i), once ? next : nullptr, x, first, count, up);
+                panel_tile(w.up.format, w.up.blocks(), w.up.panel(i), once ? next_panel : nullptr, x, first, count, up);
                 for (size_t t = 0; t < count; ++t)
                     for (size_t j = 0; j < kPanelOutputs; j += kLanes)
                         store(row(first + t) + j, gated(load(gate[t] + j), load(up[t] + j)));
@@ -249,35 +122,172 @@ struct Member {
         });
     }
 
-    Activations rounded() const {
-        const size_t width = plan.m.feed_forward;
-        const Activations out = at_width(plan.own[member], width);
-        for (size_t t = 0; t < plan.a.tokens; ++t) put_row(out, t, plan.gated + t * width, width);
-        return out;
-    }
-
-    void logits() const {
-        const Panels& w = plan.m.logits;
-        const Activations x = normalised(plan.m.norm, plan.a.wanted, plan.a.rows);
-        sweep(kSweeps, [&](size_t i, const uint8_t* next) {
+    void logits(const Activations& x) const {
+        const LinearPanelWeight& w = d_.logits;
+        sweep([&](size_t i, const uint8_t* next_panel) {
             const size_t first = i * kPanelOutputs, count = std::min(kPanelOutputs, w.out - first);
-            times_panel(w, i, next, x, plan.a.rows, [&](size_t r, const float* y) {
-                std::memcpy(plan.a.logits + r * w.out + first, y, count * sizeof(float));
+            multiply_panel(w, i, next_panel, x, a_.rows, [&](size_t r, const float* y) {
+                std::memcpy(a_.logits + r * w.out + first, y, count * sizeof(float));
             });
         });
     }
+
+    // ---- Queries, keys and values
+
+    // Rotates sixteen outputs of a head, from `column` of it on, by the position of token t.
+    void rotate(size_t t, size_t column, float* y) const {
+        const size_t at = a_.positions[t] * (d_.head_dim / 2) + column / 2;
+        store(y, rotate_pairs(load(y), a_.sin + at, a_.cos + at));
+    }
+
+    Bf16* query_at(size_t t, size_t panel) const { return plan_.q + t * plan_.query_width + panel * kPanelOutputs; }
+
+    void store_queries(size_t t, size_t panel, float* y) const {
+        for (size_t i = 0; i < kPanelOutputs; i += kLanes) rotate(t, (panel * kPanelOutputs + i) % d_.head_dim, y + i);
+        store_sums(query_at(t, panel), y, kPanelOutputs);
+    }
+
+    // Outputs [first, first + kPanelOutputs) of values_keys, sixteen at a time: all of one head.
+    void store_in_cache(size_t t, size_t first, float* y) const {
+        const size_t position = a_.positions[t], row = position % kPagePositions;
+        const size_t page = plan_.page_table_of(t)[position / kPagePositions];
+        for (size_t i = 0; i < kPanelOutputs; i += kLanes) {
+            const size_t output = first + i, head = output / d_.head_dim, column = output % d_.head_dim;
+            const bool is_key = head >= d_.kv_heads;
+            if (is_key) rotate(t, column, y + i);
+            Bf16 sixteen[kLanes];
+            store_sums(sixteen, load(y + i));
+            if (is_key)
+                store_key(plan_.page_offset(stage_.layer_number, page, head - d_.kv_heads), row, column, sixteen);
+            else
+                store_value(plan_.page_offset(stage_.layer_number, page, head), row, column, sixteen);
+        }
+    }
+
+    void store_key(size_t page_offset, size_t row, size_t column, const Bf16* sixteen) const {
+        uint16_t* pair = a_.keys + page_offset + column * kPagePositions + 2 * row;
+        for (size_t c = 0; c < kLanes; c += 2, pair += 2 * kPagePositions)
+            std::memcpy(pair, sixteen + c, 2 * sizeof(Bf16));
+    }
+
+    void store_value(size_t page_offset, size_t row, size_t column, const Bf16* sixteen) const {
+        uint16_t* pair = a_.values + page_offset + row / 2 * 2 * d_.head_dim + 2 * column;
+        for (size_t c = 0; c < kLanes; ++c, pair += 2) {
+            pair[row % 2] = sixteen[c].bits;
+            // Pairs are multiplied whole: until the next position is written, its weight is zero, and zero times a
+            // leftover infinity would be NaN.
+            if (row % 2 == 0) pair[1] = 0;
+        }
+    }
+
+    // ---- Attention
+
+    // Query heads [first, first + count) of a key-value head, for the tokens of a run.
+    Queries queries_of(const TokenRun& run, size_t kv_head, size_t first, size_t count) const {
+        Queries q;
+        for (size_t t = run.first; t < run.first + run.count; ++t)
+            for (size_t h = first; h < first + count; ++h, ++q.count) {
+                const size_t head = kv_head * plan_.heads_per_kv_head + h;
+                q.query[q.count] = plan_.q + t * plan_.query_width + head * d_.head_dim;
+                q.length[q.count] = a_.positions[t] + 1;
+            }
+        return q;
+    }
+
+    HeadPages pages(size_t t, size_t kv_head) const {
+        const size_t at = plan_.page_offset(stage_.layer_number, 0, kv_head);
+        return {a_.keys + at, a_.values + at, plan_.page_table_of(t), d_.head_dim};
+    }
+
+    // Calls body(kv_head, first, count) for query heads [first, first + count) of each key-value head, at most
+    // kMaxQueries at a time.
+    template <class Body>
+    void each_heads(Body&& body) const {
+        for (size_t kv_head = 0; kv_head < d_.kv_heads; ++kv_head)
+            for (size_t h = 0; h < plan_.heads_per_kv_head; h += kMaxQueries)
+                body(kv_head, h, std::min(kMaxQueries, plan_.heads_per_kv_head - h));
+    }
+
+    // Few tokens: the members share the splits of each; every member merges all of them for itself in the next stage.
+    void attend_splits() const {
+        size_t task = 0;
+        for (size_t t = 0; t < a_.tokens; ++t)
+            each_heads([&](size_t kv_head, size_t first, size_t count) {
+                for (size_t split = 0; split < plan_.splits_of(t); ++split) {
+                    if (task++ % members_ != member_) continue;
+                    attend_split(queries_of({t, 1}, kv_head, first, count), pages(t, kv_head), d_.scale, split,
+                                 plan_.states(t, split, kv_head * plan_.heads_per_kv_head + first));
+                }
+            });
+    }
+
+    // Many tokens: the members share runs of them. Each takes every members_-th one, since later ones see more keys.
+    void attend_runs() const {
+        size_t task = 0;
+        for (const TokenRun& run : plan_.runs)
+            each_heads([&](size_t kv_head, size_t first, size_t count) {
+                if (task++ % members_ == member_) attend_run(run, kv_head, first, count);
+            });
+    }
+
+    void attend_run(const TokenRun& run, size_t kv_head, size_t first, size_t count) const {
+        const Queries q = queries_of(run, kv_head, first, count);
+        const HeadPages where = pages(run.first, kv_head);
+        const size_t width = d_.head_dim, splits = plan_.splits_of(run.first + run.count - 1);
+        const SoftmaxStates states{thread_scratch(SoftmaxStates::floats(splits * q.count, width)), width};
+        for (size_t split = 0; split < splits; ++split)
+            attend_split(q, where, d_.scale, split, states.from(split * q.count));
+        for (size_t r = 0; r < q.count; ++r) {
+            const size_t t = run.first + r / count, head = kv_head * plan_.heads_per_kv_head + first + r % count;
+            for (size_t split = 1; split < plan_.splits_of(t); ++split) states[r].merge(states[split * q.count + r]);
+            states[r].finish(nullptr, plan_.attended + t * plan_.query_width + head * width);
+        }
+    }
+
+    const Plan& plan_;
+    const DecoderForward& a_;
+    const Decoder& d_;
+    const Stage& stage_;
+    const size_t member_, members_;
 };
+
+void StagePart::run() const {
+    const DecoderLayer* w = stage_.layer;
+    switch (stage_.kind) {
+        case StageKind::attention_rows:
+            return share_rows(a_.tokens, d_.hidden, normalised(w->attention_norm));
+        case StageKind::project:
+            return project(*w, rows(a_.tokens, d_.hidden, normalised(w->attention_norm)));
+        case StageKind::attend:
+            return plan_.replicated_rows ? attend_splits() : attend_runs();
+        case StageKind::attended_rows:
+            return share_rows(a_.tokens, plan_.query_width, copied(plan_.attended, plan_.query_width));
+        case StageKind::add_output:
+            return add_product(w->output, rows(a_.tokens, plan_.query_width, merged()));
+        case StageKind::ffn_rows:
+            return share_rows(a_.tokens, d_.hidden, normalised(w->ffn_norm));
+        case StageKind::gate_up:
+            return gate_up(*w, rows(a_.tokens, d_.hidden, normalised(w->ffn_norm)));
+        case StageKind::gated_rows:
+            return share_rows(a_.tokens, d_.feed_forward, copied(plan_.gated, d_.feed_forward));
+        case StageKind::add_down:
+            return add_product(w->down, rows(a_.tokens, d_.feed_forward, copied(plan_.gated, d_.feed_forward)));
+        case StageKind::logits_rows:
+            return share_rows(a_.rows, d_.hidden, normalised(d_.norm, a_.wanted));
+        case StageKind::logits:
+            return logits(rows(a_.rows, d_.hidden, normalised(d_.norm, a_.wanted)));
+    }
+}
 
 }  // namespace
 
 void decoder_forward(const DecoderForward& a) {
-    static thread_local Storage arena;
-    arena.reset();
-    const Plan plan(a, arena);
-    const Rows& w = a.decoder->embedding;
-    take_rows({w.data, w.stride, w.in, w.format, a.ids, a.tokens, plan.x});
+    static thread_local Buffers buffers;
+    buffers.reset();
+    const Plan plan(a, buffers);
+    gather_rows({a.decoder->embedding, a.ids, a.tokens, plan.x});
     parallel_stages(plan.stages.size(), a.threads, [&](size_t stage, size_t member, size_t members) {
-        Member{plan, plan.stages[stage].layer, member, members}.work(plan.stages[stage].work);
+        StagePart(plan, plan.stages[stage], member, members).run();
     });
 }
 

@@ -1,49 +1,61 @@
-// One step of a decoder of grouped-query heads: tokens of any sequences in, logits out.
+// One step of a decoder with grouped-query attention: tokens of any sequences in, logits out. One call of the core, so
+// that the threads meet between two stages of a layer instead of in Python.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <vector>
 
+#include "attention/kv_page.h"
 #include "core/isa.h"
 #include "linear/linear_panels.h"
 
 namespace decodestep {
 
-constexpr size_t kPagePositions = 16;  // of a sequence, in a page of the cache
-
 struct DecoderLayer {
     const float *attention_norm, *ffn_norm;  // [hidden]
-    Panels query;                            // heads * width outputs, rope pairs side by side
-    Panels values_keys;                      // groups * width outputs of values, then as many of keys, like the queries
-    Panels output, gate, up, down;
+    LinearPanelWeight query;                 // hidden to heads * head_dim; the two values of a rope pair side by side
+    LinearPanelWeight
+        values_keys;  // hidden to kv_heads * head_dim values, then as many keys, in pairs like the queries
+    LinearPanelWeight output, gate, up, down;
 };
 
-// Inputs and outputs of weights are multiples of 32, but for the vocabulary; `width` is a multiple of 16.
+// heads is a multiple of kv_heads, head_dim of 16; hidden, feed_forward and heads * head_dim are multiples of 32.
 struct Decoder {
-    size_t hidden, heads, groups, width, feed_forward;
-    float eps, scale;
+    size_t hidden, heads, kv_heads, head_dim, feed_forward;
+    float eps, scale;  // of the norms; of the attention scores
     std::vector<DecoderLayer> layers;
-    const float* norm;
-    Panels logits;
-    Rows embedding;
+    const float* norm;         // [hidden]
+    LinearPanelWeight logits;  // hidden to vocabulary
+    RowWeight embedding;       // [vocabulary, hidden]
 };
 
-// For each token the layers compute, from its row x of the residual stream, and its position:
-//   h = rms_norm(x, attention_norm);  q, k, v = h W;  q and k rotated;  all three as bfloat16;  k and v join the cache
-//   x += attention(q, cache up to the position) W_o
-//   h = rms_norm(x, ffn_norm);  x += swiglu(h W_gate, h W_up) W_down
-// and logits = rms_norm(x, norm) W for the tokens in `wanted`. The bits of a token depend on its own sequence alone.
+// For each token, with x its row of the residual stream, first the embedding:
+//   in every layer
+//     h = rms_norm(x, attention_norm);  q, v, k = h W_query, h W_values_keys;  q and k rotated by the position
+//     q, k and v rounded to bfloat16;  k and v written to the cache at the token's position
+//     x += attention(q, positions 0 to the token's own of its sequence) W_output
+//     h = rms_norm(x, ffn_norm);  x += swiglu(h W_gate, h W_up) W_down
+//   logits = rms_norm(x, norm) W_logits, for the tokens in `wanted`
+// Products are those of linear_panels.h: activations are quantised where the weight's format says so. Attention is that
+// of attention/group_attention.h.
+//
+// Layout of the cache, pages of every layer, bfloat16:
+//   keys [layers, kv_heads, pages, head_dim / 2, 16, 2]: the two columns of a pair are innermost, then the position
+//   values [layers, kv_heads, pages, 8, head_dim, 2]: the two positions of a pair are innermost, then the column
+// Reads the cache at positions before a token's own; these are written by earlier calls or by the same one.
+// Writes the cache at the tokens' positions. Writing an even position p also zeroes the value (not the key) at p + 1,
+// so what a page held before cannot spread: a position must be written after the ones before it. NaN: stays within its
+// own sequence. Determinism: a token's bits depend on its own sequence alone, not on the other tokens of the call, on
+// how a prompt is cut into calls, or on the thread count.
 struct DecoderForward {
     const Decoder* decoder;
     size_t tokens;
     const int64_t *ids, *sequence, *positions;  // [tokens]
-    const float *sin, *cos;                     // [positions, width / 2]
-    // Pages of every layer, bfloat16: keys [layers, groups, pages, width / 2, 16, 2], the position between the columns
-    // of a pair; values [layers, groups, pages, 8, width, 2], the column between the positions of a pair.
+    const float *sin, *cos;                     // [positions, head_dim / 2]
     uint16_t *keys, *values;
     size_t pages;
-    const int64_t* page_table;  // [sequences, table_width]
+    const int64_t* page_table;  // [sequences, table_width]: the page of positions 16 i to 16 i + 15
     size_t table_width;
     const int64_t* wanted;  // [rows]: numbers of tokens
     size_t rows;

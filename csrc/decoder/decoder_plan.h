@@ -1,4 +1,4 @@
-// How a step of the decoder is cut into stages, and where it keeps what they hand on.
+// The stages of a decoder's step, and the memory in which one stage leaves what the next one reads.
 #pragma once
 
 #include <algorithm>
@@ -10,32 +10,46 @@
 
 namespace decodestep::DECODESTEP_ISA {
 
-// What a step is made of. With few tokens every member of the team makes all rows that products read for itself, which
-// takes less than waiting for each other; with many they share that out too.
-enum class Work {
-    norm_in,
-    project,
+// What a stage does. Stages run one after another: every member of the team of threads does its part of a stage, then
+// waits for the others. The stages named after rows make the activations that the product after them reads.
+enum class StageKind {
+    attention_rows,  // x normalised
+    project,         // queries; keys and values to the cache
     attend,
-    round_attended,
-    output,
-    norm_between,
-    gate_up,
-    round_gated,
-    down,
-    norm_out,
-    logits
+    attended_rows,  // the attention's outputs
+    add_output,     // x += attended W_output
+    ffn_rows,       // x normalised
+    gate_up,        // swiglu of two products
+    gated_rows,     // the swiglu's outputs
+    add_down,       // x += gated W_down
+    logits_rows,    // x of the wanted tokens normalised
+    logits,
 };
-constexpr Work kFewTokensLayer[] = {Work::project, Work::attend, Work::output, Work::gate_up, Work::down};
-constexpr Work kManyTokensLayer[] = {Work::norm_in,        Work::project,     Work::attend,
-                                     Work::round_attended, Work::output,      Work::norm_between,
-                                     Work::gate_up,        Work::round_gated, Work::down};
-constexpr size_t kFewTokens = 4;
 
-// The products of a layer, in the order in which a step reads their weights.
-enum Sweep : size_t { kProject, kOutput, kGateUp, kDown, kSweeps };
+struct Stage {
+    StageKind kind;
+    const DecoderLayer* layer;  // null after the last layer
+    size_t layer_number;
+    size_t sweep;  // of a product: the number of its PanelSweep
+};
 
-// Float buffers that a thread keeps from one step to the next.
-class Storage {
+// The panels that one product reads, in the order of reading: those of one weight, or of two.
+struct PanelSweep {
+    const LinearPanelWeight *first, *second = nullptr;
+
+    size_t count() const { return first->count() + (second ? second->count() : 0); }
+    const uint8_t* panel(size_t i) const {
+        return i < first->count() || !second ? first->panel(i) : second->panel(i - first->count());
+    }
+};
+
+// Up to so many tokens, every member of the team makes all activation rows for itself: that takes less time than
+// another stage to share them would.
+constexpr size_t kMaxReplicatedTokens = 4;
+
+// Float buffers that a thread keeps from one step to the next. The first take() after a reset() gives the first buffer
+// again, and so on.
+class Buffers {
   public:
     void reset() { used_ = 0; }
     float* take(size_t floats) {
@@ -54,121 +68,78 @@ class Storage {
     size_t used_ = 0;
 };
 
-// Tokens that follow each other in one sequence: their queries see nearly the same keys.
-struct Run {
+// Adjacent tokens of one sequence, whose queries see nearly the same keys.
+struct TokenRun {
     size_t first, count;
 };
 
-struct Share {
+struct Range {
     size_t first, end;
 };
 
-// The part of so many units that is one member's of a team.
-inline Share share_of(size_t units, size_t member, size_t members) {
+// The part of `units` that is one member's.
+inline Range part_of(size_t units, size_t member, size_t members) {
     return {units * member / members, units * (member + 1) / members};
 }
 
-struct Stage {
-    Work work;
-    size_t layer;
-};
-
-// What the members of a team know of a step. `few`: the activations that products read are in own[member], else in
-// shared.
+// What every member of the team knows of a step.
 class Plan {
   public:
-    Plan(const DecoderForward& step, Storage& arena)
+    Plan(const DecoderForward& step, Buffers& buffers)
         : a(step),
-          m(*step.decoder),
-          few(step.tokens <= kFewTokens && step.rows <= kFewTokens),
-          queries(m.heads * m.width),
-          group_heads(m.heads / m.groups) {
-        bool values = false, bytes = false;
-        const auto reads = [&](const Panels& w) { (reads_bytes(w.format) ? bytes : values) = true; };
-        for (const auto& layer : m.layers)
-            for (const Panels* w :
-                 {&layer.query, &layer.values_keys, &layer.output, &layer.gate, &layer.up, &layer.down})
-                reads(*w);
-        reads(m.logits);
-        x = arena.take(a.tokens * m.hidden);
-        q = reinterpret_cast<Bf16*>(arena.take(a.tokens * queries / 2));
-        gated = arena.take(a.tokens * m.feed_forward);
-        const size_t widest = std::max({m.hidden, queries, m.feed_forward});
-        if (few) {
-            for (int i = 0; i < a.threads; ++i) own.push_back(arena.activations(kFewTokens, widest, values, bytes));
-            for (size_t t = 0; t < a.tokens; ++t) most_splits_ = std::max(most_splits_, splits_of(t));
-            partials_ = {arena.take(Partials::floats(a.tokens * most_splits_ * m.heads, m.width)), m.width};
-        } else {
-            shared = arena.activations(std::max(a.tokens, a.rows), widest, values, bytes);
-            attended = arena.take(a.tokens * queries);
-        }
+          d(*step.decoder),
+          replicated_rows(step.tokens <= kMaxReplicatedTokens && step.rows <= kMaxReplicatedTokens),
+          query_width(d.heads * d.head_dim),
+          heads_per_kv_head(d.heads / d.kv_heads) {
         find_runs();
-        list_stages();
+        for (size_t number = 0; number < d.layers.size(); ++number) list_layer(number);
+        if (a.rows > 0) list_logits();
+        take_memory(buffers);
     }
 
     size_t splits_of(size_t t) const { return key_splits(a.positions[t] + 1); }
-    const int64_t* pages_of(size_t sequence) const { return a.page_table + sequence * a.table_width; }
-    size_t page_at(size_t layer, size_t page, size_t group) const {
-        return ((layer * m.groups + group) * a.pages + page) * m.width * kPagePositions;
+
+    // Where keys or values of a page lie, in values from the beginning of the cache.
+    size_t page_offset(size_t layer, size_t page, size_t kv_head) const {
+        return ((layer * d.kv_heads + kv_head) * a.pages + page) * d.head_dim * kPagePositions;
     }
-    Partials partials(size_t t, size_t split, size_t head) const {
-        return partials_.from((t * most_splits_ + split) * m.heads + head);
+    const int64_t* page_table_of(size_t t) const { return a.page_table + a.sequence[t] * a.table_width; }
+
+    // With replicated_rows: the states of token t after one split, for the query heads from `head` on.
+    SoftmaxStates states(size_t t, size_t split, size_t head) const {
+        return states_.from((t * most_splits_ + split) * d.heads + head);
     }
 
-    // Sweeps are numbered through the layers; behind them comes that of the logits, then the next step's first.
-    size_t panels_in(size_t number) const {
-        if (number == m.layers.size() * kSweeps) return m.logits.count();
-        const DecoderLayer& w = m.layers[number / kSweeps];
-        switch (number % kSweeps) {
-            case kProject:
-                return w.query.count() + w.values_keys.count();
-            case kOutput:
-                return w.output.count();
-            case kGateUp:
-                return w.gate.count();
-            default:
-                return w.down.count();
-        }
+    Range panels_of(size_t sweep, size_t member, size_t members) const {
+        return part_of(sweeps[sweep].count(), member, members);
     }
 
-    const uint8_t* panel_at(size_t number, size_t i) const {
-        if (number == m.layers.size() * kSweeps) return m.logits.panel(i);
-        const DecoderLayer& w = m.layers[number / kSweeps];
-        switch (number % kSweeps) {
-            case kProject:
-                return i < w.query.count() ? w.query.panel(i) : w.values_keys.panel(i - w.query.count());
-            case kOutput:
-                return w.output.panel(i);
-            case kGateUp:
-                return w.gate.panel(i);
-            default:
-                return w.down.panel(i);
-        }
-    }
-
-    Share panels_of(size_t number, size_t member, size_t members) const {
-        return share_of(panels_in(number), member, members);
-    }
-
-    const uint8_t* begins(size_t number, size_t member, size_t members) const {
-        if (number > m.layers.size() * kSweeps) number = 0;
-        return panel_at(number, panels_of(number, member, members).first);
+    // The panel that a member reads first after a sweep: of the next one, or of the next step's first one.
+    const uint8_t* first_panel_after(size_t sweep, size_t member, size_t members) const {
+        const size_t next = sweep + 1 < sweeps.size() ? sweep + 1 : 0;
+        return sweeps[next].panel(panels_of(next, member, members).first);
     }
 
     const DecoderForward& a;
-    const Decoder& m;
-    const bool few;
-    const size_t queries, group_heads;  // values of all queries of a token; heads of a group
-    float *x = nullptr, *attended = nullptr, *gated = nullptr;
-    Bf16* q = nullptr;
-    Activations shared;
-    std::vector<Activations> own;
-    std::vector<Run> runs;
+    const Decoder& d;
+    const bool replicated_rows;
+    const size_t query_width;        // values of all queries of a token
+    const size_t heads_per_kv_head;  // query heads that share a key-value head
     std::vector<Stage> stages;
+    std::vector<PanelSweep> sweeps;
+    std::vector<TokenRun> runs;
+
+    float* x = nullptr;            // [tokens, hidden]
+    Bf16* q = nullptr;             // [tokens, query_width]
+    float* gated = nullptr;        // [tokens, feed_forward]
+    float* attended = nullptr;     // [tokens, query_width]; only without replicated_rows
+    Activations shared;            // the rows that a product reads, without replicated_rows
+    std::vector<Activations> own;  // the same for each member, with replicated_rows
 
   private:
+    // Tokens in runs of which one kernel call takes all queries of a key-value head.
     void find_runs() {
-        const size_t longest = std::max<size_t>(1, kRows / group_heads);
+        const size_t longest = std::max<size_t>(1, kMaxQueries / heads_per_kv_head);
         for (size_t t = 0; t < a.tokens; ++t) {
             const bool follows =
                 t > 0 && a.sequence[t] == a.sequence[t - 1] && a.positions[t] == a.positions[t - 1] + 1;
@@ -179,19 +150,59 @@ class Plan {
         }
     }
 
-    void list_stages() {
-        const auto add = [&](const auto& works, size_t layer) {
-            for (const Work work : works) stages.push_back({work, layer});
+    void list_layer(size_t number) {
+        const DecoderLayer& w = d.layers[number];
+        const auto stage = [&](StageKind kind) { stages.push_back({kind, &w, number, 0}); };
+        const auto rows = [&](StageKind kind) {
+            if (!replicated_rows) stage(kind);
         };
-        for (size_t layer = 0; layer < m.layers.size(); ++layer)
-            few ? add(kFewTokensLayer, layer) : add(kManyTokensLayer, layer);
-        if (a.rows == 0) return;
-        if (!few) stages.push_back({Work::norm_out, 0});
-        stages.push_back({Work::logits, 0});
+        const auto product = [&](StageKind kind, PanelSweep panels) {
+            stages.push_back({kind, &w, number, sweeps.size()});
+            sweeps.push_back(panels);
+        };
+        rows(StageKind::attention_rows);
+        product(StageKind::project, {&w.query, &w.values_keys});
+        stage(StageKind::attend);
+        rows(StageKind::attended_rows);
+        product(StageKind::add_output, {&w.output});
+        rows(StageKind::ffn_rows);
+        product(StageKind::gate_up, {&w.gate});  // which reads panel i of `up` after panel i of `gate`
+        rows(StageKind::gated_rows);
+        product(StageKind::add_down, {&w.down});
+    }
+
+    void list_logits() {
+        if (!replicated_rows) stages.push_back({StageKind::logits_rows, nullptr, 0, 0});
+        stages.push_back({StageKind::logits, nullptr, 0, sweeps.size()});
+        sweeps.push_back({&d.logits});
+    }
+
+    void take_memory(Buffers& buffers) {
+        bool as_values = false, as_bytes = false;
+        const auto note = [&](const LinearPanelWeight& w) {
+            (quantises_activations(w.format) ? as_bytes : as_values) = true;
+        };
+        for (const DecoderLayer& w : d.layers)
+            for (const auto* weight : {&w.query, &w.values_keys, &w.output, &w.gate, &w.up, &w.down}) note(*weight);
+        note(d.logits);
+        x = buffers.take(a.tokens * d.hidden);
+        q = reinterpret_cast<Bf16*>(buffers.take(a.tokens * query_width / 2));
+        gated = buffers.take(a.tokens * d.feed_forward);
+        const size_t widest = std::max({d.hidden, query_width, d.feed_forward});
+        if (replicated_rows) {
+            for (int i = 0; i < a.threads; ++i)
+                own.push_back(buffers.activations(kMaxReplicatedTokens, widest, as_values, as_bytes));
+            for (size_t t = 0; t < a.tokens; ++t) most_splits_ = std::max(most_splits_, splits_of(t));
+            const size_t count = a.tokens * most_splits_ * d.heads;
+            states_ = {buffers.take(SoftmaxStates::floats(count, d.head_dim)), d.head_dim};
+        } else {
+            shared = buffers.activations(std::max(a.tokens, a.rows), widest, as_values, as_bytes);
+            attended = buffers.take(a.tokens * query_width);
+        }
     }
 
     size_t most_splits_ = 0;
-    Partials partials_{};
+    SoftmaxStates states_{};
 };
 
 }  // namespace decodestep::DECODESTEP_ISA

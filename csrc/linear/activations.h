@@ -1,7 +1,11 @@
-// Activations as products with panels read them: bytes with a scale for each 32 values, or float32.
+// Activations in the form in which products with panels read them: as int8 with a scale for each block of 32 values, or
+// as float32.
 //
-// An outlier costs the other values of its block their precision, and most of the error of a row comes from the few
-// blocks that hold one. So what rounding leaves of a row's coarsest block is kept as bytes too.
+// An outlier takes the precision of the other values of its block, and most of the error of a row comes from the few
+// blocks that hold one. So the residual (value - quantised value) of the row's block with the largest scale is
+// quantised and multiplied too.
+//
+// NaN: its block gets the scale NaN, so every result of the row is NaN. Determinism: a row depends on its own values.
 #pragma once
 
 #include <algorithm>
@@ -11,23 +15,26 @@
 
 namespace decodestep::DECODESTEP_ISA {
 
-// Blocks of 32 bytes, and of each block the value of a unit and the sum of the bytes.
-struct ByteBlocks {
+// Blocks of 32 values, value = scale * byte, and the sum of each block's bytes.
+struct QuantisedBlocks {
     int8_t* bytes = nullptr;
-    float* unit = nullptr;
+    float* scale = nullptr;
     int32_t* sum = nullptr;
 };
 
-// Tokens of `in` values, a multiple of 32. Either form may be missing: it is then neither written nor read.
+// Tokens of `in` values, a multiple of 32, in one of the forms or both. A form whose pointers are null is neither
+// written nor read.
 struct Activations {
     size_t in = 0;
-    float* values = nullptr;
-    ByteBlocks rounded{}, rest{};   // [tokens, blocks()] and [tokens]
-    int32_t* rest_block = nullptr;  // [tokens]: whose rest it is
-    float* total = nullptr;  // [tokens, blocks()]: the sum of what the bytes of a block and of its rest stand for
+    float* values = nullptr;            // [tokens, in]
+    QuantisedBlocks quantised{};        // [tokens, blocks()]
+    QuantisedBlocks residual{};         // [tokens]: what rounding leaves of one block of each token
+    int32_t* residual_block = nullptr;  // [tokens]: the number of that block
+    float* block_sum = nullptr;         // [tokens, blocks()]: sum of a block's quantised values, residual included
 
     size_t blocks() const { return in / 32; }
 
+    // Memory for both forms or one: a block of 32 is 8 floats of bytes, a scale, a sum and a block_sum.
     static size_t floats(size_t tokens, size_t in, bool as_values, bool as_bytes) {
         const Activations x{.in = in};
         return tokens * ((as_values ? in : 0) + (as_bytes ? 11 * x.blocks() + 11 : 0));
@@ -35,83 +42,93 @@ struct Activations {
     // space: of floats(...) floats.
     static Activations in_space(float* space, size_t tokens, size_t in, bool as_values, bool as_bytes) {
         Activations x{.in = in};
-        const auto take = [&](size_t floats) {
+        const auto take = [&](size_t floats_per_token) {
             float* taken = space;
-            space += tokens * floats;
+            space += tokens * floats_per_token;
             return taken;
         };
         const auto take_blocks = [&](size_t count) {
-            return ByteBlocks{reinterpret_cast<int8_t*>(take(8 * count)), take(count),
-                              reinterpret_cast<int32_t*>(take(count))};
+            return QuantisedBlocks{reinterpret_cast<int8_t*>(take(8 * count)), take(count),
+                                   reinterpret_cast<int32_t*>(take(count))};
         };
         if (as_values) x.values = take(in);
         if (!as_bytes) return x;
-        x.rounded = take_blocks(x.blocks());
-        x.total = take(x.blocks());
-        x.rest = take_blocks(1);
-        x.rest_block = reinterpret_cast<int32_t*>(take(1));
+        x.quantised = take_blocks(x.blocks());
+        x.block_sum = take(x.blocks());
+        x.residual = take_blocks(1);
+        x.residual_block = reinterpret_cast<int32_t*>(take(1));
+        return x;
+    }
+
+    // The same memory for rows of another length, at most that of before.
+    Activations with_width(size_t width) const {
+        Activations x = *this;
+        x.in = width;
         return x;
     }
 };
 
+// 32 values.
 struct Block {
     f32x16 first, second;
 };
 
-// Rounds sixteen values in [-127, 127] to integers, and returns their sum. NaN becomes 0; the block's unit is NaN then,
-// and so is every result.
+// Rounds sixteen values in [-127, 127] to integers, ties to even; returns their sum. NaN becomes 0; the block's scale
+// is NaN then, and so is every result.
 DECODESTEP_INLINE int32_t round_to_bytes(f32x16 x, int8_t* bytes) {
     const i32x16 rounded = round_to_int(x);
     store_i8(bytes, rounded);
     return sum(rounded);
 }
 
-// Rounds 32 values to bytes, block `at`.
-DECODESTEP_INLINE void round_block(const ByteBlocks& x, size_t at, const Block& values) {
-    const float most = largest_magnitude(values.first, values.second);
-    // A block below 1e-36 has no reciprocal in float32: it counts as zeros.
-    const f32x16 inverse = broadcast(most < 1e-36f ? 0.0f : 127.0f / most);
+// Quantises 32 values: block `at`.
+DECODESTEP_INLINE void quantise_block(const QuantisedBlocks& x, size_t at, const Block& values) {
+    const float largest = largest_magnitude(values.first, values.second);
+    // A block below 1e-36 counts as zeros: 127 / largest would overflow float32.
+    const f32x16 inverse = broadcast(largest < 1e-36f ? 0.0f : 127.0f / largest);
     int8_t* bytes = x.bytes + 32 * at;
     x.sum[at] = round_to_bytes(values.first * inverse, bytes) + round_to_bytes(values.second * inverse, bytes + kLanes);
-    x.unit[at] = most / 127.0f;
+    x.scale[at] = largest / 127.0f;
 }
 
-// Puts 32 values in place, block b of token t.
-DECODESTEP_INLINE void put_block(const Activations& x, size_t t, size_t b, const Block& values) {
+// Stores block b of token t, in the forms that x has.
+DECODESTEP_INLINE void store_block(const Activations& x, size_t t, size_t b, const Block& values) {
     if (x.values) {
         store(x.values + t * x.in + 32 * b, values.first);
         store(x.values + t * x.in + 32 * b + kLanes, values.second);
     }
-    if (x.rounded.bytes) {
+    if (x.quantised.bytes) {
         const size_t at = t * x.blocks() + b;
-        round_block(x.rounded, at, values);
-        x.total[at] = x.rounded.unit[at] * static_cast<float>(x.rounded.sum[at]);
+        quantise_block(x.quantised, at, values);
+        x.block_sum[at] = x.quantised.scale[at] * static_cast<float>(x.quantised.sum[at]);
     }
 }
 
-// Puts what rounding has left of block b.
-DECODESTEP_INLINE void put_rest(const Activations& x, size_t t, size_t b, const Block& values) {
+// Stores the residual of block b, after the block itself.
+DECODESTEP_INLINE void store_residual(const Activations& x, size_t t, size_t b, const Block& values) {
     const size_t at = t * x.blocks() + b;
-    const int8_t* bytes = x.rounded.bytes + 32 * at;
-    const f32x16 unit = broadcast(x.rounded.unit[at]);
-    round_block(x.rest, t, {values.first - unit * from_i8(bytes), values.second - unit * from_i8(bytes + kLanes)});
-    x.rest_block[t] = static_cast<int32_t>(b);
-    x.total[at] += x.rest.unit[t] * static_cast<float>(x.rest.sum[t]);
+    const int8_t* bytes = x.quantised.bytes + 32 * at;
+    const f32x16 scale = broadcast(x.quantised.scale[at]);
+    quantise_block(x.residual, t,
+                   {values.first - scale * from_i8(bytes), values.second - scale * from_i8(bytes + kLanes)});
+    x.residual_block[t] = static_cast<int32_t>(b);
+    x.block_sum[at] += x.residual.scale[t] * static_cast<float>(x.residual.sum[t]);
 }
 
-// Puts a row of blocks, block(b) each.
+// Stores token t, whose block b is block(b). The function is called twice for the block that gets a residual: the first
+// one of those with the largest scale.
 template <class MakeBlock>
-DECODESTEP_INLINE void put_blocks(const Activations& x, size_t t, MakeBlock&& block) {
-    for (size_t b = 0; b < x.blocks(); ++b) put_block(x, t, b, block(b));
-    if (!x.rounded.bytes || x.blocks() == 0) return;
-    const float* units = x.rounded.unit + t * x.blocks();
-    const auto coarsest = static_cast<size_t>(std::max_element(units, units + x.blocks()) - units);
-    put_rest(x, t, coarsest, block(coarsest));
+DECODESTEP_INLINE void store_blocks(const Activations& x, size_t t, MakeBlock&& block) {
+    for (size_t b = 0; b < x.blocks(); ++b) store_block(x, t, b, block(b));
+    if (!x.quantised.bytes || x.blocks() == 0) return;
+    const float* scales = x.quantised.scale + t * x.blocks();
+    const auto coarsest = static_cast<size_t>(std::max_element(scales, scales + x.blocks()) - scales);
+    store_residual(x, t, coarsest, block(coarsest));
 }
 
-// Puts a row of `width` values, at most x.in, and zeros behind them.
-inline void put_row(const Activations& x, size_t t, const float* row, size_t width) {
-    put_blocks(x, t, [&](size_t b) -> Block {
+// Stores token t: `width` values, at most x.in, padded with zeros.
+inline void store_row(const Activations& x, size_t t, const float* row, size_t width) {
+    store_blocks(x, t, [&](size_t b) -> Block {
         const size_t left = width - 32 * b;
         if (left >= 32) return {load(row + 32 * b), load(row + 32 * b + kLanes)};
         float tail[32] = {};

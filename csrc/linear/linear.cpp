@@ -7,9 +7,9 @@
 namespace decodestep::DECODESTEP_ISA {
 namespace {
 
-constexpr size_t kBlock = 32;  // values that a format's load() yields at a time
+constexpr size_t kLoadValues = 32;  // values that a format's load() yields at a time
 
-struct F32 {
+struct F32Block {
     static constexpr size_t bytes = 128;
     static DECODESTEP_INLINE void load(const uint8_t* p, f32x16& a, f32x16& b) {
         const auto* values = reinterpret_cast<const float*>(p);
@@ -18,7 +18,7 @@ struct F32 {
     }
 };
 
-struct F16 {
+struct F16Block {
     static constexpr size_t bytes = 64;
     static DECODESTEP_INLINE void load(const uint8_t* p, f32x16& a, f32x16& b) {
         a = from_f16(p);
@@ -26,7 +26,7 @@ struct F16 {
     }
 };
 
-struct Bf16 {
+struct Bf16Block {
     static constexpr size_t bytes = 64;
     static DECODESTEP_INLINE void load(const uint8_t* p, f32x16& a, f32x16& b) {
         a = from_bf16(p);
@@ -35,7 +35,7 @@ struct Bf16 {
 };
 
 // <f16 scale> <16 bytes of nibbles>: scale * (q - 8)
-struct Q4_0 {
+struct Q4_0Block {
     static constexpr size_t bytes = 18;
     static DECODESTEP_INLINE void load(const uint8_t* p, f32x16& a, f32x16& b) {
         const f32x16 scale = broadcast_f16(p), middle = broadcast(8.0f);
@@ -46,7 +46,7 @@ struct Q4_0 {
 };
 
 // <f16 scale> <f16 minimum> <16 bytes of nibbles>: scale * q + minimum
-struct Q4_1 {
+struct Q4_1Block {
     static constexpr size_t bytes = 20;
     static DECODESTEP_INLINE void load(const uint8_t* p, f32x16& a, f32x16& b) {
         const f32x16 scale = broadcast_f16(p), minimum = broadcast_f16(p + 2);
@@ -57,7 +57,7 @@ struct Q4_1 {
 };
 
 // <f16 scale> <32 signed bytes>: scale * q
-struct Q8_0 {
+struct Q8_0Block {
     static constexpr size_t bytes = 34;
     static DECODESTEP_INLINE void load(const uint8_t* p, f32x16& a, f32x16& b) {
         const f32x16 scale = broadcast_f16(p);
@@ -66,35 +66,34 @@ struct Q8_0 {
     }
 };
 
-template <class Format>
+template <class BlockFormat>
 constexpr size_t pieces = 1;  // of 32 values in a block
-template <class Format>
-    requires requires { Format::pieces; }
-constexpr size_t pieces<Format> = Format::pieces;
+template <class BlockFormat>
+    requires requires { BlockFormat::pieces; }
+constexpr size_t pieces<BlockFormat> = BlockFormat::pieces;
 
 // Values [32 * i, 32 * i + 32) of a row.
-template <class Format>
+template <class BlockFormat>
 DECODESTEP_INLINE void load_piece(const uint8_t* row, size_t i, f32x16& a, f32x16& b) {
-    if constexpr (pieces<Format> == 1)
-        Format::load(row + i * Format::bytes, a, b);
+    if constexpr (pieces<BlockFormat> == 1)
+        BlockFormat::load(row + i * BlockFormat::bytes, a, b);
     else
-        Format::load(row + i / pieces<Format> * Format::bytes, i % pieces<Format>, a, b);
+        BlockFormat::load(row + i / pieces<BlockFormat> * BlockFormat::bytes, i % pieces<BlockFormat>, a, b);
 }
 
-// A row that does not fill its last block continues in zeros; only the dense formats have such rows.
-template <class Format>
+// The last values of a row that does not fill its last block, padded with zeros. Only rows of a dense format do that.
+template <class BlockFormat>
 DECODESTEP_INLINE void load_tail(const uint8_t* row, size_t i, size_t values, f32x16& a, f32x16& b) {
-    uint8_t block[Format::bytes] = {};
-    std::memcpy(block, row + i * Format::bytes, values * (Format::bytes / kBlock));
-    load_piece<Format>(block, 0, a, b);
+    uint8_t block[BlockFormat::bytes] = {};
+    std::memcpy(block, row + i * BlockFormat::bytes, values * (BlockFormat::bytes / kLoadValues));
+    load_piece<BlockFormat>(block, 0, a, b);
 }
 
-// How far ahead of the multiplication weights are asked for: rows are short, and the hardware loses its stride at each
-// end.
-constexpr size_t kPrefetchBytes = 4096;
+// How far ahead weights are prefetched: rows are short, and the hardware prefetcher starts anew at the end of each.
+constexpr size_t kRowPrefetchBytes = 4096;
 
 // R outputs times T tokens, one accumulator each: every weight is widened once, every activation loaded once.
-template <class Format, int R, int T>
+template <class BlockFormat, int R, int T>
 DECODESTEP_INLINE void tile(const uint8_t* w, size_t w_stride, const float* x, ptrdiff_t x_stride, size_t in, float* y,
                             ptrdiff_t y_stride) {
     f32x16 total[R][T];
@@ -102,16 +101,16 @@ DECODESTEP_INLINE void tile(const uint8_t* w, size_t w_stride, const float* x, p
     for (int r = 0; r < R; ++r)
 #pragma GCC unroll 8
         for (int t = 0; t < T; ++t) total[r][t] = broadcast(0.0f);
-    constexpr size_t bytes = Format::bytes / pieces<Format>;
-    const size_t blocks = in / kBlock, rest = in % kBlock;
+    constexpr size_t bytes = BlockFormat::bytes / pieces<BlockFormat>;
+    const size_t blocks = in / kLoadValues, rest = in % kLoadValues;
     for (size_t b = 0; b < blocks; ++b) {
         f32x16 w0[R], w1[R];
-        prefetch(w + kPrefetchBytes + b * R * bytes, R * bytes);
+        prefetch(w + kRowPrefetchBytes + b * R * bytes, R * bytes);
 #pragma GCC unroll 8
-        for (int r = 0; r < R; ++r) load_piece<Format>(w + r * w_stride, b, w0[r], w1[r]);
+        for (int r = 0; r < R; ++r) load_piece<BlockFormat>(w + r * w_stride, b, w0[r], w1[r]);
 #pragma GCC unroll 8
         for (int t = 0; t < T; ++t) {
-            const float* block = x + t * x_stride + b * kBlock;
+            const float* block = x + t * x_stride + b * kLoadValues;
             const f32x16 x0 = load(block), x1 = load(block + 16);
 #pragma GCC unroll 8
             for (int r = 0; r < R; ++r) total[r][t] = fma(w1[r], x1, fma(w0[r], x0, total[r][t]));
@@ -119,11 +118,11 @@ DECODESTEP_INLINE void tile(const uint8_t* w, size_t w_stride, const float* x, p
     }
     if (rest) {
         for (int t = 0; t < T; ++t) {
-            float block[kBlock] = {};
-            std::memcpy(block, x + t * x_stride + blocks * kBlock, rest * sizeof(float));
+            float block[kLoadValues] = {};
+            std::memcpy(block, x + t * x_stride + blocks * kLoadValues, rest * sizeof(float));
             for (int r = 0; r < R; ++r) {
                 f32x16 w0, w1;
-                load_tail<Format>(w + r * w_stride, blocks, rest, w0, w1);
+                load_tail<BlockFormat>(w + r * w_stride, blocks, rest, w0, w1);
                 total[r][t] = fma(w1, load(block + 16), fma(w0, load(block), total[r][t]));
             }
         }
@@ -135,117 +134,103 @@ DECODESTEP_INLINE void tile(const uint8_t* w, size_t w_stride, const float* x, p
 }
 
 // Eight vectors hold four accumulators beside the weights and activations.
-constexpr size_t kTileTokens = kVectorRegisters >= 32 ? 4 : 2;
-constexpr size_t kTileRows = 4 / (4 / kTileTokens);
+constexpr size_t kRowTileTokens = kVectorRegisters >= 32 ? 4 : 2;
+constexpr size_t kRowTileOutputs = 4 / (4 / kRowTileTokens);
 
-template <class Format, int R>
+// Outputs [n, n + R) of all tokens; w is the row of output n.
+template <class BlockFormat, int R>
 DECODESTEP_INLINE void all_tokens(const Linear& a, const uint8_t* w, size_t w_stride, size_t n) {
     size_t t = 0;
     const float* x = a.x;
     float* y = a.y + n;
-    for (; t + kTileTokens <= a.tokens; t += kTileTokens, x += kTileTokens * a.x_stride, y += kTileTokens * a.y_stride)
-        tile<Format, R, kTileTokens>(w, w_stride, x, a.x_stride, a.in, y, a.y_stride);
+    for (; t + kRowTileTokens <= a.tokens;
+         t += kRowTileTokens, x += kRowTileTokens * a.x_stride, y += kRowTileTokens * a.y_stride)
+        tile<BlockFormat, R, kRowTileTokens>(w, w_stride, x, a.x_stride, a.w.in, y, a.y_stride);
     for (; t < a.tokens; ++t, x += a.x_stride, y += a.y_stride)
-        tile<Format, R, 1>(w, w_stride, x, a.x_stride, a.in, y, a.y_stride);
+        tile<BlockFormat, R, 1>(w, w_stride, x, a.x_stride, a.w.in, y, a.y_stride);
 }
 
-template <class Format>
+// A row to float32.
+template <class BlockFormat>
 void widen(const uint8_t* w, size_t in, float* values) {
     f32x16 a, b;
     size_t k = 0;
-    for (; k + kBlock <= in; k += kBlock) {
-        load_piece<Format>(w, k / kBlock, a, b);
+    for (; k + kLoadValues <= in; k += kLoadValues) {
+        load_piece<BlockFormat>(w, k / kLoadValues, a, b);
         store(values + k, a);
         store(values + k + 16, b);
     }
     if (const size_t rest = in - k; rest > 0) {
-        load_tail<Format>(w, k / kBlock, rest, a, b);
-        float block[kBlock];
+        load_tail<BlockFormat>(w, k / kLoadValues, rest, a, b);
+        float block[kLoadValues];
         store(block, a);
         store(block + 16, b);
         std::memcpy(values + k, block, rest * sizeof(float));
     }
 }
 
-template <class Format>
-void rows_of(const Linear& a, size_t first, size_t last) {
+// Outputs [first, last). With several tiles of tokens a row is widened once for all of them.
+template <class BlockFormat>
+void multiply_rows(const Linear& a, size_t first, size_t last) {
+    const size_t in = a.w.in;
     size_t n = first;
-    const bool widen_once = a.tokens > kTileTokens && Format::bytes != F32::bytes;
-    float* scratch = widen_once ? thread_scratch(kTileRows * a.in) : nullptr;
-    for (; n + kTileRows <= last; n += kTileRows) {
-        const uint8_t* w = a.w + n * a.w_stride;
+    const bool widen_once = a.tokens > kRowTileTokens && BlockFormat::bytes != F32Block::bytes;
+    float* widened = widen_once ? thread_scratch(kRowTileOutputs * in) : nullptr;
+    for (; n + kRowTileOutputs <= last; n += kRowTileOutputs) {
         if (widen_once) {
-            for (size_t r = 0; r < kTileRows; ++r) widen<Format>(w + r * a.w_stride, a.in, scratch + r * a.in);
-            all_tokens<F32, kTileRows>(a, reinterpret_cast<const uint8_t*>(scratch), a.in * sizeof(float), n);
+            for (size_t r = 0; r < kRowTileOutputs; ++r) widen<BlockFormat>(a.w.row(n + r), in, widened + r * in);
+            all_tokens<F32Block, kRowTileOutputs>(a, reinterpret_cast<const uint8_t*>(widened), in * sizeof(float), n);
         } else {
-            all_tokens<Format, kTileRows>(a, w, a.w_stride, n);
+            all_tokens<BlockFormat, kRowTileOutputs>(a, a.w.row(n), a.w.stride, n);
         }
     }
-    for (; n < last; ++n) all_tokens<Format, 1>(a, a.w + n * a.w_stride, a.w_stride, n);
+    for (; n < last; ++n) all_tokens<BlockFormat, 1>(a, a.w.row(n), a.w.stride, n);
 }
 
-template <class Format>
-void linear_as(const Linear& a) {
-    // A task is about 10 microseconds of work: small enough to share out evenly, large enough to be worth claiming.
-    const size_t work = a.in * a.tokens + 1, share = (size_t{1} << 17) / work;
-    const size_t rows = share < kTileRows ? kTileRows : share / kTileRows * kTileRows;
-    parallel_for((a.out + rows - 1) / rows, a.threads, [&](size_t task) {
-        const size_t first = task * rows, last = first + rows < a.out ? first + rows : a.out;
-        rows_of<Format>(a, first, last);
-    });
-}
-
-template <class Format>
-void take_rows_as(const TakeRows& a) {
-    for (size_t i = 0; i < a.count; ++i) widen<Format>(a.w + a.ids[i] * a.w_stride, a.in, a.values + i * a.in);
+// Calls body<BlockFormat>().
+template <class Body>
+void with_format(Format format, Body&& body) {
+    switch (format) {
+        case Format::f32:
+            return body.template operator()<F32Block>();
+        case Format::f16:
+            return body.template operator()<F16Block>();
+        case Format::bf16:
+            return body.template operator()<Bf16Block>();
+        case Format::q4_0:
+            return body.template operator()<Q4_0Block>();
+        case Format::q4_1:
+            return body.template operator()<Q4_1Block>();
+        case Format::q8_0:
+            return body.template operator()<Q8_0Block>();
+        case Format::q4_k:
+            return body.template operator()<Q4_KBlock>();
+        case Format::q5_k:
+            return body.template operator()<Q5_KBlock>();
+        case Format::q6_k:
+            return body.template operator()<Q6_KBlock>();
+    }
 }
 
 }  // namespace
 
 void linear(const Linear& a) {
-    switch (a.format) {
-        case Format::f32:
-            return linear_as<F32>(a);
-        case Format::f16:
-            return linear_as<F16>(a);
-        case Format::bf16:
-            return linear_as<Bf16>(a);
-        case Format::q4_0:
-            return linear_as<Q4_0>(a);
-        case Format::q4_1:
-            return linear_as<Q4_1>(a);
-        case Format::q8_0:
-            return linear_as<Q8_0>(a);
-        case Format::q4_k:
-            return linear_as<Q4_K>(a);
-        case Format::q5_k:
-            return linear_as<Q5_K>(a);
-        case Format::q6_k:
-            return linear_as<Q6_K>(a);
-    }
+    // A task is about 10 microseconds of work: small enough to balance the threads, large enough to be worth claiming.
+    const size_t work = a.w.in * a.tokens + 1, most = (size_t{1} << 17) / work;
+    const size_t rows = most < kRowTileOutputs ? kRowTileOutputs : most / kRowTileOutputs * kRowTileOutputs;
+    with_format(a.w.format, [&]<class BlockFormat>() {
+        parallel_for((a.w.out + rows - 1) / rows, a.threads, [&](size_t task) {
+            const size_t first = task * rows, last = first + rows < a.w.out ? first + rows : a.w.out;
+            multiply_rows<BlockFormat>(a, first, last);
+        });
+    });
 }
 
-void take_rows(const TakeRows& a) {
-    switch (a.format) {
-        case Format::f32:
-            return take_rows_as<F32>(a);
-        case Format::f16:
-            return take_rows_as<F16>(a);
-        case Format::bf16:
-            return take_rows_as<Bf16>(a);
-        case Format::q4_0:
-            return take_rows_as<Q4_0>(a);
-        case Format::q4_1:
-            return take_rows_as<Q4_1>(a);
-        case Format::q8_0:
-            return take_rows_as<Q8_0>(a);
-        case Format::q4_k:
-            return take_rows_as<Q4_K>(a);
-        case Format::q5_k:
-            return take_rows_as<Q5_K>(a);
-        case Format::q6_k:
-            return take_rows_as<Q6_K>(a);
-    }
+void gather_rows(const GatherRows& a) {
+    with_format(a.w.format, [&]<class BlockFormat>() {
+        for (size_t i = 0; i < a.count; ++i)
+            widen<BlockFormat>(a.w.row(static_cast<size_t>(a.ids[i])), a.w.in, a.values + i * a.w.in);
+    });
 }
 
 }  // namespace decodestep::DECODESTEP_ISA

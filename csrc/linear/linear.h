@@ -1,4 +1,14 @@
-// y = x W for float32 x and a weight kept as rows of one output each, in a GGUF block format.
+// y = x W for float32 x and a weight kept in the rows of its file: one row per output, in a GGUF block format.
+//
+// There are three products of activations with a weight:
+//   linear (this file) reads a row as the file holds it, widens it to float32 and multiplies in float32. It needs no
+//     packing and has the accuracy of the file, so it serves `dtype="float32"` models and weights that are multiplied
+//     once. All nine formats have it.
+//   linear_panels reads a copy of the weight in panels of 32 outputs, one stream of memory, and multiplies 8-bit
+//     activations by the blocks as integers: what a decoder uses, where a weight is read at every step.
+//   prolog_panels (csrc/mla_prolog) reads panels of 64 columns with the roundings of the Ascend operator: bfloat16
+//     pairs and int8 with a scale per output, formats that no GGUF block has.
+// They share the tasks' size and the vector primitives, not the inner loops: each format needs another order of bytes.
 #pragma once
 
 #include <cstddef>
@@ -11,7 +21,7 @@ namespace decodestep {
 // The numbers are shared with src/decodestep/weights/packed.py.
 enum class Format : int { f32 = 0, f16 = 1, bf16 = 2, q4_0 = 3, q4_1 = 4, q8_0 = 5, q4_k = 6, q5_k = 7, q6_k = 8 };
 
-// Bytes of a row of `values` weights; 0 where the format does not hold rows of that length.
+// Bytes of a row of `values` weights; 0 if a row of that format cannot have that length.
 constexpr size_t row_bytes(Format format, size_t values) {
     switch (format) {
         case Format::f32:
@@ -36,21 +46,25 @@ constexpr size_t row_bytes(Format format, size_t values) {
 }
 
 // A weight: `out` rows of `in` values, `stride` bytes apart.
-struct Rows {
+struct RowWeight {
     const uint8_t* data;  // null: the weight is not given
     size_t stride, in, out;
     Format format;
+
+    const uint8_t* row(size_t n) const { return data + n * stride; }
 };
 
-// y[t, n] = sum over k of x[t, k] * w[n, k], k ascending in 16 lanes that are folded at the end: the bits of a result
-// depend neither on the other tokens and outputs of the call nor on the thread count.
+// y[t, n] = sum over k of x[t, k] * w[n, k]
+//
+// Shapes: x [tokens, w.in], y [tokens, w.out], float32; their rows may lie apart, each is contiguous.
+// NaN and infinities propagate as in IEEE arithmetic, those of a weight's scale included. w.in = 0 gives zeros.
+// Determinism: k ascends in 16 lanes that are added at the end, so an output's bits depend neither on the other tokens
+// and outputs of the call nor on the thread count.
 struct Linear {
     const float* x;
     ptrdiff_t x_stride;  // floats from one token to the next
-    size_t tokens, in, out;
-    const uint8_t* w;
-    size_t w_stride;  // bytes from one output's row to the next
-    Format format;
+    size_t tokens;
+    RowWeight w;
     float* y;
     ptrdiff_t y_stride;
     int threads;
@@ -58,16 +72,14 @@ struct Linear {
 
 DECODESTEP_KERNEL(linear, Linear)
 
-// values[i] = row `ids[i]` of the weight as float32: an embedding look-up.
-struct TakeRows {
-    const uint8_t* w;
-    size_t w_stride, in;
-    Format format;
-    const int64_t* ids;
+// values[i] = row ids[i] of the weight, widened to float32: an embedding look-up.
+struct GatherRows {
+    RowWeight w;
+    const int64_t* ids;  // [count], each in [0, w.out)
     size_t count;
-    float* values;
+    float* values;  // [count, w.in]
 };
 
-DECODESTEP_KERNEL(take_rows, TakeRows)
+DECODESTEP_KERNEL(gather_rows, GatherRows)
 
 }  // namespace decodestep

@@ -1,4 +1,9 @@
-// A weight packed for the decoder: panels of 32 outputs, each one stream of memory, read once from end to end.
+// y = x W for a weight packed in panels of 32 outputs, each one stream of memory that a product reads from end to end.
+//
+// Why beside `linear`: a decoder reads every weight at every step, so the time is that of reading memory. A panel keeps
+// the blocks of 32 outputs together, so the reads are one stream, and its order of bytes lets one instruction multiply
+// 4 inputs of 16 outputs as integers; rows would need a shuffle for each. Packing costs one pass over the weight, when
+// a model is loaded.
 #pragma once
 
 #include <cstddef>
@@ -12,10 +17,11 @@ namespace decodestep {
 constexpr size_t kPanelOutputs = 32;
 constexpr size_t kBlockInputs = 32;
 
-// Bytes of 32 outputs by 32 inputs. A panel is a row of such blocks, k ascending, zeros behind the last input and
-// output:
-//   nibbles (Q4_0, Q4_1): for j in [0, 4), for each output, bytes 4j to 4j + 3 of its block in the file: the low halves
-//       are inputs 4j.., the high halves 16 + 4j..; then the 32 scales, and for Q4_1 the 32 minima, as float16
+// Bytes of 32 outputs by 32 inputs. A panel is a row of such blocks, inputs ascending; a panel's missing outputs and
+// the last block's missing inputs are zeros:
+//   nibbles (Q4_0, Q4_1): for j in [0, 4), for each output, bytes 4j to 4j + 3 of its block in the file: the low
+//   nibbles
+//       are inputs 4j.., the high nibbles inputs 16 + 4j..; then the 32 scales, and for Q4_1 the 32 minima, as float16
 //   bytes (Q8_0): for j in [0, 8), for each output, its values 4j to 4j + 3, plus 128; then the 32 scales, as float16
 //   dense (F32, F16, BF16): for each input its 32 outputs
 constexpr size_t panel_block_bytes(Format format) {
@@ -36,13 +42,14 @@ constexpr size_t panel_block_bytes(Format format) {
     }
 }
 
-// Whether products read the activations as bytes, 32 to a scale, instead of as float32.
-constexpr bool reads_bytes(Format format) {
+// Whether products with panels of that format read the activations as int8 with a scale for each 32; else as float32.
+constexpr bool quantises_activations(Format format) {
     return format == Format::q4_0 || format == Format::q4_1 || format == Format::q8_0;
 }
 
-struct Panels {
-    const uint8_t* data;  // quickest where it begins with a line of the cache
+// A weight in panels: LinearPanels in Python.
+struct LinearPanelWeight {
+    const uint8_t* data;  // any address; fastest if it is a multiple of 64, a cache line
     size_t in, out;
     Format format;
 
@@ -52,26 +59,29 @@ struct Panels {
     const uint8_t* panel(size_t p) const { return data + p * panel_bytes(); }
 };
 
-// Packs rows as they are, or as another format: Q8_0 (scale the largest magnitude of 32 values / 127, rounded to
-// float16) or BF16 (rounded to nearest even).
+// Packs rows in their own format, or rounded to Q8_0 (scale = largest magnitude of 32 values / 127, rounded to float16)
+// or to BF16 (to nearest, ties to even).
 struct PackLinearPanels {
-    Rows rows;
+    RowWeight rows;
     Format format;
-    uint8_t* panels;  // count() * panel_bytes() of them
+    uint8_t* panels;  // count() * panel_bytes() bytes
     int threads;
 };
 
 DECODESTEP_KERNEL(pack_linear_panels, PackLinearPanels)
 
-// y[t, n] = sum over k of x[t, k] * w[n, k], in float32, over blocks of 32 inputs in ascending order. Where the format
-// has blocks of its own, so has x: each 32 values are rounded to integers in [-127, 127] times a scale, and the
-// products inside a block add up exactly; what rounding leaves of a row's coarsest block is added at the end, rounded
-// in the same way. The bits depend neither on the other tokens and outputs nor on the thread count.
+// y[t, n] = sum over k of x[t, k] * w[n, k], in float32, over blocks of 32 inputs in ascending order
+//
+// Shapes: x [tokens, w.in], y [tokens, w.out], float32; their rows may lie apart, each is contiguous.
+// If quantises_activations(w.format), x is quantised first (linear/activations.h): int8 with a scale for each 32
+// values. The products inside a block add up exactly as integers; the residual of the row's coarsest block is added
+// last. NaN: a NaN or an infinity in x makes its row of y NaN or infinite. Determinism: a row's bits depend neither on
+// the other tokens and outputs nor on the thread count.
 struct LinearPanels {
     const float* x;
-    ptrdiff_t x_stride;
+    ptrdiff_t x_stride;  // floats from one token to the next
     size_t tokens;
-    Panels w;
+    LinearPanelWeight w;
     float* y;
     ptrdiff_t y_stride;
     int threads;

@@ -1,4 +1,4 @@
-// Rows of a weight into panels; once, when a model is loaded.
+// Packs the rows of a weight into panels; done once, when a model is loaded.
 #include <vector>
 
 #include "core/parallel.h"
@@ -9,51 +9,54 @@
 namespace decodestep::DECODESTEP_ISA {
 namespace {
 
-// The 32 outputs of a panel; where the weight has no more rows, null.
+// The rows of a panel's 32 outputs; null beyond the last output of the weight.
 struct PanelRows {
     const uint8_t* row[kPanelOutputs];
 };
 
 size_t bytes_of_block(Format format) { return row_bytes(format, kBlockInputs); }
 
-// Moves four bytes of each output at a time: `groups` of them, from `offset` in its block on.
-void interleave(const PanelRows& rows, size_t at, size_t offset, size_t groups, uint8_t flip, uint8_t* out) {
+// The bytes of a block in the panel's order: for each quad (4 bytes), the quads of all outputs side by side. They begin
+// at `offset` in the block of each row that begins at byte `at`. `flip` is xored to each byte: 0x80 makes q + 128 of q.
+void interleave_quads(const PanelRows& rows, size_t at, size_t offset, size_t quads, uint8_t flip, uint8_t* out) {
     for (size_t r = 0; r < kPanelOutputs; ++r) {
         uint8_t values[kBlockInputs] = {};
-        if (rows.row[r]) std::memcpy(values, rows.row[r] + at + offset, 4 * groups);
-        for (size_t j = 0; j < groups; ++j) {
-            uint32_t four;
-            std::memcpy(&four, values + 4 * j, sizeof four);
-            four ^= flip * 0x01010101u;  // q + 128, as q's sign bit turned over
-            std::memcpy(out + 4 * kPanelOutputs * j + 4 * r, &four, sizeof four);
+        if (rows.row[r]) std::memcpy(values, rows.row[r] + at + offset, 4 * quads);
+        for (size_t j = 0; j < quads; ++j) {
+            uint32_t quad;
+            std::memcpy(&quad, values + 4 * j, sizeof quad);
+            quad ^= flip * 0x01010101u;
+            std::memcpy(out + 4 * kPanelOutputs * j + 4 * r, &quad, sizeof quad);
         }
     }
 }
 
-void halves(const PanelRows& rows, size_t at, uint8_t* out) {
+// The float16 at byte `at` of every row: scales or minima.
+void gather_f16(const PanelRows& rows, size_t at, uint8_t* out) {
     std::memset(out, 0, 2 * kPanelOutputs);
     for (size_t r = 0; r < kPanelOutputs; ++r)
         if (rows.row[r]) std::memcpy(out + 2 * r, rows.row[r] + at, 2);
 }
 
+// A panel of a format with blocks of 32, from rows in that format.
 void pack_blocks(Format format, const PanelRows& rows, size_t blocks, uint8_t* out) {
     const size_t bytes = bytes_of_block(format);
     for (size_t b = 0; b < blocks; ++b, out += panel_block_bytes(format)) {
         const size_t at = b * bytes;
         if (format == Format::q8_0) {
-            interleave(rows, at, 2, 8, 0x80, out);
-            halves(rows, at, out + 1024);
+            interleave_quads(rows, at, 2, 8, 0x80, out);
+            gather_f16(rows, at, out + 1024);
             continue;
         }
-        const bool has_least = format == Format::q4_1;
-        interleave(rows, at, has_least ? 4 : 2, 4, 0, out);
-        halves(rows, at, out + 512);
-        if (has_least) halves(rows, at + 2, out + 576);
+        const bool has_minimum = format == Format::q4_1;
+        interleave_quads(rows, at, has_minimum ? 4 : 2, 4, 0, out);
+        gather_f16(rows, at, out + 512);
+        if (has_minimum) gather_f16(rows, at + 2, out + 576);
     }
 }
 
-// A row of values to Q8_0 blocks, as the file format has them.
-void quantise_row(const float* values, size_t in, uint8_t* out) {
+// A row of values to Q8_0 blocks in the order of the file format.
+void quantise_q8_0(const float* values, size_t in, uint8_t* out) {
     for (size_t k = 0; k < in; k += kBlockInputs, out += bytes_of_block(Format::q8_0)) {
         const f32x16 first = load(values + k), second = load(values + k + kLanes);
         uint16_t scale[kLanes];
@@ -69,7 +72,8 @@ void quantise_row(const float* values, size_t in, uint8_t* out) {
     }
 }
 
-void put_dense(Format format, const float* values, size_t in, size_t r, uint8_t* out) {
+// Output r of a dense panel, from float32 values: copied or rounded to bfloat16.
+void store_output(Format format, const float* values, size_t in, size_t r, uint8_t* out) {
     for (size_t k = 0; k < in; ++k) {
         const size_t at = k * kPanelOutputs + r;
         if (format == Format::f32) {
@@ -81,45 +85,57 @@ void put_dense(Format format, const float* values, size_t in, size_t r, uint8_t*
     }
 }
 
-void put_halves(const uint8_t* row, size_t in, size_t r, uint8_t* out) {
+// Output r of a dense panel of 16-bit values, copied.
+void copy_output(const uint8_t* row, size_t in, size_t r, uint8_t* out) {
     for (size_t k = 0; k < in; ++k) std::memcpy(out + 2 * (k * kPanelOutputs + r), row + 2 * k, 2);
+}
+
+void pack_dense_panel(const PackLinearPanels& a, const PanelRows& rows, size_t first, size_t count, size_t bytes,
+                      uint8_t* out) {
+    const size_t in = a.rows.in;
+    const bool copies = a.rows.format == a.format && a.format != Format::f32;
+    std::memset(out, 0, bytes);
+    std::vector<float> values(in);
+    for (size_t r = 0; r < count; ++r) {
+        if (copies) {
+            copy_output(rows.row[r], in, r, out);
+            continue;
+        }
+        const int64_t id = static_cast<int64_t>(first + r);
+        gather_rows({a.rows, &id, 1, values.data()});
+        store_output(a.format, values.data(), in, r, out);
+    }
+}
+
+// A panel of Q8_0 from rows of another format.
+void pack_quantised_panel(const PackLinearPanels& a, size_t first, size_t count, size_t blocks, uint8_t* out) {
+    const size_t in = a.rows.in, bytes = row_bytes(a.format, in);
+    std::vector<uint8_t> quantised(count * bytes);
+    std::vector<float> values(in);
+    PanelRows rows{};
+    for (size_t r = 0; r < count; ++r) {
+        const int64_t id = static_cast<int64_t>(first + r);
+        gather_rows({a.rows, &id, 1, values.data()});
+        uint8_t* row = quantised.data() + r * bytes;
+        quantise_q8_0(values.data(), in, row);
+        rows.row[r] = row;
+    }
+    pack_blocks(a.format, rows, blocks, out);
 }
 
 }  // namespace
 
 void pack_linear_panels(const PackLinearPanels& a) {
-    const Panels w{a.panels, a.rows.in, a.rows.out, a.format};
-    const size_t in = a.rows.in;
+    const LinearPanelWeight w{a.panels, a.rows.in, a.rows.out, a.format};
     parallel_for(w.count(), a.threads, [&](size_t p) {
         uint8_t* out = a.panels + p * w.panel_bytes();
         const size_t first = p * kPanelOutputs, left = a.rows.out - first;
         const size_t count = left < kPanelOutputs ? left : kPanelOutputs;
         PanelRows rows{};
-        for (size_t r = 0; r < count; ++r) rows.row[r] = a.rows.data + (first + r) * a.rows.stride;
-        if (a.rows.format == a.format && reads_bytes(a.format)) return pack_blocks(a.format, rows, w.blocks(), out);
-
-        std::vector<uint8_t> blocks;
-        if (!reads_bytes(a.format))
-            std::memset(out, 0, w.panel_bytes());
-        else
-            blocks.resize(count * row_bytes(a.format, in));
-        std::vector<float> values(in);
-        for (size_t r = 0; r < count; ++r) {
-            if (a.rows.format == a.format && a.format != Format::f32) {
-                put_halves(rows.row[r], in, r, out);
-                continue;
-            }
-            const int64_t id = static_cast<int64_t>(first + r);
-            take_rows({a.rows.data, a.rows.stride, in, a.rows.format, &id, 1, values.data()});
-            if (reads_bytes(a.format)) {
-                uint8_t* row = blocks.data() + r * row_bytes(a.format, in);
-                quantise_row(values.data(), in, row);
-                rows.row[r] = row;
-            } else {
-                put_dense(a.format, values.data(), in, r, out);
-            }
-        }
-        if (reads_bytes(a.format)) pack_blocks(a.format, rows, w.blocks(), out);
+        for (size_t r = 0; r < count; ++r) rows.row[r] = a.rows.row(first + r);
+        if (!quantises_activations(a.format)) return pack_dense_panel(a, rows, first, count, w.panel_bytes(), out);
+        if (a.rows.format == a.format) return pack_blocks(a.format, rows, w.blocks(), out);
+        pack_quantised_panel(a, first, count, w.blocks(), out);
     });
 }
 

@@ -1,4 +1,4 @@
-// The product of activations with one panel of a weight, inside kernels that know what to do with the outputs.
+// The product of activations with one panel of a weight, for kernels that use the outputs at once.
 #pragma once
 
 #include <type_traits>
@@ -11,13 +11,15 @@ namespace decodestep::DECODESTEP_ISA {
 // Of 32 registers, six tokens' twelve sums of integers and twelve of floats leave eight.
 constexpr size_t kTileTokens = kVectorRegisters >= 32 ? 6 : 2;
 
-// Tokens [first, first + tokens) of x, up to kTileTokens, times a panel, to outputs[token][output].
-// next: where the caller will read on after this panel. What lies a few kilobytes ahead is asked for while the panel is
-// read, across its end; null where that has been done.
-void panel_tile(Format format, size_t blocks, const uint8_t* panel, const uint8_t* next, const Activations& x,
+// outputs[i][n] = activations of token first + i times output n of panel `panel`, for i in [0, tokens), tokens at most
+// kTileTokens.
+// next_panel: the panel that the caller reads after this one, so that prefetching runs on past the end of this one.
+// Null
+//     if an earlier tile of tokens has read this panel, and prefetched what follows, already.
+void panel_tile(Format format, size_t blocks, const uint8_t* panel, const uint8_t* next_panel, const Activations& x,
                 size_t first, size_t tokens, float (*outputs)[kPanelOutputs]);
 
-// tile(first, count) for tokens in runs of at most kTileTokens, as even as can be.
+// Calls tile(first, count) for tiles of at most kTileTokens tokens, of as equal sizes as possible.
 template <class Tile>
 DECODESTEP_INLINE void each_tile(size_t tokens, Tile&& tile) {
     const size_t tiles = (tokens + kTileTokens - 1) / kTileTokens;
@@ -28,22 +30,24 @@ DECODESTEP_INLINE void each_tile(size_t tokens, Tile&& tile) {
     }
 }
 
-// Asks for what a tile's outputs will be written to: place(t) for tokens [first, first + count).
+// Prefetches, for writing, the memory of a tile's outputs: place(t) for tokens [first, first + count).
 template <class Place>
-DECODESTEP_INLINE void ask_for_outputs(size_t first, size_t count, Place&& place) {
+DECODESTEP_INLINE void prefetch_outputs(size_t first, size_t count, Place&& place) {
     for (size_t t = first; t < first + count; ++t) prefetch_for_write(place(t), kPanelOutputs * sizeof(*place(t)));
 }
 
-struct Anywhere {};
+struct NoPlace {};
 
-// sink(t, outputs) for each of the tokens. place(t), if it is given, is what the sink writes of a token.
-template <class Sink, class Place = Anywhere>
-DECODESTEP_INLINE void times_panel(const Panels& w, size_t p, const uint8_t* next, const Activations& x, size_t tokens,
-                                   Sink&& sink, Place place = {}) {
+// Multiplies all tokens by panel p of w and calls sink(t, outputs) for each token, outputs being kPanelOutputs floats
+// that the sink may change. place(t), if given, is the address that the sink writes the outputs of token t to: it is
+// prefetched. next_panel: as in `panel_tile`.
+template <class Sink, class Place = NoPlace>
+DECODESTEP_INLINE void multiply_panel(const LinearPanelWeight& w, size_t p, const uint8_t* next_panel,
+                                      const Activations& x, size_t tokens, Sink&& sink, Place place = {}) {
     alignas(64) float outputs[kTileTokens][kPanelOutputs];
     each_tile(tokens, [&](size_t first, size_t count) {
-        if constexpr (!std::is_same_v<Place, Anywhere>) ask_for_outputs(first, count, place);
-        panel_tile(w.format, w.blocks(), w.panel(p), first == 0 ? next : nullptr, x, first, count, outputs);
+        if constexpr (!std::is_same_v<Place, NoPlace>) prefetch_outputs(first, count, place);
+        panel_tile(w.format, w.blocks(), w.panel(p), first == 0 ? next_panel : nullptr, x, first, count, outputs);
         for (size_t i = 0; i < count; ++i) sink(first + i, outputs[i]);
     });
 }

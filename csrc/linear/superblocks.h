@@ -1,12 +1,13 @@
-// GGUF's blocks of 256 values, of which eight pieces of 32 have scales of their own under common ones.
+// GGUF's blocks of 256 values (K-quants): eight pieces of 32 values, each with a scale of its own that multiplies the
+// float16 scale of the block.
 #pragma once
 
 #include "simd/simd.h"
 
 namespace decodestep::DECODESTEP_ISA {
 
-// Scale and minimum of piece j from twelve bytes: six bits each, the later four's upper bits in the upper bits of the
-// first eight bytes.
+// Scale and minimum of piece j, six bits each, from twelve bytes. Pieces 4 to 7 have their low four bits in the last
+// four bytes, and their upper two bits in the upper two bits of the first eight.
 struct ScaleMin {
     int scale, minimum;
 };
@@ -16,7 +17,8 @@ DECODESTEP_INLINE ScaleMin scale_min(const uint8_t* p, size_t j) {
     return {(p[j + 4] & 15) | (p[j - 4] >> 6) << 4, (p[j + 4] >> 4) | (p[j] >> 6) << 4};
 }
 
-// Behind two common halves: scale * s_j * q - minimum * m_j. The products with q are exact.
+// p: <f16 scale> <f16 minimum> <12 bytes of scales and minima>. Gives scale * s_j * q - minimum * m_j; the products
+// with q are exact.
 DECODESTEP_INLINE void scale_piece(const uint8_t* p, size_t j, u8x32 q, f32x16& a, f32x16& b) {
     const ScaleMin piece = scale_min(p + 4, j);
     const f32x16 scale = broadcast_f16(p) * broadcast(piece.scale),
@@ -27,16 +29,16 @@ DECODESTEP_INLINE void scale_piece(const uint8_t* p, size_t j, u8x32 q, f32x16& 
 }
 
 // <f16 scale> <f16 minimum> <12 bytes of scales and minima> <128 bytes>: scale * s_j * q - minimum * m_j. Each 32 bytes
-// hold two pieces in their halves.
-struct Q4_K {
+// hold two pieces, one in their low nibbles and one in their high nibbles.
+struct Q4_KBlock {
     static constexpr size_t bytes = 144, pieces = 8;
     static DECODESTEP_INLINE void load(const uint8_t* p, size_t j, f32x16& a, f32x16& b) {
         scale_piece(p, j, bit_field(p + 16 + j / 2 * 32, j % 2 * 4, 15), a, b);
     }
 };
 
-// Q4_K with 32 bytes of fifth bits before the halves: bit j of each for piece j.
-struct Q5_K {
+// Q4_K with 32 bytes of fifth bits before the nibbles: bit j of each belongs to piece j.
+struct Q5_KBlock {
     static constexpr size_t bytes = 176, pieces = 8;
     static DECODESTEP_INLINE void load(const uint8_t* p, size_t j, f32x16& a, f32x16& b) {
         const u8x32 low = bit_field(p + 48 + j / 2 * 32, j % 2 * 4, 15);
@@ -44,10 +46,10 @@ struct Q5_K {
     }
 };
 
-// <128 bytes of low halves> <64 bytes of upper pairs of bits> <16 signed scales> <f16 scale>: scale * s * (q - 32), a
-// scale for 16 values. Each half of the block holds four pieces: in low halves, first and second 32 bytes, then in high
-// ones.
-struct Q6_K {
+// <128 bytes of low four bits> <64 bytes of upper two bits> <16 signed scales> <f16 scale>: scale * s * (q - 32), with
+// one s for 16 values. Each half of the block holds four pieces of 32: two in the low nibbles of its first and second
+// 32 bytes, then two in their high nibbles.
+struct Q6_KBlock {
     static constexpr size_t bytes = 210, pieces = 8;
     static DECODESTEP_INLINE void load(const uint8_t* p, size_t j, f32x16& a, f32x16& b) {
         const size_t half = j / 4, piece = j % 4;

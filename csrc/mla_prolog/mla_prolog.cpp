@@ -133,15 +133,11 @@ class Prolog {
         return wide_x_.row<float>(0);
     }
 
-    void multiply_rows(const Rows& w, const float* x, Sums y) const {
+    void multiply_rows(const RowWeight& w, const float* x, Sums y) const {
         linear({.x = x,
                 .x_stride = static_cast<ptrdiff_t>(w.in),
                 .tokens = a_.tokens,
-                .in = w.in,
-                .out = w.out,
-                .w = w.data,
-                .w_stride = w.stride,
-                .format = w.format,
+                .w = w,
                 .y = y.data,
                 .y_stride = static_cast<ptrdiff_t>(y.stride),
                 .threads = a_.threads});

@@ -15,7 +15,7 @@ namespace decodestep {
 // A projection's weight in one of two forms; without data in either, it is not given.
 struct Projection {
     Columns columns;
-    Rows rows;
+    RowWeight rows;
     const float* scale;  // of each output; null unless the weight is int8
 };
 

@@ -27,6 +27,7 @@ if TYPE_CHECKING:  # for type checkers and editors; a test compares it with the 
     from decodestep.ops.decode_step import TokenLogprobs as TokenLogprobs
     from decodestep.ops.decode_step import decode_step as decode_step
     from decodestep.ops.decode_step import steps as steps
+    from decodestep.ops.decoder_forward import decoder_forward as decoder_forward
     from decodestep.ops.linear import linear as linear
     from decodestep.ops.mla_attention import mla_attention as mla_attention
     from decodestep.ops.mla_prolog import MlaPrologTilingKey as MlaPrologTilingKey

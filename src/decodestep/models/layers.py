@@ -8,7 +8,7 @@ from decodestep.models.config import Weights
 from decodestep.models.decoder import Decoder
 from decodestep.models.kv_cache import LatentCache, PagedCache
 from decodestep.ops.linear import linear
-from decodestep.ops.linear.cpu import take_rows
+from decodestep.ops.linear.cpu import gather_rows
 from decodestep.ops.mla_attention import mla_attention
 from decodestep.ops.mla_prolog import mla_prolog
 from decodestep.ops.rms_norm import rms_norm
@@ -42,7 +42,7 @@ class LayerDecoder(Decoder):
         config = self.config
         sin, cos = self._rope(positions)
         slots, lengths = cache.slots(sequence, positions), positions + 1
-        x = take_rows(self.weights.embedding, tokens)
+        x = gather_rows(self.weights.embedding, tokens)
         for layer, kv, kr in zip(self.weights.layers, cache.kv, cache.kr, strict=True):
             query = mla_prolog(
                 rms_norm(x, layer.attention_norm, eps=config.norm_eps),

@@ -1,16 +1,15 @@
-"""A decoder whose whole step is one call of the native core, on weights packed in the order in which it reads them."""
+"""A decoder whose whole step is one call of `decoder_forward`, on weights in panels."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from decodestep import _native
-from decodestep._base.arrays import bits
-from decodestep._base.dispatch import run, threads
 from decodestep.models.config import Config, Layer, Weights
 from decodestep.models.decoder import Decoder
 from decodestep.models.kv_cache import GroupCache, PagedCache
 from decodestep.models.layers import rope_table
+from decodestep.ops.decoder_forward import DecoderWeights, LayerWeights, decoder_forward
+from decodestep.ops.decoder_forward.cpu import size_obstacle
 from decodestep.ops.linear import Format, LinearPanels, PackedWeight
 
 # What the weights become, by dtype; None: they keep the file's format.
@@ -19,20 +18,13 @@ PANEL_FORMATS = {"auto": None, "bfloat16": Format.BF16, "int8": Format.Q8_0}
 
 def obstacle(config: Config) -> str | None:
     """Why the native step cannot run a model of these sizes, or None."""
-    sizes = {
-        "hidden size": config.hidden,
-        "feed-forward size": config.feed_forward,
-        "query size": config.heads * config.head_dim,
-    }
-    if config.head_dim % 16:
-        return f"head size {config.head_dim} is no multiple of 16"
-    return next((f"{name} {size} is no multiple of 32" for name, size in sizes.items() if size % 32), None)
+    return size_obstacle(hidden=config.hidden, heads=config.heads, head_dim=config.head_dim, feed_forward=config.feed_forward)
 
 
 class StepDecoder(Decoder):
-    """Weights in panels, their own blocks times activations of bytes where they have blocks; attention in bfloat16.
+    """Runs a step as one native call: quantised weights times quantised activations, attention in bfloat16.
 
-    weights: those of `convert`, each packed but for the embedding.
+    weights: those of `convert`, each as `LinearPanels` but for the embedding.
     """
 
     description = "one native call a step"
@@ -41,23 +33,18 @@ class StepDecoder(Decoder):
         self.config = config = weights.config
         self._inverse_frequencies = weights.inverse_frequencies
         self._rope = rope_table(np.arange(0), weights.inverse_frequencies)
-        layers = [_layer(layer) for layer in weights.layers]
-        self.weight_bytes = sum(panels[0].nbytes for layer in layers for panels in layer[2])
-        output = _panels(weights.output)
-        self.weight_bytes += output[0].nbytes
-        self._native = _native.Decoder(
-            config.heads,
-            config.groups,
-            config.head_dim,
-            config.feed_forward,
-            config.norm_eps,
-            config.scale,
-            layers,
-            weights.norm,
-            output,
-            weights.embedding.rows,
-            int(weights.embedding.format),
+        self._weights = DecoderWeights(
+            embedding=weights.embedding,
+            layers=tuple(_layer(layer) for layer in weights.layers),
+            norm=weights.norm,
+            logits=_panels(weights.output),
+            heads=config.heads,
+            kv_heads=config.groups,
+            head_dim=config.head_dim,
+            norm_eps=config.norm_eps,
+            scale=config.scale,
         )
+        self.weight_bytes = self._weights.nbytes
 
     def new_cache(self, capacities: list[int]) -> GroupCache:
         config = self.config
@@ -70,35 +57,25 @@ class StepDecoder(Decoder):
         self, tokens: np.ndarray, sequence: np.ndarray, positions: np.ndarray, cache: PagedCache, wanted: np.ndarray
     ) -> np.ndarray:
         assert isinstance(cache, GroupCache)
-        out = np.empty((len(wanted), self.config.vocab_size), np.float32)
-        run(
-            "decoder_forward",
-            "cpu",
-            _native.decoder_forward,
-            self._native,
-            _ids(tokens),
-            _ids(sequence),
-            _ids(positions),
-            *self._rope,
-            bits(cache.keys),
-            bits(cache.values),
-            cache.block_table,
-            _ids(wanted),
-            out,
-            threads(),
-        )
-        return out
+        return decoder_forward(
+            self._weights, tokens, sequence, positions, *self._rope, cache.keys, cache.values, cache.block_table, wanted,
+            backend="cpu",
+        )  # fmt: skip
 
 
-def _layer(layer: Layer) -> tuple[np.ndarray, np.ndarray, list[tuple[np.ndarray, int, int]]]:
-    weights = (layer.w_uq_qr, layer.w_dkv_kr, layer.w_o, layer.w_gate, layer.w_up, layer.w_down)
-    return layer.attention_norm, layer.ffn_norm, [_panels(weight) for weight in weights]
+def _layer(layer: Layer) -> LayerWeights:
+    return LayerWeights(
+        attention_norm=layer.attention_norm,
+        query=_panels(layer.w_uq_qr),
+        values_keys=_panels(layer.w_dkv_kr),
+        output=_panels(layer.w_o),
+        ffn_norm=layer.ffn_norm,
+        gate=_panels(layer.w_gate),
+        up=_panels(layer.w_up),
+        down=_panels(layer.w_down),
+    )
 
 
-def _panels(weight: PackedWeight | LinearPanels) -> tuple[np.ndarray, int, int]:
+def _panels(weight: PackedWeight | LinearPanels) -> LinearPanels:
     assert isinstance(weight, LinearPanels)
-    return weight.data, int(weight.format), weight.outputs
-
-
-def _ids(values: np.ndarray) -> np.ndarray:
-    return np.ascontiguousarray(values, np.int64)
+    return weight

@@ -4,6 +4,7 @@ An operator's page, reference, kernel, test and benchmark are found by the name 
 """
 
 from decodestep.ops.decode_step import DecodeStep, TokenLogprobs, decode_step
+from decodestep.ops.decoder_forward import DecoderWeights, LayerWeights, decoder_forward
 from decodestep.ops.linear import Format, LinearPanels, PackedWeight, linear
 from decodestep.ops.mla_attention import mla_attention
 from decodestep.ops.mla_prolog import (
@@ -28,7 +29,9 @@ from decodestep.ops.top_k_top_p_sample import apply_top_k_top_p, top_k_top_p_sam
 
 __all__ = [
     "DecodeStep",
+    "DecoderWeights",
     "Format",
+    "LayerWeights",
     "LinearPanels",
     "MlaPrologPlan",
     "MlaPrologTilingKey",
@@ -39,6 +42,7 @@ __all__ = [
     "cache_from_nz",
     "cache_to_nz",
     "decode_step",
+    "decoder_forward",
     "from_nz",
     "gather_cache",
     "linear",

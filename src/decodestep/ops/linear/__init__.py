@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-import ml_dtypes
 import numpy as np
 
 from decodestep._base import arrays
+from decodestep._base.arrays import Array, ArrayT
 from decodestep._base.checks import require, require_dtype
 from decodestep._base.dispatch import choose, run
 from decodestep.ops.linear import cpu, reference
@@ -18,30 +18,35 @@ from decodestep.weights.packed import PackedWeight as PackedWeight
 _OP = "linear"
 
 
-def linear(x: Any, weight: Any, *, backend: str = "auto") -> Any:
-    """Multiplies activations by a weight, without a bias.
+def linear(x: ArrayT, weight: Array | PackedWeight | LinearPanels, *, backend: str = "auto") -> ArrayT:
+    """Multiplies activations by a weight, which stays in the format that it is stored in; no bias.
 
         y[t, n] = sum over k of x[t, k] * weight[k, n]
 
-    x: (T, K), or (K,) for a single token; float32 or float64.
-    weight: a `PackedWeight` or a `LinearPanels` of shape (K, N), or a (K, N) array of float32, float64, float16 or bfloat16.
-        With a `LinearPanels` in a block format x is rounded to bytes first, each 32 values to a unit of their own.
-    backend: "auto", "cpu" or "reference". "cpu" serves float32 x and a `PackedWeight` or `LinearPanels`; "auto" takes
-        "reference" for the others, and there float64 x gives a float64 result.
+    x: (T, K), or (K,) for a single token; float32 or float64, any strides.
+    weight: (K, N): a `PackedWeight` (rows of a GGUF format), a `LinearPanels` (the same packed for speed), or an array of
+        float32, float64, float16 or bfloat16. With a `LinearPanels` in Q4_0, Q4_1 or Q8_0, x is quantised first: each 32
+        values of a row become int8 times a scale of their own, as the class says.
+    backend: "auto", "cpu" or "reference". "cpu" serves float32 x with a `PackedWeight` or `LinearPanels`; "auto" chooses
+        "reference" for everything else.
 
-    Returns y, (T, N) or (N,), in x's dtype and kind; zeros where K is 0.
+    Returns y, a new array (T, N) or (N,), of x's dtype and kind; zeros if K is 0.
     Raises ValueError for another dtype, rank or K.
 
-    Notes: weights are widened to float32 and the sum runs in float32, k ascending in 16 lanes that are folded at the
-    end. With panels each output is one ascending sum; where x is bytes, of blocks of 32 whose inner sums are exact. A row's
-    bits depend neither on the other rows of the call nor on the thread count; they may differ between instruction sets.
+    Notes: weights are widened to x's dtype and sums are taken in it. "cpu" adds k in ascending order, in 16 lanes that are
+    added at the end; with panels in one ascending sum, over exact integer sums of 32 products where x is quantised, residuals
+    last. NaN and infinities stay in their row. A row's bits depend neither on the other rows of the call nor on the thread
+    count; they may differ between instruction sets.
+    Source: the block formats and their rounding of activations are GGUF's and ggml's; the residual is this library's own.
     """
     tokens = arrays.view(_OP, "x", x)
     require_dtype(_OP, "x", tokens, (np.float32, np.float64))
-    packed = isinstance(weight, PackedWeight | LinearPanels)
-    matrix = weight if packed else arrays.view(_OP, "weight", weight)
-    if not packed:
-        require_dtype(_OP, "weight", matrix, (np.float32, np.float64, np.float16, ml_dtypes.bfloat16))
+    matrix: Any
+    if packed := isinstance(weight, PackedWeight | LinearPanels):
+        matrix = weight
+    else:
+        matrix = arrays.view(_OP, "weight", weight)
+        require_dtype(_OP, "weight", matrix, (np.float32, np.float64, np.float16, arrays.BFLOAT16))
         require(matrix.ndim == 2, _OP, "weight", "a matrix", matrix)
     require(
         tokens.ndim in (1, 2) and tokens.shape[-1] == matrix.shape[0],
@@ -54,4 +59,5 @@ def linear(x: Any, weight: Any, *, backend: str = "auto") -> Any:
     backend = choose(_OP, backend, {"cpu": obstacle, "reference": None})
     rows = tokens.reshape(1, -1) if tokens.ndim == 1 else tokens
     y = run(_OP, backend, (cpu if backend == "cpu" else reference).linear, rows, matrix)
-    return arrays.like(x, y.reshape(-1) if tokens.ndim == 1 else y)
+    result: ArrayT = arrays.like(x, y.reshape(-1) if tokens.ndim == 1 else y)
+    return result

@@ -13,15 +13,17 @@ from decodestep.weights.packed import PackedWeight
 
 def linear(x: np.ndarray, weight: PackedWeight | LinearPanels) -> np.ndarray:
     y = np.empty((x.shape[0], weight.shape[1]), np.float32)
+    rows = arrays.contiguous_rows(x)
     if isinstance(weight, LinearPanels):
-        _native.linear_panels(arrays.contiguous_rows(x), weight.data, int(weight.format), y, threads())
+        _native.linear_panels(x=rows, panels=weight.data, format=int(weight.format), y=y, threads=threads())
     else:
-        _native.linear(arrays.contiguous_rows(x), weight.rows, int(weight.format), y, threads())
+        _native.linear(x=rows, w=weight.rows, format=int(weight.format), y=y, threads=threads())
     return y
 
 
-def take_rows(weight: PackedWeight, ids: np.ndarray) -> np.ndarray:
-    """The float32 rows `ids` of a weight, each in [0, N): an embedding look-up."""
+def gather_rows(weight: PackedWeight, ids: np.ndarray) -> np.ndarray:
+    """Rows `ids` of a weight, each in [0, N), as float32: an embedding look-up."""
     values = np.empty((len(ids), weight.inputs), np.float32)
-    _native.take_rows(weight.rows, int(weight.format), np.ascontiguousarray(ids, np.int64), values)
+    ids = np.array(ids, np.int64, order="C")  # a copy: the caller may change its array during the call
+    _native.gather_rows(w=weight.rows, format=int(weight.format), ids=ids, values=values)
     return values

@@ -41,18 +41,18 @@ def attention(
     tokens, heads, _ = query_rope.shape
     out = np.empty((tokens, heads, kv_cache.rows.shape[3] // groups), np.float32)
     _native.mla_attention(
-        None if query is None else contiguous(query),
-        contiguous(query_rope),
-        bits(kv_cache.rows),
-        bits(kr_cache.rows),
-        kv_cache.scale,
-        kr_cache.scale,
-        block_table,
-        sequence,
-        lengths,
-        scale,
-        groups,
-        out,
-        threads(),
+        query=None if query is None else contiguous(query),
+        query_rope=contiguous(query_rope),
+        kv_cache=bits(kv_cache.rows),
+        kr_cache=bits(kr_cache.rows),
+        kv_scale=kv_cache.scale,
+        kr_scale=kr_cache.scale,
+        block_table=block_table,
+        sequence=sequence,
+        lengths=lengths,
+        scale=scale,
+        groups=groups,
+        out=out,
+        threads=threads(),
     )
     return out

@@ -93,7 +93,7 @@ def matrix(w: Weight, inputs: int, columns: int) -> np.ndarray:
 
 def _real_product(x: np.ndarray, w: Weight, columns: int, math: np.dtype[Any]) -> np.ndarray:
     wide = widen(x, math)
-    if isinstance(w, LinearPanels) and w.reads_bytes:
+    if isinstance(w, LinearPanels) and w.quantises_activations:
         wide = quantised(wide)
     return wide @ widen(matrix(w, x.shape[1], columns), math)
 

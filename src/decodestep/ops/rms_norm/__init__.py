@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
 
 from decodestep._base import arrays
+from decodestep._base.arrays import Array, ArrayT
 from decodestep._base.checks import is_real, refuse, require, require_dtype
 from decodestep._base.dispatch import choose, run
 from decodestep.ops.rms_norm import cpu, reference
@@ -15,18 +15,19 @@ from decodestep.ops.rms_norm import cpu, reference
 _OP = "rms_norm"
 
 
-def rms_norm(x: Any, gamma: Any, *, eps: float = 1e-5, backend: str = "auto") -> Any:
+def rms_norm(x: ArrayT, gamma: Array, *, eps: float = 1e-5, backend: str = "auto") -> ArrayT:
     """Divides every row by its root mean square and scales the columns.
 
         y[t, i] = x[t, i] / sqrt(mean over j of x[t, j]^2 + eps) * gamma[i]
 
-    x: (T, K), float32 or float64.
+    x: (T, K), float32 or float64; any strides.
     gamma: (K,), x's dtype.
-    eps: finite and >= 0, inside the square root.
+    eps: finite and >= 0; added inside the square root.
     backend: "auto", "cpu" or "reference"; "cpu" serves float32.
 
-    Returns y, of x's shape, dtype and kind. Raises ValueError for another dtype, shape or eps.
-    Notes: the order of the sum of squares is free; with eps 0 a row of zeros gives NaN.
+    Returns y, a new array of x's shape, dtype and kind. Raises ValueError for another dtype, shape or eps.
+    Notes: the order of the sum of squares is not specified, but a row's bits depend on that row alone. With eps 0 a row of
+    zeros gives NaN. A NaN makes its row NaN and no other.
     Source: Zhang and Sennrich, Root Mean Square Layer Normalization, 2019.
     """
     rows, scale = arrays.view(_OP, "x", x), arrays.view(_OP, "gamma", gamma)
@@ -37,4 +38,5 @@ def rms_norm(x: Any, gamma: Any, *, eps: float = 1e-5, backend: str = "auto") ->
     require(is_real(eps) and 0 <= eps < math.inf, _OP, "eps", "a finite number >= 0", eps)
     backend = choose(_OP, backend, {"cpu": None if rows.dtype == np.float32 else "needs float32", "reference": None})
     y = run(_OP, backend, (cpu if backend == "cpu" else reference).rms_norm, rows, scale, float(eps))
-    return arrays.like(x, y)
+    result: ArrayT = arrays.like(x, y)
+    return result

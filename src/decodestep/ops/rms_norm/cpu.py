@@ -10,5 +10,5 @@ from decodestep._base import arrays
 
 def rms_norm(x: np.ndarray, gamma: np.ndarray, eps: float) -> np.ndarray:
     y = np.empty(x.shape, np.float32)
-    _native.rms_norm(arrays.contiguous_rows(x), arrays.contiguous(gamma), eps, 1.0, y)
+    _native.rms_norm(x=arrays.contiguous_rows(x), gamma=arrays.contiguous(gamma), eps=eps, alpha=1.0, y=y)
     return y

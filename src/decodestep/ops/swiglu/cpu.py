@@ -10,5 +10,5 @@ from decodestep._base import arrays
 
 def swiglu(gate: np.ndarray, up: np.ndarray) -> np.ndarray:
     y = np.empty(gate.shape, np.float32)
-    _native.swiglu(arrays.contiguous_rows(gate), arrays.contiguous_rows(up), y)
+    _native.swiglu(gate=arrays.contiguous_rows(gate), up=arrays.contiguous_rows(up), y=y)
     return y

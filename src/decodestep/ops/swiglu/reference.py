@@ -6,6 +6,6 @@ import numpy as np
 
 
 def swiglu(gate: np.ndarray, up: np.ndarray) -> np.ndarray:
-    with np.errstate(all="ignore"):  # exp(-gate) = inf gives the right limit, zero, but at -inf itself
+    with np.errstate(all="ignore"):  # where exp(-gate) overflows, the result is the limit, zero; at -inf it would be NaN
         silu = np.where(np.isneginf(gate), gate.dtype.type(0), gate / (1 + np.exp(-gate)))
         return silu * up

@@ -1,0 +1,46 @@
+// The work of one `mla_attention` call as two lists of tasks, for the operator and for kernels that run them as stages
+// of their own: first every `attend`, then every `merge`. The tasks of a list may run in any order, on any threads; the
+// result has the same bits for every thread count.
+#pragma once
+
+#include <memory>
+#include <vector>
+
+#include "attention/attention_tile.h"
+
+namespace decodestep::DECODESTEP_ISA {
+
+class MlaAttentionTasks {
+  public:
+    // Cuts the call into tiles of rows. If there are at least four tiles per thread, a task is a whole tile and nothing
+    // is left to merge; else a task is one split of a tile, so that even one token keeps every thread busy. call: must
+    // outlive the tasks.
+    explicit MlaAttentionTasks(const MlaAttention& call);
+
+    size_t attend_count() const { return tasks_.empty() ? tiles_.size() : tasks_.size(); }
+    void attend(size_t task) const;
+
+    size_t merge_count() const { return tasks_.empty() ? 0 : tiles_.size(); }
+    void merge(size_t tile) const;
+
+  private:
+    struct Task {
+        size_t tile, split;
+        SoftmaxStates states;
+    };
+
+    void list_splits();
+    void attend_tile(const AttentionRows& rows) const;
+    void finish(const AttentionRows& rows, size_t splits, SoftmaxStates states) const;
+
+    const MlaAttention& call_;
+    const size_t width_;  // of a result
+    std::vector<AttentionRows> tiles_;
+    // Only where splits are tasks:
+    std::vector<Task> tasks_;
+    std::vector<size_t> splits_;         // of each tile
+    std::vector<SoftmaxStates> states_;  // of each tile: [splits, rows]
+    std::unique_ptr<float[]> records_;
+};
+
+}  // namespace decodestep::DECODESTEP_ISA

@@ -1,0 +1,62 @@
+// Attention over a part of the keys, in a form that can be merged with other parts.
+//
+// Keys are cut into splits of kSplitKeys, counted from the start of the sequence. Each split gives one state per query,
+// and the states of a query are merged in the order of their keys: so the threads can share a long context, and the
+// bits of a result do not depend on how they do.
+#pragma once
+
+#include "simd/exp.h"
+
+namespace decodestep::DECODESTEP_ISA {
+
+constexpr size_t kSplitKeys = 256;
+constexpr float kLowest = -3.4e38f;
+
+constexpr size_t key_splits(size_t length) { return (length + kSplitKeys - 1) / kSplitKeys; }
+
+// One query's state after some of its keys: the maximum of the scores, the sum of the weights e^(score - maximum), and
+// the sum of the values times their weights.
+struct SoftmaxState {
+    float* record;  // maximum, weight sum; from the second vector on the sum of the values, padded to whole vectors
+    size_t width;   // of a value
+
+    static constexpr size_t floats(size_t width) { return (width + 2 * kLanes - 1) / kLanes * kLanes; }
+    float& maximum() const { return record[0]; }
+    float& weight_sum() const { return record[1]; }
+    float* values() const { return record + kLanes; }
+
+    // The state after no keys.
+    void clear() const {
+        std::memset(record, 0, floats(width) * sizeof(float));
+        maximum() = kLowest;
+    }
+
+    // Merges the state of later keys of the same query into this one.
+    void merge(const SoftmaxState& other) const {
+        const float highest = maximum() > other.maximum() ? maximum() : other.maximum();
+        const f32x16 ours = exp(broadcast(maximum() - highest)), theirs = exp(broadcast(other.maximum() - highest));
+        for (size_t c = 0; c < width; c += kLanes)
+            store(values() + c, fma(load(other.values() + c), theirs, load(values() + c) * ours));
+        store_partial(&weight_sum(), fma(broadcast(other.weight_sum()), theirs, broadcast(weight_sum()) * ours), 1);
+        maximum() = highest;
+    }
+
+    // out = the weighted mean of the values: the attention output once all keys are merged.
+    // scale: null, or [width], what the cached values were multiplied by when they were stored.
+    void finish(const float* scale, float* out) const {
+        const float inverse = 1.0f / weight_sum();
+        for (size_t c = 0; c < width; ++c) out[c] = scale ? values()[c] * inverse / scale[c] : values()[c] * inverse;
+    }
+};
+
+// The states of several queries, one after another in memory.
+struct SoftmaxStates {
+    float* records;
+    size_t width;
+
+    static constexpr size_t floats(size_t count, size_t width) { return count * SoftmaxState::floats(width); }
+    SoftmaxStates from(size_t i) const { return {records + floats(i, width), width}; }
+    SoftmaxState operator[](size_t i) const { return {from(i).records, width}; }
+};
+
+}  // namespace decodestep::DECODESTEP_ISA

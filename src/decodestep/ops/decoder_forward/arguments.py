@@ -1,0 +1,110 @@
+"""One call of decoder_forward, its arguments checked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from decodestep._base import arrays
+from decodestep._base.arrays import BFLOAT16
+from decodestep._base.checks import refuse, require, require_dtype, require_shape
+from decodestep.ops.decoder_forward.weights import DecoderWeights
+
+OP = "decoder_forward"
+PAGE = 16  # positions in a page
+
+
+@dataclass(frozen=True, eq=False)
+class Call:
+    """The arguments of decoder_forward as NumPy arrays; the integers are copies, int64 in C order."""
+
+    weights: DecoderWeights
+    token_ids: np.ndarray
+    sequence: np.ndarray
+    positions: np.ndarray
+    sin: np.ndarray
+    cos: np.ndarray
+    keys: np.ndarray
+    values: np.ndarray
+    page_table: np.ndarray
+    wanted: np.ndarray
+
+
+def bind(
+    weights: DecoderWeights,
+    token_ids: Any,
+    sequence: Any,
+    positions: Any,
+    sin: Any,
+    cos: Any,
+    keys: Any,
+    values: Any,
+    page_table: Any,
+    wanted: Any,
+) -> Call:
+    """Checks every rule of the contract: nothing is written if one is broken."""
+    require(isinstance(weights, DecoderWeights), OP, "weights", "a DecoderWeights", weights)
+    call = Call(
+        weights,
+        arrays.integers(OP, "token_ids", token_ids, rank=1),
+        arrays.integers(OP, "sequence", sequence, rank=1),
+        arrays.integers(OP, "positions", positions, rank=1),
+        arrays.view(OP, "sin", sin),
+        arrays.view(OP, "cos", cos),
+        arrays.view(OP, "keys", keys),
+        arrays.view(OP, "values", values),
+        arrays.integers(OP, "page_table", page_table, rank=2),
+        arrays.integers(OP, "wanted", wanted, rank=1),
+    )
+    tokens = call.token_ids.shape
+    require_shape(OP, "sequence", call.sequence, tokens)
+    require_shape(OP, "positions", call.positions, tokens)
+    _check_rope(call)
+    pages = _check_cache(call)
+    rows, table_width = call.page_table.shape
+    _require_within("token_ids", call.token_ids, weights.vocab_size)
+    _require_within("sequence", call.sequence, rows)
+    _require_within("positions", call.positions, min(len(call.sin), PAGE * table_width))
+    _require_within("wanted", call.wanted, tokens[0])
+    _check_pages(call, pages)
+    return call
+
+
+def _check_rope(call: Call) -> None:
+    require_dtype(OP, "sin", call.sin, (np.float32, np.float64))
+    require_dtype(OP, "cos", call.cos, (call.sin.dtype,))
+    half = call.weights.head_dim // 2
+    require(call.sin.ndim == 2 and call.sin.shape[1] == half, OP, "sin", f"of shape (P, {half})", call.sin)
+    require_shape(OP, "cos", call.cos, call.sin.shape)
+
+
+def _check_cache(call: Call) -> int:
+    """The number of pages."""
+    w = call.weights
+    pages = call.keys.shape[2] if call.keys.ndim == 6 else 0
+    shapes = {
+        "keys": (len(w.layers), w.kv_heads, pages, w.head_dim // 2, PAGE, 2),
+        "values": (len(w.layers), w.kv_heads, pages, PAGE // 2, w.head_dim, 2),
+    }
+    for (name, shape), array in zip(shapes.items(), (call.keys, call.values), strict=True):
+        require_dtype(OP, name, array, (BFLOAT16,))
+        require_shape(OP, name, array, shape)
+        ok = array.flags.c_contiguous and array.flags.aligned and array.flags.writeable
+        require(ok, OP, name, "writeable and contiguous in C order", "an array that is not")
+    return pages
+
+
+def _require_within(name: str, values: np.ndarray, end: int) -> None:
+    if values.size and (values.min() < 0 or values.max() >= end):
+        refuse(OP, name, f"in [0, {end})", f"{values.min()} to {values.max()}")
+
+
+def _check_pages(call: Call, pages: int) -> None:
+    """Every page up to a token's own must exist."""
+    last = np.full(len(call.page_table), -1, np.int64)  # the last page that each sequence reads
+    np.maximum.at(last, call.sequence, call.positions // PAGE)
+    is_read = np.arange(call.page_table.shape[1]) <= last[:, None]
+    if ((call.page_table < 0) | (call.page_table >= pages))[is_read].any():
+        refuse(OP, "page_table", f"in [0, {pages}) where it is read", call.page_table)
