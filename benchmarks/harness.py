@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import csv
 import json
-import math
 import statistics
 import sys
 import time
@@ -32,6 +31,10 @@ COLUMNS = (
     "over_floor", "threads", "isa",
 )  # fmt: skip
 LEAST_ROUNDS = 3
+# What keeps a benchmark to minutes on any machine: no further round of a case begins after so many seconds, and a peer that
+# takes longer than that for one call is left out, by name.
+CASE_SECONDS = 60.0
+SLOWEST_CALL_SECONDS = 5.0
 # A call runs untimed for so long before it is timed: what ran before has filled the caches with its own, and its threads may
 # still wait for work in a loop, as those of OpenMP do for some milliseconds.
 LEAD_IN_SECONDS = 0.01
@@ -82,16 +85,26 @@ def options(doc: str | None, choices: Mapping[str, Any] | None = None, **extra: 
 
 
 def rounds_of(
-    calls: Mapping[str, Call | Prepared], rounds: int, batch_seconds: float = 2e-3, budget: float = math.inf
+    calls: Mapping[str, Call | Prepared],
+    rounds: int,
+    batch_seconds: float = 2e-3,
+    budget: float = CASE_SECONDS,
+    slowest: float = SLOWEST_CALL_SECONDS,
 ) -> dict[str, list[float]]:
     """Seconds a call, round by round; quick calls run in batches, long enough for the clock.
 
     budget: seconds after which no further round begins, but for the first `LEAST_ROUNDS`.
+    slowest: seconds of one call; those that take longer, but for the first, are named in a line and not in the result.
     """
+    first = next(iter(calls))
     batches = {}
     for name, call in calls.items():
-        _seconds(call, 1)
+        seconds = _seconds(call, 1)
+        if seconds > slowest and name != first:
+            print(f"left out: {name} takes {_time(seconds)} a call")
+            continue
         batches[name] = max(1, int(batch_seconds / max(_seconds(call, 1), 1e-7)))
+    calls = {name: calls[name] for name in batches}
     times: dict[str, list[float]] = {name: [] for name in calls}
     end = time.perf_counter() + budget
     for number in range(rounds):
@@ -135,9 +148,10 @@ class Report:
         floor_bytes: float | None = None,
         *,
         reads: Mapping[str, Call] | None = None,
-        budget: float = math.inf,
+        budget: float = CASE_SECONDS,
     ) -> dict[str, list[float]]:
-        """Times the calls in turns; the first is ours, to which the ratios refer: 2 means twice as long as ours.
+        """Times the calls in turns, without peers that are too slow. The first is ours, to which the ratios refer: 2 means
+        twice as long as ours.
 
         floor_bytes: what a call has to read and write at least; the floor is the time that memory takes for it, at the rate
             of a plain read on as many threads in the same round, and a case that stays in the caches can beat it.

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+import processes
+
 
 def printed_under(isa: str, code: str) -> str:
     """What the code, which may import the tests' modules, prints; skips the test where the machine lacks that build."""
     environment = {**os.environ, "DECODESTEP_ISA": isa, "PYTHONPATH": str(Path(__file__).parent)}
-    ran = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+    ran = processes.run([sys.executable, "-c", code], env=environment, timeout=600)
     if f"; got '{isa}'" in ran.stderr:
         pytest.skip("this machine lacks it")
     assert ran.returncode == 0, ran.stderr

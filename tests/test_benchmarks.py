@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import csv
 import json
-import subprocess
 import sys
+import time
 from importlib import util
 from pathlib import Path
 
 import numpy as np
 import pytest
+
+import processes
 
 FOLDER = Path(__file__).parent.parent / "benchmarks"
 CLI = [sys.executable, "-m", "decodestep", "bench"]
@@ -18,7 +20,7 @@ TINY = ["--vocab", "2000", "--batch", "4", "--caches", "warm", "--rounds", "3", 
 
 
 def run(command, *arguments):
-    return subprocess.run([*command, *map(str, arguments)], capture_output=True, text=True, timeout=120, check=False)
+    return processes.run([*command, *map(str, arguments)], timeout=300)
 
 
 def names(rows, case):
@@ -97,6 +99,29 @@ def test_the_prolog_verifies_every_form_and_type():
     assert {"panels", "plain", "NZ"} <= names(rows, "bfloat16 N=1 T=2") & names(rows, "int8 N=1 T=2")
 
 
+# torch as it is on a CPU for whose instructions it has no product of int8: a loop of some billion operations a second.
+WITHOUT_INT8_PRODUCTS = """
+import runpy, sys, time, torch
+quick = torch._int_mm
+def slow(a, b):
+    time.sleep(2e-9 * a.shape[0] * a.shape[1] * b.shape[1])
+    return quick(a, b)
+torch._int_mm = slow
+sys.argv = ["bench_mla_prolog", *sys.argv[2:]]
+sys.path.insert(0, {folder!r})
+runpy.run_path({folder!r} + "/bench_mla_prolog.py", run_name="__main__")
+"""
+
+
+def test_the_prolog_ends_where_torch_has_no_quick_product():
+    code = WITHOUT_INT8_PRODUCTS.format(folder=str(FOLDER))
+    arguments = ["--", "--heads", 1, "--tokens", 2, "--rounds", 3, "--compile", 0, "--types", "int8"]
+    ran = run([sys.executable, "-c", code], *arguments)
+    assert ran.returncode == 0, ran.stderr
+    assert "left out: square products of int8" in ran.stdout
+    assert "torch eager" in ran.stdout
+
+
 def test_the_command_lists_them_all_and_knows_no_others():
     listed = json.loads(run(CLI, "--json").stdout)
     stems = {path.stem.removeprefix("bench_") for path in FOLDER.glob("bench_*.py")}
@@ -114,6 +139,21 @@ def test_the_command_lists_them_all_and_knows_no_others():
 def sampling(monkeypatch):
     monkeypatch.syspath_prepend(str(FOLDER))
     return pytest.importorskip("sampling")
+
+
+def test_a_peer_that_takes_too_long_is_left_out_and_named(monkeypatch, capsys):
+    monkeypatch.syspath_prepend(str(FOLDER))
+    harness = pytest.importorskip("harness")
+    calls = {"ours": lambda: time.sleep(0.02), "quick": lambda: None, "slow": lambda: time.sleep(0.02)}
+    times = harness.rounds_of(calls, 3, slowest=0.01)
+    assert {name: len(seconds) for name, seconds in times.items()} == {"ours": 3, "quick": 3}
+    assert "left out: slow takes 2" in capsys.readouterr().out
+
+
+def test_no_round_begins_after_a_case_has_had_its_time(monkeypatch):
+    monkeypatch.syspath_prepend(str(FOLDER))
+    harness = pytest.importorskip("harness")
+    assert len(harness.rounds_of({"ours": lambda: time.sleep(0.01)}, 100, budget=0.0)["ours"]) == harness.LEAST_ROUNDS
 
 
 class Wrong:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import subprocess
 import sys
 import time
 from argparse import ArgumentParser
@@ -13,6 +12,7 @@ from argparse import ArgumentParser
 import numpy as np
 import pytest
 
+import processes
 from decodestep import SamplingParams, cli
 from decodestep.cli.options import add_params, params_of
 
@@ -20,7 +20,7 @@ COMMAND = [sys.executable, "-m", "decodestep"]
 
 
 def decodestep(*arguments, **options):
-    return subprocess.run([*COMMAND, *map(str, arguments)], capture_output=True, text=True, timeout=120, check=False, **options)
+    return processes.run([*COMMAND, *map(str, arguments)], **options)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -224,31 +224,12 @@ def test_a_missing_or_broken_file_exits_with_1(tmp_path, model_path):
 
 
 def test_ctrl_c_ends_with_what_was_generated():
-    process = subprocess.Popen(
-        [
-            *COMMAND,
-            "generate",
-            "Tell me a long story.",
-            "--max-new-tokens",
-            "2000",
-            "--json",
-            "--seed",
-            "5",
-            "--temperature",
-            "1.5",
-            "--explain-plan",
-        ],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    try:
+    story = ["generate", "Tell me a long story.", "--max-new-tokens", "2000", "--json", "--seed", "5", "--temperature", "1.5"]
+    with processes.started([*COMMAND, *story, "--explain-plan"]) as process:
         plan = [process.stderr.readline().split()[0] for _ in range(3)]  # the model is loaded
         time.sleep(1)
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=60)
-    finally:
-        process.kill()
     assert (process.returncode, plan, err) == (0, ["row", "1.", "2."], "")
     result = json.loads(out)
     assert result["finish_reason"] in ("cancelled", "eos")
@@ -256,19 +237,11 @@ def test_ctrl_c_ends_with_what_was_generated():
 
 
 def test_a_closed_pipe_is_no_crash():
-    process = subprocess.Popen(
-        [*COMMAND, "generate", "Tell me a story.", "--max-new-tokens", "60", "--greedy"],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    try:
+    with processes.started([*COMMAND, "generate", "Tell me a story.", "--max-new-tokens", "60", "--greedy"]) as process:
         process.stdout.read(1)
         process.stdout.close()
         err = process.stderr.read()
         assert process.wait(timeout=60) == 1
-    finally:
-        process.kill()
     assert err == ""
 
 

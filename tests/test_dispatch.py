@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import threading
 
@@ -11,6 +10,7 @@ import numpy as np
 import pytest
 
 import decodestep as ds
+import processes
 from decodestep._base import dispatch
 from decodestep._base.dispatch import MAX_THREADS, threads
 
@@ -53,7 +53,7 @@ def test_the_environment_sets_the_threads(value, printed):
         "except ValueError as error: print('refused' if 'threads: DECODESTEP_THREADS must be' in str(error) else error)"
     )
     environment = {**os.environ, "DECODESTEP_THREADS": value}
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
+    run = processes.run([sys.executable, "-c", code], check=True, env=environment)
     assert run.stdout.strip() == printed
 
 

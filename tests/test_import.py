@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import ast
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 import decodestep as ds
+import processes
 
 OPTIONAL = ("torch", "transformers", "onnx", "gguf", "tokenizers", "jinja2", "rich", "triton")
 
 
 def python(code: str) -> str:
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    run = processes.run([sys.executable, "-c", code], check=True)
     return run.stdout.strip()
 
 
@@ -46,7 +46,7 @@ def test_without_the_extra_load_says_what_to_install():
 
 def test_without_the_extra_the_command_line_says_what_to_install():
     code = "from decodestep.cli import main; sys.exit(main(['generate', 'Hi']))"
-    run = subprocess.run([sys.executable, "-c", f"{WITHOUT_EXTRAS}; {code}"], capture_output=True, text=True, check=False)
+    run = processes.run([sys.executable, "-c", f"{WITHOUT_EXTRAS}; {code}"])
     assert (run.returncode, run.stdout) == (1, "")
     assert run.stderr.startswith("decodestep: ")
     assert run.stderr.endswith(" is not installed: pip install 'decodestep[generate]'\n")

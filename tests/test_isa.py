@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+import processes
 from builds import printed_under
 
 ROOT = Path(__file__).parent.parent
@@ -32,14 +32,14 @@ def test_kernels_on(isa):
     assert printed_under(isa, ASK) == isa
     environment = {**os.environ, "DECODESTEP_ISA": isa}
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *KERNELS]
-    tests = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    tests = processes.run(command, cwd=ROOT, env=environment, timeout=1800)
     assert tests.returncode == 0, tests.stdout[-3000:]
 
 
 @pytest.mark.parametrize("name", ["avx9", "AVX2", ""])
 def test_a_name_that_this_machine_lacks_is_refused(name):
     environment = {**os.environ, "DECODESTEP_ISA": name}
-    refused = subprocess.run([sys.executable, "-c", ASK], env=environment, capture_output=True, text=True, check=False)
+    refused = processes.run([sys.executable, "-c", ASK], env=environment)
     assert refused.returncode == 1
     message = refused.stderr.splitlines()[-1]
     assert message.startswith("ImportError: isa: DECODESTEP_ISA must be one of baseline") and message.endswith(

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 import decodestep as ds
+import processes
 from decodestep._base import dispatch
 
 VOCAB = 1 << 21  # an item a token is then more than what Python's and the C library's own pools may still take
@@ -59,5 +59,5 @@ def steps_without_memory(dtype: str) -> None:
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_warm_step_takes_no_memory_of_the_vocabularys_size(dtype):
     code = f"import test_memory as t; t.steps_without_memory({dtype!r})"
-    ran = subprocess.run([sys.executable, "-c", code], cwd=Path(__file__).parent, capture_output=True, text=True, check=False)
+    ran = processes.run([sys.executable, "-c", code], cwd=Path(__file__).parent, timeout=600)
     assert ran.returncode == 0, ran.stderr[-2000:]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import subprocess
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +10,7 @@ import pytest
 import torch
 
 import decodestep as ds
+import processes
 
 ROOT = Path(__file__).parent.parent
 SOURCES = [ROOT / "tests" / "core" / "parallel_test.cpp", ROOT / "csrc" / "core" / "parallel.cpp"]
@@ -24,8 +24,8 @@ def test_pool(tmp_path, flags, arguments):
         pytest.skip("needs g++")
     program = tmp_path / "parallel_test"
     build = ["g++", "-std=c++20", "-O1", "-g", "-pthread", *flags, f"-I{ROOT / 'csrc'}", *map(str, SOURCES), "-o", str(program)]
-    subprocess.run(build, check=True, timeout=120)
-    ran = subprocess.run([str(program), *arguments], capture_output=True, text=True, check=False, timeout=120)
+    processes.run(build, check=True)
+    ran = processes.run([str(program), *arguments])
     assert (ran.returncode, ran.stdout) == (0, "passed\n"), ran.stdout + ran.stderr
 
 

@@ -7,7 +7,6 @@ import dataclasses
 import doctest
 import inspect
 import re
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ import pytest
 import torch
 import transformers.generation.logits_process as hf
 
+import processes
 from decodestep import processors as ds
 from decodestep import stopping
 from processor_cases import agree, call, in_numpy, same_error
@@ -100,7 +100,7 @@ given = [p.RepetitionPenaltyLogitsProcessor(2.0), p.NoRepeatNGramLogitsProcessor
 chain = p.LogitsProcessorList(given)
 print(chain(ids, scores).tolist(), ds.stopping.MaxLengthCriteria(2)(ids, None).tolist())
 """
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    run = processes.run([sys.executable, "-c", code], check=True)
     assert run.stdout.strip() == "[[1.0, -inf, -inf, -inf]] [True]"
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 import fuzz_native
+import processes
 from decodestep import _native
 
 ROOT = Path(__file__).parent.parent
@@ -37,19 +37,18 @@ def sanitized(tmp_path_factory):
     if missing or not sys.platform.startswith("linux"):
         pytest.skip(f"needs Linux and {', '.join(missing or TOOLS)}")
     # The C++ runtime comes too: its exceptions must be there when the sanitizer looks for them.
-    libraries = [subprocess.run(["g++", f"-print-file-name={name}"], capture_output=True, text=True, check=True).stdout.strip()
+    libraries = [processes.run(["g++", f"-print-file-name={name}"], check=True).stdout.strip()
                  for name in ("libasan.so", "libubsan.so", "libstdc++.so")]  # fmt: skip
     if not all(os.path.isabs(library) for library in libraries):
         pytest.skip("the compiler has no sanitizer libraries")
     build = tmp_path_factory.mktemp("sanitized")
-    nanobind = subprocess.run([sys.executable, "-m", "nanobind", "--cmake_dir"], capture_output=True, text=True, check=False)
+    nanobind = processes.run([sys.executable, "-m", "nanobind", "--cmake_dir"])
     if nanobind.returncode:
         pytest.skip("needs nanobind")
     configure = ["cmake", "-S", str(ROOT), "-B", str(build), "-G", "Ninja", "-DDECODESTEP_SANITIZE=ON",
                  f"-DPython_EXECUTABLE={sys.executable}", f"-Dnanobind_DIR={nanobind.stdout.strip()}"]  # fmt: skip
     for command in (configure, ["cmake", "--build", str(build), "--parallel", "2"]):
-        step = subprocess.run(command, env={**os.environ, "PATH": PATH}, capture_output=True, text=True, check=False)
-        assert step.returncode == 0, (step.stdout + step.stderr)[-3000:]
+        processes.run(command, env={**os.environ, "PATH": PATH}, timeout=1800, check=True)
     environment = {**os.environ, "LD_PRELOAD": ":".join(os.path.realpath(library) for library in libraries),
                    "ASAN_OPTIONS": "detect_leaks=0", "UBSAN_OPTIONS": "print_stacktrace=1"}  # fmt: skip
     return next(build.glob("_native*.so")), environment
@@ -59,6 +58,6 @@ def sanitized(tmp_path_factory):
 def test_random_calls_under_sanitizers(sanitized, isa):
     core, environment = sanitized
     command = [sys.executable, str(ROOT / "tests" / "fuzz_native.py"), "--seconds", "5", "--core", str(core)]
-    fuzz = subprocess.run(command, env=environment | isa, capture_output=True, text=True, check=False)
+    fuzz = processes.run(command, env=environment | isa, timeout=600)
     assert fuzz.returncode == 0, fuzz.stderr[-5000:]
     assert "calls on" in fuzz.stdout

@@ -1,0 +1,34 @@
+"""Processes that a test starts and that end with it: whatever happens, nothing that they started goes on."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any
+
+
+@contextmanager
+def started(command: Sequence[str], **options: Any) -> Iterator[subprocess.Popen[str]]:
+    """The command, in a session of its own, with pipes for its output; the whole session is killed at the end."""
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(command, start_new_session=True, **(pipes | options)) as process:
+        try:
+            yield process
+        finally:
+            with suppress(ProcessLookupError, PermissionError):  # it has ended; macOS calls that a lack of permission
+                os.killpg(process.pid, signal.SIGKILL)
+
+
+def run(
+    command: Sequence[str], *, input: str | None = None, timeout: float = 120, check: bool = False, **options: Any
+) -> subprocess.CompletedProcess[str]:
+    """Runs the command to its end, or kills it and all that it started after so many seconds."""
+    if input is not None:
+        options["stdin"] = subprocess.PIPE
+    with started(command, **options) as process:
+        out, err = process.communicate(input, timeout=timeout)
+    assert not (check and process.returncode), (out + err)[-3000:]
+    return subprocess.CompletedProcess(command, process.returncode, out, err)
