@@ -18,8 +18,6 @@ RULES = {
     layout.native_imports: [],
     layout.native_references: [
         "ops.decode_step.reference imports _native",
-        "ops.linear.reference imports _native",
-        "ops.mla_prolog.reference imports _native",
     ],
     layout.missing_rooms: [],
     layout.long_files: [],
