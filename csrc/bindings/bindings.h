@@ -1,5 +1,5 @@
-// What the bindings share: checks that no argument can lead a kernel out of bounds. The public functions check the
-// meaning of arguments before; what is refused here is a fault of this library's own code.
+// What the bindings share: array types, and checks that keep kernels within bounds. The public Python functions have
+// checked the meaning of their arguments before, so a refusal here means a fault in this library's own code.
 #pragma once
 
 #include <nanobind/nanobind.h>
@@ -47,8 +47,8 @@ inline int thread_count(int threads) {
     return threads;
 }
 
-// Rows may lie apart, each is contiguous. NumPy leaves every stride of an empty array undefined, and that of an axis of
-// length 1.
+// The distance of rows that are contiguous, in items. Strides of empty arrays and of axes of length 1 are not checked:
+// NumPy leaves them undefined.
 template <class T>
 ptrdiff_t row_stride(const Array<T, 2>& a) {
     require(a.size() == 0 || a.shape(1) == 1 || a.stride(1) == 1, "the rows of a matrix must be contiguous");
@@ -82,7 +82,7 @@ LinearPanelWeight panel_weight_of(const Packed<Byte, 1>& bytes, int format_numbe
     return panels;
 }
 
-// A paged cache (blocks, block size, 1, width): the rows of a block follow each other, blocks may lie apart.
+// The distance of the blocks, in items, of a paged cache (blocks, block size, 1, width) whose blocks are contiguous.
 template <class A>
 ptrdiff_t block_stride(const A& cache) {
     const auto width = static_cast<int64_t>(cache.shape(3));
@@ -93,10 +93,10 @@ ptrdiff_t block_stride(const A& cache) {
     return cache.stride(0);
 }
 
-// An array of any type and shape, for what has several.
+// An array of any type and shape, for arguments that may have one of several.
 using Any = nb::ndarray<nb::ro, nb::device::cpu>;
 
-// The type of a weight's values; a bfloat16 comes as the integer of its bits.
+// The type of a weight's values; bfloat16 is passed as uint16.
 inline WeightType value_of(const Any& w) {
     if (w.dtype() == nb::dtype<float>()) return WeightType::f32;
     if (w.dtype() == nb::dtype<uint16_t>()) return WeightType::bf16;

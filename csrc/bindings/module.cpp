@@ -4,7 +4,7 @@
 
 NB_MODULE(_native, m) {
     using namespace decodestep;
-    isa();  // a wrong DECODESTEP_ISA is refused here, not in a kernel on another thread
+    isa();  // refuses an unknown DECODESTEP_ISA at import, not in a kernel on another thread
     m.def("isa", &isa_name);
     bind_decode_step(m);
     bind_decoder(m);

@@ -8,8 +8,8 @@ namespace {
 template <class T, class Map>
 void fill(const Records& records, T* out, size_t n, Map map) {
     const DefaultFloats floats;
-    if (records.seeds == 1 && records.positions == 1 &&
-        records.tokens == n) {  // a row of the vocabulary: a loop for SIMD
+    // One row of the vocabulary: a loop that the compiler vectorises.
+    if (records.seeds == 1 && records.positions == 1 && records.tokens == n) {
         const uint32_t state = noise_state(*records.seed, *records.position);
         for (size_t i = 0; i < n; ++i) out[i] = map(noise_bits(state, records.token[i]));
     } else {

@@ -1,5 +1,5 @@
-// Noise as a pure function of (seed, position, token): MurmurHash3_x86_32 of the 16-byte record, then the maps that
-// src/decodestep/random.py states.
+// Noise as a pure function of (seed, position, token): MurmurHash3_x86_32 of the 16-byte record of these, mapped to the
+// distributions that src/decodestep/random.py defines.
 #pragma once
 
 #include <algorithm>
@@ -17,7 +17,7 @@ DECODESTEP_INLINE uint32_t mixed(uint32_t h, uint32_t word) {
     return std::rotl(h, 13) * 5u + 0xE6546B64u;
 }
 
-// The hash of a record as far as seed and position go: the same for every token of a row.
+// The state of the hash after seed and position, the same for every token of a row.
 DECODESTEP_INLINE uint32_t noise_state(uint64_t seed, uint32_t position) {
     return mixed(mixed(mixed(0, static_cast<uint32_t>(seed)), static_cast<uint32_t>(seed >> 32)), position);
 }
@@ -37,7 +37,7 @@ DECODESTEP_INLINE float exponential(uint32_t bits) { return static_cast<float>(-
 
 DECODESTEP_INLINE float gumbel(uint32_t bits) { return static_cast<float>(-natural_log(exponential(bits))); }
 
-// A column of records; a length of 1 stands for every record.
+// The columns of a table of records; a column of length 1 has the same value in every record.
 struct Records {
     const uint64_t* seed;
     const uint32_t* position;

@@ -7,7 +7,7 @@
 
 namespace decodestep::DECODESTEP_ISA {
 
-constexpr float kNothing = -std::numeric_limits<float>::infinity();
+constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
 
 DECODESTEP_INLINE f32x16 load(const Bf16* p) { return from_bf16(p); }
 DECODESTEP_INLINE f32x16 load(const F16* p) { return from_f16(p); }
@@ -27,7 +27,7 @@ DECODESTEP_INLINE void store_partial(float* p, f32x16 a, size_t n) {
 
 // The largest of n values, -inf if there is none; NaN is ignored.
 DECODESTEP_INLINE float largest(const float* values, size_t n) {
-    f32x16 best = broadcast(kNothing);
+    f32x16 best = broadcast(kMinusInfinity);
     size_t i = 0;
     for (; i + kLanes <= n; i += kLanes) best = max(load(values + i), best);
     float top = largest(best);

@@ -6,29 +6,31 @@
 namespace decodestep {
 namespace {
 
-void copy_rows(uint8_t* to, ptrdiff_t to_row, const uint8_t* from, ptrdiff_t from_row, size_t rows, size_t run) {
-    const auto packed = static_cast<ptrdiff_t>(run);
-    if (to_row == packed && from_row == packed) {
-        std::memcpy(to, from, rows * run);
+void copy_rows(uint8_t* to, ptrdiff_t to_stride, const uint8_t* from, ptrdiff_t from_stride, size_t rows,
+               size_t row_bytes) {
+    const auto packed = static_cast<ptrdiff_t>(row_bytes);
+    if (to_stride == packed && from_stride == packed) {
+        std::memcpy(to, from, rows * row_bytes);
         return;
     }
-    for (size_t i = 0; i < rows; ++i) std::memcpy(to + i * to_row, from + i * from_row, run);
+    for (size_t i = 0; i < rows; ++i) std::memcpy(to + i * to_stride, from + i * from_stride, row_bytes);
 }
 
 }  // namespace
 
-void tensor_scatter(const TensorScatter& a) {
-    if (a.steps == 0 || a.run == 0 || a.rows == 0) return;
-    const auto rows = static_cast<int64_t>(a.rows);
-    for (size_t b = 0; b < a.batch; ++b) {
-        const auto first = static_cast<size_t>(((a.start[b] % rows) + rows) % rows);
-        const size_t before_wrap = std::min(a.steps, a.rows - first);
-        for (size_t o = 0; o < a.outer; ++o) {
-            uint8_t* cache = a.cache + b * a.cache_batch + o * a.cache_outer;
-            const uint8_t* update = a.update + b * a.update_batch + o * a.update_outer;
-            copy_rows(cache + first * a.cache_row, a.cache_row, update, a.update_row, before_wrap, a.run);
-            copy_rows(cache, a.cache_row, update + before_wrap * a.update_row, a.update_row, a.steps - before_wrap,
-                      a.run);
+void tensor_scatter(const TensorScatter& args) {
+    if (args.steps == 0 || args.row_bytes == 0 || args.rows == 0) return;
+    const auto rows = static_cast<int64_t>(args.rows);
+    for (size_t b = 0; b < args.batch; ++b) {
+        const auto first = static_cast<size_t>(((args.start[b] % rows) + rows) % rows);
+        const size_t before_wrap = std::min(args.steps, args.rows - first);
+        for (size_t o = 0; o < args.outer; ++o) {
+            uint8_t* cache = args.cache + b * args.cache_batch_stride + o * args.cache_outer_stride;
+            const uint8_t* update = args.update + b * args.update_batch_stride + o * args.update_outer_stride;
+            copy_rows(cache + first * args.cache_row_stride, args.cache_row_stride, update, args.update_row_stride,
+                      before_wrap, args.row_bytes);
+            copy_rows(cache, args.cache_row_stride, update + before_wrap * args.update_row_stride,
+                      args.update_row_stride, args.steps - before_wrap, args.row_bytes);
         }
     }
 }

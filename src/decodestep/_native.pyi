@@ -3,6 +3,8 @@
 from typing import Any
 
 class History:
+    """The tokens of a row, and indexes over them that grow with each token; `tokens` starts with the prompt."""
+
     def __init__(self, prompt_ids: list[int]) -> None: ...
     def __len__(self) -> int: ...
     @property
@@ -10,9 +12,15 @@ class History:
     @property
     def prompt_length(self) -> int: ...
     @property
-    def highest(self) -> int: ...
+    def highest(self) -> int: ...  # the highest id, -1 if there is no token
 
 class Row:
+    """A row that lives from one decode step to the next.
+
+    parts: in their order, tuples or lists of steps, steps of steps.py that depend on the history, and callables that take the
+    history and return steps. ends, stops: ids that end the row as "eos" or "stop"; limit: the length of what is generated.
+    """
+
     ended: bool
     def __init__(
         self,

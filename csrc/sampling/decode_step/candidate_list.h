@@ -99,7 +99,7 @@ void CandidateList::visit_by_score(Visit&& visit) {
             if (!visit(static_cast<uint32_t>(keys[i]))) return;
         return;
     }
-    store(scores + n, broadcast(kNothing));
+    store(scores + n, broadcast(kMinusInfinity));
     uint8_t order[few];
     std::memset(order, nobody, few);
     for (size_t i = 0; i < n; ++i) {

@@ -31,7 +31,7 @@ DECODESTEP_INLINE float patched(const Step& step, size_t which, float s) {
     if constexpr (kind == StepKind::penalise) return s < 0.0f ? s * factor : s / factor;
     if constexpr (kind == StepKind::add) return s + step.values[which];
     if constexpr (kind == StepKind::lift) return std::isfinite(s) ? s + std::fabs(s) * factor : s;
-    return kNothing;  // ban
+    return kMinusInfinity;  // ban
 }
 
 template <StepKind kind>
@@ -40,7 +40,7 @@ void Candidates::patch(const Step& step) {
         const size_t index = index_of(ids, n, step.ids[i]);
         if (index < n) scores[index] = patched<kind>(step, i, scores[index]);
     }
-    keep_if([&](size_t i) { return scores[i] > kNothing; });
+    keep_if([&](size_t i) { return scores[i] > kMinusInfinity; });
 }
 
 inline void Candidates::at_least_likely(double least, size_t min_keep) {
@@ -59,20 +59,20 @@ inline void Candidates::temperature(double temperature) {
             scores[i] =
                 static_cast<float>((static_cast<double>(scores[i]) - static_cast<double>(largest)) / temperature);
     }
-    keep_if([&](size_t i) { return scores[i] > kNothing; });
+    keep_if([&](size_t i) { return scores[i] > kMinusInfinity; });
 }
 
 inline void Candidates::top_p(double p, size_t min_keep) {
     if (p == 1) return;
     const double target = p * weigh();
     unmark_all();
-    double before = 0;
+    double above = 0;  // the mass that ranks before the token
     size_t count = 0;
     visit_by_score([&](uint32_t index) {
-        if (before >= target && count >= min_keep) return false;
+        if (above >= target && count >= min_keep) return false;
         work.kept[index] = 1;
         ++count;
-        before += work.weights[index];
+        above += work.weights[index];
         return true;
     });
     keep_marked();
@@ -92,22 +92,22 @@ inline void Candidates::typical(double mass, size_t min_keep) {
     for (size_t i = 0; i < n; ++i) distance[i] = std::fabs(-distance[i] - surprise);
     unmark_all();
     set_sort_keys([&](size_t i) { return distance[i]; });
-    double sum = 0, last = 0;
+    double sum = 0, farthest = 0;
     size_t count = 0;
     visit_by_key([&](uint32_t index) {
         const bool reached = count > 0 && sum >= mass;
         if (reached && count >= min_keep) return false;
         if (count++ < min_keep) work.kept[index] = 1;
         if (reached) return true;
-        last = distance[index];
+        farthest = distance[index];
         sum += work.weights[index];
         return true;
     });
-    keep_if([&](size_t i) { return distance[i] <= last || work.kept[i] != 0; });
+    keep_if([&](size_t i) { return distance[i] <= farthest || work.kept[i] != 0; });
 }
 
-inline void Candidates::top_h(double share, size_t top) {
-    mark_highest(top);
+inline void Candidates::top_h(double share, size_t count) {
+    mark_highest(count);
     keep_marked();
     find_log_probabilities();
     find_entropy();
@@ -117,12 +117,12 @@ inline void Candidates::top_h(double share, size_t top) {
         return true;
     });
     const double limit = share * sum;
-    size_t count = 0, within = 0;
+    size_t visited = 0, within = 0;
     sum = 0;
     visit_by_score([&](uint32_t index) {
         const double term = -work.terms[index];  // 0 where the probability is 0: such a token is never within
         sum += term;
-        within += count++ == 0 || (term > 0 && sum <= limit);
+        within += visited++ == 0 || (term > 0 && sum <= limit);
         return true;
     });
     mark_highest(within);
@@ -218,7 +218,7 @@ inline void Candidates::run(const Step& step) {
         case StepKind::normalise:
             find_log_probabilities();
             for (size_t i = 0; i < n; ++i) scores[i] = static_cast<float>(work.logs[i]);
-            return keep_if([&](size_t i) { return scores[i] > kNothing; });
+            return keep_if([&](size_t i) { return scores[i] > kMinusInfinity; });
     }
 }
 

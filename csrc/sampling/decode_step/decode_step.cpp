@@ -102,7 +102,7 @@ class Sampler {
             const size_t index = index_of(list_.ids, list_.n, row_.overlay.ids()[i]);
             if (index < list_.n) list_.scores[index] = row_.overlay.now()[i];
         }
-        list_.keep_if([&](size_t i) { return list_.scores[i] > kNothing; });
+        list_.keep_if([&](size_t i) { return list_.scores[i] > kMinusInfinity; });
     }
 
     // The passes divide by a leading temperature themselves; on the list it runs as a step.
@@ -141,10 +141,10 @@ class Sampler {
     // What is below it cannot outlive the first filter. `Pass` is SweptRow or GuessedRow.
     template <class Pass>
     float threshold(const Pass& pass) const {
-        if (pass.max_bound() == std::numeric_limits<float>::infinity()) return kNothing;
+        if (pass.max_bound() == std::numeric_limits<float>::infinity()) return kMinusInfinity;
         const auto reached_by = [&](size_t count) { return row_.below(pass.reached_by(count)); };
         if (only_maximum_counts()) return reached_by(1);
-        if (filters_.empty()) return kNothing;
+        if (filters_.empty()) return kMinusInfinity;
         const Step& step = filters_.front();
         switch (step.kind) {
             case StepKind::top_k:
@@ -152,14 +152,14 @@ class Sampler {
             case StepKind::top_h:
                 return reached_by(step.k);
             case StepKind::top_p:
-                return step.amount == 0 ? reached_by(step.min_keep) : kNothing;
+                return step.amount == 0 ? reached_by(step.min_keep) : kMinusInfinity;
             case StepKind::min_p: {
-                if (step.amount == 0) return kNothing;
+                if (step.amount == 0) return kMinusInfinity;
                 const float least = row_.lower_bound_of_probability(pass.reached_by(1), step.amount);
                 return std::min(least, reached_by(step.min_keep));
             }
             default:
-                return kNothing;
+                return kMinusInfinity;
         }
     }
 
@@ -215,7 +215,7 @@ class Sampler {
     }
 
     void write(float* processed) const {
-        std::fill_n(processed, row_.logits.vocab, kNothing);
+        std::fill_n(processed, row_.logits.vocab, kMinusInfinity);
         for (size_t i = 0; i < list_.n; ++i) processed[list_.ids[i]] = list_.scores[i];
     }
 
@@ -240,7 +240,7 @@ class Sampler {
         const size_t wanted = request_.logprobs->wanted;
         SweptRow swept(row_);
         if (const auto sums = RowSums<type>::of(swept)) return sums->report(out, wanted, token);
-        swept.list_from(kNothing);
+        swept.list_from(kMinusInfinity);
         if (row_.is_scaled()) list_.run({.kind = StepKind::temperature, .amount = row_.temperature()});
         list_.report(out, wanted, token);
     }

@@ -54,11 +54,11 @@ class GumbelRace {
     // that few others need a logarithm afterwards. Returns its lane.
     Mask enter_likely(const int32_t* ids, const float* scores, size_t n) {
         const Mask beyond = kAllLanes & ~((1u << n) - 1);
-        const f32x16 s = max(load(scores) + select(beyond, broadcast(kNothing)), broadcast(kNothing));
+        const f32x16 s = max(load(scores) + select(beyond, broadcast(kMinusInfinity)), broadcast(kMinusInfinity));
         const f32x16 weights = exp2((s - broadcast(largest(s))) * broadcast(kLog2E));
         const f32x16 ratios = weights / (unsigned_to_float(noise_bits(state_, load_bits(ids))) + broadcast(1.0f));
         const auto best = static_cast<size_t>(std::countr_zero(at_least(ratios, broadcast(largest(ratios)))));
-        if (best >= n || !(scores[best] > kNothing)) return 0;
+        if (best >= n || !(scores[best] > kMinusInfinity)) return 0;
         enter(ids[best], scores[best]);
         return 1u << best;
     }

@@ -73,14 +73,14 @@ class MassFilter {
                 if (list_holds(target, outranks(row_.score_of(threshold)))) return;
             }
         }
-        swept_.list_from(kNothing);
+        swept_.list_from(kMinusInfinity);
     }
 
     // Whether the listed tokens that outrank all others have that mass, and are as many as the step keeps at least.
     template <class Outranks>
     bool list_holds(double target, Outranks&& outranks) const {
         const Candidates& list = row_.list;
-        store(list.scores + list.n, broadcast(kNothing));
+        store(list.scores + list.n, broadcast(kMinusInfinity));
         const float divisor = static_cast<float>(row_.temperature());
         const double max_score = row_.score_of(sums_.max_logit());
         double mass[kLanes] = {};

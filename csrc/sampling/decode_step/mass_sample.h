@@ -14,7 +14,7 @@ class MassSample {
         : scale_(scale), weights_(work.selection.get()) {
         const size_t sampled = std::min<size_t>(logits.blocks(), kBlocks), stride = logits.blocks() / sampled;
         const auto block = [&](size_t i) { return stride / 2 + i * stride; };
-        f32x16 best = broadcast(kNothing);
+        f32x16 best = broadcast(kMinusInfinity);
         for (size_t i = 0; i < sampled; ++i) logits.prefetch_block(block(i));
         for (size_t i = 0; i < sampled; ++i)
             logits.each_vector(block(i), [&](f32x16 x, size_t) { best = max(x, best); });
@@ -88,7 +88,7 @@ class MassSample {
     const float scale_;
     float* const weights_;  // the weights of some of the sampled blocks
     size_t count_ = 0;
-    float max_logit_ = kNothing;
+    float max_logit_ = kMinusInfinity;
     double mass_ = 0;
     double share_ = 0;  // how much of the row weights_ holds
 };

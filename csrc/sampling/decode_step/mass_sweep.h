@@ -84,19 +84,20 @@ class MassSweep {
     // One block; returns the sum of its weights if they are wanted.
     template <bool weighed, bool listed>
     DECODESTEP_INLINE double pass(size_t block) {
-        const float sums =
-            (block + 1) * kBlock <= logits_.vocab ? full<weighed, listed>(block) : partial<weighed, listed>(block);
+        const float sums = (block + 1) * kLogitsBlock <= logits_.vocab ? full<weighed, listed>(block)
+                                                                       : partial<weighed, listed>(block);
         return static_cast<double>(sums == sums ? sums : without_nan(block));
     }
 
     template <bool weighed, bool listed>
     DECODESTEP_INLINE float full(size_t block) {
-        f32x16 best[4] = {broadcast(kNothing), broadcast(kNothing), broadcast(kNothing), broadcast(kNothing)};
+        f32x16 best[4] = {broadcast(kMinusInfinity), broadcast(kMinusInfinity), broadcast(kMinusInfinity),
+                          broadcast(kMinusInfinity)};
         f32x16 sums[4] = {broadcast(0.0f), broadcast(0.0f), broadcast(0.0f), broadcast(0.0f)};
-        uint64_t marks[kBlock / kWord];
-        const Item* const p = logits_.data + block * kBlock;
+        uint64_t marks[kLogitsBlock / kWord];
+        const Item* const p = logits_.data + block * kLogitsBlock;
 #pragma GCC unroll 2
-        for (size_t i = 0; i < kBlock / kWord; ++i) {
+        for (size_t i = 0; i < kLogitsBlock / kWord; ++i) {
             const Item* const word = p + i * kWord;
             if constexpr (weighed) {
                 prefetch(word + kPrefetchDistance, kWord * sizeof(Item));
@@ -121,13 +122,13 @@ class MassSweep {
 
     template <bool weighed, bool listed>
     float partial(size_t block) {
-        f32x16 best = broadcast(kNothing), sums = broadcast(0.0f);
-        uint64_t marks[kBlock / kWord] = {};
+        f32x16 best = broadcast(kMinusInfinity), sums = broadcast(0.0f);
+        uint64_t marks[kLogitsBlock / kWord] = {};
         const f32x16 least = max(least_, broadcast(std::numeric_limits<float>::lowest()));
         logits_.each_vector(block, [&](f32x16 x, size_t i) {
             best = max(x, best);
             sums = sums + weight_(x);
-            marks[i % kBlock / kWord] |= static_cast<uint64_t>(at_least(x, least)) << i % kWord;
+            marks[i % kLogitsBlock / kWord] |= static_cast<uint64_t>(at_least(x, least)) << i % kWord;
         });
         if constexpr (listed)
             write(marks, block);
@@ -156,10 +157,10 @@ class MassSweep {
     }
 
     // Lists what a block's bits mark, unless it is patched; the block's logits are still in the cache.
-    DECODESTEP_INLINE void write(uint64_t (&marks)[kBlock / kWord], size_t block) {
+    DECODESTEP_INLINE void write(uint64_t (&marks)[kLogitsBlock / kWord], size_t block) {
         if (patched_) {
-            for (size_t i = 0; i < kBlock / kWord; ++i) {
-                const uint64_t patched = list_.work.marks[block * (kBlock / kWord) + i];
+            for (size_t i = 0; i < kLogitsBlock / kWord; ++i) {
+                const uint64_t patched = list_.work.marks[block * (kLogitsBlock / kWord) + i];
                 marks[i] = (marks[i] | patched) ^ patched;
             }
         }
@@ -167,8 +168,8 @@ class MassSweep {
         int32_t* const ids = list_.ids;
         float* const scores = list_.scores;
         size_t n = list_.n;
-        for (size_t i = 0; i < kBlock / kWord; ++i)
-            n += logits.list_marked(marks[i], block * kBlock + i * kWord, ids + n, scores + n);
+        for (size_t i = 0; i < kLogitsBlock / kWord; ++i)
+            n += logits.list_marked(marks[i], block * kLogitsBlock + i * kWord, ids + n, scores + n);
         list_.n = n;
     }
 
@@ -176,7 +177,7 @@ class MassSweep {
     const LogitWeight weight_;
     Candidates& list_;
     const bool patched_;
-    float threshold_ = kNothing;
+    float threshold_ = kMinusInfinity;
     f32x16 least_{};
 };
 

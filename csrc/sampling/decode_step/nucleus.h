@@ -162,7 +162,7 @@ class Nucleus {
     // The list, if it has any token, has the highest: it is complete downwards.
     void find_max() {
         const float listed = list_.max_score();
-        max_logit_ = listed > kNothing ? listed : swept().find_max();
+        max_logit_ = listed > kMinusInfinity ? listed : swept().find_max();
     }
 
     bool find_target_and_errors(double unpatched) {
@@ -191,7 +191,7 @@ class Nucleus {
     // logits into scores.
     void list_superset(const MassSample<type>& sample) {
         const float below_is_outside =
-            has_min_p() ? row_.lower_bound_of_probability(max_logit_, least_weight_) : kNothing;
+            has_min_p() ? row_.lower_bound_of_probability(max_logit_, least_weight_) : kMinusInfinity;
         for (double by = 0.5 * row_.temperature();; by *= 2) {
             if (threshold_ < kListsNothing &&
                 (scale_list_and_weigh() * (1 - error_) >= target_ + slack_ || threshold_ <= below_is_outside))
@@ -210,7 +210,7 @@ class Nucleus {
 
     static float lowered(float t, double by) {
         const auto lower = static_cast<float>(static_cast<double>(t) - by - std::fabs(static_cast<double>(t)) * 1e-3);
-        return std::isnan(lower) ? kNothing : lower;
+        return std::isnan(lower) ? kMinusInfinity : lower;
     }
 
     // Turns the list's logits into scores. Returns the sum of the weights whose scores exceed that of the threshold.
@@ -267,7 +267,7 @@ class Nucleus {
         double total = 0;
         for (size_t i = 0; i < list_.n;) {
             f32x16 sums = broadcast(0.0f);
-            for (const size_t end = std::min(list_.n, i + kBlock); i < end; i += kLanes) sums = sums + weights(i);
+            for (const size_t end = std::min(list_.n, i + kLogitsBlock); i < end; i += kLanes) sums = sums + weights(i);
             total += static_cast<double>(sum(sums));
         }
         return total;
@@ -283,12 +283,12 @@ class Nucleus {
     const std::span<const Step> filters_;
     std::optional<SweptRow<type>> swept_;
     double p_ = 0;
-    double least_weight_ = 0;          // that min-p keeps
-    float scale_ = 0;                  // from a difference of logits to an exponent of two
-    float reference_ = 0;              // the logit whose weight is 1 in the sums
-    LogitWeight weight_{};             // relative to the reference
-    float threshold_ = kListsNothing;  // every token whose logit is at least that is listed
-    float max_logit_ = kNothing;       // of the patched row
+    double least_weight_ = 0;           // that min-p keeps
+    float scale_ = 0;                   // from a difference of logits to an exponent of two
+    float reference_ = 0;               // the logit whose weight is 1 in the sums
+    LogitWeight weight_{};              // relative to the reference
+    float threshold_ = kListsNothing;   // every token whose logit is at least that is listed
+    float max_logit_ = kMinusInfinity;  // of the patched row
     float max_score_ = 0;
     double error_ = 0;               // of a sum of weights, relative
     double target_ = 0, slack_ = 0;  // the mass that top-p fills, and how far off it may be

@@ -112,7 +112,7 @@ class Overlay {
     template <StepKind kind>
     static float changed(const Step& step, size_t which, float score) {
         const float after = patched<kind>(step, which, score);
-        return score > kNothing && after > kNothing ? after : kNothing;
+        return score > kMinusInfinity && after > kMinusInfinity ? after : kMinusInfinity;
     }
 
     DECODESTEP_INLINE size_t insert(size_t id, float raw) {

@@ -55,10 +55,10 @@ class PatchedRow {
     // A threshold below `t` whose score is lower too: logits that differ may have equal scores, and what equals the
     // score of `t` must not be lost.
     float below(float t) const {
-        if (!scaled_ || t == kNothing) return t;
+        if (!scaled_ || t == kMinusInfinity) return t;
         const auto divisor = static_cast<float>(temperature_);
         const float lower = t - std::max(std::fabs(t) * 0x1p-20f, 0x1p-100f);
-        return lower / divisor < t / divisor ? lower : kNothing;
+        return lower / divisor < t / divisor ? lower : kMinusInfinity;
     }
 
     // A logit such that every lower one has exp((logit - max_logit) / temperature) < p, whatever the roundings.

@@ -49,7 +49,7 @@ class RowSums {
         if (wanted == 0) return;
         Candidates& list = row_.list;
         swept_.list_from(lowest_with_value_of(swept_.reached_by(wanted), log_of));
-        list.keep_if([&](size_t i) { return row_.score_of(list.scores[i]) > kNothing; });
+        list.keep_if([&](size_t i) { return row_.score_of(list.scores[i]) > kMinusInfinity; });
         for (size_t i = 0; i < list.n; ++i) row_.work.logs[i] = log_of(list.scores[i]);
         list.report_most_likely(out, wanted);
     }
@@ -62,7 +62,7 @@ class RowSums {
     // the same value.
     template <class Rising>
     static float lowest_with_value_of(float t, Rising&& value) {
-        uint32_t low = ordered(kNothing), high = ordered(t);
+        uint32_t low = ordered(kMinusInfinity), high = ordered(t);
         while (low < high) {
             const uint32_t middle = low + (high - low) / 2;
             if (value(from_ordered(middle)) < value(t))

@@ -30,7 +30,7 @@ class SweptRow {
     float find_max() {
         if (row_.overlay.count() == 0) return max_bound_;
         list_from(reached_by(1));
-        return max_bound_ = row_.list.n > 0 ? row_.list.max_score() : kNothing;
+        return max_bound_ = row_.list.n > 0 ? row_.list.max_score() : kMinusInfinity;
     }
 
     // A threshold that `count` patched logits reach, and few more; -inf where the groups do not tell.

@@ -17,9 +17,9 @@ std::optional<int64_t> draw_from_row(PatchedRow<type>& row, uint64_t seed, uint3
     GumbelRace race(seed, position);
     const auto enter = [&](int32_t id, float logit) {
         const float score = row.score_of(logit);
-        if (score > kNothing && score < std::numeric_limits<float>::infinity()) race.enter(id, score);
+        if (score > kMinusInfinity && score < std::numeric_limits<float>::infinity()) race.enter(id, score);
     };
-    f32x16 best = broadcast(kNothing);
+    f32x16 best = broadcast(kMinusInfinity);
     const f32x16 scale = broadcast(inverse);
     const i32x16 lanes = load_bits(lane_ids), even = lanes + lanes;
     for (size_t block = 0; block < row.logits.blocks(); ++block) {

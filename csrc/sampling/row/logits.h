@@ -38,7 +38,7 @@ struct Logits {
 
     static constexpr Item minus_infinity() {
         if constexpr (type == LogitType::f32)
-            return kNothing;
+            return kMinusInfinity;
         else if constexpr (type == LogitType::bf16)
             return {0xFF80u};
         else
@@ -66,22 +66,22 @@ struct Logits {
             store(lanes, widen(items));
             value = lanes[0];
         }
-        return std::max(kNothing, value);
+        return std::max(kMinusInfinity, value);
     }
 
-    size_t blocks() const { return (vocab + kBlock - 1) / kBlock; }
+    size_t blocks() const { return (vocab + kLogitsBlock - 1) / kLogitsBlock; }
 
     // visit(sixteen logits, the first's id) over a block.
     template <class Visit>
     DECODESTEP_INLINE void each_vector(size_t block, Visit&& visit) const {
-        each_vector_from(block * kBlock, std::min(vocab, (block + 1) * kBlock), visit);
+        each_vector_from(block * kLogitsBlock, std::min(vocab, (block + 1) * kLogitsBlock), visit);
     }
 
     // The same in an order that costs less: visit(sixteen logits, id, step), where lane i is token id + step * i.
     template <class Visit>
     DECODESTEP_INLINE void each_vector_in_any_order(size_t block, Visit&& visit) const {
-        size_t i = block * kBlock;
-        const size_t end = std::min(vocab, i + kBlock);
+        size_t i = block * kLogitsBlock;
+        const size_t end = std::min(vocab, i + kLogitsBlock);
         if constexpr (kPairStep == 2) {
             for (; i + 2 * kLanes <= end; i += 2 * kLanes) {
                 f32x16 even, odd;
@@ -96,10 +96,10 @@ struct Logits {
     // Logits that are not in the cache arrive at twice the speed when they are prefetched two blocks ahead. Done vector
     // by vector between the other work: prefetches of too many lines at once wait for each other.
     DECODESTEP_INLINE static void prefetch_ahead_of(const Item* p) {
-        if (sizeof(Item) == 4 || reinterpret_cast<uintptr_t>(p) % 64 < 32) prefetch(p + 2 * kBlock);
+        if (sizeof(Item) == 4 || reinterpret_cast<uintptr_t>(p) % 64 < 32) prefetch(p + 2 * kLogitsBlock);
     }
 
-    void prefetch_block(size_t block) const { prefetch(data + block * kBlock, kBlock * sizeof(Item)); }
+    void prefetch_block(size_t block) const { prefetch(data + block * kLogitsBlock, kLogitsBlock * sizeof(Item)); }
 
     // Writes the tokens first + i, and their logits, for each bit i of a word, ascending; there must be room for
     // sixteen more of each. Returns their number.
@@ -123,13 +123,14 @@ struct Logits {
     // The largest logit of every group of a block, -inf where there is none.
     template <bool and_prefetch>
     DECODESTEP_INLINE f32x16 maxima(size_t block) const {
-        f32x16 best[4] = {broadcast(kNothing), broadcast(kNothing), broadcast(kNothing), broadcast(kNothing)};
-        if ((block + 1) * kBlock <= vocab) {
-            const Item* const p = data + block * kBlock;
+        f32x16 best[4] = {broadcast(kMinusInfinity), broadcast(kMinusInfinity), broadcast(kMinusInfinity),
+                          broadcast(kMinusInfinity)};
+        if ((block + 1) * kLogitsBlock <= vocab) {
+            const Item* const p = data + block * kLogitsBlock;
             // Eight loads an iteration: fully unrolled, each load instruction would advance by strides that the L1
             // prefetcher does not follow, and logits in L2 would take twice the time.
 #pragma GCC unroll 2
-            for (size_t i = 0; i < kBlock; i += 4 * kLanes) {
+            for (size_t i = 0; i < kLogitsBlock; i += 4 * kLanes) {
 #pragma GCC unroll 4
                 for (size_t j = 0; j < 4; ++j) {
                     const Item* const at = p + i + j * kLanes;
@@ -153,7 +154,7 @@ struct Logits {
     // Lists the tokens with logits >= threshold, of -inf all above that, ascending, and returns their number. Needs
     // work.group_max. few: whether most vectors hold none.
     size_t list_from(Workspace& work, float threshold, bool few) const {
-        return few && threshold > kNothing ? list_from<true>(work, threshold) : list_from<false>(work, threshold);
+        return few && threshold > kMinusInfinity ? list_from<true>(work, threshold) : list_from<false>(work, threshold);
     }
 
     // A branch for every vector pays only where few vectors hold a token of the list.

@@ -20,9 +20,9 @@ class SampledThreshold {
         // and two and a half standard deviations. A threshold that more logits of the sample reach is low enough.
         const double expected = static_cast<double>(count) / kStride;
         const double rank = expected + 2.5 * std::sqrt(expected) + 1;
-        if (sampled < 8 || rank > static_cast<double>(groups) / 4) return kNothing;
+        if (sampled < 8 || rank > static_cast<double>(groups) / 4) return kMinusInfinity;
         float* const maxima = work_.group_max.get();
-        f32x16 best = broadcast(kNothing);
+        f32x16 best = broadcast(kMinusInfinity);
         for (size_t i = 0; i < sampled; ++i) {
             const f32x16 here = maxima_of_strip<false>((i * kStride + kStride / 2) * kStrip);
             float* const folded = maxima + i % kFolded * kLanes;
@@ -62,11 +62,11 @@ class SampledThreshold {
     // Sixteen maxima that cover the strip from i on.
     template <bool and_prefetch>
     DECODESTEP_INLINE f32x16 maxima_of_strip(size_t i) const {
-        f32x16 even = broadcast(kNothing), odd = even;
+        f32x16 even = broadcast(kMinusInfinity), odd = even;
 #pragma GCC unroll 4
         for (size_t j = i; j < i + kStrip; j += 2 * kLanes) {
             const auto* const p = logits_.data + j;
-            if constexpr (and_prefetch) prefetch(p + 2 * kBlock, 2 * kLanes * sizeof(*p));
+            if constexpr (and_prefetch) prefetch(p + 2 * kLogitsBlock, 2 * kLanes * sizeof(*p));
             f32x16 a = logits_.load(j), b = logits_.load(j + kLanes);
             if constexpr (Logits<type>::kPairStep == 2) logits_.load_pair(p, a, b);  // a maximum needs no order
             even = max(a, even);

@@ -31,7 +31,7 @@ constexpr size_t spare_tokens(size_t count) { return count / 4 + 4; }
 template <class SurelyAtLeast>
 float threshold_reached_by(size_t count, size_t slack, float largest, SurelyAtLeast&& surely_at_least) {
     uint32_t high = ordered(largest) + 1, low = high;
-    const uint32_t bottom = ordered(kNothing);
+    const uint32_t bottom = ordered(kMinusInfinity);
     const auto reached = [&](size_t found) { return found >= count; };
     size_t found = 0;
     for (uint64_t step = 1u << 18; low > bottom && !reached(found); step *= 2) {
@@ -49,7 +49,7 @@ float threshold_reached_by(size_t count, size_t slack, float largest, SurelyAtLe
             high = middle;
         }
     }
-    return reached(found) ? from_ordered(low) : kNothing;
+    return reached(found) ? from_ordered(low) : kMinusInfinity;
 }
 
 }  // namespace decodestep::DECODESTEP_ISA

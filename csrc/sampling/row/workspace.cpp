@@ -38,7 +38,7 @@ constexpr size_t kShelf = 64;  // more workspaces than that are given back to th
 
 Workspace::Workspace(size_t vocab)
     : vocab(vocab),
-      group_max(room<float>((vocab / kBlock + 1) * kLanesOfBlock)),
+      group_max(room<float>((vocab / kLogitsBlock + 1) * kLanesOfBlock)),
       ids(room<int32_t>(vocab)),
       scores(room<float>(vocab)),
       weights(room<double>(vocab)),
@@ -49,7 +49,7 @@ Workspace::Workspace(size_t vocab)
       keys(room<uint64_t>(vocab)),
       spare_keys(room<uint64_t>(vocab)),
       selection(room<float>(vocab)),
-      marks(std::make_unique<uint64_t[]>((vocab / kBlock + 1) * (kBlock / 64))),
+      marks(std::make_unique<uint64_t[]>((vocab / kLogitsBlock + 1) * (kLogitsBlock / 64))),
       patched_ids(room<int32_t>(vocab)),
       patched_raw(room<float>(vocab)),
       patched_now(room<float>(vocab)),

@@ -11,7 +11,7 @@ namespace decodestep {
 
 // A pass over a row reads blocks of 32 vectors of 16 lanes. The 32 logits of one lane within a block are a group.
 constexpr size_t kLanesOfBlock = 16;
-constexpr size_t kBlock = 32 * kLanesOfBlock;
+constexpr size_t kLogitsBlock = 32 * kLanesOfBlock;
 
 // An item to sort by key, lowest first; among equal keys the lower index goes first.
 struct Ranked {

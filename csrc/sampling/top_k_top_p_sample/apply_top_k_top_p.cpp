@@ -47,7 +47,7 @@ class RowFilter {
     // Of the tokens in ascending order, keeps those at which the running sum of probabilities is above `limit`, and the
     // last in any case.
     void top_p(double limit, bool listed) {
-        if (list_.max_input == kNothing) return keep_last_of_minus_infinity();
+        if (list_.max_input == kMinusInfinity) return keep_last_of_minus_infinity();
         if (limit >= kUnits) {
             list_.list_from(list_.max_input);
             list_.ids[0] = list_.ids[list_.n - 1];
@@ -55,9 +55,9 @@ class RowFilter {
             return write();
         }
         const SoftmaxWeights weights = listed ? list_.softmax_of_listed_ids() : list_.softmax_of_row();
-        const double whole = listed ? list_.mass_from(kNothing, weights) : list_.mass_of_row(weights);
+        const double whole = listed ? list_.mass_from(kMinusInfinity, weights) : list_.mass_of_row(weights);
         if (limit == 0) {
-            if (!listed) list_.list_from(kNothing);
+            if (!listed) list_.list_from(kMinusInfinity);
             list_.find_values(weights);
             list_.keep_if([&](size_t i) { return list_.values[i] > 0.0f; });
             return write();

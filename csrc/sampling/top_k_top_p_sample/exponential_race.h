@@ -56,7 +56,7 @@ class ExponentialRace {
     DECODESTEP_INLINE Mask may_win(f32x16 weights, Mask lanes, size_t first, Ids ids) const {
         f32x16 below = broadcast(1.0f);
         if constexpr (noise == Noise::given) {
-            prefetch(q_ + first + 2 * kBlock);
+            prefetch(q_ + first + 2 * kLogitsBlock);
             below = magnitude(lanes == kAllLanes ? load(q_ + first)
                                                  : load_partial(q_ + first, static_cast<size_t>(std::popcount(lanes))));
         }
@@ -88,7 +88,7 @@ class ExponentialRace {
     const float* q_;
     uint32_t state_;
     float eps_, total_;
-    float best_ = kNothing, factor_ = 0, slack_ = std::numeric_limits<float>::infinity(), floor_ = kNothing;
+    float best_ = kMinusInfinity, factor_ = 0, slack_ = std::numeric_limits<float>::infinity(), floor_ = kMinusInfinity;
     int64_t winner_ = 0;
 };
 

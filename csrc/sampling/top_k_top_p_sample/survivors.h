@@ -29,7 +29,7 @@ class Survivors {
     float* const inputs;  // NaN stays NaN
     float* const values;  // after one of the methods that find them
     size_t n = 0;
-    float max_input = kNothing;  // after `sweep`
+    float max_input = kMinusInfinity;  // after `sweep`
 
     // A logit as float32, NaN too.
     float input(size_t id) const {
@@ -41,7 +41,7 @@ class Survivors {
     // Finds the largest logit of every group, which the methods below need that say so.
     void sweep() {
         logits.sweep(work);
-        f32x16 best = broadcast(kNothing);
+        f32x16 best = broadcast(kMinusInfinity);
         for (size_t block = 0; block < logits.blocks(); ++block) best = max(logits.load_maxima(work, block), best);
         max_input = largest(best);
     }
@@ -52,7 +52,7 @@ class Survivors {
 
     // After `sweep`: a threshold that `count` tokens reach, and few more; -inf where the groups do not tell.
     float reached_by(size_t count) const {
-        if (max_input == kNothing) return kNothing;
+        if (max_input == kMinusInfinity) return kMinusInfinity;
         const size_t groups = logits.blocks() * kLanes;
         return threshold_reached_by(count, spare_tokens(count), max_input,
                                     [&](float t) { return count_at_least(work.group_max.get(), groups, t); });
@@ -64,12 +64,12 @@ class Survivors {
         float t = reached_by(first), too_high = max_input;
         for (double further = 0.5;; further *= 2) {
             list_from(t, further < 2);
-            if (t == kNothing || mass_from(t, weights) > needed) break;
+            if (t == kMinusInfinity || mass_from(t, weights) > needed) break;
             too_high = t;
             t = lowered(t, further, weights);
         }
         // The caller sorts, which costs more than these passes over a list that is much too long.
-        if (n <= 256 || t == kNothing) return;
+        if (n <= 256 || t == kMinusInfinity) return;
         for (int i = 0; i < 5; ++i) {
             const float middle = t + (too_high - t) / 2;
             (mass_from(middle, weights) > needed ? t : too_high) = middle;
@@ -110,7 +110,7 @@ class Survivors {
         for (const bool nan : {false, true})
             for (size_t id = 0; id < logits.vocab && n < count; ++id) {
                 const float x = input(id);
-                if (nan ? x == x : x != kNothing) continue;
+                if (nan ? x == x : x != kMinusInfinity) continue;
                 ids[n] = static_cast<int32_t>(id);
                 inputs[n++] = x;
             }
@@ -132,7 +132,7 @@ class Survivors {
 
     // values = softmax(x[0 : n]); the partial sum of a term goes by its place in the list.
     void softmax_of(const float* x) {
-        float top = kNothing;
+        float top = kMinusInfinity;
         for (size_t i = 0; i < n; ++i) top = x[i] > top ? x[i] : top;
         SoftmaxWeights weights = SoftmaxWeights::softmax(top);
         LaneSums sums;
@@ -200,7 +200,7 @@ class Survivors {
     static float lowered(float t, double further, const SoftmaxWeights& weights) {
         const double below = weights.are_raw() ? t * std::exp2(-further) : t - further;
         const auto narrow = static_cast<float>(below);
-        return narrow < t && !(weights.are_raw() && narrow < 1e-30f) ? narrow : kNothing;
+        return narrow < t && !(weights.are_raw() && narrow < 1e-30f) ? narrow : kMinusInfinity;
     }
 
     // A type of this namespace: every instruction set must instantiate a std::sort of its own, which the linker does

@@ -118,7 +118,7 @@ class RowSampler {
     // The first token with the largest value of the whole row: logits that differ may have equal values.
     int64_t first_maximum() {
         if (!args_.input_is_logits) return race_of_row(Noise::none, SoftmaxWeights::raw());
-        if (list_.max_input == kNothing) return 0;
+        if (list_.max_input == kMinusInfinity) return 0;
         list_.list_from(std::isinf(list_.max_input) ? list_.max_input : list_.max_input - 0x1p-20f);
         if (std::all_of(list_.inputs, list_.inputs + list_.n, [&](float x) { return x == list_.max_input; }))
             return list_.ids[0];
@@ -157,7 +157,7 @@ class RowSampler {
                         i + kLanes <= vocab ? store(masked + i, x) : store_partial(masked + i, x, vocab - i);
                     });
             } else {
-                std::fill_n(masked, vocab, args_.input_is_logits ? kNothing : 0.0f);
+                std::fill_n(masked, vocab, args_.input_is_logits ? kMinusInfinity : 0.0f);
                 for (size_t i = 0; i < list_.n; ++i) {
                     const auto id = static_cast<size_t>(list_.ids[i]);
                     masked[id] = list_.input(id);
