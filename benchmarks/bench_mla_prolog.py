@@ -2,7 +2,8 @@
 
     decodestep bench mla_prolog --heads 128 --tokens 1 4 16 --types bf16 --rounds 15 --threads 2
 
-`--forms`: of our weights, "panels" (`PanelWeight`), "plain" (K, N) and "NZ". torch keeps its weights as its products like them
+`--forms`: of our weights, "panels" (`PanelWeight`), "plain" (K, N), "NZ", and in bfloat16 the projections rounded to Q8_0 as
+GGUF blocks: "q8_0" (`LinearPanels`) and "q8_0_rows" (`PackedWeight`). torch keeps its weights as its products like them
 best: (N, K) for bfloat16, (K, N) for `torch._int_mm`; `--compile 0` leaves torch.compile out. The floor is one read of the
 weights at the rate of plain reads in the same rounds; below it stands the time of the products at the best rate of torch's
 square matrices. A run of one number of heads and one type takes less than a minute once torch has compiled its code.
@@ -19,6 +20,7 @@ import ml_dtypes
 import numpy as np
 
 import decodestep as ds
+from decodestep.ops.linear import Format, LinearPanels, PackedWeight
 from harness import SLOWEST_CALL_SECONDS, Call, Report, options, torch
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
@@ -163,6 +165,11 @@ def torch_calls(p: dict[str, Any], int8: bool, compiled: bool) -> dict[str, Call
 def in_form(given: dict[str, np.ndarray], form: str) -> dict[str, Any]:
     if form == "panels":
         return {name: ds.PanelWeight.from_array(given[name]) for name in (*WEIGHTS, "weight_uk")}
+    if form.startswith("q8_0"):
+        blocks = {name: LinearPanels.pack(PackedWeight.from_array(given[name]), Format.Q8_0) for name in WEIGHTS}
+        as_rows = form == "q8_0_rows"
+        w_uk = ds.PanelWeight.from_array(given["weight_uk"])
+        return {name: w.rows() if as_rows else w for name, w in blocks.items()} | {"weight_uk": w_uk}
     return {} if form == "plain" else {name: ds.to_nz(given[name]) for name in WEIGHTS}
 
 
@@ -209,7 +216,7 @@ def cases(chosen: Any, N: int, int8: bool, report: Report, rates: dict[bool, flo
     rng = np.random.default_rng(0)
     plain = weights(rng, N)
     given = int8_weights(plain) if int8 else plain
-    forms = {form: in_form(given, form) for form in chosen.forms}
+    forms = {form: in_form(given, form) for form in chosen.forms if not (int8 and form.startswith("q8_0"))}
     nbytes = sum(given[name].nbytes for name in (*WEIGHTS, "weight_uk"))
     projections, absorbed = He * (Hcq + Hckv + Dr) + Hcq * N * (D + Dr), N * D * Hckv
     operator: Callable[..., Any] = ds.mla_prolog_v2 if int8 else ds.mla_prolog
@@ -231,7 +238,7 @@ def cases(chosen: Any, N: int, int8: bool, report: Report, rates: dict[bool, flo
 
 
 def main() -> None:
-    forms, types = ("panels", "plain", "NZ"), ("bf16", "int8")
+    forms, types = ("panels", "plain", "NZ", "q8_0", "q8_0_rows"), ("bf16", "int8")
     chosen = options(
         __doc__, {"forms": forms, "types": types}, heads=(128,), tokens=(1, 4, 16, 64, 256), types=types, forms=forms[:1],
         compile=1, rounds=15, threads=2,

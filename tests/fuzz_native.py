@@ -236,6 +236,8 @@ def mla_prolog(s: Source) -> Arguments:
     def weight(inputs: int, outputs: int, int8: bool) -> tuple[np.ndarray, int, np.ndarray | None]:
         if int8 or s.one_of(True, True, False):
             return (columns(s, inputs, outputs, np.int8 if int8 else real), -1, s.array(outputs) if int8 else None)
+        if s.one_of(True, False):
+            return (*panels_of(s, inputs, outputs)[:2], None)
         return (*s.weight(inputs, outputs), None)
 
     def vector(length: int, wanted: bool) -> np.ndarray | None:

@@ -97,7 +97,7 @@ ptrdiff_t block_stride(const A& cache) {
 using Any = nb::ndarray<nb::ro, nb::device::cpu>;
 
 // The type of a weight's values; bfloat16 is passed as uint16.
-inline WeightType value_of(const Any& w) {
+inline WeightType weight_type_of(const Any& w) {
     if (w.dtype() == nb::dtype<float>()) return WeightType::f32;
     if (w.dtype() == nb::dtype<uint16_t>()) return WeightType::bf16;
     require(w.dtype() == nb::dtype<int8_t>(), "a weight is of float32, of the bits of bfloat16, or of int8");
@@ -116,9 +116,9 @@ inline void require_aligned_any(const Any& a) {
             "an array must be aligned to its items");
 }
 
-// `count` weights (in, out), one a batch row, as one of: packed, one flat array; plain (in, out), with a batch axis in
-// front unless `count` is 0, for one; NZ (panels, rows >= in, width), where `count` is 0.
-Columns columns_of(const Any& w, size_t in, size_t out, size_t count = 0);
+// A weight (in, out), or the first of `count` unless that is 0. By its number of axes: 1, packed; 2, or 3 with `count`,
+// a matrix; 3 without `count`, NZ as (panels, rows >= in, width).
+ColumnWeight column_weight_of(const Any& w, size_t in, size_t out, size_t count = 0);
 
 using Vector = Packed<const float, 1>;
 using Matrix = Packed<const float, 2>;

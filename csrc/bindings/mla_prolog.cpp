@@ -1,14 +1,53 @@
 #include "mla_prolog/mla_prolog.h"
 
+#include <string>
+
 #include "bindings/bindings.h"
 
 namespace decodestep {
 namespace {
 
 using Out = nb::ndarray<nb::device::cpu>;
-using Scale = std::optional<Vector>;
 
-constexpr size_t kExactInputs = size_t{1} << 17;  // fewer products of two int8 stay inside int32
+constexpr size_t kExactInputs = size_t{1} << 17;  // fewer products of two int8 stay within int32
+constexpr size_t kMaxAxis = size_t{1} << 24;      // so that products of axes stay far from overflow
+
+// The arguments of a call, read by name where they are used: no order of 41 values that two places would have to share.
+class Keywords {
+  public:
+    explicit Keywords(const nb::kwargs& given) : given_(given) {}
+
+    // An array, which is never converted, or with std::optional None.
+    template <class A>
+    A array(const char* name) {
+        return get<A>(name, false);
+    }
+
+    template <class N>
+    N number(const char* name) {
+        return get<N>(name, true);
+    }
+
+    // To be called after the last argument has been read.
+    void require_all_read() const {
+        if (given_.size() != read_) throw nb::type_error("_native.mla_prolog: an argument is unknown");
+    }
+
+  private:
+    template <class V>
+    V get(const char* name, bool convert) {
+        ++read_;
+        PyObject* value = PyDict_GetItemString(given_.ptr(), name);
+        V result;
+        if (!value || !nb::try_cast<V>(nb::handle(value), result, convert))
+            throw nb::type_error(
+                (std::string("_native.mla_prolog: ") + name + (value ? " has the wrong type" : " is missing")).c_str());
+        return result;
+    }
+
+    const nb::kwargs& given_;
+    size_t read_ = 0;
+};
 
 template <class A>
 bool shaped(const A& a, std::initializer_list<size_t> shape) {
@@ -19,45 +58,53 @@ bool shaped(const A& a, std::initializer_list<size_t> shape) {
     return true;
 }
 
-// A result: contiguous, of the type and shape that it must have.
-void* result(const Out& out, const nb::dlpack::dtype& type, std::initializer_list<size_t> shape, const char* what) {
-    require(out.dtype() == type && shaped(out, shape) && contiguous(Any(out)), what);
-    require_aligned_any(Any(out));
-    return out.data();
+// A contiguous result of this type and shape, or null for None.
+void* result(const std::optional<Out>& out, const nb::dlpack::dtype& type, std::initializer_list<size_t> shape,
+             const char* what) {
+    if (!out) return nullptr;
+    require(out->dtype() == type && shaped(*out, shape) && contiguous(Any(*out)), what);
+    require_aligned_any(Any(*out));
+    return out->data();
 }
 
-const float* scale_of(const Scale& scale, bool wanted, size_t length, const char* what) {
-    require(scale.has_value() == wanted && (!wanted || scale->shape(0) == length), what);
+// A vector of `length` float32 if `wanted`, and then only; else null.
+const float* vector(const std::optional<Vector>& given, bool wanted, size_t length, const char* what) {
+    require(given.has_value() == wanted && (!wanted || given->shape(0) == length), what);
     if (!wanted) return nullptr;
-    require_aligned(*scale);
-    return scale->data();
+    require_aligned(*given);
+    return given->data();
 }
 
-const float* optional_scale(const Scale& scale, size_t length, const char* what) {
-    return scale_of(scale, scale.has_value(), length, what);
+const float* optional_vector(const std::optional<Vector>& given, size_t length, const char* what) {
+    return vector(given, given.has_value(), length, what);
 }
 
-// `format`: of rows (linear.h), or -1 for columns.
-Projection projection(const Any& w, int format, size_t in, size_t out, bool bf16, const Scale& scale, bool int8) {
+// `format`: of GGUF blocks, rows as a matrix of bytes or panels as a flat array of them; -1 for columns.
+Projection projection(const Any& w, int format, size_t in, size_t out, WeightType value, const float* scale) {
     Projection made{};
-    if (format >= 0) {
-        require(!int8 && w.dtype() == nb::dtype<uint8_t>() && w.ndim() == 2,
-                "the rows of a weight are a matrix of bytes");
+    made.scale = scale;
+    if (format < 0) {
+        made.form = WeightForm::columns;
+        made.columns = column_weight_of(w, in, out);
+        require(made.columns.value == value, "a weight has the wrong type");
+        require(value != WeightType::i8 || in < kExactInputs, "an exact sum of int8 needs fewer inputs");
+        return made;
+    }
+    require(value != WeightType::i8 && w.dtype() == nb::dtype<uint8_t>() && (w.ndim() == 1 || w.ndim() == 2),
+            "blocks are a matrix of bytes or a flat array of them");
+    if (w.ndim() == 2) {
+        made.form = WeightForm::rows;
         made.rows = row_weight_of(Bytes(w), format, in);
         require(made.rows.out == out, "a weight has the wrong number of outputs");
     } else {
-        made.columns = columns_of(w, in, out);
-        require(made.columns.value == (int8   ? WeightType::i8
-                                       : bf16 ? WeightType::bf16
-                                              : WeightType::f32),
-                "a weight has the wrong type");
-        require(!int8 || in < kExactInputs, "an exact sum of int8 needs fewer inputs");
+        require(contiguous(w), "panels must be contiguous");
+        made.form = WeightForm::panels;
+        made.panels = panel_weight_of(Packed<const uint8_t, 1>(w), format, in, out);
     }
-    made.scale = scale_of(scale, int8, out, "the scale of a weight has the wrong shape, or is one too many or too few");
     return made;
 }
 
-Cache cache_of(const std::optional<Out>& cache, const nb::dlpack::dtype& type, size_t width, bool nz) {
+PrologCache cache_of(const std::optional<Out>& cache, const nb::dlpack::dtype& type, size_t width, bool nz) {
     if (!cache || cache->size() == 0) return {};
     const size_t bytes = cache->itemsize();
     require(cache->dtype() == type && cache->ndim() == 4 && cache->shape(2) == 1 && cache->shape(3) == width,
@@ -68,110 +115,153 @@ Cache cache_of(const std::optional<Out>& cache, const nb::dlpack::dtype& type, s
     return {static_cast<uint8_t*>(cache->data()), stride(0), stride(1), stride(3), width, bytes, run};
 }
 
-void call(Any x, Scale x_scale, size_t width, size_t heads, size_t nope, size_t latent, size_t rope_groups,
-          std::optional<Any> w_dq, int w_dq_format, Scale w_dq_scale, Any w_uq_qr, int w_uq_qr_format,
-          Scale w_uq_qr_scale, Any w_dkv_kr, int w_dkv_kr_format, Scale w_dkv_kr_scale, Any w_uk, Scale gamma_cq,
-          Scale gamma_ckv, float eps_cq, float eps_ckv, float alpha_cq, float alpha_ckv, Matrix sin, Matrix cos,
-          Scale smooth, Ids slots, std::optional<Out> kv_cache, std::optional<Out> kr_cache, bool nz, int cache_scale,
-          Scale ckv_scale, Scale ckr_scale, float clip, std::optional<Out> query,
-          std::optional<Packed<float, 2>> query_scale, bool half_away, Out query_rope, std::optional<Out> query_norm,
-          std::optional<Packed<float, 1>> norm_scale, int threads) {
-    const bool full = x.dtype() == nb::dtype<int8_t>(), partial = w_uq_qr_scale.has_value();
-    const bool bf16 = query_rope.dtype() == nb::dtype<uint16_t>();
-    const nb::dlpack::dtype real = bf16 ? nb::dtype<uint16_t>() : nb::dtype<float>(), int8 = nb::dtype<int8_t>();
-    require(x.ndim() == 2 && (full || x.dtype() == real) && contiguous(x), "x has the wrong type or shape");
-    require_aligned_any(x);
-    require_aligned(sin, cos, slots, query_scale, norm_scale);
-    const size_t tokens = x.shape(0), hidden = x.shape(1), rope = sin.shape(1);
-    require(heads > 0 && rope_groups > 0 && heads % rope_groups == 0 && rope % rope_groups == 0 &&
-                rope / rope_groups % 2 == 0,
-            "heads and rope pairs must fall into the groups");
-    constexpr size_t most = size_t{1} << 24;
-    require(tokens <= most && hidden <= most && width <= most && heads <= most && nope <= most && latent <= most &&
-                rope <= most,
-            "an axis is too long");
-    require(hidden > 0 && width > 0 && latent > 0, "an axis is empty");
-    require(w_dq || (width == hidden && !full), "without w_dq the width is that of x, which is not int8");
-    require(cache_scale >= 0 && cache_scale <= 3, "cache_scale is unknown");
-    const auto kind = static_cast<CacheScale>(cache_scale);
-    const size_t up = heads * (nope + rope / rope_groups);
-    require(up <= most, "an axis is too long");
+// Reads a call into `a`, in the order in which later arguments need the sizes and types that earlier ones fix.
+class CallReader {
+  public:
+    CallReader(const nb::kwargs& given, MlaProlog& call) : k_(given), a(call) {}
 
-    MlaProlog a{};
-    a.x = x.data();
-    a.x_scale = scale_of(x_scale, full, tokens, "x_scale has the wrong shape, or x is not int8");
-    a.tokens = tokens, a.hidden = hidden, a.width = width, a.heads = heads, a.nope = nope, a.rope = rope;
-    a.latent = latent, a.rope_groups = rope_groups, a.bf16 = bf16;
-    if (w_dq) a.w_dq = projection(*w_dq, w_dq_format, hidden, width, bf16, w_dq_scale, full);
-    require(w_dq || !w_dq_scale, "w_dq_scale is one too many");
-    require(partial || !full, "with int8 tokens w_uq_qr is int8");
-    a.w_uq_qr = projection(w_uq_qr, w_uq_qr_format, width, up, bf16, w_uq_qr_scale, partial);
-    a.w_dkv_kr = projection(w_dkv_kr, w_dkv_kr_format, hidden, latent + rope, bf16, w_dkv_kr_scale, full);
-    a.w_uk = columns_of(w_uk, nope, latent, heads);
-    require(a.w_uk.value == (bf16 ? WeightType::bf16 : WeightType::f32), "w_uk has the wrong type");
-    a.w_uk_stride = a.w_uk.packed ? static_cast<ptrdiff_t>(panel_count(latent) * panel_bytes(a.w_uk.value, nope))
-                    : w_uk.size() ? w_uk.stride(0) * static_cast<ptrdiff_t>(value_bytes(a.w_uk.value))
-                                  : 0;
-    a.gamma_cq = optional_scale(gamma_cq, width, "gamma_cq has the wrong shape");
-    a.gamma_ckv = optional_scale(gamma_ckv, latent, "gamma_ckv has the wrong shape");
-    a.eps_cq = eps_cq, a.eps_ckv = eps_ckv, a.alpha_cq = alpha_cq, a.alpha_ckv = alpha_ckv;
-    require(shaped(sin, {tokens, rope}) && shaped(cos, {tokens, rope}), "sin or cos has the wrong shape");
-    a.sin = sin.data(), a.cos = cos.data();
-    require(partial || !smooth, "smooth is for an int8 w_uq_qr");
-    a.smooth = optional_scale(smooth, width, "smooth has the wrong shape");
+    void read() {
+        tokens();
+        weights();
+        norms_and_rope();
+        caches();
+        results();
+        a.threads = thread_count(k_.number<int>("threads"));
+        k_.require_all_read();
+    }
 
-    require(slots.shape(0) == tokens, "slots has the wrong shape");
-    a.slots = slots.data();
-    const bool tile = kind == CacheScale::tile, channel = kind == CacheScale::channel;
-    require(!tile || (bf16 && latent % kCacheTile == 0 && !nz), "tiles are whole, in rows, beside bfloat16");
-    a.kv = cache_of(kv_cache, kind == CacheScale::none ? real : int8,
-                    tile ? latent + 2 * rope + latent / kCacheTile * sizeof(float) : latent, nz);
-    require(!tile || !kr_cache, "with tiles there is one cache");
-    a.kr = cache_of(kr_cache, channel ? int8 : real, rope, nz);
-    require(!a.kv.data || tile || a.kr.data, "there is a kv_cache and no kr_cache");
-    require(a.kv.data || !a.kr.data, "there is a kr_cache and no kv_cache");
-    a.block_size = a.kv.data ? kv_cache->shape(1) : 1;
-    require(!a.kr.data || (kr_cache->shape(0) == kv_cache->shape(0) && kr_cache->shape(1) == a.block_size),
-            "the caches have different blocks");
-    const auto end = a.kv.data ? static_cast<int64_t>(kv_cache->shape(0) * a.block_size) : 0;
-    for (size_t t = 0; t < tokens; ++t) require(a.slots[t] < end, "a slot is out of range");
-    a.cache_scale = kind;
-    const size_t factors = kind == CacheScale::tensor ? 1 : latent;
-    a.ckv_scale = scale_of(ckv_scale, channel || kind == CacheScale::tensor, factors, "ckv_scale has the wrong shape");
-    a.ckr_scale = scale_of(ckr_scale, channel, rope, "ckr_scale has the wrong shape");
-    a.clip = clip;
+  private:
+    template <class A>
+    std::optional<A> optional(const char* name) {
+        return k_.array<std::optional<A>>(name);
+    }
 
-    const bool query_int8 = query_scale.has_value();
-    require(!query_int8 || (query && kind == CacheScale::tensor && shaped(*query_scale, {tokens, heads})),
-            "query_scale has the wrong shape, or there is no int8 query");
-    if (query) a.query = result(*query, query_int8 ? int8 : real, {tokens, heads, latent}, "query is wrong");
-    a.query_scale = query_int8 ? query_scale->data() : nullptr;
-    a.half_away = half_away;
-    a.query_rope = result(query_rope, real, {tokens, heads, rope}, "query_rope is wrong");
-    if (query_norm) a.query_norm = result(*query_norm, partial ? int8 : real, {tokens, width}, "query_norm is wrong");
-    require(!norm_scale || (partial && norm_scale->shape(0) == tokens), "norm_scale is wrong");
-    a.norm_scale = norm_scale ? norm_scale->data() : nullptr;
-    a.threads = thread_count(threads);
-    nb::gil_scoped_release release;
-    mla_prolog(a);
-}
+    void tokens() {
+        const auto x = k_.array<Any>("x");
+        const auto sin = k_.array<Matrix>("sin"), cos = k_.array<Matrix>("cos");
+        query_rope_ = k_.array<Out>("query_rope");
+        bf16_ = query_rope_.dtype() == nb::dtype<uint16_t>();
+        real_ = bf16_ ? nb::dtype<uint16_t>() : nb::dtype<float>();
+        full_ = x.dtype() == nb::dtype<int8_t>();
+        require(x.ndim() == 2 && (full_ || x.dtype() == real_) && contiguous(x), "x has the wrong type or shape");
+        require_aligned_any(x);
+        require_aligned(sin, cos);
+        a.x = x.data(), a.bf16 = bf16_;
+        a.tokens = x.shape(0), a.hidden = x.shape(1), a.rope = sin.shape(1);
+        a.width = k_.number<size_t>("width"), a.heads = k_.number<size_t>("heads");
+        a.nope = k_.number<size_t>("nope"), a.latent = k_.number<size_t>("latent");
+        a.rope_groups = k_.number<size_t>("rope_groups");
+        require(a.heads > 0 && a.rope_groups > 0 && a.heads % a.rope_groups == 0 && a.rope % a.rope_groups == 0 &&
+                    a.rope / a.rope_groups % 2 == 0,
+                "heads and rope pairs must fall into the groups");
+        for (const size_t axis : {a.tokens, a.hidden, a.width, a.heads, a.nope, a.latent, a.rope})
+            require(axis <= kMaxAxis, "an axis is too long");
+        require(a.hidden > 0 && a.width > 0 && a.latent > 0, "an axis is empty");
+        a.x_scale =
+            vector(optional<Vector>("x_scale"), full_, a.tokens, "x_scale has the wrong shape, or x is not int8");
+        require(shaped(sin, {a.tokens, a.rope}) && shaped(cos, {a.tokens, a.rope}), "sin or cos has the wrong shape");
+        a.sin = sin.data(), a.cos = cos.data();
+    }
+
+    void weights() {
+        const char* scale_rule = "the scale of a weight has the wrong shape, or is one too many or too few";
+        const WeightType real = bf16_ ? WeightType::bf16 : WeightType::f32, down = full_ ? WeightType::i8 : real;
+        const auto w_dq = optional<Any>("w_dq");
+        const auto up_scale = optional<Vector>("w_uq_qr_scale");
+        partial_ = up_scale.has_value();
+        require(w_dq || (a.width == a.hidden && !full_), "without w_dq the width is that of x, which is not int8");
+        require(partial_ || !full_, "with int8 tokens w_uq_qr is int8");
+        const size_t up = a.heads * (a.nope + a.rope / a.rope_groups), latent = a.latent + a.rope;
+        require(up <= kMaxAxis, "an axis is too long");
+        const float* down_scale = vector(optional<Vector>("w_dq_scale"), w_dq && full_, a.width, scale_rule);
+        const int down_format = k_.number<int>("w_dq_format");
+        if (w_dq) a.w_dq = projection(*w_dq, down_format, a.hidden, a.width, down, down_scale);
+        a.w_uq_qr = projection(k_.array<Any>("w_uq_qr"), k_.number<int>("w_uq_qr_format"), a.width, up,
+                               partial_ ? WeightType::i8 : real, optional_vector(up_scale, up, scale_rule));
+        a.w_dkv_kr = projection(k_.array<Any>("w_dkv_kr"), k_.number<int>("w_dkv_kr_format"), a.hidden, latent, down,
+                                vector(optional<Vector>("w_dkv_kr_scale"), full_, latent, scale_rule));
+        const auto w_uk = k_.array<Any>("w_uk");
+        a.w_uk = column_weight_of(w_uk, a.nope, a.latent, a.heads);
+        require(a.w_uk.value == real, "w_uk has the wrong type");
+        a.w_uk_stride = a.w_uk.packed() ? static_cast<ptrdiff_t>(panel_count(a.latent) * panel_bytes(real, a.nope))
+                        : w_uk.size()   ? w_uk.stride(0) * static_cast<ptrdiff_t>(value_bytes(real))
+                                        : 0;
+    }
+
+    void norms_and_rope() {
+        a.gamma_cq = optional_vector(optional<Vector>("gamma_cq"), a.width, "gamma_cq has the wrong shape");
+        a.gamma_ckv = optional_vector(optional<Vector>("gamma_ckv"), a.latent, "gamma_ckv has the wrong shape");
+        a.eps_cq = k_.number<float>("eps_cq"), a.eps_ckv = k_.number<float>("eps_ckv");
+        a.alpha_cq = k_.number<float>("alpha_cq"), a.alpha_ckv = k_.number<float>("alpha_ckv");
+        a.smooth = optional_vector(optional<Vector>("smooth"), a.width, "smooth has the wrong shape");
+        require(partial_ || !a.smooth, "smooth is for an int8 w_uq_qr");
+    }
+
+    void caches() {
+        const int number = k_.number<int>("cache_scale");
+        require(number >= 0 && number <= 3, "cache_scale is unknown");
+        const auto kind = a.cache_scale = static_cast<CacheScale>(number);
+        const bool tile = kind == CacheScale::tile, channel = kind == CacheScale::channel;
+        const bool nz = k_.number<bool>("nz");
+        const auto int8 = nb::dtype<int8_t>();
+        require(!tile || (bf16_ && a.latent % kCacheTile == 0 && !nz), "tiles need bfloat16, whole tiles, and no NZ");
+        const auto kv = optional<Out>("kv_cache"), kr = optional<Out>("kr_cache");
+        a.kv = cache_of(kv, kind == CacheScale::none ? real_ : int8,
+                        tile ? a.latent + 2 * a.rope + a.latent / kCacheTile * sizeof(float) : a.latent, nz);
+        require(!tile || !kr, "with tiles there is one cache");
+        a.kr = cache_of(kr, channel ? int8 : real_, a.rope, nz);
+        require(!a.kv.data || tile || a.kr.data, "there is a kv_cache and no kr_cache");
+        require(a.kv.data || !a.kr.data, "there is a kr_cache and no kv_cache");
+        a.block_size = a.kv.data ? kv->shape(1) : 1;
+        require(!a.kr.data || (kr->shape(0) == kv->shape(0) && kr->shape(1) == a.block_size),
+                "the caches have different blocks");
+        const auto end = a.kv.data ? static_cast<int64_t>(kv->shape(0) * a.block_size) : 0;
+        const auto slots = k_.array<Ids>("slots");
+        require_aligned(slots);
+        require(slots.shape(0) == a.tokens, "slots has the wrong shape");
+        for (size_t t = 0; t < a.tokens; ++t) require(slots.data()[t] < end, "a slot is out of range");
+        a.slots = slots.data();
+        a.ckv_scale = vector(optional<Vector>("ckv_scale"), channel || kind == CacheScale::tensor,
+                             channel ? a.latent : 1, "ckv_scale has the wrong shape");
+        a.ckr_scale = vector(optional<Vector>("ckr_scale"), channel, a.rope, "ckr_scale has the wrong shape");
+        a.clip = k_.number<float>("clip");
+    }
+
+    void results() {
+        const auto int8 = nb::dtype<int8_t>();
+        const auto query_scale = optional<Packed<float, 2>>("query_scale");
+        const auto norm_scale = optional<Packed<float, 1>>("norm_scale");
+        require_aligned(query_scale, norm_scale);
+        a.query =
+            result(optional<Out>("query"), query_scale ? int8 : real_, {a.tokens, a.heads, a.latent}, "query is wrong");
+        require(!query_scale ||
+                    (a.query && a.cache_scale == CacheScale::tensor && shaped(*query_scale, {a.tokens, a.heads})),
+                "query_scale has the wrong shape, or there is no int8 query");
+        a.query_scale = query_scale ? query_scale->data() : nullptr;
+        a.half_away = k_.number<bool>("half_away");
+        a.query_rope = result(query_rope_, real_, {a.tokens, a.heads, a.rope}, "query_rope is wrong");
+        a.query_norm =
+            result(optional<Out>("query_norm"), partial_ ? int8 : real_, {a.tokens, a.width}, "query_norm is wrong");
+        require(!norm_scale || (partial_ && norm_scale->shape(0) == a.tokens), "norm_scale is wrong");
+        a.norm_scale = norm_scale ? norm_scale->data() : nullptr;
+    }
+
+    Keywords k_;
+    MlaProlog& a;
+    Out query_rope_;
+    nb::dlpack::dtype real_{};
+    bool bf16_ = false, full_ = false, partial_ = false;  // full: x is int8; partial: w_uq_qr is
+};
 
 }  // namespace
 
 void bind_mla_prolog(nb::module_& m) {
-    m.def("mla_prolog", &call, nb::arg("x").noconvert(), nb::arg("x_scale").none().noconvert(), nb::arg("width"),
-          nb::arg("heads"), nb::arg("nope"), nb::arg("latent"), nb::arg("rope_groups"),
-          nb::arg("w_dq").none().noconvert(), nb::arg("w_dq_format"), nb::arg("w_dq_scale").none().noconvert(),
-          nb::arg("w_uq_qr").noconvert(), nb::arg("w_uq_qr_format"), nb::arg("w_uq_qr_scale").none().noconvert(),
-          nb::arg("w_dkv_kr").noconvert(), nb::arg("w_dkv_kr_format"), nb::arg("w_dkv_kr_scale").none().noconvert(),
-          nb::arg("w_uk").noconvert(), nb::arg("gamma_cq").none().noconvert(), nb::arg("gamma_ckv").none().noconvert(),
-          nb::arg("eps_cq"), nb::arg("eps_ckv"), nb::arg("alpha_cq"), nb::arg("alpha_ckv"), nb::arg("sin").noconvert(),
-          nb::arg("cos").noconvert(), nb::arg("smooth").none().noconvert(), nb::arg("slots").noconvert(),
-          nb::arg("kv_cache").none().noconvert(), nb::arg("kr_cache").none().noconvert(), nb::arg("nz"),
-          nb::arg("cache_scale"), nb::arg("ckv_scale").none().noconvert(), nb::arg("ckr_scale").none().noconvert(),
-          nb::arg("clip"), nb::arg("query").none().noconvert(), nb::arg("query_scale").none().noconvert(),
-          nb::arg("half_away"), nb::arg("query_rope").noconvert(), nb::arg("query_norm").none().noconvert(),
-          nb::arg("norm_scale").none().noconvert(), nb::arg("threads"));
+    m.def("mla_prolog", [](nb::kwargs given) {
+        MlaProlog call{};
+        CallReader(given, call).read();
+        nb::gil_scoped_release release;
+        mla_prolog(call);
+    });
 }
 
 }  // namespace decodestep

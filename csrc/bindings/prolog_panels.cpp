@@ -5,9 +5,9 @@
 namespace decodestep {
 namespace {
 
-constexpr size_t kMostValues = size_t{1} << 24;  // of an axis, so that products of axes stay far from overflow
+constexpr size_t kMaxAxis = size_t{1} << 24;  // so that products of axes stay far from overflow
 
-// Where the values of a row do not follow each other, or rows do not ascend, a weight has to be copied first.
+// The core reads rows of contiguous values that ascend in memory; the caller copies other arrays first.
 void require_rows(const Any& w, size_t row_axis) {
     if (w.size() == 0) return;
     require(w.shape(row_axis + 1) == 1 || w.stride(row_axis + 1) == 1, "a row of a weight must be contiguous");
@@ -17,19 +17,20 @@ void require_rows(const Any& w, size_t row_axis) {
 
 }  // namespace
 
-Columns columns_of(const Any& w, size_t in, size_t out, size_t count) {
-    require(in <= kMostValues && out <= kMostValues && count <= kMostValues, "a weight is too large");
+ColumnWeight column_weight_of(const Any& w, size_t in, size_t out, size_t count) {
+    require(in <= kMaxAxis && out <= kMaxAxis && count <= kMaxAxis, "a weight is too large");
     require_aligned_any(w);
-    const WeightType value = value_of(w);
-    Columns made{.data = w.data(),
-                 .value = value,
-                 .in = in,
-                 .out = out,
-                 .packed = w.ndim() == 1,
-                 .width = out ? out : 1,
-                 .panel_stride = 0,
-                 .row_stride = 0};
-    if (made.packed) {
+    const WeightType value = weight_type_of(w);
+    ColumnWeight made{.data = w.data(),
+                      .value = value,
+                      .in = in,
+                      .out = out,
+                      .layout = ColumnLayout::rows,
+                      .width = out ? out : 1,
+                      .panel_stride = 0,
+                      .row_stride = 0};
+    if (w.ndim() == 1) {
+        made.layout = ColumnLayout::packed;
         const size_t bytes = panel_count(out) * panel_bytes(value, in), batch = count ? count : 1;
         require(contiguous(w) && bytes / value_bytes(value) * batch == w.shape(0) && bytes < (size_t{1} << 48),
                 "a packed weight has the wrong length");
@@ -43,10 +44,11 @@ Columns columns_of(const Any& w, size_t in, size_t out, size_t count) {
         require_rows(w, 0);
         made.row_stride = static_cast<size_t>(w.stride(0));
     } else {
-        require(w.ndim() == 3 && w.shape(1) >= in && w.shape(2) > 0 && w.shape(2) <= kMostValues &&
-                    w.shape(0) <= kMostValues && w.shape(0) * w.shape(2) >= out,
+        require(w.ndim() == 3 && w.shape(1) >= in && w.shape(2) > 0 && w.shape(2) <= kMaxAxis &&
+                    w.shape(0) <= kMaxAxis && w.shape(0) * w.shape(2) >= out,
                 "the panels of a weight have the wrong shape");
         require_rows(w, 1);
+        made.layout = ColumnLayout::nz;
         made.width = w.shape(2);
         made.panel_stride = static_cast<size_t>(w.stride(0));
         made.row_stride = static_cast<size_t>(w.stride(1));
@@ -58,8 +60,8 @@ void bind_panels(nb::module_& m) {
     m.def(
         "pack_panels",
         [](Any w, size_t in, size_t out, size_t count, Packed<uint8_t, 1> to, int threads) {
-            Columns from = columns_of(w, in, out, count);
-            require(!from.packed, "the weight is packed");
+            ColumnWeight from = column_weight_of(w, in, out, count);
+            require(!from.packed(), "the weight is packed");
             const size_t bytes = panel_count(out) * panel_bytes(from.value, in), batch = count ? count : 1;
             require(to.shape(0) == bytes * batch, "`to` has the wrong length");
             require(reinterpret_cast<uintptr_t>(to.data()) % kGroupBytes == 0, "`to` must be aligned to groups");

@@ -1,5 +1,4 @@
-// What the MLA prolog caches of a token: the bytes of its two rows, and their place in a cache of any layout. Included
-// by kernels that are compiled once for each instruction set.
+// What the MLA prolog caches of a token: the bytes of its two rows, and where they go in a cache of any layout.
 #pragma once
 
 #include "mla_prolog/mla_prolog.h"
@@ -7,7 +6,8 @@
 
 namespace decodestep::DECODESTEP_ISA {
 
-// round(clip(value) / scale) with scale = clip * largest / 127 of each tile.
+// For each tile: bound = clip * largest magnitude, scale = bound / 127, q = round(clamp(value, -bound, bound) / scale).
+// NaN becomes 0, and so does a tile of zeros.
 inline void quantise_tiles(const float* latent, size_t n, float clip, int8_t* q, uint8_t* scales) {
     for (size_t i = 0; i < n; i += kCacheTile, scales += sizeof(float)) {
         const float bound = largest_magnitude(latent + i, kCacheTile) * clip, scale = bound / 127.0f;
@@ -20,13 +20,13 @@ inline void quantise_tiles(const float* latent, size_t n, float clip, int8_t* q,
     }
 }
 
-// The bytes that the caches keep of a normed latent and of its rope key.
-template <class Real>
-void latent_row(const MlaProlog& a, const float* latent, const Real* key, uint8_t* kv, uint8_t* kr) {
+// The bytes of a token's cache rows, from its normed latent and its rope key. With tiles both go to kv.
+template <class T>
+void latent_row(const MlaProlog& a, const float* latent, const T* key, uint8_t* kv, uint8_t* kr) {
     auto* q = reinterpret_cast<int8_t*>(kv);
     switch (a.cache_scale) {
         case CacheScale::none:
-            put_all(latent, a.latent, reinterpret_cast<Real*>(kv));
+            put_all(latent, a.latent, reinterpret_cast<T*>(kv));
             break;
         case CacheScale::channel:
             put_int8(latent, a.latent, a.ckv_scale, q);
@@ -38,13 +38,14 @@ void latent_row(const MlaProlog& a, const float* latent, const Real* key, uint8_
             break;
         case CacheScale::tile:
             kr = kv + a.latent;
-            quantise_tiles(latent, a.latent, a.clip, q, kr + a.rope * sizeof(Real));
+            quantise_tiles(latent, a.latent, a.clip, q, kr + a.rope * sizeof(T));
             break;
     }
-    std::memcpy(kr, key, a.rope * sizeof(Real));
+    std::memcpy(kr, key, a.rope * sizeof(T));
 }
 
-inline void store_row(const Cache& c, size_t block_size, size_t slot, const uint8_t* row) {
+// Copies a row to its slot, run by run.
+inline void store_row(const PrologCache& c, size_t block_size, size_t slot, const uint8_t* row) {
     uint8_t* block = c.data + static_cast<ptrdiff_t>(slot / block_size) * c.block_stride;
     for (size_t h = 0; h < c.width; h += c.run, row += c.run * c.value_bytes) {
         const size_t element = h * block_size + slot % block_size * c.run;

@@ -1,6 +1,4 @@
 // The MLA prolog: query, rope query, and the two cache rows of every token, in every scenario of the specification.
-// Sums are float32, or exact for int8; elementwise work is float32; with bfloat16 tensors every specified rounding is
-// made.
 #pragma once
 
 #include <cstddef>
@@ -8,55 +6,70 @@
 
 #include "core/isa.h"
 #include "linear/linear.h"
+#include "linear/linear_panels.h"
 #include "mla_prolog/prolog_panels.h"
 
 namespace decodestep {
 
-// A projection's weight in one of two forms; without data in either, it is not given.
+enum class WeightForm { none, columns, rows, panels };
+
+// A projection's weight. Only the member that `form` names is read; columns are float32, bfloat16 or int8, rows and
+// panels are GGUF blocks.
 struct Projection {
-    Columns columns;
+    WeightForm form;
+    ColumnWeight columns;
     RowWeight rows;
-    const float* scale;  // of each output; null unless the weight is int8
+    LinearPanelWeight panels;
+    const float* scale;  // of each output of an int8 weight, else null
+
+    constexpr bool is_given() const { return form != WeightForm::none; }
+    // GGUF blocks multiply float32 activations.
+    constexpr bool reads_floats() const { return form == WeightForm::rows || form == WeightForm::panels; }
 };
 
-// How a row of the latent cache is quantised: not at all, with a given factor for each channel or one for all, or with
-// a scale for every tile of 128 that is kept in the row, behind the rope key.
+// How a row of the latent cache is quantised: not at all; with a given factor for each channel, or one for all; or with
+// a scale for every kCacheTile values, stored in the row after the rope key.
 enum class CacheScale { none, channel, tensor, tile };
 constexpr size_t kCacheTile = 128;
 
-// One of the two caches, of any strides. Its blocks hold rows of `width` values; value h of row r of a block is element
-// h / run * run * block size + r * run + h % run of it: `run` is the width, or that of a fractal of NZ.
-struct Cache {
+// One of the two caches, of any strides. A block holds rows of `width` values. WeightType h of row r is element
+// h / run * run * block size + r * run + h % run of its block: `run` is the width, or the width of a fractal of NZ.
+struct PrologCache {
     uint8_t* data;                                     // null: nothing is cached
     ptrdiff_t block_stride, row_stride, value_stride;  // bytes
     size_t width, value_bytes, run;
 };
 
+// Shapes: tokens T, hidden He, width Hcq (of the compressed query), heads N, nope D, rope Dr, latent Hckv.
+// Reads: all arrays but the results. Writes: the caches' rows `slots`, then query, query_scale, query_rope, query_norm
+// and norm_scale; of several tokens with one slot the last is kept.
+// Sums are float32, or exact for int8; elementwise work is float32; with bfloat16 tensors every specified rounding is
+// made. NaN: as IEEE; int8 0. Determinism: a token's bits depend neither on the other tokens nor on the thread count.
 struct MlaProlog {
-    const void* x;                                            // [tokens, hidden], contiguous rows
-    const float* x_scale;                                     // [tokens] where x is int8, else null
-    size_t tokens, hidden, width, heads, nope, rope, latent;  // width: of the compressed query
-    size_t rope_groups;  // G: head n's rope part is block n / (heads / G) of G, the only one that w_uq_qr holds
-    bool bf16;           // what is neither int8 nor a scale is bfloat16, else float
-    Projection w_dq, w_uq_qr, w_dkv_kr;
-    Columns w_uk;                       // (nope, latent) of the first head
-    ptrdiff_t w_uk_stride;              // bytes from one head to the next
-    const float *gamma_cq, *gamma_ckv;  // null: no norm
+    const void* x;         // [tokens, hidden], contiguous rows
+    const float* x_scale;  // [tokens] if x is int8, else null
+    size_t tokens, hidden, width, heads, nope, rope, latent;
+    size_t rope_groups;  // G: w_uq_qr has only block n / (heads / G) of the G blocks of head n's rope part
+    bool bf16;           // the type of what is neither int8 nor a scale: bfloat16, else float32
+    Projection w_dq, w_uq_qr, w_dkv_kr;  // w_dq may be missing: x is then the compressed query
+    ColumnWeight w_uk;                   // (nope, latent) of the first head
+    ptrdiff_t w_uk_stride;               // bytes from one head to the next
+    const float *gamma_cq, *gamma_ckv;   // null: no norm
     float eps_cq, eps_ckv, alpha_cq, alpha_ckv;
     const float *sin, *cos;  // [tokens, rope]
     const float* smooth;     // [width], or null
     const int64_t* slots;    // [tokens]; negative: the token is not cached
-    Cache kv, kr;
+    PrologCache kv, kr;
     size_t block_size;
     CacheScale cache_scale;
-    const float *ckv_scale, *ckr_scale;  // [latent] or [1], [rope]; null where the scenario has none
+    const float *ckv_scale, *ckr_scale;  // [latent] or [1], [rope]; null if the scenario has none
     float clip;                          // of tiles
-    void* query;                         // [tokens, heads, latent], or null; int8 beside query_scale
+    void* query;                         // [tokens, heads, latent], or null; int8 if query_scale is given
     float* query_scale;                  // [tokens, heads], or null
-    bool half_away;
-    void* query_rope;   // [tokens, heads, rope]
-    void* query_norm;   // [tokens, width] as multiplied by w_uq_qr, or null
-    float* norm_scale;  // [tokens], or null
+    bool half_away;                      // how the int8 query is rounded
+    void* query_rope;                    // [tokens, heads, rope]
+    void* query_norm;                    // [tokens, width] as multiplied by w_uq_qr, or null
+    float* norm_scale;                   // [tokens], or null
     int threads;
 };
 

@@ -1,5 +1,4 @@
-// What the MLA prolog does for one head: W_uqqr, RoPE and W_uk for a block of tokens. Included by kernels that are
-// compiled once for each instruction set.
+// What the MLA prolog does for one head and one block of tokens: W_uqqr, RoPE and W_uk.
 #pragma once
 
 #include <algorithm>
@@ -8,86 +7,39 @@
 
 #include "core/parallel.h"
 #include "elementwise/rope.h"
+#include "mla_prolog/arena.h"
 #include "mla_prolog/mla_prolog.h"
+#include "mla_prolog/projection_tasks.h"
 #include "simd/rounding.h"
 
 namespace decodestep::DECODESTEP_ISA {
 
-constexpr size_t kTokenBlock = 128;  // tokens whose sums stay in the cache beside the weights of a head
-constexpr size_t kLine = 64;
-
-constexpr size_t ceil_div(size_t n, size_t unit) { return (n + unit - 1) / unit; }
-constexpr size_t round_up(size_t n, size_t unit) { return ceil_div(n, unit) * unit; }
-
-// Arrays one after the other in a buffer; without one it counts how large the buffer has to be.
-class Arena {
-  public:
-    explicit Arena(void* buffer = nullptr) : at_(reinterpret_cast<uintptr_t>(buffer)), start_(at_) {}
-
-    template <class V>
-    V* take(size_t n) {
-        at_ = round_up(at_, kLine);
-        V* array = reinterpret_cast<V*>(at_);
-        at_ += n * sizeof(V);
-        return array;
-    }
-
-    size_t size() const { return at_ - start_ + kLine; }
-
-  private:
-    uintptr_t at_, start_;
-};
-
-// The tokens in blocks of as equal a size as can be.
-struct Blocks {
-    size_t tokens, count;
-
-    explicit Blocks(size_t tokens) : tokens(tokens), count(ceil_div(tokens, kTokenBlock)) {}
-    size_t begin(size_t block) const { return block * tokens / count; }
-    size_t size(size_t block) const { return begin(block + 1) - begin(block); }
-    size_t largest() const { return ceil_div(tokens, count); }
-};
-
-// The rows of a matrix as `multiply` reads them.
-struct Values {
-    uint8_t* data;
-    size_t stride;
-
-    template <class V>
-    V* row(size_t t) const {
-        return reinterpret_cast<V*>(data + t * stride);
-    }
-};
-
-// The sums of a projection, all outputs of a token in a row; int32 in the place of floats for int8.
-struct Sums {
-    float* data;
-    size_t stride;
-};
-
-// The values that int32 sums stand for, in the place of floats.
-DECODESTEP_INLINE void scaled(const float* sums, float token, const float* scale, size_t n, float* out) {
+// out[i] = int32 sum i * the token's scale * the output's scale
+DECODESTEP_INLINE void dequantise(const float* sums, float token, const float* scale, size_t n, float* out) {
     for (size_t i = 0; i < n; ++i)
         out[i] = static_cast<float>(static_cast<int32_t>(std::bit_cast<uint32_t>(sums[i]))) * token * scale[i];
 }
 
 // The compressed queries of all tokens: what the heads share.
-struct Compressed {
+struct CompressedQueries {
     const MlaProlog& a;
-    Blocks blocks;
-    Values cq;          // as w_uq_qr multiplies them
-    float* scale;       // of int8 ones
-    Sums up_projected;  // where w_uq_qr has been multiplied for all heads at once, else of stride 0
+    TokenBlocks blocks;
+    TokenRows rows;  // as w_uq_qr multiplies them
+    float* scale;    // [tokens], of int8 rows
+    // Whether w_uq_qr has been multiplied for all heads, into up_projected; else each head multiplies its part.
+    bool all_heads;
+    TokenSums up_projected;
 
     size_t head_width() const { return a.nope + a.rope / a.rope_groups; }
 };
 
-// Asks the memory for weights that are read soon, in the time of elementwise work.
-class Soon {
+// Prefetches packed weights that are multiplied next while elementwise work runs.
+class PrefetchQueue {
   public:
-    Soon() = default;
-    Soon(const Columns& w, size_t first, size_t last) {
-        if (!w.packed || first >= last) return;
+    PrefetchQueue() = default;
+    // Outputs [first, last) of a weight; of one that is not packed, nothing.
+    PrefetchQueue(const ColumnWeight& w, size_t first, size_t last) {
+        if (!w.packed() || first >= last) return;
         const size_t panel = panel_bytes(w.value, w.in);
         at_ = static_cast<const uint8_t*>(w.data) + first / kPanel * panel;
         end_ = at_ + panel_count(last - first) * panel;
@@ -95,155 +47,163 @@ class Soon {
 
     const uint8_t* begin() const { return at_; }
 
-    void ask() {
+    // The next 2 KiB, into the second cache: once for each token. What is left is prefetched by the product itself.
+    void prefetch_more() {
         for (const uint8_t* to = at_ + std::min<size_t>(kStep, end_ - at_); at_ < to; at_ += kLine)
             __builtin_prefetch(at_, 0, 2);
     }
 
   private:
-    static constexpr size_t kStep = 2048;  // for a token; what it leaves the next product asks for on its way
+    static constexpr size_t kStep = 2048;
     const uint8_t *at_ = nullptr, *end_ = nullptr;
 };
 
-// One head of a block of tokens.
-template <class Real>
-struct Head {
-    static constexpr bool kWhole = std::is_same_v<Real, float>;  // sums are values as they are
-
-    const Compressed& p;
-    const MlaProlog& a;
-    size_t task, head, begin, tokens;
-    uint8_t* scratch;
-    Sums q, query;  // sums of w_uq_qr and of w_uk
-    Real* values;   // which those of w_uk stand for, [tokens, query.stride]
-    Values nope;
-    float* row;
-
-    Head(const Compressed& c, size_t task)
-        : p(c),
-          a(c.a),
-          task(task),
-          head(task / c.blocks.count),
-          begin(c.blocks.begin(task % c.blocks.count)),
-          tokens(c.blocks.size(task % c.blocks.count)) {
-        const size_t size = lay_out(Arena());
-        lay_out(Arena(thread_scratch(ceil_div(size, sizeof(float)))));
-    }
-
-    size_t lay_out(Arena arena) {
-        const size_t most = p.blocks.largest(), first = head * p.head_width();
-        const size_t stride = p.up_projected.stride ? 0 : sums_width(a.w_uq_qr.columns, first, first + p.head_width());
-        scratch = arena.take<uint8_t>(kProductScratch);
-        q = {arena.take<float>(most * stride), stride};
-        const size_t nope_bytes = round_up(a.nope * sizeof(Real), kGroupBytes);
-        nope = {arena.take<uint8_t>(most * nope_bytes), nope_bytes};
-        const size_t latent = panel_count(a.latent) * kPanel;
-        query = {arena.take<float>(most * latent), latent};
-        values = kWhole ? reinterpret_cast<Real*>(query.data) : arena.take<Real>(most * latent);
-        row = arena.take<float>(p.head_width());
-        return arena.size();
+// One head of a block of tokens. T: Bf16 or float, the type of query and query_rope.
+template <class T>
+class HeadTask {
+  public:
+    // Tasks are numbered so that the blocks of tokens of one head follow each other: its weights are read once.
+    HeadTask(const CompressedQueries& queries, size_t task)
+        : p_(queries),
+          a_(queries.a),
+          task_(task),
+          head_(task / queries.blocks.count),
+          begin_(queries.blocks.begin(task % queries.blocks.count)),
+          tokens_(queries.blocks.size(task % queries.blocks.count)) {
+        place_arrays([](size_t bytes) { return thread_scratch(ceil_div(bytes, sizeof(float))); },
+                     [&](Arena& arena) { place(arena); });
     }
 
     void run() {
-        const Columns w_uk = head_of_w_uk();
-        Soon soon(w_uk, 0, a.query ? a.latent : 0);
-        for (size_t t = 0; t < tokens; ++t) prefetch_for_write(rope_of(t), a.rope * sizeof(Real));
-        const float* sums = up_projected(soon.begin());
-        for (size_t t = 0; t < tokens; ++t) {
-            soon.ask();
-            if (a.query) prefetch_for_write(query_of(t), query_bytes());
-            split(t, sums + t * q.stride);
+        const ColumnWeight w_uk = head_of_w_uk();
+        PrefetchQueue queue(w_uk, 0, a_.query ? a_.latent : 0);
+        for (size_t t = 0; t < tokens_; ++t) prefetch_for_write(rope_of(t), a_.rope * sizeof(T));
+        const TokenSums sums = up_project(queue.begin());
+        for (size_t t = 0; t < tokens_; ++t) {
+            queue.prefetch_more();
+            if (a_.query) prefetch_for_write(query_of(t), query_bytes());
+            split(t, sums.row(t));
         }
-        if (!a.query) return;
-        soon = next_head();
-        multiply({.x = nope.data,
-                  .x_stride = nope.stride,
-                  .tokens = tokens,
-                  .w = w_uk,
-                  .first = 0,
-                  .last = a.latent,
-                  .y = query.data,
-                  .y_stride = query.stride,
-                  .scratch = scratch,
-                  .next = soon.begin(),
-                  .rounded = kWhole ? nullptr : reinterpret_cast<uint16_t*>(values)});
-        for (size_t t = 0; t < tokens; ++t) {
-            soon.ask();
-            put_query(t);
+        if (!a_.query) return;
+        queue = next_head();
+        multiply_columns({.x = nope_.data,
+                          .x_stride = nope_.stride,
+                          .tokens = tokens_,
+                          .w = w_uk,
+                          .first = 0,
+                          .last = a_.latent,
+                          .y = query_sums_.data,
+                          .y_stride = query_sums_.stride,
+                          .scratch = scratch_,
+                          .next = queue.begin(),
+                          .rounded = kUnrounded ? nullptr : reinterpret_cast<uint16_t*>(query_values_)});
+        for (size_t t = 0; t < tokens_; ++t) {
+            queue.prefetch_more();
+            store_query(t);
         }
     }
+
+  private:
+    static constexpr bool kUnrounded = std::is_same_v<T, float>;  // sums are results as they are
+
+    void place(Arena& arena) {
+        const size_t most = p_.blocks.largest(), first = first_output();
+        scratch_ = arena.take<uint8_t>(kProductScratch);
+        up_sums_ = {};
+        if (!p_.all_heads) {
+            const size_t stride = sums_width(a_.w_uq_qr.columns, first, first + p_.head_width());
+            up_sums_ = {arena.take<float>(most * stride), stride};
+        }
+        const size_t nope_bytes = round_up(a_.nope * sizeof(T), kGroupBytes);
+        nope_ = {arena.take<uint8_t>(most * nope_bytes), nope_bytes};
+        const size_t latent = panel_count(a_.latent) * kPanel;
+        query_sums_ = {arena.take<float>(most * latent), latent};
+        query_values_ = kUnrounded ? reinterpret_cast<T*>(query_sums_.data) : arena.take<T>(most * latent);
+        row_ = arena.take<float>(p_.head_width());
+    }
+
+    size_t first_output() const { return head_ * p_.head_width(); }
 
     // The weights that this thread most probably multiplies next.
-    Soon next_head() const {
-        const size_t next = (task + static_cast<size_t>(a.threads)) / p.blocks.count, width = p.head_width();
-        if (next == head || next >= a.heads || p.up_projected.stride) return {};
-        return Soon(a.w_uq_qr.columns, next * width, (next + 1) * width);
+    PrefetchQueue next_head() const {
+        const size_t next = (task_ + static_cast<size_t>(a_.threads)) / p_.blocks.count, width = p_.head_width();
+        if (next == head_ || next >= a_.heads || p_.all_heads) return {};
+        return PrefetchQueue(a_.w_uq_qr.columns, next * width, (next + 1) * width);
     }
 
-    Columns head_of_w_uk() const {
-        Columns w = a.w_uk;
-        w.data = static_cast<const uint8_t*>(w.data) + static_cast<ptrdiff_t>(head) * a.w_uk_stride;
+    ColumnWeight head_of_w_uk() const {
+        ColumnWeight w = a_.w_uk;
+        w.data = static_cast<const uint8_t*>(w.data) + static_cast<ptrdiff_t>(head_) * a_.w_uk_stride;
         return w;
     }
 
-    // The head's sums for the first token; those of the next are q.stride behind.
-    const float* up_projected(const void* next) {
-        const size_t first = head * p.head_width();
-        if (p.up_projected.stride) {
-            q.stride = p.up_projected.stride;
-            return p.up_projected.data + begin * q.stride + first;
-        }
-        const Columns& w = a.w_uq_qr.columns;
-        multiply({.x = p.cq.template row<uint8_t>(begin),
-                  .x_stride = p.cq.stride,
-                  .tokens = tokens,
-                  .w = w,
-                  .first = first,
-                  .last = first + p.head_width(),
-                  .y = q.data,
-                  .y_stride = q.stride,
-                  .scratch = scratch,
-                  .next = next});
-        return q.data + sums_before(w, first);
+    // The sums of the head's part of w_uq_qr. next: what is multiplied afterwards.
+    TokenSums up_project(const void* next) const {
+        const size_t first = first_output();
+        if (p_.all_heads)
+            return {p_.up_projected.data + begin_ * p_.up_projected.stride + first, p_.up_projected.stride};
+        const ColumnWeight& w = a_.w_uq_qr.columns;
+        multiply_columns({.x = p_.rows.template row<uint8_t>(begin_),
+                          .x_stride = p_.rows.stride,
+                          .tokens = tokens_,
+                          .w = w,
+                          .first = first,
+                          .last = first + p_.head_width(),
+                          .y = up_sums_.data,
+                          .y_stride = up_sums_.stride,
+                          .scratch = scratch_,
+                          .next = next});
+        return {up_sums_.data + sums_before(w, first), up_sums_.stride};
     }
 
-    // The nope part as the input of w_uk, the rope part to its result. That of an int8 product is not rounded.
+    // Stores the nope part as the input of w_uk, and the rotated rope part as a result. The rope part of an int8
+    // product is not rounded before.
     void split(size_t t, const float* sums) {
-        const size_t width = p.head_width(), half = a.rope / 2, pairs = half / a.rope_groups;
-        if (a.w_uq_qr.scale) {
-            scaled(sums, p.scale[begin + t], a.w_uq_qr.scale + head * width, width, row);
+        const size_t width = p_.head_width(), half = a_.rope / 2, pairs = half / a_.rope_groups;
+        if (a_.w_uq_qr.scale) {
+            dequantise(sums, p_.scale[begin_ + t], a_.w_uq_qr.scale + head_ * width, width, row_);
         } else {
-            for (size_t i = 0; i < width; ++i) row[i] = rounded<Real>(sums[i]);
+            for (size_t i = 0; i < width; ++i) row_[i] = rounded<T>(sums[i]);
         }
-        if (nope.stride) {
-            std::memset(nope.row<uint8_t>(t) + nope.stride - kGroupBytes, 0, kGroupBytes);
-            put_all(row, a.nope, nope.template row<Real>(t));
+        if (nope_.stride) {
+            std::memset(nope_.row<uint8_t>(t) + nope_.stride - kGroupBytes, 0, kGroupBytes);
+            put_all(row_, a_.nope, nope_.template row<T>(t));
         }
-        const size_t group = head / (a.heads / a.rope_groups), at = (begin + t) * a.rope;
-        rotate_to_halves(row + a.nope, pairs, group * pairs, half, a.sin + at, a.cos + at, rope_of(t));
+        const size_t group = head_ / (a_.heads / a_.rope_groups), at = (begin_ + t) * a_.rope;
+        rotate_to_halves(row_ + a_.nope, pairs, group * pairs, half, a_.sin + at, a_.cos + at, rope_of(t));
     }
 
-    size_t place(size_t t) const { return (begin + t) * a.heads + head; }
-    Real* rope_of(size_t t) const { return static_cast<Real*>(a.query_rope) + place(t) * a.rope; }
-    size_t query_bytes() const { return a.latent * (a.query_scale ? 1 : sizeof(Real)); }
-    uint8_t* query_of(size_t t) const { return static_cast<uint8_t*>(a.query) + place(t) * query_bytes(); }
+    size_t index_of(size_t t) const { return (begin_ + t) * a_.heads + head_; }
+    T* rope_of(size_t t) const { return static_cast<T*>(a_.query_rope) + index_of(t) * a_.rope; }
+    size_t query_bytes() const { return a_.latent * (a_.query_scale ? 1 : sizeof(T)); }
+    uint8_t* query_of(size_t t) const { return static_cast<uint8_t*>(a_.query) + index_of(t) * query_bytes(); }
 
-    void put_query(size_t t) const {
-        const Real* query_row = values + t * query.stride;
-        if (!a.query_scale) {
+    void store_query(size_t t) const {
+        const T* query_row = query_values_ + t * query_sums_.stride;
+        if (!a_.query_scale) {
             std::memcpy(query_of(t), query_row, query_bytes());
             return;
         }
-        const float scale = quantise_row(query_row, a.latent, a.half_away, reinterpret_cast<int8_t*>(query_of(t)));
-        a.query_scale[place(t)] = scale;
-        // The rope in units of the int8 query. The rope of a head that is nothing, where it is nothing too, stays.
-        Real* rope = rope_of(t);
-        const float factor = a.ckv_scale[0];
-        for (size_t i = 0; i < a.rope; ++i) {
+        const float scale = quantise_row(query_row, a_.latent, a_.half_away, reinterpret_cast<int8_t*>(query_of(t)));
+        a_.query_scale[index_of(t)] = scale;
+        // Divide the rope part by the query's scale, so that one scale serves both. If query and rope value are both
+        // zero, keep zero instead of 0 / 0.
+        T* rope = rope_of(t);
+        const float factor = a_.ckv_scale[0];
+        for (size_t i = 0; i < a_.rope; ++i) {
             const float value = widen(rope[i]), quotient = value * factor / scale;
             put(((scale == 0.0f) & (value == 0.0f)) ? 0.0f : quotient, rope + i);
         }
     }
+
+    const CompressedQueries& p_;
+    const MlaProlog& a_;
+    const size_t task_, head_, begin_, tokens_;  // begin_: the block's first token
+    uint8_t* scratch_ = nullptr;
+    TokenSums up_sums_{}, query_sums_{};  // of this head's part of w_uq_qr, if it multiplies that; of w_uk
+    T* query_values_ = nullptr;           // the query as T, [tokens, query_sums_.stride]
+    TokenRows nope_{};                    // the input of w_uk
+    float* row_ = nullptr;                // [head_width()]
 };
 
 }  // namespace decodestep::DECODESTEP_ISA

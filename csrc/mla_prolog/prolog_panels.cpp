@@ -10,47 +10,66 @@
 namespace decodestep::DECODESTEP_ISA {
 namespace {
 
-// So many tokens times so many vectors of sixteen outputs have their sums in registers, beside one token's values and
-// the weights, which take two registers each where they have to be widened.
+// A tile is the product of some tokens with some vectors of sixteen outputs whose sums stay in registers, beside one
+// token's group and the weights. Weights that have to be widened before they are multiplied need two registers each.
 template <class Dot>
 constexpr bool kWidened = sizeof(typename Dot::Weights) > sizeof(f32x16);
 template <class Dot>
-constexpr int kTokens = kVectorRegisters >= 32  ? kWidened<Dot> ? 5 : 6
-                        : kVectorRegisters >= 8 ? kWidened<Dot> ? 4 : 2
-                                                : 1;
+constexpr int kTokensPerTile = kVectorRegisters >= 32  ? kWidened<Dot> ? 5 : 6
+                               : kVectorRegisters >= 8 ? kWidened<Dot> ? 4 : 2
+                                                       : 1;
 template <class Dot>
-constexpr int kVectors = kVectorRegisters >= 32                    ? 4
-                         : kVectorRegisters >= 8 && !kWidened<Dot> ? 2
-                                                                   : 1;
+constexpr int kVectorsPerTile = kVectorRegisters >= 32                    ? 4
+                                : kVectorRegisters >= 8 && !kWidened<Dot> ? 2
+                                                                          : 1;
 
-// Groups of a panel that all tokens multiply before the next ones. For few tiles of tokens the memory sets the pace:
-// the weights, 16 KiB, fit the innermost cache together with those that are asked for. For many the products do, which
-// would rather have the sums leave their registers less often.
-constexpr size_t kChunk = 64, kLongChunk = 384;
+// All tokens multiply a chunk, some groups of a panel, before the next one. With at most kFewTiles tiles of tokens the
+// memory sets the pace: a chunk of kChunkGroups, 16 KiB, and the prefetched next one fit the first cache. With more
+// tiles the arithmetic does: longer chunks load and store the sums less often.
+constexpr size_t kChunkGroups = 64, kLongChunkGroups = 384;
 constexpr size_t kFewTiles = 4;
-constexpr size_t kPanelAhead = 4096;  // bytes by which weights that are read once are asked for in advance
-constexpr size_t kPackGroups = 32;    // of a weight that is not packed, at a time, for
-constexpr size_t kPackPanels = 8;     // so many panels, or for one panel of NZ
-constexpr size_t kPackAhead = 12288;  // bytes of rows, and
-constexpr size_t kNzAhead = 4096;     // of a column of NZ
-constexpr size_t kCacheLine = 64;
+
+// A weight that is not packed is packed on the way, kPackGroups groups of kPackPanels panels (of NZ: of one) at a time.
+constexpr size_t kPackGroups = 32, kPackPanels = 8;
 static_assert(kPackPanels * (kPackGroups + 1) * kPanelRow <= kProductScratch);
 
-// Some groups of a panel.
+// Prefetch distances in bytes: of packed weights read once, of the rows of a matrix, and of a column of NZ fractals.
+constexpr size_t kStreamAhead = 4096, kRowsAhead = 12288, kNzAhead = 4096;
+constexpr size_t kCacheLine = 64;
+constexpr size_t kRowLines = kPanelRow / kCacheLine;
+
+// Prefetches `lines` cache lines a step.
+struct LinePrefetcher {
+    const uint8_t* at;
+    int lines;
+
+    DECODESTEP_INLINE void step() {
+        for (int i = 0; i < lines; ++i, at += kCacheLine) prefetch(at);
+    }
+};
+
 struct Chunk {
     const uint8_t* w;
     size_t groups;
-    const uint8_t* start;  // a row of int32 that the sums begin with, or null
-    bool first;            // the sums are not in y yet
-    const uint8_t* next;   // what to ask the memory for on the way, as many bytes as these groups have
+    const uint8_t* start;  // a row of int32 at which the sums begin, or null
+    bool first;            // y holds no sums yet
+    const uint8_t* next;   // memory to prefetch while this chunk is multiplied, as many bytes as it has
     bool complete;         // no groups follow
+
+    // What tile i of `tiles` of tokens prefetches: an equal share of `next`, a few lines for each group. Only the first
+    // pass over the tokens does, where a panel takes more than one.
+    LinePrefetcher prefetcher(size_t i, size_t tiles, bool first_pass) const {
+        const size_t begin = first_pass ? i * kRowLines / tiles : kRowLines;
+        const size_t end = first_pass ? (i + 1) * kRowLines / tiles : kRowLines;
+        return {next + begin * groups * kCacheLine, static_cast<int>(end - begin)};
+    }
 };
 
-// The sums end in y, or where `rounded` is not null, there. Asks the memory for so many lines a group from `ahead` on.
+// Adds a chunk to the sums of T tokens. They stay in y, or, if `rounded` is given, leave for it.
 template <class Dot, int T>
 DECODESTEP_INLINE void tile(const Chunk& c, size_t vector, const uint8_t* x, size_t x_stride, float* y, size_t y_stride,
-                            Bf16* rounded, const uint8_t* ahead, int lines) {
-    constexpr int Q = kVectors<Dot>;
+                            Bf16* rounded, LinePrefetcher prefetcher) {
+    constexpr int Q = kVectorsPerTile<Dot>;
     typename Dot::Sums sums[T][Q];
     if (c.first) {
 #pragma GCC unroll 8
@@ -73,7 +92,7 @@ DECODESTEP_INLINE void tile(const Chunk& c, size_t vector, const uint8_t* x, siz
     }
     const uint8_t* w = c.w + vector * kLanes * kGroupBytes;
     for (size_t k = 0; k < c.groups; ++k, w += kPanelRow, x += kGroupBytes) {
-        for (int i = 0; i < lines; ++i, ahead += 64) prefetch(ahead);
+        prefetcher.step();
         typename Dot::Weights weights[Q];
 #pragma GCC unroll 8
         for (int q = 0; q < Q; ++q) weights[q] = Dot::weights(w + q * kLanes * kGroupBytes);
@@ -105,57 +124,55 @@ DECODESTEP_INLINE void tile_of(int tokens, const Chunk& c, Rest... rest) {
     if constexpr (T > 1) tile_of<Dot, T - 1>(tokens, c, rest...);
 }
 
+// All tokens times a chunk. Tiles of nearly equal height are fastest: 6 + 5 + 5 tokens beat 6 + 6 + 4.
 template <class Dot>
-void all_tokens(const Product& a, const Chunk& c, const uint8_t* x, float* y) {
-    // Tiles of as equal a height as can be: three of 6, 5 and 5 do better than 6, 6 and 4. Together they ask for the
-    // next chunk, at an even pace.
-    const size_t tiles = (a.tokens + kTokens<Dot> - 1) / kTokens<Dot>, row = kPanelRow / 64;
-    for (size_t vector = 0; vector < kPanel / kLanes; vector += kVectors<Dot>)
+void multiply_chunk(const ColumnProduct& a, const Chunk& c, const uint8_t* x, float* y) {
+    const size_t tiles = (a.tokens + kTokensPerTile<Dot> - 1) / kTokensPerTile<Dot>;
+    for (size_t vector = 0; vector < kPanel / kLanes; vector += kVectorsPerTile<Dot>)
         for (size_t i = 0, t = 0; i < tiles; ++i) {
             const size_t tokens = (a.tokens - t + tiles - i - 1) / (tiles - i);
-            const size_t before = vector ? row : i * row / tiles, after = vector ? row : (i + 1) * row / tiles;
             float* to = y + t * a.y_stride + vector * kLanes;
             Bf16* rounded = a.rounded && c.complete ? reinterpret_cast<Bf16*>(a.rounded) + (to - a.y) : nullptr;
-            tile_of<Dot, kTokens<Dot>>(static_cast<int>(tokens), c, vector, x + t * a.x_stride, a.x_stride, to,
-                                       a.y_stride, rounded, c.next + before * c.groups * 64,
-                                       static_cast<int>(after - before));
+            tile_of<Dot, kTokensPerTile<Dot>>(static_cast<int>(tokens), c, vector, x + t * a.x_stride, a.x_stride, to,
+                                              a.y_stride, rounded, c.prefetcher(i, tiles, vector == 0));
             t += tokens;
         }
 }
 
 template <class Dot>
-void multiply_packed(const Product& a) {
+void multiply_packed(const ColumnProduct& a) {
     const size_t groups = group_count(a.w.value, a.w.in), bytes = panel_bytes(a.w.value, a.w.in);
-    const bool once = a.tokens <= kTokens<Dot> && kVectors<Dot> * kLanes == kPanel;
-    const size_t most = once ? groups : a.tokens > kFewTiles * kTokens<Dot> ? kLongChunk : kChunk;
+    const bool one_tile = a.tokens <= kTokensPerTile<Dot> && kVectorsPerTile<Dot> * kLanes == kPanel;
+    const bool few_tiles = a.tokens <= kFewTiles * kTokensPerTile<Dot>;
+    const size_t chunk_groups = one_tile ? groups : few_tiles ? kChunkGroups : kLongChunkGroups;
     float* y = a.y;
     for (size_t p = a.first / kPanel; p * kPanel < a.last; ++p, y += kPanel) {
         const uint8_t* panel = static_cast<const uint8_t*>(a.w.data) + p * bytes;
         const uint8_t* w = panel + bytes - groups * kPanelRow;
-        for (size_t k = 0; k < groups; k += most, w += most * kPanelRow) {
-            const bool last = k + most >= groups && (p + 1) * kPanel >= a.last && a.next;
-            const auto* next = last ? static_cast<const uint8_t*>(a.next) : w + most * kPanelRow;
+        for (size_t k = 0; k < groups; k += chunk_groups, w += chunk_groups * kPanelRow) {
+            const bool complete = k + chunk_groups >= groups, last = complete && (p + 1) * kPanel >= a.last && a.next;
+            const auto* next = last ? static_cast<const uint8_t*>(a.next) : w + chunk_groups * kPanelRow;
             const Chunk c{.w = w,
-                          .groups = std::min(most, groups - k),
+                          .groups = std::min(chunk_groups, groups - k),
                           .start = k == 0 ? panel : nullptr,
                           .first = k == 0,
-                          .next = once ? w + kPanelAhead : next,
-                          .complete = k + most >= groups};
-            all_tokens<Dot>(a, c, a.x + k * kGroupBytes, y);
+                          .next = one_tile ? w + kStreamAhead : next,
+                          .complete = complete};
+            multiply_chunk<Dot>(a, c, a.x + k * kGroupBytes, y);
         }
     }
 }
 
-// Outputs whose values of one input lie together, in the source and in a packed row.
+// Consecutive outputs whose values of one input are contiguous both in the source and in a packed row.
 template <class W>
-struct Run {
-    const W* from;
-    size_t to, length;
+struct PackRun {
+    const W* from;      // the first output's value of input 0
+    size_t to, length;  // bytes into the packed memory; outputs
 };
 
-// One group of a run, which may end amid it.
+// Packs one group of a run; inputs after the weight's last are zeros.
 template <class W>
-DECODESTEP_INLINE void pack_group(const Columns& from, const Run<W>& run, size_t group, uint8_t* to) {
+DECODESTEP_INLINE void pack_group(const ColumnWeight& from, const PackRun<W>& run, size_t group, uint8_t* to) {
     constexpr size_t G = kGroupBytes / sizeof(W);
     constexpr W zeros[kPanel] = {};
     W* out = reinterpret_cast<W*>(to + run.to);
@@ -170,9 +187,10 @@ DECODESTEP_INLINE void pack_group(const Columns& from, const Run<W>& run, size_t
         for (size_t g = 0; g < G; ++g) out[l * G + g] = rows[g][l];
 }
 
-// The same for groups [k, k + groups), one after the other: sixteen outputs at a time, all inputs there.
+// Packs groups [k, k + groups) of a run, sixteen outputs at a time. The run's length is a multiple of sixteen, and the
+// weight has all inputs of the groups.
 template <class W>
-void pack_run(const Columns& from, const Run<W>& run, size_t k, size_t groups, uint8_t* to) {
+void pack_run(const ColumnWeight& from, const PackRun<W>& run, size_t k, size_t groups, uint8_t* to) {
     constexpr size_t G = kGroupBytes / sizeof(W);
     const size_t stride = from.row_stride;
     for (size_t l = 0; l < run.length; l += kLanes) {
@@ -188,12 +206,9 @@ void pack_run(const Columns& from, const Run<W>& run, size_t k, size_t groups, u
     }
 }
 
-// Groups [k, k + groups) of outputs [first, last): panels that lie `stride` bytes apart. Reads in the order of the
-// memory, which is row by row, but in NZ run by run, and asks for later rows as far ahead as the memory needs.
+// The runs of outputs [first, last), which are packed into panels `stride` bytes apart; returns how many there are.
 template <class W>
-void pack_groups(const Columns& from, size_t first, size_t last, size_t k, size_t groups, uint8_t* to, size_t stride) {
-    constexpr size_t G = kGroupBytes / sizeof(W);
-    Run<W> runs[kPackPanels * kPanel];
+size_t find_runs(const ColumnWeight& from, size_t first, size_t last, size_t stride, PackRun<W>* runs) {
     size_t count = 0;
     for (size_t n = first; n < last; n += runs[count++].length) {
         const size_t in_panel = (n - first) % kPanel, in_source = n % from.width;
@@ -201,7 +216,18 @@ void pack_groups(const Columns& from, size_t first, size_t last, size_t k, size_
                        (n - first) / kPanel * stride + in_panel * kGroupBytes,
                        std::min({kPanel - in_panel, from.width - in_source, last - n})};
     }
-    if (from.width < kPanel) {
+    return count;
+}
+
+// Packs groups [k, k + groups) of outputs [first, last) into panels `stride` bytes apart. Reads in the order of the
+// source's memory: a matrix row by row, NZ run by run.
+template <class W>
+void pack_groups(const ColumnWeight& from, size_t first, size_t last, size_t k, size_t groups, uint8_t* to,
+                 size_t stride) {
+    constexpr size_t G = kGroupBytes / sizeof(W);
+    PackRun<W> runs[kPackPanels * kPanel];
+    const size_t count = find_runs(from, first, last, stride, runs);
+    if (from.layout == ColumnLayout::nz) {
         const size_t whole = std::min(groups, from.in / G - std::min(from.in / G, k));
         for (size_t r = 0; r < count; ++r) {
             const size_t quick = runs[r].length % kLanes ? 0 : whole;
@@ -209,7 +235,7 @@ void pack_groups(const Columns& from, size_t first, size_t last, size_t k, size_
             for (size_t i = quick; i < groups; ++i) pack_group(from, runs[r], k + i, to + i * kPanelRow);
         }
     } else {
-        const size_t ahead = std::max(2 * G, kPackAhead / ((last - first) * sizeof(W))) * from.row_stride;
+        const size_t ahead = std::max(2 * G, kRowsAhead / ((last - first) * sizeof(W))) * from.row_stride;
         for (size_t i = 0; i < groups; ++i)
             for (size_t r = 0; r < count; ++r) {
                 for (size_t g = 0; g < G; ++g)
@@ -218,12 +244,14 @@ void pack_groups(const Columns& from, size_t first, size_t last, size_t k, size_
                 pack_group(from, runs[r], k + i, to + i * kPanelRow);
             }
     }
+    // The outputs that the last panel lacks.
     const size_t rest = (kPanel - (last - first) % kPanel) % kPanel * kGroupBytes;
     uint8_t* end = to + (last - first - 1) / kPanel * stride + kPanelRow - rest;
     for (size_t i = 0; i < groups; ++i) std::memset(end + i * kPanelRow, 0, rest);
 }
 
-void pack_groups(const Columns& from, size_t first, size_t last, size_t k, size_t groups, uint8_t* to, size_t stride) {
+void pack_groups(const ColumnWeight& from, size_t first, size_t last, size_t k, size_t groups, uint8_t* to,
+                 size_t stride) {
     switch (from.value) {
         case WeightType::f32:
             return pack_groups<float>(from, first, last, k, groups, to, stride);
@@ -247,45 +275,51 @@ void sum_groups(const uint8_t* w, size_t groups, uint8_t* start) {
     }
 }
 
+// Packs a part of the weight into the scratch memory, multiplies it by all tokens, and goes on with the next part.
 template <class Dot>
-void multiply_plain(const Product& a) {
+void multiply_unpacked(const ColumnProduct& a) {
     const size_t all = group_count(a.w.value, a.w.in);
-    // Of a matrix long rows at a time, of NZ long panels.
-    const bool nz = a.w.width < kPanel;
-    const size_t panels = nz ? 1 : kPackPanels, most = kPackGroups;
+    const size_t panels = a.w.layout == ColumnLayout::nz ? 1 : kPackPanels;
     for (size_t span = a.first; span < a.last; span += panels * kPanel) {
         const size_t end = std::min(a.last, span + panels * kPanel);
-        for (size_t k = 0; k < all; k += most) {
-            const size_t groups = std::min(most, all - k), stride = (most + 1) * kPanelRow;
+        for (size_t k = 0; k < all; k += kPackGroups) {
+            const size_t groups = std::min(kPackGroups, all - k), stride = (kPackGroups + 1) * kPanelRow;
             pack_groups(a.w, span, end, k, groups, a.scratch + kPanelRow, stride);
             uint8_t* start = a.scratch;
             for (size_t n = span; n < end; n += kPanel, start += stride) {
                 const uint8_t* w = start + kPanelRow;
                 if (Dot::kOffset) sum_groups(w, groups, start);
-                const Chunk c{
-                    .w = w, .groups = groups, .start = start, .first = k == 0, .next = w, .complete = k + most >= all};
-                all_tokens<Dot>(a, c, a.x + k * kGroupBytes, a.y + n - a.first);
+                const Chunk c{.w = w,
+                              .groups = groups,
+                              .start = start,
+                              .first = k == 0,
+                              .next = w,
+                              .complete = k + kPackGroups >= all};
+                multiply_chunk<Dot>(a, c, a.x + k * kGroupBytes, a.y + n - a.first);
             }
         }
     }
 }
 
 template <class Dot>
-void multiply_as(const Product& a) {
-    a.w.packed ? multiply_packed<Dot>(a) : multiply_plain<Dot>(a);
+void multiply_as(const ColumnProduct& a) {
+    a.w.packed() ? multiply_packed<Dot>(a) : multiply_unpacked<Dot>(a);
+}
+
+// Without inputs there is no group that would write the sums.
+void write_zeros(const ColumnProduct& a) {
+    const size_t width = sums_width(a.w, a.first, a.last);
+    for (size_t t = 0; t < a.tokens; ++t)
+        if (a.rounded)
+            std::memset(a.rounded + t * a.y_stride, 0, width * sizeof(*a.rounded));
+        else
+            std::memset(a.y + t * a.y_stride, 0, width * sizeof(*a.y));
 }
 
 }  // namespace
 
-void multiply(const Product& a) {
-    if (a.w.in == 0) {  // no group of inputs writes
-        const size_t width = sums_width(a.w, a.first, a.last);
-        for (size_t t = 0; t < a.tokens; ++t)
-            if (a.rounded)
-                std::memset(a.rounded + t * a.y_stride, 0, width * sizeof(*a.rounded));
-            else
-                std::memset(a.y + t * a.y_stride, 0, width * sizeof(*a.y));
-    }
+void multiply_columns(const ColumnProduct& a) {
+    if (a.w.in == 0) return write_zeros(a);
     switch (a.w.value) {
         case WeightType::f32:
             return multiply_as<F32Dot>(a);

@@ -1,4 +1,5 @@
-// y = x W for a weight whose values of one input lie together: (inputs, outputs) as it is, NZ, or packed into panels.
+// y = x W for a weight of which the values of one input lie together: a matrix (inputs, outputs), NZ, or packed panels.
+// GGUF blocks, of which the values of one output lie together, are in linear/.
 #pragma once
 
 #include <cstddef>
@@ -10,65 +11,76 @@ namespace decodestep {
 
 enum class WeightType { f32, bf16, i8 };
 
-constexpr size_t value_bytes(WeightType type) { return type == WeightType::f32 ? 4 : type == WeightType::bf16 ? 2 : 1; }
+constexpr size_t value_bytes(WeightType value) {
+    return value == WeightType::f32 ? 4 : value == WeightType::bf16 ? 2 : 1;
+}
 
-// Inputs are multiplied in groups of four bytes, outputs in panels of 64.
+// Inputs are multiplied in groups of four bytes (one float32, two bfloat16, four int8), outputs in panels of 64. A
+// panel row is one group of inputs of all outputs of a panel.
 constexpr size_t kGroupBytes = 4, kPanel = 64, kPanelRow = kPanel * kGroupBytes;
 
 constexpr size_t group_count(WeightType value, size_t in) {
     return (in * value_bytes(value) + kGroupBytes - 1) / kGroupBytes;
 }
-
-// A weight (in, out).
-//
-// Packed, it is one panel after the other, each a row of 64 groups for every group of inputs; what inputs and outputs
-// lack to whole groups and panels is zeros. A panel of i8 has a row of 64 int32 before them: -128 times the sum of each
-// output's weights, for machines that multiply int8 by unsigned bytes.
-struct Columns {
-    const void* data;  // null: the weight is not given
-    WeightType value;
-    size_t in, out;
-    bool packed;
-    // Not packed, value (k, n) lies at n / width * panel_stride + k * row_stride + n % width: one panel as wide as the
-    // matrix, or those of NZ.
-    size_t width, panel_stride, row_stride;
-};
-
 constexpr size_t panel_count(size_t out) { return (out + kPanel - 1) / kPanel; }
+
+// Bytes of a packed panel: its rows, and for i8 first a row of 64 int32: -128 times the sum of each output's weights,
+// at which the sums begin on machines that multiply int8 by unsigned bytes.
 constexpr size_t panel_bytes(WeightType value, size_t in) {
     return (group_count(value, in) + (value == WeightType::i8)) * kPanelRow;
 }
 
+enum class ColumnLayout {
+    rows,   // a matrix: value (k, n) is element k * row_stride + n
+    nz,     // n / width * panel_stride + k * row_stride + n % width, in panels of `width` outputs
+    packed  // panel after panel of panel_bytes(value, in); inputs and outputs padded with zeros to groups and panels
+};
+
+// A weight (in, out).
+struct ColumnWeight {
+    const void* data;
+    WeightType value;
+    size_t in, out;
+    ColumnLayout layout;
+    size_t width, panel_stride, row_stride;  // in values; for `rows` the width is `out`, for `packed` none is read
+
+    constexpr bool packed() const { return layout == ColumnLayout::packed; }
+};
+
 struct PackPanels {
-    Columns from;  // not packed
-    uint8_t* to;   // panel_count(out) * panel_bytes(value, in) bytes
+    ColumnWeight from;  // not packed
+    uint8_t* to;        // panel_count(out) * panel_bytes(value, in) bytes
     int threads;
 };
 
 DECODESTEP_KERNEL(pack_panels, PackPanels)
 
-// The sums for outputs [first, last), and for the other outputs of their panels: float32, or for i8 int32 in their
-// place. Their bits depend neither on the other tokens and outputs nor on how the weight is stored.
-struct Product {
-    const uint8_t* x;  // rows of the weight's type of value, continued in zeros to whole groups
-    size_t x_stride;   // bytes
+// y[t, n] = sum over k of x[t, k] * w[k, n] for outputs n in [first, last)
+//
+// Shapes: x [tokens, w.in] of the weight's type; y [tokens, sums_width(w, first, last)], float32, or for i8 int32 in
+// the memory of float32; output `first` is column sums_before(w, first). Reads: x rows up to a multiple of four bytes;
+// what follows the last input must be zeros. Writes: all of y, columns of other outputs than [first, last) included;
+// with `rounded`, y holds partial sums only. NaN: as IEEE. Determinism: the bits depend neither on the other tokens and
+// outputs nor on the weight's layout.
+struct ColumnProduct {
+    const uint8_t* x;
+    size_t x_stride;  // bytes
     size_t tokens;
-    Columns w;
+    ColumnWeight w;
     size_t first, last;
-    float* y;                    // [tokens, sums_width(w, first, last)]; output `first` is at sums_before(w, first)
-    size_t y_stride;             // floats
-    uint8_t* scratch;            // kProductScratch bytes
-    const void* next = nullptr;  // of a packed weight: what the caller reads after it, asked for at its end
-    // Of a bfloat16 weight, if given: where the sums go rounded, laid out as y, which has only the partial ones then.
-    uint16_t* rounded = nullptr;
+    float* y;
+    size_t y_stride;              // floats
+    uint8_t* scratch;             // kProductScratch bytes
+    const void* next = nullptr;   // with packed weights: what the caller reads afterwards, prefetched at the end
+    uint16_t* rounded = nullptr;  // with bf16 weights: receives the sums as bfloat16, laid out as y
 };
 
 constexpr size_t kProductScratch = 72 << 10;
-constexpr size_t sums_before(const Columns& w, size_t first) { return w.packed ? first % kPanel : 0; }
-constexpr size_t sums_width(const Columns& w, size_t first, size_t last) {
+constexpr size_t sums_before(const ColumnWeight& w, size_t first) { return w.packed() ? first % kPanel : 0; }
+constexpr size_t sums_width(const ColumnWeight& w, size_t first, size_t last) {
     return panel_count(last - first + sums_before(w, first)) * kPanel;
 }
 
-DECODESTEP_KERNEL(multiply, Product)
+DECODESTEP_KERNEL(multiply_columns, ColumnProduct)
 
 }  // namespace decodestep

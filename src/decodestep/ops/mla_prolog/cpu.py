@@ -25,8 +25,6 @@ def obstacle(p: Problem) -> str | None:
     inputs = p.x.shape[1] if p.w_dq is None else max(p.x.shape[1], columns_of(p.w_dq))
     if p.scenario.partial and inputs >= _EXACT_INPUTS:
         return "has no sums of so many int8"
-    if any(isinstance(w, LinearPanels) for w in (p.w_dq, p.w_uq_qr, p.w_dkv_kr)):
-        return "has no product with LinearPanels here"
     return None
 
 

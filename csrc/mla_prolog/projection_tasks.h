@@ -1,0 +1,168 @@
+// The product of all tokens with one projection's weight, as tasks that may run in any order, on any threads.
+#pragma once
+
+#include <algorithm>
+#include <optional>
+
+#include "core/parallel.h"
+#include "linear/linear_panels_tasks.h"
+#include "mla_prolog/arena.h"
+#include "mla_prolog/mla_prolog.h"
+
+namespace decodestep::DECODESTEP_ISA {
+
+constexpr size_t kTokenBlock = 128;  // tokens whose sums fit the cache beside the weights of a head
+
+// The tokens in blocks of as equal sizes as possible, at most kTokenBlock each.
+struct TokenBlocks {
+    size_t tokens, count;
+
+    explicit TokenBlocks(size_t tokens) : tokens(tokens), count(ceil_div(tokens, kTokenBlock)) {}
+    size_t begin(size_t block) const { return block * tokens / count; }
+    size_t size(size_t block) const { return begin(block + 1) - begin(block); }
+    size_t largest() const { return ceil_div(tokens, count); }
+};
+
+// A row of values for each token, `stride` bytes apart.
+struct TokenRows {
+    uint8_t* data;
+    size_t stride;
+
+    template <class V>
+    V* row(size_t t) const {
+        return reinterpret_cast<V*>(data + t * stride);
+    }
+};
+
+// The sums of a product, all outputs of a token in a row: float32, or for int8 weights int32 in the same memory.
+struct TokenSums {
+    float* data;
+    size_t stride;  // floats
+
+    const float* row(size_t t) const { return data + t * stride; }
+};
+
+class ProjectionTasks {
+  public:
+    // Floats of a row of sums.
+    static size_t sums_stride(const Projection& w) {
+        switch (w.form) {
+            case WeightForm::columns:
+                return panel_count(w.columns.out) * kPanel;
+            case WeightForm::rows:
+                return w.rows.out;
+            case WeightForm::panels:
+                return w.panels.out;
+            case WeightForm::none:
+                break;
+        }
+        return 0;
+    }
+
+    // No tasks.
+    ProjectionTasks() = default;
+
+    // x: rows of the weight's type, zeros up to a multiple of kGroupBytes; for GGUF blocks rows of float32.
+    ProjectionTasks(const Projection& w, TokenRows x, TokenBlocks blocks, TokenSums sums, int threads)
+        : w_(&w), x_(x), sums_(sums), tokens_(blocks.tokens) {
+        switch (w.form) {
+            case WeightForm::columns:
+                columns_.emplace(blocks, span_of(w.columns, threads));
+                count_ = blocks.count * columns_->spans(w.columns);
+                break;
+            case WeightForm::rows:
+                rows_per_task_ = rows_per_task(w.rows);
+                count_ = ceil_div(w.rows.out, rows_per_task_);
+                break;
+            case WeightForm::panels:
+                panels_.emplace(LinearPanels{.x = x.row<float>(0),
+                                             .x_stride = static_cast<ptrdiff_t>(x.stride / sizeof(float)),
+                                             .tokens = tokens_,
+                                             .w = w.panels,
+                                             .y = sums.data,
+                                             .y_stride = static_cast<ptrdiff_t>(sums.stride),
+                                             .threads = 1});
+                count_ = panels_->multiply_count();
+                break;
+            case WeightForm::none:
+                break;
+        }
+    }
+
+    // To be called for every token, once its row of x is there and before any task runs.
+    void read(size_t t) const {
+        if (panels_) panels_->read(t);
+    }
+
+    size_t count() const { return count_; }
+
+    void run(size_t task) const {
+        if (columns_)
+            multiply_span(task);
+        else if (panels_)
+            panels_->multiply(task);
+        else
+            multiply_rows(task);
+    }
+
+  private:
+    // A task of a column weight is a block of tokens times a span of outputs.
+    struct ColumnTasks {
+        TokenBlocks blocks;
+        size_t span;
+
+        ColumnTasks(TokenBlocks blocks, size_t span) : blocks(blocks), span(span) {}
+        size_t spans(const ColumnWeight& w) const { return ceil_div(w.out, span); }
+    };
+
+    // A span is one panel. Of a matrix that is not packed it is several, so that a task reads long stretches of the
+    // matrix's rows, but no more than leave two spans for each thread.
+    static size_t span_of(const ColumnWeight& w, int threads) {
+        if (w.layout != ColumnLayout::rows) return kPanel;
+        return std::max(kPanel, round_up(w.out / (2 * static_cast<size_t>(threads)), kPanel));
+    }
+
+    void multiply_span(size_t task) const {
+        const ColumnWeight& w = w_->columns;
+        const size_t spans = columns_->spans(w), block = task / spans, begin = columns_->blocks.begin(block);
+        const size_t first = task % spans * columns_->span;
+        multiply_columns({.x = x_.row<uint8_t>(begin),
+                          .x_stride = x_.stride,
+                          .tokens = columns_->blocks.size(block),
+                          .w = w,
+                          .first = first,
+                          .last = std::min(w.out, first + columns_->span),
+                          .y = sums_.data + begin * sums_.stride + first,
+                          .y_stride = sums_.stride,
+                          .scratch = Arena(thread_scratch(kProductScratch / sizeof(float) + kLine)).take<uint8_t>(0)});
+    }
+
+    // About 10 microseconds of work, and a multiple of the rows that `linear` multiplies at a time.
+    size_t rows_per_task(const RowWeight& w) const {
+        const size_t rows = (size_t{1} << 17) / (w.in * tokens_ + 1);
+        return std::max<size_t>(4, rows / 4 * 4);
+    }
+
+    void multiply_rows(size_t task) const {
+        RowWeight w = w_->rows;
+        const size_t first = task * rows_per_task_;
+        w.data += first * w.stride;
+        w.out = std::min(rows_per_task_, w.out - first);
+        linear({.x = x_.row<float>(0),
+                .x_stride = static_cast<ptrdiff_t>(x_.stride / sizeof(float)),
+                .tokens = tokens_,
+                .w = w,
+                .y = sums_.data + first,
+                .y_stride = static_cast<ptrdiff_t>(sums_.stride),
+                .threads = 1});
+    }
+
+    const Projection* w_ = nullptr;
+    TokenRows x_{};
+    TokenSums sums_{};
+    size_t tokens_ = 0, count_ = 0, rows_per_task_ = 0;
+    std::optional<ColumnTasks> columns_;
+    std::optional<LinearPanelsTasks> panels_;
+};
+
+}  // namespace decodestep::DECODESTEP_ISA

@@ -1,0 +1,267 @@
+// The MLA prolog as stages of independent tasks, for the operator and for kernels that run them among stages of their
+// own: PrologStage in order, each with tasks(stage) tasks that may run in any order, on any threads.
+#pragma once
+
+#include <algorithm>
+#include <memory>
+
+#include "elementwise/rms_norm.h"
+#include "elementwise/rope.h"
+#include "mla_prolog/arena.h"
+#include "mla_prolog/latent_row.h"
+#include "mla_prolog/mla_prolog.h"
+#include "mla_prolog/projection_tasks.h"
+#include "mla_prolog/prolog_head.h"
+
+namespace decodestep::DECODESTEP_ISA {
+
+enum class PrologStage {
+    read_tokens,      // x in the form in which the products read it
+    project_tokens,   // x times w_dq and w_dkv_kr
+    norm_tokens,      // the compressed query, normed; the cache rows
+    write_caches,     // one task
+    project_queries,  // the compressed queries times w_uq_qr, if all heads are multiplied at once
+    heads             // w_uq_qr, if each head multiplies its part; RoPE; w_uk
+};
+constexpr PrologStage kPrologStages[] = {PrologStage::read_tokens,     PrologStage::project_tokens,
+                                         PrologStage::norm_tokens,     PrologStage::write_caches,
+                                         PrologStage::project_queries, PrologStage::heads};
+
+// T: Bf16 or float, the type of what is neither int8 nor a scale. `call` must outlive the plan; tokens > 0.
+template <class T>
+class PrologPlan {
+  public:
+    explicit PrologPlan(const MlaProlog& call)
+        : a_(call),
+          blocks_(call.tokens),
+          caches_(caches_anything(call)),
+          all_heads_(multiplies_all_heads(call, blocks_)),
+          arrays_(*this),
+          down_query_(call.w_dq, rows_of_x(call.w_dq), blocks_, arrays_.down_query, call.threads),
+          down_latent_(caches_ ? call.w_dkv_kr : kNoProjection, rows_of_x(call.w_dkv_kr), blocks_, arrays_.down_latent,
+                       call.threads),
+          up_query_(all_heads_ ? call.w_uq_qr : kNoProjection, arrays_.compressed, blocks_, arrays_.up_query,
+                    call.threads),
+          queries_{call, blocks_, arrays_.compressed, arrays_.compressed_scale, all_heads_, arrays_.up_query} {}
+
+    size_t tasks(PrologStage stage) const {
+        switch (stage) {
+            case PrologStage::read_tokens:
+                return reads_tokens() ? a_.tokens : 0;
+            case PrologStage::project_tokens:
+                return down_query_.count() + down_latent_.count();
+            case PrologStage::norm_tokens:
+                return a_.tokens;
+            case PrologStage::write_caches:
+                return caches_ ? 1 : 0;
+            case PrologStage::project_queries:
+                return up_query_.count();
+            case PrologStage::heads:
+                return a_.heads * blocks_.count;
+        }
+        return 0;
+    }
+
+    // 1 if the stage takes less time than waking other threads, else those of the call.
+    int threads(PrologStage stage) const {
+        size_t work = kWorthThreads;
+        if (stage == PrologStage::read_tokens) work = a_.tokens * a_.hidden / 4;
+        if (stage == PrologStage::norm_tokens) work = a_.tokens * (a_.width + a_.latent);
+        if (stage == PrologStage::heads && a_.w_uq_qr.reads_floats())
+            work = a_.tokens * a_.heads * (a_.nope * a_.latent + a_.rope) / 8;
+        return work < kWorthThreads ? 1 : a_.threads;
+    }
+
+    void run(PrologStage stage, size_t task) const {
+        switch (stage) {
+            case PrologStage::read_tokens:
+                return read_token(task);
+            case PrologStage::project_tokens:
+                return task < down_query_.count() ? down_query_.run(task)
+                                                  : down_latent_.run(task - down_query_.count());
+            case PrologStage::norm_tokens:
+                return norm_token(task);
+            case PrologStage::write_caches:
+                return write_caches();
+            case PrologStage::project_queries:
+                return up_query_.run(task);
+            case PrologStage::heads:
+                return HeadTask<T>(queries_, task).run();
+        }
+    }
+
+  private:
+    static constexpr size_t kWorthThreads = 16384;
+    static constexpr Projection kNoProjection{};
+
+    // What the stages hand on, in one buffer.
+    struct Arrays {
+        std::unique_ptr<uint8_t[]> buffer;
+        TokenSums down_query{}, down_latent{}, up_query{};
+        TokenRows compressed{}, cache_rows{}, float_x{}, padded_x{};
+        float* compressed_scale = nullptr;
+
+        explicit Arrays(const PrologPlan& plan) {
+            const auto allocate = [&](size_t bytes) {
+                buffer.reset(new uint8_t[bytes]);
+                return buffer.get();
+            };
+            place_arrays(allocate, [&](Arena& arena) { place(plan, arena); });
+        }
+
+        void place(const PrologPlan& plan, Arena& arena) {
+            const MlaProlog& a = plan.a_;
+            const auto sums = [&](const Projection& w, bool used) {
+                const size_t stride = used ? ProjectionTasks::sums_stride(w) : 0;
+                return TokenSums{arena.take<float>(a.tokens * stride), stride};
+            };
+            const auto rows = [&](size_t stride, bool used) {
+                return used ? TokenRows{arena.take<uint8_t>(a.tokens * stride), stride} : TokenRows{};
+            };
+            down_query = sums(a.w_dq, a.w_dq.is_given());
+            down_latent = sums(a.w_dkv_kr, plan.caches_);
+            up_query = sums(a.w_uq_qr, plan.all_heads_);
+            const size_t item = a.w_uq_qr.reads_floats() ? sizeof(float) : value_bytes(a.w_uq_qr.columns.value);
+            compressed = rows(round_up(a.width * item, kGroupBytes), true);
+            cache_rows = rows(plan.kv_bytes() + a.kr.width * a.kr.value_bytes, plan.caches_);
+            compressed_scale = arena.take<float>(a.tokens);
+            float_x = rows(a.hidden * sizeof(float), plan.widens_x());
+            padded_x = rows(round_up(plan.x_bytes(), kGroupBytes), plan.pads_x());
+        }
+    };
+
+    static bool caches_anything(const MlaProlog& a) {
+        return a.kv.data && std::any_of(a.slots, a.slots + a.tokens, [](int64_t slot) { return slot >= 0; });
+    }
+
+    // GGUF blocks have no part for a head. In an unpacked matrix a head's part of a row is too short to stream; with
+    // several blocks of tokens it pays all the same, as they find it in the cache.
+    static bool multiplies_all_heads(const MlaProlog& a, const TokenBlocks& blocks) {
+        return a.w_uq_qr.reads_floats() || (a.w_uq_qr.columns.layout == ColumnLayout::rows && blocks.count == 1);
+    }
+
+    bool projects_x(bool floats) const {
+        return (a_.w_dq.is_given() && a_.w_dq.reads_floats() == floats) ||
+               (caches_ && a_.w_dkv_kr.reads_floats() == floats);
+    }
+    bool widens_x() const { return projects_x(true) && sizeof(T) != sizeof(float); }
+    bool pads_x() const { return projects_x(false) && x_bytes() % kGroupBytes != 0; }
+    bool reads_tokens() const {
+        return widens_x() || pads_x() || a_.w_dq.form == WeightForm::panels ||
+               (caches_ && a_.w_dkv_kr.form == WeightForm::panels);
+    }
+
+    size_t x_bytes() const { return a_.hidden * (a_.x_scale ? 1 : sizeof(T)); }
+    size_t kv_bytes() const { return a_.kv.width * a_.kv.value_bytes; }
+    const T* real_x(size_t t) const { return static_cast<const T*>(a_.x) + t * a_.hidden; }
+
+    // x as a projection reads it: the caller's memory, unless that has to be widened or padded.
+    TokenRows rows_of_x(const Projection& w) const {
+        if (w.reads_floats() && widens_x()) return arrays_.float_x;
+        if (!w.reads_floats() && pads_x()) return arrays_.padded_x;
+        return {static_cast<uint8_t*>(const_cast<void*>(a_.x)), x_bytes()};
+    }
+
+    void read_token(size_t t) const {
+        if (pads_x()) {
+            uint8_t* row = arrays_.padded_x.template row<uint8_t>(t);
+            std::memcpy(row, static_cast<const uint8_t*>(a_.x) + t * x_bytes(), x_bytes());
+            std::memset(row + x_bytes(), 0, arrays_.padded_x.stride - x_bytes());
+        }
+        if (widens_x()) widen_all(real_x(t), a_.hidden, arrays_.float_x.template row<float>(t));
+        down_query_.read(t);
+        down_latent_.read(t);
+    }
+
+    // The values of a row of sums.
+    void values_of(const Projection& w, TokenSums sums, size_t t, size_t outputs, float* out) const {
+        const float* row = sums.row(t);
+        if (w.scale) return dequantise(row, a_.x_scale[t], w.scale, outputs, out);
+        for (size_t i = 0; i < outputs; ++i) out[i] = rounded<T>(row[i]);
+    }
+
+    static void norm(float* row, size_t width, const float* gamma, float eps, float alpha) {
+        rms_norm({.x = row,
+                  .x_stride = 0,
+                  .rows = 1,
+                  .width = width,
+                  .gamma = gamma,
+                  .eps = eps,
+                  .alpha = alpha,
+                  .y = row,
+                  .y_stride = 0});
+    }
+
+    void norm_token(size_t t) const {
+        Arena arena(thread_scratch(a_.width + a_.latent + 2 * a_.rope + 4 * kLine));
+        norm_query(t, arena.take<float>(a_.width));
+        if (caches_ && a_.slots[t] >= 0) norm_latent(t, arena.take<float>(a_.latent + a_.rope), arena.take<T>(a_.rope));
+    }
+
+    void norm_query(size_t t, float* row) const {
+        if (a_.w_dq.is_given())
+            values_of(a_.w_dq, arrays_.down_query, t, a_.width, row);
+        else
+            widen_all(real_x(t), a_.hidden, row);
+        norm(row, a_.width, a_.gamma_cq, a_.eps_cq, a_.alpha_cq);
+        if (a_.w_uq_qr.scale) {
+            store_int8_query(t, row);
+        } else if (a_.w_uq_qr.reads_floats()) {
+            float* out = arrays_.compressed.template row<float>(t);
+            for (size_t i = 0; i < a_.width; ++i) out[i] = rounded<T>(row[i]);
+            if (a_.query_norm) put_all(row, a_.width, static_cast<T*>(a_.query_norm) + t * a_.width);
+            up_query_.read(t);
+        } else {
+            put_all(row, a_.width, static_cast<T*>(padded_query(t)));
+            copy_query_norm(t, sizeof(T));
+        }
+    }
+
+    void store_int8_query(size_t t, float* row) const {
+        for (size_t i = 0; a_.smooth && i < a_.width; ++i) row[i] *= a_.smooth[i];
+        const float scale = quantise_row(row, a_.width, false, static_cast<int8_t*>(padded_query(t)));
+        arrays_.compressed_scale[t] = scale;
+        if (a_.norm_scale) a_.norm_scale[t] = scale;
+        copy_query_norm(t, 1);
+    }
+
+    // The row of a compressed query, its last group zeros so that what follows the last value is.
+    void* padded_query(size_t t) const {
+        uint8_t* row = arrays_.compressed.template row<uint8_t>(t);
+        std::memset(row + arrays_.compressed.stride - kGroupBytes, 0, kGroupBytes);
+        return row;
+    }
+
+    void copy_query_norm(size_t t, size_t item) const {
+        if (!a_.query_norm) return;
+        std::memcpy(static_cast<uint8_t*>(a_.query_norm) + t * a_.width * item,
+                    arrays_.compressed.template row<uint8_t>(t), a_.width * item);
+    }
+
+    void norm_latent(size_t t, float* row, T* key) const {
+        values_of(a_.w_dkv_kr, arrays_.down_latent, t, a_.latent + a_.rope, row);
+        norm(row, a_.latent, a_.gamma_ckv, a_.eps_ckv, a_.alpha_ckv);
+        rotate_to_halves(row + a_.latent, a_.rope / 2, 0, a_.rope / 2, a_.sin + t * a_.rope, a_.cos + t * a_.rope, key);
+        uint8_t* bytes = arrays_.cache_rows.template row<uint8_t>(t);
+        latent_row(a_, row, key, bytes, bytes + kv_bytes());
+    }
+
+    // In token order: of several tokens with one slot the last is kept.
+    void write_caches() const {
+        for (size_t t = 0; t < a_.tokens; ++t) {
+            if (a_.slots[t] < 0) continue;
+            const uint8_t* row = arrays_.cache_rows.template row<uint8_t>(t);
+            store_row(a_.kv, a_.block_size, a_.slots[t], row);
+            if (a_.kr.data) store_row(a_.kr, a_.block_size, a_.slots[t], row + kv_bytes());
+        }
+    }
+
+    const MlaProlog& a_;
+    const TokenBlocks blocks_;
+    const bool caches_, all_heads_;
+    const Arrays arrays_;
+    const ProjectionTasks down_query_, down_latent_, up_query_;
+    const CompressedQueries queries_;
+};
+
+}  // namespace decodestep::DECODESTEP_ISA
