@@ -13,22 +13,20 @@
 //   (A) it contains the nucleus;
 //   (B) if it contains a member w of the nucleus, it contains all tokens that rank before w.
 // A turn races the tokens of the list; let w be the winner of the list.
-//   inside:    w is in the nucleus. It beats every token of the list, so by (A) every token of the nucleus: return it.
-//   outside:   w is not in the nucleus. Neither are those that rank after w, so dropping w and these from the list
-//   keeps
-//              (A). It keeps (B): what ranks before a member of the nucleus ranks before w.
-//   undecided: the errors below leave both possible. Return nothing; the caller then sorts.
+// - inside: w is in the nucleus. It beats every token of the list, so by (A) every token of the nucleus. Return it.
+// - outside: w is not in the nucleus, and neither is any token that ranks after w. Drop them all from the list. That
+//   keeps (A); it keeps (B) too, because what ranks before a member of the nucleus ranks before w.
+// - undecided: the errors below leave both possible. Return nothing; the caller then sorts.
 // Every turn but the last shortens the list. The first token of the row always stays, and as soon as the winner has no
 // token of the list before it, it is that token, which is inside. So the loop ends.
 //
 // The list at the start. list_superset() lists tokens down to a threshold_, lowered until one of these holds:
-//   - the listed tokens whose scores exceed the score of threshold_ weigh at least the target. Every other token ranks
-//     after all of these (one with the score of threshold_ or less ranks after any with more), so top-p drops it: (A).
-//     The members of the nucleus are among these tokens; whatever ranks before one has at least its score, hence a
-//     logit above threshold_, and is listed: (B);
-//   - threshold_ is at most lower_bound_of_probability(): every token below it fails min-p, and so does every token
-//   with
-//     the score of one below it. Hence (A), and (B) in the same way. Without min-p that bound is -inf: all is listed.
+// - the listed tokens whose scores exceed the score of threshold_ weigh at least the target. Every other token ranks
+//   after all of these (one with the score of threshold_ or less ranks after any with more), so top-p drops it: (A).
+//   The members of the nucleus are among these tokens; whatever ranks before one has at least its score, hence a logit
+//   above threshold_, and is listed: (B);
+// - threshold_ is at most lower_bound_of_probability(): every token below it fails min-p, and so does every token with
+//   the score of one below it. Hence (A), and (B) in the same way. Without min-p that bound is -inf: all is listed.
 // Where the list holds more, as where MassSweep has raised its threshold on the way, neither (A) nor (B) suffers.
 //
 // The test. min-p is tested as in the reference. above(w) is summed over the list; by (B) nothing is missing if w is in
@@ -38,11 +36,10 @@
 //   above * (1 - error_) >= target_ + slack_   outside for certain
 //   otherwise                                  undecided
 // error_ bounds the relative error of a sum of weights, against the sums of the reference in float64:
-//   - 2^-17 for exp2 (2^-18), and for up to 32 additions of float32 in a lane (2^-19) before float64 takes over;
-//   - (far * scale + 40) * 2^-21 for the exponents, in units of 2: these are products and sums of float32 that are off
-//   by
-//     a few roundings (2^-24) of |logit| * scale and |reference| * scale. `far` is |largest| + |reference|. Logits much
-//     lower than the largest are off by more, but weigh too little to matter: 40 allows for those.
+// - 2^-17 for exp2 (2^-18), and for up to 32 additions of float32 in a lane (2^-19) before float64 takes over;
+// - (far * scale + 40) * 2^-21 for the exponents, in units of 2: these are products and sums of float32 that are off by
+//   a few roundings (2^-24) of |logit| * scale and |reference| * scale. `far` is |largest| + |reference|. Logits much
+//   lower than the largest are off by more, but weigh too little to matter: 40 allows for those.
 // slack_ bounds the absolute error of target_: p * error_ times all that has been added to find it, which is more than
 // the mass where weights of patched tokens have been subtracted and added. weigh_row() gives up where these bounds are
 // not small, or where the largest logit is so far from the reference that float32 could overflow or underflow.

@@ -7,6 +7,7 @@ the modules that are already loaded and never imported here.
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard, TypeVar
 
 import ml_dtypes
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     import torch
 
 Array: TypeAlias = "np.ndarray | torch.Tensor"
+# Integers that need no particular dtype: positions, lengths, ids.
+Integers: TypeAlias = "np.ndarray | torch.Tensor | Sequence[int]"
 # Of a function that returns the kind of array it was given.
 ArrayT = TypeVar("ArrayT", bound="np.ndarray | torch.Tensor")
 

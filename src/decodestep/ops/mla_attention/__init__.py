@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from decodestep._base import arrays
-from decodestep._base.arrays import BFLOAT16
+from decodestep._base.arrays import BFLOAT16, Array, ArrayT, Integers
 from decodestep._base.checks import is_finite, is_int, refuse, require, require_dtype, require_shape
 from decodestep._base.dispatch import choose, run
 from decodestep.ops.mla_attention import cpu, reference
@@ -15,21 +13,21 @@ from decodestep.ops.mla_attention.arguments import OP, cache, paging
 
 
 def mla_attention(
-    query: Any,
-    query_rope: Any,
-    kv_cache: Any,
-    kr_cache: Any,
-    block_table: Any,
-    lengths: Any,
+    query: Array | None,
+    query_rope: ArrayT,
+    kv_cache: Array,
+    kr_cache: Array,
+    block_table: Integers,
+    lengths: Integers,
     *,
     scale: float,
-    sequence: Any = None,
+    sequence: Integers | None = None,
     groups: int = 1,
-    quant_scale_ckv: Any = None,
-    quant_scale_ckr: Any = None,
-    dequant_scale_q_nope: Any = None,
+    quant_scale_ckv: Array | None = None,
+    quant_scale_ckr: Array | None = None,
+    dequant_scale_q_nope: Array | None = None,
     backend: str = "auto",
-) -> Any:
+) -> ArrayT:
     """Attends from every token to the first `lengths[t]` entries of its sequence, in the latent space.
 
         kv, kr = kv_cache / quant_scale_ckv and kr_cache / quant_scale_ckr as rows, in the order of block_table[sequence[t]]
@@ -41,7 +39,7 @@ def mla_attention(
     query_rope: (T, N, Dr). float32, float64 or bfloat16, and query of the same dtype.
     kv_cache: (BlockNum, BlockSize, 1, Hckv), latents. kr_cache: (BlockNum, BlockSize, 1, Dr), rotated shared keys. Each
         float32, float64, float16, bfloat16 or int8.
-    block_table: (B, M) integers: the blocks of each sequence in order. Entries behind a sequence's length are not read.
+    block_table: (B, M) integers: the blocks of each sequence in order. Entries after a sequence's length are not read.
     lengths: (T,) integers in [1, M * BlockSize]: how many entries a token sees. In a causal prefill, its position + 1.
     scale: factor of the scores, finite; 1 / sqrt(D + Dr) in DeepSeek, 1 / sqrt(d) in a converted model with heads of d.
     sequence: (T,) integers in [0, B): the row of block_table of each token; None for token t in row t.
@@ -99,7 +97,7 @@ def mla_attention(
 
 
 def _dequantised(
-    query: np.ndarray | None, rope: np.ndarray, dequant_scale: Any, quant_scale: Any
+    query: np.ndarray | None, rope: np.ndarray, dequant_scale: Array, quant_scale: Array | None
 ) -> tuple[np.ndarray, np.ndarray]:
     factor = arrays.view(OP, "dequant_scale_q_nope", dequant_scale)
     require_dtype(OP, "dequant_scale_q_nope", factor, (np.float32,))
