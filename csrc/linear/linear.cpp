@@ -1,7 +1,7 @@
 #include "linear/linear.h"
 
 #include "core/parallel.h"
-#include "linear/superblocks.h"
+#include "linear/k_quant_blocks.h"
 #include "simd/simd.h"
 
 namespace decodestep::DECODESTEP_ISA {

@@ -2,7 +2,7 @@
 // from a threshold on, or work.group_max.
 #pragma once
 
-#include "sampling/decode_step/candidates.h"
+#include "sampling/decode_step/list_steps.h"
 #include "sampling/decode_step/overlay.h"
 #include "sampling/row/logits.h"
 #include "simd/exp.h"

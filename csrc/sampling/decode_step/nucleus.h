@@ -232,7 +232,7 @@ class Nucleus {
 
     struct Above {
         double mass;
-        bool is_empty;
+        bool is_first;  // no token of the list ranks before it
     };
 
     // The tokens of the list that rank before one.

@@ -1,7 +1,7 @@
 // The tokens of a row that its leading patches change, kept beside the logits, which are never written to.
 #pragma once
 
-#include "sampling/decode_step/candidates.h"
+#include "sampling/decode_step/list_steps.h"
 #include "sampling/row/logits.h"
 
 namespace decodestep::DECODESTEP_ISA {

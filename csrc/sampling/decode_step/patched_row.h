@@ -1,7 +1,7 @@
 // A row of logits with its leading patches and its temperature beside it. The logits are never written to.
 #pragma once
 
-#include "sampling/decode_step/candidates.h"
+#include "sampling/decode_step/list_steps.h"
 #include "sampling/decode_step/overlay.h"
 #include "sampling/row/logits.h"
 

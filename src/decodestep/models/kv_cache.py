@@ -9,6 +9,8 @@ import numpy as np
 from decodestep._base.arrays import BFLOAT16
 from decodestep._base.checks import require
 
+PAGE_POSITIONS = 16  # of the native decoder: kPagePositions of csrc/attention/kv_page.h
+
 
 class PagedCache:
     """A cache for a fixed set of sequences, in blocks of `block_size` positions.
@@ -56,13 +58,13 @@ class LatentCache(PagedCache):
 class GroupCache(PagedCache):
     """Keys and values of every key/value head, bfloat16, in the layout that the native step reads.
 
-    layers, groups, width: layers, key/value heads and head size of the model. A block is 16 positions.
+    layers, groups, width: layers, key/value heads and head size of the model. A block is a page of 16 positions.
     keys[layer]: (groups, BlockNum, width / 2, 16, 2); for each position, pairs of neighbouring columns.
     values[layer]: (groups, BlockNum, 8, width, 2); for each column, pairs of neighbouring positions.
     """
 
     def __init__(self, layers: int, groups: int, width: int, capacities: Sequence[int]) -> None:
-        super().__init__(capacities, 16)
-        self.keys = np.zeros((layers, groups, self.blocks, width // 2, 16, 2), BFLOAT16)
-        self.values = np.zeros((layers, groups, self.blocks, 8, width, 2), BFLOAT16)
+        super().__init__(capacities, PAGE_POSITIONS)
+        self.keys = np.zeros((layers, groups, self.blocks, width // 2, PAGE_POSITIONS, 2), BFLOAT16)
+        self.values = np.zeros((layers, groups, self.blocks, PAGE_POSITIONS // 2, width, 2), BFLOAT16)
         self.arrays = self.keys.swapaxes(1, 2), self.values.swapaxes(1, 2)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from decodestep._base.checks import require
-from decodestep.sampling import adapters, rules
+from decodestep.sampling import request_formats, rules
 from decodestep.sampling.rules import Rule, integer, or_none
 
 if TYPE_CHECKING:
@@ -235,7 +235,7 @@ class SamplingParams:
 
         Raises ValueError for a field that is set to something that this library does not do.
         """
-        return cls(**{**adapters.from_generation_config(config, _DEFAULTS.keys()), **changes})
+        return cls(**{**request_formats.from_generation_config(config, _DEFAULTS.keys()), **changes})
 
     @classmethod
     def from_openai(cls, body: Mapping[str, Any], **changes: Any) -> SamplingParams:
@@ -250,7 +250,7 @@ class SamplingParams:
         Raises ValueError for every other field, for n or best_of above 1, for a response that is not text, for two fields that
         contradict each other, and outside the intervals of the interface.
         """
-        return cls(**{**adapters.from_openai(body, _DEFAULTS.keys()), **changes})
+        return cls(**{**request_formats.from_openai(body, _DEFAULTS.keys()), **changes})
 
 
 def _as_tuples(value: Any) -> Any:
