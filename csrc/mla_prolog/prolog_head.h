@@ -1,4 +1,5 @@
-// What the MLA prolog does for one head and one block of tokens: W_uqqr, RoPE and W_uk.
+// What the MLA prolog does for one head and one block of tokens: the up-projection of the query and of its rope part
+// (w_uq_qr), RoPE, and w_uk.
 #pragma once
 
 #include <algorithm>

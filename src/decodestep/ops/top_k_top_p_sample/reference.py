@@ -1,7 +1,7 @@
 """TopKTopPSample, TopKTopPSampleV2 and ApplyTopKTopP, row by row, as their specifications write them.
 
 A row becomes a list of survivors: vocabulary ids and their values (probabilities, or raw inputs), in the order in which
-the specification counts them. The samplers run in `dtype`: float32 like the device, float64 as the oracle.
+the specification counts them. The samplers run in `dtype`: float32 as on the Ascend device, float64 to check it.
 
 Every bit of the float32 results is defined. Weights, values and scores are float32 and rounded after each operation; exp is
 that of `_base.exact_math`. The sum of a softmax is float64: the i-th term (by id in a whole row, by rank in a list) is added to
@@ -27,7 +27,11 @@ Survivors = tuple[np.ndarray, np.ndarray]
 
 
 class Rules(NamedTuple):
-    """The arguments that are the same for all rows; guess: how many leading tokens top-p alone tries first (0: all)."""
+    """The arguments that are the same for all rows.
+
+    guess: how many leading tokens top-p alone tries first (0: all); it changes no result.
+    kernel_exact: V1's second softmax is taken of the probabilities, as the device's kernel does, not of the logits.
+    """
 
     noise: Noise | None
     eps: float
