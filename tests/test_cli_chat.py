@@ -83,12 +83,15 @@ class Terminal:
         os.close(slave)
         self.screen = ""
 
-    def wait_for(self, text):
-        """What is printed up to `text`, which must come within a minute."""
+    def wait_for(self, text, meanwhile=lambda: None):
+        """What is printed up to `text`, which must come within a minute; meanwhile() is called before each second of it."""
         deadline = time.monotonic() + 60
         while text not in self.screen:
-            ready, _, _ = select.select([self._master], [], [], max(0, deadline - time.monotonic()))
-            assert ready, f"{text!r} did not come after {self.screen!r}"
+            meanwhile()
+            ready, _, _ = select.select([self._master], [], [], 1)
+            if not ready:
+                assert time.monotonic() < deadline, f"{text!r} did not come after {self.screen!r}"
+                continue
             self.screen += os.read(self._master, 4096).decode("utf-8", "replace")
         before, self.screen = self.screen.split(text, 1)
         return before
@@ -120,8 +123,8 @@ def test_ctrl_c_ends_the_answer_and_not_the_program(tmp_path):
         messages = json.loads(saved.read_text("utf-8"))
         assert [message["role"] for message in messages] == ["user", "assistant"]
         assert 0 < len(messages[1]["content"].split()) < 1000
-        terminal.process.send_signal(signal.SIGINT)
-        terminal.wait_for("(/exit or Ctrl-D ends)")
+        # Python sees a signal between the prompt and the read only when the read ends: a person presses Ctrl-C again.
+        terminal.wait_for("(/exit or Ctrl-D ends)", meanwhile=lambda: terminal.process.send_signal(signal.SIGINT))
         terminal.wait_for("> ")
         terminal.type("/nope\n")
         terminal.wait_for("command must be /reset")

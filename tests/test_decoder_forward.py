@@ -300,3 +300,14 @@ def test_sizes_that_the_kernel_lacks_take_the_reference(rng):
 def test_refused_weights(message, changes, rng):
     with pytest.raises(ValueError, match=f"^DecoderWeights: {message}"):
         replace(weights(Sizes(), Format.F32, rng), **changes)
+
+
+def test_a_cache_keeps_its_rope_table(model):
+    """Two threads that make caches may leave the shorter of their tables in the decoder."""
+    decoder = model.decoder
+    long = decoder.new_cache([40])
+    decoder._rope = tuple(table[:8] for table in decoder._rope)
+    short = decoder.new_cache([4])
+    for cache, length in ((long, 40), (short, 4)):
+        ids, zeros = np.arange(length), np.zeros(length, np.int64)
+        assert np.isfinite(decoder.logits(ids, zeros, ids, cache, np.array([length - 1]))).all()

@@ -61,7 +61,10 @@ class GroupCache(PagedCache):
     layers, groups, width: layers, key/value heads and head size of the model. A block is a page of 16 positions.
     keys[layer]: (groups, BlockNum, width / 2, 16, 2); for each position, pairs of neighbouring columns.
     values[layer]: (groups, BlockNum, 8, width, 2); for each column, pairs of neighbouring positions.
+    rope: sines and cosines, (P, width / 2) each, of at least as many positions as the cache has; the decoder sets it.
     """
+
+    rope: tuple[np.ndarray, np.ndarray]
 
     def __init__(self, layers: int, groups: int, width: int, capacities: Sequence[int]) -> None:
         super().__init__(capacities, PAGE_POSITIONS)

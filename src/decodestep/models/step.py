@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import numpy as np
 
+from decodestep._base.dispatch import run
 from decodestep.models.config import Config, Layer, Weights
 from decodestep.models.decoder import Decoder
 from decodestep.models.kv_cache import GroupCache, PagedCache
 from decodestep.models.layers import rope_table
-from decodestep.ops.decoder_forward import DecoderWeights, LayerWeights, decoder_forward
+from decodestep.ops.decoder_forward import DecoderWeights, LayerWeights, cpu
+from decodestep.ops.decoder_forward.arguments import OP, Call
 from decodestep.ops.decoder_forward.cpu import size_obstacle
 from decodestep.ops.linear import Format, LinearPanels, PackedWeight
 
@@ -49,18 +51,22 @@ class StepDecoder(Decoder):
     def new_cache(self, capacities: list[int]) -> GroupCache:
         config = self.config
         cache = GroupCache(config.layers, config.groups, config.head_dim, capacities)
-        if cache.capacity > len(self._rope[0]):
-            self._rope = rope_table(np.arange(cache.capacity), self._inverse_frequencies)
+        rope = self._rope
+        if cache.capacity > len(rope[0]):
+            rope = self._rope = rope_table(np.arange(cache.capacity), self._inverse_frequencies)
+        cache.rope = rope  # its own: another thread may put a shorter table in place of the decoder's
         return cache
 
     def logits(
         self, tokens: np.ndarray, sequence: np.ndarray, positions: np.ndarray, cache: PagedCache, wanted: np.ndarray
     ) -> np.ndarray:
         assert isinstance(cache, GroupCache)
-        return decoder_forward(
-            self._weights, tokens, sequence, positions, *self._rope, cache.keys, cache.values, cache.block_table, wanted,
-            backend="cpu",
-        )  # fmt: skip
+        # Not through the public function: the core checks these arrays too, and the checks in Python cost 3 % of a token.
+        sin, cos = cache.rope
+        call = Call(
+            self._weights, tokens, sequence, positions, sin, cos, cache.keys, cache.values, cache.block_table, wanted
+        )
+        return run(OP, "cpu", cpu.forward, call)
 
 
 def _layer(layer: Layer) -> LayerWeights:
