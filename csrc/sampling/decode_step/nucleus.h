@@ -118,7 +118,7 @@ class Nucleus {
     template <class Likely>
     bool weigh_row(float reference, float threshold, Likely&& likely) {
         reference_ = reference;
-        weight_ = LogitWeight(broadcast(scale_), broadcast(-scale_ * reference_));
+        weight_ = {broadcast(scale_), broadcast(-scale_ * reference_)};
         const double unpatched = has_min_p() ? weigh_and_find_maxima() : weigh_and_list(threshold, likely);
         find_max();
         if (!row_.scales_plainly(max_logit_)) return false;
@@ -238,7 +238,7 @@ class Nucleus {
     // The tokens of the list that rank before one.
     Above above(int64_t id, float score) const {
         const f32x16 bound = broadcast(score);
-        const LogitWeight weight(broadcast(kLog2E), weight_.offset);  // of scores, which are divided already
+        const LogitWeight weight = {broadcast(kLog2E), weight_.offset};  // of scores, which are divided already
         Mask any = 0;
         const double mass = sum_over_list([&](size_t i) {
             const f32x16 s = load(list_.scores + i);
