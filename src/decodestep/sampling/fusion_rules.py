@@ -122,8 +122,8 @@ def presence_frequency_penalty(processor: p.PresenceFrequencyPenaltyLogitsProces
 
 @rule(p.ExponentialDecayLengthPenalty, "patch")
 def exponential_decay(processor: p.ExponentialDecayLengthPenalty, vocab: int) -> Part:
-    ends, start, factor = as_ids(dict.fromkeys(processor.eos_token_id)), processor.regulation_start, processor.regulation_factor
-    return lambda history: (s.Lift(ends, factor ** (len(history) - start) - 1),) if len(history) > start else ()
+    ends, start = as_ids(dict.fromkeys(processor.eos_token_id)), processor.regulation_start
+    return lambda history: (s.Lift(ends, processor.growth(len(history) - start) - 1),) if len(history) > start else ()
 
 
 @rule(p.DRYLogitsProcessor, "patch")
