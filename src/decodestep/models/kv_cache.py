@@ -8,8 +8,7 @@ import numpy as np
 
 from decodestep._base.arrays import BFLOAT16
 from decodestep._base.checks import require
-
-PAGE_POSITIONS = 16  # of the native decoder: kPagePositions of csrc/attention/kv_page.h
+from decodestep.ops.decoder_forward.arguments import PAGE
 
 
 class PagedCache:
@@ -67,7 +66,7 @@ class GroupCache(PagedCache):
     rope: tuple[np.ndarray, np.ndarray]
 
     def __init__(self, layers: int, groups: int, width: int, capacities: Sequence[int]) -> None:
-        super().__init__(capacities, PAGE_POSITIONS)
-        self.keys = np.zeros((layers, groups, self.blocks, width // 2, PAGE_POSITIONS, 2), BFLOAT16)
-        self.values = np.zeros((layers, groups, self.blocks, PAGE_POSITIONS // 2, width, 2), BFLOAT16)
+        super().__init__(capacities, PAGE)
+        self.keys = np.zeros((layers, groups, self.blocks, width // 2, PAGE, 2), BFLOAT16)
+        self.values = np.zeros((layers, groups, self.blocks, PAGE // 2, width, 2), BFLOAT16)
         self.arrays = self.keys.swapaxes(1, 2), self.values.swapaxes(1, 2)

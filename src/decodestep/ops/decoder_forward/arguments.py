@@ -13,7 +13,7 @@ from decodestep._base.checks import refuse, require, require_dtype, require_shap
 from decodestep.ops.decoder_forward.weights import DecoderWeights
 
 OP = "decoder_forward"
-PAGE = 16  # positions in a page
+PAGE = 16  # positions in a page: kPagePositions of csrc/attention/kv_page.h
 
 
 @dataclass(frozen=True, eq=False)
