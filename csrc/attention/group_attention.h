@@ -9,9 +9,9 @@
 // Layout: a page holds 16 positions of one key-value head: its keys as [width / 2][16][2], so that 16 scores are sums
 // of products of column pairs, without an addition across lanes; its values as [8][width][2], pairs of positions. Reads
 // queries as bfloat16; the weights are rounded to bfloat16 too; sums are float32. Writes one SoftmaxState per query.
-// NaN: positions that a query does not see have the weight zero, so they must be finite: the decoder writes zeros
-// beside a position whose partner has not come yet. Determinism: a state depends on the query and the split alone,
-// states are merged in the order of the keys; so the bits do not depend on the thread that computes them.
+// NaN: a position that a query does not see is not multiplied, so it may hold anything. Determinism: a state depends on
+// the query and the split alone, states are merged in the order of the keys; so the bits do not depend on the thread
+// that computes them, or on the queries beside.
 #pragma once
 
 #include <algorithm>
@@ -121,9 +121,12 @@ inline void weights_of(float* scores, size_t seen, size_t count, Bf16* weights, 
 }
 
 // The weighted sums of the values of R queries, in C vectors of 16 columns from `column` on.
+// seen: [R], how many positions of the split each query sees.
 template <size_t R, size_t C>
-void weigh_values(const PageSequence& order, size_t column, const Bf16 (*weights)[kSplitKeys], SoftmaxStates states) {
+void weigh_values(const PageSequence& order, size_t column, const size_t* seen, const Bf16 (*weights)[kSplitKeys],
+                  SoftmaxStates states) {
     const size_t width = order.pages.width, pages = order.count();
+    const size_t seen_by_all = *std::min_element(seen, seen + R) & ~size_t{1};  // in whole pairs of positions
     f32x16 acc[R][C];
 #pragma GCC unroll 6
     for (size_t r = 0; r < R; ++r)
@@ -132,8 +135,9 @@ void weigh_values(const PageSequence& order, size_t column, const Bf16 (*weights
     for (size_t i = 0, j = 0; i < pages; ++i) {
         const uint16_t* values = order.at(pages + i) + 2 * column;
         const uint16_t* prefetch_values = order.at(pages + i + kPrefetchPages) + 2 * column;
-        const size_t end = std::min(j + kPagePositions, order.end - order.first);
-        for (; j < end; j += 2, values += 2 * width, prefetch_values += 2 * width) {
+        const size_t end = std::min(j + kPagePositions, order.end - order.first),
+                     common_end = std::min(end, seen_by_all);
+        for (; j < common_end; j += 2, values += 2 * width, prefetch_values += 2 * width) {
             Bf16Dot::Weights value[C];
 #pragma GCC unroll 4
             for (size_t c = 0; c < C; ++c) {
@@ -147,6 +151,18 @@ void weigh_values(const PageSequence& order, size_t column, const Bf16 (*weights
                 for (size_t c = 0; c < C; ++c) acc[r][c] = Bf16Dot::add(acc[r][c], pair, value[c]);
             }
         }
+        for (; j < end; j += 2, values += 2 * width)
+#pragma GCC unroll 6
+            for (size_t r = 0; r < R; ++r) {
+                if (j >= seen[r]) continue;
+                const Bf16Dot::Token pair = Bf16Dot::token(weights[r] + j);
+#pragma GCC unroll 4
+                for (size_t c = 0; c < C; ++c) {
+                    const uint16_t* value = values + 2 * c * kLanes;
+                    acc[r][c] = Bf16Dot::add(acc[r][c], pair,
+                                             j + 1 < seen[r] ? Bf16Dot::weights(value) : Bf16Dot::first_weights(value));
+                }
+            }
     }
 #pragma GCC unroll 6
     for (size_t r = 0; r < R; ++r)
@@ -155,12 +171,13 @@ void weigh_values(const PageSequence& order, size_t column, const Bf16 (*weights
 }
 
 template <size_t R>
-void weigh_all_columns(const PageSequence& order, const Bf16 (*weights)[kSplitKeys], SoftmaxStates states) {
+void weigh_all_columns(const PageSequence& order, const size_t* seen, const Bf16 (*weights)[kSplitKeys],
+                       SoftmaxStates states) {
     const size_t width = order.pages.width;
     size_t column = 0;
     for (; column + kValueColumns * kLanes <= width; column += kValueColumns * kLanes)
-        weigh_values<R, kValueColumns>(order, column, weights, states);
-    for (; column < width; column += kLanes) weigh_values<R, 1>(order, column, weights, states);
+        weigh_values<R, kValueColumns>(order, column, seen, weights, states);
+    for (; column < width; column += kLanes) weigh_values<R, 1>(order, column, seen, weights, states);
 }
 
 template <size_t R>
@@ -173,14 +190,16 @@ void attend_queries(const Queries& q, const HeadPages& pages, float scale, size_
     const PageSequence order{pages, first, std::min(longest, first + kSplitKeys), longest};
     const size_t count = order.count() * kPagePositions;
     scores_of<R>(q, order, scale, scores);
+    size_t seen[R];
     for (size_t r = 0; r < R; ++r) {
-        const size_t seen = q.length[r] <= first ? 0 : q.length[r] - first;
-        weights_of(scores[r], std::min(seen, count), count, weights[r], states[r]);
+        seen[r] = q.length[r] <= first ? 0 : std::min(q.length[r] - first, count);
+        weights_of(scores[r], seen[r], count, weights[r], states[r]);
     }
     size_t r = 0;
     for (; r + kValueQueries <= R; r += kValueQueries)
-        weigh_all_columns<kValueQueries>(order, weights + r, states.from(r));
-    if constexpr (R % kValueQueries != 0) weigh_all_columns<R % kValueQueries>(order, weights + r, states.from(r));
+        weigh_all_columns<kValueQueries>(order, seen + r, weights + r, states.from(r));
+    if constexpr (R % kValueQueries != 0)
+        weigh_all_columns<R % kValueQueries>(order, seen + r, weights + r, states.from(r));
 }
 
 // The states of the queries after one split, which at least one of them reaches.

@@ -172,12 +172,7 @@ class StagePart {
 
     void store_value(size_t page_offset, size_t row, size_t column, const Bf16* sixteen) const {
         uint16_t* pair = a_.values + page_offset + row / 2 * 2 * d_.head_dim + 2 * column;
-        for (size_t c = 0; c < kLanes; ++c, pair += 2) {
-            pair[row % 2] = sixteen[c].bits;
-            // Pairs are multiplied whole: until the next position is written, its weight is zero, and zero times a
-            // leftover infinity would be NaN.
-            if (row % 2 == 0) pair[1] = 0;
-        }
+        for (size_t c = 0; c < kLanes; ++c) pair[2 * c + row % 2] = sixteen[c].bits;
     }
 
     // ---- Attention

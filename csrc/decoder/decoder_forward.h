@@ -44,10 +44,10 @@ struct Decoder {
 //   keys [layers, kv_heads, pages, head_dim / 2, 16, 2]: the two columns of a pair are innermost, then the position
 //   values [layers, kv_heads, pages, 8, head_dim, 2]: the two positions of a pair are innermost, then the column
 // Reads the cache at positions before a token's own; these are written by earlier calls or by the same one.
-// Writes the cache at the tokens' positions. Writing an even position p also zeroes the value (not the key) at p + 1,
-// so what a page held before cannot spread: a position must be written after the ones before it. NaN: stays within its
-// own sequence. Determinism: a token's bits depend on its own sequence alone, not on the other tokens of the call, on
-// how a prompt is cut into calls, or on the thread count.
+// Writes the cache at the tokens' positions and nowhere else, in any order; a position may be written again. Whatever
+// lies at later positions, of this sequence or left by another one, has no effect. NaN: reaches later tokens of its own
+// sequence and nothing else. Determinism: a token's bits depend on the tokens up to its own of its sequence alone, not
+// on the other tokens of the call, on how a prompt is cut into calls, or on the thread count.
 struct DecoderForward {
     const Decoder* decoder;
     size_t tokens;

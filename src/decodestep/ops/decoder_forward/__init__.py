@@ -56,13 +56,13 @@ def decoder_forward(
     Returns logits (R, V), float32, or float64 with float64 sin; of the kind of `keys`.
     Raises ValueError for a dtype, shape, id, position or page outside the rules, before the cache is written.
 
-    Causality: a token sees positions 0 to its own of its own sequence, nothing else.
+    Causality: a token sees positions 0 to its own of its own sequence, nothing else. What lies at other positions of a page,
+    NaN included, has no effect on it, and a call writes at its tokens' positions alone. So pages may be recycled as they are,
+    pages that are full may be shared by sequences, and a position may be written again, in any order.
     Rounding: activations are quantised where a product with the weight's format does so (`linear`); queries, keys, values and
     the attention's weights e^(score - maximum) are bfloat16, everything else float32.
-    Determinism: a token's bits depend on its own sequence alone: not on the other tokens of the call, on how a prompt is cut
-    into calls, or on the thread count. They are the same on every instruction set with a fused multiply-add.
-    Notes: writing an even position zeroes the value (not the key) of the next one, so that what a page held before cannot be
-    read; write positions in ascending order. NaN stays within its sequence.
+    Determinism: a token's bits depend on its sequence's tokens up to itself alone: not on the call's other tokens, on how a
+    prompt is cut into calls, or on the thread count. They are the same on every instruction set with a fused multiply-add.
     Source: Touvron et al., Llama 2, 2023; grouped-query attention by Ainslie et al., GQA, 2023.
     """
     call = bind(weights, token_ids, sequence, positions, sin, cos, keys, values, page_table, wanted)

@@ -31,8 +31,6 @@ def _project(call: Call, layer: LayerWeights, h: np.ndarray, keys: np.ndarray, v
     queries = _rotate(call, linear(h, layer.query).reshape(tokens, w.heads, w.head_dim))
     both = linear(h, layer.values_keys).reshape(tokens, 2, w.kv_heads, w.head_dim)
     page, row = call.page_table[call.sequence, call.positions // PAGE], call.positions % PAGE
-    even = row % 2 == 0
-    values[:, page[even], row[even] // 2, :, 1] = 0
     values[:, page, row // 2, :, row % 2] = both[:, 0].astype(BFLOAT16)
     pairs = _rotate(call, both[:, 1]).reshape(tokens, w.kv_heads, w.head_dim // 2, 2)
     keys[:, page, :, row] = pairs.astype(BFLOAT16)
