@@ -33,13 +33,13 @@ HISTORY = 1000
 T = 0.8
 PARAMS = {
     "greedy": ds.SamplingParams(do_sample=False),
-    "temperature": ds.SamplingParams(temperature=T),
-    "top-k": ds.SamplingParams(temperature=T, top_k=50),
-    "top-p": ds.SamplingParams(temperature=T, top_p=0.9),
-    "min-p": ds.SamplingParams(temperature=T, min_p=0.05),
-    "full": ds.SamplingParams(temperature=T, top_k=50, top_p=0.9, min_p=0.05),
+    "temperature": ds.SamplingParams(temperature=T, seed=1),
+    "top-k": ds.SamplingParams(temperature=T, seed=1, top_k=50),
+    "top-p": ds.SamplingParams(temperature=T, seed=1, top_p=0.9),
+    "min-p": ds.SamplingParams(temperature=T, seed=1, min_p=0.05),
+    "full": ds.SamplingParams(temperature=T, seed=1, top_k=50, top_p=0.9, min_p=0.05),
     "penalties": ds.SamplingParams(
-        temperature=T, top_k=50, top_p=0.9, min_p=0.05, repetition_penalty=1.1, no_repeat_ngram_size=3
+        temperature=T, seed=1, top_k=50, top_p=0.9, min_p=0.05, repetition_penalty=1.1, no_repeat_ngram_size=3
     ),
 }
 

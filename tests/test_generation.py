@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -31,6 +33,46 @@ def test_the_same_seed_gives_the_same_text_in_any_batch_and_on_any_threads(model
     finally:
         model.threads = before
     assert run(model, [STORY], SamplingParams(max_new_tokens=24, temperature=0.9, seed=2))[0].text != alone.text
+
+
+def test_rows_without_a_seed_get_one_each_and_report_it(model):
+    params = SamplingParams(max_new_tokens=6, temperature=1.5)
+    several = run(model, [STORY] * 4, params)
+    assert len({done.text for done in several}) > 1  # with one seed for all there would be one text
+    assert len({done.seed for done in several}) == 4
+    for done in several:
+        assert run(model, STORY, replace(params, seed=done.seed)) == [done]
+    assert run(model, STORY, SamplingParams(max_new_tokens=1, do_sample=False))[0].seed is None  # nothing is drawn
+
+
+def test_samples_of_a_prompt(model):
+    params = SamplingParams(max_new_tokens=5, temperature=1.5, num_return_sequences=3, seed=11)
+    pieces = {}
+    done = ds.generate(
+        model,
+        ["The", STORY, "Paris"],
+        [replace(params, num_return_sequences=1), params, replace(params, num_return_sequences=2)],
+        stream=lambda index, piece: pieces.setdefault(index, []).append(piece),
+    )
+    assert [one.row for one in done] == [0, 1, 1, 1, 2, 2]
+    assert [one.seed for one in done] == [11, *(ds.random.sample_seed(11, k) for k in (0, 1, 2, 0, 1))]
+    for index, one in enumerate(done):
+        alone = replace(params, num_return_sequences=1, seed=one.seed)
+        assert run(model, [one.prompt_token_ids], alone) == [one]
+        assert "".join(pieces[index]) == one.text
+    assert len({one.text for one in done[1:4]}) == 3
+
+
+def test_beams_say_which_prompt_they_belong_to(model):
+    beams = SamplingParams(do_sample=False, max_new_tokens=2, num_beams=2, num_return_sequences=2)
+    done = run(model, ["The", STORY, "Paris"], beams, replace(beams, num_beams=1, num_return_sequences=1), beams)
+    assert [one.row for one in done] == [0, 0, 1, 2, 2]
+
+
+def test_one_conversation_is_one_prompt(model):
+    chat = [{"role": "user", "content": "Hi"}]
+    params = SamplingParams(do_sample=False, max_new_tokens=2)
+    assert run(model, chat, params) == run(model, [chat], params)
 
 
 def test_rows_stop_on_their_own(model):

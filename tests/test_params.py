@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from decodestep import SamplingParams
+from decodestep import SamplingParams, random
 
 NOT_A_BOOL = [None, 1, "yes"]
 NOT_A_COUNT = [-1, 1.5, True, "3", None, 2**31]
@@ -68,14 +68,14 @@ BAD = {
         {"bias": math.nan},
     ],
     "do_sample": NOT_A_BOOL,
-    "seed": [-1, 2**64, 0.5, True, None],
+    "seed": [-1, 2**64, 0.5, True],
     "logprobs": [-1, 1.5, True],
     "num_beams": [0, 1.5],
     "num_beam_groups": [0, 2],
     "diversity_penalty": [-1, math.nan],
     "length_penalty": [math.nan, None],
     "early_stopping": [1, "always", None],
-    "num_return_sequences": [0, 2],
+    "num_return_sequences": [0, 1.5],
 }
 
 
@@ -155,6 +155,18 @@ def test_beam_groups_need_a_penalty_and_no_draw():
         SamplingParams(num_beams=4, diversity_penalty=0.5)
     with pytest.raises(ValueError, match="do_sample must be False"):
         SamplingParams(num_beams=4, num_beam_groups=2, diversity_penalty=0.5)
+
+
+def test_samples_have_a_seed_each():
+    one, two, three = SamplingParams(seed=7, top_k=3, num_return_sequences=3).samples()
+    assert one == SamplingParams(seed=7, top_k=3)
+    assert [two.seed, three.seed] == [random.sample_seed(7, 1), random.sample_seed(7, 2)]
+    assert SamplingParams(seed=7).samples() == [SamplingParams(seed=7)]
+    drawn = {SamplingParams().samples()[0].seed for _ in range(20)}
+    assert len(drawn) == 20 and max(drawn) >= 2**32  # of 64 bits: 20 below 2^32 have a chance of 2^-640
+    assert SamplingParams(do_sample=False).samples() == [SamplingParams(do_sample=False)]
+    with pytest.raises(ValueError, match="^SamplingParams: num_return_sequences must be 1 for a greedy row without beams"):
+        SamplingParams(do_sample=False, num_return_sequences=2)
 
 
 def test_synthid_is_for_one_beam():

@@ -231,3 +231,18 @@ def test_reference_maps_use_the_stated_logarithms() -> None:
 def test_misaligned_columns_are_served(name):
     noise, seed, token = getattr(ds.random, name), np.arange(5, dtype=np.uint64), np.arange(5, dtype=np.uint32)
     np.testing.assert_array_equal(noise(misaligned(seed), 1, misaligned(token)), noise(seed, 1, token))
+
+
+def test_the_seeds_of_samples_are_noise_of_their_own():
+    for seed in (0, 5, 2**64 - 1):
+        assert ds.random.sample_seed(seed, 0) == seed
+        for sample in (1, 2, 2**32 - 1):
+            low, high = (
+                mmh3.hash(seed.to_bytes(8, "little") + sample.to_bytes(4, "little") + token.to_bytes(4, "little"), signed=False)
+                for token in (0xFFFFFFFE, 0xFFFFFFFD)
+            )
+            assert ds.random.sample_seed(np.uint64(seed), sample) == high * 2**32 + low
+    assert len({ds.random.sample_seed(3, k) for k in range(1, 5000)}) == 4999
+    for wrong in ((-1, 0), (2**64, 0), (0, -1), (0, 2**32), (0.5, 0), (0, True)):
+        with pytest.raises(ValueError, match="^sample_seed: (seed|sample) must be an integer in"):
+            ds.random.sample_seed(*wrong)

@@ -337,3 +337,17 @@ def test_a_length_penalty_past_the_range_of_floats():
     ended = ds.Sampler(params, vocab_size=4, eos_token_id=3, prompt_ids=[[1]])
     assert ended.step(np.float32([[0, 1, 2, 1]])).tokens.tolist() == [2]
     assert ended.step(np.float32([[0, 1, 2, 1.5]])).tokens.tolist() == [3]
+
+
+def test_a_row_without_a_seed_draws_one_when_it_is_added():
+    sampler = Sampler(SamplingParams(top_k=40, xtc_probability=0.5), vocab_size=VOCAB, prompt_ids=[[1]] * 8)
+    seeds = [row.seed for row in sampler.rows]
+    assert len(set(seeds)) == 8
+    logits = np.repeat(logits_of(np.random.default_rng(3)), 8, axis=0)
+    drawn = [sampler.step(logits).tokens.tolist() for _ in range(4)]
+    assert len({tuple(column) for column in zip(*drawn, strict=True)}) > 1  # one logits, one history, but not one noise
+    given = [SamplingParams(top_k=40, xtc_probability=0.5, seed=seed) for seed in seeds]
+    again = Sampler(given, vocab_size=VOCAB, prompt_ids=[[1]] * 8)
+    assert [again.step(logits).tokens.tolist() for _ in range(4)] == drawn
+    with pytest.raises(ValueError, match="^Sampler: params must be of one sample"):
+        sampler.add(SamplingParams(num_return_sequences=2))

@@ -19,7 +19,7 @@ if TYPE_CHECKING:  # for type checkers and editors; a test compares it with the 
     from decodestep._base.dispatch import profile as profile
     from decodestep._base.dispatch import use_threads as use_threads
     from decodestep.generation.beam_search import beam_search as beam_search
-    from decodestep.generation.generate import Completion as Completion
+    from decodestep.generation.completion import Completion as Completion
     from decodestep.generation.generate import generate as generate
     from decodestep.models import Model as Model
     from decodestep.models import ModelError as ModelError
@@ -49,7 +49,7 @@ __version__ = "0.1.0"
 # Each name and the module that defines it. The operators of `decodestep.ops` can be used by their own names too:
 # `decodestep.linear` is `decodestep.ops.linear`.
 _HOMES = {
-    "Completion": "generation.generate",
+    "Completion": "generation.completion",
     "Model": "models",
     "ModelError": "models",
     "Sampler": "sampling.sampler",

@@ -24,6 +24,8 @@ from decodestep._base.dispatch import choose, run
 
 # Reserved token values: streams of randomness other than the draw of a token. No vocabulary reaches them.
 XTC_COIN = 0xFFFFFFFF  # decides whether the XTC filter acts on a row at a position
+SAMPLE_LOW = 0xFFFFFFFE  # `sample_seed`: the low half of the seed of a prompt's sample, whose number is the position
+SAMPLE_HIGH = 0xFFFFFFFD  # and the high half
 
 Integers: TypeAlias = "int | Sequence[Any] | Array"
 Noise: TypeAlias = Any  # a NumPy scalar, array or tensor, as the arguments are
@@ -71,6 +73,26 @@ def gumbel(seed: Integers, position: Integers, token: Integers, *, backend: str 
     The first argmax of score + g draws from softmax(score). Arguments, returns and raises: as `noise_bits`.
     """
     return _noise("gumbel", seed, position, token, backend)
+
+
+def sample_seed(seed: int, sample: int) -> int:
+    """The seed of one of the samples that a prompt with this seed has.
+
+        sample 0:  seed
+        sample k:  noise_bits(seed, k, SAMPLE_LOW) + 2^32 * noise_bits(seed, k, SAMPLE_HIGH)
+
+    seed: an integer in [0, 2^64). sample: an integer in [0, 2^32).
+
+    Returns an integer in [0, 2^64). No two samples above 0 of one seed have the same.
+    Raises ValueError for a value out of range.
+    """
+    for name, value, bits in (("seed", seed, 64), ("sample", sample, 32)):
+        ok = is_int(value) and 0 <= value < 2**bits
+        require(ok, "sample_seed", name, f"an integer in [0, 2^{bits})", repr(value))
+    if sample == 0:
+        return int(seed)
+    low, high = (int(noise_bits(seed, sample, token)) for token in (SAMPLE_LOW, SAMPLE_HIGH))
+    return high << 32 | low
 
 
 def _noise(op: str, seed: Integers, position: Integers, token: Integers, backend: str) -> Noise:

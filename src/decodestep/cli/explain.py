@@ -11,7 +11,7 @@ import numpy as np
 from decodestep._base.checks import require
 from decodestep.cli.options import add_model, add_params, add_prompt, load, params_of, prompt_of
 from decodestep.generation.beam_logits import BeamLogits
-from decodestep.generation.generate import prompt_ids
+from decodestep.generation.prompts import prompt_ids
 from decodestep.models import Model
 from decodestep.ops.decode_step import decode_step, reference
 from decodestep.sampling.plan import plan
@@ -48,11 +48,8 @@ def run(options: argparse.Namespace) -> int:
     )
     shown = None if prompt is None else _shown(model, sampler.rows[0], options.rows)
     if options.json:
-        print(
-            json.dumps(
-                {"plan": sampler.explain().splitlines()[1:], "prompt_token_ids": ids, "seed": params.seed, **(shown or {})}
-            )
-        )
+        seed = sampler.rows[0].seed
+        print(json.dumps({"plan": sampler.explain().splitlines()[1:], "prompt_token_ids": ids, "seed": seed, **(shown or {})}))
         return 0
     print("\n".join(sampler.explain().splitlines()[1:]))
     if shown is not None:
@@ -75,7 +72,7 @@ def _shown(model: Model, row: Row, count: int) -> dict[str, Any]:
         step = decode_step(changed[None], [steps], position=len(ids), need_processed=True)
         scores = step.processed[0]
         stages.append(_probabilities(scores))
-    drawn = decode_step(scores[None], [()], greedy=row.params.greedy, seed=row.params.seed, position=len(ids)).tokens[0]
+    drawn = decode_step(scores[None], [()], greedy=row.params.greedy, seed=row.seed or 0, position=len(ids)).tokens[0]
     table = np.stack(stages)
     likely = {int(i) for stage in (table[0], table[-1]) for i in np.argsort(-stage, kind="stable")[:count] if stage[i] >= 0}
     shown = sorted(likely, key=lambda i: (-np.nan_to_num(table[0, i], nan=-1), i))
@@ -130,7 +127,7 @@ def _print(shown: dict[str, Any], row: Row) -> None:
     console.print()
     console.print(table)
     if shown["next_token"] is not None:
-        how = "the argmax" if row.params.greedy else f"seed {row.params.seed} draws"
+        how = "the argmax" if row.params.greedy else f"seed {row.seed} draws"
         console.print(Text(f"{how}: {shown['next_token']['token']!r}"))
 
 

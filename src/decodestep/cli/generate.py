@@ -11,7 +11,8 @@ from typing import Any
 from decodestep._base import dispatch
 from decodestep.cli.cancelled import Cancelled
 from decodestep.cli.options import add_model, add_params, add_prompt, load, params_of, prompt_of
-from decodestep.generation.generate import Completion, generate
+from decodestep.generation.completion import Completion
+from decodestep.generation.generate import generate
 from decodestep.models import Model
 from decodestep.sampling.params import SamplingParams
 from decodestep.sampling.sampler import Sampler
@@ -57,7 +58,7 @@ def run(options: argparse.Namespace) -> int:
                     "prompt_token_ids": completion.prompt_token_ids,
                     "finish_reason": completion.finish_reason,
                     "logprobs": _logprobs(completion, model),
-                    "seed": params.seed,
+                    "seed": completion.seed,
                     "stats": stats,
                 }
             )
@@ -66,7 +67,7 @@ def run(options: argparse.Namespace) -> int:
         print()
     if options.stats:
         sys.stdout.flush()
-        _print_stats(stats, params.seed, completion.finish_reason)
+        _print_stats(stats, completion)
     return 0
 
 
@@ -135,7 +136,7 @@ def _stats(model: Model, profile: dispatch.Profile, completion: Completion, cloc
     }
 
 
-def _print_stats(stats: dict[str, Any], seed: int, finish_reason: str) -> None:
+def _print_stats(stats: dict[str, Any], completion: Completion) -> None:
     from rich.console import Console
     from rich.table import Table
 
@@ -154,6 +155,6 @@ def _print_stats(stats: dict[str, Any], seed: int, finish_reason: str) -> None:
     console.print(
         f"{stats['new_tokens']} tokens after {stats['prompt_tokens']} of prompt, {rate}, "
         f"first token after {f'{first:.2f} s' if first is not None else 'none'} (loading {stats['load_s']:.2f} s), "
-        f"{stats['threads']} threads, {stats['isa']}, seed {seed}, ended by {finish_reason}",
+        f"{stats['threads']} threads, {stats['isa']}, seed {completion.seed}, ended by {completion.finish_reason}",
         highlight=False,
     )

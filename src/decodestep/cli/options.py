@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import secrets
 import sys
 from dataclasses import fields
 
 from decodestep import models
 from decodestep._base.checks import refuse
-from decodestep.generation.generate import Prompt
+from decodestep.generation.prompts import Prompt
 from decodestep.models import Model
 from decodestep.models.fetch import DEFAULT_MODEL
 from decodestep.sampling.params import SAMPLERS, SamplingParams
@@ -60,11 +59,11 @@ def add_prompt(parser: argparse.ArgumentParser) -> None:
 def add_params(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group(
         "sampling",
-        "The fields of decodestep.SamplingParams, with its defaults in brackets; only the seed is a new one each time.",
+        "The fields of decodestep.SamplingParams, with its defaults in brackets.",
     )
     add = group.add_argument
     add("--greedy", action="store_true", help="take the most likely token at every step")
-    add("--seed", type=int, metavar="S", help="in [0, 2^64); the same seed gives the same text [chosen at random]")
+    add("--seed", type=int, metavar="S", help="in [0, 2^64); the same seed gives the same text [none: a new one each time]")
     add("--stop", action="append", default=[], metavar="TEXT", help="end before this text; may be given several times")
     for name, (kind, metavar, text) in _NUMBERS.items():
         default = "none" if _DEFAULTS[name] is None else _DEFAULTS[name]
@@ -81,7 +80,7 @@ def params_of(options: argparse.Namespace) -> SamplingParams:
     return SamplingParams(
         **given,
         do_sample=not options.greedy and given.get("num_beams", 1) <= 1,
-        seed=secrets.randbits(32) if options.seed is None else options.seed,
+        seed=options.seed,
         stop_strings=tuple(options.stop),
         samplers=None if options.samplers is None else tuple(name.strip() for name in options.samplers.split(",")),
     )

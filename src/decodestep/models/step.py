@@ -63,9 +63,7 @@ class StepDecoder(Decoder):
         assert isinstance(cache, GroupCache)
         # Not through the public function: the core checks these arrays too, and the checks in Python cost 3 % of a token.
         sin, cos = cache.rope
-        call = Call(
-            self._weights, tokens, sequence, positions, sin, cos, cache.keys, cache.values, cache.block_table, wanted
-        )
+        call = Call(self._weights, tokens, sequence, positions, sin, cos, cache.keys, cache.values, cache.block_table, wanted)
         return run(OP, "cpu", cpu.forward, call)
 
 

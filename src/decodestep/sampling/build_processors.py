@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from decodestep import processors as p
+from decodestep._base.checks import refuse
 from decodestep.sampling.params import SamplingParams
 
 # The filters and the temperature, by the names in `params.SAMPLERS`.
@@ -19,10 +20,14 @@ _SAMPLERS: dict[str, Callable[[SamplingParams], Any]] = {
     "typical_p": lambda params: p.TypicalLogitsWarper(float(params.typical_p)),
     "epsilon_cutoff": lambda params: p.EpsilonLogitsWarper(float(params.epsilon_cutoff)),
     "eta_cutoff": lambda params: p.EtaLogitsWarper(float(params.eta_cutoff)),
-    "xtc_probability": lambda params: p.XTCLogitsWarper(
-        float(params.xtc_probability), float(params.xtc_threshold), seed=int(params.seed)
-    ),
+    "xtc_probability": lambda params: _xtc(params),
 }
+
+
+def _xtc(params: SamplingParams) -> p.XTCLogitsWarper:
+    if params.seed is None:
+        refuse("processors_of", "params", "those of a row, whose seed has been drawn", "seed None")
+    return p.XTCLogitsWarper(float(params.xtc_probability), float(params.xtc_threshold), seed=int(params.seed))
 
 
 def processors_of(

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import secrets
 import textwrap
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
 from decodestep._base.checks import require
+from decodestep.random import sample_seed
 from decodestep.sampling import request_formats, rules
 from decodestep.sampling.rules import Rule, integer, or_none
 
@@ -157,8 +159,11 @@ class SamplingParams:
     do_sample: bool = _field(
         True, rules.BOOL, "False takes the most likely token, without temperature and filters", section="The draw"
     )
-    seed: int = _field(
-        0, rules.SEED, "the same seed gives the same text in any batch, on any threads; rows of one seed share their noise"
+    seed: int | None = _field(
+        None,
+        or_none(rules.SEED),
+        "the same seed gives the same text in any batch, on any threads; rows of one seed share their noise; None: a new seed "
+        "for each row, which its Completion reports",
     )
     logprobs: int | None = _field(
         None, or_none(integer(0)), "reports log-probabilities, of the drawn and of this many most likely tokens; None is off"
@@ -177,7 +182,9 @@ class SamplingParams:
     early_stopping: bool | str = _field(
         False, rules.EARLY_STOPPING, "when a search that has num_beams finished beams ends; see `beam_search`"
     )
-    num_return_sequences: int = _field(1, integer(1), "how many beams are returned, at most num_beams")
+    num_return_sequences: int = _field(
+        1, integer(1), "how many completions a prompt has: beams, at most num_beams, or samples with a seed each"
+    )
 
     def __post_init__(self) -> None:
         for each in fields(self):
@@ -198,8 +205,12 @@ class SamplingParams:
         rule = "> 0 with several beam groups" if grouped else "0 without several beam groups"
         require(grouped == (self.diversity_penalty > 0), _OP, "diversity_penalty", rule, self.diversity_penalty)
         require(self.greedy or not grouped, _OP, "do_sample", "False with several beam groups", self.do_sample)
-        count = self.num_return_sequences
-        require(count <= beams, _OP, "num_return_sequences", f"at most num_beams {beams}", count)
+        self._check_returned()
+
+    def _check_returned(self) -> None:
+        beams, count, sampled = self.num_beams, self.num_return_sequences, self.num_beams == 1 and not self.greedy
+        rule = f"at most num_beams {beams}" if beams > 1 else "1 for a greedy row without beams"
+        require(sampled or count <= beams, _OP, "num_return_sequences", rule, count)
 
     def _check_watermark(self) -> None:
         config = self.watermarking_config or {}
@@ -224,6 +235,18 @@ class SamplingParams:
     def without_beams(self) -> SamplingParams:
         """The same with one beam: the processors of every beam are built from this."""
         return replace(self, num_beams=1, num_beam_groups=1, diversity_penalty=0.0, num_return_sequences=1)
+
+    def samples(self) -> list[SamplingParams]:
+        """The parameters of each of num_return_sequences samples: the same with a seed of its own.
+
+        Where seed is None, it is drawn here, from the system's entropy; sample k has `random.sample_seed(seed, k)`. A greedy
+        row draws nothing and keeps None.
+        """
+        if self.num_return_sequences == 1 and (self.greedy or self.seed is not None):
+            return [self]
+        seed = secrets.randbits(64) if self.seed is None else self.seed
+        count = self.num_return_sequences
+        return [replace(self, seed=sample_seed(seed, k), num_return_sequences=1) for k in range(count)]
 
     @classmethod
     def from_generation_config(cls, config: GenerationConfig | Mapping[str, Any], **changes: Any) -> SamplingParams:

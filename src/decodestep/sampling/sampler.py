@@ -57,7 +57,8 @@ class StepResult(NamedTuple):
 class Row:
     """One sequence: its parameters, its tokens, and why it has ended (`reason`, empty while it goes on).
 
-    native: the core's side of it. text: None without token_bytes. started: time.monotonic() when it was added.
+    params: those given, with the seed that the row draws by. native: the core's side of it. text: None without token_bytes.
+    started: time.monotonic() when it was added.
     logprobs: those of every token so far, where params.logprobs asks for them.
     """
 
@@ -69,6 +70,11 @@ class Row:
     started: float
     reason: str = ""
     logprobs: list[TokenLogprobs] = field(default_factory=list)
+
+    @property
+    def seed(self) -> int | None:
+        """The seed of the row's draws, given or new; None for a row that draws nothing and was given none."""
+        return self.params.seed
 
     @property
     def watched(self) -> bool:
@@ -160,12 +166,14 @@ class Sampler:
     def add(self, params: SamplingParams, prompt_ids: Sequence[int] = ()) -> int:
         """Appends a row and returns its index, which is also its place in the logits of the next step.
 
-        params: of one beam (`generate` searches with several). prompt_ids: token ids in [0, V).
+        params: of one beam and one sample (`generate` has several). Where its seed is None, the row draws a new one now, of 64
+            bits from the system's entropy: `Row.seed`. prompt_ids: token ids in [0, V).
 
         Raises ValueError, and adds nothing, for params that name an id outside the vocabulary or whose processors make no sense
         in their order, and for stop strings without token_bytes.
         """
         self._check_params(params)
+        (params,) = params.samples()
         prompt = self._ids("prompt_ids", prompt_ids)
         history, row_plan = History(prompt), plan(self._chain(params, len(prompt)), self.vocab_size)
         native = new_row(
@@ -173,7 +181,7 @@ class Sampler:
             history,
             row_plan.tail.parts,
             greedy=params.greedy,
-            seed=params.seed,
+            seed=params.seed or 0,
             top_logprobs=params.logprobs,
             ends=() if params.ignore_eos else self._ends,
             stops=params.stop_token_ids,
@@ -240,6 +248,8 @@ class Sampler:
     def _check_params(self, params: SamplingParams) -> None:
         require(isinstance(params, SamplingParams), _OP, "params", "a SamplingParams", params)
         require(params.num_beams == 1, _OP, "params", "of one beam: `generate` searches with several", params.num_beams)
+        count = params.num_return_sequences
+        require(count == 1, _OP, "params", "of one sample: `generate` adds a row for each of several", count)
         spelled = not params.stop_strings or self._token_bytes is not None
         require(spelled, _OP, "token_bytes", "given where a row has stop strings", "None")
         for name in _TOKEN_FIELDS:

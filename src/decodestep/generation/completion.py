@@ -1,0 +1,31 @@
+"""The result of one row."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from decodestep.ops.decode_step import TokenLogprobs
+
+
+@dataclass(frozen=True)
+class Completion:
+    """The result of one row.
+
+    text: the generated text, cut where a stop string begins; control tokens add nothing to it.
+    token_ids: every generated token, the one that ended the row included. prompt_token_ids: the prompt as the model read it.
+    finish_reason: "eos" (an end token), "stop" (a stop string or token), "length" (max_new_tokens reached or the context
+        full), "time" (max_time has passed), "cancelled" (the stream callback returned False), or "no_candidate" (every token
+        was at -inf, for the row or for all its beams).
+    logprobs: a `TokenLogprobs` for each of token_ids; None if params.logprobs is None. For beams see `beam_search`.
+    seed: the seed of its draws, also where the params had none: with it the same prompt and params give the same text again.
+        None for a row that draws nothing and was given no seed.
+    row: the index of its prompt. Not compared: two completions are equal wherever their prompts stood.
+    """
+
+    text: str
+    token_ids: list[int]
+    prompt_token_ids: list[int]
+    finish_reason: str
+    logprobs: list[TokenLogprobs] | None = None
+    seed: int | None = None
+    row: int = field(default=0, compare=False)

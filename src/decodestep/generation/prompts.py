@@ -1,0 +1,50 @@
+"""The forms of a prompt, and the token ids that a model reads for them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from decodestep._base.checks import is_int, refuse, require
+
+if TYPE_CHECKING:
+    from decodestep.models import Model
+
+_OP = "generate"
+
+Prompt = str | Sequence[int] | np.ndarray | Sequence[Mapping[str, str]]
+
+
+def prompts_of(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:
+    """The prompts of a call: one string or one conversation alone is one prompt."""
+    require(isinstance(prompts, Sequence), _OP, "prompts", "one prompt or a sequence of prompts", prompts)
+    alone = isinstance(prompts, str) or (len(prompts) > 0 and all(isinstance(item, Mapping) for item in prompts))
+    return [prompts] if alone else prompts  # type: ignore[list-item, return-value]
+
+
+def prompt_ids(model: Model, prompt: Prompt) -> list[int]:
+    """The token ids of a prompt, as `generate` passes them to the model. Raises as `generate` does."""
+    vocab, context = model.config.vocab_size, model.config.context
+    if not isinstance(prompt, Iterable):
+        refuse(_OP, "prompt", f"text, messages or token ids in [0, {vocab})", prompt)
+    items: list[Any] = [] if isinstance(prompt, str) else list(prompt)
+    if isinstance(prompt, str):
+        ids = _encode(model.tokenizer.encode, prompt)
+    elif items and all(isinstance(item, Mapping) for item in items):
+        ids = _encode(model.chat_ids, items)
+    elif all(is_int(i) and 0 <= i < vocab for i in items):
+        ids = [int(i) for i in items]
+    else:
+        refuse(_OP, "prompt", f"text, messages or token ids in [0, {vocab})", prompt)
+    require(len(ids) > 0, _OP, "prompt", "at least one token long", "an empty prompt")
+    require(len(ids) < context, _OP, "prompt", f"shorter than the context of {context} tokens", f"{len(ids)} tokens")
+    return ids
+
+
+def _encode(encode: Callable[[Any], list[int]], prompt: Any) -> list[int]:
+    try:
+        return encode(prompt)
+    except UnicodeEncodeError:
+        refuse(_OP, "prompt", "text that UTF-8 can hold", ascii(prompt))
