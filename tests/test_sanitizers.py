@@ -1,4 +1,5 @@
-"""The native core under random calls, as it is installed and with the address and undefined-behaviour sanitizers."""
+"""The native core under random calls, and calls whose arrays change: as it is, and with the address and undefined-behaviour
+sanitizers."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+import fuzz_changes
 import fuzz_native
 import processes
 from decodestep import _native
@@ -28,6 +30,19 @@ def test_random_calls():
     counts = fuzz_native.run(_native, seconds=2, seed=1)
     for name in fuzz_native.CALLS:
         assert counts[f"{name}: result"] and counts[f"{name}: ValueError"] and counts[f"{name}: TypeError"]
+
+
+def changes_during_calls(*options: str, **environment: str) -> None:
+    """In a process of its own: before arrays were copied, most entry points crashed."""
+    command = [sys.executable, str(ROOT / "tests" / "fuzz_changes.py"), *options]
+    fuzz = processes.run(command, env=os.environ | environment, timeout=600)
+    assert fuzz.returncode == 0, fuzz.stderr[-5000:]
+    for name in fuzz_changes.CALLS:
+        assert f"{name}: result" in fuzz.stdout, fuzz.stdout
+
+
+def test_arrays_that_change_during_a_call():
+    changes_during_calls("--seconds", "4")
 
 
 @pytest.fixture(scope="module")
@@ -61,3 +76,8 @@ def test_random_calls_under_sanitizers(sanitized, isa):
     fuzz = processes.run(command, env=environment | isa, timeout=600)
     assert fuzz.returncode == 0, fuzz.stderr[-5000:]
     assert "calls on" in fuzz.stdout
+
+
+def test_arrays_that_change_during_a_call_under_sanitizers(sanitized):
+    core, environment = sanitized
+    changes_during_calls("--seconds", "8", "--core", str(core), **environment)

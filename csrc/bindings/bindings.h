@@ -9,6 +9,7 @@
 #include <optional>
 #include <stdexcept>
 #include <string>
+#include <vector>
 
 #include "linear/linear.h"
 #include "linear/linear_panels.h"
@@ -40,6 +41,13 @@ bool is_aligned(const std::optional<A>& array) {
 template <class... A>
 void require_aligned(const A&... arrays) {
     require((is_aligned(arrays) && ...), "an array must be aligned to its items");
+}
+
+// A copy of an array that decides where a kernel reads and writes, to be made before it is checked: the kernel runs
+// without the interpreter's lock, so another thread may change the array meanwhile.
+template <class T>
+std::vector<T> copy_of(const Packed<const T, 1>& array) {
+    return {array.data(), array.data() + array.size()};
 }
 
 inline int thread_count(int threads) {

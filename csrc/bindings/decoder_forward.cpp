@@ -4,6 +4,7 @@
 #include <nanobind/stl/vector.h>
 
 #include "bindings/bindings.h"
+#include "bindings/table_copy.h"
 
 namespace decodestep {
 namespace {
@@ -82,20 +83,21 @@ void make_decoder(HeldDecoder* self, size_t heads, size_t kv_heads, size_t head_
     new (self) HeldDecoder(std::move(held));
 }
 
-template <class T>
-bool all_within(const T& ids, size_t end) {
-    for (size_t i = 0; i < ids.shape(0); ++i)
-        if (ids.data()[i] < 0 || static_cast<size_t>(ids.data()[i]) >= end) return false;
-    return true;
+bool all_within(const std::vector<int64_t>& ids, size_t end) {
+    return std::all_of(ids.begin(), ids.end(), [=](int64_t id) { return id >= 0 && static_cast<size_t>(id) < end; });
 }
 
-void call_decoder_forward(const HeldDecoder& held, Ids ids, Ids sequence, Ids positions, Matrix sin, Matrix cos,
-                          Packed<uint16_t, 6> keys, Packed<uint16_t, 6> values, Packed<const int64_t, 2> page_table,
-                          Ids wanted, Packed<float, 2> logits, int threads) {
+void call_decoder_forward(const HeldDecoder& held, Ids ids_array, Ids sequence_array, Ids positions_array, Matrix sin,
+                          Matrix cos, Packed<uint16_t, 6> keys, Packed<uint16_t, 6> values,
+                          Packed<const int64_t, 2> page_table, Ids wanted_array, Packed<float, 2> logits, int threads) {
     const Decoder& d = held.decoder;
-    const size_t tokens = ids.shape(0), pages = keys.shape(2), table_width = page_table.shape(1);
-    require_aligned(ids, sequence, positions, sin, cos, keys, values, page_table, wanted, logits);
-    require(sequence.shape(0) == tokens && positions.shape(0) == tokens, "sequence or positions has the wrong shape");
+    const size_t tokens = ids_array.shape(0), pages = keys.shape(2);
+    require_aligned(ids_array, sequence_array, positions_array, sin, cos, keys, values, page_table, wanted_array,
+                    logits);
+    require(sequence_array.shape(0) == tokens && positions_array.shape(0) == tokens,
+            "sequence or positions has the wrong shape");
+    const auto ids = copy_of(ids_array), sequence = copy_of(sequence_array), positions = copy_of(positions_array),
+               wanted = copy_of(wanted_array);
     require(sin.shape(1) == d.head_dim / 2 && cos.shape(0) == sin.shape(0) && cos.shape(1) == sin.shape(1),
             "sin or cos has the wrong shape");
     require(keys.shape(0) == d.layers.size() && keys.shape(1) == d.kv_heads && keys.shape(3) == d.head_dim / 2 &&
@@ -104,31 +106,29 @@ void call_decoder_forward(const HeldDecoder& held, Ids ids, Ids sequence, Ids po
     require(values.shape(0) == keys.shape(0) && values.shape(1) == d.kv_heads && values.shape(2) == pages &&
                 values.shape(3) == kPagePositions / 2 && values.shape(4) == d.head_dim && values.shape(5) == 2,
             "values has the wrong shape");
-    require(logits.shape(0) == wanted.shape(0) && logits.shape(1) == d.logits.out, "logits has the wrong shape");
+    require(logits.shape(0) == wanted.size() && logits.shape(1) == d.logits.out, "logits has the wrong shape");
     require(all_within(ids, d.embedding.out), "a token id is out of range");
     require(all_within(sequence, page_table.shape(0)), "a sequence is out of range");
-    require(all_within(positions, std::min<size_t>(sin.shape(0), table_width * kPagePositions)),
+    require(all_within(positions, std::min<size_t>(sin.shape(0), page_table.shape(1) * kPagePositions)),
             "a position is out of range");
     require(all_within(wanted, tokens), "a wanted row is out of range");
-    for (size_t t = 0; t < tokens; ++t) {
-        const int64_t* table = page_table.data() + sequence.data()[t] * table_width;
-        for (size_t p = 0; p <= positions.data()[t] / kPagePositions; ++p)
-            require(table[p] >= 0 && table[p] < static_cast<int64_t>(pages), "a page is out of range");
-    }
+    const TableCopy table = copy_of_table(
+        page_table, sequence, [&](size_t t) { return static_cast<size_t>(positions[t]) / kPagePositions + 1; }, pages,
+        "a page is out of range");
     const DecoderForward args{.decoder = &d,
                               .tokens = tokens,
                               .ids = ids.data(),
-                              .sequence = sequence.data(),
+                              .sequence = table.rows.data(),
                               .positions = positions.data(),
                               .sin = sin.data(),
                               .cos = cos.data(),
                               .keys = keys.data(),
                               .values = values.data(),
                               .pages = pages,
-                              .page_table = page_table.data(),
-                              .table_width = table_width,
+                              .page_table = table.entries.get(),
+                              .table_width = table.width,
                               .wanted = wanted.data(),
-                              .rows = wanted.shape(0),
+                              .rows = wanted.size(),
                               .logits = logits.data(),
                               .threads = thread_count(threads)};
     if (tokens == 0) return;

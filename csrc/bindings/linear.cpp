@@ -23,9 +23,10 @@ void call_gather_rows(Bytes w, int format, Ids ids, Packed<float, 2> values) {
     const RowWeight weight = row_weight_of(w, format, values.shape(1));
     require_aligned(ids, values);
     require(values.shape(0) == ids.shape(0), "values has the wrong shape");
-    for (size_t i = 0; i < ids.shape(0); ++i)
-        require(ids.data()[i] >= 0 && ids.data()[i] < static_cast<int64_t>(weight.out), "a row id is out of range");
-    gather_rows({.w = weight, .ids = ids.data(), .count = ids.shape(0), .values = values.data()});
+    const std::vector<int64_t> rows = copy_of(ids);
+    for (const int64_t row : rows)
+        require(row >= 0 && row < static_cast<int64_t>(weight.out), "a row id is out of range");
+    gather_rows({.w = weight, .ids = rows.data(), .count = rows.size(), .values = values.data()});
 }
 
 void call_pack_linear_panels(Bytes w, int format, size_t inputs, Packed<uint8_t, 1> panels, int panel_format,

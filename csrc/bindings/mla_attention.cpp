@@ -1,6 +1,7 @@
 #include "attention/mla_attention.h"
 
 #include "bindings/bindings.h"
+#include "bindings/table_copy.h"
 
 namespace decodestep {
 namespace {
@@ -35,7 +36,7 @@ void bind_mla_attention(nb::module_& m) {
            Packed<const int64_t, 2> block_table, Ids sequence, Ids lengths, float scale, size_t groups,
            Packed<float, 3> out, int threads) {
             const size_t tokens = query_rope.shape(0), heads = query_rope.shape(1), rope = query_rope.shape(2),
-                         latent = kv_cache.shape(3), block_size = kv_cache.shape(1), blocks = block_table.shape(1);
+                         latent = kv_cache.shape(3), block_size = kv_cache.shape(1);
             require_aligned(query, query_rope, kv_scale, kr_scale, block_table, sequence, lengths, out);
             require(groups > 0 && heads % groups == 0 && latent % groups == 0 && rope % groups == 0 &&
                         rope / groups % 2 == 0,
@@ -49,15 +50,15 @@ void bind_mla_attention(nb::module_& m) {
                     "out has the wrong shape");
             require(sequence.shape(0) == tokens && lengths.shape(0) == tokens,
                     "sequence or lengths has the wrong shape");
-            for (size_t t = 0; t < tokens; ++t) {
-                const int64_t row = sequence.data()[t], length = lengths.data()[t];
+            const auto rows = copy_of(sequence), seen = copy_of(lengths);
+            for (const int64_t row : rows)
                 require(row >= 0 && row < static_cast<int64_t>(block_table.shape(0)), "a sequence is out of range");
-                require(length >= 1 && length <= static_cast<int64_t>(blocks * block_size), "a length is out of range");
-                const int64_t* table = block_table.data() + row * blocks;
-                for (size_t b = 0; b * block_size < static_cast<size_t>(length); ++b)
-                    require(table[b] >= 0 && table[b] < static_cast<int64_t>(kv_cache.shape(0)),
-                            "a block is out of range");
-            }
+            for (const int64_t length : seen)
+                require(length >= 1 && length <= static_cast<int64_t>(block_table.shape(1) * block_size),
+                        "a length is out of range");
+            const TableCopy table = copy_of_table(
+                block_table, rows, [&](size_t t) { return (static_cast<size_t>(seen[t]) - 1) / block_size + 1; },
+                kv_cache.shape(0), "a block is out of range");
             const MlaAttention args{.query = query ? query->data() : nullptr,
                                     .query_rope = query_rope.data(),
                                     .tokens = tokens,
@@ -66,10 +67,10 @@ void bind_mla_attention(nb::module_& m) {
                                     .kv = paged_rows_of(kv_cache, kv_scale),
                                     .kr = paged_rows_of(kr_cache, kr_scale),
                                     .block_size = block_size,
-                                    .block_table = block_table.data(),
-                                    .blocks = blocks,
-                                    .sequence = sequence.data(),
-                                    .lengths = lengths.data(),
+                                    .block_table = table.entries.get(),
+                                    .blocks = table.width,
+                                    .sequence = table.rows.data(),
+                                    .lengths = seen.data(),
                                     .scale = scale,
                                     .out = out.data(),
                                     .threads = thread_count(threads)};

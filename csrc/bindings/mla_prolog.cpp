@@ -115,7 +115,8 @@ PrologCache cache_of(const std::optional<Out>& cache, const nb::dlpack::dtype& t
     return {static_cast<uint8_t*>(cache->data()), stride(0), stride(1), stride(3), width, bytes, run};
 }
 
-// Reads a call into `a`, in the order in which later arguments need the sizes and types that earlier ones fix.
+// Reads a call into `a`, in the order in which later arguments need the sizes and types that earlier ones fix. The call
+// may be made as long as the reader lives.
 class CallReader {
   public:
     CallReader(const nb::kwargs& given, MlaProlog& call) : k_(given), a(call) {}
@@ -219,8 +220,9 @@ class CallReader {
         const auto slots = k_.array<Ids>("slots");
         require_aligned(slots);
         require(slots.shape(0) == a.tokens, "slots has the wrong shape");
-        for (size_t t = 0; t < a.tokens; ++t) require(slots.data()[t] < end, "a slot is out of range");
-        a.slots = slots.data();
+        slots_ = copy_of(slots);
+        for (const int64_t slot : slots_) require(slot < end, "a slot is out of range");
+        a.slots = slots_.data();
         a.ckv_scale = vector(optional<Vector>("ckv_scale"), channel || kind == CacheScale::tensor,
                              channel ? a.latent : 1, "ckv_scale has the wrong shape");
         a.ckr_scale = vector(optional<Vector>("ckr_scale"), channel, a.rope, "ckr_scale has the wrong shape");
@@ -248,6 +250,7 @@ class CallReader {
 
     Keywords k_;
     MlaProlog& a;
+    std::vector<int64_t> slots_;
     Out query_rope_;
     nb::dlpack::dtype real_{};
     bool bf16_ = false, full_ = false, partial_ = false;  // full: x is int8; partial: w_uq_qr is
@@ -258,7 +261,8 @@ class CallReader {
 void bind_mla_prolog(nb::module_& m) {
     m.def("mla_prolog", [](nb::kwargs given) {
         MlaProlog call{};
-        CallReader(given, call).read();
+        CallReader reader(given, call);
+        reader.read();
         nb::gil_scoped_release release;
         mla_prolog(call);
     });

@@ -29,9 +29,6 @@ class NumpyArray {
         return interface_->nd == 1 && (interface_->shape[0] <= 1 || interface_->strides[0] == interface_->itemsize);
     }
 
-    // Keeps the array alive.
-    const nb::object& owner() const { return capsule_; }
-
   private:
     struct Interface {  // PyArrayInterface, as NumPy documents it
         int two;

@@ -43,14 +43,13 @@ struct Part {
     nb::object make = {};            // of call
 
     Part(PyObject* object, size_t vocab, StepArrays& arrays);
-    void read_constant_steps(PyObject* sequence, size_t vocab, StepArrays& arrays);
     void append_to(std::vector<Step>& all, History& history);
     const float* counted_values(const Tally& tally, const std::vector<int64_t>& tokens);
 };
 
 Part::Part(PyObject* object, size_t vocab, StepArrays& arrays) {
     if (PyTuple_CheckExact(object) || PyList_CheckExact(object)) {
-        read_constant_steps(object, vocab, arrays);
+        append_steps(steps, object, vocab, arrays);
         return;
     }
     kind = part_kind(object);
@@ -78,16 +77,11 @@ Part::Part(PyObject* object, size_t vocab, StepArrays& arrays) {
         case PartKind::while_length:
             first = integer_of(field(0), 0, PY_SSIZE_T_MAX);
             last = integer_of(field(1), 0, PY_SSIZE_T_MAX);
-            read_constant_steps(field(2), vocab, arrays);
+            append_steps(steps, field(2), vocab, arrays);
             break;
         case PartKind::call:
             break;
     }
-}
-
-void Part::read_constant_steps(PyObject* sequence, size_t vocab, StepArrays& arrays) {
-    append_steps(steps, sequence, vocab, arrays);
-    for (Step& step : steps) arrays.copy_arrays_of(step);
 }
 
 void Part::append_to(std::vector<Step>& all, History& history) {

@@ -21,46 +21,41 @@ const std::array<PyObject*, 17>& step_classes() {
     return classes;
 }
 
+NumpyArray packed_vector(PyObject* object) {
+    NumpyArray array(object);
+    require(array.packed_vector(), "a step's array must be a packed vector");
+    return array;
+}
+
 void read_ids(Step& step, PyObject* object, size_t vocab, StepArrays& arrays) {
-    const NumpyArray& ids = arrays.packed_vector(object);
+    const NumpyArray ids = packed_vector(object);
     require(ids.holds('i', sizeof(int64_t)), "a step's ids must be int64");
-    step.ids = static_cast<const int64_t*>(ids.data());
     step.count = ids.length(0);
     require(step.count <= vocab, "a step must have at most as many ids as the vocabulary has tokens");
+    int64_t* const copy = arrays.ids(step.count);
+    std::copy_n(static_cast<const int64_t*>(ids.data()), step.count, copy);
+    step.ids = copy;
     bool inside = true;
     for (size_t i = 0; i < step.count; ++i) inside &= static_cast<uint64_t>(step.ids[i]) < vocab;
     require(inside, "a step's ids must be in [0, vocab)");
 }
 
 void read_values(Step& step, PyObject* object, StepArrays& arrays) {
-    const NumpyArray& values = arrays.packed_vector(object);
+    const NumpyArray values = packed_vector(object);
     require(values.length(0) == step.count, "a step must have one value for each id");
-    if (values.holds('f', sizeof(float))) {
-        step.values = static_cast<const float*>(values.data());
-        return;
-    }
-    require(values.holds('f', sizeof(double)), "a step's values must be float32 or float64");
-    float* const narrow = arrays.floats(step.count);
-    for (size_t i = 0; i < step.count; ++i)
-        narrow[i] = static_cast<float>(static_cast<const double*>(values.data())[i]);
-    step.values = narrow;
+    const bool narrow = values.holds('f', sizeof(float));
+    require(narrow || values.holds('f', sizeof(double)), "a step's values must be float32 or float64");
+    float* const copy = arrays.floats(step.count);
+    if (narrow)
+        std::copy_n(static_cast<const float*>(values.data()), step.count, copy);
+    else
+        std::transform(static_cast<const double*>(values.data()),
+                       static_cast<const double*>(values.data()) + step.count, copy,
+                       [](double value) { return static_cast<float>(value); });
+    step.values = copy;
 }
 
 }  // namespace
-
-void StepArrays::copy_arrays_of(Step& step) {
-    if (step.ids) {
-        ids_.push_back(std::make_unique_for_overwrite<int64_t[]>(step.count));
-        std::copy_n(step.ids, step.count, ids_.back().get());
-        step.ids = ids_.back().get();
-    }
-    if (step.values) {
-        float* const copy = floats(step.count);
-        std::copy_n(step.values, step.count, copy);
-        step.values = copy;
-    }
-    arrays_.clear();
-}
 
 double number_of(PyObject* object, double low, double high) {
     // Other types would be converted by their own methods, which may be any code.

@@ -10,14 +10,13 @@
 
 namespace decodestep {
 
-// The arrays that steps point into; they live as long as this.
+// The arrays that steps point into: copies, which live as long as this. The kernel runs without the interpreter's lock,
+// so another thread may change the arrays that they are copied from.
 class StepArrays {
   public:
-    // Holds an array, which must be a packed vector.
-    const NumpyArray& packed_vector(PyObject* object) {
-        arrays_.emplace_back(object);
-        require(arrays_.back().packed_vector(), "a step's array must be a packed vector");
-        return arrays_.back();
+    int64_t* ids(size_t count) {
+        ids_.push_back(std::make_unique_for_overwrite<int64_t[]>(count));
+        return ids_.back().get();
     }
 
     float* floats(size_t count) {
@@ -25,26 +24,21 @@ class StepArrays {
         return numbers_.back().get();
     }
 
-    // Copies what a step points to, so that later changes of its arrays do not reach it.
-    void copy_arrays_of(Step& step);
-
     void clear() {
-        arrays_.clear();
-        numbers_.clear();
         ids_.clear();
+        numbers_.clear();
     }
 
   private:
-    std::vector<NumpyArray> arrays_;
-    std::vector<std::unique_ptr<float[]>> numbers_;
     std::vector<std::unique_ptr<int64_t[]>> ids_;
+    std::vector<std::unique_ptr<float[]>> numbers_;
 };
 
 // A number in [low, high]; otherwise std::invalid_argument, which Python sees as ValueError.
 double number_of(PyObject* object, double low, double high);
 uint64_t integer_of(PyObject* object, uint64_t low, uint64_t high);
 
-// The step of a Python object; its ids must be below `vocab`. It points into the object's arrays, which `arrays` holds.
+// The step of a Python object; its ids must be below `vocab`. It points into `arrays`.
 Step step_of(PyObject* object, size_t vocab, StepArrays& arrays);
 
 // Appends the steps of a list or a tuple.

@@ -16,9 +16,10 @@ void bind_tensor_scatter(nb::module_& m) {
             require(start.shape(0) == cache.shape(0), "start must have one item for each batch row");
             require(update.size() == 0 || row_bytes == 1 || (cache.stride(3) == 1 && update.stride(3) == 1),
                     "the rows of cache and update must be contiguous");
+            const std::vector<int64_t> first_rows = copy_of(start);
             const TensorScatter args{.cache = cache.data(),
                                      .update = update.data(),
-                                     .start = start.data(),
+                                     .start = first_rows.data(),
                                      .batch = cache.shape(0),
                                      .outer = cache.shape(1),
                                      .rows = cache.shape(2),

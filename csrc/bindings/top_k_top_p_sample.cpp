@@ -29,12 +29,18 @@ void set_logits(Args& args, const Logits& logits, int dtype) {
 template <class T>
 using Column = Packed<const T, 1>;
 
+// One value for each row, or none for std::nullopt.
 template <class T>
-const T* column_of(const std::optional<Column<T>>& column, size_t batch) {
-    if (!column) return nullptr;
+std::vector<T> column_of(const std::optional<Column<T>>& column, size_t batch) {
+    if (!column) return {};
     require_aligned(*column);
     require(column->shape(0) == batch, "a column must hold one value for each row");
-    return column->data();
+    return copy_of(*column);
+}
+
+template <class T>
+const T* data_of(const std::vector<T>& column) {
+    return column.empty() ? nullptr : column.data();
 }
 
 template <class T>
@@ -53,9 +59,11 @@ void sample(Logits logits, int dtype, Column<int32_t> k, Column<float> p, std::o
             std::optional<Packed<float, 2>> values, int threads) {
     TopKTopPSample args{};
     set_logits(args, logits, dtype);
-    args.k = column_of(std::optional(k), args.batch);
-    args.p = column_of(std::optional(p), args.batch);
-    args.m = column_of(m, args.batch);
+    const auto each_k = column_of(std::optional(k), args.batch);
+    const auto each_p = column_of(std::optional(p), args.batch), each_m = column_of(m, args.batch);
+    args.k = data_of(each_k);
+    args.p = data_of(each_p);
+    args.m = data_of(each_m);
     require(m || input_is_logits, "without min-p the input must be logits");
     args.largest_k = largest_k;
     args.input_is_logits = input_is_logits;
@@ -69,8 +77,10 @@ void sample(Logits logits, int dtype, Column<int32_t> k, Column<float> p, std::o
     }
     require(seed.has_value() == position.has_value() && !(q && seed),
             "seed and position must come together, and without q");
-    args.seed = column_of(seed, args.batch);
-    args.position = column_of(position, args.batch);
+    const auto seeds = column_of(seed, args.batch);
+    const auto positions = column_of(position, args.batch);
+    args.seed = data_of(seeds);
+    args.position = data_of(positions);
     require(eps >= 0.0f && eps <= std::numeric_limits<float>::max(), "eps must be finite and not negative");
     args.eps = eps;
     if (chosen) {
@@ -91,8 +101,10 @@ void apply(Logits logits, int dtype, std::optional<Column<int32_t>> k, std::opti
            nb::ndarray<nb::ndim<2>, nb::device::cpu, nb::c_contig> out, int threads) {
     ApplyTopKTopP args{};
     set_logits(args, logits, dtype);
-    args.k = column_of(k, args.batch);
-    args.p = column_of(p, args.batch);
+    const auto each_k = column_of(k, args.batch);
+    const auto each_p = column_of(p, args.batch);
+    args.k = data_of(each_k);
+    args.p = data_of(each_p);
     require(out.dtype() == logits.dtype(), "out must have the type of the logits");
     require(out.shape(0) == args.batch && out.shape(1) == args.vocab, "out must have the shape of the logits");
     require(reinterpret_cast<uintptr_t>(out.data()) % (args.dtype == LogitType::f32 ? 4 : 2) == 0,
