@@ -42,6 +42,33 @@ def model_path(model: Any) -> Path:
     return Path(model.path)
 
 
+class Passes:
+    """The forward passes of `generate`, counted; `at(n, action)` calls an action in the n-th."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._actions: dict[int, Callable[[], object]] = {}
+
+    def at(self, number: int, action: Callable[[], object]) -> None:
+        self._actions[number] = action
+
+    def begin(self) -> None:
+        self.count += 1
+        self._actions.get(self.count, lambda: None)()
+
+
+@pytest.fixture
+def passes(model: Any, monkeypatch: pytest.MonkeyPatch) -> Passes:
+    counted, forward = Passes(), model.decoder.logits
+
+    def logits(*arguments: Any, **options: Any) -> np.ndarray:
+        counted.begin()
+        return forward(*arguments, **options)
+
+    monkeypatch.setattr(model.decoder, "logits", logits)
+    return counted
+
+
 @pytest.fixture
 def rng() -> np.random.Generator:
     return np.random.default_rng(20240607)

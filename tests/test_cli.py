@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import sys
-import time
 from argparse import ArgumentParser
 
 import numpy as np
@@ -232,16 +232,27 @@ def test_a_missing_or_broken_file_exits_with_1(tmp_path, model_path):
 
 
 def test_ctrl_c_ends_with_what_was_generated():
-    story = ["generate", "Tell me a long story.", "--max-new-tokens", "2000", "--json", "--seed", "5", "--temperature", "1.5"]
-    with processes.started([*COMMAND, *story, "--explain-plan"]) as process:
-        plan = [process.stderr.readline().split()[0] for _ in range(3)]  # the model is loaded
-        time.sleep(1)
+    story = ["generate", "Tell me a long story.", "--max-new-tokens", "8000", "--seed", "5", "--temperature", "1.5", "--stats"]
+    with processes.started([*COMMAND, *story]) as process:
+        first = process.stdout.read(1)
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=60)
-    assert (process.returncode, plan, err) == (0, ["row", "1.", "2."], "")
+    assert (process.returncode, bool(first), out.endswith("\n")) == (0, True, True)
+    assert "ended by cancelled" in " ".join(err.split())
+
+
+def test_ctrl_c_in_a_long_prompt_ends_before_the_first_token():
+    words = [*COMMAND, "generate", "-", "--json", "--explain-plan", "--greedy"]
+    with processes.started(words, stdin=subprocess.PIPE) as process:
+        process.stdin.write("word " * 7000)
+        process.stdin.close()
+        assert process.stderr.readline().startswith("row")  # the model is loaded, and Ctrl-C is watched for
+        process.send_signal(signal.SIGINT)
+        out, err = process.stdout.read(), process.stderr.read()
+        assert process.wait(timeout=60) == 0
     result = json.loads(out)
-    assert result["finish_reason"] in ("cancelled", "eos")
-    assert len(result["token_ids"]) > 0
+    assert (result["finish_reason"], result["token_ids"], result["text"]) == ("cancelled", [], "")
+    assert "Traceback" not in err
 
 
 def test_a_closed_pipe_is_no_crash():

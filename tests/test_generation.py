@@ -9,6 +9,7 @@ import pytest
 
 import decodestep as ds
 from decodestep import SamplingParams
+from decodestep.sampling.sampler import Row
 
 STORY = "Once upon a time"
 
@@ -132,6 +133,89 @@ def test_a_stream_that_says_no_ends_its_row(model):
     assert len(first.token_ids) == 3
     assert second.finish_reason == "length"
     assert second.text.startswith(first.text)
+
+
+def late_after(monkeypatch, looks):
+    """Rows with a max_time are late from this look at their clock on."""
+    seen = []
+    monkeypatch.setattr(Row, "late", lambda row: row.params.max_time is not None and (seen.append(1) or len(seen) > looks))
+
+
+@pytest.mark.parametrize("reason", ["cancelled", "callback", "time", "length"])
+def test_what_was_held_back_is_streamed_too(model, monkeypatch, reason):
+    start = run(model, STORY, SamplingParams(do_sample=False, max_new_tokens=4))[0].text
+    params = SamplingParams(do_sample=False, max_new_tokens=3, stop_strings=[start], max_time=1e9 if reason == "time" else None)
+    late_after(monkeypatch, 4)  # two a pass
+    pieces = []
+
+    def stream(index, piece):
+        pieces.append(piece)
+        return not (reason == "callback" and len(pieces) == 2)
+
+    stops = {"stream": stream, "cancelled": lambda: reason == "cancelled" and len(pieces) == 2}
+    done = run(model, STORY, params, **stops)[0]
+    assert done.finish_reason == ("cancelled" if reason == "callback" else reason)
+    assert done.text and start.startswith(done.text)  # it might have become the stop string
+    assert "".join(pieces) == done.text
+
+
+def test_cancelling_in_a_long_prompt_takes_one_pass(model, passes):
+    ids = model.tokenizer.encode("one two three four " * 600)
+    asked = []
+    done = ds.generate(model, [ids, ids], cancelled=lambda: asked.append(1) or len(asked) > 2)
+    assert [(one.finish_reason, one.token_ids) for one in done] == [("cancelled", [])] * 2
+    assert passes.count == 2
+
+
+@pytest.mark.parametrize(("after", "tokens"), [(0, 0), (2, 0), (3, 1), (5, 3)])
+def test_cancelling_a_beam_search_takes_one_pass(model, passes, after, tokens):
+    ids = model.tokenizer.encode("one two three four " * 300)  # three blocks
+    beams = SamplingParams(do_sample=False, num_beams=2, num_return_sequences=2, max_new_tokens=9, ignore_eos=True)
+    done = ds.generate(model, [ids], beams, cancelled=lambda: passes.count >= after)
+    assert passes.count == after
+    assert {one.finish_reason for one in done} == {"cancelled"}
+    assert [len(one.token_ids) for one in done] == ([tokens] * 2 if tokens else [0])
+    if tokens:
+        whole = run(model, [ids], replace(beams, max_new_tokens=tokens))
+        assert [one.token_ids for one in done] == [one.token_ids for one in whole]
+
+
+def test_a_cancelled_call_begins_no_further_search(model, passes):
+    beams = SamplingParams(do_sample=False, num_beams=2, max_new_tokens=3)
+    done = run(model, ["The", STORY], beams, beams, cancelled=lambda: passes.count >= 2)
+    assert [(one.finish_reason, len(one.token_ids), one.row) for one in done] == [("cancelled", 2, 0), ("cancelled", 0, 1)]
+
+
+def test_time_ends_a_search_and_not_the_reason_of_beams_that_had_ended(model, monkeypatch):
+    late_after(monkeypatch, 6)
+    first = run(model, STORY, SamplingParams(do_sample=False, max_new_tokens=1))[0].token_ids[0]
+    beams = SamplingParams(
+        do_sample=False, num_beams=3, num_return_sequences=3, max_new_tokens=20, max_time=1e9, stop_token_ids=[first]
+    )
+    done = run(model, STORY, beams)
+    assert {one.finish_reason for one in done} == {"stop", "time"}
+    for one in done:
+        assert (one.token_ids[-1] == first) == (one.finish_reason == "stop")
+
+
+def test_a_search_reads_each_token_a_few_times_for_its_stop_strings(model, monkeypatch):
+    reads, token_bytes = [], model.tokenizer.token_bytes
+    monkeypatch.setattr(model.tokenizer, "token_bytes", lambda token: reads.append(token) or token_bytes(token))
+    beams = SamplingParams(do_sample=False, num_beams=2, max_new_tokens=60, stop_strings=["zzz"], ignore_eos=True)
+    run(model, STORY, beams)
+    assert len(reads) < 60 * 2 * 3 * 5 + 60  # candidates of a step, and a few tokens for each; whole texts would be 10000
+
+
+@pytest.mark.parametrize("where", ["stream", "cancelled"])
+@pytest.mark.parametrize("error", [KeyboardInterrupt, BrokenPipeError])
+def test_what_a_callback_raises_ends_the_call(model, passes, where, error):
+    def fail(*_):
+        if passes.count == 2:
+            raise error
+
+    with pytest.raises(error):
+        run(model, ["The", STORY], SamplingParams(max_new_tokens=9), **{where: fail})
+    assert passes.count == 2
 
 
 def test_time_ends_a_row(model):

@@ -21,6 +21,8 @@ if TYPE_CHECKING:  # for type checkers and editors; a test compares it with the 
     from decodestep.generation.beam_search import beam_search as beam_search
     from decodestep.generation.completion import Completion as Completion
     from decodestep.generation.generate import generate as generate
+    from decodestep.generation.stream import astream as astream
+    from decodestep.generation.stream import stream as stream
     from decodestep.models import Model as Model
     from decodestep.models import ModelError as ModelError
     from decodestep.models import load as load
@@ -56,12 +58,14 @@ _HOMES = {
     "SamplingParams": "sampling.params",
     "StepResult": "sampling.sampler",
     "TokenLogprobs": "ops.decode_step",
+    "astream": "generation.stream",
     "beam_search": "generation.beam_search",
     "decode_step": "ops.decode_step",
     "generate": "generation.generate",
     "load": "models",
     "profile": "_base.dispatch",
     "steps": "ops.decode_step",
+    "stream": "generation.stream",
     "use_threads": "_base.dispatch",
 }
 _MODULES = ("generation", "integrations", "models", "ops", "processors", "random", "sampling", "stopping", "weights")

@@ -6,18 +6,22 @@ import signal
 
 
 class Cancelled:
-    """Inside the block the first Ctrl-C only sets `requested`; a second one interrupts."""
+    """Inside the block the first Ctrl-C only makes `requested()` true; a second one interrupts."""
 
     def __init__(self) -> None:
-        self.requested = False
+        self._requested = False
 
-    def __enter__(self) -> None:
+    def requested(self) -> bool:
+        return self._requested
+
+    def __enter__(self) -> Cancelled:
         self._previous = signal.signal(signal.SIGINT, self._interrupt)
+        return self
 
     def __exit__(self, *_: object) -> None:
         signal.signal(signal.SIGINT, self._previous)
 
     def _interrupt(self, *_: object) -> None:
-        if self.requested:
+        if self._requested:
             raise KeyboardInterrupt
-        self.requested = True
+        self._requested = True

@@ -112,20 +112,15 @@ class _Chat:
         """Streams the answer to a message, and keeps both. A message that cannot be answered is not kept."""
         conversation = [*self.messages, {"role": "user", "content": text}]
         pieces: list[str] = []
-        cancelled = Cancelled()
 
-        def stream(_row: int, piece: str) -> bool:
+        def stream(_row: int, piece: str) -> None:
             pieces.append(piece)
             sys.stdout.write(piece)
             sys.stdout.flush()
-            return not cancelled.requested
 
-        answer = None
-        with cancelled, suppress(KeyboardInterrupt):  # a second Ctrl-C: the pieces are the answer
-            answer = generate(self.model, [conversation], self.params, stream=stream)[0].text
-        shown = "".join(pieces)
-        answer = shown if answer is None else answer
-        rest = answer.removeprefix(shown)  # characters that might have begun a stop string
-        print(rest, end="" if answer.endswith("\n") else "\n", flush=True)
-        if answer or not cancelled.requested:
+        with Cancelled() as cancelled, suppress(KeyboardInterrupt):  # a second Ctrl-C ends the answer too
+            generate(self.model, conversation, self.params, stream=stream, cancelled=cancelled.requested)
+        answer = "".join(pieces)
+        print(end="" if answer.endswith("\n") else "\n", flush=True)
+        if answer or not cancelled.requested():
             self.messages = [*conversation, {"role": "assistant", "content": answer}]

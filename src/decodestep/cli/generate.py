@@ -35,19 +35,17 @@ def run(options: argparse.Namespace) -> int:
     prompt = prompt_of(options)
     model = load(options)
     clock.loaded = time.monotonic()
-    if options.explain_plan:
-        print(_explained(model, params), file=sys.stderr)
-    cancelled = Cancelled()
 
-    def stream(_row: int, piece: str) -> bool:
+    def stream(_row: int, piece: str) -> None:
         clock.tokens.append(time.monotonic())
         if piece and not options.json:
             sys.stdout.write(piece)
             sys.stdout.flush()
-        return not cancelled.requested
 
-    with cancelled, dispatch.profile() as profile:
-        completion = generate(model, [prompt], params, stream=stream)[0]
+    with Cancelled() as cancelled, dispatch.profile() as profile:
+        if options.explain_plan:
+            print(_explained(model, params), file=sys.stderr, flush=True)
+        completion = generate(model, [prompt], params, stream=stream, cancelled=cancelled.requested)[0]
     stats = _stats(model, profile, completion, clock)
     if options.json:
         print(

@@ -38,23 +38,24 @@ class Batch:
         return any(not self.rows[i].reason for i in self._running)
 
     def advance(self) -> list[tuple[int, str]]:
-        """One forward pass; returns (index of the row, text that it adds) for each row that has drawn a token after it.
+        """One forward pass; returns (index of the row, text that it adds) for each row that drew a token after it, and
+        what a row that is late had held back.
 
-        A row may be ended between two calls, with `Row.end`; it then takes no further part.
+        A row may be ended between two calls, with `end`; it then takes no further part.
         """
-        for i in self._running:
-            if not self.rows[i].reason and self.rows[i].late():
-                self.rows[i].end("time")
+        held = [(i, text) for i in self._running if self.rows[i].late() and (text := self.end(i, "time"))]
         self._remove_ended()
-        if not self._running:
-            return []
-        if not self._all_ready():
+        if self._running and not self._all_ready():
             self._run_block()
-        if not self._all_ready():
-            return []
+        if not self._running or not self._all_ready():
+            return held
         logits = self._ready[0][1] if len(self._ready) == 1 else np.concatenate([block for _, block in self._ready])
         self._ready = []
-        return list(zip(self._running, self._sampler.step(logits).text, strict=True))
+        return [*held, *zip(self._running, self._sampler.step(logits).text, strict=True)]
+
+    def end(self, index: int, reason: str) -> str:
+        """Ends a row that goes on; returns the text that was held back. Nothing for a row that has ended."""
+        return "" if self.rows[index].reason else self.rows[index].end(reason)
 
     def _all_ready(self) -> bool:
         return sum(len(rows) for rows, _ in self._ready) == len(self._running)

@@ -92,6 +92,12 @@ class BeamGroup:
         self.live = [] if complete else going_on
         return [path.tokens[-1] for path in going_on]
 
+    def cut(self, length: int) -> None:
+        """Ends the group before its next step: its live beams, of `length` tokens each, are collected as they are."""
+        if length:
+            self._collect(self.live, length)
+        self.live = []
+
     def _candidates(self, log_probs: np.ndarray, position: int, report: Report | None) -> list[Path]:
         """The best continuations of the live beams by one token, best first; with a seed, in the order drawn."""
         rules, vocab = self.rules, log_probs.shape[-1]

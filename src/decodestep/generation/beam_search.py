@@ -19,6 +19,10 @@ _OP = "beam_search"
 NextLogits = Callable[[list[list[int]], list[int]], np.ndarray]
 
 
+class SearchInterrupt(Exception):  # noqa: N818, which is no error: `next_logits` raises it to end a search
+    """Raised by `next_logits`: the search ends with the beams that it has."""
+
+
 class NoBeamError(RequestError):
     """Every token of every live beam was at -inf before any beam was collected."""
 
@@ -53,7 +57,8 @@ def beam_search(
 
     next_logits: next_logits(sequences, parents) gives logits (len(sequences), V), float32 or float64. `sequences` are the token
         ids of the live beams, prompt included. sequences[i] continues, by one token, sequence parents[i] of the previous
-        call. The first call is ([prompt], [0]).
+        call. The first call is ([prompt], [0]). If it raises `SearchInterrupt`, the search ends there: the live beams are
+        collected as they are, unfinished.
     prompt: integers in [0, V). vocab_size: V >= 1. max_new_tokens: >= 1. num_beams: >= 1.
     eos_token_ids: the tokens that end a beam; integers in [0, V), may be empty.
     num_beam_groups: >= 1, a divisor of num_beams. diversity_penalty: finite, >= 0; 0 with one group.
@@ -72,7 +77,8 @@ def beam_search(
         `raw` is log_softmax(logits)[t], in the precision of the logits; `processed` is p[beam, t], so that the `processed` of
         a beam add up to its sum. The lists hold the highest of each in the beam's row.
 
-    Returns the best collected beams of all groups, best first: num_return_sequences of them, or fewer if there are no more.
+    Returns the best collected beams of all groups, best first: num_return_sequences of them, or fewer if there are no more;
+    none where the first call of next_logits raised SearchInterrupt.
     Raises ValueError for an argument out of its range, before any work, and for logits of a wrong shape or dtype; and
     `NoBeamError`, a ValueError, if no beam was collected because every token of every live beam is at -inf.
 
@@ -104,9 +110,16 @@ def beam_search(
     )
     groups = [BeamGroup(rules) for _ in range(num_beam_groups)]
     process, start = LogitsProcessorList(processors or ()), [int(i) for i in prompt]
-    sequences, parents = [start], [0]
+    sequences, parents, interrupted = [start], [0], False
     for length in range(1, max_new_tokens + 1):
-        log_probs = _log_softmax(next_logits(sequences, parents), len(sequences), vocab_size)
+        try:
+            logits = next_logits(sequences, parents)
+        except SearchInterrupt:
+            interrupted = True
+            for group in groups:
+                group.cut(length - 1)
+            break
+        log_probs = _log_softmax(logits, len(sequences), vocab_size)
         taken: list[int] = []  # the tokens that earlier groups took at this step
         for group in (group for group in groups if group.live):
             scores = log_probs[group.rows]
@@ -123,7 +136,7 @@ def beam_search(
             break
         _number_rows(groups)
     collected = [beam for group in groups for beam in group.collected]
-    if not collected:
+    if not collected and not interrupted:
         raise NoBeamError(f"{_OP}: next_logits must be such that some beam can go on; got no token above -inf at step {length}")
     return sorted(collected, key=lambda beam: -beam.score)[:num_return_sequences]
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection, Sequence
 from typing import TYPE_CHECKING
+
+import numpy as np
 
 from decodestep.generation.beam_group import Beam
 from decodestep.generation.beam_logits import BeamLogits
-from decodestep.generation.beam_search import NoBeamError, beam_search
+from decodestep.generation.beam_search import NextLogits, NoBeamError, SearchInterrupt, beam_search
 from decodestep.generation.completion import Completion
+from decodestep.models.decoder import PREFILL_BLOCK
 from decodestep.sampling.params import SamplingParams
 from decodestep.sampling.sampler import Row
 from decodestep.sampling.text_stream import TextStream
@@ -16,54 +20,105 @@ if TYPE_CHECKING:
     from decodestep.models import Model
 
 
-def search(model: Model, params: SamplingParams, row: Row, prompt_index: int) -> list[Completion]:
-    """The beams of a prompt, best first; at most params.num_return_sequences.
+class ModelSearch:
+    """The beam search of a prompt.
 
-    row: one that has only its prompt; its processors, its seed and its clock are used.
+    params: of the search. row: one that has only the prompt; its processors, its seed and its clock are used.
+    prompt_index: what its completions say.
+    completions: the beams, best first, at most params.num_return_sequences; none before the search has run.
     """
-    prompt = row.history.tokens
-    end_token_ids = frozenset() if params.ignore_eos else model.tokenizer.end_token_ids
 
-    def text_of(tokens: list[int]) -> TextStream:
-        text = TextStream(model.tokenizer.token_bytes, params.stop_strings)
-        for token in tokens:
+    def __init__(self, model: Model, params: SamplingParams, row: Row, prompt_index: int) -> None:
+        self._model, self._params, self._row, self._prompt_index = model, params, row, prompt_index
+        self._prompt = list(row.history.tokens)
+        self._ends: Collection[int] = frozenset() if params.ignore_eos else model.tokenizer.end_token_ids
+        self._interruption = ""  # the finish_reason of beams that were still alive when something ended the search
+        self.completions: list[Completion] = []
+
+    def run(self, cancelled: Callable[[], bool]) -> list[Completion]:
+        """Searches, and returns the completions. cancelled: asked before every forward pass; True ends the search."""
+        params, length = self._params, self._params.max_new_tokens or 1
+        stop = None
+        if params.stop_strings or params.stop_token_ids:
+            stop = _stop(self._model.tokenizer.token_bytes, params.stop_strings, params.stop_token_ids)
+        try:
+            beams = beam_search(
+                self._next_logits(BeamLogits(self._model, params.num_beams, len(self._prompt) + length), cancelled),
+                self._prompt,
+                vocab_size=self._model.config.vocab_size,
+                max_new_tokens=length,
+                num_beams=params.num_beams,
+                eos_token_ids=self._ends,
+                num_beam_groups=params.num_beam_groups,
+                diversity_penalty=params.diversity_penalty,
+                length_penalty=params.length_penalty,
+                early_stopping=params.early_stopping,
+                num_return_sequences=params.num_return_sequences,
+                processors=self._row.plan.processors,
+                do_sample=not params.greedy,
+                seed=self._row.seed or 0,
+                stop=stop,
+                top_logprobs=params.logprobs,
+            )
+        except NoBeamError:
+            beams, self._interruption = [], "no_candidate"
+        self.completions = [self._completion(beam) for beam in beams] or [self._empty()]
+        return self.completions
+
+    def drop(self, reason: str) -> None:
+        """Ends the search before it runs."""
+        self._interruption = reason
+        self.completions = [self._empty()]
+
+    def _next_logits(self, logits: NextLogits, cancelled: Callable[[], bool]) -> NextLogits:
+        """The same, run in blocks of the prompt, with a look at the clock and at `cancelled` before each forward pass."""
+
+        def ask() -> None:
+            self._interruption = "cancelled" if cancelled() else "time" if self._row.late() else ""
+            if self._interruption:
+                raise SearchInterrupt
+
+        def next_logits(sequences: list[list[int]], parents: list[int]) -> np.ndarray:
+            if len(sequences[0]) == len(self._prompt):
+                for end in range(PREFILL_BLOCK, len(self._prompt), PREFILL_BLOCK):
+                    ask()
+                    logits([self._prompt[:end]], [0])
+            ask()
+            return logits(sequences, parents)
+
+        return next_logits
+
+    def _completion(self, beam: Beam) -> Completion:
+        ended = "eos" if beam.token_ids[-1] in self._ends else "stop"
+        reason = ended if beam.finished else self._interruption or "length"
+        text = TextStream(self._model.tokenizer.token_bytes, self._params.stop_strings)
+        for token in beam.token_ids:
             text.push(token)
-        return text
+        text.finish()
+        seed = self._row.seed
+        return Completion(text.text, beam.token_ids, self._prompt, reason, beam.logprobs, seed, self._prompt_index)
+
+    def _empty(self) -> Completion:
+        """What there is of a search that has no beam."""
+        reason, seed = self._interruption, self._row.seed
+        return Completion("", [], self._prompt, reason, None if self._params.logprobs is None else [], seed, self._prompt_index)
+
+
+def _stop(
+    token_bytes: Callable[[int], bytes], stop_strings: Sequence[str], stop_token_ids: Collection[int]
+) -> Callable[[list[int]], bool]:
+    """Whether a beam's last token is a stop token, or completes a stop string; no earlier token has done so."""
+    wanted = [text.encode() for text in stop_strings]
+    longest = max(map(len, wanted), default=1)
 
     def stop(tokens: list[int]) -> bool:
-        return row.late() or tokens[-1] in params.stop_token_ids or (bool(params.stop_strings) and text_of(tokens).stopped)
+        if tokens[-1] in stop_token_ids:
+            return True
+        tail = last = token_bytes(tokens[-1])  # and as many bytes before it as a stop string may begin with
+        place = len(tokens) - 2
+        while len(tail) < len(last) + longest - 1 and place >= 0:
+            tail = token_bytes(tokens[place]) + tail
+            place -= 1
+        return any(text in tail for text in wanted)
 
-    def completion(beam: Beam) -> Completion:
-        if not beam.finished:
-            reason = "length"
-        elif beam.token_ids[-1] in end_token_ids:
-            reason = "eos"
-        else:
-            reason = "time" if row.late() else "stop"
-        text = text_of(beam.token_ids)
-        text.finish()
-        return Completion(text.text, beam.token_ids, prompt, reason, beam.logprobs, row.seed, prompt_index)
-
-    length = params.max_new_tokens or 1
-    try:
-        beams = beam_search(
-            BeamLogits(model, params.num_beams, len(prompt) + length),
-            prompt,
-            vocab_size=model.config.vocab_size,
-            max_new_tokens=length,
-            num_beams=params.num_beams,
-            eos_token_ids=end_token_ids,
-            num_beam_groups=params.num_beam_groups,
-            diversity_penalty=params.diversity_penalty,
-            length_penalty=params.length_penalty,
-            early_stopping=params.early_stopping,
-            num_return_sequences=params.num_return_sequences,
-            processors=row.plan.processors,
-            do_sample=not params.greedy,
-            seed=row.seed or 0,
-            stop=stop,
-            top_logprobs=params.logprobs,
-        )
-    except NoBeamError:
-        return [Completion("", [], prompt, "no_candidate", None if params.logprobs is None else [], row.seed, prompt_index)]
-    return [completion(beam) for beam in beams]
+    return stop

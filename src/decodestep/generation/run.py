@@ -1,0 +1,132 @@
+"""A call of `generate`, one forward pass at a time: what `generate` and the streams drive."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from decodestep._base.checks import require
+from decodestep._base.dispatch import use_threads
+from decodestep.generation.batch import Batch
+from decodestep.generation.completion import Completion
+from decodestep.generation.model_search import ModelSearch
+from decodestep.generation.prompts import Prompt, prompt_ids, prompts_of
+from decodestep.sampling.params import SamplingParams
+from decodestep.sampling.sampler import Row, Sampler
+
+if TYPE_CHECKING:
+    from decodestep.models import Model
+
+_OP = "generate"
+
+Pieces = list[tuple[int, str]]  # (index of the completion, text that it gains)
+
+
+class Run:
+    """The rows and the searches of a call of `generate`, whose arguments these are; refuses what that refuses.
+
+    cancelled: asked before every forward pass; once it is True, everything that goes on ends.
+
+    The samples of all prompts run together; then the prompts with beams are searched one after the other. A completion's index
+    counts those that were asked for, those of the first prompt first.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] | None,
+        processors: Sequence[Callable[..., Any]],
+        cancelled: Callable[[], bool] | None,
+    ) -> None:
+        given = prompts_of(prompts)
+        each = _params_of_each(params, len(given))
+        ids = [prompt_ids(model, prompt) for prompt in given]
+        each = [_within_context(model, row, p) for row, p in zip(ids, each, strict=True)]
+        self._model = model
+        self._cancelled = cancelled or (lambda: False)
+        self._prompts: list[list[Row] | ModelSearch] = []
+        sampler = _sampler(model, processors)
+        indices: list[int] = []  # of each row of the batch, that of its completion
+        self._searches: list[tuple[int, ModelSearch]] = []  # those that have not run, with the index of the first beam
+        first = 0
+        for i, (p, prompt) in enumerate(zip(each, ids, strict=True)):
+            if p.num_beams == 1:
+                self._prompts.append([sampler.rows[sampler.add(sample, prompt)] for sample in p.samples()])
+                indices += range(first, first + p.num_return_sequences)
+            else:
+                alone = _sampler(model, processors)
+                search = ModelSearch(model, p, alone.rows[alone.add(p.without_beams(), prompt)], i)
+                self._prompts.append(search)
+                self._searches.append((first, search))
+            first += p.num_return_sequences
+        self._indices = indices
+        self._ids = ids
+        self._batch = Batch(model, sampler)
+
+    @property
+    def running(self) -> bool:
+        return self._batch.running or bool(self._searches)
+
+    def advance(self) -> Pieces:
+        """One forward pass, or one whole search; returns what the completions gain by it, one piece for each new token."""
+        if self._cancelled():
+            return self.end_all("cancelled")
+        with use_threads(self._model.threads):
+            if self._batch.running:
+                return [(self._indices[i], piece) for i, piece in self._batch.advance()]
+            return self._search()
+
+    def end(self, index: int, reason: str) -> str:
+        """Ends the row of a sample that goes on; returns the text that was held back."""
+        return self._batch.end(self._indices.index(index), reason) if index in self._indices else ""
+
+    def end_all(self, reason: str) -> Pieces:
+        """Ends every row that goes on, and drops the searches that have not run; returns the text that was held back."""
+        held = [(index, self._batch.end(i, reason)) for i, index in enumerate(self._indices)]
+        for _, search in self._searches:
+            search.drop(reason)
+        self._searches = []
+        return [(index, piece) for index, piece in held if piece]
+
+    def completions(self) -> list[Completion]:
+        """Those of every prompt, in order; of a row that goes on, what there is so far, with finish_reason ""."""
+        found: list[Completion] = []
+        for i, (prompt, rows) in enumerate(zip(self._ids, self._prompts, strict=True)):
+            found += rows.completions if isinstance(rows, ModelSearch) else [_completion(row, prompt, i) for row in rows]
+        return found
+
+    def _search(self) -> Pieces:
+        first, search = self._searches.pop(0)
+        return [(first + place, beam.text) for place, beam in enumerate(search.run(self._cancelled))]
+
+
+def _params_of_each(params: SamplingParams | Sequence[SamplingParams] | None, rows: int) -> list[SamplingParams]:
+    each = [params or SamplingParams()] * rows if isinstance(params, SamplingParams | None) else list(params)
+    ok = all(isinstance(row, SamplingParams) for row in each)
+    require(ok, _OP, "params", "a SamplingParams, or one for each prompt", params)
+    require(len(each) == rows, _OP, "params", f"one or {rows}", f"{len(each)}")
+    return each
+
+
+def _within_context(model: Model, ids: list[int], params: SamplingParams) -> SamplingParams:
+    """The params with max_new_tokens cut to the room that the prompt leaves in the context."""
+    room = model.config.context - len(ids)
+    return replace(params, max_new_tokens=min(room, params.max_new_tokens or room))
+
+
+def _sampler(model: Model, processors: Sequence[Callable[..., Any]]) -> Sampler:
+    return Sampler(
+        [],
+        vocab_size=model.config.vocab_size,
+        eos_token_id=model.tokenizer.end_token_ids,
+        processors=processors,
+        token_bytes=model.tokenizer.token_bytes,
+    )
+
+
+def _completion(row: Row, prompt: list[int], prompt_index: int) -> Completion:
+    tokens = row.history.tokens[len(prompt) :]
+    logprobs = row.logprobs if row.params.logprobs is not None else None
+    return Completion(row.text.text if row.text else "", tokens, prompt, row.reason, logprobs, row.seed, prompt_index)

@@ -1,0 +1,218 @@
+"""stream, astream: the text of one completion, piece by piece, for a loop that may be left at any time."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from decodestep._base.checks import require
+from decodestep.generation.completion import Completion
+from decodestep.generation.prompts import Prompt
+from decodestep.generation.run import Run
+from decodestep.sampling.params import SamplingParams
+
+if TYPE_CHECKING:
+    from types import TracebackType
+
+    from decodestep.models import Model
+
+
+def stream(
+    model: Model,
+    prompt: Prompt,
+    params: SamplingParams | None = None,
+    *,
+    processors: Sequence[Callable[..., Any]] = (),
+) -> CompletionStream:
+    """The pieces of a prompt's completion, as they are generated: ``for piece in stream(model, prompt): ...``
+
+    model, params, processors: as for `generate`; params of one completion. prompt: one, of any kind that `generate` takes.
+
+    Returns an iterator. Each item is a str, one for each token: the whole characters that it adds to the text, often "". The
+    pieces join to the completion's text. A search with beams gives its text at once, at its end. After the last piece, and
+    after the loop has been left, `CompletionStream.completion` is the `Completion`.
+    Raises ValueError and ModelError as `generate` does, here and not at the first piece.
+    """
+    params = SamplingParams() if params is None else params
+    require(isinstance(params, SamplingParams), "stream", "params", "a SamplingParams or None", params)
+    count = params.num_return_sequences
+    require(count == 1, "stream", "params", "of one completion", f"num_return_sequences {count}")
+    return CompletionStream(model, prompt, params, processors)
+
+
+def astream(
+    model: Model,
+    prompt: Prompt,
+    params: SamplingParams | None = None,
+    *,
+    processors: Sequence[Callable[..., Any]] = (),
+) -> AsyncCompletionStream:
+    """`stream` for asyncio: ``async for piece in astream(model, prompt): ...``; the arguments are the same.
+
+    The model runs in a thread of the stream's own, so that the event loop never waits for it. The thread ends with the stream:
+    at its end, at an exception, and, after the forward pass that is under way, when the task is cancelled or the loop is left.
+    What `stream` raises comes with the first piece.
+    """
+    return AsyncCompletionStream(lambda: stream(model, prompt, params, processors=processors))
+
+
+class CompletionStream:
+    """An iterator over the pieces of a completion, made by `stream`.
+
+    Whoever stops reading ends the row, with finish_reason "cancelled", and frees its cache: leaving the loop does, when nothing
+    else refers to the stream; `close`, or a ``with`` block, does at once. `close` may be called from another thread; a forward
+    pass that is under way is the last one. What the row's own processors raise, its reader gets.
+    """
+
+    def __init__(self, model: Model, prompt: Prompt, params: SamplingParams, processors: Sequence[Callable[..., Any]]) -> None:
+        self._lock = threading.Lock()  # held while the model runs
+        self._closed = threading.Event()
+        self._pieces: list[str] = []
+        self._completion: Completion | None = None
+        # The run is given the event and not this object, which would then live until the next garbage collection.
+        self._run: Run | None = Run(model, [prompt], [params], processors, self._closed.is_set)
+
+    def __iter__(self) -> CompletionStream:
+        return self
+
+    def __next__(self) -> str:
+        try:
+            with self._lock:
+                piece = self._next()
+        finally:
+            if self._closed.is_set():  # by another thread, to which the lock was not free
+                self.close()
+        if piece is None:
+            raise StopIteration
+        return piece
+
+    @property
+    def completion(self) -> Completion:
+        """The completion: its text is that of the pieces that were read. Raises RuntimeError while the stream goes on."""
+        if self._completion is None:
+            raise RuntimeError("stream: the completion is there after the last piece, or after close()")
+        return self._completion
+
+    def close(self) -> None:
+        """Ends the row if it goes on. Harmless when called again."""
+        self._closed.set()
+        if self._lock.acquire(blocking=False):
+            try:
+                self._finish()
+            finally:
+                self._lock.release()
+
+    def __enter__(self) -> CompletionStream:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if hasattr(self, "_run"):  # not where the arguments were refused
+            self.close()
+
+    def _next(self) -> str | None:
+        """The next piece; None at the end."""
+        try:
+            while self._run is not None and self._run.running:
+                pieces = self._run.advance()
+                if self._closed.is_set():
+                    break
+                if pieces:
+                    piece = "".join(text for _, text in pieces)
+                    self._pieces.append(piece)
+                    return piece
+        except BaseException:
+            self._finish()
+            raise
+        self._finish()
+        return None
+
+    def _finish(self) -> None:
+        """Keeps the completion, and lets go of everything else."""
+        run, self._run = self._run, None
+        if run is not None:
+            run.end_all("cancelled")
+            self._completion = replace(run.completions()[0], text="".join(self._pieces))
+
+
+class AsyncCompletionStream:
+    """An asynchronous iterator over the pieces of a completion, made by `astream`; as `CompletionStream` otherwise.
+
+    One task at a time may read it.
+    """
+
+    def __init__(self, start: Callable[[], CompletionStream]) -> None:
+        self._start = start
+        self._stream: CompletionStream | None = None
+        self._worker: ThreadPoolExecutor | None = None
+        self._step: Future[Any] | None = None  # what the worker is doing
+        self._closed = False
+
+    def __aiter__(self) -> AsyncCompletionStream:
+        return self
+
+    async def __anext__(self) -> str:
+        if self._closed:
+            raise StopAsyncIteration
+        try:
+            if self._stream is None:
+                self._stream = await self._do(self._start)
+            piece: str | None = await self._do(next, self._stream, None)
+        except Exception:
+            await self.aclose()
+            raise
+        except BaseException:  # the task is cancelled: it must not wait
+            self._close()
+            raise
+        if piece is None:
+            await self.aclose()
+            raise StopAsyncIteration
+        return piece
+
+    @property
+    def completion(self) -> Completion:
+        """The completion, after the last piece or `aclose`. Raises RuntimeError while there is none."""
+        if self._stream is None:
+            raise RuntimeError("astream: the completion is there after the last piece, or after aclose()")
+        return self._stream.completion
+
+    async def aclose(self) -> None:
+        """Ends the row if it goes on, and waits for the forward pass that is under way. Harmless when called again."""
+        self._close()
+        if self._step is not None and not self._step.done():
+            await asyncio.wait([asyncio.wrap_future(self._step)])
+        if self._worker is not None:
+            self._worker.shutdown()  # the thread is idle, and ends at once
+
+    async def __aenter__(self) -> AsyncCompletionStream:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    def __del__(self) -> None:
+        if hasattr(self, "_closed"):
+            self._close()
+
+    async def _do(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """The function's result, from the worker thread."""
+        if self._worker is None:
+            self._worker = ThreadPoolExecutor(1, "decodestep-stream")
+        self._step = self._worker.submit(contextvars.copy_context().run, function, *arguments)
+        return await asyncio.wrap_future(self._step)
+
+    def _close(self) -> None:
+        self._closed = True
+        if self._stream is not None:
+            self._stream.close()
+        if self._worker is not None:
+            self._worker.shutdown(wait=False)  # the thread ends after what it is doing
