@@ -117,8 +117,10 @@ def tiny_file(tmp_path: Path) -> TinyFile:
         writer.add_token_merges(["a b", "ab c"][:0])
         writer.add_bos_token_id(vocab - 3)
         writer.add_eos_token_id(vocab - 2)
+        kinds = {str: writer.add_string, bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float64}
         for key, value in metadata.items():
-            writer.add_string(key, value) if isinstance(value, str) else writer.add_uint32(key, value)
+            writer.kv_data[0].pop(key, None)
+            kinds.get(type(value), writer.add_array)(key, value)
         queries, keys = heads * head_dim, groups * head_dim
         shapes: dict[str, tuple[int, ...]] = {"token_embd": (vocab, hidden), "output_norm": (hidden,)}
         if not tied:

@@ -15,8 +15,8 @@ Product = Callable[[np.ndarray, Tensor], np.ndarray]
 
 def values_of(tensor: Tensor) -> np.ndarray:
     if tensor.type == gguf.GGMLQuantizationType.F32:
-        return tensor.data.view(np.float32).reshape(tensor.shape).astype(np.float64)
-    return gguf.quants.dequantize(tensor.data.reshape(tensor.shape[0], -1), tensor.type).astype(np.float64)
+        return tensor.read().view(np.float32).reshape(tensor.shape).astype(np.float64)
+    return gguf.quants.dequantize(tensor.read().reshape(tensor.shape[0], -1), tensor.type).astype(np.float64)
 
 
 def exact(x: np.ndarray, tensor: Tensor) -> np.ndarray:

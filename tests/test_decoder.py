@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import gguf
 import numpy as np
 import pytest
@@ -54,8 +56,8 @@ def transformers_model(model_path):
     def tensor(name, heads=0):
         t = file.tensors[f"{name}.weight"]
         if t.type == gguf.GGMLQuantizationType.F32:
-            return torch.tensor(t.data.view(np.float32))
-        values = gguf.quants.dequantize(t.data.reshape(t.shape[0], -1), t.type)
+            return torch.tensor(t.read().view(np.float32))
+        values = gguf.quants.dequantize(t.read().reshape(t.shape[0], -1), t.type)
         if heads:
             values = values.reshape(heads, config.head_dim // 2, 2, -1).swapaxes(1, 2).reshape(values.shape)
         return torch.tensor(values)
@@ -163,7 +165,33 @@ def test_blocks_and_batches_change_no_bit(tiny_file, rng):
         {"llama.expert_count": 8},
         {"llama.attention.value_length": 8},
         {"groups": 4},
+        {"heads": 0},
+        {"groups": 0},
+        {"llama.attention.head_count": 200},
+        {"llama.embedding_length": 2**31},
+        {"llama.attention.key_length": 2**31},
+        {"context": 0},
+        {"context": 2**31},
+        {"llama.context_length": -1.5},
+        {"llama.block_count": "two"},
+        {"llama.block_count": 2**31},
+        {"llama.rope.freq_base": 0.0},
+        {"llama.rope.freq_base": math.nan},
+        {"llama.rope.freq_base": math.inf},
+        {"llama.rope.freq_base": -1.0},
+        {"llama.rope.freq_base": "large"},
+        {"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 0.0},
+        {"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": math.nan},
+        {"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 1e-300},
+        {"llama.rope.scaling.type": 5},
+        {"llama.attention.layer_norm_rms_epsilon": math.nan},
+        {"llama.attention.layer_norm_rms_epsilon": 1e300},
+        {"llama.attention.layer_norm_rms_epsilon": True},
+        {"tokenizer.ggml.tokens": "abc"},
+        {"tokenizer.ggml.tokens": [1, 2, 3]},
+        {"general.name": 5},
     ],
+    ids=repr,
 )
 def test_refuses_what_it_does_not_know(tiny_file, changes):
     with pytest.raises(ModelError):

@@ -26,7 +26,7 @@ def product_as(dtype):
     """x times a tensor as the step makes it: the weight packed for `dtype`, x rounded to bytes where the panels want them."""
 
     def product(x, tensor):
-        rows, kind = tensor.data.reshape(tensor.shape[0], -1), tensor.type.name
+        rows, kind = tensor.read().reshape(tensor.shape[0], -1), tensor.type.name
         native = kind in NATIVE
         if not native:
             rows, kind = values_of(tensor).astype(np.float32).view(np.uint8).reshape(tensor.shape[0], -1), "F32"

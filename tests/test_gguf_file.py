@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import json
+import sys
 
 import gguf
 import numpy as np
@@ -10,6 +12,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+import decodestep as ds
+import processes
 from decodestep.models import ModelError
 from decodestep.models.convert import config_of, convert
 from decodestep.models.gguf_file import GgufFile
@@ -20,13 +24,14 @@ def test_reads_what_the_gguf_package_reads(tiny_file):
     ours, theirs = GgufFile(path), gguf.GGUFReader(path)
     for name, field in theirs.fields.items():
         if not name.startswith("GGUF."):
-            assert ours.metadata[name] == field.contents(), name
+            mine = ours.metadata[name]
+            assert (mine.tolist() if isinstance(mine, np.ndarray) else mine) == field.contents(), name
     assert list(ours.tensors) == [tensor.name for tensor in theirs.tensors]
     for tensor in theirs.tensors:
         mine = ours.tensors[tensor.name]
         assert mine.type == tensor.tensor_type
         assert mine.shape == tuple(tensor.shape[::-1].tolist())
-        np.testing.assert_array_equal(mine.data, np.frombuffer(tensor.data.tobytes(), np.uint8))
+        np.testing.assert_array_equal(mine.read(), np.frombuffer(tensor.data.tobytes(), np.uint8))
 
 
 def test_no_such_file_and_no_file(tmp_path):
@@ -56,17 +61,66 @@ def test_every_truncation_is_noticed(tiny_file):
             GgufFile(path)
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+TEMPLATE = "{% for m in messages %}<bos>{{ m.role }}: {{ m.content }}<eos>{% endfor %}"
+
+
+def use(path):
+    """Loads a file and uses all of it: what can go wrong with a broken one is a ModelError."""
+    model = ds.load(path)
+    messages = [{"role": "user", "content": "ab <bos>"}]
+    assert isinstance(model.chat_prompt(messages), str)
+    assert all(0 <= i < model.config.vocab_size for i in model.chat_ids(messages))
+    ids = model.tokenizer.encode("ab é 12") or [0]
+    assert isinstance(model.tokenizer.decode(ids), str)
+    if model.config.context >= 4:
+        completion = ds.generate(model, [ids[:2]], ds.SamplingParams(max_new_tokens=2, seed=1))[0]
+        assert completion.finish_reason in ("stop", "length", "no_candidate")  # the last: weights that are no numbers
+
+
+SENTENCEPIECE = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "a", "b", "ab", "▁ab"]
+SENTENCEPIECE += [f"w{i}" for i in range(297 - len(SENTENCEPIECE))] + ["<bos>", "<eos>", "<pad>"]
+KINDS = {
+    "letters": {},
+    "merges": {
+        "merges": ["a b"],
+        "tokens": [*map(chr, range(33, 127)), "ab", *(f"<{i}>" for i in range(202)), *SENTENCEPIECE[-3:]],
+        "pre": "llama-bpe",
+    },
+    "sentencepiece": {
+        "model": "llama",
+        "tokens": SENTENCEPIECE,
+        "token_type": [2, *[6] * 256, *[1] * 40, 3, 3, 3],
+        "scores": [-float(i) for i in range(300)],
+    },
+}
+
+
+@pytest.fixture(params=KINDS)
+def whole(request, tiny_file):
+    """A file with all that a file may have."""
+    tokenizer = {f"tokenizer.ggml.{key}": value for key, value in KINDS[request.param].items()}
+    more = {"llama.rope.scaling.type": "linear", "llama.rope.scaling.factor": 2.0, "tokenizer.ggml.add_bos_token": True}
+    return tiny_file(**tokenizer, **more, **{"tokenizer.chat_template": TEMPLATE})
+
+
+def test_the_file_that_is_broken_below_works(whole):
+    use(whole)
+
+
+@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
-def test_no_corruption_does_worse_than_an_error(tiny_file, data):
-    path = tiny_file()
-    broken = bytearray(path.read_bytes())
+def test_no_corruption_does_worse_than_an_error(whole, data):
+    header = min(tensor._at for tensor in GgufFile(whole).tensors.values())
+    broken = bytearray(whole.read_bytes())
     for _ in range(data.draw(st.integers(1, 4))):
-        broken[data.draw(st.integers(0, 7000))] = data.draw(st.integers(0, 255))
-    path.write_bytes(bytes(broken))
+        broken[data.draw(st.integers(0, header + 99))] = data.draw(st.integers(0, 255))
+    if data.draw(st.booleans()):  # bytes that are missing, or there twice
+        first, last = (data.draw(st.integers(0, header)) for _ in range(2))
+        broken[first:first] = broken[last : last + 8 * data.draw(st.integers(0, 9))]
+    path = whole.with_name("broken.gguf")
+    path.write_bytes(broken)
     with contextlib.suppress(ModelError):
-        file = GgufFile(path)
-        convert(file, config_of(file))
+        use(path)
 
 
 @pytest.mark.parametrize("number", [2**63, 2**64 - 1, 10**12])
@@ -77,3 +131,93 @@ def test_counts_are_not_believed(tiny_file, number):
         path.write_bytes(data[:at] + number.to_bytes(8, "little") + data[at + 8 :])
         with pytest.raises(ModelError, match="truncated or corrupt"):
             GgufFile(path)
+
+
+# Loads a file, cuts it off to nothing, and goes on.
+TRUNCATE = """
+import os, sys
+import decodestep as ds
+path, dtype = sys.argv[1:]
+model = ds.load(path, dtype=dtype)
+expected = model.logits(range(9)).tobytes()
+os.truncate(path, 0)
+assert model.logits(range(9)).tobytes() == expected
+"""
+
+
+@pytest.mark.parametrize("dtype", ["auto", "float32", "bfloat16"])
+@pytest.mark.parametrize("kind", ["F32", "Q8_0"])
+def test_a_loaded_model_does_not_need_its_file(tiny_file, kind, dtype):
+    run = processes.run([sys.executable, "-c", TRUNCATE, str(tiny_file(kind=kind)), dtype])
+    assert run.returncode == 0, (run.returncode, run.stderr)
+
+
+def test_a_file_that_becomes_shorter_while_it_is_read_is_noticed(tiny_file):
+    path = tiny_file()
+    file = GgufFile(path)
+    with path.open("r+b") as opened:
+        opened.truncate(12_000)
+    with pytest.raises(ModelError, match="truncated while it was read"):
+        convert(file, config_of(file))
+
+
+# Run in a process of its own: each file of a folder is refused, and what that takes.
+REFUSE = """
+import json, resource, sys, time
+from pathlib import Path
+import decodestep as ds
+from decodestep.models import convert, gguf_file, tokenizer
+for path in sorted(Path(sys.argv[1]).iterdir()):
+    seconds = time.process_time()
+    try:
+        ds.load(path)
+        error = "no error"
+    except ds.ModelError as failure:
+        error = str(failure)
+    megabytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024  # of this file or one before it
+    print(json.dumps([path.stem, error, time.process_time() - seconds, megabytes]))
+"""
+STRING, ARRAY, UINT8 = 8, 9, 0
+
+
+def length(number):
+    return number.to_bytes(8, "little")
+
+
+def file_of(*pairs, tensors=0):
+    """A file of nothing but metadata, (key, type, value's bytes) each."""
+    header = b"GGUF" + (3).to_bytes(4, "little") + length(tensors) + length(len(pairs))
+    return header + b"".join(length(len(key)) + key + type_.to_bytes(4, "little") + value for key, type_, value in pairs)
+
+
+def array_of(type_, count, items):
+    return b"a", ARRAY, type_.to_bytes(4, "little") + length(count) + items
+
+
+LARGE = {  # 32 to 64 MB each
+    "bytes": (lambda: file_of(array_of(UINT8, 1 << 26, bytes(1 << 26))), "architecture None"),
+    "empty strings": (lambda: file_of(array_of(STRING, 1 << 23, bytes(1 << 26))), "more than 4194304 items"),
+    "short strings": (lambda: file_of(array_of(STRING, 4_000_000, (length(2) + b"ab") * 4_000_000)), "architecture None"),
+    "empty arrays": (lambda: file_of(array_of(ARRAY, 5_000_000, bytes(60_000_000))), "more than 4194304 items"),
+    "pairs": (lambda: file_of(*((b"%08d" % i, UINT8, b"0") for i in range(1_000_000))), "architecture None"),
+    "tensors": (lambda: file_of(tensors=2_000_000) + bytes(48_000_000), "2000000 tensors"),
+    "axes": (lambda: file_of(tensors=1) + length(1) + b"a" + (4_000_000).to_bytes(4, "little") + b"\xff" * 32_000_012, "axes"),
+    "a long string": (lambda: file_of((b"a", STRING, length(1 << 26) + bytes(1 << 26))), "architecture None"),
+    "a long key": (lambda: file_of((b"k" * (1 << 26), UINT8, b"0")), "architecture None"),
+}
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the memory of a process is counted as on Linux")
+def test_what_a_file_asks_for_has_a_bound(tmp_path):
+    folder = tmp_path / "files"
+    folder.mkdir()
+    for name, (content, _) in LARGE.items():
+        (folder / f"{name}.gguf").write_bytes(content())
+    out = processes.run([sys.executable, "-c", REFUSE, str(folder)], check=True).stdout
+    results = {name: found for name, *found in map(json.loads, out.splitlines())}
+    assert set(results) == set(LARGE)
+    for name, (error, seconds, megabytes) in results.items():
+        print(f"{name:<16}{seconds:6.2f} s{megabytes:7.0f} MB  {error[-80:]}")
+        assert LARGE[name][1] in error, name
+        assert seconds < 20, name
+        assert megabytes < 1024, name

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from decodestep.models import ModelError
@@ -76,18 +78,52 @@ def test_every_pre_tokenizer_keeps_the_text(pre):
     "changes",
     [
         {"model": "llama"},
+        {"model": 3},
         {"pre": "unheard-of"},
+        {"pre": ["gpt-2"]},
         {"tokens": []},
+        {"tokens": 5},
+        {"tokens": "abc"},
+        {"tokens": [1, 2, 3]},
+        {"tokens": np.arange(98)},
+        {"tokens": ["ab"] * 98},
+        {"tokens": ["a" * (1 << 20)], "token_type": [1], "merges": []},
         {"token_type": [1]},
+        {"token_type": 5},
+        {"token_type": "n" * 98},
+        {"token_type": [1.0] * 98},
+        {"token_type": np.ones((98, 1), np.int32)},
+        {"token_type": [6] * 98},
         {"merges": ["a"]},
         {"merges": ["a ü"]},
+        {"merges": ["a c"]},
+        {"merges": [" "]},
+        {"tokens": ["a", "b"], "token_type": [1, 1], "merges": ["a b"]},  # the tokenizers package would panic
+        {"merges": [""]},
+        {"merges": 5},
+        {"merges": "a b"},
+        {"merges": [["a", "b"]]},
         {"eos_token_id": 10_000},
+        {"eos_token_id": -1},
+        {"eos_token_id": 1.0},
+        {"eos_token_id": True},
         {"bos_token_id": "x"},
+        {"padding_token_id": [1]},
+        {"add_bos_token": 1},
+        {"add_bos_token": np.ones(2, bool)},
     ],
+    ids=lambda changes: ",".join(f"{key}={value!r:.20}" for key, value in changes.items()),
 )
 def test_refuses_what_it_cannot_read(changes):
     with pytest.raises(ModelError):
         Tokenizer(metadata(**changes))
+
+
+def test_tokens_of_nothing_are_no_duplicates():
+    tokens = [*metadata()["tokenizer.ggml.tokens"], "", ""]
+    tokenizer = Tokenizer(metadata(tokens=tokens, token_type=[1] * 95 + [3, 3, 4, 3, 1]))
+    assert tokenizer.encode("ab") == [tokens.index("<s>"), tokens.index("ab")]
+    assert tokenizer.decode([tokens.index("ab"), len(tokens) - 1, len(tokens) - 2]) == "ab"
 
 
 SPM_WORDS = ["▁the", "▁t", "he", "th", "▁th", "▁", "t", "h", "e", "é", "ab", "a", "b"]
@@ -116,7 +152,24 @@ def test_sentencepiece_merges_by_score_and_falls_back_to_bytes():
     assert [bare.token(i) for i in bare.encode("the")] == ["t", "he"]  # of "th" and "he" the one that scores higher
 
 
-@pytest.mark.parametrize("changes", [{"scores": []}, {"token_type": [6] * 272}, {"bos_token_id": 999}])
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"scores": []},
+        {"scores": 5},
+        {"scores": "1" * 272},
+        {"scores": [0.0] * 271 + [math.nan]},
+        {"scores": [0.0] * 271 + [-math.inf]},
+        {"scores": ["0"] * 272},
+        {"token_type": [6] * 272},
+        {"bos_token_id": 999},
+        {"add_space_prefix": 3},
+        # Each of these would be cut in two at a million places, or has more merges than fit into memory.
+        {"tokens": ["▁" * (1 << 20)], "scores": [0.0], "token_type": [1]},
+        {"tokens": ["a" * n for n in range(1, 1024)], "scores": [0.0] * 1023, "token_type": [1] * 1023},
+    ],
+    ids=lambda changes: ",".join(f"{key}={value!r:.20}" for key, value in changes.items()),
+)
 def test_sentencepiece_refuses_what_does_not_fit(changes):
     with pytest.raises(ModelError):
         Tokenizer(sentencepiece(**changes))

@@ -33,8 +33,7 @@ if TYPE_CHECKING:
 class Model:
     """A model that is ready to run, made by `load`.
 
-    path: the GGUF file. Its tensors are views of the mapped file (the embedding always, other weights with
-        dtype="float32"), so the file must stay as it is while the model is in use.
+    path: the GGUF file; `load` has read all of it that is needed.
     config: the sizes: vocab_size, context, layers, hidden, heads and others.
     tokenizer: text to token ids and back; `tokenizer.end_token_ids` are the tokens that end a text.
     decoder: runs tokens through the model; `decoder.description` says how, in words.

@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 from gguf.constants import GGMLQuantizationType
 from gguf.quants import dequantize
 
+from decodestep.models import metadata
 from decodestep.models.config import Config, Layer, Weight, Weights
 from decodestep.models.errors import ModelError
 from decodestep.models.gguf_file import GgufFile, Tensor
@@ -34,6 +34,10 @@ _NATIVE = {
     GGMLQuantizationType.Q5_K: Format.Q5_K,
     GGMLQuantizationType.Q6_K: Format.Q6_K,
 }
+# What metadata may ask for: no product of sizes overflows before they are compared with the tensors.
+_MAX_WIDTH, _MAX_HEADS = 1 << 24, 1 << 16
+MAX_CONTEXT = 1 << 24  # positions that are exact in float32, in which the angles of the rotary embedding are computed
+_LEAST_FACTOR, _MOST_FACTOR = 2.0**-20, 2.0**20  # of the frequencies
 Pack = Callable[[PackedWeight, bool], Weight]  # (weight, widened) -> the weight in the decoder's format
 _READ_ELSEWHERE = ("rope_freqs.weight",)  # by `_inverse_frequencies`
 
@@ -47,24 +51,23 @@ def convert(file: GgufFile, config: Config, pack: Pack = as_it_is) -> Weights:
 
     config: `config_of(file)`.
     pack: pack(weight, widened) converts one weight to the decoder's format. `widened`: the file's format has no kernel, so
-        the weight arrives as float32. The default leaves weights as they are: views of the file, except for the latent
-        projection, which is two of the file's tensors in one. The embedding always stays a view.
+        the weight arrives as float32. The default leaves weights as they are. The embedding is never packed.
     Raises ModelError for a tensor that is missing, unknown, or of a wrong shape or an unsupported format.
     """
     tensors = _Tensors(file)
     queries, keys = config.heads * config.head_dim, config.groups * config.head_dim
-    w_uk = np.zeros((config.heads, 0, config.latent), np.float32)
+    w_uk = np.zeros((config.heads, 0, config.latent), np.float32)  # of no values, whatever the sizes
     feed_forward = config.feed_forward
 
     def layer(i: int) -> Layer:
         def weight(name: str, inputs: int, outputs: int) -> Weight:
-            return _packed(file, pack, tensors.weight(f"blk.{i}.{name}.weight", inputs, outputs))
+            return _packed(pack, tensors.weight(f"blk.{i}.{name}.weight", inputs, outputs))
 
         value, key = (tensors.weight(f"blk.{i}.attn_{name}.weight", config.hidden, keys) for name in "vk")
         return Layer(
             attention_norm=tensors.vector(f"blk.{i}.attn_norm.weight", config.hidden),
             w_uq_qr=weight("attn_q", config.hidden, queries),
-            w_dkv_kr=_packed(file, pack, value, key),
+            w_dkv_kr=_packed(pack, value, key),
             w_uk=w_uk,
             w_o=weight("attn_output", queries, config.hidden),
             ffn_norm=tensors.vector(f"blk.{i}.ffn_norm.weight", config.hidden),
@@ -81,7 +84,7 @@ def convert(file: GgufFile, config: Config, pack: Pack = as_it_is) -> Weights:
         embedding=embedding[0],
         layers=tuple(layer(i) for i in range(config.layers)),
         norm=tensors.vector("output_norm.weight", config.hidden),
-        output=_packed(file, pack, output),
+        output=_packed(pack, output),
         inverse_frequencies=_inverse_frequencies(file, config.head_dim),
     )
     unknown = sorted(set(file.tensors) - tensors.taken - set(_READ_ELSEWHERE))
@@ -99,44 +102,52 @@ def config_of(file: GgufFile) -> Config:
     architecture = data.get("general.architecture")
     if architecture != "llama":
         raise ModelError(f"{file.path}: architecture {architecture!r} is not supported ('llama' is)")
-    hidden, heads = _integer(data, "llama.embedding_length"), _integer(data, "llama.attention.head_count")
-    groups = _integer(data, "llama.attention.head_count_kv", heads)
-    head_dim = _integer(data, "llama.attention.key_length", hidden // heads)
-    values = _integer(data, "llama.attention.value_length", head_dim)
-    rotated = _integer(data, "llama.rope.dimension_count", head_dim)
+
+    def size(key: str, default: int | None = None, most: int = _MAX_WIDTH) -> int:
+        return metadata.integer(data, f"llama.{key}", default, most=most)
+
+    hidden, heads = size("embedding_length"), size("attention.head_count", most=_MAX_HEADS)
+    groups = size("attention.head_count_kv", heads, _MAX_HEADS)
+    head_dim = size("attention.key_length", hidden // heads)
+    values = size("attention.value_length", head_dim)
+    rotated = size("rope.dimension_count", head_dim)
     if heads % groups or head_dim % 2 or not head_dim == values == rotated:
         raise ModelError(
             f"{file.path}: {heads} query heads on {groups} key heads of {head_dim} values, {values} of them read, "
             f"{rotated} rotated: not supported"
         )
-    scaling = data.get("llama.rope.scaling.type", "none")
-    if scaling not in ("none", "linear") or _integer(data, "llama.expert_count", 0, least=0):
+    scaling = metadata.text(data, "llama.rope.scaling.type", "none")
+    if scaling not in ("none", "linear") or metadata.integer(data, "llama.expert_count", 0, least=0, most=_MAX_WIDTH):
         raise ModelError(f"{file.path}: rope scaling {scaling!r} or experts are not supported")
-    tokens = data.get("tokenizer.ggml.tokens", [])
     return Config(
-        name=str(data.get("general.name", file.path.stem)),
-        vocab_size=len(tokens) or _integer(data, "llama.vocab_size"),
+        name=metadata.text(data, "general.name", file.path.stem),
+        vocab_size=len(metadata.texts(data, "tokenizer.ggml.tokens")) or size("vocab_size"),
         hidden=hidden,
-        layers=_integer(data, "llama.block_count"),
+        layers=size("block_count"),
         heads=heads,
         groups=groups,
         head_dim=head_dim,
-        feed_forward=_integer(data, "llama.feed_forward_length"),
-        context=_integer(data, "llama.context_length"),
-        norm_eps=_number(data, "llama.attention.layer_norm_rms_epsilon"),
+        feed_forward=size("feed_forward_length"),
+        context=size("context_length", most=MAX_CONTEXT),
+        norm_eps=metadata.number(data, "llama.attention.layer_norm_rms_epsilon", least=1e-30, most=1.0),
     )
 
 
 def _inverse_frequencies(file: GgufFile, head_dim: int) -> np.ndarray:
-    base = _number(file.metadata, "llama.rope.freq_base", 10000.0)
+    data = file.metadata
+    base = metadata.number(data, "llama.rope.freq_base", 10000.0, least=1.0, most=1e30)
     exponent = np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim)
     # float32 powers differ between math libraries; rounded from float64 they have the same bits everywhere.
     frequencies = np.float32(1.0) / (base ** exponent.astype(np.float64)).astype(np.float32)
     factors = file.tensors.get("rope_freqs.weight")
     if factors is not None:
-        frequencies = frequencies / _float32(factors).reshape(-1)
-    linear = file.metadata.get("llama.rope.scaling.type") == "linear"
-    factor = _number(file.metadata, "llama.rope.scaling.factor", 1.0) if linear else 1.0
+        divisors = _float32(factors)
+        if divisors.shape != frequencies.shape or not ((divisors >= _LEAST_FACTOR) & (divisors <= _MOST_FACTOR)).all():
+            rule = f"{head_dim // 2} numbers in [{_LEAST_FACTOR:g}, {_MOST_FACTOR:g}]"
+            raise ModelError(f"{file.path}: tensor rope_freqs.weight must hold {rule}")
+        frequencies = frequencies / divisors
+    linear = data.get("llama.rope.scaling.type") == "linear"
+    factor = metadata.number(data, "llama.rope.scaling.factor", 1.0, least=_LEAST_FACTOR, most=_MOST_FACTOR) if linear else 1.0
     return (frequencies / np.float32(factor)).astype(np.float32)
 
 
@@ -168,13 +179,13 @@ class _Tensors:
         format_ = _NATIVE.get(tensor.type)
         if format_ is None:
             return PackedWeight(_float32(tensor).view(np.uint8).reshape(outputs, -1), Format.F32, inputs), True
-        return PackedWeight(tensor.data.reshape(outputs, -1), format_, inputs), False
+        return PackedWeight(tensor.read().reshape(outputs, -1), format_, inputs), False
 
 
 def _float32(tensor: Tensor) -> np.ndarray:
     if tensor.type == GGMLQuantizationType.F32:
-        return np.frombuffer(tensor.data, np.float32).reshape(tensor.shape)
-    rows = tensor.data.reshape(-1, tensor.data.size // math.prod(tensor.shape[:-1]))
+        return tensor.read().view(np.float32).reshape(tensor.shape)
+    rows = tensor.read().reshape(math.prod(tensor.shape[:-1]), -1)
     try:
         values = dequantize(rows, tensor.type) if tensor.type != GGMLQuantizationType.F16 else rows.view(np.float16)
     except NotImplementedError as error:
@@ -182,31 +193,13 @@ def _float32(tensor: Tensor) -> np.ndarray:
     return np.ascontiguousarray(values, np.float32).reshape(tensor.shape)
 
 
-def _packed(file: GgufFile, pack: Pack, *parts: tuple[PackedWeight, bool]) -> Weight:
+def _packed(pack: Pack, *parts: tuple[PackedWeight, bool]) -> Weight:
     """The weight whose outputs are those of the parts, one after the other, as `pack` converts it.
 
-    Parts of different formats are widened to float32. A part that was copied need not stay in memory.
+    Parts of different formats are widened to float32.
     """
     weights = [weight for weight, _ in parts]
     if len({weight.format for weight in weights}) > 1:
         weights = [PackedWeight.from_array(weight.dense()) for weight in weights]
     whole = PackedWeight.stack(*weights) if len(weights) > 1 else weights[0]
-    packed = pack(whole, any(widened for _, widened in parts))
-    if packed is not whole:
-        for weight, _ in parts:
-            file.forget(weight.rows)
-    return packed
-
-
-def _integer(data: dict[str, Any], key: str, default: int | None = None, least: int = 1) -> int:
-    value = data.get(key, default)
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise ModelError(f"metadata {key} is {value!r}, not an integer >= {least}")
-    return value
-
-
-def _number(data: dict[str, Any], key: str, default: float | None = None) -> float:
-    value = data.get(key, default)
-    if not isinstance(value, (int, float)) or not math.isfinite(value) or value <= 0:
-        raise ModelError(f"metadata {key} is {value!r}, not a positive number")
-    return float(value)
+    return pack(whole, any(widened for _, widened in parts))

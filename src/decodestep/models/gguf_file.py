@@ -1,4 +1,6 @@
-"""Reading GGUF files: the header in one bounds-checked pass, the tensors as views of the mapped file.
+"""Reading GGUF files: the header in one bounds-checked pass, the bytes of a tensor when they are wanted.
+
+The file is read, not mapped: what has been read stays as it was if another program truncates or rewrites the file.
 
 The tables of types and block sizes come from the `gguf` package. Its own reader is not used: it makes several NumPy objects for
 every string of the vocabulary (seconds for 10^5 tokens) and trusts the counts in the file.
@@ -7,9 +9,11 @@ every string of the vocabulary (seconds for 10^5 tokens) and trusts the counts i
 from __future__ import annotations
 
 import math
-import mmap
+import os
+import stat
 import struct
-from dataclasses import dataclass
+import weakref
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +36,13 @@ _SCALARS = {
     GGUFValueType.FLOAT64: "<d",
 }
 _MAX_DEPTH = 4  # of arrays inside arrays
+_MAX_RANK = 4  # of tensors, as in ggml
+# What a header may make us hold. Real ones have up to 30 MB and a million strings; each string and tensor is a Python object.
+_MAX_HEADER = 1 << 28  # bytes
+_MAX_ITEMS = 1 << 22  # keys, strings and arrays inside arrays
+_MAX_TENSORS = 1 << 17
+_CHUNK = 1 << 21  # bytes of the header that are read at once, at least
+_LENGTH = struct.Struct("<Q")
 
 
 @dataclass(frozen=True)
@@ -41,26 +52,31 @@ class Tensor:
     name: str
     type: GGMLQuantizationType
     shape: tuple[int, ...]  # in NumPy's order of axes, the reverse of the file's
-    data: np.ndarray  # its bytes, uint8, one axis; a view of the mapped file
+    nbytes: int
+    _at: int
+    _file: _Bytes = field(repr=False)
+
+    def read(self) -> np.ndarray:
+        """Its bytes, uint8, one axis; a new array each time. ModelError if the file has become shorter."""
+        return self._file.read(self._at, self.nbytes)
 
 
 class GgufFile:
     """A GGUF file of version 2 or 3, little-endian: `metadata` by key and `tensors` by name.
 
-    Raises ModelError for a file that cannot be opened, is truncated or corrupt, or of another version.
+    Metadata are strings, numbers, booleans, lists of strings or of arrays, and NumPy arrays of numbers or booleans.
+    The file stays open as long as this object or one of its tensors is in use.
+    Raises ModelError for a file that cannot be opened, is truncated or corrupt, is of another version, or whose header is
+    larger than any model's: 256 MiB, 4 million strings or 128 thousand tensors.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        try:
-            with path.open("rb") as opened:
-                self._map = mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
-        except (OSError, ValueError) as error:
-            raise ModelError(f"{path}: cannot be opened: {_reason(path, error)}") from error
-        self._data = np.frombuffer(self._map, np.uint8)
-        self._view = self._data.data
+        self._file = _Bytes(path)
+        self._header = bytearray()  # the part of it that has been read
         self._at = 0
-        if bytes(self._view[:4]) != b"GGUF":
+        self._items = 0
+        if self._file.size < 4 or bytes(self._file.read(0, 4)) != b"GGUF":
             raise ModelError(f"{path}: not a GGUF file")
         self._at = 4
         version = self._number("<I")
@@ -68,50 +84,60 @@ class GgufFile:
             raise ModelError(f"{path}: GGUF version {version} is not supported (2 and 3 are)")
         tensors, pairs = self._number("<Q"), self._number("<Q")
         self.metadata: dict[str, Any] = {}
-        for _ in range(self._count(pairs, 13)):
+        for _ in range(self._item_count(pairs, 13)):
             key = self._string()
+            if key in self.metadata:
+                raise ModelError(f"{path}: corrupt: metadata {key!r:.80} is there twice")
             self.metadata[key] = self._value(self._number("<I"))
+        if tensors > _MAX_TENSORS:
+            raise ModelError(f"{path}: truncated or corrupt: {tensors} tensors")
         headers = [self._tensor_header() for _ in range(self._count(tensors, 24))]
         alignment = self.metadata.get("general.alignment", 32)
-        if not (isinstance(alignment, int) and alignment > 0):
+        if not (type(alignment) is int and alignment > 0):
             raise ModelError(f"{path}: general.alignment is {alignment!r}")
         start = -(-self._at // alignment) * alignment
-        self.tensors = {name: self._tensor(name, shape, kind, start + at) for name, shape, kind, at in headers}
-
-    def forget(self, data: np.ndarray) -> None:
-        """Releases the memory of the pages that lie inside this part of the file; they are read again when needed.
-
-        data: a view of the file; any other array is ignored.
-        """
-        at = data.ctypes.data - self._data.ctypes.data
-        if not (hasattr(mmap, "MADV_DONTNEED") and 0 <= at < len(self._data)):
-            return
-        first, end = -(-at // mmap.PAGESIZE) * mmap.PAGESIZE, (at + data.nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
-        if end > first:
-            self._map.madvise(mmap.MADV_DONTNEED, first, end - first)
+        self.tensors: dict[str, Tensor] = {}
+        for name, shape, kind, at in headers:
+            if name in self.tensors:
+                raise ModelError(f"{path}: corrupt: tensor {name!r:.80} is there twice")
+            self.tensors[name] = self._tensor(name, shape, kind, start + at)
+        self._header.clear()
 
     def _need(self, size: int) -> int:
-        """Advances by `size` bytes and returns the offset of the first."""
-        at = self._at
-        if size > len(self._view) - at:
-            raise ModelError(f"{self.path}: truncated or corrupt: {size} bytes expected at offset {at} of {len(self._view)}")
-        self._at = at + size
+        """Advances by `size` bytes, which are in `_header` then, and returns the offset of the first."""
+        at, end = self._at, self._at + size
+        if end > self._file.size:
+            raise ModelError(f"{self.path}: truncated or corrupt: {size} bytes expected at offset {at} of {self._file.size}")
+        if end > _MAX_HEADER:
+            raise ModelError(f"{self.path}: corrupt: the header is longer than {_MAX_HEADER >> 20} MiB")
+        missing = end - len(self._header)
+        if missing > 0:
+            rest = self._file.size - len(self._header)
+            self._header += self._file.read(len(self._header), min(max(missing, _CHUNK, len(self._header)), rest)).data
+        self._at = end
         return at
 
     def _count(self, count: int, least: int) -> int:
         """A count from the file, refused if that many items of at least `least` bytes do not fit into the rest of it."""
-        if count * least > len(self._view) - self._at:
+        if count * least > self._file.size - self._at:
             raise ModelError(f"{self.path}: truncated or corrupt: {count} items expected at offset {self._at}")
         return count
 
+    def _item_count(self, count: int, least: int) -> int:
+        """The count of items that become Python objects."""
+        self._items += self._count(count, least)
+        if self._items > _MAX_ITEMS:
+            raise ModelError(f"{self.path}: corrupt: the metadata hold more than {_MAX_ITEMS} items")
+        return count
+
     def _number(self, form: str) -> Any:
-        return struct.unpack_from(form, self._view, self._need(struct.calcsize(form)))[0]
+        return struct.unpack_from(form, self._header, self._need(struct.calcsize(form)))[0]
 
     def _string(self) -> str:
-        size = self._number("<Q")
+        (size,) = _LENGTH.unpack_from(self._header, self._need(8))
         at = self._need(size)
         try:
-            return str(self._view[at : at + size], "utf-8")
+            return self._header[at : at + size].decode()
         except UnicodeDecodeError as error:
             raise ModelError(f"{self.path}: corrupt: the string at offset {at} is not UTF-8") from error
 
@@ -126,21 +152,25 @@ class GgufFile:
             return self._number(_SCALARS[kind])
         item, count = self._number("<I"), self._number("<Q")
         if item == GGUFValueType.STRING:
-            return [self._string() for _ in range(self._count(count, 8))]
+            return [self._string() for _ in range(self._item_count(count, 8))]
         if item == GGUFValueType.ARRAY:
             if depth == _MAX_DEPTH:
                 raise ModelError(f"{self.path}: corrupt: arrays nested at offset {self._at}")
-            return [self._value(item, depth + 1) for _ in range(self._count(count, 12))]
+            return [self._value(item, depth + 1) for _ in range(self._item_count(count, 12))]
         form = _SCALARS.get(item)
         if form is None:
             raise ModelError(f"{self.path}: corrupt: value type {item} at offset {self._at}")
         size = struct.calcsize(form)
         at = self._need(self._count(count, size) * size)
-        return np.frombuffer(self._view, form, count, at).tolist()
+        if form == "<?":  # any byte but 0 is true
+            return np.frombuffer(self._header, np.uint8, count, at) != 0
+        return np.frombuffer(self._header, form, count, at).copy()
 
     def _tensor_header(self) -> tuple[str, tuple[int, ...], int, int]:
         name = self._string()
-        rank = self._count(self._number("<I"), 8)
+        rank = self._number("<I")
+        if rank > _MAX_RANK:
+            raise ModelError(f"{self.path}: corrupt: tensor {name!r:.80} has {rank} axes")
         shape = tuple(self._number("<Q") for _ in range(rank))
         return name, shape[::-1], self._number("<I"), self._number("<Q")
 
@@ -148,17 +178,44 @@ class GgufFile:
         try:
             kind = GGMLQuantizationType(number)
         except ValueError as error:
-            raise ModelError(f"{self.path}: tensor {name} has the unknown type {number}") from error
+            raise ModelError(f"{self.path}: tensor {name!r:.80} has the unknown type {number}") from error
         values, size = GGML_QUANT_SIZES[kind]
-        if not shape or shape[-1] % values:
-            raise ModelError(f"{self.path}: corrupt: tensor {name} of type {kind.name} has shape {shape}")
+        if not shape or 0 in shape or shape[-1] % values:
+            raise ModelError(f"{self.path}: corrupt: tensor {name!r:.80} of type {kind.name} has shape {shape}")
         length = math.prod(shape) // values * size
-        if at + length > len(self._data):
-            raise ModelError(f"{self.path}: truncated: tensor {name} ends at byte {at + length} of {len(self._data)}")
-        return Tensor(name, kind, shape, self._data[at : at + length])
+        if at + length > self._file.size:
+            raise ModelError(f"{self.path}: truncated: tensor {name!r:.80} ends at byte {at + length} of {self._file.size}")
+        return Tensor(name, kind, shape, length, at, self._file)
 
 
-def _reason(path: Path, error: Exception) -> str:
-    if isinstance(error, OSError) and error.strerror:
-        return error.strerror
-    return "the file is empty" if path.is_file() and path.stat().st_size == 0 else str(error)
+class _Bytes:
+    """An open file, read by offset; closed with the last reference to it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            status = path.stat()
+            if not (stat.S_ISREG(status.st_mode) and status.st_size):
+                raise ModelError(f"{path}: cannot be opened: {'the file is empty' if path.is_file() else 'not a file'}")
+            self._opened = path.open("rb", buffering=0)
+            weakref.finalize(self, self._opened.close)
+            self.size = os.fstat(self._opened.fileno()).st_size
+        except (OSError, ValueError) as error:  # a path with a null character is a ValueError
+            raise ModelError(f"{path}: cannot be opened: {getattr(error, 'strerror', None) or error}") from error
+
+    def read(self, at: int, size: int) -> np.ndarray:
+        """uint8 (size,): the bytes from offset `at`."""
+        try:
+            data = np.empty(size, np.uint8)
+            self._opened.seek(at)
+            done = 0
+            while done < size:
+                count = self._opened.readinto(data[done:].data)
+                if not count:
+                    raise ModelError(f"{self.path}: truncated while it was read, at byte {at + done}")
+                done += count
+        except (OSError, MemoryError) as error:
+            raise ModelError(
+                f"{self.path}: {size} bytes cannot be read: {getattr(error, 'strerror', None) or error}"
+            ) from error
+        return data

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Sequence
 from copy import deepcopy
 from functools import cached_property
-from typing import Any
 
+import numpy as np
 from tokenizers import AddedToken, Regex
 from tokenizers import Tokenizer as Engine
 from tokenizers.models import BPE
@@ -15,12 +16,19 @@ from tokenizers.normalizers import Sequence as Rewrites
 from tokenizers.pre_tokenizers import ByteLevel, Split
 from tokenizers.pre_tokenizers import Sequence as Steps
 
+from decodestep.models import metadata as md
 from decodestep.models.control_tokens import ControlTokens
 from decodestep.models.errors import ModelError
 from decodestep.stopping.byte_alphabet import BYTE_OF
 
 _UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 2, 3, 4, 6  # values of tokenizer.ggml.token_type
 _SPACE = "\u2581"  # SentencePiece's character for a space
+_BYTE_TOKEN = re.compile("<0x([0-9A-Fa-f]{2})>")
+
+# Every cut of a SentencePiece token into two may be a merge, so that long tokens cost the square of their length. Vocabularies
+# have tokens of up to some hundred characters, and some million characters of tokens and of merges.
+_MAX_TOKEN = 1 << 10  # characters
+_MAX_TOTAL = 1 << 24  # characters of all tokens, and of all merges
 
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 _LLAMA3 = (
@@ -49,39 +57,30 @@ class Tokenizer:
     Raises ModelError for a tokenizer that is not supported, or whose parts do not fit together.
     """
 
-    def __init__(self, metadata: dict[str, Any]) -> None:
-        self._tokens: list[str] = metadata.get("tokenizer.ggml.tokens", [])
-        types = metadata.get("tokenizer.ggml.token_type") or [1] * len(self._tokens)
-        if not self._tokens or len(types) != len(self._tokens):
-            raise ModelError("the tokenizer's vocabulary or token types are missing or do not fit each other")
-        self.special = frozenset(i for i, type_ in enumerate(types) if type_ == _CONTROL)
-        self._verbatim = self.special | {i for i, type_ in enumerate(types) if type_ == _USER_DEFINED}
+    def __init__(self, metadata: md.Metadata) -> None:
+        self._tokens = md.texts(metadata, "tokenizer.ggml.tokens")
+        vocabulary = _vocabulary(self._tokens)
+        types = md.numbers(metadata, "tokenizer.ggml.token_type", len(self._tokens), integers=True)
+        kinds: list[int] = [1] * len(self._tokens) if types is None else types.tolist()
+        self.special = frozenset(i for i, kind in enumerate(kinds) if kind == _CONTROL)
+        self._verbatim = self.special | {i for i, kind in enumerate(kinds) if kind == _USER_DEFINED}
+        self._byte_tokens = {i: _byte_of(self._tokens[i]) for i, kind in enumerate(kinds) if kind == _BYTE}
         self._sentencepiece = metadata.get("tokenizer.ggml.model") == "llama"
         build = _sentencepiece if self._sentencepiece else _byte_level
-        try:
-            self._engine = build(metadata, self._tokens, types)
-        except ModelError:
-            raise
-        except Exception as error:  # the package raises a bare Exception for merges outside the vocabulary
-            raise ModelError(f"the tokenizer's merges do not fit its vocabulary: {error}") from error
-        self._engine.add_tokens(
-            [AddedToken(self._tokens[i], normalized=False, special=i in self.special) for i in sorted(self._verbatim)]
-        )
-        self._byte_tokens = {i: _byte_of(self._tokens[i]) for i, type_ in enumerate(types) if type_ == _BYTE}
-        self.bos_token_id = self._special_id(metadata, "bos_token_id")
-        self.eos_token_id = self._special_id(metadata, "eos_token_id")
-        ends = (self._special_id(metadata, name) for name in ("eos_token_id", "eot_token_id", "eom_token_id"))
-        self.end_token_ids = frozenset(i for i in ends if i is not None)
+        self._engine = build(metadata, self._tokens, kinds, vocabulary)
+        verbatim = (i for i in sorted(self._verbatim) if self._tokens[i])
+        self._engine.add_tokens([AddedToken(self._tokens[i], normalized=False, special=i in self.special) for i in verbatim])
         names = {"bos": "bos_token_id", "eos": "eos_token_id", "unk": "unknown_token_id", "pad": "padding_token_id"}
         ids = {name: self._special_id(metadata, key) for name, key in names.items()}
         self.named_ids = {name: i for name, i in ids.items() if i is not None}  # under the names of chat templates
-        self.add_bos = bool(metadata.get("tokenizer.ggml.add_bos_token", self._sentencepiece))
+        self.bos_token_id, self.eos_token_id = ids["bos"], ids["eos"]
+        ends = (self.eos_token_id, *(self._special_id(metadata, name) for name in ("eot_token_id", "eom_token_id")))
+        self.end_token_ids = frozenset(i for i in ends if i is not None)
+        self.add_bos = md.flag(metadata, "tokenizer.ggml.add_bos_token", self._sentencepiece)
 
-    def _special_id(self, metadata: dict[str, Any], name: str) -> int | None:
-        token = metadata.get(f"tokenizer.ggml.{name}")
-        if token is not None and not (isinstance(token, int) and 0 <= token < len(self)):
-            raise ModelError(f"the tokenizer's {name} is {token!r}, outside its vocabulary of {len(self)}")
-        return token
+    def _special_id(self, metadata: md.Metadata, name: str) -> int | None:
+        key = f"tokenizer.ggml.{name}"
+        return md.integer(metadata, key, least=0, most=len(self) - 1) if key in metadata else None
 
     def __len__(self) -> int:
         return len(self._tokens)
@@ -139,45 +138,66 @@ class Tokenizer:
         return "" if token_id is None else self._tokens[token_id]
 
 
-def _byte_level(metadata: dict[str, Any], tokens: list[str], types: list[int]) -> Engine:
-    kind, pre = metadata.get("tokenizer.ggml.model"), metadata.get("tokenizer.ggml.pre", "default")
+def _vocabulary(tokens: Sequence[str]) -> dict[str, int]:
+    """Token -> id, of tokens that are spelled at all."""
+    if not tokens:
+        raise ModelError("the tokenizer's vocabulary is missing or empty")
+    longest = max(map(len, tokens))
+    if longest > _MAX_TOKEN or sum(map(len, tokens)) > _MAX_TOTAL:
+        raise ModelError(
+            f"the tokenizer's tokens are too long: {longest} characters (at most {_MAX_TOKEN}; {_MAX_TOTAL} of all together)"
+        )
+    vocabulary = {token: i for i, token in enumerate(tokens) if token}
+    if len(vocabulary) < sum(map(bool, tokens)):
+        twice = next(token for i, token in enumerate(tokens) if token and vocabulary[token] != i)
+        raise ModelError(f"the tokenizer has the token {twice!r} twice")
+    return vocabulary
+
+
+def _byte_level(metadata: md.Metadata, tokens: list[str], kinds: list[int], vocabulary: dict[str, int]) -> Engine:
+    kind = md.text(metadata, "tokenizer.ggml.model")
+    pre = md.text(metadata, "tokenizer.ggml.pre", "default")
     if kind != "gpt2" or pre not in _PRE_TOKENIZERS:
         raise ModelError(
             f"tokenizer {kind!r} with pre-tokenizer {pre!r} is not supported "
             f"(supported: 'llama', and 'gpt2' with {', '.join(map(repr, _PRE_TOKENIZERS))})"
         )
-    merges = [tuple(merge.split(" ", 1)) for merge in metadata.get("tokenizer.ggml.merges", [])]
-    if any(len(merge) != 2 for merge in merges):
-        raise ModelError("the tokenizer's merges are not pairs")
-    engine = Engine(BPE({token: i for i, token in enumerate(tokens)}, merges, ignore_merges=pre == "llama-bpe"))
+    merges = [(left, right) for left, _, right in (m.partition(" ") for m in md.texts(metadata, "tokenizer.ggml.merges"))]
+    for left, right in merges:
+        # The package panics if the result is not a token.
+        if not (left in vocabulary and right in vocabulary and left + right in vocabulary):
+            raise ModelError(f"the tokenizer's merge of {left!r} and {right!r} does not fit its vocabulary")
+    engine = Engine(BPE(vocabulary, merges, ignore_merges=pre == "llama-bpe"))
     splits = [Split(Regex(pattern), "isolated") for pattern in _PRE_TOKENIZERS[pre]]
     engine.pre_tokenizer = Steps([*splits, ByteLevel(add_prefix_space=False, use_regex=False)])
     return engine
 
 
-def _sentencepiece(metadata: dict[str, Any], tokens: list[str], types: list[int]) -> Engine:
-    scores = metadata.get("tokenizer.ggml.scores", [])
-    if len(scores) != len(tokens):
-        raise ModelError("the tokenizer's scores are missing or do not fit its vocabulary")
-    vocabulary = {token: i for i, token in enumerate(tokens)}
-    # Every split of a token into two others is a merge; merges into tokens of a higher score come first.
-    order = sorted(range(len(tokens)), key=lambda i: -scores[i])
-    merges = [
-        (tokens[i][:cut], tokens[i][cut:])
-        for i in order
-        for cut in range(1, len(tokens[i]))
-        if types[i] not in (_UNKNOWN, _CONTROL, _BYTE) and tokens[i][:cut] in vocabulary and tokens[i][cut:] in vocabulary
-    ]
-    unknown = next((token for token, type_ in zip(tokens, types, strict=True) if type_ == _UNKNOWN), None)
-    engine = Engine(BPE(vocabulary, merges, unk_token=unknown, fuse_unk=True, byte_fallback=_BYTE in types))
+def _sentencepiece(metadata: md.Metadata, tokens: list[str], kinds: list[int], vocabulary: dict[str, int]) -> Engine:
+    scores = md.numbers(metadata, "tokenizer.ggml.scores", len(tokens))
+    if scores is None:
+        raise ModelError("the tokenizer's scores are missing")
+    # Merges into tokens of a higher score come first.
+    order = np.argsort(-scores.astype(np.float64), kind="stable").tolist()
+    merges: list[tuple[str, str]] = []
+    total = 0
+    for token in (tokens[i] for i in order if kinds[i] not in (_UNKNOWN, _CONTROL, _BYTE)):
+        pairs = ((token[:cut], token[cut:]) for cut in range(1, len(token)))
+        cuts = [(left, right) for left, right in pairs if left in vocabulary and right in vocabulary]
+        total += len(cuts) * len(token)
+        if total > _MAX_TOTAL:
+            raise ModelError(f"the tokenizer's merges have more than {_MAX_TOTAL} characters")
+        merges += cuts
+    unknown = next((token for token, kind in zip(tokens, kinds, strict=True) if kind == _UNKNOWN and token), None)
+    engine = Engine(BPE(vocabulary, merges, unk_token=unknown, fuse_unk=True, byte_fallback=_BYTE in kinds))
     spaces = [Replace(" ", _SPACE)]
-    prefix = [Prepend(_SPACE)] if metadata.get("tokenizer.ggml.add_space_prefix", True) else []
+    prefix = [Prepend(_SPACE)] if md.flag(metadata, "tokenizer.ggml.add_space_prefix", True) else []
     engine.normalizer = Rewrites([*prefix, *spaces])
     return engine
 
 
 def _byte_of(token: str) -> bytes:
-    try:
-        return bytes([int(token.removeprefix("<0x").removesuffix(">"), 16)])
-    except ValueError as error:
-        raise ModelError(f"the tokenizer's byte token {token!r} is not <0xNN>") from error
+    match = _BYTE_TOKEN.fullmatch(token)
+    if match is None:
+        raise ModelError(f"the tokenizer's byte token {token!r} is not <0xNN>")
+    return bytes.fromhex(match[1])
