@@ -38,7 +38,7 @@ class Big(Source):
 
 def gather_rows(s: Source) -> Arguments:
     w = s.array(50, 4 * 64, dtype=np.uint8)
-    return {"w": w, "format": 0, "ids": s.ids(20000, end=50), "values": s.array(20000, 64)}
+    return {"w": w, "format": 0, "ids": s.ids(20000, end=50), "values": s.array(20000, 64), "threads": 2}
 
 
 def tensor_scatter(s: Source) -> Arguments:

@@ -166,18 +166,21 @@ def decoder_forward(s: Source) -> Arguments:
 def gather_rows(s: Source) -> Arguments:
     inputs, outputs, count = s.width(), s.size(9), s.size()
     w, number = s.weight(inputs, outputs)
-    return {"w": w, "format": number, "ids": s.ids(count, end=outputs), "values": s.array(count, inputs)}
+    return {"w": w, "format": number, "ids": s.ids(count, end=outputs), "values": s.array(count, inputs),
+            "threads": s.threads()}  # fmt: skip
 
 
 def rms_norm(s: Source) -> Arguments:
     rows, width = s.size(), s.width()
     gamma = s.one_of(None, s.array(width))
-    return {"x": s.rows(s.array(rows, width)), "gamma": gamma, "eps": 1e-5, "alpha": 1.0, "y": s.array(rows, width)}
+    return {"x": s.rows(s.array(rows, width)), "gamma": gamma, "eps": 1e-5, "alpha": 1.0, "y": s.array(rows, width),
+            "threads": s.threads()}  # fmt: skip
 
 
 def swiglu(s: Source) -> Arguments:
     rows, width = s.size(), s.width()
-    return {"gate": s.rows(s.array(rows, width)), "up": s.rows(s.array(rows, width)), "y": s.array(rows, width)}
+    return {"gate": s.rows(s.array(rows, width)), "up": s.rows(s.array(rows, width)), "y": s.array(rows, width),
+            "threads": s.threads()}  # fmt: skip
 
 
 def cache(s: Source, blocks: int, block_size: int, width: int, dtype: Any = np.float32) -> np.ndarray:

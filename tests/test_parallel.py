@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+import sys
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +13,10 @@ import torch
 
 import decodestep as ds
 import processes
+from decodestep._base import dispatch
+from decodestep.ops.linear.cpu import gather_rows
+from decodestep.ops.rms_norm.cpu import rms_norm
+from decodestep.ops.swiglu.cpu import swiglu
 
 ROOT = Path(__file__).parent.parent
 SOURCES = [ROOT / "tests" / "core" / "parallel_test.cpp", ROOT / "csrc" / "core" / "parallel.cpp"]
@@ -39,3 +45,48 @@ def test_a_host_that_flushes_subnormals_changes_no_bits():
                 assert (ds.ops.linear(x, weight).view(np.uint32) == 1 << 19).all()
     finally:
         torch.set_flush_denormal(False)
+
+
+def row_operators(rows, width):
+    """Calls of the operators that work on each row alone, of about rows * width values."""
+    rng = np.random.default_rng(0)
+    x, y = (rng.standard_normal((rows, width), np.float32) for _ in range(2))
+    embedding = ds.ops.PackedWeight(rng.standard_normal((100, width), np.float32).view(np.uint8), ds.weights.Format.F32, width)
+    ids = rng.integers(0, 100, rows)
+    return [lambda: rms_norm(x, np.ones(width, np.float32), 1e-5), lambda: swiglu(x, y), lambda: gather_rows(embedding, ids)]
+
+
+@pytest.mark.parametrize(("rows", "width"), [(0, 8), (1, 100000), (700, 300), (3, 1), (40000, 2), (33, 40000)])
+def test_operators_on_rows_have_the_same_bits_on_any_threads(rows, width, monkeypatch):
+    monkeypatch.setattr(dispatch, "thread_limit", lambda: 8)  # whatever the CPUs
+    for call in row_operators(rows, width):
+        with ds.use_threads(1):
+            expected = call()
+        for threads in (2, 3, 8):
+            with ds.use_threads(threads):
+                assert np.array_equal(call(), expected)
+
+
+@pytest.mark.parametrize("operator", range(3), ids=["rms_norm", "swiglu", "gather_rows"])
+def test_operators_on_rows_let_other_threads_run(operator):
+    """Python's lock changes hands in this test only where a call gives it up."""
+    call, go, seen = row_operators(200, 2000)[operator], threading.Lock(), []
+    go.acquire()
+
+    def other():
+        with go:
+            seen.append(True)
+
+    thread, interval = threading.Thread(target=other), sys.getswitchinterval()
+    thread.start()
+    sys.setswitchinterval(1000)
+    try:
+        go.release()
+        for _ in range(2000):
+            call()
+            if seen:
+                break
+        assert seen
+    finally:
+        sys.setswitchinterval(interval)
+        thread.join()

@@ -19,14 +19,20 @@ void call_linear(Array<const float, 2> x, Bytes w, int format, Array<float, 2> y
     linear(args);
 }
 
-void call_gather_rows(Bytes w, int format, Ids ids, Packed<float, 2> values) {
+void call_gather_rows(Bytes w, int format, Ids ids, Packed<float, 2> values, int threads) {
     const RowWeight weight = row_weight_of(w, format, values.shape(1));
     require_aligned(ids, values);
     require(values.shape(0) == ids.shape(0), "values has the wrong shape");
     const std::vector<int64_t> rows = copy_of(ids);
     for (const int64_t row : rows)
         require(row >= 0 && row < static_cast<int64_t>(weight.out), "a row id is out of range");
-    gather_rows({.w = weight, .ids = rows.data(), .count = rows.size(), .values = values.data()});
+    const GatherRows args{.w = weight,
+                          .ids = rows.data(),
+                          .count = rows.size(),
+                          .values = values.data(),
+                          .threads = thread_count(threads)};
+    nb::gil_scoped_release release;
+    gather_rows(args);
 }
 
 void call_pack_linear_panels(Bytes w, int format, size_t inputs, Packed<uint8_t, 1> panels, int panel_format,
@@ -62,7 +68,7 @@ void bind_linear(nb::module_& m) {
     m.def("linear", &call_linear, nb::arg("x").noconvert(), nb::arg("w").noconvert(), nb::arg("format"),
           nb::arg("y").noconvert(), nb::arg("threads"));
     m.def("gather_rows", &call_gather_rows, nb::arg("w").noconvert(), nb::arg("format"), nb::arg("ids").noconvert(),
-          nb::arg("values").noconvert());
+          nb::arg("values").noconvert(), nb::arg("threads"));
     m.def("pack_linear_panels", &call_pack_linear_panels, nb::arg("w").noconvert(), nb::arg("format"),
           nb::arg("inputs"), nb::arg("panels").noconvert(), nb::arg("panel_format"), nb::arg("threads"));
     m.def("linear_panels", &call_linear_panels, nb::arg("x").noconvert(), nb::arg("panels").noconvert(),

@@ -8,15 +8,25 @@ void bind_rms_norm(nb::module_& m) {
     m.def(
         "rms_norm",
         [](Array<const float, 2> x, std::optional<Packed<const float, 1>> gamma, float eps, float alpha,
-           Array<float, 2> y) {
+           Array<float, 2> y, int threads) {
             require_aligned(x, gamma, y);
             require(y.shape(0) == x.shape(0) && y.shape(1) == x.shape(1), "y has the wrong shape");
             require(!gamma || gamma->shape(0) == x.shape(1), "gamma has the wrong shape");
-            rms_norm({x.data(), row_stride(x), x.shape(0), x.shape(1), gamma ? gamma->data() : nullptr, eps, alpha,
-                      y.data(), row_stride(y)});
+            const RmsNorm args{.x = x.data(),
+                               .x_stride = row_stride(x),
+                               .rows = x.shape(0),
+                               .width = x.shape(1),
+                               .gamma = gamma ? gamma->data() : nullptr,
+                               .eps = eps,
+                               .alpha = alpha,
+                               .y = y.data(),
+                               .y_stride = row_stride(y),
+                               .threads = thread_count(threads)};
+            nb::gil_scoped_release release;
+            rms_norm(args);
         },
         nb::arg("x").noconvert(), nb::arg("gamma").none().noconvert(), nb::arg("eps"), nb::arg("alpha"),
-        nb::arg("y").noconvert());
+        nb::arg("y").noconvert(), nb::arg("threads"));
 }
 
 }  // namespace decodestep

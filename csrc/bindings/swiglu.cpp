@@ -7,14 +7,23 @@ namespace decodestep {
 void bind_swiglu(nb::module_& m) {
     m.def(
         "swiglu",
-        [](Array<const float, 2> gate, Array<const float, 2> up, Array<float, 2> y) {
+        [](Array<const float, 2> gate, Array<const float, 2> up, Array<float, 2> y, int threads) {
             require_aligned(gate, up, y);
             require(up.shape(0) == gate.shape(0) && up.shape(1) == gate.shape(1), "up has the wrong shape");
             require(y.shape(0) == gate.shape(0) && y.shape(1) == gate.shape(1), "y has the wrong shape");
-            swiglu({gate.data(), up.data(), row_stride(gate), row_stride(up), gate.shape(0), gate.shape(1), y.data(),
-                    row_stride(y)});
+            const Swiglu args{.gate = gate.data(),
+                              .up = up.data(),
+                              .gate_stride = row_stride(gate),
+                              .up_stride = row_stride(up),
+                              .rows = gate.shape(0),
+                              .width = gate.shape(1),
+                              .y = y.data(),
+                              .y_stride = row_stride(y),
+                              .threads = thread_count(threads)};
+            nb::gil_scoped_release release;
+            swiglu(args);
         },
-        nb::arg("gate").noconvert(), nb::arg("up").noconvert(), nb::arg("y").noconvert());
+        nb::arg("gate").noconvert(), nb::arg("up").noconvert(), nb::arg("y").noconvert(), nb::arg("threads"));
 }
 
 }  // namespace decodestep

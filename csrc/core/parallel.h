@@ -21,6 +21,18 @@ void parallel_for(size_t tasks, int threads, Body&& body) {
         const_cast<void*>(static_cast<const void*>(&body)));
 }
 
+// Calls body(row) for every row of `width` values, in tasks of several if they are short: less work than a task takes
+// no longer than waking a thread for it.
+template <class Body>
+void parallel_rows(size_t rows, size_t width, int threads, Body&& body) {
+    constexpr size_t kTaskValues = size_t{1} << 15;
+    const size_t in_task = width < kTaskValues ? kTaskValues / (width + 1) + 1 : 1;
+    parallel_for((rows + in_task - 1) / in_task, threads, [&](size_t task) {
+        const size_t first = task * in_task, end = first + in_task < rows ? first + in_task : rows;
+        for (size_t row = first; row < end; ++row) body(row);
+    });
+}
+
 // Calls body(context, stage, member, members) for every stage in turn, in each for every member of [0, members): a team
 // of the calling thread and up to threads - 1 workers, in which each member takes its share of the work by its number.
 // A stage begins when all members have finished the one before, a fraction of a microsecond later. The team begins with

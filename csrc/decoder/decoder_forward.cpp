@@ -55,20 +55,19 @@ class StagePart {
         return [=](const Activations& out, size_t t) { store_row(out, t, values + t * width, width); };
     }
 
-    // The attention's outputs from the states of attend_splits().
-    auto merged() const {
-        return [this](const Activations& out, size_t t) {
-            const size_t width = d_.head_dim;
-            float* row = thread_scratch(plan_.query_width + SoftmaxState::floats(width));
-            const SoftmaxState state{row + plan_.query_width, width};
-            for (size_t head = 0; head < d_.heads; ++head) {
-                state.clear();
-                for (size_t split = 0; split < plan_.splits_of(t); ++split)
-                    state.merge(plan_.states(t, split, head)[0]);
-                state.finish(nullptr, row + head * width);
-            }
-            store_row(out, t, row, plan_.query_width);
-        };
+    // The attention's outputs; those of units in pieces are merged here unless a stage has done so.
+    auto attended() const {
+        const float* rows = plan_.attended;
+        const auto& cut_units = plan_.attention.cut_units();
+        if (!cut_units.empty() && !plan_.merges_apart) {
+            const size_t values = a_.tokens * plan_.query_width;
+            float* own = thread_scratch(values + SoftmaxState::floats(d_.head_dim));
+            std::memcpy(own, plan_.attended, values * sizeof(float));
+            for (const AttentionUnit& unit : cut_units)
+                for (size_t q = 0; q < unit.queries(); ++q) merge(unit, q, {own + values, d_.head_dim}, own);
+            rows = own;
+        }
+        return copied(rows, plan_.query_width);
     }
 
     // ---- Products
@@ -177,66 +176,65 @@ class StagePart {
 
     // ---- Attention
 
-    // Query heads [first, first + count) of a key-value head, for the tokens of a run.
-    Queries queries_of(const TokenRun& run, size_t kv_head, size_t first, size_t count) const {
+    Queries queries_of(const AttentionUnit& unit) const {
         Queries q;
-        for (size_t t = run.first; t < run.first + run.count; ++t)
-            for (size_t h = first; h < first + count; ++h, ++q.count) {
-                const size_t head = kv_head * plan_.heads_per_kv_head + h;
-                q.query[q.count] = plan_.q + t * plan_.query_width + head * d_.head_dim;
-                q.length[q.count] = a_.positions[t] + 1;
-            }
+        for (; q.count < unit.queries(); ++q.count) {
+            const size_t t = unit.token_of(q.count);
+            q.query[q.count] = plan_.q + t * plan_.query_width + unit.head_of(q.count) * d_.head_dim;
+            q.length[q.count] = a_.positions[t] + 1;
+        }
         return q;
     }
 
-    HeadPages pages(size_t t, size_t kv_head) const {
-        const size_t at = plan_.page_offset(stage_.layer_number, 0, kv_head);
-        return {a_.keys + at, a_.values + at, plan_.page_table_of(t), d_.head_dim};
+    HeadPages pages(const AttentionUnit& unit) const {
+        const size_t at = plan_.page_offset(stage_.layer_number, 0, unit.kv_head);
+        return {a_.keys + at, a_.values + at, plan_.page_table_of(unit.run.first), d_.head_dim};
     }
 
-    // Calls body(kv_head, first, count) for query heads [first, first + count) of each key-value head, at most
-    // kMaxQueries at a time.
-    template <class Body>
-    void each_heads(Body&& body) const {
-        for (size_t kv_head = 0; kv_head < d_.kv_heads; ++kv_head)
-            for (size_t h = 0; h < plan_.heads_per_kv_head; h += kMaxQueries)
-                body(kv_head, h, std::min(kMaxQueries, plan_.heads_per_kv_head - h));
+    // Where a query's output lies in `rows`, [tokens, query_width].
+    float* output_of(const AttentionUnit& unit, size_t query, float* rows) const {
+        return rows + unit.token_of(query) * plan_.query_width + unit.head_of(query) * d_.head_dim;
     }
 
-    // Few tokens: the members share the splits of each; every member merges all of them for itself in the next stage.
-    void attend_splits() const {
-        size_t task = 0;
-        for (size_t t = 0; t < a_.tokens; ++t)
-            each_heads([&](size_t kv_head, size_t first, size_t count) {
-                for (size_t split = 0; split < plan_.splits_of(t); ++split) {
-                    if (task++ % members_ != member_) continue;
-                    attend_split(queries_of({t, 1}, kv_head, first, count), pages(t, kv_head), d_.scale, split,
-                                 plan_.states(t, split, kv_head * plan_.heads_per_kv_head + first));
-                }
-            });
+    void attend() const {
+        plan_.attention.each_task(member_, members_, [&](const AttentionTask& task) {
+            const AttentionUnit& unit = plan_.attention.unit(task.unit);
+            if (unit.pieces == 1) return attend_whole(unit);
+            const Queries q = queries_of(unit);
+            for (size_t split = task.first; split < task.end; ++split)
+                attend_split(q, pages(unit), d_.scale, split, plan_.states(unit, split));
+        });
     }
 
-    // Many tokens: the members share runs of them. Each takes every members_-th one, since later ones see more keys.
-    void attend_runs() const {
-        size_t task = 0;
-        for (const TokenRun& run : plan_.runs)
-            each_heads([&](size_t kv_head, size_t first, size_t count) {
-                if (task++ % members_ == member_) attend_run(run, kv_head, first, count);
-            });
-    }
-
-    void attend_run(const TokenRun& run, size_t kv_head, size_t first, size_t count) const {
-        const Queries q = queries_of(run, kv_head, first, count);
-        const HeadPages where = pages(run.first, kv_head);
-        const size_t width = d_.head_dim, splits = plan_.splits_of(run.first + run.count - 1);
-        const SoftmaxStates states{thread_scratch(SoftmaxStates::floats(splits * q.count, width)), width};
-        for (size_t split = 0; split < splits; ++split)
-            attend_split(q, where, d_.scale, split, states.from(split * q.count));
-        for (size_t r = 0; r < q.count; ++r) {
-            const size_t t = run.first + r / count, head = kv_head * plan_.heads_per_kv_head + first + r % count;
-            for (size_t split = 1; split < plan_.splits_of(t); ++split) states[r].merge(states[split * q.count + r]);
-            states[r].finish(nullptr, plan_.attended + t * plan_.query_width + head * width);
+    void attend_whole(const AttentionUnit& unit) const {
+        const Queries q = queries_of(unit);
+        const size_t size = SoftmaxStates::floats(q.count, d_.head_dim);
+        float* scratch = thread_scratch(2 * size);
+        const SoftmaxStates merged{scratch, d_.head_dim}, next{scratch + size, d_.head_dim};
+        attend_split(q, pages(unit), d_.scale, 0, merged);
+        for (size_t split = 1; split < unit.splits; ++split) {
+            attend_split(q, pages(unit), d_.scale, split, next);
+            for (size_t i = 0; i < q.count; ++i)
+                if (split < plan_.splits_of(unit.token_of(i))) merged[i].merge(next[i]);
         }
+        for (size_t i = 0; i < q.count; ++i) merged[i].finish(nullptr, output_of(unit, i, plan_.attended));
+    }
+
+    // One query of a unit in pieces, from its states of all splits.
+    void merge(const AttentionUnit& unit, size_t query, SoftmaxState merged, float* rows) const {
+        std::memcpy(merged.record, plan_.states(unit, 0)[query].record,
+                    SoftmaxState::floats(d_.head_dim) * sizeof(float));
+        for (size_t split = 1; split < plan_.splits_of(unit.token_of(query)); ++split)
+            merged.merge(plan_.states(unit, split)[query]);
+        merged.finish(nullptr, output_of(unit, query, rows));
+    }
+
+    void merge_states() const {
+        const SoftmaxState merged{thread_scratch(SoftmaxState::floats(d_.head_dim)), d_.head_dim};
+        size_t task = 0;
+        for (const AttentionUnit& unit : plan_.attention.cut_units())
+            for (size_t q = 0; q < unit.queries(); ++q)
+                if (task++ % members_ == member_) merge(unit, q, merged, plan_.attended);
     }
 
     const Plan& plan_;
@@ -254,11 +252,13 @@ void StagePart::run() const {
         case StageKind::project:
             return project(*w, rows(a_.tokens, d_.hidden, normalised(w->attention_norm)));
         case StageKind::attend:
-            return plan_.replicated_rows ? attend_splits() : attend_runs();
+            return attend();
+        case StageKind::merge_states:
+            return merge_states();
         case StageKind::attended_rows:
-            return share_rows(a_.tokens, plan_.query_width, copied(plan_.attended, plan_.query_width));
+            return share_rows(a_.tokens, plan_.query_width, attended());
         case StageKind::add_output:
-            return add_product(w->output, rows(a_.tokens, plan_.query_width, merged()));
+            return add_product(w->output, rows(a_.tokens, plan_.query_width, attended()));
         case StageKind::ffn_rows:
             return share_rows(a_.tokens, d_.hidden, normalised(w->ffn_norm));
         case StageKind::gate_up:
@@ -277,10 +277,9 @@ void StagePart::run() const {
 }  // namespace
 
 void decoder_forward(const DecoderForward& a) {
-    static thread_local Buffers buffers;
-    buffers.reset();
+    StepBuffers buffers;
     const Plan plan(a, buffers);
-    gather_rows({a.decoder->embedding, a.ids, a.tokens, plan.x});
+    gather_rows({a.decoder->embedding, a.ids, a.tokens, plan.x, a.threads});
     parallel_stages(plan.stages.size(), a.threads, [&](size_t stage, size_t member, size_t members) {
         StagePart(plan, plan.stages[stage], member, members).run();
     });

@@ -2,10 +2,10 @@
 #pragma once
 
 #include <algorithm>
-#include <deque>
 #include <vector>
 
-#include "attention/group_attention.h"
+#include "decoder/attention_plan.h"
+#include "decoder/step_buffers.h"
 #include "linear/panel_product.h"
 
 namespace decodestep::DECODESTEP_ISA {
@@ -16,6 +16,7 @@ enum class StageKind {
     attention_rows,  // x normalised
     project,         // queries; keys and values to the cache
     attend,
+    merge_states,   // of units in pieces, where that is much
     attended_rows,  // the attention's outputs
     add_output,     // x += attended W_output
     ffn_rows,       // x normalised
@@ -47,31 +48,8 @@ struct PanelSweep {
 // another stage to share them would.
 constexpr size_t kMaxReplicatedTokens = 4;
 
-// Float buffers that a thread keeps from one step to the next. The first take() after a reset() gives the first buffer
-// again, and so on.
-class Buffers {
-  public:
-    void reset() { used_ = 0; }
-    float* take(size_t floats) {
-        if (used_ == buffers_.size()) buffers_.emplace_back();
-        auto& buffer = buffers_[used_++];
-        if (buffer.size() < floats) buffer.resize(floats);
-        return buffer.data();
-    }
-    Activations activations(size_t tokens, size_t in, bool as_values, bool as_bytes) {
-        float* space = take(Activations::floats(tokens, in, as_values, as_bytes));
-        return Activations::in_space(space, tokens, in, as_values, as_bytes);
-    }
-
-  private:
-    std::deque<std::vector<float>> buffers_;
-    size_t used_ = 0;
-};
-
-// Adjacent tokens of one sequence, whose queries see nearly the same keys.
-struct TokenRun {
-    size_t first, count;
-};
+// And up to so many floats, every member merges the states of the attention for itself.
+constexpr size_t kMaxReplicatedMerge = size_t{1} << 15;
 
 struct Range {
     size_t first, end;
@@ -85,13 +63,14 @@ inline Range part_of(size_t units, size_t member, size_t members) {
 // What every member of the team knows of a step.
 class Plan {
   public:
-    Plan(const DecoderForward& step, Buffers& buffers)
+    Plan(const DecoderForward& step, StepBuffers& buffers)
         : a(step),
           d(*step.decoder),
           replicated_rows(step.tokens <= kMaxReplicatedTokens && step.rows <= kMaxReplicatedTokens),
-          query_width(d.heads * d.head_dim),
-          heads_per_kv_head(d.heads / d.kv_heads) {
-        find_runs();
+          attention(step),
+          merges_apart(!attention.cut_units().empty() &&
+                       (!replicated_rows || attention.states() * d.head_dim > kMaxReplicatedMerge)),
+          query_width(d.heads * d.head_dim) {
         for (size_t number = 0; number < d.layers.size(); ++number) list_layer(number);
         if (a.rows > 0) list_logits();
         take_memory(buffers);
@@ -105,9 +84,9 @@ class Plan {
     }
     const int64_t* page_table_of(size_t t) const { return a.page_table + a.sequence[t] * a.table_width; }
 
-    // With replicated_rows: the states of token t after one split, for the query heads from `head` on.
-    SoftmaxStates states(size_t t, size_t split, size_t head) const {
-        return states_.from((t * most_splits_ + split) * d.heads + head);
+    // The states of a unit in pieces after one split.
+    SoftmaxStates states(const AttentionUnit& unit, size_t split) const {
+        return states_.from(unit.first_state + split * unit.queries());
     }
 
     Range panels_of(size_t sweep, size_t member, size_t members) const {
@@ -123,33 +102,20 @@ class Plan {
     const DecoderForward& a;
     const Decoder& d;
     const bool replicated_rows;
-    const size_t query_width;        // values of all queries of a token
-    const size_t heads_per_kv_head;  // query heads that share a key-value head
+    const AttentionPlan attention;
+    const bool merges_apart;   // in a stage of its own
+    const size_t query_width;  // values of all queries of a token
     std::vector<Stage> stages;
     std::vector<PanelSweep> sweeps;
-    std::vector<TokenRun> runs;
 
     float* x = nullptr;            // [tokens, hidden]
     Bf16* q = nullptr;             // [tokens, query_width]
     float* gated = nullptr;        // [tokens, feed_forward]
-    float* attended = nullptr;     // [tokens, query_width]; only without replicated_rows
+    float* attended = nullptr;     // [tokens, query_width]
     Activations shared;            // the rows that a product reads, without replicated_rows
     std::vector<Activations> own;  // the same for each member, with replicated_rows
 
   private:
-    // Tokens in runs of which one kernel call takes all queries of a key-value head.
-    void find_runs() {
-        const size_t longest = std::max<size_t>(1, kMaxQueries / heads_per_kv_head);
-        for (size_t t = 0; t < a.tokens; ++t) {
-            const bool follows =
-                t > 0 && a.sequence[t] == a.sequence[t - 1] && a.positions[t] == a.positions[t - 1] + 1;
-            if (follows && runs.back().count < longest)
-                ++runs.back().count;
-            else
-                runs.push_back({t, 1});
-        }
-    }
-
     void list_layer(size_t number) {
         const DecoderLayer& w = d.layers[number];
         const auto stage = [&](StageKind kind) { stages.push_back({kind, &w, number, 0}); };
@@ -163,6 +129,7 @@ class Plan {
         rows(StageKind::attention_rows);
         product(StageKind::project, {&w.query, &w.values_keys});
         stage(StageKind::attend);
+        if (merges_apart) stage(StageKind::merge_states);
         rows(StageKind::attended_rows);
         product(StageKind::add_output, {&w.output});
         rows(StageKind::ffn_rows);
@@ -177,7 +144,7 @@ class Plan {
         sweeps.push_back({&d.logits});
     }
 
-    void take_memory(Buffers& buffers) {
+    void take_memory(StepBuffers& buffers) {
         bool as_values = false, as_bytes = false;
         const auto note = [&](const LinearPanelWeight& w) {
             (quantises_activations(w.format) ? as_bytes : as_values) = true;
@@ -188,20 +155,19 @@ class Plan {
         x = buffers.take(a.tokens * d.hidden);
         q = reinterpret_cast<Bf16*>(buffers.take(a.tokens * query_width / 2));
         gated = buffers.take(a.tokens * d.feed_forward);
+        attended = buffers.take(a.tokens * query_width);
+        states_ = {buffers.take(SoftmaxStates::floats(attention.states(), d.head_dim)), d.head_dim};
         const size_t widest = std::max({d.hidden, query_width, d.feed_forward});
-        if (replicated_rows) {
-            for (int i = 0; i < a.threads; ++i)
-                own.push_back(buffers.activations(kMaxReplicatedTokens, widest, as_values, as_bytes));
-            for (size_t t = 0; t < a.tokens; ++t) most_splits_ = std::max(most_splits_, splits_of(t));
-            const size_t count = a.tokens * most_splits_ * d.heads;
-            states_ = {buffers.take(SoftmaxStates::floats(count, d.head_dim)), d.head_dim};
-        } else {
-            shared = buffers.activations(std::max(a.tokens, a.rows), widest, as_values, as_bytes);
-            attended = buffers.take(a.tokens * query_width);
-        }
+        const auto activations = [&](size_t tokens) {
+            float* space = buffers.take(Activations::floats(tokens, widest, as_values, as_bytes));
+            return Activations::in_space(space, tokens, widest, as_values, as_bytes);
+        };
+        if (replicated_rows)
+            for (int i = 0; i < a.threads; ++i) own.push_back(activations(kMaxReplicatedTokens));
+        else
+            shared = activations(std::max(a.tokens, a.rows));
     }
 
-    size_t most_splits_ = 0;
     SoftmaxStates states_{};
 };
 

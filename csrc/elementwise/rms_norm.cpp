@@ -1,11 +1,12 @@
 #include "elementwise/rms_norm.h"
 
+#include "core/parallel.h"
 #include "elementwise/rms_norm_row.h"
 
 namespace decodestep::DECODESTEP_ISA {
 
 void rms_norm(const RmsNorm& a) {
-    for (size_t row = 0; row < a.rows; ++row) {
+    parallel_rows(a.rows, a.width, a.threads, [&](size_t row) {
         const float* x = a.x + row * a.x_stride;
         float* y = a.y + row * a.y_stride;
         const f32x16 rms = broadcast(a.gamma ? root_mean_square(x, a.width, a.eps) : 1.0f), alpha = broadcast(a.alpha);
@@ -16,7 +17,7 @@ void rms_norm(const RmsNorm& a) {
             const f32x16 gamma = a.gamma ? load_partial(a.gamma + i, rest) : broadcast(1.0f);
             store_partial(y + i, normed(load_partial(x + i, rest), rms, gamma) * alpha, rest);
         }
-    }
+    });
 }
 
 }  // namespace decodestep::DECODESTEP_ISA

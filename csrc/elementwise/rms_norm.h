@@ -15,6 +15,7 @@ struct RmsNorm {
     float eps, alpha;
     float* y;  // may be x
     ptrdiff_t y_stride;
+    int threads;
 };
 
 DECODESTEP_KERNEL(rms_norm, RmsNorm)

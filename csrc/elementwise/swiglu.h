@@ -13,6 +13,7 @@ struct Swiglu {
     size_t rows, width;
     float* y;
     ptrdiff_t y_stride;
+    int threads;
 };
 
 DECODESTEP_KERNEL(swiglu, Swiglu)

@@ -228,8 +228,9 @@ void linear(const Linear& a) {
 
 void gather_rows(const GatherRows& a) {
     with_format(a.w.format, [&]<class BlockFormat>() {
-        for (size_t i = 0; i < a.count; ++i)
+        parallel_rows(a.count, a.w.in, a.threads, [&](size_t i) {
             widen<BlockFormat>(a.w.row(static_cast<size_t>(a.ids[i])), a.w.in, a.values + i * a.w.in);
+        });
     });
 }
 

@@ -78,6 +78,7 @@ struct GatherRows {
     const int64_t* ids;  // [count], each in [0, w.out)
     size_t count;
     float* values;  // [count, w.in]
+    int threads;
 };
 
 DECODESTEP_KERNEL(gather_rows, GatherRows)

@@ -102,7 +102,7 @@ void pack_dense_panel(const PackLinearPanels& a, const PanelRows& rows, size_t f
             continue;
         }
         const int64_t id = static_cast<int64_t>(first + r);
-        gather_rows({a.rows, &id, 1, values.data()});
+        gather_rows({a.rows, &id, 1, values.data(), 1});
         store_output(a.format, values.data(), in, r, out);
     }
 }
@@ -115,7 +115,7 @@ void pack_quantised_panel(const PackLinearPanels& a, size_t first, size_t count,
     PanelRows rows{};
     for (size_t r = 0; r < count; ++r) {
         const int64_t id = static_cast<int64_t>(first + r);
-        gather_rows({a.rows, &id, 1, values.data()});
+        gather_rows({a.rows, &id, 1, values.data(), 1});
         uint8_t* row = quantised.data() + r * bytes;
         quantise_q8_0(values.data(), in, row);
         rows.row[r] = row;

@@ -189,7 +189,8 @@ class PrologPlan {
                   .eps = eps,
                   .alpha = alpha,
                   .y = row,
-                  .y_stride = 0});
+                  .y_stride = 0,
+                  .threads = 1});
     }
 
     void norm_token(size_t t) const {

@@ -1,10 +1,8 @@
 #include "sampling/row/workspace.h"
 
-#include <pthread.h>
-
 #include <algorithm>
-#include <atomic>
-#include <mutex>
+
+#include "core/shelf.h"
 
 namespace decodestep {
 namespace {
@@ -14,23 +12,7 @@ std::unique_ptr<T[]> room(size_t items) {
     return std::make_unique_for_overwrite<T[]>(items + kLanesOfBlock);
 }
 
-struct Shelf {
-    std::mutex mutex;
-    std::vector<std::unique_ptr<Workspace>> workspaces;
-};
-
-// Leaked on purpose, so that a call during the end of the process finds it. A forked child starts with an empty one: in
-// the moment of the fork another thread may have held the mutex, and that thread is not in the child.
-std::atomic<Shelf*> the_shelf{nullptr};
-
-Shelf& shelf() {
-    static std::once_flag once;
-    std::call_once(once, [] {
-        the_shelf = new Shelf;
-        pthread_atfork(nullptr, nullptr, [] { the_shelf = new Shelf; });
-    });
-    return *the_shelf;
-}
+using WorkspaceShelf = Shelf<std::vector<std::unique_ptr<Workspace>>>;
 
 constexpr size_t kShelf = 64;  // more workspaces than that are given back to the system
 
@@ -58,27 +40,23 @@ Workspace::Workspace(size_t vocab)
 
 Workspaces::Workspaces(size_t count, size_t vocab) {
     taken_.reserve(count);
-    {
-        Shelf& from = shelf();
-        const std::lock_guard lock(from.mutex);
-        auto& left = from.workspaces;
+    WorkspaceShelf::use([&](auto& left) {
         while (taken_.size() < count && !left.empty()) {
             taken_.push_back(std::move(left.back()));
             left.pop_back();
         }
-    }
+    });
     for (auto& workspace : taken_)
         if (workspace->vocab < vocab) workspace = std::make_unique<Workspace>(vocab);
     while (taken_.size() < count) taken_.push_back(std::make_unique<Workspace>(vocab));
 }
 
 Workspaces::~Workspaces() {
-    Shelf& to = shelf();
-    const std::lock_guard lock(to.mutex);
-    auto& left = to.workspaces;
-    if (left.capacity() < kShelf) left.reserve(kShelf);
-    for (auto& workspace : taken_)
-        if (left.size() < kShelf) left.push_back(std::move(workspace));
+    WorkspaceShelf::use([&](auto& left) {
+        if (left.capacity() < kShelf) left.reserve(kShelf);
+        for (auto& workspace : taken_)
+            if (left.size() < kShelf) left.push_back(std::move(workspace));
+    });
 }
 
 }  // namespace decodestep

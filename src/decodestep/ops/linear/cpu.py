@@ -24,6 +24,6 @@ def linear(x: np.ndarray, weight: PackedWeight | LinearPanels) -> np.ndarray:
 def gather_rows(weight: PackedWeight, ids: np.ndarray) -> np.ndarray:
     """Rows `ids` of a weight, each in [0, N), as float32: an embedding look-up."""
     values = np.empty((len(ids), weight.inputs), np.float32)
-    ids = np.array(ids, np.int64, order="C")  # a copy: the caller may change its array during the call
-    _native.gather_rows(w=weight.rows, format=int(weight.format), ids=ids, values=values)
+    ids = np.ascontiguousarray(ids, np.int64)
+    _native.gather_rows(w=weight.rows, format=int(weight.format), ids=ids, values=values, threads=threads())
     return values

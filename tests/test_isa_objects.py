@@ -1,0 +1,40 @@
+"""No build of the kernels lends its code to another: what its object files define for the linker to share is its own.
+
+A function that is not inlined and lies outside the namespace of its tier may be compiled with instructions that the machine
+lacks, and the linker keeps one copy for all tiers. (Every tier's own functions carry its name, templates of them too.)
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+import processes
+
+ROOT = Path(__file__).parent.parent
+TIERS = ("avx2", "avx512", "avx512_bf16")
+
+
+def shared_symbols(objects: list[Path]) -> list[str]:
+    """The weak and unique definitions, as C++ names."""
+    listed = processes.run(["nm", "-C", "--defined-only", *map(str, objects)], check=True).stdout
+    return [match[1] for match in re.finditer(r"^[0-9a-f]* [WVu] (.*)$", listed, re.MULTILINE)]
+
+
+@pytest.mark.parametrize("tier", TIERS)
+def test_what_the_linker_may_share_names_its_tier(tier):
+    if shutil.which("nm") is None:
+        pytest.skip("needs nm")
+    tag = f"cp{sys.version_info.major}{sys.version_info.minor}"
+    objects = sorted((ROOT / "build").glob(f"{tag}-*/CMakeFiles/kernels_{tier}.dir/**/*.o"))
+    if not objects:
+        pytest.skip("needs the object files of `make build`, for x86")
+    foreign = [
+        name for name in shared_symbols(objects) if f"decodestep::{tier}::" not in name and not name.startswith("DW.ref.")
+    ]
+    assert not foreign, f"defined in objects of {tier}:{os.linesep}" + os.linesep.join(sorted(set(foreign))[:20])
