@@ -9,7 +9,7 @@ import pytest
 
 import decodestep as ds
 from decodestep import SamplingParams
-from decodestep.sampling.sampler import Row
+from decodestep.sampling.row import Row
 
 STORY = "Once upon a time"
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import math
+import pickle
 from dataclasses import fields
 from pathlib import Path
 
@@ -18,9 +20,11 @@ NOT_A_SHARE = [-0.1, 1.7, math.nan, None]
 NOT_IDS = [(-1,), (0.5,), 5, "ab", (True,)]
 BAD = {
     "max_new_tokens": [0, -1, 1.5, True, "3"],
+    "max_length": [0, -1, 1.5, True, "3"],
     "min_length": NOT_A_COUNT,
     "min_new_tokens": NOT_A_COUNT,
     "min_tokens": NOT_A_COUNT,
+    "eos_token_id": [-1, (), (0.5,), "ab", True],
     "ignore_eos": NOT_A_BOOL,
     "stop_token_ids": NOT_IDS,
     "stop_strings": [("",), (1,), ["a", ""], ""],
@@ -35,7 +39,7 @@ BAD = {
     "dry_range": NOT_A_COUNT,
     "dry_sequence_breakers": NOT_IDS,
     "sequence_bias": [{(): 1.0}, {(1,): math.nan}, {1: 1.0}, [1]],
-    "logit_bias": [{-1: 1.0}, {1: math.inf}, {"1": 1.0}, [1]],
+    "logit_bias": [{-1: 1.0}, {1: math.inf}, {1: math.nan}, {"1": 1.0}, [1]],
     "bad_words_ids": [((),), ((-1,),), (1,), 5],
     "suppress_tokens": NOT_IDS,
     "begin_suppress_tokens": NOT_IDS,
@@ -44,7 +48,7 @@ BAD = {
     "forced_eos_token_id": [-1, (), (0.5,)],
     "exponential_decay_length_penalty": [(1,), (-1, 1.0), (1, 0.0), 5],
     "temperature": [-0.1, math.nan, math.inf, "1", None],
-    "top_k": NOT_A_COUNT,
+    "top_k": [-2, *NOT_A_COUNT[1:]],
     "top_p": NOT_A_SHARE,
     "min_p": NOT_A_SHARE,
     "top_h": [0, *NOT_A_SHARE],
@@ -157,6 +161,49 @@ def test_beam_groups_need_a_penalty_and_no_draw():
         SamplingParams(num_beams=4, num_beam_groups=2, diversity_penalty=0.5)
 
 
+def test_the_spellings_of_others():
+    assert SamplingParams(max_tokens=5, stop="x", n=2) == SamplingParams(
+        max_new_tokens=5, stop_strings=("x",), num_return_sequences=2
+    )
+    assert SamplingParams(max_completion_tokens=5).max_new_tokens == 5
+    assert SamplingParams(top_k=-1) == SamplingParams(top_k=0)
+    assert SamplingParams(logit_bias={5: -math.inf}).logit_bias == {5: -math.inf}
+    with pytest.raises(ValueError, match="^SamplingParams: max_new_tokens must be given once; got max_tokens too"):
+        SamplingParams(max_tokens=5, max_new_tokens=5)
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("repeat_penalty", "repetition_penalty"),
+        ("num_predict", "max_new_tokens"),
+        ("best_of", "num_return_sequences"),
+        ("bad_words", "bad_words_ids"),
+        ("temprature", "temperature"),
+        ("top_K", "top_k"),
+        ("logits_processor", "processors"),
+    ],
+)
+def test_a_name_that_is_no_field_is_answered(name, meant):
+    for error in (ValueError, TypeError):
+        with pytest.raises(error, match=rf"^SamplingParams: .*; got {name}: did you mean {meant}"):
+            SamplingParams(**{name: 1})
+    with pytest.raises(TypeError, match="got zzz$"):
+        SamplingParams(zzz=1)
+
+
+def test_mappings_are_copied_and_objects_hashable():
+    biases, watermark = {5: 1.0}, {"greenlist_ratio": 0.5}
+    params = SamplingParams(logit_bias=biases, sequence_bias={(1, 2): 0.5}, watermarking_config=watermark)
+    biases[5] = watermark["greenlist_ratio"] = -1.0
+    assert params.logit_bias == {5: 1.0} and params.watermarking_config == {"greenlist_ratio": 0.5}
+    with pytest.raises(TypeError):
+        params.logit_bias[5] = 2.0
+    same = SamplingParams(logit_bias={5: 1.0}, sequence_bias={(1, 2): 0.5}, watermarking_config={"greenlist_ratio": 0.5})
+    assert {params: 1}[same] == 1
+    assert pickle.loads(pickle.dumps(params)) == copy.deepcopy(params) == params
+
+
 def test_samples_have_a_seed_each():
     one, two, three = SamplingParams(seed=7, top_k=3, num_return_sequences=3).samples()
     assert one == SamplingParams(seed=7, top_k=3)
@@ -171,6 +218,6 @@ def test_samples_have_a_seed_each():
 
 def test_synthid_is_for_one_beam():
     config = {"keys": [1], "ngram_len": 3, "sampling_table_size": 64, "sampling_table_seed": 0, "context_history_size": 8}
-    assert SamplingParams(watermarking_config=config).watermarking_config == config
+    assert SamplingParams(watermarking_config=config).watermarking_config == {**config, "keys": (1,)}
     with pytest.raises(ValueError, match="watermarking_config must be without keys beside several beams"):
         SamplingParams(watermarking_config=config, num_beams=2)

@@ -18,6 +18,18 @@ def test_generation_config_follows_transformers():
     assert SamplingParams.from_generation_config(beams).num_beams == 4
 
 
+def test_what_ends_a_text_is_not_dropped():
+    read = SamplingParams.from_generation_config
+    assert read({"eos_token_id": [1, 2]}) == SamplingParams(do_sample=False, eos_token_id=(1, 2))
+    assert read({"eos_token_id": 2}) == SamplingParams(do_sample=False, eos_token_id=2)
+    assert read({"max_length": 30}) == SamplingParams(do_sample=False, max_length=30, max_new_tokens=None)
+    assert read({"max_length": 30, "max_new_tokens": 5}) == SamplingParams(do_sample=False, max_new_tokens=5)
+    for field in ("is_assistant", "assistant_early_exit"):
+        with pytest.raises(ValueError, match=f"understood; got {field}"):
+            read({field: 3 if "early" in field else True})
+    assert read({"is_assistant": False, "pad_token_id": 0, "bos_token_id": 1}) == SamplingParams(do_sample=False)
+
+
 @pytest.mark.parametrize("config", [None, 3, "x"])
 def test_what_is_no_configuration_is_an_error(config):
     with pytest.raises(ValueError, match="config must be a GenerationConfig or a mapping"):
@@ -62,6 +74,7 @@ def test_openai_bodies():
     )
     assert SamplingParams.from_openai({"logprobs": 2, "max_tokens": 3}) == SamplingParams(logprobs=2, max_new_tokens=3)
     assert SamplingParams.from_openai({"logprobs": True}).logprobs == 0
+    assert SamplingParams.from_openai({"n": 3}) == SamplingParams(num_return_sequences=3)
     assert SamplingParams.from_openai({"seed": -1}).seed == 2**64 - 1
     nothing = {"best_of": 1, "echo": False, "response_format": {"type": "text"}, "prompt_cache_key": "k"}
     assert SamplingParams.from_openai(nothing) == SamplingParams()
@@ -74,7 +87,6 @@ def test_openai_bodies():
     [
         {"best_of": 2},
         {"response_format": {}},
-        {"n": 2},
         {"echo": True},
         {"max_tokens": 5, "max_completion_tokens": 6},
         {"logit_bias": {"٣": 1}},

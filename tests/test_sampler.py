@@ -227,6 +227,29 @@ def test_every_way_of_ending(params, tokens, reason):
     assert after.reason[0] == reason
 
 
+def test_a_row_may_have_end_tokens_of_its_own():
+    assert row(do_sample=False, eos_token_id=7).step(peak(7)).reason == ("eos",)
+    assert row(do_sample=False, eos_token_id=7).step(peak(EOS)).reason == ("",)
+    held = row(do_sample=False, eos_token_id=(7, 8), min_new_tokens=1)
+    assert held.step(peak(7) + peak(8)).tokens[0] not in (7, 8)
+
+
+def test_max_length_counts_the_prompt():
+    sampler = row(do_sample=False, max_length=4)  # a prompt of 2
+    assert [sampler.step(peak(5)).reason[0] for _ in range(2)] == ["", "length"]
+    assert row(do_sample=False, max_length=9, max_new_tokens=1).step(peak(5)).reason == ("length",)
+    forced = row(do_sample=False, max_length=3, forced_eos_token_id=6)
+    assert forced.step(peak(5)).tokens.tolist() == [6]
+    with pytest.raises(ValueError, match="^Sampler: max_length must be above the 2 tokens of the prompt; got 2"):
+        row(max_length=2)
+
+
+def test_an_infinite_bias_forbids_its_token():
+    sampler = row(logit_bias={5: -np.inf})
+    assert sampler.processed(peak(5))[0, 5] == -np.inf
+    assert all(sampler.step(peak(5)).tokens[0] != 5 for _ in range(5))
+
+
 def test_min_tokens_holds_back_every_end():
     sampler = row(do_sample=False, min_tokens=2, stop_token_ids=[7])
     for _ in range(2):
@@ -300,6 +323,7 @@ BAD = [
     ("logit_bias", {"params": SamplingParams(logit_bias={VOCAB: 1.0})}),
     ("bad_words_ids", {"params": SamplingParams(bad_words_ids=[[1, VOCAB]])}),
     ("stop_token_ids", {"params": SamplingParams(stop_token_ids=[VOCAB])}),
+    ("eos_token_id", {"params": SamplingParams(eos_token_id=VOCAB)}),
     ("forced_bos_token_id", {"params": SamplingParams(forced_bos_token_id=VOCAB)}),
     ("forced_eos_token_id", {"params": SamplingParams(forced_eos_token_id=[1, VOCAB])}),
     ("dry_sequence_breakers", {"params": SamplingParams(dry_sequence_breakers=[VOCAB])}),

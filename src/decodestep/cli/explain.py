@@ -15,7 +15,8 @@ from decodestep.generation.prompts import prompt_ids
 from decodestep.models import Model
 from decodestep.ops.decode_step import decode_step, reference
 from decodestep.sampling.plan import plan
-from decodestep.sampling.sampler import Row, Sampler
+from decodestep.sampling.row import Row
+from decodestep.sampling.sampler import Sampler
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from decodestep.models.decoder import PREFILL_BLOCK
-from decodestep.sampling.sampler import Row, Sampler
+from decodestep.sampling.row import Row
+from decodestep.sampling.sampler import Sampler
 
 if TYPE_CHECKING:
     from decodestep.models import Model

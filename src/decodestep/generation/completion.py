@@ -14,11 +14,12 @@ class Completion:
     text: the generated text, cut where a stop string begins; control tokens add nothing to it.
     token_ids: every generated token, the one that ended the row included. prompt_token_ids: the prompt as the model read it.
     finish_reason: "eos" (an end token), "stop" (a stop string or token), "length" (max_new_tokens reached or the context
-        full), "time" (max_time has passed), "cancelled" (the stream callback returned False), or "no_candidate" (every token
-        was at -inf, for the row or for all its beams).
+        full), "time" (max_time has passed), "cancelled" (by the caller), "no_candidate" (every token was at -inf, for the row
+        or for all its beams), or "error" (the row's own code raised).
     logprobs: a `TokenLogprobs` for each of token_ids; None if params.logprobs is None. For beams see `beam_search`.
     seed: the seed of its draws, also where the params had none: with it the same prompt and params give the same text again.
         None for a row that draws nothing and was given no seed.
+    error: what a processor of the row, or its token_bytes, raised; None where nothing did.
     row: the index of its prompt. Not compared: two completions are equal wherever their prompts stood.
     """
 
@@ -29,3 +30,4 @@ class Completion:
     logprobs: list[TokenLogprobs] | None = None
     seed: int | None = None
     row: int = field(default=0, compare=False)
+    error: BaseException | None = field(default=None, compare=False)

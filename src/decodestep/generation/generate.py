@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from decodestep.generation.completion import Completion
 from decodestep.generation.prompts import Prompt
 from decodestep.generation.run import Run
 from decodestep.sampling.params import SamplingParams
+from decodestep.sampling.row_processors import Processors
 
 if TYPE_CHECKING:
     from decodestep.models import Model
@@ -21,7 +22,7 @@ def generate(
     prompts: Prompt | Sequence[Prompt],
     params: SamplingParams | Sequence[SamplingParams] | None = None,
     *,
-    processors: Sequence[Callable[..., Any]] = (),
+    processors: Processors = (),
     stream: StreamCallback | None = None,
     cancelled: Callable[[], bool] | None = None,
 ) -> list[Completion]:
@@ -41,7 +42,8 @@ def generate(
     params: a `SamplingParams` for all prompts, or one for each; None for `SamplingParams()`. max_new_tokens is cut to what the
         context has room for. A prompt has num_return_sequences completions: samples, of which number k has the seed
         `random.sample_seed(seed, k)`, or beams.
-    processors: further callables (input_ids, scores) -> scores for all rows; see `Sampler`.
+    processors: further callables (input_ids, scores) -> scores for all rows, or a factory that is called with the index of the
+        prompt, once for each row: ``processors=lambda row: [...]``. Those with state need a factory. See `Sampler`.
     stream: called as stream(index, piece) for every token, on the calling thread. index counts the completions that were asked
         for, those of the first prompt first; piece is the whole characters that the token adds to the text (often ""). If it
         returns False, the row ends; if text was held back, it is called once more with that, and the result is ignored. The
@@ -52,8 +54,10 @@ def generate(
     A prompt with num_beams > 1 is searched by itself, after the samples of the others (see `beam_search`), and streamed when
     its search has ended. A search that is cancelled or out of time returns the beams that it has.
 
-    What `stream` or `cancelled` raises, and KeyboardInterrupt, ends the call at once and leaves nothing running. The pieces
-    until then have reached `stream`; `decodestep.stream` also keeps the tokens.
+    A row whose own code raises, a processor or the tokenizer's token_bytes, ends with finish_reason "error" and the exception
+    in `Completion.error`; the other rows take no notice. What `stream` or `cancelled` raises, and KeyboardInterrupt, ends the
+    call at once and leaves nothing running. The pieces until then have reached `stream`; `decodestep.stream` also keeps the
+    tokens.
 
     Returns a `Completion` for each sample, in order, and for a beam search num_return_sequences of them, best first, or fewer
     where the search found fewer; `Completion.row` is the index of the prompt. A row's tokens depend on its prompt, its params

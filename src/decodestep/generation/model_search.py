@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
@@ -12,12 +12,15 @@ from decodestep.generation.beam_logits import BeamLogits
 from decodestep.generation.beam_search import NextLogits, NoBeamError, SearchInterrupt, beam_search
 from decodestep.generation.completion import Completion
 from decodestep.models.decoder import PREFILL_BLOCK
+from decodestep.ops.decode_step import TokenLogprobs
 from decodestep.sampling.params import SamplingParams
-from decodestep.sampling.sampler import Row
+from decodestep.sampling.row import Row
 from decodestep.sampling.text_stream import TextStream
 
 if TYPE_CHECKING:
     from decodestep.models import Model
+
+ResultT = TypeVar("ResultT")
 
 
 class ModelSearch:
@@ -31,44 +34,52 @@ class ModelSearch:
     def __init__(self, model: Model, params: SamplingParams, row: Row, prompt_index: int) -> None:
         self._model, self._params, self._row, self._prompt_index = model, params, row, prompt_index
         self._prompt = list(row.history.tokens)
-        self._ends: Collection[int] = frozenset() if params.ignore_eos else model.tokenizer.end_token_ids
         self._interruption = ""  # the finish_reason of beams that were still alive when something ended the search
         self.completions: list[Completion] = []
 
     def run(self, cancelled: Callable[[], bool]) -> list[Completion]:
         """Searches, and returns the completions. cancelled: asked before every forward pass; True ends the search."""
-        params, length = self._params, self._params.max_new_tokens or 1
-        stop = None
-        if params.stop_strings or params.stop_token_ids:
-            stop = _stop(self._model.tokenizer.token_bytes, params.stop_strings, params.stop_token_ids)
         try:
-            beams = beam_search(
-                self._next_logits(BeamLogits(self._model, params.num_beams, len(self._prompt) + length), cancelled),
-                self._prompt,
-                vocab_size=self._model.config.vocab_size,
-                max_new_tokens=length,
-                num_beams=params.num_beams,
-                eos_token_ids=self._ends,
-                num_beam_groups=params.num_beam_groups,
-                diversity_penalty=params.diversity_penalty,
-                length_penalty=params.length_penalty,
-                early_stopping=params.early_stopping,
-                num_return_sequences=params.num_return_sequences,
-                processors=self._row.plan.processors,
-                do_sample=not params.greedy,
-                seed=self._row.seed or 0,
-                stop=stop,
-                top_logprobs=params.logprobs,
-            )
+            self.completions = [self._completion(beam) for beam in self._beams(cancelled)]
         except NoBeamError:
-            beams, self._interruption = [], "no_candidate"
-        self.completions = [self._completion(beam) for beam in beams] or [self._empty()]
+            self.drop("no_candidate")
+        except _RowError as error:
+            self._row.error = error.__cause__
+            self.drop("error")
+        if not self.completions:
+            self.drop(self._interruption)
         return self.completions
 
     def drop(self, reason: str) -> None:
-        """Ends the search before it runs."""
-        self._interruption = reason
-        self.completions = [self._empty()]
+        """Ends the search without a beam."""
+        logprobs: list[TokenLogprobs] | None = None if self._params.logprobs is None else []
+        self.completions = [
+            Completion("", [], self._prompt, reason, logprobs, self._row.seed, self._prompt_index, self._row.error)
+        ]
+
+    def _beams(self, cancelled: Callable[[], bool]) -> list[Beam]:
+        params, length = self._params, self._row.params.max_new_tokens or 1
+        stop = None
+        if params.stop_strings or params.stop_token_ids:
+            stop = _own(_stop(self._model.tokenizer.token_bytes, params.stop_strings, params.stop_token_ids))
+        return beam_search(
+            self._next_logits(BeamLogits(self._model, params.num_beams, len(self._prompt) + length), cancelled),
+            self._prompt,
+            vocab_size=self._model.config.vocab_size,
+            max_new_tokens=length,
+            num_beams=params.num_beams,
+            eos_token_ids=self._row.ends,
+            num_beam_groups=params.num_beam_groups,
+            diversity_penalty=params.diversity_penalty,
+            length_penalty=params.length_penalty,
+            early_stopping=params.early_stopping,
+            num_return_sequences=params.num_return_sequences,
+            processors=[_own(processor) for processor in self._row.plan.processors],
+            do_sample=not params.greedy,
+            seed=self._row.seed or 0,
+            stop=stop,
+            top_logprobs=params.logprobs,
+        )
 
     def _next_logits(self, logits: NextLogits, cancelled: Callable[[], bool]) -> NextLogits:
         """The same, run in blocks of the prompt, with a look at the clock and at `cancelled` before each forward pass."""
@@ -89,19 +100,30 @@ class ModelSearch:
         return next_logits
 
     def _completion(self, beam: Beam) -> Completion:
-        ended = "eos" if beam.token_ids[-1] in self._ends else "stop"
+        ended = "eos" if beam.token_ids[-1] in self._row.ends else "stop"
         reason = ended if beam.finished else self._interruption or "length"
-        text = TextStream(self._model.tokenizer.token_bytes, self._params.stop_strings)
+        text = TextStream(_own(self._model.tokenizer.token_bytes), self._params.stop_strings)
         for token in beam.token_ids:
             text.push(token)
         text.finish()
         seed = self._row.seed
         return Completion(text.text, beam.token_ids, self._prompt, reason, beam.logprobs, seed, self._prompt_index)
 
-    def _empty(self) -> Completion:
-        """What there is of a search that has no beam."""
-        reason, seed = self._interruption, self._row.seed
-        return Completion("", [], self._prompt, reason, None if self._params.logprobs is None else [], seed, self._prompt_index)
+
+class _RowError(Exception):
+    """What the search's own code raised, its cause, as opposed to what the model raised."""
+
+
+def _own(function: Callable[..., ResultT]) -> Callable[..., ResultT]:
+    """The function, with what it raises as a `_RowError`."""
+
+    def call(*arguments: Any) -> ResultT:
+        try:
+            return function(*arguments)
+        except Exception as error:
+            raise _RowError from error
+
+    return call
 
 
 def _stop(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from decodestep._base.checks import require
 from decodestep._base.dispatch import use_threads
@@ -13,7 +13,9 @@ from decodestep.generation.completion import Completion
 from decodestep.generation.model_search import ModelSearch
 from decodestep.generation.prompts import Prompt, prompt_ids, prompts_of
 from decodestep.sampling.params import SamplingParams
-from decodestep.sampling.sampler import Row, Sampler
+from decodestep.sampling.row import Row
+from decodestep.sampling.row_processors import Processors
+from decodestep.sampling.sampler import Sampler
 
 if TYPE_CHECKING:
     from decodestep.models import Model
@@ -37,7 +39,7 @@ class Run:
         model: Model,
         prompts: Prompt | Sequence[Prompt],
         params: SamplingParams | Sequence[SamplingParams] | None,
-        processors: Sequence[Callable[..., Any]],
+        processors: Processors,
         cancelled: Callable[[], bool] | None,
     ) -> None:
         given = prompts_of(prompts)
@@ -47,17 +49,24 @@ class Run:
         self._model = model
         self._cancelled = cancelled or (lambda: False)
         self._prompts: list[list[Row] | ModelSearch] = []
-        sampler = _sampler(model, processors)
+        sampler = Sampler(
+            [],
+            vocab_size=model.config.vocab_size,
+            eos_token_id=model.tokenizer.end_token_ids,
+            processors=processors,
+            token_bytes=model.tokenizer.token_bytes,
+        )
         indices: list[int] = []  # of each row of the batch, that of its completion
         self._searches: list[tuple[int, ModelSearch]] = []  # those that have not run, with the index of the first beam
         first = 0
         for i, (p, prompt) in enumerate(zip(each, ids, strict=True)):
             if p.num_beams == 1:
-                self._prompts.append([sampler.rows[sampler.add(sample, prompt)] for sample in p.samples()])
+                self._prompts.append([sampler.rows[sampler.add(sample, prompt, number=i)] for sample in p.samples()])
                 indices += range(first, first + p.num_return_sequences)
             else:
-                alone = _sampler(model, processors)
-                search = ModelSearch(model, p, alone.rows[alone.add(p.without_beams(), prompt)], i)
+                row = sampler.rows[place := sampler.add(p.without_beams(), prompt, number=i)]
+                sampler.remove(place)
+                search = ModelSearch(model, p, row, i)
                 self._prompts.append(search)
                 self._searches.append((first, search))
             first += p.num_return_sequences
@@ -116,17 +125,9 @@ def _within_context(model: Model, ids: list[int], params: SamplingParams) -> Sam
     return replace(params, max_new_tokens=min(room, params.max_new_tokens or room))
 
 
-def _sampler(model: Model, processors: Sequence[Callable[..., Any]]) -> Sampler:
-    return Sampler(
-        [],
-        vocab_size=model.config.vocab_size,
-        eos_token_id=model.tokenizer.end_token_ids,
-        processors=processors,
-        token_bytes=model.tokenizer.token_bytes,
-    )
-
-
 def _completion(row: Row, prompt: list[int], prompt_index: int) -> Completion:
     tokens = row.history.tokens[len(prompt) :]
     logprobs = row.logprobs if row.params.logprobs is not None else None
-    return Completion(row.text.text if row.text else "", tokens, prompt, row.reason, logprobs, row.seed, prompt_index)
+    return Completion(
+        row.text.text if row.text else "", tokens, prompt, row.reason, logprobs, row.seed, prompt_index, row.error
+    )

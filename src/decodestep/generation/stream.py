@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -15,6 +15,7 @@ from decodestep.generation.completion import Completion
 from decodestep.generation.prompts import Prompt
 from decodestep.generation.run import Run
 from decodestep.sampling.params import SamplingParams
+from decodestep.sampling.row_processors import Processors
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -27,7 +28,7 @@ def stream(
     prompt: Prompt,
     params: SamplingParams | None = None,
     *,
-    processors: Sequence[Callable[..., Any]] = (),
+    processors: Processors = (),
 ) -> CompletionStream:
     """The pieces of a prompt's completion, as they are generated: ``for piece in stream(model, prompt): ...``
 
@@ -50,7 +51,7 @@ def astream(
     prompt: Prompt,
     params: SamplingParams | None = None,
     *,
-    processors: Sequence[Callable[..., Any]] = (),
+    processors: Processors = (),
 ) -> AsyncCompletionStream:
     """`stream` for asyncio: ``async for piece in astream(model, prompt): ...``; the arguments are the same.
 
@@ -69,7 +70,7 @@ class CompletionStream:
     pass that is under way is the last one. What the row's own processors raise, its reader gets.
     """
 
-    def __init__(self, model: Model, prompt: Prompt, params: SamplingParams, processors: Sequence[Callable[..., Any]]) -> None:
+    def __init__(self, model: Model, prompt: Prompt, params: SamplingParams, processors: Processors) -> None:
         self._lock = threading.Lock()  # held while the model runs
         self._closed = threading.Event()
         self._pieces: list[str] = []
@@ -131,15 +132,18 @@ class CompletionStream:
         except BaseException:
             self._finish()
             raise
-        self._finish()
+        if self._finish() and self._completion and self._completion.error:
+            raise self._completion.error
         return None
 
-    def _finish(self) -> None:
-        """Keeps the completion, and lets go of everything else."""
+    def _finish(self) -> bool:
+        """Keeps the completion, and lets go of everything else; False where that has been done."""
         run, self._run = self._run, None
-        if run is not None:
-            run.end_all("cancelled")
-            self._completion = replace(run.completions()[0], text="".join(self._pieces))
+        if run is None:
+            return False
+        run.end_all("cancelled")
+        self._completion = replace(run.completions()[0], text="".join(self._pieces))
+        return True
 
 
 class AsyncCompletionStream:

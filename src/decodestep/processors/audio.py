@@ -102,6 +102,8 @@ class WhisperNoSpeechDetection(LogitsProcessor):
     Source: Radford et al., 2022; as in transformers 5.23.
     """
 
+    stateful = True
+
     def __init__(self, no_speech_token: int, begin_index: int, scores_is_logprobs: bool = False) -> None:
         self.no_speech_token = no_speech_token
         self.start_of_trans_offset = begin_index
@@ -245,6 +247,8 @@ class DiaEOSDelayPatternLogitsProcessor(LogitsProcessor):
     Keeps state: one object serves one generation.
     Source: Nari Labs, Dia-1.6B, 2025. Deviation from transformers 5.23: the given scores are not written to.
     """
+
+    stateful = True
 
     def __init__(self, delay_pattern: list[int], eos_token_id: int, max_generation_len: int, device: Any = "cpu") -> None:
         self.num_channels = len(delay_pattern)

@@ -19,6 +19,10 @@ class LogitsProcessor:
     # Read by transformers' continuous batching: whether rows of different lengths may share a call; None where not known.
     supports_continuous_batching: bool | None = None
 
+    # Whether an object remembers something from one call to the next. Such an object serves one row, or one batch that is
+    # always called as a whole; a Sampler refuses it for a second row.
+    stateful: bool = False
+
     def __call__(self, input_ids: Array, scores: ArrayT) -> ArrayT:
         raise NotImplementedError(f"{type(self).__name__}: a subclass must define __call__")
 

@@ -47,6 +47,8 @@ class UnbatchedClassifierFreeGuidanceLogitsProcessor(LogitsProcessor):
     Source: Sanchez et al., "Stay on topic with classifier-free guidance", 2023; as in transformers 5.23.
     """
 
+    stateful = True
+
     def __init__(
         self,
         guidance_scale: float,

@@ -128,6 +128,11 @@ class PrefixConstrainedLogitsProcessor(LogitsProcessor):
         self._prefix_allowed_tokens_fn = prefix_allowed_tokens_fn
         self._num_beams = num_beams
 
+    def of_item(self, item: int) -> PrefixConstrainedLogitsProcessor:
+        """The same for a batch that has only this item of a larger one: the function is called with this index."""
+        allowed = self._prefix_allowed_tokens_fn
+        return PrefixConstrainedLogitsProcessor(lambda index, ids: allowed(item + index, ids), self._num_beams)
+
     def __call__(self, input_ids: Array, scores: ArrayT) -> ArrayT:
         xp = namespace(scores)
         mask = full(xp, scores, NEGATIVE_INFINITY)

@@ -52,6 +52,8 @@ class SynthIDTextWatermarkLogitsProcessor(LogitsProcessor):
     transformers 5.23.
     """
 
+    stateful = True
+
     def __init__(
         self,
         ngram_len: int,

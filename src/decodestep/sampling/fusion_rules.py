@@ -19,6 +19,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from decodestep import processors as p
+from decodestep._base.checks import require
 from decodestep.ops.decode_step import steps as s
 from decodestep.ops.decode_step.rows import Part
 from decodestep.ops.decode_step.steps import Step
@@ -112,7 +113,10 @@ def repetition_penalty(processor: p.RepetitionPenaltyLogitsProcessor, vocab: int
 
 @rule(p.EncoderRepetitionPenaltyLogitsProcessor, "patch")
 def encoder_repetition_penalty(processor: p.EncoderRepetitionPenaltyLogitsProcessor, vocab: int) -> Part:
-    return (s.Penalise(np.unique(np.asarray(processor.encoder_input_ids)).astype(np.int64), processor.penalty),)
+    ids = np.asarray(processor.encoder_input_ids)
+    ok = ids.ndim == 2 and len(ids) == 1
+    require(ok, "plan", "encoder_input_ids", "one row: those of the row that the processor serves", ids)
+    return (s.Penalise(np.unique(ids).astype(np.int64), processor.penalty),)
 
 
 @rule(p.PresenceFrequencyPenaltyLogitsProcessor, "patch")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import secrets
 import textwrap
 from collections.abc import Iterable, Mapping
@@ -11,7 +12,9 @@ from typing import TYPE_CHECKING, Any
 from decodestep._base.checks import require
 from decodestep.random import sample_seed
 from decodestep.sampling import request_formats, rules
+from decodestep.sampling.frozen_mapping import FrozenMapping
 from decodestep.sampling.rules import Rule, integer, or_none
+from decodestep.sampling.spellings import spelled
 
 if TYPE_CHECKING:
     from transformers import GenerationConfig
@@ -55,8 +58,10 @@ class SamplingParams:
     {fields}
 
     `SamplingParams()` samples from the whole distribution. Where a field holds several items, any iterable of them is taken but
-    a string or a mapping, and kept as a tuple; stop_strings may also be one string. Raises ValueError for a value outside the
-    rules, or for fields that do not go together.
+    a string or a mapping, and kept as a tuple; stop_strings may also be one string. Mappings are copied. Objects are hashable,
+    and equal where their fields are. max_tokens, max_completion_tokens, stop and n, as OpenAI and vLLM call max_new_tokens,
+    stop_strings and num_return_sequences, are taken too. Raises ValueError for a value outside the rules, or for fields that do
+    not go together; for a keyword that is no field an error that is a ValueError and a TypeError.
     """
 
     max_new_tokens: int | None = _field(
@@ -65,9 +70,15 @@ class SamplingParams:
         "ends the row after this many tokens; None: when the context is full",
         section="Length and end",
     )
+    max_length: int | None = _field(
+        None, or_none(integer(1)), "ends the row when prompt and generated tokens together are this many; None is off"
+    )
     min_length: int = _field(0, integer(0), "no end token before prompt and generated tokens together are this many; 0 is off")
     min_new_tokens: int = _field(0, integer(0), "no end token before this many generated tokens; 0 is off")
     min_tokens: int = _field(0, integer(0), "as min_new_tokens, and no stop token either; 0 is off")
+    eos_token_id: int | tuple[int, ...] | None = _several(
+        None, or_none(rules.ID_OR_IDS), "the end tokens of the row; None: those of the model"
+    )
     ignore_eos: bool = _field(False, rules.BOOL, "whether end tokens do not end the row")
     stop_token_ids: tuple[int, ...] = _several((), rules.IDS, "further tokens that end the row")
     stop_strings: tuple[str, ...] = _several(
@@ -99,7 +110,7 @@ class SamplingParams:
         "added to the score of the last of these tokens where the row ends with those before it; None is off",
     )
     logit_bias: Mapping[int, float] | None = _field(
-        None, or_none(rules.ID_BIASES), "added to the scores of tokens; None is off"
+        None, or_none(rules.ID_BIASES), "added to the scores of tokens; -inf forbids a token; None is off"
     )
     bad_words_ids: tuple[tuple[int, ...], ...] = _several((), rules.SEQUENCES, "sequences of tokens that must not occur")
     suppress_tokens: tuple[int, ...] = _several((), rules.IDS, "tokens that are never drawn")
@@ -125,7 +136,7 @@ class SamplingParams:
         "scores are divided by it; 1 is off, 0 takes the most likely token",
         section="Shape of the distribution",
     )
-    top_k: int = _field(0, integer(0), "keeps the k most likely tokens; 0 is off")
+    top_k: int = _field(0, rules.TOP_K, "keeps the k most likely tokens; 0 and -1 are off")
     top_p: float = _field(1.0, rules.SHARE, "keeps the most likely tokens until their probabilities sum to p; 1 is off")
     min_p: float = _field(0.0, rules.SHARE, "keeps tokens of at least this share of the largest probability; 0 is off")
     top_h: float = _field(1.0, rules.POSITIVE_SHARE, "keeps the most likely tokens up to this share of the entropy; 1 is off")
@@ -194,6 +205,11 @@ class SamplingParams:
                 object.__setattr__(self, each.name, value)
             rule, legal = each.metadata["rule"]
             require(legal(value), _OP, each.name, rule, repr(value))
+            if isinstance(value, Mapping):
+                items = {key: _as_tuples(item) for key, item in value.items()}
+                object.__setattr__(self, each.name, FrozenMapping(items))
+        if self.top_k == -1:
+            object.__setattr__(self, "top_k", 0)
         self._check_beams()
         self._check_watermark()
         missing = [name for name in self.active_samplers if self.samplers is not None and name not in self.samplers]
@@ -253,7 +269,8 @@ class SamplingParams:
         """The parameters of a transformers GenerationConfig, as `generate` would read it.
 
         config: a GenerationConfig, or a mapping of its fields. Where it does not say do_sample it is greedy, and where it
-            samples and does not say top_k, that is 50. max_length is not read: it counts the prompt, which is not known here.
+            samples and does not say top_k, that is 50. max_length counts where there is no max_new_tokens. Fields about the
+            cache, the form of the result, padding and the speed of assisted generation are left out, as they change no token.
         changes: fields of SamplingParams that replace those of the config.
 
         Raises ValueError for a field that is set to something that this library does not do.
@@ -264,13 +281,13 @@ class SamplingParams:
     def from_openai(cls, body: Mapping[str, Any], **changes: Any) -> SamplingParams:
         """The parameters of an OpenAI completions or chat-completions request.
 
-        body: the request. max_tokens and max_completion_tokens -> max_new_tokens; stop -> stop_strings; logit_bias with its
-            string keys; logprobs and top_logprobs, or logprobs as a number, -> logprobs; a negative seed counts from 2^64.
-            Other names of SamplingParams are taken as they are. The prompt and the transport (model, messages, prompt, stream,
-            user ...) are left to the caller.
+        body: the request. max_tokens and max_completion_tokens -> max_new_tokens; stop -> stop_strings; n ->
+            num_return_sequences; logit_bias with its string keys; logprobs and top_logprobs, or logprobs as a number, ->
+            logprobs; a negative seed counts from 2^64. Other names of SamplingParams are taken as they are. The prompt and the
+            transport (model, messages, prompt, stream, user ...) are left to the caller.
         changes: fields of SamplingParams that replace those of the request.
 
-        Raises ValueError for every other field, for n or best_of above 1, for a response that is not text, for two fields that
+        Raises ValueError for every other field, for best_of above 1, for a response that is not text, for two fields that
         contradict each other, and outside the intervals of the interface.
         """
         return cls(**{**request_formats.from_openai(body, _DEFAULTS.keys()), **changes})
@@ -298,5 +315,14 @@ def _sentence(text: str) -> str:
     return f"{text[0].upper()}{text[1:]}."
 
 
+def _taking_other_spellings(init: Any) -> Any:
+    @functools.wraps(init)
+    def take(self: SamplingParams, *arguments: Any, **given: Any) -> None:
+        init(self, *arguments, **spelled(given, _DEFAULTS.keys()))
+
+    return take
+
+
 _DEFAULTS = {each.name: each.default for each in fields(SamplingParams)}
+SamplingParams.__init__ = _taking_other_spellings(SamplingParams.__init__)  # type: ignore[method-assign]
 SamplingParams.__doc__ = (SamplingParams.__doc__ or "").replace("{fields}", _field_lines())

@@ -10,8 +10,10 @@ from collections.abc import Mapping, Set
 from typing import Any
 
 from decodestep._base.checks import is_int, is_real, refuse, require
+from decodestep.sampling.spellings import SAME
 
-# Fields of a GenerationConfig that are not about which token is drawn, or that come from the model or the call here.
+# Fields of a GenerationConfig that change no token of a decoder's text: the cache, the form of the result, padding, the first
+# token of a text without a prompt, and how an assistant model, which is not part of a config, guesses ahead.
 _NOT_ABOUT_SAMPLING = {
     "use_cache",
     "cache_implementation",
@@ -19,7 +21,6 @@ _NOT_ABOUT_SAMPLING = {
     "max_cache_len",
     "pad_token_id",
     "bos_token_id",
-    "eos_token_id",
     "decoder_start_token_id",
     "output_attentions",
     "output_hidden_states",
@@ -33,13 +34,10 @@ _NOT_ABOUT_SAMPLING = {
     "prefill_chunk_size",
     "transformers_version",
     "_from_model_config",
-    "max_length",
-    "is_assistant",
     "num_assistant_tokens",
     "num_assistant_tokens_schedule",
     "assistant_confidence_threshold",
     "max_matching_ngram_size",
-    "assistant_early_exit",
     "assistant_lookbehind",
     "target_lookbehind",
     "assistant_ensemble_weight",
@@ -60,7 +58,7 @@ _NOT_ABOUT_SAMPLING_IN_OPENAI = {
     "prompt_cache_retention",
 }
 # Fields of an OpenAI request that are not supported, and the one value that is accepted because it means the default.
-_OPENAI_DEFAULTS = {"n": 1, "best_of": 1, "echo": False, "modalities": ["text"], "response_format": {"type": "text"}}
+_OPENAI_DEFAULTS = {"best_of": 1, "echo": False, "modalities": ["text"], "response_format": {"type": "text"}}
 
 
 def from_generation_config(config: Any, known: Set[str]) -> dict[str, Any]:
@@ -74,6 +72,10 @@ def from_generation_config(config: Any, known: Set[str]) -> dict[str, Any]:
     )
     require(not unknown, "from_generation_config", "config", "of fields that are understood", ", ".join(unknown))
     taken = {name: value for name, value in given.items() if name in known and value is not None}
+    if "max_new_tokens" in taken:
+        taken.pop("max_length", None)  # as in transformers, where it decides
+    elif "max_length" in taken:
+        taken["max_new_tokens"] = None
     taken.setdefault("do_sample", False)
     if taken["do_sample"]:
         taken.setdefault("top_k", 50)
@@ -105,8 +107,8 @@ def from_openai(body: Mapping[str, Any], known: Set[str]) -> dict[str, Any]:
         if name in _OPENAI_RANGES:
             low, high = _OPENAI_RANGES[name]
             require(is_real(value) and low <= value <= high, "from_openai", name, f"in [{low}, {high}]", repr(value))
-        if name in _RENAMED:
-            first = taken.setdefault(_RENAMED[name], value)
+        if name in SAME:
+            first = taken.setdefault(SAME[name], value)
             require(first == value, "from_openai", name, f"{first!r}, as another field says", repr(value))
         elif name == "seed" and is_int(value):
             taken["seed"] = int(value) % 2**64 if -(2**63) <= value < 0 else value
@@ -123,7 +125,6 @@ def from_openai(body: Mapping[str, Any], known: Set[str]) -> dict[str, Any]:
     return taken
 
 
-_RENAMED = {"max_tokens": "max_new_tokens", "max_completion_tokens": "max_new_tokens", "stop": "stop_strings"}
 _OPENAI_RANGES = {"temperature": (0, 2), "top_p": (0, 1), "presence_penalty": (-2, 2), "frequency_penalty": (-2, 2)}
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from decodestep._base.checks import is_finite, is_int, require
+from decodestep._base.checks import is_finite, is_int, is_real, require
 
 Rule = tuple[str, Callable[[Any], bool]]
 
@@ -47,8 +48,12 @@ def _are_strings(value: Any) -> bool:
     return isinstance(value, tuple) and all(isinstance(item, str) and item for item in value)
 
 
-def _are_biases(value: Any, is_key: Callable[[Any], bool]) -> bool:
-    return isinstance(value, Mapping) and all(is_key(key) and is_finite(bias) for key, bias in value.items())
+def _are_biases(value: Any, is_key: Callable[[Any], bool], is_bias: Callable[[Any], bool]) -> bool:
+    return isinstance(value, Mapping) and all(is_key(key) and is_bias(bias) for key, bias in value.items())
+
+
+def _is_below_infinity(value: Any) -> bool:
+    return is_real(value) and value < math.inf
 
 
 def _is_decay(value: Any) -> bool:
@@ -71,10 +76,11 @@ SOME_IDS: Rule = ("at least one token id", lambda v: _are_ids(v) and len(v) > 0)
 ID_OR_IDS: Rule = ("a token id or several", lambda v: _is_id(v) or (_are_ids(v) and len(v) > 0))
 SEQUENCES: Rule = ("non-empty lists of ids", _are_sequences)
 STRINGS: Rule = ("non-empty strings", _are_strings)
-ID_BIASES: Rule = ("a mapping of ids to finite numbers", lambda v: _are_biases(v, _is_id))
+TOP_K: Rule = ("an integer in [-1, 2^31)", lambda v: is_int(v) and -1 <= v < 2**31)
+ID_BIASES: Rule = ("a mapping of ids to numbers below inf", lambda v: _are_biases(v, _is_id, _is_below_infinity))
 SEQUENCE_BIASES: Rule = (
     "a mapping of tuples of ids to finite numbers",
-    lambda v: _are_biases(v, lambda key: _are_ids(key) and len(key) > 0),
+    lambda v: _are_biases(v, lambda key: _are_ids(key) and len(key) > 0, is_finite),
 )
 DECAY: Rule = ("a pair of an integer >= 0 and a number > 0", _is_decay)
 EARLY_STOPPING: Rule = ("True, False or 'never'", lambda v: isinstance(v, bool) or v == "never")

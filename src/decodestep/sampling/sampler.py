@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,7 +16,9 @@ from decodestep.ops.decode_step import TokenLogprobs, decode_step
 from decodestep.ops.decode_step.rows import ENDS, NativeRow, new_row, step_rows
 from decodestep.sampling.build_processors import processors_of
 from decodestep.sampling.params import SamplingParams
-from decodestep.sampling.plan import Plan, plan
+from decodestep.sampling.plan import plan
+from decodestep.sampling.row import Row
+from decodestep.sampling.row_processors import Processors, RowProcessors
 from decodestep.sampling.text_stream import TextStream
 from decodestep.sampling.token_history import History
 
@@ -24,6 +26,7 @@ _OP = "Sampler"
 
 # Fields of SamplingParams that name tokens, one or several, and those that name sequences of tokens.
 _TOKEN_FIELDS = (
+    "eos_token_id",
     "stop_token_ids",
     "suppress_tokens",
     "begin_suppress_tokens",
@@ -42,7 +45,7 @@ class StepResult(NamedTuple):
     tokens: int64 (B,), in the kind of the logits. -1 for a row that had ended before, and for one without a candidate.
     logprobs: a `TokenLogprobs` for each row that asks for them and drew a token, else None.
     done: bool (B,), NumPy: whether the row has ended, now or before.
-    reason: why it has ended: "eos", "stop", "length", "time", "no_candidate" or "cancelled"; "" while it goes on.
+    reason: why it has ended: "eos", "stop", "length", "time", "no_candidate", "cancelled" or "error"; "" while it goes on.
     text: the whole characters that the token adds to the row's text, and at its end what was held back; "" without token_bytes.
     """
 
@@ -51,57 +54,6 @@ class StepResult(NamedTuple):
     done: np.ndarray
     reason: tuple[str, ...]
     text: tuple[str, ...]
-
-
-@dataclass(slots=True)
-class Row:
-    """One sequence: its parameters, its tokens, and why it has ended (`reason`, empty while it goes on).
-
-    params: those given, with the seed that the row draws by. native: the core's side of it. text: None without token_bytes.
-    started: time.monotonic() when it was added.
-    logprobs: those of every token so far, where params.logprobs asks for them.
-    """
-
-    params: SamplingParams
-    history: History
-    plan: Plan
-    native: NativeRow
-    text: TextStream | None
-    started: float
-    reason: str = ""
-    logprobs: list[TokenLogprobs] = field(default_factory=list)
-
-    @property
-    def seed(self) -> int | None:
-        """The seed of the row's draws, given or new; None for a row that draws nothing and was given none."""
-        return self.params.seed
-
-    @property
-    def watched(self) -> bool:
-        """Whether Python must look at the row after each step: for its text, its log-probabilities or its deadline."""
-        return bool(self.text or self.params.logprobs is not None or self.params.max_time)
-
-    def late(self) -> bool:
-        return self.params.max_time is not None and time.monotonic() - self.started > self.params.max_time
-
-    def accept(self, token: int, reason: str) -> str:
-        """Adds a token to the text and ends the row if it is time to; returns the text that becomes final.
-
-        token: what the core drew and appended to the history, or -1. reason: why that ends the row, "" where it does not; stop
-        strings and the deadline are checked here, because the core does not know them.
-        """
-        piece = self.text.push(token) if self.text and token >= 0 else ""
-        if self.text and self.text.stopped and reason != "eos":
-            reason = "stop"
-        elif not reason and self.late():
-            reason = "time"
-        return piece + self.end(reason) if reason else piece
-
-    def end(self, reason: str) -> str:
-        """Ends the row; returns the text that was held back."""
-        self.reason = reason
-        self.native.ended = True
-        return self.text.finish() if self.text else ""
 
 
 class _Batch(NamedTuple):
@@ -125,9 +77,13 @@ class Sampler:
     eos_token_id: an id, several, or None for no end token.
     prompt_ids: the prompt of each row, a sequence of sequences of ids in [0, V); None for rows without a prompt, one for each
         of params.
-    processors: further callables (input_ids, scores) -> scores for all rows, each called for one row at a time with NumPy
-        arrays (1, length) and (1, V). They run where transformers puts a user's own: before the temperature. The attributes of
-        those that run fused are read once, when a row is added (`explain` says which run fused).
+    processors: further callables (input_ids, scores) -> scores, each called for one row at a time with NumPy arrays (1, length)
+        and (1, V): a sequence of them for all rows, or a factory, a function of one argument that returns a sequence:
+        ``processors=lambda row: [...]`` is called once for each row, with its number, when the row is added. One that keeps
+        state from call to call, which its class says with ``stateful = True``, needs a factory where there are several rows.
+        The function of a PrefixConstrainedLogitsProcessor is called with the row's number as the index of the batch item.
+        They run where transformers puts a user's own: before the temperature. The attributes of those that run fused are
+        read once, when a row is added (`explain` says which run fused).
     token_bytes: token id -> bytes of text; required for stop strings and for `StepResult.text`.
 
     `rows` holds the rows, for reading. `add` and `remove` change them between steps. A row's tokens depend on its own logits,
@@ -143,13 +99,14 @@ class Sampler:
         vocab_size: int,
         eos_token_id: int | Collection[int] | None = None,
         prompt_ids: Sequence[Sequence[int]] | None = None,
-        processors: Sequence[Callable[..., Any]] = (),
+        processors: Processors = (),
         token_bytes: Callable[[int], bytes] | None = None,
     ) -> None:
         require(is_int(vocab_size) and vocab_size >= 1, _OP, "vocab_size", "an integer >= 1", vocab_size)
         self.vocab_size = int(vocab_size)
         self._ends = frozenset(self._ids("eos_token_id", _as_several(eos_token_id)))
-        self._processors = tuple(processors)
+        self._processors = RowProcessors(_OP, processors)
+        self._added = 0
         self._token_bytes = token_bytes
         self.rows: list[Row] = []
         self._batch: _Batch | None = None  # None once a row has come or gone
@@ -163,19 +120,23 @@ class Sampler:
         for row_params, ids in zip(each, prompts, strict=True):
             self.add(row_params, ids)
 
-    def add(self, params: SamplingParams, prompt_ids: Sequence[int] = ()) -> int:
+    def add(self, params: SamplingParams, prompt_ids: Sequence[int] = (), *, number: int | None = None) -> int:
         """Appends a row and returns its index, which is also its place in the logits of the next step.
 
         params: of one beam and one sample (`generate` has several). Where its seed is None, the row draws a new one now, of 64
             bits from the system's entropy: `Row.seed`. prompt_ids: token ids in [0, V).
+        number: what the factory of `processors` is called with; None for how many rows have been added before.
 
         Raises ValueError, and adds nothing, for params that name an id outside the vocabulary or whose processors make no sense
         in their order, and for stop strings without token_bytes.
         """
         self._check_params(params)
-        (params,) = params.samples()
+        number = self._added if number is None else number
         prompt = self._ids("prompt_ids", prompt_ids)
-        history, row_plan = History(prompt), plan(self._chain(params, len(prompt)), self.vocab_size)
+        (params,) = _within_length(params, len(prompt)).samples()
+        ends = self._ends if params.eos_token_id is None else frozenset(_as_several(params.eos_token_id))
+        history, row_plan = History(prompt), plan(self._chain(params, len(prompt), ends, number), self.vocab_size)
+        ends = frozenset() if params.ignore_eos else ends
         native = new_row(
             self.vocab_size,
             history,
@@ -183,13 +144,15 @@ class Sampler:
             greedy=params.greedy,
             seed=params.seed or 0,
             top_logprobs=params.logprobs,
-            ends=() if params.ignore_eos else self._ends,
+            ends=ends,
             stops=params.stop_token_ids,
             limit=params.max_new_tokens,
         )
         text = TextStream(self._token_bytes, params.stop_strings) if self._token_bytes else None
-        self.rows.append(Row(params, history, row_plan, native, text, time.monotonic()))
+        self.rows.append(Row(params, history, row_plan, native, text, ends, time.monotonic()))
         self._batch = None
+        self._added += 1
+        self._processors.served = True
         return len(self.rows) - 1
 
     def remove(self, index: int) -> None:
@@ -207,7 +170,7 @@ class Sampler:
         have ended are processed too. Nothing is drawn, and no row changes.
         Raises ValueError for logits of another shape or dtype, and whatever a processor raises.
         """
-        scores = self._apply_unfused(self._view(logits), include_ended=True)
+        scores = self._apply_unfused(self._view(logits))
         steps, positions = [row.plan.tail.steps(row.history) for row in self.rows], [len(row.history) for row in self.rows]
         processed: ArrayT = arrays.like(logits, decode_step(scores, steps, position=positions, need_processed=True).processed)
         return processed
@@ -218,23 +181,50 @@ class Sampler:
         logits: (B, V), one row for each of `rows`, float32, float16 or bfloat16, NumPy or torch, rows at any distance. Not
             written to. The logits of rows that have ended are not read.
 
-        Returns a `StepResult`.
-        Raises ValueError for logits of another shape or dtype, and whatever a user's processor raises: then no row has changed,
-        and the step may be repeated. What token_bytes raises comes after the draw: then some rows are one token further than
-        others, and the Sampler must be dropped.
+        Returns a `StepResult`. A row whose processor or whose token_bytes raises an Exception ends with the reason "error" and
+        keeps it in `Row.error`; the other rows take no notice. One that its processor ends has token -1.
+        Raises ValueError for logits of another shape or dtype; then no row has changed, and the step may be repeated. What is
+        no Exception, as KeyboardInterrupt, ends every row with the reason "error" and is raised.
         """
+        try:
+            return self._step(logits)
+        except Exception:
+            raise
+        except BaseException as error:  # it may come after the draw and before the text: no row may go on from there
+            for row in self.rows:
+                if not row.reason:
+                    row.fail(error)
+            raise
+
+    def _step(self, logits: Array) -> StepResult:
         native, any_unfused, any_watched = self._batch or self._gather()
         array = self._view(logits)
+        held: dict[int, str] = {}  # what rows that failed had held back, by their index
         if any_unfused:
-            array = self._apply_unfused(array, include_ended=False)
-        tokens, ends, reported = step_rows(array, native)
+            array = self._apply_unfused(array, held)
+        tokens, ends, reported = self._draw(array, native, held)
         drawn = tokens if type(logits) is np.ndarray else arrays.like(logits, tokens)
         if ends is None and not any_watched:
             batch = len(native)
             # tuple.__new__, because StepResult's own constructor is a Python function: 0.1 us of the 1.6 of a step of one row.
             nothing = ("",) * batch
             return tuple.__new__(StepResult, (drawn, (None,) * batch, np.zeros(batch, np.bool_), nothing, nothing))
-        return self._report(drawn, tokens.tolist(), ends or bytes(len(native)), reported)
+        return self._report(drawn, tokens.tolist(), ends or bytes(len(native)), reported, held)
+
+    def _draw(self, logits: np.ndarray, native: list[NativeRow], held: dict[int, str]) -> Any:
+        """What `step_rows` returns; rows whose fused processors cannot compute their steps end before it."""
+        try:
+            return step_rows(logits, native)
+        except Exception:  # no row has changed; the row to blame, if any, raises it again
+            for i, row in enumerate(self.rows):
+                if not row.reason:
+                    try:
+                        row.plan.tail.steps(row.history)
+                    except Exception as error:
+                        held[i] = row.fail(error)
+            if not held:
+                raise
+        return step_rows(logits, native)
 
     def explain(self) -> str:
         """The plan of each row in words, one line for each processor and one for the draw; rows of one plan share it."""
@@ -258,23 +248,29 @@ class Sampler:
             for ids in getattr(params, name) or ():
                 self._ids(name, ids)
 
-    def _chain(self, params: SamplingParams, prompt_length: int) -> list[Any]:
+    def _chain(self, params: SamplingParams, prompt_length: int, ends: frozenset[int], number: int) -> list[Any]:
         """The processors of a row, the user's own before the first warper."""
-        chain = processors_of(params, prompt_length=prompt_length, vocab_size=self.vocab_size, eos_token_ids=self._ends)
+        chain = processors_of(params, prompt_length=prompt_length, vocab_size=self.vocab_size, eos_token_ids=ends)
         first = next((i for i, processor in enumerate(chain) if type(processor).__name__.endswith("Warper")), len(chain))
-        return [*chain[:first], *self._processors, *chain[first:]]
+        return [*chain[:first], *self._processors.of_row(number), *chain[first:]]
 
-    def _report(self, drawn: Array, tokens: list[int], ends: bytes, reported: Sequence[Any] | None) -> StepResult:
+    def _report(
+        self, drawn: Array, tokens: list[int], ends: bytes, reported: Sequence[Any] | None, held: dict[int, str]
+    ) -> StepResult:
         """The result of a step, row by row: log-probabilities, text, and what Python alone can see to end a row."""
         pieces = [""] * len(self.rows)
         logprobs: list[TokenLogprobs | None] = [None] * len(self.rows)
         for i, (row, token, end) in enumerate(zip(self.rows, tokens, ends, strict=True)):
             if row.reason:
+                pieces[i] = held.get(i, "")
                 continue
             if reported is not None and reported[i] is not None:
                 logprob = logprobs[i] = TokenLogprobs(*reported[i])
                 row.logprobs.append(logprob)
-            pieces[i] = row.accept(token, ENDS[end])
+            try:
+                pieces[i] = row.accept(token, ENDS[end])
+            except Exception as error:
+                pieces[i] = row.fail(error)
         reasons = tuple([row.reason for row in self.rows])
         done = np.array([reason != "" for reason in reasons], np.bool_)
         return StepResult(drawn, tuple(logprobs), done, reasons, tuple(pieces))
@@ -293,14 +289,23 @@ class Sampler:
         )
         return self._batch
 
-    def _apply_unfused(self, logits: np.ndarray, *, include_ended: bool) -> np.ndarray:
-        """The logits, or a copy in which the rows' unfused processors have run, up to the fused tail of their plans."""
-        rows = [(i, row) for i, row in enumerate(self.rows) if row.plan.unfused and (include_ended or not row.reason)]
+    def _apply_unfused(self, logits: np.ndarray, held: dict[int, str] | None = None) -> np.ndarray:
+        """The logits, or a copy in which the rows' unfused processors have run, up to the fused tail of their plans.
+
+        held: where a processor raises, its row ends, and what it had held back is put here; rows that have ended are left out.
+            None: nothing ends, and all rows are processed.
+        """
+        rows = [(i, row) for i, row in enumerate(self.rows) if row.plan.unfused and (held is None or not row.reason)]
         if not rows:
             return logits
         scores = logits.astype(np.float64 if logits.dtype == np.float64 else np.float32)
         for i, row in rows:
-            scores[i] = row.plan.apply_unfused(logits[i], row.history)
+            try:
+                scores[i] = row.plan.apply_unfused(logits[i], row.history)
+            except Exception as error:
+                if held is None:
+                    raise
+                held[i] = row.fail(error)
         return scores
 
     def _ids(self, name: str, ids: Any) -> list[int]:
@@ -310,6 +315,15 @@ class Sampler:
         if not all(is_int(i) and 0 <= i < self.vocab_size for i in column):
             refuse(_OP, name, f"token ids in [0, {self.vocab_size})", plain)
         return [int(i) for i in column]
+
+
+def _within_length(params: SamplingParams, prompt_length: int) -> SamplingParams:
+    """The params with max_length as a max_new_tokens."""
+    if params.max_length is None:
+        return params
+    room = params.max_length - prompt_length
+    require(room >= 1, _OP, "max_length", f"above the {prompt_length} tokens of the prompt", params.max_length)
+    return replace(params, max_length=None, max_new_tokens=min(room, params.max_new_tokens or room))
 
 
 def _as_several(ids: Any) -> Any:

@@ -1,0 +1,71 @@
+"""Row: one sequence of a sampler, from its parameters to its end."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+from decodestep.ops.decode_step import TokenLogprobs
+from decodestep.ops.decode_step.rows import NativeRow
+from decodestep.sampling.params import SamplingParams
+from decodestep.sampling.plan import Plan
+from decodestep.sampling.text_stream import TextStream
+from decodestep.sampling.token_history import History
+
+
+@dataclass(slots=True)
+class Row:
+    """One sequence: its parameters, its tokens, and why it has ended (`reason`, empty while it goes on).
+
+    params: those given, with the seed that the row draws by, and max_length in max_new_tokens. native: the core's side of it.
+    text: None without token_bytes. ends: the tokens that end the row with "eos". started: time.monotonic() when it was added.
+    logprobs: those of every token so far, where params.logprobs asks for them. error: what ended it with the reason "error".
+    """
+
+    params: SamplingParams
+    history: History
+    plan: Plan
+    native: NativeRow
+    text: TextStream | None
+    ends: frozenset[int]
+    started: float
+    reason: str = ""
+    error: BaseException | None = None
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+
+    @property
+    def seed(self) -> int | None:
+        """The seed of the row's draws, given or new; None for a row that draws nothing and was given none."""
+        return self.params.seed
+
+    @property
+    def watched(self) -> bool:
+        """Whether Python must look at the row after each step: for its text, its log-probabilities or its deadline."""
+        return bool(self.text or self.params.logprobs is not None or self.params.max_time)
+
+    def late(self) -> bool:
+        return self.params.max_time is not None and time.monotonic() - self.started > self.params.max_time
+
+    def accept(self, token: int, reason: str) -> str:
+        """Adds a token to the text and ends the row if it is time to; returns the text that becomes final.
+
+        token: what the core drew and appended to the history, or -1. reason: why that ends the row, "" where it does not; stop
+        strings and the deadline are checked here, because the core does not know them.
+        """
+        piece = self.text.push(token) if self.text and token >= 0 else ""
+        if self.text and self.text.stopped and reason != "eos":
+            reason = "stop"
+        elif not reason and self.late():
+            reason = "time"
+        return piece + self.end(reason) if reason else piece
+
+    def end(self, reason: str) -> str:
+        """Ends the row; returns the text that was held back."""
+        self.reason = reason
+        self.native.ended = True
+        return self.text.finish() if self.text else ""
+
+    def fail(self, error: BaseException) -> str:
+        """Ends the row because of what its own code raised; returns the text that was held back."""
+        self.error = error
+        return self.end("error")

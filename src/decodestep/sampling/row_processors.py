@@ -1,0 +1,61 @@
+"""A caller's own processors: one list for all rows, or a factory that makes a list for each."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from decodestep._base.checks import refuse, require
+from decodestep.processors import LogitsProcessor, PrefixConstrainedLogitsProcessor
+
+Processor = Callable[..., Any]  # (input_ids, scores) -> scores
+Processors = Sequence[Processor] | Callable[[int], Sequence[Processor]]
+
+_FACTORY = "a factory for several rows, such as processors=lambda row: [...]"
+
+
+class RowProcessors:
+    """The processors of each row, from what a caller gave as `processors`.
+
+    processors: a sequence of callables for all rows; or a factory, which is a callable of one argument that is no sequence: it
+        is called with the number of each row, once, and returns the row's processors.
+
+    Raises ValueError for something else. A single processor is no factory: it has two arguments.
+    """
+
+    def __init__(self, op: str, processors: Processors) -> None:
+        self._op = op
+        self._factory: Callable[[int], Sequence[Processor]] | None = None
+        self._shared: tuple[Processor, ...] = ()
+        self.served = False  # whether a row has been added with the shared ones
+        if isinstance(processors, Sequence):
+            self._shared = tuple(processors)
+        elif _takes_a_row(processors):
+            self._factory = processors
+        else:
+            refuse(op, "processors", "a sequence of processors, or a function of a row's number that returns one", processors)
+
+    def of_row(self, number: int) -> list[Processor]:
+        """The row's processors. Raises ValueError where one that keeps state would serve a second row."""
+        if self._factory is not None:
+            made = self._factory(number)
+            require(isinstance(made, Sequence), self._op, "processors", "a function that returns a sequence", made)
+            return list(made)
+        stateful = [type(p).__name__ for p in self._shared if getattr(p, "stateful", False)]
+        require(not (stateful and self.served), self._op, "processors", _FACTORY, f"one {', '.join(stateful)}, with state")
+        return [p.of_item(number) if type(p) is PrefixConstrainedLogitsProcessor else p for p in self._shared]
+
+
+def _takes_a_row(processors: Any) -> bool:
+    if not callable(processors) or isinstance(processors, LogitsProcessor):
+        return False
+    try:
+        signature = inspect.signature(processors)
+    except ValueError:  # a builtin such as the __getitem__ of a dict does not tell; a processor is none
+        return True
+    try:
+        signature.bind(0)
+    except TypeError:
+        return False
+    return True

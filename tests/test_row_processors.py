@@ -1,0 +1,128 @@
+"""The processors that a caller adds: shared ones, factories, ones with state, ones that are told which row they serve."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import decodestep as ds
+from decodestep import Sampler, SamplingParams, processors
+
+VOCAB = 40
+
+
+def step(sampler):
+    return sampler.step(np.zeros((len(sampler.rows), VOCAB), np.float32))
+
+
+def sampler_of(given, rows=3):
+    return Sampler(SamplingParams(do_sample=False), vocab_size=VOCAB, prompt_ids=[[7]] * rows, processors=given)
+
+
+class Counts(processors.LogitsProcessor):
+    """Allows token n at its n-th call."""
+
+    stateful = True
+
+    def __init__(self):
+        self.calls = 0
+
+    def __call__(self, input_ids, scores):
+        self.calls += 1
+        return np.where(np.arange(VOCAB) == self.calls, scores, -np.inf)
+
+
+STATEFUL = [
+    Counts(),
+    processors.SynthIDTextWatermarkLogitsProcessor(5, [1, 2], 64, 0, 8, device="cpu"),
+    processors.UnbatchedClassifierFreeGuidanceLogitsProcessor(1.5, None),
+    processors.DiaEOSDelayPatternLogitsProcessor([0, 1], 5, 10, "cpu"),
+    processors.WhisperNoSpeechDetection(5, 0, False),
+]
+
+
+@pytest.mark.parametrize("shared", STATEFUL, ids=lambda shared: type(shared).__name__)
+def test_a_shared_object_with_state_serves_one_row(shared):
+    sampler_of([shared], rows=1)
+    with pytest.raises(
+        ValueError, match=rf"^Sampler: processors must be a factory .*got one {type(shared).__name__}, with state"
+    ):
+        sampler_of([shared], rows=2)
+
+
+def test_a_refused_row_does_not_use_up_a_processor_with_state():
+    sampler = sampler_of([Counts()], rows=0)
+    with pytest.raises(ValueError, match="prompt_ids"):
+        sampler.add(SamplingParams(), [VOCAB])
+    sampler.add(SamplingParams(), [1])
+
+
+def test_a_factory_makes_processors_for_each_row():
+    numbers = []
+
+    def factory(row):
+        numbers.append(row)
+        return [Counts()]
+
+    sampler = sampler_of(factory)
+    assert [step(sampler).tokens.tolist() for _ in range(2)] == [[1] * 3, [2] * 3]
+    sampler.remove(0)
+    sampler.add(SamplingParams(do_sample=False), [7])
+    assert step(sampler).tokens.tolist() == [3, 3, 1]
+    sampler.add(SamplingParams(do_sample=False), [7], number=17)
+    assert numbers == [0, 1, 2, 3, 17]
+
+
+def test_generate_calls_a_factory_with_the_prompt(model):
+    told = []
+    params = SamplingParams(max_new_tokens=1, seed=1)
+    beams = SamplingParams(max_new_tokens=1, num_beams=2, do_sample=False)
+    two = SamplingParams(max_new_tokens=1, seed=1, num_return_sequences=2)
+    ds.generate(model, ["a", "b", "c"], [params, beams, two], processors=lambda row: told.append(row) or [])
+    assert told == [0, 1, 2, 2]
+
+
+def test_a_prefix_function_is_told_the_row(model):
+    told = []
+
+    def allowed(row, ids):
+        told.append(row)
+        return [row + 10]
+
+    shared = [processors.PrefixConstrainedLogitsProcessor(allowed, 1)]
+    assert step(sampler_of(shared)).tokens.tolist() == [10, 11, 12]
+    params = SamplingParams(max_new_tokens=1, do_sample=False)
+    wide = SamplingParams(max_new_tokens=1, do_sample=False, num_beams=2)
+    done = ds.generate(model, ["a", "b"], [wide, params], processors=shared)
+    assert [one.token_ids for one in done] == [[10], [11]]
+
+
+def test_a_list_class_that_can_be_called_is_a_sequence():
+    chain = processors.LogitsProcessorList([processors.AllowedTokenIdsLogitsProcessor([5])])
+    assert step(sampler_of(chain)).tokens.tolist() == [5] * 3
+
+
+@pytest.mark.parametrize(
+    "given",
+    [lambda ids, scores: scores, processors.TopKLogitsWarper(3), 5, None, lambda: None],
+    ids=lambda given: str(given),
+)
+def test_refuses_what_is_neither(given):
+    with pytest.raises(
+        ValueError, match="^Sampler: processors must be a sequence of processors, or a function of a row's number"
+    ):
+        sampler_of(given)
+
+
+def test_refuses_a_factory_that_makes_no_sequence():
+    with pytest.raises(ValueError, match="^Sampler: processors must be a function that returns a sequence"):
+        sampler_of(lambda row: Counts())
+
+
+def test_encoder_rows_of_several_are_refused():
+    def shared(rows):
+        return [processors.EncoderRepetitionPenaltyLogitsProcessor(2.0, np.arange(rows * 2).reshape(rows, 2))]
+
+    with pytest.raises(ValueError, match="^plan: encoder_input_ids must be one row"):
+        sampler_of(shared(2))
+    assert sampler_of(shared(1)).rows[0].reason == ""
