@@ -32,18 +32,18 @@ TEXT = "\n".join(inspect.getsource(module) for module in (argparse, csv, inspect
 
 class Ours:
     def __init__(self, model: ds.Model, ids: np.ndarray, rows: int = 1) -> None:
-        self.model, self.ids, self.rows = model, ids, np.arange(rows)
-        self.cache = model.decoder.new_cache([len(ids) + STEPS] * rows)
+        self.model, self.ids = model, ids
+        self.sequences = [model.sequence(capacity=len(ids) + STEPS) for _ in range(rows)]
 
     def prefill(self, row: int = 0) -> np.ndarray:
-        every, last = np.arange(len(self.ids)), np.array([len(self.ids) - 1])
-        *_, (_, logits) = self.model.decoder.in_blocks(self.ids, np.full_like(every, row), every, self.cache, last)
-        return logits
+        self.sequences[row].truncate(0)
+        return self.model.forward([(self.sequences[row], self.ids)])
 
     def decode(self) -> None:
+        for sequence in self.sequences:
+            sequence.truncate(len(self.ids))
         for i in range(STEPS):
-            token = np.full(len(self.rows), self.ids[i])
-            self.model.decoder.logits(token, self.rows, np.full(len(self.rows), len(self.ids) + i), self.cache, self.rows)
+            self.model.forward([(sequence, [int(self.ids[i])]) for sequence in self.sequences])
 
 
 class Theirs:

@@ -147,9 +147,10 @@ def test_blocks_and_batches_change_no_bit(tiny_file, rng):
     ids = rng.integers(0, 297, 30)
 
     def run(cuts, rows=1, row=0):
-        cache = decoder.new_cache([len(ids)] * rows)
+        table = np.arange(rows * 2).reshape(rows, 2)
+        pages = decoder.new_pages(table.size)
         parts = np.split(np.arange(len(ids)), cuts)
-        return np.concatenate([decoder.forward(ids[p], np.full(len(p), row), p, cache) for p in parts if len(p)])
+        return np.concatenate([decoder.forward(ids[p], np.full(len(p), row), p, pages, table) for p in parts if len(p)])
 
     whole = run([])
     np.testing.assert_array_equal(run([7, 8, 20]), whole)

@@ -15,6 +15,7 @@ from decodestep import _native
 from decodestep._base.arrays import BFLOAT16
 from decodestep.models import ModelError
 from decodestep.models.gguf_file import GgufFile
+from decodestep.models.kv_cache import PAGE
 from decodestep.models.step import PANEL_FORMATS
 from decodestep.ops.linear import Format, LinearPanels, PackedWeight, reference
 from dense_decoder import dense_logits, values_of
@@ -67,11 +68,17 @@ def test_long_sequences_pass_chunks(tiny_file):
     check(tiny_file(context=700), "auto", rows=1, tokens=600)
 
 
+def pages(decoder, rows, tokens):
+    """Storage for so many tokens a row, and the page table of its rows."""
+    table = np.arange(rows * -(-tokens // PAGE)).reshape(rows, -1)
+    return decoder.new_pages(table.size), table
+
+
 def run(model, ids, cuts, rows=1, row=0):
     """Every token's logits, the tokens handed over in parts."""
-    cache = model.decoder.new_cache([len(ids)] * rows)
+    cache = pages(model.decoder, rows, len(ids))
     parts = [part for part in np.split(np.arange(len(ids)), cuts) if len(part)]
-    logits = [model.decoder.logits(ids[p], np.full(len(p), row), p, cache, np.arange(len(p))) for p in parts]
+    logits = [model.decoder.logits(ids[p], np.full(len(p), row), p, *cache, np.arange(len(p))) for p in parts]
     return np.concatenate(logits).view(np.uint32)
 
 
@@ -102,28 +109,24 @@ def test_what_a_page_held_before_does_not_matter(tiny_file, rng):
     model = ds.load(tiny_file(kind="Q8_0"))
     ids = rng.integers(0, 297, 37)
     for length in (1, 2, 15, 16, 17, 36):
-        cache = model.decoder.new_cache([len(ids)])
-        for array in cache.arrays:
-            array[:] = np.nan
+        cache, table = pages(model.decoder, 1, len(ids))
+        cache.keys[:] = cache.values[:] = np.nan
         prompt = np.arange(length)
-        first = model.decoder.logits(ids[:length], prompt * 0, prompt, cache, prompt)
-        then = [model.decoder.logits(ids[[i]], np.array([0]), np.array([i]), cache, np.array([0])) for i in range(length, 37)]
+        first = model.decoder.logits(ids[:length], prompt * 0, prompt, cache, table, prompt)
+        zero = np.array([0])
+        then = [model.decoder.logits(ids[[i]], zero, np.array([i]), cache, table, zero) for i in range(length, 37)]
         np.testing.assert_array_equal(np.concatenate([first, *then]), model.logits(ids))
 
 
 def test_rows_of_a_batch_are_their_own(tiny_file, rng):
     model = ds.load(tiny_file(kind="Q4_1"))
     prompts = [rng.integers(0, 297, length) for length in (3, 30, 1, 17, 9, 5)]
-    cache = model.decoder.new_cache([40] * len(prompts))
-    sequence = np.repeat(np.arange(len(prompts)), [len(p) for p in prompts])
-    positions = np.concatenate([np.arange(len(p)) for p in prompts])
-    ends = np.cumsum([len(p) for p in prompts]) - 1
-    together = model.decoder.logits(np.concatenate(prompts), sequence, positions, cache, ends)
+    sequences = [model.sequence() for _ in prompts]
+    together = model.forward(list(zip(sequences, prompts, strict=True)))
     for row, prompt in enumerate(prompts):
         np.testing.assert_array_equal(together[row], model.logits(prompt)[-1])
-    rows = np.array([4, 1, 0])
-    more = model.decoder.logits(np.array([7, 8, 9]), rows, np.array([9, 30, 3]), cache, np.arange(3))
-    for logits, row, token in zip(more, rows, (7, 8, 9), strict=True):
+    more = model.forward([(sequences[row], [token]) for row, token in ((4, 7), (1, 8), (0, 9))])
+    for logits, row, token in zip(more, (4, 1, 0), (7, 8, 9), strict=True):
         np.testing.assert_array_equal(logits, model.logits(np.append(prompts[row], token))[-1])
 
 
@@ -132,8 +135,8 @@ def test_only_wanted_rows(tiny_file, rng):
     ids = rng.integers(0, 297, 11)
     whole = model.logits(ids)
     for wanted in ([], [10], [0, 3], [9, 2, 2, 5, 7, 1]):
-        cache = model.decoder.new_cache([11])
-        some = model.decoder.logits(ids, np.zeros(11, int), np.arange(11), cache, np.array(wanted, int))
+        cache = pages(model.decoder, 1, 11)
+        some = model.decoder.logits(ids, np.zeros(11, int), np.arange(11), *cache, np.array(wanted, int))
         np.testing.assert_array_equal(some, whole[wanted])
 
 
@@ -302,12 +305,10 @@ def test_refused_weights(message, changes, rng):
         replace(weights(Sizes(), Format.F32, rng), **changes)
 
 
-def test_a_cache_keeps_its_rope_table(model):
-    """Two threads that make caches may leave the shorter of their tables in the decoder."""
-    decoder = model.decoder
-    long = decoder.new_cache([40])
-    decoder._rope = tuple(table[:8] for table in decoder._rope)
-    short = decoder.new_cache([4])
-    for cache, length in ((long, 40), (short, 4)):
-        ids, zeros = np.arange(length), np.zeros(length, np.int64)
-        assert np.isfinite(decoder.logits(ids, zeros, ids, cache, np.array([length - 1]))).all()
+def test_a_rope_table_that_is_too_short_grows(tiny_file, rng):
+    """Two threads that lengthen the table may leave the shorter one in the decoder."""
+    model = ds.load(tiny_file(context=2000))
+    ids = rng.integers(0, 297, 1100)
+    whole = model.logits(ids)
+    model.decoder._rope = tuple(table[:8] for table in model.decoder._rope)
+    np.testing.assert_array_equal(model.logits(ids), whole)

@@ -263,6 +263,29 @@ def test_beams_without_a_candidate_end_their_row_alone(tiny_file):
     assert len(going.token_ids) == 3
 
 
+def test_rows_that_do_not_fit_into_the_cache_wait(tiny_file):
+    path = tiny_file(context=200)
+    params = [ds.SamplingParams(max_new_tokens=5 + 7 * i, seed=i, ignore_eos=True) for i in range(6)]
+    prompts = [[10 + i] * (1 + 9 * i) for i in range(6)]
+    model = ds.load(path)
+    small = ds.load(path, cache_bytes=8 * model.cache.page_bytes)
+    assert ds.generate(small, prompts, params) == ds.generate(model, prompts, params)
+    assert small.cache.held == 0 and small.cache.pages == 8
+    with pytest.raises(ds.models.CacheFullError, match="a row may need 9 pages, and the cache has 8"):
+        ds.generate(small, [[5] * 100], ds.SamplingParams(max_new_tokens=40))
+
+
+def test_samples_and_turns_share_their_beginnings(tiny_file):
+    model = ds.load(tiny_file(context=300))
+    prompt, held = list(range(100)), []
+    params = ds.SamplingParams(max_new_tokens=4, num_return_sequences=5, seed=3, ignore_eos=True)
+    ds.generate(model, [prompt], params, stream=lambda *_: held.append(model.cache.held))
+    assert max(held) == 6 + 5  # the prompt's full pages, and one of each sample
+    assert model.cache.held == 0 and model.cache.kept == 6
+    with model.sequence([*prompt, 7]) as sequence:
+        assert len(sequence) == 96
+
+
 def test_a_long_prompt_runs_in_blocks(model):
     ids = model.tokenizer.encode("one two three four five six seven eight " * 40)
     assert len(ids) > 256

@@ -26,7 +26,7 @@ def physical_cores(cpus: set[int], root: Path = Path("/")) -> int:
     """The number of cores that these logical CPUs belong to; a CPU of which the system does not tell counts as one."""
     cores = set()
     for cpu in cpus:
-        siblings = _text(root / f"sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
+        siblings = text_of(root / f"sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
         cores.add(siblings or str(cpu))
     return len(cores)
 
@@ -37,18 +37,22 @@ def cpu_quota(root: Path = Path("/")) -> float:
 
 
 def _quotas(root: Path) -> Iterator[float]:
-    for line in _text(root / "proc/self/cgroup").splitlines():
+    for group in control_groups("cpu", root):
+        quota, _, period = text_of(group / "cpu.max").partition(" ")  # version 2
+        if not quota:
+            quota, period = text_of(group / "cpu.cfs_quota_us"), text_of(group / "cpu.cfs_period_us")
+        if quota.isdecimal() and period.isdecimal():
+            yield int(quota) / int(period)
+
+
+def control_groups(controller: str, root: Path = Path("/")) -> Iterator[Path]:
+    """The folders of the control groups, of version 1 or 2, that limit this process by a controller, such as "cpu"."""
+    for line in text_of(root / "proc/self/cgroup").splitlines():
         number, controllers, path = line.split(":", 2)
         if number == "0" and not controllers:  # version 2: one hierarchy, any ancestor may limit
-            for group in _with_ancestors(root / "sys/fs/cgroup", path):
-                quota, _, period = _text(group / "cpu.max").partition(" ")
-                if quota.isdecimal() and period.isdecimal():
-                    yield int(quota) / int(period)
-        elif "cpu" in controllers.split(","):  # version 1
-            for group in _with_ancestors(root / "sys/fs/cgroup" / "cpu", path):
-                quota, period = _text(group / "cpu.cfs_quota_us"), _text(group / "cpu.cfs_period_us")
-                if quota.isdecimal() and period.isdecimal():
-                    yield int(quota) / int(period)
+            yield from _with_ancestors(root / "sys/fs/cgroup", path)
+        elif controller in controllers.split(","):  # version 1
+            yield from _with_ancestors(root / "sys/fs/cgroup" / controller, path)
 
 
 def _with_ancestors(mount: Path, path: str) -> Iterator[Path]:
@@ -60,7 +64,8 @@ def _with_ancestors(mount: Path, path: str) -> Iterator[Path]:
         yield group
 
 
-def _text(path: Path) -> str:
+def text_of(path: Path) -> str:
+    """The contents of a small file of the system, "" where there is none."""
     try:
         return path.read_text().strip()
     except (OSError, ValueError):

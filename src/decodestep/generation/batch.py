@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections import deque
+from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from decodestep.models.decoder import PREFILL_BLOCK
+from decodestep.models.page_pool import CacheFullError
+from decodestep.models.prefill import Prefill
+from decodestep.models.sequence import CachedSequence, pages_of
 from decodestep.sampling.row import Row
 from decodestep.sampling.sampler import Sampler
 
@@ -18,25 +22,37 @@ class Batch:
     """The rows of a sampler, run by a model until each of them has ended.
 
         while there are rows that have not ended:
-            run up to PREFILL_BLOCK tokens that the cache does not hold yet, in the order of the rows
-            once every row's last token has been run, draw each row's next token from its logits
+            admit further rows, in order, while the cache has pages for all that a row may become
+            if there are prompts that have not been run: run a block of them
+            else: run the last token of every row together, and draw each row's next token
 
-    sampler: with all of its rows, none of them ended; the batch removes those that end. Each row has at least one token, and a
-        max_new_tokens that the context has room for.
+    sampler: with all of its rows, none of them ended; the batch takes them out, and puts those back that are being sampled.
+        Each row has at least one token, and a max_new_tokens that the context has room for.
     rows: all of them, ended or not, in order.
+
+    `close` gives back the pages of the cache, as the end of the last row does.
+    Raises CacheFullError if the cache is too small for a row alone.
     """
 
     def __init__(self, model: Model, sampler: Sampler) -> None:
         self._model, self._sampler = model, sampler
         self.rows: tuple[Row, ...] = tuple(sampler.rows)
-        self._running = list(range(len(self.rows)))  # indices into `rows`, one for each row of the sampler
-        self._cached = [0] * len(self.rows)  # how many tokens of each row the cache holds
-        self._ready: list[tuple[list[int], np.ndarray]] = []  # rows whose last token has been run, and its logits
-        self._cache = model.decoder.new_cache([len(row.history) + (row.params.max_new_tokens or 0) for row in self.rows])
+        most = max((pages_of(_capacity(row)) for row in self.rows), default=0)
+        if most > model.cache.pages:
+            have = f"the cache has {model.cache.pages}"
+            raise CacheFullError(f"a row may need {most} pages, and {have}: load the model with more cache_bytes")
+        for place in reversed(range(len(self.rows))):
+            sampler.remove(place)
+        self._waiting = deque(range(len(self.rows)))  # indices into `rows`, as all that follows
+        self._sequences: dict[int, CachedSequence] = {}  # of the rows that have been admitted
+        self._prefill: Prefill[int] = Prefill(model)
+        self._sampled: list[int] = []  # the rows of the sampler
+        self._logits: dict[int, np.ndarray] = {}  # of those of them whose last token has been run
+        self._holding = ExitStack()
 
     @property
     def running(self) -> bool:
-        return any(not self.rows[i].reason for i in self._running)
+        return any(not row.reason for row in self.rows)
 
     def advance(self) -> list[tuple[int, str]]:
         """One forward pass; returns (index of the row, text that it adds) for each row that drew a token after it, and
@@ -44,58 +60,76 @@ class Batch:
 
         A row may be ended between two calls, with `end`; it then takes no further part.
         """
-        held = [(i, text) for i in self._running if self.rows[i].late() and (text := self.end(i, "time"))]
+        held = [(i, text) for i, row in enumerate(self.rows) if row.late() and (text := self.end(i, "time"))]
         self._remove_ended()
-        if self._running and not self._all_ready():
-            self._run_block()
-        if not self._running or not self._all_ready():
+        self._admit()
+        if self._prefill:
+            for i, logits in self._prefill.run().items():
+                self._sampler.resume(self.rows[i])
+                self._sampled.append(i)
+                self._logits[i] = logits
+        if self._prefill or not self._sampled:
             return held
-        logits = self._ready[0][1] if len(self._ready) == 1 else np.concatenate([block for _, block in self._ready])
-        self._ready = []
-        return [*held, *zip(self._running, self._sampler.step(logits).text, strict=True)]
+        pieces = [*held, *zip(self._sampled, self._sampler.step(self._next_logits()).text, strict=True)]
+        if not self.running:
+            self.close()
+        return pieces
 
     def end(self, index: int, reason: str) -> str:
         """Ends a row that goes on; returns the text that was held back. Nothing for a row that has ended."""
         return "" if self.rows[index].reason else self.rows[index].end(reason)
 
-    def _all_ready(self) -> bool:
-        return sum(len(rows) for rows, _ in self._ready) == len(self._running)
+    def close(self) -> None:
+        """Gives back the pages of all rows, ended or not."""
+        for sequence in self._sequences.values():
+            sequence.close()
+        self._sequences.clear()
+        self._holding.close()
 
     def _remove_ended(self) -> None:
-        ended = [place for place, i in enumerate(self._running) if self.rows[i].reason]
-        if not ended:
+        if not any(self.rows[i].reason for i in (*self._sequences, *self._waiting)):
             return
-        for place in reversed(ended):
-            self._sampler.remove(place)
-            del self._running[place]
-        going = set(self._running)
-        kept = [([place for place, i in enumerate(rows) if i in going], rows, logits) for rows, logits in self._ready]
-        self._ready = [([rows[place] for place in places], logits[places]) for places, rows, logits in kept if places]
+        for place in reversed(range(len(self._sampled))):
+            if self.rows[self._sampled[place]].reason:
+                self._sampler.remove(place)
+                self._logits.pop(self._sampled.pop(place), None)
+        for i in [i for i in self._sequences if self.rows[i].reason]:
+            self._prefill.remove(i)
+            self._sequences.pop(i).close()
+        if not self._sequences:
+            self._holding.close()
+        self._waiting = deque(i for i in self._waiting if not self.rows[i].reason)
 
-    def _run_block(self) -> None:
-        """Runs the next tokens through the model, and keeps the logits of each row whose last token is among them."""
-        tokens: list[int] = []
-        sequence: list[int] = []
-        positions: list[int] = []
-        ready: list[int] = []
-        wanted: list[int] = []
-        for i in self._running:
-            ids, start = self.rows[i].history.tokens, self._cached[i]
-            end = min(len(ids), start + PREFILL_BLOCK - len(tokens))
-            if start == end:
+    def _admit(self) -> None:
+        cache = self._model.cache
+        while self._waiting:
+            i = self._waiting[0]
+            row = self.rows[i]
+            try:
+                sequence = self._model.sequence(capacity=_capacity(row))
+            except CacheFullError:
+                if self._sequences:
+                    return  # until rows end
+                cache.wait_for(pages_of(_capacity(row)))  # other callers have the pages
                 continue
-            tokens += ids[start:end]
-            sequence += [i] * (end - start)
-            positions += range(start, end)
-            self._cached[i] = end
-            if end == len(ids):
-                ready.append(i)
-                wanted.append(len(tokens) - 1)
-        logits = self._forward(tokens, sequence, positions, wanted)
-        if ready:
-            self._ready.append((ready, logits))
+            if not self._sequences:
+                self._holding.enter_context(cache.busy())
+            self._sequences[i] = sequence
+            self._prefill.add(i, sequence, row.history.tokens)
+            self._waiting.popleft()
 
-    def _forward(self, tokens: list[int], sequence: list[int], positions: list[int], wanted: list[int]) -> np.ndarray:
-        """Runs tokens[t], at positions[t] of row sequence[t]; returns float32 logits (len(wanted), V) of the wanted ones."""
-        token, row, position, last = (np.array(values, np.int64) for values in (tokens, sequence, positions, wanted))
-        return self._model.decoder.logits(token, row, position, self._cache, last)
+    def _next_logits(self) -> np.ndarray:
+        """The logits of the last token of every row of the sampler; runs those that have not been run."""
+        new = [i for i in self._sampled if i not in self._logits]
+        fresh = self._model.forward([(self._sequences[i], self.rows[i].history.tokens[-1:]) for i in new])
+        if not self._logits:
+            return fresh
+        self._logits.update(zip(new, fresh, strict=True))
+        logits = np.stack([self._logits[i] for i in self._sampled])
+        self._logits.clear()
+        return logits
+
+
+def _capacity(row: Row) -> int:
+    """How many tokens a row may come to, its prompt included."""
+    return len(row.history) + (row.params.max_new_tokens or 0)

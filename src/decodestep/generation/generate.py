@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from typing import TYPE_CHECKING
 
 from decodestep.generation.completion import Completion
@@ -65,9 +66,9 @@ def generate(
     Raises ValueError, before any work, for an empty prompt, one that fills the context, an id outside the vocabulary, or params
     that do not fit the prompts; ModelError if the chat template cannot render a conversation.
     """
-    run = Run(model, prompts, params, processors, cancelled)
-    while run.running:
-        for index, piece in run.advance():
-            if stream is not None and stream(index, piece) is False and (held := run.end(index, "cancelled")):
-                stream(index, held)
-    return run.completions()
+    with closing(Run(model, prompts, params, processors, cancelled)) as run:
+        while run.running:
+            for index, piece in run.advance():
+                if stream is not None and stream(index, piece) is False and (held := run.end(index, "cancelled")):
+                    stream(index, held)
+        return run.completions()

@@ -11,7 +11,7 @@ from decodestep.generation.beam_group import Beam
 from decodestep.generation.beam_logits import BeamLogits
 from decodestep.generation.beam_search import NextLogits, NoBeamError, SearchInterrupt, beam_search
 from decodestep.generation.completion import Completion
-from decodestep.models.decoder import PREFILL_BLOCK
+from decodestep.models.forward import BLOCK
 from decodestep.ops.decode_step import TokenLogprobs
 from decodestep.sampling.params import SamplingParams
 from decodestep.sampling.row import Row
@@ -91,7 +91,7 @@ class ModelSearch:
 
         def next_logits(sequences: list[list[int]], parents: list[int]) -> np.ndarray:
             if len(sequences[0]) == len(self._prompt):
-                for end in range(PREFILL_BLOCK, len(self._prompt), PREFILL_BLOCK):
+                for end in range(BLOCK, len(self._prompt), BLOCK):
                     ask()
                     logits([self._prompt[:end]], [0])
             ask()

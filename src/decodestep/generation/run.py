@@ -87,6 +87,10 @@ class Run:
                 return [(self._indices[i], piece) for i, piece in self._batch.advance()]
             return self._search()
 
+    def close(self) -> None:
+        """Gives back what the rows hold of the model's cache."""
+        self._batch.close()
+
     def end(self, index: int, reason: str) -> str:
         """Ends the row of a sample that goes on; returns the text that was held back."""
         return self._batch.end(self._indices.index(index), reason) if index in self._indices else ""

@@ -142,6 +142,7 @@ class CompletionStream:
         if run is None:
             return False
         run.end_all("cancelled")
+        run.close()
         self._completion = replace(run.completions()[0], text="".join(self._pieces))
         return True
 

@@ -6,7 +6,7 @@ Reading a file needs the packages of decodestep[generate]; this module can be im
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +19,11 @@ from decodestep.models.config import Config
 from decodestep.models.decoder import Decoder
 from decodestep.models.errors import ModelError as ModelError
 from decodestep.models.fetch import DEFAULT_MODEL, default_model
+from decodestep.models.forward import forward
 from decodestep.models.layers import LayerDecoder
+from decodestep.models.page_pool import CacheFullError as CacheFullError
+from decodestep.models.page_pool import PagePool, new_pool
+from decodestep.models.sequence import CachedSequence as CachedSequence
 from decodestep.models.step import PANEL_FORMATS, StepDecoder, obstacle
 from decodestep.weights.linear_panels import LinearPanels
 from decodestep.weights.packed import Format, PackedWeight
@@ -37,16 +41,27 @@ class Model:
     config: the sizes: vocab_size, context, layers, hidden, heads and others.
     tokenizer: text to token ids and back; `tokenizer.end_token_ids` are the tokens that end a text.
     decoder: runs tokens through the model; `decoder.description` says how, in words.
-    threads: of the native kernels in `generate` and `logits`, an integer in [1, 256] or None; see `load`.
+    cache: the pages of keys and values: `cache.pages`, `cache.page_bytes`, how many pages are `cache.held` by sequences and
+        `cache.kept` for reuse; `cache.clear()` forgets the latter.
+    threads: of the native kernels in `generate`, `forward` and `logits`, an integer in [1, 256] or None; see `load`.
 
-    Holds no state of a generation: every call of `generate` or `logits` makes a key/value cache of its own.
+    Several threads may use a model at once. What the cache holds saves time and changes no bit of any result.
     """
 
-    def __init__(self, path: Path, tokenizer: Tokenizer, decoder: Decoder, template: ChatTemplate, threads: int | None) -> None:
+    def __init__(
+        self,
+        path: Path,
+        tokenizer: Tokenizer,
+        decoder: Decoder,
+        template: ChatTemplate,
+        threads: int | None,
+        cache_bytes: int | None = None,
+    ) -> None:
         self.path = path
         self.tokenizer = tokenizer
         self.decoder = decoder
         self.config: Config = decoder.config
+        self.cache: PagePool = new_pool(decoder.new_pages, decoder.page_bytes, cache_bytes)
         self.threads = threads
         self._template = template
 
@@ -130,13 +145,43 @@ class Model:
             f"in [0, {config.vocab_size})",
             f"{ids.min()} to {ids.max()}",
         )
-        cache = self.decoder.new_cache([len(ids)])
-        out = np.empty((len(ids), config.vocab_size), np.float32)
-        positions = np.arange(len(ids))
+        with CachedSequence(self.cache) as sequence:
+            return self.forward([(sequence, ids)], every=True)
+
+    def sequence(self, token_ids: Sequence[int] = (), *, capacity: int | None = None) -> CachedSequence:
+        """A new sequence of this model's cache, which begins with as much of a prompt as the cache already holds.
+
+            sequence = model.sequence(prompt)
+            logits = model.forward([(sequence, prompt[len(sequence) :])])
+
+        token_ids: the prompt. Whole pages of 16 tokens are found again if any sequence of this model, open or closed, began
+            with the same tokens; the last token is never reused, so that one is left to run.
+        capacity: a number of tokens for which pages are set aside now, so that `forward` cannot run out of them; None for pages
+            as they are needed.
+
+        Returns a `CachedSequence`. Raises CacheFullError if the cache has no room for `capacity`.
+        """
+        sequence = CachedSequence(self.cache, capacity)
+        sequence.reuse(token_ids)
+        return sequence
+
+    def forward(self, batch: Iterable[tuple[CachedSequence, Sequence[int] | np.ndarray]], *, every: bool = False) -> np.ndarray:
+        """Continues sequences by new tokens, all in the same passes over the weights; returns logits.
+
+            for each (sequence, tokens): append the tokens to the sequence, their keys and values to its pages
+            logits of each one's last token, or with `every` of all its new tokens
+
+        batch: pairs of a sequence made by `sequence` or its `fork`, all different, and one or more token ids in [0, V). Prompts
+            and single tokens may stand side by side. More than 512 tokens run in several passes.
+        every: whether the logits of all new tokens are returned.
+
+        Returns float32 (B, V), or with `every` (T, V) for the T new tokens in order. A token's logits depend on its own
+        sequence alone, to the bit: not on the rest of the batch, on how a prompt is cut into calls, or on what was reused.
+        Raises ValueError, before anything is run, for tokens outside the vocabulary, sequences that are closed, in use or
+        repeated, or longer than the context; CacheFullError, with no sequence changed, if the cache lacks pages.
+        """
         with use_threads(self.threads):
-            for rows, logits in self.decoder.in_blocks(ids, np.zeros_like(positions), positions, cache, wanted=positions):
-                out[rows] = logits
-        return out
+            return forward(self.decoder, self.cache, batch, every=every)
 
 
 def load(
@@ -145,6 +190,7 @@ def load(
     dtype: str = "auto",
     threads: int | None = None,
     chat_template: str | None = None,
+    cache_bytes: int | None = None,
 ) -> Model:
     """Loads a model: the default one by name, or any GGUF file of the Llama family by path.
 
@@ -163,14 +209,17 @@ def load(
         same bits for every count. With the native step (see below) they also have the same bits on every processor with a
         fused multiply-add, except where a value is too small for a normal bfloat16.
     chat_template: the text of a Jinja template to use in place of the file's, or for a file without one.
+    cache_bytes: the most memory that keys and values may take: those of running sequences, and those of ended ones, of which
+        up to 1 GiB is kept for sequences that begin alike, the least recently used going first. Memory is taken as it is
+        needed. None: a quarter of the memory of the machine, or of its container.
 
     The native step needs a head size that is a multiple of 16, and hidden, feed-forward and query sizes that are multiples of
     32. A model of other sizes runs as with "float32" under "auto", and is refused under "bfloat16" and "int8".
     `model.decoder.description` says how a model runs.
 
-    Returns a `Model`. Raises ValueError for dtype, threads or chat_template; `ModelError` for a file that is missing,
-    truncated, corrupt or not supported, and for a default model that can be neither found nor fetched; ModuleNotFoundError if
-    a package of decodestep[generate] is missing.
+    Returns a `Model`. Raises ValueError for dtype, threads, chat_template or cache_bytes; `ModelError` for a file that is
+    missing, truncated, corrupt or not supported, and for a default model that can be neither found nor fetched; MemoryError for
+    cache_bytes beyond the address space; ModuleNotFoundError if a package of decodestep[generate] is missing.
     """
     require_choice("load", "dtype", dtype, (*PANEL_FORMATS, "float32"))
     require(
@@ -181,6 +230,8 @@ def load(
         threads,
     )
     require(chat_template is None or isinstance(chat_template, str), "load", "chat_template", "a string or None", chat_template)
+    ok = cache_bytes is None or (is_int(cache_bytes) and cache_bytes > 0)
+    require(ok, "load", "cache_bytes", "a positive number of bytes or None", cache_bytes)
     with extra("generate"):
         import jinja2  # noqa: F401, for the process that renders the template
 
@@ -191,7 +242,7 @@ def load(
     file = GgufFile(path)
     with use_threads(threads):
         decoder = _decoder(file, dtype)
-    return Model(path, Tokenizer(file.metadata), decoder, ChatTemplate(file.metadata, chat_template), threads)
+    return Model(path, Tokenizer(file.metadata), decoder, ChatTemplate(file.metadata, chat_template), threads, cache_bytes)
 
 
 def _decoder(file: GgufFile, dtype: str) -> Decoder:

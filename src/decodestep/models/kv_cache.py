@@ -1,72 +1,83 @@
-"""The paged key/value caches of a model: blocks of positions for every layer, and the block table that assigns them."""
+"""The storage of a model's keys and values: numbered pages of `PAGE` positions, in every layer."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+import mmap
+from abc import ABC, abstractmethod
 
 import numpy as np
 
 from decodestep._base.arrays import BFLOAT16
-from decodestep._base.checks import require
-from decodestep.ops.decoder_forward.arguments import PAGE
+from decodestep.ops.decoder_forward.arguments import PAGE as PAGE
 
 
-class PagedCache:
-    """A cache for a fixed set of sequences, in blocks of `block_size` positions.
+class Pages(ABC):
+    """Pages 0 to count - 1. Memory is taken only where a page has been written.
 
-    capacities: how many tokens each sequence can hold, >= 0 each. Raises ValueError for a negative one.
-    block_table: int64 (B, M), the blocks of each sequence in order, -1 past its last. blocks: how many there are in all.
-    capacity: the longest sequence's. arrays: the parts of the cache, (layers, blocks, ...) each. The system commits memory only
-    for blocks that have been written to.
+    count: how many pages there are. page_bytes: the size of one, all layers together.
     """
 
-    arrays: tuple[np.ndarray, ...]
+    count: int
+    page_bytes: int
 
-    def __init__(self, capacities: Sequence[int], block_size: int) -> None:
-        require(all(c >= 0 for c in capacities), "PagedCache", "capacities", "numbers of tokens", str(list(capacities)))
-        counts = [-(-capacity // block_size) for capacity in capacities]
-        self.blocks = sum(counts)
-        self.block_size = block_size
-        self.capacity = max(capacities, default=0)
-        self.block_table = np.full((len(counts), max(counts, default=0)), -1, np.int64)
-        first = 0
-        for row, count in enumerate(counts):
-            self.block_table[row, :count] = np.arange(first, first + count)
-            first += count
+    @abstractmethod
+    def copy(self, source: int, target: int) -> None:
+        """Makes page `target` hold what page `source` holds."""
 
 
-class LatentCache(PagedCache):
+class LatentPages(Pages):
     """Latents and rotated keys, float32, in the layout PA_BSND of `mla_prolog` and `mla_attention`.
 
     layers, latent, rope: sizes of the model.
     kv[layer]: (BlockNum, BlockSize, 1, Hckv). kr[layer]: (BlockNum, BlockSize, 1, Dr).
     """
 
-    def __init__(self, layers: int, latent: int, rope: int, capacities: Sequence[int], *, block_size: int = 16) -> None:
-        super().__init__(capacities, block_size)
-        self.kv = np.zeros((layers, self.blocks, block_size, 1, latent), np.float32)
-        self.kr = np.zeros((layers, self.blocks, block_size, 1, rope), np.float32)
-        self.arrays = self.kv, self.kr
+    def __init__(self, layers: int, latent: int, rope: int, count: int) -> None:
+        self.count = count
+        self.page_bytes = self.bytes_of_a_page(layers, latent, rope)
+        self.kv = _untouched_zeros((layers, count, PAGE, 1, latent), np.dtype(np.float32))
+        self.kr = _untouched_zeros((layers, count, PAGE, 1, rope), np.dtype(np.float32))
 
-    def slots(self, sequence: np.ndarray, positions: np.ndarray) -> np.ndarray:
-        """The flat slot of each token: block * BlockSize + row."""
-        blocks = self.block_table[sequence, positions // self.block_size]
-        return blocks * self.block_size + positions % self.block_size
+    @staticmethod
+    def bytes_of_a_page(layers: int, latent: int, rope: int) -> int:
+        return 4 * layers * PAGE * (latent + rope)
+
+    def copy(self, source: int, target: int) -> None:
+        for part in (self.kv, self.kr):
+            part[:, target] = part[:, source]
 
 
-class GroupCache(PagedCache):
-    """Keys and values of every key/value head, bfloat16, in the layout that the native step reads.
+class GroupPages(Pages):
+    """Keys and values of every key/value head, bfloat16, in the layout that `decoder_forward` reads.
 
-    layers, groups, width: layers, key/value heads and head size of the model. A block is a page of 16 positions.
-    keys[layer]: (groups, BlockNum, width / 2, 16, 2); for each position, pairs of neighbouring columns.
-    values[layer]: (groups, BlockNum, 8, width, 2); for each column, pairs of neighbouring positions.
-    rope: sines and cosines, (P, width / 2) each, of at least as many positions as the cache has; the decoder sets it.
+    layers, groups, width: layers, key/value heads and head size of the model.
+    keys[layer]: (groups, count, width / 2, 16, 2); for each position, pairs of neighbouring columns.
+    values[layer]: (groups, count, 8, width, 2); for each column, pairs of neighbouring positions.
     """
 
-    rope: tuple[np.ndarray, np.ndarray]
+    def __init__(self, layers: int, groups: int, width: int, count: int) -> None:
+        self.count = count
+        self.page_bytes = self.bytes_of_a_page(layers, groups, width)
+        self.keys = _untouched_zeros((layers, groups, count, width // 2, PAGE, 2), BFLOAT16)
+        self.values = _untouched_zeros((layers, groups, count, PAGE // 2, width, 2), BFLOAT16)
 
-    def __init__(self, layers: int, groups: int, width: int, capacities: Sequence[int]) -> None:
-        super().__init__(capacities, PAGE)
-        self.keys = np.zeros((layers, groups, self.blocks, width // 2, PAGE, 2), BFLOAT16)
-        self.values = np.zeros((layers, groups, self.blocks, PAGE // 2, width, 2), BFLOAT16)
-        self.arrays = self.keys.swapaxes(1, 2), self.values.swapaxes(1, 2)
+    @staticmethod
+    def bytes_of_a_page(layers: int, groups: int, width: int) -> int:
+        return 2 * 2 * layers * groups * PAGE * width
+
+    def copy(self, source: int, target: int) -> None:
+        for part in (self.keys, self.values):
+            part[:, :, target] = part[:, :, source]
+
+
+def _untouched_zeros(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """Zeros that no memory is set aside for: the system gives it 4 KB at a time, where something is written.
+
+    np.zeros asks for huge pages, of which one touched byte takes 2 MB: here a page of positions is spread over all layers.
+    """
+    size = max(1, math.prod(shape) * dtype.itemsize)
+    memory = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | getattr(mmap, "MAP_NORESERVE", 0x4000))
+    if hasattr(mmap, "MADV_NOHUGEPAGE"):
+        memory.madvise(mmap.MADV_NOHUGEPAGE)
+    return np.frombuffer(memory, np.uint8, math.prod(shape) * dtype.itemsize).view(dtype).reshape(shape)

@@ -6,7 +6,7 @@ import numpy as np
 
 from decodestep.models.config import Weights
 from decodestep.models.decoder import Decoder
-from decodestep.models.kv_cache import LatentCache, PagedCache
+from decodestep.models.kv_cache import PAGE, LatentPages, Pages
 from decodestep.ops.linear import linear
 from decodestep.ops.linear.cpu import gather_rows
 from decodestep.ops.mla_attention import mla_attention
@@ -25,25 +25,34 @@ class LayerDecoder(Decoder):
         self.weights = weights
         self.config = weights.config
         self.description = f"layer by layer, float32 activations ({why})"
+        self.page_bytes = LatentPages.bytes_of_a_page(self.config.layers, self.config.latent, self.config.rope)
 
-    def new_cache(self, capacities: list[int]) -> LatentCache:
+    def new_pages(self, count: int) -> LatentPages:
         config = self.config
-        return LatentCache(config.layers, config.latent, config.rope, capacities)
+        return LatentPages(config.layers, config.latent, config.rope, count)
 
     def logits(
-        self, tokens: np.ndarray, sequence: np.ndarray, positions: np.ndarray, cache: PagedCache, wanted: np.ndarray
+        self,
+        tokens: np.ndarray,
+        sequence: np.ndarray,
+        positions: np.ndarray,
+        pages: Pages,
+        page_table: np.ndarray,
+        wanted: np.ndarray,
     ) -> np.ndarray:
-        assert isinstance(cache, LatentCache)
-        hidden = self.forward(tokens, sequence, positions, cache)[wanted]
+        assert isinstance(pages, LatentPages)
+        hidden = self.forward(tokens, sequence, positions, pages, page_table)[wanted]
         return linear(rms_norm(hidden, self.weights.norm, eps=self.config.norm_eps), self.weights.output)
 
-    def forward(self, tokens: np.ndarray, sequence: np.ndarray, positions: np.ndarray, cache: LatentCache) -> np.ndarray:
-        """Hidden states (T, He) after the last layer; appends the tokens to the cache. Arguments as of `logits`."""
+    def forward(
+        self, tokens: np.ndarray, sequence: np.ndarray, positions: np.ndarray, pages: LatentPages, page_table: np.ndarray
+    ) -> np.ndarray:
+        """Hidden states (T, He) after the last layer; writes keys and values to the pages. Arguments as of `logits`."""
         config = self.config
         sin, cos = self._rope(positions)
-        slots, lengths = cache.slots(sequence, positions), positions + 1
+        slots = page_table[sequence, positions // PAGE] * PAGE + positions % PAGE
         x = gather_rows(self.weights.embedding, tokens)
-        for layer, kv, kr in zip(self.weights.layers, cache.kv, cache.kr, strict=True):
+        for layer, kv, kr in zip(self.weights.layers, pages.kv, pages.kr, strict=True):
             query = mla_prolog(
                 rms_norm(x, layer.attention_norm, eps=config.norm_eps),
                 None,
@@ -65,8 +74,8 @@ class LayerDecoder(Decoder):
                 query.query_rope,
                 kv,
                 kr,
-                cache.block_table,
-                lengths,
+                page_table,
+                positions + 1,
                 scale=config.scale,
                 sequence=sequence,
                 groups=config.groups,

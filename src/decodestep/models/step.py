@@ -7,10 +7,10 @@ import numpy as np
 from decodestep._base.dispatch import run
 from decodestep.models.config import Config, Layer, Weights
 from decodestep.models.decoder import Decoder
-from decodestep.models.kv_cache import GroupCache, PagedCache
+from decodestep.models.kv_cache import GroupPages, Pages
 from decodestep.models.layers import rope_table
 from decodestep.ops.decoder_forward import DecoderWeights, LayerWeights, cpu
-from decodestep.ops.decoder_forward.arguments import OP, Call
+from decodestep.ops.decoder_forward.arguments import OP, PAGE, Call
 from decodestep.ops.decoder_forward.cpu import size_obstacle
 from decodestep.ops.linear import Format, LinearPanels, PackedWeight
 
@@ -34,7 +34,7 @@ class StepDecoder(Decoder):
     def __init__(self, weights: Weights) -> None:
         self.config = config = weights.config
         self._inverse_frequencies = weights.inverse_frequencies
-        self._rope = rope_table(np.arange(0), weights.inverse_frequencies)
+        self._rope = rope_table(np.arange(1024), weights.inverse_frequencies)
         self._weights = DecoderWeights(
             embedding=weights.embedding,
             layers=tuple(_layer(layer) for layer in weights.layers),
@@ -47,24 +47,33 @@ class StepDecoder(Decoder):
             scale=config.scale,
         )
         self.weight_bytes = self._weights.nbytes
+        self.page_bytes = GroupPages.bytes_of_a_page(config.layers, config.groups, config.head_dim)
 
-    def new_cache(self, capacities: list[int]) -> GroupCache:
+    def new_pages(self, count: int) -> GroupPages:
         config = self.config
-        cache = GroupCache(config.layers, config.groups, config.head_dim, capacities)
-        rope = self._rope
-        if cache.capacity > len(rope[0]):
-            rope = self._rope = rope_table(np.arange(cache.capacity), self._inverse_frequencies)
-        cache.rope = rope  # its own: another thread may put a shorter table in place of the decoder's
-        return cache
+        return GroupPages(config.layers, config.groups, config.head_dim, count)
 
     def logits(
-        self, tokens: np.ndarray, sequence: np.ndarray, positions: np.ndarray, cache: PagedCache, wanted: np.ndarray
+        self,
+        tokens: np.ndarray,
+        sequence: np.ndarray,
+        positions: np.ndarray,
+        pages: Pages,
+        page_table: np.ndarray,
+        wanted: np.ndarray,
     ) -> np.ndarray:
-        assert isinstance(cache, GroupCache)
+        assert isinstance(pages, GroupPages)
+        sin, cos = self._rope_up_to(PAGE * page_table.shape[1])
         # Not through the public function: the core checks these arrays too, and the checks in Python cost 3 % of a token.
-        sin, cos = cache.rope
-        call = Call(self._weights, tokens, sequence, positions, sin, cos, cache.keys, cache.values, cache.block_table, wanted)
+        call = Call(self._weights, tokens, sequence, positions, sin, cos, pages.keys, pages.values, page_table, wanted)
         return run(OP, "cpu", cpu.forward, call)
+
+    def _rope_up_to(self, positions: int) -> tuple[np.ndarray, np.ndarray]:
+        """The rope table of at least so many positions. It grows by doubling; a thread keeps the one that it was given."""
+        rope = self._rope
+        if len(rope[0]) < positions:
+            rope = self._rope = rope_table(np.arange(max(positions, 2 * len(rope[0]))), self._inverse_frequencies)
+        return rope
 
 
 def _layer(layer: Layer) -> LayerWeights:

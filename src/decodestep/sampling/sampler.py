@@ -155,6 +155,13 @@ class Sampler:
         self._processors.served = True
         return len(self.rows) - 1
 
+    def resume(self, row: Row) -> int:
+        """Appends a row that was removed, as it stands, and returns its index, as `add` does."""
+        require(isinstance(row, Row) and row not in self.rows, _OP, "row", "one that was removed", type(row).__name__)
+        self.rows.append(row)
+        self._batch = None
+        return len(self.rows) - 1
+
     def remove(self, index: int) -> None:
         """Takes a row out, ended or not; the rows after it move up by one. Raises ValueError for an index outside [0, B)."""
         require(is_int(index) and 0 <= index < len(self.rows), _OP, "index", f"in [0, {len(self.rows)})", index)

@@ -1,0 +1,101 @@
+"""forward: the new tokens of any sequences through the model at once, their keys and values into its cache."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+
+import numpy as np
+
+from decodestep._base.checks import is_int, refuse, require
+from decodestep.models.decoder import Decoder
+from decodestep.models.page_pool import LOCK, PagePool
+from decodestep.models.sequence import CachedSequence
+
+_OP = "forward"
+BLOCK = 512  # tokens of one pass: enough to share the reading of a weight, few enough to need little memory
+
+Batch = list[tuple[CachedSequence, list[int]]]
+
+
+def forward(
+    decoder: Decoder, pool: PagePool, batch: Iterable[tuple[CachedSequence, Sequence[int] | np.ndarray]], *, every: bool
+) -> np.ndarray:
+    """See `Model.forward`."""
+    checked = [(sequence, _checked(decoder, pool, sequence, ids)) for sequence, ids in batch]
+    twice = len(checked) - len({id(sequence) for sequence, _ in checked})
+    require(not twice, _OP, "batch", "of different sequences", f"one sequence {twice + 1} times")
+    with _running(pool, checked):
+        blocks = [_run(decoder, pool, block, np.array(wanted, np.int64)) for block, wanted in _blocks(checked, every)]
+    return blocks[0] if len(blocks) == 1 else np.concatenate(blocks or [np.zeros((0, decoder.config.vocab_size), np.float32)])
+
+
+def _checked(decoder: Decoder, pool: PagePool, sequence: CachedSequence, ids: Sequence[int] | np.ndarray) -> list[int]:
+    vocab, context = decoder.config.vocab_size, decoder.config.context
+    ok = isinstance(sequence, CachedSequence) and sequence._pool is pool
+    require(ok, _OP, "batch", "of sequences of this model", sequence)
+    tokens: list[int] = ids.tolist() if isinstance(ids, np.ndarray) else list(ids)
+    if not tokens or not all(is_int(token) and 0 <= token < vocab for token in tokens):
+        refuse(_OP, "batch", f"of one or more token ids in [0, {vocab}) for each sequence", ids)
+    length = len(sequence) + len(tokens)
+    require(length <= context, _OP, "batch", f"of sequences no longer than the context of {context} tokens", f"{length}")
+    return tokens
+
+
+@contextmanager
+def _running(pool: PagePool, batch: Batch) -> Iterator[None]:
+    """Takes all pages that the batch needs, or none, and keeps other threads from using its sequences."""
+    with LOCK:
+        for sequence, _ in batch:
+            sequence._require_idle()
+        pool._require(sum(sequence._missing_pages(len(tokens)) for sequence, tokens in batch))
+        for sequence, tokens in batch:
+            sequence._running = True
+            sequence._grow(len(tokens))
+    try:
+        yield
+    finally:
+        for sequence, _ in batch:
+            sequence._running = False
+
+
+def _blocks(batch: Batch, every: bool) -> Iterator[tuple[Batch, list[int]]]:
+    """The batch in blocks of up to BLOCK tokens, each with the indices of the tokens in it whose logits are wanted."""
+    block: Batch = []
+    wanted: list[int] = []
+    size = 0
+    for sequence, tokens in batch:
+        start = 0
+        while start < len(tokens):
+            piece = tokens[start : start + BLOCK - size]
+            start += len(piece)
+            block.append((sequence, piece))
+            if every:
+                wanted += range(size, size + len(piece))
+            elif start == len(tokens):
+                wanted.append(size + len(piece) - 1)
+            size += len(piece)
+            if size == BLOCK:
+                yield block, wanted
+                block, wanted, size = [], [], 0
+    if block:
+        yield block, wanted
+
+
+def _run(decoder: Decoder, pool: PagePool, block: Batch, wanted: np.ndarray) -> np.ndarray:
+    tokens: list[int] = []
+    row: list[int] = []
+    positions: list[int] = []
+    table = np.zeros((len(block), max([len(sequence._pages) for sequence, _ in block])), np.int64)
+    for i, (sequence, ids) in enumerate(block):
+        length, held = len(sequence.tokens), len(sequence._pages)
+        tokens += ids
+        row += [i] * len(ids)
+        positions += range(length, length + len(ids))
+        table[i, :held] = sequence._table[:held]
+    arrays = np.array([tokens, row, positions])
+    logits = decoder.logits(arrays[0], arrays[1], arrays[2], pool.storage, table, wanted)
+    with LOCK:
+        for sequence, ids in block:
+            sequence._extend(ids)
+    return logits

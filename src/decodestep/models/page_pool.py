@@ -1,0 +1,198 @@
+"""The pages of a model's cache, handed out to sequences, shared by those that begin alike, and kept for those that will."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+from decodestep._base.memory_limit import memory_limit
+from decodestep.models.kv_cache import PAGE, Pages
+
+MOST_KEPT_BYTES = 2**30
+
+# One lock for all pools: it is held for microseconds, and a child process can be given a free one.
+LOCK = threading.Lock()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=LOCK.acquire, after_in_parent=LOCK.release, after_in_child=LOCK.release)
+
+
+class CacheFullError(RuntimeError):
+    """The cache has too few free pages for what was asked; nothing has changed."""
+
+
+class Page:
+    """A page that has been handed out, or is kept.
+
+    number: its place in the storage. users: how many sequences hold it.
+    A full page is never written again, and hangs in a tree: `parent` is the full page before it, `tokens` the PAGE tokens that
+    it holds, `children` the full pages after it, by their tokens. The path from the root spells the sequence.
+    """
+
+    __slots__ = ("children", "number", "parent", "tokens", "users")
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.users = 1
+        self.parent: Page | None = None
+        self.tokens: tuple[int, ...] = ()
+        self.children: dict[tuple[int, ...], Page] = {}
+
+
+class PagePool:
+    """Hands out the pages of a storage. Methods whose names begin with an underscore want `LOCK` held.
+
+    storage: the pages. most_kept: how many pages may be kept that no sequence holds, the least recently used going first.
+
+        a page is    fresh      never handed out: takes no memory yet
+                     held       by one sequence, or, if it is full, by several
+                     kept       full, held by none: found again by a sequence that begins with the same tokens
+                     free       to be handed out again
+
+    pages: how many there are. page_bytes: the size of one.
+    """
+
+    def __init__(self, storage: Pages, most_kept: int) -> None:
+        self.storage = storage
+        self.pages = storage.count
+        self.page_bytes = storage.page_bytes
+        self._most_kept = most_kept
+        self._fresh = 0  # the first page that has never been handed out
+        self._free: list[int] = []
+        self._kept: dict[Page, None] = {}  # by their last use; children before their parent
+        self._root = Page(-1)
+        self._promised = 0
+        self._dropped: deque[tuple[list[Page], int]] = deque()  # what sequences held that were garbage collected
+        self._freed = threading.Condition(LOCK)
+        self._busy_callers = 0
+
+    @property
+    def held(self) -> int:
+        """How many pages sequences hold."""
+        with LOCK:
+            self._take_back_dropped()
+            return self._fresh - len(self._free) - len(self._kept)
+
+    @property
+    def kept(self) -> int:
+        """How many pages are kept that no sequence holds."""
+        with LOCK:
+            self._take_back_dropped()
+            return len(self._kept)
+
+    def clear(self) -> None:
+        """Forgets the kept pages."""
+        with LOCK:
+            self._keep_at_most(0)
+
+    @contextmanager
+    def busy(self) -> Iterator[None]:
+        """Marks a caller that holds pages and will give them back without waiting for anybody; see `wait_for`."""
+        with LOCK:
+            self._busy_callers += 1
+        try:
+            yield
+        finally:
+            with LOCK:
+                self._busy_callers -= 1
+                self._freed.notify_all()
+
+    def wait_for(self, count: int) -> None:
+        """Waits, holding no page, until `count` pages are free; CacheFullError if no busy caller is left to free them."""
+        with LOCK:
+            self._freed.wait_for(lambda: self._available() >= count or not self._busy_callers)
+            self._require(count)
+
+    def _available(self) -> int:
+        """How many pages can be handed out that are promised to nobody."""
+        self._take_back_dropped()
+        return self.pages - self._fresh + len(self._free) + len(self._kept) - self._promised
+
+    def _require(self, count: int) -> None:
+        available = self._available()
+        if count > available:
+            size = self.page_bytes / 2**20
+            raise CacheFullError(
+                f"the cache has {available} of its {self.pages} pages of {PAGE} tokens free, and {count} are needed: "
+                f"load the model with more cache_bytes ({size:.2f} MiB a page), or run fewer or shorter sequences at once"
+            )
+
+    def _promise(self, count: int) -> None:
+        """Sets pages aside; whoever takes one of them lowers `_promised` first."""
+        self._require(count)
+        self._promised += count
+
+    def _take(self) -> Page:
+        self._require(1)
+        if self._free:
+            return Page(self._free.pop())
+        if self._fresh < self.pages:
+            self._fresh += 1
+            return Page(self._fresh - 1)
+        self._evict()
+        return Page(self._free.pop())
+
+    def _find(self, parent: Page | None, tokens: Sequence[int]) -> Page | None:
+        """The full page of these tokens after `parent` (None: at the beginning), or None."""
+        return (parent or self._root).children.get(tuple(tokens))
+
+    def _hold(self, page: Page) -> None:
+        page.users += 1
+        self._kept.pop(page, None)
+
+    def _share(self, page: Page, parent: Page | None, tokens: Sequence[int]) -> Page:
+        """Hangs a page that is full now in the tree; returns it, or the equal page that was there, in exchange."""
+        found = self._find(parent, tokens)
+        if found is not None:
+            self._hold(found)
+            self._release([page])
+            return found
+        page.parent, page.tokens = parent or self._root, tuple(tokens)
+        page.parent.children[page.tokens] = page
+        return page
+
+    def _release(self, pages: Sequence[Page]) -> None:
+        """Gives back pages in the order of a sequence."""
+        for page in reversed(pages):  # so that of those kept the last one goes first
+            page.users -= 1
+            if page.users == 0:
+                if page.parent is None:
+                    self._free.append(page.number)
+                else:
+                    self._kept[page] = None
+        self._keep_at_most(self._most_kept)
+        self._freed.notify_all()
+
+    def _keep_at_most(self, count: int) -> None:
+        while len(self._kept) > count:
+            self._evict()
+
+    def _evict(self) -> None:
+        page = next(iter(self._kept))
+        del self._kept[page]
+        assert page.parent is not None
+        del page.parent.children[page.tokens]
+        self._free.append(page.number)
+
+    def _take_back_dropped(self) -> None:
+        while self._dropped:
+            pages, promised = self._dropped.popleft()
+            self._promised -= promised
+            self._release(pages)
+
+
+def new_pool(new_pages: Callable[[int], Pages], page_bytes: int, cache_bytes: int | None) -> PagePool:
+    """A pool of as many pages as fit into cache_bytes, at least one; None for a quarter of the memory.
+
+    Raises MemoryError if the process may not have so much address space. What nobody asked for is halved until it may.
+    """
+    count = max(1, (memory_limit() // 4 if cache_bytes is None else cache_bytes) // page_bytes)
+    while True:
+        try:
+            return PagePool(new_pages(count), MOST_KEPT_BYTES // page_bytes)
+        except OSError as error:
+            if cache_bytes is not None or count == 1:
+                raise MemoryError(f"no address space for a cache of {count * page_bytes} bytes") from error
+            count //= 2

@@ -1,0 +1,195 @@
+"""CachedSequence: tokens whose keys and values are in a model's cache, for `Model.forward` to continue."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from types import TracebackType
+
+import numpy as np
+
+from decodestep._base.checks import is_int, refuse, require
+from decodestep.models.kv_cache import PAGE
+from decodestep.models.page_pool import LOCK, Page, PagePool
+
+_OP = "CachedSequence"
+
+
+class CachedSequence:
+    """Tokens that a model has read: their keys and values lie in pages of its cache. Made by `Model.sequence`.
+
+    tokens: the ids, in order; len(sequence) is their number. `Model.forward` appends to them.
+
+    Sequences that begin alike share full pages, which nobody writes again; a part-filled page belongs to one sequence. A
+    sequence holds its pages until `close`, the end of its `with` block, or its garbage collection. One thread at a time may use
+    a sequence; several sequences of a model may be used by several threads.
+    """
+
+    def __init__(self, pool: PagePool, capacity: int | None = None) -> None:
+        ok = capacity is None or (is_int(capacity) and capacity >= 0)
+        require(ok, _OP, "capacity", "a number of tokens or None", capacity)
+        self.tokens: list[int] = []
+        self._pool = pool
+        self._pages: list[Page] = []
+        self._table = np.zeros(8, np.int64)  # the numbers of _pages, with room for more
+        self._promised = 0  # pages that the pool has set aside for this sequence
+        self._running = False
+        self._closed = False
+        promised = pages_of(capacity or 0)
+        with LOCK:
+            pool._promise(promised)
+            self._promised = promised
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def reuse(self, tokens: Sequence[int]) -> int:
+        """Appends as many of `tokens` as the cache holds after this sequence, without running them; returns how many.
+
+            while a full page of the cache continues this sequence with the next 16 of tokens, and not with the last one:
+                append them
+
+        tokens: ids that would continue the sequence. One at least is left, to be run for its logits. Nothing is reused if the
+            sequence's length is no multiple of 16, the positions of a page.
+        """
+        self._require_idle()
+        start = len(self.tokens)
+        if start % PAGE == 0:
+            with LOCK:
+                while (reused := len(self.tokens) - start) + PAGE < len(tokens):
+                    following = tuple(tokens[reused : reused + PAGE])
+                    page = self._pool._find(self._pages[-1] if self._pages else None, following)
+                    if page is None or not (page.users or self._promised or self._pool._available() > 0):
+                        break
+                    self._claim(1)
+                    self._pool._hold(page)
+                    self._list(page)
+                    self.tokens += page.tokens
+        return len(self.tokens) - start
+
+    def next_page(self, tokens: Sequence[int]) -> Hashable:
+        """Equal for two sequences if running `tokens` would fill the same page of both; else unlike anything."""
+        if len(self.tokens) % PAGE or len(tokens) < PAGE:
+            return object()
+        return (self._pages[-1] if self._pages else None, tuple(tokens[:PAGE]))
+
+    def fork(self, capacity: int | None = None) -> CachedSequence:
+        """A new sequence of the same tokens: full pages are shared, a part-filled last one is copied.
+
+        capacity: as in `Model.sequence`. Raises CacheFullError if there is no room.
+        """
+        other = CachedSequence(self._pool, capacity)
+        try:
+            other.assign(self)
+        except BaseException:
+            other.close()
+            raise
+        return other
+
+    def assign(self, source: CachedSequence) -> None:
+        """Makes this sequence one of the tokens of `source`, as `fork` does; what it held before is given back.
+
+        source: another sequence of the same model. Raises CacheFullError, with nothing changed, if there is no room.
+        """
+        same = isinstance(source, CachedSequence) and source._pool is self._pool
+        require(same, _OP, "source", "one of the same model", source)
+        source._require_idle()
+        self._require_idle()
+        if source is self:
+            return
+        pool, full, partial = self._pool, len(source) // PAGE, len(source) % PAGE > 0
+        with LOCK:
+            shared, old = source._pages[:full], self._pages
+            if partial:
+                given_back = sum(page.users == 1 for page in old)
+                pool._require(1 - given_back - min(self._promised, max(0, full + 1 - len(old))))
+            for page in shared:
+                pool._hold(page)
+            pool._release(old)
+            self._pages, self.tokens = [], list(source.tokens)
+            self._claim(full + partial - len(old))
+            for page in shared:
+                self._list(page)
+            if partial:
+                self._list(pool._take())
+                pool.storage.copy(source._pages[full].number, self._pages[full].number)
+
+    def truncate(self, length: int) -> None:
+        """Drops the tokens from `length` on, so that others can take their places.
+
+        length: in [0, len(sequence)]. Raises CacheFullError, with nothing changed, if the page where the sequence then ends is
+        shared and there is no room to copy it.
+        """
+        require(is_int(length) and 0 <= length <= len(self), _OP, "length", f"in [0, {len(self)}]", length)
+        self._require_idle()
+        kept, full = pages_of(length), length // PAGE
+        with LOCK:
+            if kept > full and self._pages[full].parent is not None:  # the last page was full: it stays as it is for others
+                whole = self._pages[full]
+                page = self._pool._take()
+                self._pool.storage.copy(whole.number, page.number)
+                self._pages[full], self._table[full] = page, page.number
+                self._pool._release([whole])
+            self._pool._release(self._pages[kept:])
+            del self._pages[kept:], self.tokens[length:]
+
+    def close(self) -> None:
+        """Gives back the pages: kept for reuse as far as they are full. The sequence cannot be used any more."""
+        if not self._closed:
+            self._require_idle()
+            self._closed = True
+            with LOCK:
+                self._pool._promised -= self._promised
+                self._pool._release(self._pages)
+                self._pages = []
+
+    def __enter__(self) -> CachedSequence:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        # The lock may be held by the very code in which the garbage collector runs.
+        if not getattr(self, "_closed", True):
+            self._pool._dropped.append((self._pages, self._promised))
+
+    def _require_idle(self) -> None:
+        if self._closed or self._running:
+            state = "a closed one" if self._closed else "a running one"
+            refuse(_OP, "sequence", "open and used by one thread at a time", state)
+
+    def _missing_pages(self, tokens: int) -> int:
+        """How many pages the pool has to find for so many more tokens, beyond those that it has promised."""
+        return max(0, pages_of(len(self) + tokens) - len(self._pages) - self._promised)
+
+    def _grow(self, tokens: int) -> None:
+        """Takes pages for more tokens. Needs LOCK."""
+        while len(self._pages) < pages_of(len(self) + tokens):
+            self._claim(1)
+            self._list(self._pool._take())
+
+    def _extend(self, tokens: Sequence[int]) -> None:
+        """Appends tokens that have been run; pages that they fill can be found from now on. Needs LOCK."""
+        first = len(self) // PAGE
+        self.tokens += tokens
+        for i in range(first, len(self) // PAGE):
+            parent = self._pages[i - 1] if i else None
+            page = self._pool._share(self._pages[i], parent, self.tokens[i * PAGE : (i + 1) * PAGE])
+            self._pages[i], self._table[i] = page, page.number
+
+    def _claim(self, pages: int) -> None:
+        """Uses up to so many of the promised pages."""
+        claimed = min(max(pages, 0), self._promised)
+        self._promised -= claimed
+        self._pool._promised -= claimed
+
+    def _list(self, page: Page) -> None:
+        if len(self._pages) == len(self._table):
+            self._table = np.concatenate([self._table, np.zeros_like(self._table)])
+        self._table[len(self._pages)] = page.number
+        self._pages.append(page)
+
+
+def pages_of(tokens: int) -> int:
+    """How many pages so many tokens take."""
+    return -(-tokens // PAGE)

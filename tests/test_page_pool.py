@@ -1,0 +1,443 @@
+"""The pages of a model's cache: who holds which, what is found again, what goes first; and the bits, which never change."""
+
+from __future__ import annotations
+
+import gc
+import sys
+import threading
+
+import numpy as np
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
+
+import decodestep as ds
+import processes
+from decodestep.models import CachedSequence, CacheFullError
+from decodestep.models.forward import forward
+from decodestep.models.kv_cache import PAGE, Pages
+from decodestep.models.page_pool import LOCK, PagePool, new_pool
+from decodestep.models.prefill import Prefill
+
+VOCAB = 3
+
+
+class TokenPages(Pages):
+    """Pages that hold the token of each position, -1 where none has been written since the page was made."""
+
+    page_bytes = 1000
+
+    def __init__(self, count):
+        self.count = count
+        self.tokens = np.full((count, PAGE), -1)
+
+    def copy(self, source, target):
+        self.tokens[target] = self.tokens[source]
+
+
+class Recall:
+    """A decoder whose logits of a token are all tokens of its sequence, as its pages hold them."""
+
+    class config:  # noqa: N801
+        vocab_size, context = VOCAB, 200
+
+    def logits(self, tokens, sequence, positions, pages, page_table, wanted):
+        for token, row, position in zip(tokens, sequence, positions, strict=True):
+            pages.tokens[page_table[row, position // PAGE], position % PAGE] = token
+        out = np.full((len(wanted), self.config.context), -1)
+        for place, t in enumerate(wanted):
+            held = pages.tokens[page_table[sequence[t], : positions[t] // PAGE + 1]].reshape(-1)
+            out[place, : positions[t] + 1] = held[: positions[t] + 1]
+        return out
+
+
+def printed(code):
+    return processes.run([sys.executable, "-c", code], check=True).stdout
+
+
+def seen(logits):
+    return [int(token) for token in logits if token >= 0]
+
+
+def pool_of(pages, most_kept=10**6):
+    return PagePool(TokenPages(pages), most_kept)
+
+
+def run(pool, *batch):
+    return [seen(row) for row in forward(Recall(), pool, batch, every=False)]
+
+
+def started(pool, tokens, capacity=None):
+    sequence = CachedSequence(pool, capacity)
+    sequence.reuse(tokens)
+    run(pool, (sequence, tokens[len(sequence) :]))
+    return sequence
+
+
+class Sequences(RuleBasedStateMachine):
+    """Whatever is done to sequences, each sees its own tokens, and every page is held, kept, free or fresh."""
+
+    sequences = Bundle("sequences")
+
+    def __init__(self):
+        super().__init__()
+        self.pool = pool_of(12, most_kept=5)
+        self.open = {}
+
+    @rule(target=sequences, capacity=st.none() | st.integers(0, 60), tokens=st.lists(st.integers(0, 1), max_size=50))
+    def begin(self, capacity, tokens):
+        try:
+            sequence = CachedSequence(self.pool, capacity)
+        except CacheFullError:
+            sequence = CachedSequence(self.pool)
+        reused = sequence.reuse(tokens)
+        assert reused == len(sequence) and (reused < len(tokens) or not tokens)
+        self.open[sequence] = tokens[:reused]
+        return sequence
+
+    @rule(several=st.lists(sequences, min_size=1, max_size=3, unique=True), data=st.data())
+    def extend(self, several, data):
+        several = [sequence for sequence in several if sequence in self.open]
+        more = [data.draw(st.lists(st.integers(0, 1), min_size=1, max_size=40)) for _ in several]
+        before = {sequence: len(sequence) for sequence in self.open}
+        try:
+            results = run(self.pool, *zip(several, more, strict=True))
+        except CacheFullError:
+            assert before == {sequence: len(sequence) for sequence in self.open}
+            return
+        for sequence, tokens, result in zip(several, more, results, strict=True):
+            self.open[sequence] = self.open[sequence] + tokens
+            assert result == self.open[sequence]
+
+    @rule(target=sequences, source=sequences, capacity=st.none() | st.integers(0, 60))
+    def fork(self, source, capacity):
+        if source not in self.open:
+            return source
+        try:
+            sequence = source.fork(capacity)
+        except CacheFullError:
+            return source
+        self.open[sequence] = list(self.open[source])
+        return sequence
+
+    @rule(target_=sequences, source=sequences)
+    def assign(self, target_, source):
+        if target_ in self.open and source in self.open:
+            try:
+                target_.assign(source)
+            except CacheFullError:
+                return
+            self.open[target_] = list(self.open[source])
+
+    @rule(sequence=sequences, data=st.data())
+    def truncate(self, sequence, data):
+        if sequence in self.open:
+            length = data.draw(st.integers(0, len(sequence)))
+            try:
+                sequence.truncate(length)
+            except CacheFullError:
+                return
+            self.open[sequence] = self.open[sequence][:length]
+
+    @rule(sequence=consumes(sequences))
+    def close(self, sequence):
+        sequence.close()
+        self.open.pop(sequence, None)
+
+    @rule()
+    def clear(self):
+        self.pool.clear()
+        assert self.pool.kept == 0
+
+    @invariant()
+    def contents(self):
+        for sequence, tokens in self.open.items():
+            assert sequence.tokens == tokens
+            numbers = [page.number for page in sequence._pages]
+            assert numbers == sequence._table[: len(numbers)].tolist() and len(numbers) >= -(-len(tokens) // PAGE)
+            assert self.pool.storage.tokens[numbers].reshape(-1)[: len(tokens)].tolist() == tokens
+
+    @invariant()
+    def accounts(self):
+        pool, users = self.pool, {}
+        for sequence in self.open:
+            for page in sequence._pages:
+                users[page] = users.get(page, 0) + 1
+        assert all(page.users == count for page, count in users.items())
+        numbers = [*(page.number for page in users), *(page.number for page in pool._kept), *pool._free]
+        assert sorted(numbers) == list(range(pool._fresh)) and pool._fresh <= pool.pages
+        assert pool.held == len(users) and pool.kept == len(pool._kept) <= 5
+        assert pool._promised == sum(sequence._promised for sequence in self.open)
+        with LOCK:
+            assert pool._available() >= 0
+        kept = list(pool._kept)
+        for place, page in enumerate(kept):  # what follows a page in the tree goes before it
+            assert all(child in kept[:place] for child in page.children.values())
+
+
+Sequences.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestSequences = Sequences.TestCase
+
+
+def test_a_prompt_is_found_again_but_for_its_last_token():
+    pool = pool_of(20)
+    tokens = [1, 0] * 24
+    started(pool, tokens).close()
+    assert (pool.held, pool.kept) == (0, 3)
+    for length, expected in ((48, 32), (49, 48), (33, 32), (32, 16), (17, 16), (16, 0), (1, 0), (0, 0)):
+        with CachedSequence(pool) as sequence:
+            assert sequence.reuse([*tokens, 1][:length]) == expected == len(sequence)
+    with CachedSequence(pool) as sequence:
+        assert sequence.reuse([1, 0] * 8 + [0] * 30) == 16
+
+
+def test_sequences_that_begin_alike_share_pages():
+    pool = pool_of(20)
+    first = started(pool, [1] * 40)
+    second = started(pool, [1] * 36 + [0])
+    assert pool.held == 4 and [p.number for p in first._pages[:2]] == [p.number for p in second._pages[:2]]
+    assert run(pool, (first, [2]), (second, [2])) == [[1] * 40 + [2], [1] * 36 + [0, 2]]
+
+
+def test_equal_pages_of_two_callers_become_one():
+    pool = pool_of(20)
+    first, second = CachedSequence(pool), CachedSequence(pool)
+    run(pool, (first, [1] * 20), (second, [1] * 20))
+    assert pool.held == 3 and first._pages[0] is second._pages[0]
+
+
+def test_the_least_recently_used_goes_first():
+    pool = pool_of(6)
+    for token in (0, 1):
+        started(pool, [token] * 33).close()  # two full pages each, and one that is free again
+    started(pool, [0] * 33).close()
+    started(pool, [2] * 49).close()  # takes three: the free ones, and of the kept the last page of the ones
+    with CachedSequence(pool) as zeros, CachedSequence(pool) as ones:
+        assert (zeros.reuse([0] * 33), ones.reuse([1] * 33)) == (32, 0)
+
+
+def test_no_more_is_kept_than_the_bound():
+    pool = pool_of(100, most_kept=3)
+    for token in range(3):
+        started(pool, [token] * 70).close()
+        assert pool.kept == 3 and pool.held == 0
+    assert pool._fresh == 5 + 3  # what is beyond the bound is used again
+
+
+def test_a_full_cache_says_so_and_changes_nothing():
+    pool = pool_of(4)
+    first = started(pool, [0] * 40)
+    second = started(pool, [1] * 10)
+    words = "has 0 of its 4 pages of 16 tokens free, and 1 are needed: load the model with more cache_bytes"
+    with pytest.raises(CacheFullError, match=words):
+        run(pool, (first, [2]), (second, [2] * 7))
+    assert len(first) == 40 and len(second) == 10
+    first.close()
+    assert run(pool, (second, [2] * 7)) == [[1] * 10 + [2] * 7]
+
+
+def test_a_promise_is_kept():
+    pool = pool_of(4)
+    first = CachedSequence(pool, 48)
+    with pytest.raises(CacheFullError):
+        CachedSequence(pool, 17)
+    second = started(pool, [1] * 10)
+    with pytest.raises(CacheFullError):
+        run(pool, (second, [1] * 10))
+    assert run(pool, (first, [0] * 48)) == [[0] * 48]
+    with pytest.raises(CacheFullError):
+        run(pool, (first, [0]))
+    first.close()
+    assert pool.kept == 3
+    CachedSequence(pool, 48)
+
+
+def test_what_is_garbage_collected_comes_back():
+    pool = pool_of(4)
+    sequence = started(pool, [0] * 40, capacity=64)
+    sequence.cycle = sequence
+    del sequence
+    gc.collect()
+    assert (pool.held, pool.kept, pool._promised) == (0, 2, 0)
+
+
+def test_waiting_for_pages():
+    pool = pool_of(4)
+    with pytest.raises(CacheFullError):
+        pool.wait_for(5)  # nobody could give any back
+    sequence = CachedSequence(pool, 64)
+    arrived = threading.Event()
+    waited = []
+
+    def wait():
+        arrived.set()
+        pool.wait_for(2)
+        waited.append(True)
+
+    with pool.busy():
+        thread = threading.Thread(target=wait)
+        thread.start()
+        arrived.wait()
+        sequence.close()
+        thread.join(60)
+    assert waited == [True]
+    held = CachedSequence(pool, 64)
+
+    def wait_in_vain():
+        with pytest.raises(CacheFullError):
+            pool.wait_for(2)
+        waited.append(False)
+
+    with pool.busy():
+        thread = threading.Thread(target=wait_in_vain)
+        thread.start()
+    thread.join(60)  # the last busy caller has gone: an error instead of a wait for ever
+    assert waited == [True, False] and held._promised == 4
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda s, _: s.truncate(4), "length must be in \\[0, 3\\]; got 4"),
+        (lambda s, _: s.truncate(-1), "length must be in"),
+        (lambda s, other: s.assign(other), "source must be one of the same model"),
+        (lambda s, _: s.assign(None), "source must be one of the same model"),
+        (lambda s, _: CachedSequence(s._pool, -1), "capacity must be a number of tokens or None; got -1"),
+        (lambda s, _: CachedSequence(s._pool, 1.5), "capacity must be a number of tokens or None; got 1.5"),
+        (lambda s, _: run(s._pool, (s, [])), "forward: batch must be of one or more token ids in \\[0, 3\\)"),
+        (lambda s, _: run(s._pool, (s, [3])), "forward: batch must be of one or more token ids in \\[0, 3\\)"),
+        (lambda s, _: run(s._pool, (s, [0] * 198)), "no longer than the context of 200 tokens; got 201"),
+        (lambda s, _: run(s._pool, (s, [0]), (s, [0])), "of different sequences; got one sequence 2 times"),
+        (lambda s, other: run(s._pool, (s, [0]), (other, [0])), "of sequences of this model"),
+        (lambda s, _: (s.close(), run(s._pool, (s, [0]))), "open and used by one thread at a time; got a closed one"),
+        (lambda s, _: (s.close(), s.fork()), "got a closed one"),
+        (lambda s, _: (setattr(s, "_running", True), run(s._pool, (s, [0]))), "got a running one"),
+    ],
+)
+def test_refusals(call, message):
+    sequence, other = started(pool_of(20), [0, 1, 2]), started(pool_of(20), [0])
+    with pytest.raises(ValueError, match=message):
+        call(sequence, other)
+    assert other.tokens == [0] and sequence.tokens == [0, 1, 2]
+
+
+def test_a_pool_of_no_more_than_the_bytes_asked_for():
+    assert new_pool(TokenPages, 1000, 5999).pages == 5
+    assert new_pool(TokenPages, 1000, 1).pages == 1
+
+    def scarce(count):
+        if count > 100:
+            raise OSError("cannot allocate memory")
+        return TokenPages(count)
+
+    assert 50 <= new_pool(scarce, 1000, None).pages <= 100
+    with pytest.raises(MemoryError, match="no address space for a cache of 200000 bytes"):
+        new_pool(scarce, 1000, 200_000)
+
+
+def test_prompts_of_one_batch_run_what_they_share_once(tiny_file, rng):
+    model = ds.load(tiny_file(context=400))
+    common = rng.integers(0, 297, 100).tolist()
+    prompts = [common + rng.integers(0, 297, n).tolist() for n in (5, 60, 1, 17)] + [common, common[:50] + [3] * 90, [7]]
+    prefill = Prefill(model)
+    sequences = [model.sequence() for _ in prompts]
+    for key, (sequence, prompt) in enumerate(zip(sequences, prompts, strict=True)):
+        prefill.add(key, sequence, prompt)
+    done = {}
+    while prefill:
+        done |= prefill.run()
+    assert sorted(done) == list(range(len(prompts)))
+    shared, alone = 96 // PAGE, [(len(p) + 15) // PAGE for p in prompts]
+    assert model.cache.held == shared + sum(alone[:4]) - 4 * shared + 1 + (alone[5] - 48 // PAGE) + 1
+    fresh = ds.load(model.path)
+    for key, prompt in enumerate(prompts):
+        assert np.array_equal(done[key], fresh.logits(prompt)[-1])
+
+
+@pytest.mark.parametrize("dtype", ["auto", "float32"])
+def test_reuse_changes_no_bit(tiny_file, dtype, rng):
+    """A chat's turns, forks and rollbacks on one model, each compared with the same tokens on a model without a past."""
+    path = tiny_file(kind="Q8_0", context=300)
+    model, fresh = ds.load(path, dtype=dtype), ds.load(path, dtype=dtype, cache_bytes=1_000_000)
+    history: list[int] = []
+    for _ in range(4):
+        history += rng.integers(0, 297, 23).tolist()
+        with model.sequence(history) as sequence:
+            for _ in range(9):
+                logits = model.forward([(sequence, history[len(sequence) :])])[0]
+                assert np.array_equal(logits, fresh.logits(history)[-1])
+                history.append(int(logits.argmax()))
+            with sequence.fork() as branch:
+                branch.truncate(len(branch) - 5)
+                logits = model.forward([(branch, [1, 2, 3])])[0]
+                assert np.array_equal(logits, fresh.logits([*branch.tokens[:-3], 1, 2, 3])[-1])
+            logits = model.forward([(sequence, [5])])[0]
+            assert np.array_equal(logits, fresh.logits([*sequence.tokens[:-1], 5])[-1])
+
+
+def test_threads_share_a_model(tiny_file, rng):
+    model = ds.load(tiny_file(context=200), cache_bytes=60 * ds.load(tiny_file(context=200)).cache.page_bytes)
+    prompts = [[i % 3] * 20 + rng.integers(0, 297, 30).tolist() for i in range(12)]
+    expected = [model.logits(prompt) for prompt in prompts]
+    wrong = []
+
+    def work(seed):
+        own = np.random.default_rng(seed)
+        for i in own.integers(0, len(prompts), 25):
+            cut = int(own.integers(1, 50))
+            with model.sequence(prompts[i]) as sequence:
+                start = len(sequence)
+                if start < cut:
+                    model.forward([(sequence, prompts[i][start:cut])])
+                logits = model.forward([(sequence, prompts[i][len(sequence) :])], every=True)
+                if not np.array_equal(logits, expected[i][-len(logits) :]):
+                    wrong.append(i)
+
+    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert wrong == [] and model.cache.held == 0
+
+
+def test_a_fork_beside_busy_threads_can_use_the_cache(tiny_file):
+    code = f"""
+import os, threading
+import decodestep as ds
+model = ds.load({str(tiny_file())!r})
+expected = model.logits(range(40)).tobytes()
+stop = threading.Event()
+def work():
+    while not stop.is_set():
+        with model.sequence(range(40)) as sequence:
+            model.forward([(sequence, range(len(sequence), 40))])
+threads = [threading.Thread(target=work) for _ in range(3)]
+for thread in threads: thread.start()
+codes = []
+for _ in range(20):
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if model.logits(range(40)).tobytes() == expected else 1)
+    codes.append(os.waitpid(child, 0)[1])
+stop.set()
+for thread in threads: thread.join()
+print(codes)
+"""
+    assert printed(code).strip() == str([0] * 20)
+
+
+def test_pages_take_memory_only_when_they_are_written(tiny_file):
+    """A quarter of the machine's memory is the bound; a short text takes a few pages of it."""
+    code = f"""
+import decodestep as ds
+def resident():
+    return int(open("/proc/self/statm").read().split()[1]) * 4096
+model = ds.load({str(tiny_file(context=4000))!r})
+model.logits([1])
+before = resident()
+model.logits(range(200))
+print(model.cache.pages * model.cache.page_bytes > 2**28, (resident() - before) < 2**24)
+"""
+    assert printed(code).split() == ["True", "True"]
