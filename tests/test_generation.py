@@ -349,6 +349,27 @@ def test_log_probabilities_sum_to_what_the_model_says(model):
         assert got.top_raw[0][0] == token
 
 
+def test_log_probabilities_of_a_prompt(model, passes):
+    ids = model.tokenizer.encode("one two three four five six " * 16)
+    logits = model.logits(ids)
+    params = SamplingParams(do_sample=False, max_new_tokens=3, prompt_logprobs=2)
+    passes.count = 0
+    other = replace(params, prompt_logprobs=None)
+    done, whole, short = run(model, [ids, ids, ids[:1]], params, other, replace(params, prompt_logprobs=0))
+    assert passes.count == -(-len(ids) // 64) + 1 + 1 + 2  # blocks that keep the logits small; the others' in one each; tokens
+    assert done.token_ids == whole.token_ids and done.text == whole.text and whole.prompt_logprobs is None
+    assert short.prompt_logprobs == [None]
+    steps = [(ds.steps.Force(np.array([token])),) for token in ids[1:]]
+    expected = ds.decode_step(logits[:-1], steps, top_logprobs=[2] * (len(ids) - 1)).logprobs
+    assert done.prompt_logprobs[0] is None
+    assert [(one.raw, one.top_raw) for one in done.prompt_logprobs[1:]] == [(one.raw, one.top_raw) for one in expected]
+    assert all(one.processed == one.raw and one.top_processed == one.top_raw for one in done.prompt_logprobs[1:])
+    row = logits[4].astype(np.float64)
+    assert done.prompt_logprobs[5].raw == pytest.approx(row[ids[5]] - row.max() - np.log(np.exp(row - row.max()).sum()))
+    with pytest.raises(ValueError, match="^SamplingParams: prompt_logprobs must be None beside several beams"):
+        SamplingParams(num_beams=2, prompt_logprobs=1)
+
+
 def test_log_probabilities_of_beams(model):
     """Each beam's own, in float32: the tokens of several beams come from rows that moved about."""
     params = SamplingParams(do_sample=False, max_new_tokens=6, num_beams=4, num_return_sequences=4, logprobs=1)

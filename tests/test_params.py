@@ -74,6 +74,7 @@ BAD = {
     "do_sample": NOT_A_BOOL,
     "seed": [-1, 2**64, 0.5, True],
     "logprobs": [-1, 1.5, True],
+    "prompt_logprobs": [-1, 1.5, True],
     "num_beams": [0, 1.5],
     "num_beam_groups": [0, 2],
     "diversity_penalty": [-1, math.nan],

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from decodestep.generation.prompt_logprobs import PromptScoring
 from decodestep.models.page_pool import CacheFullError
 from decodestep.models.prefill import Prefill
 from decodestep.models.sequence import CachedSequence, pages_of
@@ -46,6 +47,7 @@ class Batch:
         self._waiting = deque(range(len(self.rows)))  # indices into `rows`, as all that follows
         self._sequences: dict[int, CachedSequence] = {}  # of the rows that have been admitted
         self._prefill: Prefill[int] = Prefill(model)
+        self._scoring = PromptScoring(model)  # the prompts that are reported on
         self._sampled: list[int] = []  # the rows of the sampler
         self._logits: dict[int, np.ndarray] = {}  # of those of them whose last token has been run
         self._holding = ExitStack()
@@ -63,12 +65,13 @@ class Batch:
         held = [(i, text) for i, row in enumerate(self.rows) if row.late() and (text := self.end(i, "time"))]
         self._remove_ended()
         self._admit()
-        if self._prefill:
-            for i, logits in self._prefill.run().items():
+        prompts = self._scoring or self._prefill
+        if prompts:
+            for i, logits in prompts.run().items():
                 self._sampler.resume(self.rows[i])
                 self._sampled.append(i)
                 self._logits[i] = logits
-        if self._prefill or not self._sampled:
+        if self._scoring or self._prefill or not self._sampled:
             return held
         pieces = [*held, *zip(self._sampled, self._sampler.step(self._next_logits()).text, strict=True)]
         if not self.running:
@@ -95,6 +98,7 @@ class Batch:
                 self._logits.pop(self._sampled.pop(place), None)
         for i in [i for i in self._sequences if self.rows[i].reason]:
             self._prefill.remove(i)
+            self._scoring.remove(i)
             self._sequences.pop(i).close()
         if not self._sequences:
             self._holding.close()
@@ -115,7 +119,10 @@ class Batch:
             if not self._sequences:
                 self._holding.enter_context(cache.busy())
             self._sequences[i] = sequence
-            self._prefill.add(i, sequence, row.history.tokens)
+            if row.params.prompt_logprobs is None:
+                self._prefill.add(i, sequence, row.history.tokens)
+            else:
+                self._scoring.add(i, row, sequence)
             self._waiting.popleft()
 
     def _next_logits(self) -> np.ndarray:

@@ -17,6 +17,8 @@ class Completion:
         full), "time" (max_time has passed), "cancelled" (by the caller), "no_candidate" (every token was at -inf, for the row
         or for all its beams), or "error" (the row's own code raised).
     logprobs: a `TokenLogprobs` for each of token_ids; None if params.logprobs is None. For beams see `beam_search`.
+    prompt_logprobs: of each of prompt_token_ids by the tokens before it, so None for the first; `processed` is `raw`. None if
+        params.prompt_logprobs is None; shorter where the row ended within its prompt.
     seed: the seed of its draws, also where the params had none: with it the same prompt and params give the same text again.
         None for a row that draws nothing and was given no seed.
     error: what a processor of the row, or its token_bytes, raised; None where nothing did.
@@ -30,4 +32,5 @@ class Completion:
     logprobs: list[TokenLogprobs] | None = None
     seed: int | None = None
     row: int = field(default=0, compare=False)
+    prompt_logprobs: list[TokenLogprobs | None] | None = None
     error: BaseException | None = field(default=None, compare=False)

@@ -54,7 +54,7 @@ class ModelSearch:
         """Ends the search without a beam."""
         logprobs: list[TokenLogprobs] | None = None if self._params.logprobs is None else []
         self.completions = [
-            Completion("", [], self._prompt, reason, logprobs, self._row.seed, self._prompt_index, self._row.error)
+            Completion("", [], self._prompt, reason, logprobs, self._row.seed, self._prompt_index, error=self._row.error)
         ]
 
     def _beams(self, cancelled: Callable[[], bool]) -> list[Beam]:

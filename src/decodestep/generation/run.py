@@ -130,8 +130,15 @@ def _within_context(model: Model, ids: list[int], params: SamplingParams) -> Sam
 
 
 def _completion(row: Row, prompt: list[int], prompt_index: int) -> Completion:
-    tokens = row.history.tokens[len(prompt) :]
-    logprobs = row.logprobs if row.params.logprobs is not None else None
+    asked = row.params
     return Completion(
-        row.text.text if row.text else "", tokens, prompt, row.reason, logprobs, row.seed, prompt_index, row.error
+        text=row.text.text if row.text else "",
+        token_ids=row.history.tokens[len(prompt) :],
+        prompt_token_ids=prompt,
+        finish_reason=row.reason,
+        logprobs=row.logprobs if asked.logprobs is not None else None,
+        seed=row.seed,
+        row=prompt_index,
+        prompt_logprobs=row.prompt_logprobs if asked.prompt_logprobs is not None else None,
+        error=row.error,
     )

@@ -179,6 +179,12 @@ class SamplingParams:
     logprobs: int | None = _field(
         None, or_none(integer(0)), "reports log-probabilities, of the drawn and of this many most likely tokens; None is off"
     )
+    prompt_logprobs: int | None = _field(
+        None,
+        or_none(integer(0)),
+        "`generate` reports log-probabilities of the prompt's tokens and of this many most likely, before any processor; None "
+        "is off",
+    )
 
     num_beams: int = _field(1, integer(1), "beam search with this many beams; 1 is off", section="Beams")
     num_beam_groups: int = _field(
@@ -220,6 +226,8 @@ class SamplingParams:
         require(beams % groups == 0, _OP, "num_beam_groups", f"a divisor of num_beams {beams}", groups)
         rule = "> 0 with several beam groups" if grouped else "0 without several beam groups"
         require(grouped == (self.diversity_penalty > 0), _OP, "diversity_penalty", rule, self.diversity_penalty)
+        asked = self.prompt_logprobs
+        require(beams == 1 or asked is None, _OP, "prompt_logprobs", "None beside several beams", asked)
         require(self.greedy or not grouped, _OP, "do_sample", "False with several beam groups", self.do_sample)
         self._check_returned()
 

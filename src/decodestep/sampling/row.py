@@ -19,6 +19,7 @@ class Row:
 
     params: those given, with the seed that the row draws by, and max_length in max_new_tokens. native: the core's side of it.
     text: None without token_bytes. ends: the tokens that end the row with "eos". started: time.monotonic() when it was added.
+    prompt_logprobs: put here by who runs the prompt, where params.prompt_logprobs asks for them.
     logprobs: those of every token so far, where params.logprobs asks for them. error: what ended it with the reason "error".
     """
 
@@ -32,6 +33,7 @@ class Row:
     reason: str = ""
     error: BaseException | None = None
     logprobs: list[TokenLogprobs] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=list)
 
     @property
     def seed(self) -> int | None:
