@@ -523,12 +523,14 @@ def call(native: ModuleType, seed: int, number: int, counts: Counter[str]) -> No
         counts[f"{name}: result"] += 1
 
 
-def run(native: ModuleType, seconds: float, seed: int = 0, first: int = 0) -> Counter[str]:
-    """Calls until the time is up; how often each entry point gave which kind of end."""
+def run(
+    native: ModuleType, *, seconds: float = math.inf, calls: float = math.inf, seed: int = 0, first: int = 0
+) -> Counter[str]:
+    """Calls until the time is up or so many are made; how often each entry point gave which kind of end."""
     np.seterr(all="ignore")
     counts: Counter[str] = Counter()
     end, number = time.monotonic() + seconds, first
-    while time.monotonic() < end or number == first:
+    while number == first or (number < first + calls and time.monotonic() < end):
         try:
             call(native, seed, number, counts)
         except BaseException:
@@ -558,7 +560,7 @@ def main() -> None:
         native = load(options.core)
     else:
         from decodestep import _native as native
-    counts = run(native, options.seconds, options.seed, options.first)
+    counts = run(native, seconds=options.seconds, seed=options.seed, first=options.first)
     for key, count in sorted(counts.items()):
         print(f"{count:8d}  {key}")
     print(f"{counts.total():8d}  calls on {native.isa()}")

@@ -55,7 +55,12 @@ def test_without_the_extra_the_command_line_says_what_to_install():
 def test_every_public_name_is_there_and_documented():
     for package in (ds, ds.ops, ds.generation, ds.weights):
         for name in package.__all__:
-            assert getattr(package, name).__doc__, name
+            value = getattr(package, name)
+            own = vars(value).get("__doc__") if isinstance(value, type) else value.__doc__
+            contract = " ".join((own or "").split())
+            # A sentence at least, and not the docstring that dataclass and NamedTuple make.
+            assert not contract.startswith(f"{name}("), name
+            assert len(contract.split()) > 3, name
     with pytest.raises(AttributeError, match="nonsense"):
         _ = ds.nonsense
 

@@ -18,7 +18,9 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from decodestep import stopping as ds
+from decodestep.stopping.byte_alphabet import BYTE_OF
 from decodestep.stopping.stop_table import stop_table
+from decodestep.stopping.token_text import token_bytes
 from processor_cases import in_numpy, make, numpy_and_torch, same_error
 
 CORPUS = [
@@ -296,3 +298,13 @@ def test_a_tokenizer_in_python():
 
     criterion = ds.StopStringCriteria(Letters(), "end")
     assert criterion(np.array([[0, 4, 13, 3], [4, 13, 3, 0], [99, 4, 13, 3], [4, 99, 13, 3]]), None).tolist() == [1, 0, 1, 0]
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    token=st.text("aĠé끝\x00<", max_size=5) | st.from_regex(r"<0x[0-9a-gA-G+ ]{0,3}>?\n?", fullmatch=True),
+    mode=st.sampled_from(["byte_level", "byte_fallback", None]),
+    decoder=st.sampled_from([BYTE_OF, None]),
+)
+def test_the_bytes_of_a_token(token, mode, decoder):
+    assert token_bytes(token, mode, decoder) == hf.StopStringCriteria._token_to_bytes(token, mode, decoder)
