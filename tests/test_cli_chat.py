@@ -6,11 +6,13 @@ import json
 import os
 import select
 import signal
-import subprocess
 import sys
 import time
+from contextlib import contextmanager
 
 import pytest
+
+import processes
 
 COMMAND = [sys.executable, "-m", "decodestep", "chat"]
 
@@ -21,8 +23,7 @@ def _fetched(model):
 
 
 def chat(text, *arguments, **options):
-    command = [*COMMAND, *map(str, arguments)]
-    return subprocess.run(command, input=text, capture_output=True, text=True, timeout=120, check=False, **options)
+    return processes.run([*COMMAND, *map(str, arguments)], input=text, **options)
 
 
 def test_a_pipe_gets_the_answers_alone():
@@ -69,18 +70,24 @@ def test_a_file_without_a_template_is_an_error_at_the_start(tiny_file):
     assert "no chat template" in run.stderr
 
 
-class Terminal:
+@contextmanager
+def terminal_of(*arguments):
     """The program on a pseudo-terminal."""
+    import pty
 
-    def __init__(self, *arguments):
-        import pty
+    master, slave = pty.openpty()
+    ends = dict.fromkeys(("stdin", "stdout", "stderr"), slave)
+    try:
+        with processes.started([*COMMAND, *map(str, arguments)], env={**os.environ, "TERM": "dumb"}, **ends) as process:
+            os.close(slave)
+            yield Terminal(master, process)
+    finally:
+        os.close(master)
 
-        self._master, slave = pty.openpty()
-        command = [*COMMAND, *map(str, arguments)]
-        self.process = subprocess.Popen(
-            command, stdin=slave, stdout=slave, stderr=slave, env={**os.environ, "TERM": "dumb"}, start_new_session=True
-        )
-        os.close(slave)
+
+class Terminal:
+    def __init__(self, master, process):
+        self._master, self.process = master, process
         self.screen = ""
 
     def wait_for(self, text, meanwhile=lambda: None):
@@ -99,18 +106,11 @@ class Terminal:
     def type(self, text):
         os.write(self._master, text.encode())
 
-    def end(self):
-        if self.process.poll() is None:
-            os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
-        os.close(self._master)
-
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no pseudo-terminals")
 def test_ctrl_c_ends_the_answer_and_not_the_program(tmp_path):
     saved = tmp_path / "saved.json"
-    terminal = Terminal("--greedy", "--min-new-tokens", 1500)
-    try:
+    with terminal_of("--greedy", "--min-new-tokens", 1500) as terminal:
         terminal.wait_for("/help lists the commands")
         terminal.wait_for("> ")
         terminal.type("Tell me a story.\n")
@@ -131,5 +131,3 @@ def test_ctrl_c_ends_the_answer_and_not_the_program(tmp_path):
         terminal.wait_for("> ")
         terminal.type("\x04")
         assert terminal.process.wait(60) == 0
-    finally:
-        terminal.end()
