@@ -11,7 +11,7 @@ import numpy as np
 from tokenizers import AddedToken, Regex
 from tokenizers import Tokenizer as Engine
 from tokenizers.models import BPE
-from tokenizers.normalizers import Prepend, Replace
+from tokenizers.normalizers import NFC, Prepend, Replace
 from tokenizers.normalizers import Sequence as Rewrites
 from tokenizers.pre_tokenizers import ByteLevel, Split
 from tokenizers.pre_tokenizers import Sequence as Steps
@@ -42,14 +42,16 @@ _PRE_TOKENIZERS = {
     "llama-bpe": (_LLAMA3 % 3,),
     "qwen2": (_LLAMA3 % 1,),
 }
+# Those whose models have read text in Unicode's normal form C alone; the file does not say so.
+_COMPOSED = ("qwen2",)
 
 
 class Tokenizer:
     """Text to token ids and back, as a GGUF file describes it.
 
     metadata: the file's. tokenizer.ggml.model "gpt2" is byte-level BPE, with the file's merges and the pre-tokenizer that it
-        names; "llama" is SentencePiece BPE: the pair whose union has the highest score merges first, and characters without a
-        token become byte tokens.
+        names; "qwen2" reads a text in Unicode's normal form C, as its models have. "llama" is SentencePiece BPE: the pair whose
+        union has the highest score merges first, and characters without a token become byte tokens.
     special: the ids of the control tokens. bos_token_id, eos_token_id: an id, or None if the file names none.
     end_token_ids: the ids that end a text: the file's eos, eot and eom tokens.
     add_bos: whether `encode` puts the beginning token first.
@@ -168,6 +170,8 @@ def _byte_level(metadata: md.Metadata, tokens: list[str], kinds: list[int], voca
         if not (left in vocabulary and right in vocabulary and left + right in vocabulary):
             raise ModelError(f"the tokenizer's merge of {left!r} and {right!r} does not fit its vocabulary")
     engine = Engine(BPE(vocabulary, merges, ignore_merges=pre == "llama-bpe"))
+    if pre in _COMPOSED:
+        engine.normalizer = NFC()
     splits = [Split(Regex(pattern), "isolated") for pattern in _PRE_TOKENIZERS[pre]]
     engine.pre_tokenizer = Steps([*splits, ByteLevel(add_prefix_space=False, use_regex=False)])
     return engine

@@ -1,0 +1,148 @@
+"""How a text is cut before its merges: ids against an implementation in plain Python, with patterns from other packages."""
+
+from __future__ import annotations
+
+import inspect
+import unicodedata
+from collections.abc import Callable
+from functools import cache
+
+import pytest
+import regex
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tokenizers import Tokenizer as Engine
+from tokenizers import models, pre_tokenizers, trainers
+from transformers.convert_slow_tokenizer import Qwen2Converter, TikTokenConverter
+
+from decodestep.models.tokenizer import Tokenizer
+from decodestep.stopping.byte_alphabet import BYTE_OF
+
+CORPUS = [
+    "The quick brown foxes aren't what they'd been; they'll see, I'M sure WE'RE fine. it's 2024, 12345 and 100000 times",
+    "def f(x):\n    return x**2 + 1\n\n\n\tif a != b:  # naïve café — “quoted”\r\n\r\n        pass\n",
+    "Zürich, straße, ελληνικά, русский текст, 漢字かな交じり文, 한국어, العربية ١٢٣, 🙂🙃 e\u0301 \u00e9 ½ ² Ⅷ",
+] * 3
+CHARACTERS = {byte: character for character, byte in BYTE_OF.items()}
+
+
+@cache
+def trained() -> tuple[list[str], list[str]]:
+    """Tokens and merges of a byte-level vocabulary, over letters, digits, spaces and newlines, trained on uncut text."""
+    engine = Engine(models.BPE())
+    engine.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    engine.train_from_iterator(CORPUS, trainers.BpeTrainer(vocab_size=900, initial_alphabet=alphabet, show_progress=False))
+    vocabulary = engine.get_vocab()
+    tokens = sorted(vocabulary, key=vocabulary.__getitem__)
+    known, merges = set(tokens[:256]), []
+    for token in tokens:  # in the order of their merges: each is two tokens from before it
+        if token not in known:
+            cuts = ((token[:n], token[n:]) for n in range(1, len(token)))
+            left, right = next((left, right) for left, right in cuts if left in known and right in known)
+            merges.append(f"{left} {right}")
+            known.add(token)
+    return tokens, merges
+
+
+def merged(word: str, ranks: dict[tuple[str, str], int]) -> list[str]:
+    """Byte-pair merges of one word, the first of the lowest rank at each step."""
+    parts = [CHARACTERS[byte] for byte in word.encode()]
+    while len(parts) > 1:
+        rank, at = min((ranks.get((parts[i], parts[i + 1]), len(ranks)), i) for i in range(len(parts) - 1))
+        if rank == len(ranks):
+            break
+        parts[at : at + 2] = [parts[at] + parts[at + 1]]
+    return parts
+
+
+def by_pattern(*patterns: str) -> Callable[[str], list[str]]:
+    """Cuts a text at the matches of each pattern, one after the other; what lies between two matches is a piece too."""
+
+    def cut(pieces: list[str], pattern: str) -> list[str]:
+        found = (piece for text in pieces for piece in regex.split(f"({pattern})", text) if piece)
+        return list(found)
+
+    def words(text: str) -> list[str]:
+        pieces = [text] if text else []
+        for pattern in patterns:
+            pieces = cut(pieces, pattern)
+        return pieces
+
+    return words
+
+
+def words_of_gpt2(text: str) -> list[str]:
+    cut = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True).pre_tokenize_str(text)
+    return [bytes(BYTE_OF[c] for c in word).decode() for word, _ in cut]
+
+
+GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+LLAMA3 = inspect.signature(TikTokenConverter).parameters["pattern"].default
+QWEN2 = regex.search(r'r"""(.*?)"""', inspect.getsource(Qwen2Converter))[1]
+WORDS = {
+    "gpt-2": words_of_gpt2,
+    "smollm": lambda text: [word for piece in regex.split(r"(\p{N})", text) if piece for word in words_of_gpt2(piece)],
+    "llama-bpe": by_pattern(LLAMA3),
+    "qwen2": lambda text: by_pattern(QWEN2)(unicodedata.normalize("NFC", text)),
+    # From llama.cpp, whose default it is: no package has it.
+    "default": by_pattern(r"[\p{P}\$\+<=>\^~\|]+", GPT2, r"\p{N}+", r"[0-9][0-9][0-9]"),
+}
+
+
+@cache
+def ours(pre: str) -> Tokenizer:
+    tokens, merges = trained()
+    return Tokenizer(
+        {
+            "tokenizer.ggml.model": "gpt2",
+            "tokenizer.ggml.pre": pre,
+            "tokenizer.ggml.tokens": tokens,
+            "tokenizer.ggml.merges": merges,
+            "tokenizer.ggml.add_bos_token": False,
+        }
+    )
+
+
+def expected(pre: str, text: str) -> list[int]:
+    tokens, merges = trained()
+    ids = {token: i for i, token in enumerate(tokens)}
+    ranks = {tuple(merge.split(" ")): rank for rank, merge in enumerate(merges)}
+    result: list[int] = []
+    for word in WORDS[pre](text):
+        whole = "".join(CHARACTERS[byte] for byte in word.encode())
+        # Llama 3 takes a word that is a token as it is.
+        result += [ids[whole]] if pre == "llama-bpe" and whole in ids else [ids[part] for part in merged(word, ranks)]
+    return result
+
+
+SPACES = [" ", "  ", "\n", "\r\n", "\t", "\u00a0", "\u3000", "\u200d", "\x00"]
+WORDS_AND_MARKS = ["'s", "'LL", "'", "don't", "abc", "É", "e\u0301", "ſ", "漢字", "!", "...", "$+<=>^~|", "—", "🙂", "_"]
+NUMBERS = ["0", "12", "1234567", "١٢", "½", "²", "Ⅷ"]
+CHARACTER = st.characters(exclude_categories=["Cs"])
+TEXT = st.lists(
+    st.sampled_from(SPACES) | st.sampled_from(WORDS_AND_MARKS) | st.sampled_from(NUMBERS) | st.text(CHARACTER, max_size=4),
+    max_size=12,
+).map("".join)
+
+
+@pytest.mark.parametrize("pre", WORDS)
+@settings(max_examples=300, deadline=None)
+@given(text=TEXT)
+def test_ids_are_those_of_plain_python(pre, text):
+    assert ours(pre).encode(text) == expected(pre, text)
+
+
+@pytest.mark.parametrize("pre", WORDS)
+def test_ids_of_whole_texts(pre):
+    text = "\n".join(CORPUS)
+    ids = ours(pre).encode(text)
+    assert ids == expected(pre, text)
+    assert len(ids) < len(text)  # merges are made
+    back = ours(pre).decode(ids)
+    assert back == (unicodedata.normalize("NFC", text) if pre == "qwen2" else text)
+
+
+def test_the_patterns_differ():
+    text = "I'M 12345!\n\n  x"
+    assert len({tuple(expected(pre, text)) for pre in WORDS}) > 3
