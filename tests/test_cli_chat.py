@@ -91,13 +91,15 @@ class Terminal:
         self.screen = ""
 
     def wait_for(self, text, meanwhile=lambda: None):
-        """What is printed up to `text`, which must come within a minute; meanwhile() is called before each second of it."""
+        """What is printed up to `text`, which must come within a minute; meanwhile() is called first and in each silence."""
         deadline = time.monotonic() + 60
-        while text not in self.screen:
+        if text not in self.screen:
             meanwhile()
+        while text not in self.screen:
             ready, _, _ = select.select([self._master], [], [], 1)
             if not ready:
                 assert time.monotonic() < deadline, f"{text!r} did not come after {self.screen!r}"
+                meanwhile()
                 continue
             self.screen += os.read(self._master, 4096).decode("utf-8", "replace")
         before, self.screen = self.screen.split(text, 1)
@@ -126,8 +128,8 @@ def test_ctrl_c_ends_the_answer_and_not_the_program(tmp_path):
         # Python sees a signal between the prompt and the read only when the read ends: a person presses Ctrl-C again.
         terminal.wait_for("(/exit or Ctrl-D ends)", meanwhile=lambda: terminal.process.send_signal(signal.SIGINT))
         terminal.wait_for("> ")
-        terminal.type("/nope\n")
-        terminal.wait_for("command must be /reset")
+        # The last of several Ctrl-C may still come, and take what has been typed with it.
+        terminal.wait_for("command must be /reset", meanwhile=lambda: terminal.type("/nope\n"))
         terminal.wait_for("> ")
         terminal.type("\x04")
         assert terminal.process.wait(60) == 0
