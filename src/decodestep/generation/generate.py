@@ -60,11 +60,15 @@ def generate(
     call at once and leaves nothing running. The pieces until then have reached `stream`; `decodestep.stream` also keeps the
     tokens.
 
+    Rows take pages of the model's cache (see `load`); those for which there is no room wait until others end, of this call or
+    of another thread's.
+
     Returns a `Completion` for each sample, in order, and for a beam search num_return_sequences of them, best first, or fewer
     where the search found fewer; `Completion.row` is the index of the prompt. A row's tokens depend on its prompt, its params
     and its seed alone: the same seed gives the same text in any batch, on any number of threads.
     Raises ValueError, before any work, for an empty prompt, one that fills the context, an id outside the vocabulary, or params
-    that do not fit the prompts; ModelError if the chat template cannot render a conversation.
+    that do not fit the prompts; ModelError if the chat template cannot render a conversation; CacheFullError if a row alone
+    may need more pages than the cache has.
     """
     with closing(Run(model, prompts, params, processors, cancelled)) as run:
         while run.running:

@@ -1,0 +1,14 @@
+"""Threads, forks, left streams and rows that fail, all at once on one model: a short run of soak.py."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import processes
+
+
+def test_every_result_is_as_alone():
+    soak = str(Path(__file__).with_name("soak.py"))
+    command = [sys.executable, "-W", "ignore::DeprecationWarning", soak, "--calls", "4", "--threads", "6", "--requests", "12"]
+    assert "every result as alone" in processes.run(command, timeout=600, check=True).stdout
