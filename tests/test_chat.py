@@ -388,6 +388,29 @@ def test_a_worker_serves_again_and_a_dead_one_is_replaced():
     assert template_process._idle[-1]._process.pid != first
 
 
+def test_loading_a_model_starts_the_process_that_renders(tiny_file):
+    template_process._end_all()
+    ds.load(tiny_file())
+    assert not template_process._idle  # there is no template
+    model = ds.load(tiny_file(**{"tokenizer.chat_template": "{{ 1 }}"}))
+    (worker,) = template_process._idle
+    assert model.chat_prompt(USER) == "1"
+    assert template_process._idle == [worker]
+
+
+def test_a_process_that_does_not_start_is_an_error_of_the_first_prompt(tiny_file, monkeypatch):
+    template_process._end_all()
+    monkeypatch.setattr(template_process.sys, "executable", "/no/such/program")
+    model = ds.load(tiny_file(**{"tokenizer.chat_template": "{{ 1 }}"}))
+    with pytest.raises(ds.ModelError, match="no process could be started to render the chat template"):
+        model.chat_prompt(USER)
+    monkeypatch.setattr(template_process.sys, "executable", "/bin/true")
+    with pytest.raises(ds.ModelError, match="did not start"):
+        model.chat_prompt(USER)
+    monkeypatch.undo()
+    assert model.chat_prompt(USER) == "1"
+
+
 def test_threads_render_at_once_and_nothing_traces_them():
     results: dict[int, str] = {}
 

@@ -240,9 +240,11 @@ def load(
         from decodestep.models.tokenizer import Tokenizer
     path = default_model() if str(name_or_path) == DEFAULT_MODEL else Path(name_or_path)
     file = GgufFile(path)
+    template = ChatTemplate(file.metadata, chat_template)
+    template.prepare()
     with use_threads(threads):
         decoder = _decoder(file, dtype)
-    return Model(path, Tokenizer(file.metadata), decoder, ChatTemplate(file.metadata, chat_template), threads, cache_bytes)
+    return Model(path, Tokenizer(file.metadata), decoder, template, threads, cache_bytes)
 
 
 def _decoder(file: GgufFile, dtype: str) -> Decoder:

@@ -35,6 +35,11 @@ class ChatTemplate:
         if given is not None:
             self._templates["default"] = given
 
+    def prepare(self) -> None:
+        """Starts the process that will render, if there is something to render: it takes 0.1 s, while the model loads."""
+        if self._templates:
+            template_process.prepare()
+
     def render(
         self,
         messages: Sequence[Message],

@@ -50,6 +50,13 @@ def render(template: str, variables: dict[str, Any]) -> str:
     return text
 
 
+def prepare() -> None:
+    """Starts a worker if none is idle, and does not wait for it: the first `render` finds it ready."""
+    if not _idle:
+        with suppress(ModelError):  # `render` tries again, and says what is wrong
+            _idle.append(_Worker())
+
+
 def _take() -> _Worker:
     while _idle:
         try:
@@ -79,7 +86,7 @@ if hasattr(os, "register_at_fork"):
 
 
 class _Worker:
-    """One process, started at once; one request at a time."""
+    """One process, started at once and ready when it says so; one request at a time."""
 
     def __init__(self) -> None:
         limits = (str(MEMORY), str(CPU_SECONDS), str(MAX_PROMPT))
@@ -92,14 +99,7 @@ class _Worker:
         except OSError as error:
             raise ModelError(f"no process could be started to render the chat template: {error}") from error
         self._expired = False
-        try:
-            started = self._exchange(None, START_SECONDS)
-        except BaseException:
-            self.end()
-            raise
-        if started is None:
-            self.end()
-            raise ModelError("the process that renders chat templates did not start")
+        self._ready = False
 
     def alive(self) -> bool:
         return not self._expired and self._process.poll() is None
@@ -113,6 +113,10 @@ class _Worker:
         self._process.wait()
 
     def ask(self, request: bytes) -> str:
+        if not self._ready:
+            if self._exchange(None, START_SECONDS) is None:
+                raise ModelError("the process that renders chat templates did not start")
+            self._ready = True
         reply = self._exchange(request, WALL_SECONDS)
         if reply is None:
             raise ModelError(f"the chat template was stopped: {self._death()}")
