@@ -18,6 +18,6 @@ struct RmsNorm {
     int threads;
 };
 
-DECODESTEP_KERNEL(rms_norm, RmsNorm)
+DECODESTEP_VECTOR_KERNEL(rms_norm, RmsNorm)
 
 }  // namespace decodestep

@@ -16,6 +16,6 @@ struct Swiglu {
     int threads;
 };
 
-DECODESTEP_KERNEL(swiglu, Swiglu)
+DECODESTEP_VECTOR_KERNEL(swiglu, Swiglu)
 
 }  // namespace decodestep

@@ -70,7 +70,7 @@ struct Linear {
     int threads;
 };
 
-DECODESTEP_KERNEL(linear, Linear)
+DECODESTEP_VECTOR_KERNEL(linear, Linear)
 
 // values[i] = row ids[i] of the weight, widened to float32: an embedding look-up.
 struct GatherRows {
@@ -81,6 +81,6 @@ struct GatherRows {
     int threads;
 };
 
-DECODESTEP_KERNEL(gather_rows, GatherRows)
+DECODESTEP_VECTOR_KERNEL(gather_rows, GatherRows)
 
 }  // namespace decodestep

@@ -68,7 +68,7 @@ struct PackLinearPanels {
     int threads;
 };
 
-DECODESTEP_KERNEL(pack_linear_panels, PackLinearPanels)
+DECODESTEP_VECTOR_KERNEL(pack_linear_panels, PackLinearPanels)
 
 // y[t, n] = sum over k of x[t, k] * w[n, k], in float32, over blocks of 32 inputs in ascending order
 //

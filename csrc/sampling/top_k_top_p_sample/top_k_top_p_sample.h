@@ -42,7 +42,7 @@ struct ApplyTopKTopP {
     int threads;
 };
 
-DECODESTEP_KERNEL(top_k_top_p_sample, TopKTopPSample)
-DECODESTEP_KERNEL(apply_top_k_top_p, ApplyTopKTopP)
+DECODESTEP_VECTOR_KERNEL(top_k_top_p_sample, TopKTopPSample)
+DECODESTEP_VECTOR_KERNEL(apply_top_k_top_p, ApplyTopKTopP)
 
 }  // namespace decodestep
