@@ -27,10 +27,9 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 @pytest.fixture(autouse=True, scope="session")
 def _more_threads_than_cores() -> Iterator[None]:
-    """Tests of thread counts run that many threads, on a machine with few cores too."""
+    """Tests that name a number of threads get it, on a machine with few cores too."""
     patch = pytest.MonkeyPatch()
-    limit = dispatch.thread_limit()
-    patch.setattr(dispatch, "thread_limit", lambda: max(limit, 8) if dispatch._threads.get() else limit)
+    patch.setattr(dispatch, "thread_limit", lambda: max(dispatch.default_threads(), 8))
     yield
     patch.undo()
 

@@ -349,10 +349,6 @@ def step_rows(s: Source) -> Arguments:
             "rows": [Held("Row", row(s, vocab)) for _ in range(batch)], "threads": s.threads()}  # fmt: skip
 
 
-def accept_token(s: Source) -> Arguments:
-    return {"row": Held("Row", row(s)), "token": s.one_of(None, 0, 5, 2**40)}
-
-
 def tensor_scatter(s: Source) -> Arguments:
     batch, outer, rows, run = s.size(3), s.size(3), s.size(6), s.size(9)
     steps = int(s.rng.integers(rows + 1))
@@ -441,7 +437,6 @@ CALLS: dict[str, Callable[[Source], Arguments]] = {
     "followers": followers,
     "Row": row,
     "step_rows": step_rows,
-    "accept_token": accept_token,
     "tensor_scatter": tensor_scatter,
     "noise_bits": noise(np.uint32),
     "uniform": noise(np.float32),

@@ -32,7 +32,7 @@ LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 NATIVE_OWNERS = {
     "_base.dispatch",  # the number of threads
     "ops.decode_step.rows",  # the steps of a row
-    "random",
+    "random.cpu",
     "sampling.token_history",
     "weights.pack_linear_panels",
     "weights.pack_prolog_panels",

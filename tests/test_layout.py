@@ -16,16 +16,11 @@ RULES = {
     layout.upward_imports: [],
     layout.cycles: [],
     layout.native_imports: [],
-    layout.native_references: [
-        "ops.decode_step.reference imports _native",
-    ],
+    layout.native_references: [],
     layout.missing_rooms: [],
     layout.long_files: [],
     layout.target_conditions: [],
-    layout.upward_includes: [
-        "csrc/sampling/row/logits.h includes from sampling/decode_step",
-        "csrc/sampling/top_k_top_p_sample/top_k_top_p_sample.h includes from sampling/decode_step",
-    ],
+    layout.upward_includes: [],
 }
 
 

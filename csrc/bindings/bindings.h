@@ -24,6 +24,8 @@ using Array = nb::ndarray<T, nb::ndim<N>, nb::device::cpu>;
 template <class T, size_t N>
 using Packed = nb::ndarray<T, nb::ndim<N>, nb::device::cpu, nb::c_contig>;
 
+constexpr size_t kMaxAxis = size_t{1} << 24;  // so that products of axes stay far from overflow
+
 inline void require(bool ok, const char* what) {
     if (!ok) throw std::invalid_argument(std::string("_native: ") + what);
 }

@@ -1,6 +1,7 @@
 #include "mla_prolog/mla_prolog.h"
 
 #include <string>
+#include <unordered_map>
 
 #include "bindings/bindings.h"
 
@@ -10,7 +11,6 @@ namespace {
 using Out = nb::ndarray<nb::device::cpu>;
 
 constexpr size_t kExactInputs = size_t{1} << 17;  // fewer products of two int8 stay within int32
-constexpr size_t kMaxAxis = size_t{1} << 24;      // so that products of axes stay far from overflow
 
 // The arguments of a call, read by name where they are used: no order of 41 values that two places would have to share.
 class Keywords {
@@ -37,12 +37,20 @@ class Keywords {
     template <class V>
     V get(const char* name, bool convert) {
         ++read_;
-        PyObject* value = PyDict_GetItemString(given_.ptr(), name);
+        PyObject* value = PyDict_GetItem(given_.ptr(), interned(name));
         V result;
         if (!value || !nb::try_cast<V>(nb::handle(value), result, convert))
             throw nb::type_error(
                 (std::string("_native.mla_prolog: ") + name + (value ? " has the wrong type" : " is missing")).c_str());
         return result;
+    }
+
+    // The string object of a literal, made once: making one for each look-up would take longer than the look-up.
+    static PyObject* interned(const char* literal) {
+        static std::unordered_map<const char*, PyObject*> names;  // by address; guarded by the interpreter's lock
+        PyObject*& name = names[literal];
+        if (!name) name = PyUnicode_InternFromString(literal);
+        return name;
     }
 
     const nb::kwargs& given_;

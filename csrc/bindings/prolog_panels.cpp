@@ -5,8 +5,6 @@
 namespace decodestep {
 namespace {
 
-constexpr size_t kMaxAxis = size_t{1} << 24;  // so that products of axes stay far from overflow
-
 // The core reads rows of contiguous values that ascend in memory; the caller copies other arrays first.
 void require_rows(const Any& w, size_t row_axis) {
     if (w.size() == 0) return;

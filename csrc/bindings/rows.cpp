@@ -272,14 +272,6 @@ void bind_rows(nb::module_& m) {
              nb::arg("limit").none())
         .def_rw("ended", &HeldRow::ended);
     m.def("step_rows", &step_rows, nb::arg("logits"), nb::arg("rows"), nb::arg("threads"));
-    m.def(
-        "accept_token",
-        [](HeldRow& row, nb::handle token) {
-            const bool none = token.is_none();
-            return static_cast<int>(
-                row.accept(none ? -1 : static_cast<int64_t>(integer_of(token.ptr(), 0, INT64_MAX))));
-        },
-        nb::arg("row"), nb::arg("token").none());
 }
 
 }  // namespace decodestep

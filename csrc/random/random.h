@@ -1,5 +1,5 @@
 // Noise as a pure function of (seed, position, token): MurmurHash3_x86_32 of the 16-byte record of these, mapped to the
-// distributions that src/decodestep/random.py defines.
+// distributions that src/decodestep/random defines.
 #pragma once
 
 #include <algorithm>

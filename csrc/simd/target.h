@@ -5,10 +5,12 @@
 //   avx512_bf16.h   AVX-512 with VNNI, BF16 and VBMI2      } avx512_common.h: what both share
 //   avx512.h        AVX-512 (F, BW, DQ, VL)                }                        } x86.h: what all three share
 //   avx2.h          AVX2, FMA, F16C                                                 }
-//   portable.h      plain C++ for any machine, ARM included
+//   portable.h      plain C++ for any machine, ARM included (portable_narrow.h: its types of less than four bytes)
 //
 // To add an instruction set: write its file (neon.h), choose it below, and name its tier in core/tiers.h, core/isa.cpp
-// and CMakeLists.txt. Nothing outside this folder tests for an instruction set: an algorithm that wants other tiles on
+// and CMakeLists.txt. The first tier of another architecture than x86 also needs a list of tiers of its own in
+// core/tiers.h, where machines other than x86 have the baseline alone, and a condition beside that of x86 in
+// CMakeLists.txt. Nothing outside this folder tests for an instruction set: an algorithm that wants other tiles on
 // another machine derives them from a constant of the target, as kVectorRegisters.
 //
 // The primitives give the same bits on every target, but for fma where a machine has no fused multiply-add, and

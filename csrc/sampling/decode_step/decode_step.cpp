@@ -10,7 +10,7 @@
 //     |--- Allow or Force name their tokens -----------------------------------------------------------------> listed
 //     |--- GuessedRow: for top-k and top-h the list from look_ahead, if it reaches down far enough ----------> listed
 //     |--- SweptRow: the largest logit of every group gives a threshold; a second look lists what reaches it -> listed
-//     |    (MassFilter: for top-p, typical, epsilon and eta, sums over the row give it)
+//     |    (ProbabilityFilter: for top-p, typical, epsilon and eta, sums over the row give it)
 //     |
 //   listed     the list holds every token that the first filter can keep; where no bound proves that, the whole row
 //     |        run_steps: the steps that are left run on the list in their order, as in reference.py
@@ -24,8 +24,8 @@
 #include <span>
 
 #include "sampling/decode_step/gumbel_race.h"
-#include "sampling/decode_step/mass_filter.h"
 #include "sampling/decode_step/nucleus.h"
+#include "sampling/decode_step/probability_filter.h"
 #include "sampling/decode_step/swept_row.h"
 #include "sampling/decode_step/whole_row_draw.h"
 #include "sampling/row/each_row.h"
@@ -129,9 +129,9 @@ class Sampler {
             if (guessed.list_from(threshold(guessed))) return;
         }
         SweptRow swept(row_);
-        if (!filters_.empty() && MassFilter<type>::handles(filters_.front()) && !only_maximum_counts()) {
+        if (!filters_.empty() && ProbabilityFilter<type>::handles(filters_.front()) && !only_maximum_counts()) {
             if (const auto sums = RowSums<type>::of(swept)) {
-                equivalent_filter_ = MassFilter(*sums, filters_.front()).narrow();
+                equivalent_filter_ = ProbabilityFilter(*sums, filters_.front()).narrow();
                 return;
             }
         }
@@ -253,7 +253,7 @@ class Sampler {
     bool listed_ = false;                    // Allow or Force has made the list
     bool token_only_ = false;                // neither scores nor log-probabilities of what filters leave are wanted
     std::optional<float> guess_;             // the list holds the unpatched logits from here on
-    std::optional<Step> equivalent_filter_;  // runs instead of the first filter, which MassFilter has looked at
+    std::optional<Step> equivalent_filter_;  // runs instead of the first filter, which ProbabilityFilter has looked at
 };
 
 }  // namespace

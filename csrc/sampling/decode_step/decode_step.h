@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "core/isa.h"
+#include "sampling/row/logit_type.h"
 
 namespace decodestep {
 
@@ -64,8 +65,6 @@ struct RowRequest {
     uint32_t position;
     Logprobs* logprobs;  // null: not wanted
 };
-
-enum class LogitType { f32, bf16, f16 };
 
 struct DecodeStep {
     const void* logits;  // [batch, vocab]

@@ -27,7 +27,7 @@
 //   above threshold_, and is listed: (B);
 // - threshold_ is at most lower_bound_of_probability(): every token below it fails min-p, and so does every token with
 //   the score of one below it. Hence (A), and (B) in the same way. Without min-p that bound is -inf: all is listed.
-// Where the list holds more, as where MassSweep has raised its threshold on the way, neither (A) nor (B) suffers.
+// Where the list holds more, as where WeighingPass has raised its threshold on the way, neither (A) nor (B) suffers.
 //
 // The test. min-p is tested as in the reference. above(w) is summed over the list; by (B) nothing is missing if w is in
 // the nucleus, and for any other w what is missing could only make above(w) greater: the sum then holds the target
@@ -49,9 +49,9 @@
 #include <span>
 
 #include "sampling/decode_step/gumbel_race.h"
-#include "sampling/decode_step/mass_sample.h"
-#include "sampling/decode_step/mass_sweep.h"
+#include "sampling/decode_step/mass_estimate.h"
 #include "sampling/decode_step/swept_row.h"
+#include "sampling/decode_step/weighing_pass.h"
 
 namespace decodestep::DECODESTEP_ISA {
 
@@ -64,7 +64,7 @@ class Nucleus {
     // The token; nothing where the filters are others, or the bounds of the sums cannot tell.
     std::optional<int64_t> draw(uint64_t seed, uint32_t position) {
         if (!read_filters()) return {};
-        const MassSample sample(row_.logits, scale_, row_.work);
+        const MassEstimate sample(row_.logits, scale_, row_.work);
         if (!weigh_row(sample)) return {};
         list_superset(sample);
         for (;;) {
@@ -101,7 +101,7 @@ class Nucleus {
     // Finds the mass of the row, and so the target. Without min-p the same pass lists what the sample suggests; with
     // min-p, which needs a shorter list, it finds group_max. False where the bounds of the sums are not good. The
     // reference is the sample's largest logit; if that is too far from the row's, the row is weighed again.
-    bool weigh_row(const MassSample<type>& sample) {
+    bool weigh_row(const MassEstimate<type>& sample) {
         const auto likely = [&](double mass, auto&&... meanwhile) {
             return sample.logit_above_tail(kTailUnlisted * (1 - p_) * mass, meanwhile...);
         };
@@ -132,7 +132,7 @@ class Nucleus {
     }
 
     double weigh_and_find_maxima() {
-        const double mass = mass_sweep().weigh_and_find_maxima();
+        const double mass = weighing_pass().weigh_and_find_maxima();
         row_.note_group_maxima();
         list_.n = 0;
         return mass;
@@ -140,12 +140,12 @@ class Nucleus {
 
     template <class Likely>
     double weigh_and_list(float threshold, Likely&& likely) {
-        const auto [mass, complete_from] = mass_sweep().weigh_and_list(threshold, likely);
+        const auto [mass, complete_from] = weighing_pass().weigh_and_list(threshold, likely);
         list_overlay(complete_from);
         return mass;
     }
 
-    MassSweep<type> mass_sweep() { return {row_.logits, weight_, list_, row_.overlay.count() > 0}; }
+    WeighingPass<type> weighing_pass() { return {row_.logits, weight_, list_, row_.overlay.count() > 0}; }
 
     // Appends the patched tokens from a threshold on; the list is complete down to it then.
     void list_overlay(float threshold) {
@@ -186,7 +186,7 @@ class Nucleus {
 
     // Lowers the threshold until the list holds the nucleus for certain; (A) and (B) of the proof. Turns the list's
     // logits into scores.
-    void list_superset(const MassSample<type>& sample) {
+    void list_superset(const MassEstimate<type>& sample) {
         const float below_is_outside =
             has_min_p() ? row_.lower_bound_of_probability(max_logit_, least_weight_) : kMinusInfinity;
         for (double by = 0.5 * row_.temperature();; by *= 2) {
@@ -200,7 +200,7 @@ class Nucleus {
                 threshold_ = std::max(below_is_outside, lower);
                 swept().list_from(threshold_);
             } else {
-                list_overlay(mass_sweep().list_from(lower));
+                list_overlay(weighing_pass().list_from(lower));
             }
         }
     }

@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "sampling/decode_step/decode_step.h"
+#include "sampling/row/logit_type.h"
 #include "sampling/row/workspace.h"
 #include "simd/simd.h"
 

@@ -2,8 +2,11 @@
 // src/decodestep/ops/top_k_top_p_sample is the contract; reference.py beside it defines the result, bit for bit.
 #pragma once
 
+#include <cstddef>
+#include <cstdint>
+
 #include "core/isa.h"
-#include "sampling/decode_step/decode_step.h"
+#include "sampling/row/logit_type.h"
 
 namespace decodestep {
 

@@ -16,7 +16,7 @@ from functools import cache, partial
 from typing import Any, TypeVar
 
 from decodestep._base.checks import is_int, refuse, require, require_choice
-from decodestep._base.cpus import available_cpus
+from decodestep._base.cpu_limits import available_cpus
 
 BACKENDS = ("cpu", "reference")
 MAX_THREADS = 256
@@ -61,9 +61,14 @@ def isa() -> str:
     return name
 
 
-def thread_limit() -> int:
-    """The most threads that pay: more than the CPUs that there are would wait for each other at every barrier."""
+def default_threads() -> int:
+    """The threads that pay: more than the CPUs that there are would wait for each other at every barrier."""
     return min(available_cpus(), MAX_THREADS)
+
+
+def thread_limit() -> int:
+    """The most threads that anyone gets who names a number."""
+    return default_threads()
 
 
 _threads: ContextVar[int | None] = ContextVar("decodestep_threads", default=None)
@@ -77,8 +82,7 @@ def threads() -> int:
     count = _threads.get()
     if count is None:
         count = _environment_threads()
-    limit = thread_limit()
-    return limit if count is None else min(count, limit)
+    return default_threads() if count is None else min(count, thread_limit())
 
 
 @contextmanager
@@ -86,7 +90,7 @@ def use_threads(count: int | None) -> Iterator[None]:
     """Sets the number of threads of native kernels inside a ``with`` block; results have the same bits for every number.
 
     count: an integer in [1, 256], or None, which leaves the number as it is. No more threads run than the process has CPUs
-        (see `_base.cpus`: affinity, physical cores, the quota of a container).
+        (see `_base.cpu_limits`: affinity, physical cores, the quota of a container).
     Raises ValueError for anything else. Blocks nest; the inner one counts.
 
     The number belongs to the current context (a `contextvars.ContextVar`): asyncio tasks started in the block inherit it,

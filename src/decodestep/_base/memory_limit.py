@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from decodestep._base.cpus import control_groups, text_of
+from decodestep._base.cpu_limits import control_groups, text_of
 
 
 def memory_limit(root: Path = Path("/")) -> int:

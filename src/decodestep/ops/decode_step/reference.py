@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from decodestep import random
 from decodestep._base import exact_math
 from decodestep.ops.decode_step.steps import (
     Add,
@@ -35,6 +34,10 @@ from decodestep.ops.decode_step.steps import (
     Typical,
     Xtc,
 )
+from decodestep.random import reference as random
+from decodestep.random.reserved_tokens import XTC_COIN
+
+Pairs: TypeAlias = tuple[tuple[int, float], ...]  # (token id, log-probability)
 
 
 class Row(NamedTuple):
@@ -73,7 +76,7 @@ def decode_step(
     return tokens, scores, logprobs
 
 
-def _report(logits: np.ndarray, row: Row, token: int, count: int) -> tuple[float, float, Any, Any]:
+def _report(logits: np.ndarray, row: Row, token: int, count: int) -> tuple[float, float, Pairs, Pairs]:
     """The fields of a `TokenLogprobs` for the drawn token; `row` is what the steps left of the logits."""
 
     def of(row: Row) -> tuple[float, tuple[tuple[int, float], ...]]:
@@ -108,8 +111,13 @@ def draw(row: Row, seed: int) -> int:
     top = row.scores.max()
     if top == np.inf:
         row = row.keep(row.scores == top)._replace(scores=np.zeros(int((row.scores == top).sum())))
-    noise = random.gumbel(seed, row.position, row.ids, backend="reference")
+    noise = _noise("gumbel", seed, row.position, row.ids)
     return int(row.ids[np.argmax(row.scores.astype(np.float64) + noise)])
+
+
+def _noise(kind: str, seed: int, position: int, token: int | np.ndarray) -> np.ndarray:
+    tokens = np.asarray(token).astype(np.uint32)
+    return random.noise(kind, np.array(seed, np.uint64), np.array(position, np.uint32), tokens, tokens.shape)
 
 
 def processed(row: Row, vocab: int) -> np.ndarray:
@@ -238,7 +246,7 @@ def _temperature(row: Row, step: Temperature) -> Row:
     return _drop_forbidden(row._replace(scores=scores))
 
 
-def _kth(scores: np.ndarray, k: int) -> Any:
+def _kth(scores: np.ndarray, k: int) -> np.floating[Any]:
     return np.partition(scores, len(scores) - k)[len(scores) - k]
 
 
@@ -327,7 +335,7 @@ def _top_n_sigma(row: Row, step: TopNSigma) -> Row:
 
 
 def _xtc(row: Row, step: Xtc) -> Row:
-    if not len(row.ids) or random.uniform(step.seed, row.position, random.XTC_COIN, backend="reference") >= step.probability:
+    if not len(row.ids) or _noise("uniform", step.seed, row.position, XTC_COIN) >= step.probability:
         return row
     above = np.flatnonzero(probabilities(row) >= step.threshold)
     if len(above) < 2:

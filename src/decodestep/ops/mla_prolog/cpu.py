@@ -116,16 +116,16 @@ def _native_weight(w: Weight | None) -> tuple[np.ndarray | None, int]:
     """A weight as the core reads it, and its GGUF format. An array whose rows are not contiguous is copied first."""
     if w is None:
         return None, _NO_FORMAT
-    if isinstance(w, PackedWeight):
-        return w.rows, int(w.format)
-    if isinstance(w, LinearPanels):
-        return w.data, int(w.format)
+    if isinstance(w, np.ndarray):
+        if w.ndim == 4:
+            w = contiguous(w).reshape(w.shape[0], -1, w.shape[3])
+        elif not w.flags.carray:
+            rows_contiguous = w.strides[-1] == w.itemsize and w.flags.aligned and min(w.strides) >= 0
+            w = w if rows_contiguous or not w.size else w.copy()
+        return bits(w), _NO_FORMAT
     if isinstance(w, PanelWeight):
         return bits(w.data), _NO_FORMAT
-    if w.ndim == 4:
-        w = contiguous(w).reshape(w.shape[0], -1, w.shape[3])
-    rows_contiguous = w.strides[-1] == w.itemsize and w.flags.aligned and min(w.strides) >= 0
-    return bits(w if rows_contiguous or not w.size else w.copy()), _NO_FORMAT
+    return w.rows if isinstance(w, PackedWeight) else w.data, int(w.format)
 
 
 def _native_cache(cache: np.ndarray) -> np.ndarray | None:
@@ -135,5 +135,5 @@ def _native_cache(cache: np.ndarray) -> np.ndarray | None:
 
 def _return_cache(native: np.ndarray | None, cache: np.ndarray) -> None:
     """Copies a cache back that was not passed to the core itself."""
-    if native is not None and not np.may_share_memory(native, cache):
+    if native is not None and not cache.flags.aligned:
         cache[...] = native.view(cache.dtype)

@@ -12,7 +12,7 @@ value in units of 2^-52, rounded up, so that float64 holds it exactly up to ever
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -24,6 +24,8 @@ _PARTS = 16
 # noise(b, ids): that of the survivors `ids` of row b, in their order.
 Noise = Callable[[int, np.ndarray], np.ndarray]
 Survivors = tuple[np.ndarray, np.ndarray]
+
+Real: TypeAlias = type[np.floating[Any]]  # the dtype that a reference calculates in
 
 
 class Rules(NamedTuple):
@@ -52,16 +54,16 @@ class Outputs(NamedTuple):
     values: np.ndarray | None
 
 
-def sample_v1(logits: np.ndarray, k: np.ndarray, p: np.ndarray, rules: Rules, dtype: Any = np.float32) -> Outputs:
+def sample_v1(logits: np.ndarray, k: np.ndarray, p: np.ndarray, rules: Rules, dtype: Real = np.float32) -> Outputs:
     p = p.astype(dtype)
     return _sample(logits, lambda b, x: _survivors_v1(x, int(k[b]), p[b], rules), rules, dtype)
 
 
 def sample_v2(
-    logits: np.ndarray, k: np.ndarray, p: np.ndarray, m: np.ndarray, rules: Rules, dtype: Any = np.float32
+    logits: np.ndarray, k: np.ndarray, p: np.ndarray, min_p: np.ndarray, rules: Rules, dtype: Real = np.float32
 ) -> Outputs:
-    p, m = p.astype(dtype), m.astype(dtype)
-    return _sample(logits, lambda b, x: _survivors_v2(x, int(k[b]), p[b], m[b], rules), rules, dtype)
+    p, min_p = p.astype(dtype), min_p.astype(dtype)
+    return _sample(logits, lambda b, x: _survivors_v2(x, int(k[b]), p[b], min_p[b], rules), rules, dtype)
 
 
 def apply(logits: np.ndarray, p: np.ndarray | None, k: np.ndarray | None) -> np.ndarray:
@@ -85,7 +87,7 @@ def apply(logits: np.ndarray, p: np.ndarray | None, k: np.ndarray | None) -> np.
     return out
 
 
-def _sample(logits: np.ndarray, survivors: Callable[[int, np.ndarray], Survivors], rules: Rules, dtype: Any) -> Outputs:
+def _sample(logits: np.ndarray, survivors: Callable[[int, np.ndarray], Survivors], rules: Rules, dtype: Real) -> Outputs:
     chosen = None if rules.need_survivors else np.empty(len(logits), np.int64)
     masked = np.full(logits.shape, -np.inf if rules.input_is_logits else 0, np.float32) if rules.need_logits else None
     all_ids = np.zeros(logits.shape, np.int64) if rules.need_survivors else None
@@ -106,7 +108,7 @@ def _sample(logits: np.ndarray, survivors: Callable[[int, np.ndarray], Survivors
     return Outputs(chosen, masked, all_ids, all_values)
 
 
-def _survivors_v1(x: np.ndarray, k: int, p: Any, rules: Rules) -> Survivors:
+def _survivors_v1(x: np.ndarray, k: int, p: np.floating[Any], rules: Rules) -> Survivors:
     if 0 < k <= min(x.size, rules.largest_k):
         ids = _leading(x, k)
         if 0 < p < 1:
@@ -119,7 +121,7 @@ def _survivors_v1(x: np.ndarray, k: int, p: Any, rules: Rules) -> Survivors:
     return ids, _softmax(values[ids] if rules.kernel_exact else x[ids])
 
 
-def _survivors_v2(x: np.ndarray, k: int, p: Any, m: Any, rules: Rules) -> Survivors:
+def _survivors_v2(x: np.ndarray, k: int, p: np.floating[Any], min_p: np.floating[Any], rules: Rules) -> Survivors:
     weigh = _softmax if rules.input_is_logits else _raw
     if p <= 0:
         ids = _leading(x, 1)
@@ -136,9 +138,9 @@ def _survivors_v2(x: np.ndarray, k: int, p: Any, m: Any, rules: Rules) -> Surviv
         values = values[ids]
     else:
         ids, values = np.arange(x.size), weigh(x)
-    if m > 0:
+    if min_p > 0:
         top = values.argmax()
-        keep = values >= m * values[top] if m < 1 else np.zeros(ids.size, bool)
+        keep = values >= min_p * values[top] if min_p < 1 else np.zeros(ids.size, bool)
         keep[top] = True
         ids, values = ids[keep], values[keep]
     return ids, values
@@ -156,7 +158,7 @@ def _leading(x: np.ndarray, count: int) -> np.ndarray:
     return ids[np.argsort(-x[ids], kind="stable")[:count]]
 
 
-def _nucleus(x: np.ndarray, values: np.ndarray, p: Any, guess: int, *, strict: bool) -> np.ndarray:
+def _nucleus(x: np.ndarray, values: np.ndarray, p: np.floating[Any], guess: int, *, strict: bool) -> np.ndarray:
     """The leading ids up to the one at which the running sum crosses p.
 
     `guess` leading ids are tried first, then four times as many and so on. The running sums of a longer prefix extend those of
@@ -171,7 +173,7 @@ def _nucleus(x: np.ndarray, values: np.ndarray, p: Any, guess: int, *, strict: b
         count = min(4 * count, x.size)
 
 
-def _crossing(values: np.ndarray, p: Any, *, strict: bool) -> int | None:
+def _crossing(values: np.ndarray, p: np.floating[Any], *, strict: bool) -> int | None:
     """How many values it takes until their running sum exceeds p (strict) or reaches p; None where it never does."""
     mass, bound = _running(values), float(p) * _UNITS
     crossed = mass > bound if strict else mass >= bound

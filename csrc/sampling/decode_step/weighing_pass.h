@@ -17,10 +17,10 @@ struct LogitWeight {
 };
 
 template <LogitType type>
-class MassSweep {
+class WeighingPass {
   public:
     // `patched`: whether some tokens are in the overlay. Those are left out of lists, but weighed as unpatched.
-    MassSweep(const Logits<type>& logits, const LogitWeight& weight, Candidates& list, bool patched)
+    WeighingPass(const Logits<type>& logits, const LogitWeight& weight, Candidates& list, bool patched)
         : logits_(logits), weight_(weight), list_(list), patched_(patched) {}
 
     struct WeighedList {

@@ -6,7 +6,7 @@ index of the token being drawn in its own sequence, prompt included, so a draw n
 backend.
 
 This is the one operator outside `decodestep.ops`: the reference of every operator that draws needs its noise, and a reference
-may import only what lies below the operators. Contract, reference and the call into the core are all in this file.
+may import only what lies below the operators.
 """
 
 from __future__ import annotations
@@ -16,21 +16,17 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from decodestep import _native
-from decodestep._base import arrays, exact_math
+from decodestep._base import arrays
 from decodestep._base.arrays import Array
 from decodestep._base.checks import is_int, refuse, require
 from decodestep._base.dispatch import choose, run
+from decodestep.random import cpu, reference
+from decodestep.random.reserved_tokens import SAMPLE_HIGH as SAMPLE_HIGH
+from decodestep.random.reserved_tokens import SAMPLE_LOW as SAMPLE_LOW
+from decodestep.random.reserved_tokens import XTC_COIN as XTC_COIN
 
-# Reserved token values: streams of randomness other than the draw of a token. No vocabulary reaches them.
-XTC_COIN = 0xFFFFFFFF  # decides whether the XTC filter acts on a row at a position
-SAMPLE_LOW = 0xFFFFFFFE  # `sample_seed`: the low half of the seed of a prompt's sample, whose number is the position
-SAMPLE_HIGH = 0xFFFFFFFD  # and the high half
-
-Integers: TypeAlias = "int | Sequence[Any] | Array"
+Integers: TypeAlias = "int | Sequence[int] | Array"
 Noise: TypeAlias = Any  # a NumPy scalar, array or tensor, as the arguments are
-
-_LARGEST_UNIFORM = np.float32(1.0 - 2.0**-24)
 
 
 def noise_bits(seed: Integers, position: Integers, token: Integers, *, backend: str = "auto") -> Noise:
@@ -106,8 +102,8 @@ def _noise(op: str, seed: Integers, position: Integers, token: Integers, backend
     except ValueError:
         refuse(op, "seed, position and token", "of shapes that broadcast", str([r.shape for r in records]))
     backend = choose(op, backend, {"cpu": None, "reference": None})
-    kernel: Callable[..., np.ndarray] = _cpu if backend == "cpu" else _reference
-    noise = run(op, backend, kernel, op, records, shape)
+    kernel: Callable[..., np.ndarray] = cpu.noise if backend == "cpu" else reference.noise
+    noise = run(op, backend, kernel, op, *records, shape)
     if not any(arrays.is_array(value) for value in given):
         return noise[()]
     return arrays.like(next((value for value in given if arrays.is_torch(value)), None), noise)
@@ -125,40 +121,3 @@ def _integers(op: str, name: str, value: Any, bound: int) -> np.ndarray:
         low, high = int(array.min()), int(array.max())
         require(low >= 0 and high < bound, op, name, rule, low if low < 0 else high)
     return array.astype(np.uint64 if bound > 2**32 else np.uint32, copy=False)
-
-
-def _cpu(op: str, records: list[np.ndarray], shape: tuple[int, ...]) -> np.ndarray:
-    # The kernel broadcasts single values itself; only arrays of several values are written out to the broadcast shape.
-    columns = (r if r.size == 1 else np.broadcast_to(r, shape) for r in records)
-    flat = [arrays.contiguous(column).reshape(-1) for column in columns]
-    noise = np.empty(shape, np.uint32 if op == "noise_bits" else np.float32)
-    getattr(_native, op)(*flat, noise.reshape(-1))
-    return noise
-
-
-def _reference(op: str, records: list[np.ndarray], shape: tuple[int, ...]) -> np.ndarray:
-    seed, position, token = (np.broadcast_to(r, shape) for r in records)
-    bits = _murmur3(np.atleast_1d(seed), np.atleast_1d(position), np.atleast_1d(token)).reshape(shape)
-    if op == "noise_bits":
-        return bits
-    u = np.minimum((bits.astype(np.float32) + np.float32(0.5)) * np.float32(2.0**-32), _LARGEST_UNIFORM)
-    if op == "uniform":
-        return u
-    q = (-exact_math.log1p_neg(u)).astype(np.float32)
-    return q if op == "exponential" else (-exact_math.log(q)).astype(np.float32)
-
-
-def _murmur3(seed: np.ndarray, position: np.ndarray, token: np.ndarray) -> np.ndarray:
-    low, high = (seed & np.uint64(0xFFFFFFFF)).astype(np.uint32), (seed >> np.uint64(32)).astype(np.uint32)
-    h = np.zeros(seed.shape, np.uint32)
-    for word in (low, high, position, token):
-        k = _rotate_left(word * np.uint32(0xCC9E2D51), 15) * np.uint32(0x1B873593)
-        h = _rotate_left(h ^ k, 13) * np.uint32(5) + np.uint32(0xE6546B64)
-    h ^= np.uint32(16)  # the record's length in bytes
-    h = (h ^ (h >> np.uint32(16))) * np.uint32(0x85EBCA6B)
-    h = (h ^ (h >> np.uint32(13))) * np.uint32(0xC2B2AE35)
-    return h ^ (h >> np.uint32(16))
-
-
-def _rotate_left(x: np.ndarray, by: int) -> np.ndarray:
-    return (x << np.uint32(by)) | (x >> np.uint32(32 - by))

@@ -1,16 +1,16 @@
 // A guess before the pass over a row, from a few of its blocks: its mass, and the logit above which most of that lies.
 #pragma once
 
-#include "sampling/decode_step/mass_sweep.h"
+#include "sampling/decode_step/weighing_pass.h"
 #include "sampling/row/threshold.h"
 
 namespace decodestep::DECODESTEP_ISA {
 
 template <LogitType type>
-class MassSample {
+class MassEstimate {
   public:
     // scale: from a difference of logits to an exponent of two. The sampled weights stay in work.selection.
-    MassSample(const Logits<type>& logits, float scale, Workspace& work)
+    MassEstimate(const Logits<type>& logits, float scale, Workspace& work)
         : scale_(scale), weights_(work.selection.get()) {
         const size_t sampled = std::min<size_t>(logits.blocks(), kBlocks), stride = logits.blocks() / sampled;
         const auto block = [&](size_t i) { return stride / 2 + i * stride; };

@@ -2,15 +2,15 @@
 // sums over the row tell how low a list has to reach.
 #pragma once
 
-#include "sampling/decode_step/mass_sample.h"
+#include "sampling/decode_step/mass_estimate.h"
 #include "sampling/decode_step/row_sums.h"
 
 namespace decodestep::DECODESTEP_ISA {
 
 template <LogitType type>
-class MassFilter {
+class ProbabilityFilter {
   public:
-    MassFilter(const RowSums<type>& sums, const Step& step)
+    ProbabilityFilter(const RowSums<type>& sums, const Step& step)
         : sums_(sums), swept_(sums.swept()), row_(swept_.row()), step_(step), mass_(sums_.mass()) {}
 
     static bool handles(const Step& step) {
@@ -63,7 +63,7 @@ class MassFilter {
     template <class Outranks>
     void list_top(Outranks&& outranks, double share) {
         const double target = step_.amount * mass_ * (1 + 1e-9);  // above any rounding of the sums
-        const MassSample<type> sample(row_.logits, static_cast<float>(1 / (kLn2 * row_.temperature())), row_.work);
+        const MassEstimate<type> sample(row_.logits, static_cast<float>(1 / (kLn2 * row_.temperature())), row_.work);
         if (std::isfinite(sample.max_logit())) {
             const double apart = static_cast<double>(sums_.max_logit()) - static_cast<double>(sample.max_logit());
             double tail = (mass_ - target) * natural_exp(std::min(apart / row_.temperature(), 700.0));

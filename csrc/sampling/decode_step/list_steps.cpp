@@ -1,0 +1,196 @@
+#include "sampling/decode_step/list_steps.h"
+
+#include "core/exact_math.h"
+#include "simd/noise.h"
+
+namespace decodestep::DECODESTEP_ISA {
+
+template <StepKind kind>
+void Candidates::patch(const Step& step) {
+    for (size_t i = 0; i < step.count; ++i) {
+        const size_t index = index_of(ids, n, step.ids[i]);
+        if (index < n) scores[index] = patched<kind>(step, i, scores[index]);
+    }
+    keep_if([&](size_t i) { return scores[i] > kMinusInfinity; });
+}
+
+void Candidates::at_least_likely(double least, size_t min_keep) {
+    const double mass = weigh();
+    const float best = kth_score(std::min(min_keep, n));
+    keep_if([&](size_t i) { return work.weights[i] / mass >= least || scores[i] >= best; });
+}
+
+void Candidates::temperature(double temperature) {
+    const float largest = max_score(), divisor = static_cast<float>(temperature);
+    if (std::isinf(largest)) return keep_if([&](size_t i) { return scores[i] == largest; });
+    if (std::isfinite(largest / divisor)) {
+        for (size_t i = 0; i < n; ++i) scores[i] /= divisor;
+    } else {
+        for (size_t i = 0; i < n; ++i)
+            scores[i] =
+                static_cast<float>((static_cast<double>(scores[i]) - static_cast<double>(largest)) / temperature);
+    }
+    keep_if([&](size_t i) { return scores[i] > kMinusInfinity; });
+}
+
+void Candidates::top_p(double p, size_t min_keep) {
+    if (p == 1) return;
+    const double target = p * weigh();
+    unmark_all();
+    double above = 0;  // the mass that ranks before the token
+    size_t count = 0;
+    visit_by_score([&](uint32_t index) {
+        if (above >= target && count >= min_keep) return false;
+        work.kept[index] = 1;
+        ++count;
+        above += work.weights[index];
+        return true;
+    });
+    keep_marked();
+}
+
+void Candidates::min_p(double p, size_t min_keep) {
+    find_weights();
+    if (min_keep <= 1) return keep_if([&](size_t i) { return work.weights[i] >= p; });  // the largest has weight 1
+    mark_highest(min_keep);
+    keep_if([&](size_t i) { return work.weights[i] >= p || work.kept[i] != 0; });
+}
+
+void Candidates::typical(double mass, size_t min_keep) {
+    find_log_probabilities();
+    const double surprise = find_entropy();
+    double* const distance = work.logs.get();
+    for (size_t i = 0; i < n; ++i) distance[i] = std::fabs(-distance[i] - surprise);
+    unmark_all();
+    set_sort_keys([&](size_t i) { return distance[i]; });
+    double sum = 0, farthest = 0;
+    size_t count = 0;
+    visit_by_key([&](uint32_t index) {
+        const bool reached = count > 0 && sum >= mass;
+        if (reached && count >= min_keep) return false;
+        if (count++ < min_keep) work.kept[index] = 1;
+        if (reached) return true;
+        farthest = distance[index];
+        sum += work.weights[index];
+        return true;
+    });
+    keep_if([&](size_t i) { return distance[i] <= farthest || work.kept[i] != 0; });
+}
+
+void Candidates::top_h(double share, size_t count) {
+    mark_highest(count);
+    keep_marked();
+    find_log_probabilities();
+    find_entropy();
+    double sum = 0;
+    visit_by_score([&](uint32_t index) {
+        sum += -work.terms[index];
+        return true;
+    });
+    const double limit = share * sum;
+    size_t visited = 0, within = 0;
+    sum = 0;
+    visit_by_score([&](uint32_t index) {
+        const double term = -work.terms[index];  // 0 where the probability is 0: such a token is never within
+        sum += term;
+        within += visited++ == 0 || (term > 0 && sum <= limit);
+        return true;
+    });
+    mark_highest(within);
+    keep_marked();
+}
+
+void Candidates::top_n_sigma(double deviations) {
+    const float largest = max_score();
+    if (std::isinf(largest)) return keep_if([&](size_t i) { return scores[i] == largest; });
+    double* const values = work.weights.get();
+    for (size_t i = 0; i < n; ++i) values[i] = scores[i];
+    const double mean = total(values) / static_cast<double>(n);
+    for (size_t i = 0; i < n; ++i) {
+        const double apart = static_cast<double>(scores[i]) - mean;
+        values[i] = apart * apart;
+    }
+    const double least = static_cast<double>(largest) - deviations * std::sqrt(total(values) / static_cast<double>(n));
+    keep_if([&](size_t i) { return static_cast<double>(scores[i]) >= least; });
+}
+
+void Candidates::xtc(const Step& step) {
+    constexpr uint32_t coin = 0xFFFFFFFF;  // XTC_COIN of src/decodestep/random/reserved_tokens.py
+    const uint32_t bits = decodestep::noise_bits(noise_state(step.seed, position), coin);
+    if (static_cast<double>(uniform(bits)) >= step.probability) return;
+    const double mass = weigh();
+    size_t count = 0, least = 0;
+    for (size_t i = 0; i < n; ++i) {
+        const bool likely = work.weights[i] / mass >= step.amount;
+        work.kept[i] = !likely;
+        if (likely && (count++ == 0 || scores[i] <= scores[least])) least = i;
+    }
+    if (count < 2) return;
+    work.kept[least] = 1;
+    keep_marked();
+}
+
+void Candidates::run(const Step& step) {
+    if (step.kind == StepKind::force) {
+        n = 0;
+        for (size_t i = 0; i < step.count; ++i) ids[n++] = static_cast<int32_t>(step.ids[i]);
+        std::sort(ids, ids + n, [](int32_t a, int32_t b) { return a < b; });
+        n = static_cast<size_t>(std::unique(ids, ids + n, [](int32_t a, int32_t b) { return a == b; }) - ids);
+        std::fill(scores, scores + n, 0.0f);
+        return;
+    }
+    if (n == 0) return;
+    switch (step.kind) {
+        case StepKind::penalise:
+            return patch<StepKind::penalise>(step);
+        case StepKind::add:
+            return patch<StepKind::add>(step);
+        case StepKind::lift:
+            return patch<StepKind::lift>(step);
+        case StepKind::ban:
+            return patch<StepKind::ban>(step);
+        case StepKind::allow: {
+            unmark_all();
+            for (size_t i = 0; i < step.count; ++i) {
+                const size_t index = index_of(ids, n, step.ids[i]);
+                if (index < n) work.kept[index] = 1;
+            }
+            return keep_marked();
+        }
+        case StepKind::force:
+            return;
+        case StepKind::temperature:
+            return temperature(step.amount);
+        case StepKind::top_k: {
+            const size_t k = std::max(step.k, step.min_keep);
+            if (k >= n) return;
+            const float least = kth_score(k);
+            return keep_if([&](size_t i) { return scores[i] >= least; });
+        }
+        case StepKind::top_p:
+            return top_p(step.amount, step.min_keep);
+        case StepKind::min_p:
+            return min_p(step.amount, step.min_keep);
+        case StepKind::typical:
+            return typical(step.amount, step.min_keep);
+        case StepKind::epsilon:
+            return at_least_likely(step.amount, step.min_keep);
+        case StepKind::eta: {
+            find_log_probabilities();
+            const double falling = std::sqrt(step.amount) * natural_exp(-find_entropy());
+            return at_least_likely(std::min(step.amount, falling), step.min_keep);
+        }
+        case StepKind::top_h:
+            return top_h(step.amount, step.k);
+        case StepKind::top_n_sigma:
+            return top_n_sigma(step.amount);
+        case StepKind::xtc:
+            return xtc(step);
+        case StepKind::normalise:
+            find_log_probabilities();
+            for (size_t i = 0; i < n; ++i) scores[i] = static_cast<float>(work.logs[i]);
+            return keep_if([&](size_t i) { return scores[i] > kMinusInfinity; });
+    }
+}
+
+}  // namespace decodestep::DECODESTEP_ISA
