@@ -3,7 +3,7 @@
     decodestep bench decode_step [--cases full top-p ...] [--vocab 128256] [--batch 1 8 64] [--peers ...] [--threads 1 2]
 
 Every row of a table does the same work on the same logits: normal * 2.5 with five peaks near the maximum. "cold" goes
-through more batches of logits than the last cache holds, "warm" takes the same one again. "penalties" is full behind a
+through more batches of logits than the last cache holds, "warm" takes the same one again. "penalties" is full after a
 repetition penalty and a ban of 3-grams, over 1000 tokens; "mixed" is a third greedy, a third top-p, a third penalties, and
 stands beside its parts. The floor is one read of the logits, in the same rounds, by libc's wmemchr (memory.py).
 
@@ -138,7 +138,7 @@ def main() -> None:
         budget=1.5,
     )
     report = Report("decode_step", chosen.threads[0])
-    print("peers not asked for:", ", ".join(name for name in PEERS if name not in chosen.peers) or "none")
+    print("peers not selected:", ", ".join(name for name in PEERS if name not in chosen.peers) or "none")
     for vocab in chosen.vocab:
         for batch in chosen.batch:
             for dtype in chosen.dtypes:

@@ -3,7 +3,7 @@
     python benchmarks/bench_top_k_top_p_sample.py [--batch 64] [--vocabulary 131072] [--rounds 7] [--threads 1]
 
 The peers do the same work on the same float32 logits: "torch sort" sorts every row, as one-page samplers do, "torch
-topk" takes the leading k first, and "torch unsorted" serves where nothing asks for an order. The floor is one read of
+topk" takes the leading k first, and "torch unsorted" serves where nothing needs an order. The floor is one read of
 the logits. Both sides run on --threads threads.
 """
 

@@ -43,7 +43,7 @@ class LlamaCpp:
         self._fill(tokens, [position] * len(tokens), range(len(tokens)), True, True)
 
     def forget(self, position: int) -> None:
-        """Takes what stands at `position` and behind it out of every sequence."""
+        """Removes `position` and everything after it from every sequence."""
         llama_cpp.llama_memory_seq_rm(llama_cpp.llama_get_memory(self._context), -1, position, -1)
 
     def _fill(self, tokens, positions, sequences, every, last) -> None:

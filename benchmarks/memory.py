@@ -70,7 +70,7 @@ def plain_read(threads: int = 1) -> Callable[[], Any]:
 
 @cache
 def bandwidth(threads: int = 1) -> float:
-    """Bytes a second of the quickest of seven plain reads, of the first time that it was asked for."""
+    """Bytes a second of the quickest of seven plain reads, measured once, at the first call."""
     read, times = plain_read(threads), []
     for _ in range(8):
         start = time.perf_counter()

@@ -44,7 +44,7 @@ def test_the_sampler_verifies_every_case_and_reports():
             assert f"{peer}: {package} is not installed" in ran.stderr
         else:
             assert peer in names(rows, "full")
-    for line in ("mixed takes", "topk-first: needs a top-k", "peers not asked for: compiled"):
+    for line in ("mixed takes", "topk-first: needs a top-k", "peers not selected: compiled"):
         assert line in ran.stderr
 
 

@@ -1,4 +1,4 @@
-"""Fetching the default model: once, checked, and nothing left behind when it fails."""
+"""Fetching the default model: once, checked, and nothing left over when it fails."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who else samples: one file for each library, imported only when it is asked for.
+"""Who else samples: one file for each library, imported only when it is selected.
 
 A maker takes a `sampling.Case` and returns a `sampling.Sampler`, or raises `sampling.UnableError`.
 """

@@ -91,7 +91,7 @@ class OnThreads(DecodeStep):
 
 
 class Logprobs(DecodeStep):
-    """The same with the log-probabilities of the token and of the five likeliest, before its steps and behind them."""
+    """The same with the log-probabilities of the token and of the five likeliest, before its steps and after them."""
 
     def sample(self, logits: Logits) -> np.ndarray:
         wanted = [5] * len(self.steps)
@@ -102,7 +102,7 @@ class Logprobs(DecodeStep):
 
 class Sampler:
     ties = "kept"
-    LONGEST = 64  # tokens behind HISTORY at most, so that the history is about as long every time
+    LONGEST = 64  # tokens after HISTORY at most, so that the history is about as long every time
 
     def __init__(self, case: Case) -> None:
         self.case, self.taken = case, self.LONGEST

@@ -56,7 +56,7 @@ class _Filters:
         return scores
 
     def _cut(self, values: torch.Tensor) -> torch.Tensor:
-        """Probabilities of descending scores, behind top-p and min-p."""
+        """Probabilities of descending scores, after top-p and min-p."""
         probs = values.softmax(-1)
         if self.p < 1:
             probs = probs.masked_fill(probs.cumsum(-1) - probs >= self.p, 0)
@@ -95,7 +95,7 @@ class TopKFirst(_Filters):
 class Sort(_Filters):
     def filtered(self, scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
         scores = self._patched(scores.float()) / self.t
-        if not self.k and self.p >= 1:  # nothing asks for an order
+        if not self.k and self.p >= 1:  # nothing needs an order
             probs = scores.softmax(-1)
             if self.m > 0:
                 probs = probs.masked_fill(probs < self.m * probs.amax(-1, keepdim=True), 0)

@@ -1,4 +1,4 @@
-"""The values of weights in GGUF's block formats: rows of bytes to float32, as each format defines it."""
+"""Decoding of GGUF's block formats, as each format defines it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 
 class Block(NamedTuple):
-    """values: how many a block holds, in how many bytes. read: (blocks, bytes) uint8 to (blocks, values) float32."""
+    """values, bytes: the number of values of a block, and its size. read: decodes (blocks, bytes) uint8 to (blocks, values)."""
 
     values: int
     bytes: int
@@ -21,7 +21,7 @@ def _f16(blocks: np.ndarray, at: int) -> np.ndarray:
 
 
 def _halves(nibbles: np.ndarray) -> np.ndarray:
-    """Low halves of the bytes, then high halves: of each row, or of each row of its pieces."""
+    """The low nibbles of the last axis, followed by its high nibbles."""
     return np.concatenate([nibbles & 15, nibbles >> 4], axis=-1)
 
 
@@ -38,7 +38,7 @@ def _q8_0(blocks: np.ndarray) -> np.ndarray:
 
 
 def _scales_and_minima(packed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Eight of six bits each from twelve bytes; the upper bits of the later four stand in the first eight bytes."""
+    """Eight scales and minima of six bits from twelve bytes; the first eight bytes hold the upper two bits of the last four."""
     low, middle, mixed = packed[:, 0:4], packed[:, 4:8], packed[:, 8:12]
     scales = np.concatenate([low & 63, (mixed & 15) | (low >> 6) << 4], axis=1)
     minima = np.concatenate([middle & 63, (mixed >> 4) | (middle >> 6) << 4], axis=1)
