@@ -39,16 +39,16 @@ lint: $(VENV)/.lint
 	$(BIN)/mypy
 	$(BIN)/clang-format --dry-run --Werror $$(find csrc -name '*.h' -o -name '*.cpp')
 
-# Compiles the core for ARM, with the compiler of the ziglang package (400 MB).
-ARM := $(BIN)/python -m ziglang c++ -target aarch64-linux-gnu -std=c++20 -O1 -Wall -Wextra -Werror -ffp-contract=off \
-    -DDECODESTEP_ISA=baseline -Icsrc
+# Compiles the core for ARM, with a cross compiler where there is one, else with that of the ziglang package (400 MB).
+ARM_CXX ?= $(or $(shell command -v aarch64-linux-gnu-g++),$(BIN)/python -m ziglang c++ -target aarch64-linux-gnu)
+ARM := $(ARM_CXX) -std=c++20 -O1 -Wall -Wextra -Werror -ffp-contract=off -DDECODESTEP_ISA=baseline -Icsrc
 arm: $(VENV)/.made
-	$(PIP) install ziglang
+	$(if $(findstring ziglang,$(ARM_CXX)),$(PIP) install ziglang)
 	mkdir -p build/arm
 	includes="$$($(BIN)/python -c 'import nanobind, sysconfig; \
 	    print("-isystem", nanobind.include_dir(), "-isystem", sysconfig.get_path("include"))')"; \
-	for file in $$(find csrc -name '*.cpp'); do \
-	    $(ARM) $$includes -c $$file -o build/arm/$$(echo $$file | tr / -).o || exit 1; done
+	for file in $$(find csrc -name '*.cpp' | sort); do \
+	    echo $$file; $(ARM) $$includes -c $$file -o build/arm/$$(echo $$file | tr / -).o || exit 1; done
 
 clean:
 	rm -rf $(VENV) build
