@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 Array: TypeAlias = "np.ndarray | torch.Tensor"
 # Integers that need no particular dtype: positions, lengths, ids.
 Integers: TypeAlias = "np.ndarray | torch.Tensor | Sequence[int]"
+# One token id or several.
+TokenIds: TypeAlias = "int | Sequence[int] | np.ndarray | torch.Tensor"
 # Of a function that returns the kind of array it was given.
 ArrayT = TypeVar("ArrayT", bound="np.ndarray | torch.Tensor")
 
@@ -47,7 +49,7 @@ def is_array(value: object) -> TypeGuard[Array]:
     return isinstance(value, np.ndarray) or is_torch(value)
 
 
-def view(op: str, arg: str, value: Any) -> np.ndarray:
+def view(op: str, arg: str, value: object) -> np.ndarray:
     """The NumPy view of a NumPy array or of a torch tensor on the CPU; writing to it writes to the caller's memory."""
     if isinstance(value, np.ndarray):
         return value if type(value) is np.ndarray else np.asarray(value)
@@ -64,11 +66,11 @@ def view(op: str, arg: str, value: Any) -> np.ndarray:
     return array if dtype is None else array.view(dtype)
 
 
-def optional_view(op: str, arg: str, value: Any) -> np.ndarray | None:
+def optional_view(op: str, arg: str, value: object) -> np.ndarray | None:
     return None if value is None else view(op, arg, value)
 
 
-def as_array(op: str, arg: str, value: Any) -> np.ndarray:
+def as_array(op: str, arg: str, value: object) -> np.ndarray:
     """The view of an array, or the new array that a list or a number makes."""
     if is_array(value):
         return view(op, arg, value)
@@ -78,7 +80,7 @@ def as_array(op: str, arg: str, value: Any) -> np.ndarray:
         refuse(op, arg, "an array or a list of numbers", value)
 
 
-def integers(op: str, arg: str, value: Any, *, rank: int | None = None) -> np.ndarray:
+def integers(op: str, arg: str, value: object, *, rank: int | None = None) -> np.ndarray:
     """An array or list of integers as a new int64 array in C order; with `rank`, refused unless it has that many axes.
 
     An empty list, which NumPy makes float64, counts as integers.

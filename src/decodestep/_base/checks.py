@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeGuard
 
 import numpy as np
 
@@ -13,7 +13,7 @@ class RequestError(ValueError):
     """An argument breaks its contract. Any other ValueError that leaves this package is a bug of the package."""
 
 
-def describe(value: Any) -> str:
+def describe(value: object) -> str:
     """What a caller passed, in a few words: dtype and shape of an array, a short repr of anything else."""
     if hasattr(value, "shape") and hasattr(value, "dtype"):
         return f"{value.dtype} {'x'.join(map(str, value.shape)) or 'scalar'}"
@@ -21,12 +21,12 @@ def describe(value: Any) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-def refuse(op: str, arg: str, rule: str, got: Any) -> NoReturn:
+def refuse(op: str, arg: str, rule: str, got: object) -> NoReturn:
     """Raises RequestError. `got`: the value, which `describe` puts into words, or a string that already is the words."""
     raise RequestError(f"{op}: {arg} must be {rule}; got {got if isinstance(got, str) else describe(got)}")
 
 
-def require(ok: bool, op: str, arg: str, rule: str, got: Any) -> None:
+def require(ok: bool, op: str, arg: str, rule: str, got: object) -> None:
     if not ok:
         refuse(op, arg, rule, got)
 
@@ -40,21 +40,21 @@ def require_dtype(op: str, arg: str, array: Any, allowed: Collection[Any]) -> No
         refuse(op, arg, " or ".join(np.dtype(d).name for d in allowed), array)
 
 
-def require_choice(op: str, arg: str, value: Any, choices: Collection[Any]) -> None:
+def require_choice(op: str, arg: str, value: object, choices: Collection[Any]) -> None:
     if value not in choices:
         refuse(op, arg, f"one of {', '.join(map(repr, choices))}", repr(value))
 
 
-def is_int(value: Any) -> bool:
+def is_int(value: object) -> TypeGuard[int]:
     """An integer that is not a bool: True for 3 and np.int64(3), False for True and 3.0."""
     return isinstance(value, (int, np.integer)) and not isinstance(value, (bool, np.bool_))
 
 
-def is_real(value: Any) -> bool:
+def is_real(value: object) -> TypeGuard[float]:
     """An integer or a float, NaN and infinities included; not a bool."""
     return is_int(value) or isinstance(value, (float, np.floating))
 
 
-def is_finite(value: Any) -> bool:
+def is_finite(value: object) -> TypeGuard[float]:
     """A real number (see `is_real`) that is neither NaN nor infinite."""
     return is_real(value) and math.isfinite(value)

@@ -10,64 +10,67 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 from array_api_compat import array_namespace, device
 from ml_dtypes import finfo as low_precision_finfo
 
 from decodestep._base import arrays
+from decodestep._base.arrays import Array, ArrayT, TokenIds
 from decodestep._base.checks import refuse, require
 
 NEGATIVE_INFINITY = -math.inf
 
+Namespace: TypeAlias = Any  # of the array API: a module, whose functions have no types
 
-def namespace(*values: Any) -> Any:
+
+def namespace(*values: Array) -> Namespace:
     """The array API namespace of the arrays: array_api_compat's wrapper of NumPy or of torch."""
     return array_namespace(*values)
 
 
-def quiet() -> AbstractContextManager[Any]:
+def quiet() -> AbstractContextManager[None]:
     """Without NumPy's warnings: infinities are ordinary scores, and so are the NaN and infinities that follow from them."""
     return np.errstate(invalid="ignore", divide="ignore", over="ignore", under="ignore")
 
 
-def constant(xp: Any, value: Any, like: Any) -> Any:
+def constant(xp: Namespace, value: float, like: ArrayT) -> ArrayT:
     """A 0-d array of the dtype and device of `like`."""
     return xp.full((), value, dtype=like.dtype, device=device(like))
 
 
-def full(xp: Any, like: Any, value: float) -> Any:
+def full(xp: Namespace, like: ArrayT, value: float) -> ArrayT:
     return xp.full(like.shape, value, dtype=like.dtype, device=device(like))
 
 
-def fill(xp: Any, scores: Any, mask: Any, value: float = NEGATIVE_INFINITY) -> Any:
+def fill(xp: Namespace, scores: ArrayT, mask: Array, value: float = NEGATIVE_INFINITY) -> ArrayT:
     """`scores` with `value` wherever `mask` holds."""
     return xp.where(mask, constant(xp, value, scores), scores)
 
 
-def copied(xp: Any, array: Any) -> Any:
+def copied(xp: Namespace, array: ArrayT) -> ArrayT:
     return xp.asarray(array, copy=True)
 
 
-def repeated(xp: Any, x: Any, times: int) -> Any:
+def repeated(xp: Namespace, x: ArrayT, times: int) -> ArrayT:
     """Each row of `x`, `times` times, one after the other: from batch items to the rows of their beams."""
     return x[xp.arange(x.shape[0] * times, device=device(x)) // times]
 
 
-def largest(xp: Any, like: Any) -> float:
+def largest(xp: Namespace, like: Array) -> float:
     """The largest finite number of the dtype."""
     if arrays.is_torch(like):
         return float(xp.finfo(like.dtype).max)
     return float(low_precision_finfo(like.dtype).max)
 
 
-def widen(xp: Any, x: Any) -> Any:
+def widen(xp: Namespace, x: ArrayT) -> ArrayT:
     """float16 and bfloat16 as float32; wider arrays as they are."""
     return x if x.dtype in (xp.float32, xp.float64) else xp.astype(x, xp.float32)
 
 
-def narrow(xp: Any, x: Any, like: Any) -> Any:
+def narrow(xp: Namespace, x: Any, like: ArrayT) -> ArrayT:
     """`x` in the dtype of `like`."""
     if x.dtype == like.dtype:
         return x
@@ -75,29 +78,29 @@ def narrow(xp: Any, x: Any, like: Any) -> Any:
         return xp.astype(x, like.dtype)
 
 
-def times(xp: Any, x: Any, factor: float) -> Any:
+def times(xp: Namespace, x: ArrayT, factor: float) -> ArrayT:
     """x * factor, rounded once; the factor is not rounded to the dtype of x first."""
     with quiet():
         return narrow(xp, widen(xp, x) * float(factor), x)
 
 
-def divided(xp: Any, x: Any, divisor: float) -> Any:
+def divided(xp: Namespace, x: ArrayT, divisor: float) -> ArrayT:
     """x / divisor, rounded once."""
     with quiet():
         return narrow(xp, widen(xp, x) / float(divisor), x)
 
 
-def total(xp: Any, x: Any) -> Any:
+def total(xp: Namespace, x: ArrayT) -> ArrayT:
     """The sum over the last axis, kept as an axis of length 1."""
     return narrow(xp, xp.sum(widen(xp, x), axis=-1, keepdims=True), x)
 
 
-def running_sum(xp: Any, x: Any) -> Any:
+def running_sum(xp: Namespace, x: ArrayT) -> ArrayT:
     """The cumulative sum over the last axis, in float64, each element rounded once."""
     return narrow(xp, xp.cumulative_sum(xp.astype(x, xp.float64), axis=-1), x)
 
 
-def softmax(xp: Any, x: Any) -> Any:
+def softmax(xp: Namespace, x: ArrayT) -> ArrayT:
     if hasattr(xp, "softmax"):
         return xp.softmax(x, -1)
     with quiet():
@@ -105,7 +108,7 @@ def softmax(xp: Any, x: Any) -> Any:
         return narrow(xp, powers / xp.sum(powers, axis=-1, keepdims=True), x)
 
 
-def log_softmax(xp: Any, x: Any) -> Any:
+def log_softmax(xp: Namespace, x: ArrayT) -> ArrayT:
     if hasattr(xp, "log_softmax"):
         return xp.log_softmax(x, -1)
     with quiet():
@@ -113,7 +116,7 @@ def log_softmax(xp: Any, x: Any) -> Any:
         return narrow(xp, shifted - xp.log(xp.sum(xp.exp(shifted), axis=-1, keepdims=True)), x)
 
 
-def log_sum_exp(xp: Any, x: Any) -> Any:
+def log_sum_exp(xp: Namespace, x: ArrayT) -> ArrayT:
     """log(sum(exp(x))) over the last axis, kept as an axis of length 1; -inf for a row of -inf, inf for one with inf."""
     if hasattr(xp, "logsumexp"):
         return xp.logsumexp(x, -1, keepdim=True)
@@ -124,7 +127,7 @@ def log_sum_exp(xp: Any, x: Any) -> Any:
         return narrow(xp, xp.log(xp.sum(xp.exp(wide - top), axis=-1, keepdims=True)) + top, x)
 
 
-def kth_largest(xp: Any, x: Any, k: int) -> Any:
+def kth_largest(xp: Namespace, x: ArrayT, k: int) -> ArrayT:
     """The k-th largest of each row, kept as an axis of length 1. NaN counts as the largest of all."""
     if hasattr(xp, "topk"):
         return xp.topk(x, k, dim=-1)[0][..., -1:]
@@ -133,28 +136,28 @@ def kth_largest(xp: Any, x: Any, k: int) -> Any:
     return narrow(xp, ordered[..., place : place + 1], x)
 
 
-def highest(xp: Any, x: Any, lowest: Any, count: Any) -> Any:
+def highest(xp: Namespace, x: ArrayT, lowest: Array, count: int | Array) -> ArrayT:
     """The mask of each row's `count` highest entries. `lowest` is the smallest of them; of its ties the lowest ids count."""
     above, level = x > lowest, x == lowest
     room = count - xp.count_nonzero(above, axis=-1, keepdims=True)
     return above | (level & (xp.cumulative_sum(level, axis=-1, dtype=xp.int32) <= room))
 
 
-def token_ids(op: str, arg: str, value: Any) -> list[Any]:
+def token_ids(op: str, arg: str, value: TokenIds) -> list[int]:
     """An id, a sequence or an array of ids as a flat list of Python numbers."""
     plain = value.tolist() if hasattr(value, "tolist") else value
     flat = np.asarray(list(plain) if isinstance(plain, Iterable) and not isinstance(plain, str) else plain).reshape(-1)
     require(flat.size == 0 or flat.dtype.kind in "biuf", op, arg, "a token id or a list of token ids", value)
-    numbers: list[Any] = flat.tolist()
+    numbers: list[int] = flat.tolist()
     return numbers
 
 
-def require_ids(op: str, arg: str, ids: list[Any], got: Any) -> None:
+def require_ids(op: str, arg: str, ids: list[int], got: object) -> None:
     """Raises ValueError unless `ids` is a non-empty list of ints >= 0."""
     require(bool(ids) and all(isinstance(i, int) and i >= 0 for i in ids), op, arg, "non-negative integers", got)
 
 
-def columns(xp: Any, ids: Iterable[Any], like: Any) -> Any:
+def columns(xp: Namespace, ids: Iterable[int], like: ArrayT) -> ArrayT:
     """The [vocab] mask of these ids; ids outside the vocabulary are ignored."""
     vocab = like.shape[-1]
     mask = xp.zeros((vocab,), dtype=xp.bool, device=device(like))
@@ -163,14 +166,14 @@ def columns(xp: Any, ids: Iterable[Any], like: Any) -> Any:
     return mask
 
 
-def forced(xp: Any, scores: Any, ids: Any) -> Any:
+def forced(xp: Namespace, scores: ArrayT, ids: Array | list[int]) -> ArrayT:
     """0 for these ids, -inf for all others; IndexError for an id outside the vocabulary."""
     result = full(xp, scores, NEGATIVE_INFINITY)
     result[:, ids] = 0.0
     return result
 
 
-def occurring(xp: Any, op: str, ids: Any, scores: Any, where: Any = None) -> Any:
+def occurring(xp: Namespace, op: str, ids: Array, scores: ArrayT, where: Array | None = None) -> ArrayT:
     """The [batch, vocab] mask of the ids that occur in each row of `ids` where the mask `where`, if given, holds.
 
     Ids >= vocab are ignored. Raises ValueError for a negative id, which would otherwise count from the end.

@@ -8,7 +8,7 @@ from typing import Any
 from array_api_compat import device
 
 from decodestep._base import arrays
-from decodestep._base.arrays import Array, ArrayT
+from decodestep._base.arrays import Array, ArrayT, TokenIds
 from decodestep._base.checks import require
 from decodestep.processors.array_ops import (
     NEGATIVE_INFINITY,
@@ -74,7 +74,7 @@ class WhisperTimeStampLogitsProcessor(LogitsProcessor):
             result[:, :first] = fill(xp, result[:, :first], likelier)
         return result
 
-    def _pair(self, row: Any, ids: list[int]) -> None:
+    def _pair(self, row: Array, ids: list[int]) -> None:
         """Applies the rules of one row, writing to it."""
         first = self.timestamp_begin
         closed = len(ids) < 2 or ids[-2] >= first
@@ -184,7 +184,7 @@ class BarkEosPrioritizerLogitsProcessor(LogitsProcessor):
     Source: Suno, Bark, 2023; as in transformers 5.23.
     """
 
-    def __init__(self, eos_token_id: Any, min_eos_p: float | None, device: Any = "cpu") -> None:
+    def __init__(self, eos_token_id: TokenIds | None, min_eos_p: float | None, device: object = "cpu") -> None:
         op = "BarkEosPrioritizerLogitsProcessor"
         self.eos_token_id = token_ids(op, "eos_token_id", eos_token_id)
         require_ids(op, "eos_token_id", self.eos_token_id, eos_token_id)
@@ -250,7 +250,7 @@ class DiaEOSDelayPatternLogitsProcessor(LogitsProcessor):
 
     stateful = True
 
-    def __init__(self, delay_pattern: list[int], eos_token_id: int, max_generation_len: int, device: Any = "cpu") -> None:
+    def __init__(self, delay_pattern: list[int], eos_token_id: int, max_generation_len: int, device: object = "cpu") -> None:
         self.num_channels = len(delay_pattern)
         self.active_batches: Any = None
         self.delay_pattern: Any = [int(d) for d in delay_pattern]

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 from decodestep._base.arrays import Array, ArrayT
 from decodestep._base.checks import refuse, require
 from decodestep.processors.array_ops import (
     NEGATIVE_INFINITY,
+    Namespace,
     constant,
     fill,
     highest,
@@ -115,7 +115,7 @@ class EtaLogitsWarper(LogitsProcessor):
     """
 
     def __init__(
-        self, epsilon: float, filter_value: float = NEGATIVE_INFINITY, min_tokens_to_keep: int = 1, device: Any = "cpu"
+        self, epsilon: float, filter_value: float = NEGATIVE_INFINITY, min_tokens_to_keep: int = 1, device: object = "cpu"
     ) -> None:
         self.epsilon, self.min_tokens_to_keep = _cutoff("EtaLogitsWarper", "eta_cutoff", epsilon, min_tokens_to_keep)
         self.filter_value = filter_value
@@ -165,18 +165,18 @@ class TopHLogitsWarper(LogitsProcessor):
         return fill(xp, scores, ~keep, self.filter_value)
 
 
-def _cutoff(op: str, arg: str, epsilon: Any, min_tokens_to_keep: Any) -> tuple[float, int]:
+def _cutoff(op: str, arg: str, epsilon: float, min_tokens_to_keep: int) -> tuple[float, int]:
     epsilon, keep = float(epsilon), int(min_tokens_to_keep)
     require(not (epsilon <= 0 or epsilon >= 1), op, arg, "in (0, 1)", epsilon)
     require(keep >= 1, op, "min_tokens_to_keep", "an int >= 1", keep)
     return epsilon, keep
 
 
-def _unprotected(xp: Any, scores: Any, min_tokens_to_keep: int) -> Any:
+def _unprotected(xp: Namespace, scores: Array, min_tokens_to_keep: int) -> Array:
     return scores < kth_largest(xp, scores, min(min_tokens_to_keep, scores.shape[-1]))
 
 
-def _descending(xp: Any, scores: Any, count: int) -> Any:
+def _descending(xp: Namespace, scores: ArrayT, count: int) -> ArrayT:
     if hasattr(xp, "topk"):
         return xp.topk(scores, count, dim=-1)[0]
     rest, wide = scores.shape[-1] - count, widen(xp, scores)  # as in `kth_largest`
@@ -184,7 +184,7 @@ def _descending(xp: Any, scores: Any, count: int) -> Any:
     return narrow(xp, xp.flip(xp.sort(top, axis=-1), axis=-1)[..., :count], scores)
 
 
-def _probabilities(op: str, xp: Any, scores: Any) -> tuple[Any, Any]:
+def _probabilities(op: str, xp: Namespace, scores: ArrayT) -> tuple[ArrayT, ArrayT]:
     """The probabilities of each row and its entropy; -inf scores add nothing. ValueError where a row has no distribution."""
     with quiet():
         log_p = scores - log_sum_exp(xp, scores)

@@ -10,7 +10,7 @@ import numpy as np
 from array_api_compat import device
 
 from decodestep import random
-from decodestep._base.arrays import Array, ArrayT
+from decodestep._base.arrays import Array, ArrayT, Integers
 from decodestep._base.checks import is_finite, is_int, is_real, require
 from decodestep.processors.array_ops import (
     NEGATIVE_INFINITY,
@@ -162,7 +162,7 @@ class XTCLogitsWarper(LogitsProcessor):
         probability: float,
         threshold: float = 0.1,
         seed: Any = 0,
-        padding: Any = 0,
+        padding: Integers | int = 0,
         filter_value: float = NEGATIVE_INFINITY,
     ) -> None:
         for arg, value in (("probability", probability), ("threshold", threshold)):
@@ -247,7 +247,7 @@ def _suffix_matches(ids: list[int]) -> list[int]:
     return z[:0:-1]
 
 
-def _lowered(scores: Any, penalties: list[dict[int, float]]) -> Any:
+def _lowered(scores: ArrayT, penalties: list[dict[int, float]]) -> ArrayT:
     """The scores minus the penalties {id: amount} of each row."""
     xp = namespace(scores)
     rows = [row for row, amounts in enumerate(penalties) for _ in amounts]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from decodestep._base.arrays import Array, ArrayT
 from decodestep._base.checks import require
 from decodestep.processors.array_ops import (
@@ -141,5 +139,5 @@ class MinPLogitsWarper(LogitsProcessor):
         return fill(xp, scores, unlikely, self.filter_value)
 
 
-def require_min_tokens(op: str, value: Any) -> None:
+def require_min_tokens(op: str, value: object) -> None:
     require(isinstance(value, int) and value >= 1, op, "min_tokens_to_keep", "an int >= 1", repr(value))

@@ -53,8 +53,8 @@ class UnbatchedClassifierFreeGuidanceLogitsProcessor(LogitsProcessor):
         self,
         guidance_scale: float,
         model: Any,
-        unconditional_ids: Any = None,
-        unconditional_attention_mask: Any = None,
+        unconditional_ids: Array | None = None,
+        unconditional_attention_mask: Array | None = None,
         use_cache: bool = True,
     ) -> None:
         self.guidance_scale = guidance_scale
@@ -67,7 +67,7 @@ class UnbatchedClassifierFreeGuidanceLogitsProcessor(LogitsProcessor):
             "first_pass": True,
         }
 
-    def get_unconditional_logits(self, input_ids: Any) -> Any:
+    def get_unconditional_logits(self, input_ids: Array) -> Array:
         """The model's logits [batch, length, vocab] for the unconditional ids, now one id longer but for the first call."""
         xp, state, newest = namespace(input_ids), self.unconditional_context, input_ids[:, -1:]
         if state["first_pass"]:
@@ -94,7 +94,7 @@ class UnbatchedClassifierFreeGuidanceLogitsProcessor(LogitsProcessor):
         conditional = log_softmax(xp, scores)
         if self.guidance_scale == 1:
             return conditional
-        unconditional = log_softmax(xp, self.get_unconditional_logits(input_ids)[:, -1])
+        unconditional: Any = log_softmax(xp, self.get_unconditional_logits(input_ids)[:, -1])
         return times(xp, conditional - unconditional, self.guidance_scale) + unconditional
 
 
@@ -128,11 +128,11 @@ class DiaClassifierFreeGuidanceLogitsProcessor(LogitsProcessor):
         return fill(xp, with_prompt, ~highest(xp, guided, kth_largest(xp, guided, k), k))
 
 
-def halves(op: str, input_ids: Any, scores: Any) -> tuple[Any, Any]:
+def halves(op: str, input_ids: Array, scores: Array) -> tuple[Any, Any]:
     rows = input_ids.shape[0]
     require(scores.shape[0] == 2 * rows, op, "scores", f"of {2 * rows} rows, with the prompt and then without it", scores)
     return scores[:rows], scores[rows:]
 
 
-def _require_scale(op: str, guidance_scale: Any) -> None:
+def _require_scale(op: str, guidance_scale: float) -> None:
     require(bool(guidance_scale > 1), op, "guidance_scale", "> 1", guidance_scale)

@@ -6,7 +6,7 @@ from typing import Any
 
 from array_api_compat import device
 
-from decodestep._base.arrays import Array, ArrayT
+from decodestep._base.arrays import Array, ArrayT, TokenIds
 from decodestep._base.checks import require
 from decodestep.processors.array_ops import columns, copied, fill, forced, namespace, require_ids, times, token_ids
 from decodestep.processors.base import LogitsProcessor
@@ -28,7 +28,7 @@ class MinLengthLogitsProcessor(LogitsProcessor):
 
     supports_continuous_batching = False
 
-    def __init__(self, min_length: int, eos_token_id: Any, device: Any = "cpu") -> None:
+    def __init__(self, min_length: int, eos_token_id: TokenIds | None, device: object = "cpu") -> None:
         _require_length("MinLengthLogitsProcessor", "min_length", min_length)
         self.min_length = min_length
         self.eos_token_id = token_ids("MinLengthLogitsProcessor", "eos_token_id", eos_token_id)
@@ -50,7 +50,9 @@ class MinNewTokensLengthLogitsProcessor(LogitsProcessor):
 
     supports_continuous_batching = False
 
-    def __init__(self, prompt_length_to_skip: int, min_new_tokens: int, eos_token_id: Any, device: Any = "cpu") -> None:
+    def __init__(
+        self, prompt_length_to_skip: int, min_new_tokens: int, eos_token_id: TokenIds | None, device: object = "cpu"
+    ) -> None:
         op = "MinNewTokensLengthLogitsProcessor"
         _require_length(op, "prompt_length_to_skip", prompt_length_to_skip)
         _require_length(op, "min_new_tokens", min_new_tokens)
@@ -91,7 +93,7 @@ class ForcedEOSTokenLogitsProcessor(LogitsProcessor):
     Source: transformers 5.23's class of this name.
     """
 
-    def __init__(self, max_length: int, eos_token_id: Any, device: Any = "cpu") -> None:
+    def __init__(self, max_length: int, eos_token_id: TokenIds | None, device: object = "cpu") -> None:
         self.max_length = max_length
         self.eos_token_id = token_ids("ForcedEOSTokenLogitsProcessor", "eos_token_id", eos_token_id)
         require_ids("ForcedEOSTokenLogitsProcessor", "eos_token_id", self.eos_token_id, eos_token_id)
@@ -135,7 +137,7 @@ class ExponentialDecayLengthPenalty(LogitsProcessor):
     """
 
     def __init__(
-        self, exponential_decay_length_penalty: tuple[int, float], eos_token_id: Any, input_ids_seq_length: int
+        self, exponential_decay_length_penalty: tuple[int, float], eos_token_id: TokenIds | None, input_ids_seq_length: int
     ) -> None:
         self.regulation_start = exponential_decay_length_penalty[0] + input_ids_seq_length
         self.regulation_factor = exponential_decay_length_penalty[1]
@@ -163,10 +165,10 @@ class ExponentialDecayLengthPenalty(LogitsProcessor):
             return _LARGEST_FLOAT32
 
 
-def _require_length(op: str, arg: str, value: Any) -> None:
+def _require_length(op: str, arg: str, value: object) -> None:
     require(isinstance(value, int) and value >= 0, op, arg, "an int >= 0", repr(value))
 
 
-def _without(ids: list[Any], scores: Any, forbidden: bool) -> Any:
+def _without(ids: list[int], scores: ArrayT, forbidden: bool) -> ArrayT:
     xp = namespace(scores)
     return fill(xp, scores, columns(xp, ids, scores)) if forbidden else copied(xp, scores)

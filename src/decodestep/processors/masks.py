@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 from array_api_compat import device
 
-from decodestep._base.arrays import Array, ArrayT
+from decodestep._base.arrays import Array, ArrayT, TokenIds
 from decodestep._base.checks import refuse, require
 from decodestep.processors.array_ops import (
     NEGATIVE_INFINITY,
+    Namespace,
     columns,
     constant,
     copied,
@@ -66,7 +66,7 @@ class EncoderNoRepeatNGramLogitsProcessor(LogitsProcessor):
     Source: transformers 5.23's class of this name.
     """
 
-    def __init__(self, encoder_ngram_size: int, encoder_input_ids: Any) -> None:
+    def __init__(self, encoder_ngram_size: int, encoder_input_ids: Array) -> None:
         _require_ngram_size("EncoderNoRepeatNGramLogitsProcessor", "encoder_ngram_size", encoder_ngram_size)
         self.ngram_size = encoder_ngram_size
         self.encoder_input_ids = encoder_input_ids if len(encoder_input_ids.shape) == 2 else encoder_input_ids[None]
@@ -99,7 +99,7 @@ class NoBadWordsLogitsProcessor(SequenceBiasLogitsProcessor):
     Source: transformers 5.23's class of this name.
     """
 
-    def __init__(self, bad_words_ids: list[list[int]], eos_token_id: Any = None) -> None:
+    def __init__(self, bad_words_ids: list[list[int]], eos_token_id: TokenIds | None = None) -> None:
         op, arg = "NoBadWordsLogitsProcessor", "bad_words_ids"
         require(isinstance(bad_words_ids, list) and len(bad_words_ids) > 0, op, arg, "a non-empty list", bad_words_ids)
         for word in bad_words_ids:
@@ -124,7 +124,7 @@ class PrefixConstrainedLogitsProcessor(LogitsProcessor):
     Source: De Cao et al., "Autoregressive entity retrieval", 2020; as in transformers 5.23.
     """
 
-    def __init__(self, prefix_allowed_tokens_fn: Callable[[int, Any], Any], num_beams: int) -> None:
+    def __init__(self, prefix_allowed_tokens_fn: Callable[[int, Array], Sequence[int]], num_beams: int) -> None:
         self._prefix_allowed_tokens_fn = prefix_allowed_tokens_fn
         self._num_beams = num_beams
 
@@ -165,7 +165,7 @@ class SuppressTokensLogitsProcessor(LogitsProcessor):
     transformers 5.23.
     """
 
-    def __init__(self, suppress_tokens: Iterable[int], device: Any = "cpu") -> None:
+    def __init__(self, suppress_tokens: Iterable[int], device: object = "cpu") -> None:
         self.suppress_tokens = token_ids("SuppressTokensLogitsProcessor", "suppress_tokens", list(suppress_tokens))
 
     def __call__(self, input_ids: Array, scores: ArrayT) -> ArrayT:
@@ -185,7 +185,7 @@ class SuppressTokensAtBeginLogitsProcessor(LogitsProcessor):
     Source: Radford et al., 2022; as in transformers 5.23.
     """
 
-    def __init__(self, begin_suppress_tokens: Iterable[int], begin_index: int, device: Any = "cpu") -> None:
+    def __init__(self, begin_suppress_tokens: Iterable[int], begin_index: int, device: object = "cpu") -> None:
         op, arg = "SuppressTokensAtBeginLogitsProcessor", "begin_suppress_tokens"
         self.begin_suppress_tokens = token_ids(op, arg, list(begin_suppress_tokens))
         self.begin_index = begin_index
@@ -226,11 +226,11 @@ class LogitNormalization(LogitsProcessor):
         return log_softmax(namespace(scores), scores)
 
 
-def _require_ngram_size(op: str, arg: str, value: Any) -> None:
+def _require_ngram_size(op: str, arg: str, value: object) -> None:
     require(isinstance(value, int) and value > 0, op, arg, "an int >= 1", repr(value))
 
 
-def _completions(xp: Any, source: Any, ids: Any, n: int) -> tuple[Any, Any]:
+def _completions(xp: Namespace, source: Array, ids: Array, n: int) -> tuple[Array, Array]:
     """Where the n-grams of `source` begin with the last n - 1 of `ids`, and the last id of each n-gram."""
     count, length = source.shape[-1] - n + 1, ids.shape[-1]
     last = source[:, n - 1 :]

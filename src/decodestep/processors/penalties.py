@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import pairwise
 from typing import Any
 
@@ -13,7 +13,7 @@ from array_api_compat import device
 from decodestep._base import arrays
 from decodestep._base.arrays import Array, ArrayT
 from decodestep._base.checks import is_int, require
-from decodestep.processors.array_ops import copied, divided, namespace, narrow, repeated, times, widen
+from decodestep.processors.array_ops import Namespace, copied, divided, namespace, narrow, repeated, times, widen
 from decodestep.processors.base import LogitsProcessor
 
 
@@ -34,7 +34,7 @@ class RepetitionPenaltyLogitsProcessor(LogitsProcessor):
 
     supports_continuous_batching = False
 
-    def __init__(self, penalty: float, prompt_ignore_length: Any = None) -> None:
+    def __init__(self, penalty: float, prompt_ignore_length: int | Array | None = None) -> None:
         self.penalty = _checked_penalty("RepetitionPenaltyLogitsProcessor", penalty)
         if is_int(prompt_ignore_length):
             require(
@@ -54,8 +54,8 @@ class RepetitionPenaltyLogitsProcessor(LogitsProcessor):
                 prompt_ignore_length,
             )
         self.prompt_ignore_length = prompt_ignore_length
-        self.logits_indices: Any = None
-        self.cu_seq_lens_q: Any = None
+        self.logits_indices: Array | None = None
+        self.cu_seq_lens_q: Array | None = None
 
     def __call__(self, input_ids: Array, scores: ArrayT) -> ArrayT:
         xp = namespace(scores)
@@ -77,7 +77,7 @@ class RepetitionPenaltyLogitsProcessor(LogitsProcessor):
             result[:, -1, :] = _penalised(xp, scores[:, -1, :], ids, self.penalty, counted)
         return result
 
-    def _counted(self, xp: Any, input_ids: Any) -> Any:
+    def _counted(self, xp: Namespace, input_ids: ArrayT) -> ArrayT:
         skipped = xp.asarray(self.prompt_ignore_length, device=device(input_ids))
         require(
             skipped.shape[0] == input_ids.shape[0],
@@ -103,7 +103,7 @@ class EncoderRepetitionPenaltyLogitsProcessor(LogitsProcessor):
 
     supports_continuous_batching = False
 
-    def __init__(self, penalty: float, encoder_input_ids: Any) -> None:
+    def __init__(self, penalty: float, encoder_input_ids: Array) -> None:
         self.penalty = 1 / _checked_penalty("EncoderRepetitionPenaltyLogitsProcessor", penalty)
         self.encoder_input_ids = encoder_input_ids
 
@@ -146,7 +146,7 @@ class SequenceBiasLogitsProcessor(LogitsProcessor):
             bias[:, last] = bias[:, last] + xp.where(match, values, xp.zeros_like(values))
         return scores + bias
 
-    def _layers(self, xp: Any, scores: Any) -> list[Any]:
+    def _layers(self, xp: Namespace, scores: Array) -> list[tuple[Array, Array, Array]]:
         """The sequences as arrays on the scores' device, in layers of one length and of distinct last tokens."""
         key = (xp.__name__, str(device(scores)), str(scores.dtype), scores.shape[-1])
         if self._placed is None or self._placed[0] != key:
@@ -197,8 +197,8 @@ class HammingDiversityLogitsProcessor(LogitsProcessor):
         self._num_sub_beams = num_beams // num_beam_groups
 
     def __call__(  # type: ignore[override]  # a list gives the two more arguments by name
-        self, input_ids: Any, scores: Any, current_tokens: Any, beam_group_idx: int
-    ) -> Any:
+        self, input_ids: Array, scores: Array, current_tokens: Array, beam_group_idx: int
+    ) -> Array:
         xp = namespace(scores)
         first = beam_group_idx * self._num_sub_beams
         size = min(first + self._num_sub_beams, self._num_beams) - first
@@ -220,7 +220,7 @@ def _checked_penalty(op: str, penalty: Any) -> float:
     return float(penalty)
 
 
-def _penalised(xp: Any, scores: Any, ids: Any, penalty: float, counted: Any = None) -> Any:
+def _penalised(xp: Namespace, scores: ArrayT, ids: Array, penalty: float, counted: Array | None = None) -> ArrayT:
     """The scores with a penalty on the ids of each row that are in the vocabulary and in the mask `counted`, if given."""
     result, ids = copied(xp, scores), xp.astype(ids, xp.int64)
     if 0 in ids.shape:
@@ -253,7 +253,7 @@ def _checked_biases(given: Any) -> dict[tuple[int, ...], float]:
     return {tuple(pair[0]): pair[1] for pair in pairs}
 
 
-def _by_length_and_distinct_last(sequences: Any) -> Iterator[list[tuple[int, ...]]]:
+def _by_length_and_distinct_last(sequences: Iterable[tuple[int, ...]]) -> Iterator[list[tuple[int, ...]]]:
     """Groups whose last tokens differ, so that each can be added at once; a token's biases keep their order."""
     layers: dict[tuple[int, int], list[tuple[int, ...]]] = {}
     nth: dict[tuple[int, int], int] = {}

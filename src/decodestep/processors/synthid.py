@@ -15,7 +15,7 @@ from array_api_compat import device as device_of
 
 from decodestep._base.arrays import Array, ArrayT
 from decodestep._base.checks import require
-from decodestep.processors.array_ops import constant, largest, namespace, quiet, softmax, total
+from decodestep.processors.array_ops import Namespace, constant, largest, namespace, quiet, softmax, total
 from decodestep.processors.base import LogitsProcessor
 
 _MULTIPLIER, _INCREMENT = 6364136223846793005, 1
@@ -25,8 +25,8 @@ _MULTIPLIER, _INCREMENT = 6364136223846793005, 1
 class SynthIDTextWatermarkState:
     """The last ids of each row, the hashes of the contexts before them, newest first, and the number of calls."""
 
-    context: Any
-    context_history: Any
+    context: Array
+    context_history: Array
     num_calls: int = 0
 
 
@@ -61,7 +61,7 @@ class SynthIDTextWatermarkLogitsProcessor(LogitsProcessor):
         sampling_table_size: int,
         sampling_table_seed: int,
         context_history_size: int,
-        device: Any,
+        device: object,
         skip_first_ngram_calls: bool = False,
         debug_mode: bool = False,
     ) -> None:
@@ -94,7 +94,7 @@ class SynthIDTextWatermarkLogitsProcessor(LogitsProcessor):
         tilted = self.update_scores(scores, self.sample_g_values(keys))
         return xp.where(self._remember(xp, self.state, context[:, None]), scores, tilted)
 
-    def update_scores(self, scores: Any, g_values: Any) -> Any:
+    def update_scores(self, scores: ArrayT, g_values: Array) -> ArrayT:
         """The tournament: scores [batch, vocab] and coin flips [batch, vocab, keys] to log-probabilities."""
         xp = namespace(scores)
         p = softmax(xp, scores)
@@ -105,31 +105,33 @@ class SynthIDTextWatermarkLogitsProcessor(LogitsProcessor):
             log_p = xp.log(p)
         return xp.where(xp.isfinite(log_p), log_p, constant(xp, -largest(xp, log_p), log_p))
 
-    def accumulate_hash(self, current_hash: Any, data: Any, multiplier: int = _MULTIPLIER, increment: int = _INCREMENT) -> Any:
+    def accumulate_hash(
+        self, current_hash: Array, data: Array, multiplier: int = _MULTIPLIER, increment: int = _INCREMENT
+    ) -> Array:
         """Takes the elements of the last axis of `data` into the hash, one after another, in wrapping int64."""
         for i in range(data.shape[-1]):
             current_hash = (current_hash + data[..., i]) * multiplier + increment
         return current_hash
 
-    def sample_g_values(self, ngram_keys: Any) -> Any:
+    def sample_g_values(self, ngram_keys: Array) -> Array:
         """The coin flips of hashed n-grams, of their shape."""
         xp = namespace(ngram_keys)
         table = xp.asarray(self.sampling_table, device=device_of(ngram_keys))
         return table[ngram_keys % table.shape[0]]
 
-    def compute_ngram_keys(self, ngrams: Any) -> Any:
+    def compute_ngram_keys(self, ngrams: Array) -> Array:
         """The hashes [batch, count, keys] of n-grams [batch, count, ngram_len]."""
         ok = len(ngrams.shape) == 3 and ngrams.shape[2] == self.ngram_len
         require(ok, "SynthIDTextWatermarkLogitsProcessor", "ngrams", f"of shape (batch, count, {self.ngram_len})", ngrams)
         xp = namespace(ngrams)
         return self._keyed(xp, self.accumulate_hash(self._ones(xp, ngrams, ngrams.shape[0])[:, None], ngrams))
 
-    def compute_g_values(self, input_ids: Any) -> Any:
+    def compute_g_values(self, input_ids: Array) -> Array:
         """The coin flips [batch, length - ngram_len + 1, keys] of every n-gram of a text."""
         _require_rank_2(input_ids)
         return self.sample_g_values(self.compute_ngram_keys(_windows(namespace(input_ids), input_ids, self.ngram_len)))
 
-    def compute_context_repetition_mask(self, input_ids: Any) -> Any:
+    def compute_context_repetition_mask(self, input_ids: Array) -> Array:
         """[batch, length - ngram_len + 1]: whether the context of each n-gram is new to the remembered ones."""
         _require_rank_2(input_ids)
         xp, batch = namespace(input_ids), input_ids.shape[0]
@@ -139,7 +141,7 @@ class SynthIDTextWatermarkLogitsProcessor(LogitsProcessor):
         repeated = [self._remember(xp, state, hashes[:, i : i + 1]) for i in range(hashes.shape[1])]
         return ~xp.concat(repeated, axis=1) if repeated else xp.zeros((batch, 0), dtype=xp.bool)
 
-    def compute_eos_token_mask(self, input_ids: Any, eos_token_id: int) -> Any:
+    def compute_eos_token_mask(self, input_ids: Array, eos_token_id: int) -> Array:
         """[batch, length]: whether a position lies before the first eos of its row."""
         _require_rank_2(input_ids)
         xp = namespace(input_ids)
@@ -149,23 +151,23 @@ class SynthIDTextWatermarkLogitsProcessor(LogitsProcessor):
         """The mean coin flip of watermarked text drawn from a uniform distribution with one layer."""
         return coinflip_prob + coinflip_prob * (1 - coinflip_prob) * (1 - 1 / vocab_size)
 
-    def _compute_keys(self, contexts: Any, tokens: Any) -> tuple[Any, Any]:
+    def _compute_keys(self, contexts: Array, tokens: Array) -> tuple[Array, Array]:
         """The hashes of each context [batch, ngram_len - 1] with each token [batch, count], and of the context alone."""
         context = self.accumulate_hash(self._ones(namespace(contexts), contexts, contexts.shape[0]), contexts)
         return self._keyed(namespace(contexts), self.accumulate_hash(context[:, None], tokens[..., None])), context
 
-    def _keyed(self, xp: Any, hashes: Any) -> Any:
+    def _keyed(self, xp: Namespace, hashes: Array) -> Array:
         keys = xp.astype(xp.asarray(self.keys, device=device_of(hashes)), xp.int64)
         return self.accumulate_hash(hashes[..., None], keys[:, None])
 
-    def _ones(self, xp: Any, like: Any, batch: int) -> Any:
+    def _ones(self, xp: Namespace, like: Array, batch: int) -> Array:
         return xp.ones((batch,), dtype=xp.int64, device=device_of(like))
 
-    def _fresh(self, xp: Any, like: Any, batch: int) -> SynthIDTextWatermarkState:
+    def _fresh(self, xp: Namespace, like: Array, batch: int) -> SynthIDTextWatermarkState:
         sizes = (self.ngram_len - 1, self.context_history_size)
         return SynthIDTextWatermarkState(*(xp.zeros((batch, n), dtype=xp.int64, device=device_of(like)) for n in sizes))
 
-    def _remember(self, xp: Any, state: SynthIDTextWatermarkState, context: Any) -> Any:
+    def _remember(self, xp: Namespace, state: SynthIDTextWatermarkState, context: Array) -> Array:
         """Whether each row's context, [batch, 1], is among the remembered ones; it becomes the newest of them."""
         known = xp.any(state.context_history == context, axis=1, keepdims=True)
         state.context_history = xp.concat([context, state.context_history], axis=1)[:, :-1]
@@ -187,12 +189,12 @@ class SynthIDTextWatermarkDetector:
     Source: Dathathri et al., 2024; as in transformers 5.23.
     """
 
-    def __init__(self, detector_module: Callable[[Any, Any], Any], logits_processor: Any, tokenizer: Any) -> None:
+    def __init__(self, detector_module: Callable[[Array, Array], Array], logits_processor: Any, tokenizer: Any) -> None:
         self.detector_module = detector_module
         self.logits_processor = logits_processor
         self.tokenizer = tokenizer
 
-    def __call__(self, tokenized_outputs: Any) -> Any:
+    def __call__(self, tokenized_outputs: Array) -> Array:
         processor = self.logits_processor
         before_eos = processor.compute_eos_token_mask(tokenized_outputs, self.tokenizer.eos_token_id)
         fresh = processor.compute_context_repetition_mask(tokenized_outputs)
@@ -217,7 +219,7 @@ class BayesianDetector:
         self.delta = delta.reshape(self.beta.shape[0], -1)
         self.prior = min(max(float(prior.reshape(-1)[0] if hasattr(prior, "reshape") else prior), 1e-5), 1 - 1e-5)
 
-    def __call__(self, g_values: Any, mask: Any) -> Any:
+    def __call__(self, g_values: Array, mask: Array) -> Array:
         """[batch] posteriors of coin flips [batch, count, keys] where `mask` [batch, count] holds."""
         xp = namespace(g_values)
         beta, delta = (xp.asarray(w, device=device_of(g_values)) for w in (self.beta, self.delta))
@@ -231,11 +233,11 @@ class BayesianDetector:
             return 1 / (1 + xp.exp(-odds))
 
 
-def _require_rank_2(input_ids: Any) -> None:
+def _require_rank_2(input_ids: Array) -> None:
     require(len(input_ids.shape) == 2, "SynthIDTextWatermarkLogitsProcessor", "input_ids", "of rank 2", input_ids)
 
 
-def _windows(xp: Any, ids: Any, n: int) -> Any:
+def _windows(xp: Namespace, ids: Array, n: int) -> Array:
     """The n-grams of each row: [batch, length - n + 1, n]."""
     count = max(ids.shape[1] - n + 1, 0)
     return xp.stack([xp.astype(ids[:, j : j + count], xp.int64) for j in range(n)], axis=-1)

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from array_api_compat import device as device_of
 
-from decodestep._base.arrays import Array, ArrayT
+from decodestep._base.arrays import Array, ArrayT, Integers
 from decodestep._base.checks import refuse, require, require_choice
 from decodestep.processors.array_ops import copied, namespace, narrow, widen
 from decodestep.processors.base import LogitsProcessor
@@ -48,7 +48,7 @@ class WatermarkLogitsProcessor(LogitsProcessor):
     def __init__(
         self,
         vocab_size: int,
-        device: Any,
+        device: object,
         greenlist_ratio: float = 0.25,
         bias: float = 2.0,
         hashing_key: int = 15485863,
@@ -70,7 +70,7 @@ class WatermarkLogitsProcessor(LogitsProcessor):
         self.table_size = _TABLE_SIZE
         self.fixed_table = torch.randperm(self.table_size, generator=self.rng, device=device)
 
-    def set_seed(self, input_seq: Any) -> None:
+    def set_seed(self, input_seq: Integers) -> None:
         """Seeds the generator by the last ids of one row."""
         last = [int(i) for i in input_seq[-self.context_width :]]
         seed = self.hash_key * last[-1]
@@ -79,13 +79,13 @@ class WatermarkLogitsProcessor(LogitsProcessor):
             seed = int((self.hash_key * table * table[-1]).min())
         self.rng.manual_seed(seed % (2**64 - 1))
 
-    def _get_greenlist_ids(self, input_seq: Any) -> Any:
+    def _get_greenlist_ids(self, input_seq: Integers) -> Array:
         import torch
 
         self.set_seed(input_seq)
         return torch.randperm(self.vocab_size, device=self.rng.device, generator=self.rng)[: self.greenlist_size]
 
-    def _self_green(self, ids: list[int], scores: Any) -> list[int]:
+    def _self_green(self, ids: list[int], scores: Array) -> list[int]:
         """The best tokens that are green on the list that they themselves choose."""
         xp = namespace(scores)
         best = xp.argsort(-scores, axis=-1, stable=True)[:_CANDIDATES].tolist()
@@ -110,13 +110,13 @@ class WatermarkLogitsProcessor(LogitsProcessor):
 class WatermarkDetectorOutput:
     """What a detector found, an array with one entry for each text in every field."""
 
-    num_tokens_scored: Any = None
-    num_green_tokens: Any = None
-    green_fraction: Any = None
-    z_score: Any = None
-    p_value: Any = None
-    prediction: Any = None
-    confidence: Any = None
+    num_tokens_scored: np.ndarray | None = None
+    num_green_tokens: np.ndarray | None = None
+    green_fraction: np.ndarray | None = None
+    z_score: np.ndarray | None = None
+    p_value: np.ndarray | None = None
+    prediction: np.ndarray | None = None
+    confidence: np.ndarray | None = None
 
 
 class WatermarkDetector:
@@ -141,7 +141,7 @@ class WatermarkDetector:
     def __init__(
         self,
         model_config: Any,
-        device: Any,
+        device: object,
         watermarking_config: Any,
         ignore_repeated_ngrams: bool = False,
         max_cache_size: int = 128,
@@ -164,7 +164,7 @@ class WatermarkDetector:
         weight = {ngram: 1 if self.ignore_repeated_ngrams else count for ngram, count in found.items()}
         return sum(weight.values()), sum(count for ngram, count in weight.items() if self._is_green(ngram))
 
-    def __call__(self, input_ids: Any, z_threshold: float = 3.0, return_dict: bool = False) -> Any:
+    def __call__(self, input_ids: Array, z_threshold: float = 3.0, return_dict: bool = False) -> Any:
         rows = input_ids.tolist()
         starts = [row[0] == self.bos_token_id for row in rows]
         if any(starts) != all(starts):

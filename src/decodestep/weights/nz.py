@@ -9,11 +9,10 @@ Source: Ascend FRACTAL_NZ (ACL format 29).
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
 from decodestep._base import arrays
+from decodestep._base.arrays import ArrayT
 from decodestep._base.checks import require
 
 _FRACTAL_ROWS, _FRACTAL_ROW_BYTES = 16, 32
@@ -30,7 +29,7 @@ def nz_shape(shape: tuple[int, int], itemsize: int) -> tuple[int, int, int, int]
     return -(-shape[1] // c0), -(-shape[0] // _FRACTAL_ROWS), _FRACTAL_ROWS, c0
 
 
-def to_nz(weight: Any) -> Any:
+def to_nz(weight: ArrayT) -> ArrayT:
     """Copies a (K, N) weight into NZ storage.
 
         storage[n // c0, k // 16, k % 16, n % c0] = weight[k, n]          c0 = 32 / (bytes of a value)
@@ -54,7 +53,7 @@ def to_nz(weight: Any) -> Any:
     return arrays.like(weight, storage)
 
 
-def from_nz(storage: Any, shape: tuple[int, int] | None = None) -> Any:
+def from_nz(storage: ArrayT, shape: tuple[int, int] | None = None) -> ArrayT:
     """Copies NZ storage back into a (K, N) weight: the inverse of `to_nz`.
 
     storage: (columns, row blocks, 16, c0) as `to_nz` returns it.

@@ -1,4 +1,4 @@
-"""A weight kept as its file has it: one row of K values for each output, in a GGUF block format."""
+"""A weight in the layout of a GGUF file: one row of K values for each output, in a dense or a block format."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import ml_dtypes
 import numpy as np
 
 from decodestep._base import arrays
+from decodestep._base.arrays import Array
 from decodestep._base.checks import is_int, require
 from decodestep.weights.blocks import BLOCKS
 
@@ -36,10 +37,10 @@ class PackedWeight:
     """A (K, N) weight as N rows of K values each.
 
     rows: uint8 of shape (N, bytes of a row); the bytes of a row are contiguous, rows ascend in memory.
-    format: how a row holds its values. F32, F16, BF16: little-endian values. Blocks of 32 values: Q4_0 is <f16 scale>
+    format: the encoding of a row. F32, F16, BF16: little-endian values. Blocks of 32 values: Q4_0 is <f16 scale>
         <16 bytes>, value = scale * (q - 8); Q4_1 is <f16 scale><f16 minimum><16 bytes>, value = scale * q + minimum;
-        Q8_0 is <f16 scale><32 signed bytes>, value = scale * q. A byte holds value i in its low half and i + 16 in its
-        high one. Q4_K, Q5_K and Q6_K have blocks of 256 values, in 144, 176 and 210 bytes (docs/ops/linear.md).
+        Q8_0 is <f16 scale><32 signed bytes>, value = scale * q. The low nibble of byte i is value i,
+        the high one value i + 16. Q4_K, Q5_K and Q6_K have blocks of 256 values in 144, 176 and 210 bytes (docs/ops/linear.md).
     inputs: K; a multiple of the block for the block formats.
 
     Source: the block layouts of GGUF (ggml's block_q4_0, block_q4_1, block_q8_0, block_q4_K, block_q5_K, block_q6_K).
@@ -72,7 +73,7 @@ class PackedWeight:
         require(self.rows.shape[1] == size, "PackedWeight", "rows", f"{size} bytes wide", self.rows)
 
     @classmethod
-    def from_array(cls, weight: Any) -> PackedWeight:
+    def from_array(cls, weight: Array) -> PackedWeight:
         """Packs a (K, N) float32, float16 or bfloat16 array."""
         matrix = arrays.view("PackedWeight", "weight", weight)
         formats = {dtype: format_ for format_, dtype in _DENSE.items()}
@@ -89,7 +90,7 @@ class PackedWeight:
 
     @classmethod
     def stack(cls, *weights: PackedWeight) -> PackedWeight:
-        """One weight with the outputs of all, in order; they have one format and one K."""
+        """The weights concatenated along their outputs; all must have the same format and the same K."""
         require(len(weights) > 0, "PackedWeight", "weights", "one or more", "none")
         first = weights[0]
         require(

@@ -9,6 +9,7 @@ import ml_dtypes
 import numpy as np
 
 from decodestep._base import arrays
+from decodestep._base.arrays import Array
 from decodestep._base.checks import require
 
 _DTYPES = (np.dtype(np.float32), np.dtype(ml_dtypes.bfloat16), np.dtype(np.int8))
@@ -32,7 +33,7 @@ class PanelWeight:
     shape: tuple[int, ...]
 
     @classmethod
-    def from_array(cls, weight: Any, shape: tuple[int, int] | None = None) -> PanelWeight:
+    def from_array(cls, weight: Array, shape: tuple[int, int] | None = None) -> PanelWeight:
         """Copies a weight into panels, on all threads.
 
         weight: float32, bfloat16 or int8, a NumPy array or torch tensor of any strides and no empty axis: (K, N), (H, K, N),

@@ -105,10 +105,10 @@ def decode_step(
 def _normalise_and_run(
     rows: np.ndarray,
     steps: Sequence[Steps],
-    greedy: Any,
-    seed: Any,
-    position: Any,
-    top_logprobs: Any,
+    greedy: bool | Sequence[bool] | Array,
+    seed: int | Sequence[int] | Array,
+    position: int | Sequence[int] | Array,
+    top_logprobs: Sequence[int | None] | None,
     need_processed: bool,
     backend: str,
 ) -> tuple[Any, Any, Any]:

@@ -16,7 +16,12 @@ _OP = "decode_step"
 
 
 def normalise_arguments(
-    rows: np.ndarray, steps: Sequence[Steps], greedy: Any, seed: Any, position: Any, top_logprobs: Sequence[int | None] | None
+    rows: np.ndarray,
+    steps: Sequence[Steps],
+    greedy: object,
+    seed: object,
+    position: object,
+    top_logprobs: Sequence[int | None] | None,
 ) -> tuple[list[list[Step]], list[bool], list[int], list[int], list[int | None]]:
     """(steps, greedy, seed, position, top_logprobs), each a list with one item per row; ValueError outside the rules."""
     batch, vocab = rows.shape

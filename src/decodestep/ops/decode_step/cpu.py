@@ -15,10 +15,10 @@ from decodestep.ops.decode_step.steps import Steps
 def decode_step(
     logits: np.ndarray,
     steps: Sequence[Steps],
-    greedy: Any,
-    seed: Any,
-    position: Any,
-    top_logprobs: Any,
+    greedy: Sequence[bool],
+    seed: Sequence[int],
+    position: Sequence[int],
+    top_logprobs: Sequence[int | None],
     need_processed: bool,
 ) -> tuple[np.ndarray, np.ndarray | None, Sequence[Any] | None]:
     """(tokens, processed scores or None, log-probabilities per row or None where no row reports any).

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from decodestep._base import arrays
-from decodestep._base.arrays import BFLOAT16
+from decodestep._base.arrays import BFLOAT16, Array, Integers
 from decodestep._base.checks import refuse, require, require_dtype, require_shape
 from decodestep.ops.decoder_forward.weights import DecoderWeights
 
@@ -34,15 +33,15 @@ class Call:
 
 def bind(
     weights: DecoderWeights,
-    token_ids: Any,
-    sequence: Any,
-    positions: Any,
-    sin: Any,
-    cos: Any,
-    keys: Any,
-    values: Any,
-    page_table: Any,
-    wanted: Any,
+    token_ids: Integers,
+    sequence: Integers,
+    positions: Integers,
+    sin: Array,
+    cos: Array,
+    keys: Array,
+    values: Array,
+    page_table: Integers,
+    wanted: Integers,
 ) -> Call:
     """Checks every rule of the contract: nothing is written if one is broken."""
     require(isinstance(weights, DecoderWeights), OP, "weights", "a DecoderWeights", weights)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from decodestep._base import arrays
-from decodestep._base.arrays import BFLOAT16
+from decodestep._base.arrays import BFLOAT16, Array, Integers
 from decodestep._base.checks import refuse, require, require_dtype, require_shape
 
 OP = "mla_attention"
@@ -28,7 +27,7 @@ class Cache:
         return rows if self.scale is None else rows / self.scale.astype(dtype)
 
 
-def cache(name: str, value: Any, scale_name: str, scale: Any) -> Cache:
+def cache(name: str, value: Array, scale_name: str, scale: Array | None) -> Cache:
     """The cache with its scale, which int8 has and nothing else."""
     rows = arrays.view(OP, name, value)
     require_dtype(OP, name, rows, STORED)
@@ -46,7 +45,7 @@ def cache(name: str, value: Any, scale_name: str, scale: Any) -> Cache:
 
 
 def paging(
-    block_table: Any, sequence: Any, lengths: Any, tokens: int, blocks: int, block_size: int
+    block_table: Integers, sequence: Integers | None, lengths: Integers, tokens: int, blocks: int, block_size: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """block_table, sequence and lengths as int64; every block that they lead to exists."""
     table = arrays.integers(OP, "block_table", block_table, rank=2)

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
+
 from decodestep._base import arrays
+from decodestep._base.arrays import Array
 from decodestep._base.dispatch import choose, run
 from decodestep.ops.mla_prolog import cpu, reference
 from decodestep.ops.mla_prolog.arguments import bind
@@ -12,7 +15,7 @@ from decodestep.ops.mla_prolog.cache_layouts import cache_from_nz as cache_from_
 from decodestep.ops.mla_prolog.cache_layouts import cache_to_nz as cache_to_nz
 from decodestep.ops.mla_prolog.cache_layouts import gather_cache as gather_cache
 from decodestep.ops.mla_prolog.cache_layouts import slots_from_block_table as slots_from_block_table
-from decodestep.ops.mla_prolog.call import Call
+from decodestep.ops.mla_prolog.call import Call, ProjectionWeight
 from decodestep.ops.mla_prolog.plan import MlaPrologPlan as MlaPrologPlan
 from decodestep.ops.mla_prolog.plan import mla_prolog_plan as mla_prolog_plan
 from decodestep.ops.mla_prolog.problem import Results
@@ -24,26 +27,26 @@ from decodestep.weights.prolog_panels import PanelWeight as PanelWeight
 
 
 def mla_prolog(
-    token_x: Any,
-    weight_dq: Any,
-    weight_uq_qr: Any,
-    weight_uk: Any,
-    weight_dkv_kr: Any,
-    rmsnorm_gamma_cq: Any,
-    rmsnorm_gamma_ckv: Any,
-    rope_sin: Any,
-    rope_cos: Any,
-    cache_index: Any,
-    kv_cache: Any,
-    kr_cache: Any,
+    token_x: Array,
+    weight_dq: ProjectionWeight | None,
+    weight_uq_qr: ProjectionWeight,
+    weight_uk: Array | PanelWeight,
+    weight_dkv_kr: ProjectionWeight,
+    rmsnorm_gamma_cq: Array | None,
+    rmsnorm_gamma_ckv: Array | None,
+    rope_sin: Array,
+    rope_cos: Array,
+    cache_index: Array | None,
+    kv_cache: Array,
+    kr_cache: Array,
     *,
-    dequant_scale_x: Any = None,
-    dequant_scale_w_dq: Any = None,
-    dequant_scale_w_uq_qr: Any = None,
-    dequant_scale_w_dkv_kr: Any = None,
-    quant_scale_ckv: Any = None,
-    quant_scale_ckr: Any = None,
-    smooth_scales_cq: Any = None,
+    dequant_scale_x: Array | None = None,
+    dequant_scale_w_dq: Array | None = None,
+    dequant_scale_w_uq_qr: Array | None = None,
+    dequant_scale_w_dkv_kr: Array | None = None,
+    quant_scale_ckv: Array | None = None,
+    quant_scale_ckr: Array | None = None,
+    smooth_scales_cq: Array | None = None,
     rmsnorm_epsilon_cq: float = 1e-05,
     rmsnorm_epsilon_ckv: float = 1e-05,
     cache_mode: str = "PA_BSND",
@@ -113,26 +116,26 @@ def mla_prolog(
 
 
 def mla_prolog_v2(
-    token_x: Any,
-    weight_dq: Any,
-    weight_uq_qr: Any,
-    weight_uk: Any,
-    weight_dkv_kr: Any,
-    rmsnorm_gamma_cq: Any,
-    rmsnorm_gamma_ckv: Any,
-    rope_sin: Any,
-    rope_cos: Any,
-    cache_index: Any,
-    kv_cache: Any,
-    kr_cache: Any,
+    token_x: Array,
+    weight_dq: ProjectionWeight | None,
+    weight_uq_qr: ProjectionWeight,
+    weight_uk: Array | PanelWeight,
+    weight_dkv_kr: ProjectionWeight,
+    rmsnorm_gamma_cq: Array | None,
+    rmsnorm_gamma_ckv: Array | None,
+    rope_sin: Array,
+    rope_cos: Array,
+    cache_index: Array | None,
+    kv_cache: Array,
+    kr_cache: Array,
     *,
-    dequant_scale_x: Any = None,
-    dequant_scale_w_dq: Any = None,
-    dequant_scale_w_uq_qr: Any = None,
-    dequant_scale_w_dkv_kr: Any = None,
-    quant_scale_ckv: Any = None,
-    quant_scale_ckr: Any = None,
-    smooth_scales_cq: Any = None,
+    dequant_scale_x: Array | None = None,
+    dequant_scale_w_dq: Array | None = None,
+    dequant_scale_w_uq_qr: Array | None = None,
+    dequant_scale_w_dkv_kr: Array | None = None,
+    quant_scale_ckv: Array | None = None,
+    quant_scale_ckr: Array | None = None,
+    smooth_scales_cq: Array | None = None,
     rmsnorm_epsilon_cq: float = 1e-05,
     rmsnorm_epsilon_ckv: float = 1e-05,
     cache_mode: str = "PA_BSND",
@@ -176,28 +179,28 @@ def mla_prolog_v2(
 
 
 def mla_prolog_v3(
-    token_x: Any,
-    weight_dq: Any,
-    weight_uq_qr: Any,
-    weight_uk: Any,
-    weight_dkv_kr: Any,
-    rmsnorm_gamma_cq: Any,
-    rmsnorm_gamma_ckv: Any,
-    rope_sin: Any,
-    rope_cos: Any,
-    kv_cache: Any,
-    kr_cache: Any,
+    token_x: Array,
+    weight_dq: ProjectionWeight | None,
+    weight_uq_qr: ProjectionWeight,
+    weight_uk: Array | PanelWeight,
+    weight_dkv_kr: ProjectionWeight,
+    rmsnorm_gamma_cq: Array | None,
+    rmsnorm_gamma_ckv: Array | None,
+    rope_sin: Array,
+    rope_cos: Array,
+    kv_cache: Array,
+    kr_cache: Array,
     *,
-    cache_index: Any = None,
-    dequant_scale_x: Any = None,
-    dequant_scale_w_dq: Any = None,
-    dequant_scale_w_uq_qr: Any = None,
-    dequant_scale_w_dkv_kr: Any = None,
-    quant_scale_ckv: Any = None,
-    quant_scale_ckr: Any = None,
-    smooth_scales_cq: Any = None,
-    actual_seq_len: Any = None,
-    k_nope_clip_alpha: Any = None,
+    cache_index: Array | None = None,
+    dequant_scale_x: Array | None = None,
+    dequant_scale_w_dq: Array | None = None,
+    dequant_scale_w_uq_qr: Array | None = None,
+    dequant_scale_w_dkv_kr: Array | None = None,
+    quant_scale_ckv: Array | None = None,
+    quant_scale_ckr: Array | None = None,
+    smooth_scales_cq: Array | None = None,
+    actual_seq_len: Array | None = None,
+    k_nope_clip_alpha: Array | None = None,
     rmsnorm_epsilon_cq: float = 1e-05,
     rmsnorm_epsilon_ckv: float = 1e-05,
     cache_mode: str = "PA_BSND",
@@ -257,7 +260,7 @@ def _run(call: Call) -> Results:
     return run(call.op, backend, cpu.prolog if backend == "cpu" else reference.prolog, problem)
 
 
-def _shaped(result: Any, token_x: Any) -> Any:
+def _shaped(result: np.ndarray | None, token_x: Array) -> Any:
     """A result of merged tokens with token_x's own axes, in its kind."""
     if result is None:
         return None
@@ -266,6 +269,6 @@ def _shaped(result: Any, token_x: Any) -> Any:
     return arrays.like(token_x, result)
 
 
-def _merged(result: Any, token_x: Any) -> Any:
+def _merged(result: np.ndarray | None, token_x: Array) -> Any:
     """A result that keeps T as one axis, in token_x's kind."""
     return None if result is None else arrays.like(token_x, result)

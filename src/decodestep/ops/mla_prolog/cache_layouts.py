@@ -15,12 +15,13 @@ from typing import Any
 import numpy as np
 
 from decodestep._base import arrays
+from decodestep._base.arrays import Array, ArrayT, Integers
 from decodestep._base.checks import is_int, refuse, require, require_choice
 from decodestep.ops.mla_prolog.size_limits import ALL_MODES
 from decodestep.weights.nz import fractal_width
 
 
-def _paged(op: str, cache: Any) -> np.ndarray:
+def _paged(op: str, cache: Array) -> np.ndarray:
     a = arrays.view(op, "cache", cache)
     require(a.ndim == 4 and a.shape[2] == 1, op, "cache", "of shape (blocks, block size, 1, H)", a)
     require(
@@ -33,7 +34,7 @@ def _paged(op: str, cache: Any) -> np.ndarray:
     return a
 
 
-def cache_to_nz(cache: Any) -> Any:
+def cache_to_nz(cache: ArrayT) -> ArrayT:
     """Copies a PA_BSND cache into the order of PA_NZ.
 
         block.reshape(-1)[(h // c0) * block size * c0 + r * c0 + h % c0] = row r's value h       for each block
@@ -48,7 +49,7 @@ def cache_to_nz(cache: Any) -> Any:
     return arrays.like(cache, np.ascontiguousarray(nz))
 
 
-def cache_from_nz(cache: Any) -> Any:
+def cache_from_nz(cache: ArrayT) -> ArrayT:
     """Copies a PA_NZ cache into the order of PA_BSND, rows one after the other: the inverse of `cache_to_nz`.
 
     cache: (blocks, block size, 1, H), H a multiple of c0 = 32 / (bytes of a value).
@@ -86,7 +87,9 @@ def slots_of_blocks(ids: np.ndarray, ends: np.ndarray, block_size: int) -> np.nd
     return np.where(block < 0, -1, block * block_size + t % block_size)
 
 
-def slots_from_block_table(block_table: Any, positions: Any, block_size: int, *, sequence: Any = None) -> Any:
+def slots_from_block_table(
+    block_table: Integers, positions: Integers, block_size: int, *, sequence: Integers | None = None
+) -> Any:
     """The `cache_index` of tokens from their positions in their sequences and the sequences' blocks.
 
         slot = block_table[b, position // block_size] * block_size + position % block_size
@@ -118,7 +121,9 @@ def slots_from_block_table(block_table: Any, positions: Any, block_size: int, *,
     return arrays.like(block_table, slots)
 
 
-def gather_cache(cache: Any, index: Any = None, lengths: Any = None, *, cache_mode: str = "PA_BSND") -> Any:
+def gather_cache(
+    cache: ArrayT, index: Integers | None = None, lengths: Integers | None = None, *, cache_mode: str = "PA_BSND"
+) -> ArrayT | list[ArrayT]:
     """Reads rows of a cache in any cache mode: single rows by slot, or whole sequences.
 
     cache: (blocks, block size, 1, H); in TND (T, 1, H).
@@ -149,7 +154,7 @@ def gather_cache(cache: Any, index: Any = None, lengths: Any = None, *, cache_mo
     return [arrays.like(cache, part) for part in _sequences(op, a, index, sizes, cache_mode)]
 
 
-def _sequences(op: str, a: np.ndarray, index: Any, sizes: np.ndarray, cache_mode: str) -> Iterable[np.ndarray]:
+def _sequences(op: str, a: np.ndarray, index: Integers | None, sizes: np.ndarray, cache_mode: str) -> Iterable[np.ndarray]:
     ends = np.cumsum(sizes)
     if not cache_mode.startswith("PA"):
         require(index is None, op, "index", f"None in cache mode {cache_mode}", index)

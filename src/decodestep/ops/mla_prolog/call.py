@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple, TypeAlias
 
+from decodestep._base.arrays import Array
 from decodestep._base.checks import is_int, is_real, require, require_choice
 from decodestep.ops.mla_prolog.scenarios import TILE
 from decodestep.ops.mla_prolog.size_limits import PAGED_MODES, size_limits
+from decodestep.weights.linear_panels import LinearPanels
+from decodestep.weights.packed import PackedWeight
+from decodestep.weights.prolog_panels import PanelWeight
+
+ProjectionWeight: TypeAlias = "Array | PanelWeight | LinearPanels | PackedWeight"
 
 _INFINITY = float("inf")
 _ROUNDINGS = ("half_even", "half_away")
@@ -21,25 +27,25 @@ class Call:
     """
 
     op: str
-    token_x: Any
-    weight_dq: Any
-    weight_uq_qr: Any
-    weight_uk: Any
-    weight_dkv_kr: Any
-    rmsnorm_gamma_cq: Any
-    rmsnorm_gamma_ckv: Any
-    rope_sin: Any
-    rope_cos: Any
-    kv_cache: Any
-    kr_cache: Any
-    cache_index: Any
-    dequant_scale_x: Any
-    dequant_scale_w_dq: Any
-    dequant_scale_w_uq_qr: Any
-    dequant_scale_w_dkv_kr: Any
-    quant_scale_ckv: Any
-    quant_scale_ckr: Any
-    smooth_scales_cq: Any
+    token_x: Array
+    weight_dq: ProjectionWeight | None
+    weight_uq_qr: ProjectionWeight
+    weight_uk: Array | PanelWeight
+    weight_dkv_kr: ProjectionWeight
+    rmsnorm_gamma_cq: Array | None
+    rmsnorm_gamma_ckv: Array | None
+    rope_sin: Array
+    rope_cos: Array
+    kv_cache: Array
+    kr_cache: Array
+    cache_index: Array | None
+    dequant_scale_x: Array | None
+    dequant_scale_w_dq: Array | None
+    dequant_scale_w_uq_qr: Array | None
+    dequant_scale_w_dkv_kr: Array | None
+    quant_scale_ckv: Array | None
+    quant_scale_ckr: Array | None
+    smooth_scales_cq: Array | None
     rmsnorm_epsilon_cq: float
     rmsnorm_epsilon_ckv: float
     cache_mode: str
@@ -50,8 +56,8 @@ class Call:
     # from V2 on
     rounding: str = "half_even"
     # V3's own
-    actual_seq_len: Any = None
-    k_nope_clip_alpha: Any = None
+    actual_seq_len: Array | None = None
+    k_nope_clip_alpha: Array | None = None
     query_norm_flag: bool = False
     weight_quant_mode: int = 0
     kv_cache_quant_mode: int = 0

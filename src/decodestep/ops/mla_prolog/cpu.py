@@ -8,7 +8,6 @@ from decodestep import _native
 from decodestep._base.arrays import bits, contiguous, widen
 from decodestep._base.dispatch import threads
 from decodestep.ops.mla_prolog.problem import Problem, Results, Weight, columns_of
-from decodestep.weights.linear_panels import LinearPanels
 from decodestep.weights.packed import PackedWeight
 from decodestep.weights.prolog_panels import PanelWeight
 

@@ -23,7 +23,7 @@ _FLT_EPSILON = 2.0**-23
 _INT8_SUM = 1024  # the sum of this many products of two int8 stays within 2^24, so float32 adds them exactly in any order
 
 
-def prolog(p: Problem, math: Any = None) -> Results:
+def prolog(p: Problem, math: np.dtype[Any] | type[np.floating[Any]] | None = None) -> Results:
     """Computes everything, then writes the caches."""
     math = np.dtype(math or (np.float64 if p.real == np.float64 else np.float32))
     with np.errstate(all="ignore"):  # infinities and NaN propagate as IEEE says

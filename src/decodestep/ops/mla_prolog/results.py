@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
+
+from decodestep._base.arrays import Array
 
 
 class MlaPrologResult(NamedTuple):
@@ -14,10 +16,10 @@ class MlaPrologResult(NamedTuple):
     query and query_rope are bfloat16, or float32 or float64 with such tensors.
     """
 
-    query: Any
-    query_rope: Any
-    kv_cache_out: Any
-    kr_cache_out: Any
+    query: Array | None
+    query_rope: Array
+    kv_cache_out: Array
+    kr_cache_out: Array
 
 
 class MlaPrologV2Result(NamedTuple):
@@ -27,11 +29,11 @@ class MlaPrologV2Result(NamedTuple):
     dequant_scale_q_nope: float32 (T, N, 1), the scale of each head of an int8 query; None in the other scenarios.
     """
 
-    query: Any
-    query_rope: Any
-    kv_cache_out: Any
-    kr_cache_out: Any
-    dequant_scale_q_nope: Any
+    query: Array | None
+    query_rope: Array
+    kv_cache_out: Array
+    kr_cache_out: Array
+    dequant_scale_q_nope: Array | None
 
 
 class MlaPrologV3Result(NamedTuple):
@@ -45,8 +47,8 @@ class MlaPrologV3Result(NamedTuple):
     dequant_scale_q_norm: float32 (T, 1), the scale of each row of an int8 query_norm; None if there is none.
     """
 
-    query: Any
-    query_rope: Any
-    dequant_scale_q_nope: Any
-    query_norm: Any
-    dequant_scale_q_norm: Any
+    query: Array | None
+    query_rope: Array
+    dequant_scale_q_nope: Array | None
+    query_norm: Array | None
+    dequant_scale_q_norm: Array | None

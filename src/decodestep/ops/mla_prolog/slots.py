@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 
-from decodestep._base.arrays import view
+from decodestep._base.arrays import Array, view
 from decodestep._base.checks import refuse, require
 from decodestep.ops.mla_prolog.cache_layouts import slots_of_blocks
 
@@ -14,7 +12,14 @@ _INT64 = np.dtype(np.int64)
 
 
 def token_slots(
-    op: str, cache_mode: str, index: Any, actual_seq_len: Any, axes: tuple[int, ...], tokens: int, blocks: int, block_size: int
+    op: str,
+    cache_mode: str,
+    index: Array | None,
+    actual_seq_len: Array | None,
+    axes: tuple[int, ...],
+    tokens: int,
+    blocks: int,
+    block_size: int,
 ) -> np.ndarray:
     """(tokens,) int64: block * block_size + row, negative for a token that is not cached."""
     by_block = cache_mode.startswith("PA_BLK")
@@ -46,7 +51,7 @@ def token_slots(
     return ids.reshape(-1) if ends is None else slots_of_blocks(ids.reshape(-1), ends, block_size)
 
 
-def _ends(op: str, actual_seq_len: Any, tokens: int) -> np.ndarray:
+def _ends(op: str, actual_seq_len: Array | None, tokens: int) -> np.ndarray:
     if actual_seq_len is None:
         refuse(op, "actual_seq_len", "given for merged tokens with blocks of a sequence", "None")
     given = view(op, "actual_seq_len", actual_seq_len)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import ml_dtypes
 import numpy as np
 
 from decodestep._base import arrays
-from decodestep._base.arrays import Array, ArrayT
+from decodestep._base.arrays import Array, ArrayT, Integers
 from decodestep._base.checks import is_int, refuse, require_choice
 from decodestep._base.dispatch import choose, run
 from decodestep.ops.tensor_scatter import cpu, reference
@@ -134,7 +133,7 @@ def _check_update(cache: np.ndarray, new: np.ndarray, axis: int) -> None:
         refuse(_OP, "update", f"at most {old_shape[axis]} long on axis {axis}", new)
 
 
-def _starts(cache: np.ndarray, new: np.ndarray, axis: int, mode: str, write_indices: Any) -> np.ndarray:
+def _starts(cache: np.ndarray, new: np.ndarray, axis: int, mode: str, write_indices: Integers | None) -> np.ndarray:
     """The indices as int64, checked, and copied because `out` may overlap the caller's array."""
     batch, rows = cache.shape[0], cache.shape[axis]
     if write_indices is None:
@@ -155,7 +154,7 @@ def _starts(cache: np.ndarray, new: np.ndarray, axis: int, mode: str, write_indi
     return np.array(given, np.int64)
 
 
-def _target(past_cache: Any, cache: np.ndarray, new: np.ndarray, out: Any) -> np.ndarray:
+def _target(past_cache: Array, cache: np.ndarray, new: np.ndarray, out: Array | None) -> np.ndarray:
     """The view of `out`, checked."""
     present = cache if out is past_cache else arrays.view(_OP, "out", out)
     if present is not cache:

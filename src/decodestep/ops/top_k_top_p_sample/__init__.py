@@ -17,23 +17,23 @@ _INT32_MAX = 2**31 - 1
 
 
 # One value for all rows, or one per row.
-Column: TypeAlias = "float | Sequence[Any] | Array"
+Column: TypeAlias = "float | Sequence[float] | Array"
 
 
 class TopKTopPSample(NamedTuple):
     """The results of `top_k_top_p_sample`; `logits_top_kp_select` is None where it was not requested."""
 
-    logits_select_idx: Any
-    logits_top_kp_select: Any
+    logits_select_idx: Array
+    logits_top_kp_select: Array | None
 
 
 class TopKTopPSampleV2(NamedTuple):
     """The results of `top_k_top_p_sample_v2`; None for what a call does not produce."""
 
-    logits_select_idx: Any
-    logits_top_kp_select: Any
-    logits_idx: Any
-    logits_sort_masked: Any
+    logits_select_idx: Array
+    logits_top_kp_select: Array | None
+    logits_idx: Array | None
+    logits_sort_masked: Array | None
 
 
 def top_k_top_p_sample(
@@ -242,12 +242,12 @@ def apply_top_k_top_p(logits: ArrayT, p: Column | None = None, k: Column | None 
     return masked
 
 
-def _cuts(op: str, rows: np.ndarray, top_k: Any, top_p: Any) -> tuple[np.ndarray, np.ndarray]:
+def _cuts(op: str, rows: np.ndarray, top_k: Column, top_p: Column) -> tuple[np.ndarray, np.ndarray]:
     return (
         arguments.int32_column(op, "top_k", top_k, len(rows)),
         arguments.float_column(op, "top_p", top_p, len(rows), rows.dtype),
     )
 
 
-def _like(logits: Any, outputs: tuple[np.ndarray | None, ...]) -> list[Any]:
+def _like(logits: Array, outputs: tuple[np.ndarray | None, ...]) -> list[Any]:
     return [None if output is None else arrays.like(logits, output) for output in outputs]

@@ -7,8 +7,10 @@ from typing import Any
 
 import ml_dtypes
 import numpy as np
+import numpy.typing as npt
 
 from decodestep._base import arrays
+from decodestep._base.arrays import Array
 from decodestep._base.checks import describe, is_int, is_real, refuse, require, require_dtype, require_shape
 from decodestep.random import exponential
 
@@ -40,7 +42,7 @@ class SeededNoise:
         return noise
 
 
-def logits_view(op: str, logits: Any, dtypes: tuple[Any, ...]) -> np.ndarray:
+def logits_view(op: str, logits: Array, dtypes: tuple[npt.DTypeLike, ...]) -> np.ndarray:
     rows = arrays.view(op, "logits", logits)
     require_dtype(op, "logits", rows, dtypes)
     require(rows.ndim == 2 and rows.size > 0, op, "logits", "a non-empty (batch, vocabulary) matrix", rows)
@@ -48,7 +50,7 @@ def logits_view(op: str, logits: Any, dtypes: tuple[Any, ...]) -> np.ndarray:
     return rows
 
 
-def int32_column(op: str, arg: str, value: Any, batch: int) -> np.ndarray:
+def int32_column(op: str, arg: str, value: object, batch: int) -> np.ndarray:
     if arrays.is_array(value):
         return _array_column(op, arg, value, batch, np.int32)
     values = _values(op, arg, value, batch)
@@ -57,7 +59,7 @@ def int32_column(op: str, arg: str, value: Any, batch: int) -> np.ndarray:
     return np.array(values, np.int32)
 
 
-def float_column(op: str, arg: str, value: Any, batch: int, dtype: np.dtype) -> np.ndarray:
+def float_column(op: str, arg: str, value: object, batch: int, dtype: np.dtype) -> np.ndarray:
     """Python numbers are rounded to the logits' dtype, as a caller of the device operator would have rounded them."""
     if arrays.is_array(value):
         return _array_column(op, arg, value, batch, dtype)
@@ -71,7 +73,7 @@ def float_column(op: str, arg: str, value: Any, batch: int, dtype: np.dtype) -> 
             refuse(op, arg, "a number that a float64 can hold", value)
 
 
-def noise(op: str, q: Any, seed: Any, position: Any, shape: tuple[int, int]) -> GivenNoise | SeededNoise | None:
+def noise(op: str, q: Array | None, seed: object, position: object, shape: tuple[int, int]) -> GivenNoise | SeededNoise | None:
     """The noise of the exponential race: the given q, that of the seeds, or None to take the largest value."""
     if q is not None:
         require(seed is None and position is None, op, "seed", "None where q is given", "a seed or a position")
@@ -87,7 +89,7 @@ def noise(op: str, q: Any, seed: Any, position: Any, shape: tuple[int, int]) -> 
     )
 
 
-def flag(op: str, arg: str, value: Any) -> bool:
+def flag(op: str, arg: str, value: object) -> bool:
     require(isinstance(value, (bool, np.bool_)), op, arg, "True or False", describe(value))
     return bool(value)
 
@@ -103,7 +105,7 @@ def epsilon(op: str, value: Any) -> float:
     return float(value)
 
 
-def _unsigned_column(op: str, arg: str, value: Any, batch: int, bits: int) -> np.ndarray:
+def _unsigned_column(op: str, arg: str, value: object, batch: int, bits: int) -> np.ndarray:
     rule = f"an integer in [0, 2^{bits}), one or one per row"
     if arrays.is_array(value):
         column = arrays.view(op, arg, value)
@@ -117,14 +119,14 @@ def _unsigned_column(op: str, arg: str, value: Any, batch: int, bits: int) -> np
     return np.array(values, np.uint64)
 
 
-def _array_column(op: str, arg: str, value: Any, batch: int, dtype: Any) -> np.ndarray:
+def _array_column(op: str, arg: str, value: object, batch: int, dtype: npt.DTypeLike) -> np.ndarray:
     column = arrays.view(op, arg, value)
     require_dtype(op, arg, column, (dtype,))
     require(column.shape in ((batch,), (batch, 1)), op, arg, f"of shape {batch} or {batch}x1", column)
     return column.reshape(batch)
 
 
-def _values(op: str, arg: str, value: Any, batch: int) -> list[Any]:
+def _values(op: str, arg: str, value: object, batch: int) -> list[Any]:
     """One Python value per row: of a scalar, or of a list with one item per row, a value or a list of one value."""
     if isinstance(value, (list, tuple)):
         values = [v[0] if isinstance(v, (list, tuple)) and len(v) == 1 else v for v in value]
