@@ -546,7 +546,8 @@ def load(path: str) -> ModuleType:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=10)
+    parser.add_argument("--seconds", type=float, default=math.inf, help="stop after so many; the default is 10 without --calls")
+    parser.add_argument("--calls", type=float, default=math.inf, help="stop after so many")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--core", help="the extension module to call, in place of the installed one")
@@ -555,7 +556,9 @@ def main() -> None:
         native = load(options.core)
     else:
         from decodestep import _native as native
-    counts = run(native, seconds=options.seconds, seed=options.seed, first=options.first)
+    if math.isinf(options.seconds) and math.isinf(options.calls):
+        options.seconds = 10.0
+    counts = run(native, seconds=options.seconds, calls=options.calls, seed=options.seed, first=options.first)
     for key, count in sorted(counts.items()):
         print(f"{count:8d}  {key}")
     print(f"{counts.total():8d}  calls on {native.isa()}")

@@ -9,6 +9,7 @@ import os
 import re
 import sys
 import threading
+import tracemalloc
 from dataclasses import dataclass
 from datetime import datetime
 from enum import Enum
@@ -16,6 +17,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import decodestep as ds
 import processes
@@ -521,3 +524,20 @@ def test_marks():
         list(control.split(json.dumps(control.mark("</s>"))))
     assert control.mark("\ufdd0") == "\ufdd0"
     assert list(ControlTokens([]).split("<s>")) == [("<s>", False)]
+
+
+@given(st.lists(st.text("ab<", min_size=1, max_size=5), max_size=6), st.text("ab<", max_size=8))
+def test_an_end_that_begins_a_token_is_marked(tokens, text):
+    begins = any(text.endswith(token[:n]) for token in tokens for n in range(1, len(token)))
+    assert ControlTokens(tokens)._begins_a_token(text) == begins
+
+
+def test_control_tokens_take_memory_for_themselves_alone():
+    tokens = [f"{i:05}" + "x" * 1000 for i in range(3000)]
+    tracemalloc.start()
+    try:
+        control = ControlTokens(tokens)
+        assert control.mark(["00007xxx", "y"]) == ["00007xxx\ufdd1", "y"]
+        assert tracemalloc.get_traced_memory()[1] < 10 << 20  # all beginnings of all tokens would be 1.5 GB
+    finally:
+        tracemalloc.stop()

@@ -75,7 +75,8 @@ def sanitized(tmp_path_factory):
 @pytest.mark.parametrize("isa", [{}, {"DECODESTEP_ISA": "baseline"}], ids=["best", "baseline"])
 def test_random_calls_under_sanitizers(sanitized, isa):
     core, environment = sanitized
-    command = [sys.executable, str(ROOT / "tests" / "fuzz_native.py"), "--seconds", "5", "--core", str(core)]
+    calls = str(CALLS_OF_EACH * len(fuzz_native.CALLS))
+    command = [sys.executable, str(ROOT / "tests" / "fuzz_native.py"), "--calls", calls, "--core", str(core)]
     fuzz = processes.run(command, env=environment | isa, timeout=600)
     assert fuzz.returncode == 0, fuzz.stderr[-5000:]
     assert "calls on" in fuzz.stdout

@@ -7,6 +7,7 @@ tokens are therefore marked before the template is rendered, and the tokenizer r
 from __future__ import annotations
 
 import re
+from bisect import bisect_right
 from collections.abc import Collection, Iterator
 from typing import Any
 
@@ -23,8 +24,7 @@ class ControlTokens:
 
     def __init__(self, tokens: Collection[str]) -> None:
         self._tokens = sorted(filter(None, tokens), key=len, reverse=True)  # a token before those it begins with
-        self._beginnings = {token[:n] for token in self._tokens for n in range(1, len(token))}
-        self._longest = max(map(len, self._beginnings), default=0)
+        self._alphabetical = sorted(self._tokens)
 
     def mark(self, value: Any) -> Any:
         """`value`, of dicts, lists, tuples and strings, with the control tokens in its strings marked.
@@ -47,7 +47,13 @@ class ControlTokens:
 
     def _begins_a_token(self, text: str) -> bool:
         """Whether a text ends with the beginning of a token, so that the one that follows it may hold the rest."""
-        return any(text[-n:] in self._beginnings for n in range(1, min(self._longest, len(text)) + 1))
+        longest = len(self._tokens[0]) if self._tokens else 0
+        return any(self._is_beginning(text[-n:]) for n in range(1, min(longest, len(text) + 1)))
+
+    def _is_beginning(self, part: str) -> bool:
+        """Whether there is a token that begins with this part and is longer: it would be the next in alphabetical order."""
+        at = bisect_right(self._alphabetical, part)
+        return at < len(self._alphabetical) and self._alphabetical[at].startswith(part)
 
     def split(self, prompt: str) -> Iterator[tuple[str, bool]]:
         """The prompt in pieces, each with whether it is a control token of the template; marks are left out.
