@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import math
 from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from decodestep.models import ModelError
 from decodestep.models.tokenizer import Tokenizer
@@ -173,3 +176,40 @@ def test_sentencepiece_merges_by_score_and_falls_back_to_bytes():
 def test_sentencepiece_refuses_what_does_not_fit(changes):
     with pytest.raises(ModelError):
         Tokenizer(sentencepiece(**changes))
+
+
+def is_repetition(piece):
+    """Three or more times one string: both unions in `[aa, a, aa]` are it, with one score, and packages differ on ties."""
+    return any(piece == piece[:n] * (len(piece) // n) for n in range(1, len(piece) // 3 + 1))
+
+
+def spm_pieces(text, scores):
+    """SentencePiece's rule in plain Python: the neighbours whose union has the highest score are merged, the leftmost first."""
+    parts = list(text)
+    while len(parts) > 1:
+        unions = [(scores.get(left + right, -math.inf), -at) for at, (left, right) in enumerate(itertools.pairwise(parts))]
+        score, place = max(unions)
+        if score == -math.inf:
+            break
+        parts[-place : 2 - place] = [parts[-place] + parts[1 - place]]
+    return parts
+
+
+WORD = st.text("ab▁é", min_size=2, max_size=7).filter(lambda piece: not is_repetition(piece))
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    words=st.lists(WORD, unique=True, max_size=25),
+    seed=st.integers(0, 1000),
+    texts=st.lists(st.text("ab é", max_size=20), min_size=1, max_size=5),
+)
+def test_sentencepiece_is_that_of_plain_python(words, seed, texts):
+    tokens = ["<unk>", "<s>", *"ab▁é", *words]
+    scores = np.random.default_rng(seed).permutation(len(tokens)).astype(float) - len(tokens)
+    types = [2, 3, *[1] * (len(tokens) - 2)]
+    tokenizer = Tokenizer(sentencepiece(tokens=tokens, token_type=types, scores=scores.tolist(), eos_token_id=1))
+    known = dict(zip(tokens[2:], scores[2:].tolist(), strict=True))
+    for text in texts:
+        pieces = [tokenizer.token(i) for i in tokenizer.encode(text)[1:]]
+        assert pieces == (spm_pieces("▁" + text.replace(" ", "▁"), known) if text else [])
