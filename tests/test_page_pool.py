@@ -19,6 +19,7 @@ from decodestep.models.forward import forward
 from decodestep.models.kv_cache import PAGE, Pages
 from decodestep.models.page_pool import LOCK, PagePool, new_pool
 from decodestep.models.prefill import Prefill
+from decodestep.models.sequence import admit
 
 VOCAB = 3
 
@@ -265,35 +266,36 @@ def test_what_is_garbage_collected_comes_back():
 def test_waiting_for_pages():
     pool = pool_of(4)
     with pytest.raises(CacheFullError):
-        pool.wait_for(5)  # nobody could give any back
-    sequence = CachedSequence(pool, 64)
+        admit(pool, 1, 65, wait=True)  # nobody could give any back
+    [held] = admit(pool, 1, 64, wait=False)
+    with pytest.raises(CacheFullError):
+        admit(pool, 1, 1, wait=False)
     arrived = threading.Event()
     waited = []
 
     def wait():
         arrived.set()
-        pool.wait_for(2)
-        waited.append(True)
+        waited.extend(admit(pool, 2, 32, wait=True))
 
-    with pool.busy():
-        thread = threading.Thread(target=wait)
-        thread.start()
-        arrived.wait()
-        sequence.close()
-        thread.join(60)
-    assert waited == [True]
-    held = CachedSequence(pool, 64)
+    thread = threading.Thread(target=wait)
+    thread.start()
+    arrived.wait()
+    held.close()
+    thread.join(60)
+    assert len(waited) == 2 and pool._promised == 4
 
     def wait_in_vain():
         with pytest.raises(CacheFullError):
-            pool.wait_for(2)
-        waited.append(False)
+            admit(pool, 1, 64, wait=True)
+        waited.append(None)
 
-    with pool.busy():
-        thread = threading.Thread(target=wait_in_vain)
-        thread.start()
-    thread.join(60)  # the last busy caller has gone: an error instead of a wait for ever
-    assert waited == [True, False] and held._promised == 4
+    waited.pop().close()
+    own = CachedSequence(pool, 32)  # of a caller that may never close it
+    thread = threading.Thread(target=wait_in_vain)
+    thread.start()
+    del waited[0]  # the last that was admitted is garbage collected: an error instead of a wait for ever
+    thread.join(60)
+    assert waited == [None] and own._promised == 2
 
 
 @pytest.mark.parametrize(
@@ -400,6 +402,37 @@ def test_threads_share_a_model(tiny_file, rng):
     for thread in threads:
         thread.join()
     assert wrong == [] and model.cache.held == 0
+
+
+def test_a_child_has_the_pages_of_threads_that_it_has_not(tiny_file):
+    code = f"""
+import os, threading
+import decodestep as ds
+model = ds.load({str(tiny_file())!r}, cache_bytes=4 * ds.load({str(tiny_file())!r}).cache.page_bytes)
+own = model.sequence()
+model.forward([(own, [1, 2, 3])])
+made, go_on = threading.Event(), threading.Event()
+def hold():
+    with model.sequence(capacity=40):
+        made.set()
+        go_on.wait()
+thread = threading.Thread(target=hold)
+thread.start()
+made.wait()
+child = os.fork()
+if child == 0:
+    own.fork().close()
+    ds.generate(model, [[4] * 20], ds.SamplingParams(max_new_tokens=20))
+    os._exit(0 if model.cache.held == 1 and len(model.forward([(own, [4])])) else 1)
+print(os.waitpid(child, 0)[1])
+try:
+    model.logits(range(40))
+except ds.models.CacheFullError:
+    print("full")
+go_on.set()
+thread.join()
+"""
+    assert printed(code).split() == ["0", "full"]
 
 
 def test_a_fork_beside_busy_threads_can_use_the_cache(tiny_file):

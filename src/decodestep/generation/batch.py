@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import deque
-from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -11,7 +10,7 @@ import numpy as np
 from decodestep.generation.prompt_logprobs import PromptScoring
 from decodestep.models.page_pool import CacheFullError
 from decodestep.models.prefill import Prefill
-from decodestep.models.sequence import CachedSequence, pages_of
+from decodestep.models.sequence import CachedSequence, admit, pages_of
 from decodestep.sampling.row import Row
 from decodestep.sampling.sampler import Sampler
 
@@ -50,7 +49,6 @@ class Batch:
         self._scoring = PromptScoring(model)  # the prompts that are reported on
         self._sampled: list[int] = []  # the rows of the sampler
         self._logits: dict[int, np.ndarray] = {}  # of those of them whose last token has been run
-        self._holding = ExitStack()
 
     @property
     def running(self) -> bool:
@@ -87,7 +85,6 @@ class Batch:
         for sequence in self._sequences.values():
             sequence.close()
         self._sequences.clear()
-        self._holding.close()
 
     def _remove_ended(self) -> None:
         if not any(self.rows[i].reason for i in (*self._sequences, *self._waiting)):
@@ -100,8 +97,6 @@ class Batch:
             self._prefill.remove(i)
             self._scoring.remove(i)
             self._sequences.pop(i).close()
-        if not self._sequences:
-            self._holding.close()
         self._waiting = deque(i for i in self._waiting if not self.rows[i].reason)
 
     def _admit(self) -> None:
@@ -110,19 +105,15 @@ class Batch:
             i = self._waiting[0]
             row = self.rows[i]
             try:
-                sequence = self._model.sequence(capacity=_capacity(row))
+                [self._sequences[i]] = admit(cache, 1, _capacity(row), wait=not self._sequences)
             except CacheFullError:
-                if self._sequences:
-                    return  # until rows end
-                cache.wait_for(pages_of(_capacity(row)))  # other callers have the pages
-                continue
-            if not self._sequences:
-                self._holding.enter_context(cache.busy())
-            self._sequences[i] = sequence
+                if not self._sequences:
+                    raise
+                return  # until rows end
             if row.params.prompt_logprobs is None:
-                self._prefill.add(i, sequence, row.history.tokens)
+                self._prefill.add(i, self._sequences[i], row.history.tokens)
             else:
-                self._scoring.add(i, row, sequence)
+                self._scoring.add(i, row, self._sequences[i])
             self._waiting.popleft()
 
     def _next_logits(self) -> np.ndarray:

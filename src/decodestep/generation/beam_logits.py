@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from decodestep._base.checks import is_int, require
+from decodestep.models.sequence import admit
 
 if TYPE_CHECKING:
     from decodestep.models import CachedSequence, Model
@@ -17,6 +18,7 @@ class BeamLogits:
 
     model: made by `load`. num_beams: >= 1, that of the search.
     capacity: how many tokens a sequence may reach, prompt included; in [1, the model's context].
+    Waits while other callers have the pages that these beams may need, and holds them until `close`.
     Raises ValueError for num_beams or capacity out of range, CacheFullError if the cache has no room for such beams.
 
     Each beam has a lane of its own: a sequence of the cache. Of several beams that continue the same parent, the first keeps
@@ -30,7 +32,7 @@ class BeamLogits:
         ok = is_int(capacity) and 1 <= capacity <= context
         require(ok, "BeamLogits", "capacity", f"an integer in [1, {context}]", repr(capacity))
         self._model = model
-        self._lanes = [model.sequence(capacity=capacity) for _ in range(num_beams)]
+        self._lanes = admit(model.cache, num_beams, capacity, wait=True)
         self._of_beams = self._lanes[:1]
 
     def __call__(self, sequences: list[list[int]], parents: list[int]) -> np.ndarray:
@@ -39,6 +41,11 @@ class BeamLogits:
         if len(sequences) == 1:
             self._of_beams[0].reuse(sequences[0][len(self._of_beams[0]) :])
         return self._model.forward([(lane, ids[len(lane) :]) for lane, ids in zip(self._of_beams, sequences, strict=True)])
+
+    def close(self) -> None:
+        """Gives back the pages."""
+        for lane in self._lanes:
+            lane.close()
 
     def _continue(self, parents: list[int]) -> list[CachedSequence]:
         """The lanes of the new beams, each holding its parent's tokens."""

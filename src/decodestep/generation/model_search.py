@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from contextlib import closing
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -62,24 +63,25 @@ class ModelSearch:
         stop = None
         if params.stop_strings or params.stop_token_ids:
             stop = _own(_stop(self._model.tokenizer.token_bytes, params.stop_strings, params.stop_token_ids))
-        return beam_search(
-            self._next_logits(BeamLogits(self._model, params.num_beams, len(self._prompt) + length), cancelled),
-            self._prompt,
-            vocab_size=self._model.config.vocab_size,
-            max_new_tokens=length,
-            num_beams=params.num_beams,
-            eos_token_ids=self._row.ends,
-            num_beam_groups=params.num_beam_groups,
-            diversity_penalty=params.diversity_penalty,
-            length_penalty=params.length_penalty,
-            early_stopping=params.early_stopping,
-            num_return_sequences=params.num_return_sequences,
-            processors=[_own(processor) for processor in self._row.plan.processors],
-            do_sample=not params.greedy,
-            seed=self._row.seed or 0,
-            stop=stop,
-            top_logprobs=params.logprobs,
-        )
+        with closing(BeamLogits(self._model, params.num_beams, len(self._prompt) + length)) as logits:
+            return beam_search(
+                self._next_logits(logits, cancelled),
+                self._prompt,
+                vocab_size=self._model.config.vocab_size,
+                max_new_tokens=length,
+                num_beams=params.num_beams,
+                eos_token_ids=self._row.ends,
+                num_beam_groups=params.num_beam_groups,
+                diversity_penalty=params.diversity_penalty,
+                length_penalty=params.length_penalty,
+                early_stopping=params.early_stopping,
+                num_return_sequences=params.num_return_sequences,
+                processors=[_own(processor) for processor in self._row.plan.processors],
+                do_sample=not params.greedy,
+                seed=self._row.seed or 0,
+                stop=stop,
+                top_logprobs=params.logprobs,
+            )
 
     def _next_logits(self, logits: NextLogits, cancelled: Callable[[], bool]) -> NextLogits:
         """The same, run in blocks of the prompt, with a look at the clock and at `cancelled` before each forward pass."""

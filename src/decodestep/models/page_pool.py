@@ -5,18 +5,21 @@ from __future__ import annotations
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+from weakref import WeakSet
 
 from decodestep._base.memory_limit import memory_limit
 from decodestep.models.kv_cache import PAGE, Pages
 
+if TYPE_CHECKING:
+    from decodestep.models.sequence import CachedSequence
+
 MOST_KEPT_BYTES = 2**30
 
-# One lock for all pools: it is held for microseconds, and a child process can be given a free one.
+# One lock for all pools: it is held for microseconds, and nobody holds it while the process forks.
 LOCK = threading.Lock()
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=LOCK.acquire, after_in_parent=LOCK.release, after_in_child=LOCK.release)
+_POOLS: WeakSet[PagePool] = WeakSet()
 
 
 class CacheFullError(RuntimeError):
@@ -65,8 +68,10 @@ class PagePool:
         self._root = Page(-1)
         self._promised = 0
         self._dropped: deque[tuple[list[Page], int]] = deque()  # what sequences held that were garbage collected
+        self._sequences: WeakSet[CachedSequence] = WeakSet()  # those that are open
         self._freed = threading.Condition(LOCK)
-        self._busy_callers = 0
+        with LOCK:
+            _POOLS.add(self)
 
     @property
     def held(self) -> int:
@@ -87,22 +92,14 @@ class PagePool:
         with LOCK:
             self._keep_at_most(0)
 
-    @contextmanager
-    def busy(self) -> Iterator[None]:
-        """Marks a caller that holds pages and will give them back without waiting for anybody; see `wait_for`."""
-        with LOCK:
-            self._busy_callers += 1
-        try:
-            yield
-        finally:
-            with LOCK:
-                self._busy_callers -= 1
-                self._freed.notify_all()
-
     def wait_for(self, count: int) -> None:
-        """Waits, holding no page, until `count` pages are free; CacheFullError if no busy caller is left to free them."""
+        """Waits until `count` pages are free, while there are sequences that will end by themselves (see `admit`).
+
+        Raises CacheFullError when there are none, and too few pages.
+        """
         with LOCK:
-            self._freed.wait_for(lambda: self._available() >= count or not self._busy_callers)
+            while self._available() < count and any(sequence._admitted for sequence in self._sequences):
+                self._freed.wait(0.1)  # woken by what is given back, but not by what is garbage collected
             self._require(count)
 
     def _available(self) -> int:
@@ -196,3 +193,16 @@ def new_pool(new_pages: Callable[[int], Pages], page_bytes: int, cache_bytes: in
             if cache_bytes is not None or count == 1:
                 raise MemoryError(f"no address space for a cache of {count * page_bytes} bytes") from error
             count //= 2
+
+
+def _begin_child() -> None:
+    """After a fork: of the parent's threads only this one is here, so what the others held is given back."""
+    for pool in _POOLS:
+        for sequence in list(pool._sequences):
+            if sequence._thread != threading.get_ident():
+                sequence._give_back()
+    LOCK.release()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=LOCK.acquire, after_in_parent=LOCK.release, after_in_child=_begin_child)

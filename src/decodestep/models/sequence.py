@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Hashable, Sequence
 from types import TracebackType
 
@@ -9,7 +10,7 @@ import numpy as np
 
 from decodestep._base.checks import is_int, refuse, require
 from decodestep.models.kv_cache import PAGE
-from decodestep.models.page_pool import LOCK, Page, PagePool
+from decodestep.models.page_pool import LOCK, CacheFullError, Page, PagePool
 
 _OP = "CachedSequence"
 
@@ -21,10 +22,11 @@ class CachedSequence:
 
     Sequences that begin alike share full pages, which nobody writes again; a part-filled page belongs to one sequence. A
     sequence holds its pages until `close`, the end of its `with` block, or its garbage collection. One thread at a time may use
-    a sequence; several sequences of a model may be used by several threads.
+    a sequence; several sequences of a model may be used by several threads. In a child process after a fork those are open that
+    the forking thread made.
     """
 
-    def __init__(self, pool: PagePool, capacity: int | None = None) -> None:
+    def __init__(self, pool: PagePool, capacity: int | None = None, *, admitted: bool = False) -> None:
         ok = capacity is None or (is_int(capacity) and capacity >= 0)
         require(ok, _OP, "capacity", "a number of tokens or None", capacity)
         self.tokens: list[int] = []
@@ -32,12 +34,15 @@ class CachedSequence:
         self._pages: list[Page] = []
         self._table = np.zeros(8, np.int64)  # the numbers of _pages, with room for more
         self._promised = 0  # pages that the pool has set aside for this sequence
+        self._thread = threading.get_ident()
+        self._admitted = admitted
         self._running = False
         self._closed = False
         promised = pages_of(capacity or 0)
         with LOCK:
             pool._promise(promised)
             self._promised = promised
+            pool._sequences.add(self)
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -136,11 +141,8 @@ class CachedSequence:
         """Gives back the pages: kept for reuse as far as they are full. The sequence cannot be used any more."""
         if not self._closed:
             self._require_idle()
-            self._closed = True
             with LOCK:
-                self._pool._promised -= self._promised
-                self._pool._release(self._pages)
-                self._pages = []
+                self._give_back()
 
     def __enter__(self) -> CachedSequence:
         return self
@@ -152,6 +154,14 @@ class CachedSequence:
         # The lock may be held by the very code in which the garbage collector runs.
         if not getattr(self, "_closed", True):
             self._pool._dropped.append((self._pages, self._promised))
+
+    def _give_back(self) -> None:
+        """Closes the sequence. Needs LOCK."""
+        self._closed = True
+        self._claim(self._promised)
+        self._pool._release(self._pages)
+        self._pages = []
+        self._pool._sequences.discard(self)
 
     def _require_idle(self) -> None:
         if self._closed or self._running:
@@ -188,6 +198,26 @@ class CachedSequence:
             self._table = np.concatenate([self._table, np.zeros_like(self._table)])
         self._table[len(self._pages)] = page.number
         self._pages.append(page)
+
+
+def admit(pool: PagePool, count: int, capacity: int, *, wait: bool) -> list[CachedSequence]:
+    """So many sequences, with pages set aside for `capacity` tokens each, of a caller that closes them without waiting.
+
+    wait: whether to wait, while there are too few pages, for others that were admitted to be closed; the caller must hold none.
+    Raises CacheFullError if there are too few pages and no wait can help.
+    """
+    while True:
+        made: list[CachedSequence] = []
+        try:
+            for _ in range(count):
+                made.append(CachedSequence(pool, capacity, admitted=True))
+            return made
+        except CacheFullError:
+            for sequence in made:
+                sequence.close()
+            if not wait:
+                raise
+            pool.wait_for(count * pages_of(capacity))
 
 
 def pages_of(tokens: int) -> int:
