@@ -134,6 +134,15 @@ def test_generate_keeps_the_other_rows_and_the_exception(model):
     assert [str(one.error) for one in done] == ["None", "mine", "None", "mine"]
 
 
+def test_a_search_whose_processor_gives_a_wrong_shape_ends_alone(model):
+    beams = SamplingParams(do_sample=False, max_new_tokens=2, num_beams=2)
+    params = SamplingParams(do_sample=False, max_new_tokens=2)
+    wrong = {0: [lambda ids, scores: scores[:, 1:]], 1: []}
+    failed, fine = ds.generate(model, [STORY] * 2, [beams, params], processors=wrong.__getitem__)
+    assert (failed.finish_reason, fine.finish_reason) == ("error", "length")
+    assert "must be of shape" in str(failed.error)
+
+
 def test_a_stream_raises_what_its_row_raised(model):
     params = SamplingParams(max_new_tokens=5, seed=1)
     stream = ds.stream(model, STORY, params, processors=[Fails(at=3)])

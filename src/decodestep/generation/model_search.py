@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
+from decodestep._base.checks import require_shape
 from decodestep.generation.beam_group import Beam
 from decodestep.generation.beam_logits import BeamLogits
 from decodestep.generation.beam_search import NextLogits, NoBeamError, SearchInterrupt, beam_search
@@ -76,7 +77,7 @@ class ModelSearch:
                 length_penalty=params.length_penalty,
                 early_stopping=params.early_stopping,
                 num_return_sequences=params.num_return_sequences,
-                processors=[_own(processor) for processor in self._row.plan.processors],
+                processors=[_own(_of_same_shape(processor)) for processor in self._row.plan.processors],
                 do_sample=not params.greedy,
                 seed=self._row.seed or 0,
                 stop=stop,
@@ -124,6 +125,17 @@ def _own(function: Callable[..., ResultT]) -> Callable[..., ResultT]:
             return function(*arguments)
         except Exception as error:
             raise _RowError from error
+
+    return call
+
+
+def _of_same_shape(processor: Callable[..., Any]) -> Callable[..., np.ndarray]:
+    """The processor, refused where its scores have another shape."""
+
+    def call(input_ids: np.ndarray, scores: np.ndarray) -> np.ndarray:
+        result = np.asarray(processor(input_ids, scores))
+        require_shape("generate", type(processor).__name__, result, scores.shape)
+        return result
 
     return call
 

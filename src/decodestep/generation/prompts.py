@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 _OP = "generate"
 
-Prompt = str | Sequence[int] | np.ndarray | Sequence[Mapping[str, str]]
+Prompt = str | Sequence[int] | np.ndarray | Sequence[Mapping[str, Any]]
 
 
 def prompts_of(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:

@@ -38,7 +38,7 @@ class Row:
     @property
     def seed(self) -> int | None:
         """The seed of the row's draws, given or new; None for a row that draws nothing and was given none."""
-        return self.params.seed
+        return None if self.params.seed is None else int(self.params.seed)
 
     @property
     def watched(self) -> bool:
