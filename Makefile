@@ -41,7 +41,7 @@ lint: $(VENV)/.lint
 
 # Compiles the core for ARM, with a cross compiler where there is one, else with that of the ziglang package (400 MB).
 ARM_CXX ?= $(or $(shell command -v aarch64-linux-gnu-g++),$(BIN)/python -m ziglang c++ -target aarch64-linux-gnu)
-ARM := $(ARM_CXX) -std=c++20 -O1 -Wall -Wextra -Werror -ffp-contract=off -DDECODESTEP_ISA=baseline -Icsrc
+ARM := $(ARM_CXX) -std=c++20 -O1 -fvisibility=hidden -Wall -Wextra -Werror -ffp-contract=off -DDECODESTEP_ISA=baseline -Icsrc
 arm: $(VENV)/.made
 	$(if $(findstring ziglang,$(ARM_CXX)),$(PIP) install ziglang)
 	mkdir -p build/arm

@@ -6,13 +6,13 @@
 
 namespace decodestep::DECODESTEP_ISA {
 
-// Eight pairs side by side, of one sine and cosine each.
+// Eight adjacent pairs, each rotated by its own sine and cosine.
 DECODESTEP_INLINE f32x16 rotate_pairs(f32x16 values, const float* sin, const float* cos) {
     return subtract_add(values * load_twice(cos), swap_pairs(values) * load_twice(sin));
 }
 
-// Pairs side by side in, halves out: pair j gives out[j] and out[half + j], each with a sine and cosine of its own. The
-// pairs first, first + 1, ... of the row are given; what the other pairs would give is zero.
+// From adjacent pairs to halves: pair j becomes out[j] and out[half + j], which have a sine and cosine each. x holds
+// the pairs from `first` on; the outputs of the other pairs are zero.
 template <class Real>
 DECODESTEP_INLINE void rotate_to_halves(const float* x, size_t pairs, size_t first, size_t half, const float* sin,
                                         const float* cos, Real* out) {

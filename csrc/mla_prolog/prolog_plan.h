@@ -94,7 +94,7 @@ class PrologPlan {
     static constexpr size_t kWorthThreads = 16384;
     static constexpr Projection kNoProjection{};
 
-    // What the stages hand on, in one buffer.
+    // What the stages pass to each other, in one buffer.
     struct Arrays {
         std::unique_ptr<uint8_t[]> buffer;
         TokenSums down_query{}, down_latent{}, up_query{};

@@ -3,7 +3,7 @@
 //   given      the logits, read only
 //     |        look_ahead: what the first filter needs of the logits is read before the patches, whose scattered logits
 //     |        are then in the cache
-//   patched    the leading patches of single tokens are in an overlay beside the logits, a leading temperature is noted
+//   patched    the leading patches of single tokens are in an overlay beside the logits, a leading temperature is kept
 //     |
 //     |--- draw_without_list: no filter, or top-p and min-p alone, and nothing but the token is wanted ------> drawn
 //     |

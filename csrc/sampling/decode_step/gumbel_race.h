@@ -1,4 +1,4 @@
-// The draw: the first maximum of score + gumbel(seed, position, token). The exact noise is worked out only for tokens
+// The draw: the first maximum of score + gumbel(seed, position, token). The exact noise is computed only for tokens
 // that may win.
 #pragma once
 
