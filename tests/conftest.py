@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,12 @@ from typing import Any
 import hypothesis
 import numpy as np
 import pytest
+
+import fuzz_native
+
+# Another build of the core in place of the installed one, such as one with sanitizers (tests/test_sanitizers.py).
+if core := os.environ.get("DECODESTEP_TEST_CORE"):
+    sys.modules["decodestep._native"] = fuzz_native.load(core)
 
 from decodestep._base import dispatch
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
@@ -41,6 +42,26 @@ def test_long_contexts_beside_short_ones(sizes, lengths, rng, monkeypatch):
             assert np.array_equal(ds.decoder_forward(**last_tokens(copied(call), lengths)), expected)
     with ds.use_threads(5):  # prefills of all, and a decode row beside a prefill
         assert np.array_equal(ds.decoder_forward(**copied(call))[np.cumsum(lengths) - 1], expected)
+
+
+def test_callers_at_once(rng):
+    """Steps, samplers and operators of several threads, on the same weights and the same workers: each has its own bits."""
+    calls = [step(weights(SIZES[0], Format.Q8_0, rng), lengths, rng) for lengths in ([400], [300, 2, 5, 1, 9], [3])]
+    rows = rng.standard_normal((3, 5000), np.float32)
+    params = [ds.SamplingParams(temperature=0.8, top_p=0.9, seed=seed) for seed in range(3)]
+
+    def work(number):
+        with ds.use_threads(3):
+            logits = ds.decoder_forward(**copied(calls[number % 3]))
+            tokens = ds.Sampler(params, vocab_size=5000).step(rows).tokens
+            normed = ds.rms_norm(rows, rows[0])
+        return logits, tokens, normed
+
+    expected = [work(number) for number in range(3)]
+    with ThreadPoolExecutor(6) as callers:
+        for number, results in enumerate(callers.map(work, range(18))):
+            for result, alone in zip(results, expected[number % 3], strict=True):
+                assert np.array_equal(result, alone)
 
 
 def resident() -> int:

@@ -17,6 +17,8 @@ from decodestep import _native
 
 ROOT = Path(__file__).parent.parent
 TOOLS = ("cmake", "ninja", "g++")
+# The C++ runtime comes too: its exceptions must be there when the sanitizer looks for them.
+LIBRARIES = {"address,undefined": ("libasan.so", "libubsan.so"), "thread": ("libtsan.so",)}
 # The tools that the test extra installs stand beside the interpreter, whether or not its environment is activated.
 PATH = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
 
@@ -48,28 +50,37 @@ def test_arrays_that_change_during_a_call():
     changes_during_calls("--seconds", "4")
 
 
-@pytest.fixture(scope="module")
-def sanitized(tmp_path_factory):
-    """The core built with the sanitizers, and the environment that loads them before Python's own memory is handed out."""
+def build(sanitizers: str, directory: Path) -> tuple[Path, dict[str, str]]:
+    """The core built with them, and the environment that loads them before Python's own memory is handed out."""
     missing = [tool for tool in TOOLS if shutil.which(tool, path=PATH) is None]
     if missing or not sys.platform.startswith("linux"):
         pytest.skip(f"needs Linux and {', '.join(missing or TOOLS)}")
-    # The C++ runtime comes too: its exceptions must be there when the sanitizer looks for them.
     libraries = [processes.run(["g++", f"-print-file-name={name}"], check=True).stdout.strip()
-                 for name in ("libasan.so", "libubsan.so", "libstdc++.so")]  # fmt: skip
+                 for name in (*LIBRARIES[sanitizers], "libstdc++.so")]  # fmt: skip
     if not all(os.path.isabs(library) for library in libraries):
         pytest.skip("the compiler has no sanitizer libraries")
-    build = tmp_path_factory.mktemp("sanitized")
     nanobind = processes.run([sys.executable, "-m", "nanobind", "--cmake_dir"])
     if nanobind.returncode:
         pytest.skip("needs nanobind")
-    configure = ["cmake", "-S", str(ROOT), "-B", str(build), "-G", "Ninja", "-DDECODESTEP_SANITIZE=ON",
+    configure = ["cmake", "-S", str(ROOT), "-B", str(directory), "-G", "Ninja", f"-DDECODESTEP_SANITIZE={sanitizers}",
                  f"-DPython_EXECUTABLE={sys.executable}", f"-Dnanobind_DIR={nanobind.stdout.strip()}"]  # fmt: skip
-    for command in (configure, ["cmake", "--build", str(build), "--parallel", "2"]):
+    for command in (configure, ["cmake", "--build", str(directory), "--parallel", "2"]):
         processes.run(command, env={**os.environ, "PATH": PATH}, timeout=1800, check=True)
     environment = {**os.environ, "LD_PRELOAD": ":".join(os.path.realpath(library) for library in libraries),
                    "ASAN_OPTIONS": "detect_leaks=0", "UBSAN_OPTIONS": "print_stacktrace=1"}  # fmt: skip
-    return next(build.glob("_native*.so")), environment
+    return next(directory.glob("_native*.so")), environment
+
+
+@pytest.fixture(scope="module")
+def sanitized(tmp_path_factory):
+    return build("address,undefined", tmp_path_factory.mktemp("sanitized"))
+
+
+def run_tests_with_threads(core: Path, environment: dict[str, str]) -> None:
+    files = [str(ROOT / "tests" / f"test_{name}.py") for name in ("parallel", "decoder_threads")]
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", "operators or contexts or callers", *files]
+    ran = processes.run(command, cwd=ROOT, env=environment | {"DECODESTEP_TEST_CORE": str(core)}, timeout=900)
+    assert ran.returncode == 0, (ran.stdout + ran.stderr)[-5000:]
 
 
 @pytest.mark.parametrize("isa", [{}, {"DECODESTEP_ISA": "baseline"}], ids=["best", "baseline"])
@@ -85,3 +96,12 @@ def test_random_calls_under_sanitizers(sanitized, isa):
 def test_arrays_that_change_during_a_call_under_sanitizers(sanitized):
     core, environment = sanitized
     changes_during_calls("--seconds", "8", "--core", str(core), **environment)
+
+
+def test_threads_under_sanitizers(sanitized):
+    run_tests_with_threads(*sanitized)
+
+
+@pytest.mark.skipif("DECODESTEP_THREAD_SANITIZER" not in os.environ, reason="a second build: where the environment asks for it")
+def test_threads_under_the_thread_sanitizer(tmp_path):
+    run_tests_with_threads(*build("thread", tmp_path))

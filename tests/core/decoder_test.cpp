@@ -1,0 +1,105 @@
+// Runs the calls of decoder_forward in the files of the command line on one, two and three threads, and compares logits
+// and cache with those in the file, bit by bit but for the payload of NaN. tests/test_arm.py writes the files.
+#include <cstdio>
+#include <cstdlib>
+#include <fstream>
+#include <vector>
+
+#include "decoder/decoder_forward.h"
+
+namespace {
+
+using namespace decodestep;
+
+// Arrays one after another: the number of bytes as int64, then the bytes.
+class Reader {
+  public:
+    explicit Reader(const char* path) : file_(path, std::ios::binary) {}
+
+    template <class T>
+    std::vector<T> array() {
+        int64_t bytes = 0;
+        file_.read(reinterpret_cast<char*>(&bytes), sizeof bytes);
+        std::vector<T> items(static_cast<size_t>(bytes) / sizeof(T));
+        file_.read(reinterpret_cast<char*>(items.data()), bytes);
+        if (!file_) std::abort();
+        return items;
+    }
+
+    // An array that lives as long as the reader.
+    template <class T>
+    const T* kept() {
+        auto items = array<uint8_t>();
+        items.resize(items.size() + 64);  // kernels may read a vector past a weight's end
+        kept_.push_back(std::move(items));
+        return reinterpret_cast<const T*>(kept_.back().data());
+    }
+
+  private:
+    std::ifstream file_;
+    std::vector<std::vector<uint8_t>> kept_;
+};
+
+bool is_nan(uint16_t bits) { return (bits & 0x7fff) > 0x7f80; }
+bool is_nan(uint32_t bits) { return (bits & 0x7fffffff) > 0x7f800000; }
+
+template <class T>
+size_t differences(const std::vector<T>& a, const std::vector<T>& b) {
+    size_t count = 0;
+    for (size_t i = 0; i < a.size(); ++i) count += a[i] != b[i] && !(is_nan(a[i]) && is_nan(b[i]));
+    return count;
+}
+
+size_t differences_of(const char* path) {
+    Reader file(path);
+    const auto sizes = file.array<uint64_t>();  // see tests/test_arm.py
+    const auto numbers = file.array<float>();
+    Decoder d{};
+    d.hidden = sizes[0], d.heads = sizes[1], d.kv_heads = sizes[2], d.head_dim = sizes[3], d.feed_forward = sizes[4];
+    d.eps = numbers[0], d.scale = numbers[1];
+    const size_t vocab = sizes[5], width = d.heads * d.head_dim;
+    const auto format = static_cast<Format>(sizes[9]);
+    const auto panels = [&](size_t in, size_t out) { return LinearPanelWeight{file.kept<uint8_t>(), in, out, format}; };
+    for (size_t layer = 0; layer < sizes[6]; ++layer) {
+        DecoderLayer w{};
+        w.attention_norm = file.kept<float>();
+        w.ffn_norm = file.kept<float>();
+        w.query = panels(d.hidden, width);
+        w.values_keys = panels(d.hidden, 2 * d.kv_heads * d.head_dim);
+        w.output = panels(width, d.hidden);
+        w.gate = panels(d.hidden, d.feed_forward);
+        w.up = panels(d.hidden, d.feed_forward);
+        w.down = panels(d.feed_forward, d.hidden);
+        d.layers.push_back(w);
+    }
+    d.norm = file.kept<float>();
+    d.logits = panels(d.hidden, vocab);
+    d.embedding = {file.kept<uint8_t>(), d.hidden * sizeof(float), d.hidden, vocab, Format::f32};
+    const auto ids = file.array<int64_t>(), sequence = file.array<int64_t>(), positions = file.array<int64_t>(),
+               table = file.array<int64_t>(), wanted = file.array<int64_t>();
+    const auto sin = file.array<float>(), cos = file.array<float>();
+    const auto keys_before = file.array<uint16_t>(), values_before = file.array<uint16_t>();
+    const auto keys_after = file.array<uint16_t>(), values_after = file.array<uint16_t>();
+    const auto expected = file.array<uint32_t>();
+    size_t count = 0;
+    for (int threads = 1; threads <= 3; ++threads) {
+        auto keys = keys_before, values = values_before;
+        std::vector<uint32_t> logits(expected.size());
+        decoder_forward({&d, ids.size(), ids.data(), sequence.data(), positions.data(), sin.data(), cos.data(),
+                         keys.data(), values.data(), sizes[7], table.data(), sizes[8], wanted.data(), wanted.size(),
+                         reinterpret_cast<float*>(logits.data()), threads});
+        count += differences(logits, expected) + differences(keys, keys_after) + differences(values, values_after);
+    }
+    return count;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+    for (int i = 1; i < argc; ++i)
+        if (const size_t count = differences_of(argv[i])) {
+            std::printf("%s: %zu values differ\n", argv[i], count);
+            return 1;
+        }
+    std::puts("passed");
+}

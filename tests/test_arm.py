@@ -1,0 +1,76 @@
+"""The decoder's step on an emulated ARM processor: the bits of this machine, where it has a fused multiply-add."""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import decodestep as ds
+import processes
+from decoder_cases import Sizes, copied, step, weights
+from decodestep import _native
+from decodestep.weights import Format, PackedWeight
+
+ROOT = Path(__file__).parent.parent
+COMPILER, EMULATOR = "aarch64-linux-gnu-g++", "qemu-aarch64"
+SOURCES = (
+    "decoder/decoder_forward",
+    "decoder/step_buffers",
+    "linear/linear",
+    "linear/linear_panels",
+    "core/parallel",
+    "core/isa",
+)
+FORMATS = [Format.F32, Format.BF16, Format.Q8_0]
+
+
+def write_call(path: Path, format_: Format, rng: np.random.Generator) -> None:
+    """A call, one of whose tokens is NaN, and what it gives here."""
+    w = weights(Sizes(), format_, rng)
+    embedding = w.embedding.dense(np.float32)
+    embedding[:, -1] = np.nan
+    w = replace(w, embedding=PackedWeight.from_array(embedding))
+    call = step(w, [300, 5, 40], rng)
+    call["token_ids"] %= w.vocab_size - 1
+    call["token_ids"][200] = w.vocab_size - 1
+    before = copied(call)
+    logits = ds.decoder_forward(**call)
+    pages, table = call["keys"].shape[2], call["page_table"]
+    sizes = [
+        w.hidden,
+        w.heads,
+        w.kv_heads,
+        w.head_dim,
+        w.feed_forward,
+        w.vocab_size,
+        len(w.layers),
+        pages,
+        table.shape[1],
+        format_,
+    ]
+    arrays = [np.array(sizes, np.uint64), np.array([w.norm_eps, w.scale], np.float32)]
+    for layer in w.layers:
+        products = (layer.query, layer.values_keys, layer.output, layer.gate, layer.up, layer.down)
+        arrays += [layer.attention_norm, layer.ffn_norm, *(product.data for product in products)]
+    arrays += [w.norm, w.logits.data, w.embedding.rows]
+    arrays += [call[name].astype(np.int64) for name in ("token_ids", "sequence", "positions", "page_table", "wanted")]
+    arrays += [call["sin"], call["cos"], before["keys"], before["values"], call["keys"], call["values"], logits]
+    path.write_bytes(b"".join(np.int64(array.nbytes).tobytes() + array.tobytes() for array in arrays))
+
+
+@pytest.mark.skipif(_native.isa() == "baseline", reason="x86's baseline rounds a product and its sum one after the other")
+def test_a_step_has_the_same_bits_on_arm(tmp_path, rng):
+    if not (shutil.which(COMPILER) and shutil.which(EMULATOR)):
+        pytest.skip(f"needs {COMPILER} and {EMULATOR}")
+    for format_ in FORMATS:
+        write_call(tmp_path / format_.name, format_, rng)
+    sources = [ROOT / "tests" / "core" / "decoder_test.cpp", *(ROOT / "csrc" / f"{name}.cpp" for name in SOURCES)]
+    flags = ["-std=c++20", "-O1", "-ffp-contract=off", "-pthread", "-static", "-DDECODESTEP_ISA=baseline", f"-I{ROOT / 'csrc'}"]
+    program = tmp_path / "decoder_test"
+    processes.run([COMPILER, *flags, *map(str, sources), "-o", str(program)], timeout=600, check=True)
+    ran = processes.run([EMULATOR, str(program), *(str(tmp_path / format_.name) for format_ in FORMATS)], timeout=600)
+    assert (ran.returncode, ran.stdout) == (0, "passed\n"), ran.stdout + ran.stderr
