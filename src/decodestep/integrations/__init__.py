@@ -1,9 +1,9 @@
-"""Bridges to other packages, one file each, imported when it is used: ``decodestep.integrations.torch``."""
+"""Bridges to other packages, one module each, imported when it is used: ``decodestep.integrations.torch``."""
 
 from importlib import import_module
 from typing import Any
 
-__all__ = ["onnx", "torch"]
+__all__ = ["onnx", "torch", "transformers"]
 
 
 def __getattr__(name: str) -> Any:

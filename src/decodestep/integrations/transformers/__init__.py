@@ -1,0 +1,18 @@
+"""transformers: its models with latent attention decoded on the latents, and its `generate` with our sampling.
+
+    from decodestep.integrations.transformers import accelerate, sampling
+    accelerate(model)                                              # DeepSeek-V2, -V3 and relatives
+    model.generate(**inputs, custom_generate=sampling(seed=7))     # any decoder
+
+Importing this module registers the attention implementation "decodestep", which is sdpa until `accelerate` is called.
+"""
+
+from decodestep._base.extras import extra
+
+with extra("transformers"):
+    import transformers as _transformers  # noqa: F401
+
+from decodestep.integrations.transformers.acceleration import Acceleration, accelerate
+from decodestep.integrations.transformers.latent_layer import IndexedLatentLayer, LatentLayer
+
+__all__ = ["Acceleration", "IndexedLatentLayer", "LatentLayer", "accelerate"]

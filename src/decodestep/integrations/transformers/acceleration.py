@@ -1,0 +1,191 @@
+"""accelerate: transformers' models with latent attention, decoded on the latents."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.cache_utils import Cache, DynamicIndexedLayer, DynamicLayer
+
+from decodestep._base.checks import is_int, refuse, require
+from decodestep.integrations.transformers.attention import DTYPES, NAME, Latents, is_plain, latents_of
+from decodestep.integrations.transformers.latent_layer import IndexedLatentLayer, LatentLayer
+
+_OP = "accelerate"
+_HANDLE = "_decodestep_acceleration"  # the attribute of a model that holds its handle
+_LAYERS = {DynamicLayer: LatentLayer, DynamicIndexedLayer: IndexedLatentLayer}
+
+
+def accelerate(
+    model: Any, *, attention: bool = True, cache: bool = True, experts: str = "keep", absorb_up_to: int = 64
+) -> Acceleration:
+    """Switches a model of transformers with multi-head latent attention to decoding on the cached latents.
+
+        with torch.inference_mode(), accelerate(model) as acceleration:
+            print(acceleration.report())
+            model.generate(...)
+
+    transformers caches latents, and expands all of them to keys and values of every head at every step. With `attention`, a
+    forward pass of few queries after many keys reads the latents as they are: kv_b_proj's two halves are multiplied with the
+    query and with the sum instead, which is the same sum in another order. Everything else goes the stock way: prompts of more
+    than `absorb_up_to` tokens, or of more than a quarter of the keys; passes with gradients, dropout, autocast, under
+    torch.compile, on other devices; masks that add scores, or differ from head to head; output_attentions.
+
+    model: a PreTrainedModel on the CPU, float32 or bfloat16, with modules that have `expand_kv` and `kv_b_proj`: deepseek_v2,
+        deepseek_v3 and their relatives.
+    attention: whether to switch the attention, to the implementation "decodestep". `model.set_attn_implementation` goes on
+        working, and no weight is copied.
+    cache: whether the layers of dynamic caches that are new become `LatentLayer`s when the model first sees them.
+    experts: "keep", or the name of an experts implementation for `model.set_experts_implementation`. There is none of ours.
+    absorb_up_to: the most queries of a pass that are served on the latents.
+
+    Returns the handle, the same one for a model that is accelerated already. state_dict, save_pretrained and the saved config
+    are as before. A copy (`copy.deepcopy`) or a pickled model is accelerated too and has a handle of its own.
+    Raises ValueError, and changes nothing, for a model without such modules; for a kv_b_proj that is not exactly a Linear
+    without a bias and hooks, as under LoRA or quantisation; an expand_kv that is not the map of that weight; attention sinks;
+    tensors of another dtype or device. While accelerated, an argument of the attention that is not known raises.
+    """
+    require(isinstance(model, PreTrainedModel), _OP, "model", "a PreTrainedModel of transformers", type(model).__name__)
+    require(is_int(absorb_up_to) and absorb_up_to >= 0, _OP, "absorb_up_to", "an integer >= 0", absorb_up_to)
+    require(isinstance(experts, str), _OP, "experts", '"keep" or the name of an implementation', experts)
+    present = model.__dict__.get(_HANDLE)
+    if isinstance(present, Acceleration):
+        return present
+    modules = dict(_latent_attentions(model))
+    require(bool(modules), _OP, "model", "one with latent attention (expand_kv and kv_b_proj)", type(model).__name__)
+    for name, module in modules.items():
+        _check(name, module)
+    return Acceleration(model, modules, attention, cache, experts, int(absorb_up_to))
+
+
+class Acceleration:
+    """What `accelerate` has changed in a model. As a context manager it undoes that at the end."""
+
+    def __init__(
+        self, model: Any, modules: dict[str, nn.Module], attention: bool, cache: bool, experts: str, absorb_up_to: int
+    ) -> None:
+        self.model = model
+        self._modules = modules if attention else {}
+        self._configs: list[tuple[Any, Any]] = []  # each with the implementation that it named before
+        self._hooks: list[Any] = []
+        self._experts: Any = None
+        decoders = _owners(model, modules)
+        if experts != "keep":
+            self._experts = model.get_experts_implementation()
+            model.set_experts_implementation(experts)
+        if attention:
+            for module in modules.values():
+                module.expand_kv = Latents(module, absorb_up_to)
+            for decoder in decoders:
+                self._configs.append((decoder.config, decoder.config._attn_implementation))
+                decoder.set_attn_implementation(NAME)
+        if cache:
+            self._hooks = [decoder.register_forward_pre_hook(_use_latent_layers, with_kwargs=True) for decoder in decoders]
+        setattr(model, _HANDLE, self)
+
+    def undo(self) -> None:
+        """Makes the model what it was; a choice of attention that the user has made since stays. Caches keep their layers,
+        which serve any attention. A second call does nothing."""
+        if self.model.__dict__.get(_HANDLE) is not self:
+            return
+        delattr(self.model, _HANDLE)
+        for module in self._modules.values():
+            if latents_of(module):
+                del module.expand_kv
+        for config, before in self._configs:
+            if config._attn_implementation == NAME:
+                config._attn_implementation_internal = before
+        for hook in self._hooks:
+            hook.remove()
+        if self._experts is not None:
+            self.model.set_experts_implementation(self._experts)
+
+    def __enter__(self) -> Acceleration:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.undo()
+
+    def report(self) -> str:
+        """A line for each attention, each experts module and the cache: what is replaced, what is not, and why."""
+        if self.model.__dict__.get(_HANDLE) is not self:
+            return "undone"
+        lines = []
+        for name, module in self.model.named_modules():
+            kind = type(module).__name__
+            if latents_of(module):
+                in_use = module.config._attn_implementation
+                state = "on the latents" if in_use == NAME else f'"{in_use}", chosen since: on expanded keys'
+                lines.append(f"{name} ({kind}): {state}")
+            elif _is_latent_attention(module):
+                lines.append(f"{name} ({kind}): kept, attention=False")
+            elif kind.endswith("Attention") and not any(kind.endswith("Attention") for kind in _kinds_below(module)):
+                lines.append(f"{name} ({kind}): kept, it caches no latents")
+            elif kind.endswith("Experts"):
+                now = getattr(module.config, "_experts_implementation", None) if hasattr(module, "config") else None
+                lines.append(f"{name} ({kind}): kept, {now or 'as it is'}")
+        growing = "new dynamic caches grow in place (LatentLayer)" if self._hooks else "kept, cache=False"
+        return "\n".join([*lines, f"cache: {growing}; static and other caches are read as they are"])
+
+
+def _is_latent_attention(module: nn.Module) -> bool:
+    return hasattr(type(module), "expand_kv") and hasattr(module, "kv_b_proj")
+
+
+def _latent_attentions(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    return ((name, module) for name, module in model.named_modules() if _is_latent_attention(module))
+
+
+def _kinds_below(module: nn.Module) -> list[str]:
+    return [type(child).__name__ for child in module.modules() if child is not module]
+
+
+def _owners(model: nn.Module, modules: dict[str, nn.Module]) -> list[Any]:
+    """The innermost models of transformers that hold the modules: those whose config they read, and that see the cache."""
+    owners: dict[int, Any] = {}
+    models = [(name, each) for name, each in model.named_modules() if isinstance(each, PreTrainedModel)]
+    for name in modules:
+        inner = max((m for m in models if not m[0] or name.startswith(f"{m[0]}.")), key=lambda m: len(m[0]))[1]
+        owners[id(inner)] = inner
+    return list(owners.values())
+
+
+def _check(name: str, module: Any) -> None:
+    projection = module.kv_b_proj
+    require(is_plain(projection), _OP, f"{name}.kv_b_proj", "a Linear without bias and hooks", type(projection).__name__)
+    weight = projection.weight
+    require(weight.device.type == "cpu", _OP, f"{name}.kv_b_proj", "on the CPU", f"a weight on {weight.device}")
+    require(weight.dtype in DTYPES and type(weight) is nn.Parameter, _OP, f"{name}.kv_b_proj", "float32 or bfloat16", weight)
+    require(getattr(module, "sinks", None) is None, _OP, name, "an attention without sinks", type(module).__name__)
+    if not _expands_by_its_weight(module):
+        refuse(_OP, f"{name}.expand_kv", "the map of kv_b_proj's weight", f"another one, of {type(module).__name__}")
+
+
+def _expands_by_its_weight(module: Any) -> bool:
+    """Whether `expand_kv` makes keys [W_UK latent | rope key] and values W_UV latent, on two positions."""
+    weight: Tensor = module.kv_b_proj.weight.detach()
+    latents = torch.linspace(-1, 1, 2 * weight.shape[1], dtype=weight.dtype).view(1, 1, 2, -1)
+    rope = torch.linspace(2, 3, 2 * module.qk_rope_head_dim, dtype=weight.dtype).view(1, 1, 2, -1)
+    with torch.no_grad():
+        key, value = type(module).expand_kv(module, latents, rope)
+    expected = nn.functional.linear(latents, weight).view(1, 2, -1, module.qk_nope_head_dim + module.v_head_dim).transpose(1, 2)
+    expected_key, expected_value = expected.split([module.qk_nope_head_dim, module.v_head_dim], -1)
+    expected_key = torch.cat((expected_key, rope.expand(-1, expected_key.shape[1], -1, -1)), -1)
+    return all(a.shape == b.shape and torch.allclose(a, b) for a, b in ((key, expected_key), (value, expected_value)))
+
+
+def _use_latent_layers(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Replaces the unused dynamic layers of the cache that a model is called with."""
+    for cache in (*args, *kwargs.values()):
+        if not isinstance(cache, Cache):
+            continue
+        cache.layers[:] = [_LAYERS[type(layer)]() if _is_replaced(layer) else layer for layer in cache.layers]
+        if cache.layer_class_to_replicate is DynamicLayer:
+            cache.layer_class_to_replicate = LatentLayer
+
+
+def _is_replaced(layer: Any) -> bool:
+    return type(layer) in _LAYERS and not layer.is_initialized and not getattr(layer, "is_indexer_initialized", False)

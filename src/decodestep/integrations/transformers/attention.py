@@ -1,0 +1,228 @@
+"""The attention that transformers calls by the name "decodestep": absorbed for few queries, else sdpa on expanded keys."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface, AttentionMaskInterface
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import sdpa_mask
+
+from decodestep._base.checks import refuse
+from decodestep.integrations.transformers import visible_keys
+from decodestep.integrations.transformers.visible_keys import VisibleKeys
+from decodestep.ops.mla_attention import mla_attention
+
+NAME = "decodestep"
+# Absorbing reads the latents once for each query, expanding multiplies each latent by kv_b_proj: the latter needs company.
+_KEYS_A_QUERY = 4
+DTYPES = (torch.float32, torch.bfloat16)
+
+# Arguments of an attention that change nothing in sdpa: what they say is in the mask, or in what the model does elsewhere.
+_WITHOUT_EFFECT = {
+    "position_ids",
+    "cache_position",
+    "sliding_window",
+    "use_cache",
+    "logits_to_keep",
+    "output_hidden_states",
+    "output_router_logits",
+    "return_dict",
+    "num_items_in_batch",
+    "cu_seq_lens_q",
+    "cu_seq_lens_k",
+    "max_length_q",
+    "max_length_k",
+}
+_SERVED = {"is_causal", "indices"}
+# What sdpa serves or refuses itself, and is handed over for.
+_LEFT_TO_SDPA = {"output_attentions", "position_bias", "softcap", "cache"}
+
+
+class Latents:
+    """What an accelerated module has in place of its method `expand_kv`: it passes the cached latents on to `attention`.
+
+    module: the attention module. absorb_up_to: the most queries that `attention` absorbs. Under any other implementation of
+    attention, which a user may switch to at any time, keys and values are expanded as ever.
+    """
+
+    def __init__(self, module: Any, absorb_up_to: int) -> None:
+        self.module, self.absorb_up_to = module, absorb_up_to
+
+    def __call__(self, kv_nope: Tensor, k_rot: Tensor) -> tuple[Tensor, Tensor]:
+        return (kv_nope, k_rot) if self.module.config._attn_implementation == NAME else self.expand(kv_nope, k_rot)
+
+    def expand(self, kv_nope: Tensor, k_rot: Tensor) -> tuple[Tensor, Tensor]:
+        """What the module's class makes of the latents."""
+        expanded: tuple[Tensor, Tensor] = type(self.module).expand_kv(self.module, kv_nope, k_rot)
+        return expanded
+
+
+def latents_of(module: nn.Module) -> Latents | None:
+    """The `Latents` of an accelerated module."""
+    found = module.__dict__.get("expand_kv")
+    return found if isinstance(found, Latents) else None
+
+
+def attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    **options: Any,
+) -> tuple[Tensor, None]:
+    """The registered function. Of an accelerated module, key and value are the cached latents (B, 1, T, kv_lora_rank) and rope
+    keys (B, 1, T, qk_rope_head_dim); of any other they are what sdpa takes.
+
+    Raises ValueError for an argument that would change the result and is not known.
+    """
+    latents = latents_of(module)
+    unknown = [name for name, given in options.items() if given is not None and not _is_known(name, latents)]
+    if unknown:
+        got = f"{', '.join(sorted(unknown))} of {type(module).__name__}"
+        refuse("decodestep attention", "arguments", "those that are served", got)
+    chosen = options.pop("indices", None)
+    if latents is not None and not any(options.get(name) for name in ("output_attentions", "cache")):
+        handed_over = any(options.get(name) is not None for name in ("position_bias", "softcap"))
+        if not handed_over and _can_absorb(module, latents, query, key, value, dropout, scaling):
+            keys = _visible(attention_mask, chosen, query, key, _is_causal(module, options))
+            if keys is not None:
+                return absorbed(module, query, key, value, keys, float(scaling or 0.0)), None
+    if latents is not None:
+        key, value = latents.expand(key, value)
+    if chosen is not None:
+        attention_mask = _only(attention_mask, chosen, query, key)
+    out: tuple[Tensor, None] = sdpa_attention_forward(
+        module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **options
+    )
+    return out
+
+
+def absorbed(module: Any, query: Tensor, latents: Tensor, rope_keys: Tensor, keys: VisibleKeys, scale: float) -> Tensor:
+    """Attention on the latents themselves: kv_b_proj's key part goes into the query, its value part behind the sum.
+
+    query (B, H, Q, nope + rope) -> (B, Q, H, v_head_dim), contiguous in no particular order
+    """
+    batch, heads, queries, _ = query.shape
+    nope, width = module.qk_nope_head_dim, module.v_head_dim
+    weight = module.kv_b_proj.weight.detach().view(heads, nope + width, -1)
+    rows = query.transpose(0, 1).reshape(heads, batch * queries, -1)
+    in_latents = torch.bmm(rows[..., :nope], weight[:, :nope])
+    kv, kr, table = _paged(latents, rope_keys, keys)
+    out = mla_attention(
+        in_latents.transpose(0, 1).float(),
+        rows[..., nope:].transpose(0, 1).float(),
+        kv,
+        kr,
+        table,
+        keys.lengths,
+        scale=scale,
+        sequence=keys.sequence,
+    )
+    if keys.blind.size:
+        out[torch.from_numpy(keys.blind)] = 0.0
+    values = torch.bmm(out.transpose(0, 1).to(query.dtype), weight[:, nope:].transpose(1, 2))
+    return values.view(heads, batch, queries, width).permute(1, 2, 0, 3)
+
+
+def _paged(latents: Tensor, rope_keys: Tensor, keys: VisibleKeys) -> tuple[Tensor, Tensor, np.ndarray]:
+    """The caches and the block table: a block is all of a row, or one position where not all are read in order."""
+    if keys.positions is None:
+        return latents.transpose(1, 2), rope_keys.transpose(1, 2), np.arange(len(keys.rows))[:, None]
+    between = _positions_a_row(latents)
+    if between is None or _positions_a_row(rope_keys) != between:
+        latents, rope_keys = latents.contiguous(), rope_keys.contiguous()
+        between = latents.shape[2]
+    return _single(latents, between), _single(rope_keys, between), keys.positions + keys.rows[:, None] * between
+
+
+def _positions_a_row(cache: Tensor) -> int | None:
+    """How many positions further on in memory the next row begins; None where that is no whole number."""
+    row, position = cache.stride(0), cache.stride(2)
+    if cache.stride(3) != 1 or position <= 0:
+        return None
+    return cache.shape[2] if cache.shape[0] == 1 else None if row % position or row <= 0 else row // position
+
+
+def _single(cache: Tensor, between: int) -> Tensor:
+    """(B, 1, T, width), rows `between` positions apart, as blocks of one position each."""
+    batch, _, length, width = cache.shape
+    step = cache.stride(2)
+    return cache.as_strided(((batch - 1) * between + length, 1, 1, width), (step, step, step, 1))
+
+
+def _is_known(name: str, latents: Latents | None) -> bool:
+    if latents is None:
+        return name != "s_aux"  # sdpa takes anything, but nothing that it ignores may change the result
+    return name in _WITHOUT_EFFECT or name in _SERVED or name in _LEFT_TO_SDPA
+
+
+def _is_causal(module: nn.Module, options: dict[str, Any]) -> bool:
+    given = options.get("is_causal")
+    return bool(getattr(module, "is_causal", True) if given is None else given)
+
+
+def _can_absorb(
+    module: Any, latents: Latents, query: Tensor, key: Tensor, value: Tensor, dropout: float, scaling: float | None
+) -> bool:
+    """Whether a call is one that the latents serve: few queries, plain tensors, plain weights, and no gradients."""
+    queries, keys = query.shape[2], key.shape[2]
+    if queries > latents.absorb_up_to or keys < _KEYS_A_QUERY * queries or dropout or scaling is None:
+        return False
+    if not is_plain(module.kv_b_proj) or torch.compiler.is_compiling() or torch.is_autocast_enabled("cpu"):
+        return False
+    weight = module.kv_b_proj.weight
+    tensors = (query, key, value, weight)
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
+        return False
+    if type(query) is not Tensor or query.dtype not in DTYPES:
+        return False
+    alike = all(t.is_cpu and t.layout == torch.strided and t.dtype == query.dtype for t in tensors)
+    return alike and weight.shape[0] == query.shape[1] * (module.qk_nope_head_dim + module.v_head_dim)
+
+
+def is_plain(projection: Any) -> bool:
+    """Whether a module is its weight and nothing more: a torch Linear without a bias and without hooks."""
+    if type(projection) is not nn.Linear or projection.bias is not None:
+        return False
+    hooks = projection._forward_hooks, projection._forward_pre_hooks, projection._backward_hooks, projection._backward_pre_hooks
+    return not any(hooks)
+
+
+def _visible(mask: Tensor | None, chosen: Tensor | None, query: Tensor, key: Tensor, causal: bool) -> VisibleKeys | None:
+    """What the queries see; None where it is not the same for all heads, or is no question of seeing."""
+    batch, _, queries, _ = query.shape
+    keys = key.shape[2]
+    if mask is None and chosen is None:
+        return visible_keys.unmasked(batch, queries, keys, causal and queries > 1)
+    if mask is not None and (mask.dim() != 4 or mask.shape[1] != 1 or mask.shape[2:] != (queries, keys) or not mask.is_cpu):
+        return None
+    if chosen is not None:
+        mask = _only(mask, chosen, query, key)
+    seen = None if mask is None else visible_keys.as_bool(mask)
+    if seen is None or seen.shape[0] not in (1, batch):
+        return None
+    return visible_keys.of_mask(seen if seen.shape[0] == batch else seen.expand(batch, -1, -1, -1))
+
+
+def _only(mask: Tensor | None, chosen: Tensor, query: Tensor, key: Tensor) -> Tensor:
+    """The mask without the keys that a sparse attention's indexer has not chosen, as transformers' models make it for sdpa.
+
+    chosen: (B, Q, k), positions.
+    """
+    batch, _, queries, _ = query.shape
+    keys = key.shape[2]
+    selected = chosen.new_zeros((batch, queries, keys), dtype=torch.bool).scatter(-1, chosen.long(), True).unsqueeze(1)
+    if mask is None:
+        return selected & torch.ones(queries, keys, dtype=torch.bool, device=key.device).tril(keys - queries)
+    return mask & selected if mask.dtype == torch.bool else mask.masked_fill(~selected, torch.finfo(query.dtype).min)
+
+
+AttentionInterface.register(NAME, attention)
+AttentionMaskInterface.register(NAME, sdpa_mask)

@@ -1,0 +1,75 @@
+"""Layers of a dynamic cache that grow in place: transformers' own copy the whole cache at each step."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import DynamicIndexedLayer, DynamicLayer
+
+_LEAST_ROOM = 64
+
+
+class LatentLayer(DynamicLayer):  # type: ignore[misc]
+    """A `DynamicLayer` whose keys and values are the first positions of buffers that double when they are full.
+
+    It holds the same numbers as a DynamicLayer after the same calls, for any keys and values. `keys` and `values` are views:
+    after a `crop`, positions that are written anew change in views that were taken before it. With gradients, `update`
+    concatenates, as its base class does.
+
+        cache = DynamicCache(config=model.config)
+        cache.layers = [LatentLayer() for _ in cache.layers]
+    """
+
+    keys: Any
+    values: Any
+    _room: tuple[Tensor, Tensor] | None = None  # the buffers that keys and values are views of
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        if not self.is_initialized:
+            self.lazy_initialization(key_states, value_states)
+        held: tuple[Tensor, Tensor] = (self.keys, self.values)
+        if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (key_states, value_states, *held)):
+            self._room = None
+            updated: tuple[Tensor, Tensor] = super().update(key_states, value_states, *args, **kwargs)
+            return updated
+        rooms = self._room or (None, None)
+        pairs = [_append(*each) for each in zip(held, rooms, (key_states, value_states), strict=True)]
+        (self.keys, key_room), (self.values, value_room) = pairs
+        self._room = key_room, value_room
+        return self.keys, self.values
+
+    def reset(self) -> None:
+        self._room = None
+        super().reset()
+
+    def __copy__(self) -> LatentLayer:
+        """A copy that writes into buffers of its own."""
+        twin = type(self).__new__(type(self))
+        twin.__dict__.update(self.__dict__, _room=None)
+        return twin
+
+
+class IndexedLatentLayer(LatentLayer, DynamicIndexedLayer):  # type: ignore[misc]
+    """A `LatentLayer` with the keys of a sparse attention's indexer, which are held as its base class holds them."""
+
+
+def _append(held: Tensor, room: Tensor | None, new: Tensor) -> tuple[Tensor, Tensor]:
+    """`held` and `new` along axis -2 as a view of a buffer, and that buffer: `room` if `held` lies in it and `new` fits."""
+    length = held.shape[-2] if held.numel() else 0
+    total = length + new.shape[-2]
+    if room is None or not _continues(held, length, room, total, new):
+        like = new if not length else held
+        room = like.new_empty((*new.shape[:-2], max(_LEAST_ROOM, 2 * total), new.shape[-1]))
+        if length:
+            room[..., :length, :] = held
+    room[..., length:total, :] = new
+    return room[..., :total, :], room
+
+
+def _continues(held: Tensor, length: int, room: Tensor, total: int, new: Tensor) -> bool:
+    same_form = (room.shape[:-2], room.shape[-1]) == (new.shape[:-2], new.shape[-1]) and room.dtype == new.dtype
+    writable = torch.is_inference_mode_enabled() or not room.is_inference()
+    at_start = held.data_ptr() == room.data_ptr() and held.stride() == room.stride()
+    return same_form and writable and total <= room.shape[-2] and length > 0 and at_start

@@ -1,0 +1,96 @@
+"""Which cached positions each query sees, as `mla_attention` takes it: from a mask, once for all layers of a step."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+class VisibleKeys(NamedTuple):
+    """What the B * Q queries of a call see of the T positions of their rows.
+
+    positions: int64 (S, T), positions in the order in which sequence s reads them; None where all queries of a row see its
+        first positions, and S is B. rows: int64 (S,), the row of each sequence.
+    sequence, lengths: int64 (B * Q,): the sequence of a query, and how many of its positions it sees, at least 1.
+    blind: the queries that see nothing.
+    """
+
+    positions: np.ndarray | None
+    rows: np.ndarray
+    sequence: np.ndarray
+    lengths: np.ndarray
+    blind: np.ndarray
+
+
+def unmasked(batch: int, queries: int, keys: int, causal: bool) -> VisibleKeys:
+    """Without a mask: causal from the first position on, as torch's attention has it, or everything."""
+    lengths = np.minimum(np.arange(queries) + 1, keys) if causal else np.full(queries, keys)
+    rows = np.arange(batch)
+    return VisibleKeys(None, rows, rows.repeat(queries), np.tile(lengths, batch), np.empty(0, np.int64))
+
+
+def masked(mask: Tensor) -> VisibleKeys:
+    """For a bool mask (B, Q, T)."""
+    seen = mask.numpy()
+    batch, queries, keys = seen.shape
+    lengths, ahead = seen.sum(2), np.arange(keys)
+    if (seen == (ahead < lengths[:, :, None])).all():
+        rows = np.arange(batch)
+        return _made(None, rows, rows.repeat(queries), lengths)
+    # The queries of a row can share a sequence if each sees the first positions of those that any of them sees.
+    order = np.argsort(~seen.any(1), axis=1, kind="stable")
+    if (np.take_along_axis(seen, order[:, None], 2) == (ahead < lengths[:, :, None])).all():
+        rows = np.arange(batch)
+        return _made(order, rows, rows.repeat(queries), lengths)
+    order = np.argsort(~seen, axis=2, kind="stable").reshape(-1, keys)
+    return _made(order, np.arange(batch).repeat(queries), np.arange(batch * queries), lengths)
+
+
+def _made(positions: np.ndarray | None, rows: np.ndarray, sequence: np.ndarray, lengths: np.ndarray) -> VisibleKeys:
+    flat = lengths.reshape(-1)
+    longest = max(int(flat.max(initial=1)), 1)
+    if positions is not None:
+        positions = positions[:, :longest]
+    return VisibleKeys(positions, rows, sequence, np.maximum(flat, 1), np.flatnonzero(flat == 0))
+
+
+class _Last(threading.local):
+    """The last mask that this thread has turned into `VisibleKeys`: every layer of a step is handed the same tensor."""
+
+    mask: weakref.ref[Tensor] | None = None
+    version = -1
+    keys: VisibleKeys | None = None
+
+
+_last = _Last()
+
+
+def of_mask(mask: Tensor) -> VisibleKeys:
+    """`masked` of a (B, 1, Q, T) mask, remembered while the tensor lives and is not written to.
+
+    A tensor of inference mode does not count what is written to it, so for such a one nothing is remembered.
+    """
+    if mask.is_inference():
+        return masked(mask[:, 0])
+    known, version = _last.keys, mask._version
+    if known is None or _last.mask is None or _last.mask() is not mask or _last.version != version:
+        known = masked(mask[:, 0])
+        _last.keys, _last.mask, _last.version = known, weakref.ref(mask), version
+    return known
+
+
+def as_bool(mask: Tensor) -> Tensor | None:
+    """A mask of scores to add as a bool one; None if it does more than to let a position be or to remove it."""
+    if mask.dtype == torch.bool:
+        return mask
+    if not mask.is_floating_point():
+        return None
+    seen = mask == 0
+    only_masks = bool((seen | (mask <= torch.finfo(mask.dtype).min)).all())
+    # A row without a position is the mean of all values there, and zero under a bool mask.
+    return seen if only_masks and bool(seen.any(-1).all()) else None

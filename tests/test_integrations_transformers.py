@@ -1,0 +1,533 @@
+"""accelerate: transformers' models with latent attention, accelerated against stock by their logits.
+
+Equal tokens would prove little: an attention that leaves out its sinks moves the logits far and keeps greedy tokens.
+"""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+from types import MethodType
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import AttentionInterface, DynamicCache, StaticCache
+
+from decodestep.integrations.transformers import LatentLayer, accelerate, acceleration, attention, visible_keys
+from latent_models import FAMILIES, VOCABULARY, model_of
+
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 3e-2}  # of the largest magnitude
+DENSE = [name for name in FAMILIES if name not in ("kimi_linear", "bailing_hybrid", "glm5_next")]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread():
+    """Threads that wait for each other in loops take most of the time of models this small."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def absorbed(monkeypatch):
+    """The numbers of queries of the calls that were served on the latents."""
+    calls = []
+    serve = attention.absorbed
+    monkeypatch.setattr(attention, "absorbed", lambda *given: calls.append(given[1].shape[2]) or serve(*given))
+    return calls
+
+
+@pytest.fixture(scope="module")
+def model():
+    return model_of("deepseek_v3")
+
+
+def prompt(batch=2, length=40, seed=0):
+    return torch.randint(3, VOCABULARY, (batch, length), generator=torch.Generator().manual_seed(seed))
+
+
+@torch.no_grad()
+def decode(model, ids, mask, steps, cache=None, sizes=(1, 2, 1)):
+    """The outputs of a prompt and of steps of 1 and 2 tokens, whose ids do not depend on the model."""
+    cache = DynamicCache(config=model.config) if cache is None else cache
+    outputs = [model(ids, attention_mask=mask, past_key_values=cache)[0]]
+    for step in range(steps):
+        new = torch.full((len(ids), sizes[step % len(sizes)]), 3 + step % (VOCABULARY - 3))
+        mask = torch.cat([mask, torch.ones_like(new)], 1)
+        outputs.append(model(new, attention_mask=mask, past_key_values=cache)[0])
+    return torch.cat(outputs, 1)
+
+
+def assert_close(actual, expected):
+    """Within the tolerance, also where nothing is seen; NaN nowhere."""
+    assert actual.isfinite().all()
+    error = (actual - expected).abs().max() / expected.abs().max()
+    assert error <= TOLERANCE[actual.dtype], float(error)
+
+
+def holes(ids, left=7):
+    mask = torch.ones_like(ids)
+    mask[1:, :left] = 0
+    mask[-1, left + 4 : left + 6] = 0
+    return mask
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_logits_of_every_family(family, absorbed):
+    model, ids = model_of(family), prompt()
+    mask = holes(ids) if family in DENSE else torch.ones_like(ids)
+    expected = decode(model, ids, mask, 9)
+    with accelerate(model):
+        actual = decode(model, ids, mask, 9)
+    assert len(absorbed) >= 9 and max(absorbed) == 2
+    assert_close(actual, expected)
+    assert torch.equal(decode(model, ids, mask, 9), expected)
+
+
+@pytest.mark.parametrize("family", ["deepseek_v2", "deepseek_v32"])
+def test_bfloat16(family, absorbed):
+    model, ids = model_of(family, dtype=torch.bfloat16, index_topk=64), prompt()
+    expected = decode(model, ids, holes(ids), 5)
+    with accelerate(model):
+        actual = decode(model, ids, holes(ids), 5)
+    assert absorbed
+    assert_close(actual, expected)
+
+
+def test_the_choice_of_a_sparse_attention_matters():
+    """What its test above proves: without the indices the logits are others."""
+    model, ids = model_of("deepseek_v32"), prompt()
+    narrow = decode(model, ids, torch.ones_like(ids), 3)
+    for module in model.modules():
+        if hasattr(module, "index_topk"):
+            module.index_topk = 1000
+    wide = decode(model, ids, torch.ones_like(ids), 3)
+    assert (narrow - wide).abs().max() > 0.01 * wide.abs().max()
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_static_cache(model, absorbed, batch):
+    ids = prompt(batch)
+
+    def caches():
+        return StaticCache(config=model.config, max_cache_len=90)
+
+    expected = decode(model, ids, holes(ids), 12, caches())
+    with accelerate(model):
+        assert_close(decode(model, ids, holes(ids), 12, caches()), expected)
+    assert len(absorbed) == 24
+
+
+def test_without_a_cache_and_with_a_cache_of_the_models_own(model):
+    ids = prompt()
+    with torch.no_grad():
+        for options in ({"use_cache": False}, {"use_cache": True}):
+            expected = model(ids, attention_mask=holes(ids), **options).logits
+            with accelerate(model):
+                assert_close(model(ids, attention_mask=holes(ids), **options).logits, expected)
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 8])
+def test_prefill_by_chunks_sees_what_is_causal(model, absorbed, chunk):
+    ids = prompt(3, 48)
+    mask = holes(ids)
+
+    def chunked():
+        cache = DynamicCache(config=model.config)
+        starts = range(0, ids.shape[1], chunk)
+        parts = [model(ids[:, i : i + chunk], attention_mask=mask[:, : i + chunk], past_key_values=cache)[0] for i in starts]
+        return torch.cat(parts, 1)
+
+    with torch.no_grad():
+        expected = chunked()
+        with accelerate(model):
+            assert_close(chunked(), expected)
+    assert set(absorbed) == {chunk}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"num_beams": 3},
+        {"num_beams": 3, "cache_implementation": "static", "disable_compile": True},
+        {"prompt_lookup_num_tokens": 4},
+        {"prefill_chunk_size": 8},
+        {"use_cache": False},
+        {"do_sample": True, "num_return_sequences": 3, "top_k": 5},
+    ],
+    ids=lambda options: "-".join(options),
+)
+def test_generate(model, options):
+    batch = 1 if "prompt_lookup_num_tokens" in options else 2
+    ids = prompt(batch, 24).repeat(1, 2)
+    mask = torch.ones_like(ids)
+    if batch > 1:
+        mask[1, :5] = 0
+
+    def run():
+        torch.manual_seed(0)
+        report = {"return_dict_in_generate": True, "output_logits": True}
+        return model.generate(ids, attention_mask=mask, max_new_tokens=12, **options, **report)
+
+    expected = run()
+    with accelerate(model):
+        actual = run()
+    assert torch.equal(actual.sequences, expected.sequences)
+    assert_close(torch.stack(actual.logits), torch.stack(expected.logits))
+
+
+def test_a_cache_is_reordered_selected_repeated_and_cropped(model):
+    ids = prompt(3)
+
+    def run():
+        cache = DynamicCache(config=model.config)
+        outputs = [decode(model, ids, torch.ones_like(ids), 4, cache, sizes=(1,))]
+        length = cache.get_seq_length()
+        cache.reorder_cache(torch.tensor([2, 0, 0]))
+        cache.crop(-3)
+        twin = copy.deepcopy(cache)
+        shallow = copy.copy(cache.layers[0])
+        new = prompt(3, 2, seed=1)
+        outputs.append(model(new, past_key_values=cache)[0])
+        cache.batch_repeat_interleave(2)
+        cache.batch_select_indices(torch.tensor([1, 4]))
+        outputs.append(model(prompt(2, 1, seed=2), past_key_values=cache)[0].sum(0, keepdim=True).repeat(3, 1, 1))
+        outputs.append(model(prompt(3, 1, seed=3), past_key_values=twin)[0])
+        shallow.update(*(torch.ones(3, 1, 1, t.shape[-1]) for t in (shallow.keys, shallow.values)))
+        kept = cache.layers[0].keys[:, :, :length]
+        cache.reset()
+        outputs.append(model(ids, past_key_values=cache)[0])
+        assert not (kept[:, :, -1] == 1).all()
+        return torch.cat(outputs, 1)
+
+    with torch.no_grad():
+        expected = run()
+        with accelerate(model):
+            assert_close(run(), expected)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.lists(st.sampled_from(["grow", "crop", "reorder", "keep", "copy", "reset", "inference"]), max_size=12),
+    st.integers(0, 99),
+)
+def test_a_latent_layer_holds_what_a_dynamic_layer_holds(actions, seed):
+    generator = torch.Generator().manual_seed(seed)
+    caches = [DynamicCache(), DynamicCache()]
+    caches[1].layer_class_to_replicate = LatentLayer
+    held = []
+    for action in ["grow", *actions, "grow"]:
+        length = caches[0].get_seq_length()
+        new = torch.randn(2, 1, int(torch.randint(1, 70, (), generator=generator)), 5, generator=generator)
+        for cache in caches:
+            if action == "grow" or not length:
+                cache.update(new, new[..., :3], 0)
+            elif action == "inference":
+                with torch.inference_mode():
+                    cache.update(new.clone(), new[..., :3].clone(), 0)
+            elif action == "crop":
+                cache.crop(-min(length - 1, new.shape[2]))
+            elif action == "reorder":
+                cache.reorder_cache(torch.tensor([1, 1]))
+            elif action == "reset":
+                cache.reset()
+            elif action == "keep":
+                held.append((copy.copy(cache.layers[0]), cache.layers[0].keys.clone()))
+                held[-1][0].update(new, new[..., :3])
+            else:
+                cache.layers[0] = copy.deepcopy(cache.layers[0])
+        layers = [cache.layers[0] for cache in caches]
+        if layers[0].is_initialized:
+            assert type(layers[1]) is LatentLayer
+            assert torch.equal(layers[0].keys, layers[1].keys)
+            assert torch.equal(layers[0].values, layers[1].values)
+
+
+def test_a_latent_layer_with_gradients():
+    new = torch.randn(1, 1, 3, 4, requires_grad=True)
+    cache = DynamicCache()
+    cache.layer_class_to_replicate = LatentLayer
+    cache.update(new.detach(), new.detach(), 0)
+    keys, values = cache.update(new, new, 0)
+    (keys.sum() + values.square().sum()).backward()
+    assert torch.allclose(new.grad, 1 + 2 * new.detach())
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.integers(1, 3), st.integers(1, 4), st.integers(1, 7), st.integers(0, 2**32 - 1), st.sampled_from([0, 0.5, 1]))
+def test_masks_become_sequences_and_lengths(batch, queries, keys, seed, density):
+    generator = torch.Generator().manual_seed(seed)
+    mask = torch.rand(batch, queries, keys, generator=generator) <= density
+    if seed % 2:  # causal, after padding
+        mask = torch.ones(queries, keys, dtype=torch.bool).tril(keys - queries) & mask[:, :1]
+    found = visible_keys.masked(mask)
+    for query in range(batch * queries):
+        sequence, length = found.sequence[query], found.lengths[query]
+        seen = mask.reshape(-1, keys)[query].nonzero().flatten().tolist()
+        assert found.rows[sequence] == query // queries
+        positions = range(keys) if found.positions is None else found.positions[sequence]
+        if query in found.blind:
+            assert not seen and length == 1
+        else:
+            assert sorted(positions[:length]) == seen
+
+
+def test_a_mask_that_is_written_to_is_read_again():
+    mask = torch.ones(1, 1, 1, 6, dtype=torch.bool)
+    assert visible_keys.of_mask(mask).lengths.tolist() == [6]
+    assert visible_keys.of_mask(mask) is visible_keys.of_mask(mask)
+    mask[..., 0] = False
+    assert visible_keys.of_mask(mask).lengths.tolist() == [5]
+    with torch.inference_mode():
+        mask = torch.ones(1, 1, 1, 6, dtype=torch.bool)
+        assert visible_keys.of_mask(mask).lengths.tolist() == [6]
+        mask[..., :2] = False
+        assert visible_keys.of_mask(mask).lengths.tolist() == [4]
+
+
+def test_masks_that_add_scores_go_the_stock_way(model, absorbed):
+    """A 4-D mask of the user's own: one that only removes positions is served, one that biases is handed over."""
+    ids = prompt(1, 24)
+    smallest = torch.finfo(torch.float32).min
+    hidden = torch.zeros(1, 1, 1, 25).index_fill(-1, torch.tensor([2, 9]), smallest)
+    for mask in (hidden, torch.randn(1, 1, 1, 25)):
+
+        def run(mask=mask):
+            cache = DynamicCache(config=model.config)
+            model(ids, past_key_values=cache)
+            return model(prompt(1, 1), attention_mask=mask, past_key_values=cache).logits
+
+        with torch.no_grad():
+            expected = run()
+            with accelerate(model):
+                before = len(absorbed)
+                assert_close(run(), expected)
+        assert (len(absorbed) > before) == (mask is hidden)
+
+
+def test_gradients_dropout_autocast_and_attentions_go_the_stock_way(model, absorbed):
+    ids = prompt(1, 1)
+
+    def context():
+        cache = DynamicCache(config=model.config)
+        with torch.no_grad():
+            model(prompt(1, 20), past_key_values=cache)
+        return cache
+
+    def gradient():
+        model.zero_grad()
+        model(ids, past_key_values=context()).logits.square().sum().backward()
+        return model.model.layers[0].self_attn.kv_b_proj.weight.grad.clone()
+
+    expected = gradient()
+    with accelerate(model):
+        assert torch.equal(gradient(), expected)
+        with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+            model(ids, past_key_values=context())
+        with torch.no_grad():
+            model(ids, past_key_values=context(), output_attentions=True)
+            handed = context()
+            for layer in model.model.layers:
+                layer.self_attn.attention_dropout = 0.5
+            model.train()
+            model(ids, past_key_values=handed)
+            model.eval()
+            for layer in model.model.layers:
+                layer.self_attn.attention_dropout = 0.0
+    assert not absorbed
+    model.zero_grad()
+
+
+def test_many_queries_are_expanded(model, absorbed):
+    ids = prompt(1, 120)
+    with torch.no_grad(), accelerate(model, absorb_up_to=3):
+        cache = DynamicCache(config=model.config)
+        for size in (100, 4, 3, 1):
+            model(ids[:, :size], past_key_values=cache)
+    assert set(absorbed) == {3, 1}
+
+
+def test_the_users_own_choice_of_attention_goes_on_working(model):
+    ids = prompt()
+    stock = {}
+    for name in ("sdpa", "eager"):
+        model.set_attn_implementation(name)
+        stock[name] = decode(model, ids, holes(ids), 3)
+    model.set_attn_implementation("sdpa")
+    handle = accelerate(model)
+    for name, expected in stock.items():
+        model.set_attn_implementation(name)
+        assert torch.equal(decode(model, ids, holes(ids), 3), expected)
+        assert f'"{name}", chosen since' in handle.report()
+    handle.undo()
+    assert model.config._attn_implementation == "eager"
+    model.set_attn_implementation("sdpa")
+
+
+def test_another_model_of_the_same_config_stays_right(model):
+    twin = type(model)(model.config).eval()
+    sparse = model_of("deepseek_v32")
+    sparse_twin = type(sparse)(sparse.config).eval()
+    ids = prompt()
+    for one, other in ((model, twin), (sparse, sparse_twin)):
+        expected = decode(other, ids, torch.ones_like(ids), 3)
+        with accelerate(one):
+            assert_close(decode(other, ids, torch.ones_like(ids), 3), expected)
+
+
+def test_one_handle_and_nothing_left_behind(model, tmp_path):
+    before = {name: tensor.data_ptr() for name, tensor in model.state_dict().items()}
+    model.save_pretrained(tmp_path / "stock")
+    config = model.config.to_json_string()
+    with accelerate(model) as handle:
+        assert accelerate(model) is handle
+        assert {name: tensor.data_ptr() for name, tensor in model.state_dict().items()} == before
+        model.save_pretrained(tmp_path)
+        assert (tmp_path / "config.json").read_text() == (tmp_path / "stock" / "config.json").read_text()
+        assert model.config.to_json_string() == config
+    handle.undo()
+    assert handle.report() == "undone"
+    attentions = [module for module in model.modules() if hasattr(module, "expand_kv")]
+    assert all(isinstance(module.expand_kv, MethodType) and "expand_kv" not in vars(module) for module in attentions)
+    assert not model.model._forward_pre_hooks
+    assert type(model).from_pretrained(tmp_path).config._attn_implementation == "sdpa"
+
+
+def test_copies_are_accelerated_and_have_handles_of_their_own(absorbed):
+    model, ids = model_of("deepseek_v3"), prompt()
+    with accelerate(model) as handle:
+        saved = io.BytesIO()
+        torch.save(model, saved)
+        saved.seek(0)
+        copies = [copy.deepcopy(model), pickle.loads(pickle.dumps(model)), torch.load(saved, weights_only=False)]
+    expected = decode(model, ids, holes(ids), 3)
+    for each in copies:
+        absorbed.clear()
+        cache = DynamicCache(config=each.config)
+        assert_close(decode(each, ids, holes(ids), 3, cache), expected)
+        assert len(absorbed) == 6 and type(cache.layers[0]) is LatentLayer
+        own = accelerate(each)
+        assert own is not handle and own.model is each
+        own.undo()
+        absorbed.clear()
+        assert torch.equal(decode(each, ids, holes(ids), 3), expected)
+        assert not absorbed
+        assert not each.model._forward_pre_hooks
+
+
+def test_attention_and_cache_can_be_left_out(model, absorbed):
+    ids = prompt()
+    for options, kind in (({"attention": False}, "LatentLayer"), ({"cache": False}, "DynamicLayer")):
+        expected = decode(model, ids, holes(ids), 3)
+        absorbed.clear()
+        cache = DynamicCache(config=model.config)
+        with accelerate(model, **options) as handle:
+            assert_close(decode(model, ids, holes(ids), 3, cache), expected)
+            assert "=False" in handle.report()
+        assert type(cache.layers[0]).__name__ == kind
+        assert bool(absorbed) == ("cache" in options)
+
+
+def test_experts_by_name(model):
+    before = model.get_experts_implementation()
+    with accelerate(model, experts="eager") as handle:
+        assert "Experts): kept, eager" in handle.report()
+    assert model.get_experts_implementation() == before
+
+
+def test_the_report_names_every_attention():
+    with accelerate(model_of("kimi_linear")) as handle:
+        lines = handle.report().splitlines()
+    assert any("layers.0" in line and "kept, it caches no latents" in line for line in lines)
+    assert any("layers.1.self_attn (KimiLinear" in line and "on the latents" in line for line in lines)
+    assert lines[-1].startswith("cache: new dynamic caches grow in place")
+
+
+class Lora(torch.nn.Linear):
+    def forward(self, x):
+        return super().forward(x) + 1
+
+
+def with_lora(model):
+    old = model.model.layers[1].self_attn.kv_b_proj
+    model.model.layers[1].self_attn.kv_b_proj = Lora(old.in_features, old.out_features, bias=False)
+
+
+def with_bias(model):
+    projection = model.model.layers[0].self_attn.kv_b_proj
+    projection.bias = torch.nn.Parameter(torch.zeros(projection.out_features))
+
+
+def with_a_hook(model):
+    model.model.layers[0].self_attn.kv_b_proj.register_forward_hook(lambda *_: None)
+
+
+def with_another_map(model):
+    kind = type(model.model.layers[0].self_attn)
+    scaled = type("Scaled", (kind,), {"expand_kv": lambda self, kv, kr: kind.expand_kv(self, 2 * kv, kr)})
+    model.model.layers[0].self_attn.__class__ = scaled
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (with_lora, r"layers.1.self_attn.kv_b_proj must be a Linear without bias and hooks; got Lora"),
+        (with_bias, r"layers.0.self_attn.kv_b_proj must be a Linear without bias and hooks"),
+        (with_a_hook, r"kv_b_proj must be a Linear without bias and hooks"),
+        (with_another_map, r"layers.0.self_attn.expand_kv must be the map of kv_b_proj's weight; got another one, of Scaled"),
+        (lambda model: model.double(), r"kv_b_proj must be float32 or bfloat16; got torch.float64"),
+        (lambda model: model.to("meta"), r"kv_b_proj must be on the CPU; got a weight on meta"),
+    ],
+)
+def test_what_is_refused_when_it_is_switched_on(change, message):
+    model = model_of("deepseek_v3")
+    change(model)
+    with pytest.raises(ValueError, match=message):
+        accelerate(model)
+    assert model.config._attn_implementation == "sdpa"
+    assert not any(isinstance(vars(module).get("expand_kv"), attention.Latents) for module in model.modules())
+
+
+def test_what_has_no_latent_attention_or_has_sinks_is_refused(model):
+    with pytest.raises(ValueError, match=r"accelerate: model must be a PreTrainedModel of transformers; got Linear"):
+        accelerate(torch.nn.Linear(2, 2))
+    with pytest.raises(ValueError, match=r"an attention without sinks; got HYV4Attention"):
+        accelerate(model_of("hy_v4"))
+    with pytest.raises(ValueError, match=r"absorb_up_to must be an integer >= 0; got True"):
+        accelerate(model, absorb_up_to=True)
+    assert acceleration._HANDLE not in vars(model)
+
+
+def test_a_projection_that_changes_later_is_expanded(absorbed):
+    model, ids = model_of("deepseek_v3"), prompt()
+    with accelerate(model):
+        with_lora(model)
+        actual = decode(model, ids, holes(ids), 3)
+    assert len(absorbed) == 3
+    assert_close(actual, decode(model, ids, holes(ids), 3))
+
+
+def test_weights_that_change_are_seen(model):
+    model, ids = copy.deepcopy(model), prompt()
+    with accelerate(model):
+        with torch.no_grad():
+            model.model.layers[0].self_attn.kv_b_proj.weight.mul_(1.5)
+        actual = decode(model, ids, holes(ids), 3)
+    assert_close(actual, decode(model, ids, holes(ids), 3))
+
+
+def test_an_argument_that_is_not_known_is_refused(model):
+    serve = AttentionInterface()["decodestep"]
+    query = torch.zeros(1, 4, 1, 20)
+    latents, rope = torch.zeros(1, 1, 8, 24), torch.zeros(1, 1, 8, 8)
+    module = model.model.layers[0].self_attn
+    with accelerate(model):
+        assert serve(module, query, latents, rope, None, scaling=1.0, s_aux=None, position_ids=torch.zeros(1, 1))[0].shape
+        with pytest.raises(ValueError, match=r"those that are served; got new_thing, s_aux of DeepseekV3Attention"):
+            serve(module, query, latents, rope, None, scaling=1.0, s_aux=torch.zeros(4), new_thing=1)
+    with pytest.raises(ValueError, match=r"got s_aux of DeepseekV3Attention"):
+        serve(module, query, query, query, None, scaling=1.0, s_aux=torch.zeros(4))
