@@ -33,7 +33,6 @@ _NOT_ABOUT_SAMPLING = {
     "low_memory",
     "prefill_chunk_size",
     "transformers_version",
-    "_from_model_config",
     "num_assistant_tokens",
     "num_assistant_tokens_schedule",
     "assistant_confidence_threshold",
@@ -68,7 +67,7 @@ def from_generation_config(config: Any, known: Set[str]) -> dict[str, Any]:
     unknown = sorted(
         name
         for name, value in given.items()
-        if value is not None and name not in _NOT_ABOUT_SAMPLING | known and not _is_neutral(name, value)
+        if not (value is None or name in _NOT_ABOUT_SAMPLING | known or name.startswith("_") or _is_neutral(name, value))
     )
     require(not unknown, "from_generation_config", "config", "of fields that are understood", ", ".join(unknown))
     taken = {name: value for name, value in given.items() if name in known and value is not None}

@@ -14,5 +14,6 @@ with extra("transformers"):
 
 from decodestep.integrations.transformers.acceleration import Acceleration, accelerate
 from decodestep.integrations.transformers.latent_layer import IndexedLatentLayer, LatentLayer
+from decodestep.integrations.transformers.sampling import sampling
 
-__all__ = ["Acceleration", "IndexedLatentLayer", "LatentLayer", "accelerate"]
+__all__ = ["Acceleration", "IndexedLatentLayer", "LatentLayer", "accelerate", "sampling"]

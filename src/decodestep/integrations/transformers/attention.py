@@ -23,6 +23,7 @@ DTYPES = (torch.float32, torch.bfloat16)
 
 # Arguments of an attention that change nothing in sdpa: what they say is in the mask, or in what the model does elsewhere.
 _WITHOUT_EFFECT = {
+    "input_ids",
     "position_ids",
     "cache_position",
     "sliding_window",
@@ -136,7 +137,7 @@ def _paged(latents: Tensor, rope_keys: Tensor, keys: VisibleKeys) -> tuple[Tenso
     if keys.positions is None:
         return latents.transpose(1, 2), rope_keys.transpose(1, 2), np.arange(len(keys.rows))[:, None]
     between = _positions_a_row(latents)
-    if between is None or _positions_a_row(rope_keys) != between:
+    if between is None or (rope_keys.shape[3] and _positions_a_row(rope_keys) != between):
         latents, rope_keys = latents.contiguous(), rope_keys.contiguous()
         between = latents.shape[2]
     return _single(latents, between), _single(rope_keys, between), keys.positions + keys.rows[:, None] * between
@@ -153,7 +154,7 @@ def _positions_a_row(cache: Tensor) -> int | None:
 def _single(cache: Tensor, between: int) -> Tensor:
     """(B, 1, T, width), rows `between` positions apart, as blocks of one position each."""
     batch, _, length, width = cache.shape
-    step = cache.stride(2)
+    step = cache.stride(2) if width else 0
     return cache.as_strided(((batch - 1) * between + length, 1, 1, width), (step, step, step, 1))
 
 

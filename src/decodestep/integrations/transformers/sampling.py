@@ -1,0 +1,215 @@
+"""sampling: our decode step as the decoding loop of transformers' `generate`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import EosTokenCriteria, MaxLengthCriteria
+from transformers.generation import GenerateDecoderOnlyOutput
+from transformers.generation.configuration_utils import GenerationMode
+
+from decodestep._base.checks import is_int, refuse, require
+from decodestep.random import sample_seed
+from decodestep.sampling.params import SamplingParams
+from decodestep.sampling.row_processors import Processors
+from decodestep.sampling.sampler import Sampler
+from decodestep.stopping import StopStringCriteria
+
+_OP = "sampling"
+_LOOPS = {GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE}
+
+
+def sampling(
+    *,
+    seed: int | Sequence[int] | None = None,
+    streamer: Any = None,
+    stop_strings: str | Sequence[str] | None = None,
+    tokenizer: Any = None,
+    processors: Processors = (),
+) -> Callable[..., Any]:
+    """Makes a callable for `generate(custom_generate=...)` that draws with `Sampler`; the forward pass stays the model's.
+
+        model.generate(**inputs, do_sample=True, top_p=0.9, custom_generate=sampling(seed=7))
+
+    The fields of the GenerationConfig keep transformers' meaning, and those that are not understood are refused by name.
+    Processors of the user's own that are passed to `generate`, and prefix_allowed_tokens_fn, run as transformers runs them,
+    with its whole chain, and only the draw is ours; stopping criteria of the user's own are asked at every step.
+
+    seed: an integer in [0, 2^64): row b of the batch draws by `random.sample_seed(seed, b)`; a sequence of one for each row,
+        after num_return_sequences; None for a new one for each row. Sampled tokens are not those of torch's generator.
+    streamer: gets the new tokens, as from `generate`, of one row. `generate` drops its own where custom_generate is given, but
+        for the prompt: pass it to both.
+    stop_strings, tokenizer: a row ends after the token with which one of them is complete, as with `generate`'s own, which it
+        refuses beside custom_generate. They need a pad_token_id in a batch of several rows.
+    processors: as `Sampler` has them: fused where there is a rule for them.
+
+    The callable returns what `generate` does: ids, or with return_dict_in_generate a GenerateDecoderOnlyOutput with scores and
+    logits as transformers reports them (output_scores runs its chain of processors besides).
+    It raises ValueError for beams, prompt lookup and other loops of their own, for models with an encoder, for fields that
+    are not understood, and for seeds that are not one for each row.
+    """
+    if stop_strings is not None and tokenizer is None:
+        refuse(_OP, "tokenizer", "given beside stop_strings", "None")
+    stops = None if stop_strings is None else StopStringCriteria(tokenizer, stop_strings)
+
+    def decode(
+        model: Any,
+        input_ids: Tensor,
+        logits_processor: Any,
+        stopping_criteria: Any,
+        generation_config: Any,
+        **model_kwargs: Any,
+    ) -> Any:
+        require(not model.config.is_encoder_decoder, _OP, "model", "a decoder without an encoder", type(model).__name__)
+        mode = generation_config.get_generation_mode()
+        require(mode in _LOOPS, _OP, "generation_config", "of greedy search or sampling", f"{mode.value}")
+        require(streamer is None or len(input_ids) == 1, _OP, "streamer", "None for a batch", f"one for {len(input_ids)} rows")
+        loop = _Loop(model, input_ids, logits_processor, stopping_criteria, generation_config, model_kwargs)
+        return loop.run(seed, processors, stops, streamer)
+
+    return decode
+
+
+class _Loop:
+    """One call of `generate`: what transformers' `_sample` keeps, with the draw taken out."""
+
+    def __init__(self, model: Any, ids: Tensor, chain: Any, criteria: Any, config: Any, model_kwargs: dict[str, Any]) -> None:
+        self.model, self.ids, self.chain, self.config, self.model_kwargs = model, ids, chain, config, model_kwargs
+        self.own_chain = not _explained(chain, _default_chain(model, ids, config))
+        self.criteria = [each for each in criteria if not _counted(each, config)]
+        self.pad: int | None = None if config._pad_token_tensor is None else int(config._pad_token_tensor)
+        # Without an end token transformers lets a row that its criteria have ended go on until all have.
+        self.rows_end = any(hasattr(each, "eos_token_id") for each in criteria)
+
+    def run(self, seed: Any, processors: Processors, stops: StopStringCriteria | None, streamer: Any) -> Any:
+        config, report = self.config, self.config.return_dict_in_generate
+        params = self._params(seed)
+        if stops is not None:
+            needed = self.pad is not None or len(self.ids) == 1
+            require(needed, _OP, "pad_token_id", "given where stop strings end the rows of a batch", "None")
+            self.criteria.append(stops)
+            self.rows_end = True
+        kept: dict[str, list[Any]] = {name: [] for name in ("scores", "logits", "attentions", "hidden_states")}
+        asked = {name: report and getattr(config, f"output_{name}") for name in kept}
+        sampler: Sampler | None = None
+        done = torch.zeros(len(self.ids), dtype=torch.bool)
+        with self.model._optimize_model_for_decode():
+            outputs = self.model._prefill(self.ids, config, self.model_kwargs, is_first_iteration=True)
+            while True:
+                self.model_kwargs = self.model._update_model_kwargs_for_generation(outputs, self.model_kwargs)
+                logits = outputs.logits[:, -1].to(self.ids.device)
+                for name in ("attentions", "hidden_states"):
+                    if asked[name]:
+                        kept[name].append(getattr(outputs, name))
+                if sampler is None:
+                    sampler = self._sampler(params, int(logits.shape[-1]), processors)
+                if asked["logits"]:
+                    kept["logits"].append(logits.to(torch.float32, copy=True))
+                scores = (
+                    self.chain(self.ids, logits.to(torch.float32, copy=True)) if self.own_chain or asked["scores"] else None
+                )
+                if asked["scores"]:
+                    kept["scores"].append(scores)
+                done = self._step(
+                    sampler, scores if self.own_chain else logits, done, tuple(kept["scores"]) if asked["scores"] else None
+                )
+                if streamer is not None:
+                    streamer.put(self.ids[:, -1].cpu())
+                if bool(done.all()):
+                    break
+                length = 1 if self.model_kwargs["use_cache"] else None
+                inputs = self.model.prepare_inputs_for_generation(self.ids, next_sequence_length=length, **self.model_kwargs)
+                outputs = self.model(**inputs, return_dict=True)
+        if streamer is not None:
+            streamer.end()
+        if not report:
+            return self.ids
+        lists = {name: tuple(values) if asked[name] else None for name, values in kept.items()}
+        cache = self.model_kwargs.get("past_key_values")
+        return GenerateDecoderOnlyOutput(sequences=self.ids, past_key_values=cache, **lists)
+
+    def _step(self, sampler: Sampler, scores: Any, done: Tensor, reported: Any) -> Tensor:
+        """Draws and appends a token of each row; which rows have ended."""
+        result = sampler.step(scores)
+        tokens = torch.as_tensor(result.tokens, device=self.ids.device)
+        for number, row in enumerate(sampler.rows):
+            if row.error is not None:
+                raise row.error
+            require(row.reason != "no_candidate", _OP, "processors", "such that a token is left", f"none in row {number}")
+        if self.pad is not None:
+            tokens = tokens.where(tokens >= 0, self.pad)
+        self.ids = torch.cat([self.ids, tokens[:, None]], -1)
+        done = done | torch.from_numpy(result.done)
+        for criterion in self.criteria:
+            done = done | criterion(self.ids, reported).cpu()
+        if self.criteria and self.rows_end:
+            for row, ended in zip(sampler.rows, done.tolist(), strict=True):
+                if ended and not row.reason:
+                    row.end("stop")
+        return done
+
+    def _params(self, seed: Any) -> list[SamplingParams]:
+        """The parameters of each row; where transformers' whole chain runs, only those of the draw and the end."""
+        room = None if self.config.max_length is None else self.config.max_length - self.ids.shape[1]
+        changes = {
+            "num_return_sequences": 1,  # the batch is repeated already
+            "max_length": None,
+            "max_new_tokens": None if room is None else max(room, 1),
+            "max_time": None,  # among the criteria
+            "stop_strings": (),
+        }
+        params = SamplingParams.from_generation_config(self.config, **changes)
+        if self.own_chain:
+            kept = {name: getattr(params, name) for name in ("max_new_tokens", "do_sample", "eos_token_id")}
+            params = SamplingParams(**kept)
+        fields = {name: getattr(params, name) for name in params.__dataclass_fields__}
+        return [SamplingParams(**{**fields, "seed": each}) for each in _seeds(seed, len(self.ids))]
+
+    def _sampler(self, params: list[SamplingParams], vocabulary: int, processors: Processors) -> Sampler:
+        ends = self.config._eos_token_tensor
+        ends = None if ends is None else ends.reshape(-1).tolist()
+        return Sampler(params, vocab_size=vocabulary, eos_token_id=ends, prompt_ids=self.ids.tolist(), processors=processors)
+
+
+def _seeds(seed: Any, rows: int) -> list[int | None]:
+    if seed is None:
+        return [None] * rows
+    if is_int(seed):
+        return [sample_seed(seed, row) for row in range(rows)]
+    ok = isinstance(seed, Sequence) and not isinstance(seed, str) and len(seed) == rows
+    require(ok, _OP, "seed", f"an integer, or one for each of {rows} rows", repr(seed))
+    return list(seed)
+
+
+def _default_chain(model: Any, ids: Tensor, config: Any) -> Any:
+    """The processors that transformers makes of the config alone."""
+    return model._get_logits_processor(config, input_ids_seq_length=ids.shape[1], encoder_input_ids=ids, device=ids.device)
+
+
+def _explained(chain: Any, default: Any) -> bool:
+    """Whether a chain is what the config says: the same processors with the same attributes."""
+    return len(chain) == len(default) and all(
+        type(a) is type(b)
+        and vars(a).keys() == vars(b).keys()
+        and all(_equal(vars(a)[name], vars(b)[name]) for name in vars(a))
+        for a, b in zip(chain, default, strict=True)
+    )
+
+
+def _equal(a: Any, b: Any) -> bool:
+    if isinstance(a, Tensor) and isinstance(b, Tensor):
+        return a.dtype == b.dtype and torch.equal(a, b)
+    if isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)):
+        return len(a) == len(b) and all(map(_equal, a, b))
+    return type(a) is type(b) and not isinstance(a, Tensor) and bool(a == b)
+
+
+def _counted(criterion: Any, config: Any) -> bool:
+    """Whether the sampler ends rows as the criterion does: the length and the end tokens of the config."""
+    if type(criterion) is MaxLengthCriteria:
+        return bool(criterion.max_length == config.max_length)
+    ends = config._eos_token_tensor
+    return type(criterion) is EosTokenCriteria and ends is not None and torch.equal(criterion.eos_token_id, ends)

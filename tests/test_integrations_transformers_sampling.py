@@ -1,0 +1,263 @@
+"""sampling: `generate` with our decode step against `generate` as it is."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+import torch
+from scipy.stats import chisquare
+from tokenizers import Tokenizer, decoders, models
+from transformers import GenerationConfig, LogitsProcessor, PreTrainedTokenizerFast, StoppingCriteria
+from transformers.generation.streamers import BaseStreamer
+
+import decodestep as ds
+from decodestep.integrations.transformers import accelerate, sampling
+from latent_models import VOCABULARY, model_of
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def model():
+    model = model_of("deepseek_v3", num_hidden_layers=1, first_k_dense_replace=1)
+    model.generation_config = GenerationConfig(pad_token_id=0, bos_token_id=1, eos_token_id=2)
+    return model
+
+
+def prompt(batch=2, length=6, seed=0):
+    return torch.randint(3, VOCABULARY, (batch, length), generator=torch.Generator().manual_seed(seed))
+
+
+REPORT = {"return_dict_in_generate": True, "output_scores": True, "output_logits": True}
+
+
+def some_options(choose: random.Random) -> dict:
+    """A GenerationConfig's fields, each given or not."""
+    ids = [choose.sample(range(3, VOCABULARY), 3) for _ in range(4)]
+    options = {
+        "max_new_tokens": choose.randint(1, 12),
+        "min_new_tokens": choose.randint(0, 4),
+        "min_length": choose.randint(0, 12),
+        "repetition_penalty": choose.uniform(0.7, 1.6),
+        "no_repeat_ngram_size": choose.randint(1, 3),
+        "bad_words_ids": [ids[0][:1], ids[1][:2]],
+        "sequence_bias": [[ids[2][:1], choose.uniform(-9, 9)], [ids[3][:2], 5.0]],
+        "suppress_tokens": ids[2],
+        "begin_suppress_tokens": ids[3],
+        "forced_eos_token_id": 2,
+        "exponential_decay_length_penalty": (2, choose.uniform(1.0, 1.5)),
+        "eos_token_id": choose.choice([2, [2, 7], choose.sample(range(3, VOCABULARY), 20)]),
+        "renormalize_logits": True,
+        "remove_invalid_values": True,
+        "use_cache": choose.random() < 0.5,
+    }
+    given = {name: value for name, value in options.items() if choose.random() < 0.4}
+    return {"max_new_tokens": 6, **given}
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_greedy_as_stock(model, seed):
+    """Tokens, logits and scores."""
+    choose = random.Random(seed)
+    options, ids = some_options(choose), prompt(choose.randint(1, 3), seed=seed)
+    mask = torch.ones_like(ids)
+    mask[0, : choose.randint(0, 2)] = 0
+    stock = model.generate(ids, attention_mask=mask, **options, **REPORT)
+    ours = model.generate(ids, attention_mask=mask, **options, **REPORT, custom_generate=sampling())
+    assert torch.equal(stock.sequences, ours.sequences)
+    assert torch.equal(model.generate(ids, attention_mask=mask, **options, custom_generate=sampling()), stock.sequences)
+    for name in ("logits", "scores"):
+        assert len(stock[name]) == len(ours[name])
+        assert all(torch.equal(a, b) and a.dtype == b.dtype for a, b in zip(stock[name], ours[name], strict=True))
+    assert type(stock) is type(ours)
+
+
+def test_on_an_accelerated_model(model):
+    ids = prompt(3, 40)
+    stock = model.generate(ids, max_new_tokens=20)
+    with accelerate(model):
+        assert torch.equal(model.generate(ids, max_new_tokens=20, custom_generate=sampling()), stock)
+
+
+FILTERS = [
+    {"top_k": 8},
+    {"top_k": 0, "top_p": 0.7, "temperature": 1.7},
+    {"top_k": 0, "min_p": 0.1},
+    {"top_k": 20, "typical_p": 0.8, "repetition_penalty": 1.3},
+    {"top_k": 0, "top_h": 0.6},
+    {"top_k": 0, "epsilon_cutoff": 0.02},
+]
+
+
+@pytest.mark.parametrize("options", FILTERS, ids=lambda options: "-".join(options))
+def test_draws_follow_stocks_scores(model, options):
+    """The kept tokens are those of transformers' chain, and each is drawn as often as its softmax says."""
+    draws, ids = 4000, prompt(1)
+    stock = model.generate(ids, do_sample=True, max_new_tokens=1, **options, **REPORT)
+    probabilities = stock.scores[0][0].double().softmax(-1).numpy()
+    # The same row of logits for every draw: one forward pass of the prompt.
+    loop = sampling(seed=5)
+    forward = model.forward
+    try:
+        once = forward(ids).logits.detach()
+        model.forward = lambda **given: type(forward(ids))(logits=once.expand(draws, -1, -1))
+        new = model.generate(
+            ids, do_sample=True, max_new_tokens=1, num_return_sequences=draws, use_cache=False, **options, custom_generate=loop
+        )
+    finally:
+        del model.forward
+    counts = np.bincount(new[:, -1].numpy(), minlength=VOCABULARY)
+    kept = probabilities > 0
+    assert not counts[~kept].any()
+    if kept.sum() > 1:
+        assert chisquare(counts[kept], draws * probabilities[kept]).pvalue > 1e-4
+
+
+def test_seeds(model):
+    ids = prompt(1).repeat(3, 1)
+    options = {"do_sample": True, "max_new_tokens": 8}
+
+    def run(ids=ids, **given):
+        return model.generate(ids, **options, custom_generate=sampling(**given)).tolist()
+
+    rows = run(seed=7)
+    assert rows == run(seed=7) and rows[0] != rows[1] != rows[2] != rows[0]
+    assert run(seed=[ds.random.sample_seed(7, row) for row in (2, 0, 1)]) == [rows[2], rows[0], rows[1]]
+    assert run(ids[:1], seed=7) == rows[:1]
+    assert run() != run()
+    for seed in ([1, 2], "abc", -1, 1.5, True):
+        with pytest.raises(ValueError, match="seed"):
+            run(seed=seed)
+
+
+class Halve(LogitsProcessor):
+    """One that must see the whole batch: rows are told apart by their place."""
+
+    def __call__(self, input_ids, scores):
+        assert len(input_ids) == len(scores) == 2
+        scores = scores.clone()
+        scores[0, ::2] = -torch.inf
+        scores[1, 1::2] = -torch.inf
+        return scores
+
+
+def test_processors_of_the_users_own(model):
+    ids = prompt()
+    options = {"max_new_tokens": 8, "repetition_penalty": 1.2, "logits_processor": [Halve()]}
+    stock = model.generate(ids, **options, **REPORT)
+    ours = model.generate(ids, **options, **REPORT, custom_generate=sampling())
+    assert torch.equal(stock.sequences, ours.sequences)
+    assert all(map(torch.equal, stock.scores, ours.scores))
+    sampled = model.generate(ids, do_sample=True, **options, custom_generate=sampling(seed=1))[:, ids.shape[1] :]
+    assert (sampled[0][sampled[0] > 0] % 2 == 1).all() and (sampled[1] % 2 == 0).all()
+    only = {"max_new_tokens": 8, "prefix_allowed_tokens_fn": lambda row, ids: [5 + row, 9, 2]}
+    assert torch.equal(model.generate(ids, **only), model.generate(ids, **only, custom_generate=sampling()))
+    from transformers import RepetitionPenaltyLogitsProcessor
+
+    other = {**options, "logits_processor": [RepetitionPenaltyLogitsProcessor(5.0)]}
+    stock = model.generate(ids, **other)
+    assert torch.equal(stock, model.generate(ids, **other, custom_generate=sampling()))
+    mine = sampling(processors=[ds.processors.SuppressTokensLogitsProcessor(list(range(3, 90)))])
+    assert (model.generate(ids, max_new_tokens=5, custom_generate=mine)[:, ids.shape[1] :] % 90 <= 5).all()
+
+
+class AfterFour(StoppingCriteria):
+    def __call__(self, input_ids, scores, **kwargs):
+        return torch.tensor([input_ids.shape[1] >= 10 + 2 * row for row in range(len(input_ids))])
+
+
+@pytest.mark.parametrize("ends", [2, None])
+def test_stopping_criteria_of_the_users_own(model, ends):
+    """Without an end token, rows that have ended go on until all have: as in stock."""
+    ids = prompt()
+    options = {"max_new_tokens": 12, "stopping_criteria": [AfterFour()]}
+    before = model.generation_config.eos_token_id
+    model.generation_config.eos_token_id = ends
+    try:
+        stock = model.generate(ids, **options)
+        assert torch.equal(stock, model.generate(ids, **options, custom_generate=sampling()))
+    finally:
+        model.generation_config.eos_token_id = before
+    assert stock.shape[1] == 12
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    plain = Tokenizer(models.BPE({chr(33 + i): i for i in range(VOCABULARY)}, []))
+    plain.decoder = decoders.Fuse()
+    return PreTrainedTokenizerFast(tokenizer_object=plain)
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_stop_strings(model, tokenizer, batch):
+    ids = prompt(batch)
+    free = model.generate(ids, max_new_tokens=16)
+    strings = [tokenizer.convert_ids_to_tokens(int(row[9])) for row in free]
+    stock = model.generate(ids, max_new_tokens=16, stop_strings=strings, tokenizer=tokenizer)
+    ours = sampling(stop_strings=strings, tokenizer=tokenizer)
+    assert torch.equal(model.generate(ids, max_new_tokens=16, custom_generate=ours), stock)
+    assert stock.shape[1] < free.shape[1]
+    with pytest.raises(ValueError, match="tokenizer must be given beside stop_strings"):
+        sampling(stop_strings="a")
+
+
+class Heard(BaseStreamer):
+    def __init__(self):
+        self.tokens, self.ended = [], False
+
+    def put(self, value):
+        self.tokens += value.flatten().tolist()
+
+    def end(self):
+        self.ended = True
+
+
+def test_streamer(model):
+    ids, heard = prompt(1), Heard()
+    new = model.generate(ids, max_new_tokens=5, streamer=heard, custom_generate=sampling(streamer=heard))
+    assert heard.tokens == new[0].tolist() and heard.ended
+    with pytest.raises(ValueError, match="streamer must be None for a batch"):
+        model.generate(prompt(2), max_new_tokens=5, custom_generate=sampling(streamer=heard))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_beams": 2}, "greedy search or sampling; got beam_search"),
+        ({"prompt_lookup_num_tokens": 3}, "greedy search or sampling; got assisted_generation"),
+        ({"guidance_scale": 1.5}, "guidance_scale"),
+        ({"encoder_repetition_penalty": 1.5}, "encoder_repetition_penalty"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_what_is_refused(model, options, message):
+    with pytest.raises(ValueError, match=message):
+        model.generate(prompt(1), max_new_tokens=3, **options, custom_generate=sampling())
+
+
+def test_the_notes_of_generate_in_a_config_are_passed_over(model):
+    """custom_generate is handed a config with tensors such as _eos_token_tensor in it."""
+    seen = []
+    model.generate(
+        prompt(1), max_new_tokens=2, custom_generate=lambda *_, generation_config, **__: seen.append(generation_config)
+    )
+    assert "_eos_token_tensor" in seen[0].to_dict()
+    assert ds.SamplingParams.from_generation_config(seen[0]).eos_token_id == 2
+
+
+def test_time_attentions_and_hidden_states(model):
+    ids = prompt(1)
+    assert model.generate(ids, max_new_tokens=50, max_time=0.0, custom_generate=sampling()).shape[1] == ids.shape[1] + 1
+    options = {"max_new_tokens": 3, "return_dict_in_generate": True, "output_hidden_states": True}
+    stock, ours = (model.generate(ids, **options, **how) for how in ({}, {"custom_generate": sampling()}))
+    assert ours.scores is None and ours.past_key_values.get_seq_length() == stock.past_key_values.get_seq_length()
+    for a, b in zip(stock.hidden_states, ours.hidden_states, strict=True):
+        assert all(map(torch.equal, a, b))
