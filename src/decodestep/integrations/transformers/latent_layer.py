@@ -57,7 +57,7 @@ class IndexedLatentLayer(LatentLayer, DynamicIndexedLayer):  # type: ignore[misc
 
 def _append(held: Tensor, room: Tensor | None, new: Tensor) -> tuple[Tensor, Tensor]:
     """`held` and `new` along axis -2 as a view of a buffer, and that buffer: `room` if `held` lies in it and `new` fits."""
-    length = held.shape[-2] if held.numel() else 0
+    length = held.shape[-2] if held.dim() > 1 else 0  # a layer without anything holds a vector
     total = length + new.shape[-2]
     if room is None or not _continues(held, length, room, total, new):
         like = new if not length else held
