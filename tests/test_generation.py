@@ -9,6 +9,7 @@ import pytest
 
 import decodestep as ds
 from decodestep import SamplingParams
+from decodestep.models.sequence import admit
 from decodestep.sampling.row import Row
 
 STORY = "Once upon a time"
@@ -273,6 +274,19 @@ def test_rows_that_do_not_fit_into_the_cache_wait(tiny_file):
     assert small.cache.held == 0 and small.cache.pages == 8
     with pytest.raises(ds.models.CacheFullError, match="a row may need 9 pages, and the cache has 8"):
         ds.generate(small, [[5] * 100], ds.SamplingParams(max_new_tokens=40))
+
+
+@pytest.mark.parametrize("beams", [1, 3])
+def test_a_row_that_waits_for_other_callers_can_be_cancelled(tiny_file, beams):
+    path = tiny_file()
+    model = ds.load(path, cache_bytes=4 * ds.load(path).cache.page_bytes)
+    others = admit(model.cache, 1, 64)
+    asked = iter([False] * 4)
+    params = ds.SamplingParams(max_new_tokens=5, num_beams=beams, seed=1, ignore_eos=True)
+    [completion] = ds.generate(model, [[1, 2, 3]], params, cancelled=lambda: next(asked, True))
+    assert (completion.finish_reason, completion.token_ids) == ("cancelled", [])
+    others[0].close()
+    assert ds.generate(model, [[1, 2, 3]], params)[0].finish_reason == "length"
 
 
 def test_samples_and_turns_share_their_beginnings(tiny_file):

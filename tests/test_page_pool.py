@@ -266,36 +266,30 @@ def test_what_is_garbage_collected_comes_back():
 def test_waiting_for_pages():
     pool = pool_of(4)
     with pytest.raises(CacheFullError):
-        admit(pool, 1, 65, wait=True)  # nobody could give any back
-    [held] = admit(pool, 1, 64, wait=False)
+        pool.wait_for(5)  # nobody could give any back
+    [first], [second] = admit(pool, 1, 32), admit(pool, 1, 32)
     with pytest.raises(CacheFullError):
-        admit(pool, 1, 1, wait=False)
-    arrived = threading.Event()
-    waited = []
-
-    def wait():
-        arrived.set()
-        waited.extend(admit(pool, 2, 32, wait=True))
-
-    thread = threading.Thread(target=wait)
+        admit(pool, 1, 1)
+    pool.wait_for(4)  # comes back without them: the caller may look around
+    thread = threading.Thread(target=first.close)
     thread.start()
-    arrived.wait()
-    held.close()
-    thread.join(60)
-    assert len(waited) == 2 and pool._promised == 4
-
-    def wait_in_vain():
-        with pytest.raises(CacheFullError):
-            admit(pool, 1, 64, wait=True)
-        waited.append(None)
-
-    waited.pop().close()
+    while pool.pages - pool._promised < 2:
+        pool.wait_for(2)
+    thread.join()
     own = CachedSequence(pool, 32)  # of a caller that may never close it
-    thread = threading.Thread(target=wait_in_vain)
-    thread.start()
-    del waited[0]  # the last that was admitted is garbage collected: an error instead of a wait for ever
-    thread.join(60)
-    assert waited == [None] and own._promised == 2
+    del second  # the last that was admitted is garbage collected: an error instead of waiting for ever
+    while pool._sequences - {own}:
+        gc.collect()
+    with pytest.raises(CacheFullError):
+        pool.wait_for(4)
+    assert own._promised == pool._promised == 2
+
+
+def test_all_or_none_are_admitted():
+    pool = pool_of(5)
+    with pytest.raises(CacheFullError):
+        admit(pool, 3, 32)
+    assert pool._promised == 0 and len(admit(pool, 2, 32)) == 2
 
 
 @pytest.mark.parametrize(

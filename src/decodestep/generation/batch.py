@@ -105,11 +105,11 @@ class Batch:
             i = self._waiting[0]
             row = self.rows[i]
             try:
-                [self._sequences[i]] = admit(cache, 1, _capacity(row), wait=not self._sequences)
+                [self._sequences[i]] = admit(cache, 1, _capacity(row))
             except CacheFullError:
-                if not self._sequences:
-                    raise
-                return  # until rows end
+                if not self._sequences:  # other callers have the pages
+                    cache.wait_for(pages_of(_capacity(row)))
+                return
             if row.params.prompt_logprobs is None:
                 self._prefill.add(i, self._sequences[i], row.history.tokens)
             else:

@@ -18,7 +18,7 @@ class BeamLogits:
 
     model: made by `load`. num_beams: >= 1, that of the search.
     capacity: how many tokens a sequence may reach, prompt included; in [1, the model's context].
-    Waits while other callers have the pages that these beams may need, and holds them until `close`.
+    It holds the pages that these beams may need until `close`.
     Raises ValueError for num_beams or capacity out of range, CacheFullError if the cache has no room for such beams.
 
     Each beam has a lane of its own: a sequence of the cache. Of several beams that continue the same parent, the first keeps
@@ -32,7 +32,7 @@ class BeamLogits:
         ok = is_int(capacity) and 1 <= capacity <= context
         require(ok, "BeamLogits", "capacity", f"an integer in [1, {context}]", repr(capacity))
         self._model = model
-        self._lanes = admit(model.cache, num_beams, capacity, wait=True)
+        self._lanes = admit(model.cache, num_beams, capacity)
         self._of_beams = self._lanes[:1]
 
     def __call__(self, sequences: list[list[int]], parents: list[int]) -> np.ndarray:

@@ -14,6 +14,8 @@ from decodestep.generation.beam_logits import BeamLogits
 from decodestep.generation.beam_search import NextLogits, NoBeamError, SearchInterrupt, beam_search
 from decodestep.generation.completion import Completion
 from decodestep.models.forward import BLOCK
+from decodestep.models.page_pool import CacheFullError
+from decodestep.models.sequence import pages_of
 from decodestep.ops.decode_step import TokenLogprobs
 from decodestep.sampling.params import SamplingParams
 from decodestep.sampling.row import Row
@@ -64,9 +66,20 @@ class ModelSearch:
         stop = None
         if params.stop_strings or params.stop_token_ids:
             stop = _own(_stop(self._model.tokenizer.token_bytes, params.stop_strings, params.stop_token_ids))
-        with closing(BeamLogits(self._model, params.num_beams, len(self._prompt) + length)) as logits:
+
+        def ask() -> None:
+            """A look at `cancelled` and at the clock, before each forward pass."""
+            self._interruption = "cancelled" if cancelled() else "time" if self._row.late() else ""
+            if self._interruption:
+                raise SearchInterrupt
+
+        try:
+            logits = self._lanes(len(self._prompt) + length, ask)
+        except SearchInterrupt:
+            return []
+        with closing(logits):
             return beam_search(
-                self._next_logits(logits, cancelled),
+                self._in_blocks(logits, ask),
                 self._prompt,
                 vocab_size=self._model.config.vocab_size,
                 max_new_tokens=length,
@@ -84,13 +97,18 @@ class ModelSearch:
                 top_logprobs=params.logprobs,
             )
 
-    def _next_logits(self, logits: NextLogits, cancelled: Callable[[], bool]) -> NextLogits:
-        """The same, run in blocks of the prompt, with a look at the clock and at `cancelled` before each forward pass."""
+    def _lanes(self, capacity: int, ask: Callable[[], None]) -> BeamLogits:
+        """The sequences of the beams, once the cache has pages for them."""
+        beams = self._params.num_beams
+        while True:
+            try:
+                return BeamLogits(self._model, beams, capacity)
+            except CacheFullError:
+                self._model.cache.wait_for(beams * pages_of(capacity))
+            ask()
 
-        def ask() -> None:
-            self._interruption = "cancelled" if cancelled() else "time" if self._row.late() else ""
-            if self._interruption:
-                raise SearchInterrupt
+    def _in_blocks(self, logits: NextLogits, ask: Callable[[], None]) -> NextLogits:
+        """The same, run in blocks of the prompt."""
 
         def next_logits(sequences: list[list[int]], parents: list[int]) -> np.ndarray:
             if len(sequences[0]) == len(self._prompt):

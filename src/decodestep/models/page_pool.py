@@ -93,14 +93,15 @@ class PagePool:
             self._keep_at_most(0)
 
     def wait_for(self, count: int) -> None:
-        """Waits until `count` pages are free, while there are sequences that will end by themselves (see `admit`).
+        """Waits for `count` pages to be free, but at most a tenth of a second, so that the caller can look around.
 
-        Raises CacheFullError when there are none, and too few pages.
+        Raises CacheFullError if there are too few, and no sequence is open that will end by itself (see `admit`).
         """
         with LOCK:
-            while self._available() < count and any(sequence._admitted for sequence in self._sequences):
-                self._freed.wait(0.1)  # woken by what is given back, but not by what is garbage collected
-            self._require(count)
+            if not any(sequence._admitted for sequence in self._sequences):
+                self._require(count)
+            elif self._available() < count:
+                self._freed.wait(0.1)
 
     def _available(self) -> int:
         """How many pages can be handed out that are promised to nobody."""

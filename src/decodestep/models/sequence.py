@@ -200,24 +200,21 @@ class CachedSequence:
         self._pages.append(page)
 
 
-def admit(pool: PagePool, count: int, capacity: int, *, wait: bool) -> list[CachedSequence]:
+def admit(pool: PagePool, count: int, capacity: int) -> list[CachedSequence]:
     """So many sequences, with pages set aside for `capacity` tokens each, of a caller that closes them without waiting.
 
-    wait: whether to wait, while there are too few pages, for others that were admitted to be closed; the caller must hold none.
-    Raises CacheFullError if there are too few pages and no wait can help.
+    Raises CacheFullError, with nothing set aside, if there are too few pages. Whoever holds none may then wait for those of
+    others: `PagePool.wait_for`.
     """
-    while True:
-        made: list[CachedSequence] = []
-        try:
-            for _ in range(count):
-                made.append(CachedSequence(pool, capacity, admitted=True))
-            return made
-        except CacheFullError:
-            for sequence in made:
-                sequence.close()
-            if not wait:
-                raise
-            pool.wait_for(count * pages_of(capacity))
+    made: list[CachedSequence] = []
+    try:
+        for _ in range(count):
+            made.append(CachedSequence(pool, capacity, admitted=True))
+    except CacheFullError:
+        for sequence in made:
+            sequence.close()
+        raise
+    return made
 
 
 def pages_of(tokens: int) -> int:
