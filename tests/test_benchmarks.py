@@ -190,3 +190,14 @@ def test_what_is_wrong_does_not_pass(sampling, change):
     sampling.verify(case, Wrong(ours.DecodeStep(case), {}), logits)
     with pytest.raises(AssertionError):
         sampling.verify(case, Wrong(ours.DecodeStep(case), change), logits)
+
+
+def test_transformers_verifies_and_accelerates():
+    arguments = ["--contexts", 24, "--layers", 1, "--prompt", 8, "--batches", 2, "--rounds", 3, "--json"]
+    ran = run([*CLI, "transformers"], *arguments)
+    assert ran.returncode == 0, ran.stderr
+    rows = json.loads(ran.stdout)["rows"]
+    assert {"decodestep", "sdpa", "eager"} == names(rows, "decode dense float32 B=2 context 24")
+    assert {"decodestep", "sdpa"} == names(rows, "prefill")
+    assert {"ours, Sampler", "transformers"} == names(rows, "sampling greedy")
+    assert ran.stderr.count("verified") == 4

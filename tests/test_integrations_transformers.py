@@ -8,6 +8,8 @@ from __future__ import annotations
 import copy
 import io
 import pickle
+import sys
+from pathlib import Path
 from types import MethodType
 
 import pytest
@@ -16,6 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AttentionInterface, DynamicCache, StaticCache
 
+import processes
 from decodestep.integrations.transformers import LatentLayer, accelerate, acceleration, attention, visible_keys
 from latent_models import FAMILIES, VOCABULARY, model_of
 
@@ -531,3 +534,10 @@ def test_an_argument_that_is_not_known_is_refused(model):
             serve(module, query, latents, rope, None, scaling=1.0, s_aux=torch.zeros(4), new_thing=1)
     with pytest.raises(ValueError, match=r"got s_aux of DeepseekV3Attention"):
         serve(module, query, query, query, None, scaling=1.0, s_aux=torch.zeros(4))
+
+
+def test_the_example_runs():
+    script = Path(__file__).parent.parent / "examples" / "transformers_mla.py"
+    ran = processes.run([sys.executable, str(script), "--hidden", "64", "--contexts", "30"], timeout=300)
+    assert ran.returncode == 0, ran.stderr
+    assert "context     30" in ran.stdout and "with our sampling: [5, 6, 7, " in ran.stdout
