@@ -469,6 +469,16 @@ def with_a_hook(model):
     model.model.layers[0].self_attn.kv_b_proj.register_forward_hook(lambda *_: None)
 
 
+def with_a_forward_of_its_own(model):
+    projection = model.model.layers[0].self_attn.kv_b_proj
+    projection.forward = lambda x, forward=projection.forward: 2 * forward(x)
+
+
+def with_another_expansion(model):
+    attention = model.model.layers[1].self_attn
+    attention.expand_kv = lambda *given: type(attention).expand_kv(attention, *given)
+
+
 def with_another_map(model):
     kind = type(model.model.layers[0].self_attn)
     scaled = type("Scaled", (kind,), {"expand_kv": lambda self, kv, kr: kind.expand_kv(self, 2 * kv, kr)})
@@ -481,6 +491,8 @@ def with_another_map(model):
         (with_lora, r"layers.1.self_attn.kv_b_proj must be a Linear without bias and hooks; got Lora"),
         (with_bias, r"layers.0.self_attn.kv_b_proj must be a Linear without bias and hooks"),
         (with_a_hook, r"kv_b_proj must be a Linear without bias and hooks"),
+        (with_a_forward_of_its_own, r"layers.0.self_attn.kv_b_proj must be a Linear without bias and hooks"),
+        (with_another_expansion, r"layers.1.self_attn.expand_kv must be that of its class, in one handle; got another one"),
         (with_another_map, r"layers.0.self_attn.expand_kv must be the map of kv_b_proj's weight; got another one, of Scaled"),
         (lambda model: model.double(), r"kv_b_proj must be float32 or bfloat16; got torch.float64"),
         (lambda model: model.to("meta"), r"kv_b_proj must be on the CPU; got a weight on meta"),
@@ -503,6 +515,29 @@ def test_what_has_no_latent_attention_or_has_sinks_is_refused(model):
     with pytest.raises(ValueError, match=r"absorb_up_to must be an integer >= 0; got True"):
         accelerate(model, absorb_up_to=True)
     assert acceleration._HANDLE not in vars(model)
+
+
+def test_a_part_of_a_model_is_accelerated_once(model):
+    ids = prompt()
+    expected = decode(model, ids, holes(ids), 2)
+    with accelerate(model.model):
+        assert_close(decode(model, ids, holes(ids), 2), expected)
+        with pytest.raises(ValueError, match="expand_kv must be that of its class, in one handle"):
+            accelerate(model)
+    assert torch.equal(decode(model, ids, holes(ids), 2), expected)
+
+
+def test_a_switch_that_fails_half_way_leaves_nothing(model, monkeypatch):
+    ids = prompt()
+    expected = decode(model, ids, holes(ids), 2)
+    with pytest.raises(ValueError, match="no such"):
+        accelerate(model, experts="no such")
+    monkeypatch.setattr(type(model.model), "_can_set_attn_implementation", classmethod(lambda cls: False))
+    with pytest.raises(ValueError, match="model must be one whose attention can be chosen; got DeepseekV3Model"):
+        accelerate(model)
+    assert acceleration._HANDLE not in vars(model)
+    assert not any(isinstance(vars(module).get("expand_kv"), attention.Latents) for module in model.modules())
+    assert torch.equal(decode(model, ids, holes(ids), 2), expected)
 
 
 def test_a_projection_that_changes_later_is_expanded(absorbed):

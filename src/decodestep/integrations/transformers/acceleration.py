@@ -73,18 +73,36 @@ class Acceleration:
         self._hooks: list[Any] = []
         self._experts: Any = None
         decoders = _owners(model, modules)
+        setattr(model, _HANDLE, self)
+        try:
+            self._switch(modules, decoders, attention, cache, experts, absorb_up_to)
+        except BaseException:
+            self.undo()
+            raise
+
+    def _switch(
+        self,
+        modules: dict[str, nn.Module],
+        decoders: list[Any],
+        attention: bool,
+        cache: bool,
+        experts: str,
+        absorb_up_to: int,
+    ) -> None:
         if experts != "keep":
-            self._experts = model.get_experts_implementation()
-            model.set_experts_implementation(experts)
+            before = self.model.get_experts_implementation()
+            self.model.set_experts_implementation(experts)
+            self._experts = before
         if attention:
             for module in modules.values():
                 module.expand_kv = Latents(module, absorb_up_to)
             for decoder in decoders:
                 self._configs.append((decoder.config, decoder.config._attn_implementation))
-                decoder.set_attn_implementation(NAME)
+                decoder.set_attn_implementation(NAME)  # warns, and does nothing, where the model's file does not allow it
+                found = decoder.config._attn_implementation
+                require(found == NAME, _OP, "model", "one whose attention can be chosen", type(decoder).__name__)
         if cache:
             self._hooks = [decoder.register_forward_pre_hook(_use_latent_layers, with_kwargs=True) for decoder in decoders]
-        setattr(model, _HANDLE, self)
 
     def undo(self) -> None:
         """Makes the model what it was; a choice of attention that the user has made since stays. Caches keep their layers,
@@ -155,6 +173,7 @@ def _owners(model: nn.Module, modules: dict[str, nn.Module]) -> list[Any]:
 
 def _check(name: str, module: Any) -> None:
     projection = module.kv_b_proj
+    require("expand_kv" not in vars(module), _OP, f"{name}.expand_kv", "that of its class, in one handle", "another one")
     require(is_plain(projection), _OP, f"{name}.kv_b_proj", "a Linear without bias and hooks", type(projection).__name__)
     weight = projection.weight
     require(weight.device.type == "cpu", _OP, f"{name}.kv_b_proj", "on the CPU", f"a weight on {weight.device}")

@@ -189,8 +189,8 @@ def _can_absorb(
 
 
 def is_plain(projection: Any) -> bool:
-    """Whether a module is its weight and nothing more: a torch Linear without a bias and without hooks."""
-    if type(projection) is not nn.Linear or projection.bias is not None:
+    """Whether a module is its weight and nothing more: a torch Linear without a bias, hooks or a `forward` of its own."""
+    if type(projection) is not nn.Linear or projection.bias is not None or "forward" in vars(projection):
         return False
     hooks = projection._forward_hooks, projection._forward_pre_hooks, projection._backward_hooks, projection._backward_pre_hooks
     return not any(hooks)
