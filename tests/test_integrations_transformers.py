@@ -345,6 +345,17 @@ def test_gradients_dropout_autocast_and_attentions_go_the_stock_way(model, absor
     model.zero_grad()
 
 
+def test_compiled_models_go_the_stock_way(absorbed):
+    model, ids = model_of("deepseek_v2", num_hidden_layers=1), prompt()
+    expected = decode(model, ids, torch.ones_like(ids), 1)
+    with accelerate(model):
+        cache = DynamicCache(config=model.config)
+        compiled = torch.compile(model, backend="eager")
+        compiled.config = model.config
+        assert_close(decode(compiled, ids, torch.ones_like(ids), 1, cache), expected)
+    assert not absorbed
+
+
 def test_many_queries_are_expanded(model, absorbed):
     ids = prompt(1, 120)
     with torch.no_grad(), accelerate(model, absorb_up_to=3):
