@@ -16,6 +16,7 @@ import argparse
 import csv
 import inspect
 import statistics
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,11 @@ import numpy as np
 
 import decodestep as ds
 from harness import Call, Report, options, torch
-from llama_cpp_model import LlamaCpp
+
+try:
+    from llama_cpp_model import LlamaCpp
+except ImportError:  # its package is not installed
+    LlamaCpp = None  # type: ignore[assignment, misc]
 
 STEPS = 8  # tokens decoded in one timed call
 TEXT = "\n".join(inspect.getsource(module) for module in (argparse, csv, inspect, statistics))
@@ -90,7 +95,7 @@ def tokens_of(model: ds.Model, count: int) -> np.ndarray:
 
 def peers(model: ds.Model, ids: np.ndarray, chosen: Any, rows: int = 1) -> dict[str, Any]:
     made: dict[str, Any] = {"ours": Ours(model, ids, rows)}
-    for flash in (False, True):
+    for flash in (False, True) if LlamaCpp else ():
         made[f"llama.cpp, {'' if flash else 'no '}flash attention"] = Theirs(model.path, ids, chosen.threads, flash, rows)
     if chosen.transformers and rows == 1:
         made[f"transformers {chosen.transformers}"] = Transformers(model.path, ids, chosen.transformers)
@@ -122,7 +127,7 @@ def decode(model: ds.Model, report: Report, chosen: Any, context: int, rows: int
     read = model.decoder.weight_bytes + rows * 4 * config.layers * width * context  # keys and values, two bytes each
     name = f"decode, context {context}" + (f", batch {rows}" if rows > 1 else "") + f", {STEPS} steps"
     timed = calls(made, lambda peer: peer.decode)
-    if rows > 1:
+    if rows > 1 and LlamaCpp:
         alone = Theirs(model.path, ids, chosen.threads, flash_attention=True)
         alone.prefill()
         timed["llama.cpp, a row after the other"] = lambda: [alone.decode() for _ in range(rows)]
@@ -140,17 +145,20 @@ def accuracy(model: ds.Model, positions: int) -> None:
     # llama.cpp takes a window of 512 at a time, and so does everybody.
     windows = np.array_split(ids, -(-positions // 512))
     exact = transformers_model(model.path, "float32")
-    llama = LlamaCpp(model.path, 512, 2, flash_attention=False)
+    measured: dict[str, Callable[[np.ndarray], np.ndarray]] = {f"ours, {model.decoder.description}": model.logits}
+    if LlamaCpp:
+        llama = LlamaCpp(model.path, 512, 2, flash_attention=False)
 
-    def theirs(window: np.ndarray) -> np.ndarray:
-        llama.forget(0)
-        return llama.evaluate(window, 0, every=True)
+        def theirs(window: np.ndarray) -> np.ndarray:
+            llama.forget(0)
+            return llama.evaluate(window, 0, every=True)
 
+        measured["llama.cpp"] = theirs
     print(f"\nagainst transformers in float32, {positions} positions of program text")
     with torch.no_grad():
         true = [log_softmax(exact(torch.tensor([window.tolist()])).logits[0].numpy()) for window in windows]
     verify_distributions(true, windows, model)
-    for name, logits in {f"ours, {model.decoder.description}": model.logits, "llama.cpp": theirs}.items():
+    for name, logits in measured.items():
         found = [log_softmax(logits(window)) for window in windows]
         kl = np.concatenate([(np.exp(p) * (p - q)).sum(-1) for p, q in zip(true, found, strict=True)])
         same = np.concatenate([p.argmax(-1) == q.argmax(-1) for p, q in zip(true, found, strict=True)])
@@ -174,6 +182,8 @@ def main() -> None:
                      dtype="auto", transformers="", positions=2000)  # fmt: skip
     model = ds.load(dtype=chosen.dtype, threads=chosen.threads)
     cases = chosen.cases.split(",")
+    if not LlamaCpp:
+        print("left out: llama.cpp, whose package llama-cpp-python is not installed", file=sys.stderr)
     if "accuracy" in cases:
         accuracy(model, chosen.positions)
         return
