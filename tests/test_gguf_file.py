@@ -163,7 +163,7 @@ def test_a_file_that_becomes_shorter_while_it_is_read_is_noticed(tiny_file):
 
 # Run in a process of its own: each file of a folder is refused, and what that takes.
 REFUSE = """
-import json, resource, sys, time
+import json, re, sys, time
 from pathlib import Path
 import decodestep as ds
 from decodestep.models import convert, gguf_file, tokenizer
@@ -174,8 +174,9 @@ for path in sorted(Path(sys.argv[1]).iterdir()):
         error = "no error"
     except ds.ModelError as failure:
         error = str(failure)
-    megabytes = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024  # of this file or one before it
-    print(json.dumps([path.stem, error, time.process_time() - seconds, megabytes]))
+    # The peak of this program, of this file or one before it; that of getrusage is also the parent's before the program began.
+    kilobytes = re.search("VmHWM:\\s*([0-9]+)", Path("/proc/self/status").read_text())[1]
+    print(json.dumps([path.stem, error, time.process_time() - seconds, int(kilobytes) / 1024]))
 """
 STRING, ARRAY, UINT8 = 8, 9, 0
 
