@@ -57,12 +57,16 @@ def weights(sizes: Sizes, format_: Format, rng: np.random.Generator) -> DecoderW
     )
 
 
-def step(w: DecoderWeights, lengths: list[int], rng: np.random.Generator, dtype: type = np.float32) -> dict[str, Any]:
+def step(
+    w: DecoderWeights, lengths: list[int], rng: np.random.Generator, dtype: type = np.float32, slabs: int = 1
+) -> dict[str, Any]:
     """The arguments of a step that runs prompts of these lengths: pages in random order, the cache full of NaN."""
     table_width, positions = -(-max(lengths) // 16), np.arange(max(lengths))
-    pages = len(lengths) * table_width
+    needed = len(lengths) * table_width
+    pages = -(-needed // slabs)
+    shape = (len(w.layers), w.kv_heads, pages) if slabs == 1 else (slabs, len(w.layers), w.kv_heads, pages)
     angle = positions[:, None] * 0.7 ** np.arange(w.head_dim // 2)
-    half, layers = w.head_dim // 2, len(w.layers)
+    half = w.head_dim // 2
     tokens = sum(lengths)
     return {
         "weights": w,
@@ -71,9 +75,9 @@ def step(w: DecoderWeights, lengths: list[int], rng: np.random.Generator, dtype:
         "positions": np.concatenate([np.arange(length) for length in lengths]),
         "sin": np.sin(angle).astype(dtype),
         "cos": np.cos(angle).astype(dtype),
-        "keys": np.full((layers, w.kv_heads, pages, half, 16, 2), np.nan, BFLOAT16),
-        "values": np.full((layers, w.kv_heads, pages, 8, w.head_dim, 2), np.nan, BFLOAT16),
-        "page_table": rng.permutation(pages).reshape(len(lengths), table_width),
+        "keys": np.full((*shape, half, 16, 2), np.nan, BFLOAT16),
+        "values": np.full((*shape, 8, w.head_dim, 2), np.nan, BFLOAT16),
+        "page_table": rng.permutation(slabs * pages)[:needed].reshape(len(lengths), table_width),
         "wanted": np.arange(tokens),
     }
 

@@ -149,6 +149,7 @@ def decoder_forward(s: Source) -> Arguments:
         1 + s.size(3),
         s.one_of(1, 16, 300),
     )
+    slabs = s.one_of(1, 2)
     layers, groups, width = len(made["layers"]), made["kv_heads"], made["head_dim"]
     wanted = s.ids(s.size() if tokens else 0, end=tokens)
     return {
@@ -156,9 +157,9 @@ def decoder_forward(s: Source) -> Arguments:
         "sequence": s.ids(tokens, end=sequences),
         "positions": s.ids(tokens, end=min(positions, 16 * room)), "sin": s.array(positions, width // 2),
         "cos": s.array(positions, width // 2),
-        "keys": s.array(layers, groups, pages, width // 2, 16, 2, dtype=np.uint16),
-        "values": s.array(layers, groups, pages, 8, width, 2, dtype=np.uint16),
-        "page_table": s.ids(sequences, room, end=pages), "wanted": wanted,
+        "keys": s.array(slabs, layers, groups, pages, width // 2, 16, 2, dtype=np.uint16),
+        "values": s.array(slabs, layers, groups, pages, 8, width, 2, dtype=np.uint16),
+        "page_table": s.ids(sequences, room, end=slabs * pages), "wanted": wanted,
         "logits": s.array(len(wanted), made["logits"][2]), "threads": s.threads(),
     }  # fmt: skip
 

@@ -215,8 +215,9 @@ def test_the_reference_in_float64_is_a_plain_pass_but_for_bfloat16(sizes, rng):
 
 @pytest.mark.parametrize("format_", [Format.F32, Format.BF16, Format.Q8_0], ids=lambda f: f.name)
 @pytest.mark.parametrize("lengths", [[1], [2, 2], [40, 1, 17], [300]], ids=str)
-def test_equals_the_reference(lengths, format_, rng):
-    call = step(weights(Sizes(), format_, rng), lengths, rng)
+@pytest.mark.parametrize("slabs", [1, 2, 3])
+def test_equals_the_reference(lengths, format_, slabs, rng):
+    call = step(weights(Sizes(), format_, rng), lengths, rng, slabs=slabs)
     other = copied(call)
     logits, expected = ds.decoder_forward(**call), ds.decoder_forward(**other, backend="reference")
     assert logits.dtype == expected.dtype == np.float32
@@ -225,6 +226,20 @@ def test_equals_the_reference(lengths, format_, rng):
         ours, theirs = (c[name].astype(np.float32) for c in (call, other))
         assert np.array_equal(np.isnan(ours), np.isnan(theirs))
         assert np.nanmax(np.abs(ours - theirs)) < 0.1 and np.nanmean(np.abs(ours - theirs)) < 2e-3
+
+
+def test_slabs_change_no_bit(rng):
+    call = step(weights(Sizes(), Format.Q8_0, rng), [300, 40], rng)
+    pages = call["keys"].shape[2]
+    cut = copied(call)
+    for name in ("keys", "values"):  # page p is page p % 2 of slab p // 2
+        layers, groups, _, *rest = call[name].shape
+        slabs = call[name].reshape(layers, groups, pages // 2, 2, *rest)
+        cut[name] = np.ascontiguousarray(np.moveaxis(slabs, 2, 0))
+    assert np.array_equal(ds.decoder_forward(**cut), ds.decoder_forward(**call))
+    for name in ("keys", "values"):
+        joined = np.moveaxis(cut[name], 0, 2).reshape(call[name].shape)
+        assert np.array_equal(joined.view(np.uint16), call[name].view(np.uint16))
 
 
 @pytest.mark.parametrize("backend", ["cpu", "reference"])
@@ -267,8 +282,8 @@ def test_torch_caches_are_written_in_place(rng):
         (r"sin must be float32 or float64; got int64 3x16", {"sin": np.zeros((3, 16), int)}),
         (r"sin must be of shape \(P, 16\); got float32 3x8", {"sin": np.zeros((3, 8), np.float32)}),
         ("cos must be float32; got float64 3x16", {"cos": np.zeros((3, 16))}),
-        ("keys must be bfloat16; got float32 2x2x1x16x16x2", {"keys": np.zeros((2, 2, 1, 16, 16, 2), np.float32)}),
-        ("values must be of shape 2x2x1x8x32x2; got bfloat16 2", {"values": np.zeros((2, 2, 2, 8, 32, 2), BFLOAT16)}),
+        ("keys must be bfloat16; got float32 1x2x2x1x16x16x2", {"keys": np.zeros((2, 2, 1, 16, 16, 2), np.float32)}),
+        ("values must be of shape 1x2x2x1x8x32x2; got bfloat16 1", {"values": np.zeros((2, 2, 2, 8, 32, 2), BFLOAT16)}),
         ("values must be writeable and contiguous", {"values": np.zeros((2, 2, 2, 8, 32, 2), BFLOAT16)[:, :, ::2]}),
         ("backend must be able to serve the call; got 'cpu', which has no float64",
          {"sin": np.zeros((3, 16)), "cos": np.zeros((3, 16)), "backend": "cpu"}),

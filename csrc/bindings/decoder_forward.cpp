@@ -88,10 +88,10 @@ bool all_within(const std::vector<int64_t>& ids, size_t end) {
 }
 
 void call_decoder_forward(const HeldDecoder& held, Ids ids_array, Ids sequence_array, Ids positions_array, Matrix sin,
-                          Matrix cos, Packed<uint16_t, 6> keys, Packed<uint16_t, 6> values,
+                          Matrix cos, Packed<uint16_t, 7> keys, Packed<uint16_t, 7> values,
                           Packed<const int64_t, 2> page_table, Ids wanted_array, Packed<float, 2> logits, int threads) {
     const Decoder& d = held.decoder;
-    const size_t tokens = ids_array.shape(0), pages = keys.shape(2);
+    const size_t tokens = ids_array.shape(0), slabs = keys.shape(0), slab_pages = keys.shape(3);
     require_aligned(ids_array, sequence_array, positions_array, sin, cos, keys, values, page_table, wanted_array,
                     logits);
     require(sequence_array.shape(0) == tokens && positions_array.shape(0) == tokens,
@@ -100,11 +100,12 @@ void call_decoder_forward(const HeldDecoder& held, Ids ids_array, Ids sequence_a
                wanted = copy_of(wanted_array);
     require(sin.shape(1) == d.head_dim / 2 && cos.shape(0) == sin.shape(0) && cos.shape(1) == sin.shape(1),
             "sin or cos has the wrong shape");
-    require(keys.shape(0) == d.layers.size() && keys.shape(1) == d.kv_heads && keys.shape(3) == d.head_dim / 2 &&
-                keys.shape(4) == kPagePositions && keys.shape(5) == 2,
+    require(keys.shape(1) == d.layers.size() && keys.shape(2) == d.kv_heads && keys.shape(4) == d.head_dim / 2 &&
+                keys.shape(5) == kPagePositions && keys.shape(6) == 2,
             "keys has the wrong shape");
-    require(values.shape(0) == keys.shape(0) && values.shape(1) == d.kv_heads && values.shape(2) == pages &&
-                values.shape(3) == kPagePositions / 2 && values.shape(4) == d.head_dim && values.shape(5) == 2,
+    require(values.shape(0) == slabs && values.shape(1) == keys.shape(1) && values.shape(2) == d.kv_heads &&
+                values.shape(3) == slab_pages && values.shape(4) == kPagePositions / 2 &&
+                values.shape(5) == d.head_dim && values.shape(6) == 2,
             "values has the wrong shape");
     require(logits.shape(0) == wanted.size() && logits.shape(1) == d.logits.out, "logits has the wrong shape");
     require(all_within(ids, d.embedding.out), "a token id is out of range");
@@ -112,9 +113,14 @@ void call_decoder_forward(const HeldDecoder& held, Ids ids_array, Ids sequence_a
     require(all_within(positions, std::min<size_t>(sin.shape(0), page_table.shape(1) * kPagePositions)),
             "a position is out of range");
     require(all_within(wanted, tokens), "a wanted row is out of range");
+    const size_t slab_places = d.layers.size() * d.kv_heads * slab_pages;
     const TableCopy table = copy_of_table(
-        page_table, sequence, [&](size_t t) { return static_cast<size_t>(positions[t]) / kPagePositions + 1; }, pages,
-        "a page is out of range");
+        page_table, sequence, [&](size_t t) { return static_cast<size_t>(positions[t]) / kPagePositions + 1; },
+        slabs * slab_pages, "a page is out of range",
+        [=](int64_t page) {
+            const auto p = static_cast<size_t>(page);
+            return static_cast<int64_t>(p / slab_pages * slab_places + p % slab_pages);
+        });
     const DecoderForward args{.decoder = &d,
                               .tokens = tokens,
                               .ids = ids.data(),
@@ -124,7 +130,7 @@ void call_decoder_forward(const HeldDecoder& held, Ids ids_array, Ids sequence_a
                               .cos = cos.data(),
                               .keys = keys.data(),
                               .values = values.data(),
-                              .pages = pages,
+                              .slab_pages = slab_pages,
                               .page_table = table.entries.get(),
                               .table_width = table.width,
                               .wanted = wanted.data(),

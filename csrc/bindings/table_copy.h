@@ -3,6 +3,7 @@
 #pragma once
 
 #include <algorithm>
+#include <functional>
 #include <memory>
 #include <vector>
 
@@ -17,10 +18,11 @@ struct TableCopy {
 };
 
 // Token t reads the first entries_of(t) > 0 entries of row rows[t] of the table. Time and memory grow with the tokens
-// and with the rows' longest reads, not with their product. Entries that are read must be in [0, end).
-template <class Count>
+// and with the rows' longest reads, not with their product. Entries that are read must be in [0, end); the copy has
+// place_of(entry) in their stead.
+template <class Count, class Place = std::identity>
 TableCopy copy_of_table(const Packed<const int64_t, 2>& table, std::vector<int64_t> rows, Count&& entries_of,
-                        size_t end, const char* rule) {
+                        size_t end, const char* rule, Place&& place_of = {}) {
     std::vector<size_t> used(table.shape(0));
     for (size_t t = 0; t < rows.size(); ++t) {
         size_t& entries = used[static_cast<size_t>(rows[t])];
@@ -37,6 +39,7 @@ TableCopy copy_of_table(const Packed<const int64_t, 2>& table, std::vector<int64
         std::copy_n(table.data() + row * table.shape(1), used[row], to);
         require(std::all_of(to, to + used[row], [=](int64_t p) { return p >= 0 && static_cast<size_t>(p) < end; }),
                 rule);
+        std::transform(to, to + used[row], to, place_of);
         numbers[row] = number++;
         to += width;
     }

@@ -51,7 +51,7 @@ class AttentionPlan {
     const std::vector<AttentionUnit>& cut_units() const { return cut_units_; }
     size_t states() const { return states_; }
 
-    // Calls body(task) for a member's tasks. The dearest ones come first, and are dealt forth and back: so the shares
+    // Calls body(task) for a member's tasks. The largest come first, and are dealt forth and back: so the shares
     // differ by less than one of them.
     template <class Body>
     void each_task(size_t member, size_t members, Body&& body) const {
@@ -118,7 +118,7 @@ class AttentionPlan {
     const Decoder& d_;
     std::vector<TokenRun> runs_;
     std::vector<AttentionUnit> units_;
-    std::vector<AttentionTask> tasks_;  // the dearest first
+    std::vector<AttentionTask> tasks_;  // the largest first
     std::vector<AttentionUnit> cut_units_;
     size_t states_ = 0;
 };

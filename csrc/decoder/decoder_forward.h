@@ -40,9 +40,12 @@ struct Decoder {
 // Products are those of linear_panels.h: activations are quantised where the weight's format says so. Attention is that
 // of attention/group_attention.h.
 //
-// Layout of the cache, pages of every layer, bfloat16:
-//   keys [layers, kv_heads, pages, head_dim / 2, 16, 2]: the two columns of a pair are innermost, then the position
-//   values [layers, kv_heads, pages, 8, head_dim, 2]: the two positions of a pair are innermost, then the column
+// Layout of the cache, slabs of pages of every layer, bfloat16:
+//   keys [slabs, layers, kv_heads, slab_pages, head_dim / 2, 16, 2]: the two columns of a pair innermost, then the
+//   position values [slabs, layers, kv_heads, slab_pages, 8, head_dim, 2]: the two positions of a pair innermost, then
+//   the column
+// The page table names a page by its place among the pages of the first layer and head of all slabs:
+//   slab * layers * kv_heads * slab_pages + page of the slab
 // Reads the cache at positions before a token's own; these are written by earlier calls or by the same one.
 // Writes the cache at the tokens' positions and nowhere else, in any order; a position may be written again. Whatever
 // lies at later positions, of this sequence or left by another one, has no effect. NaN: reaches later tokens of its own
@@ -54,8 +57,8 @@ struct DecoderForward {
     const int64_t *ids, *sequence, *positions;  // [tokens]
     const float *sin, *cos;                     // [positions, head_dim / 2]
     uint16_t *keys, *values;
-    size_t pages;
-    const int64_t* page_table;  // [sequences, table_width]: the page of positions 16 i to 16 i + 15
+    size_t slab_pages;
+    const int64_t* page_table;  // [sequences, table_width]: the place of positions 16 i to 16 i + 15
     size_t table_width;
     const int64_t* wanted;  // [rows]: numbers of tokens
     size_t rows;

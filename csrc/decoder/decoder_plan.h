@@ -78,9 +78,10 @@ class Plan {
 
     size_t splits_of(size_t t) const { return key_splits(a.positions[t] + 1); }
 
-    // Where keys or values of a page lie, in values from the beginning of the cache.
+    // Where keys or values of a page lie, in values from the beginning of the cache. page: its place in the first layer
+    // and head.
     size_t page_offset(size_t layer, size_t page, size_t kv_head) const {
-        return ((layer * d.kv_heads + kv_head) * a.pages + page) * d.head_dim * kPagePositions;
+        return ((layer * d.kv_heads + kv_head) * a.slab_pages + page) * d.head_dim * kPagePositions;
     }
     const int64_t* page_table_of(size_t t) const { return a.page_table + a.sequence[t] * a.table_width; }
 

@@ -44,9 +44,11 @@ def decoder_forward(
         before a token's own must be in the cache, or stand earlier in the same call.
     sin, cos: (P, D / 2), the rotation of pair i of a head at each position. float32; or float64, in which "reference" then
         computes.
-    keys: (L, G, pages, D / 2, 16, 2) bfloat16, C order, written in place. A page holds 16 positions of one key-value head:
-        keys[l, g, page, i, p % 16] are columns 2i and 2i + 1 of position p.
-    values: (L, G, pages, 8, D, 2) bfloat16, C order, written in place: values[l, g, page, p % 16 // 2, i, p % 2] is column i.
+    keys: (slabs, L, G, S, D / 2, 16, 2), or for one slab (L, G, S, D / 2, 16, 2); bfloat16, C order, written in place. A
+        page holds 16 positions of one key-value head:
+        keys[page // S, l, g, page % S, i, p % 16] are columns 2i and 2i + 1 of position p.
+    values: (slabs, L, G, S, 8, D, 2) or (L, G, S, 8, D, 2), bfloat16, C order, written in place:
+        values[page // S, l, g, page % S, p % 16 // 2, i, p % 2] is column i.
     page_table: (B, M) integers: the pages of each sequence in order; page_table[b, p // 16] holds position p. Entries past a
         sequence's last token are not read.
     wanted: (R,) integers in [0, T): the tokens whose logits are returned, in any order.

@@ -52,8 +52,8 @@ def bind(
         arrays.integers(OP, "positions", positions, rank=1),
         arrays.view(OP, "sin", sin),
         arrays.view(OP, "cos", cos),
-        arrays.view(OP, "keys", keys),
-        arrays.view(OP, "values", values),
+        _in_slabs(arrays.view(OP, "keys", keys)),
+        _in_slabs(arrays.view(OP, "values", values)),
         arrays.integers(OP, "page_table", page_table, rank=2),
         arrays.integers(OP, "wanted", wanted, rank=1),
     )
@@ -71,6 +71,10 @@ def bind(
     return call
 
 
+def _in_slabs(cache: np.ndarray) -> np.ndarray:
+    return cache[None] if cache.ndim == 6 else cache
+
+
 def _check_rope(call: Call) -> None:
     require_dtype(OP, "sin", call.sin, (np.float32, np.float64))
     require_dtype(OP, "cos", call.cos, (call.sin.dtype,))
@@ -82,17 +86,17 @@ def _check_rope(call: Call) -> None:
 def _check_cache(call: Call) -> int:
     """The number of pages."""
     w = call.weights
-    pages = call.keys.shape[2] if call.keys.ndim == 6 else 0
+    slabs, pages = (call.keys.shape[0], call.keys.shape[3]) if call.keys.ndim == 7 else (1, 0)
     shapes = {
-        "keys": (len(w.layers), w.kv_heads, pages, w.head_dim // 2, PAGE, 2),
-        "values": (len(w.layers), w.kv_heads, pages, PAGE // 2, w.head_dim, 2),
+        "keys": (slabs, len(w.layers), w.kv_heads, pages, w.head_dim // 2, PAGE, 2),
+        "values": (slabs, len(w.layers), w.kv_heads, pages, PAGE // 2, w.head_dim, 2),
     }
     for (name, shape), array in zip(shapes.items(), (call.keys, call.values), strict=True):
         require_dtype(OP, name, array, (BFLOAT16,))
         require_shape(OP, name, array, shape)
         ok = array.flags.c_contiguous and array.flags.aligned and array.flags.writeable
         require(ok, OP, name, "writeable and contiguous in C order", "an array that is not")
-    return pages
+    return slabs * pages
 
 
 def _require_within(name: str, values: np.ndarray, end: int) -> None:

@@ -16,7 +16,8 @@ from decodestep.weights.packed import PackedWeight
 def forward(call: Call) -> np.ndarray:
     w, dtype = call.weights, call.sin.dtype
     x = PackedWeight(w.embedding.rows[call.token_ids], w.embedding.format, w.hidden).values().astype(dtype)
-    for layer, keys, values in zip(w.layers, call.keys, call.values, strict=True):
+    for number, layer in enumerate(w.layers):
+        keys, values = call.keys[:, number], call.values[:, number]
         h = rms_norm(x, layer.attention_norm.astype(dtype), w.norm_eps)
         queries = _project(call, layer, h, keys, values)
         x = x + linear(_attend(call, queries, keys, values), layer.output)
@@ -30,10 +31,11 @@ def _project(call: Call, layer: LayerWeights, h: np.ndarray, keys: np.ndarray, v
     w, tokens = call.weights, len(h)
     queries = _rotate(call, linear(h, layer.query).reshape(tokens, w.heads, w.head_dim))
     both = linear(h, layer.values_keys).reshape(tokens, 2, w.kv_heads, w.head_dim)
-    page, row = call.page_table[call.sequence, call.positions // PAGE], call.positions % PAGE
-    values[:, page, row // 2, :, row % 2] = both[:, 0].astype(BFLOAT16)
+    slab, page = np.divmod(call.page_table[call.sequence, call.positions // PAGE], keys.shape[2])
+    row = call.positions % PAGE
+    values[slab, :, page, row // 2, :, row % 2] = both[:, 0].astype(BFLOAT16)
     pairs = _rotate(call, both[:, 1]).reshape(tokens, w.kv_heads, w.head_dim // 2, 2)
-    keys[:, page, :, row] = pairs.astype(BFLOAT16)
+    keys[slab, :, page, :, row] = pairs.astype(BFLOAT16)
     return queries.astype(BFLOAT16)
 
 
@@ -49,9 +51,9 @@ def _attend(call: Call, queries: np.ndarray, keys: np.ndarray, values: np.ndarra
     w, dtype = call.weights, call.sin.dtype
     out = np.empty((len(queries), w.kv_heads, w.heads // w.kv_heads, w.head_dim), dtype)
     for t, position in enumerate(call.positions):
-        pages = call.page_table[call.sequence[t], : position // PAGE + 1]
-        k = keys[:, pages].transpose(0, 1, 3, 2, 4)  # (key-value head, page, position, pair, column of the pair)
-        v = values[:, pages].transpose(0, 1, 2, 4, 3)  # (key-value head, page, pair, position of the pair, column)
+        slab, page = np.divmod(call.page_table[call.sequence[t], : position // PAGE + 1], keys.shape[2])
+        k = keys[slab, :, page].transpose(1, 0, 3, 2, 4)  # (key-value head, page, position, pair, column of the pair)
+        v = values[slab, :, page].transpose(1, 0, 2, 4, 3)  # (key-value head, page, pair, position of the pair, column)
         k, v = (a.reshape(w.kv_heads, -1, w.head_dim)[:, : position + 1].astype(dtype) for a in (k, v))
         q = queries[t].reshape(w.kv_heads, -1, w.head_dim).astype(dtype)
         score = q @ k.swapaxes(1, 2) * dtype.type(w.scale)
