@@ -37,8 +37,8 @@ struct f32x32 {
     f32x16 first, second;
 };
 
-// f(q) for each quarter, and f(i) for each lane. The operators that kernels consist of are written out instead: as lambdas
-// they would take a fifth more of the compiler's time.
+// f(q) for each quarter, and f(i) for each lane. The operators that kernels consist of are written out instead: as
+// lambdas they would take a fifth more of the compiler's time.
 template <class F>
 DECODESTEP_INLINE f32x16 quarters(F&& f) {
     return {{f(0), f(1), f(2), f(3)}};
