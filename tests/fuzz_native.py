@@ -184,6 +184,28 @@ def swiglu(s: Source) -> Arguments:
             "threads": s.threads()}  # fmt: skip
 
 
+def expert_router(s: Source) -> Arguments:
+    groups, in_group = s.one_of(1, 2, 4), s.one_of(1, 2, 5, 16, 17)
+    experts, tokens, kept = groups * in_group, s.size(), s.one_of(*range(1, groups + 1))
+    used = s.one_of(1, kept * in_group, *range(1, kept * in_group + 1))
+    return {"logits": s.rows(s.array(tokens, experts)), "bias": s.one_of(None, s.array(experts)),
+            "experts": s.array(tokens, used, dtype=np.int64), "weights": s.array(tokens, used), "used": used,
+            "scores": s.one_of(0, 1), "groups": groups, "kept_groups": kept, "group_score": s.one_of(0, 1),
+            "normalise": s.one_of(True, False), "scale": 2.5, "threads": s.threads()}  # fmt: skip
+
+
+def mixture_of_experts(s: Source) -> Arguments:
+    hidden, tokens, used, count = s.one_of(32, 64), s.size(9), s.size(3), s.one_of(1, 3, 5)
+
+    def block(width: int, number: int) -> list[tuple[np.ndarray, int, int]]:
+        sizes = ((hidden, number * width), (hidden, number * width), (width, number * hidden))
+        return [panels_of(s, *size) for size in sizes]
+
+    return {"x": s.rows(s.array(tokens, hidden)), "experts": s.ids(tokens, used, end=count),
+            "weights": s.array(tokens, used), "routed": block(s.one_of(32, 96), count), "count": count,
+            "shared": s.one_of([], block(64, 1)), "y": s.array(tokens, hidden), "threads": s.threads()}  # fmt: skip
+
+
 def cache(s: Source, blocks: int, block_size: int, width: int, dtype: Any = np.float32) -> np.ndarray:
     """A paged cache whose blocks may lie apart."""
     gap = s.one_of(0, 0, 3)
@@ -428,6 +450,8 @@ CALLS: dict[str, Callable[[Source], Arguments]] = {
     "gather_rows": gather_rows,
     "rms_norm": rms_norm,
     "swiglu": swiglu,
+    "expert_router": expert_router,
+    "mixture_of_experts": mixture_of_experts,
     "pack_panels": pack_panels,
     "mla_prolog": mla_prolog,
     "mla_attention": mla_attention,

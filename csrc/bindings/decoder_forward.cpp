@@ -4,13 +4,12 @@
 #include <nanobind/stl/vector.h>
 
 #include "bindings/bindings.h"
+#include "bindings/mixture_of_experts.h"
 #include "bindings/table_copy.h"
 
 namespace decodestep {
 namespace {
 
-using PanelBytes = Packed<const uint8_t, 1>;
-using PanelArgument = std::tuple<PanelBytes, int, size_t>;  // bytes, format, outputs
 // attention_norm, ffn_norm; query, values_keys, output, gate, up, down
 using LayerArgument = std::tuple<Vector, Vector, std::vector<PanelArgument>>;
 

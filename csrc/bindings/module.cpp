@@ -10,6 +10,7 @@ NB_MODULE(_native, m) {
     bind_decoder(m);
     bind_history(m);
     bind_linear(m);
+    bind_mixture_of_experts(m);
     bind_mla_attention(m);
     bind_mla_prolog(m);
     bind_panels(m);

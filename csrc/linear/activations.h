@@ -68,6 +68,23 @@ struct Activations {
     }
 };
 
+// Copies a row, in all forms that both have.
+inline void copy_row(const Activations& from, size_t row, const Activations& to, size_t to_row) {
+    const auto copy = [&](const auto* source, auto* target, size_t items) {
+        if (source && target) std::memcpy(target + to_row * items, source + row * items, items * sizeof *source);
+    };
+    const auto copy_blocks = [&](const QuantisedBlocks& source, const QuantisedBlocks& target, size_t blocks) {
+        copy(source.bytes, target.bytes, 32 * blocks);
+        copy(source.scale, target.scale, blocks);
+        copy(source.sum, target.sum, blocks);
+    };
+    copy(from.values, to.values, from.in);
+    copy_blocks(from.quantised, to.quantised, from.blocks());
+    copy_blocks(from.residual, to.residual, 1);
+    copy(from.residual_block, to.residual_block, 1);
+    copy(from.block_sum, to.block_sum, from.blocks());
+}
+
 // 32 values.
 struct Block {
     f32x16 first, second;

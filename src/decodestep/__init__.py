@@ -30,7 +30,9 @@ if TYPE_CHECKING:  # for type checkers and editors; a test compares it with the 
     from decodestep.ops.decode_step import decode_step as decode_step
     from decodestep.ops.decode_step import steps as steps
     from decodestep.ops.decoder_forward import decoder_forward as decoder_forward
+    from decodestep.ops.expert_router import expert_router as expert_router
     from decodestep.ops.linear import linear as linear
+    from decodestep.ops.mixture_of_experts import mixture_of_experts as mixture_of_experts
     from decodestep.ops.mla_attention import mla_attention as mla_attention
     from decodestep.ops.mla_prolog import MlaPrologTilingKey as MlaPrologTilingKey
     from decodestep.ops.mla_prolog import mla_prolog as mla_prolog

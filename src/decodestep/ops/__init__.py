@@ -5,7 +5,9 @@ An operator's page, reference, kernel, test and benchmark are found by the name 
 
 from decodestep.ops.decode_step import DecodeStep, TokenLogprobs, decode_step
 from decodestep.ops.decoder_forward import DecoderWeights, LayerWeights, decoder_forward
+from decodestep.ops.expert_router import RouterRule, Routes, expert_router
 from decodestep.ops.linear import Format, LinearPanels, PackedWeight, linear
+from decodestep.ops.mixture_of_experts import FeedForward, mixture_of_experts
 from decodestep.ops.mla_attention import mla_attention
 from decodestep.ops.mla_prolog import (
     MlaPrologPlan,
@@ -30,6 +32,7 @@ from decodestep.ops.top_k_top_p_sample import apply_top_k_top_p, top_k_top_p_sam
 __all__ = [
     "DecodeStep",
     "DecoderWeights",
+    "FeedForward",
     "Format",
     "LayerWeights",
     "LinearPanels",
@@ -37,15 +40,19 @@ __all__ = [
     "MlaPrologTilingKey",
     "PackedWeight",
     "PanelWeight",
+    "RouterRule",
+    "Routes",
     "TokenLogprobs",
     "apply_top_k_top_p",
     "cache_from_nz",
     "cache_to_nz",
     "decode_step",
     "decoder_forward",
+    "expert_router",
     "from_nz",
     "gather_cache",
     "linear",
+    "mixture_of_experts",
     "mla_attention",
     "mla_prolog",
     "mla_prolog_plan",

@@ -1,7 +1,8 @@
-"""The forms of a weight that products read: rows of blocks (`PackedWeight`) and two orders of panels."""
+"""The forms of a weight that products read: rows of blocks (`PackedWeight`) and two orders of panels; SwiGLU blocks of them."""
 
+from decodestep.weights.feed_forward import FeedForward
 from decodestep.weights.linear_panels import LinearPanels
 from decodestep.weights.packed import Format, PackedWeight
 from decodestep.weights.prolog_panels import PanelWeight
 
-__all__ = ["Format", "LinearPanels", "PackedWeight", "PanelWeight"]
+__all__ = ["FeedForward", "Format", "LinearPanels", "PackedWeight", "PanelWeight"]

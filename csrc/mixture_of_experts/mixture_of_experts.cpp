@@ -1,0 +1,111 @@
+#include "mixture_of_experts/mixture_of_experts.h"
+
+#include "mixture_of_experts/mixture_products.h"
+
+namespace decodestep::DECODESTEP_ISA {
+namespace {
+
+// The forms in which some weights read activations.
+struct Forms {
+    bool as_values = false, as_bytes = false;
+
+    void note(const LinearPanelWeight& w) { (quantises_activations(w.format) ? as_bytes : as_values) = true; }
+};
+
+// The stages of one call, each for every member of a team.
+class Mixture {
+  public:
+    enum Stage { kRead, kMultiply, kReadGated, kAdd, kStages };
+
+    explicit Mixture(const MixtureOfExperts& call)
+        : a_(call), entries_(call.tokens * call.used), shares_(call.shared.is_given() ? call.tokens : 0) {
+        rows_.assign(a_.experts, a_.weights, a_.tokens, a_.used, a_.routed.count);
+        Forms of_x, of_gated, of_shared;
+        for (const FeedForwardPanels* w : {&a_.routed, &a_.shared}) {
+            if (!w->is_given()) continue;
+            of_x.note(w->gate);
+            of_x.note(w->up);
+        }
+        of_gated.note(a_.routed.down);
+        if (shares_) of_shared.note(a_.shared.down);
+        forms_ = of_x;
+        const auto floats = [](size_t rows, size_t width, const Forms& f) {
+            return Activations::floats(rows, width, f.as_values, f.as_bytes);
+        };
+        const size_t width = a_.routed.width(), shared_width = shares_ ? a_.shared.width() : 0;
+        const size_t sizes[] = {floats(a_.tokens, a_.routed.inputs(), of_x), entries_ * width,
+                                floats(entries_, width, of_gated), shares_ * shared_width,
+                                floats(shares_, shared_width, of_shared)};
+        size_t total = 0;
+        for (const size_t size : sizes) total += size;
+        space_.resize(total);
+        float* at = space_.data();
+        auto take = [&, i = size_t{0}]() mutable { return std::exchange(at, at + sizes[i++]); };
+        const auto rows = [&](size_t count, size_t in, const Forms& f) {
+            return Activations::in_space(take(), count, in, f.as_values, f.as_bytes);
+        };
+        x_ = rows(a_.tokens, a_.routed.inputs(), of_x);
+        gated_ = take();
+        gated_rows_ = rows(entries_, width, of_gated);
+        shared_gated_ = take();
+        shared_rows_ = rows(shares_, shared_width, of_shared);
+    }
+
+    void run(size_t stage, size_t member, size_t members) const {
+        switch (stage) {
+            case kRead:
+                return share(a_.tokens, member, members, [&](size_t t) {
+                    std::memset(a_.y + t * x_.in, 0, x_.in * sizeof(float));
+                    store_row(x_, t, a_.x + static_cast<ptrdiff_t>(t) * a_.x_stride, x_.in);
+                });
+            case kMultiply:
+                if (shares_) multiply_shared(member, members);
+                return multiply_experts(a_.routed, rows_, x_, forms_.as_values, forms_.as_bytes, member, members,
+                                        gated_);
+            case kReadGated:
+                return share(entries_ + shares_, member, members, [&](size_t row) {
+                    const bool routed = row < entries_;
+                    const Activations& to = routed ? gated_rows_ : shared_rows_;
+                    const size_t i = routed ? row : row - entries_;
+                    store_row(to, i, (routed ? gated_ : shared_gated_) + i * to.in, to.in);
+                });
+            case kAdd:
+                return add_experts(
+                    {&a_.routed, shares_ ? &a_.shared : nullptr, &rows_, gated_rows_, shared_rows_, a_.tokens}, 1.0f,
+                    member, members, a_.y);
+        }
+    }
+
+  private:
+    template <class Body>
+    static void share(size_t count, size_t member, size_t members, Body&& body) {
+        for (size_t i = count * member / members; i < count * (member + 1) / members; ++i) body(i);
+    }
+
+    void multiply_shared(size_t member, size_t members) const {
+        const FeedForwardPanels& w = a_.shared;
+        const size_t panels = w.wide_panels();
+        share(panels, member, members, [&](size_t p) {
+            gate_up_panel(w, p, w.gate.panel(p + 1 < panels ? p + 1 : p), x_, 0, a_.tokens,
+                          shared_gated_ + p * kPanelOutputs, w.width());
+        });
+    }
+
+    const MixtureOfExperts& a_;
+    const size_t entries_, shares_;  // rows of the experts, and of the shared block
+    Forms forms_;                    // of x
+    ExpertRows rows_;
+    std::vector<float> space_;
+    Activations x_, gated_rows_, shared_rows_;
+    float *gated_ = nullptr, *shared_gated_ = nullptr;
+};
+
+}  // namespace
+
+void mixture_of_experts(const MixtureOfExperts& a) {
+    const Mixture mixture(a);
+    parallel_stages(Mixture::kStages, a.threads,
+                    [&](size_t stage, size_t member, size_t members) { mixture.run(stage, member, members); });
+}
+
+}  // namespace decodestep::DECODESTEP_ISA

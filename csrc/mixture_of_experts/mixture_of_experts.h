@@ -1,0 +1,45 @@
+// Feed-forward blocks of which every token goes through a few.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "core/isa.h"
+#include "linear/linear_panels.h"
+
+namespace decodestep {
+
+// `count` blocks y = swiglu(x gate, x up) down of one shape, side by side in three weights: block e has the outputs
+// from e * width on of gate and up, and those from e * inputs on of down. Both sizes are multiples of 32, so a panel
+// belongs to one block.
+struct FeedForwardPanels {
+    LinearPanelWeight gate, up, down;
+    size_t count = 1;
+
+    constexpr size_t inputs() const { return gate.in; }
+    constexpr size_t width() const { return down.in; }
+    constexpr size_t wide_panels() const { return width() / kPanelOutputs; }     // of gate and of up, in one block
+    constexpr size_t narrow_panels() const { return inputs() / kPanelOutputs; }  // of down
+    constexpr bool is_given() const { return gate.data != nullptr; }
+};
+
+// y[t] = the sum of weights[t, j] * block experts[t, j] of `routed` of x[t], in the order of ascending experts, plus
+// the one block of `shared` of x[t]
+//
+// Shapes: x and y [tokens, inputs]; experts [tokens, used] in [0, routed.count); weights [tokens, used].
+// Products are those of linear_panels.h; x is quantised once for all experts. NaN: stays in its token. Determinism: a
+// token's bits depend neither on the other tokens nor on the thread count.
+struct MixtureOfExperts {
+    const float* x;
+    ptrdiff_t x_stride;
+    size_t tokens, used;
+    const int64_t* experts;
+    const float* weights;
+    FeedForwardPanels routed, shared;  // shared may be missing
+    float* y;
+    int threads;
+};
+
+DECODESTEP_KERNEL(mixture_of_experts, MixtureOfExperts)
+
+}  // namespace decodestep

@@ -1,0 +1,134 @@
+// The products of feed-forward blocks, each shared out among the members of a team: for the operator, and for kernels
+// that run them as stages of their own.
+#pragma once
+
+#include <algorithm>
+
+#include "core/parallel.h"
+#include "elementwise/silu.h"
+#include "linear/panel_product.h"
+#include "mixture_of_experts/expert_rows.h"
+#include "mixture_of_experts/mixture_of_experts.h"
+
+namespace decodestep::DECODESTEP_ISA {
+
+// swiglu of one panel of gate and the same of up, for rows [first, first + count) of x; row i goes to out + i * stride.
+inline void gate_up_panel(const FeedForwardPanels& w, size_t panel, const uint8_t* next_panel, const Activations& x,
+                          size_t first, size_t count, float* out, size_t stride) {
+    alignas(64) float gate[kTileTokens][kPanelOutputs], up[kTileTokens][kPanelOutputs];
+    each_tile(count, [&](size_t from, size_t rows) {
+        const bool once = from == 0;
+        const auto row = [&](size_t i) { return out + i * stride; };
+        prefetch_outputs(from, rows, row);
+        panel_tile(w.gate.format, w.gate.blocks(), w.gate.panel(panel), once ? w.up.panel(panel) : nullptr, x,
+                   first + from, rows, gate);
+        panel_tile(w.up.format, w.up.blocks(), w.up.panel(panel), once ? next_panel : nullptr, x, first + from, rows,
+                   up);
+        for (size_t i = 0; i < rows; ++i)
+            for (size_t j = 0; j < kPanelOutputs; j += kLanes)
+                store(row(from + i) + j, gated(load(gate[i] + j), load(up[i] + j)));
+    });
+}
+
+// The panels of gate and up of all experts that are used, shared out by cost.
+class ExpertPanels {
+  public:
+    ExpertPanels(const FeedForwardPanels& w, const ExpertRows& rows) : w_(w), rows_(rows) {
+        for (const ExpertRun& run : rows.runs()) total_ += w.wide_panels() * cost(run);
+    }
+
+    // Calls body(run, first, end): panels [first, end) of the run's expert are this member's.
+    template <class Body>
+    void each_part(size_t member, size_t members, Body&& body) const {
+        const size_t begin = total_ * member / members, end = total_ * (member + 1) / members;
+        size_t at = 0;  // the cost of the runs before
+        for (const ExpertRun& run : rows_.runs()) {
+            const auto panels_before = [&](size_t bound) {
+                return bound <= at ? 0 : std::min(w_.wide_panels(), (bound - at + cost(run) - 1) / cost(run));
+            };
+            const size_t from = panels_before(begin), to = panels_before(end);
+            if (from < to) body(run, from, to);
+            at += w_.wide_panels() * cost(run);
+        }
+    }
+
+  private:
+    // Reading a panel from memory takes about as long as multiplying it by four tokens.
+    static size_t cost(const ExpertRun& run) { return 4 + run.count; }
+
+    const FeedForwardPanels& w_;
+    const ExpertRows& rows_;
+    size_t total_ = 0;
+};
+
+// This member's part of swiglu(x gate, x up) of every entry, to out [entries, width]. x: rows by token, in the forms of
+// `as_values` and `as_bytes`.
+inline void multiply_experts(const FeedForwardPanels& w, const ExpertRows& rows, const Activations& x, bool as_values,
+                             bool as_bytes, size_t member, size_t members, float* out) {
+    ExpertPanels(w, rows).each_part(member, members, [&](const ExpertRun& run, size_t first, size_t end) {
+        Activations own = x;
+        size_t row = rows.token(run.first);
+        if (!rows.adjacent(run)) {
+            float* space = thread_scratch(Activations::floats(run.count, x.in, as_values, as_bytes));
+            own = Activations::in_space(space, run.count, x.in, as_values, as_bytes);
+            for (size_t i = 0; i < run.count; ++i) copy_row(x, rows.token(run.first + i), own, i);
+            row = 0;
+        }
+        for (size_t p = first; p < end; ++p) {
+            const size_t panel = run.expert * w.wide_panels() + p;
+            gate_up_panel(w, panel, w.gate.panel(p + 1 < end ? panel + 1 : panel), own, row, run.count,
+                          out + run.first * w.width() + p * kPanelOutputs, w.width());
+        }
+    });
+}
+
+// y[token(i)] += weight(i) * row first + i of x times one panel of down, for i in [0, count). y: from the panel's first
+// output on.
+template <class Token, class Weight>
+void add_down_panel(const LinearPanelWeight& down, size_t panel, const uint8_t* next_panel, const Activations& x,
+                    size_t first, size_t count, float* y, size_t stride, Token&& token, Weight&& weight) {
+    alignas(64) float outputs[kTileTokens][kPanelOutputs];
+    each_tile(count, [&](size_t from, size_t rows) {
+        panel_tile(down.format, down.blocks(), down.panel(panel), from == 0 ? next_panel : nullptr, x, first + from,
+                   rows, outputs);
+        for (size_t i = 0; i < rows; ++i) {
+            float* row = y + token(from + i) * stride;
+            const f32x16 factor = broadcast(weight(from + i));
+            for (size_t j = 0; j < kPanelOutputs; j += kLanes)
+                store(row + j, fma(factor, load(outputs[i] + j), load(row + j)));
+        }
+    });
+}
+
+// What the two kinds of blocks put into the sum: rows by entry of the experts, and by token of the shared block.
+struct MixtureInputs {
+    const FeedForwardPanels *routed, *shared;  // shared is null if there is none
+    const ExpertRows* rows;
+    Activations gated, shared_gated;
+    size_t tokens;
+};
+
+// This member's columns of y [tokens, inputs] += the blocks' outputs: experts ascending, then the shared block.
+// scale: of all of them.
+inline void add_experts(const MixtureInputs& in, float scale, size_t member, size_t members, float* y) {
+    constexpr size_t kTogether = 4;  // panels of each expert in turn: its rows are then read from a near cache
+    const FeedForwardPanels& w = *in.routed;
+    const size_t panels = w.narrow_panels(), end = panels * (member + 1) / members, stride = w.inputs();
+    for (size_t p = panels * member / members, until; p < end; p = until) {
+        until = std::min(end, p + kTogether);
+        for (const ExpertRun& run : in.rows->runs())
+            for (size_t i = p; i < until; ++i) {
+                const size_t panel = run.expert * panels + i;
+                add_down_panel(
+                    w.down, panel, w.down.panel(i + 1 < until ? panel + 1 : panel), in.gated, run.first, run.count,
+                    y + i * kPanelOutputs, stride, [&](size_t r) { return in.rows->token(run.first + r); },
+                    [&](size_t r) { return scale * in.rows->weight(run.first + r); });
+            }
+        for (size_t i = p; in.shared && i < until; ++i)
+            add_down_panel(
+                in.shared->down, i, in.shared->down.panel(i + 1 < panels ? i + 1 : i), in.shared_gated, 0, in.tokens,
+                y + i * kPanelOutputs, stride, [](size_t r) { return r; }, [&](size_t) { return scale; });
+    }
+}
+
+}  // namespace decodestep::DECODESTEP_ISA

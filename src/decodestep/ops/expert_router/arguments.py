@@ -1,0 +1,41 @@
+"""How a mixture's router chooses: the rule, apart from the numbers that it is applied to."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from decodestep._base.checks import is_finite, is_int, require, require_choice
+
+OP = "expert_router"
+SCORES = ("softmax", "sigmoid")
+GROUP_SCORES = ("maximum", "top_two")
+
+
+@dataclass(frozen=True)
+class RouterRule:
+    """The rule of `expert_router`, whose docstring explains it; `check` refuses what contradicts itself."""
+
+    used: int
+    scores: str = "softmax"
+    groups: int = 1
+    kept_groups: int = 1
+    group_score: str = "maximum"
+    normalise: bool = False
+    scale: float = 1.0
+
+    def check(self, experts: int, op: str = OP) -> None:
+        """Raises ValueError unless the rule can be applied to so many experts."""
+        require_choice(op, "scores", self.scores, SCORES)
+        require_choice(op, "group_score", self.group_score, GROUP_SCORES)
+        ok = is_int(self.groups) and self.groups > 0 and experts % self.groups == 0
+        require(ok, op, "groups", f"a divisor of the {experts} experts", self.groups)
+        ok = is_int(self.kept_groups) and 0 < self.kept_groups <= self.groups
+        require(ok, op, "kept_groups", f"in [1, {self.groups}]", self.kept_groups)
+        in_group = experts // self.groups
+        most = in_group * self.kept_groups
+        ok = is_int(self.used) and 0 < self.used <= most
+        require(ok, op, "used", f"in [1, {most}], the experts of the groups that are kept", self.used)
+        if self.group_score == "top_two":
+            require(in_group >= 2, op, "groups", "of two experts or more for 'top_two'", f"{self.groups} of {in_group}")
+        require(isinstance(self.normalise, bool), op, "normalise", "a bool", self.normalise)
+        require(is_finite(self.scale), op, "scale", "a finite number", self.scale)

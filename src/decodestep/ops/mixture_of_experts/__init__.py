@@ -1,0 +1,67 @@
+"""mixture_of_experts: the feed-forward block of a layer whose tokens go to a few of many experts."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from decodestep._base import arrays
+from decodestep._base.arrays import Array, ArrayT
+from decodestep._base.checks import require, require_dtype, require_shape
+from decodestep._base.dispatch import choose, run
+from decodestep.ops.mixture_of_experts import cpu, reference
+from decodestep.weights.feed_forward import FeedForward as FeedForward
+
+OP = "mixture_of_experts"
+
+
+def mixture_of_experts(
+    x: ArrayT,
+    experts: Array | list[list[int]],
+    weights: Array,
+    routed: FeedForward,
+    shared: FeedForward | None = None,
+    *,
+    backend: str = "auto",
+) -> ArrayT:
+    """Sends every token through its experts and adds up what they return.
+
+        for every token t:
+            y[t] = 0
+            for j in the order of ascending experts[t, j]:
+                e = experts[t, j]
+                y[t] += weights[t, j] * swiglu(x[t] @ gate_e, x[t] @ up_e) @ down_e
+            y[t] += swiglu(x[t] @ shared.gate, x[t] @ shared.up) @ shared.down
+
+    x: (T, He), float32 or float64, any strides.
+    experts: (T, K) integers in [0, E), as `expert_router` returns them; an expert that a row names twice counts twice.
+    weights: (T, K), of x's dtype.
+    routed: a `FeedForward` of E blocks. shared: one of one block, which every token goes through; None without. In panels
+        products quantise x and swiglu(...) where a weight's format says so, as in `linear`.
+    backend: "auto", "cpu" or "reference". "cpu" serves float32. With `LinearPanels` of F and He that are multiples of 32 it is
+        one call of the core, which reads the panels of each expert that is used once, whatever the number of tokens; with other
+        weights it multiplies expert by expert.
+
+    Returns y, a new array (T, He) of x's dtype and kind. Raises ValueError for a dtype, shape or expert outside the rules.
+    Notes: sums are taken in x's dtype, those over experts in the order above, each term weights * outputs fused into the sum
+    where the processor can. NaN stays in its token. A token's bits depend neither on the other tokens nor on the thread count.
+    Source: Dai et al., DeepSeekMoE, 2024; Shazeer, GLU Variants Improve Transformer, 2020.
+    """
+    tokens = arrays.view(OP, "x", x)
+    require_dtype(OP, "x", tokens, (np.float32, np.float64))
+    require(isinstance(routed, FeedForward), OP, "routed", "a FeedForward", routed)
+    require(shared is None or isinstance(shared, FeedForward), OP, "shared", "a FeedForward or None", shared)
+    require(tokens.ndim == 2 and tokens.shape[1] == routed.hidden, OP, "x", f"of shape (T, {routed.hidden})", tokens)
+    if shared is not None:
+        ok = shared.count == 1 and shared.hidden == routed.hidden
+        require(ok, OP, "shared", f"one block of {routed.hidden} inputs", f"{shared.count} of {shared.hidden}")
+    chosen = arrays.integers(OP, "experts", experts, rank=2)
+    require(len(chosen) == len(tokens), OP, "experts", f"of shape ({len(tokens)}, K)", chosen)
+    within = chosen.size == 0 or (chosen.min() >= 0 and chosen.max() < routed.count)
+    require(bool(within), OP, "experts", f"in [0, {routed.count})", chosen)
+    factors = arrays.view(OP, "weights", weights)
+    require_dtype(OP, "weights", factors, (tokens.dtype,))
+    require_shape(OP, "weights", factors, chosen.shape)
+    backend = choose(OP, backend, {"cpu": None if tokens.dtype == np.float32 else "needs float32", "reference": None})
+    mix = (cpu if backend == "cpu" else reference).mixture
+    result: ArrayT = arrays.like(x, run(OP, backend, mix, tokens, chosen, factors, routed, shared))
+    return result

@@ -1,0 +1,49 @@
+"""The call into the native core."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from decodestep import _native
+from decodestep._base import arrays
+from decodestep._base.dispatch import threads
+from decodestep.ops.linear.cpu import linear
+from decodestep.ops.mixture_of_experts import reference
+from decodestep.ops.swiglu.cpu import swiglu
+from decodestep.weights.feed_forward import FeedForward
+from decodestep.weights.linear_panels import LinearPanels
+
+
+def mixture(
+    x: np.ndarray, experts: np.ndarray, weights: np.ndarray, routed: FeedForward, shared: FeedForward | None
+) -> np.ndarray:
+    if not (in_whole_panels(routed) and (shared is None or in_whole_panels(shared))):
+        return reference.mixture(x, experts, weights, routed, shared, feed_forward)
+    y = np.empty(x.shape, np.float32)
+    _native.mixture_of_experts(
+        x=arrays.contiguous_rows(x),
+        experts=experts,
+        weights=arrays.contiguous(weights),
+        routed=panels_of(routed),
+        count=routed.count,
+        shared=[] if shared is None else panels_of(shared),
+        y=y,
+        threads=threads(),
+    )
+    return y
+
+
+def feed_forward(x: np.ndarray, block: FeedForward) -> np.ndarray:
+    return linear(swiglu(linear(x, block.gate), linear(x, block.up)), block.down)
+
+
+def in_whole_panels(block: FeedForward) -> bool:
+    """Whether the core's sweep serves these weights."""
+    panels = all(isinstance(weight, LinearPanels) for weight in (block.gate, block.up, block.down))
+    return panels and block.width % 32 == 0 and block.hidden % 32 == 0
+
+
+def panels_of(block: FeedForward) -> list[tuple[np.ndarray, int, int]]:
+    """gate, up and down as the core takes them."""
+    weights = (block.gate, block.up, block.down)
+    return [(w.data, int(w.format), w.outputs) for w in weights if isinstance(w, LinearPanels)]

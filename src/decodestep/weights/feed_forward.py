@@ -1,0 +1,75 @@
+"""The weights of SwiGLU blocks: one of a dense layer, or the experts of a mixture side by side."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from decodestep._base.checks import is_int, require
+from decodestep.weights.linear_panels import LinearPanels
+from decodestep.weights.packed import PackedWeight
+
+_CLASS = "FeedForward"
+_PANEL = 32  # outputs
+
+
+@dataclass(frozen=True, eq=False)
+class FeedForward:
+    """`count` blocks of one shape, y = swiglu(x @ gate, x @ up) @ down, side by side in three weights.
+
+    gate, up: (He, count * F); block e has the outputs from e * F on. down: (F, count * He); block e has those from e * He on.
+        Each a `PackedWeight`, as a GGUF file has the tensors of its experts, or a `LinearPanels` packed of one. In panels F and
+        He are multiples of 32 if count is more than 1, so that no panel belongs to two blocks.
+    count: 1 or more.
+
+    Raises ValueError if the shapes contradict each other.
+    """
+
+    gate: PackedWeight | LinearPanels
+    up: PackedWeight | LinearPanels
+    down: PackedWeight | LinearPanels
+    count: int = 1
+
+    def __post_init__(self) -> None:
+        require(is_int(self.count) and self.count > 0, _CLASS, "count", "an integer > 0", self.count)
+        for name in ("gate", "up", "down"):
+            weight = getattr(self, name)
+            require(isinstance(weight, PackedWeight | LinearPanels), _CLASS, name, "a PackedWeight or a LinearPanels", weight)
+            unit = _PANEL if self.count > 1 and isinstance(weight, LinearPanels) else 1
+            rule = f"of {self.count} blocks of outputs" + (f", multiples of {_PANEL}" if unit > 1 else "")
+            require(weight.shape[1] % (self.count * unit) == 0, _CLASS, name, rule, _shape(weight.shape))
+        shapes = {"up": self.gate.shape, "down": (self.width, self.count * self.hidden)}
+        for name, shape in shapes.items():
+            found = getattr(self, name).shape
+            require(found == shape, _CLASS, name, f"of shape {_shape(shape)}", _shape(found))
+
+    @property
+    def hidden(self) -> int:
+        """He, the width of x and y."""
+        return self.gate.shape[0]
+
+    @property
+    def width(self) -> int:
+        """F, the width between the products."""
+        return self.gate.shape[1] // self.count
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the three weights."""
+        return sum(w.nbytes if isinstance(w, LinearPanels) else w.rows.nbytes for w in (self.gate, self.up, self.down))
+
+    def block(self, number: int) -> FeedForward:
+        """One of the blocks; its weights are views."""
+        gate, up = (_outputs(weight, number * self.width, self.width) for weight in (self.gate, self.up))
+        return FeedForward(gate, up, _outputs(self.down, number * self.hidden, self.hidden))
+
+
+def _outputs(weight: PackedWeight | LinearPanels, first: int, count: int) -> PackedWeight | LinearPanels:
+    if isinstance(weight, PackedWeight):
+        return replace(weight, rows=weight.rows[first : first + count])
+    panels = -(-weight.outputs // _PANEL)
+    data = weight.data.reshape(panels, -1)[first // _PANEL : -(-(first + count) // _PANEL)]
+    return replace(weight, data=data.reshape(-1), outputs=count)
+
+
+def _shape(shape: tuple[int, int]) -> str:
+    return "x".join(map(str, shape))

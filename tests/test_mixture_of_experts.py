@@ -1,0 +1,185 @@
+"""mixture_of_experts against float64 and its reference, and to the bit against itself."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+import decodestep as ds
+from decodestep.weights import FeedForward, Format, LinearPanels, PackedWeight
+from tolerances import TOLERANCE, assert_close
+
+HE, F, E = 64, 96, 5
+
+
+def packed(inputs, outputs, rng, format_=Format.F32):
+    values = rng.normal(size=(inputs, outputs)) / np.sqrt(inputs)
+    panels = LinearPanels.pack(PackedWeight.from_array(values.astype(np.float32)), format_)
+    return panels.rows() if format_ == Format.F32 else panels
+
+
+def blocks(rng, *, count=E, hidden=HE, width=F, formats=(Format.F32,) * 3):
+    """Rows of F32, panels of other formats."""
+    sizes = ((hidden, count * width), (hidden, count * width), (width, count * hidden))
+    return FeedForward(*(packed(*size, rng, f) for size, f in zip(sizes, formats, strict=True)), count)
+
+
+def in_panels(w):
+    return FeedForward(*(LinearPanels.pack(p) for p in (w.gate, w.up, w.down)), w.count)
+
+
+def routes(rng, tokens, used, count=E):
+    experts = np.array([rng.permutation(count)[:used] for _ in range(tokens)]).reshape(tokens, used)
+    return experts, rng.uniform(0.1, 2, (tokens, used)).astype(np.float32)
+
+
+def truth(x, experts, weights, routed, shared=None):
+    def through(row, w, e):
+        gate, up = (row @ m.dense(np.float64)[:, e * w.width : (e + 1) * w.width] for m in (w.gate, w.up))
+        return (gate / (1 + np.exp(-gate)) * up) @ w.down.dense(np.float64)[:, e * w.hidden : (e + 1) * w.hidden]
+
+    y = np.zeros(x.shape)
+    for t, row in enumerate(x.astype(np.float64)):
+        for e, w in zip(experts[t], weights[t], strict=True):
+            y[t] += w * through(row, routed, e)
+        if shared is not None:
+            y[t] += through(row, shared, 0)
+    return y
+
+
+def test_by_hand():
+    """Two experts that multiply by 2 and by 3, with a gate so large that its SiLU is itself."""
+    ones = np.ones((1, 2), np.float32)
+    routed = FeedForward(
+        *(PackedWeight.from_array(w) for w in (100 * ones, ones, np.array([[0.02, 0.03]], np.float32))), 2
+    )
+    x, weights = np.array([[1], [2]], np.float32), np.array([[1, 10], [2, 1]], np.float32)
+    y = ds.mixture_of_experts(x, [[0, 1], [1, 1]], weights, routed)
+    assert_close(y, np.array([[2 + 30], [3 * 4 * 3]]))
+
+
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+@pytest.mark.parametrize("form", [lambda w: w, in_panels], ids=["rows", "panels"])
+def test_against_float64(form, backend, rng):
+    routed, shared = blocks(rng), blocks(rng, count=1, width=160)
+    for tokens, used, extra in ((1, 1, None), (1, 3, shared), (2, 2, shared), (9, 4, None), (40, 2, shared), (3, 0, shared)):
+        x, chosen = rng.normal(size=(tokens, HE)).astype(np.float32), routes(rng, tokens, used)
+        y = ds.mixture_of_experts(x, *chosen, form(routed), extra and form(extra), backend=backend)
+        assert y.dtype == np.float32
+        expected = truth(x, *chosen, routed, extra)
+        assert np.abs(y - expected).max() <= 2 * TOLERANCE["float32"] * np.abs(expected).max()
+
+
+@pytest.mark.parametrize("formats", [("Q8_0",) * 3, ("Q8_0", "BF16", "Q8_0"), ("BF16", "BF16", "Q8_0")])
+def test_formats_against_the_reference(formats, rng):
+    """Few values lie so near to a tie that they are quantised to the other side."""
+    formats = [Format[f] for f in formats]
+    routed, shared = blocks(rng, formats=formats), blocks(rng, count=1, width=32, formats=formats)
+    x, chosen = rng.normal(size=(30, HE)).astype(np.float32), routes(rng, 30, 3)
+    y, expected = (ds.mixture_of_experts(x, *chosen, routed, shared, backend=b) for b in ("cpu", "reference"))
+    apart = np.abs(y - expected) / np.abs(expected).max()
+    assert np.quantile(apart, 0.8) < 2e-6 and apart.max() < 0.01
+
+
+def test_odd_sizes_and_float64(rng):
+    routed = blocks(rng, hidden=7, width=5, count=3)
+    x, chosen = rng.normal(size=(4, 7)).astype(np.float32), routes(rng, 4, 2, 3)
+    assert_close(ds.mixture_of_experts(x, *chosen, routed, backend="cpu"), truth(x, *chosen, routed))
+    y = ds.mixture_of_experts(x.astype(np.float64), chosen[0], chosen[1].astype(np.float64), routed)
+    assert y.dtype == np.float64
+    assert_close(y, truth(x, *chosen, routed))
+    one = blocks(rng, hidden=7, width=5, count=1)
+    first = np.zeros((4, 1), np.int64), chosen[1][:, :1]
+    assert_close(ds.mixture_of_experts(x, *first, in_panels(one), backend="cpu"), truth(x, *first, one))
+
+
+@pytest.mark.parametrize("format_", ["F32", "Q8_0"])
+def test_a_tokens_bits_are_its_own(format_, rng):
+    formats = (Format[format_],) * 3
+    routed, shared = blocks(rng, formats=formats), blocks(rng, count=1, formats=formats)
+    if format_ == "F32":
+        routed, shared = in_panels(routed), in_panels(shared)
+    x, (experts, weights) = rng.normal(size=(13, HE)).astype(np.float32), routes(rng, 13, 3)
+    alone = [ds.mixture_of_experts(x[[t]], experts[[t]], weights[[t]], routed, shared) for t in range(13)]
+    for threads in (1, 2, 5):
+        with ds.use_threads(threads):
+            y = ds.mixture_of_experts(x, experts, weights, routed, shared)
+            np.testing.assert_array_equal(y, np.concatenate(alone))
+            turned = ds.mixture_of_experts(x[::-1], experts[::-1, ::-1], weights[::-1, ::-1], routed, shared)
+            np.testing.assert_array_equal(turned[::-1], y)
+
+
+def test_not_a_number_stays_in_its_token(rng):
+    routed = in_panels(blocks(rng))
+    x, chosen = rng.normal(size=(6, HE)).astype(np.float32), routes(rng, 6, 2)
+    expected = ds.mixture_of_experts(x, *chosen, routed)
+    x[2, 5] = np.nan
+    y = ds.mixture_of_experts(x, *chosen, routed)
+    assert np.isnan(y[2]).all()
+    np.testing.assert_array_equal(np.delete(y, 2, 0), np.delete(expected, 2, 0))
+
+
+def test_kinds_and_empties(rng):
+    routed = blocks(rng)
+    x, (experts, weights) = rng.normal(size=(3, HE)).astype(np.float32), routes(rng, 3, 2)
+    y = ds.mixture_of_experts(torch.from_numpy(x), torch.from_numpy(experts), torch.from_numpy(weights), in_panels(routed))
+    assert isinstance(y, torch.Tensor)
+    np.testing.assert_array_equal(y.numpy(), ds.mixture_of_experts(x, experts, weights, in_panels(routed)))
+    assert ds.mixture_of_experts(x[:0], experts[:0], weights[:0], in_panels(routed)).shape == (0, HE)
+    assert not ds.mixture_of_experts(x, experts[:, :0], weights[:, :0], in_panels(routed)).any()
+
+
+def test_a_block_is_a_view(rng):
+    routed = blocks(rng)
+    panels = in_panels(routed)
+    row, panel = routed.block(3), panels.block(3)
+    assert row.count == panel.count == 1
+    assert np.shares_memory(row.gate.rows, routed.gate.rows) and np.shares_memory(panel.gate.data, panels.gate.data)
+    for w in (row.down, panel.down.rows()):
+        np.testing.assert_array_equal(w.dense(), routed.down.dense()[:, 3 * HE : 4 * HE])
+
+
+W = PackedWeight.from_array(np.zeros((32, 64), np.float32))
+ROUTED = FeedForward(W, W, W, 2)
+CALL = {"x": np.zeros((1, 32), np.float32), "experts": [[0]], "weights": np.ones((1, 1), np.float32), "routed": ROUTED}
+
+
+@pytest.mark.parametrize(
+    ("message", "changed"),
+    [
+        ("x must be float32 or float64; got int64 1x32", {"x": np.zeros((1, 32), np.int64)}),
+        (r"x must be of shape \(T, 32\); got float32 1x31", {"x": np.zeros((1, 31), np.float32)}),
+        (r"experts must be in \[0, 2\); got int64 1x1", {"experts": [[2]]}),
+        (r"experts must be in \[0, 2\); got int64 1x1", {"experts": [[-1]]}),
+        (r"experts must be of shape \(1, K\); got int64 2x1", {"experts": [[0], [1]]}),
+        ("experts must be integers of rank 2; got float64 1x1", {"experts": [[0.0]]}),
+        ("weights must be of shape 1x1; got float32 1x2", {"weights": np.ones((1, 2), np.float32)}),
+        ("weights must be float32; got float64 1x1", {"weights": np.ones((1, 1))}),
+        ("routed must be a FeedForward; got None", {"routed": None}),
+        ("shared must be a FeedForward or None; got 3", {"shared": 3}),
+        ("shared must be one block of 32 inputs; got 2 of 32", {"shared": ROUTED}),
+    ],
+)
+def test_refusals(message, changed):
+    with pytest.raises(ValueError, match=f"^mixture_of_experts: {message}"):
+        ds.mixture_of_experts(**{**CALL, **changed})
+
+
+PANELS = LinearPanels.pack(W)
+
+
+@pytest.mark.parametrize(
+    ("message", "arguments"),
+    [
+        ("count must be an integer > 0; got 0", (W, W, W, 0)),
+        ("gate must be a PackedWeight or a LinearPanels; got None", (None, W, W)),
+        ("gate must be of 3 blocks of outputs; got 32x64", (W, W, W, 3)),
+        ("gate must be of 4 blocks of outputs, multiples of 32; got 32x64", (PANELS, PANELS, PANELS, 4)),
+        ("down must be of shape 64x32; got 32x64", (W, W, W)),
+        ("up must be of shape 32x64; got 64x32", (W, PackedWeight.from_array(np.zeros((64, 32), np.float32)), W, 2)),
+    ],
+)
+def test_refused_weights(message, arguments):
+    with pytest.raises(ValueError, match=f"^FeedForward: {message}"):
+        FeedForward(*arguments)
