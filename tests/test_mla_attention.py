@@ -197,6 +197,19 @@ def test_bits_depend_on_the_token_alone_in_long_contexts(rng, dtype):
                 np.testing.assert_array_equal(attend(slice(t, t + 1))[0], together[t])
 
 
+@pytest.mark.parametrize("heads", [16, 17, 50, 100])
+def test_heads_that_fill_vectors_and_tiles(rng, heads):
+    """Sixteen heads fill a vector, 48 a tile: whole ones, and those with a rest."""
+    args, options = make(rng, tokens=3, heads=heads, latent=72, rope=10, block_size=16, blocks=13, sequences=2)
+    together = ds.mla_attention(*args, **options)
+    want, terms = plain(*args, **options)
+    assert_close(together, want, terms)
+    for h in (0, 15, heads - 1):
+        one = slice(h, h + 1)
+        alone = ds.mla_attention(args[0][:, one], args[1][:, one], *args[2:], **options)
+        np.testing.assert_array_equal(alone, together[:, one])
+
+
 def test_nan_stays_with_those_who_see_it(rng):
     """Tokens of one sequence are summed together; a key that is NaN reaches those that are long enough, and no other."""
     args, options = make(rng, tokens=8, heads=2, latent=16, rope=8, block_size=16, blocks=20, sequences=1)

@@ -1,99 +1,71 @@
-// The two products of mla_attention in registers: scores of a few queries with a block of keys, and weighted sums of
-// their values.
+// The two products of mla_attention in registers: scores of queries, one a lane, with a few keys; and weighted sums of
+// the values for a few queries. Both read keys that `key_block.h` has made float32.
 #pragma once
 
-#include "attention/cache_type.h"
 #include "simd/simd.h"
 
 namespace decodestep::DECODESTEP_ISA {
 
-constexpr size_t kBlockKeys = 64;
+// Accumulators of scores: keys times vectors of queries; of sums: queries times vectors of columns. Twelve registers of
+// AVX2's sixteen, and with 32 registers as many as leave room for the other factors.
+constexpr bool kManyAccumulators = kVectorRegisters >= 32;
+constexpr int kScoreKeys = kManyAccumulators ? 8 : kVectorRegisters >= 8 ? 6 : 2;
+constexpr int kScoreVectors = kManyAccumulators ? 3 : 1;
+constexpr int kSumQueries = kScoreKeys, kSumVectors = kManyAccumulators ? 2 : 1;
 
-// Accumulators of a product, beside one vector of keys for each column of them.
-constexpr int kTileRows = kVectorRegisters >= 32 ? 4 : 2, kTileVectors = kTileRows;
-
-// Calls body<type>().
-template <class Body>
-DECODESTEP_INLINE void with_type(CacheType type, Body&& body) {
-    switch (type) {
-        case CacheType::f32:
-            return body.template operator()<CacheType::f32>();
-        case CacheType::f16:
-            return body.template operator()<CacheType::f16>();
-        case CacheType::bf16:
-            return body.template operator()<CacheType::bf16>();
-        case CacheType::i8:
-            return body.template operator()<CacheType::i8>();
-    }
-}
-
-// The first `lanes` values at p as float32, padded with zeros.
-template <CacheType type>
-DECODESTEP_INLINE f32x16 widen(const uint8_t* p, size_t lanes) {
-    uint8_t copy[kLanes * value_bytes(type)];
-    if (lanes < kLanes) {
-        std::memset(copy, 0, sizeof copy);
-        std::memcpy(copy, p, lanes * value_bytes(type));
-        p = copy;
-    }
-    if constexpr (type == CacheType::f32) return load(reinterpret_cast<const float*>(p));
-    if constexpr (type == CacheType::f16) return from_f16(p);
-    if constexpr (type == CacheType::bf16) return from_bf16(p);
-    if constexpr (type == CacheType::i8) return from_i8(p);
-}
-
-// scores[r][j] += query row r . key j over the given columns, for R rows and V vectors of keys. keys: [columns,
-// kBlockKeys]; scores: [R, kBlockKeys].
-template <int R, int V>
-DECODESTEP_INLINE void add_scores(const float* query, size_t stride, const float* keys, size_t columns, float* scores) {
-    f32x16 total[R][V];
+// scores[k][v] += key k . queries v over the given columns, for K keys and V vectors of queries.
+// queries: V vectors a column, query_stride apart, of [columns][kLanes]; keys: rows key_stride apart; scores: rows
+// score_stride apart.
+template <int K, int V>
+DECODESTEP_INLINE void add_scores(const float* queries, size_t query_stride, const float* keys, size_t key_stride,
+                                  size_t columns, float* scores, size_t score_stride) {
+    f32x16 total[K][V];
 #pragma GCC unroll 8
-    for (int r = 0; r < R; ++r)
+    for (int k = 0; k < K; ++k)
 #pragma GCC unroll 8
-        for (int v = 0; v < V; ++v) total[r][v] = broadcast(0.0f);
+        for (int v = 0; v < V; ++v) total[k][v] = broadcast(0.0f);
     for (size_t c = 0; c < columns; ++c) {
-        f32x16 key[V];
+        f32x16 query[V];
 #pragma GCC unroll 8
         for (int v = 0; v < V; ++v) {
-            key[v] = load(keys + c * kBlockKeys + v * kLanes);
-            keep_in_register(key[v]);
+            query[v] = load(queries + v * query_stride + c * kLanes);
+            keep_in_register(query[v]);
         }
 #pragma GCC unroll 8
-        for (int r = 0; r < R; ++r) {
-            const f32x16 q = broadcast(query[r * stride + c]);
+        for (int k = 0; k < K; ++k) {
+            const f32x16 key = broadcast(keys[k * key_stride + c]);
 #pragma GCC unroll 8
-            for (int v = 0; v < V; ++v) total[r][v] = fma(q, key[v], total[r][v]);
+            for (int v = 0; v < V; ++v) total[k][v] = fma(query[v], key, total[k][v]);
         }
     }
 #pragma GCC unroll 8
-    for (int r = 0; r < R; ++r)
+    for (int k = 0; k < K; ++k)
 #pragma GCC unroll 8
         for (int v = 0; v < V; ++v) {
-            float* score = scores + r * kBlockKeys + v * kLanes;
-            store(score, load(score) + total[r][v]);
+            float* score = scores + k * score_stride + v * kLanes;
+            store(score, load(score) + total[k][v]);
         }
 }
 
-// sums[r][C vectors] = sums * rescale[r] + sum over n keys j of weights[r][j] * columns [at, at + 16 C) of rows[j], for
-// R rows. Prefetches the same columns of prefetch_rows[j]. With C = 1 the vector may have only `lanes` columns.
-template <CacheType type, int R, int C>
-DECODESTEP_INLINE void add_values(const uint8_t* const* rows, const uint8_t* const* prefetch_rows, size_t at,
-                                  size_t lanes, const float* weights, size_t n, const float* rescale, float* sums,
-                                  size_t stride) {
+// sums[r][C vectors] = sums * rescale[r] + sum over n keys j of weights[j][r] * values[j][C vectors], for R queries.
+template <int R, int C>
+DECODESTEP_INLINE void add_values(const float* values, size_t value_stride, const float* weights, size_t weight_stride,
+                                  size_t n, const float* rescale, float* sums, size_t sum_stride) {
     f32x16 total[R][C];
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r)
 #pragma GCC unroll 8
         for (int c = 0; c < C; ++c) total[r][c] = broadcast(0.0f);
     for (size_t j = 0; j < n; ++j) {
-        prefetch(prefetch_rows[j] + at * value_bytes(type), C * kLanes * value_bytes(type));
         f32x16 value[C];
 #pragma GCC unroll 8
-        for (int c = 0; c < C; ++c)
-            value[c] = widen<type>(rows[j] + (at + c * kLanes) * value_bytes(type), C > 1 ? kLanes : lanes);
+        for (int c = 0; c < C; ++c) {
+            value[c] = load(values + j * value_stride + c * kLanes);
+            keep_in_register(value[c]);
+        }
 #pragma GCC unroll 8
         for (int r = 0; r < R; ++r) {
-            const f32x16 weight = broadcast(weights[r * kBlockKeys + j]);
+            const f32x16 weight = broadcast(weights[j * weight_stride + r]);
 #pragma GCC unroll 8
             for (int c = 0; c < C; ++c) total[r][c] = fma(weight, value[c], total[r][c]);
         }
@@ -103,26 +75,19 @@ DECODESTEP_INLINE void add_values(const uint8_t* const* rows, const uint8_t* con
         const f32x16 old = broadcast(rescale[r]);
 #pragma GCC unroll 8
         for (int c = 0; c < C; ++c) {
-            float* sum = sums + r * stride + c * kLanes;
-            if (C > 1 || lanes == kLanes)
-                store(sum, fma(load(sum), old, total[r][c]));
-            else
-                store_partial(sum, fma(load_partial(sum, lanes), old, total[r][c]), lanes);
+            float* sum = sums + r * sum_stride + c * kLanes;
+            store(sum, fma(load(sum), old, total[r][c]));
         }
     }
 }
 
-// Cuts rows into pieces and calls body<R>(r) for the piece of R rows that begins at r: pieces of kTileRows, then one of
-// the remaining rows.
-template <int most = kTileRows, class Body>
-DECODESTEP_INLINE void for_rows(size_t rows, Body&& body) {
-    if constexpr (most == kTileRows) {
-        size_t r = 0;
-        for (; r + kTileRows <= rows; r += kTileRows) body.template operator()<kTileRows>(r);
-        if (r < rows) for_rows<kTileRows - 1>(rows - r, [&]<int R>(size_t) { body.template operator()<R>(r); });
-    } else if constexpr (most > 0) {
-        if (rows == most) return body.template operator()<most>(size_t{0});
-        for_rows<most - 1>(rows, body);
+// Cuts [first, count) into pieces and calls body<N>(its first) for a piece of N: pieces of `most`, then one of the
+// rest.
+template <int most, class Body>
+DECODESTEP_INLINE void in_pieces(size_t count, Body&& body, size_t first = 0) {
+    for (; first + most <= count; first += most) body.template operator()<most>(first);
+    if constexpr (most > 1) {
+        if (first < count) in_pieces<most - 1>(count, body, first);
     }
 }
 

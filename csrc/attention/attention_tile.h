@@ -2,6 +2,9 @@
 //
 // Reads the queries and the pages of one sequence; writes one SoftmaxState per row.
 //
+// A block of keys is read once and then multiplied as rows: with the queries in lanes for the scores, which needs no
+// transposing, and with its columns in lanes for the sums.
+//
 // Determinism: keys are taken in blocks of 64 and splits of 256, counted from the start of the sequence. Inside a block
 // a score is one ascending sum for each 64 columns, and a column of the result one ascending sum over the keys. The
 // blocks of a split share one running maximum; each split starts from an empty state, and states are merged in the
@@ -12,7 +15,7 @@
 #include <algorithm>
 
 #include "attention/attention_products.h"
-#include "attention/mla_attention.h"
+#include "attention/key_block.h"
 #include "attention/softmax_state.h"
 #include "simd/transpose.h"
 
@@ -38,25 +41,26 @@ struct AttentionRows {
 class AttentionTile {
   public:
     static size_t scratch_floats(const MlaAttention& a, const AttentionRows& rows) {
-        const size_t columns = (a.query ? a.kv.width : 0) + a.kr.width / a.groups;
-        return rows.count() * columns + kChunkColumns * kBlockKeys + rows.in_group() * kBlockKeys +
-               2 * padded(rows.count()) + padded(rows.in_group());
+        return rows.groups * query_floats(a, rows) + KeyColumns(a, rows.group, rows.groups).floats() +
+               kBlockKeys * whole_vectors(rows.in_group()) + 2 * padded(rows.count()) + padded(rows.in_group());
     }
 
     // scratch: scratch_floats(a, rows) floats, which nobody else uses while the tile lives.
     AttentionTile(const MlaAttention& a, const AttentionRows& rows, float* scratch)
         : a_(a),
           rows_(rows),
+          key_columns_(a, rows.group, rows.groups),
           width_(a.kv.width / a.groups),
           pairs_(a.kr.width / 2 / a.groups),
-          columns_((a.query ? a.kv.width : 0) + 2 * pairs_),
+          columns_(query_columns(a)),
+          lanes_(whole_vectors(rows.in_group())),
           query_(scratch),
-          keys_(query_ + rows.count() * columns_),
-          scores_(keys_ + kChunkColumns * kBlockKeys),
-          maxima_(scores_ + rows.in_group() * kBlockKeys),
+          keys_(query_ + rows.groups * query_floats(a, rows)),
+          scores_(keys_ + key_columns_.floats()),
+          maxima_(scores_ + kBlockKeys * lanes_),
           weight_sums_(maxima_ + padded(rows.count())),
           rescale_(weight_sums_ + padded(rows.count())) {
-        for (size_t r = 0; r < rows.count(); ++r) gather_query(r);
+        for (size_t g = 0; g < rows.groups; ++g) gather_queries(g);
         for (size_t t = 0; t < rows.tokens; ++t) longest_ = std::max<size_t>(longest_, a.lengths[rows.token + t]);
     }
 
@@ -68,13 +72,15 @@ class AttentionTile {
         for (size_t r = 0; r < rows; ++r) states[r].clear();
         std::fill_n(maxima_, rows, kLowest);
         std::fill_n(weight_sums_, rows, 0.0f);
+        const int64_t* table = a_.block_table + a_.sequence[rows_.token] * a_.blocks;
         const size_t end = std::min(longest_, (split + 1) * kSplitKeys);
-        for (size_t first = split * kSplitKeys; first < end; first += kBlockKeys) {
-            locate(first, std::min(kBlockKeys, end - first));
-            for (row_ = 0; row_ < rows; row_ += rows_.in_group()) {
-                score();
-                weigh();
-                with_type(a_.kv.type, [&]<CacheType type>() { sum_values<type>(states.from(row_)); });
+        for (first_ = split * kSplitKeys; first_ < end; first_ += kBlockKeys) {
+            n_ = std::min(kBlockKeys, end - first_);
+            read_keys(a_, table, key_columns_, first_, n_, keys_);
+            for (size_t g = 0; g < rows_.groups; ++g) {
+                score(g);
+                weigh(g);
+                sum_values(g, states.from(g * rows_.in_group()));
             }
         }
         for (size_t r = 0; r < rows; ++r) {
@@ -86,11 +92,28 @@ class AttentionTile {
   private:
     // Vector loads of 16 rows may run past the last one; arrays are padded for it.
     static constexpr size_t padded(size_t n) { return n + kLanes - 1; }
+    static size_t query_columns(const MlaAttention& a) {
+        return (a.query ? a.kv.width : 0) + a.kr.width / 2 / a.groups * 2;
+    }
+    // The queries of a group: for each sixteen rows [columns][kLanes].
+    static size_t query_floats(const MlaAttention& a, const AttentionRows& rows) {
+        return whole_vectors(rows.in_group()) * query_columns(a);
+    }
+
+    void gather_queries(size_t g) {
+        const size_t rows = rows_.in_group(), stride = key_columns_.stride;
+        float* out = query_ + g * lanes_ * columns_;
+        for (size_t first = 0; first < rows; first += kLanes, out += kLanes * columns_) {
+            std::fill_n(keys_, kLanes * stride, 0.0f);  // where the rows lie before they are transposed
+            for (size_t i = 0; i < kLanes && first + i < rows; ++i)
+                gather_query(g * rows + first + i, keys_ + i * stride);
+            transpose_rows(keys_, stride, columns_, out);
+        }
+    }
 
     // Copies the columns of a row's query that are multiplied with keys, side by side, divided by the cache's scales.
-    void gather_query(size_t r) {
+    void gather_query(size_t r, float* out) const {
         const size_t place = rows_.place_of(r, a_.groups, a_.heads / a_.groups);
-        float* out = query_ + r * columns_;
         const auto copy = [&](const float* from, const PagedRows& cache, size_t first, size_t count) {
             for (size_t c = 0; c < count; ++c)
                 *out++ = cache.scale ? from[first + c] / cache.scale[first + c] : from[first + c];
@@ -100,132 +123,109 @@ class AttentionTile {
             copy(a_.query_rope + place * a_.kr.width, a_.kr, half + rows_.group_of(r) * pairs_, pairs_);
     }
 
-    // Looks up where keys [first, first + n) lie, and as many keys after them, to be prefetched; past the last key of
-    // the sequence, the last key stands in.
-    void locate(size_t first, size_t n) {
-        first_ = first;
-        n_ = n;
-        const int64_t* table = a_.block_table + a_.sequence[rows_.token] * a_.blocks;
-        const size_t end = std::min(longest_, first + 2 * kBlockKeys) - first;
-        const auto find = [&](const PagedRows& cache, const uint8_t** rows) {
-            const size_t bytes = value_bytes(cache.type);
-            size_t block = first / a_.block_size, row = first % a_.block_size, j = 0;
-            for (; j < end; ++block, row = 0) {
-                const auto* p = static_cast<const uint8_t*>(cache.data) + table[block] * cache.block_stride * bytes;
-                for (; row < a_.block_size && j < end; ++row, ++j) rows[j] = p + row * cache.width * bytes;
-            }
-            std::fill(rows + j, rows + 2 * kBlockKeys, rows[j - 1]);
-        };
-        find(a_.kv, kv_rows_);
-        find(a_.kr, kr_rows_);
-    }
-
     // How many keys of the current block a token of the tile sees.
     size_t seen(size_t token) const {
         const size_t length = a_.lengths[rows_.token + token];
         return length <= first_ ? 0 : std::min(n_, length - first_);
     }
 
-    // scores_ = query . key for the rows of the current group and the keys of the current block.
-    void score() {
-        std::fill_n(scores_, rows_.in_group() * kBlockKeys, 0.0f);
-        const float* query = query_ + row_ * columns_;
-        const auto add = [&](const PagedRows& cache, const uint8_t* const* rows, size_t first, size_t count) {
-            for (size_t c = 0, chunk; c < count; c += chunk, query += chunk) {
+    // scores_ = key . query for the keys of the current block and the rows of a group.
+    void score(size_t g) {
+        std::fill_n(scores_, n_ * lanes_, 0.0f);
+        const float* queries = query_ + g * lanes_ * columns_;
+        const auto add = [&](size_t at, size_t count) {
+            for (size_t c = 0, chunk; c < count; c += chunk, queries += chunk * kLanes) {
                 chunk = std::min(kChunkColumns, count - c);
-                with_type(cache.type, [&]<CacheType type>() {
-                    transpose_rows<CacheValue<type>>(rows, rows + kBlockKeys, n_, first + c, chunk, keys_, kBlockKeys);
+                in_pieces<kScoreVectors>(lanes_ / kLanes, [&]<int V>(size_t v) {
+                    in_pieces<kScoreKeys>(n_, [&]<int K>(size_t j) {
+                        add_scores<K, V>(queries + v * kLanes * columns_, kLanes * columns_,
+                                         keys_ + j * key_columns_.stride + at + c, key_columns_.stride, chunk,
+                                         scores_ + j * lanes_ + v * kLanes, lanes_);
+                    });
                 });
-                for_rows(rows_.in_group(), [&]<int R>(size_t r) { score_rows<R>(query, r, chunk); });
             }
         };
-        if (a_.query) add(a_.kv, kv_rows_, 0, a_.kv.width);
-        for (const size_t half : {size_t{0}, a_.kr.width / 2})
-            add(a_.kr, kr_rows_, half + rows_.group_of(row_) * pairs_, pairs_);
-    }
-
-    template <int R>
-    void score_rows(const float* query, size_t r, size_t columns) {
-        constexpr size_t wide = kTileVectors * kLanes;
-        for (size_t j = 0; j < n_; j += wide)
-            add_scores<R, kTileVectors>(query + r * columns_, columns_, keys_ + j, columns,
-                                        scores_ + r * kBlockKeys + j);
+        if (a_.query) add(0, a_.kv.width);
+        for (const size_t at : key_columns_.rope_at) add(at + g * pairs_, pairs_);
     }
 
     // Turns scores into weights e^(score - maximum so far); rescale_ is the factor for the sums of the blocks before.
-    void weigh() {
-        const size_t rows = rows_.in_group();
-        float *maxima = maxima_ + row_, *weight_sums = weight_sums_ + row_, *highest = rescale_;
-        each_row([&](size_t r, float* scores, size_t n) {
-            const f32x16 scale = broadcast(a_.scale);
-            f32x16 top = broadcast(maxima[r]);
-            for (size_t j = 0; j < n; j += kLanes) {
-                store(scores + j, load(scores + j) * scale);
-                for (size_t i = n; i < j + kLanes; ++i) scores[i] = -__builtin_inff();
-                top = max(load(scores + j), top);
-            }
-            highest[r] = largest(top);
-        });
-        for (size_t r = 0; r < rows; r += kLanes) {
-            const f32x16 now = load(highest + r), change = exp(load(maxima + r) - now);
-            store_partial(maxima + r, now, std::min<size_t>(kLanes, rows - r));
-            store(rescale_ + r, change);
+    void weigh(size_t g) {
+        const f32x16 scale = broadcast(a_.scale);
+        for (size_t i = 0; i < n_ * lanes_; i += kLanes) store(scores_ + i, load(scores_ + i) * scale);
+        fill_unseen(kMinusInfinity);
+        for (size_t r = 0; r < rows_.in_group(); r += kLanes) {
+            float* maxima = maxima_ + g * rows_.in_group() + r;
+            const f32x16 before = load(maxima);
+            f32x16 highest = before;
+            for (size_t j = 0; j < n_; ++j) highest = max(load(scores_ + j * lanes_ + r), highest);
+            store_rows(maxima, r, highest);
+            store(rescale_ + r, exp(before - highest));
+            for (float* s = scores_ + r; s < scores_ + n_ * lanes_; s += lanes_) store(s, exp(load(s) - highest));
         }
-        each_row([&](size_t r, float* scores, size_t n) {
-            const f32x16 shift = broadcast(maxima[r]);
-            f32x16 total = broadcast(0.0f);
-            for (size_t j = 0; j < n; j += kLanes) {
-                const f32x16 weight = exp(load(scores + j) - shift);
-                store(scores + j, weight);
-                total = total + weight;
-            }
-            weight_sums[r] = weight_sums[r] * rescale_[r] + sum(total);
-        });
-    }
-
-    // Calls body(row of the current group, its scores, how many keys it sees).
-    template <class Body>
-    DECODESTEP_INLINE void each_row(Body&& body) {
-        for (size_t t = 0, r = 0; t < rows_.tokens; ++t) {
-            const size_t n = seen(t);
-            for (size_t h = 0; h < rows_.heads; ++h, ++r) body(r, scores_ + r * kBlockKeys, n);
+        fill_unseen(0.0f);
+        for (size_t r = 0; r < rows_.in_group(); r += kLanes) {
+            float* sums = weight_sums_ + g * rows_.in_group() + r;
+            store_rows(sums, r, load(sums) * load(rescale_ + r) + sum_of_weights(r));
         }
     }
 
-    template <CacheType type>
-    void sum_values(SoftmaxStates states) {
-        constexpr size_t wide = kTileVectors * kLanes;
+    // Of sixteen rows from r on: the keys in the order in which `sum` adds lanes, as if each row lay in vectors of
+    // keys.
+    f32x16 sum_of_weights(size_t r) const {
+        f32x16 total[kLanes];
+        for (size_t i = 0; i < kLanes; ++i) {
+            total[i] = broadcast(0.0f);
+            for (size_t j = i; j < n_; j += kLanes) total[i] = total[i] + load(scores_ + j * lanes_ + r);
+        }
+        for (size_t half = kLanes / 2; half > 0; half /= 2)
+            for (size_t i = 0; i < half; ++i) total[i] = total[i] + total[i + half];
+        return total[0];
+    }
+
+    // Stores those of sixteen lanes that are rows of the group, from row r on.
+    void store_rows(float* to, size_t r, f32x16 values) const {
+        store_partial(to, values, std::min<size_t>(kLanes, rows_.in_group() - r));
+    }
+
+    // Sets the scores of keys that their token does not see.
+    void fill_unseen(float value) {
+        for (size_t t = 0; t < rows_.tokens; ++t)
+            for (size_t j = seen(t); j < n_; ++j)
+                std::fill_n(scores_ + j * lanes_ + t * rows_.heads, rows_.heads, value);
+    }
+
+    void sum_values(size_t g, SoftmaxStates states) {
+        constexpr size_t wide = kSumVectors * kLanes;
         size_t c = 0;
-        for (; c + wide <= width_; c += wide) sum_columns<type, kTileVectors>(c, kLanes, states);
-        for (; c < width_; c += kLanes) sum_columns<type, 1>(c, std::min<size_t>(kLanes, width_ - c), states);
+        for (; c + wide <= width_; c += wide) sum_columns<kSumVectors>(g, c, states);
+        for (; c < width_; c += kLanes) sum_columns<1>(g, c, states);
     }
 
     // Tokens that see the same keys of the block are summed together; a key that a token does not see may be NaN, so
-    // its weight of zero would not do.
-    template <CacheType type, int C>
-    void sum_columns(size_t c, size_t lanes, SoftmaxStates states) {
-        const size_t column = rows_.group_of(row_) * width_ + c;
+    // its weight of zero would not do. Lanes past the last column of the group are never read.
+    template <int C>
+    void sum_columns(size_t g, size_t c, SoftmaxStates states) {
+        const float* values = keys_ + (rows_.group + g) * width_ - key_columns_.first_latent + c;
         for (size_t t = 0, end; t < rows_.tokens; t = end) {
             const size_t n = seen(t), first = t * rows_.heads;
             for (end = t + 1; end < rows_.tokens && seen(end) == n;) ++end;
             if (n == 0) continue;
-            for_rows((end - t) * rows_.heads, [&]<int R>(size_t r) {
-                // The first piece of rows prefetches the next block; for the others "prefetch" what is read anyway.
-                const uint8_t* const* prefetch_rows = kv_rows_ + (r == 0 ? kBlockKeys : 0);
+            in_pieces<kSumQueries>((end - t) * rows_.heads, [&]<int R>(size_t r) {
                 r += first;
-                add_values<type, R, C>(kv_rows_, prefetch_rows, column, lanes, scores_ + r * kBlockKeys, n,
-                                       rescale_ + r, states[r].values() + c, SoftmaxState::floats(width_));
+                add_values<R, C>(values, key_columns_.stride, scores_ + r, lanes_, n, rescale_ + r,
+                                 states[r].values() + c, SoftmaxState::floats(width_));
             });
         }
     }
 
     const MlaAttention& a_;
     const AttentionRows rows_;
-    const size_t width_, pairs_, columns_;
+    const KeyColumns key_columns_;
+    const size_t width_, pairs_, columns_, lanes_;  // lanes_: the rows of a group in whole vectors
     float *query_, *keys_, *scores_, *maxima_, *weight_sums_, *rescale_;
     size_t longest_ = 0;
-    size_t first_ = 0, n_ = 0, row_ = 0;  // the current block of keys, and the first row of the current group
-    const uint8_t *kv_rows_[2 * kBlockKeys], *kr_rows_[2 * kBlockKeys];  // of the block, then those to prefetch
+    size_t first_ = 0, n_ = 0;  // the current block of keys
 };
 
 }  // namespace decodestep::DECODESTEP_ISA

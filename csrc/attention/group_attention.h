@@ -3,8 +3,8 @@
 //
 // Why beside attention_tile.h: here the caller chose the cache's layout and its own kernel writes it, so keys and
 // values are multiplied as they lie, as pairs of bfloat16 by the instruction for them where there is one. mla_attention
-// takes the caches of the Ascend operator, of four types and any page size, whose keys it must transpose first; there
-// one latent row is both key and value. Both share SoftmaxState and its splits.
+// takes the caches of the Ascend operator, of four types and any page size, and makes them float32 first; there one
+// latent row is both key and value, and serves many queries. Both share SoftmaxState and its splits.
 //
 // Layout: a page holds 16 positions of one key-value head: its keys as [width / 2][16][2], so that 16 scores are sums
 // of products of column pairs, without an addition across lanes; its values as [8][width][2], pairs of positions. Reads

@@ -6,12 +6,13 @@
 namespace decodestep::DECODESTEP_ISA {
 namespace {
 
-constexpr size_t kMaxTileRows = 48;  // enough to repay transposing the keys, few enough for the second-level cache
+constexpr size_t kMaxTileRows = 48;  // enough to repay reading the keys, few enough for the second-level cache
 
 // Cuts the rows of the call into tiles. Adjacent tokens of one sequence share a tile, since they read the same keys.
 std::vector<AttentionRows> tiles_of(const MlaAttention& a) {
     const size_t in_group = a.heads / a.groups, pieces = (in_group + kMaxTileRows - 1) / kMaxTileRows,
-                 heads = (in_group + pieces - 1) / pieces, most_tokens = std::max<size_t>(1, kMaxTileRows / heads);
+                 heads = pieces == 1 ? in_group : whole_vectors((in_group + pieces - 1) / pieces),
+                 most_tokens = std::max<size_t>(1, kMaxTileRows / heads);
     std::vector<AttentionRows> tiles;
     for (size_t t = 0, tokens; t < a.tokens; t += tokens) {
         for (tokens = 1; tokens < most_tokens && t + tokens < a.tokens; ++tokens)

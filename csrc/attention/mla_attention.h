@@ -1,6 +1,6 @@
 // Absorbed attention over the paged latent cache: the operator after `mla_prolog`. Its caches are those of the Ascend
 // operator, in float32, float16, bfloat16 or int8 and pages of any size; the decoder of grouped-query models has a
-// cache and an attention of its own (attention/group_attention.h), which read half the bytes without transposing.
+// cache and an attention of its own (attention/group_attention.h), which multiplies half the bytes as they lie.
 #pragma once
 
 #include <cstddef>

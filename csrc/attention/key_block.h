@@ -1,0 +1,92 @@
+// A block of keys of one sequence as rows of float32: read once from the cache, whatever its type and pages, for both
+// products and all queries of a tile.
+//
+// The rows lie an odd number of cache lines apart, so that a few columns of all of them fit in the first-level cache.
+#pragma once
+
+#include <algorithm>
+
+#include "attention/mla_attention.h"
+#include "simd/simd.h"
+
+namespace decodestep::DECODESTEP_ISA {
+
+constexpr size_t kBlockKeys = 64;
+
+constexpr size_t whole_vectors(size_t n) { return (n + kLanes - 1) / kLanes * kLanes; }
+
+// Calls body<type>().
+template <class Body>
+DECODESTEP_INLINE void with_type(CacheType type, Body&& body) {
+    switch (type) {
+        case CacheType::f32:
+            return body.template operator()<CacheType::f32>();
+        case CacheType::f16:
+            return body.template operator()<CacheType::f16>();
+        case CacheType::bf16:
+            return body.template operator()<CacheType::bf16>();
+        case CacheType::i8:
+            return body.template operator()<CacheType::i8>();
+    }
+}
+
+// The first `lanes` values at p as float32, padded with zeros.
+template <CacheType type>
+DECODESTEP_INLINE f32x16 widen(const uint8_t* p, size_t lanes) {
+    uint8_t copy[kLanes * value_bytes(type)];
+    if (lanes < kLanes) {
+        std::memset(copy, 0, sizeof copy);
+        std::memcpy(copy, p, lanes * value_bytes(type));
+        p = copy;
+    }
+    if constexpr (type == CacheType::f32) return load(reinterpret_cast<const float*>(p));
+    if constexpr (type == CacheType::f16) return from_f16(p);
+    if constexpr (type == CacheType::bf16) return from_bf16(p);
+    if constexpr (type == CacheType::i8) return from_i8(p);
+}
+
+// Which columns of the caches are read for groups [group, group + groups), and where they lie in a row of a block:
+// latents from 0 on, then the groups' pairs of either half of the rope keys.
+struct KeyColumns {
+    size_t first_latent, latents;
+    size_t first_rope[2], ropes, rope_at[2];
+    size_t stride;  // of the rows; a vector may be read from any column
+
+    KeyColumns(const MlaAttention& a, size_t group, size_t groups)
+        : first_latent(a.query ? 0 : group * (a.kv.width / a.groups)),
+          latents(a.query ? a.kv.width : groups * (a.kv.width / a.groups)),
+          first_rope{group * (a.kr.width / 2 / a.groups), a.kr.width / 2 + first_rope[0]},
+          ropes(groups * (a.kr.width / 2 / a.groups)),
+          rope_at{whole_vectors(latents), whole_vectors(latents) + whole_vectors(ropes)},
+          stride((rope_at[1] + whole_vectors(ropes) + kLanes) | kLanes) {}
+
+    size_t floats() const { return kBlockKeys * stride; }
+};
+
+// Writes keys [first, first + n) of a sequence, n <= kBlockKeys, to `out`: [n, columns.stride].
+// table: the blocks of the sequence.
+inline void read_keys(const MlaAttention& a, const int64_t* table, const KeyColumns& columns, size_t first, size_t n,
+                      float* out) {
+    const auto read = [&](const PagedRows& cache, size_t from, size_t count, size_t at) {
+        with_type(cache.type, [&]<CacheType type>() {
+            constexpr size_t bytes = value_bytes(type);
+            const size_t whole = count / kLanes * kLanes;
+            size_t block = first / a.block_size, row = first % a.block_size;
+            for (size_t j = 0; j < n; ++j) {
+                const uint8_t* values = static_cast<const uint8_t*>(cache.data) +
+                                        (table[block] * cache.block_stride + row * cache.width + from) * bytes;
+                float* key = out + j * columns.stride + at;
+                for (size_t c = 0; c < whole; c += kLanes) store(key + c, widen<type>(values + c * bytes, kLanes));
+                if (whole < count) store(key + whole, widen<type>(values + whole * bytes, count - whole));
+                if (++row == a.block_size) {
+                    row = 0;
+                    ++block;
+                }
+            }
+        });
+    };
+    read(a.kv, columns.first_latent, columns.latents, 0);
+    for (const int half : {0, 1}) read(a.kr, columns.first_rope[half], columns.ropes, columns.rope_at[half]);
+}
+
+}  // namespace decodestep::DECODESTEP_ISA
