@@ -16,8 +16,8 @@ import ml_dtypes
 import numpy as np
 
 import decodestep as ds
-from decodestep.ops import DecoderWeights, LayerWeights
-from decodestep.weights import Format, LinearPanels, PackedWeight
+from decodestep.ops import DecoderWeights, GroupedAttention, LayerWeights
+from decodestep.weights import FeedForward, Format, LinearPanels, PackedWeight
 from harness import Call, Report, options, torch
 
 HIDDEN, HEADS, KV_HEADS, HEAD_DIM, FEED_FORWARD, VOCAB = 576, 9, 3, 64, 1536, 4096
@@ -50,7 +50,13 @@ def weights(made: list[dict[str, np.ndarray]], form: Format) -> DecoderWeights:
         return LinearPanels.pack(PackedWeight.from_array(matrix), form)
 
     layers = (
-        LayerWeights(attention_norm=ONES, ffn_norm=ONES, **{n: panels(m) for n, m in layer.items()}) for layer in made[:-1]
+        LayerWeights(
+            attention_norm=ONES,
+            attention=GroupedAttention(*(panels(layer[name]) for name in ("query", "values_keys", "output"))),
+            ffn_norm=ONES,
+            feed_forward=FeedForward(*(panels(layer[name]) for name in ("gate", "up", "down"))),
+        )
+        for layer in made[:-1]
     )
     return DecoderWeights(
         embedding=PackedWeight.from_array(EMBEDDING), layers=tuple(layers), norm=ONES, logits=panels(made[-1]["logits"]),

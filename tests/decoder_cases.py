@@ -8,8 +8,16 @@ from typing import Any
 import numpy as np
 
 from decodestep._base.arrays import BFLOAT16
-from decodestep.ops.decoder_forward import DecoderWeights, LayerWeights
-from decodestep.weights import Format, LinearPanels, PackedWeight
+from decodestep.ops.decoder_forward import (
+    DecoderWeights,
+    GroupedAttention,
+    LatentAttention,
+    LatentSizes,
+    LayerWeights,
+    Mixture,
+)
+from decodestep.ops.expert_router import RouterRule
+from decodestep.weights import FeedForward, Format, LinearPanels, PackedWeight
 
 
 @dataclass(frozen=True)
@@ -23,37 +31,97 @@ class Sizes:
     layers: int = 2
 
 
+def matrix(inputs: int, outputs: int, format_: Format, rng: np.random.Generator) -> LinearPanels:
+    values = rng.normal(size=(inputs, outputs)) / np.sqrt(inputs)
+    return LinearPanels.pack(PackedWeight.from_array(values.astype(np.float32)), format_)
+
+
+def norm(width: int, rng: np.random.Generator) -> np.ndarray:
+    return rng.uniform(0.5, 1.5, width).astype(np.float32)
+
+
+def block(hidden: int, width: int, format_: Format, rng: np.random.Generator, count: int = 1) -> FeedForward:
+    sizes = ((hidden, count * width), (hidden, count * width), (width, count * hidden))
+    return FeedForward(*(matrix(*size, format_, rng) for size in sizes), count)
+
+
 def weights(sizes: Sizes, format_: Format, rng: np.random.Generator) -> DecoderWeights:
-    def matrix(inputs: int, outputs: int) -> LinearPanels:
-        values = rng.normal(size=(inputs, outputs)) / np.sqrt(inputs)
-        return LinearPanels.pack(PackedWeight.from_array(values.astype(np.float32)), format_)
-
-    def norm() -> np.ndarray:
-        return rng.uniform(0.5, 1.5, sizes.hidden).astype(np.float32)
-
-    queries, keys = sizes.heads * sizes.head_dim, sizes.kv_heads * sizes.head_dim
+    hidden, queries, keys = sizes.hidden, sizes.heads * sizes.head_dim, sizes.kv_heads * sizes.head_dim
     return DecoderWeights(
-        embedding=PackedWeight.from_array(rng.normal(size=(sizes.hidden, sizes.vocab)).astype(np.float32)),
+        embedding=PackedWeight.from_array(rng.normal(size=(hidden, sizes.vocab)).astype(np.float32)),
         layers=tuple(
             LayerWeights(
-                attention_norm=norm(),
-                query=matrix(sizes.hidden, queries),
-                values_keys=matrix(sizes.hidden, 2 * keys),
-                output=matrix(queries, sizes.hidden),
-                ffn_norm=norm(),
-                gate=matrix(sizes.hidden, sizes.feed_forward),
-                up=matrix(sizes.hidden, sizes.feed_forward),
-                down=matrix(sizes.feed_forward, sizes.hidden),
+                attention_norm=norm(hidden, rng),
+                attention=GroupedAttention(
+                    query=matrix(hidden, queries, format_, rng),
+                    values_keys=matrix(hidden, 2 * keys, format_, rng),
+                    output=matrix(queries, hidden, format_, rng),
+                ),
+                ffn_norm=norm(hidden, rng),
+                feed_forward=block(hidden, sizes.feed_forward, format_, rng),
             )
             for _ in range(sizes.layers)
         ),
-        norm=norm(),
-        logits=matrix(sizes.hidden, sizes.vocab),
+        norm=norm(hidden, rng),
+        logits=matrix(hidden, sizes.vocab, format_, rng),
         heads=sizes.heads,
         kv_heads=sizes.kv_heads,
         head_dim=sizes.head_dim,
         norm_eps=1e-5,
         scale=sizes.head_dim**-0.5,
+    )
+
+
+def latent_weights(
+    format_: Format,
+    rng: np.random.Generator,
+    *,
+    heads: int = 3,
+    sizes: LatentSizes = LatentSizes(32, 16, 64, 32),  # noqa: B008, frozen
+    compressed: int | None = None,
+    experts: int = 7,
+    rule: RouterRule = RouterRule(3, scale=0.5),  # noqa: B008, frozen
+    shared: bool = True,
+    **constants: float,
+) -> DecoderWeights:
+    """Two layers of latent attention: the first with a dense block, the second with a mixture of experts."""
+    hidden, vocab, head_dim = 64, 50, sizes.nope + sizes.rope
+
+    def attention() -> LatentAttention:
+        read = hidden if compressed is None else compressed
+        return LatentAttention(
+            query_down=None if compressed is None else matrix(hidden, read, format_, rng),
+            query_norm=None if compressed is None else norm(read, rng),
+            query=matrix(read, heads * head_dim, format_, rng),
+            latent=matrix(hidden, sizes.latent + sizes.rope, format_, rng),
+            latent_norm=norm(sizes.latent, rng),
+            key_up=matrix(sizes.nope, heads * sizes.latent, format_, rng),
+            value_up=matrix(sizes.latent, heads * sizes.value, format_, rng),
+            output=matrix(heads * sizes.value, hidden, format_, rng),
+        )
+
+    mixture = Mixture(
+        router=matrix(hidden, experts, Format.F32, rng),
+        rule=rule,
+        bias=rng.normal(size=experts).astype(np.float32) * 0.1 if rule.scores == "sigmoid" else None,
+        routed=block(hidden, 32, format_, rng, experts),
+        shared=block(hidden, 64, format_, rng) if shared else None,
+    )
+    return DecoderWeights(
+        embedding=PackedWeight.from_array(rng.normal(size=(hidden, vocab)).astype(np.float32)),
+        layers=tuple(
+            LayerWeights(norm(hidden, rng), attention(), norm(hidden, rng), feed_forward)
+            for feed_forward in (block(hidden, 96, format_, rng), mixture)
+        ),
+        norm=norm(hidden, rng),
+        logits=matrix(hidden, vocab, format_, rng),
+        heads=heads,
+        kv_heads=1,
+        head_dim=head_dim,
+        norm_eps=1e-5,
+        scale=head_dim**-0.5,
+        latent=sizes,
+        **constants,
     )
 
 
@@ -64,9 +132,13 @@ def step(
     table_width, positions = -(-max(lengths) // 16), np.arange(max(lengths))
     needed = len(lengths) * table_width
     pages = -(-needed // slabs)
-    shape = (len(w.layers), w.kv_heads, pages) if slabs == 1 else (slabs, len(w.layers), w.kv_heads, pages)
-    angle = positions[:, None] * 0.7 ** np.arange(w.head_dim // 2)
-    half = w.head_dim // 2
+    half = w.rope // 2
+    if w.latent is None:
+        shapes = [(len(w.layers), w.kv_heads, pages, *page) for page in ((half, 16, 2), (8, w.head_dim, 2))]
+    else:
+        shapes = [(len(w.layers), pages, 16, width) for width in (w.latent.rope, w.latent.latent)]
+    keys, values = (np.full(shape if slabs == 1 else (slabs, *shape), np.nan, BFLOAT16) for shape in shapes)
+    angle = positions[:, None] * 0.7 ** np.arange(half)
     tokens = sum(lengths)
     return {
         "weights": w,
@@ -75,8 +147,8 @@ def step(
         "positions": np.concatenate([np.arange(length) for length in lengths]),
         "sin": np.sin(angle).astype(dtype),
         "cos": np.cos(angle).astype(dtype),
-        "keys": np.full((*shape, half, 16, 2), np.nan, BFLOAT16),
-        "values": np.full((*shape, 8, w.head_dim, 2), np.nan, BFLOAT16),
+        "keys": keys,
+        "values": values,
         "page_table": rng.permutation(slabs * pages)[:needed].reshape(len(lengths), table_width),
         "wanted": np.arange(tokens),
     }

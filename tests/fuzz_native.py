@@ -129,13 +129,40 @@ def decoder(s: Source) -> Arguments:
     if heads * width % 32:
         heads *= 2
 
-    def layer() -> tuple[np.ndarray, np.ndarray, list[tuple[np.ndarray, int, int]]]:
-        sizes = ((hidden, heads * width), (hidden, 2 * groups * width), (heads * width, hidden),
-                 (hidden, feed_forward), (hidden, feed_forward), (feed_forward, hidden))  # fmt: skip
-        return s.array(hidden), s.array(hidden), [panels_of(s, *size) for size in sizes]
+    def grouped() -> tuple[list[Any], list[Any]]:
+        sizes = ((hidden, heads * width), (hidden, 2 * groups * width), (heads * width, hidden))
+        return [panels_of(s, *size) for size in sizes], []
 
+    def by_latents() -> tuple[list[Any], list[Any]]:
+        nope, rope, latent, value, _ = sizes
+        down = s.one_of(0, 64)
+        products = [(down or hidden, heads * width), (hidden, latent + rope), (nope, heads * latent), (latent, heads * value),
+                    (heads * value, hidden)]  # fmt: skip
+        norms = [s.array(latent)]
+        if down:
+            products, norms = [(hidden, down), *products], [s.array(down), *norms]
+        return [panels_of(s, *size) for size in products], norms
+
+    def block(inner: int, count: int = 1) -> list[tuple[np.ndarray, int, int]]:
+        return [panels_of(s, *size) for size in ((hidden, count * inner), (hidden, count * inner), (inner, count * hidden))]
+
+    def mixture() -> tuple[Any, ...]:
+        experts, used = s.one_of(4, 6), s.one_of(1, 2)
+        rule = (used, s.one_of(0, 1), 2, s.one_of(1, 2), s.one_of(0, 1), s.one_of(True, False), 1.5)
+        return (panels_of(s, hidden, experts), s.one_of(None, s.array(experts)), rule, block(32, experts),
+                s.one_of([], block(64)))  # fmt: skip
+
+    def layer() -> tuple[Any, ...]:
+        mixed = s.one_of(False, True)
+        return (s.array(hidden), *(by_latents if sizes else grouped)(), s.array(hidden), [] if mixed else block(feed_forward),
+                mixture() if mixed else None)  # fmt: skip
+
+    sizes = s.one_of(None, (32, s.one_of(16, 32), s.one_of(32, 64), 32, 1e-6))
+    if sizes:
+        groups, heads, width = 1, 2 * s.one_of(1, 2, 8), sizes[0] + sizes[1]
     embedding, number = s.weight(hidden, 1 + s.size(9))
-    return {"heads": heads, "kv_heads": groups, "head_dim": width, "feed_forward": feed_forward, "eps": 1e-5, "scale": 0.25,
+    return {"heads": heads, "kv_heads": groups, "head_dim": width, "latent": sizes, "eps": 1e-5, "scale": 0.25,
+            "embedding_scale": 2.0, "residual_scale": s.one_of(1.0, 0.5), "logits_scale": 0.5,
             "layers": [layer() for _ in range(s.one_of(1, 2))], "norm": s.array(hidden),
             "logits": panels_of(s, hidden, 1 + s.size(40)), "embedding": embedding, "embedding_format": number}  # fmt: skip
 
@@ -150,15 +177,18 @@ def decoder_forward(s: Source) -> Arguments:
         s.one_of(1, 16, 300),
     )
     slabs = s.one_of(1, 2)
-    layers, groups, width = len(made["layers"]), made["kv_heads"], made["head_dim"]
+    layers, groups, width, sizes = len(made["layers"]), made["kv_heads"], made["head_dim"], made["latent"]
+    if sizes:
+        width, (keys, values) = sizes[1], ((slabs, layers, pages, 16, sizes[i]) for i in (1, 2))
+    else:
+        keys, values = (slabs, layers, groups, pages, width // 2, 16, 2), (slabs, layers, groups, pages, 8, width, 2)
     wanted = s.ids(s.size() if tokens else 0, end=tokens)
     return {
         "decoder": Held("Decoder", made), "ids": s.ids(tokens, end=len(made["embedding"])),
         "sequence": s.ids(tokens, end=sequences),
         "positions": s.ids(tokens, end=min(positions, 16 * room)), "sin": s.array(positions, width // 2),
         "cos": s.array(positions, width // 2),
-        "keys": s.array(slabs, layers, groups, pages, width // 2, 16, 2, dtype=np.uint16),
-        "values": s.array(slabs, layers, groups, pages, 8, width, 2, dtype=np.uint16),
+        "keys": s.array(*keys, dtype=np.uint16), "values": s.array(*values, dtype=np.uint16),
         "page_table": s.ids(sequences, room, end=slabs * pages), "wanted": wanted,
         "logits": s.array(len(wanted), made["logits"][2]), "threads": s.threads(),
     }  # fmt: skip

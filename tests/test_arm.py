@@ -18,6 +18,7 @@ from decodestep.weights import Format, PackedWeight
 ROOT = Path(__file__).parent.parent
 COMPILER, EMULATOR = "aarch64-linux-gnu-g++", "qemu-aarch64"
 SOURCES = (
+    "attention/mla_attention",
     "decoder/decoder_forward",
     "decoder/step_buffers",
     "linear/linear",
@@ -45,7 +46,7 @@ def write_call(path: Path, format_: Format, rng: np.random.Generator) -> None:
         w.heads,
         w.kv_heads,
         w.head_dim,
-        w.feed_forward,
+        w.layers[0].feed_forward.width,
         w.vocab_size,
         len(w.layers),
         pages,
@@ -54,7 +55,8 @@ def write_call(path: Path, format_: Format, rng: np.random.Generator) -> None:
     ]
     arrays = [np.array(sizes, np.uint64), np.array([w.norm_eps, w.scale], np.float32)]
     for layer in w.layers:
-        products = (layer.query, layer.values_keys, layer.output, layer.gate, layer.up, layer.down)
+        block = layer.feed_forward
+        products = (*layer.attention.products(), block.gate, block.up, block.down)
         arrays += [layer.attention_norm, layer.ffn_norm, *(product.data for product in products)]
     arrays += [w.norm, w.logits.data, w.embedding.rows]
     arrays += [call[name].astype(np.int64) for name in ("token_ids", "sequence", "positions", "page_table", "wanted")]

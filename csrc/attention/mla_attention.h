@@ -43,6 +43,6 @@ struct MlaAttention {
     int threads;
 };
 
-DECODESTEP_VECTOR_KERNEL(mla_attention, MlaAttention)
+DECODESTEP_KERNEL(mla_attention, MlaAttention)
 
 }  // namespace decodestep

@@ -10,8 +10,16 @@
 namespace decodestep {
 namespace {
 
-// attention_norm, ffn_norm; query, values_keys, output, gate, up, down
-using LayerArgument = std::tuple<Vector, Vector, std::vector<PanelArgument>>;
+// used, scores, groups, kept_groups, group_score, normalise, scale
+using RuleArgument = std::tuple<size_t, int, size_t, size_t, int, bool, float>;
+// router, bias, rule, routed, shared
+using MixtureArgument = std::tuple<PanelArgument, std::optional<Vector>, RuleArgument, std::vector<PanelArgument>,
+                                   std::vector<PanelArgument>>;
+// attention_norm; the products of attention and the norms inside it; ffn_norm; a dense block, or a mixture
+using LayerArgument = std::tuple<Vector, std::vector<PanelArgument>, std::vector<Vector>, Vector,
+                                 std::vector<PanelArgument>, std::optional<MixtureArgument>>;
+using LatentArgument = std::tuple<size_t, size_t, size_t, size_t,
+                                  float>;  // nope, rope, latent, value, eps
 
 // A decoder and the arrays that it points into.
 struct HeldDecoder {
@@ -38,41 +46,118 @@ class DecoderBuilder {
         return panel_weight_of(bytes, format, in, outputs);
     }
 
+    GroupedAttention grouped(const std::vector<PanelArgument>& products) {
+        const Decoder& d = held_.decoder;
+        require(products.size() == 3, "grouped-query attention has three products");
+        const size_t queries = d.heads * d.head_dim;
+        return {panels(products[0], d.hidden, queries), panels(products[1], d.hidden, 2 * d.kv_heads * d.head_dim),
+                panels(products[2], queries, d.hidden)};
+    }
+
+    // products: query_down if there is one, query, latent, key_up, value_up, output; norms: query_norm likewise,
+    // latent_norm.
+    LatentAttention latent(const std::vector<PanelArgument>& products, const std::vector<Vector>& norms) {
+        const Decoder& d = held_.decoder;
+        const LatentSizes& s = d.latent;
+        const bool is_compressed = products.size() == 6;
+        require(products.size() == size_t{5} + is_compressed && norms.size() == size_t{1} + is_compressed,
+                "latent attention has five or six products, and a norm or two");
+        LatentAttention w{};
+        auto next = products.begin();
+        size_t read = d.hidden;
+        if (is_compressed) {
+            read = std::get<2>(*next);
+            require(read > 0 && read < kMost && read % 32 == 0, "the compressed query must be a multiple of 32");
+            w.query_down = panels(*next++, d.hidden, read);
+            w.query_norm = vector(norms[0], read);
+        }
+        w.query = panels(*next++, read, d.heads * d.head_dim);
+        w.latent = panels(*next++, d.hidden, s.latent + s.rope);
+        w.latent_norm = vector(norms.back(), s.latent);
+        w.key_up = panels(*next++, s.nope, d.heads * s.latent);
+        w.value_up = panels(*next++, s.latent, d.heads * s.value);
+        w.output = panels(*next, d.heads * s.value, d.hidden);
+        return w;
+    }
+
+    FeedForwardPanels feed_forward(const std::vector<PanelArgument>& weights, size_t count) {
+        for (const PanelArgument& weight : weights) held_.arrays.emplace_back(std::get<0>(weight));
+        return feed_forward_of(weights, count, held_.decoder.hidden);
+    }
+
+    Mixture mixture(const MixtureArgument& argument) {
+        const auto& [router, bias, rule, routed, shared] = argument;
+        const auto& [used, scores, groups, kept_groups, group_score, normalise, scale] = rule;
+        const size_t experts = std::get<2>(router);
+        Mixture m{};
+        m.rule = router_rule_of(experts, used, scores, groups, kept_groups, group_score, normalise, scale, bias);
+        if (bias) held_.arrays.emplace_back(*bias);
+        m.router = panels(router, held_.decoder.hidden, experts);
+        require(m.router.data != nullptr, "a router has no weights");
+        m.routed = feed_forward(routed, experts);
+        if (!shared.empty()) m.shared = feed_forward(shared, 1);
+        return m;
+    }
+
+    static constexpr size_t kMost = size_t{1} << 24;
+
   private:
     HeldDecoder& held_;
 };
 
-void make_decoder(HeldDecoder* self, size_t heads, size_t kv_heads, size_t head_dim, size_t feed_forward, float eps,
-                  float scale, const std::vector<LayerArgument>& layers, const Vector& norm,
-                  const PanelArgument& logits, Bytes embedding, int embedding_format) {
-    constexpr size_t kMost = size_t{1} << 24;
+void make_decoder(HeldDecoder* self, size_t heads, size_t kv_heads, size_t head_dim,
+                  const std::optional<LatentArgument>& latent, float eps, float scale, float embedding_scale,
+                  float residual_scale, float logits_scale, const std::vector<LayerArgument>& layers,
+                  const Vector& norm, const PanelArgument& logits, Bytes embedding, int embedding_format) {
+    constexpr size_t kMost = DecoderBuilder::kMost;
     const size_t hidden = norm.shape(0);
     require(!layers.empty(), "a decoder needs a layer");
     require(heads > 0 && kv_heads > 0 && heads % kv_heads == 0, "heads must be a multiple of kv_heads");
     require(head_dim > 0 && head_dim % 16 == 0, "head_dim must be a multiple of 16");
-    require(hidden < kMost && feed_forward < kMost && heads < kMost && head_dim < kMost, "a size is out of range");
-    require(hidden > 0 && feed_forward > 0 && hidden % 32 == 0 && feed_forward % 32 == 0 && heads * head_dim % 32 == 0,
+    require(hidden < kMost && heads < kMost && head_dim < kMost, "a size is out of range");
+    require(hidden > 0 && hidden % 32 == 0 && (latent || heads * head_dim % 32 == 0),
             "the inputs of weights must be multiples of 32");
     HeldDecoder held;
     DecoderBuilder builder(held);
     Decoder& d = held.decoder;
-    d.hidden = hidden;
-    d.heads = heads;
-    d.kv_heads = kv_heads;
-    d.head_dim = head_dim;
-    d.feed_forward = feed_forward;
-    d.eps = eps;
-    d.scale = scale;
-    for (const auto& [attention_norm, ffn_norm, weights] : layers) {
-        require(weights.size() == 6, "a layer has six weights");
-        d.layers.push_back({.attention_norm = builder.vector(attention_norm, hidden),
-                            .ffn_norm = builder.vector(ffn_norm, hidden),
-                            .query = builder.panels(weights[0], hidden, heads * head_dim),
-                            .values_keys = builder.panels(weights[1], hidden, 2 * kv_heads * head_dim),
-                            .output = builder.panels(weights[2], heads * head_dim, hidden),
-                            .gate = builder.panels(weights[3], hidden, feed_forward),
-                            .up = builder.panels(weights[4], hidden, feed_forward),
-                            .down = builder.panels(weights[5], feed_forward, hidden)});
+    d = {.hidden = hidden,
+         .heads = heads,
+         .kv_heads = kv_heads,
+         .head_dim = head_dim,
+         .latent = {},
+         .eps = eps,
+         .scale = scale,
+         .embedding_scale = embedding_scale,
+         .residual_scale = residual_scale,
+         .logits_scale = logits_scale,
+         .layers = {},
+         .norm = nullptr,
+         .logits = {},
+         .embedding = {}};
+    if (latent) {
+        const auto& [nope, rope, width, value, latent_eps] = *latent;
+        require(nope > 0 && width > 0 && value > 0 && nope < kMost && width < kMost && value < kMost &&
+                    nope % 32 == 0 && width % 32 == 0 && value % 32 == 0,
+                "the widths of latent attention must be multiples of 32");
+        require(rope > 0 && rope < kMost && rope % 16 == 0, "rope must be a multiple of 16");
+        require(kv_heads == 1 && head_dim == nope + rope, "latent attention has one key of nope + rope");
+        d.latent = {nope, rope, width, value, latent_eps};
+    }
+    for (const auto& [attention_norm, products, norms, ffn_norm, dense, mixture] : layers) {
+        require(latent || norms.empty(), "grouped-query attention has no norms");
+        require(dense.empty() == mixture.has_value(), "a layer has a dense block or a mixture");
+        DecoderLayer w{};
+        w.attention_norm = builder.vector(attention_norm, hidden);
+        w.ffn_norm = builder.vector(ffn_norm, hidden);
+        if (latent)
+            w.latent = builder.latent(products, norms);
+        else
+            w.grouped = builder.grouped(products);
+        if (mixture)
+            w.mixture = builder.mixture(*mixture);
+        else
+            w.feed_forward = builder.feed_forward(dense, 1);
+        d.layers.push_back(w);
     }
     d.norm = builder.vector(norm, hidden);
     d.logits = builder.panels(logits, hidden, std::get<2>(logits));
@@ -82,29 +167,39 @@ void make_decoder(HeldDecoder* self, size_t heads, size_t kv_heads, size_t head_
     new (self) HeldDecoder(std::move(held));
 }
 
+using CacheArgument = nb::ndarray<uint16_t, nb::device::cpu, nb::c_contig>;
+
+bool has_shape(const CacheArgument& a, std::initializer_list<size_t> shape) {
+    return a.ndim() == shape.size() &&
+           std::equal(shape.begin(), shape.end(), a.shape_ptr(), [](size_t x, int64_t y) { return x == size_t(y); });
+}
+
 bool all_within(const std::vector<int64_t>& ids, size_t end) {
     return std::all_of(ids.begin(), ids.end(), [=](int64_t id) { return id >= 0 && static_cast<size_t>(id) < end; });
 }
 
 void call_decoder_forward(const HeldDecoder& held, Ids ids_array, Ids sequence_array, Ids positions_array, Matrix sin,
-                          Matrix cos, Packed<uint16_t, 7> keys, Packed<uint16_t, 7> values,
+                          Matrix cos, const CacheArgument& keys, const CacheArgument& values,
                           Packed<const int64_t, 2> page_table, Ids wanted_array, Packed<float, 2> logits, int threads) {
     const Decoder& d = held.decoder;
-    const size_t tokens = ids_array.shape(0), slabs = keys.shape(0), slab_pages = keys.shape(3);
+    const bool is_latent = d.latent.is_given();
+    require(keys.ndim() == (is_latent ? 5 : 7), "keys has the wrong shape");
+    const size_t tokens = ids_array.shape(0), slabs = keys.shape(0), slab_pages = keys.shape(is_latent ? 2 : 3),
+                 layers = d.layers.size(), rope = is_latent ? d.latent.rope : d.head_dim;
     require_aligned(ids_array, sequence_array, positions_array, sin, cos, keys, values, page_table, wanted_array,
                     logits);
     require(sequence_array.shape(0) == tokens && positions_array.shape(0) == tokens,
             "sequence or positions has the wrong shape");
     const auto ids = copy_of(ids_array), sequence = copy_of(sequence_array), positions = copy_of(positions_array),
                wanted = copy_of(wanted_array);
-    require(sin.shape(1) == d.head_dim / 2 && cos.shape(0) == sin.shape(0) && cos.shape(1) == sin.shape(1),
+    require(sin.shape(1) == rope / 2 && cos.shape(0) == sin.shape(0) && cos.shape(1) == sin.shape(1),
             "sin or cos has the wrong shape");
-    require(keys.shape(1) == d.layers.size() && keys.shape(2) == d.kv_heads && keys.shape(4) == d.head_dim / 2 &&
-                keys.shape(5) == kPagePositions && keys.shape(6) == 2,
+    const size_t heads = d.kv_heads, width = d.head_dim;
+    require(is_latent ? has_shape(keys, {slabs, layers, slab_pages, kPagePositions, rope})
+                      : has_shape(keys, {slabs, layers, heads, slab_pages, width / 2, kPagePositions, 2}),
             "keys has the wrong shape");
-    require(values.shape(0) == slabs && values.shape(1) == keys.shape(1) && values.shape(2) == d.kv_heads &&
-                values.shape(3) == slab_pages && values.shape(4) == kPagePositions / 2 &&
-                values.shape(5) == d.head_dim && values.shape(6) == 2,
+    require(is_latent ? has_shape(values, {slabs, layers, slab_pages, kPagePositions, d.latent.latent})
+                      : has_shape(values, {slabs, layers, heads, slab_pages, kPagePositions / 2, width, 2}),
             "values has the wrong shape");
     require(logits.shape(0) == wanted.size() && logits.shape(1) == d.logits.out, "logits has the wrong shape");
     require(all_within(ids, d.embedding.out), "a token id is out of range");
@@ -112,7 +207,7 @@ void call_decoder_forward(const HeldDecoder& held, Ids ids_array, Ids sequence_a
     require(all_within(positions, std::min<size_t>(sin.shape(0), page_table.shape(1) * kPagePositions)),
             "a position is out of range");
     require(all_within(wanted, tokens), "a wanted row is out of range");
-    const size_t slab_places = d.layers.size() * d.kv_heads * slab_pages;
+    const size_t slab_places = layers * heads * slab_pages;
     const TableCopy table = copy_of_table(
         page_table, sequence, [&](size_t t) { return static_cast<size_t>(positions[t]) / kPagePositions + 1; },
         slabs * slab_pages, "a page is out of range",
@@ -146,7 +241,8 @@ void call_decoder_forward(const HeldDecoder& held, Ids ids_array, Ids sequence_a
 void bind_decoder(nb::module_& m) {
     nb::class_<HeldDecoder>(m, "Decoder")
         .def("__init__", &make_decoder, nb::arg("heads"), nb::arg("kv_heads"), nb::arg("head_dim"),
-             nb::arg("feed_forward"), nb::arg("eps"), nb::arg("scale"), nb::arg("layers"), nb::arg("norm").noconvert(),
+             nb::arg("latent").none(), nb::arg("eps"), nb::arg("scale"), nb::arg("embedding_scale"),
+             nb::arg("residual_scale"), nb::arg("logits_scale"), nb::arg("layers"), nb::arg("norm").noconvert(),
              nb::arg("logits"), nb::arg("embedding").noconvert(), nb::arg("embedding_format"));
     m.def("decoder_forward", &call_decoder_forward, nb::arg("decoder"), nb::arg("ids").noconvert(),
           nb::arg("sequence").noconvert(), nb::arg("positions").noconvert(), nb::arg("sin").noconvert(),

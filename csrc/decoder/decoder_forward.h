@@ -1,5 +1,6 @@
-// One step of a decoder with grouped-query attention: tokens of any sequences in, logits out. One call of the core, so
-// that the threads meet between two stages of a layer instead of in Python.
+// One step of a decoder: tokens of any sequences in, logits out. One call of the core, so that the threads meet between
+// two stages of a layer instead of in Python. A layer has one of two kinds of attention, the same in all layers, and
+// one of two kinds of feed-forward block.
 #pragma once
 
 #include <cstddef>
@@ -9,41 +10,94 @@
 #include "attention/kv_page.h"
 #include "core/isa.h"
 #include "linear/linear_panels.h"
+#include "mixture_of_experts/expert_router.h"
+#include "mixture_of_experts/mixture_of_experts.h"
 
 namespace decodestep {
 
-struct DecoderLayer {
-    const float *attention_norm, *ffn_norm;  // [hidden]
-    LinearPanelWeight query;                 // hidden to heads * head_dim; the two values of a rope pair side by side
+// Grouped-query attention.
+struct GroupedAttention {
+    LinearPanelWeight query;  // hidden to heads * head_dim; the two values of a rope pair side by side
     LinearPanelWeight
         values_keys;  // hidden to kv_heads * head_dim values, then as many keys, in pairs like the queries
-    LinearPanelWeight output, gate, up, down;
+    LinearPanelWeight output;
 };
 
-// heads is a multiple of kv_heads, head_dim of 16; hidden, feed_forward and heads * head_dim are multiples of 32.
+// The widths of multi-head latent attention, multiples of 32 but for rope, which is one of 16: of a head's part without
+// rope, of the rope key, of the latent, of a head's value.
+struct LatentSizes {
+    size_t nope, rope, latent, value;
+    float eps;  // of the norms of the latent and of the compressed query
+
+    bool is_given() const { return latent > 0; }
+};
+
+// Multi-head latent attention, absorbed: queries are multiplied by `key_up` in place of the cached latents, and what
+// they attend to by `value_up`. Rope pairs lie side by side.
+struct LatentAttention {
+    LinearPanelWeight query_down;  // hidden to the compressed query, then its norm; or not given
+    const float* query_norm;
+    LinearPanelWeight query;     // the compressed query, or hidden, to heads * (nope + rope)
+    LinearPanelWeight latent;    // hidden to the latent, then the rope key
+    const float* latent_norm;    // [latent]
+    LinearPanelWeight key_up;    // nope to heads * latent: the outputs of a head read its own part of the query
+    LinearPanelWeight value_up;  // latent to heads * value: the outputs of a head read what it attended to
+    LinearPanelWeight output;    // heads * value to hidden
+};
+
+// A mixture of experts: hidden to its router's logits, the rule that chooses, and the blocks.
+struct Mixture {
+    LinearPanelWeight router;
+    RouterRule rule;
+    FeedForwardPanels routed, shared;  // shared may be missing
+
+    bool is_given() const { return router.data != nullptr; }
+};
+
+struct DecoderLayer {
+    const float *attention_norm, *ffn_norm;  // [hidden]
+    GroupedAttention grouped;                // unless the decoder has LatentSizes
+    LatentAttention latent;                  // if it has
+    FeedForwardPanels feed_forward;          // of one block, unless the mixture is given
+    Mixture mixture;
+};
+
+// heads is a multiple of kv_heads, head_dim of 16; hidden, heads * head_dim and the widths of feed-forward blocks are
+// multiples of 32. With latent attention kv_heads is 1 and head_dim is nope + rope.
 struct Decoder {
-    size_t hidden, heads, kv_heads, head_dim, feed_forward;
-    float eps, scale;  // of the norms; of the attention scores
+    size_t hidden, heads, kv_heads, head_dim;
+    LatentSizes latent;
+    float eps, scale;                                     // of the norms; of the attention scores
+    float embedding_scale, residual_scale, logits_scale;  // factors
     std::vector<DecoderLayer> layers;
     const float* norm;         // [hidden]
     LinearPanelWeight logits;  // hidden to vocabulary
     RowWeight embedding;       // [vocabulary, hidden]
 };
 
-// For each token, with x its row of the residual stream, first the embedding:
+// For each token, with x its row of the residual stream, first embedding_scale * the embedding:
 //   in every layer
-//     h = rms_norm(x, attention_norm);  q, v, k = h W_query, h W_values_keys;  q and k rotated by the position
-//     q, k and v rounded to bfloat16;  k and v written to the cache at the token's position
-//     x += attention(q, positions 0 to the token's own of its sequence) W_output
-//     h = rms_norm(x, ffn_norm);  x += swiglu(h W_gate, h W_up) W_down
-//   logits = rms_norm(x, norm) W_logits, for the tokens in `wanted`
+//     h = rms_norm(x, attention_norm);  x += residual_scale * attention(h) W_output
+//     h = rms_norm(x, ffn_norm);  x += residual_scale * (swiglu(h W_gate, h W_up) W_down, or the mixture of experts)
+//   logits = logits_scale * rms_norm(x, norm) W_logits, for the tokens in `wanted`
+// Grouped-query attention:
+//   q, v, k = h W_query, h W_values_keys;  q and k rotated by the position;  q, k and v rounded to bfloat16
+//   k and v written to the cache at the token's position;  attention of q to positions 0 to the token's own
+// Latent attention:
+//   q = h W_query, or rms_norm(h W_query_down, query_norm) W_query;  c, r = h W_latent;  c = rms_norm(c, latent_norm)
+//   r and the rope part of q rotated by the position;  c and r rounded to bfloat16 and written to the cache
+//   for each head: attention of (q_nope W_key_up, q_rope) to the rows (c, r) of positions 0 to the token's own, of
+//   which c are the values; what it gives times W_value_up
 // Products are those of linear_panels.h: activations are quantised where the weight's format says so. Attention is that
-// of attention/group_attention.h.
+// of attention/group_attention.h, or of attention/mla_attention.h; the mixture that of mixture_of_experts/.
 //
-// Layout of the cache, slabs of pages of every layer, bfloat16:
+// Layout of the cache, slabs of pages of every layer, bfloat16. Grouped-query attention:
 //   keys [slabs, layers, kv_heads, slab_pages, head_dim / 2, 16, 2]: the two columns of a pair innermost, then the
-//   position values [slabs, layers, kv_heads, slab_pages, 8, head_dim, 2]: the two positions of a pair innermost, then
-//   the column
+//   position
+//   values [slabs, layers, kv_heads, slab_pages, 8, head_dim, 2]: the two positions of a pair innermost, then the
+//   column
+// Latent attention, with kv_heads = 1:
+//   keys [slabs, layers, slab_pages, 16, rope], values [slabs, layers, slab_pages, 16, latent]
 // The page table names a page by its place among the pages of the first layer and head of all slabs:
 //   slab * layers * kv_heads * slab_pages + page of the slab
 // Reads the cache at positions before a token's own; these are written by earlier calls or by the same one.
@@ -55,7 +109,7 @@ struct DecoderForward {
     const Decoder* decoder;
     size_t tokens;
     const int64_t *ids, *sequence, *positions;  // [tokens]
-    const float *sin, *cos;                     // [positions, head_dim / 2]
+    const float *sin, *cos;                     // [positions, head_dim / 2], or rope / 2
     uint16_t *keys, *values;
     size_t slab_pages;
     const int64_t* page_table;  // [sequences, table_width]: the place of positions 16 i to 16 i + 15

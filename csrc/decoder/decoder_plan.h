@@ -2,11 +2,15 @@
 #pragma once
 
 #include <algorithm>
+#include <optional>
 #include <vector>
 
+#include "attention/mla_attention_tasks.h"
 #include "decoder/attention_plan.h"
 #include "decoder/step_buffers.h"
+#include "linear/forms.h"
 #include "linear/panel_product.h"
+#include "mixture_of_experts/expert_rows.h"
 
 namespace decodestep::DECODESTEP_ISA {
 
@@ -14,16 +18,36 @@ namespace decodestep::DECODESTEP_ISA {
 // waits for the others. The stages named after rows make the activations that the product after them reads.
 enum class StageKind {
     attention_rows,  // x normalised
-    project,         // queries; keys and values to the cache
+    // Grouped-query attention:
+    project,  // queries; keys and values to the cache
     attend,
-    merge_states,   // of units in pieces, where that is much
+    merge_states,  // of units in pieces, where that is much
+    // Latent attention:
+    compress,         // queries or compressed queries; latents and rope keys as they are
+    compressed_rows,  // compressed queries normalised
+    project_queries,  // queries
+    head_rows,        // the parts of queries without rope
+    absorb,           // these times key_up; the parts with rope turned; latents and rope
+                      // keys to the cache
+    attend_latents,
+    merge_latents,
+    latent_rows,  // what each head attended to
+    value_up,
+    // Both:
     attended_rows,  // the attention's outputs
     add_output,     // x += attended W_output
     ffn_rows,       // x normalised
-    gate_up,        // swiglu of two products
-    gated_rows,     // the swiglu's outputs
-    add_down,       // x += gated W_down
-    logits_rows,    // x of the wanted tokens normalised
+    // A dense block:
+    gate_up,     // swiglu of two products
+    gated_rows,  // the swiglu's outputs
+    add_down,    // x += gated W_down
+    // A mixture of experts:
+    route,   // the router's logits; gate_up of the shared block
+    choose,  // the experts of each token
+    gate_up_experts,
+    expert_rows,  // the swiglu's outputs, of experts and shared block
+    add_experts,  // x += the weighted sum
+    logits_rows,  // x of the wanted tokens normalised
     logits,
 };
 
@@ -31,6 +55,7 @@ struct Stage {
     StageKind kind;
     const DecoderLayer* layer;  // null after the last layer
     size_t layer_number;
+    Forms forms;   // of the rows that the stage makes or reads
     size_t sweep;  // of a product: the number of its PanelSweep
 };
 
@@ -60,6 +85,14 @@ inline Range part_of(size_t units, size_t member, size_t members) {
     return {units * member / members, units * (member + 1) / members};
 }
 
+// The experts of all tokens in one layer: of all members, or of each one for itself.
+struct Routing {
+    size_t layer = ~size_t{0};  // of which `rows` are
+    std::vector<int64_t> experts;
+    std::vector<float> weights;
+    ExpertRows rows;
+};
+
 // What every member of the team knows of a step.
 class Plan {
   public:
@@ -67,10 +100,9 @@ class Plan {
         : a(step),
           d(*step.decoder),
           replicated_rows(step.tokens <= kMaxReplicatedTokens && step.rows <= kMaxReplicatedTokens),
-          attention(step),
-          merges_apart(!attention.cut_units().empty() &&
-                       (!replicated_rows || attention.states() * d.head_dim > kMaxReplicatedMerge)),
-          query_width(d.heads * d.head_dim) {
+          query_width(d.heads * d.head_dim),
+          attended_width(d.heads * (d.latent.is_given() ? d.latent.value : d.head_dim)) {
+        d.latent.is_given() ? plan_latents(buffers) : plan_groups();
         for (size_t number = 0; number < d.layers.size(); ++number) list_layer(number);
         if (a.rows > 0) list_logits();
         take_memory(buffers);
@@ -78,10 +110,10 @@ class Plan {
 
     size_t splits_of(size_t t) const { return key_splits(a.positions[t] + 1); }
 
-    // Where keys or values of a page lie, in values from the beginning of the cache. page: its place in the first layer
-    // and head.
-    size_t page_offset(size_t layer, size_t page, size_t kv_head) const {
-        return ((layer * d.kv_heads + kv_head) * a.slab_pages + page) * d.head_dim * kPagePositions;
+    // Where keys or values of a page lie, in values from the beginning of the cache, `width` for each position. page:
+    // its place in the first layer and head.
+    size_t page_offset(size_t layer, size_t page, size_t kv_head, size_t width) const {
+        return ((layer * d.kv_heads + kv_head) * a.slab_pages + page) * width * kPagePositions;
     }
     const int64_t* page_table_of(size_t t) const { return a.page_table + a.sequence[t] * a.table_width; }
 
@@ -100,75 +132,176 @@ class Plan {
         return sweeps[next].panel(panels_of(next, member, members).first);
     }
 
+    // Memory for the rows that a stage makes or reads: one for all members, or one for each.
+    float* row_space(size_t member) const { return row_spaces_[replicated_rows ? member : 0]; }
+
     const DecoderForward& a;
     const Decoder& d;
     const bool replicated_rows;
-    const AttentionPlan attention;
-    const bool merges_apart;   // in a stage of its own
-    const size_t query_width;  // values of all queries of a token
+    const size_t query_width, attended_width;  // values of all queries of a token,
+                                               // and of what they attend to
+    std::optional<AttentionPlan> groups;       // of grouped-query attention
+    bool merges_apart = false;                 // in a stage of its own
+    // Of latent attention; a stage of each layer says where the layer's cache lies.
+    mutable MlaAttention latent_call{};
+    std::optional<MlaAttentionTasks> latents;
     std::vector<Stage> stages;
     std::vector<PanelSweep> sweeps;
+    mutable std::vector<Routing> routings;  // one for all members; then one for each
 
-    float* x = nullptr;            // [tokens, hidden]
-    Bf16* q = nullptr;             // [tokens, query_width]
-    float* gated = nullptr;        // [tokens, feed_forward]
-    float* attended = nullptr;     // [tokens, query_width]
-    Activations shared;            // the rows that a product reads, without replicated_rows
-    std::vector<Activations> own;  // the same for each member, with replicated_rows
+    float* x = nullptr;              // [tokens, hidden]
+    Bf16* q = nullptr;               // [tokens, query_width]
+    float* attended = nullptr;       // [tokens, attended_width]
+    float* gated = nullptr;          // [tokens, width] of a dense block, [tokens * used,
+                                     // width] of experts
+    float* shared_gated = nullptr;   // [tokens, width]
+    float* router_logits = nullptr;  // [tokens, experts]
+    // Of latent attention:
+    float *compressed = nullptr, *queries = nullptr,
+          *latent = nullptr;  // [tokens, outputs] of these products
+    float *query_latent = nullptr,
+          *query_rope = nullptr;       // [tokens, heads, latent], [tokens, heads, rope]
+    float* attended_latent = nullptr;  // [tokens, heads, latent]
 
   private:
+    void plan_groups() {
+        groups.emplace(a);
+        merges_apart =
+            !groups->cut_units().empty() && (!replicated_rows || groups->states() * d.head_dim > kMaxReplicatedMerge);
+    }
+
+    void plan_latents(StepBuffers& buffers) {
+        const size_t rows_of_heads = a.tokens * d.heads;
+        query_latent = buffers.take(rows_of_heads * d.latent.latent);
+        query_rope = buffers.take(rows_of_heads * d.latent.rope);
+        attended_latent = buffers.take(rows_of_heads * d.latent.latent);
+        for (size_t t = 0; t < a.tokens; ++t) lengths_.push_back(a.positions[t] + 1);
+        const auto rows = [&](size_t width) {
+            return PagedRows{nullptr, CacheType::bf16, width, static_cast<ptrdiff_t>(width * kPagePositions), nullptr};
+        };
+        latent_call = {.query = query_latent,
+                       .query_rope = query_rope,
+                       .tokens = a.tokens,
+                       .heads = d.heads,
+                       .groups = 1,
+                       .kv = rows(d.latent.latent),
+                       .kr = rows(d.latent.rope),
+                       .block_size = kPagePositions,
+                       .block_table = a.page_table,
+                       .blocks = a.table_width,
+                       .sequence = a.sequence,
+                       .lengths = lengths_.data(),
+                       .scale = d.scale,
+                       .out = attended_latent,
+                       .threads = a.threads};
+        latents.emplace(latent_call);
+    }
+
     void list_layer(size_t number) {
+        at_ = number;
         const DecoderLayer& w = d.layers[number];
-        const auto stage = [&](StageKind kind) { stages.push_back({kind, &w, number, 0}); };
-        const auto rows = [&](StageKind kind) {
-            if (!replicated_rows) stage(kind);
-        };
-        const auto product = [&](StageKind kind, PanelSweep panels) {
-            stages.push_back({kind, &w, number, sweeps.size()});
-            sweeps.push_back(panels);
-        };
-        rows(StageKind::attention_rows);
-        product(StageKind::project, {&w.query, &w.values_keys});
+        d.latent.is_given() ? list_latent_attention(w.latent) : list_grouped_attention(w.grouped);
+        w.mixture.is_given() ? list_mixture(w.mixture) : list_feed_forward(w.feed_forward);
+    }
+
+    void list_grouped_attention(const GroupedAttention& w) {
+        product(StageKind::attention_rows, StageKind::project, a.tokens, d.hidden, {&w.query, &w.values_keys});
         stage(StageKind::attend);
         if (merges_apart) stage(StageKind::merge_states);
-        rows(StageKind::attended_rows);
-        product(StageKind::add_output, {&w.output});
-        rows(StageKind::ffn_rows);
-        product(StageKind::gate_up, {&w.gate});  // which reads panel i of `up` after panel i of `gate`
-        rows(StageKind::gated_rows);
-        product(StageKind::add_down, {&w.down});
+        product(StageKind::attended_rows, StageKind::add_output, a.tokens, attended_width, {&w.output});
+    }
+
+    void list_latent_attention(const LatentAttention& w) {
+        const bool is_compressed = w.query_down.data != nullptr;
+        product(StageKind::attention_rows, StageKind::compress, a.tokens, d.hidden,
+                {is_compressed ? &w.query_down : &w.query, &w.latent});
+        if (is_compressed) {
+            product(StageKind::compressed_rows, StageKind::project_queries, a.tokens, w.query.in, {&w.query});
+            widest_compressed_ = std::max(widest_compressed_, w.query.in);
+        }
+        product(StageKind::head_rows, StageKind::absorb, a.tokens * d.heads, d.latent.nope, {&w.key_up});
+        stage(StageKind::attend_latents);
+        if (latents->merge_count() > 0) stage(StageKind::merge_latents);
+        product(StageKind::latent_rows, StageKind::value_up, a.tokens * d.heads, d.latent.latent, {&w.value_up});
+        product(StageKind::attended_rows, StageKind::add_output, a.tokens, attended_width, {&w.output});
+    }
+
+    void list_feed_forward(const FeedForwardPanels& w) {
+        // The sweep names panel i of `gate`, after which panel i of `up` is read.
+        product(StageKind::ffn_rows, StageKind::gate_up, a.tokens, d.hidden, {&w.gate}, {&w.gate, &w.up});
+        product(StageKind::gated_rows, StageKind::add_down, a.tokens, w.width(), {&w.down});
+        gated_floats_ = std::max(gated_floats_, a.tokens * w.width());
+    }
+
+    void list_mixture(const Mixture& w) {
+        const FeedForwardPanels &routed = w.routed, &shared = w.shared;
+        const size_t entries = a.tokens * w.rule.used, shared_width = shared.is_given() ? shared.width() : 0;
+        PanelSweep sweep{&w.router};
+        if (shared.is_given()) sweep.second = &shared.gate;
+        const Forms of_x{&w.router, &routed.gate, &routed.up, &shared.gate, &shared.up};
+        product(StageKind::ffn_rows, StageKind::route, a.tokens, d.hidden, sweep, of_x);
+        if (!replicated_rows) stage(StageKind::choose);
+        stages.push_back({StageKind::gate_up_experts, &d.layers[at_], at_, of_x, 0});
+        const Forms of_gated{&routed.down, &shared.down};
+        if (!replicated_rows) stages.push_back({StageKind::expert_rows, &d.layers[at_], at_, of_gated, 0});
+        stages.push_back({StageKind::add_experts, &d.layers[at_], at_, of_gated, 0});
+        row_floats_ =
+            std::max(row_floats_, of_gated.floats(entries, routed.width()) + of_gated.floats(a.tokens, shared_width));
+        gated_floats_ = std::max(gated_floats_, entries * routed.width());
+        shared_floats_ = std::max(shared_floats_, a.tokens * shared_width);
+        most_experts_ = std::max(most_experts_, w.rule.experts);
+        entries_ = std::max(entries_, entries);
     }
 
     void list_logits() {
-        if (!replicated_rows) stages.push_back({StageKind::logits_rows, nullptr, 0, 0});
-        stages.push_back({StageKind::logits, nullptr, 0, sweeps.size()});
-        sweeps.push_back({&d.logits});
+        at_ = d.layers.size();
+        product(StageKind::logits_rows, StageKind::logits, a.rows, d.hidden, {&d.logits});
     }
+
+    void stage(StageKind kind) { stages.push_back({kind, layer(), at_, {}, 0}); }
+
+    void product(StageKind rows_kind, StageKind kind, size_t rows, size_t width, PanelSweep sweep) {
+        product(rows_kind, kind, rows, width, sweep, {sweep.first, sweep.second ? sweep.second : sweep.first});
+    }
+
+    // A product of so many rows of activations, and the stage that makes them if the members share them.
+    void product(StageKind rows_kind, StageKind kind, size_t rows, size_t width, PanelSweep sweep, Forms forms) {
+        if (!replicated_rows) stages.push_back({rows_kind, layer(), at_, forms, 0});
+        stages.push_back({kind, layer(), at_, forms, sweeps.size()});
+        sweeps.push_back(sweep);
+        row_floats_ = std::max(row_floats_, forms.floats(rows, width));
+    }
+
+    const DecoderLayer* layer() const { return at_ < d.layers.size() ? &d.layers[at_] : nullptr; }
 
     void take_memory(StepBuffers& buffers) {
-        bool as_values = false, as_bytes = false;
-        const auto note = [&](const LinearPanelWeight& w) {
-            (quantises_activations(w.format) ? as_bytes : as_values) = true;
-        };
-        for (const DecoderLayer& w : d.layers)
-            for (const auto* weight : {&w.query, &w.values_keys, &w.output, &w.gate, &w.up, &w.down}) note(*weight);
-        note(d.logits);
-        x = buffers.take(a.tokens * d.hidden);
-        q = reinterpret_cast<Bf16*>(buffers.take(a.tokens * query_width / 2));
-        gated = buffers.take(a.tokens * d.feed_forward);
-        attended = buffers.take(a.tokens * query_width);
-        states_ = {buffers.take(SoftmaxStates::floats(attention.states(), d.head_dim)), d.head_dim};
-        const size_t widest = std::max({d.hidden, query_width, d.feed_forward});
-        const auto activations = [&](size_t tokens) {
-            float* space = buffers.take(Activations::floats(tokens, widest, as_values, as_bytes));
-            return Activations::in_space(space, tokens, widest, as_values, as_bytes);
-        };
-        if (replicated_rows)
-            for (int i = 0; i < a.threads; ++i) own.push_back(activations(kMaxReplicatedTokens));
-        else
-            shared = activations(std::max(a.tokens, a.rows));
+        const auto of_tokens = [&](size_t width) { return buffers.take(a.tokens * width); };
+        x = of_tokens(d.hidden);
+        attended = of_tokens(attended_width);
+        gated = buffers.take(gated_floats_);
+        shared_gated = buffers.take(shared_floats_);
+        router_logits = of_tokens(most_experts_);
+        for (int i = 0; i < (replicated_rows ? a.threads : 1); ++i) row_spaces_.push_back(buffers.take(row_floats_));
+        if (most_experts_ > 0) routings.resize(static_cast<size_t>(a.threads) + 1);
+        for (Routing& routing : routings) {
+            routing.experts.resize(entries_);
+            routing.weights.resize(entries_);
+        }
+        if (groups) {
+            q = reinterpret_cast<Bf16*>(of_tokens((query_width + 1) / 2));
+            states_ = {buffers.take(SoftmaxStates::floats(groups->states(), d.head_dim)), d.head_dim};
+            return;
+        }
+        compressed = of_tokens(widest_compressed_);
+        queries = of_tokens(query_width);
+        latent = of_tokens(d.latent.latent + d.latent.rope);
     }
 
+    size_t at_ = 0;  // the layer whose stages are listed
+    size_t row_floats_ = 0, gated_floats_ = 0, shared_floats_ = 0, most_experts_ = 0, entries_ = 0,
+           widest_compressed_ = 0;
+    std::vector<float*> row_spaces_;
+    std::vector<int64_t> lengths_;  // how many positions each token sees
     SoftmaxStates states_{};
 };
 

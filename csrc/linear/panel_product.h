@@ -52,4 +52,15 @@ DECODESTEP_INLINE void multiply_panel(const LinearPanelWeight& w, size_t p, cons
     });
 }
 
+// Multiplies rows [first, first + count) of x by panel p of w and calls sink(i, outputs) for row first + i.
+template <class Sink>
+DECODESTEP_INLINE void multiply_rows(const LinearPanelWeight& w, size_t p, const uint8_t* next_panel,
+                                     const Activations& x, size_t first, size_t count, Sink&& sink) {
+    alignas(64) float outputs[kTileTokens][kPanelOutputs];
+    each_tile(count, [&](size_t from, size_t rows) {
+        panel_tile(w.format, w.blocks(), w.panel(p), from == 0 ? next_panel : nullptr, x, first + from, rows, outputs);
+        for (size_t i = 0; i < rows; ++i) sink(from + i, outputs[i]);
+    });
+}
+
 }  // namespace decodestep::DECODESTEP_ISA

@@ -5,13 +5,6 @@
 namespace decodestep::DECODESTEP_ISA {
 namespace {
 
-// The forms in which some weights read activations.
-struct Forms {
-    bool as_values = false, as_bytes = false;
-
-    void note(const LinearPanelWeight& w) { (quantises_activations(w.format) ? as_bytes : as_values) = true; }
-};
-
 // The stages of one call, each for every member of a team.
 class Mixture {
   public:
@@ -20,35 +13,23 @@ class Mixture {
     explicit Mixture(const MixtureOfExperts& call)
         : a_(call), entries_(call.tokens * call.used), shares_(call.shared.is_given() ? call.tokens : 0) {
         rows_.assign(a_.experts, a_.weights, a_.tokens, a_.used, a_.routed.count);
-        Forms of_x, of_gated, of_shared;
-        for (const FeedForwardPanels* w : {&a_.routed, &a_.shared}) {
-            if (!w->is_given()) continue;
-            of_x.note(w->gate);
-            of_x.note(w->up);
-        }
-        of_gated.note(a_.routed.down);
-        if (shares_) of_shared.note(a_.shared.down);
-        forms_ = of_x;
-        const auto floats = [](size_t rows, size_t width, const Forms& f) {
-            return Activations::floats(rows, width, f.as_values, f.as_bytes);
-        };
-        const size_t width = a_.routed.width(), shared_width = shares_ ? a_.shared.width() : 0;
-        const size_t sizes[] = {floats(a_.tokens, a_.routed.inputs(), of_x), entries_ * width,
-                                floats(entries_, width, of_gated), shares_ * shared_width,
-                                floats(shares_, shared_width, of_shared)};
+        const FeedForwardPanels &r = a_.routed, &s = a_.shared;
+        forms_ = {&r.gate, &r.up, &s.gate, &s.up};
+        const Forms of_gated{&r.down}, of_shared{&s.down};
+        const size_t width = r.width(), shared_width = shares_ ? s.width() : 0;
+        const size_t sizes[] = {forms_.floats(a_.tokens, r.inputs()), entries_ * width,
+                                of_gated.floats(entries_, width), shares_ * shared_width,
+                                of_shared.floats(shares_, shared_width)};
         size_t total = 0;
         for (const size_t size : sizes) total += size;
         space_.resize(total);
         float* at = space_.data();
         auto take = [&, i = size_t{0}]() mutable { return std::exchange(at, at + sizes[i++]); };
-        const auto rows = [&](size_t count, size_t in, const Forms& f) {
-            return Activations::in_space(take(), count, in, f.as_values, f.as_bytes);
-        };
-        x_ = rows(a_.tokens, a_.routed.inputs(), of_x);
+        x_ = forms_.in_space(take(), a_.tokens, r.inputs());
         gated_ = take();
-        gated_rows_ = rows(entries_, width, of_gated);
+        gated_rows_ = of_gated.in_space(take(), entries_, width);
         shared_gated_ = take();
-        shared_rows_ = rows(shares_, shared_width, of_shared);
+        shared_rows_ = of_shared.in_space(take(), shares_, shared_width);
     }
 
     void run(size_t stage, size_t member, size_t members) const {
@@ -60,8 +41,7 @@ class Mixture {
                 });
             case kMultiply:
                 if (shares_) multiply_shared(member, members);
-                return multiply_experts(a_.routed, rows_, x_, forms_.as_values, forms_.as_bytes, member, members,
-                                        gated_);
+                return multiply_experts(a_.routed, rows_, x_, forms_, member, members, gated_);
             case kReadGated:
                 return share(entries_ + shares_, member, members, [&](size_t row) {
                     const bool routed = row < entries_;
@@ -92,8 +72,9 @@ class Mixture {
     }
 
     const MixtureOfExperts& a_;
-    const size_t entries_, shares_;  // rows of the experts, and of the shared block
-    Forms forms_;                    // of x
+    const size_t entries_,
+        shares_;   // rows of the experts, and of the shared block
+    Forms forms_;  // of x
     ExpertRows rows_;
     std::vector<float> space_;
     Activations x_, gated_rows_, shared_rows_;

@@ -6,6 +6,7 @@
 
 #include "core/parallel.h"
 #include "elementwise/silu.h"
+#include "linear/forms.h"
 #include "linear/panel_product.h"
 #include "mixture_of_experts/expert_rows.h"
 #include "mixture_of_experts/mixture_of_experts.h"
@@ -61,16 +62,14 @@ class ExpertPanels {
     size_t total_ = 0;
 };
 
-// This member's part of swiglu(x gate, x up) of every entry, to out [entries, width]. x: rows by token, in the forms of
-// `as_values` and `as_bytes`.
-inline void multiply_experts(const FeedForwardPanels& w, const ExpertRows& rows, const Activations& x, bool as_values,
-                             bool as_bytes, size_t member, size_t members, float* out) {
+// This member's part of swiglu(x gate, x up) of every entry, to out [entries, width]. x: rows by token, in these forms.
+inline void multiply_experts(const FeedForwardPanels& w, const ExpertRows& rows, const Activations& x, Forms forms,
+                             size_t member, size_t members, float* out) {
     ExpertPanels(w, rows).each_part(member, members, [&](const ExpertRun& run, size_t first, size_t end) {
         Activations own = x;
         size_t row = rows.token(run.first);
         if (!rows.adjacent(run)) {
-            float* space = thread_scratch(Activations::floats(run.count, x.in, as_values, as_bytes));
-            own = Activations::in_space(space, run.count, x.in, as_values, as_bytes);
+            own = forms.in_space(thread_scratch(forms.floats(run.count, x.in)), run.count, x.in);
             for (size_t i = 0; i < run.count; ++i) copy_row(x, rows.token(run.first + i), own, i);
             row = 0;
         }
@@ -87,16 +86,11 @@ inline void multiply_experts(const FeedForwardPanels& w, const ExpertRows& rows,
 template <class Token, class Weight>
 void add_down_panel(const LinearPanelWeight& down, size_t panel, const uint8_t* next_panel, const Activations& x,
                     size_t first, size_t count, float* y, size_t stride, Token&& token, Weight&& weight) {
-    alignas(64) float outputs[kTileTokens][kPanelOutputs];
-    each_tile(count, [&](size_t from, size_t rows) {
-        panel_tile(down.format, down.blocks(), down.panel(panel), from == 0 ? next_panel : nullptr, x, first + from,
-                   rows, outputs);
-        for (size_t i = 0; i < rows; ++i) {
-            float* row = y + token(from + i) * stride;
-            const f32x16 factor = broadcast(weight(from + i));
-            for (size_t j = 0; j < kPanelOutputs; j += kLanes)
-                store(row + j, fma(factor, load(outputs[i] + j), load(row + j)));
-        }
+    multiply_rows(down, panel, next_panel, x, first, count, [&](size_t i, const float* outputs) {
+        float* row = y + token(i) * stride;
+        const f32x16 factor = broadcast(weight(i));
+        for (size_t j = 0; j < kPanelOutputs; j += kLanes)
+            store(row + j, fma(factor, load(outputs + j), load(row + j)));
     });
 }
 
@@ -111,7 +105,8 @@ struct MixtureInputs {
 // This member's columns of y [tokens, inputs] += the blocks' outputs: experts ascending, then the shared block.
 // scale: of all of them.
 inline void add_experts(const MixtureInputs& in, float scale, size_t member, size_t members, float* y) {
-    constexpr size_t kTogether = 4;  // panels of each expert in turn: its rows are then read from a near cache
+    constexpr size_t kTogether = 4;  // panels of each expert in turn: its rows are
+                                     // then read from a near cache
     const FeedForwardPanels& w = *in.routed;
     const size_t panels = w.narrow_panels(), end = panels * (member + 1) / members, stride = w.inputs();
     for (size_t p = panels * member / members, until; p < end; p = until) {

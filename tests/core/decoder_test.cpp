@@ -55,21 +55,22 @@ size_t differences_of(const char* path) {
     const auto sizes = file.array<uint64_t>();  // see tests/test_arm.py
     const auto numbers = file.array<float>();
     Decoder d{};
-    d.hidden = sizes[0], d.heads = sizes[1], d.kv_heads = sizes[2], d.head_dim = sizes[3], d.feed_forward = sizes[4];
+    d.hidden = sizes[0], d.heads = sizes[1], d.kv_heads = sizes[2], d.head_dim = sizes[3];
     d.eps = numbers[0], d.scale = numbers[1];
-    const size_t vocab = sizes[5], width = d.heads * d.head_dim;
+    d.embedding_scale = d.residual_scale = d.logits_scale = 1.0f;
+    const size_t feed_forward = sizes[4], vocab = sizes[5], width = d.heads * d.head_dim;
     const auto format = static_cast<Format>(sizes[9]);
     const auto panels = [&](size_t in, size_t out) { return LinearPanelWeight{file.kept<uint8_t>(), in, out, format}; };
     for (size_t layer = 0; layer < sizes[6]; ++layer) {
         DecoderLayer w{};
         w.attention_norm = file.kept<float>();
         w.ffn_norm = file.kept<float>();
-        w.query = panels(d.hidden, width);
-        w.values_keys = panels(d.hidden, 2 * d.kv_heads * d.head_dim);
-        w.output = panels(width, d.hidden);
-        w.gate = panels(d.hidden, d.feed_forward);
-        w.up = panels(d.hidden, d.feed_forward);
-        w.down = panels(d.feed_forward, d.hidden);
+        w.grouped.query = panels(d.hidden, width);
+        w.grouped.values_keys = panels(d.hidden, 2 * d.kv_heads * d.head_dim);
+        w.grouped.output = panels(width, d.hidden);
+        w.feed_forward.gate = panels(d.hidden, feed_forward);
+        w.feed_forward.up = panels(d.hidden, feed_forward);
+        w.feed_forward.down = panels(feed_forward, d.hidden);
         d.layers.push_back(w);
     }
     d.norm = file.kept<float>();

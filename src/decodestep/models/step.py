@@ -9,10 +9,11 @@ from decodestep.models.config import Config, Layer, Weights
 from decodestep.models.decoder import Decoder
 from decodestep.models.kv_cache import GroupPages, Pages
 from decodestep.models.layers import rope_table
-from decodestep.ops.decoder_forward import DecoderWeights, LayerWeights, cpu
+from decodestep.ops.decoder_forward import DecoderWeights, GroupedAttention, LayerWeights, cpu
 from decodestep.ops.decoder_forward.arguments import OP, PAGE, Call
 from decodestep.ops.decoder_forward.cpu import size_obstacle
 from decodestep.ops.linear import Format, LinearPanels, PackedWeight
+from decodestep.weights.feed_forward import FeedForward
 
 # What the weights become, by dtype; None: they keep the file's format.
 PANEL_FORMATS = {"auto": None, "bfloat16": Format.BF16, "int8": Format.Q8_0}
@@ -79,13 +80,9 @@ class StepDecoder(Decoder):
 def _layer(layer: Layer) -> LayerWeights:
     return LayerWeights(
         attention_norm=layer.attention_norm,
-        query=_panels(layer.w_uq_qr),
-        values_keys=_panels(layer.w_dkv_kr),
-        output=_panels(layer.w_o),
+        attention=GroupedAttention(_panels(layer.w_uq_qr), _panels(layer.w_dkv_kr), _panels(layer.w_o)),
         ffn_norm=layer.ffn_norm,
-        gate=_panels(layer.w_gate),
-        up=_panels(layer.w_up),
-        down=_panels(layer.w_down),
+        feed_forward=FeedForward(_panels(layer.w_gate), _panels(layer.w_up), _panels(layer.w_down)),
     )
 
 

@@ -4,7 +4,15 @@ An operator's page, reference, kernel, test and benchmark are found by the name 
 """
 
 from decodestep.ops.decode_step import DecodeStep, TokenLogprobs, decode_step
-from decodestep.ops.decoder_forward import DecoderWeights, LayerWeights, decoder_forward
+from decodestep.ops.decoder_forward import (
+    DecoderWeights,
+    GroupedAttention,
+    LatentAttention,
+    LatentSizes,
+    LayerWeights,
+    Mixture,
+    decoder_forward,
+)
 from decodestep.ops.expert_router import RouterRule, Routes, expert_router
 from decodestep.ops.linear import Format, LinearPanels, PackedWeight, linear
 from decodestep.ops.mixture_of_experts import FeedForward, mixture_of_experts
@@ -34,8 +42,12 @@ __all__ = [
     "DecoderWeights",
     "FeedForward",
     "Format",
+    "GroupedAttention",
+    "LatentAttention",
+    "LatentSizes",
     "LayerWeights",
     "LinearPanels",
+    "Mixture",
     "MlaPrologPlan",
     "MlaPrologTilingKey",
     "PackedWeight",

@@ -1,4 +1,4 @@
-"""decoder_forward: one step of a decoder with grouped-query attention, from token ids to logits."""
+"""decoder_forward: one step of a decoder, from token ids to logits."""
 
 from __future__ import annotations
 
@@ -8,7 +8,11 @@ from decodestep._base.dispatch import choose, run
 from decodestep.ops.decoder_forward import cpu, reference
 from decodestep.ops.decoder_forward.arguments import OP, bind
 from decodestep.ops.decoder_forward.weights import DecoderWeights as DecoderWeights
+from decodestep.ops.decoder_forward.weights import GroupedAttention as GroupedAttention
+from decodestep.ops.decoder_forward.weights import LatentAttention as LatentAttention
+from decodestep.ops.decoder_forward.weights import LatentSizes as LatentSizes
 from decodestep.ops.decoder_forward.weights import LayerWeights as LayerWeights
+from decodestep.ops.decoder_forward.weights import Mixture as Mixture
 
 
 def decoder_forward(
@@ -27,33 +31,47 @@ def decoder_forward(
 ) -> ArrayT:
     """Runs T tokens of any sequences through all layers; their keys and values join the cache, in place.
 
-        for every token t, with x its row of the residual stream, first embedding[token_ids[t]]:
+        for every token t, with x its row of the residual stream, first embedding_scale * embedding[token_ids[t]]:
             in every layer:
-                h = rms_norm(x, attention_norm)
-                q, k, v = h @ query, h @ values_keys    q, k rotated by positions[t]; q, k, v rounded to bfloat16
-                cache[sequence[t], positions[t]] = k, v
-                x += attention(q, cache[sequence[t], 0 .. positions[t]]) @ output
+                x += residual_scale * attention(rms_norm(x, attention_norm)) @ output
                 h = rms_norm(x, ffn_norm)
-                x += swiglu(h @ gate, h @ up) @ down
-        logits[i] = rms_norm(x[wanted[i]], norm) @ logits weight
+                x += residual_scale * (swiglu(h @ gate, h @ up) @ down, or mixture_of_experts(h))
+        logits[i] = logits_scale * rms_norm(x[wanted[i]], norm) @ logits weight
+
+        grouped-query attention of h:
+            q, k, v = h @ query, h @ values_keys    q, k rotated by positions[t]; q, k, v rounded to bfloat16
+            cache[sequence[t], positions[t]] = k, v
+            attention of q to cache[sequence[t], 0 .. positions[t]]
+
+        latent attention of h:
+            q = h @ query, or rms_norm(h @ query_down, query_norm) @ query;  q_nope, q_rope = q by head
+            c, r = h @ latent;  c = rms_norm(c, latent_norm);  q_rope, r rotated by positions[t]
+            cache[sequence[t], positions[t]] = c, r    rounded to bfloat16
+            for every head n: mla_attention of (q_nope @ key_up_n, q_rope) to cache[sequence[t], 0 .. positions[t]]
+                @ value_up_n
+
+        a mixture of experts of h:
+            mixture_of_experts(h, *expert_router(h @ router, rule, bias), routed, shared)
 
     weights: a `DecoderWeights`: L layers of He, N query heads, G key-value heads, heads of D, a vocabulary of V.
     token_ids: (T,) integers in [0, V).
     sequence: (T,) integers in [0, B): the row of page_table of each token.
     positions: (T,) integers in [0, P) and [0, 16 * M): the place of each token in its sequence. Every position of a sequence
         before a token's own must be in the cache, or stand earlier in the same call.
-    sin, cos: (P, D / 2), the rotation of pair i of a head at each position. float32; or float64, in which "reference" then
-        computes.
+    sin, cos: (P, D / 2), with latent attention (P, Dr / 2): the rotation of pair i of a head at each position. float32; or
+        float64, in which "reference" then computes.
     keys: (slabs, L, G, S, D / 2, 16, 2), or for one slab (L, G, S, D / 2, 16, 2); bfloat16, C order, written in place. A
         page holds 16 positions of one key-value head:
         keys[page // S, l, g, page % S, i, p % 16] are columns 2i and 2i + 1 of position p.
     values: (slabs, L, G, S, 8, D, 2) or (L, G, S, 8, D, 2), bfloat16, C order, written in place:
         values[page // S, l, g, page % S, p % 16 // 2, i, p % 2] is column i.
+        With latent attention keys are rope keys (slabs, L, S, 16, Dr) and values latents (slabs, L, S, 16, Hckv), or both
+        without the axis of slabs: values[page // S, l, page % S, p % 16] is the latent of position p.
     page_table: (B, M) integers: the pages of each sequence in order; page_table[b, p // 16] holds position p. Entries past a
         sequence's last token are not read.
     wanted: (R,) integers in [0, T): the tokens whose logits are returned, in any order.
-    backend: "auto", "cpu" or "reference". "cpu" serves float32 and sizes that fill its vectors: D a multiple of 16; He, N * D
-        and the feed-forward size multiples of 32.
+    backend: "auto", "cpu" or "reference". "cpu" serves float32 and sizes that fill its vectors: D and Dr multiples of 16; He,
+        N * D, Dn, Hckv, Dv, the width of a compressed query and of every feed-forward block multiples of 32.
 
     Returns logits (R, V), float32, or float64 with float64 sin; of the kind of `keys`.
     Raises ValueError for a dtype, shape, id, position or page outside the rules, before the cache is written.
@@ -61,11 +79,13 @@ def decoder_forward(
     Causality: a token sees positions 0 to its own of its own sequence, nothing else. What lies at other positions of a page,
     NaN included, has no effect on it, and a call writes at its tokens' positions alone. So pages may be recycled as they are,
     pages that are full may be shared by sequences, and a position may be written again, in any order.
-    Rounding: activations are quantised where a product with the weight's format does so (`linear`); queries, keys, values and
-    the attention's weights e^(score - maximum) are bfloat16, everything else float32.
+    Rounding: activations are quantised where a product with the weight's format does so (`linear`). Queries, keys, values and
+    weights e^(score - maximum) of grouped-query attention are bfloat16; of latent attention what the cache holds is. Everything
+    else is float32.
     Determinism: a token's bits depend on its sequence's tokens up to itself alone: not on the call's other tokens, on how a
     prompt is cut into calls, or on the thread count. They are the same on every instruction set with a fused multiply-add.
-    Source: Touvron et al., Llama 2, 2023; grouped-query attention by Ainslie et al., GQA, 2023.
+    Source: Touvron et al., Llama 2, 2023; grouped-query attention by Ainslie et al., GQA, 2023; latent attention and experts:
+    DeepSeek-V2 and V3, 2024.
     """
     call = bind(weights, token_ids, sequence, positions, sin, cos, keys, values, page_table, wanted)
     backend = choose(OP, backend, {"cpu": cpu.obstacle(call), "reference": None})

@@ -72,13 +72,14 @@ def bind(
 
 
 def _in_slabs(cache: np.ndarray) -> np.ndarray:
-    return cache[None] if cache.ndim == 6 else cache
+    """The cache with an axis of slabs: grouped-query attention has 7 axes then, latent attention 5."""
+    return cache[None] if cache.ndim in (4, 6) else cache
 
 
 def _check_rope(call: Call) -> None:
     require_dtype(OP, "sin", call.sin, (np.float32, np.float64))
     require_dtype(OP, "cos", call.cos, (call.sin.dtype,))
-    half = call.weights.head_dim // 2
+    half = call.weights.rope // 2
     require(call.sin.ndim == 2 and call.sin.shape[1] == half, OP, "sin", f"of shape (P, {half})", call.sin)
     require_shape(OP, "cos", call.cos, call.sin.shape)
 
@@ -86,11 +87,14 @@ def _check_rope(call: Call) -> None:
 def _check_cache(call: Call) -> int:
     """The number of pages."""
     w = call.weights
-    slabs, pages = (call.keys.shape[0], call.keys.shape[3]) if call.keys.ndim == 7 else (1, 0)
-    shapes = {
-        "keys": (slabs, len(w.layers), w.kv_heads, pages, w.head_dim // 2, PAGE, 2),
-        "values": (slabs, len(w.layers), w.kv_heads, pages, PAGE // 2, w.head_dim, 2),
-    }
+    layers, axis = len(w.layers), 3 if w.latent is None else 2
+    slabs, pages = (call.keys.shape[0], call.keys.shape[axis]) if call.keys.ndim > axis else (1, 0)
+    if w.latent is None:
+        keys: tuple[int, ...] = (slabs, layers, w.kv_heads, pages, w.head_dim // 2, PAGE, 2)
+        values: tuple[int, ...] = (slabs, layers, w.kv_heads, pages, PAGE // 2, w.head_dim, 2)
+    else:
+        keys, values = ((slabs, layers, pages, PAGE, width) for width in (w.latent.rope, w.latent.latent))
+    shapes = {"keys": keys, "values": values}
     for (name, shape), array in zip(shapes.items(), (call.keys, call.values), strict=True):
         require_dtype(OP, name, array, (BFLOAT16,))
         require_shape(OP, name, array, shape)

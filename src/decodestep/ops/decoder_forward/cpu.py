@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import astuple
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -11,17 +12,31 @@ from decodestep import _native
 from decodestep._base.arrays import bits, contiguous
 from decodestep._base.dispatch import threads
 from decodestep.ops.decoder_forward.arguments import Call
-from decodestep.ops.decoder_forward.weights import DecoderWeights, LayerWeights
+from decodestep.ops.decoder_forward.weights import DecoderWeights, LatentAttention, LatentSizes, LayerWeights, Mixture
+from decodestep.ops.expert_router.cpu import native_rule
+from decodestep.ops.mixture_of_experts.cpu import panels_of
+from decodestep.weights.feed_forward import FeedForward
 from decodestep.weights.linear_panels import LinearPanels
 
 _decoders: WeakKeyDictionary[DecoderWeights, Any] = WeakKeyDictionary()
 
 
 def size_obstacle(*, hidden: int, heads: int, head_dim: int, feed_forward: int) -> str | None:
-    """Why the native kernel cannot run a decoder of these sizes, or None."""
+    """Why the native kernel cannot run a decoder of these sizes with grouped-query attention, or None."""
     if head_dim % 16:
         return f"head size {head_dim} is no multiple of 16"
-    sizes = {"hidden size": hidden, "feed-forward size": feed_forward, "query size": heads * head_dim}
+    return _odd({"hidden size": hidden, "feed-forward size": feed_forward, "query size": heads * head_dim})
+
+
+def latent_obstacle(sizes: LatentSizes, *, compressed: int | None = None) -> str | None:
+    """Why the native kernel cannot run latent attention of these widths, or None. compressed: of the query, if it is."""
+    if sizes.rope % 16:
+        return f"rope size {sizes.rope} is no multiple of 16"
+    widths = {"size without rope": sizes.nope, "latent size": sizes.latent, "value size": sizes.value}
+    return _odd(widths if compressed is None else {**widths, "compressed query size": compressed})
+
+
+def _odd(sizes: dict[str, int]) -> str | None:
     return next((f"{name} {size} is no multiple of 32" for name, size in sizes.items() if size % 32), None)
 
 
@@ -29,9 +44,23 @@ def obstacle(call: Call) -> str | None:
     """Why the native kernel cannot serve a call, or None."""
     if call.sin.dtype != np.float32:
         return "has no float64"
-    w = call.weights
-    size = size_obstacle(hidden=w.hidden, heads=w.heads, head_dim=w.head_dim, feed_forward=w.feed_forward)
+    size = weights_obstacle(call.weights)
     return size and f"cannot: {size}"
+
+
+def weights_obstacle(w: DecoderWeights) -> str | None:
+    """Why the native kernel cannot run a decoder, or None."""
+    if w in _decoders:
+        return None
+    for block in w.feed_forwards:
+        sizes = {"hidden size": w.hidden, "feed-forward size": block.width}
+        if (why := _odd(sizes)) is not None:
+            return why
+    if w.latent is None:
+        return size_obstacle(hidden=w.hidden, heads=w.heads, head_dim=w.head_dim, feed_forward=w.hidden)
+    downs = [layer.attention.query_down for layer in w.layers if isinstance(layer.attention, LatentAttention)]
+    obstacles = (latent_obstacle(w.latent, compressed=None if down is None else down.outputs) for down in downs)
+    return next((why for why in obstacles if why is not None), None)
 
 
 def forward(call: Call) -> np.ndarray:
@@ -60,9 +89,12 @@ def _decoder(weights: DecoderWeights) -> Any:
             heads=weights.heads,
             kv_heads=weights.kv_heads,
             head_dim=weights.head_dim,
-            feed_forward=weights.feed_forward,
+            latent=weights.latent and astuple(weights.latent),
             eps=weights.norm_eps,
             scale=weights.scale,
+            embedding_scale=weights.embedding_scale,
+            residual_scale=weights.residual_scale,
+            logits_scale=weights.logits_scale,
             layers=[_layer(layer) for layer in weights.layers],
             norm=contiguous(weights.norm),
             logits=_panels(weights.logits),
@@ -72,9 +104,28 @@ def _decoder(weights: DecoderWeights) -> Any:
     return decoder
 
 
-def _layer(w: LayerWeights) -> tuple[np.ndarray, np.ndarray, list[tuple[np.ndarray, int, int]]]:
-    panels = (w.query, w.values_keys, w.output, w.gate, w.up, w.down)  # in the order of csrc/bindings/decoder_forward.cpp
-    return contiguous(w.attention_norm), contiguous(w.ffn_norm), [_panels(p) for p in panels]
+def _layer(w: LayerWeights) -> tuple[Any, ...]:
+    """As csrc/bindings/decoder_forward.cpp names it."""
+    attention, block = w.attention, w.feed_forward
+    norms = (attention.query_norm, attention.latent_norm) if isinstance(attention, LatentAttention) else ()
+    return (
+        contiguous(w.attention_norm),
+        [_panels(product) for product in attention.products()],
+        [contiguous(norm) for norm in norms if norm is not None],
+        contiguous(w.ffn_norm),
+        panels_of(block) if isinstance(block, FeedForward) else [],
+        _mixture(block) if isinstance(block, Mixture) else None,
+    )
+
+
+def _mixture(m: Mixture) -> tuple[Any, ...]:
+    return (
+        _panels(m.router),
+        None if m.bias is None else contiguous(m.bias),
+        tuple(native_rule(m.rule).values()),
+        panels_of(m.routed),
+        [] if m.shared is None else panels_of(m.shared),
+    )
 
 
 def _panels(panels: LinearPanels) -> tuple[np.ndarray, int, int]:

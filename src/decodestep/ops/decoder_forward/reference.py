@@ -6,27 +6,79 @@ import numpy as np
 
 from decodestep._base.arrays import BFLOAT16
 from decodestep.ops.decoder_forward.arguments import PAGE, Call
-from decodestep.ops.decoder_forward.weights import LayerWeights
+from decodestep.ops.decoder_forward.weights import GroupedAttention, LatentAttention, Mixture
+from decodestep.ops.expert_router.reference import route
 from decodestep.ops.linear.reference import linear
+from decodestep.ops.mixture_of_experts.reference import feed_forward, mixture
 from decodestep.ops.rms_norm.reference import rms_norm
-from decodestep.ops.swiglu.reference import swiglu
+from decodestep.weights.feed_forward import FeedForward
+from decodestep.weights.linear_panels import LinearPanels
 from decodestep.weights.packed import PackedWeight
 
 
 def forward(call: Call) -> np.ndarray:
     w, dtype = call.weights, call.sin.dtype
     x = PackedWeight(w.embedding.rows[call.token_ids], w.embedding.format, w.hidden).values().astype(dtype)
+    x, scale = x * dtype.type(w.embedding_scale), dtype.type(w.residual_scale)
     for number, layer in enumerate(w.layers):
-        keys, values = call.keys[:, number], call.values[:, number]
         h = rms_norm(x, layer.attention_norm.astype(dtype), w.norm_eps)
-        queries = _project(call, layer, h, keys, values)
-        x = x + linear(_attend(call, queries, keys, values), layer.output)
+        x = x + _attention(call, layer.attention, h, call.keys[:, number], call.values[:, number]) * scale
         h = rms_norm(x, layer.ffn_norm.astype(dtype), w.norm_eps)
-        x = x + linear(swiglu(linear(h, layer.gate), linear(h, layer.up)), layer.down)
-    return linear(rms_norm(x[call.wanted], w.norm.astype(dtype), w.norm_eps), w.logits)
+        x = x + _feed_forward(h, layer.feed_forward) * scale
+    logits = linear(rms_norm(x[call.wanted], w.norm.astype(dtype), w.norm_eps), w.logits)
+    return logits * dtype.type(w.logits_scale)
 
 
-def _project(call: Call, layer: LayerWeights, h: np.ndarray, keys: np.ndarray, values: np.ndarray) -> np.ndarray:
+def _attention(
+    call: Call, layer: GroupedAttention | LatentAttention, h: np.ndarray, keys: np.ndarray, values: np.ndarray
+) -> np.ndarray:
+    """The attention's output; what the cache keeps of the tokens joins the cache of the layer."""
+    if isinstance(layer, LatentAttention):
+        return _latent_attention(call, layer, h, keys, values)
+    queries = _project(call, layer, h, keys, values)
+    return linear(_attend(call, queries, keys, values), layer.output)
+
+
+def _feed_forward(h: np.ndarray, block: FeedForward | Mixture) -> np.ndarray:
+    if isinstance(block, FeedForward):
+        return feed_forward(h, block)
+    experts, weights = route(linear(h, block.router), block.rule, block.bias)
+    return mixture(h, experts, weights, block.routed, block.shared)
+
+
+def _latent_attention(call: Call, layer: LatentAttention, h: np.ndarray, keys: np.ndarray, values: np.ndarray) -> np.ndarray:
+    w, s, dtype = call.weights, call.weights.latent, call.sin.dtype
+    assert s is not None
+    tokens = len(h)
+    x = h
+    if layer.query_down is not None and layer.query_norm is not None:
+        x = rms_norm(linear(h, layer.query_down), layer.query_norm.astype(dtype), s.eps)
+    nope, rope = np.split(linear(x, layer.query).reshape(tokens, w.heads, -1), [s.nope], axis=2)
+    latent, key = np.split(linear(h, layer.latent), [s.latent], axis=1)
+    slab, page = np.divmod(call.page_table[call.sequence, call.positions // PAGE], keys.shape[1])
+    row = call.positions % PAGE
+    values[slab, page, row] = rms_norm(latent, layer.latent_norm.astype(dtype), s.eps).astype(BFLOAT16)
+    keys[slab, page, row] = _rotate(call, key[:, None])[:, 0].astype(BFLOAT16)
+    nope, rope = _by_head(nope, layer.key_up), _rotate(call, rope)
+    attended = np.empty((tokens, w.heads, s.latent), dtype)
+    for t, position in enumerate(call.positions):
+        slab, page = np.divmod(call.page_table[call.sequence[t], : position // PAGE + 1], keys.shape[1])
+        k, v = (a[slab, page].reshape(-1, a.shape[-1])[: position + 1].astype(dtype) for a in (keys, values))
+        score = (nope[t] @ v.T + rope[t] @ k.T) * dtype.type(w.scale)
+        weight = np.exp(score - score.max(axis=-1, keepdims=True))
+        attended[t] = weight @ v / weight.sum(axis=-1, keepdims=True)
+    return linear(_by_head(attended, layer.value_up).reshape(tokens, -1), layer.output)
+
+
+def _by_head(x: np.ndarray, weight: LinearPanels) -> np.ndarray:
+    """x (T, N, K) times a weight (K, N * M) of which each head has its own outputs: (T, N, M)."""
+    heads = x.shape[1]
+    outputs = weight.outputs // heads
+    every = [linear(np.ascontiguousarray(x[:, n]), weight)[:, n * outputs : (n + 1) * outputs] for n in range(heads)]
+    return np.stack(every, axis=1)
+
+
+def _project(call: Call, layer: GroupedAttention, h: np.ndarray, keys: np.ndarray, values: np.ndarray) -> np.ndarray:
     """The queries (T, N, D), in bfloat16; keys and values join the cache of the layer."""
     w, tokens = call.weights, len(h)
     queries = _rotate(call, linear(h, layer.query).reshape(tokens, w.heads, w.head_dim))

@@ -1,12 +1,18 @@
-"""The weights of a decoder in the form in which decoder_forward multiplies by them."""
+"""The weights of a decoder in the form in which decoder_forward multiplies by them.
+
+A layer has one of two kinds of attention and one of two kinds of feed-forward block.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
 from decodestep._base.checks import is_finite, is_int, require
+from decodestep.ops.expert_router.arguments import RouterRule
+from decodestep.weights.feed_forward import FeedForward
 from decodestep.weights.linear_panels import LinearPanels
 from decodestep.weights.packed import PackedWeight
 
@@ -14,27 +20,84 @@ _CLASS = "DecoderWeights"
 
 
 @dataclass(frozen=True, eq=False)
-class LayerWeights:
-    """The weights of one layer: norms (He,) float32, products as `LinearPanels` of shape (inputs, outputs)."""
+class GroupedAttention:
+    """Grouped-query attention. Products as `LinearPanels` of shape (inputs, outputs)."""
 
-    attention_norm: np.ndarray
     query: LinearPanels  # (He, N * D), the two columns of a rotated pair side by side
     values_keys: LinearPanels  # (He, 2 * G * D): the values of all key-value heads, then their keys, in pairs like queries
     output: LinearPanels  # (N * D, He)
+
+    def products(self) -> tuple[LinearPanels, ...]:
+        return self.query, self.values_keys, self.output
+
+
+@dataclass(frozen=True, eq=False)
+class LatentAttention:
+    """Multi-head latent attention, absorbed: Dn, Dr, Hckv and Dv are those of `LatentSizes`.
+
+    Of a GGUF file: query is attn_q or attn_q_b, query_down attn_q_a, latent attn_kv_a_mqa, key_up attn_k_b and value_up
+    attn_v_b, the heads one after another. The two columns of a rotated pair lie side by side: where a model turns column i with
+    i + Dr / 2, the outputs of query and latent are to be reordered.
+    """
+
+    query_down: LinearPanels | None  # (He, Hcq), and the norm of its outputs; None: query reads the hidden state
+    query_norm: np.ndarray | None
+    query: LinearPanels  # (Hcq or He, N * (Dn + Dr)): by head its part without rope, then that with
+    latent: LinearPanels  # (He, Hckv + Dr): the latent, then the rope key
+    latent_norm: np.ndarray  # (Hckv,)
+    key_up: LinearPanels  # (Dn, N * Hckv): head n turns its Dn values to outputs n * Hckv and following
+    value_up: LinearPanels  # (Hckv, N * Dv): likewise
+    output: LinearPanels  # (N * Dv, He)
+
+    def products(self) -> tuple[LinearPanels, ...]:
+        down = () if self.query_down is None else (self.query_down,)
+        return (*down, self.query, self.latent, self.key_up, self.value_up, self.output)
+
+
+@dataclass(frozen=True, eq=False)
+class Mixture:
+    """A mixture of E experts, with the rule and the bias of `expert_router`, and a block that every token goes through."""
+
+    router: LinearPanels  # (He, E)
+    rule: RouterRule
+    bias: np.ndarray | None  # float32 (E,)
+    routed: FeedForward  # of E blocks, `LinearPanels`
+    shared: FeedForward | None  # of one block, `LinearPanels`
+
+
+@dataclass(frozen=True, eq=False)
+class LayerWeights:
+    """The weights of one layer. Norms: (He,) float32. feed_forward: a mixture, or one block of `LinearPanels`."""
+
+    attention_norm: np.ndarray
+    attention: GroupedAttention | LatentAttention
     ffn_norm: np.ndarray
-    gate: LinearPanels  # (He, F)
-    up: LinearPanels  # (He, F)
-    down: LinearPanels  # (F, He)
+    feed_forward: FeedForward | Mixture
+
+
+@dataclass(frozen=True)
+class LatentSizes:
+    """The widths of latent attention: of a head's part without rope (Dn), of the rope key (Dr, even), of the latent (Hckv), of
+    a head's value (Dv). eps: of the norms of the latent and of the compressed query, finite, >= 0."""
+
+    nope: int
+    rope: int
+    latent: int
+    value: int
+    eps: float = 1e-6
 
 
 @dataclass(frozen=True, eq=False)
 class DecoderWeights:
-    """All weights and constants of a decoder with grouped-query attention. The shapes are checked when it is made.
+    """All weights and constants of a decoder. The shapes are checked when it is made.
 
-    embedding: (He, V) as a `PackedWeight`, one row per token. layers: one `LayerWeights` or more. norm: (He,) float32, before
-    the logits. logits: (He, V) as `LinearPanels`.
-    heads: N query heads, a multiple of kv_heads. kv_heads: G key-value heads; query head n reads head n // (N / G).
-    head_dim: D, even. norm_eps: finite, >= 0, added to the mean square in every norm. scale: finite, the factor of the scores.
+    embedding: (He, V) as a `PackedWeight`, one row per token. layers: one `LayerWeights` or more, of one kind of attention.
+    norm: (He,) float32, before the logits. logits: (He, V) as `LinearPanels`.
+    heads: N query heads, a multiple of kv_heads. kv_heads: G key-value heads; query head n reads head n // (N / G). 1 with
+    latent attention. head_dim: D, even, the width of a query; Dn + Dr with latent attention. latent: its sizes; None with
+    grouped-query attention. norm_eps: finite, >= 0, added to the mean square in every norm but those of `latent`. scale:
+    finite, the factor of the scores. embedding_scale, residual_scale, logits_scale: finite factors of the embedding's rows, of
+    what each attention and feed-forward block adds to the residual stream, and of the logits.
     """
 
     embedding: PackedWeight
@@ -46,6 +109,10 @@ class DecoderWeights:
     head_dim: int
     norm_eps: float
     scale: float
+    latent: LatentSizes | None = None
+    embedding_scale: float = 1.0
+    residual_scale: float = 1.0
+    logits_scale: float = 1.0
 
     def __post_init__(self) -> None:
         require(len(self.layers) > 0, _CLASS, "layers", "one or more", "none")
@@ -55,25 +122,53 @@ class DecoderWeights:
         require(self.heads % self.kv_heads == 0, _CLASS, "heads", f"a multiple of kv_heads {self.kv_heads}", self.heads)
         require(self.head_dim % 2 == 0, _CLASS, "head_dim", "even", self.head_dim)
         require(is_finite(self.norm_eps) and self.norm_eps >= 0, _CLASS, "norm_eps", "a finite number >= 0", self.norm_eps)
-        require(is_finite(self.scale), _CLASS, "scale", "a finite number", self.scale)
+        for name in ("scale", "embedding_scale", "residual_scale", "logits_scale"):
+            require(is_finite(getattr(self, name)), _CLASS, name, "a finite number", getattr(self, name))
+        if self.latent is not None:
+            _check_latent_sizes(self.latent, self.kv_heads, self.head_dim)
         require(isinstance(self.embedding, PackedWeight), _CLASS, "embedding", "a PackedWeight", self.embedding)
-        queries, keys = self.heads * self.head_dim, self.kv_heads * self.head_dim
         _require_vector("norm", self.norm, self.hidden)
         _require_panels("logits", self.logits, (self.hidden, self.vocab_size))
         require(self.vocab_size > 0, _CLASS, "embedding", "of one token or more", "none")
         for number, layer in enumerate(self.layers):
-            _require_vector(f"layers[{number}].attention_norm", layer.attention_norm, self.hidden)
-            _require_vector(f"layers[{number}].ffn_norm", layer.ffn_norm, self.hidden)
-            shapes = {
-                "query": (self.hidden, queries),
-                "values_keys": (self.hidden, 2 * keys),
-                "output": (queries, self.hidden),
-                "gate": (self.hidden, self.feed_forward),
-                "up": (self.hidden, self.feed_forward),
-                "down": (self.feed_forward, self.hidden),
-            }
-            for name, shape in shapes.items():
-                _require_panels(f"layers[{number}].{name}", getattr(layer, name), shape)
+            self._check_layer(f"layers[{number}]", layer)
+
+    def _check_layer(self, name: str, layer: LayerWeights) -> None:
+        _require_vector(f"{name}.attention_norm", layer.attention_norm, self.hidden)
+        _require_vector(f"{name}.ffn_norm", layer.ffn_norm, self.hidden)
+        kind = GroupedAttention if self.latent is None else LatentAttention
+        attention, block = layer.attention, layer.feed_forward
+        require(isinstance(attention, kind), _CLASS, f"{name}.attention", f"a {kind.__name__}", type(attention).__name__)
+        for product, shape in self._attention_shapes(attention).items():
+            _require_panels(f"{name}.attention.{product}", getattr(attention, product), shape)
+        if isinstance(attention, LatentAttention):
+            assert self.latent is not None
+            _require_vector(f"{name}.attention.latent_norm", attention.latent_norm, self.latent.latent)
+            if attention.query_down is not None:
+                _require_vector(f"{name}.attention.query_norm", attention.query_norm, attention.query_down.outputs)
+        if isinstance(block, Mixture):
+            return _check_mixture(f"{name}.feed_forward", block, self.hidden)
+        ok = isinstance(block, FeedForward)
+        require(ok, _CLASS, f"{name}.feed_forward", "a FeedForward or a Mixture", type(block).__name__)
+        _check_block(f"{name}.feed_forward", block, self.hidden)
+        require(block.count == 1, _CLASS, f"{name}.feed_forward", "one block", block.count)
+
+    def _attention_shapes(self, attention: GroupedAttention | LatentAttention) -> dict[str, tuple[int, int]]:
+        queries, keys = self.heads * self.head_dim, self.kv_heads * self.head_dim
+        if isinstance(attention, GroupedAttention):
+            return {"query": (self.hidden, queries), "values_keys": (self.hidden, 2 * keys), "output": (queries, self.hidden)}
+        s, down = self.latent, attention.query_down
+        assert s is not None
+        read, shapes = self.hidden, {}
+        if down is not None:
+            _require_panels("query_down", down, (self.hidden, getattr(down, "outputs", 0)))
+            read = down.outputs
+        shapes["query"] = (read, queries)
+        shapes["latent"] = (self.hidden, s.latent + s.rope)
+        shapes["key_up"] = (s.nope, self.heads * s.latent)
+        shapes["value_up"] = (s.latent, self.heads * s.value)
+        shapes["output"] = (self.heads * s.value, self.hidden)
+        return shapes
 
     @property
     def hidden(self) -> int:
@@ -81,9 +176,21 @@ class DecoderWeights:
         return self.embedding.inputs
 
     @property
-    def feed_forward(self) -> int:
-        """F, the width between the products of the feed-forward block."""
-        return self.layers[0].gate.outputs
+    def rope(self) -> int:
+        """How many values of a head are rotated."""
+        return self.head_dim if self.latent is None else self.latent.rope
+
+    @property
+    def feed_forwards(self) -> Iterator[FeedForward]:
+        """All blocks: those of dense layers, those of the experts, and the shared ones."""
+        for layer in self.layers:
+            block = layer.feed_forward
+            if isinstance(block, FeedForward):
+                yield block
+            else:
+                yield block.routed
+                if block.shared is not None:
+                    yield block.shared
 
     @property
     def vocab_size(self) -> int:
@@ -91,12 +198,51 @@ class DecoderWeights:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the panels, which a step reads once: everything but the embedding and the norms."""
-        per_layer = ((w.query, w.values_keys, w.output, w.gate, w.up, w.down) for w in self.layers)
-        return self.logits.nbytes + sum(panels.nbytes for layer in per_layer for panels in layer)
+        """Bytes of the panels: everything but the embedding and the norms. A step of many tokens reads all of them once."""
+        routers = [layer.feed_forward.router for layer in self.layers if isinstance(layer.feed_forward, Mixture)]
+        products = [panels for layer in self.layers for panels in layer.attention.products()]
+        blocks = sum(block.nbytes for block in self.feed_forwards)
+        return blocks + sum(w.nbytes for w in (self.logits, *products, *routers))
+
+    @property
+    def active_bytes(self) -> int:
+        """Bytes of the panels that a step of one token reads."""
+        mixtures = [layer.feed_forward for layer in self.layers if isinstance(layer.feed_forward, Mixture)]
+        return self.nbytes - sum(m.routed.nbytes // m.routed.count * (m.routed.count - m.rule.used) for m in mixtures)
 
 
-def _require_vector(name: str, vector: np.ndarray, length: int) -> None:
+def _check_latent_sizes(sizes: LatentSizes, kv_heads: int, head_dim: int) -> None:
+    require(isinstance(sizes, LatentSizes), _CLASS, "latent", "a LatentSizes or None", sizes)
+    widths = (sizes.nope, sizes.rope, sizes.latent, sizes.value)
+    ok = all(is_int(width) and width > 0 for width in widths) and sizes.rope % 2 == 0
+    require(ok, _CLASS, "latent", "of widths > 0, the rope's even", str(widths))
+    require(is_finite(sizes.eps) and sizes.eps >= 0, _CLASS, "latent.eps", "a finite number >= 0", sizes.eps)
+    require(kv_heads == 1, _CLASS, "kv_heads", "1 with latent attention", kv_heads)
+    require(head_dim == sizes.nope + sizes.rope, _CLASS, "head_dim", f"{sizes.nope} + {sizes.rope}, as in `latent`", head_dim)
+
+
+def _check_mixture(name: str, mixture: Mixture, hidden: int) -> None:
+    _check_block(f"{name}.routed", mixture.routed, hidden)
+    experts = mixture.routed.count
+    _require_panels(f"{name}.router", mixture.router, (hidden, experts))
+    require(isinstance(mixture.rule, RouterRule), _CLASS, f"{name}.rule", "a RouterRule", mixture.rule)
+    mixture.rule.check(experts, f"{_CLASS}: {name}.rule")
+    if mixture.bias is not None:
+        _require_vector(f"{name}.bias", mixture.bias, experts)
+        require(bool(np.isfinite(mixture.bias).all()), _CLASS, f"{name}.bias", "finite", "a number that is not")
+    if mixture.shared is not None:
+        _check_block(f"{name}.shared", mixture.shared, hidden)
+        require(mixture.shared.count == 1, _CLASS, f"{name}.shared", "one block", mixture.shared.count)
+
+
+def _check_block(name: str, block: FeedForward, hidden: int) -> None:
+    require(isinstance(block, FeedForward), _CLASS, name, "a FeedForward", type(block).__name__)
+    ok = all(isinstance(weight, LinearPanels) for weight in (block.gate, block.up, block.down))
+    require(ok, _CLASS, name, "of LinearPanels", type(block.gate).__name__)
+    require(block.hidden == hidden, _CLASS, name, f"of {hidden} inputs", block.hidden)
+
+
+def _require_vector(name: str, vector: np.ndarray | None, length: int) -> None:
     ok = isinstance(vector, np.ndarray) and vector.dtype == np.float32 and vector.shape == (length,)
     require(ok, _CLASS, name, f"float32 of shape {length}", vector)
 

@@ -1,0 +1,104 @@
+// The feed-forward blocks in a decoder's step: one block for all tokens, or a mixture of experts.
+#pragma once
+
+#include "decoder/stage_member.h"
+#include "mixture_of_experts/mixture_products.h"
+#include "mixture_of_experts/route_row.h"
+
+namespace decodestep::DECODESTEP_ISA {
+
+class FeedForwardPart : public StageMember {
+  public:
+    FeedForwardPart(const Plan& plan, const Stage& stage, size_t member, size_t members)
+        : StageMember(plan, stage, member, members), w_(stage.layer->feed_forward), m_(stage.layer->mixture) {}
+
+    void gate_up(const Activations& x) const {
+        sweep([&](size_t i, const uint8_t* next_panel) { multiply_dense(w_, i, next_panel, x, plan_.gated); });
+    }
+
+    // The router's logits, and what does not wait for them.
+    void route(const Activations& x) const {
+        const size_t panels = m_.router.count();
+        sweep([&](size_t i, const uint8_t* next_panel) {
+            if (i < panels)
+                store_product(m_.router, i, next_panel, x, a_.tokens, plan_.router_logits, m_.router.out);
+            else
+                multiply_dense(m_.shared, i - panels, next_panel, x, plan_.shared_gated);
+        });
+    }
+
+    // The experts of this member's part of the tokens, for all members.
+    void choose() const { choose(plan_.routings[0], part_of(a_.tokens, member_, members_)); }
+
+    void gate_up_experts(const Activations& x) const {
+        multiply_experts(m_.routed, expert_rows(), x, stage_.forms, member_, members_, plan_.gated);
+    }
+
+    // Rows by entry of the experts, then by token of the shared block.
+    size_t gated_count() const { return entries() + (m_.shared.is_given() ? a_.tokens : 0); }
+    void share_gated() const {
+        const MixtureInputs in = gated_in_space();
+        const Range part = part_of(gated_count(), member_, members_);
+        for (size_t row = part.first; row < part.end; ++row) store_gated(in, row);
+    }
+
+    void add_experts() const {
+        MixtureInputs in = gated_in_space();
+        for (size_t row = 0; plan_.replicated_rows && row < gated_count(); ++row) store_gated(in, row);
+        in.rows = &expert_rows();
+        decodestep::DECODESTEP_ISA::add_experts(in, d_.residual_scale, member_, members_, plan_.x);
+    }
+
+  private:
+    size_t entries() const { return a_.tokens * m_.rule.used; }
+
+    // swiglu of panel i of gate and of up, of one block for all tokens.
+    void multiply_dense(const FeedForwardPanels& w, size_t i, const uint8_t* next_panel, const Activations& x,
+                        float* out) const {
+        gate_up_panel(w, i, next_panel, x, 0, a_.tokens, out + i * kPanelOutputs, w.width());
+    }
+
+    void choose(Routing& routing, Range tokens) const {
+        const size_t used = m_.rule.used;
+        const RouteRow route(m_.rule, thread_scratch(RouteRow::scratch_floats(m_.rule)));
+        for (size_t t = tokens.first; t < tokens.end; ++t)
+            route(plan_.router_logits + t * m_.rule.experts, routing.experts.data() + t * used,
+                  routing.weights.data() + t * used);
+    }
+
+    // The tokens by expert, put in order by every member for itself: that is quicker than waiting.
+    const ExpertRows& expert_rows() const {
+        Routing& own = plan_.routings[member_ + 1];
+        if (own.layer == stage_.layer_number) return own.rows;
+        const Routing& chosen = plan_.replicated_rows ? own : plan_.routings[0];
+        if (plan_.replicated_rows) choose(own, {0, a_.tokens});
+        own.rows.assign(chosen.experts.data(), chosen.weights.data(), a_.tokens, m_.rule.used, m_.rule.experts);
+        own.layer = stage_.layer_number;
+        return own.rows;
+    }
+
+    MixtureInputs gated_in_space() const {
+        float* space = plan_.row_space(member_);
+        MixtureInputs in{.routed = &m_.routed,
+                         .shared = m_.shared.is_given() ? &m_.shared : nullptr,
+                         .rows = nullptr,
+                         .gated = stage_.forms.in_space(space, entries(), m_.routed.width()),
+                         .shared_gated = {},
+                         .tokens = a_.tokens};
+        space += stage_.forms.floats(entries(), m_.routed.width());
+        if (in.shared) in.shared_gated = stage_.forms.in_space(space, a_.tokens, m_.shared.width());
+        return in;
+    }
+
+    void store_gated(const MixtureInputs& in, size_t row) const {
+        const bool routed = row < entries();
+        const Activations& to = routed ? in.gated : in.shared_gated;
+        const size_t i = routed ? row : row - entries();
+        store_row(to, i, (routed ? plan_.gated : plan_.shared_gated) + i * to.in, to.in);
+    }
+
+    const FeedForwardPanels& w_;
+    const Mixture& m_;
+};
+
+}  // namespace decodestep::DECODESTEP_ISA

@@ -1,0 +1,129 @@
+// Multi-head latent attention in a decoder's step. Rows by head are in the order (head, token), so that the rows that a
+// panel of key_up or value_up multiplies lie together.
+#pragma once
+
+#include "decoder/stage_member.h"
+#include "elementwise/rope.h"
+
+namespace decodestep::DECODESTEP_ISA {
+
+class LatentAttentionPart : public StageMember {
+  public:
+    LatentAttentionPart(const Plan& plan, const Stage& stage, size_t member, size_t members)
+        : StageMember(plan, stage, member, members), s_(plan.d.latent), w_(stage.layer->latent) {}
+
+    // The first products of the hidden state, stored as they are.
+    void compress(const Activations& x) const {
+        const bool is_compressed = w_.query_down.data != nullptr;
+        const LinearPanelWeight& query = is_compressed ? w_.query_down : w_.query;
+        float* queries = is_compressed ? plan_.compressed : plan_.queries;
+        sweep([&](size_t i, const uint8_t* next_panel) {
+            if (i < query.count())
+                store_product(query, i, next_panel, x, a_.tokens, queries, query.out);
+            else
+                store_product(w_.latent, i - query.count(), next_panel, x, a_.tokens, plan_.latent, w_.latent.out);
+        });
+    }
+
+    auto compressed_rows() const { return normalised(plan_.compressed, w_.query.in, w_.query_norm, s_.eps); }
+
+    void project_queries(const Activations& x) const {
+        sweep([&](size_t i, const uint8_t* next_panel) {
+            store_product(w_.query, i, next_panel, x, a_.tokens, plan_.queries, w_.query.out);
+        });
+    }
+
+    // The part without rope of each head and token.
+    auto head_rows() const {
+        return [this](const Activations& out, size_t row) { store_row(out, row, query_of(row), s_.nope); };
+    }
+    Range rows_of_absorb() const { return rows_of_panels(s_.latent); }
+
+    // The queries for the latents; besides, what else attention reads.
+    void absorb(const Activations& x) const {
+        if (member_ == 0) place_cache();
+        each_part(a_.tokens, [&](size_t t) { store_in_cache(t); });
+        each_part(a_.tokens * d_.heads, [&](size_t row) {
+            const size_t t = row % a_.tokens, head = row / a_.tokens;
+            rotate(t, query_of(row) + s_.nope, plan_.query_rope + (t * d_.heads + head) * s_.rope);
+        });
+        multiply_heads(w_.key_up, s_.latent, x, plan_.query_latent);
+    }
+
+    void attend() const {
+        for (size_t task = member_; task < plan_.latents->attend_count(); task += members_) plan_.latents->attend(task);
+    }
+    void merge() const {
+        for (size_t tile = member_; tile < plan_.latents->merge_count(); tile += members_) plan_.latents->merge(tile);
+    }
+
+    // What each head and token attended to.
+    auto latent_rows() const {
+        return [this](const Activations& out, size_t row) {
+            const size_t t = row % a_.tokens, head = row / a_.tokens;
+            store_row(out, row, plan_.attended_latent + (t * d_.heads + head) * s_.latent, s_.latent);
+        };
+    }
+    Range rows_of_value_up() const { return rows_of_panels(s_.value); }
+
+    void value_up(const Activations& x) const { multiply_heads(w_.value_up, s_.value, x, plan_.attended); }
+
+  private:
+    template <class Body>
+    void each_part(size_t count, Body&& body) const {
+        const Range part = part_of(count, member_, members_);
+        for (size_t i = part.first; i < part.end; ++i) body(i);
+    }
+
+    // The rows that this member's panels of a product by heads read; `width`: the outputs of a head.
+    Range rows_of_panels(size_t width) const {
+        const Range part = panels_of_member();
+        const size_t in_head = width / kPanelOutputs;
+        if (part.first == part.end) return {0, 0};
+        return {part.first / in_head * a_.tokens, ((part.end - 1) / in_head + 1) * a_.tokens};
+    }
+
+    // out [tokens, heads * width] = of each head's rows of x the outputs of its own panels.
+    void multiply_heads(const LinearPanelWeight& w, size_t width, const Activations& x, float* out) const {
+        sweep([&](size_t i, const uint8_t* next_panel) {
+            const size_t head = i / (width / kPanelOutputs);
+            multiply_rows(w, i, next_panel, x, head * a_.tokens, a_.tokens, [&](size_t t, const float* y) {
+                std::memcpy(out + t * w.out + i * kPanelOutputs, y, kPanelOutputs * sizeof(float));
+            });
+        });
+    }
+
+    const float* query_of(size_t row) const {
+        return plan_.queries + row % a_.tokens * plan_.query_width + row / a_.tokens * d_.head_dim;
+    }
+
+    // Turns the rope values of token t by its position.
+    void rotate(size_t t, const float* values, float* out) const {
+        const size_t at = a_.positions[t] * (s_.rope / 2);
+        for (size_t i = 0; i < s_.rope; i += kLanes)
+            store(out + i, rotate_pairs(load(values + i), a_.sin + at + i / 2, a_.cos + at + i / 2));
+    }
+
+    void store_in_cache(size_t t) const {
+        const float* latent = plan_.latent + t * (s_.latent + s_.rope);
+        const size_t position = a_.positions[t], row = position % kPagePositions;
+        const size_t page = plan_.page_table_of(t)[position / kPagePositions];
+        const f32x16 rms = broadcast(root_mean_square(latent, s_.latent, s_.eps));
+        auto* values = reinterpret_cast<Bf16*>(a_.values + layer_offset(s_.latent, page) + row * s_.latent);
+        for (size_t i = 0; i < s_.latent; i += kLanes)
+            store_sums(values + i, normed(load(latent + i), rms, load(w_.latent_norm + i)));
+        float* turned = thread_scratch(s_.rope);
+        rotate(t, latent + s_.latent, turned);
+        store_sums(reinterpret_cast<Bf16*>(a_.keys + layer_offset(s_.rope, page) + row * s_.rope), turned, s_.rope);
+    }
+
+    void place_cache() const {
+        plan_.latent_call.kv.data = a_.values + layer_offset(s_.latent);
+        plan_.latent_call.kr.data = a_.keys + layer_offset(s_.rope);
+    }
+
+    const LatentSizes& s_;
+    const LatentAttention& w_;
+};
+
+}  // namespace decodestep::DECODESTEP_ISA

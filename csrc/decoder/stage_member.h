@@ -1,0 +1,113 @@
+// One member's part of one stage: what all kinds of stages have in common, the rows that products read and the sweeps
+// over their panels.
+#pragma once
+
+#include "core/parallel.h"
+#include "decoder/decoder_plan.h"
+#include "elementwise/rms_norm_row.h"
+#include "simd/rounding.h"
+
+namespace decodestep::DECODESTEP_ISA {
+
+class StageMember {
+  public:
+    StageMember(const Plan& plan, const Stage& stage, size_t member, size_t members)
+        : plan_(plan), a_(plan.a), d_(plan.d), stage_(stage), member_(member), members_(members) {}
+
+  protected:
+    // ---- The rows that a product reads, by a function make(out, row) that stores a row.
+
+    // The input of a product: all rows, made here if they are replicated; else those that the stage before has made.
+    template <class Make>
+    Activations rows(size_t count, size_t width, Make&& make) const {
+        return rows_of(count, width, {0, count}, make);
+    }
+
+    // The same for a member that reads but a part of the rows.
+    template <class Make>
+    Activations rows_of(size_t count, size_t width, Range part, Make&& make) const {
+        const Activations out = stage_.forms.in_space(plan_.row_space(member_), count, width);
+        for (size_t row = part.first; plan_.replicated_rows && row < part.end; ++row) make(out, row);
+        return out;
+    }
+
+    // This member's part of the rows that all members read in the next stage.
+    template <class Make>
+    void share_rows(size_t count, size_t width, Make&& make) const {
+        const Activations out = stage_.forms.in_space(plan_.row_space(member_), count, width);
+        const Range part = part_of(count, member_, members_);
+        for (size_t row = part.first; row < part.end; ++row) make(out, row);
+    }
+
+    // rms_norm of row numbers[t] of `values`, rows of `width`; of row t without numbers.
+    static auto normalised(const float* values, size_t width, const float* gamma, float eps,
+                           const int64_t* numbers = nullptr) {
+        return [=](const Activations& out, size_t t) {
+            const float* x = values + (numbers ? static_cast<size_t>(numbers[t]) : t) * width;
+            const f32x16 rms = broadcast(root_mean_square(x, width, eps));
+            store_blocks(out, t, [&](size_t b) -> Block {
+                const size_t k = b * kBlockInputs;
+                return {normed(load(x + k), rms, load(gamma + k)),
+                        normed(load(x + k + kLanes), rms, load(gamma + k + kLanes))};
+            });
+        };
+    }
+
+    auto residual_rows(const float* gamma, const int64_t* numbers = nullptr) const {
+        return normalised(plan_.x, d_.hidden, gamma, d_.eps, numbers);
+    }
+
+    static auto copied(const float* values, size_t width) {
+        return [=](const Activations& out, size_t t) { store_row(out, t, values + t * width, width); };
+    }
+
+    // ---- Products
+
+    // Calls body(i, next_panel) for this member's panels of the stage's sweep.
+    template <class Body>
+    void sweep(Body&& body) const {
+        const PanelSweep& panels = plan_.sweeps[stage_.sweep];
+        const Range part = panels_of_member();
+        for (size_t i = part.first; i < part.end; ++i)
+            body(i, i + 1 < part.end ? panels.panel(i + 1) : plan_.first_panel_after(stage_.sweep, member_, members_));
+    }
+
+    Range panels_of_member() const { return plan_.panels_of(stage_.sweep, member_, members_); }
+
+    // out [tokens, width] = the outputs of panel i of a weight, from output `width` on left out.
+    void store_product(const LinearPanelWeight& w, size_t i, const uint8_t* next_panel, const Activations& x,
+                       size_t tokens, float* out, size_t width, float scale = 1.0f) const {
+        const size_t first = i * kPanelOutputs, count = std::min(kPanelOutputs, width - first);
+        multiply_panel(w, i, next_panel, x, tokens, [&](size_t t, float* y) {
+            if (scale != 1.0f)
+                for (size_t j = 0; j < kPanelOutputs; ++j) y[j] *= scale;
+            std::memcpy(out + t * width + first, y, count * sizeof(float));
+        });
+    }
+
+    // x += residual_scale * the product.
+    void add_product(const LinearPanelWeight& w, const Activations& x) const {
+        const f32x16 scale = broadcast(d_.residual_scale);
+        sweep([&](size_t i, const uint8_t* next_panel) {
+            const auto row = [&](size_t t) { return plan_.x + t * d_.hidden + i * kPanelOutputs; };
+            const auto add = [&](size_t t, const float* y) {
+                for (size_t j = 0; j < kPanelOutputs; j += kLanes)
+                    store(row(t) + j, fma(scale, load(y + j), load(row(t) + j)));
+            };
+            multiply_panel(w, i, next_panel, x, a_.tokens, add, row);
+        });
+    }
+
+    // Where the cache of the stage's layer begins, with `width` values for each position.
+    size_t layer_offset(size_t width, size_t page = 0, size_t kv_head = 0) const {
+        return plan_.page_offset(stage_.layer_number, page, kv_head, width);
+    }
+
+    const Plan& plan_;
+    const DecoderForward& a_;
+    const Decoder& d_;
+    const Stage& stage_;
+    const size_t member_, members_;
+};
+
+}  // namespace decodestep::DECODESTEP_ISA
