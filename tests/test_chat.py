@@ -274,12 +274,12 @@ def test_a_file_without_a_template_says_what_to_do(tiny_file):
 
 
 def test_a_file_whose_template_is_no_string_is_refused(tiny_file):
-    with pytest.raises(ds.ModelError, match=r"tokenizer.chat_template must be a string; got int"):
+    with pytest.raises(ds.ModelError, match=r"chat template .default. must be a string; got int"):
         ds.load(tiny_file(**{"tokenizer.chat_template": 5}))
 
 
 def test_a_template_for_tools_alone():
-    template = ChatTemplate({"tokenizer.chat_template": "plain", "tokenizer.chat_template.tool_use": "tools"})
+    template = ChatTemplate({"default": "plain", "tool_use": "tools"})
     assert template.render(USER, None, None, {}, {}) == "plain"
     assert template.render(USER, [WEATHER], None, {}, {}) == "tools"
 

@@ -11,9 +11,11 @@ import torch
 
 import decodestep as ds
 from decodestep.models import ModelError
-from decodestep.models.convert import config_of, convert
+from decodestep.models.checkpoint import Checkpoint
+from decodestep.models.convert import convert
 from decodestep.models.gguf_file import GgufFile
-from decodestep.models.layers import LayerDecoder, rope_table
+from decodestep.models.layers import LayerDecoder
+from decodestep.models.rope import rope_table
 from dense_decoder import dense_logits
 
 PROMPTS = [
@@ -37,7 +39,7 @@ def transformers_model(model_path):
     # The same float32 weights in transformers' own class, built without its loader: dequantised by the gguf package, the rows
     # of q and k put back from interleaved rope pairs to halves.
     file = GgufFile(model_path)
-    config = config_of(file)
+    config = Checkpoint(file).config
     theirs = LlamaForCausalLM(
         LlamaConfig(
             vocab_size=config.vocab_size,
@@ -143,7 +145,7 @@ def test_any_grouping_equals_a_dense_pass(tiny_file, heads, groups, head_dim, hi
 
 def test_blocks_and_batches_change_no_bit(tiny_file, rng):
     file = GgufFile(tiny_file(kind="Q4_1"))
-    decoder = LayerDecoder(convert(file, config_of(file)))
+    decoder = LayerDecoder(convert(Checkpoint(file)))
     ids = rng.integers(0, 297, 30)
 
     def run(cuts, rows=1, row=0):

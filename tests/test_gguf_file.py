@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 import decodestep as ds
 import processes
 from decodestep.models import ModelError
-from decodestep.models.convert import config_of, convert
+from decodestep.models.checkpoint import Checkpoint
+from decodestep.models.convert import convert
 from decodestep.models.gguf_file import GgufFile
 
 
@@ -158,7 +159,7 @@ def test_a_file_that_becomes_shorter_while_it_is_read_is_noticed(tiny_file):
     with path.open("r+b") as opened:
         opened.truncate(12_000)
     with pytest.raises(ModelError, match="truncated while it was read"):
-        convert(file, config_of(file))
+        convert(Checkpoint(file))
 
 
 # Run in a process of its own: each file of a folder is refused, and what that takes.

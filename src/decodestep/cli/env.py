@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import platform
+import time
+from concurrent.futures import ThreadPoolExecutor
 from importlib import metadata, util
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 import decodestep
 from decodestep._base import dispatch
+from decodestep._base.extras import extra
 from decodestep.models.fetch import DEFAULT_MODEL, cache_directory, find_default_model
 
 _PACKAGES = (
@@ -30,15 +36,18 @@ _PACKAGES = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--model", metavar="PATH", help="tell what this GGUF file or folder is, and how it would run")
 
 
 def run(options: argparse.Namespace) -> int:
     facts = environment()
+    if options.model is not None:
+        facts["model"] = model(Path(options.model))
     if options.json:
         print(json.dumps(facts))
         return 0
     for name, value in facts.items():
-        lines = [f"{key:<20}{item}" for key, item in value.items()] if isinstance(value, dict) else [str(value)]
+        lines = [f"{key:<24}{item}" for key, item in value.items()] if isinstance(value, dict) else [str(value)]
         for i, line in enumerate(lines):
             print(f"{name if i == 0 else '':<12}{line}")
     return 0
@@ -56,6 +65,29 @@ def environment() -> dict[str, Any]:
         "model": f"{DEFAULT_MODEL}: "
         + (str(model) if model else f"not on this machine yet; will be stored in {cache_directory()}"),
     }
+
+
+def model(path: Path) -> dict[str, Any]:
+    """What a model is, and how fast a token can be, as its weights are read once from memory."""
+    with extra("generate"):
+        from decodestep.models.checkpoint import open_checkpoint
+        from decodestep.models.summary import summary
+    facts = summary(open_checkpoint(path))
+    rate = read_rate(dispatch.threads())
+    return facts | {"memory_bytes_a_second": round(rate), "tokens_a_second_at_most": round(rate / facts["weight_bytes"], 2)}
+
+
+def read_rate(threads: int) -> float:
+    """Bytes a second that so many threads read from memory, each its own part of 256 MiB, the best of three."""
+    block = np.ones(2**25, np.float64)
+    parts = np.array_split(block, threads)
+    best = math.inf
+    with ThreadPoolExecutor(threads) as pool:
+        for _ in range(3):
+            start = time.perf_counter()
+            list(pool.map(np.max, parts))
+            best = min(best, time.perf_counter() - start)
+    return block.nbytes / best
 
 
 def _version(package: str) -> str:

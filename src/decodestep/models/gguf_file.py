@@ -9,10 +9,8 @@ every string of the vocabulary (seconds for 10^5 tokens) and trusts the counts i
 from __future__ import annotations
 
 import math
-import os
-import stat
 import struct
-import weakref
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,6 +19,7 @@ import numpy as np
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFValueType
 
 from decodestep.models.errors import ModelError
+from decodestep.models.file_bytes import FileBytes
 
 _SCALARS = {
     GGUFValueType.UINT8: "<B",
@@ -54,11 +53,15 @@ class Tensor:
     shape: tuple[int, ...]  # in NumPy's order of axes, the reverse of the file's
     nbytes: int
     _at: int
-    _file: _Bytes = field(repr=False)
+    _file: FileBytes = field(repr=False)
 
     def read(self) -> np.ndarray:
         """Its bytes, uint8, one axis; a new array each time. ModelError if the file has become shorter."""
         return self._file.read(self._at, self.nbytes)
+
+    def read_into(self, data: np.ndarray) -> None:
+        """Fills `data`, contiguous uint8, with its bytes."""
+        self._file.read_into(self._at, data)
 
 
 class GgufFile:
@@ -72,7 +75,7 @@ class GgufFile:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._file = _Bytes(path)
+        self._file = FileBytes(path)
         self._header = bytearray()  # the part of it that has been read
         self._at = 0
         self._items = 0
@@ -102,6 +105,13 @@ class GgufFile:
                 raise ModelError(f"{path}: corrupt: tensor {name!r:.80} is there twice")
             self.tensors[name] = self._tensor(name, shape, kind, start + at)
         self._header.clear()
+
+    generation_config: Mapping[str, Any] = {}  # a file has none
+
+    def chat_templates(self) -> dict[str, Any]:
+        """Chat templates by name; "default" is the one for all conversations."""
+        keys = {"default": "tokenizer.chat_template", "tool_use": "tokenizer.chat_template.tool_use"}
+        return {name: self.metadata[key] for name, key in keys.items() if key in self.metadata}
 
     def _need(self, size: int) -> int:
         """Advances by `size` bytes, which are in `_header` then, and returns the offset of the first."""
@@ -186,36 +196,3 @@ class GgufFile:
         if at + length > self._file.size:
             raise ModelError(f"{self.path}: truncated: tensor {name!r:.80} ends at byte {at + length} of {self._file.size}")
         return Tensor(name, kind, shape, length, at, self._file)
-
-
-class _Bytes:
-    """An open file, read by offset; closed with the last reference to it."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        try:
-            status = path.stat()
-            if not (stat.S_ISREG(status.st_mode) and status.st_size):
-                raise ModelError(f"{path}: cannot be opened: {'the file is empty' if path.is_file() else 'not a file'}")
-            self._opened = path.open("rb", buffering=0)
-            weakref.finalize(self, self._opened.close)
-            self.size = os.fstat(self._opened.fileno()).st_size
-        except (OSError, ValueError) as error:  # a path with a null character is a ValueError
-            raise ModelError(f"{path}: cannot be opened: {getattr(error, 'strerror', None) or error}") from error
-
-    def read(self, at: int, size: int) -> np.ndarray:
-        """uint8 (size,): the bytes from offset `at`."""
-        try:
-            data = np.empty(size, np.uint8)
-            self._opened.seek(at)
-            done = 0
-            while done < size:
-                count = self._opened.readinto(data[done:].data)
-                if not count:
-                    raise ModelError(f"{self.path}: truncated while it was read, at byte {at + done}")
-                done += count
-        except (OSError, MemoryError) as error:
-            raise ModelError(
-                f"{self.path}: {size} bytes cannot be read: {getattr(error, 'strerror', None) or error}"
-            ) from error
-        return data

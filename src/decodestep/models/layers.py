@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
-from decodestep.models.config import Weights
+from decodestep.models.config import Config, DenseBlock, Layer, Weight, Weights
 from decodestep.models.decoder import Decoder
 from decodestep.models.kv_cache import PAGE, LatentPages, Pages
+from decodestep.ops.expert_router import expert_router
 from decodestep.ops.linear import linear
 from decodestep.ops.linear.cpu import gather_rows
+from decodestep.ops.mixture_of_experts import mixture_of_experts
 from decodestep.ops.mla_attention import mla_attention
 from decodestep.ops.mla_prolog import mla_prolog
 from decodestep.ops.rms_norm import rms_norm
 from decodestep.ops.swiglu import swiglu
+from decodestep.weights.packed import PackedWeight
 
 
 class LayerDecoder(Decoder):
@@ -24,7 +29,8 @@ class LayerDecoder(Decoder):
     def __init__(self, weights: Weights, why: str = "dtype float32") -> None:
         self.weights = weights
         self.config = weights.config
-        self.description = f"layer by layer, float32 activations ({why})"
+        self._key_up = [_key_up(layer.key_up, self.config) for layer in weights.layers]
+        self.description = f"layer by layer, float32 activations ({why}){left_out(self.config)}"
         self.page_bytes = LatentPages.bytes_of_a_page(self.config.layers, self.config.latent, self.config.rope)
 
     def new_pages(self, count: int) -> LatentPages:
@@ -42,35 +48,41 @@ class LayerDecoder(Decoder):
     ) -> np.ndarray:
         assert isinstance(pages, LatentPages)
         hidden = self.forward(tokens, sequence, positions, pages, page_table)[wanted]
-        return linear(rms_norm(hidden, self.weights.norm, eps=self.config.norm_eps), self.weights.output)
+        hidden = rms_norm(hidden, self.weights.norm, eps=self.config.norm_eps)
+        return linear(_scaled(hidden, 1 / self.config.logits_scale), self.weights.output)
 
     def forward(
         self, tokens: np.ndarray, sequence: np.ndarray, positions: np.ndarray, pages: LatentPages, page_table: np.ndarray
     ) -> np.ndarray:
         """Hidden states (T, He) after the last layer; writes keys and values to the pages. Arguments as of `logits`."""
         config = self.config
-        sin, cos = self._rope(positions)
+        sin, cos = self._rope(sequence, positions)
         slots = page_table[sequence, positions // PAGE] * PAGE + positions % PAGE
-        x = gather_rows(self.weights.embedding, tokens)
-        for layer, kv, kr in zip(self.weights.layers, pages.kv, pages.kr, strict=True):
+        x = _scaled(gather_rows(self.weights.embedding, tokens), config.embedding_scale)
+        latent = config.latent_attention
+        groups = 1 if latent else config.groups
+        for layer, key_up, kv, kr in zip(self.weights.layers, self._key_up, pages.kv, pages.kr, strict=True):
+            h = rms_norm(x, layer.attention_norm, eps=config.norm_eps)
             query = mla_prolog(
-                rms_norm(x, layer.attention_norm, eps=config.norm_eps),
-                None,
+                np.concatenate([h, np.ones((len(h), 1), np.float32)], axis=1) if latent and latent.biases else h,
+                layer.w_dq,
                 layer.w_uq_qr,
-                layer.w_uk,
+                key_up,
                 layer.w_dkv_kr,
-                None,
-                None,
+                layer.gamma_cq,
+                layer.gamma_ckv,
                 sin,
                 cos,
                 slots,
                 kv,
                 kr,
-                rope_groups=config.groups,
-                need_query=False,
+                rmsnorm_epsilon_cq=latent.norm_eps if latent else 0.0,
+                rmsnorm_epsilon_ckv=latent.norm_eps if latent else 0.0,
+                rope_groups=groups,
+                need_query=latent is not None,
             )
             attended = mla_attention(
-                None,
+                query.query,
                 query.query_rope,
                 kv,
                 kr,
@@ -78,24 +90,79 @@ class LayerDecoder(Decoder):
                 positions + 1,
                 scale=config.scale,
                 sequence=sequence,
-                groups=config.groups,
+                groups=groups,
             )
-            x += linear(attended.reshape(len(x), -1), layer.w_o)
+            attended = _values(attended, layer.value_up).reshape(len(x), -1)
+            x += _scaled(_plus(linear(attended, layer.w_o), layer.output_bias), config.branch_scale)
             h = rms_norm(x, layer.ffn_norm, eps=config.norm_eps)
-            x += linear(swiglu(linear(h, layer.w_gate), linear(h, layer.w_up)), layer.w_down)
+            x += _scaled(self._feed_forward(h, layer), config.branch_scale)
         return x
 
-    def _rope(self, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def _feed_forward(self, h: np.ndarray, layer: Layer) -> np.ndarray:
+        block, experts = layer.feed_forward, self.config.experts
+        if isinstance(block, DenseBlock):
+            return _dense(h, block)
+        assert experts is not None
+        rule = experts.rule
+        routes = expert_router(
+            linear(h, block.router),
+            rule.used,
+            scores=rule.scores,
+            bias=block.correction,
+            groups=rule.groups,
+            kept_groups=rule.kept_groups,
+            group_score=rule.group_score,
+            normalise=rule.normalise,
+            scale=rule.scale,
+        )
+        mixed = mixture_of_experts(h, routes.experts, routes.weights, block.routed)
+        return mixed if block.shared is None else mixed + _dense(h, block.shared)
+
+    def _rope(self, sequence: np.ndarray, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """sin and cos, float32 (T, Dr): for every group the angles of a head twice, because its two halves have the same."""
-        sin, cos = rope_table(positions, self.weights.inverse_frequencies)
-        repeat = (1, 2 * self.config.groups)
+        rope = self.weights.rope
+        sin, cos = rope.table(positions, rope.is_long(sequence, positions))
+        repeat = (1, 2 if self.config.latent_attention else 2 * self.config.groups)
         return np.tile(sin, repeat), np.tile(cos, repeat)
 
 
-def rope_table(positions: np.ndarray, inverse_frequencies: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """sin and cos, float32 (T, head_dim / 2), of one angle per rope pair.
+def left_out(config: Config) -> str:
+    """What a description says about layers of a checkpoint that are not run."""
+    count = config.skipped_layers
+    return f"; {count} layer{'s' if count > 1 else ''} for next-token prediction left out" if count else ""
 
-    Angles are float32 products; their sine and cosine are computed in float64 and rounded, to be the same bits everywhere.
-    """
-    angles = (positions.astype(np.float32)[:, None] * inverse_frequencies).astype(np.float64)
-    return np.sin(angles).astype(np.float32), np.cos(angles).astype(np.float32)
+
+def _dense(h: np.ndarray, block: DenseBlock) -> np.ndarray:
+    up = _plus(linear(h, block.up), block.up_bias)
+    gated = np.square(np.maximum(up, 0)) if block.gate is None else swiglu(_plus(linear(h, block.gate), block.gate_bias), up)
+    return _plus(linear(gated, block.down), block.down_bias)
+
+
+def _key_up(weight: Weight | None, config: Config) -> np.ndarray:
+    """The weight as `mla_prolog` takes it: float32 (N, D, Hckv), in grouped-query attention of no values."""
+    if weight is None:
+        return np.zeros((config.heads, 0, config.latent), np.float32)
+    return np.ascontiguousarray(_rows(weight).values().reshape(config.heads, config.latent, -1).swapaxes(1, 2))
+
+
+def _rows(weight: Weight) -> PackedWeight:
+    assert isinstance(weight, PackedWeight)
+    return weight
+
+
+def _values(latents: np.ndarray, weight: Weight | None) -> np.ndarray:
+    """The values (T, N, Dv) of attended latents (T, N, Hckv): head by head, a product with its part of the weight."""
+    if weight is None:
+        return latents
+    heads = latents.shape[1]
+    whole = _rows(weight)
+    rows = whole.rows.reshape(heads, -1, whole.rows.shape[1])
+    return np.stack([linear(latents[:, n], replace(whole, rows=rows[n])) for n in range(heads)], axis=1)
+
+
+def _plus(x: np.ndarray, bias: np.ndarray | None) -> np.ndarray:
+    return x if bias is None else x + bias
+
+
+def _scaled(x: np.ndarray, factor: float) -> np.ndarray:
+    return x if factor == 1 else x * np.float32(factor)

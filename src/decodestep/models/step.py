@@ -5,23 +5,45 @@ from __future__ import annotations
 import numpy as np
 
 from decodestep._base.dispatch import run
-from decodestep.models.config import Config, Layer, Weights
+from decodestep.models.config import Config, DenseBlock, LatentAttention, Layer, Weight, Weights
 from decodestep.models.decoder import Decoder
-from decodestep.models.kv_cache import GroupPages, Pages
-from decodestep.models.layers import rope_table
-from decodestep.ops.decoder_forward import DecoderWeights, GroupedAttention, LayerWeights, cpu
+from decodestep.models.kv_cache import CompressedPages, GroupPages, Pages, SlabPages
+from decodestep.models.layers import left_out
+from decodestep.models.rope import Rope
+from decodestep.ops.decoder_forward import DecoderWeights, GroupedAttention, LatentSizes, LayerWeights, Mixture, cpu
+from decodestep.ops.decoder_forward import LatentAttention as LatentProducts
 from decodestep.ops.decoder_forward.arguments import OP, PAGE, Call
-from decodestep.ops.decoder_forward.cpu import size_obstacle
-from decodestep.ops.linear import Format, LinearPanels, PackedWeight
+from decodestep.ops.decoder_forward.cpu import latent_obstacle, size_obstacle
+from decodestep.ops.linear import Format, LinearPanels
 from decodestep.weights.feed_forward import FeedForward
 
 # What the weights become, by dtype; None: they keep the file's format.
 PANEL_FORMATS = {"auto": None, "bfloat16": Format.BF16, "int8": Format.Q8_0}
 
 
-def obstacle(config: Config) -> str | None:
-    """Why the native step cannot run a model of these sizes, or None."""
-    return size_obstacle(hidden=config.hidden, heads=config.heads, head_dim=config.head_dim, feed_forward=config.feed_forward)
+def obstacle(config: Config, rope: Rope) -> str | None:
+    """Why the native step cannot run such a model, or None."""
+    latent, experts = config.latent_attention, config.experts
+    if config.biases or (latent and latent.biases):
+        return "it has no biases"
+    if config.activation != "swiglu":
+        return f"it has no {config.activation}"
+    if rope.long_frequencies is not None:
+        return "it has no second set of rope frequencies"
+    blocks = [config.feed_forward] if experts is None or not all(experts.layers) else []
+    blocks += [] if experts is None else [experts.width, experts.shared]
+    for width in blocks:
+        if width % 32:
+            return f"feed-forward size {width} is no multiple of 32"
+    if latent is None:
+        return size_obstacle(
+            hidden=config.hidden, heads=config.heads, head_dim=config.head_dim, feed_forward=config.feed_forward
+        )
+    if config.hidden % 32:
+        return f"hidden size {config.hidden} is no multiple of 32"
+    if latent.nope == 0:
+        return "every query needs a part without rope"
+    return latent_obstacle(_sizes(latent), compressed=latent.query_rank)
 
 
 class StepDecoder(Decoder):
@@ -30,28 +52,38 @@ class StepDecoder(Decoder):
     weights: those of `convert`, each as `LinearPanels` but for the embedding.
     """
 
-    description = "one native call a step"
-
     def __init__(self, weights: Weights) -> None:
         self.config = config = weights.config
-        self._inverse_frequencies = weights.inverse_frequencies
-        self._rope = rope_table(np.arange(1024), weights.inverse_frequencies)
+        self.description = f"one native call a step{left_out(config)}"
+        self._rotation: Rope = weights.rope
+        self._rope = weights.rope.table(np.arange(1024))
+        latent = config.latent_attention
         self._weights = DecoderWeights(
             embedding=weights.embedding,
-            layers=tuple(_layer(layer) for layer in weights.layers),
+            layers=tuple(_layer(layer, config) for layer in weights.layers),
             norm=weights.norm,
             logits=_panels(weights.output),
             heads=config.heads,
-            kv_heads=config.groups,
+            kv_heads=1 if latent else config.groups,
             head_dim=config.head_dim,
             norm_eps=config.norm_eps,
             scale=config.scale,
+            latent=None if latent is None else _sizes(latent),
+            embedding_scale=config.embedding_scale,
+            residual_scale=config.branch_scale,
+            logits_scale=1 / config.logits_scale,
         )
         self.weight_bytes = self._weights.nbytes
-        self.page_bytes = GroupPages.bytes_of_a_page(config.layers, config.groups, config.head_dim)
+        self.page_bytes = (
+            CompressedPages.bytes_of_a_page(config.layers, latent.rank, latent.rope)
+            if latent
+            else GroupPages.bytes_of_a_page(config.layers, config.groups, config.head_dim)
+        )
 
-    def new_pages(self, count: int) -> GroupPages:
-        config = self.config
+    def new_pages(self, count: int) -> SlabPages:
+        config, latent = self.config, self.config.latent_attention
+        if latent:
+            return CompressedPages(config.layers, latent.rank, latent.rope, count)
         return GroupPages(config.layers, config.groups, config.head_dim, count)
 
     def logits(
@@ -63,7 +95,7 @@ class StepDecoder(Decoder):
         page_table: np.ndarray,
         wanted: np.ndarray,
     ) -> np.ndarray:
-        assert isinstance(pages, GroupPages)
+        assert isinstance(pages, SlabPages)
         sin, cos = self._rope_up_to(PAGE * page_table.shape[1])
         # Not through the public function: the core checks these arrays too, and the checks in Python cost 3 % of a token.
         call = Call(self._weights, tokens, sequence, positions, sin, cos, pages.keys, pages.values, page_table, wanted)
@@ -73,19 +105,59 @@ class StepDecoder(Decoder):
         """The rope table of at least so many positions. It grows by doubling; a thread keeps the one that it was given."""
         rope = self._rope
         if len(rope[0]) < positions:
-            rope = self._rope = rope_table(np.arange(max(positions, 2 * len(rope[0]))), self._inverse_frequencies)
+            rope = self._rope = self._rotation.table(np.arange(max(positions, 2 * len(rope[0]))))
         return rope
 
 
-def _layer(layer: Layer) -> LayerWeights:
+def _sizes(latent: LatentAttention) -> LatentSizes:
+    return LatentSizes(latent.nope, latent.rope, latent.rank, latent.value, latent.norm_eps)
+
+
+def _layer(layer: Layer, config: Config) -> LayerWeights:
     return LayerWeights(
         attention_norm=layer.attention_norm,
-        attention=GroupedAttention(_panels(layer.w_uq_qr), _panels(layer.w_dkv_kr), _panels(layer.w_o)),
+        attention=_attention(layer) if config.latent_attention is None else _latent_attention(layer),
         ffn_norm=layer.ffn_norm,
-        feed_forward=FeedForward(_panels(layer.w_gate), _panels(layer.w_up), _panels(layer.w_down)),
+        feed_forward=_feed_forward(layer, config),
     )
 
 
-def _panels(weight: PackedWeight | LinearPanels) -> LinearPanels:
+def _attention(layer: Layer) -> GroupedAttention:
+    return GroupedAttention(_panels(layer.w_uq_qr), _panels(layer.w_dkv_kr), _panels(layer.w_o))
+
+
+def _latent_attention(layer: Layer) -> LatentProducts:
+    assert layer.gamma_ckv is not None
+    return LatentProducts(
+        query_down=None if layer.w_dq is None else _panels(layer.w_dq),
+        query_norm=layer.gamma_cq,
+        query=_panels(layer.w_uq_qr),
+        latent=_panels(layer.w_dkv_kr),
+        latent_norm=layer.gamma_ckv,
+        key_up=_panels(layer.key_up),
+        value_up=_panels(layer.value_up),
+        output=_panels(layer.w_o),
+    )
+
+
+def _feed_forward(layer: Layer, config: Config) -> FeedForward | Mixture:
+    block = layer.feed_forward
+    if isinstance(block, DenseBlock):
+        return _block(block)
+    assert config.experts is not None
+    return Mixture(
+        router=LinearPanels.pack(block.router),
+        rule=config.experts.rule,
+        bias=block.correction,
+        routed=block.routed,
+        shared=None if block.shared is None else _block(block.shared),
+    )
+
+
+def _block(block: DenseBlock) -> FeedForward:
+    return FeedForward(_panels(block.gate), _panels(block.up), _panels(block.down))
+
+
+def _panels(weight: Weight | None) -> LinearPanels:
     assert isinstance(weight, LinearPanels)
     return weight

@@ -64,7 +64,7 @@ class Tokenizer:
         vocabulary = _vocabulary(self._tokens)
         types = md.numbers(metadata, "tokenizer.ggml.token_type", len(self._tokens), integers=True)
         kinds: list[int] = [1] * len(self._tokens) if types is None else types.tolist()
-        self.special = frozenset(i for i, kind in enumerate(kinds) if kind == _CONTROL)
+        self.special: frozenset[int] = frozenset(i for i, kind in enumerate(kinds) if kind == _CONTROL)
         self._verbatim = self.special | {i for i, kind in enumerate(kinds) if kind == _USER_DEFINED}
         self._byte_tokens = {i: _byte_of(self._tokens[i]) for i, kind in enumerate(kinds) if kind == _BYTE}
         self._sentencepiece = metadata.get("tokenizer.ggml.model") == "llama"
@@ -92,6 +92,10 @@ class Tokenizer:
         first, unless the text begins with it. Raises UnicodeEncodeError for a lone surrogate."""
         text.encode()
         return self._with_bos(self._engine.encode(text, add_special_tokens=False).ids)
+
+    def encode_rendered(self, text: str) -> list[int]:
+        """As `encode`, for a text that the chat template wrote."""
+        return self.encode(text)
 
     def encode_pieces(self, pieces: Iterable[tuple[str, bool]]) -> list[int]:
         """As `encode`, for a text in pieces, each with whether it is a control token; in the other pieces those that are

@@ -1,0 +1,83 @@
+"""config.json over the defaults of its family: each value of the type and in the range that its reader expects."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from decodestep.models import metadata as md
+from decodestep.models.architectures.defaults import DEFAULTS
+from decodestep.models.architectures.limits import LEAST_FACTOR, MAX_CONTEXT, MAX_WIDTH, MOST_FACTOR
+from decodestep.models.errors import ModelError
+from decodestep.models.model_folder import ModelFolder
+
+
+class Keys:
+    """config.json over the defaults of its family."""
+
+    def __init__(self, folder: ModelFolder) -> None:
+        self.path = folder.path
+        kind = folder.config.get("model_type")
+        if kind not in DEFAULTS:
+            supported = ", ".join(map(repr, DEFAULTS))
+            raise ModelError(f"{folder.path}: config.json: model_type {kind!r} is not supported ({supported} are)")
+        self.kind: str = kind
+        self._data = {f"config.json: {key}": value for key, value in (DEFAULTS[kind] | folder.config).items()}
+
+    def get(self, key: str) -> Any:
+        return self._data.get(f"config.json: {key}")
+
+    def size(self, key: str, default: int | None = None, *, least: int = 1, most: int = MAX_WIDTH) -> int:
+        return md.integer(self._data, f"config.json: {key}", default, least=least, most=most)
+
+    def size_or_none(self, key: str) -> int | None:
+        return None if self.get(key) is None else self.size(key)
+
+    def number(self, key: str, default: float | None = None, *, least: float, most: float) -> float:
+        return md.number(self._data, f"config.json: {key}", default, least=least, most=most)
+
+    def flag(self, key: str, default: bool = False) -> bool:
+        return default if self.get(key) is None else md.flag(self._data, f"config.json: {key}", default)
+
+    def refuse(self, what: str) -> ModelError:
+        return ModelError(f"{self.path}: config.json: {what}")
+
+
+class RopeParameters:
+    """The rotary parameters of config.json in both of its styles, rope_parameters, and rope_theta beside rope_scaling."""
+
+    def __init__(self, keys: Keys) -> None:
+        self._keys = keys
+        place = next((name for name in ("rope_scaling", "rope_parameters") if keys.get(name)), "rope_parameters")
+        found = keys.get(place) or {}
+        if not isinstance(found, dict):
+            raise keys.refuse(f"{place} must be an object")
+        self._prefix = f"config.json: {place}."
+        self._data = {self._prefix + key: value for key, value in found.items() if value is not None}
+        self.kind = md.text(self._data, f"{self._prefix}rope_type", found.get("type") or "default")
+        if found.get("partial_rotary_factor", 1.0) != 1.0 or keys.get("partial_rotary_factor") not in (None, 1.0):
+            raise keys.refuse("partial_rotary_factor is not supported")
+        theta = keys.get("rope_theta")
+        self.theta = self.number("rope_theta", 10000.0 if theta is None else theta, least=1.0, most=1e30)
+
+    def __contains__(self, key: str) -> bool:
+        return self._prefix + key in self._data
+
+    def number(self, key: str, default: float | None = None, *, least: float, most: float) -> float:
+        return md.number(self._data, self._prefix + key, default, least=least, most=most)
+
+    def flag(self, key: str, default: bool) -> bool:
+        return md.flag(self._data, self._prefix + key, default)
+
+    def divisors(self, key: str, count: int) -> np.ndarray:
+        values = md.numbers(self._data, self._prefix + key, count)
+        if values is None or not ((values >= LEAST_FACTOR) & (values <= MOST_FACTOR)).all():
+            raise self._keys.refuse(f"{key} must be {count} numbers in [{LEAST_FACTOR:g}, {MOST_FACTOR:g}]")
+        return values
+
+    def original(self, context: int) -> int:
+        outside = self._keys.get("original_max_position_embeddings")
+        if outside is not None:
+            return self._keys.size("original_max_position_embeddings", most=MAX_CONTEXT)
+        return md.integer(self._data, self._prefix + "original_max_position_embeddings", context, most=MAX_CONTEXT)

@@ -1,0 +1,147 @@
+"""transformers' architectures: a model's sizes by a folder's config.json."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from decodestep.models import rope
+from decodestep.models.architectures.config_json import Keys, RopeParameters
+from decodestep.models.architectures.limits import (
+    LEAST_FACTOR,
+    MAX_CONTEXT,
+    MAX_EXPERTS,
+    MAX_HEADS,
+    MAX_LAYERS,
+    MOST_FACTOR,
+    checked,
+)
+from decodestep.models.config import Config, Experts, LatentAttention
+from decodestep.models.model_folder import ModelFolder
+from decodestep.ops.expert_router.arguments import RouterRule
+
+_WITH_EXPERTS = ("deepseek_v2", "deepseek_v3", "kimi_k2", "glm4_moe_lite")
+_WITH_MLP_BIAS = ("deepseek_v2", "minicpm3")  # the other classes do not read the key
+
+
+def config_of(folder: ModelFolder) -> Config:
+    """The sizes that config.json gives. Raises ModelError for another architecture, or sizes that are not supported."""
+    keys = Keys(folder)
+    _check_quantization(keys)
+    if keys.get("hidden_act") not in ("silu", "swish"):
+        raise keys.refuse(f"hidden_act {keys.get('hidden_act')!r} is not supported ('silu' is)")
+    layers, hidden = keys.size("num_hidden_layers", most=MAX_LAYERS), keys.size("hidden_size")
+    heads = keys.size("num_attention_heads", most=MAX_HEADS)
+    name = folder.config.get("_name_or_path") or folder.path.resolve().name
+    common: dict[str, Any] = {
+        "architecture": keys.kind,
+        "name": name if isinstance(name, str) else folder.path.name,
+        "vocab_size": keys.size("vocab_size"),
+        "hidden": hidden,
+        "layers": layers,
+        "heads": heads,
+        "feed_forward": keys.size("intermediate_size"),
+        "context": keys.size("max_position_embeddings", most=MAX_CONTEXT),
+        "norm_eps": keys.number("rms_norm_eps", least=1e-30, most=1.0),
+        "tied": keys.flag("tie_word_embeddings"),
+        "biases": keys.flag("mlp_bias") and keys.kind in _WITH_MLP_BIAS,
+    }
+    if keys.kind == "llama":
+        return _llama(keys, common)
+    return checked(folder.path, _latent(folder, keys, common))
+
+
+def _llama(keys: Keys, common: dict[str, Any]) -> Config:
+    heads = common["heads"]
+    groups = heads if keys.get("num_key_value_heads") is None else keys.size("num_key_value_heads", most=MAX_HEADS)
+    head_dim = keys.size_or_none("head_dim") or common["hidden"] // heads
+    for key in ("attention_bias", "mlp_bias"):
+        if keys.flag(key):
+            raise keys.refuse(f"{key} is not supported")
+    if heads % groups or head_dim % 2:
+        raise keys.refuse(f"{heads} query heads on {groups} key heads of {head_dim} values: not supported")
+    return Config(**common, groups=groups, head_dim=head_dim, halves=True)
+
+
+def _latent(folder: ModelFolder, keys: Keys, common: dict[str, Any]) -> Config:
+    heads, hidden, layers = (common[name] for name in ("heads", "hidden", "layers"))
+    nope = keys.size("qk_nope_head_dim", least=0)
+    turned, value = keys.size("qk_rope_head_dim"), keys.size_or_none("v_head_dim") or hidden // heads
+    if turned % 2 or value < 1:
+        raise keys.refuse(f"qk_rope_head_dim {turned} and v_head_dim {value}: not supported")
+    scale = (nope + turned) ** -0.5
+    parameters = RopeParameters(keys)
+    strength = parameters.number("mscale_all_dim", 0.0, least=0.0, most=100.0)
+    if parameters.kind != "default" and strength:
+        scale *= rope.yarn_growth(parameters.number("factor", least=LEAST_FACTOR, most=MOST_FACTOR), strength) ** 2
+    attention = LatentAttention(
+        keys.size_or_none("q_lora_rank"),
+        keys.size("kv_lora_rank"),
+        nope,
+        turned,
+        value,
+        scale,
+        biases=keys.flag("attention_bias"),
+    )
+    extra: dict[str, Any] = {"groups": heads, "head_dim": nope + turned, "latent_attention": attention}
+    if keys.kind == "minicpm3":
+        depth, base = keys.get("scale_depth"), keys.size_or_none("dim_model_base")
+        depth = math.sqrt(layers) if depth is None else keys.number("scale_depth", least=-1e6, most=1e6)
+        extra |= {
+            "halves": True,
+            "embedding_scale": keys.number("scale_emb", least=-1e6, most=1e6),
+            "branch_scale": depth / math.sqrt(layers),
+            "logits_scale": hidden / (base or hidden),
+        }
+    elif keys.kind != "deepseek_v2":
+        extra["halves"] = not keys.flag("rope_interleave", True)
+    if keys.kind in _WITH_EXPERTS:
+        extra |= {"experts": _experts(keys, layers), "skipped_layers": _predictors(folder, layers, keys)}
+    return Config(**common, **extra)
+
+
+def _experts(keys: Keys, layers: int) -> Experts | None:
+    if keys.kind == "glm4_moe_lite":
+        kinds = keys.get("mlp_layer_types") or ["dense"] + ["sparse"] * (layers - 1)
+        if not isinstance(kinds, list) or len(kinds) != layers or not set(kinds) <= {"dense", "sparse"}:
+            raise keys.refuse(f"mlp_layer_types must have 'dense' or 'sparse' for each of {layers} layers")
+        sparse = tuple(kind == "sparse" for kind in kinds)
+    else:
+        dense = keys.size("first_k_dense_replace", least=0, most=MAX_LAYERS)
+        sparse = tuple(i >= dense for i in range(layers))
+    if not any(sparse):
+        return None
+    count, width = keys.size("n_routed_experts", most=MAX_EXPERTS), keys.size("moe_intermediate_size")
+    shared = width * keys.size("n_shared_experts", least=0, most=MAX_EXPERTS)
+    used = keys.size("num_experts_per_tok")
+    scale = keys.number("routed_scaling_factor", least=-1e6, most=1e6)
+    if keys.kind == "deepseek_v2":
+        # transformers reads neither norm_topk_prob nor, where the method is greedy, the groups.
+        method = keys.get("topk_method")
+        if method not in ("greedy", "group_limited_greedy"):
+            raise keys.refuse(f"topk_method {method!r} is not supported ('greedy' and 'group_limited_greedy' are)")
+        groups, kept = (keys.size("n_group"), keys.size("topk_group")) if method == "group_limited_greedy" else (1, 1)
+        rule = RouterRule(used, "softmax", groups, kept, "maximum", scale=scale)
+    else:
+        groups, kept = keys.size("n_group"), keys.size("topk_group")
+        group_score = "top_two" if groups > 1 else "maximum"
+        rule = RouterRule(used, "sigmoid", groups, kept, group_score, keys.flag("norm_topk_prob", True), scale)
+    return Experts(count, width, shared, rule, corrected=rule.scores == "sigmoid", layers=sparse)
+
+
+def _predictors(folder: ModelFolder, layers: int, keys: Keys) -> int:
+    """How many layers after the last predict tokens beyond the next: those that the key announces and the folder has."""
+    announced = keys.size("num_nextn_predict_layers", 0, least=0, most=MAX_LAYERS)
+    return sum(f"model.layers.{i}.eh_proj.weight" in folder.tensors for i in range(layers, layers + announced))
+
+
+def _check_quantization(keys: Keys) -> None:
+    """Refuses weights that are stored in other ways than as numbers, or float8 with a scale for each 128 x 128."""
+    found = keys.get("quantization_config")
+    if found is None:
+        return
+    method = found.get("quant_method") if isinstance(found, dict) else found
+    if method != "fp8" or found.get("fmt", "e4m3") != "e4m3" or found.get("weight_block_size") != [128, 128]:
+        raise keys.refuse(
+            f"quantization_config of quant_method {method!r} is not supported (fp8, e4m3, blocks of 128 x 128 is)"
+        )

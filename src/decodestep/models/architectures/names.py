@@ -1,0 +1,164 @@
+"""Tables from a checkpoint's tensor names to the parts of a layer, and the shapes that a model's sizes give them.
+
+A table maps a part to a name, in which {i} is the number of a layer and {e} that of an expert. Shapes are NumPy's: (outputs,
+inputs).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from decodestep.models.config import Config, LatentAttention
+
+Shape = tuple[int, ...]
+_GGUF_LAYER = {
+    "attention_norm": "attn_norm.weight",
+    "query": "attn_q.weight",
+    "key": "attn_k.weight",
+    "value": "attn_v.weight",
+    "query_down": "attn_q_a.weight",
+    "query_norm": "attn_q_a_norm.weight",
+    "query_up": "attn_q_b.weight",
+    "latent_rope": "attn_kv_a_mqa.weight",
+    "latent_norm": "attn_kv_a_norm.weight",
+    "keys_values_up": "attn_kv_b.weight",
+    "keys_up": "attn_k_b.weight",
+    "values_up": "attn_v_b.weight",
+    "attention_output": "attn_output.weight",
+    "ffn_norm": "ffn_norm.weight",
+    "gate": "ffn_gate.weight",
+    "up": "ffn_up.weight",
+    "down": "ffn_down.weight",
+    "router": "ffn_gate_inp.weight",
+    "correction": "exp_probs_b.bias",
+    "experts_gate": "ffn_gate_exps.weight",
+    "experts_up": "ffn_up_exps.weight",
+    "experts_gate_up": "ffn_gate_up_exps.weight",
+    "experts_down": "ffn_down_exps.weight",
+    "shared_gate": "ffn_gate_shexp.weight",
+    "shared_up": "ffn_up_shexp.weight",
+    "shared_down": "ffn_down_shexp.weight",
+}
+GGUF = {
+    "embedding": "token_embd.weight",
+    "norm": "output_norm.weight",
+    "output": "output.weight",
+    **{part: f"blk.{{i}}.{name}" for part, name in _GGUF_LAYER.items()},
+}
+_FOLDER_LAYER = {
+    "attention_norm": "input_layernorm.weight",
+    "query": "self_attn.q_proj.weight",
+    "key": "self_attn.k_proj.weight",
+    "value": "self_attn.v_proj.weight",
+    "query_down": "self_attn.q_a_proj.weight",
+    "query_down_bias": "self_attn.q_a_proj.bias",
+    "query_norm": "self_attn.q_a_layernorm.weight",
+    "query_up": "self_attn.q_b_proj.weight",
+    "latent_rope": "self_attn.kv_a_proj_with_mqa.weight",
+    "latent_rope_bias": "self_attn.kv_a_proj_with_mqa.bias",
+    "latent_norm": "self_attn.kv_a_layernorm.weight",
+    "keys_values_up": "self_attn.kv_b_proj.weight",
+    "attention_output": "self_attn.o_proj.weight",
+    "attention_output_bias": "self_attn.o_proj.bias",
+    "ffn_norm": "post_attention_layernorm.weight",
+    "router": "mlp.gate.weight",
+    "correction": "mlp.gate.e_score_correction_bias",
+    **{part: f"mlp.{part}_proj.weight" for part in ("gate", "up", "down")},
+    **{f"{part}_bias": f"mlp.{part}_proj.bias" for part in ("gate", "up", "down")},
+    **{f"experts_{part}": f"mlp.experts.{{e}}.{part}_proj.weight" for part in ("gate", "up", "down")},
+    **{f"shared_{part}": f"mlp.shared_experts.{part}_proj.weight" for part in ("gate", "up", "down")},
+    **{f"shared_{part}_bias": f"mlp.shared_experts.{part}_proj.bias" for part in ("gate", "up", "down")},
+}
+FOLDER = {
+    "embedding": "model.embed_tokens.weight",
+    "norm": "model.norm.weight",
+    "output": "lm_head.weight",
+    **{part: f"model.layers.{{i}}.{name}" for part, name in _FOLDER_LAYER.items()},
+}
+
+
+class Part(NamedTuple):
+    """A tensor that a model has: which part of it, its name in the checkpoint, its shape there."""
+
+    part: str
+    name: str
+    shape: Shape
+
+
+def parts_of(config: Config, table: dict[str, str], has: Callable[[str], bool]) -> Iterator[tuple[int, Part]]:
+    """All tensors of a model, each with its layer, or -1. has: whether the checkpoint has a tensor of this name, where more
+    than one form is possible. Of several experts with a tensor each there is one part after the other."""
+    vocabulary = (config.vocab_size, config.hidden)
+    yield -1, Part("embedding", table["embedding"], vocabulary)
+    yield -1, Part("norm", table["norm"], (config.hidden,))
+    if not config.tied:
+        yield -1, Part("output", table["output"], vocabulary)
+    for i in range(config.layers):
+        for part in _layer_parts(config, table, has, i):
+            yield i, part
+
+
+def _layer_parts(config: Config, table: dict[str, str], has: Callable[[str], bool], i: int) -> Iterator[Part]:
+    latent = config.latent_attention
+    shapes: dict[str, Shape] = {"attention_norm": (config.hidden,), "ffn_norm": (config.hidden,)}
+    shapes |= _grouped(config) if latent is None else _latent(config, latent, has, table, i)
+    shapes |= _experts(config, has, table, i) if config.has_experts(i) else _dense(config, "", config.feed_forward)
+    for part, shape in shapes.items():
+        if "{e}" in table[part]:
+            for e in range(shape[0]):
+                yield Part(part, table[part].format(i=i, e=e), shape[1:])
+        else:
+            yield Part(part, table[part].format(i=i), shape)
+
+
+def _grouped(config: Config) -> dict[str, Shape]:
+    queries, keys = config.heads * config.head_dim, config.groups * config.head_dim
+    return {
+        "query": (queries, config.hidden),
+        "key": (keys, config.hidden),
+        "value": (keys, config.hidden),
+        "attention_output": (config.hidden, queries),
+    }
+
+
+def _latent(
+    config: Config, a: LatentAttention, has: Callable[[str], bool], table: dict[str, str], i: int
+) -> dict[str, Shape]:
+    hidden, heads, biases = config.hidden, config.heads, a.biases
+    queries = heads * (a.nope + a.rope)
+    shapes: dict[str, Shape] = {}
+    if a.query_rank is None:
+        shapes["query"] = (queries, hidden)
+    else:
+        shapes |= {"query_down": (a.query_rank, hidden), "query_norm": (a.query_rank,), "query_up": (queries, a.query_rank)}
+        shapes |= {"query_down_bias": (a.query_rank,)} if biases else {}
+    shapes |= {"latent_rope": (a.rank + a.rope, hidden), "latent_norm": (a.rank,)}
+    shapes |= {"latent_rope_bias": (a.rank + a.rope,), "attention_output_bias": (hidden,)} if biases else {}
+    if "keys_up" in table and not has(table["keys_values_up"].format(i=i)):
+        shapes |= {"keys_up": (heads, a.rank, a.nope), "values_up": (heads, a.value, a.rank)}
+    else:
+        shapes["keys_values_up"] = (heads * (a.nope + a.value), a.rank)
+    return {**shapes, "attention_output": (hidden, heads * a.value)}
+
+
+def _dense(config: Config, prefix: str, width: int) -> dict[str, Shape]:
+    shapes: dict[str, Shape] = {"gate": (width, config.hidden)} if config.activation == "swiglu" else {}
+    shapes |= {"up": (width, config.hidden), "down": (config.hidden, width)}
+    if config.biases:
+        shapes |= {f"{part}_bias": shape[:1] for part, shape in shapes.items()}
+    return {prefix + part: shape for part, shape in shapes.items()}
+
+
+def _experts(config: Config, has: Callable[[str], bool], table: dict[str, str], i: int) -> dict[str, Shape]:
+    e, hidden = config.experts, config.hidden
+    assert e is not None
+    shapes: dict[str, Shape] = {"router": (e.count, hidden)}
+    if e.corrected:
+        shapes["correction"] = (e.count,)
+    if "experts_gate_up" in table and has(table["experts_gate_up"].format(i=i)):
+        shapes["experts_gate_up"] = (e.count, 2 * e.width, hidden)
+    else:
+        shapes |= {"experts_gate": (e.count, e.width, hidden), "experts_up": (e.count, e.width, hidden)}
+    shapes["experts_down"] = (e.count, hidden, e.width)
+    return shapes | (_dense(config, "shared_", e.shared) if e.shared else {})

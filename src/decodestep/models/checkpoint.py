@@ -1,0 +1,207 @@
+"""The tensors of a checkpoint, by the part of the model that they are: all checked before any is read."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+
+import ml_dtypes
+import numpy as np
+from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
+from gguf.quants import dequantize
+
+from decodestep.models.architectures import folder, folder_rope, gguf, names
+from decodestep.models.architectures.names import Part
+from decodestep.models.config import Config
+from decodestep.models.errors import ModelError
+from decodestep.models.folder_tokenizer import FolderTokenizer
+from decodestep.models.gguf_file import GgufFile, Tensor
+from decodestep.models.model_folder import ModelFolder
+from decodestep.models.rope import Rope
+from decodestep.models.safetensors_file import SafeTensor
+from decodestep.models.tokenizer import Tokenizer
+from decodestep.weights.packed import Format, PackedWeight
+
+Stored = tuple[PackedWeight, bool]  # a weight, and whether it was widened to float32 because its format has no kernel
+
+_NATIVE = {
+    GGMLQuantizationType.F32: Format.F32,
+    GGMLQuantizationType.F16: Format.F16,
+    GGMLQuantizationType.BF16: Format.BF16,
+    GGMLQuantizationType.Q4_0: Format.Q4_0,
+    GGMLQuantizationType.Q4_1: Format.Q4_1,
+    GGMLQuantizationType.Q8_0: Format.Q8_0,
+    GGMLQuantizationType.Q4_K: Format.Q4_K,
+    GGMLQuantizationType.Q5_K: Format.Q5_K,
+    GGMLQuantizationType.Q6_K: Format.Q6_K,
+}
+_DENSE = {"F32": Format.F32, "F16": Format.F16, "BF16": Format.BF16}  # of safetensors
+_FLOAT8, _SCALE, _TILE = "F8_E4M3", "_scale_inv", 128
+_FLOAT8_VALUES = np.arange(256, dtype=np.uint8).view(ml_dtypes.float8_e4m3fn).astype(np.float32)
+
+# Tensors that a decoder has no use for: what rope_of reads, frequencies that old checkpoints hold, next-token prediction.
+_READ_ELSEWHERE = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")
+_FREQUENCIES = re.compile(r".*\.rotary_emb\.inv_freq")
+_LAYER = re.compile(r"(?:blk|model\.layers)\.(\d{1,9})\..*")
+
+
+class Checkpoint:
+    """A file or folder, the sizes that it gives, and what its tensors are.
+
+    `check` first; what is read after it has the shape that the sizes give it and a type that can be read.
+    """
+
+    def __init__(self, file: GgufFile | ModelFolder) -> None:
+        self.file, self.path = file, file.path
+        self.config: Config = gguf.config_of(file) if isinstance(file, GgufFile) else folder.config_of(file)
+        self._tensors: dict[str, Tensor] | dict[str, SafeTensor] = file.tensors
+        self._table = names.GGUF if isinstance(file, GgufFile) else names.FOLDER
+        self._parts: dict[tuple[str, int], list[Part]] = {}
+
+    def tokenizer(self) -> Tokenizer:
+        file = self.file
+        return Tokenizer(file.metadata) if isinstance(file, GgufFile) else FolderTokenizer(file, self.config.vocab_size)
+
+    def rope(self) -> Rope:
+        file = self.file
+        if isinstance(file, GgufFile):
+            return gguf.rope_of(file, self.config, lambda name, length: _float32(self._take(name, (length,))))
+        return folder_rope.rope_of(file, self.config)
+
+    def check(self) -> None:
+        """Raises ModelError for a tensor that is missing, unknown, or of a wrong shape or an unsupported type."""
+        known = set(_READ_ELSEWHERE)
+        for i, part in names.parts_of(self.config, self._table, self._tensors.__contains__):
+            self._parts.setdefault((part.part, i), []).append(part)
+            tensor = self._take(part.name, part.shape)
+            if part.part == "correction" and not np.isfinite(_float32(tensor)).all():
+                raise ModelError(f"{self.path}: tensor {part.name} must hold finite numbers")
+            known.add(part.name)
+            if isinstance(tensor, SafeTensor) and tensor.type == _FLOAT8:
+                self._check_scale(tensor)
+                known.add(tensor.name + _SCALE)
+        unknown = sorted(name for name in set(self._tensors) - known if not self._is_left_out(name))
+        if unknown:
+            raise ModelError(
+                f"{self.path}: tensors that this decoder does not know: {', '.join(unknown[:5])}"
+                + (f" and {len(unknown) - 5} more" if len(unknown) > 5 else "")
+            )
+
+    def _is_left_out(self, name: str) -> bool:
+        layer = _LAYER.fullmatch(name)
+        skipped = layer and self.config.layers <= int(layer[1]) < self.config.layers + self.config.skipped_layers
+        tied = self.config.tied and name == self._table["output"]
+        return bool(skipped or tied or _FREQUENCIES.fullmatch(name))
+
+    def _take(self, name: str, shape: tuple[int, ...]) -> Tensor | SafeTensor:
+        tensor = self._tensors.get(name)
+        if tensor is None:
+            raise ModelError(f"{self.path}: tensor {name} is missing")
+        if tensor.shape != shape:
+            raise ModelError(f"{self.path}: tensor {name} has shape {tensor.shape}, not {shape}")
+        if isinstance(tensor, SafeTensor) and tensor.type not in _DENSE and (tensor.type != _FLOAT8 or len(shape) != 2):
+            raise ModelError(f"{self.path}: tensor {name} has the type {tensor.type}, which is not supported")
+        if isinstance(tensor, Tensor) and not _can_be_read(tensor.type):
+            raise ModelError(f"{self.path}: tensor {name} has the type {tensor.type.name}, which is not supported")
+        return tensor
+
+    def _check_scale(self, tensor: SafeTensor) -> None:
+        scale = self._take(tensor.name + _SCALE, tuple(-(-size // _TILE) for size in tensor.shape))
+        if not np.isfinite(_float32(scale)).all():
+            raise ModelError(f"{self.path}: tensor {scale.name} must hold finite numbers")
+
+    def bytes_by_type(self) -> dict[str, int]:
+        """The bytes of the model's tensors, by their type's name. `check` first."""
+        found: dict[str, int] = {}
+        for tensor in (self._tensors[part.name] for parts in self._parts.values() for part in parts):
+            kind = tensor.type if isinstance(tensor, SafeTensor) else tensor.type.name
+            found[kind] = found.get(kind, 0) + tensor.nbytes
+        return dict(sorted(found.items(), key=lambda item: -item[1]))
+
+    def token_bytes(self) -> int:
+        """The bytes of the weights that one token is multiplied by. `check` first."""
+        experts, total = self.config.experts, 0
+        for (part, _), parts in self._parts.items():
+            size = sum(self._tensors[one.name].nbytes for one in parts)
+            if experts is not None and part.startswith("experts_"):
+                size = size * experts.rule.used // experts.count
+            if part == "embedding" and not self.config.tied:
+                size //= self.config.vocab_size
+            total += size
+        return total
+
+    def has(self, part: str, i: int = -1) -> bool:
+        return (part, i) in self._parts
+
+    def name(self, part: str, i: int = -1) -> str:
+        return self._parts[part, i][0].name
+
+    def vector(self, part: str, i: int = -1) -> np.ndarray:
+        return _float32(self._tensors[self.name(part, i)])
+
+    def optional_vector(self, part: str, i: int = -1) -> np.ndarray | None:
+        return self.vector(part, i) if self.has(part, i) else None
+
+    def weight(self, part: str, i: int = -1) -> Stored:
+        """A weight (inputs, outputs), in the file's own format if that has a kernel."""
+        return self._rows([self._tensors[self.name(part, i)]])
+
+    def stack(self, part: str, i: int = -1) -> Stored:
+        """Several weights of one shape, their outputs one after the other: the slices of a tensor, or tensors."""
+        return self._rows([self._tensors[one.name] for one in self._parts[part, i]])
+
+    def _rows(self, tensors: Sequence[Tensor | SafeTensor]) -> Stored:
+        inputs = tensors[0].shape[-1]
+        formats = {_format(tensor) for tensor in tensors}
+        format_ = formats.pop() if len(formats) == 1 else None
+        if format_ is None:
+            values = np.concatenate([self._values(tensor).reshape(-1, inputs) for tensor in tensors])
+            return PackedWeight(values.view(np.uint8).reshape(len(values), -1), Format.F32, inputs), True
+        data = np.empty(sum(tensor.nbytes for tensor in tensors), np.uint8)
+        at = 0
+        for tensor in tensors:
+            tensor.read_into(data[at : at + tensor.nbytes])
+            at += tensor.nbytes
+        rows = sum(math.prod(tensor.shape[:-1]) for tensor in tensors)
+        return PackedWeight(data.reshape(rows, -1), format_, inputs), False
+
+    def _values(self, tensor: Tensor | SafeTensor) -> np.ndarray:
+        if isinstance(tensor, Tensor) or tensor.type != _FLOAT8:
+            return _float32(tensor)
+        rows, inputs = tensor.shape
+        values = _FLOAT8_VALUES[tensor.read()].reshape(rows, inputs)
+        scale = _float32(self._tensors[tensor.name + _SCALE])
+        for i, line in enumerate(scale):
+            values[i * _TILE : (i + 1) * _TILE] *= np.repeat(line, _TILE)[:inputs]
+        return values
+
+
+def open_checkpoint(path: Path) -> Checkpoint:
+    """The GGUF file or the folder at `path`. Raises ModelError for what cannot be opened, is corrupt or not supported."""
+    return Checkpoint(ModelFolder(path) if path.is_dir() else GgufFile(path))
+
+
+def _format(tensor: Tensor | SafeTensor) -> Format | None:
+    return _DENSE.get(tensor.type) if isinstance(tensor, SafeTensor) else _NATIVE.get(tensor.type)
+
+
+def _float32(tensor: Tensor | SafeTensor) -> np.ndarray:
+    if isinstance(tensor, SafeTensor):
+        return tensor.float32()
+    if tensor.type == GGMLQuantizationType.F32:
+        return tensor.read().view(np.float32).reshape(tensor.shape)
+    rows = tensor.read().reshape(math.prod(tensor.shape[:-1]), -1)
+    values = dequantize(rows, tensor.type) if tensor.type != GGMLQuantizationType.F16 else rows.view(np.float16)
+    return np.ascontiguousarray(values, np.float32).reshape(tensor.shape)
+
+
+@cache
+def _can_be_read(kind: GGMLQuantizationType) -> bool:
+    try:
+        dequantize(np.zeros((1, GGML_QUANT_SIZES[kind][1]), np.uint8), kind)
+    except NotImplementedError:
+        return kind in _NATIVE
+    return True

@@ -1,0 +1,50 @@
+"""A file's bytes by offset, read and not mapped: a mapped file that another program truncates ends the process."""
+
+from __future__ import annotations
+
+import os
+import stat
+import weakref
+from pathlib import Path
+
+import numpy as np
+
+from decodestep.models.errors import ModelError
+
+
+class FileBytes:
+    """An open file, read by offset; closed with the last reference to it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        try:
+            status = path.stat()
+            if not (stat.S_ISREG(status.st_mode) and status.st_size):
+                raise ModelError(f"{path}: cannot be opened: {'the file is empty' if path.is_file() else 'not a file'}")
+            self._opened = path.open("rb", buffering=0)
+            weakref.finalize(self, self._opened.close)
+            self.size = os.fstat(self._opened.fileno()).st_size
+        except (OSError, ValueError) as error:  # a path with a null character is a ValueError
+            raise ModelError(f"{path}: cannot be opened: {getattr(error, 'strerror', None) or error}") from error
+
+    def read(self, at: int, size: int) -> np.ndarray:
+        """uint8 (size,): the bytes from offset `at`."""
+        try:
+            data = np.empty(size, np.uint8)
+        except MemoryError as error:
+            raise ModelError(f"{self.path}: {size} bytes cannot be read: {error}") from error
+        self.read_into(at, data)
+        return data
+
+    def read_into(self, at: int, data: np.ndarray) -> None:
+        """Fills `data`, contiguous uint8, with the bytes from offset `at`."""
+        view, done = data.data, 0
+        try:
+            self._opened.seek(at)
+            while done < len(view):
+                count = self._opened.readinto(view[done:])
+                if not count:
+                    raise ModelError(f"{self.path}: truncated while it was read, at byte {at + done}")
+                done += count
+        except OSError as error:
+            raise ModelError(f"{self.path}: {len(view)} bytes cannot be read: {error.strerror or error}") from error

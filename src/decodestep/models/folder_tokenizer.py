@@ -1,0 +1,124 @@
+"""The tokenizer of a model folder: tokenizer.json, run by the `tokenizers` package."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from tokenizers import AddedToken
+from tokenizers import Tokenizer as Engine
+
+from decodestep._base.checks import is_int
+from decodestep.models.errors import ModelError
+from decodestep.models.json_file import parse_object
+from decodestep.models.model_folder import ModelFolder
+from decodestep.models.tokenizer import Tokenizer
+
+_BYTE_TOKEN = re.compile("<0x([0-9A-Fa-f]{2})>")
+_NAMES = ("bos", "eos", "unk", "pad", "cls", "sep", "mask")
+_MAX_IDS = 1 << 24
+
+
+class FolderTokenizer(Tokenizer):
+    """Text to token ids and back, as transformers reads the files of a folder.
+
+    `encode` adds the tokens that tokenizer.json's template adds, whatever tokenizer_config.json says; a rendered conversation
+    gets none. end_token_ids are the eos tokens that generation_config.json, else config.json, else the tokenizer names.
+
+    Raises ModelError for files that are missing, corrupt or do not fit together.
+    """
+
+    def __init__(self, folder: ModelFolder, vocab_size: int) -> None:
+        text, settings = folder.tokenizer(), folder.tokenizer_config
+        where = f"{folder.path}/tokenizer.json"
+        self._engine = _engine(where, text)
+        _add_tokens(self._engine, settings)
+        vocabulary = self._engine.get_vocab(with_added_tokens=True)
+        if max(vocabulary.values(), default=-1) >= min(vocab_size, _MAX_IDS):
+            raise ModelError(f"{where}: {max(vocabulary.values()) + 1} tokens, but the model has {vocab_size}")
+        self._tokens = [""] * (max(vocabulary.values(), default=-1) + 1)
+        for token, i in vocabulary.items():
+            self._tokens[i] = token
+        added = self._engine.get_added_tokens_decoder()
+        self.special = frozenset(i for i, token in added.items() if token.special)
+        self._verbatim = frozenset(added)
+        kinds = _kinds(parse_object(where, text))
+        self._sentencepiece = "ByteLevel" not in kinds
+        matches = ((i, _BYTE_TOKEN.fullmatch(token)) for i, token in enumerate(self._tokens))
+        self._byte_tokens = {i: bytes.fromhex(match[1]) for i, match in matches if match and "ByteFallback" in kinds}
+        named = ((name, vocabulary.get(_content(settings.get(f"{name}_token")) or "")) for name in _NAMES)
+        self.named_ids = {name: i for name, i in named if i is not None}
+        self.bos_token_id, self.eos_token_id = self.named_ids.get("bos"), self.named_ids.get("eos")
+        self.end_token_ids = _ends(folder, self.eos_token_id, vocab_size)
+        self._prefix, self._suffix = self._template()
+        self.add_bos = self.bos_token_id is not None and self._prefix == [self.bos_token_id]
+
+    def _template(self) -> tuple[list[int], list[int]]:
+        """The ids that tokenizer.json's template puts before and after those of a text."""
+        bare = self._engine.encode("a", add_special_tokens=False).ids
+        full = self._engine.encode("a", add_special_tokens=True).ids
+        at = next((at for at in range(len(full)) if full[at : at + len(bare)] == bare), 0)
+        return full[:at], full[at + len(bare) :]
+
+    def encode(self, text: str) -> list[int]:
+        """Token ids of a text, with what the template adds. Special tokens spelt out in it become those tokens.
+        Raises UnicodeEncodeError for a lone surrogate."""
+        return [*self._prefix, *self.encode_rendered(text), *self._suffix]
+
+    def encode_rendered(self, text: str) -> list[int]:
+        text.encode()
+        return list(self._engine.encode(text, add_special_tokens=False).ids)
+
+    def _with_bos(self, ids: list[int]) -> list[int]:
+        return ids
+
+
+def _engine(where: str, text: str) -> Engine:
+    try:
+        engine = Engine.from_str(text)
+        engine.no_truncation()
+        engine.no_padding()
+    except BaseException as error:  # the package panics where parts of a file contradict each other
+        if isinstance(error, (KeyboardInterrupt, SystemExit)):
+            raise
+        raise ModelError(f"{where}: corrupt or not supported: {str(error)[:200]}") from error
+    return engine
+
+
+def _add_tokens(engine: Engine, settings: Mapping[str, Any]) -> None:
+    """Adds tokens that only tokenizer_config.json names, as transformers does."""
+    given = settings.get("added_tokens_decoder")
+    found: dict[str, Any] = given if isinstance(given, dict) else {}
+    for number in sorted(filter(str.isdecimal, found), key=int):
+        token = found[number]
+        content = _content(token)
+        if isinstance(token, dict) and content and engine.token_to_id(content) is None:
+            flags = {name: token.get(name) is True for name in ("lstrip", "rstrip", "normalized", "single_word", "special")}
+            engine.add_tokens([AddedToken(content, **flags)])
+
+
+def _content(token: Any) -> str | None:
+    """A special token of tokenizer_config.json: a string, or an object that has it."""
+    value = token.get("content") if isinstance(token, dict) else token
+    return value if isinstance(value, str) else None
+
+
+def _kinds(data: dict[str, Any]) -> set[str]:
+    """The types of the pre-tokenizers, decoders and the model's options that decide how tokens spell bytes."""
+    parts = json.dumps([data.get("decoder"), data.get("pre_tokenizer")])
+    kinds = set(re.findall(r'"type": "(\w+)"', parts))
+    model = data.get("model")
+    return kinds | ({"ByteFallback"} if isinstance(model, dict) and model.get("byte_fallback") else set())
+
+
+def _ends(folder: ModelFolder, eos: int | None, vocab_size: int) -> frozenset[int]:
+    for name, data in (("generation_config.json", folder.generation_config), ("config.json", folder.config)):
+        found = data.get("eos_token_id")
+        ids = found if isinstance(found, list) else [] if found is None else [found]
+        if not all(is_int(i) and 0 <= i < vocab_size for i in ids):
+            raise ModelError(f"{folder.path}: {name}: eos_token_id must be ids in [0, {vocab_size})")
+        if ids:
+            return frozenset(ids)
+    return frozenset([] if eos is None else [eos])

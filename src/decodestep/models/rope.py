@@ -1,0 +1,104 @@
+"""Rotary embeddings: the frequencies of every pair, the factor of sine and cosine, and their tables.
+
+The scalings are those of transformers' `modeling_rope_utils`. Frequencies are computed in float64 and rounded to float32, so
+that they have the same bits everywhere: float32 powers differ between math libraries.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+
+@dataclass(frozen=True, eq=False)
+class Rope:
+    """The rotation of positions.
+
+    inverse_frequencies: float32 (pairs,). factor: of sine and cosine.
+    long_frequencies: for sequences of more than `original` positions in place of the others; None: there are none. As in
+        transformers, all new positions of a call are rotated as its last one asks for, and cached keys stay as they are.
+    """
+
+    inverse_frequencies: np.ndarray
+    factor: float = 1.0
+    long_frequencies: np.ndarray | None = None
+    original: int = 0
+
+    def table(self, positions: np.ndarray, long: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
+        """sin and cos, float32 (T, pairs). long: bool (T,), which positions take the long frequencies; None: none."""
+        sin, cos = rope_table(positions, self.inverse_frequencies, self.factor)
+        if self.long_frequencies is not None and long is not None and long.any():
+            sin[long], cos[long] = rope_table(positions[long], self.long_frequencies, self.factor)
+        return sin, cos
+
+    def is_long(self, sequence: np.ndarray, positions: np.ndarray) -> np.ndarray | None:
+        """bool (T,): whose sequence reaches beyond `original`. None if that changes nothing."""
+        if self.long_frequencies is None or not len(positions) or positions.max() < self.original:
+            return None
+        last = np.zeros(sequence.max() + 1, np.int64)
+        np.maximum.at(last, sequence, positions)
+        return last[sequence] >= self.original
+
+
+def rope_table(positions: np.ndarray, inverse_frequencies: np.ndarray, factor: float = 1.0) -> tuple[np.ndarray, np.ndarray]:
+    """sin and cos, float32 (T, pairs), of one angle per rope pair, times a factor.
+
+    Angles are float32 products; their sine and cosine are computed in float64 and rounded, to be the same bits everywhere.
+    """
+    angles = (positions.astype(np.float32)[:, None] * inverse_frequencies).astype(np.float64)
+    return (np.sin(angles) * factor).astype(np.float32), (np.cos(angles) * factor).astype(np.float32)
+
+
+def plain(theta: float, width: int) -> np.ndarray:
+    """theta^(-2i / width) for i < width / 2, float32."""
+    exponent = np.arange(0, width, 2, dtype=np.float32) / np.float32(width)
+    return np.float32(1.0) / (theta ** exponent.astype(np.float64)).astype(np.float32)
+
+
+def llama3(theta: float, width: int, *, factor: float, low: float, high: float, original: int) -> np.ndarray:
+    """Wavelengths above original / low are stretched by `factor`, those below original / high stay, between them a blend."""
+    frequencies = plain(theta, width).astype(np.float64)
+    turns = original * frequencies / (2 * math.pi)
+    smooth = np.clip((turns - low) / (high - low), 0, 1)
+    return ((1 - smooth) * frequencies / factor + smooth * frequencies).astype(np.float32)
+
+
+def yarn(
+    theta: float, width: int, *, factor: float, original: int, fast: float = 32.0, slow: float = 1.0, truncate: bool = True
+) -> np.ndarray:
+    """YaRN: pairs that turn more than `fast` times in the original context stay, those below `slow` are stretched."""
+
+    def pair(turns: float) -> float:
+        return width * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(theta))
+
+    low, high = pair(fast), pair(slow)
+    if truncate:
+        low, high = math.floor(low), math.ceil(high)
+    low, high = max(low, 0), min(high, width - 1)
+    ramp = np.clip((np.arange(width // 2) - low) / ((high - low) or 0.001), 0, 1)
+    frequencies = plain(theta, width).astype(np.float64)
+    return (ramp * frequencies / factor + (1 - ramp) * frequencies).astype(np.float32)
+
+
+def divided(theta: float, width: int, divisors: np.ndarray) -> np.ndarray:
+    """Frequencies of which each is divided by a factor of its own, as in long-rope."""
+    return (plain(theta, width).astype(np.float64) / divisors.astype(np.float64)).astype(np.float32)
+
+
+def yarn_growth(factor: float, strength: float = 1.0) -> float:
+    """YaRN's g(strength) = 0.1 * strength * ln(factor) + 1, and 1 where nothing is stretched."""
+    return 0.1 * strength * math.log(factor) + 1.0 if factor > 1 else 1.0
+
+
+def yarn_factor(factor: float, mscale: float, mscale_all_dim: float) -> float:
+    """What YaRN multiplies sine and cosine by."""
+    if mscale and mscale_all_dim:
+        return yarn_growth(factor, mscale) / yarn_growth(factor, mscale_all_dim)
+    return yarn_growth(factor)
+
+
+def long_factor(factor: float, original: int) -> float:
+    """What long-rope multiplies sine and cosine by."""
+    return math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0

@@ -1,0 +1,52 @@
+"""What a checkpoint is and how it would run, told by its header alone: no weight is read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from decodestep.models.checkpoint import Checkpoint
+from decodestep.models.gguf_file import GgufFile
+from decodestep.models.step import obstacle
+
+
+def summary(checkpoint: Checkpoint) -> dict[str, Any]:
+    """Facts by name. Raises ModelError for what `load` refuses before it reads weights.
+
+    weight_bytes: of a token, as the file has them: all weights but the experts that it does not take, and one row of an
+    embedding that is not the weight of the logits too. cache_bytes: of one position.
+    """
+    checkpoint.check()
+    config = checkpoint.config
+    latent, experts = config.latent_attention, config.experts
+    why = obstacle(config, checkpoint.rope())
+    facts: dict[str, Any] = {
+        "file": _file(checkpoint),
+        "architecture": f"{config.architecture}: {config.layers} layers of {config.hidden}, vocabulary {config.vocab_size}, "
+        f"context {config.context}",
+        "attention": f"{config.heads} heads on {config.groups} of {config.head_dim}",
+        "feed-forward": f"{config.activation}, {config.feed_forward} wide",
+        "runs": "one native call a step" if why is None else f"layer by layer, float32: {why}",
+        "weights": " ".join(f"{kind} {size / 2**20:.1f} MiB" for kind, size in checkpoint.bytes_by_type().items()),
+        "weight_bytes": checkpoint.token_bytes(),
+        "cache_bytes": config.layers * (config.latent + config.rope) * (2 if why is None else 4),
+    }
+    if latent:
+        queries = "" if latent.query_rank is None else f", queries through {latent.query_rank}"
+        facts["attention"] = (
+            f"{config.heads} heads of {latent.nope} + {latent.rope} rotated, values of {latent.value}, "
+            f"latent of {latent.rank}{queries}"
+        )
+    if experts:
+        facts["feed-forward"] += (
+            f"; in {sum(experts.layers)} layers {experts.count} experts of {experts.width}, {experts.rule.used} a token, "
+            f"{experts.shared} shared"
+        )
+    if config.skipped_layers:
+        facts["left out"] = f"{config.skipped_layers} layer(s) for next-token prediction"
+    return facts
+
+
+def _file(checkpoint: Checkpoint) -> str:
+    file = checkpoint.file
+    kind = "GGUF" if isinstance(file, GgufFile) else f"safetensors in {len({t.path for t in file.tensors.values()})} file(s)"
+    return f"{checkpoint.path}: {kind}, {len(file.tensors)} tensors"

@@ -1,0 +1,252 @@
+"""The families with latent attention against transformers in float32: logits, greedy tokens, the experts that are chosen."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+
+import numpy as np
+import pytest
+import safetensors.torch
+import torch
+
+import decodestep as ds
+import families
+from decodestep.models import ModelError, layers
+
+ALL = [(family, size) for family, sizes in families.SIZES.items() for size in range(len(sizes))]
+# GGUF has no keys for biases, pairs half a head apart, dense layers among sparse ones, a second mscale, MiniCPM3's scales.
+IN_GGUF = [("deepseek_v2", 0), ("deepseek_v2", 1), ("deepseek_v3", 0), ("deepseek_v3", 1), ("glm4_moe_lite", 0)]
+IN_GGUF += [("youtu", 0), ("youtu", 1), ("youtu", 2), ("minicpm3", 0)]
+TOLERANCE = 1e-4  # of a row's largest logit
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """(family, size) -> a model of transformers, and the folder that it saved."""
+
+    @cache
+    def make(family, size, shards=False):
+        model = families.model_of(family, size)
+        path = tmp_path_factory.mktemp(f"{family}-{size}")
+        return model, families.save(model, path, **({"max_shard_size": "30KB"} if shards else {}))
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def ids():
+    return np.random.default_rng(1).integers(0, 297, 200)
+
+
+def routes(model, monkeypatch):
+    """Two lists that fill with the sorted experts of every token, layer by layer: theirs and ours."""
+    theirs, ours = [], []
+    for name, module in model.named_modules():
+        if name.endswith("mlp.gate"):
+            module.register_forward_hook(lambda _, __, out: theirs.append(np.sort(out[2].numpy(), axis=1)))
+    router = layers.expert_router
+
+    def recorded(*arguments, **options):
+        found = router(*arguments, **options)
+        ours.append(np.sort(found.experts, axis=1))
+        return found
+
+    monkeypatch.setattr(layers, "expert_router", recorded)
+    return theirs, ours
+
+
+@pytest.mark.parametrize(("family", "size"), ALL)
+def test_logits_tokens_and_experts_equal_transformers(folder, ids, monkeypatch, family, size):
+    model, path = folder(family, size)
+    mine = ds.load(path, dtype="float32")
+    theirs, ours = routes(model, monkeypatch)
+    expected = families.logits_of(model, ids)
+    assert families.relative(mine.logits(ids), expected) < TOLERANCE
+    assert len(ours) == len(theirs)
+    for one, other in zip(ours, theirs, strict=True):
+        np.testing.assert_array_equal(one, other)
+    prompt = ids[:30].tolist()
+    params = ds.SamplingParams(do_sample=False, max_new_tokens=64, ignore_eos=True)
+    (done,) = ds.generate(mine, [prompt], params)
+    rows = families.logits_of(model, np.array(prompt + done.token_ids))[len(prompt) - 1 : -1]
+    assert rows.argmax(axis=1).tolist() == done.token_ids
+
+
+@pytest.mark.parametrize(("family", "size"), IN_GGUF)
+def test_a_gguf_file_of_the_same_weights_has_the_same_logits(folder, ids, tmp_path, family, size):
+    model, _ = folder(family, size)
+    expected = families.logits_of(model, ids)
+    for options in ({}, {"whole": True, "fused": True}):
+        path = families.write_gguf(model, tmp_path / "model.gguf", **options)
+        assert families.relative(ds.load(path, dtype="float32").logits(ids), expected) < TOLERANCE
+
+
+@pytest.mark.parametrize(("family", "kind"), [(family, kind) for family in families.ALIGNED for kind in ("folder", "Q8_0")])
+def test_the_native_step_is_as_near_as_its_rounding(tmp_path, ids, family, kind):
+    """Sizes that fill its vectors. A token near a tie of two experts takes the other one: few may be far off."""
+    model = families.model_of(family, 0, **families.ALIGNED[family])
+    path = families.save(model, tmp_path) if kind == "folder" else families.write_gguf(model, tmp_path / "a.gguf", kind=kind)
+    mine = ds.load(path)
+    assert mine.decoder.description == "one native call a step"
+    exact = ds.load(path, dtype="float32").logits(ids[:100])
+    apart = np.abs(mine.logits(ids[:100]) - exact).max(axis=1) / np.abs(exact).max(axis=1)
+    assert np.median(apart) < {"folder": 0.02, "Q8_0": 0.06}[kind]
+    prompts = [ids[:20].tolist(), ids[:3].tolist()]
+    params = ds.SamplingParams(max_new_tokens=3, seed=1, ignore_eos=True)
+    together = ds.generate(mine, prompts, params)
+    assert [one.token_ids for one in together] == [ds.generate(mine, [one], params)[0].token_ids for one in prompts]
+
+
+def test_what_a_text_is_when_it_grows_beyond_the_short_factors(folder):
+    """Long-rope: cached keys stay as they were rotated, as in transformers."""
+    model, path = folder("minicpm3", 1)
+    prompt = list(range(95))
+    params = ds.SamplingParams(do_sample=False, max_new_tokens=8, ignore_eos=True)
+    (done,) = ds.generate(ds.load(path), [prompt], params)
+    assert done.token_ids == families.greedy_of(model, prompt, 8)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_narrow_weights_are_multiplied_as_they_are(tmp_path, ids, dtype):
+    narrow, model = (families.model_of("deepseek_v3", 0, dtype=kind) for kind in (dtype, torch.float32))
+    path = families.save(narrow, tmp_path)
+    model.load_state_dict(narrow.state_dict())  # the same numbers, but frequencies that are not rounded
+    assert families.relative(ds.load(path).logits(ids), families.logits_of(model, ids)) < TOLERANCE
+
+
+def test_shards(folder, ids):
+    model, path = folder("deepseek_v2", 0, True)
+    assert len(list(path.glob("*.safetensors"))) > 2
+    assert families.relative(ds.load(path).logits(ids), families.logits_of(model, ids)) < TOLERANCE
+
+
+def float8(model, path):
+    """Saves a folder whose projections are float8 with a scale for each 128 x 128, and rounds the model's weights to them."""
+    families.save(model, path)
+    file = path / "model.safetensors"
+    tensors = safetensors.torch.load_file(file)
+    for name, value in list(tensors.items()):
+        if value.dim() == 2 and "_proj" in name:
+            rows, columns = (-(-size // 128) for size in value.shape)
+            scale = torch.rand(rows, columns) * 0.01 + 0.001
+            spread = scale.repeat_interleave(128, 0)[: value.shape[0]].repeat_interleave(128, 1)[:, : value.shape[1]]
+            tensors[name] = (value / spread).clamp(-448, 448).to(torch.float8_e4m3fn)
+            tensors[f"{name}_scale_inv"] = scale
+    safetensors.torch.save_file(tensors, file, metadata={"format": "pt"})
+    config = json.loads((path / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128]}
+    (path / "config.json").write_text(json.dumps(config))
+    return tensors
+
+
+def test_float8_with_scales_of_blocks(tmp_path, ids):
+    wide = {"hidden_size": 160, "intermediate_size": 144, "num_hidden_layers": 1, "first_k_dense_replace": 1}
+    model = families.model_of("deepseek_v3", 0, **wide)
+    tensors = float8(model, tmp_path)
+    state = model.state_dict()
+    for name, value in tensors.items():
+        if value.dtype == torch.float8_e4m3fn:
+            scale = tensors[f"{name}_scale_inv"].repeat_interleave(128, 0).repeat_interleave(128, 1)
+            state[name].copy_(value.float() * scale[: value.shape[0], : value.shape[1]])
+    assert families.relative(ds.load(tmp_path).logits(ids), families.logits_of(model, ids)) < TOLERANCE
+
+
+def test_prediction_layers_are_left_out_and_said_so(folder, ids, tmp_path):
+    _, path = folder("deepseek_v3", 0)
+    tensors = safetensors.torch.load_file(path / "model.safetensors")
+    for name in ("eh_proj.weight", "self_attn.o_proj.weight", "shared_head.head.weight"):
+        tensors[f"model.layers.3.{name}"] = torch.zeros(2, 2)
+    families.write_tokenizer(tmp_path)
+    safetensors.torch.save_file(tensors, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text((path / "config.json").read_text())
+    mine = ds.load(tmp_path)
+    assert mine.config.skipped_layers == 1 and "next-token prediction" in mine.decoder.description
+    np.testing.assert_array_equal(mine.logits(ids[:20]), ds.load(path).logits(ids[:20]))
+
+
+def test_batches_beams_and_reuse(folder):
+    """What works for other models: rows beside each other, a prompt read before, beams."""
+    model, path = folder("deepseek_v2", 1)
+    mine = ds.load(path)
+    prompts = [list(range(40)), list(range(20, 25)), list(range(40))]
+    params = ds.SamplingParams(do_sample=False, max_new_tokens=4, ignore_eos=True)
+    together = [one.token_ids for one in ds.generate(mine, prompts, params)]
+    assert together == [ds.generate(mine, [prompt], params)[0].token_ids for prompt in prompts]
+    assert mine.cache.kept
+    beams = ds.SamplingParams(num_beams=2, do_sample=False, max_new_tokens=4, ignore_eos=True)
+    (best,) = ds.generate(mine, [prompts[1]], beams)
+    theirs = model.generate(torch.tensor([prompts[1]]), num_beams=2, do_sample=False, max_new_tokens=4, eos_token_id=None)
+    assert best.token_ids == theirs[0, 5:].tolist()
+
+
+CONTRADICTIONS = {
+    "no such architecture": ({"model_type": "falcon"}, "model_type 'falcon' is not supported"),
+    "more experts than there are": ({"num_experts_per_tok": 13}, "the router: used must be in"),
+    "more experts than groups leave": ({"num_experts_per_tok": 7}, "the router: used must be in"),
+    "groups that do not divide": ({"n_group": 5}, "the router: groups must be a divisor of the 12 experts"),
+    "more groups than there are": ({"topk_group": 9}, "the router: kept_groups"),
+    "groups of one": ({"n_group": 12, "topk_group": 12}, "two experts or more"),
+    "another number of experts": ({"n_routed_experts": 16}, "mlp.gate.weight has shape .12, 32., not .16, 32."),
+    "fewer layers than tensors": ({"num_hidden_layers": 2}, "does not know: model.layers.2"),
+    "more layers than tensors": ({"num_hidden_layers": 4}, "model.layers.3.input_layernorm.weight is missing"),
+    "another width": ({"kv_lora_rank": 25}, "kv_a_proj_with_mqa.weight has shape"),
+    "no latent of queries": ({"q_lora_rank": None}, "q_proj.weight is missing"),
+    "another activation": ({"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported"),
+    "a scale that is no number": ({"routed_scaling_factor": float("nan")}, "routed_scaling_factor must be a number"),
+    "an odd rotation": ({"qk_rope_head_dim": 7}, "qk_rope_head_dim 7"),
+    "another rotation": ({"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, "rope_type 'dynamic' is not supported"),
+    "a stretch of nothing": ({"rope_parameters": {"rope_type": "yarn", "factor": 0.0}}, "factor must be a number in"),
+    "other quantisation": ({"quantization_config": {"quant_method": "gptq"}}, "quant_method 'gptq' is not supported"),
+    "sizes that are no numbers": ({"hidden_size": "wide"}, "hidden_size must be an integer"),
+    "huge sizes": ({"num_attention_heads": 2**40}, "num_attention_heads must be an integer"),
+}
+
+
+def changed(path: Path, target: Path, **changes: object) -> Path:
+    """The folder with another config.json."""
+    for file in path.iterdir():
+        if file.name != "config.json":
+            (target / file.name).symlink_to(file)
+    (target / "config.json").write_text(json.dumps(json.loads((path / "config.json").read_text()) | changes))
+    return target
+
+
+@pytest.mark.parametrize(("changes", "message"), CONTRADICTIONS.values(), ids=CONTRADICTIONS)
+def test_a_config_that_contradicts_itself_or_its_tensors_is_refused(folder, tmp_path, changes, message, monkeypatch):
+    _, path = folder("deepseek_v3", 0)
+    monkeypatch.setattr("decodestep.models.checkpoint.Checkpoint.weight", lambda *_: pytest.fail("a weight was read"))
+    with pytest.raises(ModelError, match=message):
+        ds.load(changed(path, tmp_path, **changes))
+
+
+@pytest.mark.parametrize("where", ["scale", "bias"])
+def test_scales_and_corrections_that_are_no_numbers_are_refused(tmp_path, where):
+    tensors = float8(families.model_of("deepseek_v3", 0), tmp_path)
+    names = {"scale": "0.self_attn.o_proj.weight_scale_inv", "bias": "1.mlp.gate.e_score_correction_bias"}
+    name = f"model.layers.{names[where]}"
+    tensors[name].flatten()[0] = float("nan")
+    safetensors.torch.save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(ModelError, match=f"{name} must hold finite numbers"):
+        ds.load(tmp_path)
+
+
+GGUF_CHANGES = {
+    "an unknown gating function": ({"expert_gating_func": 3}, "expert_gating_func 3 is not supported"),
+    "more experts than there are": ({"expert_used_count": 13}, "the router: used"),
+    "groups that do not divide": ({"expert_group_count": 5}, "the router: groups must be a divisor"),
+    "another number of experts": ({"expert_count": 16}, "ffn_gate_inp.weight has shape"),
+    "no latent": ({"attention.kv_lora_rank": None}, "deepseek2.attention.kv_lora_rank is missing"),
+    "more rotated than a head has": ({"rope.dimension_count": 22}, "rope.dimension_count 22"),
+    "no layers": ({"nextn_predict_layers": 3}, "leaves no layers"),
+    "another scaling": ({"rope.scaling.type": "longer"}, "rope scaling 'longer' is not supported"),
+    "a scale that is no number": ({"expert_weights_scale": float("nan")}, "expert_weights_scale must be a number"),
+}
+
+
+@pytest.mark.parametrize(("changes", "message"), GGUF_CHANGES.values(), ids=GGUF_CHANGES)
+def test_metadata_that_contradict_themselves_or_the_tensors_are_refused(folder, tmp_path, changes, message):
+    model, _ = folder("deepseek_v3", 0)
+    with pytest.raises(ModelError, match=message):
+        ds.load(families.write_gguf(model, tmp_path / "model.gguf", **changes))

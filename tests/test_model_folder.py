@@ -1,0 +1,196 @@
+"""Folders of safetensors: headers against the safetensors package, tokenizers against transformers, and broken files."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shutil
+import struct
+
+import numpy as np
+import pytest
+import safetensors
+import safetensors.torch
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from transformers import PreTrainedTokenizerFast
+
+import decodestep as ds
+import families
+from decodestep.models import ModelError
+from decodestep.models.model_folder import ModelFolder
+from decodestep.models.safetensors_file import read_header
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    path = tmp_path_factory.mktemp("v3")
+    return families.save(families.model_of("deepseek_v3", 0, num_hidden_layers=2), path)
+
+
+@pytest.fixture
+def copy(saved, tmp_path):
+    """The folder, to be broken."""
+    return shutil.copytree(saved, tmp_path / "copy")
+
+
+def test_reads_what_the_safetensors_package_reads(tmp_path):
+    values = {
+        "a": torch.arange(6.0).reshape(2, 3),
+        "b": torch.ones(3, 1, dtype=torch.bfloat16),
+        "c": torch.tensor(2.5, dtype=torch.float16),
+        "empty": torch.zeros(0, 4),
+        "d": torch.arange(5),
+    }
+    safetensors.torch.save_file(values, tmp_path / "x.safetensors", metadata={"format": "pt"})
+    ours = read_header(tmp_path / "x.safetensors")
+    with safetensors.safe_open(tmp_path / "x.safetensors", "pt") as theirs:
+        assert set(ours) == set(theirs.keys())
+        for name in ours:
+            assert ours[name].type == theirs.get_slice(name).get_dtype()
+            assert ours[name].shape == tuple(theirs.get_slice(name).get_shape())
+    for name, value in values.items():
+        assert ours[name].read().tobytes() == value.contiguous().view(-1).view(torch.uint8).numpy().tobytes()
+        if value.is_floating_point():
+            np.testing.assert_array_equal(ours[name].float32(), value.float().numpy())
+
+
+def header(tensors, data=b"", size=None):
+    text = tensors if isinstance(tensors, bytes) else json.dumps(tensors).encode()
+    return struct.pack("<Q", len(text) if size is None else size) + text + data
+
+
+def one(shape=(2,), kind="F32", offsets=(0, 8)):
+    return {"dtype": kind, "shape": list(shape), "data_offsets": list(offsets)}
+
+
+BROKEN = {
+    "nothing": (b"", "empty"),
+    "half a length": (b"abc", "truncated or corrupt"),
+    "a length beyond the file": (header({}, size=2**63), "a header of"),
+    "no JSON": (header(b"{nonsense"), "corrupt"),
+    "no object": (header(b"[1, 2]"), "not a JSON object"),
+    "nesting": (header(b'{"a":' * 100_000), "corrupt"),
+    "a name twice": (header(b'{"a": 1, "a": 2}'), "'a' is there twice"),
+    "no tensor": (header({"a": 5}), "has no dtype"),
+    "an unknown type": (header({"a": one(kind="F7")}, bytes(8)), "unknown type 'F7'"),
+    "a negative size": (header({"a": one(shape=(-2,))}, bytes(8)), "integers >= 0"),
+    "a size that is no integer": (header({"a": one(shape=(2.0,))}, bytes(8)), "integers >= 0"),
+    "sizes that overflow": (header({"a": one(shape=(2**62, 2**62))}, bytes(8)), "has 8 bytes"),
+    "other bytes than its shape": (header({"a": one(shape=(3,))}, bytes(8)), "has 8 bytes"),
+    "offsets backwards": (header({"a": one(shape=(0,), offsets=(8, 0))}, bytes(8)), "has -8 bytes"),
+    "a cut": (header({"a": one()}, bytes(7)), "truncated: tensor 'a' ends at"),
+    "a gap": (header({"a": one(offsets=(4, 12))}, bytes(12)), "begins at"),
+    "an overlap": (header({"a": one(), "b": one(offsets=(4, 12))}, bytes(12)), "begins at"),
+    "bytes behind": (header({"a": one()}, bytes(9)), "1 bytes after the last tensor"),
+}
+
+
+@pytest.mark.parametrize(("data", "message"), BROKEN.values(), ids=BROKEN)
+def test_a_broken_file_is_refused(tmp_path, data, message):
+    (tmp_path / "x.safetensors").write_bytes(data)
+    with pytest.raises(ModelError, match=message):
+        read_header(tmp_path / "x.safetensors")
+
+
+def indexed(path, places):
+    (path / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": places}))
+
+
+def test_what_an_index_may_not_say(copy):
+    whole = copy / "model.safetensors"
+    names = list(read_header(whole))
+    whole.rename(copy / "part.safetensors")
+    for places, message in {
+        "none": (None, "weight_map must be"),
+        "a missing file": ({names[0]: "other.safetensors"}, "names other.safetensors, which is not in this folder"),
+        "a tensor elsewhere": ({"nowhere": "part.safetensors"}, "'nowhere' in part.safetensors, which does not hold it"),
+        "a path": ({names[0]: "../part.safetensors"}, "file name '../part.safetensors'"),
+        "no name": ({names[0]: 5}, "weight_map must be"),
+        "a tensor less": (dict.fromkeys(names[1:], "part.safetensors"), "is missing"),
+    }.values():
+        indexed(copy, places)
+        with pytest.raises(ModelError, match=message):
+            ds.load(copy)
+    indexed(copy, dict.fromkeys(names, "part.safetensors"))
+    assert ds.load(copy).logits([1, 2]).shape == (2, 300)
+    (copy / "part.safetensors").write_bytes((copy / "part.safetensors").read_bytes()[:-9])
+    with pytest.raises(ModelError, match="part.safetensors: truncated"):
+        ds.load(copy)
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "tokenizer.json"])
+def test_a_folder_without_a_part_is_refused(copy, name):
+    (copy / name).unlink()
+    with pytest.raises(ModelError, match=name.replace(".", r"\.")):
+        ds.load(copy)
+
+
+@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.data())
+def test_no_corruption_does_worse_than_an_error(saved, tmp_path, data):
+    name = data.draw(st.sampled_from(["config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"]))
+    broken = bytearray((saved / name).read_bytes())
+    end = min(len(broken), 9000) - 1
+    for _ in range(data.draw(st.integers(1, 3))):
+        broken[data.draw(st.integers(0, end))] = data.draw(st.sampled_from([*b'0129-,:[]{}"e. ', 0, 255]))
+    if data.draw(st.booleans()):
+        first, last = (data.draw(st.integers(0, end)) for _ in range(2))
+        broken[first:first] = broken[last : last + 8]
+    path = tmp_path / "broken"
+    path.mkdir(exist_ok=True)
+    for file in saved.iterdir():
+        (path / file.name).unlink(missing_ok=True)
+        (path / file.name).write_bytes(broken) if file.name == name else (path / file.name).symlink_to(file)
+    with contextlib.suppress(ModelError):
+        model = ds.load(path)
+        ids = model.tokenizer.encode("ab é 12")
+        assert isinstance(model.tokenizer.decode(ids), str)
+        model.logits([1, 2, 3])
+
+
+TEXTS = ["abc ab", "<bos>ab<eos>", "é 12\n  x", "", "\u200b🎉 naïve"]
+
+
+@pytest.mark.parametrize("adds", [{}, {"add_bos_token": True}, {"add_bos_token": True, "add_eos_token": True}], ids=repr)
+def test_token_ids_equal_those_of_transformers(copy, adds):
+    config = json.loads((copy / "tokenizer_config.json").read_text()) | adds
+    config["added_tokens_decoder"] = {"298": {"content": "<eos>", "special": True}}
+    (copy / "tokenizer_config.json").write_text(json.dumps(config))
+    theirs = PreTrainedTokenizerFast.from_pretrained(copy)
+    ours = ds.load(copy).tokenizer
+    for text in TEXTS:
+        assert ours.encode(text) == theirs(text)["input_ids"]
+        assert ours.decode(ours.encode(text)) == theirs.decode(ours.encode(text), skip_special_tokens=True)
+
+
+def test_a_template_of_the_tokenizer_counts_too(copy):
+    data = json.loads((copy / "tokenizer.json").read_text())
+    begin = {"SpecialToken": {"id": "<bos>", "type_id": 0}}
+    data["post_processor"] = {
+        "type": "TemplateProcessing",
+        "single": [begin, {"Sequence": {"id": "A", "type_id": 0}}],
+        "pair": [begin, {"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 1}}],
+        "special_tokens": {"<bos>": {"id": "<bos>", "ids": [297], "tokens": ["<bos>"]}},
+    }
+    (copy / "tokenizer.json").write_text(json.dumps(data))
+    model, theirs = ds.load(copy), PreTrainedTokenizerFast.from_pretrained(copy)
+    assert model.tokenizer.encode("ab") == theirs("ab")["input_ids"] and model.tokenizer.add_bos
+    messages = [{"role": "user", "content": "ab <eos>"}]
+    rendered = theirs.apply_chat_template(messages, tokenize=True, return_dict=False)
+    assert model.chat_ids(messages, control_tokens="parse") == rendered
+    assert 298 not in model.chat_ids(messages) and 297 not in model.chat_ids(messages)
+
+
+def test_templates_and_ends_of_the_folder(copy):
+    (copy / "chat_template.jinja").write_text("{{ bos_token }}{{ messages[0].content }}!")
+    (copy / "generation_config.json").write_text(json.dumps({"eos_token_id": [298, 5], "do_sample": True, "temperature": 0.5}))
+    model = ds.load(copy)
+    assert model.chat_prompt([{"role": "user", "content": "x"}]) == "<bos>x!"
+    assert model.tokenizer.end_token_ids == {298, 5}
+    assert ds.SamplingParams.from_generation_config(model.generation_config).temperature == 0.5
+    assert ModelFolder(copy).chat_templates() == {"default": "{{ bos_token }}{{ messages[0].content }}!"}
+    (copy / "generation_config.json").write_text(json.dumps({"eos_token_id": [298, 10**6]}))
+    with pytest.raises(ModelError, match="generation_config.json: eos_token_id"):
+        ds.load(copy)
