@@ -18,14 +18,17 @@ run: $(VENV)/.core $(VENV)/.generate
 	$(BIN)/decodestep generate "Why is the sky blue? Answer in two sentences." \
 	    --temperature 0.7 --top-k 50 --top-p 0.9 --seed 1 --stats
 
+# Two processes share the files of tests; a single file, or one process, is `.venv/bin/python -m pytest` as usual.
+PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile
+
 test: $(VENV)/.core $(VENV)/.test
-	$(BIN)/python -m pytest
+	$(PYTEST)
 
 # The whole suite on each instruction set that the machine has.
 test-tiers: $(VENV)/.core $(VENV)/.test
 	for tier in $(TIERS); do \
 	    if DECODESTEP_ISA=$$tier $(BIN)/python -c "from decodestep import _native" 2> /dev/null; then \
-	        echo "== $$tier"; DECODESTEP_ISA=$$tier $(BIN)/python -m pytest || exit 1; \
+	        echo "== $$tier"; DECODESTEP_ISA=$$tier $(PYTEST) || exit 1; \
 	    else echo "== $$tier: this machine lacks it"; fi; \
 	done
 

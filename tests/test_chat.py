@@ -22,12 +22,12 @@ from hypothesis import strategies as st
 
 import decodestep as ds
 import processes
+import published_templates
 from decodestep.models import template_process
 from decodestep.models.chat import ChatTemplate
 from decodestep.models.control_tokens import ControlTokens
 
-# Templates of our own, each for some features or for the prompts of a family of models, and those of real models where a folder
-# of them is at hand.
+# Templates of our own, each for some features or for the prompts of a family of models, and those of any folder that is named.
 OURS = Path(__file__).parent / "chat_templates"
 FOLDERS = [OURS, OURS / "formats", *filter(None, [os.environ.get("DECODESTEP_CHAT_TEMPLATES")])]
 TEMPLATES = {path.stem: path.read_text() for folder in FOLDERS for path in sorted(Path(folder).glob("*.jinja"))}
@@ -158,6 +158,21 @@ def attempt(render):
 
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_the_text_is_that_of_transformers(name, peer):
+    compare(TEMPLATES[name], peer)
+
+
+@pytest.fixture(scope="module")
+def published():
+    return published_templates.folder() or pytest.skip("the published templates cannot be fetched")
+
+
+@pytest.mark.parametrize("name", published_templates.NAMES)
+def test_the_text_of_a_published_template_is_that_of_transformers(name, published, peer):
+    compare((published / f"{name}.jinja").read_text(), peer)
+
+
+def compare(template, peer):
+    """Renders every conversation with every set of variables, here and there."""
     texts = 0
     for title, messages in CONVERSATIONS.items():
         for kind, variables in VARIABLES.items():
@@ -165,10 +180,10 @@ def test_the_text_is_that_of_transformers(name, peer):
                 given = {"add_generation_prompt": generate, **variables}
                 expected = attempt(
                     lambda given=given, messages=messages: peer.apply_chat_template(
-                        messages, chat_template=TEMPLATES[name], tokenize=False, **given
+                        messages, chat_template=template, tokenize=False, **given
                     )
                 )
-                ours = attempt(lambda given=given, messages=messages: rendered(TEMPLATES[name], messages, **given))
+                ours = attempt(lambda given=given, messages=messages: rendered(template, messages, **given))
                 if isinstance(expected, str):
                     assert ours == expected, (title, kind, generate)
                     texts += 1

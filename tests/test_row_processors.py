@@ -105,7 +105,7 @@ def test_a_list_class_that_can_be_called_is_a_sequence():
 @pytest.mark.parametrize(
     "given",
     [lambda ids, scores: scores, processors.TopKLogitsWarper(3), 5, None, lambda: None],
-    ids=lambda given: str(given),
+    ids=["a function", "a processor", "a number", "None", "a function of nothing"],
 )
 def test_refuses_what_is_neither(given):
     with pytest.raises(

@@ -62,7 +62,9 @@ def build(sanitizers: str, directory: Path) -> tuple[Path, dict[str, str]]:
     nanobind = processes.run([sys.executable, "-m", "nanobind", "--cmake_dir"])
     if nanobind.returncode:
         pytest.skip("needs nanobind")
+    # What this machine cannot run need not be compiled.
     configure = ["cmake", "-S", str(ROOT), "-B", str(directory), "-G", "Ninja", f"-DDECODESTEP_SANITIZE={sanitizers}",
+                 f"-DDECODESTEP_AVX512={'ON' if 'avx512' in _native.isa() else 'OFF'}",
                  f"-DPython_EXECUTABLE={sys.executable}", f"-Dnanobind_DIR={nanobind.stdout.strip()}"]  # fmt: skip
     for command in (configure, ["cmake", "--build", str(directory), "--parallel", "2"]):
         processes.run(command, env={**os.environ, "PATH": PATH}, timeout=1800, check=True)

@@ -24,6 +24,8 @@ bool runs(Isa isa) {
 #ifdef DECODESTEP_X86
         case Isa::avx2:
             return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+#endif
+#ifdef DECODESTEP_HAS_AVX512
         case Isa::avx512:
             return runs(Isa::avx2) && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                    __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");

@@ -25,7 +25,7 @@ const char* isa_name();
 
 // The same for a kernel that is built for DECODESTEP_VECTOR_TIERS alone: one of SHARED_SOURCES in CMakeLists.txt. It
 // must not use what distinguishes avx512_bf16, which would be lost there.
-#ifdef DECODESTEP_X86
+#ifdef DECODESTEP_HAS_AVX512
 #define DECODESTEP_VECTOR_KERNEL(name, Args)                       \
     DECODESTEP_VECTOR_TIERS(DECODESTEP_DECLARE_KERNEL, name, Args) \
     namespace avx512_bf16 {                                        \
