@@ -55,7 +55,7 @@ class StopStringCriteria(StoppingCriteria):
         self._table = table
         self._placed: dict[Any, list[Any]] = {}  # device -> the table as arrays on it
 
-    def __call__(self, input_ids: Array, scores: Any, **kwargs: Any) -> Array:
+    def __call__(self, input_ids: Array, scores: Array | None, **kwargs: Any) -> Array:
         xp = array_namespace(input_ids)
         after_row, after, ends_row, ends = self._table_on(xp, device(input_ids))
         vocab = after_row.shape[0] - 1
