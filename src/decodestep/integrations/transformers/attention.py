@@ -113,12 +113,12 @@ def absorbed(module: Any, query: Tensor, latents: Tensor, rope_keys: Tensor, key
     batch, heads, queries, _ = query.shape
     nope, width = module.qk_nope_head_dim, module.v_head_dim
     weight = module.kv_b_proj.weight.detach().view(heads, nope + width, -1)
-    rows = query.transpose(0, 1).reshape(heads, batch * queries, -1)
-    in_latents = torch.bmm(rows[..., :nope], weight[:, :nope])
+    rows = query.transpose(0, 1).reshape(heads, batch * queries, -1).float()
+    in_latents = _multiplied(rows[..., :nope], weight[:, :nope])
     kv, kr, table = _paged(latents, rope_keys, keys)
     out = mla_attention(
-        in_latents.transpose(0, 1).float(),
-        rows[..., nope:].transpose(0, 1).float(),
+        in_latents.transpose(0, 1),
+        rows[..., nope:].transpose(0, 1),
         kv,
         kr,
         table,
@@ -128,8 +128,15 @@ def absorbed(module: Any, query: Tensor, latents: Tensor, rope_keys: Tensor, key
     )
     if keys.blind.size:
         out[torch.from_numpy(keys.blind)] = 0.0
-    values = torch.bmm(out.transpose(0, 1).to(query.dtype), weight[:, nope:].transpose(1, 2))
-    return values.view(heads, batch, queries, width).permute(1, 2, 0, 3)
+    # The weight first: for one query torch reads it in its order in memory, which is a third faster.
+    values = _multiplied(weight[:, nope:], out.permute(1, 2, 0)).to(query.dtype)
+    return values.view(heads, width, batch, queries).permute(2, 3, 0, 1)
+
+
+def _multiplied(a: Tensor, b: Tensor) -> Tensor:
+    """Products of matrices in float32, which is several times faster than torch's in bfloat16 on CPUs without instructions
+    for that: one half of kv_b_proj as float32 fits into the caches."""
+    return torch.bmm(a.float(), b.float())
 
 
 def _paged(latents: Tensor, rope_keys: Tensor, keys: VisibleKeys) -> tuple[Tensor, Tensor, np.ndarray]:

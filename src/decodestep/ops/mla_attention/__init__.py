@@ -71,8 +71,7 @@ def mla_attention(
     blocks, block_size, _, latent = kv.rows.shape
     require_shape(OP, "kr_cache", kr.rows, (blocks, block_size, 1, width))
     if q is not None:
-        expected = rope.dtype if dequant_scale_q_nope is None else np.dtype(np.int8)
-        require(q.dtype == expected, OP, "query", f"of dtype {expected}", q)
+        require_dtype(OP, "query", q, (rope.dtype if dequant_scale_q_nope is None else np.dtype(np.int8),))
         require_shape(OP, "query", q, (tokens, heads, latent))
     require(is_finite(scale), OP, "scale", "a finite number", scale)
     require(

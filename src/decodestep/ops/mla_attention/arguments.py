@@ -33,7 +33,8 @@ def cache(name: str, value: Array, scale_name: str, scale: Array | None) -> Cach
     require_dtype(OP, name, rows, STORED)
     require(rows.ndim == 4 and rows.shape[2] == 1, OP, name, "of shape (BlockNum, BlockSize, 1, width)", rows)
     if rows.dtype != np.int8:
-        require(scale is None, OP, scale_name, f"None beside a {name} of dtype {rows.dtype}", scale)
+        if scale is not None:
+            refuse(OP, scale_name, f"None beside a {name} of dtype {rows.dtype}", scale)
         return Cache(rows, None)
     if scale is None:
         refuse(OP, scale_name, f"given beside an int8 {name}", "None")
