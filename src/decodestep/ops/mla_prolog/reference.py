@@ -61,10 +61,7 @@ def _prolog(p: Problem, math: np.dtype[Any]) -> Results:
         query = _absorb(widen(q[..., :nope].astype(p.real), math), p.w_uk, math).astype(p.real)
     if query is not None and s.query_int8:
         query, query_scale = quantise_rows(widen(query, math), p.rounding)
-        in_query_units = widen(query_rope, math) * scales["quant_scale_ckv"].flat[0] / query_scale
-        # If a head and its rope part are zeros, the rope part stays 0 instead of 0 / 0.
-        zeros = (query_scale == 0) & (query_rope == 0)
-        query_rope = np.where(zeros, math.type(0), in_query_units).astype(p.real)
+        query_rope = in_query_units(query_rope, query_scale, scales["quant_scale_ckv"].flat[0])
 
     if p.kv_cache.shape[0] and len(p.slots):
         ckv_kr = from_tokens(p.w_dkv_kr, latent + rope, "dequant_scale_w_dkv_kr")
@@ -100,12 +97,15 @@ def _real_product(x: np.ndarray, w: Weight, columns: int, math: np.dtype[Any]) -
 
 def _int8_product(x: np.ndarray, w: Weight, columns: int, math: np.dtype[Any]) -> np.ndarray:
     """The exact integers x W, converted to `math` once."""
-    wide = matrix(w, x.shape[1], columns)
-    total = np.zeros((len(x), columns), np.int64)
+    return exact_product(x, matrix(w, x.shape[1], columns)).astype(math)
+
+
+def exact_product(x: np.ndarray, w: np.ndarray) -> np.ndarray:
+    """x @ w of int8 matrices, int64."""
+    total = np.zeros((len(x), w.shape[1]), np.int64)
     for k in range(0, x.shape[1], _INT8_SUM):
-        part = x[:, k : k + _INT8_SUM].astype(np.float32) @ wide[k : k + _INT8_SUM].astype(np.float32)
-        total += part.astype(np.int64)
-    return total.astype(math)
+        total += (x[:, k : k + _INT8_SUM].astype(np.float32) @ w[k : k + _INT8_SUM].astype(np.float32)).astype(np.int64)
+    return total
 
 
 def rms_norm(x: np.ndarray, gamma: np.ndarray | None, eps: float, alpha: float) -> np.ndarray:
@@ -135,6 +135,14 @@ def quantise_rows(z: np.ndarray, rounding: str = "half_even") -> tuple[np.ndarra
     return to_int8(z * np.where(largest == 0, largest, full / largest), rounding), largest / full
 
 
+def in_query_units(rope: np.ndarray, query_scale: np.ndarray, kv_scale: np.floating[Any]) -> np.ndarray:
+    """The rope part of an int8 query, so that one factor serves both parts of its score."""
+    scaled = widen(rope, query_scale.dtype) * kv_scale / query_scale
+    # If a head and its rope part are zeros, the rope part stays 0 instead of 0 / 0.
+    zeros = (query_scale == 0) & (rope == 0)
+    return np.where(zeros, query_scale.dtype.type(0), scaled).astype(rope.dtype)
+
+
 def rotate(x: np.ndarray, sin: np.ndarray, cos: np.ndarray) -> np.ndarray:
     """RoPE, interleaved pairs in, halves out; both halves of sin and cos are read."""
     even, odd, h = x[..., 0::2], x[..., 1::2], x.shape[-1] // 2
@@ -161,22 +169,29 @@ def _absorb(q_nope: np.ndarray, w_uk: np.ndarray | PanelWeight, math: np.dtype[A
 
 
 def _write_caches(p: Problem, kc: np.ndarray, kr: np.ndarray, scales: dict[str, np.ndarray]) -> None:
-    s, math = p.scenario, kc.dtype
-    if s.kv == "tile":
-        rows = {"kv": _tile_rows(kc, kr, scales["k_nope_clip_alpha"][0])}
-    elif s.kv == "channel":
-        rows = {"kv": to_int8(kc * scales["quant_scale_ckv"]), "kr": to_int8(widen(kr, math) * scales["quant_scale_ckr"])}
-    elif s.kv == "tensor":
-        rows = {"kv": to_int8(kc * scales["quant_scale_ckv"].flat[0]), "kr": kr}
-    else:
-        rows = {"kv": kc.astype(p.real), "kr": kr}
-    # Of several tokens with one slot the last is kept; negative slots are not written.
-    slots, last = np.unique(p.slots[::-1], return_index=True)
-    token = (len(p.slots) - 1 - last)[slots >= 0]
-    slots = slots[slots >= 0]
+    rows = cache_rows(p, kc, kr, scales)
     for name, cache in (("kv", p.kv_cache), ("kr", p.kr_cache)):
         if name in rows:
-            cache[row_index(slots, cache, p.nz)] = rows[name][token]
+            write_rows(cache, rows[name], p.slots, p.nz)
+
+
+def cache_rows(p: Problem, kc: np.ndarray, kr: np.ndarray, scales: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """The rows of "kv" and "kr" as the caches hold them, from the normed latents and the rotated keys, rounded to `p.real`."""
+    s, math = p.scenario, kc.dtype
+    if s.kv == "tile":
+        return {"kv": _tile_rows(kc, kr, scales["k_nope_clip_alpha"][0])}
+    if s.kv == "channel":
+        return {"kv": to_int8(kc * scales["quant_scale_ckv"]), "kr": to_int8(widen(kr, math) * scales["quant_scale_ckr"])}
+    if s.kv == "tensor":
+        return {"kv": to_int8(kc * scales["quant_scale_ckv"].flat[0]), "kr": kr}
+    return {"kv": kc.astype(p.real), "kr": kr}
+
+
+def write_rows(cache: np.ndarray, rows: np.ndarray, slots: np.ndarray, nz: bool) -> None:
+    """Of several rows with one slot the last is kept; negative slots are not written."""
+    at, last = np.unique(slots[::-1], return_index=True)
+    row = (len(slots) - 1 - last)[at >= 0]
+    cache[row_index(at[at >= 0], cache, nz)] = rows[row]
 
 
 def _tile_rows(kc: np.ndarray, kr: np.ndarray, alpha: np.floating[Any]) -> np.ndarray:

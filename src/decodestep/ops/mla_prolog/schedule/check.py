@@ -1,0 +1,186 @@
+"""Races, deadlocks and superfluous flags of a schedule, over every interleaving that its flags allow."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from decodestep._base.checks import is_int, require
+from decodestep.ops.mla_prolog.schedule.clocks import Clocks
+from decodestep.ops.mla_prolog.schedule.graph import Counter, Graph, execution, graph_of
+from decodestep.ops.mla_prolog.schedule.instructions import OP, Load, Schedule, Store, Tile
+from decodestep.ops.mla_prolog.schedule.orders import place, what_orders
+
+FLAG_LIMIT = 15  # to which the counter of a flag can rise on the device
+_CACHES = ("kv_cache", "kr_cache")
+
+
+@dataclass(frozen=True)
+class Race:
+    """Two accesses to one tile, at least one of them a write, that some interleavings execute in either order."""
+
+    first: int  # events; the one that comes first in the order of an execution step by step
+    then: int
+    tile: Tile  # what both touch
+    words: str
+
+
+@dataclass(frozen=True)
+class Deadlock:
+    """A wait that no interleaving gets past."""
+
+    event: int
+    words: str
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a check found. `ok`: every interleaving comes to its end, computes the same and leaves all counters at 0."""
+
+    graph: Graph = field(repr=False)
+    clocks: Clocks = field(repr=False)
+    races: tuple[Race, ...]  # one for every pair of tiles
+    deadlocks: tuple[Deadlock, ...]
+    leftovers: tuple[str, ...]  # counters that are not 0 at the end, so that the next launch starts with a flag set
+    overflows: tuple[str, ...]  # counters that may rise above the limit; not a reason against `ok`
+    highest: Mapping[str, int]  # by flag: the highest value that a counter of its id may have
+
+    @property
+    def ok(self) -> bool:
+        return not (self.races or self.deadlocks or self.leftovers)
+
+    def __str__(self) -> str:
+        lines = [d.words for d in self.deadlocks] + [f"race: {words}" for words in _grouped(self.races)]
+        lines += [*self.leftovers, *self.overflows]
+        return "\n".join(lines) or "no race, no deadlock, no flag left set"
+
+
+def check(schedule: Schedule, slots: np.ndarray | None = None, *, flag_limit: int = FLAG_LIMIT) -> Report:
+    """Checks every interleaving that the flags allow.
+
+    slots: the cache row of each token, negative for one that is not cached; None: all differ. Two tokens with one row race if
+        nothing orders their cores.
+    flag_limit: to which a counter may rise.
+    Returns a `Report`. Raises ValueError for a schedule with an unknown flag, pipe or local value.
+    Notes: exact for what the model knows: the accesses of Load and Store to global memory, pipes in order, waits that hold
+    back all that follows. A value that a core has loaded cannot change any more.
+    """
+    require(is_int(flag_limit) and flag_limit >= 1, OP, "flag_limit", "an integer >= 1", repr(flag_limit))
+    if slots is not None:
+        shape_ok = isinstance(slots, np.ndarray) and slots.shape == (schedule.sizes.tokens,) and slots.dtype.kind in "iu"
+        require(shape_ok, OP, "slots", f"integers of shape {schedule.sizes.tokens}", slots)
+    graph = graph_of(schedule)
+    order = execution(graph)
+    clocks = Clocks(graph, order)
+    executed = np.zeros(len(graph.events), bool)
+    executed[order] = True
+    executed_at = np.empty(len(graph.events), np.int64)
+    executed_at[order] = np.arange(len(order))
+    races = tuple(
+        Race(a, b, tile, _race_words(graph, a, b, tile)) for a, b, tile in _races(graph, clocks, executed, executed_at, slots)
+    )
+    deadlocks = tuple(_deadlocks(graph, executed))
+    leftovers, overflows, highest = _counters(graph, clocks, executed, flag_limit, stuck=bool(deadlocks))
+    return Report(graph, clocks, races, deadlocks, leftovers, overflows, highest)
+
+
+def _accesses(graph: Graph, executed: np.ndarray, slots: np.ndarray | None) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """By buffer that is written at all: (n, 5) events and rectangles, and which of them write."""
+    found: dict[str, list[tuple[int, int, int, int, int, bool]]] = {}
+    for event in np.flatnonzero(executed).tolist():
+        instruction = graph.events[event].instruction
+        if isinstance(instruction, (Load, Store)):
+            tile = instruction.source if isinstance(instruction, Load) else instruction.target
+            write = isinstance(instruction, Store)
+            rows = [tile.rows]
+            if slots is not None and tile.buffer in _CACHES:
+                rows = [(int(s), int(s) + 1) for s in slots[slice(*tile.rows)] if s >= 0]
+            found.setdefault(tile.buffer, []).extend((event, *r, *tile.columns, write) for r in rows)
+    tables = {name: np.array(rows, np.int64) for name, rows in found.items() if any(row[5] for row in rows)}
+    return {name: (table[:, :5], table[:, 5] == 1) for name, table in tables.items()}
+
+
+def _races(
+    graph: Graph, clocks: Clocks, executed: np.ndarray, executed_at: np.ndarray, slots: np.ndarray | None
+) -> Iterator[tuple[int, int, Tile]]:
+    for buffer, (table, writes) in _accesses(graph, executed, slots).items():
+        event, top, bottom, left, right = table.T
+        for w in np.flatnonzero(writes):
+            other = (top < bottom[w]) & (top[w] < bottom) & (left < right[w]) & (left[w] < right)
+            other &= event != event[w]
+            other[:w] &= ~writes[:w]  # a pair of writes once
+            at = np.flatnonzero(other)
+            mine = np.full(len(at), event[w])
+            unordered = ~(clocks.before(mine, event[at]) | clocks.before(event[at], mine))
+            for o in at[unordered]:
+                tile = Tile(
+                    buffer,
+                    (int(max(top[w], top[o])), int(min(bottom[w], bottom[o]))),
+                    (int(max(left[w], left[o])), int(min(right[w], right[o]))),
+                )
+                a, b = sorted((int(event[w]), int(event[o])), key=lambda e: (_intended(graph, e), executed_at[e]))
+                yield a, b, tile
+
+
+def _intended(graph: Graph, event: int) -> tuple[int, int]:
+    """Where an access stands in the order of the operator: by step, then by kernel."""
+    job = graph.events[event].instruction.job  # type: ignore[union-attr]
+    return (job.step, place(job.kernel))
+
+
+def _race_words(graph: Graph, a: int, b: int, tile: Tile) -> str:
+    remedy = what_orders(graph.schedule, graph.events[a], graph.events[b])
+    return f"{tile}: {graph.words(a)} / {graph.words(b)}; in order with {remedy}"
+
+
+def _deadlocks(graph: Graph, executed: np.ndarray) -> Iterator[Deadlock]:
+    """The first wait of each core that is never over, and who has not set its flag."""
+    stuck: dict[object, int] = {}
+    for event in graph.takes:
+        core = graph.events[event].core
+        if not executed[event] and core not in stuck:
+            stuck[core] = event
+    for event in stuck.values():
+        counter, n = graph.takes[event]
+        rounds, short = 0, []
+        for index in graph.sources_of[counter]:
+            counts = {core: int(executed[sets].sum()) if sets else 0 for core, sets in graph.sources[index].setters.items()}
+            rounds += min(counts.values())
+            short += [f"{core} {count}x" for core, count in counts.items() if count == min(counts.values())]
+        names = ", ".join(short[:4]) + (f" and {len(short) - 4} more" if len(short) > 4 else "")
+        reason = f"its counter of id {counter.id} rises {rounds} times, the wait needs {n}; set by {names or 'nobody'}"
+        yield Deadlock(event, f"deadlock: {graph.words(event)}, but {reason}")
+
+
+def _counters(
+    graph: Graph, clocks: Clocks, executed: np.ndarray, limit: int, *, stuck: bool
+) -> tuple[tuple[str, ...], tuple[str, ...], dict[str, int]]:
+    waits: dict[Counter, list[int]] = {}
+    for event, (counter, _) in graph.takes.items():
+        waits.setdefault(counter, []).append(event)
+    leftovers, overflows, by_id = [], [], {}
+    for counter in {**waits, **graph.sources_of}:
+        rises = sum(
+            min(int(executed[sets].sum()) if sets else 0 for sets in graph.sources[i].setters.values())
+            for i in graph.sources_of.get(counter, [])
+        )
+        taking = waits.get(counter, [])
+        if rises > len(taking) and not stuck:
+            leftovers.append(f"left over: {counter.core} ends with its counter of id {counter.id} at {rises - len(taking)}")
+        highest = 0 if stuck else clocks.highest(counter, taking)
+        by_id[counter.id] = max(by_id.get(counter.id, 0), highest)
+        if highest > limit:
+            overflows.append(f"overflow: the counter of id {counter.id} on {counter.core} may rise to {highest}, above {limit}")
+    flags = graph.schedule.flags
+    return tuple(leftovers), tuple(overflows), {name: by_id.get(flag.id, 0) for name, flag in flags.items()}
+
+
+def _grouped(races: tuple[Race, ...]) -> Iterator[str]:
+    """One line for all races between the same two kernels over the same buffer."""
+    groups: dict[tuple[str, str], list[Race]] = {}
+    for race in races:
+        groups.setdefault((race.tile.buffer, race.words.partition("; in order with ")[2]), []).append(race)
+    for group in groups.values():
+        yield group[0].words + (f" ({len(group)} such pairs)" if len(group) > 1 else "")

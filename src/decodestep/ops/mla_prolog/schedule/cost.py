@@ -1,0 +1,93 @@
+"""What each instruction costs, with named parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from types import MappingProxyType
+
+from decodestep._base.checks import is_int, is_real, require
+from decodestep.ops.mla_prolog.schedule.instructions import CUBE, Compute, Core, Load, Store
+from decodestep.ops.mla_prolog.schedule.sizes import Sizes
+
+HBM, L2 = "hbm", "l2"
+
+# Vector operations on each value, counted from the formulas: casts, products, sums, roundings.
+_PASSES = {
+    "RmsNormCq": 11.0,
+    "NormRopeCkvKr": 9.0,
+    "DequantQc": 4.0,
+    "RopeQr": 8.0,
+    "DequantRopeQr": 6.0,
+    "QuantQnMulQr": 7.0,
+}
+# What many cores read, or one writes for another, is found in the L2 cache; weights, caches and results go to the HBM.
+_L2 = ("token_x", "cq", "cq_normed", "cq_scale", "ckvkr", "qcqr", "qc", "qn", "rope_sin", "rope_cos")
+
+
+@dataclass(frozen=True)
+class CostModel:
+    """The costs of one device; seconds, bytes and operations a second.
+
+    cube_hz: cycles of a cube core. bfloat16_cycles, int8_cycles: cycles for a product of two fractals, `fractal_rows` x c0 by
+        c0 x `fractal_columns`, where c0 values have `fractal_bytes`. A part of a fractal costs as much as a whole one.
+    vector_hz, vector_lanes: cycles of a vector core, float32 values an operation works on. vector_passes: by kernel, operations
+        on each value.
+    hbm_bytes, l2_bytes: what all cores together move a second from and to the memory and the L2 cache, shared equally by the
+        moves that go on. core_bytes: the most that one move takes of it. l2_buffers: the matrices found in the L2 cache.
+    flag_seconds: from a set to the waits that it ends. move_seconds: what a move takes beside its bytes.
+    buffers: moves to a core run at most so many computations ahead.
+
+    The defaults are one die of an Ascend 910C: 24 cube and 48 vector cores, 376 TFLOPS in bfloat16, 1.6 TB/s (P. Zuo et al.,
+    "Serving Large Language Models on Huawei CloudMatrix384", arXiv:2506.12708, 2025), hence the cycles; products of 16 x 16 x 16
+    (int8: 16 x 16 x 32) and 2048 bits a cycle, 4 TB/s of L2 (Ascend 910, Hot Chips 31, 2019). Not published and assumed: 128
+    bytes a cycle for one core, half a microsecond for a flag, nothing for starting a move, and the passes of each kernel.
+    Raises ValueError for a rate that is not > 0 and a time that is not >= 0.
+    """
+
+    cube_hz: float = 1.9124e9
+    bfloat16_cycles: float = 1.0
+    int8_cycles: float = 1.0
+    fractal_rows: int = 16
+    fractal_columns: int = 16
+    fractal_bytes: int = 32
+    vector_hz: float = 1.9124e9
+    vector_lanes: int = 64
+    vector_passes: Mapping[str, float] = field(default_factory=lambda: MappingProxyType(_PASSES))
+    hbm_bytes: float = 1.6e12
+    l2_bytes: float = 4e12
+    core_bytes: float = 128 * 1.9124e9
+    l2_buffers: tuple[str, ...] = _L2
+    flag_seconds: float = 0.5e-6
+    move_seconds: float = 0.0
+    buffers: int = 2
+
+    def __post_init__(self) -> None:
+        times = ("flag_seconds", "move_seconds", "bfloat16_cycles", "int8_cycles")
+        for name in (f.name for f in fields(self)):
+            value = getattr(self, name)
+            if name in ("fractal_rows", "fractal_columns", "fractal_bytes", "vector_lanes", "buffers"):
+                require(is_int(value) and value >= 1, "CostModel", name, "an integer >= 1", repr(value))
+            elif name in times:
+                require(is_real(value) and 0 <= value < float("inf"), "CostModel", name, "a finite number >= 0", repr(value))
+            elif name not in ("vector_passes", "l2_buffers"):
+                require(is_real(value) and value > 0, "CostModel", name, "a number > 0", repr(value))
+        for kernel in _PASSES:
+            passes = self.vector_passes.get(kernel)
+            require(is_real(passes) and 0 <= passes < float("inf"), "CostModel", f"vector_passes[{kernel!r}]", "a finite number >= 0", repr(passes))
+
+    def level(self, instruction: Load | Store) -> str:
+        """Where a move goes to or comes from."""
+        tile = instruction.source if isinstance(instruction, Load) else instruction.target
+        return L2 if tile.buffer.partition(".")[0] in self.l2_buffers else HBM
+
+    def seconds(self, core: Core, instruction: Compute, sizes: Sizes) -> float:
+        """The time of a computation."""
+        kernel = instruction.job.kernel
+        if core.kind != CUBE:
+            return instruction.values * self.vector_passes.get(kernel, 1.0) / (self.vector_lanes * self.vector_hz)
+        rows, inner, columns = instruction.shape
+        int8 = {"MatmulQcQr": sizes.scenario.partial, "MatmulQn": False}.get(kernel, sizes.scenario.full)
+        c0 = self.fractal_bytes // (1 if int8 else 2)
+        fractals = -(-rows // self.fractal_rows) * -(-columns // self.fractal_columns) * -(-inner // c0)
+        return fractals * (self.int8_cycles if int8 else self.bfloat16_cycles) / self.cube_hz

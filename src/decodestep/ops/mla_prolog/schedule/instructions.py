@@ -1,0 +1,197 @@
+"""What the cores of a device execute, as data: tiles of memory, typed instructions, flags, and a schedule of programs.
+
+A core issues its program in order and hands each instruction to one of its pipes. A pipe executes in order; the pipes of a core
+run side by side. Two things order them: an instruction starts after those whose local values it uses, and nothing behind a
+WaitFlag is issued before the wait is over. Whatever else must be ordered needs a flag.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import NamedTuple, TypeAlias
+
+from decodestep._base.checks import is_int, refuse, require
+from decodestep.ops.mla_prolog.plan import MlaPrologPlan
+from decodestep.ops.mla_prolog.schedule.design import Design
+from decodestep.ops.mla_prolog.schedule.sizes import Sizes
+
+OP = "schedule"
+CUBE, VECTOR = "cube", "vector"
+# By kind of core: the pipes that move in, compute and move out.
+PIPES = {CUBE: ("MTE2", "M", "FIX"), VECTOR: ("MTE2", "V", "MTE3")}
+ISSUE = "S"  # the scalar unit, which issues instructions and executes waits
+
+Span: TypeAlias = "tuple[int, int]"  # from, to: the end is not part of it
+
+
+class Core(NamedTuple):
+    """Cube core `index`, or vector core `index`, which belongs to the group of cube core index // vectors of a group."""
+
+    kind: str
+    index: int
+
+    def __str__(self) -> str:
+        return f"{self.kind} {self.index}"
+
+
+class Tile(NamedTuple):
+    """A rectangle of a named matrix in global memory."""
+
+    buffer: str
+    rows: Span
+    columns: Span
+
+    def __str__(self) -> str:
+        return f"{self.buffer}[{self.rows[0]}:{self.rows[1]}, {self.columns[0]}:{self.columns[1]}]"
+
+
+class Job(NamedTuple):
+    """What an instruction is part of: a kernel over tokens of the call and columns of its result."""
+
+    kernel: str
+    step: int
+    tokens: Span
+    columns: Span
+
+    def __str__(self) -> str:
+        (first, end), (left, right) = self.tokens, self.columns
+        rows = f"token {first}" if end - first == 1 else f"tokens {first}-{end - 1}" if end > first else "no tokens"
+        return f"{self.kernel} of {rows}, columns {left}-{right - 1}"
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Moves a tile of global memory to the core, as the local value `local`."""
+
+    job: Job
+    source: Tile
+    local: str
+    size: int  # bytes moved, for the cost
+
+
+@dataclass(frozen=True, slots=True)
+class Compute:
+    """Computes local values from local values: the part `inner` of the sums of a product, or a kernel of a vector core."""
+
+    job: Job
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    inner: Span = (0, 0)
+    shape: tuple[int, int, int] = (0, 0, 0)  # cube cores: rows, inner, columns of the product
+    values: int = 0  # vector cores: values that pass through the vector unit
+
+
+@dataclass(frozen=True, slots=True)
+class Store:
+    """Moves a local value to a tile of global memory."""
+
+    job: Job
+    local: str
+    target: Tile
+    size: int
+
+
+@dataclass(frozen=True, slots=True)
+class SetFlag:
+    """Sets a flag when everything that was issued to `pipe` before has been executed."""
+
+    flag: str
+    pipe: str
+    step: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class WaitFlag:
+    """Waits until the core's counter of the flag is above 0 and takes 1 from it. Nothing behind is issued before."""
+
+    flag: str
+    step: int = 0
+
+
+Instruction: TypeAlias = "Load | Compute | Store | SetFlag | WaitFlag"
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """A synchronisation by name. Flags with one id share a counter on each core: names mean nothing to the hardware.
+
+    mode 0: when all cores of the setters' kind have set it once more, the counter of each of them rises by 1. mode 1: the same
+    among the vector cores of a group. mode 2: a cube core raises the counters of the vector cores of its group; when each of
+    these has set it once more, that of their cube core rises.
+    """
+
+    id: int
+    mode: int
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """The programs of all cores. Everything may be edited; `check` says whether what comes out is still right."""
+
+    plan: MlaPrologPlan
+    design: Design
+    sizes: Sizes
+    flags: Mapping[str, Flag]
+    programs: Mapping[Core, tuple[Instruction, ...]]
+
+    @property
+    def cores(self) -> list[Core]:
+        return sorted(self.programs)
+
+    def without(self, flag: str, step: int | None = None) -> Schedule:
+        """Without a flag: none of its sets and waits, or none of those of one step."""
+        require(flag in self.flags, OP, "flag", f"one of {', '.join(self.flags)}", repr(flag))
+
+        def kept(i: Instruction) -> bool:
+            return not (isinstance(i, (SetFlag, WaitFlag)) and i.flag == flag and step in (None, i.step))
+
+        return self.with_programs({core: tuple(filter(kept, program)) for core, program in self.programs.items()})
+
+    def drop(self, core: Core, position: int) -> Schedule:
+        """Without one instruction."""
+        return self.edit(core, position, ())
+
+    def insert(self, core: Core, position: int, *instructions: Instruction) -> Schedule:
+        program = self._program(core)
+        require(is_int(position) and 0 <= position <= len(program), OP, "position", f"in [0, {len(program)}]", repr(position))
+        return self.with_programs({core: (*program[:position], *instructions, *program[position:])})
+
+    def swap(self, core: Core, first: int, second: int) -> Schedule:
+        """With two instructions of a core in each other's place."""
+        a, b = self._at(core, first), self._at(core, second)
+        return self.edit(core, first, (b,)).edit(core, second, (a,))
+
+    def edit(self, core: Core, position: int, instructions: Iterable[Instruction]) -> Schedule:
+        """With others instead of one instruction."""
+        self._at(core, position)
+        program = self.programs[core]
+        return self.with_programs({core: (*program[:position], *instructions, *program[position + 1 :])})
+
+    def with_programs(self, programs: Mapping[Core, tuple[Instruction, ...]]) -> Schedule:
+        return replace(self, programs={**self.programs, **programs})
+
+    def _program(self, core: Core) -> tuple[Instruction, ...]:
+        if core not in self.programs:
+            refuse(OP, "core", f"one of {len(self.programs)} of this schedule", str(core))
+        return self.programs[core]
+
+    def _at(self, core: Core, position: int) -> Instruction:
+        program = self._program(core)
+        require(is_int(position) and 0 <= position < len(program), OP, "position", f"in [0, {len(program)})", repr(position))
+        return program[position]
+
+
+def pipe_of(core: Core, instruction: Instruction) -> str:
+    """The pipe that executes an instruction."""
+    into, compute, out = PIPES[core.kind]
+    match instruction:
+        case Load():
+            return into
+        case Compute():
+            return compute
+        case Store():
+            return out
+        case SetFlag():
+            return instruction.pipe
+    return ISSUE

@@ -1,0 +1,100 @@
+"""Global memory as named matrices: what a call is given, the work space between the kernels, and the results."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from decodestep._base.checks import refuse, require
+from decodestep.ops.mla_prolog.problem import Problem, Weight, columns_of
+from decodestep.ops.mla_prolog.reference import matrix, write_rows
+from decodestep.ops.mla_prolog.schedule.frame import Frame
+from decodestep.ops.mla_prolog.schedule.instructions import Tile
+from decodestep.ops.mla_prolog.schedule.sizes import Sizes
+from decodestep.weights.linear_panels import LinearPanels
+
+_OP = "simulate"
+
+
+class Memory:
+    """What nobody has written holds a pattern that no kernel leaves as it is: NaN, or an integer that no sum comes to."""
+
+    def __init__(self, frame: Frame, p: Problem) -> None:
+        s = frame.sizes
+        self.p = p
+        self.kv_cache, self.kr_cache = p.kv_cache.copy(), p.kr_cache.copy()
+        self.given = {
+            "token_x": p.x,
+            "weight_dq": _dense(p.w_dq, s.hidden, s.hcq),
+            "weight_uq_qr": _dense(p.w_uq_qr, s.hcq, s.heads * s.head),
+            "weight_dkv_kr": _dense(p.w_dkv_kr, s.hidden, s.hckv + s.rope),
+            "weight_uk": _heads(p, s),
+            "rope_sin": p.sin,
+            "rope_cos": p.cos,
+        }
+        query_kind = "int8" if s.scenario.query_int8 else "real"
+        written = frame.workspace | {
+            "query": (s.tokens, s.heads * s.hckv, query_kind),
+            "query_rope": (s.tokens, s.heads * s.rope, "real"),
+            "dequant_scale_q_nope": (s.tokens, s.heads, "float32"),
+        }
+        self.written = {name: self._unwritten(rows, columns, kind) for name, (rows, columns, kind) in written.items()}
+
+    def load(self, tile: Tile) -> np.ndarray:
+        """A copy of a tile, or a view of what cannot be written."""
+        rows, columns = slice(*tile.rows), slice(*tile.columns)
+        if tile.buffer in self.given:
+            return self.given[tile.buffer][rows, columns]
+        if tile.buffer not in self.written:
+            refuse(_OP, "tile", f"of one of {', '.join((*self.given, *self.written))}", str(tile))
+        return self.written[tile.buffer][rows, columns].copy()
+
+    def store(self, tile: Tile, value: np.ndarray) -> None:
+        """Writes a tile; of a cache, the rows of its tokens."""
+        if tile.buffer in ("kv_cache", "kr_cache"):
+            cache = self.kv_cache if tile.buffer == "kv_cache" else self.kr_cache
+            if value.size:  # tiles hold the rope key in the row of the latent
+                write_rows(cache, value, self.p.slots[slice(*tile.rows)], self.p.nz)
+            return
+        if tile.buffer not in self.written:
+            refuse(_OP, "tile", f"of one of {', '.join(self.written)}", str(tile))
+        self.written[tile.buffer][slice(*tile.rows), slice(*tile.columns)] = value
+
+    def _unwritten(self, rows: int, columns: int, kind: str) -> np.ndarray:
+        if kind == "real":
+            return np.full((rows, columns), np.nan, self.p.real)
+        return np.full((rows, columns), {"int8": 85, "int32": -(2**30) - 7, "float32": np.nan}[kind], np.dtype(kind))
+
+
+def fits(sizes: Sizes, p: Problem) -> None:
+    """Checks that a call is one that a schedule was built for."""
+    wanted, s = sizes.scenario, p.scenario
+    same = (wanted.full, wanted.partial, wanted.query_int8) == (s.full, s.partial, s.query_int8)
+    require(same, _OP, "scenario", f"{wanted.name}, the schedule's, or differ in its caches only", s.name)
+    if p.w_dq is None or p.rope_groups != 1 or not p.need_query:
+        refuse(_OP, "call", "one of the device: with weight_dq, one rope group and a query", "an extension")
+    if any(isinstance(w, LinearPanels) for w in (p.w_dq, p.w_uq_qr, p.w_dkv_kr)):
+        refuse(_OP, "weights", "arrays or panels of the device's types", "LinearPanels")
+    heads, nope, hckv = p.w_uk.shape
+    given = {
+        "tokens": len(p.x),
+        "hidden": p.x.shape[1],
+        "hcq": columns_of(p.w_dq),
+        "heads": heads,
+        "nope": nope,
+        "hckv": hckv,
+        "rope": p.sin.shape[1],
+        "cached": p.kv_cache.shape[0] > 0,
+    }
+    for name, value in given.items():
+        require(value == getattr(sizes, name), _OP, name, f"{getattr(sizes, name)} as in the schedule", repr(value))
+
+
+def _dense(w: Weight | None, inputs: int, columns: int) -> np.ndarray:
+    assert w is not None
+    return matrix(w, inputs, columns)
+
+
+def _heads(p: Problem, s: Sizes) -> np.ndarray:
+    """(N * D, Hckv): the heads' matrices below each other."""
+    w = p.w_uk if isinstance(p.w_uk, np.ndarray) else p.w_uk.dense()
+    return w.reshape(s.heads * s.nope, s.hckv)

@@ -1,0 +1,118 @@
+"""Executes a schedule on real numbers, instruction by instruction, in any order that its flags allow."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from decodestep._base.checks import require
+from decodestep.ops.mla_prolog import mla_prolog_v3
+from decodestep.ops.mla_prolog.arguments import bind
+from decodestep.ops.mla_prolog.call import Call
+from decodestep.ops.mla_prolog.problem import Problem
+from decodestep.ops.mla_prolog.schedule.cost import CostModel
+from decodestep.ops.mla_prolog.schedule.frame import frame_of
+from decodestep.ops.mla_prolog.schedule.graph import Graph, Run, graph_of
+from decodestep.ops.mla_prolog.schedule.instructions import Compute, Load, Schedule, Store
+from decodestep.ops.mla_prolog.schedule.kernels import Kernels
+from decodestep.ops.mla_prolog.schedule.memory import Memory, fits
+from decodestep.ops.mla_prolog.schedule.timeline import timeline
+
+_OP = "simulate"
+
+
+@dataclass(frozen=True)
+class Simulated:
+    """The results of a call as a schedule computed them, tokens merged."""
+
+    query: np.ndarray  # (T, N, Hckv)
+    query_rope: np.ndarray  # (T, N, Dr)
+    kv_cache: np.ndarray  # copies of the call's, updated
+    kr_cache: np.ndarray
+    dequant_scale_q_nope: np.ndarray | None  # (T, N, 1) in FULL_KV
+
+
+def simulate(
+    schedule: Schedule, arguments: dict[str, Any], *, cost: CostModel | None = None, order: Sequence[int] | None = None
+) -> Simulated:
+    """Computes a call tile by tile, as the cores of a schedule do.
+
+        for instruction in order:
+            Load: local value = tile of global memory      Store: tile = local value      Compute: local values = kernel(...)
+
+    arguments: of `mla_prolog_v3`, those of the device: weight_dq given, one rope group. The caches are not changed.
+    cost: the virtual time of each core then decides the order; None: `CostModel()`.
+    order: instead the events of `graph_of(schedule)` in an order that the flags allow, as `interleaving` makes it.
+    Returns the results; work space and results that nothing wrote hold NaN or improbable integers.
+    Raises ValueError, before anything runs, for a schedule that is none, arguments of another call, an order that the flags do
+        not allow; and for a schedule that deadlocks.
+    """
+    p = problem_of(arguments)
+    graph = graph_of(schedule)
+    fits(schedule.sizes, p)
+    if order is None:
+        order = timeline(schedule, cost, graph=graph).order
+    else:
+        _check_order(graph, order)
+    memory = Memory(frame_of(schedule.plan, schedule.sizes, schedule.design), p)
+    with np.errstate(all="ignore"):  # as the reference; and what a wrong schedule computes of unwritten memory
+        _execute(graph, order, memory, Kernels(schedule.sizes, p))
+    s, made = schedule.sizes, memory.written
+    return Simulated(
+        made["query"].reshape(s.tokens, s.heads, s.hckv),
+        made["query_rope"].reshape(s.tokens, s.heads, s.rope),
+        memory.kv_cache,
+        memory.kr_cache,
+        made["dequant_scale_q_nope"].reshape(s.tokens, s.heads, 1) if s.scenario.query_int8 else None,
+    )
+
+
+def problem_of(arguments: dict[str, Any]) -> Problem:
+    """Arguments of `mla_prolog_v3`, checked as it checks them."""
+    call = inspect.signature(mla_prolog_v3).bind(**arguments)
+    call.apply_defaults()
+    return bind(Call(op="mla_prolog_v3", **call.arguments))
+
+
+def _check_order(graph: Graph, order: Sequence[int]) -> None:
+    """Refuses an order that is not a whole execution."""
+    run, possible = Run(graph), set[int]()
+    possible.update(run.start())
+    for at, event in enumerate(order):
+        require(event in possible, _OP, "order", "one that the flags allow", f"event {event} at {at}")
+        possible.remove(event)
+        possible.update(run.execute(event))
+    require(len(order) == len(graph.events), _OP, "order", f"all {len(graph.events)} events", f"{len(order)} of them")
+
+
+def _execute(graph: Graph, order: Sequence[int], memory: Memory, kernels: Kernels) -> None:
+    uses = [0] * len(graph.events)
+    for producers in graph.producers:
+        for producer in producers:
+            uses[producer] += 1
+    local: dict[int, dict[str, np.ndarray]] = {}
+    for event in order:
+        instruction = graph.events[event].instruction
+        values = _inputs(graph, event, local)
+        match instruction:
+            case Load():
+                local[event] = {instruction.local: memory.load(instruction.source)}
+            case Compute():
+                made = kernels.compute(instruction, values)
+                local[event] = dict(zip(instruction.outputs, made, strict=True))
+            case Store():
+                memory.store(instruction.target, values[0])
+        for producer in graph.producers[event]:
+            uses[producer] -= 1
+            if uses[producer] == 0:
+                del local[producer]
+
+
+def _inputs(graph: Graph, event: int, local: dict[int, dict[str, np.ndarray]]) -> list[np.ndarray]:
+    instruction = graph.events[event].instruction
+    names = instruction.inputs if isinstance(instruction, Compute) else (instruction.local,) if isinstance(instruction, Store) else ()
+    return [local[producer][name] for producer, name in zip(graph.producers[event], names, strict=True)]

@@ -1,0 +1,155 @@
+"""A schedule in virtual time: when each instruction starts and ends, and what it waited for."""
+
+from __future__ import annotations
+
+import heapq
+from collections import defaultdict
+from dataclasses import dataclass, field
+
+from decodestep._base.checks import refuse, require
+from decodestep.ops.mla_prolog.schedule.cost import HBM, L2, CostModel
+from decodestep.ops.mla_prolog.schedule.graph import Graph, Run, graph_of
+from decodestep.ops.mla_prolog.schedule.instructions import OP, Compute, Core, Load, Schedule, SetFlag, Store
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """start, end: seconds, by event; a wait starts when it is issued. order: the events as they ended.
+
+    cause: by event, the one whose end let it start; for a wait the set that ended it. -1 for none.
+    """
+
+    graph: Graph = field(repr=False)
+    cost: CostModel
+    start: list[float] = field(repr=False)
+    end: list[float] = field(repr=False)
+    cause: list[int] = field(repr=False)
+    order: list[int] = field(repr=False)
+
+    @property
+    def makespan(self) -> float:
+        return max(self.end, default=0.0)
+
+
+class _Bandwidth:
+    """A rate that moves share equally. `served` is what each move that has been there from the start has got."""
+
+    def __init__(self, total: float, most: float) -> None:
+        self.total, self.most = total, most
+        self.moves: list[tuple[float, int]] = []  # what has been served when a move ends, and its event
+        self.served = self.now = 0.0
+        self.version = 0
+
+    @property
+    def rate(self) -> float:
+        return min(self.most, self.total / max(len(self.moves), 1))
+
+    def advance(self, now: float) -> None:
+        if now > self.now:
+            self.served += self.rate * (now - self.now) if self.moves else 0.0
+            self.now = now
+
+    def add(self, event: int, size: int, now: float) -> None:
+        self.advance(now)
+        heapq.heappush(self.moves, (self.served + size, event))
+        self.version += 1
+
+    def finish(self, now: float) -> int:
+        """Ends the move that is next to end."""
+        self.now = now
+        self.served, event = heapq.heappop(self.moves)
+        self.version += 1
+        return event
+
+    @property
+    def next_end(self) -> float:
+        return self.now + max(0.0, self.moves[0][0] - self.served) / self.rate
+
+
+def timeline(schedule: Schedule, cost: CostModel | None = None, *, graph: Graph | None = None) -> Timeline:
+    """Runs a schedule in virtual time, without computing its numbers.
+
+    cost: what everything takes; None: `CostModel()`. graph: of the schedule, if it is there already.
+    Returns a `Timeline`. Raises ValueError for a schedule that is none, and for one that deadlocks.
+    """
+    cost = CostModel() if cost is None else cost
+    require(isinstance(cost, CostModel), OP, "cost", "a CostModel", cost)
+    graph = graph or graph_of(schedule)
+    made = _Simulation(graph, cost)
+    made.run_all()
+    if len(made.order) < len(graph.events):
+        wait = next(event for event in graph.takes if made.end[event] < 0)
+        refuse(OP, "schedule", "free of deadlocks", f"one in which {graph.words(wait)} for ever")
+    return Timeline(graph, cost, made.start, made.end, made.cause, made.order)
+
+
+class _Simulation:
+    def __init__(self, graph: Graph, cost: CostModel) -> None:
+        self.graph, self.cost = graph, cost
+        count = len(graph.events)
+        self.start, self.end, self.cause = [-1.0] * count, [-1.0] * count, [-1] * count
+        self.order: list[int] = []
+        self.shared = {HBM: _Bandwidth(cost.hbm_bytes, cost.core_bytes), L2: _Bandwidth(cost.l2_bytes, cost.core_bytes)}
+        self.agenda: list[tuple[float, int, str, int]] = []  # time, order of entry, what, event or version
+        self.entered = 0
+        self.run = Run(graph, _room(graph, cost.buffers))
+
+    def run_all(self) -> None:
+        for event in self.run.start():
+            self._begin(event, 0.0, -1)
+        while self.agenda:
+            now, _, what, which = heapq.heappop(self.agenda)
+            if what == "end":
+                self._end(which, now)
+            elif what == "move":
+                level = self.cost.level(self.graph.events[which].instruction)  # type: ignore[arg-type]
+                self.shared[level].add(which, self.graph.events[which].instruction.size, now)  # type: ignore[union-attr]
+                self._expect(level)
+            elif what == "signal":
+                for event in self.run.signal(which):
+                    self._begin(event, now, which)
+            elif which == self.shared[what].version:
+                event = self.shared[what].finish(now)
+                if self.shared[what].moves:
+                    self._expect(what)
+                self._end(event, now)
+
+    def _begin(self, event: int, now: float, cause: int) -> None:
+        self.start[event], self.cause[event] = now, cause
+        e = self.graph.events[event]
+        match e.instruction:
+            case Compute():
+                self._enter(now + self.cost.seconds(e.core, e.instruction, self.graph.schedule.sizes), "end", event)
+            case Load() | Store():
+                self._enter(now + self.cost.move_seconds, "move", event)
+            case SetFlag():
+                self._enter(now + self.cost.flag_seconds, "signal", event)
+                self._enter(now, "end", event)
+            case _:
+                self._enter(now, "end", event)
+
+    def _end(self, event: int, now: float) -> None:
+        self.end[event] = now
+        self.order.append(event)
+        for later in self.run.finish(event):
+            self._begin(later, now, event)
+
+    def _expect(self, level: str) -> None:
+        shared = self.shared[level]
+        self._enter(shared.next_end, level, shared.version)
+
+    def _enter(self, time: float, what: str, which: int) -> None:
+        self.entered += 1
+        heapq.heappush(self.agenda, (time, self.entered, what, which))
+
+
+def _room(graph: Graph, buffers: int) -> dict[int, int]:
+    """For each load the computation that must have ended before there is room for it."""
+    made: dict[Core, list[int]] = defaultdict(list)
+    room = {}
+    for event, e in enumerate(graph.events):
+        if isinstance(e.instruction, Compute):
+            made[e.core].append(event)
+        elif isinstance(e.instruction, Load) and len(made[e.core]) >= buffers:
+            room[event] = made[e.core][-buffers]
+    return room
