@@ -17,6 +17,7 @@ _VERBS = {
     "generate": "continue a prompt with a model, streaming",
     "chat": "hold a conversation with a model",
     "explain": "show what happens to the probabilities of the next token before it is drawn",
+    "schedule": "run the schedule of MlaProlog in virtual time: races, critical path, pictures",
     "bench": "verify an operator against its peers, then time it against them",
     "env": "print versions, instruction set, backends, threads and the model's location",
 }

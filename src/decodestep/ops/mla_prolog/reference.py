@@ -97,15 +97,12 @@ def _real_product(x: np.ndarray, w: Weight, columns: int, math: np.dtype[Any]) -
 
 def _int8_product(x: np.ndarray, w: Weight, columns: int, math: np.dtype[Any]) -> np.ndarray:
     """The exact integers x W, converted to `math` once."""
-    return exact_product(x, matrix(w, x.shape[1], columns)).astype(math)
-
-
-def exact_product(x: np.ndarray, w: np.ndarray) -> np.ndarray:
-    """x @ w of int8 matrices, int64."""
-    total = np.zeros((len(x), w.shape[1]), np.int64)
+    wide = matrix(w, x.shape[1], columns)
+    total = np.zeros((len(x), columns), np.int64)
     for k in range(0, x.shape[1], _INT8_SUM):
-        total += (x[:, k : k + _INT8_SUM].astype(np.float32) @ w[k : k + _INT8_SUM].astype(np.float32)).astype(np.int64)
-    return total
+        part = x[:, k : k + _INT8_SUM].astype(np.float32) @ wide[k : k + _INT8_SUM].astype(np.float32)
+        total += part.astype(np.int64)
+    return total.astype(math)
 
 
 def rms_norm(x: np.ndarray, gamma: np.ndarray | None, eps: float, alpha: float) -> np.ndarray:

@@ -1,8 +1,11 @@
 """MlaProlog's schedule as data: programs of cube and vector cores, run in virtual time, checked over every interleaving."""
 
+from decodestep.ops.mla_prolog.schedule.audit import Verdict, audit
 from decodestep.ops.mla_prolog.schedule.check import Deadlock, Race, Report, check
 from decodestep.ops.mla_prolog.schedule.cost import CostModel
+from decodestep.ops.mla_prolog.schedule.critical import Segment, Utilisation, critical_path, utilisation
 from decodestep.ops.mla_prolog.schedule.design import Design
+from decodestep.ops.mla_prolog.schedule.gantt import chart
 from decodestep.ops.mla_prolog.schedule.graph import Graph, execution, graph_of, interleaving
 from decodestep.ops.mla_prolog.schedule.instructions import (
     Compute,
@@ -16,6 +19,48 @@ from decodestep.ops.mla_prolog.schedule.instructions import (
     Tile,
     WaitFlag,
 )
+from decodestep.ops.mla_prolog.schedule.page import page
 from decodestep.ops.mla_prolog.schedule.program import mla_prolog_schedule
+from decodestep.ops.mla_prolog.schedule.search import Found, search
 from decodestep.ops.mla_prolog.schedule.simulate import Simulated, simulate
 from decodestep.ops.mla_prolog.schedule.timeline import Timeline, timeline
+from decodestep.ops.mla_prolog.schedule.trace import trace
+
+__all__ = [
+    "Compute",
+    "Core",
+    "CostModel",
+    "Deadlock",
+    "Design",
+    "Flag",
+    "Found",
+    "Graph",
+    "Job",
+    "Load",
+    "Race",
+    "Report",
+    "Schedule",
+    "Segment",
+    "SetFlag",
+    "Simulated",
+    "Store",
+    "Tile",
+    "Timeline",
+    "Utilisation",
+    "Verdict",
+    "WaitFlag",
+    "audit",
+    "chart",
+    "check",
+    "critical_path",
+    "execution",
+    "graph_of",
+    "interleaving",
+    "mla_prolog_schedule",
+    "page",
+    "search",
+    "simulate",
+    "timeline",
+    "trace",
+    "utilisation",
+]

@@ -45,7 +45,7 @@ class Report:
     deadlocks: tuple[Deadlock, ...]
     leftovers: tuple[str, ...]  # counters that are not 0 at the end, so that the next launch starts with a flag set
     overflows: tuple[str, ...]  # counters that may rise above the limit; not a reason against `ok`
-    highest: Mapping[str, int]  # by flag: the highest value that a counter of its id may have
+    highest: Mapping[str, int]  # by flag: to which a counter that is waited for by this name may rise
 
     @property
     def ok(self) -> bool:
@@ -160,21 +160,25 @@ def _counters(
     waits: dict[Counter, list[int]] = {}
     for event, (counter, _) in graph.takes.items():
         waits.setdefault(counter, []).append(event)
-    leftovers, overflows, by_id = [], [], {}
+    leftovers, overflows = [], []
+    highest = dict.fromkeys(graph.schedule.flags, 0)
     for counter in {**waits, **graph.sources_of}:
+        if stuck:
+            break
         rises = sum(
             min(int(executed[sets].sum()) if sets else 0 for sets in graph.sources[i].setters.values())
             for i in graph.sources_of.get(counter, [])
         )
         taking = waits.get(counter, [])
-        if rises > len(taking) and not stuck:
+        if rises > len(taking):
             leftovers.append(f"left over: {counter.core} ends with its counter of id {counter.id} at {rises - len(taking)}")
-        highest = 0 if stuck else clocks.highest(counter, taking)
-        by_id[counter.id] = max(by_id.get(counter.id, 0), highest)
-        if highest > limit:
-            overflows.append(f"overflow: the counter of id {counter.id} on {counter.core} may rise to {highest}, above {limit}")
-    flags = graph.schedule.flags
-    return tuple(leftovers), tuple(overflows), {name: by_id.get(flag.id, 0) for name, flag in flags.items()}
+        most = clocks.highest(counter, taking)
+        for wait in taking:
+            name = graph.events[wait].instruction.flag  # type: ignore[union-attr]
+            highest[name] = max(highest[name], most)
+        if most > limit:
+            overflows.append(f"overflow: the counter of id {counter.id} on {counter.core} may rise to {most}, above {limit}")
+    return tuple(leftovers), tuple(overflows), highest
 
 
 def _grouped(races: tuple[Race, ...]) -> Iterator[str]:

@@ -39,9 +39,9 @@ class CostModel:
     buffers: moves to a core run at most so many computations ahead.
 
     The defaults are one die of an Ascend 910C: 24 cube and 48 vector cores, 376 TFLOPS in bfloat16, 1.6 TB/s (P. Zuo et al.,
-    "Serving Large Language Models on Huawei CloudMatrix384", arXiv:2506.12708, 2025), hence the cycles; products of 16 x 16 x 16
-    (int8: 16 x 16 x 32) and 2048 bits a cycle, 4 TB/s of L2 (Ascend 910, Hot Chips 31, 2019). Not published and assumed: 128
-    bytes a cycle for one core, half a microsecond for a flag, nothing for starting a move, and the passes of each kernel.
+    "Serving Large Language Models on Huawei CloudMatrix384", arXiv:2506.12708, 2025), hence the cycles; products of
+    16 x 16 x 16 (int8: 16 x 16 x 32) and 2048 bits a cycle, 4 TB/s of L2 (Ascend 910, Hot Chips 31, 2019). Not published and
+    assumed: 128 bytes a cycle for one core, half a microsecond for a flag, nothing for starting a move, the kernels' passes.
     Raises ValueError for a rate that is not > 0 and a time that is not >= 0.
     """
 
@@ -74,7 +74,13 @@ class CostModel:
                 require(is_real(value) and value > 0, "CostModel", name, "a number > 0", repr(value))
         for kernel in _PASSES:
             passes = self.vector_passes.get(kernel)
-            require(is_real(passes) and 0 <= passes < float("inf"), "CostModel", f"vector_passes[{kernel!r}]", "a finite number >= 0", repr(passes))
+            require(
+                is_real(passes) and 0 <= passes < float("inf"),
+                "CostModel",
+                f"vector_passes[{kernel!r}]",
+                "a finite number >= 0",
+                repr(passes),
+            )
 
     def level(self, instruction: Load | Store) -> str:
         """Where a move goes to or comes from."""

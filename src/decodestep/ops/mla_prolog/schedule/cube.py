@@ -97,9 +97,7 @@ class CubeProgram:
             if s.by_head:
                 self.made.append(SetFlag("QCQR_SPLIT_N", _OUT, step.index))
 
-    def _product(
-        self, job: Job, a: Tile, weight: str, value: int, out: Tile, out_value: int, *, keep_a: bool = False
-    ) -> None:
+    def _product(self, job: Job, a: Tile, weight: str, value: int, out: Tile, out_value: int, *, keep_a: bool = False) -> None:
         """A (rows, K) by (K, columns) product, `inner` of K at a time into one accumulator."""
         (first, end), columns = a.rows, job.columns
         rows, width = end - first, columns[1] - columns[0]

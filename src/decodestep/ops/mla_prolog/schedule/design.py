@@ -34,4 +34,7 @@ class Design:
 
     def __str__(self) -> str:
         changed = {n: v for n, v in vars(self).items() if v != getattr(Design, n)}
-        return ", ".join(n.replace("_", " ") if v is True else f"{n.replace('_', ' ')} {v}" for n, v in changed.items()) or "the design"
+        return (
+            ", ".join(n.replace("_", " ") if v is True else f"{n.replace('_', ' ')} {v}" for n, v in changed.items())
+            or "the design"
+        )

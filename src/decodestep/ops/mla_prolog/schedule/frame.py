@@ -151,7 +151,9 @@ def frame_of(plan: MlaPrologPlan, sizes: Sizes, design: Design) -> Frame:
         require(value is None or (is_int(value) and value >= 1), _OP, name, "None or an integer >= 1", repr(value))
     for name in ("ckvkr_first", "ckvkr_from_last", "preload", "overlap"):
         require(isinstance(getattr(design, name), bool), _OP, name, "True or False", repr(getattr(design, name)))
-    require(not design.overlap or design.join != "none", _OP, "join", '"flag" or "copies" where steps overlap', repr(design.join))
+    require(
+        not design.overlap or design.join != "none", _OP, "join", '"flag" or "copies" where steps overlap', repr(design.join)
+    )
     if sizes.tokens == 0:
         return Frame(sizes, design, 1, 0, 0, 0, 0, 0)
     by_name = {m.name: m for m in plan.matmuls}

@@ -28,6 +28,7 @@ from decodestep.ops.mla_prolog.schedule.instructions import (
     Store,
     WaitFlag,
     pipe_of,
+    used,
 )
 
 
@@ -99,7 +100,13 @@ def _check_flag(name: str, flag: Flag) -> None:
 
 def _check_core(schedule: Schedule, core: Core) -> None:
     count = {CUBE: schedule.sizes.cubes, VECTOR: schedule.sizes.vectors}.get(core.kind, 0)
-    require(0 <= core.index < count, OP, "core", f"one of {schedule.sizes.cubes} cube and {schedule.sizes.vectors} vector cores", str(core))
+    require(
+        0 <= core.number < count,
+        OP,
+        "core",
+        f"one of {schedule.sizes.cubes} cube and {schedule.sizes.vectors} vector cores",
+        str(core),
+    )
     for instruction in schedule.programs[core]:
         if not isinstance(instruction, (Load, Compute, Store, SetFlag, WaitFlag)):
             refuse(OP, f"program of {core}", "of instructions", instruction)
@@ -107,9 +114,21 @@ def _check_core(schedule: Schedule, core: Core) -> None:
             known = f"one of {', '.join(schedule.flags) or 'none'}"
             require(instruction.flag in schedule.flags, OP, "flag", known, repr(instruction.flag))
             if isinstance(instruction, SetFlag):
-                require(instruction.pipe in PIPES[core.kind], OP, "pipe", f"one of {', '.join(PIPES[core.kind])}", repr(instruction.pipe))
+                require(
+                    instruction.pipe in PIPES[core.kind],
+                    OP,
+                    "pipe",
+                    f"one of {', '.join(PIPES[core.kind])}",
+                    repr(instruction.pipe),
+                )
             if schedule.flags[instruction.flag].mode == 1:
-                require(core.kind == VECTOR, OP, f"flag {instruction.flag}", "used by vector cores only, its mode being 1", str(core))
+                require(
+                    core.kind == VECTOR,
+                    OP,
+                    f"flag {instruction.flag}",
+                    "used by vector cores only, its mode being 1",
+                    str(core),
+                )
 
 
 def _bind_core(graph: Graph, core: Core, sources: dict[Hashable, int]) -> None:
@@ -125,10 +144,9 @@ def _bind_core(graph: Graph, core: Core, sources: dict[Hashable, int]) -> None:
             thread_of[pipe] = len(graph.threads)
             graph.threads.append((core, pipe))
         producers: list[int] = []
-        inputs = instruction.inputs if isinstance(instruction, Compute) else (instruction.local,) if isinstance(instruction, Store) else ()
-        for name in inputs:
-            if name not in made:
-                refuse(OP, f"program of {core}", f"one that makes {name!r} before it is used", f"{type(instruction).__name__} at {position}")
+        for name in used(instruction):
+            what = f"{type(instruction).__name__} at {position}"
+            require(name in made, OP, f"program of {core}", f"one that makes {name!r} before it is used", what)
             producers.append(made[name])
         before = {*producers, *([last_in[pipe]] if pipe in last_in else []), *([last_wait] if last_wait is not None else [])}
         graph.events.append(Event(core, position, instruction, thread_of[pipe], rank[pipe]))
@@ -153,7 +171,7 @@ def _bind_core(graph: Graph, core: Core, sources: dict[Hashable, int]) -> None:
 def _bind_set(graph: Graph, core: Core, event: int, instruction: SetFlag, sources: dict[Hashable, int]) -> None:
     schedule = graph.schedule
     flag, group = schedule.flags[instruction.flag], schedule.sizes.group
-    home = core.index if core.kind == CUBE else core.index // group
+    home = core.number if core.kind == CUBE else core.number // group
     members = [Core(VECTOR, home * group + i) for i in range(group)]
     if flag.mode == 0:
         every = range(schedule.sizes.cubes if core.kind == CUBE else schedule.sizes.vectors)

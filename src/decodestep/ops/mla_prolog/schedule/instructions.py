@@ -26,13 +26,13 @@ Span: TypeAlias = "tuple[int, int]"  # from, to: the end is not part of it
 
 
 class Core(NamedTuple):
-    """Cube core `index`, or vector core `index`, which belongs to the group of cube core index // vectors of a group."""
+    """Cube core `number`, or vector core `number`, which is in the group of cube core number // vectors of a group."""
 
     kind: str
-    index: int
+    number: int
 
     def __str__(self) -> str:
-        return f"{self.kind} {self.index}"
+        return f"{self.kind} {self.number}"
 
 
 class Tile(NamedTuple):
@@ -180,6 +180,16 @@ class Schedule:
         program = self._program(core)
         require(is_int(position) and 0 <= position < len(program), OP, "position", f"in [0, {len(program)})", repr(position))
         return program[position]
+
+
+def used(instruction: Instruction) -> tuple[str, ...]:
+    """The local values that an instruction uses."""
+    match instruction:
+        case Compute():
+            return instruction.inputs
+        case Store():
+            return (instruction.local,)
+    return ()
 
 
 def pipe_of(core: Core, instruction: Instruction) -> str:

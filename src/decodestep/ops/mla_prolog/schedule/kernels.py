@@ -3,17 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
 from decodestep._base.arrays import widen
 from decodestep._base.checks import refuse
 from decodestep.ops.mla_prolog.problem import Problem
-from decodestep.ops.mla_prolog.reference import cache_rows, exact_product, in_query_units, quantise_rows, rms_norm, rotate
+from decodestep.ops.mla_prolog.reference import cache_rows, in_query_units, quantise_rows, rms_norm, rotate
 from decodestep.ops.mla_prolog.schedule.instructions import Compute, Job
 from decodestep.ops.mla_prolog.schedule.sizes import Sizes
 
-Values = Sequence[np.ndarray]
+# A product is computed in blocks that NumPy's library does not share out to threads: with many small products these wait for
+# each other longer than they multiply.
+_ROWS, _INNER, _COLUMNS = 128, 128, 16
+
+Values: TypeAlias = "Sequence[np.ndarray]"
+
+
+class Products(NamedTuple):
+    """The accumulator of a product: parts of A and of B whose products are its terms."""
+
+    a: tuple[np.ndarray, ...]
+    b: tuple[np.ndarray, ...]
+
+
+Local: TypeAlias = "np.ndarray | Products"
 
 
 class Kernels:
@@ -32,18 +47,22 @@ class Kernels:
             "QuantQnMulQr": self._quantise,
         }
 
-    def compute(self, instruction: Compute, inputs: Values) -> Values:
+    def compute(self, instruction: Compute, inputs: Sequence[Local]) -> Sequence[Local]:
         kernel = instruction.job.kernel
         if kernel.startswith("Matmul"):
-            return [self._multiply(inputs)]
+            return [_accumulated(*inputs)]
         if kernel not in self.by_name:
             refuse("simulate", "kernel", f"one of the four products or {', '.join(self.by_name)}", repr(kernel))
-        return self.by_name[kernel](instruction.job, inputs)
+        return self.by_name[kernel](instruction.job, [self.value(v) for v in inputs])
 
-    def _multiply(self, inputs: Values) -> np.ndarray:
-        a, w, *so_far = inputs
-        product = exact_product(a, w) if w.dtype == np.int8 else widen(a, self.math) @ widen(w, self.math)
-        return product + so_far[0] if so_far else product
+    def value(self, local: Local) -> np.ndarray:
+        """What a local value is when it leaves the core. Terms are added up only now: one product costs less than its parts."""
+        if not isinstance(local, Products):
+            return local
+        a, b = np.concatenate(local.a, axis=1), np.concatenate(local.b)
+        if b.dtype == np.int8:  # sums of _INNER such products are exact in float32
+            return _product(a.astype(np.float32), b.astype(np.float32), np.float64).astype(np.int64)
+        return _product(widen(a, self.math), widen(b, self.math), self.math)
 
     def _raw(self, values: np.ndarray, job: Job, scale: str) -> np.ndarray:
         """The result of a product of tokens: the integers of an int8 product with their scales."""
@@ -96,3 +115,22 @@ class Kernels:
     def _quantise(self, job: Job, inputs: Values) -> Values:
         query, scale = quantise_rows(widen(inputs[0], self.math), self.p.rounding)
         return [query, scale, in_query_units(inputs[1], scale, self.scales["quant_scale_ckv"].flat[0])]
+
+
+def _accumulated(a: Local, b: Local, so_far: Local | None = None) -> Products:
+    earlier = so_far if isinstance(so_far, Products) else Products((), ())
+    return Products((*earlier.a, a), (*earlier.b, b))  # type: ignore[arg-type]
+
+
+def _product(a: np.ndarray, b: np.ndarray, sums: np.dtype[Any] | type[np.floating[Any]]) -> np.ndarray:
+    """a @ b in blocks; the blocks' results are added in the dtype `sums`."""
+    rows, columns = len(a), b.shape[1]
+    if rows > _ROWS:
+        return np.concatenate([_product(a[top : top + _ROWS], b, sums) for top in range(0, rows, _ROWS)])
+    inner, wide = -a.shape[1] % _INNER, -columns % _COLUMNS
+    if inner or wide:
+        a, b = np.pad(a, ((0, 0), (0, inner))), np.pad(b, ((0, inner), (0, wide)))
+    left = a.reshape(rows, -1, _INNER).transpose(1, 0, 2)[:, None]
+    right = b.reshape(-1, _INNER, b.shape[1] // _COLUMNS, _COLUMNS).transpose(0, 2, 1, 3)
+    total = (left @ right).sum(axis=0, dtype=sums)
+    return total.transpose(1, 0, 2).reshape(rows, -1)[:, :columns]

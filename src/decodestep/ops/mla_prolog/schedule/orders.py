@@ -6,8 +6,18 @@ from decodestep.ops.mla_prolog.schedule.graph import Event
 from decodestep.ops.mla_prolog.schedule.instructions import CUBE, Core, Schedule
 
 # Kernels in the order of the operator, with the flags that stand between one that makes something and one that uses it.
-_KERNELS = ("MatmulCq", "RmsNormCq", "MatmulCkvKr", "NormRopeCkvKr", "MatmulQcQr", "DequantQc", "RopeQr", "DequantRopeQr")
-_KERNELS += ("MatmulQn", "QuantQnMulQr")
+_KERNELS = (
+    "MatmulCq",
+    "RmsNormCq",
+    "MatmulCkvKr",
+    "NormRopeCkvKr",
+    "MatmulQcQr",
+    "DequantQc",
+    "RopeQr",
+    "DequantRopeQr",
+    "MatmulQn",
+    "QuantQnMulQr",
+)
 _BETWEEN = {
     ("MatmulCq", "RmsNormCq"): ("MM_CQ", "VEC_ALL_CQ"),
     ("RmsNormCq", "MatmulQcQr"): ("RMSNORM_CQ", "VEC_ALL_NORM"),
@@ -39,9 +49,11 @@ def what_orders(schedule: Schedule, first: Event, then: Event) -> str:
         pair, everybody = known
         return pair if near or pair == everybody else f"{pair} and {everybody}"
     if first.core.kind == then.core.kind:
-        return f"a flag of mode 0 among the {first.core.kind} cores" if first.core != then.core else "a flag of one pipe that the other waits for"
+        if first.core == then.core:
+            return "a flag that the later pipe's instructions wait for"
+        return f"a flag of mode 0 among the {first.core.kind} cores"
     return "a flag of mode 2 in the group" if near else "a flag of mode 2, and one of mode 0 among the vector cores"
 
 
 def _group(schedule: Schedule, core: Core) -> int:
-    return core.index if core.kind == CUBE else core.index // schedule.sizes.group
+    return core.number if core.kind == CUBE else core.number // schedule.sizes.group

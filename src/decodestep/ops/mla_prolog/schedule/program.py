@@ -48,7 +48,7 @@ def mla_prolog_schedule(plan: MlaPrologPlan, design: Design | None = None, *, gr
 
 
 def _phases(frame: Frame) -> Iterator[tuple[str, Step]]:
-    """The phases of all steps in the order of every core: step by step, or each step's first before the last of the one before."""
+    """The phases of all steps as every core has them; overlapping, a step's first comes before the last of the one before."""
     steps = frame.steps
     if not frame.design.overlap:
         yield from ((phase, step) for step in steps for phase in ("down", "up", "absorb"))

@@ -17,8 +17,8 @@ from decodestep.ops.mla_prolog.problem import Problem
 from decodestep.ops.mla_prolog.schedule.cost import CostModel
 from decodestep.ops.mla_prolog.schedule.frame import frame_of
 from decodestep.ops.mla_prolog.schedule.graph import Graph, Run, graph_of
-from decodestep.ops.mla_prolog.schedule.instructions import Compute, Load, Schedule, Store
-from decodestep.ops.mla_prolog.schedule.kernels import Kernels
+from decodestep.ops.mla_prolog.schedule.instructions import Compute, Load, Schedule, Store, used
+from decodestep.ops.mla_prolog.schedule.kernels import Kernels, Local
 from decodestep.ops.mla_prolog.schedule.memory import Memory, fits
 from decodestep.ops.mla_prolog.schedule.timeline import timeline
 
@@ -65,8 +65,8 @@ def simulate(
     return Simulated(
         made["query"].reshape(s.tokens, s.heads, s.hckv),
         made["query_rope"].reshape(s.tokens, s.heads, s.rope),
-        memory.kv_cache,
-        memory.kr_cache,
+        memory.kv_cache.reshape(arguments["kv_cache"].shape),
+        memory.kr_cache.reshape(arguments["kr_cache"].shape),
         made["dequant_scale_q_nope"].reshape(s.tokens, s.heads, 1) if s.scenario.query_int8 else None,
     )
 
@@ -94,7 +94,7 @@ def _execute(graph: Graph, order: Sequence[int], memory: Memory, kernels: Kernel
     for producers in graph.producers:
         for producer in producers:
             uses[producer] += 1
-    local: dict[int, dict[str, np.ndarray]] = {}
+    local: dict[int, dict[str, Local]] = {}
     for event in order:
         instruction = graph.events[event].instruction
         values = _inputs(graph, event, local)
@@ -105,14 +105,13 @@ def _execute(graph: Graph, order: Sequence[int], memory: Memory, kernels: Kernel
                 made = kernels.compute(instruction, values)
                 local[event] = dict(zip(instruction.outputs, made, strict=True))
             case Store():
-                memory.store(instruction.target, values[0])
+                memory.store(instruction.target, kernels.value(values[0]))
         for producer in graph.producers[event]:
             uses[producer] -= 1
             if uses[producer] == 0:
                 del local[producer]
 
 
-def _inputs(graph: Graph, event: int, local: dict[int, dict[str, np.ndarray]]) -> list[np.ndarray]:
+def _inputs(graph: Graph, event: int, local: dict[int, dict[str, Local]]) -> list[Local]:
     instruction = graph.events[event].instruction
-    names = instruction.inputs if isinstance(instruction, Compute) else (instruction.local,) if isinstance(instruction, Store) else ()
-    return [local[producer][name] for producer, name in zip(graph.producers[event], names, strict=True)]
+    return [local[producer][name] for producer, name in zip(graph.producers[event], used(instruction), strict=True)]

@@ -72,7 +72,13 @@ def sizes_of(plan: MlaPrologPlan, group: int) -> Sizes:
         and (empty == 1 or by_name["MatmulCkvKr"].k == cq.k)
         and qn.heads * qn.blocks >= heads > qn.heads * (qn.blocks - 1)
     )
-    require(consistent, _OP, "plan", "of products that fit each other", "; ".join(f"{m.name} {m.m}x{m.k}x{m.n}" for m in plan.matmuls))
+    require(
+        consistent,
+        _OP,
+        "plan",
+        "of products that fit each other",
+        "; ".join(f"{m.name} {m.m}x{m.k}x{m.n}" for m in plan.matmuls),
+    )
     by_head = bool(plan.key.dequant_optional)
     require(not by_head or scenario.partial, _OP, "plan", "of a key that dequantises int8 products only", str(plan.key))
     return Sizes(scenario, tokens, heads, cq.k, cq.n, hckv, qn.k, head - qn.k, empty == 0, by_head, cubes, group)
@@ -81,7 +87,9 @@ def sizes_of(plan: MlaPrologPlan, group: int) -> Sizes:
 def _tokens(plan: MlaPrologPlan, vectors: int) -> int:
     steps, blocks = plan.steps, plan.vector_blocks
     require(all(is_int(s) and s > 0 for s in steps), _OP, "plan", "of steps of at least one token", str(steps))
-    require(len(set(steps[:-1])) <= 1 and (not steps or steps[-1] <= steps[0]), _OP, "plan", "of equal steps and a tail", str(steps))
+    require(
+        len(set(steps[:-1])) <= 1 and (not steps or steps[-1] <= steps[0]), _OP, "plan", "of equal steps and a tail", str(steps)
+    )
     if steps:
         require(
             len(blocks) <= vectors and sum(blocks) == steps[0] and min(blocks) > 0,
@@ -98,5 +106,11 @@ def _check_product(m: Matmul, cubes: int) -> None:
     require(all(is_int(s) and s > 0 for s in sizes), _OP, "plan", f"of sizes > 0 in {m.name}", str(sizes))
     require(m.blocks <= cubes, _OP, "plan", f"of at most {cubes} blocks in {m.name}, one to a cube core", str(m.blocks))
     covered = m.columns * m.blocks if m.batch == 1 else m.n
-    require(m.n <= covered < m.n + m.columns, _OP, "plan", f"of blocks that cover {m.name} once", f"{m.blocks} x {m.columns} of {m.n}")
+    require(
+        m.n <= covered < m.n + m.columns,
+        _OP,
+        "plan",
+        f"of blocks that cover {m.name} once",
+        f"{m.blocks} x {m.columns} of {m.n}",
+    )
     require(m.batch == 1 or m.heads >= 1, _OP, "plan", f"of heads >= 1 in {m.name}", str(m.heads))

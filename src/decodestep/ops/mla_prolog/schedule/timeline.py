@@ -126,6 +126,7 @@ class _Simulation:
                 self._enter(now + self.cost.flag_seconds, "signal", event)
                 self._enter(now, "end", event)
             case _:
+                self.start[event] = max((self.end[earlier] for earlier in self.graph.before[event]), default=0.0)
                 self._enter(now, "end", event)
 
     def _end(self, event: int, now: float) -> None:

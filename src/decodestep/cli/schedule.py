@@ -1,0 +1,133 @@
+"""``decodestep schedule``: MlaProlog's schedule in virtual time, checked, as words, a page, a drawing or a trace."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Callable
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from decodestep._base.checks import refuse, require
+from decodestep.ops.mla_prolog import mla_prolog_plan
+from decodestep.ops.mla_prolog.schedule import (
+    CostModel,
+    Design,
+    Found,
+    Timeline,
+    audit,
+    check,
+    mla_prolog_schedule,
+    search,
+    timeline,
+)
+from decodestep.ops.mla_prolog.schedule.critical import critical_path, utilisation
+from decodestep.ops.mla_prolog.schedule.gantt import chart, title
+from decodestep.ops.mla_prolog.schedule.page import page
+from decodestep.ops.mla_prolog.schedule.trace import trace
+
+_DRAWN: dict[str, Callable[[Timeline], str]] = {".html": page, ".svg": chart, ".json": trace}
+_NUMBERS = [f.name for f in fields(CostModel) if f.name not in ("vector_passes", "l2_buffers")]
+_INTEGERS = ("fractal_rows", "fractal_columns", "fractal_bytes", "vector_lanes", "buffers")
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--tokens", type=int, default=32, metavar="T", help="[%(default)s]")
+    add("--heads", type=int, default=128, metavar="N", help="[%(default)s]")
+    add("--scenario", default="NO_QUANT", metavar="NAME", help="NO_QUANT, PARTIAL, PARTIAL_KV, FULL or FULL_KV [%(default)s]")
+    add("--cache-mode", default="PA_BSND", metavar="MODE", help="PA_BSND or PA_NZ [%(default)s]")
+    add("--empty-cache", action="store_true", help="the caches have no blocks")
+    add("--hidden", type=int, default=7168, metavar="HE", help="width of a token [%(default)s]")
+    add("--cubes", type=int, default=24, metavar="N", help="cube cores [%(default)s]")
+    add("--group", type=int, default=2, metavar="N", help="vector cores of each cube core [%(default)s]")
+    add("--cost", action="append", default=[], metavar="NAME=VALUE", help=f"a number of the cost model: {', '.join(_NUMBERS)}")
+    add("--published", action="store_true", help="the design as published, without the flag between steps")
+    add("--search", action="store_true", help="look for a better schedule, and show that one")
+    add("--audit", action="store_true", help="remove each flag in turn and tell what breaks")
+    add("--out", action="append", default=[], metavar="FILE", help="write a page (.html), a drawing (.svg) or a trace (.json)")
+    add("--json", action="store_true", help="print one JSON object")
+
+
+def run(options: argparse.Namespace) -> int:
+    for name in options.out:
+        require(Path(name).suffix in _DRAWN, "schedule", "out", f"a file name in {', '.join(_DRAWN)}", repr(name))
+    cost = _cost(options.cost)
+    require(
+        options.cubes > 0 and options.group > 0, "schedule", "cubes and group", "> 0", f"{options.cubes} and {options.group}"
+    )
+    plan = mla_prolog_plan(
+        options.tokens,
+        options.heads,
+        hidden=options.hidden,
+        scenario=options.scenario,
+        cache_mode=options.cache_mode,
+        empty_cache=options.empty_cache,
+        aic=options.cubes,
+        aiv=options.cubes * options.group,
+    )
+    require(bool(plan.steps), "schedule", "tokens", "an integer >= 1", options.tokens)
+    if options.search:
+        require(not options.published, "schedule", "published", "left out of a search", "--published")
+        found: Found | None = search(plan, cost, group=options.group)
+        shown = found.best  # type: ignore[union-attr]
+    else:
+        found = None
+        design = Design(join="none") if options.published else Design()
+        shown = timeline(mla_prolog_schedule(plan, design, group=options.group), cost)
+    facts = _facts(shown, found, options.audit)
+    for name in options.out:
+        Path(name).write_text(_DRAWN[Path(name).suffix](shown), encoding="utf-8")
+    print(json.dumps(facts) if options.json else "\n".join(_lines(facts)))
+    return 0
+
+
+def _cost(given: list[str]) -> CostModel:
+    values: dict[str, Any] = {}
+    for item in given:
+        name, _, text = item.partition("=")
+        require(name in _NUMBERS, "schedule", "cost", f"NAME=VALUE of {', '.join(_NUMBERS)}", repr(item))
+        try:
+            values[name] = int(text) if name in _INTEGERS else float(text)
+        except ValueError:
+            refuse("schedule", f"cost {name}", "a number", repr(text))
+    return CostModel(**values)
+
+
+def _facts(shown: Timeline, found: Found | None, audited: bool) -> dict[str, Any]:
+    schedule = shown.graph.schedule
+    busy = utilisation(shown)
+    facts: dict[str, Any] = {
+        "title": title(shown),
+        "design": str(schedule.design),
+        "makespan_us": shown.makespan * 1e6,
+        "check": str(check(schedule)).splitlines(),
+        "critical_path": [{"us": s.seconds * 1e6, "words": s.words} for s in critical_path(shown)],
+        "utilisation": {str(core): u._asdict() for core, u in busy.items()},
+    }
+    if found is not None:
+        facts["search"] = {
+            "design_us": found.design.makespan * 1e6,
+            "saved": found.saved,
+            "tried": [{"design": str(design), "us": seconds * 1e6} for design, seconds in found.tried],
+        }
+    if audited:
+        facts["audit"] = [str(verdict) for verdict in audit(schedule)]
+    return facts
+
+
+def _lines(facts: dict[str, Any]) -> list[str]:
+    lines = [facts["title"], f"schedule: {facts['design']}"]
+    if "search" in facts:
+        s = facts["search"]
+        lines.append(
+            f"search: {len(s['tried'])} schedules; the design takes {s['design_us']:.1f} us, this one {s['saved']:.1%} less"
+        )
+    lines += [f"check: {line}" for line in facts["check"]]
+    lines += ["critical path:", *(f"  {s['us']:8.2f} us  {s['words']}" for s in facts["critical_path"])]
+    for kind in ("cube", "vector"):
+        every = [u for core, u in facts["utilisation"].items() if core.startswith(kind)]
+        means = ", ".join(f"{name} {sum(u[name] for u in every) / len(every):.1%}" for name in every[0])
+        lines.append(f"{len(every)} {kind} cores: {means}")
+    return lines + facts.get("audit", [])
