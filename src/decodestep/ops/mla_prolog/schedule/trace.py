@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 from decodestep.ops.mla_prolog.schedule.gantt import title
-from decodestep.ops.mla_prolog.schedule.instructions import PIPES, Compute, Load, SetFlag, Store, WaitFlag
+from decodestep.ops.mla_prolog.schedule.instructions import PIPES, Compute, Core, Load, SetFlag, Store, WaitFlag
 from decodestep.ops.mla_prolog.schedule.timeline import Timeline
 
 
@@ -16,42 +16,38 @@ def trace(timeline: Timeline) -> str:
     cores = graph.schedule.cores
     process = {core: n for n, core in enumerate(cores, 1)}
     made: list[dict[str, Any]] = []
+    arrows: list[dict[str, Any]] = []
     for core, pid in process.items():
         made.append(_named("process_name", pid, 0, {"name": str(core)}))
         made.append(_named("process_sort_index", pid, 0, {"sort_index": pid}))
         made += [_named("thread_name", pid, tid, {"name": name}) for tid, name in enumerate(("S", *PIPES[core.kind]), 1)]
     for event, e in enumerate(graph.events):
-        pid, pipe, i = process[e.core], graph.threads[e.thread][1], e.instruction
-        tid = ("S", *PIPES[e.core.kind]).index(pipe) + 1
-        start, end = timeline.start[event] * 1e6, timeline.end[event] * 1e6
-        place = {"pid": pid, "tid": tid, "ts": start}
+        i, start, end = e.instruction, _micros(timeline.start[event]), _micros(timeline.end[event])
         if isinstance(i, (Compute, Load, Store)):
-            tile = (
-                {} if isinstance(i, Compute) else {"tile": str(i.source if isinstance(i, Load) else i.target), "bytes": i.size}
-            )
-            args = {"what": str(i.job), "step": i.job.step, **tile}
-            made.append({"name": i.job.kernel, "cat": type(i).__name__, "ph": "X", "dur": end - start, **place, "args": args})
-        elif isinstance(i, WaitFlag):
-            made.append(
-                {"name": f"wait {i.flag}", "cat": "wait", "ph": "X", "dur": end - start, **place, "args": {"step": i.step}}
-            )
-            setter = timeline.cause[event]
-            if setter >= 0 and isinstance(graph.events[setter].instruction, SetFlag):
-                made += _arrow(timeline, setter, event, process)
+            tile = "" if isinstance(i, Compute) else str(i.source if isinstance(i, Load) else i.target)
+            name, args = i.job.kernel, {"what": str(i.job), "step": i.job.step, "tile": tile}
         else:
-            made.append({"name": f"set {i.flag}", "cat": "set", "ph": "X", "dur": 0.0, **place, "args": {"step": i.step}})
-    return json.dumps({"traceEvents": made, "displayTimeUnit": "ns", "otherData": {"title": title(timeline)}})
+            name, args = f"{'wait' if isinstance(i, WaitFlag) else 'set'} {i.flag}", {"step": i.step}
+        span = {"name": name, "cat": type(i).__name__, "ph": "X", "ts": start, "dur": round(end - start, 3), "args": args}
+        made.append(span | _place(timeline, event, process))
+        setter = timeline.cause[event]
+        if isinstance(i, WaitFlag) and setter >= 0 and isinstance(graph.events[setter].instruction, SetFlag):
+            for at, more in ((setter, {"ph": "s"}), (event, {"ph": "f", "bp": "e"})):
+                point = {"name": "flag", "cat": "flag", "id": event, "ts": _micros(timeline.end[at])}
+                arrows.append(point | more | _place(timeline, at, process))
+    # Of what happens at one time, viewers read first what comes first: an arrow has to find its spans.
+    return json.dumps({"traceEvents": made + arrows, "displayTimeUnit": "ns", "otherData": {"title": title(timeline)}})
+
+
+def _place(timeline: Timeline, event: int, process: dict[Core, int]) -> dict[str, int]:
+    core, pipe = timeline.graph.threads[timeline.graph.events[event].thread]
+    return {"pid": process[core], "tid": ("S", *PIPES[core.kind]).index(pipe) + 1}
+
+
+def _micros(seconds: float) -> float:
+    """Microseconds in whole nanoseconds, to which viewers round: neighbours must not come to overlap."""
+    return round(seconds * 1e6, 3)
 
 
 def _named(name: str, pid: int, tid: int, args: dict[str, Any]) -> dict[str, Any]:
     return {"name": name, "ph": "M", "pid": pid, "tid": tid, "args": args}
-
-
-def _arrow(timeline: Timeline, setter: int, wait: int, process: dict[Any, int]) -> list[dict[str, Any]]:
-    graph, made = timeline.graph, []
-    for event, phase, time in ((setter, "s", timeline.end[setter]), (wait, "f", timeline.end[wait])):
-        e = graph.events[event]
-        tid = ("S", *PIPES[e.core.kind]).index(graph.threads[e.thread][1]) + 1
-        arrow = {"name": "flag", "cat": "flag", "ph": phase, "id": wait, "pid": process[e.core], "tid": tid, "ts": time * 1e6}
-        made.append(arrow | ({"bp": "e"} if phase == "f" else {}))
-    return made
