@@ -312,6 +312,24 @@ def test_schedules_that_are_none():
         schedule.drop(core, last)
 
 
+def test_instructions_that_no_core_can_execute():
+    schedule, call = schedule_of("NO_QUANT", 2, 1, 1, 1), call_of("NO_QUANT", "PA_BSND", 2, 1)
+    core, at = Core("cube", 0), {}
+    for position, instruction in enumerate(schedule.programs[core]):
+        at.setdefault(type(instruction).__name__, position)
+    program = schedule.programs[core]
+    load, compute, store = (program[at[kind]] for kind in ("Load", "Compute", "Store"))
+    for edited, words in (
+        (replace(load, source=load.source._replace(buffer="attic")), "tile to read must be of one of"),
+        (replace(load, source=load.source._replace(rows=(0, 3))), "tile must be within token_x, 2 x 48"),
+        (replace(store, target=store.target._replace(buffer="token_x")), "tile to write must be of one of"),
+        (replace(compute, job=compute.job._replace(kernel="Guess")), "kernel must be one of"),
+        (replace(compute, inputs=compute.inputs[:1]), r"inputs and outputs of MatmulCq must be \(2, 1\)"),
+    ):
+        with pytest.raises(ValueError, match=f"^simulate: {words}"):
+            simulate(schedule.edit(core, at[type(edited).__name__], [edited]), call)
+
+
 def test_calls_of_other_sizes():
     schedule = schedule_of("NO_QUANT", 2, 1, 1, 1)
     for call in (

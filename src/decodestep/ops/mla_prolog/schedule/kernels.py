@@ -8,12 +8,13 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 
 from decodestep._base.arrays import widen
-from decodestep._base.checks import refuse
+from decodestep._base.checks import require, require_choice
 from decodestep.ops.mla_prolog.problem import Problem
 from decodestep.ops.mla_prolog.reference import cache_rows, in_query_units, quantise_rows, rms_norm, rotate
 from decodestep.ops.mla_prolog.schedule.instructions import Compute, Job
 from decodestep.ops.mla_prolog.schedule.sizes import Sizes
 
+PRODUCTS = ("MatmulCq", "MatmulCkvKr", "MatmulQcQr", "MatmulQn")
 # A product is computed in blocks that NumPy's library does not share out to threads: with many small products these wait for
 # each other longer than they multiply.
 _ROWS, _INNER, _COLUMNS = 128, 128, 16
@@ -48,12 +49,24 @@ class Kernels:
         }
 
     def compute(self, instruction: Compute, inputs: Sequence[Local]) -> Sequence[Local]:
-        kernel = instruction.job.kernel
-        if kernel.startswith("Matmul"):
+        if instruction.job.kernel in PRODUCTS:
             return [_accumulated(*inputs)]
-        if kernel not in self.by_name:
-            refuse("simulate", "kernel", f"one of the four products or {', '.join(self.by_name)}", repr(kernel))
-        return self.by_name[kernel](instruction.job, [self.value(v) for v in inputs])
+        return self.by_name[instruction.job.kernel](instruction.job, [self.value(v) for v in inputs])
+
+    def check(self, instruction: Compute) -> None:
+        """Refuses a kernel that there is not, or with another number of values."""
+        kernel, given = instruction.job.kernel, (len(instruction.inputs), len(instruction.outputs))
+        require_choice("simulate", "kernel", kernel, (*PRODUCTS, *self.by_name))
+        quantised, norms = self.sizes.scenario.partial, 1 + self.sizes.scenario.partial
+        wanted = {
+            "RmsNormCq": [(1, norms)],
+            "NormRopeCkvKr": [(3, 2)],
+            "DequantQc": [(2, 1)],
+            "RopeQr": [(3 + quantised, 1)],
+            "DequantRopeQr": [(4, 2)],
+            "QuantQnMulQr": [(2, 3)],
+        }.get(kernel, [(2, 1), (3, 1)])
+        require(given in wanted, "simulate", f"inputs and outputs of {kernel}", " or ".join(map(str, wanted)), str(given))
 
     def value(self, local: Local) -> np.ndarray:
         """What a local value is when it leaves the core. Terms are added up only now: one product costs less than its parts."""

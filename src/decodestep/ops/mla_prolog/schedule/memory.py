@@ -13,6 +13,7 @@ from decodestep.ops.mla_prolog.schedule.sizes import Sizes
 from decodestep.weights.linear_panels import LinearPanels
 
 _OP = "simulate"
+_CACHES = ("kv_cache", "kr_cache")
 
 
 class Memory:
@@ -39,24 +40,33 @@ class Memory:
         }
         self.written = {name: self._unwritten(rows, columns, kind) for name, (rows, columns, kind) in written.items()}
 
+    def check(self, tile: Tile, *, write: bool) -> None:
+        """Refuses a tile that is not there, or not there to be written."""
+        s, places = self.p, {name: array.shape for name, array in self.written.items()}
+        if write:
+            places |= {name: (len(s.slots), 2**31) for name in _CACHES}  # rows are tokens
+        else:
+            places |= {name: array.shape for name, array in self.given.items()}
+        if tile.buffer not in places:
+            refuse(_OP, f"tile to {'write' if write else 'read'}", f"of one of {', '.join(places)}", str(tile))
+        rows, columns = places[tile.buffer]
+        inside = 0 <= tile.rows[0] <= tile.rows[1] <= rows and 0 <= tile.columns[0] <= tile.columns[1] <= columns
+        require(inside, _OP, "tile", f"within {tile.buffer}, {rows} x {columns}", str(tile))
+
     def load(self, tile: Tile) -> np.ndarray:
         """A copy of a tile, or a view of what cannot be written."""
         rows, columns = slice(*tile.rows), slice(*tile.columns)
         if tile.buffer in self.given:
             return self.given[tile.buffer][rows, columns]
-        if tile.buffer not in self.written:
-            refuse(_OP, "tile", f"of one of {', '.join((*self.given, *self.written))}", str(tile))
         return self.written[tile.buffer][rows, columns].copy()
 
     def store(self, tile: Tile, value: np.ndarray) -> None:
         """Writes a tile; of a cache, the rows of its tokens."""
-        if tile.buffer in ("kv_cache", "kr_cache"):
+        if tile.buffer in _CACHES:
             cache = self.kv_cache if tile.buffer == "kv_cache" else self.kr_cache
             if value.size:  # tiles hold the rope key in the row of the latent
                 write_rows(cache, value, self.p.slots[slice(*tile.rows)], self.p.nz)
             return
-        if tile.buffer not in self.written:
-            refuse(_OP, "tile", f"of one of {', '.join(self.written)}", str(tile))
         self.written[tile.buffer][slice(*tile.rows), slice(*tile.columns)] = value
 
     def _unwritten(self, rows: int, columns: int, kind: str) -> np.ndarray:

@@ -58,9 +58,17 @@ def simulate(
         order = timeline(schedule, cost, graph=graph).order
     else:
         _check_order(graph, order)
-    memory = Memory(frame_of(schedule.plan, schedule.sizes, schedule.design), p)
+    memory, kernels = Memory(frame_of(schedule.plan, schedule.sizes, schedule.design), p), Kernels(schedule.sizes, p)
+    for event in graph.events:
+        match event.instruction:
+            case Load() as i:
+                memory.check(i.source, write=False)
+            case Store() as i:
+                memory.check(i.target, write=True)
+            case Compute() as i:
+                kernels.check(i)
     with np.errstate(all="ignore"):  # as the reference; and what a wrong schedule computes of unwritten memory
-        _execute(graph, order, memory, Kernels(schedule.sizes, p))
+        _execute(graph, order, memory, kernels)
     s, made = schedule.sizes, memory.written
     return Simulated(
         made["query"].reshape(s.tokens, s.heads, s.hckv),
