@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 from decodestep.ops.mla_prolog.schedule import Graph, Load, Store
@@ -76,5 +77,10 @@ def _conflict(graph: Graph, a: int, b: int) -> bool:
     if not (isinstance(one, (Load, Store)) and isinstance(other, (Load, Store)) and Store in (type(one), type(other))):
         return False
     p, q = (i.source if isinstance(i, Load) else i.target for i in (one, other))
-    apart = any(max(x[0], y[0]) >= min(x[1], y[1]) for x, y in ((p.rows, q.rows), (p.columns, q.columns)))
-    return p.buffer == q.buffer and not apart
+    return p.buffer == q.buffer and not _cells(p).isdisjoint(_cells(q))
+
+
+@cache
+def _cells(tile) -> frozenset[tuple[int, int]]:
+    starts = [n * tile.stride for n in range(tile.repeats)]
+    return frozenset((row, at + column) for row in range(*tile.rows) for at in starts for column in range(*tile.columns))

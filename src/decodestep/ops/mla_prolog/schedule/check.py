@@ -97,7 +97,7 @@ def _accesses(graph: Graph, executed: np.ndarray, slots: np.ndarray | None) -> d
             rows = [tile.rows]
             if slots is not None and tile.buffer in _CACHES:
                 rows = [(int(s), int(s) + 1) for s in slots[slice(*tile.rows)] if s >= 0]
-            found.setdefault(tile.buffer, []).extend((event, *r, *tile.columns, write) for r in rows)
+            found.setdefault(tile.buffer, []).extend((event, *r, *part, write) for r in rows for part in tile.parts)
     tables = {name: np.array(rows, np.int64) for name, rows in found.items() if any(row[5] for row in rows)}
     return {name: (table[:, :5], table[:, 5] == 1) for name, table in tables.items()}
 
@@ -107,21 +107,19 @@ def _races(
 ) -> Iterator[tuple[int, int, Tile]]:
     for buffer, (table, writes) in _accesses(graph, executed, slots).items():
         event, top, bottom, left, right = table.T
+        found = set[tuple[int, int]]()
         for w in np.flatnonzero(writes):
             other = (top < bottom[w]) & (top[w] < bottom) & (left < right[w]) & (left[w] < right)
             other &= event != event[w]
-            other[:w] &= ~writes[:w]  # a pair of writes once
             at = np.flatnonzero(other)
             mine = np.full(len(at), event[w])
             unordered = ~(clocks.before(mine, event[at]) | clocks.before(event[at], mine))
             for o in at[unordered]:
-                tile = Tile(
-                    buffer,
-                    (int(max(top[w], top[o])), int(min(bottom[w], bottom[o]))),
-                    (int(max(left[w], left[o])), int(min(right[w], right[o]))),
-                )
                 a, b = sorted((int(event[w]), int(event[o])), key=lambda e: (_intended(graph, e), executed_at[e]))
-                yield a, b, tile
+                if (a, b) not in found:  # tiles may meet in several rectangles
+                    found.add((a, b))
+                    rows = (int(max(top[w], top[o])), int(min(bottom[w], bottom[o])))
+                    yield a, b, Tile(buffer, rows, (int(max(left[w], left[o])), int(min(right[w], right[o]))))
 
 
 def _intended(graph: Graph, event: int) -> tuple[int, int]:

@@ -36,14 +36,23 @@ class Core(NamedTuple):
 
 
 class Tile(NamedTuple):
-    """A rectangle of a named matrix in global memory."""
+    """A rectangle of a named matrix in global memory; or `repeats` of them, each `stride` columns after the one before."""
 
     buffer: str
     rows: Span
     columns: Span
+    repeats: int = 1
+    stride: int = 0
+
+    @property
+    def parts(self) -> list[Span]:
+        """The columns of each rectangle."""
+        left, right = self.columns
+        return [(left + n * self.stride, right + n * self.stride) for n in range(self.repeats)]
 
     def __str__(self) -> str:
-        return f"{self.buffer}[{self.rows[0]}:{self.rows[1]}, {self.columns[0]}:{self.columns[1]}]"
+        more = f", {self.repeats} times every {self.stride}" if self.repeats > 1 else ""
+        return f"{self.buffer}[{self.rows[0]}:{self.rows[1]}, {self.columns[0]}:{self.columns[1]}{more}]"
 
 
 class Job(NamedTuple):

@@ -107,13 +107,13 @@ class Kernels:
         """The nope columns of all heads, dequantised."""
         s = self.sizes
         columns = np.arange(s.heads * s.head).reshape(s.heads, s.head)[:, : s.nope].reshape(-1)
-        return [self._queries(inputs[0][:, columns], inputs[1:], columns).astype(self.p.real)]
+        return [self._queries(inputs[0], inputs[1:], columns).astype(self.p.real)]
 
     def _rotate(self, job: Job, inputs: Values) -> Values:
         """The rope columns of all heads, rotated."""
         s = self.sizes
         columns = np.arange(s.heads * s.head).reshape(s.heads, s.head)[:, s.nope :].reshape(-1)
-        return [self._rotated(self._queries(inputs[0][:, columns], inputs[3:], columns), inputs[1:3])]
+        return [self._rotated(self._queries(inputs[0], inputs[3:], columns), inputs[1:3])]
 
     def _by_head(self, job: Job, inputs: Values) -> Values:
         s = self.sizes

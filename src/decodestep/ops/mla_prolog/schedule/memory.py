@@ -50,15 +50,17 @@ class Memory:
         if tile.buffer not in places:
             refuse(_OP, f"tile to {'write' if write else 'read'}", f"of one of {', '.join(places)}", str(tile))
         rows, columns = places[tile.buffer]
-        inside = 0 <= tile.rows[0] <= tile.rows[1] <= rows and 0 <= tile.columns[0] <= tile.columns[1] <= columns
-        require(inside, _OP, "tile", f"within {tile.buffer}, {rows} x {columns}", str(tile))
+        spans = [(tile.rows, rows), *((part, columns) for part in tile.parts)]
+        inside = all(0 <= first <= end <= size for (first, end), size in spans)
+        require(inside and (not write or tile.repeats == 1), _OP, "tile", f"within {tile.buffer}, {rows} x {columns}", str(tile))
 
     def load(self, tile: Tile) -> np.ndarray:
         """A copy of a tile, or a view of what cannot be written."""
-        rows, columns = slice(*tile.rows), slice(*tile.columns)
-        if tile.buffer in self.given:
-            return self.given[tile.buffer][rows, columns]
-        return self.written[tile.buffer][rows, columns].copy()
+        rows = (self.given if tile.buffer in self.given else self.written)[tile.buffer][slice(*tile.rows)]
+        if tile.repeats > 1:
+            return np.concatenate([rows[:, left:right] for left, right in tile.parts], axis=1)
+        part = rows[:, slice(*tile.columns)]
+        return part if tile.buffer in self.given else part.copy()
 
     def store(self, tile: Tile, value: np.ndarray) -> None:
         """Writes a tile; of a cache, the rows of its tokens."""

@@ -131,7 +131,7 @@ class VectorProgram:
             job = self._job("DequantQc", rows, (0, s.heads * s.nope), step)
             size = count * s.heads * s.nope
             self.made += [
-                Load(job, Tile(self.frame.copy("qcqr", step), rows, (0, s.heads * s.head)), "qcqr", size * SCALE),
+                Load(job, Tile(self.frame.copy("qcqr", step), rows, (0, s.nope), s.heads, s.head), "qcqr", size * SCALE),
                 Compute(job, ("qcqr", "scale"), ("qc",), values=size),
                 Store(job, "qc", Tile("qc", rows, job.columns), size * REAL),
             ]
@@ -143,7 +143,7 @@ class VectorProgram:
             size = count * s.heads * s.rope
             value, scale = (SCALE, ("scale",)) if s.scenario.partial else (REAL, ())
             self.made += [
-                Load(job, Tile(self.frame.copy("qcqr", step), rows, (0, s.heads * s.head)), "qcqr", size * value),
+                Load(job, Tile(self.frame.copy("qcqr", step), rows, (s.nope, s.head), s.heads, s.head), "qcqr", size * value),
                 Compute(job, ("qcqr", "sin.kr", "cos.kr", *scale), ("qr",), values=size),
                 Store(job, "qr", Tile("query_rope", job.tokens, job.columns), size * REAL),
             ]
