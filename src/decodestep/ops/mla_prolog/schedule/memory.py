@@ -52,7 +52,8 @@ class Memory:
         rows, columns = places[tile.buffer]
         spans = [(tile.rows, rows), *((part, columns) for part in tile.parts)]
         inside = all(0 <= first <= end <= size for (first, end), size in spans)
-        require(inside and (not write or tile.repeats == 1), _OP, "tile", f"within {tile.buffer}, {rows} x {columns}", str(tile))
+        require(not write or tile.repeats == 1, _OP, "tile to write", "one rectangle", str(tile))
+        require(inside, _OP, "tile", f"within {tile.buffer}, {rows} x {columns}", str(tile))
 
     def load(self, tile: Tile) -> np.ndarray:
         """A copy of a tile, or a view of what cannot be written."""
