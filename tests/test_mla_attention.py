@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import decodestep as ds
+from decodestep.weights import LinearPanels, PackedWeight
 from misaligned import misaligned
 from tolerances import assert_close
 
@@ -295,3 +296,30 @@ def test_a_backend_asked_for_by_name_does_not_fall_back(rng):
     args, options = make(rng, tokens=2, heads=2, latent=16, rope=8, dtype=np.float64)
     with pytest.raises(ValueError, match="has no float64"):
         ds.mla_attention(*args, backend="cpu", **options)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("in_panels", [False, True])
+def test_values_are_projected_by_head(backend, in_panels, rng):
+    arguments, options = make(rng, tokens=5, heads=3, latent=32, rope=16)
+    w_uv = rng.standard_normal((32, 3 * 64)).astype(np.float32)
+    weight = PackedWeight.from_array(w_uv)
+    attended = ds.mla_attention(*arguments, **options, backend=backend)
+    values = ds.mla_attention(*arguments, **options, backend=backend, w_uv=LinearPanels.pack(weight) if in_panels else weight)
+    assert values.shape == (5, 3, 64)
+    by_head = w_uv.reshape(32, 3, 64).transpose(1, 0, 2).astype(np.float64)
+    assert_close(values, np.einsum("tnk,nkv->tnv", attended, by_head), np.einsum("tnk,nkv->tnv", abs(attended), abs(by_head)))
+
+
+def test_refused_value_projections(rng):
+    arguments, options = make(rng, tokens=2, heads=3, latent=32, rope=16)
+    for shape, panels, message in (
+        ((31, 96), False, r"of shape \(32, 3 \* Dv\); got 31x96"),
+        ((32, 97), False, r"of shape \(32, 3 \* Dv\); got 32x97"),
+        ((32, 48), True, r"of shape \(32, 3 \* Dv\), Dv a multiple of 32; got 32x48"),
+    ):
+        weight = PackedWeight.from_array(np.zeros(shape, np.float32))
+        with pytest.raises(ValueError, match=f"^mla_attention: w_uv must be {message}"):
+            ds.mla_attention(*arguments, **options, w_uv=LinearPanels.pack(weight) if panels else weight)
+    with pytest.raises(ValueError, match="w_uv must be a PackedWeight, a LinearPanels or None; got float32 2"):
+        ds.mla_attention(*arguments, **options, w_uv=np.zeros(2, np.float32))

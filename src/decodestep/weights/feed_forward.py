@@ -59,11 +59,12 @@ class FeedForward:
 
     def block(self, number: int) -> FeedForward:
         """One of the blocks; its weights are views."""
-        gate, up = (_outputs(weight, number * self.width, self.width) for weight in (self.gate, self.up))
-        return FeedForward(gate, up, _outputs(self.down, number * self.hidden, self.hidden))
+        gate, up = (part_of_outputs(weight, number * self.width, self.width) for weight in (self.gate, self.up))
+        return FeedForward(gate, up, part_of_outputs(self.down, number * self.hidden, self.hidden))
 
 
-def _outputs(weight: PackedWeight | LinearPanels, first: int, count: int) -> PackedWeight | LinearPanels:
+def part_of_outputs(weight: PackedWeight | LinearPanels, first: int, count: int) -> PackedWeight | LinearPanels:
+    """`count` outputs of a weight from `first` on, as a view; in panels both are multiples of 32."""
     if isinstance(weight, PackedWeight):
         return replace(weight, rows=weight.rows[first : first + count])
     panels = -(-weight.outputs // _PANEL)

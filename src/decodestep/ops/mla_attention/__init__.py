@@ -9,7 +9,9 @@ from decodestep._base.arrays import BFLOAT16, Array, ArrayT, Integers
 from decodestep._base.checks import is_finite, is_int, refuse, require, require_dtype, require_shape
 from decodestep._base.dispatch import choose, run
 from decodestep.ops.mla_attention import cpu, reference
-from decodestep.ops.mla_attention.arguments import OP, cache, paging
+from decodestep.ops.mla_attention.arguments import OP, cache, check_value_up, paging
+from decodestep.weights.linear_panels import LinearPanels
+from decodestep.weights.packed import PackedWeight
 
 
 def mla_attention(
@@ -26,6 +28,7 @@ def mla_attention(
     quant_scale_ckv: Array | None = None,
     quant_scale_ckr: Array | None = None,
     dequant_scale_q_nope: Array | None = None,
+    w_uv: PackedWeight | LinearPanels | None = None,
     backend: str = "auto",
 ) -> ArrayT:
     """Attends from every token to the first `lengths[t]` entries of its sequence, in the latent space.
@@ -34,6 +37,7 @@ def mla_attention(
         for every token t, head n, with g = n // (N / groups) and j in [0, lengths[t]):
             score[j] = scale * (query[t, n] . kv[j] + query_rope[t, n] . kr[j])
             out[t, n] = sum over j of softmax(score)[j] * kv[j, g * Hckv / groups : (g + 1) * Hckv / groups]
+            with w_uv: out[t, n] = out[t, n] @ w_uv[:, n * Dv : (n + 1) * Dv]
 
     query: (T, N, Hckv), or None where the heads have no part without rotary embedding: its scores are then zero.
     query_rope: (T, N, Dr). float32, float64 or bfloat16, and query of the same dtype.
@@ -51,9 +55,11 @@ def mla_attention(
     dequant_scale_q_nope: float32 (T, N, 1), as `mla_prolog_v2` returns it with int8 tokens and an int8 kv_cache. query is
         then int8 and query_rope already divided: they stand for query * dequant_scale_q_nope and
         query_rope * dequant_scale_q_nope / quant_scale_ckv, where quant_scale_ckv is one number.
+    w_uv: (Hckv / groups, N * Dv), the value up-projection, as a GGUF file has attn_v_b: a `PackedWeight`, or a `LinearPanels`
+        with Dv a multiple of 32, by which a product also quantises what it reads, as in `linear`. None without.
     backend: "auto", "cpu" or "reference"; "cpu" serves everything but float64.
 
-    Returns out, (T, N, Hckv / groups), in query_rope's dtype and kind.
+    Returns out, (T, N, Hckv / groups), or (T, N, Dv) with w_uv, in query_rope's dtype and kind.
     Raises ValueError for a dtype, shape, length, sequence or block outside the rules.
 
     Notes: everything is float32 inside, float64 with float64 queries; bfloat16 results are rounded once, half to even. A
@@ -89,9 +95,11 @@ def mla_attention(
         q, rope = _dequantised(q, rope, dequant_scale_q_nope, quant_scale_ckv)
     elif q is not None:
         q = q.astype(math_type, copy=False)
+    if w_uv is not None:
+        check_value_up(w_uv, heads, latent // groups)
     backend = choose(OP, backend, {"cpu": cpu.obstacle(rope, kv, kr), "reference": None})
     attend = (cpu if backend == "cpu" else reference).attention
-    out = run(OP, backend, attend, q, rope, kv, kr, *paged, float(scale), int(groups))
+    out = run(OP, backend, attend, q, rope, kv, kr, *paged, float(scale), int(groups), w_uv)
     return arrays.like(query_rope, out.astype(real, copy=False))
 
 

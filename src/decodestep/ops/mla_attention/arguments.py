@@ -9,6 +9,8 @@ import numpy as np
 from decodestep._base import arrays
 from decodestep._base.arrays import BFLOAT16, Array, Integers
 from decodestep._base.checks import refuse, require, require_dtype, require_shape
+from decodestep.weights.linear_panels import LinearPanels
+from decodestep.weights.packed import PackedWeight
 
 OP = "mla_attention"
 STORED = (np.float32, np.float64, np.float16, BFLOAT16, np.int8)
@@ -71,3 +73,12 @@ def paging(
     if ((table < 0) | (table >= blocks))[read].any():
         refuse(OP, "block_table", f"in [0, {blocks}) where it is read", table)
     return table, rows, seen
+
+
+def check_value_up(weight: PackedWeight | LinearPanels, heads: int, width: int) -> None:
+    """A weight (width, heads * Dv)."""
+    require(isinstance(weight, PackedWeight | LinearPanels), OP, "w_uv", "a PackedWeight, a LinearPanels or None", weight)
+    inputs, outputs = weight.shape
+    unit = 32 if isinstance(weight, LinearPanels) else 1
+    rule = f"of shape ({width}, {heads} * Dv)" + (", Dv a multiple of 32" if unit > 1 else "")
+    require(inputs == width and outputs > 0 and outputs % (heads * unit) == 0, OP, "w_uv", rule, f"{inputs}x{outputs}")

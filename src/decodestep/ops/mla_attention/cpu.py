@@ -7,7 +7,11 @@ import numpy as np
 from decodestep import _native
 from decodestep._base.arrays import bits, contiguous
 from decodestep._base.dispatch import threads
+from decodestep.ops.linear.cpu import linear
 from decodestep.ops.mla_attention.arguments import Cache
+from decodestep.ops.mla_attention.reference import values_up
+from decodestep.weights.linear_panels import LinearPanels
+from decodestep.weights.packed import PackedWeight
 
 
 def obstacle(query_rope: np.ndarray, *caches: Cache) -> str | None:
@@ -37,6 +41,7 @@ def attention(
     lengths: np.ndarray,
     scale: float,
     groups: int,
+    w_uv: PackedWeight | LinearPanels | None,
 ) -> np.ndarray:
     tokens, heads, _ = query_rope.shape
     out = np.empty((tokens, heads, kv_cache.rows.shape[3] // groups), np.float32)
@@ -55,4 +60,4 @@ def attention(
         out=out,
         threads=threads(),
     )
-    return out
+    return out if w_uv is None else values_up(out, w_uv, linear)

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
+from decodestep.ops.linear.reference import linear
 from decodestep.ops.mla_attention.arguments import Cache
+from decodestep.weights.feed_forward import part_of_outputs
+from decodestep.weights.linear_panels import LinearPanels
+from decodestep.weights.packed import PackedWeight
 
 
 def attention(
@@ -17,6 +23,7 @@ def attention(
     lengths: np.ndarray,
     scale: float,
     groups: int,
+    w_uv: PackedWeight | LinearPanels | None,
 ) -> np.ndarray:
     tokens, heads, _ = query_rope.shape
     latent = kv_cache.rows.shape[3]
@@ -32,4 +39,15 @@ def attention(
         weight = np.exp(score - score.max(axis=-1, keepdims=True))
         weight /= weight.sum(axis=-1, keepdims=True)
         out[t] = np.take_along_axis(weight @ kv, own, axis=1)
-    return out
+    return out if w_uv is None else values_up(out, w_uv, linear)
+
+
+Product = Callable[[np.ndarray, PackedWeight | LinearPanels], np.ndarray]
+
+
+def values_up(attended: np.ndarray, weight: PackedWeight | LinearPanels, product: Product) -> np.ndarray:
+    """attended (T, N, K) times a weight (K, N * Dv), each head by its own outputs: (T, N, Dv)."""
+    heads = attended.shape[1]
+    width = weight.shape[1] // heads
+    every = [product(np.ascontiguousarray(attended[:, n]), part_of_outputs(weight, n * width, width)) for n in range(heads)]
+    return np.stack(every, axis=1)
