@@ -3,6 +3,11 @@
     python benchmarks/bench_generate.py [--cases decode,prefill,batch] [--contexts 100,1000] [--prompts 40,400,1000]
         [--batch 8] [--threads 1] [--dtype auto] [--transformers ""|float32|bfloat16] [--rounds 7]
     python benchmarks/bench_generate.py --cases accuracy [--positions 2000]
+    python benchmarks/bench_generate.py --model v2-lite|moonlight|glm-flash|youtu|minicpm3 [--kind Q4_0|Q4_K_M|Q8_0|BF16]
+        [--layers 27] [--experts 64] [--folder DIR] ...
+
+With --model a file of that model's shape with random weights is written to the folder and run, with fewer layers or experts
+where memory is short; what it was is said.
 
 Steps are timed, not samplers: a token's logits from the token. Each round times every peer once, in turn. Verified first: the
 most likely tokens are the peer's, but for near ties. The floor of a decoded token is one read of the weights and of the
@@ -17,6 +22,7 @@ import csv
 import inspect
 import statistics
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,6 +30,8 @@ from typing import Any
 import numpy as np
 
 import decodestep as ds
+import random_models
+from decodestep.models.step import StepDecoder
 from harness import Call, Report, options, torch
 
 try:
@@ -89,8 +97,17 @@ def transformers_model(path: Path, dtype: str) -> Any:
 
 
 def tokens_of(model: ds.Model, count: int) -> np.ndarray:
+    if model.config.latent_attention:  # a file of random weights, whose tokenizer knows no text
+        return np.random.default_rng(0).integers(0, model.config.vocab_size - 1, count)
     ids = np.array(model.tokenizer.encode(TEXT))
     return np.resize(ids, count)
+
+
+def bytes_of_a_step(model: ds.Model, context: int, rows: int) -> int:
+    """What a step reads at least: of experts, those of one token; of each row's cache, everything."""
+    decoder = model.decoder
+    weights = decoder._weights.active_bytes if isinstance(decoder, StepDecoder) else 0
+    return weights + rows * decoder.page_bytes * context // 16
 
 
 def peers(model: ds.Model, ids: np.ndarray, chosen: Any, rows: int = 1) -> dict[str, Any]:
@@ -123,8 +140,7 @@ def decode(model: ds.Model, report: Report, chosen: Any, context: int, rows: int
             peer.prefill(row)
         if isinstance(peer, Transformers):
             peer.prefill()
-    config, width = model.config, model.config.groups * model.config.head_dim
-    read = model.decoder.weight_bytes + rows * 4 * config.layers * width * context  # keys and values, two bytes each
+    read = bytes_of_a_step(model, context, rows)
     name = f"decode, context {context}" + (f", batch {rows}" if rows > 1 else "") + f", {STEPS} steps"
     timed = calls(made, lambda peer: peer.decode)
     if rows > 1 and LlamaCpp:
@@ -179,8 +195,16 @@ def log_softmax(x: np.ndarray) -> np.ndarray:
 
 def main() -> None:
     chosen = options(__doc__, rounds=7, cases="decode,prefill,batch", contexts="100,1000", prompts="40,400", batch=8,
-                     dtype="auto", transformers="", positions=2000)  # fmt: skip
-    model = ds.load(dtype=chosen.dtype, threads=chosen.threads)
+                     dtype="auto", transformers="", positions=2000, model="", kind="Q4_0", layers=0, experts=0,
+                     folder=tempfile.gettempdir(),
+                     choices={"model": ["", *random_models.SHAPES], "kind": list(random_models.KINDS)})  # fmt: skip
+    if chosen.model:
+        path = Path(chosen.folder) / f"{chosen.model}-{chosen.kind}-{chosen.layers}-{chosen.experts}.gguf"
+        print(random_models.write(path, chosen.model, chosen.kind, layers=chosen.layers, experts=chosen.experts))
+        model = ds.load(path, dtype=chosen.dtype, threads=chosen.threads)
+        print(model.decoder.description)
+    else:
+        model = ds.load(dtype=chosen.dtype, threads=chosen.threads)
     cases = chosen.cases.split(",")
     if not LlamaCpp:
         print("left out: llama.cpp, whose package llama-cpp-python is not installed", file=sys.stderr)

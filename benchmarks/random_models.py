@@ -1,0 +1,208 @@
+"""GGUF files in the shape of published models with latent attention, with random weights, for benchmarks.
+
+What a step costs depends on the shape and on the blocks, not on the numbers. Where memory is short a file may have fewer
+layers, or fewer experts of which as many are used: a token then reads the same bytes. (llama.cpp takes a file for one without a
+compressed query by its 26 or 27 layers, so of V2-Lite and Moonlight it wants all layers.)
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import gguf
+import numpy as np
+
+_TYPES = gguf.GGMLQuantizationType
+
+
+class Shape(NamedTuple):
+    """hidden to context as in config.json; experts: count, used, shared, width, dense layers before them; None without."""
+
+    architecture: str
+    layers: int
+    hidden: int
+    heads: int
+    compressed: int | None
+    latent: int
+    nope: int
+    rope: int
+    value: int
+    feed_forward: int
+    vocabulary: int
+    experts: tuple[int, int, int, int, int] | None = None
+    sigmoid: bool = False
+    tied: bool = False
+    theta: float = 10000.0
+    eps: float = 1e-6
+
+
+SHAPES = {
+    "v2-lite": Shape("deepseek2", 27, 2048, 16, None, 512, 128, 64, 128, 10944, 102400, (64, 6, 2, 1408, 1)),
+    "moonlight": Shape(
+        "deepseek2", 27, 2048, 16, None, 512, 128, 64, 128, 11264, 163840, (64, 6, 2, 1408, 1), True, False, 5e4, 1e-5
+    ),
+    "glm-flash": Shape(
+        "deepseek2", 47, 2048, 20, 768, 512, 192, 64, 256, 10240, 154880, (64, 4, 1, 1536, 1), True, False, 1e6, 1e-5
+    ),
+    "youtu": Shape("deepseek2", 32, 2048, 16, 1536, 512, 128, 64, 128, 6144, 128256, None, False, True),
+    "minicpm3": Shape("minicpm3", 62, 2560, 40, 768, 256, 64, 32, 64, 6400, 73448, None, False, True, 1e4, 1e-5),
+}
+# What a matrix becomes: the type, and the one for rows that do not fill its blocks, as llama.cpp's quantiser has it. Q4_K_M has
+# Q6_K for the logits; which of the other matrices get it there depends on the layer, so here none does.
+KINDS = {"Q4_0": ("Q4_0", "Q4_0"), "Q4_K_M": ("Q4_K", "Q5_0"), "Q8_0": ("Q8_0", "Q8_0"), "BF16": ("BF16", "BF16")}
+# The places of a block's float16 scales, and the deviation of its values where these are 1.
+_BLOCKS = {"Q4_0": ((0,), 4.6), "Q5_0": ((0,), 9.2), "Q8_0": ((0,), 74.0), "Q4_K": ((0, 2), 300.0), "Q6_K": ((208,), 1370.0)}
+
+
+def write(path: Path, name: str, kind: str, *, layers: int = 0, experts: int = 0) -> str:
+    """Writes the file unless it is there; returns what it is, in words. layers, experts: how many; 0 for the model's own."""
+    shape = SHAPES[name]
+    layers = layers or shape.layers
+    if shape.experts:
+        shape = shape._replace(experts=(experts or shape.experts[0], *shape.experts[1:]))
+    what = f"{name}, {kind}, random weights, {layers} of {SHAPES[name].layers} layers"
+    if shape.experts:
+        what += f", {shape.experts[0]} of {SHAPES[name].experts[0]} experts"
+    if not path.exists():
+        partial = path.with_suffix(".partial")
+        _File(partial, shape, kind, layers).write()
+        partial.rename(path)
+    return what
+
+
+class _File:
+    def __init__(self, path: Path, shape: Shape, kind: str, layers: int) -> None:
+        self.shape, self.kind, self.layers = shape, kind, layers
+        self.writer = gguf.GGUFWriter(path, shape.architecture)
+        self.rng = np.random.default_rng(0)
+        self.bytes = self.rng.integers(0, 256, 1 << 24, np.uint8)
+        self.tensors: list[tuple[str, tuple[int, ...], str]] = []
+
+    def write(self) -> None:
+        self._keys()
+        self._list()
+        w = self.writer
+        for name, size, kind in self.tensors:
+            type_ = _TYPES[kind]
+            shape = gguf.quant_shape_to_byte_shape(size, type_)
+            w.add_tensor_info(name, shape, np.dtype(np.uint8), int(np.prod(shape)), raw_dtype=type_)
+        w.write_header_to_file()
+        w.write_kv_data_to_file()
+        w.write_ti_data_to_file()
+        for name, size, kind in self.tensors:
+            w.write_tensor_data(self._data(name, size, kind))
+        w.close()
+
+    def _keys(self) -> None:
+        s, w = self.shape, self.writer
+        latent = s.architecture == "deepseek2"
+        keys: dict[str, Any] = {
+            "block_count": self.layers, "context_length": 32768, "embedding_length": s.hidden,
+            "feed_forward_length": s.feed_forward, "attention.head_count": s.heads,
+            "attention.head_count_kv": 1 if latent else s.heads, "attention.layer_norm_rms_epsilon": s.eps,
+            "vocab_size": s.vocabulary, "attention.kv_lora_rank": s.latent, "rope.dimension_count": s.rope,
+        }  # fmt: skip
+        if s.compressed:
+            keys["attention.q_lora_rank"] = s.compressed
+        if latent:
+            keys |= {
+                "rope.freq_base": s.theta, "attention.key_length": s.latent + s.rope, "attention.value_length": s.latent,
+                "attention.key_length_mla": s.nope + s.rope, "attention.value_length_mla": s.value,
+                "leading_dense_block_count": s.experts[4] if s.experts else self.layers,
+            }  # fmt: skip
+        else:
+            keys["attention.key_length"] = s.nope + s.rope
+        if s.experts:
+            count, used, shared, width, _ = s.experts
+            keys |= {
+                "expert_count": count, "expert_used_count": used, "expert_shared_count": shared,
+                "expert_feed_forward_length": width, "expert_weights_scale": 1.0, "expert_gating_func": 2 if s.sigmoid else 1,
+            }  # fmt: skip
+            if s.sigmoid:
+                keys["expert_weights_norm"] = True
+        elif latent:
+            keys |= {"expert_feed_forward_length": s.feed_forward, "expert_shared_count": 0}
+        add = {bool: w.add_bool, int: w.add_uint32, float: w.add_float32}
+        for key, value in keys.items():
+            add[type(value)](f"{s.architecture}.{key}", value)
+        w.add_tokenizer_model("gpt2")
+        w.add_tokenizer_pre("gpt-2")
+        letters = [chr(b) if 33 <= b <= 126 else f"<{b}>" for b in range(s.vocabulary - 2)]
+        w.add_token_list([*letters, "ab", "<end>"])
+        w.add_token_types([1] * (s.vocabulary - 1) + [3])
+        w.add_token_merges(["a b"])
+        w.add_eos_token_id(s.vocabulary - 1)
+
+    def _list(self) -> None:
+        s = self.shape
+        self._matrix("token_embd", s.vocabulary, s.hidden)
+        self._exact("output_norm", s.hidden)
+        if not s.tied:
+            self._matrix("output", s.vocabulary, s.hidden, "Q6_K" if self.kind == "Q4_K_M" else None)
+        for i in range(self.layers):
+            self._attention(f"blk.{i}.")
+            if s.experts and i >= s.experts[4]:
+                self._experts(f"blk.{i}.", *s.experts[:4])
+            else:
+                self._block(f"blk.{i}.ffn_", "", s.feed_forward)
+
+    def _attention(self, at: str) -> None:
+        s = self.shape
+        queries = s.heads * (s.nope + s.rope)
+        self._exact(f"{at}attn_norm", s.hidden)
+        self._exact(f"{at}ffn_norm", s.hidden)
+        if s.compressed:
+            self._matrix(f"{at}attn_q_a", s.compressed, s.hidden)
+            self._exact(f"{at}attn_q_a_norm", s.compressed)
+            self._matrix(f"{at}attn_q_b", queries, s.compressed)
+        else:
+            self._matrix(f"{at}attn_q", queries, s.hidden)
+        self._matrix(f"{at}attn_kv_a_mqa", s.latent + s.rope, s.hidden)
+        self._exact(f"{at}attn_kv_a_norm", s.latent)
+        if s.architecture == "minicpm3":
+            self._matrix(f"{at}attn_kv_b", s.heads * (s.nope + s.value), s.latent)
+        else:
+            self._matrix(f"{at}attn_k_b", s.heads, s.latent, s.nope)
+            self._matrix(f"{at}attn_v_b", s.heads, s.value, s.latent)
+        self._matrix(f"{at}attn_output", s.hidden, s.heads * s.value)
+
+    def _experts(self, at: str, count: int, used: int, shared: int, width: int) -> None:
+        s = self.shape
+        self.tensors.append((f"{at}ffn_gate_inp.weight", (count, s.hidden), "F32"))
+        if s.sigmoid:
+            self.tensors.append((f"{at}exp_probs_b.bias", (count,), "F32"))
+        self._block(f"{at}ffn_", "_exps", width, count)
+        self._block(f"{at}ffn_", "_shexp", width * shared)
+
+    def _block(self, at: str, ending: str, width: int, *count: int) -> None:
+        for part in ("gate", "up"):
+            self._matrix(f"{at}{part}{ending}", *count, width, self.shape.hidden)
+        self._matrix(f"{at}down{ending}", *count, self.shape.hidden, width)
+
+    def _exact(self, name: str, width: int) -> None:
+        self.tensors.append((f"{name}.weight", (width,), "F32"))
+
+    def _matrix(self, name: str, *size: Any) -> None:
+        """size: of its axes, and last, if it is no number, the type."""
+        chosen, other = KINDS[self.kind]
+        if not isinstance(size[-1], int):
+            chosen, size = size[-1] or chosen, size[:-1]
+        fits = size[-1] % gguf.GGML_QUANT_SIZES[_TYPES[chosen]][0] == 0
+        self.tensors.append((f"{name}.weight", size, chosen if fits else other))
+
+    def _data(self, name: str, size: tuple[int, ...], kind: str) -> np.ndarray:
+        if kind == "F32":
+            exact = self.rng.standard_normal(size, np.float32) * size[-1] ** -0.5 if len(size) > 1 else np.ones(size)
+            return exact.astype(np.float32) * (0 if name.endswith(".bias") else 1)
+        shape = gguf.quant_shape_to_byte_shape(size, _TYPES[kind])
+        deviation = size[-1] ** -0.5
+        if kind == "BF16":
+            values = (self.rng.standard_normal(1 << 20, np.float32) * deviation).view(np.uint32) >> 16
+            return np.resize(values.astype(np.uint16), size).view(np.uint8)
+        places, unit = _BLOCKS[kind]
+        block = gguf.GGML_QUANT_SIZES[_TYPES[kind]][1]
+        data = np.resize(self.bytes, int(np.prod(shape))).reshape(-1, block)
+        for number, at in enumerate(places):  # the minimum of Q4_K: about half of its largest nibble times a scale
+            data[:, at : at + 2] = np.array([deviation / unit * (7.5 if number else 1)], np.float16).view(np.uint8)
+        return data.reshape(shape)
