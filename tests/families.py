@@ -205,19 +205,22 @@ def greedy_of(model: Any, ids: list[int], count: int) -> list[int]:
 
 
 
-def write_gguf(model: Any, path: Path, *, kind: str = "F32", whole: bool = False, fused: bool = False, **changes: Any) -> Path:
-    """The model as a file of architecture deepseek2 or minicpm3.
+def write_gguf(
+    model: Any, path: Path, *, kind: str = "F32", whole: bool = False, fused: bool = False, plm: bool = False, **changes: Any
+) -> Path:
+    """The model as a file of architecture deepseek2, minicpm3 or plm.
 
     kind: of the weights that are matrices, where their rows fit into its blocks. whole: attn_kv_b unsplit, as in files from
-    before April 2025. fused: gate and up of the experts in one tensor. changes: of the metadata; None leaves a key out.
+    before April 2025. fused: gate and up of the experts in one tensor. plm: the file's up is the model's gate. changes: of the
+    metadata; None leaves a key out.
     """
     config, state = model.config, {name: value.float().numpy() for name, value in model.state_dict().items()}
     compact = config.model_type == "minicpm3"
-    architecture = "minicpm3" if compact else "deepseek2"
+    architecture = "minicpm3" if compact else "plm" if plm else "deepseek2"
     writer = gguf.GGUFWriter(path, architecture)
     heads, dn, dv, c = config.num_attention_heads, config.qk_nope_head_dim, config.v_head_dim, config.kv_lora_rank
     sparse = [f"model.layers.{i}.mlp.gate.weight" in state for i in range(config.num_hidden_layers)]
-    whole = whole or compact
+    whole = whole or compact or plm
     keys = _keys(config, sparse, whole) | changes
     for key, value in keys.items():
         add = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
@@ -242,7 +245,8 @@ def write_gguf(model: Any, path: Path, *, kind: str = "F32", whole: bool = False
             add_tensor(f"rope_factors_{name}.weight", np.array(config.rope_parameters[f"{name}_factor"], np.float32))
     for i in range(config.num_hidden_layers):
         theirs, ours = f"model.layers.{i}", f"blk.{i}"
-        for part, name in _PARTS.items():
+        parts = {part: name for part, name in _PARTS.items() if not plm or part != "mlp.up_proj"}
+        for part, name in (parts | ({"mlp.gate_proj": "ffn_up"} if plm else {})).items():
             if f"{theirs}.{part}.weight" in state:
                 add_tensor(f"{ours}.{name}.weight", state[f"{theirs}.{part}.weight"], exact=part == "mlp.gate")
         both = state[f"{theirs}.self_attn.kv_b_proj.weight"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from functools import cache
 from pathlib import Path
@@ -10,10 +11,14 @@ import numpy as np
 import pytest
 import safetensors.torch
 import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 import decodestep as ds
 import families
+from decodestep import cli
 from decodestep.models import ModelError, layers
+from decodestep.models.model_folder import ModelFolder
 
 ALL = [(family, size) for family, sizes in families.SIZES.items() for size in range(len(sizes))]
 # GGUF has no keys for biases, pairs half a head apart, dense layers among sparse ones, a second mscale, MiniCPM3's scales.
@@ -81,6 +86,20 @@ def test_a_gguf_file_of_the_same_weights_has_the_same_logits(folder, ids, tmp_pa
     for options in ({}, {"whole": True, "fused": True}):
         path = families.write_gguf(model, tmp_path / "model.gguf", **options)
         assert families.relative(ds.load(path, dtype="float32").logits(ids), expected) < TOLERANCE
+
+
+def test_plm_is_a_dense_model_whose_activation_is_squared(tmp_path, ids):
+    """No class of transformers': DeepSeek-V2's with relu2, and an up projection that is 1 for every token."""
+    dense = {"first_k_dense_replace": 3, "q_lora_rank": None, "rope_parameters": {"rope_type": "default", "rope_theta": 5e5}}
+    model = families.model_of("deepseek_v2", 2, hidden_act="relu2", attention_bias=False, **dense)
+    with torch.no_grad():
+        for layer in model.model.layers:
+            layer.mlp.up_proj.weight.zero_()
+            layer.mlp.up_proj.bias.fill_(1.0)
+            layer.mlp.gate_proj.bias.zero_()
+            layer.mlp.down_proj.bias.zero_()
+    path = families.write_gguf(model, tmp_path / "plm.gguf", plm=True)
+    assert families.relative(ds.load(path).logits(ids), families.logits_of(model, ids)) < TOLERANCE
 
 
 @pytest.mark.parametrize(("family", "kind"), [(family, kind) for family in families.ALIGNED for kind in ("folder", "Q8_0")])
@@ -250,3 +269,36 @@ def test_metadata_that_contradict_themselves_or_the_tensors_are_refused(folder, 
     model, _ = folder("deepseek_v3", 0)
     with pytest.raises(ModelError, match=message):
         ds.load(families.write_gguf(model, tmp_path / "model.gguf", **changes))
+
+
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.data())
+def test_no_corruption_of_metadata_does_worse_than_an_error(folder, tmp_path, data):
+    model, _ = folder("deepseek_v3", 0)
+    whole = tmp_path / "whole.gguf"
+    if not whole.exists():
+        families.write_gguf(model, whole)
+    broken = bytearray(whole.read_bytes())
+    for _ in range(data.draw(st.integers(1, 4))):
+        broken[data.draw(st.integers(0, 1400) | st.integers(0, 12_000))] = data.draw(st.integers(0, 255))
+    path = tmp_path / "broken.gguf"
+    path.write_bytes(broken)
+    with contextlib.suppress(ModelError):
+        ds.load(path).logits([1, 2, 3])
+
+
+def test_env_tells_what_a_model_is_and_how_it_would_run(folder, capsys):
+    _, path = folder("deepseek_v3", 0)
+    assert cli.main(["env", "--model", str(path), "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)["model"]
+    assert facts["architecture"].startswith("deepseek_v3: 3 layers of 32")
+    assert "12 experts of 24, 4 a token" in facts["feed-forward"]
+    assert facts["runs"] == "layer by layer, float32: feed-forward size 40 is no multiple of 32"
+    tensors = ModelFolder(path).tensors
+    experts = sum(tensor.nbytes for name, tensor in tensors.items() if ".experts." in name)
+    embedding = tensors["model.embed_tokens.weight"].nbytes
+    active = sum(tensor.nbytes for tensor in tensors.values()) - experts * 2 // 3 - embedding + embedding // 300
+    assert facts["weight_bytes"] == active
+    assert facts["tokens_a_second_at_most"] == pytest.approx(facts["memory_bytes_a_second"] / active, rel=1e-3)
+    assert cli.main(["env", "--model", str(path / "config.json")]) == 1
+    assert "not a GGUF file" in capsys.readouterr().err

@@ -80,7 +80,32 @@ def words_of_gpt2(text: str) -> list[str]:
 GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
 LLAMA3 = inspect.signature(TikTokenConverter).parameters["pattern"].default
 QWEN2 = regex.search(r'r"""(.*?)"""', inspect.getsource(Qwen2Converter))[1]
+# The words of GPT-4o's tokenizer, from OpenAI's tiktoken; in Kimi's no letter of theirs is Han, and a run of Han is a word.
+SUFFIX = "(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+UPPER, LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+REST = r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n%s]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+
+
+def by_case(upper: str, lower: str, marks: str) -> str:
+    before = r"[^\r\n\p{L}\p{N}]?"
+    return f"{before}{upper}*{lower}+{SUFFIX}|{before}{upper}+{lower}*{SUFFIX}" + REST % marks
+
+
+def not_han(letters: str) -> str:
+    return rf"(?:(?!\p{{Han}}){letters})"
+
+
 WORDS = {
+    "gpt-4o": by_pattern(by_case(UPPER, LOWER, "/")),
+    "kimi-k2": by_pattern(r"\p{Han}+|" + by_case(not_han(UPPER), not_han(LOWER), "")),
+    "glm4": by_pattern(LLAMA3),
+    # From llama.cpp: no package has them.
+    "deepseek-v3": by_pattern(
+        r"\p{N}{1,3}",
+        "[一-龥\u3040-ゟ゠-ヿ]+",
+        r"""[!-/:-@\[-`{-~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+""",
+    ),
+    "deepseek-coder": by_pattern(r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", r"[\u0800-\u9fa5\uac00-\ud7ff]+", r"\p{N}"),
     "gpt-2": words_of_gpt2,
     "smollm": lambda text: [word for piece in regex.split(r"(\p{N})", text) if piece for word in words_of_gpt2(piece)],
     "llama-bpe": by_pattern(LLAMA3),

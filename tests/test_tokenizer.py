@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from decodestep.models import ModelError
+from decodestep.models.pre_tokenizers import PRE_TOKENIZERS
 from decodestep.models.tokenizer import Tokenizer
 
 VECTORS = json.loads((Path(__file__).parent / "vectors" / "tokenizer.json").read_text())["cases"]
@@ -71,7 +72,7 @@ def test_a_beginning_token_is_put_first_once():
     assert len(tokenizer.encode("ab")) == 2
 
 
-@pytest.mark.parametrize("pre", ["smollm", "gpt-2", "default", "llama-bpe", "qwen2"])
+@pytest.mark.parametrize("pre", PRE_TOKENIZERS)
 def test_every_pre_tokenizer_keeps_the_text(pre):
     tokenizer = Tokenizer(metadata(pre=pre, add_bos_token=False))
     assert tokenizer.decode(tokenizer.encode("ab!a12,b--")) == "ab!a12,b--"

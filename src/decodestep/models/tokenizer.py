@@ -19,6 +19,7 @@ from tokenizers.pre_tokenizers import Sequence as Steps
 from decodestep.models import metadata as md
 from decodestep.models.control_tokens import ControlTokens
 from decodestep.models.errors import ModelError
+from decodestep.models.pre_tokenizers import COMPOSED, PRE_TOKENIZERS, WHOLE_WORDS
 from decodestep.stopping.byte_alphabet import BYTE_OF
 
 _UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 2, 3, 4, 6  # values of tokenizer.ggml.token_type
@@ -29,21 +30,6 @@ _BYTE_TOKEN = re.compile("<0x([0-9A-Fa-f]{2})>")
 # have tokens of up to some hundred characters, and some million characters of tokens and of merges.
 _MAX_TOKEN = 1 << 10  # characters
 _MAX_TOTAL = 1 << 24  # characters of all tokens, and of all merges
-
-_GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-_LLAMA3 = (
-    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,%d}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-# By tokenizer.ggml.pre: the patterns that split the text, applied in order, before the byte-level merges.
-_PRE_TOKENIZERS = {
-    "smollm": (r"\p{N}", _GPT2),
-    "gpt-2": (_GPT2,),
-    "default": (r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", r"[0-9][0-9][0-9]"),
-    "llama-bpe": (_LLAMA3 % 3,),
-    "qwen2": (_LLAMA3 % 1,),
-}
-# Those whose models have read text in Unicode's normal form C alone; the file does not say so.
-_COMPOSED = ("qwen2",)
 
 
 class Tokenizer:
@@ -163,20 +149,20 @@ def _vocabulary(tokens: Sequence[str]) -> dict[str, int]:
 def _byte_level(metadata: md.Metadata, tokens: list[str], kinds: list[int], vocabulary: dict[str, int]) -> Engine:
     kind = md.text(metadata, "tokenizer.ggml.model")
     pre = md.text(metadata, "tokenizer.ggml.pre", "default")
-    if kind != "gpt2" or pre not in _PRE_TOKENIZERS:
+    if kind != "gpt2" or pre not in PRE_TOKENIZERS:
         raise ModelError(
             f"tokenizer {kind!r} with pre-tokenizer {pre!r} is not supported "
-            f"(supported: 'llama', and 'gpt2' with {', '.join(map(repr, _PRE_TOKENIZERS))})"
+            f"(supported: 'llama', and 'gpt2' with {', '.join(map(repr, PRE_TOKENIZERS))})"
         )
     merges = [(left, right) for left, _, right in (m.partition(" ") for m in md.texts(metadata, "tokenizer.ggml.merges"))]
     for left, right in merges:
         # The package panics if the result is not a token.
         if not (left in vocabulary and right in vocabulary and left + right in vocabulary):
             raise ModelError(f"the tokenizer's merge of {left!r} and {right!r} does not fit its vocabulary")
-    engine = Engine(BPE(vocabulary, merges, ignore_merges=pre == "llama-bpe"))
-    if pre in _COMPOSED:
+    engine = Engine(BPE(vocabulary, merges, ignore_merges=pre in WHOLE_WORDS))
+    if pre in COMPOSED:
         engine.normalizer = NFC()
-    splits = [Split(Regex(pattern), "isolated") for pattern in _PRE_TOKENIZERS[pre]]
+    splits = [Split(Regex(pattern), "isolated") for pattern in PRE_TOKENIZERS[pre]]
     engine.pre_tokenizer = Steps([*splits, ByteLevel(add_prefix_space=False, use_regex=False)])
     return engine
 
