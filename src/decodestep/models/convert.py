@@ -142,19 +142,21 @@ def _dense(checkpoint: Checkpoint, i: int, pack: Pack, prefix: str = "") -> Dens
 
 
 def _experts(checkpoint: Checkpoint, i: int, pack: Pack) -> ExpertBlock:
-    experts = checkpoint.config.experts
+    experts, router = checkpoint.config.experts, checkpoint.weight("router", i)[0]
     assert experts is not None
+    # One after the other, so that no more than one of a layer's large tensors is there beside its packed form.
     if checkpoint.has("experts_gate_up", i):
         both, widened = checkpoint.stack("experts_gate_up", i)
         rows = both.rows.reshape(experts.count, 2, experts.width, -1)
-        gate, up = ((replace(both, rows=np.ascontiguousarray(rows[:, k]).reshape(-1, rows.shape[3])), widened) for k in (0, 1))
+        halves = [replace(both, rows=np.ascontiguousarray(rows[:, k]).reshape(-1, rows.shape[3])) for k in (0, 1)]
+        del both, rows
+        gate, up = (_packed(pack, (half, widened)) for half in halves)
     else:
-        gate, up = checkpoint.stack("experts_gate", i), checkpoint.stack("experts_up", i)
-    down, router = checkpoint.stack("experts_down", i), checkpoint.weight("router", i)[0]
+        gate, up = (_packed(pack, checkpoint.stack(f"experts_{part}", i)) for part in ("gate", "up"))
     return ExpertBlock(
         router=router if router.format in _DENSE_BYTES else PackedWeight.from_array(router.dense()),
         correction=checkpoint.optional_vector("correction", i),
-        routed=FeedForward(_packed(pack, gate), _packed(pack, up), _packed(pack, down), experts.count),
+        routed=FeedForward(gate, up, _packed(pack, checkpoint.stack("experts_down", i)), experts.count),
         shared=_dense(checkpoint, i, pack, "shared_") if experts.shared else None,
     )
 
