@@ -83,7 +83,7 @@ SIZES: dict[str, list[dict[str, Any]]] = {
     ],
     "deepseek_v3": [
         {**_GROUPS, "first_k_dense_replace": 1, "rope_parameters": yarn(1.0, 1.0), "v_head_dim": 20},
-        {**_ONE, "q_lora_rank": None, "first_k_dense_replace": 1, "routed_scaling_factor": 2.446, "rms_norm_eps": 1e-5},
+        {**_ONE, "q_lora_rank": None, "first_k_dense_replace": 1, "routed_scaling_factor": 2.446, "rms_norm_eps": 1e-2},
         {
             **_ONE,
             "rope_interleave": False,
