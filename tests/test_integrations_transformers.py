@@ -582,6 +582,15 @@ def test_an_argument_that_is_not_known_is_refused(model):
         serve(module, query, query, query, None, scaling=1.0, s_aux=torch.zeros(4))
 
 
+def test_the_arguments_of_a_loss_are_not_those_of_an_attention(model):
+    ids = prompt()
+    given = {"labels": ids, "shift_labels": ids.roll(-2, 1), "ignore_index": int(ids[0, 0])}
+    with torch.no_grad():
+        expected = model(ids, **given).loss
+        with accelerate(model):
+            assert torch.equal(model(ids, **given).loss, expected)
+
+
 def test_the_example_runs():
     script = Path(__file__).parent.parent / "examples" / "transformers_mla.py"
     ran = processes.run([sys.executable, str(script), "--hidden", "64", "--contexts", "30"], timeout=300)
