@@ -110,7 +110,7 @@ def tiny_file(tmp_path: Path) -> TinyFile:
         path = tmp_path / f"tiny-{kind}.gguf"
         rng = np.random.default_rng(5)
         writer = gguf.GGUFWriter(path, metadata.pop("architecture", "llama"))
-        feed_forward, vocab = 256 if kind.endswith("_K") else 128, 300
+        feed_forward, vocab = 256 if kind.endswith("_K") or kind == "IQ4_XS" else 128, 300
         writer.add_embedding_length(hidden)
         writer.add_block_count(2)
         writer.add_context_length(context)
@@ -159,11 +159,14 @@ def tiny_file(tmp_path: Path) -> TinyFile:
                 writer.add_tensor(f"{name}.weight", values)
             elif type_ == gguf.GGMLQuantizationType.F16:
                 writer.add_tensor(f"{name}.weight", values.astype(np.float16))
-            elif kind.endswith("_K"):  # which the package reads only: any bytes, with small scales
+            elif kind.endswith("_K") or kind in ("IQ4_NL", "IQ4_XS", "MXFP4"):  # not written by the package: any bytes
                 block, size = gguf.GGML_QUANT_SIZES[type_]
                 rows = rng.integers(0, 256, (shape[0], shape[1] // block, size), np.uint8)
-                for at in (208,) if kind == "Q6_K" else (0, 2):
-                    rows[..., at : at + 2] = np.frombuffer(np.float16(2e-4).tobytes(), np.uint8)
+                tail = {"Q2_K": 80, "Q3_K": 108, "Q6_K": 208}.get(kind, 0)  # where small scales stand
+                for at in (tail, tail + 2)[: 2 if kind in ("Q2_K", "Q4_K", "Q5_K") else 1]:
+                    rows[..., at : at + 2] = np.frombuffer(np.float16(2e-3 if kind == "IQ4_NL" else 2e-4).tobytes(), np.uint8)
+                if kind == "MXFP4":
+                    rows[..., 0] = 121
                 writer.add_tensor(f"{name}.weight", rows.reshape(shape[0], -1), raw_dtype=type_)
             else:
                 writer.add_tensor(f"{name}.weight", gguf.quants.quantize(values, type_), raw_dtype=type_)

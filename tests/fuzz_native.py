@@ -22,8 +22,22 @@ import numpy as np
 Arguments = dict[str, Any]
 ROW_BYTES = [lambda k: 4 * k, lambda k: 2 * k, lambda k: 2 * k,
              lambda k: k // 32 * 18, lambda k: k // 32 * 20, lambda k: k // 32 * 34,
-             lambda k: k // 256 * 144, lambda k: k // 256 * 176, lambda k: k // 256 * 210]  # fmt: skip
-PANEL_BYTES = (4096, 2048, 2048, 576, 640, 1088)  # of 32 outputs by 32 inputs, by format
+             lambda k: k // 256 * 144, lambda k: k // 256 * 176, lambda k: k // 256 * 210,
+             lambda k: k // 32 * 22, lambda k: k // 32 * 24, lambda k: k // 32 * 18, lambda k: k // 256 * 136,
+             lambda k: k // 32 * 17]  # fmt: skip
+# Inputs of a block of panels and its bytes for 32 outputs, by format.
+PANEL_BLOCKS = ((32, 4096), (32, 2048), (32, 2048), (32, 576), (32, 640), (32, 1088), (256, 4736), (256, 5760), (256, 6720),
+                (32, 704), (32, 768), (32, 576), (256, 4416), (32, 544))  # fmt: skip
+
+
+def panel_bytes(number: int, inputs: int, outputs: int) -> int:
+    block, size = PANEL_BLOCKS[number]
+    return -(-inputs // block) * -(-outputs // 32) * size
+
+
+def formats_of(inputs: int) -> list[int]:
+    """The formats that rows of so many inputs can have."""
+    return [n for n, (block, _) in enumerate(PANEL_BLOCKS) if n < 3 or inputs % block == 0]
 
 
 class Held:
@@ -88,7 +102,7 @@ class Source:
         return array
 
     def weight(self, inputs: int, outputs: int) -> tuple[np.ndarray, int]:
-        number = int(self.one_of(*range(9 if inputs % 256 == 0 else 6 if inputs % 32 == 0 else 3)))
+        number = int(self.one_of(*formats_of(inputs)))
         rows = self.array(outputs, ROW_BYTES[number](inputs), dtype=np.uint8)
         return self.rows(rows, ascending=True), number
 
@@ -103,10 +117,9 @@ def linear(s: Source) -> Arguments:
 def pack_linear_panels(s: Source) -> Arguments:
     inputs, outputs = s.width(), s.size(70)
     w, number = s.weight(inputs, outputs)
-    own = number if number < len(PANEL_BYTES) else 5
-    made = s.one_of(own, own, 2, 5 if inputs % 32 == 0 else own)
-    size = -(-inputs // 32) * -(-outputs // 32) * PANEL_BYTES[made]
-    return {"w": w, "format": number, "inputs": inputs, "panels": np.zeros(size, np.uint8), "panel_format": made,
+    made = s.one_of(number, number, 2, 5 if inputs % 32 == 0 else number)
+    panels = np.zeros(panel_bytes(made, inputs, outputs), np.uint8)
+    return {"w": w, "format": number, "inputs": inputs, "panels": panels, "panel_format": made,
             "threads": s.threads()}  # fmt: skip
 
 
@@ -118,9 +131,8 @@ def linear_panels(s: Source) -> Arguments:
 
 
 def panels_of(s: Source, inputs: int, outputs: int) -> tuple[np.ndarray, int, int]:
-    number = int(s.one_of(*range(6))) if inputs % 32 == 0 else int(s.one_of(0, 1, 2))
-    size = -(-inputs // 32) * -(-outputs // 32) * PANEL_BYTES[number]
-    return s.array(size, dtype=np.uint8), number, outputs
+    number = int(s.one_of(*formats_of(inputs)))
+    return s.array(panel_bytes(number, inputs, outputs), dtype=np.uint8), number, outputs
 
 
 def decoder(s: Source) -> Arguments:

@@ -20,7 +20,9 @@ from decodestep.models.step import PANEL_FORMATS
 from decodestep.ops.linear import Format, LinearPanels, PackedWeight, reference
 from dense_decoder import dense_logits, values_of
 
-NATIVE = ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q8_0")
+NATIVE = ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q8_0", "Q5_0")
+OTHERS = ("Q5_1", "IQ4_NL", "MXFP4")
+OF_256 = ("Q4_K", "Q5_K", "Q6_K", "IQ4_XS", "Q2_K", "Q3_K")  # inputs
 
 
 def product_as(dtype):
@@ -28,11 +30,12 @@ def product_as(dtype):
 
     def product(x, tensor):
         rows, kind = tensor.read().reshape(tensor.shape[0], -1), tensor.type.name
-        native = kind in NATIVE
+        native = kind not in ("Q2_K", "Q3_K")
         if not native:
             rows, kind = values_of(tensor).astype(np.float32).view(np.uint8).reshape(tensor.shape[0], -1), "F32"
         weight = PackedWeight(rows, Format[kind], tensor.shape[1])
-        return reference.linear(x, LinearPanels.pack(weight, PANEL_FORMATS[dtype] if native else Format.Q8_0))
+        made = PANEL_FORMATS[dtype] if native or dtype != "auto" else Format.Q8_0
+        return reference.linear(x, LinearPanels.pack(weight, made))
 
     return product
 
@@ -52,9 +55,15 @@ def check(path, dtype, rows=3, tokens=20):
 
 
 @pytest.mark.parametrize("dtype", PANEL_FORMATS)
-@pytest.mark.parametrize("kind", [*NATIVE, "Q5_1"])
+@pytest.mark.parametrize("kind", NATIVE)
 def test_equals_a_dense_pass_with_its_roundings(tiny_file, kind, dtype):
     check(tiny_file(kind=kind, tied=kind != "F16"), dtype)
+
+
+@pytest.mark.parametrize("kind", [*OTHERS, *OF_256])
+def test_every_type_equals_a_dense_pass_with_its_roundings(tiny_file, kind):
+    """Q2_K and Q3_K as Q8_0."""
+    check(tiny_file(kind=kind, heads=8, head_dim=32, hidden=256), "auto")
 
 
 @pytest.mark.parametrize(

@@ -11,14 +11,13 @@ import pytest
 import torch
 
 import decodestep as ds
+from builds import printed_under
 from decodestep.ops.linear import Format, LinearPanels, PackedWeight, cpu, reference
 from decodestep.weights.blocks import BLOCKS
 from tolerances import assert_close
 
 DENSE = {Format.F32: np.float32, Format.F16: np.float16, Format.BF16: ml_dtypes.bfloat16}
 FORMATS = list(Format)
-OF_PANELS = [f for f in FORMATS if not f.name.endswith("_K")]  # blocks of 256 become Q8_0 there
-
 
 # Where the halves that scale a block stand; the other bytes may be anything.
 SCALES = {
@@ -28,7 +27,19 @@ SCALES = {
     Format.Q4_K: (0, 2),
     Format.Q5_K: (0, 2),
     Format.Q6_K: (208,),
+    Format.Q5_0: (0,),
+    Format.Q5_1: (0, 2),
+    Format.IQ4_NL: (0,),
+    Format.IQ4_XS: (0,),
 }
+
+
+def put_scales(format_: Format, blocks: np.ndarray, scales: np.ndarray) -> None:
+    """Sets the scales and minima of blocks (..., bytes) to (..., 1) float16; an MXFP4 block's to the power of two below."""
+    for at in SCALES.get(format_, ()):
+        blocks[..., at : at + 2] = scales.astype(np.float16).view(np.uint8)
+    if format_ == Format.MXFP4:
+        blocks[..., 0] = np.clip(127 + np.frexp(np.abs(scales[..., 0].astype(np.float64)))[1], 0, 255)
 
 
 def weight(format_: Format, inputs: int, outputs: int, rng: np.random.Generator) -> PackedWeight:
@@ -36,7 +47,8 @@ def weight(format_: Format, inputs: int, outputs: int, rng: np.random.Generator)
         return PackedWeight.from_array(rng.normal(size=(inputs, outputs)).astype(DENSE[format_]))
     values, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[format_.name]]
     rows = rng.integers(0, 256, (outputs, inputs // values, size), np.uint8)
-    for at in SCALES[format_]:
+    put_scales(format_, rows, rng.normal(size=(outputs, inputs // values, 1)))
+    for at in SCALES.get(format_, ())[1:]:  # minima
         rows[..., at : at + 2] = rng.normal(size=(outputs, inputs // values, 1)).astype(np.float16).view(np.uint8)
     return PackedWeight(rows.reshape(outputs, inputs // values * size), format_, inputs)
 
@@ -282,9 +294,9 @@ def check_panels(x, panels, rows):
     return y
 
 
-@pytest.mark.parametrize("format_", OF_PANELS, ids=lambda f: f.name)
+@pytest.mark.parametrize("format_", FORMATS, ids=lambda f: f.name)
 def test_panels(format_, rng):
-    for k in [1, 31, 33, 100, 320] if format_ in DENSE else [32, 96, 352]:
+    for k in [1, 31, 33, 100, 320] if format_ in DENSE else sorted({whole(format_, k) for k in (32, 96, 352)}):
         for tokens, outputs in ((1, 1), (2, 31), (3, 32), (4, 33), (5, 130), (6, 2), (7, 65), (13, 97), (40, 64)):
             w = weight(format_, k, outputs, rng)
             panels = LinearPanels.pack(w)
@@ -292,29 +304,31 @@ def test_panels(format_, rng):
             check_panels(rng.normal(size=(tokens, k)).astype(np.float32), panels, w)
 
 
-@pytest.mark.parametrize("format_", OF_PANELS, ids=lambda f: f.name)
+@pytest.mark.parametrize("format_", FORMATS, ids=lambda f: f.name)
 def test_a_rows_bits_are_its_own_in_panels(format_, rng):
-    panels = LinearPanels.pack(weight(format_, 352, 301, rng))
-    x = rng.normal(size=(11, 352)).astype(np.float32)
+    k = whole(format_, 352)
+    panels = LinearPanels.pack(weight(format_, k, 301, rng))
+    x = rng.normal(size=(60, k)).astype(np.float32)
     alone = np.concatenate([ds.linear(row[None], panels) for row in x]).view(np.uint32)
     for threads in (1, 2, 5):
         with ds.use_threads(threads):
-            for tokens in range(1, 12):
+            for tokens in (*range(1, 15), 49, 60):
                 assert np.array_equal(ds.linear(x[:tokens], panels).view(np.uint32), alone[:tokens])
 
 
-@pytest.mark.parametrize("format_", OF_PANELS, ids=lambda f: f.name)
+@pytest.mark.parametrize("format_", FORMATS, ids=lambda f: f.name)
 def test_panels_of_another_format(format_, rng):
-    w = weight(format_, 96, 40, rng)
+    k = whole(format_, 96)
+    w = weight(format_, k, 40, rng)
     values = w.values()
     halves = LinearPanels.pack(w, Format.BF16).rows()
     if format_ != Format.BF16:
         assert np.array_equal(halves.values(), values.astype(ml_dtypes.bfloat16).astype(np.float32))
     packed = LinearPanels.pack(w, Format.Q8_0).rows()
-    blocks = values.reshape(40, 3, 32)
+    blocks = values.reshape(40, -1, 32)
     scale = (np.abs(blocks).max(2, keepdims=True) / np.float32(127)).astype(np.float16).astype(np.float32)
-    assert (np.abs(packed.values().reshape(40, 3, 32) - blocks) <= 0.6 * scale).all()
-    check_panels(rng.normal(size=(3, 96)).astype(np.float32), LinearPanels.pack(w, Format.Q8_0), packed)
+    assert (np.abs(packed.values().reshape(blocks.shape) - blocks) <= 0.6 * scale).all()
+    check_panels(rng.normal(size=(3, k)).astype(np.float32), LinearPanels.pack(w, Format.Q8_0), packed)
 
 
 def test_bytes_at_their_ends():
@@ -327,6 +341,72 @@ def test_bytes_at_their_ends():
         for sign in (1, -1):
             x = np.full((1, 96), sign * 127, np.float32)
             assert np.array_equal(ds.linear(x, LinearPanels.pack(w)), x @ w.dense())
+
+
+def extreme_weight(format_: Format, rng: np.random.Generator) -> PackedWeight:
+    """Blocks whose bytes are all zeros, all ones, 0x80, 0x7F or random, with scales and minima of every kind but infinities."""
+    w = weight(format_, 768, 40, rng)
+    values, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[format_.name]]
+    blocks = w.rows.reshape(40, 768 // values, size).copy()
+    for byte in (0x00, 0xFF, 0x80, 0x7F):
+        blocks[rng.random(blocks.shape[:2]) < 0.2] = byte
+    put_scales(format_, blocks, rng.choice(np.float16([0, -0.0, 6e-8, -6e-8, 6e-5, 65504, -65504, 1]), (*blocks.shape[:2], 1)))
+    if format_ == Format.MXFP4:
+        blocks[..., 0] = rng.choice(np.uint8([0, 1, 2, 110, 127, 140]), blocks.shape[:2])
+    return PackedWeight(blocks.reshape(40, -1), format_, 768)
+
+
+QUANTISED = [f for f in FORMATS if f not in DENSE]
+
+
+@pytest.mark.parametrize("format_", QUANTISED, ids=lambda f: f.name)
+def test_extreme_blocks(format_, rng):
+    """Activations at both ends of their range too, in the sizes of tile that a product is made of."""
+    w = extreme_weight(format_, rng)
+    panels = LinearPanels.pack(w)
+    assert np.array_equal(panels.rows().rows, w.rows)
+    x = rng.normal(size=(53, 768)).astype(np.float32)
+    x[::2] = np.where(rng.random((27, 768)) < 0.5, -127, 127)
+    x[::5] *= 127
+    x[3], x[4] = 1e25, 1e-25
+    check_panels(x, panels, w)
+    for tokens in (1, 2, 3, 7):
+        check_panels(x[:tokens], panels, w)
+
+
+@pytest.mark.parametrize("format_", [f for f in QUANTISED if f != Format.MXFP4], ids=lambda f: f.name)
+def test_an_infinite_scale_stays_with_its_output(format_, rng):
+    w = weight(format_, 512, 40, rng)
+    x = rng.normal(size=(9, 512)).astype(np.float32)
+    expected = ds.linear(x, LinearPanels.pack(w))
+    size = BLOCKS[format_.name].bytes
+    for i, number in enumerate((np.inf, -np.inf, np.nan)):
+        put_scales(format_, w.rows[3 + i, size : 2 * size], np.array([number]))
+    y = ds.linear(x, LinearPanels.pack(w))
+    assert not np.isfinite(y[:, 3:6]).any()
+    others = np.delete(np.arange(40), [3, 4, 5])
+    assert np.array_equal(y[:, others], expected[:, others])
+
+
+def exact_products() -> str:
+    """The products of all quantised formats in hexadecimal, of values whose sums float32 holds: no rounding, so that a build
+    without a fused multiply-add gives the same bits."""
+    rng, products = np.random.default_rng(5), []
+    for format_ in QUANTISED:
+        w = weight(format_, 512, 33, rng)
+        size = BLOCKS[format_.name].bytes
+        put_scales(format_, w.rows.reshape(33, -1, size), np.full((33, w.rows.shape[1] // size, 1), 0.5))
+        x = rng.integers(-3, 4, (51, 512)).astype(np.float32)
+        x[:, ::32] = 127
+        panels = LinearPanels.pack(w)
+        products += [ds.linear(x[:tokens], panels) for tokens in (1, 2, 51)]
+        assert np.array_equal(products[-1], ds.linear(x.astype(np.float64), panels))
+    return b"".join(y.tobytes() for y in products).hex()
+
+
+@pytest.mark.parametrize("isa", ["baseline", "avx2", "avx512"])
+def test_every_build_gives_the_same_products_of_blocks(isa):
+    assert printed_under(isa, "import test_linear; print(test_linear.exact_products())") == exact_products()
 
 
 def test_rounding_to_bytes():
@@ -346,10 +426,11 @@ def test_rounding_to_bytes():
     assert np.array_equal(ds.linear(x, LinearPanels.pack(identity, Format.Q8_0))[:, :32].round(1), expected[:, :32])
 
 
-@pytest.mark.parametrize("format_", OF_PANELS, ids=lambda f: f.name)
+@pytest.mark.parametrize("format_", FORMATS, ids=lambda f: f.name)
 @pytest.mark.parametrize("inputs", [32, 352, 1568])
 def test_outliers(format_, inputs, rng):
     """Rows with outliers in the same block, in others, in none, beside each other in a tile."""
+    inputs = whole(format_, inputs)
     w = weight(format_, inputs, 70, rng)
     panels = LinearPanels.pack(w)
     x = rng.normal(size=(13, inputs)).astype(np.float32)
@@ -371,10 +452,11 @@ def test_the_coarsest_block_keeps_what_rounding_leaves():
     assert seen[0, 1::32].tolist() == [10, pytest.approx(10.25), 10, 8]
 
 
-@pytest.mark.parametrize("format_", OF_PANELS, ids=lambda f: f.name)
+@pytest.mark.parametrize("format_", FORMATS, ids=lambda f: f.name)
 def test_not_a_number_stays_in_its_row_of_panels(format_, rng):
-    x = rng.normal(size=(9, 64)).astype(np.float32)
-    panels = LinearPanels.pack(weight(format_, 64, 5, rng))
+    k = whole(format_, 64)
+    x = rng.normal(size=(9, k)).astype(np.float32)
+    panels = LinearPanels.pack(weight(format_, k, 5, rng))
     expected = ds.linear(x, panels)
     x[2, 7], x[4, 9] = np.nan, np.inf
     y = ds.linear(x, panels)
@@ -390,12 +472,3 @@ def test_panels_refuse():
     for tokens, outputs in ((0, 3), (3, 0)):
         w = PackedWeight.from_array(np.zeros((32, outputs), np.float32))
         assert ds.linear(np.zeros((tokens, 32), np.float32), LinearPanels.pack(w)).shape == (tokens, outputs)
-
-
-@pytest.mark.parametrize("format_", [f for f in FORMATS if f not in OF_PANELS], ids=lambda f: f.name)
-def test_blocks_of_256_become_panels_of_q8_0(format_, rng):
-    w = weight(format_, 256, 33, rng)
-    panels, dense = LinearPanels.pack(w), w.dense(np.float64)
-    unit = np.abs(dense).reshape(8, 32, 33).max(1).repeat(32, 0) / 127
-    assert panels.format == Format.Q8_0
-    assert (np.abs(panels.rows().dense(np.float64) - dense) <= 0.56 * unit + 1e-7).all()  # and the unit is a float16

@@ -66,7 +66,7 @@ ptrdiff_t row_stride(const Array<T, 2>& a) {
 }
 
 inline Format format_of(int number) {
-    require(number >= 0 && number <= static_cast<int>(Format::q6_k), "the weight format is unknown");
+    require(number >= 0 && number < kFormats, "the weight format is unknown");
     return static_cast<Format>(number);
 }
 
@@ -86,7 +86,7 @@ LinearPanelWeight panel_weight_of(const Packed<Byte, 1>& bytes, int format_numbe
     const Format format = format_of(format_number);
     require(panel_block_bytes(format) > 0, "the format has no panels");
     require(in < (size_t{1} << 31) && out < (size_t{1} << 31), "a weight is too large");
-    require(!quantises_activations(format) || in % kBlockInputs == 0, "a row must hold whole blocks");
+    require(!quantises_activations(format) || in % panel_block_inputs(format) == 0, "a row must hold whole blocks");
     const LinearPanelWeight panels{bytes.data(), in, out, format};
     require(bytes.size() == panels.count() * panels.panel_bytes(), "panels have the wrong size");
     return panels;

@@ -21,9 +21,9 @@ class StagePart : public StageMember {
         if (stage_.kind == StageKind::logits_rows)
             return share_rows(a_.rows, d_.hidden, residual_rows(d_.norm, a_.wanted));
         const Activations x = rows(a_.rows, d_.hidden, residual_rows(d_.norm, a_.wanted));
-        sweep([&](size_t i, const uint8_t* next_panel) {
-            store_product(d_.logits, i, next_panel, x, a_.rows, a_.logits, d_.logits.out, d_.logits_scale);
-        });
+        const Range part = panels_of_member();
+        store_products(d_.logits, {part.first, part.end}, panel_after(), x, a_.rows, a_.logits, d_.logits.out,
+                       d_.logits_scale);
     }
 
   private:

@@ -13,7 +13,11 @@ class FeedForwardPart : public StageMember {
         : StageMember(plan, stage, member, members), w_(stage.layer->feed_forward), m_(stage.layer->mixture) {}
 
     void gate_up(const Activations& x) const {
-        sweep([&](size_t i, const uint8_t* next_panel) { multiply_dense(w_, i, next_panel, x, plan_.gated); });
+        const Range part = panels_of_member();
+        PanelRange panels{part.first, part.end};
+        if (a_.tokens == 1) panels.first = gate_up_streams(w_, panels, panel_after(), x, plan_.gated);
+        for (size_t i = panels.first; i < panels.end; ++i)
+            multiply_dense(w_, i, i + 1 < panels.end ? w_.gate.panel(i + 1) : panel_after(), x, plan_.gated);
     }
 
     // The router's logits, and what does not wait for them.

@@ -26,16 +26,16 @@ class GroupedAttentionPart : public StageMember {
     }
 
     void project(const GroupedAttention& w, const Activations& x) const {
-        sweep([&](size_t i, const uint8_t* next_panel) {
-            const size_t queries = w.query.count();
-            if (i < queries)
-                multiply_panel(
-                    w.query, i, next_panel, x, a_.tokens, [&](size_t t, float* y) { store_queries(t, i, y); },
-                    [&](size_t t) { return query_at(t, i); });
-            else
-                multiply_panel(w.values_keys, i - queries, next_panel, x, a_.tokens,
-                               [&](size_t t, float* y) { store_in_cache(t, (i - queries) * kPanelOutputs, y); });
-        });
+        const Range part = panels_of_member();
+        const size_t queries = w.query.count();
+        const PanelRange own{std::min(part.first, queries), std::min(part.end, queries)},
+            cached{std::max(part.first, queries) - queries, std::max(part.end, queries) - queries};
+        multiply_panels(
+            w.query, own, cached.first < cached.end ? w.values_keys.panel(cached.first) : panel_after(), x, a_.tokens,
+            [&](size_t i, size_t t, float* y) { store_queries(t, i, y); },
+            [&](size_t i, size_t t) { return query_at(t, i); });
+        multiply_panels(w.values_keys, cached, panel_after(), x, a_.tokens,
+                        [&](size_t i, size_t t, float* y) { store_in_cache(t, i * kPanelOutputs, y); });
     }
 
     void attend() const {

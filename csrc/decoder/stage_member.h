@@ -68,17 +68,23 @@ class StageMember {
     void sweep(Body&& body) const {
         const PanelSweep& panels = plan_.sweeps[stage_.sweep];
         const Range part = panels_of_member();
-        for (size_t i = part.first; i < part.end; ++i)
-            body(i, i + 1 < part.end ? panels.panel(i + 1) : plan_.first_panel_after(stage_.sweep, member_, members_));
+        for (size_t i = part.first; i < part.end; ++i) body(i, i + 1 < part.end ? panels.panel(i + 1) : panel_after());
     }
 
     Range panels_of_member() const { return plan_.panels_of(stage_.sweep, member_, members_); }
+    const uint8_t* panel_after() const { return plan_.first_panel_after(stage_.sweep, member_, members_); }
 
     // out [tokens, width] = the outputs of panel i of a weight, from output `width` on left out.
     void store_product(const LinearPanelWeight& w, size_t i, const uint8_t* next_panel, const Activations& x,
                        size_t tokens, float* out, size_t width, float scale = 1.0f) const {
-        const size_t first = i * kPanelOutputs, count = std::min(kPanelOutputs, width - first);
-        multiply_panel(w, i, next_panel, x, tokens, [&](size_t t, float* y) {
+        store_products(w, {i, i + 1}, next_panel, x, tokens, out, width, scale);
+    }
+
+    // The same of panels of a weight.
+    void store_products(const LinearPanelWeight& w, PanelRange panels, const uint8_t* next_panel, const Activations& x,
+                        size_t tokens, float* out, size_t width, float scale) const {
+        multiply_panels(w, panels, next_panel, x, tokens, [&](size_t i, size_t t, float* y) {
+            const size_t first = i * kPanelOutputs, count = std::min(kPanelOutputs, width - first);
             if (scale != 1.0f)
                 for (size_t j = 0; j < kPanelOutputs; ++j) y[j] *= scale;
             std::memcpy(out + t * width + first, y, count * sizeof(float));
@@ -88,14 +94,13 @@ class StageMember {
     // x += residual_scale * the product.
     void add_product(const LinearPanelWeight& w, const Activations& x) const {
         const f32x16 scale = broadcast(d_.residual_scale);
-        sweep([&](size_t i, const uint8_t* next_panel) {
-            const auto row = [&](size_t t) { return plan_.x + t * d_.hidden + i * kPanelOutputs; };
-            const auto add = [&](size_t t, const float* y) {
-                for (size_t j = 0; j < kPanelOutputs; j += kLanes)
-                    store(row(t) + j, fma(scale, load(y + j), load(row(t) + j)));
-            };
-            multiply_panel(w, i, next_panel, x, a_.tokens, add, row);
-        });
+        const auto row = [&](size_t i, size_t t) { return plan_.x + t * d_.hidden + i * kPanelOutputs; };
+        const auto add = [&](size_t i, size_t t, const float* y) {
+            float* to = row(i, t);
+            for (size_t j = 0; j < kPanelOutputs; j += kLanes) store(to + j, fma(scale, load(y + j), load(to + j)));
+        };
+        const Range part = panels_of_member();
+        multiply_panels(w, {part.first, part.end}, panel_after(), x, a_.tokens, add, row);
     }
 
     // Where the cache of the stage's layer begins, with `width` values for each position.

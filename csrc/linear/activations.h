@@ -11,15 +11,16 @@
 #include <algorithm>
 #include <cmath>
 
+#include "simd/byte_sums.h"
 #include "simd/rounding.h"
 
 namespace decodestep::DECODESTEP_ISA {
 
-// Blocks of 32 values, value = scale * byte, and the sum of each block's bytes.
+// Blocks of 32 values, value = scale * byte, the sum of each block's bytes, and minus those of its halves as two int16.
 struct QuantisedBlocks {
     int8_t* bytes = nullptr;
     float* scale = nullptr;
-    int32_t* sum = nullptr;
+    int32_t *sum = nullptr, *minus_half_sums = nullptr;
 };
 
 // Tokens of `in` values, a multiple of 32, in one of the forms or both. A form whose pointers are null is neither
@@ -34,10 +35,10 @@ struct Activations {
 
     size_t blocks() const { return in / 32; }
 
-    // Memory for both forms or one: a block of 32 is 8 floats of bytes, a scale, a sum and a block_sum.
+    // Memory for both forms or one: a block of 32 is 8 floats of bytes, a scale, two sums and a block_sum.
     static size_t floats(size_t tokens, size_t in, bool as_values, bool as_bytes) {
         const Activations x{.in = in};
-        return tokens * ((as_values ? in : 0) + (as_bytes ? 11 * x.blocks() + 11 : 0));
+        return tokens * ((as_values ? in : 0) + (as_bytes ? 12 * x.blocks() + 12 : 0));
     }
     // space: of floats(...) floats.
     static Activations in_space(float* space, size_t tokens, size_t in, bool as_values, bool as_bytes) {
@@ -49,7 +50,7 @@ struct Activations {
         };
         const auto take_blocks = [&](size_t count) {
             return QuantisedBlocks{reinterpret_cast<int8_t*>(take(8 * count)), take(count),
-                                   reinterpret_cast<int32_t*>(take(count))};
+                                   reinterpret_cast<int32_t*>(take(count)), reinterpret_cast<int32_t*>(take(count))};
         };
         if (as_values) x.values = take(in);
         if (!as_bytes) return x;
@@ -77,6 +78,7 @@ inline void copy_row(const Activations& from, size_t row, const Activations& to,
         copy(source.bytes, target.bytes, 32 * blocks);
         copy(source.scale, target.scale, blocks);
         copy(source.sum, target.sum, blocks);
+        copy(source.minus_half_sums, target.minus_half_sums, blocks);
     };
     copy(from.values, to.values, from.in);
     copy_blocks(from.quantised, to.quantised, from.blocks());
@@ -90,21 +92,16 @@ struct Block {
     f32x16 first, second;
 };
 
-// Rounds sixteen values in [-127, 127] to integers, ties to even; returns their sum. NaN becomes 0; the block's scale
-// is NaN then, and so is every result.
-DECODESTEP_INLINE int32_t round_to_bytes(f32x16 x, int8_t* bytes) {
-    const i32x16 rounded = round_to_int(x);
-    store_i8(bytes, rounded);
-    return sum(rounded);
-}
-
 // Quantises 32 values: block `at`.
 DECODESTEP_INLINE void quantise_block(const QuantisedBlocks& x, size_t at, const Block& values) {
     const float largest = largest_magnitude(values.first, values.second);
     // A block below 1e-36 counts as zeros: 127 / largest would overflow float32.
     const f32x16 inverse = broadcast(largest < 1e-36f ? 0.0f : 127.0f / largest);
-    int8_t* bytes = x.bytes + 32 * at;
-    x.sum[at] = round_to_bytes(values.first * inverse, bytes) + round_to_bytes(values.second * inverse, bytes + kLanes);
+    // A NaN becomes 0; the block's scale is NaN then, and so is every result.
+    const auto [first, second] = round_to_bytes(values.first * inverse, values.second * inverse, x.bytes + 32 * at);
+    x.sum[at] = first + second;
+    x.minus_half_sums[at] =
+        static_cast<int32_t>((static_cast<uint32_t>(-first) & 0xffff) | static_cast<uint32_t>(-second) << 16);
     x.scale[at] = largest / 127.0f;
 }
 

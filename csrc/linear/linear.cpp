@@ -2,6 +2,7 @@
 
 #include "core/parallel.h"
 #include "linear/k_quant_blocks.h"
+#include "linear/small_blocks.h"
 #include "simd/simd.h"
 
 namespace decodestep::DECODESTEP_ISA {
@@ -209,6 +210,16 @@ void with_format(Format format, Body&& body) {
             return body.template operator()<Q5_KBlock>();
         case Format::q6_k:
             return body.template operator()<Q6_KBlock>();
+        case Format::q5_0:
+            return body.template operator()<Q5_0Block>();
+        case Format::q5_1:
+            return body.template operator()<Q5_1Block>();
+        case Format::iq4_nl:
+            return body.template operator()<Iq4_NlBlock>();
+        case Format::iq4_xs:
+            return body.template operator()<Iq4_XsBlock>();
+        case Format::mxfp4:
+            return body.template operator()<Mxfp4Block>();
     }
 }
 

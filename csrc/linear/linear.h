@@ -3,7 +3,7 @@
 // There are three products of activations with a weight:
 //   linear (this file) reads a row as the file holds it, widens it to float32 and multiplies in float32. It needs no
 //     packing and has the accuracy of the file, so it serves `dtype="float32"` models and weights that are multiplied
-//     once. All nine formats have it.
+//     once. All formats have it.
 //   linear_panels reads a copy of the weight in panels of 32 outputs, one stream of memory, and multiplies 8-bit
 //     activations by the blocks as integers: what a decoder uses, where a weight is read at every step.
 //   prolog_panels (csrc/mla_prolog) reads panels of 64 columns with the roundings of the Ascend operator: bfloat16
@@ -19,7 +19,23 @@
 namespace decodestep {
 
 // The numbers are shared with src/decodestep/weights/packed.py.
-enum class Format : int { f32 = 0, f16 = 1, bf16 = 2, q4_0 = 3, q4_1 = 4, q8_0 = 5, q4_k = 6, q5_k = 7, q6_k = 8 };
+enum class Format : int {
+    f32 = 0,
+    f16 = 1,
+    bf16 = 2,
+    q4_0 = 3,
+    q4_1 = 4,
+    q8_0 = 5,
+    q4_k = 6,
+    q5_k = 7,
+    q6_k = 8,
+    q5_0 = 9,
+    q5_1 = 10,
+    iq4_nl = 11,
+    iq4_xs = 12,
+    mxfp4 = 13
+};
+constexpr int kFormats = 14;
 
 // Bytes of a row of `values` weights; 0 if a row of that format cannot have that length.
 constexpr size_t row_bytes(Format format, size_t values) {
@@ -41,6 +57,16 @@ constexpr size_t row_bytes(Format format, size_t values) {
             return values % 256 ? 0 : values / 256 * 176;
         case Format::q6_k:
             return values % 256 ? 0 : values / 256 * 210;
+        case Format::q5_0:
+            return values % 32 ? 0 : values / 32 * 22;
+        case Format::q5_1:
+            return values % 32 ? 0 : values / 32 * 24;
+        case Format::iq4_nl:
+            return values % 32 ? 0 : values / 32 * 18;
+        case Format::iq4_xs:
+            return values % 256 ? 0 : values / 256 * 136;
+        case Format::mxfp4:
+            return values % 32 ? 0 : values / 32 * 17;
     }
     return 0;
 }

@@ -17,34 +17,68 @@ namespace decodestep {
 constexpr size_t kPanelOutputs = 32;
 constexpr size_t kBlockInputs = 32;
 
-// Bytes of 32 outputs by 32 inputs. A panel is a row of such blocks, inputs ascending; a panel's missing outputs and
-// the last block's missing inputs are zeros:
-//   nibbles (Q4_0, Q4_1): for j in [0, 4), for each output, bytes 4j to 4j + 3 of its block in the file: the low
-//   nibbles
-//       are inputs 4j.., the high nibbles inputs 16 + 4j..; then the 32 scales, and for Q4_1 the 32 minima, as float16
-//   bytes (Q8_0): for j in [0, 8), for each output, its values 4j to 4j + 3, plus 128; then the 32 scales, as float16
-//   dense (F32, F16, BF16): for each input its 32 outputs
-constexpr size_t panel_block_bytes(Format format) {
+// How a panel of a quantised format lies in memory: a row of blocks, inputs ascending; a panel's missing outputs are
+// zeros. A block is `pieces` pieces, then `tail` bytes. A piece is 32 outputs by 32 inputs:
+//   low     nibbles: for j in [0, 4), for each output, four bytes: the low nibbles are inputs 4j.., the high nibbles
+//           inputs 16 + 4j..
+//           bytes (Q8_0): for j in [0, 8), for each output, its values 4j to 4j + 3, plus 128
+//   upper   the bits above the nibbles. Q5: for each output four bytes, bit j of byte e that of input 4j + e. Q6_K: the
+//           same with two bits for each j, inputs 16.. after all outputs' inputs 0..
+//   scales  of blocks of 32: 32 float16, or the file's bytes (MXFP4), then for Q4_1 and Q5_1 32 minima. Of blocks of
+//   256:
+//           32 bytes, signed for IQ4_XS, then for Q4_K and Q5_K 32 minima; for Q6_K the two scales of an output side by
+//           side
+// The tail of a block of 256: its 32 scales, and for Q4_K and Q5_K its 32 minima, as float16.
+struct PanelLayout {
+    size_t pieces = 0, low = 0, upper = 0, scales = 0, tail = 0;
+
+    constexpr size_t inputs() const { return pieces * 32; }
+    constexpr size_t piece_bytes() const { return low + upper + scales; }
+    constexpr size_t block_bytes() const { return pieces * piece_bytes() + tail; }
+};
+
+constexpr PanelLayout panel_layout(Format format) {
     switch (format) {
-        case Format::f32:
-            return 4096;
-        case Format::f16:
-        case Format::bf16:
-            return 2048;
         case Format::q4_0:
-            return 512 + 64;
+            return {1, 512, 0, 64, 0};
         case Format::q4_1:
-            return 512 + 128;
+            return {1, 512, 0, 128, 0};
         case Format::q8_0:
-            return 1024 + 64;
+            return {1, 1024, 0, 64, 0};
+        case Format::q4_k:
+            return {8, 512, 0, 64, 128};
+        case Format::q5_k:
+            return {8, 512, 128, 64, 128};
+        case Format::q6_k:
+            return {8, 512, 256, 64, 64};
+        case Format::q5_0:
+            return {1, 512, 128, 64, 0};
+        case Format::q5_1:
+            return {1, 512, 128, 128, 0};
+        case Format::iq4_nl:
+            return {1, 512, 0, 64, 0};
+        case Format::iq4_xs:
+            return {8, 512, 0, 32, 64};
+        case Format::mxfp4:
+            return {1, 512, 0, 32, 0};
         default:
-            return 0;  // blocks of 256 have no panels
+            return {};  // not quantised
     }
 }
 
 // Whether products with panels of that format read the activations as int8 with a scale for each 32; else as float32.
-constexpr bool quantises_activations(Format format) {
-    return format == Format::q4_0 || format == Format::q4_1 || format == Format::q8_0;
+constexpr bool quantises_activations(Format format) { return panel_layout(format).pieces > 0; }
+
+// The inputs of a block: a weight's inputs are padded with zeros to whole ones in dense formats, and are whole ones in
+// quantised formats.
+constexpr size_t panel_block_inputs(Format format) {
+    return quantises_activations(format) ? panel_layout(format).inputs() : kBlockInputs;
+}
+
+// Bytes of 32 outputs by the inputs of a block. Dense formats (F32, F16, BF16): for each input its 32 outputs.
+constexpr size_t panel_block_bytes(Format format) {
+    if (quantises_activations(format)) return panel_layout(format).block_bytes();
+    return format == Format::f32 ? 4096 : format == Format::f16 || format == Format::bf16 ? 2048 : 0;
 }
 
 // A weight in panels: LinearPanels in Python.
@@ -53,9 +87,11 @@ struct LinearPanelWeight {
     size_t in, out;
     Format format;
 
-    constexpr size_t blocks() const { return (in + kBlockInputs - 1) / kBlockInputs; }
+    constexpr size_t blocks() const { return (in + kBlockInputs - 1) / kBlockInputs; }  // of 32 inputs
     constexpr size_t count() const { return (out + kPanelOutputs - 1) / kPanelOutputs; }
-    constexpr size_t panel_bytes() const { return blocks() * panel_block_bytes(format); }
+    constexpr size_t panel_bytes() const {
+        return blocks() * kBlockInputs / panel_block_inputs(format) * panel_block_bytes(format);
+    }
     const uint8_t* panel(size_t p) const { return data + p * panel_bytes(); }
 };
 
@@ -74,9 +110,15 @@ DECODESTEP_VECTOR_KERNEL(pack_linear_panels, PackLinearPanels)
 //
 // Shapes: x [tokens, w.in], y [tokens, w.out], float32; their rows may lie apart, each is contiguous.
 // If quantises_activations(w.format), x is quantised first (linear/activations.h): int8 with a scale for each 32
-// values. The products inside a block add up exactly as integers; the residual of the row's coarsest block is added
-// last. NaN: a NaN or an infinity in x makes its row of y NaN or infinite. Determinism: a row's bits depend neither on
-// the other tokens and outputs nor on the thread count.
+// values. The products of 32 inputs add up exactly as integers, those of blocks of 256 after each was multiplied by its
+// integer scale s:
+//     blocks of 32:    y = fma(minimum, sum of x, y); y = fma(scale * x_scale, integer, y)
+//     blocks of 256:   f = m = 0; of each 32 inputs f = fma(integer, x_scale, f) and m = fma(minimum m_j, -sum of x,
+//     m);
+//                      then y = fma(scale, f, y); y = fma(minimum, m, y)
+// The residual of the row's coarsest block is added last. Overflow: sums of 256 inputs are taken before their scale, so
+// with blocks of 256 magnitudes of x above 1e32 may give infinities. NaN: a NaN or an infinity in x makes its row of y
+// NaN or infinite. Determinism: a row's bits depend neither on the other tokens and outputs nor on the thread count.
 struct LinearPanels {
     const float* x;
     ptrdiff_t x_stride;  // floats from one token to the next

@@ -4,6 +4,7 @@
 #include "core/parallel.h"
 #include "linear/activations.h"
 #include "linear/linear_panels.h"
+#include "linear/split_blocks.h"
 #include "simd/rounding.h"
 
 namespace decodestep::DECODESTEP_ISA {
@@ -14,7 +15,7 @@ struct PanelRows {
     const uint8_t* row[kPanelOutputs];
 };
 
-size_t bytes_of_block(Format format) { return row_bytes(format, kBlockInputs); }
+size_t bytes_of_block(Format format) { return row_bytes(format, panel_block_inputs(format)); }
 
 // The bytes of a block in the panel's order: for each quad (4 bytes), the quads of all outputs side by side. They begin
 // at `offset` in the block of each row that begins at byte `at`. `flip` is xored to each byte: 0x80 makes q + 128 of q.
@@ -38,8 +39,8 @@ void gather_f16(const PanelRows& rows, size_t at, uint8_t* out) {
         if (rows.row[r]) std::memcpy(out + 2 * r, rows.row[r] + at, 2);
 }
 
-// A panel of a format with blocks of 32, from rows in that format.
-void pack_blocks(Format format, const PanelRows& rows, size_t blocks, uint8_t* out) {
+// A panel of Q4_0, Q4_1 or Q8_0, from rows in that format: only groups of bytes change their place.
+void pack_whole_blocks(Format format, const PanelRows& rows, size_t blocks, uint8_t* out) {
     const size_t bytes = bytes_of_block(format);
     for (size_t b = 0; b < blocks; ++b, out += panel_block_bytes(format)) {
         const size_t at = b * bytes;
@@ -55,6 +56,34 @@ void pack_blocks(Format format, const PanelRows& rows, size_t blocks, uint8_t* o
     }
 }
 
+// A panel of a format whose blocks have to be taken apart, from rows in that format.
+template <Format F>
+void pack_split_blocks(const PanelRows& rows, size_t blocks, uint8_t* out) {
+    constexpr PanelLayout layout = panel_layout(F);
+    const size_t bytes = bytes_of_block(F);
+    for (size_t b = 0; b < blocks / layout.pieces; ++b, out += layout.block_bytes()) {
+        for (size_t r = 0; r < kPanelOutputs; ++r) {
+            SplitBlock split{};
+            if (rows.row[r]) split_block<F>(rows.row[r] + b * bytes, split);
+            for (size_t i = 0; i < layout.pieces; ++i) {
+                const SplitPiece& piece = split.pieces[i];
+                uint8_t* to = out + i * layout.piece_bytes();
+                for (size_t j = 0; j < 4; ++j) std::memcpy(to + 4 * kPanelOutputs * j + 4 * r, piece.low + 4 * j, 4);
+                to += layout.low;
+                for (size_t at = 0; 32 * at < layout.upper; at += 4)
+                    std::memcpy(to + kPanelOutputs * at + 4 * r, piece.upper + at, 4);
+                to += layout.upper;
+                constexpr size_t size = scale_bytes(F);
+                for (size_t at = 0; kPanelOutputs * at < layout.scales; at += size)
+                    std::memcpy(to + kPanelOutputs * at + size * r, piece.scales + at, size);
+            }
+            uint8_t* tail = out + layout.pieces * layout.piece_bytes();
+            for (size_t at = 0; kPanelOutputs * at < layout.tail; at += 2)
+                std::memcpy(tail + kPanelOutputs * at + 2 * r, split.tail + at, 2);
+        }
+    }
+}
+
 // A row of values to Q8_0 blocks in the order of the file format.
 void quantise_q8_0(const float* values, size_t in, uint8_t* out) {
     for (size_t k = 0; k < in; k += kBlockInputs, out += bytes_of_block(Format::q8_0)) {
@@ -67,8 +96,31 @@ void quantise_q8_0(const float* values, size_t in, uint8_t* out) {
         const f32x16 inverse = broadcast(unit > 0.0f ? 1.0f / unit : 0.0f), most = broadcast(127.0f);
         const auto bounded = [&](f32x16 v) { return max(broadcast(-127.0f), min(most, v * inverse)); };
         std::memcpy(out, scale, 2);
-        round_to_bytes(bounded(first), reinterpret_cast<int8_t*>(out + 2));
-        round_to_bytes(bounded(second), reinterpret_cast<int8_t*>(out + 2 + kLanes));
+        round_to_bytes(bounded(first), bounded(second), reinterpret_cast<int8_t*>(out + 2));
+    }
+}
+
+// A panel of a quantised format, from rows in that format.
+void pack_blocks(Format format, const PanelRows& rows, size_t blocks, uint8_t* out) {
+    switch (format) {
+        case Format::q4_k:
+            return pack_split_blocks<Format::q4_k>(rows, blocks, out);
+        case Format::q5_k:
+            return pack_split_blocks<Format::q5_k>(rows, blocks, out);
+        case Format::q6_k:
+            return pack_split_blocks<Format::q6_k>(rows, blocks, out);
+        case Format::q5_0:
+            return pack_split_blocks<Format::q5_0>(rows, blocks, out);
+        case Format::q5_1:
+            return pack_split_blocks<Format::q5_1>(rows, blocks, out);
+        case Format::iq4_nl:
+            return pack_split_blocks<Format::iq4_nl>(rows, blocks, out);
+        case Format::iq4_xs:
+            return pack_split_blocks<Format::iq4_xs>(rows, blocks, out);
+        case Format::mxfp4:
+            return pack_split_blocks<Format::mxfp4>(rows, blocks, out);
+        default:
+            return pack_whole_blocks(format, rows, blocks, out);
     }
 }
 

@@ -8,8 +8,9 @@
 
 namespace decodestep::DECODESTEP_ISA {
 
-// Of 32 registers, six tokens' twelve sums of integers and twelve of floats leave eight.
-constexpr size_t kTileTokens = kVectorRegisters >= 32 ? 6 : 2;
+// Tokens that are multiplied by a panel at a time. Of 32 registers, six tokens' twelve sums of integers and twelve of
+// floats leave eight. Where there are fewer, so many tokens share the bytes that a panel's nibbles are turned into.
+constexpr size_t kTileTokens = kVectorRegisters >= 32 ? 6 : kStoresBytes ? 48 : 2;
 
 // outputs[i][n] = activations of token first + i times output n of panel `panel`, for i in [0, tokens), tokens at most
 // kTileTokens.
@@ -19,10 +20,10 @@ constexpr size_t kTileTokens = kVectorRegisters >= 32 ? 6 : 2;
 void panel_tile(Format format, size_t blocks, const uint8_t* panel, const uint8_t* next_panel, const Activations& x,
                 size_t first, size_t tokens, float (*outputs)[kPanelOutputs]);
 
-// Calls tile(first, count) for tiles of at most kTileTokens tokens, of as equal sizes as possible.
-template <class Tile>
+// Calls tile(first, count) for tiles of at most Most tokens, of as equal sizes as possible.
+template <size_t Most = kTileTokens, class Tile>
 DECODESTEP_INLINE void each_tile(size_t tokens, Tile&& tile) {
-    const size_t tiles = (tokens + kTileTokens - 1) / kTileTokens;
+    const size_t tiles = (tokens + Most - 1) / Most;
     for (size_t i = 0, t = 0; i < tiles; ++i) {
         const size_t left = tiles - i, count = (tokens - t + left - 1) / left;
         tile(t, count);
@@ -61,6 +62,51 @@ DECODESTEP_INLINE void multiply_rows(const LinearPanelWeight& w, size_t p, const
         panel_tile(w.format, w.blocks(), w.panel(p), from == 0 ? next_panel : nullptr, x, first + from, rows, outputs);
         for (size_t i = 0; i < rows; ++i) sink(from + i, outputs[i]);
     });
+}
+
+// Panels [first, end) of a weight.
+struct PanelRange {
+    size_t first, end;
+};
+
+// So many panels, and those that are read after them.
+struct PanelGroup {
+    const uint8_t *panels[kStreams], *next[kStreams];
+};
+
+// outputs[s] = the first token times panel s of the group, all panels being of one format and size. Only where kStreams
+// is more than one.
+void stream_panels(Format format, size_t blocks, const PanelGroup& group, const Activations& x,
+                   float (*outputs)[kPanelOutputs]);
+
+struct NoPanelPlace {};
+
+// multiply_panel for all panels of a range, the fastest way: sink(p, t, outputs), place(p, t). next_panel: the one that
+// is read after the last.
+template <class Sink, class Place = NoPanelPlace>
+DECODESTEP_INLINE void multiply_panels(const LinearPanelWeight& w, PanelRange range, const uint8_t* next_panel,
+                                       const Activations& x, size_t tokens, Sink&& sink, Place place = {}) {
+    size_t p = range.first;
+    if constexpr (kStreams > 1) {
+        for (; tokens == 1 && p + kStreams <= range.end; p += kStreams) {
+            alignas(64) float outputs[kStreams][kPanelOutputs];
+            PanelGroup group;
+            for (size_t s = 0; s < kStreams; ++s) {
+                group.panels[s] = w.panel(p + s);
+                group.next[s] = p + kStreams + s < range.end ? w.panel(p + kStreams + s) : next_panel;
+            }
+            stream_panels(w.format, w.blocks(), group, x, outputs);
+            for (size_t s = 0; s < kStreams; ++s) sink(p + s, size_t{0}, outputs[s]);
+        }
+    }
+    for (; p < range.end; ++p) {
+        const uint8_t* next = p + 1 < range.end ? w.panel(p + 1) : next_panel;
+        const auto sink_one = [&](size_t t, auto* outputs) { sink(p, t, outputs); };
+        if constexpr (std::is_same_v<Place, NoPanelPlace>)
+            multiply_panel(w, p, next, x, tokens, sink_one);
+        else
+            multiply_panel(w, p, next, x, tokens, sink_one, [&](size_t t) { return place(p, t); });
+    }
 }
 
 }  // namespace decodestep::DECODESTEP_ISA

@@ -31,6 +31,31 @@ inline void gate_up_panel(const FeedForwardPanels& w, size_t panel, const uint8_
     });
 }
 
+// swiglu of one token, for so many panels of a range as whole groups of streams hold; returns the panel after them.
+// next_panel: the one that is read after the range.
+inline size_t gate_up_streams(const FeedForwardPanels& w, PanelRange range, const uint8_t* next_panel,
+                              const Activations& x, float* out) {
+    size_t p = range.first;
+    if constexpr (kStreams > 1) {
+        constexpr size_t kPairs = kStreams / 2;  // of a panel of gate and the same of up
+        for (; w.gate.format == w.up.format && p + kPairs <= range.end; p += kPairs) {
+            alignas(64) float y[kStreams][kPanelOutputs];
+            PanelGroup group;
+            for (size_t s = 0; s < kStreams; ++s) {
+                const LinearPanelWeight& from = s % 2 ? w.up : w.gate;
+                const size_t panel = p + s / 2, next = panel + kPairs;
+                group.panels[s] = from.panel(panel);
+                group.next[s] = next < range.end ? from.panel(next) : next_panel;
+            }
+            stream_panels(w.gate.format, w.gate.blocks(), group, x, y);
+            for (size_t s = 0; s < kStreams; s += 2)
+                for (size_t j = 0; j < kPanelOutputs; j += kLanes)
+                    store(out + (p + s / 2) * kPanelOutputs + j, gated(load(y[s] + j), load(y[s + 1] + j)));
+        }
+    }
+    return p;
+}
+
 // The panels of gate and up of all experts that are used, shared out by cost.
 class ExpertPanels {
   public:

@@ -203,10 +203,11 @@ def load(
         model_type llama, deepseek_v2, deepseek_v3, kimi_k2, glm4_moe_lite, youtu or minicpm3, safetensors in float32, float16,
         bfloat16 or float8 with scales of 128 x 128, and tokenizer.json (docs/models.md).
     dtype: how the weights are multiplied.
-        "auto": in the file's own format. With Q4_0, Q4_1 and Q8_0 the activations are rounded to int8, 32 values to a scale,
-            as in llama.cpp; with F32, F16 and BF16 they stay float32. Weights of other formats are converted to Q8_0 when
-            loaded. Queries, keys, values and the attention's weights are rounded to bfloat16, and keys and values are cached
-            as such; sums are float32.
+        "auto": in the file's own format. With blocks (Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K, IQ4_NL, IQ4_XS, MXFP4)
+            the activations are rounded to int8, 32 values to a scale, as in llama.cpp; with F32, F16 and BF16 they stay
+            float32. Weights of other formats (Q2_K, Q3_K, ...) are converted to Q8_0 when loaded, and so are a layer's keys and
+            values if their formats differ. Queries, keys, values and the attention's weights are rounded to bfloat16, and keys
+            and values are cached as such; sums are float32.
         "float32": each weight is the exact value of its block; products, sums and the cache are float32. Many times slower.
         "bfloat16": weights rounded to bfloat16, activations float32; the rest as "auto".
         "int8": weights rounded to Q8_0, activations to int8; the rest as "auto".
@@ -268,5 +269,5 @@ def _decoder(checkpoint: Checkpoint, dtype: str) -> Decoder:
 
 
 def _panels(weight: PackedWeight, widened: bool, dtype: str) -> LinearPanels:
-    """A weight in panels. Formats without a kernel arrive widened to float32, and become Q8_0."""
-    return LinearPanels.pack(weight, Format.Q8_0 if widened else PANEL_FORMATS[dtype])
+    """A weight in panels. Formats without a kernel arrive widened to float32, and become Q8_0 where the file's is wanted."""
+    return LinearPanels.pack(weight, Format.Q8_0 if widened and dtype == "auto" else PANEL_FORMATS[dtype])

@@ -27,17 +27,7 @@ from decodestep.weights.packed import Format, PackedWeight
 
 Stored = tuple[PackedWeight, bool]  # a weight, and whether it was widened to float32 because its format has no kernel
 
-_NATIVE = {
-    GGMLQuantizationType.F32: Format.F32,
-    GGMLQuantizationType.F16: Format.F16,
-    GGMLQuantizationType.BF16: Format.BF16,
-    GGMLQuantizationType.Q4_0: Format.Q4_0,
-    GGMLQuantizationType.Q4_1: Format.Q4_1,
-    GGMLQuantizationType.Q8_0: Format.Q8_0,
-    GGMLQuantizationType.Q4_K: Format.Q4_K,
-    GGMLQuantizationType.Q5_K: Format.Q5_K,
-    GGMLQuantizationType.Q6_K: Format.Q6_K,
-}
+_NATIVE = {GGMLQuantizationType[format_.name]: format_ for format_ in Format}
 _DENSE = {"F32": Format.F32, "F16": Format.F16, "BF16": Format.BF16}  # of safetensors
 _FLOAT8, _SCALE, _TILE = "F8_E4M3", "_scale_inv", 128
 _FLOAT8_VALUES = np.arange(256, dtype=np.uint8).view(ml_dtypes.float8_e4m3fn).astype(np.float32)

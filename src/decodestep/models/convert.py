@@ -184,7 +184,9 @@ def _packed(pack: Pack, *parts: Stored) -> Weight:
     Parts of different formats are widened to float32.
     """
     weights = [weight for weight, _ in parts]
+    widened = any(widened for _, widened in parts)
     if len({weight.format for weight in weights}) > 1:
+        widened = True
         weights = [PackedWeight.from_array(weight.dense()) for weight in weights]
     whole = PackedWeight.stack(*weights) if len(weights) > 1 else weights[0]
-    return pack(whole, any(widened for _, widened in parts))
+    return pack(whole, widened)

@@ -37,6 +37,40 @@ def _q8_0(blocks: np.ndarray) -> np.ndarray:
     return _f16(blocks, 0) * blocks[:, 2:].view(np.int8)
 
 
+def _fifth_bits(packed: np.ndarray) -> np.ndarray:
+    """Bit i of four bytes for value i, as 16 or 0."""
+    return np.unpackbits(packed, axis=-1, bitorder="little") << 4
+
+
+def _q5_0(blocks: np.ndarray) -> np.ndarray:
+    q = _halves(blocks[:, 6:]) | _fifth_bits(blocks[:, 2:6])
+    return _f16(blocks, 0) * (q.view(np.int8) - 16)
+
+
+def _q5_1(blocks: np.ndarray) -> np.ndarray:
+    q = _halves(blocks[:, 8:]) | _fifth_bits(blocks[:, 4:8])
+    return _f16(blocks, 0) * q + _f16(blocks, 2)
+
+
+_IQ4 = np.array([-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113], np.float64)
+_TWICE_MXFP4 = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.float64)
+
+
+def _iq4_nl(blocks: np.ndarray) -> np.ndarray:
+    return _f16(blocks, 0) * _IQ4[_halves(blocks[:, 2:])]
+
+
+def _mxfp4(blocks: np.ndarray) -> np.ndarray:
+    return np.ldexp(1.0, blocks[:, :1].astype(np.int32) - 128) * _TWICE_MXFP4[_halves(blocks[:, 1:])]
+
+
+def _iq4_xs(blocks: np.ndarray) -> np.ndarray:
+    low = np.stack([blocks[:, 4:8] & 15, blocks[:, 4:8] >> 4], axis=-1).reshape(-1, 8)
+    high = (blocks[:, 2:4, None] >> np.array([0, 2, 4, 6], np.uint8) & 3).reshape(-1, 8)
+    scales = _f16(blocks, 0) * ((low | high << 4).astype(np.int8) - 32)
+    return (scales[:, :, None] * _IQ4[_halves(blocks[:, 8:].reshape(-1, 8, 16))]).reshape(-1, 256)
+
+
 def _scales_and_minima(packed: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Eight scales and minima of six bits from twelve bytes; the first eight bytes hold the upper two bits of the last four."""
     low, middle, mixed = packed[:, 0:4], packed[:, 4:8], packed[:, 8:12]
@@ -75,4 +109,9 @@ BLOCKS = {
     "Q4_K": Block(256, 144, _q4_k),
     "Q5_K": Block(256, 176, _q5_k),
     "Q6_K": Block(256, 210, _q6_k),
+    "Q5_0": Block(32, 22, _q5_0),
+    "Q5_1": Block(32, 24, _q5_1),
+    "IQ4_NL": Block(32, 18, _iq4_nl),
+    "IQ4_XS": Block(256, 136, _iq4_xs),
+    "MXFP4": Block(32, 17, _mxfp4),
 }

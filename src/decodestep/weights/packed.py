@@ -27,6 +27,11 @@ class Format(IntEnum):
     Q4_K = 6
     Q5_K = 7
     Q6_K = 8
+    Q5_0 = 9
+    Q5_1 = 10
+    IQ4_NL = 11
+    IQ4_XS = 12
+    MXFP4 = 13
 
 
 _DENSE = {Format.F32: np.dtype(np.float32), Format.F16: np.dtype(np.float16), Format.BF16: np.dtype(ml_dtypes.bfloat16)}
@@ -40,10 +45,12 @@ class PackedWeight:
     format: the encoding of a row. F32, F16, BF16: little-endian values. Blocks of 32 values: Q4_0 is <f16 scale>
         <16 bytes>, value = scale * (q - 8); Q4_1 is <f16 scale><f16 minimum><16 bytes>, value = scale * q + minimum;
         Q8_0 is <f16 scale><32 signed bytes>, value = scale * q. The low nibble of byte i is value i,
-        the high one value i + 16. Q4_K, Q5_K and Q6_K have blocks of 256 values in 144, 176 and 210 bytes (docs/ops/linear.md).
+        the high one value i + 16. Q5_0, Q5_1, IQ4_NL and MXFP4 have blocks of 32 values too, in 22, 24, 18 and 17 bytes; Q4_K,
+        Q5_K, Q6_K and IQ4_XS have blocks of 256 values in 144, 176, 210 and 136 bytes (docs/ops/linear.md).
     inputs: K; a multiple of the block for the block formats.
 
-    Source: the block layouts of GGUF (ggml's block_q4_0, block_q4_1, block_q8_0, block_q4_K, block_q5_K, block_q6_K).
+    Source: the block layouts of GGUF (ggml's block_q4_0, block_q4_1, block_q5_0, block_q5_1, block_q8_0, block_q4_K,
+    block_q5_K, block_q6_K, block_iq4_nl, block_iq4_xs, block_mxfp4).
     """
 
     rows: np.ndarray
@@ -117,6 +124,6 @@ class PackedWeight:
         if self.format in _DENSE:
             return rows.view(_DENSE[self.format]).astype(np.float32)
         block = BLOCKS[self.format.name]
-        with np.errstate(invalid="ignore"):  # an infinite scale
-            values = block.read(rows.reshape(-1, block.bytes))
-        return values.astype(np.float32).reshape(self.rows.shape[0], self.inputs)
+        with np.errstate(invalid="ignore", over="ignore"):  # an infinite scale, or one that makes a value so
+            values = block.read(rows.reshape(-1, block.bytes)).astype(np.float32)
+        return values.reshape(self.rows.shape[0], self.inputs)

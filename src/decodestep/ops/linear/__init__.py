@@ -25,7 +25,7 @@ def linear(x: ArrayT, weight: Array | PackedWeight | LinearPanels, *, backend: s
 
     x: (T, K), or (K,) for a single token; float32 or float64, any strides.
     weight: (K, N): a `PackedWeight` (rows of a GGUF format), a `LinearPanels` (the same packed for speed), or an array of
-        float32, float64, float16 or bfloat16. With a `LinearPanels` in Q4_0, Q4_1 or Q8_0, x is quantised first: each 32
+        float32, float64, float16 or bfloat16. With a `LinearPanels` of a format of blocks, x is quantised first: each 32
         values of a row become int8 times a scale of their own, as the class says.
     backend: "auto", "cpu" or "reference". "cpu" serves float32 x with a `PackedWeight` or `LinearPanels`; "auto" chooses
         "reference" for everything else.
@@ -34,9 +34,9 @@ def linear(x: ArrayT, weight: Array | PackedWeight | LinearPanels, *, backend: s
     Raises ValueError for another dtype, rank or K.
 
     Notes: weights are widened to x's dtype and sums are taken in it. "cpu" adds k in ascending order, in 16 lanes that are
-    added at the end; with panels in one ascending sum, over exact integer sums of 32 products where x is quantised, residuals
-    last. NaN and infinities stay in their row. A row's bits depend neither on the other rows of the call nor on the thread
-    count; they may differ between instruction sets.
+    added at the end; with panels in one ascending sum, over exact integer sums of 32 products where x is quantised (those of
+    blocks of 256 are added up by block first), residuals last. NaN and infinities stay in their row. A row's bits depend
+    neither on the other rows of the call nor on the thread count; they may differ between instruction sets.
     Source: the block formats and their rounding of activations are GGUF's and ggml's; the residual is this library's own.
     """
     tokens = arrays.view(_OP, "x", x)

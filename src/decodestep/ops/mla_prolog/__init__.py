@@ -105,7 +105,7 @@ def mla_prolog(
     PARTIAL: c is quantised by row instead, z = c * smooth, s = max |z| / 127, q = round(z * 127 / max |z|), zeros to zeros; the
     product is exact, then * s * dequant_scale, and its rope part enters ROPE unrounded. Nothing divides by smooth again: the
     weight has been divided by it. Cached int8 is clamp(round(value * quant_scale), -128, 127): the scale multiplies; the rope
-    key is rounded to bfloat16 first. A product with a `LinearPanels` of Q4_0, Q4_1 or Q8_0 rounds x or c to integers,
+    key is rounded to bfloat16 first. A product with a `LinearPanels` of blocks rounds x or c to integers,
     32 to a scale, as `linear` does. Infinities and NaN are not refused and propagate; NaN becomes int8 0. "cpu" gives the same
     bits for any thread count, whatever other tokens the call has, and for arrays, NZ storage and `PanelWeight`s; on CPUs with
     bfloat16 dot products, subnormal products, sums and bfloat16 operands count as zeros.

@@ -1,0 +1,289 @@
+// Products of activations as bytes with panels: several tokens at once, which is a tile. linear_panels.h has the order
+// of the sums, on which no tile has any influence.
+#pragma once
+
+#include "linear/activations.h"
+#include "linear/panel_bytes.h"
+
+namespace decodestep::DECODESTEP_ISA {
+
+// A run is a part of a piece's quads whose products are summed as ByteSums, which hold so many of them.
+template <Format F>
+constexpr size_t run_quads() {
+    const size_t hold = kByteSumsHold / largest_bits(F), most = F == Format::q6_k ? kQuads / 2 : kQuads;
+    return hold >= most ? most : hold >= 4 ? 4 : 2;
+}
+
+// Quad i of a run: alternating between the nibbles of a byte, but for Q6_K, where they have different scales.
+template <Format F>
+constexpr size_t quad_of(size_t run, size_t i) {
+    constexpr size_t quads = run_quads<F>();
+    if (F == Format::q6_k) return run % 2 * 4 + run / 2 * quads + i;
+    const size_t at = run * quads + i;
+    return at / 2 + at % 2 * 4;
+}
+
+// Sums of a format whose weights are bytes: see piece_integers.
+template <int T, int V, class Quads>
+DECODESTEP_INLINE void byte_integers(const Quads& quads, size_t first_v, const QuantisedBlocks& x, size_t at,
+                                     size_t stride, i32x16 (&integers)[T][V]) {
+    const int8_t* bytes = x.bytes + kBlockInputs * at;
+#pragma GCC unroll 8
+    for (int t = 0; t < T; ++t)
+#pragma GCC unroll 2
+        for (int v = 0; v < V; ++v)
+            integers[t][v] = broadcast_int(kByteOffset ? -kByteOffset * x.sum[at + t * stride] : 0);
+#pragma GCC unroll 8
+    for (size_t j = 0; j < kQuads; ++j) {
+        u8x64 w[V];
+#pragma GCC unroll 2
+        for (int v = 0; v < V; ++v) w[v] = quads.quad(j, first_v + v);
+#pragma GCC unroll 8
+        for (int t = 0; t < T; ++t) {
+            const i8x4 quad = broadcast_quad(bytes + t * kBlockInputs * stride + 4 * j);
+#pragma GCC unroll 2
+            for (int v = 0; v < V; ++v) integers[t][v] = dot_bytes(integers[t][v], w[v], quad);
+        }
+    }
+}
+
+// The sums of one run, from zero.
+template <Format F, int T, int V, class Quads>
+DECODESTEP_INLINE void run_sums(const Quads& quads, size_t run, size_t first_v, const int8_t* bytes, size_t stride,
+                                ByteSums (&sums)[T][V]) {
+    constexpr size_t count = run_quads<F>();
+#pragma GCC unroll 8
+    for (int t = 0; t < T; ++t)
+#pragma GCC unroll 2
+        for (int v = 0; v < V; ++v) sums[t][v] = broadcast_int(0);
+#pragma GCC unroll 8
+    for (size_t i = 0; i < count; ++i) {
+        const size_t j = quad_of<F>(run, i);
+        u8x64 w[V];
+#pragma GCC unroll 2
+        for (int v = 0; v < V; ++v) w[v] = quads.quad(j, first_v + v);
+#pragma GCC unroll 8
+        for (int t = 0; t < T; ++t) {
+            const i8x4 quad = broadcast_quad(bytes + t * kBlockInputs * stride + 4 * j);
+#pragma GCC unroll 2
+            for (int v = 0; v < V; ++v) add_bytes(sums[t][v], w[v], quad);
+        }
+    }
+}
+
+// Sums of a format whose weights are nibbles, or have a few bits more: see piece_integers.
+template <Format F, int T, int V, class Quads>
+DECODESTEP_INLINE void nibble_integers(const Quads& quads, size_t first_v, const uint8_t* scales,
+                                       const QuantisedBlocks& x, size_t at, size_t stride, i32x16 (&integers)[T][V]) {
+    constexpr size_t runs = kQuads / run_quads<F>();
+    [[maybe_unused]] i32x16 pairs[V];
+    if constexpr (F == Format::q6_k) {  // the bytes are 32 above the values
+#pragma GCC unroll 2
+        for (int v = 0; v < V; ++v) pairs[v] = int8_pairs(scales + 32 * (first_v + v));
+#pragma GCC unroll 8
+        for (int t = 0; t < T; ++t)
+#pragma GCC unroll 2
+            for (int v = 0; v < V; ++v)
+                integers[t][v] =
+                    shift_left<5>(multiply_pairs(pairs[v], broadcast_int(x.minus_half_sums[at + t * stride])));
+    } else {
+#pragma GCC unroll 8
+        for (int t = 0; t < T; ++t)
+#pragma GCC unroll 2
+            for (int v = 0; v < V; ++v)
+                integers[t][v] = broadcast_int(offset_of(F) ? -offset_of(F) * x.sum[at + t * stride] : 0);
+    }
+#pragma GCC unroll 8
+    for (size_t run = 0; run < runs; ++run) {
+        ByteSums sums[T][V];
+        run_sums<F, T, V>(quads, run, first_v, x.bytes + kBlockInputs * at, stride, sums);
+#pragma GCC unroll 2
+        for (int v = 0; v < V; ++v) {
+            [[maybe_unused]] i32x16 scale;
+            if constexpr (F == Format::q6_k)
+                scale = run % 2 ? second_factors(pairs[v]) : first_factors(pairs[v]);
+            else if constexpr (panel_layout(F).pieces > 1)
+                scale = factors(scales + 16 * (first_v + v));
+#pragma GCC unroll 8
+            for (int t = 0; t < T; ++t) {
+                if constexpr (panel_layout(F).pieces > 1)
+                    integers[t][v] = integers[t][v] + total(sums[t][v], scale);
+                else
+                    integers[t][v] = integers[t][v] + total(sums[t][v]);
+            }
+        }
+    }
+}
+
+// integers[t][v] = sum of the products of token t's bytes with outputs 16 (first_v + v).. of a piece, times the integer
+// scales that the format has. Block at + t * stride of x is that of token t.
+template <Format F, int T, int V, class Quads>
+DECODESTEP_INLINE void piece_integers(const Quads& quads, size_t first_v, const uint8_t* piece,
+                                      const QuantisedBlocks& x, size_t at, size_t stride, i32x16 (&integers)[T][V]) {
+    constexpr PanelLayout layout = panel_layout(F);
+    if constexpr (is_bytes(F))
+        byte_integers<T, V>(quads, first_v, x, at, stride, integers);
+    else
+        nibble_integers<F, T, V>(quads, first_v, piece + layout.low + layout.upper, x, at, stride, integers);
+}
+
+// The float sums of T tokens and sixteen outputs, or all 32.
+template <int T, int V>
+using FloatSums = f32x16[T][V];
+
+template <int T, int V>
+DECODESTEP_INLINE void clear(FloatSums<T, V>& sums) {
+#pragma GCC unroll 8
+    for (int t = 0; t < T; ++t)
+#pragma GCC unroll 2
+        for (int v = 0; v < V; ++v) sums[t][v] = broadcast(0.0f);
+}
+
+// y += the products of a block (of one piece), minima aside.
+template <Format F, int T, int V, class Quads>
+DECODESTEP_INLINE void add_piece(const Quads& quads, size_t first_v, const uint8_t* piece, const QuantisedBlocks& x,
+                                 size_t at, size_t stride, FloatSums<T, V>& y) {
+    constexpr PanelLayout layout = panel_layout(F);
+    i32x16 integers[T][V];
+    piece_integers<F, T, V>(quads, first_v, piece, x, at, stride, integers);
+#pragma GCC unroll 2
+    for (int v = 0; v < V; ++v) {
+        [[maybe_unused]] f32x16 scale;
+        const uint8_t* scales = piece + layout.low + layout.upper;
+        if constexpr (F == Format::mxfp4)
+            scale = half_powers(load_u8(scales + 16 * (first_v + v)));
+        else if constexpr (F == Format::iq4_xs)
+            scale = from_i8(scales + 16 * (first_v + v));
+        else if constexpr (layout.pieces == 1)
+            scale = from_f16(scales + 32 * (first_v + v));
+#pragma GCC unroll 8
+        for (int t = 0; t < T; ++t) {
+            const f32x16 x_scale = broadcast(x.scale[at + t * stride]);
+            if constexpr (layout.pieces == 1)
+                y[t][v] = fma(scale * x_scale, to_float(integers[t][v]), y[t][v]);
+            else if constexpr (F == Format::iq4_xs)  // the product is less than 2^24: exact
+                y[t][v] = fma(to_float(integers[t][v]) * scale, x_scale, y[t][v]);
+            else
+                y[t][v] = fma(to_float(integers[t][v]), x_scale, y[t][v]);
+        }
+    }
+}
+
+constexpr bool has_minima(Format f) {
+    return f == Format::q4_1 || f == Format::q5_1 || f == Format::q4_k || f == Format::q5_k;
+}
+
+// y += the minima of the piece times the sums of the tokens' values; those of blocks of 256 are subtracted.
+template <Format F, int T, int V>
+DECODESTEP_INLINE void add_minima(size_t first_v, const uint8_t* piece, const Activations& x, size_t at,
+                                  FloatSums<T, V>& y) {
+    constexpr PanelLayout layout = panel_layout(F);
+    const uint8_t* minima = piece + layout.low + layout.upper + layout.scales / 2;
+#pragma GCC unroll 2
+    for (int v = 0; v < V; ++v) {
+        f32x16 minimum;
+        if constexpr (layout.pieces == 1)
+            minimum = from_f16(minima + 32 * (first_v + v));
+        else
+            minimum = to_float(load_u8(minima + 16 * (first_v + v)));
+#pragma GCC unroll 8
+        for (int t = 0; t < T; ++t) {
+            const float sum = x.block_sum[at + t * x.blocks()];
+            y[t][v] = fma(minimum, broadcast(layout.pieces == 1 ? sum : -sum), y[t][v]);
+        }
+    }
+}
+
+// y += sums * the float16 scales of a block's tail, which begin `at` bytes behind its pieces.
+template <Format F, int T, int V>
+DECODESTEP_INLINE void add_scaled(const FloatSums<T, V>& sums, const uint8_t* block, size_t at, size_t first_v,
+                                  FloatSums<T, V>& y) {
+    constexpr PanelLayout layout = panel_layout(F);
+    const uint8_t* scales = block + layout.pieces * layout.piece_bytes() + at;
+#pragma GCC unroll 2
+    for (int v = 0; v < V; ++v) {
+        const f32x16 scale = from_f16(scales + 32 * (first_v + v));
+#pragma GCC unroll 8
+        for (int t = 0; t < T; ++t) y[t][v] = fma(scale, sums[t][v], y[t][v]);
+    }
+}
+
+// y += a block of 256 whose pieces' products are in `sums`, which is overwritten.
+template <Format F, int T, int V>
+DECODESTEP_INLINE void finish_block(size_t first_v, const uint8_t* block, const Activations& x, size_t at,
+                                    FloatSums<T, V>& sums, FloatSums<T, V>& y) {
+    constexpr PanelLayout layout = panel_layout(F);
+    add_scaled<F, T, V>(sums, block, 0, first_v, y);
+    if constexpr (has_minima(F)) {
+        clear<T, V>(sums);
+        for (size_t i = 0; i < layout.pieces; ++i)
+            add_minima<F, T, V>(first_v, block + i * layout.piece_bytes(), x, at + i, sums);
+        add_scaled<F, T, V>(sums, block, 64, first_v, y);
+    }
+}
+
+// y += a block of the panel times blocks at + t * x.blocks() and the following ones of the tokens. quads(i): those of
+// piece i; called before each piece.
+template <Format F, int T, int V, class QuadsOf>
+DECODESTEP_INLINE void add_block(QuadsOf&& quads, size_t first_v, const uint8_t* block, const Activations& x, size_t at,
+                                 FloatSums<T, V>& y) {
+    constexpr PanelLayout layout = panel_layout(F);
+    if constexpr (layout.pieces == 1) {
+        if constexpr (has_minima(F)) add_minima<F, T, V>(first_v, block, x, at, y);
+        add_piece<F, T, V>(quads(0), first_v, block, x.quantised, at, x.blocks(), y);
+    } else {
+        FloatSums<T, V> sums;
+        clear<T, V>(sums);
+        for (size_t i = 0; i < layout.pieces; ++i)
+            add_piece<F, T, V>(quads(i), first_v, block + i * layout.piece_bytes(), x.quantised, at + i, x.blocks(),
+                               sums);
+        finish_block<F, T, V>(first_v, block, x, at, sums, y);
+    }
+}
+
+template <int T, int V>
+DECODESTEP_INLINE void load_outputs(const float (*outputs)[kPanelOutputs], size_t first_v, FloatSums<T, V>& y) {
+#pragma GCC unroll 8
+    for (int t = 0; t < T; ++t)
+#pragma GCC unroll 2
+        for (int v = 0; v < V; ++v) y[t][v] = load(outputs[t] + kLanes * (first_v + v));
+}
+template <int T, int V>
+DECODESTEP_INLINE void store_outputs(const FloatSums<T, V>& y, size_t first_v, float (*outputs)[kPanelOutputs]) {
+#pragma GCC unroll 8
+    for (int t = 0; t < T; ++t)
+#pragma GCC unroll 2
+        for (int v = 0; v < V; ++v) store(outputs[t] + kLanes * (first_v + v), y[t][v]);
+}
+
+// Adds the residuals of tokens [first, first + T), which belong to the same piece.
+template <Format F, int T>
+void add_residual(const uint8_t* panel, const Activations& x, size_t first, float (*outputs)[kPanelOutputs]) {
+    constexpr PanelLayout layout = panel_layout(F);
+    const auto number = static_cast<size_t>(x.residual_block[first]);
+    const uint8_t* block = panel + number / layout.pieces * layout.block_bytes();
+    const uint8_t* piece = block + number % layout.pieces * layout.piece_bytes();
+    FloatSums<T, 2> y;
+    load_outputs<T, 2>(outputs, 0, y);
+    if constexpr (layout.pieces == 1) {
+        add_piece<F, T, 2>(PanelQuads<F>{piece}, 0, piece, x.residual, first, 1, y);
+    } else {
+        FloatSums<T, 2> sums;
+        clear<T, 2>(sums);
+        add_piece<F, T, 2>(PanelQuads<F>{piece}, 0, piece, x.residual, first, 1, sums);
+        add_scaled<F, T, 2>(sums, block, 0, 0, y);
+    }
+    store_outputs<T, 2>(y, 0, outputs);
+}
+
+// Adds the residuals of T tokens. Most tokens have their outliers in the same block, which then is read once for all.
+template <Format F, int T>
+void add_residuals(const uint8_t* panel, const Activations& x, size_t first, float (*outputs)[kPanelOutputs]) {
+    if (x.blocks() == 0) return;
+    const int32_t* block = x.residual_block + first;
+    if (std::all_of(block + 1, block + T, [&](int32_t other) { return other == block[0]; }))
+        return add_residual<F, T>(panel, x, first, outputs);
+    for (size_t t = 0; t < T; ++t) add_residual<F, 1>(panel, x, first + t, outputs + t);
+}
+
+}  // namespace decodestep::DECODESTEP_ISA

@@ -1,0 +1,123 @@
+// The bytes of a panel's pieces as products read them: linear_panels.h has their order. A quad is four inputs of
+// sixteen outputs as unsigned bytes; quads 0 to 3 are the first sixteen inputs of a piece, the low nibbles.
+#pragma once
+
+#include "linear/linear_panels.h"
+#include "linear/small_blocks.h"
+#include "simd/byte_sums.h"
+
+namespace decodestep::DECODESTEP_ISA {
+
+constexpr size_t kQuads = 8;                      // of a piece
+constexpr size_t kQuadBytes = 4 * kPanelOutputs;  // of all outputs of a panel
+
+// Whether the quads are the values plus 128, each a whole byte. Else they are a few bits, at most largest_bits.
+constexpr bool is_bytes(Format f) { return f == Format::q8_0 || f == Format::iq4_nl || f == Format::iq4_xs; }
+
+constexpr int largest_bits(Format f) {
+    switch (f) {
+        case Format::q5_0:
+        case Format::q5_1:
+        case Format::q5_k:
+            return 31;
+        case Format::q6_k:
+            return 63;
+        case Format::mxfp4:
+            return 24;
+        default:
+            return 15;
+    }
+}
+
+// What the quads of blocks of 32 that are a few bits are above the values.
+constexpr int offset_of(Format f) {
+    return f == Format::q4_0 ? 8 : f == Format::q5_0 ? 16 : f == Format::mxfp4 ? 12 : 0;
+}
+
+// The bytes of quads that stand for a nibble.
+struct NibbleTable {
+    alignas(16) uint8_t bytes[16];
+};
+constexpr NibbleTable table_of(const int8_t (&values)[16], int offset) {
+    NibbleTable table{};
+    for (size_t i = 0; i < 16; ++i) table.bytes[i] = static_cast<uint8_t>(values[i] + offset);
+    return table;
+}
+constexpr NibbleTable kIq4Bytes = table_of(kIq4Values, 128), kMxfp4Bytes = table_of(kMxfp4Values, 12);
+
+// Bits left to left + 4 of each byte of `a`, that lie at 4 afterwards; `mask` keeps those that are wanted.
+DECODESTEP_INLINE i32x16 upper_bits(i32x16 a, size_t at, int mask) {
+    switch (at) {  // a constant where this is inlined
+        case 0:
+            a = shift_left<4>(a);
+            break;
+        case 1:
+            a = shift_left<3>(a);
+            break;
+        case 2:
+            a = shift_left<2>(a);
+            break;
+        case 3:
+            a = shift_left<1>(a);
+            break;
+        case 5:
+            a = shift_right<1>(a);
+            break;
+        case 6:
+            a = shift_right<2>(a);
+            break;
+        case 7:
+            a = shift_right<3>(a);
+            break;
+    }
+    return a & broadcast_int(mask * 0x01010101);
+}
+
+// A piece as it lies in a panel.
+template <Format F>
+struct PanelQuads {
+    const uint8_t* piece;
+
+    // Quad j of outputs 16v to 16v + 15.
+    DECODESTEP_INLINE u8x64 quad(size_t j, size_t v) const {
+        constexpr PanelLayout layout = panel_layout(F);
+        if constexpr (layout.low == kQuads * kQuadBytes) {
+            return load_bytes(piece + kQuadBytes * j + 64 * v);
+        } else {
+            const u8x64 bytes = load_bytes(piece + kQuadBytes * (j % 4) + 64 * v);
+            const u8x64 nibbles = j < 4 ? low_nibbles(bytes) : high_nibbles(bytes);
+            const uint8_t* upper = piece + layout.low + 64 * v;
+            if constexpr (layout.upper == kQuadBytes)
+                return bytes_of(words_of(nibbles) | upper_bits(words_of(load_bytes(upper)), j, 0x10));
+            else if constexpr (layout.upper == 2 * kQuadBytes)
+                return bytes_of(words_of(nibbles) |
+                                upper_bits(words_of(load_bytes(upper + j / 4 * kQuadBytes)), j % 4 * 2, 0x30));
+            else if constexpr (F == Format::iq4_nl || F == Format::iq4_xs)
+                return look_up(nibbles, kIq4Bytes.bytes);
+            else if constexpr (F == Format::mxfp4)
+                return look_up(nibbles, kMxfp4Bytes.bytes);
+            else
+                return nibbles;
+        }
+    }
+};
+
+// A piece whose quads have been stored one after the other.
+struct StoredQuads {
+    const uint8_t* bytes;
+    static constexpr size_t kBytes = kQuads * kQuadBytes;
+
+    DECODESTEP_INLINE u8x64 quad(size_t j, size_t v) const { return load_bytes(bytes + kQuadBytes * j + 64 * v); }
+};
+
+template <Format F>
+DECODESTEP_INLINE void store_quads(const PanelQuads<F>& quads, uint8_t* bytes) {
+#pragma GCC unroll 8
+    for (size_t i = 0; i < kQuads; ++i) {
+        const size_t j = i / 2 + i % 2 * 4;  // a byte's low nibble, then its high one
+        store_bits(bytes + kQuadBytes * j, words_of(quads.quad(j, 0)));
+        store_bits(bytes + kQuadBytes * j + 64, words_of(quads.quad(j, 1)));
+    }
+}
+
+}  // namespace decodestep::DECODESTEP_ISA

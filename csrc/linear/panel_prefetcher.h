@@ -1,0 +1,31 @@
+// Prefetching of panels.
+#pragma once
+
+#include "linear/linear_panels.h"
+#include "simd/byte_sums.h"
+
+namespace decodestep::DECODESTEP_ISA {
+
+// Prefetches a panel and the beginning of the next one, 32 inputs at a time, at a fixed distance ahead of the product:
+// panels are so short that the hardware prefetcher hardly gets going in one.
+template <Format F>
+class PanelPrefetcher {
+  public:
+    PanelPrefetcher(const uint8_t* panel, const uint8_t* next_panel, size_t blocks)
+        : panel_(panel), next_panel_(next_panel), blocks_(blocks), distance_(kPrefetchBytes / kBytes) {
+        if (distance_ > blocks) distance_ = blocks;
+    }
+    // Call when the product reads 32 inputs, those of `block`.
+    DECODESTEP_INLINE void advance(size_t block) const {
+        if (!next_panel_) return;
+        const size_t b = block + distance_;
+        prefetch(b < blocks_ ? panel_ + b * kBytes : next_panel_ + (b - blocks_) * kBytes, kBytes);
+    }
+
+  private:
+    static constexpr size_t kBytes = panel_block_bytes(F) * kBlockInputs / panel_block_inputs(F);
+    const uint8_t *panel_, *next_panel_;
+    size_t blocks_, distance_;
+};
+
+}  // namespace decodestep::DECODESTEP_ISA

@@ -1,0 +1,57 @@
+// One token times several panels at once, block by block: a core that reads one stream of memory leaves a part of what
+// it could read unused. The order of each output's sums is that of the other tiles.
+#pragma once
+
+#include "linear/byte_tile.h"
+#include "linear/float_tile.h"
+#include "linear/panel_product.h"
+
+namespace decodestep::DECODESTEP_ISA {
+
+// outputs[s] = the token times panel s of the group.
+template <Format F>
+void stream_bytes(size_t blocks, const PanelGroup& group, const Activations& x, size_t token,
+                  float (*outputs)[kPanelOutputs]) {
+    constexpr PanelLayout layout = panel_layout(F);
+    FloatSums<1, 2> y[kStreams], sums[kStreams];
+    for (size_t s = 0; s < kStreams; ++s) clear<1, 2>(y[s]);
+    size_t at = token * x.blocks(), offset = 0;
+    for (size_t b = 0; b < blocks; b += layout.pieces, at += layout.pieces, offset += layout.block_bytes()) {
+        if constexpr (layout.pieces > 1)
+            for (size_t s = 0; s < kStreams; ++s) clear<1, 2>(sums[s]);
+        for (size_t i = 0; i < layout.pieces; ++i)
+            for (size_t s = 0; s < kStreams; ++s) {
+                PanelPrefetcher<F>(group.panels[s], group.next[s], blocks).advance(b + i);
+                const uint8_t* piece = group.panels[s] + offset + i * layout.piece_bytes();
+                if constexpr (layout.pieces == 1 && has_minima(F)) add_minima<F, 1, 2>(0, piece, x, at, y[s]);
+                add_piece<F, 1, 2>(PanelQuads<F>{piece}, 0, piece, x.quantised, at + i, 0,
+                                   layout.pieces > 1 ? sums[s] : y[s]);
+            }
+        if constexpr (layout.pieces > 1)
+            for (size_t s = 0; s < kStreams; ++s)
+                finish_block<F, 1, 2>(0, group.panels[s] + offset, x, at, sums[s], y[s]);
+    }
+    for (size_t s = 0; s < kStreams; ++s) {
+        store_outputs<1, 2>(y[s], 0, outputs + s);
+        add_residuals<F, 1>(group.panels[s], x, token, outputs + s);
+    }
+}
+
+template <Format F>
+void stream_floats(size_t blocks, const PanelGroup& group, const Activations& x, size_t token,
+                   float (*outputs)[kPanelOutputs]) {
+    const float* values = x.values + token * x.in;
+    f32x16 y[kStreams][1][2];
+    for (size_t s = 0; s < kStreams; ++s) y[s][0][0] = y[s][0][1] = broadcast(0.0f);
+    for (size_t b = 0; b < blocks; ++b)
+        for (size_t s = 0; s < kStreams; ++s) {
+            PanelPrefetcher<F>(group.panels[s], group.next[s], blocks).advance(b);
+            add_float_block<F, 1>(group.panels[s] + b * panel_block_bytes(F), values + b * kBlockInputs, 0, y[s]);
+        }
+    for (size_t s = 0; s < kStreams; ++s) {
+        store(outputs[s], y[s][0][0]);
+        store(outputs[s] + kLanes, y[s][0][1]);
+    }
+}
+
+}  // namespace decodestep::DECODESTEP_ISA

@@ -1,0 +1,112 @@
+// Blocks of a GGUF file taken apart into the pieces of a panel, for packing: linear_panels.h has their order.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <cstring>
+
+#include "linear/k_quant_blocks.h"
+#include "linear/linear_panels.h"
+#include "linear/small_blocks.h"
+
+namespace decodestep::DECODESTEP_ISA {
+
+// One output's part of a piece: its nibbles, byte i holding inputs i and 16 + i; the bits above them; its scales.
+struct SplitPiece {
+    uint8_t low[16];
+    uint8_t upper[8];
+    uint8_t scales[4];  // with the minimum
+};
+
+struct SplitBlock {
+    SplitPiece pieces[8];
+    uint8_t tail[4];  // scale and minimum as float16
+};
+
+// Two pieces whose 32 values are the low and the high nibbles of 32 bytes.
+DECODESTEP_INLINE void split_nibbles(const uint8_t* q, uint8_t* low, uint8_t* high) {
+    for (size_t i = 0; i < 16; ++i) {
+        low[i] = static_cast<uint8_t>((q[i] & 15) | q[16 + i] << 4);
+        high[i] = static_cast<uint8_t>(q[i] >> 4 | (q[16 + i] & 0xf0));
+    }
+}
+
+// Four bytes, bit j of byte e of which is bit `shift` of high[4j + e].
+DECODESTEP_INLINE void gather_bits(const uint8_t* high, size_t shift, uint8_t* out) {
+    uint32_t bits = 0;
+    for (size_t j = 0; j < 8; ++j) {
+        uint32_t quad;
+        std::memcpy(&quad, high + 4 * j, sizeof quad);
+        bits |= (quad >> shift & 0x01010101u) << j;
+    }
+    std::memcpy(out, &bits, sizeof bits);
+}
+
+// Eight bytes, bits 2j.. of byte 4h + e of which are bits shift.. of high[16h + 4j + e].
+DECODESTEP_INLINE void gather_bit_pairs(const uint8_t* high, size_t shift, uint8_t* out) {
+    for (size_t h = 0; h < 2; ++h) {
+        uint32_t bits = 0;
+        for (size_t j = 0; j < 4; ++j) {
+            uint32_t quad;
+            std::memcpy(&quad, high + 16 * h + 4 * j, sizeof quad);
+            bits |= (quad >> shift & 0x03030303u) << 2 * j;
+        }
+        std::memcpy(out + 4 * h, &bits, sizeof bits);
+    }
+}
+
+// Four bytes, bit j of byte e of which is bit 4j + e of the four at `fifth`.
+DECODESTEP_INLINE void transpose_bits(const uint8_t* fifth, uint8_t* out) {
+    uint32_t from, bits = 0;
+    std::memcpy(&from, fifth, sizeof from);
+    for (size_t j = 0; j < 8; ++j)  // the product has four neighbouring bits in four bytes
+        bits |= ((from >> 4 * j & 15) * 0x00204081u & 0x01010101u) << j;
+    std::memcpy(out, &bits, sizeof bits);
+}
+
+// p: a block of Q4_K or Q5_K; q: its nibbles.
+DECODESTEP_INLINE void split_scales_and_nibbles(const uint8_t* p, const uint8_t* q, SplitBlock& block) {
+    std::memcpy(block.tail, p, sizeof block.tail);
+    for (size_t j = 0; j < 8; ++j) {
+        const ScaleMin piece = scale_min(p + 4, j);
+        block.pieces[j].scales[0] = static_cast<uint8_t>(piece.scale);
+        block.pieces[j].scales[1] = static_cast<uint8_t>(piece.minimum);
+    }
+    for (size_t j = 0; j < 8; j += 2) split_nibbles(q + 16 * j, block.pieces[j].low, block.pieces[j + 1].low);
+}
+
+// The bytes of each of a piece's scales, which lie side by side in a panel.
+constexpr size_t scale_bytes(Format f) {
+    return f == Format::q4_k || f == Format::q5_k || f == Format::iq4_xs || f == Format::mxfp4 ? 1 : 2;
+}
+
+template <Format F>
+DECODESTEP_INLINE void split_block(const uint8_t* p, SplitBlock& block) {
+    if constexpr (F == Format::q4_k) {
+        split_scales_and_nibbles(p, p + 16, block);
+    } else if constexpr (F == Format::q5_k) {
+        split_scales_and_nibbles(p, p + 48, block);
+        for (size_t j = 0; j < 8; ++j) gather_bits(p + 16, j, block.pieces[j].upper);
+    } else if constexpr (F == Format::q6_k) {
+        for (size_t j = 0; j < 8; ++j) {
+            gather_bit_pairs(p + 128 + j / 4 * 32, j % 4 * 2, block.pieces[j].upper);
+            std::memcpy(block.pieces[j].scales, p + 192 + 2 * j, 2);
+        }
+        for (size_t j = 0; j < 8; j += j % 2 ? 3 : 1)  // pieces 0, 1, 4, 5, each with the one two behind it
+            split_nibbles(p + j / 4 * 64 + j % 2 * 32, block.pieces[j].low, block.pieces[j + 2].low);
+        std::memcpy(block.tail, p + 208, 2);
+    } else if constexpr (F == Format::iq4_xs) {
+        std::memcpy(block.tail, p, 2);
+        for (size_t j = 0; j < 8; ++j) {
+            std::memcpy(block.pieces[j].low, p + 8 + 16 * j, 16);
+            block.pieces[j].scales[0] = static_cast<uint8_t>(iq4_xs_scale(p, j));
+        }
+    } else {  // <scale, minimum> <fifth bits> <nibbles>
+        const size_t scales = panel_layout(F).scales / kPanelOutputs, fifth = panel_layout(F).upper ? 4 : 0;
+        std::memcpy(block.pieces[0].scales, p, scales);
+        if (fifth) transpose_bits(p + scales, block.pieces[0].upper);
+        std::memcpy(block.pieces[0].low, p + scales + fifth, 16);
+    }
+}
+
+}  // namespace decodestep::DECODESTEP_ISA

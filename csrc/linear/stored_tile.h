@@ -1,0 +1,102 @@
+// Products of many tokens with a panel whose weights are turned into bytes once for all of them.
+#pragma once
+
+#include "linear/byte_tile.h"
+#include "linear/panel_prefetcher.h"
+#include "linear/panel_product.h"
+
+namespace decodestep::DECODESTEP_ISA {
+
+// Where registers hold the sums of few tokens, a panel is turned into quads of bytes first, 256 inputs at a time, which
+// all tokens read, so many of them and sixteen outputs at once; fewer where the quads are bytes, which cost two
+// registers. Q8_0 is not stored again.
+template <Format F>
+constexpr size_t kStoredTokens = is_bytes(F) ? 4 : 6;
+constexpr size_t kStoredPieces = 8;
+
+// So many blocks of the tokens of a tile, at distances that the compiler knows.
+class TileRows {
+  public:
+    void copy(const Activations& x, size_t at, size_t tokens, size_t blocks) {
+        for (size_t t = 0; t < tokens; ++t, at += x.blocks()) {
+            const size_t to = t * kStoredPieces;
+            std::memcpy(bytes_ + to * kBlockInputs, x.quantised.bytes + at * kBlockInputs, blocks * kBlockInputs);
+            std::memcpy(scale_ + to, x.quantised.scale + at, blocks * sizeof(float));
+            std::memcpy(sum_ + to, x.quantised.sum + at, blocks * sizeof(int32_t));
+            std::memcpy(minus_half_sums_ + to, x.quantised.minus_half_sums + at, blocks * sizeof(int32_t));
+            std::memcpy(block_sum_ + to, x.block_sum + at, blocks * sizeof(float));
+        }
+    }
+    DECODESTEP_INLINE Activations rows() {
+        return {.in = kStoredPieces * kBlockInputs,
+                .quantised = {bytes_, scale_, sum_, minus_half_sums_},
+                .block_sum = block_sum_};
+    }
+
+  private:
+    static constexpr size_t kBlocks = 6 * kStoredPieces;
+    alignas(64) int8_t bytes_[kBlocks * kBlockInputs];
+    float scale_[kBlocks], block_sum_[kBlocks];
+    int32_t sum_[kBlocks], minus_half_sums_[kBlocks];
+};
+
+// T tokens times `pieces` pieces and sixteen outputs.
+template <Format F, int T>
+void stored_tile(size_t pieces, const uint8_t* block, const uint8_t* stored, size_t v, TileRows& rows,
+                 float (*outputs)[kPanelOutputs]) {
+    constexpr PanelLayout layout = panel_layout(F);
+    const Activations x = rows.rows();
+    FloatSums<T, 1> y;
+    load_outputs<T, 1>(outputs, v, y);
+    for (size_t b = 0; b < pieces; b += layout.pieces, block += layout.block_bytes()) {
+        const auto quads = [&](size_t i) DECODESTEP_INLINE_LAMBDA {
+            if constexpr (F == Format::q8_0)
+                return PanelQuads<F>{block};
+            else
+                return StoredQuads{stored + (b + i) * StoredQuads::kBytes};
+        };
+        add_block<F, T, 1>(quads, v, block, x, b, y);
+    }
+    store_outputs<T, 1>(y, v, outputs);
+}
+
+template <Format F, int T = 1>
+void stored_tile_of(size_t tokens, size_t pieces, const uint8_t* block, const uint8_t* stored, TileRows& rows,
+                    float (*outputs)[kPanelOutputs]) {
+    if constexpr (T < kStoredTokens<F>) {
+        if (tokens > T) return stored_tile_of<F, T + 1>(tokens, pieces, block, stored, rows, outputs);
+    }
+    for (size_t v = 0; v < kPanelOutputs / kLanes; ++v) stored_tile<F, T>(pieces, block, stored, v, rows, outputs);
+}
+
+template <Format F>
+void stored_tiles(size_t blocks, const uint8_t* panel, const uint8_t* next_panel, const Activations& x, size_t first,
+                  size_t tokens, float (*outputs)[kPanelOutputs]) {
+    constexpr PanelLayout layout = panel_layout(F);
+    TileRows rows;
+    alignas(64) uint8_t stored[F == Format::q8_0 ? 1 : kStoredPieces * StoredQuads::kBytes];
+    const PanelPrefetcher<F> prefetcher(panel, next_panel, blocks);
+    std::memset(outputs, 0, tokens * sizeof *outputs);
+    const uint8_t* block = panel;
+    for (size_t b = 0; b < blocks; b += kStoredPieces, block += kStoredPieces / layout.pieces * layout.block_bytes()) {
+        const size_t pieces = std::min(kStoredPieces, blocks - b);
+        for (size_t i = 0; i < pieces; ++i) {
+            prefetcher.advance(b + i);
+            if constexpr (F != Format::q8_0) {
+                const uint8_t* piece =
+                    block + i / layout.pieces * layout.block_bytes() + i % layout.pieces * layout.piece_bytes();
+                store_quads(PanelQuads<F>{piece}, stored + i * StoredQuads::kBytes);
+            }
+        }
+        each_tile<kStoredTokens<F>>(tokens, [&](size_t t, size_t count) {
+            rows.copy(x, (first + t) * x.blocks() + b, count, pieces);
+            stored_tile_of<F>(count, pieces, block, F == Format::q8_0 ? block : stored, rows, outputs + t);
+        });
+    }
+    each_tile<2>(tokens, [&](size_t t, size_t count) {
+        count == 2 ? add_residuals<F, 2>(panel, x, first + t, outputs + t)
+                   : add_residuals<F, 1>(panel, x, first + t, outputs + t);
+    });
+}
+
+}  // namespace decodestep::DECODESTEP_ISA

@@ -1,0 +1,28 @@
+// ByteSums of AVX-512 without dot products: in sixteen bits, two a lane.
+#pragma once
+
+namespace decodestep::DECODESTEP_ISA {
+
+using ByteSums = i32x16;
+constexpr int kByteSumsHold = 32767 / (2 * 127);
+DECODESTEP_INLINE void add_bytes(ByteSums& sums, u8x64 w, i8x4 x) {
+    sums.v = _mm512_add_epi16(sums.v, _mm512_maddubs_epi16(w.v, x.v));
+}
+DECODESTEP_INLINE i32x16 total(ByteSums sums) { return multiply_pairs(sums, {_mm512_set1_epi16(1)}); }
+
+// Factors lie in both halves of their lane, so that the sum of a lane's two products costs no more than the sum alone.
+DECODESTEP_INLINE i32x16 factors(const uint8_t* p) {
+    const i32x16 bytes = load_u8(p);
+    return bytes | shift_left<16>(bytes);
+}
+DECODESTEP_INLINE i32x16 first_factors(i32x16 pairs) {
+    const i32x16 first = pairs & broadcast_int(0xffff);
+    return first | shift_left<16>(first);
+}
+DECODESTEP_INLINE i32x16 second_factors(i32x16 pairs) {
+    const i32x16 second = shift_right<16>(pairs);
+    return second | shift_left<16>(second);
+}
+DECODESTEP_INLINE i32x16 total(ByteSums sums, i32x16 factors) { return multiply_pairs(sums, factors); }
+
+}  // namespace decodestep::DECODESTEP_ISA

@@ -1,0 +1,28 @@
+// byte_sums.h for portable.h.
+#pragma once
+
+namespace decodestep::DECODESTEP_ISA {
+
+// Whether weights of few bits are turned into bytes in memory before many tokens are multiplied by them.
+constexpr bool kStoresBytes = false;
+// How far ahead weights that are read once are prefetched.
+constexpr size_t kPrefetchBytes = 8192;
+// How many streams of memory one core reads faster than one.
+constexpr size_t kStreams = 1;
+
+DECODESTEP_INLINE i32x16 words_of(u8x64 a) { return {{a.v[0], a.v[1], a.v[2], a.v[3]}}; }
+DECODESTEP_INLINE u8x64 bytes_of(i32x16 a) { return {{a.v[0], a.v[1], a.v[2], a.v[3]}}; }
+// For each byte, below 16, one of sixteen.
+DECODESTEP_INLINE u8x64 look_up(u8x64 a, const uint8_t* sixteen) {
+    uint8_t bytes[64];
+    std::memcpy(bytes, a.v, sizeof bytes);
+    for (uint8_t& byte : bytes) byte = sixteen[byte];
+    return load_bytes(bytes);
+}
+// Thirty-two signed bytes as pairs of int16.
+DECODESTEP_INLINE i32x16 int8_pairs(const uint8_t* p) {
+    const i32x16 pairs = load_u16(p);
+    return int_quarters([&](int q) { return odd_bytes((pairs.v[q] << 8 & splat(0xff00u)) | pairs.v[q] << 16); });
+}
+
+}  // namespace decodestep::DECODESTEP_ISA

@@ -1,0 +1,19 @@
+// ByteSums in 32 bits, for targets that have no use for narrower ones; the others define the same names.
+#pragma once
+
+namespace decodestep::DECODESTEP_ISA {
+
+// Sums of products of unsigned bytes with signed ones, of four inputs a step. They hold the steps whose largest
+// unsigned bytes add up to this.
+using ByteSums = i32x16;
+constexpr int kByteSumsHold = 1 << 16;
+DECODESTEP_INLINE void add_bytes(ByteSums& sums, u8x64 w, i8x4 x) { sums = dot_nibbles(sums, w, x); }
+DECODESTEP_INLINE i32x16 total(ByteSums sums) { return sums; }
+
+// Factors of ByteSums: sixteen unsigned bytes, or the first or second of sixteen pairs of int16.
+DECODESTEP_INLINE i32x16 factors(const uint8_t* p) { return load_u8(p); }
+DECODESTEP_INLINE i32x16 first_factors(i32x16 pairs) { return multiply_pairs(pairs, broadcast_int(1)); }
+DECODESTEP_INLINE i32x16 second_factors(i32x16 pairs) { return multiply_pairs(pairs, broadcast_int(1 << 16)); }
+DECODESTEP_INLINE i32x16 total(ByteSums sums, i32x16 factors) { return sums * factors; }
+
+}  // namespace decodestep::DECODESTEP_ISA
