@@ -181,6 +181,14 @@ Sequences.TestCase.settings = settings(max_examples=60, stateful_step_count=40, 
 TestSequences = Sequences.TestCase
 
 
+def test_pages_that_a_truncation_drops_are_forgotten_from_the_end():
+    pool = pool_of(20)
+    with started(pool, [0] * 48) as sequence:
+        sequence.truncate(1)
+        kept = list(pool._kept)
+        assert [page.parent for page in kept] == [*kept[1:], pool._root]
+
+
 def test_a_prompt_is_found_again_but_for_its_last_token():
     pool = pool_of(20)
     tokens = [1, 0] * 24

@@ -128,13 +128,14 @@ class CachedSequence:
         self._require_idle()
         kept, full = pages_of(length), length // PAGE
         with LOCK:
+            dropped = self._pages[kept:]
             if kept > full and self._pages[full].parent is not None:  # the last page was full: it stays as it is for others
                 whole = self._pages[full]
                 page = self._pool._take()
                 self._pool.storage.copy(whole.number, page.number)
                 self._pages[full], self._table[full] = page, page.number
-                self._pool._release([whole])
-            self._pool._release(self._pages[kept:])
+                dropped.insert(0, whole)
+            self._pool._release(dropped)
             del self._pages[kept:], self.tokens[length:]
 
     def close(self) -> None:
