@@ -416,15 +416,19 @@ def test_loading_a_model_starts_the_process_that_renders(tiny_file):
     assert template_process._idle == [worker]
 
 
-def test_a_process_that_does_not_start_is_an_error_of_the_first_prompt(tiny_file, monkeypatch):
+def test_a_process_that_does_not_start_is_an_error_of_the_first_prompt(tiny_file, tmp_path, monkeypatch):
+    closes_its_pipes = tmp_path / "program"
+    closes_its_pipes.write_text("#!/bin/sh\nexec <&- >&-\nsleep 60\n")
+    closes_its_pipes.chmod(0o755)
     template_process._end_all()
     monkeypatch.setattr(template_process.sys, "executable", "/no/such/program")
     model = ds.load(tiny_file(**{"tokenizer.chat_template": "{{ 1 }}"}))
     with pytest.raises(ds.ModelError, match="no process could be started to render the chat template"):
         model.chat_prompt(USER)
-    monkeypatch.setattr(template_process.sys, "executable", "/bin/true")
-    with pytest.raises(ds.ModelError, match="did not start"):
-        model.chat_prompt(USER)
+    for program in ("/bin/true", str(closes_its_pipes)):
+        monkeypatch.setattr(template_process.sys, "executable", program)
+        with pytest.raises(ds.ModelError, match="did not start"):
+            model.chat_prompt(USER)
     monkeypatch.undo()
     assert model.chat_prompt(USER) == "1"
 

@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "core/compiler.h"
 #include "core/isa.h"
 #include "linear/linear.h"
 
@@ -24,10 +25,9 @@ constexpr size_t kBlockInputs = 32;
 //           bytes (Q8_0): for j in [0, 8), for each output, its values 4j to 4j + 3, plus 128
 //   upper   the bits above the nibbles. Q5: for each output four bytes, bit j of byte e that of input 4j + e. Q6_K: the
 //           same with two bits for each j, inputs 16.. after all outputs' inputs 0..
-//   scales  of blocks of 32: 32 float16, or the file's bytes (MXFP4), then for Q4_1 and Q5_1 32 minima. Of blocks of
-//   256:
-//           32 bytes, signed for IQ4_XS, then for Q4_K and Q5_K 32 minima; for Q6_K the two scales of an output side by
-//           side
+//   scales  blocks of 32: 32 float16, or the file's bytes (MXFP4), then for Q4_1 and Q5_1 32 minima.
+//           Blocks of 256: 32 bytes, signed for IQ4_XS, then for Q4_K and Q5_K 32 minima; for Q6_K the two scales of an
+//           output side by side
 // The tail of a block of 256: its 32 scales, and for Q4_K and Q5_K its 32 minima, as float16.
 struct PanelLayout {
     size_t pieces = 0, low = 0, upper = 0, scales = 0, tail = 0;
@@ -37,7 +37,7 @@ struct PanelLayout {
     constexpr size_t block_bytes() const { return pieces * piece_bytes() + tail; }
 };
 
-constexpr PanelLayout panel_layout(Format format) {
+constexpr DECODESTEP_INLINE PanelLayout panel_layout(Format format) {
     switch (format) {
         case Format::q4_0:
             return {1, 512, 0, 64, 0};
@@ -67,16 +67,16 @@ constexpr PanelLayout panel_layout(Format format) {
 }
 
 // Whether products with panels of that format read the activations as int8 with a scale for each 32; else as float32.
-constexpr bool quantises_activations(Format format) { return panel_layout(format).pieces > 0; }
+constexpr DECODESTEP_INLINE bool quantises_activations(Format format) { return panel_layout(format).pieces > 0; }
 
 // The inputs of a block: a weight's inputs are padded with zeros to whole ones in dense formats, and are whole ones in
 // quantised formats.
-constexpr size_t panel_block_inputs(Format format) {
+constexpr DECODESTEP_INLINE size_t panel_block_inputs(Format format) {
     return quantises_activations(format) ? panel_layout(format).inputs() : kBlockInputs;
 }
 
 // Bytes of 32 outputs by the inputs of a block. Dense formats (F32, F16, BF16): for each input its 32 outputs.
-constexpr size_t panel_block_bytes(Format format) {
+constexpr DECODESTEP_INLINE size_t panel_block_bytes(Format format) {
     if (quantises_activations(format)) return panel_layout(format).block_bytes();
     return format == Format::f32 ? 4096 : format == Format::f16 || format == Format::bf16 ? 2048 : 0;
 }

@@ -115,6 +115,7 @@ class _Worker:
     def ask(self, request: bytes) -> str:
         if not self._ready:
             if self._exchange(None, START_SECONDS) is None:
+                self.end()  # it may have closed its pipes and not be gone yet
                 raise ModelError("the process that renders chat templates did not start")
             self._ready = True
         reply = self._exchange(request, WALL_SECONDS)
