@@ -19,7 +19,7 @@ run: $(VENV)/.core $(VENV)/.generate
 	    --temperature 0.7 --top-k 50 --top-p 0.9 --seed 1 --stats
 
 # Two processes share the files of tests; a single file, or one process, is `.venv/bin/python -m pytest` as usual.
-PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile
+PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 test: $(VENV)/.core $(VENV)/.test
 	$(PYTEST)

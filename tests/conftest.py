@@ -32,6 +32,15 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+# Files with few tests of minutes each.
+SLOW = ("test_sanitizers.py", "test_isa.py")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Puts them first, so that of several processes none is left with them at the end."""
+    items.sort(key=lambda item: item.path.name not in SLOW)
+
+
 @pytest.fixture(autouse=True, scope="session")
 def _more_threads_than_cores() -> Iterator[None]:
     """Tests that name a number of threads get it, on a machine with few cores too."""
