@@ -144,7 +144,8 @@ def expected(pre: str, text: str) -> list[int]:
 SPACES = [" ", "  ", "\n", "\r\n", "\t", "\u00a0", "\u3000", "\u200d", "\x00"]
 WORDS_AND_MARKS = ["'s", "'LL", "'", "don't", "abc", "É", "e\u0301", "ſ", "漢字", "!", "...", "$+<=>^~|", "—", "🙂", "_"]
 NUMBERS = ["0", "12", "1234567", "١٢", "½", "²", "Ⅷ"]
-CHARACTER = st.characters(exclude_categories=["Cs"])
+# Of what is not assigned yet, engines with tables of different versions of Unicode think differently.
+CHARACTER = st.characters(exclude_categories=["Cs", "Cn"])
 TEXT = st.lists(
     st.sampled_from(SPACES) | st.sampled_from(WORDS_AND_MARKS) | st.sampled_from(NUMBERS) | st.text(CHARACTER, max_size=4),
     max_size=12,
