@@ -71,6 +71,18 @@ def test_against_float64(form, backend, rng):
         assert np.abs(y - expected).max() <= 2 * TOLERANCE["float32"] * np.abs(expected).max()
 
 
+@pytest.mark.parametrize("form", [lambda w: w, in_panels], ids=["rows", "panels"])
+def test_an_expert_named_twice_counts_twice(form, rng):
+    """With [5, 5] and [5, 3] two tokens apart, the ends of expert 5's rows look like those of three tokens in a row."""
+    routed = blocks(rng, count=6)
+    for experts in ([[5, 5], [1, 2], [5, 3]], [[5, 5]], [[0, 1], [2, 2], [2, 2]], rng.integers(0, 6, (20, 3))):
+        experts = np.asarray(experts)
+        x = rng.normal(size=(len(experts), HE)).astype(np.float32)
+        weights = rng.uniform(0.1, 2, experts.shape).astype(np.float32)
+        y, expected = ds.mixture_of_experts(x, experts, weights, form(routed)), truth(x, experts, weights, routed)
+        assert np.abs(y - expected).max() <= 2 * TOLERANCE["float32"] * np.abs(expected).max()
+
+
 @pytest.mark.parametrize("formats", [("Q8_0",) * 3, ("Q8_0", "BF16", "Q8_0"), ("BF16", "BF16", "Q8_0")])
 def test_formats_against_the_reference(formats, rng):
     """Few values lie so near to a tie that they are quantised to the other side."""

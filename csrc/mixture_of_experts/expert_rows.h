@@ -7,7 +7,7 @@
 
 namespace decodestep::DECODESTEP_ISA {
 
-// Entries [first, first + count): the tokens that go to one expert, ascending.
+// Entries [first, first + count): the tokens that go to one expert, ascending; a token that names it twice is there twice.
 struct ExpertRun {
     size_t expert, first, count;
 };
@@ -38,9 +38,12 @@ class ExpertRows {
     size_t token(size_t entry) const { return token_[entry]; }
     float weight(size_t entry) const { return weight_[entry]; }
 
-    // Whether the tokens of a run are neighbours, as those of a single one are.
+    // Whether each token of a run comes right after the one before it: their rows are then one block. The ends alone
+    // do not tell, for a token may be there twice.
     bool adjacent(const ExpertRun& run) const {
-        return token_[run.first + run.count - 1] - token_[run.first] == run.count - 1;
+        for (size_t i = run.first + 1; i < run.first + run.count; ++i)
+            if (token_[i] != token_[i - 1] + 1) return false;
+        return true;
     }
 
   private:
