@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from hashlib import sha256
 
 import numpy as np
 import pytest
 
 import decodestep as ds
+from builds import printed_under
 from decoder_cases import copied, latent_weights, step
+from decodestep import _native
 from decodestep.ops.decoder_forward import LatentSizes
 from decodestep.ops.expert_router import RouterRule
 from decodestep.weights import FeedForward, Format
@@ -115,7 +118,10 @@ def parts(call, cuts):
     return np.concatenate(logits)
 
 
-@pytest.mark.parametrize(("format_", "case"), [("F32", "plain"), ("Q8_0", "compressed query, groups of experts")])
+CUT = [("F32", "plain"), ("BF16", "no shared block, one head"), ("Q8_0", "compressed query, groups of experts")]
+
+
+@pytest.mark.parametrize(("format_", "case"), CUT)
 def test_blocks_batches_and_threads_change_no_bit(format_, case, rng):
     w = latent_weights(Format[format_], rng, **CASES[case])
     call = step(w, [300, 40], rng)
@@ -133,6 +139,22 @@ def test_blocks_batches_and_threads_change_no_bit(format_, case, rng):
         both = np.array([330 + i, 290 + i])
         logits = ds.decoder_forward(**{**cache, **{n: call[n][both] for n in names}, "wanted": [1, 0]})
         np.testing.assert_array_equal(logits, whole[both[::-1]])
+
+
+def bits_of_steps() -> str:
+    """Of every case and kind of format: logits of a prompt of two splits of keys, of two together, and of a step after."""
+    rng, digest = np.random.default_rng(3), {}
+    for case in CASES:
+        for format_ in (Format.F32, Format.BF16, Format.Q8_0):
+            call = step(latent_weights(format_, rng, **CASES[case]), [270, 40], rng)
+            digest[case, format_.name] = sha256(parts(call, [200, 309]).tobytes()).hexdigest()[:8]
+    return str(digest)
+
+
+@pytest.mark.skipif(_native.isa() == "baseline", reason="rounds a product and its sum one after the other")
+@pytest.mark.parametrize("isa", ["avx2", "avx512"])
+def test_every_build_with_fused_multiply_add_gives_the_same_bits(isa):
+    assert printed_under(isa, "import test_decoder_forward_latent as t; print(t.bits_of_steps())") == bits_of_steps()
 
 
 def test_a_token_sees_its_past_alone(rng):

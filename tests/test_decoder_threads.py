@@ -12,11 +12,12 @@ import pytest
 
 import decodestep as ds
 import processes
-from decoder_cases import Sizes, copied, step, weights
+from decoder_cases import Sizes, copied, latent_weights, step, weights
 from decodestep._base import dispatch
 from decodestep.weights import Format
 
 SIZES = [Sizes(layers=1), Sizes(heads=14, kv_heads=1, head_dim=16, hidden=32, layers=1), Sizes(heads=3, kv_heads=3, layers=1)]
+LATENT = {"heads": 5, "compressed": 32}
 BATCHES = [[1500], [1500, 3], [900, 20, 5, 300, 1], [1, 600, 17, 3, 2, 256, 257, 16]]
 
 
@@ -31,10 +32,11 @@ def last_tokens(call, lengths):
 
 
 @pytest.mark.parametrize("lengths", BATCHES, ids=str)
-@pytest.mark.parametrize("sizes", SIZES, ids=str)
+@pytest.mark.parametrize("sizes", [*SIZES, LATENT], ids=str)
 def test_long_contexts_beside_short_ones(sizes, lengths, rng, monkeypatch):
     monkeypatch.setattr(dispatch, "thread_limit", lambda: 64)  # whatever the CPUs
-    call = step(weights(sizes, Format.Q8_0, rng), lengths, rng)
+    w = latent_weights(Format.Q8_0, rng, **sizes) if sizes is LATENT else weights(sizes, Format.Q8_0, rng)
+    call = step(w, lengths, rng)
     with ds.use_threads(1):
         expected = ds.decoder_forward(**call)[np.cumsum(lengths) - 1]
     for threads in (1, 2, 3, 7, 40):
