@@ -83,7 +83,7 @@ BROKEN = {
     "a cut": (header({"a": one()}, bytes(7)), "truncated: tensor 'a' ends at"),
     "a gap": (header({"a": one(offsets=(4, 12))}, bytes(12)), "begins at"),
     "an overlap": (header({"a": one(), "b": one(offsets=(4, 12))}, bytes(12)), "begins at"),
-    "bytes behind": (header({"a": one()}, bytes(9)), "1 bytes after the last tensor"),
+    "bytes after": (header({"a": one()}, bytes(9)), "1 bytes after the last tensor"),
 }
 
 

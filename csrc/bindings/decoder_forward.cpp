@@ -18,8 +18,8 @@ using MixtureArgument = std::tuple<PanelArgument, std::optional<Vector>, RuleArg
 // attention_norm; the products of attention and the norms inside it; ffn_norm; a dense block, or a mixture
 using LayerArgument = std::tuple<Vector, std::vector<PanelArgument>, std::vector<Vector>, Vector,
                                  std::vector<PanelArgument>, std::optional<MixtureArgument>>;
-using LatentArgument = std::tuple<size_t, size_t, size_t, size_t,
-                                  float>;  // nope, rope, latent, value, eps
+// nope, rope, latent, value, eps
+using LatentArgument = std::tuple<size_t, size_t, size_t, size_t, float>;
 
 // A decoder and the arrays that it points into.
 struct HeldDecoder {

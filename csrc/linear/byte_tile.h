@@ -194,7 +194,7 @@ DECODESTEP_INLINE void add_minima(size_t first_v, const uint8_t* piece, const Ac
     }
 }
 
-// y += sums * the float16 scales of a block's tail, which begin `at` bytes behind its pieces.
+// y += sums * the float16 scales of a block's tail, which begin `at` bytes after its pieces.
 template <Format F, int T, int V>
 DECODESTEP_INLINE void add_scaled(const FloatSums<T, V>& sums, const uint8_t* block, size_t at, size_t first_v,
                                   FloatSums<T, V>& y) {

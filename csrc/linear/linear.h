@@ -37,38 +37,31 @@ enum class Format : int {
 };
 constexpr int kFormats = 14;
 
+// The values of one block of a format, and its bytes in a row.
+struct BlockSize {
+    size_t values, bytes;
+};
+constexpr BlockSize kBlockSizes[kFormats] = {
+    {1, 4},      // f32
+    {1, 2},      // f16
+    {1, 2},      // bf16
+    {32, 18},    // q4_0
+    {32, 20},    // q4_1
+    {32, 34},    // q8_0
+    {256, 144},  // q4_k
+    {256, 176},  // q5_k
+    {256, 210},  // q6_k
+    {32, 22},    // q5_0
+    {32, 24},    // q5_1
+    {32, 18},    // iq4_nl
+    {256, 136},  // iq4_xs
+    {32, 17},    // mxfp4
+};
+
 // Bytes of a row of `values` weights; 0 if a row of that format cannot have that length.
 constexpr size_t row_bytes(Format format, size_t values) {
-    switch (format) {
-        case Format::f32:
-            return values * 4;
-        case Format::f16:
-        case Format::bf16:
-            return values * 2;
-        case Format::q4_0:
-            return values % 32 ? 0 : values / 32 * 18;
-        case Format::q4_1:
-            return values % 32 ? 0 : values / 32 * 20;
-        case Format::q8_0:
-            return values % 32 ? 0 : values / 32 * 34;
-        case Format::q4_k:
-            return values % 256 ? 0 : values / 256 * 144;
-        case Format::q5_k:
-            return values % 256 ? 0 : values / 256 * 176;
-        case Format::q6_k:
-            return values % 256 ? 0 : values / 256 * 210;
-        case Format::q5_0:
-            return values % 32 ? 0 : values / 32 * 22;
-        case Format::q5_1:
-            return values % 32 ? 0 : values / 32 * 24;
-        case Format::iq4_nl:
-            return values % 32 ? 0 : values / 32 * 18;
-        case Format::iq4_xs:
-            return values % 256 ? 0 : values / 256 * 136;
-        case Format::mxfp4:
-            return values % 32 ? 0 : values / 32 * 17;
-    }
-    return 0;
+    const BlockSize block = kBlockSizes[static_cast<int>(format)];
+    return values % block.values ? 0 : values / block.values * block.bytes;
 }
 
 // A weight: `out` rows of `in` values, `stride` bytes apart.

@@ -113,9 +113,9 @@ DECODESTEP_VECTOR_KERNEL(pack_linear_panels, PackLinearPanels)
 // values. The products of 32 inputs add up exactly as integers, those of blocks of 256 after each was multiplied by its
 // integer scale s:
 //     blocks of 32:    y = fma(minimum, sum of x, y); y = fma(scale * x_scale, integer, y)
-//     blocks of 256:   f = m = 0; of each 32 inputs f = fma(integer, x_scale, f) and m = fma(minimum m_j, -sum of x,
-//     m);
-//                      then y = fma(scale, f, y); y = fma(minimum, m, y)
+//     blocks of 256:   f = m = 0
+//                      for each 32 inputs j: f = fma(integer, x_scale, f); m = fma(minimum m_j, -sum of x, m)
+//                      y = fma(scale, f, y); y = fma(minimum, m, y)
 // The residual of the row's coarsest block is added last. Overflow: sums of 256 inputs are taken before their scale, so
 // with blocks of 256 magnitudes of x above 1e32 may give infinities. NaN: a NaN or an infinity in x makes its row of y
 // NaN or infinite. Determinism: a row's bits depend neither on the other tokens and outputs nor on the thread count.

@@ -92,7 +92,7 @@ DECODESTEP_INLINE void split_block(const uint8_t* p, SplitBlock& block) {
             gather_bit_pairs(p + 128 + j / 4 * 32, j % 4 * 2, block.pieces[j].upper);
             std::memcpy(block.pieces[j].scales, p + 192 + 2 * j, 2);
         }
-        for (size_t j = 0; j < 8; j += j % 2 ? 3 : 1)  // pieces 0, 1, 4, 5, each with the one two behind it
+        for (size_t j = 0; j < 8; j += j % 2 ? 3 : 1)  // pieces 0, 1, 4, 5, each with the one two after it
             split_nibbles(p + j / 4 * 64 + j % 2 * 32, block.pieces[j].low, block.pieces[j + 2].low);
         std::memcpy(block.tail, p + 208, 2);
     } else if constexpr (F == Format::iq4_xs) {

@@ -130,8 +130,8 @@ struct MixtureInputs {
 // This member's columns of y [tokens, inputs] += the blocks' outputs: experts ascending, then the shared block.
 // scale: of all of them.
 inline void add_experts(const MixtureInputs& in, float scale, size_t member, size_t members, float* y) {
-    constexpr size_t kTogether = 4;  // panels of each expert in turn: its rows are
-                                     // then read from a near cache
+    // Panels of each expert in turn: its rows are then read from a near cache.
+    constexpr size_t kTogether = 4;
     const FeedForwardPanels& w = *in.routed;
     const size_t panels = w.narrow_panels(), end = panels * (member + 1) / members, stride = w.inputs();
     for (size_t p = panels * member / members, until; p < end; p = until) {

@@ -19,7 +19,7 @@ inline void transpose_rows(const float* rows, size_t stride, size_t columns, flo
 #pragma GCC unroll 16
             for (size_t w = 0; w < kSide; ++w) {
                 if (w >= width) break;
-                store_part<float>(out + (c + w) * kLanes + i, m[w], 0);
+                store_words(out + (c + w) * kLanes + i, m[w]);
             }
         }
     }

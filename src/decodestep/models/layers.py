@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict
 
 import numpy as np
 
@@ -91,8 +91,8 @@ class LayerDecoder(Decoder):
                 scale=config.scale,
                 sequence=sequence,
                 groups=groups,
-            )
-            attended = _values(attended, layer.value_up).reshape(len(x), -1)
+                w_uv=layer.value_up,
+            ).reshape(len(x), -1)
             x += _scaled(_plus(linear(attended, layer.w_o), layer.output_bias), config.branch_scale)
             h = rms_norm(x, layer.ffn_norm, eps=config.norm_eps)
             x += _scaled(self._feed_forward(h, layer), config.branch_scale)
@@ -103,18 +103,7 @@ class LayerDecoder(Decoder):
         if isinstance(block, DenseBlock):
             return _dense(h, block)
         assert experts is not None
-        rule = experts.rule
-        routes = expert_router(
-            linear(h, block.router),
-            rule.used,
-            scores=rule.scores,
-            bias=block.correction,
-            groups=rule.groups,
-            kept_groups=rule.kept_groups,
-            group_score=rule.group_score,
-            normalise=rule.normalise,
-            scale=rule.scale,
-        )
+        routes = expert_router(linear(h, block.router), bias=block.correction, **asdict(experts.rule))
         mixed = mixture_of_experts(h, routes.experts, routes.weights, block.routed)
         return mixed if block.shared is None else mixed + _dense(h, block.shared)
 
@@ -148,16 +137,6 @@ def _key_up(weight: Weight | None, config: Config) -> np.ndarray:
 def _rows(weight: Weight) -> PackedWeight:
     assert isinstance(weight, PackedWeight)
     return weight
-
-
-def _values(latents: np.ndarray, weight: Weight | None) -> np.ndarray:
-    """The values (T, N, Dv) of attended latents (T, N, Hckv): head by head, a product with its part of the weight."""
-    if weight is None:
-        return latents
-    heads = latents.shape[1]
-    whole = _rows(weight)
-    rows = whole.rows.reshape(heads, -1, whole.rows.shape[1])
-    return np.stack([linear(latents[:, n], replace(whole, rows=rows[n])) for n in range(heads)], axis=1)
 
 
 def _plus(x: np.ndarray, bias: np.ndarray | None) -> np.ndarray:

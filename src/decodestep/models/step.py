@@ -13,7 +13,7 @@ from decodestep.models.rope import Rope
 from decodestep.ops.decoder_forward import DecoderWeights, GroupedAttention, LatentSizes, LayerWeights, Mixture, cpu
 from decodestep.ops.decoder_forward import LatentAttention as LatentProducts
 from decodestep.ops.decoder_forward.arguments import OP, PAGE, Call
-from decodestep.ops.decoder_forward.cpu import latent_obstacle, size_obstacle
+from decodestep.ops.decoder_forward.cpu import block_obstacle, grouped_obstacle, latent_obstacle
 from decodestep.ops.linear import Format, LinearPanels
 from decodestep.weights.feed_forward import FeedForward
 
@@ -32,15 +32,10 @@ def obstacle(config: Config, rope: Rope) -> str | None:
         return "it has no second set of rope frequencies"
     blocks = [config.feed_forward] if experts is None or not all(experts.layers) else []
     blocks += [] if experts is None else [experts.width, experts.shared]
-    for width in blocks:
-        if width % 32:
-            return f"feed-forward size {width} is no multiple of 32"
+    if (why := block_obstacle(config.hidden, blocks)) is not None:
+        return why
     if latent is None:
-        return size_obstacle(
-            hidden=config.hidden, heads=config.heads, head_dim=config.head_dim, feed_forward=config.feed_forward
-        )
-    if config.hidden % 32:
-        return f"hidden size {config.hidden} is no multiple of 32"
+        return grouped_obstacle(config.heads, config.head_dim)
     if latent.nope == 0:
         return "every query needs a part without rope"
     return latent_obstacle(_sizes(latent), compressed=latent.query_rank)
@@ -73,7 +68,6 @@ class StepDecoder(Decoder):
             residual_scale=config.branch_scale,
             logits_scale=1 / config.logits_scale,
         )
-        self.weight_bytes = self._weights.nbytes
         self.page_bytes = (
             CompressedPages.bytes_of_a_page(config.layers, latent.rank, latent.rope)
             if latent

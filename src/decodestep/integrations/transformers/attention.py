@@ -109,7 +109,7 @@ def attention(
 
 
 def absorbed(module: Any, query: Tensor, latents: Tensor, rope_keys: Tensor, keys: VisibleKeys, scale: float) -> Tensor:
-    """Attention on the latents themselves: kv_b_proj's key part goes into the query, its value part behind the sum.
+    """Attention on the latents themselves: kv_b_proj's key part goes into the query, its value part after the sum.
 
     query (B, H, Q, nope + rope) -> (B, Q, H, v_head_dim), contiguous in no particular order
     """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import astuple
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -14,18 +15,24 @@ from decodestep._base.dispatch import threads
 from decodestep.ops.decoder_forward.arguments import Call
 from decodestep.ops.decoder_forward.weights import DecoderWeights, LatentAttention, LatentSizes, LayerWeights, Mixture
 from decodestep.ops.expert_router.cpu import native_rule
+from decodestep.ops.linear.cpu import panel_argument
 from decodestep.ops.mixture_of_experts.cpu import panels_of
 from decodestep.weights.feed_forward import FeedForward
-from decodestep.weights.linear_panels import LinearPanels
 
 _decoders: WeakKeyDictionary[DecoderWeights, Any] = WeakKeyDictionary()
 
 
-def size_obstacle(*, hidden: int, heads: int, head_dim: int, feed_forward: int) -> str | None:
-    """Why the native kernel cannot run a decoder of these sizes with grouped-query attention, or None."""
+def block_obstacle(hidden: int, feed_forwards: Iterable[int]) -> str | None:
+    """Why the native kernel cannot run a decoder of this width with feed-forward blocks of those, or None."""
+    obstacles = (_odd({"feed-forward size": width}) for width in feed_forwards)
+    return _odd({"hidden size": hidden}) or next((why for why in obstacles if why is not None), None)
+
+
+def grouped_obstacle(heads: int, head_dim: int) -> str | None:
+    """Why the native kernel cannot run grouped-query attention of these sizes, or None."""
     if head_dim % 16:
         return f"head size {head_dim} is no multiple of 16"
-    return _odd({"hidden size": hidden, "feed-forward size": feed_forward, "query size": heads * head_dim})
+    return _odd({"query size": heads * head_dim})
 
 
 def latent_obstacle(sizes: LatentSizes, *, compressed: int | None = None) -> str | None:
@@ -52,12 +59,10 @@ def weights_obstacle(w: DecoderWeights) -> str | None:
     """Why the native kernel cannot run a decoder, or None."""
     if w in _decoders:
         return None
-    for block in w.feed_forwards:
-        sizes = {"hidden size": w.hidden, "feed-forward size": block.width}
-        if (why := _odd(sizes)) is not None:
-            return why
+    if (why := block_obstacle(w.hidden, (block.width for block in w.feed_forwards))) is not None:
+        return why
     if w.latent is None:
-        return size_obstacle(hidden=w.hidden, heads=w.heads, head_dim=w.head_dim, feed_forward=w.hidden)
+        return grouped_obstacle(w.heads, w.head_dim)
     downs = [layer.attention.query_down for layer in w.layers if isinstance(layer.attention, LatentAttention)]
     obstacles = (latent_obstacle(w.latent, compressed=None if down is None else down.outputs) for down in downs)
     return next((why for why in obstacles if why is not None), None)
@@ -97,7 +102,7 @@ def _decoder(weights: DecoderWeights) -> Any:
             logits_scale=weights.logits_scale,
             layers=[_layer(layer) for layer in weights.layers],
             norm=contiguous(weights.norm),
-            logits=_panels(weights.logits),
+            logits=panel_argument(weights.logits),
             embedding=weights.embedding.rows,
             embedding_format=int(weights.embedding.format),
         )
@@ -110,7 +115,7 @@ def _layer(w: LayerWeights) -> tuple[Any, ...]:
     norms = (attention.query_norm, attention.latent_norm) if isinstance(attention, LatentAttention) else ()
     return (
         contiguous(w.attention_norm),
-        [_panels(product) for product in attention.products()],
+        [panel_argument(product) for product in attention.products()],
         [contiguous(norm) for norm in norms if norm is not None],
         contiguous(w.ffn_norm),
         panels_of(block) if isinstance(block, FeedForward) else [],
@@ -120,13 +125,9 @@ def _layer(w: LayerWeights) -> tuple[Any, ...]:
 
 def _mixture(m: Mixture) -> tuple[Any, ...]:
     return (
-        _panels(m.router),
+        panel_argument(m.router),
         None if m.bias is None else contiguous(m.bias),
         tuple(native_rule(m.rule).values()),
         panels_of(m.routed),
         [] if m.shared is None else panels_of(m.shared),
     )
-
-
-def _panels(panels: LinearPanels) -> tuple[np.ndarray, int, int]:
-    return panels.data, int(panels.format), panels.outputs

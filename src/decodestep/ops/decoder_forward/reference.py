@@ -71,7 +71,10 @@ def _latent_attention(call: Call, layer: LatentAttention, h: np.ndarray, keys: n
 
 
 def _by_head(x: np.ndarray, weight: LinearPanels) -> np.ndarray:
-    """x (T, N, K) times a weight (K, N * M) of which each head has its own outputs: (T, N, M)."""
+    """x (T, N, K) times a weight (K, N * M) of which each head has its own outputs: (T, N, M).
+
+    A head's product is cut out afterwards: a `LinearPanels` is multiplied whole panels at a time, and M may end inside one.
+    """
     heads = x.shape[1]
     outputs = weight.outputs // heads
     every = [linear(np.ascontiguousarray(x[:, n]), weight)[:, n * outputs : (n + 1) * outputs] for n in range(heads)]

@@ -21,6 +21,11 @@ def linear(x: np.ndarray, weight: PackedWeight | LinearPanels) -> np.ndarray:
     return y
 
 
+def panel_argument(panels: LinearPanels) -> tuple[np.ndarray, int, int]:
+    """A weight as calls of the core that take several have it: its bytes, their format and how many outputs they are."""
+    return panels.data, int(panels.format), panels.outputs
+
+
 def gather_rows(weight: PackedWeight, ids: np.ndarray) -> np.ndarray:
     """Rows `ids` of a weight, each in [0, N), as float32: an embedding look-up."""
     values = np.empty((len(ids), weight.inputs), np.float32)

@@ -7,7 +7,7 @@ import numpy as np
 from decodestep import _native
 from decodestep._base import arrays
 from decodestep._base.dispatch import threads
-from decodestep.ops.linear.cpu import linear
+from decodestep.ops.linear.cpu import linear, panel_argument
 from decodestep.ops.mixture_of_experts import reference
 from decodestep.ops.swiglu.cpu import swiglu
 from decodestep.weights.feed_forward import FeedForward
@@ -46,4 +46,4 @@ def in_whole_panels(block: FeedForward) -> bool:
 def panels_of(block: FeedForward) -> list[tuple[np.ndarray, int, int]]:
     """gate, up and down as the core takes them."""
     weights = (block.gate, block.up, block.down)
-    return [(w.data, int(w.format), w.outputs) for w in weights if isinstance(w, LinearPanels)]
+    return [panel_argument(w) for w in weights if isinstance(w, LinearPanels)]

@@ -1,7 +1,7 @@
 """What the cores of a device execute, as data: tiles of memory, typed instructions, flags, and a schedule of programs.
 
 A core issues its program in order and hands each instruction to one of its pipes. A pipe executes in order; the pipes of a core
-run side by side. Two things order them: an instruction starts after those whose local values it uses, and nothing behind a
+run side by side. Two things order them: an instruction starts after those whose local values it uses, and nothing after a
 WaitFlag is issued before the wait is over. Whatever else must be ordered needs a flag.
 """
 
@@ -112,7 +112,7 @@ class SetFlag:
 
 @dataclass(frozen=True, slots=True)
 class WaitFlag:
-    """Waits until the core's counter of the flag is above 0 and takes 1 from it. Nothing behind is issued before."""
+    """Waits until the core's counter of the flag is above 0 and takes 1 from it. Nothing after it is issued before."""
 
     flag: str
     step: int = 0
