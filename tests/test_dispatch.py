@@ -70,6 +70,23 @@ def test_the_innermost_profile_records_the_calls_of_its_thread():
     assert all(cost.seconds > 0 for cost in inner.costs.values())
 
 
+def test_parts_of_an_operator_are_recorded_beside_its_whole(model):
+    ids = [1, 2, 3]
+    model.logits(ids)  # outside: no clock
+    with ds.profile() as profile:
+        model.logits(ids)
+        ds.rms_norm(X, GAMMA)
+    whole = profile.costs["decoder_forward", "cpu"]
+    layers = model.config.layers
+    assert {key[2]: cost.calls for key, cost in profile.parts.items()} == {
+        "grouped_attention": layers,
+        "feed_forward": 2 * layers,
+        "linear": 2 * layers + 1,
+    }
+    assert all(key[:2] == ("decoder_forward", "cpu") for key in profile.parts)
+    assert 0.5 * whole.seconds < sum(cost.seconds for cost in profile.parts.values()) <= whole.seconds
+
+
 def test_a_call_that_raises_is_not_recorded():
     with ds.profile() as profile, pytest.raises(ValueError, match="rms_norm: gamma must be"):
         ds.rms_norm(X, GAMMA[:3])

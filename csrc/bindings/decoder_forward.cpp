@@ -180,7 +180,8 @@ bool all_within(const std::vector<int64_t>& ids, size_t end) {
 
 void call_decoder_forward(const HeldDecoder& held, Ids ids_array, Ids sequence_array, Ids positions_array, Matrix sin,
                           Matrix cos, const CacheArgument& keys, const CacheArgument& values,
-                          Packed<const int64_t, 2> page_table, Ids wanted_array, Packed<float, 2> logits, int threads) {
+                          Packed<const int64_t, 2> page_table, Ids wanted_array, Packed<float, 2> logits, int threads,
+                          const std::optional<Packed<double, 2>>& costs) {
     const Decoder& d = held.decoder;
     const bool is_latent = d.latent.is_given();
     require(keys.ndim() == (is_latent ? 5 : 7), "keys has the wrong shape");
@@ -202,6 +203,8 @@ void call_decoder_forward(const HeldDecoder& held, Ids ids_array, Ids sequence_a
                       : has_shape(values, {slabs, layers, heads, slab_pages, kPagePositions / 2, width, 2}),
             "values has the wrong shape");
     require(logits.shape(0) == wanted.size() && logits.shape(1) == d.logits.out, "logits has the wrong shape");
+    require(!costs || (costs->shape(0) == std::size(kStepParts) && costs->shape(1) == 2), "costs has the wrong shape");
+    if (costs) require_aligned(*costs);
     require(all_within(ids, d.embedding.out), "a token id is out of range");
     require(all_within(sequence, page_table.shape(0)), "a sequence is out of range");
     require(all_within(positions, std::min<size_t>(sin.shape(0), page_table.shape(1) * kPagePositions)),
@@ -230,7 +233,8 @@ void call_decoder_forward(const HeldDecoder& held, Ids ids_array, Ids sequence_a
                               .wanted = wanted.data(),
                               .rows = wanted.size(),
                               .logits = logits.data(),
-                              .threads = thread_count(threads)};
+                              .threads = thread_count(threads),
+                              .costs = costs ? reinterpret_cast<StepCost*>(costs->data()) : nullptr};
     if (tokens == 0) return;
     nb::gil_scoped_release release;
     decoder_forward(args);
@@ -248,7 +252,10 @@ void bind_decoder(nb::module_& m) {
           nb::arg("sequence").noconvert(), nb::arg("positions").noconvert(), nb::arg("sin").noconvert(),
           nb::arg("cos").noconvert(), nb::arg("keys").noconvert(), nb::arg("values").noconvert(),
           nb::arg("page_table").noconvert(), nb::arg("wanted").noconvert(), nb::arg("logits").noconvert(),
-          nb::arg("threads"));
+          nb::arg("threads"), nb::arg("costs").noconvert().none() = nb::none());
+    nb::list parts;
+    for (const char* part : kStepParts) parts.append(part);
+    m.attr("STEP_PARTS") = nb::tuple(parts);
 }
 
 }  // namespace decodestep

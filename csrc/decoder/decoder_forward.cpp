@@ -110,9 +110,12 @@ void decoder_forward(const DecoderForward& a) {
     gather_rows({a.decoder->embedding, a.ids, a.tokens, plan.x, a.threads});
     if (const float scale = a.decoder->embedding_scale; scale != 1.0f)
         for (size_t i = 0; i < a.tokens * a.decoder->hidden; ++i) plan.x[i] *= scale;
+    StepClock clock(a.costs);
     parallel_stages(plan.stages.size(), a.threads, [&](size_t stage, size_t member, size_t members) {
+        if (member == 0) clock.begin(step_part(plan.stages[stage].kind));
         StagePart(plan, plan.stages[stage], member, members).run();
     });
+    clock.end();
 }
 
 }  // namespace decodestep::DECODESTEP_ISA

@@ -9,6 +9,7 @@
 
 #include "attention/kv_page.h"
 #include "core/isa.h"
+#include "decoder/step_costs.h"
 #include "linear/linear_panels.h"
 #include "mixture_of_experts/expert_router.h"
 #include "mixture_of_experts/mixture_of_experts.h"
@@ -118,6 +119,7 @@ struct DecoderForward {
     size_t rows;
     float* logits;  // [rows, vocabulary]
     int threads;
+    StepCost* costs;  // one for each StepPart, or null
 };
 
 DECODESTEP_KERNEL(decoder_forward, DecoderForward)

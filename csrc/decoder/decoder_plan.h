@@ -51,6 +51,18 @@ enum class StageKind {
     logits,
 };
 
+// The operator whose work a stage does; products take the norm before them along.
+inline StepPart step_part(StageKind kind) {
+    if (kind == StageKind::attend || kind == StageKind::merge_states) return StepPart::grouped_attention;
+    if (kind < StageKind::compress) return StepPart::linear;
+    if (kind < StageKind::attend_latents) return StepPart::mla_prolog;
+    if (kind < StageKind::attended_rows) return StepPart::mla_attention;
+    if (kind < StageKind::ffn_rows) return StepPart::linear;
+    if (kind < StageKind::route) return StepPart::feed_forward;
+    if (kind < StageKind::gate_up_experts) return StepPart::expert_router;
+    return kind < StageKind::logits_rows ? StepPart::experts : StepPart::linear;
+}
+
 struct Stage {
     StageKind kind;
     const DecoderLayer* layer;  // null after the last layer

@@ -117,9 +117,14 @@ class Cost:
 
 @dataclass
 class Profile:
-    """What ran inside a `profile` block. costs: the `Cost` of each pair (operator, backend)."""
+    """What ran inside a `profile` block.
+
+    costs: the `Cost` of each pair (operator, backend). parts: of an operator that does the work of several, their `Cost` inside
+    its own, by (operator, backend, part).
+    """
 
     costs: dict[tuple[str, str], Cost] = field(default_factory=dict)
+    parts: dict[tuple[str, str, str], Cost] = field(default_factory=dict)
 
     def add(self, op: str, backend: str, seconds: float) -> None:
         cost = self.costs.setdefault((op, backend), Cost())
@@ -128,6 +133,7 @@ class Profile:
 
 
 _profile: ContextVar[Profile | None] = ContextVar("decodestep_profile", default=None)
+_running: ContextVar[tuple[Profile, str, str] | None] = ContextVar("decodestep_running", default=None)
 
 
 @contextmanager
@@ -166,12 +172,29 @@ def run(op: str, backend: str, function: Callable[..., Result], *args: Any, **kw
     return timed(op, backend, function)(*args, **kwargs)
 
 
+def is_timed() -> bool:
+    """Whether the operator that runs is recorded, so that `add_part` is wanted."""
+    return _running.get() is not None
+
+
+def add_part(part: str, calls: int, seconds: float) -> None:
+    """Records what a part of the operator that runs has cost."""
+    running = _running.get()
+    if running is not None:
+        record, op, backend = running
+        cost = record.parts.setdefault((op, backend, part), Cost())
+        cost.calls += calls
+        cost.seconds += seconds
+
+
 def _time(record: Profile, op: str, backend: str, function: Callable[..., Result], *args: Any, **kwargs: Any) -> Result:
     token = _profile.set(None)  # calls made by `function` are part of it
+    running = _running.set((record, op, backend))
     start = time.perf_counter()
     try:
         result = function(*args, **kwargs)
         record.add(op, backend, time.perf_counter() - start)
         return result
     finally:
+        _running.reset(running)
         _profile.reset(token)

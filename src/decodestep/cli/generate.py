@@ -6,6 +6,7 @@ import argparse
 import json
 import sys
 import time
+from collections.abc import Iterator
 from typing import Any
 
 from decodestep._base import dispatch
@@ -115,7 +116,6 @@ def _logprobs(completion: Completion, model: Model) -> list[dict[str, Any]] | No
 
 def _stats(model: Model, profile: dispatch.Profile, completion: Completion, clock: _Clock) -> dict[str, Any]:
     decoding_seconds = clock.tokens[-1] - clock.tokens[0] if len(clock.tokens) > 1 else 0.0
-    total = sum(cost.seconds for cost in profile.costs.values()) or 1.0
     with dispatch.use_threads(model.threads):
         threads = dispatch.threads()
     return {
@@ -127,11 +127,27 @@ def _stats(model: Model, profile: dispatch.Profile, completion: Completion, cloc
         "load_s": clock.loaded - clock.started,
         "time_to_first_token_s": clock.tokens[0] - clock.started if clock.tokens else None,
         "tokens_per_s": (len(clock.tokens) - 1) / decoding_seconds if decoding_seconds else None,
-        "operators": [
-            {"operator": op, "backend": backend, "calls": cost.calls, "ms": cost.seconds * 1e3, "share": cost.seconds / total}
-            for (op, backend), cost in sorted(profile.costs.items(), key=lambda item: -item[1].seconds)
-        ],
+        "operators": list(_operators(profile)),
     }
+
+
+def _operators(profile: dispatch.Profile) -> Iterator[dict[str, Any]]:
+    """The operators that ran, the longest first, each followed by what its time went to."""
+    total = sum(cost.seconds for cost in profile.costs.values()) or 1.0
+
+    def row(operator: str, backend: str, cost: dispatch.Cost) -> dict[str, Any]:
+        seconds = cost.seconds
+        return {"operator": operator, "backend": backend, "calls": cost.calls, "ms": seconds * 1e3, "share": seconds / total}
+
+    def longest_first(item: tuple[Any, dispatch.Cost]) -> float:
+        return -item[1].seconds
+
+    parts = sorted(profile.parts.items(), key=longest_first)
+    for (op, backend), cost in sorted(profile.costs.items(), key=longest_first):
+        yield row(op, backend, cost)
+        for (whole, its_backend, part), inside in parts:
+            if (whole, its_backend) == (op, backend):
+                yield row(part, backend, inside) | {"part_of": op}
 
 
 def _print_stats(stats: dict[str, Any], completion: Completion) -> None:
@@ -145,7 +161,8 @@ def _print_stats(stats: dict[str, Any], completion: Completion) -> None:
     for row in stats["operators"]:
         # The prolog's last stage writes its latents and keys into the cache.
         name = "mla_prolog, cache write" if row["operator"] == "mla_prolog" else row["operator"]
-        table.add_row(name, row["backend"], str(row["calls"]), f"{row['ms']:.1f}", f"{row['share']:.1%}")
+        indented = f"  {name}" if "part_of" in row else name
+        table.add_row(indented, row["backend"], str(row["calls"]), f"{row['ms']:.1f}", f"{row['share']:.1%}")
     console.print()
     console.print(table)
     rate = f"{stats['tokens_per_s']:.1f} tokens/s" if stats["tokens_per_s"] else "no rate"

@@ -48,6 +48,7 @@ def add_model(parser: argparse.ArgumentParser) -> None:
     add("--model", default=DEFAULT_MODEL, metavar="NAME_OR_PATH", help="a GGUF file, or a folder of safetensors [%(default)s]")
     add("--threads", type=int, metavar="N", help="of the native kernels [DECODESTEP_THREADS, else all cores]")
     add("--dtype", default="auto", metavar="DTYPE", help="of the weights: auto, float32, bfloat16 or int8 [%(default)s]")
+    add("--form", default="auto", metavar="FORM", help="of grouped-query attention: auto, or mla as latent [%(default)s]")
 
 
 def add_prompt(parser: argparse.ArgumentParser) -> None:
@@ -72,7 +73,7 @@ def add_params(parser: argparse.ArgumentParser) -> None:
 
 
 def load(options: argparse.Namespace) -> Model:
-    return models.load(options.model, dtype=options.dtype, threads=options.threads)
+    return models.load(options.model, dtype=options.dtype, form=options.form, threads=options.threads)
 
 
 def params_of(options: argparse.Namespace) -> SamplingParams:

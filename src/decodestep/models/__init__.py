@@ -191,6 +191,7 @@ def load(
     name_or_path: str | os.PathLike[str] = DEFAULT_MODEL,
     *,
     dtype: str = "auto",
+    form: str = "auto",
     threads: int | None = None,
     chat_template: str | None = None,
     cache_bytes: int | None = None,
@@ -211,6 +212,10 @@ def load(
         "float32": each weight is the exact value of its block; products, sums and the cache are float32. Many times slower.
         "bfloat16": weights rounded to bfloat16, activations float32; the rest as "auto".
         "int8": weights rounded to Q8_0, activations to int8; the rest as "auto".
+    form: of the attention. "auto": as the checkpoint has it. "mla": grouped-query attention as multi-head latent attention, of
+        which it is a case: the value heads side by side are the latent, the key heads the rope key (docs/models.md). The native
+        step then runs the stages of latent attention, which rounds less (queries and the attention's weights stay float32) and
+        takes longer. Models with latent attention, and "float32", run so in any case.
     threads: of the native kernels, 1 to 256; None for DECODESTEP_THREADS, else the cores of this process. Results have the
         same bits for every count. With the native step (see below) they also have the same bits on every processor with a
         fused multiply-add, except where a value is too small for a normal bfloat16.
@@ -224,11 +229,12 @@ def load(
     but SwiGLU, and one set of rope frequencies. Another model runs as with "float32" under "auto", and is refused under
     "bfloat16" and "int8". `model.decoder.description` says how a model runs.
 
-    Returns a `Model`. Raises ValueError for dtype, threads, chat_template or cache_bytes; `ModelError` for a file that is
+    Returns a `Model`. Raises ValueError for dtype, form, threads, chat_template or cache_bytes; `ModelError` for a file that is
     missing, truncated, corrupt or not supported, and for a default model that can be neither found nor fetched; MemoryError for
     cache_bytes beyond the address space; ModuleNotFoundError if a package of decodestep[generate] is missing.
     """
     require_choice("load", "dtype", dtype, (*PANEL_FORMATS, "float32"))
+    require_choice("load", "form", form, ("auto", "mla"))
     require(
         threads is None or (is_int(threads) and 1 <= threads <= MAX_THREADS),
         "load",
@@ -250,19 +256,24 @@ def load(
     tokenizer = checkpoint.tokenizer()
     template.prepare()
     with use_threads(threads):
-        decoder = _decoder(checkpoint, dtype)
+        decoder = _decoder(checkpoint, dtype, as_latent=form == "mla")
     return Model(path, tokenizer, decoder, template, threads, cache_bytes, checkpoint.file.generation_config)
 
 
-def _decoder(checkpoint: Checkpoint, dtype: str) -> Decoder:
+def _decoder(checkpoint: Checkpoint, dtype: str, *, as_latent: bool) -> Decoder:
     from decodestep.models.convert import convert
+    from decodestep.models.latent_form import latent_config
 
-    config = checkpoint.config
     if dtype == "float32":
         return LayerDecoder(convert(checkpoint))
+    config = checkpoint.config
+    if as_latent and config.latent_attention is None:
+        config = latent_config(config)
     why = obstacle(config, checkpoint.rope())
     if why is None:
-        return StepDecoder(convert(checkpoint, lambda weight, widened: _panels(weight, widened, dtype)))
+        return StepDecoder(
+            convert(checkpoint, lambda weight, widened: _panels(weight, widened, dtype), as_latent=as_latent)
+        )
     if dtype != "auto":
         raise ModelError(f"{checkpoint.path}: dtype {dtype!r} is not supported: {why}")
     return LayerDecoder(convert(checkpoint), why)

@@ -1,10 +1,6 @@
 """Checkpoints as weights of a decoder, in the form of multi-head latent attention (MLA).
 
-Grouped-query attention with n_kv key/value heads of width d is MLA, exactly, with
-    latent = the value heads side by side, Hckv = n_kv * d, no norm
-    shared rope key = the rotated key heads side by side, Dr = n_kv * d, the same frequencies for each head
-    query head, rope part = its own vector in the columns of its key head, zero elsewhere; the part without rope is empty
-    scale = 1 / sqrt(d)
+Grouped-query attention is MLA, exactly (`models.latent_form`); where operators take groups of heads, its weights stay small.
 `mla_prolog` rotates pairs of neighbouring columns, as GGUF's llama and deepseek2 have them. Where the columns of a pair lie
 half a head apart, as in transformers' llama and minicpm3, the rows of the weights are put in that order.
 """
@@ -17,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from decodestep.models import latent_form
 from decodestep.models.checkpoint import Checkpoint, Stored
 from decodestep.models.config import DenseBlock, ExpertBlock, LatentAttention, Layer, Weight, Weights
 from decodestep.weights.feed_forward import FeedForward
@@ -32,32 +29,35 @@ def as_it_is(weight: PackedWeight, widened: bool) -> Weight:
     return weight
 
 
-def convert(checkpoint: Checkpoint, pack: Pack = as_it_is) -> Weights:
+def convert(checkpoint: Checkpoint, pack: Pack = as_it_is, *, as_latent: bool = False) -> Weights:
     """The decoder's weights.
 
     pack: pack(weight, widened) converts one weight to the decoder's format. `widened`: the file's format has no kernel, so
         the weight arrives as float32. The default leaves weights as they are. The embedding is never packed.
+    as_latent: whether grouped-query attention gets the weights and sizes of `models.latent_form`.
     Raises ModelError for a tensor that is missing, unknown, or of a wrong shape or an unsupported format: before any is read.
     """
     checkpoint.check()
     config, rope = checkpoint.config, checkpoint.rope()
+    made = _grouped if config.latent_attention is None else _latent
+    if as_latent and config.latent_attention is None:
+        rope, config, made = latent_form.latent_rope(rope, config), latent_form.latent_config(config), _grouped_as_latent
     embedding = checkpoint.weight("embedding")
     return Weights(
         config=config,
         embedding=embedding[0],
-        layers=tuple(_layer(checkpoint, i, pack) for i in range(config.layers)),
+        layers=tuple(_layer(checkpoint, i, pack, made) for i in range(config.layers)),
         norm=checkpoint.vector("norm"),
         output=_packed(pack, embedding if config.tied else checkpoint.weight("output")),
         rope=rope,
     )
 
 
-def _layer(checkpoint: Checkpoint, i: int, pack: Pack) -> Layer:
+def _layer(checkpoint: Checkpoint, i: int, pack: Pack, attention: Callable[[Checkpoint, int, Pack], dict[str, Any]]) -> Layer:
     config = checkpoint.config
-    made = _grouped if config.latent_attention is None else _latent
     return Layer(
         attention_norm=checkpoint.vector("attention_norm", i),
-        **made(checkpoint, i, pack),
+        **attention(checkpoint, i, pack),
         w_o=_packed(pack, checkpoint.weight("attention_output", i)),
         output_bias=checkpoint.optional_vector("attention_output_bias", i),
         ffn_norm=checkpoint.vector("ffn_norm", i),
@@ -65,20 +65,33 @@ def _layer(checkpoint: Checkpoint, i: int, pack: Pack) -> Layer:
     )
 
 
+def _turned(checkpoint: Checkpoint, part: str, i: int, heads: int) -> Stored:
+    config = checkpoint.config
+    return _neighbours(checkpoint.weight(part, i), heads, 0, config.head_dim, config.halves)
+
+
 def _grouped(checkpoint: Checkpoint, i: int, pack: Pack) -> dict[str, Any]:
     config = checkpoint.config
-
-    def turned(part: str, heads: int) -> Stored:
-        return _neighbours(checkpoint.weight(part, i), heads, 0, config.head_dim, config.halves)
-
     return {
         "w_dq": None,
         "gamma_cq": None,
-        "w_uq_qr": _packed(pack, turned("query", config.heads)),
-        "w_dkv_kr": _packed(pack, checkpoint.weight("value", i), turned("key", config.groups)),
+        "w_uq_qr": _packed(pack, _turned(checkpoint, "query", i, config.heads)),
+        "w_dkv_kr": _packed(pack, checkpoint.weight("value", i), _turned(checkpoint, "key", i, config.groups)),
         "gamma_ckv": None,
         "key_up": None,
         "value_up": None,
+    }
+
+
+def _grouped_as_latent(checkpoint: Checkpoint, i: int, pack: Pack) -> dict[str, Any]:
+    config = checkpoint.config
+    query, widened = _turned(checkpoint, "query", i, config.heads)
+    return {
+        **_grouped(checkpoint, i, pack),
+        "w_uq_qr": _packed(pack, (latent_form.spread_queries(query, config), widened)),
+        "gamma_ckv": latent_form.no_norm(config),
+        "key_up": _packed(pack, (latent_form.no_keys_up(config), False)),
+        "value_up": _packed(pack, (latent_form.chosen_values(config), False)),
     }
 
 

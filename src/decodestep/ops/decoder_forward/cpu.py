@@ -11,7 +11,7 @@ import numpy as np
 
 from decodestep import _native
 from decodestep._base.arrays import bits, contiguous
-from decodestep._base.dispatch import threads
+from decodestep._base.dispatch import add_part, is_timed, threads
 from decodestep.ops.decoder_forward.arguments import Call
 from decodestep.ops.decoder_forward.weights import DecoderWeights, LatentAttention, LatentSizes, LayerWeights, Mixture
 from decodestep.ops.expert_router.cpu import native_rule
@@ -70,6 +70,7 @@ def weights_obstacle(w: DecoderWeights) -> str | None:
 
 def forward(call: Call) -> np.ndarray:
     logits = np.empty((len(call.wanted), call.weights.vocab_size), np.float32)
+    costs = np.zeros((len(_native.STEP_PARTS), 2)) if is_timed() else None
     _native.decoder_forward(
         decoder=_decoder(call.weights),
         ids=call.token_ids,
@@ -83,7 +84,12 @@ def forward(call: Call) -> np.ndarray:
         wanted=call.wanted,
         logits=logits,
         threads=threads(),
+        costs=costs,
     )
+    if costs is not None:
+        for part, (seconds, stages) in zip(_native.STEP_PARTS, costs.tolist(), strict=True):
+            if stages:
+                add_part(part, int(stages), seconds)
     return logits
 
 

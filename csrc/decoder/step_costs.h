@@ -1,0 +1,41 @@
+// Where the time of a decoder's step goes, by the operator whose work a stage does. Not built per instruction set.
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+
+namespace decodestep {
+
+enum class StepPart { linear, grouped_attention, mla_prolog, mla_attention, feed_forward, expert_router, experts };
+constexpr const char* kStepParts[] = {"linear",       "grouped_attention", "mla_prolog",        "mla_attention",
+                                      "feed_forward", "expert_router",     "mixture_of_experts"};
+
+// Of each part: seconds, and how many stages.
+using StepCost = double[2];
+
+// The first member of the team reads it where a stage begins, which is when all members have ended the one before.
+class StepClock {
+  public:
+    // costs: one for each part, which the times are added to; null: no clock is read.
+    explicit StepClock(StepCost* costs) : costs_(costs) {}
+
+    void begin(StepPart part) {
+        if (!costs_) return;
+        end();
+        part_ = costs_[static_cast<size_t>(part)];
+        part_[1] += 1;
+    }
+    void end() {
+        if (!costs_) return;
+        const auto now = std::chrono::steady_clock::now();
+        if (part_) part_[0] += std::chrono::duration<double>(now - since_).count();
+        since_ = now;
+    }
+
+  private:
+    StepCost* costs_;
+    double* part_ = nullptr;
+    std::chrono::steady_clock::time_point since_;
+};
+
+}  // namespace decodestep
