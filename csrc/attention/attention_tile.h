@@ -54,6 +54,7 @@ class AttentionTile {
           pairs_(a.kr.width / 2 / a.groups),
           columns_(query_columns(a)),
           lanes_(whole_vectors(rows.in_group())),
+          table_(a.block_table + a.sequence[rows.token] * a.blocks),
           query_(scratch),
           keys_(query_ + rows.groups * query_floats(a, rows)),
           scores_(keys_ + key_columns_.floats()),
@@ -72,11 +73,10 @@ class AttentionTile {
         for (size_t r = 0; r < rows; ++r) states[r].clear();
         std::fill_n(maxima_, rows, kLowest);
         std::fill_n(weight_sums_, rows, 0.0f);
-        const int64_t* table = a_.block_table + a_.sequence[rows_.token] * a_.blocks;
         const size_t end = std::min(longest_, (split + 1) * kSplitKeys);
         for (first_ = split * kSplitKeys; first_ < end; first_ += kBlockKeys) {
             n_ = std::min(kBlockKeys, end - first_);
-            read_keys(a_, table, key_columns_, first_, n_, keys_);
+            read_keys(a_, table_, key_columns_, first_, n_, keys_);
             for (size_t g = 0; g < rows_.groups; ++g) {
                 score(g);
                 weigh(g);
@@ -195,11 +195,23 @@ class AttentionTile {
                 std::fill_n(scores_ + j * lanes_ + t * rows_.heads, rows_.heads, value);
     }
 
+    // Beside the sums the next block is prefetched, in equal parts: reading keys would wait for them.
     void sum_values(size_t g, SoftmaxStates states) {
         constexpr size_t wide = kSumVectors * kLanes;
-        size_t c = 0;
-        for (; c + wide <= width_; c += wide) sum_columns<kSumVectors>(g, c, states);
-        for (; c < width_; c += kLanes) sum_columns<1>(g, c, states);
+        size_t c = 0, next = first_ + kBlockKeys;
+        const size_t end = g == 0 ? std::min(longest_, next + kBlockKeys) : 0;
+        const auto prefetch_part = [&](size_t columns) {
+            for (size_t i = 0; i * width_ < columns * kBlockKeys && next < end; ++i)
+                prefetch_key(a_, table_, key_columns_, next++);
+        };
+        for (; c + wide <= width_; c += wide) {
+            prefetch_part(wide);
+            sum_columns<kSumVectors>(g, c, states);
+        }
+        for (; c < width_; c += kLanes) {
+            prefetch_part(kLanes);
+            sum_columns<1>(g, c, states);
+        }
     }
 
     // Tokens that see the same keys of the block are summed together; a key that a token does not see may be NaN, so
@@ -223,6 +235,7 @@ class AttentionTile {
     const AttentionRows rows_;
     const KeyColumns key_columns_;
     const size_t width_, pairs_, columns_, lanes_;  // lanes_: the rows of a group in whole vectors
+    const int64_t* const table_;                    // the blocks of the sequence
     float *query_, *keys_, *scores_, *maxima_, *weight_sums_, *rescale_;
     size_t longest_ = 0;
     size_t first_ = 0, n_ = 0;  // the current block of keys

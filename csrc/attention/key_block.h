@@ -89,4 +89,16 @@ inline void read_keys(const MlaAttention& a, const int64_t* table, const KeyColu
     for (const int half : {0, 1}) read(a.kr, columns.first_rope[half], columns.ropes, columns.rope_at[half]);
 }
 
+// Prefetches what `read_keys` reads of the key at a position of a sequence.
+inline void prefetch_key(const MlaAttention& a, const int64_t* table, const KeyColumns& columns, size_t position) {
+    const auto fetch = [&](const PagedRows& cache, size_t from, size_t count) {
+        const auto place = table[position / a.block_size] * cache.block_stride +
+                           static_cast<ptrdiff_t>(position % a.block_size * cache.width + from);
+        const size_t bytes = value_bytes(cache.type);
+        prefetch(static_cast<const uint8_t*>(cache.data) + place * static_cast<ptrdiff_t>(bytes), count * bytes);
+    };
+    fetch(a.kv, columns.first_latent, columns.latents);
+    for (const size_t first : columns.first_rope) fetch(a.kr, first, columns.ropes);
+}
+
 }  // namespace decodestep::DECODESTEP_ISA

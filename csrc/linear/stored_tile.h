@@ -17,14 +17,28 @@ constexpr size_t kStoredPieces = 8;
 // So many blocks of the tokens of a tile, at distances that the compiler knows.
 class TileRows {
   public:
+    // Sizes are constants: a copy of a few bytes whose length is a variable costs as much as the products.
+    template <size_t most = kStoredPieces>
     void copy(const Activations& x, size_t at, size_t tokens, size_t blocks) {
+        if constexpr (most > 1) {
+            if (blocks < most) return copy<most - 1>(x, at, tokens, blocks);
+        }
         for (size_t t = 0; t < tokens; ++t, at += x.blocks()) {
             const size_t to = t * kStoredPieces;
-            std::memcpy(bytes_ + to * kBlockInputs, x.quantised.bytes + at * kBlockInputs, blocks * kBlockInputs);
-            std::memcpy(scale_ + to, x.quantised.scale + at, blocks * sizeof(float));
-            std::memcpy(sum_ + to, x.quantised.sum + at, blocks * sizeof(int32_t));
-            std::memcpy(minus_half_sums_ + to, x.quantised.minus_half_sums + at, blocks * sizeof(int32_t));
-            std::memcpy(block_sum_ + to, x.block_sum + at, blocks * sizeof(float));
+            std::memcpy(bytes_ + to * kBlockInputs, x.quantised.bytes + at * kBlockInputs, most * kBlockInputs);
+            std::memcpy(scale_ + to, x.quantised.scale + at, most * sizeof(float));
+            std::memcpy(sum_ + to, x.quantised.sum + at, most * sizeof(int32_t));
+            std::memcpy(minus_half_sums_ + to, x.quantised.minus_half_sums + at, most * sizeof(int32_t));
+            std::memcpy(block_sum_ + to, x.block_sum + at, most * sizeof(float));
+        }
+    }
+    static void prefetch_rows(const Activations& x, size_t at, size_t tokens) {
+        for (size_t t = 0; t < tokens; ++t, at += x.blocks()) {
+            prefetch(x.quantised.bytes + at * kBlockInputs, kStoredPieces * kBlockInputs);
+            prefetch(x.quantised.scale + at);
+            prefetch(x.quantised.sum + at);
+            prefetch(x.quantised.minus_half_sums + at);
+            prefetch(x.block_sum + at);
         }
     }
     DECODESTEP_INLINE Activations rows() {
@@ -90,6 +104,10 @@ void stored_tiles(size_t blocks, const uint8_t* panel, const uint8_t* next_panel
         }
         each_tile<kStoredTokens<F>>(tokens, [&](size_t t, size_t count) {
             rows.copy(x, (first + t) * x.blocks() + b, count, pieces);
+            if (const size_t next = t + count; next < tokens)
+                TileRows::prefetch_rows(x, (first + next) * x.blocks() + b, std::min(count, tokens - next));
+            else if (b + kStoredPieces < blocks)
+                TileRows::prefetch_rows(x, first * x.blocks() + b + kStoredPieces, std::min(count, tokens));
             stored_tile_of<F>(count, pieces, block, F == Format::q8_0 ? block : stored, rows, outputs + t);
         });
     }
