@@ -20,6 +20,7 @@ from decodestep.models.errors import ModelError
 from decodestep.models.folder_tokenizer import FolderTokenizer
 from decodestep.models.gguf_file import GgufFile, Tensor
 from decodestep.models.model_folder import ModelFolder
+from decodestep.models.read_memory import ReadMemory
 from decodestep.models.rope import Rope
 from decodestep.models.safetensors_file import SafeTensor
 from decodestep.models.tokenizer import Tokenizer
@@ -50,6 +51,7 @@ class Checkpoint:
         self._tensors: dict[str, Tensor] | dict[str, SafeTensor] = file.tensors
         self._table = names.GGUF if isinstance(file, GgufFile) else names.FOLDER
         self._parts: dict[tuple[str, int], list[Part]] = {}
+        self._memory = ReadMemory()
 
     def tokenizer(self) -> Tokenizer:
         file = self.file
@@ -150,7 +152,7 @@ class Checkpoint:
         if format_ is None:
             values = np.concatenate([self._values(tensor).reshape(-1, inputs) for tensor in tensors])
             return PackedWeight(values.view(np.uint8).reshape(len(values), -1), Format.F32, inputs), True
-        data = np.empty(sum(tensor.nbytes for tensor in tensors), np.uint8)
+        data = self._memory.take(sum(tensor.nbytes for tensor in tensors))
         at = 0
         for tensor in tensors:
             tensor.read_into(data[at : at + tensor.nbytes])
