@@ -41,7 +41,10 @@ def test_a_small_weight_takes_no_large_piece_and_few_are_kept():
     del pieces
     kept = [memory.take(size) for size in (400, 2000, 4000)]
     assert [address(piece) for piece in kept[1:]] == addresses[1:]
-    assert len(memory._free) == 0
+    del kept
+    assert [piece.size for piece in memory._free] == [2000, 4000]
+    large = memory.take(5000)
+    assert memory._free == [] and large.size == 5000
 
 
 def test_what_outlives_the_memory_keeps_no_other_piece():
