@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -82,6 +82,7 @@ def latent_weights(
     experts: int = 7,
     rule: RouterRule = RouterRule(3, scale=0.5),  # noqa: B008, frozen
     shared: bool = True,
+    gates: bool = True,
     **constants: float,
 ) -> DecoderWeights:
     """Two layers of latent attention: the first with a dense block, the second with a mixture of experts."""
@@ -100,18 +101,22 @@ def latent_weights(
             output=matrix(heads * sizes.value, hidden, format_, rng),
         )
 
+    def feed_forward(width: int, count: int = 1) -> FeedForward:
+        made = block(hidden, width, format_, rng, count)
+        return made if gates else replace(made, gate=None)
+
     mixture = Mixture(
         router=matrix(hidden, experts, Format.F32, rng),
         rule=rule,
         bias=rng.normal(size=experts).astype(np.float32) * 0.1 if rule.scores == "sigmoid" else None,
-        routed=block(hidden, 32, format_, rng, experts),
-        shared=block(hidden, 64, format_, rng) if shared else None,
+        routed=feed_forward(32, experts),
+        shared=feed_forward(64) if shared else None,
     )
     return DecoderWeights(
         embedding=PackedWeight.from_array(rng.normal(size=(hidden, vocab)).astype(np.float32)),
         layers=tuple(
-            LayerWeights(norm(hidden, rng), attention(), norm(hidden, rng), feed_forward)
-            for feed_forward in (block(hidden, 96, format_, rng), mixture)
+            LayerWeights(norm(hidden, rng), attention(), norm(hidden, rng), part)
+            for part in (feed_forward(96), mixture)
         ),
         norm=norm(hidden, rng),
         logits=matrix(hidden, vocab, format_, rng),

@@ -135,8 +135,14 @@ def panels_of(s: Source, inputs: int, outputs: int) -> tuple[np.ndarray, int, in
     return s.array(panel_bytes(number, inputs, outputs), dtype=np.uint8), number, outputs
 
 
+def feed_forward(s: Source, hidden: int, width: int, count: int = 1) -> list[tuple[np.ndarray, int, int]]:
+    """With a gate or without."""
+    wide = [(hidden, count * width)] * s.one_of(1, 2)
+    return [panels_of(s, *size) for size in (*wide, (width, count * hidden))]
+
+
 def decoder(s: Source) -> Arguments:
-    hidden, feed_forward, width, groups = s.one_of(32, 64), s.one_of(32, 96), s.one_of(16, 32, 48), s.one_of(1, 2, 3)
+    hidden, inner, width, groups = s.one_of(32, 64), s.one_of(32, 96), s.one_of(16, 32, 48), s.one_of(1, 2, 3)
     heads = groups * s.one_of(2, 4, 14) if groups * width % 32 else groups * s.one_of(1, 3, 13)
     if heads * width % 32:
         heads *= 2
@@ -155,19 +161,17 @@ def decoder(s: Source) -> Arguments:
             products, norms = [(hidden, down), *products], [s.array(down), *norms]
         return [panels_of(s, *size) for size in products], norms
 
-    def block(inner: int, count: int = 1) -> list[tuple[np.ndarray, int, int]]:
-        return [panels_of(s, *size) for size in ((hidden, count * inner), (hidden, count * inner), (inner, count * hidden))]
-
     def mixture() -> tuple[Any, ...]:
         experts, used = s.one_of(4, 6), s.one_of(1, 2)
         rule = (used, s.one_of(0, 1), 2, s.one_of(1, 2), s.one_of(0, 1), s.one_of(True, False), 1.5)
-        return (panels_of(s, hidden, experts), s.one_of(None, s.array(experts)), rule, block(32, experts),
-                s.one_of([], block(64)))  # fmt: skip
+        return (panels_of(s, hidden, experts), s.one_of(None, s.array(experts)), rule, feed_forward(s, hidden, 32, experts),
+                s.one_of([], feed_forward(s, hidden, 64)))  # fmt: skip
 
     def layer() -> tuple[Any, ...]:
         mixed = s.one_of(False, True)
-        return (s.array(hidden), *(by_latents if sizes else grouped)(), s.array(hidden), [] if mixed else block(feed_forward),
-                mixture() if mixed else None)  # fmt: skip
+        dense = [] if mixed else feed_forward(s, hidden, inner)
+        attention = (by_latents if sizes else grouped)()
+        return (s.array(hidden), *attention, s.array(hidden), dense, mixture() if mixed else None)
 
     sizes = s.one_of(None, (32, s.one_of(16, 32), s.one_of(32, 64), 32, 1e-6))
     if sizes:
@@ -239,13 +243,10 @@ def expert_router(s: Source) -> Arguments:
 def mixture_of_experts(s: Source) -> Arguments:
     hidden, tokens, used, count = s.one_of(32, 64), s.size(9), s.size(3), s.one_of(1, 3, 5)
 
-    def block(width: int, number: int) -> list[tuple[np.ndarray, int, int]]:
-        sizes = ((hidden, number * width), (hidden, number * width), (width, number * hidden))
-        return [panels_of(s, *size) for size in sizes]
-
     return {"x": s.rows(s.array(tokens, hidden)), "experts": s.ids(tokens, used, end=count),
-            "weights": s.array(tokens, used), "routed": block(s.one_of(32, 96), count), "count": count,
-            "shared": s.one_of([], block(64, 1)), "y": s.array(tokens, hidden), "threads": s.threads()}  # fmt: skip
+            "weights": s.array(tokens, used), "routed": feed_forward(s, hidden, s.one_of(32, 96), count),
+            "count": count, "shared": s.one_of([], feed_forward(s, hidden, 64)),
+            "y": s.array(tokens, hidden), "threads": s.threads()}  # fmt: skip
 
 
 def cache(s: Source, blocks: int, block_size: int, width: int, dtype: Any = np.float32) -> np.ndarray:

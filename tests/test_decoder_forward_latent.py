@@ -22,6 +22,7 @@ CASES = {
     "compressed query, groups of experts": {"compressed": 96, "experts": 8, "rule": SIGMOID},
     "no shared block, one head": {"heads": 1, "shared": False, "rule": RouterRule(1)},
     "other widths": {"heads": 5, "sizes": LatentSizes(64, 32, 96, 64), "experts": 33},
+    "no gates": {"gates": False},
     "factors": {"embedding_scale": 3.0, "residual_scale": 0.25, "logits_scale": 0.1},
 }
 
@@ -47,9 +48,10 @@ def expanded_pass(call):
         z = (x[..., ::2] + 1j * x[..., 1::2]) * turn
         return np.stack([z.real, z.imag], -1).reshape(x.shape)
 
-    def swiglu(h, block, number=0):
-        gate, up = (product(h, m).reshape(block.count, -1)[number] for m in (block.gate, block.up))
-        return product(gate / (1 + np.exp(-gate)) * up, block.down).reshape(block.count, -1)[number]
+    def dense(h, block, number=0):
+        gate, up = (m and product(h, m).reshape(block.count, -1)[number] for m in (block.gate, block.up))
+        inner = np.maximum(up, 0) ** 2 if gate is None else gate / (1 + np.exp(-gate)) * up
+        return product(inner, block.down).reshape(block.count, -1)[number]
 
     def mixture(h, m):
         logits = product(h, m.router)
@@ -59,8 +61,8 @@ def expanded_pass(call):
         choice[np.argsort(group)[: m.rule.groups - m.rule.kept_groups]] = -np.inf
         chosen = np.argsort(choice.reshape(-1))[-m.rule.used :]
         share = score[chosen] / (score[chosen].sum() if m.rule.normalise else 1) * m.rule.scale
-        y = sum(s * swiglu(h, m.routed, e) for s, e in zip(share, chosen, strict=True))
-        return y if m.shared is None else y + swiglu(h, m.shared)
+        y = sum(s * dense(h, m.routed, e) for s, e in zip(share, chosen, strict=True))
+        return y if m.shared is None else y + dense(h, m.shared)
 
     x = w.embedding.dense(np.float64).T[call["token_ids"]] * factors[0]
     for layer in w.layers:
@@ -78,7 +80,7 @@ def expanded_pass(call):
         share = np.exp(score - score.max(-1, keepdims=True))
         attended = np.einsum("nts,snd->tnd", share / share.sum(-1, keepdims=True), values)
         x = x + product(attended.reshape(count, -1), a.output) * factors[1]
-        through = swiglu if isinstance(block, FeedForward) else mixture
+        through = dense if isinstance(block, FeedForward) else mixture
         x = x + np.array([through(row, block) for row in norm(x, layer.ffn_norm)]) * factors[1]
     return product(norm(x, w.norm), w.logits) * factors[2]
 
@@ -119,6 +121,7 @@ def parts(call, cuts):
 
 
 CUT = [("F32", "plain"), ("BF16", "no shared block, one head"), ("Q8_0", "compressed query, groups of experts")]
+CUT += [("Q8_0", "no gates")]
 
 
 @pytest.mark.parametrize(("format_", "case"), CUT)

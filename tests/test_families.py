@@ -97,10 +97,12 @@ def test_a_gguf_file_of_the_same_weights_has_the_same_logits(folder, ids, tmp_pa
         assert families.relative(ds.load(path, dtype="float32").logits(ids), expected) < TOLERANCE
 
 
-def test_plm_is_a_dense_model_whose_activation_is_squared(tmp_path, ids):
+@pytest.mark.parametrize("wide", [False, True])
+def test_plm_is_a_dense_model_whose_activation_is_squared(tmp_path, ids, wide):
     """No class of transformers': DeepSeek-V2's with relu2, and an up projection that is 1 for every token."""
     dense = {"first_k_dense_replace": 3, "q_lora_rank": None, "rope_parameters": {"rope_type": "default", "rope_theta": 5e5}}
-    model = families.model_of("deepseek_v2", 2, hidden_act="relu2", attention_bias=False, **dense)
+    sizes = families.ALIGNED["deepseek_v2"] if wide else {}
+    model = families.model_of("deepseek_v2", 2, **{**sizes, **dense}, hidden_act="relu2", attention_bias=False)
     with torch.no_grad():
         for layer in model.model.layers:
             layer.mlp.up_proj.weight.zero_()
@@ -108,7 +110,10 @@ def test_plm_is_a_dense_model_whose_activation_is_squared(tmp_path, ids):
             layer.mlp.gate_proj.bias.zero_()
             layer.mlp.down_proj.bias.zero_()
     path = families.write_gguf(model, tmp_path / "plm.gguf", plm=True)
-    assert families.relative(ds.load(path).logits(ids), families.logits_of(model, ids)) < TOLERANCE
+    expected, mine = families.logits_of(model, ids), ds.load(path)
+    assert families.relative(ds.load(path, dtype="float32").logits(ids), expected) < TOLERANCE
+    assert mine.decoder.description.startswith("one native call a step" if wide else "layer by layer")
+    assert np.median(np.abs(mine.logits(ids) - expected).max(axis=1) / np.abs(expected).max(axis=1)) < 0.02
 
 
 @pytest.mark.parametrize(("family", "kind"), [(family, kind) for family in families.ALIGNED for kind in ("folder", "Q8_0")])
@@ -209,6 +214,12 @@ def test_batches_beams_and_reuse(folder):
     assert best.token_ids == theirs[0, 5:].tolist()
 
 
+@pytest.fixture
+def no_weight_is_read(monkeypatch):
+    for name in ("weight", "stack"):
+        monkeypatch.setattr(f"decodestep.models.checkpoint.Checkpoint.{name}", lambda *_: pytest.fail("a weight was read"))
+
+
 CONTRADICTIONS = {
     "no such architecture": ({"model_type": "falcon"}, "model_type 'falcon' is not supported"),
     "more experts than there are": ({"num_experts_per_tok": 13}, "the router: used must be in"),
@@ -223,6 +234,11 @@ CONTRADICTIONS = {
     "no latent of queries": ({"q_lora_rank": None}, "q_proj.weight is missing"),
     "another activation": ({"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported"),
     "a scale that is no number": ({"routed_scaling_factor": float("nan")}, "routed_scaling_factor must be a number"),
+    "a stretch that is no number": ({"rope_parameters": families.yarn(float("nan"), 1.0)}, "mscale must be a number"),
+    "a factor that is no number": (
+        {"rope_parameters": families.yarn(1.0, 1.0, attention_factor=float("nan"))},
+        "attention_factor must be a number",
+    ),
     "an odd rotation": ({"qk_rope_head_dim": 7}, "qk_rope_head_dim 7"),
     "another rotation": ({"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, "rope_type 'dynamic' is not supported"),
     "a stretch of nothing": ({"rope_parameters": {"rope_type": "yarn", "factor": 0.0}}, "factor must be a number in"),
@@ -242,21 +258,30 @@ def changed(path: Path, target: Path, **changes: object) -> Path:
 
 
 @pytest.mark.parametrize(("changes", "message"), CONTRADICTIONS.values(), ids=CONTRADICTIONS)
-def test_a_config_that_contradicts_itself_or_its_tensors_is_refused(folder, tmp_path, changes, message, monkeypatch):
+@pytest.mark.usefixtures("no_weight_is_read")
+def test_a_config_that_contradicts_itself_or_its_tensors_is_refused(folder, tmp_path, changes, message):
     _, path = folder("deepseek_v3", 0)
-    monkeypatch.setattr("decodestep.models.checkpoint.Checkpoint.weight", lambda *_: pytest.fail("a weight was read"))
     with pytest.raises(ModelError, match=message):
         ds.load(changed(path, tmp_path, **changes))
 
 
-@pytest.mark.parametrize("where", ["scale", "bias"])
-def test_scales_and_corrections_that_are_no_numbers_are_refused(tmp_path, where):
-    tensors = float8(families.model_of("deepseek_v3", 0), tmp_path)
-    names = {"scale": "0.self_attn.o_proj.weight_scale_inv", "bias": "1.mlp.gate.e_score_correction_bias"}
-    name = f"model.layers.{names[where]}"
-    tensors[name].flatten()[0] = float("nan")
-    safetensors.torch.save_file(tensors, tmp_path / "model.safetensors")
-    with pytest.raises(ModelError, match=f"{name} must hold finite numbers"):
+SCALE, BIAS = "0.self_attn.o_proj.weight_scale_inv", "1.mlp.gate.e_score_correction_bias"
+SCALES = {
+    "scale": (SCALE, lambda scale: scale.fill_(float("nan")), "must hold finite numbers"),
+    "infinite scale": (SCALE, lambda scale: scale.fill_(float("inf")), "must hold finite numbers"),
+    "bias": (BIAS, lambda bias: bias.fill_(float("nan")), "must hold finite numbers"),
+    "no scale": (SCALE, lambda scale: None, "is missing"),
+    "scales of other blocks": (SCALE, lambda scale: torch.ones(2, 1), r"has shape \(2, 1\), not \(1, 1\)"),
+}
+
+
+@pytest.mark.parametrize(("part", "change", "message"), SCALES.values(), ids=SCALES)
+@pytest.mark.usefixtures("no_weight_is_read")
+def test_scales_and_corrections_that_are_no_numbers_or_not_there_are_refused(tmp_path, part, change, message):
+    tensors, name = float8(families.model_of("deepseek_v3", 0), tmp_path), f"model.layers.{part}"
+    changed = change(tensors.pop(name))
+    safetensors.torch.save_file(tensors if changed is None else tensors | {name: changed}, tmp_path / "model.safetensors")
+    with pytest.raises(ModelError, match=f"{name} {message}"):
         ds.load(tmp_path)
 
 
@@ -274,6 +299,7 @@ GGUF_CHANGES = {
 
 
 @pytest.mark.parametrize(("changes", "message"), GGUF_CHANGES.values(), ids=GGUF_CHANGES)
+@pytest.mark.usefixtures("no_weight_is_read")
 def test_metadata_that_contradict_themselves_or_the_tensors_are_refused(folder, tmp_path, changes, message):
     model, _ = folder("deepseek_v3", 0)
     with pytest.raises(ModelError, match=message):

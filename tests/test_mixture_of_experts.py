@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -26,7 +28,7 @@ def blocks(rng, *, count=E, hidden=HE, width=F, formats=(Format.F32,) * 3):
 
 
 def in_panels(w):
-    return FeedForward(*(LinearPanels.pack(p) for p in (w.gate, w.up, w.down)), w.count)
+    return replace(w, **{name: LinearPanels.pack(p) for name in ("gate", "up", "down") if (p := getattr(w, name)) is not None})
 
 
 def routes(rng, tokens, used, count=E):
@@ -36,8 +38,9 @@ def routes(rng, tokens, used, count=E):
 
 def truth(x, experts, weights, routed, shared=None):
     def through(row, w, e):
-        gate, up = (row @ m.dense(np.float64)[:, e * w.width : (e + 1) * w.width] for m in (w.gate, w.up))
-        return (gate / (1 + np.exp(-gate)) * up) @ w.down.dense(np.float64)[:, e * w.hidden : (e + 1) * w.hidden]
+        gate, up = (m and row @ m.dense(np.float64)[:, e * w.width : (e + 1) * w.width] for m in (w.gate, w.up))
+        y = np.maximum(up, 0) ** 2 if gate is None else gate / (1 + np.exp(-gate)) * up
+        return y @ w.down.dense(np.float64)[:, e * w.hidden : (e + 1) * w.hidden]
 
     y = np.zeros(x.shape)
     for t, row in enumerate(x.astype(np.float64)):
@@ -69,6 +72,19 @@ def test_against_float64(form, backend, rng):
         assert y.dtype == np.float32
         expected = truth(x, *chosen, routed, extra)
         assert np.abs(y - expected).max() <= 2 * TOLERANCE["float32"] * np.abs(expected).max()
+
+
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+@pytest.mark.parametrize("form", [lambda w: w, in_panels], ids=["rows", "panels"])
+def test_without_a_gate(form, backend, rng):
+    routed, shared = replace(blocks(rng), gate=None), replace(blocks(rng, count=1), gate=None)
+    x, chosen = rng.normal(size=(9, HE)).astype(np.float32), routes(rng, 9, 2)
+    y = ds.mixture_of_experts(x, *chosen, form(routed), form(shared), backend=backend)
+    expected = truth(x, *chosen, routed, shared)
+    assert np.abs(y - expected).max() <= 2 * TOLERANCE["float32"] * np.abs(expected).max()
+    x[2, 5] = np.nan
+    y = ds.mixture_of_experts(x, *chosen, form(routed), backend=backend)
+    assert np.isnan(y[2]).all() and np.isfinite(np.delete(y, 2, 0)).all()
 
 
 @pytest.mark.parametrize("form", [lambda w: w, in_panels], ids=["rows", "panels"])
@@ -185,7 +201,8 @@ PANELS = LinearPanels.pack(W)
     ("message", "arguments"),
     [
         ("count must be an integer > 0; got 0", (W, W, W, 0)),
-        ("gate must be a PackedWeight or a LinearPanels; got None", (None, W, W)),
+        ("gate must be a PackedWeight or a LinearPanels; got 5", (5, W, W)),
+        ("up must be a PackedWeight or a LinearPanels; got None", (None, None, W)),
         ("gate must be of 3 blocks of outputs; got 32x64", (W, W, W, 3)),
         ("gate must be of 4 blocks of outputs, multiples of 32; got 32x64", (PANELS, PANELS, PANELS, 4)),
         ("down must be of shape 64x32; got 32x64", (W, W, W)),

@@ -30,19 +30,20 @@ RouterRule router_rule_of(size_t experts, size_t used, int scores, size_t groups
 }
 
 FeedForwardPanels feed_forward_of(const std::vector<PanelArgument>& weights, size_t count, size_t inputs) {
-    require(weights.size() == 3, "a feed-forward block has three weights");
+    const bool has_gate = weights.size() == 3;
+    require(weights.size() == size_t{2} + has_gate, "a feed-forward block has two or three weights");
     require(count > 0 && count < kMaxAxis && inputs > 0 && inputs < kMaxAxis, "a size is out of range");
-    const auto& [gate, up, down] = std::tie(weights[0], weights[1], weights[2]);
-    const size_t width = std::get<2>(gate) / count;
-    require(std::get<2>(gate) == count * width && width > 0 && width < kMaxAxis && width % 32 == 0 && inputs % 32 == 0,
+    const PanelArgument &up = weights[has_gate], &down = weights[has_gate + 1];
+    const size_t width = std::get<2>(up) / count;
+    require(std::get<2>(up) == count * width && width > 0 && width < kMaxAxis && width % 32 == 0 && inputs % 32 == 0,
             "the sizes of feed-forward blocks must be multiples of 32");
     const auto panels = [](const PanelArgument& argument, size_t in, size_t out) {
         const auto& [bytes, format, outputs] = argument;
         require(outputs == out, "a weight has the wrong number of outputs");
         return panel_weight_of(bytes, format, in, outputs);
     };
-    return {panels(gate, inputs, count * width), panels(up, inputs, count * width), panels(down, width, count * inputs),
-            count};
+    return {has_gate ? panels(weights[0], inputs, count * width) : LinearPanelWeight{},
+            panels(up, inputs, count * width), panels(down, width, count * inputs), count};
 }
 
 namespace {

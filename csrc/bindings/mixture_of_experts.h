@@ -15,7 +15,7 @@ using PanelArgument = std::tuple<PanelBytes, int, size_t>;  // bytes, format, ou
 RouterRule router_rule_of(size_t experts, size_t used, int scores, size_t groups, size_t kept_groups, int group_score,
                           bool normalise, float scale, const std::optional<Vector>& bias);
 
-// weights: gate, up and down of `count` blocks of so many inputs.
+// weights: gate, or none, up and down of `count` blocks of so many inputs.
 FeedForwardPanels feed_forward_of(const std::vector<PanelArgument>& weights, size_t count, size_t inputs);
 
 }  // namespace decodestep

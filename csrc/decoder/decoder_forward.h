@@ -79,7 +79,8 @@ struct Decoder {
 // For each token, with x its row of the residual stream, first embedding_scale * the embedding:
 //   in every layer
 //     h = rms_norm(x, attention_norm);  x += residual_scale * attention(h) W_output
-//     h = rms_norm(x, ffn_norm);  x += residual_scale * (swiglu(h W_gate, h W_up) W_down, or the mixture of experts)
+//     h = rms_norm(x, ffn_norm);  x += residual_scale * (swiglu(h W_gate, h W_up) W_down, or the mixture of experts);
+//     a block without W_gate has max(h W_up, 0)^2 in place of swiglu
 //   logits = logits_scale * rms_norm(x, norm) W_logits, for the tokens in `wanted`
 // Grouped-query attention:
 //   q, v, k = h W_query, h W_values_keys;  q and k rotated by the position;  q, k and v rounded to bfloat16

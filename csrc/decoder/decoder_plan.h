@@ -38,8 +38,8 @@ enum class StageKind {
     add_output,     // x += attended W_output
     ffn_rows,       // x normalised
     // A dense block:
-    gate_up,     // swiglu of two products
-    gated_rows,  // the swiglu's outputs
+    gate_up,     // swiglu of two products, or the squared ReLU of one
+    gated_rows,  // its outputs
     add_down,    // x += gated W_down
     // A mixture of experts:
     route,   // the router's logits; gate_up of the shared block
@@ -239,8 +239,8 @@ class Plan {
     }
 
     void list_feed_forward(const FeedForwardPanels& w) {
-        // The sweep names panel i of `gate`, after which panel i of `up` is read.
-        product(StageKind::ffn_rows, StageKind::gate_up, a.tokens, d.hidden, {&w.gate}, {&w.gate, &w.up});
+        // The sweep names panel i of `gate`, if there is one, after which panel i of `up` is read.
+        product(StageKind::ffn_rows, StageKind::gate_up, a.tokens, d.hidden, {&w.first()}, {&w.gate, &w.up});
         product(StageKind::gated_rows, StageKind::add_down, a.tokens, w.width(), {&w.down});
         gated_floats_ = std::max(gated_floats_, a.tokens * w.width());
     }
@@ -249,7 +249,7 @@ class Plan {
         const FeedForwardPanels &routed = w.routed, &shared = w.shared;
         const size_t entries = a.tokens * w.rule.used, shared_width = shared.is_given() ? shared.width() : 0;
         PanelSweep sweep{&w.router};
-        if (shared.is_given()) sweep.second = &shared.gate;
+        if (shared.is_given()) sweep.second = &shared.first();
         const Forms of_x{&w.router, &routed.gate, &routed.up, &shared.gate, &shared.up};
         product(StageKind::ffn_rows, StageKind::route, a.tokens, d.hidden, sweep, of_x);
         if (!replicated_rows) stage(StageKind::choose);

@@ -15,6 +15,7 @@ class FeedForwardPart : public StageMember {
     void gate_up(const Activations& x) const {
         const Range part = panels_of_member();
         PanelRange panels{part.first, part.end};
+        if (!w_.has_gate()) return square(x, panels);
         if (a_.tokens == 1) panels.first = gate_up_streams(w_, panels, panel_after(), x, plan_.gated);
         for (size_t i = panels.first; i < panels.end; ++i)
             multiply_dense(w_, i, i + 1 < panels.end ? w_.gate.panel(i + 1) : panel_after(), x, plan_.gated);
@@ -56,7 +57,15 @@ class FeedForwardPart : public StageMember {
   private:
     size_t entries() const { return a_.tokens * m_.rule.used; }
 
-    // swiglu of panel i of gate and of up, of one block for all tokens.
+    // The activations of a block without a gate.
+    void square(const Activations& x, PanelRange panels) const {
+        multiply_panels(w_.up, panels, panel_after(), x, a_.tokens, [&](size_t i, size_t t, const float* y) {
+            float* out = plan_.gated + t * w_.width() + i * kPanelOutputs;
+            for (size_t j = 0; j < kPanelOutputs; j += kLanes) store(out + j, squared_relu(load(y + j)));
+        });
+    }
+
+    // The activations of panel i of gate and of up, of one block for all tokens.
     void multiply_dense(const FeedForwardPanels& w, size_t i, const uint8_t* next_panel, const Activations& x,
                         float* out) const {
         gate_up_panel(w, i, next_panel, x, 0, a_.tokens, out + i * kPanelOutputs, w.width());

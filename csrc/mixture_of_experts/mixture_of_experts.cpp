@@ -66,7 +66,7 @@ class Mixture {
         const FeedForwardPanels& w = a_.shared;
         const size_t panels = w.wide_panels();
         share(panels, member, members, [&](size_t p) {
-            gate_up_panel(w, p, w.gate.panel(p + 1 < panels ? p + 1 : p), x_, 0, a_.tokens,
+            gate_up_panel(w, p, w.first().panel(p + 1 < panels ? p + 1 : p), x_, 0, a_.tokens,
                           shared_gated_ + p * kPanelOutputs, w.width());
         });
     }

@@ -11,16 +11,18 @@ namespace decodestep {
 
 // `count` blocks y = swiglu(x gate, x up) down of one shape, side by side in three weights: block e has the outputs
 // from e * width on of gate and up, and those from e * inputs on of down. Both sizes are multiples of 32, so a panel
-// belongs to one block.
+// belongs to one block. The gate may be missing: y = max(x up, 0)^2 down.
 struct FeedForwardPanels {
     LinearPanelWeight gate, up, down;
     size_t count = 1;
 
-    constexpr size_t inputs() const { return gate.in; }
+    constexpr size_t inputs() const { return up.in; }
     constexpr size_t width() const { return down.in; }
     constexpr size_t wide_panels() const { return width() / kPanelOutputs; }     // of gate and of up, in one block
     constexpr size_t narrow_panels() const { return inputs() / kPanelOutputs; }  // of down
-    constexpr bool is_given() const { return gate.data != nullptr; }
+    constexpr bool is_given() const { return up.data != nullptr; }
+    constexpr bool has_gate() const { return gate.data != nullptr; }
+    constexpr const LinearPanelWeight& first() const { return has_gate() ? gate : up; }  // that is read
 };
 
 // y[t] = the sum of weights[t, j] * block experts[t, j] of `routed` of x[t], in the order of ascending experts, plus

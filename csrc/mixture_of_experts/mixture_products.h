@@ -13,7 +13,8 @@
 
 namespace decodestep::DECODESTEP_ISA {
 
-// swiglu of one panel of gate and the same of up, for rows [first, first + count) of x; row i goes to out + i * stride.
+// The activation of one panel of gate and the same of up, for rows [first, first + count) of x; row i goes to out + i *
+// stride.
 inline void gate_up_panel(const FeedForwardPanels& w, size_t panel, const uint8_t* next_panel, const Activations& x,
                           size_t first, size_t count, float* out, size_t stride) {
     alignas(64) float gate[kTileTokens][kPanelOutputs], up[kTileTokens][kPanelOutputs];
@@ -21,17 +22,20 @@ inline void gate_up_panel(const FeedForwardPanels& w, size_t panel, const uint8_
         const bool once = from == 0;
         const auto row = [&](size_t i) { return out + i * stride; };
         prefetch_outputs(from, rows, row);
-        panel_tile(w.gate.format, w.gate.blocks(), w.gate.panel(panel), once ? w.up.panel(panel) : nullptr, x,
-                   first + from, rows, gate);
+        if (w.has_gate())
+            panel_tile(w.gate.format, w.gate.blocks(), w.gate.panel(panel), once ? w.up.panel(panel) : nullptr, x,
+                       first + from, rows, gate);
         panel_tile(w.up.format, w.up.blocks(), w.up.panel(panel), once ? next_panel : nullptr, x, first + from, rows,
                    up);
         for (size_t i = 0; i < rows; ++i)
             for (size_t j = 0; j < kPanelOutputs; j += kLanes)
-                store(row(from + i) + j, gated(load(gate[i] + j), load(up[i] + j)));
+                store(row(from + i) + j,
+                      w.has_gate() ? gated(load(gate[i] + j), load(up[i] + j)) : squared_relu(load(up[i] + j)));
     });
 }
 
-// swiglu of one token, for so many panels of a range as whole groups of streams hold; returns the panel after them.
+// swiglu of one token, for so many panels of a range as whole groups of streams hold; returns the panel after them. Of
+// a block with a gate.
 // next_panel: the one that is read after the range.
 inline size_t gate_up_streams(const FeedForwardPanels& w, PanelRange range, const uint8_t* next_panel,
                               const Activations& x, float* out) {
@@ -87,7 +91,7 @@ class ExpertPanels {
     size_t total_ = 0;
 };
 
-// This member's part of swiglu(x gate, x up) of every entry, to out [entries, width]. x: rows by token, in these forms.
+// This member's part of the activations of every entry, to out [entries, width]. x: rows by token, in these forms.
 inline void multiply_experts(const FeedForwardPanels& w, const ExpertRows& rows, const Activations& x, Forms forms,
                              size_t member, size_t members, float* out) {
     ExpertPanels(w, rows).each_part(member, members, [&](const ExpertRun& run, size_t first, size_t end) {
@@ -100,7 +104,7 @@ inline void multiply_experts(const FeedForwardPanels& w, const ExpertRows& rows,
         }
         for (size_t p = first; p < end; ++p) {
             const size_t panel = run.expert * w.wide_panels() + p;
-            gate_up_panel(w, panel, w.gate.panel(p + 1 < end ? panel + 1 : panel), own, row, run.count,
+            gate_up_panel(w, panel, w.first().panel(p + 1 < end ? panel + 1 : panel), own, row, run.count,
                           out + run.first * w.width() + p * kPanelOutputs, w.width());
         }
     });

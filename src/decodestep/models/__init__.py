@@ -225,8 +225,8 @@ def load(
         needed. None: a quarter of the memory of the machine, or of its container.
 
     The native step needs a head size that is a multiple of 16, and hidden, feed-forward and query sizes that are multiples of
-    32; of latent attention the rotated part of a head a multiple of 16, all other widths of 32. It has no biases, no activation
-    but SwiGLU, and one set of rope frequencies. Another model runs as with "float32" under "auto", and is refused under
+    32; of latent attention the rotated part of a head a multiple of 16, all other widths of 32. It has no biases, and
+    one set of rope frequencies. Another model runs as with "float32" under "auto", and is refused under
     "bfloat16" and "int8". `model.decoder.description` says how a model runs.
 
     Returns a `Model`. Raises ValueError for dtype, form, threads, chat_template or cache_bytes; `ModelError` for a file that is

@@ -13,6 +13,7 @@ from decodestep.ops.expert_router import expert_router
 from decodestep.ops.linear import linear
 from decodestep.ops.linear.cpu import gather_rows
 from decodestep.ops.mixture_of_experts import mixture_of_experts
+from decodestep.ops.mixture_of_experts.reference import squared_relu
 from decodestep.ops.mla_attention import mla_attention
 from decodestep.ops.mla_prolog import mla_prolog
 from decodestep.ops.rms_norm import rms_norm
@@ -123,7 +124,7 @@ def left_out(config: Config) -> str:
 
 def _dense(h: np.ndarray, block: DenseBlock) -> np.ndarray:
     up = _plus(linear(h, block.up), block.up_bias)
-    gated = np.square(np.maximum(up, 0)) if block.gate is None else swiglu(_plus(linear(h, block.gate), block.gate_bias), up)
+    gated = squared_relu(up) if block.gate is None else swiglu(_plus(linear(h, block.gate), block.gate_bias), up)
     return _plus(linear(gated, block.down), block.down_bias)
 
 

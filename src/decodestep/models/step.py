@@ -26,8 +26,6 @@ def obstacle(config: Config, rope: Rope) -> str | None:
     latent, experts = config.latent_attention, config.experts
     if config.biases or (latent and latent.biases):
         return "it has no biases"
-    if config.activation != "swiglu":
-        return f"it has no {config.activation}"
     if rope.long_frequencies is not None:
         return "it has no second set of rope frequencies"
     blocks = [config.feed_forward] if experts is None or not all(experts.layers) else []
@@ -149,7 +147,8 @@ def _feed_forward(layer: Layer, config: Config) -> FeedForward | Mixture:
 
 
 def _block(block: DenseBlock) -> FeedForward:
-    return FeedForward(_panels(block.gate), _panels(block.up), _panels(block.down))
+    gate = None if block.gate is None else _panels(block.gate)
+    return FeedForward(gate, _panels(block.up), _panels(block.down))
 
 
 def _panels(weight: Weight | None) -> LinearPanels:

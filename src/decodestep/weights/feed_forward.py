@@ -1,4 +1,4 @@
-"""The weights of SwiGLU blocks: one of a dense layer, or the experts of a mixture side by side."""
+"""The weights of feed-forward blocks: one of a dense layer, or the experts of a mixture side by side."""
 
 from __future__ import annotations
 
@@ -16,6 +16,8 @@ _PANEL = 32  # outputs
 class FeedForward:
     """`count` blocks of one shape, y = swiglu(x @ gate, x @ up) @ down, side by side in three weights.
 
+    Without a gate, which is then None, y = max(x @ up, 0)^2 @ down.
+
     gate, up: (He, count * F); block e has the outputs from e * F on. down: (F, count * He); block e has those from e * He on.
         Each a `PackedWeight`, as a GGUF file has the tensors of its experts, or a `LinearPanels` packed of one. In panels F and
         He are multiples of 32 if count is more than 1, so that no panel belongs to two blocks.
@@ -24,7 +26,7 @@ class FeedForward:
     Raises ValueError if the shapes contradict each other.
     """
 
-    gate: PackedWeight | LinearPanels
+    gate: PackedWeight | LinearPanels | None
     up: PackedWeight | LinearPanels
     down: PackedWeight | LinearPanels
     count: int = 1
@@ -33,11 +35,13 @@ class FeedForward:
         require(is_int(self.count) and self.count > 0, _CLASS, "count", "an integer > 0", self.count)
         for name in ("gate", "up", "down"):
             weight = getattr(self, name)
+            if weight is None and name == "gate":
+                continue
             require(isinstance(weight, PackedWeight | LinearPanels), _CLASS, name, "a PackedWeight or a LinearPanels", weight)
             unit = _PANEL if self.count > 1 and isinstance(weight, LinearPanels) else 1
             rule = f"of {self.count} blocks of outputs" + (f", multiples of {_PANEL}" if unit > 1 else "")
             require(weight.shape[1] % (self.count * unit) == 0, _CLASS, name, rule, _shape(weight.shape))
-        shapes = {"up": self.gate.shape, "down": (self.width, self.count * self.hidden)}
+        shapes = {"up": self.up.shape if self.gate is None else self.gate.shape, "down": (self.width, self.count * self.hidden)}
         for name, shape in shapes.items():
             found = getattr(self, name).shape
             require(found == shape, _CLASS, name, f"of shape {_shape(shape)}", _shape(found))
@@ -45,22 +49,27 @@ class FeedForward:
     @property
     def hidden(self) -> int:
         """He, the width of x and y."""
-        return self.gate.shape[0]
+        return self.up.shape[0]
 
     @property
     def width(self) -> int:
         """F, the width between the products."""
-        return self.gate.shape[1] // self.count
+        return self.up.shape[1] // self.count
+
+    @property
+    def weights(self) -> tuple[PackedWeight | LinearPanels, ...]:
+        """gate, if there is one, up and down."""
+        return (self.up, self.down) if self.gate is None else (self.gate, self.up, self.down)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the three weights."""
-        return sum(w.nbytes if isinstance(w, LinearPanels) else w.rows.nbytes for w in (self.gate, self.up, self.down))
+        """Bytes of the weights."""
+        return sum(w.nbytes if isinstance(w, LinearPanels) else w.rows.nbytes for w in self.weights)
 
     def block(self, number: int) -> FeedForward:
         """One of the blocks; its weights are views."""
-        gate, up = (part_of_outputs(weight, number * self.width, self.width) for weight in (self.gate, self.up))
-        return FeedForward(gate, up, part_of_outputs(self.down, number * self.hidden, self.hidden))
+        *gate, up = (part_of_outputs(weight, number * self.width, self.width) for weight in self.weights[:-1])
+        return FeedForward(gate[0] if gate else None, up, part_of_outputs(self.down, number * self.hidden, self.hidden))
 
 
 def part_of_outputs(weight: PackedWeight | LinearPanels, first: int, count: int) -> PackedWeight | LinearPanels:

@@ -237,8 +237,8 @@ def _check_mixture(name: str, mixture: Mixture, hidden: int) -> None:
 
 def _check_block(name: str, block: FeedForward, hidden: int) -> None:
     require(isinstance(block, FeedForward), _CLASS, name, "a FeedForward", type(block).__name__)
-    ok = all(isinstance(weight, LinearPanels) for weight in (block.gate, block.up, block.down))
-    require(ok, _CLASS, name, "of LinearPanels", type(block.gate).__name__)
+    ok = all(isinstance(weight, LinearPanels) for weight in block.weights)
+    require(ok, _CLASS, name, "of LinearPanels", type(block.up).__name__)
     require(block.hidden == hidden, _CLASS, name, f"of {hidden} inputs", block.hidden)
 
 

@@ -9,6 +9,7 @@ from decodestep._base import arrays
 from decodestep._base.dispatch import threads
 from decodestep.ops.linear.cpu import linear, panel_argument
 from decodestep.ops.mixture_of_experts import reference
+from decodestep.ops.mixture_of_experts.reference import squared_relu
 from decodestep.ops.swiglu.cpu import swiglu
 from decodestep.weights.feed_forward import FeedForward
 from decodestep.weights.linear_panels import LinearPanels
@@ -34,16 +35,16 @@ def mixture(
 
 
 def feed_forward(x: np.ndarray, block: FeedForward) -> np.ndarray:
-    return linear(swiglu(linear(x, block.gate), linear(x, block.up)), block.down)
+    up = linear(x, block.up)
+    return linear(squared_relu(up) if block.gate is None else swiglu(linear(x, block.gate), up), block.down)
 
 
 def in_whole_panels(block: FeedForward) -> bool:
     """Whether the core's sweep serves these weights."""
-    panels = all(isinstance(weight, LinearPanels) for weight in (block.gate, block.up, block.down))
+    panels = all(isinstance(weight, LinearPanels) for weight in block.weights)
     return panels and block.width % 32 == 0 and block.hidden % 32 == 0
 
 
 def panels_of(block: FeedForward) -> list[tuple[np.ndarray, int, int]]:
-    """gate, up and down as the core takes them."""
-    weights = (block.gate, block.up, block.down)
-    return [panel_argument(w) for w in weights if isinstance(w, LinearPanels)]
+    """gate, if there is one, up and down as the core takes them."""
+    return [panel_argument(w) for w in block.weights if isinstance(w, LinearPanels)]

@@ -14,7 +14,13 @@ Block = Callable[[np.ndarray, FeedForward], np.ndarray]
 
 
 def feed_forward(x: np.ndarray, block: FeedForward) -> np.ndarray:
-    return linear(swiglu(linear(x, block.gate), linear(x, block.up)), block.down)
+    up = linear(x, block.up)
+    return linear(squared_relu(up) if block.gate is None else swiglu(linear(x, block.gate), up), block.down)
+
+
+def squared_relu(x: np.ndarray) -> np.ndarray:
+    """max(x, 0)^2; NaN stays."""
+    return np.square(np.maximum(x, 0))
 
 
 def mixture(
