@@ -83,12 +83,12 @@ QWEN2 = regex.search(r'r"""(.*?)"""', inspect.getsource(Qwen2Converter))[1]
 # The words of GPT-4o's tokenizer, from OpenAI's tiktoken; in Kimi's no letter of theirs is Han, and a run of Han is a word.
 SUFFIX = "(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
 UPPER, LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
-REST = r"|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n%s]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+REST = r"|\p{N}{1,%d}| ?[^\s\p{L}\p{N}]+[\r\n%s]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 
 
-def by_case(upper: str, lower: str, marks: str) -> str:
+def by_case(upper: str, lower: str, marks: str, digits: int = 3) -> str:
     before = r"[^\r\n\p{L}\p{N}]?"
-    return f"{before}{upper}*{lower}+{SUFFIX}|{before}{upper}+{lower}*{SUFFIX}" + REST % marks
+    return f"{before}{upper}*{lower}+{SUFFIX}|{before}{upper}+{lower}*{SUFFIX}" + REST % (digits, marks)
 
 
 def not_han(letters: str) -> str:
@@ -104,6 +104,10 @@ WORDS = {
         r"\p{N}{1,3}",
         "[一-龥\u3040-ゟ゠-ヿ]+",
         r"""[!-/:-@\[-`{-~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+""",
+    ),
+    "youtu": by_pattern(
+        "[가-힣ㄱ-ㆎ]+|[！…“”‘’—：；，、-〿︰-﹏]+|[ㄅ-ㄯ]+|[一-龥\u3040-ゟ゠-ヿ]+",
+        by_case(UPPER, LOWER, "/", 1),
     ),
     "deepseek-coder": by_pattern(r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", r"[\u0800-\u9fa5\uac00-\ud7ff]+", r"\p{N}"),
     "gpt-2": words_of_gpt2,
@@ -136,8 +140,9 @@ def expected(pre: str, text: str) -> list[int]:
     result: list[int] = []
     for word in WORDS[pre](text):
         whole = "".join(CHARACTERS[byte] for byte in word.encode())
-        # Llama 3 takes a word that is a token as it is.
-        result += [ids[whole]] if pre == "llama-bpe" and whole in ids else [ids[part] for part in merged(word, ranks)]
+        # Llama 3 and Youtu take a word that is a token as it is.
+        taken = pre in ("llama-bpe", "youtu") and whole in ids
+        result += [ids[whole]] if taken else [ids[part] for part in merged(word, ranks)]
     return result
 
 

@@ -8,12 +8,13 @@ _LLAMA3 = (
 )
 
 
-def _by_case(without: str, marks: str) -> str:
-    """Words that begin with capitals or end in small letters, as in GPT-4o. without: what the classes of letters exclude."""
+def _by_case(without: str, marks: str, digits: int = 3) -> str:
+    """Words that begin with capitals or end in small letters, as in GPT-4o. without: what the classes of letters exclude.
+    digits: the longest number."""
     upper, lower = (rf"[\p{{{case}}}\p{{Lm}}\p{{Lo}}\p{{M}}{without}]" for case in (r"Lu}\p{Lt", "Ll"))
     before, after = r"[^\r\n\p{L}\p{N}]?", "(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
     words = f"{before}{upper}*{lower}+{after}|{before}{upper}+{lower}*{after}"
-    return rf"{words}|\p{{N}}{{1,3}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n{marks}]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    return rf"{words}|\p{{N}}{{1,{digits}}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n{marks}]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 
 
 def _class(ranges: str) -> str:
@@ -55,8 +56,20 @@ PRE_TOKENIZERS = {
     "kimi-k2": (r"[\p{Han}]+|" + _by_case(r"&&[^\p{Han}]", ""),),
     "gpt-4o": (_by_case("", "/"),),
     "kanana2": (_by_case("", "/"),),
+    "youtu": (
+        "|".join(
+            f"[{_class(ranges)}]+"
+            for ranges in (
+                "AC00-D7A3 3131-318E",
+                "FF01 2026 201C 201D 2018 2019 2014 FF1A FF1B FF0C 3001-303F FE30-FE4F",
+                "3105-312F",
+                "4E00-9FA5 3040-309F 30A0-30FF",
+            )
+        ),
+        _by_case("", "/", 1),
+    ),
 }
 # Those whose models have read text in Unicode's normal form C alone; the file does not say so.
 COMPOSED = ("qwen2",)
 # Those that take a word that is a token as it is.
-WHOLE_WORDS = ("llama-bpe",)
+WHOLE_WORDS = ("llama-bpe", "youtu")
