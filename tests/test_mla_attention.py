@@ -211,6 +211,21 @@ def test_heads_that_fill_vectors_and_tiles(rng, heads):
         np.testing.assert_array_equal(alone, together[:, one])
 
 
+@pytest.mark.parametrize("dtype", STORED)
+def test_a_head_has_the_same_bits_alone_and_among_sixteen(rng, dtype):
+    """A few heads are multiplied with keys in the lanes, many with queries in the lanes."""
+    args, options = make(rng, tokens=1, heads=16, latent=184, rope=26, block_size=16, blocks=21)
+    args[-1][:] = 300  # two splits; neither the keys of a block nor the columns fill vectors
+    args[2][:], args[3][:] = (rng.standard_normal(cache.shape) for cache in args[2:4])
+    (kv, kv_scale), (kr, kr_scale) = (stored(rng, cache, dtype) for cache in args[2:4])
+    options |= {"quant_scale_ckv": kv_scale, "quant_scale_ckr": kr_scale}
+    together = ds.mla_attention(*args[:2], kv, kr, *args[4:], **options)
+    for count in range(1, 9):
+        some = slice(8 - count, 8)
+        alone = ds.mla_attention(args[0][:, some], args[1][:, some], kv, kr, *args[4:], **options)
+        np.testing.assert_array_equal(alone, together[:, some])
+
+
 def test_nan_stays_with_those_who_see_it(rng):
     """Tokens of one sequence are summed together; a key that is NaN reaches those that are long enough, and no other."""
     args, options = make(rng, tokens=8, heads=2, latent=16, rope=8, block_size=16, blocks=20, sequences=1)

@@ -1,73 +1,85 @@
-// The two products of mla_attention in registers: scores of queries, one a lane, with a few keys; and weighted sums of
-// the values for a few queries. Both read keys that `key_block.h` has made float32.
+// The two products of mla_attention in registers: scores, of queries in the lanes with a few keys or of keys in the
+// lanes with a few queries; and weighted sums of the values for a few queries.
 #pragma once
 
-#include "simd/simd.h"
+#include "attention/key_block.h"
 
 namespace decodestep::DECODESTEP_ISA {
 
-// Accumulators of scores: keys times vectors of queries; of sums: queries times vectors of columns. Twelve registers of
-// AVX2's sixteen, and with 32 registers as many as leave room for the other factors.
+// The most accumulators of a product: rows times vectors. Twelve registers of AVX2's sixteen, and with 32 registers as
+// many as leave room for the other factors.
 constexpr bool kManyAccumulators = kVectorRegisters >= 32;
-constexpr int kScoreKeys = kManyAccumulators ? 8 : kVectorRegisters >= 8 ? 6 : 2;
-constexpr int kScoreVectors = kManyAccumulators ? 3 : 1;
-constexpr int kSumQueries = kScoreKeys, kSumVectors = kManyAccumulators ? 2 : 1;
+constexpr int kProductRows = kManyAccumulators ? 8 : kVectorRegisters >= 8 ? 6 : 2;
+constexpr int kProductVectors = kManyAccumulators ? 3 : 1;
 
-// scores[k][v] += key k . queries v over the given columns, for K keys and V vectors of queries.
-// queries: V vectors a column, query_stride apart, of [columns][kLanes]; keys: rows key_stride apart; scores: rows
+// With fewer rows, more vectors: there must be enough independent sums to hide the latency of an addition. A vector
+// that several rows share stays in a register beside the sums.
+constexpr int vectors_beside(int rows) {
+    constexpr int registers = kVectorRegisters;
+    if (rows == 1) return registers >= 8 ? 4 : 2;
+    return (rows + 1) * 4 < registers ? 4 : (rows + 1) * 2 < registers ? 2 : 1;
+}
+constexpr int rows_beside(int vectors) {
+    int rows = 1;
+    while (rows < kProductRows && vectors_beside(rows + 1) >= vectors) ++rows;
+    return rows;
+}
+
+// scores[r][v] += row r . each of the sixteen rows that vector v holds in its lanes, over the given columns, for R rows
+// and V vectors.
+// vectors: V vectors a column, vector_stride apart, of [columns][kLanes]; rows: row_stride apart; scores: rows
 // score_stride apart.
-template <int K, int V>
-DECODESTEP_INLINE void add_scores(const float* queries, size_t query_stride, const float* keys, size_t key_stride,
+template <int R, int V>
+DECODESTEP_INLINE void add_scores(const float* vectors, size_t vector_stride, const float* rows, size_t row_stride,
                                   size_t columns, float* scores, size_t score_stride) {
-    f32x16 total[K][V];
+    f32x16 total[R][V];
 #pragma GCC unroll 8
-    for (int k = 0; k < K; ++k)
+    for (int r = 0; r < R; ++r)
 #pragma GCC unroll 8
-        for (int v = 0; v < V; ++v) total[k][v] = broadcast(0.0f);
+        for (int v = 0; v < V; ++v) total[r][v] = broadcast(0.0f);
     for (size_t c = 0; c < columns; ++c) {
-        f32x16 query[V];
 #pragma GCC unroll 8
         for (int v = 0; v < V; ++v) {
-            query[v] = load(queries + v * query_stride + c * kLanes);
-            keep_in_register(query[v]);
-        }
+            f32x16 lanes = load(vectors + v * vector_stride + c * kLanes);
+            if constexpr (R > 1) keep_in_register(lanes);
 #pragma GCC unroll 8
-        for (int k = 0; k < K; ++k) {
-            const f32x16 key = broadcast(keys[k * key_stride + c]);
-#pragma GCC unroll 8
-            for (int v = 0; v < V; ++v) total[k][v] = fma(query[v], key, total[k][v]);
+            for (int r = 0; r < R; ++r) total[r][v] = fma(lanes, broadcast(rows[r * row_stride + c]), total[r][v]);
         }
     }
 #pragma GCC unroll 8
-    for (int k = 0; k < K; ++k)
+    for (int r = 0; r < R; ++r)
 #pragma GCC unroll 8
         for (int v = 0; v < V; ++v) {
-            float* score = scores + k * score_stride + v * kLanes;
-            store(score, load(score) + total[k][v]);
+            float* score = scores + r * score_stride + v * kLanes;
+            store(score, load(score) + total[r][v]);
         }
 }
 
-// sums[r][C vectors] = sums * rescale[r] + sum over n keys j of weights[j][r] * values[j][C vectors], for R queries.
-template <int R, int C>
-DECODESTEP_INLINE void add_values(const float* values, size_t value_stride, const float* weights, size_t weight_stride,
-                                  size_t n, const float* rescale, float* sums, size_t sum_stride) {
+struct Weights {
+    const float* at;
+    size_t row_stride, key_stride;
+};
+
+// sums[r][C vectors] = sums * rescale[r] + sum over n keys j of weights[r, j] * the values at row(j), for R queries.
+// With C = 1 the vector may have fewer than sixteen lanes.
+template <CacheType type, int R, int C, class Row>
+DECODESTEP_INLINE void add_values(const Row& row, size_t lanes, Weights weights, size_t n, const float* rescale,
+                                  float* sums, size_t sum_stride) {
     f32x16 total[R][C];
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r)
 #pragma GCC unroll 8
         for (int c = 0; c < C; ++c) total[r][c] = broadcast(0.0f);
     for (size_t j = 0; j < n; ++j) {
-        f32x16 value[C];
+        const uint8_t* values = row(j);
 #pragma GCC unroll 8
         for (int c = 0; c < C; ++c) {
-            value[c] = load(values + j * value_stride + c * kLanes);
-            keep_in_register(value[c]);
-        }
+            f32x16 value = widen<type>(values + c * kLanes * value_bytes(type), lanes);
+            if constexpr (R > 1) keep_in_register(value);
 #pragma GCC unroll 8
-        for (int r = 0; r < R; ++r) {
-            const f32x16 weight = broadcast(weights[j * weight_stride + r]);
-#pragma GCC unroll 8
-            for (int c = 0; c < C; ++c) total[r][c] = fma(weight, value[c], total[r][c]);
+            for (int r = 0; r < R; ++r)
+                total[r][c] =
+                    fma(broadcast(weights.at[r * weights.row_stride + j * weights.key_stride]), value, total[r][c]);
         }
     }
 #pragma GCC unroll 8

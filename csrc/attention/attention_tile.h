@@ -2,8 +2,8 @@
 //
 // Reads the queries and the pages of one sequence; writes one SoftmaxState per row.
 //
-// A block of keys is read once and then multiplied as rows: with the queries in lanes for the scores, which needs no
-// transposing, and with its columns in lanes for the sums.
+// Scores have the queries in lanes, or, for a few rows, the keys (`key_block.h` has both forms of a block); sums have
+// the columns of the values in lanes.
 //
 // Determinism: keys are taken in blocks of 64 and splits of 256, counted from the start of the sequence. Inside a block
 // a score is one ascending sum for each 64 columns, and a column of the result one ascending sum over the keys. The
@@ -15,13 +15,12 @@
 #include <algorithm>
 
 #include "attention/attention_products.h"
-#include "attention/key_block.h"
 #include "attention/softmax_state.h"
-#include "simd/transpose.h"
 
 namespace decodestep::DECODESTEP_ISA {
 
 constexpr size_t kChunkColumns = 64;
+constexpr size_t kFewRows = 6;  // of a group: up to so many, keys are the lanes
 
 // Tokens [token, token + tokens), all of one sequence; groups [group, group + groups); and of each group heads
 // [head, head + heads). Rows are in the order (group, token, head).
@@ -41,8 +40,8 @@ struct AttentionRows {
 class AttentionTile {
   public:
     static size_t scratch_floats(const MlaAttention& a, const AttentionRows& rows) {
-        return rows.groups * query_floats(a, rows) + KeyColumns(a, rows.group, rows.groups).floats() +
-               kBlockKeys * whole_vectors(rows.in_group()) + 2 * padded(rows.count()) + padded(rows.in_group());
+        return rows.groups * query_floats(a, rows) + key_floats(a, rows) + kBlockKeys * whole_vectors(rows.in_group()) +
+               2 * padded(rows.count()) + padded(rows.in_group());
     }
 
     // scratch: scratch_floats(a, rows) floats, which nobody else uses while the tile lives.
@@ -50,14 +49,14 @@ class AttentionTile {
         : a_(a),
           rows_(rows),
           key_columns_(a, rows.group, rows.groups),
+          table_(a.block_table + a.sequence[rows.token] * a.blocks),
           width_(a.kv.width / a.groups),
           pairs_(a.kr.width / 2 / a.groups),
           columns_(query_columns(a)),
           lanes_(whole_vectors(rows.in_group())),
-          table_(a.block_table + a.sequence[rows.token] * a.blocks),
           query_(scratch),
           keys_(query_ + rows.groups * query_floats(a, rows)),
-          scores_(keys_ + key_columns_.floats()),
+          scores_(keys_ + key_floats(a, rows)),
           maxima_(scores_ + kBlockKeys * lanes_),
           weight_sums_(maxima_ + padded(rows.count())),
           rescale_(weight_sums_ + padded(rows.count())) {
@@ -76,10 +75,20 @@ class AttentionTile {
         const size_t end = std::min(longest_, (split + 1) * kSplitKeys);
         for (first_ = split * kSplitKeys; first_ < end; first_ += kBlockKeys) {
             n_ = std::min(kBlockKeys, end - first_);
-            read_keys(a_, table_, key_columns_, first_, n_, keys_);
+            if (is_few(rows_)) {
+                kv_.find(a_.kv, a_.block_size, table_, first_, n_);
+                kr_.find(a_.kr, a_.block_size, table_, first_, n_);
+            } else {
+                read_keys(a_, table_, key_columns_, first_, n_, keys_);
+            }
             for (size_t g = 0; g < rows_.groups; ++g) {
-                score(g);
-                weigh(g);
+                if (is_few(rows_)) {
+                    score_few(g);
+                    weigh_few(g);
+                } else {
+                    score(g);
+                    weigh(g);
+                }
                 sum_values(g, states.from(g * rows_.in_group()));
             }
         }
@@ -90,24 +99,33 @@ class AttentionTile {
     }
 
   private:
+    static bool is_few(const AttentionRows& rows) { return rows.in_group() <= kFewRows; }
     // Vector loads of 16 rows may run past the last one; arrays are padded for it.
     static constexpr size_t padded(size_t n) { return n + kLanes - 1; }
     static size_t query_columns(const MlaAttention& a) {
         return (a.query ? a.kv.width : 0) + a.kr.width / 2 / a.groups * 2;
     }
-    // The queries of a group: for each sixteen rows [columns][kLanes].
+    // The queries of a group: rows if there are few, else for each sixteen rows [columns][kLanes].
     static size_t query_floats(const MlaAttention& a, const AttentionRows& rows) {
-        return whole_vectors(rows.in_group()) * query_columns(a);
+        return (is_few(rows) ? rows.in_group() : whole_vectors(rows.in_group())) * query_columns(a);
+    }
+    // The current keys: a chunk of their columns, or all of them as rows.
+    static size_t key_floats(const MlaAttention& a, const AttentionRows& rows) {
+        return is_few(rows) ? kChunkColumns * kBlockKeys : KeyColumns(a, rows.group, rows.groups).floats();
     }
 
     void gather_queries(size_t g) {
         const size_t rows = rows_.in_group(), stride = key_columns_.stride;
-        float* out = query_ + g * lanes_ * columns_;
+        float* out = query_ + g * query_floats(a_, rows_);
+        if (is_few(rows_)) {
+            for (size_t r = 0; r < rows; ++r) gather_query(g * rows + r, out + r * columns_);
+            return;
+        }
         for (size_t first = 0; first < rows; first += kLanes, out += kLanes * columns_) {
             std::fill_n(keys_, kLanes * stride, 0.0f);  // where the rows lie before they are transposed
             for (size_t i = 0; i < kLanes && first + i < rows; ++i)
                 gather_query(g * rows + first + i, keys_ + i * stride);
-            transpose_rows(keys_, stride, columns_, out);
+            transpose_rows<float>([&](size_t i) { return keys_ + i * stride; }, columns_, out);
         }
     }
 
@@ -132,21 +150,47 @@ class AttentionTile {
     // scores_ = key . query for the keys of the current block and the rows of a group.
     void score(size_t g) {
         std::fill_n(scores_, n_ * lanes_, 0.0f);
-        const float* queries = query_ + g * lanes_ * columns_;
+        const float* queries = query_ + g * query_floats(a_, rows_);
+        const size_t stride = key_columns_.stride;
         const auto add = [&](size_t at, size_t count) {
-            for (size_t c = 0, chunk; c < count; c += chunk, queries += chunk * kLanes) {
-                chunk = std::min(kChunkColumns, count - c);
-                in_pieces<kScoreVectors>(lanes_ / kLanes, [&]<int V>(size_t v) {
-                    in_pieces<kScoreKeys>(n_, [&]<int K>(size_t j) {
-                        add_scores<K, V>(queries + v * kLanes * columns_, kLanes * columns_,
-                                         keys_ + j * key_columns_.stride + at + c, key_columns_.stride, chunk,
-                                         scores_ + j * lanes_ + v * kLanes, lanes_);
+            in_chunks(count, [&](size_t c, size_t chunk) {
+                in_pieces<kProductVectors>(lanes_ / kLanes, [&]<int V>(size_t v) {
+                    in_pieces<kProductRows>(n_, [&]<int R>(size_t j) {
+                        add_scores<R, V>(queries + v * kLanes * columns_, kLanes * columns_,
+                                         keys_ + j * stride + at + c, stride, chunk, scores_ + j * lanes_ + v * kLanes,
+                                         lanes_);
                     });
                 });
-            }
+                queries += chunk * kLanes;
+            });
         };
         if (a_.query) add(0, a_.kv.width);
         for (const size_t at : key_columns_.rope_at) add(at + g * pairs_, pairs_);
+    }
+
+    // The same with the keys in lanes; scores_ is then [rows][kBlockKeys].
+    void score_few(size_t g) {
+        std::fill_n(scores_, rows_.in_group() * kBlockKeys, 0.0f);
+        const float* queries = query_ + g * query_floats(a_, rows_);
+        const auto add = [&](const StoredRows& keys, size_t at, size_t count) {
+            in_chunks(count, [&](size_t c, size_t chunk) {
+                keys.transpose(n_, at + c, chunk, keys_);
+                in_pieces<kFewRows>(rows_.in_group(), [&]<int R>(size_t r) {
+                    constexpr int V = vectors_beside(R);
+                    for (size_t j = 0; j < n_; j += V * kLanes)
+                        add_scores<R, V>(keys_ + j * chunk, kLanes * chunk, queries + r * columns_, columns_, chunk,
+                                         scores_ + r * kBlockKeys + j, kBlockKeys);
+                });
+                queries += chunk;
+            });
+        };
+        if (a_.query) add(kv_, 0, a_.kv.width);
+        for (const size_t half : {size_t{0}, a_.kr.width / 2}) add(kr_, half + (rows_.group + g) * pairs_, pairs_);
+    }
+
+    template <class Body>
+    static void in_chunks(size_t columns, Body&& body) {
+        for (size_t c = 0; c < columns; c += kChunkColumns) body(c, std::min(kChunkColumns, columns - c));
     }
 
     // Turns scores into weights e^(score - maximum so far); rescale_ is the factor for the sums of the blocks before.
@@ -167,6 +211,33 @@ class AttentionTile {
         for (size_t r = 0; r < rows_.in_group(); r += kLanes) {
             float* sums = weight_sums_ + g * rows_.in_group() + r;
             store_rows(sums, r, load(sums) * load(rescale_ + r) + sum_of_weights(r));
+        }
+    }
+
+    // The same with the keys in lanes.
+    void weigh_few(size_t g) {
+        const size_t rows = rows_.in_group();
+        float *maxima = maxima_ + g * rows, *sums = weight_sums_ + g * rows;
+        for (size_t r = 0; r < rows; ++r) {
+            float* scores = scores_ + r * kBlockKeys;
+            const size_t n = seen(rows_.token_of(r) - rows_.token);
+            for (size_t j = 0; j < n; j += kLanes) store(scores + j, load(scores + j) * broadcast(a_.scale));
+            const float highest = largest(scores, n);
+            rescale_[r] = highest > maxima[r] ? highest : maxima[r];
+        }
+        const f32x16 before = load(maxima), highest = load(rescale_);
+        store_rows(maxima, 0, highest);
+        store(rescale_, exp(before - highest));
+        for (size_t r = 0; r < rows; ++r) {
+            float* scores = scores_ + r * kBlockKeys;
+            const size_t n = seen(rows_.token_of(r) - rows_.token);
+            f32x16 total = broadcast(0.0f);
+            for (size_t j = 0; j < n; j += kLanes) {
+                store(scores + j, exp(load(scores + j) - broadcast(maxima[r])));
+                for (size_t i = n; i < j + kLanes; ++i) scores[i] = 0.0f;
+                total = total + load(scores + j);
+            }
+            sums[r] = sums[r] * rescale_[r] + sum(total);
         }
     }
 
@@ -195,38 +266,61 @@ class AttentionTile {
                 std::fill_n(scores_ + j * lanes_ + t * rows_.heads, rows_.heads, value);
     }
 
-    // Beside the sums the next block is prefetched, in equal parts: reading keys would wait for them.
     void sum_values(size_t g, SoftmaxStates states) {
-        constexpr size_t wide = kSumVectors * kLanes;
-        size_t c = 0, next = first_ + kBlockKeys;
-        const size_t end = g == 0 ? std::min(longest_, next + kBlockKeys) : 0;
-        const auto prefetch_part = [&](size_t columns) {
-            for (size_t i = 0; i * width_ < columns * kBlockKeys && next < end; ++i)
-                prefetch_key(a_, table_, key_columns_, next++);
-        };
-        for (; c + wide <= width_; c += wide) {
-            prefetch_part(wide);
-            sum_columns<kSumVectors>(g, c, states);
+        next_ = first_ + kBlockKeys;
+        prefetch_end_ = g == 0 ? std::min(longest_, next_ + kBlockKeys) : 0;
+        const size_t first = (rows_.group + g) * width_;
+        if (!is_few(rows_)) {
+            const auto* values = reinterpret_cast<const uint8_t*>(keys_ + first - key_columns_.first_latent);
+            const size_t stride = key_columns_.stride * sizeof(float);
+            const auto row = [=](size_t j) { return values + j * stride; };
+            return sum_rows<CacheType::f32, vectors_beside(kProductRows)>(row, whole_vectors(width_), states);
         }
-        for (; c < width_; c += kLanes) {
-            prefetch_part(kLanes);
-            sum_columns<1>(g, c, states);
-        }
+        with_type(a_.kv.type, [&]<CacheType type>() {
+            const auto row = [this, at = first * value_bytes(type)](size_t j) { return kv_[j] + at; };
+            switch (vectors_beside(static_cast<int>(rows_.in_group()))) {
+                case 4:
+                    return sum_rows<type, 4>(row, width_, states);
+                case 2:
+                    return sum_rows<type, 2>(row, width_, states);
+                default:
+                    return sum_rows<type, 1>(row, width_, states);
+            }
+        });
+    }
+
+    // Beside the sums the next block is prefetched, in equal parts: reading keys would wait for them.
+    void prefetch_part(size_t columns) {
+        for (size_t i = 0; i * width_ < columns * kBlockKeys && next_ < prefetch_end_; ++i)
+            prefetch_key(a_, table_, key_columns_, next_++);
+    }
+
+    // Of keys whose values, `width` of them, lie at row(j).
+    template <CacheType type, int C, class Row>
+    void sum_rows(const Row& row, size_t width, SoftmaxStates states) {
+        constexpr int rows = rows_beside(C);
+        size_t c = 0;
+        for (; c + C * kLanes <= width; c += C * kLanes) sum_columns<type, rows, C>(row, c, kLanes, states);
+        for (; c + kLanes <= width; c += kLanes) sum_columns<type, rows, 1>(row, c, kLanes, states);
+        if (c < width) sum_columns<type, 1, 1>(row, c, width - c, states);
     }
 
     // Tokens that see the same keys of the block are summed together; a key that a token does not see may be NaN, so
-    // its weight of zero would not do. Lanes past the last column of the group are never read.
-    template <int C>
-    void sum_columns(size_t g, size_t c, SoftmaxStates states) {
-        const float* values = keys_ + (rows_.group + g) * width_ - key_columns_.first_latent + c;
+    // its weight of zero would not do.
+    template <CacheType type, int most_rows, int C, class Row>
+    DECODESTEP_INLINE void sum_columns(const Row& row, size_t c, size_t lanes, SoftmaxStates states) {
+        prefetch_part(C * kLanes);
+        const auto values = [&](size_t j) { return row(j) + c * value_bytes(type); };
         for (size_t t = 0, end; t < rows_.tokens; t = end) {
             const size_t n = seen(t), first = t * rows_.heads;
             for (end = t + 1; end < rows_.tokens && seen(end) == n;) ++end;
             if (n == 0) continue;
-            in_pieces<kSumQueries>((end - t) * rows_.heads, [&]<int R>(size_t r) {
+            in_pieces<most_rows>((end - t) * rows_.heads, [&]<int R>(size_t r) {
                 r += first;
-                add_values<R, C>(values, key_columns_.stride, scores_ + r, lanes_, n, rescale_ + r,
-                                 states[r].values() + c, SoftmaxState::floats(width_));
+                const Weights weights =
+                    is_few(rows_) ? Weights{scores_ + r * kBlockKeys, kBlockKeys, 1} : Weights{scores_ + r, 1, lanes_};
+                add_values<type, R, C>(values, lanes, weights, n, rescale_ + r, states[r].values() + c,
+                                       SoftmaxState::floats(width_));
             });
         }
     }
@@ -234,11 +328,13 @@ class AttentionTile {
     const MlaAttention& a_;
     const AttentionRows rows_;
     const KeyColumns key_columns_;
-    const size_t width_, pairs_, columns_, lanes_;  // lanes_: the rows of a group in whole vectors
     const int64_t* const table_;                    // the blocks of the sequence
+    StoredRows kv_, kr_;                            // only of a few rows
+    const size_t width_, pairs_, columns_, lanes_;  // lanes_: the rows of a group in whole vectors
     float *query_, *keys_, *scores_, *maxima_, *weight_sums_, *rescale_;
     size_t longest_ = 0;
-    size_t first_ = 0, n_ = 0;  // the current block of keys
+    size_t first_ = 0, n_ = 0;            // the current block of keys
+    size_t next_ = 0, prefetch_end_ = 0;  // the next key to prefetch, and where that ends
 };
 
 }  // namespace decodestep::DECODESTEP_ISA

@@ -1,13 +1,17 @@
-// A block of keys of one sequence as rows of float32: read once from the cache, whatever its type and pages, for both
-// products and all queries of a tile.
+// A block of keys of one sequence, whatever the type and the pages of its cache, in either of two forms.
 //
-// The rows lie an odd number of cache lines apart, so that a few columns of all of them fit in the first-level cache.
+// For many queries: rows of float32 (`read_keys`), read once from the cache for both products. They lie an odd number
+// of cache lines apart, so that a few columns of all of them fit in the first-level cache.
+//
+// For a few queries: the rows where they lie (`StoredRows`), since storing and reading them once more would take longer
+// than what is done with them. They are widened in registers, and transposed for the scores, so that keys fill the
+// lanes that queries would leave empty.
 #pragma once
 
 #include <algorithm>
 
 #include "attention/mla_attention.h"
-#include "simd/simd.h"
+#include "simd/transpose.h"
 
 namespace decodestep::DECODESTEP_ISA {
 
@@ -89,7 +93,40 @@ inline void read_keys(const MlaAttention& a, const int64_t* table, const KeyColu
     for (const int half : {0, 1}) read(a.kr, columns.first_rope[half], columns.ropes, columns.rope_at[half]);
 }
 
-// Prefetches what `read_keys` reads of the key at a position of a sequence.
+// The rows of a cache for a block of keys.
+class StoredRows {
+  public:
+    // Finds keys [first, first + n) of a sequence; the last one stands for the rest of the block.
+    // table: the blocks of the sequence.
+    void find(const PagedRows& cache, size_t block_size, const int64_t* table, size_t first, size_t n) {
+        type_ = cache.type;
+        const size_t bytes = value_bytes(type_);
+        size_t block = first / block_size, row = first % block_size;
+        for (size_t j = 0; j < n; ++block, row = 0) {
+            const auto* rows = static_cast<const uint8_t*>(cache.data) +
+                               table[block] * cache.block_stride * static_cast<ptrdiff_t>(bytes);
+            for (; row < block_size && j < n; ++row, ++j) rows_[j] = rows + row * cache.width * bytes;
+        }
+        std::fill(rows_ + n, rows_ + kBlockKeys, rows_[n - 1]);
+    }
+
+    const uint8_t* operator[](size_t j) const { return rows_[j]; }
+
+    // out: for each sixteen of n keys [count][kLanes], the columns [at, at + count).
+    void transpose(size_t n, size_t at, size_t count, float* out) const {
+        with_type(type_, [&]<CacheType type>() {
+            for (size_t j = 0; j < n; j += kLanes)
+                transpose_rows<CacheValue<type>>([&](size_t i) { return rows_[j + i] + at * value_bytes(type); }, count,
+                                                 out + j * count);
+        });
+    }
+
+  private:
+    CacheType type_;
+    const uint8_t* rows_[kBlockKeys];
+};
+
+// Prefetches what is read of the key at a position of a sequence.
 inline void prefetch_key(const MlaAttention& a, const int64_t* table, const KeyColumns& columns, size_t position) {
     const auto fetch = [&](const PagedRows& cache, size_t from, size_t count) {
         const auto place = table[position / a.block_size] * cache.block_stride +

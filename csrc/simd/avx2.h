@@ -335,9 +335,21 @@ DECODESTEP_INLINE void transpose(Words (&m)[kSide]) {
     }
 }
 
-// Stores the float32 numbers whose bits the words are.
-DECODESTEP_INLINE void store_words(float* out, Words w) {
-    _mm256_storeu_ps(out, _mm256_castsi256_ps(w));
+// Stores value `part` of every word as float32; parts count from a word's lowest bits. T: float, Bf16, F16 or int8_t.
+template <class T>
+DECODESTEP_INLINE void store_part(float* out, Words w, int part) {
+    if constexpr (std::is_same_v<T, float>) {
+        _mm256_storeu_ps(out, _mm256_castsi256_ps(w));
+    } else if constexpr (std::is_same_v<T, Bf16>) {
+        _mm256_storeu_ps(out, part ? high_bf16(w) : low_bf16(w));
+    } else if constexpr (std::is_same_v<T, F16>) {
+        const Words halves = part ? _mm256_srli_epi32(w, 16) : _mm256_and_si256(w, _mm256_set1_epi32(0xFFFF));
+        const Words eight = _mm256_permute4x64_epi64(_mm256_packus_epi32(halves, halves), 0x88);
+        _mm256_storeu_ps(out, _mm256_cvtph_ps(_mm256_castsi256_si128(eight)));
+    } else {
+        const Words byte = _mm256_srai_epi32(_mm256_sll_epi32(w, _mm_cvtsi32_si128(24 - 8 * part)), 24);
+        _mm256_storeu_ps(out, _mm256_cvtepi32_ps(byte));
+    }
 }
 
 // --- products of bytes: sums of four unsigned bytes times four signed ones, exact

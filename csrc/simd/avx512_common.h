@@ -245,9 +245,17 @@ DECODESTEP_INLINE void transpose(Words (&m)[kSide]) {
     }
 }
 
-// Stores the float32 numbers whose bits the words are.
-DECODESTEP_INLINE void store_words(float* out, Words w) {
-    _mm512_storeu_ps(out, _mm512_castsi512_ps(w));
+// Stores value `part` of every word as float32; parts count from a word's lowest bits. T: float, Bf16, F16 or int8_t.
+template <class T>
+DECODESTEP_INLINE void store_part(float* out, Words w, int part) {
+    if constexpr (std::is_same_v<T, float>)
+        _mm512_storeu_ps(out, _mm512_castsi512_ps(w));
+    else if constexpr (std::is_same_v<T, Bf16>)
+        store(out, part ? high_bf16({w}) : low_bf16({w}));
+    else if constexpr (std::is_same_v<T, F16>)
+        _mm512_storeu_ps(out, _mm512_cvtph_ps(_mm512_cvtepi32_epi16(part ? _mm512_srli_epi32(w, 16) : w)));
+    else
+        _mm512_storeu_ps(out, _mm512_cvtepi32_ps(_mm512_srai_epi32(_mm512_slli_epi32(w, 24 - 8 * part), 24)));
 }
 
 }  // namespace decodestep::DECODESTEP_ISA

@@ -132,9 +132,17 @@ DECODESTEP_INLINE void transpose(Words (&m)[kSide]) {
         for (int j = 0; j < i; ++j) std::swap(m[i].v[j], m[j].v[i]);
 }
 
-// Stores the float32 numbers whose bits the words are.
-DECODESTEP_INLINE void store_words(float* out, Words w) {
-    std::memcpy(out, w.v, sizeof w.v);
+// Stores value `part` of every word as float32; parts count from a word's lowest bits. T: float, Bf16, F16 or int8_t.
+template <class T>
+DECODESTEP_INLINE void store_part(float* out, Words w, int part) {
+    for (int i = 0; i < kSide; ++i) {
+        if constexpr (std::is_same_v<T, float>)
+            out[i] = std::bit_cast<float>(w.v[i]);
+        else if constexpr (std::is_same_v<T, int8_t>)
+            out[i] = static_cast<float>(static_cast<int8_t>(w.v[i] >> 8 * part));
+        else
+            out[i] = decodestep::to_float(T{static_cast<uint16_t>(w.v[i] >> 16 * part)});
+    }
 }
 
 // --- pairs of int16: the first and third byte of each lane, the second and fourth, and sums of two products
