@@ -18,8 +18,9 @@ run: $(VENV)/.core $(VENV)/.generate
 	$(BIN)/decodestep generate "Why is the sky blue? Answer in two sentences." \
 	    --temperature 0.7 --top-k 50 --top-p 0.9 --seed 1 --stats
 
-# Two processes share the files of tests; a single file, or one process, is `.venv/bin/python -m pytest` as usual.
-PYTEST := $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
+# Two processes share the files of tests; a single file, or one process, is `.venv/bin/python -m pytest` as usual. The threads
+# of torch and NumPy, which wait for each other in loops, would take the cores from those of the other process.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 test: $(VENV)/.core $(VENV)/.test
 	$(PYTEST)
