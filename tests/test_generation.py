@@ -9,6 +9,7 @@ import pytest
 
 import decodestep as ds
 from decodestep import SamplingParams
+from decodestep.generation import model_search
 from decodestep.models.sequence import admit
 from decodestep.sampling.row import Row
 
@@ -169,8 +170,9 @@ def test_cancelling_in_a_long_prompt_takes_one_pass(model, passes):
 
 
 @pytest.mark.parametrize(("after", "tokens"), [(0, 0), (2, 0), (3, 1), (5, 3)])
-def test_cancelling_a_beam_search_takes_one_pass(model, passes, after, tokens):
-    ids = model.tokenizer.encode("one two three four " * 300)  # three blocks
+def test_cancelling_a_beam_search_takes_one_pass(model, passes, after, tokens, monkeypatch):
+    monkeypatch.setattr(model_search, "BLOCK", 32)
+    ids = model.tokenizer.encode("one two three four " * 20)[:70]  # three blocks
     beams = SamplingParams(do_sample=False, num_beams=2, num_return_sequences=2, max_new_tokens=9, ignore_eos=True)
     done = ds.generate(model, [ids], beams, cancelled=lambda: passes.count >= after)
     assert passes.count == after

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -35,8 +36,8 @@ def llama() -> Any:
     return LlamaForCausalLM(config).eval()
 
 
-def random_config(rng: np.random.Generator) -> GenerationConfig:
-    """A few settings at a time, each as likely as any other."""
+def random_configs(rng: np.random.Generator) -> Iterator[GenerationConfig]:
+    """One to six settings at a time, until each has been used."""
     ids = rng.integers(6, VOCAB, 4).tolist()
     settings: dict[str, Any] = {
         "temperature": float(rng.uniform(0.3, 2)),
@@ -66,11 +67,17 @@ def random_config(rng: np.random.Generator) -> GenerationConfig:
         "max_time": 100.0,
         "watermarking_config": WatermarkingConfig(bias=1.5, seeding_scheme="lefthash"),
     }
-    names = rng.choice(sorted(settings), int(rng.integers(1, 7)), replace=False)
-    chosen = {name: settings[name] for name in names}
-    return GenerationConfig(
-        max_new_tokens=10, do_sample=bool(rng.random() < 0.6), bos_token_id=1, eos_token_id=EOS, pad_token_id=0, **chosen
-    )
+    names = rng.permutation(sorted(settings)).tolist()
+    while names:
+        chosen = [names.pop() for _ in range(min(int(rng.integers(1, 7)), len(names)))]
+        yield GenerationConfig(
+            max_new_tokens=10,
+            do_sample=bool(rng.random() < 0.6),
+            bos_token_id=1,
+            eos_token_id=EOS,
+            pad_token_id=0,
+            **{name: settings[name] for name in chosen},
+        )
 
 
 def prompts(rng: np.random.Generator) -> dict[str, torch.Tensor]:
@@ -89,7 +96,7 @@ def generate(model: Any, given: dict[str, torch.Tensor], config: GenerationConfi
 
 def test_generate_is_the_same_with_our_classes_inside(llama, monkeypatch):
     rng = np.random.default_rng(51)
-    runs = [(prompts(rng), random_config(rng)) for _ in range(60)]
+    runs = [(prompts(rng), config) for _ in range(3) for config in random_configs(rng)]
     theirs = [generate(llama, *run) for run in runs]
     homes = package.processors, package.stopping
     swapped = [(home, name) for home in homes for name in home.__all__ if hasattr(hf_utils, name)]
