@@ -43,6 +43,7 @@ void MlaAttentionTasks::list_splits() {
         first.push_back(count);
         count += splits_.back() * rows.count();
         most = std::max(most, splits_.back());
+        for (size_t row = 0; row < rows.count(); ++row) merges_.push_back({splits_.size() - 1, row});
     }
     records_ = std::make_unique_for_overwrite<float[]>(SoftmaxStates::floats(count, width_));
     for (const size_t i : first) states_.push_back(SoftmaxStates{records_.get(), width_}.from(i));
@@ -58,7 +59,10 @@ void MlaAttentionTasks::attend(size_t task) const {
     AttentionTile(call_, tiles_[tile], scratch).attend(split, states);
 }
 
-void MlaAttentionTasks::merge(size_t tile) const { finish(tiles_[tile], splits_[tile], states_[tile]); }
+void MlaAttentionTasks::merge(size_t task) const {
+    const auto& [tile, row] = merges_[task];
+    finish(tiles_[tile], row, splits_[tile], states_[tile]);
+}
 
 // All splits of a tile, one after another.
 void MlaAttentionTasks::attend_tile(const AttentionRows& rows) const {
@@ -71,23 +75,21 @@ void MlaAttentionTasks::attend_tile(const AttentionRows& rows) const {
         tile.attend(split, next);
         for (size_t r = 0; r < rows.count(); ++r) merged[r].merge(next[r]);
     }
-    finish(rows, 1, merged);
+    for (size_t r = 0; r < rows.count(); ++r) finish(rows, r, 1, merged);
 }
 
-// The result of a tile; states: [splits, rows], of which the first split's are overwritten.
-void MlaAttentionTasks::finish(const AttentionRows& rows, size_t splits, SoftmaxStates states) const {
-    for (size_t r = 0; r < rows.count(); ++r) {
-        const SoftmaxState merged = states[r];
-        for (size_t split = 1; split < splits; ++split) merged.merge(states[split * rows.count() + r]);
-        merged.finish(call_.kv.scale ? call_.kv.scale + rows.group_of(r) * width_ : nullptr,
-                      call_.out + rows.place_of(r, call_.groups, call_.heads / call_.groups) * width_);
-    }
+// The result of a row of a tile; states: [splits, rows], of which the row's first one is overwritten.
+void MlaAttentionTasks::finish(const AttentionRows& rows, size_t row, size_t splits, SoftmaxStates states) const {
+    const SoftmaxState merged = states[row];
+    for (size_t split = 1; split < splits; ++split) merged.merge(states[split * rows.count() + row]);
+    merged.finish(call_.kv.scale ? call_.kv.scale + rows.group_of(row) * width_ : nullptr,
+                  call_.out + rows.place_of(row, call_.groups, call_.heads / call_.groups) * width_);
 }
 
 void mla_attention(const MlaAttention& a) {
     const MlaAttentionTasks tasks(a);
     parallel_for(tasks.attend_count(), a.threads, [&](size_t task) { tasks.attend(task); });
-    parallel_for(tasks.merge_count(), a.threads, [&](size_t tile) { tasks.merge(tile); });
+    parallel_for(tasks.merge_count(), a.threads, [&](size_t task) { tasks.merge(task); });
 }
 
 }  // namespace decodestep::DECODESTEP_ISA

@@ -20,24 +20,28 @@ class MlaAttentionTasks {
     size_t attend_count() const { return tasks_.empty() ? tiles_.size() : tasks_.size(); }
     void attend(size_t task) const;
 
-    size_t merge_count() const { return tasks_.empty() ? 0 : tiles_.size(); }
-    void merge(size_t tile) const;
+    size_t merge_count() const { return merges_.size(); }  // one for each row of a result
+    void merge(size_t task) const;
 
   private:
     struct Task {
         size_t tile, split;
         SoftmaxStates states;
     };
+    struct Merge {
+        size_t tile, row;
+    };
 
     void list_splits();
     void attend_tile(const AttentionRows& rows) const;
-    void finish(const AttentionRows& rows, size_t splits, SoftmaxStates states) const;
+    void finish(const AttentionRows& rows, size_t row, size_t splits, SoftmaxStates states) const;
 
     const MlaAttention& call_;
     const size_t width_;  // of a result
     std::vector<AttentionRows> tiles_;
     // Only where splits are tasks:
     std::vector<Task> tasks_;
+    std::vector<Merge> merges_;
     std::vector<size_t> splits_;         // of each tile
     std::vector<SoftmaxStates> states_;  // of each tile: [splits, rows]
     std::unique_ptr<float[]> records_;

@@ -54,7 +54,7 @@ class LatentAttentionPart : public StageMember {
         for (size_t task = member_; task < plan_.latents->attend_count(); task += members_) plan_.latents->attend(task);
     }
     void merge() const {
-        for (size_t tile = member_; tile < plan_.latents->merge_count(); tile += members_) plan_.latents->merge(tile);
+        each_part(plan_.latents->merge_count(), [&](size_t task) { plan_.latents->merge(task); });
     }
 
     // What each head and token attended to.
