@@ -32,7 +32,8 @@ def require(ok: bool, op: str, arg: str, rule: str, got: object) -> None:
 
 
 def require_shape(op: str, arg: str, array: Any, shape: tuple[int, ...]) -> None:
-    require(tuple(array.shape) == shape, op, arg, f"of shape {'x'.join(map(str, shape))}", array)
+    if tuple(array.shape) != shape:
+        refuse(op, arg, f"of shape {'x'.join(map(str, shape))}", array)
 
 
 def require_dtype(op: str, arg: str, array: Any, allowed: Collection[Any]) -> None:

@@ -1,4 +1,7 @@
-"""The arguments of the samplers as arrays of one value per row, in the dtypes of the specification."""
+"""The arguments of the samplers as arrays of one value per row, in the dtypes of the specification.
+
+A message is put together only when it is needed: for a small vocabulary the checks take as long as the kernel.
+"""
 
 from __future__ import annotations
 
@@ -17,6 +20,7 @@ from decodestep.random import exponential
 HALVES = (np.float16, ml_dtypes.bfloat16)
 FLOATS = (*HALVES, np.float32)
 LARGEST_VOCABULARY = 2**20
+_LARGEST_FLOAT32 = float(np.finfo(np.float32).max)
 
 
 @dataclass(frozen=True)
@@ -46,7 +50,8 @@ def logits_view(op: str, logits: Array, dtypes: tuple[npt.DTypeLike, ...]) -> np
     rows = arrays.view(op, "logits", logits)
     require_dtype(op, "logits", rows, dtypes)
     require(rows.ndim == 2 and rows.size > 0, op, "logits", "a non-empty (batch, vocabulary) matrix", rows)
-    require(rows.shape[1] <= LARGEST_VOCABULARY, op, "logits", f"at most {LARGEST_VOCABULARY} wide", rows)
+    if rows.shape[1] > LARGEST_VOCABULARY:
+        refuse(op, "logits", f"at most {LARGEST_VOCABULARY} wide", rows)
     return rows
 
 
@@ -90,18 +95,20 @@ def noise(op: str, q: Array | None, seed: object, position: object, shape: tuple
 
 
 def flag(op: str, arg: str, value: object) -> bool:
-    require(isinstance(value, (bool, np.bool_)), op, arg, "True or False", describe(value))
+    if not isinstance(value, (bool, np.bool_)):
+        refuse(op, arg, "True or False", describe(value))
     return bool(value)
 
 
 def integer(op: str, arg: str, value: Any, low: int, high: int) -> int:
-    require(is_int(value) and low <= value <= high, op, arg, f"an integer in [{low}, {high}]", value)
+    if not (is_int(value) and low <= value <= high):
+        refuse(op, arg, f"an integer in [{low}, {high}]", value)
     return int(value)
 
 
 def epsilon(op: str, value: Any) -> float:
-    largest = float(np.finfo(np.float32).max)
-    require(is_real(value) and 0 <= value <= largest, op, "eps", "a finite float32 number >= 0", describe(value))
+    if not (is_real(value) and 0 <= value <= _LARGEST_FLOAT32):
+        refuse(op, "eps", "a finite float32 number >= 0", describe(value))
     return float(value)
 
 
@@ -122,7 +129,8 @@ def _unsigned_column(op: str, arg: str, value: object, batch: int, bits: int) ->
 def _array_column(op: str, arg: str, value: object, batch: int, dtype: npt.DTypeLike) -> np.ndarray:
     column = arrays.view(op, arg, value)
     require_dtype(op, arg, column, (dtype,))
-    require(column.shape in ((batch,), (batch, 1)), op, arg, f"of shape {batch} or {batch}x1", column)
+    if column.shape not in ((batch,), (batch, 1)):
+        refuse(op, arg, f"of shape {batch} or {batch}x1", column)
     return column.reshape(batch)
 
 
