@@ -16,6 +16,7 @@ from decodestep.ops.decoder_forward import (
     LayerWeights,
     Mixture,
 )
+from decodestep.ops.decoder_forward.arguments import SCALE_BYTES
 from decodestep.ops.expert_router import RouterRule
 from decodestep.weights import FeedForward, Format, LinearPanels, PackedWeight
 
@@ -131,7 +132,12 @@ def latent_weights(
 
 
 def step(
-    w: DecoderWeights, lengths: list[int], rng: np.random.Generator, dtype: type = np.float32, slabs: int = 1
+    w: DecoderWeights,
+    lengths: list[int],
+    rng: np.random.Generator,
+    dtype: type = np.float32,
+    slabs: int = 1,
+    byte_latents: bool = False,
 ) -> dict[str, Any]:
     """The arguments of a step that runs prompts of these lengths: pages in random order, the cache full of NaN."""
     table_width, positions = -(-max(lengths) // 16), np.arange(max(lengths))
@@ -143,6 +149,8 @@ def step(
     else:
         shapes = [(len(w.layers), pages, 16, width) for width in (w.latent.rope, w.latent.latent)]
     keys, values = (np.full(shape if slabs == 1 else (slabs, *shape), np.nan, BFLOAT16) for shape in shapes)
+    if byte_latents:
+        values = np.full((*values.shape[:-1], w.latent.latent + SCALE_BYTES), -1, np.int8)  # whose scale is NaN
     angle = positions[:, None] * 0.7 ** np.arange(half)
     tokens = sum(lengths)
     return {

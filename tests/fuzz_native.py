@@ -195,8 +195,11 @@ def decoder_forward(s: Source) -> Arguments:
     slabs = s.one_of(1, 2)
     layers, groups, width, sizes = len(made["layers"]), made["kv_heads"], made["head_dim"], made["latent"]
     if sizes:
-        width, (keys, values) = sizes[1], ((slabs, layers, pages, 16, sizes[i]) for i in (1, 2))
+        width, keys = sizes[1], (slabs, layers, pages, 16, sizes[1])
+        in_bytes = s.one_of(False, True)
+        values = (slabs, layers, pages, 16, sizes[2] + 4 * in_bytes)
     else:
+        in_bytes = False
         keys, values = (slabs, layers, groups, pages, width // 2, 16, 2), (slabs, layers, groups, pages, 8, width, 2)
     wanted = s.ids(s.size() if tokens else 0, end=tokens)
     return {
@@ -204,7 +207,7 @@ def decoder_forward(s: Source) -> Arguments:
         "sequence": s.ids(tokens, end=sequences),
         "positions": s.ids(tokens, end=min(positions, 16 * room)), "sin": s.array(positions, width // 2),
         "cos": s.array(positions, width // 2),
-        "keys": s.array(*keys, dtype=np.uint16), "values": s.array(*values, dtype=np.uint16),
+        "keys": s.array(*keys, dtype=np.uint16), "values": s.array(*values, dtype=np.int8 if in_bytes else np.uint16),
         "page_table": s.ids(sequences, room, end=slabs * pages), "wanted": wanted,
         "logits": s.array(len(wanted), made["logits"][2]), "threads": s.threads(),
     }  # fmt: skip

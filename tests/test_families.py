@@ -132,6 +132,28 @@ def test_the_native_step_is_as_near_as_its_rounding(tmp_path, ids, family, kind)
     assert [one.token_ids for one in together] == [ds.generate(mine, [one], params)[0].token_ids for one in prompts]
 
 
+def test_latents_as_int8(tmp_path, ids):
+    path = families.save(families.model_of("deepseek_v3", 0, **families.ALIGNED["deepseek_v3"]), tmp_path)
+    wide, narrow = ds.load(path), ds.load(path, cache_dtype="int8")
+    assert narrow.decoder.description == "one native call a step, latents as int8"
+    latent = wide.config.latent_attention
+    assert wide.cache.page_bytes - narrow.cache.page_bytes == 16 * wide.config.layers * (latent.rank - 4)
+    exact, rounded = wide.logits(ids), narrow.logits(ids)
+    apart = np.abs(rounded - exact).max(axis=1) / np.abs(exact).max(axis=1)
+    assert 0 < np.median(apart) < 0.05
+    params = ds.SamplingParams(do_sample=False, max_new_tokens=3, ignore_eos=True)
+    prompts = [ids[:40].tolist(), ids[:40].tolist(), ids[:35].tolist()]  # the later ones reuse pages, and copy one
+    together = ds.generate(narrow, prompts, params)
+    for one in together:
+        whole = one.prompt_token_ids + one.token_ids
+        assert narrow.logits(whole).argmax(axis=1)[len(one.prompt_token_ids) - 1 : -1].tolist() == one.token_ids
+    for dtype, model, why in (("float32", path, "dtype float32"), ("auto", None, "there are no latents")):
+        with pytest.raises(ModelError, match=f"cache_dtype 'int8' is not supported: {why}"):
+            ds.load(*([model] if model else []), dtype=dtype, cache_dtype="int8")
+    with pytest.raises(ValueError, match="^load: cache_dtype must be one of 'auto', 'int8'; got 'fp8'"):
+        ds.load(path, cache_dtype="fp8")
+
+
 def test_what_a_text_is_when_it_grows_beyond_the_short_factors(folder):
     """Long-rope: cached keys stay as they were rotated, as in transformers."""
     model, path = folder("minicpm3", 1)

@@ -75,14 +75,14 @@ class AttentionTile {
         const size_t end = std::min(longest_, (split + 1) * kSplitKeys);
         for (first_ = split * kSplitKeys; first_ < end; first_ += kBlockKeys) {
             n_ = std::min(kBlockKeys, end - first_);
-            if (is_few(rows_)) {
+            if (is_few(a_, rows_)) {
                 kv_.find(a_.kv, a_.block_size, table_, first_, n_);
                 kr_.find(a_.kr, a_.block_size, table_, first_, n_);
             } else {
                 read_keys(a_, table_, key_columns_, first_, n_, keys_);
             }
             for (size_t g = 0; g < rows_.groups; ++g) {
-                if (is_few(rows_)) {
+                if (is_few(a_, rows_)) {
                     score_few(g);
                     weigh_few(g);
                 } else {
@@ -99,7 +99,10 @@ class AttentionTile {
     }
 
   private:
-    static bool is_few(const AttentionRows& rows) { return rows.in_group() <= kFewRows; }
+    // Rows that end with their scales are read as float32 for any number of queries.
+    static bool is_few(const MlaAttention& a, const AttentionRows& rows) {
+        return rows.in_group() <= kFewRows && !a.kv.own_scales;
+    }
     // Vector loads of 16 rows may run past the last one; arrays are padded for it.
     static constexpr size_t padded(size_t n) { return n + kLanes - 1; }
     static size_t query_columns(const MlaAttention& a) {
@@ -107,17 +110,17 @@ class AttentionTile {
     }
     // The queries of a group: rows if there are few, else for each sixteen rows [columns][kLanes].
     static size_t query_floats(const MlaAttention& a, const AttentionRows& rows) {
-        return (is_few(rows) ? rows.in_group() : whole_vectors(rows.in_group())) * query_columns(a);
+        return (is_few(a, rows) ? rows.in_group() : whole_vectors(rows.in_group())) * query_columns(a);
     }
     // The current keys: a chunk of their columns, or all of them as rows.
     static size_t key_floats(const MlaAttention& a, const AttentionRows& rows) {
-        return is_few(rows) ? kChunkColumns * kBlockKeys : KeyColumns(a, rows.group, rows.groups).floats();
+        return is_few(a, rows) ? kChunkColumns * kBlockKeys : KeyColumns(a, rows.group, rows.groups).floats();
     }
 
     void gather_queries(size_t g) {
         const size_t rows = rows_.in_group(), stride = key_columns_.stride;
         float* out = query_ + g * query_floats(a_, rows_);
-        if (is_few(rows_)) {
+        if (is_few(a_, rows_)) {
             for (size_t r = 0; r < rows; ++r) gather_query(g * rows + r, out + r * columns_);
             return;
         }
@@ -270,7 +273,7 @@ class AttentionTile {
         next_ = first_ + kBlockKeys;
         prefetch_end_ = g == 0 ? std::min(longest_, next_ + kBlockKeys) : 0;
         const size_t first = (rows_.group + g) * width_;
-        if (!is_few(rows_)) {
+        if (!is_few(a_, rows_)) {
             const auto* values = reinterpret_cast<const uint8_t*>(keys_ + first - key_columns_.first_latent);
             const size_t stride = key_columns_.stride * sizeof(float);
             const auto row = [=](size_t j) { return values + j * stride; };
@@ -317,8 +320,8 @@ class AttentionTile {
             if (n == 0) continue;
             in_pieces<most_rows>((end - t) * rows_.heads, [&]<int R>(size_t r) {
                 r += first;
-                const Weights weights =
-                    is_few(rows_) ? Weights{scores_ + r * kBlockKeys, kBlockKeys, 1} : Weights{scores_ + r, 1, lanes_};
+                const Weights weights = is_few(a_, rows_) ? Weights{scores_ + r * kBlockKeys, kBlockKeys, 1}
+                                                          : Weights{scores_ + r, 1, lanes_};
                 add_values<type, R, C>(values, lanes, weights, n, rescale_ + r, states[r].values() + c,
                                        SoftmaxState::floats(width_));
             });

@@ -77,11 +77,17 @@ inline void read_keys(const MlaAttention& a, const int64_t* table, const KeyColu
             const size_t whole = count / kLanes * kLanes;
             size_t block = first / a.block_size, row = first % a.block_size;
             for (size_t j = 0; j < n; ++j) {
-                const uint8_t* values = static_cast<const uint8_t*>(cache.data) +
-                                        (table[block] * cache.block_stride + row * cache.width + from) * bytes;
+                const uint8_t* start = static_cast<const uint8_t*>(cache.data) +
+                                       (table[block] * cache.block_stride + row * cache.pitch()) * bytes;
+                const uint8_t* values = start + from * bytes;
                 float* key = out + j * columns.stride + at;
                 for (size_t c = 0; c < whole; c += kLanes) store(key + c, widen<type>(values + c * bytes, kLanes));
                 if (whole < count) store(key + whole, widen<type>(values + whole * bytes, count - whole));
+                if (type == CacheType::i8 && cache.own_scales) {
+                    float scale;
+                    std::memcpy(&scale, start + cache.width, sizeof scale);
+                    for (size_t c = 0; c < count; c += kLanes) store(key + c, load(key + c) * broadcast(scale));
+                }
                 if (++row == a.block_size) {
                     row = 0;
                     ++block;
@@ -105,7 +111,7 @@ class StoredRows {
         for (size_t j = 0; j < n; ++block, row = 0) {
             const auto* rows = static_cast<const uint8_t*>(cache.data) +
                                table[block] * cache.block_stride * static_cast<ptrdiff_t>(bytes);
-            for (; row < block_size && j < n; ++row, ++j) rows_[j] = rows + row * cache.width * bytes;
+            for (; row < block_size && j < n; ++row, ++j) rows_[j] = rows + row * cache.pitch() * bytes;
         }
         std::fill(rows_ + n, rows_ + kBlockKeys, rows_[n - 1]);
     }
@@ -130,7 +136,7 @@ class StoredRows {
 inline void prefetch_key(const MlaAttention& a, const int64_t* table, const KeyColumns& columns, size_t position) {
     const auto fetch = [&](const PagedRows& cache, size_t from, size_t count) {
         const auto place = table[position / a.block_size] * cache.block_stride +
-                           static_cast<ptrdiff_t>(position % a.block_size * cache.width + from);
+                           static_cast<ptrdiff_t>(position % a.block_size * cache.pitch() + from);
         const size_t bytes = value_bytes(cache.type);
         prefetch(static_cast<const uint8_t*>(cache.data) + place * static_cast<ptrdiff_t>(bytes), count * bytes);
     };

@@ -16,8 +16,11 @@ struct PagedRows {
     const void* data;
     CacheType type;
     size_t width;
-    ptrdiff_t block_stride;  // values from one block to the next
-    const float* scale;      // [width]: what the values were multiplied by when they were stored; null: 1
+    ptrdiff_t block_stride;   // values from one block to the next
+    const float* scale;       // [width]: what the values were multiplied by when they were stored; null: 1
+    bool own_scales = false;  // int8 alone: a row ends with a float32 by which its values are multiplied
+
+    size_t pitch() const { return width + (own_scales ? sizeof(float) : 0); }  // values from one row to the next
 };
 
 // For token t and head n of group g, with kv and kr the rows of its sequence in order:

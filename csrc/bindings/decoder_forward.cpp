@@ -1,6 +1,7 @@
 #include "decoder/decoder_forward.h"
 
 #include <nanobind/stl/tuple.h>
+#include <nanobind/stl/variant.h>
 #include <nanobind/stl/vector.h>
 
 #include "bindings/bindings.h"
@@ -168,8 +169,10 @@ void make_decoder(HeldDecoder* self, size_t heads, size_t kv_heads, size_t head_
 }
 
 using CacheArgument = nb::ndarray<uint16_t, nb::device::cpu, nb::c_contig>;
+using ByteCacheArgument = nb::ndarray<int8_t, nb::device::cpu, nb::c_contig>;
 
-bool has_shape(const CacheArgument& a, std::initializer_list<size_t> shape) {
+template <class Array>
+bool has_shape(const Array& a, std::initializer_list<size_t> shape) {
     return a.ndim() == shape.size() &&
            std::equal(shape.begin(), shape.end(), a.shape_ptr(), [](size_t x, int64_t y) { return x == size_t(y); });
 }
@@ -179,16 +182,22 @@ bool all_within(const std::vector<int64_t>& ids, size_t end) {
 }
 
 void call_decoder_forward(const HeldDecoder& held, Ids ids_array, Ids sequence_array, Ids positions_array, Matrix sin,
-                          Matrix cos, const CacheArgument& keys, const CacheArgument& values,
+                          Matrix cos, const CacheArgument& keys,
+                          const std::variant<CacheArgument, ByteCacheArgument>& values_array,
                           Packed<const int64_t, 2> page_table, Ids wanted_array, Packed<float, 2> logits, int threads,
                           const std::optional<Packed<double, 2>>& costs) {
     const Decoder& d = held.decoder;
     const bool is_latent = d.latent.is_given();
+    const auto* values = std::get_if<CacheArgument>(&values_array);
+    const auto* byte_values = std::get_if<ByteCacheArgument>(&values_array);
+    if (values)
+        require_aligned(*values);
+    else
+        require(is_latent, "values of grouped-query attention are not bytes");
     require(keys.ndim() == (is_latent ? 5 : 7), "keys has the wrong shape");
     const size_t tokens = ids_array.shape(0), slabs = keys.shape(0), slab_pages = keys.shape(is_latent ? 2 : 3),
                  layers = d.layers.size(), rope = is_latent ? d.latent.rope : d.head_dim;
-    require_aligned(ids_array, sequence_array, positions_array, sin, cos, keys, values, page_table, wanted_array,
-                    logits);
+    require_aligned(ids_array, sequence_array, positions_array, sin, cos, keys, page_table, wanted_array, logits);
     require(sequence_array.shape(0) == tokens && positions_array.shape(0) == tokens,
             "sequence or positions has the wrong shape");
     const auto ids = copy_of(ids_array), sequence = copy_of(sequence_array), positions = copy_of(positions_array),
@@ -199,8 +208,10 @@ void call_decoder_forward(const HeldDecoder& held, Ids ids_array, Ids sequence_a
     require(is_latent ? has_shape(keys, {slabs, layers, slab_pages, kPagePositions, rope})
                       : has_shape(keys, {slabs, layers, heads, slab_pages, width / 2, kPagePositions, 2}),
             "keys has the wrong shape");
-    require(is_latent ? has_shape(values, {slabs, layers, slab_pages, kPagePositions, d.latent.latent})
-                      : has_shape(values, {slabs, layers, heads, slab_pages, kPagePositions / 2, width, 2}),
+    require(byte_values
+                ? has_shape(*byte_values, {slabs, layers, slab_pages, kPagePositions, d.latent.latent + sizeof(float)})
+            : is_latent ? has_shape(*values, {slabs, layers, slab_pages, kPagePositions, d.latent.latent})
+                        : has_shape(*values, {slabs, layers, heads, slab_pages, kPagePositions / 2, width, 2}),
             "values has the wrong shape");
     require(logits.shape(0) == wanted.size() && logits.shape(1) == d.logits.out, "logits has the wrong shape");
     require(!costs || (costs->shape(0) == std::size(kStepParts) && costs->shape(1) == 2), "costs has the wrong shape");
@@ -226,7 +237,8 @@ void call_decoder_forward(const HeldDecoder& held, Ids ids_array, Ids sequence_a
                               .sin = sin.data(),
                               .cos = cos.data(),
                               .keys = keys.data(),
-                              .values = values.data(),
+                              .values = values ? values->data() : nullptr,
+                              .byte_values = byte_values ? byte_values->data() : nullptr,
                               .slab_pages = slab_pages,
                               .page_table = table.entries.get(),
                               .table_width = table.width,

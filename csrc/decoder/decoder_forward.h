@@ -99,7 +99,8 @@ struct Decoder {
 //   values [slabs, layers, kv_heads, slab_pages, 8, head_dim, 2]: the two positions of a pair innermost, then the
 //   column
 // Latent attention, with kv_heads = 1:
-//   keys [slabs, layers, slab_pages, 16, rope], values [slabs, layers, slab_pages, 16, latent]
+//   keys [slabs, layers, slab_pages, 16, rope], values [slabs, layers, slab_pages, 16, latent]; or in place of values
+//   int8 rows [slabs, layers, slab_pages, 16, latent + 4], each with its scale as float32 at its end: largest / 127
 // The page table names a page by its place among the pages of the first layer and head of all slabs:
 //   slab * layers * kv_heads * slab_pages + page of the slab
 // Reads the cache at positions before a token's own; these are written by earlier calls or by the same one.
@@ -113,6 +114,7 @@ struct DecoderForward {
     const int64_t *ids, *sequence, *positions;  // [tokens]
     const float *sin, *cos;                     // [positions, head_dim / 2], or rope / 2
     uint16_t *keys, *values;
+    int8_t* byte_values;  // of latent attention in place of values; or null
     size_t slab_pages;
     const int64_t* page_table;  // [sequences, table_width]: the place of positions 16 i to 16 i + 15
     size_t table_width;

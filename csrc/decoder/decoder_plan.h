@@ -188,15 +188,17 @@ class Plan {
         query_rope = buffers.take(rows_of_heads * d.latent.rope);
         attended_latent = buffers.take(rows_of_heads * d.latent.latent);
         for (size_t t = 0; t < a.tokens; ++t) lengths_.push_back(a.positions[t] + 1);
-        const auto rows = [&](size_t width) {
-            return PagedRows{nullptr, CacheType::bf16, width, static_cast<ptrdiff_t>(width * kPagePositions), nullptr};
+        const auto rows = [&](size_t width, bool as_bytes = false) {
+            PagedRows made{nullptr, as_bytes ? CacheType::i8 : CacheType::bf16, width, 0, nullptr, as_bytes};
+            made.block_stride = static_cast<ptrdiff_t>(made.pitch() * kPagePositions);
+            return made;
         };
         latent_call = {.query = query_latent,
                        .query_rope = query_rope,
                        .tokens = a.tokens,
                        .heads = d.heads,
                        .groups = 1,
-                       .kv = rows(d.latent.latent),
+                       .kv = rows(d.latent.latent, a.byte_values != nullptr),
                        .kr = rows(d.latent.rope),
                        .block_size = kPagePositions,
                        .block_table = a.page_table,

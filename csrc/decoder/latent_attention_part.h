@@ -109,16 +109,24 @@ class LatentAttentionPart : public StageMember {
         const size_t position = a_.positions[t], row = position % kPagePositions;
         const size_t page = plan_.page_table_of(t)[position / kPagePositions];
         const f32x16 rms = broadcast(root_mean_square(latent, s_.latent, s_.eps));
-        auto* values = reinterpret_cast<Bf16*>(a_.values + layer_offset(s_.latent, page) + row * s_.latent);
+        float *norm = thread_scratch(s_.latent + s_.rope), *turned = norm + s_.latent;
         for (size_t i = 0; i < s_.latent; i += kLanes)
-            store_sums(values + i, normed(load(latent + i), rms, load(w_.latent_norm + i)));
-        float* turned = thread_scratch(s_.rope);
+            store(norm + i, normed(load(latent + i), rms, load(w_.latent_norm + i)));
+        const size_t pitch = plan_.latent_call.kv.pitch(), at = layer_offset(pitch, page) + row * pitch;
+        if (a_.byte_values) {
+            const float scale = quantise_row(norm, s_.latent, false, a_.byte_values + at);
+            std::memcpy(a_.byte_values + at + s_.latent, &scale, sizeof scale);
+        } else {
+            store_sums(reinterpret_cast<Bf16*>(a_.values + at), norm, s_.latent);
+        }
         rotate(t, latent + s_.latent, turned);
         store_sums(reinterpret_cast<Bf16*>(a_.keys + layer_offset(s_.rope, page) + row * s_.rope), turned, s_.rope);
     }
 
     void place_cache() const {
-        plan_.latent_call.kv.data = a_.values + layer_offset(s_.latent);
+        const size_t at = layer_offset(plan_.latent_call.kv.pitch());
+        plan_.latent_call.kv.data =
+            a_.byte_values ? static_cast<const void*>(a_.byte_values + at) : static_cast<const void*>(a_.values + at);
         plan_.latent_call.kr.data = a_.keys + layer_offset(s_.rope);
     }
 

@@ -49,6 +49,7 @@ def add_model(parser: argparse.ArgumentParser) -> None:
     add("--threads", type=int, metavar="N", help="of the native kernels [DECODESTEP_THREADS, else all cores]")
     add("--dtype", default="auto", metavar="DTYPE", help="of the weights: auto, float32, bfloat16 or int8 [%(default)s]")
     add("--form", default="auto", metavar="FORM", help="of grouped-query attention: auto, or mla as latent [%(default)s]")
+    add("--cache-dtype", default="auto", metavar="DTYPE", help="of cached latents: auto, or int8 [%(default)s]")
 
 
 def add_prompt(parser: argparse.ArgumentParser) -> None:
@@ -73,7 +74,13 @@ def add_params(parser: argparse.ArgumentParser) -> None:
 
 
 def load(options: argparse.Namespace) -> Model:
-    return models.load(options.model, dtype=options.dtype, form=options.form, threads=options.threads)
+    return models.load(
+        options.model,
+        dtype=options.dtype,
+        form=options.form,
+        cache_dtype=options.cache_dtype,
+        threads=options.threads,
+    )
 
 
 def params_of(options: argparse.Namespace) -> SamplingParams:

@@ -192,6 +192,7 @@ def load(
     *,
     dtype: str = "auto",
     form: str = "auto",
+    cache_dtype: str = "auto",
     threads: int | None = None,
     chat_template: str | None = None,
     cache_bytes: int | None = None,
@@ -216,6 +217,9 @@ def load(
         which it is a case: the value heads side by side are the latent, the key heads the rope key (docs/models.md). The native
         step then runs the stages of latent attention, which rounds less (queries and the attention's weights stay float32) and
         takes longer. Models with latent attention, and "float32", run so in any case.
+    cache_dtype: "auto", or "int8" for latents as int8 with a scale for each token: of the native step with latent attention.
+        A token then takes Hckv + 4 + 2 * Dr bytes a layer in place of 2 * (Hckv + Dr); docs/models.md has what it costs in
+        accuracy.
     threads: of the native kernels, 1 to 256; None for DECODESTEP_THREADS, else the cores of this process. Results have the
         same bits for every count. With the native step (see below) they also have the same bits on every processor with a
         fused multiply-add, except where a value is too small for a normal bfloat16.
@@ -229,12 +233,13 @@ def load(
     one set of rope frequencies. Another model runs as with "float32" under "auto", and is refused under
     "bfloat16" and "int8". `model.decoder.description` says how a model runs.
 
-    Returns a `Model`. Raises ValueError for dtype, form, threads, chat_template or cache_bytes; `ModelError` for a file that is
-    missing, truncated, corrupt or not supported, and for a default model that can be neither found nor fetched; MemoryError for
-    cache_bytes beyond the address space; ModuleNotFoundError if a package of decodestep[generate] is missing.
+    Returns a `Model`. Raises ValueError for dtype, form, cache_dtype, threads, chat_template or cache_bytes; `ModelError` for a
+    file that is missing, truncated, corrupt or not supported, and for a default model that can be neither found nor fetched;
+    MemoryError for cache_bytes beyond the address space; ModuleNotFoundError if a package of decodestep[generate] is missing.
     """
     require_choice("load", "dtype", dtype, (*PANEL_FORMATS, "float32"))
     require_choice("load", "form", form, ("auto", "mla"))
+    require_choice("load", "cache_dtype", cache_dtype, ("auto", "int8"))
     require(
         threads is None or (is_int(threads) and 1 <= threads <= MAX_THREADS),
         "load",
@@ -256,23 +261,26 @@ def load(
     tokenizer = checkpoint.tokenizer()
     template.prepare()
     with use_threads(threads):
-        decoder = _decoder(checkpoint, dtype, as_latent=form == "mla")
+        decoder = _decoder(checkpoint, dtype, as_latent=form == "mla", byte_latents=cache_dtype == "int8")
     return Model(path, tokenizer, decoder, template, threads, cache_bytes, checkpoint.file.generation_config)
 
 
-def _decoder(checkpoint: Checkpoint, dtype: str, *, as_latent: bool) -> Decoder:
+def _decoder(checkpoint: Checkpoint, dtype: str, *, as_latent: bool, byte_latents: bool) -> Decoder:
     from decodestep.models.convert import convert
     from decodestep.models.latent_form import latent_config
 
-    if dtype == "float32":
-        return LayerDecoder(convert(checkpoint))
     config = checkpoint.config
     if as_latent and config.latent_attention is None:
         config = latent_config(config)
-    why = obstacle(config, checkpoint.rope())
+    why = "dtype float32" if dtype == "float32" else obstacle(config, checkpoint.rope())
+    if byte_latents and (why is not None or config.latent_attention is None):
+        raise ModelError(f"{checkpoint.path}: cache_dtype 'int8' is not supported: {why or 'there are no latents'}")
+    if dtype == "float32":
+        return LayerDecoder(convert(checkpoint))
     if why is None:
         return StepDecoder(
-            convert(checkpoint, lambda weight, widened: _panels(weight, widened, dtype), as_latent=as_latent)
+            convert(checkpoint, lambda weight, widened: _panels(weight, widened, dtype), as_latent=as_latent),
+            byte_latents=byte_latents,
         )
     if dtype != "auto":
         raise ModelError(f"{checkpoint.path}: dtype {dtype!r} is not supported: {why}")

@@ -10,6 +10,7 @@ import numpy as np
 
 from decodestep._base.arrays import BFLOAT16
 from decodestep.ops.decoder_forward.arguments import PAGE as PAGE
+from decodestep.ops.decoder_forward.arguments import SCALE_BYTES
 
 SLAB_BYTES = 2**24
 
@@ -51,20 +52,23 @@ class LatentPages(Pages):
 
 
 class SlabPages(Pages):
-    """Keys and values in the layout that `decoder_forward` reads, bfloat16, in slabs.
+    """Keys and values in the layout that `decoder_forward` reads, in slabs.
 
-    axes: the axes before those of a page, layers and key/value heads. key, value: the shape of a page in each.
+    axes: the axes before those of a page, layers and key/value heads. key, value: the shape of a page in each. dtype: of
+    values; keys are bfloat16.
     keys: (slabs, *axes, pages of a slab, *key). values: (slabs, *axes, pages of a slab, *value).
     The pages of a slab take memory together, in huge pages, with which long contexts are read 5 to 10 % faster.
     """
 
-    def __init__(self, axes: tuple[int, ...], key: tuple[int, ...], value: tuple[int, ...], count: int) -> None:
-        self.page_bytes = 2 * math.prod(axes) * (math.prod(key) + math.prod(value))
+    def __init__(
+        self, axes: tuple[int, ...], key: tuple[int, ...], value: tuple[int, ...], count: int, dtype: np.dtype = BFLOAT16
+    ) -> None:
+        self.page_bytes = math.prod(axes) * (2 * math.prod(key) + dtype.itemsize * math.prod(value))
         self._slab = max(1, min(count, SLAB_BYTES // self.page_bytes))
         slabs = count // self._slab
         self.count = slabs * self._slab
         self.keys = _untouched_zeros((slabs, *axes, self._slab, *key), BFLOAT16, huge_pages=True)
-        self.values = _untouched_zeros((slabs, *axes, self._slab, *value), BFLOAT16, huge_pages=True)
+        self.values = _untouched_zeros((slabs, *axes, self._slab, *value), dtype, huge_pages=True)
         self._axis = len(axes)  # of the pages inside a slab
 
     def copy(self, source: int, target: int) -> None:
@@ -91,14 +95,20 @@ class GroupPages(SlabPages):
 
 
 class CompressedPages(SlabPages):
-    """Latents and rotated keys, bfloat16: `values` (slabs, layers, pages of a slab, 16, Hckv), `keys` the same of Dr."""
+    """Latents and rotated keys, bfloat16: `values` (slabs, layers, pages of a slab, 16, Hckv), `keys` the same of Dr.
 
-    def __init__(self, layers: int, latent: int, rope: int, count: int) -> None:
-        super().__init__((layers,), (PAGE, rope), (PAGE, latent), count)
+    in_bytes: latents are int8, in rows of Hckv and the four bytes of a scale.
+    """
+
+    def __init__(self, layers: int, latent: int, rope: int, count: int, *, in_bytes: bool = False) -> None:
+        if in_bytes:
+            super().__init__((layers,), (PAGE, rope), (PAGE, latent + SCALE_BYTES), count, np.dtype(np.int8))
+        else:
+            super().__init__((layers,), (PAGE, rope), (PAGE, latent), count)
 
     @staticmethod
-    def bytes_of_a_page(layers: int, latent: int, rope: int) -> int:
-        return 2 * layers * PAGE * (latent + rope)
+    def bytes_of_a_page(layers: int, latent: int, rope: int, *, in_bytes: bool = False) -> int:
+        return layers * PAGE * (2 * rope + (latent + SCALE_BYTES if in_bytes else 2 * latent))
 
 
 def _untouched_zeros(shape: tuple[int, ...], dtype: np.dtype, *, huge_pages: bool) -> np.ndarray:

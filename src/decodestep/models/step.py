@@ -43,11 +43,13 @@ class StepDecoder(Decoder):
     """Runs a step as one native call: quantised weights times quantised activations, attention in bfloat16.
 
     weights: those of `convert`, each as `LinearPanels` but for the embedding.
+    byte_latents: whether the cache holds latents as int8.
     """
 
-    def __init__(self, weights: Weights) -> None:
+    def __init__(self, weights: Weights, *, byte_latents: bool = False) -> None:
         self.config = config = weights.config
-        self.description = f"one native call a step{left_out(config)}"
+        self._byte_latents = byte_latents
+        self.description = f"one native call a step{', latents as int8' if byte_latents else ''}{left_out(config)}"
         self._rotation: Rope = weights.rope
         self._rope = weights.rope.table(np.arange(1024))
         latent = config.latent_attention
@@ -67,7 +69,7 @@ class StepDecoder(Decoder):
             logits_scale=1 / config.logits_scale,
         )
         self.page_bytes = (
-            CompressedPages.bytes_of_a_page(config.layers, latent.rank, latent.rope)
+            CompressedPages.bytes_of_a_page(config.layers, latent.rank, latent.rope, in_bytes=byte_latents)
             if latent
             else GroupPages.bytes_of_a_page(config.layers, config.groups, config.head_dim)
         )
@@ -75,7 +77,7 @@ class StepDecoder(Decoder):
     def new_pages(self, count: int) -> SlabPages:
         config, latent = self.config, self.config.latent_attention
         if latent:
-            return CompressedPages(config.layers, latent.rank, latent.rope, count)
+            return CompressedPages(config.layers, latent.rank, latent.rope, count, in_bytes=self._byte_latents)
         return GroupPages(config.layers, config.groups, config.head_dim, count)
 
     def logits(

@@ -66,7 +66,9 @@ def decoder_forward(
     values: (slabs, L, G, S, 8, D, 2) or (L, G, S, 8, D, 2), bfloat16, C order, written in place:
         values[page // S, l, g, page % S, p % 16 // 2, i, p % 2] is column i.
         With latent attention keys are rope keys (slabs, L, S, 16, Dr) and values latents (slabs, L, S, 16, Hckv), or both
-        without the axis of slabs: values[page // S, l, page % S, p % 16] is the latent of position p.
+        without the axis of slabs: values[page // S, l, page % S, p % 16] is the latent of position p. Its values may be int8
+        rows of Hckv + 4 instead: round(latent / scale), ties to even, with scale = its largest magnitude / 127 as float32 in
+        the last four bytes, which is what they are multiplied by when they are read.
     page_table: (B, M) integers: the pages of each sequence in order; page_table[b, p // 16] holds position p. Entries past a
         sequence's last token are not read.
     wanted: (R,) integers in [0, T): the tokens whose logits are returned, in any order.

@@ -13,6 +13,7 @@ from decodestep.ops.decoder_forward.weights import DecoderWeights
 
 OP = "decoder_forward"
 PAGE = 16  # positions in a page: kPagePositions of csrc/attention/kv_page.h
+SCALE_BYTES = 4  # of the scale at the end of an int8 row
 
 
 @dataclass(frozen=True, eq=False)
@@ -93,10 +94,12 @@ def _check_cache(call: Call) -> int:
         keys: tuple[int, ...] = (slabs, layers, w.kv_heads, pages, w.head_dim // 2, PAGE, 2)
         values: tuple[int, ...] = (slabs, layers, w.kv_heads, pages, PAGE // 2, w.head_dim, 2)
     else:
-        keys, values = ((slabs, layers, pages, PAGE, width) for width in (w.latent.rope, w.latent.latent))
+        width = w.latent.latent + (SCALE_BYTES if call.values.dtype == np.int8 else 0)
+        keys, values = (slabs, layers, pages, PAGE, w.latent.rope), (slabs, layers, pages, PAGE, width)
     shapes = {"keys": keys, "values": values}
     for (name, shape), array in zip(shapes.items(), (call.keys, call.values), strict=True):
-        require_dtype(OP, name, array, (BFLOAT16,))
+        in_bytes = name == "values" and w.latent is not None
+        require_dtype(OP, name, array, (BFLOAT16, np.dtype(np.int8)) if in_bytes else (BFLOAT16,))
         require_shape(OP, name, array, shape)
         ok = array.flags.c_contiguous and array.flags.aligned and array.flags.writeable
         require(ok, OP, name, "writeable and contiguous in C order", "an array that is not")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from decodestep._base.arrays import BFLOAT16
-from decodestep.ops.decoder_forward.arguments import PAGE, Call
+from decodestep.ops.decoder_forward.arguments import PAGE, SCALE_BYTES, Call
 from decodestep.ops.decoder_forward.weights import GroupedAttention, LatentAttention, Mixture
 from decodestep.ops.expert_router.reference import route
 from decodestep.ops.linear.reference import linear
@@ -57,17 +57,33 @@ def _latent_attention(call: Call, layer: LatentAttention, h: np.ndarray, keys: n
     latent, key = np.split(linear(h, layer.latent), [s.latent], axis=1)
     slab, page = np.divmod(call.page_table[call.sequence, call.positions // PAGE], keys.shape[1])
     row = call.positions % PAGE
-    values[slab, page, row] = rms_norm(latent, layer.latent_norm.astype(dtype), s.eps).astype(BFLOAT16)
+    kept = rms_norm(latent, layer.latent_norm.astype(dtype), s.eps)
+    values[slab, page, row] = _in_bytes(kept.astype(np.float32)) if values.dtype == np.int8 else kept.astype(BFLOAT16)
     keys[slab, page, row] = _rotate(call, key[:, None])[:, 0].astype(BFLOAT16)
     nope, rope = _by_head(nope, layer.key_up), _rotate(call, rope)
     attended = np.empty((tokens, w.heads, s.latent), dtype)
     for t, position in enumerate(call.positions):
         slab, page = np.divmod(call.page_table[call.sequence[t], : position // PAGE + 1], keys.shape[1])
-        k, v = (a[slab, page].reshape(-1, a.shape[-1])[: position + 1].astype(dtype) for a in (keys, values))
+        k, v = (a[slab, page].reshape(-1, a.shape[-1])[: position + 1] for a in (keys, values))
+        k, v = k.astype(dtype), (_from_bytes(v) if v.dtype == np.int8 else v).astype(dtype)
         score = (nope[t] @ v.T + rope[t] @ k.T) * dtype.type(w.scale)
         weight = np.exp(score - score.max(axis=-1, keepdims=True))
         attended[t] = weight @ v / weight.sum(axis=-1, keepdims=True)
     return linear(_by_head(attended, layer.value_up).reshape(tokens, -1), layer.output)
+
+
+def _in_bytes(rows: np.ndarray) -> np.ndarray:
+    """float32 rows as integers in [-127, 127] and the bytes of their scale, largest magnitude / 127; NaN spreads in its row."""
+    largest = np.abs(rows).max(axis=1, keepdims=True)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        factor = np.where(largest == 0, np.float32(0), np.float32(127) / largest)
+        whole = np.clip(np.rint(np.nan_to_num(rows * factor, posinf=np.inf, neginf=-np.inf)), -128, 127).astype(np.int8)
+    return np.concatenate([whole, (largest / np.float32(127)).view(np.int8)], axis=1)
+
+
+def _from_bytes(rows: np.ndarray) -> np.ndarray:
+    scale = np.ascontiguousarray(rows[:, -SCALE_BYTES:]).view(np.float32)
+    return rows[:, :-SCALE_BYTES].astype(np.float32) * scale
 
 
 def _by_head(x: np.ndarray, weight: LinearPanels) -> np.ndarray:
