@@ -253,7 +253,7 @@ def our_processors(settings, prompt, ends):
     return made
 
 
-@pytest.mark.parametrize("seed", range(24))
+@pytest.mark.parametrize("seed", range(36))
 def test_equals_transformers(llama, seed):
     rng = np.random.default_rng(seed)
     beams, longest = int(rng.integers(2, 7)), int(rng.integers(1, 15))

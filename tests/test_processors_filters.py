@@ -97,7 +97,7 @@ def test_rank_and_temperature_equal_transformers(name):
 def test_filters_equal_transformers(name):
     limits, takes_minimum = FILTERS[name]
     rounding = rows = 0
-    for rng, scores in cases(2, repeats=2):
+    for rng, scores in cases(2, repeats=4):
         value = float(rng.choice([rng.uniform(*limits), 10 ** rng.uniform(-4, -0.1)]))
         keep = int(rng.choice([1, 1, 2, 5, 300])) if takes_minimum else 1
         extra = {"min_tokens_to_keep": keep} if takes_minimum else {}

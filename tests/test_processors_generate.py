@@ -96,7 +96,7 @@ def generate(model: Any, given: dict[str, torch.Tensor], config: GenerationConfi
 
 def test_generate_is_the_same_with_our_classes_inside(llama, monkeypatch):
     rng = np.random.default_rng(51)
-    runs = [(prompts(rng), config) for _ in range(3) for config in random_configs(rng)]
+    runs = [(prompts(rng), config) for _ in range(8) for config in random_configs(rng)]
     theirs = [generate(llama, *run) for run in runs]
     homes = package.processors, package.stopping
     swapped = [(home, name) for home in homes for name in home.__all__ if hasattr(hf_utils, name)]
