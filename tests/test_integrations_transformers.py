@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from transformers import AttentionInterface, DynamicCache, StaticCache
 
 import processes
-from decodestep.integrations.transformers import LatentLayer, accelerate, acceleration, attention, visible_keys
+from decodestep.integrations.transformers import LatentLayer, accelerate, acceleration, attention, few_rows, visible_keys
 from latent_models import FAMILIES, VOCABULARY, model_of
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 3e-2}  # of the largest magnitude
@@ -444,6 +444,66 @@ def test_attention_and_cache_can_be_left_out(model, absorbed):
             assert "=False" in handle.report()
         assert type(cache.layers[0]).__name__ == kind
         assert bool(absorbed) == ("cache" in options)
+
+
+@pytest.fixture
+def few_rows_calls(monkeypatch):
+    """The shapes of what `FewRows` served, with weights of any size."""
+    calls = []
+    multiply = few_rows.linear
+    monkeypatch.setattr(few_rows, "_LEAST_BYTES", 0)
+    monkeypatch.setattr(few_rows, "linear", lambda x, w: calls.append(tuple(x.shape)) or multiply(x, w))
+    return calls
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_few_rows_of_plain_linears(few_rows_calls, dtype):
+    model, ids = model_of("deepseek_v3").to(dtype), prompt()
+    expected = decode(model, ids, holes(ids), 3)
+    with accelerate(model, attention=False, cache=False) as handle:
+        assert_close(decode(model, ids, holes(ids), 3), expected)
+        assert few_rows_calls and max(rows for rows, _ in few_rows_calls) <= few_rows.MOST_ROWS
+        assert "Linear layers: up to 8 rows" in handle.report()
+    few_rows_calls.clear()
+    assert torch.equal(decode(model, ids, holes(ids), 3), expected)
+    with accelerate(model, linears=False) as handle:
+        decode(model, ids, holes(ids), 3)
+        assert "Linear layers: kept" in handle.report()
+    assert not few_rows_calls and not any("forward" in vars(module) for module in model.modules())
+
+
+@pytest.mark.parametrize("bias", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_linear_of_few_rows(few_rows_calls, dtype, bias):
+    """Any shape of rows, strides of input and weight; what it does not serve goes to torch."""
+    module = torch.nn.Linear(40, 24, bias=bias, dtype=dtype)
+    module.weight.data = torch.randn(24, 64).to(dtype)[:, 8:48]
+    served = few_rows.FewRows(module)
+    with torch.no_grad():
+        for x in (torch.randn(40), torch.randn(1, 1, 40), torch.randn(2, 4, 80)[..., ::2], torch.randn(40, 5).T):
+            x = x.to(dtype)
+            exact = torch.nn.functional.linear(x.double(), module.weight.double(), module.bias.double() if bias else None)
+            y = served(x)
+            assert y.dtype == dtype and y.shape == exact.shape
+            assert_close(y, exact.to(dtype))
+    assert len(few_rows_calls) == 4
+    few_rows_calls.clear()
+    row = torch.randn(1, 40, dtype=dtype)
+    assert served(row).requires_grad
+    with torch.no_grad():
+        assert served(torch.randn(3, 3, 40, dtype=dtype)).shape == (3, 3, 24)
+        assert served(torch.randn(0, 40, dtype=dtype)).shape == (0, 24)
+        with torch.autocast("cpu", torch.bfloat16):
+            assert served(row).dtype == torch.bfloat16
+        module.requires_grad_(False)
+        traced = torch.jit.trace(lambda x: served(x), row, check_trace=False)
+        assert torch.equal(traced(2 * row), module(2 * row))
+        for wrong in (torch.randn(1, 39, dtype=dtype), row.double()):
+            with pytest.raises(RuntimeError):
+                served(wrong)
+        module.weight.data = torch.randn(40, 24, dtype=dtype).T
+        assert_close(served(row), torch.nn.functional.linear(row, module.weight, module.bias))
+    assert not few_rows_calls
 
 
 def test_experts_by_name(model):

@@ -90,8 +90,20 @@ DECODESTEP_INLINE void load_tail(const uint8_t* row, size_t i, size_t values, f3
     load_piece<BlockFormat>(block, 0, a, b);
 }
 
-// How far ahead weights are prefetched: rows are short, and the hardware prefetcher starts anew at the end of each.
-constexpr size_t kRowPrefetchBytes = 4096;
+// Whether the pieces of a row are whole cache lines of plain values: reading those is all that a product costs.
+template <class BlockFormat>
+constexpr bool is_dense = pieces<BlockFormat> == 1 && BlockFormat::bytes % 64 == 0;
+
+// What R rows from w on make worth prefetching at their piece b: rows are short, and the hardware prefetcher starts
+// anew at the end of each. Dense rows: the same place of the next R rows.
+template <class BlockFormat, int R>
+DECODESTEP_INLINE void prefetch_rows(const uint8_t* w, size_t w_stride, size_t b) {
+    constexpr size_t bytes = BlockFormat::bytes / pieces<BlockFormat>, ahead = 4096;
+    if constexpr (is_dense<BlockFormat>)
+        for (int r = 0; r < R; ++r) prefetch(w + (R + r) * w_stride + b * bytes, bytes);
+    else
+        prefetch(w + ahead + b * R * bytes, R * bytes);
+}
 
 // R outputs times T tokens, one accumulator each: every weight is widened once, every activation loaded once.
 template <class BlockFormat, int R, int T>
@@ -102,11 +114,10 @@ DECODESTEP_INLINE void tile(const uint8_t* w, size_t w_stride, const float* x, p
     for (int r = 0; r < R; ++r)
 #pragma GCC unroll 8
         for (int t = 0; t < T; ++t) total[r][t] = broadcast(0.0f);
-    constexpr size_t bytes = BlockFormat::bytes / pieces<BlockFormat>;
     const size_t blocks = in / kLoadValues, rest = in % kLoadValues;
     for (size_t b = 0; b < blocks; ++b) {
         f32x16 w0[R], w1[R];
-        prefetch(w + kRowPrefetchBytes + b * R * bytes, R * bytes);
+        prefetch_rows<BlockFormat, R>(w, w_stride, b);
 #pragma GCC unroll 8
         for (int r = 0; r < R; ++r) load_piece<BlockFormat>(w + r * w_stride, b, w0[r], w1[r]);
 #pragma GCC unroll 8
@@ -137,6 +148,8 @@ DECODESTEP_INLINE void tile(const uint8_t* w, size_t w_stride, const float* x, p
 // Eight vectors hold four accumulators beside the weights and activations.
 constexpr size_t kRowTileTokens = kVectorRegisters >= 32 ? 4 : 2;
 constexpr size_t kRowTileOutputs = 4 / (4 / kRowTileTokens);
+// Of one token with dense rows: a core reads memory faster in four streams than in two.
+constexpr size_t kOneTokenOutputs = 4;
 
 // Outputs [n, n + R) of all tokens; w is the row of output n.
 template <class BlockFormat, int R>
@@ -177,6 +190,9 @@ void multiply_rows(const Linear& a, size_t first, size_t last) {
     size_t n = first;
     const bool widen_once = a.tokens > kRowTileTokens && BlockFormat::bytes != F32Block::bytes;
     float* widened = widen_once ? thread_scratch(kRowTileOutputs * in) : nullptr;
+    if constexpr (is_dense<BlockFormat>)
+        for (; a.tokens == 1 && n + kOneTokenOutputs <= last; n += kOneTokenOutputs)
+            tile<BlockFormat, kOneTokenOutputs, 1>(a.w.row(n), a.w.stride, a.x, a.x_stride, in, a.y + n, a.y_stride);
     for (; n + kRowTileOutputs <= last; n += kRowTileOutputs) {
         if (widen_once) {
             for (size_t r = 0; r < kRowTileOutputs; ++r) widen<BlockFormat>(a.w.row(n + r), in, widened + r * in);

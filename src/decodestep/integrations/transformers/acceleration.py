@@ -12,6 +12,7 @@ from transformers.cache_utils import Cache, DynamicIndexedLayer, DynamicLayer
 
 from decodestep._base.checks import is_int, refuse, require
 from decodestep.integrations.transformers.attention import DTYPES, NAME, Latents, is_plain, latents_of
+from decodestep.integrations.transformers.few_rows import MOST_ROWS, FewRows, few_rows_of, is_served
 from decodestep.integrations.transformers.latent_layer import IndexedLatentLayer, LatentLayer
 
 _OP = "accelerate"
@@ -20,7 +21,13 @@ _LAYERS = {DynamicLayer: LatentLayer, DynamicIndexedLayer: IndexedLatentLayer}
 
 
 def accelerate(
-    model: Any, *, attention: bool = True, cache: bool = True, experts: str = "keep", absorb_up_to: int = 64
+    model: Any,
+    *,
+    attention: bool = True,
+    cache: bool = True,
+    linears: bool = True,
+    experts: str = "keep",
+    absorb_up_to: int = 64,
 ) -> Acceleration:
     """Switches a model of transformers with multi-head latent attention to decoding on the cached latents.
 
@@ -39,6 +46,8 @@ def accelerate(
     attention: whether to switch the attention, to the implementation "decodestep". `model.set_attn_implementation` goes on
         working, and no weight is copied.
     cache: whether the layers of dynamic caches that are new become `LatentLayer`s when the model first sees them.
+    linears: whether calls of plain Linear modules with few rows (8 at most) and a weight of a megabyte or more go to
+        `ops.linear`, which reads the weight once, where it is, on every thread; but kv_b_proj. Sums are in another order.
     experts: "keep", or the name of an experts implementation for `model.set_experts_implementation`. There is none of ours.
     absorb_up_to: the most queries of a pass that are served on the latents.
 
@@ -58,17 +67,25 @@ def accelerate(
     require(bool(modules), _OP, "model", "one with latent attention (expand_kv and kv_b_proj)", type(model).__name__)
     for name, module in modules.items():
         _check(name, module)
-    return Acceleration(model, modules, attention, cache, experts, int(absorb_up_to))
+    return Acceleration(model, modules, attention, cache, linears, experts, int(absorb_up_to))
 
 
 class Acceleration:
     """What `accelerate` has changed in a model. As a context manager it undoes that at the end."""
 
     def __init__(
-        self, model: Any, modules: dict[str, nn.Module], attention: bool, cache: bool, experts: str, absorb_up_to: int
+        self,
+        model: Any,
+        modules: dict[str, nn.Module],
+        attention: bool,
+        cache: bool,
+        linears: bool,
+        experts: str,
+        absorb_up_to: int,
     ) -> None:
         self.model = model
         self._modules = modules if attention else {}
+        self._linears = _plain_linears(model, modules) if linears else []
         self._configs: list[tuple[Any, Any]] = []  # each with the implementation that it named before
         self._hooks: list[Any] = []
         self._experts: Any = None
@@ -101,6 +118,8 @@ class Acceleration:
                 decoder.set_attn_implementation(NAME)  # warns, and does nothing, where the model's file does not allow it
                 found = decoder.config._attn_implementation
                 require(found == NAME, _OP, "model", "one whose attention can be chosen", type(decoder).__name__)
+        for linear in self._linears:
+            linear.__dict__["forward"] = FewRows(linear)
         if cache:
             self._hooks = [decoder.register_forward_pre_hook(_use_latent_layers, with_kwargs=True) for decoder in decoders]
 
@@ -113,6 +132,9 @@ class Acceleration:
         for module in self._modules.values():
             if latents_of(module):
                 del module.expand_kv
+        for linear in self._linears:
+            if few_rows_of(linear):
+                del linear.__dict__["forward"]
         for config, before in self._configs:
             if config._attn_implementation == NAME:
                 config._attn_implementation_internal = before
@@ -128,7 +150,7 @@ class Acceleration:
         self.undo()
 
     def report(self) -> str:
-        """A line for each attention, each experts module and the cache: what is replaced, what is not, and why."""
+        """What is replaced, what is not, and why: a line for each attention, each experts module, the Linears and the cache."""
         if self.model.__dict__.get(_HANDLE) is not self:
             return "undone"
         lines = []
@@ -145,6 +167,9 @@ class Acceleration:
             elif kind.endswith("Experts"):
                 now = getattr(module.config, "_experts_implementation", None) if hasattr(module, "config") else None
                 lines.append(f"{name} ({kind}): kept, {now or 'as it is'}")
+        count = sum(few_rows_of(module) is not None for module in self.model.modules())
+        rows = f"up to {MOST_ROWS} rows in one pass over the weight"
+        lines.append(f"{count} Linear layers: {rows}" if count else "Linear layers: kept")
         growing = "new dynamic caches grow in place (LatentLayer)" if self._hooks else "kept, cache=False"
         return "\n".join([*lines, f"cache: {growing}; static and other caches are read as they are"])
 
@@ -155,6 +180,12 @@ def _is_latent_attention(module: nn.Module) -> bool:
 
 def _latent_attentions(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     return ((name, module) for name, module in model.named_modules() if _is_latent_attention(module))
+
+
+def _plain_linears(model: nn.Module, attentions: dict[str, nn.Module]) -> list[nn.Linear]:
+    """All but kv_b_proj, whose weight `absorbed` reads itself."""
+    taken = {id(attention.kv_b_proj) for attention in attentions.values()}
+    return [module for module in model.modules() if is_served(module) and id(module) not in taken]
 
 
 def _kinds_below(module: nn.Module) -> list[str]:
