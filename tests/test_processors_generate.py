@@ -95,7 +95,7 @@ def generate(model: Any, given: dict[str, torch.Tensor], config: GenerationConfi
 
 
 def test_generate_is_the_same_with_our_classes_inside(llama, monkeypatch):
-    rng = np.random.default_rng(51)
+    rng = np.random.default_rng(56)
     runs = [(prompts(rng), config) for _ in range(8) for config in random_configs(rng)]
     theirs = [generate(llama, *run) for run in runs]
     homes = package.processors, package.stopping
