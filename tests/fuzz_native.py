@@ -29,6 +29,8 @@ ROW_BYTES = [lambda k: 4 * k, lambda k: 2 * k, lambda k: 2 * k,
 PANEL_BLOCKS = ((32, 4096), (32, 2048), (32, 2048), (32, 576), (32, 640), (32, 1088), (256, 4736), (256, 5760), (256, 6720),
                 (32, 704), (32, 768), (32, 576), (256, 4416), (32, 544))  # fmt: skip
 
+STEP_PARTS = 7
+
 
 def panel_bytes(number: int, inputs: int, outputs: int) -> int:
     block, size = PANEL_BLOCKS[number]
@@ -210,6 +212,7 @@ def decoder_forward(s: Source) -> Arguments:
         "keys": s.array(*keys, dtype=np.uint16), "values": s.array(*values, dtype=np.int8 if in_bytes else np.uint16),
         "page_table": s.ids(sequences, room, end=slabs * pages), "wanted": wanted,
         "logits": s.array(len(wanted), made["logits"][2]), "threads": s.threads(),
+        "costs": s.one_of(None, s.array(STEP_PARTS, 2, dtype=np.float64)),
     }  # fmt: skip
 
 

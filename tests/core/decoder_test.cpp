@@ -86,9 +86,24 @@ size_t differences_of(const char* path) {
     for (int threads = 1; threads <= 3; ++threads) {
         auto keys = keys_before, values = values_before;
         std::vector<uint32_t> logits(expected.size());
-        decoder_forward({&d, ids.size(), ids.data(), sequence.data(), positions.data(), sin.data(), cos.data(),
-                         keys.data(), values.data(), sizes[7], table.data(), sizes[8], wanted.data(), wanted.size(),
-                         reinterpret_cast<float*>(logits.data()), threads});
+        decoder_forward({.decoder = &d,
+                         .tokens = ids.size(),
+                         .ids = ids.data(),
+                         .sequence = sequence.data(),
+                         .positions = positions.data(),
+                         .sin = sin.data(),
+                         .cos = cos.data(),
+                         .keys = keys.data(),
+                         .values = values.data(),
+                         .byte_values = nullptr,
+                         .slab_pages = sizes[7],
+                         .page_table = table.data(),
+                         .table_width = sizes[8],
+                         .wanted = wanted.data(),
+                         .rows = wanted.size(),
+                         .logits = reinterpret_cast<float*>(logits.data()),
+                         .threads = threads,
+                         .costs = nullptr});
         count += differences(logits, expected) + differences(keys, keys_after) + differences(values, values_after);
     }
     return count;
