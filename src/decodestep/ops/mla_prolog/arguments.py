@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from decodestep._base.arrays import BFLOAT16, optional_view, view
-from decodestep._base.checks import is_int, is_real, refuse, require, require_choice
+from decodestep._base.checks import is_int, is_real, refuse, require_choice
 from decodestep.ops.mla_prolog.call import Attributes, Call, ProjectionWeight, check_options
 from decodestep.ops.mla_prolog.problem import Problem, Weight, columns_of
 from decodestep.ops.mla_prolog.scenarios import NO_QUANT, SCALES, TILE, Scenario, from_dtypes, from_modes
@@ -154,7 +154,8 @@ def _named_scenario(op: str, a: Attributes, cache_mode: str) -> Scenario:
     s = from_modes(op, a.weight_quant_mode, a.kv_cache_quant_mode, a.query_quant_mode)
     combined = int(s.kv == "tile")
     for name, value in (("ckvkr_repo_mode", a.ckvkr_repo_mode), ("quant_scale_repo_mode", a.quant_scale_repo_mode)):
-        require(value == combined, op, name, f"{combined} in scenario {s.name}", value)
+        if value != combined:
+            refuse(op, name, f"{combined} in scenario {s.name}", value)
     if combined:
         require_choice(op, "cache_mode", cache_mode, ("PA_BSND", "BSND", "TND"))
     return s

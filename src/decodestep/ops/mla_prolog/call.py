@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
 from decodestep._base.arrays import Array
-from decodestep._base.checks import is_int, is_real, require, require_choice
+from decodestep._base.checks import is_int, is_real, refuse, require, require_choice
 from decodestep.ops.mla_prolog.scenarios import TILE
 from decodestep.ops.mla_prolog.size_limits import PAGED_MODES, size_limits
 from decodestep.weights.linear_panels import LinearPanels
@@ -82,6 +83,14 @@ class Attributes(NamedTuple):
 
 
 _RESERVED = Attributes()
+_MODES: tuple[tuple[str, Collection[int]], ...] = (
+    ("weight_quant_mode", range(3)),
+    ("kv_cache_quant_mode", range(4)),
+    ("query_quant_mode", range(2)),
+    ("ckvkr_repo_mode", range(2)),
+    ("quant_scale_repo_mode", range(2)),
+    ("tile_size", (TILE,)),
+)
 
 
 def check_options(call: Call) -> tuple[tuple[str, ...], Attributes | None]:
@@ -96,7 +105,8 @@ def check_options(call: Call) -> tuple[tuple[str, ...], Attributes | None]:
         return modes, None
     attributes = _attributes(call)
     for name, factor in (("qc_qr_scale", call.qc_qr_scale), ("kc_scale", call.kc_scale)):
-        require(is_real(factor) and -_INFINITY < factor < _INFINITY, call.op, name, "a finite number", repr(factor))
+        if not (is_real(factor) and -_INFINITY < factor < _INFINITY):
+            refuse(call.op, name, "a finite number", repr(factor))
     return modes, attributes
 
 
@@ -108,15 +118,9 @@ def _attributes(call: Call) -> Attributes | None:
             require(value == reserved, op, name, f"{reserved} under limits={call.limits!r}", repr(value))
         return None
     require(isinstance(given.query_norm_flag, bool), op, "query_norm_flag", "True or False", given.query_norm_flag)
-    for name, choices in (
-        ("weight_quant_mode", range(3)),
-        ("kv_cache_quant_mode", range(4)),
-        ("query_quant_mode", range(2)),
-        ("ckvkr_repo_mode", range(2)),
-        ("quant_scale_repo_mode", range(2)),
-        ("tile_size", (TILE,)),
-    ):
+    for name, choices in _MODES:
         value = getattr(given, name)
-        require(is_int(value), op, name, "an integer", repr(value))
+        if not is_int(value):
+            refuse(op, name, "an integer", repr(value))
         require_choice(op, name, value, choices)
     return given
