@@ -13,6 +13,7 @@ from transformers.masking_utils import sdpa_mask
 
 from decodestep._base.checks import refuse
 from decodestep.integrations.transformers import visible_keys
+from decodestep.integrations.transformers.few_rows import MOST_ROWS
 from decodestep.integrations.transformers.visible_keys import VisibleKeys
 from decodestep.ops.mla_attention import mla_attention
 
@@ -138,8 +139,15 @@ def absorbed(module: Any, query: Tensor, latents: Tensor, rope_keys: Tensor, key
 
 def _multiplied(a: Tensor, b: Tensor) -> Tensor:
     """Products of matrices in float32, which is several times faster than torch's in bfloat16 on CPUs without instructions
-    for that: one half of kv_b_proj as float32 fits into the caches."""
-    return torch.bmm(a.float(), b.float())
+    for that: one half of kv_b_proj as float32 fits into the caches.
+
+    NumPy multiplies a few rows on the calling thread. After a product of torch's its OpenMP threads go on spinning, which costs
+    the threads of `mla_attention` and `linear` most of what they gain.
+    """
+    a, b = a.float(), b.float()
+    if min(a.shape[1], b.shape[2]) <= MOST_ROWS:
+        return torch.from_numpy(np.matmul(a.numpy(), b.numpy()))
+    return torch.bmm(a, b)
 
 
 def _paged(latents: Tensor, rope_keys: Tensor, keys: VisibleKeys) -> tuple[Tensor, Tensor, np.ndarray]:
