@@ -47,6 +47,7 @@ if TYPE_CHECKING:  # for type checkers and editors; a test compares it with the 
     from decodestep.sampling.params import SamplingParams as SamplingParams
     from decodestep.sampling.sampler import Sampler as Sampler
     from decodestep.sampling.sampler import StepResult as StepResult
+    from decodestep.sampling.trace import Trace as Trace
 
 __version__ = "0.1.0"
 
@@ -60,6 +61,7 @@ _HOMES = {
     "SamplingParams": "sampling.params",
     "StepResult": "sampling.sampler",
     "TokenLogprobs": "ops.decode_step",
+    "Trace": "sampling.trace",
     "astream": "generation.stream",
     "beam_search": "generation.beam_search",
     "decode_step": "ops.decode_step",

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
+from html import escape
 
 from decodestep.ops.decode_step import TokenLogprobs
 
 
 @dataclass(frozen=True)
 class Completion:
-    """The result of one row.
+    """The result of one row; in a notebook it shows itself.
 
     text: the generated text, cut where a stop string begins; control tokens add nothing to it.
     token_ids: every generated token, the one that ended the row included. prompt_token_ids: the prompt as the model read it.
@@ -34,3 +36,23 @@ class Completion:
     row: int = field(default=0, compare=False)
     prompt_logprobs: list[TokenLogprobs | None] | None = None
     error: BaseException | None = field(default=None, compare=False)
+
+    def _repr_html_(self) -> str:
+        facts = [f"{len(self.token_ids)} tokens after {len(self.prompt_token_ids)}"]
+        facts += [f"ended by {self.finish_reason or 'nothing yet'}"]
+        facts += [f"seed {self.seed}"] if self.seed is not None else []
+        facts += [repr(self.error)] if self.error is not None else []
+        text, notes = escape(self.text), escape(" · ".join(facts))
+        shown = f'<pre style="white-space:pre-wrap">{text}</pre><p><small>{notes}</small></p>'
+        return f"<div>{shown}{self._probabilities()}</div>"
+
+    def _probabilities(self) -> str:
+        """How likely each token was, by the model and after the processors; folded away."""
+        if not self.logprobs:
+            return ""
+        rows = "".join(
+            f"<tr><td>{token}</td><td>{math.exp(step.raw):.2%}</td><td>{math.exp(step.processed):.2%}</td></tr>"
+            for token, step in zip(self.token_ids, self.logprobs, strict=False)
+        )
+        head = '<tr><th scope="col">token id</th><th scope="col">model</th><th scope="col">after the processors</th></tr>'
+        return f"<details><summary>probabilities</summary><table>{head}{rows}</table></details>"

@@ -6,18 +6,23 @@ is, on one row, between two runs of fused processors.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import copy
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from decodestep._base.checks import refuse, require
-from decodestep.ops.decode_step import reference
+from decodestep._base import arrays
+from decodestep._base.arrays import Array
+from decodestep._base.checks import is_int, refuse, require
+from decodestep.ops.decode_step import decode_step, reference
 from decodestep.ops.decode_step.rows import Part
 from decodestep.ops.decode_step.steps import Step
+from decodestep.sampling.causes import causes
 from decodestep.sampling.fusion_rules import rule_of, steps_of
 from decodestep.sampling.token_history import History
+from decodestep.sampling.trace import Trace, draw, step_trace
 
 _OP = "plan"
 
@@ -79,6 +84,60 @@ class Plan:
         require(result.shape == (1, len(row)), _OP, type(processor).__name__, rule, result)
         return result[0]
 
+    def trace(
+        self,
+        logits: Array,
+        history: Iterable[int] | History = (),
+        *,
+        seed: int = 0,
+        greedy: bool = False,
+        spell: Callable[[int], str] | None = None,
+    ) -> Trace:
+        """What every step does to a row of logits, and the draw from what they leave, as values.
+
+            scores = logits
+            for processor in processors:  scores = processor(history, scores)        # a `StepTrace` each
+            token = the first argmax of scores, or of scores + gumbel(seed, len(history), token)
+
+        logits: (V,), float32, float16, bfloat16 or float64, NumPy or torch. Not written to.
+        history: the tokens before, ids >= 0: prompt and generated ones.
+        seed: an integer in [0, 2^64). greedy: whether the token is the argmax. spell: token id -> text, for display alone.
+
+        Returns a `Trace`. Its scores have the bits of `Sampler.processed`, and its token is the one that a `Sampler` draws.
+        Nothing changes: a processor that keeps state (``stateful``) is called on a deep copy of it.
+        Raises ValueError for logits of another shape or dtype, for ids or a seed out of range, and whatever a processor raises.
+        """
+        row = arrays.view(_OP, "logits", logits)
+        require(row.shape == (self.vocab_size,), _OP, "logits", f"of shape {self.vocab_size}", row)
+        ids = list(history.tokens if isinstance(history, History) else history)
+        require(all(is_int(i) and i >= 0 for i in ids), _OP, "history", "token ids >= 0", ids)
+        require(is_int(seed) and 0 <= seed < 2**64, _OP, "seed", "an integer in [0, 2^64)", seed)
+        past, position = History(ids), len(ids)
+        ids = list(past.tokens)
+        scores = first = decode_step(row[None], [()], need_processed=True).processed[0]
+        handed = row  # what the next processor is given: NaN too, until steps have run
+        traced = []
+        for processor in self.processors:
+            one = plan([copy.deepcopy(processor) if getattr(processor, "stateful", False) else processor], self.vocab_size)
+            handed, steps = one.steps(handed, past)
+            after = decode_step(handed[None], [steps], position=position, need_processed=True).processed[0]
+            handed = after if steps else handed
+            traced.append(
+                step_trace(
+                    scores,
+                    after,
+                    steps,
+                    position,
+                    lambda tokens, processor=processor: causes(processor, ids, tokens),  # type: ignore[misc]
+                    name=name_of(processor),
+                    description=_description(processor),
+                    fused=not one.unfused,
+                )
+            )
+            scores = after
+        drawn = draw(scores, greedy=greedy, seed=int(seed), position=position)
+        return Trace(first, tuple(traced), drawn, tuple(ids), spell)
+
     def explain(self) -> str:
         """One line for each processor: whether it runs fused, and what it is."""
         lines = []
@@ -129,7 +188,12 @@ def _description(processor: Any) -> str:
         for name, value in getattr(processor, "__dict__", {}).items()
         if not name.startswith("_") and name not in _COMMON_ATTRIBUTES and _is_short(value)
     ]
-    return f"{getattr(processor, '__name__', type(processor).__name__)}({', '.join(shown)})"
+    return f"{name_of(processor)}({', '.join(shown)})"
+
+
+def name_of(processor: Any) -> str:
+    """The class of a processor, or the name of a function."""
+    return str(getattr(processor, "__name__", type(processor).__name__))
 
 
 def _is_short(value: Any) -> bool:

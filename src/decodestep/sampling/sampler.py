@@ -21,6 +21,7 @@ from decodestep.sampling.row import Row
 from decodestep.sampling.row_processors import Processors, RowProcessors
 from decodestep.sampling.text_stream import TextStream
 from decodestep.sampling.token_history import History
+from decodestep.sampling.trace import Trace
 
 _OP = "Sampler"
 
@@ -234,6 +235,18 @@ class Sampler:
             raise error
         return held
 
+    def trace(self, logits: Array) -> tuple[Trace, ...]:
+        """What each row's processors do to its logits, step by step, and the token that `step` would draw: see `Plan.trace`.
+
+        logits: (B, V), as for `processed`. Rows that have ended are traced too. No row changes.
+        Raises ValueError for logits of another shape or dtype, and whatever a processor raises.
+        """
+        spell = None if self._token_bytes is None else _speller(self._token_bytes)
+        return tuple(
+            row.plan.trace(scores, row.history, seed=row.seed or 0, greedy=row.params.greedy, spell=spell)
+            for row, scores in zip(self.rows, self._view(logits), strict=True)
+        )
+
     def explain(self) -> str:
         """The plan of each row in words, one line for each processor and one for the draw; rows of one plan share it."""
         plans: dict[str, list[int]] = {}
@@ -323,6 +336,10 @@ class Sampler:
         if not all(is_int(i) and 0 <= i < self.vocab_size for i in column):
             refuse(_OP, name, f"token ids in [0, {self.vocab_size})", plain)
         return [int(i) for i in column]
+
+
+def _speller(token_bytes: Callable[[int], bytes]) -> Callable[[int], str]:
+    return lambda token: token_bytes(token).decode("utf-8", "replace")
 
 
 def _within_length(params: SamplingParams, prompt_length: int) -> SamplingParams:

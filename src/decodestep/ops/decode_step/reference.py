@@ -334,8 +334,13 @@ def _top_n_sigma(row: Row, step: TopNSigma) -> Row:
     return row.keep(scores >= scores.max() - step.n * deviation)
 
 
+def xtc_acts(step: Xtc, position: int) -> bool:
+    """Whether XTC's coin fell so that it excludes tokens at this position."""
+    return bool(_noise("uniform", step.seed, position, XTC_COIN) < step.probability)
+
+
 def _xtc(row: Row, step: Xtc) -> Row:
-    if not len(row.ids) or _noise("uniform", step.seed, row.position, XTC_COIN) >= step.probability:
+    if not len(row.ids) or not xtc_acts(step, row.position):
         return row
     above = np.flatnonzero(probabilities(row) >= step.threshold)
     if len(above) < 2:

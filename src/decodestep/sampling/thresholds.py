@@ -1,0 +1,98 @@
+"""What decided a cut, as a number: the threshold of a filter on the row that it was given."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from decodestep.ops.decode_step import reference
+from decodestep.ops.decode_step import steps as s
+from decodestep.ops.decode_step.reference import Row
+
+
+class Threshold(NamedTuple):
+    """value: the bound. quantity: what is compared with it.
+
+    "score": tokens with a lower score are dropped.
+    "probability": tokens with a lower probability are dropped; for XTC those with at least it, but the least likely of them.
+    "mass": the most likely tokens stay until their probabilities sum to it.
+    "surprise": tokens whose |-log p - entropy| is above it are dropped.
+    "entropy": the most likely tokens stay while their terms -p log p sum to at most it, in nats.
+    """
+
+    quantity: str
+    value: float
+
+
+def threshold_of(step: s.Step, row: Row) -> Threshold | None:
+    """The threshold of a step on the candidates before it; None where it is no cut or cuts nothing whatever the scores."""
+    rule = _RULES.get(type(step))
+    return rule(step, row) if rule and len(row.ids) else None
+
+
+def _top_k(step: s.TopK, row: Row) -> Threshold | None:
+    k = max(step.k, step.keep)
+    if k >= len(row.ids):
+        return None
+    return Threshold("score", float(np.partition(row.scores, len(row.scores) - k)[len(row.scores) - k]))
+
+
+def _top_p(step: s.TopP, row: Row) -> Threshold | None:
+    return Threshold("mass", float(step.p)) if step.p < 1 else None
+
+
+def _min_p(step: s.MinP, row: Row) -> Threshold:
+    return Threshold("probability", step.p * float(reference.probabilities(row).max()))
+
+
+def _typical(step: s.Typical, row: Row) -> Threshold:
+    log_p = reference.log_probabilities(row)
+    distance = np.abs(-log_p - _entropy(log_p))
+    kept = reference.candidates(reference.processed(row, int(row.ids[-1]) + 1), (step,), row.position)
+    return Threshold("surprise", float(distance[np.isin(row.ids, kept.ids)].max()))
+
+
+def _epsilon(step: s.Epsilon, row: Row) -> Threshold:
+    return Threshold("probability", step.epsilon)
+
+
+def _eta(step: s.Eta, row: Row) -> Threshold:
+    falling = math.sqrt(step.epsilon) * math.exp(-_entropy(reference.log_probabilities(row)))
+    return Threshold("probability", min(step.epsilon, falling))
+
+
+def _top_h(step: s.TopH, row: Row) -> Threshold:
+    best = np.sort(np.argsort(-row.scores, kind="stable")[: step.top])
+    return Threshold("entropy", step.share * _entropy(reference.log_probabilities(row.keep(best))))
+
+
+def _top_n_sigma(step: s.TopNSigma, row: Row) -> Threshold:
+    scores = row.scores.astype(np.float64)
+    top = float(scores.max())
+    return Threshold("score", top if math.isinf(top) else top - step.n * float(scores.std()))
+
+
+def _xtc(step: s.Xtc, row: Row) -> Threshold | None:
+    acts = reference.xtc_acts(step, row.position) and np.count_nonzero(reference.probabilities(row) >= step.threshold) > 1
+    return Threshold("probability", step.threshold) if acts else None
+
+
+def _entropy(log_p: np.ndarray) -> float:
+    share = np.exp(log_p)
+    return float(-(share * np.where(share > 0, log_p, 0.0)).sum())
+
+
+_RULES: dict[type, Callable[[Any, Row], Threshold | None]] = {
+    s.TopK: _top_k,
+    s.TopP: _top_p,
+    s.MinP: _min_p,
+    s.Typical: _typical,
+    s.Epsilon: _epsilon,
+    s.Eta: _eta,
+    s.TopH: _top_h,
+    s.TopNSigma: _top_n_sigma,
+    s.Xtc: _xtc,
+}
