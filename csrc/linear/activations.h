@@ -23,26 +23,31 @@ struct QuantisedBlocks {
     int32_t *sum = nullptr, *minus_half_sums = nullptr;
 };
 
+// Blocks of a token that lie side by side: as many as the largest blocks of panels have.
+constexpr size_t kStretch = 8;
+
 // Tokens of `in` values, a multiple of 32, in one of the forms or both. A form whose pointers are null is neither
-// written nor read.
+// written nor read. Quantised blocks lie in stretches of eight, those of all tokens and then the next eight of all
+// tokens: products with many tokens take a stretch at a time, and so find the tokens at distances that are constants.
 struct Activations {
-    size_t in = 0;
+    size_t in = 0, tokens = 0;
     float* values = nullptr;            // [tokens, in]
-    QuantisedBlocks quantised{};        // [tokens, blocks()]
+    QuantisedBlocks quantised{};        // [stretches, tokens, kStretch], the last stretch filled up with anything
     QuantisedBlocks residual{};         // [tokens]: what rounding leaves of one block of each token
     int32_t* residual_block = nullptr;  // [tokens]: the number of that block
-    float* block_sum = nullptr;         // [tokens, blocks()]: sum of a block's quantised values, residual included
+    float* block_sum = nullptr;         // as `quantised`: sum of a block's quantised values, residual included
 
     size_t blocks() const { return in / 32; }
+    // The place of block b of token t.
+    size_t at(size_t t, size_t b) const { return (b / kStretch * tokens + t) * kStretch + b % kStretch; }
 
     // Memory for both forms or one: a block of 32 is 8 floats of bytes, a scale, two sums and a block_sum.
     static size_t floats(size_t tokens, size_t in, bool as_values, bool as_bytes) {
-        const Activations x{.in = in};
-        return tokens * ((as_values ? in : 0) + (as_bytes ? 12 * x.blocks() + 12 : 0));
+        return tokens * ((as_values ? in : 0) + (as_bytes ? 12 * whole_stretches(in) + 12 : 0));
     }
     // space: of floats(...) floats.
     static Activations in_space(float* space, size_t tokens, size_t in, bool as_values, bool as_bytes) {
-        Activations x{.in = in};
+        Activations x{.in = in, .tokens = tokens};
         const auto take = [&](size_t floats_per_token) {
             float* taken = space;
             space += tokens * floats_per_token;
@@ -54,37 +59,37 @@ struct Activations {
         };
         if (as_values) x.values = take(in);
         if (!as_bytes) return x;
-        x.quantised = take_blocks(x.blocks());
-        x.block_sum = take(x.blocks());
+        x.quantised = take_blocks(whole_stretches(in));
+        x.block_sum = take(whole_stretches(in));
         x.residual = take_blocks(1);
         x.residual_block = reinterpret_cast<int32_t*>(take(1));
         return x;
     }
 
-    // The same memory for rows of another length, at most that of before.
-    Activations with_width(size_t width) const {
-        Activations x = *this;
-        x.in = width;
-        return x;
-    }
+  private:
+    static size_t whole_stretches(size_t in) { return (in / 32 + kStretch - 1) / kStretch * kStretch; }
 };
 
 // Copies a row, in all forms that both have.
 inline void copy_row(const Activations& from, size_t row, const Activations& to, size_t to_row) {
-    const auto copy = [&](const auto* source, auto* target, size_t items) {
-        if (source && target) std::memcpy(target + to_row * items, source + row * items, items * sizeof *source);
+    const auto copy = [](const auto* source, size_t at, auto* target, size_t to_at, size_t items) {
+        if (source && target) std::memcpy(target + to_at * items, source + at * items, items * sizeof *source);
     };
-    const auto copy_blocks = [&](const QuantisedBlocks& source, const QuantisedBlocks& target, size_t blocks) {
-        copy(source.bytes, target.bytes, 32 * blocks);
-        copy(source.scale, target.scale, blocks);
-        copy(source.sum, target.sum, blocks);
-        copy(source.minus_half_sums, target.minus_half_sums, blocks);
+    const auto copy_blocks = [&](const QuantisedBlocks& source, size_t at, const QuantisedBlocks& target, size_t to_at,
+                                 size_t blocks) {
+        copy(source.bytes, at, target.bytes, to_at, 32 * blocks);
+        copy(source.scale, at, target.scale, to_at, blocks);
+        copy(source.sum, at, target.sum, to_at, blocks);
+        copy(source.minus_half_sums, at, target.minus_half_sums, to_at, blocks);
     };
-    copy(from.values, to.values, from.in);
-    copy_blocks(from.quantised, to.quantised, from.blocks());
-    copy_blocks(from.residual, to.residual, 1);
-    copy(from.residual_block, to.residual_block, 1);
-    copy(from.block_sum, to.block_sum, from.blocks());
+    copy(from.values, row, to.values, to_row, from.in);
+    for (size_t b = 0; b < from.blocks(); b += kStretch) {
+        const size_t at = from.at(row, b) / kStretch, to_at = to.at(to_row, b) / kStretch;
+        copy_blocks(from.quantised, at, to.quantised, to_at, kStretch);
+        copy(from.block_sum, at, to.block_sum, to_at, kStretch);
+    }
+    copy_blocks(from.residual, row, to.residual, to_row, 1);
+    copy(from.residual_block, row, to.residual_block, to_row, 1);
 }
 
 // 32 values.
@@ -112,7 +117,7 @@ DECODESTEP_INLINE void store_block(const Activations& x, size_t t, size_t b, con
         store(x.values + t * x.in + 32 * b + kLanes, values.second);
     }
     if (x.quantised.bytes) {
-        const size_t at = t * x.blocks() + b;
+        const size_t at = x.at(t, b);
         quantise_block(x.quantised, at, values);
         x.block_sum[at] = x.quantised.scale[at] * static_cast<float>(x.quantised.sum[at]);
     }
@@ -120,7 +125,7 @@ DECODESTEP_INLINE void store_block(const Activations& x, size_t t, size_t b, con
 
 // Stores the residual of block b, after the block itself.
 DECODESTEP_INLINE void store_residual(const Activations& x, size_t t, size_t b, const Block& values) {
-    const size_t at = t * x.blocks() + b;
+    const size_t at = x.at(t, b);
     const int8_t* bytes = x.quantised.bytes + 32 * at;
     const f32x16 scale = broadcast(x.quantised.scale[at]);
     quantise_block(x.residual, t,
@@ -135,8 +140,9 @@ template <class MakeBlock>
 DECODESTEP_INLINE void store_blocks(const Activations& x, size_t t, MakeBlock&& block) {
     for (size_t b = 0; b < x.blocks(); ++b) store_block(x, t, b, block(b));
     if (!x.quantised.bytes || x.blocks() == 0) return;
-    const float* scales = x.quantised.scale + t * x.blocks();
-    const auto coarsest = static_cast<size_t>(std::max_element(scales, scales + x.blocks()) - scales);
+    size_t coarsest = 0;
+    for (size_t b = 1; b < x.blocks(); ++b)
+        if (x.quantised.scale[x.at(t, coarsest)] < x.quantised.scale[x.at(t, b)]) coarsest = b;
     store_residual(x, t, coarsest, block(coarsest));
 }
 

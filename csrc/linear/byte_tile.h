@@ -35,7 +35,7 @@ DECODESTEP_INLINE void byte_integers(const Quads& quads, size_t first_v, const Q
             integers[t][v] = broadcast_int(kByteOffset ? -kByteOffset * x.sum[at + t * stride] : 0);
 #pragma GCC unroll 8
     for (size_t j = 0; j < kQuads; ++j) {
-        u8x64 w[V];
+        decltype(quads.quad(j, first_v)) w[V];
 #pragma GCC unroll 2
         for (int v = 0; v < V; ++v) w[v] = quads.quad(j, first_v + v);
 #pragma GCC unroll 8
@@ -53,10 +53,6 @@ DECODESTEP_INLINE void run_sums(const Quads& quads, size_t run, size_t first_v, 
                                 ByteSums (&sums)[T][V]) {
     constexpr size_t count = run_quads<F>();
 #pragma GCC unroll 8
-    for (int t = 0; t < T; ++t)
-#pragma GCC unroll 2
-        for (int v = 0; v < V; ++v) sums[t][v] = broadcast_int(0);
-#pragma GCC unroll 8
     for (size_t i = 0; i < count; ++i) {
         const size_t j = quad_of<F>(run, i);
         u8x64 w[V];
@@ -66,8 +62,34 @@ DECODESTEP_INLINE void run_sums(const Quads& quads, size_t run, size_t first_v, 
         for (int t = 0; t < T; ++t) {
             const i8x4 quad = broadcast_quad(bytes + t * kBlockInputs * stride + 4 * j);
 #pragma GCC unroll 2
-            for (int v = 0; v < V; ++v) add_bytes(sums[t][v], w[v], quad);
+            for (int v = 0; v < V; ++v) {
+                if (i == 0)
+                    sums[t][v] = first_bytes(w[v], quad);
+                else
+                    add_bytes(sums[t][v], w[v], quad);
+            }
         }
+    }
+}
+
+// integers += the sums of a run of two quads times `scale`, token by token: so short a run's sums of all tokens would
+// be moved to memory and back for a few products.
+template <Format F, int T, int V, class Quads>
+DECODESTEP_INLINE void add_short_run(const Quads& quads, size_t run, size_t first_v, const int8_t* bytes, size_t stride,
+                                     const i32x16 (&scale)[V], i32x16 (&integers)[T][V]) {
+    const size_t j = quad_of<F>(run, 0), k = quad_of<F>(run, 1);
+    u8x64 first[V], second[V];
+#pragma GCC unroll 2
+    for (int v = 0; v < V; ++v) {
+        first[v] = quads.quad(j, first_v + v);
+        second[v] = quads.quad(k, first_v + v);
+    }
+#pragma GCC unroll 8
+    for (int t = 0; t < T; ++t) {
+        const int8_t* token = bytes + t * kBlockInputs * stride;
+        const i8x4 x = broadcast_quad(token + 4 * j), y = broadcast_quad(token + 4 * k);
+#pragma GCC unroll 2
+        for (int v = 0; v < V; ++v) add_two(integers[t][v], first[v], x, second[v], y, scale[v]);
     }
 }
 
@@ -95,8 +117,16 @@ DECODESTEP_INLINE void nibble_integers(const Quads& quads, size_t first_v, const
     }
 #pragma GCC unroll 8
     for (size_t run = 0; run < runs; ++run) {
+        const int8_t* bytes = x.bytes + kBlockInputs * at;
+        if constexpr (run_quads<F>() == 2) {
+            i32x16 scale[V];
+#pragma GCC unroll 2
+            for (int v = 0; v < V; ++v) scale[v] = run % 2 ? second_factors(pairs[v]) : first_factors(pairs[v]);
+            add_short_run<F, T, V>(quads, run, first_v, bytes, stride, scale, integers);
+            continue;
+        }
         ByteSums sums[T][V];
-        run_sums<F, T, V>(quads, run, first_v, x.bytes + kBlockInputs * at, stride, sums);
+        run_sums<F, T, V>(quads, run, first_v, bytes, stride, sums);
 #pragma GCC unroll 2
         for (int v = 0; v < V; ++v) {
             [[maybe_unused]] i32x16 scale;
@@ -185,12 +215,9 @@ DECODESTEP_INLINE void add_minima(size_t first_v, const uint8_t* piece, const Ac
         if constexpr (layout.pieces == 1)
             minimum = from_f16(minima + 32 * (first_v + v));
         else
-            minimum = to_float(load_u8(minima + 16 * (first_v + v)));
+            minimum = broadcast(0.0f) - to_float(load_u8(minima + 16 * (first_v + v)));
 #pragma GCC unroll 8
-        for (int t = 0; t < T; ++t) {
-            const float sum = x.block_sum[at + t * x.blocks()];
-            y[t][v] = fma(minimum, broadcast(layout.pieces == 1 ? sum : -sum), y[t][v]);
-        }
+        for (int t = 0; t < T; ++t) y[t][v] = fma(minimum, broadcast(x.block_sum[at + t * kStretch]), y[t][v]);
     }
 }
 
@@ -222,7 +249,7 @@ DECODESTEP_INLINE void finish_block(size_t first_v, const uint8_t* block, const 
     }
 }
 
-// y += a block of the panel times blocks at + t * x.blocks() and the following ones of the tokens. quads(i): those of
+// y += a block of the panel times blocks at + t * kStretch and the following ones of the tokens. quads(i): those of
 // piece i; called before each piece.
 template <Format F, int T, int V, class QuadsOf>
 DECODESTEP_INLINE void add_block(QuadsOf&& quads, size_t first_v, const uint8_t* block, const Activations& x, size_t at,
@@ -230,12 +257,12 @@ DECODESTEP_INLINE void add_block(QuadsOf&& quads, size_t first_v, const uint8_t*
     constexpr PanelLayout layout = panel_layout(F);
     if constexpr (layout.pieces == 1) {
         if constexpr (has_minima(F)) add_minima<F, T, V>(first_v, block, x, at, y);
-        add_piece<F, T, V>(quads(0), first_v, block, x.quantised, at, x.blocks(), y);
+        add_piece<F, T, V>(quads(0), first_v, block, x.quantised, at, kStretch, y);
     } else {
         FloatSums<T, V> sums;
         clear<T, V>(sums);
         for (size_t i = 0; i < layout.pieces; ++i)
-            add_piece<F, T, V>(quads(i), first_v, block + i * layout.piece_bytes(), x.quantised, at + i, x.blocks(),
+            add_piece<F, T, V>(quads(i), first_v, block + i * layout.piece_bytes(), x.quantised, at + i, kStretch,
                                sums);
         finish_block<F, T, V>(first_v, block, x, at, sums, y);
     }

@@ -103,21 +103,33 @@ struct PanelQuads {
 };
 
 // A piece whose quads have been stored one after the other.
+template <Format F>
 struct StoredQuads {
     const uint8_t* bytes;
-    static constexpr size_t kBytes = kQuads * kQuadBytes;
+    static constexpr size_t kVector = is_bytes(F) ? kStoredBytes : 64, kBytes = kQuads * 2 * kVector;
 
-    DECODESTEP_INLINE u8x64 quad(size_t j, size_t v) const { return load_bytes(bytes + kQuadBytes * j + 64 * v); }
-};
-
-template <Format F>
-DECODESTEP_INLINE void store_quads(const PanelQuads<F>& quads, uint8_t* bytes) {
-#pragma GCC unroll 8
-    for (size_t i = 0; i < kQuads; ++i) {
-        const size_t j = i / 2 + i % 2 * 4;  // a byte's low nibble, then its high one
-        store_bits(bytes + kQuadBytes * j, words_of(quads.quad(j, 0)));
-        store_bits(bytes + kQuadBytes * j + 64, words_of(quads.quad(j, 1)));
+    DECODESTEP_INLINE auto quad(size_t j, size_t v) const {
+        const uint8_t* p = bytes + (2 * j + v) * kVector;
+        if constexpr (is_bytes(F))
+            return load_weights(p);
+        else
+            return load_bytes(p);
     }
-}
+
+    static DECODESTEP_INLINE void store(const PanelQuads<F>& quads, uint8_t* to) {
+#pragma GCC unroll 8
+        for (size_t i = 0; i < kQuads; ++i) {
+            const size_t j = i / 2 + i % 2 * 4;  // a byte's low nibble, then its high one
+#pragma GCC unroll 2
+            for (size_t v = 0; v < 2; ++v) {
+                uint8_t* p = to + (2 * j + v) * kVector;
+                if constexpr (is_bytes(F))
+                    store_weights(p, quads.quad(j, v));
+                else
+                    store_bits(p, words_of(quads.quad(j, v)));
+            }
+        }
+    }
+};
 
 }  // namespace decodestep::DECODESTEP_ISA

@@ -10,7 +10,7 @@ namespace decodestep::DECODESTEP_ISA {
 
 // Tokens that are multiplied by a panel at a time. Of 32 registers, six tokens' twelve sums of integers and twelve of
 // floats leave eight. Where there are fewer, so many tokens share the bytes that a panel's nibbles are turned into.
-constexpr size_t kTileTokens = kVectorRegisters >= 32 ? 6 : kStoresBytes ? 48 : 2;
+constexpr size_t kTileTokens = kVectorRegisters >= 32 ? 6 : kStoresBytes ? 96 : 2;
 
 // outputs[i][n] = activations of token first + i times output n of panel `panel`, for i in [0, tokens), tokens at most
 // kTileTokens.

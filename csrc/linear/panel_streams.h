@@ -15,8 +15,9 @@ void stream_bytes(size_t blocks, const PanelGroup& group, const Activations& x, 
     constexpr PanelLayout layout = panel_layout(F);
     FloatSums<1, 2> y[kStreams], sums[kStreams];
     for (size_t s = 0; s < kStreams; ++s) clear<1, 2>(y[s]);
-    size_t at = token * x.blocks(), offset = 0;
-    for (size_t b = 0; b < blocks; b += layout.pieces, at += layout.pieces, offset += layout.block_bytes()) {
+    size_t offset = 0;
+    for (size_t b = 0; b < blocks; b += layout.pieces, offset += layout.block_bytes()) {
+        const size_t at = x.at(token, b);
         if constexpr (layout.pieces > 1)
             for (size_t s = 0; s < kStreams; ++s) clear<1, 2>(sums[s]);
         for (size_t i = 0; i < layout.pieces; ++i)

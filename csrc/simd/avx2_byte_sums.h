@@ -46,6 +46,9 @@ DECODESTEP_INLINE i32x16 int8_pairs(const uint8_t* p) {
 
 using ByteSums = i32x16;
 constexpr int kByteSumsHold = 32767 / (2 * 127);
+DECODESTEP_INLINE ByteSums first_bytes(u8x64 w, i8x4 x) {
+    return {_mm256_maddubs_epi16(w.low, x.v), _mm256_maddubs_epi16(w.high, x.v)};
+}
 // One piece of assembly: GCC would make the products of many steps before it adds them, and run out of registers.
 DECODESTEP_INLINE void add_bytes(__m256i& sums, __m256i w, __m256i x) {
     __m256i products;
@@ -79,5 +82,49 @@ DECODESTEP_INLINE i32x16 second_factors(i32x16 pairs) {
     return {_mm256_shuffle_epi8(pairs.low, twice), _mm256_shuffle_epi8(pairs.high, twice)};
 }
 DECODESTEP_INLINE i32x16 total(ByteSums sums, i32x16 factors) { return multiply_pairs(sums, factors); }
+
+// sums += (first * x + second * y) * factors
+DECODESTEP_INLINE void add_two(__m256i& sums, __m256i first, __m256i x, __m256i second, __m256i y, __m256i factors) {
+    __m256i products, others;
+    asm("vpmaddubsw %4, %3, %1\n\tvpmaddubsw %6, %5, %2\n\tvpaddw %2, %1, %1\n\tvpmaddwd %7, %1, %1\n\t"
+        "vpaddd %1, %0, %0"
+        : "+x"(sums), "=&x"(products), "=&x"(others)
+        : "x"(first), "x"(x), "x"(second), "x"(y), "xm"(factors));
+}
+DECODESTEP_INLINE void add_two(i32x16& sums, u8x64 first, i8x4 x, u8x64 second, i8x4 y, i32x16 factors) {
+    add_two(sums.low, first.low, x.v, second.low, y.v, factors.low);
+    add_two(sums.high, first.high, x.v, second.high, y.v, factors.high);
+}
+
+// Weights of dot_bytes in the form in which many tokens are multiplied by them: magnitudes, and values for their signs,
+// which are read from memory.
+struct StoredBytes {
+    u8x64 magnitudes;
+    const __m256i* values;
+};
+constexpr size_t kStoredBytes = 128;
+DECODESTEP_INLINE void store_weights(uint8_t* p, u8x64 w) {
+    auto* to = reinterpret_cast<__m256i*>(p);
+    const __m256i low = _mm256_xor_si256(w.low, _mm256_set1_epi8(-128)),
+                  high = _mm256_xor_si256(w.high, _mm256_set1_epi8(-128));
+    _mm256_storeu_si256(to, low);
+    _mm256_storeu_si256(to + 1, high);
+    _mm256_storeu_si256(to + 2, _mm256_abs_epi8(low));
+    _mm256_storeu_si256(to + 3, _mm256_abs_epi8(high));
+}
+DECODESTEP_INLINE StoredBytes load_weights(const uint8_t* p) {
+    return {load_bytes(p + 64), reinterpret_cast<const __m256i*>(p)};
+}
+DECODESTEP_INLINE void add_signed(__m256i& sums, __m256i magnitudes, const __m256i& values, __m256i x, __m256i ones) {
+    __m256i products;
+    asm("vpsignb %2, %4, %1\n\tvpmaddubsw %1, %3, %1\n\tvpmaddwd %5, %1, %1\n\tvpaddd %1, %0, %0"
+        : "+x"(sums), "=&x"(products)
+        : "m"(values), "x"(magnitudes), "x"(x), "x"(ones));
+}
+DECODESTEP_INLINE i32x16 dot_bytes(i32x16 sums, const StoredBytes& w, i8x4 x) {
+    add_signed(sums.low, w.magnitudes.low, w.values[0], x.v, _mm256_set1_epi16(1));
+    add_signed(sums.high, w.magnitudes.high, w.values[1], x.v, _mm256_set1_epi16(1));
+    return sums;
+}
 
 }  // namespace decodestep::DECODESTEP_ISA

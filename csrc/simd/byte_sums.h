@@ -33,5 +33,18 @@ DECODESTEP_INLINE std::pair<int32_t, int32_t> round_to_bytes(f32x16 first, f32x1
     return {sum(a), sum(b)};
 }
 
+// sums += (first * x + second * y) * factors
+DECODESTEP_INLINE void add_two(i32x16& sums, u8x64 first, i8x4 x, u8x64 second, i8x4 y, i32x16 factors) {
+    ByteSums products = first_bytes(first, x);
+    add_bytes(products, second, y);
+    sums = sums + total(products, factors);
+}
+
+// Weights of dot_bytes in the form in which many tokens are multiplied by them.
+using StoredBytes = u8x64;
+constexpr size_t kStoredBytes = 64;
+DECODESTEP_INLINE void store_weights(uint8_t* p, u8x64 w) { store_bits(p, words_of(w)); }
+DECODESTEP_INLINE StoredBytes load_weights(const uint8_t* p) { return load_bytes(p); }
+
 }  // namespace decodestep::DECODESTEP_ISA
 #endif

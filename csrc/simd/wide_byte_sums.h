@@ -7,6 +7,7 @@ namespace decodestep::DECODESTEP_ISA {
 // unsigned bytes add up to this.
 using ByteSums = i32x16;
 constexpr int kByteSumsHold = 1 << 16;
+DECODESTEP_INLINE ByteSums first_bytes(u8x64 w, i8x4 x) { return dot_nibbles(broadcast_int(0), w, x); }
 DECODESTEP_INLINE void add_bytes(ByteSums& sums, u8x64 w, i8x4 x) { sums = dot_nibbles(sums, w, x); }
 DECODESTEP_INLINE i32x16 total(ByteSums sums) { return sums; }
 
