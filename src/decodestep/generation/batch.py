@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from decodestep.generation.prompt_logprobs import PromptScoring
+from decodestep.generation.schedule import PromptsFirst, Schedule
 from decodestep.models.page_pool import CacheFullError
 from decodestep.models.prefill import Prefill
 from decodestep.models.sequence import CachedSequence, admit, pages_of
@@ -19,66 +20,85 @@ if TYPE_CHECKING:
 
 
 class Batch:
-    """The rows of a sampler, run by a model until each of them has ended.
+    """Rows that are run by a model until each of them has ended; they may join and leave between two passes.
 
         while there are rows that have not ended:
-            admit further rows, in order, while the cache has pages for all that a row may become
-            if there are prompts that have not been run: run a block of them
-            else: run the last token of every row together, and draw each row's next token
+            admit further rows, in order, while the cache has pages for what the schedule sets aside for a row
+            run a block of the prompts that have not been run, as much as the schedule has room for
+            run the last token of every row that draws, in the same pass or, with prompts first, once all prompts are done
+            draw the next token of each of them
 
-    sampler: with all of its rows, none of them ended; the batch takes them out, and puts those back that are being sampled.
-        Each row has at least one token, and a max_new_tokens that the context has room for.
-    rows: all of them, ended or not, in order.
+    sampler: without rows; those that are being sampled are put there. schedule: see `Schedule`.
 
+    Where the cache has no page for a row that goes on, the row that was admitted last gives back its pages, and is admitted
+    again when there is room: its prompt and its tokens so far are then run once more, unless the cache still has them. A row's
+    tokens are the same whatever happens around it.
     `close` gives back the pages of the cache, as the end of the last row does.
-    Raises CacheFullError if the cache is too small for a row alone.
     """
 
-    def __init__(self, model: Model, sampler: Sampler) -> None:
+    def __init__(self, model: Model, sampler: Sampler, schedule: Schedule | None = None) -> None:
         self._model, self._sampler = model, sampler
-        self.rows: tuple[Row, ...] = tuple(sampler.rows)
-        most = max((pages_of(_capacity(row)) for row in self.rows), default=0)
-        if most > model.cache.pages:
-            have = f"the cache has {model.cache.pages}"
-            raise CacheFullError(f"a row may need {most} pages, and {have}: load the model with more cache_bytes")
-        for place in reversed(range(len(self.rows))):
-            sampler.remove(place)
-        self._waiting = deque(range(len(self.rows)))  # indices into `rows`, as all that follows
-        self._sequences: dict[int, CachedSequence] = {}  # of the rows that have been admitted
-        self._prefill: Prefill[int] = Prefill(model)
+        self._schedule = schedule or PromptsFirst()
+        self._rows: dict[int, Row] = {}  # those that have not been taken out, by the key that `add` gave
+        self._added = 0
+        self._waiting: deque[int] = deque()  # keys, as in all that follows
+        self._sequences: dict[int, CachedSequence] = {}  # of the rows that have been admitted, in that order
+        self._prefill: Prefill[int] = Prefill(model, fair=self._schedule.beside)
         self._scoring = PromptScoring(model)  # the prompts that are reported on
         self._sampled: list[int] = []  # the rows of the sampler
         self._logits: dict[int, np.ndarray] = {}  # of those of them whose last token has been run
 
+    def add(self, row: Row) -> int:
+        """Takes in a row, which has not ended, and returns the key by which the batch speaks of it.
+
+        The row has at least one token, and a max_new_tokens that the context has room for.
+        Raises CacheFullError if the cache is too small for the row alone.
+        """
+        most = pages_of(len(row.history) + (row.params.max_new_tokens or 0))
+        if most > self._model.cache.pages:
+            have = f"the cache has {self._model.cache.pages}"
+            raise CacheFullError(f"a row may need {most} pages, and {have}: load the model with more cache_bytes")
+        key = self._added
+        self._added += 1
+        self._rows[key] = row
+        self._waiting.append(key)
+        return key
+
     @property
     def running(self) -> bool:
-        return any(not row.reason for row in self.rows)
+        return any(not row.reason for row in self._rows.values())
+
+    @property
+    def waiting(self) -> int:
+        """How many rows have no pages yet, or none any more."""
+        return len(self._waiting)
+
+    @property
+    def admitted(self) -> int:
+        """How many rows have pages."""
+        return len(self._sequences)
 
     def advance(self) -> list[tuple[int, str]]:
-        """One forward pass; returns (index of the row, text that it adds) for each row that drew a token after it, and
+        """One forward pass; returns (key of the row, text that it adds) for each row that drew a token after it, and
         what a row that is late had held back.
 
         A row may be ended between two calls, with `end`; it then takes no further part.
         """
-        held = [(i, text) for i, row in enumerate(self.rows) if row.late() and (text := self.end(i, "time"))]
+        held = [(key, text) for key, row in self._rows.items() if row.late() and (text := self.end(key, "time"))]
         self._remove_ended()
         self._admit()
-        prompts = self._scoring or self._prefill
-        if prompts:
-            for i, logits in prompts.run().items():
-                self._sampler.resume(self.rows[i])
-                self._sampled.append(i)
-                self._logits[i] = logits
-        if self._scoring or self._prefill or not self._sampled:
+        logits = self._run()
+        if logits is None:
             return held
-        pieces = [*held, *zip(self._sampled, self._sampler.step(self._next_logits()).text, strict=True)]
+        pieces = [*held, *zip(self._sampled, self._sampler.step(logits).text, strict=True)]
         if not self.running:
             self.close()
         return pieces
 
-    def end(self, index: int, reason: str) -> str:
+    def end(self, key: int, reason: str) -> str:
         """Ends a row that goes on; returns the text that was held back. Nothing for a row that has ended."""
-        return "" if self.rows[index].reason else self.rows[index].end(reason)
+        row = self._rows.get(key)
+        return "" if row is None or row.reason else row.end(reason)
 
     def close(self) -> None:
         """Gives back the pages of all rows, ended or not."""
@@ -87,47 +107,93 @@ class Batch:
         self._sequences.clear()
 
     def _remove_ended(self) -> None:
-        if not any(self.rows[i].reason for i in (*self._sequences, *self._waiting)):
+        ended = {key for key, row in self._rows.items() if row.reason}
+        if not ended:
             return
         for place in reversed(range(len(self._sampled))):
-            if self.rows[self._sampled[place]].reason:
-                self._sampler.remove(place)
-                self._logits.pop(self._sampled.pop(place), None)
-        for i in [i for i in self._sequences if self.rows[i].reason]:
-            self._prefill.remove(i)
-            self._scoring.remove(i)
-            self._sequences.pop(i).close()
-        self._waiting = deque(i for i in self._waiting if not self.rows[i].reason)
+            if self._sampled[place] in ended:
+                self._unsample(place)
+        self._waiting = deque(key for key in self._waiting if key not in ended)
+        for key in ended:
+            self._give_back(key)
+            del self._rows[key]
+
+    def _unsample(self, place: int) -> None:
+        self._sampler.remove(place)
+        self._logits.pop(self._sampled.pop(place), None)
+
+    def _give_back(self, key: int) -> None:
+        self._prefill.remove(key)
+        self._scoring.remove(key)
+        if key in self._sequences:
+            self._sequences.pop(key).close()
 
     def _admit(self) -> None:
         cache = self._model.cache
-        while self._waiting:
-            i = self._waiting[0]
-            row = self.rows[i]
+        while self._waiting and len(self._sequences) < self._schedule.most_rows:
+            key = self._waiting[0]
+            row = self._rows[key]
+            drawn = len(row.history) - row.history.prompt_length
+            capacity = len(row.history) + self._schedule.set_aside((row.params.max_new_tokens or 0) - drawn)
             try:
-                [self._sequences[i]] = admit(cache, 1, _capacity(row))
+                [self._sequences[key]] = admit(cache, 1, capacity)
             except CacheFullError:
                 if not self._sequences:  # other callers have the pages
-                    cache.wait_for(pages_of(_capacity(row)))
+                    cache.wait_for(pages_of(capacity))
                 return
-            if row.params.prompt_logprobs is None:
-                self._prefill.add(i, self._sequences[i], row.history.tokens)
+            if row.params.prompt_logprobs is None or drawn:
+                self._prefill.add(key, self._sequences[key], row.history.tokens)
             else:
-                self._scoring.add(i, row, self._sequences[i])
+                row.prompt_logprobs.clear()
+                self._scoring.add(key, row, self._sequences[key])
             self._waiting.popleft()
 
-    def _next_logits(self) -> np.ndarray:
-        """The logits of the last token of every row of the sampler; runs those that have not been run."""
-        new = [i for i in self._sampled if i not in self._logits]
-        fresh = self._model.forward([(self._sequences[i], self.rows[i].history.tokens[-1:]) for i in new])
-        if not self._logits:
-            return fresh
-        self._logits.update(zip(new, fresh, strict=True))
-        logits = np.stack([self._logits[i] for i in self._sampled])
+    def _run(self) -> np.ndarray | None:
+        """Runs a block of the prompts, the last tokens of the rows that are sampled, or both.
+
+        Returns the logits of the last token of every row of the sampler; None where they have not all been run.
+        """
+        if self._scoring:
+            self._begin(self._scoring.run())
+        elif self._prefill and not self._schedule.beside:
+            self._begin(self._prefill.run())
+        if not self._schedule.beside and (self._scoring or self._prefill):
+            return None
+        while True:
+            decoding = [key for key in self._sampled if key not in self._logits]
+            prompts = self._prefill.take(self._schedule.room(len(decoding))) if self._prefill else []
+            if not (decoding or prompts):
+                break
+            tokens = [(self._sequences[key], self._rows[key].history.tokens[-1:]) for key in decoding]
+            try:
+                with self._schedule.timed(len(decoding), sum(len(piece) for _, piece in prompts)):
+                    fresh = self._model.forward([*tokens, *prompts])
+                break
+            except CacheFullError:
+                self._suspend_last()
+        ready = self._prefill.completed(fresh[len(decoding) :]) if prompts else {}
+        if not (ready or self._logits):
+            return fresh[: len(decoding)] if decoding else None
+        if decoding:
+            self._logits.update(zip(decoding, fresh, strict=False))
+        self._begin(ready)
+        logits = np.stack([self._logits[key] for key in self._sampled])
         self._logits.clear()
         return logits
 
+    def _begin(self, ready: dict[int, np.ndarray]) -> None:
+        """From now on the rows are sampled whose prompts have been run; ready: the logits of their last tokens."""
+        for key, logits in ready.items():
+            self._sampler.resume(self._rows[key])
+            self._sampled.append(key)
+            self._logits[key] = logits
 
-def _capacity(row: Row) -> int:
-    """How many tokens a row may come to, its prompt included."""
-    return len(row.history) + (row.params.max_new_tokens or 0)
+    def _suspend_last(self) -> None:
+        """The row that was admitted last gives back its pages, and is the next to be admitted. Raises if it is alone."""
+        if len(self._sequences) < 2:
+            raise CacheFullError("the cache has no page left for a row: others that use the model hold them")
+        key = next(reversed(self._sequences))
+        if key in self._sampled:
+            self._unsample(self._sampled.index(key))
+        self._give_back(key)
+        self._waiting.appendleft(key)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from html import escape
 
 from decodestep.ops.decode_step import TokenLogprobs
+from decodestep.sampling.row import Row
 
 
 @dataclass(frozen=True)
@@ -56,3 +57,19 @@ class Completion:
         )
         head = '<tr><th scope="col">token id</th><th scope="col">model</th><th scope="col">after the processors</th></tr>'
         return f"<details><summary>probabilities</summary><table>{head}{rows}</table></details>"
+
+
+def completion_of(row: Row, prompt: list[int], prompt_index: int) -> Completion:
+    """What a row has come to; finish_reason is "" while it goes on."""
+    asked = row.params
+    return Completion(
+        text=row.text.text if row.text else "",
+        token_ids=row.history.tokens[len(prompt) :],
+        prompt_token_ids=prompt,
+        finish_reason=row.reason,
+        logprobs=row.logprobs if asked.logprobs is not None else None,
+        seed=row.seed,
+        row=prompt_index,
+        prompt_logprobs=row.prompt_logprobs if asked.prompt_logprobs is not None else None,
+        error=row.error,
+    )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from decodestep._base.checks import require
 from decodestep._base.dispatch import use_threads
 from decodestep.generation.batch import Batch
-from decodestep.generation.completion import Completion
+from decodestep.generation.completion import Completion, completion_of
 from decodestep.generation.model_search import ModelSearch
 from decodestep.generation.prompts import Prompt, prompt_ids, prompts_of
 from decodestep.sampling.params import SamplingParams
@@ -45,7 +45,7 @@ class Run:
         given = prompts_of(prompts)
         each = _params_of_each(params, len(given))
         ids = [prompt_ids(model, prompt) for prompt in given]
-        each = [_within_context(model, row, p) for row, p in zip(ids, each, strict=True)]
+        each = [within_context(model, row, p) for row, p in zip(ids, each, strict=True)]
         self._model = model
         self._cancelled = cancelled or (lambda: False)
         self._prompts: list[list[Row] | ModelSearch] = []
@@ -56,23 +56,22 @@ class Run:
             processors=processors,
             token_bytes=model.tokenizer.token_bytes,
         )
-        indices: list[int] = []  # of each row of the batch, that of its completion
+        self._keys: dict[int, int] = {}  # of each completion that is a sample, that of its row in the batch
+        self._batch = Batch(model, sampler)
         self._searches: list[tuple[int, ModelSearch]] = []  # those that have not run, with the index of the first beam
         first = 0
         for i, (p, prompt) in enumerate(zip(each, ids, strict=True)):
             if p.num_beams == 1:
-                self._prompts.append([sampler.rows[sampler.add(sample, prompt, number=i)] for sample in p.samples()])
-                indices += range(first, first + p.num_return_sequences)
+                rows = [sampler.new_row(sample, prompt, number=i) for sample in p.samples()]
+                self._prompts.append(rows)
+                self._keys |= {first + k: self._batch.add(row) for k, row in enumerate(rows)}
             else:
-                row = sampler.rows[place := sampler.add(p.without_beams(), prompt, number=i)]
-                sampler.remove(place)
-                search = ModelSearch(model, p, row, i)
+                search = ModelSearch(model, p, sampler.new_row(p.without_beams(), prompt, number=i), i)
                 self._prompts.append(search)
                 self._searches.append((first, search))
             first += p.num_return_sequences
-        self._indices = indices
+        self._indices = {key: index for index, key in self._keys.items()}
         self._ids = ids
-        self._batch = Batch(model, sampler)
 
     @property
     def running(self) -> bool:
@@ -93,11 +92,11 @@ class Run:
 
     def end(self, index: int, reason: str) -> str:
         """Ends the row of a sample that goes on; returns the text that was held back."""
-        return self._batch.end(self._indices.index(index), reason) if index in self._indices else ""
+        return self._batch.end(self._keys[index], reason) if index in self._keys else ""
 
     def end_all(self, reason: str) -> Pieces:
         """Ends every row that goes on, and drops the searches that have not run; returns the text that was held back."""
-        held = [(index, self._batch.end(i, reason)) for i, index in enumerate(self._indices)]
+        held = [(index, self._batch.end(key, reason)) for index, key in self._keys.items()]
         for _, search in self._searches:
             search.drop(reason)
         self._searches = []
@@ -107,7 +106,7 @@ class Run:
         """Those of every prompt, in order; of a row that goes on, what there is so far, with finish_reason ""."""
         found: list[Completion] = []
         for i, (prompt, rows) in enumerate(zip(self._ids, self._prompts, strict=True)):
-            found += rows.completions if isinstance(rows, ModelSearch) else [_completion(row, prompt, i) for row in rows]
+            found += rows.completions if isinstance(rows, ModelSearch) else [completion_of(row, prompt, i) for row in rows]
         return found
 
     def _search(self) -> Pieces:
@@ -123,22 +122,7 @@ def _params_of_each(params: SamplingParams | Sequence[SamplingParams] | None, ro
     return each
 
 
-def _within_context(model: Model, ids: list[int], params: SamplingParams) -> SamplingParams:
+def within_context(model: Model, ids: list[int], params: SamplingParams) -> SamplingParams:
     """The params with max_new_tokens cut to the room that the prompt leaves in the context."""
     room = model.config.context - len(ids)
     return replace(params, max_new_tokens=min(room, params.max_new_tokens or room))
-
-
-def _completion(row: Row, prompt: list[int], prompt_index: int) -> Completion:
-    asked = row.params
-    return Completion(
-        text=row.text.text if row.text else "",
-        token_ids=row.history.tokens[len(prompt) :],
-        prompt_token_ids=prompt,
-        finish_reason=row.reason,
-        logprobs=row.logprobs if asked.logprobs is not None else None,
-        seed=row.seed,
-        row=prompt_index,
-        prompt_logprobs=row.prompt_logprobs if asked.prompt_logprobs is not None else None,
-        error=row.error,
-    )

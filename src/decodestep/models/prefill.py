@@ -15,19 +15,27 @@ if TYPE_CHECKING:
     from decodestep.models import Model
 
 Key = TypeVar("Key", bound=Hashable)
+Piece = tuple[CachedSequence, tuple[int, ...]]  # tokens that continue a sequence
+_Entry = tuple[Key, CachedSequence, tuple[int, ...]]
 
 
 class Prefill(Generic[Key]):
     """Prompts that are to be run.
 
-    `run` fills a block of up to 512 tokens with what is left of the prompts, in the order in which they were added, after it
-    has reused what the cache holds by now. A prompt waits if one before it in the block is about to fill the page that it
-    needs next, and finds that page in the cache when its turn comes. Of equal prompts one runs; the others become its forks.
+    fair: False: in the order in which they were added. True: half of a block goes to the oldest, the rest to those of which
+        least is left, so that a short prompt does not wait for a long one, nor a long one for ever.
+
+    `take` fills a block with what is left of the prompts, after it has reused what the cache holds by now. A prompt waits if
+    one before it in the block is about to fill the page that it needs next, and finds that page in the cache when its turn
+    comes. Of equal prompts one runs; the others become its forks. Once the block has been run, `completed` tells which are
+    done; `run` does all three.
     """
 
-    def __init__(self, model: Model) -> None:
+    def __init__(self, model: Model, *, fair: bool = False) -> None:
         self._model = model
-        self._waiting: list[tuple[Key, CachedSequence, tuple[int, ...]]] = []
+        self._fair = fair
+        self._waiting: list[_Entry[Key]] = []
+        self._taken: list[tuple[CachedSequence, tuple[int, ...]]] = []  # the prompts that the pieces of the block belong to
 
     def __len__(self) -> int:
         """How many prompts are not done."""
@@ -43,32 +51,46 @@ class Prefill(Generic[Key]):
 
     def run(self) -> dict[Key, np.ndarray]:
         """Runs one block. Returns the logits (V,) of the last token of every prompt that it completes."""
-        batch: list[tuple[CachedSequence, tuple[int, ...]]] = []
-        prompts: list[tuple[int, ...]] = []
+        return self.completed(self._model.forward(self.take()))
+
+    def take(self, room: int = BLOCK) -> list[Piece]:
+        """The pieces of the next block, of up to `room` tokens together, at least one, for `Model.forward`."""
+        batch: list[Piece] = []
+        self._taken = []
         coming: set[Hashable] = set()  # the prompts of the block, and the first page that each will fill
-        room = BLOCK
-        for _, sequence, tokens in self._waiting:
+        for (_, sequence, tokens), most in self._in_turn(room):
             sequence.reuse(tokens[len(sequence) :])
             start = len(sequence)
             page = sequence.next_page(tokens[start : start + PAGE])
             if tokens in coming or page in coming:
                 continue
             coming |= {tokens, page}
-            batch.append((sequence, tokens[start : start + room]))
-            prompts.append(tokens)
+            batch.append((sequence, tokens[start : start + min(room, most)]))
+            self._taken.append((sequence, tokens))
             room -= len(batch[-1][1])
             if room == 0:
                 break
-        logits = self._model.forward(batch)
+        return batch
+
+    def completed(self, logits: np.ndarray) -> dict[Key, np.ndarray]:
+        """The logits (V,) of the last token of every prompt that is done, from those of the last token of every piece."""
         completed = {
             tokens: (sequence, row)
-            for (sequence, _), tokens, row in zip(batch, prompts, logits, strict=True)
+            for (sequence, tokens), row in zip(self._taken, logits, strict=True)
             if len(sequence) == len(tokens)
         }
         ready: dict[Key, np.ndarray] = {}
-        for key, sequence, tokens in self._waiting:
+        for key, sequence, tokens in self._waiting if completed else ():
             if tokens in completed:
                 source, ready[key] = completed[tokens]
                 sequence.assign(source)
         self._waiting = [entry for entry in self._waiting if entry[0] not in ready]
         return ready
+
+    def _in_turn(self, room: int) -> list[tuple[_Entry[Key], int]]:
+        """The prompts in the order in which a block takes them, each with the most that it may have of it."""
+        if not self._fair or len(self._waiting) < 2:
+            return [(entry, room) for entry in self._waiting]
+        oldest, *others = self._waiting
+        others.sort(key=lambda entry: len(entry[2]) - len(entry[1]))
+        return [(oldest, (room + 1) // 2), *((entry, room) for entry in others)]

@@ -131,6 +131,12 @@ class Sampler:
         Raises ValueError, and adds nothing, for params that name an id outside the vocabulary or whose processors make no sense
         in their order, and for stop strings without token_bytes.
         """
+        self.rows.append(self.new_row(params, prompt_ids, number=number))
+        self._batch = None
+        return len(self.rows) - 1
+
+    def new_row(self, params: SamplingParams, prompt_ids: Sequence[int] = (), *, number: int | None = None) -> Row:
+        """The row that `add` would append, for `resume` of this sampler or of another one like it."""
         self._check_params(params)
         number = self._added if number is None else number
         prompt = self._ids("prompt_ids", prompt_ids)
@@ -150,14 +156,12 @@ class Sampler:
             limit=params.max_new_tokens,
         )
         text = TextStream(self._token_bytes, params.stop_strings) if self._token_bytes else None
-        self.rows.append(Row(params, history, row_plan, native, text, ends, time.monotonic()))
-        self._batch = None
         self._added += 1
         self._processors.served = True
-        return len(self.rows) - 1
+        return Row(params, history, row_plan, native, text, ends, time.monotonic())
 
     def resume(self, row: Row) -> int:
-        """Appends a row that was removed, as it stands, and returns its index, as `add` does."""
+        """Appends a row that was removed, or that `new_row` made, as it stands, and returns its index, as `add` does."""
         require(isinstance(row, Row) and row not in self.rows, _OP, "row", "one that was removed", type(row).__name__)
         self.rows.append(row)
         self._batch = None

@@ -1,0 +1,228 @@
+"""The engine: whatever comes, goes, is cancelled or fails beside a request, its tokens are those that it has alone."""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+from dataclasses import replace
+
+import pytest
+
+import decodestep as ds
+from decodestep.generation.schedule import Beside
+from decodestep.models.kv_cache import PAGE
+from decodestep.serving import Engine, EngineClosedError, QueueFullError
+
+FREE = {"ignore_eos": True}
+
+
+@pytest.fixture
+def tiny(tiny_file):
+    return ds.load(tiny_file(kind="Q8_0", context=400))
+
+
+def requests(seed, count, longest=120):
+    rng = random.Random(seed)
+    common = [rng.randrange(297) for _ in range(70)]
+    made = []
+    for number in range(count):
+        prompt = common[: rng.choice((0, 32, 70))] + [rng.randrange(297) for _ in range(rng.randint(1, longest))]
+        params = ds.SamplingParams(
+            max_new_tokens=rng.randint(1, 40),
+            seed=number % 5,
+            temperature=rng.choice((0, 0.7, 1.5)),
+            top_k=rng.choice((0, 40)),
+            repetition_penalty=rng.choice((1.0, 1.2)),
+            logprobs=rng.choice((None, 2)),
+            prompt_logprobs=rng.choice((None, None, 1)),
+            stop_strings=rng.choice(((), ("a",))),
+        )
+        if not params.greedy and rng.random() < 0.2:
+            params = replace(params, num_return_sequences=3)
+        made.append((prompt, params))
+    return made
+
+
+def fresh_answers(model, made):
+    answers = []
+    for prompt, params in made:
+        model.cache.clear()
+        answers.append(ds.generate(model, [prompt], params))
+    model.cache.clear()
+    return answers
+
+
+def told(ticket):
+    """The text and the tokens of each sample, from its gains."""
+    texts, tokens, reasons = ([""] * len(ticket.rows), [[] for _ in ticket.rows], [""] * len(ticket.rows))
+    for gain in ticket:
+        assert not reasons[gain.sample]
+        texts[gain.sample] += gain.text
+        tokens[gain.sample] += [] if gain.token is None else [gain.token]
+        reasons[gain.sample] = gain.reason
+    return list(zip(texts, tokens, reasons, strict=True))
+
+
+@pytest.mark.parametrize("pages", [4096, 26])
+def test_every_answer_is_that_of_the_request_alone(tiny, pages, monkeypatch):
+    """With a cache of 26 pages and rows of up to 15, rows are suspended and go on; the tokens stay the same."""
+    made = requests(pages, 40)
+    expected = fresh_answers(tiny, made)
+    model = ds.load(tiny.path, cache_bytes=pages * tiny.cache.page_bytes, threads=2)
+    monkeypatch.setattr(Beside, "AHEAD", 4)  # so that rows run out of pages
+    suspended = []
+    suspend = ds.generation.batch.Batch._suspend_last
+    monkeypatch.setattr(
+        ds.generation.batch.Batch, "_suspend_last", lambda batch: (suspended.append(1), suspend(batch))
+    )
+    with Engine(model, max_rows=12, max_waiting=200) as engine:
+        tickets = [engine.submit(prompt, params) for prompt, params in made]
+        gains = [told(ticket) for ticket in tickets]
+        for ticket, alone, gained in zip(tickets, expected, gains, strict=True):
+            assert ticket.completions() == alone
+            assert gained == [(one.text, one.token_ids, one.finish_reason) for one in alone]
+        assert model.cache.held == 0 and engine.live == 0
+        assert bool(suspended) == (pages == 26)
+
+
+def test_a_long_prompt_runs_in_pieces_beside_the_others(tiny, monkeypatch):
+    monkeypatch.setattr(Beside, "room", lambda schedule, decoding: 3)
+    order, came = [], threading.Event()
+
+    def deliver(news):
+        order.extend(ticket.number for ticket, _ in news)
+        if len(order) == 1:
+            engine.submit(list(range(120)), ds.SamplingParams(max_new_tokens=1))
+            came.set()
+
+    engine = Engine(tiny, deliver=deliver)
+    with engine:
+        engine.submit([1, 2], ds.SamplingParams(max_new_tokens=60, **FREE))
+        assert came.wait(60)
+        engine.close(60)
+    assert order.index(1) in (40, 41, 42) and len(order) == 61  # 120 tokens, 3 a pass, beside as many of the first
+
+
+def test_a_short_prompt_does_not_wait_for_a_long_one_nor_a_long_one_for_ever(tiny, monkeypatch):
+    monkeypatch.setattr(Beside, "room", lambda schedule, decoding: 4)
+    done = []
+    engine = Engine(tiny, deliver=lambda news: done.extend(ticket.number for ticket, gain in news if gain.reason))
+    with engine:
+        one = ds.SamplingParams(max_new_tokens=1)
+        engine.submit(list(range(200)), one)
+        for number in range(90):
+            engine.submit([number, 5, 6], one)
+        engine.close(60)
+    assert done[0] != 0 and 0 in done[:90] and len(done) == 91
+
+
+def test_a_cancelled_request_gives_back_its_pages_at_once(tiny):
+    with Engine(tiny) as engine:
+        tickets = [engine.submit([1, 2, 3, n], ds.SamplingParams(max_new_tokens=300, **FREE)) for n in range(4)]
+        for ticket in tickets:
+            next(iter(ticket))
+        for ticket in tickets[:3]:
+            ticket.cancel()
+            assert told(ticket)[0][2] == "cancelled"
+            ticket.cancel()
+        held = -(-400 // PAGE)
+        assert engine.live == 1 and tiny.cache.held <= held
+        tickets[3].cancel()
+        assert told(tickets[3])[0][2] == "cancelled"
+        engine.close()
+        assert tiny.cache.held == 0
+
+
+def test_a_queue_has_a_bound_and_a_stopped_engine_takes_nothing(tiny):
+    engine = Engine(tiny, max_rows=2, max_waiting=1)
+    params = ds.SamplingParams(max_new_tokens=300, **FREE)
+    tickets = [engine.submit([n], params) for n in range(3)]
+    with pytest.raises(QueueFullError) as refused:
+        engine.submit([4], params)
+    assert 1 <= refused.value.retry_after <= 60
+    with pytest.raises(ValueError, match="n must be at most 3"):
+        engine.submit([4], replace(params, num_return_sequences=4, max_new_tokens=1))
+    tickets[0].cancel()
+    assert told(tickets[0])[0][2] == "cancelled"
+    assert engine.submit([5], params).number == 3
+    engine.close(0.01)
+    assert {ticket.rows[0].reason for ticket in tickets} == {"cancelled"}
+    with pytest.raises(EngineClosedError):
+        engine.submit([5], params)
+
+
+def test_deadlines_count_from_the_request_on(tiny):
+    with Engine(tiny, max_rows=1) as engine:
+        first = engine.submit([1], ds.SamplingParams(max_new_tokens=300, **FREE))
+        late = engine.submit([2], ds.SamplingParams(max_time=1e-9))
+        assert told(late) == [("", [], "time")]
+        assert told(first)[0][2] == "length"
+
+
+def test_what_a_row_raises_ends_it_alone_and_what_a_pass_raises_ends_the_rows_but_not_the_engine(tiny, monkeypatch):
+    [alone] = ds.generate(tiny, [[7, 8]], ds.SamplingParams(seed=3, max_new_tokens=30))
+    with Engine(tiny) as engine:
+        bytes_of = tiny.tokenizer.token_bytes
+        calls = iter(range(10**6))
+        monkeypatch.setattr(tiny.tokenizer, "token_bytes", lambda token: bytes_of(token) if next(calls) < 3 else 1 / 0)
+        failing = engine.submit([7, 8], ds.SamplingParams(seed=3, max_new_tokens=30))
+        monkeypatch.undo()
+        beside = engine.submit([7, 8], ds.SamplingParams(seed=3, max_new_tokens=30))
+        assert told(beside) == [(alone.text, alone.token_ids, alone.finish_reason)]
+        assert told(failing)[0][2] == "error" and isinstance(failing.rows[0].error, ZeroDivisionError)
+        forward = tiny.decoder.logits
+        monkeypatch.setattr(tiny.decoder, "logits", lambda *arguments: 1 / 0)
+        assert told(engine.submit([1]))[0][2] == "error"
+        monkeypatch.setattr(tiny.decoder, "logits", forward)
+        assert told(engine.submit([7, 8], ds.SamplingParams(seed=3, max_new_tokens=30)))[0][1] == alone.token_ids
+        assert engine.failures == 1 and tiny.cache.held == 0
+
+
+def test_a_prompt_and_its_answer_stay_within_the_cache(tiny):
+    model = ds.load(tiny.path, cache_bytes=3 * tiny.cache.page_bytes)
+    with Engine(model) as engine:
+        assert engine.capacity == 3 * PAGE
+        with pytest.raises(ValueError, match="48 tokens that the cache has room for"):
+            engine.submit([1] * 48)
+        [(_, tokens, reason)] = told(engine.submit([1] * 40, ds.SamplingParams(max_new_tokens=None, **FREE)))
+        assert (len(tokens), reason) == (8, "length")
+
+
+def test_a_prompt_that_the_cache_holds_is_not_run_again(tiny, monkeypatch):
+    ran = []
+    logits = tiny.decoder.logits
+    monkeypatch.setattr(tiny.decoder, "logits", lambda tokens, *rest: (ran.append(len(tokens)), logits(tokens, *rest))[1])
+    with Engine(tiny) as engine:
+        one = ds.SamplingParams(max_new_tokens=1, seed=0)
+        prompt = list(range(200))
+        first = told(engine.submit(prompt, one))
+        before = sum(ran)
+        assert told(engine.submit(prompt, one)) == first
+        assert sum(ran) - before <= PAGE
+
+
+def test_requests_from_many_threads(tiny):
+    made = requests(1, 24)
+    expected = fresh_answers(tiny, made)
+    problems = []
+
+    def client(number):
+        rng = random.Random(number)
+        for _ in range(6):
+            which = rng.randrange(len(made))
+            ticket = engine.submit(*made[which])
+            if rng.random() < 0.3:
+                time.sleep(rng.random() * 0.01)
+                ticket.cancel()
+                told(ticket)
+            elif [completion for _ in [told(ticket)] for completion in ticket.completions()] != expected[which]:
+                problems.append(which)
+
+    with Engine(tiny, max_rows=5) as engine:
+        threads = [threading.Thread(target=client, args=(n,)) for n in range(8)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert not problems and tiny.cache.held == 0
