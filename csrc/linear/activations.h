@@ -16,11 +16,13 @@
 
 namespace decodestep::DECODESTEP_ISA {
 
-// Blocks of 32 values, value = scale * byte, the sum of each block's bytes, and minus those of its halves as two int16.
+// Blocks of 32 values, value = scale * byte, the sum of each block's bytes, and for each of its halves where the sums
+// of products with Q6_K begin, whose bytes are 32 above its weights: -32 times the sum of bytes 0, 1, 4, 5, ..., and
+// that of the others, as two int16.
 struct QuantisedBlocks {
     int8_t* bytes = nullptr;
     float* scale = nullptr;
-    int32_t *sum = nullptr, *minus_half_sums = nullptr;
+    int32_t *sum = nullptr, *half_starts = nullptr;
 };
 
 // Blocks of a token that lie side by side: as many as the largest blocks of panels have.
@@ -41,9 +43,9 @@ struct Activations {
     // The place of block b of token t.
     size_t at(size_t t, size_t b) const { return (b / kStretch * tokens + t) * kStretch + b % kStretch; }
 
-    // Memory for both forms or one: a block of 32 is 8 floats of bytes, a scale, two sums and a block_sum.
+    // Memory for both forms or one: a block of 32 is 8 floats of bytes, a scale, three sums and a block_sum.
     static size_t floats(size_t tokens, size_t in, bool as_values, bool as_bytes) {
-        return tokens * ((as_values ? in : 0) + (as_bytes ? 12 * whole_stretches(in) + 12 : 0));
+        return tokens * ((as_values ? in : 0) + (as_bytes ? 13 * whole_stretches(in) + 13 : 0));
     }
     // space: of floats(...) floats.
     static Activations in_space(float* space, size_t tokens, size_t in, bool as_values, bool as_bytes) {
@@ -55,7 +57,8 @@ struct Activations {
         };
         const auto take_blocks = [&](size_t count) {
             return QuantisedBlocks{reinterpret_cast<int8_t*>(take(8 * count)), take(count),
-                                   reinterpret_cast<int32_t*>(take(count)), reinterpret_cast<int32_t*>(take(count))};
+                                   reinterpret_cast<int32_t*>(take(count)),
+                                   reinterpret_cast<int32_t*>(take(2 * count))};
         };
         if (as_values) x.values = take(in);
         if (!as_bytes) return x;
@@ -80,7 +83,7 @@ inline void copy_row(const Activations& from, size_t row, const Activations& to,
         copy(source.bytes, at, target.bytes, to_at, 32 * blocks);
         copy(source.scale, at, target.scale, to_at, blocks);
         copy(source.sum, at, target.sum, to_at, blocks);
-        copy(source.minus_half_sums, at, target.minus_half_sums, to_at, blocks);
+        copy(source.half_starts, at, target.half_starts, to_at, 2 * blocks);
     };
     copy(from.values, row, to.values, to_row, from.in);
     for (size_t b = 0; b < from.blocks(); b += kStretch) {
@@ -104,9 +107,9 @@ DECODESTEP_INLINE void quantise_block(const QuantisedBlocks& x, size_t at, const
     const f32x16 inverse = broadcast(largest < 1e-36f ? 0.0f : 127.0f / largest);
     // A NaN becomes 0; the block's scale is NaN then, and so is every result.
     const auto [first, second] = round_to_bytes(values.first * inverse, values.second * inverse, x.bytes + 32 * at);
-    x.sum[at] = first + second;
-    x.minus_half_sums[at] =
-        static_cast<int32_t>((static_cast<uint32_t>(-first) & 0xffff) | static_cast<uint32_t>(-second) << 16);
+    x.sum[at] = first.even + first.odd + second.even + second.odd;
+    x.half_starts[2 * at] = first.as_words(-32);
+    x.half_starts[2 * at + 1] = second.as_words(-32);
     x.scale[at] = largest / 127.0f;
 }
 

@@ -11,14 +11,14 @@ namespace decodestep::DECODESTEP_ISA {
 template <Format F>
 constexpr size_t run_quads() {
     const size_t hold = kByteSumsHold / largest_bits(F), most = F == Format::q6_k ? kQuads / 2 : kQuads;
-    return hold >= most ? most : hold >= 4 ? 4 : 2;
+    return hold >= most ? most : 4;
 }
 
 // Quad i of a run: alternating between the nibbles of a byte, but for Q6_K, where they have different scales.
 template <Format F>
 constexpr size_t quad_of(size_t run, size_t i) {
     constexpr size_t quads = run_quads<F>();
-    if (F == Format::q6_k) return run % 2 * 4 + run / 2 * quads + i;
+    if (F == Format::q6_k) return run * quads + i;
     const size_t at = run * quads + i;
     return at / 2 + at % 2 * 4;
 }
@@ -47,11 +47,18 @@ DECODESTEP_INLINE void byte_integers(const Quads& quads, size_t first_v, const Q
     }
 }
 
-// The sums of one run, from zero.
+// The sums of one run.
 template <Format F, int T, int V, class Quads>
-DECODESTEP_INLINE void run_sums(const Quads& quads, size_t run, size_t first_v, const int8_t* bytes, size_t stride,
-                                ByteSums (&sums)[T][V]) {
+DECODESTEP_INLINE void run_sums(const Quads& quads, size_t run, size_t first_v, const QuantisedBlocks& x, size_t at,
+                                size_t stride, ByteSums (&sums)[T][V]) {
     constexpr size_t count = run_quads<F>();
+    const int8_t* bytes = x.bytes + kBlockInputs * at;
+    if constexpr (F == Format::q6_k) {
+#pragma GCC unroll 8
+        for (int t = 0; t < T; ++t)
+#pragma GCC unroll 2
+            for (int v = 0; v < V; ++v) sums[t][v] = starting_at(x.half_starts[2 * (at + t * stride) + run]);
+    }
 #pragma GCC unroll 8
     for (size_t i = 0; i < count; ++i) {
         const size_t j = quad_of<F>(run, i);
@@ -63,7 +70,7 @@ DECODESTEP_INLINE void run_sums(const Quads& quads, size_t run, size_t first_v, 
             const i8x4 quad = broadcast_quad(bytes + t * kBlockInputs * stride + 4 * j);
 #pragma GCC unroll 2
             for (int v = 0; v < V; ++v) {
-                if (i == 0)
+                if (i == 0 && F != Format::q6_k)
                     sums[t][v] = first_bytes(w[v], quad);
                 else
                     add_bytes(sums[t][v], w[v], quad);
@@ -72,74 +79,37 @@ DECODESTEP_INLINE void run_sums(const Quads& quads, size_t run, size_t first_v, 
     }
 }
 
-// integers += the sums of a run of two quads times `scale`, token by token: so short a run's sums of all tokens would
-// be moved to memory and back for a few products.
-template <Format F, int T, int V, class Quads>
-DECODESTEP_INLINE void add_short_run(const Quads& quads, size_t run, size_t first_v, const int8_t* bytes, size_t stride,
-                                     const i32x16 (&scale)[V], i32x16 (&integers)[T][V]) {
-    const size_t j = quad_of<F>(run, 0), k = quad_of<F>(run, 1);
-    u8x64 first[V], second[V];
-#pragma GCC unroll 2
-    for (int v = 0; v < V; ++v) {
-        first[v] = quads.quad(j, first_v + v);
-        second[v] = quads.quad(k, first_v + v);
-    }
-#pragma GCC unroll 8
-    for (int t = 0; t < T; ++t) {
-        const int8_t* token = bytes + t * kBlockInputs * stride;
-        const i8x4 x = broadcast_quad(token + 4 * j), y = broadcast_quad(token + 4 * k);
-#pragma GCC unroll 2
-        for (int v = 0; v < V; ++v) add_two(integers[t][v], first[v], x, second[v], y, scale[v]);
-    }
-}
-
 // Sums of a format whose weights are nibbles, or have a few bits more: see piece_integers.
 template <Format F, int T, int V, class Quads>
 DECODESTEP_INLINE void nibble_integers(const Quads& quads, size_t first_v, const uint8_t* scales,
                                        const QuantisedBlocks& x, size_t at, size_t stride, i32x16 (&integers)[T][V]) {
     constexpr size_t runs = kQuads / run_quads<F>();
-    [[maybe_unused]] i32x16 pairs[V];
-    if constexpr (F == Format::q6_k) {  // the bytes are 32 above the values
-#pragma GCC unroll 2
-        for (int v = 0; v < V; ++v) pairs[v] = int8_pairs(scales + 32 * (first_v + v));
-#pragma GCC unroll 8
-        for (int t = 0; t < T; ++t)
-#pragma GCC unroll 2
-            for (int v = 0; v < V; ++v)
-                integers[t][v] =
-                    shift_left<5>(multiply_pairs(pairs[v], broadcast_int(x.minus_half_sums[at + t * stride])));
-    } else {
-#pragma GCC unroll 8
-        for (int t = 0; t < T; ++t)
-#pragma GCC unroll 2
-            for (int v = 0; v < V; ++v)
-                integers[t][v] = broadcast_int(offset_of(F) ? -offset_of(F) * x.sum[at + t * stride] : 0);
-    }
 #pragma GCC unroll 8
     for (size_t run = 0; run < runs; ++run) {
-        const int8_t* bytes = x.bytes + kBlockInputs * at;
-        if constexpr (run_quads<F>() == 2) {
-            i32x16 scale[V];
-#pragma GCC unroll 2
-            for (int v = 0; v < V; ++v) scale[v] = run % 2 ? second_factors(pairs[v]) : first_factors(pairs[v]);
-            add_short_run<F, T, V>(quads, run, first_v, bytes, stride, scale, integers);
-            continue;
-        }
         ByteSums sums[T][V];
-        run_sums<F, T, V>(quads, run, first_v, bytes, stride, sums);
+        run_sums<F, T, V>(quads, run, first_v, x, at, stride, sums);
 #pragma GCC unroll 2
         for (int v = 0; v < V; ++v) {
             [[maybe_unused]] i32x16 scale;
-            if constexpr (F == Format::q6_k)
-                scale = run % 2 ? second_factors(pairs[v]) : first_factors(pairs[v]);
-            else if constexpr (panel_layout(F).pieces > 1)
+            if constexpr (F == Format::q6_k) {
+                const i32x16 pairs = int8_pairs(scales + 32 * (first_v + v));
+                scale = run == 0 ? first_factors(pairs) : second_factors(pairs);
+            } else if constexpr (panel_layout(F).pieces > 1) {
                 scale = factors(scales + 16 * (first_v + v));
+            }
 #pragma GCC unroll 8
             for (int t = 0; t < T; ++t) {
+                i32x16 products;
                 if constexpr (panel_layout(F).pieces > 1)
-                    integers[t][v] = integers[t][v] + total(sums[t][v], scale);
+                    products = total(sums[t][v], scale);
                 else
-                    integers[t][v] = integers[t][v] + total(sums[t][v]);
+                    products = total(sums[t][v]);
+                if (run > 0)
+                    integers[t][v] = integers[t][v] + products;
+                else if constexpr (offset_of(F) != 0)
+                    integers[t][v] = products + broadcast_int(-offset_of(F) * x.sum[at + t * stride]);
+                else
+                    integers[t][v] = products;
             }
         }
     }

@@ -14,14 +14,15 @@ constexpr size_t kQuadBytes = 4 * kPanelOutputs;  // of all outputs of a panel
 // Whether the quads are the values plus 128, each a whole byte. Else they are a few bits, at most largest_bits.
 constexpr bool is_bytes(Format f) { return f == Format::q8_0 || f == Format::iq4_nl || f == Format::iq4_xs; }
 
+// What their sums grow by at most, of an activation of one.
 constexpr int largest_bits(Format f) {
     switch (f) {
         case Format::q5_0:
         case Format::q5_1:
         case Format::q5_k:
             return 31;
-        case Format::q6_k:
-            return 63;
+        case Format::q6_k:  // its sums begin at -32 times those of the activations
+            return 32;
         case Format::mxfp4:
             return 24;
         default:

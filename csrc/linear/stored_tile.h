@@ -8,7 +8,8 @@
 namespace decodestep::DECODESTEP_ISA {
 
 // Where registers hold the sums of few tokens, a panel is turned into quads of bytes first, a stretch of inputs at a
-// time, which all tokens read, so many of them and sixteen outputs at once: fewer where a product needs more registers.
+// time, which all tokens read, so many of them and sixteen outputs at once: fewer where the quads are bytes, whose
+// products take more registers.
 template <Format F>
 constexpr size_t kStoredTokens = is_bytes(F)           ? 5
                                  : run_quads<F>() == 2 ? 4

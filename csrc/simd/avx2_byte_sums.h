@@ -23,17 +23,17 @@ DECODESTEP_INLINE u8x64 look_up(u8x64 a, const uint8_t* sixteen) {
 
 // Rounds 32 values in [-127, 127] to bytes, ties to even, NaN to 0; returns the sums of the first and of the last
 // sixteen.
-DECODESTEP_INLINE std::pair<int32_t, int32_t> round_to_bytes(f32x16 first, f32x16 second, int8_t* bytes) {
+DECODESTEP_INLINE std::pair<PairSums, PairSums> round_to_bytes(f32x16 first, f32x16 second, int8_t* bytes) {
     const i32x16 a = round_to_int(first), b = round_to_int(second);
     const __m256i words0 = _mm256_packs_epi32(a.low, a.high), words1 = _mm256_packs_epi32(b.low, b.high);
     const __m256i order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);  // packing works on halves of registers
     const __m256i packed = _mm256_permutevar8x32_epi32(_mm256_packs_epi16(words0, words1), order);
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(bytes), packed);
-    const __m256i pairs = _mm256_maddubs_epi16(_mm256_set1_epi8(1), packed);
-    __m256i sums = _mm256_madd_epi16(pairs, _mm256_set1_epi16(1));
-    sums = _mm256_add_epi32(sums, _mm256_shuffle_epi32(sums, 0x4E));
-    sums = _mm256_add_epi32(sums, _mm256_shuffle_epi32(sums, 0xB1));
-    return {_mm256_cvtsi256_si32(sums), _mm_cvtsi128_si32(_mm256_extracti128_si256(sums, 1))};
+    __m256i sums = _mm256_maddubs_epi16(_mm256_set1_epi8(1), packed);
+    sums = _mm256_add_epi16(sums, _mm256_shuffle_epi32(sums, 0x4E));
+    sums = _mm256_add_epi16(sums, _mm256_shuffle_epi32(sums, 0xB1));
+    const auto pair = [](int32_t words) { return PairSums{static_cast<int16_t>(words), words >> 16}; };
+    return {pair(_mm256_cvtsi256_si32(sums)), pair(_mm_cvtsi128_si32(_mm256_extracti128_si256(sums, 1)))};
 }
 
 // Thirty-two signed bytes as pairs of int16.
@@ -46,6 +46,7 @@ DECODESTEP_INLINE i32x16 int8_pairs(const uint8_t* p) {
 
 using ByteSums = i32x16;
 constexpr int kByteSumsHold = 32767 / (2 * 127);
+DECODESTEP_INLINE ByteSums starting_at(int32_t words) { return broadcast_int(words); }
 DECODESTEP_INLINE ByteSums first_bytes(u8x64 w, i8x4 x) {
     return {_mm256_maddubs_epi16(w.low, x.v), _mm256_maddubs_epi16(w.high, x.v)};
 }
@@ -82,19 +83,6 @@ DECODESTEP_INLINE i32x16 second_factors(i32x16 pairs) {
     return {_mm256_shuffle_epi8(pairs.low, twice), _mm256_shuffle_epi8(pairs.high, twice)};
 }
 DECODESTEP_INLINE i32x16 total(ByteSums sums, i32x16 factors) { return multiply_pairs(sums, factors); }
-
-// sums += (first * x + second * y) * factors
-DECODESTEP_INLINE void add_two(__m256i& sums, __m256i first, __m256i x, __m256i second, __m256i y, __m256i factors) {
-    __m256i products, others;
-    asm("vpmaddubsw %4, %3, %1\n\tvpmaddubsw %6, %5, %2\n\tvpaddw %2, %1, %1\n\tvpmaddwd %7, %1, %1\n\t"
-        "vpaddd %1, %0, %0"
-        : "+x"(sums), "=&x"(products), "=&x"(others)
-        : "x"(first), "x"(x), "x"(second), "x"(y), "xm"(factors));
-}
-DECODESTEP_INLINE void add_two(i32x16& sums, u8x64 first, i8x4 x, u8x64 second, i8x4 y, i32x16 factors) {
-    add_two(sums.low, first.low, x.v, second.low, y.v, factors.low);
-    add_two(sums.high, first.high, x.v, second.high, y.v, factors.high);
-}
 
 // Weights of dot_bytes in the form in which many tokens are multiplied by them: magnitudes, and values for their signs,
 // which are read from memory.

@@ -5,6 +5,7 @@ namespace decodestep::DECODESTEP_ISA {
 
 using ByteSums = i32x16;
 constexpr int kByteSumsHold = 32767 / (2 * 127);
+DECODESTEP_INLINE ByteSums starting_at(int32_t words) { return broadcast_int(words); }
 DECODESTEP_INLINE ByteSums first_bytes(u8x64 w, i8x4 x) { return {_mm512_maddubs_epi16(w.v, x.v)}; }
 DECODESTEP_INLINE void add_bytes(ByteSums& sums, u8x64 w, i8x4 x) {
     sums.v = _mm512_add_epi16(sums.v, _mm512_maddubs_epi16(w.v, x.v));

@@ -4,6 +4,21 @@
 
 #include "simd/simd.h"
 
+namespace decodestep::DECODESTEP_ISA {
+
+// Sums of bytes 0, 1, 4, 5, ... and of the others.
+struct PairSums {
+    int32_t even, odd;
+
+    int32_t as_words(int32_t factor) const {
+        const auto low = static_cast<uint32_t>(factor * even) & 0xffff, high = static_cast<uint32_t>(factor * odd)
+                                                                               << 16;
+        return static_cast<int32_t>(low | high);
+    }
+};
+
+}  // namespace decodestep::DECODESTEP_ISA
+
 #if defined(__AVX512BF16__) && defined(__AVX512VNNI__) && defined(__AVX512VBMI2__)
 #include "simd/avx512_byte_sums.h"
 namespace decodestep::DECODESTEP_ISA {
@@ -24,20 +39,19 @@ DECODESTEP_INLINE i32x16 multiply_pairs(i32x16 a, i32x16 b) { return {_mm512_mad
 #if defined(__AVX512F__) || !defined(__AVX2__)
 namespace decodestep::DECODESTEP_ISA {
 
+DECODESTEP_INLINE PairSums pair_sums(i32x16 a) {
+    alignas(64) constexpr int32_t kEvenPairs[kLanes] = {-1, -1, 0, 0, -1, -1, 0, 0, -1, -1, 0, 0, -1, -1, 0, 0};
+    const int32_t even = sum(a & load_bits(kEvenPairs));
+    return {even, sum(a) - even};
+}
+
 // Rounds 32 values in [-127, 127] to bytes, ties to even, NaN to 0; returns the sums of the first and of the last
 // sixteen.
-DECODESTEP_INLINE std::pair<int32_t, int32_t> round_to_bytes(f32x16 first, f32x16 second, int8_t* bytes) {
+DECODESTEP_INLINE std::pair<PairSums, PairSums> round_to_bytes(f32x16 first, f32x16 second, int8_t* bytes) {
     const i32x16 a = round_to_int(first), b = round_to_int(second);
     store_i8(bytes, a);
     store_i8(bytes + kLanes, b);
-    return {sum(a), sum(b)};
-}
-
-// sums += (first * x + second * y) * factors
-DECODESTEP_INLINE void add_two(i32x16& sums, u8x64 first, i8x4 x, u8x64 second, i8x4 y, i32x16 factors) {
-    ByteSums products = first_bytes(first, x);
-    add_bytes(products, second, y);
-    sums = sums + total(products, factors);
+    return {pair_sums(a), pair_sums(b)};
 }
 
 // Weights of dot_bytes in the form in which many tokens are multiplied by them.

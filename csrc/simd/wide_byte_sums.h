@@ -7,6 +7,10 @@ namespace decodestep::DECODESTEP_ISA {
 // unsigned bytes add up to this.
 using ByteSums = i32x16;
 constexpr int kByteSumsHold = 1 << 16;
+// Sums that begin at that of two int16, which lie side by side where the sums are two.
+DECODESTEP_INLINE ByteSums starting_at(int32_t words) {
+    return broadcast_int(static_cast<int16_t>(words) + (words >> 16));
+}
 DECODESTEP_INLINE ByteSums first_bytes(u8x64 w, i8x4 x) { return dot_nibbles(broadcast_int(0), w, x); }
 DECODESTEP_INLINE void add_bytes(ByteSums& sums, u8x64 w, i8x4 x) { sums = dot_nibbles(sums, w, x); }
 DECODESTEP_INLINE i32x16 total(ByteSums sums) { return sums; }
