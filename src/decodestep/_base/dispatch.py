@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 from decodestep._base.checks import is_int, refuse, require, require_choice
 from decodestep._base.cpu_limits import available_cpus
 
-BACKENDS = ("cpu", "reference")
+BACKENDS = ("cpu", "triton", "reference")
 MAX_THREADS = 256
 
 Result = TypeVar("Result")

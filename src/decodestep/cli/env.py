@@ -28,6 +28,7 @@ _PACKAGES = (
     "jinja2",
     "rich",
     "torch",
+    "triton",
     "transformers",
     "onnx",
     "onnxruntime",
@@ -47,7 +48,10 @@ def run(options: argparse.Namespace) -> int:
         print(json.dumps(facts))
         return 0
     for name, value in facts.items():
-        lines = [f"{key:<24}{item}" for key, item in value.items()] if isinstance(value, dict) else [str(value)]
+        if isinstance(value, dict):
+            lines = [f"{key:<24}{item}" for key, item in value.items()]
+        else:
+            lines = value if isinstance(value, list) else [str(value)]
         for i, line in enumerate(lines):
             print(f"{name if i == 0 else '':<12}{line}")
     return 0
@@ -62,6 +66,7 @@ def environment() -> dict[str, Any]:
         "isa": dispatch.isa(),
         "threads": dispatch.threads(),
         "backends": _backends(),
+        "devices": _devices(),
         "model": f"{DEFAULT_MODEL}: "
         + (str(model) if model else f"not on this machine yet; will be stored in {cache_directory()}"),
     }
@@ -102,4 +107,17 @@ def _backends() -> dict[str, str]:
     spec = util.find_spec("decodestep.ops")
     folders = [Path(place) for place in (spec.submodule_search_locations or ())] if spec else []
     stems = sorted(p for folder in folders for p in folder.iterdir() if (p / "reference.py").is_file())
-    return {p.name: "+".join(b for b in dispatch.BACKENDS if (p / f"{b}.py").is_file()) for p in stems}
+    return {p.name: "+".join(b for b in dispatch.BACKENDS if (p / f"{b}.py").is_file() or (p / b).is_dir()) for p in stems}
+
+
+def _devices() -> list[str]:
+    """Each GPU that torch finds, and whether Triton is there to run on it."""
+    if util.find_spec("torch") is None:
+        return ["no GPU: torch is not installed"]
+    import torch
+
+    if not torch.cuda.is_available():
+        return ["no GPU: the operators with a 'triton' backend refuse it here"]
+    runs = "runs what has a 'triton' backend" if util.find_spec("triton") else "idle: pip install 'decodestep[gpu]'"
+    names = (torch.cuda.get_device_properties(i) for i in range(torch.cuda.device_count()))
+    return [f"{device.name}, {device.total_memory / 2**30:.0f} GiB: {runs}" for device in names]

@@ -7,9 +7,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from decodestep._base import arrays
+from decodestep._base import arrays, devices
 from decodestep._base.arrays import Array
 from decodestep._base.checks import require, require_dtype
+from decodestep._base.devices import choose_triton
 from decodestep._base.dispatch import choose, run, timed
 from decodestep.ops.decode_step import cpu, reference
 from decodestep.ops.decode_step.arguments import normalise_arguments
@@ -72,7 +73,8 @@ def decode_step(
     position: integers in [0, 2^32), a scalar or (B,): the index of the drawn token in its own sequence, prompt included.
     top_logprobs: None, or one item per row: how many of the most likely tokens to report, >= 0; None for no log-probabilities.
     need_processed: whether to return the scores after the steps: float32 (float64 for float64 logits), -inf where dropped.
-    backend: "auto", "cpu" or "reference"; "cpu" does not take float64. All give the same bits.
+    backend: "auto", "cpu", "triton" or "reference"; only "reference" takes float64. "triton" takes tensors on a GPU, and "auto"
+        is "triton" for these. All give the same bits.
 
     Returns a `DecodeStep`. A row that has no score above -inf, before or after its steps, has token -1 and no
     log-probabilities.
@@ -83,6 +85,8 @@ def decode_step(
     scores share the mass equally, at every temperature. A token depends on its row's logits, steps, seed and position alone.
     Source: the filters of transformers 5.23; the draw is the Gumbel-max trick on `decodestep.random`.
     """
+    if devices.goes_to_triton(backend, logits):
+        return _on_device(logits, steps, greedy, seed, position, top_logprobs, need_processed, backend)
     rows = logits if type(logits) is np.ndarray else arrays.view(_OP, "logits", logits)
     result = None
     if backend == "auto" or backend == "cpu":
@@ -120,6 +124,27 @@ def _normalise_and_run(
     if backend == "cpu":
         return run(_OP, backend, cpu.decode_step, arrays.contiguous_rows(rows), *normalised, need_processed)
     return run(_OP, backend, reference.decode_step, rows, *normalised, need_processed)
+
+
+def _on_device(
+    logits: Any,
+    steps: Sequence[Steps],
+    greedy: bool | Sequence[bool] | Array,
+    seed: int | Sequence[int] | Array,
+    position: int | Sequence[int] | Array,
+    top_logprobs: Sequence[int | None] | None,
+    need_processed: bool,
+    backend: str,
+) -> DecodeStep:
+    choose_triton(_OP, backend, logits)
+    from decodestep.ops.decode_step import triton
+
+    rows = devices.outline(_OP, "logits", logits, logits.device)
+    require_dtype(_OP, "logits", rows, _FLOATS[:3])
+    require(rows.ndim == 2 and rows.shape[1] >= 1, _OP, "logits", "of shape (B, V) with V >= 1", rows)
+    normalised = normalise_arguments(rows, steps, devices.on_host(greedy), seed, position, top_logprobs)
+    tokens, processed, logprobs = run(_OP, "triton", triton.decode_step, logits.detach(), *normalised, need_processed)
+    return DecodeStep(tokens, processed, (None,) * len(rows) if logprobs is None else _named(logprobs))
 
 
 def _named(logprobs: Sequence[Any]) -> tuple[TokenLogprobs | None, ...]:

@@ -1,0 +1,76 @@
+"""Tensors in a GPU's memory: which calls Triton serves, and how their arguments are checked without reading them.
+
+Contracts are checked on NumPy arrays. For a tensor on a device an `outline` takes its place: an array of its shape and dtype
+that holds nothing. Small index arrays, whose values a contract limits, are copied to the host; kernels still write nowhere
+outside their buffers.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from functools import cache
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+
+from decodestep._base import arrays
+from decodestep._base.checks import refuse
+from decodestep._base.dispatch import choose
+
+_HOST_ONLY = "reads the CPU's memory alone"
+
+
+def goes_to_triton(backend: str, value: object) -> bool:
+    """Whether a call with this tensor is one for Triton: the tensor is on a GPU, or the backend is named."""
+    return backend == "triton" or (type(value) is not np.ndarray and arrays.is_torch(value) and value.is_cuda)
+
+
+def choose_triton(op: str, backend: str, value: Any, obstacle: str | None = None) -> None:
+    """Raises ValueError unless Triton serves the call. obstacle: why this operator cannot, or None."""
+    reason = obstacle or _missing(value)
+    on_host = _HOST_ONLY if arrays.is_torch(value) and not value.is_cpu else None
+    choose(op, backend, {"cpu": on_host, "triton": reason, "reference": on_host})
+
+
+def _missing(value: Any) -> str | None:
+    if not arrays.is_torch(value) or not (value.is_cuda or (value.is_cpu and interpreted())):
+        return "needs torch tensors on a GPU"
+    return None if _has_triton() else "needs the package triton: pip install 'decodestep[gpu]'"
+
+
+def interpreted() -> bool:
+    """Whether Triton's interpreter runs the kernels, which then take tensors on the CPU: for tests."""
+    return os.environ.get("TRITON_INTERPRET") == "1"
+
+
+@cache
+def _has_triton() -> bool:
+    return find_spec("triton") is not None
+
+
+def outline(op: str, arg: str, value: Any, device: Any) -> np.ndarray:
+    """An array of a tensor's shape and dtype that holds nothing; refused unless the tensor is on the device."""
+    if not arrays.is_torch(value):
+        refuse(op, arg, f"a tensor on {device}", type(value).__name__ if arrays.is_array(value) else value)
+    if value.device != device:
+        refuse(op, arg, f"on {device}, as the other tensors", f"a tensor on {value.device}")
+    torch = sys.modules["torch"]
+    dtype = arrays.view(op, arg, torch.empty(1, dtype=value.dtype)).dtype
+    made: np.ndarray = np.lib.stride_tricks.as_strided(np.zeros(1, dtype), tuple(value.shape), (0,) * value.ndim)
+    return made
+
+
+def optional_outline(op: str, arg: str, value: Any, device: Any) -> np.ndarray | None:
+    return None if value is None else outline(op, arg, value, device)
+
+
+def on_host(value: Any) -> Any:
+    """A tensor's copy on the host; anything else as it is."""
+    return value.cpu() if arrays.is_torch(value) else value
+
+
+def to_device(array: np.ndarray, device: Any) -> Any:
+    """A NumPy array's tensor on the device."""
+    return arrays.like(sys.modules["torch"].empty(0), np.ascontiguousarray(array)).to(device)

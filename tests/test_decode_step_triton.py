@@ -1,0 +1,155 @@
+"""decode_step's Triton kernels, interpreted where there is no GPU: the bits of the reference."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+import decode_step_cases as cases
+import decodestep as ds
+import triton_interpreter as gpu
+from decodestep.ops.decode_step import reference, triton
+from decodestep.ops.decode_step import steps as s
+from decodestep.ops.decode_step.arguments import normalise_arguments
+from decodestep.ops.decode_step.triton.table import make_table
+
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # infinities and NaN have their stated meanings
+
+
+def ids(*values):
+    return np.array(values, np.int64)
+
+
+@pytest.fixture
+def small_blocks(monkeypatch):
+    """Several blocks a row and several programs, with few tokens."""
+    whole = triton.Workspace
+    monkeypatch.setattr(triton, "Workspace", lambda b, v, d, block=128: whole(b, v, d, block=block, programs=6))
+
+
+@pytest.mark.usefixtures("small_blocks")
+@pytest.mark.parametrize("seed", range(10))
+def test_random_calls_have_the_bits_of_the_reference(seed, monkeypatch):
+    monkeypatch.setattr(cases, "VOCABULARIES", (1, 2, 15, 17, 100, 200, 300))
+    logits, steps, options = cases.call(np.random.default_rng(seed))
+    result = ds.decode_step(gpu.on_device(logits), steps, **{"need_processed": True, **options}, backend="triton")
+    want = ds.decode_step(np.array(logits), steps, **{"need_processed": True, **options}, backend="reference")
+    assert result.tokens.tolist() == want.tokens.tolist()
+    np.testing.assert_array_equal(gpu.on_host(result.processed), want.processed)
+    assert result.logprobs == want.logprobs
+
+
+LN = np.log(np.array([0.125, 0.5, 0.125, 0.25], np.float32))
+EVERY_KIND = [
+    [s.Penalise(ids(0, 1, 0), 2.0), s.TopP(0.6)],
+    [s.Add(ids(3, 0, 3), np.array([1.5, -1.0, 1.0])), s.TopP(0.5)],
+    [s.Lift(ids(1, 2), 0.5), s.MinP(0.4, keep=3)],
+    [s.Ban(ids(1, 1)), s.TopK(1, keep=2)],
+    [s.Allow(ids(3, 0, 1)), s.Typical(0.5)],
+    [s.Ban(ids(2)), s.Force(ids(2)), s.Normalise()],
+    [s.Temperature(1e-40), s.TopP(0.8)],
+    [s.Epsilon(0.2), s.Normalise()],
+    [s.Eta(0.9, keep=2)],
+    [s.TopH(0.9, top=3)],
+    [s.TopNSigma(1.0)],
+    [s.Xtc(0.2, 1.0, 2**63 + 7)],
+    [s.Ban(ids(0, 1, 2, 3))],
+    [],
+]
+
+
+def test_every_kind_of_step_in_one_batch():
+    logits = np.stack([LN] * len(EVERY_KIND))
+    options = {"seed": 2**64 - 1, "position": 2**32 - 1, "need_processed": True, "top_logprobs": [2] * len(logits)}
+    got = ds.decode_step(gpu.on_device(logits), EVERY_KIND, backend="triton", **options)
+    want = ds.decode_step(logits, EVERY_KIND, backend="reference", **options)
+    np.testing.assert_array_equal(gpu.on_host(got.processed), want.processed)
+    assert got.tokens.tolist() == want.tokens.tolist()
+    assert got.logprobs == want.logprobs
+
+
+@pytest.mark.parametrize("programs", [1, 64])
+def test_a_token_does_not_depend_on_how_many_programs_share_its_row(programs):
+    rng = np.random.default_rng(3)
+    logits = rng.normal(size=(3, 3000)).astype(np.float16)
+    logits[1, [5, 2000, 2999]] = np.inf  # of these one wins, wherever its program is
+    logits[2] = -np.inf
+    want = ds.decode_step(logits, [[]] * 3, seed=[1, 2, 3], position=9).tokens
+    work = triton.Workspace(3, 3000, gpu.DEVICE, block=256, programs=programs)
+    assert (work.parts == 1) == (programs == 1)
+    column = [gpu.on_device(np.array(c)) for c in (np.zeros(3, np.int8), np.array([1, 2, 3]), np.array([9, 9, 9]))]
+    table = triton.device_table([[]] * 3, 3000, gpu.DEVICE)
+    assert triton.launch(gpu.on_device(logits), table, *column, work).tolist() == want.tolist()
+
+
+def test_a_launch_allocates_nothing(monkeypatch):
+    logits = gpu.on_device(np.stack([LN, LN]))
+    work = triton.Workspace(2, 4, gpu.DEVICE)
+    table = triton.device_table([[s.TopP(0.6)], []], 4, gpu.DEVICE)
+    columns = [torch.zeros(2, dtype=dtype, device=gpu.DEVICE) for dtype in (torch.int8, torch.int64, torch.int64)]
+
+    def refused(*args, **kwargs):
+        raise AssertionError("memory was asked for")
+
+    for name in ("empty", "zeros", "full", "tensor", "from_numpy", "empty_like", "arange"):
+        monkeypatch.setattr(torch, name, refused)
+    assert triton.launch(logits, table, *columns, work) is work.tokens
+
+
+def test_nothing_is_read_or_written_outside_the_buffers():
+    """The buffers lie between zones of numbers that would win, or would be seen to have changed."""
+    vocab, guard = 37, 64
+    rng = np.random.default_rng(5)
+    rows = rng.normal(size=(2, vocab)).astype(np.float32)
+    steps = [[s.Penalise(ids(3, 36), 1.3), s.Temperature(0.7), s.TopK(20), s.TopP(0.9), s.MinP(0.01)], [s.Typical(0.8)]]
+    plain = normalise_arguments(rows, steps, False, [1, 2], 3, None)
+    want, left, _ = reference.decode_step(rows, *plain, True)
+
+    def guarded(values, poison):
+        whole = torch.full((values.numel() + 2 * guard,), poison, dtype=values.dtype)
+        whole[guard:-guard] = values.reshape(-1)
+        whole = whole.to(gpu.DEVICE)
+        zones.append((whole, poison))
+        return whole[guard : guard + values.numel()].view(values.shape)
+
+    zones = []
+    work = triton.Workspace(2, vocab, gpu.DEVICE, block=16, programs=8)
+    for name, poison in (("scores", 1e9), ("peaks", 1e9), ("best_totals", 1e9), ("best_tokens", 7), ("tokens", 7)):
+        setattr(work, name, guarded(torch.zeros_like(getattr(work, name)).cpu(), poison))
+    *tables, kinds = make_table(plain[0], vocab)
+    table = triton.DeviceTable(*(guarded(torch.from_numpy(t), 3) for t in tables), kinds=kinds)
+    arguments = (([0, 0], torch.int8), ([1, 2], torch.int64), ([3, 3], torch.int64))
+    columns = [guarded(torch.tensor(values, dtype=dtype), 5) for values, dtype in arguments]
+    tokens = triton.launch(guarded(torch.from_numpy(rows), 1e9), table, *columns, work)
+    assert tokens.tolist() == want.tolist()
+    np.testing.assert_array_equal(work.scores.cpu().numpy(), left)
+    for whole, poison in zones:
+        assert (whole[:guard] == poison).all()
+        assert (whole[-guard:] == poison).all()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"logits": torch.zeros(2, 3, dtype=torch.int32)}, "logits must be float32 or float16 or bfloat16"),
+        ({"logits": torch.zeros(2, 3, dtype=torch.float64)}, "logits must be float32 or float16 or bfloat16"),
+        ({"logits": torch.zeros(2, 0)}, "V >= 1"),
+        ({"steps": [[]]}, "steps must be given for 2 rows"),
+        ({"steps": [[], [s.Ban(ids(3))]]}, "steps must be about at most 3 ids"),
+        ({"seed": -1}, "seed must be integers in"),
+        ({"logits": np.zeros((2, 3), np.float32)}, "needs torch tensors on a GPU"),
+    ],
+)
+def test_bad_arguments_are_refused_as_on_the_cpu(change, message):
+    arguments = {"logits": torch.zeros(2, 3), "steps": [[], []], **change}
+    if isinstance(arguments["logits"], torch.Tensor):
+        arguments["logits"] = arguments["logits"].to(gpu.DEVICE)
+    with pytest.raises(ValueError, match=message):
+        ds.decode_step(**arguments, backend="triton")
+
+
+def test_without_the_interpreter_a_tensor_on_the_cpu_is_refused(monkeypatch):
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    with pytest.raises(ValueError, match="needs torch tensors on a GPU"):
+        ds.decode_step(torch.zeros(1, 3), [[]], backend="triton")
