@@ -21,6 +21,7 @@ LAYERS = [
     ("sampling",),
     ("models",),
     ("generation",),
+    ("explain",),
     ("serving",),
     ("integrations",),
     ("cli",),

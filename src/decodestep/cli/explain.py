@@ -1,22 +1,29 @@
-"""``decodestep explain``: the sampling plan in words, and what each of its steps does to the next token's distribution."""
+"""``decodestep explain``: the sampling plan in words, and what its steps do to the distribution of the next tokens."""
 
 from __future__ import annotations
 
 import argparse
 import json
+import shlex
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from decodestep._base.checks import require
-from decodestep.cli.options import add_model, add_params, add_prompt, load, params_of, prompt_of
-from decodestep.generation.beam_logits import BeamLogits
+from decodestep._base.checks import refuse, require
+from decodestep.cli.options import add_ban, add_model, add_params, add_prompt, load, params_of, prompt_of, with_bans
+from decodestep.explain.data import record_document
+from decodestep.explain.page import page
+from decodestep.explain.record import record
+from decodestep.explain.spelling import spelled
 from decodestep.generation.prompts import prompt_ids
 from decodestep.models import Model
-from decodestep.ops.decode_step import decode_step, reference
-from decodestep.sampling.plan import plan
+from decodestep.sampling.params import SamplingParams
 from decodestep.sampling.row import Row
 from decodestep.sampling.sampler import Sampler
+from decodestep.sampling.trace import Trace, probabilities
+
+_PAGE_STEPS = 40
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -24,21 +31,90 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add(
         "prompt",
         nargs="?",
-        help="the prompt whose next token is shown; - reads it from standard input; without it, the plan alone",
+        help="the prompt whose next tokens are shown; - reads it from standard input; without it, the plan alone",
     )
     add_prompt(parser)
     add_params(parser)
+    add_ban(parser)
     add_model(parser)
     add("--rows", type=int, default=15, metavar="N", help="show the N most likely tokens before and after [%(default)s]")
+    add("--steps", type=int, metavar="N", help=f"show N generated tokens [1; with --html {_PAGE_STEPS}]")
+    add("--html", metavar="FILE", help="write a page that shows every token's way through the steps, to look at and to try")
+    add("--top", type=int, default=40, metavar="N", help="the page holds the N most likely tokens of each step [%(default)s]")
+    add(
+        "--compare",
+        metavar="OPTIONS",
+        help="the page shows a second run beside the first, with these in place: --compare '--temperature 1.5 --seed 2'",
+    )
+    add("--docs", default="", metavar="URL", help="where the documentation is served: the page's steps link to it")
     add("--json", action="store_true", help="print one JSON object")
 
 
 def run(options: argparse.Namespace) -> int:
     params = params_of(options)
-    require(options.rows >= 1, "explain", "rows", "an integer >= 1", options.rows)
+    for name in ("rows", "steps", "top"):
+        value = getattr(options, name)
+        require(value is None or value >= 1, "explain", name, "an integer >= 1", value)
+    other = None if options.compare is None else _other(options)
+    require(other is None or bool(options.html), "explain", "compare", "given with --html", options.compare)
+    require(options.prompt is not None or not options.html, "explain", "html", "given with a prompt", options.html)
     prompt = None if options.prompt is None else prompt_of(options)
     model = load(options)
+    params = with_bans(params, options, model)
     ids = [] if prompt is None else prompt_ids(model, prompt)
+    if options.html:
+        each = [params] if other is None else [params, with_bans(params_of(other), other, model)]
+        text = options.prompt if isinstance(prompt, list) else prompt
+        made = record_document(model, str(text), ids, each, steps=options.steps or _PAGE_STEPS, top=options.top)
+        Path(options.html).write_text(page(made, options.docs), encoding="utf-8")
+        facts = {"page": options.html, "tokens": [len(run["tokens"]) for run in made["runs"]]}
+        facts["text"] = [run["text"] for run in made["runs"]]
+        print(json.dumps(facts) if options.json else f"{options.html}: {' and '.join(map(str, facts['tokens']))} tokens")
+        return 0
+    return _show(model, params, ids, options)
+
+
+def _other(options: argparse.Namespace) -> argparse.Namespace:
+    """The options of the run beside: those given, with those of --compare in place."""
+    parser = argparse.ArgumentParser(prog="--compare", add_help=False, exit_on_error=False)
+    add_params(parser)
+    add_ban(parser)
+    words = shlex.split(options.compare)
+    try:
+        found, unknown = parser.parse_known_args(words, argparse.Namespace(**vars(options)))
+    except argparse.ArgumentError as error:
+        refuse("explain", "compare", "options of sampling", str(error))
+    require(not unknown and bool(words), "explain", "compare", "options of sampling", options.compare)
+    return found
+
+
+def _show(model: Model, params: SamplingParams, ids: list[int], options: argparse.Namespace) -> int:
+    row = _row(model, params, ids)
+    found: list[dict[str, Any]] = []
+    if ids:
+        recorded = record(model, ids, params, options.steps or 1, lambda trace: shown(model, trace, options.rows))
+        row, found = recorded.row, list(recorded.tokens)
+    # The plan as it was before the first token: what a row shows of itself does not change.
+    plan = [*row.plan.explain().splitlines(), f"{len(row.plan.processors) + 1:>3}. {row.ending}"]
+    if options.json:
+        first = found[0] if found else {}
+        then = {"then": found[1:]} if len(found) > 1 else {}
+        print(json.dumps({"plan": plan, "prompt_token_ids": ids, "seed": row.seed, **first, **then}))
+        return 0
+    print("\n".join(plan))
+    if found:
+        from rich.console import Console
+
+        from decodestep.explain.terminal import print_stages
+
+        end = "the argmax" if params.greedy else f"seed {row.seed} draws"
+        names = [_short(processor) for processor in row.plan.processors]
+        for one in found:
+            print_stages(Console(), one, names, end)
+    return 0
+
+
+def _row(model: Model, params: SamplingParams, ids: list[int]) -> Row:
     tokenizer = model.tokenizer
     sampler = Sampler(
         params,
@@ -47,94 +123,35 @@ def run(options: argparse.Namespace) -> int:
         prompt_ids=[ids],
         token_bytes=tokenizer.token_bytes,
     )
-    shown = None if prompt is None else _shown(model, sampler.rows[0], options.rows)
-    if options.json:
-        seed = sampler.rows[0].seed
-        print(json.dumps({"plan": sampler.explain().splitlines()[1:], "prompt_token_ids": ids, "seed": seed, **(shown or {})}))
-        return 0
-    print("\n".join(sampler.explain().splitlines()[1:]))
-    if shown is not None:
-        _print(shown, sampler.rows[0])
-    return 0
+    return sampler.rows[0]
 
 
-def _shown(model: Model, row: Row, count: int) -> dict[str, Any]:
-    """What `explain` shows of a row: probabilities before the plan and after each of its steps, and the token drawn.
+def shown(model: Model, trace: Trace, count: int) -> dict[str, Any]:
+    """What `explain` shows of a trace: probabilities before the plan and after each of its steps, and the token drawn.
 
     tokens: the `count` most likely tokens of the first and of the last stage, the most likely first; a probability is None
     once a step has dropped the token. others: the total probability of all other tokens, at each stage. left: how many tokens
     are not dropped, at each stage.
     """
-    vocab, ids = model.config.vocab_size, row.history.tokens
-    scores = BeamLogits(model, 1, len(ids))([ids], [0])[0]
-    stages = [_probabilities(scores)]
-    for processor in row.plan.processors:
-        changed, steps = plan([processor], vocab).steps(scores, row.history)
-        step = decode_step(changed[None], [steps], position=len(ids), need_processed=True)
-        scores = step.processed[0]
-        stages.append(_probabilities(scores))
-    drawn = decode_step(scores[None], [()], greedy=row.params.greedy, seed=row.seed or 0, position=len(ids)).tokens[0]
-    table = np.stack(stages)
-    likely = {int(i) for stage in (table[0], table[-1]) for i in np.argsort(-stage, kind="stable")[:count] if stage[i] >= 0}
-    shown = sorted(likely, key=lambda i: (-np.nan_to_num(table[0, i], nan=-1), i))
-    others = np.delete(table, shown, axis=1)
+    ids = trace.top(count)
+    stages = [probabilities(scores) for scores in trace.stages]
+    alive = [scores > -np.inf for scores in trace.stages]
     return {
         "tokens": [
-            {"token_id": i, "token": _spelled(model, i), "probabilities": [None if p != p else float(p) for p in table[:, i]]}
-            for i in shown
+            {
+                "token_id": int(i),
+                "token": spelled(model.tokenizer, int(i)),
+                "probabilities": [float(p[i]) if left[i] else None for p, left in zip(stages, alive, strict=True)],
+            }
+            for i in ids
         ],
-        "others": np.nansum(others, axis=1).tolist(),
-        "left": np.count_nonzero(table == table, axis=1).tolist(),
+        "others": [float(np.delete(p, ids).sum()) for p in stages],
+        "left": [int(np.count_nonzero(left)) for left in alive],
         "next_token": None
-        if drawn < 0 or row.params.num_beams > 1
-        else {"token_id": int(drawn), "token": _spelled(model, drawn)},
+        if trace.token < 0
+        else {"token_id": trace.token, "token": spelled(model.tokenizer, trace.token)},
     }
-
-
-def _probabilities(scores: np.ndarray) -> np.ndarray:
-    """softmax of the scores, float64; NaN for the tokens at -inf."""
-    row = reference.candidates(scores, (), 0)
-    found = np.full(len(scores), np.nan)
-    found[row.ids] = reference.probabilities(row)
-    return found
-
-
-def _spelled(model: Model, token: int) -> str:
-    return model.tokenizer.token_bytes(token).decode("utf-8", "replace") or model.tokenizer.token(token)
-
-
-def _print(shown: dict[str, Any], row: Row) -> None:
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    console = Console()
-    table = Table(box=None, header_style="bold", pad_edge=False)
-    table.add_column("token", no_wrap=True, min_width=11)
-    heads = [f"{n} {_short(processor)}" for n, processor in enumerate(row.plan.processors, 1)]
-    if sum(len(head) + 2 for head in heads) > console.width - 40:  # only the numbers, which the plan above explains
-        heads = [head.split()[0] for head in heads]
-    console.width = max(console.width, 32 + 8 * len(heads))  # on a narrow terminal, wrap lines rather than cut numbers
-    for head in ("model", *heads):
-        table.add_column(head, justify="right", no_wrap=True)
-    table.add_column("", no_wrap=True)
-    for token in shown["tokens"]:
-        after = token["probabilities"]
-        kept = after[-1] is not None
-        cells = (Text(repr(token["token"])), *map(_percent, after), "kept" if kept else "dropped")
-        table.add_row(*cells, style="" if kept else "dim")
-    table.add_row("all others", *map(_percent, shown["others"]))
-    table.add_row("tokens left", *map(str, shown["left"]))
-    console.print()
-    console.print(table)
-    if shown["next_token"] is not None:
-        how = "the argmax" if row.params.greedy else f"seed {row.seed} draws"
-        console.print(Text(f"{how}: {shown['next_token']['token']!r}"))
 
 
 def _short(processor: Any) -> str:
     return type(processor).__name__.removesuffix("LogitsProcessor").removesuffix("LogitsWarper")
-
-
-def _percent(p: float | None) -> str:
-    return "-" if p is None else f"{p:.2%}"

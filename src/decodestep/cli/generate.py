@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import sys
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 from decodestep._base import dispatch
 from decodestep.cli.cancelled import Cancelled
-from decodestep.cli.options import add_model, add_params, add_prompt, load, params_of, prompt_of
+from decodestep.cli.options import add_ban, add_model, add_params, add_prompt, load, params_of, prompt_of, with_bans
 from decodestep.generation.completion import Completion
 from decodestep.generation.generate import generate
 from decodestep.models import Model
@@ -24,7 +26,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("prompt", help="the prompt; - reads it from standard input")
     add_prompt(parser)
     add_params(parser)
+    add_ban(parser)
     add_model(parser)
+    add(
+        "--show-alternatives",
+        type=int,
+        nargs="?",
+        const=3,
+        metavar="N",
+        help="after the text, print each token's probability and the N most likely others [3]",
+    )
     add("--explain-plan", action="store_true", help="print what happens to the logits before the draw")
     add("--stats", action="store_true", help="print what ran, and how fast, at the end")
     add("--json", action="store_true", help="print one JSON object at the end instead of streaming")
@@ -35,6 +46,9 @@ def run(options: argparse.Namespace) -> int:
     params = params_of(options)
     prompt = prompt_of(options)
     model = load(options)
+    params = with_bans(params, options, model)
+    if options.show_alternatives is not None:
+        params = replace(params, logprobs=max(params.logprobs or 0, options.show_alternatives + 1))
     clock.loaded = time.monotonic()
 
     def stream(_row: int, piece: str) -> None:
@@ -64,6 +78,8 @@ def run(options: argparse.Namespace) -> int:
         )
     elif not completion.text.endswith("\n"):
         print()
+    if options.show_alternatives is not None and not options.json:
+        _print_alternatives(completion, model, options.show_alternatives)
     if options.stats:
         sys.stdout.flush()
         _print_stats(stats, completion)
@@ -112,6 +128,23 @@ def _logprobs(completion: Completion, model: Model) -> list[dict[str, Any]] | No
         }
         for token, step in zip(completion.token_ids, completion.logprobs, strict=True)
     ]
+
+
+def _print_alternatives(completion: Completion, model: Model, count: int) -> None:
+    from rich.console import Console
+
+    from decodestep.explain.spelling import spelled
+    from decodestep.explain.terminal import print_alternatives
+
+    def others(token: int, pairs: tuple[tuple[int, float], ...]) -> list[tuple[str, float]]:
+        return [(spelled(model.tokenizer, i), math.exp(value)) for i, value in pairs if i != token][:count]
+
+    steps = [
+        (spelled(model.tokenizer, token), math.exp(step.raw), math.exp(step.processed), others(token, step.top_processed))
+        for token, step in zip(completion.token_ids, completion.logprobs or (), strict=False)
+    ]
+    print(flush=True)
+    print_alternatives(Console(), steps)
 
 
 def _stats(model: Model, profile: dispatch.Profile, completion: Completion, clock: _Clock) -> dict[str, Any]:

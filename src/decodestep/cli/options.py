@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import argparse
 import sys
-from dataclasses import fields
+from dataclasses import fields, replace
 
 from decodestep import models
-from decodestep._base.checks import refuse
+from decodestep._base.checks import refuse, require
 from decodestep.generation.prompts import Prompt
 from decodestep.models import Model
 from decodestep.models.fetch import DEFAULT_MODEL
@@ -71,6 +71,19 @@ def add_params(parser: argparse.ArgumentParser) -> None:
         default = "none" if _DEFAULTS[name] is None else _DEFAULTS[name]
         add(f"--{name.replace('_', '-')}", type=kind, metavar=metavar, help=f"{text} [{default}]")
     add("--samplers", metavar="NAME,NAME", help=f"run only these, in this order: {', '.join(SAMPLERS)}")
+
+
+def add_ban(parser: argparse.ArgumentParser) -> None:
+    text = "never write this text, nor with a space before it; may be given several times"
+    parser.add_argument("--ban", action="append", default=[], metavar="TEXT", help=text)
+
+
+def with_bans(params: SamplingParams, options: argparse.Namespace, model: Model) -> SamplingParams:
+    """The params with the tokens of each --ban among bad_words_ids."""
+    for text in options.ban:
+        require(bool(text), options.verb, "ban", "a text", repr(text))
+    banned = {tuple(model.tokenizer.encode(form)) for text in options.ban for form in (text, f" {text}")}
+    return replace(params, bad_words_ids=(*params.bad_words_ids, *sorted(banned))) if banned else params
 
 
 def load(options: argparse.Namespace) -> Model:

@@ -41,6 +41,11 @@ class Row:
         return None if self.params.seed is None else int(self.params.seed)
 
     @property
+    def ending(self) -> str:
+        """How the row takes its token, in words."""
+        return "argmax of the scores" if self.params.greedy else "draw: first argmax of score + gumbel(seed, position, token)"
+
+    @property
     def watched(self) -> bool:
         """Whether Python must look at the row after each step: for its text, its log-probabilities or its deadline."""
         return bool(self.text or self.params.logprobs is not None or self.params.max_time)

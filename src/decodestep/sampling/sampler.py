@@ -255,8 +255,7 @@ class Sampler:
         """The plan of each row in words, one line for each processor and one for the draw; rows of one plan share it."""
         plans: dict[str, list[int]] = {}
         for i, row in enumerate(self.rows):
-            end = "argmax of the scores" if row.params.greedy else "draw: first argmax of score + gumbel(seed, position, token)"
-            text = "\n".join(filter(None, (row.plan.explain(), f"{len(row.plan.processors) + 1:>3}. {end}")))
+            text = "\n".join(filter(None, (row.plan.explain(), f"{len(row.plan.processors) + 1:>3}. {row.ending}")))
             plans.setdefault(text, []).append(i)
         return "\n".join(f"row {', '.join(map(str, rows))}\n{text}" for text, rows in plans.items())
 

@@ -1,0 +1,157 @@
+"""A recording as plain values for a page: for each token the likeliest candidates, at every stage, and the draw."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import fields
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from decodestep import random
+from decodestep.explain.record import Recording, record
+from decodestep.explain.spelling import pieces, spelled
+from decodestep.explain.tail import TEMPERATURES, entry_stage, tail
+from decodestep.models import Model
+from decodestep.ops.decode_step import reference
+from decodestep.sampling.fusion_rules import rule_of
+from decodestep.sampling.params import SAMPLERS, SamplingParams
+from decodestep.sampling.plan import name_of
+from decodestep.sampling.trace import StepTrace, Trace, likeliest
+
+_MOST_TOUCHED = 16  # tokens of a penalty or ban that are held, the likeliest, beside the `top` of the logits
+_WHAT_IF = ("temperature", "top_k", "top_p", "min_p")  # what the page's sliders move
+
+
+def record_document(
+    model: Model, prompt: str, prompt_ids: Sequence[int], each: Sequence[SamplingParams], *, steps: int, top: int
+) -> dict[str, Any]:
+    """Runs the prompt once for each of the parameters, and returns everything that a page shows of it.
+
+    prompt: as it was given. steps: how many tokens at most. top: how many of the likeliest tokens are held at least.
+    """
+    own = {float(params.temperature) for params in each if params.temperature and not params.greedy}
+    temperatures = tuple(sorted({*TEMPERATURES, *own}))
+    keep = partial(_token, top=top, temperatures=temperatures)
+    runs = [_run(model, record(model, prompt_ids, params, steps, keep)) for params in each]
+    words: dict[str, str] = {}
+    for run in runs:
+        for token in _tokens_of(run):
+            words.setdefault(str(token), spelled(model.tokenizer, token))
+    return {"model": model.config.name, "prompt": prompt, "temperatures": temperatures, "words": words, "runs": runs}
+
+
+def settings_of(params: SamplingParams) -> dict[str, Any]:
+    """The fields that differ from the defaults, as text; the seed apart."""
+    shown = ((f.name, getattr(params, f.name), f.default) for f in fields(params))
+    return {name: str(value) for name, value, default in shown if value != default and name not in ("seed", "max_new_tokens")}
+
+
+def _run(model: Model, recording: Recording[dict[str, Any]]) -> dict[str, Any]:
+    params, row = recording.params, recording.row
+    ids = [*recording.prompt_ids, *(token["token"] for token in recording.tokens if token["token"] >= 0)]
+    chosen = params.samplers or SAMPLERS
+    order = [name for name in chosen if name in _WHAT_IF]
+    return {
+        "settings": settings_of(params),
+        "seed": None if params.greedy or row.seed is None else str(row.seed),  # 64 bits are more than a number holds there
+        "greedy": params.greedy,
+        "plan": [
+            {"name": name_of(processor), "text": line.strip().split(None, 1)[1], "kind": rule_of(processor).kind}
+            for processor, line in zip(row.plan.processors, row.plan.explain().splitlines(), strict=True)
+        ],
+        "what_if": {
+            "order": [*order, *(name for name in _WHAT_IF if name not in order)],
+            **{name: 1.0 if name == "temperature" and params.greedy else float(getattr(params, name)) for name in _WHAT_IF},
+            "on": [] if params.greedy else [name for name in _WHAT_IF if name in params.active_samplers],
+        },
+        "prompt": list(recording.prompt_ids),
+        "pieces": pieces(model.tokenizer, ids),
+        "reason": row.reason,
+        "text": recording.text,
+        "tokens": list(recording.tokens),
+    }
+
+
+def _token(trace: Trace, top: int, temperatures: tuple[float, ...]) -> dict[str, Any]:
+    entry = entry_stage(trace)
+    held = _held(trace, entry, top)
+    raw, processed = trace.logprobs(trace.token) if trace.token >= 0 else (None, None)
+    return {
+        "token": trace.token,
+        "position": trace.draw.position,
+        "raw": raw,
+        "processed": processed,
+        "ids": held.tolist(),
+        "start": _stage(trace.logits, held),
+        "steps": [_step(step, before, held) for step, before in zip(trace.steps, trace.stages, strict=False)],
+        "entry": entry,
+        "noise": None
+        if trace.draw.seed is None
+        else _floats(np.asarray(random.gumbel(trace.draw.seed, trace.draw.position, held))),
+        "tail": tail(trace, trace.stages[entry].copy(), held, temperatures),
+    }
+
+
+def _held(trace: Trace, entry: int, top: int) -> np.ndarray:
+    """The ids that the page holds of a token, the likeliest by the logits first."""
+    found = set(likeliest((trace.logits, trace.stages[entry], trace.scores), top).tolist())
+    race = trace.draw
+    found |= {int(race.ids[i]) for i in np.argsort(-race.race, kind="stable")[:8]}
+    for step in trace.steps[:entry]:
+        changed = np.concatenate((step.touched, step.dropped))
+        found |= set(changed[np.argsort(-trace.logits[changed], kind="stable")[:_MOST_TOUCHED]].tolist())
+    return np.array(sorted(found, key=lambda i: (-trace.logits[i], i)), np.int64)
+
+
+def _stage(scores: np.ndarray, held: np.ndarray) -> dict[str, Any]:
+    """scores: null for -inf. norm: the logarithm of the sum of exp(score) over all candidates; others: the mass of those not
+    held; left: how many candidates there are."""
+    row = reference.candidates(scores, (), 0)
+    if not len(row.ids):
+        return {"scores": [None] * len(held), "norm": 0.0, "others": 0.0, "left": 0}
+    top = float(row.scores.max())
+    weights = reference.weights(row.scores)
+    total = float(weights.sum())
+    others = float(weights[~np.isin(row.ids, held)].sum())
+    norm = min(top, 3.5e38) + float(np.log(total))
+    return {"scores": _floats(scores[held]), "norm": norm, "others": _short(others / total), "left": len(row.ids)}
+
+
+def _step(step: StepTrace, before: np.ndarray, held: np.ndarray) -> dict[str, Any]:
+    stage = _stage(step.scores, held)
+    same = np.isneginf(step.scores[held]) | (step.scores[held] == before[held])
+    if same.all():  # a filter: the scores stay, and it suffices to say which are gone
+        stage["gone"] = np.flatnonzero(np.isneginf(step.scores[held]) & (before[held] > -np.inf)).tolist()
+        del stage["scores"]
+    threshold = step.threshold
+    shown = set(held.tolist())
+    return {
+        **stage,
+        "touched": len(step.touched),
+        "dropped": len(step.dropped),
+        "mass": _short(step.mass),
+        "entropy": _short(step.entropy),
+        "threshold": None if threshold is None else [threshold.quantity, _short(threshold.value)],
+        "ties": [int(i) for i in step.ties if int(i) in shown],
+        "tied": len(step.ties),
+        "causes": {str(token): spans for token, spans in step.causes.items() if token in shown},
+    }
+
+
+def _floats(values: np.ndarray) -> list[float | None]:
+    """float32 values in their shortest decimals; None for -inf. +inf is a number that float32 rounds to it."""
+    return [None if v == -np.inf else 3.5e38 if v == np.inf else float(str(v)) for v in values.astype(np.float32)]
+
+
+def _short(value: float) -> float:
+    return float(f"{value:.7g}")
+
+
+def _tokens_of(run: dict[str, Any]) -> set[int]:
+    found: set[int] = set()
+    for token in run["tokens"]:
+        found |= {*token["ids"], *(i for best in token["tail"]["best"] if best for i in best[:1])}
+        found |= {token["token"]} - {-1}
+    return found

@@ -1,0 +1,36 @@
+"""A recording as one HTML file that needs nothing else: markup, style, script and data in it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from decodestep.explain.words import words_of
+
+_HERE = Path(__file__).parent
+_SCRIPTS = ("what_if.js", "panel.js", "page.js")
+
+
+def page(document: Mapping[str, Any], docs: str = "") -> str:
+    """The page of a `data.record_document`. It loads nothing, so it works from a file and without a network.
+
+    docs: the address of the documentation's pages, to which the processors then link; "" for links within the page alone.
+    """
+    names = {step["name"] for run in document["runs"] for step in run["plan"]}
+    described = {name: words_of(name)._asdict() for name in sorted(names)}
+    for words in described.values():
+        words["link"] = f"{docs.rstrip('/')}/processors/#{words.pop('section')}" if docs and words["section"] else ""
+        words.pop("section", None)
+    shown = json.dumps({**document, "described": described}, ensure_ascii=False, separators=(",", ":"))
+    parts = {
+        "title": escape(f"decodestep explain: {document['prompt'][:60]}"),
+        "style": (_HERE / "page.css").read_text(encoding="utf-8"),
+        "script": "\n".join((_HERE / name).read_text(encoding="utf-8") for name in _SCRIPTS),
+        "data": shown.replace("<", "\\u003c"),  # no text of a prompt can end the element
+    }
+    template = (_HERE / "page.html").read_text(encoding="utf-8")
+    return re.sub(r"@@(\w+)@@", lambda found: parts[found[1]], template)

@@ -1,0 +1,65 @@
+"""Runs a model and keeps what every step did to every token."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from decodestep._base.dispatch import use_threads
+from decodestep.generation.beam_logits import BeamLogits
+from decodestep.models import Model
+from decodestep.sampling.params import SamplingParams
+from decodestep.sampling.row import Row
+from decodestep.sampling.sampler import Sampler
+from decodestep.sampling.trace import Trace
+
+Kept = TypeVar("Kept")
+
+
+@dataclass(frozen=True)
+class Recording(Generic[Kept]):
+    """One run: its row, the prompt, and what was kept of each token's trace.
+
+    row.reason: why it ended; "" where the steps ran out.
+    """
+
+    params: SamplingParams
+    row: Row
+    prompt_ids: tuple[int, ...]
+    tokens: tuple[Kept, ...]
+    text: str
+
+
+def record(
+    model: Model, prompt_ids: Sequence[int], params: SamplingParams, steps: int, keep: Callable[[Trace], Kept]
+) -> Recording[Kept]:
+    """Generates at most `steps` tokens as `generate` does; `keep` is called with the trace of each, which is as large as the
+    vocabulary for every step of the plan, and what it returns is kept.
+
+    prompt_ids: at least one token. params: of one beam and one sample.
+    Raises what `Sampler` raises, and CacheFullError where the prompt and the steps do not fit.
+    """
+    tokenizer = model.tokenizer
+    sampler = Sampler(
+        params,
+        vocab_size=model.config.vocab_size,
+        eos_token_id=tokenizer.end_token_ids,
+        prompt_ids=[prompt_ids],
+        token_bytes=tokenizer.token_bytes,
+    )
+    row, ids, tokens, text = sampler.rows[0], list(prompt_ids), list[Kept](), ""
+    logits_of = BeamLogits(model, 1, min(len(ids) + steps, model.config.context))
+    try:
+        with use_threads(model.threads):
+            while not row.reason and len(tokens) < steps and len(ids) < model.config.context:
+                logits = logits_of([ids], [0])
+                tokens.append(keep(sampler.trace(logits)[0]))
+                result = sampler.step(logits)
+                if row.error is not None:
+                    raise row.error
+                text += result.text[0]
+                ids.append(int(result.tokens[0]))
+    finally:
+        logits_of.close()
+    return Recording(params, row, tuple(prompt_ids), tuple(tokens), text)

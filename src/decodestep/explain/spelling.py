@@ -1,0 +1,29 @@
+"""Tokens as text that can be read: control tokens by name, bytes that are no character as numbers."""
+
+from __future__ import annotations
+
+import codecs
+from collections.abc import Sequence
+
+from decodestep.models.tokenizer import Tokenizer
+
+
+def spelled(tokenizer: Tokenizer, token: int) -> str:
+    """The token's text; a control token by its name, a part of a character as bytes: ‹E4 BD›."""
+    data = tokenizer.token_bytes(token)
+    if not data:
+        return tokenizer.token(token)
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError:
+        return f"‹{data.hex(' ').upper()}›"
+
+
+def pieces(tokenizer: Tokenizer, tokens: Sequence[int]) -> list[str]:
+    """The text that each token adds to a running text; a character comes with the last of its bytes, "" before that."""
+    decoder = codecs.getincrementaldecoder("utf-8")("replace")
+    found = []
+    for token in tokens:
+        data = tokenizer.token_bytes(token)
+        found.append(decoder.decode(data) if data else tokenizer.token(token))
+    return found

@@ -1,0 +1,48 @@
+"""What a page must know of the tokens that it does not hold, so that other settings can be tried on those that it holds."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from decodestep import random
+from decodestep.sampling.trace import Trace
+
+# The temperatures at which the tail is known exactly; a recording adds its own.
+TEMPERATURES = tuple(round(0.05 * n, 2) for n in range(1, 41))
+
+
+def entry_stage(trace: Trace) -> int:
+    """Which of the trace's stages the first filter, or the temperature, is given; the last where there is none."""
+    return next((n for n, step in enumerate(trace.steps) if step.name.endswith("Warper")), len(trace.steps))
+
+
+def tail(trace: Trace, scores: np.ndarray, held: np.ndarray, temperatures: tuple[float, ...]) -> dict[str, Any]:
+    """Of the candidates among `scores` (V,) that are not `held`: how many, the highest score, and for each temperature
+    the sum of exp(score / temperature - largest), over all candidates the largest, and the best of them in the draw.
+
+    The quotient is rounded to float32, as the temperature's step rounds it. best: (id, score + noise), without the noise where
+    the row is greedy.
+    """
+    mask = scores > -np.inf
+    mask[held] = False
+    ids = np.flatnonzero(mask)
+    if not len(ids) or not np.isfinite(top := scores.max()):
+        return {"count": 0, "max": None, "masses": [0.0] * len(temperatures), "best": [None] * len(temperatures)}
+    rest = scores[ids].astype(np.float32)
+    noise = np.zeros(len(ids)) if trace.draw.seed is None else _noise(trace, ids)
+    masses, best = [], []
+    for temperature in temperatures:
+        cooled = (rest / np.float32(temperature)).astype(np.float64)
+        masses.append(float(np.exp(cooled - float(np.float32(top) / np.float32(temperature))).sum()))
+        race = cooled + noise
+        winner = int(np.argmax(race))
+        best.append((int(ids[winner]), float(race[winner])))
+    return {"count": len(ids), "max": float(str(rest.max())), "masses": masses, "best": best}
+
+
+def _noise(trace: Trace, ids: np.ndarray) -> np.ndarray:
+    """The draw's noise for candidates before the filters, most of which the draw itself never saw."""
+    found: np.ndarray = np.asarray(random.gumbel(trace.draw.seed or 0, trace.draw.position, ids)).astype(np.float64)
+    return found

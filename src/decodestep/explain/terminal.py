@@ -1,0 +1,96 @@
+"""Tables of probabilities for a terminal: with colours and bars where it has them, plain text otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+_EIGHTHS = " ▏▎▍▌▋▊▉"
+_BAR = 16  # columns
+
+
+def can_draw(console: Console) -> bool:
+    """Whether the terminal shows colours and the characters of bars."""
+    return console.is_terminal and console.color_system is not None and (console.encoding or "").lower().startswith("utf")
+
+
+def bar(share: float, columns: int = _BAR) -> str:
+    """A bar of `share` in [0, 1] of so many columns, to an eighth of one; what is not nothing shows something."""
+    eighths = round(share * columns * 8) or (1 if share > 0 else 0)
+    return "█" * (eighths // 8) + (_EIGHTHS[eighths % 8] if eighths % 8 else "")
+
+
+def percent(p: float | None) -> str:
+    return "-" if p is None else f"{p:.2%}"
+
+
+def print_stages(console: Console, shown: dict[str, Any], names: Sequence[str], end: str) -> None:
+    """One token's table: what `cli.explain.shown` made; names: of the steps; end: how the token was taken."""
+    drawn = can_draw(console)
+    heads = [f"{n} {name}" for n, name in enumerate(names, 1)]
+    if sum(len(head) + 2 for head in heads) > console.width - 40 - (_BAR + 2) * drawn:  # the plan explains the numbers
+        heads = [head.split()[0] for head in heads]
+    # On a narrow terminal lines are wrapped rather than numbers cut.
+    console.width = max(console.width, 32 + 8 * len(heads))
+    drawn = drawn and console.width >= 32 + 8 * len(heads) + _BAR
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    table.add_column("token", no_wrap=True, min_width=11)
+    for head in ("model", *heads):
+        table.add_column(head, justify="right", no_wrap=True)
+    if drawn:
+        table.add_column("", no_wrap=True, width=_BAR)
+    table.add_column("", no_wrap=True)
+    ends = [p for token in shown["tokens"] for p in (token["probabilities"][0], token["probabilities"][-1])]
+    largest = max(filter(None, ends), default=1)
+    taken = shown["next_token"] and shown["next_token"]["token_id"]
+    for token in shown["tokens"]:
+        after = token["probabilities"]
+        kept = after[-1] is not None
+        cells: list[Any] = [Text(repr(token["token"])), *map(percent, after)]
+        if drawn:
+            cells.append(_two_bars(after[0] or 0.0, after[-1] or 0.0, largest))
+        style = "bold green" if drawn and token["token_id"] == taken else "" if kept else "dim"
+        cells.append(_what(after, heads) if drawn and not kept else "kept" if kept else "dropped")
+        table.add_row(*cells, style=style)
+    blank = [""] if drawn else []
+    table.add_row("all others", *map(percent, shown["others"]), *blank)
+    table.add_row("tokens left", *map(str, shown["left"]), *blank)
+    console.print()
+    console.print(table)
+    if shown["next_token"] is not None:
+        console.print(Text(f"{end}: {shown['next_token']['token']!r}", style="bold" if drawn else ""))
+
+
+def _two_bars(before: float, after: float, largest: float) -> Text:
+    """What the steps left, bright; what the model gave beyond that, faint."""
+    text = Text(bar(after / largest), style="cyan")
+    return text.append("░" * max(0, round(before / largest * _BAR) - len(text)), style="bright_black")
+
+
+def _what(after: Sequence[float | None], heads: Sequence[str]) -> Text:
+    at = next(n for n, p in enumerate(after) if p is None)
+    return Text("never a candidate" if at == 0 else f"dropped by {heads[at - 1].split()[0]}", style="red")
+
+
+def print_alternatives(console: Console, steps: Sequence[tuple[str, float, float, Sequence[tuple[str, float]]]]) -> None:
+    """One line for each token: its text, its probability by the model and after the steps, and the likeliest others."""
+    drawn = can_draw(console)
+    console.width = max(console.width, 60)
+    table = Table(box=None, header_style="bold", pad_edge=False)
+    table.add_column("token", no_wrap=True, min_width=11)
+    for head in ("model", "drawn with"):
+        table.add_column(head, justify="right", no_wrap=True)
+    if drawn:
+        table.add_column("", no_wrap=True, width=_BAR // 2)
+    table.add_column("instead")
+    for text, raw, processed, others in steps:
+        instead = ", ".join(f"{other!r} {p:.1%}" for other, p in others) or "nothing else was left"
+        rare = "yellow" if drawn and raw < 0.1 else ""
+        cells: list[Any] = [Text(repr(text), style=rare), percent(raw), percent(processed)]
+        cells += [Text(bar(processed, _BAR // 2), style="cyan")] if drawn else []
+        table.add_row(*cells, Text(instead, style="dim" if drawn else ""))
+    console.print(table)
