@@ -11,6 +11,7 @@ import argparse
 import importlib.util
 import math
 import sys
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -30,6 +31,11 @@ PANEL_BLOCKS = ((32, 4096), (32, 2048), (32, 2048), (32, 576), (32, 640), (32, 1
                 (32, 704), (32, 768), (32, 576), (256, 4416), (32, 544))  # fmt: skip
 
 STEP_PARTS = 7
+
+FILE_BYTES = 1 << 16
+FILE = tempfile.TemporaryFile()  # noqa: SIM115, what weights are read from, to the end
+FILE.write(np.random.default_rng(0).integers(0, 120, FILE_BYTES, np.uint8).tobytes())
+FILE.flush()
 
 
 def panel_bytes(number: int, inputs: int, outputs: int) -> int:
@@ -122,6 +128,19 @@ def pack_linear_panels(s: Source) -> Arguments:
     made = s.one_of(number, number, 2, 5 if inputs % 32 == 0 else number)
     panels = np.zeros(panel_bytes(made, inputs, outputs), np.uint8)
     return {"w": w, "format": number, "inputs": inputs, "panels": panels, "panel_format": made,
+            "threads": s.threads()}  # fmt: skip
+
+
+def read_file_rows(s: Source) -> Arguments:
+    inputs, counts = s.width() or 32, [s.size(40) for _ in range(s.size(3))]
+    number = int(s.one_of(*formats_of(inputs)))
+    size, outputs = ROW_BYTES[number](inputs), sum(counts)
+    parts = [[FILE.fileno(), s.one_of(0, 1, size, 1 << 20, FILE_BYTES), count] for count in counts]
+    made = s.one_of(number, 2, 5 if inputs % 32 == 0 else number)
+    packs = s.one_of(True, False)
+    return {"parts": np.array(parts, np.int64).reshape(-1, 3), "format": number, "inputs": inputs,
+            "memory": None if packs else np.zeros((outputs, size), np.uint8),
+            "panels": np.zeros(panel_bytes(made, inputs, outputs), np.uint8) if packs else None, "panel_format": made,
             "threads": s.threads()}  # fmt: skip
 
 
@@ -493,6 +512,7 @@ def apply_top_k_top_p(s: Source) -> Arguments:
 CALLS: dict[str, Callable[[Source], Arguments]] = {
     "linear": linear,
     "pack_linear_panels": pack_linear_panels,
+    "read_file_rows": read_file_rows,
     "linear_panels": linear_panels,
     "Decoder": decoder,
     "decoder_forward": decoder_forward,

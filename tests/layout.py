@@ -35,6 +35,7 @@ NATIVE_OWNERS = {
     "ops.decode_step.rows",  # the steps of a row
     "random.cpu",
     "sampling.token_history",
+    "weights.file_rows",
     "weights.pack_linear_panels",
     "weights.pack_prolog_panels",
 }

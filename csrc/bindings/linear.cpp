@@ -1,6 +1,9 @@
 #include "linear/linear.h"
 
+#include <limits>
+
 #include "bindings/bindings.h"
+#include "linear/file_rows.h"
 
 namespace decodestep {
 namespace {
@@ -47,6 +50,47 @@ void call_pack_linear_panels(Bytes w, int format, size_t inputs, Packed<uint8_t,
     pack_linear_panels(args);
 }
 
+// The part, the row (-1: not a scale's fault) and the error (0: the file has become shorter) of a problem; else
+// nothing.
+nb::object call_read_file_rows(Packed<const int64_t, 2> parts, int format, size_t inputs,
+                               std::optional<Packed<uint8_t, 2>> memory, std::optional<Packed<uint8_t, 1>> panels,
+                               int panel_format, int threads) {
+    require_aligned(parts);
+    require(parts.shape(1) == 3, "a part of a file must have a file, a place and a number of rows");
+    require(memory.has_value() != panels.has_value(), "rows must be either kept or packed");
+    ReadFileRows args{.format = format_of(format), .in = inputs, .threads = thread_count(threads)};
+    const size_t bytes = row_bytes(args.format, inputs);
+    require(bytes > 0 && inputs < (size_t{1} << 31), "a row must hold whole blocks");
+    std::vector<FilePart> copied;
+    for (size_t p = 0; p < parts.shape(0); ++p) {
+        const int64_t *part = parts.data() + 3 * p, file = part[0], at = part[1], rows = part[2];
+        require(file >= 0 && file <= std::numeric_limits<int>::max() && at >= 0 && rows >= 0 &&
+                    rows < int64_t{1} << 31 && static_cast<uint64_t>(rows) < (uint64_t{1} << 62) / bytes &&
+                    at < int64_t{1} << 62,
+                "a part of a file is out of range");
+        copied.push_back({static_cast<int>(file), at, static_cast<size_t>(rows)});
+        args.out += copied.back().rows;
+    }
+    args.parts = copied.data();
+    if (memory) {
+        require(memory->shape(0) == args.out && memory->shape(1) == bytes, "the memory of rows has the wrong size");
+        args.memory = memory->data();
+    } else {
+        args.panel_format = panel_weight_of(*panels, panel_format, inputs, args.out).format;
+        require(
+            args.panel_format == args.format || args.panel_format == Format::q8_0 || args.panel_format == Format::bf16,
+            "panels must be in the format of the rows, in q8_0 or in bf16");
+        args.panels = panels->data();
+    }
+    std::optional<FileRowsProblem> problem;
+    {
+        nb::gil_scoped_release release;
+        problem = read_file_rows(args);
+    }
+    if (!problem) return nb::none();
+    return nb::make_tuple(problem->part, problem->row ? static_cast<int64_t>(*problem->row) : -1, problem->error);
+}
+
 void call_linear_panels(Array<const float, 2> x, Packed<const uint8_t, 1> panels, int format, Array<float, 2> y,
                         int threads) {
     require_aligned(x, y);
@@ -71,6 +115,9 @@ void bind_linear(nb::module_& m) {
           nb::arg("values").noconvert(), nb::arg("threads"));
     m.def("pack_linear_panels", &call_pack_linear_panels, nb::arg("w").noconvert(), nb::arg("format"),
           nb::arg("inputs"), nb::arg("panels").noconvert(), nb::arg("panel_format"), nb::arg("threads"));
+    m.def("read_file_rows", &call_read_file_rows, nb::arg("parts").noconvert(), nb::arg("format"), nb::arg("inputs"),
+          nb::arg("memory").noconvert().none(), nb::arg("panels").noconvert().none(), nb::arg("panel_format"),
+          nb::arg("threads"));
     m.def("linear_panels", &call_linear_panels, nb::arg("x").noconvert(), nb::arg("panels").noconvert(),
           nb::arg("format"), nb::arg("y").noconvert(), nb::arg("threads"));
 }

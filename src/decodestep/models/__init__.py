@@ -26,11 +26,11 @@ from decodestep.models.page_pool import PagePool, new_pool
 from decodestep.models.sequence import CachedSequence as CachedSequence
 from decodestep.models.step import PANEL_FORMATS, StepDecoder, obstacle
 from decodestep.weights.linear_panels import LinearPanels
-from decodestep.weights.packed import Format, PackedWeight
+from decodestep.weights.packed import Format
 
 if TYPE_CHECKING:
     from decodestep.models.chat import ChatTemplate, Message
-    from decodestep.models.checkpoint import Checkpoint
+    from decodestep.models.checkpoint import Checkpoint, Rows
     from decodestep.models.tokenizer import Tokenizer
 
 
@@ -287,6 +287,6 @@ def _decoder(checkpoint: Checkpoint, dtype: str, *, as_latent: bool, byte_latent
     return LayerDecoder(convert(checkpoint), why)
 
 
-def _panels(weight: PackedWeight, widened: bool, dtype: str) -> LinearPanels:
+def _panels(weight: Rows, widened: bool, dtype: str) -> LinearPanels:
     """A weight in panels. Formats without a kernel arrive widened to float32, and become Q8_0 where the file's is wanted."""
     return LinearPanels.pack(weight, Format.Q8_0 if widened and dtype == "auto" else PANEL_FORMATS[dtype])

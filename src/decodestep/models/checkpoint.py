@@ -20,13 +20,14 @@ from decodestep.models.errors import ModelError
 from decodestep.models.folder_tokenizer import FolderTokenizer
 from decodestep.models.gguf_file import GgufFile, Tensor
 from decodestep.models.model_folder import ModelFolder
-from decodestep.models.read_memory import ReadMemory
 from decodestep.models.rope import Rope
 from decodestep.models.safetensors_file import SafeTensor
 from decodestep.models.tokenizer import Tokenizer
+from decodestep.weights.file_rows import FilePart, FileRows
 from decodestep.weights.packed import Format, PackedWeight
 
-Stored = tuple[PackedWeight, bool]  # a weight, and whether it was widened to float32 because its format has no kernel
+Rows = PackedWeight | FileRows
+Stored = tuple[Rows, bool]  # a weight, and whether it was widened to float32 because its format has no kernel
 
 _NATIVE = {GGMLQuantizationType[format_.name]: format_ for format_ in Format}
 _DENSE = {"F32": Format.F32, "F16": Format.F16, "BF16": Format.BF16}  # of safetensors
@@ -51,7 +52,6 @@ class Checkpoint:
         self._tensors: dict[str, Tensor] | dict[str, SafeTensor] = file.tensors
         self._table = names.GGUF if isinstance(file, GgufFile) else names.FOLDER
         self._parts: dict[tuple[str, int], list[Part]] = {}
-        self._memory = ReadMemory()
 
     def tokenizer(self) -> Tokenizer:
         file = self.file
@@ -138,7 +138,7 @@ class Checkpoint:
         return self.vector(part, i) if self.has(part, i) else None
 
     def weight(self, part: str, i: int = -1) -> Stored:
-        """A weight (inputs, outputs), in the file's own format if that has a kernel."""
+        """A weight (inputs, outputs), in the file's own format if that has a kernel; read from the file when it is wanted."""
         return self._rows([self._tensors[self.name(part, i)]])
 
     def stack(self, part: str, i: int = -1) -> Stored:
@@ -152,17 +152,15 @@ class Checkpoint:
         if format_ is None:
             values = np.concatenate([self._values(tensor).reshape(-1, inputs) for tensor in tensors])
             return PackedWeight(values.view(np.uint8).reshape(len(values), -1), Format.F32, inputs), True
-        data = self._memory.take(sum(tensor.nbytes for tensor in tensors))
-        at = 0
-        for tensor in tensors:
-            tensor.read_into(data[at : at + tensor.nbytes])
-            at += tensor.nbytes
-        rows = sum(math.prod(tensor.shape[:-1]) for tensor in tensors)
-        return PackedWeight(data.reshape(rows, -1), format_, inputs), False
+        parts = [FilePart(*tensor.place, math.prod(tensor.shape[:-1]), f"tensor {tensor.name}") for tensor in tensors]
+        return FileRows(parts, format_, inputs, tensors[0].nbytes // parts[0].rows), False
 
     def _values(self, tensor: Tensor | SafeTensor) -> np.ndarray:
         if isinstance(tensor, Tensor) or tensor.type != _FLOAT8:
-            return _float32(tensor)
+            values = _float32(tensor)
+            if isinstance(tensor, Tensor) and tensor.type.name not in _DENSE and not np.isfinite(values).all():
+                raise ModelError(f"{self.path}: tensor {tensor.name} has a scale that is not finite")
+            return values
         rows, inputs = tensor.shape
         values = _FLOAT8_VALUES[tensor.read()].reshape(rows, inputs)
         scale = _float32(self._tensors[tensor.name + _SCALE])
@@ -186,7 +184,8 @@ def _float32(tensor: Tensor | SafeTensor) -> np.ndarray:
     if tensor.type == GGMLQuantizationType.F32:
         return tensor.read().view(np.float32).reshape(tensor.shape)
     rows = tensor.read().reshape(math.prod(tensor.shape[:-1]), -1)
-    values = dequantize(rows, tensor.type) if tensor.type != GGMLQuantizationType.F16 else rows.view(np.float16)
+    with np.errstate(invalid="ignore", over="ignore"):  # a scale that is not finite
+        values = dequantize(rows, tensor.type) if tensor.type != GGMLQuantizationType.F16 else rows.view(np.float16)
     return np.ascontiguousarray(values, np.float32).reshape(tensor.shape)
 
 

@@ -14,41 +14,52 @@ from typing import Any
 import numpy as np
 
 from decodestep.models import latent_form
-from decodestep.models.checkpoint import Checkpoint, Stored
+from decodestep.models.checkpoint import Checkpoint, Rows, Stored
 from decodestep.models.config import DenseBlock, ExpertBlock, LatentAttention, Layer, Weight, Weights
+from decodestep.models.errors import ModelError
 from decodestep.weights.feed_forward import FeedForward
+from decodestep.weights.file_rows import FileRows, FileRowsError
 from decodestep.weights.packed import Format, PackedWeight
 
-Pack = Callable[[PackedWeight, bool], Weight]  # (weight, widened) -> the weight in the decoder's format
+Pack = Callable[[Rows, bool], Weight]  # (weight, widened) -> the weight in the decoder's format
 
 
 _DENSE_BYTES = {Format.F32: 4, Format.F16: 2, Format.BF16: 2}
 
 
-def as_it_is(weight: PackedWeight, widened: bool) -> Weight:
-    return weight
+def as_it_is(weight: Rows, widened: bool) -> Weight:
+    return _whole(weight)
 
 
 def convert(checkpoint: Checkpoint, pack: Pack = as_it_is, *, as_latent: bool = False) -> Weights:
     """The decoder's weights.
 
-    pack: pack(weight, widened) converts one weight to the decoder's format. `widened`: the file's format has no kernel, so
-        the weight arrives as float32. The default leaves weights as they are. The embedding is never packed.
+    pack: pack(weight, widened) converts one weight to the decoder's format, and reads it. `widened`: the file's format has no
+        kernel, so the weight arrives as float32. The default leaves weights as they are. The embedding is never packed.
     as_latent: whether grouped-query attention gets the weights and sizes of `models.latent_form`.
-    Raises ModelError for a tensor that is missing, unknown, or of a wrong shape or an unsupported format: before any is read.
+    Raises ModelError for a tensor that is missing, unknown, or of a wrong shape or an unsupported format: before any is read;
+    and for one that cannot be read, or has a scale that is not finite.
     """
     checkpoint.check()
+    try:
+        return _converted(checkpoint, pack, as_latent)
+    except FileRowsError as error:
+        raise ModelError(f"{checkpoint.path}: {error}") from error
+
+
+def _converted(checkpoint: Checkpoint, pack: Pack, as_latent: bool) -> Weights:
     config, rope = checkpoint.config, checkpoint.rope()
     made = _grouped if config.latent_attention is None else _latent
     if as_latent and config.latent_attention is None:
         rope, config, made = latent_form.latent_rope(rope, config), latent_form.latent_config(config), _grouped_as_latent
-    embedding = checkpoint.weight("embedding")
+    stored, widened = checkpoint.weight("embedding")
+    embedding = _whole(stored)
     return Weights(
         config=config,
-        embedding=embedding[0],
+        embedding=embedding,
         layers=tuple(_layer(checkpoint, i, pack, made) for i in range(config.layers)),
         norm=checkpoint.vector("norm"),
-        output=_packed(pack, embedding if config.tied else checkpoint.weight("output")),
+        output=_packed(pack, (embedding, widened) if config.tied else checkpoint.weight("output")),
         rope=rope,
     )
 
@@ -88,7 +99,7 @@ def _grouped_as_latent(checkpoint: Checkpoint, i: int, pack: Pack) -> dict[str, 
     query, widened = _turned(checkpoint, "query", i, config.heads)
     return {
         **_grouped(checkpoint, i, pack),
-        "w_uq_qr": _packed(pack, (latent_form.spread_queries(query, config), widened)),
+        "w_uq_qr": _packed(pack, (latent_form.spread_queries(_whole(query), config), widened)),
         "gamma_ckv": latent_form.no_norm(config),
         "key_up": _packed(pack, (latent_form.no_keys_up(config), False)),
         "value_up": _packed(pack, (latent_form.chosen_values(config), False)),
@@ -131,6 +142,7 @@ def _ups(checkpoint: Checkpoint, i: int, a: LatentAttention) -> tuple[Stored, St
     if checkpoint.has("keys_up", i):
         return checkpoint.stack("keys_up", i), checkpoint.stack("values_up", i)
     both, widened = checkpoint.weight("keys_values_up", i)
+    both = _whole(both)
     rows = both.rows.reshape(checkpoint.config.heads, a.nope + a.value, -1)
     keys, values = (replace(both, rows=part.reshape(-1, rows.shape[2])) for part in (rows[:, : a.nope], rows[:, a.nope :]))
     size = _DENSE_BYTES.get(both.format)
@@ -155,11 +167,11 @@ def _dense(checkpoint: Checkpoint, i: int, pack: Pack, prefix: str = "") -> Dens
 
 
 def _experts(checkpoint: Checkpoint, i: int, pack: Pack) -> ExpertBlock:
-    experts, router = checkpoint.config.experts, checkpoint.weight("router", i)[0]
+    experts, router = checkpoint.config.experts, _whole(checkpoint.weight("router", i)[0])
     assert experts is not None
-    # One after the other, so that no more than one of a layer's large tensors is there beside its packed form.
     if checkpoint.has("experts_gate_up", i):
-        both, widened = checkpoint.stack("experts_gate_up", i)
+        stored, widened = checkpoint.stack("experts_gate_up", i)
+        both = _whole(stored)
         rows = both.rows.reshape(experts.count, 2, experts.width, -1)
         halves = [replace(both, rows=np.ascontiguousarray(rows[:, k]).reshape(-1, rows.shape[3])) for k in (0, 1)]
         del both, rows
@@ -181,13 +193,15 @@ def _order(heads: int, start: int, width: int) -> np.ndarray:
 
 
 def _neighbours(stored: Stored, heads: int, start: int, width: int, halves: bool) -> Stored:
-    weight, widened = stored
-    return (replace(weight, rows=weight.rows[_order(heads, start, width)]) if halves else weight), widened
+    if not halves:
+        return stored
+    weight = _whole(stored[0])
+    return replace(weight, rows=weight.rows[_order(heads, start, width)]), stored[1]
 
 
 def _with_bias(stored: Stored, bias: np.ndarray) -> Stored:
     """The weight with one more input, by which it adds a bias where that input is 1."""
-    values = np.concatenate([stored[0].dense(), bias[None]])
+    values = np.concatenate([_whole(stored[0]).dense(), bias[None]])
     return PackedWeight.from_array(values), stored[1]
 
 
@@ -198,8 +212,15 @@ def _packed(pack: Pack, *parts: Stored) -> Weight:
     """
     weights = [weight for weight, _ in parts]
     widened = any(widened for _, widened in parts)
+    if len(weights) == 1:
+        return pack(weights[0], widened)
     if len({weight.format for weight in weights}) > 1:
-        widened = True
-        weights = [PackedWeight.from_array(weight.dense()) for weight in weights]
-    whole = PackedWeight.stack(*weights) if len(weights) > 1 else weights[0]
-    return pack(whole, widened)
+        return pack(PackedWeight.stack(*(PackedWeight.from_array(_whole(weight).dense()) for weight in weights)), True)
+    in_file = [weight for weight in weights if isinstance(weight, FileRows)]
+    if len(in_file) == len(weights):
+        return pack(FileRows.stack(*in_file), widened)
+    return pack(PackedWeight.stack(*map(_whole, weights)), widened)
+
+
+def _whole(weight: Rows) -> PackedWeight:
+    return weight.whole() if isinstance(weight, FileRows) else weight

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from decodestep._base.memory import new_bytes
 from decodestep.models.errors import ModelError
 
 
@@ -27,17 +28,17 @@ class FileBytes:
         except (OSError, ValueError) as error:  # a path with a null character is a ValueError
             raise ModelError(f"{path}: cannot be opened: {getattr(error, 'strerror', None) or error}") from error
 
+    @property
+    def number(self) -> int:
+        """The system's number of the open file."""
+        return self._opened.fileno()
+
     def read(self, at: int, size: int) -> np.ndarray:
         """uint8 (size,): the bytes from offset `at`."""
         try:
-            data = np.empty(size, np.uint8)
+            data = new_bytes(size)
         except MemoryError as error:
             raise ModelError(f"{self.path}: {size} bytes cannot be read: {error}") from error
-        self.read_into(at, data)
-        return data
-
-    def read_into(self, at: int, data: np.ndarray) -> None:
-        """Fills `data`, contiguous uint8, with the bytes from offset `at`."""
         view, done = data.data, 0
         try:
             self._opened.seek(at)
@@ -47,4 +48,5 @@ class FileBytes:
                     raise ModelError(f"{self.path}: truncated while it was read, at byte {at + done}")
                 done += count
         except OSError as error:
-            raise ModelError(f"{self.path}: {len(view)} bytes cannot be read: {error.strerror or error}") from error
+            raise ModelError(f"{self.path}: {size} bytes cannot be read: {error.strerror or error}") from error
+        return data

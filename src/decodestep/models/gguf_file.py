@@ -59,9 +59,10 @@ class Tensor:
         """Its bytes, uint8, one axis; a new array each time. ModelError if the file has become shorter."""
         return self._file.read(self._at, self.nbytes)
 
-    def read_into(self, data: np.ndarray) -> None:
-        """Fills `data`, contiguous uint8, with its bytes."""
-        self._file.read_into(self._at, data)
+    @property
+    def place(self) -> tuple[int, int]:
+        """The number of its open file, and the byte where it begins."""
+        return self._file.number, self._at
 
 
 class GgufFile:
@@ -151,6 +152,28 @@ class GgufFile:
         except UnicodeDecodeError as error:
             raise ModelError(f"{self.path}: corrupt: the string at offset {at} is not UTF-8") from error
 
+    def _strings(self, count: int) -> list[str]:
+        """As many calls of `_string`, in a fifth of the time: vocabularies have 10^5 of them."""
+        found: list[str] = []
+        header, length = self._header, _LENGTH.unpack_from
+        while len(found) < count:
+            at, end = self._at, len(header)
+            try:
+                for _ in range(count - len(found)):
+                    if at + 8 > end:
+                        break
+                    last = at + 8 + length(header, at)[0]
+                    if last > end:
+                        break
+                    found.append(header[at + 8 : last].decode())
+                    at = last
+            except UnicodeDecodeError:
+                pass  # `_string` says where
+            self._at = at
+            if len(found) < count:
+                found.append(self._string())  # reads more of the file, or refuses
+        return found
+
     def _value(self, number: int, depth: int = 0) -> Any:
         try:
             kind = GGUFValueType(number)
@@ -162,7 +185,7 @@ class GgufFile:
             return self._number(_SCALARS[kind])
         item, count = self._number("<I"), self._number("<Q")
         if item == GGUFValueType.STRING:
-            return [self._string() for _ in range(self._item_count(count, 8))]
+            return self._strings(self._item_count(count, 8))
         if item == GGUFValueType.ARRAY:
             if depth == _MAX_DEPTH:
                 raise ModelError(f"{self.path}: corrupt: arrays nested at offset {self._at}")

@@ -44,7 +44,7 @@ def number(data: Metadata, key: str, default: float | None = None, *, least: flo
 def texts(data: Metadata, key: str) -> list[str]:
     """An array of strings; empty if the file has none."""
     value = data.get(key, [])
-    if not (isinstance(value, list) and all(isinstance(item, str) for item in value)):
+    if not (isinstance(value, list) and set(map(type, value)) <= {str}):
         _refuse(key, "an array of strings", value)
     return value
 

@@ -47,9 +47,10 @@ class SafeTensor:
         """Its bytes, uint8, one axis; a new array each time. ModelError if the file has become shorter."""
         return self._file.read(self._at, self.nbytes)
 
-    def read_into(self, data: np.ndarray) -> None:
-        """Fills `data`, contiguous uint8, with its bytes."""
-        self._file.read_into(self._at, data)
+    @property
+    def place(self) -> tuple[int, int]:
+        """The number of its open file, and the byte where it begins."""
+        return self._file.number, self._at
 
     def float32(self) -> np.ndarray:
         """Its values. ModelError for a type that is not F32, F16 or BF16."""

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from decodestep._base.checks import require, require_choice
+from decodestep._base.memory import new_bytes
 from decodestep.weights.packed import Format, PackedWeight
 from decodestep.weights.unpack_linear_panels import unpacked_rows
+
+if TYPE_CHECKING:
+    from decodestep.weights.file_rows import FileRows
 
 # Inputs of a block, and its bytes for 32 outputs; csrc/linear/linear_panels.h has their order.
 _BLOCK = {
@@ -28,7 +33,6 @@ _BLOCK = {
     Format.MXFP4: (32, 544),
 }
 _DENSE = (Format.F32, Format.F16, Format.BF16)
-_CACHE_LINE = 64
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,10 +57,10 @@ class LinearPanels:
     outputs: int
 
     @classmethod
-    def pack(cls, weight: PackedWeight, format_: Format | None = None) -> LinearPanels:
+    def pack(cls, weight: PackedWeight | FileRows, format_: Format | None = None) -> LinearPanels:
         """Copies a weight into panels, on all threads.
 
-        weight: a `PackedWeight` of any format.
+        weight: a `PackedWeight` of any format, or `FileRows`, which are read while they are packed.
         format_: the format of the panels: the weight's own, Q8_0 or BF16. None: the weight's own.
 
         In its own format a weight keeps its values. Else they are rounded, ties to even: to bfloat16; or, each 32 values of
@@ -71,9 +75,11 @@ class LinearPanels:
         rule = f"a multiple of {block} in format {chosen.name}"
         require(chosen in _DENSE or inputs % block == 0, "LinearPanels", "inputs", rule, inputs)
         size = -(-outputs // 32) * -(-inputs // block) * block_bytes
-        space = np.empty(size + _CACHE_LINE, np.uint8)
-        data = space[-space.ctypes.data % _CACHE_LINE :][:size]  # so that no vector of weights lies in two cache lines
-        pack_linear_panels(weight, chosen, data)
+        data = new_bytes(size)
+        if isinstance(weight, PackedWeight):
+            pack_linear_panels(weight, chosen, data)
+        else:
+            weight.pack(chosen, data)
         return cls(data, chosen, inputs, outputs)
 
     @property

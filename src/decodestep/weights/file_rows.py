@@ -1,0 +1,76 @@
+"""A weight that lies in files: its rows are read when they are wanted, by all threads."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from decodestep import _native
+from decodestep._base.dispatch import threads
+from decodestep._base.memory import new_bytes
+from decodestep.weights.packed import Format, PackedWeight
+
+
+class FileRowsError(ValueError):
+    """A weight's rows cannot be used: their file cannot be read or has become shorter, or one of their scales is not finite."""
+
+
+class FilePart(NamedTuple):
+    """The next `rows` rows of a weight: in the open file of that number, from byte `at` on. name: for messages."""
+
+    file: int
+    at: int
+    rows: int
+    name: str
+
+
+class FileRows:
+    """The rows of a (K, N) weight, in a format of `PackedWeight`, where they lie in open files.
+
+    inputs: K, of whole blocks. shape: (K, N), as of a `PackedWeight`.
+    """
+
+    def __init__(self, parts: Sequence[FilePart], format_: Format, inputs: int, row_bytes: int) -> None:
+        self.parts, self.format, self.inputs = tuple(parts), format_, inputs
+        self.shape = inputs, sum(part.rows for part in parts)
+        self._row_bytes = row_bytes
+
+    @classmethod
+    def stack(cls, *weights: FileRows) -> FileRows:
+        """The weights' rows one after the other; all must have the same format and the same K."""
+        first = weights[0]
+        return cls([part for weight in weights for part in weight.parts], first.format, first.inputs, first._row_bytes)
+
+    def whole(self) -> PackedWeight:
+        """All rows, in memory of their own. Raises FileRowsError."""
+        rows = new_bytes(self.shape[1] * self._row_bytes).reshape(self.shape[1], self._row_bytes)
+        self._read(rows=rows)
+        return PackedWeight(rows, self.format, self.inputs)
+
+    def pack(self, format_: Format, panels: np.ndarray) -> None:
+        """Writes the rows to `panels` as `LinearPanels` of that format have them; no more than a piece of them is in memory.
+
+        Raises FileRowsError.
+        """
+        self._read(panels=panels, format_=format_)
+
+    def _read(self, rows: np.ndarray | None = None, panels: np.ndarray | None = None, format_: Format = Format.F32) -> None:
+        problem = _native.read_file_rows(
+            parts=np.array([part[:3] for part in self.parts], np.int64),
+            format=int(self.format),
+            inputs=self.inputs,
+            memory=rows,
+            panels=panels,
+            panel_format=int(format_),
+            threads=threads(),
+        )
+        if problem is None:
+            return
+        number, row, error = problem
+        name = self.parts[number].name
+        if row >= 0:
+            raise FileRowsError(f"{name} must have finite scales; got NaN or infinity in row {row}")
+        raise FileRowsError(f"{name} cannot be read: {os.strerror(error) if error else 'the file has become shorter'}")

@@ -1,0 +1,95 @@
+"""Weights that are read while they are packed: the same panels as from memory, and no scale that is not a number."""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+import pytest
+
+import decodestep as ds
+from decodestep.models import ModelError
+from decodestep.models.gguf_file import GgufFile
+from decodestep.weights.blocks import BLOCKS
+from decodestep.weights.file_rows import FilePart, FileRows, FileRowsError
+from decodestep.weights.linear_panels import LinearPanels
+from decodestep.weights.packed import Format
+
+# The bytes of a row of 256 values; where in a block its float16 lie, if not at its beginning alone.
+ROW_BYTES = {
+    Format.F32: 1024, Format.F16: 512, Format.BF16: 512, Format.Q4_0: 144, Format.Q4_1: 160, Format.Q8_0: 272,
+    Format.Q4_K: 144, Format.Q5_K: 176, Format.Q6_K: 210, Format.Q5_0: 176, Format.Q5_1: 192, Format.IQ4_NL: 144,
+    Format.IQ4_XS: 136, Format.MXFP4: 136,
+}  # fmt: skip
+HALVES = {Format.Q4_1: (0, 2), Format.Q5_1: (0, 2), Format.Q4_K: (0, 2), Format.Q5_K: (0, 2), Format.Q6_K: (208,)}
+K = 256
+
+
+@pytest.fixture
+def numbers_file(tmp_path):
+    """An open file of bytes that are no NaN in any format: its number, and the bytes."""
+    data = np.random.default_rng(0).integers(0, 100, 3_000_000, np.uint8)
+    (tmp_path / "weights").write_bytes(data.tobytes())
+    with (tmp_path / "weights").open("r+b") as opened:
+        yield opened.fileno(), data
+
+
+@pytest.mark.parametrize("format_", Format)
+def test_rows_in_files_make_the_panels_that_they_make_in_memory(numbers_file, format_):
+    number, data = numbers_file
+    size = ROW_BYTES[format_]
+    # Parts that end inside panels and inside what is read at once, one without rows, in an order of their own.
+    counts = {900_000: 45, 32: 3_000_000 // 2 // size, 7: 0, 900_001: 70}
+    parts = [FilePart(number, at, count, f"from {at}") for at, count in counts.items()]
+    rows = np.concatenate([data[p.at : p.at + p.rows * size] for p in parts]).reshape(-1, size)
+    weight = FileRows.stack(FileRows(parts[:1], format_, K, size), FileRows(parts[1:], format_, K, size))
+    assert weight.shape == (K, len(rows))
+    whole = weight.whole()
+    assert np.array_equal(whole.rows, rows) and whole.rows.ctypes.data % 64 == 0
+    for made in (None, Format.Q8_0, Format.BF16):
+        assert np.array_equal(LinearPanels.pack(weight, made).data, LinearPanels.pack(whole, made).data), made
+
+
+@pytest.mark.parametrize("format_", [format_ for format_ in Format if format_ > Format.BF16])
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_a_scale_that_is_no_number_is_named(numbers_file, format_, value):
+    number, _ = numbers_file
+    size = ROW_BYTES[format_]
+    last = size - BLOCKS[format_.name].bytes
+    bad = b"\xff" if format_ == Format.MXFP4 else np.float16(value).tobytes()
+    parts = [FilePart(number, 64, 40, "first"), FilePart(number, 64 + 40 * size, 3000, "second")]
+    weight = FileRows(parts, format_, K, size)
+    for at in HALVES.get(format_, (0,)):
+        place = 64 + (40 + 2999) * size + last + at
+        before = os.pread(number, len(bad), place)
+        os.pwrite(number, bad, place)
+        for read in (weight.whole, lambda: LinearPanels.pack(weight), lambda: LinearPanels.pack(weight, Format.Q8_0)):
+            with pytest.raises(FileRowsError, match="second must have finite scales; got NaN or infinity in row 2999"):
+                read()
+        os.pwrite(number, before, place)
+    weight.whole()
+
+
+def test_files_that_end_and_files_that_cannot_be_read(numbers_file, tmp_path):
+    number, _ = numbers_file
+    ends = FileRows([FilePart(number, 2_900_000, 100, "this"), FilePart(number, 2_999_000, 2, "that")], Format.F32, K, 1024)
+    with pytest.raises(FileRowsError, match="this cannot be read: the file has become shorter"):
+        ends.whole()
+    folder = os.open(tmp_path, os.O_RDONLY)
+    with pytest.raises(FileRowsError, match="this cannot be read: Is a directory"):
+        LinearPanels.pack(FileRows([FilePart(folder, 0, 1, "this")], Format.F32, K, 1024))
+    os.close(folder)
+
+
+@pytest.mark.parametrize("dtype", ["auto", "float32"])
+@pytest.mark.parametrize(("name", "kind"), [("blk.1.ffn_up", "Q4_0"), ("token_embd", "Q8_0"), ("blk.0.attn_k", "Q4_1"),
+                                            ("blk.1.attn_q", "Q2_K")])  # fmt: skip
+def test_a_model_with_such_a_scale_is_refused(tiny_file, name, kind, dtype):
+    path = tiny_file(kind=kind, **({"heads": 16, "groups": 4, "hidden": 256} if kind == "Q2_K" else {}))
+    ds.load(path, dtype=dtype)
+    tensor = GgufFile(path).tensors[f"{name}.weight"]
+    with path.open("r+b") as opened:
+        opened.seek(tensor.place[1] + tensor.nbytes - (4 if kind == "Q2_K" else tensor.nbytes))
+        opened.write(np.float16(np.inf).tobytes())
+    with pytest.raises(ModelError, match=rf"tensor {name}.weight .*finite"):
+        ds.load(path, dtype=dtype)
