@@ -1,0 +1,170 @@
+"""HostRow: a row of `Sampler` inside a program that keeps the tokens, decides when a text ends, and may take a draw back."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from decodestep._base.arrays import ArrayT
+from decodestep._base.checks import is_int, refuse, require
+from decodestep.sampling.params import SamplingParams
+from decodestep.sampling.row_processors import Processors
+from decodestep.sampling.sampler import Sampler
+
+# Fields of SamplingParams about what the host decides: when a text ends, and what is reported of it.
+_HOSTS_OWN = (
+    "max_new_tokens",
+    "max_length",
+    "stop_strings",
+    "stop_token_ids",
+    "max_time",
+    "ignore_eos",
+    "eos_token_id",
+    "forced_eos_token_id",
+    "num_beams",
+    "num_return_sequences",
+    "logprobs",
+    "prompt_logprobs",
+)
+
+
+class HostRow:
+    """One text of a host, drawn as a row of `Sampler` is: by its own logits, params and history alone.
+
+    params: a `SamplingParams` of one beam and one sample. What ends a text (lengths, stop strings and tokens, time, end tokens)
+        and what is reported of it is the host's: those fields must have their default.
+    vocab_size: V, the width of the logits. prompt_ids: the tokens before the first drawn one.
+    eos_token_id: what min_length, min_new_tokens and exponential_decay_length_penalty know as end tokens; the row goes on after
+        them.
+    processors: as `Sampler` has them.
+
+    One thread at a time may use it. Raises ValueError for a field of the host, and as `Sampler` does.
+    """
+
+    def __init__(
+        self,
+        params: SamplingParams,
+        *,
+        vocab_size: int,
+        prompt_ids: Sequence[int] = (),
+        eos_token_id: int | Collection[int] | None = None,
+        processors: Processors = (),
+    ) -> None:
+        self._params = without_ends(params)
+        self._options: dict[str, Any] = {"vocab_size": vocab_size, "eos_token_id": eos_token_id, "processors": processors}
+        self._prompt = list(prompt_ids)
+        self._begin(())
+        self._params = self._sampler.rows[0].params  # with its seed
+
+    @property
+    def seed(self) -> int | None:
+        return self._sampler.rows[0].seed
+
+    @property
+    def tokens(self) -> list[int]:
+        """The prompt and what was accepted after it."""
+        tokens = list(self._sampler.rows[0].history.tokens)
+        return tokens[:-1] if self._drawn else tokens
+
+    def draw(self, logits: Any) -> int:
+        """The next token, from logits (1, V): `accept` makes it part of the history, and another draw takes its place.
+
+        Raises ValueError where no token is left, and whatever a processor raises; the row stays as it was.
+        """
+        self._take_back()
+        token = int(self._sampler.step(logits).tokens[0])
+        if token < 0:
+            error = self._sampler.rows[0].error
+            self._begin(self.tokens[len(self._prompt) :])
+            if error is not None:
+                raise error
+            refuse("HostRow", "logits", "such that a token is left to draw", "none")
+        self._drawn = True
+        return token
+
+    def processed(self, logits: ArrayT) -> ArrayT:
+        """`Sampler.processed` of logits (1, V)."""
+        self._take_back()
+        return self._sampler.processed(logits)
+
+    def accept(self, token: int) -> None:
+        """Makes `token` the next of the history: the one that was drawn last, or another in its place."""
+        vocab = self._options["vocab_size"]
+        require(is_int(token) and 0 <= token < vocab, "HostRow", "token", f"in [0, {vocab})", token)
+        if self._drawn and self._sampler.rows[0].history.tokens[-1] != token:
+            self._take_back()
+        if not self._drawn:
+            self._sampler.rows[0].history.append(token)
+        self._drawn = False
+
+    def follow(self, generated: Sequence[int]) -> None:
+        """Makes `generated` all that comes after the prompt: usually one token more than before."""
+        known = len(self._sampler.rows[0].history) - self._drawn - len(self._prompt)
+        if len(generated) < known or self.tokens[len(self._prompt) :] != list(generated[:known]):
+            self._begin(())
+            known = 0
+        for token in generated[known:]:
+            self.accept(int(token))
+
+    def reset(self) -> None:
+        """Back to the prompt."""
+        self._begin(())
+
+    def clone(self) -> HostRow:
+        """Another with the same params, seed and history. Processors that keep state need the factory of `Sampler`."""
+        copy = type(self)(self._params, prompt_ids=self._prompt, **self._options)
+        copy.follow(self.tokens[len(self._prompt) :])
+        return copy
+
+    def _take_back(self) -> None:
+        if self._drawn:
+            self._begin(self.tokens[len(self._prompt) :])
+
+    def _begin(self, generated: Sequence[int]) -> None:
+        self._sampler = Sampler(self._params, prompt_ids=[self._prompt], **self._options)
+        for token in generated:
+            self._sampler.rows[0].history.append(token)
+        self._drawn = False
+
+
+class LogitsProcessor:
+    """A host's plain callable (input_ids, scores) -> scores, for one text: what `Sampler.processed` makes of the scores.
+
+    input_ids: the tokens so far, (length,). scores: (V,), float32; the result is a new array.
+    The first call's tokens are the prompt, and each later call's must begin with those of the call before: make a new one for
+    each text. The draw is the host's, which must not change the distribution: temperature 1 (0 for greedy params), no filters.
+    Raises ValueError for tokens that do not continue those before, and for params as `HostRow` does.
+    """
+
+    def __init__(
+        self, params: SamplingParams, *, eos_token_id: int | Collection[int] | None = None, processors: Processors = ()
+    ) -> None:
+        self._params = without_ends(params)
+        self._options: dict[str, Any] = {"eos_token_id": eos_token_id, "processors": processors}
+        self._row: HostRow | None = None
+        self._prompt_length = 0
+
+    def __call__(self, input_ids: Any, scores: Any) -> np.ndarray:
+        ids = [int(token) for token in input_ids]
+        row = np.ascontiguousarray(scores)[None]
+        if self._row is None:
+            self._prompt_length = len(ids)
+            self._row = HostRow(self._params, vocab_size=row.shape[1], prompt_ids=ids, **self._options)
+        before = self._row.tokens
+        rule = f"a continuation of the {len(before)} tokens of the call before: make a LogitsProcessor for each text"
+        require(ids[: len(before)] == before, "LogitsProcessor", "input_ids", rule, f"{len(ids)} others")
+        self._row.follow(ids[self._prompt_length :])
+        return self._row.processed(row)[0]
+
+
+def without_ends(params: SamplingParams) -> SamplingParams:
+    """The params of a row that never ends by itself. Raises ValueError for a field that is the host's."""
+    require(isinstance(params, SamplingParams), "HostRow", "params", "a SamplingParams", params)
+    for name in _HOSTS_OWN:
+        default, value = SamplingParams.__dataclass_fields__[name].default, getattr(params, name)
+        ended = name in ("max_new_tokens", "ignore_eos") and value in (None, True)  # as this function leaves them
+        require(ended or value == default, "SamplingParams", name, f"left at its default {default!r}: it is the host's", value)
+    return replace(params, max_new_tokens=None, ignore_eos=True)

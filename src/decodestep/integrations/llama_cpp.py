@@ -1,0 +1,212 @@
+"""llama-cpp-python: a row of `Sampler` in place of llama.cpp's chain of samplers.
+
+    from decodestep.integrations.llama_cpp import RowSampler, sampling
+    with sampling(llm, SamplingParams(top_p=0.9, seed=7)):
+        llm.create_completion("Once", max_tokens=64)
+    token = RowSampler(params, vocab_size=V, prompt_ids=ids).sample(ctx, i)     # one sequence of a batch
+
+The logits are read where llama.cpp has them.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import inspect
+import itertools
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from decodestep._base.checks import refuse, require
+from decodestep._base.extras import extra
+from decodestep.integrations.host_row import HostRow, LogitsProcessor, without_ends
+from decodestep.sampling.params import SamplingParams
+from decodestep.sampling.row_processors import Processors
+
+with extra("llama-cpp"):
+    import llama_cpp
+
+__all__ = ["LogitsProcessor", "RowSampler", "sampling"]
+
+_OP = "llama_cpp"
+_TOKEN = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])
+
+
+class RowSampler(HostRow):
+    """One sequence of a llama.cpp context, drawn as a row of `Sampler`; see `HostRow` for the arguments.
+
+        token = sampler.sample(ctx, i)        # reads the logits of output i of the last llama_decode, and appends the token
+
+    vocab_size is that of the model, `llama_vocab_n_tokens`. `pointer` makes a `llama_sampler` of it.
+    """
+
+    error: BaseException | None = None  # what a llama_sampler could not tell
+
+    def sample(self, ctx: Any, index: int = -1) -> int:
+        """The next token of the sequence, drawn from the logits of output `index` of the context's last decode, and accepted.
+
+        ctx: a llama_context pointer, or llama-cpp-python's LlamaContext. Nothing is copied.
+        Raises ValueError where the context has no such logits and where no token is left, and whatever a processor raises.
+        """
+        logits = llama_cpp.llama_get_logits_ith(getattr(ctx, "ctx", ctx), index)
+        if not logits:
+            refuse(_OP, "index", "an output of the last llama_decode that has logits", index)
+        token = self.draw(_array(logits, self._options["vocab_size"], np.dtype(np.float32))[None])
+        self._drawn = False  # accepted
+        return token
+
+    def pointer(self) -> Any:
+        """A new `llama_sampler` that runs this row: whoever gets it owns it, a chain that it is added to or llama_sampler_free.
+
+        Its apply selects one of the candidates, and its accept, which llama_sampler_sample calls, appends it. Candidates that
+        samplers before it dropped count as -inf. llama_sampler_sample copies the logits into candidates; `sample` does not.
+        C has no way to tell an error: then the first candidate is selected, sys.unraisablehook is told, as of every callback,
+        and `error` keeps what was raised.
+        """
+        key = next(_keys)
+        _owned[key] = self
+        return llama_cpp.llama_sampler_init(ctypes.byref(_INTERFACE), key)
+
+    def apply(self, candidates: Any) -> None:
+        """Draws from a llama_token_data_array and sets its `selected`."""
+        candidates.selected = 0
+        data = _array(candidates.data, candidates.size, _TOKEN)
+        vocab = self._options["vocab_size"]
+        in_order = len(data) == vocab and np.array_equal(data["id"], np.arange(vocab, dtype=np.int32))
+        logits = data["logit"].copy() if in_order else np.full(vocab, -np.inf, np.float32)
+        if not in_order:
+            logits[data["id"]] = data["logit"]
+        token = self.draw(logits[None])
+        candidates.selected = token if in_order else int(np.flatnonzero(data["id"] == token)[0])
+
+
+@contextmanager
+def sampling(llm: Any, params: SamplingParams, *, processors: Processors = ()) -> Iterator[None]:
+    """While it lasts, every text of `llm` (create_completion, create_chat_completion, generate) is drawn as a row of `Sampler`.
+
+    llm: a `llama_cpp.Llama`. params, processors: as `HostRow` has them; the row's prompt is what the model was given. Where
+        params.seed is None, the seed is llama-cpp-python's: of the call's `seed` argument, or of the model.
+    The arguments of the calls that would choose llama.cpp's own samplers (temperature, top_p, repeat_penalty, grammar,
+    logits_processor, logit_bias and others) must be left at their default: others are refused by name. What ends a text
+    (max_tokens, stop, stopping_criteria) works as ever.
+
+    Raises ValueError for fields of params that are the host's. At the end `llm` is as it was.
+    """
+    without_ends(params)
+    ends = [token for token in range(llm.n_vocab()) if llama_cpp.llama_vocab_is_eog(llm._model.vocab, token)]
+    before = dict(llm.__dict__)
+
+    def init_sampler(**arguments: Any) -> _TextSampler:
+        _refuse_chosen(arguments)
+        seeded = params if params.greedy or params.seed is not None else replace(params, seed=int(llm._seed) % 2**64)
+        return _TextSampler(llm, seeded, {"eos_token_id": ends, "processors": processors})
+
+    llm._init_sampler = init_sampler
+    try:
+        yield
+    finally:
+        del llm._init_sampler
+        if "_init_sampler" in before:
+            llm._init_sampler = before["_init_sampler"]
+
+
+class _TextSampler:
+    """What `Llama.generate` has as its sampler, for one text."""
+
+    def __init__(self, llm: Any, params: SamplingParams, options: dict[str, Any]) -> None:
+        self._llm, self._params, self._options = llm, params, options
+        self._row: RowSampler | None = None
+        self._length = 0  # of the row's history
+
+    def sample(self, ctx: Any, index: int = -1) -> int:
+        llm = self._llm
+        length = llm.n_tokens + index + 1
+        if self._row is None:
+            prompt = llm.input_ids[:length].tolist()
+            self._row = RowSampler(self._params, vocab_size=llm.n_vocab(), prompt_ids=prompt, **self._options)
+        elif length > self._length:  # what the caller of `generate` has sent
+            for token in llm.input_ids[self._length : length].tolist():
+                self._row.accept(token)
+        token = self._row.sample(ctx, index)
+        self._length = length + 1
+        return token
+
+    def close(self) -> None:
+        self._row = None
+
+
+def _refuse_chosen(arguments: dict[str, Any]) -> None:
+    """Refuses what a call would choose of llama.cpp's own samplers; the methods differ in their defaults, and all pass."""
+    for name, value in arguments.items():
+        defaults = _DEFAULTS[name]
+        require(value in defaults, _OP, name, f"left at its default {defaults[0]!r}: SamplingParams decides", repr(value))
+
+
+def _defaults() -> dict[str, list[Any]]:
+    """By the names of `_init_sampler`, the defaults of the methods that lead to it."""
+    methods = (llama_cpp.Llama._init_sampler, llama_cpp.Llama.create_completion, llama_cpp.Llama.create_chat_completion)
+    own, *callers = [inspect.signature(method).parameters for method in methods]
+    called = {"temp": "temperature"}
+    return {
+        name: [parameter.default, *(caller[c].default for caller in callers if (c := called.get(name, name)) in caller)]
+        for name, parameter in own.items()
+        if name != "self"
+    }
+
+
+_DEFAULTS = _defaults()
+
+
+def _array(pointer: Any, count: int, dtype: np.dtype[Any]) -> np.ndarray:
+    """`count` items of C's, in place."""
+    items: Any = (ctypes.c_char * (count * dtype.itemsize)).from_address(ctypes.addressof(pointer.contents))
+    return np.frombuffer(items, dtype)
+
+
+# The rows that llama_samplers run, by the number that is the context of the llama_sampler.
+_owned: dict[int, RowSampler] = {}
+_keys = itertools.count(1)
+
+
+def _apply(sampler: Any, candidates: Any) -> None:
+    try:
+        _owned[sampler.contents.ctx].apply(candidates.contents)
+    except BaseException as error:
+        _owned[sampler.contents.ctx].error = error.with_traceback(None)  # whose frames would keep the row alive
+        raise
+
+
+def _accept(sampler: Any, token: int) -> None:
+    _owned[sampler.contents.ctx].accept(token)
+
+
+def _reset(sampler: Any) -> None:
+    _owned[sampler.contents.ctx].reset()
+
+
+def _clone(sampler: Any) -> int | None:
+    row = _owned[ctypes.cast(sampler, llama_cpp.llama_sampler_p_ctypes).contents.ctx]
+    return ctypes.cast(row.clone().pointer(), ctypes.c_void_p).value  # type: ignore[attr-defined]
+
+
+def _free(sampler: Any) -> None:
+    del _owned[sampler.contents.ctx]
+
+
+def _interface() -> tuple[Any, Any]:
+    made = llama_cpp.llama_sampler_i()
+    made.name = llama_cpp.llama_sampler_i_name(lambda sampler: b"decodestep")
+    made.accept = llama_cpp.llama_sampler_i_accept(_accept)
+    made.apply = llama_cpp.llama_sampler_i_apply(_apply)
+    made.reset = llama_cpp.llama_sampler_i_reset(_reset)
+    made.free = llama_cpp.llama_sampler_i_free(_free)
+    # ctypes makes no callback that returns a typed pointer.
+    plain = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)(_clone)
+    made.clone = ctypes.cast(plain, llama_cpp.llama_sampler_i_clone)
+    return made, plain
+
+
+_INTERFACE, _KEPT = _interface()
