@@ -214,7 +214,7 @@ def test_prompts_by_hand(name):
 
 
 def test_the_default_model_as_transformers_renders_it(model, peer):
-    template = model._template._templates["default"]
+    template = model.template._templates["default"]
     peer.add_special_tokens({"bos_token": "<|im_start|>", "eos_token": "<|im_end|>"})
     for messages in (USER, TURNS, CONVERSATIONS["odd"]):
         expected = peer.apply_chat_template(messages, chat_template=template, tokenize=False, add_generation_prompt=True)

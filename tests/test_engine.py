@@ -76,8 +76,11 @@ def test_every_answer_is_that_of_the_request_alone(tiny, pages, monkeypatch):
     monkeypatch.setattr(
         ds.generation.batch.Batch, "_suspend_last", lambda batch: (suspended.append(1), suspend(batch))
     )
+    forward, all_here = model.decoder.logits, threading.Event()
+    monkeypatch.setattr(model.decoder, "logits", lambda *arguments: (all_here.wait(60), forward(*arguments))[1])
     with Engine(model, max_rows=12, max_waiting=200) as engine:
         tickets = [engine.submit(prompt, params) for prompt, params in made]
+        all_here.set()
         gains = [told(ticket) for ticket in tickets]
         for ticket, alone, gained in zip(tickets, expected, gains, strict=True):
             assert ticket.completions() == alone

@@ -16,6 +16,7 @@ from decodestep._base.extras import extra
 _VERBS = {
     "generate": "continue a prompt with a model, streaming",
     "chat": "hold a conversation with a model",
+    "serve": "answer many clients at once, through OpenAI's interface and a chat page",
     "explain": "show what happens to the probabilities of the next token before it is drawn",
     "schedule": "run the schedule of MlaProlog in virtual time: races, critical path, pictures",
     "bench": "verify an operator against its peers, then time it against them",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from dataclasses import fields, replace
+from pathlib import Path
 
 from decodestep import models
 from decodestep._base.checks import refuse, require
@@ -93,7 +94,14 @@ def load(options: argparse.Namespace) -> Model:
         form=options.form,
         cache_dtype=options.cache_dtype,
         threads=options.threads,
+        cache_bytes=getattr(options, "cache_bytes", None),
+        chat_template=_template(options),
     )
+
+
+def _template(options: argparse.Namespace) -> str | None:
+    path = getattr(options, "chat_template", None)
+    return None if path is None else Path(path).read_text(encoding="utf-8")
 
 
 def params_of(options: argparse.Namespace) -> SamplingParams:

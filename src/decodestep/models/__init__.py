@@ -44,6 +44,7 @@ class Model:
     cache: the pages of keys and values: `cache.pages`, `cache.page_bytes`, how many pages are `cache.held` by sequences and
         `cache.kept` for reuse; `cache.clear()` forgets the latter.
     generation_config: generation_config.json of a folder, for `SamplingParams.from_generation_config`; {} without.
+    template: the chat template; `template.text()` is its source.
     threads: of the native kernels in `generate`, `forward` and `logits`, an integer in [1, 256] or None; see `load`.
 
     Several threads may use a model at once. What the cache holds saves time and changes no bit of any result.
@@ -66,7 +67,7 @@ class Model:
         self.cache: PagePool = new_pool(decoder.new_pages, decoder.page_bytes, cache_bytes)
         self.threads = threads
         self.generation_config: dict[str, Any] = dict(generation_config or {})
-        self._template = template
+        self.template = template
 
     def chat_prompt(
         self,
@@ -92,7 +93,7 @@ class Model:
         for arguments of other types.
         """
         given = {"add_generation_prompt": add_generation_prompt, **variables}
-        return self._template.render(messages, tools, documents, given, self._special_tokens())
+        return self.template.render(messages, tools, documents, given, self._special_tokens())
 
     def chat_ids(
         self,
@@ -120,7 +121,7 @@ class Model:
             return self.tokenizer.encode_rendered(text)
         control = self.tokenizer.control_tokens
         given = {"add_generation_prompt": add_generation_prompt, **variables}
-        prompt = self._template.render(messages, tools, documents, given, self._special_tokens(), control.mark)
+        prompt = self.template.render(messages, tools, documents, given, self._special_tokens(), control.mark)
         return self.tokenizer.encode_pieces(control.split(prompt))
 
     def _special_tokens(self) -> dict[str, str]:

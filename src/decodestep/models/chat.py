@@ -34,6 +34,10 @@ class ChatTemplate:
         if given is not None:
             self._templates["default"] = given
 
+    def text(self, *, tools: bool = False) -> str:
+        """The template for conversations, with tools or without; "" if there is none."""
+        return (self._templates.get("tool_use", "") if tools else "") or self._templates.get("default", "")
+
     def prepare(self) -> None:
         """Starts the process that will render, if there is something to render: it takes 0.1 s, while the model loads."""
         if self._templates:

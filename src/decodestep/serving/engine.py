@@ -19,6 +19,7 @@ from decodestep.models.kv_cache import PAGE
 from decodestep.sampling.params import SamplingParams
 from decodestep.sampling.sampler import Sampler
 from decodestep.serving.ticket import Gain as Gain
+from decodestep.serving.ticket import Listener
 from decodestep.serving.ticket import Ticket as Ticket
 
 if TYPE_CHECKING:
@@ -103,8 +104,12 @@ class Engine:
         """How many tokens a prompt and its completion can be together: what the context and the cache have room for."""
         return min(self.model.config.context, self.model.cache.pages * PAGE)
 
-    def submit(self, prompt: Prompt | Sequence[int], params: SamplingParams | None = None) -> Ticket:
+    def submit(
+        self, prompt: Prompt | Sequence[int], params: SamplingParams | None = None, *, listener: Listener | None = None
+    ) -> Ticket:
         """Takes a request: a prompt, as for `generate`, and params without beams, of any number of samples.
+
+        listener: `Ticket.listener`, for the engine's `deliver`; the engine itself does not call it.
 
         max_new_tokens is cut to what the context and the cache have room for; None for as much as that. max_time counts from
         here on, waiting included.
@@ -123,7 +128,7 @@ class Engine:
         rows = [maker.new_row(sample, ids) for sample in params.samples()]
         with self._wake:
             self._require_room(count)  # others may have come meanwhile
-            ticket = Ticket(self, self._taken, ids, rows)
+            ticket = Ticket(self, self._taken, ids, rows, listener)
             self._taken += 1
             self._live += count
             self._incoming.append(ticket)

@@ -30,19 +30,23 @@ class Gain(NamedTuple):
     reason: str
 
 
+Listener = Callable[[Gain], object]
+
+
 class Ticket:
     """A request that an `Engine` has taken, made by `Engine.submit`.
 
-    prompt_ids: its prompt. number: counts the engine's requests.
+    prompt_ids: its prompt. rows: its samples. number: counts the engine's requests. listener: as given to `submit`.
 
     Iterating gives the `Gain`s of all samples until each has ended. They can be read once, by one thread; an engine with a
     `deliver` of its own gives them to that instead.
     """
 
-    def __init__(self, engine: Engine, number: int, prompt_ids: list[int], rows: list[Row]) -> None:
+    def __init__(self, engine: Engine, number: int, prompt_ids: list[int], rows: list[Row], listener: Listener | None) -> None:
         self.number = number
         self.prompt_ids = prompt_ids
         self.rows = rows
+        self.listener = listener
         self.keys: list[int] = []  # the engine's, of its rows in the batch
         self.cancelled = threading.Event()
         self.gains: SimpleQueue[Gain] = SimpleQueue()
@@ -71,11 +75,6 @@ class Ticket:
     def completions(self) -> list[Completion]:
         """What `generate` returns for the same prompt and params."""
         return [completion_of(row, self.prompt_ids, 0) for row in self.rows]
-
-    def end(self, sample: int, reason: str) -> str:
-        """Ends a sample that goes on; returns the text that was held back. For the engine's thread."""
-        row = self.rows[sample]
-        return "" if row.reason else row.end(reason)
 
     def news(self, text_of: Callable[[int], str]) -> list[Gain]:
         """What the samples have gained since the last call. For the engine's thread; text_of: of a sample, its new text."""

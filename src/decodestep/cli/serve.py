@@ -1,0 +1,116 @@
+"""``decodestep serve``: OpenAI's interface to a model, for many clients at once."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import socket
+import sys
+import threading
+import time
+from pathlib import Path
+
+from decodestep._base.checks import refuse
+from decodestep._base.extras import extra
+from decodestep.cli.options import add_model, load
+
+_GRACE = 10.0  # seconds that completions have to end after SIGTERM
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("name", nargs="?", metavar="model", help="the same as --model")
+    add_model(parser)
+    add("--host", default="127.0.0.1", help="the address to listen on; 0.0.0.0 for all networks [%(default)s]")
+    add("--port", type=int, default=8080, help="0 for a free one [%(default)s]")
+    add("--max-rows", type=int, default=64, metavar="N", help="completions that run together [%(default)s]")
+    add("--max-waiting", type=int, default=256, metavar="N", help="completions that may wait; more get 429 [%(default)s]")
+    add("--cache-bytes", type=int, metavar="N", help="memory for keys and values [a quarter of the machine's]")
+    add("--api-key-file", metavar="FILE", help="keys, one a line: a request must come with one of them")
+    add("--cors-origin", action="append", default=[], metavar="ORIGIN", help="pages from there may call; * for all")
+    add("--chat-template", metavar="FILE", help="a Jinja template in place of the model's")
+    add("--log-prompts", action="store_true", help="write requests and answers to the log")
+    add("--grace", type=float, default=_GRACE, metavar="SECONDS", help="for completions to end after SIGTERM [%(default)s]")
+
+
+def run(options: argparse.Namespace) -> int:
+    with extra("serve"):
+        import uvicorn
+
+        from decodestep.serving.http import Server
+    keys = _keys(options.api_key_file)
+    if not 0 <= options.port < 2**16:
+        refuse("serve", "port", "in [0, 65535]", options.port)
+    if not options.grace >= 0:
+        refuse("serve", "grace", ">= 0", options.grace)
+    options.model = options.name or options.model
+    listening = _listen(options.host, options.port)  # before the model is loaded: a port that is taken is known at once
+    host, port = listening.getsockname()[:2]
+    started = time.monotonic()
+    _say(f"loading {options.model} ...")
+    model = load(options)
+    name = Path(options.model).name.removesuffix(".gguf")
+    _say(f"{name} ({model.config.name}): {model.decoder.description}, loaded in {time.monotonic() - started:.1f} s")
+    logging.basicConfig(format="%(message)s", level=logging.INFO, stream=sys.stderr)
+    sys.setswitchinterval(5e-4)  # the engine's thread must not wait 5 ms for the one that writes to clients
+    server = Server(
+        model,
+        name=name,
+        keys=keys,
+        origins=options.cors_origin,
+        max_rows=options.max_rows,
+        max_waiting=options.max_waiting,
+        log_prompts=options.log_prompts,
+    )
+    config = uvicorn.Config(
+        server.app, log_level="warning", access_log=False, timeout_graceful_shutdown=int(options.grace) + 5, lifespan="off"
+    )
+
+    class Stopping(uvicorn.Server):
+        def handle_exit(self, sig: int, frame: object) -> None:
+            """In place of uvicorn's, which raises the signal once more when everything has been closed."""
+            if self.should_exit:
+                self.force_exit = True
+                return
+            self.should_exit = True
+            _say(f"stopping: no more requests are taken, those that run have {options.grace:g} s")
+            threading.Thread(target=server.close, args=(options.grace,)).start()
+
+        def _log_started_message(self, listeners: object) -> None:
+            pass
+
+    shown = f"[{host}]" if ":" in host else host
+    with_keys = "with an API key" if keys else "without API keys"
+    _say(f"listening on http://{shown}:{port} {with_keys}: the chat page at /, OpenAI's interface at /v1")
+    try:
+        Stopping(config).run(sockets=[listening])
+    finally:
+        server.close()
+    _say("stopped")
+    return 0
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    try:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        found = socket.socket(family)
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        found.bind((host, port))
+        found.listen(2048)
+    except OSError as error:
+        raise OSError(f"serve: cannot listen on {host}:{port}: {error.strerror or error}") from None
+    return found
+
+
+def _keys(path: str | None) -> list[str]:
+    if path is None:
+        return []
+    keys = [line.strip() for line in Path(path).read_text(encoding="utf-8").splitlines()]
+    keys = [key for key in keys if key and not key.startswith("#")]
+    if not keys:
+        refuse("serve", "api-key-file", "a file with a key on a line", path)
+    return keys
+
+
+def _say(text: str) -> None:
+    print(f"decodestep: {text}", file=sys.stderr, flush=True)

@@ -1,0 +1,144 @@
+"""The answer to a request as it comes: from what the engine tells to what is sent."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import time
+from collections.abc import AsyncIterator
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from decodestep.serving.errors import HttpError, http_error
+from decodestep.serving.responses import Choice, Envelope, usage
+
+if TYPE_CHECKING:
+    from decodestep.serving.engine import Engine, Gain, Ticket
+    from decodestep.serving.metrics import Metrics
+    from decodestep.serving.requests import Job
+
+_LOG = logging.getLogger("decodestep.serving.requests")
+_DONE = b"data: [DONE]\n\n"
+
+
+class Answer:
+    """The choices of a job, n for each of its prompts.
+
+    name: of the model. route: for the log. texts: what the log has of the request; None for nothing.
+    `took` is called on the event loop, with what a pass has given; all else by the task of the request.
+    """
+
+    def __init__(self, engine: Engine, job: Job, metrics: Metrics, *, name: str, route: str, chat: bool, texts: Any) -> None:
+        self._engine, self._job, self._metrics, self._route, self._texts = engine, job, metrics, route, texts
+        self._envelope = Envelope(chat, name)
+        self._gains: asyncio.Queue[tuple[int, Gain]] = asyncio.Queue()
+        self._started = time.monotonic()
+        self._first: float | None = None
+        self._tickets: list[Ticket] = []
+        self._chat = chat
+        self._choices: list[Choice] = []
+
+    def begin(self) -> None:
+        """Hands the prompts to the engine. Raises what `Engine.submit` does, with nothing left running."""
+        count = self._job.params.num_return_sequences
+        try:
+            for i, prompt in enumerate(self._job.prompts):
+                self._tickets.append(self._engine.submit(prompt, self._job.params, listener=partial(self.took, i * count)))
+        except BaseException:
+            self.cancel()
+            raise
+        tokenizer, logprobs = self._engine.model.tokenizer, self._job.params.logprobs is not None
+        made = count * len(self._tickets)
+        self._choices = [Choice(i, self._chat, tokenizer, self._job.tools, logprobs) for i in range(made)]
+
+    def took(self, first: int, gain: Gain) -> None:
+        self._gains.put_nowait((first + gain.sample, gain))
+
+    def cancel(self) -> None:
+        for ticket in self._tickets:
+            if not ticket.done:
+                ticket.cancel()
+
+    async def whole(self) -> dict[str, Any]:
+        """The response that is sent at once. Raises HttpError where a row has failed."""
+        going_on = len(self._choices)
+        while going_on:
+            index, gain = await self._next()
+            self._choices[index].take(gain)
+            going_on -= bool(gain.reason)
+        self._finished()
+        self._raise_failure()
+        return self._envelope.whole([choice.whole(self._seed(choice.index)) for choice in self._choices], self._usage())
+
+    async def events(self) -> AsyncIterator[bytes]:
+        """The server-sent events; what has come meanwhile goes out together."""
+        if self._chat:
+            yield b"".join(self._event([choice.first()]) for choice in self._choices)
+        going_on = len(self._choices)
+        while going_on:
+            gains = [await self._next()]
+            while not self._gains.empty():
+                gains.append(self._gains.get_nowait())
+            parts = []
+            for index, gain in gains:
+                going_on -= bool(gain.reason)
+                choices = self._choices[index].chunk(gain, self._seed(index) if gain.reason else None)
+                parts += [self._event([choice]) for choice in choices]
+            if parts:
+                yield b"".join(parts)
+        self._finished()
+        try:
+            self._raise_failure()
+        except HttpError as error:
+            yield _event(error.body())
+            return
+        yield (self._event([], self._usage()) if self._job.usage else b"") + _DONE
+
+    async def _next(self) -> tuple[int, Gain]:
+        found = await self._gains.get()
+        if self._first is None and found[1].token is not None:
+            self._first = time.monotonic() - self._started
+            self._metrics.first.observe(self._first)
+        if found[1].reason:
+            self._metrics.ended.labels(found[1].reason).inc()
+        return found
+
+    def _seed(self, index: int) -> int | None:
+        ticket, sample = divmod(index, self._job.params.num_return_sequences)
+        return self._tickets[ticket].rows[sample].seed
+
+    def _event(self, choices: list[dict[str, Any]], used: dict[str, int] | None = None) -> bytes:
+        return _event(self._envelope.chunk(choices, used))
+
+    def _usage(self) -> dict[str, int]:
+        return usage(sum(len(ticket.prompt_ids) for ticket in self._tickets), sum(choice.tokens for choice in self._choices))
+
+    def _raise_failure(self) -> None:
+        for ticket in self._tickets:
+            for row in ticket.rows:
+                if row.error is not None:
+                    raise http_error(row.error)
+
+    def _finished(self) -> None:
+        used, seconds = self._usage(), time.monotonic() - self._started
+        self._metrics.prompt_tokens.inc(used["prompt_tokens"])
+        self._metrics.tokens.inc(used["completion_tokens"])
+        self._metrics.whole.observe(seconds)
+        entry = {
+            "id": self._envelope.id,
+            "route": self._route,
+            "stream": self._job.stream,
+            **used,
+            "first_token_s": None if self._first is None else round(self._first, 4),
+            "seconds": round(seconds, 4),
+            "ended_by": [row.reason for ticket in self._tickets for row in ticket.rows],
+        }
+        if self._texts is not None:
+            completions = [done.text for ticket in self._tickets for done in ticket.completions()]
+            entry |= {"request": self._texts, "completions": completions}
+        _LOG.info(json.dumps(entry, ensure_ascii=False))
+
+
+def _event(data: dict[str, Any]) -> bytes:
+    return b"data: " + json.dumps(data, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace") + b"\n\n"

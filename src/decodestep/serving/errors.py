@@ -1,0 +1,60 @@
+"""What went wrong, as OpenAI's interface says it."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from decodestep._base.checks import RequestError
+from decodestep.models.errors import ModelError
+from decodestep.serving.engine import EngineClosedError, QueueFullError
+
+_REFUSAL = re.compile(r"\w+: (\w+) must be (.*)", re.DOTALL)
+
+
+class HttpError(Exception):
+    """A refusal: the status, the message, the field of the request that it is about, a code that programs may compare."""
+
+    def __init__(self, status: int, message: str, *, param: str | None = None, code: str | None = None, **headers: str) -> None:
+        super().__init__(message)
+        self.status, self.param, self.code = status, param, code
+        self.headers = {name.replace("_", "-"): value for name, value in headers.items()}
+
+    def body(self) -> dict[str, Any]:
+        """{"error": {"message", "type", "param", "code"}}"""
+        kinds = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
+        kind = kinds.get(self.status, "server_error" if self.status >= 500 else "invalid_request_error")
+        return {"error": {"message": str(self), "type": kind, "param": self.param, "code": self.code}}
+
+
+def refusal(param: str, rule: str) -> HttpError:
+    return HttpError(400, f"{param} must be {rule}", param=param, code="invalid_value")
+
+
+def http_error(error: BaseException) -> HttpError:
+    """What a client is told about an exception."""
+    match error:
+        case HttpError():
+            return error
+        case QueueFullError():
+            return HttpError(429, str(error), code="queue_full", Retry_After=str(error.retry_after))
+        case EngineClosedError():
+            return HttpError(503, str(error), code="stopping", Retry_After="10")
+        case RequestError():
+            return _refused(str(error))
+        case ModelError():
+            return HttpError(400, str(error), param="messages", code="chat_template")
+    return HttpError(500, "the request failed inside the server; its log says why", code="internal_error")
+
+
+def _refused(text: str) -> HttpError:
+    """The library's form, "<op>: <arg> must be <rule>; got <what>", without the function's name, which the client never saw."""
+    found = _REFUSAL.fullmatch(text)
+    if found is None:
+        return HttpError(400, text)
+    param, rest = found[1], found[2]
+    if param == "body":
+        name = rest.partition("; got ")[2]
+        return HttpError(400, f"unknown field {name!r}", param=name, code="unknown_field")
+    code = "context_length_exceeded" if param == "prompt" and rest.startswith("shorter than") else "invalid_value"
+    return HttpError(400, f"{param} must be {rest}", param=param, code=code)

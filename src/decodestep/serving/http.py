@@ -1,0 +1,230 @@
+"""OpenAI's interface to a model, as an ASGI application."""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import logging
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from importlib import resources
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from decodestep.generation.prompts import prompt_ids
+from decodestep.serving.answer import Answer
+from decodestep.serving.engine import Engine, Gain, Ticket
+from decodestep.serving.errors import HttpError, http_error, refusal
+from decodestep.serving.event_stream import EventStream, until_left
+from decodestep.serving.metrics import CONTENT_TYPE, Metrics
+from decodestep.serving.requests import chat_job, completion_job, parsed
+
+if TYPE_CHECKING:
+    from decodestep.models import Model
+
+T = TypeVar("T")
+MOST_BODY = 4 * 2**20  # bytes
+BODY_SECONDS = 30.0
+_OPEN = ("/", "/health")  # without a key: they show nothing of anybody's requests
+_LOG = logging.getLogger("decodestep.serving")
+
+
+class Server:
+    """The application of one model: `app`.
+
+    name: of the model, in responses. keys: one of them must come with a request; none for everybody. origins: of pages that may
+    call from a browser, besides the page at /. most_body: bytes of a body. log_prompts: whether the log has texts.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        *,
+        name: str,
+        keys: Sequence[str] = (),
+        origins: Sequence[str] = (),
+        max_rows: int = 64,
+        max_waiting: int = 256,
+        most_body: int = MOST_BODY,
+        log_prompts: bool = False,
+    ) -> None:
+        self.model, self.name = model, name
+        self.engine = Engine(model, max_rows=max_rows, max_waiting=max_waiting, deliver=self._deliver)
+        self._keys = [key.encode() for key in keys]
+        self._origins = tuple(origins)
+        self._most_body, self._log_prompts = most_body, log_prompts
+        self._metrics = Metrics(self.engine)
+        self._started = int(time.time())
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._workers = ThreadPoolExecutor(2, "decodestep-requests")  # templates and tokenizers
+        cors = Middleware(CORSMiddleware, allow_origins=list(origins), allow_methods=["*"], allow_headers=["*"])
+        self.app = Starlette(
+            routes=[
+                self._route("/v1/chat/completions", partial(self._complete, True), "POST"),
+                self._route("/v1/completions", partial(self._complete, False), "POST"),
+                self._route("/v1/models", self._models, "GET"),
+                self._route("/v1/models/{id:path}", self._one_model, "GET"),
+                self._route("/tokenize", self._tokenize, "POST"),
+                self._route("/detokenize", self._detokenize, "POST"),
+                self._route("/health", self._health, "GET"),
+                self._route("/metrics", self._prometheus, "GET"),
+                self._route("/", self._page, "GET"),
+            ],
+            middleware=[cors] if origins else [],
+            exception_handlers={HTTPException: self._not_there},
+        )
+
+    def close(self, seconds: float = 0.0) -> None:
+        """Ends the engine, as `Engine.close` does."""
+        self.engine.close(seconds)
+        self._workers.shutdown(wait=False)
+
+    def _route(self, path: str, handler: Callable[[Request], Awaitable[Response]], method: str) -> Route:
+        async def answer(request: Request) -> Response:
+            self._loop = asyncio.get_running_loop()
+            try:
+                self._admit(request)
+                response = await handler(request)
+            except Exception as error:
+                response = self._refused(error)
+            self._metrics.requests.labels(path, str(response.status_code)).inc()
+            return response
+
+        return Route(path, answer, methods=[method])
+
+    def _admit(self, request: Request) -> None:
+        """Refuses a request without a key, and one from another site's page."""
+        path, headers = request.url.path, request.headers
+        given = headers.get("authorization", "").removeprefix("Bearer ").strip().encode()
+        matches = [hmac.compare_digest(given, key) for key in self._keys]  # all of them, so that time tells nothing
+        if self._keys and path not in _OPEN and not any(matches):
+            raise HttpError(401, "a valid API key is needed: Authorization: Bearer KEY", code="invalid_api_key")
+        if request.method != "POST":
+            return
+        origin = headers.get("origin")
+        own = (None, f"http://{headers.get('host')}", f"https://{headers.get('host')}", *self._origins)
+        if origin not in own and "*" not in self._origins:
+            raise HttpError(403, f"pages from {origin} may not call this server (--cors-origin)", code="origin")
+        if headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
+            raise HttpError(415, "content-type must be application/json", code="content_type")
+
+    def _refused(self, error: Exception) -> Response:
+        told = http_error(error)
+        if told.status == 500:
+            _LOG.error("a request failed", exc_info=error)
+        return JSONResponse(told.body(), told.status, told.headers)
+
+    async def _not_there(self, request: Request, error: Exception) -> Response:
+        assert isinstance(error, HTTPException)
+        return self._refused(HttpError(error.status_code, f"{request.method} {request.url.path}: {error.detail}"))
+
+    async def _body(self, request: Request) -> dict[str, Any]:
+        data = bytearray()
+
+        async def read() -> None:
+            async for piece in request.stream():
+                data.extend(piece)
+                if len(data) > self._most_body:
+                    raise HttpError(413, f"the body must be at most {self._most_body} bytes", code="body_too_large")
+
+        try:
+            await asyncio.wait_for(read(), BODY_SECONDS)
+        except asyncio.TimeoutError:
+            raise HttpError(408, f"the body did not come within {BODY_SECONDS:.0f} s", code="timeout") from None
+        return parsed(bytes(data))
+
+    async def _aside(self, function: Callable[..., T], *arguments: Any) -> T:
+        """The result of what takes a while, from another thread."""
+        return await asyncio.get_running_loop().run_in_executor(self._workers, function, *arguments)
+
+    async def _complete(self, chat: bool, request: Request) -> Response:
+        body = await self._body(request)
+        answer = await self._aside(self._begin, chat, body, request.url.path)
+        if body.get("stream"):
+            return EventStream(answer.events(), answer.cancel)
+        done, left = asyncio.ensure_future(answer.whole()), asyncio.ensure_future(until_left(request.receive))
+        try:
+            await asyncio.wait((done, left), return_when=asyncio.FIRST_COMPLETED)
+            if not done.done():
+                raise HttpError(499, "the client has gone away", code="cancelled")
+            return JSONResponse(await done)
+        finally:
+            answer.cancel()
+            done.cancel()
+            left.cancel()
+
+    def _begin(self, chat: bool, body: dict[str, Any], route: str) -> Answer:
+        """Reads the request and hands it to the engine. On a worker thread."""
+        job = chat_job(self.model, body) if chat else completion_job(self.model, body)
+        texts = body if self._log_prompts else None
+        answer = Answer(self.engine, job, self._metrics, name=self.name, route=route, chat=chat, texts=texts)
+        answer.begin()
+        return answer
+
+    def _deliver(self, news: list[tuple[Ticket, Gain]]) -> None:
+        """Hands what a pass has given to the loop. On the engine's thread."""
+        if self._loop is not None and not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(_distribute, news)
+
+    async def _models(self, _: Request) -> Response:
+        return JSONResponse({"object": "list", "data": [self._described()]})
+
+    async def _one_model(self, request: Request) -> Response:
+        if request.path_params["id"] != self.name:
+            raise HttpError(404, f"the model here is {self.name!r}", param="model", code="model_not_found")
+        return JSONResponse(self._described())
+
+    def _described(self) -> dict[str, Any]:
+        config = self.model.config
+        sizes = {"context_length": self.engine.capacity, "vocab_size": config.vocab_size}
+        return {"id": self.name, "object": "model", "created": self._started, "owned_by": "decodestep", **sizes}
+
+    async def _tokenize(self, request: Request) -> Response:
+        body = await self._body(request)
+        text = body.get("content", body.get("prompt"))
+        if not isinstance(text, str) or set(body) - {"content", "prompt", "model"}:
+            raise refusal("content", "a text, and the only field")
+        ids = await self._aside(_ids, self.model, text)
+        return JSONResponse({"tokens": ids, "count": len(ids)})
+
+    async def _detokenize(self, request: Request) -> Response:
+        body = await self._body(request)
+        ids, vocab = body.get("tokens"), self.model.config.vocab_size
+        if not isinstance(ids, list) or not all(type(i) is int and 0 <= i < vocab for i in ids):
+            raise refusal("tokens", f"token ids in [0, {vocab})")
+        text = self.model.tokenizer.decode(ids)
+        return JSONResponse({"content": text, "prompt": text})
+
+    async def _health(self, _: Request) -> Response:
+        return JSONResponse({"status": "ok", "model": self.name})
+
+    async def _prometheus(self, _: Request) -> Response:
+        return Response(self._metrics.text(), media_type=CONTENT_TYPE)
+
+    async def _page(self, _: Request) -> Response:
+        page = (resources.files("decodestep.serving") / "page.html").read_bytes()
+        policy = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'"
+        return Response(page, media_type="text/html", headers={"content-security-policy": policy})
+
+
+def _distribute(news: list[tuple[Ticket, Gain]]) -> None:
+    for ticket, gain in news:
+        if ticket.listener is not None:
+            ticket.listener(gain)
+
+
+def _ids(model: Model, text: str) -> list[int]:
+    """The ids of a text, also where it is empty or longer than the context."""
+    try:
+        return model.tokenizer.encode(text)
+    except UnicodeEncodeError:
+        return prompt_ids(model, text)  # refuses it in words

@@ -1,0 +1,188 @@
+"""Bodies of requests as prompts and `SamplingParams`. Whatever is not understood is refused by name."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from decodestep.sampling.params import SamplingParams
+from decodestep.serving import tools
+from decodestep.serving.errors import HttpError, refusal
+
+if TYPE_CHECKING:
+    from decodestep.models import Model
+
+_MOST_LOGPROBS = 100  # most likely tokens that are reported for each token
+_ROLES = ("system", "developer", "user", "assistant", "tool")
+# Fields that are read here; the rest is for `SamplingParams.from_openai`.
+_OURS = {"tools", "tool_choice", "parallel_tool_calls", "response_format", "chat_template_kwargs", "reasoning_effort"}
+# Fields of SamplingParams whose results have no place in a response, or that need a call of their own.
+_LIBRARY_ONLY = ("num_beams", "num_beam_groups", "diversity_penalty", "length_penalty", "early_stopping", "prompt_logprobs")
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a request asks for.
+
+    prompts: token ids or texts, each with the same params. tools: how calls are read from the text; None without tools.
+    stream: whether pieces are sent as they come. usage: whether they end with the number of tokens.
+    """
+
+    prompts: list[Any]
+    params: SamplingParams
+    stream: bool
+    usage: bool
+    tools: tools.ToolFormat | None = None
+
+
+def parsed(data: bytes) -> dict[str, Any]:
+    """The JSON object of a body. Raises HttpError."""
+    try:
+        body = json.loads(data, parse_constant=_not_json)
+    except (ValueError, RecursionError) as error:
+        raise HttpError(400, f"the body is not JSON: {str(error)[:200]}", code="invalid_json") from None
+    if not isinstance(body, dict):
+        raise HttpError(400, "the body must be a JSON object", code="invalid_json")
+    return body
+
+
+def chat_job(model: Model, body: Mapping[str, Any]) -> Job:
+    """The job of a chat completion; it renders and tokenizes the conversation, which takes a while."""
+    conversation = [_message(i, message) for i, message in enumerate(_list(body, "messages"))]
+    given = _mapping(body, "chat_template_kwargs")
+    format_, changes = tools.read(model, body)
+    asked = body.get("tools") if format_ and format_.of_template else None
+    if format_ and not format_.of_template:
+        conversation = format_.told(conversation)
+    reserved = {"tools", "messages", "documents", "control_tokens", "add_generation_prompt"} & set(given)
+    if reserved:
+        raise refusal("chat_template_kwargs", f"without {', '.join(sorted(reserved))}")
+    try:
+        ids = model.chat_ids(conversation, tools=asked, **given)
+    except UnicodeEncodeError:
+        raise refusal("messages", "text that UTF-8 can hold") from None
+    return _job(body, [ids], None, {**_response_format(body), **changes}, format_)
+
+
+def completion_job(model: Model, body: Mapping[str, Any]) -> Job:
+    """The job of a completion: a prompt or several, as text or as token ids."""
+    prompt = body.get("prompt")
+    ids = isinstance(prompt, list) and bool(prompt) and all(type(item) is int for item in prompt)
+    prompts = [prompt] if isinstance(prompt, str) or ids else prompt
+    if not isinstance(prompts, list) or not prompts or not all(isinstance(item, (str, list)) for item in prompts):
+        raise refusal("prompt", "a text, token ids, or several of either")
+    unknown = _OURS & {name for name, value in body.items() if value is not None} - {"response_format"}
+    if unknown:
+        raise HttpError(400, f"unknown field {min(unknown)!r}", param=min(unknown), code="unknown_field")
+    return _job(body, prompts, 16, _response_format(body), None)
+
+
+def _job(
+    body: Mapping[str, Any], prompts: list[Any], most: int | None, changes: dict[str, Any], format_: tools.ToolFormat | None
+) -> Job:
+    for name in _LIBRARY_ONLY:
+        if body.get(name) is not None:
+            raise HttpError(400, f"{name} is for `decodestep.generate`, not for requests", param=name, code="unknown_field")
+    for name in ("model", "user"):
+        if not isinstance(body.get(name, ""), str | None):
+            raise refusal(name, "a string")
+    stream, options = body.get("stream"), _mapping(body, "stream_options")
+    if not isinstance(stream, bool | None):
+        raise refusal("stream", "a bool")
+    if options and not stream:
+        raise refusal("stream_options", "left out without stream")
+    if set(options) - {"include_usage", "include_obfuscation"} or not all(isinstance(v, bool) for v in options.values()):
+        raise refusal("stream_options", '{"include_usage": a bool}')
+    rest = {name: value for name, value in body.items() if name not in _OURS}
+    params = SamplingParams.from_openai(rest)
+    if not {"max_tokens", "max_completion_tokens", "max_new_tokens"} & {k for k, v in body.items() if v is not None}:
+        params = replace(params, max_new_tokens=most)
+    if (params.logprobs or 0) > _MOST_LOGPROBS:
+        raise refusal("logprobs", f"at most {_MOST_LOGPROBS}")
+    if changes:
+        constrained = [name for name in ("json_schema", "regex", "grammar") if getattr(params, name, None) is not None]
+        if constrained:
+            raise refusal(constrained[0], "left out beside response_format and a required tool")
+        params = replace(params, **changes)
+    return Job(prompts, params, bool(stream), options.get("include_usage", False), format_)
+
+
+def _message(index: int, message: Any) -> dict[str, Any]:
+    """A message as templates read it: text in place of parts, the arguments of calls as objects."""
+    name = f"messages[{index}]"
+    if not isinstance(message, dict) or message.get("role") not in _ROLES:
+        raise refusal(f"{name}.role", f"one of {', '.join(_ROLES)}")
+    content, calls = message.get("content"), message.get("tool_calls")
+    if isinstance(content, list):
+        content = "".join(_part(name, part) for part in content)
+    if not (isinstance(content, str) or (content is None and message["role"] == "assistant")):
+        raise refusal(f"{name}.content", "a text")
+    taken = {**message, "content": content or ""}
+    if message["role"] == "developer":
+        taken["role"] = "system"
+    if calls is not None:
+        taken["tool_calls"] = [_call(name, call) for call in calls] if isinstance(calls, list) else _refuse_calls(name)
+    return taken
+
+
+def _part(name: str, part: Any) -> str:
+    text = part.get("text") if isinstance(part, dict) and part.get("type") == "text" else None
+    if not isinstance(text, str):
+        raise refusal(f"{name}.content", "text: the model reads nothing else")
+    return text
+
+
+def _call(name: str, call: Any) -> dict[str, Any]:
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+        _refuse_calls(name)
+    arguments = function.get("arguments")
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments)
+        except (ValueError, RecursionError):
+            _refuse_calls(name)
+    return {**call, "function": {**function, "arguments": arguments}}
+
+
+def _refuse_calls(name: str) -> NoReturn:
+    raise refusal(f"{name}.tool_calls", 'a list of {"function": {"name", "arguments": JSON as text}}')
+
+
+def _response_format(body: Mapping[str, Any]) -> dict[str, Any]:
+    """The field of SamplingParams that response_format stands for."""
+    given = _mapping(body, "response_format")
+    match given.get("type"):
+        case None | "text":
+            return {}
+        case "json_object":
+            return {"json_schema": {"type": "object"}}
+        case "json_schema":
+            schema = given.get("json_schema")
+            found = schema.get("schema") if isinstance(schema, dict) else None
+            if isinstance(found, dict):
+                return {"json_schema": found}
+            raise refusal("response_format.json_schema.schema", "a JSON schema")
+    raise refusal("response_format.type", "text, json_object or json_schema")
+
+
+def _mapping(body: Mapping[str, Any], name: str) -> dict[str, Any]:
+    value = body.get(name)
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise refusal(name, "an object")
+    return value
+
+
+def _list(body: Mapping[str, Any], name: str) -> Sequence[Any]:
+    value = body.get(name)
+    if not isinstance(value, list) or not value:
+        raise refusal(name, "a list that is not empty")
+    return value
+
+
+def _not_json(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no JSON value")

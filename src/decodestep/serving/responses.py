@@ -1,0 +1,160 @@
+"""What goes back for a request: whole, or chunk by chunk."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from decodestep.serving.tools import ToolFormat
+
+if TYPE_CHECKING:
+    from decodestep.models.tokenizer import Tokenizer
+    from decodestep.ops.decode_step import TokenLogprobs
+    from decodestep.serving.ticket import Gain
+
+# OpenAI's reasons; `ended_by`, a field of our own beside them, has the library's.
+_REASONS = {"eos": "stop", "stop": "stop", "no_candidate": "stop"}
+
+
+class Choice:
+    """A sample as it grows.
+
+    index: among the choices of the response. chat: whether it is a message, or a text.
+    """
+
+    def __init__(self, index: int, chat: bool, tokenizer: Tokenizer, format_: ToolFormat | None, logprobs: bool) -> None:
+        self.index = index
+        self.tokens = 0
+        self._chat, self._tokenizer, self._format, self._wants_logprobs = chat, tokenizer, format_, logprobs
+        self._pieces: list[str] = []
+        self._held = ""  # may be the beginning of a call
+        self._logprobs: list[tuple[int, TokenLogprobs]] = []
+        self._told = 0  # of these, how many have been in a chunk
+        self._offset = 0  # of the next token in the text
+        self._ended_by = ""
+
+    def take(self, gain: Gain) -> None:
+        self._pieces.append(gain.text)
+        self._ended_by = gain.reason
+        if gain.token is not None:
+            self.tokens += 1
+            if gain.logprobs is not None:
+                self._logprobs.append((gain.token, gain.logprobs))
+
+    def whole(self, seed: int | None) -> dict[str, Any]:
+        """The choice of a response that is sent at once."""
+        text, calls = self._read("".join(self._pieces))
+        choice: dict[str, Any] = {"index": self.index, "logprobs": self._reported(), **self._end(calls), "seed": seed}
+        if not self._chat:
+            return {**choice, "text": text}
+        message: dict[str, Any] = {"role": "assistant", "content": text if text or not calls else None, "refusal": None}
+        return {**choice, "message": {**message, "tool_calls": calls} if calls else message}
+
+    def first(self) -> dict[str, Any]:
+        """The first chunk's choice, of a chat."""
+        return {"index": self.index, "delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}
+
+    def chunk(self, gain: Gain, seed: int | None) -> list[dict[str, Any]]:
+        """The choices of the chunks that a gain makes: what may become a call is held back until the end."""
+        self.take(gain)
+        text = gain.text
+        calls: list[dict[str, Any]] = []
+        if self._format is not None:
+            text = self._release(gain)
+            if gain.reason:
+                text, calls = self._read(self._held)
+                self._held = ""
+        end: dict[str, Any] = {"finish_reason": None}
+        if gain.reason:
+            end = {**self._end(calls), "seed": seed}
+        reported = self._reported()
+        self._told = len(self._logprobs)
+        if not self._chat:
+            return [{"index": self.index, "text": text, "logprobs": reported, **end}]
+        delta: dict[str, Any] = {"content": text} if text else {}
+        if calls:
+            delta["tool_calls"] = [{"index": i, **call} for i, call in enumerate(calls)]
+        if not (delta or reported or gain.reason):
+            return []
+        return [{"index": self.index, "delta": delta, "logprobs": reported, **end}]
+
+    def _release(self, gain: Gain) -> str:
+        """What of the text so far cannot belong to a call."""
+        assert self._format is not None
+        mark = self._format.mark
+        self._held += gain.text
+        if gain.reason or mark in self._held:
+            return ""
+        kept = next(n for n in range(len(mark) - 1, -1, -1) if self._held.endswith(mark[:n]))
+        text, self._held = self._held[: len(self._held) - kept], self._held[len(self._held) - kept :]
+        return text
+
+    def _read(self, text: str) -> tuple[str, list[dict[str, Any]]]:
+        return (text, []) if self._format is None else self._format.calls(text)
+
+    def _end(self, calls: Sequence[Any]) -> dict[str, Any]:
+        reason = _REASONS.get(self._ended_by, "length")
+        return {"finish_reason": "tool_calls" if calls else reason, "ended_by": self._ended_by}
+
+    def _reported(self) -> dict[str, Any] | None:
+        """The log-probabilities that have not been told, by the model, before the request's parameters change them."""
+        if not self._wants_logprobs:
+            return None
+        new = self._logprobs[self._told :]
+        if self._chat:
+            return {"content": [self._as_content(token, found) for token, found in new], "refusal": None}
+        offsets = []
+        for token, _ in new:
+            offsets.append(self._offset)
+            self._offset += len(self._text(token))
+        return {
+            "tokens": [self._text(token) for token, _ in new],
+            "token_logprobs": [_finite(found.raw) for _, found in new],
+            "top_logprobs": [{self._text(i): _finite(value) for i, value in found.top_raw} for _, found in new],
+            "text_offset": offsets,
+        }
+
+    def _as_content(self, token: int, found: TokenLogprobs) -> dict[str, Any]:
+        return {**self._as_top(token, found.raw), "top_logprobs": [self._as_top(i, value) for i, value in found.top_raw]}
+
+    def _as_top(self, token: int, value: float) -> dict[str, Any]:
+        return {
+            "token": self._text(token),
+            "logprob": _finite(value),
+            "bytes": list(self._tokenizer.token_bytes(token)),
+            "token_id": token,
+        }
+
+    def _text(self, token: int) -> str:
+        """The text of a token, or for a control token its name."""
+        data = self._tokenizer.token_bytes(token)
+        return data.decode("utf-8", "replace") if data else self._tokenizer.token(token)
+
+
+class Envelope:
+    """What all parts of a response share."""
+
+    def __init__(self, chat: bool, model: str) -> None:
+        self.id = f"{'chatcmpl' if chat else 'cmpl'}-{secrets.token_hex(12)}"
+        self._chat, self._model, self._created = chat, model, int(time.time())
+
+    def whole(self, choices: list[dict[str, Any]], usage: dict[str, int]) -> dict[str, Any]:
+        return {**self._head("chat.completion" if self._chat else "text_completion"), "choices": choices, "usage": usage}
+
+    def chunk(self, choices: list[dict[str, Any]], usage: dict[str, int] | None = None) -> dict[str, Any]:
+        head = self._head("chat.completion.chunk" if self._chat else "text_completion")
+        return {**head, "choices": choices, **({"usage": usage} if usage else {})}
+
+    def _head(self, kind: str) -> dict[str, Any]:
+        return {"id": self.id, "object": kind, "created": self._created, "model": self._model, "system_fingerprint": None}
+
+
+def usage(prompt: int, completion: int) -> dict[str, int]:
+    return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+
+
+def _finite(value: float) -> float:
+    """A log-probability as JSON has it: -9999 for -inf, as others do."""
+    return max(value, -9999.0)

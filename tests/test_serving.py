@@ -1,0 +1,273 @@
+"""OpenAI's interface, through the official client and through a raw socket: answers as alone, and refusals in one form."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import socket
+import sys
+import threading
+import time
+import urllib.request
+
+import openai
+import pytest
+import uvicorn
+
+import decodestep as ds
+import processes
+from decodestep.serving import event_stream
+from decodestep.serving.http import Server
+
+TEMPLATE = "{% for m in messages %}{{ m.role }}:{{ m.content }};{% endfor %}assistant:"
+HELLO = [{"role": "user", "content": "hello"}]
+
+
+class Running:
+    """A server in a thread of this process."""
+
+    def __init__(self, model, **options):
+        self.server = Server(model, name="tiny", **options)
+        listening = socket.create_server(("127.0.0.1", 0))
+        self.port = listening.getsockname()[1]
+        self.uvicorn = uvicorn.Server(uvicorn.Config(self.server.app, log_level="critical", lifespan="off"))
+        self.thread = threading.Thread(target=self.uvicorn.run, kwargs={"sockets": [listening]})
+        self.thread.start()
+        while not self.uvicorn.started:
+            time.sleep(0.001)
+
+    def client(self, key="none"):
+        return openai.OpenAI(base_url=f"http://127.0.0.1:{self.port}/v1", api_key=key, max_retries=0)
+
+    def send(self, path, data, method="POST", **headers):
+        """(status, body, headers) of a request with a raw body."""
+        given = {"content-type": "application/json", **{name.replace("_", "-"): value for name, value in headers.items()}}
+        asked = urllib.request.Request(f"http://127.0.0.1:{self.port}{path}", data, given, method=method)
+        try:
+            with urllib.request.urlopen(asked, timeout=60) as found:
+                return found.status, found.read(), found.headers
+        except urllib.error.HTTPError as found:
+            return found.code, found.read(), found.headers
+
+    def close(self):
+        self.server.close()
+        self.uvicorn.should_exit = True
+        self.thread.join()
+
+
+def load(path, **options):
+    return ds.load(path, chat_template=TEMPLATE, **options)
+
+
+@pytest.fixture
+def running(tiny_file):
+    made = Running(load(tiny_file(kind="Q8_0", context=400)), max_rows=8, max_waiting=4)
+    yield made
+    made.close()
+
+
+def wait_until(condition):
+    end = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.001)
+
+
+def test_the_official_client_gets_the_answers_of_generate(running):
+    model, client = running.server.model, running.client()
+    params = {"max_new_tokens": 30, "seed": 7, "temperature": 0.9, "top_p": 0.95}
+    asked = {"model": "tiny", "messages": HELLO, "max_tokens": 30, "seed": 7, "temperature": 0.9, "top_p": 0.95}
+    alone = ds.generate(model, [HELLO], ds.SamplingParams(**params, logprobs=2, num_return_sequences=2))
+    whole = client.chat.completions.create(**asked, n=2, logprobs=True, top_logprobs=2)
+    for choice, one in zip(whole.choices, alone, strict=True):
+        assert choice.message.content == one.text and choice.seed == one.seed
+        assert choice.finish_reason == ("length" if one.finish_reason == "length" else "stop")
+        assert [entry.token_id for entry in choice.logprobs.content] == one.token_ids
+        assert [entry.logprob for entry in choice.logprobs.content] == [found.raw for found in one.logprobs]
+        assert [len(entry.top_logprobs) for entry in choice.logprobs.content] == [2] * len(one.token_ids)
+    assert whole.usage.completion_tokens == sum(len(one.token_ids) for one in alone)
+    texts, usage, entries = ["", ""], None, 0
+    options = {"stream": True, "stream_options": {"include_usage": True}, "logprobs": True}
+    for chunk in client.chat.completions.create(**asked, n=2, **options):
+        for choice in chunk.choices:
+            texts[choice.index] += choice.delta.content or ""
+            entries += len(choice.logprobs.content) if choice.logprobs else 0
+        usage = chunk.usage or usage
+    assert texts == [one.text for one in alone] and usage == whole.usage and entries == usage.completion_tokens
+    plain = client.completions.create(model="", prompt=["ab", [1, 2, 3]], max_tokens=9, seed=3, extra_body={"min_p": 0.01})
+    expected = ds.generate(model, ["ab", [1, 2, 3]], ds.SamplingParams(max_new_tokens=9, seed=3, min_p=0.01))
+    assert [choice.text for choice in plain.choices] == [one.text for one in expected]
+    streamed = client.completions.create(model="", prompt="ab", max_tokens=9, seed=3, stream=True, logprobs=1)
+    [alone] = ds.generate(model, ["ab"], ds.SamplingParams(max_new_tokens=9, seed=3))
+    assert "".join(chunk.choices[0].text for chunk in streamed) == alone.text
+    assert client.models.list().data[0].id == "tiny" == client.models.retrieve("tiny").id
+
+
+CHAT = {"messages": HELLO, "max_tokens": 2}
+
+
+@pytest.mark.parametrize(
+    ("path", "data", "status", "param"),
+    [
+        ("/v1/chat/completions", b"{", 400, None),
+        ("/v1/chat/completions", b"[1]", 400, None),
+        ("/v1/chat/completions", b'{"messages": ' + b"[" * 10**5, 400, None),
+        ("/v1/chat/completions", b'{"temperature": NaN}', 400, None),
+        ("/v1/chat/completions", b'{"seed": ' + b"9" * 5000 + b"}", 400, None),
+        ("/v1/chat/completions", b'"' + b"x" * (4 * 2**20) + b'"', 413, None),
+        ("/v1/chat/completions", {}, 400, "messages"),
+        ("/v1/chat/completions", {"messages": [{"role": "king", "content": ""}]}, 400, "messages[0].role"),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": [{"type": "x"}]}]}, 400, "messages[0].content"),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "\ud800"}]}, 400, "messages"),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x" * 401}]}, 400, "prompt"),
+        ("/v1/chat/completions", {**CHAT, "colour": 1}, 400, "colour"),
+        ("/v1/chat/completions", {**CHAT, "num_beams": 2}, 400, "num_beams"),
+        ("/v1/chat/completions", {**CHAT, "temperature": "hot"}, 400, "temperature"),
+        ("/v1/chat/completions", {**CHAT, "stream": "yes"}, 400, "stream"),
+        ("/v1/chat/completions", {**CHAT, "stream_options": {"include_usage": True}}, 400, "stream_options"),
+        ("/v1/chat/completions", {**CHAT, "n": 10**6}, 400, "n"),
+        ("/v1/chat/completions", {**CHAT, "logit_bias": {"300": 1}}, 400, "logit_bias"),
+        ("/v1/chat/completions", {**CHAT, "tools": [{"name": "x"}]}, 400, "tools"),
+        ("/v1/chat/completions", {**CHAT, "tool_choice": "required"}, 400, "tool_choice"),
+        ("/v1/chat/completions", {**CHAT, "response_format": {"type": "xml"}}, 400, "response_format.type"),
+        ("/v1/chat/completions", {**CHAT, "chat_template_kwargs": {"messages": []}}, 400, "chat_template_kwargs"),
+        ("/v1/completions", {"prompt": ""}, 400, "prompt"),
+        ("/v1/completions", {"prompt": [300]}, 400, "prompt"),
+        ("/v1/completions", {"prompt": {"a": 1}}, 400, "prompt"),
+        ("/v1/completions", {"prompt": "a", "tools": []}, 400, "tools"),
+        ("/v1/completions", {"prompt": "a", "logprobs": 10**6}, 400, "logprobs"),
+        ("/detokenize", {"tokens": [300]}, 400, "tokens"),
+        ("/tokenize", {"content": 3}, 400, "content"),
+        ("/v1/embeddings", {"input": "a"}, 404, None),
+    ],
+)
+def test_bad_requests_are_refused_in_openais_form(shared, path, data, status, param):
+    found, body, _ = shared.send(path, data if isinstance(data, bytes) else json.dumps(data).encode())
+    error = json.loads(body)["error"]
+    assert (found, error["param"]) == (status, param)
+    assert set(error) == {"message", "type", "param", "code"} and error["message"]
+    assert shared.server.engine.live == 0
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory):
+    """One server for requests that leave nothing behind."""
+    import conftest
+
+    path = conftest.tiny_file.__wrapped__(tmp_path_factory.mktemp("model"))(kind="Q8_0", context=400)
+    made = Running(load(path))
+    yield made
+    made.close()
+
+
+def test_other_methods_types_and_sites_are_refused(shared):
+    assert shared.send("/v1/completions", None, "GET")[0] == 405
+    assert shared.send("/v1/completions", b"{}", content_type="text/plain")[0] == 415
+    assert shared.send("/v1/completions", b'{"prompt": "a"}', origin="http://evil.example")[0] == 403
+    assert shared.send("/v1/completions", b'{"prompt": "a"}', origin=f"http://127.0.0.1:{shared.port}")[0] == 200
+    _, body, headers = shared.send("/", None, "GET", origin="http://evil.example")
+    assert b"<title>" in body and "default-src 'none'" in headers["content-security-policy"]
+    assert "access-control-allow-origin" not in headers
+
+
+def test_tokens_there_and_back_health_and_metrics(shared):
+    tokens = json.loads(shared.send("/tokenize", b'{"content": "ab"}')[1])
+    assert tokens["count"] == len(tokens["tokens"]) == 2
+    assert json.loads(shared.send("/detokenize", json.dumps(tokens | {}).encode())[1])["content"] == "ab"
+    assert json.loads(shared.send("/health", None, "GET")[1])["status"] == "ok"
+    shared.send("/v1/completions", b'{"prompt": "a", "max_tokens": 3, "ignore_eos": true}')
+    text = shared.send("/metrics", None, "GET")[1].decode()
+    assert re.search(r"decodestep_completion_tokens_total ([3-9]|\d\d)", text) and "decodestep_cache_pages_held 0.0" in text
+
+
+def test_keys(tiny_file):
+    running = Running(load(tiny_file()), keys=["alpha", "beta"])
+    try:
+        assert running.client("beta").completions.create(model="", prompt="a", max_tokens=1).usage.prompt_tokens == 1
+        with pytest.raises(openai.AuthenticationError):
+            running.client("gamma").models.list()
+        assert running.send("/metrics", None, "GET")[0] == 401 and running.send("/health", None, "GET")[0] == 200
+    finally:
+        running.close()
+
+
+def start(running, **fields):
+    """A streaming request over a socket of its own, after its first bytes."""
+    data = json.dumps({"prompt": "ab", "stream": True, "ignore_eos": True, "max_tokens": 390, **fields}).encode()
+    client = socket.create_connection(("127.0.0.1", running.port))
+    head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(data)}\r\n\r\n"
+    client.sendall(head.encode() + data)
+    client.recv(10)
+    return client
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_vanishes_frees_its_rows_and_nobody_else_notices(running, stream, monkeypatch):
+    engine, gate = running.server.engine, threading.Event()
+    forward = engine.model.decoder.logits
+    monkeypatch.setattr(engine.model.decoder, "logits", lambda *a: (gate.wait(0.01), forward(*a))[1])
+    if stream:
+        gone = start(running)
+    else:
+        gone = socket.create_connection(("127.0.0.1", running.port))
+        data = b'{"prompt": "ab", "ignore_eos": true, "max_tokens": 390}'
+        gone.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
+                     % len(data) + data)  # fmt: skip
+    stays = start(running, seed=3)
+    wait_until(lambda: engine.running == 2)
+    gone.close()
+    wait_until(lambda: engine.live == 1)
+    gate.set()
+    received = b""
+    while b"[DONE]" not in received:
+        received += stays.recv(2**16)
+    chunks = re.findall(rb'data: (\{.*"text_completion".*\})', received)
+    text = "".join(json.loads(chunk)["choices"][0]["text"] for chunk in chunks)
+    [alone] = ds.generate(engine.model, ["ab"], ds.SamplingParams(max_new_tokens=390, seed=3, ignore_eos=True))
+    assert alone.text.endswith(text) and text
+    stays.close()
+
+
+def test_a_full_queue_is_429_and_says_when_to_come_again(running, monkeypatch):
+    gate = threading.Event()
+    forward = running.server.model.decoder.logits
+    monkeypatch.setattr(running.server.model.decoder, "logits", lambda *a: (gate.wait(60), forward(*a))[1])
+    data = json.dumps({"prompt": "a", "n": 12, "max_tokens": 3, "seed": 1}).encode()
+    first = threading.Thread(target=running.send, args=("/v1/completions", data))
+    first.start()
+    wait_until(lambda: running.server.engine.live == 12)
+    status, body, headers = running.send("/v1/completions", b'{"prompt": "a"}')
+    gate.set()
+    first.join()
+    assert status == 429 and int(headers["retry-after"]) >= 1 and json.loads(body)["error"]["code"] == "queue_full"
+
+
+def test_a_client_that_reads_nothing_is_dropped(running, monkeypatch):
+    monkeypatch.setattr(event_stream, "SEND_SECONDS", 0.05)
+    monkeypatch.setattr(uvicorn.protocols.http.flow_control, "HIGH_WATER_LIMIT", 1)
+    client = socket.socket()
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
+    client.connect(("127.0.0.1", running.port))
+    data = b'{"prompt": "a", "stream": true, "ignore_eos": true, "max_tokens": 390, "logprobs": 100, "n": 8, "seed": 1}'
+    client.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n"
+                   % len(data) + data)  # fmt: skip
+    wait_until(lambda: running.server.engine.live == 8)
+    wait_until(lambda: running.server.engine.live == 0)
+    client.close()
+
+
+def test_the_command_listens_serves_and_stops(tiny_file, tmp_path):
+    template = tmp_path / "template.jinja"
+    template.write_text(TEMPLATE)
+    path = tiny_file(kind="Q8_0", context=400)
+    command = [sys.executable, "-m", "decodestep", "serve", str(path), "--port", "0", "--chat-template", str(template)]
+    with processes.started([*command, "--grace", "0.1"]) as process:
+        port = next(int(m[1]) for line in process.stderr if (m := re.search(r"listening on http://127.0.0.1:(\d+)", line)))
+        client = openai.OpenAI(base_url=f"http://127.0.0.1:{port}/v1", api_key="x", max_retries=0)
+        alone = ds.generate(load(path), HELLO, ds.SamplingParams(seed=1, max_new_tokens=5))[0]
+        found = client.chat.completions.create(model="", messages=HELLO, seed=1, max_tokens=5)
+        assert found.choices[0].message.content == alone.text
+        process.send_signal(signal.SIGTERM)
+        _, err = process.communicate(timeout=30)
+    assert process.returncode == 0 and err.splitlines()[-1] == "decodestep: stopped" and "hello" not in err
