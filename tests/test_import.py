@@ -11,7 +11,7 @@ import pytest
 import decodestep as ds
 import processes
 
-OPTIONAL = ("torch", "transformers", "onnx", "gguf", "tokenizers", "jinja2", "rich", "triton")
+OPTIONAL = ("torch", "transformers", "onnx", "gguf", "tokenizers", "jinja2", "llguidance", "rich", "triton")
 
 
 def python(code: str) -> str:

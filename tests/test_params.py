@@ -81,6 +81,9 @@ BAD = {
     "length_penalty": [math.nan, None],
     "early_stopping": [1, "always", None],
     "num_return_sequences": [0, 1.5],
+    "json_schema": [1, "", ["a"]],
+    "regex": [1, ""],
+    "grammar": [b"start: a", ""],
 }
 
 

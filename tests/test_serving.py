@@ -19,6 +19,7 @@ import decodestep as ds
 import processes
 from decodestep.serving import event_stream
 from decodestep.serving.http import Server
+from decodestep.stopping.byte_alphabet import BYTE_OF
 
 TEMPLATE = "{% for m in messages %}{{ m.role }}:{{ m.content }};{% endfor %}assistant:"
 HELLO = [{"role": "user", "content": "hello"}]
@@ -120,7 +121,7 @@ CHAT = {"messages": HELLO, "max_tokens": 2}
         ("/v1/chat/completions", {"messages": [{"role": "king", "content": ""}]}, 400, "messages[0].role"),
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": [{"type": "x"}]}]}, 400, "messages[0].content"),
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": "\ud800"}]}, 400, "messages"),
-        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x" * 401}]}, 400, "prompt"),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "x" * 2001}]}, 400, "prompt"),
         ("/v1/chat/completions", {**CHAT, "colour": 1}, 400, "colour"),
         ("/v1/chat/completions", {**CHAT, "num_beams": 2}, 400, "num_beams"),
         ("/v1/chat/completions", {**CHAT, "temperature": "hot"}, 400, "temperature"),
@@ -137,6 +138,9 @@ CHAT = {"messages": HELLO, "max_tokens": 2}
         ("/v1/completions", {"prompt": {"a": 1}}, 400, "prompt"),
         ("/v1/completions", {"prompt": "a", "tools": []}, 400, "tools"),
         ("/v1/completions", {"prompt": "a", "logprobs": 10**6}, 400, "logprobs"),
+        ("/v1/completions", {"prompt": "a", "regex": "("}, 400, "regex"),
+        ("/v1/completions", {"prompt": "a", "json_schema": {"type": "king"}}, 400, "json_schema"),
+        ("/v1/chat/completions", {**CHAT, "response_format": {"type": "yaml"}}, 400, "response_format.type"),
         ("/detokenize", {"tokens": [300]}, 400, "tokens"),
         ("/tokenize", {"content": 3}, 400, "content"),
         ("/v1/embeddings", {"input": "a"}, 404, None),
@@ -155,10 +159,46 @@ def shared(tmp_path_factory):
     """One server for requests that leave nothing behind."""
     import conftest
 
-    path = conftest.tiny_file.__wrapped__(tmp_path_factory.mktemp("model"))(kind="Q8_0", context=400)
+    every_byte = [*BYTE_OF, *(f"<{i}>" for i in range(41)), "<bos>", "<eos>", "<pad>"]
+    write = conftest.tiny_file.__wrapped__(tmp_path_factory.mktemp("model"))
+    path = write(kind="Q8_0", context=2000, **{"tokenizer.ggml.tokens": every_byte})
     made = Running(load(path))
     yield made
     made.close()
+
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"city": {"enum": ["Bonn", "Rome"]}, "days": {"type": "integer", "minimum": 1, "maximum": 9}},
+    "required": ["city", "days"],
+    "additionalProperties": False,
+}
+
+
+def test_json_of_a_schema_and_required_tools(shared):
+    client = shared.client()
+    asked = {"model": "", "messages": HELLO, "seed": 1, "max_tokens": 200}
+    form = {"type": "json_schema", "json_schema": {"name": "stay", "schema": SCHEMA, "strict": True}}
+    found = client.chat.completions.create(**asked, response_format=form)
+    assert found.choices[0].finish_reason == "stop" and set(json.loads(found.choices[0].message.content)) == {"city", "days"}
+    assert client.completions.create(model="", prompt="a", extra_body={"regex": "[xy]{4}"}).choices[0].text.strip("xy") == ""
+    function = {"name": "weather", "description": "The weather", "parameters": SCHEMA}
+    other = {"name": "time", "parameters": {"type": "object", "properties": {}, "additionalProperties": False}}
+    tools = [{"type": "function", "function": each} for each in (function, other)]
+    for choice in ("required", {"type": "function", "function": {"name": "weather"}}):
+        [called] = client.chat.completions.create(**asked, tools=tools, tool_choice=choice).choices
+        [call] = called.message.tool_calls
+        assert called.finish_reason == "tool_calls" and called.message.content is None
+        assert call.function.name in ("weather", "time")[: 1 if choice != "required" else 2]
+        chunks = list(client.chat.completions.create(**asked, tools=tools, tool_choice=choice, stream=True))
+        [streamed] = [part for chunk in chunks for c in chunk.choices for part in c.delta.tool_calls or ()]
+        assert streamed.function == type(streamed.function)(**call.function.model_dump())
+        assert chunks[-1].choices[0].finish_reason == "tool_calls"
+        assert "".join(c.delta.content or "" for chunk in chunks for c in chunk.choices) == ""
+    answer = [{"role": "assistant", "content": None, "tool_calls": [call.model_dump()]},
+              {"role": "tool", "tool_call_id": call.id, "content": "sunny"}]  # fmt: skip
+    plain = client.chat.completions.create(**{**asked, "messages": [*HELLO, *answer], "max_tokens": 3}, tools=tools)
+    assert plain.choices[0].message.tool_calls is None
 
 
 def test_other_methods_types_and_sites_are_refused(shared):

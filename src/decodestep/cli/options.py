@@ -71,6 +71,9 @@ def add_params(parser: argparse.ArgumentParser) -> None:
     for name, (kind, metavar, text) in _NUMBERS.items():
         default = "none" if _DEFAULTS[name] is None else _DEFAULTS[name]
         add(f"--{name.replace('_', '-')}", type=kind, metavar=metavar, help=f"{text} [{default}]")
+    add("--json-schema", metavar="FILE", help="the text is JSON of the schema in this file")
+    add("--regex", metavar="EXPRESSION", help="the text matches this as a whole")
+    add("--grammar", metavar="FILE", help="the text is of the grammar in this file: Lark or GBNF")
     add("--samplers", metavar="NAME,NAME", help=f"run only these, in this order: {', '.join(SAMPLERS)}")
 
 
@@ -95,12 +98,11 @@ def load(options: argparse.Namespace) -> Model:
         cache_dtype=options.cache_dtype,
         threads=options.threads,
         cache_bytes=getattr(options, "cache_bytes", None),
-        chat_template=_template(options),
+        chat_template=_text_of(getattr(options, "chat_template", None)),
     )
 
 
-def _template(options: argparse.Namespace) -> str | None:
-    path = getattr(options, "chat_template", None)
+def _text_of(path: str | None) -> str | None:
     return None if path is None else Path(path).read_text(encoding="utf-8")
 
 
@@ -111,6 +113,9 @@ def params_of(options: argparse.Namespace) -> SamplingParams:
         do_sample=not options.greedy and given.get("num_beams", 1) <= 1,
         seed=options.seed,
         stop_strings=tuple(options.stop),
+        json_schema=_text_of(options.json_schema),
+        regex=options.regex,
+        grammar=_text_of(options.grammar),
         samplers=None if options.samplers is None else tuple(name.strip() for name in options.samplers.split(",")),
     )
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import functools
+import json
 import secrets
 import textwrap
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
-from decodestep._base.checks import require
+from decodestep._base.checks import refuse, require
 from decodestep.random import sample_seed
 from decodestep.sampling import request_formats, rules
 from decodestep.sampling.frozen_mapping import FrozenMapping
@@ -203,7 +204,20 @@ class SamplingParams:
         1, integer(1), "how many completions a prompt has: beams, at most num_beams, or samples with a seed each"
     )
 
+    json_schema: str | Mapping[str, Any] | None = _field(
+        None,
+        or_none(rules.TEXT),
+        "the text is JSON of this schema, a mapping or its JSON, in the form of json.dumps; None is off",
+        section="Constraints: at most one; the text is valid where the row ends with \"eos\", else it is cut",
+    )
+    regex: str | None = _field(None, or_none(rules.TEXT), "the text matches this expression as a whole; None is off")
+    grammar: str | None = _field(
+        None, or_none(rules.TEXT), "the text is of this grammar, in llguidance's kind of Lark or llama.cpp's GBNF; None is off"
+    )
+
     def __post_init__(self) -> None:
+        if isinstance(self.json_schema, Mapping):
+            object.__setattr__(self, "json_schema", _as_json(self.json_schema))
         for each in fields(self):
             value = getattr(self, each.name)
             if each.metadata["several"]:
@@ -218,6 +232,7 @@ class SamplingParams:
             object.__setattr__(self, "top_k", 0)
         self._check_beams()
         self._check_watermark()
+        self._check_constraints()
         missing = [name for name in self.active_samplers if self.samplers is not None and name not in self.samplers]
         require(not missing, _OP, "samplers", f"one that names {', '.join(missing)}", repr(self.samplers))
 
@@ -241,6 +256,13 @@ class SamplingParams:
         rules.check_watermark(_OP, config)
         rule = "without keys beside several beams: SynthID keeps the state of one row"
         require(self.num_beams == 1 or "keys" not in config, _OP, "watermarking_config", rule, self.num_beams)
+
+    def _check_constraints(self) -> None:
+        asked = [name for name in ("json_schema", "regex", "grammar") if getattr(self, name) is not None]
+        if asked:
+            require(len(asked) == 1, _OP, asked[-1], f"None beside {asked[0]}", repr(getattr(self, asked[-1])))
+            require(self.num_beams == 1, _OP, asked[0], "None beside several beams", repr(getattr(self, asked[0])))
+            require(not self.ignore_eos, _OP, "ignore_eos", f"False beside {asked[0]}, which ends the row", self.ignore_eos)
 
     @property
     def greedy(self) -> bool:
@@ -306,6 +328,13 @@ def _as_tuples(value: Any) -> Any:
     value = value.tolist() if hasattr(value, "tolist") else value
     iterable = isinstance(value, Iterable) and not isinstance(value, (str, bytes, Mapping))
     return tuple(map(_as_tuples, value)) if iterable else value
+
+
+def _as_json(schema: Mapping[str, Any]) -> str:
+    try:
+        return json.dumps(schema, default=dict)
+    except (TypeError, ValueError, RecursionError) as error:
+        refuse(_OP, "json_schema", "what JSON can hold", str(error))
 
 
 def _field_lines() -> str:

@@ -15,6 +15,7 @@ from decodestep._base.checks import is_int, refuse, require
 from decodestep.ops.decode_step import TokenLogprobs, decode_step
 from decodestep.ops.decode_step.rows import ENDS, NativeRow, new_row, step_rows
 from decodestep.sampling.build_processors import processors_of
+from decodestep.sampling.constraint import constraint_of
 from decodestep.sampling.params import SamplingParams
 from decodestep.sampling.plan import plan
 from decodestep.sampling.row import Row
@@ -273,10 +274,13 @@ class Sampler:
                 self._ids(name, ids)
 
     def _chain(self, params: SamplingParams, prompt_length: int, ends: frozenset[int], number: int) -> list[Any]:
-        """The processors of a row, the user's own before the first warper."""
+        """The processors of a row, the user's own before the first warper, and after them what constrains the text."""
         chain = processors_of(params, prompt_length=prompt_length, vocab_size=self.vocab_size, eos_token_ids=ends)
         first = next((i for i, processor in enumerate(chain) if type(processor).__name__.endswith("Warper")), len(chain))
-        return [*chain[:first], *self._processors.of_row(number), *chain[first:]]
+        constraint = constraint_of(
+            params, prompt_length, token_bytes=self._token_bytes, vocab_size=self.vocab_size, ends=ends
+        )
+        return [*chain[:first], *self._processors.of_row(number), *constraint, *chain[first:]]
 
     def _report(
         self, drawn: Array, tokens: list[int], ends: bytes, reported: Sequence[Any] | None, held: dict[int, str]

@@ -118,7 +118,7 @@ class Answer:
         for ticket in self._tickets:
             for row in ticket.rows:
                 if row.error is not None:
-                    raise http_error(row.error)
+                    raise http_error(row.error) from row.error
 
     def _finished(self) -> None:
         used, seconds = self._usage(), time.monotonic() - self._started

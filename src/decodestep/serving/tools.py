@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from decodestep.sampling.constraint import JSON_FORM
 from decodestep.serving.errors import refusal
 
 if TYPE_CHECKING:
@@ -78,7 +79,7 @@ class ToolFormat:
                 choices.append(
                     {"type": "object", "properties": fields, "required": ["name", "arguments"], "additionalProperties": False}
                 )
-        schema = choices[0] if len(choices) == 1 else {"anyOf": choices}
+        schema = {**(choices[0] if len(choices) == 1 else {"anyOf": choices}), "x-guidance": JSON_FORM}
         return f"start: {json.dumps(self.begin)} call {json.dumps(self.end)}\ncall: %json {json.dumps(schema)}\n"
 
     def _as_text(self, message: dict[str, Any]) -> dict[str, Any]:

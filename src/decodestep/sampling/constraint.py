@@ -1,0 +1,167 @@
+"""Constrained rows: only tokens that can still lead to a text of a JSON schema, a regular expression or a grammar."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+
+from decodestep._base.arrays import Array
+from decodestep._base.checks import refuse
+from decodestep._base.extras import extra
+from decodestep.ops.decode_step import steps as s
+from decodestep.ops.decode_step.rows import Part
+from decodestep.sampling.fusion_rules import rule
+from decodestep.sampling.params import SamplingParams
+from decodestep.sampling.token_history import History
+
+# What a schema that strangers wrote may cost: half the library's limits on work, and some 100 MB of states in place of 500.
+_LIMITS = {"initial_lexer_fuel": 500_000, "step_lexer_fuel": 100_000, "max_lexer_states": 50_000, "verbose_errors": False}
+# JSON as json.dumps writes it. Free whitespace would let a row at a high temperature write nothing else.
+JSON_FORM = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+_MOST_CHARACTERS = 2**18  # of a schema, an expression or a grammar
+
+TokenBytes = Callable[[int], bytes]
+
+
+class ConstraintLogitsProcessor:
+    """Forbids the tokens with which the row's text could not become what params ask for any more.
+
+        s[t] = -inf where the generated text + t begins no text of the language; the end tokens belong to a whole text
+
+    params: with one of json_schema, regex and grammar. prompt_length: where the generated tokens begin.
+    token_bytes, vocab_size, ends: as of the sampler.
+
+    It keeps the state of one row, and raises RuntimeError where the text is not of the language, or where the next step would
+    cost more than the limits allow: the row then ends with the reason "error". Raises ValueError for a schema, an expression
+    or a grammar that is wrong or uses what is not supported; ModuleNotFoundError without decodestep[generate].
+    Source: llguidance.
+    """
+
+    stateful = True
+
+    def __init__(
+        self, params: SamplingParams, prompt_length: int, *, token_bytes: TokenBytes, vocab_size: int, ends: frozenset[int]
+    ) -> None:
+        self.language = next(name for name in LANGUAGES if getattr(params, name) is not None)
+        if not ends:
+            refuse("Sampler", self.language, "given to rows that have an end token", "none")
+        with extra("generate"):
+            from llguidance import LLMatcher, LLParserLimits
+        limits = LLParserLimits(**_LIMITS)
+        grammar = _compiled(self.language, getattr(params, self.language))
+        self._matcher = LLMatcher(_tokenizer(token_bytes, vocab_size, ends), grammar, log_level=0, limits=limits)
+        if self._matcher.is_error():
+            refuse("SamplingParams", self.language, "one that can be compiled", _short(self._matcher.get_error()))
+        self._vocab = vocab_size
+        self._ends = np.array(sorted(ends), np.int64)
+        self._read = prompt_length  # how many tokens of the row the matcher has seen, or precede it
+        self._steps: tuple[s.Step, ...] | None = None  # of the row as it was then
+
+    def steps(self, tokens: Sequence[int]) -> tuple[s.Step, ...]:
+        """The mask for the token after these, the whole row: as `Allow` or as `Ban`, whichever names fewer."""
+        if len(tokens) < self._read:
+            raise RuntimeError("a constrained row cannot go back")
+        if self._steps is None or len(tokens) > self._read:
+            new = list(tokens[self._read :])
+            self._read = len(tokens)
+            self._steps = self._mask() if not new or self._matcher.consume_tokens(new) else None
+        if self._steps is None or self._matcher.is_error():
+            raise RuntimeError(f"{self.language}: {_short(self._matcher.get_error()) or 'the text does not belong to it'}")
+        return self._steps
+
+    def __call__(self, input_ids: Array, scores: Array) -> Array:
+        result = np.array(scores)
+        for step in self.steps([int(token) for token in input_ids[0]]):
+            others = np.ones(result.shape[-1], np.bool_)
+            others[step.ids] = False  # type: ignore[union-attr]
+            result[:, others if isinstance(step, s.Allow) else ~others] = -np.inf
+        return result
+
+    def _mask(self) -> tuple[s.Step, ...]:
+        if self._matcher.is_stopped():
+            return (s.Allow(self._ends),)
+        bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
+        allowed = np.unpackbits(bits, count=self._vocab, bitorder="little")
+        count = int(np.count_nonzero(allowed))
+        if 2 * count <= self._vocab:
+            return (s.Allow(np.flatnonzero(allowed)),)
+        return (s.Ban(np.flatnonzero(allowed == 0)),) if count < self._vocab else ()
+
+
+LANGUAGES = ("json_schema", "regex", "grammar")
+
+
+@rule(ConstraintLogitsProcessor, "mask")
+def _constraint(processor: ConstraintLogitsProcessor, vocab: int) -> Part:
+    def steps(history: History) -> tuple[s.Step, ...]:
+        return processor.steps(history.tokens)
+
+    return steps
+
+
+def constraint_of(
+    params: SamplingParams, prompt_length: int, *, token_bytes: TokenBytes | None, vocab_size: int, ends: frozenset[int]
+) -> list[ConstraintLogitsProcessor]:
+    """The constraint of a row, or none."""
+    asked = [name for name in LANGUAGES if getattr(params, name) is not None]
+    if not asked:
+        return []
+    if token_bytes is None:
+        refuse("Sampler", "token_bytes", f"given where a row has {asked[0]}", "None")
+    return [ConstraintLogitsProcessor(params, prompt_length, token_bytes=token_bytes, vocab_size=vocab_size, ends=ends)]
+
+
+def _compiled(language: str, text: str) -> str:
+    from llguidance import LLMatcher
+    from llguidance.gbnf_to_lark import any_to_lark
+
+    if len(text) > _MOST_CHARACTERS:
+        refuse("SamplingParams", language, f"at most {_MOST_CHARACTERS} characters", f"{len(text)}")
+    try:
+        if language == "json_schema":
+            return str(LLMatcher.grammar_from_json_schema(text, defaults=JSON_FORM))
+        if language == "regex":
+            return str(LLMatcher.grammar_from_regex(text))
+        return str(LLMatcher.grammar_from_lark(any_to_lark(text)))
+    except Exception as error:  # the converter raises what it pleases
+        refuse("SamplingParams", language, "one that can be compiled", _short(str(error)))
+
+
+@lru_cache(maxsize=4)
+def _tokenizer(token_bytes: TokenBytes, vocab_size: int, ends: frozenset[int]) -> Any:
+    """The vocabulary as llguidance reads it; built in some tenths of a second, the same for all rows of a model."""
+    from llguidance import LLTokenizer, TokenizerWrapper
+
+    return LLTokenizer(TokenizerWrapper(_Vocabulary(token_bytes, vocab_size, ends)), n_vocab=vocab_size, eos_token=sorted(ends))
+
+
+class _Vocabulary:
+    """What llguidance asks of a tokenizer: the bytes of every token, and some division of a text into tokens."""
+
+    bos_token_id = None
+
+    def __init__(self, token_bytes: TokenBytes, vocab_size: int, ends: frozenset[int]) -> None:
+        self.eos_token_id = min(ends)
+        # Tokens without text can only be ends: \xff begins what is no text.
+        self.tokens = [b"\xff<%d>" % i if i in ends else token_bytes(i) or b"\xff<%d>" % i for i in range(vocab_size)]
+        self.special_token_ids = [i for i, data in enumerate(self.tokens) if data[:1] == b"\xff"]
+        self._ids = {data: i for i, data in reversed(list(enumerate(self.tokens)))}
+        self._longest = max(map(len, self.tokens))
+
+    def __call__(self, text: bytes) -> list[int]:
+        """The longest token that the rest begins with, again and again; bytes without one are left out."""
+        ids = []
+        at = 0
+        while at < len(text):
+            sizes = range(min(self._longest, len(text) - at), 0, -1)
+            size = next((size for size in sizes if text[at : at + size] in self._ids), 0)
+            ids += [self._ids[text[at : at + size]]] if size else []
+            at += size or 1
+        return ids
+
+
+def _short(text: str) -> str:
+    return " ".join(text.split())[:300]

@@ -1,0 +1,134 @@
+"""Constrained rows: their text is of the language whatever else is set, or the row says why not."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import jsonschema
+import numpy as np
+import pytest
+
+import decodestep as ds
+from decodestep.sampling.sampler import Sampler
+
+VOCAB = 264
+END = 256
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 8},
+        "size": {"enum": ["small", "large"]},
+        "parts": {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": 99}, "minItems": 1, "maxItems": 3},
+    },
+    "required": ["name", "size", "parts"],
+    "additionalProperties": False,
+}
+
+
+def token_bytes(token):
+    """Bytes, the end token, and some longer tokens."""
+    return bytes([token]) if token < 256 else [b"", b'": ', b', "', b"name", b"small", b'{"', b"]}", b""][token - 256]
+
+
+def run(params, rng, steps=400, **options):
+    """A row of random logits to its end."""
+    sampler = Sampler(params, vocab_size=VOCAB, eos_token_id=END, token_bytes=token_bytes, prompt_ids=[[65, 66]], **options)
+    for _ in range(steps):
+        sampler.step(rng.normal(size=(1, VOCAB)).astype(np.float32) * 3)
+        if sampler.rows[0].reason:
+            break
+    return sampler.rows[0]
+
+
+@pytest.mark.parametrize(
+    "also",
+    [
+        {},
+        {"temperature": 0.0},
+        {"top_k": 3, "repetition_penalty": 3.0, "min_p": 0.1},
+        {"temperature": 1.5, "typical_p": 0.5, "frequency_penalty": 2.0, "logprobs": 2},
+        {"remove_invalid_values": True, "renormalize_logits": True, "xtc_probability": 1.0},
+        {"no_repeat_ngram_size": 9, "dry_multiplier": 2.0, "logit_bias": {34: -5.0}, "min_new_tokens": 3},
+    ],
+)
+def test_json_of_a_schema_with_any_other_parameters(also, rng):
+    for seed in range(3):
+        row = run(ds.SamplingParams(json_schema=SCHEMA, seed=seed, max_new_tokens=None, **also), rng)
+        if also.get("temperature") == 0.0 and row.reason != "eos":
+            continue
+        assert row.reason == "eos"
+        jsonschema.validate(json.loads(row.text.text), SCHEMA)
+
+
+def test_an_expression_and_grammars(rng):
+    row = run(ds.SamplingParams(regex="[a-c]{3}-[0-9]+x", seed=1), rng)
+    assert row.reason == "eos" and re.fullmatch("[a-c]{3}-[0-9]+x", row.text.text)
+    for grammar in ('start: "yes" | "no"', 'root ::= "yes" | "no"'):
+        row = run(ds.SamplingParams(grammar=grammar, seed=2), rng)
+        assert row.reason == "eos" and row.text.text in ("yes", "no")
+
+
+def test_rows_without_a_constraint_and_fused_masks_change_no_token(rng):
+    """The mask as steps of the core and the processor called step by step draw the same tokens."""
+    logits = rng.normal(size=(60, VOCAB)).astype(np.float32)
+    params = ds.SamplingParams(json_schema=SCHEMA, seed=4, top_p=0.9)
+    both = Sampler(
+        [params, params, ds.SamplingParams(seed=4, top_p=0.9)], vocab_size=VOCAB, eos_token_id=END, token_bytes=token_bytes
+    )
+    alone = Sampler(ds.SamplingParams(seed=4, top_p=0.9), vocab_size=VOCAB, eos_token_id=END, prompt_ids=[[]])
+    processor = both.rows[1].plan.processors[0]
+    by_hand = both.new_row(ds.SamplingParams(seed=4, top_p=0.9))
+    slow = Sampler([], vocab_size=VOCAB, eos_token_id=END, processors=[lambda ids, scores: processor(ids, scores)])
+    slow.resume(slow.new_row(by_hand.params))
+    for row in logits:
+        tokens = both.step(np.stack([row, row, row])).tokens
+        assert tokens[0] == tokens[1] == slow.step(row[None]).tokens[0]
+        assert tokens[2] == alone.step(row[None]).tokens[0]
+        if both.rows[0].reason:
+            break
+
+
+def test_a_row_that_cannot_go_on_says_why(rng):
+    row = run(ds.SamplingParams(regex="ab", seed=1, bad_words_ids=[[98]]), rng)
+    assert (row.reason, row.text.text) == ("no_candidate", "a")
+    row = run(ds.SamplingParams(json_schema=SCHEMA, seed=1, max_new_tokens=4), rng)
+    assert row.reason == "length"
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"json_schema": {"type": "nothing"}}, "json_schema"),
+        ({"json_schema": "{"}, "json_schema"),
+        ({"json_schema": {"type": "string", "pattern": "(?=a)b"}}, "json_schema"),
+        ({"json_schema": {"x": object}}, "json_schema"),
+        ({"json_schema": {"$ref": "https://example.com/a"}}, "json_schema"),
+        ({"regex": "("}, "regex"),
+        ({"grammar": "start: nothing"}, "grammar"),
+        ({"grammar": "root ::= ("}, "grammar"),
+        ({"grammar": "x" * 300_000}, "grammar"),
+        ({"regex": "a", "grammar": "start: b"}, "grammar must be None beside regex"),
+        ({"regex": "a", "num_beams": 2}, "regex must be None beside several beams"),
+        ({"regex": "a", "ignore_eos": True}, "ignore_eos"),
+    ],
+)
+def test_what_cannot_be_compiled_is_refused(given, message, rng):
+    with pytest.raises(ValueError, match=message):
+        run(ds.SamplingParams(**given), rng, 1)
+
+
+def test_an_expression_that_costs_too_much_ends_its_row_alone(rng):
+    hostile = ds.SamplingParams(regex="(.*a){40}.{200}(b.*){40}", seed=1, max_new_tokens=30)
+    plain = ds.SamplingParams(seed=1, max_new_tokens=30)
+    sampler = Sampler([hostile, plain], vocab_size=VOCAB, eos_token_id=END, token_bytes=token_bytes)
+    alone = Sampler(plain, vocab_size=VOCAB, eos_token_id=END, prompt_ids=[[]])
+    for _ in range(30):
+        logits = rng.normal(size=(1, VOCAB)).astype(np.float32)
+        assert sampler.step(np.concatenate([logits, logits])).tokens[1] == alone.step(logits).tokens[0]
+    assert sampler.rows[0].reason in ("error", "length")
+
+
+def test_the_fields_are_values():
+    one, two = ds.SamplingParams(json_schema=SCHEMA), ds.SamplingParams(json_schema=json.dumps(SCHEMA))
+    assert one == two and hash(one) == hash(two)
