@@ -12,7 +12,7 @@ NATIVE := pyproject.toml CMakeLists.txt $(shell find csrc -name '*.h' -o -name '
 # The instruction sets of csrc/core/isa.h; a machine skips those that it lacks.
 TIERS ?= baseline avx2 avx512 avx512_bf16
 
-.PHONY: run test test-tiers bench build lint arm clean
+.PHONY: run test test-tiers bench bench-report docs build lint arm clean
 
 run: $(VENV)/.core $(VENV)/.generate
 	$(BIN)/decodestep generate "Why is the sky blue? Answer in two sentences." \
@@ -35,6 +35,15 @@ test-tiers: $(VENV)/.core $(VENV)/.test
 
 bench: $(VENV)/.core $(VENV)/.test
 	$(BIN)/python benchmarks/run.py
+
+# The site, in build/site; a warning, a dead link or anchor among them, is an error.
+docs: $(VENV)/.docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --site-dir build/site
+
+# What docs/results says of this machine: every benchmark once, with pictures.
+bench-report: $(VENV)/.core $(VENV)/.test
+	$(PIP) install matplotlib
+	$(BIN)/python benchmarks/report.py
 
 build: $(VENV)/.core
 
@@ -84,6 +93,11 @@ $(VENV)/.test: pyproject.toml | $(VENV)/.core
 	@echo "== fetching what the tests need (torch and transformers among it)"
 	$(PIP) install "decodestep[test]"
 	touch $@ $(VENV)/.generate
+
+# mkdocstrings reads the sources, so the core need not be built.
+$(VENV)/.docs: $(VENV)/.made pyproject.toml
+	$(PIP) install "mkdocs>=1.6,<2" "mkdocs-material>=9.6" "mkdocstrings[python]>=0.29"
+	touch $@
 
 $(VENV)/.lint: $(VENV)/.made pyproject.toml
 	$(PIP) install "clang-format>=20" jinja2 "mypy>=1.15" "numpy>=2" rich "ruff>=0.12"
