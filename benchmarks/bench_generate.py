@@ -3,6 +3,7 @@
     python benchmarks/bench_generate.py [--cases decode,prefill,batch] [--contexts 100,1000] [--prompts 40,400,1000]
         [--batch 8] [--threads 1] [--dtype auto] [--transformers ""|float32|bfloat16] [--rounds 7]
     python benchmarks/bench_generate.py --cases accuracy [--positions 2000]
+    python benchmarks/bench_generate.py --file model.gguf ...
     python benchmarks/bench_generate.py --model v2-lite|moonlight|glm-flash|youtu|minicpm3 [--kind Q4_0|Q4_K_M|Q8_0|BF16]
         [--layers 27] [--experts 64] [--folder DIR] ...
 
@@ -195,7 +196,7 @@ def log_softmax(x: np.ndarray) -> np.ndarray:
 
 def main() -> None:
     chosen = options(__doc__, rounds=7, cases="decode,prefill,batch", contexts="100,1000", prompts="40,400", batch=8,
-                     dtype="auto", transformers="", positions=2000, model="", kind="Q4_0", layers=0, experts=0,
+                     dtype="auto", transformers="", positions=2000, file="", model="", kind="Q4_0", layers=0, experts=0,
                      folder=tempfile.gettempdir(),
                      choices={"model": ["", *random_models.SHAPES], "kind": list(random_models.KINDS)})  # fmt: skip
     if chosen.model:
@@ -204,7 +205,7 @@ def main() -> None:
         model = ds.load(path, dtype=chosen.dtype, threads=chosen.threads)
         print(model.decoder.description)
     else:
-        model = ds.load(dtype=chosen.dtype, threads=chosen.threads)
+        model = ds.load(*filter(None, [chosen.file]), dtype=chosen.dtype, threads=chosen.threads)
     cases = chosen.cases.split(",")
     if not LlamaCpp:
         print("left out: llama.cpp, whose package llama-cpp-python is not installed", file=sys.stderr)

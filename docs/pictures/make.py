@@ -19,7 +19,8 @@ def svg(width: int, height: int, *parts: str, title: str) -> str:
     arrow = f'<marker id="a" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" orient="auto">{head}</marker>'
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img"><title>{escape(title)}</title>'
-        f'<style>{style}</style><defs>{arrow}</defs><rect width="{width}" height="{height}" rx="10" fill="#fff"/>{"".join(parts)}</svg>\n'
+        f'<style>{style}</style><defs>{arrow}</defs><rect width="{width}" height="{height}" rx="10" fill="#fff"/>'
+        f"{''.join(parts)}</svg>\n"
     )
 
 
@@ -64,7 +65,7 @@ def step() -> str:
         arrow(465, 167, 465, 146),
         arrow(597, 167, 597, 146),
         arrow(729, 167, 729, 146),
-        text(474, 240, "generate and stream do all of it, for many rows; Sampler from the logits on; decode_step from typed steps to the token"),
+        text(474, 240, "generate and stream do all of it; Sampler begins with the logits; decode_step with typed steps"),
     ]
     return svg(948, 254, *parts, title="One decode step, from a hidden state to the next token")
 
@@ -81,7 +82,8 @@ def filters() -> str:
         ("top-p 0.4", {"top_p": 0.4}),
         ("min-p 0.3", {"min_p": 0.3}),
     ]
-    parts = [text(14, 24, "The next token after “Once upon a”, SmolLM2-135M-Instruct; each filter alone, on the model's distribution", "", "start")]
+    caption = "The next token after “Once upon a”, SmolLM2-135M-Instruct; each filter alone, on the model's distribution"
+    parts = [text(14, 24, caption, "", "start")]
     shown = None
     for column, (name, chosen) in enumerate(names):
         sampler = ds.Sampler(ds.SamplingParams(**chosen, seed=1), vocab_size=model.config.vocab_size, prompt_ids=[prompt])

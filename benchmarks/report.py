@@ -1,0 +1,176 @@
+"""make bench-report: runs the benchmarks once, and writes what they say of this machine to docs/results, with pictures.
+
+    python benchmarks/report.py [--through "COMMAND"] [--only PART,PART] [--out DIR]
+
+Every piece is a process of its own, started through COMMAND where one is given, such as a wrapper that keeps the machine quiet.
+Nothing is left out in silence: a peer that is not installed, a piece that fails or takes too long is named. The table of the
+README and of the site's first page is replaced between its two markers. --only runs the pieces with these words in their names,
+and takes the rows of the others from the run before.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import datetime
+import importlib.metadata
+import os
+import platform
+import re
+import shlex
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import decodestep as ds
+import requantised
+from decodestep import _native
+from harness import COLUMNS
+from report_page import readme_table, report
+
+ROOT = Path(__file__).parent.parent
+LONGEST_SECONDS = 240  # of a piece
+PACKAGES = ("decodestep", "numpy", "torch", "transformers", "llama-cpp-python", "onnxruntime-genai", "onnxruntime")
+
+
+class Piece(NamedTuple):
+    name: str  # "decoding Q4_0": the words before the last are its group on the page
+    command: list[str]
+
+
+def pieces(threads: int, folder: Path) -> tuple[list[Piece], list[str]]:
+    """What is run, and what cannot be."""
+    source, left_out, files = Path(ds.load().path), list[str](), {"Q4_1": Path(ds.load().path)}
+    for kind in ("Q4_0", "Q4_K_M", "Q8_0"):
+        try:
+            files[kind] = requantised.write(source, folder / f"SmolLM2-135M-{kind}.gguf", kind)
+        except ImportError:
+            left_out.append(f"the model as {kind}: llama-cpp-python, whose quantiser writes it, is not installed")
+    found = []
+    for kind, file in files.items():
+        about = ["bench_generate.py", "--file", str(file), "--threads", str(threads)]
+        torch = ["--transformers", "float32"] if kind == "Q4_1" else []
+        found.append(Piece(f"generate {kind}", [*about, "--rounds", "7", "--cases", "decode,prefill", "--contexts", "100,1000",
+                                                "--prompts", "400", *torch]))  # fmt: skip
+        found.append(Piece(f"accuracy {kind}", [*about, "--cases", "accuracy", "--positions", "1000"]))
+    found.append(Piece("generate batch", ["bench_generate.py", "--threads", str(threads), "--cases", "batch", "--rounds", "7"]))
+    for batch in (1, 8):
+        cases = ["greedy", "temperature", "top-k", "top-p", "full", "penalties", *(["mixed"] if batch > 2 else [])]
+        command = ["bench_decode_step.py", "--batch", str(batch), "--caches", "warm", "--cases", *cases, "--budget", "0.8"]
+        found.append(Piece(f"decode_step B={batch}", command))
+    found.append(Piece("top_k_top_p_sample", ["bench_top_k_top_p_sample.py", "--batch", "16", "--rounds", "5"]))
+    found.append(Piece("linear", ["bench_linear.py", "--rounds", "7"]))
+    found.append(Piece("mla_prolog", ["bench_mla_prolog.py", "--tokens", "1", "16", "--compile", "0", "--rounds", "5"]))
+    found.append(Piece("mla_attention", ["bench_mla_attention.py", "--contexts", "1000", "4000", "--rounds", "7"]))
+    found.append(Piece("tensor_scatter", ["bench_tensor_scatter.py"]))
+    return found, left_out
+
+
+def run(piece: Piece, through: list[str], folder: Path) -> tuple[list[dict[str, Any]], str, list[str]]:
+    """Its rows, what it printed, and what it left out."""
+    table = folder / f"{piece.name.replace(' ', '-')}.csv"
+    table.unlink(missing_ok=True)
+    script, *arguments = piece.command
+    command = [*through, sys.executable, str(ROOT / "benchmarks" / script), *arguments, "--csv", str(table)]
+    print(f"{piece.name}: {shlex.join(command)}", flush=True)
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=LONGEST_SECONDS, check=False)
+        said, failed = done.stdout + done.stderr, done.returncode
+    except subprocess.TimeoutExpired as error:
+        said, failed = str(error.stdout or ""), "took too long"
+    (table.with_suffix(".txt")).write_text(said, encoding="utf-8")
+    without = [line.strip() for line in said.splitlines() if re.search(r"left out:|is not installed|has no|: without ", line)]
+    if failed:
+        last = [line for line in said.splitlines() if line.strip()]
+        without.append(f"{piece.name} ended with {failed}: {last[-1] if last else 'no word'}")
+    return read(table), said, sorted(set(without))
+
+
+def read(table: Path) -> list[dict[str, Any]]:
+    if not table.exists():
+        return []
+    with table.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    numbers = COLUMNS[2:-2]  # between the names of case and call, and the threads and the instruction set
+    return [{**row, **{name: float(row[name]) if row[name] else None for name in numbers}} for row in rows]
+
+
+def machine() -> dict[str, str]:
+    """What this machine is, as far as it says."""
+    info = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
+    named = re.search(r"^model name\s*: (.+)$", info, re.M)
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    return {
+        "processor": f"{named[1] if named else platform.machine()}, {len(os.sched_getaffinity(0))} cores, {memory:.0f} GiB",
+        "instruction set": _native.isa(),
+        "system": platform.platform(),
+        "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d"),
+        "packages": ", ".join([f"Python {platform.python_version()}", *filter(None, map(version, PACKAGES))]),
+    }
+
+
+def version(package: str) -> str:
+    try:
+        return f"{package} {importlib.metadata.version(package)}"
+    except importlib.metadata.PackageNotFoundError:
+        try:  # importable without an installation's notes
+            return f"{package} {__import__(package.removesuffix('-python').replace('-', '_')).__version__}"
+        except (ImportError, AttributeError):
+            return ""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--through", default="", metavar="COMMAND")
+    parser.add_argument("--only", default="", metavar="PART,PART")
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--out", default=str(ROOT / "docs" / "results"), metavar="DIR")
+    chosen = parser.parse_args()
+    folder = Path(tempfile.gettempdir()) / "decodestep-report"
+    folder.mkdir(exist_ok=True)
+    found, left_out = pieces(chosen.threads, folder)
+    wanted = [word for word in chosen.only.split(",") if word]
+    results: dict[str, list[dict[str, Any]]] = {}
+    accuracy: list[tuple[str, str]] = []
+    for piece in found:
+        if not wanted or any(word in piece.name for word in wanted):
+            rows, said, without = run(piece, shlex.split(chosen.through), folder)
+            left_out += [line for line in without if line not in left_out]
+        else:
+            table = folder / f"{piece.name.replace(' ', '-')}.csv"
+            rows, said = read(table), table.with_suffix(".txt").read_text() if table.with_suffix(".txt").exists() else ""
+        if rows:
+            results[piece.name] = rows
+        kind = piece.name.split()[-1]
+        accuracy += [(kind, line.strip()) for line in said.splitlines() if "  KL " in line or " likeliest " in line]
+    facts = machine()
+    stem = re.sub(r"[^a-z0-9]+", "-", facts["processor"].rsplit(",", 1)[0].lower()).strip("-")
+    out = Path(chosen.out)
+    out.mkdir(parents=True, exist_ok=True)
+    for name, rows in results.items():
+        try:
+            from plot import draw
+
+            draw(rows, str(out / f"{stem}-{name.replace(' ', '-').replace('=', '')}.svg"))
+        except ImportError:
+            left_out.append("pictures: matplotlib is not installed")
+            break
+    (out / f"{stem}.md").write_text(report(facts, chosen.threads, results, accuracy, left_out, stem), encoding="utf-8")
+    index = out / "index.md"
+    lines = index.read_text(encoding="utf-8") if index.exists() else "# Results\n\nReports of `make bench-report`.\n"
+    if f"({stem}.md)" not in lines:
+        index.write_text(f"{lines.rstrip()}\n\n- [{facts['processor']}]({stem}.md), {facts['date']}\n", encoding="utf-8")
+    if out == ROOT / "docs" / "results":
+        for page, link in (("README.md", "docs/results"), ("docs/index.md", "results")):
+            table = readme_table(facts, chosen.threads, results, f"{link}/{stem}.md")
+            text = (ROOT / page).read_text(encoding="utf-8")
+            before, begin, rest = text.partition("<!-- bench-report -->\n")
+            after = rest.partition("<!-- /bench-report -->")[2]
+            (ROOT / page).write_text(f"{before}{begin}{table}<!-- /bench-report -->{after}", encoding="utf-8")
+    print(out / f"{stem}.md")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,117 @@
+"""The page of a report: tables of every case, where ours wins and where it does not, accuracy, and what was left out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+Rows = Sequence[Mapping[str, Any]]
+
+_HOW = """The models run on {} threads, the sampler on one, the operators as their tables say. Times are medians of rounds in
+which everybody takes turns; a ratio is how many times as long as ours a call takes, with its quartiles; the floor is what
+memory alone needs."""
+_ACCURACY = """Against transformers in float32 on the same file, over 1000 positions of program text: the Kullback-Leibler
+divergence, and how often the likeliest token is the same."""
+_STEPS = 8  # tokens in one timed call of decoding, as in bench_generate
+
+
+def time(seconds: float) -> str:
+    for unit, size in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
+        if seconds >= size:
+            return f"{seconds / size:.3g} {unit}"
+    return f"{seconds * 1e9:.3g} ns"
+
+
+def is_ours(row: Mapping[str, Any], first: Mapping[str, Any]) -> bool:
+    return row is first or row["name"].startswith("ours")
+
+
+def by_case(rows: Rows) -> dict[str, list[Mapping[str, Any]]]:
+    found: dict[str, list[Mapping[str, Any]]] = {}
+    for row in rows:
+        found.setdefault(row["case"], []).append(row)
+    return found
+
+
+def best_peer(rows: Rows) -> Mapping[str, Any] | None:
+    """The fastest row that is not ours; a part of a peer's work ("apply only") is no peer."""
+    peers = [row for row in rows if not is_ours(row, rows[0]) and "only" not in row["name"]]
+    return min(peers, key=lambda row: row["seconds"], default=None)
+
+
+def report(
+    facts: Mapping[str, str],
+    threads: int,
+    results: Mapping[str, Rows],
+    accuracy: Sequence[tuple[str, str]],
+    left_out: Sequence[str],
+    stem: str,
+) -> str:
+    lines = [f"# {facts['processor']}", "", "Written by `make bench-report`; [how it is measured](../benchmarks.md).", ""]
+    lines += ["| | |", "|---|---|", *(f"| {name} | {text} |" for name, text in facts.items())]
+    lines += ["", _HOW.format(threads), "", "## In short", ""]
+    lines += _summary(results)
+    if accuracy:
+        lines += ["", "## Accuracy beside speed", "", _ACCURACY, "", "| weights | who | |", "|---|---|---|"]
+        for kind, line in accuracy:
+            name, _, rest = line.partition(" KL ")
+            lines.append(f"| {kind} | {name.strip()} | KL {rest.strip()} |")
+    for name, rows in results.items():
+        picture = f"{stem}-{name.replace(' ', '-').replace('=', '')}.svg"
+        lines += ["", f"## {name}", "", f"![{name}]({picture})"]
+        for case, entries in by_case(rows).items():
+            lines += ["", f"**{case}**, {entries[0]['threads']} thread(s)", "", "| | median | ratio | quartiles | × floor |",
+                      "|---|---|---|---|---|"]  # fmt: skip
+            for row in entries:
+                above = "" if row["over_floor"] is None else f"{row['over_floor']:.1f}"
+                spread = f"{row['ratio_low']:.2f} to {row['ratio_high']:.2f}"
+                lines.append(f"| {row['name']} | {time(row['seconds'])} | {row['ratio']:.2f} | {spread} | {above} |")
+    lines += ["", "## Left out", "", *(f"- {line}" for line in left_out)] if left_out else []
+    return "\n".join(lines) + "\n"
+
+
+def _summary(results: Mapping[str, Rows]) -> list[str]:
+    lines = ["| | case | ours | the best peer | ours is |", "|---|---|---|---|---|"]
+    for name, rows in results.items():
+        for case, entries in by_case(rows).items():
+            peer = best_peer(entries)
+            if peer is not None:
+                theirs = f"{time(peer['seconds'])}, {peer['name']}"
+                lines.append(f"| {name} | {case} | {time(entries[0]['seconds'])} | {theirs} | {_faster(peer['ratio'])} |")
+    return lines
+
+
+def _faster(ratio: float) -> str:
+    return f"{ratio:.2f} times as fast" if ratio >= 1 else f"**slower**: {ratio:.2f} times as fast"
+
+
+def readme_table(facts: Mapping[str, str], threads: int, results: Mapping[str, Rows], link: str) -> str:
+    """One table: decoding and prompts of the default model by type, and the sampler; both where ours wins and where not."""
+    where = f"{facts['processor']}, {facts['instruction set']}"
+    lines = [f"SmolLM2-135M-Instruct on {threads} threads, and the sampler on one: {where}.",
+             f"The peer of each line is the fastest of all ([everything]({link}), accuracy too).", ""]
+    lines += ["| | ours | the best peer | ours is |", "|---|---|---|---|"]
+    for name, rows in results.items():
+        for case, entries in by_case(rows).items():
+            peer, kind = best_peer(entries), name.split()[-1]
+            if peer is None:
+                continue
+            if name.startswith("generate"):
+                scale, unit = (_tokens(case) / entries[0]["seconds"], "tokens/s")
+                words = f"{kind + ', ' if kind != 'batch' else ''}{case.removesuffix(f', {_STEPS} steps')}"
+                ours, theirs = f"{scale:.0f} {unit}", f"{_tokens(case) / peer['seconds']:.0f} {unit}"
+            elif name == "decode_step B=1" and case.split()[0] in ("greedy", "top-p", "full", "penalties"):
+                words = f"sampler, {case.split()[0]}, a row of 128256"
+                ours, theirs = time(entries[0]["seconds"]), time(peer["seconds"])
+            else:
+                continue
+            lines.append(f"| {words} | {ours} | {theirs}, {peer['name']} | {_faster(peer['ratio'])} |")
+    return "\n".join(lines) + "\n"
+
+
+def _tokens(case: str) -> int:
+    """How many tokens a timed call of bench_generate makes or reads."""
+    words = case.replace(",", "").split()
+    if words[0] == "prefill":
+        return int(words[1])
+    return _STEPS * (int(words[words.index("batch") + 1]) if "batch" in words else 1)
