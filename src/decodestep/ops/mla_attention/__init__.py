@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
-from decodestep._base import arrays
+from decodestep._base import arrays, devices
 from decodestep._base.arrays import BFLOAT16, Array, ArrayT, Integers
 from decodestep._base.checks import is_finite, is_int, refuse, require, require_dtype, require_shape
+from decodestep._base.devices import choose_triton
 from decodestep._base.dispatch import choose, run
 from decodestep.ops.mla_attention import cpu, reference
-from decodestep.ops.mla_attention.arguments import OP, cache, check_value_up, paging
+from decodestep.ops.mla_attention.arguments import OP, Cache, cache, check_value_up, paging
 from decodestep.weights.linear_panels import LinearPanels
 from decodestep.weights.packed import PackedWeight
 
@@ -57,7 +60,8 @@ def mla_attention(
         query_rope * dequant_scale_q_nope / quant_scale_ckv, where quant_scale_ckv is one number.
     w_uv: (Hckv / groups, N * Dv), the value up-projection, as a GGUF file has attn_v_b: a `PackedWeight`, or a `LinearPanels`
         with Dv a multiple of 32, by which a product also quantises what it reads, as in `linear`. None without.
-    backend: "auto", "cpu" or "reference"; "cpu" serves everything but float64.
+    backend: "auto", "cpu", "triton" or "reference"; "cpu" serves everything but float64. "triton" takes tensors on a GPU, and
+        serves everything but float64 and w_uv; block_table, lengths and sequence may be on the host.
 
     Returns out, (T, N, Hckv / groups), or (T, N, Dv) with w_uv, in query_rope's dtype and kind.
     Raises ValueError for a dtype, shape, length, sequence or block outside the rules.
@@ -67,17 +71,48 @@ def mla_attention(
     alone. Source: DeepSeek-V2 (2024), section 2.1, with W_UK absorbed into the query; the scales are those of Ascend
     MlaProlog (CANN ops-transformer, November 2025).
     """
+    if devices.goes_to_triton(backend, query_rope):
+        return _on_device(**locals())
     q = arrays.optional_view(OP, "query", query)
     rope = arrays.view(OP, "query_rope", query_rope)
     kv = cache("kv_cache", kv_cache, "quant_scale_ckv", quant_scale_ckv)
     kr = cache("kr_cache", kr_cache, "quant_scale_ckr", quant_scale_ckr)
+    real = rope.dtype
+    paged = _checked(q, rope, kv, kr, block_table, lengths, scale, sequence, groups, dequant_scale_q_nope is not None)
+    math_type = np.float64 if real == np.float64 else np.float32
+    rope = rope.astype(math_type, copy=False)
+    if dequant_scale_q_nope is not None:
+        q, rope = _dequantised(q, rope, dequant_scale_q_nope, quant_scale_ckv)
+    elif q is not None:
+        q = q.astype(math_type, copy=False)
+    if w_uv is not None:
+        check_value_up(w_uv, rope.shape[1], kv.rows.shape[3] // groups)
+    backend = choose(OP, backend, {"cpu": cpu.obstacle(rope, kv, kr), "reference": None})
+    attend = (cpu if backend == "cpu" else reference).attention
+    out = run(OP, backend, attend, q, rope, kv, kr, *paged, float(scale), int(groups), w_uv)
+    return arrays.like(query_rope, out.astype(real, copy=False))
+
+
+def _checked(
+    q: np.ndarray | None,
+    rope: np.ndarray,
+    kv: Cache,
+    kr: Cache,
+    block_table: Integers,
+    lengths: Integers,
+    scale: float,
+    sequence: Integers | None,
+    groups: int,
+    dequantised: bool,
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """What `paging` returns, once everything else has been checked too."""
     require_dtype(OP, "query_rope", rope, (np.float32, np.float64, BFLOAT16))
     require(rope.ndim == 3, OP, "query_rope", "of shape (T, N, Dr)", rope)
     tokens, heads, width = rope.shape
     blocks, block_size, _, latent = kv.rows.shape
     require_shape(OP, "kr_cache", kr.rows, (blocks, block_size, 1, width))
     if q is not None:
-        require_dtype(OP, "query", q, (rope.dtype if dequant_scale_q_nope is None else np.dtype(np.int8),))
+        require_dtype(OP, "query", q, (np.dtype(np.int8) if dequantised else rope.dtype,))
         require_shape(OP, "query", q, (tokens, heads, latent))
     require(is_finite(scale), OP, "scale", "a finite number", scale)
     require(
@@ -87,33 +122,75 @@ def mla_attention(
         f"a divisor of N {heads}, Hckv {latent} and Dr / 2 = {width / 2:g}",
         groups,
     )
-    paged = paging(block_table, sequence, lengths, tokens, blocks, block_size)
-    real = rope.dtype
-    math_type = np.float64 if real == np.float64 else np.float32
-    rope = rope.astype(math_type, copy=False)
-    if dequant_scale_q_nope is not None:
-        q, rope = _dequantised(q, rope, dequant_scale_q_nope, quant_scale_ckv)
-    elif q is not None:
-        q = q.astype(math_type, copy=False)
-    if w_uv is not None:
-        check_value_up(w_uv, heads, latent // groups)
-    backend = choose(OP, backend, {"cpu": cpu.obstacle(rope, kv, kr), "reference": None})
-    attend = (cpu if backend == "cpu" else reference).attention
-    out = run(OP, backend, attend, q, rope, kv, kr, *paged, float(scale), int(groups), w_uv)
-    return arrays.like(query_rope, out.astype(real, copy=False))
+    return paging(block_table, sequence, lengths, tokens, blocks, block_size)
+
+
+def _on_device(
+    query: Any,
+    query_rope: Any,
+    kv_cache: Any,
+    kr_cache: Any,
+    block_table: Any,
+    lengths: Any,
+    scale: float,
+    sequence: Any,
+    groups: int,
+    quant_scale_ckv: Any,
+    quant_scale_ckr: Any,
+    dequant_scale_q_nope: Any,
+    w_uv: Any,
+    backend: str,
+) -> Any:
+    choose_triton(OP, backend, query_rope, None if w_uv is None else "has no value up-projection: its weights are on the host")
+    from decodestep.ops.mla_attention import triton
+
+    device = query_rope.device
+
+    def outline(name: str, value: Any) -> Any:
+        return devices.optional_outline(OP, name, value, device)
+
+    q, rope = outline("query", query), outline("query_rope", query_rope)
+    scales = outline("quant_scale_ckv", quant_scale_ckv), outline("quant_scale_ckr", quant_scale_ckr)
+    kv = cache("kv_cache", outline("kv_cache", kv_cache), "quant_scale_ckv", scales[0])
+    kr = cache("kr_cache", outline("kr_cache", kr_cache), "quant_scale_ckr", scales[1])
+    host = devices.on_host
+    dequantised = dequant_scale_q_nope is not None
+    paged = _checked(q, rope, kv, kr, host(block_table), host(lengths), scale, host(sequence), groups, dequantised)
+    wide = any(a.dtype == np.float64 for a in (rope, kv.rows, kr.rows))
+    choose_triton(OP, "triton", query_rope, "has no float64" if wide else None)
+    nope, turned = query, query_rope
+    if dequantised:
+        _check_dequantised(q, rope, outline("dequant_scale_q_nope", dequant_scale_q_nope), scales[0])
+        nope, turned = query * dequant_scale_q_nope, query_rope.float() * dequant_scale_q_nope / quant_scale_ckv.reshape(())
+    factors = [
+        None if stored is None else stored.detach().reshape(-1).expand(width).contiguous()
+        for stored, width in ((quant_scale_ckv, kv.rows.shape[3]), (quant_scale_ckr, kr.rows.shape[3]))
+    ]
+    nope = None if nope is None else nope.detach().contiguous()
+    caches = kv_cache.detach(), kr_cache.detach()
+    turned = turned.detach().contiguous()
+    out = run(OP, "triton", triton.attention, nope, turned, *caches, *factors, *paged, float(scale), int(groups))
+    return out.to(query_rope.dtype)
 
 
 def _dequantised(
     query: np.ndarray | None, rope: np.ndarray, dequant_scale: Array, quant_scale: Array | None
 ) -> tuple[np.ndarray, np.ndarray]:
     factor = arrays.view(OP, "dequant_scale_q_nope", dequant_scale)
+    stored = arrays.optional_view(OP, "quant_scale_ckv", quant_scale)
+    query, stored = _check_dequantised(query, rope, factor, stored)
+    factor = factor.astype(rope.dtype, copy=False)
+    return query * factor, rope * factor / stored.reshape(()).astype(rope.dtype)
+
+
+def _check_dequantised(
+    query: np.ndarray | None, rope: np.ndarray, factor: np.ndarray, stored: np.ndarray | None
+) -> tuple[np.ndarray, np.ndarray]:
     require_dtype(OP, "dequant_scale_q_nope", factor, (np.float32,))
     require_shape(OP, "dequant_scale_q_nope", factor, (*rope.shape[:2], 1))
     if query is None:
         refuse(OP, "query", "given beside dequant_scale_q_nope", "None")
-    if quant_scale is None:
+    if stored is None:
         refuse(OP, "quant_scale_ckv", "given beside dequant_scale_q_nope", "None")
-    stored = arrays.view(OP, "quant_scale_ckv", quant_scale)
     require(stored.size == 1, OP, "quant_scale_ckv", "one number beside dequant_scale_q_nope", stored)
-    factor = factor.astype(rope.dtype, copy=False)
-    return query * factor, rope * factor / stored.reshape(()).astype(rope.dtype)
+    return query, stored

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import ml_dtypes
 import numpy as np
 
-from decodestep._base import arrays
+from decodestep._base import arrays, devices
 from decodestep._base.arrays import Array, ArrayT, Integers
 from decodestep._base.checks import is_int, refuse, require_choice
 from decodestep._base.dispatch import choose, run
@@ -58,8 +59,8 @@ def tensor_scatter(
     out: a writeable array of past_cache's shape, dtype and kind. `out=past_cache` updates in place and moves only the
         updated bytes; any other array is filled from past_cache first. The other arguments may overlap `out`: the result
         is as if they had been copied first.
-    backend: "auto", "cpu" or "reference". "cpu" takes every type but strings. Where `out` is given, its axes between
-        batch and sequence must fold into one, and those after the sequence must be contiguous. "auto" takes "reference"
+    backend: "auto", "cpu", "triton" or "reference". "triton" takes tensors on a GPU, `out` among them. "cpu" takes every type
+        but strings. Where `out` is given, its axes between batch and sequence must fold into one, and those after the sequence must be contiguous. "auto" takes "reference"
         for the rest.
 
     Returns out, or a new array of past_cache's shape and kind that shares no memory with the arguments. With '<U'
@@ -70,6 +71,8 @@ def tensor_scatter(
     checked nevertheless. With '<U' strings and `out`, an update wider than out is refused.
     Source: ONNX TensorScatter, default domain, since opset 24; index -1 in linear mode is refused, not wrapped.
     """
+    if devices.goes_to_triton(backend, past_cache):
+        return _on_device(past_cache, update, write_indices, axis, mode, out, backend)
     cache = arrays.view(_OP, "past_cache", past_cache)
     new = arrays.view(_OP, "update", update)
     axis = _sequence_axis(cache, axis)
@@ -82,6 +85,23 @@ def tensor_scatter(
     present = run(_OP, backend, _write, scatter, present, cache, new, starts, axis)
     result: ArrayT = arrays.like(past_cache, present) if out is None else out
     return result
+
+
+def _on_device(past_cache: Any, update: Any, write_indices: Any, axis: int, mode: str, out: Any, backend: str) -> Any:
+    devices.choose_triton(_OP, backend, past_cache)
+    from decodestep.ops.tensor_scatter import triton
+
+    device = past_cache.device
+    cache, new = devices.outline(_OP, "past_cache", past_cache, device), devices.outline(_OP, "update", update, device)
+    axis = _sequence_axis(cache, axis)
+    require_choice(_OP, "mode", mode, _MODES)
+    _check_update(cache, new, axis)
+    starts = _starts(cache, new, axis, mode, devices.on_host(write_indices))
+    if out is not None:
+        _target(cache, cache, new, devices.outline(_OP, "out", out, device))
+    target = None if out is None else out.detach()
+    present = run(_OP, "triton", triton.write, past_cache.detach(), update.detach(), starts, axis, target)
+    return present if out is None else out
 
 
 def _write(

@@ -1,0 +1,96 @@
+"""mla_attention's Triton kernels, interpreted where there is no GPU: every form of the cache, several splits and groups."""
+
+from __future__ import annotations
+
+import ml_dtypes
+import numpy as np
+import pytest
+import torch
+
+import decodestep as ds
+import triton_interpreter as gpu
+from decodestep.ops.mla_attention import triton
+from test_mla_attention import STORED, make, plain, stored
+from tolerances import assert_close
+
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+
+
+def attend(args, **options):
+    args = [gpu.on_device(a) if i < 4 else a for i, a in enumerate(args)]
+    options = {name: gpu.on_device(v) if name.endswith(("ckv", "ckr", "nope")) else v for name, v in options.items()}
+    return gpu.on_host(ds.mla_attention(*args, backend="triton", **options))
+
+
+@pytest.fixture
+def short_splits(monkeypatch):
+    whole = triton.attention
+    monkeypatch.setattr(triton, "attention", lambda *args: whole(*args, split=32, keys=16))
+
+
+@pytest.mark.usefixtures("short_splits")
+@pytest.mark.parametrize("kind", range(4))
+@pytest.mark.parametrize(("groups", "nope", "block_size"), [(1, True, 7), (2, True, 16), (3, False, 4)])
+def test_every_kind_of_cache(kind, groups, nope, block_size):
+    rng = np.random.default_rng(kind)
+    sizes = {"tokens": 3, "heads": 6 * groups, "latent": 9 * groups, "rope": 6 * groups}
+    args, options = make(rng, **sizes, groups=groups, nope=nope, block_size=block_size, blocks=80 // block_size, sequences=1)
+    kv, kv_scale = stored(rng, args[2], STORED[kind])
+    kr, kr_scale = stored(rng, args[3], STORED[kind - 1])
+    exact = [c.astype(np.float64) / (1 if f is None else f.astype(np.float64)) for c, f in ((kv, kv_scale), (kr, kr_scale))]
+    want, terms = plain(*args[:2], *exact, *args[4:], **options)
+    out = attend((*args[:2], kv, kr, *args[4:]), quant_scale_ckv=kv_scale, quant_scale_ckr=kr_scale, **options)
+    assert_close(out, want, terms)
+    # A token's bits do not depend on the others, nor on the cache beyond its length.
+    last = len(out) - 1
+    one = (*(None if a is None else a[last:] for a in args[:2]), kv, kr, args[4], args[5][last:])
+    options["sequence"] = options["sequence"][last:]
+    alone = attend(one, quant_scale_ckv=kv_scale, quant_scale_ckr=kr_scale, **options)
+    np.testing.assert_array_equal(alone[0], out[last])
+
+
+def test_bfloat16_throughout_and_strided_caches():
+    rng = np.random.default_rng(4)
+    args, options = make(rng, tokens=3, heads=4, latent=48, rope=16)
+    args = [a.astype(ml_dtypes.bfloat16) if a.dtype == np.float32 else a for a in args]
+    want = ds.mla_attention(*args, backend="cpu", **options)
+    on_device = [gpu.on_device(a) if i < 4 else a for i, a in enumerate(args)]
+    for i in (2, 3):  # blocks that do not follow each other, and values that do not
+        wide = torch.full((*on_device[i].shape, 2), torch.nan, dtype=torch.bfloat16, device=gpu.DEVICE)
+        wide[..., 0] = on_device[i]
+        on_device[i] = wide[..., 0]
+    out = ds.mla_attention(*on_device, backend="triton", **options)
+    assert out.dtype == torch.bfloat16
+    np.testing.assert_allclose(out.float().cpu().numpy(), want.astype(np.float32), atol=2**-7)
+
+
+def test_queries_quantised_by_head():
+    rng = np.random.default_rng(6)
+    args, options = make(rng, tokens=2, heads=3, latent=32, rope=8, sequences=1)
+    kv = np.nan_to_num(np.clip(np.rint(args[2] * 30), -127, 127)).astype(np.int8)
+    query = rng.integers(-127, 128, args[0].shape).astype(np.int8)
+    kr = np.nan_to_num(args[3])
+    factor = rng.uniform(0.01, 0.02, (2, 3, 1)).astype(np.float32)
+    scales = {"dequant_scale_q_nope": factor, "quant_scale_ckv": np.full(1, 30, np.float32)}
+    call = (query, args[1], kv, kr, *args[4:])
+    want = ds.mla_attention(*call, backend="reference", **scales, **options)
+    np.testing.assert_allclose(attend(call, **scales, **options), want, rtol=1e-4, atol=1e-5)
+
+
+def test_bad_arguments_are_refused_as_on_the_cpu():
+    args, options = make(np.random.default_rng(0), tokens=2, heads=2, latent=16, rope=4)
+    good = [gpu.on_device(a) if i < 4 else a for i, a in enumerate(args)]
+    for place, value, message in (
+        (5, [0, 1], r"lengths must be in \[1,"),
+        (4, args[4] + 99, "block_table must be in"),
+        (2, good[2][..., :5], "query must be of shape"),
+        (1, good[1].double(), "query must be float64"),
+        (3, args[3], "kr_cache must be a tensor on"),
+        (0, good[0].to("meta"), "query must be on"),
+    ):
+        call = [value if i == place else a for i, a in enumerate(good)]
+        with pytest.raises(ValueError, match=message):
+            ds.mla_attention(*call, backend="triton", **options)
+    wide = [a.double() if i < 4 else a for i, a in enumerate(good)]
+    with pytest.raises(ValueError, match="has no float64"):
+        ds.mla_attention(*wide, backend="triton", **options)

@@ -1,0 +1,81 @@
+"""tensor_scatter's Triton kernel, interpreted where there is no GPU."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+import decodestep as ds
+import triton_interpreter as gpu
+
+TYPES = [torch.uint8, torch.bfloat16, torch.float32, torch.int64, torch.complex128, torch.float8_e4m3fn, torch.bool]
+
+
+def random(rng, shape, dtype):
+    return torch.from_numpy(rng.integers(0, 100, (*shape,))).to(torch.float32).to(dtype).to(gpu.DEVICE)
+
+
+def same(a, b):
+    return a.dtype == b.dtype and a.shape == b.shape and torch.equal(torch.view_as_real(a) if a.is_complex() else a.float(),
+                                                                     torch.view_as_real(b) if b.is_complex() else b.float())
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+@pytest.mark.parametrize(("shape", "axis"), [((2, 3, 7, 5), -2), ((3, 6), 1), ((2, 4, 3, 8), 1)])
+def test_writes_what_the_reference_writes(dtype, shape, axis):
+    rng = np.random.default_rng(1)
+    cache = random(rng, shape, dtype)
+    new_shape = list(shape)
+    new_shape[axis] = 3
+    update = random(rng, new_shape, dtype)
+    starts = rng.integers(-9, 9, shape[0])
+    want = ds.tensor_scatter(cache.cpu(), update.cpu(), starts, axis=axis, mode="circular", backend="reference")
+    before = cache.clone()
+    assert same(ds.tensor_scatter(cache, update, starts, axis=axis, mode="circular", backend="triton").cpu(), want)
+    assert same(cache, before)
+    assert ds.tensor_scatter(cache, update, starts, axis=axis, mode="circular", out=cache, backend="triton") is cache
+    assert same(cache.cpu(), want)
+
+
+def test_strided_caches_overlapping_updates_and_what_lies_between():
+    rng = np.random.default_rng(2)
+    whole = random(rng, (2, 3, 8, 6, 2), torch.float32)
+    for cache in (whole[..., 0], whole[:, ::2, :, 1:4, 0], whole.permute(0, 3, 2, 1, 4)[..., 1]):
+        copy, steps = whole.clone(), cache[:, :, 2:5]  # the update lies in the cache itself
+        want = ds.tensor_scatter(cache.cpu(), steps.cpu(), [1, 4], backend="reference")
+        assert ds.tensor_scatter(cache, steps, torch.tensor([1, 4], device=gpu.DEVICE), out=cache, backend="triton") is cache
+        assert torch.equal(cache.cpu(), want)
+        cache.copy_(torch.zeros_like(cache))
+        left = whole.clone()
+        whole.copy_(copy)
+        cache.copy_(torch.zeros_like(cache))
+        assert torch.equal(whole, left)  # nothing but the cache has changed
+        whole.copy_(copy)
+
+
+def test_another_target_is_filled_first():
+    cache, update = torch.ones(2, 4, 3, device=gpu.DEVICE), torch.full((2, 1, 3), 5.0, device=gpu.DEVICE)
+    out = torch.zeros_like(cache)
+    ds.tensor_scatter(cache, update, [3, 0], axis=1, out=out, backend="triton")
+    assert out[0, :, 0].tolist() == [1, 1, 1, 5] and out[1, :, 0].tolist() == [5, 1, 1, 1]
+    assert cache.max() == 1
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"write_indices": [0, 4]}, r"write_indices must be in \[0, 3\]"),
+        ({"write_indices": [0]}, "write_indices must be of shape 2"),
+        ({"update": torch.zeros(2, 1, 3)}, "update must be of past_cache's dtype"),
+        ({"update": np.zeros((2, 1, 3), np.float16)}, "update must be a tensor on"),
+        ({"out": torch.zeros(2, 4, 3)}, "out must be of past_cache's shape and dtype"),
+        ({"axis": 0}, "axis must be another than the batch axis"),
+    ],
+)
+def test_bad_arguments_are_refused_as_on_the_cpu(change, message):
+    half = torch.zeros(2, 4, 3, dtype=torch.float16)
+    arguments = {"past_cache": half, "update": half[:, :1], "write_indices": [0, 0], "axis": 1, **change}
+    arguments = {name: v.to(gpu.DEVICE) if isinstance(v, torch.Tensor) else v for name, v in arguments.items()}
+    with pytest.raises(ValueError, match=message):
+        ds.tensor_scatter(**arguments, backend="triton")
