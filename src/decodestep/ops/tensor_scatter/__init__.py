@@ -60,8 +60,8 @@ def tensor_scatter(
         updated bytes; any other array is filled from past_cache first. The other arguments may overlap `out`: the result
         is as if they had been copied first.
     backend: "auto", "cpu", "triton" or "reference". "triton" takes tensors on a GPU, `out` among them. "cpu" takes every type
-        but strings. Where `out` is given, its axes between batch and sequence must fold into one, and those after the sequence must be contiguous. "auto" takes "reference"
-        for the rest.
+        but strings. Where `out` is given, its axes between batch and sequence must fold into one, and those after the sequence
+        must be contiguous. "auto" takes "reference" for the rest.
 
     Returns out, or a new array of past_cache's shape and kind that shares no memory with the arguments. With '<U'
     strings a wider update widens the result.
