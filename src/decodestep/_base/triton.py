@@ -124,3 +124,26 @@ def as_float32(x):
         return (x.to(tl.uint16, bitcast=True).to(tl.uint32) << 16).to(tl.float32, bitcast=True)
     else:
         return x.to(tl.float32)
+
+
+@triton.jit
+def rounded(x, BFLOAT16: tl.constexpr):
+    """float32 rounded to bfloat16, half to even, and back; itself where nothing is to be rounded. NaN stays NaN."""
+    if BFLOAT16:
+        bits = x.to(tl.uint32, bitcast=True)
+        high = (bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000
+        x = tl.where(x == x, high.to(tl.float32, bitcast=True), x)
+    return x
+
+
+@triton.jit
+def round_even(x):
+    """float32 of magnitude below 2^22 to the nearest integer, half to even."""
+    return (x + _MAGIC32) - _MAGIC32
+
+
+@triton.jit
+def largest_magnitude(x):
+    """Of a row of float32; NaN if there is one."""
+    high = tl.max(tl.where(x == x, tl.abs(x), 0.0), axis=0)
+    return tl.where(tl.max((x != x).to(tl.int32), axis=0) > 0, float("nan"), high)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import fields, replace
 from typing import Any
 
-import numpy as np
-
-from decodestep._base import arrays
+from decodestep._base import arrays, devices
 from decodestep._base.arrays import Array
+from decodestep._base.checks import refuse
 from decodestep._base.dispatch import choose, run
 from decodestep.ops.mla_prolog import cpu, reference
 from decodestep.ops.mla_prolog.arguments import bind
@@ -88,8 +88,9 @@ def mla_prolog(
     rmsnorm_epsilon_cq, rmsnorm_epsilon_ckv: finite, >= 0.
     cache_mode: "PA_BSND", rows in their order, or "PA_NZ", each block in the order of `cache_to_nz`.
     limits: None accepts any size; "design-note", "nov2025" and "latest" refuse the sizes that the device refuses.
-    backend: "cpu", "reference", or "auto": "cpu" where it can serve the call, else "reference". "cpu" has no float64, and no
-        int8 weights of 2^17 inputs or more. For few tokens it is several times faster on `PanelWeight`s than on arrays.
+    backend: "cpu", "triton", "reference", or "auto": "cpu" where it can serve the call, else "reference"; "triton" for tensors
+        on a GPU, with weights as arrays or NZ storage. Neither "cpu" nor "triton" has float64, or int8 weights of 2^17 inputs or
+        more. For few tokens "cpu" is several times faster on `PanelWeight`s than on arrays.
 
     Extensions of the specification: float32 (or float64) instead of bfloat16 throughout. weight_dq=None: c = rms_norm(x), with
         a gamma of length He. A gamma of None: no norm. D = 0: query is zeros, or None with need_query=False. rope_groups = G,
@@ -255,20 +256,44 @@ def mla_prolog_v3(
 
 
 def _run(call: Call) -> Results:
+    if devices.goes_to_triton(call.backend, call.token_x):
+        return _run_on_device(call)
     problem = bind(call)
     backend = choose(call.op, call.backend, {"cpu": cpu.obstacle(problem), "reference": None})
     return run(call.op, backend, cpu.prolog if backend == "cpu" else reference.prolog, problem)
 
 
-def _shaped(result: np.ndarray | None, token_x: Array) -> Any:
+# What a call reads on the host: the values that its rules are about.
+_INDEXES = ("cache_index", "actual_seq_len")
+
+
+def _run_on_device(call: Call) -> Results:
+    devices.choose_triton(call.op, call.backend, call.token_x)
+    from decodestep.ops.mla_prolog import triton
+
+    given = {field.name: getattr(call, field.name) for field in fields(call)}
+    outlines = {}
+    for name, value in given.items():
+        if name in _INDEXES:
+            outlines[name] = devices.on_host(value)
+        elif arrays.is_array(value):
+            outlines[name] = devices.outline(call.op, name, value, call.token_x.device)
+        elif hasattr(value, "dense"):
+            refuse(call.op, name, f"a tensor on {call.token_x.device}", f"a {type(value).__name__}, whose memory is the host's")
+    problem = bind(replace(call, **outlines))
+    devices.choose_triton(call.op, "triton", call.token_x, triton.obstacle(problem))
+    return run(call.op, "triton", triton.prolog, problem, call)
+
+
+def _shaped(result: Any, token_x: Array) -> Any:
     """A result of merged tokens with token_x's own axes, in its kind."""
     if result is None:
         return None
     if len(token_x.shape) == 3:
         result = result.reshape(*token_x.shape[:2], *result.shape[1:])
-    return arrays.like(token_x, result)
+    return result if arrays.is_torch(result) else arrays.like(token_x, result)
 
 
-def _merged(result: np.ndarray | None, token_x: Array) -> Any:
+def _merged(result: Any, token_x: Array) -> Any:
     """A result that keeps T as one axis, in token_x's kind."""
-    return None if result is None else arrays.like(token_x, result)
+    return result if result is None or arrays.is_torch(result) else arrays.like(token_x, result)

@@ -1,0 +1,106 @@
+"""mla_prolog's Triton kernels, interpreted where there is no GPU: every scenario in every cache layout, against the oracle."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+import decodestep as ds
+import mla_prolog_cases as cases
+import triton_interpreter as gpu
+from decodestep.weights import PanelWeight
+
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+COMBINATIONS = [
+    (scenario, mode, merged)
+    for scenario in cases.SCENARIOS
+    for mode in cases.MODES
+    for merged in (True, False)
+    if cases.legal(scenario, mode, merged)
+]
+
+
+def on_device(arguments):
+    return {name: gpu.on_device(v) if isinstance(v, np.ndarray) else v for name, v in arguments.items()}
+
+
+def call(arguments, version=3, **more):
+    """As `cases.call`, on the device."""
+    made = cases.call(on_device(arguments), version, backend="triton", **more)
+    return {name: gpu.on_host(value) for name, value in made.items()}
+
+
+@pytest.mark.parametrize("number", range(len(COMBINATIONS)), ids=lambda n: "-".join(map(str, COMBINATIONS[n])))
+def test_every_scenario_in_every_layout(number):
+    scenario, mode, merged = COMBINATIONS[number]
+    rng = np.random.default_rng(number)
+    real = np.float32 if number % 4 == 3 and not scenario.endswith("TILE") else cases.BF16
+    sizes = {"B": 2, "lengths": [2, 3] if merged and mode.startswith("PA_BLK") else None}
+    arguments = cases.make(rng, scenario, mode, merged, real=real, nz_weights=number % 2 == 1, smooth=number % 3 > 0, **sizes)
+    arguments |= {"qc_qr_scale": 1.5, "kc_scale": 0.75, "query_norm_flag": True}
+    want = cases.oracle(arguments, scenario=scenario)
+    cases.agree(call(arguments), want)
+
+
+def test_first_versions_and_rounding_half_away():
+    rng = np.random.default_rng(1)
+    for version, scenario, more in ((1, "PARTIAL_KV", {}), (2, "FULL_KV", {"rounding": "half_away"})):
+        arguments = cases.make(rng, scenario, "PA_NZ")
+        cases.agree(call(arguments, version, **more), cases.oracle(arguments, more.get("rounding", "half_even"), scenario))
+
+
+def test_extensions_of_the_specification():
+    """Groups of rope columns, a layer without a compressed query, norms that are left out, and no query at all."""
+    rng = np.random.default_rng(2)
+    arguments = cases.make(rng, real=np.float32, D=0, Hckv=32, N=4, He=32, Hcq=32)
+    arguments |= {
+        "weight_dq": None,
+        "rmsnorm_gamma_cq": None,
+        "rmsnorm_gamma_ckv": None,
+        "rope_groups": 2,
+        "need_query": False,
+        "weight_uq_qr": np.ascontiguousarray(arguments["weight_uq_qr"][:, : 4 * 16]),
+        "kv_cache": arguments["kv_cache"][:, ::-1],
+    }
+    first, second = cases.copied(arguments), cases.copied(arguments)
+    want = cases.call(first, backend="reference")
+    got = call(second)
+    assert got["query"] is None
+    np.testing.assert_allclose(got["query_rope"], want["query_rope"], atol=1e-5)
+
+
+def test_caches_keep_what_no_token_names_and_what_lies_between():
+    rng = np.random.default_rng(3)
+    arguments = cases.make(rng, "PARTIAL_KV", "PA_BSND", B=1, S=2)
+    arguments["cache_index"] = np.array([5, 5])
+    made = on_device(arguments)
+    wide = torch.full((2, *made["kv_cache"].shape), 99, dtype=torch.int8, device=gpu.DEVICE)
+    wide[1] = made["kv_cache"]
+    made["kv_cache"] = wide[1]
+    before = wide.clone()
+    ds.mla_prolog_v3(**made, backend="triton")
+    changed = (wide != before).reshape(2, -1, wide.shape[-1]).any(-1)
+    assert changed.nonzero().tolist() == [[1, 5]]
+    want = cases.oracle(arguments, scenario="PARTIAL_KV")
+    assert np.abs(gpu.on_host(made["kv_cache"]).astype(int) - want["kv_cache"].astype(int)).max() <= 1
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"cache_index": np.full(9, 32)}, "cache_index must be below 32"),
+        ({"kv_cache": np.zeros((8, 4, 1, 63), cases.BF16)}, "kv_cache must be bfloat16 of shape 8x4x1x64"),
+        ({"weight_dq": np.zeros((48, 31), cases.BF16)}, "weight_uq_qr must be|rmsnorm_gamma_cq must be"),
+        ({"rope_sin": torch.zeros(9, 32, device="meta")}, "rope_sin must be on"),
+        ({"cache_mode": "PA"}, "cache_mode must be one of"),
+        ({"smooth_scales_cq": np.ones((1, 32), np.float32)}, "smooth_scales_cq must be None"),
+        ({"weight_dq": PanelWeight.from_array(np.zeros((48, 32), cases.BF16))}, "weight_dq must be a tensor on"),
+    ],
+)
+def test_bad_arguments_are_refused_as_on_the_cpu(change, message):
+    arguments = on_device(cases.make(np.random.default_rng(0)) | change)
+    before = arguments["kv_cache"].clone()
+    with pytest.raises(ValueError, match=message):
+        ds.mla_prolog_v3(**arguments, backend="triton")
+    assert torch.equal(arguments["kv_cache"].view(torch.int16), before.view(torch.int16))
