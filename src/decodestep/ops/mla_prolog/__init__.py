@@ -89,8 +89,8 @@ def mla_prolog(
     cache_mode: "PA_BSND", rows in their order, or "PA_NZ", each block in the order of `cache_to_nz`.
     limits: None accepts any size; "design-note", "nov2025" and "latest" refuse the sizes that the device refuses.
     backend: "cpu", "triton", "reference", or "auto": "cpu" where it can serve the call, else "reference"; "triton" for tensors
-        on a GPU, with weights as arrays or NZ storage. Neither "cpu" nor "triton" has float64, or int8 weights of 2^17 inputs or
-        more. For few tokens "cpu" is several times faster on `PanelWeight`s than on arrays.
+        on a GPU, with weights as arrays or NZ storage. "cpu" and "triton" have no float64, and no int8 weights of 2^17 inputs
+        or more. For few tokens "cpu" is several times faster on `PanelWeight`s than on arrays.
 
     Extensions of the specification: float32 (or float64) instead of bfloat16 throughout. weight_dq=None: c = rms_norm(x), with
         a gamma of length He. A gamma of None: no norm. D = 0: query is zeros, or None with need_query=False. rope_groups = G,
