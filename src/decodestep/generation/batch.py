@@ -167,7 +167,8 @@ class Batch:
             tokens = [(self._sequences[key], self._rows[key].history.tokens[-1:]) for key in decoding]
             try:
                 with self._schedule.timed(len(decoding), sum(len(piece) for _, piece in prompts)):
-                    fresh = self._model.forward([*tokens, *prompts])
+                    asked = [True] * len(tokens) + (self._prefill.last() if prompts else [])
+                    fresh = self._model.forward([*tokens, *prompts], wanted=asked)
                 break
             except CacheFullError:
                 self._suspend_last()

@@ -55,31 +55,26 @@ class Beside(Schedule):
     PASS_SECONDS: how long a pass of prompts alone may take, so that a new row soon gets its turn.
     AHEAD: for how many tokens a row has pages when it is admitted; more are taken as they are needed.
 
-    A pass takes as long as its rows' tokens and so much for each token of a prompt. Both are measured as passes run, by a
-    moving average; which tokens come out does not depend on them.
+    The time of a pass of so many rows alone is a moving average of such passes. A piece grows while its passes take less than
+    they may, and shrinks where they take longer. Which tokens come out does not depend on it.
     """
 
     SLOWER = 0.6
     PASS_SECONDS = 0.15
     AHEAD = 64
-    _FIRST = 16  # tokens of a piece before anything has been measured
 
     beside = True
 
     def __init__(self, most_rows: int) -> None:
         self.most_rows = most_rows
-        self._decoding: dict[int, float] = {}  # seconds of a pass of so many rows alone
-        self._token: float | None = None  # seconds of a token of a prompt
+        self._alone: dict[int, float] = {}  # seconds of a pass of so many rows alone
+        self._pieces: dict[int, float] = {0: 64.0, 1: 4.0}  # tokens of a piece beside so many rows
 
     def set_aside(self, remaining: int) -> int:
         return min(remaining, self.AHEAD)
 
     def room(self, decoding: int) -> int:
-        alone = self._alone(decoding)
-        if self._token is None or alone is None:
-            return self._FIRST
-        seconds = self.SLOWER * alone if decoding else self.PASS_SECONDS
-        return max(1, min(BLOCK, int(seconds / self._token)))
+        return max(1, min(BLOCK, int(_nearest(self._pieces, decoding))))
 
     @contextmanager
     def timed(self, decoding: int, prompt_tokens: int) -> Iterator[None]:
@@ -87,19 +82,17 @@ class Beside(Schedule):
         yield
         seconds = time.perf_counter() - start
         if not prompt_tokens:
-            self._decoding[decoding] = _moved(self._decoding.get(decoding), seconds)
-        elif (alone := self._alone(decoding)) is not None:
-            self._token = _moved(self._token, max(seconds - alone, 0.05 * seconds) / prompt_tokens)
-
-    def _alone(self, decoding: int) -> float | None:
-        """How long a pass of so many rows takes: as measured, or as for the number nearest to it."""
-        if not decoding:
-            return 0.0
-        if not self._decoding:
-            return None
-        return self._decoding[min(self._decoding, key=lambda rows: abs(rows - decoding))]
+            before = self._alone.get(decoding, seconds)
+            self._alone[decoding] = before + 0.2 * (min(seconds, 3 * before) - before)
+        elif self._alone or not decoding:
+            allowed = (1 + self.SLOWER) * _nearest(self._alone, decoding) if decoding else self.PASS_SECONDS
+            size = _nearest(self._pieces, decoding)
+            if seconds > allowed or prompt_tokens >= int(size):
+                self._pieces[decoding] = min(BLOCK, max(2.0, size * min(1.25, max(0.8, allowed / seconds))))
 
 
-def _moved(before: float | None, now: float) -> float:
-    """A moving average that forgets one measurement that is far off."""
-    return now if before is None else before + 0.2 * (min(now, 3 * before) - before)
+def _nearest(known: dict[int, float], rows: int) -> float:
+    """The value for so many rows, or for the number nearest to it; those without any row are a case of their own."""
+    if rows in known:
+        return known[rows]
+    return known[min((other for other in known if other), key=lambda other: abs(other - rows))]

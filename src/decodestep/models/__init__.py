@@ -169,7 +169,13 @@ class Model:
         sequence.reuse(token_ids)
         return sequence
 
-    def forward(self, batch: Iterable[tuple[CachedSequence, Sequence[int] | np.ndarray]], *, every: bool = False) -> np.ndarray:
+    def forward(
+        self,
+        batch: Iterable[tuple[CachedSequence, Sequence[int] | np.ndarray]],
+        *,
+        every: bool = False,
+        wanted: Sequence[bool] | None = None,
+    ) -> np.ndarray:
         """Continues sequences by new tokens, all in the same passes over the weights; returns logits.
 
             for each (sequence, tokens): append the tokens to the sequence, their keys and values to its pages
@@ -178,14 +184,17 @@ class Model:
         batch: pairs of a sequence made by `sequence` or its `fork`, all different, and one or more token ids in [0, V). Prompts
             and single tokens may stand side by side. More than 512 tokens run in several passes.
         every: whether the logits of all new tokens are returned.
+        wanted: without `every`, whether each sequence's logits are; those of a piece that ends within a prompt are of no use,
+            and cost a fifth of a token of a small model. None for all.
 
-        Returns float32 (B, V), or with `every` (T, V) for the T new tokens in order. A token's logits depend on its own
-        sequence alone, to the bit: not on the rest of the batch, on how a prompt is cut into calls, or on what was reused.
+        Returns float32 (B, V), a row for each of those that are wanted, or with `every` (T, V) for the T new tokens in order.
+        A token's logits depend on its own sequence alone, to the bit: not on the rest of the batch, on how a prompt is cut into
+        calls, or on what was reused.
         Raises ValueError, before anything is run, for tokens outside the vocabulary, sequences that are closed, in use or
         repeated, or longer than the context; CacheFullError, with no sequence changed, if the cache lacks pages.
         """
         with use_threads(self.threads):
-            return forward(self.decoder, self.cache, batch, every=every)
+            return forward(self.decoder, self.cache, batch, every=every, wanted=wanted)
 
 
 def load(

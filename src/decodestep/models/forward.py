@@ -19,14 +19,21 @@ Batch = list[tuple[CachedSequence, list[int]]]
 
 
 def forward(
-    decoder: Decoder, pool: PagePool, batch: Iterable[tuple[CachedSequence, Sequence[int] | np.ndarray]], *, every: bool
+    decoder: Decoder,
+    pool: PagePool,
+    batch: Iterable[tuple[CachedSequence, Sequence[int] | np.ndarray]],
+    *,
+    every: bool,
+    wanted: Sequence[bool] | None = None,
 ) -> np.ndarray:
     """See `Model.forward`."""
     checked = [(sequence, _checked(decoder, pool, sequence, ids)) for sequence, ids in batch]
     twice = len(checked) - len({id(sequence) for sequence, _ in checked})
     require(not twice, _OP, "batch", "of different sequences", f"one sequence {twice + 1} times")
+    asked = [True] * len(checked) if wanted is None else [bool(flag) for flag in wanted]
+    require(len(asked) == len(checked) and not (every and wanted), _OP, "wanted", f"a flag for each of {len(checked)}", wanted)
     with _running(pool, checked):
-        blocks = [_run(decoder, pool, block, np.array(wanted, np.int64)) for block, wanted in _blocks(checked, every)]
+        blocks = [_run(decoder, pool, block, np.array(last, np.int64)) for block, last in _blocks(checked, every, asked)]
     return blocks[0] if len(blocks) == 1 else np.concatenate(blocks or [np.zeros((0, decoder.config.vocab_size), np.float32)])
 
 
@@ -59,12 +66,12 @@ def _running(pool: PagePool, batch: Batch) -> Iterator[None]:
             sequence._running = False
 
 
-def _blocks(batch: Batch, every: bool) -> Iterator[tuple[Batch, list[int]]]:
+def _blocks(batch: Batch, every: bool, asked: Sequence[bool]) -> Iterator[tuple[Batch, list[int]]]:
     """The batch in blocks of up to BLOCK tokens, each with the indices of the tokens in it whose logits are wanted."""
     block: Batch = []
     wanted: list[int] = []
     size = 0
-    for sequence, tokens in batch:
+    for (sequence, tokens), flag in zip(batch, asked, strict=True):
         start = 0
         while start < len(tokens):
             piece = tokens[start : start + BLOCK - size]
@@ -72,7 +79,7 @@ def _blocks(batch: Batch, every: bool) -> Iterator[tuple[Batch, list[int]]]:
             block.append((sequence, piece))
             if every:
                 wanted += range(size, size + len(piece))
-            elif start == len(tokens):
+            elif flag and start == len(tokens):
                 wanted.append(size + len(piece) - 1)
             size += len(piece)
             if size == BLOCK:

@@ -35,7 +35,7 @@ class Prefill(Generic[Key]):
         self._model = model
         self._fair = fair
         self._waiting: list[_Entry[Key]] = []
-        self._taken: list[tuple[CachedSequence, tuple[int, ...]]] = []  # the prompts that the pieces of the block belong to
+        self._taken: list[tuple[CachedSequence, tuple[int, ...], tuple[int, ...]]] = []  # each piece, and its whole prompt
 
     def __len__(self) -> int:
         """How many prompts are not done."""
@@ -51,7 +51,8 @@ class Prefill(Generic[Key]):
 
     def run(self) -> dict[Key, np.ndarray]:
         """Runs one block. Returns the logits (V,) of the last token of every prompt that it completes."""
-        return self.completed(self._model.forward(self.take()))
+        pieces = self.take()
+        return self.completed(self._model.forward(pieces, wanted=self.last()))
 
     def take(self, room: int = BLOCK) -> list[Piece]:
         """The pieces of the next block, of up to `room` tokens together, at least one, for `Model.forward`."""
@@ -66,19 +67,20 @@ class Prefill(Generic[Key]):
                 continue
             coming |= {tokens, page}
             batch.append((sequence, tokens[start : start + min(room, most)]))
-            self._taken.append((sequence, tokens))
+            self._taken.append((*batch[-1], tokens))
             room -= len(batch[-1][1])
             if room == 0:
                 break
         return batch
 
+    def last(self) -> list[bool]:
+        """Of each piece that `take` gave, whether it completes its prompt: only then are its logits wanted."""
+        return [len(sequence) + len(piece) == len(tokens) for sequence, piece, tokens in self._taken]
+
     def completed(self, logits: np.ndarray) -> dict[Key, np.ndarray]:
-        """The logits (V,) of the last token of every prompt that is done, from those of the last token of every piece."""
-        completed = {
-            tokens: (sequence, row)
-            for (sequence, tokens), row in zip(self._taken, logits, strict=True)
-            if len(sequence) == len(tokens)
-        }
+        """The logits (V,) of the last token of every prompt that is done: `logits` are those, in the order of the pieces."""
+        done = [(sequence, tokens) for sequence, _, tokens in self._taken if len(sequence) == len(tokens)]
+        completed = {tokens: (sequence, row) for (sequence, tokens), row in zip(done, logits, strict=True)}
         ready: dict[Key, np.ndarray] = {}
         for key, sequence, tokens in self._waiting if completed else ():
             if tokens in completed:

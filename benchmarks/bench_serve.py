@@ -1,0 +1,246 @@
+"""decodestep serve under load: tokens a second, waiting times, stalls, and whether answers stay those of a request alone.
+
+    python benchmarks/bench_serve.py [--model PATH] [--threads 2] [--clients 1,4,16,64] [--rates 1,4] [--seconds 10]
+
+The server runs as its own process, clients are sockets of this one that read server-sent events. First it verifies: seeded
+requests, alone and all at once, have the same texts. Then
+
+    clients    N clients, each of which asks again as soon as it has its answer: tokens a second of all, and of llama.cpp's
+               llama_decode with N sequences, without sampling, text or HTTP, on the same file and threads
+    rates      requests at random times (Poisson), whether or not earlier ones are done: times to the first token and between
+    stall      one client's tokens while a prompt of 2000 tokens arrives, against the same without it
+    prefix     the first token of a prompt whose 1000 first tokens have been seen, against that of a prompt of 10
+
+Without --model it makes a Q4_0 file of the default model by llama.cpp's quantizer, where llama-cpp-python is installed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import re
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+import decodestep as ds
+
+TOKENS = 128  # of a completion
+PROMPT = 16  # tokens of a prompt
+
+
+class Answer(NamedTuple):
+    """text, when it was asked for, and when each of its events came."""
+
+    text: str
+    asked: float
+    times: list[float]
+
+    @property
+    def first(self) -> float:
+        return self.times[0] - self.asked
+
+    @property
+    def gaps(self) -> list[float]:
+        return [after - before for before, after in zip(self.times, self.times[1:], strict=False)]
+
+
+async def ask(port: int, prompt: list[int], *, tokens: int = TOKENS, seed: int = 0) -> Answer:
+    body = {"prompt": prompt, "max_tokens": tokens, "seed": seed, "stream": True, "ignore_eos": True, "temperature": 0.8}
+    data = json.dumps(body).encode()
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(data)}\r\n\r\n"
+    asked = time.perf_counter()
+    writer.write(head.encode() + data)
+    pieces, times = [], []
+    async for line in reader:
+        if line.startswith(b"data: [DONE]"):
+            break
+        if line.startswith(b"data: "):
+            times.append(time.perf_counter())
+            pieces.append(json.loads(line[6:])["choices"][0]["text"])
+        elif line.startswith(b"HTTP/1.1 ") and b" 200 " not in line:
+            raise RuntimeError(line.decode())
+    writer.close()
+    return Answer("".join(pieces), asked, times)
+
+
+def prompt_of(number: int, length: int = PROMPT) -> list[int]:
+    rng = random.Random(number)
+    return [rng.randrange(1000, 40000) for _ in range(length)]
+
+
+def percentiles(seconds: list[float]) -> str:
+    if not seconds:
+        return "none"
+    p50, p95, p99 = np.percentile(seconds, (50, 95, 99)) * 1e3
+    return f"p50 {p50:.1f}  p95 {p95:.1f}  p99 {p99:.1f} ms"
+
+
+async def verify(port: int) -> None:
+    alone = [(await ask(port, prompt_of(i), seed=i)).text for i in range(8)]
+    together = await asyncio.gather(*(ask(port, prompt_of(i % 8), seed=i % 8) for i in range(48)))
+    different = [i for i, answer in enumerate(together) if answer.text != alone[i % 8]]
+    print(f"equality: {len(together) - len(different)} of {len(together)} seeded answers under load are those alone")
+    if different:
+        raise SystemExit("answers change with the load")
+
+
+async def closed(port: int, clients: int, seconds: float) -> tuple[float, list[Answer]]:
+    """(tokens a second, answers) with so many clients at work all the time."""
+    answers: list[Answer] = []
+    end = time.perf_counter() + seconds
+
+    async def client(number: int) -> None:
+        turn = 0
+        while time.perf_counter() < end:
+            answers.append(await ask(port, prompt_of(10**6 + 1000 * turn + number), seed=number))
+            turn += 1
+
+    await asyncio.gather(*(client(number) for number in range(clients)))
+    begin = min(answer.asked for answer in answers)
+    inside = sum(begin <= at <= end for answer in answers for at in answer.times)
+    return inside / (end - begin), answers
+
+
+async def poisson(port: int, rate: float, seconds: float) -> list[Answer]:
+    rng, running = random.Random(1), []
+    end = time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        running.append(asyncio.ensure_future(ask(port, prompt_of(len(running)), seed=len(running))))
+        await asyncio.sleep(rng.expovariate(rate))
+    return await asyncio.gather(*running)
+
+
+async def stall(port: int, clients: int) -> None:
+    """The gaps of clients that are being served, alone and while a long prompt arrives."""
+    idle = await asyncio.gather(*(ask(port, prompt_of(i), tokens=100, seed=1) for i in range(clients)))
+    median = statistics.median(gap for answer in idle for gap in answer.gaps)
+    tokens = 1500 // max(1, clients // 8)
+    running = [asyncio.ensure_future(ask(port, prompt_of(i), tokens=tokens, seed=1)) for i in range(clients)]
+    await asyncio.sleep(0.3)
+    long = await ask(port, prompt_of(random.randrange(10**9), 2000), tokens=1)
+    answers = [await task for task in running]
+    gaps = [
+        after - before
+        for answer in answers
+        for before, after in zip(answer.times, answer.times[1:], strict=False)
+        if long.asked <= before <= long.times[0]
+    ]
+    p99 = float(np.percentile(gaps, 99))
+    print(
+        f"stall, {clients:>2} clients: idle median {median * 1e3:.1f} ms; beside 2000 tokens {percentiles(gaps)}, worst "
+        f"{max(gaps) * 1e3:.1f} ms: p99 {p99 / median:.2f} times the idle median; its first token after {long.first:.2f} s"
+    )
+
+
+async def prefix(port: int) -> None:
+    seen = prompt_of(5, 1000)
+    await ask(port, seen, tokens=1)
+    repeated, short = [], []
+    for i in range(30):
+        repeated.append((await ask(port, [*seen, *prompt_of(100 + i, 10)], tokens=1)).first)
+        short.append((await ask(port, prompt_of(200 + i, 10), tokens=1)).first)
+    ratio = statistics.median(repeated) / statistics.median(short)
+    print(f"prefix: 1000 seen tokens and 10 more {percentiles(repeated)}; 10 tokens {percentiles(short)}: {ratio:.2f} times")
+
+
+def llama_decode(path: Path, sequences: int, threads: int, seconds: float) -> float:
+    """Tokens a second of llama_decode alone."""
+    from llama_cpp_model import LlamaCpp
+
+    model = LlamaCpp(path, PROMPT + TOKENS + 8, threads, flash_attention=True, sequences=sequences)
+    for sequence in range(sequences):
+        model.evaluate(np.array(prompt_of(sequence)), 0, sequence=sequence)
+    done, position, started = 0, PROMPT, time.perf_counter()
+    while time.perf_counter() - started < seconds:
+        model.step([1000] * sequences, position)
+        done += sequences
+        position += 1
+        if position == PROMPT + TOKENS:
+            model.forget(PROMPT)
+            position = PROMPT
+    rate = done / (time.perf_counter() - started)
+    model.close()
+    return rate
+
+
+def quantized(folder: str) -> Path:
+    """The default model with all blocks in Q4_0."""
+    import llama_cpp
+
+    source, target = ds.load().path, Path(folder) / "default-q4_0.gguf"
+    options = llama_cpp.llama_model_quantize_default_params()
+    options.ftype, options.allow_requantize, options.nthread = 2, True, 2
+    if llama_cpp.llama_model_quantize(str(source).encode(), str(target).encode(), options):
+        raise RuntimeError("llama.cpp could not quantize the model")
+    return target
+
+
+def serve(path: str, threads: int) -> tuple[subprocess.Popen[str], int]:
+    command = [sys.executable, "-m", "decodestep", "serve", path, "--threads", str(threads), "--port", "0"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    for line in process.stderr:
+        if found := re.search(r"listening on http://127.0.0.1:(\d+)", line):
+            return process, int(found[1])
+    raise RuntimeError("the server did not start")
+
+
+async def measure(options: argparse.Namespace, port: int) -> None:
+    await verify(port)
+    for clients in options.clients:
+        rate, answers = await closed(port, clients, options.seconds)
+        gaps = [gap for answer in answers for gap in answer.gaps]
+        print(
+            f"{clients:>2} clients: {rate:.0f} tokens/s; first token {percentiles([a.first for a in answers])}; "
+            f"between {percentiles(gaps)}", flush=True
+        )  # fmt: skip
+    for rate in options.rates:
+        answers = await poisson(port, rate, options.seconds)
+        gaps = [gap for answer in answers for gap in answer.gaps]
+        print(f"{rate:g} requests/s: first token {percentiles([a.first for a in answers])}; between {percentiles(gaps)}")
+    for clients in (1, 4, 16):
+        await stall(port, clients)
+    await prefix(port)
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--model", help="a GGUF file or a folder")
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--seconds", type=float, default=10.0, help="of each measurement")
+    numbers = {"type": lambda text: [float(item) for item in text.split(",") if item]}
+    parser.add_argument("--clients", type=lambda text: [int(i) for i in text.split(",") if i], default=[1, 4, 16, 64])
+    parser.add_argument("--rates", default=[1.0, 4.0], **numbers)
+    options = parser.parse_args(argv)
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            import llama_cpp  # noqa: F401
+        except ImportError:
+            peer = False
+            print("left out: llama.cpp, whose package llama-cpp-python is not installed", file=sys.stderr)
+        else:
+            peer = True
+        path = Path(options.model) if options.model else quantized(folder) if peer else ds.load().path
+        process, port = serve(str(path), options.threads)
+        try:
+            asyncio.run(measure(options, port))
+        finally:
+            process.terminate()
+            process.wait()
+        for clients in options.clients if peer and path.suffix == ".gguf" else ():
+            print(f"llama_decode of {clients:>2} sequences: {llama_decode(path, clients, options.threads, 3):.0f} tokens/s")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
