@@ -42,7 +42,7 @@ docs: $(VENV)/.docs
 
 # What docs/results says of this machine: every benchmark once, with pictures.
 bench-report: $(VENV)/.core $(VENV)/.test
-	$(PIP) install matplotlib
+	$(PIP) install accelerate matplotlib
 	$(BIN)/python benchmarks/report.py
 
 build: $(VENV)/.core

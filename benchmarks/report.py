@@ -2,7 +2,8 @@
 
     python benchmarks/report.py [--through "COMMAND"] [--only PART,PART] [--out DIR]
 
-Every piece is a process of its own, started through COMMAND where one is given, such as a wrapper that keeps the machine quiet.
+Every piece is a process of its own; those that measure time are started through COMMAND where one is given, such as a wrapper
+that keeps the machine quiet.
 Nothing is left out in silence: a peer that is not installed, a piece that fails or takes too long is named. The table of the
 README and of the site's first page is replaced between its two markers. --only runs the pieces with these words in their names,
 and takes the rows of the others from the run before.
@@ -39,10 +40,17 @@ class Piece(NamedTuple):
     name: str  # "decoding Q4_0": the words before the last are its group on the page
     command: list[str]
 
+    @property
+    def stem(self) -> str:
+        """Of its files."""
+        return self.name.replace(" ", "-").replace("=", "")
+
 
 def pieces(threads: int, folder: Path) -> tuple[list[Piece], list[str]]:
     """What is run, and what cannot be."""
-    source, left_out, files = Path(ds.load().path), list[str](), {"Q4_1": Path(ds.load().path)}
+    source = Path(ds.load().path)
+    files = {"Q4_1": source}
+    left_out = ["generate: transformers, whose OpenMP threads wait in loops beside those of llama.cpp"]
     for kind in ("Q4_0", "Q4_K_M", "Q8_0"):
         try:
             files[kind] = requantised.write(source, folder / f"SmolLM2-135M-{kind}.gguf", kind)
@@ -51,9 +59,8 @@ def pieces(threads: int, folder: Path) -> tuple[list[Piece], list[str]]:
     found = []
     for kind, file in files.items():
         about = ["bench_generate.py", "--file", str(file), "--threads", str(threads)]
-        torch = ["--transformers", "float32"] if kind == "Q4_1" else []
-        found.append(Piece(f"generate {kind}", [*about, "--rounds", "7", "--cases", "decode,prefill", "--contexts", "100,1000",
-                                                "--prompts", "400", *torch]))  # fmt: skip
+        found.append(Piece(f"generate {kind}", [*about, "--rounds", "5", "--cases", "decode,prefill", "--contexts", "100",
+                                                "--prompts", "400"]))  # fmt: skip
         found.append(Piece(f"accuracy {kind}", [*about, "--cases", "accuracy", "--positions", "1000"]))
     found.append(Piece("generate batch", ["bench_generate.py", "--threads", str(threads), "--cases", "batch", "--rounds", "7"]))
     for batch in (1, 8):
@@ -68,24 +75,30 @@ def pieces(threads: int, folder: Path) -> tuple[list[Piece], list[str]]:
     return found, left_out
 
 
-def run(piece: Piece, through: list[str], folder: Path) -> tuple[list[dict[str, Any]], str, list[str]]:
-    """Its rows, what it printed, and what it left out."""
-    table = folder / f"{piece.name.replace(' ', '-')}.csv"
+def run(piece: Piece, through: list[str], folder: Path) -> None:
+    """Leaves its rows and what it printed in the folder."""
+    table = folder / f"{piece.stem}.csv"
     table.unlink(missing_ok=True)
     script, *arguments = piece.command
-    command = [*through, sys.executable, str(ROOT / "benchmarks" / script), *arguments, "--csv", str(table)]
+    timed = [] if piece.name.startswith("accuracy") else through
+    command = [*timed, sys.executable, str(ROOT / "benchmarks" / script), *arguments, "--csv", str(table)]
     print(f"{piece.name}: {shlex.join(command)}", flush=True)
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=LONGEST_SECONDS, check=False)
         said, failed = done.stdout + done.stderr, done.returncode
     except subprocess.TimeoutExpired as error:
-        said, failed = str(error.stdout or ""), "took too long"
-    (table.with_suffix(".txt")).write_text(said, encoding="utf-8")
-    without = [line.strip() for line in said.splitlines() if re.search(r"left out:|is not installed|has no|: without ", line)]
+        said, failed = (error.stdout or b"").decode() if isinstance(error.stdout, bytes) else str(error.stdout or ""), -1
     if failed:
-        last = [line for line in said.splitlines() if line.strip()]
-        without.append(f"{piece.name} ended with {failed}: {last[-1] if last else 'no word'}")
-    return read(table), said, sorted(set(without))
+        last = [line.strip() for line in said.splitlines() if line.strip()]
+        said += f"\nleft out: it ended with {failed}, after: {last[-1] if last else 'no word'}\n"
+    table.with_suffix(".txt").write_text(said, encoding="utf-8")
+
+
+def lacking(piece: Piece, said: str) -> list[str]:
+    """What a piece left out, by what it printed."""
+    lines = [line.strip() for line in said.splitlines() if re.search(r"left out:|is not installed|has no|: without ", line)]
+    found = sorted({f"{piece.name}: {line.removeprefix('left out: ')}" for line in lines})
+    return found if said else [f"{piece.name}: not run"]
 
 
 def read(table: Path) -> list[dict[str, Any]]:
@@ -135,12 +148,11 @@ def main() -> None:
     results: dict[str, list[dict[str, Any]]] = {}
     accuracy: list[tuple[str, str]] = []
     for piece in found:
+        table = folder / f"{piece.stem}.csv"
         if not wanted or any(word in piece.name for word in wanted):
-            rows, said, without = run(piece, shlex.split(chosen.through), folder)
-            left_out += [line for line in without if line not in left_out]
-        else:
-            table = folder / f"{piece.name.replace(' ', '-')}.csv"
-            rows, said = read(table), table.with_suffix(".txt").read_text() if table.with_suffix(".txt").exists() else ""
+            run(piece, shlex.split(chosen.through), folder)
+        rows, said = read(table), table.with_suffix(".txt").read_text() if table.with_suffix(".txt").exists() else ""
+        left_out += lacking(piece, said)
         if rows:
             results[piece.name] = rows
         kind = piece.name.split()[-1]
@@ -153,7 +165,7 @@ def main() -> None:
         try:
             from plot import draw
 
-            draw(rows, str(out / f"{stem}-{name.replace(' ', '-').replace('=', '')}.svg"))
+            draw(rows, str(out / f"{stem}-{Piece(name, []).stem}.svg"))
         except ImportError:
             left_out.append("pictures: matplotlib is not installed")
             break

@@ -43,6 +43,7 @@ RESULTS = {
         row("full B=1 V=128256 float32 warm, backend cpu", "llama.cpp, apply only", 1e-5, 0.5),
         row("full B=1 V=128256 float32 warm, backend cpu", "llama.cpp", 1e-4, 5.0),
     ],
+    "tensor_scatter": [row("new", "ours", 1.0, 1.0), {**row("new", "torch", 2.0, 2.0), "ratio_high": 9.0}],
     "alone": [row("nobody else", "ours", 1.0, 1.0)],
 }
 
@@ -53,6 +54,7 @@ def test_the_best_peer_is_the_fastest_that_does_all_of_the_work(report_page):
     assert "| 60 ms, llama.cpp, no flash attention | 1.50 times as fast |" in short
     assert "| 400 ms, llama.cpp, flash attention | **slower**: 0.50 times as fast |" in short
     assert "| 100 µs, llama.cpp | 5.00 times as fast |" in short and "nobody" not in short
+    assert "| 2 s, torch | 2.00 times as fast, unsteady |" in short
     assert "| Q4_0 | ours | KL 1.0e-3   likeliest 97 % |" in text and "- genai: not here" in text
     assert "| ours, otherwise | 10 ms | 0.20 | 0.18 to 0.22 |  |" in text
     assert "| ours | 40 ms | 1.00 | 0.90 to 1.10 | 1.5 |" in text

@@ -190,11 +190,12 @@ def test_colours_and_bars_where_the_terminal_has_them(color, width):
 
 def test_the_command_writes_a_page(tmp_path, capsys):
     target = str(tmp_path / "page.html")
-    words = ["explain", "Once upon a", "--raw", "--ban", "time", "--greedy", "--steps", "2", "--html", target, "--json"]
-    assert cli.main([*words, "--compare", "--temperature 1.5 --seed 3 --ban Sunday"]) == 0
+    words = ["explain", "Once upon a", "--raw", "--ban", "time", "--steps", "2", "--html", target, "--json"]
+    assert cli.main([*words, "--compare", "--temperature 1.5 --ban Sunday"]) == 0
     made, html = json.loads(capsys.readouterr().out), Path(target).read_text(encoding="utf-8")
     first, second = embedded(html)["runs"]
-    assert made["tokens"] == [2, 2] and first["greedy"] and second["greedy"]
+    assert made["tokens"] == [2, 2] and first["seed"] == second["seed"] is not None
+    assert second["settings"]["temperature"] == "1.5" and "temperature" not in first["settings"]
     banned = first["tokens"][0]["steps"][0]
     assert banned["dropped"] == 2 and first["plan"][0]["name"] == "NoBadWordsLogitsProcessor"
     assert second["tokens"][0]["steps"][0]["dropped"] == 4

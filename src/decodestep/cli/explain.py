@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import shlex
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -63,7 +64,11 @@ def run(options: argparse.Namespace) -> int:
     params = with_bans(params, options, model)
     ids = [] if prompt is None else prompt_ids(model, prompt)
     if options.html:
-        each = [params] if other is None else [params, with_bans(params_of(other), other, model)]
+        (params,) = params.samples()  # with a seed, which the run beside shares unless it has its own
+        each = [params]
+        if other is not None:
+            beside = with_bans(params_of(other), other, model)
+            each.append(beside if beside.seed is not None else replace(beside, seed=params.seed))
         text = options.prompt if isinstance(prompt, list) else prompt
         made = record_document(model, str(text), ids, each, steps=options.steps or _PAGE_STEPS, top=options.top)
         Path(options.html).write_text(page(made, options.docs), encoding="utf-8")
