@@ -1,18 +1,20 @@
 """The default model against llama.cpp on the same file, and transformers: decoding, prefill, batches, and what it costs.
 
     python benchmarks/bench_generate.py [--cases decode,prefill,batch] [--contexts 100,1000] [--prompts 40,400,1000]
-        [--batch 8] [--threads 1] [--dtype auto] [--transformers ""|float32|bfloat16] [--rounds 7]
+        [--batch 8] [--threads 1 2] [--dtype auto] [--transformers ""|float32|bfloat16] [--rounds 7]
     python benchmarks/bench_generate.py --cases accuracy [--positions 2000]
     python benchmarks/bench_generate.py --file model.gguf ...
-    python benchmarks/bench_generate.py --model v2-lite|moonlight|glm-flash|youtu|minicpm3 [--kind Q4_0|Q4_K_M|Q8_0|BF16]
-        [--layers 27] [--experts 64] [--folder DIR] ...
+    python benchmarks/bench_generate.py --model 135m 0.6b 1b 3b v2-lite moonlight glm-flash youtu minicpm3
+        [--kind Q4_0 Q4_1 Q4_K_M Q5_K_M Q6_K Q8_0 IQ4_XS F16 BF16] [--layers 27] [--experts 64] [--folder DIR] ...
 
-With --model a file of that model's shape with random weights is written to the folder and run, with fewer layers or experts
-where memory is short; what it was is said.
+With --model files of the models' shapes with random weights are written to the folder and run one after the other, in each kind
+and on each number of threads, with fewer layers or experts where memory is short; what it was is said. DECODESTEP_ISA=avx2
+measures a lower instruction set; a llama.cpp that is built for the same one is found by LLAMA_CPP_LIB_PATH.
 
 Steps are timed, not samplers: a token's logits from the token. Each round times every peer once, in turn. Verified first: the
 most likely tokens are the peer's, but for near ties. The floor of a decoded token is one read of the weights and of the
-cache, at the rate of plain reads in the same rounds. Beside a batch stands one row after the other. Accuracy: the KL
+cache, at the rate of plain reads in the same rounds. llama.cpp runs with its flash attention and without: its better one is the
+peer. Beside a batch stands one row after the other. Accuracy: the KL
 divergence from transformers' distribution in float32, teacher-forced, and how often the likeliest token agrees.
 """
 
@@ -21,10 +23,11 @@ from __future__ import annotations
 import argparse
 import csv
 import inspect
+import itertools
 import statistics
 import sys
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +35,7 @@ import numpy as np
 
 import decodestep as ds
 import random_models
+from decodestep.models import DEFAULT_MODEL
 from decodestep.models.step import StepDecoder
 from harness import Call, Report, options, torch
 
@@ -98,7 +102,7 @@ def transformers_model(path: Path, dtype: str) -> Any:
 
 
 def tokens_of(model: ds.Model, count: int) -> np.ndarray:
-    if model.config.latent_attention:  # a file of random weights, whose tokenizer knows no text
+    if len(model.tokenizer.encode("the")) > 2:  # a file of random weights, whose tokenizer knows no text
         return np.random.default_rng(0).integers(0, model.config.vocab_size - 1, count)
     ids = np.array(model.tokenizer.encode(TEXT))
     return np.resize(ids, count)
@@ -111,10 +115,10 @@ def bytes_of_a_step(model: ds.Model, context: int, rows: int) -> int:
     return weights + rows * decoder.page_bytes * context // 16
 
 
-def peers(model: ds.Model, ids: np.ndarray, chosen: Any, rows: int = 1) -> dict[str, Any]:
+def peers(model: ds.Model, ids: np.ndarray, chosen: Any, threads: int, rows: int = 1) -> dict[str, Any]:
     made: dict[str, Any] = {"ours": Ours(model, ids, rows)}
     for flash in (False, True) if LlamaCpp else ():
-        made[f"llama.cpp, {'' if flash else 'no '}flash attention"] = Theirs(model.path, ids, chosen.threads, flash, rows)
+        made[f"llama.cpp, {'' if flash else 'no '}flash attention"] = Theirs(model.path, ids, threads, flash, rows)
     if chosen.transformers and rows == 1:
         made[f"transformers {chosen.transformers}"] = Transformers(model.path, ids, chosen.transformers)
     return made
@@ -134,7 +138,7 @@ def calls(made: dict[str, Any], verb: Callable[[Any], Call]) -> dict[str, Call]:
 
 def decode(model: ds.Model, report: Report, chosen: Any, context: int, rows: int = 1) -> None:
     ids = tokens_of(model, context)
-    made = peers(model, ids, chosen, rows)
+    made = peers(model, ids, chosen, report.threads, rows)
     verify(made)
     for peer in made.values():  # those that `verify` has not filled
         for row in range(1, rows):
@@ -142,19 +146,19 @@ def decode(model: ds.Model, report: Report, chosen: Any, context: int, rows: int
         if isinstance(peer, Transformers):
             peer.prefill()
     read = bytes_of_a_step(model, context, rows)
-    name = f"decode, context {context}" + (f", batch {rows}" if rows > 1 else "") + f", {STEPS} steps"
+    name = chosen.about + f"decode, context {context}" + (f", batch {rows}" if rows > 1 else "") + f", {STEPS} steps"
     timed = calls(made, lambda peer: peer.decode)
     if rows > 1 and LlamaCpp:
-        alone = Theirs(model.path, ids, chosen.threads, flash_attention=True)
+        alone = Theirs(model.path, ids, report.threads, flash_attention=True)
         alone.prefill()
         timed["llama.cpp, a row after the other"] = lambda: [alone.decode() for _ in range(rows)]
     report.case(name, timed, chosen.rounds, read * STEPS)
 
 
 def prefill(model: ds.Model, report: Report, chosen: Any, prompt: int) -> None:
-    made = peers(model, tokens_of(model, prompt), chosen)
+    made = peers(model, tokens_of(model, prompt), chosen, report.threads)
     verify(made)
-    report.case(f"prefill, {prompt} tokens", calls(made, lambda peer: peer.prefill), chosen.rounds)
+    report.case(f"{chosen.about}prefill, {prompt} tokens", calls(made, lambda peer: peer.prefill), chosen.rounds)
 
 
 def accuracy(model: ds.Model, positions: int) -> None:
@@ -196,23 +200,39 @@ def log_softmax(x: np.ndarray) -> np.ndarray:
 
 def main() -> None:
     chosen = options(__doc__, rounds=7, cases="decode,prefill,batch", contexts="100,1000", prompts="40,400", batch=8,
-                     dtype="auto", transformers="", positions=2000, file="", model="", kind="Q4_0", layers=0, experts=0,
-                     folder=tempfile.gettempdir(),
+                     dtype="auto", transformers="", positions=2000, file="", model=("",), kind=("Q4_0",), layers=0, experts=0,
+                     threads=(1,), folder=tempfile.gettempdir(),
                      choices={"model": ["", *random_models.SHAPES], "kind": list(random_models.KINDS)})  # fmt: skip
-    if chosen.model:
-        path = Path(chosen.folder) / f"{chosen.model}-{chosen.kind}-{chosen.layers}-{chosen.experts}.gguf"
-        print(random_models.write(path, chosen.model, chosen.kind, layers=chosen.layers, experts=chosen.experts))
-        model = ds.load(path, dtype=chosen.dtype, threads=chosen.threads)
-        print(model.decoder.description)
-    else:
-        model = ds.load(*filter(None, [chosen.file]), dtype=chosen.dtype, threads=chosen.threads)
-    cases = chosen.cases.split(",")
     if not LlamaCpp:
         print("left out: llama.cpp, whose package llama-cpp-python is not installed", file=sys.stderr)
-    if "accuracy" in cases:
-        accuracy(model, chosen.positions)
+    if "accuracy" in chosen.cases:
+        accuracy(ds.load(chosen.file or DEFAULT_MODEL, dtype=chosen.dtype, threads=chosen.threads[0]), chosen.positions)
         return
-    report = Report("generate", chosen.threads)
+    report = Report("generate", chosen.threads[0])
+    for name, path in files(chosen):
+        model = ds.load(path, dtype=chosen.dtype)
+        if name:
+            print(model.decoder.description)
+        for report.threads in chosen.threads:
+            threads = f"{report.threads} thread(s)" if len(chosen.threads) > 1 else ""
+            chosen.about = "".join(f"{part}, " for part in (name, threads) if part)
+            with ds.use_threads(report.threads):
+                measure(model, report, chosen)
+    report.save()
+
+
+def files(chosen: Any) -> Iterator[tuple[str, Path | str]]:
+    """The models to run, by what their cases are called: files that are written now, or the one that is given."""
+    for name, kind in itertools.product(filter(None, chosen.model), chosen.kind):
+        path = Path(chosen.folder) / f"{name}-{kind}-{chosen.layers}-{chosen.experts}.gguf"
+        print("\n" + random_models.write(path, name, kind, layers=chosen.layers, experts=chosen.experts))
+        yield f"{name} {kind}", path
+    if not any(chosen.model):
+        yield "", chosen.file or DEFAULT_MODEL
+
+
+def measure(model: ds.Model, report: Report, chosen: Any) -> None:
+    cases = chosen.cases.split(",")
     if "decode" in cases:
         for context in map(int, chosen.contexts.split(",")):
             decode(model, report, chosen, context)
@@ -221,7 +241,6 @@ def main() -> None:
     if "prefill" in cases:
         for prompt in map(int, chosen.prompts.split(",")):
             prefill(model, report, chosen, prompt)
-    report.save()
 
 
 if __name__ == "__main__":

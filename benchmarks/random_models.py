@@ -1,4 +1,4 @@
-"""GGUF files in the shape of published models with latent attention, with random weights, for benchmarks.
+"""GGUF files in the shape of published models, with random weights, for benchmarks.
 
 What a step costs depends on the shape and on the blocks, not on the numbers. Where memory is short a file may have fewer
 layers, or fewer experts of which as many are used: a token then reads the same bytes. (llama.cpp takes a file for one without a
@@ -37,7 +37,27 @@ class Shape(NamedTuple):
     eps: float = 1e-6
 
 
-SHAPES = {
+class GroupedShape(NamedTuple):
+    """A Llama's: grouped-query attention, logits by the embedding."""
+
+    layers: int
+    hidden: int
+    heads: int
+    kv_heads: int
+    width: int
+    feed_forward: int
+    vocabulary: int
+    theta: float
+    eps: float = 1e-5
+    architecture: str = "llama"
+    experts: None = None
+
+
+SHAPES: dict[str, Shape | GroupedShape] = {
+    "135m": GroupedShape(30, 576, 9, 3, 64, 1536, 49152, 1e5),  # SmolLM2
+    "0.6b": GroupedShape(28, 1024, 16, 8, 128, 3072, 151936, 1e6, 1e-6),  # Qwen3's sizes, without its norms of heads
+    "1b": GroupedShape(16, 2048, 32, 8, 64, 8192, 128256, 5e5),  # Llama 3.2
+    "3b": GroupedShape(28, 3072, 24, 8, 128, 8192, 128256, 5e5),
     "v2-lite": Shape("deepseek2", 27, 2048, 16, None, 512, 128, 64, 128, 10944, 102400, (64, 6, 2, 1408, 1)),
     "moonlight": Shape(
         "deepseek2", 27, 2048, 16, None, 512, 128, 64, 128, 11264, 163840, (64, 6, 2, 1408, 1), True, False, 5e4, 1e-5
@@ -48,11 +68,21 @@ SHAPES = {
     "youtu": Shape("deepseek2", 32, 2048, 16, 1536, 512, 128, 64, 128, 6144, 128256, None, False, True),
     "minicpm3": Shape("minicpm3", 62, 2560, 40, 768, 256, 64, 32, 64, 6400, 73448, None, False, True, 1e4, 1e-5),
 }
-# What a matrix becomes: the type, and the one for rows that do not fill its blocks, as llama.cpp's quantiser has it. Q4_K_M has
-# Q6_K for the logits; which of the other matrices get it there depends on the layer, so here none does.
-KINDS = {"Q4_0": ("Q4_0", "Q4_0"), "Q4_K_M": ("Q4_K", "Q5_0"), "Q8_0": ("Q8_0", "Q8_0"), "BF16": ("BF16", "BF16")}
-# The places of a block's float16 scales, and the deviation of its values where these are 1.
-_BLOCKS = {"Q4_0": ((0,), 4.6), "Q5_0": ((0,), 9.2), "Q8_0": ((0,), 74.0), "Q4_K": ((0, 2), 300.0), "Q6_K": ((208,), 1370.0)}
+# What a matrix becomes: the type, and the one for rows that do not fill its blocks, as llama.cpp's quantiser has it.
+KINDS = {
+    "Q4_0": ("Q4_0", "Q4_0"), "Q4_1": ("Q4_1", "Q4_1"), "Q8_0": ("Q8_0", "Q8_0"), "Q4_K_M": ("Q4_K", "Q5_0"),
+    "Q5_K_M": ("Q5_K", "Q5_1"), "Q6_K": ("Q6_K", "Q8_0"), "IQ4_XS": ("IQ4_XS", "IQ4_NL"), "F16": ("F16", "F16"),
+    "BF16": ("BF16", "BF16"),
+}  # fmt: skip
+# The same for the logits, and with "_M" for values and down projections of half of the layers; in models with latent attention,
+# where the quantiser has other rules, only for logits that are not the embedding's.
+_MORE = {"Q4_0": ("Q6_K", "Q8_0"), "Q4_K_M": ("Q6_K", "Q8_0"), "Q5_K_M": ("Q6_K", "Q8_0"), "IQ4_XS": ("Q6_K", "Q8_0")}
+# The places of a block's float16 scales and minima, and the deviation of its values where these are 1.
+_BLOCKS = {
+    "Q4_0": ((0,), 4.6), "Q4_1": ((0, 2), 4.6), "Q5_0": ((0,), 9.2), "Q5_1": ((0, 2), 9.2), "Q8_0": ((0,), 74.0),
+    "Q4_K": ((0, 2), 300.0), "Q5_K": ((0, 2), 600.0), "Q6_K": ((208,), 1370.0), "IQ4_NL": ((0,), 70.0),
+    "IQ4_XS": ((0,), 1300.0),
+}  # fmt: skip
 
 
 def write(path: Path, name: str, kind: str, *, layers: int = 0, experts: int = 0) -> str:
@@ -66,13 +96,13 @@ def write(path: Path, name: str, kind: str, *, layers: int = 0, experts: int = 0
         what += f", {shape.experts[0]} of {SHAPES[name].experts[0]} experts"
     if not path.exists():
         partial = path.with_suffix(".partial")
-        _File(partial, shape, kind, layers).write()
+        (_GroupedFile if isinstance(shape, GroupedShape) else _File)(partial, shape, kind, layers).write()
         partial.rename(path)
     return what
 
 
 class _File:
-    def __init__(self, path: Path, shape: Shape, kind: str, layers: int) -> None:
+    def __init__(self, path: Path, shape: Any, kind: str, layers: int) -> None:
         self.shape, self.kind, self.layers = shape, kind, layers
         self.writer = gguf.GGUFWriter(path, shape.architecture)
         self.rng = np.random.default_rng(0)
@@ -95,7 +125,20 @@ class _File:
         w.close()
 
     def _keys(self) -> None:
-        s, w = self.shape, self.writer
+        w, size = self.writer, self.shape.vocabulary
+        add = {bool: w.add_bool, int: w.add_uint32, float: w.add_float32}
+        for key, value in self._sizes().items():
+            add[type(value)](f"{self.shape.architecture}.{key}", value)
+        w.add_tokenizer_model("gpt2")
+        w.add_tokenizer_pre("gpt-2")
+        letters = [chr(b) if 33 <= b <= 126 else f"<{b}>" for b in range(size - 2)]
+        w.add_token_list([*letters, "ab", "<end>"])
+        w.add_token_types([1] * (size - 1) + [3])
+        w.add_token_merges(["a b"])
+        w.add_eos_token_id(size - 1)
+
+    def _sizes(self) -> dict[str, Any]:
+        s = self.shape
         latent = s.architecture == "deepseek2"
         keys: dict[str, Any] = {
             "block_count": self.layers, "context_length": 32768, "embedding_length": s.hidden,
@@ -123,16 +166,7 @@ class _File:
                 keys["expert_weights_norm"] = True
         elif latent:
             keys |= {"expert_feed_forward_length": s.feed_forward, "expert_shared_count": 0}
-        add = {bool: w.add_bool, int: w.add_uint32, float: w.add_float32}
-        for key, value in keys.items():
-            add[type(value)](f"{s.architecture}.{key}", value)
-        w.add_tokenizer_model("gpt2")
-        w.add_tokenizer_pre("gpt-2")
-        letters = [chr(b) if 33 <= b <= 126 else f"<{b}>" for b in range(s.vocabulary - 2)]
-        w.add_token_list([*letters, "ab", "<end>"])
-        w.add_token_types([1] * (s.vocabulary - 1) + [3])
-        w.add_token_merges(["a b"])
-        w.add_eos_token_id(s.vocabulary - 1)
+        return keys
 
     def _list(self) -> None:
         s = self.shape
@@ -184,9 +218,11 @@ class _File:
         self.tensors.append((f"{name}.weight", (width,), "F32"))
 
     def _matrix(self, name: str, *size: Any) -> None:
-        """size: of its axes, and last, if it is no number, the type."""
+        """size: of its axes, and last, if it is no number, the type, or None."""
         chosen, other = KINDS[self.kind]
-        if not isinstance(size[-1], int):
+        if isinstance(size[-1], tuple):
+            (chosen, other), size = size[-1], size[:-1]
+        elif not isinstance(size[-1], int):
             chosen, size = size[-1] or chosen, size[:-1]
         fits = size[-1] % gguf.GGML_QUANT_SIZES[_TYPES[chosen]][0] == 0
         self.tensors.append((f"{name}.weight", size, chosen if fits else other))
@@ -197,12 +233,44 @@ class _File:
             return exact.astype(np.float32) * (0 if name.endswith(".bias") else 1)
         shape = gguf.quant_shape_to_byte_shape(size, _TYPES[kind])
         deviation = size[-1] ** -0.5
-        if kind == "BF16":
-            values = (self.rng.standard_normal(1 << 20, np.float32) * deviation).view(np.uint32) >> 16
-            return np.resize(values.astype(np.uint16), size).view(np.uint8)
+        if kind in ("F16", "BF16"):
+            values = self.rng.standard_normal(1 << 20, np.float32) * np.float32(deviation)
+            halves = values.astype(np.float16) if kind == "F16" else (values.view(np.uint32) >> 16).astype(np.uint16)
+            return np.resize(halves, size).view(np.uint8)
         places, unit = _BLOCKS[kind]
         block = gguf.GGML_QUANT_SIZES[_TYPES[kind]][1]
         data = np.resize(self.bytes, int(np.prod(shape))).reshape(-1, block)
-        for number, at in enumerate(places):  # the minimum of Q4_K: about half of its largest nibble times a scale
+        for number, at in enumerate(places):  # a minimum: about half of the largest nibble times a scale
             data[:, at : at + 2] = np.array([deviation / unit * (7.5 if number else 1)], np.float16).view(np.uint8)
         return data.reshape(shape)
+
+
+class _GroupedFile(_File):
+    def _sizes(self) -> dict[str, Any]:
+        s = self.shape
+        return {
+            "block_count": self.layers, "context_length": 32768, "embedding_length": s.hidden,
+            "feed_forward_length": s.feed_forward, "attention.head_count": s.heads, "attention.head_count_kv": s.kv_heads,
+            "attention.key_length": s.width, "attention.value_length": s.width, "rope.dimension_count": s.width,
+            "rope.freq_base": s.theta, "attention.layer_norm_rms_epsilon": s.eps, "vocab_size": s.vocabulary,
+        }  # fmt: skip
+
+    def _list(self) -> None:
+        s = self.shape
+        more = _MORE.get(self.kind)
+        self._matrix("token_embd", s.vocabulary, s.hidden, more)
+        self._exact("output_norm", s.hidden)
+        for i in range(self.layers):
+            eighth = self.layers // 8  # the quantiser's choice of layers
+            here = i < eighth or i >= 7 * self.layers // 8 or (i - eighth) % 3 == 2
+            better = more if here and self.kind.endswith("_M") else None
+            at, queries, keys = f"blk.{i}.", s.heads * s.width, s.kv_heads * s.width
+            self._exact(f"{at}attn_norm", s.hidden)
+            self._exact(f"{at}ffn_norm", s.hidden)
+            self._matrix(f"{at}attn_q", queries, s.hidden)
+            self._matrix(f"{at}attn_k", keys, s.hidden)
+            self._matrix(f"{at}attn_v", keys, s.hidden, better)
+            self._matrix(f"{at}attn_output", s.hidden, queries)
+            self._matrix(f"{at}ffn_gate", s.feed_forward, s.hidden)
+            self._matrix(f"{at}ffn_up", s.feed_forward, s.hidden)
+            self._matrix(f"{at}ffn_down", s.hidden, s.feed_forward, better)

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import decodestep as ds
 import processes
 
 FOLDER = Path(__file__).parent.parent / "benchmarks"
@@ -201,3 +202,18 @@ def test_transformers_verifies_and_accelerates():
     assert {"decodestep", "sdpa"} == names(rows, "prefill")
     assert {"ours, Sampler", "transformers"} == names(rows, "sampling greedy")
     assert ran.stderr.count("verified") == 4
+
+
+def test_files_of_random_weights_load_in_every_kind(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(FOLDER))
+    random_models = __import__("random_models")
+    fills, does_not_fill = 256, 288  # the rows of 256 values a block
+    for hidden, kinds in ((fills, random_models.KINDS), (does_not_fill, ("Q4_K_M", "IQ4_XS"))):
+        monkeypatch.setitem(random_models.SHAPES, "tiny", random_models.GroupedShape(2, hidden, 4, 2, 16, 256, 300, 1e4))
+        for kind in kinds:
+            path = tmp_path / f"{kind}-{hidden}.gguf"
+            random_models.write(path, "tiny", kind)
+            model = ds.load(path, threads=1)
+            logits = model.logits([1, 2, 3])
+            assert np.isfinite(logits).all() and logits.std() > 0.01, kind
+            assert model.decoder.description == "one native call a step"
