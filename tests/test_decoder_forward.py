@@ -337,5 +337,5 @@ def test_a_rope_table_that_is_too_short_grows(tiny_file, rng):
     model = ds.load(tiny_file(context=2000))
     ids = rng.integers(0, 297, 1100)
     whole = model.logits(ids)
-    model.decoder._rope = tuple(table[:8] for table in model.decoder._rope)
+    model.decoder._ropes = [tuple(table[:8] for table in rope) for rope in model.decoder._ropes]
     np.testing.assert_array_equal(model.logits(ids), whole)

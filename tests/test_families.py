@@ -163,6 +163,28 @@ def test_what_a_text_is_when_it_grows_beyond_the_short_factors(folder):
     assert done.token_ids == families.greedy_of(model, prompt, 8)
 
 
+def test_the_native_step_has_both_tables_of_long_rope(tmp_path):
+    """Long and short sequences side by side in one pass; one that grows beyond the short factors."""
+    factors = {"short_factor": np.linspace(1, 1.3, 8).tolist(), "long_factor": np.linspace(1, 4, 8).tolist()}
+    changes = families.ALIGNED["minicpm3"] | {"rope_parameters": {**families.longrope(32), **factors}}
+    path = families.save(families.model_of("minicpm3", 0, **changes), tmp_path)
+    native, exact = ds.load(path), ds.load(path, dtype="float32")
+    assert native.decoder.description == "one native call a step"
+    ids = np.random.default_rng(3).integers(0, 297, (4, 40))
+
+    def forwards(model, batches):
+        sequences = [model.sequence() for _ in ids]
+        return [model.forward([(sequences[i], part) for i, part in batch], every=True) for batch in batches]
+
+    passes = [[(0, ids[0]), (1, ids[1][:20]), (2, ids[2][:33]), (3, ids[3][:32])],
+              [(3, ids[3][32:34]), (1, ids[1][20:30]), (0, [5])], [(1, ids[1][30:]), (3, [7])]]  # fmt: skip
+    together = forwards(native, passes)
+    for mine, true in zip(together, forwards(exact, passes), strict=True):
+        assert np.median(np.abs(mine - true).max(axis=1) / np.abs(true).max(axis=1)) < 0.005
+    singly = forwards(native, [[part] for batch in passes for part in batch])
+    np.testing.assert_array_equal(np.concatenate(together), np.concatenate(singly))
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_narrow_weights_are_multiplied_as_they_are(tmp_path, ids, dtype):
     narrow, model = (families.model_of("deepseek_v3", 0, dtype=kind) for kind in (dtype, torch.float32))

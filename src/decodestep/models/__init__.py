@@ -239,9 +239,9 @@ def load(
         needed. None: a quarter of the memory of the machine, or of its container.
 
     The native step needs a head size that is a multiple of 16, and hidden, feed-forward and query sizes that are multiples of
-    32; of latent attention the rotated part of a head a multiple of 16, all other widths of 32. It has no biases, and
-    one set of rope frequencies. Another model runs as with "float32" under "auto", and is refused under
-    "bfloat16" and "int8". `model.decoder.description` says how a model runs.
+    32; of latent attention the rotated part of a head a multiple of 16, all other widths of 32. It has no biases. Another model
+    runs as with "float32" under "auto", and is refused under "bfloat16" and "int8". `model.decoder.description` says how a
+    model runs.
 
     Returns a `Model`. Raises ValueError for dtype, form, cache_dtype, threads, chat_template or cache_bytes; `ModelError` for a
     file that is missing, truncated, corrupt or not supported, and for a default model that can be neither found nor fetched;
@@ -282,7 +282,7 @@ def _decoder(checkpoint: Checkpoint, dtype: str, *, as_latent: bool, byte_latent
     config = checkpoint.config
     if as_latent and config.latent_attention is None:
         config = latent_config(config)
-    why = "dtype float32" if dtype == "float32" else obstacle(config, checkpoint.rope())
+    why = "dtype float32" if dtype == "float32" else obstacle(config)
     if byte_latents and (why is not None or config.latent_attention is None):
         raise ModelError(f"{checkpoint.path}: cache_dtype 'int8' is not supported: {why or 'there are no latents'}")
     if dtype == "float32":

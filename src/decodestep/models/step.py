@@ -21,13 +21,11 @@ from decodestep.weights.feed_forward import FeedForward
 PANEL_FORMATS = {"auto": None, "bfloat16": Format.BF16, "int8": Format.Q8_0}
 
 
-def obstacle(config: Config, rope: Rope) -> str | None:
+def obstacle(config: Config) -> str | None:
     """Why the native step cannot run such a model, or None."""
     latent, experts = config.latent_attention, config.experts
     if config.biases or (latent and latent.biases):
         return "it has no biases"
-    if rope.long_frequencies is not None:
-        return "it has no second set of rope frequencies"
     blocks = [config.feed_forward] if experts is None or not all(experts.layers) else []
     blocks += [] if experts is None else [experts.width, experts.shared]
     if (why := block_obstacle(config.hidden, blocks)) is not None:
@@ -51,7 +49,7 @@ class StepDecoder(Decoder):
         self._byte_latents = byte_latents
         self.description = f"one native call a step{', latents as int8' if byte_latents else ''}{left_out(config)}"
         self._rotation: Rope = weights.rope
-        self._rope = weights.rope.table(np.arange(1024))
+        self._ropes = [weights.rope.table(np.arange(1024), np.full(1024, long)) for long in (False, True)]
         latent = config.latent_attention
         self._weights = DecoderWeights(
             embedding=weights.embedding,
@@ -90,16 +88,39 @@ class StepDecoder(Decoder):
         wanted: np.ndarray,
     ) -> np.ndarray:
         assert isinstance(pages, SlabPages)
-        sin, cos = self._rope_up_to(PAGE * page_table.shape[1])
+        long = self._rotation.is_long(sequence, positions)
+        if long is None or long.all():
+            return self._step(tokens, sequence, positions, pages, page_table, wanted, long is not None)
+        logits = np.empty((len(wanted), self.config.vocab_size), np.float32)
+        for kind in (False, True):  # a call has one table; sequences do not depend on each other
+            chosen, rows = long == kind, long[wanted] == kind
+            place = np.cumsum(chosen) - 1  # of a token among those of its kind
+            logits[rows] = self._step(
+                tokens[chosen], sequence[chosen], positions[chosen], pages, page_table, place[wanted[rows]], kind
+            )
+        return logits
+
+    def _step(
+        self,
+        tokens: np.ndarray,
+        sequence: np.ndarray,
+        positions: np.ndarray,
+        pages: SlabPages,
+        page_table: np.ndarray,
+        wanted: np.ndarray,
+        long: bool,
+    ) -> np.ndarray:
+        sin, cos = self._rope_up_to(PAGE * page_table.shape[1], long)
         # Not through the public function: the core checks these arrays too, and the checks in Python cost 3 % of a token.
         call = Call(self._weights, tokens, sequence, positions, sin, cos, pages.keys, pages.values, page_table, wanted)
         return run(OP, "cpu", cpu.forward, call)
 
-    def _rope_up_to(self, positions: int) -> tuple[np.ndarray, np.ndarray]:
+    def _rope_up_to(self, positions: int, long: bool) -> tuple[np.ndarray, np.ndarray]:
         """The rope table of at least so many positions. It grows by doubling; a thread keeps the one that it was given."""
-        rope = self._rope
+        rope = self._ropes[long]
         if len(rope[0]) < positions:
-            rope = self._rope = self._rotation.table(np.arange(max(positions, 2 * len(rope[0]))))
+            count = max(positions, 2 * len(rope[0]))
+            rope = self._ropes[long] = self._rotation.table(np.arange(count), np.full(count, long))
         return rope
 
 

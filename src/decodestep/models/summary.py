@@ -18,7 +18,7 @@ def summary(checkpoint: Checkpoint) -> dict[str, Any]:
     checkpoint.check()
     config = checkpoint.config
     latent, experts = config.latent_attention, config.experts
-    why = obstacle(config, checkpoint.rope())
+    why = obstacle(config)
     facts: dict[str, Any] = {
         "file": _file(checkpoint),
         "architecture": f"{config.architecture}: {config.layers} layers of {config.hidden}, vocabulary {config.vocab_size}, "
