@@ -90,7 +90,7 @@ def test_every_answer_is_that_of_the_request_alone(tiny, pages, monkeypatch):
 
 
 def test_a_long_prompt_runs_in_pieces_beside_the_others(tiny, monkeypatch):
-    monkeypatch.setattr(Beside, "room", lambda schedule, decoding: 3)
+    monkeypatch.setattr(Beside, "room", lambda schedule, decoding, prompts: 3)
     order, came = [], threading.Event()
 
     def deliver(news):
@@ -108,7 +108,7 @@ def test_a_long_prompt_runs_in_pieces_beside_the_others(tiny, monkeypatch):
 
 
 def test_a_short_prompt_does_not_wait_for_a_long_one_nor_a_long_one_for_ever(tiny, monkeypatch):
-    monkeypatch.setattr(Beside, "room", lambda schedule, decoding: 4)
+    monkeypatch.setattr(Beside, "room", lambda schedule, decoding, prompts: 4)
     done = []
     engine = Engine(tiny, deliver=lambda news: done.extend(ticket.number for ticket, gain in news if gain.reason))
     with engine:

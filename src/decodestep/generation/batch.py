@@ -161,12 +161,13 @@ class Batch:
             return None
         while True:
             decoding = [key for key in self._sampled if key not in self._logits]
-            prompts = self._prefill.take(self._schedule.room(len(decoding))) if self._prefill else []
+            waiting = len(self._prefill)
+            prompts = self._prefill.take(self._schedule.room(len(decoding), waiting)) if waiting else []
             if not (decoding or prompts):
                 break
             tokens = [(self._sequences[key], self._rows[key].history.tokens[-1:]) for key in decoding]
             try:
-                with self._schedule.timed(len(decoding), sum(len(piece) for _, piece in prompts)):
+                with self._schedule.timed(len(decoding), waiting, sum(len(piece) for _, piece in prompts)):
                     asked = [True] * len(tokens) + (self._prefill.last() if prompts else [])
                     fresh = self._model.forward([*tokens, *prompts], wanted=asked)
                 break

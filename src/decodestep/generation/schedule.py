@@ -25,12 +25,12 @@ class Schedule(ABC):
         """For how many of the tokens that a row may still draw pages are set aside when it is admitted."""
 
     @abstractmethod
-    def room(self, decoding: int) -> int:
-        """How many tokens of prompts may run in a pass beside so many rows, at least one."""
+    def room(self, decoding: int, prompts: int) -> int:
+        """How many tokens of so many prompts may run in a pass beside so many rows, at least one."""
 
     @contextmanager
-    def timed(self, decoding: int, prompt_tokens: int) -> Iterator[None]:
-        """Around a pass of so many rows and tokens of prompts."""
+    def timed(self, decoding: int, prompts: int, tokens: int) -> Iterator[None]:
+        """Around a pass of so many rows, and so many tokens of the prompts that there are."""
         yield
 
 
@@ -43,7 +43,7 @@ class PromptsFirst(Schedule):
     def set_aside(self, remaining: int) -> int:
         return remaining
 
-    def room(self, decoding: int) -> int:
+    def room(self, decoding: int, prompts: int) -> int:
         return BLOCK
 
 
@@ -51,8 +51,9 @@ class Beside(Schedule):
     """Prompts in pieces beside the rows that draw: for rows that come and go, none of which may wait for another's prompt.
 
     most_rows: as above.
-    SLOWER: by how much a piece may lengthen a pass, as a share of the pass without it.
-    PASS_SECONDS: how long a pass of prompts alone may take, so that a new row soon gets its turn.
+    SLOWER: by how much the piece of a prompt may lengthen a pass, as a share of the pass without it; several prompts may
+        lengthen it as often, so that those who wait for a first token are not many while a few draw.
+    PASS_SECONDS: how long a pass of prompts alone may take, and one of several prompts beside rows.
     AHEAD: for how many tokens a row has pages when it is admitted; more are taken as they are needed.
 
     The time of a pass of so many rows alone is a moving average of such passes. A piece grows while its passes take less than
@@ -73,22 +74,32 @@ class Beside(Schedule):
     def set_aside(self, remaining: int) -> int:
         return min(remaining, self.AHEAD)
 
-    def room(self, decoding: int) -> int:
-        return max(1, min(BLOCK, int(_nearest(self._pieces, decoding))))
+    def room(self, decoding: int, prompts: int) -> int:
+        return max(1, min(BLOCK, int(self._piece(decoding) * self._shares(decoding, prompts))))
 
     @contextmanager
-    def timed(self, decoding: int, prompt_tokens: int) -> Iterator[None]:
+    def timed(self, decoding: int, prompts: int, tokens: int) -> Iterator[None]:
         start = time.perf_counter()
         yield
         seconds = time.perf_counter() - start
-        if not prompt_tokens:
+        if not tokens:
             before = self._alone.get(decoding, seconds)
             self._alone[decoding] = before + 0.2 * (min(seconds, 3 * before) - before)
         elif self._alone or not decoding:
-            allowed = (1 + self.SLOWER) * _nearest(self._alone, decoding) if decoding else self.PASS_SECONDS
-            size = _nearest(self._pieces, decoding)
-            if seconds > allowed or prompt_tokens >= int(size):
-                self._pieces[decoding] = min(BLOCK, max(2.0, size * min(1.25, max(0.8, allowed / seconds))))
+            allowed = self.PASS_SECONDS
+            if decoding:
+                alone = _nearest(self._alone, decoding)
+                shares = self._shares(decoding, prompts)
+                allowed = max(min(allowed, (1 + self.SLOWER * shares) * alone), (1 + self.SLOWER) * alone)
+            if seconds > allowed or tokens >= self.room(decoding, prompts):
+                change = min(1.1, max(0.7, allowed / seconds))
+                self._pieces[decoding] = min(float(BLOCK), max(2.0, self._piece(decoding) * change))
+
+    def _piece(self, decoding: int) -> float:
+        return _nearest(self._pieces, decoding)
+
+    def _shares(self, decoding: int, prompts: int) -> int:
+        return min(prompts, 16) if decoding else 1
 
 
 def _nearest(known: dict[int, float], rows: int) -> float:

@@ -1,0 +1,177 @@
+"""Many clients of a server of its own: seeded answers equal those alone, nothing hangs, memory and pages return to the start.
+
+    python tests/soak_serving.py [--seconds 600] [--clients 200] [--model PATH]
+
+Clients ask with few different seeds and prompts, read slowly, vanish in the middle, send what is malformed, and constrain their
+texts. At the end the server is killed and started again, and must serve at once. Exits with 1 and says what was wrong.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import re
+import subprocess
+import sys
+import time
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import decodestep as ds
+
+SCHEMA = {"type": "object", "properties": {"a": {"type": "string", "maxLength": 12}, "b": {"type": "integer"}},
+          "required": ["a", "b"], "additionalProperties": False}  # fmt: skip
+MALFORMED = (b"{", b"[]", b'{"prompt": 3}', b'{"prompt": "a", "colour": 1}', b'{"prompt": "a", "regex": "("}', b"\xff\xfe", b"")
+
+
+def request(number: int) -> dict[str, Any]:
+    """One of some requests, as a function of its number."""
+    rng = random.Random(number)
+    body: dict[str, Any] = {"prompt": "Once upon a time, " * rng.choice((1, 4, 40)) + f"number {number % 7}", "seed": number}
+    body |= {"max_tokens": rng.randint(1, 40), "temperature": rng.choice((0, 0.8, 1.5)), "top_p": rng.choice((0.9, 1.0))}
+    if number % 5 == 0:
+        body["json_schema"] = SCHEMA
+    if number % 4 == 0:
+        body["repetition_penalty"] = 1.2
+    return body
+
+
+def alone(model: ds.Model, body: dict[str, Any]) -> str:
+    params = ds.SamplingParams.from_openai({name: value for name, value in body.items() if name != "prompt"})
+    return ds.generate(model, [body["prompt"]], params)[0].text
+
+
+class Soak:
+    def __init__(self, port: int, expected: list[str]) -> None:
+        self.port, self.expected = port, expected
+        self.problems: list[str] = []
+        self.counts = dict.fromkeys(("answers", "refused", "vanished", "slow", "malformed"), 0)
+
+    async def client(self, seed: int, end: float) -> None:
+        rng = random.Random(seed)
+        while time.monotonic() < end and not self.problems:
+            kind = rng.random()
+            try:
+                await asyncio.wait_for(self.malformed(rng) if kind < 0.1 else self.ask(rng, kind), 300)
+            except (OSError, asyncio.IncompleteReadError) as error:
+                self.problems.append(f"connection: {error!r}")
+            except asyncio.TimeoutError:
+                self.problems.append("a request took more than 300 s")
+            await asyncio.sleep(rng.random() * 0.2)
+
+    async def send(self, data: bytes) -> tuple[asyncio.StreamReader, asyncio.StreamWriter, int]:
+        reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
+        head = ("POST /v1/completions HTTP/1.1", "host: x", "connection: close", "content-type: application/json")
+        writer.write("\r\n".join([*head, f"content-length: {len(data)}", "", ""]).encode() + data)
+        return reader, writer, int((await reader.readline()).split()[1])
+
+    async def malformed(self, rng: random.Random) -> None:
+        _, writer, status = await self.send(rng.choice(MALFORMED))
+        writer.close()
+        self.counts["malformed"] += 1
+        if status != 400:
+            self.problems.append(f"a malformed request got {status}")
+
+    async def ask(self, rng: random.Random, kind: float) -> None:
+        number = rng.randrange(len(self.expected))
+        reader, writer, status = await self.send(json.dumps({**request(number), "stream": True}).encode())
+        if status == 429:
+            self.counts["refused"] += 1
+            writer.close()
+            await asyncio.sleep(1)
+            return
+        if status != 200:
+            self.problems.append(f"request {number} got {status}")
+            return
+        text, left = "", rng.randint(1, 8) if kind < 0.25 else 10**9
+        async for line in reader:
+            if line.startswith(b"data: {"):
+                text += json.loads(line[6:])["choices"][0]["text"]
+                left -= 1
+                if kind > 0.9:
+                    await asyncio.sleep(0.05)
+            if left == 0:
+                break
+        writer.close()
+        self.counts["vanished" if left == 0 else "slow" if kind > 0.9 else "answers"] += 1
+        whole = self.expected[number]
+        if text != whole and not (left == 0 and whole.startswith(text)):
+            self.problems.append(f"request {number} gave {text!r}, alone {whole!r}")
+
+
+def start(path: str) -> tuple[subprocess.Popen[str], int]:
+    command = [sys.executable, "-m", "decodestep", "serve", path, "--port", "0", "--max-waiting", "120"]
+    with open("/dev/null", "w") as log:
+        process = subprocess.Popen([*command], stderr=subprocess.PIPE, text=True, stdout=log)
+    assert process.stderr is not None
+    for line in process.stderr:
+        if found := re.search(r"listening on http://127.0.0.1:(\d+)", line):
+            subprocess.Popen(["cat"], stdin=process.stderr, stdout=subprocess.DEVNULL)
+            return process, int(found[1])
+    raise RuntimeError("the server did not start")
+
+
+def resident(pid: int) -> float:
+    """MiB of a process."""
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * 4096 / 2**20
+
+
+def gauge(port: int, name: str) -> float:
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as found:
+        return float(re.search(rf"^{name} (\S+)$", found.read().decode(), re.MULTILINE)[1])  # type: ignore[index]
+
+
+async def load(soak: Soak, clients: int, seconds: float) -> None:
+    end = time.monotonic() + seconds
+    await asyncio.gather(*(soak.client(number, end) for number in range(clients)))
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--seconds", type=float, default=600)
+    parser.add_argument("--clients", type=int, default=200)
+    parser.add_argument("--model", default=None)
+    options = parser.parse_args()
+    model = ds.load(options.model) if options.model else ds.load()
+    expected = [alone(model, request(number)) for number in range(40)]
+    process, port = start(str(model.path))
+    soak = Soak(port, expected)
+    sizes = []
+    try:
+        for part in range(4):  # memory is looked at once the shelves and the kept pages are full
+            asyncio.run(load(soak, options.clients, options.seconds / 4))
+            deadline = time.monotonic() + 60
+            while gauge(port, "decodestep_cache_pages_held") and time.monotonic() < deadline:
+                time.sleep(0.1)
+            held, rows = gauge(port, "decodestep_cache_pages_held"), gauge(port, "decodestep_running")
+            sizes.append(resident(process.pid))
+            print(f"part {part}: {soak.counts}, {held:.0f} pages held, {rows:.0f} rows, {sizes[-1]:.0f} MiB", flush=True)
+            if held or rows:
+                soak.problems.append(f"{held} pages and {rows} rows were left over")
+        if gauge(port, "decodestep_failed_passes"):
+            soak.problems.append("a pass failed")
+        if sizes[-1] > 1.1 * sizes[0] + 20:
+            soak.problems.append(f"memory grew: {sizes}")
+    finally:
+        process.kill()
+        process.wait()
+    began = time.monotonic()
+    process, port = start(str(model.path))
+    try:
+        again = Soak(port, expected)
+        asyncio.run(again.ask(random.Random(1), 0.5))
+        print(f"killed, started and answered in {time.monotonic() - began:.1f} s")
+        process.terminate()
+        if process.wait(30):
+            soak.problems.append(f"SIGTERM ended it with {process.returncode}")
+    finally:
+        process.kill()
+    print(*(soak.problems + again.problems)[:5] or ["no problem"], sep="\n")
+    return 1 if soak.problems + again.problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
