@@ -59,7 +59,92 @@ def longrope(original: int, **more: Any) -> dict[str, Any]:
     }
 
 
-# By family: transformers' classes, and three sizes each.
+_FOUR = {"num_attention_heads": 4, "num_key_value_heads": 2}
+_MOE = {"moe_intermediate_size": 32}
+_TYPES = ["sliding_attention", "full_attention", "sliding_attention"]
+_LOCAL = {
+    "full_attention": {"rope_type": "linear", "rope_theta": 500000.0, "factor": 4.0},
+    "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
+}
+_GEMMA = {**_FOUR, "layer_types": _TYPES, "sliding_window": 20, "rope_parameters": _LOCAL, "tie_word_embeddings": True}
+# Windows below and above the 16 positions of a page; heads of 24 values, which the native step pads, and of 10.
+GROUPED: dict[str, list[dict[str, Any]]] = {
+    "qwen2": [
+        {**_FOUR, "hidden_size": 64},
+        {**_FOUR, "use_sliding_window": True, "sliding_window": 40, "max_window_layers": 1, "tie_word_embeddings": True},
+        {**_FOUR, "hidden_size": 96, "intermediate_size": 96, "rope_parameters": yarn(None, None)},
+    ],
+    "qwen3": [
+        {**_FOUR, "head_dim": 16},
+        {
+            **_FOUR,
+            "head_dim": 10,
+            "attention_bias": True,
+            "use_sliding_window": True,
+            "layer_types": _TYPES,
+            "sliding_window": 7,
+        },
+        {**_FOUR, "head_dim": 24, "hidden_size": 64, "intermediate_size": 96, "tie_word_embeddings": True},
+    ],
+    "qwen3_moe": [
+        {**_FOUR, **_MOE, "head_dim": 16, "num_experts": 7, "num_experts_per_tok": 3, "norm_topk_prob": True},
+        {
+            **_FOUR,
+            "head_dim": 8,
+            "moe_intermediate_size": 24,
+            "num_experts": 5,
+            "num_experts_per_tok": 2,
+            "mlp_only_layers": [1],
+            "use_sliding_window": True,
+            "sliding_window": 30,
+        },
+        {**_FOUR, **_MOE, "head_dim": 32, "num_experts": 4, "num_experts_per_tok": 2, "decoder_sparse_step": 2},
+    ],
+    "mistral": [
+        {**_FOUR, "head_dim": 16, "sliding_window": None},
+        {**_FOUR, "head_dim": 20, "sliding_window": 33},
+        {**_FOUR, "head_dim": 32, "hidden_size": 64, "intermediate_size": 96, "sliding_window": 16},
+    ],
+    "ministral": [
+        {**_FOUR, "head_dim": 16, "sliding_window": 12, "layer_types": _TYPES},
+        {**_FOUR, "head_dim": 8, "sliding_window": 50},
+        {**_FOUR, "head_dim": 24, "hidden_size": 64, "intermediate_size": 64, "sliding_window": 100, "layer_types": _TYPES},
+    ],
+    "smollm3": [
+        {**_FOUR, "hidden_size": 64, "num_hidden_layers": 5, "intermediate_size": 96},
+        {**_FOUR, "no_rope_layers": [1, 0, 0], "use_sliding_window": True, "sliding_window": 24, "tie_word_embeddings": False},
+        {**_FOUR, "no_rope_layer_interval": 2, "attention_bias": True, "mlp_bias": True},
+    ],
+    "granite": [
+        {
+            **_FOUR,
+            "hidden_size": 64,
+            "intermediate_size": 96,
+            "embedding_multiplier": 3.0,
+            "residual_multiplier": 0.3,
+            "attention_multiplier": 0.11,
+            "logits_scaling": 7.0,
+        },
+        {**_FOUR, "attention_bias": True, "mlp_bias": True, "attention_multiplier": 0.4, "tie_word_embeddings": True},
+        {**_FOUR, "attention_bias": True, "hidden_size": 96, "intermediate_size": 64, "attention_multiplier": 0.2},
+    ],
+    "gemma3_text": [
+        {**_GEMMA, "head_dim": 32, "hidden_size": 64, "intermediate_size": 96, "query_pre_attn_scalar": 32},
+        {**_GEMMA, "head_dim": 24, "query_pre_attn_scalar": 50, "attention_bias": True, "sliding_window": 9},
+        {
+            **_GEMMA,
+            "head_dim": 256,
+            "hidden_size": 64,
+            "intermediate_size": 64,
+            "query_pre_attn_scalar": 256,
+            "num_hidden_layers": 2,
+            "layer_types": _TYPES[:2],
+        },
+    ],
+}
+
+
+# By family: the names of transformers' classes, and three sizes each.
 CLASSES = {
     "llama": "Llama",
     "deepseek_v2": "DeepseekV2",
@@ -67,7 +152,16 @@ CLASSES = {
     "glm4_moe_lite": "Glm4MoeLite",
     "youtu": "Youtu",
     "minicpm3": "MiniCPM3",
+    "qwen2": "Qwen2",
+    "qwen3": "Qwen3",
+    "qwen3_moe": "Qwen3Moe",
+    "mistral": "Mistral",
+    "ministral": "Ministral",
+    "smollm3": "SmolLM3",
+    "granite": "Granite",
+    "gemma3_text": "Gemma3",
 }
+_FOLDERS = {"gemma3_text": "gemma3"}
 SIZES: dict[str, list[dict[str, Any]]] = {
     "deepseek_v2": [
         {**_EXPERTS, "q_lora_rank": None, "first_k_dense_replace": 1, "rope_parameters": yarn(0.707, 0.707)},
@@ -108,6 +202,7 @@ SIZES: dict[str, list[dict[str, Any]]] = {
         {"rope_parameters": longrope(100), "scale_emb": 6, "dim_model_base": 16, "mlp_bias": True, "attention_bias": True},
         {"scale_depth": None, "dim_model_base": None, "v_head_dim": None, "tie_word_embeddings": False, "q_lora_rank": None},
     ],
+    **GROUPED,
     "llama": [
         {"head_dim": 16, "num_attention_heads": 4},
         {
@@ -146,15 +241,17 @@ ALIGNED = {
 
 def model_of(family: str, size: int, *, seed: int = 0, dtype: torch.dtype = torch.float32, **changes: Any) -> Any:
     """A model of transformers in evaluation mode whose weights are large enough for every part to matter."""
-    settings = import_module(f"transformers.models.{family}.configuration_{family}")
-    modelling = import_module(f"transformers.models.{family}.modeling_{family}")
-    config = getattr(settings, f"{CLASSES[family]}Config")(**{**_SMALL, **SIZES[family][size], **changes})
+    place = _FOLDERS.get(family, family)
+    settings = import_module(f"transformers.models.{place}.configuration_{place}")
+    modelling = import_module(f"transformers.models.{place}.modeling_{place}")
+    suffix = "TextConfig" if family.endswith("_text") else "Config"
+    config = getattr(settings, f"{CLASSES[family]}{suffix}")(**{**_SMALL, **SIZES[family][size], **changes})
     config._attn_implementation = "eager"
     torch.manual_seed(seed)
     model = getattr(modelling, f"{CLASSES[family]}ForCausalLM")(config).eval()
     with torch.no_grad():
         for name, parameter in [*model.named_parameters(), *model.named_buffers()]:
-            if "inv_freq" in name or not parameter.is_floating_point():
+            if "inv_freq" in name or "embed_scale" in name or not parameter.is_floating_point():
                 continue
             if "norm" in name:
                 parameter.uniform_(0.5, 1.5)
@@ -226,7 +323,7 @@ def write_gguf(
         add = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
         if value is not None:
             add[type(value)](key if "." in key and key.startswith(("general", "tokenizer")) else f"{architecture}.{key}", value)
-    _tokenizer_keys(writer)
+    tokenizer_keys(writer)
     type_ = gguf.GGMLQuantizationType[kind]
 
     def add_tensor(name: str, value: np.ndarray, exact: bool = False) -> None:
@@ -347,13 +444,13 @@ def _keys(config: Any, sparse: list[bool], whole: bool) -> dict[str, Any]:
     return keys
 
 
-def _tokenizer_keys(writer: Any) -> None:
-    letters = [chr(b) if 33 <= b <= 126 else f"<{b}>" for b in range(VOCABULARY - 3)]
+def tokenizer_keys(writer: Any) -> None:
+    letters = [chr(b) if 33 <= b <= 126 else f"<{b}>" for b in range(VOCABULARY - 4)] + ["ab"]
     writer.add_tokenizer_model("gpt2")
     writer.add_tokenizer_pre("gpt-2")
     writer.add_token_list([*letters, "<bos>", "<eos>", "<pad>"])
     writer.add_token_types([1] * (VOCABULARY - 3) + [3] * 3)
-    writer.add_token_merges(["a b", "ab c"][:0])
+    writer.add_token_merges(["a b"])
     writer.add_bos_token_id(VOCABULARY - 3)
     writer.add_eos_token_id(VOCABULARY - 2)
 

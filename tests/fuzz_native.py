@@ -156,23 +156,25 @@ def panels_of(s: Source, inputs: int, outputs: int) -> tuple[np.ndarray, int, in
     return s.array(panel_bytes(number, inputs, outputs), dtype=np.uint8), number, outputs
 
 
-def feed_forward(s: Source, hidden: int, width: int, count: int = 1) -> list[tuple[np.ndarray, int, int]]:
+def feed_forward(s: Source, hidden: int, width: int, count: int = 1) -> tuple[list[tuple[np.ndarray, int, int]], bool]:
     """With a gate or without."""
     wide = [(hidden, count * width)] * s.one_of(1, 2)
-    return [panels_of(s, *size) for size in (*wide, (width, count * hidden))]
+    return [panels_of(s, *size) for size in (*wide, (width, count * hidden))], s.one_of(False, True)
 
 
 def decoder(s: Source) -> Arguments:
     hidden, inner, width, groups = s.one_of(32, 64), s.one_of(32, 96), s.one_of(16, 32, 48), s.one_of(1, 2, 3)
-    heads = groups * s.one_of(2, 4, 14) if groups * width % 32 else groups * s.one_of(1, 3, 13)
-    if heads * width % 32:
-        heads *= 2
+    heads = groups * s.one_of(1, 2, 3, 13)
+    values = width - s.one_of(0, 0, 1, 15)
 
-    def grouped() -> tuple[list[Any], list[Any]]:
-        sizes = ((hidden, heads * width), (hidden, 2 * groups * width), (heads * width, hidden))
-        return [panels_of(s, *size) for size in sizes], []
+    def grouped() -> tuple[Any, ...]:
+        sizes = ((hidden, heads * width), (hidden, 2 * groups * width), (heads * values, hidden))
+        biases = [s.one_of(None, s.array(size)) for size in (heads * width, 2 * groups * width, hidden)]
+        norms = s.one_of([None, None], [s.array(values), s.array(values)])
+        options = (biases, norms, s.one_of(0, 1, 5, 20), s.one_of(0, 0, 1))
+        return [panels_of(s, *size) for size in sizes], [], options
 
-    def by_latents() -> tuple[list[Any], list[Any]]:
+    def by_latents() -> tuple[Any, ...]:
         nope, rope, latent, value, _ = sizes
         down = s.one_of(0, 64)
         products = [(down or hidden, heads * width), (hidden, latent + rope), (nope, heads * latent), (latent, heads * value),
@@ -180,26 +182,28 @@ def decoder(s: Source) -> Arguments:
         norms = [s.array(latent)]
         if down:
             products, norms = [(hidden, down), *products], [s.array(down), *norms]
-        return [panels_of(s, *size) for size in products], norms
+        return [panels_of(s, *size) for size in products], norms, None
 
     def mixture() -> tuple[Any, ...]:
         experts, used = s.one_of(4, 6), s.one_of(1, 2)
         rule = (used, s.one_of(0, 1), 2, s.one_of(1, 2), s.one_of(0, 1), s.one_of(True, False), 1.5)
         return (panels_of(s, hidden, experts), s.one_of(None, s.array(experts)), rule, feed_forward(s, hidden, 32, experts),
-                s.one_of([], feed_forward(s, hidden, 64)))  # fmt: skip
+                s.one_of(([], False), feed_forward(s, hidden, 64)))  # fmt: skip
 
     def layer() -> tuple[Any, ...]:
         mixed = s.one_of(False, True)
-        dense = [] if mixed else feed_forward(s, hidden, inner)
+        dense = ([], False) if mixed else feed_forward(s, hidden, inner)
         attention = (by_latents if sizes else grouped)()
-        return (s.array(hidden), *attention, s.array(hidden), dense, mixture() if mixed else None)
+        after = [s.one_of(None, s.array(hidden)), None if mixed else s.one_of(None, s.array(hidden))]
+        return ((s.array(hidden), s.array(hidden), *after), *attention, dense, mixture() if mixed else None)
 
     sizes = s.one_of(None, (32, s.one_of(16, 32), s.one_of(32, 64), 32, 1e-6))
     if sizes:
         groups, heads, width = 1, 2 * s.one_of(1, 2, 8), sizes[0] + sizes[1]
+        values = width
     embedding, number = s.weight(hidden, 1 + s.size(9))
-    return {"heads": heads, "kv_heads": groups, "head_dim": width, "latent": sizes, "eps": 1e-5, "scale": 0.25,
-            "embedding_scale": 2.0, "residual_scale": s.one_of(1.0, 0.5), "logits_scale": 0.5,
+    return {"heads": heads, "kv_heads": groups, "head_dim": width, "head_values": values, "latent": sizes, "eps": 1e-5,
+            "scale": 0.25, "embedding_scale": 2.0, "residual_scale": s.one_of(1.0, 0.5), "logits_scale": 0.5,
             "layers": [layer() for _ in range(s.one_of(1, 2))], "norm": s.array(hidden),
             "logits": panels_of(s, hidden, 1 + s.size(40)), "embedding": embedding, "embedding_format": number}  # fmt: skip
 
@@ -226,8 +230,8 @@ def decoder_forward(s: Source) -> Arguments:
     return {
         "decoder": Held("Decoder", made), "ids": s.ids(tokens, end=len(made["embedding"])),
         "sequence": s.ids(tokens, end=sequences),
-        "positions": s.ids(tokens, end=min(positions, 16 * room)), "sin": s.array(positions, width // 2),
-        "cos": s.array(positions, width // 2),
+        "positions": s.ids(tokens, end=min(positions, 16 * room)), "sin": s.array(2, positions, width // 2),
+        "cos": s.array(2, positions, width // 2),
         "keys": s.array(*keys, dtype=np.uint16), "values": s.array(*values, dtype=np.int8 if in_bytes else np.uint16),
         "page_table": s.ids(sequences, room, end=slabs * pages), "wanted": wanted,
         "logits": s.array(len(wanted), made["logits"][2]), "threads": s.threads(),
@@ -270,7 +274,7 @@ def mixture_of_experts(s: Source) -> Arguments:
 
     return {"x": s.rows(s.array(tokens, hidden)), "experts": s.ids(tokens, used, end=count),
             "weights": s.array(tokens, used), "routed": feed_forward(s, hidden, s.one_of(32, 96), count),
-            "count": count, "shared": s.one_of([], feed_forward(s, hidden, 64)),
+            "count": count, "shared": s.one_of(([], False), feed_forward(s, hidden, 64)),
             "y": s.array(tokens, hidden), "threads": s.threads()}  # fmt: skip
 
 

@@ -1,4 +1,4 @@
-"""The families with latent attention against transformers in float32: logits, greedy tokens, the experts that are chosen."""
+"""All families against transformers in float32: logits, greedy tokens, the experts that are chosen."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_logits_tokens_and_experts_equal_transformers(folder, ids, monkeypatch, 
     for one, other in zip(ours, theirs, strict=True):
         np.testing.assert_array_equal(one, other)
     prompt = ids[:30].tolist()
-    params = ds.SamplingParams(do_sample=False, max_new_tokens=20, ignore_eos=True)
+    params = ds.SamplingParams(do_sample=False, max_new_tokens=64, ignore_eos=True)
     (done,) = ds.generate(mine, [prompt], params)
     rows = families.logits_of(model, np.array(prompt + done.token_ids))[len(prompt) - 1 : -1]
     assert rows.argmax(axis=1).tolist() == done.token_ids

@@ -32,12 +32,13 @@ constexpr size_t kValueQueries = kManyRegisters ? 6 : 3, kValueColumns = kManyRe
 
 constexpr size_t kPrefetchPages = 4;  // how far ahead pages are prefetched
 
-// Queries that read the same keys, each up to its own position: of the heads that share a key-value head, of one token
-// or of adjacent tokens.
+// Queries that read the same keys, each those from its first position to its own: of the heads that share a key-value
+// head, of one token or of adjacent tokens.
 struct Queries {
     size_t count = 0;  // at most kMaxQueries
     const Bf16* query[kMaxQueries];
-    size_t length[kMaxQueries];  // how many positions it sees
+    size_t first[kMaxQueries];   // the first position that it sees
+    size_t length[kMaxQueries];  // the position after its last one
 };
 
 // The pages of one sequence for one key-value head.
@@ -104,15 +105,28 @@ void scores_of(const Queries& q, const PageSequence& order, float scale, float (
     }
 }
 
-// Turns scores into weights, zero from the first position that the query does not see; sets the state's maximum and
-// sum.
-inline void weights_of(float* scores, size_t seen, size_t count, Bf16* weights, const SoftmaxState& state) {
-    state.maximum() = largest(scores, seen);
+// A query's positions of a split: [first, end).
+struct Seen {
+    size_t first, end;
+
+    bool sees(size_t j) const { return j >= first && j < end; }
+    Mask lanes(size_t j) const { return below(end, j) & ~below(first, j); }
+
+  private:
+    // Of the sixteen positions from j on those below `bound`.
+    static Mask below(size_t bound, size_t j) {
+        return static_cast<Mask>(j >= bound ? 0 : bound - j < kLanes ? (1u << (bound - j)) - 1 : kAllLanes);
+    }
+};
+
+// Turns scores into weights, zero for positions that the query does not see; sets the state's maximum and sum.
+inline void weights_of(float* scores, Seen seen, size_t count, Bf16* weights, const SoftmaxState& state) {
+    std::fill_n(scores, std::min(seen.first, seen.end), kLowest);
+    state.maximum() = largest(scores, seen.end);
     const f32x16 shift = broadcast(state.maximum());
     f32x16 total = broadcast(0.0f);
     for (size_t j = 0; j < count; j += kLanes) {
-        const Mask lanes = j >= seen ? 0 : seen - j < kLanes ? (1u << (seen - j)) - 1 : kAllLanes;
-        const f32x16 weight = select(lanes, exp(load(scores + j) - shift));
+        const f32x16 weight = select(seen.lanes(j), exp(load(scores + j) - shift));
         store(scores + j, weight);
         total = total + weight;
     }
@@ -121,22 +135,47 @@ inline void weights_of(float* scores, size_t seen, size_t count, Bf16* weights, 
 }
 
 // The weighted sums of the values of R queries, in C vectors of 16 columns from `column` on.
-// seen: [R], how many positions of the split each query sees.
+// seen: [R], which positions of the split each query sees.
 template <size_t R, size_t C>
-void weigh_values(const PageSequence& order, size_t column, const size_t* seen, const Bf16 (*weights)[kSplitKeys],
+void weigh_values(const PageSequence& order, size_t column, const Seen* seen, const Bf16 (*weights)[kSplitKeys],
                   SoftmaxStates states) {
     const size_t width = order.pages.width, pages = order.count();
-    const size_t seen_by_all = *std::min_element(seen, seen + R) & ~size_t{1};  // in whole pairs of positions
     f32x16 acc[R][C];
 #pragma GCC unroll 6
     for (size_t r = 0; r < R; ++r)
 #pragma GCC unroll 4
         for (size_t c = 0; c < C; ++c) acc[r][c] = broadcast(0.0f);
+    // Seen by all queries, in whole pairs of positions: [common_first, common_last).
+    size_t common_first = 0, common_last = ~size_t{0};
+#pragma GCC unroll 6
+    for (size_t r = 0; r < R; ++r) {
+        common_first = std::max(common_first, (seen[r].first + 1) & ~size_t{1});
+        common_last = std::min(common_last, seen[r].end & ~size_t{1});
+    }
+    // Of the pair at j, for the queries that see one of the two or both.
+    const auto add_pair = [&](size_t j, const uint16_t* values) DECODESTEP_INLINE_LAMBDA {
+#pragma GCC unroll 6
+        for (size_t r = 0; r < R; ++r) {
+            const bool first = seen[r].sees(j), second = seen[r].sees(j + 1);
+            if (!first && !second) continue;
+            const Bf16Dot::Token pair = Bf16Dot::token(weights[r] + j);
+#pragma GCC unroll 4
+            for (size_t c = 0; c < C; ++c) {
+                const uint16_t* value = values + 2 * c * kLanes;
+                acc[r][c] = Bf16Dot::add(acc[r][c], pair,
+                                         first && second ? Bf16Dot::weights(value)
+                                         : first         ? Bf16Dot::first_weights(value)
+                                                         : Bf16Dot::second_weights(value));
+            }
+        }
+    };
     for (size_t i = 0, j = 0; i < pages; ++i) {
         const uint16_t* values = order.at(pages + i) + 2 * column;
         const uint16_t* prefetch_values = order.at(pages + i + kPrefetchPages) + 2 * column;
         const size_t end = std::min(j + kPagePositions, order.end - order.first),
-                     common_end = std::min(end, seen_by_all);
+                     common_end = std::min(end, common_last);
+        for (; j < std::min(end, common_first); j += 2, values += 2 * width, prefetch_values += 2 * width)
+            add_pair(j, values);
         for (; j < common_end; j += 2, values += 2 * width, prefetch_values += 2 * width) {
             Bf16Dot::Weights value[C];
 #pragma GCC unroll 4
@@ -151,18 +190,7 @@ void weigh_values(const PageSequence& order, size_t column, const size_t* seen, 
                 for (size_t c = 0; c < C; ++c) acc[r][c] = Bf16Dot::add(acc[r][c], pair, value[c]);
             }
         }
-        for (; j < end; j += 2, values += 2 * width)
-#pragma GCC unroll 6
-            for (size_t r = 0; r < R; ++r) {
-                if (j >= seen[r]) continue;
-                const Bf16Dot::Token pair = Bf16Dot::token(weights[r] + j);
-#pragma GCC unroll 4
-                for (size_t c = 0; c < C; ++c) {
-                    const uint16_t* value = values + 2 * c * kLanes;
-                    acc[r][c] = Bf16Dot::add(acc[r][c], pair,
-                                             j + 1 < seen[r] ? Bf16Dot::weights(value) : Bf16Dot::first_weights(value));
-                }
-            }
+        for (; j < end; j += 2, values += 2 * width) add_pair(j, values);
     }
 #pragma GCC unroll 6
     for (size_t r = 0; r < R; ++r)
@@ -171,7 +199,7 @@ void weigh_values(const PageSequence& order, size_t column, const size_t* seen, 
 }
 
 template <size_t R>
-void weigh_all_columns(const PageSequence& order, const size_t* seen, const Bf16 (*weights)[kSplitKeys],
+void weigh_all_columns(const PageSequence& order, const Seen* seen, const Bf16 (*weights)[kSplitKeys],
                        SoftmaxStates states) {
     const size_t width = order.pages.width;
     size_t column = 0;
@@ -184,15 +212,21 @@ template <size_t R>
 void attend_queries(const Queries& q, const HeadPages& pages, float scale, size_t split, SoftmaxStates states) {
     alignas(64) float scores[R][kSplitKeys];
     alignas(64) Bf16 weights[R][kSplitKeys];
-    const size_t first = split * kSplitKeys;
-    size_t longest = 0;
-    for (size_t r = 0; r < R; ++r) longest = q.length[r] > longest ? q.length[r] : longest;
-    const PageSequence order{pages, first, std::min(longest, first + kSplitKeys), longest};
+    const size_t split_end = (split + 1) * kSplitKeys;
+    size_t longest = 0, earliest = ~size_t{0};
+    for (size_t r = 0; r < R; ++r) {
+        longest = std::max(longest, q.length[r]);
+        earliest = std::min(earliest, q.first[r]);
+    }
+    // In whole pages, so that a position has the same place in its vector whatever the others see.
+    const size_t first = std::max(split * kSplitKeys, earliest / kPagePositions * kPagePositions);
+    const PageSequence order{pages, first, std::min(longest, split_end), longest};
     const size_t count = order.count() * kPagePositions;
     scores_of<R>(q, order, scale, scores);
-    size_t seen[R];
+    Seen seen[R];
+    const auto in_split = [&](size_t position) { return position <= first ? 0 : std::min(position - first, count); };
     for (size_t r = 0; r < R; ++r) {
-        seen[r] = q.length[r] <= first ? 0 : std::min(q.length[r] - first, count);
+        seen[r] = {in_split(q.first[r]), in_split(q.length[r])};
         weights_of(scores[r], seen[r], count, weights[r], states[r]);
     }
     size_t r = 0;

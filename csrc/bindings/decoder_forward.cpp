@@ -1,5 +1,7 @@
 #include "decoder/decoder_forward.h"
 
+#include <nanobind/stl/array.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/variant.h>
 #include <nanobind/stl/vector.h>
@@ -14,11 +16,17 @@ namespace {
 // used, scores, groups, kept_groups, group_score, normalise, scale
 using RuleArgument = std::tuple<size_t, int, size_t, size_t, int, bool, float>;
 // router, bias, rule, routed, shared
-using MixtureArgument = std::tuple<PanelArgument, std::optional<Vector>, RuleArgument, std::vector<PanelArgument>,
-                                   std::vector<PanelArgument>>;
-// attention_norm; the products of attention and the norms inside it; ffn_norm; a dense block, or a mixture
-using LayerArgument = std::tuple<Vector, std::vector<PanelArgument>, std::vector<Vector>, Vector,
-                                 std::vector<PanelArgument>, std::optional<MixtureArgument>>;
+using MixtureArgument =
+    std::tuple<PanelArgument, std::optional<Vector>, RuleArgument, FeedForwardArgument, FeedForwardArgument>;
+// attention_norm, ffn_norm and those after the two blocks
+using LayerNorms = std::tuple<Vector, Vector, std::optional<Vector>, std::optional<Vector>>;
+// Of grouped-query attention: the biases of query, values_keys and output; the norms of query and key; window, rope
+using GroupedOptions =
+    std::tuple<std::array<std::optional<Vector>, 3>, std::array<std::optional<Vector>, 2>, size_t, size_t>;
+// The norms of the layer; the products of attention, and its norms if it is latent or its options if it is not; a dense
+// block, or a mixture
+using LayerArgument = std::tuple<LayerNorms, std::vector<PanelArgument>, std::vector<Vector>,
+                                 std::optional<GroupedOptions>, FeedForwardArgument, std::optional<MixtureArgument>>;
 // nope, rope, latent, value, eps
 using LatentArgument = std::tuple<size_t, size_t, size_t, size_t, float>;
 
@@ -26,6 +34,7 @@ using LatentArgument = std::tuple<size_t, size_t, size_t, size_t, float>;
 struct HeldDecoder {
     Decoder decoder;
     std::vector<nb::ndarray<nb::ro>> arrays;
+    size_t ropes = 1;
 };
 
 // Checks the arrays of a decoder and keeps them alive.
@@ -40,6 +49,8 @@ class DecoderBuilder {
         return v.data();
     }
 
+    const float* vector(const std::optional<Vector>& v, size_t length) { return v ? vector(*v, length) : nullptr; }
+
     LinearPanelWeight panels(const PanelArgument& argument, size_t in, size_t out) {
         const auto& [bytes, format, outputs] = argument;
         require(outputs == out, "a weight has the wrong number of outputs");
@@ -47,12 +58,24 @@ class DecoderBuilder {
         return panel_weight_of(bytes, format, in, outputs);
     }
 
-    GroupedAttention grouped(const std::vector<PanelArgument>& products) {
+    GroupedAttention grouped(const std::vector<PanelArgument>& products, const GroupedOptions& options) {
         const Decoder& d = held_.decoder;
+        const auto& [biases, norms, window, rope] = options;
         require(products.size() == 3, "grouped-query attention has three products");
-        const size_t queries = d.heads * d.head_dim;
-        return {panels(products[0], d.hidden, queries), panels(products[1], d.hidden, 2 * d.kv_heads * d.head_dim),
-                panels(products[2], queries, d.hidden)};
+        require(norms[0].has_value() == norms[1].has_value(), "queries and keys have norms, or neither has");
+        require(rope < kMost, "a size is out of range");
+        const size_t queries = d.heads * d.head_dim, keys = d.kv_heads * d.head_dim;
+        held_.ropes = std::max(held_.ropes, rope + 1);
+        return {.query = panels(products[0], d.hidden, queries),
+                .values_keys = panels(products[1], d.hidden, 2 * keys),
+                .output = panels(products[2], d.heads * d.head_values, d.hidden),
+                .query_bias = vector(biases[0], queries),
+                .values_keys_bias = vector(biases[1], 2 * keys),
+                .output_bias = vector(biases[2], d.hidden),
+                .query_norm = vector(norms[0], d.head_values),
+                .key_norm = vector(norms[1], d.head_values),
+                .window = window,
+                .rope = rope};
     }
 
     // products: query_down if there is one, query, latent, key_up, value_up, output; norms: query_norm likewise,
@@ -81,9 +104,9 @@ class DecoderBuilder {
         return w;
     }
 
-    FeedForwardPanels feed_forward(const std::vector<PanelArgument>& weights, size_t count) {
-        for (const PanelArgument& weight : weights) held_.arrays.emplace_back(std::get<0>(weight));
-        return feed_forward_of(weights, count, held_.decoder.hidden);
+    FeedForwardPanels feed_forward(const FeedForwardArgument& argument, size_t count) {
+        for (const PanelArgument& weight : std::get<0>(argument)) held_.arrays.emplace_back(std::get<0>(weight));
+        return feed_forward_of(argument, count, held_.decoder.hidden);
     }
 
     Mixture mixture(const MixtureArgument& argument) {
@@ -96,7 +119,7 @@ class DecoderBuilder {
         m.router = panels(router, held_.decoder.hidden, experts);
         require(m.router.data != nullptr, "a router has no weights");
         m.routed = feed_forward(routed, experts);
-        if (!shared.empty()) m.shared = feed_forward(shared, 1);
+        if (!std::get<0>(shared).empty()) m.shared = feed_forward(shared, 1);
         return m;
     }
 
@@ -106,7 +129,7 @@ class DecoderBuilder {
     HeldDecoder& held_;
 };
 
-void make_decoder(HeldDecoder* self, size_t heads, size_t kv_heads, size_t head_dim,
+void make_decoder(HeldDecoder* self, size_t heads, size_t kv_heads, size_t head_dim, size_t head_values,
                   const std::optional<LatentArgument>& latent, float eps, float scale, float embedding_scale,
                   float residual_scale, float logits_scale, const std::vector<LayerArgument>& layers,
                   const Vector& norm, const PanelArgument& logits, Bytes embedding, int embedding_format) {
@@ -116,8 +139,9 @@ void make_decoder(HeldDecoder* self, size_t heads, size_t kv_heads, size_t head_
     require(heads > 0 && kv_heads > 0 && heads % kv_heads == 0, "heads must be a multiple of kv_heads");
     require(head_dim > 0 && head_dim % 16 == 0, "head_dim must be a multiple of 16");
     require(hidden < kMost && heads < kMost && head_dim < kMost, "a size is out of range");
-    require(hidden > 0 && hidden % 32 == 0 && (latent || heads * head_dim % 32 == 0),
-            "the inputs of weights must be multiples of 32");
+    require(head_values > 0 && head_values <= head_dim && (!latent || head_values == head_dim),
+            "head_values is out of range");
+    require(hidden > 0 && hidden % 32 == 0, "the inputs of weights must be multiples of 32");
     HeldDecoder held;
     DecoderBuilder builder(held);
     Decoder& d = held.decoder;
@@ -125,6 +149,7 @@ void make_decoder(HeldDecoder* self, size_t heads, size_t kv_heads, size_t head_
          .heads = heads,
          .kv_heads = kv_heads,
          .head_dim = head_dim,
+         .head_values = head_values,
          .latent = {},
          .eps = eps,
          .scale = scale,
@@ -144,16 +169,20 @@ void make_decoder(HeldDecoder* self, size_t heads, size_t kv_heads, size_t head_
         require(kv_heads == 1 && head_dim == nope + rope, "latent attention has one key of nope + rope");
         d.latent = {nope, rope, width, value, latent_eps};
     }
-    for (const auto& [attention_norm, products, norms, ffn_norm, dense, mixture] : layers) {
-        require(latent || norms.empty(), "grouped-query attention has no norms");
-        require(dense.empty() == mixture.has_value(), "a layer has a dense block or a mixture");
+    for (const auto& [of_layer, products, norms, grouped, dense, mixture] : layers) {
+        const auto& [attention_norm, ffn_norm, attention_post_norm, ffn_post_norm] = of_layer;
+        require(latent ? !grouped : grouped && norms.empty(), "norms or options of the other kind of attention");
+        require(std::get<0>(dense).empty() == mixture.has_value(), "a layer has a dense block or a mixture");
+        require(!mixture || !ffn_post_norm, "a mixture has no norm after it");
         DecoderLayer w{};
         w.attention_norm = builder.vector(attention_norm, hidden);
         w.ffn_norm = builder.vector(ffn_norm, hidden);
+        w.attention_post_norm = builder.vector(attention_post_norm, hidden);
+        w.ffn_post_norm = builder.vector(ffn_post_norm, hidden);
         if (latent)
             w.latent = builder.latent(products, norms);
         else
-            w.grouped = builder.grouped(products);
+            w.grouped = builder.grouped(products, *grouped);
         if (mixture)
             w.mixture = builder.mixture(*mixture);
         else
@@ -181,8 +210,8 @@ bool all_within(const std::vector<int64_t>& ids, size_t end) {
     return std::all_of(ids.begin(), ids.end(), [=](int64_t id) { return id >= 0 && static_cast<size_t>(id) < end; });
 }
 
-void call_decoder_forward(const HeldDecoder& held, Ids ids_array, Ids sequence_array, Ids positions_array, Matrix sin,
-                          Matrix cos, const CacheArgument& keys,
+void call_decoder_forward(const HeldDecoder& held, Ids ids_array, Ids sequence_array, Ids positions_array,
+                          Packed<const float, 3> sin, Packed<const float, 3> cos, const CacheArgument& keys,
                           const std::variant<CacheArgument, ByteCacheArgument>& values_array,
                           Packed<const int64_t, 2> page_table, Ids wanted_array, Packed<float, 2> logits, int threads,
                           const std::optional<Packed<double, 2>>& costs) {
@@ -202,7 +231,9 @@ void call_decoder_forward(const HeldDecoder& held, Ids ids_array, Ids sequence_a
             "sequence or positions has the wrong shape");
     const auto ids = copy_of(ids_array), sequence = copy_of(sequence_array), positions = copy_of(positions_array),
                wanted = copy_of(wanted_array);
-    require(sin.shape(1) == rope / 2 && cos.shape(0) == sin.shape(0) && cos.shape(1) == sin.shape(1),
+    const size_t rope_positions = sin.shape(1);
+    require(sin.shape(0) >= held.ropes && sin.shape(2) == rope / 2 && cos.shape(0) == sin.shape(0) &&
+                cos.shape(1) == rope_positions && cos.shape(2) == sin.shape(2),
             "sin or cos has the wrong shape");
     const size_t heads = d.kv_heads, width = d.head_dim;
     require(is_latent ? has_shape(keys, {slabs, layers, slab_pages, kPagePositions, rope})
@@ -218,7 +249,7 @@ void call_decoder_forward(const HeldDecoder& held, Ids ids_array, Ids sequence_a
     if (costs) require_aligned(*costs);
     require(all_within(ids, d.embedding.out), "a token id is out of range");
     require(all_within(sequence, page_table.shape(0)), "a sequence is out of range");
-    require(all_within(positions, std::min<size_t>(sin.shape(0), page_table.shape(1) * kPagePositions)),
+    require(all_within(positions, std::min<size_t>(rope_positions, page_table.shape(1) * kPagePositions)),
             "a position is out of range");
     require(all_within(wanted, tokens), "a wanted row is out of range");
     const size_t slab_places = layers * heads * slab_pages;
@@ -236,6 +267,7 @@ void call_decoder_forward(const HeldDecoder& held, Ids ids_array, Ids sequence_a
                               .positions = positions.data(),
                               .sin = sin.data(),
                               .cos = cos.data(),
+                              .rope_positions = rope_positions,
                               .keys = keys.data(),
                               .values = values ? values->data() : nullptr,
                               .byte_values = byte_values ? byte_values->data() : nullptr,
@@ -257,9 +289,10 @@ void call_decoder_forward(const HeldDecoder& held, Ids ids_array, Ids sequence_a
 void bind_decoder(nb::module_& m) {
     nb::class_<HeldDecoder>(m, "Decoder")
         .def("__init__", &make_decoder, nb::arg("heads"), nb::arg("kv_heads"), nb::arg("head_dim"),
-             nb::arg("latent").none(), nb::arg("eps"), nb::arg("scale"), nb::arg("embedding_scale"),
-             nb::arg("residual_scale"), nb::arg("logits_scale"), nb::arg("layers"), nb::arg("norm").noconvert(),
-             nb::arg("logits"), nb::arg("embedding").noconvert(), nb::arg("embedding_format"));
+             nb::arg("head_values"), nb::arg("latent").none(), nb::arg("eps"), nb::arg("scale"),
+             nb::arg("embedding_scale"), nb::arg("residual_scale"), nb::arg("logits_scale"), nb::arg("layers"),
+             nb::arg("norm").noconvert(), nb::arg("logits"), nb::arg("embedding").noconvert(),
+             nb::arg("embedding_format"));
     m.def("decoder_forward", &call_decoder_forward, nb::arg("decoder"), nb::arg("ids").noconvert(),
           nb::arg("sequence").noconvert(), nb::arg("positions").noconvert(), nb::arg("sin").noconvert(),
           nb::arg("cos").noconvert(), nb::arg("keys").noconvert(), nb::arg("values").noconvert(),

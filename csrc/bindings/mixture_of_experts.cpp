@@ -29,7 +29,8 @@ RouterRule router_rule_of(size_t experts, size_t used, int scores, size_t groups
             .bias = bias ? bias->data() : nullptr};
 }
 
-FeedForwardPanels feed_forward_of(const std::vector<PanelArgument>& weights, size_t count, size_t inputs) {
+FeedForwardPanels feed_forward_of(const FeedForwardArgument& argument, size_t count, size_t inputs) {
+    const auto& [weights, gelu] = argument;
     const bool has_gate = weights.size() == 3;
     require(weights.size() == size_t{2} + has_gate, "a feed-forward block has two or three weights");
     require(count > 0 && count < kMaxAxis && inputs > 0 && inputs < kMaxAxis, "a size is out of range");
@@ -43,7 +44,7 @@ FeedForwardPanels feed_forward_of(const std::vector<PanelArgument>& weights, siz
         return panel_weight_of(bytes, format, in, outputs);
     };
     return {has_gate ? panels(weights[0], inputs, count * width) : LinearPanelWeight{},
-            panels(up, inputs, count * width), panels(down, width, count * inputs), count};
+            panels(up, inputs, count * width), panels(down, width, count * inputs), count, gelu};
 }
 
 namespace {
@@ -70,15 +71,16 @@ void call_expert_router(Array<const float, 2> logits, const std::optional<Vector
 }
 
 void call_mixture_of_experts(Array<const float, 2> x, Packed<const int64_t, 2> experts, Packed<const float, 2> weights,
-                             const std::vector<PanelArgument>& routed, size_t count,
-                             const std::vector<PanelArgument>& shared, Packed<float, 2> y, int threads) {
+                             const FeedForwardArgument& routed, size_t count, const FeedForwardArgument& shared,
+                             Packed<float, 2> y, int threads) {
     const size_t tokens = x.shape(0), used = experts.shape(1);
     require_aligned(x, experts, weights, y);
     require(experts.shape(0) == tokens && weights.shape(0) == tokens && weights.shape(1) == used,
             "experts or weights has the wrong shape");
     require(y.shape(0) == tokens && y.shape(1) == x.shape(1), "y has the wrong shape");
     const FeedForwardPanels of_experts = feed_forward_of(routed, count, x.shape(1));
-    const FeedForwardPanels of_all = shared.empty() ? FeedForwardPanels{} : feed_forward_of(shared, 1, x.shape(1));
+    const FeedForwardPanels of_all =
+        std::get<0>(shared).empty() ? FeedForwardPanels{} : feed_forward_of(shared, 1, x.shape(1));
     const std::vector<int64_t> chosen(experts.data(), experts.data() + experts.size());
     for (const int64_t expert : chosen)
         require(expert >= 0 && static_cast<size_t>(expert) < count, "an expert is out of range");

@@ -15,7 +15,9 @@ using PanelArgument = std::tuple<PanelBytes, int, size_t>;  // bytes, format, ou
 RouterRule router_rule_of(size_t experts, size_t used, int scores, size_t groups, size_t kept_groups, int group_score,
                           bool normalise, float scale, const std::optional<Vector>& bias);
 
-// weights: gate, or none, up and down of `count` blocks of so many inputs.
-FeedForwardPanels feed_forward_of(const std::vector<PanelArgument>& weights, size_t count, size_t inputs);
+using FeedForwardArgument = std::tuple<std::vector<PanelArgument>, bool>;  // gate, or none, up and down; gelu
+
+// The weights of `count` blocks of so many inputs.
+FeedForwardPanels feed_forward_of(const FeedForwardArgument& argument, size_t count, size_t inputs);
 
 }  // namespace decodestep

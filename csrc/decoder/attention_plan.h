@@ -21,10 +21,12 @@ struct TokenRun {
 
 struct AttentionUnit {
     TokenRun run;
-    size_t kv_head, head, heads;  // query heads [head, head + heads) of all
-    size_t splits;                // of the run's last token, which sees the most keys
+    size_t kv_head, head, heads;    // query heads [head, head + heads) of all
+    size_t first_split, end_split;  // from the one in which its first token's window begins, to its last token's own
     size_t pieces;
-    size_t first_state;  // with several pieces: the number of the first of its states, [splits, queries]
+    size_t first_state;  // with several pieces: the number of the first of its states, [splits(), queries]
+
+    size_t splits() const { return end_split - first_split; }
 
     // Queries are in the order (token, head).
     size_t queries() const { return run.count * heads; }
@@ -37,13 +39,22 @@ struct AttentionTask {
     size_t unit, first, end, cost;
 };
 
+// window: how many positions a token sees, its own included; 0: all up to its own.
 class AttentionPlan {
   public:
-    explicit AttentionPlan(const DecoderForward& step) : a_(step), d_(*step.decoder) {
+    AttentionPlan(const DecoderForward& step, size_t window) : a_(step), d_(*step.decoder), window_(window) {
         find_runs();
         for (const TokenRun& run : runs_) list_units(run);
         list_tasks();
     }
+
+    size_t window() const { return window_; }
+
+    // The positions that a token sees, and the splits that they lie in: [first, end).
+    size_t first(size_t token) const { return window_ && length(token) > window_ ? length(token) - window_ : 0; }
+    size_t length(size_t token) const { return static_cast<size_t>(a_.positions[token]) + 1; }
+    size_t first_split(size_t token) const { return first(token) / kSplitKeys; }
+    size_t end_split(size_t token) const { return key_splits(length(token)); }
 
     const AttentionUnit& unit(size_t number) const { return units_[number]; }
 
@@ -64,8 +75,6 @@ class AttentionPlan {
   private:
     static constexpr size_t kTasksPerThread = 16;  // or more: enough to balance the threads
 
-    size_t length(size_t token) const { return static_cast<size_t>(a_.positions[token]) + 1; }
-
     void find_runs() {
         const size_t longest = std::max<size_t>(1, kMaxQueries / (d_.heads / d_.kv_heads));
         for (size_t t = 0; t < a_.tokens; ++t) {
@@ -79,34 +88,36 @@ class AttentionPlan {
     }
 
     void list_units(const TokenRun& run) {
-        const size_t in_group = d_.heads / d_.kv_heads, splits = key_splits(length(run.first + run.count - 1));
+        const size_t in_group = d_.heads / d_.kv_heads;
         for (size_t kv_head = 0; kv_head < d_.kv_heads; ++kv_head)
             for (size_t h = 0; h < in_group; h += kMaxQueries)
-                units_.push_back(
-                    {run, kv_head, kv_head * in_group + h, std::min(kMaxQueries, in_group - h), splits, 1, 0});
+                units_.push_back({run, kv_head, kv_head * in_group + h, std::min(kMaxQueries, in_group - h),
+                                  first_split(run.first), end_split(run.first + run.count - 1), 1, 0});
     }
 
     // Of splits [first, end): reading a position takes about as long as multiplying it by one query.
     size_t cost(const AttentionUnit& unit, size_t first, size_t end) const {
-        const size_t keys =
-            std::min(length(unit.run.first + unit.run.count - 1), end * kSplitKeys) - first * kSplitKeys;
+        const size_t keys = std::min(length(unit.run.first + unit.run.count - 1), end * kSplitKeys) -
+                            std::max(this->first(unit.run.first), first * kSplitKeys);
         return keys * (1 + unit.queries());
     }
+    size_t cost(const AttentionUnit& unit) const { return cost(unit, unit.first_split, unit.end_split); }
 
     void list_tasks() {
         const auto threads = static_cast<size_t>(a_.threads), shares = threads > 1 ? threads * kTasksPerThread : 0;
         size_t total = 0;
-        for (const AttentionUnit& unit : units_) total += cost(unit, 0, unit.splits);
+        for (const AttentionUnit& unit : units_) total += cost(unit);
         for (size_t number = 0; number < units_.size(); ++number) {
             AttentionUnit& unit = units_[number];
-            unit.pieces = std::clamp((cost(unit, 0, unit.splits) * shares + total - 1) / total, size_t{1}, unit.splits);
+            unit.pieces = std::clamp((cost(unit) * shares + total - 1) / total, size_t{1}, unit.splits());
             if (unit.pieces > 1) {
                 unit.first_state = states_;
-                states_ += unit.splits * unit.queries();
+                states_ += unit.splits() * unit.queries();
                 cut_units_.push_back(unit);
             }
             for (size_t piece = 0; piece < unit.pieces; ++piece) {
-                const size_t first = unit.splits * piece / unit.pieces, end = unit.splits * (piece + 1) / unit.pieces;
+                const size_t first = unit.first_split + unit.splits() * piece / unit.pieces,
+                             end = unit.first_split + unit.splits() * (piece + 1) / unit.pieces;
                 tasks_.push_back({number, first, end, cost(unit, first, end)});
             }
         }
@@ -116,6 +127,7 @@ class AttentionPlan {
 
     const DecoderForward& a_;
     const Decoder& d_;
+    const size_t window_;
     std::vector<TokenRun> runs_;
     std::vector<AttentionUnit> units_;
     std::vector<AttentionTask> tasks_;  // the largest first

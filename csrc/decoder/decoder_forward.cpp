@@ -14,9 +14,12 @@ class StagePart : public StageMember {
         : StageMember(plan, stage, member, members) {}
 
     void run() const {
+        if (stage_.kind == StageKind::attention_rows)
+            return share_rows(a_.tokens, d_.hidden, residual_rows(stage_.layer->attention_norm));
         if (stage_.kind < StageKind::compress) return run_grouped({plan_, stage_, member_, members_});
         if (stage_.kind < StageKind::attended_rows) return run_latent({plan_, stage_, member_, members_});
-        if (stage_.kind < StageKind::ffn_rows) return run_output({plan_, stage_, member_, members_});
+        if (stage_.kind < StageKind::ffn_rows)
+            return d_.latent.is_given() ? run_latent_output() : run_grouped_output({plan_, stage_, member_, members_});
         if (stage_.kind < StageKind::logits_rows) return run_feed_forward({plan_, stage_, member_, members_});
         if (stage_.kind == StageKind::logits_rows)
             return share_rows(a_.rows, d_.hidden, residual_rows(d_.norm, a_.wanted));
@@ -32,10 +35,10 @@ class StagePart : public StageMember {
     void run_grouped(const GroupedAttentionPart& part) const {
         const DecoderLayer& w = *stage_.layer;
         switch (stage_.kind) {
-            case StageKind::attention_rows:
-                return share_rows(a_.tokens, d_.hidden, residual_rows(w.attention_norm));
             case StageKind::project:
-                return part.project(w.grouped, hidden_rows(w.attention_norm));
+                return part.project(hidden_rows(w.attention_norm));
+            case StageKind::norm_heads:
+                return part.norm_heads();
             case StageKind::attend:
                 return part.attend();
             default:
@@ -68,12 +71,23 @@ class StagePart : public StageMember {
         }
     }
 
-    void run_output(const GroupedAttentionPart& grouped) const {
-        const size_t width = plan_.attended_width;
-        const auto attended = [&] { return plan_.groups ? grouped.attended() : copied(plan_.attended, width); };
+    void run_grouped_output(const GroupedAttentionPart& part) const {
+        const GroupedAttention& w = stage_.layer->grouped;
+        run_output(w.output, w.output_bias, [&] { return part.attended(); });
+    }
+
+    void run_latent_output() const {
+        run_output(stage_.layer->latent.output, nullptr, [&] { return copied(plan_.attended, plan_.attended_width); });
+    }
+
+    // attended: makes the function that stores the attention's outputs.
+    template <class Attended>
+    void run_output(const LinearPanelWeight& output, const float* bias, Attended&& attended) const {
+        const float* post_norm = stage_.layer->attention_post_norm;
+        const size_t width = Plan::in_blocks(plan_.attended_width);
         if (stage_.kind == StageKind::attended_rows) return share_rows(a_.tokens, width, attended());
-        add_product(plan_.groups ? stage_.layer->grouped.output : stage_.layer->latent.output,
-                    rows(a_.tokens, width, attended()));
+        if (stage_.kind == StageKind::add_attended) return add_branch(post_norm);
+        add_product(output, bias, post_norm, rows(a_.tokens, width, attended()));
     }
 
     void run_feed_forward(const FeedForwardPart& part) const {
@@ -87,7 +101,10 @@ class StagePart : public StageMember {
             case StageKind::gated_rows:
                 return share_rows(a_.tokens, width, copied(plan_.gated, width));
             case StageKind::add_down:
-                return add_product(w.feed_forward.down, rows(a_.tokens, width, copied(plan_.gated, width)));
+                return add_product(w.feed_forward.down, nullptr, w.ffn_post_norm,
+                                   rows(a_.tokens, width, copied(plan_.gated, width)));
+            case StageKind::add_gated:
+                return add_branch(w.ffn_post_norm);
             case StageKind::route:
                 return part.route(hidden_rows(w.ffn_norm));
             case StageKind::choose:

@@ -22,6 +22,10 @@ struct GroupedAttention {
     LinearPanelWeight
         values_keys;  // hidden to kv_heads * head_dim values, then as many keys, in pairs like the queries
     LinearPanelWeight output;
+    // Biases of the products, [outputs], and the norms of every head of queries and keys, [head_values]; null without.
+    const float *query_bias, *values_keys_bias, *output_bias, *query_norm, *key_norm;
+    size_t window;  // how many positions a token sees, its own included; 0: all up to its own
+    size_t rope;    // the number of the rotation
 };
 
 // The widths of multi-head latent attention, multiples of 32 but for rope, which is one of 16: of a head's part without
@@ -56,17 +60,19 @@ struct Mixture {
 };
 
 struct DecoderLayer {
-    const float *attention_norm, *ffn_norm;  // [hidden]
-    GroupedAttention grouped;                // unless the decoder has LatentSizes
-    LatentAttention latent;                  // if it has
-    FeedForwardPanels feed_forward;          // of one block, unless the mixture is given
+    const float *attention_norm, *ffn_norm;            // [hidden]
+    const float *attention_post_norm, *ffn_post_norm;  // [hidden], of what a block adds; null without
+    GroupedAttention grouped;                          // unless the decoder has LatentSizes
+    LatentAttention latent;                            // if it has
+    FeedForwardPanels feed_forward;                    // of one block, unless the mixture is given
     Mixture mixture;
 };
 
-// heads is a multiple of kv_heads, head_dim of 16; hidden, heads * head_dim and the widths of feed-forward blocks are
-// multiples of 32. With latent attention kv_heads is 1 and head_dim is nope + rope.
+// heads is a multiple of kv_heads, head_dim of 16; hidden and the widths of feed-forward blocks are multiples of 32.
+// The values of a head from head_values on are zeros, and `output` does not read them. With latent attention kv_heads
+// is 1 and head_dim is nope + rope. A mixture has no norm after it.
 struct Decoder {
-    size_t hidden, heads, kv_heads, head_dim;
+    size_t hidden, heads, kv_heads, head_dim, head_values;
     LatentSizes latent;
     float eps, scale;                                     // of the norms; of the attention scores
     float embedding_scale, residual_scale, logits_scale;  // factors
@@ -81,10 +87,13 @@ struct Decoder {
 //     h = rms_norm(x, attention_norm);  x += residual_scale * attention(h) W_output
 //     h = rms_norm(x, ffn_norm);  x += residual_scale * (swiglu(h W_gate, h W_up) W_down, or the mixture of experts);
 //     a block without W_gate has max(h W_up, 0)^2 in place of swiglu
+//     with a post norm, what is added is normalised before residual_scale
 //   logits = logits_scale * rms_norm(x, norm) W_logits, for the tokens in `wanted`
 // Grouped-query attention:
-//   q, v, k = h W_query, h W_values_keys;  q and k rotated by the position;  q, k and v rounded to bfloat16
-//   k and v written to the cache at the token's position;  attention of q to positions 0 to the token's own
+//   q, v, k = h W_query, h W_values_keys, and their biases;  every head of q and of k normalised, where there are norms
+//   q and k rotated by the position;  q, k and v rounded to bfloat16
+//   k and v written to the cache at the token's position;  attention of q to positions 0 to the token's own, or to the
+//   last `window` of them;  output_bias is added to its product with W_output
 // Latent attention:
 //   q = h W_query, or rms_norm(h W_query_down, query_norm) W_query;  c, r = h W_latent;  c = rms_norm(c, latent_norm)
 //   r and the rope part of q rotated by the position;  c and r rounded to bfloat16 and written to the cache
@@ -112,7 +121,8 @@ struct DecoderForward {
     const Decoder* decoder;
     size_t tokens;
     const int64_t *ids, *sequence, *positions;  // [tokens]
-    const float *sin, *cos;                     // [positions, head_dim / 2], or rope / 2
+    const float *sin, *cos;                     // [ropes, rope_positions, head_dim / 2], or rope / 2
+    size_t rope_positions;
     uint16_t *keys, *values;
     int8_t* byte_values;  // of latent attention in place of values; or null
     size_t slab_pages;

@@ -19,7 +19,8 @@ namespace decodestep::DECODESTEP_ISA {
 enum class StageKind {
     attention_rows,  // x normalised
     // Grouped-query attention:
-    project,  // queries; keys and values to the cache
+    project,     // queries; keys and values to the cache
+    norm_heads,  // of queries and keys, where they have norms; keys to the cache
     attend,
     merge_states,  // of units in pieces, where that is much
     // Latent attention:
@@ -35,12 +36,14 @@ enum class StageKind {
     value_up,
     // Both:
     attended_rows,  // the attention's outputs
-    add_output,     // x += attended W_output
+    add_output,     // x += attended W_output, or with a post norm this product
+    add_attended,   // x += that, normalised
     ffn_rows,       // x normalised
     // A dense block:
     gate_up,     // swiglu of two products, or the squared ReLU of one
     gated_rows,  // its outputs
-    add_down,    // x += gated W_down
+    add_down,    // x += gated W_down, or with a post norm this product
+    add_gated,   // x += that, normalised
     // A mixture of experts:
     route,   // the router's logits; gate_up of the shared block
     choose,  // the experts of each token
@@ -112,15 +115,13 @@ class Plan {
         : a(step),
           d(*step.decoder),
           replicated_rows(step.tokens <= kMaxReplicatedTokens && step.rows <= kMaxReplicatedTokens),
-          query_width(d.heads * d.head_dim),
-          attended_width(d.heads * (d.latent.is_given() ? d.latent.value : d.head_dim)) {
+          query_width(d.latent.is_given() ? d.heads * d.head_dim : in_blocks(d.heads * d.head_dim)),
+          attended_width(d.heads * (d.latent.is_given() ? d.latent.value : d.head_values)) {
         d.latent.is_given() ? plan_latents(buffers) : plan_groups();
         for (size_t number = 0; number < d.layers.size(); ++number) list_layer(number);
         if (a.rows > 0) list_logits();
         take_memory(buffers);
     }
-
-    size_t splits_of(size_t t) const { return key_splits(a.positions[t] + 1); }
 
     // Where keys or values of a page lie, in values from the beginning of the cache, `width` for each position. page:
     // its place in the first layer and head.
@@ -129,9 +130,21 @@ class Plan {
     }
     const int64_t* page_table_of(size_t t) const { return a.page_table + a.sequence[t] * a.table_width; }
 
+    static size_t in_blocks(size_t width) { return (width + kBlockInputs - 1) / kBlockInputs * kBlockInputs; }
+
+    // The plan of grouped-query attention of such a window.
+    const AttentionPlan& groups_of(size_t window) const {
+        return *std::find_if(groups.begin(), groups.end(), [&](const auto& plan) { return plan.window() == window; });
+    }
+
+    // Whether the states of units in pieces are merged in a stage of their own.
+    bool merges_apart(const AttentionPlan& plan) const {
+        return !plan.cut_units().empty() && (!replicated_rows || plan.states() * d.head_dim > kMaxReplicatedMerge);
+    }
+
     // The states of a unit in pieces after one split.
     SoftmaxStates states(const AttentionUnit& unit, size_t split) const {
-        return states_.from(unit.first_state + split * unit.queries());
+        return states_.from(unit.first_state + (split - unit.first_split) * unit.queries());
     }
 
     Range panels_of(size_t sweep, size_t member, size_t members) const {
@@ -150,10 +163,9 @@ class Plan {
     const DecoderForward& a;
     const Decoder& d;
     const bool replicated_rows;
-    const size_t query_width, attended_width;  // values of all queries of a token,
-                                               // and of what they attend to
-    std::optional<AttentionPlan> groups;       // of grouped-query attention
-    bool merges_apart = false;                 // in a stage of its own
+    // Of all queries of a token, without latents in whole panels, and of what they attend to.
+    const size_t query_width, attended_width;
+    std::vector<AttentionPlan> groups;  // of grouped-query attention, one for each window
     // Of latent attention; a stage of each layer says where the layer's cache lies.
     mutable MlaAttention latent_call{};
     std::optional<MlaAttentionTasks> latents;
@@ -164,6 +176,8 @@ class Plan {
     float* x = nullptr;              // [tokens, hidden]
     Bf16* q = nullptr;               // [tokens, query_width]
     float* attended = nullptr;       // [tokens, attended_width]
+    float* heads = nullptr;          // [tokens, query_width + kv_heads * head_dim]: queries and keys before their norms
+    float* branch = nullptr;         // [tokens, hidden]: what a block adds before its norm
     float* gated = nullptr;          // [tokens, width] of a dense block, [tokens * used,
                                      // width] of experts
     float* shared_gated = nullptr;   // [tokens, width]
@@ -177,9 +191,11 @@ class Plan {
 
   private:
     void plan_groups() {
-        groups.emplace(a);
-        merges_apart =
-            !groups->cut_units().empty() && (!replicated_rows || groups->states() * d.head_dim > kMaxReplicatedMerge);
+        for (const DecoderLayer& layer : d.layers) {
+            const size_t window = layer.grouped.window;
+            if (std::none_of(groups.begin(), groups.end(), [&](const auto& plan) { return plan.window() == window; }))
+                groups.emplace_back(a, window);
+        }
     }
 
     void plan_latents(StepBuffers& buffers) {
@@ -215,14 +231,21 @@ class Plan {
         at_ = number;
         const DecoderLayer& w = d.layers[number];
         d.latent.is_given() ? list_latent_attention(w.latent) : list_grouped_attention(w.grouped);
+        if (w.attention_post_norm) stage(StageKind::add_attended);
         w.mixture.is_given() ? list_mixture(w.mixture) : list_feed_forward(w.feed_forward);
+        if (w.ffn_post_norm) stage(StageKind::add_gated);
+        has_branches_ |= w.attention_post_norm || w.ffn_post_norm;
     }
 
     void list_grouped_attention(const GroupedAttention& w) {
         product(StageKind::attention_rows, StageKind::project, a.tokens, d.hidden, {&w.query, &w.values_keys});
+        if (w.query_norm) {
+            stage(StageKind::norm_heads);
+            has_head_norms_ = true;
+        }
         stage(StageKind::attend);
-        if (merges_apart) stage(StageKind::merge_states);
-        product(StageKind::attended_rows, StageKind::add_output, a.tokens, attended_width, {&w.output});
+        if (merges_apart(groups_of(w.window))) stage(StageKind::merge_states);
+        product(StageKind::attended_rows, StageKind::add_output, a.tokens, in_blocks(attended_width), {&w.output});
     }
 
     void list_latent_attention(const LatentAttention& w) {
@@ -301,9 +324,13 @@ class Plan {
             routing.experts.resize(entries_);
             routing.weights.resize(entries_);
         }
-        if (groups) {
-            q = reinterpret_cast<Bf16*>(of_tokens((query_width + 1) / 2));
-            states_ = {buffers.take(SoftmaxStates::floats(groups->states(), d.head_dim)), d.head_dim};
+        branch = of_tokens(has_branches_ ? d.hidden : 0);
+        if (!d.latent.is_given()) {
+            q = reinterpret_cast<Bf16*>(of_tokens(query_width / 2));
+            heads = of_tokens(has_head_norms_ ? query_width + d.kv_heads * d.head_dim : 0);
+            size_t states = 0;
+            for (const AttentionPlan& plan : groups) states = std::max(states, plan.states());
+            states_ = {buffers.take(SoftmaxStates::floats(states, d.head_dim)), d.head_dim};
             return;
         }
         compressed = of_tokens(widest_compressed_);
@@ -314,6 +341,7 @@ class Plan {
     size_t at_ = 0;  // the layer whose stages are listed
     size_t row_floats_ = 0, gated_floats_ = 0, shared_floats_ = 0, most_experts_ = 0, entries_ = 0,
            widest_compressed_ = 0;
+    bool has_head_norms_ = false, has_branches_ = false;
     std::vector<float*> row_spaces_;
     std::vector<int64_t> lengths_;  // how many positions each token sees
     SoftmaxStates states_{};

@@ -8,13 +8,16 @@ namespace decodestep::DECODESTEP_ISA {
 
 class GroupedAttentionPart : public StageMember {
   public:
-    using StageMember::StageMember;
+    GroupedAttentionPart(const Plan& plan, const Stage& stage, size_t member, size_t members)
+        : StageMember(plan, stage, member, members),
+          w_(stage.layer->grouped),
+          groups_(plan.groups_of(stage.layer->grouped.window)) {}
 
     // The attention's outputs; those of units in pieces are merged here unless a stage has done so.
     auto attended() const {
         const float* rows = plan_.attended;
-        const auto& cut_units = plan_.groups->cut_units();
-        if (!cut_units.empty() && !plan_.merges_apart) {
+        const auto& cut_units = groups_.cut_units();
+        if (!cut_units.empty() && !plan_.merges_apart(groups_)) {
             const size_t values = a_.tokens * plan_.attended_width;
             float* own = thread_scratch(values + SoftmaxState::floats(d_.head_dim));
             std::memcpy(own, plan_.attended, values * sizeof(float));
@@ -25,22 +28,43 @@ class GroupedAttentionPart : public StageMember {
         return copied(rows, plan_.attended_width);
     }
 
-    void project(const GroupedAttention& w, const Activations& x) const {
+    void project(const Activations& x) const {
         const Range part = panels_of_member();
-        const size_t queries = w.query.count();
+        const size_t queries = w_.query.count();
         const PanelRange own{std::min(part.first, queries), std::min(part.end, queries)},
             cached{std::max(part.first, queries) - queries, std::max(part.end, queries) - queries};
         multiply_panels(
-            w.query, own, cached.first < cached.end ? w.values_keys.panel(cached.first) : panel_after(), x, a_.tokens,
-            [&](size_t i, size_t t, float* y) { store_queries(t, i, y); },
-            [&](size_t i, size_t t) { return query_at(t, i); });
-        multiply_panels(w.values_keys, cached, panel_after(), x, a_.tokens,
+            w_.query, own, cached.first < cached.end ? w_.values_keys.panel(cached.first) : panel_after(), x, a_.tokens,
+            [&](size_t i, size_t t, float* y) { store_queries(t, i * kPanelOutputs, y); },
+            [&](size_t i, size_t t) { return query_at(t, i * kPanelOutputs); });
+        multiply_panels(w_.values_keys, cached, panel_after(), x, a_.tokens,
                         [&](size_t i, size_t t, float* y) { store_in_cache(t, i * kPanelOutputs, y); });
     }
 
+    // The norms of this member's part of all heads of queries and keys; then what `project` does with them without.
+    void norm_heads() const {
+        const size_t heads = d_.heads + d_.kv_heads, width = d_.head_dim;
+        const Range part = part_of(a_.tokens * heads, member_, members_);
+        for (size_t row = part.first; row < part.end; ++row) {
+            const size_t t = row / heads, head = row % heads;
+            const bool is_key = head >= d_.heads;
+            float* y = is_key ? key_before_norm(t, (head - d_.heads) * width) : query_before_norm(t, head * width);
+            norm_head(y, is_key ? w_.key_norm : w_.query_norm);
+            for (size_t i = 0; i < width; i += kLanes) {
+                rotate(t, i, y + i);
+                Bf16 sixteen[kLanes];
+                store_sums(sixteen, load(y + i));
+                if (is_key)
+                    store_key(page_of(t, head - d_.heads), a_.positions[t] % kPagePositions, i, sixteen);
+                else
+                    std::memcpy(query_at(t, head * width + i), sixteen, sizeof sixteen);
+            }
+        }
+    }
+
     void attend() const {
-        plan_.groups->each_task(member_, members_, [&](const AttentionTask& task) {
-            const AttentionUnit& unit = plan_.groups->unit(task.unit);
+        groups_.each_task(member_, members_, [&](const AttentionTask& task) {
+            const AttentionUnit& unit = groups_.unit(task.unit);
             if (unit.pieces == 1) return attend_whole(unit);
             const Queries q = queries_of(unit);
             for (size_t split = task.first; split < task.end; ++split)
@@ -51,7 +75,7 @@ class GroupedAttentionPart : public StageMember {
     void merge_states() const {
         const SoftmaxState merged{thread_scratch(SoftmaxState::floats(d_.head_dim)), d_.head_dim};
         size_t task = 0;
-        for (const AttentionUnit& unit : plan_.groups->cut_units())
+        for (const AttentionUnit& unit : groups_.cut_units())
             for (size_t q = 0; q < unit.queries(); ++q)
                 if (task++ % members_ == member_) merge(unit, q, merged, plan_.attended);
     }
@@ -59,31 +83,60 @@ class GroupedAttentionPart : public StageMember {
   private:
     // Rotates sixteen outputs of a head, from `column` of it on, by the position of token t.
     void rotate(size_t t, size_t column, float* y) const {
-        const size_t at = a_.positions[t] * (d_.head_dim / 2) + column / 2;
+        const size_t at = (w_.rope * a_.rope_positions + a_.positions[t]) * (d_.head_dim / 2) + column / 2;
         store(y, rotate_pairs(load(y), a_.sin + at, a_.cos + at));
     }
 
-    Bf16* query_at(size_t t, size_t panel) const { return plan_.q + t * plan_.query_width + panel * kPanelOutputs; }
+    // Where output `column` of a token's queries or keys lies.
+    Bf16* query_at(size_t t, size_t column) const { return plan_.q + t * plan_.query_width + column; }
+    float* query_before_norm(size_t t, size_t column) const {
+        return plan_.heads + t * (plan_.query_width + d_.kv_heads * d_.head_dim) + column;
+    }
+    float* key_before_norm(size_t t, size_t column) const { return query_before_norm(t, plan_.query_width + column); }
 
-    void store_queries(size_t t, size_t panel, float* y) const {
-        for (size_t i = 0; i < kPanelOutputs; i += kLanes) rotate(t, (panel * kPanelOutputs + i) % d_.head_dim, y + i);
-        store_sums(query_at(t, panel), y, kPanelOutputs);
+    // The page of the layer and key-value head that a token's own position lies in.
+    size_t page_of(size_t t, size_t kv_head) const {
+        return layer_offset(d_.head_dim, plan_.page_table_of(t)[a_.positions[t] / kPagePositions], kv_head);
+    }
+
+    // Divides a head by its root mean square, which the zeros at its end do not count in.
+    void norm_head(float* y, const float* gamma) const {
+        const f32x16 rms = broadcast(root_mean_square(y, d_.head_values, d_.eps));
+        for (size_t i = 0; i < d_.head_values; i += kLanes) {
+            const size_t count = std::min<size_t>(kLanes, d_.head_values - i);
+            store_partial(y + i, normed(load_partial(y + i, count), rms, load_partial(gamma + i, count)), count);
+        }
+    }
+
+    // Outputs [first, first + kPanelOutputs) of the queries; past the last one lie zeros.
+    void store_queries(size_t t, size_t first, float* y) const {
+        add_bias(w_.query_bias, first, d_.heads * d_.head_dim, y);
+        if (w_.query_norm) {
+            std::memcpy(query_before_norm(t, first), y, kPanelOutputs * sizeof(float));
+            return;
+        }
+        for (size_t i = 0; i < kPanelOutputs; i += kLanes) rotate(t, (first + i) % d_.head_dim, y + i);
+        store_sums(query_at(t, first), y, kPanelOutputs);
     }
 
     // Outputs [first, first + kPanelOutputs) of values_keys, sixteen at a time: all of one head.
     void store_in_cache(size_t t, size_t first, float* y) const {
-        const size_t position = a_.positions[t], row = position % kPagePositions;
-        const size_t page = plan_.page_table_of(t)[position / kPagePositions];
+        const size_t row = a_.positions[t] % kPagePositions, values = d_.kv_heads * d_.head_dim;
+        add_bias(w_.values_keys_bias, first, 2 * values, y);
         for (size_t i = 0; i < kPanelOutputs; i += kLanes) {
             const size_t output = first + i, head = output / d_.head_dim, column = output % d_.head_dim;
             const bool is_key = head >= d_.kv_heads;
+            if (is_key && w_.key_norm) {
+                std::memcpy(key_before_norm(t, output - values), y + i, kLanes * sizeof(float));
+                continue;
+            }
             if (is_key) rotate(t, column, y + i);
             Bf16 sixteen[kLanes];
             store_sums(sixteen, load(y + i));
             if (is_key)
-                store_key(layer_offset(d_.head_dim, page, head - d_.kv_heads), row, column, sixteen);
+                store_key(page_of(t, head - d_.kv_heads), row, column, sixteen);
             else
-                store_value(layer_offset(d_.head_dim, page, head), row, column, sixteen);
+                store_value(page_of(t, head), row, column, sixteen);
         }
     }
 
@@ -102,8 +155,9 @@ class GroupedAttentionPart : public StageMember {
         Queries q;
         for (; q.count < unit.queries(); ++q.count) {
             const size_t t = unit.token_of(q.count);
-            q.query[q.count] = plan_.q + t * plan_.query_width + unit.head_of(q.count) * d_.head_dim;
-            q.length[q.count] = a_.positions[t] + 1;
+            q.query[q.count] = query_at(t, unit.head_of(q.count) * d_.head_dim);
+            q.first[q.count] = groups_.first(t);
+            q.length[q.count] = groups_.length(t);
         }
         return q;
     }
@@ -115,7 +169,15 @@ class GroupedAttentionPart : public StageMember {
 
     // Where a query's output lies in `rows`, [tokens, attended_width].
     float* output_of(const AttentionUnit& unit, size_t query, float* rows) const {
-        return rows + unit.token_of(query) * plan_.attended_width + unit.head_of(query) * d_.head_dim;
+        return rows + unit.token_of(query) * plan_.attended_width + unit.head_of(query) * d_.head_values;
+    }
+
+    void finish(const SoftmaxState& state, float* out) const {
+        SoftmaxState{state.record, d_.head_values}.finish(nullptr, out);
+    }
+
+    static void copy(const SoftmaxState& from, const SoftmaxState& to) {
+        std::memcpy(to.record, from.record, SoftmaxState::floats(from.width) * sizeof(float));
     }
 
     void attend_whole(const AttentionUnit& unit) const {
@@ -123,23 +185,31 @@ class GroupedAttentionPart : public StageMember {
         const size_t size = SoftmaxStates::floats(q.count, d_.head_dim);
         float* scratch = thread_scratch(2 * size);
         const SoftmaxStates merged{scratch, d_.head_dim}, next{scratch + size, d_.head_dim};
-        attend_split(q, pages(unit), d_.scale, 0, merged);
-        for (size_t split = 1; split < unit.splits; ++split) {
+        attend_split(q, pages(unit), d_.scale, unit.first_split, merged);
+        for (size_t split = unit.first_split + 1; split < unit.end_split; ++split) {
             attend_split(q, pages(unit), d_.scale, split, next);
-            for (size_t i = 0; i < q.count; ++i)
-                if (split < plan_.splits_of(unit.token_of(i))) merged[i].merge(next[i]);
+            for (size_t i = 0; i < q.count; ++i) {
+                const size_t t = unit.token_of(i);
+                if (split == groups_.first_split(t))
+                    copy(next[i], merged[i]);
+                else if (split > groups_.first_split(t) && split < groups_.end_split(t))
+                    merged[i].merge(next[i]);
+            }
         }
-        for (size_t i = 0; i < q.count; ++i) merged[i].finish(nullptr, output_of(unit, i, plan_.attended));
+        for (size_t i = 0; i < q.count; ++i) finish(merged[i], output_of(unit, i, plan_.attended));
     }
 
     // One query of a unit in pieces, from its states of all splits.
     void merge(const AttentionUnit& unit, size_t query, SoftmaxState merged, float* rows) const {
-        std::memcpy(merged.record, plan_.states(unit, 0)[query].record,
-                    SoftmaxState::floats(d_.head_dim) * sizeof(float));
-        for (size_t split = 1; split < plan_.splits_of(unit.token_of(query)); ++split)
+        const size_t t = unit.token_of(query), first = groups_.first_split(t);
+        copy(plan_.states(unit, first)[query], merged);
+        for (size_t split = first + 1; split < groups_.end_split(t); ++split)
             merged.merge(plan_.states(unit, split)[query]);
-        merged.finish(nullptr, output_of(unit, query, rows));
+        finish(merged, output_of(unit, query, rows));
     }
+
+    const GroupedAttention& w_;
+    const AttentionPlan& groups_;
 };
 
 }  // namespace decodestep::DECODESTEP_ISA

@@ -91,16 +91,38 @@ class StageMember {
         });
     }
 
-    // x += residual_scale * the product.
-    void add_product(const LinearPanelWeight& w, const Activations& x) const {
+    // y += bias, for outputs [first, first + kPanelOutputs) of so many; nothing without a bias.
+    static void add_bias(const float* bias, size_t first, size_t outputs, float* y) {
+        for (size_t j = 0; bias && j < kPanelOutputs && first + j < outputs; ++j) y[j] += bias[first + j];
+    }
+
+    // x += residual_scale * the product with its bias; with a post norm the product goes to `branch` for add_branch.
+    void add_product(const LinearPanelWeight& w, const float* bias, const float* post_norm,
+                     const Activations& x) const {
         const f32x16 scale = broadcast(d_.residual_scale);
-        const auto row = [&](size_t i, size_t t) { return plan_.x + t * d_.hidden + i * kPanelOutputs; };
-        const auto add = [&](size_t i, size_t t, const float* y) {
+        float* const rows = post_norm ? plan_.branch : plan_.x;
+        const auto row = [&](size_t i, size_t t) { return rows + t * d_.hidden + i * kPanelOutputs; };
+        const auto add = [&](size_t i, size_t t, float* y) {
             float* to = row(i, t);
-            for (size_t j = 0; j < kPanelOutputs; j += kLanes) store(to + j, fma(scale, load(y + j), load(to + j)));
+            add_bias(bias, i * kPanelOutputs, d_.hidden, y);
+            for (size_t j = 0; j < kPanelOutputs; j += kLanes)
+                store(to + j, post_norm ? load(y + j) : fma(scale, load(y + j), load(to + j)));
         };
         const Range part = panels_of_member();
         multiply_panels(w, {part.first, part.end}, panel_after(), x, a_.tokens, add, row);
+    }
+
+    // x += residual_scale * rms_norm(branch), for this member's part of the tokens.
+    void add_branch(const float* post_norm) const {
+        const f32x16 scale = broadcast(d_.residual_scale);
+        const Range part = part_of(a_.tokens, member_, members_);
+        for (size_t t = part.first; t < part.end; ++t) {
+            const float* from = plan_.branch + t * d_.hidden;
+            float* to = plan_.x + t * d_.hidden;
+            const f32x16 rms = broadcast(root_mean_square(from, d_.hidden, d_.eps));
+            for (size_t j = 0; j < d_.hidden; j += kLanes)
+                store(to + j, fma(scale, normed(load(from + j), rms, load(post_norm + j)), load(to + j)));
+        }
     }
 
     // Where the cache of the stage's layer begins, with `width` values for each position.

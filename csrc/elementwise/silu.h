@@ -11,6 +11,14 @@ DECODESTEP_INLINE f32x16 gated(f32x16 gate, f32x16 up) {
     return gate / (one + exp(broadcast(0.0f) - gate)) * up;
 }
 
+// The same with GELU in its form with tanh, g / (1 + exp(-2 sqrt(2 / pi) (g + 0.044715 g^3))).
+DECODESTEP_INLINE f32x16 gelu_gated(f32x16 gate, f32x16 up) {
+    const f32x16 one = broadcast(1.0f);
+    const f32x16 slope = fma(gate * gate, broadcast(0.071354814f), broadcast(1.5957692f));
+    const f32x16 exponent = max(broadcast(-88.0f), gate * slope);
+    return gate / (one + exp(broadcast(0.0f) - exponent)) * up;
+}
+
 DECODESTEP_INLINE f32x16 squared_relu(f32x16 x) {
     x = max(broadcast(0.0f), x);
     return x * x;

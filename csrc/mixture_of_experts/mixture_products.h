@@ -13,6 +13,12 @@
 
 namespace decodestep::DECODESTEP_ISA {
 
+// What a block takes of gate and up; of up alone where it has no gate.
+DECODESTEP_INLINE f32x16 activated(const FeedForwardPanels& w, const float* gate, const float* up) {
+    if (!w.has_gate()) return squared_relu(load(up));
+    return w.gelu ? gelu_gated(load(gate), load(up)) : gated(load(gate), load(up));
+}
+
 // The activation of one panel of gate and the same of up, for rows [first, first + count) of x; row i goes to out + i *
 // stride.
 inline void gate_up_panel(const FeedForwardPanels& w, size_t panel, const uint8_t* next_panel, const Activations& x,
@@ -29,14 +35,12 @@ inline void gate_up_panel(const FeedForwardPanels& w, size_t panel, const uint8_
                    up);
         for (size_t i = 0; i < rows; ++i)
             for (size_t j = 0; j < kPanelOutputs; j += kLanes)
-                store(row(from + i) + j,
-                      w.has_gate() ? gated(load(gate[i] + j), load(up[i] + j)) : squared_relu(load(up[i] + j)));
+                store(row(from + i) + j, activated(w, gate[i] + j, up[i] + j));
     });
 }
 
-// swiglu of one token, for so many panels of a range as whole groups of streams hold; returns the panel after them. Of
-// a block with a gate.
-// next_panel: the one that is read after the range.
+// The activation of one token, for so many panels of a range as whole groups of streams hold; returns the panel after
+// them. Of a block with a gate. next_panel: the one that is read after the range.
 inline size_t gate_up_streams(const FeedForwardPanels& w, PanelRange range, const uint8_t* next_panel,
                               const Activations& x, float* out) {
     size_t p = range.first;
@@ -54,7 +58,7 @@ inline size_t gate_up_streams(const FeedForwardPanels& w, PanelRange range, cons
             stream_panels(w.gate.format, w.gate.blocks(), group, x, y);
             for (size_t s = 0; s < kStreams; s += 2)
                 for (size_t j = 0; j < kPanelOutputs; j += kLanes)
-                    store(out + (p + s / 2) * kPanelOutputs + j, gated(load(y[s] + j), load(y[s + 1] + j)));
+                    store(out + (p + s / 2) * kPanelOutputs + j, activated(w, y[s] + j, y[s + 1] + j));
         }
     }
     return p;

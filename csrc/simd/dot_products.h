@@ -45,6 +45,10 @@ struct Bf16Dot : F32Sums {
     static DECODESTEP_INLINE Weights first_weights(const void* p) {
         return bf16_pairs(load_bits(p) & broadcast_int(0xffff));
     }
+    // The second of each group's two; the first is zero.
+    static DECODESTEP_INLINE Weights second_weights(const void* p) {
+        return bf16_pairs(load_bits(p) & broadcast_int(static_cast<int32_t>(0xffff0000u)));
+    }
     static DECODESTEP_INLINE Sums add(Sums sums, const Token& x, const Weights& w) { return add_products(sums, x, w); }
 };
 

@@ -24,7 +24,7 @@ from decodestep.models.layers import LayerDecoder
 from decodestep.models.page_pool import CacheFullError as CacheFullError
 from decodestep.models.page_pool import PagePool, new_pool
 from decodestep.models.sequence import CachedSequence as CachedSequence
-from decodestep.models.step import PANEL_FORMATS, StepDecoder, obstacle
+from decodestep.models.step import PANEL_FORMATS, StepDecoder, obstacle, step_head_dim
 from decodestep.weights.linear_panels import LinearPanels
 from decodestep.weights.packed import Format
 
@@ -281,6 +281,11 @@ def _decoder(checkpoint: Checkpoint, dtype: str, *, as_latent: bool, byte_latent
 
     config = checkpoint.config
     if as_latent and config.latent_attention is None:
+        if not config.is_plain:
+            raise ModelError(
+                f"{checkpoint.path}: form 'mla' is not supported: latent attention has no biases, norms of heads and blocks, "
+                "windows or rotations by layer"
+            )
         config = latent_config(config)
     why = "dtype float32" if dtype == "float32" else obstacle(config)
     if byte_latents and (why is not None or config.latent_attention is None):
@@ -289,7 +294,12 @@ def _decoder(checkpoint: Checkpoint, dtype: str, *, as_latent: bool, byte_latent
         return LayerDecoder(convert(checkpoint))
     if why is None:
         return StepDecoder(
-            convert(checkpoint, lambda weight, widened: _panels(weight, widened, dtype), as_latent=as_latent),
+            convert(
+                checkpoint,
+                lambda weight, widened: _panels(weight, widened, dtype),
+                as_latent=as_latent,
+                head_dim=None if config.latent_attention else step_head_dim(config),
+            ),
             byte_latents=byte_latents,
         )
     if dtype != "auto":

@@ -50,18 +50,19 @@ class Checkpoint:
         self.file, self.path = file, file.path
         self.config: Config = gguf.config_of(file) if isinstance(file, GgufFile) else folder.config_of(file)
         self._tensors: dict[str, Tensor] | dict[str, SafeTensor] = file.tensors
-        self._table = names.GGUF if isinstance(file, GgufFile) else names.FOLDER
+        of_folder = names.FOLDER_WITH_POST_NORMS if self.config.post_norms else names.FOLDER
+        self._table = names.GGUF if isinstance(file, GgufFile) else of_folder
         self._parts: dict[tuple[str, int], list[Part]] = {}
 
     def tokenizer(self) -> Tokenizer:
         file = self.file
         return Tokenizer(file.metadata) if isinstance(file, GgufFile) else FolderTokenizer(file, self.config.vocab_size)
 
-    def rope(self) -> Rope:
+    def ropes(self) -> tuple[Rope, ...]:
         file = self.file
         if isinstance(file, GgufFile):
-            return gguf.rope_of(file, self.config, lambda name, length: _float32(self._take(name, (length,))))
-        return folder_rope.rope_of(file, self.config)
+            return gguf.ropes_of(file, self.config, lambda name, length: _float32(self._take(name, (length,))))
+        return folder_rope.ropes_of(file, self.config)
 
     def check(self) -> None:
         """Raises ModelError for a tensor that is missing, unknown, or of a wrong shape or an unsupported type."""
@@ -132,7 +133,9 @@ class Checkpoint:
         return self._parts[part, i][0].name
 
     def vector(self, part: str, i: int = -1) -> np.ndarray:
-        return _float32(self._tensors[self.name(part, i)])
+        values = _float32(self._tensors[self.name(part, i)])
+        shift = self.config.norm_shift if part.endswith("norm") else 0.0
+        return values + np.float32(shift) if shift else values
 
     def optional_vector(self, part: str, i: int = -1) -> np.ndarray | None:
         return self.vector(part, i) if self.has(part, i) else None

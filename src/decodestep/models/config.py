@@ -36,6 +36,34 @@ class LatentAttention:
 
 
 @dataclass(frozen=True)
+class GroupedAttention:
+    """What grouped-query attention may have beside its products.
+
+    scale: of the scores; None: 1 / sqrt(head_dim). biases: which parts have one, of "query", "key", "value" and
+    "attention_output". head_norms: whether every head of queries and keys is normalised before it is rotated. windows: for
+    every layer how many positions a token sees, its own included, 0 for all; (): all layers see all. ropes: for every layer
+    the number of its rotation; (): one for all.
+    """
+
+    scale: float | None = None
+    biases: tuple[str, ...] = ()
+    head_norms: bool = False
+    windows: tuple[int, ...] = ()
+    ropes: tuple[int, ...] = ()
+
+    def window(self, layer: int) -> int:
+        return self.windows[layer] if self.windows else 0
+
+    def rope(self, layer: int) -> int:
+        return self.ropes[layer] if self.ropes else 0
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether there is nothing but the products and one rotation."""
+        return not (self.biases or self.head_norms or any(self.windows) or any(self.ropes))
+
+
+@dataclass(frozen=True)
 class Experts:
     """A mixture of experts.
 
@@ -59,7 +87,10 @@ class Config:
     hidden: He, the width of the hidden state. heads: query heads. groups: key/value heads, each shared by heads / groups query
     heads. head_dim: the width of a head. context: how many tokens a sequence may hold, prompt included.
     latent_attention, experts: None where a model has grouped-query attention, where all its layers are dense.
-    activation: of a dense feed-forward block, "swiglu" or "relu_squared", which has no gate. biases: whether its products have.
+    grouped: of grouped-query attention, what it has beside its products.
+    activation: of a dense feed-forward block, "swiglu", "gelu_gated" (with tanh) or "relu_squared", which has no gate. biases:
+    whether its products have. post_norms: whether what attention and the feed-forward block add is normalised.
+    norm_shift: what is added to a norm's weight as the checkpoint has it.
     halves: whether the two columns of a rotated pair lie half a head apart; else side by side.
     embedding_scale, branch_scale, logits_scale: what embeddings and what a block adds are multiplied by, what is divided before
     the logits. tied: whether the embedding is the weight of the logits. skipped_layers: next-token-prediction layers left out.
@@ -79,9 +110,12 @@ class Config:
     norm_eps: float
     architecture: str = "llama"
     latent_attention: LatentAttention | None = None
+    grouped: GroupedAttention = GroupedAttention()
     experts: Experts | None = None
     activation: str = "swiglu"
     biases: bool = False
+    post_norms: bool = False
+    norm_shift: float = 0.0
     halves: bool = False
     embedding_scale: float = 1.0
     branch_scale: float = 1.0
@@ -99,7 +133,14 @@ class Config:
 
     @property
     def scale(self) -> float:
-        return self.latent_attention.scale if self.latent_attention else 1.0 / math.sqrt(self.head_dim)
+        if self.latent_attention:
+            return self.latent_attention.scale
+        return 1.0 / math.sqrt(self.head_dim) if self.grouped.scale is None else self.grouped.scale
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether grouped-query attention can take the form of latent attention."""
+        return self.grouped.is_plain and not self.post_norms
 
     def has_experts(self, layer: int) -> bool:
         return self.experts is not None and self.experts.layers[layer]
@@ -132,7 +173,7 @@ class Layer:
     """The weights of a layer, each a product (inputs -> outputs); those of attention by the names of `mla_prolog`.
 
     With biases of attention (`LatentAttention.biases`) w_dq, or w_uq_qr where it is None, and w_dkv_kr have one more input,
-    which is 1 for every token; output_bias is (He,).
+    which is 1 for every token; output_bias is (He,). The last five are None where the model has no such thing.
     """
 
     attention_norm: np.ndarray
@@ -147,6 +188,11 @@ class Layer:
     output_bias: np.ndarray | None
     ffn_norm: np.ndarray
     feed_forward: DenseBlock | ExpertBlock
+    query_bias: np.ndarray | None = None  # (N * D,)
+    values_keys_bias: np.ndarray | None = None  # (2 * G * D,)
+    head_norms: tuple[np.ndarray, np.ndarray] | None = None  # of queries and keys, (D,)
+    attention_post_norm: np.ndarray | None = None
+    ffn_post_norm: np.ndarray | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -158,8 +204,4 @@ class Weights:
     layers: tuple[Layer, ...]
     norm: np.ndarray
     output: Weight
-    rope: Rope
-
-    @property
-    def inverse_frequencies(self) -> np.ndarray:
-        return self.rope.inverse_frequencies
+    ropes: tuple[Rope, ...]

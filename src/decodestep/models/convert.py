@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -31,27 +32,32 @@ def as_it_is(weight: Rows, widened: bool) -> Weight:
     return _whole(weight)
 
 
-def convert(checkpoint: Checkpoint, pack: Pack = as_it_is, *, as_latent: bool = False) -> Weights:
+def convert(
+    checkpoint: Checkpoint, pack: Pack = as_it_is, *, as_latent: bool = False, head_dim: int | None = None
+) -> Weights:
     """The decoder's weights.
 
     pack: pack(weight, widened) converts one weight to the decoder's format, and reads it. `widened`: the file's format has no
         kernel, so the weight arrives as float32. The default leaves weights as they are. The embedding is never packed.
     as_latent: whether grouped-query attention gets the weights and sizes of `models.latent_form`.
+    head_dim: what the heads of grouped-query attention are padded to with zeros, in queries, keys and values and their biases;
+        the config keeps their own size. None: they are not.
     Raises ModelError for a tensor that is missing, unknown, or of a wrong shape or an unsupported format: before any is read;
     and for one that cannot be read, or has a scale that is not finite.
     """
     checkpoint.check()
     try:
-        return _converted(checkpoint, pack, as_latent)
+        return _converted(checkpoint, pack, as_latent, head_dim)
     except FileRowsError as error:
         raise ModelError(f"{checkpoint.path}: {error}") from error
 
 
-def _converted(checkpoint: Checkpoint, pack: Pack, as_latent: bool) -> Weights:
-    config, rope = checkpoint.config, checkpoint.rope()
-    made = _grouped if config.latent_attention is None else _latent
+def _converted(checkpoint: Checkpoint, pack: Pack, as_latent: bool, head_dim: int | None) -> Weights:
+    config, ropes = checkpoint.config, checkpoint.ropes()
+    made = partial(_grouped, head_dim=head_dim or config.head_dim) if config.latent_attention is None else _latent
     if as_latent and config.latent_attention is None:
-        rope, config, made = latent_form.latent_rope(rope, config), latent_form.latent_config(config), _grouped_as_latent
+        ropes = (latent_form.latent_rope(ropes[0], config),)
+        config, made = latent_form.latent_config(config), _grouped_as_latent
     stored, widened = checkpoint.weight("embedding")
     embedding = _whole(stored)
     return Weights(
@@ -60,7 +66,7 @@ def _converted(checkpoint: Checkpoint, pack: Pack, as_latent: bool) -> Weights:
         layers=tuple(_layer(checkpoint, i, pack, made) for i in range(config.layers)),
         norm=checkpoint.vector("norm"),
         output=_packed(pack, (embedding, widened) if config.tied else checkpoint.weight("output")),
-        rope=rope,
+        ropes=ropes,
     )
 
 
@@ -73,6 +79,8 @@ def _layer(checkpoint: Checkpoint, i: int, pack: Pack, attention: Callable[[Chec
         output_bias=checkpoint.optional_vector("attention_output_bias", i),
         ffn_norm=checkpoint.vector("ffn_norm", i),
         feed_forward=_experts(checkpoint, i, pack) if config.has_experts(i) else _dense(checkpoint, i, pack),
+        attention_post_norm=checkpoint.optional_vector("attention_post_norm", i),
+        ffn_post_norm=checkpoint.optional_vector("ffn_post_norm", i),
     )
 
 
@@ -81,24 +89,64 @@ def _turned(checkpoint: Checkpoint, part: str, i: int, heads: int) -> Stored:
     return _neighbours(checkpoint.weight(part, i), heads, 0, config.head_dim, config.halves)
 
 
-def _grouped(checkpoint: Checkpoint, i: int, pack: Pack) -> dict[str, Any]:
+def _grouped(checkpoint: Checkpoint, i: int, pack: Pack, head_dim: int) -> dict[str, Any]:
     config = checkpoint.config
+    heads, groups = config.heads, config.groups
+
+    def padded(stored: Stored, count: int) -> Stored:
+        if head_dim == config.head_dim:
+            return stored
+        weight = _whole(stored[0])
+        return replace(weight, rows=_padded_heads(weight.rows, count, head_dim)), stored[1]
+
+    query, key = _turned(checkpoint, "query", i, heads), _turned(checkpoint, "key", i, groups)
     return {
         "w_dq": None,
         "gamma_cq": None,
-        "w_uq_qr": _packed(pack, _turned(checkpoint, "query", i, config.heads)),
-        "w_dkv_kr": _packed(pack, checkpoint.weight("value", i), _turned(checkpoint, "key", i, config.groups)),
+        "w_uq_qr": _packed(pack, padded(query, heads)),
+        "w_dkv_kr": _packed(pack, padded(checkpoint.weight("value", i), groups), padded(key, groups)),
         "gamma_ckv": None,
         "key_up": None,
         "value_up": None,
+        "query_bias": _bias(checkpoint, "query", i, heads, head_dim) if "query" in config.grouped.biases else None,
+        "values_keys_bias": np.concatenate([_bias(checkpoint, part, i, groups, head_dim) for part in ("value", "key")])
+        if {"key", "value"} & set(config.grouped.biases)
+        else None,
+        "head_norms": tuple(_turned_vector(checkpoint, f"{part}_head_norm", i, 1) for part in ("query", "key"))
+        if config.grouped.head_norms
+        else None,
     }
+
+
+def _turned_vector(checkpoint: Checkpoint, part: str, i: int, heads: int) -> np.ndarray:
+    config, values = checkpoint.config, checkpoint.vector(part, i)
+    return values[_order(heads, 0, config.head_dim)] if config.halves else values
+
+
+def _bias(checkpoint: Checkpoint, part: str, i: int, heads: int, head_dim: int) -> np.ndarray:
+    """Zeros where the part has none."""
+    if not checkpoint.has(f"{part}_bias", i):
+        return np.zeros(heads * head_dim, np.float32)
+    name = f"{part}_bias"
+    values = checkpoint.vector(name, i) if part == "value" else _turned_vector(checkpoint, name, i, heads)
+    return _padded_heads(values[:, None], heads, head_dim)[:, 0]
+
+
+def _padded_heads(rows: np.ndarray, heads: int, head_dim: int) -> np.ndarray:
+    """The rows of every head, and zeros up to head_dim of them: in all formats bytes of zero are zeros."""
+    own = len(rows) // heads
+    if own == head_dim:
+        return rows
+    padded = np.zeros((heads, head_dim, rows.shape[1]), rows.dtype)
+    padded[:, :own] = rows.reshape(heads, own, -1)
+    return padded.reshape(heads * head_dim, -1)
 
 
 def _grouped_as_latent(checkpoint: Checkpoint, i: int, pack: Pack) -> dict[str, Any]:
     config = checkpoint.config
     query, widened = _turned(checkpoint, "query", i, config.heads)
     return {
-        **_grouped(checkpoint, i, pack),
+        **_grouped(checkpoint, i, pack, config.head_dim),
         "w_uq_qr": _packed(pack, (latent_form.spread_queries(_whole(query), config), widened)),
         "gamma_ckv": latent_form.no_norm(config),
         "key_up": _packed(pack, (latent_form.no_keys_up(config), False)),
@@ -157,7 +205,7 @@ def _ups(checkpoint: Checkpoint, i: int, a: LatentAttention) -> tuple[Stored, St
 
 
 def _dense(checkpoint: Checkpoint, i: int, pack: Pack, prefix: str = "") -> DenseBlock:
-    has_gate = checkpoint.config.activation == "swiglu"
+    has_gate = checkpoint.config.activation != "relu_squared"
     return DenseBlock(
         _packed(pack, checkpoint.weight(f"{prefix}gate", i)) if has_gate else None,
         _packed(pack, checkpoint.weight(f"{prefix}up", i)),

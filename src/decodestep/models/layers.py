@@ -6,6 +6,7 @@ from dataclasses import asdict
 
 import numpy as np
 
+from decodestep.models import grouped_layer
 from decodestep.models.config import Config, DenseBlock, Layer, Weight, Weights
 from decodestep.models.decoder import Decoder
 from decodestep.models.kv_cache import PAGE, LatentPages, Pages
@@ -13,7 +14,7 @@ from decodestep.ops.expert_router import expert_router
 from decodestep.ops.linear import linear
 from decodestep.ops.linear.cpu import gather_rows
 from decodestep.ops.mixture_of_experts import mixture_of_experts
-from decodestep.ops.mixture_of_experts.reference import squared_relu
+from decodestep.ops.mixture_of_experts.reference import gelu_gated, squared_relu
 from decodestep.ops.mla_attention import mla_attention
 from decodestep.ops.mla_prolog import mla_prolog
 from decodestep.ops.rms_norm import rms_norm
@@ -57,63 +58,88 @@ class LayerDecoder(Decoder):
     ) -> np.ndarray:
         """Hidden states (T, He) after the last layer; writes keys and values to the pages. Arguments as of `logits`."""
         config = self.config
-        sin, cos = self._rope(sequence, positions)
         slots = page_table[sequence, positions // PAGE] * PAGE + positions % PAGE
-        x = _scaled(gather_rows(self.weights.embedding, tokens), config.embedding_scale)
+        tables = [rope.table(positions, rope.is_long(sequence, positions)) for rope in self.weights.ropes]
         latent = config.latent_attention
-        groups = 1 if latent else config.groups
-        for layer, key_up, kv, kr in zip(self.weights.layers, self._key_up, pages.kv, pages.kr, strict=True):
+        repeated = [self._repeated(table) for table in tables] if latent or config.is_plain else []
+        x = _scaled(gather_rows(self.weights.embedding, tokens), config.embedding_scale)
+        for i, (layer, key_up, kv, kr) in enumerate(zip(self.weights.layers, self._key_up, pages.kv, pages.kr, strict=True)):
             h = rms_norm(x, layer.attention_norm, eps=config.norm_eps)
-            query = mla_prolog(
-                np.concatenate([h, np.ones((len(h), 1), np.float32)], axis=1) if latent and latent.biases else h,
-                layer.w_dq,
-                layer.w_uq_qr,
-                key_up,
-                layer.w_dkv_kr,
-                layer.gamma_cq,
-                layer.gamma_ckv,
-                sin,
-                cos,
-                slots,
-                kv,
-                kr,
-                rmsnorm_epsilon_cq=latent.norm_eps if latent else 0.0,
-                rmsnorm_epsilon_ckv=latent.norm_eps if latent else 0.0,
-                rope_groups=groups,
-                need_query=latent is not None,
-            )
-            attended = mla_attention(
-                query.query,
-                query.query_rope,
-                kv,
-                kr,
-                page_table,
-                positions + 1,
-                scale=config.scale,
-                sequence=sequence,
-                groups=groups,
-                w_uv=layer.value_up,
-            ).reshape(len(x), -1)
-            x += _scaled(_plus(linear(attended, layer.w_o), layer.output_bias), config.branch_scale)
+            if repeated:
+                attended = self._attended(h, layer, key_up, kv, kr, page_table, sequence, positions, slots, *repeated[0])
+            else:
+                table = tables[config.grouped.rope(i)]
+                attended = grouped_layer.attended(h, layer, config, i, kv, kr, page_table, sequence, positions, *table)
+            added = _plus(linear(attended, layer.w_o), layer.output_bias)
+            x += _scaled(self._normed(added, layer.attention_post_norm), config.branch_scale)
             h = rms_norm(x, layer.ffn_norm, eps=config.norm_eps)
-            x += _scaled(self._feed_forward(h, layer), config.branch_scale)
+            x += _scaled(self._normed(self._feed_forward(h, layer), layer.ffn_post_norm), config.branch_scale)
         return x
+
+    def _attended(
+        self,
+        h: np.ndarray,
+        layer: Layer,
+        key_up: np.ndarray,
+        kv: np.ndarray,
+        kr: np.ndarray,
+        page_table: np.ndarray,
+        sequence: np.ndarray,
+        positions: np.ndarray,
+        slots: np.ndarray,
+        sin: np.ndarray,
+        cos: np.ndarray,
+    ) -> np.ndarray:
+        """By the operators of latent attention, of which that of groups is a case."""
+        latent = self.config.latent_attention
+        groups = 1 if latent else self.config.groups
+        query = mla_prolog(
+            np.concatenate([h, np.ones((len(h), 1), np.float32)], axis=1) if latent and latent.biases else h,
+            layer.w_dq,
+            layer.w_uq_qr,
+            key_up,
+            layer.w_dkv_kr,
+            layer.gamma_cq,
+            layer.gamma_ckv,
+            sin,
+            cos,
+            slots,
+            kv,
+            kr,
+            rmsnorm_epsilon_cq=latent.norm_eps if latent else 0.0,
+            rmsnorm_epsilon_ckv=latent.norm_eps if latent else 0.0,
+            rope_groups=groups,
+            need_query=latent is not None,
+        )
+        return mla_attention(
+            query.query,
+            query.query_rope,
+            kv,
+            kr,
+            page_table,
+            positions + 1,
+            scale=self.config.scale,
+            sequence=sequence,
+            groups=groups,
+            w_uv=layer.value_up,
+        ).reshape(len(h), -1)
+
+    def _normed(self, added: np.ndarray, norm: np.ndarray | None) -> np.ndarray:
+        return added if norm is None else rms_norm(added, norm, eps=self.config.norm_eps)
 
     def _feed_forward(self, h: np.ndarray, layer: Layer) -> np.ndarray:
         block, experts = layer.feed_forward, self.config.experts
         if isinstance(block, DenseBlock):
-            return _dense(h, block)
+            return _dense(h, block, self.config.activation)
         assert experts is not None
         routes = expert_router(linear(h, block.router), bias=block.correction, **asdict(experts.rule))
         mixed = mixture_of_experts(h, routes.experts, routes.weights, block.routed)
-        return mixed if block.shared is None else mixed + _dense(h, block.shared)
+        return mixed if block.shared is None else mixed + _dense(h, block.shared, self.config.activation)
 
-    def _rope(self, sequence: np.ndarray, positions: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def _repeated(self, table: tuple[np.ndarray, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
         """sin and cos, float32 (T, Dr): for every group the angles of a head twice, because its two halves have the same."""
-        rope = self.weights.rope
-        sin, cos = rope.table(positions, rope.is_long(sequence, positions))
         repeat = (1, 2 if self.config.latent_attention else 2 * self.config.groups)
-        return np.tile(sin, repeat), np.tile(cos, repeat)
+        return np.tile(table[0], repeat), np.tile(table[1], repeat)
 
 
 def left_out(config: Config) -> str:
@@ -122,9 +148,12 @@ def left_out(config: Config) -> str:
     return f"; {count} layer{'s' if count > 1 else ''} for next-token prediction left out" if count else ""
 
 
-def _dense(h: np.ndarray, block: DenseBlock) -> np.ndarray:
+def _dense(h: np.ndarray, block: DenseBlock, activation: str) -> np.ndarray:
     up = _plus(linear(h, block.up), block.up_bias)
-    gated = squared_relu(up) if block.gate is None else swiglu(_plus(linear(h, block.gate), block.gate_bias), up)
+    if block.gate is None:
+        gated = squared_relu(up)
+    else:
+        gated = (gelu_gated if activation == "gelu_gated" else swiglu)(_plus(linear(h, block.gate), block.gate_bias), up)
     return _plus(linear(gated, block.down), block.down_bias)
 
 

@@ -57,6 +57,11 @@ def plain(theta: float, width: int) -> np.ndarray:
     return np.float32(1.0) / (theta ** exponent.astype(np.float64)).astype(np.float32)
 
 
+def none(width: int) -> Rope:
+    """What leaves every pair as it is."""
+    return Rope(np.zeros(width // 2, np.float32))
+
+
 def llama3(theta: float, width: int, *, factor: float, low: float, high: float, original: int) -> np.ndarray:
     """Wavelengths above original / low are stretched by `factor`, those below original / high stay, between them a blend."""
     frequencies = plain(theta, width).astype(np.float64)

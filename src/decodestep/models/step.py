@@ -13,7 +13,7 @@ from decodestep.models.rope import Rope
 from decodestep.ops.decoder_forward import DecoderWeights, GroupedAttention, LatentSizes, LayerWeights, Mixture, cpu
 from decodestep.ops.decoder_forward import LatentAttention as LatentProducts
 from decodestep.ops.decoder_forward.arguments import OP, PAGE, Call
-from decodestep.ops.decoder_forward.cpu import block_obstacle, grouped_obstacle, latent_obstacle
+from decodestep.ops.decoder_forward.cpu import block_obstacle, latent_obstacle
 from decodestep.ops.linear import Format, LinearPanels
 from decodestep.weights.feed_forward import FeedForward
 
@@ -21,17 +21,21 @@ from decodestep.weights.feed_forward import FeedForward
 PANEL_FORMATS = {"auto": None, "bfloat16": Format.BF16, "int8": Format.Q8_0}
 
 
+# What the activation of a dense block is in `FeedForward`.
+_GELU = {"swiglu": False, "gelu_gated": True, "relu_squared": False}
+
+
 def obstacle(config: Config) -> str | None:
     """Why the native step cannot run such a model, or None."""
     latent, experts = config.latent_attention, config.experts
     if config.biases or (latent and latent.biases):
-        return "it has no biases"
+        return f"it has no biases of {'dense blocks' if config.biases else 'latent attention'}"
     blocks = [config.feed_forward] if experts is None or not all(experts.layers) else []
     blocks += [] if experts is None else [experts.width, experts.shared]
     if (why := block_obstacle(config.hidden, blocks)) is not None:
         return why
     if latent is None:
-        return grouped_obstacle(config.heads, config.head_dim)
+        return None
     if latent.nope == 0:
         return "every query needs a part without rope"
     return latent_obstacle(_sizes(latent), compressed=latent.query_rank)
@@ -48,17 +52,19 @@ class StepDecoder(Decoder):
         self.config = config = weights.config
         self._byte_latents = byte_latents
         self.description = f"one native call a step{', latents as int8' if byte_latents else ''}{left_out(config)}"
-        self._rotation: Rope = weights.rope
-        self._ropes = [weights.rope.table(np.arange(1024), np.full(1024, long)) for long in (False, True)]
         latent = config.latent_attention
+        self._head_dim = config.head_dim if latent else step_head_dim(config)
+        self._rotations = weights.ropes
+        self._ropes = [self._table(1024, long) for long in (False, True)]
         self._weights = DecoderWeights(
             embedding=weights.embedding,
-            layers=tuple(_layer(layer, config) for layer in weights.layers),
+            layers=tuple(_layer(layer, config, number) for number, layer in enumerate(weights.layers)),
             norm=weights.norm,
             logits=_panels(weights.output),
             heads=config.heads,
             kv_heads=1 if latent else config.groups,
-            head_dim=config.head_dim,
+            head_dim=self._head_dim,
+            head_values=config.head_dim,
             norm_eps=config.norm_eps,
             scale=config.scale,
             latent=None if latent is None else _sizes(latent),
@@ -69,14 +75,14 @@ class StepDecoder(Decoder):
         self.page_bytes = (
             CompressedPages.bytes_of_a_page(config.layers, latent.rank, latent.rope, in_bytes=byte_latents)
             if latent
-            else GroupPages.bytes_of_a_page(config.layers, config.groups, config.head_dim)
+            else GroupPages.bytes_of_a_page(config.layers, config.groups, self._head_dim)
         )
 
     def new_pages(self, count: int) -> SlabPages:
         config, latent = self.config, self.config.latent_attention
         if latent:
             return CompressedPages(config.layers, latent.rank, latent.rope, count, in_bytes=self._byte_latents)
-        return GroupPages(config.layers, config.groups, config.head_dim, count)
+        return GroupPages(config.layers, config.groups, self._head_dim, count)
 
     def logits(
         self,
@@ -118,27 +124,53 @@ class StepDecoder(Decoder):
     def _rope_up_to(self, positions: int, long: bool) -> tuple[np.ndarray, np.ndarray]:
         """The rope table of at least so many positions. It grows by doubling; a thread keeps the one that it was given."""
         rope = self._ropes[long]
-        if len(rope[0]) < positions:
-            count = max(positions, 2 * len(rope[0]))
-            rope = self._ropes[long] = self._rotation.table(np.arange(count), np.full(count, long))
+        if rope[0].shape[1] < positions:
+            rope = self._ropes[long] = self._table(max(positions, 2 * rope[0].shape[1]), long)
         return rope
+
+    def _table(self, positions: int, long: bool) -> tuple[np.ndarray, np.ndarray]:
+        """sin and cos (ropes, positions, pairs of a head); pairs that pad a head stay as they are."""
+        tables = [rope.table(np.arange(positions), np.full(positions, long)) for rope in self._rotations]
+        sin, cos = (np.stack(part) for part in zip(*tables, strict=True))
+        latent = self.config.latent_attention
+        pad = ((0, 0), (0, 0), (0, 0 if latent else self._head_dim // 2 - sin.shape[2]))
+        return (np.pad(sin, pad), np.pad(cos, pad, constant_values=1)) if pad[2][1] else (sin, cos)
+
+
+def step_head_dim(config: Config) -> int:
+    """What the native step pads the heads of grouped-query attention to: a multiple of 16."""
+    return -(-config.head_dim // 16) * 16
 
 
 def _sizes(latent: LatentAttention) -> LatentSizes:
     return LatentSizes(latent.nope, latent.rope, latent.rank, latent.value, latent.norm_eps)
 
 
-def _layer(layer: Layer, config: Config) -> LayerWeights:
+def _layer(layer: Layer, config: Config, number: int) -> LayerWeights:
     return LayerWeights(
         attention_norm=layer.attention_norm,
-        attention=_attention(layer) if config.latent_attention is None else _latent_attention(layer),
+        attention=_attention(layer, config, number) if config.latent_attention is None else _latent_attention(layer),
         ffn_norm=layer.ffn_norm,
         feed_forward=_feed_forward(layer, config),
+        attention_post_norm=layer.attention_post_norm,
+        ffn_post_norm=layer.ffn_post_norm,
     )
 
 
-def _attention(layer: Layer) -> GroupedAttention:
-    return GroupedAttention(_panels(layer.w_uq_qr), _panels(layer.w_dkv_kr), _panels(layer.w_o))
+def _attention(layer: Layer, config: Config, number: int) -> GroupedAttention:
+    query_norm, key_norm = layer.head_norms or (None, None)
+    return GroupedAttention(
+        _panels(layer.w_uq_qr),
+        _panels(layer.w_dkv_kr),
+        _panels(layer.w_o),
+        query_bias=layer.query_bias,
+        values_keys_bias=layer.values_keys_bias,
+        output_bias=layer.output_bias,
+        query_norm=query_norm,
+        key_norm=key_norm,
+        window=config.grouped.window(number),
+        rope=config.grouped.rope(number),
+    )
 
 
 def _latent_attention(layer: Layer) -> LatentProducts:
@@ -158,7 +190,7 @@ def _latent_attention(layer: Layer) -> LatentProducts:
 def _feed_forward(layer: Layer, config: Config) -> FeedForward | Mixture:
     block = layer.feed_forward
     if isinstance(block, DenseBlock):
-        return _block(block)
+        return _block(block, gelu=_GELU[config.activation])
     assert config.experts is not None
     return Mixture(
         router=LinearPanels.pack(block.router),
@@ -169,9 +201,9 @@ def _feed_forward(layer: Layer, config: Config) -> FeedForward | Mixture:
     )
 
 
-def _block(block: DenseBlock) -> FeedForward:
+def _block(block: DenseBlock, *, gelu: bool = False) -> FeedForward:
     gate = None if block.gate is None else _panels(block.gate)
-    return FeedForward(gate, _panels(block.up), _panels(block.down))
+    return FeedForward(gate, _panels(block.up), _panels(block.down), gelu=gelu)
 
 
 def _panels(weight: Weight | None) -> LinearPanels:

@@ -16,7 +16,7 @@ _PANEL = 32  # outputs
 class FeedForward:
     """`count` blocks of one shape, y = swiglu(x @ gate, x @ up) @ down, side by side in three weights.
 
-    Without a gate, which is then None, y = max(x @ up, 0)^2 @ down.
+    Without a gate, which is then None, y = max(x @ up, 0)^2 @ down. With `gelu` the gate's SiLU is its GELU with tanh.
 
     gate, up: (He, count * F); block e has the outputs from e * F on. down: (F, count * He); block e has those from e * He on.
         Each a `PackedWeight`, as a GGUF file has the tensors of its experts, or a `LinearPanels` packed of one. In panels F and
@@ -30,6 +30,7 @@ class FeedForward:
     up: PackedWeight | LinearPanels
     down: PackedWeight | LinearPanels
     count: int = 1
+    gelu: bool = False
 
     def __post_init__(self) -> None:
         require(is_int(self.count) and self.count > 0, _CLASS, "count", "an integer > 0", self.count)
@@ -69,7 +70,8 @@ class FeedForward:
     def block(self, number: int) -> FeedForward:
         """One of the blocks; its weights are views."""
         *gate, up = (part_of_outputs(weight, number * self.width, self.width) for weight in self.weights[:-1])
-        return FeedForward(gate[0] if gate else None, up, part_of_outputs(self.down, number * self.hidden, self.hidden))
+        down = part_of_outputs(self.down, number * self.hidden, self.hidden)
+        return FeedForward(gate[0] if gate else None, up, down, gelu=self.gelu)
 
 
 def part_of_outputs(weight: PackedWeight | LinearPanels, first: int, count: int) -> PackedWeight | LinearPanels:

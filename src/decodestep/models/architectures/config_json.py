@@ -45,20 +45,28 @@ class Keys:
 
 
 class RopeParameters:
-    """The rotary parameters of config.json in both of its styles, rope_parameters, and rope_theta beside rope_scaling."""
+    """The rotary parameters of config.json in both of its styles, rope_parameters, and rope_theta beside rope_scaling.
 
-    def __init__(self, keys: Keys) -> None:
+    layer_type: of which layers, where the family has rotations of its own for "full_attention" and "sliding_attention".
+    """
+
+    def __init__(self, keys: Keys, layer_type: str | None = None) -> None:
         self._keys = keys
         place = next((name for name in ("rope_scaling", "rope_parameters") if keys.get(name)), "rope_parameters")
         found = keys.get(place) or {}
         if not isinstance(found, dict):
             raise keys.refuse(f"{place} must be an object")
+        slides = layer_type == "sliding_attention"
+        if layer_type is not None and isinstance(found.get(layer_type), dict):
+            found = found[layer_type]
+        elif slides:
+            found = {}
         self._prefix = f"config.json: {place}."
         self._data = {self._prefix + key: value for key, value in found.items() if value is not None}
         self.kind = md.text(self._data, f"{self._prefix}rope_type", found.get("type") or "default")
         if found.get("partial_rotary_factor", 1.0) != 1.0 or keys.get("partial_rotary_factor") not in (None, 1.0):
             raise keys.refuse("partial_rotary_factor is not supported")
-        theta = keys.get("rope_theta")
+        theta = keys.get("rope_local_base_freq" if slides else "rope_theta")
         self.theta = self.number("rope_theta", 10000.0 if theta is None else theta, least=1.0, most=1e30)
 
     def __contains__(self, key: str) -> bool:

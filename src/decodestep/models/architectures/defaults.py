@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from decodestep.models.architectures.grouped_defaults import GROUPED_DEFAULTS
+
 _LATENT: dict[str, Any] = {"q_lora_rank": 1536, "kv_lora_rank": 512, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64}
 _LATENT |= {"v_head_dim": 128, "rms_norm_eps": 1e-6, "tie_word_embeddings": False, "hidden_act": "silu"}
 _LATENT |= {"attention_bias": False, "mlp_bias": False, "rope_interleave": True}
@@ -27,19 +29,7 @@ _V3 = _LATENT | {
 }
 # By model_type: the defaults of transformers' classes.
 DEFAULTS: dict[str, dict[str, Any]] = {
-    "llama": {
-        "vocab_size": 32000,
-        "hidden_size": 4096,
-        "intermediate_size": 11008,
-        "num_hidden_layers": 32,
-        "num_attention_heads": 32,
-        "max_position_embeddings": 2048,
-        "rms_norm_eps": 1e-6,
-        "tie_word_embeddings": False,
-        "hidden_act": "silu",
-        "attention_bias": False,
-        "mlp_bias": False,
-    },
+    **GROUPED_DEFAULTS,
     "deepseek_v2": _LATENT
     | {
         "vocab_size": 102400,

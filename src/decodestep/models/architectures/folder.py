@@ -7,6 +7,7 @@ from typing import Any
 
 from decodestep.models import rope
 from decodestep.models.architectures.config_json import Keys, RopeParameters
+from decodestep.models.architectures.folder_grouped import GROUPED, grouped_config
 from decodestep.models.architectures.limits import (
     LEAST_FACTOR,
     MAX_CONTEXT,
@@ -20,16 +21,16 @@ from decodestep.models.config import Config, Experts, LatentAttention
 from decodestep.models.model_folder import ModelFolder
 from decodestep.ops.expert_router.arguments import RouterRule
 
+_ACTIVATIONS = {"gemma3_text": ("hidden_activation", ("gelu_pytorch_tanh",), "gelu_gated")}
 _WITH_EXPERTS = ("deepseek_v2", "deepseek_v3", "kimi_k2", "glm4_moe_lite")
-_WITH_MLP_BIAS = ("deepseek_v2", "minicpm3")  # the other classes do not read the key
+_WITH_MLP_BIAS = ("deepseek_v2", "minicpm3", "llama", "smollm3", "granite")  # the other classes do not read the key
 
 
 def config_of(folder: ModelFolder) -> Config:
     """The sizes that config.json gives. Raises ModelError for another architecture, or sizes that are not supported."""
     keys = Keys(folder)
     _check_quantization(keys)
-    if keys.get("hidden_act") not in ("silu", "swish"):
-        raise keys.refuse(f"hidden_act {keys.get('hidden_act')!r} is not supported ('silu' is)")
+    activation = _activation(keys)
     layers, hidden = keys.size("num_hidden_layers", most=MAX_LAYERS), keys.size("hidden_size")
     heads = keys.size("num_attention_heads", most=MAX_HEADS)
     name = folder.config.get("_name_or_path") or folder.path.resolve().name
@@ -45,22 +46,19 @@ def config_of(folder: ModelFolder) -> Config:
         "norm_eps": keys.number("rms_norm_eps", least=1e-30, most=1.0),
         "tied": keys.flag("tie_word_embeddings"),
         "biases": keys.flag("mlp_bias") and keys.kind in _WITH_MLP_BIAS,
+        "activation": activation,
     }
-    if keys.kind == "llama":
-        return _llama(keys, common)
+    if keys.kind in GROUPED:
+        return checked(folder.path, grouped_config(keys, common))
     return checked(folder.path, _latent(folder, keys, common))
 
 
-def _llama(keys: Keys, common: dict[str, Any]) -> Config:
-    heads = common["heads"]
-    groups = heads if keys.get("num_key_value_heads") is None else keys.size("num_key_value_heads", most=MAX_HEADS)
-    head_dim = keys.size_or_none("head_dim") or common["hidden"] // heads
-    for key in ("attention_bias", "mlp_bias"):
-        if keys.flag(key):
-            raise keys.refuse(f"{key} is not supported")
-    if heads % groups or head_dim % 2:
-        raise keys.refuse(f"{heads} query heads on {groups} key heads of {head_dim} values: not supported")
-    return Config(**common, groups=groups, head_dim=head_dim, halves=True)
+def _activation(keys: Keys) -> str:
+    """Gemma's key has another name, and its activation is another."""
+    key, names, ours = _ACTIVATIONS.get(keys.kind, ("hidden_act", ("silu", "swish"), "swiglu"))
+    if keys.get(key) not in names:
+        raise keys.refuse(f"{key} {keys.get(key)!r} is not supported ({names[0]!r} is)")
+    return ours
 
 
 def _latent(folder: ModelFolder, keys: Keys, common: dict[str, Any]) -> Config:

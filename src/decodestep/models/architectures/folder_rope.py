@@ -12,10 +12,16 @@ from decodestep.models.model_folder import ModelFolder
 from decodestep.models.rope import Rope
 
 
-def rope_of(folder: ModelFolder, config: Config) -> Rope:
-    """The rotary embedding of config.json, as transformers computes it."""
+def ropes_of(folder: ModelFolder, config: Config) -> tuple[Rope, ...]:
+    """The rotary embedding of config.json, and where `config.grouped.ropes` names it a second one."""
     keys = Keys(folder)
-    p = RopeParameters(keys)
+    if keys.kind == "gemma3_text":
+        return tuple(_rope(keys, config, RopeParameters(keys, f"{kind}_attention")) for kind in ("full", "sliding"))
+    first = _rope(keys, config, RopeParameters(keys))
+    return (first, rope.none(config.head_dim)) if any(config.grouped.ropes) else (first,)
+
+
+def _rope(keys: Keys, config: Config, p: RopeParameters) -> Rope:
     width = config.latent_attention.rope if config.latent_attention else config.head_dim
     stretch = {"least": LEAST_FACTOR, "most": MOST_FACTOR}
     if p.kind == "default":

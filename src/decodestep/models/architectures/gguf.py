@@ -3,80 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from decodestep.models import metadata as md
 from decodestep.models import rope
-from decodestep.models.architectures import names
+from decodestep.models.architectures import gguf_grouped, names
+from decodestep.models.architectures.gguf_experts import experts_of
+from decodestep.models.architectures.gguf_keys import GgufKeys
 from decodestep.models.architectures.limits import (
     LEAST_FACTOR,
     MAX_CONTEXT,
-    MAX_EXPERTS,
-    MAX_HEADS,
-    MAX_LAYERS,
-    MAX_WIDTH,
     MOST_FACTOR,
     checked,
 )
-from decodestep.models.config import Config, Experts, LatentAttention
+from decodestep.models.config import Config, LatentAttention
 from decodestep.models.errors import ModelError
 from decodestep.models.gguf_file import GgufFile
 from decodestep.models.rope import Rope
-from decodestep.ops.expert_router.arguments import RouterRule
-
-_SCORES = {1: "softmax", 2: "sigmoid"}  # by expert_gating_func
-
-
-@dataclass
-class _Keys:
-    """A file's metadata under the prefix of its architecture."""
-
-    file: GgufFile
-    architecture: str
-
-    def __contains__(self, key: str) -> bool:
-        return self._key(key) in self.file.metadata
-
-    def _key(self, key: str) -> str:
-        return f"{self.architecture}.{key}"
-
-    def size(self, key: str, default: int | None = None, *, least: int = 1, most: int = MAX_WIDTH) -> int:
-        return md.integer(self.file.metadata, self._key(key), default, least=least, most=most)
-
-    def number(self, key: str, default: float | None = None, *, least: float, most: float) -> float:
-        return md.number(self.file.metadata, self._key(key), default, least=least, most=most)
-
-    def text(self, key: str, default: str) -> str:
-        return md.text(self.file.metadata, self._key(key), default)
-
-    def flag(self, key: str) -> bool:
-        return md.flag(self.file.metadata, self._key(key), False)
-
-    def common(self) -> dict[str, Any]:
-        """The sizes that all architectures have."""
-        data = self.file.metadata
-        skipped = self.size("nextn_predict_layers", 0, least=0, most=MAX_LAYERS)
-        layers = self.size("block_count", most=MAX_LAYERS) - skipped
-        if layers < 1:
-            raise ModelError(f"{self.file.path}: {self._key('nextn_predict_layers')} {skipped} leaves no layers")
-        return {
-            "architecture": self.architecture,
-            "name": md.text(data, "general.name", self.file.path.stem),
-            "vocab_size": len(md.texts(data, "tokenizer.ggml.tokens")) or self.size("vocab_size"),
-            "hidden": self.size("embedding_length"),
-            "layers": layers,
-            "skipped_layers": skipped,
-            "heads": self.size("attention.head_count", most=MAX_HEADS),
-            "context": self.size("context_length", most=MAX_CONTEXT),
-            "norm_eps": self.number("attention.layer_norm_rms_epsilon", least=1e-30, most=1.0),
-            "tied": names.GGUF["output"] not in self.file.tensors,
-        }
-
-    def refuse(self, what: str) -> ModelError:
-        return ModelError(f"{self.file.path}: {what}")
 
 
 def config_of(file: GgufFile) -> Config:
@@ -85,12 +29,19 @@ def config_of(file: GgufFile) -> Config:
     if not isinstance(architecture, str) or architecture not in _CONFIGS:
         supported = ", ".join(map(repr, _CONFIGS))
         raise ModelError(f"{file.path}: architecture {architecture!r} is not supported ({supported} are)")
-    return _CONFIGS[architecture](_Keys(file, architecture))
+    return _CONFIGS[architecture](GgufKeys(file, architecture))
 
 
-def rope_of(file: GgufFile, config: Config, vector: Callable[[str, int], np.ndarray]) -> Rope:
-    """The rotary embedding. vector: reads a tensor of the file by its name and length."""
-    keys = _Keys(file, config.architecture)
+def ropes_of(file: GgufFile, config: Config, vector: Callable[[str, int], np.ndarray]) -> tuple[Rope, ...]:
+    """The rotary embedding, and where `config.grouped.ropes` names it a second one. vector: reads a tensor of the file by its
+    name and length."""
+    keys = GgufKeys(file, config.architecture)
+    first = _rope(keys, config, vector)
+    return (first, gguf_grouped.second_rope(keys, config)) if any(config.grouped.ropes) else (first,)
+
+
+def _rope(keys: GgufKeys, config: Config, vector: Callable[[str, int], np.ndarray]) -> Rope:
+    file = keys.file
     width = config.latent_attention.rope if config.latent_attention else config.head_dim
     theta = keys.number("rope.freq_base", 10000.0, least=1.0, most=1e30)
     kind = keys.text("rope.scaling.type", "none")
@@ -125,35 +76,17 @@ def _factors(file: GgufFile, name: str, width: int, vector: Callable[[str, int],
     return divisors
 
 
-def _stretch(keys: _Keys) -> tuple[float, int]:
+def _stretch(keys: GgufKeys) -> tuple[float, int]:
     factor = keys.number("rope.scaling.factor", 1.0, least=LEAST_FACTOR, most=MOST_FACTOR)
     return factor, keys.size("rope.scaling.original_context_length", keys.size("context_length"), most=MAX_CONTEXT)
 
 
-def _yarn_strength(keys: _Keys) -> float:
+def _yarn_strength(keys: GgufKeys) -> float:
     """transformers' mscale_all_dim, of which the file has a tenth; 0: it has none."""
     return keys.number("rope.scaling.yarn_log_multiplier", 0.0, least=0.0, most=100.0) / 0.1
 
 
-def _llama(keys: _Keys) -> Config:
-    common = keys.common()
-    hidden, heads = common["hidden"], common["heads"]
-    groups = keys.size("attention.head_count_kv", heads, most=MAX_HEADS)
-    head_dim = keys.size("attention.key_length", hidden // heads)
-    values = keys.size("attention.value_length", head_dim)
-    rotated = keys.size("rope.dimension_count", head_dim)
-    if heads % groups or head_dim % 2 or not head_dim == values == rotated:
-        raise keys.refuse(
-            f"{heads} query heads on {groups} key heads of {head_dim} values, {values} of them read, {rotated} rotated: "
-            "not supported"
-        )
-    scaling = keys.text("rope.scaling.type", "none")
-    if scaling not in ("none", "linear") or keys.size("expert_count", 0, least=0):
-        raise keys.refuse(f"rope scaling {scaling!r} or experts are not supported")
-    return Config(**common, groups=groups, head_dim=head_dim, feed_forward=keys.size("feed_forward_length"))
-
-
-def _latent(keys: _Keys, common: dict[str, Any], head: int, value: int, *, query_rank: int | None) -> dict[str, Any]:
+def _latent(keys: GgufKeys, common: dict[str, Any], head: int, value: int, *, query_rank: int | None) -> dict[str, Any]:
     """What all architectures with latent attention have. head, value: the widths of a head of keys and of values."""
     turned = keys.size("rope.dimension_count")
     if turned > head or turned % 2:
@@ -168,52 +101,21 @@ def _latent(keys: _Keys, common: dict[str, Any], head: int, value: int, *, query
     return {**common, "groups": common["heads"], "head_dim": head, "latent_attention": attention}
 
 
-def _query_rank(keys: _Keys) -> int | None:
+def _query_rank(keys: GgufKeys) -> int | None:
     """The tensors say whether queries have a latent; llama.cpp counts layers."""
     return None if names.GGUF["query"].format(i=0) in keys.file.tensors else keys.size("attention.q_lora_rank")
 
 
-def _deepseek2(keys: _Keys) -> Config:
+def _deepseek2(keys: GgufKeys) -> Config:
     common = keys.common()
     whole = "attention.key_length_mla" not in keys  # an older file: the true head sizes have the plain names
     head, value = (keys.size(f"attention.{name}_length{'' if whole else '_mla'}") for name in ("key", "value"))
     latent = _latent(keys, common, head, value, query_rank=_query_rank(keys))
-    config = Config(**latent, feed_forward=keys.size("feed_forward_length"), experts=_experts(keys, common))
+    config = Config(**latent, feed_forward=keys.size("feed_forward_length"), experts=experts_of(keys, common))
     return checked(keys.file.path, config)
 
 
-def _experts(keys: _Keys, common: dict[str, Any]) -> Experts | None:
-    count, layers = keys.size("expert_count", 0, least=0, most=MAX_EXPERTS), common["layers"]
-    dense = keys.size("leading_dense_block_count", 0, least=0, most=MAX_LAYERS)
-    if not count or dense >= layers:
-        return None
-    # Files from before the key are DeepSeek-V2's; those of GLM-4.7-Flash without it are told by their sizes.
-    lite_glm = common["vocab_size"] == 154880 and layers in (47, 48)
-    gating = keys.size("expert_gating_func", 2 if lite_glm else 1, least=0) or 1
-    if gating not in _SCORES:
-        raise keys.refuse(f"expert_gating_func {gating} is not supported (1, softmax, and 2, sigmoid, are)")
-    width = keys.size("expert_feed_forward_length")
-    groups = keys.size("expert_group_count", 1, least=0, most=MAX_EXPERTS) or 1
-    rule = RouterRule(
-        used=keys.size("expert_used_count", most=MAX_WIDTH),
-        scores=_SCORES[gating],
-        groups=groups,
-        kept_groups=(keys.size("expert_group_used_count", groups, least=0) or groups) if groups > 1 else 1,
-        group_score="maximum" if groups == 1 or _SCORES[gating] == "softmax" else "top_two",
-        normalise=keys.flag("expert_weights_norm"),
-        scale=keys.number("expert_weights_scale", 1.0, least=0.0, most=1e6) or 1.0,
-    )
-    return Experts(
-        count,
-        width,
-        shared=width * keys.size("expert_shared_count", 0, least=0, most=MAX_EXPERTS),
-        rule=rule,
-        corrected=names.GGUF["correction"].format(i=dense) in keys.file.tensors,
-        layers=tuple(i >= dense for i in range(layers)),
-    )
-
-
-def _minicpm3(keys: _Keys) -> Config:
+def _minicpm3(keys: GgufKeys) -> Config:
     common = keys.common()
     hidden, heads, layers = (common[name] for name in ("hidden", "heads", "layers"))
     head = keys.size("attention.key_length")
@@ -232,7 +134,7 @@ def _minicpm3(keys: _Keys) -> Config:
     )
 
 
-def _plm(keys: _Keys) -> Config:
+def _plm(keys: GgufKeys) -> Config:
     common = keys.common()
     head, value = keys.size("attention.key_length"), keys.size("attention.value_length")
     latent = _latent(keys, common, head, value, query_rank=None)
@@ -240,8 +142,8 @@ def _plm(keys: _Keys) -> Config:
     return checked(keys.file.path, Config(**latent, feed_forward=feed_forward, activation="relu_squared"))
 
 
-_CONFIGS: dict[str, Callable[[_Keys], Config]] = {
-    "llama": _llama,
+_CONFIGS: dict[str, Callable[[GgufKeys], Config]] = {
+    **gguf_grouped.CONFIGS,
     "deepseek2": _deepseek2,
     "minicpm3": _minicpm3,
     "plm": _plm,

@@ -26,7 +26,13 @@ _GGUF_LAYER = {
     "keys_up": "attn_k_b.weight",
     "values_up": "attn_v_b.weight",
     "attention_output": "attn_output.weight",
+    **{f"{part}_bias": f"attn_{name}.bias" for part, name in (("query", "q"), ("key", "k"), ("value", "v"))},
+    "attention_output_bias": "attn_output.bias",
+    "query_head_norm": "attn_q_norm.weight",
+    "key_head_norm": "attn_k_norm.weight",
+    "attention_post_norm": "post_attention_norm.weight",
     "ffn_norm": "ffn_norm.weight",
+    "ffn_post_norm": "post_ffw_norm.weight",
     "gate": "ffn_gate.weight",
     "up": "ffn_up.weight",
     "down": "ffn_down.weight",
@@ -61,6 +67,9 @@ _FOLDER_LAYER = {
     "keys_values_up": "self_attn.kv_b_proj.weight",
     "attention_output": "self_attn.o_proj.weight",
     "attention_output_bias": "self_attn.o_proj.bias",
+    **{f"{part}_bias": f"self_attn.{name}_proj.bias" for part, name in (("query", "q"), ("key", "k"), ("value", "v"))},
+    "query_head_norm": "self_attn.q_norm.weight",
+    "key_head_norm": "self_attn.k_norm.weight",
     "ffn_norm": "post_attention_layernorm.weight",
     "router": "mlp.gate.weight",
     "correction": "mlp.gate.e_score_correction_bias",
@@ -75,6 +84,12 @@ FOLDER = {
     "norm": "model.norm.weight",
     "output": "lm_head.weight",
     **{part: f"model.layers.{{i}}.{name}" for part, name in _FOLDER_LAYER.items()},
+}
+# Of a model with norms after its blocks, where the name of the one before the feed-forward block stands for another.
+FOLDER_WITH_POST_NORMS = FOLDER | {
+    "attention_post_norm": "model.layers.{i}.post_attention_layernorm.weight",
+    "ffn_norm": "model.layers.{i}.pre_feedforward_layernorm.weight",
+    "ffn_post_norm": "model.layers.{i}.post_feedforward_layernorm.weight",
 }
 
 
@@ -101,7 +116,8 @@ def parts_of(config: Config, table: dict[str, str], has: Callable[[str], bool]) 
 
 def _layer_parts(config: Config, table: dict[str, str], has: Callable[[str], bool], i: int) -> Iterator[Part]:
     latent = config.latent_attention
-    shapes: dict[str, Shape] = {"attention_norm": (config.hidden,), "ffn_norm": (config.hidden,)}
+    norms = ("attention_norm", "ffn_norm", *(("attention_post_norm", "ffn_post_norm") if config.post_norms else ()))
+    shapes: dict[str, Shape] = {norm: (config.hidden,) for norm in norms}
     shapes |= _grouped(config) if latent is None else _latent(config, latent, has, table, i)
     shapes |= _experts(config, has, table, i) if config.has_experts(i) else _dense(config, "", config.feed_forward)
     for part, shape in shapes.items():
@@ -114,12 +130,16 @@ def _layer_parts(config: Config, table: dict[str, str], has: Callable[[str], boo
 
 def _grouped(config: Config) -> dict[str, Shape]:
     queries, keys = config.heads * config.head_dim, config.groups * config.head_dim
-    return {
+    shapes: dict[str, Shape] = {
         "query": (queries, config.hidden),
         "key": (keys, config.hidden),
         "value": (keys, config.hidden),
         "attention_output": (config.hidden, queries),
     }
+    shapes |= {f"{part}_bias": shapes[part][:1] for part in config.grouped.biases}
+    if config.grouped.head_norms:
+        shapes |= {f"{part}_head_norm": (config.head_dim,) for part in ("query", "key")}
+    return shapes
 
 
 def _latent(
@@ -143,7 +163,7 @@ def _latent(
 
 
 def _dense(config: Config, prefix: str, width: int) -> dict[str, Shape]:
-    shapes: dict[str, Shape] = {"gate": (width, config.hidden)} if config.activation == "swiglu" else {}
+    shapes: dict[str, Shape] = {"gate": (width, config.hidden)} if config.activation != "relu_squared" else {}
     shapes |= {"up": (width, config.hidden), "down": (config.hidden, width)}
     if config.biases:
         shapes |= {f"{part}_bias": shape[:1] for part, shape in shapes.items()}

@@ -33,15 +33,18 @@ def decoder_forward(
 
         for every token t, with x its row of the residual stream, first embedding_scale * embedding[token_ids[t]]:
             in every layer:
-                x += residual_scale * attention(rms_norm(x, attention_norm)) @ output
+                x += residual_scale * post(attention(rms_norm(x, attention_norm)) @ output)
                 h = rms_norm(x, ffn_norm)
-                x += residual_scale * (swiglu(h @ gate, h @ up) @ down, or max(h @ up, 0)^2 @ down, or mixture_of_experts(h))
+                x += residual_scale * post(swiglu(h @ gate, h @ up) @ down, or max(h @ up, 0)^2 @ down, or
+                    mixture_of_experts(h))
         logits[i] = logits_scale * rms_norm(x[wanted[i]], norm) @ logits weight
 
         grouped-query attention of h:
-            q, k, v = h @ query, h @ values_keys    q, k rotated by positions[t]; q, k, v rounded to bfloat16
+            q, k, v = h @ query, h @ values_keys, and their biases;  every head of q and k normalised, where there are norms
+            q, k rotated by positions[t], as sin[rope] and cos[rope] say;  q, k, v rounded to bfloat16
             cache[sequence[t], positions[t]] = k, v
-            attention of q to cache[sequence[t], 0 .. positions[t]]
+            attention of q to cache[sequence[t], 0 .. positions[t]], or to the last `window` of these positions
+        post(y) = y, or rms_norm(y, post norm) where the layer has one; the bias of output is added before it
 
         latent attention of h:
             q = h @ query, or rms_norm(h @ query_down, query_norm) @ query;  q_nope, q_rope = q by head
@@ -58,8 +61,8 @@ def decoder_forward(
     sequence: (T,) integers in [0, B): the row of page_table of each token.
     positions: (T,) integers in [0, P) and [0, 16 * M): the place of each token in its sequence. Every position of a sequence
         before a token's own must be in the cache, or stand earlier in the same call.
-    sin, cos: (P, D / 2), with latent attention (P, Dr / 2): the rotation of pair i of a head at each position. float32; or
-        float64, in which "reference" then computes.
+    sin, cos: (P, D / 2), with latent attention (P, Dr / 2): the rotation of pair i of a head at each position; or (R, P,
+        D / 2), one for each `rope` of the layers. float32; or float64, in which "reference" then computes.
     keys: (slabs, L, G, S, D / 2, 16, 2), or for one slab (L, G, S, D / 2, 16, 2); bfloat16, C order, written in place. A
         page holds 16 positions of one key-value head:
         keys[page // S, l, g, page % S, i, p % 16] are columns 2i and 2i + 1 of position p.
@@ -73,7 +76,7 @@ def decoder_forward(
         sequence's last token are not read.
     wanted: (R,) integers in [0, T): the tokens whose logits are returned, in any order.
     backend: "auto", "cpu" or "reference". "cpu" serves float32 and sizes that fill its vectors: D and Dr multiples of 16; He,
-        N * D, Dn, Hckv, Dv, the width of a compressed query and of every feed-forward block multiples of 32.
+        Dn, Hckv, Dv of latents, the width of a compressed query and of every feed-forward block multiples of 32.
 
     Returns logits (R, V), float32, or float64 with float64 sin; of the kind of `keys`.
     Raises ValueError for a dtype, shape, id, position or page outside the rules, before the cache is written.

@@ -51,8 +51,8 @@ def bind(
         arrays.integers(OP, "token_ids", token_ids, rank=1),
         arrays.integers(OP, "sequence", sequence, rank=1),
         arrays.integers(OP, "positions", positions, rank=1),
-        arrays.view(OP, "sin", sin),
-        arrays.view(OP, "cos", cos),
+        _in_ropes(arrays.view(OP, "sin", sin)),
+        _in_ropes(arrays.view(OP, "cos", cos)),
         _in_slabs(arrays.view(OP, "keys", keys)),
         _in_slabs(arrays.view(OP, "values", values)),
         arrays.integers(OP, "page_table", page_table, rank=2),
@@ -66,7 +66,7 @@ def bind(
     rows, table_width = call.page_table.shape
     _require_within("token_ids", call.token_ids, weights.vocab_size)
     _require_within("sequence", call.sequence, rows)
-    _require_within("positions", call.positions, min(len(call.sin), PAGE * table_width))
+    _require_within("positions", call.positions, min(call.sin.shape[1], PAGE * table_width))
     _require_within("wanted", call.wanted, tokens[0])
     _check_pages(call, pages)
     return call
@@ -77,11 +77,18 @@ def _in_slabs(cache: np.ndarray) -> np.ndarray:
     return cache[None] if cache.ndim in (4, 6) else cache
 
 
+def _in_ropes(table: np.ndarray) -> np.ndarray:
+    """The table with an axis of rotations."""
+    return table[None] if table.ndim == 2 else table
+
+
 def _check_rope(call: Call) -> None:
     require_dtype(OP, "sin", call.sin, (np.float32, np.float64))
     require_dtype(OP, "cos", call.cos, (call.sin.dtype,))
-    half = call.weights.rope // 2
-    require(call.sin.ndim == 2 and call.sin.shape[1] == half, OP, "sin", f"of shape (P, {half})", call.sin)
+    half, ropes = call.weights.rope // 2, call.weights.ropes
+    ok = call.sin.ndim == 3 and call.sin.shape[2] == half and call.sin.shape[0] >= ropes
+    shape = f"(P, {half})" if ropes == 1 else f"({ropes}, P, {half})"
+    require(ok, OP, "sin", f"of shape {shape}", call.sin[0] if call.sin.ndim == 3 and ropes == 1 else call.sin)
     require_shape(OP, "cos", call.cos, call.sin.shape)
 
 

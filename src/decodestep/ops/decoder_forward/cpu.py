@@ -13,7 +13,14 @@ from decodestep import _native
 from decodestep._base.arrays import bits, contiguous
 from decodestep._base.dispatch import add_part, is_timed, threads
 from decodestep.ops.decoder_forward.arguments import Call
-from decodestep.ops.decoder_forward.weights import DecoderWeights, LatentAttention, LatentSizes, LayerWeights, Mixture
+from decodestep.ops.decoder_forward.weights import (
+    DecoderWeights,
+    GroupedAttention,
+    LatentAttention,
+    LatentSizes,
+    LayerWeights,
+    Mixture,
+)
 from decodestep.ops.expert_router.cpu import native_rule
 from decodestep.ops.linear.cpu import panel_argument
 from decodestep.ops.mixture_of_experts.cpu import panels_of
@@ -28,11 +35,9 @@ def block_obstacle(hidden: int, feed_forwards: Iterable[int]) -> str | None:
     return _odd({"hidden size": hidden}) or next((why for why in obstacles if why is not None), None)
 
 
-def grouped_obstacle(heads: int, head_dim: int) -> str | None:
-    """Why the native kernel cannot run grouped-query attention of these sizes, or None."""
-    if head_dim % 16:
-        return f"head size {head_dim} is no multiple of 16"
-    return _odd({"query size": heads * head_dim})
+def grouped_obstacle(head_dim: int) -> str | None:
+    """Why the native kernel cannot run grouped-query attention of this head size, or None."""
+    return f"head size {head_dim} is no multiple of 16" if head_dim % 16 else None
 
 
 def latent_obstacle(sizes: LatentSizes, *, compressed: int | None = None) -> str | None:
@@ -62,7 +67,7 @@ def weights_obstacle(w: DecoderWeights) -> str | None:
     if (why := block_obstacle(w.hidden, (block.width for block in w.feed_forwards))) is not None:
         return why
     if w.latent is None:
-        return grouped_obstacle(w.heads, w.head_dim)
+        return grouped_obstacle(w.head_dim)
     downs = [layer.attention.query_down for layer in w.layers if isinstance(layer.attention, LatentAttention)]
     obstacles = (latent_obstacle(w.latent, compressed=None if down is None else down.outputs) for down in downs)
     return next((why for why in obstacles if why is not None), None)
@@ -100,6 +105,7 @@ def _decoder(weights: DecoderWeights) -> Any:
             heads=weights.heads,
             kv_heads=weights.kv_heads,
             head_dim=weights.head_dim,
+            head_values=weights.values,
             latent=weights.latent and astuple(weights.latent),
             eps=weights.norm_eps,
             scale=weights.scale,
@@ -120,13 +126,22 @@ def _layer(w: LayerWeights) -> tuple[Any, ...]:
     attention, block = w.attention, w.feed_forward
     norms = (attention.query_norm, attention.latent_norm) if isinstance(attention, LatentAttention) else ()
     return (
-        contiguous(w.attention_norm),
+        tuple(map(_vector, (w.attention_norm, w.ffn_norm, w.attention_post_norm, w.ffn_post_norm))),
         [panel_argument(product) for product in attention.products()],
         [contiguous(norm) for norm in norms if norm is not None],
-        contiguous(w.ffn_norm),
-        panels_of(block) if isinstance(block, FeedForward) else [],
+        _options(attention) if isinstance(attention, GroupedAttention) else None,
+        panels_of(block if isinstance(block, FeedForward) else None),
         _mixture(block) if isinstance(block, Mixture) else None,
     )
+
+
+def _options(a: GroupedAttention) -> tuple[Any, ...]:
+    biases = [_vector(bias) for bias in (a.query_bias, a.values_keys_bias, a.output_bias)]
+    return biases, [_vector(a.query_norm), _vector(a.key_norm)], a.window, a.rope
+
+
+def _vector(vector: np.ndarray | None) -> np.ndarray | None:
+    return None if vector is None else contiguous(vector)
 
 
 def _mixture(m: Mixture) -> tuple[Any, ...]:
@@ -135,5 +150,5 @@ def _mixture(m: Mixture) -> tuple[Any, ...]:
         None if m.bias is None else contiguous(m.bias),
         tuple(native_rule(m.rule).values()),
         panels_of(m.routed),
-        [] if m.shared is None else panels_of(m.shared),
+        panels_of(m.shared),
     )

@@ -22,9 +22,10 @@ def forward(call: Call) -> np.ndarray:
     x, scale = x * dtype.type(w.embedding_scale), dtype.type(w.residual_scale)
     for number, layer in enumerate(w.layers):
         h = rms_norm(x, layer.attention_norm.astype(dtype), w.norm_eps)
-        x = x + _attention(call, layer.attention, h, call.keys[:, number], call.values[:, number]) * scale
+        added = _attention(call, layer.attention, h, call.keys[:, number], call.values[:, number])
+        x = x + _normed(added, layer.attention_post_norm, w.norm_eps) * scale
         h = rms_norm(x, layer.ffn_norm.astype(dtype), w.norm_eps)
-        x = x + _feed_forward(h, layer.feed_forward) * scale
+        x = x + _normed(_feed_forward(h, layer.feed_forward), layer.ffn_post_norm, w.norm_eps) * scale
     logits = linear(rms_norm(x[call.wanted], w.norm.astype(dtype), w.norm_eps), w.logits)
     return logits * dtype.type(w.logits_scale)
 
@@ -36,7 +37,21 @@ def _attention(
     if isinstance(layer, LatentAttention):
         return _latent_attention(call, layer, h, keys, values)
     queries = _project(call, layer, h, keys, values)
-    return linear(_attend(call, queries, keys, values), layer.output)
+    return _plus(linear(_attend(call, queries, keys, values, layer.window), layer.output), layer.output_bias)
+
+
+def _plus(x: np.ndarray, bias: np.ndarray | None) -> np.ndarray:
+    return x if bias is None else x + bias.astype(x.dtype)
+
+
+def _normed(x: np.ndarray, norm: np.ndarray | None, eps: float) -> np.ndarray:
+    """rms_norm of the last axis, of which the values beyond the norm's are zeros; x without a norm."""
+    if norm is None:
+        return x
+    rows = x.reshape(-1, x.shape[-1])[:, : len(norm)]
+    made = np.zeros_like(x)
+    made[..., : len(norm)] = rms_norm(np.ascontiguousarray(rows), norm.astype(x.dtype), eps).reshape(*x.shape[:-1], len(norm))
+    return made
 
 
 def _feed_forward(h: np.ndarray, block: FeedForward | Mixture) -> np.ndarray:
@@ -100,35 +115,38 @@ def _by_head(x: np.ndarray, weight: LinearPanels) -> np.ndarray:
 def _project(call: Call, layer: GroupedAttention, h: np.ndarray, keys: np.ndarray, values: np.ndarray) -> np.ndarray:
     """The queries (T, N, D), in bfloat16; keys and values join the cache of the layer."""
     w, tokens = call.weights, len(h)
-    queries = _rotate(call, linear(h, layer.query).reshape(tokens, w.heads, w.head_dim))
-    both = linear(h, layer.values_keys).reshape(tokens, 2, w.kv_heads, w.head_dim)
+    queries = _plus(linear(h, layer.query), layer.query_bias).reshape(tokens, w.heads, w.head_dim)
+    queries = _rotate(call, _normed(queries, layer.query_norm, w.norm_eps), layer.rope)
+    both = _plus(linear(h, layer.values_keys), layer.values_keys_bias).reshape(tokens, 2, w.kv_heads, w.head_dim)
     slab, page = np.divmod(call.page_table[call.sequence, call.positions // PAGE], keys.shape[2])
     row = call.positions % PAGE
     values[slab, :, page, row // 2, :, row % 2] = both[:, 0].astype(BFLOAT16)
-    pairs = _rotate(call, both[:, 1]).reshape(tokens, w.kv_heads, w.head_dim // 2, 2)
+    pairs = _rotate(call, _normed(both[:, 1], layer.key_norm, w.norm_eps), layer.rope)
+    pairs = pairs.reshape(tokens, w.kv_heads, w.head_dim // 2, 2)
     keys[slab, :, page, :, row] = pairs.astype(BFLOAT16)
     return queries.astype(BFLOAT16)
 
 
-def _rotate(call: Call, heads: np.ndarray) -> np.ndarray:
+def _rotate(call: Call, heads: np.ndarray, rope: int = 0) -> np.ndarray:
     """Turns each pair of columns of (T, heads, D) by the angle of its token's position."""
-    sin, cos = (table[call.positions, None] for table in (call.sin, call.cos))
+    sin, cos = (table[rope, call.positions, None] for table in (call.sin, call.cos))
     even, odd = heads[..., ::2], heads[..., 1::2]
     return np.stack([even * cos - odd * sin, odd * cos + even * sin], axis=-1).reshape(heads.shape)
 
 
-def _attend(call: Call, queries: np.ndarray, keys: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """The attention of every token over positions 0 to its own, (T, N * D)."""
+def _attend(call: Call, queries: np.ndarray, keys: np.ndarray, values: np.ndarray, window: int) -> np.ndarray:
+    """The attention of every token over positions 0 to its own, or the last `window` of them, (T, N * Dv)."""
     w, dtype = call.weights, call.sin.dtype
     out = np.empty((len(queries), w.kv_heads, w.heads // w.kv_heads, w.head_dim), dtype)
     for t, position in enumerate(call.positions):
         slab, page = np.divmod(call.page_table[call.sequence[t], : position // PAGE + 1], keys.shape[2])
         k = keys[slab, :, page].transpose(1, 0, 3, 2, 4)  # (key-value head, page, position, pair, column of the pair)
         v = values[slab, :, page].transpose(1, 0, 2, 4, 3)  # (key-value head, page, pair, position of the pair, column)
-        k, v = (a.reshape(w.kv_heads, -1, w.head_dim)[:, : position + 1].astype(dtype) for a in (k, v))
+        first = max(0, position + 1 - window) if window else 0
+        k, v = (a.reshape(w.kv_heads, -1, w.head_dim)[:, first : position + 1].astype(dtype) for a in (k, v))
         q = queries[t].reshape(w.kv_heads, -1, w.head_dim).astype(dtype)
         score = q @ k.swapaxes(1, 2) * dtype.type(w.scale)
         weight = np.exp(score - score.max(axis=-1, keepdims=True))
         rounded = weight.astype(BFLOAT16).astype(dtype)
         out[t] = rounded @ v / weight.sum(axis=-1, keepdims=True)
-    return out.reshape(len(queries), -1)
+    return out[..., : w.values].reshape(len(queries), -1)

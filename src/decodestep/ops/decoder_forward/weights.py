@@ -25,7 +25,15 @@ class GroupedAttention:
 
     query: LinearPanels  # (He, N * D), the two columns of a rotated pair side by side
     values_keys: LinearPanels  # (He, 2 * G * D): the values of all key-value heads, then their keys, in pairs like queries
-    output: LinearPanels  # (N * D, He)
+    output: LinearPanels  # (N * Dv, He)
+    # float32, or None without: biases of the outputs of these products; norms of every head of queries and of keys, (Dv,)
+    query_bias: np.ndarray | None = None
+    values_keys_bias: np.ndarray | None = None
+    output_bias: np.ndarray | None = None
+    query_norm: np.ndarray | None = None
+    key_norm: np.ndarray | None = None
+    window: int = 0  # how many positions a token sees, its own included; 0: all up to its own
+    rope: int = 0  # the number of the rotation, of several in sin and cos
 
     def products(self) -> tuple[LinearPanels, ...]:
         return self.query, self.values_keys, self.output
@@ -67,12 +75,18 @@ class Mixture:
 
 @dataclass(frozen=True, eq=False)
 class LayerWeights:
-    """The weights of one layer. Norms: (He,) float32. feed_forward: a mixture, or one block of `LinearPanels`."""
+    """The weights of one layer. Norms: (He,) float32. feed_forward: a mixture, or one block of `LinearPanels`.
+
+    attention_post_norm, ffn_post_norm: of what attention and the feed-forward block add to the residual stream; None without.
+        There is none after a mixture.
+    """
 
     attention_norm: np.ndarray
     attention: GroupedAttention | LatentAttention
     ffn_norm: np.ndarray
     feed_forward: FeedForward | Mixture
+    attention_post_norm: np.ndarray | None = None
+    ffn_post_norm: np.ndarray | None = None
 
 
 @dataclass(frozen=True)
@@ -95,7 +109,9 @@ class DecoderWeights:
     norm: (He,) float32, before the logits. logits: (He, V) as `LinearPanels`.
     heads: N query heads, a multiple of kv_heads. kv_heads: G key-value heads; query head n reads head n // (N / G). 1 with
     latent attention. head_dim: D, even, the width of a query; Dn + Dr with latent attention. latent: its sizes; None with
-    grouped-query attention. norm_eps: finite, >= 0, added to the mean square in every norm but those of `latent`. scale:
+    grouped-query attention. head_values: Dv, how many values of a head `output` reads; those after them are zeros, which pad
+    heads to a size that the kernel takes. None: D. norm_eps: finite, >= 0, added to the mean square in every norm but those of
+    `latent`. scale:
     finite, the factor of the scores. embedding_scale, residual_scale, logits_scale: finite factors of the embedding's rows, of
     what each attention and feed-forward block adds to the residual stream, and of the logits.
     """
@@ -113,6 +129,7 @@ class DecoderWeights:
     embedding_scale: float = 1.0
     residual_scale: float = 1.0
     logits_scale: float = 1.0
+    head_values: int | None = None
 
     def __post_init__(self) -> None:
         require(len(self.layers) > 0, _CLASS, "layers", "one or more", "none")
@@ -121,6 +138,8 @@ class DecoderWeights:
         require(positive, _CLASS, "heads, kv_heads and head_dim", "integers > 0", str(sizes))
         require(self.heads % self.kv_heads == 0, _CLASS, "heads", f"a multiple of kv_heads {self.kv_heads}", self.heads)
         require(self.head_dim % 2 == 0, _CLASS, "head_dim", "even", self.head_dim)
+        ok = self.head_values is None or (is_int(self.head_values) and 0 < self.head_values <= self.head_dim)
+        require(ok, _CLASS, "head_values", f"in [1, {self.head_dim}]", self.head_values)
         require(is_finite(self.norm_eps) and self.norm_eps >= 0, _CLASS, "norm_eps", "a finite number >= 0", self.norm_eps)
         for name in ("scale", "embedding_scale", "residual_scale", "logits_scale"):
             require(is_finite(getattr(self, name)), _CLASS, name, "a finite number", getattr(self, name))
@@ -136,27 +155,45 @@ class DecoderWeights:
     def _check_layer(self, name: str, layer: LayerWeights) -> None:
         _require_vector(f"{name}.attention_norm", layer.attention_norm, self.hidden)
         _require_vector(f"{name}.ffn_norm", layer.ffn_norm, self.hidden)
+        for norm in ("attention_post_norm", "ffn_post_norm"):
+            if getattr(layer, norm) is not None:
+                _require_vector(f"{name}.{norm}", getattr(layer, norm), self.hidden)
         kind = GroupedAttention if self.latent is None else LatentAttention
         attention, block = layer.attention, layer.feed_forward
         require(isinstance(attention, kind), _CLASS, f"{name}.attention", f"a {kind.__name__}", type(attention).__name__)
         for product, shape in self._attention_shapes(attention).items():
             _require_panels(f"{name}.attention.{product}", getattr(attention, product), shape)
-        if isinstance(attention, LatentAttention):
+        if isinstance(attention, GroupedAttention):
+            self._check_options(f"{name}.attention", attention)
+        else:
             assert self.latent is not None
             _require_vector(f"{name}.attention.latent_norm", attention.latent_norm, self.latent.latent)
             if attention.query_down is not None:
                 _require_vector(f"{name}.attention.query_norm", attention.query_norm, attention.query_down.outputs)
         if isinstance(block, Mixture):
+            require(layer.ffn_post_norm is None, _CLASS, f"{name}.ffn_post_norm", "None after a mixture", layer.ffn_post_norm)
             return _check_mixture(f"{name}.feed_forward", block, self.hidden)
         ok = isinstance(block, FeedForward)
         require(ok, _CLASS, f"{name}.feed_forward", "a FeedForward or a Mixture", type(block).__name__)
         _check_block(f"{name}.feed_forward", block, self.hidden)
         require(block.count == 1, _CLASS, f"{name}.feed_forward", "one block", block.count)
 
+    def _check_options(self, name: str, a: GroupedAttention) -> None:
+        lengths = {"query_bias": a.query.outputs, "values_keys_bias": a.values_keys.outputs, "output_bias": self.hidden}
+        for vector, length in (lengths | {"query_norm": self.values, "key_norm": self.values}).items():
+            if getattr(a, vector) is not None:
+                _require_vector(f"{name}.{vector}", getattr(a, vector), length)
+        both = (a.query_norm is None) == (a.key_norm is None)
+        require(both, _CLASS, f"{name}.key_norm", "given where query_norm is, and only there", a.key_norm)
+        for size in ("window", "rope"):
+            ok = is_int(getattr(a, size)) and 0 <= getattr(a, size) < 1 << 24
+            require(ok, _CLASS, f"{name}.{size}", "an integer in [0, 2^24)", getattr(a, size))
+
     def _attention_shapes(self, attention: GroupedAttention | LatentAttention) -> dict[str, tuple[int, int]]:
         queries, keys = self.heads * self.head_dim, self.kv_heads * self.head_dim
         if isinstance(attention, GroupedAttention):
-            return {"query": (self.hidden, queries), "values_keys": (self.hidden, 2 * keys), "output": (queries, self.hidden)}
+            output = (self.heads * self.values, self.hidden)
+            return {"query": (self.hidden, queries), "values_keys": (self.hidden, 2 * keys), "output": output}
         s, down = self.latent, attention.query_down
         assert s is not None
         read, shapes = self.hidden, {}
@@ -174,6 +211,16 @@ class DecoderWeights:
     def hidden(self) -> int:
         """He, the width of the residual stream."""
         return self.embedding.inputs
+
+    @property
+    def values(self) -> int:
+        """Dv, how many values of a head the output reads."""
+        return self.head_dim if self.head_values is None else self.head_values
+
+    @property
+    def ropes(self) -> int:
+        """How many rotations the layers name."""
+        return 1 + max(layer.attention.rope if isinstance(layer.attention, GroupedAttention) else 0 for layer in self.layers)
 
     @property
     def rope(self) -> int:

@@ -9,7 +9,7 @@ from decodestep._base import arrays
 from decodestep._base.dispatch import threads
 from decodestep.ops.linear.cpu import linear, panel_argument
 from decodestep.ops.mixture_of_experts import reference
-from decodestep.ops.mixture_of_experts.reference import squared_relu
+from decodestep.ops.mixture_of_experts.reference import gelu_gated, squared_relu
 from decodestep.ops.swiglu.cpu import swiglu
 from decodestep.weights.feed_forward import FeedForward
 from decodestep.weights.linear_panels import LinearPanels
@@ -27,7 +27,7 @@ def mixture(
         weights=arrays.contiguous(weights),
         routed=panels_of(routed),
         count=routed.count,
-        shared=[] if shared is None else panels_of(shared),
+        shared=panels_of(shared),
         y=y,
         threads=threads(),
     )
@@ -36,7 +36,9 @@ def mixture(
 
 def feed_forward(x: np.ndarray, block: FeedForward) -> np.ndarray:
     up = linear(x, block.up)
-    return linear(squared_relu(up) if block.gate is None else swiglu(linear(x, block.gate), up), block.down)
+    if block.gate is None:
+        return linear(squared_relu(up), block.down)
+    return linear((gelu_gated if block.gelu else swiglu)(linear(x, block.gate), up), block.down)
 
 
 def in_whole_panels(block: FeedForward) -> bool:
@@ -45,6 +47,8 @@ def in_whole_panels(block: FeedForward) -> bool:
     return panels and block.width % 32 == 0 and block.hidden % 32 == 0
 
 
-def panels_of(block: FeedForward) -> list[tuple[np.ndarray, int, int]]:
-    """gate, if there is one, up and down as the core takes them."""
-    return [panel_argument(w) for w in block.weights if isinstance(w, LinearPanels)]
+def panels_of(block: FeedForward | None) -> tuple[list[tuple[np.ndarray, int, int]], bool]:
+    """gate, if there is one, up and down, and whether it has GELU, as the core takes them."""
+    if block is None:
+        return [], False
+    return [panel_argument(w) for w in block.weights if isinstance(w, LinearPanels)], block.gelu

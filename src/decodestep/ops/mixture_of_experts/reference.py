@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 
 import numpy as np
@@ -15,7 +16,15 @@ Block = Callable[[np.ndarray, FeedForward], np.ndarray]
 
 def feed_forward(x: np.ndarray, block: FeedForward) -> np.ndarray:
     up = linear(x, block.up)
-    return linear(squared_relu(up) if block.gate is None else swiglu(linear(x, block.gate), up), block.down)
+    if block.gate is None:
+        return linear(squared_relu(up), block.down)
+    return linear((gelu_gated if block.gelu else swiglu)(linear(x, block.gate), up), block.down)
+
+
+def gelu_gated(gate: np.ndarray, up: np.ndarray) -> np.ndarray:
+    """GELU in its form with tanh, times up: gate / (1 + exp(-2 z)) * up with z = sqrt(2 / pi) * (gate + 0.044715 * gate^3)."""
+    root = gate.dtype.type(math.sqrt(2 / math.pi))
+    return 0.5 * gate * (1 + np.tanh(root * (gate + gate.dtype.type(0.044715) * gate * gate * gate))) * up
 
 
 def squared_relu(x: np.ndarray) -> np.ndarray:

@@ -1,0 +1,177 @@
+"""transformers' families with grouped-query attention: what each has beside its products, by config.json."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from decodestep.models.architectures.config_json import Keys
+from decodestep.models.architectures.limits import MAX_CONTEXT, MAX_EXPERTS, MAX_HEADS, MAX_LAYERS
+from decodestep.models.config import Config, Experts, GroupedAttention
+from decodestep.ops.expert_router.arguments import RouterRule
+
+_QKV = ("query", "key", "value")
+_FACTOR = {"least": -1e6, "most": 1e6}
+
+
+def grouped_config(keys: Keys, common: dict[str, Any]) -> Config:
+    """The sizes of a family in `GROUPED`. common: those that all families have."""
+    heads, layers = common["heads"], common["layers"]
+    groups = heads if keys.get("num_key_value_heads") is None else keys.size("num_key_value_heads", most=MAX_HEADS)
+    head_dim = keys.size_or_none("head_dim") or common["hidden"] // heads
+    if heads % groups or head_dim % 2 or not head_dim:
+        raise keys.refuse(f"{heads} query heads on {groups} key heads of {head_dim} values: not supported")
+    windows, more = GROUPED[keys.kind](keys, layers), _MORE.get(keys.kind, _nothing)(keys, common)
+    biases = (*_QKV, "attention_output") if keys.flag("attention_bias") and keys.kind in _WITH_BIAS_KEY else ()
+    options = {"biases": _QKV if keys.kind == "qwen2" else biases, "windows": windows} | more.pop("grouped", {})
+    return Config(
+        **common, groups=groups, head_dim=head_dim, halves=True, grouped=GroupedAttention(**options), **more
+    )  # fmt: skip
+
+
+# ---- How many positions each layer sees
+
+
+def _no_windows(keys: Keys, layers: int) -> tuple[int, ...]:
+    return ()
+
+
+def _windows(keys: Keys, layers: int, slides: Callable[[int], bool]) -> tuple[int, ...]:
+    """By layer_types, or where config.json has none by a rule for the number of a layer."""
+    size = None if keys.get("sliding_window") is None else keys.size("sliding_window", most=MAX_CONTEXT)
+    if size is None:
+        return ()
+    kinds = layer_types(keys, layers, slides)
+    return tuple(size if kind == "sliding_attention" else 0 for kind in kinds)
+
+
+def layer_types(keys: Keys, layers: int, slides: Callable[[int], bool]) -> list[str]:
+    kinds = keys.get("layer_types")
+    if kinds is None:
+        return ["sliding_attention" if slides(i) else "full_attention" for i in range(layers)]
+    if not isinstance(kinds, list) or len(kinds) != layers or not set(kinds) <= {"full_attention", "sliding_attention"}:
+        raise keys.refuse(f"layer_types must have 'full_attention' or 'sliding_attention' for each of {layers} layers")
+    return kinds
+
+
+def _all_layers(keys: Keys, layers: int) -> tuple[int, ...]:
+    size = None if keys.get("sliding_window") is None else keys.size("sliding_window", most=MAX_CONTEXT)
+    return () if size is None else (size,) * layers
+
+
+def _ministral(keys: Keys, layers: int) -> tuple[int, ...]:
+    return _windows(keys, layers, lambda i: True)
+
+
+def _qwen(keys: Keys, layers: int) -> tuple[int, ...]:
+    if not keys.flag("use_sliding_window"):
+        return ()
+    first = keys.size("max_window_layers", least=0, most=MAX_LAYERS)
+    return _windows(keys, layers, lambda i: i >= first)
+
+
+def _qwen3_moe(keys: Keys, layers: int) -> tuple[int, ...]:
+    return _all_layers(keys, layers) if keys.flag("use_sliding_window") else ()
+
+
+def _smollm3(keys: Keys, layers: int) -> tuple[int, ...]:
+    ropes = _smollm3_ropes(keys, layers)
+    return _windows(keys, layers, lambda i: bool(ropes[i])) if keys.flag("use_sliding_window") else ()
+
+
+def _gemma3(keys: Keys, layers: int) -> tuple[int, ...]:
+    period = keys.size("sliding_window_pattern", 6, most=MAX_LAYERS)
+    return _windows(keys, layers, lambda i: (i + 1) % period != 0)
+
+
+# ---- What else a family has: fields of Config, and under "grouped" of GroupedAttention
+
+
+def _nothing(keys: Keys, common: dict[str, Any]) -> dict[str, Any]:
+    return {}
+
+
+def _head_norms(keys: Keys, common: dict[str, Any]) -> dict[str, Any]:
+    return {"grouped": {"head_norms": True}}
+
+
+def _qwen3_moe_more(keys: Keys, common: dict[str, Any]) -> dict[str, Any]:
+    # transformers saves it by another name than published files have.
+    name = "num_experts" if keys.get("num_local_experts") is None else "num_local_experts"
+    count, layers = keys.size(name, least=0, most=MAX_EXPERTS), common["layers"]
+    step, dense = keys.size("decoder_sparse_step", most=MAX_LAYERS), keys.get("mlp_only_layers") or []
+    if not isinstance(dense, list):
+        raise keys.refuse("mlp_only_layers must be a list")
+    sparse = tuple(count > 0 and i not in dense and (i + 1) % step == 0 for i in range(layers))
+    if not any(sparse):
+        return _head_norms(keys, common)
+    rule = RouterRule(keys.size("num_experts_per_tok"), "softmax", normalise=keys.flag("norm_topk_prob"))
+    experts = Experts(count, keys.size("moe_intermediate_size"), shared=0, rule=rule, corrected=False, layers=sparse)
+    return {"experts": experts, **_head_norms(keys, common)}
+
+
+def _smollm3_ropes(keys: Keys, layers: int) -> tuple[int, ...]:
+    """1 for a layer that is not rotated: in no_rope_layers that is 0."""
+    flags, period = keys.get("no_rope_layers"), keys.size("no_rope_layer_interval", most=MAX_LAYERS)
+    if flags is None:
+        return tuple(int((i + 1) % period == 0) for i in range(layers))
+    if not isinstance(flags, list) or len(flags) < layers or not set(flags) <= {0, 1}:
+        raise keys.refuse(f"no_rope_layers must have 0 or 1 for each of {layers} layers")
+    return tuple(1 - int(flag) for flag in flags[:layers])
+
+
+def _smollm3_more(keys: Keys, common: dict[str, Any]) -> dict[str, Any]:
+    return {"grouped": {"ropes": _smollm3_ropes(keys, common["layers"])}}
+
+
+def _granite_more(keys: Keys, common: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "grouped": {"scale": keys.number("attention_multiplier", **_FACTOR)},
+        "embedding_scale": keys.number("embedding_multiplier", **_FACTOR),
+        "branch_scale": keys.number("residual_multiplier", **_FACTOR),
+        "logits_scale": keys.number("logits_scaling", least=1e-6, most=1e6),
+    }
+
+
+def _gemma3_more(keys: Keys, common: dict[str, Any]) -> dict[str, Any]:
+    for key in ("final_logit_softcapping", "attn_logit_softcapping", "use_bidirectional_attention"):
+        if keys.get(key):
+            raise keys.refuse(f"{key} is not supported")
+    windows = GROUPED["gemma3_text"](keys, common["layers"])
+    period = keys.size("sliding_window_pattern", 6, most=MAX_LAYERS)
+    kinds = layer_types(keys, common["layers"], lambda i: (i + 1) % period != 0)
+    return {
+        "grouped": {
+            "scale": keys.number("query_pre_attn_scalar", least=1e-6, most=1e6) ** -0.5,
+            "head_norms": True,
+            "windows": windows,
+            "ropes": tuple(int(kind == "sliding_attention") for kind in kinds),
+        },
+        "post_norms": True,
+        "norm_shift": 1.0,
+        "embedding_scale": float(np.float32(common["hidden"] ** 0.5)),
+    }
+
+
+# By model_type: the windows of its layers, and what else it has.
+GROUPED: dict[str, Callable[[Keys, int], tuple[int, ...]]] = {
+    "llama": _no_windows,
+    "mistral": _all_layers,
+    "ministral": _ministral,
+    "qwen2": _qwen,
+    "qwen3": _qwen,
+    "qwen3_moe": _qwen3_moe,
+    "smollm3": _smollm3,
+    "granite": _no_windows,
+    "gemma3_text": _gemma3,
+}
+_MORE: dict[str, Callable[[Keys, dict[str, Any]], dict[str, Any]]] = {
+    "qwen3": _head_norms,
+    "qwen3_moe": _qwen3_moe_more,
+    "smollm3": _smollm3_more,
+    "granite": _granite_more,
+    "gemma3_text": _gemma3_more,
+}
+_WITH_BIAS_KEY = ("llama", "qwen3", "qwen3_moe", "smollm3", "granite", "gemma3_text")

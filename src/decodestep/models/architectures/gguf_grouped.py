@@ -1,0 +1,143 @@
+"""GGUF's architectures with grouped-query attention: a function for each, and the rotation of layers that have another."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from decodestep.models import rope
+from decodestep.models.architectures import names
+from decodestep.models.architectures.gguf_experts import experts_of
+from decodestep.models.architectures.gguf_keys import GgufKeys
+from decodestep.models.architectures.limits import MAX_CONTEXT, MAX_HEADS, checked
+from decodestep.models.config import Config, GroupedAttention
+from decodestep.models.rope import Rope
+
+_BIASED = ("query", "key", "value", "attention_output")
+_GEMMA_PERIOD = 6  # of which the last layer sees all positions
+_SMOLLM3_PERIOD = 4  # of which the last layer is not rotated; the file has no key for it
+_GEMMA3_27B_LAYERS = 62  # the one whose scores are scaled by another width than a head's
+
+
+def second_rope(keys: GgufKeys, config: Config) -> Rope:
+    """The rotation that `config.grouped.ropes` numbers 1: that of windows, or in SmolLM3 none."""
+    if keys.architecture == "smollm3":
+        return rope.none(config.head_dim)
+    return Rope(rope.plain(keys.number("rope.freq_base_swa", 10000.0, least=1.0, most=1e30), config.head_dim))
+
+
+def _grouped(keys: GgufKeys, *, window: bool = True, **more: Any) -> dict[str, Any]:
+    """What all have. window: whether a sliding window is one of all layers. more: of `GroupedAttention`."""
+    common = keys.common()
+    hidden, heads, layers = common["hidden"], common["heads"], common["layers"]
+    groups = keys.size("attention.head_count_kv", heads, most=MAX_HEADS)
+    head_dim = keys.size("attention.key_length", hidden // heads)
+    values = keys.size("attention.value_length", head_dim)
+    rotated = keys.size("rope.dimension_count", head_dim)
+    if heads % groups or head_dim % 2 or not head_dim == values == rotated:
+        raise keys.refuse(
+            f"{heads} query heads on {groups} key heads of {head_dim} values, {values} of them read, {rotated} rotated: "
+            "not supported"
+        )
+    scaling = keys.text("rope.scaling.type", "none")
+    if scaling not in ("none", "linear", "yarn"):
+        raise keys.refuse(f"rope scaling {scaling!r} is not supported")
+    for key in ("final_logit_softcapping", "attn_logit_softcapping"):
+        if keys.number(key, 0.0, least=-1e6, most=1e6):
+            raise keys.refuse(f"{key} is not supported")
+    size = keys.size("attention.sliding_window", 0, least=0, most=MAX_CONTEXT) if window else 0
+    biases = tuple(part for part in _BIASED if names.GGUF[f"{part}_bias"].format(i=0) in keys.file.tensors)
+    options: dict[str, Any] = {"biases": biases, "windows": (size,) * layers if size else (), **more}
+    return {**common, "groups": groups, "head_dim": head_dim, "grouped": GroupedAttention(**options)}
+
+
+def _dense(keys: GgufKeys, *, halves: bool, **more: Any) -> Config:
+    if keys.size("expert_count", 0, least=0):
+        raise keys.refuse("experts are not supported")
+    return Config(**_grouped(keys, **more), feed_forward=keys.size("feed_forward_length"), halves=halves)
+
+
+def _llama(keys: GgufKeys) -> Config:
+    return _dense(keys, halves=False)
+
+
+def _qwen2(keys: GgufKeys) -> Config:
+    return _dense(keys, halves=True)
+
+
+def _qwen3(keys: GgufKeys) -> Config:
+    return _dense(keys, halves=True, head_norms=True)
+
+
+def _qwen3moe(keys: GgufKeys) -> Config:
+    sizes = _grouped(keys, head_norms=True)
+    experts = experts_of(keys, sizes, normalise=True)
+    width = keys.size("feed_forward_length", None if experts is None else experts.width)
+    return checked(keys.file.path, Config(**sizes, feed_forward=width, halves=True, experts=experts))
+
+
+def _smollm3(keys: GgufKeys) -> Config:
+    layers = keys.common()["layers"]
+    return _dense(keys, halves=False, ropes=tuple(int((i + 1) % _SMOLLM3_PERIOD == 0) for i in range(layers)))
+
+
+def _granite(keys: GgufKeys) -> Config:
+    factors = {"least": -1e6, "most": 1e6}
+    if keys.size("expert_count", 0, least=0):
+        raise keys.refuse("experts are not supported")
+    sizes = _grouped(keys, scale=keys.number("attention.scale", 0.0, **factors) or None)
+    return Config(
+        **sizes,
+        feed_forward=keys.size("feed_forward_length"),
+        embedding_scale=keys.number("embedding_scale", 1.0, **factors) or 1.0,
+        branch_scale=keys.number("residual_scale", 1.0, **factors) or 1.0,
+        logits_scale=keys.number("logit_scale", least=1e-6, most=1e6),
+    )
+
+
+def _gemma3(keys: GgufKeys) -> Config:
+    common = keys.common()
+    hidden, heads, layers = common["hidden"], common["heads"], common["layers"]
+    head_dim = keys.size("attention.key_length", 256)
+    size = keys.size("attention.sliding_window", 0, least=0, most=MAX_CONTEXT)
+    slides = _slides(keys, layers) if size else (False,) * layers
+    sizes = _grouped(
+        keys,
+        window=False,
+        head_norms=True,
+        scale=(hidden // heads if layers == _GEMMA3_27B_LAYERS else head_dim) ** -0.5,
+        windows=tuple(size if slide else 0 for slide in slides),
+        ropes=tuple(int(slide) for slide in slides),
+    )
+    return Config(
+        **sizes,
+        feed_forward=keys.size("feed_forward_length"),
+        halves=True,
+        activation="gelu_gated",
+        post_norms=True,
+        embedding_scale=float(np.sqrt(np.float32(hidden))),
+    )
+
+
+def _slides(keys: GgufKeys, layers: int) -> tuple[bool, ...]:
+    """Which layers have a window: by a list, or all but the last one of every so many."""
+    found = keys.file.metadata.get(f"{keys.architecture}.attention.sliding_window_pattern")
+    if isinstance(found, (list, np.ndarray)):
+        if len(found) != layers:
+            raise keys.refuse(f"attention.sliding_window_pattern must be a number, or one for each of {layers} layers")
+        return tuple(map(bool, found))
+    period = keys.size("attention.sliding_window_pattern", _GEMMA_PERIOD)
+    return tuple(i % period < period - 1 for i in range(layers))
+
+
+CONFIGS: dict[str, Callable[[GgufKeys], Config]] = {
+    "llama": _llama,
+    "qwen2": _qwen2,
+    "qwen3": _qwen3,
+    "qwen3moe": _qwen3moe,
+    "smollm3": _smollm3,
+    "granite": _granite,
+    "gemma3": _gemma3,
+}

@@ -1,0 +1,61 @@
+"""A GGUF file's metadata, each value of the type and in the range that its reader expects."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from decodestep.models import metadata as md
+from decodestep.models.architectures import names
+from decodestep.models.architectures.limits import MAX_CONTEXT, MAX_HEADS, MAX_LAYERS, MAX_WIDTH
+from decodestep.models.errors import ModelError
+from decodestep.models.gguf_file import GgufFile
+
+
+@dataclass
+class GgufKeys:
+    """A file's metadata under the prefix of its architecture."""
+
+    file: GgufFile
+    architecture: str
+
+    def __contains__(self, key: str) -> bool:
+        return self._key(key) in self.file.metadata
+
+    def _key(self, key: str) -> str:
+        return f"{self.architecture}.{key}"
+
+    def size(self, key: str, default: int | None = None, *, least: int = 1, most: int = MAX_WIDTH) -> int:
+        return md.integer(self.file.metadata, self._key(key), default, least=least, most=most)
+
+    def number(self, key: str, default: float | None = None, *, least: float, most: float) -> float:
+        return md.number(self.file.metadata, self._key(key), default, least=least, most=most)
+
+    def text(self, key: str, default: str) -> str:
+        return md.text(self.file.metadata, self._key(key), default)
+
+    def flag(self, key: str) -> bool:
+        return md.flag(self.file.metadata, self._key(key), False)
+
+    def common(self) -> dict[str, Any]:
+        """The sizes that all architectures have."""
+        data = self.file.metadata
+        skipped = self.size("nextn_predict_layers", 0, least=0, most=MAX_LAYERS)
+        layers = self.size("block_count", most=MAX_LAYERS) - skipped
+        if layers < 1:
+            raise ModelError(f"{self.file.path}: {self._key('nextn_predict_layers')} {skipped} leaves no layers")
+        return {
+            "architecture": self.architecture,
+            "name": md.text(data, "general.name", self.file.path.stem),
+            "vocab_size": len(md.texts(data, "tokenizer.ggml.tokens")) or self.size("vocab_size"),
+            "hidden": self.size("embedding_length"),
+            "layers": layers,
+            "skipped_layers": skipped,
+            "heads": self.size("attention.head_count", most=MAX_HEADS),
+            "context": self.size("context_length", most=MAX_CONTEXT),
+            "norm_eps": self.number("attention.layer_norm_rms_epsilon", least=1e-30, most=1.0),
+            "tied": names.GGUF["output"] not in self.file.tensors,
+        }
+
+    def refuse(self, what: str) -> ModelError:
+        return ModelError(f"{self.file.path}: {what}")

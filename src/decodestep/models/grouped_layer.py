@@ -1,0 +1,93 @@
+"""Grouped-query attention of one layer in float32, with what `mla_prolog` does not know: biases, norms of heads, windows."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from decodestep.models.config import Config, Layer
+from decodestep.models.kv_cache import PAGE
+from decodestep.ops.linear import linear
+from decodestep.ops.mla_attention import mla_attention
+from decodestep.ops.rms_norm import rms_norm
+
+
+def attended(
+    h: np.ndarray,
+    layer: Layer,
+    config: Config,
+    number: int,
+    kv: np.ndarray,
+    kr: np.ndarray,
+    page_table: np.ndarray,
+    sequence: np.ndarray,
+    positions: np.ndarray,
+    sin: np.ndarray,
+    cos: np.ndarray,
+) -> np.ndarray:
+    """What every token attends to, (T, N * D); writes its keys and values.
+
+    kv, kr: the layer's part of `LatentPages`: values, and rotated keys with the halves of all heads apart, as `mla_attention`
+    reads them. sin, cos: (T, D / 2).
+    """
+    tokens, groups, width = len(h), config.groups, config.head_dim
+    query_norm, key_norm = layer.head_norms or (None, None)
+    queries = _plus(linear(h, layer.w_uq_qr), layer.query_bias).reshape(tokens, config.heads, width)
+    values, keys = np.split(_plus(linear(h, layer.w_dkv_kr), layer.values_keys_bias), 2, axis=1)
+    queries = _rotated(_normed(queries, query_norm, config.norm_eps), sin, cos)
+    keys = _rotated(_normed(keys.reshape(tokens, groups, width), key_norm, config.norm_eps), sin, cos)
+    page, row = page_table[sequence, positions // PAGE], positions % PAGE
+    kv[page, row, 0] = values
+    kr[page, row, 0] = keys.transpose(0, 2, 1, 3).reshape(tokens, -1)
+    window = config.grouped.window(number)
+    cut = positions >= window if window else np.zeros(tokens, bool)
+    out = np.empty((tokens, config.heads, width), np.float32)
+    if not cut.all():
+        whole = ~cut
+        spread = np.zeros((int(whole.sum()), config.heads, 2, groups, width // 2), np.float32)
+        for group in range(groups):
+            own = slice(group * config.heads // groups, (group + 1) * config.heads // groups)
+            spread[:, own, :, group] = queries[whole, own]
+        out[whole] = mla_attention(
+            None,
+            spread.reshape(len(spread), config.heads, -1),
+            kv,
+            kr,
+            page_table,
+            positions[whole] + 1,
+            scale=config.scale,
+            sequence=sequence[whole],
+            groups=groups,
+        )
+    for t in np.flatnonzero(cut):
+        out[t] = _attended_in_window(queries[t], config, kv, kr, page_table[sequence[t]], positions[t] + 1, window)
+    return out.reshape(tokens, -1)
+
+
+def _attended_in_window(
+    query: np.ndarray, config: Config, kv: np.ndarray, kr: np.ndarray, pages: np.ndarray, end: int, window: int
+) -> np.ndarray:
+    """Of one token, (N, D). einsum keeps its order of sums whatever the threads of a BLAS."""
+    at = np.arange(end - window, end)
+    page, row = pages[at // PAGE], at % PAGE
+    keys = kr[page, row, 0].reshape(window, 2, config.groups, -1)
+    values = kv[page, row, 0].reshape(window, config.groups, -1)
+    scores = np.einsum("gnhd,jhgd->gnj", query.reshape(config.groups, -1, *query.shape[1:]), keys) * np.float32(config.scale)
+    weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    return np.einsum("gnj,jgd->gnd", weights / weights.sum(axis=-1, keepdims=True), values).reshape(config.heads, -1)
+
+
+def _rotated(heads: np.ndarray, sin: np.ndarray, cos: np.ndarray) -> np.ndarray:
+    """(T, heads, D) with pairs side by side -> (T, heads, 2, D / 2), rotated."""
+    even, odd = heads[..., ::2], heads[..., 1::2]
+    sin, cos = sin[:, None], cos[:, None]
+    return np.stack([even * cos - odd * sin, odd * cos + even * sin], axis=2)
+
+
+def _normed(heads: np.ndarray, norm: np.ndarray | None, eps: float) -> np.ndarray:
+    if norm is None:
+        return heads
+    return rms_norm(np.ascontiguousarray(heads).reshape(-1, heads.shape[-1]), norm, eps=eps).reshape(heads.shape)
+
+
+def _plus(x: np.ndarray, bias: np.ndarray | None) -> np.ndarray:
+    return x if bias is None else x + bias

@@ -1,0 +1,119 @@
+"""The families with grouped-query attention: the native step and GGUF files against transformers, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+
+import numpy as np
+import pytest
+import torch
+
+import decodestep as ds
+import families
+from decodestep.models import ModelError
+from grouped_files import write_gguf
+
+# By family the sizes that the native step takes, and those for which GGUF has keys.
+NATIVE = [("qwen2", 2), ("qwen3", 2), ("qwen3_moe", 0), ("mistral", 2), ("ministral", 2), ("smollm3", 0), ("granite", 0)]
+NATIVE += [("granite", 2), ("gemma3_text", 0), ("gemma3_text", 2)]
+IN_GGUF = [("qwen2", 0), ("qwen3", 2), ("qwen3_moe", 0), ("mistral", 0), ("mistral", 1), ("smollm3", 0), ("granite", 0)]
+IN_GGUF += [("granite", 2), ("gemma3_text", 0), ("gemma3_text", 2)]
+
+
+@pytest.fixture(scope="module")
+def model():
+    return cache(families.model_of)
+
+
+@pytest.fixture(scope="module")
+def ids():
+    return np.random.default_rng(1).integers(0, 297, 120)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize(("family", "size"), NATIVE)
+def test_the_native_step_is_as_near_as_its_rounding(model, ids, tmp_path, family, size):
+    theirs = model(family, size)
+    mine = ds.load(families.save(theirs, tmp_path))
+    assert mine.decoder.description == "one native call a step"
+    expected = families.logits_of(theirs, ids)
+    apart = np.abs(mine.logits(ids) - expected).max(axis=1) / np.abs(expected).max(axis=1)
+    assert np.median(apart) < 0.02
+    prompts = [ids[:20].tolist(), ids[:3].tolist()]
+    params = ds.SamplingParams(max_new_tokens=3, seed=1, ignore_eos=True)
+    together = ds.generate(mine, prompts, params)
+    assert [one.token_ids for one in together] == [ds.generate(mine, [one], params)[0].token_ids for one in prompts]
+
+
+@pytest.mark.parametrize(("family", "size"), IN_GGUF)
+def test_a_gguf_file_of_the_same_weights_has_the_same_logits(model, ids, tmp_path, family, size):
+    theirs = model(family, size)
+    path = write_gguf(theirs, tmp_path / "model.gguf")
+    assert families.relative(ds.load(path, dtype="float32").logits(ids), families.logits_of(theirs, ids)) < 1e-4
+
+
+@pytest.mark.parametrize(("family", "size"), [case for case in IN_GGUF if case != ("mistral", 1)])
+def test_llama_cpp_has_the_same_logits(model, ids, tmp_path, family, size):
+    """It does not read Mistral's window, and stores keys and values as float16 here."""
+    pytest.importorskip("llama_cpp")
+    from llama_cpp_model import LlamaCpp
+
+    path = write_gguf(model(family, size), tmp_path / "model.gguf")
+    peer = LlamaCpp(path, 256, 1, flash_attention=False)
+    try:
+        theirs = peer.evaluate(ids, 0, every=True)
+    finally:
+        peer.close()
+    assert families.relative(ds.load(path, dtype="float32").logits(ids), theirs) < 0.01
+
+
+def test_blocks_of_a_file_are_multiplied_as_they_are(model, ids, tmp_path):
+    path = write_gguf(model("gemma3_text", 0), tmp_path / "model.gguf", kind="Q8_0")
+    mine, exact = ds.load(path), ds.load(path, dtype="float32").logits(ids)
+    assert mine.decoder.description == "one native call a step"
+    assert np.median(np.abs(mine.logits(ids) - exact).max(axis=1) / np.abs(exact).max(axis=1)) < 0.02
+
+
+@pytest.mark.parametrize(("heads", "head_dim"), [(2, 40), (4, 20), (8, 72), (4, 100)])
+def test_heads_of_any_even_size_run_natively(ids, tmp_path, heads, head_dim):
+    theirs = families.model_of(
+        "llama", 0, hidden_size=64, intermediate_size=96, num_attention_heads=heads, num_key_value_heads=1, head_dim=head_dim
+    )
+    mine = ds.load(families.save(theirs, tmp_path))
+    assert mine.decoder.description == "one native call a step"
+    expected = families.logits_of(theirs, ids)
+    assert np.median(np.abs(mine.logits(ids) - expected).max(axis=1) / np.abs(expected).max(axis=1)) < 0.02
+
+
+REFUSED = {
+    "softcapped logits": ("gemma3_text", {"final_logit_softcapping": 30.0}, "final_logit_softcapping is not supported"),
+    "another activation": ("gemma3_text", {"hidden_activation": "silu"}, "hidden_activation 'silu' is not supported"),
+    "layers of another number": ("ministral", {"layer_types": ["full_attention"]}, "layer_types must have"),
+    "rotations of another number": ("smollm3", {"no_rope_layers": [1]}, "no_rope_layers must have"),
+    "a window of none": ("mistral", {"sliding_window": 0}, "sliding_window must be an integer in"),
+}
+
+
+@pytest.mark.parametrize(("family", "changes", "message"), REFUSED.values(), ids=REFUSED)
+def test_a_config_that_is_not_supported_is_refused_by_name(model, tmp_path, family, changes, message):
+    path = families.save(model(family, 0), tmp_path)
+    (path / "config.json").write_text(json.dumps(json.loads((path / "config.json").read_text()) | changes))
+    with pytest.raises(ModelError, match=message):
+        ds.load(path)
+
+
+def test_what_gguf_files_and_forms_are_refused_by_name(model, tmp_path):
+    path = write_gguf(model("gemma3_text", 0), tmp_path / "model.gguf", final_logit_softcapping=30.0)
+    with pytest.raises(ModelError, match="final_logit_softcapping is not supported"):
+        ds.load(path)
+    folder = families.save(model("qwen3", 2), tmp_path)
+    with pytest.raises(ModelError, match="form 'mla' is not supported"):
+        ds.load(folder, form="mla")
