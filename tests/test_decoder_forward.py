@@ -152,12 +152,12 @@ def test_only_wanted_rows(tiny_file, rng):
 
 
 def test_a_model_that_the_step_does_not_serve_says_so(tiny_file):
-    path = tiny_file(heads=6, groups=3, head_dim=6, hidden=32)
+    path = tiny_file(heads=6, groups=3, head_dim=6, hidden=48)
     ids = np.arange(9)
     model = ds.load(path)
-    assert model.decoder.description == "layer by layer, float32 activations (head size 6 is no multiple of 16)"
+    assert model.decoder.description == "layer by layer, float32 activations (hidden size 48 is no multiple of 32)"
     np.testing.assert_array_equal(model.logits(ids), ds.load(path, dtype="float32").logits(ids))
-    with pytest.raises(ModelError, match="dtype 'int8' is not supported: head size 6 is no multiple of 16"):
+    with pytest.raises(ModelError, match="dtype 'int8' is not supported: hidden size 48 is no multiple of 32"):
         ds.load(path, dtype="int8")
 
 

@@ -55,7 +55,7 @@ size_t differences_of(const char* path) {
     const auto sizes = file.array<uint64_t>();  // see tests/test_arm.py
     const auto numbers = file.array<float>();
     Decoder d{};
-    d.hidden = sizes[0], d.heads = sizes[1], d.kv_heads = sizes[2], d.head_dim = sizes[3];
+    d.hidden = sizes[0], d.heads = sizes[1], d.kv_heads = sizes[2], d.head_values = d.head_dim = sizes[3];
     d.eps = numbers[0], d.scale = numbers[1];
     d.embedding_scale = d.residual_scale = d.logits_scale = 1.0f;
     const size_t feed_forward = sizes[4], vocab = sizes[5], width = d.heads * d.head_dim;

@@ -17,6 +17,7 @@ _VERBS = {
     "generate": "continue a prompt with a model, streaming",
     "chat": "hold a conversation with a model",
     "serve": "answer many clients at once, through OpenAI's interface and a chat page",
+    "quantize": "write a GGUF file in other types: q8_0, q4_k_m and others",
     "explain": "show what happens to the probabilities of the next token before it is drawn",
     "schedule": "run the schedule of MlaProlog in virtual time: races, critical path, pictures",
     "bench": "verify an operator against its peers, then time it against them",

@@ -48,7 +48,8 @@ def add_model(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--model", default=DEFAULT_MODEL, metavar="NAME_OR_PATH", help="a GGUF file, or a folder of safetensors [%(default)s]")
     add("--threads", type=int, metavar="N", help="of the native kernels [DECODESTEP_THREADS, else all cores]")
-    add("--dtype", default="auto", metavar="DTYPE", help="of the weights: auto, float32, bfloat16 or int8 [%(default)s]")
+    dtypes = "auto, float32, bfloat16, int8, q8_0, q4_0 or q4_k"
+    add("--dtype", default="auto", metavar="DTYPE", help=f"of the weights: {dtypes} [%(default)s]")
     add("--form", default="auto", metavar="FORM", help="of grouped-query attention: auto, or mla as latent [%(default)s]")
     add("--cache-dtype", default="auto", metavar="DTYPE", help="of cached latents: auto, or int8 [%(default)s]")
 

@@ -24,7 +24,7 @@ from decodestep.models.layers import LayerDecoder
 from decodestep.models.page_pool import CacheFullError as CacheFullError
 from decodestep.models.page_pool import PagePool, new_pool
 from decodestep.models.sequence import CachedSequence as CachedSequence
-from decodestep.models.step import PANEL_FORMATS, StepDecoder, obstacle, step_head_dim
+from decodestep.models.step import PANEL_FORMATS, QUANTISED, StepDecoder, obstacle, step_head_dim
 from decodestep.weights.linear_panels import LinearPanels
 from decodestep.weights.packed import Format
 
@@ -223,6 +223,9 @@ def load(
         "float32": each weight is the exact value of its block; products, sums and the cache are float32. Many times slower.
         "bfloat16": weights rounded to bfloat16, activations float32; the rest as "auto".
         "int8": weights rounded to Q8_0, activations to int8; the rest as "auto".
+        "q8_0", "q4_0", "q4_k": weights quantised to these types when loaded, as `decodestep quantize` does, activations to
+            int8; the rest as "auto". A weight whose inputs do not fill the blocks of 256 of Q4_K becomes Q5_0, one whose
+            inputs do not fill blocks of 32 bfloat16. The embedding stays as the file has it.
     form: of the attention. "auto": as the checkpoint has it. "mla": grouped-query attention as multi-head latent attention, of
         which it is a case: the value heads side by side are the latent, the key heads the rope key (docs/models.md). The native
         step then runs the stages of latent attention, which rounds less (queries and the attention's weights stay float32) and
@@ -247,7 +250,7 @@ def load(
     file that is missing, truncated, corrupt or not supported, and for a default model that can be neither found nor fetched;
     MemoryError for cache_bytes beyond the address space; ModuleNotFoundError if a package of decodestep[generate] is missing.
     """
-    require_choice("load", "dtype", dtype, (*PANEL_FORMATS, "float32"))
+    require_choice("load", "dtype", dtype, (*PANEL_FORMATS, *QUANTISED, "float32"))
     require_choice("load", "form", form, ("auto", "mla"))
     require_choice("load", "cache_dtype", cache_dtype, ("auto", "int8"))
     require(
@@ -308,5 +311,11 @@ def _decoder(checkpoint: Checkpoint, dtype: str, *, as_latent: bool, byte_latent
 
 
 def _panels(weight: Rows, widened: bool, dtype: str) -> LinearPanels:
-    """A weight in panels. Formats without a kernel arrive widened to float32, and become Q8_0 where the file's is wanted."""
-    return LinearPanels.pack(weight, Format.Q8_0 if widened and dtype == "auto" else PANEL_FORMATS[dtype])
+    """A weight in panels. Formats without a kernel arrive widened to float32, and become Q8_0 where the file's is wanted;
+    inputs that do not fill blocks of 32 become bfloat16 in place of Q8_0."""
+    if dtype in QUANTISED:
+        from decodestep.models.quantise import panels_of
+
+        return panels_of(weight, QUANTISED[dtype])
+    chosen = Format.Q8_0 if widened and dtype == "auto" else PANEL_FORMATS[dtype]
+    return LinearPanels.pack(weight, Format.BF16 if chosen == Format.Q8_0 and weight.shape[0] % 32 else chosen)

@@ -61,7 +61,7 @@ class Checkpoint:
     def ropes(self) -> tuple[Rope, ...]:
         file = self.file
         if isinstance(file, GgufFile):
-            return gguf.ropes_of(file, self.config, lambda name, length: _float32(self._take(name, (length,))))
+            return gguf.ropes_of(file, self.config, lambda name, length: float32_of(self._take(name, (length,))))
         return folder_rope.ropes_of(file, self.config)
 
     def check(self) -> None:
@@ -70,7 +70,7 @@ class Checkpoint:
         for i, part in names.parts_of(self.config, self._table, self._tensors.__contains__):
             self._parts.setdefault((part.part, i), []).append(part)
             tensor = self._take(part.name, part.shape)
-            if part.part == "correction" and not np.isfinite(_float32(tensor)).all():
+            if part.part == "correction" and not np.isfinite(float32_of(tensor)).all():
                 raise ModelError(f"{self.path}: tensor {part.name} must hold finite numbers")
             known.add(part.name)
             if isinstance(tensor, SafeTensor) and tensor.type == _FLOAT8:
@@ -103,7 +103,7 @@ class Checkpoint:
 
     def _check_scale(self, tensor: SafeTensor) -> None:
         scale = self._take(tensor.name + _SCALE, tuple(-(-size // _TILE) for size in tensor.shape))
-        if not np.isfinite(_float32(scale)).all():
+        if not np.isfinite(float32_of(scale)).all():
             raise ModelError(f"{self.path}: tensor {scale.name} must hold finite numbers")
 
     def bytes_by_type(self) -> dict[str, int]:
@@ -133,7 +133,7 @@ class Checkpoint:
         return self._parts[part, i][0].name
 
     def vector(self, part: str, i: int = -1) -> np.ndarray:
-        values = _float32(self._tensors[self.name(part, i)])
+        values = float32_of(self._tensors[self.name(part, i)])
         shift = self.config.norm_shift if part.endswith("norm") else 0.0
         return values + np.float32(shift) if shift else values
 
@@ -160,13 +160,13 @@ class Checkpoint:
 
     def _values(self, tensor: Tensor | SafeTensor) -> np.ndarray:
         if isinstance(tensor, Tensor) or tensor.type != _FLOAT8:
-            values = _float32(tensor)
+            values = float32_of(tensor)
             if isinstance(tensor, Tensor) and tensor.type.name not in _DENSE and not np.isfinite(values).all():
                 raise ModelError(f"{self.path}: tensor {tensor.name} has a scale that is not finite")
             return values
         rows, inputs = tensor.shape
         values = _FLOAT8_VALUES[tensor.read()].reshape(rows, inputs)
-        scale = _float32(self._tensors[tensor.name + _SCALE])
+        scale = float32_of(self._tensors[tensor.name + _SCALE])
         for i, line in enumerate(scale):
             values[i * _TILE : (i + 1) * _TILE] *= np.repeat(line, _TILE)[:inputs]
         return values
@@ -181,7 +181,7 @@ def _format(tensor: Tensor | SafeTensor) -> Format | None:
     return _DENSE.get(tensor.type) if isinstance(tensor, SafeTensor) else _NATIVE.get(tensor.type)
 
 
-def _float32(tensor: Tensor | SafeTensor) -> np.ndarray:
+def float32_of(tensor: Tensor | SafeTensor) -> np.ndarray:
     if isinstance(tensor, SafeTensor):
         return tensor.float32()
     if tensor.type == GGMLQuantizationType.F32:

@@ -19,6 +19,7 @@ from decodestep.weights.feed_forward import FeedForward
 
 # What the weights become, by dtype; None: they keep the file's format.
 PANEL_FORMATS = {"auto": None, "bfloat16": Format.BF16, "int8": Format.Q8_0}
+QUANTISED = {"q8_0": Format.Q8_0, "q4_0": Format.Q4_0, "q4_k": Format.Q4_K}  # when loaded, by `models.quantise`
 
 
 # What the activation of a dense block is in `FeedForward`.

@@ -83,13 +83,14 @@ def _in_ropes(table: np.ndarray) -> np.ndarray:
 
 
 def _check_rope(call: Call) -> None:
-    require_dtype(OP, "sin", call.sin, (np.float32, np.float64))
-    require_dtype(OP, "cos", call.cos, (call.sin.dtype,))
+    sin, cos = (table[0] if table.ndim == 3 and len(table) == 1 else table for table in (call.sin, call.cos))
+    require_dtype(OP, "sin", sin, (np.float32, np.float64))
+    require_dtype(OP, "cos", cos, (sin.dtype,))
     half, ropes = call.weights.rope // 2, call.weights.ropes
     ok = call.sin.ndim == 3 and call.sin.shape[2] == half and call.sin.shape[0] >= ropes
     shape = f"(P, {half})" if ropes == 1 else f"({ropes}, P, {half})"
-    require(ok, OP, "sin", f"of shape {shape}", call.sin[0] if call.sin.ndim == 3 and ropes == 1 else call.sin)
-    require_shape(OP, "cos", call.cos, call.sin.shape)
+    require(ok, OP, "sin", f"of shape {shape}", sin)
+    require_shape(OP, "cos", cos, sin.shape)
 
 
 def _check_cache(call: Call) -> int:

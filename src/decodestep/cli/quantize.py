@@ -1,0 +1,32 @@
+"""``decodestep quantize``: a GGUF file in other types."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import time
+from pathlib import Path
+
+_KINDS = "f32, f16, bf16, q8_0, q4_0, q4_1, q5_0, q5_1, q4_k_m, q5_k_m, q6_k"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("source", metavar="IN", help="a GGUF file, best one of F32, F16 or BF16")
+    parser.add_argument("target", metavar="OUT", help="the GGUF file to write; it appears when it is whole")
+    parser.add_argument("--type", required=True, metavar="TYPE", help=_KINDS)
+
+
+def run(options: argparse.Namespace) -> int:
+    from decodestep.models.requantise import requantise
+
+    began = time.monotonic()
+
+    def progress(done: int, count: int, name: str) -> None:
+        if sys.stderr.isatty():
+            print(f"\r{done}/{count} {name:<40.40}", end="" if name else "\n", file=sys.stderr, flush=True)
+
+    source, target = Path(options.source), Path(options.target)
+    requantise(source, target, options.type, progress)
+    before, after = (path.stat().st_size / 2**20 for path in (source, target))
+    print(f"{target}: {after:.1f} MiB, {after / before:.2f} of {source.name}, in {time.monotonic() - began:.1f} s")
+    return 0

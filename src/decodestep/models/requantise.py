@@ -1,0 +1,139 @@
+"""A GGUF file in other types: the tensors quantised, the metadata as they are."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from gguf import GGUFReader, GGUFWriter
+from gguf.constants import GGML_QUANT_SIZES, GGUFValueType, LlamaFileType
+from gguf.constants import GGMLQuantizationType as Type
+
+from decodestep._base.checks import require, require_choice
+from decodestep.models.checkpoint import float32_of, open_checkpoint
+from decodestep.models.errors import ModelError
+from decodestep.models.gguf_file import GgufFile, Tensor
+from decodestep.models.quantise import quantise
+
+_OP = "quantize"
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """base: of the matrices. more: of those whose error counts most, the values' and the feed-forward block's last ones, in
+    the first and last eighth of the layers and every third between. output: of the logits' matrix. file_type: the file's."""
+
+    base: Type
+    more: Type
+    output: Type
+    file_type: LlamaFileType
+
+
+def _same(kind: Type, file_type: LlamaFileType) -> Recipe:
+    return Recipe(kind, kind, kind, file_type)
+
+
+# The mixtures are those of llama.cpp's quantiser without an importance matrix.
+RECIPES = {
+    "f32": _same(Type.F32, LlamaFileType.ALL_F32),
+    "f16": _same(Type.F16, LlamaFileType.MOSTLY_F16),
+    "bf16": _same(Type.BF16, LlamaFileType.MOSTLY_BF16),
+    "q8_0": _same(Type.Q8_0, LlamaFileType.MOSTLY_Q8_0),
+    "q4_0": Recipe(Type.Q4_0, Type.Q4_0, Type.Q6_K, LlamaFileType.MOSTLY_Q4_0),
+    "q4_1": Recipe(Type.Q4_1, Type.Q4_1, Type.Q6_K, LlamaFileType.MOSTLY_Q4_1),
+    "q5_0": Recipe(Type.Q5_0, Type.Q5_0, Type.Q6_K, LlamaFileType.MOSTLY_Q5_0),
+    "q5_1": Recipe(Type.Q5_1, Type.Q5_1, Type.Q6_K, LlamaFileType.MOSTLY_Q5_1),
+    "q4_k_m": Recipe(Type.Q4_K, Type.Q6_K, Type.Q6_K, LlamaFileType.MOSTLY_Q4_K_M),
+    "q5_k_m": Recipe(Type.Q5_K, Type.Q6_K, Type.Q6_K, LlamaFileType.MOSTLY_Q5_K_M),
+    "q6_k": _same(Type.Q6_K, LlamaFileType.MOSTLY_Q6_K),
+}
+# In place of types whose blocks of 256 the rows do not fill; below them come blocks of 32, then float16.
+_NARROWER = {Type.Q4_K: Type.Q5_0, Type.Q5_K: Type.Q5_1, Type.Q6_K: Type.Q8_0}
+_DENSE = ("ffn_gate_inp.", "rope_", "_norm.", "ssm_")
+_SENSITIVE = ("attn_v.weight", "ffn_down.weight", "ffn_down_exps.weight")
+
+
+def requantise(source: Path, target: Path, kind: str, progress: Callable[[int, int, str], None]) -> None:
+    """Writes `source`, a GGUF file, to `target` in the types that `kind` names; readable by llama.cpp.
+
+    kind: a key of `RECIPES`. progress: progress(tensors done, tensors, name of the next) before each tensor.
+    The file appears under its name when it is whole.
+    Raises ModelError for what `load` refuses, a folder, and a value that is not finite; RequestError for kind or target.
+    """
+    require_choice(_OP, "--type", kind, tuple(RECIPES))
+    if source.is_dir():
+        raise ModelError(f"{source}: quantize takes a GGUF file; load(path, dtype=...) quantises a folder when it loads it")
+    same = target.exists() and target.samefile(source)
+    require(not same, _OP, "OUT", "another file than IN", str(target))
+    checkpoint = open_checkpoint(source)
+    checkpoint.check()
+    file = checkpoint.file
+    assert isinstance(file, GgufFile)
+    types = {name: _type_of(tensor, RECIPES[kind], checkpoint.config.layers, checkpoint.config.tied)
+             for name, tensor in file.tensors.items()}  # fmt: skip
+    part = target.with_name(f"{target.name}.part")
+    writer = GGUFWriter(part, checkpoint.config.architecture)
+    try:
+        _copy_metadata(GGUFReader(source), writer, RECIPES[kind].file_type)
+        for name, tensor in file.tensors.items():
+            block, size = GGML_QUANT_SIZES[types[name]]
+            nbytes = math.prod(tensor.shape) // block * size
+            writer.add_tensor_info(name, _stored_shape(tensor, types[name]), np.dtype(np.uint8), nbytes, types[name])
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_ti_data_to_file()
+        for done, (name, tensor) in enumerate(file.tensors.items()):
+            progress(done, len(types), name)
+            writer.write_tensor_data(_converted(tensor, types[name], source))
+        progress(len(types), len(types), "")
+        writer.close()
+        part.replace(target)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def _type_of(tensor: Tensor, recipe: Recipe, layers: int, tied: bool) -> Type:
+    name = tensor.name
+    if len(tensor.shape) < 2 or any(part in name for part in _DENSE):
+        return tensor.type
+    is_output = name == "output.weight" or (tied and name == "token_embd.weight")
+    kind = recipe.output if is_output else recipe.base
+    if name.endswith(_SENSITIVE) and _counts_most(int(name.split(".")[1]), layers):
+        kind = recipe.more
+    width = tensor.shape[-1]
+    if kind in _NARROWER and width % GGML_QUANT_SIZES[kind][0]:
+        kind = _NARROWER[kind]
+    return kind if width % GGML_QUANT_SIZES[kind][0] == 0 else Type.F16
+
+
+def _counts_most(layer: int, layers: int) -> bool:
+    return layer < layers // 8 or layer >= 7 * layers // 8 or (layer - layers // 8) % 3 == 2
+
+
+def _stored_shape(tensor: Tensor, kind: Type) -> tuple[int, ...]:
+    """As the writer takes it: the last axis in bytes."""
+    block, size = GGML_QUANT_SIZES[kind]
+    return (*tensor.shape[:-1], tensor.shape[-1] // block * size)
+
+
+def _converted(tensor: Tensor, kind: Type, path: Path) -> np.ndarray:
+    if tensor.type == kind:
+        return tensor.read()
+    values = float32_of(tensor).reshape(-1, tensor.shape[-1])
+    if not np.isfinite(values).all():
+        raise ModelError(f"{path}: tensor {tensor.name} must hold finite numbers")
+    return quantise(values, kind).reshape(-1)
+
+
+def _copy_metadata(reader: GGUFReader, writer: GGUFWriter, file_type: LlamaFileType) -> None:
+    for field in reader.fields.values():
+        if field.name.startswith("GGUF.") or field.name in ("general.architecture", "general.file_type"):
+            continue
+        of_items = field.types[-1] if field.types[0] == GGUFValueType.ARRAY else None
+        writer.add_key_value(field.name, field.contents(), field.types[0], of_items)
+    writer.add_file_type(file_type)
+    if "general.quantization_version" not in reader.fields:
+        writer.add_quantization_version(2)

@@ -1,0 +1,107 @@
+"""decodestep quantize and the dtypes that quantise at load: the blocks, the files, and how near they stay."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from gguf.constants import GGMLQuantizationType as Type
+from gguf.quants import dequantize
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import decodestep as ds
+import families
+from decodestep import cli
+from decodestep.models import ModelError
+from decodestep.models.gguf_file import GgufFile
+from decodestep.models.quantise import quantise
+from grouped_files import write_gguf
+
+# Root mean squares of the error that values of a normal distribution have, relative to the values'.
+ERRORS = {Type.Q4_K: 0.075, Type.Q5_K: 0.038, Type.Q6_K: 0.019}
+
+
+@pytest.mark.parametrize("kind", ERRORS)
+def test_k_quants_are_read_back_as_near_as_their_bits(kind, rng):
+    x = (rng.normal(size=(40, 512)) * rng.gamma(1, 1, (40, 1))).astype(np.float32)
+    blocks = quantise(x, kind)
+    error = np.sqrt(np.mean((dequantize(blocks, kind) - x) ** 2) / np.mean(x**2))
+    assert 0.5 * ERRORS[kind] < error < ERRORS[kind]
+    np.testing.assert_array_equal(quantise(x[7:9], kind), blocks[7:9])  # a row is alone
+
+
+@pytest.mark.parametrize("kind", ERRORS)
+@settings(max_examples=15, deadline=None)
+@given(data=st.data())
+def test_no_values_do_worse_than_their_grid(kind, data):
+    """Zeros, constants, one outlier: the error is a few steps of the coarsest grid at most."""
+    seed, scale = data.draw(st.integers(0, 99)), 10.0 ** data.draw(st.integers(0, 3))
+    x = np.random.default_rng(seed).normal(size=(1, 256)).astype(np.float32) * np.float32(scale)
+    kept = data.draw(st.integers(0, 256))
+    x[0, kept:] = data.draw(st.sampled_from([0.0, 1.0, -3.0])) * np.float32(scale)
+    back = dequantize(quantise(x, kind), kind)
+    assert np.isfinite(back).all()
+    step = {Type.Q4_K: 15, Type.Q5_K: 31, Type.Q6_K: 32}[kind]
+    assert np.abs(back - x).max() <= 4 * np.abs(x).max() / step
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory):
+    """A file whose rows fill blocks of 256, and some that fill those of 32 alone."""
+    model = families.model_of("qwen3", 2, hidden_size=256, intermediate_size=288, num_hidden_layers=8)
+    return write_gguf(model, tmp_path_factory.mktemp("quantize") / "model.gguf")
+
+
+@pytest.mark.parametrize("kind", ["q8_0", "q4_0", "q4_k_m", "q5_k_m", "q6_k", "bf16", "f16"])
+def test_a_file_in_other_types_is_read_and_near(source, tmp_path, kind, capsys):
+    target = tmp_path / "small.gguf"
+    assert cli.main(["quantize", str(source), str(target), "--type", kind]) == 0
+    assert "MiB" in capsys.readouterr().out
+    before, after = GgufFile(source), GgufFile(target)
+    changed = {"general.file_type", "general.quantization_version"}
+    assert {key: value for key, value in before.metadata.items() if key not in changed}.keys() <= after.metadata.keys()
+    assert {name: tensor.shape for name, tensor in after.tensors.items()} == {
+        name: tensor.shape for name, tensor in before.tensors.items()
+    }
+    ids = np.random.default_rng(0).integers(0, 297, 60)
+    exact = ds.load(source, dtype="float32").logits(ids)
+    apart = np.abs(ds.load(target, dtype="float32").logits(ids) - exact).max(axis=1) / np.abs(exact).max(axis=1)
+    assert np.median(apart) < {"q4_0": 0.7, "q4_k_m": 0.6, "q5_k_m": 0.4, "q6_k": 0.2, "q8_0": 0.05}.get(kind, 0.02)
+
+
+def test_which_tensors_get_which_types(source, tmp_path):
+    """As llama.cpp's mixture: more bits for the logits, and for values and last products in some layers."""
+    target = tmp_path / "small.gguf"
+    assert cli.main(["quantize", str(source), str(target), "--type", "q4_k_m"]) == 0
+    types = {name: tensor.type for name, tensor in GgufFile(target).tensors.items()}
+    assert types["token_embd.weight"] == Type.Q6_K and types["output_norm.weight"] == Type.F32  # tied
+    assert [types[f"blk.{i}.attn_v.weight"] for i in range(8)] == [
+        Type.Q6_K if i in (0, 3, 6, 7) else Type.Q4_K for i in range(8)
+    ]
+    assert types["blk.1.attn_q.weight"] == Type.Q4_K and types["blk.1.ffn_down.weight"] == Type.Q5_0  # 288 inputs
+    assert types["blk.0.ffn_down.weight"] == Type.Q8_0
+
+
+@pytest.mark.parametrize("dtype", ["q8_0", "q4_0", "q4_k"])
+def test_folders_are_quantised_when_they_are_loaded(tmp_path, dtype):
+    model = families.model_of("qwen3", 2, hidden_size=256, intermediate_size=288)
+    path, ids = families.save(model, tmp_path), np.random.default_rng(0).integers(0, 297, 40)
+    mine, exact = ds.load(path, dtype=dtype), families.logits_of(model, ids)
+    assert mine.decoder.description == "one native call a step"
+    apart = np.abs(mine.logits(ids) - exact).max(axis=1) / np.abs(exact).max(axis=1)
+    assert 0.001 < np.median(apart) < {"q8_0": 0.06, "q4_0": 0.4, "q4_k": 0.4}[dtype]
+
+
+def test_what_cannot_be_quantised_is_refused_by_name(source, tmp_path, capsys):
+    folder = families.save(families.model_of("llama", 0), tmp_path)
+    target = tmp_path / "out.gguf"
+    for arguments, code, message in (
+        ([str(folder), str(target), "--type", "q8_0"], 1, "quantize takes a GGUF file"),
+        ([str(source), str(target), "--type", "q3_k"], 2, "quantize: --type must be one of"),
+        ([str(source), str(source), "--type", "q8_0"], 2, "quantize: OUT must be another file than IN"),
+    ):
+        assert cli.main(["quantize", *arguments]) == code
+        assert message in capsys.readouterr().err
+    assert not target.exists() and not list(tmp_path.glob("*.part"))
+    with pytest.raises(ModelError, match="dtype 'q4_k' is not supported: feed-forward size 40"):
+        ds.load(folder, dtype="q4_k")
