@@ -9,7 +9,6 @@ from decodestep.models.config import Config, DenseBlock, LatentAttention, Layer,
 from decodestep.models.decoder import Decoder
 from decodestep.models.kv_cache import CompressedPages, GroupPages, Pages, SlabPages
 from decodestep.models.layers import left_out
-from decodestep.models.rope import Rope
 from decodestep.ops.decoder_forward import DecoderWeights, GroupedAttention, LatentSizes, LayerWeights, Mixture, cpu
 from decodestep.ops.decoder_forward import LatentAttention as LatentProducts
 from decodestep.ops.decoder_forward.arguments import OP, PAGE, Call
@@ -95,7 +94,7 @@ class StepDecoder(Decoder):
         wanted: np.ndarray,
     ) -> np.ndarray:
         assert isinstance(pages, SlabPages)
-        long = self._rotation.is_long(sequence, positions)
+        long = self._rotations[0].is_long(sequence, positions)
         if long is None or long.all():
             return self._step(tokens, sequence, positions, pages, page_table, wanted, long is not None)
         logits = np.empty((len(wanted), self.config.vocab_size), np.float32)
