@@ -147,6 +147,10 @@ console.log(JSON.stringify(cases.map(([token, settings]) => whatIf(token, settin
             assert [result["kept"], result["left"], result["token"]] == [true["kept"], true["left"], true["token"]], chosen
             if true["probabilities"] is not None:
                 assert result["probabilities"] == pytest.approx(true["probabilities"], rel=1e-9, abs=1e-15)
+        elif [why.split()[0] for why in result["reasons"]] == ["top-p"] and chosen["top_k"] == 0 and true["probabilities"]:
+            # What the cut leaves is top_p of all, to within one token.
+            about, sure = (np.array(of["probabilities"])[true["kept"]] for of in (result, true))
+            assert np.all(about > 0.9 * sure) and np.all(about < 1.1 * sure), chosen
     exact = [result["exact"] for result in results]
     assert all(exact[80:]) and 0.4 < np.mean(exact[:40]) < 1 and not all(exact[40:80])
 

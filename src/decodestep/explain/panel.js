@@ -131,7 +131,7 @@ class Panel {
     this.more.setAttribute('aria-expanded', this.all);
     const others = stage ? token.steps[stage - 1].others : token.start.others, left = stage ? token.steps[stage - 1].left : token.start.left;
     this.caption.textContent = `${this.names[this.stage]}: ${tokens(left)} left; those that the page does not hold have ${percent(others)}`;
-    this.head.replaceChildren(make('tr', {}, make('th', {scope: 'col'}, 'token'), make('th', {scope: 'col'}, draw ? 'log p, then the noise' : 'probability'),
+    this.head.replaceChildren(make('tr', {}, make('th', {scope: 'col'}, 'token'), make('th', {scope: 'col'}, draw ? this.run.seed === null ? 'log p' : 'log p, then the noise' : 'probability'),
       make('th', {scope: 'col', class: 'number'}, draw ? 'sum' : '%'), make('th', {scope: 'col', class: 'number score'}, draw ? 'noise' : 'score'),
       make('th', {scope: 'col'}, 'what happened')));
     const top = Math.max(...p, ...before, 1e-9), lit = this.edge(token, step, order, scores);
@@ -158,7 +158,7 @@ class Panel {
         main.style.width = `${Math.abs(b - a)}%`; main.style.marginLeft = `${Math.min(a, b)}%`;
         bar.append(make('b', {style: `left:${a}%`}));
         value.textContent = race[i].total.toFixed(2); score.textContent = race[i].noise.toFixed(2);
-        what.textContent = id === token.token ? 'drawn' : this.run.seed === null ? '' : `${(Math.max(...race.map(r => r.total ?? -1e9)) - race[i].total).toFixed(2)} behind`;
+        what.textContent = id === token.token ? this.run.seed === null ? 'taken' : 'drawn' : this.run.seed === null ? '' : `${(Math.max(...race.map(r => r.total ?? -1e9)) - race[i].total).toFixed(2)} behind`;
         continue;
       }
       main.style.width = `${100 * p[i] / top}%`; main.style.marginLeft = '0';

@@ -7,14 +7,16 @@
 function whatIf(token, settings, order, grid, greedy) {
   const tail = token.tail, entry = scoresAt(token, token.entry), reasons = [];
   let s = entry.map(v => v === null ? -Infinity : Math.fround(v));
-  let tailTop = tail.count ? Math.fround(tail.max) : -Infinity, at = grid.indexOf(1), cooled = false;
+  let tailTop = tail.count ? Math.fround(tail.max) : -Infinity, at = grid.indexOf(1);
   let rest = tail.count ? 'all' : 'none';  // of the tokens that the page does not hold; 'some' where a cut falls among them
   const alive = () => s.map((v, i) => i).filter(i => s[i] > -Infinity);
   const sorted = () => alive().sort((a, b) => s[b] - s[a] || token.ids[a] - token.ids[b]);
   const top = () => Math.max(tailTop, ...s);
   const weight = v => v === Infinity ? 1 : Math.exp(v - top());
+  let about = null;  // the mass of those of them that a cut among them leaves
   const restMass = () => {
     if (rest === 'none') return 0;
+    if (about !== null) return about;
     if (at >= 0) return tail.masses[at];
     let high = grid.findIndex(t => t > settings.temperature);  // between two temperatures that are known: about
     if (high < 0) high = grid.length - 1;
@@ -35,7 +37,7 @@ function whatIf(token, settings, order, grid, greedy) {
     temperature() {
       const t = Math.fround(settings.temperature);
       if (settings.temperature === 1) return;
-      cooled = true; at = grid.indexOf(settings.temperature);
+      about = null; at = grid.indexOf(settings.temperature);
       s = s.map(v => Math.fround(v / t)); tailTop = Math.fround(tailTop / t);
     },
     top_k() {
@@ -53,7 +55,8 @@ function whatIf(token, settings, order, grid, greedy) {
       let sum = 0, count = 0;
       while (count < ranked.length && (count < 1 || sum < settings.top_p * total)) sum += weight(s[ranked[count++]]);
       const reached = sum >= settings.top_p * total || rest === 'none';
-      if (reached) cutTo(ranked, count, why); else { rest = 'some'; unsure(why); }
+      if (reached) cutTo(ranked, count, why);
+      else { rest = 'some'; about = settings.top_p * total - sum; unsure(why); }  // to within one of those tokens
     },
     min_p() {
       if (settings.min_p <= 0) return;
