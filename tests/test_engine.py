@@ -10,6 +10,7 @@ from dataclasses import replace
 import pytest
 
 import decodestep as ds
+from decodestep.generation.batch import Batch
 from decodestep.generation.schedule import Beside
 from decodestep.models.kv_cache import PAGE
 from decodestep.serving import Engine, EngineClosedError, QueueFullError
@@ -66,16 +67,11 @@ def told(ticket):
 
 @pytest.mark.parametrize("pages", [4096, 26])
 def test_every_answer_is_that_of_the_request_alone(tiny, pages, monkeypatch):
-    """With a cache of 26 pages and rows of up to 15, rows are suspended and go on; the tokens stay the same."""
+    """With a cache of 26 pages and rows of up to 15, rows wait and may be suspended; the tokens stay the same."""
     made = requests(pages, 40)
     expected = fresh_answers(tiny, made)
     model = ds.load(tiny.path, cache_bytes=pages * tiny.cache.page_bytes, threads=2)
     monkeypatch.setattr(Beside, "AHEAD", 4)  # so that rows run out of pages
-    suspended = []
-    suspend = ds.generation.batch.Batch._suspend_last
-    monkeypatch.setattr(
-        ds.generation.batch.Batch, "_suspend_last", lambda batch: (suspended.append(1), suspend(batch))
-    )
     forward, all_here = model.decoder.logits, threading.Event()
     monkeypatch.setattr(model.decoder, "logits", lambda *arguments: (all_here.wait(60), forward(*arguments))[1])
     with Engine(model, max_rows=12, max_waiting=200) as engine:
@@ -86,7 +82,24 @@ def test_every_answer_is_that_of_the_request_alone(tiny, pages, monkeypatch):
             assert ticket.completions() == alone
             assert gained == [(one.text, one.token_ids, one.finish_reason) for one in alone]
         assert model.cache.held == 0 and engine.live == 0
-        assert bool(suspended) == (pages == 26)
+
+
+def test_a_row_that_is_suspended_for_lack_of_pages_loses_nothing(tiny, monkeypatch):
+    """Two rows of 3 pages that grow to 7, in a cache of 9."""
+    prompts = [list(range(47)), list(range(100, 147))]
+    params = ds.SamplingParams(max_new_tokens=60, seed=1, **FREE)
+    expected = [ds.generate(tiny, [prompt], params)[0] for prompt in prompts]
+    model = ds.load(tiny.path, cache_bytes=9 * tiny.cache.page_bytes)
+    monkeypatch.setattr(Beside, "AHEAD", 1)
+    suspended, suspend = [], Batch._suspend_last
+    monkeypatch.setattr(Batch, "_suspend_last", lambda batch: (suspended.append(1), suspend(batch)))
+    forward, both_here = model.decoder.logits, threading.Event()
+    monkeypatch.setattr(model.decoder, "logits", lambda *arguments: (both_here.wait(60), forward(*arguments))[1])
+    with Engine(model) as engine:
+        tickets = [engine.submit(prompt, params) for prompt in prompts]
+        both_here.set()
+        assert [told(ticket)[0][1] for ticket in tickets] == [one.token_ids for one in expected]
+    assert suspended and model.cache.held == 0
 
 
 def test_a_long_prompt_runs_in_pieces_beside_the_others(tiny, monkeypatch):
@@ -229,3 +242,32 @@ def test_requests_from_many_threads(tiny):
         for thread in threads:
             thread.join()
     assert not problems and tiny.cache.held == 0
+
+
+def test_pieces_follow_what_passes_take(monkeypatch):
+    """A row's pass takes 10 ms, each token of a prompt 1 ms more: pieces come to what lengthens a pass by SLOWER."""
+    clock = [0.0]
+    monkeypatch.setattr("decodestep.generation.schedule.time.perf_counter", lambda: clock[0])
+    schedule = Beside(8)
+
+    def run(decoding, prompts, tokens):
+        with schedule.timed(decoding, prompts, tokens):
+            clock[0] += (0.01 if decoding else 0.0) + 0.001 * tokens
+
+    run(1, 0, 0)
+    sizes = {}
+    for prompts, decoding in ((1, 1), (4, 1), (1, 0)):
+        for _ in range(100):
+            run(decoding, prompts, schedule.room(decoding, prompts))
+        sizes[prompts, decoding] = schedule.room(decoding, prompts)
+    assert 5 <= sizes[1, 1] <= 7 and 20 <= sizes[4, 1] <= 28 and 120 <= sizes[1, 0] <= 170
+
+
+def test_logits_of_some_sequences(tiny):
+    with tiny.sequence() as one, tiny.sequence() as two:
+        both = tiny.forward([(one, [1, 2, 3]), (two, [4, 5])])
+    with tiny.sequence() as one, tiny.sequence() as two:
+        assert (tiny.forward([(one, [1, 2, 3]), (two, [4, 5])], wanted=[False, True]) == both[1:]).all()
+        with pytest.raises(ValueError, match="wanted must be a flag for each of 1"):
+            tiny.forward([(one, [1])], wanted=[True, True])
+        assert len(one) == 3
