@@ -97,6 +97,8 @@ def not_han(letters: str) -> str:
 
 WORDS = {
     "gpt-4o": by_pattern(by_case(UPPER, LOWER, "/")),
+    # From Mistral's tokenizer.json: GPT-4o's words without their suffixes, digits one by one.
+    "tekken": by_pattern(by_case(UPPER, LOWER, "/", 1).replace(SUFFIX, "")),
     "kimi-k2": by_pattern(r"\p{Han}+|" + by_case(not_han(UPPER), not_han(LOWER), "")),
     "glm4": by_pattern(LLAMA3),
     # From llama.cpp: no package has them.
@@ -112,6 +114,7 @@ WORDS = {
     "deepseek-coder": by_pattern(r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", r"[\u0800-\u9fa5\uac00-\ud7ff]+", r"\p{N}"),
     "gpt-2": words_of_gpt2,
     "smollm": lambda text: [word for piece in regex.split(r"(\p{N})", text) if piece for word in words_of_gpt2(piece)],
+    "refact": lambda text: [word for piece in regex.split(r"(\p{N})", text) if piece for word in words_of_gpt2(piece)],
     "llama-bpe": by_pattern(LLAMA3),
     "qwen2": lambda text: by_pattern(QWEN2)(unicodedata.normalize("NFC", text)),
     # From llama.cpp, whose default it is: no package has it.
@@ -140,8 +143,8 @@ def expected(pre: str, text: str) -> list[int]:
     result: list[int] = []
     for word in WORDS[pre](text):
         whole = "".join(CHARACTERS[byte] for byte in word.encode())
-        # Llama 3 and Youtu take a word that is a token as it is.
-        taken = pre in ("llama-bpe", "youtu") and whole in ids
+        # Llama 3, Mistral and Youtu take a word that is a token as it is.
+        taken = pre in ("llama-bpe", "tekken", "youtu") and whole in ids
         result += [ids[whole]] if taken else [ids[part] for part in merged(word, ranks)]
     return result
 

@@ -8,11 +8,11 @@ _LLAMA3 = (
 )
 
 
-def _by_case(without: str, marks: str, digits: int = 3) -> str:
+def _by_case(without: str, marks: str, digits: int = 3, after: str = "(?i:'s|'t|'re|'ve|'m|'ll|'d)?") -> str:
     """Words that begin with capitals or end in small letters, as in GPT-4o. without: what the classes of letters exclude.
-    digits: the longest number."""
+    digits: the longest number. after: what may end a word."""
     upper, lower = (rf"[\p{{{case}}}\p{{Lm}}\p{{Lo}}\p{{M}}{without}]" for case in (r"Lu}\p{Lt", "Ll"))
-    before, after = r"[^\r\n\p{L}\p{N}]?", "(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+    before = r"[^\r\n\p{L}\p{N}]?"
     words = f"{before}{upper}*{lower}+{after}|{before}{upper}+{lower}*{after}"
     return rf"{words}|\p{{N}}{{1,{digits}}}| ?[^\s\p{{L}}\p{{N}}]+[\r\n{marks}]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 
@@ -38,6 +38,8 @@ _EAST_ASIAN = _class("4E00-9FA5 800-4E00 AC00-D7FF")
 # The patterns are applied in order, each to the pieces that those before it leave.
 PRE_TOKENIZERS = {
     "smollm": (r"\p{N}", GPT2),
+    "refact": (r"\p{N}", GPT2),  # Granite's
+    "tekken": (_by_case("", "/", 1, ""),),  # Mistral's
     "gpt-2": (GPT2,),
     "gigachat": (GPT2,),
     "default": (r"[\p{P}\$\+<=>\^~\|]+", GPT2, r"\p{N}+", r"[0-9][0-9][0-9]"),
@@ -72,4 +74,4 @@ PRE_TOKENIZERS = {
 # Those whose models have read text in Unicode's normal form C alone; the file does not say so.
 COMPOSED = ("qwen2",)
 # Those that take a word that is a token as it is.
-WHOLE_WORDS = ("llama-bpe", "youtu")
+WHOLE_WORDS = ("llama-bpe", "tekken", "youtu")
