@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from decodestep._base import arrays
+from decodestep._base import arrays, devices
 from decodestep._base.arrays import Array, ArrayT
 from decodestep._base.checks import require
 from decodestep._base.dispatch import choose, run
@@ -81,7 +81,7 @@ def top_k_top_p_sample(
         (batch, 1) of any integer dtype. The noise of a token is then `decodestep.random.exponential(seed, position,
         token)`.
     kernel_exact: True takes the device kernel's softmax of probabilities where p acts without k.
-    backend: "auto", "cpu" or "reference"; all give the same bits.
+    backend: "auto", "cpu", "triton", for tensors on a GPU, or "reference"; all give the same bits.
 
     Returns (logits_select_idx, logits_top_kp_select) in the kind of logits. logits_select_idx: (batch,) int64.
     logits_top_kp_select: (batch, V) float32, the logits of the survivors and -inf elsewhere.
@@ -96,15 +96,20 @@ def top_k_top_p_sample(
     its kernel it is out of range: here it skips. Without q, kernel_exact makes no difference.
     """
     op = "top_k_top_p_sample"
-    rows = arguments.logits_view(op, logits, arguments.HALVES)
+    on_device = devices.goes_to_triton(backend, logits)
+    if on_device:
+        top_k, top_p, seed, position = _columns_on_host(op, backend, logits, top_k, top_p, seed, position)
+    rows = arguments.logits_view(op, _outlined(op, "logits", logits, logits, on_device), arguments.HALVES)
     k, p = _cuts(op, rows, top_k, top_p)
     rules = reference.Rules(
-        noise=arguments.noise(op, q, seed, position, rows.shape),
+        noise=arguments.noise(op, _outlined(op, "q", q, logits, on_device), seed, position, rows.shape),
         eps=arguments.epsilon(op, eps),
         guess=arguments.integer(op, "top_k_guess", top_k_guess, 0, _INT32_MAX),
         kernel_exact=arguments.flag(op, "kernel_exact", kernel_exact),
         need_logits=arguments.flag(op, "is_need_logits", is_need_logits),
     )
+    if on_device:
+        return TopKTopPSample(*_on_device(op, logits, k, p, None, q, rules)[:2])
     backend = choose(op, backend, {"cpu": None, "reference": None})
     sample = cpu.sample_v1 if backend == "cpu" else reference.sample_v1
     outputs = run(op, backend, sample, rows, k, p, rules)
@@ -168,7 +173,7 @@ def top_k_top_p_sample_v2(
     seed, position: None, or both given where q is not: integers in [0, 2^64) and [0, 2^32), scalars or (batch,) or
         (batch, 1) of any integer dtype. The noise of a token is then `decodestep.random.exponential(seed, position,
         token)`. Not together with is_need_sample_result.
-    backend: "auto", "cpu" or "reference"; all give the same bits.
+    backend: "auto", "cpu", "triton", for tensors on a GPU, or "reference"; all give the same bits.
 
     Returns (logits_select_idx, logits_top_kp_select, logits_idx, logits_sort_masked) in the kind of logits.
     logits_select_idx: (batch,) int64; None where is_need_sample_result.
@@ -188,11 +193,15 @@ def top_k_top_p_sample_v2(
     unwritten.
     """
     op = "top_k_top_p_sample_v2"
-    rows = arguments.logits_view(op, logits, arguments.FLOATS)
+    on_device = devices.goes_to_triton(backend, logits)
+    if on_device:
+        columns = (top_k, top_p, seed, position, min_ps)
+        top_k, top_p, seed, position, min_ps = _columns_on_host(op, backend, logits, *columns)
+    rows = arguments.logits_view(op, _outlined(op, "logits", logits, logits, on_device), arguments.FLOATS)
     k, p = _cuts(op, rows, top_k, top_p)
     m = arguments.float_column(op, "min_ps", 0.0 if min_ps is None else min_ps, len(rows), rows.dtype)
     rules = reference.Rules(
-        noise=arguments.noise(op, q, seed, position, rows.shape),
+        noise=arguments.noise(op, _outlined(op, "q", q, logits, on_device), seed, position, rows.shape),
         eps=arguments.epsilon(op, eps),
         guess=arguments.integer(op, "top_k_guess", top_k_guess, 0, _INT32_MAX),
         largest_k=-(-arguments.integer(op, "ks_max", ks_max, 1, 1024) // 8) * 8,
@@ -202,6 +211,8 @@ def top_k_top_p_sample_v2(
     )
     for arg, value in (("q", q), ("seed", seed)):
         require(value is None or not rules.need_survivors, op, arg, "None where is_need_sample_result is True", value)
+    if on_device:
+        return TopKTopPSampleV2(*_on_device(op, logits, k, p, m, q, rules))
     backend = choose(op, backend, {"cpu": None, "reference": None})
     sample = cpu.sample_v2 if backend == "cpu" else reference.sample_v2
     outputs = run(op, backend, sample, rows, k, p, m, rules)
@@ -223,7 +234,7 @@ def apply_top_k_top_p(logits: ArrayT, p: Column | None = None, k: Column | None 
         that dtype. p <= 0 leaves the largest logit alone; p = 1 removes what has probability 0 in float32; p > 1 and
         NaN skip.
     k: None, or int32, (batch,) or (batch, 1); or a Python int, or a list with one per row. Outside [1, V] it skips.
-    backend: "auto", "cpu" or "reference"; all give the same bits.
+    backend: "auto", "cpu", "triton", for tensors on a GPU, or "reference"; all give the same bits.
 
     Returns a new array of the shape, dtype and kind of logits. Raises ValueError for an argument outside these rules.
 
@@ -234,9 +245,17 @@ def apply_top_k_top_p(logits: ArrayT, p: Column | None = None, k: Column | None 
     [1, 1024].
     """
     op = "apply_top_k_top_p"
-    rows = arguments.logits_view(op, logits, arguments.FLOATS)
+    on_device = devices.goes_to_triton(backend, logits)
+    if on_device:
+        k, p = _columns_on_host(op, backend, logits, k, p)
+    rows = arguments.logits_view(op, _outlined(op, "logits", logits, logits, on_device), arguments.FLOATS)
     p = None if p is None else arguments.float_column(op, "p", p, len(rows), rows.dtype)
     k = None if k is None else arguments.int32_column(op, "k", k, len(rows))
+    if on_device:
+        from decodestep.ops.top_k_top_p_sample import triton
+
+        on_gpu: Any = logits
+        return run(op, "triton", triton.apply, on_gpu.detach(), p, k)
     backend = choose(op, backend, {"cpu": None, "reference": None})
     masked: ArrayT = arrays.like(logits, run(op, backend, cpu.apply if backend == "cpu" else reference.apply, rows, p, k))
     return masked
@@ -247,6 +266,24 @@ def _cuts(op: str, rows: np.ndarray, top_k: Column, top_p: Column) -> tuple[np.n
         arguments.int32_column(op, "top_k", top_k, len(rows)),
         arguments.float_column(op, "top_p", top_p, len(rows), rows.dtype),
     )
+
+
+def _columns_on_host(op: str, backend: str, logits: Any, *columns: Any) -> list[Any]:
+    """Small arguments, of which the checks need the values."""
+    devices.choose_triton(op, backend, logits)
+    return [devices.on_host(column) for column in columns]
+
+
+def _outlined(op: str, arg: str, value: Any, logits: Any, on_device: bool) -> Any:
+    return devices.optional_outline(op, arg, value, logits.device) if on_device else value
+
+
+def _on_device(
+    op: str, logits: Any, k: np.ndarray, p: np.ndarray, m: np.ndarray | None, q: Any, rules: reference.Rules
+) -> tuple[Any, ...]:
+    from decodestep.ops.top_k_top_p_sample import triton
+
+    return run(op, "triton", triton.sample, logits.detach(), k, p, m, None if q is None else q.detach(), rules)
 
 
 def _like(logits: Array, outputs: tuple[np.ndarray | None, ...]) -> list[Any]:
