@@ -33,12 +33,12 @@ def load_logits(logits, start, end, stride, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def make_scores(logits, row_stride, stride, scores, peaks, vocab, share, BLOCK: tl.constexpr):
-    """Program (b, i) copies the blocks of row b from token i * share on as float32."""
+def make_scores(logits, row_stride, stride, scores, peaks, vocab, span, BLOCK: tl.constexpr):
+    """Program (b, i) copies the blocks of row b from token i * span on as float32."""
     b = tl.program_id(0).to(tl.int64)
-    first = tl.program_id(1) * share
+    first = tl.program_id(1) * span
     logits += b * row_stride
-    for start in range(first, tl.minimum(first + share, vocab), BLOCK):
+    for start in range(first, tl.minimum(first + span, vocab), BLOCK):
         ids, s = load_logits(logits, start, vocab, stride, BLOCK)
         store_block(scores + b * vocab, peaks + b * tl.cdiv(vocab, BLOCK), ids, s, start, vocab, BLOCK)
 
@@ -52,9 +52,9 @@ def estimated_gumbel(bits):
 
 @triton.jit
 def race(
-    scores, row_stride, stride, greedy, seeds, positions, best_totals, best_tokens, tokens, vocab, share, BLOCK: tl.constexpr
+    scores, row_stride, stride, greedy, seeds, positions, best_totals, best_tokens, tokens, vocab, span, BLOCK: tl.constexpr
 ):
-    """Program (b, i) finds the winner of row b among `share` tokens from i * share on: the first maximum of the exact totals.
+    """Program (b, i) finds the winner of row b among `span` tokens from i * span on: the first maximum of the exact totals.
 
     Estimates of the noise tell which blocks may hold it; the logarithms in float64 run for these alone. best_totals: a pair for
     each program: whether its scores are +inf, which beats every total, and the total. With one program a row, tokens[b] is
@@ -63,8 +63,8 @@ def race(
     b = tl.program_id(0).to(tl.int64)
     part = tl.program_id(1)
     parts = tl.num_programs(1)
-    first = part * share
-    end = tl.minimum(first + share, vocab)
+    first = part * span
+    end = tl.minimum(first + span, vocab)
     scores += b * row_stride
     is_greedy = tl.load(greedy + b) != 0
     state = noise_state(tl.load(seeds + b).to(tl.uint64, bitcast=True), tl.load(positions + b).to(tl.uint32))
@@ -135,9 +135,8 @@ def report(scores, peaks, tokens, wanted, chosen, best_ids, best_values, most, v
     top = largest(peaks, vocab, BLOCK, PEAKS)
     if (count >= 0) & (token >= 0) & (top > MINUS_INFINITY):
         mass = log(total(scores, peaks, vocab, top, 0.0, WEIGHT, BLOCK))
-        s = tl.load(scores + token, mask=token < vocab, other=MINUS_INFINITY)
-        value = tl.where(s > MINUS_INFINITY, log_probability(s, top, mass), MINUS_INFINITY)
-        tl.store(chosen + b, value)
+        own = tl.load(scores + token, mask=token < vocab, other=MINUS_INFINITY)
+        tl.store(chosen + b, tl.where(own > MINUS_INFINITY, log_probability(own, top, mass), MINUS_INFINITY))
         level = tl.full([], INFINITY, tl.float64)
         after = tl.full([], -1, tl.int64)
         n = tl.full([], 0, tl.int64)

@@ -1,0 +1,101 @@
+"""Compiles every Triton kernel for a GPU that need not be there: `python tests/compile_kernels.py`. Minutes.
+
+The interpreter, which runs the kernels in tests, knows neither the compiler's types nor a GPU's shared memory.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from decodestep.ops.decode_step.triton import draw, filters
+from decodestep.ops.mla_attention import triton as attention
+from decodestep.ops.mla_prolog.triton import kernels as prolog
+from decodestep.ops.tensor_scatter import triton as scatter
+from decodestep.ops.top_k_top_p_sample.triton import kernels as samplers
+
+TARGET = GPUTarget("cuda", 90, 32)
+FLOATS = ("scale", "share", "epsilon", "alpha")  # by these names, unless they are pointers; other numbers are int32
+
+F32, BF16, I8, I16, I32, I64, F64 = "*fp32", "*bf16", "*i8", "*i16", "*i32", "*i64", "*fp64"
+SIZES = {"BLOCK": 1024, "PEAKS": 128}
+TILE = {"ROWS": 16, "COLUMNS": 32, "DEPTH": 64}
+TABLE = {"rows": I32, "integers": I64, "floats": F64, "ids": I32, "values": F32, "masks": I32, "positions": I64}
+REPORT = {"chosen": F64, "best_ids": I64, "best_values": F64, "tokens": I64, "wanted": I64}
+RACE = {"greedy": I8, "seeds": I64, "positions": I64, "best_totals": F64, "best_tokens": I64, "tokens": I64}
+KEYS = {"HEADS": 16, "KEYS": 64, "SPLIT": 1024, "LATENT": 512, "WIDTH": 64, "HAS_QUERY": True}
+INDEXES = {"table": I64, "sequence": I64, "lengths": I64}
+SURVIVORS = {"inputs": BF16, "top_k": I32, "top_p": F32, "min_p": F32, "kept": I8, "values": F32, "keys": I64, "counts": I64}
+
+
+def attend(cache: str, scaled: bool) -> tuple[Any, dict[str, str], dict[str, Any]]:
+    query = BF16 if cache == BF16 else F32
+    pointers = {"query": query, "query_rope": query, "kv_cache": cache, "kr_cache": cache, "kv_scale": F32, "kr_scale": F32}
+    constants = {"KV_SCALED": scaled, "KR_SCALED": scaled, "PRECISION": "tf32" if cache == BF16 else "ieee"}
+    return attention._attend, pointers | INDEXES | {"partial": F32, "states": F32}, constants | KEYS
+
+
+def write_rows(kind: int, kv: str, kr: str) -> tuple[Any, dict[str, str], dict[str, Any]]:
+    pointers = {"rows": F32, "gamma": BF16, "sin": BF16, "cos": BF16, "slots": I64, "kv": kv, "kr": kr}
+    constants = {"KIND": kind, "HAS_GAMMA": True, "KV_NZ": 16 * (kind < 3), "KR_NZ": 16 * (kind < 3), "LATENT": 512}
+    constants |= {"HALF": 32, "TILE": 128, "BFLOAT16": True}
+    return prolog.write_rows, pointers | {"kv_scale": F32, "kr_scale": F32}, constants
+
+
+def cases() -> list[tuple[Any, dict[str, str], dict[str, Any]]]:
+    """(kernel, its pointers' types, its constants)."""
+    scores = {"scores": F32, "peaks": F32}
+    made = [
+        (draw.make_scores, scores | {"logits": BF16}, {"BLOCK": 1024}),
+        (draw.race, {"scores": F32} | RACE, {"BLOCK": 1024}),
+        (draw.finish, {name: RACE[name] for name in ("best_totals", "best_tokens", "tokens")}, {"PARTS": 64}),
+        (draw.report, scores | REPORT, SIZES),
+        *((filters.run_steps, scores | TABLE, {"KINDS": kinds, **SIZES}) for kinds in (63, *(1 << n for n in range(6, 17)))),
+        (scatter._scatter, {"target": I64, "source": I64, "starts": I64}, {"BLOCK": 1024}),
+        *(attend(cache, cache == I8) for cache in (BF16, F32, I8)),
+        (attention._merge, {"partial": F32, "states": F32, "lengths": I64, "out": F32}, {"SPLIT": 1024, "WIDTH": 512}),
+        *(write_rows(kind, *caches) for kind, caches in enumerate(((I16, I16), (I8, I8), (I8, I16), (I8, I8)))),
+        (prolog.turn_queries, {"q": F32, "sin": BF16, "cos": BF16, "out": F32}, {"HALF": 32, "BFLOAT16": True}),
+        (prolog.absorb, {"q": F32, "w": BF16, "out": F32}, {"BFLOAT16": True, **TILE}),
+    ]
+    pointers = {name: SURVIVORS[name] for name in ("inputs", "top_k", "top_p", "kept")}
+    made.append((samplers.apply_cuts, pointers, {"HAS_K": True, "HAS_P": True, "BLOCK": 1024}))
+    for int8 in (False, True):
+        given = I8 if int8 else BF16
+        constants = {"NZ": 32 * int8, "INT8": int8, "PRECISION": "ieee" if int8 else "tf32", "ROUND": not int8, **TILE}
+        made.append((prolog.multiply, {"x": given, "w": given, "out": F32, "row_scale": F32, "column_scale": F32}, constants))
+        pointers = {"raw": F32, "gamma": BF16, "smooth": F32, "out": I8 if int8 else F32, "out_scale": F32}
+        constants = {"HAS_GAMMA": True, "HAS_SMOOTH": int8, "INT8": int8, "WIDTH": 2048, "BFLOAT16": True}
+        made.append((prolog.norm_rows, pointers, constants))
+        pointers = {"query": F32, "out": I8, "out_scale": F32, "query_rope": F32, "kv_scale": F32}
+        made.append((prolog.quantise_heads, pointers, {"AWAY": int8, "WIDTH": 512, "ROPE": 64, "BFLOAT16": True}))
+    for first, raw in ((True, False), (False, False), (False, True)):
+        made.append((samplers.survive, SURVIVORS, {"FIRST": first, "RAW": raw, "TWICE": first, "BLOCK": 1024}))
+    noise = {"q": F32, "order": I64, "seeds": I64, "positions": I64, "chosen": I64}
+    pointers = {name: SURVIVORS[name] for name in ("values", "keys", "counts")} | noise
+    for given, seeded in ((True, False), (False, True), (False, False)):
+        made.append((samplers.choose, pointers, {"GIVEN": given, "SEEDED": seeded, "BLOCK": 1024}))
+    return made
+
+
+def main() -> int:
+    failed = 0
+    for kernel, pointers, constants in cases():
+        names = kernel.arg_names
+        types = {n: "constexpr" if n in constants else pointers.get(n, "fp32" if n in FLOATS else "i32") for n in names}
+        source = ASTSource(kernel, types, {(names.index(name),): value for name, value in constants.items()})
+        try:
+            compiled = triton.compile(source, target=TARGET, options={"enable_fp_fusion": False})
+            print(f"{kernel.__name__}: {compiled.metadata.shared} bytes of shared memory", flush=True)
+        except Exception as error:
+            failed += 1
+            print(f"{kernel.__name__} with {constants}: {error}", flush=True)
+    return failed
+
+
+if __name__ == "__main__":
+    sys.exit(main())
