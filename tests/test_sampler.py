@@ -297,6 +297,19 @@ def test_a_users_own_processor_stands_before_the_temperature():
     assert "own" in sampler.explain()
 
 
+def test_raw_log_probabilities_are_of_the_logits_before_a_users_own_processor():
+    logits = np.float32([[3, 2, 1, 0], [3, 2, 1, 0]])
+    params = SamplingParams(do_sample=False, logprobs=3)
+    plain = Sampler(params, vocab_size=4, prompt_ids=[[1]]).step(logits[:1]).logprobs[0]
+    sampler = Sampler(params, vocab_size=4, prompt_ids=[[1], [1]], processors=[lambda ids, scores: scores * [[0, 0, 1, 0]]])
+    forced = Sampler(params, vocab_size=4, prompt_ids=[[1]], processors=[lambda ids, s: np.where([[0, 0, 1, 0]], s, -np.inf)])
+    for step in (*sampler.step(logits).logprobs, *forced.step(logits[:1]).logprobs):
+        assert step.raw == pytest.approx(plain.top_raw[2][1], abs=1e-6)
+        assert [token for token, _ in step.top_raw] == [0, 1, 2]
+        assert [value for _, value in step.top_raw] == pytest.approx([value for _, value in plain.top_raw], abs=1e-6)
+    assert sampler.step(logits).logprobs[0].processed == pytest.approx(1 - np.log(np.e + 3))
+
+
 def test_samplers_choose_the_order():
     names = ("top_p", "temperature")
     given_ = SamplingParams(temperature=0.2, top_p=0.6, samplers=names)

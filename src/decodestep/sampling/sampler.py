@@ -12,7 +12,7 @@ import numpy as np
 from decodestep._base import arrays
 from decodestep._base.arrays import Array, ArrayT
 from decodestep._base.checks import is_int, refuse, require
-from decodestep.ops.decode_step import TokenLogprobs, decode_step
+from decodestep.ops.decode_step import TokenLogprobs, decode_step, reference
 from decodestep.ops.decode_step.rows import ENDS, NativeRow, new_row, step_rows
 from decodestep.sampling.build_processors import processors_of
 from decodestep.sampling.constraint import constraint_of
@@ -200,17 +200,17 @@ class Sampler:
         no Exception, as KeyboardInterrupt, ends every row with the reason "error" and is raised.
         """
         native, any_unfused, any_watched = self._batch or self._gather()
-        array = self._view(logits)
+        scores = array = self._view(logits)
         held: dict[int, str] | None = None  # what rows that failed had held back, by their index
         # All in one function: each call of another costs as much as a twentieth of a step of one row.
         try:
             if any_unfused:
-                array = self._apply_unfused(array, held := {})
+                scores = self._apply_unfused(array, held := {})
             try:
-                tokens, ends, reported = step_rows(array, native)
+                tokens, ends, reported = step_rows(scores, native)
             except Exception as error:  # no row has changed
                 held = {**(held or {}), **self._fail_those_to_blame(error)}
-                tokens, ends, reported = step_rows(array, native)
+                tokens, ends, reported = step_rows(scores, native)
             drawn = tokens if type(logits) is np.ndarray else arrays.like(logits, tokens)
             if ends is None and not any_watched:
                 batch = len(native)
@@ -218,7 +218,7 @@ class Sampler:
                 # row.
                 nothing = ("",) * batch
                 return tuple.__new__(StepResult, (drawn, (None,) * batch, np.zeros(batch, np.bool_), nothing, nothing))
-            return self._report(drawn, tokens.tolist(), ends or bytes(len(native)), reported, held or {})
+            return self._report(array, drawn, tokens.tolist(), ends or bytes(len(native)), reported, held or {})
         except Exception:
             raise
         except BaseException as error:  # it may come after the draw and before the text: no row may go on from there
@@ -283,7 +283,13 @@ class Sampler:
         return [*chain[:first], *self._processors.of_row(number), *constraint, *chain[first:]]
 
     def _report(
-        self, drawn: Array, tokens: list[int], ends: bytes, reported: Sequence[Any] | None, held: dict[int, str]
+        self,
+        logits: np.ndarray,
+        drawn: Array,
+        tokens: list[int],
+        ends: bytes,
+        reported: Sequence[Any] | None,
+        held: dict[int, str],
     ) -> StepResult:
         """The result of a step, row by row: log-probabilities, text, and what Python alone can see to end a row."""
         pieces = [""] * len(self.rows)
@@ -293,7 +299,12 @@ class Sampler:
                 pieces[i] = held.get(i, "")
                 continue
             if reported is not None and reported[i] is not None:
-                logprob = logprobs[i] = TokenLogprobs(*reported[i])
+                logprob = TokenLogprobs(*reported[i])
+                if row.plan.unfused:  # the core was given what those processors left
+                    unprocessed = reference.candidates(logits[i], (), 0)
+                    raw, top_raw = reference.logprobs_of(unprocessed, token, row.params.logprobs or 0)
+                    logprob = logprob._replace(raw=raw, top_raw=top_raw)
+                logprobs[i] = logprob
                 row.logprobs.append(logprob)
             try:
                 pieces[i] = row.accept(token, ENDS[end])

@@ -78,16 +78,18 @@ def decode_step(
 
 def _report(logits: np.ndarray, row: Row, token: int, count: int) -> tuple[float, float, Pairs, Pairs]:
     """The fields of a `TokenLogprobs` for the drawn token; `row` is what the steps left of the logits."""
-
-    def of(row: Row) -> tuple[float, tuple[tuple[int, float], ...]]:
-        values = log_probabilities(row)
-        best = np.argsort(-values, kind="stable")[:count]
-        at = np.flatnonzero(row.ids == token)
-        drawn = float(values[at[0]]) if len(at) else -math.inf  # a forced token may have been at -inf
-        return drawn, tuple((int(row.ids[i]), float(values[i])) for i in best)
-
-    (raw, top_raw), (processed, top_processed) = of(candidates(logits, (), 0)), of(row)
+    raw, top_raw = logprobs_of(candidates(logits, (), 0), token, count)
+    processed, top_processed = logprobs_of(row, token, count)
     return raw, processed, top_raw, top_processed
+
+
+def logprobs_of(row: Row, token: int, count: int) -> tuple[float, Pairs]:
+    """The log-probability of a token, and the `count` highest with their tokens, lowest id first among equals."""
+    values = log_probabilities(row)
+    best = np.argsort(-values, kind="stable")[:count]
+    at = np.flatnonzero(row.ids == token)
+    drawn = float(values[at[0]]) if len(at) else -math.inf  # a forced token may have been at -inf
+    return drawn, tuple((int(row.ids[i]), float(values[i])) for i in best)
 
 
 def candidates(logits: np.ndarray, steps: Sequence[Step], position: int) -> Row:
