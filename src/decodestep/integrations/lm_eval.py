@@ -1,0 +1,183 @@
+"""lm-evaluation-harness: `decodestep` as a model, so that the accuracy of a file in any of our formats can be measured.
+
+    python -m decodestep.integrations.lm_eval run --model decodestep --model_args pretrained=model.gguf --tasks hellaswag
+
+or, in Python, import this module and pass `model="decodestep"` to `lm_eval.simple_evaluate`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from decodestep._base.checks import refuse, require
+from decodestep._base.extras import extra
+from decodestep.generation import generate
+from decodestep.models import Model, load
+from decodestep.random import sample_seed
+from decodestep.sampling.params import SamplingParams
+
+with extra("lm-eval"):
+    from lm_eval import utils
+    from lm_eval.api.model import TemplateLM
+    from lm_eval.api.registry import register_model
+    from lm_eval.models.utils import handle_stop_sequences, normalize_gen_kwargs, postprocess_generated_text
+
+_OP = "lm_eval"
+# Fields of a task's generation_kwargs that mean what the fields of SamplingParams mean.
+_FIELDS = frozenset({"do_sample", "temperature", "top_p", "top_k", "min_p", "typical_p", "repetition_penalty", "seed"})
+
+
+@register_model("decodestep")
+class DecodestepLM(TemplateLM):  # type: ignore[misc]
+    """A model of `decodestep.load` as the harness wants it: the requests, windows and truncations of its transformers backend.
+
+    pretrained: a GGUF file, a folder or a name, or a `Model`; None for the default model. dtype, threads: as in `load`.
+    max_length: tokens of context and continuation together; None for the model's context, at most 2048 as the cost of a window
+        is quadratic. max_gen_toks: the length of a generated text where the task gives none.
+    batch_size: how many texts are generated at once; it changes no result. seed: of sampled texts; number i of a call draws by
+        `random.sample_seed(seed, i)`.
+
+    Log-likelihoods are sums of float64 logs of the float32 logits' softmax. Raises ValueError for generation_kwargs that are
+    not understood, and for a continuation that is longer than max_length.
+    """
+
+    def __init__(
+        self,
+        pretrained: str | Model | None = None,
+        *,
+        dtype: str = "auto",
+        threads: int | None = None,
+        max_length: int | None = None,
+        max_gen_toks: int = 256,
+        batch_size: int | str = 8,
+        seed: int = 0,
+        device: str | None = None,
+        max_batch_size: int | None = None,
+    ) -> None:
+        super().__init__()
+        require(device in (None, "cpu"), _OP, "device", "None or 'cpu'", repr(device))
+        require(str(batch_size).isdecimal() and int(batch_size) >= 1, _OP, "batch_size", "an integer >= 1", repr(batch_size))
+        if isinstance(pretrained, Model):
+            self.model = pretrained
+        else:
+            self.model = load(*[] if pretrained is None else [pretrained], dtype=dtype, threads=threads)
+        self.max_length = min(self.model.config.context, 2048) if max_length is None else int(max_length)
+        context = self.model.config.context
+        require(2 <= self.max_length <= context, _OP, "max_length", f"in [2, {context}]", self.max_length)
+        self.max_gen_toks, self.batch_size, self.seed = int(max_gen_toks), int(batch_size), int(seed)
+
+    @property
+    def eot_token_id(self) -> int:
+        token: int | None = self.model.tokenizer.eos_token_id
+        if token is None:
+            refuse(_OP, "pretrained", "a model with an end token", str(self.model.path))
+        return token
+
+    @property
+    def prefix_token_id(self) -> int:
+        first: int | None = self.model.tokenizer.bos_token_id
+        return self.eot_token_id if first is None else first
+
+    @property
+    def tokenizer_name(self) -> str:
+        return str(self.model.path).replace("/", "__")
+
+    def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:
+        """The ids of a text, with what the tokenizer adds unless the text begins with it or add_special_tokens is False."""
+        tokenizer = self.model.tokenizer
+        bare: list[int] = tokenizer.encode_rendered(string)
+        first = tokenizer.bos_token_id
+        if add_special_tokens is False:
+            added = tokenizer.add_bos and bare[:1] == [first] and not string.startswith(tokenizer.token(first))
+            return bare[1:] if added else bare
+        spelled = first is not None and string.startswith(tokenizer.token(first))
+        return bare if spelled else tokenizer.encode(string)
+
+    def _loglikelihood_tokens(
+        self, requests: Sequence[tuple[Any, list[int], list[int]]], disable_tqdm: bool = False, **_: Any
+    ) -> list[tuple[float, bool]]:
+        results = []
+        for key, context, continuation in requests:
+            result = self._score(context, continuation)
+            results.append(result)
+            if key is not None:
+                self.cache_hook.add_partial("loglikelihood", key, result)
+        return results
+
+    def _score(self, context: list[int], continuation: list[int]) -> tuple[float, bool]:
+        """The log-probability of the continuation, and whether each of its tokens is the most likely one."""
+        rule = f"of 1 to {self.max_length} tokens"
+        require(0 < len(continuation) <= self.max_length, _OP, "continuation", rule, f"{len(continuation)}")
+        ids = [*context, *continuation][-(self.max_length + 1) :][:-1]
+        scored = min(len(continuation), len(ids))
+        with self.model.sequence(ids[: len(ids) - scored + 1]) as sequence:
+            if len(sequence) < len(ids) - scored:
+                self.model.forward([(sequence, ids[len(sequence) : len(ids) - scored])])
+            logits = self.model.forward([(sequence, ids[len(sequence) :])], every=True).astype(np.float64)
+        logits -= logits.max(axis=-1, keepdims=True)
+        targets = np.array(continuation[-scored:])
+        chosen = logits[np.arange(scored), targets] - np.log(np.exp(logits).sum(axis=-1))
+        return float(chosen.sum()), bool((logits.argmax(axis=-1) == targets).all())
+
+    def loglikelihood_rolling(self, requests: Iterable[Any], disable_tqdm: bool = False) -> list[float]:
+        results = []
+        for request in requests:
+            (string,) = request.args
+            windows = utils.get_rolling_token_windows(
+                token_list=self.tok_encode(string),
+                prefix_token=self.prefix_token_id,
+                max_seq_len=self.max_length,
+                context_len=1,
+            )
+            result = sum(self._score(*utils.make_disjoint_window(window))[0] for window in windows)
+            results.append(result)
+            self.cache_hook.add_partial("loglikelihood_rolling", (string,), result)
+        return results
+
+    def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
+        end = self.model.tokenizer.token(self.eot_token_id)
+        asked = [self._generation(dict(request.args[1]), index, end) for index, request in enumerate(requests)]
+        prompts = []
+        for request, (params, _) in zip(requests, asked, strict=True):
+            room = self.max_length - int(params.max_new_tokens or 0)
+            require(room > 0, _OP, "max_gen_toks", f"below max_length {self.max_length}", params.max_new_tokens)
+            prompts.append(self.tok_encode(request.args[0])[-room:])
+        results = []
+        for start in range(0, len(prompts), self.batch_size):
+            stop = start + self.batch_size
+            texts = generate(self.model, prompts[start:stop], [params for params, _ in asked[start:stop]])
+            for request, (_, until), text in zip(requests[start:stop], asked[start:stop], texts, strict=True):
+                if text.error is not None:
+                    raise text.error
+                results.append(postprocess_generated_text(text.text, until, None))
+                self.cache_hook.add_partial("generate_until", request.args, results[-1])
+        return results
+
+    def _generation(self, given: dict[str, Any], index: int, end: str) -> tuple[SamplingParams, list[str]]:
+        """A request's generation_kwargs as parameters, and the strings that its text is cut at."""
+        kwargs = normalize_gen_kwargs(given, self.max_gen_toks)
+        until = handle_stop_sequences(kwargs.pop("until", None), eos=end)
+        fields: dict[str, Any] = {"max_new_tokens": int(kwargs.pop("max_gen_toks"))}
+        fields["stop_strings"] = tuple(dict.fromkeys(text for text in until if text and text != end))
+        unknown = sorted(kwargs.keys() - _FIELDS)
+        require(not unknown, _OP, "generation_kwargs", f"until, a length and {', '.join(sorted(_FIELDS))}", ", ".join(unknown))
+        fields |= kwargs
+        if fields.setdefault("do_sample", False):
+            fields.setdefault("seed", sample_seed(self.seed, index))
+        return SamplingParams(**fields), until
+
+    def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
+        return self.model.chat_prompt(chat_history, add_generation_prompt=add_generation_prompt)
+
+    def chat_template(self, chat_template: bool | str = False) -> str:
+        """The harness records which template was used; it is the model's own."""
+        return "" if chat_template is False else "the model's own"
+
+
+if __name__ == "__main__":
+    from lm_eval.__main__ import cli_evaluate
+
+    cli_evaluate()

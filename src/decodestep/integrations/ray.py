@@ -1,0 +1,159 @@
+"""Ray Data: texts of a dataset's prompts, one model an actor.
+
+    from decodestep.integrations.ray import Generate
+    dataset.map_batches(Generate, fn_constructor_kwargs={"model": "model.gguf"}, concurrency=4, num_cpus=8, batch_size=32)
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Any
+
+import numpy as np
+
+from decodestep._base.checks import is_int, refuse, require
+from decodestep._base.extras import extra
+from decodestep.generation import Completion, generate
+from decodestep.models import Model, load
+from decodestep.sampling.params import SamplingParams
+
+with extra("ray"):
+    import ray
+
+_OP = "Generate"
+_DEFAULTS = {each.name: each.default for each in fields(SamplingParams)}
+_MADE = ("completion", "completion_ids", "finish_reason", "completion_seed", "error")
+
+
+class Generate:
+    """A callable class for `Dataset.map_batches`: adds the text that follows each row's prompt.
+
+        for every row:  params = `params`, with the columns that are called as its fields
+                        text = generate(model, prompt, params with seed = row_seed(seed, key), where the row has none)
+
+    model: what `load` takes; None for the default model. dtype: as there. Every actor loads it once.
+    params: a mapping of fields of `SamplingParams`, for all rows. A column with the name of a field replaces it where the row's
+        value is not null. One sample and no beams: num_return_sequences and num_beams stay 1.
+    prompt: the column of prompts: strings, token ids, or conversations, as `generate` takes them.
+    key: the column of the rows' keys, integers or strings, which decide the seeds. Rows of equal keys share their noise.
+    seed: an integer in [0, 2^64) that all keys are mixed with.
+    threads: of an actor; None for as many as the CPUs that Ray has given it, at least one.
+
+    Called with a batch in the format "numpy". Returns its columns and: completion, the text; completion_ids; finish_reason, as
+    in `Completion`, "error" for a row that failed; completion_seed, 0 for a greedy row; error, why a row failed, else "".
+    A row that fails (its prompt, its params, its processing) loses no other. A row's text depends on its prompt, params, key
+    and `seed` alone: not on blocks, batches, actors or retries.
+
+    Raises ValueError for a batch without the columns of prompts or keys, or with one of the new names.
+    """
+
+    def __init__(
+        self,
+        model: Any = None,
+        *,
+        dtype: str = "auto",
+        params: Mapping[str, Any] | None = None,
+        prompt: str = "prompt",
+        key: str = "key",
+        seed: int = 0,
+        threads: int | None = None,
+    ) -> None:
+        require(is_int(seed) and 0 <= seed < 2**64, _OP, "seed", "an integer in [0, 2^64)", seed)
+        self._params, self._prompt, self._key, self._seed = dict(params or {}), prompt, key, seed
+        SamplingParams(**self._params)
+        threads = _given_cpus() if threads is None else threads
+        self._model: Model = load(*[] if model is None else [model], dtype=dtype, threads=threads)
+
+    def __call__(self, batch: dict[str, np.ndarray]) -> dict[str, Any]:
+        for name in (self._prompt, self._key):
+            require(name in batch, _OP, "batch", f"one with a column {name!r}", ", ".join(batch))
+        taken = [name for name in _MADE if name in batch]
+        require(not taken, _OP, "batch", f"one without columns {', '.join(_MADE)}", ", ".join(taken))
+        count = len(batch[self._prompt])
+        results: list[Completion | Exception | None] = [None] * count
+        asked: list[tuple[int, Any, SamplingParams]] = []
+        for i in range(count):
+            try:
+                asked.append((i, _prompt_of(batch[self._prompt][i]), self._params_of(batch, i)))
+            except Exception as error:
+                results[i] = error
+        self._run(asked, results)
+        seeds = {i: params.seed or 0 for i, _, params in asked}
+        return {**batch, **_columns(results, [seeds.get(i, 0) for i in range(count)])}
+
+    def _params_of(self, batch: dict[str, np.ndarray], i: int) -> SamplingParams:
+        given = dict(self._params)
+        for name in _DEFAULTS.keys() & batch.keys():
+            value = _plain(batch[name][i], _DEFAULTS[name])
+            if value is not None:
+                given[name] = value
+        params = SamplingParams(**given)
+        require(params.num_beams == 1 == params.num_return_sequences, _OP, "params", "of one sample without beams", "several")
+        if params.greedy or params.seed is not None:
+            return params
+        return SamplingParams(**{**given, "seed": row_seed(self._seed, _plain(batch[self._key][i], None))})
+
+    def _run(self, asked: list[tuple[int, Any, SamplingParams]], results: list[Completion | Exception | None]) -> None:
+        """Fills in the results. `generate` refuses a call as a whole, before any work: halves then find who is to blame."""
+        if not asked:
+            return
+        try:
+            made = generate(self._model, [prompt for _, prompt, _ in asked], [params for _, _, params in asked])
+        except Exception as error:
+            if len(asked) == 1:
+                results[asked[0][0]] = error
+            else:
+                self._run(asked[: len(asked) // 2], results)
+                self._run(asked[len(asked) // 2 :], results)
+            return
+        for (i, _, _), completion in zip(asked, made, strict=True):
+            results[i] = completion
+
+
+def row_seed(seed: int, key: int | str) -> int:
+    """The seed of a row: the first 64 bits, little-endian, of BLAKE2b of "<seed> i <key>" for an integer, "<seed> s <key>" for
+    a string. Raises ValueError for a key that is neither."""
+    if not (is_int(key) or isinstance(key, str)):
+        refuse(_OP, "key", "an integer or a string", repr(key))
+    text = f"{seed} {'s' if isinstance(key, str) else 'i'} {key}"
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
+
+
+def _given_cpus() -> int:
+    """The CPUs of the actor that this runs in; 1 outside of one."""
+    if not ray.is_initialized() or ray.get_runtime_context().get_actor_id() is None:
+        return 1
+    return max(1, int(ray.get_runtime_context().get_assigned_resources().get("CPU", 1)))
+
+
+def _plain(value: Any, default: Any) -> Any:
+    """A cell as a Python value; None for a null. A column of integers with nulls arrives as floats."""
+    value = value.tolist() if hasattr(value, "tolist") else value
+    if isinstance(value, float) and math.isnan(value):
+        return None
+    whole = isinstance(value, float) and not isinstance(default, float) and value.is_integer()
+    return int(value) if whole else value
+
+
+def _prompt_of(cell: Any) -> Any:
+    plain = cell.tolist() if hasattr(cell, "tolist") else cell
+    if not isinstance(plain, (str, list)) or not plain:
+        refuse(_OP, "prompt", "a text, token ids or a conversation, not empty", repr(plain))
+    return plain
+
+
+def _columns(results: list[Any], seeds: list[int]) -> dict[str, Any]:
+    failed = [result if isinstance(result, Exception) else result.error for result in results]
+    done = [None if isinstance(result, Exception) else result for result in results]
+    ids = np.empty(len(results), object)
+    ids[:] = [np.array(each.token_ids if each else [], np.int64) for each in done]
+    return {
+        "completion": np.array([each.text if each else "" for each in done], object),
+        "completion_ids": ids,
+        "finish_reason": np.array([each.finish_reason if each else "error" for each in done], object),
+        "completion_seed": np.array(seeds, np.uint64),
+        "error": np.array([f"{type(error).__name__}: {error}" if error else "" for error in failed], object),
+    }

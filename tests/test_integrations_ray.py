@@ -1,0 +1,137 @@
+"""Ray Data on one machine: the same texts in any number of blocks, through failing rows and a killed actor."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import decodestep as ds
+import processes
+
+ray = pytest.importorskip("ray")
+pytest.importorskip("ray.data")
+
+from decodestep.integrations.ray import Generate, row_seed  # noqa: E402
+
+PARAMS = {"max_new_tokens": 6, "top_p": 0.95}
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[None]:
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+    ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # the actors cannot import the tests
+    ray.data.DataContext.get_current().enable_progress_bars = False
+    yield
+    ray.shutdown()
+
+
+def rows() -> list[dict[str, Any]]:
+    made: list[dict[str, Any]] = [{"key": i, "prompt": f"Number {i} is", "temperature": 0.5 + i / 10} for i in range(16)]
+    for i, row in enumerate(made):
+        row["top_k"] = None if i % 3 else 40
+    made[3]["prompt"] = ""
+    made[5]["temperature"] = -1.0
+    made[7]["prompt"] = "long " * 300
+    return made
+
+
+def texts(dataset: Any) -> dict[int, tuple[Any, ...]]:
+    columns = ("completion", "finish_reason", "completion_seed", "error")
+    return {row["key"]: (*(row[name] for name in columns), tuple(row["completion_ids"])) for row in dataset.take_all()}
+
+
+@pytest.fixture
+def path(tiny_file: Any) -> Path:
+    return tiny_file(context=64)
+
+
+@pytest.fixture
+def expected(path: Path) -> dict[int, tuple[Any, ...]]:
+    """Without Ray, one row at a time."""
+    made = {}
+    model = ds.load(path)
+    for row in rows():
+        seed = row_seed(0, row["key"])
+        try:
+            params = ds.SamplingParams(**PARAMS, temperature=row["temperature"], top_k=row["top_k"] or 0, seed=seed)
+            [text] = ds.generate(model, [row["prompt"]], params)
+            made[row["key"]] = (text.text, text.finish_reason, seed, "", tuple(text.token_ids))
+        except ValueError:
+            made[row["key"]] = None
+    assert [key for key, value in made.items() if value is None] == [3, 5, 7]
+    return made
+
+
+def same(got: dict[int, Any], expected: dict[int, Any]) -> None:
+    assert got.keys() == expected.keys()
+    for key, value in expected.items():
+        if value is None:
+            assert got[key][:2] == ("", "error") and "RequestError: " in got[key][3], got[key]
+        else:
+            assert got[key] == value
+
+
+def mapped(path: Path, blocks: int, cls: Any = Generate, **options: Any) -> Any:
+    dataset = ray.data.from_items(rows(), override_num_blocks=blocks)
+    given = {"model": str(path), "params": PARAMS, **options}
+    compute = ray.data.ActorPoolStrategy(size=2)
+    return dataset.map_batches(cls, fn_constructor_kwargs=given, compute=compute, num_cpus=1, batch_size=4)
+
+
+@pytest.mark.parametrize("blocks", [1, 3, 8])
+def test_texts_are_those_without_ray_in_any_number_of_blocks(cluster: None, path: Path, expected: Any, blocks: int) -> None:
+    same(texts(mapped(path, blocks)), expected)
+
+
+class Killed(Generate):
+    """Its first actor ends in the middle of a batch, as if killed."""
+
+    def __init__(self, mark: str, **options: Any) -> None:
+        super().__init__(**options)
+        self.mark = mark
+
+    def __call__(self, batch: dict[str, np.ndarray]) -> dict[str, Any]:
+        made = super().__call__(batch)
+        try:
+            os.close(os.open(self.mark, os.O_CREAT | os.O_EXCL))
+        except FileExistsError:
+            return made
+        os._exit(1)
+
+
+def test_a_killed_actor_changes_nothing(cluster: None, path: Path, expected: Any, tmp_path: Path) -> None:
+    mark = tmp_path / "killed"
+    same(texts(mapped(path, 4, Killed, mark=str(mark))), expected)
+    assert mark.exists()
+
+
+def test_seeds_depend_on_the_key_and_the_seed_alone() -> None:
+    # BLAKE2b by hashlib of "0 i 7" and "0 s 7"
+    import hashlib
+
+    assert row_seed(0, 7) == int.from_bytes(hashlib.blake2b(b"0 i 7", digest_size=8).digest(), "little")
+    assert len({row_seed(0, 7), row_seed(0, "7"), row_seed(1, 7), row_seed(0, 8)}) == 4
+    with pytest.raises(ValueError, match="key must be an integer or a string"):
+        row_seed(0, 1.5)  # type: ignore[arg-type]
+
+
+def test_columns_that_are_missing_or_in_the_way_are_refused(path: Path) -> None:
+    made = Generate(str(path), params=PARAMS)
+    with pytest.raises(ValueError, match="a column 'key'"):
+        made({"prompt": np.array(["a"], object)})
+    with pytest.raises(ValueError, match="without columns"):
+        made({"prompt": np.array(["a"], object), "key": np.array([1]), "error": np.array([""])})
+    own = made({"prompt": np.array(["a"], object), "key": np.array([1]), "seed": np.array([9.0])})
+    assert own["completion_seed"].tolist() == [9]
+
+
+def test_the_example_runs(tiny_file: Any) -> None:
+    example = Path(__file__).parent.parent / "examples/ray_generate.py"
+    lines = processes.run([sys.executable, str(example), "--model", str(tiny_file())], check=True).stdout.splitlines()
+    assert [line[:5] for line in lines if line.startswith("row ")] == [f"row {i}" for i in range(8)]
