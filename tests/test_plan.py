@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from decodestep import processors as p
 from decodestep.ops.decode_step import decode_step
+from decodestep.sampling.constraint import ConstraintLogitsProcessor
 from decodestep.sampling.fusion_rules import RULES
 from decodestep.sampling.plan import plan
 from decodestep.sampling.token_history import History
@@ -262,7 +263,8 @@ def test_every_class_that_a_row_can_use_has_a_rule():
     }
     audio = {name for name in p.__all__ if name.startswith(("Alternating", "Bark", "Dia", "Whisper"))}
     detectors = {name for name in p.__all__ if "Detector" in name or name.endswith("State")}
-    assert set(p.__all__) - beams - dense - audio - detectors == {cls.__name__ for cls in RULES}
+    from_params = {ConstraintLogitsProcessor.__name__}  # needs the tokens' bytes, so `sampling` has it
+    assert set(p.__all__) - beams - dense - audio - detectors | from_params == {cls.__name__ for cls in RULES}
 
 
 @settings(max_examples=300, deadline=None)
