@@ -1,6 +1,7 @@
 """The sampler: decode_step and ds.Sampler against the libraries that sample on a CPU, verified, then timed in turns.
 
     decodestep bench decode_step [--cases full top-p ...] [--vocab 128256] [--batch 1 8 64] [--peers ...] [--threads 1 2]
+    decodestep bench decode_step --device cuda --cases full top-p --vocab 128256 151936 --batch 1 64 512
 
 Every row of a table does the same work on the same logits: normal * 2.5 with five peaks near the maximum. "cold" goes
 through more batches of logits than the last cache holds, "warm" takes the same one again. "penalties" is full after a
@@ -25,12 +26,14 @@ from typing import Any
 import numpy as np
 
 import decodestep as ds
+from device import KINDS
 from harness import Call, Prepared, Report, options, torch
 from memory import READ_BYTES, home, one_read, plain_read
 from peers import PEERS, maker, ours
 from sampling import DTYPES, PARAMS, PARTS, Case, Logits, Sampler, UnableError, buffers, case, verify
 
 CHOICES = {"cases": (*PARAMS, "mixed"), "caches": ("cold", "warm"), "dtypes": tuple(DTYPES), "peers": (*PEERS, "none")}
+CHOICES["device"] = KINDS
 USUAL_PEERS = tuple(name for name in PEERS if name != "compiled")  # which takes ten seconds a case to compile
 
 
@@ -136,7 +139,12 @@ def main() -> None:
         peers=USUAL_PEERS,
         threads=(1,),
         budget=1.5,
+        device="cpu",
     )
+    if chosen.device != "cpu":
+        import device_sampling
+
+        return device_sampling.run(chosen)
     report = Report("decode_step", chosen.threads[0])
     print("peers not selected:", ", ".join(name for name in PEERS if name not in chosen.peers) or "none")
     for vocab in chosen.vocab:

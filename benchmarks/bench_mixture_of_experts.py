@@ -3,15 +3,20 @@
     python benchmarks/bench_mixture_of_experts.py [--rounds 15] [--threads 1] [--hidden 2048] [--width 1408] [--experts 64]
 
 The defaults are a layer of DeepSeek-V2-Lite, six experts a token and a shared block of two. The floor is one read of the panels
-of all experts that are used. torch has the weights in float32; its floor would be 7 times that of Q4_0.
+of all experts that are used. torch has the weights in float32; its floor would be 7 times that of Q4_0. With --device cuda
+weights are bfloat16.
 """
 
 from __future__ import annotations
 
+from argparse import Namespace
+from typing import Any
+
 import numpy as np
 
 import decodestep as ds
-from decodestep.weights import FeedForward, Format, LinearPanels, PackedWeight
+from decodestep.weights import DeviceRows, FeedForward, Format, LinearPanels, PackedWeight
+from device import KINDS, DeviceReport
 from harness import Call, Report, options, torch
 
 TOKENS, USED, SHARED = (1, 8, 64), 6, 2
@@ -53,8 +58,52 @@ def in_torch(x: np.ndarray, experts: np.ndarray, weights: np.ndarray, routed: Fe
     return call
 
 
+def on_device(chosen: Namespace) -> None:
+    report = DeviceReport("mixture_of_experts", chosen.device)
+    sizes = ((chosen.experts, chosen.width), (1, SHARED * chosen.width))
+    routed, shared = (_random_block(chosen.hidden, width, count, report.device) for count, width in sizes)
+    for tokens in TOKENS:
+        x = torch.randn(tokens, chosen.hidden, device=report.device)
+        logits = rng.standard_normal((tokens, chosen.experts), np.float32)
+        experts, weights = (torch.from_numpy(a).to(report.device) for a in ds.expert_router(logits, min(USED, chosen.experts)))
+        call = (x, experts, weights, routed, shared)
+        calls: dict[str, Call] = {"ours": lambda call=call: ds.mixture_of_experts(*call, backend="triton")}
+        theirs = dense_on_device(*call)
+        expected = theirs()
+        assert (calls["ours"]() - expected).abs().max() < 0.01 * expected.abs().max()
+        read = len(experts.unique()) * routed.nbytes / routed.count + shared.nbytes
+        report.on_device(f"bfloat16 T={tokens}", calls, chosen.rounds, read, report.peers({"torch": lambda t=theirs: t}))
+    report.save()
+
+
+def _random_block(hidden: int, width: int, count: int, device: str) -> FeedForward:
+    shapes = ((count * width, hidden),) * 2 + ((count * hidden, width),)
+    values = (torch.randn(shape, device=device).mul_(shape[1] ** -0.5).bfloat16() for shape in shapes)
+    return FeedForward(*(DeviceRows(matrix) for matrix in values), count)
+
+
+def dense_on_device(x: Any, experts: Any, weights: Any, routed: FeedForward, shared: FeedForward) -> Call:
+    """Expert by expert in float32, as the contract has it."""
+    linear = torch.nn.functional.linear
+
+    def through(rows: Any, block: FeedForward) -> Any:
+        gate, up, down = (weight.values.float() for weight in block.weights)
+        return linear(torch.nn.functional.silu(linear(rows, gate)) * linear(rows, up), down)
+
+    def call() -> Any:
+        y = through(x, shared)
+        for expert in experts.unique().tolist():
+            rows, column = torch.where(experts == expert)
+            y.index_add_(0, rows, through(x[rows], routed.block(expert)) * weights[rows, column, None])
+        return y
+
+    return call
+
+
 def main() -> None:
-    chosen = options(__doc__, hidden=2048, width=1408, experts=64)
+    chosen = options(__doc__, {"device": KINDS}, hidden=2048, width=1408, experts=64, device="cpu")
+    if chosen.device != "cpu":
+        return on_device(chosen)
     report = Report("mixture_of_experts", chosen.threads)
     for form in (Format.Q4_0, Format.Q8_0):
         routed = feed_forward(form, chosen.hidden, chosen.width, chosen.experts)

@@ -1,6 +1,6 @@
 """mla_attention over the paged latent cache, against torch's attention on the same heads, keys and values gathered beforehand.
 
-    python benchmarks/bench_mla_attention.py [--rounds 15] [--threads 1] [--contexts 100 1000 4000 16000]
+    python benchmarks/bench_mla_attention.py [--rounds 15] [--threads 1] [--contexts 100 1000 4000 16000] [--device cuda]
 
 DeepSeek's sizes (16 and 128 heads on one latent of 512) and the default model's (9 heads in 3 groups of 64): one token after
 a context, and a prompt. A round reads caches of more than the last level of cache, layer after layer, as a model does.
@@ -14,6 +14,7 @@ import ml_dtypes
 import numpy as np
 
 import decodestep as ds
+from device import KINDS
 from harness import Call, Report, options, torch
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
@@ -97,7 +98,11 @@ class Case:
 
 
 def main() -> None:
-    chosen = options(__doc__, contexts=(100, 1000, 4000, 16000), prompt=1000)
+    chosen = options(__doc__, {"device": KINDS}, contexts=(100, 1000, 4000, 16000), prompt=1000, device="cpu")
+    if chosen.device != "cpu":
+        import device_attention
+
+        return device_attention.run(chosen)
     report = Report("mla_attention", chosen.threads)
     cases = [(name, context, 1) for name in SHAPES for context in chosen.contexts]
     cases += [("SmolLM2", chosen.prompt, chosen.prompt), ("DeepSeek, 16 heads", chosen.prompt // 4, chosen.prompt // 4)]

@@ -1,6 +1,6 @@
 """mla_prolog against torch, eager and compiled, at DeepSeek-V3's sizes, bfloat16 and int8 (FULL_KV): verified, timed in turns.
 
-    decodestep bench mla_prolog --heads 128 --tokens 1 4 16 --types bf16 --rounds 15 --threads 2
+    decodestep bench mla_prolog --heads 128 --tokens 1 4 16 --types bf16 --rounds 15 --threads 2 [--device cuda]
 
 `--forms`: of our weights, "panels" (`PanelWeight`), "plain" (K, N), "NZ", and in bfloat16 the projections rounded to Q8_0 as
 GGUF blocks: "q8_0" (`LinearPanels`) and "q8_0_rows" (`PackedWeight`). torch keeps its weights as its products like them
@@ -21,6 +21,7 @@ import numpy as np
 
 import decodestep as ds
 from decodestep.ops.linear import Format, LinearPanels, PackedWeight
+from device import KINDS
 from harness import SLOWEST_CALL_SECONDS, Call, Report, options, torch
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
@@ -240,9 +241,14 @@ def cases(chosen: Any, N: int, int8: bool, report: Report, rates: dict[bool, flo
 def main() -> None:
     forms, types = ("panels", "plain", "NZ", "q8_0", "q8_0_rows"), ("bf16", "int8")
     chosen = options(
-        __doc__, {"forms": forms, "types": types}, heads=(128,), tokens=(1, 4, 16, 64, 256), types=types, forms=forms[:1],
-        compile=1, rounds=15, threads=2,
+        __doc__, {"forms": forms, "types": types, "device": KINDS},
+        heads=(128,), tokens=(1, 4, 16, 64, 256), types=types, forms=forms[:1],
+        compile=1, rounds=15, threads=2, device="cpu",
     )  # fmt: skip
+    if chosen.device != "cpu":
+        import device_prolog
+
+        return device_prolog.run(chosen)
     report = Report("mla_prolog", chosen.threads)
     rates = product_rates()
     for N in chosen.heads:

@@ -1,17 +1,19 @@
 """tensor_scatter: one token into a 64 MiB float16 cache, in place and as a new array, against NumPy, torch, onnxruntime.
 
-    python benchmarks/bench_tensor_scatter.py [--rounds 15] [--threads 1]
+    python benchmarks/bench_tensor_scatter.py [--rounds 15] [--threads 1] [--device cuda]
 
 All batch rows write to the same slot, since torch's `index_copy_` and a slice know no other case.
 """
 
 from __future__ import annotations
 
+from argparse import Namespace
 from typing import Any
 
 import numpy as np
 
 import decodestep as ds
+from device import KINDS, DeviceReport
 from harness import Call, Report, options, torch
 
 try:
@@ -118,8 +120,23 @@ def verify(cache: np.ndarray, *groups: dict[str, Call]) -> None:
     assert CACHE.tobytes() == before
 
 
+def on_device(chosen: Namespace) -> None:
+    report = DeviceReport("tensor_scatter", chosen.device)
+    expected = CACHE.copy()
+    expected[:, :, SLOT : SLOT + 1] = UPDATE
+    cache, update = (torch.from_numpy(array.copy()).to(report.device) for array in (CACHE, UPDATE))
+    one = torch.tensor([SLOT], device=report.device)
+    calls = {"ours, in place": lambda: ds.tensor_scatter(cache, update, STARTS, out=cache, backend="triton")}
+    assert np.array_equal(calls["ours, in place"]().cpu().numpy().view(np.int16), expected.view(np.int16))
+    theirs = report.peers({"torch index_copy_": lambda: lambda: cache.index_copy_(2, one, update)})
+    report.on_device("in place", calls, chosen.rounds, 2 * UPDATE.nbytes, theirs)
+    report.save()
+
+
 def main() -> None:
-    chosen = options(__doc__)
+    chosen = options(__doc__, {"device": KINDS}, device="cpu")
+    if chosen.device != "cpu":
+        return on_device(chosen)
     cache = CACHE.copy()
     in_place, made = calls(cache)
     verify(cache, in_place, made)

@@ -1,6 +1,6 @@
 """top_k_top_p_sample_v2 against torch: verified in float64 and against the reference, then timed in turns.
 
-    python benchmarks/bench_top_k_top_p_sample.py [--batch 64] [--vocabulary 131072] [--rounds 7] [--threads 1]
+    python benchmarks/bench_top_k_top_p_sample.py [--batch 64] [--vocabulary 131072] [--rounds 7] [--threads 1] [--device cuda]
 
 The peers do the same work on the same float32 logits: "torch sort" sorts every row, as one-page samplers do, "torch
 topk" takes the leading k first, and "torch unsorted" serves where nothing needs an order. The floor is one read of
@@ -9,10 +9,14 @@ the logits. Both sides run on --threads threads.
 
 from __future__ import annotations
 
+from argparse import Namespace
+from typing import Any
+
 import numpy as np
 
 import decodestep as ds
 from decodestep.ops.top_k_top_p_sample import reference
+from device import KINDS, DeviceReport
 from harness import Call, Report, options, torch
 
 SCENARIOS = {  # top_k, top_p, min_p
@@ -25,14 +29,15 @@ SCENARIOS = {  # top_k, top_p, min_p
 }
 
 
-def peers(logits: np.ndarray, q: np.ndarray, k: int, p: float, m: float | None) -> dict[str, Call]:
+def peers(logits: Any, q: Any, k: int, p: float, m: float | None) -> dict[str, Call]:
+    """Of NumPy arrays, or of tensors on any device; the calls return the tokens as a tensor."""
     if torch is None:
         return {}
-    x, noise = torch.from_numpy(logits), torch.from_numpy(q)
+    x, noise = torch.as_tensor(logits), torch.as_tensor(q)
     if p <= 0:
         k, p = 1, 1.0
 
-    def finish(values: torch.Tensor, ids: torch.Tensor | None = None) -> np.ndarray:
+    def finish(values: torch.Tensor, ids: torch.Tensor | None = None) -> torch.Tensor:
         probs = torch.softmax(values, -1)
         keep = torch.ones_like(probs, dtype=torch.bool)
         if p < 1:
@@ -41,9 +46,9 @@ def peers(logits: np.ndarray, q: np.ndarray, k: int, p: float, m: float | None) 
             keep &= probs >= m * probs.amax(-1, keepdim=True)
         scores = torch.where(keep, probs, 0) / (noise[:, : probs.shape[1]] + 1e-8)
         best = scores.argmax(-1, keepdim=True)
-        return (best if ids is None else ids.gather(1, best)).squeeze(1).numpy()
+        return (best if ids is None else ids.gather(1, best)).squeeze(1)
 
-    def sort() -> np.ndarray:
+    def sort() -> torch.Tensor:
         values, ids = x.sort(stable=True, dim=-1, descending=True)
         return finish(values[:, : k or None], ids)
 
@@ -65,8 +70,31 @@ def truth(logits: np.ndarray, q: np.ndarray, k: int, p: float, m: float | None) 
     return np.where(tokens[0] == tokens[1], tokens[0], -1)
 
 
+def on_device(chosen: Namespace) -> None:
+    report = DeviceReport("top_k_top_p_sample", chosen.device)
+    rng = np.random.default_rng(0)
+    shape = (chosen.batch, chosen.vocabulary)
+    host = rng.standard_normal(shape, np.float32) * np.float32(4), rng.standard_exponential(shape, np.float32)
+    logits, q = (torch.from_numpy(array).to(report.device) for array in host)
+    for name, (k, p, m) in SCENARIOS.items():
+
+        def ours(k: int = k, p: float = p, m: float | None = m, **noise: Any) -> Any:
+            return ds.top_k_top_p_sample_v2(logits, k, p, min_ps=m, backend="triton", **noise).logits_select_idx
+
+        calls = {"given q": lambda ours=ours: ours(q=q), "seeded": lambda ours=ours: ours(seed=1, position=2)}
+        for call, noise in zip(calls.values(), ({"q": host[1]}, {"seed": 1, "position": 2}), strict=True):
+            want = ds.top_k_top_p_sample_v2(host[0], k, p, min_ps=m, **noise).logits_select_idx
+            np.testing.assert_array_equal(call().cpu().numpy(), want)
+        theirs = {peer: lambda call=call: call for peer, call in peers(logits, q, k, p, m).items()}
+        title = f"{name} B={chosen.batch} V={chosen.vocabulary}"
+        report.on_device(title, calls, chosen.rounds, host[0].nbytes, report.peers(theirs))
+    report.save()
+
+
 def main() -> None:
-    chosen = options(__doc__, batch=64, vocabulary=131072, rounds=7)
+    chosen = options(__doc__, {"device": KINDS}, batch=64, vocabulary=131072, rounds=7, device="cpu")
+    if chosen.device != "cpu":
+        return on_device(chosen)
     report = Report("top_k_top_p_sample", chosen.threads)
     rng = np.random.default_rng(0)
     shape = (chosen.batch, chosen.vocabulary)

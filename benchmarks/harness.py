@@ -138,7 +138,8 @@ class Report:
 
     def __init__(self, stem: str, threads: int = 1) -> None:
         self.stem, self.threads, self.rows = stem, threads, list[tuple[Any, ...]]()
-        print(f"{stem}: {_native.isa()}, {threads} thread(s), one thread reads {bandwidth() / 1e9:.0f} GB/s")
+        self.isa = _native.isa()
+        print(f"{stem}: {self.isa}, {threads} thread(s), one thread reads {bandwidth() / 1e9:.0f} GB/s")
 
     def case(
         self,
@@ -163,7 +164,6 @@ class Report:
             times = rounds_of({**calls, **plain, **(reads or {})}, rounds, budget=budget)
         read_times = {name: [max(s - call_seconds(), 0.0) for s in times.pop(name)] for name in reads or {}}
         plain_times = times.pop("", [])
-        ours = next(iter(times.values()))
         floors = next(iter(read_times.values()), None)
         if floor_bytes is not None:
             floors = [floor_bytes / READ_BYTES * s for s in plain_times]
@@ -173,6 +173,13 @@ class Report:
         about = "; ".join(f"{name} {_time(statistics.median(seconds))}" for name, seconds in read_times.items())
         if floor is not None and not about:
             about = f"floor {_time(floor)}: {floor_bytes:.0f} bytes at {floor_bytes / floor / 1e9:.1f} GB/s"
+        self.show(case, times, floors, about)
+        return times
+
+    def show(self, case: str, times: Mapping[str, list[float]], floors: list[float] | None, about: str) -> None:
+        """Prints the case's table, of seconds by round; the first call is ours."""
+        ours = next(iter(times.values()))
+        floor = None if floors is None else statistics.median(floors)
         print(f"\n{case}" + (f"   ({about})" if about else ""))
         for name, seconds in times.items():
             low, ratio, high = statistics.quantiles((s / o for s, o in zip(seconds, ours, strict=True)), n=4)
@@ -185,8 +192,7 @@ class Report:
                 + ("" if above is None else f"{above:9.1f} x floor")
             )
             spread = (median, min(seconds), max(seconds), ratio, low, high, inverse)
-            self.rows.append((case, name, *spread, floor, above, self.threads, _native.isa()))
-        return times
+            self.rows.append((case, name, *spread, floor, above, self.threads, self.isa))
 
     def save(self) -> None:
         """Writes the rows where the command line says."""

@@ -13,6 +13,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from decodestep.ops.decode_step.triton import draw, filters
+from decodestep.ops.mixture_of_experts import triton as experts
 from decodestep.ops.mla_attention import triton as attention
 from decodestep.ops.mla_prolog.triton import kernels as prolog
 from decodestep.ops.tensor_scatter import triton as scatter
@@ -62,6 +63,13 @@ def cases() -> list[tuple[Any, dict[str, str], dict[str, Any]]]:
         (prolog.turn_queries, {"q": F32, "sin": BF16, "cos": BF16, "out": F32}, {"HALF": 32, "BFLOAT16": True}),
         (prolog.absorb, {"q": F32, "w": BF16, "out": F32}, {"BFLOAT16": True, **TILE}),
     ]
+    for kind, given in enumerate((F32, BF16, BF16)):
+        constants = {"PRECISION": "ieee" if given == F32 else "tf32x3", **TILE}
+        pointers = {"x": F32, "tokens": I64, "tiles": I64, "gate": given, "up": given, "out": F32}
+        made.append((experts._gate_up, pointers, constants | {"KIND": kind}))
+        made.append((experts._down, {"between": F32, "tiles": I64, "down": given, "out": F32}, constants))
+    pointers = {"outputs": F32, "of_shared": F32, "weights": F32, "places": I64, "columns": I64, "y": F32}
+    made.append((experts._add, pointers, {"SHARED": True, "COLUMNS": 32}))
     pointers = {name: SURVIVORS[name] for name in ("inputs", "top_k", "top_p", "kept")}
     made.append((samplers.apply_cuts, pointers, {"HAS_K": True, "HAS_P": True, "BLOCK": 1024}))
     for int8 in (False, True):

@@ -444,6 +444,12 @@ def step_rows(s: Source) -> Arguments:
             "rows": [Held("Row", row(s, vocab)) for _ in range(batch)], "threads": s.threads()}  # fmt: skip
 
 
+def accept_tokens(s: Source) -> Arguments:
+    vocab, batch = s.one_of(1, 40), s.size(3)
+    tokens = [s.one_of(-1, 0, vocab - 1, int(s.rng.integers(vocab))) for _ in range(batch)]
+    return {"rows": [Held("Row", row(s, vocab)) for _ in range(batch)], "tokens": tokens, "vocab": vocab}
+
+
 def tensor_scatter(s: Source) -> Arguments:
     batch, outer, rows, run = s.size(3), s.size(3), s.size(6), s.size(9)
     steps = int(s.rng.integers(rows + 1))
@@ -535,6 +541,7 @@ CALLS: dict[str, Callable[[Source], Arguments]] = {
     "followers": followers,
     "Row": row,
     "step_rows": step_rows,
+    "accept_tokens": accept_tokens,
     "tensor_scatter": tensor_scatter,
     "noise_bits": noise(np.uint32),
     "uniform": noise(np.float32),

@@ -49,6 +49,40 @@ def test_the_sampler_verifies_every_case_and_reports():
         assert line in ran.stderr
 
 
+EACH_ON_A_DEVICE = """
+import runpy, sys
+sys.path.insert(0, {folder!r})
+for stem, *arguments in {runs!r}:
+    sys.argv = ["bench_" + stem, "--device", *arguments]
+    runpy.run_path({folder!r} + "/bench_" + stem + ".py", run_name="__main__")
+"""
+RUNS = [
+    ("decode_step", "interpreted", "--vocab", "300", "--batch", "2", "--cases", "full"),
+    ("top_k_top_p_sample", "interpreted", "--vocabulary", "60", "--batch", "1"),
+    ("tensor_scatter", "interpreted"),
+    ("mixture_of_experts", "interpreted", "--hidden", "32", "--width", "16", "--experts", "4"),
+    ("mla_prolog", "interpreted", "--heads", "1", "--tokens", "1"),
+    ("mla_attention", "interpreted", "--contexts", "70"),
+    ("tensor_scatter", "cuda"),
+]
+
+
+def test_what_runs_on_a_device_is_verified_without_one():
+    """And is refused in a line where it was to be timed."""
+    ran = run([sys.executable, "-c", EACH_ON_A_DEVICE.format(folder=str(FOLDER), runs=RUNS)])
+    for line in (
+        "full B=2 V=300 float32: verified ours",
+        "k=50 p=0.9 B=1 V=60: verified given q, seeded",
+        "in place: verified ours",
+        "bfloat16 T=64: verified ours",
+        "int8 N=1 T=1: verified ours",
+        "16 heads, context 70: verified ours",
+    ):
+        assert line in ran.stdout, ran.stderr
+    if ran.returncode:
+        assert ran.stderr.strip().endswith("bench_tensor_scatter: --device cuda needs a GPU, and torch finds none here")
+
+
 def test_csv_and_plot(tmp_path):
     arguments = [*TINY, "--cases", "full", "--peers", "none", "--csv", tmp_path / "rows.csv"]
     if util.find_spec("matplotlib"):

@@ -566,7 +566,7 @@ def with_another_map(model):
         (with_another_expansion, r"layers.1.self_attn.expand_kv must be that of its class, in one handle; got another one"),
         (with_another_map, r"layers.0.self_attn.expand_kv must be the map of kv_b_proj's weight; got another one, of Scaled"),
         (lambda model: model.double(), r"kv_b_proj must be float32 or bfloat16; got torch.float64"),
-        (lambda model: model.to("meta"), r"kv_b_proj must be on the CPU; got a weight on meta"),
+        (lambda model: model.to("meta"), r"kv_b_proj must be on the CPU or a CUDA device; got a weight on meta"),
     ],
 )
 def test_what_is_refused_when_it_is_switched_on(change, message):

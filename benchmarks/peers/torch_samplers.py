@@ -67,13 +67,13 @@ class _Filters:
     def filtered(self, scores: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor | None]:
         raise NotImplementedError
 
-    def _draw(self, scores: torch.Tensor) -> torch.Tensor:
+    def draw(self, scores: torch.Tensor) -> torch.Tensor:
         probs, ids = self.filtered(scores)
         best = (probs / torch.empty_like(probs).exponential_()).argmax(-1, keepdim=True)
         return (best if ids is None else ids.gather(1, best)).squeeze(1)
 
     def sample(self, logits: Logits) -> np.ndarray:
-        return self._draw(logits.tensor).numpy()
+        return self.draw(logits.tensor).numpy()
 
     def kept(self, logits: Logits, row: int) -> tuple[np.ndarray, np.ndarray]:
         probs, ids = self.filtered(logits.tensor)
@@ -111,5 +111,5 @@ class CompiledSort(Sort):
     def __init__(self, case: Case) -> None:
         super().__init__(case)
         torch.compiler.reset()  # of one function it compiles eight shapes, and runs further ones as they are
-        self._draw = torch.compile(super()._draw, dynamic=False)
+        self.draw = torch.compile(super().draw, dynamic=False)
         self.filtered = torch.compile(super().filtered, dynamic=False)

@@ -225,6 +225,20 @@ class LockedRows {
         unlocked_ = true;
     }
 
+    // Takes the rows' tokens into their histories. Returns bytes of End, or None if no row has ended in this call or
+    // before.
+    nb::object accept(const int64_t* tokens) {
+        unlock();
+        std::string ends(count(), static_cast<char>(End::none));
+        bool ended = false;
+        for (size_t b = 0; b < count(); ++b) {
+            HeldRow& row = *rows_[b].second;
+            if (!row.ended) ends[b] = static_cast<char>(row.accept(tokens[b]));
+            ended |= row.ended;
+        }
+        return ended ? nb::object(nb::bytes(ends.data(), ends.size())) : nb::none();
+    }
+
     size_t count() const { return rows_.size(); }
     HeldRow& operator[](size_t i) const { return *rows_[i].second; }
 
@@ -252,15 +266,28 @@ nb::object step_rows(nb::handle logits, const nb::list& objects, int threads) {
         nb::gil_scoped_release release;
         decode_step(args);
     }
-    locked.unlock();
-    std::string ends(given.batch, static_cast<char>(End::none));
-    bool ended = false;
-    for (size_t b = 0; b < given.batch; ++b) {
-        if (!locked[b].ended) ends[b] = static_cast<char>(locked[b].accept(args.tokens[b]));
-        ended |= locked[b].ended;
+    const nb::object ends = locked.accept(args.tokens);
+    return nb::make_tuple(tokens, ends, logprobs_of(rows, args.tokens));
+}
+
+// Takes tokens that were drawn elsewhere, one for each row, -1 for none. Returns the ends, as step_rows does. Nothing
+// has changed where it throws.
+nb::object accept_tokens(const nb::list& objects, const nb::list& drawn, size_t vocab) {
+    LockedRows locked;
+    locked.lock(objects, vocab);
+    require(locked.count() == nb::len(drawn), "tokens must hold one token for each row");
+    std::vector<int64_t> tokens;
+    tokens.reserve(locked.count());
+    for (const nb::handle token : drawn) {
+        require(PyLong_CheckExact(token.ptr()), "tokens must be integers");
+        const int64_t value = PyLong_AsLongLong(token.ptr());
+        const bool fits = value != -1 || !PyErr_Occurred();
+        PyErr_Clear();
+        require(fits && value >= -1 && (value < 0 || static_cast<size_t>(value) < vocab),
+                "tokens must be -1 or in [0, vocab)");
+        tokens.push_back(value);
     }
-    return nb::make_tuple(tokens, ended ? nb::object(nb::bytes(ends.data(), ends.size())) : nb::none(),
-                          logprobs_of(rows, args.tokens));
+    return locked.accept(tokens.data());
 }
 
 }  // namespace
@@ -272,6 +299,7 @@ void bind_rows(nb::module_& m) {
              nb::arg("limit").none())
         .def_rw("ended", &HeldRow::ended);
     m.def("step_rows", &step_rows, nb::arg("logits"), nb::arg("rows"), nb::arg("threads"));
+    m.def("accept_tokens", &accept_tokens, nb::arg("rows"), nb::arg("tokens"), nb::arg("vocab"));
 }
 
 }  // namespace decodestep

@@ -9,11 +9,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from decodestep._base import arrays
+from decodestep._base import arrays, devices
 from decodestep._base.arrays import Array, ArrayT
-from decodestep._base.checks import is_int, refuse, require
+from decodestep._base.checks import is_int, refuse, require, require_choice
 from decodestep.ops.decode_step import TokenLogprobs, decode_step, reference
 from decodestep.ops.decode_step.rows import ENDS, NativeRow, new_row, step_rows
+from decodestep.sampling import device_step
 from decodestep.sampling.build_processors import processors_of
 from decodestep.sampling.constraint import constraint_of
 from decodestep.sampling.params import SamplingParams
@@ -87,6 +88,8 @@ class Sampler:
         They run where transformers puts a user's own: before the temperature. The attributes of those that run fused are
         read once, when a row is added (`explain` says which run fused).
     token_bytes: token id -> bytes of text; required for stop strings and for `StepResult.text`.
+    backend: "auto", "cpu" or "triton". "auto" is "triton" for torch tensors on a GPU: the step runs there, nothing but the
+        tokens comes to the host, and they are those of the CPU. All processors must then be fused.
 
     `rows` holds the rows, for reading. `add` and `remove` change them between steps. A row's tokens depend on its own logits,
     params and prompt alone. One thread at a time may use a Sampler.
@@ -103,9 +106,11 @@ class Sampler:
         prompt_ids: Sequence[Sequence[int]] | None = None,
         processors: Processors = (),
         token_bytes: Callable[[int], bytes] | None = None,
+        backend: str = "auto",
     ) -> None:
         require(is_int(vocab_size) and vocab_size >= 1, _OP, "vocab_size", "an integer >= 1", vocab_size)
-        self.vocab_size = int(vocab_size)
+        require_choice(_OP, "backend", backend, ("auto", "cpu", "triton"))
+        self.vocab_size, self._backend = int(vocab_size), backend
         self._ends = frozenset(self._ids("eos_token_id", _as_several(eos_token_id)))
         self._processors = RowProcessors(_OP, processors)
         self._added = 0
@@ -183,6 +188,8 @@ class Sampler:
         have ended are processed too. Nothing is drawn, and no row changes.
         Raises ValueError for logits of another shape or dtype, and whatever a processor raises.
         """
+        if self._goes_to_device(logits):
+            return device_step.processed(_OP, self.rows, logits, self.vocab_size, self._backend)
         scores = self._apply_unfused(self._view(logits))
         steps, positions = [row.plan.tail.steps(row.history) for row in self.rows], [len(row.history) for row in self.rows]
         processed: ArrayT = arrays.like(logits, decode_step(scores, steps, position=positions, need_processed=True).processed)
@@ -191,14 +198,16 @@ class Sampler:
     def step(self, logits: Array) -> StepResult:
         """Draws the next token of every row that goes on, appends it to the row's history, and ends rows that are due.
 
-        logits: (B, V), one row for each of `rows`, float32, float16 or bfloat16, NumPy or torch, rows at any distance. Not
-            written to. The logits of rows that have ended are not read.
+        logits: (B, V), one row for each of `rows`, float32, float16 or bfloat16, NumPy or torch, rows at any distance, on the
+            CPU or a GPU. Not written to. The logits of rows that have ended do not count.
 
         Returns a `StepResult`. A row whose processor or whose token_bytes raises an Exception ends with the reason "error" and
         keeps it in `Row.error`; the other rows take no notice. One that its processor ends has token -1.
         Raises ValueError for logits of another shape or dtype; then no row has changed, and the step may be repeated. What is
         no Exception, as KeyboardInterrupt, ends every row with the reason "error" and is raised.
         """
+        if self._goes_to_device(logits):
+            return self._step_on_device(logits)
         native, any_unfused, any_watched = self._batch or self._gather()
         scores = array = self._view(logits)
         held: dict[int, str] | None = None  # what rows that failed had held back, by their index
@@ -222,10 +231,27 @@ class Sampler:
         except Exception:
             raise
         except BaseException as error:  # it may come after the draw and before the text: no row may go on from there
-            for row in self.rows:
-                if not row.reason:
-                    row.fail(error)
+            self._fail_all(error)
             raise
+
+    def _goes_to_device(self, logits: Array) -> bool:
+        plain = type(logits) is np.ndarray and self._backend != "triton"  # the usual case, told apart in 50 ns
+        return not plain and devices.goes_to_triton(self._backend, logits)
+
+    def _step_on_device(self, logits: Any) -> StepResult:
+        array = device_step.outline(_OP, self.rows, logits, self.vocab_size, self._backend)
+        try:
+            drawn = device_step.draw(self.rows, logits, self.vocab_size)
+            return self._report(array, *drawn)
+        except BaseException as error:
+            if not isinstance(error, Exception):
+                self._fail_all(error)
+            raise
+
+    def _fail_all(self, error: BaseException) -> None:
+        for row in self.rows:
+            if not row.reason:
+                row.fail(error)
 
     def _fail_those_to_blame(self, error: Exception) -> dict[int, str]:
         """Ends the rows whose fused processors cannot compute their steps; raises `error` where there is none."""

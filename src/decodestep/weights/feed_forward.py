@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any, TypeAlias
 
 from decodestep._base.checks import is_int, require
+from decodestep.weights.device_rows import DeviceRows
 from decodestep.weights.linear_panels import LinearPanels
 from decodestep.weights.packed import PackedWeight
 
 _CLASS = "FeedForward"
 _PANEL = 32  # outputs
+
+Weight: TypeAlias = PackedWeight | LinearPanels | DeviceRows
 
 
 @dataclass(frozen=True, eq=False)
@@ -20,15 +24,16 @@ class FeedForward:
 
     gate, up: (He, count * F); block e has the outputs from e * F on. down: (F, count * He); block e has those from e * He on.
         Each a `PackedWeight`, as a GGUF file has the tensors of its experts, or a `LinearPanels` packed of one. In panels F and
-        He are multiples of 32 if count is more than 1, so that no panel belongs to two blocks.
+        He are multiples of 32 if count is more than 1, so that no panel belongs to two blocks. Or each a `DeviceRows`, for
+        kernels on a device.
     count: 1 or more.
 
     Raises ValueError if the shapes contradict each other.
     """
 
-    gate: PackedWeight | LinearPanels | None
-    up: PackedWeight | LinearPanels
-    down: PackedWeight | LinearPanels
+    gate: Weight | None
+    up: Weight
+    down: Weight
     count: int = 1
     gelu: bool = False
 
@@ -38,7 +43,7 @@ class FeedForward:
             weight = getattr(self, name)
             if weight is None and name == "gate":
                 continue
-            require(isinstance(weight, PackedWeight | LinearPanels), _CLASS, name, "a PackedWeight or a LinearPanels", weight)
+            require(isinstance(weight, Weight), _CLASS, name, "a PackedWeight or a LinearPanels", weight)
             unit = _PANEL if self.count > 1 and isinstance(weight, LinearPanels) else 1
             rule = f"of {self.count} blocks of outputs" + (f", multiples of {_PANEL}" if unit > 1 else "")
             require(weight.shape[1] % (self.count * unit) == 0, _CLASS, name, rule, _shape(weight.shape))
@@ -58,14 +63,21 @@ class FeedForward:
         return self.up.shape[1] // self.count
 
     @property
-    def weights(self) -> tuple[PackedWeight | LinearPanels, ...]:
+    def weights(self) -> tuple[Weight, ...]:
         """gate, if there is one, up and down."""
         return (self.up, self.down) if self.gate is None else (self.gate, self.up, self.down)
 
     @property
     def nbytes(self) -> int:
         """Bytes of the weights."""
-        return sum(w.nbytes if isinstance(w, LinearPanels) else w.rows.nbytes for w in self.weights)
+        return sum(w.rows.nbytes if isinstance(w, PackedWeight) else w.nbytes for w in self.weights)
+
+    def to(self, device: Any) -> FeedForward:
+        """A copy in the memory of a torch device. Raises ValueError unless the weights are dense `PackedWeight`s."""
+        for weight in self.weights:
+            require(isinstance(weight, PackedWeight), _CLASS, "weights", "PackedWeights, to be copied", type(weight).__name__)
+        copies = [DeviceRows.of(w, device) for w in self.weights if isinstance(w, PackedWeight)]
+        return replace(self, gate=None if self.gate is None else copies[0], up=copies[-2], down=copies[-1])
 
     def block(self, number: int) -> FeedForward:
         """One of the blocks; its weights are views."""
@@ -74,8 +86,10 @@ class FeedForward:
         return FeedForward(gate[0] if gate else None, up, down, gelu=self.gelu)
 
 
-def part_of_outputs(weight: PackedWeight | LinearPanels, first: int, count: int) -> PackedWeight | LinearPanels:
+def part_of_outputs(weight: Weight, first: int, count: int) -> Weight:
     """`count` outputs of a weight from `first` on, as a view; in panels both are multiples of 32."""
+    if isinstance(weight, DeviceRows):
+        return DeviceRows(weight.values[first : first + count])
     if isinstance(weight, PackedWeight):
         return replace(weight, rows=weight.rows[first : first + count])
     panels = -(-weight.outputs // _PANEL)

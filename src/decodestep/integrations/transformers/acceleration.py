@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, DynamicIndexedLayer, DynamicLayer
 
-from decodestep._base.checks import is_int, refuse, require
+from decodestep._base import devices
+from decodestep._base.checks import is_int, refuse, require, require_choice
 from decodestep.integrations.transformers.attention import DTYPES, NAME, Latents, is_plain, latents_of
 from decodestep.integrations.transformers.few_rows import MOST_ROWS, FewRows, few_rows_of, is_served
 from decodestep.integrations.transformers.latent_layer import IndexedLatentLayer, LatentLayer
@@ -28,6 +29,7 @@ def accelerate(
     linears: bool = True,
     experts: str = "keep",
     absorb_up_to: int = 64,
+    backend: str = "auto",
 ) -> Acceleration:
     """Switches a model of transformers with multi-head latent attention to decoding on the cached latents.
 
@@ -39,17 +41,21 @@ def accelerate(
     forward pass of few queries after many keys reads the latents as they are: kv_b_proj's two halves are multiplied with the
     query and with the sum instead, which is the same sum in another order. Everything else goes the stock way: prompts of more
     than `absorb_up_to` tokens, or of more than a quarter of the keys; passes with gradients, dropout, autocast, under
-    torch.compile, on other devices; masks that add scores, or differ from head to head; output_attentions.
+    torch.compile, on devices other than the CPU and CUDA's; masks that add scores, or differ from head to head;
+    output_attentions.
 
-    model: a PreTrainedModel on the CPU, float32 or bfloat16, with modules that have `expand_kv` and `kv_b_proj`: deepseek_v2,
-        deepseek_v3 and their relatives.
+    model: a PreTrainedModel on the CPU or on a GPU, float32 or bfloat16, with modules that have `expand_kv` and `kv_b_proj`:
+        deepseek_v2, deepseek_v3 and their relatives.
     attention: whether to switch the attention, to the implementation "decodestep". `model.set_attn_implementation` goes on
         working, and no weight is copied.
     cache: whether the layers of dynamic caches that are new become `LatentLayer`s when the model first sees them.
     linears: whether calls of plain Linear modules with few rows (8 at most) and a weight of a megabyte or more go to
         `ops.linear`, which reads the weight once, where it is, on every thread; but kv_b_proj. Sums are in another order.
+        Those on a GPU stay torch's.
     experts: "keep", or the name of an experts implementation for `model.set_experts_implementation`. There is none of ours.
     absorb_up_to: the most queries of a pass that are served on the latents.
+    backend: "auto", "cpu" or "triton", that of `mla_attention`. "auto" is "triton" for what lies on a GPU. Of a mask there, the
+        host gets a copy, one for all layers of a step.
 
     Returns the handle, the same one for a model that is accelerated already. state_dict, save_pretrained and the saved config
     are as before. A copy (`copy.deepcopy`) or a pickled model is accelerated too and has a handle of its own.
@@ -63,11 +69,12 @@ def accelerate(
     present = model.__dict__.get(_HANDLE)
     if isinstance(present, Acceleration):
         return present
+    require_choice(_OP, "backend", backend, ("auto", "cpu", "triton"))
     modules = dict(_latent_attentions(model))
     require(bool(modules), _OP, "model", "one with latent attention (expand_kv and kv_b_proj)", type(model).__name__)
     for name, module in modules.items():
-        _check(name, module)
-    return Acceleration(model, modules, attention, cache, linears, experts, int(absorb_up_to))
+        _check(name, module, backend)
+    return Acceleration(model, modules, attention, cache, linears, experts, int(absorb_up_to), backend)
 
 
 class Acceleration:
@@ -82,6 +89,7 @@ class Acceleration:
         linears: bool,
         experts: str,
         absorb_up_to: int,
+        backend: str,
     ) -> None:
         self.model = model
         self._modules = modules if attention else {}
@@ -92,7 +100,7 @@ class Acceleration:
         decoders = _owners(model, modules)
         setattr(model, _HANDLE, self)
         try:
-            self._switch(modules, decoders, attention, cache, experts, absorb_up_to)
+            self._switch(modules, decoders, attention, cache, experts, absorb_up_to, backend)
         except BaseException:
             self.undo()
             raise
@@ -105,6 +113,7 @@ class Acceleration:
         cache: bool,
         experts: str,
         absorb_up_to: int,
+        backend: str,
     ) -> None:
         if experts != "keep":
             before = self.model.get_experts_implementation()
@@ -112,7 +121,7 @@ class Acceleration:
             self._experts = before
         if attention:
             for module in modules.values():
-                module.expand_kv = Latents(module, absorb_up_to)
+                module.expand_kv = Latents(module, absorb_up_to, backend)
             for decoder in decoders:
                 self._configs.append((decoder.config, decoder.config._attn_implementation))
                 decoder.set_attn_implementation(NAME)  # warns, and does nothing, where the model's file does not allow it
@@ -156,9 +165,11 @@ class Acceleration:
         lines = []
         for name, module in self.model.named_modules():
             kind = type(module).__name__
-            if latents_of(module):
+            if latents := latents_of(module):
                 in_use = module.config._attn_implementation
-                state = "on the latents" if in_use == NAME else f'"{in_use}", chosen since: on expanded keys'
+                triton = devices.goes_to_triton(latents.backend, module.kv_b_proj.weight)
+                state = "on the latents, in Triton" if triton else "on the latents"
+                state = state if in_use == NAME else f'"{in_use}", chosen since: on expanded keys'
                 lines.append(f"{name} ({kind}): {state}")
             elif _is_latent_attention(module):
                 lines.append(f"{name} ({kind}): kept, attention=False")
@@ -202,12 +213,15 @@ def _owners(model: nn.Module, modules: dict[str, nn.Module]) -> list[Any]:
     return list(owners.values())
 
 
-def _check(name: str, module: Any) -> None:
+def _check(name: str, module: Any, backend: str) -> None:
     projection = module.kv_b_proj
     require("expand_kv" not in vars(module), _OP, f"{name}.expand_kv", "that of its class, in one handle", "another one")
     require(is_plain(projection), _OP, f"{name}.kv_b_proj", "a Linear without bias and hooks", type(projection).__name__)
     weight = projection.weight
-    require(weight.device.type == "cpu", _OP, f"{name}.kv_b_proj", "on the CPU", f"a weight on {weight.device}")
+    there = weight.is_cpu or weight.is_cuda
+    require(there, _OP, f"{name}.kv_b_proj", "on the CPU or a CUDA device", f"a weight on {weight.device}")
+    if devices.goes_to_triton(backend, weight):
+        devices.choose_triton(_OP, backend, weight)
     require(weight.dtype in DTYPES and type(weight) is nn.Parameter, _OP, f"{name}.kv_b_proj", "float32 or bfloat16", weight)
     require(getattr(module, "sinks", None) is None, _OP, name, "an attention without sinks", type(module).__name__)
     if not _expands_by_its_weight(module):
@@ -217,8 +231,8 @@ def _check(name: str, module: Any) -> None:
 def _expands_by_its_weight(module: Any) -> bool:
     """Whether `expand_kv` makes keys [W_UK latent | rope key] and values W_UV latent, on two positions."""
     weight: Tensor = module.kv_b_proj.weight.detach()
-    latents = torch.linspace(-1, 1, 2 * weight.shape[1], dtype=weight.dtype).view(1, 1, 2, -1)
-    rope = torch.linspace(2, 3, 2 * module.qk_rope_head_dim, dtype=weight.dtype).view(1, 1, 2, -1)
+    latents = torch.linspace(-1, 1, 2 * weight.shape[1], dtype=weight.dtype, device=weight.device).view(1, 1, 2, -1)
+    rope = torch.linspace(2, 3, 2 * module.qk_rope_head_dim, dtype=weight.dtype, device=weight.device).view(1, 1, 2, -1)
     with torch.no_grad():
         key, value = type(module).expand_kv(module, latents, rope)
     expected = nn.functional.linear(latents, weight).view(1, 2, -1, module.qk_nope_head_dim + module.v_head_dim).transpose(1, 2)

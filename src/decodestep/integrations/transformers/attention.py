@@ -50,12 +50,12 @@ _LEFT_TO_SDPA = {"output_attentions", "position_bias", "softcap", "cache"}
 class Latents:
     """What an accelerated module has in place of its method `expand_kv`: it passes the cached latents on to `attention`.
 
-    module: the attention module. absorb_up_to: the most queries that `attention` absorbs. Under any other implementation of
-    attention, which a user may switch to at any time, keys and values are expanded as ever.
+    module: the attention module. absorb_up_to: the most queries that `attention` absorbs. backend: that of `mla_attention`.
+    Under any other implementation of attention, which a user may switch to at any time, keys and values are expanded as ever.
     """
 
-    def __init__(self, module: Any, absorb_up_to: int) -> None:
-        self.module, self.absorb_up_to = module, absorb_up_to
+    def __init__(self, module: Any, absorb_up_to: int, backend: str = "auto") -> None:
+        self.module, self.absorb_up_to, self.backend = module, absorb_up_to, backend
 
     def __call__(self, kv_nope: Tensor, k_rot: Tensor) -> tuple[Tensor, Tensor]:
         return (kv_nope, k_rot) if self.module.config._attn_implementation == NAME else self.expand(kv_nope, k_rot)
@@ -98,7 +98,7 @@ def attention(
         if not handed_over and _can_absorb(module, latents, query, key, value, dropout, scaling):
             keys = _visible(attention_mask, chosen, query, key, _is_causal(module, options))
             if keys is not None:
-                return absorbed(module, query, key, value, keys, float(scaling or 0.0)), None
+                return absorbed(module, query, key, value, keys, float(scaling or 0.0), latents.backend), None
     if latents is not None:
         key, value = latents.expand(key, value)
     if chosen is not None:
@@ -109,8 +109,11 @@ def attention(
     return out
 
 
-def absorbed(module: Any, query: Tensor, latents: Tensor, rope_keys: Tensor, keys: VisibleKeys, scale: float) -> Tensor:
-    """Attention on the latents themselves: kv_b_proj's key part goes into the query, its value part after the sum.
+def absorbed(
+    module: Any, query: Tensor, latents: Tensor, rope_keys: Tensor, keys: VisibleKeys, scale: float, backend: str = "auto"
+) -> Tensor:
+    """Attention on the latents themselves: kv_b_proj's key part goes into the query, its value part after the sum. Everything
+    but the indexes in `keys` stays on the query's device.
 
     query (B, H, Q, nope + rope) -> (B, Q, H, v_head_dim), contiguous in no particular order
     """
@@ -129,9 +132,10 @@ def absorbed(module: Any, query: Tensor, latents: Tensor, rope_keys: Tensor, key
         keys.lengths,
         scale=scale,
         sequence=keys.sequence,
+        backend=backend,
     )
     if keys.blind.size:
-        out[torch.from_numpy(keys.blind)] = 0.0
+        out[torch.from_numpy(keys.blind).to(out.device)] = 0.0
     # The weight first: for one query torch reads it in its order in memory, which is a third faster.
     values = _multiplied(weight[:, nope:], out.permute(1, 2, 0)).to(query.dtype)
     return values.view(heads, width, batch, queries).permute(2, 3, 0, 1)
@@ -145,7 +149,7 @@ def _multiplied(a: Tensor, b: Tensor) -> Tensor:
     the threads of `mla_attention` and `linear` most of what they gain.
     """
     a, b = a.float(), b.float()
-    if min(a.shape[1], b.shape[2]) <= MOST_ROWS:
+    if a.is_cpu and min(a.shape[1], b.shape[2]) <= MOST_ROWS:
         return torch.from_numpy(np.matmul(a.numpy(), b.numpy()))
     return torch.bmm(a, b)
 
@@ -194,7 +198,7 @@ def _can_absorb(
     queries, keys = query.shape[2], key.shape[2]
     if queries > latents.absorb_up_to or keys < _KEYS_A_QUERY * queries or dropout or scaling is None:
         return False
-    if not is_plain(module.kv_b_proj) or torch.compiler.is_compiling() or torch.is_autocast_enabled("cpu"):
+    if not is_plain(module.kv_b_proj) or torch.compiler.is_compiling() or torch.is_autocast_enabled(query.device.type):
         return False
     weight = module.kv_b_proj.weight
     tensors = (query, key, value, weight)
@@ -202,7 +206,9 @@ def _can_absorb(
         return False
     if type(query) is not Tensor or query.dtype not in DTYPES:
         return False
-    alike = all(t.is_cpu and t.layout == torch.strided and t.dtype == query.dtype for t in tensors)
+    if not (query.is_cpu or query.is_cuda):
+        return False
+    alike = all(t.device == query.device and t.layout == torch.strided and t.dtype == query.dtype for t in tensors)
     return alike and weight.shape[0] == query.shape[1] * (module.qk_nope_head_dim + module.v_head_dim)
 
 
@@ -220,7 +226,7 @@ def _visible(mask: Tensor | None, chosen: Tensor | None, query: Tensor, key: Ten
     keys = key.shape[2]
     if mask is None and chosen is None:
         return visible_keys.unmasked(batch, queries, keys, causal and queries > 1)
-    if mask is not None and (mask.dim() != 4 or mask.shape[1] != 1 or mask.shape[2:] != (queries, keys) or not mask.is_cpu):
+    if mask is not None and (mask.dim() != 4 or mask.shape[1] != 1 or mask.shape[2:] != (queries, keys)):
         return None
     if chosen is not None:
         mask = _only(mask, chosen, query, key)

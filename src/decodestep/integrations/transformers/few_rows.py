@@ -58,4 +58,5 @@ def few_rows_of(module: nn.Module) -> FewRows | None:
 
 def is_served(module: nn.Module) -> TypeGuard[nn.Linear]:
     """Whether a module is a Linear of torch and nothing else, whose weight a `FewRows` can read."""
-    return type(module) is nn.Linear and "forward" not in vars(module) and module.weight.dtype in _FORMATS
+    plain = type(module) is nn.Linear and "forward" not in vars(module)
+    return plain and module.weight.dtype in _FORMATS and module.weight.is_cpu

@@ -35,8 +35,8 @@ def unmasked(batch: int, queries: int, keys: int, causal: bool) -> VisibleKeys:
 
 
 def masked(mask: Tensor) -> VisibleKeys:
-    """For a bool mask (B, Q, T)."""
-    seen = mask.numpy()
+    """For a bool mask (B, Q, T), of which the host gets a copy where it lies on a device."""
+    seen = mask.cpu().numpy()
     batch, queries, keys = seen.shape
     lengths, ahead = seen.sum(2), np.arange(keys)
     if (seen == (ahead < lengths[:, :, None])).all():

@@ -39,3 +39,9 @@ def step_rows(logits: np.ndarray, rows: list[_native.Row]) -> tuple[np.ndarray, 
         logits, rows, dispatch.threads() if len(rows) > 1 else 1
     )
     return result
+
+
+def accept_tokens(rows: list[_native.Row], tokens: list[int], vocab: int) -> bytes | None:
+    """The end codes; see `rows.accept_tokens`."""
+    ends: bytes | None = _native.accept_tokens(rows, tokens, vocab)
+    return ends

@@ -82,6 +82,17 @@ def step_rows(logits: np.ndarray, rows: list[NativeRow]) -> tuple[np.ndarray, by
     return timed(_OP, "cpu", cpu.step_rows)(logits, rows)
 
 
+def accept_tokens(rows: list[NativeRow], tokens: Sequence[int], vocab: int) -> bytes | None:
+    """Takes tokens that were drawn elsewhere, as on a GPU, into the histories of those rows that have not ended.
+
+    tokens: one for each row, in [0, vocab), or -1 for none.
+
+    Returns the ends, as `step_rows` does. Raises ValueError, and no row has changed, for other tokens, a row of another
+    vocabulary, or one that is given twice or is being stepped.
+    """
+    return cpu.accept_tokens(rows, list(tokens), vocab)
+
+
 def _normalise_part(part: Part, vocab: int) -> Part:
     if isinstance(part, While):
         return While(part.first, part.last, _normalise_steps(part.steps, vocab))

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
-from decodestep._base import arrays
+from decodestep._base import arrays, devices
 from decodestep._base.arrays import Array, ArrayT
 from decodestep._base.checks import require, require_dtype, require_shape
 from decodestep._base.dispatch import choose, run
 from decodestep.ops.mixture_of_experts import cpu, reference
+from decodestep.weights.device_rows import DeviceRows
 from decodestep.weights.feed_forward import FeedForward as FeedForward
 
 OP = "mixture_of_experts"
@@ -38,16 +41,34 @@ def mixture_of_experts(
     weights: (T, K), of x's dtype.
     routed: a `FeedForward` of E blocks. shared: one of one block, which every token goes through; None without. In panels
         products quantise x and swiglu(...) where a weight's format says so, as in `linear`.
-    backend: "auto", "cpu" or "reference". "cpu" serves float32. With `LinearPanels` of F and He that are multiples of 32 it is
-        one call of the core, which reads the panels of each expert that is used once, whatever the number of tokens; with other
-        weights it multiplies expert by expert.
+    backend: "auto", "cpu", "triton" or "reference". "triton" takes tensors on a GPU, float32, and weights that are `DeviceRows`
+        there; the others take none of these. "cpu" serves float32. With `LinearPanels` of F and He that are multiples of 32 it
+        is one call of the core, which reads the panels of each expert that is used once, whatever the number of tokens; with
+        other weights it multiplies expert by expert.
 
     Returns y, a new array (T, He) of x's dtype and kind. Raises ValueError for a dtype, shape or expert outside the rules.
     Notes: sums are taken in x's dtype, those over experts in the order above, each term weights * outputs fused into the sum
     where the processor can. NaN stays in its token. A token's bits depend neither on the other tokens nor on the thread count.
     Source: Dai et al., DeepSeekMoE, 2024; Shazeer, GLU Variants Improve Transformer, 2020.
     """
+    if devices.goes_to_triton(backend, x):
+        return _on_device(x, experts, weights, routed, shared, backend)  # type: ignore[no-any-return]
     tokens = arrays.view(OP, "x", x)
+    chosen = _check(tokens, experts, routed, shared)
+    for name, block in (("routed", routed), ("shared", shared)):
+        on_device = block is not None and any(isinstance(weight, DeviceRows) for weight in block.weights)
+        require(not on_device, OP, name, "of weights on the CPU for this backend", "DeviceRows")
+    factors = arrays.view(OP, "weights", weights)
+    require_dtype(OP, "weights", factors, (tokens.dtype,))
+    require_shape(OP, "weights", factors, chosen.shape)
+    backend = choose(OP, backend, {"cpu": None if tokens.dtype == np.float32 else "needs float32", "reference": None})
+    mix = (cpu if backend == "cpu" else reference).mixture
+    result: ArrayT = arrays.like(x, run(OP, backend, mix, tokens, chosen, factors, routed, shared))
+    return result
+
+
+def _check(tokens: np.ndarray, experts: Any, routed: FeedForward, shared: FeedForward | None) -> np.ndarray:
+    """The experts as int64; ValueError for arguments outside the rules."""
     require_dtype(OP, "x", tokens, (np.float32, np.float64))
     require(isinstance(routed, FeedForward), OP, "routed", "a FeedForward", routed)
     require(shared is None or isinstance(shared, FeedForward), OP, "shared", "a FeedForward or None", shared)
@@ -59,10 +80,23 @@ def mixture_of_experts(
     require(len(chosen) == len(tokens), OP, "experts", f"of shape ({len(tokens)}, K)", chosen)
     within = chosen.size == 0 or (chosen.min() >= 0 and chosen.max() < routed.count)
     require(bool(within), OP, "experts", f"in [0, {routed.count})", chosen)
-    factors = arrays.view(OP, "weights", weights)
-    require_dtype(OP, "weights", factors, (tokens.dtype,))
+    return chosen
+
+
+def _on_device(
+    x: Any, experts: Any, weights: Any, routed: FeedForward, shared: FeedForward | None, backend: str
+) -> Any:
+    obstacle = "has no float64" if arrays.is_torch(x) and str(x.dtype) == "torch.float64" else None
+    devices.choose_triton(OP, backend, x, obstacle)
+    from decodestep.ops.mixture_of_experts import triton
+
+    chosen = _check(devices.outline(OP, "x", x, x.device), devices.on_host(experts), routed, shared)
+    for name, block in (("routed", routed), ("shared", shared)):
+        for weight in () if block is None else block.weights:
+            there = isinstance(weight, DeviceRows) and weight.values.device == x.device
+            got = f"a {type(weight).__name__}" + (f" on {weight.values.device}" if isinstance(weight, DeviceRows) else "")
+            require(there, OP, name, f"of DeviceRows on {x.device} (FeedForward.to)", got)
+    factors = devices.outline(OP, "weights", weights, x.device)
+    require_dtype(OP, "weights", factors, (np.float32,))
     require_shape(OP, "weights", factors, chosen.shape)
-    backend = choose(OP, backend, {"cpu": None if tokens.dtype == np.float32 else "needs float32", "reference": None})
-    mix = (cpu if backend == "cpu" else reference).mixture
-    result: ArrayT = arrays.like(x, run(OP, backend, mix, tokens, chosen, factors, routed, shared))
-    return result
+    return run(OP, "triton", triton.mixture, x.detach(), chosen, weights.detach(), routed, shared)

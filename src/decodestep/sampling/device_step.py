@@ -1,0 +1,82 @@
+"""A sampler's step on logits in a GPU's memory: it runs there, and nothing but the tokens comes to the host.
+
+The steps of each row are made on the host, of its history; the history and what ends a row are the core's, as for logits on
+the CPU, and the same seed draws the same token.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from decodestep._base import devices
+from decodestep._base.checks import require, require_dtype
+from decodestep.ops.decode_step import TokenLogprobs, decode_step
+from decodestep.ops.decode_step.rows import accept_tokens
+from decodestep.ops.decode_step.steps import Force, Step
+from decodestep.sampling.row import Row
+
+_DTYPES = tuple(np.dtype(name) for name in ("float32", "float16", "bfloat16"))
+_NOTHING = (Force(np.empty(0, np.int64)),)  # of a row that has ended
+
+
+class Drawn(NamedTuple):
+    """tokens: int64 (B,), on the device; `listed`: the same on the host. ends: a code for each row, as of `step_rows`; logprobs
+    likewise. held: what rows that failed had held back, by their index."""
+
+    tokens: Any
+    listed: list[int]
+    ends: bytes
+    logprobs: tuple[TokenLogprobs | None, ...]
+    held: dict[int, str]
+
+
+def outline(op: str, rows: Sequence[Row], logits: Any, vocab: int, backend: str) -> np.ndarray:
+    """An array of the logits' shape and dtype that holds nothing; ValueError for logits or rows that no kernel serves."""
+    devices.choose_triton(op, backend, logits)
+    array = devices.outline(op, "logits", logits, logits.device)
+    require_dtype(op, "logits", array, _DTYPES)
+    require(array.shape == (len(rows), vocab), op, "logits", f"of shape {len(rows)}x{vocab}", array)
+    for row in rows:
+        apart = ", ".join(type(processor).__name__ for _, processor in row.plan.unfused)
+        require(not apart, op, "processors", "fused where the logits are on a device", apart)
+    return array
+
+
+def draw(rows: Sequence[Row], logits: Any, vocab: int) -> Drawn:
+    """Draws a token for every row that goes on, and appends it to the row's history. The logits have an `outline`.
+
+    A row whose processor raises while its steps are made ends with that error.
+    """
+    held: dict[int, str] = {}
+    steps: list[Sequence[Step]] = []
+    for i, row in enumerate(rows):
+        made: Sequence[Step] = _NOTHING
+        if not row.native.ended:
+            try:
+                made = row.plan.tail.steps(row.history)
+            except Exception as error:
+                held[i] = row.fail(error)
+        steps.append(made)
+    result = decode_step(
+        logits,
+        steps,
+        greedy=[row.params.greedy for row in rows],
+        seed=[row.seed or 0 for row in rows],
+        position=[len(row.history) for row in rows],
+        top_logprobs=[row.params.logprobs for row in rows],
+        backend="triton",
+    )
+    listed = result.tokens.tolist()
+    ends = accept_tokens([row.native for row in rows], listed, vocab) or bytes(len(rows))
+    return Drawn(result.tokens, listed, ends, result.logprobs, held)
+
+
+def processed(op: str, rows: Sequence[Row], logits: Any, vocab: int, backend: str) -> Any:
+    """The scores that each row's steps leave, on the device. Raises ValueError as `outline` does."""
+    outline(op, rows, logits, vocab, backend)
+    steps = [row.plan.tail.steps(row.history) for row in rows]
+    positions = [len(row.history) for row in rows]
+    return decode_step(logits, steps, position=positions, need_processed=True, backend="triton").processed
