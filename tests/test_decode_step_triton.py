@@ -9,16 +9,31 @@ import torch
 import decode_step_cases as cases
 import decodestep as ds
 import triton_interpreter as gpu
-from decodestep.ops.decode_step import reference, triton
 from decodestep.ops.decode_step import steps as s
-from decodestep.ops.decode_step.arguments import normalise_arguments
-from decodestep.ops.decode_step.triton.table import make_table
+from decodestep.ops.decode_step import triton
+from test_decode_step import (  # noqa: F401
+    test_a_row_without_a_candidate_has_no_token,
+    test_a_step_does_not_bring_back_what_a_step_before_dropped,
+    test_a_token_that_is_named_twice_is_changed_twice,
+    test_greedy_takes_the_first_maximum,
+    test_hand_examples,
+    test_log_probabilities,
+    test_normalise_gives_log_probabilities,
+    test_patches_change_their_tokens_alone,
+    test_refuses,
+)
+from triton_interpreter import guard_zones  # noqa: F401
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # infinities and NaN have their stated meanings
 
 
 def ids(*values):
     return np.array(values, np.int64)
+
+
+@pytest.fixture(autouse=True)
+def _on_the_device(monkeypatch):
+    gpu.serve(monkeypatch, "decode_step")
 
 
 @pytest.fixture
@@ -95,38 +110,6 @@ def test_a_launch_allocates_nothing(monkeypatch):
     for name in ("empty", "zeros", "full", "tensor", "from_numpy", "empty_like", "arange"):
         monkeypatch.setattr(torch, name, refused)
     assert triton.launch(logits, table, *columns, work) is work.tokens
-
-
-def test_nothing_is_read_or_written_outside_the_buffers():
-    """The buffers lie between zones of numbers that would win, or would be seen to have changed."""
-    vocab, guard = 37, 64
-    rng = np.random.default_rng(5)
-    rows = rng.normal(size=(2, vocab)).astype(np.float32)
-    steps = [[s.Penalise(ids(3, 36), 1.3), s.Temperature(0.7), s.TopK(20), s.TopP(0.9), s.MinP(0.01)], [s.Typical(0.8)]]
-    plain = normalise_arguments(rows, steps, False, [1, 2], 3, None)
-    want, left, _ = reference.decode_step(rows, *plain, True)
-
-    def guarded(values, poison):
-        whole = torch.full((values.numel() + 2 * guard,), poison, dtype=values.dtype)
-        whole[guard:-guard] = values.reshape(-1)
-        whole = whole.to(gpu.DEVICE)
-        zones.append((whole, poison))
-        return whole[guard : guard + values.numel()].view(values.shape)
-
-    zones = []
-    work = triton.Workspace(2, vocab, gpu.DEVICE, block=16, programs=8)
-    for name, poison in (("scores", 1e9), ("peaks", 1e9), ("best_totals", 1e9), ("best_tokens", 7), ("tokens", 7)):
-        setattr(work, name, guarded(torch.zeros_like(getattr(work, name)).cpu(), poison))
-    *tables, kinds = make_table(plain[0], vocab)
-    table = triton.DeviceTable(*(guarded(torch.from_numpy(t), 3) for t in tables), kinds=kinds)
-    arguments = (([0, 0], torch.int8), ([1, 2], torch.int64), ([3, 3], torch.int64))
-    columns = [guarded(torch.tensor(values, dtype=dtype), 5) for values, dtype in arguments]
-    tokens = triton.launch(guarded(torch.from_numpy(rows), 1e9), table, *columns, work)
-    assert tokens.tolist() == want.tolist()
-    np.testing.assert_array_equal(work.scores.cpu().numpy(), left)
-    for whole, poison in zones:
-        assert (whole[:guard] == poison).all()
-        assert (whole[-guard:] == poison).all()
 
 
 @pytest.mark.parametrize(

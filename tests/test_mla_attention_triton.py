@@ -10,10 +10,35 @@ import torch
 import decodestep as ds
 import triton_interpreter as gpu
 from decodestep.ops.mla_attention import triton
-from test_mla_attention import STORED, make, plain, stored
+from test_mla_attention import (  # noqa: F401
+    STORED,
+    make,
+    plain,
+    refusals,
+    stored,
+    test_a_backend_asked_for_by_name_does_not_fall_back,
+    test_bfloat16_throughout,
+    test_large_scores_do_not_overflow,
+    test_nan_stays_with_those_who_see_it,
+    test_no_tokens,
+    test_one_key_returns_its_latent,
+    test_the_quantised_query_of_the_prolog,
+)
+from test_mla_attention import test_refuses as refuses
 from tolerances import assert_close
+from triton_interpreter import guard_zones  # noqa: F401
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+
+
+@pytest.fixture(autouse=True)
+def _on_the_device(monkeypatch):
+    gpu.serve(monkeypatch, "mla_attention")
+
+
+@pytest.mark.parametrize(("name", "place", "value"), [case for case in refusals() if not isinstance(case[2], list)])
+def test_refuses_what_the_cpu_refuses(rng, name, place, value):
+    refuses(rng, name, place, value)
 
 
 def attend(args, **options):

@@ -10,6 +10,7 @@ import decodestep as ds
 import mla_prolog_cases as cases
 import triton_interpreter as gpu
 from decodestep.weights import PanelWeight
+from triton_interpreter import guard_zones  # noqa: F401
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 COMBINATIONS = [

@@ -8,6 +8,20 @@ import torch
 
 import decodestep as ds
 import triton_interpreter as gpu
+from test_tensor_scatter import (  # noqa: F401
+    test_circular_by_hand,
+    test_empties,
+    test_integer_types_of_the_indices,
+    test_linear_by_hand,
+    test_many_rows,
+)
+from triton_interpreter import guard_zones  # noqa: F401
+
+
+@pytest.fixture(autouse=True)
+def _on_the_device(monkeypatch):
+    gpu.serve(monkeypatch, "tensor_scatter")
+
 
 TYPES = [torch.uint8, torch.bfloat16, torch.float32, torch.int64, torch.complex128, torch.float8_e4m3fn, torch.bool]
 

@@ -10,6 +10,22 @@ import torch
 import decodestep as ds
 import triton_interpreter as gpu
 from decodestep.ops.top_k_top_p_sample import triton
+from test_top_k_top_p_sample import (  # noqa: F401
+    test_a_row_of_minus_infinity_gives_id_0,
+    test_apply_keeps_all_ties_of_top_k_and_the_highest_id_of_top_p,
+    test_kernel_exact_takes_a_softmax_of_probabilities,
+    test_ks_max_rounds_up_to_eight,
+    test_nan_ranks_below_minus_infinity_and_has_no_mass,
+    test_numbers_and_lists_are_rounded_to_the_dtype_first,
+    test_odd_noise,
+    test_odd_raw_values,
+    test_plus_infinities_share_the_mass,
+    test_the_sorted_and_the_unsorted_path_agree_on_the_best,
+    test_ties_go_to_the_lower_id,
+    test_v1_examples,
+    test_worked_examples,
+)
+from triton_interpreter import guard_zones  # noqa: F401
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 
@@ -17,6 +33,8 @@ pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
 @pytest.fixture(autouse=True)
 def _several_blocks(monkeypatch):
     monkeypatch.setattr(triton, "_BLOCK", 64)
+    for name in ("top_k_top_p_sample", "top_k_top_p_sample_v2", "apply_top_k_top_p"):
+        gpu.serve(monkeypatch, name)
 
 
 def rows(rng, kind, batch, vocab):

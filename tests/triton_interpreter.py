@@ -104,7 +104,12 @@ def serve(monkeypatch, name, change=lambda value: value):
     whole = getattr(ds, name)
 
     def there(value):
-        return on_device(value) if isinstance(value, np.ndarray) else change(value)
+        if not isinstance(value, np.ndarray):
+            return change(value)
+        try:
+            return on_device(value)
+        except (TypeError, RuntimeError, AttributeError):  # of a dtype that torch lacks
+            return value
 
     def back(value):
         if isinstance(value, tuple):
@@ -112,9 +117,9 @@ def serve(monkeypatch, name, change=lambda value: value):
         return on_host(value) if isinstance(value, torch.Tensor) else value
 
     def served(*args, backend="auto", **kwargs):
-        if backend == "reference" or not any(isinstance(a, np.ndarray) for a in (*args, *kwargs.values())):
+        if backend in ("reference", "triton") or not any(isinstance(a, np.ndarray) for a in (*args, *kwargs.values())):
             return whole(*args, backend=backend, **kwargs)
         kwargs = {key: there(value) for key, value in kwargs.items()}
-        return back(whole(*map(there, args), backend="triton", **kwargs))
+        return back(whole(*map(there, args), backend="triton" if backend in ("auto", "cpu") else backend, **kwargs))
 
     monkeypatch.setattr(ds, name, served)

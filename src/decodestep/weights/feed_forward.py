@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
-from decodestep._base.checks import is_int, require
+from decodestep._base.checks import is_int, refuse, require
 from decodestep.weights.device_rows import DeviceRows
 from decodestep.weights.linear_panels import LinearPanels
 from decodestep.weights.packed import PackedWeight
@@ -84,6 +84,13 @@ class FeedForward:
         *gate, up = (part_of_outputs(weight, number * self.width, self.width) for weight in self.weights[:-1])
         down = part_of_outputs(self.down, number * self.hidden, self.hidden)
         return FeedForward(gate[0] if gate else None, up, down, gelu=self.gelu)
+
+
+def on_host(weight: Weight) -> PackedWeight | LinearPanels:
+    """The weight itself. Raises ValueError for one that lies on a device."""
+    if isinstance(weight, DeviceRows):
+        refuse(_CLASS, "weights", "on the CPU for this backend", "DeviceRows")
+    return weight
 
 
 def part_of_outputs(weight: Weight, first: int, count: int) -> Weight:

@@ -52,12 +52,12 @@ def mixture_of_experts(
     Source: Dai et al., DeepSeekMoE, 2024; Shazeer, GLU Variants Improve Transformer, 2020.
     """
     if devices.goes_to_triton(backend, x):
-        return _on_device(x, experts, weights, routed, shared, backend)  # type: ignore[no-any-return]
+        return _on_device(x, experts, weights, routed, shared, backend)
     tokens = arrays.view(OP, "x", x)
     chosen = _check(tokens, experts, routed, shared)
     for name, block in (("routed", routed), ("shared", shared)):
-        on_device = block is not None and any(isinstance(weight, DeviceRows) for weight in block.weights)
-        require(not on_device, OP, name, "of weights on the CPU for this backend", "DeviceRows")
+        there = block is not None and any(isinstance(weight, DeviceRows) for weight in block.weights)
+        require(not there, OP, name, "of weights on the CPU for this backend", "DeviceRows")
     factors = arrays.view(OP, "weights", weights)
     require_dtype(OP, "weights", factors, (tokens.dtype,))
     require_shape(OP, "weights", factors, chosen.shape)

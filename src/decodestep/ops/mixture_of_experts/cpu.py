@@ -11,7 +11,7 @@ from decodestep.ops.linear.cpu import linear, panel_argument
 from decodestep.ops.mixture_of_experts import reference
 from decodestep.ops.mixture_of_experts.reference import gelu_gated, squared_relu
 from decodestep.ops.swiglu.cpu import swiglu
-from decodestep.weights.feed_forward import FeedForward
+from decodestep.weights.feed_forward import FeedForward, on_host
 from decodestep.weights.linear_panels import LinearPanels
 
 
@@ -35,10 +35,10 @@ def mixture(
 
 
 def feed_forward(x: np.ndarray, block: FeedForward) -> np.ndarray:
-    up = linear(x, block.up)
+    up, down = linear(x, on_host(block.up)), on_host(block.down)
     if block.gate is None:
-        return linear(squared_relu(up), block.down)
-    return linear((gelu_gated if block.gelu else swiglu)(linear(x, block.gate), up), block.down)
+        return linear(squared_relu(up), down)
+    return linear((gelu_gated if block.gelu else swiglu)(linear(x, on_host(block.gate)), up), down)
 
 
 def in_whole_panels(block: FeedForward) -> bool:

@@ -9,16 +9,16 @@ import numpy as np
 
 from decodestep.ops.linear.reference import linear
 from decodestep.ops.swiglu.reference import swiglu
-from decodestep.weights.feed_forward import FeedForward
+from decodestep.weights.feed_forward import FeedForward, on_host
 
 Block = Callable[[np.ndarray, FeedForward], np.ndarray]
 
 
 def feed_forward(x: np.ndarray, block: FeedForward) -> np.ndarray:
-    up = linear(x, block.up)
+    up, down = linear(x, on_host(block.up)), on_host(block.down)
     if block.gate is None:
-        return linear(squared_relu(up), block.down)
-    return linear((gelu_gated if block.gelu else swiglu)(linear(x, block.gate), up), block.down)
+        return linear(squared_relu(up), down)
+    return linear((gelu_gated if block.gelu else swiglu)(linear(x, on_host(block.gate)), up), down)
 
 
 def gelu_gated(gate: np.ndarray, up: np.ndarray) -> np.ndarray:

@@ -13,6 +13,7 @@ import triton.language as tl
 
 from decodestep._base.devices import to_device
 from decodestep._base.triton import LAUNCH, MINUS_INFINITY, as_float32
+from decodestep.weights.device_rows import DeviceRows
 from decodestep.weights.feed_forward import FeedForward
 
 _ROWS, _COLUMNS, _DEPTH = 16, 32, 64
@@ -54,8 +55,8 @@ def mixture(
 def _through(x: torch.Tensor, tokens: np.ndarray, experts: np.ndarray, block: FeedForward) -> torch.Tensor:
     """float32 (entries, He): what expert experts[i] makes of token tokens[i]; experts ascend."""
     tiles = to_device(_tiles(experts), x.device)
-    up, down = (weight.values.detach() for weight in block.weights[-2:])
-    gate = up if block.gate is None else block.weights[0].values.detach()
+    *gates, up, down = (weight.values.detach() for weight in block.weights if isinstance(weight, DeviceRows))
+    gate = gates[0] if gates else up
     entries = len(tokens)
     between = torch.empty((max(entries, 1), block.width), dtype=torch.float32, device=x.device)
     outputs = torch.empty((max(entries, 1), block.hidden), dtype=torch.float32, device=x.device)

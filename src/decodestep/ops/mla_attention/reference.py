@@ -8,7 +8,7 @@ import numpy as np
 
 from decodestep.ops.linear.reference import linear
 from decodestep.ops.mla_attention.arguments import Cache
-from decodestep.weights.feed_forward import part_of_outputs
+from decodestep.weights.feed_forward import on_host, part_of_outputs
 from decodestep.weights.linear_panels import LinearPanels
 from decodestep.weights.packed import PackedWeight
 
@@ -49,5 +49,6 @@ def values_up(attended: np.ndarray, weight: PackedWeight | LinearPanels, product
     """attended (T, N, K) times a weight (K, N * Dv), each head by its own outputs: (T, N, Dv)."""
     heads = attended.shape[1]
     width = weight.shape[1] // heads
-    every = [product(np.ascontiguousarray(attended[:, n]), part_of_outputs(weight, n * width, width)) for n in range(heads)]
+    parts = [on_host(part_of_outputs(weight, n * width, width)) for n in range(heads)]
+    every = [product(np.ascontiguousarray(attended[:, n]), part) for n, part in enumerate(parts)]
     return np.stack(every, axis=1)
