@@ -108,7 +108,7 @@ def serve(monkeypatch, name, change=lambda value: value):
             return change(value)
         try:
             return on_device(value)
-        except (TypeError, RuntimeError, AttributeError):  # of a dtype that torch lacks
+        except (TypeError, ValueError, RuntimeError):  # of a dtype that torch lacks
             return value
 
     def back(value):
