@@ -98,18 +98,29 @@ def test_a_token_does_not_depend_on_how_many_programs_share_its_row(programs):
     assert triton.launch(gpu.on_device(logits), table, *column, work).tolist() == want.tolist()
 
 
-def test_a_launch_allocates_nothing(monkeypatch):
+def test_a_launch_allocates_nothing_and_waits_for_nothing(monkeypatch):
+    """So that a graph can hold it: what it reads may be overwritten between replays."""
     logits = gpu.on_device(np.stack([LN, LN]))
     work = triton.Workspace(2, 4, gpu.DEVICE)
-    table = triton.device_table([[s.TopP(0.6)], []], 4, gpu.DEVICE)
-    columns = [torch.zeros(2, dtype=dtype, device=gpu.DEVICE) for dtype in (torch.int8, torch.int64, torch.int64)]
+    steps = [[[s.TopP(p)], []] for p in (0.3, 1.0)]
+    tables = [triton.device_table(each, 4, gpu.DEVICE) for each in steps]
+    greedy = torch.zeros(2, dtype=torch.int8, device=gpu.DEVICE)
+    positions = torch.zeros(2, dtype=torch.int64, device=gpu.DEVICE)
+    seeds = gpu.on_device(np.array([1, 1]))
+    want = [ds.decode_step(np.stack([LN, LN]), each, seed=1, backend="reference").tokens.tolist() for each in steps]
+    assert want == [[1, 3], [3, 3]]
 
     def refused(*args, **kwargs):
         raise AssertionError("memory was asked for")
 
-    for name in ("empty", "zeros", "full", "tensor", "from_numpy", "empty_like", "arange"):
-        monkeypatch.setattr(torch, name, refused)
-    assert triton.launch(logits, table, *columns, work) is work.tokens
+    with monkeypatch.context() as patch:
+        for name in ("empty", "zeros", "full", "tensor", "from_numpy", "empty_like", "arange"):
+            patch.setattr(torch, name, refused)
+        gpu.stay(patch, 0)
+        assert triton.launch(logits, tables[0], greedy, seeds, positions, work) is work.tokens
+    assert work.tokens.tolist() == want[0]
+    tables[0].floats.copy_(tables[1].floats)
+    assert triton.launch(logits, tables[0], greedy, seeds, positions, work).tolist() == want[1]
 
 
 @pytest.mark.parametrize(

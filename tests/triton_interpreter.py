@@ -7,6 +7,7 @@ puts on the device or that a kernel's caller allocates; one that calls `serve` r
 from __future__ import annotations
 
 import os
+import sys
 
 import numpy as np
 import pytest
@@ -94,6 +95,24 @@ def on_device(array):
 
 def on_host(tensor):
     return None if tensor is None else arrays.view("test", "tensor", tensor.cpu())
+
+
+def stay(monkeypatch, most):
+    """Fails from now on where anyone but Triton's interpreter, which stands for the device, brings `most` values or more of a
+    tensor to the host."""
+
+    def watched(name):
+        whole = getattr(torch.Tensor, name)
+
+        def call(tensor, *args, **kwargs):
+            caller = sys._getframe(1).f_globals["__name__"]
+            assert caller.startswith(("triton.", "torch.")) or tensor.numel() < most, f"{caller} calls {name}"
+            return whole(tensor, *args, **kwargs)
+
+        monkeypatch.setattr(torch.Tensor, name, call)
+
+    for name in ("numpy", "cpu", "item", "tolist", "__array__", "__bool__", "__int__", "__float__"):
+        watched(name)
 
 
 def serve(monkeypatch, name, change=lambda value: value):
