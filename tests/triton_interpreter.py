@@ -1,7 +1,8 @@
 """Triton's kernels without a GPU: imported before the kernels, it turns on the interpreter where no device is at hand.
 
-Where there is one, the same tests run on it. A test file that imports `guard_zones` has margins around every tensor that it
-puts on the device or that a kernel's caller allocates; one that calls `serve` runs tests of the CPU's kernel on the device.
+Where there is one, the same tests run on it. Interpreted, each access is checked against the launch's tensors. A test file that
+imports `guard_zones` has margins around every tensor that it puts on the device or that a kernel's caller allocates; one that
+calls `serve` runs tests of the CPU's kernel on the device.
 """
 
 from __future__ import annotations
@@ -26,9 +27,43 @@ _patched: set[str] = set()  # the modules whose names for the language are the i
 _launch, _patch_language = interpreter.GridExecutor.__call__, interpreter._patch_lang
 
 
+# The memory that the launch which runs may touch, in ascending pieces: where its tensors' elements lie.
+_begins = _ends = np.zeros(0, np.uint64)
+
+
 def _launch_afresh(self, *args, **kwargs):
+    global _begins, _ends
     _patched.clear()
+    pieces: list[tuple[int, int]] = []
+    for begin, end in sorted(_extent(a) for a in (*args, *kwargs.values()) if isinstance(a, torch.Tensor) and a.numel()):
+        if pieces and begin <= pieces[-1][1]:
+            begin, end = pieces[-1][0], max(end, pieces.pop()[1])
+        pieces.append((begin, end))
+    _begins, _ends = np.array(pieces, np.uint64).reshape(-1, 2).T
     return _launch(self, *args, **kwargs)
+
+
+def _extent(tensor):
+    elements = 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.data_ptr(), tensor.data_ptr() + elements * tensor.element_size()
+
+
+def _within(ptrs, mask):
+    """Fails for an access outside of the launch's tensors, whether it shows in a result or not."""
+    at = ptrs.data[np.broadcast_to(mask.data, ptrs.data.shape)].astype(np.uint64)
+    piece = np.searchsorted(_begins, at, side="right") - 1
+    size = np.uint64(max(ptrs.get_element_ty().primitive_bitwidth // 8, 1))
+    assert (piece >= 0).all() and (at + size <= _ends[piece]).all(), "an access outside of the buffers"
+
+
+def _load(self, ptrs, mask, *rest):
+    _within(ptrs, mask)
+    return _whole_load(self, ptrs, mask, *rest)
+
+
+def _store(self, ptrs, value, mask, *rest):
+    _within(ptrs, mask)
+    return _whole_store(self, ptrs, value, mask, *rest)
 
 
 def _call(self, *args, **kwargs):
@@ -50,7 +85,9 @@ def _dot(self, a, b, d, *precision):
 
 
 _whole_dot = interpreter.InterpreterBuilder.create_dot
+_whole_load, _whole_store = (getattr(interpreter.InterpreterBuilder, f"create_masked_{name}") for name in ("load", "store"))
 interpreter.InterpreterBuilder.create_dot = _dot
+interpreter.InterpreterBuilder.create_masked_load, interpreter.InterpreterBuilder.create_masked_store = _load, _store
 interpreter.GridExecutor.__call__ = _launch_afresh
 interpreter.InterpretedFunction.__call__ = _call
 
