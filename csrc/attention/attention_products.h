@@ -27,23 +27,26 @@ constexpr int rows_beside(int vectors) {
 
 // scores[r][v] += row r . each of the sixteen rows that vector v holds in its lanes, over the given columns, for R rows
 // and V vectors.
-// vectors: V vectors a column, vector_stride apart, of [columns][kLanes]; rows: row_stride apart; scores: rows
+// vectors: V vectors a column, vector_stride apart, of [columns][kLanes]; row(r): where row r lies; scores: rows
 // score_stride apart.
-template <int R, int V>
-DECODESTEP_INLINE void add_scores(const float* vectors, size_t vector_stride, const float* rows, size_t row_stride,
-                                  size_t columns, float* scores, size_t score_stride) {
+template <int R, int V, class Row>
+DECODESTEP_INLINE void add_scores(const float* vectors, size_t vector_stride, const Row& row, size_t columns,
+                                  float* scores, size_t score_stride) {
     f32x16 total[R][V];
+    const float* rows[R];
 #pragma GCC unroll 8
-    for (int r = 0; r < R; ++r)
+    for (int r = 0; r < R; ++r) {
+        rows[r] = row(r);
 #pragma GCC unroll 8
         for (int v = 0; v < V; ++v) total[r][v] = broadcast(0.0f);
+    }
     for (size_t c = 0; c < columns; ++c) {
 #pragma GCC unroll 8
         for (int v = 0; v < V; ++v) {
             f32x16 lanes = load(vectors + v * vector_stride + c * kLanes);
             if constexpr (R > 1) keep_in_register(lanes);
 #pragma GCC unroll 8
-            for (int r = 0; r < R; ++r) total[r][v] = fma(lanes, broadcast(rows[r * row_stride + c]), total[r][v]);
+            for (int r = 0; r < R; ++r) total[r][v] = fma(lanes, broadcast(rows[r][c]), total[r][v]);
         }
     }
 #pragma GCC unroll 8
@@ -61,10 +64,11 @@ struct Weights {
 };
 
 // sums[r][C vectors] = sums * rescale[r] + sum over n keys j of weights[r, j] * the values at row(j), for R queries.
-// With C = 1 the vector may have fewer than sixteen lanes.
-template <CacheType type, int R, int C, class Row>
+// With C = 1 the vector may have fewer than sixteen lanes. keeps: whether the values are also written to kept: [n][C
+// vectors].
+template <CacheType type, int R, int C, bool keeps, class Row>
 DECODESTEP_INLINE void add_values(const Row& row, size_t lanes, Weights weights, size_t n, const float* rescale,
-                                  float* sums, size_t sum_stride) {
+                                  float* sums, size_t sum_stride, float* kept) {
     f32x16 total[R][C];
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r)
@@ -76,6 +80,7 @@ DECODESTEP_INLINE void add_values(const Row& row, size_t lanes, Weights weights,
         for (int c = 0; c < C; ++c) {
             f32x16 value = widen<type>(values + c * kLanes * value_bytes(type), lanes);
             if constexpr (R > 1) keep_in_register(value);
+            if constexpr (keeps) store(kept + (j * C + c) * kLanes, value);
 #pragma GCC unroll 8
             for (int r = 0; r < R; ++r)
                 total[r][c] =
@@ -93,13 +98,21 @@ DECODESTEP_INLINE void add_values(const Row& row, size_t lanes, Weights weights,
     }
 }
 
-// Cuts [first, count) into pieces and calls body<N>(its first) for a piece of N: pieces of `most`, then one of the
-// rest.
+template <int N, class Body>
+DECODESTEP_INLINE void with_size(size_t size, size_t first, Body&& body) {
+    if (N == 1 || size == N) return body.template operator()<N>(first);
+    if constexpr (N > 1) with_size<N - 1>(size, first, body);
+}
+
+// Cuts [0, count) into pieces and calls body<N>(its first) for a piece of N: as few as do for pieces of at most `most`,
+// and about equally large, since small ones have too few independent sums.
 template <int most, class Body>
-DECODESTEP_INLINE void in_pieces(size_t count, Body&& body, size_t first = 0) {
-    for (; first + most <= count; first += most) body.template operator()<most>(first);
-    if constexpr (most > 1) {
-        if (first < count) in_pieces<most - 1>(count, body, first);
+DECODESTEP_INLINE void in_pieces(size_t count, Body&& body) {
+    size_t first = 0;
+    for (size_t pieces = (count + most - 1) / most; pieces > 0; --pieces) {
+        const size_t size = (count - first + pieces - 1) / pieces;
+        with_size<most>(size, first, body);
+        first += size;
     }
 }
 

@@ -59,7 +59,8 @@ class AttentionTile {
           scores_(keys_ + key_floats(a, rows)),
           maxima_(scores_ + kBlockKeys * lanes_),
           weight_sums_(maxima_ + padded(rows.count())),
-          rescale_(weight_sums_ + padded(rows.count())) {
+          rescale_(weight_sums_ + padded(rows.count())),
+          next_block_(a, table_, key_columns_) {
         for (size_t g = 0; g < rows.groups; ++g) gather_queries(g);
         for (size_t t = 0; t < rows.tokens; ++t) longest_ = std::max<size_t>(longest_, a.lengths[rows.token + t]);
     }
@@ -69,18 +70,21 @@ class AttentionTile {
     // Computes one state per row. The state of a row that sees no key of the split is that after no keys.
     void attend(size_t split, SoftmaxStates states) {
         const size_t rows = rows_.count();
+        next_block_.aim(split * kSplitKeys, std::min(longest_, split * kSplitKeys + kBlockKeys));
+        next_block_.advance(kBlockKeys * next_block_.lines_a_key());
         for (size_t r = 0; r < rows; ++r) states[r].clear();
         std::fill_n(maxima_, rows, kLowest);
         std::fill_n(weight_sums_, rows, 0.0f);
         const size_t end = std::min(longest_, (split + 1) * kSplitKeys);
         for (first_ = split * kSplitKeys; first_ < end; first_ += kBlockKeys) {
             n_ = std::min(kBlockKeys, end - first_);
-            if (is_few(a_, rows_)) {
+            if (is_few(a_, rows_) || in_place(a_, rows_)) {
                 kv_.find(a_.kv, a_.block_size, table_, first_, n_);
                 kr_.find(a_.kr, a_.block_size, table_, first_, n_);
             } else {
                 read_keys(a_, table_, key_columns_, first_, n_, keys_);
             }
+            prefetch_beside();
             for (size_t g = 0; g < rows_.groups; ++g) {
                 if (is_few(a_, rows_)) {
                     score_few(g);
@@ -102,6 +106,11 @@ class AttentionTile {
     // Rows that end with their scales are read as float32 for any number of queries.
     static bool is_few(const MlaAttention& a, const AttentionRows& rows) {
         return rows.in_group() <= kFewRows && !a.kv.own_scales;
+    }
+    // Float32 needs no other form for many queries: only the values that are being summed are copied, since rows that
+    // lie a power of two apart do not fit in the first-level cache together.
+    static bool in_place(const MlaAttention& a, const AttentionRows& rows) {
+        return !is_few(a, rows) && a.kv.type == CacheType::f32 && a.kr.type == CacheType::f32;
     }
     // Vector loads of 16 rows may run past the last one; arrays are padded for it.
     static constexpr size_t padded(size_t n) { return n + kLanes - 1; }
@@ -144,6 +153,17 @@ class AttentionTile {
             copy(a_.query_rope + place * a_.kr.width, a_.kr, half + rows_.group_of(r) * pairs_, pairs_);
     }
 
+    // The next block is prefetched beside the pieces of both products, in about equal parts.
+    void prefetch_beside() {
+        next_block_.aim(first_ + kBlockKeys, std::min(longest_, first_ + 2 * kBlockKeys));
+        const auto parts = [](size_t count, size_t most) { return (count + most - 1) / most; };
+        const size_t rows = rows_.in_group(), chunks = a_.query ? parts(a_.kv.width, kChunkColumns) : 0,
+                     of_scores = is_few(a_, rows_) ? chunks : chunks * parts(kBlockKeys, kProductRows),
+                     of_sums = parts(width_, kLanes * static_cast<size_t>(vectors_beside(static_cast<int>(rows)))) *
+                               parts(rows, kProductRows);
+        lines_beside_ = parts(kBlockKeys * next_block_.lines_a_key(), rows_.groups * (of_scores + of_sums));
+    }
+
     // How many keys of the current block a token of the tile sees.
     size_t seen(size_t token) const {
         const size_t length = a_.lengths[rows_.token + token];
@@ -154,21 +174,34 @@ class AttentionTile {
     void score(size_t g) {
         std::fill_n(scores_, n_ * lanes_, 0.0f);
         const float* queries = query_ + g * query_floats(a_, rows_);
-        const size_t stride = key_columns_.stride;
-        const auto add = [&](size_t at, size_t count) {
+        const auto add = [&](const auto& key, size_t count) {
             in_chunks(count, [&](size_t c, size_t chunk) {
-                in_pieces<kProductVectors>(lanes_ / kLanes, [&]<int V>(size_t v) {
-                    in_pieces<kProductRows>(n_, [&]<int R>(size_t j) {
-                        add_scores<R, V>(queries + v * kLanes * columns_, kLanes * columns_,
-                                         keys_ + j * stride + at + c, stride, chunk, scores_ + j * lanes_ + v * kLanes,
-                                         lanes_);
+                // A chunk of all queries fits in the first-level cache; one of the keys may not, where they lie.
+                in_pieces<kProductRows>(n_, [&]<int R>(size_t j) {
+                    next_block_.advance(lines_beside_);
+                    in_pieces<kProductVectors>(lanes_ / kLanes, [&]<int V>(size_t v) {
+                        add_scores<R, V>(
+                            queries + v * kLanes * columns_, kLanes * columns_,
+                            [&](size_t r) { return key(j + r) + c; }, chunk, scores_ + j * lanes_ + v * kLanes, lanes_);
                     });
                 });
                 queries += chunk * kLanes;
             });
         };
-        if (a_.query) add(0, a_.kv.width);
-        for (const size_t at : key_columns_.rope_at) add(at + g * pairs_, pairs_);
+        if (in_place(a_, rows_)) {
+            const auto from = [](const StoredRows& rows, size_t at) {
+                return [&rows, at](size_t j) { return reinterpret_cast<const float*>(rows[j]) + at; };
+            };
+            if (a_.query) add(from(kv_, 0), a_.kv.width);
+            for (const size_t half : {size_t{0}, a_.kr.width / 2})
+                add(from(kr_, half + (rows_.group + g) * pairs_), pairs_);
+        } else {
+            const auto from = [this, stride = key_columns_.stride](size_t at) {
+                return [=, this](size_t j) { return keys_ + j * stride + at; };
+            };
+            if (a_.query) add(from(0), a_.kv.width);
+            for (const size_t at : key_columns_.rope_at) add(from(at + g * pairs_), pairs_);
+        }
     }
 
     // The same with the keys in lanes; scores_ is then [rows][kBlockKeys].
@@ -179,10 +212,12 @@ class AttentionTile {
             in_chunks(count, [&](size_t c, size_t chunk) {
                 keys.transpose(n_, at + c, chunk, keys_);
                 in_pieces<kFewRows>(rows_.in_group(), [&]<int R>(size_t r) {
+                    next_block_.advance(lines_beside_);
                     constexpr int V = vectors_beside(R);
                     for (size_t j = 0; j < n_; j += V * kLanes)
-                        add_scores<R, V>(keys_ + j * chunk, kLanes * chunk, queries + r * columns_, columns_, chunk,
-                                         scores_ + r * kBlockKeys + j, kBlockKeys);
+                        add_scores<R, V>(
+                            keys_ + j * chunk, kLanes * chunk, [&](size_t i) { return queries + (r + i) * columns_; },
+                            chunk, scores_ + r * kBlockKeys + j, kBlockKeys);
                 });
                 queries += chunk;
             });
@@ -270,9 +305,11 @@ class AttentionTile {
     }
 
     void sum_values(size_t g, SoftmaxStates states) {
-        next_ = first_ + kBlockKeys;
-        prefetch_end_ = g == 0 ? std::min(longest_, next_ + kBlockKeys) : 0;
         const size_t first = (rows_.group + g) * width_;
+        if (in_place(a_, rows_)) {
+            const auto row = [this, at = first * sizeof(float)](size_t j) { return kv_[j] + at; };
+            return sum_rows<CacheType::f32, vectors_beside(kProductRows)>(row, width_, states);
+        }
         if (!is_few(a_, rows_)) {
             const auto* values = reinterpret_cast<const uint8_t*>(keys_ + first - key_columns_.first_latent);
             const size_t stride = key_columns_.stride * sizeof(float);
@@ -292,12 +329,6 @@ class AttentionTile {
         });
     }
 
-    // Beside the sums the next block is prefetched, in equal parts: reading keys would wait for them.
-    void prefetch_part(size_t columns) {
-        for (size_t i = 0; i * width_ < columns * kBlockKeys && next_ < prefetch_end_; ++i)
-            prefetch_key(a_, table_, key_columns_, next_++);
-    }
-
     // Of keys whose values, `width` of them, lie at row(j).
     template <CacheType type, int C, class Row>
     void sum_rows(const Row& row, size_t width, SoftmaxStates states) {
@@ -312,18 +343,32 @@ class AttentionTile {
     // its weight of zero would not do.
     template <CacheType type, int most_rows, int C, class Row>
     DECODESTEP_INLINE void sum_columns(const Row& row, size_t c, size_t lanes, SoftmaxStates states) {
-        prefetch_part(C * kLanes);
         const auto values = [&](size_t j) { return row(j) + c * value_bytes(type); };
+        size_t copied = 0;  // keys whose values of these columns lie side by side in keys_
         for (size_t t = 0, end; t < rows_.tokens; t = end) {
             const size_t n = seen(t), first = t * rows_.heads;
             for (end = t + 1; end < rows_.tokens && seen(end) == n;) ++end;
             if (n == 0) continue;
             in_pieces<most_rows>((end - t) * rows_.heads, [&]<int R>(size_t r) {
                 r += first;
+                next_block_.advance(lines_beside_);
                 const Weights weights = is_few(a_, rows_) ? Weights{scores_ + r * kBlockKeys, kBlockKeys, 1}
                                                           : Weights{scores_ + r, 1, lanes_};
-                add_values<type, R, C>(values, lanes, weights, n, rescale_ + r, states[r].values() + c,
-                                       SoftmaxState::floats(width_));
+                const auto add = [&]<bool keeps>(const auto& row_of, float* kept) {
+                    add_values<type, R, C, keeps>(row_of, lanes, weights, n, rescale_ + r, states[r].values() + c,
+                                                  SoftmaxState::floats(width_), kept);
+                };
+                if constexpr (type == CacheType::f32 && C <= vectors_beside(kProductRows)) {
+                    if (in_place(a_, rows_) && n > copied) {
+                        copied = n;
+                        return add.template operator()<true>(values, keys_);
+                    }
+                    if (in_place(a_, rows_))
+                        return add.template operator()<false>(
+                            [this](size_t j) { return reinterpret_cast<const uint8_t*>(keys_ + j * C * kLanes); },
+                            nullptr);
+                }
+                add.template operator()<false>(values, nullptr);
             });
         }
     }
@@ -332,12 +377,13 @@ class AttentionTile {
     const AttentionRows rows_;
     const KeyColumns key_columns_;
     const int64_t* const table_;                    // the blocks of the sequence
-    StoredRows kv_, kr_;                            // only of a few rows
+    StoredRows kv_, kr_;                            // of keys that are read where they lie
     const size_t width_, pairs_, columns_, lanes_;  // lanes_: the rows of a group in whole vectors
     float *query_, *keys_, *scores_, *maxima_, *weight_sums_, *rescale_;
     size_t longest_ = 0;
-    size_t first_ = 0, n_ = 0;            // the current block of keys
-    size_t next_ = 0, prefetch_end_ = 0;  // the next key to prefetch, and where that ends
+    size_t first_ = 0, n_ = 0;  // the current block of keys
+    KeyPrefetcher next_block_;
+    size_t lines_beside_ = 0;  // of the next block, beside each piece of a product
 };
 
 }  // namespace decodestep::DECODESTEP_ISA

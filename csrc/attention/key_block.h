@@ -1,7 +1,7 @@
 // A block of keys of one sequence, whatever the type and the pages of its cache, in either of two forms.
 //
-// For many queries: rows of float32 (`read_keys`), read once from the cache for both products. They lie an odd number
-// of cache lines apart, so that a few columns of all of them fit in the first-level cache.
+// For many queries: rows of float32, as they lie in a cache of that type, else copied (`read_keys`): an odd number of
+// cache lines apart, so that a few columns of all of them fit in the first-level cache.
 //
 // For a few queries: the rows where they lie (`StoredRows`), since storing and reading them once more would take longer
 // than what is done with them. They are widened in registers, and transposed for the scores, so that keys fill the
@@ -132,16 +132,57 @@ class StoredRows {
     const uint8_t* rows_[kBlockKeys];
 };
 
-// Prefetches what is read of the key at a position of a sequence.
-inline void prefetch_key(const MlaAttention& a, const int64_t* table, const KeyColumns& columns, size_t position) {
-    const auto fetch = [&](const PagedRows& cache, size_t from, size_t count) {
-        const auto place = table[position / a.block_size] * cache.block_stride +
-                           static_cast<ptrdiff_t>(position % a.block_size * cache.pitch() + from);
-        const size_t bytes = value_bytes(cache.type);
-        prefetch(static_cast<const uint8_t*>(cache.data) + place * static_cast<ptrdiff_t>(bytes), count * bytes);
-    };
-    fetch(a.kv, columns.first_latent, columns.latents);
-    for (const size_t first : columns.first_rope) fetch(a.kr, first, columns.ropes);
-}
+// Prefetches what is read of the keys of a sequence, a few cache lines at a time between other work: in one go they
+// would wait for each other, and reading keys would wait for them.
+class KeyPrefetcher {
+  public:
+    KeyPrefetcher(const MlaAttention& a, const int64_t* table, const KeyColumns& columns)
+        : a_(a), table_(table), columns_(columns) {}
+
+    // Goes on with keys [first, end), of which those before where it has come to are prefetched already.
+    void aim(size_t first, size_t end) {
+        if (first > position_ || end < position_) position_ = first, part_ = 0, left_ = 0;
+        end_ = end;
+    }
+
+    void advance(size_t lines) {
+        while (lines > 0) {
+            if (left_ == 0 && !next_part()) return;
+            const size_t n = std::min(lines, left_);
+            for (size_t i = 0; i < n; ++i) prefetch(at_ + i * kLine);
+            at_ += n * kLine;
+            left_ -= n;
+            lines -= n;
+        }
+    }
+
+    size_t lines_a_key() const { return lines(a_.kv, columns_.latents) + 2 * lines(a_.kr, columns_.ropes); }
+
+  private:
+    static constexpr size_t kLine = 64;
+    static size_t lines(const PagedRows& cache, size_t values) {
+        return (values * value_bytes(cache.type) + kLine - 1) / kLine;
+    }
+
+    // The latents of a key, then each half of its rope key.
+    bool next_part() {
+        if (position_ >= end_) return false;
+        const bool latents = part_ == 0;
+        const PagedRows& cache = latents ? a_.kv : a_.kr;
+        const size_t from = latents ? columns_.first_latent : columns_.first_rope[part_ - 1];
+        const auto place = table_[position_ / a_.block_size] * cache.block_stride +
+                           static_cast<ptrdiff_t>(position_ % a_.block_size * cache.pitch() + from);
+        at_ = static_cast<const uint8_t*>(cache.data) + place * static_cast<ptrdiff_t>(value_bytes(cache.type));
+        left_ = lines(cache, latents ? columns_.latents : columns_.ropes);
+        if (++part_ == 3) part_ = 0, ++position_;
+        return true;
+    }
+
+    const MlaAttention& a_;
+    const int64_t* const table_;
+    const KeyColumns& columns_;
+    size_t position_ = 0, end_ = 0, part_ = 0, left_ = 0;
+    const uint8_t* at_ = nullptr;
+};
 
 }  // namespace decodestep::DECODESTEP_ISA

@@ -6,6 +6,7 @@
 namespace decodestep::DECODESTEP_ISA {
 namespace {
 
+constexpr size_t kTasksAThread = 4;  // of one call, so that all threads end at about the same time
 constexpr size_t kMaxTileRows = 48;  // enough to repay reading the keys, few enough for the second-level cache
 
 // Cuts the rows of the call into tiles. Adjacent tokens of one sequence share a tile, since they read the same keys.
@@ -31,7 +32,7 @@ std::vector<AttentionRows> tiles_of(const MlaAttention& a) {
 
 MlaAttentionTasks::MlaAttentionTasks(const MlaAttention& call)
     : call_(call), width_(call.kv.width / call.groups), tiles_(tiles_of(call)) {
-    if (tiles_.size() < 4 * static_cast<size_t>(call.threads)) list_splits();
+    if (call.threads > 1 && tiles_.size() < kTasksAThread * static_cast<size_t>(call.threads)) list_splits();
 }
 
 void MlaAttentionTasks::list_splits() {
@@ -47,16 +48,21 @@ void MlaAttentionTasks::list_splits() {
     }
     records_ = std::make_unique_for_overwrite<float[]>(SoftmaxStates::floats(count, width_));
     for (const size_t i : first) states_.push_back(SoftmaxStates{records_.get(), width_}.from(i));
-    for (size_t split = 0; split < most; ++split)  // all tiles of a split in turn: they may read the same pages
+    // Adjacent splits, of which a thread prefetches the next; all tiles of the same ones in turn: they may read the
+    // same pages.
+    const size_t in_task =
+        std::max<size_t>(1, most * tiles_.size() / (2 * kTasksAThread * static_cast<size_t>(call_.threads)));
+    for (size_t split = 0; split < most; split += in_task)
         for (size_t i = 0; i < tiles_.size(); ++i)
-            if (split < splits_[i]) tasks_.push_back({i, split, states_[i].from(split * tiles_[i].count())});
+            if (split < splits_[i]) tasks_.push_back({i, split, std::min(in_task, splits_[i] - split)});
 }
 
 void MlaAttentionTasks::attend(size_t task) const {
     if (tasks_.empty()) return attend_tile(tiles_[task]);
-    const auto& [tile, split, states] = tasks_[task];
+    const auto& [tile, split, splits] = tasks_[task];
     float* scratch = thread_scratch(AttentionTile::scratch_floats(call_, tiles_[tile]));
-    AttentionTile(call_, tiles_[tile], scratch).attend(split, states);
+    AttentionTile attention(call_, tiles_[tile], scratch);
+    for (size_t i = split; i < split + splits; ++i) attention.attend(i, states_[tile].from(i * tiles_[tile].count()));
 }
 
 void MlaAttentionTasks::merge(size_t task) const {

@@ -12,9 +12,9 @@ namespace decodestep::DECODESTEP_ISA {
 
 class MlaAttentionTasks {
   public:
-    // Cuts the call into tiles of rows. If there are at least four tiles per thread, a task is a whole tile and nothing
-    // is left to merge; else a task is one split of a tile, so that even one token keeps every thread busy. call: must
-    // outlive the tasks.
+    // Cuts the call into tiles of rows. If there are at least four tiles per thread, or one thread, a task is a whole
+    // tile and nothing is left to merge; else a task is a few splits of a tile, so that even one token keeps every
+    // thread busy. call: must outlive the tasks.
     explicit MlaAttentionTasks(const MlaAttention& call);
 
     size_t attend_count() const { return tasks_.empty() ? tiles_.size() : tasks_.size(); }
@@ -25,8 +25,7 @@ class MlaAttentionTasks {
 
   private:
     struct Task {
-        size_t tile, split;
-        SoftmaxStates states;
+        size_t tile, split, splits;
     };
     struct Merge {
         size_t tile, row;
