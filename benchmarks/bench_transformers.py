@@ -5,13 +5,15 @@
 
 Layers have the sizes of DeepSeek-V2-Lite with random weights, and a small vocabulary; contexts are random latents. A step is
 the whole forward pass of one token a row, after which the cache is cropped, untimed. Verified first: the logits of a step are
-those of sdpa. The floor is one read of the layers' weights, of the experts those of one token, and of the latents. Sampling
-goes from rows of bfloat16 logits to their tokens, as `generate` does it and with `Sampler`, at a vocabulary of 128256 after
-1024 tokens.
+those of sdpa. "sdpa" and "eager" are a model with the same weights that nobody has accelerated. The floor is one read of the
+layers' weights, of the experts those of one token, and of the latents. Sampling goes from rows of bfloat16 logits to their
+tokens, as `generate` does it and with `Sampler`, at a vocabulary of 128256 after 1024 tokens.
 """
 
 from __future__ import annotations
 
+import copy
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -98,14 +100,16 @@ def share(name: str) -> float:
 def decode(report: Report, chosen: Any) -> None:
     for dtype in chosen.dtypes:
         for feed_forward in chosen.feed_forward:
-            model = model_of(chosen.layers, feed_forward, dtype)
-            weights = sum(p.nbytes * share(name) for name, p in model.model.layers.named_parameters())
+            stock = model_of(chosen.layers, feed_forward, dtype)
+            weights = sum(p.nbytes * share(name) for name, p in stock.model.layers.named_parameters())
+            model = copy.deepcopy(stock)
             accelerate(model)
+            models = {ACCELERATED: model, "sdpa": stock, "eager": stock}
             for batch in chosen.batches:
                 for context in chosen.contexts:
                     caches = {name: cache_of(model, batch, context, name == ACCELERATED) for name in (ACCELERATED, "sdpa")}
                     caches["eager"] = caches["sdpa"]
-                    steps = {name: step_of(model, name, cache, batch) for name, cache in caches.items()}
+                    steps = {name: step_of(models[name], name, cache, batch) for name, cache in caches.items()}
                     verify(logits_of(steps[ACCELERATED]), logits_of(steps["sdpa"]), dtype)
                     size = weights + chosen.layers * batch * context * 576 * model.dtype.itemsize
                     name = f"decode {feed_forward} {dtype} B={batch} context {context}, {chosen.layers} layers"
@@ -115,14 +119,16 @@ def decode(report: Report, chosen: Any) -> None:
 def prefill(report: Report, chosen: Any) -> None:
     ids = torch.arange(chosen.prompt)[None] % 1024
     for dtype in chosen.dtypes:
-        model = model_of(chosen.layers, "dense", dtype)
+        stock = model_of(chosen.layers, "dense", dtype)
+        model = copy.deepcopy(stock)
         accelerate(model)
 
-        def call(model: Any = model) -> torch.Tensor:
+        def call(model: Any) -> torch.Tensor:
             with torch.inference_mode():
                 return model(ids, past_key_values=DynamicCache(config=model.config)).logits
 
-        calls = {name: Prepared(lambda n=name, m=model: m.set_attn_implementation(n), call) for name in (ACCELERATED, "sdpa")}
+        models = {ACCELERATED: model, "sdpa": stock}
+        calls = {name: Prepared(lambda: None, functools.partial(call, each)) for name, each in models.items()}
         verify(logits_of(calls[ACCELERATED]), logits_of(calls["sdpa"]), dtype)
         report.case(f"prefill dense {dtype} {chosen.prompt} tokens, {chosen.layers} layers", calls, chosen.rounds)
 
