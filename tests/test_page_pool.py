@@ -194,11 +194,37 @@ def test_a_prompt_is_found_again_but_for_its_last_token():
     tokens = [1, 0] * 24
     started(pool, tokens).close()
     assert (pool.held, pool.kept) == (0, 3)
-    for length, expected in ((48, 32), (49, 48), (33, 32), (32, 16), (17, 16), (16, 0), (1, 0), (0, 0)):
+    for length, expected in ((48, 47), (49, 48), (33, 32), (32, 31), (17, 16), (16, 15), (2, 1), (1, 0), (0, 0)):
         with CachedSequence(pool) as sequence:
             assert sequence.reuse([*tokens, 1][:length]) == expected == len(sequence)
     with CachedSequence(pool) as sequence:
         assert sequence.reuse([1, 0] * 8 + [0] * 30) == 16
+        assert sequence.reuse([1, 0, 0]) == 2 and len(sequence._pages) == 2
+
+
+def test_a_prompt_that_waits_takes_the_page_that_another_fills_in_place_of_its_own():
+    pool = pool_of(20)
+    started(pool, [1] * 16).close()
+    with CachedSequence(pool) as one, CachedSequence(pool) as two:
+        prompt = [1] * 8 + [0] * 32
+        assert one.reuse(prompt) == two.reuse(prompt) == 8 and one.next_page(prompt[8:]) == two.next_page(prompt[8:])
+        run(pool, (one, prompt[8:]))
+        assert two.reuse(prompt[8:]) == 24 and two._pages[0] is one._pages[0] and pool.held == 3
+        assert run(pool, (two, prompt[32:])) == [prompt]
+
+
+def test_after_a_pass_that_failed_nothing_is_reused():
+    class Failing(Recall):
+        def logits(self, *arguments):
+            raise MemoryError
+
+    pool = pool_of(20)
+    started(pool, [1] * 40).close()
+    with CachedSequence(pool) as sequence:
+        with pytest.raises(MemoryError):
+            forward(Failing(), pool, [(sequence, [1] * 20)], every=False)
+        assert sequence.reuse([1] * 40) == 0
+        assert run(pool, (sequence, [1] * 40)) == [[1] * 40]
 
 
 def test_sequences_that_begin_alike_share_pages():

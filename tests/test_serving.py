@@ -201,6 +201,26 @@ def test_json_of_a_schema_and_required_tools(shared):
     assert plain.choices[0].message.tool_calls is None
 
 
+def test_a_call_that_begins_with_a_control_token_is_read(tiny_file):
+    """A template of Mistral's kind, and a model that is made to prefer [TOOL_CALLS] as one token."""
+    names = [*BYTE_OF, *(f"<{i}>" for i in range(41)), "<bos>", "<eos>", "[TOOL_CALLS]"]
+    path = tiny_file(kind="Q8_0", context=400, **{"tokenizer.ggml.tokens": names})
+    running = Running(ds.load(path, chat_template="{# [TOOL_CALLS] #}{% if tools %}tools;{% endif %}" + TEMPLATE))
+    try:
+        asked = {"model": "", "messages": HELLO, "seed": 1, "max_tokens": 200, "logit_bias": {"299": 100}}
+        tools = [{"type": "function", "function": {"name": "stay", "parameters": SCHEMA}}]
+        for stream in (False, True):
+            found = running.client().chat.completions.create(**asked, tools=tools, tool_choice="required", stream=stream)
+            parts = [chunk.choices[0].delta for chunk in found] if stream else [found.choices[0].message]
+            [call] = [call for part in parts for call in part.tool_calls or ()]
+            assert set(json.loads(call.function.arguments)) == {"city", "days"} and not any(part.content for part in parts)
+        [row] = running.server.engine.submit([1], ds.SamplingParams(seed=1, max_new_tokens=2, logit_bias={299: 100.0})).rows
+        wait_until(lambda: row.reason)
+        assert row.text.text == ""  # nobody else sees it
+    finally:
+        running.close()
+
+
 def test_other_methods_types_and_sites_are_refused(shared):
     assert shared.send("/v1/completions", None, "GET")[0] == 405
     assert shared.send("/v1/completions", b"{}", content_type="text/plain")[0] == 415

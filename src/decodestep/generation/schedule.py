@@ -60,7 +60,7 @@ class Beside(Schedule):
     they may, and shrinks where they take longer. Which tokens come out does not depend on it.
     """
 
-    SLOWER = 0.6
+    SLOWER = 0.4
     PASS_SECONDS = 0.15
     AHEAD = 64
 
@@ -93,7 +93,7 @@ class Beside(Schedule):
                 allowed = max(min(allowed, (1 + self.SLOWER * shares) * alone), (1 + self.SLOWER) * alone)
             if seconds > allowed or tokens >= self.room(decoding, prompts):
                 change = min(1.1, max(0.7, allowed / seconds))
-                self._pieces[decoding] = min(float(BLOCK), max(2.0, self._piece(decoding) * change))
+                self._pieces[decoding] = min(float(BLOCK), max(1.0, self._piece(decoding) * change))
 
     def _piece(self, decoding: int) -> float:
         return _nearest(self._pieces, decoding)

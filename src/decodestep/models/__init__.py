@@ -158,8 +158,9 @@ class Model:
             sequence = model.sequence(prompt)
             logits = model.forward([(sequence, prompt[len(sequence) :])])
 
-        token_ids: the prompt. Whole pages of 16 tokens are found again if any sequence of this model, open or closed, began
-            with the same tokens; the last token is never reused, so that one is left to run.
+        token_ids: the prompt. Pages of 16 tokens are found again if any sequence of this model, open or closed, began with the
+            same tokens, and of a page that begins alike the beginning is copied; the last token is never reused, so that one
+            is left to run.
         capacity: a number of tokens for which pages are set aside now, so that `forward` cannot run out of them; None for pages
             as they are needed.
 

@@ -32,9 +32,10 @@ class Page:
     number: its place in the storage. users: how many sequences hold it.
     A full page is never written again, and hangs in a tree: `parent` is the full page before it, `tokens` the PAGE tokens that
     it holds, `children` the full pages after it, by their tokens. The path from the root spells the sequence.
+    begun: by their first tokens, the children that were filled last.
     """
 
-    __slots__ = ("children", "number", "parent", "tokens", "users")
+    __slots__ = ("begun", "children", "number", "parent", "tokens", "users")
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -42,6 +43,7 @@ class Page:
         self.parent: Page | None = None
         self.tokens: tuple[int, ...] = ()
         self.children: dict[tuple[int, ...], Page] = {}
+        self.begun: dict[int, Page] = {}
 
 
 class PagePool:
@@ -136,6 +138,10 @@ class PagePool:
         """The full page of these tokens after `parent` (None: at the beginning), or None."""
         return (parent or self._root).children.get(tuple(tokens))
 
+    def _begun(self, parent: Page | None, token: int) -> Page | None:
+        """A full page after `parent` that begins with `token`, or None."""
+        return (parent or self._root).begun.get(token)
+
     def _hold(self, page: Page) -> None:
         page.users += 1
         self._kept.pop(page, None)
@@ -148,7 +154,7 @@ class PagePool:
             self._release([page])
             return found
         page.parent, page.tokens = parent or self._root, tuple(tokens)
-        page.parent.children[page.tokens] = page
+        page.parent.children[page.tokens] = page.parent.begun[page.tokens[0]] = page
         return page
 
     def _release(self, pages: Sequence[Page]) -> None:
@@ -172,6 +178,8 @@ class PagePool:
         del self._kept[page]
         assert page.parent is not None
         del page.parent.children[page.tokens]
+        if page.parent.begun.get(page.tokens[0]) is page:
+            del page.parent.begun[page.tokens[0]]
         self._free.append(page.number)
 
     def _take_back_dropped(self) -> None:

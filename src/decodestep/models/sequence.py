@@ -50,32 +50,28 @@ class CachedSequence:
     def reuse(self, tokens: Sequence[int]) -> int:
         """Appends as many of `tokens` as the cache holds after this sequence, without running them; returns how many.
 
-            while a full page of the cache continues this sequence with the next 16 of tokens, and not with the last one:
+            while a full page of the cache continues this sequence with the next of tokens, and not with the last one:
                 append them
+            of a page that continues it with some of them, the last such page that was filled: copy it, and append those
 
-        tokens: ids that would continue the sequence. One at least is left, to be run for its logits. Nothing is reused if the
-            sequence's length is no multiple of 16, the positions of a page.
+        tokens: ids that would continue the sequence. One at least is left, to be run for its logits.
         """
         self._require_idle()
         start = len(self.tokens)
-        if start % PAGE == 0:
-            with LOCK:
-                while (reused := len(self.tokens) - start) + PAGE < len(tokens):
-                    following = tuple(tokens[reused : reused + PAGE])
-                    page = self._pool._find(self._pages[-1] if self._pages else None, following)
-                    if page is None or not (page.users or self._promised or self._pool._available() > 0):
-                        break
-                    self._claim(1)
-                    self._pool._hold(page)
-                    self._list(page)
-                    self.tokens += page.tokens
+        if len(self._pages) > pages_of(start):
+            return 0  # a pass that failed had taken pages
+        with LOCK:
+            while self._reuse_page(tokens, len(self.tokens) - start):
+                pass
+            if len(self.tokens) % PAGE == 0:
+                self._reuse_part(tokens[len(self.tokens) - start :])
         return len(self.tokens) - start
 
     def next_page(self, tokens: Sequence[int]) -> Hashable:
         """Equal for two sequences if running `tokens` would fill the same page of both; else unlike anything."""
-        if len(self.tokens) % PAGE or len(tokens) < PAGE:
-            return object()
-        return (self._pages[-1] if self._pages else None, tuple(tokens[:PAGE]))
+        parent, begun = self._last_page()
+        missing = PAGE - len(begun)
+        return (parent, (*begun, *tokens[:missing])) if len(tokens) >= missing else object()
 
     def fork(self, capacity: int | None = None) -> CachedSequence:
         """A new sequence of the same tokens: full pages are shared, a part-filled last one is copied.
@@ -168,6 +164,43 @@ class CachedSequence:
         if self._closed or self._running:
             state = "a closed one" if self._closed else "a running one"
             refuse(_OP, "sequence", "open and used by one thread at a time", state)
+
+    def _last_page(self) -> tuple[Page | None, list[int]]:
+        """The last full page, and the tokens after it."""
+        full = len(self.tokens) // PAGE
+        return self._pages[full - 1] if full else None, self.tokens[full * PAGE :]
+
+    def _reuse_page(self, tokens: Sequence[int], reused: int) -> bool:
+        """Appends a page that continues the sequence with tokens[reused:], in place of one that is begun. Needs LOCK."""
+        parent, begun = self._last_page()
+        more = PAGE - len(begun)
+        if reused + more >= len(tokens):
+            return False
+        page = self._pool._find(parent, (*begun, *tokens[reused : reused + more]))
+        if page is None or not (page.users or begun or self._promised or self._pool._available() > 0):
+            return False
+        self._pool._hold(page)
+        if begun:
+            self._pool._release([self._pages.pop()])
+        else:
+            self._claim(1)
+        self._list(page)
+        self.tokens += page.tokens[len(begun) :]
+        return True
+
+    def _reuse_part(self, tokens: Sequence[int]) -> None:
+        """Copies the page that begins as `tokens` do, but for the last of them. Needs LOCK."""
+        page = self._pool._begun(self._last_page()[0], tokens[0]) if len(tokens) > 1 else None
+        if page is None or not (self._promised or self._pool._available() > (page.users == 0)):
+            return
+        most = min(PAGE, len(tokens)) - 1
+        same = next((i for i in range(most) if tokens[i] != page.tokens[i]), most)
+        self._pool._hold(page)  # or it might be the one that is taken
+        self._claim(1)
+        self._list(self._pool._take())
+        self._pool.storage.copy(page.number, self._pages[-1].number)
+        self._pool._release([page])
+        self.tokens += page.tokens[:same]
 
     def _missing_pages(self, tokens: int) -> int:
         """How many pages the pool has to find for so many more tokens, beyond those that it has promised."""

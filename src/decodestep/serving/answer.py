@@ -42,9 +42,11 @@ class Answer:
     def begin(self) -> None:
         """Hands the prompts to the engine. Raises what `Engine.submit` does, with nothing left running."""
         count = self._job.params.num_return_sequences
+        spelled = self._job.tools.text.spelled if self._job.tools else ()
         try:
             for i, prompt in enumerate(self._job.prompts):
-                self._tickets.append(self._engine.submit(prompt, self._job.params, listener=partial(self.took, i * count)))
+                listener = partial(self.took, i * count)
+                self._tickets.append(self._engine.submit(prompt, self._job.params, listener=listener, spelled=spelled))
         except BaseException:
             self.cancel()
             raise

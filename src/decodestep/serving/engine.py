@@ -6,7 +6,7 @@ import atexit
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -84,6 +84,7 @@ class Engine:
         self._row_seconds = 1.0  # a moving average of how long a row takes
         self._closing = False
         self._deadline: float | None = None
+        self._spelling: dict[frozenset[str], Callable[[int], bytes]] = {}
         self._batch = self._new_batch()
         self._thread = threading.Thread(target=self._loop, name="decodestep-engine", daemon=True)
         atexit.register(self.close)  # or the interpreter would end under a pass
@@ -105,11 +106,17 @@ class Engine:
         return min(self.model.config.context, self.model.cache.pages * PAGE)
 
     def submit(
-        self, prompt: Prompt | Sequence[int], params: SamplingParams | None = None, *, listener: Listener | None = None
+        self,
+        prompt: Prompt | Sequence[int],
+        params: SamplingParams | None = None,
+        *,
+        listener: Listener | None = None,
+        spelled: Collection[str] = (),
     ) -> Ticket:
         """Takes a request: a prompt, as for `generate`, and params without beams, of any number of samples.
 
         listener: `Ticket.listener`, for the engine's `deliver`; the engine itself does not call it.
+        spelled: control tokens that the text shows, by their names, as far as the vocabulary has them; others leave nothing.
 
         max_new_tokens is cut to what the context and the cache have room for; None for as much as that. max_time counts from
         here on, waiting included.
@@ -124,7 +131,7 @@ class Engine:
         room = self.capacity - len(ids)
         require(room > 0, _OP, "prompt", f"shorter than the {self.capacity} tokens that the cache has room for", f"{len(ids)}")
         params = replace(params, max_new_tokens=min(room, params.max_new_tokens or room))
-        maker = self._new_sampler()
+        maker = self._new_sampler(spelled)
         rows = [maker.new_row(sample, ids) for sample in params.samples()]
         with self._wake:
             self._require_room(count)  # others may have come meanwhile
@@ -165,10 +172,20 @@ class Engine:
             seconds = self._row_seconds * (self._live + count - self._most) / self.max_rows
             raise QueueFullError(self._live - self.max_rows, max(1, min(60, round(seconds))))
 
-    def _new_sampler(self) -> Sampler:
+    def _new_sampler(self, spelled: Collection[str] = ()) -> Sampler:
+        vocab, ends = self.model.config.vocab_size, self.model.tokenizer.end_token_ids
+        return Sampler([], vocab_size=vocab, eos_token_id=ends, token_bytes=self._token_bytes(frozenset(spelled)))
+
+    def _token_bytes(self, spelled: frozenset[str]) -> Callable[[int], bytes]:
+        """Token id -> bytes of text, those of the control tokens `spelled` being their names; always the same function."""
         tokenizer = self.model.tokenizer
-        vocab, ends = self.model.config.vocab_size, tokenizer.end_token_ids
-        return Sampler([], vocab_size=vocab, eos_token_id=ends, token_bytes=tokenizer.token_bytes)
+        if not spelled:
+            return tokenizer.token_bytes
+        if spelled not in self._spelling:
+            shown = {i: tokenizer.token(i).encode() for i in tokenizer.special - tokenizer.end_token_ids}
+            shown = {i: name for i, name in shown.items() if name.decode() in spelled}
+            self._spelling[spelled] = lambda token: shown.get(token) or tokenizer.token_bytes(token)
+        return self._spelling[spelled]
 
     def _new_batch(self) -> Batch:
         return Batch(self.model, self._new_sampler(), Beside(self.max_rows))

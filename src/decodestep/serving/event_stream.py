@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
 
@@ -23,6 +24,7 @@ class EventStream(Response):
     def __init__(self, events: AsyncIterator[bytes], left: Callable[[], None]) -> None:
         self.status_code, self.background, self.body = 200, None, b""
         self._events, self._left = events, left
+        self._sending: float | None = time.monotonic()  # since when the client has not taken an event; the head counts too
         self.init_headers({"cache-control": "no-cache", "x-accel-buffering": "no"})
         self.raw_headers = [pair for pair in self.raw_headers if pair[0] != b"content-length"]
 
@@ -30,7 +32,9 @@ class EventStream(Response):
         writing = asyncio.ensure_future(self._write(send))
         leaving = asyncio.ensure_future(until_left(receive))
         try:
-            await asyncio.wait((writing, leaving), return_when=asyncio.FIRST_COMPLETED)
+            ended: set[asyncio.Future[None]] = set()
+            while not (ended or self._unread_for() > SEND_SECONDS):
+                ended, _ = await asyncio.wait((writing, leaving), timeout=SEND_SECONDS / 4, return_when=asyncio.FIRST_COMPLETED)
         finally:
             if not writing.done() or writing.cancelled() or writing.exception() is not None:
                 self._left()
@@ -42,8 +46,13 @@ class EventStream(Response):
     async def _write(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         async for data in self._events:
-            await asyncio.wait_for(send({"type": "http.response.body", "body": data, "more_body": True}), SEND_SECONDS)
+            self._sending = time.monotonic()  # a timeout of each event's own would cost as much as the event
+            await send({"type": "http.response.body", "body": data, "more_body": True})
+            self._sending = None
         await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    def _unread_for(self) -> float:
+        return 0.0 if self._sending is None else time.monotonic() - self._sending
 
 
 async def until_left(receive: Receive) -> None:

@@ -83,16 +83,13 @@ class Choice:
     def _release(self, gain: Gain) -> str:
         """What of the text so far cannot belong to a call."""
         assert self._format is not None
-        mark = self._format.mark
         self._held += gain.text
-        if gain.reason or mark in self._held:
-            return ""
-        kept = next(n for n in range(len(mark) - 1, -1, -1) if self._held.endswith(mark[:n]))
-        text, self._held = self._held[: len(self._held) - kept], self._held[len(self._held) - kept :]
+        free = 0 if gain.reason else self._format.text.free(self._held)
+        text, self._held = self._held[:free], self._held[free:]
         return text
 
     def _read(self, text: str) -> tuple[str, list[dict[str, Any]]]:
-        return (text, []) if self._format is None else self._format.calls(text)
+        return (text, []) if self._format is None else self._format.read(text)
 
     def _end(self, calls: Sequence[Any]) -> dict[str, Any]:
         reason = _REASONS.get(self._ended_by, "length")

@@ -9,86 +9,71 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from decodestep.sampling.constraint import JSON_FORM
 from decodestep.serving.errors import refusal
+from decodestep.serving.tool_formats import CallText, TaggedJson, UnreadableError, grammar, kind_of
 
 if TYPE_CHECKING:
     from decodestep.models import Model
 
-# How a call begins and ends in the formats that are known, by what a template that writes them contains.
-_MARKS = {"<tool_call>": ("<tool_call>\n", "\n</tool_call>")}
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+_TELLS = re.compile(r"{[%{][^}]*\btools\b")  # a template that shows the model the tools
 _TOLD = """\
 You may call functions to help with the user's request. Their signatures:
 <tools>
 {tools}
 </tools>
 For a call, answer with its name and arguments as JSON:
-<tool_call>
-{{"name": <name>, "arguments": <object>}}
-</tool_call>"""
+{example}"""
 
 
 @dataclass(frozen=True)
 class ToolFormat:
-    """How the calls of a model look: JSON objects with "name" and "arguments" between two marks.
+    """How a request's calls look.
 
-    of_template: whether the chat template tells the model about tools; else a system message does, in the same format.
-    names: the functions that may be called. definitions: as the request gave them.
+    text: the kind of text. of_template: whether the chat template tells the model about tools; else a system message does.
+    as_text: whether the conversation's own calls and results are written as text, for a template that knows neither.
+    definitions: as the request gave them.
     """
 
-    begin: str
-    end: str
+    text: CallText
     of_template: bool
-    names: frozenset[str]
+    as_text: bool
     definitions: tuple[Any, ...]
-
-    @property
-    def mark(self) -> str:
-        """What a text with a call contains, and no other."""
-        return self.begin.strip()
 
     def told(self, conversation: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """The conversation with the functions in its system message."""
-        text = _TOLD.format(tools="\n".join(json.dumps(tool) for tool in self.definitions))
-        usual = [self._as_text(message) for message in conversation]
+        tools = "\n".join(json.dumps(tool) for tool in self.definitions)
+        text = _TOLD.format(tools=tools, example=_written(self.text.call("<name>", {}), "<arguments>"))
+        usual = [self._as_text(message) for message in conversation] if self.as_text else conversation
         if usual and usual[0]["role"] == "system":
             return [{**usual[0], "content": f"{usual[0]['content']}\n\n{text}"}, *usual[1:]]
         return [{"role": "system", "content": text}, *usual]
 
-    def calls(self, text: str) -> tuple[str, list[dict[str, Any]]]:
-        """The text before the first call, and the calls as a response has them; all of it is text if one cannot be read."""
-        before, *rest = text.split(self.mark)
+    def read(self, text: str) -> tuple[str, list[dict[str, Any]]]:
+        """The text for the reader, and the calls as a response has them; all of it is text if one cannot be read."""
+        try:
+            told, calls = self.text.read(text)
+        except UnreadableError:
+            return text, []
+        if not all(name in self.text.functions for name, _ in calls):
+            return text, []
         found = []
-        for piece in rest:
-            call = _json(piece.partition(self.end.strip())[0])
-            if not isinstance(call, dict) or call.get("name") not in self.names:
-                return text, []
-            arguments = call.get("arguments", {})
-            given = {"name": call["name"], "arguments": json.dumps(arguments, ensure_ascii=False)}
+        for name, arguments in calls:
+            given = {"name": name, "arguments": json.dumps(arguments, ensure_ascii=False)}
             found.append({"id": f"call_{secrets.token_hex(12)}", "type": "function", "function": given})
-        return (before.strip(), found) if found else (text, [])
+        return told, found
 
     def grammar(self, only: str | None = None) -> str:
-        """The Lark grammar of one call, of the function of that name if it is given."""
-        choices = []
-        for tool in self.definitions:
-            function = tool["function"]
-            if only in (None, function["name"]):
-                fields = {"name": {"const": function["name"]}, "arguments": function.get("parameters") or {"type": "object"}}
-                choices.append(
-                    {"type": "object", "properties": fields, "required": ["name", "arguments"], "additionalProperties": False}
-                )
-        schema = {**(choices[0] if len(choices) == 1 else {"anyOf": choices}), "x-guidance": JSON_FORM}
-        return f"start: {json.dumps(self.begin)} call {json.dumps(self.end)}\ncall: %json {json.dumps(schema)}\n"
+        """The grammar of one call, of the function of that name if it is given."""
+        chosen = [name for name in self.text.functions if only in (None, name)]
+        return grammar([self.text.call(name, dict(self.text.functions[name]) or {"type": "object"}) for name in chosen])
 
     def _as_text(self, message: dict[str, Any]) -> dict[str, Any]:
         """A message as a template without tools writes it."""
         if message["role"] == "tool":
             return {"role": "user", "content": f"<tool_response>\n{message['content']}\n</tool_response>"}
         calls = message.get("tool_calls") or ()
-        texts = [self.begin + json.dumps({key: call["function"].get(key) for key in ("name", "arguments")}) + self.end
-                 for call in calls]  # fmt: skip
+        texts = [_call_text(call["function"]) for call in calls]
         kept = {key: value for key, value in message.items() if key != "tool_calls"}
         return {**kept, "content": "\n".join(filter(None, (message["content"], *texts)))}
 
@@ -106,9 +91,10 @@ def read(model: Model, body: Mapping[str, Any]) -> tuple[ToolFormat | None, dict
     if choice == "none":
         return None, {}
     template = model.template.text(tools=True)
-    marks = next((marks for word, marks in _MARKS.items() if word in template), None)
-    begin, end = marks or _MARKS["<tool_call>"]
-    format_ = ToolFormat(begin, end, marks is not None, frozenset(names), tuple(definitions))
+    kind = kind_of(template)
+    schemas = {name: tool["function"].get("parameters") or {} for name, tool in zip(names, definitions, strict=True)}
+    tells = kind is not None and _TELLS.search(template) is not None
+    format_ = ToolFormat((kind or TaggedJson)(schemas), tells, kind is None, tuple(definitions))
     if choice in (None, "auto"):
         return format_, {}
     if choice == "required":
@@ -134,8 +120,15 @@ def _as_list(value: Any) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
-def _json(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return None
+def _call_text(function: Mapping[str, Any]) -> str:
+    return f"<tool_call>\n{json.dumps({key: function.get(key) for key in ('name', 'arguments')})}\n</tool_call>"
+
+
+def _written(pieces: Any, arguments: str) -> str:
+    """The pieces of a call as an example."""
+    return "".join(piece if isinstance(piece, str) else _example(piece, arguments) for piece in pieces)
+
+
+def _example(schema: Mapping[str, Any], arguments: str) -> str:
+    keys = [key for key in schema.get("properties", ()) if key != "name"]
+    return f'{{"name": <name>, "{keys[0]}": <object>}}' if keys else arguments

@@ -1,0 +1,90 @@
+"""The kinds of text in which models write calls: what is read is what was called, and nothing of a call is shown as text."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+
+from decodestep.serving import tool_formats as formats
+from decodestep.serving.tools import ToolFormat
+
+STAY = {"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}}, "required": ["city", "days"]}
+FUNCTIONS = {"stay": STAY, "time": {}}
+ARGUMENTS = {"city": "Bonn", "days": 2}
+JSON = json.dumps(ARGUMENTS)
+SEP = "<｜tool▁sep｜>"
+
+# The kind, what a template of it contains, a text with calls, what the reader is told, and the calls' names.
+CASES = [
+    (formats.TaggedJson, "<tool_call>", f'Well. <tool_call>{{"name": "stay", "arguments": {JSON}}}</tool_call>\n<tool_call>\n'
+     '{"name": "time", "arguments": {}}', "Well.", ["stay", "time"]),
+    (formats.BareJson, '{"name": function name, "parameters": x}', f'{{"name": "stay", "parameters": {JSON}}}', "", ["stay"]),
+    (formats.BareJson, "", f'On it.<|python_tag|>{{"name": "stay", "parameters": {JSON}}}; '
+     '{"name": "time", "parameters": {}}', "On it.", ["stay", "time"]),
+    (formats.MistralList, "[TOOL_CALLS]", f'[TOOL_CALLS][{{"name": "stay", "arguments": {JSON}, "id": "abc"}}, '
+     '{"name": "time", "arguments": {}}]', "", ["stay", "time"]),
+    (formats.MistralNamed, "[TOOL_CALLS] [ARGS]", f"Yes [TOOL_CALLS]stay[CALL_ID]a1[ARGS]{JSON}[TOOL_CALLS]time[ARGS]{{}}",
+     "Yes", ["stay", "time"]),
+    (formats.DeepSeek, SEP, f"<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>stay{SEP}{JSON}<｜tool▁call▁end｜>"
+     f"<｜tool▁call▁begin｜>time{SEP}{{}}<｜tool▁call▁end｜><｜tool▁calls▁end｜>", "", ["stay", "time"]),
+    (formats.DeepSeekFenced, SEP + "```json", "So:\n<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>"
+     f"function{SEP}stay\n```json\n{JSON}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>", "So:", ["stay"]),
+    (formats.Harmony, "<|channel|> functions.", "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>commentary"
+     f" to=functions.stay <|constrain|>json<|message|>{JSON}<|call|>", "", ["stay"]),
+    (formats.Harmony, "", f" to=functions.stay<|channel|>commentary json<|message|>{JSON}", "", ["stay"]),
+    (formats.Harmony, "", "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>final<|message|>a <b>", "a <b>",
+     []),
+    (formats.TaggedArguments, "<tool_call> <arg_key>", "<tool_call>stay\n<arg_key>city</arg_key>\n<arg_value>Bonn</arg_value>\n"
+     "<arg_key>days</arg_key>\n<arg_value>2</arg_value>\n</tool_call><tool_call>time</tool_call>", "", ["stay", "time"]),
+    (formats.TaggedFunctions, "<tool_call> <function=", "<tool_call>\n<function=stay>\n<parameter=city>\nBonn\n</parameter>\n"
+     "<parameter=days>\n2\n</parameter>\n</function>\n</tool_call>", "", ["stay"]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "template", "text", "told", "names"), CASES)
+def test_calls_are_read(kind, template, text, told, names):
+    assert not template or formats.kind_of(template) is kind
+    format_ = ToolFormat(kind(FUNCTIONS), True, False, ())
+    found, calls = format_.read(text)
+    given = {"stay": ARGUMENTS, "time": {}}
+    assert found == told
+    assert [(c["function"]["name"], json.loads(c["function"]["arguments"])) for c in calls] == [(n, given[n]) for n in names]
+    shown = held = ""
+    for character in text:  # as a stream has it
+        held += character
+        free = format_.text.free(held)
+        shown, held = shown + held[:free], held[free:]
+    assert (shown + format_.read(held)[0]).rstrip() == told and len(format_.read(held)[1]) == len(names)
+
+
+@pytest.mark.parametrize("kind", dict.fromkeys(case[0] for case in CASES))
+def test_what_is_no_call_is_text(kind):
+    format_ = ToolFormat(kind(FUNCTIONS), True, False, ())
+    begun = kind.marks[0] if kind.marks else "<|channel|>commentary to=functions.stay<|message|>"
+    others = ("", "Hello {", '{"answer": 3}', '{"name": "king", "parameters": {}}', "[1, 2]")
+    for text in (*others, begun + "{", begun + "[" * 9000):
+        assert format_.read(text) == (text, [])
+
+
+@pytest.mark.parametrize("kind", dict.fromkeys(case[0] for case in CASES))
+def test_a_required_call_is_one_that_is_read(kind):
+    """The pieces of a forced call, filled in, are read back; the grammar of them compiles."""
+    from llguidance import LLMatcher
+
+    text = kind(FUNCTIONS)
+    grammar = formats.grammar([text.call(name, dict(schema) or {"type": "object"}) for name, schema in FUNCTIONS.items()])
+    assert not LLMatcher.validate_grammar(LLMatcher.grammar_from_lark(grammar))
+    values = iter(("Bonn", "2"))
+    filled = ""
+    for piece in text.call("stay", STAY):
+        if isinstance(piece, str):
+            filled += piece
+        elif isinstance(piece, re.Pattern) or piece.get("type") == "integer":
+            filled += next(values)
+        else:
+            key = next((key for key in piece["properties"] if key in ("arguments", "parameters")), None)
+            filled += json.dumps({"name": "stay", key: ARGUMENTS}) if key else JSON
+            next(values), next(values)
+    assert text.read(filled) == ("", [("stay", ARGUMENTS)])
