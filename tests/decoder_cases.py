@@ -41,6 +41,10 @@ def norm(width: int, rng: np.random.Generator) -> np.ndarray:
     return rng.uniform(0.5, 1.5, width).astype(np.float32)
 
 
+def bias(width: int, rng: np.random.Generator) -> np.ndarray:
+    return rng.normal(0, 0.3, width).astype(np.float32)
+
+
 def block(hidden: int, width: int, format_: Format, rng: np.random.Generator, count: int = 1) -> FeedForward:
     sizes = ((hidden, count * width), (hidden, count * width), (width, count * hidden))
     return FeedForward(*(matrix(*size, format_, rng) for size in sizes), count)
@@ -84,6 +88,7 @@ def latent_weights(
     rule: RouterRule = RouterRule(3, scale=0.5),  # noqa: B008, frozen
     shared: bool = True,
     gates: bool = True,
+    biases: bool = False,
     **constants: float,
 ) -> DecoderWeights:
     """Two layers of latent attention: the first with a dense block, the second with a mixture of experts."""
@@ -91,6 +96,7 @@ def latent_weights(
 
     def attention() -> LatentAttention:
         read = hidden if compressed is None else compressed
+        widths = {"latent": sizes.latent + sizes.rope, "output": hidden} | ({"query_down": read} if compressed else {})
         return LatentAttention(
             query_down=None if compressed is None else matrix(hidden, read, format_, rng),
             query_norm=None if compressed is None else norm(read, rng),
@@ -100,11 +106,14 @@ def latent_weights(
             key_up=matrix(sizes.nope, heads * sizes.latent, format_, rng),
             value_up=matrix(sizes.latent, heads * sizes.value, format_, rng),
             output=matrix(heads * sizes.value, hidden, format_, rng),
+            **({f"{product}_bias": bias(width, rng) for product, width in widths.items()} if biases else {}),
         )
 
     def feed_forward(width: int, count: int = 1) -> FeedForward:
         made = block(hidden, width, format_, rng, count)
-        return made if gates else replace(made, gate=None)
+        made = made if gates else replace(made, gate=None)
+        parts = ("gate", "up", "down") if gates else ("up", "down")
+        return replace(made, **{f"{part}_bias": bias(getattr(made, part).outputs, rng) for part in parts}) if biases else made
 
     mixture = Mixture(
         router=matrix(hidden, experts, Format.F32, rng),

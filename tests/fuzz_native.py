@@ -31,6 +31,7 @@ PANEL_BLOCKS = ((32, 4096), (32, 2048), (32, 2048), (32, 576), (32, 640), (32, 1
                 (32, 704), (32, 768), (32, 576), (256, 4416), (32, 544))  # fmt: skip
 
 STEP_PARTS = 7
+NO_BLOCK = ([], False, [None] * 3)
 
 FILE_BYTES = 1 << 16
 FILE = tempfile.TemporaryFile()  # noqa: SIM115, what weights are read from, to the end
@@ -156,10 +157,12 @@ def panels_of(s: Source, inputs: int, outputs: int) -> tuple[np.ndarray, int, in
     return s.array(panel_bytes(number, inputs, outputs), dtype=np.uint8), number, outputs
 
 
-def feed_forward(s: Source, hidden: int, width: int, count: int = 1) -> tuple[list[tuple[np.ndarray, int, int]], bool]:
+def feed_forward(s: Source, hidden: int, width: int, count: int = 1) -> tuple[Any, ...]:
     """With a gate or without."""
     wide = [(hidden, count * width)] * s.one_of(1, 2)
-    return [panels_of(s, *size) for size in (*wide, (width, count * hidden))], s.one_of(False, True)
+    lengths = (count * width * (len(wide) > 1), count * width, count * hidden)
+    biases = [s.one_of(None, s.array(length)) if length else None for length in lengths]
+    return [panels_of(s, *size) for size in (*wide, (width, count * hidden))], s.one_of(False, True), biases
 
 
 def decoder(s: Source) -> Arguments:
@@ -172,7 +175,7 @@ def decoder(s: Source) -> Arguments:
         biases = [s.one_of(None, s.array(size)) for size in (heads * width, 2 * groups * width, hidden)]
         norms = s.one_of([None, None], [s.array(values), s.array(values)])
         options = (biases, norms, s.one_of(0, 1, 5, 20), s.one_of(0, 0, 1))
-        return [panels_of(s, *size) for size in sizes], [], options
+        return [panels_of(s, *size) for size in sizes], None, options
 
     def by_latents() -> tuple[Any, ...]:
         nope, rope, latent, value, _ = sizes
@@ -182,17 +185,18 @@ def decoder(s: Source) -> Arguments:
         norms = [s.array(latent)]
         if down:
             products, norms = [(hidden, down), *products], [s.array(down), *norms]
-        return [panels_of(s, *size) for size in products], norms, None
+        biases = [s.one_of(None, s.array(size)) if size else None for size in (down, latent + rope, hidden)]
+        return [panels_of(s, *size) for size in products], (norms, biases), None
 
     def mixture() -> tuple[Any, ...]:
         experts, used = s.one_of(4, 6), s.one_of(1, 2)
         rule = (used, s.one_of(0, 1), 2, s.one_of(1, 2), s.one_of(0, 1), s.one_of(True, False), 1.5)
         return (panels_of(s, hidden, experts), s.one_of(None, s.array(experts)), rule, feed_forward(s, hidden, 32, experts),
-                s.one_of(([], False), feed_forward(s, hidden, 64)))  # fmt: skip
+                s.one_of(NO_BLOCK, feed_forward(s, hidden, 64)))  # fmt: skip
 
     def layer() -> tuple[Any, ...]:
         mixed = s.one_of(False, True)
-        dense = ([], False) if mixed else feed_forward(s, hidden, inner)
+        dense = NO_BLOCK if mixed else feed_forward(s, hidden, inner)
         attention = (by_latents if sizes else grouped)()
         after = [s.one_of(None, s.array(hidden)), None if mixed else s.one_of(None, s.array(hidden))]
         return ((s.array(hidden), s.array(hidden), *after), *attention, dense, mixture() if mixed else None)
@@ -274,7 +278,7 @@ def mixture_of_experts(s: Source) -> Arguments:
 
     return {"x": s.rows(s.array(tokens, hidden)), "experts": s.ids(tokens, used, end=count),
             "weights": s.array(tokens, used), "routed": feed_forward(s, hidden, s.one_of(32, 96), count),
-            "count": count, "shared": s.one_of(([], False), feed_forward(s, hidden, 64)),
+            "count": count, "shared": s.one_of(NO_BLOCK, feed_forward(s, hidden, 64)),
             "y": s.array(tokens, hidden), "threads": s.threads()}  # fmt: skip
 
 

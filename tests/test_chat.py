@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 
 import decodestep as ds
 import processes
+import published_files
 import published_templates
 from decodestep.models import template_process
 from decodestep.models.chat import ChatTemplate
@@ -163,7 +164,7 @@ def test_the_text_is_that_of_transformers(name, peer):
 
 @pytest.fixture(scope="module")
 def published():
-    return published_templates.folder() or pytest.skip("the published templates cannot be fetched")
+    return published_files.folder(published_files.TEMPLATES) or pytest.skip("the published templates cannot be fetched")
 
 
 @pytest.mark.parametrize("name", published_templates.NAMES)

@@ -23,6 +23,8 @@ CASES = {
     "no shared block, one head": {"heads": 1, "shared": False, "rule": RouterRule(1)},
     "other widths": {"heads": 5, "sizes": LatentSizes(64, 32, 96, 64), "experts": 33},
     "no gates": {"gates": False},
+    "biases": {"biases": True, "compressed": 64},
+    "biases without gates": {"biases": True, "gates": False},
     "factors": {"embedding_scale": 3.0, "residual_scale": 0.25, "logits_scale": 0.1},
 }
 
@@ -41,17 +43,18 @@ def expanded_pass(call):
     def norm(x, gamma, eps=w.norm_eps):
         return x / np.sqrt((x * x).mean(-1, keepdims=True) + eps) * gamma
 
-    def product(x, panels):
-        return x @ panels.rows().dense(np.float64)
+    def product(x, panels, bias=None):
+        return x @ panels.rows().dense(np.float64) + (0 if bias is None else bias)
 
     def rope(x):
         z = (x[..., ::2] + 1j * x[..., 1::2]) * turn
         return np.stack([z.real, z.imag], -1).reshape(x.shape)
 
     def dense(h, block, number=0):
-        gate, up = (m and product(h, m).reshape(block.count, -1)[number] for m in (block.gate, block.up))
+        both = ((block.gate, block.gate_bias), (block.up, block.up_bias))
+        gate, up = (m and product(h, m, bias).reshape(block.count, -1)[number] for m, bias in both)
         inner = np.maximum(up, 0) ** 2 if gate is None else gate / (1 + np.exp(-gate)) * up
-        return product(inner, block.down).reshape(block.count, -1)[number]
+        return product(inner, block.down, block.down_bias).reshape(block.count, -1)[number]
 
     def mixture(h, m):
         logits = product(h, m.router)
@@ -68,9 +71,9 @@ def expanded_pass(call):
     for layer in w.layers:
         a, block = layer.attention, layer.feed_forward
         h = norm(x, layer.attention_norm)
-        q = h if a.query_down is None else norm(product(h, a.query_down), a.query_norm, sizes.eps)
+        q = h if a.query_down is None else norm(product(h, a.query_down, a.query_down_bias), a.query_norm, sizes.eps)
         q = product(q, a.query).reshape(count, w.heads, -1)
-        latent, key = np.split(product(h, a.latent), [sizes.latent], axis=1)
+        latent, key = np.split(product(h, a.latent, a.latent_bias), [sizes.latent], axis=1)
         latent = norm(latent, a.latent_norm, sizes.eps)
         up = a.key_up.rows().dense(np.float64).reshape(sizes.nope, w.heads, sizes.latent)
         keys, values = np.einsum("sc,dnc->snd", latent, up), product(latent, a.value_up).reshape(count, w.heads, -1)
@@ -79,7 +82,7 @@ def expanded_pass(call):
         score = np.einsum("tnd,snd->nts", q, keys) * w.scale + np.triu(np.full((count, count), -np.inf), 1)
         share = np.exp(score - score.max(-1, keepdims=True))
         attended = np.einsum("nts,snd->tnd", share / share.sum(-1, keepdims=True), values)
-        x = x + product(attended.reshape(count, -1), a.output) * factors[1]
+        x = x + product(attended.reshape(count, -1), a.output, a.output_bias) * factors[1]
         through = dense if isinstance(block, FeedForward) else mixture
         x = x + np.array([through(row, block) for row in norm(x, layer.ffn_norm)]) * factors[1]
     return product(norm(x, w.norm), w.logits) * factors[2]

@@ -132,6 +132,22 @@ def test_the_native_step_is_as_near_as_its_rounding(tmp_path, ids, family, kind)
     assert [one.token_ids for one in together] == [ds.generate(mine, [one], params)[0].token_ids for one in prompts]
 
 
+BIASED = {"deepseek_v2": {"q_lora_rank": 32}, "deepseek_v3": {"rope_interleave": False}, "minicpm3": {"mlp_bias": True}}
+
+
+@pytest.mark.parametrize("family", BIASED)
+def test_the_native_step_has_biases(tmp_path, ids, family):
+    """Of attention, of dense blocks and of those beside the experts; all of them large."""
+    size = {"deepseek_v2": 2}.get(family, 0)
+    changes = {"attention_bias": True, **families.ALIGNED[family], **BIASED[family]}
+    path = families.save(families.model_of(family, size, **changes), tmp_path)
+    mine, exact = ds.load(path), ds.load(path, dtype="float32")
+    assert mine.decoder.description == "one native call a step"
+    apart = np.abs(mine.logits(ids) - exact.logits(ids)).max(axis=1) / np.abs(exact.logits(ids)).max(axis=1)
+    assert np.median(apart) < 0.01
+    assert families.relative(exact.logits(ids), families.logits_of(families.model_of(family, size, **changes), ids)) < TOLERANCE
+
+
 def test_latents_as_int8(tmp_path, ids):
     path = families.save(families.model_of("deepseek_v3", 0, **families.ALIGNED["deepseek_v3"]), tmp_path)
     wide, narrow = ds.load(path), ds.load(path, cache_dtype="int8")
@@ -266,6 +282,7 @@ def no_weight_is_read(monkeypatch):
 
 CONTRADICTIONS = {
     "no such architecture": ({"model_type": "falcon"}, "model_type 'falcon' is not supported"),
+    "an architecture that is no name": ({"model_type": ["llama"]}, r"model_type \['llama'\] is not supported"),
     "more experts than there are": ({"num_experts_per_tok": 13}, "the router: used must be in"),
     "more experts than groups leave": ({"num_experts_per_tok": 7}, "the router: used must be in"),
     "groups that do not divide": ({"n_group": 5}, "the router: groups must be a divisor of the 12 experts"),

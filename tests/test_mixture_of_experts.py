@@ -36,11 +36,22 @@ def routes(rng, tokens, used, count=E):
     return experts, rng.uniform(0.1, 2, (tokens, used)).astype(np.float32)
 
 
+def with_biases(w, rng, gated):
+    parts = {"gate": w.gate, "up": w.up, "down": w.down}
+    biases = {f"{name}_bias": rng.normal(size=part.shape[1]).astype(np.float32) for name, part in parts.items()}
+    return replace(w, **biases) if gated else replace(w, **biases | {"gate": None, "gate_bias": None})
+
+
 def truth(x, experts, weights, routed, shared=None):
+    def product(row, m, bias, e, width):
+        whole = row @ m.dense(np.float64) + (0 if bias is None else bias)
+        return whole[e * width : (e + 1) * width]
+
     def through(row, w, e):
-        gate, up = (m and row @ m.dense(np.float64)[:, e * w.width : (e + 1) * w.width] for m in (w.gate, w.up))
+        gate = w.gate and product(row, w.gate, w.gate_bias, e, w.width)
+        up = product(row, w.up, w.up_bias, e, w.width)
         y = np.maximum(up, 0) ** 2 if gate is None else gate / (1 + np.exp(-gate)) * up
-        return y @ w.down.dense(np.float64)[:, e * w.hidden : (e + 1) * w.hidden]
+        return product(y, w.down, w.down_bias, e, w.hidden)
 
     y = np.zeros(x.shape)
     for t, row in enumerate(x.astype(np.float64)):
@@ -85,6 +96,18 @@ def test_without_a_gate(form, backend, rng):
     x[2, 5] = np.nan
     y = ds.mixture_of_experts(x, *chosen, form(routed), backend=backend)
     assert np.isnan(y[2]).all() and np.isfinite(np.delete(y, 2, 0)).all()
+
+
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+@pytest.mark.parametrize("form", [lambda w: w, in_panels], ids=["rows", "panels"])
+@pytest.mark.parametrize("gated", [True, False])
+def test_biases(form, backend, gated, rng):
+    """A bias is what one more input adds that is 1 for every token; that of the last product counts by the expert's weight."""
+    routed, shared = with_biases(blocks(rng), rng, gated), with_biases(blocks(rng, count=1), rng, gated)
+    x, chosen = rng.normal(size=(9, HE)).astype(np.float32), routes(rng, 9, 2)
+    y = ds.mixture_of_experts(x, *chosen, form(routed), form(shared), backend=backend)
+    expected = truth(x, *chosen, routed, shared)
+    assert np.abs(y - expected).max() <= 2 * TOLERANCE["float32"] * np.abs(expected).max()
 
 
 @pytest.mark.parametrize("form", [lambda w: w, in_panels], ids=["rows", "panels"])
@@ -206,6 +229,9 @@ PANELS = LinearPanels.pack(W)
         ("gate must be of 3 blocks of outputs; got 32x64", (W, W, W, 3)),
         ("gate must be of 4 blocks of outputs, multiples of 32; got 32x64", (PANELS, PANELS, PANELS, 4)),
         ("down must be of shape 64x32; got 32x64", (W, W, W)),
+        ("gate_bias must be float32 of shape 64; got float32 32", (W, W, W, 2, False, np.ones(32, np.float32))),
+        ("gate_bias must be None without a gate; got", (None, W, W, 2, False, np.ones(64, np.float32))),
+        ("down_bias must be float32 of shape 64; got float64 64", (W, W, W, 2, False, None, None, np.ones(64))),
         ("up must be of shape 32x64; got 64x32", (W, PackedWeight.from_array(np.zeros((64, 32), np.float32)), W, 2)),
     ],
 )

@@ -23,9 +23,12 @@ using LayerNorms = std::tuple<Vector, Vector, std::optional<Vector>, std::option
 // Of grouped-query attention: the biases of query, values_keys and output; the norms of query and key; window, rope
 using GroupedOptions =
     std::tuple<std::array<std::optional<Vector>, 3>, std::array<std::optional<Vector>, 2>, size_t, size_t>;
-// The norms of the layer; the products of attention, and its norms if it is latent or its options if it is not; a dense
-// block, or a mixture
-using LayerArgument = std::tuple<LayerNorms, std::vector<PanelArgument>, std::vector<Vector>,
+// Of latent attention: the norms of query_down, if there is one, and latent; the biases of query_down, latent and
+// output
+using LatentVectors = std::tuple<std::vector<Vector>, std::array<std::optional<Vector>, 3>>;
+// The norms of the layer; the products of attention, and its vectors if it is latent or its options if it is not; a
+// dense block, or a mixture
+using LayerArgument = std::tuple<LayerNorms, std::vector<PanelArgument>, std::optional<LatentVectors>,
                                  std::optional<GroupedOptions>, FeedForwardArgument, std::optional<MixtureArgument>>;
 // nope, rope, latent, value, eps
 using LatentArgument = std::tuple<size_t, size_t, size_t, size_t, float>;
@@ -44,7 +47,7 @@ class DecoderBuilder {
 
     const float* vector(const Vector& v, size_t length) {
         require_aligned(v);
-        require(v.shape(0) == length, "a norm has the wrong length");
+        require(v.shape(0) == length, "a norm or bias has the wrong length");
         held_.arrays.emplace_back(v);
         return v.data();
     }
@@ -78,10 +81,10 @@ class DecoderBuilder {
                 .rope = rope};
     }
 
-    // products: query_down if there is one, query, latent, key_up, value_up, output; norms: query_norm likewise,
-    // latent_norm.
-    LatentAttention latent(const std::vector<PanelArgument>& products, const std::vector<Vector>& norms) {
+    // products: query_down if there is one, query, latent, key_up, value_up, output.
+    LatentAttention latent(const std::vector<PanelArgument>& products, const LatentVectors& vectors) {
         const Decoder& d = held_.decoder;
+        const auto& [norms, biases] = vectors;
         const LatentSizes& s = d.latent;
         const bool is_compressed = products.size() == 6;
         require(products.size() == size_t{5} + is_compressed && norms.size() == size_t{1} + is_compressed,
@@ -101,11 +104,16 @@ class DecoderBuilder {
         w.key_up = panels(*next++, s.nope, d.heads * s.latent);
         w.value_up = panels(*next++, s.latent, d.heads * s.value);
         w.output = panels(*next, d.heads * s.value, d.hidden);
+        w.query_down_bias = vector(biases[0], is_compressed ? read : 0);
+        w.latent_bias = vector(biases[1], s.latent + s.rope);
+        w.output_bias = vector(biases[2], d.hidden);
         return w;
     }
 
     FeedForwardPanels feed_forward(const FeedForwardArgument& argument, size_t count) {
         for (const PanelArgument& weight : std::get<0>(argument)) held_.arrays.emplace_back(std::get<0>(weight));
+        for (const auto& bias : std::get<2>(argument))
+            if (bias) held_.arrays.emplace_back(*bias);
         return feed_forward_of(argument, count, held_.decoder.hidden);
     }
 
@@ -169,9 +177,10 @@ void make_decoder(HeldDecoder* self, size_t heads, size_t kv_heads, size_t head_
         require(kv_heads == 1 && head_dim == nope + rope, "latent attention has one key of nope + rope");
         d.latent = {nope, rope, width, value, latent_eps};
     }
-    for (const auto& [of_layer, products, norms, grouped, dense, mixture] : layers) {
+    for (const auto& [of_layer, products, vectors, grouped, dense, mixture] : layers) {
         const auto& [attention_norm, ffn_norm, attention_post_norm, ffn_post_norm] = of_layer;
-        require(latent ? !grouped : grouped && norms.empty(), "norms or options of the other kind of attention");
+        require(latent.has_value() == vectors.has_value() && latent.has_value() != grouped.has_value(),
+                "vectors or options of the other kind of attention");
         require(std::get<0>(dense).empty() == mixture.has_value(), "a layer has a dense block or a mixture");
         require(!mixture || !ffn_post_norm, "a mixture has no norm after it");
         DecoderLayer w{};
@@ -180,7 +189,7 @@ void make_decoder(HeldDecoder* self, size_t heads, size_t kv_heads, size_t head_
         w.attention_post_norm = builder.vector(attention_post_norm, hidden);
         w.ffn_post_norm = builder.vector(ffn_post_norm, hidden);
         if (latent)
-            w.latent = builder.latent(products, norms);
+            w.latent = builder.latent(products, *vectors);
         else
             w.grouped = builder.grouped(products, *grouped);
         if (mixture)

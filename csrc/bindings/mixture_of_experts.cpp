@@ -1,5 +1,7 @@
 #include "mixture_of_experts/mixture_of_experts.h"
 
+#include <nanobind/stl/array.h>
+#include <nanobind/stl/optional.h>
 #include <nanobind/stl/tuple.h>
 #include <nanobind/stl/vector.h>
 
@@ -30,7 +32,7 @@ RouterRule router_rule_of(size_t experts, size_t used, int scores, size_t groups
 }
 
 FeedForwardPanels feed_forward_of(const FeedForwardArgument& argument, size_t count, size_t inputs) {
-    const auto& [weights, gelu] = argument;
+    const auto& [weights, gelu, biases] = argument;
     const bool has_gate = weights.size() == 3;
     require(weights.size() == size_t{2} + has_gate, "a feed-forward block has two or three weights");
     require(count > 0 && count < kMaxAxis && inputs > 0 && inputs < kMaxAxis, "a size is out of range");
@@ -43,8 +45,19 @@ FeedForwardPanels feed_forward_of(const FeedForwardArgument& argument, size_t co
         require(outputs == out, "a weight has the wrong number of outputs");
         return panel_weight_of(bytes, format, in, outputs);
     };
+    const auto vector = [](const std::optional<Vector>& bias, size_t length) -> const float* {
+        require(!bias || bias->shape(0) == length, "a bias has the wrong length");
+        require_aligned(bias);
+        return bias ? bias->data() : nullptr;
+    };
     return {has_gate ? panels(weights[0], inputs, count * width) : LinearPanelWeight{},
-            panels(up, inputs, count * width), panels(down, width, count * inputs), count, gelu};
+            panels(up, inputs, count * width),
+            panels(down, width, count * inputs),
+            count,
+            gelu,
+            vector(biases[0], has_gate ? count * width : 0),
+            vector(biases[1], count * width),
+            vector(biases[2], count * inputs)};
 }
 
 namespace {

@@ -1,6 +1,7 @@
 // Rules and weights of a mixture of experts, checked: for its operators, and for a decoder.
 #pragma once
 
+#include <array>
 #include <tuple>
 
 #include "bindings/bindings.h"
@@ -15,7 +16,8 @@ using PanelArgument = std::tuple<PanelBytes, int, size_t>;  // bytes, format, ou
 RouterRule router_rule_of(size_t experts, size_t used, int scores, size_t groups, size_t kept_groups, int group_score,
                           bool normalise, float scale, const std::optional<Vector>& bias);
 
-using FeedForwardArgument = std::tuple<std::vector<PanelArgument>, bool>;  // gate, or none, up and down; gelu
+// gate, or none, up and down; gelu; the biases of gate, up and down
+using FeedForwardArgument = std::tuple<std::vector<PanelArgument>, bool, std::array<std::optional<Vector>, 3>>;
 
 // The weights of `count` blocks of so many inputs.
 FeedForwardPanels feed_forward_of(const FeedForwardArgument& argument, size_t count, size_t inputs);

@@ -77,7 +77,8 @@ class StagePart : public StageMember {
     }
 
     void run_latent_output() const {
-        run_output(stage_.layer->latent.output, nullptr, [&] { return copied(plan_.attended, plan_.attended_width); });
+        const LatentAttention& w = stage_.layer->latent;
+        run_output(w.output, w.output_bias, [&] { return copied(plan_.attended, plan_.attended_width); });
     }
 
     // attended: makes the function that stores the attention's outputs.
@@ -101,7 +102,7 @@ class StagePart : public StageMember {
             case StageKind::gated_rows:
                 return share_rows(a_.tokens, width, copied(plan_.gated, width));
             case StageKind::add_down:
-                return add_product(w.feed_forward.down, nullptr, w.ffn_post_norm,
+                return add_product(w.feed_forward.down, w.feed_forward.down_bias, w.ffn_post_norm,
                                    rows(a_.tokens, width, copied(plan_.gated, width)));
             case StageKind::add_gated:
                 return add_branch(w.ffn_post_norm);

@@ -48,6 +48,8 @@ struct LatentAttention {
     LinearPanelWeight key_up;    // nope to heads * latent: the outputs of a head read its own part of the query
     LinearPanelWeight value_up;  // latent to heads * value: the outputs of a head read what it attended to
     LinearPanelWeight output;    // heads * value to hidden
+    // Biases of these products, [outputs]; null without. That of query_down is null where it is not given.
+    const float *query_down_bias, *latent_bias, *output_bias;
 };
 
 // A mixture of experts: hidden to its router's logits, the rule that chooses, and the blocks.
@@ -96,6 +98,7 @@ struct Decoder {
 //   last `window` of them;  output_bias is added to its product with W_output
 // Latent attention:
 //   q = h W_query, or rms_norm(h W_query_down, query_norm) W_query;  c, r = h W_latent;  c = rms_norm(c, latent_norm)
+//   biases are added to the products by W_query_down, W_latent and W_output
 //   r and the rope part of q rotated by the position;  c and r rounded to bfloat16 and written to the cache
 //   for each head: attention of (q_nope W_key_up, q_rope) to the rows (c, r) of positions 0 to the token's own, of
 //   which c are the values; what it gives times W_value_up

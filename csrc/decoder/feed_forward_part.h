@@ -61,7 +61,8 @@ class FeedForwardPart : public StageMember {
     void square(const Activations& x, PanelRange panels) const {
         multiply_panels(w_.up, panels, panel_after(), x, a_.tokens, [&](size_t i, size_t t, const float* y) {
             float* out = plan_.gated + t * w_.width() + i * kPanelOutputs;
-            for (size_t j = 0; j < kPanelOutputs; j += kLanes) store(out + j, squared_relu(load(y + j)));
+            for (size_t j = 0; j < kPanelOutputs; j += kLanes)
+                store(out + j, activated(w_, i * kPanelOutputs + j, nullptr, y + j));
         });
     }
 

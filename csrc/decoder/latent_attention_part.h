@@ -19,9 +19,10 @@ class LatentAttentionPart : public StageMember {
         float* queries = is_compressed ? plan_.compressed : plan_.queries;
         sweep([&](size_t i, const uint8_t* next_panel) {
             if (i < query.count())
-                store_product(query, i, next_panel, x, a_.tokens, queries, query.out);
+                store_product(query, i, next_panel, x, a_.tokens, queries, query.out, w_.query_down_bias);
             else
-                store_product(w_.latent, i - query.count(), next_panel, x, a_.tokens, plan_.latent, w_.latent.out);
+                store_product(w_.latent, i - query.count(), next_panel, x, a_.tokens, plan_.latent, w_.latent.out,
+                              w_.latent_bias);
         });
     }
 

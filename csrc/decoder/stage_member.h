@@ -76,17 +76,18 @@ class StageMember {
 
     // out [tokens, width] = the outputs of panel i of a weight, from output `width` on left out.
     void store_product(const LinearPanelWeight& w, size_t i, const uint8_t* next_panel, const Activations& x,
-                       size_t tokens, float* out, size_t width, float scale = 1.0f) const {
-        store_products(w, {i, i + 1}, next_panel, x, tokens, out, width, scale);
+                       size_t tokens, float* out, size_t width, const float* bias = nullptr) const {
+        store_products(w, {i, i + 1}, next_panel, x, tokens, out, width, 1.0f, bias);
     }
 
-    // The same of panels of a weight.
+    // The same of panels of a weight, multiplied by `scale`, with their bias if there is one.
     void store_products(const LinearPanelWeight& w, PanelRange panels, const uint8_t* next_panel, const Activations& x,
-                        size_t tokens, float* out, size_t width, float scale) const {
+                        size_t tokens, float* out, size_t width, float scale, const float* bias = nullptr) const {
         multiply_panels(w, panels, next_panel, x, tokens, [&](size_t i, size_t t, float* y) {
             const size_t first = i * kPanelOutputs, count = std::min(kPanelOutputs, width - first);
             if (scale != 1.0f)
                 for (size_t j = 0; j < kPanelOutputs; ++j) y[j] *= scale;
+            add_bias(bias, first, width, y);
             std::memcpy(out + t * width + first, y, count * sizeof(float));
         });
     }

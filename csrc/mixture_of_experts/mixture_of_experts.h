@@ -12,11 +12,12 @@ namespace decodestep {
 // `count` blocks y = swiglu(x gate, x up) down of one shape, side by side in three weights: block e has the outputs
 // from e * width on of gate and up, and those from e * inputs on of down. Both sizes are multiples of 32, so a panel
 // belongs to one block. The gate may be missing: y = max(x up, 0)^2 down. Of a gate that is there the SiLU is taken, or
-// with `gelu` the GELU with tanh.
+// with `gelu` the GELU with tanh. Biases are added to the outputs of these weights, as many as they have; null without.
 struct FeedForwardPanels {
     LinearPanelWeight gate, up, down;
     size_t count = 1;
     bool gelu = false;
+    const float *gate_bias = nullptr, *up_bias = nullptr, *down_bias = nullptr;
 
     constexpr size_t inputs() const { return up.in; }
     constexpr size_t width() const { return down.in; }

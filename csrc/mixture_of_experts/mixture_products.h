@@ -13,10 +13,17 @@
 
 namespace decodestep::DECODESTEP_ISA {
 
-// What a block takes of gate and up; of up alone where it has no gate.
-DECODESTEP_INLINE f32x16 activated(const FeedForwardPanels& w, const float* gate, const float* up) {
-    if (!w.has_gate()) return squared_relu(load(up));
-    return w.gelu ? gelu_gated(load(gate), load(up)) : gated(load(gate), load(up));
+// Outputs at..at + 15 with their bias, if there is one.
+DECODESTEP_INLINE f32x16 biased(const float* bias, size_t at, const float* outputs) {
+    return bias ? load(outputs) + load(bias + at) : load(outputs);
+}
+
+// What a block takes of outputs at..at + 15 of gate and up; of up alone where it has no gate.
+DECODESTEP_INLINE f32x16 activated(const FeedForwardPanels& w, size_t at, const float* gate, const float* up) {
+    const f32x16 u = biased(w.up_bias, at, up);
+    if (!w.has_gate()) return squared_relu(u);
+    const f32x16 g = biased(w.gate_bias, at, gate);
+    return w.gelu ? gelu_gated(g, u) : gated(g, u);
 }
 
 // The activation of one panel of gate and the same of up, for rows [first, first + count) of x; row i goes to out + i *
@@ -35,7 +42,7 @@ inline void gate_up_panel(const FeedForwardPanels& w, size_t panel, const uint8_
                    up);
         for (size_t i = 0; i < rows; ++i)
             for (size_t j = 0; j < kPanelOutputs; j += kLanes)
-                store(row(from + i) + j, activated(w, gate[i] + j, up[i] + j));
+                store(row(from + i) + j, activated(w, panel * kPanelOutputs + j, gate[i] + j, up[i] + j));
     });
 }
 
@@ -57,8 +64,10 @@ inline size_t gate_up_streams(const FeedForwardPanels& w, PanelRange range, cons
             }
             stream_panels(w.gate.format, w.gate.blocks(), group, x, y);
             for (size_t s = 0; s < kStreams; s += 2)
-                for (size_t j = 0; j < kPanelOutputs; j += kLanes)
-                    store(out + (p + s / 2) * kPanelOutputs + j, activated(w, y[s] + j, y[s + 1] + j));
+                for (size_t j = 0; j < kPanelOutputs; j += kLanes) {
+                    const size_t at = (p + s / 2) * kPanelOutputs + j;
+                    store(out + at, activated(w, at, y[s] + j, y[s + 1] + j));
+                }
         }
     }
     return p;
@@ -114,16 +123,16 @@ inline void multiply_experts(const FeedForwardPanels& w, const ExpertRows& rows,
     });
 }
 
-// y[token(i)] += weight(i) * row first + i of x times one panel of down, for i in [0, count). y: from the panel's first
-// output on.
+// y[token(i)] += weight(i) * (row first + i of x times one panel of down, and its bias), for i in [0, count). y: from
+// the panel's first output on.
 template <class Token, class Weight>
-void add_down_panel(const LinearPanelWeight& down, size_t panel, const uint8_t* next_panel, const Activations& x,
+void add_down_panel(const FeedForwardPanels& w, size_t panel, const uint8_t* next_panel, const Activations& x,
                     size_t first, size_t count, float* y, size_t stride, Token&& token, Weight&& weight) {
-    multiply_rows(down, panel, next_panel, x, first, count, [&](size_t i, const float* outputs) {
+    multiply_rows(w.down, panel, next_panel, x, first, count, [&](size_t i, const float* outputs) {
         float* row = y + token(i) * stride;
         const f32x16 factor = broadcast(weight(i));
         for (size_t j = 0; j < kPanelOutputs; j += kLanes)
-            store(row + j, fma(factor, load(outputs + j), load(row + j)));
+            store(row + j, fma(factor, biased(w.down_bias, panel * kPanelOutputs + j, outputs + j), load(row + j)));
     });
 }
 
@@ -148,13 +157,13 @@ inline void add_experts(const MixtureInputs& in, float scale, size_t member, siz
             for (size_t i = p; i < until; ++i) {
                 const size_t panel = run.expert * panels + i;
                 add_down_panel(
-                    w.down, panel, w.down.panel(i + 1 < until ? panel + 1 : panel), in.gated, run.first, run.count,
+                    w, panel, w.down.panel(i + 1 < until ? panel + 1 : panel), in.gated, run.first, run.count,
                     y + i * kPanelOutputs, stride, [&](size_t r) { return in.rows->token(run.first + r); },
                     [&](size_t r) { return scale * in.rows->weight(run.first + r); });
             }
         for (size_t i = p; in.shared && i < until; ++i)
             add_down_panel(
-                in.shared->down, i, in.shared->down.panel(i + 1 < panels ? i + 1 : i), in.shared_gated, 0, in.tokens,
+                *in.shared, i, in.shared->down.panel(i + 1 < panels ? i + 1 : i), in.shared_gated, 0, in.tokens,
                 y + i * kPanelOutputs, stride, [](size_t r) { return r; }, [&](size_t) { return scale; });
     }
 }

@@ -214,7 +214,8 @@ def load(
         (DECODESTEP_CACHE, else the user's); the path of a GGUF file of architecture llama, deepseek2, minicpm3 or plm whose
         tokenizer is byte-level BPE or SentencePiece; or that of a folder as transformers saves it, with config.json of
         model_type llama, deepseek_v2, deepseek_v3, kimi_k2, glm4_moe_lite, youtu or minicpm3, safetensors in float32, float16,
-        bfloat16 or float8 with scales of 128 x 128, and tokenizer.json (docs/models.md).
+        bfloat16 or float8 with scales of 128 x 128, and tokenizer.json or Kimi's tiktoken.model (docs/models.md). Of a file in
+        parts, NAME-00001-of-00009.gguf, the first.
     dtype: how the weights are multiplied.
         "auto": in the file's own format. With blocks (Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K, IQ4_NL, IQ4_XS, MXFP4)
             the activations are rounded to int8, 32 values to a scale, as in llama.cpp; with F32, F16 and BF16 they stay
@@ -243,9 +244,8 @@ def load(
         needed. None: a quarter of the memory of the machine, or of its container.
 
     The native step needs a head size that is a multiple of 16, and hidden, feed-forward and query sizes that are multiples of
-    32; of latent attention the rotated part of a head a multiple of 16, all other widths of 32. It has no biases. Another model
-    runs as with "float32" under "auto", and is refused under "bfloat16" and "int8". `model.decoder.description` says how a
-    model runs.
+    32; of latent attention the rotated part of a head a multiple of 16, all other widths of 32. Another model runs as with
+    "float32" under "auto", and is refused under "bfloat16" and "int8". `model.decoder.description` says how a model runs.
 
     Returns a `Model`. Raises ValueError for dtype, form, cache_dtype, threads, chat_template or cache_bytes; `ModelError` for a
     file that is missing, truncated, corrupt or not supported, and for a default model that can be neither found nor fetched;

@@ -19,6 +19,7 @@ from decodestep.models.config import Config
 from decodestep.models.errors import ModelError
 from decodestep.models.folder_tokenizer import FolderTokenizer
 from decodestep.models.gguf_file import GgufFile, Tensor
+from decodestep.models.gguf_shards import open_gguf
 from decodestep.models.model_folder import ModelFolder
 from decodestep.models.rope import Rope
 from decodestep.models.safetensors_file import SafeTensor
@@ -174,7 +175,7 @@ class Checkpoint:
 
 def open_checkpoint(path: Path) -> Checkpoint:
     """The GGUF file or the folder at `path`. Raises ModelError for what cannot be opened, is corrupt or not supported."""
-    return Checkpoint(ModelFolder(path) if path.is_dir() else GgufFile(path))
+    return Checkpoint(ModelFolder(path) if path.is_dir() else open_gguf(path))
 
 
 def _format(tensor: Tensor | SafeTensor) -> Format | None:

@@ -172,8 +172,7 @@ class ExpertBlock:
 class Layer:
     """The weights of a layer, each a product (inputs -> outputs); those of attention by the names of `mla_prolog`.
 
-    With biases of attention (`LatentAttention.biases`) w_dq, or w_uq_qr where it is None, and w_dkv_kr have one more input,
-    which is 1 for every token; output_bias is (He,). The last five are None where the model has no such thing.
+    output_bias is (He,). Biases, and the last five, are None where the model has no such thing.
     """
 
     attention_norm: np.ndarray
@@ -188,6 +187,8 @@ class Layer:
     output_bias: np.ndarray | None
     ffn_norm: np.ndarray
     feed_forward: DenseBlock | ExpertBlock
+    query_down_bias: np.ndarray | None = None  # (Hcq,), of w_dq
+    latent_bias: np.ndarray | None = None  # (Hckv + Dr,), of w_dkv_kr in latent attention
     query_bias: np.ndarray | None = None  # (N * D,)
     values_keys_bias: np.ndarray | None = None  # (2 * G * D,)
     head_norms: tuple[np.ndarray, np.ndarray] | None = None  # of queries and keys, (D,)

@@ -162,14 +162,9 @@ def _latent(checkpoint: Checkpoint, i: int, pack: Pack) -> dict[str, Any]:
     query = checkpoint.weight("query" if direct else "query_up", i)
     query = _neighbours(query, config.heads, a.nope, a.rope, config.halves)
     latent = _neighbours(checkpoint.weight("latent_rope", i), 1, a.rank, a.rope, config.halves)
-    if a.biases:
-        bias = checkpoint.vector("latent_rope_bias", i)
-        order = _order(1, a.rank, a.rope) if config.halves else slice(None)
-        latent = _with_bias(latent, bias[order])
-        if down is None:
-            query = _with_bias(query, np.zeros(query[0].shape[1], np.float32))
-        else:
-            down = _with_bias(down, checkpoint.vector("query_down_bias", i))
+    latent_bias = checkpoint.optional_vector("latent_rope_bias", i)
+    if latent_bias is not None and config.halves:
+        latent_bias = latent_bias[_order(1, a.rank, a.rope)]
     key_up, value_up = _ups(checkpoint, i, a)
     return {
         "w_dq": None if down is None else _packed(pack, down),
@@ -179,6 +174,8 @@ def _latent(checkpoint: Checkpoint, i: int, pack: Pack) -> dict[str, Any]:
         "gamma_ckv": checkpoint.vector("latent_norm", i),
         "key_up": _packed(pack, key_up),
         "value_up": _packed(pack, value_up),
+        "query_down_bias": checkpoint.optional_vector("query_down_bias", i),
+        "latent_bias": latent_bias,
     }
 
 
@@ -245,12 +242,6 @@ def _neighbours(stored: Stored, heads: int, start: int, width: int, halves: bool
         return stored
     weight = _whole(stored[0])
     return replace(weight, rows=weight.rows[_order(heads, start, width)]), stored[1]
-
-
-def _with_bias(stored: Stored, bias: np.ndarray) -> Stored:
-    """The weight with one more input, by which it adds a bias where that input is 1."""
-    values = np.concatenate([_whole(stored[0]).dense(), bias[None]])
-    return PackedWeight.from_array(values), stored[1]
 
 
 def _packed(pack: Pack, *parts: Stored) -> Weight:

@@ -1,4 +1,4 @@
-"""The tokenizer of a model folder: tokenizer.json, run by the `tokenizers` package."""
+"""The tokenizer of a model folder: tokenizer.json or tiktoken.model, run by the `tokenizers` package."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from tokenizers import AddedToken
 from tokenizers import Tokenizer as Engine
 
 from decodestep._base.checks import is_int
+from decodestep.models import tiktoken_file
 from decodestep.models.errors import ModelError
 from decodestep.models.json_file import parse_object
 from decodestep.models.model_folder import ModelFolder
@@ -27,13 +28,14 @@ class FolderTokenizer(Tokenizer):
     `encode` adds the tokens that tokenizer.json's template adds, whatever tokenizer_config.json says; a rendered conversation
     gets none. end_token_ids are the eos tokens that generation_config.json, else config.json, else the tokenizer names.
 
+    Without tokenizer.json it is tiktoken.model that is read.
     Raises ModelError for files that are missing, corrupt or do not fit together.
     """
 
     def __init__(self, folder: ModelFolder, vocab_size: int) -> None:
         text, settings = folder.tokenizer(), folder.tokenizer_config
-        where = f"{folder.path}/tokenizer.json"
-        self._engine = _engine(where, text)
+        where = f"{folder.path}/tokenizer.json" if text is not None else str(folder.tiktoken)
+        self._engine = tiktoken_file.engine_of(folder, vocab_size) if text is None else _engine(where, text)
         _add_tokens(self._engine, settings)
         vocabulary = self._engine.get_vocab(with_added_tokens=True)
         if max(vocabulary.values(), default=-1) >= min(vocab_size, _MAX_IDS):
@@ -44,7 +46,7 @@ class FolderTokenizer(Tokenizer):
         added = self._engine.get_added_tokens_decoder()
         self.special = frozenset(i for i, token in added.items() if token.special)
         self._verbatim = frozenset(added)
-        kinds = _kinds(parse_object(where, text))
+        kinds = {"ByteLevel"} if text is None else _kinds(parse_object(where, text))
         self._sentencepiece = "ByteLevel" not in kinds
         matches = ((i, _BYTE_TOKEN.fullmatch(token)) for i, token in enumerate(self._tokens))
         self._byte_tokens = {i: bytes.fromhex(match[1]) for i, match in matches if match and "ByteFallback" in kinds}

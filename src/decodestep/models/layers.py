@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import numpy as np
 
@@ -29,7 +29,7 @@ class LayerDecoder(Decoder):
     """
 
     def __init__(self, weights: Weights, why: str = "dtype float32") -> None:
-        self.weights = weights
+        self.weights = replace(weights, layers=tuple(map(_with_biases, weights.layers)))
         self.config = weights.config
         self._key_up = [_key_up(layer.key_up, self.config) for layer in weights.layers]
         self.description = f"layer by layer, float32 activations ({why}){left_out(self.config)}"
@@ -94,7 +94,7 @@ class LayerDecoder(Decoder):
         latent = self.config.latent_attention
         groups = 1 if latent else self.config.groups
         query = mla_prolog(
-            np.concatenate([h, np.ones((len(h), 1), np.float32)], axis=1) if latent and latent.biases else h,
+            h if layer.latent_bias is None else np.concatenate([h, np.ones((len(h), 1), np.float32)], axis=1),
             layer.w_dq,
             layer.w_uq_qr,
             key_up,
@@ -155,6 +155,22 @@ def _dense(h: np.ndarray, block: DenseBlock, activation: str) -> np.ndarray:
     else:
         gated = (gelu_gated if activation == "gelu_gated" else swiglu)(_plus(linear(h, block.gate), block.gate_bias), up)
     return _plus(linear(gated, block.down), block.down_bias)
+
+
+def _with_biases(layer: Layer) -> Layer:
+    """The layer, with one more input in the first products of latent attention if they have biases: 1 for every token."""
+    if layer.latent_bias is None:
+        return layer
+    layer = replace(layer, w_dkv_kr=_with_bias(layer.w_dkv_kr, layer.latent_bias))
+    if layer.w_dq is None:
+        return replace(layer, w_uq_qr=_with_bias(layer.w_uq_qr, None))
+    return replace(layer, w_dq=_with_bias(layer.w_dq, layer.query_down_bias))
+
+
+def _with_bias(weight: Weight, bias: np.ndarray | None) -> PackedWeight:
+    values = _rows(weight).dense()
+    row = np.zeros(values.shape[1], np.float32) if bias is None else bias
+    return PackedWeight.from_array(np.concatenate([values, row[None]]))
 
 
 def _key_up(weight: Weight | None, config: Config) -> np.ndarray:

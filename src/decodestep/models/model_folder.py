@@ -37,10 +37,17 @@ class ModelFolder:
         """tokenizer_config.json; {} if there is none."""
         return read_object_if_there(self.path / "tokenizer_config.json")
 
-    def tokenizer(self) -> str:
-        """The text of tokenizer.json."""
+    @property
+    def tiktoken(self) -> Path:
+        """What a folder may have in place of tokenizer.json."""
+        return self.path / "tiktoken.model"
+
+    def tokenizer(self) -> str | None:
+        """The text of tokenizer.json; None for a folder that has tiktoken.model alone."""
         if not (self.path / "tokenizer.json").exists():
-            raise ModelError(f"{self.path}: there is no tokenizer.json in this folder, and no other form of it is supported")
+            if self.tiktoken.exists():
+                return None
+            raise ModelError(f"{self.path}: there is neither tokenizer.json nor tiktoken.model in this folder")
         return read_text(self.path / "tokenizer.json")
 
     def chat_templates(self) -> dict[str, Any]:

@@ -130,7 +130,7 @@ def _converted(tensor: Tensor, kind: Type, path: Path) -> np.ndarray:
 
 def _copy_metadata(reader: GGUFReader, writer: GGUFWriter, file_type: LlamaFileType) -> None:
     for field in reader.fields.values():
-        if field.name.startswith("GGUF.") or field.name in ("general.architecture", "general.file_type"):
+        if field.name.startswith(("GGUF.", "split.")) or field.name in ("general.architecture", "general.file_type"):
             continue
         of_items = field.types[-1] if field.types[0] == GGUFValueType.ARRAY else None
         writer.add_key_value(field.name, field.contents(), field.types[0], of_items)

@@ -28,8 +28,6 @@ _GELU = {"swiglu": False, "gelu_gated": True, "relu_squared": False}
 def obstacle(config: Config) -> str | None:
     """Why the native step cannot run such a model, or None."""
     latent, experts = config.latent_attention, config.experts
-    if config.biases or (latent and latent.biases):
-        return f"it has no biases of {'dense blocks' if config.biases else 'latent attention'}"
     blocks = [config.feed_forward] if experts is None or not all(experts.layers) else []
     blocks += [] if experts is None else [experts.width, experts.shared]
     if (why := block_obstacle(config.hidden, blocks)) is not None:
@@ -184,6 +182,9 @@ def _latent_attention(layer: Layer) -> LatentProducts:
         key_up=_panels(layer.key_up),
         value_up=_panels(layer.value_up),
         output=_panels(layer.w_o),
+        query_down_bias=layer.query_down_bias,
+        latent_bias=layer.latent_bias,
+        output_bias=layer.output_bias,
     )
 
 
@@ -203,7 +204,8 @@ def _feed_forward(layer: Layer, config: Config) -> FeedForward | Mixture:
 
 def _block(block: DenseBlock, *, gelu: bool = False) -> FeedForward:
     gate = None if block.gate is None else _panels(block.gate)
-    return FeedForward(gate, _panels(block.up), _panels(block.down), gelu=gelu)
+    biases = (block.gate_bias, block.up_bias, block.down_bias)
+    return FeedForward(gate, _panels(block.up), _panels(block.down), 1, gelu, *biases)
 
 
 def _panels(weight: Weight | None) -> LinearPanels:

@@ -47,7 +47,7 @@ class Tokenizer:
 
     def __init__(self, metadata: md.Metadata) -> None:
         self._tokens = md.texts(metadata, "tokenizer.ggml.tokens")
-        vocabulary = _vocabulary(self._tokens)
+        vocabulary = vocabulary_of(self._tokens)
         types = md.numbers(metadata, "tokenizer.ggml.token_type", len(self._tokens), integers=True)
         kinds: list[int] = [1] * len(self._tokens) if types is None else types.tolist()
         self.special: frozenset[int] = frozenset(i for i, kind in enumerate(kinds) if kind == _CONTROL)
@@ -130,7 +130,7 @@ class Tokenizer:
         return "" if token_id is None else self._tokens[token_id]
 
 
-def _vocabulary(tokens: Sequence[str]) -> dict[str, int]:
+def vocabulary_of(tokens: Sequence[str]) -> dict[str, int]:
     """Token -> id, of tokens that are spelled at all."""
     if not tokens:
         raise ModelError("the tokenizer's vocabulary is missing or empty")
@@ -159,7 +159,12 @@ def _byte_level(metadata: md.Metadata, tokens: list[str], kinds: list[int], voca
         # The package panics if the result is not a token.
         if not (left in vocabulary and right in vocabulary and left + right in vocabulary):
             raise ModelError(f"the tokenizer's merge of {left!r} and {right!r} does not fit its vocabulary")
-    engine = Engine(BPE(vocabulary, merges, ignore_merges=pre in WHOLE_WORDS))
+    return byte_level_engine(vocabulary, merges, pre, whole_words=pre in WHOLE_WORDS)
+
+
+def byte_level_engine(vocabulary: dict[str, int], merges: list[tuple[str, str]], pre: str, *, whole_words: bool) -> Engine:
+    """Byte-level BPE with a pre-tokenizer by its name. whole_words: whether a word that is a token is taken as it is."""
+    engine = Engine(BPE(vocabulary, merges, ignore_merges=whole_words))
     if pre in COMPOSED:
         engine.normalizer = NFC()
     splits = [Split(Regex(pattern), "isolated") for pattern in PRE_TOKENIZERS[pre]]
@@ -173,21 +178,27 @@ def _sentencepiece(metadata: md.Metadata, tokens: list[str], kinds: list[int], v
         raise ModelError("the tokenizer's scores are missing")
     # Merges into tokens of a higher score come first.
     order = np.argsort(-scores.astype(np.float64), kind="stable").tolist()
-    merges: list[tuple[str, str]] = []
-    total = 0
-    for token in (tokens[i] for i in order if kinds[i] not in (_UNKNOWN, _CONTROL, _BYTE)):
-        pairs = ((token[:cut], token[cut:]) for cut in range(1, len(token)))
-        cuts = [(left, right) for left, right in pairs if left in vocabulary and right in vocabulary]
-        total += len(cuts) * len(token)
-        if total > _MAX_TOTAL:
-            raise ModelError(f"the tokenizer's merges have more than {_MAX_TOTAL} characters")
-        merges += cuts
+    merges = merges_of((tokens[i] for i in order if kinds[i] not in (_UNKNOWN, _CONTROL, _BYTE)), vocabulary)
     unknown = next((token for token, kind in zip(tokens, kinds, strict=True) if kind == _UNKNOWN and token), None)
     engine = Engine(BPE(vocabulary, merges, unk_token=unknown, fuse_unk=True, byte_fallback=_BYTE in kinds))
     spaces = [Replace(" ", _SPACE)]
     prefix = [Prepend(_SPACE)] if md.flag(metadata, "tokenizer.ggml.add_space_prefix", True) else []
     engine.normalizer = Rewrites([*prefix, *spaces])
     return engine
+
+
+def merges_of(tokens: Iterable[str], vocabulary: dict[str, int]) -> list[tuple[str, str]]:
+    """Every cut of every token into two tokens, in the order of the tokens."""
+    merges: list[tuple[str, str]] = []
+    total = 0
+    for token in tokens:
+        pairs = ((token[:cut], token[cut:]) for cut in range(1, len(token)))
+        cuts = [(left, right) for left, right in pairs if left in vocabulary and right in vocabulary]
+        total += len(cuts) * len(token)
+        if total > _MAX_TOTAL:
+            raise ModelError(f"the tokenizer's merges have more than {_MAX_TOTAL} characters")
+        merges += cuts
+    return merges
 
 
 def _byte_of(token: str) -> bytes:

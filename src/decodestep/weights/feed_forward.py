@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
+import numpy as np
+
 from decodestep._base.checks import is_int, refuse, require
 from decodestep.weights.device_rows import DeviceRows
 from decodestep.weights.linear_panels import LinearPanels
@@ -20,13 +22,15 @@ Weight: TypeAlias = PackedWeight | LinearPanels | DeviceRows
 class FeedForward:
     """`count` blocks of one shape, y = swiglu(x @ gate, x @ up) @ down, side by side in three weights.
 
-    Without a gate, which is then None, y = max(x @ up, 0)^2 @ down. With `gelu` the gate's SiLU is its GELU with tanh.
+    Without a gate, which is then None, y = max(x @ up, 0)^2 @ down. With `gelu` the gate's SiLU is its GELU with tanh. Biases
+    are added to each product.
 
     gate, up: (He, count * F); block e has the outputs from e * F on. down: (F, count * He); block e has those from e * He on.
         Each a `PackedWeight`, as a GGUF file has the tensors of its experts, or a `LinearPanels` packed of one. In panels F and
         He are multiples of 32 if count is more than 1, so that no panel belongs to two blocks. Or each a `DeviceRows`, for
         kernels on a device.
     count: 1 or more.
+    gate_bias, up_bias, down_bias: float32, what is added to the outputs of these weights, as many as they have; None without.
 
     Raises ValueError if the shapes contradict each other.
     """
@@ -36,6 +40,9 @@ class FeedForward:
     down: Weight
     count: int = 1
     gelu: bool = False
+    gate_bias: np.ndarray | None = None
+    up_bias: np.ndarray | None = None
+    down_bias: np.ndarray | None = None
 
     def __post_init__(self) -> None:
         require(is_int(self.count) and self.count > 0, _CLASS, "count", "an integer > 0", self.count)
@@ -51,6 +58,16 @@ class FeedForward:
         for name, shape in shapes.items():
             found = getattr(self, name).shape
             require(found == shape, _CLASS, name, f"of shape {_shape(shape)}", _shape(found))
+        for name, weight in (("gate", self.gate), ("up", self.up), ("down", self.down)):
+            self._check_bias(f"{name}_bias", weight)
+
+    def _check_bias(self, name: str, weight: Weight | None) -> None:
+        bias = getattr(self, name)
+        if bias is None:
+            return
+        ok = weight is not None and isinstance(bias, np.ndarray) and bias.dtype == np.float32 and bias.shape == weight.shape[1:]
+        rule = "None without a gate" if weight is None else f"float32 of shape {weight.shape[1]}"
+        require(ok, _CLASS, name, rule, bias)
 
     @property
     def hidden(self) -> int:
@@ -68,6 +85,10 @@ class FeedForward:
         return (self.up, self.down) if self.gate is None else (self.gate, self.up, self.down)
 
     @property
+    def has_biases(self) -> bool:
+        return not (self.gate_bias is None and self.up_bias is None and self.down_bias is None)
+
+    @property
     def nbytes(self) -> int:
         """Bytes of the weights."""
         return sum(w.rows.nbytes if isinstance(w, PackedWeight) else w.nbytes for w in self.weights)
@@ -83,7 +104,11 @@ class FeedForward:
         """One of the blocks; its weights are views."""
         *gate, up = (part_of_outputs(weight, number * self.width, self.width) for weight in self.weights[:-1])
         down = part_of_outputs(self.down, number * self.hidden, self.hidden)
-        return FeedForward(gate[0] if gate else None, up, down, gelu=self.gelu)
+        biases = (
+            None if bias is None else bias.reshape(self.count, -1)[number]
+            for bias in (self.gate_bias, self.up_bias, self.down_bias)
+        )
+        return FeedForward(gate[0] if gate else None, up, down, 1, self.gelu, *biases)
 
 
 def on_host(weight: Weight) -> PackedWeight | LinearPanels:

@@ -19,7 +19,7 @@ class Keys:
     def __init__(self, folder: ModelFolder) -> None:
         self.path = folder.path
         kind = folder.config.get("model_type")
-        if kind not in DEFAULTS:
+        if not isinstance(kind, str) or kind not in DEFAULTS:
             supported = ", ".join(map(repr, DEFAULTS))
             raise ModelError(f"{folder.path}: config.json: model_type {kind!r} is not supported ({supported} are)")
         self.kind: str = kind

@@ -124,15 +124,19 @@ def _decoder(weights: DecoderWeights) -> Any:
 def _layer(w: LayerWeights) -> tuple[Any, ...]:
     """As csrc/bindings/decoder_forward.cpp names it."""
     attention, block = w.attention, w.feed_forward
-    norms = (attention.query_norm, attention.latent_norm) if isinstance(attention, LatentAttention) else ()
     return (
         tuple(map(_vector, (w.attention_norm, w.ffn_norm, w.attention_post_norm, w.ffn_post_norm))),
         [panel_argument(product) for product in attention.products()],
-        [contiguous(norm) for norm in norms if norm is not None],
+        _vectors(attention) if isinstance(attention, LatentAttention) else None,
         _options(attention) if isinstance(attention, GroupedAttention) else None,
         panels_of(block if isinstance(block, FeedForward) else None),
         _mixture(block) if isinstance(block, Mixture) else None,
     )
+
+
+def _vectors(a: LatentAttention) -> tuple[Any, ...]:
+    norms = [contiguous(norm) for norm in (a.query_norm, a.latent_norm) if norm is not None]
+    return norms, [_vector(bias) for bias in (a.query_down_bias, a.latent_bias, a.output_bias)]
 
 
 def _options(a: GroupedAttention) -> tuple[Any, ...]:

@@ -9,7 +9,7 @@ from decodestep.ops.decoder_forward.arguments import PAGE, SCALE_BYTES, Call
 from decodestep.ops.decoder_forward.weights import GroupedAttention, LatentAttention, Mixture
 from decodestep.ops.expert_router.reference import route
 from decodestep.ops.linear.reference import linear
-from decodestep.ops.mixture_of_experts.reference import feed_forward, mixture
+from decodestep.ops.mixture_of_experts.reference import feed_forward, mixture, plus
 from decodestep.ops.rms_norm.reference import rms_norm
 from decodestep.weights.feed_forward import FeedForward
 from decodestep.weights.linear_panels import LinearPanels
@@ -37,11 +37,7 @@ def _attention(
     if isinstance(layer, LatentAttention):
         return _latent_attention(call, layer, h, keys, values)
     queries = _project(call, layer, h, keys, values)
-    return _plus(linear(_attend(call, queries, keys, values, layer.window), layer.output), layer.output_bias)
-
-
-def _plus(x: np.ndarray, bias: np.ndarray | None) -> np.ndarray:
-    return x if bias is None else x + bias.astype(x.dtype)
+    return plus(linear(_attend(call, queries, keys, values, layer.window), layer.output), layer.output_bias)
 
 
 def _normed(x: np.ndarray, norm: np.ndarray | None, eps: float) -> np.ndarray:
@@ -67,9 +63,10 @@ def _latent_attention(call: Call, layer: LatentAttention, h: np.ndarray, keys: n
     tokens = len(h)
     x = h
     if layer.query_down is not None and layer.query_norm is not None:
-        x = rms_norm(linear(h, layer.query_down), layer.query_norm.astype(dtype), s.eps)
+        compressed = plus(linear(h, layer.query_down), layer.query_down_bias)
+        x = rms_norm(compressed, layer.query_norm.astype(dtype), s.eps)
     nope, rope = np.split(linear(x, layer.query).reshape(tokens, w.heads, -1), [s.nope], axis=2)
-    latent, key = np.split(linear(h, layer.latent), [s.latent], axis=1)
+    latent, key = np.split(plus(linear(h, layer.latent), layer.latent_bias), [s.latent], axis=1)
     slab, page = np.divmod(call.page_table[call.sequence, call.positions // PAGE], keys.shape[1])
     row = call.positions % PAGE
     kept = rms_norm(latent, layer.latent_norm.astype(dtype), s.eps)
@@ -84,7 +81,7 @@ def _latent_attention(call: Call, layer: LatentAttention, h: np.ndarray, keys: n
         score = (nope[t] @ v.T + rope[t] @ k.T) * dtype.type(w.scale)
         weight = np.exp(score - score.max(axis=-1, keepdims=True))
         attended[t] = weight @ v / weight.sum(axis=-1, keepdims=True)
-    return linear(_by_head(attended, layer.value_up).reshape(tokens, -1), layer.output)
+    return plus(linear(_by_head(attended, layer.value_up).reshape(tokens, -1), layer.output), layer.output_bias)
 
 
 def _in_bytes(rows: np.ndarray) -> np.ndarray:
@@ -115,9 +112,9 @@ def _by_head(x: np.ndarray, weight: LinearPanels) -> np.ndarray:
 def _project(call: Call, layer: GroupedAttention, h: np.ndarray, keys: np.ndarray, values: np.ndarray) -> np.ndarray:
     """The queries (T, N, D), in bfloat16; keys and values join the cache of the layer."""
     w, tokens = call.weights, len(h)
-    queries = _plus(linear(h, layer.query), layer.query_bias).reshape(tokens, w.heads, w.head_dim)
+    queries = plus(linear(h, layer.query), layer.query_bias).reshape(tokens, w.heads, w.head_dim)
     queries = _rotate(call, _normed(queries, layer.query_norm, w.norm_eps), layer.rope)
-    both = _plus(linear(h, layer.values_keys), layer.values_keys_bias).reshape(tokens, 2, w.kv_heads, w.head_dim)
+    both = plus(linear(h, layer.values_keys), layer.values_keys_bias).reshape(tokens, 2, w.kv_heads, w.head_dim)
     slab, page = np.divmod(call.page_table[call.sequence, call.positions // PAGE], keys.shape[2])
     row = call.positions % PAGE
     values[slab, :, page, row // 2, :, row % 2] = both[:, 0].astype(BFLOAT16)

@@ -56,6 +56,10 @@ class LatentAttention:
     key_up: LinearPanels  # (Dn, N * Hckv): head n turns its Dn values to outputs n * Hckv and following
     value_up: LinearPanels  # (Hckv, N * Dv): likewise
     output: LinearPanels  # (N * Dv, He)
+    # float32, or None without: biases of the outputs of these products; none of query_down where there is none
+    query_down_bias: np.ndarray | None = None
+    latent_bias: np.ndarray | None = None
+    output_bias: np.ndarray | None = None
 
     def products(self) -> tuple[LinearPanels, ...]:
         down = () if self.query_down is None else (self.query_down,)
@@ -170,6 +174,8 @@ class DecoderWeights:
             _require_vector(f"{name}.attention.latent_norm", attention.latent_norm, self.latent.latent)
             if attention.query_down is not None:
                 _require_vector(f"{name}.attention.query_norm", attention.query_norm, attention.query_down.outputs)
+            for part in ("query_down", "latent", "output"):
+                _require_bias(f"{name}.attention.{part}_bias", getattr(attention, f"{part}_bias"), getattr(attention, part))
         if isinstance(block, Mixture):
             require(layer.ffn_post_norm is None, _CLASS, f"{name}.ffn_post_norm", "None after a mixture", layer.ffn_post_norm)
             return _check_mixture(f"{name}.feed_forward", block, self.hidden)
@@ -292,6 +298,12 @@ def _check_block(name: str, block: FeedForward, hidden: int) -> None:
 def _require_vector(name: str, vector: np.ndarray | None, length: int) -> None:
     ok = isinstance(vector, np.ndarray) and vector.dtype == np.float32 and vector.shape == (length,)
     require(ok, _CLASS, name, f"float32 of shape {length}", vector)
+
+
+def _require_bias(name: str, bias: np.ndarray | None, product: LinearPanels | None) -> None:
+    if bias is not None:
+        require(product is not None, _CLASS, name, "None where there is no such product", bias)
+        _require_vector(name, bias, product.outputs if product else 0)
 
 
 def _require_panels(name: str, panels: LinearPanels, shape: tuple[int, int]) -> None:

@@ -34,7 +34,7 @@ def mixture_of_experts(
                 e = experts[t, j]
                 y[t] += weights[t, j] * swiglu(x[t] @ gate_e, x[t] @ up_e) @ down_e
             y[t] += swiglu(x[t] @ shared.gate, x[t] @ shared.up) @ shared.down
-        and max(x[t] @ up, 0)^2 in place of swiglu for a block without a gate
+        and max(x[t] @ up, 0)^2 in place of swiglu for a block without a gate; a block's biases are added to its products
 
     x: (T, He), float32 or float64, any strides.
     experts: (T, K) integers in [0, E), as `expert_router` returns them; an expert that a row names twice counts twice.
@@ -42,9 +42,10 @@ def mixture_of_experts(
     routed: a `FeedForward` of E blocks. shared: one of one block, which every token goes through; None without. In panels
         products quantise x and swiglu(...) where a weight's format says so, as in `linear`.
     backend: "auto", "cpu", "triton" or "reference". "triton" takes tensors on a GPU, float32, and weights that are `DeviceRows`
-        there; the others take none of these. "cpu" serves float32. With `LinearPanels` of F and He that are multiples of 32 it
-        is one call of the core, which reads the panels of each expert that is used once, whatever the number of tokens; with
-        other weights it multiplies expert by expert.
+    backend: "auto", "cpu", "triton" or "reference". "triton" takes tensors on a GPU, float32, and weights that are `DeviceRows`
+        there, without biases; the others take none of these. "cpu" serves float32. With `LinearPanels` of F and He that are
+        multiples of 32 it is one call of the core, which reads the panels of each expert that is used once, whatever the
+        number of tokens; with other weights it multiplies expert by expert.
 
     Returns y, a new array (T, He) of x's dtype and kind. Raises ValueError for a dtype, shape or expert outside the rules.
     Notes: sums are taken in x's dtype, those over experts in the order above, each term weights * outputs fused into the sum
@@ -86,7 +87,10 @@ def _check(tokens: np.ndarray, experts: Any, routed: FeedForward, shared: FeedFo
 def _on_device(
     x: Any, experts: Any, weights: Any, routed: FeedForward, shared: FeedForward | None, backend: str
 ) -> Any:
-    obstacle = "has no float64" if arrays.is_torch(x) and str(x.dtype) == "torch.float64" else None
+    biased = any(isinstance(block, FeedForward) and block.has_biases for block in (routed, shared))
+    obstacle = "has no biases" if biased else None
+    if arrays.is_torch(x) and str(x.dtype) == "torch.float64":
+        obstacle = "has no float64"
     devices.choose_triton(OP, backend, x, obstacle)
     from decodestep.ops.mixture_of_experts import triton
 

@@ -9,7 +9,7 @@ from decodestep._base import arrays
 from decodestep._base.dispatch import threads
 from decodestep.ops.linear.cpu import linear, panel_argument
 from decodestep.ops.mixture_of_experts import reference
-from decodestep.ops.mixture_of_experts.reference import gelu_gated, squared_relu
+from decodestep.ops.mixture_of_experts.reference import gelu_gated, plus, squared_relu
 from decodestep.ops.swiglu.cpu import swiglu
 from decodestep.weights.feed_forward import FeedForward, on_host
 from decodestep.weights.linear_panels import LinearPanels
@@ -35,10 +35,12 @@ def mixture(
 
 
 def feed_forward(x: np.ndarray, block: FeedForward) -> np.ndarray:
-    up, down = linear(x, on_host(block.up)), on_host(block.down)
+    up = plus(linear(x, on_host(block.up)), block.up_bias)
+    down = on_host(block.down)
     if block.gate is None:
-        return linear(squared_relu(up), down)
-    return linear((gelu_gated if block.gelu else swiglu)(linear(x, on_host(block.gate)), up), down)
+        return plus(linear(squared_relu(up), down), block.down_bias)
+    gate = plus(linear(x, on_host(block.gate)), block.gate_bias)
+    return plus(linear((gelu_gated if block.gelu else swiglu)(gate, up), down), block.down_bias)
 
 
 def in_whole_panels(block: FeedForward) -> bool:
@@ -47,8 +49,9 @@ def in_whole_panels(block: FeedForward) -> bool:
     return panels and block.width % 32 == 0 and block.hidden % 32 == 0
 
 
-def panels_of(block: FeedForward | None) -> tuple[list[tuple[np.ndarray, int, int]], bool]:
-    """gate, if there is one, up and down, and whether it has GELU, as the core takes them."""
+def panels_of(block: FeedForward | None) -> tuple[list[tuple[np.ndarray, int, int]], bool, list[np.ndarray | None]]:
+    """gate, if there is one, up and down, whether it has GELU, and the three biases, as the core takes them."""
     if block is None:
-        return [], False
-    return [panel_argument(w) for w in block.weights if isinstance(w, LinearPanels)], block.gelu
+        return [], False, [None] * 3
+    biases = [None if b is None else arrays.contiguous(b) for b in (block.gate_bias, block.up_bias, block.down_bias)]
+    return [panel_argument(w) for w in block.weights if isinstance(w, LinearPanels)], block.gelu, biases

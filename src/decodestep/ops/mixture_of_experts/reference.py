@@ -15,10 +15,16 @@ Block = Callable[[np.ndarray, FeedForward], np.ndarray]
 
 
 def feed_forward(x: np.ndarray, block: FeedForward) -> np.ndarray:
-    up, down = linear(x, on_host(block.up)), on_host(block.down)
+    up = plus(linear(x, on_host(block.up)), block.up_bias)
+    down = on_host(block.down)
     if block.gate is None:
-        return linear(squared_relu(up), down)
-    return linear((gelu_gated if block.gelu else swiglu)(linear(x, on_host(block.gate)), up), down)
+        return plus(linear(squared_relu(up), down), block.down_bias)
+    gate = plus(linear(x, on_host(block.gate)), block.gate_bias)
+    return plus(linear((gelu_gated if block.gelu else swiglu)(gate, up), down), block.down_bias)
+
+
+def plus(x: np.ndarray, bias: np.ndarray | None) -> np.ndarray:
+    return x if bias is None else x + bias.astype(x.dtype)
 
 
 def gelu_gated(gate: np.ndarray, up: np.ndarray) -> np.ndarray:
