@@ -4,7 +4,7 @@
         [--batch 8] [--threads 1 2] [--dtype auto] [--transformers ""|float32|bfloat16] [--rounds 7]
     python benchmarks/bench_generate.py --cases accuracy [--positions 2000]
     python benchmarks/bench_generate.py --file model.gguf ...
-    python benchmarks/bench_generate.py --model 135m 0.6b 1b 3b v2-lite moonlight glm-flash youtu minicpm3
+    python benchmarks/bench_generate.py --model 135m 0.6b 1b 3b v2-lite moonlight glm-flash youtu minicpm3 plm
         [--kind Q4_0 Q4_1 Q4_K_M Q5_K_M Q6_K Q8_0 IQ4_XS F16 BF16] [--layers 27] [--experts 64] [--folder DIR] ...
 
 With --model files of the models' shapes with random weights are written to the folder and run one after the other, in each kind

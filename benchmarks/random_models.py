@@ -67,6 +67,7 @@ SHAPES: dict[str, Shape | GroupedShape] = {
     ),
     "youtu": Shape("deepseek2", 32, 2048, 16, 1536, 512, 128, 64, 128, 6144, 128256, None, False, True),
     "minicpm3": Shape("minicpm3", 62, 2560, 40, 768, 256, 64, 32, 64, 6400, 73448, None, False, True, 1e4, 1e-5),
+    "plm": Shape("plm", 32, 2048, 16, None, 512, 128, 64, 128, 8192, 151936, None, False, True, 1e5),
 }
 # What a matrix becomes: the type, and the one for rows that do not fill its blocks, as llama.cpp's quantiser has it.
 KINDS = {
@@ -156,6 +157,8 @@ class _File:
             }  # fmt: skip
         else:
             keys["attention.key_length"] = s.nope + s.rope
+        if s.architecture == "plm":
+            keys |= {"rope.freq_base": s.theta, "attention.value_length": s.value}
         if s.experts:
             count, used, shared, width, _ = s.experts
             keys |= {
@@ -194,7 +197,7 @@ class _File:
             self._matrix(f"{at}attn_q", queries, s.hidden)
         self._matrix(f"{at}attn_kv_a_mqa", s.latent + s.rope, s.hidden)
         self._exact(f"{at}attn_kv_a_norm", s.latent)
-        if s.architecture == "minicpm3":
+        if s.architecture != "deepseek2":
             self._matrix(f"{at}attn_kv_b", s.heads * (s.nope + s.value), s.latent)
         else:
             self._matrix(f"{at}attn_k_b", s.heads, s.latent, s.nope)
@@ -210,7 +213,7 @@ class _File:
         self._block(f"{at}ffn_", "_shexp", width * shared)
 
     def _block(self, at: str, ending: str, width: int, *count: int) -> None:
-        for part in ("gate", "up"):
+        for part in ("up",) if self.shape.architecture == "plm" else ("gate", "up"):
             self._matrix(f"{at}{part}{ending}", *count, width, self.shape.hidden)
         self._matrix(f"{at}down{ending}", *count, self.shape.hidden, width)
 

@@ -251,3 +251,13 @@ def test_files_of_random_weights_load_in_every_kind(tmp_path, monkeypatch):
             logits = model.logits([1, 2, 3])
             assert np.isfinite(logits).all() and logits.std() > 0.01, kind
             assert model.decoder.description == "one native call a step"
+
+
+def test_a_file_without_gates_loads(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(str(FOLDER))
+    random_models = __import__("random_models")
+    tiny = random_models.SHAPES["plm"]._replace(layers=1, hidden=64, heads=2, latent=64, nope=32, value=32, feed_forward=64)
+    monkeypatch.setitem(random_models.SHAPES, "tiny", tiny._replace(vocabulary=300))
+    random_models.write(tmp_path / "tiny.gguf", "tiny", "Q4_K_M")
+    model = ds.load(tmp_path / "tiny.gguf", threads=1)
+    assert np.isfinite(model.logits([1, 2, 3])).all() and model.decoder.description == "one native call a step"
