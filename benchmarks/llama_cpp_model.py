@@ -10,16 +10,21 @@ import numpy as np
 
 
 class LlamaCpp:
-    """One sequence or several, in a cache of its own; `evaluate` runs tokens, `forget` goes back."""
+    """One sequence or several, in a cache of its own; `evaluate` runs tokens, `forget` goes back.
 
-    def __init__(self, path: Path, context: int, threads: int, *, flash_attention: bool, sequences: int = 1) -> None:
+    together: the most tokens of one pass.
+    """
+
+    def __init__(
+        self, path: Path, context: int, threads: int, *, flash_attention: bool, sequences: int = 1, together: int = 512
+    ) -> None:
         quiet = llama_cpp.llama_log_callback(lambda level, text, data: None)
         llama_cpp.llama_log_set(quiet, ctypes.c_void_p(0))
         self._quiet = quiet  # the library keeps the pointer
         self._model = llama_cpp.llama_model_load_from_file(str(path).encode(), llama_cpp.llama_model_default_params())
         options = llama_cpp.llama_context_default_params()
         options.n_ctx = context * sequences
-        options.n_batch = options.n_ubatch = 512
+        options.n_batch = options.n_ubatch = self._together = together
         options.n_seq_max = sequences
         options.n_threads = options.n_threads_batch = threads
         options.flash_attn_type = 1 if flash_attention else 0
@@ -30,8 +35,8 @@ class LlamaCpp:
     def evaluate(self, tokens: np.ndarray, start: int, *, every: bool = False, sequence: int = 0) -> np.ndarray:
         """Runs tokens of one sequence from position `start` on; the last one's logits, or every one's."""
         made = []
-        for first in range(0, len(tokens), 512):
-            block = tokens[first : first + 512]
+        for first in range(0, len(tokens), self._together):
+            block = tokens[first : first + self._together]
             last = first + len(block) == len(tokens)
             self._fill(block, range(start + first, start + first + len(block)), [sequence] * len(block), every, last)
             if every or last:
