@@ -42,7 +42,6 @@ def mixture_of_experts(
     routed: a `FeedForward` of E blocks. shared: one of one block, which every token goes through; None without. In panels
         products quantise x and swiglu(...) where a weight's format says so, as in `linear`.
     backend: "auto", "cpu", "triton" or "reference". "triton" takes tensors on a GPU, float32, and weights that are `DeviceRows`
-    backend: "auto", "cpu", "triton" or "reference". "triton" takes tensors on a GPU, float32, and weights that are `DeviceRows`
         there, without biases; the others take none of these. "cpu" serves float32. With `LinearPanels` of F and He that are
         multiples of 32 it is one call of the core, which reads the panels of each expert that is used once, whatever the
         number of tokens; with other weights it multiplies expert by expert.
