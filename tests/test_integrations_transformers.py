@@ -19,7 +19,15 @@ from hypothesis import strategies as st
 from transformers import AttentionInterface, DynamicCache, StaticCache
 
 import processes
-from decodestep.integrations.transformers import LatentLayer, accelerate, acceleration, attention, few_rows, visible_keys
+from decodestep.integrations.transformers import (
+    LatentLayer,
+    accelerate,
+    acceleration,
+    attention,
+    few_rows,
+    huge_pages,
+    visible_keys,
+)
 from latent_models import FAMILIES, VOCABULARY, model_of
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 3e-2}  # of the largest magnitude
@@ -504,6 +512,44 @@ def test_a_linear_of_few_rows(few_rows_calls, dtype, bias):
         module.weight.data = torch.randn(40, 24, dtype=dtype).T
         assert_close(served(row), torch.nn.functional.linear(row, module.weight, module.bias))
     assert not few_rows_calls
+
+
+def test_a_linear_of_few_rows_follows_its_weight(few_rows_calls):
+    """What is remembered of a weight holds for that memory, shape and dtype alone, and is in no copy."""
+    module, row = torch.nn.Linear(40, 24), torch.randn(1, 40)
+    served = few_rows.FewRows(module)
+    memory = torch.randn(24, 40)
+    for weight in (memory, memory.clone(), memory[::2], memory[:20], memory):
+        module.weight.data, module.bias.data = weight, torch.randn(len(weight))
+        with torch.no_grad():
+            for _ in range(2):
+                assert_close(served(row), torch.nn.functional.linear(row, module.weight, module.bias))
+            module.weight.mul_(2)
+            assert_close(served(row), torch.nn.functional.linear(row, module.weight, module.bias))
+    assert len(few_rows_calls) == 15
+    assert len(pickle.dumps(served)) < len(pickle.dumps(module)) + 200
+    twin = copy.deepcopy(served)
+    twin.module.weight.data.zero_()
+    with torch.no_grad():
+        assert torch.equal(twin(row)[0], twin.module.bias) and not torch.equal(served(row)[0], module.bias)
+    torch.nn.utils.parametrize.register_parametrization(module, "bias", torch.nn.Tanh())
+    few_rows_calls.clear()
+    with torch.no_grad():
+        assert_close(served(row), torch.nn.functional.linear(row, module.weight, module.bias))
+    assert not few_rows_calls
+
+
+def test_weights_move_into_huge_pages(monkeypatch):
+    """Adjacent weights as one, whole pages of them alone, and what is in them stays; nothing on systems without such pages."""
+    memory = torch.arange(3 << 20)
+    parts = memory[:100], memory[200 : 2 << 20], memory[2 << 20 :], torch.empty(0), memory[::2]
+    one, two = huge_pages._ranges(parts), huge_pages._ranges([memory[:100], memory[2000:]])
+    assert one == [(memory.data_ptr(), memory.data_ptr() + memory.nbytes)] and len(two) == 2
+    assert 0 <= huge_pages.collapse(parts) <= memory.nbytes
+    huge_pages.ask(memory)
+    assert torch.equal(memory, torch.arange(3 << 20))
+    monkeypatch.setattr(huge_pages, "_SIZE", Path("/nowhere"))
+    assert huge_pages.collapse(parts) == 0
 
 
 def test_experts_by_name(model):

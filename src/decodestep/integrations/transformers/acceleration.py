@@ -12,6 +12,7 @@ from transformers.cache_utils import Cache, DynamicIndexedLayer, DynamicLayer
 
 from decodestep._base import devices
 from decodestep._base.checks import is_int, refuse, require, require_choice
+from decodestep.integrations.transformers import huge_pages
 from decodestep.integrations.transformers.attention import DTYPES, NAME, Latents, is_plain, latents_of
 from decodestep.integrations.transformers.few_rows import MOST_ROWS, FewRows, few_rows_of, is_served
 from decodestep.integrations.transformers.latent_layer import IndexedLatentLayer, LatentLayer
@@ -51,6 +52,7 @@ def accelerate(
     cache: whether the layers of dynamic caches that are new become `LatentLayer`s when the model first sees them.
     linears: whether calls of plain Linear modules with few rows (8 at most) and a weight of a megabyte or more go to
         `ops.linear`, which reads the weight once, where it is, on every thread; but kv_b_proj. Sums are in another order.
+        On Linux their memory, and kv_b_proj's, moves into huge pages, which takes a second or more for a gigabyte.
         Those on a GPU stay torch's.
     experts: "keep", or the name of an experts implementation for `model.set_experts_implementation`. There is none of ours.
     absorb_up_to: the most queries of a pass that are served on the latents.
@@ -94,6 +96,7 @@ class Acceleration:
         self.model = model
         self._modules = modules if attention else {}
         self._linears = _plain_linears(model, modules) if linears else []
+        self._huge = 0  # bytes of weights in huge pages
         self._configs: list[tuple[Any, Any]] = []  # each with the implementation that it named before
         self._hooks: list[Any] = []
         self._experts: Any = None
@@ -129,12 +132,15 @@ class Acceleration:
                 require(found == NAME, _OP, "model", "one whose attention can be chosen", type(decoder).__name__)
         for linear in self._linears:
             linear.__dict__["forward"] = FewRows(linear)
+        if self._linears:
+            projections = [module.kv_b_proj for module in modules.values()]
+            self._huge = huge_pages.collapse(linear.weight for linear in (*self._linears, *projections))
         if cache:
             self._hooks = [decoder.register_forward_pre_hook(_use_latent_layers, with_kwargs=True) for decoder in decoders]
 
     def undo(self) -> None:
         """Makes the model what it was; a choice of attention that the user has made since stays. Caches keep their layers,
-        which serve any attention. A second call does nothing."""
+        which serve any attention, and weights the pages in which they lie. A second call does nothing."""
         if self.model.__dict__.get(_HANDLE) is not self:
             return
         delattr(self.model, _HANDLE)
@@ -179,7 +185,7 @@ class Acceleration:
                 now = getattr(module.config, "_experts_implementation", None) if hasattr(module, "config") else None
                 lines.append(f"{name} ({kind}): kept, {now or 'as it is'}")
         count = sum(few_rows_of(module) is not None for module in self.model.modules())
-        rows = f"up to {MOST_ROWS} rows in one pass over the weight"
+        rows = f"up to {MOST_ROWS} rows in one pass over the weight, {self._huge >> 20} MiB of them in huge pages"
         lines.append(f"{count} Linear layers: {rows}" if count else "Linear layers: kept")
         growing = "new dynamic caches grow in place (LatentLayer)" if self._hooks else "kept, cache=False"
         return "\n".join([*lines, f"cache: {growing}; static and other caches are read as they are"])

@@ -21,33 +21,52 @@ class FewRows:
     Here up to `MOST_ROWS` rows read the weight once. Sums are float32; in bfloat16 the result is rounded once.
     """
 
+    _packed: tuple[Any, PackedWeight] | None = None  # what is known of the weight, and the weight itself
+
     def __init__(self, module: nn.Linear) -> None:
         self.module = module
 
     def __call__(self, x: Tensor) -> Tensor:
-        if not self._serves(x):
+        parameters = self.module._parameters  # a module's attributes take a microsecond each
+        weight, bias = parameters.get("weight"), parameters.get("bias")
+        plain = weight is not None and "bias" in parameters  # a parametrisation takes its tensor from there
+        packed = self._serving(x, weight, bias) if plain else None
+        if packed is None:
             return nn.Linear.forward(self.module, x)
-        weight, bias = self.module.weight.detach(), self.module.bias
-        packed = PackedWeight(weight.view(torch.uint8).numpy(), _FORMATS[weight.dtype], weight.shape[1])
-        y = linear(x.detach().reshape(-1, x.shape[-1]).float(), packed)
+        y = torch.from_numpy(linear(x.detach().reshape(-1, x.shape[-1]).float().numpy(), packed))
         if bias is not None:
             y += bias.detach()
-        return y.to(x.dtype).view(*x.shape[:-1], weight.shape[0])
+        return y.to(x.dtype).view(*x.shape[:-1], packed.shape[1])
 
-    def _serves(self, x: Tensor) -> bool:
-        """Whether a call is of few rows with a large plain weight, and wants no gradients, casts or traces."""
-        weight, bias = self.module.weight, self.module.bias
-        if type(x) is not Tensor or weight.dtype not in _FORMATS or weight.stride(1) != 1:
-            return False
-        if weight.numel() * weight.itemsize < _LEAST_BYTES or not 0 < x.numel() <= MOST_ROWS * weight.shape[1]:
-            return False
-        if torch.compiler.is_compiling() or torch.jit.is_tracing() or torch.is_autocast_enabled("cpu"):
-            return False
-        tensors = (x, weight) if bias is None else (x, weight, bias)
-        if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
-            return False
-        alike = all(t.is_cpu and t.layout == torch.strided and t.dtype == weight.dtype for t in tensors)
-        return alike and x.shape[-1] == weight.shape[1]
+    def __getstate__(self) -> dict[str, Any]:
+        return {"module": self.module}
+
+    def _serving(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> PackedWeight | None:
+        """The weight, where a call is of few rows, and wants no gradients, casts or traces; else None."""
+        if type(x) is not Tensor or torch.compiler.is_compiling() or torch.jit.is_tracing():
+            return None
+        inputs = x.shape[-1] if x.dim() else 0
+        alike = all(t.is_cpu and t.layout == torch.strided and t.dtype == x.dtype for t in (x, weight))
+        if not alike or torch.is_autocast_enabled("cpu"):
+            return None
+        if inputs != weight.shape[1] or not 0 < x.numel() <= MOST_ROWS * inputs:
+            return None
+        if torch.is_grad_enabled() and any(t.requires_grad for t in (x, weight, bias) if t is not None):
+            return None
+        if bias is not None and (bias.dtype != x.dtype or not bias.is_cpu):
+            return None
+        return self._of(weight)
+
+    def _of(self, weight: Tensor) -> PackedWeight | None:
+        """The weight as `linear` takes it, the one of the last call if that is where it is; None if not served."""
+        known = weight.data_ptr(), weight.dtype, weight.shape, weight.stride()
+        if self._packed is not None and self._packed[0] == known:
+            return self._packed[1]
+        if weight.dtype not in _FORMATS or weight.stride(1) != 1 or weight.numel() * weight.itemsize < _LEAST_BYTES:
+            return None
+        rows = weight.detach().view(torch.uint8).numpy()
+        self._packed = known, PackedWeight(rows, _FORMATS[weight.dtype], weight.shape[1])
+        return self._packed[1]
 
 
 def few_rows_of(module: nn.Module) -> FewRows | None:

@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import DynamicIndexedLayer, DynamicLayer
 
+from decodestep.integrations.transformers import huge_pages
+
 _LEAST_ROOM = 64
 
 
@@ -62,6 +64,7 @@ def _append(held: Tensor, room: Tensor | None, new: Tensor) -> tuple[Tensor, Ten
     if room is None or not _continues(held, length, room, total, new):
         like = new if not length else held
         room = like.new_empty((*new.shape[:-2], max(_LEAST_ROOM, 2 * total), new.shape[-1]))
+        huge_pages.ask(room)
         if length:
             room[..., :length, :] = held
     room[..., length:total, :] = new
