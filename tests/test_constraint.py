@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import decodestep as ds
+from decodestep.sampling.jump import jump
 from decodestep.sampling.sampler import Sampler
 
 VOCAB = 264
@@ -87,6 +88,36 @@ def test_rows_without_a_constraint_and_fused_masks_change_no_token(rng):
         assert tokens[2] == alone.step(row[None]).tokens[0]
         if both.rows[0].reason:
             break
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"json_schema": SCHEMA},
+        {"json_schema": SCHEMA, "temperature": 0.0, "max_new_tokens": 60},
+        {"json_schema": SCHEMA, "max_new_tokens": 9, "repetition_penalty": 3.0, "top_k": 2},
+        {"regex": "[xy]{2}, and then the end[0-9]", "min_new_tokens": 3, "xtc_probability": 1.0},
+        {"regex": "a much longer text than may be drawn at once[0-9]", "stop_strings": ("may b",)},
+        {"regex": "[xy]: banned", "bad_words_ids": [[98]]},
+        {"regex": "abc", "logprobs": 1},
+        {"regex": "(.*a){40}.{200}(b.*){40}", "max_new_tokens": 20},
+    ],
+)
+def test_tokens_that_the_constraint_decides_are_those_that_steps_would_draw(params):
+    def row_of(after):
+        options = {"vocab_size": VOCAB, "eos_token_id": END, "token_bytes": token_bytes, "prompt_ids": [[65, 66]]}
+        sampler = Sampler(ds.SamplingParams(seed=5, **params), **options)
+        [row], text, steps = sampler.rows, "", 0
+        while not row.reason and steps < 400:
+            logits = np.random.default_rng(len(row.history)).normal(size=(1, VOCAB)).astype(np.float32)
+            text += sampler.step(logits).text[0] + after(row)
+            steps += 1
+        assert text == row.text.text
+        return row, steps
+
+    (one, steps), (other, fewer) = row_of(lambda row: ""), row_of(jump)
+    assert other.history.tokens == one.history.tokens and (other.reason, other.text.text) == (one.reason, one.text.text)
+    assert (fewer < steps) == ("logprobs" not in params and "{40}" not in str(params))
 
 
 def test_a_row_that_cannot_go_on_says_why(rng):

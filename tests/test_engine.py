@@ -263,6 +263,20 @@ def test_pieces_follow_what_passes_take(monkeypatch):
     assert 3 <= sizes[1, 1] <= 5 and 13 <= sizes[4, 1] <= 19 and 120 <= sizes[1, 0] <= 170
 
 
+def test_what_a_constraint_decides_needs_no_pass_and_changes_no_token(tiny, monkeypatch):
+    one = ds.SamplingParams(regex="[ab]{3}:and-what-follows-is-known[0-9]{3}", seed=1, max_new_tokens=200)
+    made = [([1, 2, 3, n], replace(one, seed=n, **({"logprobs": 1} if n == 2 else {}))) for n in range(3)]
+    with monkeypatch.context() as patched:
+        patched.setattr("decodestep.generation.batch.jump", lambda row: "")
+        alone = [ds.generate(tiny, [prompt], params) for prompt, params in made]
+    assert [ds.generate(tiny, [prompt], params) for prompt, params in made] == alone
+    with Engine(tiny) as engine:
+        tickets = [engine.submit(prompt, params) for prompt, params in made[:2]]
+        gained = [told(ticket)[0] for ticket in tickets]
+        assert gained == [(done.text, done.token_ids, "eos") for [done] in alone[:2]]
+        assert engine.passes < 20 < len(gained[0][1])
+
+
 def test_logits_of_some_sequences(tiny):
     with tiny.sequence() as one, tiny.sequence() as two:
         both = tiny.forward([(one, [1, 2, 3]), (two, [4, 5])])

@@ -12,6 +12,7 @@ from decodestep.generation.schedule import PromptsFirst, Schedule
 from decodestep.models.page_pool import CacheFullError
 from decodestep.models.prefill import Prefill
 from decodestep.models.sequence import CachedSequence, admit, pages_of
+from decodestep.sampling.jump import jump
 from decodestep.sampling.row import Row
 from decodestep.sampling.sampler import Sampler
 
@@ -25,7 +26,7 @@ class Batch:
         while there are rows that have not ended:
             admit further rows, in order, while the cache has pages for what the schedule sets aside for a row
             run a block of the prompts that have not been run, as much as the schedule has room for
-            run the last token of every row that draws, in the same pass or, with prompts first, once all prompts are done
+            run the last tokens of every row that draws, in the same pass or, with prompts first, once all prompts are done
             draw the next token of each of them
 
     sampler: without rows; those that are being sampled are put there. schedule: see `Schedule`.
@@ -79,8 +80,8 @@ class Batch:
         return len(self._sequences)
 
     def advance(self) -> list[tuple[int, str]]:
-        """One forward pass; returns (key of the row, text that it adds) for each row that drew a token after it, and
-        what a row that is late had held back.
+        """One forward pass; returns (key of the row, text that it adds) for each row that drew a token after it, or several
+        that its constraint decides, and what a row that is late had held back.
 
         A row may be ended between two calls, with `end`; it then takes no further part.
         """
@@ -90,7 +91,8 @@ class Batch:
         logits = self._run()
         if logits is None:
             return held
-        pieces = [*held, *zip(self._sampled, self._sampler.step(logits).text, strict=True)]
+        drawn = zip(self._sampled, self._sampler.step(logits).text, strict=True)
+        pieces = [*held, *((key, text + jump(self._rows[key])) for key, text in drawn)]
         if not self.running:
             self.close()
         return pieces
@@ -165,7 +167,7 @@ class Batch:
             prompts = self._prefill.take(self._schedule.room(len(decoding), waiting)) if waiting else []
             if not (decoding or prompts):
                 break
-            tokens = [(self._sequences[key], self._rows[key].history.tokens[-1:]) for key in decoding]
+            tokens = [(self._sequences[key], self._rows[key].history.tokens[len(self._sequences[key]) :]) for key in decoding]
             try:
                 with self._schedule.timed(len(decoding), waiting, sum(len(piece) for _, piece in prompts)):
                     asked = [True] * len(tokens) + (self._prefill.last() if prompts else [])

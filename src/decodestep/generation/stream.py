@@ -34,7 +34,8 @@ def stream(
 
     model, params, processors: as for `generate`; params of one completion. prompt: one, of any kind that `generate` takes.
 
-    Returns an iterator. Each item is a str, one for each token: the whole characters that it adds to the text, often "". The
+    Returns an iterator. Each item is a str, one for each token, or for several that a constraint decides: the whole
+    characters that they add to the text, often "". The
     pieces join to the completion's text. A search with beams gives its text at once, at its end. After the last piece, and
     after the loop has been left, `CompletionStream.completion` is the `Completion`.
     Raises ValueError and ModelError as `generate` does, here and not at the first piece.

@@ -72,6 +72,11 @@ class ConstraintLogitsProcessor:
             raise RuntimeError(f"{self.language}: {_short(self._matcher.get_error()) or 'the text does not belong to it'}")
         return self._steps
 
+    def forces(self, tokens: Sequence[int]) -> bool:
+        """Whether one token alone may follow these. Raises as `steps` does."""
+        steps = self.steps(tokens)
+        return bool(steps) and isinstance(steps[0], s.Allow) and len(steps[0].ids) == 1
+
     def __call__(self, input_ids: Array, scores: Array) -> Array:
         result = np.array(scores)
         for step in self.steps([int(token) for token in input_ids[0]]):

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class Gain(NamedTuple):
-    """What one sample of a request gains by a pass.
+    """What one sample of a request gains by a pass: one of them for a token, several where a constraint decides tokens.
 
     sample: its number, 0 to n - 1. text: the whole characters that it gains. token: the id that it drew, or None.
     logprobs: those of the token, where params.logprobs asks for them. reason: why it has ended, as `Completion.finish_reason`;
@@ -82,11 +82,11 @@ class Ticket:
         for sample, row in enumerate(self.rows):
             if self._ended[sample]:
                 continue
-            length, text = len(row.history), text_of(sample)
-            if length > self._lengths[sample] or text or row.reason:
-                drew = length > self._lengths[sample]
-                logprobs = row.logprobs[-1] if drew and row.params.logprobs is not None and row.logprobs else None
-                gains.append(Gain(sample, text, row.history.tokens[-1] if drew else None, logprobs, row.reason))
-                self._lengths[sample] = length
+            text, tokens = text_of(sample), row.history.tokens[self._lengths[sample] :]
+            if tokens or text or row.reason:
+                gains += [Gain(sample, "", token, None, "") for token in tokens[:-1]]  # no log-probabilities where there are several
+                logprobs = row.logprobs[-1] if tokens and row.params.logprobs is not None and row.logprobs else None
+                gains.append(Gain(sample, text, tokens[-1] if tokens else None, logprobs, row.reason))
+                self._lengths[sample] += len(tokens)
                 self._ended[sample] = bool(row.reason)
         return gains

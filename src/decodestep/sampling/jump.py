@@ -1,0 +1,40 @@
+"""Tokens that a row's constraint alone decides: they are drawn without logits, and a model runs them together."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import numpy as np
+
+from decodestep.ops.decode_step.rows import ENDS, step_rows
+from decodestep.sampling.constraint import ConstraintLogitsProcessor
+from decodestep.sampling.row import Row
+
+MOST = 16  # tokens at once: so that a row with many does not hold up the others of its pass
+
+
+def jump(row: Row) -> str:
+    """Draws tokens of the row for as long as its constraint allows one alone; returns the text that they add.
+
+    A token that is the only candidate is drawn whatever its logit, unless another processor forbids it, which any logits show:
+    the row's tokens, its end and its seed's draws are those that `Sampler.step` would have come to, if its logits are finite.
+    Rows without a constraint, with processors of the caller's own or with log-probabilities are left as they are.
+    """
+    constraint = next((p for p in row.plan.processors if isinstance(p, ConstraintLogitsProcessor)), None)
+    text = ""
+    if constraint is None or row.plan.unfused or row.params.logprobs is not None:
+        return text
+    try:
+        for _ in range(MOST):
+            if row.reason or not constraint.forces(row.history.tokens):
+                break
+            [token], ends, _ = step_rows(_zeros(row.plan.vocab_size), [row.native])
+            text += row.accept(int(token), ENDS[ends[0] if ends else 0])
+    except Exception as error:  # the constraint's, or that of the row's own text
+        text += row.fail(error)
+    return text
+
+
+@lru_cache(maxsize=4)
+def _zeros(vocab: int) -> np.ndarray:
+    return np.zeros((1, vocab), np.float32)
