@@ -84,7 +84,7 @@ class Ticket:
                 continue
             text, tokens = text_of(sample), row.history.tokens[self._lengths[sample] :]
             if tokens or text or row.reason:
-                gains += [Gain(sample, "", token, None, "") for token in tokens[:-1]]  # no log-probabilities where there are several
+                gains += [Gain(sample, "", token, None, "") for token in tokens[:-1]]  # without log-probabilities: see `jump`
                 logprobs = row.logprobs[-1] if tokens and row.params.logprobs is not None and row.logprobs else None
                 gains.append(Gain(sample, text, tokens[-1] if tokens else None, logprobs, row.reason))
                 self._lengths[sample] += len(tokens)
