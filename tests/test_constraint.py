@@ -138,6 +138,7 @@ def test_a_row_that_cannot_go_on_says_why(rng):
         ({"regex": "("}, "regex"),
         ({"grammar": "start: nothing"}, "grammar"),
         ({"grammar": "root ::= ("}, "grammar"),
+        ({"grammar": "start: start"}, "grammar"),
         ({"grammar": "x" * 300_000}, "grammar"),
         ({"regex": "a", "grammar": "start: b"}, "grammar must be None beside regex"),
         ({"regex": "a", "num_beams": 2}, "regex must be None beside several beams"),

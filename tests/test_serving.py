@@ -143,6 +143,12 @@ CHAT = {"messages": HELLO, "max_tokens": 2}
         ("/v1/chat/completions", {**CHAT, "response_format": {"type": "yaml"}}, 400, "response_format.type"),
         ("/detokenize", {"tokens": [300]}, 400, "tokens"),
         ("/tokenize", {"content": 3}, 400, "content"),
+        ("/v1/completions", {"prompt": ["a"] * 321, "max_tokens": 1}, 400, "n"),
+        ("/v1/completions", {"prompt": "a" * 2_000_000}, 400, "prompt"),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a" * 2_000_000}]}, 400, "messages"),
+        ("/v1/completions", {"prompt": "a", "stop": ["x" * 17000]}, 400, "stop"),
+        ("/v1/completions", {"prompt": "a", "grammar": "start: start"}, 400, "grammar"),
+        ("/v1/completions", b'{"prompt": "' + b"a" * 10_000_000 + b'"}', 413, None),
         ("/v1/embeddings", {"input": "a"}, 404, None),
     ],
 )

@@ -26,6 +26,10 @@ _MOST_CHARACTERS = 2**18  # of a schema, an expression or a grammar
 TokenBytes = Callable[[int], bytes]
 
 
+class ConstraintError(RuntimeError):
+    """The next token of a row cannot be constrained, or would cost more than the limits allow."""
+
+
 class ConstraintLogitsProcessor:
     """Forbids the tokens with which the row's text could not become what params ask for any more.
 
@@ -34,9 +38,10 @@ class ConstraintLogitsProcessor:
     params: with one of json_schema, regex and grammar. prompt_length: where the generated tokens begin.
     token_bytes, vocab_size, ends: as of the sampler.
 
-    It keeps the state of one row, and raises RuntimeError where the text is not of the language, or where the next step would
-    cost more than the limits allow: the row then ends with the reason "error". Raises ValueError for a schema, an expression
-    or a grammar that is wrong or uses what is not supported; ModuleNotFoundError without decodestep[generate].
+    It keeps the state of one row, and raises ConstraintError where the text is not of the language, or where the next step
+    would cost more than the limits allow: the row then ends with the reason "error". Raises ValueError for a schema, an expression
+    or a grammar that is wrong, uses what is not supported, or costs too much for the first token already, which it finds here
+    and not in a step that others share; ModuleNotFoundError without decodestep[generate].
     Source: llguidance.
     """
 
@@ -53,23 +58,23 @@ class ConstraintLogitsProcessor:
         limits = LLParserLimits(**_LIMITS)
         grammar = _compiled(self.language, getattr(params, self.language))
         self._matcher = LLMatcher(_tokenizer(token_bytes, vocab_size, ends), grammar, log_level=0, limits=limits)
-        if self._matcher.is_error():
-            refuse("SamplingParams", self.language, "one that can be compiled", _short(self._matcher.get_error()))
         self._vocab = vocab_size
         self._ends = np.array(sorted(ends), np.int64)
         self._read = prompt_length  # how many tokens of the row the matcher has seen, or precede it
-        self._steps: tuple[s.Step, ...] | None = None  # of the row as it was then
+        self._steps = None if self._matcher.is_error() else self._mask()  # of the row as it was then
+        if self._matcher.is_error():
+            refuse("SamplingParams", self.language, "one that can be compiled", _short(self._matcher.get_error()))
 
     def steps(self, tokens: Sequence[int]) -> tuple[s.Step, ...]:
         """The mask for the token after these, the whole row: as `Allow` or as `Ban`, whichever names fewer."""
         if len(tokens) < self._read:
-            raise RuntimeError("a constrained row cannot go back")
-        if self._steps is None or len(tokens) > self._read:
+            raise ConstraintError("a constrained row cannot go back")
+        if len(tokens) > self._read:
             new = list(tokens[self._read :])
             self._read = len(tokens)
-            self._steps = self._mask() if not new or self._matcher.consume_tokens(new) else None
+            self._steps = self._mask() if self._matcher.consume_tokens(new) else None
         if self._steps is None or self._matcher.is_error():
-            raise RuntimeError(f"{self.language}: {_short(self._matcher.get_error()) or 'the text does not belong to it'}")
+            raise ConstraintError(f"{self.language}: {_short(self._matcher.get_error()) or 'the text does not belong to it'}")
         return self._steps
 
     def forces(self, tokens: Sequence[int]) -> bool:
@@ -85,7 +90,7 @@ class ConstraintLogitsProcessor:
             result[:, others if isinstance(step, s.Allow) else ~others] = -np.inf
         return result
 
-    def _mask(self) -> tuple[s.Step, ...]:
+    def _mask(self) -> tuple[s.Step, ...] | None:
         if self._matcher.is_stopped():
             return (s.Allow(self._ends),)
         bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)

@@ -164,10 +164,14 @@ class Engine:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
 
+    def require_possible(self, count: int) -> None:
+        """Raises ValueError for more rows at once than ever run and wait."""
+        require(count <= self._most, _OP, "n", f"at most {self._most}, for all prompts together", count)
+
     def _require_room(self, count: int) -> None:
         if self._closing:
             raise EngineClosedError("the server is stopping, and takes no more requests")
-        require(count <= self._most, _OP, "n", f"at most {self._most}", count)
+        self.require_possible(count)
         if self._live + count > self._most:
             seconds = self._row_seconds * (self._live + count - self._most) / self.max_rows
             raise QueueFullError(self._live - self.max_rows, max(1, min(60, round(seconds))))

@@ -7,6 +7,7 @@ from typing import Any
 
 from decodestep._base.checks import RequestError
 from decodestep.models.errors import ModelError
+from decodestep.sampling.constraint import ConstraintError
 from decodestep.serving.engine import EngineClosedError, QueueFullError
 
 _REFUSAL = re.compile(r"\w+: (\w+) must be (.*)", re.DOTALL)
@@ -42,6 +43,8 @@ def http_error(error: BaseException) -> HttpError:
             return HttpError(503, str(error), code="stopping", Retry_After="10")
         case RequestError():
             return _refused(str(error))
+        case ConstraintError():
+            return HttpError(400, str(error), param=str(error).partition(":")[0], code="constraint")
         case ModelError():
             return HttpError(400, str(error), param="messages", code="chat_template")
     return HttpError(500, "the request failed inside the server; its log says why", code="internal_error")

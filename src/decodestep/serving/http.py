@@ -26,7 +26,7 @@ from decodestep.serving.engine import Engine, Gain, Ticket
 from decodestep.serving.errors import HttpError, http_error, refusal
 from decodestep.serving.event_stream import EventStream, until_left
 from decodestep.serving.metrics import CONTENT_TYPE, Metrics
-from decodestep.serving.requests import chat_job, completion_job, parsed
+from decodestep.serving.requests import chat_job, completion_job, most_characters, parsed
 
 if TYPE_CHECKING:
     from decodestep.models import Model
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 MOST_BODY = 4 * 2**20  # bytes
 BODY_SECONDS = 30.0
+_MOST_DROPPED = 2**26  # bytes of a body that is too large
+_LARGE = 2**16  # bytes of a body that is not read on the event loop
 _OPEN = ("/", "/health")  # without a key: they show nothing of anybody's requests
 _LOG = logging.getLogger("decodestep.serving")
 
@@ -62,10 +64,11 @@ class Server:
         self._keys = [key.encode() for key in keys]
         self._origins = tuple(origins)
         self._most_body, self._log_prompts = most_body, log_prompts
+        self._most_characters = most_characters(model)
         self._metrics = Metrics(self.engine)
         self._started = int(time.time())
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._workers = ThreadPoolExecutor(2, "decodestep-requests")  # templates and tokenizers
+        self._workers = ThreadPoolExecutor(8, "decodestep-requests")  # templates, tokenizers, constraints: some take seconds
         cors = Middleware(CORSMiddleware, allow_origins=list(origins), allow_methods=["*"], allow_headers=["*"])
         self.app = Starlette(
             routes=[
@@ -129,18 +132,24 @@ class Server:
 
     async def _body(self, request: Request) -> dict[str, Any]:
         data = bytearray()
+        size = 0
 
         async def read() -> None:
+            nonlocal size
             async for piece in request.stream():
-                data.extend(piece)
-                if len(data) > self._most_body:
-                    raise HttpError(413, f"the body must be at most {self._most_body} bytes", code="body_too_large")
+                size += len(piece)
+                if size <= self._most_body:
+                    data.extend(piece)
+                elif size > _MOST_DROPPED:  # what is less is read to its end, so that the client reads the answer
+                    break
 
         try:
             await asyncio.wait_for(read(), BODY_SECONDS)
         except asyncio.TimeoutError:
             raise HttpError(408, f"the body did not come within {BODY_SECONDS:.0f} s", code="timeout") from None
-        return parsed(bytes(data))
+        if size > self._most_body:
+            raise HttpError(413, f"the body must be at most {self._most_body} bytes", code="body_too_large")
+        return await self._aside(parsed, bytes(data)) if size > _LARGE else parsed(bytes(data))
 
     async def _aside(self, function: Callable[..., T], *arguments: Any) -> T:
         """The result of what takes a while, from another thread."""
@@ -164,7 +173,8 @@ class Server:
 
     def _begin(self, chat: bool, body: dict[str, Any], route: str) -> Answer:
         """Reads the request and hands it to the engine. On a worker thread."""
-        job = chat_job(self.model, body) if chat else completion_job(self.model, body)
+        job = (chat_job if chat else completion_job)(self.model, body, self._most_characters)
+        self.engine.require_possible(len(job.prompts) * job.params.num_return_sequences)
         texts = body if self._log_prompts else None
         answer = Answer(self.engine, job, self._metrics, name=self.name, route=route, chat=chat, texts=texts)
         answer.begin()

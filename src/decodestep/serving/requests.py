@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from decodestep.models import Model
 
 _MOST_LOGPROBS = 100  # most likely tokens that are reported for each token
+_MOST_STOPS, _MOST_OF_STOPS = 256, 2**14  # stop strings, and their characters
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 # Fields that are read here; the rest is for `SamplingParams.from_openai`.
 _OURS = {"tools", "tool_choice", "parallel_tool_calls", "response_format", "chat_template_kwargs", "reasoning_effort"}
@@ -48,9 +49,19 @@ def parsed(data: bytes) -> dict[str, Any]:
     return body
 
 
-def chat_job(model: Model, body: Mapping[str, Any]) -> Job:
-    """The job of a chat completion; it renders and tokenizes the conversation, which takes a while."""
+def most_characters(model: Model) -> int:
+    """A number of characters that cannot be tokens within the model's context, twice over for what is composed or left out."""
+    tokenizer = model.tokenizer
+    return 2 * model.config.context * max(len(tokenizer.token_bytes(i)) for i in range(len(tokenizer)))
+
+
+def chat_job(model: Model, body: Mapping[str, Any], most: int) -> Job:
+    """The job of a chat completion; it renders and tokenizes the conversation, which takes a while.
+
+    most: characters of all texts: more are refused before they are tokenized.
+    """
     conversation = [_message(i, message) for i, message in enumerate(_list(body, "messages"))]
+    _require_short([message["content"] for message in conversation], most, "messages")
     given = _mapping(body, "chat_template_kwargs")
     format_, changes = tools.read(model, body)
     asked = body.get("tools") if format_ and format_.of_template else None
@@ -66,13 +77,15 @@ def chat_job(model: Model, body: Mapping[str, Any]) -> Job:
     return _job(body, [ids], None, {**_response_format(body), **changes}, format_)
 
 
-def completion_job(model: Model, body: Mapping[str, Any]) -> Job:
-    """The job of a completion: a prompt or several, as text or as token ids."""
+def completion_job(model: Model, body: Mapping[str, Any], most: int) -> Job:
+    """The job of a completion: a prompt or several, as text or as token ids. most: as for a chat, of each."""
     prompt = body.get("prompt")
     ids = isinstance(prompt, list) and bool(prompt) and all(type(item) is int for item in prompt)
     prompts = [prompt] if isinstance(prompt, str) or ids else prompt
     if not isinstance(prompts, list) or not prompts or not all(isinstance(item, (str, list)) for item in prompts):
         raise refusal("prompt", "a text, token ids, or several of either")
+    for item in prompts:
+        _require_short([item] if isinstance(item, str) else [], most, "prompt")
     unknown = _OURS & {name for name, value in body.items() if value is not None} - {"response_format"}
     if unknown:
         raise HttpError(400, f"unknown field {min(unknown)!r}", param=min(unknown), code="unknown_field")
@@ -101,6 +114,8 @@ def _job(
         params = replace(params, max_new_tokens=most)
     if (params.logprobs or 0) > _MOST_LOGPROBS:
         raise refusal("logprobs", f"at most {_MOST_LOGPROBS}")
+    if len(params.stop_strings) > _MOST_STOPS or sum(map(len, params.stop_strings)) > _MOST_OF_STOPS:
+        raise refusal("stop", f"at most {_MOST_STOPS} texts of {_MOST_OF_STOPS} characters together")
     if changes:
         constrained = [name for name in ("json_schema", "regex", "grammar") if getattr(params, name, None) is not None]
         if constrained:
@@ -166,6 +181,11 @@ def _response_format(body: Mapping[str, Any]) -> dict[str, Any]:
                 return {"json_schema": found}
             raise refusal("response_format.json_schema.schema", "a JSON schema")
     raise refusal("response_format.type", "text, json_object or json_schema")
+
+
+def _require_short(texts: Sequence[str], most: int, name: str) -> None:
+    if sum(map(len, texts)) > most:
+        raise HttpError(400, f"{name} must be shorter than the context", param=name, code="context_length_exceeded")
 
 
 def _mapping(body: Mapping[str, Any], name: str) -> dict[str, Any]:
