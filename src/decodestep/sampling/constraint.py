@@ -39,9 +39,9 @@ class ConstraintLogitsProcessor:
     token_bytes, vocab_size, ends: as of the sampler.
 
     It keeps the state of one row, and raises ConstraintError where the text is not of the language, or where the next step
-    would cost more than the limits allow: the row then ends with the reason "error". Raises ValueError for a schema, an expression
-    or a grammar that is wrong, uses what is not supported, or costs too much for the first token already, which it finds here
-    and not in a step that others share; ModuleNotFoundError without decodestep[generate].
+    would cost more than the limits allow: the row then ends with the reason "error". Raises ValueError for a schema, an
+    expression or a grammar that is wrong, uses what is not supported, or costs too much for the first token already: its mask
+    is computed here, and not in a step that others share; ModuleNotFoundError without decodestep[generate].
     Source: llguidance.
     """
 
