@@ -1,0 +1,61 @@
+"""The parameters of a request in a serving engine: some fields are the engine's own, the others come as one extra argument."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from decodestep._base.checks import refuse, require
+from decodestep.sampling.params import SamplingParams
+
+KEY = "decodestep"  # of the extra argument
+# What an engine lacks, or has in another place of its pipeline. All else of SamplingParams is the engine's, or names tokens
+# that nobody could check before the request is admitted.
+FIELDS = (
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "no_repeat_ngram_size",
+    "dry_multiplier",
+    "dry_base",
+    "dry_allowed_length",
+    "dry_range",
+    "dry_sequence_breakers",
+    "top_n_sigma",
+    "top_h",
+    "typical_p",
+    "epsilon_cutoff",
+    "eta_cutoff",
+    "xtc_probability",
+    "xtc_threshold",
+    "samplers",
+)
+
+
+def host_params(op: str, given: Any, own: Mapping[str, Any]) -> SamplingParams:
+    """The params of a row.
+
+    given: the extra argument, a mapping of `FIELDS` or its JSON. own: the engine's fields, by the names of `SamplingParams`.
+    Raises ValueError for what is no mapping, for names that are not in `FIELDS`, and for values as `SamplingParams` does.
+    """
+    rule = "a mapping of fields of SamplingParams, or its JSON"
+    fields = given
+    if isinstance(given, str):
+        try:
+            fields = json.loads(given)
+        except ValueError as error:
+            refuse(op, KEY, rule, str(error))
+    require(isinstance(fields, Mapping), op, KEY, rule, repr(given))
+    for name in fields:
+        if name in own:
+            refuse(op, KEY, f"without {name}, which is a field of the request itself", repr(fields[name]))
+        require(name in FIELDS, op, KEY, f"of the fields {', '.join(FIELDS)}", repr(name))
+    return SamplingParams(**own, **fields)
+
+
+def in_vocabulary(params: SamplingParams, vocab_size: int) -> SamplingParams:
+    """The params without the tokens that a vocabulary does not have, and which never occur."""
+    breakers = tuple(token for token in params.dry_sequence_breakers if token < vocab_size)
+    return replace(params, dry_sequence_breakers=breakers)

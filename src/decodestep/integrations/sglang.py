@@ -1,0 +1,163 @@
+"""SGLang: a custom logit processor for what SGLang lacks, and a sampler backend whose draws no batch changes.
+
+    python -m sglang.launch_server ... --enable-custom-logit-processor --disable-overlap-schedule
+    {"custom_logit_processor": Processor.to_str(),
+     "sampling_params": {"temperature": 0.8, "sampling_seed": 7, "custom_params": custom_params(dry_multiplier=0.8)}}
+
+    python -m sglang.launch_server ... --sampling-backend decodestep
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import replace
+from http import HTTPStatus
+from typing import Any
+
+from decodestep._base.checks import require
+from decodestep._base.extras import extra
+from decodestep.integrations.host_params import KEY, host_params, in_vocabulary
+from decodestep.integrations.host_row import HostRow
+from decodestep.ops.decode_step import decode_step
+from decodestep.ops.decode_step.steps import MinP, Temperature, TopK, TopP
+from decodestep.sampling.params import SamplingParams
+
+with extra("sglang"):
+    import torch
+    from sglang.srt.layers.sampler import Sampler as TheirSampler
+    from sglang.srt.layers.sampler import register_sampler_backend
+    from sglang.srt.managers.schedule_batch import FINISH_ABORT
+    from sglang.srt.runtime_context import get_schedule
+    from sglang.srt.sampling.custom_logit_processor import CustomLogitProcessor
+    from sglang.srt.sampling.sampling_params import TOP_K_ALL
+
+_OP = "decodestep.integrations.sglang"
+_ROW = "__decodestep__"  # of a request's custom_params, beside SGLang's own "__req__"
+_OWN = ("temperature", "top_p", "top_k", "min_p", "seed")
+
+
+def custom_params(**fields: Any) -> dict[str, Any]:
+    """The custom_params of a request that `Processor` draws: `host_params.FIELDS`.
+
+    Raises ValueError as `SamplingParams` does, and for other fields: those that a request of SGLang has are given there.
+    SGLang has no hook before a request is admitted, so this is where they are checked before anything is sent.
+    """
+    host_params(_OP, fields, dict.fromkeys(()))
+    return {KEY: fields}
+
+
+class Processor(CustomLogitProcessor):  # type: ignore[misc]
+    """Draws the requests whose custom_params have "decodestep" as rows of `Sampler`, by their logits, params, seed and tokens.
+
+    All other logits of such a row become -inf, so that SGLang takes that token. temperature, top_p, top_k, min_p and
+    sampling_seed are the request's own; without a seed its id decides. What SGLang's penalties, biases and grammars have left
+    is what is drawn from, and logprobs are of what this leaves.
+
+    A request that cannot be served (values outside the rules, the overlap schedule, in which a request's last token is not yet
+    known, drafts, no token left) ends with SGLang's abort and the reason; no other takes notice.
+    """
+
+    def __call__(self, logits: torch.Tensor, custom_param_list: list[dict[str, Any]] | None = None) -> torch.Tensor:
+        asked = [params for params in custom_param_list or () if params and KEY in params]
+        for i, params in enumerate(custom_param_list or ()):
+            if not params or KEY not in params:
+                continue
+            req = params["__req__"]
+            try:
+                alone = get_schedule().disable_overlap_schedule
+                require(alone, _OP, "the server", "started with --disable-overlap-schedule", "the overlap schedule")
+                require(sum(each is params for each in asked) == 1, _OP, "the server", "started without speculation", "drafts")
+                token = self._draw(req, params, logits[i])
+            except ValueError as error:
+                req.to_finish = FINISH_ABORT(str(error), HTTPStatus.BAD_REQUEST, "BadRequestError")
+                continue
+            logits[i] = -torch.inf
+            logits[i, token] = 0.0
+        return logits
+
+    def _draw(self, req: Any, params: dict[str, Any], logits: torch.Tensor) -> int:
+        row = params.get(_ROW)
+        if row is None:
+            made = in_vocabulary(_params_of(req, params[KEY]), len(logits))
+            params[_ROW] = row = HostRow(made, vocab_size=len(logits), prompt_ids=list(req.origin_input_ids))
+        row.follow(list(req.output_ids))
+        drawn: int = row.draw(logits.to("cpu", torch.float32).numpy()[None])
+        return drawn
+
+
+def _params_of(req: Any, given: Any) -> SamplingParams:
+    """The params of a request of SGLang, whose own are normalised: greedy is top_k 1, and a top_k that is off is huge."""
+    own = req.sampling_params
+    params = host_params(
+        _OP,
+        given,
+        {
+            "temperature": 0.0 if own.top_k == 1 else own.temperature,
+            "top_p": own.top_p,
+            "top_k": 0 if own.top_k in (1, TOP_K_ALL) else own.top_k,
+            "min_p": own.min_p,
+            "seed": None if own.sampling_seed is None else own.sampling_seed % 2**64,
+        },
+    )
+    if params.greedy or params.seed is not None:
+        return params
+    digest = hashlib.blake2b(str(req.rid).encode(), digest_size=8).digest()
+    return replace(params, seed=int.from_bytes(digest, "little"))
+
+
+class Sampler(TheirSampler):  # type: ignore[misc]
+    """SGLang's sampler, with our draw: `--sampling-backend decodestep`.
+
+    The same tokens survive top_k, top_p and min_p as in its "pytorch" backend, where all three look at the whole distribution.
+    A row's token depends on its logits, parameters, seed and position alone, and is the one that `Sampler` draws at that
+    position. With --enable-deterministic-inference the seeds are the requests' sampling_seed, min_p included; else they come
+    from torch's generator. Logits on a GPU are drawn there.
+    Raises ValueError for sampling masks and for rl_on_policy_target.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        require(self.rl_on_policy_target is None, _OP, "rl_on_policy_target", "None", self.rl_on_policy_target)
+        self.use_ascend_backend = True  # the branch of `forward` that leaves filters and draw to the method below
+
+    def forward(self, logits_output: Any, sampling_info: Any, *arguments: Any, **options: Any) -> torch.Tensor:
+        masks = sampling_info.sampling_mask_batch_indices
+        require(masks is None, _OP, "return_sampling_mask", "off", "a request that asks for it")
+        return super().forward(logits_output, sampling_info, *arguments, **options)
+
+    def _forward_ascend_backend(
+        self, logits: torch.Tensor, sampling_info: Any, simple: bool, return_logprob: bool, positions: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        info, batch = sampling_info, len(logits)
+        columns = (info.temperatures, info.top_ps, info.top_ks, info.min_ps)
+        rows = list(zip(*(column.reshape(-1).tolist() for column in columns), strict=True))
+        if info.sampling_seed is None:
+            seeds = torch.randint(2**63 - 1, (batch,)).tolist()
+        else:
+            seeds = [seed % 2**64 for seed in info.sampling_seed.tolist()]
+        drawn = decode_step(
+            logits,
+            [_steps(*row) for row in rows],
+            greedy=[top_k <= 1 for _, _, top_k, _ in rows],
+            seed=seeds,
+            position=[position + 1 for position in positions.tolist()],
+        )
+        scores = torch.log_softmax(logits.div_(info.temperatures), dim=-1) if return_logprob else None
+        tokens = torch.as_tensor(drawn.tokens)
+        return torch.where(tokens < 0, 0, tokens).to(torch.int32), scores  # SGLang's own token of a row without any
+
+
+def _steps(temperature: float, top_p: float, top_k: int, min_p: float) -> tuple[Any, ...]:
+    """top_p before top_k keeps what both keep of the whole distribution; min_p is a share of the largest in any case."""
+    steps = (
+        Temperature(temperature) if temperature != 1 else None,
+        TopP(top_p) if top_p < 1 else None,
+        TopK(top_k) if top_k < TOP_K_ALL else None,
+        MinP(min_p) if min_p > 0 else None,
+    )
+    return tuple(step for step in steps if step is not None)
+
+
+def register() -> None:
+    """Makes the sampler backend "decodestep" known to SGLang: what its plugin group "sglang.srt.plugins" calls at the start."""
+    register_sampler_backend("decodestep", Sampler)

@@ -1,0 +1,186 @@
+"""vLLM: requests that are drawn as rows of `Sampler` are, for what vLLM lacks and for seeds that no batch changes.
+
+    LLM(model, logits_processors=["decodestep.integrations.vllm:Processor"])       # vllm serve --logits-processors ...
+    SamplingParams(temperature=0.8, top_p=0.9, seed=7, extra_args={"decodestep": {"dry_multiplier": 0.8, "top_n_sigma": 1.5}})
+
+Over HTTP: {"vllm_xargs": {"decodestep": "{\"dry_multiplier\": 0.8}"}}.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from decodestep._base.checks import require
+from decodestep._base.extras import extra
+from decodestep.integrations.host_params import KEY, host_params, in_vocabulary
+from decodestep.integrations.host_row import HostRow
+from decodestep.random import sample_seed
+from decodestep.sampling.params import SamplingParams
+
+with extra("vllm"):
+    import torch
+    from vllm.logger import init_logger
+    from vllm.v1.sample.logits_processor import LogitsProcessor as BatchProcessor
+    from vllm.v1.sample.logits_processor.builtin import process_dict_updates
+    from vllm.v1.worker.gpu.sample.logits_processor import LogitsProcessor as StagedProcessor
+
+_OP = "decodestep.integrations.vllm"
+_GREEDY = 1e-5  # vLLM takes temperatures below this for 0
+# Fields of a request that vLLM would serve after this processor, when the token is drawn, or that would draw it otherwise.
+_AFTER = {"presence_penalty": 0.0, "frequency_penalty": 0.0, "repetition_penalty": 1.0, "watermarking": None}
+
+log = init_logger("vllm.decodestep")
+
+
+def params_of(sampling_params: Any) -> SamplingParams | None:
+    """The params of a request of vLLM, and None for one that does not ask for this processor.
+
+    temperature, top_p, top_k, min_p and seed are the request's own; extra_args["decodestep"] is a mapping of the fields of
+    `host_params.FIELDS`, or its JSON. vLLM's penalties and watermarks must be at their default: the same penalties are among
+    those fields. Raises ValueError for what cannot be served.
+    """
+    given = (sampling_params.extra_args or {}).get(KEY)
+    if given is None:
+        return None
+    for name, default in _AFTER.items():
+        value = getattr(sampling_params, name, default)
+        where = f"left at its default {default!r} beside extra_args[{KEY!r}]" + ", which takes it" * (default is not None)
+        require(value == default or (default is None and not value), _OP, name, where, repr(value))
+    seed = sampling_params.seed
+    own = {
+        "temperature": 0.0 if sampling_params.temperature < _GREEDY else sampling_params.temperature,
+        "top_p": sampling_params.top_p,
+        "top_k": max(sampling_params.top_k, 0),
+        "min_p": sampling_params.min_p,
+        "seed": None if seed is None else seed % 2**64,
+    }
+    return host_params(_OP, given, own)
+
+
+class Processor(BatchProcessor, StagedProcessor):  # type: ignore[misc]
+    """A logits processor for both of vLLM's interfaces: batch updates, and the model runner's staged requests.
+
+    A request whose extra_args have "decodestep" is drawn here, by its logits, params, seed and tokens alone, and all other
+    logits of its row become -inf, so that vLLM takes that token whatever comes after. It sees what vLLM's biases, bad words,
+    allowed tokens, minimal lengths and grammars have left. Other requests are not touched.
+
+    Without a seed a request has the next one of a sequence that the model's `seed` begins: the same in every worker.
+    Rows of drafts (speculative decoding in the staged interface) have the tokens that they would have without drafts.
+    Where a row has no token left, or its logits cannot be read, vLLM draws it, and its log says why: a processor cannot end
+    a request.
+    """
+
+    @classmethod
+    def validate_params(cls, sampling_params: Any) -> None:
+        """Raises ValueError for a request that `params_of` refuses, before vLLM admits it."""
+        params_of(sampling_params)
+
+    def __init__(self, vllm_config: Any, device_or_states: Any, is_pin_memory: bool | None = None) -> None:
+        """As vLLM calls it: (config, device, is_pin_memory) for batch updates, (config, req_states) for staged requests."""
+        self._states = None if is_pin_memory is not None else device_or_states
+        self._seed = int(getattr(getattr(vllm_config, "model_config", None), "seed", None) or 0) % 2**64
+        self._admitted = 0
+        self._requests: dict[int, _Request] = {}  # by the index of the batch, or the slot
+
+    # Batch updates
+
+    def is_argmax_invariant(self) -> bool:
+        """False: a greedy request may have penalties."""
+        return False
+
+    def update_state(self, batch_update: Any) -> None:
+        process_dict_updates(self._requests, batch_update, self._new_request)
+
+    # Staged requests
+
+    def add_request(self, req_idx: int, sampling_params: Any) -> bool:
+        request = self._new_request(sampling_params, None, None)
+        self._requests.pop(req_idx, None)
+        if request is not None:
+            self._requests[req_idx] = request
+        return request is not None
+
+    # Both
+
+    def apply(self, logits: torch.Tensor, ctx: Any = None) -> torch.Tensor:
+        """Draws the tokens of the requests' rows, in place. ctx: the layout of the batch, for staged requests."""
+        if not self._requests:
+            return logits
+        work = self._staged_rows(ctx) if ctx is not None else self._batch_rows()
+        if not work:
+            return logits
+        rows = [row for row, _, _ in work]
+        values = logits[rows].to("cpu", torch.float32).numpy()
+        drawn = [request.draw(tokens, row) for (_, request, tokens), row in zip(work, values, strict=True)]
+        served = [(row, token) for row, token in zip(rows, drawn, strict=True) if token is not None]
+        if served:
+            index = torch.tensor(served, device=logits.device)
+            logits[index[:, 0]] = -torch.inf
+            logits[index[:, 0], index[:, 1]] = 0.0
+        return logits
+
+    def _new_request(self, sampling_params: Any, prompt: list[int] | None, output: list[int] | None) -> _Request | None:
+        params = params_of(sampling_params)
+        if params is None:
+            return None
+        seed = params.seed if params.seed is not None else sample_seed(self._seed, self._admitted)
+        self._admitted += 1
+        return _Request(params, seed, prompt or [], output)
+
+    def _batch_rows(self) -> list[tuple[int, _Request, Sequence[int]]]:
+        return [(index, request, request.output or ()) for index, request in sorted(self._requests.items())]
+
+    def _staged_rows(self, ctx: Any) -> list[tuple[int, _Request, Sequence[int]]]:
+        """The rows of our requests, each with the tokens after the prompt that it is to follow."""
+        work: list[tuple[int, _Request, Sequence[int]]] = []
+        states: Any = self._states
+        columns = (ctx.expanded_idx_mapping, ctx.expanded_local_pos, ctx.pos, ctx.input_ids)
+        layout = torch.stack([column.to(torch.int64) for column in columns]).tolist()
+        before: list[int] = []
+        for row, (slot, local, position, token) in enumerate(zip(*layout, strict=True)):
+            request = self._requests.get(slot)
+            if request is None or position + 1 < states.prefill_len.np[slot]:  # a part of a prompt: nothing is drawn
+                continue
+            if local > 0:  # after the drafts of the rows before it
+                before = [*before, token]
+            else:
+                length = int(states.prompt_len.np[slot])
+                known = request.tokens
+                if known is not None and len(known) == position:
+                    before = [*known[length:], token]
+                else:
+                    tokens = states.all_token_ids.gpu[slot, : position + 1].tolist()
+                    request.prompt, before = tokens[:length], tokens[length:]
+            work.append((row, request, before))
+        return work
+
+
+class _Request:
+    """One request: its row, once the width of the logits is known, and in batch updates vLLM's list of its tokens."""
+
+    def __init__(self, params: SamplingParams, seed: int, prompt: list[int], output: list[int] | None) -> None:
+        self._params, self._seed = params, seed
+        self._row: HostRow | None = None
+        self.prompt, self.output = prompt, output
+
+    @property
+    def tokens(self) -> list[int] | None:
+        """The prompt and what follows it, as far as it is known; None before the first draw."""
+        return self._row.tokens if self._row is not None else None
+
+    def draw(self, generated: Sequence[int], logits: np.ndarray) -> int | None:
+        """The token after the prompt and `generated`; None, with a line in the log, where there is none."""
+        try:
+            if self._row is None:
+                params, vocab = in_vocabulary(self._params, len(logits)), len(logits)
+                seed = None if params.greedy else self._seed
+                self._row = HostRow(replace(params, seed=seed), vocab_size=vocab, prompt_ids=self.prompt)
+            self._row.follow(generated)
+            return self._row.draw(logits[None])
+        except ValueError as error:
+            log.error("a row is left to vLLM: %s", error)
+            return None
