@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -109,6 +110,34 @@ def test_a_killed_actor_changes_nothing(cluster: None, path: Path, expected: Any
     mark = tmp_path / "killed"
     same(texts(mapped(path, 4, Killed, mark=str(mark))), expected)
     assert mark.exists()
+
+
+def test_rays_processor_of_http_has_the_texts_of_generate_from_the_server(cluster: None, path: Path) -> None:
+    pytest.importorskip("aiohttp")
+    pytest.importorskip("uvicorn")
+    from ray.data.llm import HttpRequestProcessorConfig, build_processor
+
+    command = [sys.executable, "-m", "decodestep", "serve", str(path), "--port", "0", "--grace", "0.1"]
+    with processes.started(command) as process:
+        found = (re.search(r"listening on (http://127.0.0.1:\d+)", line) for line in process.stderr or ())
+        url = next(match[1] for match in found if match)
+        config = HttpRequestProcessorConfig(url=f"{url}/v1/completions", batch_size=4, concurrency=1)
+
+        def asked(row: dict[str, Any]) -> dict[str, Any]:
+            return {"payload": {"model": "", "prompt": row["prompt"], "seed": row["key"], "max_tokens": 5}, "key": row["key"]}
+
+        def answered(row: dict[str, Any]) -> dict[str, Any]:
+            return {"key": row["key"], "text": row["http_response"]["choices"][0]["text"]}
+
+        processor = build_processor(config, preprocess=asked, postprocess=answered)
+        prompts = [{"key": i, "prompt": f"Number {i} is"} for i in range(8)]
+        got = [
+            {row["key"]: row["text"] for row in processor(ray.data.from_items(prompts, override_num_blocks=blocks)).take_all()}
+            for blocks in (1, 3)
+        ]
+    model = ds.load(path)
+    each = [ds.generate(model, [row["prompt"]], ds.SamplingParams(seed=row["key"], max_new_tokens=5))[0].text for row in prompts]
+    assert got == [dict(enumerate(each))] * 2
 
 
 def test_seeds_depend_on_the_key_and_the_seed_alone() -> None:

@@ -141,6 +141,7 @@ void bind_linear(nb::module_& m);
 void bind_mixture_of_experts(nb::module_& m);
 void bind_mla_attention(nb::module_& m);
 void bind_mla_prolog(nb::module_& m);
+void bind_onnxruntime(nb::module_& m);
 void bind_panels(nb::module_& m);
 void bind_random(nb::module_& m);
 void bind_rms_norm(nb::module_& m);

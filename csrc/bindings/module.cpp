@@ -13,6 +13,7 @@ NB_MODULE(_native, m) {
     bind_mixture_of_experts(m);
     bind_mla_attention(m);
     bind_mla_prolog(m);
+    bind_onnxruntime(m);
     bind_panels(m);
     bind_random(m);
     bind_rms_norm(m);

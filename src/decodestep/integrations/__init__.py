@@ -3,7 +3,7 @@
 from importlib import import_module
 from typing import Any
 
-__all__ = ["llama_cpp", "lm_eval", "onnx", "ray", "torch", "transformers"]
+__all__ = ["llama_cpp", "lm_eval", "onnx", "onnxruntime", "ray", "sglang", "torch", "torch_onnx", "transformers", "vllm"]
 
 
 def __getattr__(name: str) -> Any:

@@ -1,13 +1,16 @@
-"""ONNX: TensorScatter for the reference evaluator.
+"""ONNX: our operators for the reference evaluator.
 
-ReferenceEvaluator(model, new_ops=[decodestep.integrations.onnx.TensorScatter])
+ReferenceEvaluator(model, new_ops=decodestep.integrations.onnx.REFERENCE_OPS)
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from onnx.reference.op_run import OpRun
 
+from decodestep.integrations.onnx_operators import DOMAIN, OPERATORS
 from decodestep.ops.tensor_scatter import tensor_scatter
 
 
@@ -25,3 +28,17 @@ class TensorScatter(OpRun):  # type: ignore[misc]
         mode: str = "linear",
     ) -> tuple[np.ndarray]:
         return (tensor_scatter(past_cache, update, write_indices, axis=axis, mode=mode),)
+
+
+class _Ours(OpRun):  # type: ignore[misc]
+    """An operator of the domain "decodestep"."""
+
+    op_domain = DOMAIN
+
+    def _run(self, *inputs: np.ndarray | None, **attributes: Any) -> tuple[np.ndarray, ...]:
+        operator = OPERATORS[type(self).__name__]
+        given = {name: value for name, value in attributes.items() if value is not None}
+        return operator([None if array is None else np.asarray(array) for array in inputs], given)
+
+
+REFERENCE_OPS = [TensorScatter, *(type(name, (_Ours,), {"__module__": __name__}) for name in OPERATORS)]

@@ -106,6 +106,10 @@ def _prolog(**call: Any) -> tuple[Tensor, Tensor]:
     return mla_prolog(**call)[:2]
 
 
+def _prolog_functional(*, kv_cache: Tensor, kr_cache: Tensor, **call: Any) -> tuple[Tensor, ...]:
+    return tuple(mla_prolog(kv_cache=kv_cache.clone(), kr_cache=kr_cache.clone(), **call))
+
+
 def _prolog_v2(**call: Any) -> tuple[Tensor, ...]:
     query, query_rope, _, _, scale = mla_prolog_v2(**call)
     return query, query_rope, _or_placeholder(query, scale, torch.float32)
@@ -123,6 +127,10 @@ def _fake_prolog(
     shape, heads, latent = token_x.shape[:-1], weight_uk.shape[0], weight_uk.shape[2]
     query = token_x.new_empty((*shape, heads, latent), dtype=torch.int8 if int8 else weight_uk.dtype)
     return query, token_x.new_empty((*shape, heads, rope_sin.shape[-1]), dtype=weight_uk.dtype)
+
+
+def _fake_prolog_functional(*, kv_cache: Tensor, kr_cache: Tensor, **call: Any) -> tuple[Tensor, ...]:
+    return *_fake_prolog(**call), torch.empty_like(kv_cache), torch.empty_like(kr_cache)
 
 
 def _fake_scale(token_x: Tensor, weight_uk: Tensor, int8: bool) -> Tensor:
@@ -209,6 +217,13 @@ OPERATORS = {
         _prolog,
         _fake_prolog,
         _IN_PLACE,
+    ),
+    # As mla_prolog, with caches of its own: what it would write to is returned.
+    "mla_prolog_functional": CustomOp(
+        f"({_WEIGHTS}{_NORMS}Tensor cache_index, {_CACHES}{_SCALES}*, {_EPSILONS}{_LIMITS}) "
+        "-> (Tensor, Tensor, Tensor, Tensor)".replace("(a!)", "").replace("(b!)", ""),
+        _prolog_functional,
+        _fake_prolog_functional,
     ),
     "mla_prolog_v2": CustomOp(
         f"({_WEIGHTS}{_NORMS}Tensor cache_index, {_CACHES}{_SCALES}*, {_EPSILONS}{_LIMITS}, "

@@ -1,0 +1,126 @@
+"""Our operators as operators of ONNX, in the domain "decodestep", version 1: their inputs, attributes and results.
+
+onnx.reference and onnxruntime run them by this table, and torch exports them by it. Nothing here needs one of these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from decodestep.ops.mla_prolog import mla_prolog
+from decodestep.ops.tensor_scatter import tensor_scatter
+from decodestep.ops.top_k_top_p_sample import top_k_top_p_sample, top_k_top_p_sample_v2
+
+DOMAIN, VERSION = "decodestep", 1
+
+
+@dataclass(frozen=True)
+class Operator:
+    """One operator. It computes by NumPy arrays, writes to none of them, and returns a tuple of arrays.
+
+    compute: called with the inputs and attributes by name, None for an input that is missing.
+    inputs: names in their order, with "?" after those that may be missing.
+    attributes: names with their defaults: a float, an integer (0 and 1 for False and True), or a string.
+    outputs: names in their order, each with its type: the dtype's name, or the name of the input that has it.
+    types: what those inputs may be, each a choice of dtype names by input; empty where no output depends on an input.
+    """
+
+    compute: Callable[..., tuple[np.ndarray, ...]]
+    inputs: tuple[str, ...]
+    attributes: Mapping[str, float | int | str]
+    outputs: Mapping[str, str]
+    types: tuple[Mapping[str, str], ...] = ()
+
+    def __call__(self, inputs: list[np.ndarray | None], attributes: Mapping[str, Any]) -> tuple[np.ndarray, ...]:
+        """The results. inputs: in their order; those that are missing at the end may be left out."""
+        names = [name.rstrip("?") for name in self.inputs]
+        given = dict(zip(names, [*inputs, *[None] * (len(names) - len(inputs))], strict=True))
+        return self.compute(**given, **{**self.attributes, **attributes})
+
+
+def _scatter(past_cache: np.ndarray, update: np.ndarray, write_indices: np.ndarray | None, **options: Any) -> tuple[Any, ...]:
+    return (tensor_scatter(past_cache, update, write_indices, **options),)
+
+
+def _sample(logits: np.ndarray, is_need_logits: int, kernel_exact: int, **call: Any) -> tuple[np.ndarray, ...]:
+    drawn, masked = top_k_top_p_sample(
+        logits, is_need_logits=bool(is_need_logits), kernel_exact=bool(kernel_exact), **call
+    )
+    return np.asarray(drawn), _or_nothing(masked, np.float32)
+
+
+def _sample_v2(
+    logits: np.ndarray, is_need_logits: int, input_is_logits: int, is_need_sample_result: int, **call: Any
+) -> tuple[np.ndarray, ...]:
+    results = top_k_top_p_sample_v2(
+        logits,
+        is_need_logits=bool(is_need_logits),
+        input_is_logits=bool(input_is_logits),
+        is_need_sample_result=bool(is_need_sample_result),
+        **call,
+    )
+    types = (np.int64, np.float32, np.int64, np.float32)
+    return tuple(_or_nothing(result, dtype) for result, dtype in zip(results, types, strict=True))
+
+
+def _prolog(kv_cache: np.ndarray, kr_cache: np.ndarray, **call: Any) -> tuple[np.ndarray, ...]:
+    caches = kv_cache.copy(), kr_cache.copy()
+    query, query_rope, *_ = mla_prolog(kv_cache=caches[0], kr_cache=caches[1], **call)
+    return np.asarray(query), np.asarray(query_rope), *caches
+
+
+def _or_nothing(result: Any, dtype: type) -> np.ndarray:
+    """For a result that the call does not produce, what torch_npu returns: one element without meaning."""
+    return np.zeros(1, dtype) if result is None else np.asarray(result)
+
+
+_NOISE = ("seed?", "position?")
+_PROLOG_INPUTS = (
+    *("token_x", "weight_dq?", "weight_uq_qr", "weight_uk", "weight_dkv_kr", "rmsnorm_gamma_cq?", "rmsnorm_gamma_ckv?"),
+    *("rope_sin", "rope_cos", "cache_index", "kv_cache", "kr_cache", "dequant_scale_x?", "dequant_scale_w_dq?"),
+    *("dequant_scale_w_uq_qr?", "dequant_scale_w_dkv_kr?", "quant_scale_ckv?", "quant_scale_ckr?", "smooth_scales_cq?"),
+)
+_PROLOG_OUTPUTS = {"query": "weight_uk", "query_rope": "weight_uk", "kv_cache_out": "kv_cache", "kr_cache_out": "kr_cache"}
+_PROLOG_TYPES = tuple(
+    {"weight_uk": floats, "kv_cache": kv_cache, "kr_cache": kr_cache}
+    for floats in ("bfloat16", "float32", "float64")
+    for kv_cache in (floats, "int8")
+    for kr_cache in (floats, "int8")
+)
+_SCATTERED = (
+    *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "bfloat16", "float32"),
+    *("float64", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz"),
+)
+_PROLOG_ATTRIBUTES: Mapping[str, float | int | str] = {
+    "rmsnorm_epsilon_cq": 1e-5, "rmsnorm_epsilon_ckv": 1e-5,
+    "cache_mode": "PA_BSND", "rope_groups": 1,
+}
+_SAMPLED = {"logits_select_idx": "int64", "logits_top_kp_select": "float32"}
+_SAMPLE_ATTRIBUTES = {"eps": 1e-8, "is_need_logits": 0, "top_k_guess": 32}
+
+OPERATORS = {
+    "TensorScatter": Operator(
+        _scatter,
+        ("past_cache", "update", "write_indices?"),
+        {"axis": -2, "mode": "linear"},
+        {"present_cache": "past_cache"},
+        tuple({"past_cache": dtype} for dtype in _SCATTERED),
+    ),
+    "TopKTopPSample": Operator(
+        _sample,
+        ("logits", "top_k", "top_p", "q?", *_NOISE),
+        {**_SAMPLE_ATTRIBUTES, "kernel_exact": 0},
+        _SAMPLED,
+    ),
+    "TopKTopPSampleV2": Operator(
+        _sample_v2,
+        ("logits", "top_k", "top_p", "q?", "min_ps?", *_NOISE),
+        {**_SAMPLE_ATTRIBUTES, "ks_max": 1024, "input_is_logits": 1, "is_need_sample_result": 0},
+        {**_SAMPLED, "logits_idx": "int64", "logits_sort_masked": "float32"},
+    ),
+    "MlaProlog": Operator(_prolog, _PROLOG_INPUTS, _PROLOG_ATTRIBUTES, _PROLOG_OUTPUTS, _PROLOG_TYPES),
+}

@@ -1,0 +1,70 @@
+"""torch.onnx.export: our custom ops as the ONNX operators of the domain "decodestep".
+
+    torch.onnx.export(model, args, "model.onnx", dynamo=True, custom_translation_table=TRANSLATIONS)
+
+A model calls them as `decodestep.integrations.torch.ops`; MlaProlog is there `mla_prolog_functional`, since values in ONNX are
+not written to. onnx.reference and onnxruntime run such a model with `decodestep.integrations.onnx` and `.onnxruntime`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from decodestep._base.checks import require
+from decodestep._base.extras import extra
+from decodestep.integrations.onnx_operators import DOMAIN, OPERATORS, VERSION, Operator
+
+with extra("onnx-export"):
+    import onnx.defs
+    from onnxscript import evaluator
+
+    from decodestep.integrations.torch import ops
+
+_NAMES = {
+    "tensor_scatter": "TensorScatter",
+    "top_k_top_p_sample": "TopKTopPSample",
+    "top_k_top_p_sample_v2": "TopKTopPSampleV2",
+    "mla_prolog_functional": "MlaProlog",
+}
+_RENAMED = {"write_mode": "mode"}
+_TYPES = [f"tensor({name})" for name in ("float", "double", "float16", "bfloat16", "int8", "int32", "int64", "bool", "uint8")]
+
+
+def _schema(name: str, operator: Operator) -> onnx.defs.OpSchema:
+    """The operator as ONNX describes one: outputs that have the type of an input share its type variable."""
+    schema = onnx.defs.OpSchema
+    inputs = [each.rstrip("?") for each in operator.inputs]
+    optional = schema.FormalParameterOption.Optional
+    options = [{"param_option": optional} if each.endswith("?") else {} for each in operator.inputs]
+    fixed = {"int64": "tensor(int64)", "float32": "tensor(float)"}
+    return schema(
+        name,
+        DOMAIN,
+        VERSION,
+        inputs=[schema.FormalParameter(each, f"T_{each}", **option) for each, option in zip(inputs, options, strict=True)],
+        outputs=[schema.FormalParameter(each, fixed.get(t, f"T_{t}")) for each, t in operator.outputs.items()],
+        type_constraints=[(f"T_{each}", _TYPES, "") for each in inputs],
+        attributes=[schema.Attribute(each, onnx.helper.make_attribute(each, v), "") for each, v in operator.attributes.items()],
+    )
+
+
+def _translation(name: str) -> Callable[..., Any]:
+    operator = OPERATORS[name]
+    schema = _schema(name, operator)
+
+    def translate(*tensors: Any, **options: Any) -> Any:
+        given = {_RENAMED.get(each, each): value for each, value in options.items() if value is not None}
+        inputs = [each.rstrip("?") for each in operator.inputs]
+        arguments = [*tensors, *(given.pop(each, None) for each in inputs[len(tensors) :])]
+        unknown = sorted(given.keys() - operator.attributes.keys())
+        require(not unknown, "torch.onnx.export", f"the options of {name}", f"among {', '.join(operator.attributes)}", unknown)
+        while arguments and arguments[-1] is None:
+            arguments.pop()
+        attributes = {each: int(value) if isinstance(value, bool) else value for each, value in given.items()}
+        return evaluator.default().eval(schema, arguments, attributes)
+
+    return translate
+
+
+TRANSLATIONS = {getattr(ops, torch_name)._opoverload: _translation(name) for torch_name, name in _NAMES.items()}
