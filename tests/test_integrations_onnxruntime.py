@@ -148,6 +148,9 @@ def test_what_the_functions_refuse_is_an_error_of_the_session() -> None:
     for attributes in ({}, {"mode": "spiral"}, {"axis": 77}):
         with pytest.raises(Exception, match="tensor_scatter: "):
             in_onnxruntime(model_of("TensorScatter", bad, **attributes), bad)
+    for attributes in ({"mode": 1}, {"axis": 0.5}, {"axis": "x"}):
+        with pytest.raises(Exception, match="mode|axis"):
+            in_onnxruntime(model_of("TensorScatter", bad, **attributes), bad)
 
 
 HANDED = np.arange(4, dtype=np.float32).reshape(2, 2)

@@ -136,8 +136,9 @@ def test_rays_processor_of_http_has_the_texts_of_generate_from_the_server(cluste
             for blocks in (1, 3)
         ]
     model = ds.load(path)
-    each = [ds.generate(model, [row["prompt"]], ds.SamplingParams(seed=row["key"], max_new_tokens=5))[0].text for row in prompts]
-    assert got == [dict(enumerate(each))] * 2
+    params = [ds.SamplingParams(seed=row["key"], max_new_tokens=5) for row in prompts]
+    alone = [ds.generate(model, [row["prompt"]], each)[0].text for row, each in zip(prompts, params, strict=True)]
+    assert got == [dict(enumerate(alone))] * 2
 
 
 def test_seeds_depend_on_the_key_and_the_seed_alone() -> None:

@@ -39,7 +39,12 @@ class Operator:
         """The results. inputs: in their order; those that are missing at the end may be left out."""
         names = [name.rstrip("?") for name in self.inputs]
         given = dict(zip(names, [*inputs, *[None] * (len(names) - len(inputs))], strict=True))
-        return self.compute(**given, **{**self.attributes, **attributes})
+        return self.compute(**given, **{**self.attributes, **{name: _as_written(value) for name, value in attributes.items()}})
+
+
+def _as_written(value: Any) -> Any:
+    """A number that ONNX keeps in float32 as it was written: 1e-8, and not the float32 next to it in float64."""
+    return float(str(np.float32(value))) if isinstance(value, float) else value
 
 
 def _scatter(past_cache: np.ndarray, update: np.ndarray, write_indices: np.ndarray | None, **options: Any) -> tuple[Any, ...]:

@@ -138,7 +138,7 @@ class Api:
         return np.frombuffer(memory, np.uint8).view(dtype).reshape(shape)
 
     def attribute(self, info: int, name: str, default: float | int | str) -> float | int | str:
-        """An attribute of a node, of its default's type; its default where the node does not have it."""
+        """An attribute of a node, its default where the node does not have it. Raises ValueError for one of another type."""
         key = name.encode()
         try:
             if isinstance(default, float):
@@ -150,5 +150,7 @@ class Api:
             text = ctypes.create_string_buffer(size.value)
             self("KernelInfoGetAttribute_string", info, key, text, ctypes.byref(size))
             return text.value.decode()
-        except ValueError:
+        except ValueError as error:
+            if "No attribute" not in str(error):
+                raise ValueError(f"decodestep: {name} must be a {type(default).__name__}; got another: {error}") from None
             return default
