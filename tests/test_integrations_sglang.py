@@ -38,7 +38,7 @@ OURS = [
 
 @pytest.fixture(autouse=True)
 def config(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
-    deterministic = SimpleNamespace(enable_deterministic_inference=True, rl_on_policy_target=None)
+    deterministic = SimpleNamespace(enable_deterministic_inference=False, rl_on_policy_target=None)
     features = SimpleNamespace(enable_custom_logit_processor=True, enable_watermark=False, sampling_mask_max_tokens=0)
     made = SimpleNamespace(
         deterministic=deterministic, features=features, kernel=SimpleNamespace(sampling_backend="pytorch"), overlap=True
@@ -164,7 +164,8 @@ def backend() -> Any:
     return made
 
 
-def test_the_backend_draws_as_sampler_does_in_any_batch() -> None:
+def test_the_backend_draws_as_sampler_does_in_any_batch(config: SimpleNamespace) -> None:
+    config.deterministic.enable_deterministic_inference = True
     params = [
         SamplingParams(seed=3, temperature=1.4),
         SamplingParams(seed=4, top_k=30),
@@ -183,7 +184,6 @@ def test_the_backend_draws_as_sampler_does_in_any_batch() -> None:
 
 def test_the_backend_keeps_what_sglangs_own_keeps(config: SimpleNamespace) -> None:
     """The tokens that each of them can draw, of distributions in which all of them would be drawn."""
-    config.deterministic.enable_deterministic_inference = False
     torch.manual_seed(0)
     logits = torch.randn(V)[:12] * 0.8
     for k, p, m in ((5, 1.0, 0.0), (-1, 0.6, 0.0), (6, 0.7, 0.0), (-1, 1.0, 0.4), (8, 0.8, 0.3)):

@@ -33,7 +33,6 @@ with extra("sglang"):
 
 _OP = "decodestep.integrations.sglang"
 _ROW = "__decodestep__"  # of a request's custom_params, beside SGLang's own "__req__"
-_OWN = ("temperature", "top_p", "top_k", "min_p", "seed")
 
 
 def custom_params(**fields: Any) -> dict[str, Any]:
@@ -42,7 +41,7 @@ def custom_params(**fields: Any) -> dict[str, Any]:
     Raises ValueError as `SamplingParams` does, and for other fields: those that a request of SGLang has are given there.
     SGLang has no hook before a request is admitted, so this is where they are checked before anything is sent.
     """
-    host_params(_OP, fields, dict.fromkeys(()))
+    host_params(_OP, fields, {})
     return {KEY: fields}
 
 
