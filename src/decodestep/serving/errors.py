@@ -10,6 +10,8 @@ from decodestep.models.errors import ModelError
 from decodestep.sampling.constraint import ConstraintError
 from decodestep.serving.engine import EngineClosedError, QueueFullError
 
+# Fields as OpenAI's clients write them.
+_SPELLED = {"max_new_tokens": "max_tokens", "num_return_sequences": "n", "stop_strings": "stop"}
 _REFUSAL = re.compile(r"\w+: (\w+) must be (.*)", re.DOTALL)
 
 
@@ -55,7 +57,7 @@ def _refused(text: str) -> HttpError:
     found = _REFUSAL.fullmatch(text)
     if found is None:
         return HttpError(400, text)
-    param, rest = found[1], found[2]
+    param, rest = _SPELLED.get(found[1], found[1]), found[2]
     if param == "body":
         name = rest.partition("; got ")[2]
         return HttpError(400, f"unknown field {name!r}", param=name, code="unknown_field")
