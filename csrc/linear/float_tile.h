@@ -13,11 +13,14 @@ DECODESTEP_INLINE f32x16 widened(const uint8_t* p) {
     if constexpr (F == Format::bf16) return from_bf16(p);
 }
 
-// y += a block of 32 inputs times the same inputs of T tokens, which lie `stride` apart.
+// y += a block of 32 inputs times the same inputs of T tokens, which lie `stride` apart. ahead: as many bytes to be
+// prefetched, a part with each input; or null.
 template <Format F, int T>
-DECODESTEP_INLINE void add_float_block(const uint8_t* block, const float* values, size_t stride, f32x16 (&y)[T][2]) {
+DECODESTEP_INLINE void add_float_block(const uint8_t* block, const float* values, size_t stride, f32x16 (&y)[T][2],
+                                       const uint8_t* ahead = nullptr) {
     constexpr size_t kRow = panel_block_bytes(F) / kBlockInputs;
     for (size_t k = 0; k < kBlockInputs; ++k, block += kRow) {
+        if (ahead) prefetch(ahead + k * kRow, kRow);
         const f32x16 w0 = widened<F>(block), w1 = widened<F>(block + kRow / 2);
 #pragma GCC unroll 6
         for (int t = 0; t < T; ++t) {

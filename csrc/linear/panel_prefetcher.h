@@ -22,8 +22,15 @@ class PanelPrefetcher {
         prefetch(b < blocks_ ? panel_ + b * kBytes : next_panel_ + (b - blocks_) * kBytes, kBytes);
     }
 
-  private:
+    // Where the memory lies that is `bytes` further on than what the product reads at `block`.
+    DECODESTEP_INLINE const uint8_t* ahead(size_t block, size_t bytes) const {
+        const size_t at = block * kBytes + bytes, end = blocks_ * kBytes;
+        return at < end ? panel_ + at : next_panel_ + (at - end);
+    }
+
     static constexpr size_t kBytes = panel_block_bytes(F) * kBlockInputs / panel_block_inputs(F);
+
+  private:
     const uint8_t *panel_, *next_panel_;
     size_t blocks_, distance_;
 };
