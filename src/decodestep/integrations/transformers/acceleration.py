@@ -52,7 +52,7 @@ def accelerate(
     cache: whether the layers of dynamic caches that are new become `LatentLayer`s when the model first sees them.
     linears: whether calls of plain Linear modules with few rows (8 at most) and a weight of a megabyte or more go to
         `ops.linear`, which reads the weight once, where it is, on every thread; but kv_b_proj. Sums are in another order.
-        On Linux their memory, and kv_b_proj's, moves into huge pages, which takes a second or more for a gigabyte.
+        On Linux their memory, and kv_b_proj's, moves into huge pages, which takes three to five seconds a gigabyte.
         Those on a GPU stay torch's.
     experts: "keep", or the name of an experts implementation for `model.set_experts_implementation`. There is none of ours.
     absorb_up_to: the most queries of a pass that are served on the latents.
