@@ -75,6 +75,14 @@ def test_the_page_needs_nothing_else_and_holds_any_text(made):
     assert {words["link"] for words in embedded(page(made))["described"].values()} == {""}
 
 
+def test_a_token_that_the_model_had_at_nothing_is_a_number_too():
+    logits = np.array([np.inf, 1, 2, 0], np.float32)
+    trace = plan([ds.processors.AllowedTokenIdsLogitsProcessor([3])], 4).trace(logits)
+    token = data._token(trace, 40, data.TEMPERATURES)
+    assert trace.logprobs(3)[0] == -np.inf and token["raw"] < -3e38 and token["processed"] == 0
+    json.dumps(token, allow_nan=False)  # JSON, and a browser, know no infinity
+
+
 def test_two_runs_of_two_hundred_tokens_stay_small(made):
     fixed = len(page({**made, "runs": [{**run, "tokens": []} for run in made["runs"]]}))
     busiest = max(len(json.dumps(token, separators=(",", ":"))) for token in made["runs"][0]["tokens"])
@@ -118,13 +126,17 @@ def settings_and_traces(rng, logits, history, *, seed, ids):
 
 @pytest.mark.skipif(NODE is None, reason="needs node")
 def test_the_sliders_make_what_the_plan_makes(model, tmp_path, rng):
-    """On a model's scores after penalties, and on scores with ties, with and without tokens that the page does not hold."""
+    """On a model's scores after penalties, and on scores with ties, with and without tokens that the page does not hold, and
+    where some are infinite."""
     prompt = model.tokenizer.encode("Round and round and")
     params = ds.SamplingParams(seed=2, temperature=0.9, repetition_penalty=1.2)
     (whole,) = record(model, prompt, params, 1, lambda trace: trace).tokens
     tied = np.round(rng.standard_normal(300) * 2).astype(np.float32)
     tied[40:90] = -np.inf
+    infinite = tied.copy()
+    infinite[[100, 150, 200]] = np.inf
     traces = [whole, plan([], 300).trace(tied, prompt, seed=2), plan([], 30).trace(tied[:30], prompt, seed=2)]
+    traces.append(plan([], 300).trace(infinite, prompt, seed=2))
     cases, expected = [], []
     for trace in traces:
         token = data._token(trace, 40, data.TEMPERATURES)
@@ -152,7 +164,7 @@ console.log(JSON.stringify(cases.map(([token, settings]) => whatIf(token, settin
             about, sure = (np.array(of["probabilities"])[true["kept"]] for of in (result, true))
             assert np.all(about > 0.9 * sure) and np.all(about < 1.1 * sure), chosen
     exact = [result["exact"] for result in results]
-    assert all(exact[80:]) and 0.4 < np.mean(exact[:40]) < 1 and not all(exact[40:80])
+    assert all(exact[80:120]) and any(exact[120:]) and 0.4 < np.mean(exact[:40]) < 1 and not all(exact[40:80])
 
 
 def test_characters_of_several_tokens(model):
@@ -198,6 +210,7 @@ def test_the_command_writes_a_page(tmp_path, capsys):
     assert cli.main([*words, "--compare", "--temperature 1.5 --ban Sunday"]) == 0
     made, html = json.loads(capsys.readouterr().out), Path(target).read_text(encoding="utf-8")
     first, second = embedded(html)["runs"]
+    assert first["settings"]["bad_words_ids"] == "“ time” “time”"
     assert made["tokens"] == [2, 2] and first["seed"] == second["seed"] is not None
     assert second["settings"]["temperature"] == "1.5" and "temperature" not in first["settings"]
     banned = first["tokens"][0]["steps"][0]

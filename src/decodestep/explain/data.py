@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import fields
 from functools import partial
 from typing import Any
@@ -42,10 +42,13 @@ def record_document(
     return {"model": model.config.name, "prompt": prompt, "temperatures": temperatures, "words": words, "runs": runs}
 
 
-def settings_of(params: SamplingParams) -> dict[str, Any]:
-    """The fields that differ from the defaults, as text; the seed apart."""
+def settings_of(params: SamplingParams, spell: Callable[[int], str]) -> dict[str, str]:
+    """The fields that differ from the defaults, as text, with the words of banned tokens; the seed apart."""
     shown = ((f.name, getattr(params, f.name), f.default) for f in fields(params))
-    return {name: str(value) for name, value, default in shown if value != default and name not in ("seed", "max_new_tokens")}
+    found = {name: str(value) for name, value, default in shown if value != default and name not in ("seed", "max_new_tokens")}
+    if "bad_words_ids" in found:
+        found["bad_words_ids"] = " ".join(f"“{''.join(map(spell, word))}”" for word in params.bad_words_ids)
+    return found
 
 
 def _run(model: Model, recording: Recording[dict[str, Any]]) -> dict[str, Any]:
@@ -54,7 +57,7 @@ def _run(model: Model, recording: Recording[dict[str, Any]]) -> dict[str, Any]:
     chosen = params.samplers or SAMPLERS
     order = [name for name in chosen if name in _WHAT_IF]
     return {
-        "settings": settings_of(params),
+        "settings": settings_of(params, partial(spelled, model.tokenizer)),
         "seed": None if params.greedy or row.seed is None else str(row.seed),  # 64 bits are more than a number holds there
         "greedy": params.greedy,
         "plan": [
@@ -81,8 +84,8 @@ def _token(trace: Trace, top: int, temperatures: tuple[float, ...]) -> dict[str,
     return {
         "token": trace.token,
         "position": trace.draw.position,
-        "raw": raw,
-        "processed": processed,
+        "raw": _logarithm(raw),
+        "processed": _logarithm(processed),
         "ids": held.tolist(),
         "start": _stage(trace.logits, held),
         "steps": [_step(step, before, held) for step, before in zip(trace.steps, trace.stages, strict=False)],
@@ -143,6 +146,11 @@ def _step(step: StepTrace, before: np.ndarray, held: np.ndarray) -> dict[str, An
 def _floats(values: np.ndarray) -> list[float | None]:
     """float32 values in their shortest decimals; None for -inf. +inf is a number that float32 rounds to it."""
     return [None if v == -np.inf else 3.5e38 if v == np.inf else float(str(v)) for v in values.astype(np.float32)]
+
+
+def _logarithm(value: float | None) -> float | None:
+    """Of a probability; that of 0 is a number too, since JSON has no infinity."""
+    return None if value is None else max(value, -3.5e38)
 
 
 def _short(value: float) -> float:

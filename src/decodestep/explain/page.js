@@ -9,13 +9,15 @@ data.runs.forEach((run, r) => {
   const other = data.runs.length > 1 ? data.runs[1 - r] : null, letter = data.runs.length > 1 ? 'AB'[r] : '';
   const parts = other ? run.tokens.findIndex((token, i) => other.tokens[i]?.token !== token.token) : -1;  // where the texts part
   const prompt = make('span', {class: 'prompt'}, ...run.prompt.map((id, i) => make('span', {'data-at': i}, run.pieces[i])));
+  const shown = run.tokens.map((token, i) => run.pieces[run.prompt.length + i] ?? '∅');
   const tokens = run.tokens.map((token, i) => make('button', {
     class: 'token' + (i === parts ? ' other' : ''), 'data-at': run.prompt.length + i,
     style: `--rare:${Math.min(1, -(token.raw ?? -9) / 7).toFixed(2)}`, tabindex: -1, onclick: () => go(i),
     'aria-label': `token ${i + 1}: ${visible(data.words[token.token] ?? 'none')}` + (token.raw === null ? '' : `, ${percent(Math.exp(token.raw))} by the model`),
-  }, (run.pieces[run.prompt.length + i] ?? '∅').replace(/^$/, '·').replace(/\n/g, '⏎\n')));
+  }, shown[i].replace(/^$/, '·').replace(/\n/g, '⏎')));
   const box = make('div', {class: `text ${'ab'[r]}`, role: 'group', 'aria-label': `text${letter && ' ' + letter}`},
-    letter && make('span', {class: 'who'}, letter), prompt, ...tokens);
+    letter && make('span', {class: 'who'}, letter), prompt,
+    ...tokens.flatMap((token, i) => shown[i].endsWith('\n') ? [token, make('br')] : [token]));
   box.onkeydown = e => {
     const to = {ArrowRight: at + 1, ArrowLeft: at - 1, Home: 0, End: tokens.length - 1}[e.key];
     if (to === undefined || e.ctrlKey || e.altKey || e.metaKey || to < 0 || to >= tokens.length) return;
@@ -69,7 +71,7 @@ const tries = {
     const back = make('button', {onclick: () => this.reset()}, 'as recorded');
     $('try').append(make('div', {class: 'line'}, this.choice, back), lines, this.without, this.said,
       make('div', {class: 'scroller', tabindex: 0, role: 'region', 'aria-label': 'other settings'}, make('table', {},
-        make('thead', {}, make('tr', {}, ...['token', 'with these settings', '%', 'as recorded', 'drawn'].map((t, i) => make('th', {scope: 'col', class: i === 2 || i === 3 ? 'number' : null}, t)))), this.body)));
+        make('thead', {}, make('tr', {}, ...['token', 'with these settings', '%', 'as recorded', ''].map((t, i) => make('th', {scope: 'col', class: i === 2 || i === 3 ? 'number' : null}, t)))), this.body)));
     this.reset(false);
   },
   reset(fill = true) {
@@ -95,15 +97,18 @@ const tries = {
     this.said.replaceChildren(make('span', {class: result.exact ? 'sure' : 'unsure'}, result.exact ? '✓ exact: ' : `≈ about: ${result.reasons.join('; ')}. `),
       result.exact ? `${tokens(result.left)} left, ${this.greedy ? 'the highest is' : `seed ${run.seed} draws`} ${word(result.token)}; tokens that the page does not hold: ${percent(result.others)}` : '');
     const now = probabilitiesAt(token, run.plan.length), top = Math.max(...result.probabilities, ...now, 1e-9);
-    token.ids.map((id, i) => i).sort((a, b) => result.probabilities[b] - result.probabilities[a] || now[b] - now[a]).slice(0, 12).forEach(i => {
+    const order = token.ids.map((id, i) => i).sort((a, b) => result.probabilities[b] - result.probabilities[a] || now[b] - now[a]);
+    const shown = order.filter((i, n) => n < 12 || token.ids[i] === result.token);
+    shown.forEach((i, n) => {
       const drawn = result.token === token.ids[i];
-      this.body.append(make('tr', {class: drawn ? 'drawn' : result.kept[i] ? '' : 'gone'}, make('th', {scope: 'row'}, word(token.ids[i])),
+      this.body.append(make('tr', {class: (drawn ? 'drawn' : result.kept[i] ? '' : 'gone') + (n && order[n] !== i ? ' gap' : '')}, make('th', {scope: 'row'}, word(token.ids[i])),
         make('td', {class: 'bar'}, make('i', {style: `width:${100 * result.probabilities[i] / top}%`}), now[i] ? make('i', {class: 'ghost', style: `width:${100 * now[i] / top}%`}) : ''),
         make('td', {class: 'number'}, result.kept[i] ? (result.exact ? '' : '≈ ') + percent(result.probabilities[i]) : '–'),
-        make('td', {class: 'number'}, now[i] ? percent(now[i]) : '–'), make('td', {class: 'what'}, drawn ? 'drawn' : '')));
+        make('td', {class: 'number'}, now[i] ? percent(now[i]) : '–'), make('td', {class: 'what'}, drawn ? this.greedy ? 'taken' : 'drawn' : '')));
     });
   },
 };
+if (!Object.keys(data.described).length) $('words').append(make('div', {}, make('dd', {}, "None: the model's scores are taken as they are.")));
 for (const [name, words] of Object.entries(data.described))
   $('words').append(make('div', {id: name}, make('dt', {}, words.name), make('dd', {}, words.text + ' ', make('code', {}, words.formula),
     ' ', words.link ? make('a', {href: words.link}, 'its page') : make('span', {class: 'faint'}, name))));

@@ -25,7 +25,7 @@ def page(document: Mapping[str, Any], docs: str = "") -> str:
     for words in described.values():
         words["link"] = f"{docs.rstrip('/')}/processors/#{words.pop('section')}" if docs and words["section"] else ""
         words.pop("section", None)
-    shown = json.dumps({**document, "described": described}, ensure_ascii=False, separators=(",", ":"))
+    shown = json.dumps({**document, "described": described}, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     parts = {
         "title": escape(f"decodestep explain: {document['prompt'][:60]}"),
         "style": (_HERE / "page.css").read_text(encoding="utf-8"),

@@ -8,6 +8,7 @@ const make = (tag, attributes, ...children) => {
 };
 const percent = p => p === 0 ? '0%' : p < 0.0001 ? '<0.01%' : (100 * p).toFixed(2) + '%';
 const number = v => v === null ? '' : Math.abs(v) >= 3.4e38 ? '∞' : Math.abs(v) >= 1e5 ? v.toExponential(2) : v.toFixed(2);
+const logarithm = v => v < -3.4e38 ? '−∞' : v.toFixed(3);
 const tokens = n => n === 1 ? '1 token' : `${n.toLocaleString('en')} tokens`;
 // A token as it can be seen: marks for spaces at its ends, for line ends and tabs.
 const visible = text => text.replace(/^ +| +$/g, m => '␣'.repeat(m.length)).replace(/\n/g, '⏎').replace(/\t/g, '⇥').replace(/\r/g, '␍');
@@ -60,8 +61,8 @@ class Panel {
       this.rows.clear(); this.more.hidden = true; return;
     }
     this.facts.textContent = token.token < 0 ? 'No candidate is left: every token is forbidden.'
-      : `${this.word(token.token)}: the model's probability ${percent(Math.exp(token.raw))} (log ${token.raw.toFixed(3)}), after the steps `
-        + `${percent(Math.exp(token.processed))} (log ${token.processed.toFixed(3)}); position ${token.position}`
+      : `${this.word(token.token)}: the model's probability ${percent(Math.exp(token.raw))} (log ${logarithm(token.raw)}), after the steps `
+        + `${percent(Math.exp(token.processed))} (log ${logarithm(token.processed)}); position ${token.position}`
         + (this.run.seed === null ? ', greedy' : `, seed ${this.run.seed}`);
     if (moved) { this.body.textContent = ''; this.rows.clear(); }
     this.explain(token); this.table(token);
@@ -112,7 +113,7 @@ class Panel {
     const last = this.run.plan.length, draw = this.stage === last + 1, stage = Math.min(this.stage, last);
     const p = probabilitiesAt(token, stage), scores = scoresAt(token, stage), before = stage ? probabilitiesAt(token, stage - 1) : p;
     const step = draw ? null : token.steps[stage - 1], was = stage ? scoresAt(token, stage - 1) : scores;
-    const race = draw ? this.race(token) : null;
+    const race = draw ? this.race(token) : null, greedy = this.run.seed === null;
     let order = token.ids.map((id, i) => i);
     if (draw) order.sort((a, b) => (race[b].total ?? -1e9) - (race[a].total ?? -1e9));
     if (draw) order = order.filter(i => race[i].total !== null);
@@ -131,8 +132,8 @@ class Panel {
     this.more.setAttribute('aria-expanded', this.all);
     const others = stage ? token.steps[stage - 1].others : token.start.others, left = stage ? token.steps[stage - 1].left : token.start.left;
     this.caption.textContent = `${this.names[this.stage]}: ${tokens(left)} left; those that the page does not hold have ${percent(others)}`;
-    this.head.replaceChildren(make('tr', {}, make('th', {scope: 'col'}, 'token'), make('th', {scope: 'col'}, draw ? this.run.seed === null ? 'log p' : 'log p, then the noise' : 'probability'),
-      make('th', {scope: 'col', class: 'number'}, draw ? 'sum' : '%'), make('th', {scope: 'col', class: 'number score'}, draw ? 'noise' : 'score'),
+    this.head.replaceChildren(make('tr', {}, make('th', {scope: 'col'}, 'token'), make('th', {scope: 'col'}, !draw ? 'probability' : greedy ? 'log p' : 'log p, then the noise'),
+      make('th', {scope: 'col', class: 'number'}, !draw ? '%' : greedy ? 'log p' : 'sum'), make('th', {scope: 'col', class: 'number score'}, !draw ? 'score' : greedy ? '' : 'noise'),
       make('th', {scope: 'col'}, 'what happened')));
     const top = Math.max(...p, ...before, 1e-9), lit = this.edge(token, step, order, scores);
     let low = 0, high = 1;
@@ -157,8 +158,8 @@ class Panel {
         const a = place(race[i].start), b = place(race[i].total);
         main.style.width = `${Math.abs(b - a)}%`; main.style.marginLeft = `${Math.min(a, b)}%`;
         bar.append(make('b', {style: `left:${a}%`}));
-        value.textContent = race[i].total.toFixed(2); score.textContent = race[i].noise.toFixed(2);
-        what.textContent = id === token.token ? this.run.seed === null ? 'taken' : 'drawn' : this.run.seed === null ? '' : `${(Math.max(...race.map(r => r.total ?? -1e9)) - race[i].total).toFixed(2)} behind`;
+        value.textContent = race[i].total.toFixed(2); score.textContent = greedy ? '' : race[i].noise.toFixed(2);
+        what.textContent = id === token.token ? greedy ? 'taken' : 'drawn' : greedy ? '' : `${(Math.max(...race.map(r => r.total ?? -1e9)) - race[i].total).toFixed(2)} behind`;
         continue;
       }
       main.style.width = `${100 * p[i] / top}%`; main.style.marginLeft = '0';

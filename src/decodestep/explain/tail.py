@@ -28,9 +28,10 @@ def tail(trace: Trace, scores: np.ndarray, held: np.ndarray, temperatures: tuple
     mask = scores > -np.inf
     mask[held] = False
     ids = np.flatnonzero(mask)
-    if not len(ids) or not np.isfinite(top := scores.max()):
-        return {"count": 0, "max": None, "masses": [0.0] * len(temperatures), "best": [None] * len(temperatures)}
-    rest = scores[ids].astype(np.float32)
+    rest, top = scores[ids].astype(np.float32), scores.max(initial=-np.inf)
+    if not len(ids) or np.isinf(top):  # an infinite score leaves the others nothing
+        nothing = {"masses": [0.0] * len(temperatures), "best": [None] * len(temperatures)}
+        return {"count": len(ids), "max": float(str(rest.max())) if len(ids) else None, **nothing}
     noise = np.zeros(len(ids)) if trace.draw.seed is None else _noise(trace, ids)
     masses, best = [], []
     for temperature in temperatures:

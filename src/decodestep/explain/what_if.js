@@ -38,6 +38,7 @@ function whatIf(token, settings, order, grid, greedy) {
       const t = Math.fround(settings.temperature);
       if (settings.temperature === 1) return;
       about = null; at = grid.indexOf(settings.temperature);
+      if (top() === Infinity) { s = s.map(v => v < Infinity ? -Infinity : v); rest = 'none'; return; }  // nothing beside it counts
       s = s.map(v => Math.fround(v / t)); tailTop = Math.fround(tailTop / t);
     },
     top_k() {
@@ -75,8 +76,10 @@ function whatIf(token, settings, order, grid, greedy) {
   const exact = reasons.length === 0;
   let best = -1, score = -Infinity;
   if (exact) {
+    const infinite = top() === Infinity;  // those that are infinite race with their noise alone
     s.forEach((v, i) => {
-      const race = v === -Infinity ? v : v + (greedy || !token.noise ? 0 : token.noise[i]);
+      const noise = greedy || !token.noise ? 0 : token.noise[i];
+      const race = v === -Infinity || infinite && v < Infinity ? -Infinity : infinite ? noise : v + noise;
       if (race > score || race === score && race > -Infinity && token.ids[i] < best) { score = race; best = token.ids[i]; }
     });
     const other = rest === 'all' && at >= 0 ? tail.best[at] : null;
