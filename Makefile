@@ -96,7 +96,7 @@ $(VENV)/.test: pyproject.toml | $(VENV)/.core
 
 # mkdocstrings reads the sources, so the core need not be built.
 $(VENV)/.docs: $(VENV)/.made pyproject.toml
-	$(PIP) install "mkdocs>=1.6,<2" "mkdocs-material>=9.6" "mkdocstrings[python]>=0.29"
+	$(PIP) install "mkdocs>=1.6,<2" "mkdocs-material>=9.6" "mkdocstrings[python]>=0.29" "ruff>=0.12"
 	touch $@
 
 $(VENV)/.lint: $(VENV)/.made pyproject.toml

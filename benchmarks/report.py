@@ -3,7 +3,7 @@
     python benchmarks/report.py [--through "COMMAND"] [--only PART,PART] [--out DIR]
 
 Every piece is a process of its own; those that measure time are started through COMMAND where one is given, such as a wrapper
-that keeps the machine quiet.
+that keeps the machine quiet; COMMAND then also sets their limit of time, since it may wait.
 Nothing is left out in silence: a peer that is not installed, a piece that fails or takes too long is named. The table of the
 README and of the site's first page is replaced between its two markers. --only runs the pieces with these words in their names,
 and takes the rows of the others from the run before.
@@ -84,7 +84,7 @@ def run(piece: Piece, through: list[str], folder: Path) -> None:
     command = [*timed, sys.executable, str(ROOT / "benchmarks" / script), *arguments, "--csv", str(table)]
     print(f"{piece.name}: {shlex.join(command)}", flush=True)
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=LONGEST_SECONDS, check=False)
+        done = subprocess.run(command, capture_output=True, text=True, timeout=None if timed else LONGEST_SECONDS, check=False)
         said, failed = done.stdout + done.stderr, done.returncode
     except subprocess.TimeoutExpired as error:
         said, failed = (error.stdout or b"").decode() if isinstance(error.stdout, bytes) else str(error.stdout or ""), -1

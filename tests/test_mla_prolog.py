@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import doctest
 import math
 from collections import Counter
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -545,11 +543,6 @@ def test_torch_in_torch_out(scenario):
 
 
 # The page and the stored calls.
-
-
-def test_the_page_is_right():
-    page = Path(__file__).parent.parent / "docs" / "ops" / "mla_prolog.md"
-    assert doctest.testfile(str(page), module_relative=False).failed == 0
 
 
 STORED = {name: rest for name, *rest in cases("mla_prolog")}

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import doctest
 import functools
 import math
 from collections.abc import Iterator
 from itertools import product
-from pathlib import Path
 from typing import Any
 
 import ml_dtypes
@@ -644,11 +642,6 @@ def test_conformance_data(case: Any) -> None:
     for name, expected in outputs.items():
         assert names[name].dtype == expected.dtype
         assert_close(names[name], expected.astype(np.float64) if expected.dtype.name in TOLERANCE else expected)
-
-
-def test_the_page_runs() -> None:
-    page = Path(__file__).parents[1] / "docs/ops/top_k_top_p_sample.md"
-    assert doctest.testfile(str(page), module_relative=False).failed == 0
 
 
 def test_noise_of_a_seed_is_by_id() -> None:

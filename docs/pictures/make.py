@@ -98,8 +98,8 @@ def filters() -> str:
             if column == 0:
                 parts.append(text(110, y + 13, model.tokenizer.decode([int(token)]).strip() or "␣", "m", "end"))
             if p[token] > 0:
-                parts.append(f'<rect x="{x}" y="{y}" width="{max(1.0, 220 * p[token]):.1f}" height="16" rx="3" fill="{BLUE}"/>')
-                parts.append(text(x + 220 * p[token] + 4, y + 13, f"{p[token]:.1%}", "f", "start"))
+                parts.append(f'<rect x="{x}" y="{y}" width="{max(1.0, 190 * p[token]):.1f}" height="16" rx="3" fill="{BLUE}"/>')
+                parts.append(text(x + 190 * p[token] + 4, y + 13, f"{p[token]:.1%}", "f", "start"))
             else:
                 parts.append(text(x, y + 13, "dropped", "f", "start").replace(FAINT, RED))
         left, others = np.count_nonzero(p), 1 - p[shown].sum()
