@@ -26,7 +26,7 @@ PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *ROOT.glob("docs/*
 # A block, its kind, and the block of text that follows it at once.
 BLOCKS = re.compile(r"^```(\w+)\n(.*?)^```\n(?:\n```text\n(.*?)^```)?", re.MULTILINE | re.DOTALL)
 COMMAND = re.compile(r"    (?:>>>|from [\w.]+ import|import \w|(?:[\w.]+/)*(?:decodestep|pip|make|python) )")
-OTHER_PROGRAMS = {"curl", "printf"}
+OTHER_PROGRAMS = {"curl", "printf", "vllm", "sglang.launch_server"}
 
 each_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 
@@ -113,7 +113,7 @@ def test_commands_are_understood(page, monkeypatch):
                 assert {extra for word in words for extra in re.findall(r"\[([\w-]+)\]", word)} <= extras, words
             case "python":
                 file = words[0] if words[0] != "-m" else f"src/{words[1].replace('.', '/')}.py"
-                assert words[:2] == ["-m", "pytest"] or (ROOT / file).exists(), words
+                assert words[1] in {"pytest", *OTHER_PROGRAMS} or (ROOT / file).exists(), words
             case other:
                 assert other in OTHER_PROGRAMS, words
 
