@@ -71,7 +71,7 @@ const tries = {
     const back = make('button', {onclick: () => this.reset()}, 'as recorded');
     $('try').append(make('div', {class: 'line'}, this.choice, back), lines, this.without, this.said,
       make('div', {class: 'scroller', tabindex: 0, role: 'region', 'aria-label': 'other settings'}, make('table', {},
-        make('thead', {}, make('tr', {}, ...['token', 'with these settings', '%', 'as recorded', ''].map((t, i) => make('th', {scope: 'col', class: i === 2 || i === 3 ? 'number' : null}, t)))), this.body)));
+        make('thead', {}, make('tr', {}, ...['token', 'with these settings', '%', 'as recorded', 'drawn'].map((t, i) => make('th', {scope: 'col', class: [null, null, 'number', 'number', 'what'][i]}, t)))), this.body)));
     this.reset(false);
   },
   reset(fill = true) {

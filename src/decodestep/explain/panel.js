@@ -133,7 +133,7 @@ class Panel {
     const others = stage ? token.steps[stage - 1].others : token.start.others, left = stage ? token.steps[stage - 1].left : token.start.left;
     this.caption.textContent = `${this.names[this.stage]}: ${tokens(left)} left; those that the page does not hold have ${percent(others)}`;
     this.head.replaceChildren(make('tr', {}, make('th', {scope: 'col'}, 'token'), make('th', {scope: 'col'}, !draw ? 'probability' : greedy ? 'log p' : 'log p, then the noise'),
-      make('th', {scope: 'col', class: 'number'}, !draw ? '%' : greedy ? 'log p' : 'sum'), make('th', {scope: 'col', class: 'number score'}, !draw ? 'score' : greedy ? '' : 'noise'),
+      make('th', {scope: 'col', class: 'number'}, !draw ? '%' : greedy ? 'log p' : 'sum'), make('th', {scope: 'col', class: 'number score'}, draw ? 'noise' : 'score'),
       make('th', {scope: 'col'}, 'what happened')));
     const top = Math.max(...p, ...before, 1e-9), lit = this.edge(token, step, order, scores);
     let low = 0, high = 1;
@@ -158,7 +158,7 @@ class Panel {
         const a = place(race[i].start), b = place(race[i].total);
         main.style.width = `${Math.abs(b - a)}%`; main.style.marginLeft = `${Math.min(a, b)}%`;
         bar.append(make('b', {style: `left:${a}%`}));
-        value.textContent = race[i].total.toFixed(2); score.textContent = greedy ? '' : race[i].noise.toFixed(2);
+        value.textContent = race[i].total.toFixed(2); score.textContent = greedy ? '–' : race[i].noise.toFixed(2);
         what.textContent = id === token.token ? greedy ? 'taken' : 'drawn' : greedy ? '' : `${(Math.max(...race.map(r => r.total ?? -1e9)) - race[i].total).toFixed(2)} behind`;
         continue;
       }
