@@ -81,7 +81,7 @@ def on_device(chosen: Namespace) -> None:
         def ours(k: int = k, p: float = p, m: float | None = m, **noise: Any) -> Any:
             return ds.top_k_top_p_sample_v2(logits, k, p, min_ps=m, backend="triton", **noise).logits_select_idx
 
-        calls = {"given q": lambda ours=ours: ours(q=q), "seeded": lambda ours=ours: ours(seed=1, position=2)}
+        calls = {"ours, given q": lambda ours=ours: ours(q=q), "ours, seeded": lambda ours=ours: ours(seed=1, position=2)}
         for call, noise in zip(calls.values(), ({"q": host[1]}, {"seed": 1, "position": 2}), strict=True):
             want = ds.top_k_top_p_sample_v2(host[0], k, p, min_ps=m, **noise).logits_select_idx
             np.testing.assert_array_equal(call().cpu().numpy(), want)
@@ -112,8 +112,8 @@ def main() -> None:
             np.testing.assert_array_equal(ours(**noise), ours(**noise, backend="reference"))
         print(f"\n{name}: verified; {sure.sum()} of {len(logits)} rows have one right token in float32")
         calls: dict[str, Call] = {
-            "given q": lambda ours=ours: ours(q=q),
-            "seeded": lambda ours=ours: ours(seed=1, position=2),
+            "ours, given q": lambda ours=ours: ours(q=q),
+            "ours, seeded": lambda ours=ours: ours(seed=1, position=2),
             **peers(logits, q, k, p, m),
         }
         report.case(f"{name} B={chosen.batch} V={chosen.vocabulary}", calls, chosen.rounds, logits.nbytes)

@@ -72,7 +72,7 @@ def test_what_runs_on_a_device_is_verified_without_one():
     ran = run([sys.executable, "-c", EACH_ON_A_DEVICE.format(folder=str(FOLDER), runs=RUNS)])
     for line in (
         "full B=2 V=300 float32: verified ours",
-        "k=50 p=0.9 B=1 V=60: verified given q, seeded",
+        "k=50 p=0.9 B=1 V=60: verified ours, given q, ours, seeded",
         "in place: verified ours",
         "bfloat16 T=64: verified ours",
         "int8 N=1 T=1: verified ours",
