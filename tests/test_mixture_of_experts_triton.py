@@ -54,7 +54,7 @@ def call(x, experts, weights, *rest):
 
 
 def strided(tensor):
-    """The same values every other element apart, behind an axis of others that would ruin a sum."""
+    """The same values every other element apart, after an axis of others that would ruin a sum."""
     wide = torch.full((*tensor.shape, 2), torch.nan, dtype=tensor.dtype, device=tensor.device)
     wide[..., 0] = tensor
     return wide[..., 0]

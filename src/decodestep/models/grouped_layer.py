@@ -7,6 +7,7 @@ import numpy as np
 from decodestep.models.config import Config, Layer
 from decodestep.models.kv_cache import PAGE
 from decodestep.ops.linear import linear
+from decodestep.ops.mixture_of_experts.reference import plus
 from decodestep.ops.mla_attention import mla_attention
 from decodestep.ops.rms_norm import rms_norm
 
@@ -31,8 +32,8 @@ def attended(
     """
     tokens, groups, width = len(h), config.groups, config.head_dim
     query_norm, key_norm = layer.head_norms or (None, None)
-    queries = _plus(linear(h, layer.w_uq_qr), layer.query_bias).reshape(tokens, config.heads, width)
-    values, keys = np.split(_plus(linear(h, layer.w_dkv_kr), layer.values_keys_bias), 2, axis=1)
+    queries = plus(linear(h, layer.w_uq_qr), layer.query_bias).reshape(tokens, config.heads, width)
+    values, keys = np.split(plus(linear(h, layer.w_dkv_kr), layer.values_keys_bias), 2, axis=1)
     queries = _rotated(_normed(queries, query_norm, config.norm_eps), sin, cos)
     keys = _rotated(_normed(keys.reshape(tokens, groups, width), key_norm, config.norm_eps), sin, cos)
     page, row = page_table[sequence, positions // PAGE], positions % PAGE
@@ -87,7 +88,3 @@ def _normed(heads: np.ndarray, norm: np.ndarray | None, eps: float) -> np.ndarra
     if norm is None:
         return heads
     return rms_norm(np.ascontiguousarray(heads).reshape(-1, heads.shape[-1]), norm, eps=eps).reshape(heads.shape)
-
-
-def _plus(x: np.ndarray, bias: np.ndarray | None) -> np.ndarray:
-    return x if bias is None else x + bias

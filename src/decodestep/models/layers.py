@@ -14,7 +14,7 @@ from decodestep.ops.expert_router import expert_router
 from decodestep.ops.linear import linear
 from decodestep.ops.linear.cpu import gather_rows
 from decodestep.ops.mixture_of_experts import mixture_of_experts
-from decodestep.ops.mixture_of_experts.reference import gelu_gated, squared_relu
+from decodestep.ops.mixture_of_experts.reference import gelu_gated, plus, squared_relu
 from decodestep.ops.mla_attention import mla_attention
 from decodestep.ops.mla_prolog import mla_prolog
 from decodestep.ops.rms_norm import rms_norm
@@ -70,7 +70,7 @@ class LayerDecoder(Decoder):
             else:
                 table = tables[config.grouped.rope(i)]
                 attended = grouped_layer.attended(h, layer, config, i, kv, kr, page_table, sequence, positions, *table)
-            added = _plus(linear(attended, layer.w_o), layer.output_bias)
+            added = plus(linear(attended, layer.w_o), layer.output_bias)
             x += _scaled(self._normed(added, layer.attention_post_norm), config.branch_scale)
             h = rms_norm(x, layer.ffn_norm, eps=config.norm_eps)
             x += _scaled(self._normed(self._feed_forward(h, layer), layer.ffn_post_norm), config.branch_scale)
@@ -149,12 +149,12 @@ def left_out(config: Config) -> str:
 
 
 def _dense(h: np.ndarray, block: DenseBlock, activation: str) -> np.ndarray:
-    up = _plus(linear(h, block.up), block.up_bias)
+    up = plus(linear(h, block.up), block.up_bias)
     if block.gate is None:
         gated = squared_relu(up)
     else:
-        gated = (gelu_gated if activation == "gelu_gated" else swiglu)(_plus(linear(h, block.gate), block.gate_bias), up)
-    return _plus(linear(gated, block.down), block.down_bias)
+        gated = (gelu_gated if activation == "gelu_gated" else swiglu)(plus(linear(h, block.gate), block.gate_bias), up)
+    return plus(linear(gated, block.down), block.down_bias)
 
 
 def _with_biases(layer: Layer) -> Layer:
@@ -183,10 +183,6 @@ def _key_up(weight: Weight | None, config: Config) -> np.ndarray:
 def _rows(weight: Weight) -> PackedWeight:
     assert isinstance(weight, PackedWeight)
     return weight
-
-
-def _plus(x: np.ndarray, bias: np.ndarray | None) -> np.ndarray:
-    return x if bias is None else x + bias
 
 
 def _scaled(x: np.ndarray, factor: float) -> np.ndarray:

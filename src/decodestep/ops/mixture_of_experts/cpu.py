@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 
 from decodestep import _native
@@ -9,9 +11,8 @@ from decodestep._base import arrays
 from decodestep._base.dispatch import threads
 from decodestep.ops.linear.cpu import linear, panel_argument
 from decodestep.ops.mixture_of_experts import reference
-from decodestep.ops.mixture_of_experts.reference import gelu_gated, plus, squared_relu
 from decodestep.ops.swiglu.cpu import swiglu
-from decodestep.weights.feed_forward import FeedForward, on_host
+from decodestep.weights.feed_forward import FeedForward
 from decodestep.weights.linear_panels import LinearPanels
 
 
@@ -19,7 +20,8 @@ def mixture(
     x: np.ndarray, experts: np.ndarray, weights: np.ndarray, routed: FeedForward, shared: FeedForward | None
 ) -> np.ndarray:
     if not (in_whole_panels(routed) and (shared is None or in_whole_panels(shared))):
-        return reference.mixture(x, experts, weights, routed, shared, feed_forward)
+        through = partial(reference.feed_forward, linear=linear, swiglu=swiglu)
+        return reference.mixture(x, experts, weights, routed, shared, through)
     y = np.empty(x.shape, np.float32)
     _native.mixture_of_experts(
         x=arrays.contiguous_rows(x),
@@ -32,15 +34,6 @@ def mixture(
         threads=threads(),
     )
     return y
-
-
-def feed_forward(x: np.ndarray, block: FeedForward) -> np.ndarray:
-    up = plus(linear(x, on_host(block.up)), block.up_bias)
-    down = on_host(block.down)
-    if block.gate is None:
-        return plus(linear(squared_relu(up), down), block.down_bias)
-    gate = plus(linear(x, on_host(block.gate)), block.gate_bias)
-    return plus(linear((gelu_gated if block.gelu else swiglu)(gate, up), down), block.down_bias)
 
 
 def in_whole_panels(block: FeedForward) -> bool:

@@ -14,7 +14,13 @@ from decodestep.weights.feed_forward import FeedForward, on_host
 Block = Callable[[np.ndarray, FeedForward], np.ndarray]
 
 
-def feed_forward(x: np.ndarray, block: FeedForward) -> np.ndarray:
+def feed_forward(
+    x: np.ndarray,
+    block: FeedForward,
+    linear: Callable[..., np.ndarray] = linear,
+    swiglu: Callable[[np.ndarray, np.ndarray], np.ndarray] = swiglu,
+) -> np.ndarray:
+    """linear, swiglu: whose products and activation."""
     up = plus(linear(x, on_host(block.up)), block.up_bias)
     down = on_host(block.down)
     if block.gate is None:
@@ -24,7 +30,7 @@ def feed_forward(x: np.ndarray, block: FeedForward) -> np.ndarray:
 
 
 def plus(x: np.ndarray, bias: np.ndarray | None) -> np.ndarray:
-    return x if bias is None else x + bias.astype(x.dtype)
+    return x if bias is None else x + bias.astype(x.dtype, copy=False)
 
 
 def gelu_gated(gate: np.ndarray, up: np.ndarray) -> np.ndarray:
