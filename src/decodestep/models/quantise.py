@@ -46,9 +46,8 @@ def panels_of(weight: PackedWeight | FileRows, format_: Format) -> LinearPanels:
     return LinearPanels.pack(PackedWeight(quantise(rows.values(), GGMLQuantizationType[format_.name]), format_, inputs))
 
 
-def _affine(x: np.ndarray, largest: int) -> tuple[np.ndarray, np.ndarray]:
+def _affine(x: np.ndarray, weight: np.ndarray, largest: int) -> tuple[np.ndarray, np.ndarray]:
     """Scale and minimum, both >= 0, of sub-blocks (..., n): value = scale * q - minimum, q in [0, largest]."""
-    weight = np.sqrt(np.mean(x * x, axis=-1, keepdims=True)) + np.abs(x)
     low, high = np.minimum(x.min(axis=-1), 0), np.maximum(x.max(axis=-1), 0)
     total, sum_x = weight.sum(axis=-1), (weight * x).sum(axis=-1)
     span = np.where(high > low, high - low, 1)
@@ -81,10 +80,10 @@ def _super_scale(parts: np.ndarray, largest: int) -> tuple[np.ndarray, np.ndarra
 def _with_minima(x: np.ndarray, largest: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """Of Q4_K and Q5_K: d, dmin, the scales and minima of six bits (blocks, 8), and the integers (blocks, 8, 32)."""
     x = x.reshape(-1, 8, 32)
-    scale, minimum = _affine(x, largest)
+    weight = np.sqrt(np.mean(x * x, axis=-1, keepdims=True)) + np.abs(x)
+    scale, minimum = _affine(x, weight, largest)
     d, scales = _super_scale(scale, 63)
     dmin, minima = _super_scale(minimum, 63)
-    weight = np.sqrt(np.mean(x * x, axis=-1, keepdims=True)) + np.abs(x)
     for last in (False, True):
         a, m = d[:, None] * scales, dmin[:, None] * minima
         q = np.rint((x + m[..., None]) / np.where(a > 0, a, 1)[..., None]).clip(0, largest)
