@@ -31,7 +31,7 @@ def grouped_config(keys: Keys, common: dict[str, Any]) -> Config:
     )  # fmt: skip
 
 
-# ---- How many positions each layer sees
+# How many positions each layer sees
 
 
 def _no_windows(keys: Keys, layers: int) -> tuple[int, ...]:
@@ -82,11 +82,15 @@ def _smollm3(keys: Keys, layers: int) -> tuple[int, ...]:
 
 
 def _gemma3(keys: Keys, layers: int) -> tuple[int, ...]:
+    return _windows(keys, layers, _gemma3_slides(keys))
+
+
+def _gemma3_slides(keys: Keys) -> Callable[[int], bool]:
     period = keys.size("sliding_window_pattern", 6, most=MAX_LAYERS)
-    return _windows(keys, layers, lambda i: (i + 1) % period != 0)
+    return lambda i: (i + 1) % period != 0
 
 
-# ---- What else a family has: fields of Config, and under "grouped" of GroupedAttention
+# What else a family has: fields of Config, and under "grouped" of GroupedAttention
 
 
 def _nothing(keys: Keys, common: dict[str, Any]) -> dict[str, Any]:
@@ -139,14 +143,11 @@ def _gemma3_more(keys: Keys, common: dict[str, Any]) -> dict[str, Any]:
     for key in ("final_logit_softcapping", "attn_logit_softcapping", "use_bidirectional_attention"):
         if keys.get(key):
             raise keys.refuse(f"{key} is not supported")
-    windows = GROUPED["gemma3_text"](keys, common["layers"])
-    period = keys.size("sliding_window_pattern", 6, most=MAX_LAYERS)
-    kinds = layer_types(keys, common["layers"], lambda i: (i + 1) % period != 0)
+    kinds = layer_types(keys, common["layers"], _gemma3_slides(keys))
     return {
         "grouped": {
             "scale": keys.number("query_pre_attn_scalar", least=1e-6, most=1e6) ** -0.5,
             "head_norms": True,
-            "windows": windows,
             "ropes": tuple(int(kind == "sliding_attention") for kind in kinds),
         },
         "post_norms": True,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -85,12 +86,8 @@ def _smollm3(keys: GgufKeys) -> Config:
 
 def _granite(keys: GgufKeys) -> Config:
     factors = {"least": -1e6, "most": 1e6}
-    if keys.size("expert_count", 0, least=0):
-        raise keys.refuse("experts are not supported")
-    sizes = _grouped(keys, scale=keys.number("attention.scale", 0.0, **factors) or None)
-    return Config(
-        **sizes,
-        feed_forward=keys.size("feed_forward_length"),
+    return replace(
+        _dense(keys, halves=False, scale=keys.number("attention.scale", 0.0, **factors) or None),
         embedding_scale=keys.number("embedding_scale", 1.0, **factors) or 1.0,
         branch_scale=keys.number("residual_scale", 1.0, **factors) or 1.0,
         logits_scale=keys.number("logit_scale", least=1e-6, most=1e6),
