@@ -12,9 +12,10 @@ from decodestep.ops.top_k_top_p_sample.triton.row import (
     NO_KEY,
     UNITS,
     highest_key,
+    keep_all,
+    keep_from,
     keep_leading,
     keep_nucleus,
-    keep_prefix,
     key_of,
     largest,
     load_inputs,
@@ -45,10 +46,7 @@ def survive(
     values += b * vocab
     keys += b * vocab
     k, p, m = tl.load(top_k + b), tl.load(top_p + b), tl.load(min_p + b)
-    for start in range(0, vocab, BLOCK):
-        ids = start + tl.arange(0, BLOCK)
-        tl.store(kept + ids, tl.full([BLOCK], 1, tl.int8), mask=ids < vocab)
-    tl.debug_barrier()
+    keep_all(kept, vocab, BLOCK)
     top = largest(x, stride, kept, vocab, BLOCK)
     total = tl.full([], 1.0, tl.float32)
     has_k = (k > 0) & (k <= vocab) & (k <= largest_k)
@@ -100,14 +98,7 @@ def finish_row(
         key = tl.where(by_rank, key, key * 0)
         tl.store(values + ids, value, mask=ids < vocab)
         tl.store(keys + ids, tl.where(alive, key, NO_KEY), mask=ids < vocab)
-        here = tl.max(tl.where(alive, value, MINUS_INFINITY), axis=0)
-        equal = alive & (value == here)
-        here_key = tl.max(tl.where(equal, key, NO_KEY), axis=0)
-        here_id = tl.min(tl.where(equal & (key == here_key), ids, EVERYONE), axis=0)
-        better = (here_id < EVERYONE) & ((here > best) | (best_id == EVERYONE) | ((here == best) & (here_key > best_key)))
-        best_key = tl.where(better, here_key, best_key)
-        best_id = tl.where(better, here_id, best_id)
-        best = tl.where(better, here, best)
+        best, best_key, best_id = better_of(best, best_key, best_id, value, key, ids, alive)
     tl.debug_barrier()
     count = tl.full([], 0, tl.int64)
     for start in range(0, vocab, BLOCK):
@@ -122,6 +113,17 @@ def finish_row(
             tl.store(kept + ids, alive.to(tl.int8), mask=ids < vocab)
         count += tl.sum(alive.to(tl.int64), axis=0)
     tl.store(count_out, count)
+
+
+@triton.jit
+def better_of(best, best_key, best_at, values, keys, at, alive):
+    """The best so far, or the best of a tile: by value, then by key, then the first."""
+    here = tl.max(tl.where(alive, values, MINUS_INFINITY), axis=0)
+    equal = alive & (values == here)
+    here_key = tl.max(tl.where(equal, keys, NO_KEY), axis=0)
+    here_at = tl.min(tl.where(equal & (keys == here_key), at, EVERYONE), axis=0)
+    better = (here_at < EVERYONE) & ((here > best) | (best_at == EVERYONE) | ((here == best) & (here_key > best_key)))
+    return tl.where(better, here, best), tl.where(better, here_key, best_key), tl.where(better, here_at, best_at)
 
 
 @triton.jit
@@ -159,14 +161,7 @@ def choose(
         if SEEDED:
             score = tl.div_rn(score, exponential(noise_bits(state, ids.to(tl.uint32))) + epsilon)
         score = tl.where(alive & (score == score), score, MINUS_INFINITY)
-        here = tl.max(score, axis=0)
-        equal = alive & (score == here)
-        here_key = tl.max(tl.where(equal, key, NO_KEY), axis=0)
-        here_at = tl.min(tl.where(equal & (key == here_key), at, EVERYONE), axis=0)
-        better = (here_at < EVERYONE) & ((here > best) | (best_at == EVERYONE) | ((here == best) & (here_key > best_key)))
-        best_key = tl.where(better, here_key, best_key)
-        best_at = tl.where(better, here_at, best_at)
-        best = tl.where(better, here, best)
+        best, best_key, best_at = better_of(best, best_key, best_at, score, key, at, alive)
     if GIVEN:
         best_at = tl.load(order + b * vocab + best_at, mask=best_at < vocab, other=0)
     tl.store(chosen + b, best_at)
@@ -180,15 +175,12 @@ def apply_cuts(
     b = tl.program_id(0).to(tl.int64)
     x = inputs + b * row_stride
     kept += b * vocab
-    for start in range(0, vocab, BLOCK):
-        ids = start + tl.arange(0, BLOCK)
-        tl.store(kept + ids, tl.full([BLOCK], 1, tl.int8), mask=ids < vocab)
-    tl.debug_barrier()
+    keep_all(kept, vocab, BLOCK)
     if HAS_K:
         k = tl.load(top_k + b)
         if (k > 0) & (k <= vocab):
             least = threshold(x, stride, kept, vocab, k.to(tl.float64), False, 0.0, 1.0, False, False, BLOCK)
-            keep_prefix(x, stride, kept, vocab, least, 4294967296.0, BLOCK)
+            keep_from(x, stride, kept, vocab, least, 0.0, True, BLOCK)
     if HAS_P:
         bound = (1.0 - tl.load(top_p + b)).to(tl.float64) * UNITS
         if bound >= 0.0:
@@ -215,13 +207,4 @@ def apply_cuts(
             lost = tl.where(high > highest, ties, lost)
             # The last of the order always stays.
             lost = tl.minimum(tl.maximum(lost, 0.0), tl.where(least == highest, ties - 1.0, ties))
-            seen = tl.full([], 0.0, tl.float64)
-            for start in range(0, vocab, BLOCK):
-                ids, values = load_inputs(x, start, stride, vocab, BLOCK)
-                keys = key_of(values)
-                alive = load_kept(kept, ids, vocab)
-                equal = (keys == least) & alive
-                number = seen + tl.cumsum(equal.to(tl.int32), axis=0).to(tl.float64)
-                stays = alive & ((keys > least) | (equal & (number > lost)))
-                seen += tl.sum(equal.to(tl.float64), axis=0)
-                tl.store(kept + ids, stays.to(tl.int8), mask=ids < vocab)
+            keep_from(x, stride, kept, vocab, least, lost, True, BLOCK)

@@ -196,8 +196,16 @@ def threshold(
 
 
 @triton.jit
-def keep_prefix(x, stride, kept, vocab, least, ties, BLOCK: tl.constexpr):
-    """Keeps survivors with keys above `least`, and the first `ties` that equal it."""
+def keep_all(kept, vocab, BLOCK: tl.constexpr):
+    for start in range(0, vocab, BLOCK):
+        ids = start + tl.arange(0, BLOCK)
+        tl.store(kept + ids, tl.full([BLOCK], 1, tl.int8), mask=ids < vocab)
+    tl.debug_barrier()
+
+
+@triton.jit
+def keep_from(x, stride, kept, vocab, least, ties, AFTER: tl.constexpr, BLOCK: tl.constexpr):
+    """Keeps survivors with keys above `least`, and the first `ties` that equal it; with AFTER, those after these."""
     seen = tl.full([], 0.0, tl.float64)
     for start in range(0, vocab, BLOCK):
         ids, values = load_inputs(x, start, stride, vocab, BLOCK)
@@ -205,7 +213,8 @@ def keep_prefix(x, stride, kept, vocab, least, ties, BLOCK: tl.constexpr):
         alive = load_kept(kept, ids, vocab)
         equal = (keys == least) & alive
         count = seen + tl.cumsum(equal.to(tl.int32), axis=0).to(tl.float64)
-        stays = alive & ((keys > least) | (equal & (count <= ties)))
+        within = (count > ties) if AFTER else (count <= ties)
+        stays = alive & ((keys > least) | (equal & within))
         seen += tl.sum(equal.to(tl.float64), axis=0)
         tl.store(kept + ids, stays.to(tl.int8), mask=ids < vocab)
     tl.debug_barrier()
@@ -215,7 +224,7 @@ def keep_prefix(x, stride, kept, vocab, least, ties, BLOCK: tl.constexpr):
 def keep_leading(x, stride, kept, vocab, count, BLOCK: tl.constexpr):
     least = threshold(x, stride, kept, vocab, count, False, 0.0, 1.0, False, False, BLOCK)
     above = sum_from(x, stride, kept, vocab, least + 1, 0.0, 1.0, False, False, False, BLOCK)
-    keep_prefix(x, stride, kept, vocab, least, count - above, BLOCK)
+    keep_from(x, stride, kept, vocab, least, count - above, False, BLOCK)
 
 
 @triton.jit
@@ -232,4 +241,4 @@ def keep_nucleus(x, stride, kept, vocab, p, top, total, STRICT: tl.constexpr, RA
         ties = sum_from(x, stride, kept, vocab, least, top, total, False, False, RAW, BLOCK) - count
         each = tl.maximum((reached - above) / tl.maximum(ties, 1.0), 1.0)
         wanted = tl.floor((bound - above) / each) + 1.0 if STRICT else tl.ceil((bound - above) / each)
-        keep_prefix(x, stride, kept, vocab, least, tl.maximum(wanted, 1.0), BLOCK)
+        keep_from(x, stride, kept, vocab, least, tl.maximum(wanted, 1.0), False, BLOCK)
