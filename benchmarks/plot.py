@@ -25,7 +25,8 @@ def draw(rows: Sequence[Mapping[str, Any]], path: str) -> None:
     for axis, (case, entries) in zip(axes.flat, cases.items(), strict=False):
         _bars(axis, case, entries)
     figure.tight_layout()
-    figure.savefig(path, dpi=120)
+    with matplotlib.rc_context({"svg.fonttype": "none"}):  # text, where letters as curves are most of a file
+        figure.savefig(path, dpi=120)
     pyplot.close(figure)
 
 
