@@ -115,18 +115,18 @@ def readme_table(facts: Mapping[str, str], threads: int, results: Mapping[str, R
 
 
 def _slower(results: Mapping[str, Rows]) -> list[str]:
-    """Of every operator the case in which a peer leaves the best of ours furthest behind."""
+    """Of every operator the case in which a peer is furthest ahead of the best of ours."""
     lines = []
     for name, rows in results.items():
-        behind = []
+        slower = []
         for case, entries in by_case(rows).items():
             ours = [row for row in entries if is_ours(row, entries[0])]
             peer, best = best_peer(entries), min(ours, key=lambda row: row["ratio"])
             if peer is not None and not name.startswith(("generate", "decode_step")) and peer["ratio"] < best["ratio"]:
                 scaled = {key: peer[key] / best["ratio"] for key in ("ratio", "ratio_low", "ratio_high")}
                 line = f"{time(best['seconds'])} | {time(peer['seconds'])}, {peer['name']} | {_faster(scaled)} |"
-                behind.append((scaled["ratio"], f"| {name}, {case} | {line}"))
-        lines += [line for _, line in sorted(behind)[:1]]
+                slower.append((scaled["ratio"], f"| {name}, {case} | {line}"))
+        lines += [line for _, line in sorted(slower)[:1]]
     return lines
 
 

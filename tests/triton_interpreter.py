@@ -122,7 +122,7 @@ def guard_zones(monkeypatch):
     zones, _zones = _zones, None
     for whole in zones:
         assert (whole[:MARGIN] == POISON).all(), "written before a buffer"
-        assert (whole[-MARGIN:] == POISON).all(), "written behind a buffer"
+        assert (whole[-MARGIN:] == POISON).all(), "written past the end of a buffer"
 
 
 def _guarding(make):

@@ -108,7 +108,7 @@ class Api:
             raise ValueError(message)
 
     def get(self, name: str, kind: Any, *arguments: Any) -> Any:
-        """The value that a function leaves behind its last argument."""
+        """The value that a function leaves after its last argument."""
         result = kind()
         self(name, *arguments, ctypes.byref(result))
         return result.value
