@@ -50,6 +50,17 @@ def _more_threads_than_cores() -> Iterator[None]:
     patch.undo()
 
 
+@pytest.fixture(scope="module")
+def one_torch_thread() -> Iterator[None]:
+    """Threads that wait for each other in loops take most of the time of small models."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.fixture(scope="session")
 def model() -> Any:
     """The default model; fetched once where it is not on the machine yet."""

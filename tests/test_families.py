@@ -20,6 +20,8 @@ from decodestep import cli
 from decodestep.models import ModelError, layers
 from decodestep.models.model_folder import ModelFolder
 
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
+
 ALL = [(family, size) for family, sizes in families.SIZES.items() for size in range(len(sizes))]
 # GGUF has no keys for biases, pairs half a head apart, dense layers among sparse ones, a second mscale, MiniCPM3's scales.
 IN_GGUF = [("deepseek_v2", 0), ("deepseek_v2", 1), ("deepseek_v3", 0), ("deepseek_v3", 1), ("glm4_moe_lite", 0)]
@@ -43,15 +45,6 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def ids():
     return np.random.default_rng(1).integers(0, 297, 120)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread():
-    """Small products are faster without others to wait for."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 def routes(model, monkeypatch):

@@ -7,12 +7,13 @@ from functools import cache
 
 import numpy as np
 import pytest
-import torch
 
 import decodestep as ds
 import families
 from decodestep.models import ModelError
 from grouped_files import write_gguf
+
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
 
 # By family the sizes that the native step takes, and those for which GGUF has keys.
 NATIVE = [("qwen2", 2), ("qwen3", 2), ("qwen3_moe", 0), ("mistral", 2), ("ministral", 2), ("smollm3", 0), ("granite", 0)]
@@ -29,14 +30,6 @@ def model():
 @pytest.fixture(scope="module")
 def ids():
     return np.random.default_rng(1).integers(0, 297, 120)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.mark.parametrize(("family", "size"), NATIVE)

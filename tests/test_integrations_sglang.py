@@ -7,13 +7,15 @@ groups of workers.
 from __future__ import annotations
 
 from array import array
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import numpy as np
 import pytest
 
-from decodestep import Sampler, SamplingParams
+import host_rows
+from decodestep import SamplingParams
 
 pytest.importorskip("sglang")
 
@@ -28,6 +30,7 @@ from sglang.srt.sampling.sampling_params import SamplingParams as TheirParams
 from decodestep.integrations import sglang as ours
 
 V = 200
+logits_of, alone = partial(host_rows.logits_of, V), partial(host_rows.alone, V)
 OURS = [
     (SamplingParams(temperature=1.3, top_p=0.9, seed=3, dry_multiplier=0.8), {"dry_multiplier": 0.8}),
     (SamplingParams(seed=4, top_k=40, xtc_probability=0.5), {"xtc_probability": 0.5}),
@@ -76,18 +79,6 @@ def info_of(*requests: Req) -> SamplingBatchInfo:
     return SamplingBatchInfo.from_schedule_batch(Batch(list(requests)), V)
 
 
-def logits_of(prompt: list[int], output: list[int]) -> np.ndarray:
-    return np.random.default_rng([*prompt, 1000, *output]).normal(0, 3, V).astype(np.float32)
-
-
-def alone(params: SamplingParams, prompt: list[int], count: int) -> list[int]:
-    sampler = Sampler(params, vocab_size=V, prompt_ids=[prompt])
-    output: list[int] = []
-    for _ in range(count):
-        output.append(int(sampler.step(logits_of(prompt, output)[None]).tokens[0]))
-    return output
-
-
 def step(info: SamplingBatchInfo, requests: list[Req], sampler: Any) -> None:
     logits = np.stack([logits_of(list(r.origin_input_ids), list(r.output_ids)) for r in requests])
     positions = torch.tensor([len(r.origin_input_ids) + len(r.output_ids) - 1 for r in requests])
@@ -98,7 +89,7 @@ def step(info: SamplingBatchInfo, requests: list[Req], sampler: Any) -> None:
 
 
 def test_batches_that_are_filtered_and_merged_do_not_change_a_text() -> None:
-    """Behind SGLang's own sampler, whose temperature, filters and draw come after."""
+    """In SGLang's own sampler, whose temperature, filters and draw come after."""
     made = [request(i, params, ours.custom_params(**given), [i, 7, i]) for i, (params, given) in enumerate(OURS * 2)]
     other = request(99, SamplingParams(seed=1), None, [3])
     sampler = theirs.Sampler()

@@ -30,17 +30,10 @@ from decodestep.integrations.transformers import (
 )
 from latent_models import FAMILIES, VOCABULARY, model_of
 
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
+
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 3e-2}  # of the largest magnitude
 DENSE = [name for name in FAMILIES if name not in ("kimi_linear", "bailing_hybrid", "glm5_next")]
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    """Threads that wait for each other in loops take most of the time of models this small."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture

@@ -16,13 +16,7 @@ import decodestep as ds
 from decodestep.integrations.transformers import accelerate, sampling
 from latent_models import VOCABULARY, model_of
 
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""vLLM: our processor among its own, behind both interfaces, on its own classes. Nothing here needs a GPU or a model.
+"""vLLM: our processor among its own, through both interfaces, on its own classes. Nothing here needs a GPU or a model.
 
 What is not as in a server: without a GPU vLLM has neither pinned memory nor Triton's kernels, so the buffers of its request
 states are plain ones that the tests fill themselves.
@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import json
 import random
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 
-from decodestep import Sampler, SamplingParams
+import host_rows
+from decodestep import SamplingParams
 
 pytest.importorskip("vllm")
 
@@ -30,6 +32,7 @@ from decodestep.integrations.vllm import Processor
 
 torch_utils.PIN_MEMORY = False
 V = 300
+logits_of, alone = partial(host_rows.logits_of, V), partial(host_rows.alone, V)
 OURS = [
     (SamplingParams(temperature=1.3, top_p=0.9, seed=3, dry_multiplier=0.8), {"dry_multiplier": 0.8}),
     (SamplingParams(seed=4, top_k=40, xtc_probability=0.5), {"xtc_probability": 0.5}),
@@ -42,20 +45,6 @@ OURS = [
 def theirs(params: SamplingParams, given: Any) -> Any:
     own = {name: getattr(params, name) for name in ("temperature", "top_p", "top_k", "min_p", "seed")}
     return vllm.SamplingParams(**own, extra_args={"decodestep": given})
-
-
-def logits_of(prompt: list[int], output: list[int]) -> np.ndarray:
-    """A model: what comes after some tokens."""
-    rng = np.random.default_rng([*prompt, 1000, *output])
-    return rng.normal(0, 3, V).astype(np.float32)
-
-
-def alone(params: SamplingParams, prompt: list[int], count: int) -> list[int]:
-    sampler = Sampler(params, vocab_size=V, prompt_ids=[prompt])
-    output: list[int] = []
-    for _ in range(count):
-        output.append(int(sampler.step(logits_of(prompt, output)[None]).tokens[0]))
-    return output
 
 
 class Text:
