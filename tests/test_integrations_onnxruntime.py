@@ -22,14 +22,16 @@ from decodestep.integrations import onnxruntime as ours
 from decodestep.integrations.onnx import REFERENCE_OPS
 from decodestep.integrations.onnx_operators import DOMAIN, OPERATORS
 from decodestep.integrations.torch import ops
-from mla_prolog_cases import V1, for_version, make
+from mla_prolog_cases import FUNCTIONS, MODES, SCENARIOS, V1, V2, for_version, legal, make
 
 RNG = np.random.default_rng(0)
 FLOATS = [np.float32, np.float16, ml_dtypes.bfloat16]
 
 
-def model_of(name: str, arrays: dict[str, np.ndarray | None], **attributes: Any) -> onnx.ModelProto:
-    """One node; an input that is None is missing."""
+def model_of(
+    name: str, arrays: dict[str, np.ndarray | None], results: Any = (), **attributes: Any
+) -> onnx.ModelProto:
+    """One node; an input that is None is missing. results: arrays of the dtypes of outputs, None for the table's."""
     op = OPERATORS[name]
     names = [each.rstrip("?") for each in op.inputs]
     given = {each: array for each in names if (array := arrays.get(each)) is not None}
@@ -42,6 +44,8 @@ def model_of(name: str, arrays: dict[str, np.ndarray | None], **attributes: Any)
         return helper.make_tensor_value_info(each, helper.np_dtype_to_tensor_dtype(np.dtype(dtype)), rank and [None] * rank)
 
     types = {each: given[dtype].dtype if dtype in given else dtype for each, dtype in op.outputs.items()}
+    types |= {each: np.float32 for each, dtype in op.outputs.items() if dtype == each}
+    types |= {each: result.dtype for each, result in zip(types, results, strict=False) if result is not None}
     node = helper.make_node(name, inputs, list(op.outputs), domain=DOMAIN, **attributes)
     graph = helper.make_graph(
         [node], "g", [value(each, array.dtype) for each, array in given.items()], [value(*item) for item in types.items()]
@@ -82,7 +86,7 @@ def in_reference(model: onnx.ModelProto, arrays: dict[str, np.ndarray]) -> list[
 
 
 def assert_everywhere(name: str, arrays: dict[str, np.ndarray | None], expected: list[Any], **attributes: Any) -> None:
-    model, given = model_of(name, arrays, **attributes), {each: a for each, a in arrays.items() if a is not None}
+    model, given = model_of(name, arrays, expected, **attributes), {each: a for each, a in arrays.items() if a is not None}
     for run in (in_onnxruntime, in_reference):
         results = run(model, given)
         for result, wanted in zip(results, expected, strict=True):
@@ -121,20 +125,54 @@ def test_tensor_scatter_has_the_types_and_indices_that_onnxruntime_lacks(dtype: 
     assert_everywhere("TensorScatter", arrays | {"write_indices": None}, [ds.tensor_scatter(cache, update)])
 
 
-@pytest.mark.parametrize("scenario", V1)
-@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
-def test_mla_prolog(scenario: str, dtype: str) -> None:
-    call = for_version(make(RNG, scenario), 1)
+PROLOGS = [
+    (version, scenario, dtype)
+    for version, scenarios in ((1, V1), (2, V2), (3, SCENARIOS))
+    for scenario in scenarios
+    for dtype in (["bfloat16"] if scenario.endswith("TILE") else ["bfloat16", "float32"])
+]
+
+
+@pytest.mark.parametrize(("version", "scenario", "dtype"), PROLOGS)
+def test_mla_prolog(version: int, scenario: str, dtype: str) -> None:
+    more = {"query_norm_flag": True, "qc_qr_scale": 0.7, "kc_scale": 1.3} if version == 3 else {}
+    call = for_version(make(RNG, scenario), version) | more
+    if version == 2:
+        call["rounding"] = "half_away"
     if dtype == "float32":
         halves = [name for name, value in call.items() if getattr(value, "dtype", None) == ml_dtypes.bfloat16]
         call = call | {name: call[name].astype(np.float32) for name in halves}
     arrays = {name: value for name, value in call.items() if isinstance(value, np.ndarray)}
     attributes = {name: value for name, value in call.items() if not isinstance(value, np.ndarray) and value is not None}
     before = {name: arrays[name].copy() for name in ("kv_cache", "kr_cache")}
-    wanted = list(ds.mla_prolog(**{**call, **{name: array.copy() for name, array in before.items()}}))
-    assert_everywhere("MlaProlog", arrays, wanted, **attributes)
+    written = {name: array.copy() for name, array in before.items()}
+    wanted = list(FUNCTIONS[version](**call | written))
+    if version == 3:
+        wanted += written.values()
+    assert (wanted[0].dtype == np.int8) == (scenario == "FULL_KV")
+    assert_everywhere("MlaProlog" + ("" if version == 1 else f"V{version}"), arrays, wanted, **attributes)
     for name, array in before.items():
         assert arrays[name].tobytes() == array.tobytes()
+
+
+MODES_OF_V3 = [(mode, merged) for mode in MODES for merged in (True, False) if legal("PARTIAL", mode, merged)]
+
+
+@pytest.mark.parametrize(("mode", "merged"), MODES_OF_V3)
+@pytest.mark.parametrize("scenario", ["PARTIAL", "FULL_TILE"])
+def test_mla_prolog_v3_in_every_cache_mode_without_what_is_not_asked_for(scenario: str, mode: str, merged: bool) -> None:
+    if not legal(scenario, mode, merged):
+        return
+    call = make(RNG, scenario, mode, merged)
+    if scenario == "FULL_TILE":
+        call["kr_cache"] = np.zeros((0, 1), call["weight_uk"].dtype)  # empty, of any type
+    arrays = {name: value for name, value in call.items() if isinstance(value, np.ndarray)}
+    attributes = {name: value for name, value in call.items() if not isinstance(value, np.ndarray) and value is not None}
+    caches = [arrays[name].copy() for name in ("kv_cache", "kr_cache")]
+    query, query_rope, *nothing = ds.mla_prolog_v3(**call | dict(zip(("kv_cache", "kr_cache"), caches, strict=True)))
+    assert nothing == [None] * 3
+    zeros = [np.zeros(1, dtype) for dtype in (np.float32, np.int8, np.float32)]
+    assert_everywhere("MlaPrologV3", arrays, [query, query_rope, *zeros, *caches], **attributes)
 
 
 def test_what_the_functions_refuse_is_an_error_of_the_session() -> None:
@@ -188,6 +226,44 @@ session = onnxruntime.InferenceSession(made.SerializeToString(), options)
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
+
+
+class Prologs(torch.nn.Module):
+    """V2 with an int8 query, V3 with the normed one, and what another node makes of a result."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        calls = for_version(make(RNG, "FULL_KV"), 2), make(RNG, "PARTIAL") | {"query_norm_flag": True, "kc_scale": 0.7}
+        self.calls = [{name: self.tensor(value) for name, value in call.items()} for call in calls]
+
+    @staticmethod
+    def tensor(value: Any) -> Any:
+        if not isinstance(value, np.ndarray):
+            return value
+        return torch.tensor(value.astype(np.float32) if value.dtype == ml_dtypes.bfloat16 else value)
+
+    def forward(self, *tokens: Any) -> Any:
+        v2 = ops.mla_prolog_v2_functional(**self.calls[0] | {"token_x": tokens[0]})
+        v3 = ops.mla_prolog_v3_functional(**self.calls[1] | {"token_x": tokens[1]})
+        return *v2, *v3, v2[0].to(torch.float32) * v2[4].reshape(-1, 2, 1)
+
+
+def test_exported_prologs_have_the_results_of_torch_in_onnxruntime_and_onnx_reference() -> None:
+    pytest.importorskip("onnxscript")
+    from decodestep.integrations.torch_onnx import TRANSLATIONS
+
+    module = Prologs()
+    tokens = tuple(call["token_x"] for call in module.calls)
+    exported = torch.onnx.export(
+        module, tokens, dynamo=True, custom_translation_table=TRANSLATIONS, verbose=False, optimize=False
+    ).model_proto
+    assert [node.op_type for node in exported.graph.node if node.domain == DOMAIN] == ["MlaPrologV2", "MlaPrologV3"]
+    arrays = {value.name: each.numpy() for value, each in zip(exported.graph.input, tokens, strict=True)}
+    wanted = [each.numpy() for each in module(*tokens)]
+    assert [wanted[i].dtype.name for i in (0, 8)] == ["int8", "int8"]
+    for run in (in_onnxruntime, in_reference):
+        for result, each in zip(run(exported, arrays), wanted, strict=True):
+            assert (result.dtype, result.tobytes()) == (each.dtype, each.tobytes())
 
 
 class Step(torch.nn.Module):

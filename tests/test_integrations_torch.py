@@ -85,6 +85,8 @@ CASES = {
     "mla_prolog_functional": list(prolog_cases(1))[:1],
     "mla_prolog_v2": list(prolog_cases(2)),
     "mla_prolog_v3": list(prolog_cases(3)),
+    "mla_prolog_v2_functional": list(prolog_cases(2))[-1:],
+    "mla_prolog_v3_functional": list(prolog_cases(3))[-2:],
 }
 EACH = [(name, number, *case) for name, cases in CASES.items() for number, case in enumerate(cases)]
 CHECKS = ("test_schema", "test_autograd_registration", "test_faketensor", "test_aot_dispatch_dynamic")
@@ -96,9 +98,9 @@ def test_every_operator_has_cases():
 
 @pytest.mark.parametrize(("name", "number", "args", "kwargs"), EACH)
 def test_opcheck(name, number, args, kwargs):
-    """In graphs of dynamic shapes too, which take half a second each: one for each of the earlier prologs, whose shapes are
+    """In graphs of dynamic shapes too, which take half a second each: one for each of the other prologs, whose shapes are
     worked out as the last one's."""
-    graph = number == 0 or name not in ("mla_prolog", "mla_prolog_v2")
+    graph = number == 0 or name == "mla_prolog_v3" or not name.startswith("mla_prolog")
     torch.library.opcheck(getattr(ops, name), args, kwargs, test_utils=CHECKS if graph else CHECKS[:-1])
 
 
@@ -116,12 +118,14 @@ def test_compiled_equals_plain(name, backend):
         results = () if result is None else result if isinstance(result, tuple) else (result,)
         return [torch.neg(t) for t in (*results, *(tensors[i] for i in written))]
 
-    plain = [t.clone() if i in written or name == "mla_prolog_functional" else t for i, t in enumerate(args)]
+    plain = [t.clone() if i in written or name.endswith("_functional") else t for i, t in enumerate(args)]
     function = getattr(ds, name.removesuffix("_functional").rstrip("_"))
     expected = function(*plain, **{"mode" if k == "write_mode" else k: v for k, v in kwargs.items()})
     results = [expected] if isinstance(expected, torch.Tensor) else list(expected)
     if name.endswith("_"):  # whose public function returns what the operator writes
         plain[written[0]] = results.pop()
+    if name == "mla_prolog_v3_functional":
+        results += plain[-2:]
     wanted = [t for t in results if all(t is not plain[i] for i in written)] + [plain[i] for i in written]
     compiled = torch.compile(chain, backend=backend, fullgraph=True)(*args)
     for mine, tensor in zip(compiled, wanted, strict=True):

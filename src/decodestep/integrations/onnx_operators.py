@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from decodestep.ops.mla_prolog import mla_prolog
+from decodestep.ops.mla_prolog import mla_prolog, mla_prolog_v2, mla_prolog_v3
 from decodestep.ops.tensor_scatter import tensor_scatter
 from decodestep.ops.top_k_top_p_sample import top_k_top_p_sample, top_k_top_p_sample_v2
 
@@ -25,8 +25,9 @@ class Operator:
     compute: called with the inputs and attributes by name, None for an input that is missing.
     inputs: names in their order, with "?" after those that may be missing.
     attributes: names with their defaults: a float, an integer (0 and 1 for False and True), or a string.
-    outputs: names in their order, each with its type: the dtype's name, or the name of the input that has it.
-    types: what those inputs may be, each a choice of dtype names by input; empty where no output depends on an input.
+    outputs: names in their order, each with its type: the dtype's name, the name of the input that has it, or its own name
+        where `types` says it.
+    types: the choices of types: dtype names by input or output; empty where no output depends on an input.
     """
 
     compute: Callable[..., tuple[np.ndarray, ...]]
@@ -73,9 +74,22 @@ def _sample_v2(
 
 
 def _prolog(kv_cache: np.ndarray, kr_cache: np.ndarray, **call: Any) -> tuple[np.ndarray, ...]:
+    return tuple(map(np.asarray, mla_prolog(kv_cache=kv_cache.copy(), kr_cache=kr_cache.copy(), **call)))
+
+
+def _prolog_v2(kv_cache: np.ndarray, kr_cache: np.ndarray, **call: Any) -> tuple[np.ndarray, ...]:
+    *made, scale = mla_prolog_v2(kv_cache=kv_cache.copy(), kr_cache=kr_cache.copy(), **call)
+    return *map(np.asarray, made), _or_nothing(scale, np.float32)
+
+
+def _prolog_v3(kv_cache: np.ndarray, kr_cache: np.ndarray, query_norm_flag: int, **call: Any) -> tuple[np.ndarray, ...]:
     caches = kv_cache.copy(), kr_cache.copy()
-    query, query_rope, *_ = mla_prolog(kv_cache=caches[0], kr_cache=caches[1], **call)
-    return np.asarray(query), np.asarray(query_rope), *caches
+    query, query_rope, scale, norm, norm_scale = mla_prolog_v3(
+        kv_cache=caches[0], kr_cache=caches[1], query_norm_flag=bool(query_norm_flag), **call
+    )
+    scales = [_or_nothing(each, np.float32) for each in (scale, norm_scale)]
+    norm = _or_nothing(norm, call["weight_uq_qr"].dtype)
+    return np.asarray(query), np.asarray(query_rope), scales[0], norm, scales[1], *caches
 
 
 def _or_nothing(result: Any, dtype: type) -> np.ndarray:
@@ -84,18 +98,32 @@ def _or_nothing(result: Any, dtype: type) -> np.ndarray:
 
 
 _NOISE = ("seed?", "position?")
-_PROLOG_INPUTS = (
+_PROLOG_TENSORS = (
     *("token_x", "weight_dq?", "weight_uq_qr", "weight_uk", "weight_dkv_kr", "rmsnorm_gamma_cq?", "rmsnorm_gamma_ckv?"),
-    *("rope_sin", "rope_cos", "cache_index", "kv_cache", "kr_cache", "dequant_scale_x?", "dequant_scale_w_dq?"),
-    *("dequant_scale_w_uq_qr?", "dequant_scale_w_dkv_kr?", "quant_scale_ckv?", "quant_scale_ckr?", "smooth_scales_cq?"),
+    *("rope_sin", "rope_cos"),
 )
-_PROLOG_OUTPUTS = {"query": "weight_uk", "query_rope": "weight_uk", "kv_cache_out": "kv_cache", "kr_cache_out": "kr_cache"}
-_PROLOG_TYPES = tuple(
-    {"weight_uk": floats, "kv_cache": kv_cache, "kr_cache": kr_cache}
-    for floats in ("bfloat16", "float32", "float64")
-    for kv_cache in (floats, "int8")
-    for kr_cache in (floats, "int8")
+_CACHES = ("kv_cache", "kr_cache")
+_PROLOG_SCALES = (
+    *("dequant_scale_x?", "dequant_scale_w_dq?", "dequant_scale_w_uq_qr?", "dequant_scale_w_dkv_kr?"),
+    *("quant_scale_ckv?", "quant_scale_ckr?", "smooth_scales_cq?"),
 )
+_PROLOG_INPUTS = (*_PROLOG_TENSORS, "cache_index", *_CACHES, *_PROLOG_SCALES)
+_CACHES_OUT = {"kv_cache_out": "kv_cache", "kr_cache_out": "kr_cache"}
+_PROLOG_OUTPUTS = {"query": "query", "query_rope": "weight_uk", **_CACHES_OUT}
+
+
+def _prolog_types(*scenarios: str) -> tuple[Mapping[str, str], ...]:
+    """For each scenario and real type, a letter for each of these: i int8, r real, f float32, - missing, for which stands a
+    type that no scale has."""
+    names = (*_CACHES, "query", "weight_uq_qr", "k_nope_clip_alpha")
+    return tuple(
+        {"weight_uk": real}
+        | {name: {"i": "int8", "r": real, "f": "float32", "-": "bool"}[kind] for name, kind in zip(names, kinds, strict=False)}
+        for real in ("bfloat16", "float32", "float64")
+        for kinds in scenarios
+    )
+
+
 _SCATTERED = (
     *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "bfloat16", "float32"),
     *("float64", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz"),
@@ -103,6 +131,12 @@ _SCATTERED = (
 _PROLOG_ATTRIBUTES: Mapping[str, float | int | str] = {
     "rmsnorm_epsilon_cq": 1e-5, "rmsnorm_epsilon_ckv": 1e-5,
     "cache_mode": "PA_BSND", "rope_groups": 1,
+}
+_V2_ATTRIBUTES: Mapping[str, float | int | str] = {**_PROLOG_ATTRIBUTES, "rounding": "half_even"}
+_V3_ATTRIBUTES: Mapping[str, float | int | str] = {
+    **_V2_ATTRIBUTES,
+    "query_norm_flag": 0, "weight_quant_mode": 0, "kv_cache_quant_mode": 0, "query_quant_mode": 0,
+    "ckvkr_repo_mode": 0, "quant_scale_repo_mode": 0, "tile_size": 128, "qc_qr_scale": 1.0, "kc_scale": 1.0,
 }
 _SAMPLED = {"logits_select_idx": "int64", "logits_top_kp_select": "float32"}
 _SAMPLE_ATTRIBUTES = {"eps": 1e-8, "is_need_logits": 0, "top_k_guess": 32}
@@ -127,5 +161,25 @@ OPERATORS = {
         {**_SAMPLE_ATTRIBUTES, "ks_max": 1024, "input_is_logits": 1, "is_need_sample_result": 0},
         {**_SAMPLED, "logits_idx": "int64", "logits_sort_masked": "float32"},
     ),
-    "MlaProlog": Operator(_prolog, _PROLOG_INPUTS, _PROLOG_ATTRIBUTES, _PROLOG_OUTPUTS, _PROLOG_TYPES),
+    "MlaProlog": Operator(
+        _prolog, _PROLOG_INPUTS, _PROLOG_ATTRIBUTES, _PROLOG_OUTPUTS, _prolog_types("rrr", "rir", "irr", "iir")
+    ),
+    "MlaPrologV2": Operator(
+        _prolog_v2,
+        _PROLOG_INPUTS,
+        _V2_ATTRIBUTES,
+        {**_PROLOG_OUTPUTS, "dequant_scale_q_nope": "float32"},
+        _prolog_types("rrr", "iir", "iri"),
+    ),
+    "MlaPrologV3": Operator(
+        _prolog_v3,
+        (*_PROLOG_TENSORS, *_CACHES, "cache_index?", *_PROLOG_SCALES, "actual_seq_len?", "k_nope_clip_alpha?"),
+        _V3_ATTRIBUTES,
+        {
+            "query": "query", "query_rope": "weight_uk", "dequant_scale_q_nope": "float32",
+            "query_norm": "weight_uq_qr", "dequant_scale_q_norm": "float32",
+            **_CACHES_OUT,
+        },
+        _prolog_types("rrrr", "rrri", "iiri", "irii-", "irrif"),
+    ),
 }

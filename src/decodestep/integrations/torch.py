@@ -106,10 +106,6 @@ def _prolog(**call: Any) -> tuple[Tensor, Tensor]:
     return mla_prolog(**call)[:2]
 
 
-def _prolog_functional(*, kv_cache: Tensor, kr_cache: Tensor, **call: Any) -> tuple[Tensor, ...]:
-    return tuple(mla_prolog(kv_cache=kv_cache.clone(), kr_cache=kr_cache.clone(), **call))
-
-
 def _prolog_v2(**call: Any) -> tuple[Tensor, ...]:
     query, query_rope, _, _, scale = mla_prolog_v2(**call)
     return query, query_rope, _or_placeholder(query, scale, torch.float32)
@@ -117,7 +113,7 @@ def _prolog_v2(**call: Any) -> tuple[Tensor, ...]:
 
 def _prolog_v3(**call: Any) -> tuple[Tensor, ...]:
     query, query_rope, *others = mla_prolog_v3(**call)
-    types = (torch.float32, call["token_x"].dtype, torch.float32)
+    types = (torch.float32, call["weight_uq_qr"].dtype, torch.float32)
     return query, query_rope, *(_or_placeholder(query, o, dtype) for o, dtype in zip(others, types, strict=True))
 
 
@@ -127,10 +123,6 @@ def _fake_prolog(
     shape, heads, latent = token_x.shape[:-1], weight_uk.shape[0], weight_uk.shape[2]
     query = token_x.new_empty((*shape, heads, latent), dtype=torch.int8 if int8 else weight_uk.dtype)
     return query, token_x.new_empty((*shape, heads, rope_sin.shape[-1]), dtype=weight_uk.dtype)
-
-
-def _fake_prolog_functional(*, kv_cache: Tensor, kr_cache: Tensor, **call: Any) -> tuple[Tensor, ...]:
-    return *_fake_prolog(**call), torch.empty_like(kv_cache), torch.empty_like(kr_cache)
 
 
 def _fake_scale(token_x: Tensor, weight_uk: Tensor, int8: bool) -> Tensor:
@@ -154,8 +146,31 @@ def _fake_prolog_v3(**call: Any) -> tuple[Tensor, ...]:
     return (
         *_fake_prolog(**call, int8=int8),
         _fake_scale(x, call["weight_uk"], int8),
-        x.new_empty((*x.shape[:-1], width) if need_norm else 1, dtype=up.dtype if need_norm else x.dtype),
+        x.new_empty((*x.shape[:-1], width) if need_norm else 1, dtype=up.dtype),
         x.new_empty((x.shape[:-1].numel(), 1) if need_norm and quantised else 1, dtype=torch.float32),
+    )
+
+
+def _with_caches(
+    make: Callable[..., tuple[Tensor, ...]], copy: Callable[[Tensor], Tensor], place: int
+) -> Callable[..., tuple[Tensor, ...]]:
+    """`make`, which writes to its caches, on copies of them, which are returned from a place of the results on."""
+
+    def call(*, kv_cache: Tensor, kr_cache: Tensor, **others: Any) -> tuple[Tensor, ...]:
+        caches = copy(kv_cache), copy(kr_cache)
+        made = make(kv_cache=caches[0], kr_cache=caches[1], **others)
+        return *made[:place], *caches, *made[place:]
+
+    return call
+
+
+def _functional(schema: str, kernel: Callable[..., Any], fake: Callable[..., Any], *, place: int) -> CustomOp:
+    """An operator as `CustomOp(schema, kernel, fake)`, with the caches among the results, from a place on, in place of written
+    to: in a graph that is exported nothing is written to."""
+    arguments, results = schema.replace("(a!)", "").replace("(b!)", "").split(" -> ")
+    more = results.replace("Tensor", "Tensor, Tensor, Tensor", 1)
+    return CustomOp(
+        f"{arguments} -> {more}", _with_caches(kernel, torch.clone, place), _with_caches(fake, torch.empty_like, place)
     )
 
 
@@ -183,6 +198,26 @@ _V3 = (
 )
 _LIMITS = "str? limits=None, int rope_groups=1"
 _IN_PLACE = ("kv_cache", "kr_cache")
+_PROLOGS = {
+    "mla_prolog": (
+        f"({_WEIGHTS}{_NORMS}Tensor cache_index, {_CACHES}{_SCALES}*, {_EPSILONS}{_LIMITS}) -> (Tensor, Tensor)",
+        _prolog,
+        _fake_prolog,
+    ),
+    "mla_prolog_v2": (
+        f"({_WEIGHTS}{_NORMS}Tensor cache_index, {_CACHES}{_SCALES}*, {_EPSILONS}{_LIMITS}, "
+        'str rounding="half_even") -> (Tensor, Tensor, Tensor)',
+        _prolog_v2,
+        _fake_prolog_v2,
+    ),
+    "mla_prolog_v3": (
+        f"({_WEIGHTS}{_NORMS}{_CACHES}Tensor? cache_index=None, {_SCALES}Tensor? actual_seq_len=None, "
+        f'Tensor? k_nope_clip_alpha=None, *, {_EPSILONS}{_V3}{_LIMITS}, str rounding="half_even") '
+        "-> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+        _prolog_v3,
+        _fake_prolog_v3,
+    ),
+}
 
 # One entry per operator; its cases are in tests/test_integrations_torch.py.
 OPERATORS = {
@@ -212,34 +247,11 @@ OPERATORS = {
         _sample_v2,
         _fake_sample_v2,
     ),
-    "mla_prolog": CustomOp(
-        f"({_WEIGHTS}{_NORMS}Tensor cache_index, {_CACHES}{_SCALES}*, {_EPSILONS}{_LIMITS}) -> (Tensor, Tensor)",
-        _prolog,
-        _fake_prolog,
-        _IN_PLACE,
-    ),
-    # As mla_prolog, with caches of its own: what it would write to is returned.
-    "mla_prolog_functional": CustomOp(
-        f"({_WEIGHTS}{_NORMS}Tensor cache_index, {_CACHES}{_SCALES}*, {_EPSILONS}{_LIMITS}) "
-        "-> (Tensor, Tensor, Tensor, Tensor)".replace("(a!)", "").replace("(b!)", ""),
-        _prolog_functional,
-        _fake_prolog_functional,
-    ),
-    "mla_prolog_v2": CustomOp(
-        f"({_WEIGHTS}{_NORMS}Tensor cache_index, {_CACHES}{_SCALES}*, {_EPSILONS}{_LIMITS}, "
-        'str rounding="half_even") -> (Tensor, Tensor, Tensor)',
-        _prolog_v2,
-        _fake_prolog_v2,
-        _IN_PLACE,
-    ),
-    "mla_prolog_v3": CustomOp(
-        f"({_WEIGHTS}{_NORMS}{_CACHES}Tensor? cache_index=None, {_SCALES}Tensor? actual_seq_len=None, "
-        f'Tensor? k_nope_clip_alpha=None, *, {_EPSILONS}{_V3}{_LIMITS}, str rounding="half_even") '
-        "-> (Tensor, Tensor, Tensor, Tensor, Tensor)",
-        _prolog_v3,
-        _fake_prolog_v3,
-        _IN_PLACE,
-    ),
+    **{name: CustomOp(*op, _IN_PLACE) for name, op in _PROLOGS.items()},
+    # As these, with caches of their own: what they would write to is returned, where the functions' results have it.
+    "mla_prolog_functional": _functional(*_PROLOGS["mla_prolog"], place=2),
+    "mla_prolog_v2_functional": _functional(*_PROLOGS["mla_prolog_v2"], place=2),
+    "mla_prolog_v3_functional": _functional(*_PROLOGS["mla_prolog_v3"], place=5),
 }
 
 

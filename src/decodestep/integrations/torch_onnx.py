@@ -26,6 +26,8 @@ _NAMES = {
     "top_k_top_p_sample": "TopKTopPSample",
     "top_k_top_p_sample_v2": "TopKTopPSampleV2",
     "mla_prolog_functional": "MlaProlog",
+    "mla_prolog_v2_functional": "MlaPrologV2",
+    "mla_prolog_v3_functional": "MlaPrologV3",
 }
 _RENAMED = {"write_mode": "mode"}
 _TYPES = [f"tensor({name})" for name in ("float", "double", "float16", "bfloat16", "int8", "int32", "int64", "bool", "uint8")]
@@ -38,13 +40,14 @@ def _schema(name: str, operator: Operator) -> onnx.defs.OpSchema:
     optional = schema.FormalParameterOption.Optional
     options = [{"param_option": optional} if each.endswith("?") else {} for each in operator.inputs]
     fixed = {"int64": "tensor(int64)", "float32": "tensor(float)"}
+    typed = {*inputs, *operator.outputs.values()} - fixed.keys()
     return schema(
         name,
         DOMAIN,
         VERSION,
         inputs=[schema.FormalParameter(each, f"T_{each}", **option) for each, option in zip(inputs, options, strict=True)],
         outputs=[schema.FormalParameter(each, fixed.get(t, f"T_{t}")) for each, t in operator.outputs.items()],
-        type_constraints=[(f"T_{each}", _TYPES, "") for each in inputs],
+        type_constraints=[(f"T_{each}", _TYPES, "") for each in sorted(typed)],
         attributes=[schema.Attribute(each, onnx.helper.make_attribute(each, v), "") for each, v in operator.attributes.items()],
     )
 
