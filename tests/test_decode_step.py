@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import ml_dtypes
 import numpy as np
 import pytest
 import torch
@@ -295,6 +296,24 @@ def test_the_core_is_the_reference_on_wide_rows(vocab):
                 steps = [[*head, *filters]] * len(logits)
                 want = ds.decode_step(logits, steps, seed=5, position=position, backend="reference").tokens
                 np.testing.assert_array_equal(ds.decode_step(logits, steps, seed=5, position=position).tokens, want)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_list_from_a_guessed_threshold_misses_no_part_of_the_row(dtype):
+    # 257 strips of 64 tokens, so a strip is left over beside four parts, and three tokens beside the strips.
+    vocab = 16451
+    edges = [4096 * part + at for part in range(4) for at in (0, 63, 4095)] + [16384, 16447, 16448, 16450]
+    rng = np.random.default_rng(4)
+    logits = rng.normal(0, 2.5, (3, vocab)).astype(np.float32)
+    logits[0, edges] = 20 + rng.random(len(edges))
+    logits[1, edges] = np.nan
+    steps = [[s.TopK(40)]] * 3
+    rows = logits.astype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)
+    want = ds.decode_step(rows, steps, seed=1, need_processed=True, backend="reference")
+    got = ds.decode_step(rows, steps, seed=1, need_processed=True, backend="cpu")
+    np.testing.assert_array_equal(got.processed, want.processed)
+    np.testing.assert_array_equal(got.tokens, want.tokens)
+    assert set(edges) <= set(np.flatnonzero(got.processed[0] > -np.inf))
 
 
 def test_patched_tokens_are_listed_down_to_the_threshold_of_the_others():
