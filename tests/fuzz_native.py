@@ -123,6 +123,17 @@ def linear(s: Source) -> Arguments:
     return {"x": x, "w": w, "format": number, "y": y, "threads": s.threads()}
 
 
+def head_products(s: Source) -> Arguments:
+    tokens, inputs, heads, of_head = s.size(9), s.width(), s.one_of(1, 2, 5), s.size(70)
+    w, number = s.weight(inputs, heads * of_head)
+    first = s.size(of_head)
+    count, turned = s.size(70) if s.one_of(*[False] * 9, True) else max(of_head - first, 0), s.one_of(False, True)
+    x = s.array(tokens, heads, 3 + (count if turned else inputs))[:, :, s.one_of(0, 3) :][:, :, : count if turned else inputs]
+    y = s.array(tokens, heads, inputs if turned else count)
+    return {"x": x, "w": w, "format": number, "inputs": inputs, "first": first, "count": count, "turned": turned, "y": y,
+            "threads": s.threads()}  # fmt: skip
+
+
 def pack_linear_panels(s: Source) -> Arguments:
     inputs, outputs = s.width(), s.size(70)
     w, number = s.weight(inputs, outputs)
@@ -525,6 +536,7 @@ def apply_top_k_top_p(s: Source) -> Arguments:
 # Every entry point that takes arguments, and what it may be called with.
 CALLS: dict[str, Callable[[Source], Arguments]] = {
     "linear": linear,
+    "head_products": head_products,
     "pack_linear_panels": pack_linear_panels,
     "read_file_rows": read_file_rows,
     "linear_panels": linear_panels,

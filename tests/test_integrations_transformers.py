@@ -28,6 +28,7 @@ from decodestep.integrations.transformers import (
     huge_pages,
     visible_keys,
 )
+from decodestep.integrations.transformers.absorbed import absorbed as on_latents
 from latent_models import FAMILIES, VOCABULARY, model_of
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
@@ -364,6 +365,27 @@ def test_many_queries_are_expanded(model, absorbed):
         for size in (100, 4, 3, 1):
             model(ids[:, :size], past_key_values=cache)
     assert set(absorbed) == {3, 1}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_few_rows_and_caches_of_any_strides(model, dtype):
+    """Few rows multiply by kv_b_proj in our core, more in torch: the same sums. A cache's rows may lie apart."""
+    module = copy.deepcopy(model.model.layers[0].self_attn).to(dtype)
+    width, turned = module.kv_lora_rank, module.qk_rope_head_dim
+    joint = torch.randn(3, 1, 20, width + turned).to(dtype)
+    query = torch.randn(3, module.num_heads, 3, module.qk_head_dim).to(dtype)
+    outputs = []
+    for caches in (joint.split([width, turned], -1), [each.contiguous() for each in joint.split([width, turned], -1)]):
+        for count in (3, 2):  # 9 rows, and 6
+            keys = visible_keys.unmasked(3, count, 20, False)
+            keys.blind.resize(1)  # the first row sees nothing
+            with torch.no_grad():
+                out = on_latents(module, query[:, :, :count], *caches, keys, 0.1, "auto", few_rows.WeightRows())
+            assert out.dtype == dtype and not out[0, 0].any()
+            outputs.append(out[:, :2])
+    for out in outputs[1:]:
+        assert_close(out, outputs[0])
+    assert outputs[0].any()
 
 
 def test_the_users_own_choice_of_attention_goes_on_working(model):

@@ -1,94 +1,12 @@
 #include "linear/linear.h"
 
+#include <algorithm>
+
 #include "core/parallel.h"
-#include "linear/k_quant_blocks.h"
-#include "linear/small_blocks.h"
-#include "simd/simd.h"
+#include "linear/row_blocks.h"
 
 namespace decodestep::DECODESTEP_ISA {
 namespace {
-
-constexpr size_t kLoadValues = 32;  // values that a format's load() yields at a time
-
-struct F32Block {
-    static constexpr size_t bytes = 128;
-    static DECODESTEP_INLINE void load(const uint8_t* p, f32x16& a, f32x16& b) {
-        const auto* values = reinterpret_cast<const float*>(p);
-        a = DECODESTEP_ISA::load(values);
-        b = DECODESTEP_ISA::load(values + 16);
-    }
-};
-
-struct F16Block {
-    static constexpr size_t bytes = 64;
-    static DECODESTEP_INLINE void load(const uint8_t* p, f32x16& a, f32x16& b) {
-        a = from_f16(p);
-        b = from_f16(p + 32);
-    }
-};
-
-struct Bf16Block {
-    static constexpr size_t bytes = 64;
-    static DECODESTEP_INLINE void load(const uint8_t* p, f32x16& a, f32x16& b) {
-        a = from_bf16(p);
-        b = from_bf16(p + 32);
-    }
-};
-
-// <f16 scale> <16 bytes of nibbles>: scale * (q - 8)
-struct Q4_0Block {
-    static constexpr size_t bytes = 18;
-    static DECODESTEP_INLINE void load(const uint8_t* p, f32x16& a, f32x16& b) {
-        const f32x16 scale = broadcast_f16(p), middle = broadcast(8.0f);
-        const f32x32 q = from_nibbles(p + 2);
-        a = (q.first - middle) * scale;
-        b = (q.second - middle) * scale;
-    }
-};
-
-// <f16 scale> <f16 minimum> <16 bytes of nibbles>: scale * q + minimum
-struct Q4_1Block {
-    static constexpr size_t bytes = 20;
-    static DECODESTEP_INLINE void load(const uint8_t* p, f32x16& a, f32x16& b) {
-        const f32x16 scale = broadcast_f16(p), minimum = broadcast_f16(p + 2);
-        const f32x32 q = from_nibbles(p + 4);
-        a = fma(q.first, scale, minimum);
-        b = fma(q.second, scale, minimum);
-    }
-};
-
-// <f16 scale> <32 signed bytes>: scale * q
-struct Q8_0Block {
-    static constexpr size_t bytes = 34;
-    static DECODESTEP_INLINE void load(const uint8_t* p, f32x16& a, f32x16& b) {
-        const f32x16 scale = broadcast_f16(p);
-        a = from_i8(p + 2) * scale;
-        b = from_i8(p + 18) * scale;
-    }
-};
-
-template <class BlockFormat>
-constexpr size_t pieces = 1;  // of 32 values in a block
-template <class BlockFormat>
-    requires requires { BlockFormat::pieces; }
-constexpr size_t pieces<BlockFormat> = BlockFormat::pieces;
-
-// Values [32 * i, 32 * i + 32) of a row.
-template <class BlockFormat>
-DECODESTEP_INLINE void load_piece(const uint8_t* row, size_t i, f32x16& a, f32x16& b) {
-    if constexpr (pieces<BlockFormat> == 1)
-        BlockFormat::load(row + i * BlockFormat::bytes, a, b);
-    else
-        BlockFormat::load(row + i / pieces<BlockFormat> * BlockFormat::bytes, i % pieces<BlockFormat>, a, b);
-}
-
-// The last values of a row that does not fill its last block, padded with zeros. Only rows of a dense format do that.
-template <class BlockFormat>
-DECODESTEP_INLINE void load_tail(const uint8_t* row, size_t i, size_t values, f32x16& a, f32x16& b) {
-    uint8_t block[BlockFormat::bytes] = {};
-    std::memcpy(block, row + i * BlockFormat::bytes, values * (BlockFormat::bytes / kLoadValues));
-    load_piece<BlockFormat>(block, 0, a, b);
-}
 
 // Whether the pieces of a row are whole cache lines of plain values: reading those is all that a product costs.
 template <class BlockFormat>
@@ -204,6 +122,45 @@ void multiply_rows(const Linear& a, size_t first, size_t last) {
     for (; n < last; ++n) all_tokens<BlockFormat, 1>(a, a.w.row(n), a.w.stride, n);
 }
 
+// y[t, c] = sum over n of x[t, n] * w[n, c], for columns [first, last), of which `first` is a multiple of kLoadValues.
+// Four rows at once are as many streams of memory; a column's sum ascends in n.
+template <class BlockFormat>
+void sum_rows(const float* x, ptrdiff_t x_stride, size_t tokens, const RowWeight& w, size_t first, size_t last,
+              float* y, ptrdiff_t y_stride) {
+    constexpr size_t kRows = 4;
+    const size_t width = (last - first + kLoadValues - 1) / kLoadValues * kLoadValues;
+    float* sums = thread_scratch(tokens * width);
+    std::memset(sums, 0, tokens * width * sizeof(float));
+    const auto add = [&]<size_t R>(size_t n) DECODESTEP_INLINE_LAMBDA {
+        for (size_t c = 0; c < width; c += kLoadValues) {
+            const size_t piece = (first + c) / kLoadValues, rest = last - first - c;
+            if (R == kRows) prefetch_rows<BlockFormat, R>(w.row(n), w.stride, piece);
+            for (size_t t = 0; t < tokens; ++t) {
+                float* sum = sums + t * width + c;
+                f32x16 s0 = load(sum), s1 = load(sum + 16);
+                for (size_t r = 0; r < R; ++r) {
+                    f32x16 w0, w1;
+                    if (rest < kLoadValues)
+                        load_tail<BlockFormat>(w.row(n + r), piece, rest, w0, w1);
+                    else
+                        load_piece<BlockFormat>(w.row(n + r), piece, w0, w1);
+                    const f32x16 factor =
+                        broadcast(x[static_cast<ptrdiff_t>(t) * x_stride + static_cast<ptrdiff_t>(n + r)]);
+                    s0 = fma(w0, factor, s0);
+                    s1 = fma(w1, factor, s1);
+                }
+                store(sum, s0);
+                store(sum + 16, s1);
+            }
+        }
+    };
+    size_t n = 0;
+    for (; n + kRows <= w.out; n += kRows) add.template operator()<kRows>(n);
+    for (; n < w.out; ++n) add.template operator()<1>(n);
+    for (size_t t = 0; t < tokens; ++t)
+        std::memcpy(y + static_cast<ptrdiff_t>(t) * y_stride + first, sums + t * width, (last - first) * sizeof(float));
+}
+
 // Calls body<BlockFormat>().
 template <class Body>
 void with_format(Format format, Body&& body) {
@@ -249,6 +206,26 @@ void linear(const Linear& a) {
         parallel_for((a.w.out + rows - 1) / rows, a.threads, [&](size_t task) {
             const size_t first = task * rows, last = first + rows < a.w.out ? first + rows : a.w.out;
             multiply_rows<BlockFormat>(a, first, last);
+        });
+    });
+}
+
+void head_products(const HeadProducts& a) {
+    constexpr size_t kTaskRows = 64, kTaskColumns = 512;  // of one head: about as much memory either way
+    const size_t outputs = a.turned ? a.w.in : a.count, in_task = a.turned ? kTaskColumns : kTaskRows,
+                 tasks = (outputs + in_task - 1) / in_task;
+    const auto y_stride = static_cast<ptrdiff_t>(a.heads * outputs);
+    with_format(a.w.format, [&]<class BlockFormat>() {
+        parallel_for(a.heads * tasks, a.threads, [&](size_t task) {
+            const size_t head = task / tasks, first = task % tasks * in_task, last = std::min(first + in_task, outputs);
+            const RowWeight rows{a.w.row(head * (a.w.out / a.heads) + a.first), a.w.stride, a.w.in, a.count,
+                                 a.w.format};
+            const float* x = a.x + static_cast<ptrdiff_t>(head) * a.x_head_stride;
+            float* y = a.y + head * outputs;
+            if (a.turned)
+                sum_rows<BlockFormat>(x, a.x_stride, a.tokens, rows, first, last, y, y_stride);
+            else
+                multiply_rows<BlockFormat>({x, a.x_stride, a.tokens, rows, y, y_stride, a.threads}, first, last);
         });
     });
 }

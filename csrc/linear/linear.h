@@ -91,6 +91,25 @@ struct Linear {
 
 DECODESTEP_VECTOR_KERNEL(linear, Linear)
 
+// Products of each head with rows of its own. Of the w.out / heads rows of a head, those of [first, first + count):
+//   y[t, h, n] = sum over k of x[t, h, k] * w[h, n, k], or turned: y[t, h, k] = sum over n of x[t, h, n] * w[h, n, k]
+//
+// Shapes: x [tokens, heads, w.in], turned [tokens, heads, count], float32, contiguous along the last axis;
+// y [tokens, heads, count], turned [tokens, heads, w.in], packed.
+// Determinism: k as in Linear, n ascends: an output's bits depend neither on the other tokens nor on the thread count.
+struct HeadProducts {
+    const float* x;
+    ptrdiff_t x_stride, x_head_stride;  // floats from one token and from one head to the next
+    size_t tokens, heads;
+    RowWeight w;
+    size_t first, count;
+    bool turned;
+    float* y;
+    int threads;
+};
+
+DECODESTEP_VECTOR_KERNEL(head_products, HeadProducts)
+
 // values[i] = row ids[i] of the weight, widened to float32: an embedding look-up.
 struct GatherRows {
     RowWeight w;

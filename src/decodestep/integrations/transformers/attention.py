@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
@@ -13,9 +12,9 @@ from transformers.masking_utils import sdpa_mask
 
 from decodestep._base.checks import refuse
 from decodestep.integrations.transformers import visible_keys
-from decodestep.integrations.transformers.few_rows import MOST_ROWS
+from decodestep.integrations.transformers.absorbed import absorbed
+from decodestep.integrations.transformers.few_rows import WeightRows
 from decodestep.integrations.transformers.visible_keys import VisibleKeys
-from decodestep.ops.mla_attention import mla_attention
 
 NAME = "decodestep"
 # Absorbing reads the latents once for each query, expanding multiplies each latent by kv_b_proj: the latter needs company.
@@ -56,6 +55,7 @@ class Latents:
 
     def __init__(self, module: Any, absorb_up_to: int, backend: str = "auto") -> None:
         self.module, self.absorb_up_to, self.backend = module, absorb_up_to, backend
+        self.rows = WeightRows()  # of kv_b_proj
 
     def __call__(self, kv_nope: Tensor, k_rot: Tensor) -> tuple[Tensor, Tensor]:
         return (kv_nope, k_rot) if self.module.config._attn_implementation == NAME else self.expand(kv_nope, k_rot)
@@ -98,7 +98,7 @@ def attention(
         if not handed_over and _can_absorb(module, latents, query, key, value, dropout, scaling):
             keys = _visible(attention_mask, chosen, query, key, _is_causal(module, options))
             if keys is not None:
-                return absorbed(module, query, key, value, keys, float(scaling or 0.0), latents.backend), None
+                return absorbed(module, query, key, value, keys, float(scaling or 0.0), latents.backend, latents.rows), None
     if latents is not None:
         key, value = latents.expand(key, value)
     if chosen is not None:
@@ -107,77 +107,6 @@ def attention(
         module, query, key, value, attention_mask, dropout=dropout, scaling=scaling, **options
     )
     return out
-
-
-def absorbed(
-    module: Any, query: Tensor, latents: Tensor, rope_keys: Tensor, keys: VisibleKeys, scale: float, backend: str = "auto"
-) -> Tensor:
-    """Attention on the latents themselves: kv_b_proj's key part goes into the query, its value part after the sum. Everything
-    but the indexes in `keys` stays on the query's device.
-
-    query (B, H, Q, nope + rope) -> (B, Q, H, v_head_dim), contiguous in no particular order
-    """
-    batch, heads, queries, _ = query.shape
-    nope, width = module.qk_nope_head_dim, module.v_head_dim
-    weight = module.kv_b_proj.weight.detach().view(heads, nope + width, -1)
-    rows = query.transpose(0, 1).reshape(heads, batch * queries, -1).float()
-    in_latents = _multiplied(rows[..., :nope], weight[:, :nope])
-    kv, kr, table = _paged(latents, rope_keys, keys)
-    out = mla_attention(
-        in_latents.transpose(0, 1),
-        rows[..., nope:].transpose(0, 1),
-        kv,
-        kr,
-        table,
-        keys.lengths,
-        scale=scale,
-        sequence=keys.sequence,
-        backend=backend,
-    )
-    if keys.blind.size:
-        out[torch.from_numpy(keys.blind).to(out.device)] = 0.0
-    # The weight first: for one query torch reads it in its order in memory, which is a third faster.
-    values = _multiplied(weight[:, nope:], out.permute(1, 2, 0)).to(query.dtype)
-    return values.view(heads, width, batch, queries).permute(2, 3, 0, 1)
-
-
-def _multiplied(a: Tensor, b: Tensor) -> Tensor:
-    """Products of matrices in float32, which is several times faster than torch's in bfloat16 on CPUs without instructions
-    for that: one half of kv_b_proj as float32 fits into the caches.
-
-    NumPy multiplies a few rows on the calling thread. After a product of torch's its OpenMP threads go on spinning, which costs
-    the threads of `mla_attention` and `linear` most of what they gain.
-    """
-    a, b = a.float(), b.float()
-    if a.is_cpu and min(a.shape[1], b.shape[2]) <= MOST_ROWS:
-        return torch.from_numpy(np.matmul(a.numpy(), b.numpy()))
-    return torch.bmm(a, b)
-
-
-def _paged(latents: Tensor, rope_keys: Tensor, keys: VisibleKeys) -> tuple[Tensor, Tensor, np.ndarray]:
-    """The caches and the block table: a block is all of a row, or one position where not all are read in order."""
-    if keys.positions is None:
-        return latents.transpose(1, 2), rope_keys.transpose(1, 2), np.arange(len(keys.rows))[:, None]
-    between = _positions_a_row(latents)
-    if between is None or (rope_keys.shape[3] and _positions_a_row(rope_keys) != between):
-        latents, rope_keys = latents.contiguous(), rope_keys.contiguous()
-        between = latents.shape[2]
-    return _single(latents, between), _single(rope_keys, between), keys.positions + keys.rows[:, None] * between
-
-
-def _positions_a_row(cache: Tensor) -> int | None:
-    """How many positions further on in memory the next row begins; None where that is no whole number."""
-    row, position = cache.stride(0), cache.stride(2)
-    if cache.stride(3) != 1 or position <= 0:
-        return None
-    return cache.shape[2] if cache.shape[0] == 1 else None if row % position or row <= 0 else row // position
-
-
-def _single(cache: Tensor, between: int) -> Tensor:
-    """(B, 1, T, width), rows `between` positions apart, as blocks of one position each."""
-    batch, _, length, width = cache.shape
-    step = cache.stride(2) if width else 0
-    return cache.as_strided(((batch - 1) * between + length, 1, 1, width), (step, step, step, 1))
 
 
 def _is_known(name: str, latents: Latents | None) -> bool:

@@ -7,11 +7,39 @@ from typing import Any, TypeGuard
 import torch
 from torch import Tensor, nn
 
-from decodestep.ops.linear import Format, PackedWeight, linear
+from decodestep._base.dispatch import run
+from decodestep.ops.linear import Format, PackedWeight
+from decodestep.ops.linear.cpu import linear
 
 MOST_ROWS = 8  # with more, torch's products of matrices are as fast
 _LEAST_BYTES = 1 << 20  # a smaller weight stays in a cache, where a call costs more than its product
 _FORMATS = {torch.float32: Format.F32, torch.bfloat16: Format.BF16}
+
+
+class WeightRows:
+    """The weight of a Linear as `linear` takes it, remembered while it lies where it did; a copy remembers nothing.
+
+    least: the bytes of the smallest weight that is served.
+    """
+
+    _known: tuple[Any, PackedWeight] | None = None  # where the weight lies and what it is, and its rows
+
+    def __init__(self, least: int = 0) -> None:
+        self.least = least
+
+    def of(self, weight: Tensor) -> PackedWeight | None:
+        """The rows of a weight on the CPU, on its memory; None if it is not served."""
+        known = weight.data_ptr(), weight.dtype, weight.shape, weight.stride()
+        if self._known is not None and self._known[0] == known:
+            return self._known[1]
+        if weight.dtype not in _FORMATS or weight.stride(1) != 1 or weight.numel() * weight.itemsize < self.least:
+            return None
+        rows = weight.detach().view(torch.uint8).numpy()
+        self._known = known, PackedWeight(rows, _FORMATS[weight.dtype], weight.shape[1])
+        return self._known[1]
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"least": self.least}
 
 
 class FewRows:
@@ -21,10 +49,8 @@ class FewRows:
     Here up to `MOST_ROWS` rows read the weight once. Sums are float32; in bfloat16 the result is rounded once.
     """
 
-    _packed: tuple[Any, PackedWeight] | None = None  # what is known of the weight, and the weight itself
-
     def __init__(self, module: nn.Linear) -> None:
-        self.module = module
+        self.module, self._rows = module, WeightRows(_LEAST_BYTES)
 
     def __call__(self, x: Tensor) -> Tensor:
         parameters = self.module._parameters  # a module's attributes take a microsecond each
@@ -33,21 +59,22 @@ class FewRows:
         packed = self._serving(x, weight, bias) if plain else None
         if packed is None:
             return nn.Linear.forward(self.module, x)
-        y = torch.from_numpy(linear(x.detach().reshape(-1, x.shape[-1]).float().numpy(), packed))
+        rows = x.detach().reshape(-1, x.shape[-1])
+        rows = rows if rows.dtype == torch.float32 else rows.float()
+        y = torch.from_numpy(run("linear", "cpu", linear, rows.numpy(), packed))
         if bias is not None:
             y += bias.detach()
-        return y.to(x.dtype).view(*x.shape[:-1], packed.shape[1])
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"module": self.module}
+        y = y.view(*x.shape[:-1], packed.shape[1])
+        return y if x.dtype == torch.float32 else y.to(x.dtype)
 
     def _serving(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> PackedWeight | None:
         """The weight, where a call is of few rows, and wants no gradients, casts or traces; else None."""
         if type(x) is not Tensor or torch.compiler.is_compiling() or torch.jit.is_tracing():
             return None
         inputs = x.shape[-1] if x.dim() else 0
-        alike = all(t.is_cpu and t.layout == torch.strided and t.dtype == x.dtype for t in (x, weight))
-        if not alike or torch.is_autocast_enabled("cpu"):
+        if weight.dtype != x.dtype or not (x.is_cpu and weight.is_cpu) or torch.is_autocast_enabled("cpu"):
+            return None
+        if x.layout != torch.strided or weight.layout != torch.strided:
             return None
         if inputs != weight.shape[1] or not 0 < x.numel() <= MOST_ROWS * inputs:
             return None
@@ -55,18 +82,7 @@ class FewRows:
             return None
         if bias is not None and (bias.dtype != x.dtype or not bias.is_cpu):
             return None
-        return self._of(weight)
-
-    def _of(self, weight: Tensor) -> PackedWeight | None:
-        """The weight as `linear` takes it, the one of the last call if that is where it is; None if not served."""
-        known = weight.data_ptr(), weight.dtype, weight.shape, weight.stride()
-        if self._packed is not None and self._packed[0] == known:
-            return self._packed[1]
-        if weight.dtype not in _FORMATS or weight.stride(1) != 1 or weight.numel() * weight.itemsize < _LEAST_BYTES:
-            return None
-        rows = weight.detach().view(torch.uint8).numpy()
-        self._packed = known, PackedWeight(rows, _FORMATS[weight.dtype], weight.shape[1])
-        return self._packed[1]
+        return self._rows.of(weight)
 
 
 def few_rows_of(module: nn.Module) -> FewRows | None:

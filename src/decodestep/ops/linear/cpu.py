@@ -21,6 +21,30 @@ def linear(x: np.ndarray, weight: PackedWeight | LinearPanels) -> np.ndarray:
     return y
 
 
+def head_products(x: np.ndarray, weight: PackedWeight, first: int, count: int, *, turned: bool) -> np.ndarray:
+    """Each head times its own rows of a weight: of the N / H rows of head h, those of [first, first + count) are w[h].
+
+        y[t, h, n] = sum over k of x[t, h, k] * w[h, n, k]          k as in `linear`
+        turned: y[t, h, k] = sum over n of x[t, h, n] * w[h, n, k]  n ascending
+
+    x: float32 (T, H, K), turned (T, H, count); contiguous along its last axis, aligned. Returns a new array.
+    """
+    tokens, heads, _ = x.shape
+    y = np.empty((tokens, heads, weight.inputs if turned else count), np.float32)
+    _native.head_products(
+        x=x,
+        w=weight.rows,
+        format=int(weight.format),
+        inputs=weight.inputs,
+        first=first,
+        count=count,
+        turned=turned,
+        y=y,
+        threads=threads(),
+    )
+    return y
+
+
 def panel_argument(panels: LinearPanels) -> tuple[np.ndarray, int, int]:
     """A weight as calls of the core that take several have it: its bytes, their format and how many outputs they are."""
     return panels.data, int(panels.format), panels.outputs

@@ -1,0 +1,99 @@
+"""Attention on cached latents: kv_b_proj's two halves multiply the query and the sum instead of the keys."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from decodestep._base import arrays, devices
+from decodestep._base.dispatch import run
+from decodestep.integrations.transformers.few_rows import MOST_ROWS, WeightRows
+from decodestep.integrations.transformers.visible_keys import VisibleKeys
+from decodestep.ops.linear.cpu import head_products
+from decodestep.ops.mla_attention import cpu, mla_attention
+from decodestep.ops.mla_attention.arguments import OP, Cache
+
+
+def absorbed(
+    module: Any,
+    query: Tensor,
+    latents: Tensor,
+    rope_keys: Tensor,
+    keys: VisibleKeys,
+    scale: float,
+    backend: str,
+    weight_rows: WeightRows,
+) -> Tensor:
+    """Attention on the latents themselves: kv_b_proj's key part goes into the query, its value part after the sum. Everything
+    but the indexes in `keys` stays on the query's device.
+
+    query (B, H, Q, nope + rope) -> (B, Q, H, v_head_dim), contiguous in no particular order
+    weight_rows: what is remembered of kv_b_proj's weight.
+    """
+    batch, heads, queries, _ = query.shape
+    each = query.detach().float().transpose(1, 2).reshape(batch * queries, heads, -1)
+    nope, width, weight = module.qk_nope_head_dim, module.v_head_dim, module.kv_b_proj.weight.detach()
+    paged = _paged(latents.detach(), rope_keys.detach(), keys)
+    triton = devices.goes_to_triton(backend, query)
+    rows = weight_rows.of(weight) if len(each) <= MOST_ROWS and each.is_cpu and not triton else None
+    if rows is not None:
+        # The weight is read where it lies, on every thread. torch would multiply a few rows on one, or leave OpenMP threads
+        # spinning, which cost ours most of what they gain.
+        few = each.numpy()
+        in_latents = head_products(few[..., :nope], rows, 0, nope, turned=True)
+        sums = _attend(in_latents, few[..., nope:], *paged, keys, scale)
+        values = torch.from_numpy(head_products(sums, rows, nope, width, turned=False))
+    else:
+        # In float32, which is several times faster than torch's bfloat16 on CPUs without instructions for that: one half of
+        # the weight as float32 fits into the caches.
+        of_keys, of_values = weight.view(heads, nope + width, -1).split([nope, width], 1)
+        query_there = torch.bmm(each[..., :nope].transpose(0, 1), of_keys.float()).transpose(0, 1)
+        options: dict[str, Any] = {"scale": scale, "sequence": keys.sequence, "backend": backend}
+        out = mla_attention(query_there, each[..., nope:], *paged, keys.lengths, **options)
+        if keys.blind.size:
+            out[torch.from_numpy(keys.blind).to(out.device)] = 0.0
+        # The weight first: for one query torch reads it in its order in memory, which is a third faster.
+        values = torch.bmm(of_values.float(), out.permute(1, 2, 0)).permute(2, 0, 1)
+    return values.to(query.dtype).view(batch, queries, heads, width)
+
+
+def _attend(
+    query: np.ndarray, rope: np.ndarray, kv: Tensor, kr: Tensor, table: np.ndarray, keys: VisibleKeys, scale: float
+) -> np.ndarray:
+    """`mla_attention` on the CPU without its checks, which take longer than many a call: these arguments keep its rules."""
+    caches = [Cache(arrays.view(OP, "cache", each), None) for each in (kv, kr)]
+    if cpu.obstacle(rope, *caches) is None:
+        out = run(OP, "cpu", cpu.attention, query, rope, *caches, table, keys.sequence, keys.lengths, scale, 1, None)
+    else:
+        out = mla_attention(query, rope, kv, kr, table, keys.lengths, scale=scale, sequence=keys.sequence)
+    out[keys.blind] = 0.0
+    return out
+
+
+def _paged(latents: Tensor, rope_keys: Tensor, keys: VisibleKeys) -> tuple[Tensor, Tensor, np.ndarray]:
+    """The caches and the block table: a block is all of a row, or one position where not all are read in order."""
+    if keys.positions is None:
+        return latents.transpose(1, 2), rope_keys.transpose(1, 2), np.arange(len(keys.rows))[:, None]
+    between = _positions_a_row(latents)
+    if between is None or (rope_keys.shape[3] and _positions_a_row(rope_keys) != between):
+        latents, rope_keys = latents.contiguous(), rope_keys.contiguous()
+        between = latents.shape[2]
+    return _single(latents, between), _single(rope_keys, between), keys.positions + keys.rows[:, None] * between
+
+
+def _positions_a_row(cache: Tensor) -> int | None:
+    """How many positions further on in memory the next row begins; None where that is no whole number."""
+    row, position = cache.stride(0), cache.stride(2)
+    if cache.stride(3) != 1 or position <= 0:
+        return None
+    return cache.shape[2] if cache.shape[0] == 1 else None if row % position or row <= 0 else row // position
+
+
+def _single(cache: Tensor, between: int) -> Tensor:
+    """(B, 1, T, width), rows `between` positions apart, as blocks of one position each."""
+    batch, _, length, width = cache.shape
+    step = cache.stride(2) if width else 0
+    return cache.as_strided(((batch - 1) * between + length, 1, 1, width), (step, step, step, 1))
