@@ -14,22 +14,16 @@ class FeedForwardPart : public StageMember {
 
     void gate_up(const Activations& x) const {
         const Range part = panels_of_member();
-        PanelRange panels{part.first, part.end};
-        if (!w_.has_gate()) return square(x, panels);
-        if (a_.tokens == 1) panels.first = gate_up_streams(w_, panels, panel_after(), x, plan_.gated);
-        for (size_t i = panels.first; i < panels.end; ++i)
-            multiply_dense(w_, i, i + 1 < panels.end ? w_.gate.panel(i + 1) : panel_after(), x, plan_.gated);
+        const PanelRange panels{part.first, part.end};
+        w_.has_gate() ? multiply_dense(w_, panels, x, plan_.gated) : square(x, panels);
     }
 
     // The router's logits, and what does not wait for them.
     void route(const Activations& x) const {
-        const size_t panels = m_.router.count();
-        sweep([&](size_t i, const uint8_t* next_panel) {
-            if (i < panels)
-                store_product(m_.router, i, next_panel, x, a_.tokens, plan_.router_logits, m_.router.out);
-            else
-                multiply_dense(m_.shared, i - panels, next_panel, x, plan_.shared_gated);
-        });
+        const auto [router, shared] = panels_of_two(m_.router.count());
+        const uint8_t* after = shared.first < shared.end ? m_.shared.first().panel(shared.first) : panel_after();
+        store_products(m_.router, router, after, x, a_.tokens, plan_.router_logits, m_.router.out);
+        multiply_dense(m_.shared, shared, x, plan_.shared_gated);
     }
 
     // The experts of this member's part of the tokens, for all members.
@@ -66,10 +60,9 @@ class FeedForwardPart : public StageMember {
         });
     }
 
-    // The activations of panel i of gate and of up, of one block for all tokens.
-    void multiply_dense(const FeedForwardPanels& w, size_t i, const uint8_t* next_panel, const Activations& x,
-                        float* out) const {
-        gate_up_panel(w, i, next_panel, x, 0, a_.tokens, out + i * kPanelOutputs, w.width());
+    // The activations of panels of gate and of up, the last that are read here, of one block for all tokens.
+    void multiply_dense(const FeedForwardPanels& w, PanelRange panels, const Activations& x, float* out) const {
+        gate_up_panels(w, panels, panel_after(), x, a_.tokens, out + panels.first * kPanelOutputs, w.width());
     }
 
     void choose(Routing& routing, Range tokens) const {

@@ -29,10 +29,7 @@ class GroupedAttentionPart : public StageMember {
     }
 
     void project(const Activations& x) const {
-        const Range part = panels_of_member();
-        const size_t queries = w_.query.count();
-        const PanelRange own{std::min(part.first, queries), std::min(part.end, queries)},
-            cached{std::max(part.first, queries) - queries, std::max(part.end, queries) - queries};
+        const auto [own, cached] = panels_of_two(w_.query.count());
         multiply_panels(
             w_.query, own, cached.first < cached.end ? w_.values_keys.panel(cached.first) : panel_after(), x, a_.tokens,
             [&](size_t i, size_t t, float* y) { store_queries(t, i * kPanelOutputs, y); },

@@ -17,21 +17,18 @@ class LatentAttentionPart : public StageMember {
         const bool is_compressed = w_.query_down.data != nullptr;
         const LinearPanelWeight& query = is_compressed ? w_.query_down : w_.query;
         float* queries = is_compressed ? plan_.compressed : plan_.queries;
-        sweep([&](size_t i, const uint8_t* next_panel) {
-            if (i < query.count())
-                store_product(query, i, next_panel, x, a_.tokens, queries, query.out, w_.query_down_bias);
-            else
-                store_product(w_.latent, i - query.count(), next_panel, x, a_.tokens, plan_.latent, w_.latent.out,
-                              w_.latent_bias);
-        });
+        const auto [own, latents] = panels_of_two(query.count());
+        const uint8_t* after = latents.first < latents.end ? w_.latent.panel(latents.first) : panel_after();
+        store_products(query, own, after, x, a_.tokens, queries, query.out, 1.0f, w_.query_down_bias);
+        store_products(w_.latent, latents, panel_after(), x, a_.tokens, plan_.latent, w_.latent.out, 1.0f,
+                       w_.latent_bias);
     }
 
     auto compressed_rows() const { return normalised(plan_.compressed, w_.query.in, w_.query_norm, s_.eps); }
 
     void project_queries(const Activations& x) const {
-        sweep([&](size_t i, const uint8_t* next_panel) {
-            store_product(w_.query, i, next_panel, x, a_.tokens, plan_.queries, w_.query.out);
-        });
+        const Range part = panels_of_member();
+        store_products(w_.query, {part.first, part.end}, panel_after(), x, a_.tokens, plan_.queries, w_.query.out);
     }
 
     // The part without rope of each head and token.
@@ -86,12 +83,16 @@ class LatentAttentionPart : public StageMember {
 
     // out [tokens, heads * width] = of each head's rows of x the outputs of its own panels.
     void multiply_heads(const LinearPanelWeight& w, size_t width, const Activations& x, float* out) const {
-        sweep([&](size_t i, const uint8_t* next_panel) {
-            const size_t head = i / (width / kPanelOutputs);
-            multiply_rows(w, i, next_panel, x, head * a_.tokens, a_.tokens, [&](size_t t, const float* y) {
-                std::memcpy(out + t * w.out + i * kPanelOutputs, y, kPanelOutputs * sizeof(float));
-            });
-        });
+        const Range part = panels_of_member();
+        const size_t in_head = width / kPanelOutputs;
+        for (size_t i = part.first, end; i < part.end; i = end) {
+            const size_t head = i / in_head;
+            end = std::min(part.end, (head + 1) * in_head);
+            multiply_panels(w, {i, end}, end < part.end ? w.panel(end) : panel_after(), x,
+                            {head * a_.tokens, a_.tokens}, [&](size_t panel, size_t t, const float* y) {
+                                std::memcpy(out + t * w.out + panel * kPanelOutputs, y, kPanelOutputs * sizeof(float));
+                            });
+        }
     }
 
     const float* query_of(size_t row) const {

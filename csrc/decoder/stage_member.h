@@ -63,26 +63,21 @@ class StageMember {
 
     // ---- Products
 
-    // Calls body(i, next_panel) for this member's panels of the stage's sweep.
-    template <class Body>
-    void sweep(Body&& body) const {
-        const PanelSweep& panels = plan_.sweeps[stage_.sweep];
-        const Range part = panels_of_member();
-        for (size_t i = part.first; i < part.end; ++i) body(i, i + 1 < part.end ? panels.panel(i + 1) : panel_after());
-    }
-
     Range panels_of_member() const { return plan_.panels_of(stage_.sweep, member_, members_); }
+
+    // This member's panels of a sweep over two weights, the first of which has so many.
+    std::pair<PanelRange, PanelRange> panels_of_two(size_t panels) const {
+        const Range part = panels_of_member();
+        return {{std::min(part.first, panels), std::min(part.end, panels)},
+                {std::max(part.first, panels) - panels, std::max(part.end, panels) - panels}};
+    }
     const uint8_t* panel_after() const { return plan_.first_panel_after(stage_.sweep, member_, members_); }
 
-    // out [tokens, width] = the outputs of panel i of a weight, from output `width` on left out.
-    void store_product(const LinearPanelWeight& w, size_t i, const uint8_t* next_panel, const Activations& x,
-                       size_t tokens, float* out, size_t width, const float* bias = nullptr) const {
-        store_products(w, {i, i + 1}, next_panel, x, tokens, out, width, 1.0f, bias);
-    }
-
-    // The same of panels of a weight, multiplied by `scale`, with their bias if there is one.
+    // out [tokens, width] = the outputs of panels of a weight, from output `width` on left out, multiplied by `scale`,
+    // with their bias if there is one.
     void store_products(const LinearPanelWeight& w, PanelRange panels, const uint8_t* next_panel, const Activations& x,
-                        size_t tokens, float* out, size_t width, float scale, const float* bias = nullptr) const {
+                        size_t tokens, float* out, size_t width, float scale = 1.0f,
+                        const float* bias = nullptr) const {
         multiply_panels(w, panels, next_panel, x, tokens, [&](size_t i, size_t t, float* y) {
             const size_t first = i * kPanelOutputs, count = std::min(kPanelOutputs, width - first);
             if (scale != 1.0f)

@@ -102,14 +102,14 @@ void panel_tile(Format format, size_t blocks, const uint8_t* panel, const uint8_
     with_format(format, [&]<Format F>() { tiles_of<F>(blocks, panel, next_panel, x, first, tokens, outputs); });
 }
 
-void stream_panels(Format format, size_t blocks, const PanelGroup& group, const Activations& x,
+void stream_panels(Format format, size_t blocks, const PanelGroup& group, const Activations& x, size_t row,
                    float (*outputs)[kPanelOutputs]) {
     with_format(format, [&]<Format F>() {
         if constexpr (kStreams > 1) {
             if constexpr (quantises_activations(F))
-                stream_bytes<F>(blocks, group, x, 0, outputs);
+                stream_bytes<F>(blocks, group, x, row, outputs);
             else
-                stream_floats<F>(blocks, group, x, 0, outputs);
+                stream_floats<F>(blocks, group, x, row, outputs);
         }
     });
 }

@@ -37,30 +37,28 @@ DECODESTEP_INLINE void prefetch_outputs(size_t first, size_t count, Place&& plac
     for (size_t t = first; t < first + count; ++t) prefetch_for_write(place(t), kPanelOutputs * sizeof(*place(t)));
 }
 
+// Rows [first, first + count) of activations.
+struct RowRange {
+    size_t first, count;
+
+    RowRange(size_t rows) : RowRange(0, rows) {}
+    RowRange(size_t first, size_t count) : first(first), count(count) {}
+};
+
 struct NoPlace {};
 
-// Multiplies all tokens by panel p of w and calls sink(t, outputs) for each token, outputs being kPanelOutputs floats
-// that the sink may change. place(t), if given, is the address that the sink writes the outputs of token t to: it is
+// Multiplies rows of x by panel p of w and calls sink(i, outputs) for row i of them, outputs being kPanelOutputs floats
+// that the sink may change. place(i), if given, is the address that the sink writes the outputs of row i to: it is
 // prefetched. next_panel: as in `panel_tile`.
 template <class Sink, class Place = NoPlace>
 DECODESTEP_INLINE void multiply_panel(const LinearPanelWeight& w, size_t p, const uint8_t* next_panel,
-                                      const Activations& x, size_t tokens, Sink&& sink, Place place = {}) {
+                                      const Activations& x, RowRange rows, Sink&& sink, Place place = {}) {
     alignas(64) float outputs[kTileTokens][kPanelOutputs];
-    each_tile(tokens, [&](size_t first, size_t count) {
-        if constexpr (!std::is_same_v<Place, NoPlace>) prefetch_outputs(first, count, place);
-        panel_tile(w.format, w.blocks(), w.panel(p), first == 0 ? next_panel : nullptr, x, first, count, outputs);
-        for (size_t i = 0; i < count; ++i) sink(first + i, outputs[i]);
-    });
-}
-
-// Multiplies rows [first, first + count) of x by panel p of w and calls sink(i, outputs) for row first + i.
-template <class Sink>
-DECODESTEP_INLINE void multiply_rows(const LinearPanelWeight& w, size_t p, const uint8_t* next_panel,
-                                     const Activations& x, size_t first, size_t count, Sink&& sink) {
-    alignas(64) float outputs[kTileTokens][kPanelOutputs];
-    each_tile(count, [&](size_t from, size_t rows) {
-        panel_tile(w.format, w.blocks(), w.panel(p), from == 0 ? next_panel : nullptr, x, first + from, rows, outputs);
-        for (size_t i = 0; i < rows; ++i) sink(from + i, outputs[i]);
+    each_tile(rows.count, [&](size_t from, size_t count) {
+        if constexpr (!std::is_same_v<Place, NoPlace>) prefetch_outputs(from, count, place);
+        panel_tile(w.format, w.blocks(), w.panel(p), from == 0 ? next_panel : nullptr, x, rows.first + from, count,
+                   outputs);
+        for (size_t i = 0; i < count; ++i) sink(from + i, outputs[i]);
     });
 }
 
@@ -74,38 +72,46 @@ struct PanelGroup {
     const uint8_t *panels[kStreams], *next[kStreams];
 };
 
-// outputs[s] = the first token times panel s of the group, all panels being of one format and size. Only where kStreams
-// is more than one.
-void stream_panels(Format format, size_t blocks, const PanelGroup& group, const Activations& x,
+// outputs[s] = one row of x times panel s of the group, all panels being of one format and size. Only where kStreams is
+// more than one.
+void stream_panels(Format format, size_t blocks, const PanelGroup& group, const Activations& x, size_t row,
                    float (*outputs)[kPanelOutputs]);
+
+// The panel that is read after others; if `stride` is not zero, one of several, so many bytes apart.
+struct NextPanels {
+    const uint8_t* first;
+    size_t stride = 0;
+
+    NextPanels(const uint8_t* first, size_t stride = 0) : first(first), stride(stride) {}
+};
 
 struct NoPanelPlace {};
 
-// multiply_panel for all panels of a range, the fastest way: sink(p, t, outputs), place(p, t). next_panel: the one that
-// is read after the last.
+// multiply_panel for all panels of a range, the fastest way: sink(p, i, outputs), place(p, i). next: what is read after
+// the last.
 template <class Sink, class Place = NoPanelPlace>
-DECODESTEP_INLINE void multiply_panels(const LinearPanelWeight& w, PanelRange range, const uint8_t* next_panel,
-                                       const Activations& x, size_t tokens, Sink&& sink, Place place = {}) {
+DECODESTEP_INLINE void multiply_panels(const LinearPanelWeight& w, PanelRange range, NextPanels next,
+                                       const Activations& x, RowRange rows, Sink&& sink, Place place = {}) {
     size_t p = range.first;
     if constexpr (kStreams > 1) {
-        for (; tokens == 1 && p + kStreams <= range.end; p += kStreams) {
+        for (; rows.count == 1 && p + kStreams <= range.end; p += kStreams) {
             alignas(64) float outputs[kStreams][kPanelOutputs];
             PanelGroup group;
             for (size_t s = 0; s < kStreams; ++s) {
                 group.panels[s] = w.panel(p + s);
-                group.next[s] = p + kStreams + s < range.end ? w.panel(p + kStreams + s) : next_panel;
+                group.next[s] = p + kStreams + s < range.end ? w.panel(p + kStreams + s) : next.first + s * next.stride;
             }
-            stream_panels(w.format, w.blocks(), group, x, outputs);
+            stream_panels(w.format, w.blocks(), group, x, rows.first, outputs);
             for (size_t s = 0; s < kStreams; ++s) sink(p + s, size_t{0}, outputs[s]);
         }
     }
     for (; p < range.end; ++p) {
-        const uint8_t* next = p + 1 < range.end ? w.panel(p + 1) : next_panel;
-        const auto sink_one = [&](size_t t, auto* outputs) { sink(p, t, outputs); };
+        const uint8_t* next_panel = p + 1 < range.end ? w.panel(p + 1) : next.first;
+        const auto sink_one = [&](size_t i, auto* outputs) { sink(p, i, outputs); };
         if constexpr (std::is_same_v<Place, NoPanelPlace>)
-            multiply_panel(w, p, next, x, tokens, sink_one);
+            multiply_panel(w, p, next_panel, x, rows, sink_one);
         else
-            multiply_panel(w, p, next, x, tokens, sink_one, [&](size_t t) { return place(p, t); });
+            multiply_panel(w, p, next_panel, x, rows, sink_one, [&](size_t i) { return place(p, i); });
     }
 }
 

@@ -64,11 +64,8 @@ class Mixture {
 
     void multiply_shared(size_t member, size_t members) const {
         const FeedForwardPanels& w = a_.shared;
-        const size_t panels = w.wide_panels();
-        share(panels, member, members, [&](size_t p) {
-            gate_up_panel(w, p, w.first().panel(p + 1 < panels ? p + 1 : p), x_, 0, a_.tokens,
-                          shared_gated_ + p * kPanelOutputs, w.width());
-        });
+        const PanelRange own{w.wide_panels() * member / members, w.wide_panels() * (member + 1) / members};
+        gate_up_panels(w, own, w.first().panel(0), x_, a_.tokens, shared_gated_ + own.first * kPanelOutputs, w.width());
     }
 
     const MixtureOfExperts& a_;

@@ -26,34 +26,34 @@ DECODESTEP_INLINE f32x16 activated(const FeedForwardPanels& w, size_t at, const 
     return w.gelu ? gelu_gated(g, u) : gated(g, u);
 }
 
-// The activation of one panel of gate and the same of up, for rows [first, first + count) of x; row i goes to out + i *
-// stride.
+// The activation of one panel of gate and the same of up, for rows of x; row i of them goes to out + i * stride.
 inline void gate_up_panel(const FeedForwardPanels& w, size_t panel, const uint8_t* next_panel, const Activations& x,
-                          size_t first, size_t count, float* out, size_t stride) {
+                          RowRange x_rows, float* out, size_t stride) {
     alignas(64) float gate[kTileTokens][kPanelOutputs], up[kTileTokens][kPanelOutputs];
-    each_tile(count, [&](size_t from, size_t rows) {
+    each_tile(x_rows.count, [&](size_t from, size_t rows) {
         const bool once = from == 0;
         const auto row = [&](size_t i) { return out + i * stride; };
         prefetch_outputs(from, rows, row);
         if (w.has_gate())
             panel_tile(w.gate.format, w.gate.blocks(), w.gate.panel(panel), once ? w.up.panel(panel) : nullptr, x,
-                       first + from, rows, gate);
-        panel_tile(w.up.format, w.up.blocks(), w.up.panel(panel), once ? next_panel : nullptr, x, first + from, rows,
-                   up);
+                       x_rows.first + from, rows, gate);
+        panel_tile(w.up.format, w.up.blocks(), w.up.panel(panel), once ? next_panel : nullptr, x, x_rows.first + from,
+                   rows, up);
         for (size_t i = 0; i < rows; ++i)
             for (size_t j = 0; j < kPanelOutputs; j += kLanes)
                 store(row(from + i) + j, activated(w, panel * kPanelOutputs + j, gate[i] + j, up[i] + j));
     });
 }
 
-// The activation of one token, for so many panels of a range as whole groups of streams hold; returns the panel after
-// them. Of a block with a gate. next_panel: the one that is read after the range.
+// The same of a row for so many panels of a range as whole groups of streams hold, if it is one row; returns the panel
+// after them. Panel p goes to out + (p - range.first) * kPanelOutputs.
 inline size_t gate_up_streams(const FeedForwardPanels& w, PanelRange range, const uint8_t* next_panel,
-                              const Activations& x, float* out) {
+                              const Activations& x, RowRange rows, float* out) {
     size_t p = range.first;
     if constexpr (kStreams > 1) {
         constexpr size_t kPairs = kStreams / 2;  // of a panel of gate and the same of up
-        for (; w.gate.format == w.up.format && p + kPairs <= range.end; p += kPairs) {
+        const bool streams = rows.count == 1 && w.has_gate() && w.gate.format == w.up.format;
+        for (; streams && p + kPairs <= range.end; p += kPairs) {
             alignas(64) float y[kStreams][kPanelOutputs];
             PanelGroup group;
             for (size_t s = 0; s < kStreams; ++s) {
@@ -62,15 +62,23 @@ inline size_t gate_up_streams(const FeedForwardPanels& w, PanelRange range, cons
                 group.panels[s] = from.panel(panel);
                 group.next[s] = next < range.end ? from.panel(next) : next_panel;
             }
-            stream_panels(w.gate.format, w.gate.blocks(), group, x, y);
+            stream_panels(w.gate.format, w.gate.blocks(), group, x, rows.first, y);
             for (size_t s = 0; s < kStreams; s += 2)
                 for (size_t j = 0; j < kPanelOutputs; j += kLanes) {
                     const size_t at = (p + s / 2) * kPanelOutputs + j;
-                    store(out + at, activated(w, at, y[s] + j, y[s + 1] + j));
+                    store(out + at - range.first * kPanelOutputs, activated(w, at, y[s] + j, y[s + 1] + j));
                 }
         }
     }
     return p;
+}
+
+// gate_up_panel for all panels of a range, the fastest way. next_panel: the one that is read after the range.
+inline void gate_up_panels(const FeedForwardPanels& w, PanelRange range, const uint8_t* next_panel,
+                           const Activations& x, RowRange rows, float* out, size_t stride) {
+    for (size_t p = gate_up_streams(w, range, next_panel, x, rows, out); p < range.end; ++p)
+        gate_up_panel(w, p, p + 1 < range.end ? w.first().panel(p + 1) : next_panel, x, rows,
+                      out + (p - range.first) * kPanelOutputs, stride);
 }
 
 // The panels of gate and up of all experts that are used, shared out by cost.
@@ -80,17 +88,20 @@ class ExpertPanels {
         for (const ExpertRun& run : rows.runs()) total_ += w.wide_panels() * cost(run);
     }
 
-    // Calls body(run, first, end): panels [first, end) of the run's expert are this member's.
+    // Calls body(run, panels, next): those panels of the run's expert are this member's, and it reads `next` after
+    // them.
     template <class Body>
     void each_part(size_t member, size_t members, Body&& body) const {
         const size_t begin = total_ * member / members, end = total_ * (member + 1) / members;
         size_t at = 0;  // the cost of the runs before
-        for (const ExpertRun& run : rows_.runs()) {
+        for (size_t i = 0; i < rows_.runs().size(); ++i) {
+            const ExpertRun &run = rows_.runs()[i], &after = rows_.runs()[std::min(i + 1, rows_.runs().size() - 1)];
             const auto panels_before = [&](size_t bound) {
                 return bound <= at ? 0 : std::min(w_.wide_panels(), (bound - at + cost(run) - 1) / cost(run));
             };
             const size_t from = panels_before(begin), to = panels_before(end);
-            if (from < to) body(run, from, to);
+            const size_t first = run.expert * w_.wide_panels();
+            if (from < to) body(run, {first + from, first + to}, after.expert * w_.wide_panels());
             at += w_.wide_panels() * cost(run);
         }
     }
@@ -107,7 +118,7 @@ class ExpertPanels {
 // This member's part of the activations of every entry, to out [entries, width]. x: rows by token, in these forms.
 inline void multiply_experts(const FeedForwardPanels& w, const ExpertRows& rows, const Activations& x, Forms forms,
                              size_t member, size_t members, float* out) {
-    ExpertPanels(w, rows).each_part(member, members, [&](const ExpertRun& run, size_t first, size_t end) {
+    ExpertPanels(w, rows).each_part(member, members, [&](const ExpertRun& run, PanelRange panels, size_t next) {
         Activations own = x;
         size_t row = rows.token(run.first);
         if (!rows.adjacent(run)) {
@@ -115,21 +126,19 @@ inline void multiply_experts(const FeedForwardPanels& w, const ExpertRows& rows,
             for (size_t i = 0; i < run.count; ++i) copy_row(x, rows.token(run.first + i), own, i);
             row = 0;
         }
-        for (size_t p = first; p < end; ++p) {
-            const size_t panel = run.expert * w.wide_panels() + p;
-            gate_up_panel(w, panel, w.first().panel(p + 1 < end ? panel + 1 : panel), own, row, run.count,
-                          out + run.first * w.width() + p * kPanelOutputs, w.width());
-        }
+        const size_t column = panels.first % w.wide_panels() * kPanelOutputs;
+        gate_up_panels(w, panels, w.first().panel(next), own, {row, run.count}, out + run.first * w.width() + column,
+                       w.width());
     });
 }
 
-// y[token(i)] += weight(i) * (row first + i of x times one panel of down, and its bias), for i in [0, count). y: from
-// the panel's first output on.
+// y[token(i)] += weight(i) * (row i of these rows of x times some panels of down, and its bias). y: from the first
+// panel's first output on.
 template <class Token, class Weight>
-void add_down_panel(const FeedForwardPanels& w, size_t panel, const uint8_t* next_panel, const Activations& x,
-                    size_t first, size_t count, float* y, size_t stride, Token&& token, Weight&& weight) {
-    multiply_rows(w.down, panel, next_panel, x, first, count, [&](size_t i, const float* outputs) {
-        float* row = y + token(i) * stride;
+void add_down_panels(const FeedForwardPanels& w, PanelRange panels, NextPanels next, const Activations& x,
+                     RowRange rows, float* y, size_t stride, Token&& token, Weight&& weight) {
+    multiply_panels(w.down, panels, next, x, rows, [&](size_t panel, size_t i, const float* outputs) {
+        float* row = y + token(i) * stride + (panel - panels.first) * kPanelOutputs;
         const f32x16 factor = broadcast(weight(i));
         for (size_t j = 0; j < kPanelOutputs; j += kLanes)
             store(row + j, fma(factor, biased(w.down_bias, panel * kPanelOutputs + j, outputs + j), load(row + j)));
@@ -150,21 +159,32 @@ inline void add_experts(const MixtureInputs& in, float scale, size_t member, siz
     // Panels of each expert in turn: its rows are then read from a near cache.
     constexpr size_t kTogether = 4;
     const FeedForwardPanels& w = *in.routed;
+    const std::vector<ExpertRun>& runs = in.rows->runs();
+    const auto side_by_side = [](const LinearPanelWeight& from, size_t panel) {
+        return NextPanels(from.panel(panel), from.panel_bytes());
+    };
+    if (runs.empty() && !in.shared) return;
     const size_t panels = w.narrow_panels(), end = panels * (member + 1) / members, stride = w.inputs();
     for (size_t p = panels * member / members, until; p < end; p = until) {
         until = std::min(end, p + kTogether);
-        for (const ExpertRun& run : in.rows->runs())
-            for (size_t i = p; i < until; ++i) {
-                const size_t panel = run.expert * panels + i;
-                add_down_panel(
-                    w, panel, w.down.panel(i + 1 < until ? panel + 1 : panel), in.gated, run.first, run.count,
-                    y + i * kPanelOutputs, stride, [&](size_t r) { return in.rows->token(run.first + r); },
-                    [&](size_t r) { return scale * in.rows->weight(run.first + r); });
-            }
-        for (size_t i = p; in.shared && i < until; ++i)
-            add_down_panel(
-                *in.shared, i, in.shared->down.panel(i + 1 < panels ? i + 1 : i), in.shared_gated, 0, in.tokens,
-                y + i * kPanelOutputs, stride, [](size_t r) { return r; }, [&](size_t) { return scale; });
+        float* const to = y + p * kPanelOutputs;
+        const size_t later = until < panels ? until : p;
+        const NextPanels after = runs.empty() ? side_by_side(in.shared->down, later)
+                                              : side_by_side(w.down, runs.front().expert * panels + later);
+        for (size_t i = 0; i < runs.size(); ++i) {
+            const ExpertRun& run = runs[i];
+            const size_t first = run.expert * panels;
+            NextPanels next = in.shared ? side_by_side(in.shared->down, p) : after;
+            if (i + 1 < runs.size()) next = side_by_side(w.down, runs[i + 1].expert * panels + p);
+            add_down_panels(
+                w, {first + p, first + until}, next, in.gated, {run.first, run.count}, to, stride,
+                [&](size_t r) { return in.rows->token(run.first + r); },
+                [&](size_t r) { return scale * in.rows->weight(run.first + r); });
+        }
+        if (in.shared)
+            add_down_panels(
+                *in.shared, {p, until}, after, in.shared_gated, in.tokens, to, stride, [](size_t r) { return r; },
+                [&](size_t) { return scale; });
     }
 }
 
