@@ -15,6 +15,8 @@
 #include <algorithm>
 
 #include "attention/attention_products.h"
+#include "attention/attention_rows.h"
+#include "attention/byte_keys.h"
 #include "attention/softmax_state.h"
 
 namespace decodestep::DECODESTEP_ISA {
@@ -22,26 +24,12 @@ namespace decodestep::DECODESTEP_ISA {
 constexpr size_t kChunkColumns = 64;
 constexpr size_t kFewRows = 6;  // of a group: up to so many, keys are the lanes
 
-// Tokens [token, token + tokens), all of one sequence; groups [group, group + groups); and of each group heads
-// [head, head + heads). Rows are in the order (group, token, head).
-struct AttentionRows {
-    size_t token, tokens, group, groups, head, heads;
-
-    size_t in_group() const { return tokens * heads; }
-    size_t count() const { return groups * in_group(); }
-    size_t group_of(size_t row) const { return group + row / in_group(); }
-    size_t token_of(size_t row) const { return token + row % in_group() / heads; }
-    // The number of the row among all rows [tokens, groups * group_heads] of the call.
-    size_t place_of(size_t row, size_t all_groups, size_t group_heads) const {
-        return (token_of(row) * all_groups + group_of(row)) * group_heads + head + row % heads;
-    }
-};
-
 class AttentionTile {
   public:
     static size_t scratch_floats(const MlaAttention& a, const AttentionRows& rows) {
         return rows.groups * query_floats(a, rows) + key_floats(a, rows) + kBlockKeys * whole_vectors(rows.in_group()) +
-               2 * padded(rows.count()) + padded(rows.in_group());
+               2 * padded(rows.count()) + padded(rows.in_group()) +
+               (a.kv.own_scales ? ByteKeys::floats(a.kv.width, whole_vectors(rows.in_group())) : 0);
     }
 
     // scratch: scratch_floats(a, rows) floats, which nobody else uses while the tile lives.
@@ -60,8 +48,10 @@ class AttentionTile {
           maxima_(scores_ + kBlockKeys * lanes_),
           weight_sums_(maxima_ + padded(rows.count())),
           rescale_(weight_sums_ + padded(rows.count())),
+          bytes_(a.kv.width, lanes_, rescale_ + padded(rows.in_group())),
           next_block_(a, table_, key_columns_) {
         for (size_t g = 0; g < rows.groups; ++g) gather_queries(g);
+        for (size_t r = 0; a.kv.own_scales && r < lanes_; r += kLanes) bytes_.round_queries(r, query_ + r * columns_);
         for (size_t t = 0; t < rows.tokens; ++t) longest_ = std::max<size_t>(longest_, a.lengths[rows.token + t]);
     }
 
@@ -78,12 +68,13 @@ class AttentionTile {
         const size_t end = std::min(longest_, (split + 1) * kSplitKeys);
         for (first_ = split * kSplitKeys; first_ < end; first_ += kBlockKeys) {
             n_ = std::min(kBlockKeys, end - first_);
-            if (is_few(a_, rows_) || in_place(a_, rows_)) {
-                kv_.find(a_.kv, a_.block_size, table_, first_, n_);
+            const bool as_they_lie = is_few(a_, rows_) || in_place(a_, rows_);
+            if (as_they_lie || a_.kv.own_scales) kv_.find(a_.kv, a_.block_size, table_, first_, n_);
+            if (as_they_lie)
                 kr_.find(a_.kr, a_.block_size, table_, first_, n_);
-            } else {
+            else
                 read_keys(a_, table_, key_columns_, first_, n_, keys_);
-            }
+            if (a_.kv.own_scales) bytes_.read_scales(kv_, n_);
             prefetch_beside();
             for (size_t g = 0; g < rows_.groups; ++g) {
                 if (is_few(a_, rows_)) {
@@ -103,7 +94,7 @@ class AttentionTile {
     }
 
   private:
-    // Rows that end with their scales are read as float32 for any number of queries.
+    // Rows that end with their scales are multiplied in one way for any number of queries.
     static bool is_few(const MlaAttention& a, const AttentionRows& rows) {
         return rows.in_group() <= kFewRows && !a.kv.own_scales;
     }
@@ -161,7 +152,8 @@ class AttentionTile {
                      of_scores = is_few(a_, rows_) ? chunks : chunks * parts(kBlockKeys, kProductRows),
                      of_sums = parts(width_, kLanes * static_cast<size_t>(vectors_beside(static_cast<int>(rows)))) *
                                parts(rows, kProductRows);
-        lines_beside_ = parts(kBlockKeys * next_block_.lines_a_key(), rows_.groups * (of_scores + of_sums));
+        lines_beside_ = parts(kBlockKeys * next_block_.lines_a_key(),
+                              a_.kv.own_scales ? bytes_.pieces(rows) : rows_.groups * (of_scores + of_sums));
     }
 
     // How many keys of the current block a token of the tile sees.
@@ -199,8 +191,12 @@ class AttentionTile {
             const auto from = [this, stride = key_columns_.stride](size_t at) {
                 return [=, this](size_t j) { return keys_ + j * stride + at; };
             };
-            if (a_.query) add(from(0), a_.kv.width);
+            if (a_.kv.own_scales)
+                queries += a_.kv.width * kLanes;
+            else if (a_.query)
+                add(from(0), a_.kv.width);
             for (const size_t at : key_columns_.rope_at) add(from(at + g * pairs_), pairs_);
+            if (a_.kv.own_scales) bytes_.add_scores(kv_, n_, scores_, next_block_, lines_beside_);
         }
     }
 
@@ -310,6 +306,11 @@ class AttentionTile {
             const auto row = [this, at = first * sizeof(float)](size_t j) { return kv_[j] + at; };
             return sum_rows<CacheType::f32, vectors_beside(kProductRows)>(row, width_, states);
         }
+        if (a_.kv.own_scales) {
+            bytes_.round_weights(scores_, n_);
+            return bytes_.add_values(kv_, n_, first, width_, rows_.in_group(), rescale_, states, next_block_,
+                                     lines_beside_);
+        }
         if (!is_few(a_, rows_)) {
             const auto* values = reinterpret_cast<const uint8_t*>(keys_ + first - key_columns_.first_latent);
             const size_t stride = key_columns_.stride * sizeof(float);
@@ -380,6 +381,7 @@ class AttentionTile {
     StoredRows kv_, kr_;                            // of keys that are read where they lie
     const size_t width_, pairs_, columns_, lanes_;  // lanes_: the rows of a group in whole vectors
     float *query_, *keys_, *scores_, *maxima_, *weight_sums_, *rescale_;
+    ByteKeys bytes_;  // of keys with scales of their own
     size_t longest_ = 0;
     size_t first_ = 0, n_ = 0;  // the current block of keys
     KeyPrefetcher next_block_;

@@ -3,6 +3,8 @@
 // For many queries: rows of float32, as they lie in a cache of that type, else copied (`read_keys`): an odd number of
 // cache lines apart, so that a few columns of all of them fit in the first-level cache.
 //
+// Latents with scales of their own are not copied (`byte_keys.h`).
+//
 // For a few queries: the rows where they lie (`StoredRows`), since storing and reading them once more would take longer
 // than what is done with them. They are widened in registers, and transposed for the scores, so that keys fill the
 // lanes that queries would leave empty.
@@ -83,11 +85,6 @@ inline void read_keys(const MlaAttention& a, const int64_t* table, const KeyColu
                 float* key = out + j * columns.stride + at;
                 for (size_t c = 0; c < whole; c += kLanes) store(key + c, widen<type>(values + c * bytes, kLanes));
                 if (whole < count) store(key + whole, widen<type>(values + whole * bytes, count - whole));
-                if (type == CacheType::i8 && cache.own_scales) {
-                    float scale;
-                    std::memcpy(&scale, start + cache.width, sizeof scale);
-                    for (size_t c = 0; c < count; c += kLanes) store(key + c, load(key + c) * broadcast(scale));
-                }
                 if (++row == a.block_size) {
                     row = 0;
                     ++block;
@@ -95,7 +92,7 @@ inline void read_keys(const MlaAttention& a, const int64_t* table, const KeyColu
             }
         });
     };
-    read(a.kv, columns.first_latent, columns.latents, 0);
+    if (!a.kv.own_scales) read(a.kv, columns.first_latent, columns.latents, 0);
     for (const int half : {0, 1}) read(a.kr, columns.first_rope[half], columns.ropes, columns.rope_at[half]);
 }
 

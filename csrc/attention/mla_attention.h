@@ -18,7 +18,7 @@ struct PagedRows {
     size_t width;
     ptrdiff_t block_stride;   // values from one block to the next
     const float* scale;       // [width]: what the values were multiplied by when they were stored; null: 1
-    bool own_scales = false;  // int8 alone: a row ends with a float32 by which its values are multiplied
+    bool own_scales = false;  // int8 alone, of one group: a row ends with a float32 by which its values are multiplied
 
     size_t pitch() const { return width + (own_scales ? sizeof(float) : 0); }  // values from one row to the next
 };

@@ -42,6 +42,24 @@ DECODESTEP_INLINE i32x16 int8_pairs(const uint8_t* p) {
     return {_mm256_cvtepi8_epi16(_mm_loadu_si128(halves)), _mm256_cvtepi8_epi16(_mm_loadu_si128(halves + 1))};
 }
 
+// Sixteen signed bytes at a, each with the one at b, as pairs of int16.
+DECODESTEP_INLINE i32x16 byte_pairs(const uint8_t* a, const uint8_t* b) {
+    const __m128i first = _mm_loadu_si128(reinterpret_cast<const __m128i*>(a)),
+                  second = _mm_loadu_si128(reinterpret_cast<const __m128i*>(b));
+    return {_mm256_cvtepi8_epi16(_mm_unpacklo_epi8(first, second)),
+            _mm256_cvtepi8_epi16(_mm_unpackhi_epi8(first, second))};
+}
+
+// sums + multiply_pairs(a, b), in one piece of assembly as in add_bytes.
+DECODESTEP_INLINE __m256i add_pair_products(__m256i sums, __m256i a, __m256i b) {
+    __m256i products;
+    asm("vpmaddwd %3, %2, %1\n\tvpaddd %1, %0, %0" : "+x"(sums), "=&x"(products) : "x"(a), "x"(b));
+    return sums;
+}
+DECODESTEP_INLINE i32x16 add_pair_products(i32x16 sums, i32x16 a, i32x16 b) {
+    return {add_pair_products(sums.low, a.low, b.low), add_pair_products(sums.high, a.high, b.high)};
+}
+
 // --- sums of products of bytes in sixteen bits, two a lane: see wide_byte_sums.h
 
 using ByteSums = i32x16;

@@ -24,4 +24,16 @@ DECODESTEP_INLINE i32x16 int8_pairs(const uint8_t* p) {
     return {_mm512_cvtepi8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))};
 }
 
+// Sixteen signed bytes at a, each with the one at b, as pairs of int16.
+DECODESTEP_INLINE i32x16 byte_pairs(const uint8_t* a, const uint8_t* b) {
+    const __m128i first = _mm_loadu_si128(reinterpret_cast<const __m128i*>(a)),
+                  second = _mm_loadu_si128(reinterpret_cast<const __m128i*>(b));
+    return {_mm512_cvtepi8_epi16(_mm256_set_m128i(_mm_unpackhi_epi8(first, second), _mm_unpacklo_epi8(first, second)))};
+}
+
+// sums + multiply_pairs(a, b).
+DECODESTEP_INLINE i32x16 add_pair_products(i32x16 sums, i32x16 a, i32x16 b) {
+    return {_mm512_add_epi32(sums.v, _mm512_madd_epi16(a.v, b.v))};
+}
+
 }  // namespace decodestep::DECODESTEP_ISA

@@ -25,4 +25,13 @@ DECODESTEP_INLINE i32x16 int8_pairs(const uint8_t* p) {
     return int_quarters([&](int q) { return odd_bytes((pairs.v[q] << 8 & splat(0xff00u)) | pairs.v[q] << 16); });
 }
 
+// Sixteen signed bytes at a, each with the one at b, as pairs of int16.
+DECODESTEP_INLINE i32x16 byte_pairs(const uint8_t* a, const uint8_t* b) {
+    const i32x16 first = load_u8(a), second = load_u8(b);
+    return int_quarters([&](int q) { return odd_bytes(first.v[q] << 8 | second.v[q] << 24); });
+}
+
+// sums + multiply_pairs(a, b).
+DECODESTEP_INLINE i32x16 add_pair_products(i32x16 sums, i32x16 a, i32x16 b) { return sums + multiply_pairs(a, b); }
+
 }  // namespace decodestep::DECODESTEP_ISA

@@ -85,8 +85,10 @@ def decoder_forward(
     NaN included, has no effect on it, and a call writes at its tokens' positions alone. So pages may be recycled as they are,
     pages that are full may be shared by sequences, and a position may be written again, in any order.
     Rounding: activations are quantised where a product with the weight's format does so (`linear`). Queries, keys, values and
-    weights e^(score - maximum) of grouped-query attention are bfloat16; of latent attention what the cache holds is. Everything
-    else is float32.
+    weights e^(score - maximum) of grouped-query attention are bfloat16; of latent attention what the cache holds is. With
+    latents in bytes queries for them are int16, and so are the weights of positions 64i to 64i + 63 times their scales: each
+    head's by its largest magnitude, which becomes 32767 (of latents wider than 512 less, so that sums fit in 32 bits).
+    Everything else is float32.
     Determinism: a token's bits depend on its sequence's tokens up to itself alone: not on the call's other tokens, on how a
     prompt is cut into calls, or on the thread count. They are the same on every instruction set with a fused multiply-add.
     Source: Touvron et al., Llama 2, 2023; grouped-query attention by Ainslie et al., GQA, 2023; latent attention and experts:

@@ -15,6 +15,8 @@ from decodestep.weights.feed_forward import FeedForward
 from decodestep.weights.linear_panels import LinearPanels
 from decodestep.weights.packed import PackedWeight
 
+BLOCK_KEYS = 64  # whose weights are rounded together where latents are bytes
+
 
 def forward(call: Call) -> np.ndarray:
     w, dtype = call.weights, call.sin.dtype
@@ -77,10 +79,8 @@ def _latent_attention(call: Call, layer: LatentAttention, h: np.ndarray, keys: n
     for t, position in enumerate(call.positions):
         slab, page = np.divmod(call.page_table[call.sequence[t], : position // PAGE + 1], keys.shape[1])
         k, v = (a[slab, page].reshape(-1, a.shape[-1])[: position + 1] for a in (keys, values))
-        k, v = k.astype(dtype), (_from_bytes(v) if v.dtype == np.int8 else v).astype(dtype)
-        score = (nope[t] @ v.T + rope[t] @ k.T) * dtype.type(w.scale)
-        weight = np.exp(score - score.max(axis=-1, keepdims=True))
-        attended[t] = weight @ v / weight.sum(axis=-1, keepdims=True)
+        attend = _attend_bytes if v.dtype == np.int8 else _attend_latents
+        attended[t] = attend(nope[t], v, rope[t] @ k.astype(dtype).T, dtype.type(w.scale))
     return plus(linear(_by_head(attended, layer.value_up).reshape(tokens, -1), layer.output), layer.output_bias)
 
 
@@ -93,9 +93,39 @@ def _in_bytes(rows: np.ndarray) -> np.ndarray:
     return np.concatenate([whole, (largest / np.float32(127)).view(np.int8)], axis=1)
 
 
-def _from_bytes(rows: np.ndarray) -> np.ndarray:
-    scale = np.ascontiguousarray(rows[:, -SCALE_BYTES:]).view(np.float32)
-    return rows[:, :-SCALE_BYTES].astype(np.float32) * scale
+def _attend_latents(query: np.ndarray, latents: np.ndarray, of_rope: np.ndarray, scale: np.floating) -> np.ndarray:
+    """Of one token's heads; of_rope: the scores of the rope keys."""
+    latents = latents.astype(query.dtype)
+    weight = _weights((query @ latents.T + of_rope) * scale)
+    result: np.ndarray = weight @ latents / weight.sum(axis=-1, keepdims=True)
+    return result
+
+
+def _attend_bytes(query: np.ndarray, rows: np.ndarray, of_rope: np.ndarray, scale: np.floating) -> np.ndarray:
+    """The same of rows in bytes: queries, and for each block of keys the weights times the rows' scales, are int16."""
+    scales = np.ascontiguousarray(rows[:, -SCALE_BYTES:]).view(np.float32)[:, 0].astype(query.dtype)
+    latents = rows[:, :-SCALE_BYTES].astype(query.dtype)
+    whole, unit = _as_integers(query, min(32767, 0x7FFFFFFF // (128 * latents.shape[1])))
+    weight = _weights((whole @ latents.T * (unit * scales) + of_rope) * scale)
+    sums = np.zeros_like(query)
+    for first in range(0, len(rows), BLOCK_KEYS):
+        block = slice(first, first + BLOCK_KEYS)
+        whole, unit = _as_integers(weight[:, block] * scales[block], 32767)
+        sums += whole @ latents[block] * unit
+    return sums / weight.sum(axis=-1, keepdims=True)
+
+
+def _weights(scores: np.ndarray) -> np.ndarray:
+    weights: np.ndarray = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    return weights
+
+
+def _as_integers(rows: np.ndarray, bound: int) -> tuple[np.ndarray, np.ndarray]:
+    """Each row as integers within the bound, and what they are multiplied by; NaN spreads in its row."""
+    largest = np.abs(rows).max(axis=-1, keepdims=True)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        whole = np.rint(np.nan_to_num(rows * (rows.dtype.type(bound) / largest), posinf=bound, neginf=-bound))
+    return whole, largest / rows.dtype.type(bound)
 
 
 def _by_head(x: np.ndarray, weight: LinearPanels) -> np.ndarray:
