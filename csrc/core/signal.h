@@ -1,9 +1,20 @@
 // A word that threads wait on: they spin for about as long as the next kernel of a decode step takes to come, then
 // sleep until the word changes.
+//
+// On Linux they sleep by its own call. std::atomic's wait gives way (sched_yield) a few times before it sleeps: of two
+// threads on one core the other then runs, and changes the word, so that neither ever sleeps, and both stay on that
+// core while others are idle. Who sleeps is woken on an idle one.
 #pragma once
 
 #include <atomic>
+#include <climits>
 #include <cstdint>
+
+#ifdef __linux__
+#include <linux/futex.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 
 #include "core/tiers.h"
 
@@ -32,8 +43,7 @@ class Signal {
     void add_one_and_wake(int count) {
         word_.fetch_add(1);
         const int asleep = asleep_.load();
-        if (asleep <= count) return wake_all();
-        for (int i = 0; i < count; ++i) word_.notify_one();
+        if (asleep > 0) wake(asleep <= count ? INT_MAX : count);
     }
 
     // The value for which ready(value) is true.
@@ -47,7 +57,7 @@ class Signal {
             // The sleeper counts itself, then looks at the word again; whoever changes the word changes it first, then
             // looks at the count. Both orders are sequentially consistent, so at least one of the two sees the other.
             asleep_.fetch_add(1);
-            word_.wait(now);
+            sleep_unless_changed(now);
             asleep_.fetch_sub(1);
             spins = 0;
         }
@@ -55,7 +65,7 @@ class Signal {
 
   protected:
     void wake_all() {
-        if (asleep_.load() > 0) word_.notify_all();
+        if (asleep_.load() > 0) wake(INT_MAX);
     }
 
     std::atomic<uint32_t> word_{0};
@@ -70,6 +80,26 @@ class Signal {
         asm volatile("isb" ::: "memory");  // a pause of tens of cycles; `yield` does nothing on most cores
 #endif
     }
+
+    // May return early.
+    void sleep_unless_changed(uint32_t seen) {
+#ifdef __linux__
+        syscall(SYS_futex, &word_, FUTEX_WAIT_PRIVATE, seen, nullptr, nullptr, 0);
+#else
+        word_.wait(seen);
+#endif
+    }
+
+    void wake(int count) {
+#ifdef __linux__
+        syscall(SYS_futex, &word_, FUTEX_WAKE_PRIVATE, count, nullptr, nullptr, 0);
+#else
+        if (count == INT_MAX) return word_.notify_all();
+        for (int i = 0; i < count; ++i) word_.notify_one();
+#endif
+    }
+
+    static_assert(sizeof(std::atomic<uint32_t>) == sizeof(uint32_t));
 
     std::atomic<int> asleep_{0};
 };

@@ -1,6 +1,8 @@
 // The pool of threads from C++: bodies that throw, callers at once, forks, the floating-point environment.
 #include "core/parallel.h"
 
+#include <sched.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -9,10 +11,12 @@
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
 #include <limits>
 #include <mutex>
 #include <set>
 #include <stdexcept>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -23,12 +27,12 @@ namespace {
 using decodestep::parallel_for;
 using decodestep::parallel_stages;
 
-#define CHECK(condition)                                                        \
-    do {                                                                        \
-        if (!(condition)) {                                                     \
-            std::printf("%s:%d: not %s\n", __FILE__, __LINE__, #condition);     \
-            std::exit(1);                                                       \
-        }                                                                       \
+#define CHECK(condition)                                                    \
+    do {                                                                    \
+        if (!(condition)) {                                                 \
+            std::printf("%s:%d: not %s\n", __FILE__, __LINE__, #condition); \
+            std::exit(1);                                                   \
+        }                                                                   \
     } while (false)
 
 void pause_a_moment() { std::this_thread::sleep_for(std::chrono::milliseconds(1)); }
@@ -192,6 +196,42 @@ void floats_are_the_default() {
 #endif
 }
 
+#ifdef __linux__
+void run_all_threads_on(const cpu_set_t& cpus) {
+    for (const auto& thread : std::filesystem::directory_iterator("/proc/self/task"))
+        sched_setaffinity(std::stoi(thread.path().filename().string()), sizeof(cpus), &cpus);
+}
+
+// A thread that only gives way to the one it waits for, on the core that they share, never leaves that core: the system
+// moves those that sleep.
+void who_waits_sleeps() {
+    cpu_set_t allowed, one;
+    CHECK(sched_getaffinity(0, sizeof(allowed), &allowed) == 0);
+    int cpu = 0;
+    while (!CPU_ISSET(cpu, &allowed)) ++cpu;
+    CPU_ZERO(&one);
+    CPU_SET(cpu, &one);
+    run_all_threads_on(one);
+    const auto slept = [] {
+        rusage used;
+        getrusage(RUSAGE_SELF, &used);
+        return used.ru_nvcsw;
+    };
+    long before = -1;
+    size_t together = 0;
+    parallel_stages(400, 2, [&](size_t, size_t member, size_t members) {
+        if (member > 0) return;
+        if (members == 1) return pause_a_moment();  // until the other has joined
+        if (before < 0) before = slept();
+        ++together;
+    });
+    const long times = slept() - before;
+    run_all_threads_on(allowed);
+    CHECK(together > 200);
+    CHECK(times > static_cast<long>(together) / 4);
+}
+#endif
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -206,6 +246,9 @@ int main(int argc, char** argv) {
     callers_share_workers();
     seats_are_kept();
     many_callers();
+#ifdef __linux__
+    who_waits_sleeps();
+#endif
     if (may_fork) a_forked_child_works();  // the thread sanitizer does not follow a fork with threads
     std::puts("passed");
 }
