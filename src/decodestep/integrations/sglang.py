@@ -107,7 +107,8 @@ def _params_of(req: Any, given: Any) -> SamplingParams:
 class Sampler(TheirSampler):  # type: ignore[misc]
     """SGLang's sampler, with our draw: `--sampling-backend decodestep`.
 
-    The same tokens survive top_k, top_p and min_p as in its "pytorch" backend, where all three look at the whole distribution.
+    The same tokens survive top_k, top_p and min_p as in its "pytorch" backend, where all three look at the whole distribution;
+    of tokens as likely as the last that top_k keeps all survive, as in SGLang's CUDA kernels; 0.5.23's "pytorch" drops some.
     A row's token depends on its logits, parameters, seed and position alone, and is the one that `Sampler` draws at that
     position. With --enable-deterministic-inference the seeds are the requests' sampling_seed, min_p included; else they come
     from torch's generator. Logits on a GPU are drawn there.
