@@ -96,7 +96,7 @@ def test_what_cannot_be_quantised_is_refused_by_name(source, tmp_path, capsys):
     folder = families.save(families.model_of("llama", 0), tmp_path)
     target = tmp_path / "out.gguf"
     for arguments, code, message in (
-        ([str(folder), str(target), "--type", "q8_0"], 1, "quantize takes a GGUF file"),
+        ([str(source), str(tmp_path), "--type", "q8_0"], 2, "quantize: OUT must be a file"),
         ([str(source), str(target), "--type", "q3_k"], 2, "quantize: --type must be one of"),
         ([str(source), str(source), "--type", "q8_0"], 2, "quantize: OUT must be another file than IN"),
     ):

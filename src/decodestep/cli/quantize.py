@@ -1,4 +1,4 @@
-"""``decodestep quantize``: a GGUF file in other types."""
+"""``decodestep quantize``: a GGUF file in other types, or a folder of safetensors as a GGUF file."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _KINDS = "f32, f16, bf16, q8_0, q4_0, q4_1, q5_0, q5_1, q4_k_m, q5_k_m, q6_k"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("source", metavar="IN", help="a GGUF file, best one of F32, F16 or BF16")
+    parser.add_argument("source", metavar="IN", help="a GGUF file, best one of F32, F16 or BF16, or a folder of safetensors")
     parser.add_argument("target", metavar="OUT", help="the GGUF file to write; it appears when it is whole")
     parser.add_argument("--type", required=True, metavar="TYPE", help=_KINDS)
 
@@ -27,6 +27,7 @@ def run(options: argparse.Namespace) -> int:
 
     source, target = Path(options.source), Path(options.target)
     requantise(source, target, options.type, progress)
-    before, after = (path.stat().st_size / 2**20 for path in (source, target))
+    weights = source.glob("*.safetensors") if source.is_dir() else [source]
+    before, after = sum(path.stat().st_size for path in weights) / 2**20, target.stat().st_size / 2**20
     print(f"{target}: {after:.1f} MiB, {after / before:.2f} of {source.name}, in {time.monotonic() - began:.1f} s")
     return 0

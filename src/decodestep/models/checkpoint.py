@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
 
@@ -107,6 +107,10 @@ class Checkpoint:
         if not np.isfinite(float32_of(scale)).all():
             raise ModelError(f"{self.path}: tensor {scale.name} must hold finite numbers")
 
+    def types(self) -> set[str]:
+        """The names of the tensors' types."""
+        return {tensor.type if isinstance(tensor, SafeTensor) else tensor.type.name for tensor in self._tensors.values()}
+
     def bytes_by_type(self) -> dict[str, int]:
         """The bytes of the model's tensors, by their type's name. `check` first."""
         found: dict[str, int] = {}
@@ -148,6 +152,10 @@ class Checkpoint:
     def stack(self, part: str, i: int = -1) -> Stored:
         """Several weights of one shape, their outputs one after the other: the slices of a tensor, or tensors."""
         return self._rows([self._tensors[one.name] for one in self._parts[part, i]])
+
+    def values(self, part: str, i: int = -1) -> Iterator[np.ndarray]:
+        """A weight's values, float32 in the file's shape, tensor by tensor."""
+        return (self._values(self._tensors[one.name]) for one in self._parts[part, i])
 
     def _rows(self, tensors: Sequence[Tensor | SafeTensor]) -> Stored:
         inputs = tensors[0].shape[-1]

@@ -120,7 +120,7 @@ def _grouped(checkpoint: Checkpoint, i: int, pack: Pack, head_dim: int) -> dict[
 
 def _turned_vector(checkpoint: Checkpoint, part: str, i: int, heads: int) -> np.ndarray:
     config, values = checkpoint.config, checkpoint.vector(part, i)
-    return values[_order(heads, 0, config.head_dim)] if config.halves else values
+    return values[neighbour_order(heads, 0, config.head_dim)] if config.halves else values
 
 
 def _bias(checkpoint: Checkpoint, part: str, i: int, heads: int, head_dim: int) -> np.ndarray:
@@ -164,7 +164,7 @@ def _latent(checkpoint: Checkpoint, i: int, pack: Pack) -> dict[str, Any]:
     latent = _neighbours(checkpoint.weight("latent_rope", i), 1, a.rank, a.rope, config.halves)
     latent_bias = checkpoint.optional_vector("latent_rope_bias", i)
     if latent_bias is not None and config.halves:
-        latent_bias = latent_bias[_order(1, a.rank, a.rope)]
+        latent_bias = latent_bias[neighbour_order(1, a.rank, a.rope)]
     key_up, value_up = _ups(checkpoint, i, a)
     return {
         "w_dq": None if down is None else _packed(pack, down),
@@ -231,7 +231,7 @@ def _experts(checkpoint: Checkpoint, i: int, pack: Pack) -> ExpertBlock:
     )
 
 
-def _order(heads: int, start: int, width: int) -> np.ndarray:
+def neighbour_order(heads: int, start: int, width: int) -> np.ndarray:
     """The rows of heads of start + width, the last `width` of each with the halves of a pair side by side."""
     head = np.concatenate([np.arange(start), start + np.arange(width).reshape(2, -1).T.reshape(-1)])
     return (np.arange(heads)[:, None] * len(head) + head).reshape(-1)
@@ -241,7 +241,7 @@ def _neighbours(stored: Stored, heads: int, start: int, width: int, halves: bool
     if not halves:
         return stored
     weight = _whole(stored[0])
-    return replace(weight, rows=weight.rows[_order(heads, start, width)]), stored[1]
+    return replace(weight, rows=weight.rows[neighbour_order(heads, start, width)]), stored[1]
 
 
 def _packed(pack: Pack, *parts: Stored) -> Weight:

@@ -46,7 +46,7 @@ class FolderTokenizer(Tokenizer):
         added = self._engine.get_added_tokens_decoder()
         self.special = frozenset(i for i, token in added.items() if token.special)
         self._verbatim = frozenset(added)
-        kinds = {"ByteLevel"} if text is None else _kinds(parse_object(where, text))
+        self.kinds = kinds = {"ByteLevel"} if text is None else _kinds(parse_object(where, text))
         self._sentencepiece = "ByteLevel" not in kinds
         matches = ((i, _BYTE_TOKEN.fullmatch(token)) for i, token in enumerate(self._tokens))
         self._byte_tokens = {i: bytes.fromhex(match[1]) for i, match in matches if match and "ByteFallback" in kinds}
@@ -56,6 +56,19 @@ class FolderTokenizer(Tokenizer):
         self.end_token_ids = _ends(folder, self.eos_token_id, vocab_size)
         self._prefix, self._suffix = self._template()
         self.add_bos = self.bos_token_id is not None and self._prefix == [self.bos_token_id]
+
+    def definition(self) -> dict[str, Any]:
+        """The engine as tokenizer.json would have it."""
+        definition: dict[str, Any] = json.loads(self._engine.to_str())
+        return definition
+
+    def is_byte(self, token_id: int) -> bool:
+        """Whether a token stands for a byte, as <0x0A> does."""
+        return token_id in self._byte_tokens
+
+    def pieces(self, text: str) -> list[str]:
+        """What the pre-tokenizer cuts a text into."""
+        return [piece for piece, _ in self._engine.pre_tokenizer.pre_tokenize_str(text)]
 
     def _template(self) -> tuple[list[int], list[int]]:
         """The ids that tokenizer.json's template puts before and after those of a text."""

@@ -1,4 +1,4 @@
-"""A GGUF file in other types: the tensors quantised, the metadata as they are."""
+"""A GGUF file in other types, or a folder of safetensors as one: the tensors quantised, the metadata as they are."""
 
 from __future__ import annotations
 
@@ -8,17 +8,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from gguf import GGUFReader, GGUFWriter
-from gguf.constants import GGML_QUANT_SIZES, GGUFValueType, LlamaFileType
+from gguf import GGUFWriter
+from gguf.constants import GGML_QUANT_SIZES, LlamaFileType
 from gguf.constants import GGMLQuantizationType as Type
 
 from decodestep._base.checks import require, require_choice
-from decodestep.models.checkpoint import float32_of, open_checkpoint
+from decodestep.models.checkpoint import open_checkpoint
 from decodestep.models.errors import ModelError
-from decodestep.models.gguf_file import GgufFile, Tensor
+from decodestep.models.gguf_source import Source, SourceTensor, source_of
 from decodestep.models.quantise import quantise
 
 _OP = "quantize"
+_QUANTIZATION_VERSION = 2  # of the layouts of blocks
 
 
 @dataclass(frozen=True)
@@ -57,37 +58,40 @@ _SENSITIVE = ("attn_v.weight", "ffn_down.weight", "ffn_down_exps.weight")
 
 
 def requantise(source: Path, target: Path, kind: str, progress: Callable[[int, int, str], None]) -> None:
-    """Writes `source`, a GGUF file, to `target` in the types that `kind` names; readable by llama.cpp.
+    """Writes `source`, a GGUF file or a folder, to `target` in the types that `kind` names; readable by llama.cpp.
 
     kind: a key of `RECIPES`. progress: progress(tensors done, tensors, name of the next) before each tensor.
     The file appears under its name when it is whole.
-    Raises ModelError for what `load` refuses, a folder, and a value that is not finite; RequestError for kind or target.
+    Raises ModelError for what `load` refuses, a folder that GGUF's keys cannot describe, and a value that is not finite;
+    RequestError for kind or target.
     """
     require_choice(_OP, "--type", kind, tuple(RECIPES))
-    if source.is_dir():
-        raise ModelError(f"{source}: quantize takes a GGUF file; load(path, dtype=...) quantises a folder when it loads it")
     same = target.exists() and target.samefile(source)
     require(not same, _OP, "OUT", "another file than IN", str(target))
+    require(not target.is_dir(), _OP, "OUT", "a file", str(target))
     checkpoint = open_checkpoint(source)
     checkpoint.check()
-    file = checkpoint.file
-    assert isinstance(file, GgufFile)
-    types = {name: _type_of(tensor, RECIPES[kind], checkpoint.config.layers, checkpoint.config.tied)
-             for name, tensor in file.tensors.items()}  # fmt: skip
+    _write(source_of(checkpoint), target, RECIPES[kind], progress)
+
+
+def _write(source: Source, target: Path, recipe: Recipe, progress: Callable[[int, int, str], None]) -> None:
+    types = {name: _type_of(tensor, recipe, source.layers, source.tied) for name, tensor in source.tensors.items()}
     part = target.with_name(f"{target.name}.part")
-    writer = GGUFWriter(part, checkpoint.config.architecture)
+    writer = GGUFWriter(part, source.architecture)
     try:
-        _copy_metadata(GGUFReader(source), writer, RECIPES[kind].file_type)
-        for name, tensor in file.tensors.items():
+        source.copy_fields(writer)
+        writer.add_file_type(recipe.file_type)
+        writer.add_quantization_version(_QUANTIZATION_VERSION)
+        for name, tensor in source.tensors.items():
             block, size = GGML_QUANT_SIZES[types[name]]
             nbytes = math.prod(tensor.shape) // block * size
             writer.add_tensor_info(name, _stored_shape(tensor, types[name]), np.dtype(np.uint8), nbytes, types[name])
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.write_ti_data_to_file()
-        for done, (name, tensor) in enumerate(file.tensors.items()):
+        for done, (name, tensor) in enumerate(source.tensors.items()):
             progress(done, len(types), name)
-            writer.write_tensor_data(_converted(tensor, types[name], source))
+            writer.write_tensor_data(_converted(tensor, types[name], source.path))
         progress(len(types), len(types), "")
         writer.close()
         part.replace(target)
@@ -95,7 +99,7 @@ def requantise(source: Path, target: Path, kind: str, progress: Callable[[int, i
         part.unlink(missing_ok=True)
 
 
-def _type_of(tensor: Tensor, recipe: Recipe, layers: int, tied: bool) -> Type:
+def _type_of(tensor: SourceTensor, recipe: Recipe, layers: int, tied: bool) -> Type:
     name = tensor.name
     if len(tensor.shape) < 2 or any(part in name for part in _DENSE):
         return tensor.type
@@ -113,27 +117,19 @@ def _counts_most(layer: int, layers: int) -> bool:
     return layer < layers // 8 or layer >= 7 * layers // 8 or (layer - layers // 8) % 3 == 2
 
 
-def _stored_shape(tensor: Tensor, kind: Type) -> tuple[int, ...]:
+def _stored_shape(tensor: SourceTensor, kind: Type) -> tuple[int, ...]:
     """As the writer takes it: the last axis in bytes."""
     block, size = GGML_QUANT_SIZES[kind]
     return (*tensor.shape[:-1], tensor.shape[-1] // block * size)
 
 
-def _converted(tensor: Tensor, kind: Type, path: Path) -> np.ndarray:
-    if tensor.type == kind:
-        return tensor.read()
-    values = float32_of(tensor).reshape(-1, tensor.shape[-1])
-    if not np.isfinite(values).all():
-        raise ModelError(f"{path}: tensor {tensor.name} must hold finite numbers")
-    return quantise(values, kind).reshape(-1)
-
-
-def _copy_metadata(reader: GGUFReader, writer: GGUFWriter, file_type: LlamaFileType) -> None:
-    for field in reader.fields.values():
-        if field.name.startswith(("GGUF.", "split.")) or field.name in ("general.architecture", "general.file_type"):
-            continue
-        of_items = field.types[-1] if field.types[0] == GGUFValueType.ARRAY else None
-        writer.add_key_value(field.name, field.contents(), field.types[0], of_items)
-    writer.add_file_type(file_type)
-    if "general.quantization_version" not in reader.fields:
-        writer.add_quantization_version(2)
+def _converted(tensor: SourceTensor, kind: Type, path: Path) -> np.ndarray:
+    if tensor.stored is not None and tensor.type == kind:
+        return tensor.stored()
+    made = []
+    for values in tensor.values():
+        rows = values.reshape(-1, tensor.shape[-1])
+        if not np.isfinite(rows).all():
+            raise ModelError(f"{path}: tensor {tensor.name} must hold finite numbers")
+        made.append(quantise(rows, kind).reshape(-1))
+    return made[0] if len(made) == 1 else np.concatenate(made)

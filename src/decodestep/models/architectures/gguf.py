@@ -10,7 +10,7 @@ import numpy as np
 from decodestep.models import rope
 from decodestep.models.architectures import gguf_grouped, names
 from decodestep.models.architectures.gguf_experts import experts_of
-from decodestep.models.architectures.gguf_keys import GgufKeys
+from decodestep.models.architectures.gguf_keys import Described, GgufKeys
 from decodestep.models.architectures.limits import (
     LEAST_FACTOR,
     MAX_CONTEXT,
@@ -19,11 +19,10 @@ from decodestep.models.architectures.limits import (
 )
 from decodestep.models.config import Config, LatentAttention
 from decodestep.models.errors import ModelError
-from decodestep.models.gguf_file import GgufFile
 from decodestep.models.rope import Rope
 
 
-def config_of(file: GgufFile) -> Config:
+def config_of(file: Described) -> Config:
     """The sizes that a file's metadata give. Raises ModelError for another architecture, or sizes that are not supported."""
     architecture = file.metadata.get("general.architecture")
     if not isinstance(architecture, str) or architecture not in _CONFIGS:
@@ -32,7 +31,7 @@ def config_of(file: GgufFile) -> Config:
     return _CONFIGS[architecture](GgufKeys(file, architecture))
 
 
-def ropes_of(file: GgufFile, config: Config, vector: Callable[[str, int], np.ndarray]) -> tuple[Rope, ...]:
+def ropes_of(file: Described, config: Config, vector: Callable[[str, int], np.ndarray]) -> tuple[Rope, ...]:
     """The rotary embedding, and where `config.grouped.ropes` names it a second one. vector: reads a tensor of the file by its
     name and length."""
     keys = GgufKeys(file, config.architecture)
@@ -69,7 +68,7 @@ def _rope(keys: GgufKeys, config: Config, vector: Callable[[str, int], np.ndarra
     return Rope((frequencies / np.float32(factor)).astype(np.float32))
 
 
-def _factors(file: GgufFile, name: str, width: int, vector: Callable[[str, int], np.ndarray]) -> np.ndarray:
+def _factors(file: Described, name: str, width: int, vector: Callable[[str, int], np.ndarray]) -> np.ndarray:
     divisors = vector(name, width // 2)
     if not ((divisors >= LEAST_FACTOR) & (divisors <= MOST_FACTOR)).all():
         raise ModelError(f"{file.path}: tensor {name} must hold {width // 2} numbers in [{LEAST_FACTOR:g}, {MOST_FACTOR:g}]")

@@ -2,21 +2,33 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import Any, Protocol
 
 from decodestep.models import metadata as md
 from decodestep.models.architectures import names
 from decodestep.models.architectures.limits import MAX_CONTEXT, MAX_HEADS, MAX_LAYERS, MAX_WIDTH
 from decodestep.models.errors import ModelError
-from decodestep.models.gguf_file import GgufFile
+
+
+class Described(Protocol):
+    """What of a GGUF file, or of one that is not written yet, says which model it is."""
+
+    @property
+    def path(self) -> Path: ...
+    @property
+    def metadata(self) -> Mapping[str, Any]: ...
+    @property
+    def tensors(self) -> Mapping[str, Any]: ...  # by name; only the names count
 
 
 @dataclass
 class GgufKeys:
     """A file's metadata under the prefix of its architecture."""
 
-    file: GgufFile
+    file: Described
     architecture: str
 
     def __contains__(self, key: str) -> bool:

@@ -1,0 +1,199 @@
+"""A folder's config.json as the metadata of a GGUF file, by llama.cpp's names; what these cannot say is refused."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from decodestep.models import rope
+from decodestep.models.architectures import gguf, names
+from decodestep.models.architectures.config_json import Keys, RopeParameters
+from decodestep.models.architectures.names import Part
+from decodestep.models.config import Config
+from decodestep.models.model_folder import ModelFolder
+from decodestep.models.rope import Rope
+
+ARCHITECTURES = {
+    **{kind: kind for kind in ("llama", "qwen2", "qwen3", "smollm3", "granite", "minicpm3")},
+    **{kind: "llama" for kind in ("mistral", "ministral")},
+    "qwen3_moe": "qwen3moe",
+    "gemma3_text": "gemma3",
+    **{kind: "deepseek2" for kind in ("deepseek_v2", "deepseek_v3", "kimi_k2", "glm4_moe_lite", "youtu")},
+}
+_HALVES = ("qwen2", "qwen3", "qwen3moe", "gemma3", "minicpm3")  # whose rotated pairs lie half a head apart
+_WITH_FREQUENCIES = ("llama", "granite")  # whose files may have a tensor that divides them
+_GATING = {"softmax": 1, "sigmoid": 2}
+# Of Config: what a file says in another way, or not at all.
+_UNSAID = ("name", "architecture", "skipped_layers", "grouped.scale", "latent_attention.scale")
+
+
+@dataclass(frozen=True)
+class Header:
+    """A GGUF file that is not written yet. metadata: without the tokenizer. config: the model's as the file gives it. parts:
+    its tensors, each with its layer or -1, but for `vectors`, which are of the rotation."""
+
+    path: Path
+    metadata: dict[str, Any]
+    config: Config
+    parts: list[tuple[int, Part]]
+    vectors: dict[str, np.ndarray]
+
+
+@dataclass(frozen=True)
+class _Unwritten:
+    """What `gguf.config_of` reads of a file."""
+
+    path: Path
+    metadata: dict[str, Any]
+    tensors: dict[str, Any]
+
+
+def header_of(folder: ModelFolder, config: Config, ropes: tuple[Rope, ...]) -> Header:
+    """config, ropes: the folder's. Raises ModelError for a model that would not be the same when the file is read."""
+    keys = Keys(folder)
+    architecture = ARCHITECTURES[keys.kind]
+    data, vectors = _rope(keys, config, architecture, ropes)
+    data = {f"{architecture}.{key}": value for key, value in (_sizes(config, architecture) | data).items()}
+    data = {"general.architecture": architecture, "general.name": config.name, **data}
+    expected = replace(config, architecture=architecture, halves=architecture in _HALVES, norm_shift=0.0, skipped_layers=0)
+    try:
+        # Latents' keys and values apart, as new files of deepseek2 have them.
+        parts = list(names.parts_of(expected, names.GGUF, lambda name: architecture != "deepseek2" and "attn_kv_b" in name))
+    except KeyError as error:
+        raise keys.refuse(f"a GGUF file has no name for {error}") from error
+    file = _Unwritten(folder.path, data, dict.fromkeys([part.name for _, part in parts]) | vectors)
+    read = gguf.config_of(file)
+    mine, theirs = _facts(expected), _facts(read)
+    for name, value in mine.items():
+        if not _same(value, theirs.get(name)):
+            raise keys.refuse(f"a GGUF file of {architecture} would be read with {name} {theirs.get(name)}, not {value}")
+    for ours, again in zip(ropes, gguf.ropes_of(file, read, lambda name, _: vectors[name]), strict=True):
+        if not _same_rope(ours, again):
+            raise keys.refuse(f"a GGUF file of {architecture} cannot say its rotation")
+    return Header(folder.path, data, read, parts, vectors)
+
+
+def _sizes(config: Config, architecture: str) -> dict[str, Any]:
+    latent = config.latent_attention
+    split = architecture == "deepseek2"  # as one latent group
+    made: dict[str, Any] = {
+        "block_count": config.layers,
+        "context_length": config.context,
+        "embedding_length": config.hidden,
+        "feed_forward_length": config.feed_forward,
+        "vocab_size": config.vocab_size,
+        "attention.head_count": config.heads,
+        "attention.head_count_kv": 1 if split else config.groups,
+        "attention.layer_norm_rms_epsilon": config.norm_eps,
+    }
+    if latent is None:
+        made |= {"attention.key_length": config.head_dim, "attention.value_length": config.head_dim}
+        made |= {"rope.dimension_count": config.head_dim}
+        if any(config.grouped.windows):
+            made["attention.sliding_window"] = max(config.grouped.windows)
+    else:
+        head = latent.nope + latent.rope
+        made |= {"attention.kv_lora_rank": latent.rank, "rope.dimension_count": latent.rope, "attention.key_length": head}
+        made |= {} if latent.query_rank is None else {"attention.q_lora_rank": latent.query_rank}
+    if split and latent is not None:
+        made |= {"attention.key_length": latent.rank + latent.rope, "attention.value_length": latent.rank}
+        made |= {"attention.key_length_mla": head, "attention.value_length_mla": latent.value}
+        made["leading_dense_block_count"] = config.experts.layers.index(True) if config.experts else config.layers
+        # llama.cpp asks for these where all layers are dense too.
+        made |= {"expert_feed_forward_length": config.feed_forward, "expert_shared_count": 0}
+    if architecture == "gemma3":
+        windows = config.grouped.windows
+        made["attention.sliding_window_pattern"] = windows.index(0) + 1 if 0 in windows else config.layers + 1
+    if architecture == "granite":
+        made |= {"attention.scale": config.scale, "embedding_scale": config.embedding_scale}
+        made |= {"residual_scale": config.branch_scale, "logit_scale": config.logits_scale}
+    return made | _experts(config)
+
+
+def _experts(config: Config) -> dict[str, Any]:
+    experts = config.experts
+    if experts is None:
+        return {}
+    rule = experts.rule
+    made: dict[str, Any] = {
+        "expert_count": experts.count,
+        "expert_used_count": rule.used,
+        "expert_feed_forward_length": experts.width,
+        "expert_shared_count": experts.shared // experts.width,
+        "expert_weights_scale": rule.scale,
+        "expert_gating_func": _GATING[rule.scores],
+        "expert_weights_norm": rule.normalise,
+    }
+    if rule.groups > 1:
+        made |= {"expert_group_count": rule.groups, "expert_group_used_count": rule.kept_groups}
+    return made
+
+
+def _rope(
+    keys: Keys, config: Config, architecture: str, ropes: tuple[Rope, ...]
+) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """The keys of the rotation, and its tensors."""
+    gemma = architecture == "gemma3"
+    p = RopeParameters(keys, "full_attention" if gemma else None)
+    made: dict[str, Any] = {"rope.freq_base": p.theta}
+    if gemma:
+        made["rope.freq_base_swa"] = RopeParameters(keys, "sliding_attention").theta
+    if p.kind in ("linear", "yarn"):
+        original = p.original(config.context)
+        stretch = p.number("factor", config.context / original, least=0.0, most=math.inf)
+        made |= {"rope.scaling.type": p.kind, "rope.scaling.factor": stretch}
+    if p.kind == "yarn":
+        yarn = ("beta_fast", "beta_slow", "mscale_all_dim")
+        fast, slow, strength = (p.number(name, 0.0, least=0.0, most=1e6) for name in yarn)
+        made |= {
+            "rope.scaling.original_context_length": original,
+            "rope.scaling.yarn_beta_fast": fast or 32.0,
+            "rope.scaling.yarn_beta_slow": slow or 1.0,
+        }
+        made |= {"rope.scaling.yarn_log_multiplier": 0.1 * strength} if strength else {}
+    if p.kind == "llama3" and architecture in _WITH_FREQUENCIES:
+        return made, {"rope_freqs.weight": rope.plain(p.theta, config.head_dim) / ropes[0].inverse_frequencies}
+    if p.kind == "longrope":
+        made |= {"rope.scaling.type": p.kind, "rope.scaling.original_context_length": p.original(config.context)}
+        made |= {"rope.scaling.attn_factor": ropes[0].factor}
+        count = len(ropes[0].inverse_frequencies)
+        factors = {f"rope_factors_{name}.weight": p.divisors(f"{name}_factor", count) for name in ("long", "short")}
+        return made, {name: np.asarray(values, np.float32) for name, values in factors.items()}
+    return made, {}
+
+
+def _facts(config: Config) -> dict[str, Any]:
+    """What has to be the same, flat."""
+    return dict(_flat("", asdict(config) | {"score scale": config.scale}))
+
+
+def _flat(prefix: str, value: Any) -> Iterator[tuple[str, Any]]:
+    if isinstance(value, dict):
+        for key, item in value.items():
+            yield from _flat(f"{prefix}.{key}" if prefix else key, item)
+    elif prefix in _UNSAID:
+        return
+    elif isinstance(value, tuple) and not any(value):  # of all layers, that they have none
+        yield prefix, ()
+    else:
+        yield prefix, value
+
+
+def _same(a: Any, b: Any) -> bool:
+    """Equal but for rounding to float32."""
+    return math.isclose(a, b, rel_tol=1e-6) if isinstance(a, float) and isinstance(b, float) else bool(a == b)
+
+
+def _same_rope(a: Rope, b: Rope) -> bool:
+    if (a.long_frequencies is None) != (b.long_frequencies is None) or not _same(a.factor, b.factor):
+        return False
+    pairs = [(a.inverse_frequencies, b.inverse_frequencies)]
+    if a.long_frequencies is not None and b.long_frequencies is not None:
+        pairs += [(a.long_frequencies, b.long_frequencies)]
+    same_place = a.long_frequencies is None or a.original == b.original
+    return same_place and all(np.allclose(mine, theirs, rtol=1e-6, atol=0) for mine, theirs in pairs)

@@ -1,0 +1,136 @@
+"""What a GGUF file is written from: another one, or a folder of safetensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from gguf import GGUFReader, GGUFWriter
+from gguf.constants import GGMLQuantizationType, GGUFValueType
+
+from decodestep.models.architectures.gguf_of_folder import header_of
+from decodestep.models.architectures.names import Part
+from decodestep.models.checkpoint import Checkpoint, float32_of
+from decodestep.models.convert import neighbour_order
+from decodestep.models.folder_tokenizer import FolderTokenizer
+from decodestep.models.gguf_file import GgufFile, Tensor
+from decodestep.models.gguf_tokenizer import tokenizer_fields
+from decodestep.models.model_folder import ModelFolder
+
+# Keys that are written anew, or that say how the source lay in its file.
+_LEFT_OUT = ("general.architecture", "general.file_type", "general.quantization_version", "general.alignment")
+_TURNED = ("query", "key", "query_bias", "key_bias", "query_up", "latent_rope")
+
+
+@dataclass(frozen=True)
+class SourceTensor:
+    """type: as it is stored, or F32 for one that is made. stored: reads its bytes, if it lies in a GGUF file. values: its rows
+    as float32 (..., shape[-1]), in pieces."""
+
+    name: str
+    shape: tuple[int, ...]
+    type: GGMLQuantizationType
+    stored: Callable[[], np.ndarray] | None
+    values: Callable[[], Iterator[np.ndarray]]
+
+
+@dataclass(frozen=True)
+class Source:
+    """copy_fields: writes the metadata but for the architecture and what is quantised."""
+
+    path: Path
+    architecture: str
+    layers: int
+    tied: bool
+    copy_fields: Callable[[GGUFWriter], None]
+    tensors: dict[str, SourceTensor]
+
+
+def source_of(checkpoint: Checkpoint) -> Source:
+    """`checkpoint` has been checked. Raises ModelError for a folder that GGUF's keys cannot describe."""
+    file = checkpoint.file
+    return _of_folder(checkpoint, file) if isinstance(file, ModelFolder) else _of_file(checkpoint, file)
+
+
+def _of_file(checkpoint: Checkpoint, file: GgufFile) -> Source:
+    def tensor_of(tensor: Tensor) -> SourceTensor:
+        return SourceTensor(tensor.name, tensor.shape, tensor.type, tensor.read, lambda: iter([float32_of(tensor)]))
+
+    def copy_fields(writer: GGUFWriter) -> None:
+        for field in GGUFReader(checkpoint.path).fields.values():
+            if field.name.startswith(("GGUF.", "split.")) or field.name in _LEFT_OUT:
+                continue
+            of_items = field.types[-1] if field.types[0] == GGUFValueType.ARRAY else None
+            writer.add_key_value(field.name, field.contents(), field.types[0], of_items)
+
+    config = checkpoint.config
+    tensors = {name: tensor_of(tensor) for name, tensor in file.tensors.items()}
+    return Source(checkpoint.path, config.architecture, config.layers, config.tied, copy_fields, tensors)
+
+
+def _of_folder(checkpoint: Checkpoint, folder: ModelFolder) -> Source:
+    tokenizer = checkpoint.tokenizer()
+    assert isinstance(tokenizer, FolderTokenizer)
+    config, path = checkpoint.config, checkpoint.path
+    header = header_of(folder, config, checkpoint.ropes())
+    fields = header.metadata | tokenizer_fields(tokenizer, config.vocab_size, config.architecture, str(path))
+    templates = [{"name": name, "template": text} for name, text in folder.chat_templates().items() if isinstance(text, str)]
+
+    def copy_fields(writer: GGUFWriter) -> None:
+        for key, value in fields.items():
+            if key != "general.architecture":
+                writer.add_key_value(key, value, *_value_type(value))
+        if templates:
+            writer.add_chat_template(templates)
+
+    def tensor_of(i: int, part: Part) -> SourceTensor:
+        return SourceTensor(
+            part.name, part.shape, GGMLQuantizationType.F32, None, lambda: _values(checkpoint, header.config.halves, part, i)
+        )
+
+    tensors = {part.name: tensor_of(i, part) for i, part in header.parts}
+    for name, vector in header.vectors.items():
+        tensors[name] = SourceTensor(name, vector.shape, GGMLQuantizationType.F32, None, partial(iter, [vector]))
+    return Source(path, header.config.architecture, config.layers, config.tied, copy_fields, tensors)
+
+
+def _values(checkpoint: Checkpoint, halves: bool, part: Part, i: int) -> Iterator[np.ndarray]:
+    """A part of the folder in the form that the file has. halves: whether rotated pairs lie half a head apart there."""
+    config, latent = checkpoint.config, checkpoint.config.latent_attention
+    if part.part in ("keys_up", "values_up") and latent is not None:
+        (both,) = checkpoint.values("keys_values_up", i)
+        rows = both.reshape(config.heads, latent.nope + latent.value, -1)
+        yield rows[:, : latent.nope].swapaxes(1, 2) if part.part == "keys_up" else rows[:, latent.nope :]
+    elif len(part.shape) == 1:
+        values = checkpoint.vector(part.part, i)
+        yield values[_order(checkpoint, part)] if _is_turned(checkpoint, halves, part) else values
+    else:
+        for values in checkpoint.values(part.part, i):
+            yield values[_order(checkpoint, part)] if _is_turned(checkpoint, halves, part) else values
+
+
+def _is_turned(checkpoint: Checkpoint, halves: bool, part: Part) -> bool:
+    return checkpoint.config.halves and not halves and part.part in _TURNED
+
+
+def _order(checkpoint: Checkpoint, part: Part) -> np.ndarray:
+    """The rows with pairs side by side."""
+    config, latent = checkpoint.config, checkpoint.config.latent_attention
+    if latent is None:
+        return neighbour_order(part.shape[0] // config.head_dim, 0, config.head_dim)
+    if part.part == "latent_rope":
+        return neighbour_order(1, latent.rank, latent.rope)
+    return neighbour_order(config.heads, latent.nope, latent.rope)
+
+
+def _value_type(value: Any) -> tuple[GGUFValueType, GGUFValueType | None]:
+    if isinstance(value, list):
+        of_items = _value_type(value[0])[0] if value else GGUFValueType.STRING
+        # llama.cpp reads the types of tokens as INT32 alone.
+        return GGUFValueType.ARRAY, GGUFValueType.INT32 if of_items == GGUFValueType.UINT32 else of_items
+    types = {bool: GGUFValueType.BOOL, int: GGUFValueType.UINT32, float: GGUFValueType.FLOAT32, str: GGUFValueType.STRING}
+    return types[type(value)], None

@@ -1,0 +1,150 @@
+"""decodestep quantize on folders: the file has the folder's logits, tokens, template and names, and llama.cpp reads it."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+
+import gguf
+import numpy as np
+import pytest
+import torch
+
+import decodestep as ds
+import families
+from decodestep import cli
+from decodestep.models import ModelError
+from decodestep.models.architectures.gguf_of_folder import ARCHITECTURES
+from decodestep.models.architectures.names import FOLDER_WITH_POST_NORMS, GGUF
+from decodestep.models.gguf_file import GgufFile
+
+_PLAIN = {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0}}
+# Of every family a size that GGUF has keys for: size, and changes to it.
+CASES = {
+    "llama": (1, {}),
+    "qwen2": (2, {}),
+    "qwen3": (2, {}),
+    "qwen3_moe": (0, {}),
+    "mistral": (1, {}),
+    "ministral": (1, {"rope_parameters": families.yarn(None, None)}),
+    "smollm3": (0, {}),
+    "granite": (2, {"rope_parameters": {"rope_type": "linear", "rope_theta": 500.0, "factor": 2.0}}),
+    "gemma3_text": (0, {}),
+    "deepseek_v2": (1, {}),
+    "deepseek_v3": (0, {}),
+    "glm4_moe_lite": (0, {}),
+    "youtu": (0, {"rope_interleave": False}),
+    "minicpm3": (0, {"dim_model_base": 256, "v_head_dim": 16, "rope_parameters": families.longrope(100)}),
+}
+# llama.cpp does not read Mistral's window; see docs/models.md for the others.
+IN_LLAMA_CPP = [family for family in CASES if family not in ("mistral", "ministral", "deepseek_v2", "minicpm3")]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    @cache
+    def made(family):
+        size, changes = CASES[family]
+        model = families.model_of(family, size, **changes)
+        return families.save(model, tmp_path_factory.mktemp(family))
+
+    return made
+
+
+def quantised(folder, target, kind="f32"):
+    assert cli.main(["quantize", str(folder), str(target), "--type", kind]) == 0
+    return target
+
+
+@pytest.mark.parametrize("family", CASES)
+def test_the_file_is_the_model(folder, tmp_path, family):
+    source, ids = folder(family), np.random.default_rng(0).integers(0, 297, 120)
+    target = quantised(source, tmp_path / "model.gguf")
+    before, after = ds.load(source, dtype="float32"), ds.load(target, dtype="float32")
+    assert families.relative(after.logits(ids), before.logits(ids)) < 1e-5
+    assert after.config.architecture == ARCHITECTURES[family] and len(after.tokenizer) == before.config.vocab_size
+    for text in ("abcab  <eos>\n123 <pad", "Grüße, 世界", ""):
+        assert after.tokenizer.encode(text) == before.tokenizer.encode(text)
+    assert after.tokenizer.end_token_ids == before.tokenizer.end_token_ids
+    message = [{"role": "user", "content": "Hi <eos>"}]
+    assert after.chat_prompt(message) == before.chat_prompt(message)
+    assert after.chat_ids(message) == before.chat_ids(message)
+
+
+@pytest.mark.parametrize("family", IN_LLAMA_CPP)
+def test_llama_cpp_has_its_logits(folder, tmp_path, family):
+    pytest.importorskip("llama_cpp")
+    from llama_cpp_model import LlamaCpp
+
+    target, ids = quantised(folder(family), tmp_path / "model.gguf"), np.random.default_rng(0).integers(0, 297, 60)
+    peer = LlamaCpp(target, 256, 1, flash_attention=False)
+    try:
+        theirs = peer.evaluate(ids, 0, every=True)
+    finally:
+        peer.close()
+    assert families.relative(ds.load(target, dtype="float32").logits(ids), theirs) < 0.01
+
+
+@pytest.mark.parametrize("family", CASES)
+def test_names_are_those_of_the_gguf_package(family):
+    """Of each part the package's name for what transformers calls it, where its tables have it."""
+    architecture = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == ARCHITECTURES[family])
+    known = gguf.get_tensor_name_map(architecture, 2)
+    table = FOLDER_WITH_POST_NORMS if family == "gemma3_text" else {k: v for k, v in FOLDER_WITH_POST_NORMS.items()}
+    if family != "gemma3_text":
+        from decodestep.models.architectures.names import FOLDER as table
+    found = 0
+    for part, name in table.items():
+        theirs = known.get_name(name.format(i=1, e=0).replace("experts.0.", "experts."), (".weight", ".bias"))
+        if theirs is not None and part in GGUF:
+            assert GGUF[part].format(i=1) == theirs, part
+            found += 1
+    assert found > 8
+
+
+def test_types_padding_and_facts(tmp_path):
+    """A vocabulary that ends before the model's, two tokens that end a text, and a family whose rows fill blocks of 256."""
+    model = families.model_of("qwen3", 2, hidden_size=256, intermediate_size=512, vocab_size=310, torch_dtype=torch.bfloat16)
+    folder = families.save(model.to(torch.bfloat16), tmp_path / "in")
+    (folder / "generation_config.json").write_text(json.dumps({"eos_token_id": [299, 298]}))
+    target = quantised(folder, tmp_path / "out.gguf", "q4_k_m")
+    file, ids = GgufFile(target), np.random.default_rng(0).integers(0, 300, 60)
+    assert file.tensors["blk.1.ffn_up.weight"].type.name == "Q4_K" and file.tensors["blk.1.attn_norm.weight"].type.name == "F32"
+    tokens, types = (file.metadata[f"tokenizer.ggml.{key}"] for key in ("tokens", "token_type"))
+    assert tokens[-2:] == ["[PAD308]", "[PAD309]"] and types[-2:].tolist() == [5, 5] and types[298] == 3
+    assert (file.metadata["tokenizer.ggml.eos_token_id"], file.metadata["tokenizer.ggml.eot_token_id"]) == (298, 299)
+    exact = ds.load(folder, dtype="float32").logits(ids)
+    apart = np.abs(ds.load(target, dtype="float32").logits(ids) - exact).max(axis=1) / np.abs(exact).max(axis=1)
+    assert 0.01 < np.median(apart) < 0.6
+
+
+REFUSED = {
+    "biases": ("llama", {"mlp_bias": True}, "a GGUF file has no name for 'gate_bias'"),
+    "windows": ("ministral", {"layer_types": ["full_attention", "sliding_attention", "full_attention"]}, "grouped.windows"),
+    "rotations": ("smollm3", {"no_rope_layers": [0, 1, 1], "num_hidden_layers": 3}, "grouped.ropes"),
+    "norm_topk_prob": ("qwen3_moe", {"norm_topk_prob": False}, "experts.rule.normalise True, not False"),
+    "scales": ("minicpm3", {"scale_emb": 6}, "embedding_scale 12.0, not 6"),
+    "yarn": ("ministral", {"rope_parameters": families.yarn(None, None, attention_factor=2.0)}, "cannot say its rotation"),
+}
+
+
+@pytest.mark.parametrize(("family", "changes", "message"), REFUSED.values(), ids=REFUSED)
+def test_what_a_file_cannot_say_is_refused_by_name(tmp_path, capsys, family, changes, message):
+    size, more = CASES[family]
+    model = families.model_of(family, size, **{**more, **changes})
+    folder = families.save(model, tmp_path / "in")
+    assert cli.main(["quantize", str(folder), str(tmp_path / "out.gguf"), "--type", "f16"]) == 1
+    assert message in capsys.readouterr().err
+    assert not list(tmp_path.glob("*.gguf*"))
+
+
+def test_a_tokenizer_without_a_name_is_refused(folder, tmp_path, capsys):
+    source = families.save(families.model_of("llama", 0), tmp_path / "in")
+    data = json.loads((source / "tokenizer.json").read_text())
+    data["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [
+        {"type": "Split", "pattern": {"Regex": "[aeiou]"}, "behavior": "Isolated", "invert": False}, data["pre_tokenizer"]]}  # fmt: skip
+    (source / "tokenizer.json").write_text(json.dumps(data))
+    assert cli.main(["quantize", str(source), str(tmp_path / "out.gguf"), "--type", "f16"]) == 1
+    assert "no form of tokenizer that a GGUF file can name" in capsys.readouterr().err
+    with pytest.raises(ModelError):
+        ds.load(tmp_path / "out.gguf")
