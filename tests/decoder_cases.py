@@ -17,6 +17,7 @@ from decodestep.ops.decoder_forward import (
     Mixture,
 )
 from decodestep.ops.decoder_forward.arguments import SCALE_BYTES
+from decodestep.ops.decoder_forward.group_cache import page_shapes
 from decodestep.ops.expert_router import RouterRule
 from decodestep.weights import FeedForward, Format, LinearPanels, PackedWeight
 
@@ -147,6 +148,7 @@ def step(
     dtype: type = np.float32,
     slabs: int = 1,
     byte_latents: bool = False,
+    cache: np.dtype = BFLOAT16,
 ) -> dict[str, Any]:
     """The arguments of a step that runs prompts of these lengths: pages in random order, the cache full of NaN."""
     table_width, positions = -(-max(lengths) // 16), np.arange(max(lengths))
@@ -154,12 +156,13 @@ def step(
     pages = -(-needed // slabs)
     half = w.rope // 2
     if w.latent is None:
-        shapes = [(len(w.layers), w.kv_heads, pages, *page) for page in ((half, 16, 2), (8, w.head_dim, 2))]
+        shapes = [(len(w.layers), w.kv_heads, pages, *page) for page in page_shapes(cache, w.head_dim)]
     else:
         shapes = [(len(w.layers), pages, 16, width) for width in (w.latent.rope, w.latent.latent)]
-    keys, values = (np.full(shape if slabs == 1 else (slabs, *shape), np.nan, BFLOAT16) for shape in shapes)
+    shapes = [shape if slabs == 1 else (slabs, *shape) for shape in shapes]
+    keys, values = (np.full(shape, -1 if cache == np.int8 else np.nan, cache) for shape in shapes)  # scales of -1s are NaN
     if byte_latents:
-        values = np.full((*values.shape[:-1], w.latent.latent + SCALE_BYTES), -1, np.int8)  # whose scale is NaN
+        values = np.full((*values.shape[:-1], w.latent.latent + SCALE_BYTES), -1, np.int8)
     angle = positions[:, None] * 0.7 ** np.arange(half)
     tokens = sum(lengths)
     return {

@@ -234,20 +234,25 @@ def decoder_forward(s: Source) -> Arguments:
     )
     slabs = s.one_of(1, 2)
     layers, groups, width, sizes = len(made["layers"]), made["kv_heads"], made["head_dim"], made["latent"]
+    half = key_bytes = False
     if sizes:
         width, keys = sizes[1], (slabs, layers, pages, 16, sizes[1])
         in_bytes = s.one_of(False, True)
         values = (slabs, layers, pages, 16, sizes[2] + 4 * in_bytes)
     else:
-        in_bytes = False
-        keys, values = (slabs, layers, groups, pages, width // 2, 16, 2), (slabs, layers, groups, pages, 8, width, 2)
+        in_bytes = key_bytes = s.one_of(False, False, True)
+        half = s.one_of(False, True)
+        block = (slabs, layers, groups, pages, width // 16, 18 if in_bytes else 16, 16)
+        pairs = (slabs, layers, groups, pages, width // 2, 16, 2), (slabs, layers, groups, pages, 8, width, 2)
+        keys, values = (block, block) if in_bytes or half else pairs
     wanted = s.ids(s.size() if tokens else 0, end=tokens)
     return {
         "decoder": Held("Decoder", made), "ids": s.ids(tokens, end=len(made["embedding"])),
         "sequence": s.ids(tokens, end=sequences),
         "positions": s.ids(tokens, end=min(positions, 16 * room)), "sin": s.array(2, positions, width // 2),
         "cos": s.array(2, positions, width // 2),
-        "keys": s.array(*keys, dtype=np.uint16), "values": s.array(*values, dtype=np.int8 if in_bytes else np.uint16),
+        "keys": s.array(*keys, dtype=np.int8 if key_bytes else np.uint16),
+        "values": s.array(*values, dtype=np.int8 if in_bytes else np.uint16), "half": half,
         "page_table": s.ids(sequences, room, end=slabs * pages), "wanted": wanted,
         "logits": s.array(len(wanted), made["logits"][2]), "threads": s.threads(),
         "costs": s.one_of(None, s.array(STEP_PARTS, 2, dtype=np.float64)),

@@ -13,9 +13,11 @@ import decodestep as ds
 import processes
 from decoder_cases import Sizes, copied, step, weights
 from decodestep import _native
+from decodestep.ops.decoder_forward.group_cache import TYPES
 from decodestep.weights import Format, PackedWeight
 
 ROOT = Path(__file__).parent.parent
+BFLOAT16, FLOAT16, INT8 = TYPES
 COMPILER, EMULATOR = "aarch64-linux-gnu-g++", "qemu-aarch64"
 SOURCES = (
     "attention/mla_attention",
@@ -26,16 +28,17 @@ SOURCES = (
     "core/parallel",
     "core/isa",
 )
-FORMATS = [Format.F32, Format.BF16, Format.Q8_0]
+CALLS = {Format.F32: FLOAT16, Format.BF16: BFLOAT16, Format.Q8_0: INT8}  # the type of the cache
+CACHE_TYPES = [None, FLOAT16, BFLOAT16, INT8]  # by the numbers of csrc/attention/cache_type.h
 
 
-def write_call(path: Path, format_: Format, rng: np.random.Generator) -> None:
+def write_call(path: Path, format_: Format, cache: np.dtype, rng: np.random.Generator) -> None:
     """A call, one of whose tokens is NaN, and what it gives here."""
     w = weights(Sizes(), format_, rng)
     embedding = w.embedding.dense(np.float32)
     embedding[:, -1] = np.nan
     w = replace(w, embedding=PackedWeight.from_array(embedding))
-    call = step(w, [300, 5, 40], rng)
+    call = step(w, [300, 5, 40], rng, cache=cache)
     call["token_ids"] %= w.vocab_size - 1
     call["token_ids"][200] = w.vocab_size - 1
     before = copied(call)
@@ -52,6 +55,7 @@ def write_call(path: Path, format_: Format, rng: np.random.Generator) -> None:
         pages,
         table.shape[1],
         format_,
+        CACHE_TYPES.index(cache),
     ]
     arrays = [np.array(sizes, np.uint64), np.array([w.norm_eps, w.scale], np.float32)]
     for layer in w.layers:
@@ -68,11 +72,11 @@ def write_call(path: Path, format_: Format, rng: np.random.Generator) -> None:
 def test_a_step_has_the_same_bits_on_arm(tmp_path, rng):
     if not (shutil.which(COMPILER) and shutil.which(EMULATOR)):
         pytest.skip(f"needs {COMPILER} and {EMULATOR}")
-    for format_ in FORMATS:
-        write_call(tmp_path / format_.name, format_, rng)
+    for format_, cache in CALLS.items():
+        write_call(tmp_path / format_.name, format_, cache, rng)
     sources = [ROOT / "tests" / "core" / "decoder_test.cpp", *(ROOT / "csrc" / f"{name}.cpp" for name in SOURCES)]
     flags = ["-std=c++20", "-O1", "-ffp-contract=off", "-pthread", "-static", "-DDECODESTEP_ISA=baseline", f"-I{ROOT / 'csrc'}"]
     program = tmp_path / "decoder_test"
     processes.run([COMPILER, *flags, *map(str, sources), "-o", str(program)], timeout=600, check=True)
-    ran = processes.run([EMULATOR, str(program), *(str(tmp_path / format_.name) for format_ in FORMATS)], timeout=600)
+    ran = processes.run([EMULATOR, str(program), *(str(tmp_path / format_.name) for format_ in CALLS)], timeout=600)
     assert (ran.returncode, ran.stdout) == (0, "passed\n"), ran.stdout + ran.stderr

@@ -45,7 +45,7 @@ def check(path, dtype, rows=3, tokens=20):
 
     One that falls so at a row's beginning shows in all of its tokens, so there are several rows.
     """
-    model, apart, scale = ds.load(path, dtype=dtype), [], 0
+    model, apart, scale = ds.load(path, dtype=dtype, cache_dtype="bfloat16"), [], 0
     assert model.decoder.description == "one native call a step"
     for ids in np.random.default_rng(2).integers(0, 297, (rows, tokens)):
         logits = model.logits(ids)
@@ -294,7 +294,7 @@ def test_torch_caches_are_written_in_place(rng):
         (r"sin must be float32 or float64; got int64 3x16", {"sin": np.zeros((3, 16), int)}),
         (r"sin must be of shape \(P, 16\); got float32 3x8", {"sin": np.zeros((3, 8), np.float32)}),
         ("cos must be float32; got float64 3x16", {"cos": np.zeros((3, 16))}),
-        ("keys must be bfloat16; got float32 1x2x2x1x16x16x2", {"keys": np.zeros((2, 2, 1, 16, 16, 2), np.float32)}),
+        ("keys must be bfloat16 or float16 or int8; got float32 1x2", {"keys": np.zeros((2, 2, 1, 16, 16, 2), np.float32)}),
         ("values must be of shape 1x2x2x1x8x32x2; got bfloat16 1", {"values": np.zeros((2, 2, 2, 8, 32, 2), BFLOAT16)}),
         ("values must be writeable and contiguous", {"values": np.zeros((2, 2, 2, 8, 32, 2), BFLOAT16)[:, :, ::2]}),
         ("backend must be able to serve the call; got 'cpu', which has no float64",

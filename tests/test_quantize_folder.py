@@ -15,7 +15,7 @@ import families
 from decodestep import cli
 from decodestep.models import ModelError
 from decodestep.models.architectures.gguf_of_folder import ARCHITECTURES
-from decodestep.models.architectures.names import FOLDER_WITH_POST_NORMS, GGUF
+from decodestep.models.architectures.names import FOLDER, FOLDER_WITH_POST_NORMS, GGUF
 from decodestep.models.gguf_file import GgufFile
 
 _PLAIN = {"rope_parameters": {"rope_type": "default", "rope_theta": 500.0}}
@@ -90,9 +90,7 @@ def test_names_are_those_of_the_gguf_package(family):
     """Of each part the package's name for what transformers calls it, where its tables have it."""
     architecture = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == ARCHITECTURES[family])
     known = gguf.get_tensor_name_map(architecture, 2)
-    table = FOLDER_WITH_POST_NORMS if family == "gemma3_text" else {k: v for k, v in FOLDER_WITH_POST_NORMS.items()}
-    if family != "gemma3_text":
-        from decodestep.models.architectures.names import FOLDER as table
+    table = FOLDER_WITH_POST_NORMS if family == "gemma3_text" else FOLDER
     found = 0
     for part, name in table.items():
         theirs = known.get_name(name.format(i=1, e=0).replace("experts.0.", "experts."), (".weight", ".bias"))
@@ -141,8 +139,8 @@ def test_what_a_file_cannot_say_is_refused_by_name(tmp_path, capsys, family, cha
 def test_a_tokenizer_without_a_name_is_refused(folder, tmp_path, capsys):
     source = families.save(families.model_of("llama", 0), tmp_path / "in")
     data = json.loads((source / "tokenizer.json").read_text())
-    data["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [
-        {"type": "Split", "pattern": {"Regex": "[aeiou]"}, "behavior": "Isolated", "invert": False}, data["pre_tokenizer"]]}  # fmt: skip
+    vowels = {"type": "Split", "pattern": {"Regex": "[aeiou]"}, "behavior": "Isolated", "invert": False}
+    data["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [vowels, data["pre_tokenizer"]]}
     (source / "tokenizer.json").write_text(json.dumps(data))
     assert cli.main(["quantize", str(source), str(tmp_path / "out.gguf"), "--type", "f16"]) == 1
     assert "no form of tokenizer that a GGUF file can name" in capsys.readouterr().err

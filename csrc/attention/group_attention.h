@@ -1,14 +1,13 @@
-// Grouped-query attention over a paged bfloat16 cache: queries of the heads that share one key-value head, over one
-// split of the keys. The decoder's attention.
+// Grouped-query attention over a paged cache: queries of the heads that share one key-value head, over one split of the
+// keys. The decoder's attention.
 //
-// Why beside attention_tile.h: here the caller chose the cache's layout and its own kernel writes it, so keys and
-// values are multiplied as they lie, as pairs of bfloat16 by the instruction for them where there is one. mla_attention
-// takes the caches of the Ascend operator, of four types and any page size, and makes them float32 first; there one
-// latent row is both key and value, and serves many queries. Both share SoftmaxState and its splits.
+// Why beside attention_tile.h: here the caller chose the cache's layout (group_cache.h) and its own kernel writes it,
+// so keys and values are multiplied as they lie, or widened in registers. mla_attention takes the caches of the Ascend
+// operator, of four types and any page size, and makes them float32 first; there one latent row is both key and value,
+// and serves many queries. Both share SoftmaxState and its splits.
 //
-// Layout: a page holds 16 positions of one key-value head: its keys as [width / 2][16][2], so that 16 scores are sums
-// of products of column pairs, without an addition across lanes; its values as [8][width][2], pairs of positions. Reads
-// queries as bfloat16; the weights are rounded to bfloat16 too; sums are float32. Writes one SoftmaxState per query.
+// Over a bfloat16 cache, queries are bfloat16, and the weights are rounded to it too; else both are float32. Sums are
+// float32. Writes one SoftmaxState per query.
 // NaN: a position that a query does not see is not multiplied, so it may hold anything. Determinism: a state depends on
 // the query and the split alone, states are merged in the order of the keys; so the bits do not depend on the thread
 // that computes them, or on the queries beside.
@@ -17,11 +16,9 @@
 #include <algorithm>
 #include <utility>
 
-#include "attention/kv_page.h"
+#include "attention/group_cache.h"
 #include "attention/softmax_state.h"
-#include "simd/dot_products.h"
 #include "simd/exp.h"
-#include "simd/rounding.h"
 
 namespace decodestep::DECODESTEP_ISA {
 
@@ -34,33 +31,38 @@ constexpr size_t kPrefetchPages = 4;  // how far ahead pages are prefetched
 
 // Queries that read the same keys, each those from its first position to its own: of the heads that share a key-value
 // head, of one token or of adjacent tokens.
+template <class Cache>
 struct Queries {
     size_t count = 0;  // at most kMaxQueries
-    const Bf16* query[kMaxQueries];
+    const typename Cache::Factor* query[kMaxQueries];
     size_t first[kMaxQueries];   // the first position that it sees
     size_t length[kMaxQueries];  // the position after its last one
 };
 
 // The pages of one sequence for one key-value head.
+template <class Cache>
 struct HeadPages {
-    const uint16_t *keys, *values;  // of the layer and key-value head
+    const uint8_t *keys, *values;  // of the layer and key-value head
     const int64_t* table;
     size_t width;
 
-    size_t page_of(size_t position) const { return table[position / kPagePositions] * width * kPagePositions; }
-    const uint16_t* keys_at(size_t position) const { return keys + page_of(position); }
-    const uint16_t* values_at(size_t position) const { return values + page_of(position); }
+    size_t page_of(size_t position) const {
+        return table[position / kPagePositions] * Cache::bytes(width) * kPagePositions;
+    }
+    const uint8_t* keys_at(size_t position) const { return keys + page_of(position); }
+    const uint8_t* values_at(size_t position) const { return values + page_of(position); }
 };
 
 // The pages that a split of positions [first, end) reads, numbered in the order of order: its keys, its values, and
 // then, to be prefetched only, the keys of the next split, up to position `longest`.
+template <class Cache>
 struct PageSequence {
-    const HeadPages& pages;
+    const HeadPages<Cache>& pages;
     size_t first, end, longest;
 
     size_t count() const { return (end - first + kPagePositions - 1) / kPagePositions; }
-    const uint16_t* keys_at(size_t i) const { return pages.keys_at(std::min(first + i * kPagePositions, end - 1)); }
-    const uint16_t* at(size_t i) const {
+    const uint8_t* keys_at(size_t i) const { return pages.keys_at(std::min(first + i * kPagePositions, end - 1)); }
+    const uint8_t* at(size_t i) const {
         const size_t n = count();
         if (i < n) return keys_at(i);
         if (i < 2 * n) return pages.values_at(first + (i - n) * kPagePositions);
@@ -69,12 +71,12 @@ struct PageSequence {
 };
 
 // Scores of R queries, a few pages at a time: enough independent sums to hide the latency of an addition.
-template <size_t R>
-void scores_of(const Queries& q, const PageSequence& order, float scale, float (*scores)[kSplitKeys]) {
+template <size_t R, class Cache>
+void scores_of(const Queries<Cache>& q, const PageSequence<Cache>& order, float scale, float (*scores)[kSplitKeys]) {
     constexpr size_t P = kScorePages;
     const size_t width = order.pages.width;
     for (size_t i = 0; i < order.count(); i += P) {
-        const uint16_t *keys[P], *prefetch_keys[P];
+        const uint8_t *keys[P], *prefetch_keys[P];
         f32x16 acc[R][P];
 #pragma GCC unroll 2
         for (size_t p = 0; p < P; ++p) {
@@ -83,18 +85,18 @@ void scores_of(const Queries& q, const PageSequence& order, float scale, float (
 #pragma GCC unroll 12
             for (size_t r = 0; r < R; ++r) acc[r][p] = broadcast(0.0f);
         }
-        for (size_t d = 0; d < width; d += 2) {
-            Bf16Dot::Weights key[P];
+        for (size_t d = 0; d < width; d += Cache::kGroup) {
+            typename Cache::Sixteen key[P];
 #pragma GCC unroll 2
             for (size_t p = 0; p < P; ++p) {
-                prefetch(prefetch_keys[p] + d * kPagePositions);
-                key[p] = Bf16Dot::weights(keys[p] + d * kPagePositions);
+                prefetch(Cache::key_at(prefetch_keys[p], d));
+                key[p] = Cache::key(keys[p], d);
             }
 #pragma GCC unroll 12
             for (size_t r = 0; r < R; ++r) {
-                const Bf16Dot::Token pair = Bf16Dot::token(q.query[r] + d);
+                const auto factor = Cache::factor(q.query[r] + d);
 #pragma GCC unroll 2
-                for (size_t p = 0; p < P; ++p) acc[r][p] = Bf16Dot::add(acc[r][p], pair, key[p]);
+                for (size_t p = 0; p < P; ++p) acc[r][p] = Cache::add(acc[r][p], factor, key[p]);
             }
         }
 #pragma GCC unroll 12
@@ -120,77 +122,79 @@ struct Seen {
 };
 
 // Turns scores into weights, zero for positions that the query does not see; sets the state's maximum and sum.
-inline void weights_of(float* scores, Seen seen, size_t count, Bf16* weights, const SoftmaxState& state) {
+template <class Cache>
+void weights_of(float* scores, Seen seen, size_t count, typename Cache::Factor* weights, const SoftmaxState& state) {
     std::fill_n(scores, std::min(seen.first, seen.end), kLowest);
     state.maximum() = largest(scores, seen.end);
     const f32x16 shift = broadcast(state.maximum());
     f32x16 total = broadcast(0.0f);
     for (size_t j = 0; j < count; j += kLanes) {
         const f32x16 weight = select(seen.lanes(j), exp(load(scores + j) - shift));
-        store(scores + j, weight);
+        Cache::store_factors(weights + j, weight);
         total = total + weight;
     }
-    store_sums(weights, scores, count);
     state.weight_sum() = sum(total);
 }
 
 // The weighted sums of the values of R queries, in C vectors of 16 columns from `column` on.
 // seen: [R], which positions of the split each query sees.
-template <size_t R, size_t C>
-void weigh_values(const PageSequence& order, size_t column, const Seen* seen, const Bf16 (*weights)[kSplitKeys],
-                  SoftmaxStates states) {
+template <size_t R, size_t C, class Cache>
+void weigh_values(const PageSequence<Cache>& order, size_t column, const Seen* seen,
+                  const typename Cache::Factor (*weights)[kSplitKeys], SoftmaxStates states) {
+    constexpr size_t G = Cache::kGroup;
+    using Values = typename Cache::Values;
     const size_t width = order.pages.width, pages = order.count();
     f32x16 acc[R][C];
 #pragma GCC unroll 6
     for (size_t r = 0; r < R; ++r)
 #pragma GCC unroll 4
         for (size_t c = 0; c < C; ++c) acc[r][c] = broadcast(0.0f);
-    // Seen by all queries, in whole pairs of positions: [common_first, common_last).
+    // Seen by all queries, in whole groups of positions: [common_first, common_last).
     size_t common_first = 0, common_last = ~size_t{0};
 #pragma GCC unroll 6
     for (size_t r = 0; r < R; ++r) {
-        common_first = std::max(common_first, (seen[r].first + 1) & ~size_t{1});
-        common_last = std::min(common_last, seen[r].end & ~size_t{1});
+        common_first = std::max(common_first, (seen[r].first + G - 1) / G * G);
+        common_last = std::min(common_last, seen[r].end / G * G);
     }
-    // Of the pair at j, for the queries that see one of the two or both.
-    const auto add_pair = [&](size_t j, const uint16_t* values) DECODESTEP_INLINE_LAMBDA {
+    // Of the group at j, for the queries that see one of its positions or all.
+    const auto add_group = [&](size_t j, const Values& values) DECODESTEP_INLINE_LAMBDA {
 #pragma GCC unroll 6
         for (size_t r = 0; r < R; ++r) {
-            const bool first = seen[r].sees(j), second = seen[r].sees(j + 1);
+            const bool first = seen[r].sees(j), second = G == 2 && seen[r].sees(j + 1);
             if (!first && !second) continue;
-            const Bf16Dot::Token pair = Bf16Dot::token(weights[r] + j);
+            const auto factor = Cache::factor(weights[r] + j);
 #pragma GCC unroll 4
             for (size_t c = 0; c < C; ++c) {
-                const uint16_t* value = values + 2 * c * kLanes;
-                acc[r][c] = Bf16Dot::add(acc[r][c], pair,
-                                         first && second ? Bf16Dot::weights(value)
-                                         : first         ? Bf16Dot::first_weights(value)
-                                                         : Bf16Dot::second_weights(value));
+                if constexpr (G == 2)
+                    acc[r][c] = Cache::add(acc[r][c], factor,
+                                           first && second ? values.both(c)
+                                           : first         ? values.first(c)
+                                                           : values.second(c));
+                else
+                    acc[r][c] = Cache::add(acc[r][c], factor, values.both(c));
             }
         }
     };
     for (size_t i = 0, j = 0; i < pages; ++i) {
-        const uint16_t* values = order.at(pages + i) + 2 * column;
-        const uint16_t* prefetch_values = order.at(pages + i + kPrefetchPages) + 2 * column;
+        Values values(order.at(pages + i), width, column), ahead(order.at(pages + i + kPrefetchPages), width, column);
         const size_t end = std::min(j + kPagePositions, order.end - order.first),
                      common_end = std::min(end, common_last);
-        for (; j < std::min(end, common_first); j += 2, values += 2 * width, prefetch_values += 2 * width)
-            add_pair(j, values);
-        for (; j < common_end; j += 2, values += 2 * width, prefetch_values += 2 * width) {
-            Bf16Dot::Weights value[C];
+        for (; j < std::min(end, common_first); j += G, values.next(), ahead.next()) add_group(j, values);
+        for (; j < common_end; j += G, values.next(), ahead.next()) {
+            typename Cache::Sixteen value[C];
 #pragma GCC unroll 4
             for (size_t c = 0; c < C; ++c) {
-                prefetch(prefetch_values + 2 * c * kLanes);
-                value[c] = Bf16Dot::weights(values + 2 * c * kLanes);
+                prefetch(ahead.at(c));
+                value[c] = values.both(c);
             }
 #pragma GCC unroll 6
             for (size_t r = 0; r < R; ++r) {
-                const Bf16Dot::Token pair = Bf16Dot::token(weights[r] + j);
+                const auto factor = Cache::factor(weights[r] + j);
 #pragma GCC unroll 4
-                for (size_t c = 0; c < C; ++c) acc[r][c] = Bf16Dot::add(acc[r][c], pair, value[c]);
+                for (size_t c = 0; c < C; ++c) acc[r][c] = Cache::add(acc[r][c], factor, value[c]);
             }
         }
-        for (; j < end; j += 2, values += 2 * width) add_pair(j, values);
+        for (; j < end; j += G, values.next()) add_group(j, values);
     }
 #pragma GCC unroll 6
     for (size_t r = 0; r < R; ++r)
@@ -198,9 +202,9 @@ void weigh_values(const PageSequence& order, size_t column, const Seen* seen, co
         for (size_t c = 0; c < C; ++c) store(states[r].values() + column + c * kLanes, acc[r][c]);
 }
 
-template <size_t R>
-void weigh_all_columns(const PageSequence& order, const Seen* seen, const Bf16 (*weights)[kSplitKeys],
-                       SoftmaxStates states) {
+template <size_t R, class Cache>
+void weigh_all_columns(const PageSequence<Cache>& order, const Seen* seen,
+                       const typename Cache::Factor (*weights)[kSplitKeys], SoftmaxStates states) {
     const size_t width = order.pages.width;
     size_t column = 0;
     for (; column + kValueColumns * kLanes <= width; column += kValueColumns * kLanes)
@@ -208,10 +212,11 @@ void weigh_all_columns(const PageSequence& order, const Seen* seen, const Bf16 (
     for (; column < width; column += kLanes) weigh_values<R, 1>(order, column, seen, weights, states);
 }
 
-template <size_t R>
-void attend_queries(const Queries& q, const HeadPages& pages, float scale, size_t split, SoftmaxStates states) {
+template <size_t R, class Cache>
+void attend_queries(const Queries<Cache>& q, const HeadPages<Cache>& pages, float scale, size_t split,
+                    SoftmaxStates states) {
     alignas(64) float scores[R][kSplitKeys];
-    alignas(64) Bf16 weights[R][kSplitKeys];
+    alignas(64) typename Cache::Factor weights[R][kSplitKeys];
     const size_t split_end = (split + 1) * kSplitKeys;
     size_t longest = 0, earliest = ~size_t{0};
     for (size_t r = 0; r < R; ++r) {
@@ -220,14 +225,14 @@ void attend_queries(const Queries& q, const HeadPages& pages, float scale, size_
     }
     // In whole pages, so that a position has the same place in its vector whatever the others see.
     const size_t first = std::max(split * kSplitKeys, earliest / kPagePositions * kPagePositions);
-    const PageSequence order{pages, first, std::min(longest, split_end), longest};
+    const PageSequence<Cache> order{pages, first, std::min(longest, split_end), longest};
     const size_t count = order.count() * kPagePositions;
     scores_of<R>(q, order, scale, scores);
     Seen seen[R];
     const auto in_split = [&](size_t position) { return position <= first ? 0 : std::min(position - first, count); };
     for (size_t r = 0; r < R; ++r) {
         seen[r] = {in_split(q.first[r]), in_split(q.length[r])};
-        weights_of(scores[r], seen[r], count, weights[r], states[r]);
+        weights_of<Cache>(scores[r], seen[r], count, weights[r], states[r]);
     }
     size_t r = 0;
     for (; r + kValueQueries <= R; r += kValueQueries)
@@ -237,8 +242,9 @@ void attend_queries(const Queries& q, const HeadPages& pages, float scale, size_
 }
 
 // The states of the queries after one split, which at least one of them reaches.
-template <size_t R = 1>
-void attend_split(const Queries& q, const HeadPages& pages, float scale, size_t split, SoftmaxStates states) {
+template <size_t R = 1, class Cache>
+void attend_split(const Queries<Cache>& q, const HeadPages<Cache>& pages, float scale, size_t split,
+                  SoftmaxStates states) {
     if constexpr (R < kMaxQueries) {
         if (q.count > R) return attend_split<R + 1>(q, pages, scale, split, states);
     }

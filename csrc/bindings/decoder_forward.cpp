@@ -206,36 +206,46 @@ void make_decoder(HeldDecoder* self, size_t heads, size_t kv_heads, size_t head_
     new (self) HeldDecoder(std::move(held));
 }
 
-using CacheArgument = nb::ndarray<uint16_t, nb::device::cpu, nb::c_contig>;
-using ByteCacheArgument = nb::ndarray<int8_t, nb::device::cpu, nb::c_contig>;
+// Keys or values of the cache, of 16 or 8 bits each.
+using CacheArgument = std::variant<nb::ndarray<uint16_t, nb::device::cpu, nb::c_contig>,
+                                   nb::ndarray<int8_t, nb::device::cpu, nb::c_contig>>;
 
-template <class Array>
-bool has_shape(const Array& a, std::initializer_list<size_t> shape) {
-    return a.ndim() == shape.size() &&
-           std::equal(shape.begin(), shape.end(), a.shape_ptr(), [](size_t x, int64_t y) { return x == size_t(y); });
-}
+using Shape = std::vector<size_t>;
+
+// A cache, whatever its type.
+struct CacheView {
+    uint8_t* data;
+    bool in_bytes;
+    Shape shape;
+
+    explicit CacheView(const CacheArgument& argument) : in_bytes(argument.index() == 1) {
+        std::visit(
+            [&](const auto& a) {
+                require_aligned(a);
+                data = reinterpret_cast<uint8_t*>(a.data());
+                for (size_t i = 0; i < a.ndim(); ++i) shape.push_back(a.shape(i));
+            },
+            argument);
+    }
+};
 
 bool all_within(const std::vector<int64_t>& ids, size_t end) {
     return std::all_of(ids.begin(), ids.end(), [=](int64_t id) { return id >= 0 && static_cast<size_t>(id) < end; });
 }
 
 void call_decoder_forward(const HeldDecoder& held, Ids ids_array, Ids sequence_array, Ids positions_array,
-                          Packed<const float, 3> sin, Packed<const float, 3> cos, const CacheArgument& keys,
-                          const std::variant<CacheArgument, ByteCacheArgument>& values_array,
-                          Packed<const int64_t, 2> page_table, Ids wanted_array, Packed<float, 2> logits, int threads,
+                          Packed<const float, 3> sin, Packed<const float, 3> cos, const CacheArgument& keys_array,
+                          const CacheArgument& values_array, bool half, Packed<const int64_t, 2> page_table,
+                          Ids wanted_array, Packed<float, 2> logits, int threads,
                           const std::optional<Packed<double, 2>>& costs) {
     const Decoder& d = held.decoder;
     const bool is_latent = d.latent.is_given();
-    const auto* values = std::get_if<CacheArgument>(&values_array);
-    const auto* byte_values = std::get_if<ByteCacheArgument>(&values_array);
-    if (values)
-        require_aligned(*values);
-    else
-        require(is_latent, "values of grouped-query attention are not bytes");
-    require(keys.ndim() == (is_latent ? 5 : 7), "keys has the wrong shape");
-    const size_t tokens = ids_array.shape(0), slabs = keys.shape(0), slab_pages = keys.shape(is_latent ? 2 : 3),
+    const CacheView keys(keys_array), values(values_array);
+    const CacheType cache = values.in_bytes ? CacheType::i8 : half ? CacheType::f16 : CacheType::bf16;
+    require(keys.shape.size() == (is_latent ? 5 : 7), "keys has the wrong shape");
+    const size_t tokens = ids_array.shape(0), slabs = keys.shape[0], slab_pages = keys.shape[is_latent ? 2 : 3],
                  layers = d.layers.size(), rope = is_latent ? d.latent.rope : d.head_dim;
-    require_aligned(ids_array, sequence_array, positions_array, sin, cos, keys, page_table, wanted_array, logits);
+    require_aligned(ids_array, sequence_array, positions_array, sin, cos, page_table, wanted_array, logits);
     require(sequence_array.shape(0) == tokens && positions_array.shape(0) == tokens,
             "sequence or positions has the wrong shape");
     const auto ids = copy_of(ids_array), sequence = copy_of(sequence_array), positions = copy_of(positions_array),
@@ -245,14 +255,22 @@ void call_decoder_forward(const HeldDecoder& held, Ids ids_array, Ids sequence_a
                 cos.shape(1) == rope_positions && cos.shape(2) == sin.shape(2),
             "sin or cos has the wrong shape");
     const size_t heads = d.kv_heads, width = d.head_dim;
-    require(is_latent ? has_shape(keys, {slabs, layers, slab_pages, kPagePositions, rope})
-                      : has_shape(keys, {slabs, layers, heads, slab_pages, width / 2, kPagePositions, 2}),
-            "keys has the wrong shape");
-    require(byte_values
-                ? has_shape(*byte_values, {slabs, layers, slab_pages, kPagePositions, d.latent.latent + sizeof(float)})
-            : is_latent ? has_shape(*values, {slabs, layers, slab_pages, kPagePositions, d.latent.latent})
-                        : has_shape(*values, {slabs, layers, heads, slab_pages, kPagePositions / 2, width, 2}),
-            "values has the wrong shape");
+    if (is_latent) {
+        const size_t row = d.latent.latent + (values.in_bytes ? sizeof(float) : 0);
+        require(!keys.in_bytes && cache != CacheType::f16,
+                "a cache of latents has rope keys and latents of other types");
+        require(keys.shape == Shape{slabs, layers, slab_pages, kPagePositions, rope}, "keys has the wrong shape");
+        require(values.shape == Shape{slabs, layers, slab_pages, kPagePositions, row}, "values has the wrong shape");
+    } else {
+        require(keys.in_bytes == values.in_bytes, "keys and values are of one type");
+        const size_t rows = kPagePositions + (values.in_bytes ? 2 : 0);
+        const Shape block{slabs, layers, heads, slab_pages, width / 16, rows, 16};
+        const bool pairs = cache == CacheType::bf16;
+        require(keys.shape == (pairs ? Shape{slabs, layers, heads, slab_pages, width / 2, kPagePositions, 2} : block),
+                "keys has the wrong shape");
+        require(values.shape == (pairs ? Shape{slabs, layers, heads, slab_pages, kPagePositions / 2, width, 2} : block),
+                "values has the wrong shape");
+    }
     require(logits.shape(0) == wanted.size() && logits.shape(1) == d.logits.out, "logits has the wrong shape");
     require(!costs || (costs->shape(0) == std::size(kStepParts) && costs->shape(1) == 2), "costs has the wrong shape");
     if (costs) require_aligned(*costs);
@@ -277,9 +295,9 @@ void call_decoder_forward(const HeldDecoder& held, Ids ids_array, Ids sequence_a
                               .sin = sin.data(),
                               .cos = cos.data(),
                               .rope_positions = rope_positions,
-                              .keys = keys.data(),
-                              .values = values ? values->data() : nullptr,
-                              .byte_values = byte_values ? byte_values->data() : nullptr,
+                              .keys = keys.data,
+                              .values = values.data,
+                              .cache = cache,
                               .slab_pages = slab_pages,
                               .page_table = table.entries.get(),
                               .table_width = table.width,
@@ -304,7 +322,7 @@ void bind_decoder(nb::module_& m) {
              nb::arg("embedding_format"));
     m.def("decoder_forward", &call_decoder_forward, nb::arg("decoder"), nb::arg("ids").noconvert(),
           nb::arg("sequence").noconvert(), nb::arg("positions").noconvert(), nb::arg("sin").noconvert(),
-          nb::arg("cos").noconvert(), nb::arg("keys").noconvert(), nb::arg("values").noconvert(),
+          nb::arg("cos").noconvert(), nb::arg("keys").noconvert(), nb::arg("values").noconvert(), nb::arg("half"),
           nb::arg("page_table").noconvert(), nb::arg("wanted").noconvert(), nb::arg("logits").noconvert(),
           nb::arg("threads"), nb::arg("costs").noconvert().none() = nb::none());
     nb::list parts;

@@ -16,10 +16,10 @@ class StagePart : public StageMember {
     void run() const {
         if (stage_.kind == StageKind::attention_rows)
             return share_rows(a_.tokens, d_.hidden, residual_rows(stage_.layer->attention_norm));
-        if (stage_.kind < StageKind::compress) return run_grouped({plan_, stage_, member_, members_});
+        if (stage_.kind < StageKind::compress)
+            return with_cache(a_.cache, [&]<class Cache>() { run_grouped<Cache>({plan_, stage_, member_, members_}); });
         if (stage_.kind < StageKind::attended_rows) return run_latent({plan_, stage_, member_, members_});
-        if (stage_.kind < StageKind::ffn_rows)
-            return d_.latent.is_given() ? run_latent_output() : run_grouped_output({plan_, stage_, member_, members_});
+        if (stage_.kind < StageKind::ffn_rows) return d_.latent.is_given() ? run_latent_output() : run_grouped_output();
         if (stage_.kind < StageKind::logits_rows) return run_feed_forward({plan_, stage_, member_, members_});
         if (stage_.kind == StageKind::logits_rows)
             return share_rows(a_.rows, d_.hidden, residual_rows(d_.norm, a_.wanted));
@@ -32,7 +32,8 @@ class StagePart : public StageMember {
   private:
     Activations hidden_rows(const float* gamma) const { return rows(a_.tokens, d_.hidden, residual_rows(gamma)); }
 
-    void run_grouped(const GroupedAttentionPart& part) const {
+    template <class Cache>
+    void run_grouped(const GroupedAttentionPart<Cache>& part) const {
         const DecoderLayer& w = *stage_.layer;
         switch (stage_.kind) {
             case StageKind::project:
@@ -71,8 +72,9 @@ class StagePart : public StageMember {
         }
     }
 
-    void run_grouped_output(const GroupedAttentionPart& part) const {
+    void run_grouped_output() const {
         const GroupedAttention& w = stage_.layer->grouped;
+        const GroupedAttentionPart<Bf16Cache> part(plan_, stage_, member_, members_);  // which reads no cache here
         run_output(w.output, w.output_bias, [&] { return part.attended(); });
     }
 

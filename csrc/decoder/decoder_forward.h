@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "attention/cache_type.h"
 #include "attention/kv_page.h"
 #include "core/isa.h"
 #include "decoder/step_costs.h"
@@ -93,7 +94,7 @@ struct Decoder {
 //   logits = logits_scale * rms_norm(x, norm) W_logits, for the tokens in `wanted`
 // Grouped-query attention:
 //   q, v, k = h W_query, h W_values_keys, and their biases;  every head of q and of k normalised, where there are norms
-//   q and k rotated by the position;  q, k and v rounded to bfloat16
+//   q and k rotated by the position;  k and v rounded to the cache's type, q to bfloat16 where that is the cache's
 //   k and v written to the cache at the token's position;  attention of q to positions 0 to the token's own, or to the
 //   last `window` of them;  output_bias is added to its product with W_output
 // Latent attention:
@@ -105,12 +106,15 @@ struct Decoder {
 // Products are those of linear_panels.h: activations are quantised where the weight's format says so. Attention is that
 // of attention/group_attention.h, or of attention/mla_attention.h; the mixture that of mixture_of_experts/.
 //
-// Layout of the cache, slabs of pages of every layer, bfloat16. Grouped-query attention:
+// Layout of the cache, slabs of pages of every layer. Grouped-query attention, bfloat16:
 //   keys [slabs, layers, kv_heads, slab_pages, head_dim / 2, 16, 2]: the two columns of a pair innermost, then the
 //   position
 //   values [slabs, layers, kv_heads, slab_pages, 8, head_dim, 2]: the two positions of a pair innermost, then the
 //   column
-// Latent attention, with kv_heads = 1:
+// float16: keys [slabs, layers, kv_heads, slab_pages, head_dim / 16, 16 columns, 16 positions], values the same with
+// positions before columns; int8: the same with two rows before them, the 16 positions' scales as bfloat16
+// (attention/group_cache.h).
+// Latent attention, with kv_heads = 1, bfloat16:
 //   keys [slabs, layers, slab_pages, 16, rope], values [slabs, layers, slab_pages, 16, latent]; or in place of values
 //   int8 rows [slabs, layers, slab_pages, 16, latent + 4], each with its scale as float32 at its end: largest / 127
 // The page table names a page by its place among the pages of the first layer and head of all slabs:
@@ -126,8 +130,8 @@ struct DecoderForward {
     const int64_t *ids, *sequence, *positions;  // [tokens]
     const float *sin, *cos;                     // [ropes, rope_positions, head_dim / 2], or rope / 2
     size_t rope_positions;
-    uint16_t *keys, *values;
-    int8_t* byte_values;  // of latent attention in place of values; or null
+    uint8_t *keys, *values;
+    CacheType cache;  // of keys and values, or of latent attention's values: bf16, f16 (not of latents) or i8
     size_t slab_pages;
     const int64_t* page_table;  // [sequences, table_width]: the place of positions 16 i to 16 i + 15
     size_t table_width;

@@ -123,8 +123,8 @@ class Plan {
         take_memory(buffers);
     }
 
-    // Where keys or values of a page lie, in values from the beginning of the cache, `width` for each position. page:
-    // its place in the first layer and head.
+    // Where keys or values of a page lie, from the beginning of the cache, in units of which a position takes `width`.
+    // page: its place in the first layer and head.
     size_t page_offset(size_t layer, size_t page, size_t kv_head, size_t width) const {
         return ((layer * d.kv_heads + kv_head) * a.slab_pages + page) * width * kPagePositions;
     }
@@ -174,7 +174,7 @@ class Plan {
     mutable std::vector<Routing> routings;  // one for all members; then one for each
 
     float* x = nullptr;              // [tokens, hidden]
-    Bf16* q = nullptr;               // [tokens, query_width]
+    void* q = nullptr;               // [tokens, query_width], bfloat16 over a bfloat16 cache, else float32
     float* attended = nullptr;       // [tokens, attended_width]
     float* heads = nullptr;          // [tokens, query_width + kv_heads * head_dim]: queries and keys before their norms
     float* branch = nullptr;         // [tokens, hidden]: what a block adds before its norm
@@ -204,8 +204,8 @@ class Plan {
         query_rope = buffers.take(rows_of_heads * d.latent.rope);
         attended_latent = buffers.take(rows_of_heads * d.latent.latent);
         for (size_t t = 0; t < a.tokens; ++t) lengths_.push_back(a.positions[t] + 1);
-        const auto rows = [&](size_t width, bool as_bytes = false) {
-            PagedRows made{nullptr, as_bytes ? CacheType::i8 : CacheType::bf16, width, 0, nullptr, as_bytes};
+        const auto rows = [&](size_t width, CacheType type) {
+            PagedRows made{nullptr, type, width, 0, nullptr, type == CacheType::i8};
             made.block_stride = static_cast<ptrdiff_t>(made.pitch() * kPagePositions);
             return made;
         };
@@ -214,8 +214,8 @@ class Plan {
                        .tokens = a.tokens,
                        .heads = d.heads,
                        .groups = 1,
-                       .kv = rows(d.latent.latent, a.byte_values != nullptr),
-                       .kr = rows(d.latent.rope),
+                       .kv = rows(d.latent.latent, a.cache),
+                       .kr = rows(d.latent.rope, CacheType::bf16),
                        .block_size = kPagePositions,
                        .block_table = a.page_table,
                        .blocks = a.table_width,
@@ -326,7 +326,7 @@ class Plan {
         }
         branch = of_tokens(has_branches_ ? d.hidden : 0);
         if (!d.latent.is_given()) {
-            q = reinterpret_cast<Bf16*>(of_tokens(query_width / 2));
+            q = of_tokens(a.cache == CacheType::bf16 ? query_width / 2 : query_width);
             heads = of_tokens(has_head_norms_ ? query_width + d.kv_heads * d.head_dim : 0);
             size_t states = 0;
             for (const AttentionPlan& plan : groups) states = std::max(states, plan.states());

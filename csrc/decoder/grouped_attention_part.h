@@ -6,6 +6,8 @@
 
 namespace decodestep::DECODESTEP_ISA {
 
+// Cache: the type of the step's cache.
+template <class Cache>
 class GroupedAttentionPart : public StageMember {
   public:
     GroupedAttentionPart(const Plan& plan, const Stage& stage, size_t member, size_t members)
@@ -49,12 +51,10 @@ class GroupedAttentionPart : public StageMember {
             norm_head(y, is_key ? w_.key_norm : w_.query_norm);
             for (size_t i = 0; i < width; i += kLanes) {
                 rotate(t, i, y + i);
-                Bf16 sixteen[kLanes];
-                store_sums(sixteen, load(y + i));
                 if (is_key)
-                    store_key(page_of(t, head - d_.heads), a_.positions[t] % kPagePositions, i, sixteen);
+                    Cache::store_key(a_.keys + page_of(t, head - d_.heads), row_of(t), i, load(y + i));
                 else
-                    std::memcpy(query_at(t, head * width + i), sixteen, sizeof sixteen);
+                    Cache::store_factors(query_at(t, head * width + i), load(y + i));
             }
         }
     }
@@ -63,7 +63,7 @@ class GroupedAttentionPart : public StageMember {
         groups_.each_task(member_, members_, [&](const AttentionTask& task) {
             const AttentionUnit& unit = groups_.unit(task.unit);
             if (unit.pieces == 1) return attend_whole(unit);
-            const Queries q = queries_of(unit);
+            const Queries<Cache> q = queries_of(unit);
             for (size_t split = task.first; split < task.end; ++split)
                 attend_split(q, pages(unit), d_.scale, split, plan_.states(unit, split));
         });
@@ -78,6 +78,8 @@ class GroupedAttentionPart : public StageMember {
     }
 
   private:
+    using Factor = typename Cache::Factor;
+
     // Rotates sixteen outputs of a head, from `column` of it on, by the position of token t.
     void rotate(size_t t, size_t column, float* y) const {
         const size_t at = (w_.rope * a_.rope_positions + a_.positions[t]) * (d_.head_dim / 2) + column / 2;
@@ -85,16 +87,20 @@ class GroupedAttentionPart : public StageMember {
     }
 
     // Where output `column` of a token's queries or keys lies.
-    Bf16* query_at(size_t t, size_t column) const { return plan_.q + t * plan_.query_width + column; }
+    Factor* query_at(size_t t, size_t column) const {
+        return static_cast<Factor*>(plan_.q) + t * plan_.query_width + column;
+    }
     float* query_before_norm(size_t t, size_t column) const {
         return plan_.heads + t * (plan_.query_width + d_.kv_heads * d_.head_dim) + column;
     }
     float* key_before_norm(size_t t, size_t column) const { return query_before_norm(t, plan_.query_width + column); }
 
-    // The page of the layer and key-value head that a token's own position lies in.
+    // The page of the layer and key-value head that a token's own position lies in, in bytes, and its row there.
     size_t page_of(size_t t, size_t kv_head) const {
-        return layer_offset(d_.head_dim, plan_.page_table_of(t)[a_.positions[t] / kPagePositions], kv_head);
+        return layer_offset(Cache::bytes(d_.head_dim), plan_.page_table_of(t)[a_.positions[t] / kPagePositions],
+                            kv_head);
     }
+    size_t row_of(size_t t) const { return a_.positions[t] % kPagePositions; }
 
     // Divides a head by its root mean square, which the zeros at its end do not count in.
     void norm_head(float* y, const float* gamma) const {
@@ -112,13 +118,15 @@ class GroupedAttentionPart : public StageMember {
             std::memcpy(query_before_norm(t, first), y, kPanelOutputs * sizeof(float));
             return;
         }
-        for (size_t i = 0; i < kPanelOutputs; i += kLanes) rotate(t, (first + i) % d_.head_dim, y + i);
-        store_sums(query_at(t, first), y, kPanelOutputs);
+        for (size_t i = 0; i < kPanelOutputs; i += kLanes) {
+            rotate(t, (first + i) % d_.head_dim, y + i);
+            Cache::store_factors(query_at(t, first + i), load(y + i));
+        }
     }
 
     // Outputs [first, first + kPanelOutputs) of values_keys, sixteen at a time: all of one head.
     void store_in_cache(size_t t, size_t first, float* y) const {
-        const size_t row = a_.positions[t] % kPagePositions, values = d_.kv_heads * d_.head_dim;
+        const size_t values = d_.kv_heads * d_.head_dim;
         add_bias(w_.values_keys_bias, first, 2 * values, y);
         for (size_t i = 0; i < kPanelOutputs; i += kLanes) {
             const size_t output = first + i, head = output / d_.head_dim, column = output % d_.head_dim;
@@ -128,28 +136,15 @@ class GroupedAttentionPart : public StageMember {
                 continue;
             }
             if (is_key) rotate(t, column, y + i);
-            Bf16 sixteen[kLanes];
-            store_sums(sixteen, load(y + i));
             if (is_key)
-                store_key(page_of(t, head - d_.kv_heads), row, column, sixteen);
+                Cache::store_key(a_.keys + page_of(t, head - d_.kv_heads), row_of(t), column, load(y + i));
             else
-                store_value(page_of(t, head), row, column, sixteen);
+                Cache::store_value(a_.values + page_of(t, head), d_.head_dim, row_of(t), column, load(y + i));
         }
     }
 
-    void store_key(size_t page_offset, size_t row, size_t column, const Bf16* sixteen) const {
-        uint16_t* pair = a_.keys + page_offset + column * kPagePositions + 2 * row;
-        for (size_t c = 0; c < kLanes; c += 2, pair += 2 * kPagePositions)
-            std::memcpy(pair, sixteen + c, 2 * sizeof(Bf16));
-    }
-
-    void store_value(size_t page_offset, size_t row, size_t column, const Bf16* sixteen) const {
-        uint16_t* pair = a_.values + page_offset + row / 2 * 2 * d_.head_dim + 2 * column;
-        for (size_t c = 0; c < kLanes; ++c) pair[2 * c + row % 2] = sixteen[c].bits;
-    }
-
-    Queries queries_of(const AttentionUnit& unit) const {
-        Queries q;
+    Queries<Cache> queries_of(const AttentionUnit& unit) const {
+        Queries<Cache> q;
         for (; q.count < unit.queries(); ++q.count) {
             const size_t t = unit.token_of(q.count);
             q.query[q.count] = query_at(t, unit.head_of(q.count) * d_.head_dim);
@@ -159,8 +154,8 @@ class GroupedAttentionPart : public StageMember {
         return q;
     }
 
-    HeadPages pages(const AttentionUnit& unit) const {
-        const size_t at = layer_offset(d_.head_dim, 0, unit.kv_head);
+    HeadPages<Cache> pages(const AttentionUnit& unit) const {
+        const size_t at = layer_offset(Cache::bytes(d_.head_dim), 0, unit.kv_head);
         return {a_.keys + at, a_.values + at, plan_.page_table_of(unit.run.first), d_.head_dim};
     }
 
@@ -178,7 +173,7 @@ class GroupedAttentionPart : public StageMember {
     }
 
     void attend_whole(const AttentionUnit& unit) const {
-        const Queries q = queries_of(unit);
+        const Queries<Cache> q = queries_of(unit);
         const size_t size = SoftmaxStates::floats(q.count, d_.head_dim);
         float* scratch = thread_scratch(2 * size);
         const SoftmaxStates merged{scratch, d_.head_dim}, next{scratch + size, d_.head_dim};

@@ -115,21 +115,21 @@ class LatentAttentionPart : public StageMember {
         for (size_t i = 0; i < s_.latent; i += kLanes)
             store(norm + i, normed(load(latent + i), rms, load(w_.latent_norm + i)));
         const size_t pitch = plan_.latent_call.kv.pitch(), at = layer_offset(pitch, page) + row * pitch;
-        if (a_.byte_values) {
-            const float scale = quantise_row(norm, s_.latent, false, a_.byte_values + at);
-            std::memcpy(a_.byte_values + at + s_.latent, &scale, sizeof scale);
+        uint8_t* kept = a_.values + at * value_bytes(a_.cache);
+        if (a_.cache == CacheType::i8) {
+            const float scale = quantise_row(norm, s_.latent, false, reinterpret_cast<int8_t*>(kept));
+            std::memcpy(kept + s_.latent, &scale, sizeof scale);
         } else {
-            store_sums(reinterpret_cast<Bf16*>(a_.values + at), norm, s_.latent);
+            store_sums(reinterpret_cast<Bf16*>(kept), norm, s_.latent);
         }
         rotate(t, latent + s_.latent, turned);
-        store_sums(reinterpret_cast<Bf16*>(a_.keys + layer_offset(s_.rope, page) + row * s_.rope), turned, s_.rope);
+        store_sums(reinterpret_cast<Bf16*>(a_.keys) + layer_offset(s_.rope, page) + row * s_.rope, turned, s_.rope);
     }
 
     void place_cache() const {
         const size_t at = layer_offset(plan_.latent_call.kv.pitch());
-        plan_.latent_call.kv.data =
-            a_.byte_values ? static_cast<const void*>(a_.byte_values + at) : static_cast<const void*>(a_.values + at);
-        plan_.latent_call.kr.data = a_.keys + layer_offset(s_.rope);
+        plan_.latent_call.kv.data = a_.values + at * value_bytes(a_.cache);
+        plan_.latent_call.kr.data = a_.keys + layer_offset(s_.rope) * sizeof(Bf16);
     }
 
     const LatentSizes& s_;

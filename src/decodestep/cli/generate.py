@@ -155,6 +155,7 @@ def _stats(model: Model, profile: dispatch.Profile, completion: Completion, cloc
         "model": model.config.name,
         "isa": dispatch.isa(),
         "threads": threads,
+        "cache_dtype": model.decoder.cache_dtype,
         "prompt_tokens": len(completion.prompt_token_ids),
         "new_tokens": len(completion.token_ids),
         "load_s": clock.loaded - clock.started,
@@ -203,6 +204,7 @@ def _print_stats(stats: dict[str, Any], completion: Completion) -> None:
     console.print(
         f"{stats['new_tokens']} tokens after {stats['prompt_tokens']} of prompt, {rate}, "
         f"first token after {f'{first:.2f} s' if first is not None else 'none'} (loading {stats['load_s']:.2f} s), "
-        f"{stats['threads']} threads, {stats['isa']}, seed {completion.seed}, ended by {completion.finish_reason}",
+        f"{stats['threads']} threads, {stats['isa']}, cache in {stats['cache_dtype']}, seed {completion.seed}, "
+        f"ended by {completion.finish_reason}",
         highlight=False,
     )

@@ -51,7 +51,8 @@ def add_model(parser: argparse.ArgumentParser) -> None:
     dtypes = "auto, float32, bfloat16, int8, q8_0, q4_0 or q4_k"
     add("--dtype", default="auto", metavar="DTYPE", help=f"of the weights: {dtypes} [%(default)s]")
     add("--form", default="auto", metavar="FORM", help="of grouped-query attention: auto, or mla as latent [%(default)s]")
-    add("--cache-dtype", default="auto", metavar="DTYPE", help="of cached latents: auto, or int8 [%(default)s]")
+    kept = "auto, bfloat16, float16 or int8"
+    add("--cache-dtype", default="auto", metavar="DTYPE", help=f"of cached keys and values: {kept} [%(default)s]")
 
 
 def add_prompt(parser: argparse.ArgumentParser) -> None:

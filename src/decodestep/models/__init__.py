@@ -24,7 +24,7 @@ from decodestep.models.layers import LayerDecoder
 from decodestep.models.page_pool import CacheFullError as CacheFullError
 from decodestep.models.page_pool import PagePool, new_pool
 from decodestep.models.sequence import CachedSequence as CachedSequence
-from decodestep.models.step import PANEL_FORMATS, QUANTISED, StepDecoder, obstacle, step_head_dim
+from decodestep.models.step import CACHE_DTYPES, PANEL_FORMATS, QUANTISED, StepDecoder, cache_dtype_of, obstacle, step_head_dim
 from decodestep.weights.linear_panels import LinearPanels
 from decodestep.weights.packed import Format
 
@@ -40,7 +40,8 @@ class Model:
     path: the GGUF file or the folder; `load` has read all of it that is needed.
     config: the sizes: vocab_size, context, layers, hidden, heads and others.
     tokenizer: text to token ids and back; `tokenizer.end_token_ids` are the tokens that end a text.
-    decoder: runs tokens through the model; `decoder.description` says how, in words.
+    decoder: runs tokens through the model; `decoder.description` says how, in words, `decoder.cache_dtype` what keys
+        and values are kept as.
     cache: the pages of keys and values: `cache.pages`, `cache.page_bytes`, how many pages are `cache.held` by sequences and
         `cache.kept` for reuse; `cache.clear()` forgets the latter.
     generation_config: generation_config.json of a folder, for `SamplingParams.from_generation_config`; {} without.
@@ -220,8 +221,7 @@ def load(
         "auto": in the file's own format. With blocks (Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K, IQ4_NL, IQ4_XS, MXFP4)
             the activations are rounded to int8, 32 values to a scale, as in llama.cpp; with F32, F16 and BF16 they stay
             float32. Weights of other formats (Q2_K, Q3_K, ...) are converted to Q8_0 when loaded, and so are a layer's keys and
-            values if their formats differ. Queries, keys, values and the attention's weights are rounded to bfloat16, and keys
-            and values are cached as such; sums are float32.
+            values if their formats differ. Keys and values are cached as `cache_dtype` says; sums are float32.
         "float32": each weight is the exact value of its block; products, sums and the cache are float32. Many times slower.
         "bfloat16": weights rounded to bfloat16, activations float32; the rest as "auto".
         "int8": weights rounded to Q8_0, activations to int8; the rest as "auto".
@@ -232,9 +232,14 @@ def load(
         which it is a case: the value heads side by side are the latent, the key heads the rope key (docs/models.md). The native
         step then runs the stages of latent attention, which rounds less (queries and the attention's weights stay float32) and
         takes longer. Models with latent attention, and "float32", run so in any case.
-    cache_dtype: "auto", or "int8" for latents as int8 with a scale for each token: of the native step with latent attention.
-        A token then takes Hckv + 4 + 2 * Dr bytes a layer in place of 2 * (Hckv + Dr); docs/models.md has what it costs in
-        accuracy.
+    cache_dtype: what the native step keeps keys and values as; docs/models.md has what each costs in accuracy.
+        "auto": "float16" for a model with grouped-query attention all of whose weights are F16 or F32, under dtype "auto"; else
+            "bfloat16".
+        "bfloat16": queries and the attention's weights are rounded to bfloat16 too.
+        "float16": these stay float32. Magnitudes from 65520 on become infinite. Not of latents.
+        "int8": these stay float32; keys and values have a scale for each 16 columns of a position, and take 18 bytes where the
+            others take 32. Latents have a scale for each token, which takes Hckv + 4 + 2 * Dr bytes a layer in place of
+            2 * (Hckv + Dr).
     threads: of the native kernels, 1 to 256; None for DECODESTEP_THREADS, else the cores of this process. Results have the
         same bits for every count. With the native step (see below) they also have the same bits on every processor with a
         fused multiply-add, except where a value is too small for a normal bfloat16.
@@ -253,7 +258,7 @@ def load(
     """
     require_choice("load", "dtype", dtype, (*PANEL_FORMATS, *QUANTISED, "float32"))
     require_choice("load", "form", form, ("auto", "mla"))
-    require_choice("load", "cache_dtype", cache_dtype, ("auto", "int8"))
+    require_choice("load", "cache_dtype", cache_dtype, ("auto", *CACHE_DTYPES))
     require(
         threads is None or (is_int(threads) and 1 <= threads <= MAX_THREADS),
         "load",
@@ -275,11 +280,11 @@ def load(
     tokenizer = checkpoint.tokenizer()
     template.prepare()
     with use_threads(threads):
-        decoder = _decoder(checkpoint, dtype, as_latent=form == "mla", byte_latents=cache_dtype == "int8")
+        decoder = _decoder(checkpoint, dtype, as_latent=form == "mla", cache_dtype=cache_dtype)
     return Model(path, tokenizer, decoder, template, threads, cache_bytes, checkpoint.file.generation_config)
 
 
-def _decoder(checkpoint: Checkpoint, dtype: str, *, as_latent: bool, byte_latents: bool) -> Decoder:
+def _decoder(checkpoint: Checkpoint, dtype: str, *, as_latent: bool, cache_dtype: str) -> Decoder:
     from decodestep.models.convert import convert
     from decodestep.models.latent_form import latent_config
 
@@ -292,8 +297,9 @@ def _decoder(checkpoint: Checkpoint, dtype: str, *, as_latent: bool, byte_latent
             )
         config = latent_config(config)
     why = "dtype float32" if dtype == "float32" else obstacle(config)
-    if byte_latents and (why is not None or config.latent_attention is None):
-        raise ModelError(f"{checkpoint.path}: cache_dtype 'int8' is not supported: {why or 'there are no latents'}")
+    no_cache = why or ("latents are bfloat16 or int8" if config.latent_attention and cache_dtype == "float16" else None)
+    if cache_dtype != "auto" and no_cache is not None:
+        raise ModelError(f"{checkpoint.path}: cache_dtype {cache_dtype!r} is not supported: {no_cache}")
     if dtype == "float32":
         return LayerDecoder(convert(checkpoint))
     if why is None:
@@ -304,7 +310,7 @@ def _decoder(checkpoint: Checkpoint, dtype: str, *, as_latent: bool, byte_latent
                 as_latent=as_latent,
                 head_dim=None if config.latent_attention else step_head_dim(config),
             ),
-            byte_latents=byte_latents,
+            cache_dtype=cache_dtype_of(checkpoint.types(), config, dtype) if cache_dtype == "auto" else cache_dtype,
         )
     if dtype != "auto":
         raise ModelError(f"{checkpoint.path}: dtype {dtype!r} is not supported: {why}")

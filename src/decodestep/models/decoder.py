@@ -14,11 +14,13 @@ class Decoder(ABC):
     """Runs a model's layers over pages of keys and values. The logits of a token depend on its own sequence alone, to the bit.
 
     config: the model's sizes. description: how the model is run, in words. page_bytes: the size of a page in the cache.
+    cache_dtype: the type of what the cache holds: of latents without their rope keys.
     """
 
     config: Config
     description: str
     page_bytes: int
+    cache_dtype: str
 
     @abstractmethod
     def new_pages(self, count: int) -> Pages:

@@ -11,6 +11,7 @@ import numpy as np
 from decodestep._base.arrays import BFLOAT16
 from decodestep.ops.decoder_forward.arguments import PAGE as PAGE
 from decodestep.ops.decoder_forward.arguments import SCALE_BYTES
+from decodestep.ops.decoder_forward.group_cache import page_shapes
 
 SLAB_BYTES = 2**24
 
@@ -54,21 +55,28 @@ class LatentPages(Pages):
 class SlabPages(Pages):
     """Keys and values in the layout that `decoder_forward` reads, in slabs.
 
-    axes: the axes before those of a page, layers and key/value heads. key, value: the shape of a page in each. dtype: of
-    values; keys are bfloat16.
+    axes: the axes before those of a page, layers and key/value heads. key, value: the shape of a page in each. dtypes: of
+    keys and of values.
     keys: (slabs, *axes, pages of a slab, *key). values: (slabs, *axes, pages of a slab, *value).
     The pages of a slab take memory together, in huge pages, with which long contexts are read 5 to 10 % faster.
     """
 
     def __init__(
-        self, axes: tuple[int, ...], key: tuple[int, ...], value: tuple[int, ...], count: int, dtype: np.dtype = BFLOAT16
+        self,
+        axes: tuple[int, ...],
+        key: tuple[int, ...],
+        value: tuple[int, ...],
+        count: int,
+        dtypes: tuple[np.dtype, np.dtype] = (BFLOAT16, BFLOAT16),
     ) -> None:
-        self.page_bytes = math.prod(axes) * (2 * math.prod(key) + dtype.itemsize * math.prod(value))
+        self.page_bytes = math.prod(axes) * sum(
+            dtype.itemsize * math.prod(page) for dtype, page in zip(dtypes, (key, value), strict=True)
+        )
         self._slab = max(1, min(count, SLAB_BYTES // self.page_bytes))
         slabs = count // self._slab
         self.count = slabs * self._slab
-        self.keys = _untouched_zeros((slabs, *axes, self._slab, *key), BFLOAT16, huge_pages=True)
-        self.values = _untouched_zeros((slabs, *axes, self._slab, *value), dtype, huge_pages=True)
+        self.keys = _untouched_zeros((slabs, *axes, self._slab, *key), dtypes[0], huge_pages=True)
+        self.values = _untouched_zeros((slabs, *axes, self._slab, *value), dtypes[1], huge_pages=True)
         self._axis = len(axes)  # of the pages inside a slab
 
     def copy(self, source: int, target: int) -> None:
@@ -81,17 +89,16 @@ class SlabPages(Pages):
 class GroupPages(SlabPages):
     """Keys and values of every key/value head.
 
-    layers, groups, width: layers, key/value heads and head size of the model.
-    keys: (slabs, layers, groups, pages of a slab, width / 2, 16, 2); for each position, pairs of neighbouring columns.
-    values: (slabs, layers, groups, pages of a slab, 8, width, 2); for each column, pairs of neighbouring positions.
+    layers, groups, width: layers, key/value heads and head size of the model. dtype: bfloat16, float16 or int8.
+    keys, values: (slabs, layers, groups, pages of a slab, *a page), a page as `page_shapes` of decoder_forward has it.
     """
 
-    def __init__(self, layers: int, groups: int, width: int, count: int) -> None:
-        super().__init__((layers, groups), (width // 2, PAGE, 2), (PAGE // 2, width, 2), count)
+    def __init__(self, layers: int, groups: int, width: int, count: int, dtype: np.dtype = BFLOAT16) -> None:
+        super().__init__((layers, groups), *page_shapes(dtype, width), count, (dtype, dtype))
 
     @staticmethod
-    def bytes_of_a_page(layers: int, groups: int, width: int) -> int:
-        return 2 * 2 * layers * groups * PAGE * width
+    def bytes_of_a_page(layers: int, groups: int, width: int, dtype: np.dtype = BFLOAT16) -> int:
+        return layers * groups * dtype.itemsize * sum(map(math.prod, page_shapes(dtype, width)))
 
 
 class CompressedPages(SlabPages):
@@ -102,7 +109,7 @@ class CompressedPages(SlabPages):
 
     def __init__(self, layers: int, latent: int, rope: int, count: int, *, in_bytes: bool = False) -> None:
         if in_bytes:
-            super().__init__((layers,), (PAGE, rope), (PAGE, latent + SCALE_BYTES), count, np.dtype(np.int8))
+            super().__init__((layers,), (PAGE, rope), (PAGE, latent + SCALE_BYTES), count, (BFLOAT16, np.dtype(np.int8)))
         else:
             super().__init__((layers,), (PAGE, rope), (PAGE, latent), count)
 

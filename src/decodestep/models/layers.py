@@ -33,6 +33,7 @@ class LayerDecoder(Decoder):
         self.config = weights.config
         self._key_up = [_key_up(layer.key_up, self.config) for layer in weights.layers]
         self.description = f"layer by layer, float32 activations ({why}){left_out(self.config)}"
+        self.cache_dtype = "float32"
         self.page_bytes = LatentPages.bytes_of_a_page(self.config.layers, self.config.latent, self.config.rope)
 
     def new_pages(self, count: int) -> LatentPages:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
+
 import numpy as np
 
+from decodestep._base.arrays import BFLOAT16
 from decodestep._base.dispatch import run
 from decodestep.models.config import Config, DenseBlock, LatentAttention, Layer, Weight, Weights
 from decodestep.models.decoder import Decoder
@@ -18,6 +21,7 @@ from decodestep.weights.feed_forward import FeedForward
 
 # What the weights become, by dtype; None: they keep the file's format.
 PANEL_FORMATS = {"auto": None, "bfloat16": Format.BF16, "int8": Format.Q8_0}
+CACHE_DTYPES = {"bfloat16": BFLOAT16, "float16": np.dtype(np.float16), "int8": np.dtype(np.int8)}
 QUANTISED = {"q8_0": Format.Q8_0, "q4_0": Format.Q4_0, "q4_k": Format.Q4_K}  # when loaded, by `models.quantise`
 
 
@@ -40,17 +44,18 @@ def obstacle(config: Config) -> str | None:
 
 
 class StepDecoder(Decoder):
-    """Runs a step as one native call: quantised weights times quantised activations, attention in bfloat16.
+    """Runs a step as one native call: quantised weights times quantised activations, attention in the cache's type.
 
     weights: those of `convert`, each as `LinearPanels` but for the embedding.
-    byte_latents: whether the cache holds latents as int8.
+    cache_dtype: of the cache, "bfloat16", "float16" or "int8"; of latents bfloat16 or int8.
     """
 
-    def __init__(self, weights: Weights, *, byte_latents: bool = False) -> None:
+    def __init__(self, weights: Weights, *, cache_dtype: str = "bfloat16") -> None:
         self.config = config = weights.config
-        self._byte_latents = byte_latents
-        self.description = f"one native call a step{', latents as int8' if byte_latents else ''}{left_out(config)}"
         latent = config.latent_attention
+        self.cache_dtype, self._type = cache_dtype, CACHE_DTYPES[cache_dtype]
+        kept = "" if cache_dtype != "int8" else f", {'latents' if latent else 'keys and values'} as int8"
+        self.description = f"one native call a step{kept}{left_out(config)}"
         self._head_dim = config.head_dim if latent else step_head_dim(config)
         self._rotations = weights.ropes
         self._ropes = [self._table(1024, long) for long in (False, True)]
@@ -71,16 +76,16 @@ class StepDecoder(Decoder):
             logits_scale=1 / config.logits_scale,
         )
         self.page_bytes = (
-            CompressedPages.bytes_of_a_page(config.layers, latent.rank, latent.rope, in_bytes=byte_latents)
+            CompressedPages.bytes_of_a_page(config.layers, latent.rank, latent.rope, in_bytes=cache_dtype == "int8")
             if latent
-            else GroupPages.bytes_of_a_page(config.layers, config.groups, self._head_dim)
+            else GroupPages.bytes_of_a_page(config.layers, config.groups, self._head_dim, self._type)
         )
 
     def new_pages(self, count: int) -> SlabPages:
         config, latent = self.config, self.config.latent_attention
         if latent:
-            return CompressedPages(config.layers, latent.rank, latent.rope, count, in_bytes=self._byte_latents)
-        return GroupPages(config.layers, config.groups, self._head_dim, count)
+            return CompressedPages(config.layers, latent.rank, latent.rope, count, in_bytes=self.cache_dtype == "int8")
+        return GroupPages(config.layers, config.groups, self._head_dim, count, self._type)
 
     def logits(
         self,
@@ -133,6 +138,13 @@ class StepDecoder(Decoder):
         latent = self.config.latent_attention
         pad = ((0, 0), (0, 0), (0, 0 if latent else self._head_dim // 2 - sin.shape[2]))
         return (np.pad(sin, pad), np.pad(cos, pad, constant_values=1)) if pad[2][1] else (sin, cos)
+
+
+def cache_dtype_of(types: Set[str], config: Config, dtype: str = "auto") -> str:
+    """What "auto" makes of `cache_dtype`. types: of the file's weights. Rounding to bfloat16 is what errs most in a step whose
+    weights are of more bits and whose activations stay float32."""
+    exact = dtype == "auto" and types <= {"F16", "F32"}
+    return "float16" if exact and config.latent_attention is None else "bfloat16"
 
 
 def step_head_dim(config: Config) -> int:

@@ -6,14 +6,14 @@ from typing import Any
 
 from decodestep.models.checkpoint import Checkpoint
 from decodestep.models.gguf_file import GgufFile
-from decodestep.models.step import obstacle
+from decodestep.models.step import cache_dtype_of, obstacle
 
 
 def summary(checkpoint: Checkpoint) -> dict[str, Any]:
     """Facts by name. Raises ModelError for what `load` refuses before it reads weights.
 
     weight_bytes: of a token, as the file has them: all weights but the experts that it does not take, and one row of an
-    embedding that is not the weight of the logits too. cache_bytes: of one position.
+    embedding that is not the weight of the logits too. cache: the type of cached keys and values. cache_bytes: of one position.
     """
     checkpoint.check()
     config = checkpoint.config
@@ -28,6 +28,7 @@ def summary(checkpoint: Checkpoint) -> dict[str, Any]:
         "runs": "one native call a step" if why is None else f"layer by layer, float32: {why}",
         "weights": " ".join(f"{kind} {size / 2**20:.1f} MiB" for kind, size in checkpoint.bytes_by_type().items()),
         "weight_bytes": checkpoint.token_bytes(),
+        "cache": cache_dtype_of(checkpoint.types(), config) if why is None else "float32",
         "cache_bytes": config.layers * (config.latent + config.rope) * (2 if why is None else 4),
     }
     if latent:

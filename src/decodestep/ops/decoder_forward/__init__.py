@@ -68,6 +68,10 @@ def decoder_forward(
         keys[page // S, l, g, page % S, i, p % 16] are columns 2i and 2i + 1 of position p.
     values: (slabs, L, G, S, 8, D, 2) or (L, G, S, 8, D, 2), bfloat16, C order, written in place:
         values[page // S, l, g, page % S, p % 16 // 2, i, p % 2] is column i.
+        Or both float16, (slabs, L, G, S, D / 16, 16, 16): keys[..., i // 16, i % 16, p % 16] and values[..., i // 16, p % 16,
+        i % 16] are column i. Or both int8, (slabs, L, G, S, D / 16, 18, 16): the same below two rows with sixteen scales as
+        bfloat16, one for each position: of its sixteen columns the largest magnitude / 127, rounded; what is less than 1e-30
+        is 0. Integers are column / scale, rounded to even, and times the scale when they are read.
         With latent attention keys are rope keys (slabs, L, S, 16, Dr) and values latents (slabs, L, S, 16, Hckv), or both
         without the axis of slabs: values[page // S, l, page % S, p % 16] is the latent of position p. Its values may be int8
         rows of Hckv + 4 instead: round(latent / scale), ties to even, with scale = its largest magnitude / 127 as float32 in
@@ -84,8 +88,8 @@ def decoder_forward(
     Causality: a token sees positions 0 to its own of its own sequence, nothing else. What lies at other positions of a page,
     NaN included, has no effect on it, and a call writes at its tokens' positions alone. So pages may be recycled as they are,
     pages that are full may be shared by sequences, and a position may be written again, in any order.
-    Rounding: activations are quantised where a product with the weight's format does so (`linear`). Queries, keys, values and
-    weights e^(score - maximum) of grouped-query attention are bfloat16; of latent attention what the cache holds is. With
+    Rounding: activations are quantised where a product with the weight's format does so (`linear`). Keys and values are of the
+    cache's type; where that is bfloat16, so are queries and weights e^(score - maximum) of grouped-query attention. With
     latents in bytes queries for them are int16, and so are the weights of positions 64i to 64i + 63 times their scales: each
     head's by its largest magnitude, which becomes 32767 (of latents wider than 512 less, so that sums fit in 32 bits).
     Everything else is float32.

@@ -9,10 +9,11 @@ import numpy as np
 from decodestep._base import arrays
 from decodestep._base.arrays import BFLOAT16, Array, Integers
 from decodestep._base.checks import refuse, require, require_dtype, require_shape
+from decodestep.ops.decoder_forward.group_cache import PAGE as PAGE
+from decodestep.ops.decoder_forward.group_cache import TYPES, page_shapes
 from decodestep.ops.decoder_forward.weights import DecoderWeights
 
 OP = "decoder_forward"
-PAGE = 16  # positions in a page: kPagePositions of csrc/attention/kv_page.h
 SCALE_BYTES = 4  # of the scale at the end of an int8 row
 
 
@@ -99,15 +100,18 @@ def _check_cache(call: Call) -> int:
     layers, axis = len(w.layers), 3 if w.latent is None else 2
     slabs, pages = (call.keys.shape[0], call.keys.shape[axis]) if call.keys.ndim > axis else (1, 0)
     if w.latent is None:
-        keys: tuple[int, ...] = (slabs, layers, w.kv_heads, pages, w.head_dim // 2, PAGE, 2)
-        values: tuple[int, ...] = (slabs, layers, w.kv_heads, pages, PAGE // 2, w.head_dim, 2)
+        require_dtype(OP, "keys", call.keys, TYPES)
+        require_dtype(OP, "values", call.values, (call.keys.dtype,))
+        ok = call.keys.dtype == BFLOAT16 or w.head_dim % 16 == 0
+        require(ok, OP, "keys", "bfloat16 where heads are no multiple of 16", f"{call.keys.dtype}, heads of {w.head_dim}")
+        keys, values = ((slabs, layers, w.kv_heads, pages, *page) for page in page_shapes(call.keys.dtype, w.head_dim))
     else:
+        require_dtype(OP, "keys", call.keys, (BFLOAT16,))
+        require_dtype(OP, "values", call.values, (BFLOAT16, np.dtype(np.int8)))
         width = w.latent.latent + (SCALE_BYTES if call.values.dtype == np.int8 else 0)
         keys, values = (slabs, layers, pages, PAGE, w.latent.rope), (slabs, layers, pages, PAGE, width)
-    shapes = {"keys": keys, "values": values}
+    shapes: dict[str, tuple[int, ...]] = {"keys": keys, "values": values}
     for (name, shape), array in zip(shapes.items(), (call.keys, call.values), strict=True):
-        in_bytes = name == "values" and w.latent is not None
-        require_dtype(OP, name, array, (BFLOAT16, np.dtype(np.int8)) if in_bytes else (BFLOAT16,))
         require_shape(OP, name, array, shape)
         ok = array.flags.c_contiguous and array.flags.aligned and array.flags.writeable
         require(ok, OP, name, "writeable and contiguous in C order", "an array that is not")

@@ -10,7 +10,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 
 from decodestep import _native
-from decodestep._base.arrays import bits, contiguous
+from decodestep._base.arrays import contiguous
 from decodestep._base.dispatch import add_part, is_timed, threads
 from decodestep.ops.decoder_forward.arguments import Call
 from decodestep.ops.decoder_forward.weights import (
@@ -83,8 +83,9 @@ def forward(call: Call) -> np.ndarray:
         positions=call.positions,
         sin=contiguous(call.sin),
         cos=contiguous(call.cos),
-        keys=bits(call.keys),
-        values=bits(call.values),
+        keys=_cache(call.keys),
+        values=_cache(call.values),
+        half=call.keys.dtype == np.float16,
         page_table=call.page_table,
         wanted=call.wanted,
         logits=logits,
@@ -96,6 +97,11 @@ def forward(call: Call) -> np.ndarray:
             if stages:
                 add_part(part, int(stages), seconds)
     return logits
+
+
+def _cache(array: np.ndarray) -> np.ndarray:
+    """As the core takes it: values of 16 bits as uint16."""
+    return array.view(np.uint16) if array.dtype.itemsize == 2 else array
 
 
 def _decoder(weights: DecoderWeights) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from decodestep._base.arrays import BFLOAT16
+from decodestep.ops.decoder_forward import group_cache
 from decodestep.ops.decoder_forward.arguments import PAGE, SCALE_BYTES, Call
 from decodestep.ops.decoder_forward.weights import GroupedAttention, LatentAttention, Mixture
 from decodestep.ops.expert_router.reference import route
@@ -140,18 +141,15 @@ def _by_head(x: np.ndarray, weight: LinearPanels) -> np.ndarray:
 
 
 def _project(call: Call, layer: GroupedAttention, h: np.ndarray, keys: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """The queries (T, N, D), in bfloat16; keys and values join the cache of the layer."""
+    """The queries (T, N, D), in bfloat16 if the cache is; keys and values join the cache of the layer."""
     w, tokens = call.weights, len(h)
     queries = plus(linear(h, layer.query), layer.query_bias).reshape(tokens, w.heads, w.head_dim)
     queries = _rotate(call, _normed(queries, layer.query_norm, w.norm_eps), layer.rope)
     both = plus(linear(h, layer.values_keys), layer.values_keys_bias).reshape(tokens, 2, w.kv_heads, w.head_dim)
     slab, page = np.divmod(call.page_table[call.sequence, call.positions // PAGE], keys.shape[2])
-    row = call.positions % PAGE
-    values[slab, :, page, row // 2, :, row % 2] = both[:, 0].astype(BFLOAT16)
-    pairs = _rotate(call, _normed(both[:, 1], layer.key_norm, w.norm_eps), layer.rope)
-    pairs = pairs.reshape(tokens, w.kv_heads, w.head_dim // 2, 2)
-    keys[slab, :, page, :, row] = pairs.astype(BFLOAT16)
-    return queries.astype(BFLOAT16)
+    turned = _rotate(call, _normed(both[:, 1], layer.key_norm, w.norm_eps), layer.rope)
+    group_cache.store(keys, values, (slab, page, call.positions % PAGE), turned, both[:, 0])
+    return queries.astype(BFLOAT16) if keys.dtype == BFLOAT16 else queries
 
 
 def _rotate(call: Call, heads: np.ndarray, rope: int = 0) -> np.ndarray:
@@ -167,13 +165,11 @@ def _attend(call: Call, queries: np.ndarray, keys: np.ndarray, values: np.ndarra
     out = np.empty((len(queries), w.kv_heads, w.heads // w.kv_heads, w.head_dim), dtype)
     for t, position in enumerate(call.positions):
         slab, page = np.divmod(call.page_table[call.sequence[t], : position // PAGE + 1], keys.shape[2])
-        k = keys[slab, :, page].transpose(1, 0, 3, 2, 4)  # (key-value head, page, position, pair, column of the pair)
-        v = values[slab, :, page].transpose(1, 0, 2, 4, 3)  # (key-value head, page, pair, position of the pair, column)
         first = max(0, position + 1 - window) if window else 0
-        k, v = (a.reshape(w.kv_heads, -1, w.head_dim)[:, first : position + 1].astype(dtype) for a in (k, v))
+        k, v = (a[:, first : position + 1].astype(dtype) for a in group_cache.load(keys, values, slab, page))
         q = queries[t].reshape(w.kv_heads, -1, w.head_dim).astype(dtype)
         score = q @ k.swapaxes(1, 2) * dtype.type(w.scale)
         weight = np.exp(score - score.max(axis=-1, keepdims=True))
-        rounded = weight.astype(BFLOAT16).astype(dtype)
+        rounded = weight.astype(BFLOAT16).astype(dtype) if keys.dtype == BFLOAT16 else weight
         out[t] = rounded @ v / weight.sum(axis=-1, keepdims=True)
     return out[..., : w.values].reshape(len(queries), -1)

@@ -1,0 +1,184 @@
+// The types of a grouped-query cache: how sixteen of its values are read and written, and what they are multiplied by.
+//
+// A page holds 16 positions of one key-value head, keys and values apart. `column` is the first of sixteen columns.
+//
+// Bf16Cache: keys [width / 2][16][2], so that 16 scores are sums of products of column pairs, without an addition
+// across lanes; values [8][width][2], pairs of positions. Queries and weights are bfloat16, multiplied as they lie, by
+// the instruction for them where there is one. F16Cache, I8Cache: a block for every sixteen columns; of keys [16
+// columns][16 positions], of values [16 positions][16 columns]. In int8 sixteen scales as bfloat16 come first, one for
+// each position. Queries and weights are float32.
+#pragma once
+
+#include <algorithm>
+
+#include "attention/cache_type.h"
+#include "attention/kv_page.h"
+#include "simd/dot_products.h"
+#include "simd/rounding.h"
+
+namespace decodestep::DECODESTEP_ISA {
+
+struct Bf16Cache {
+    using Factor = Bf16;                 // of queries and weights
+    using Sixteen = Bf16Pairs;           // of two columns, or of two positions
+    static constexpr size_t kGroup = 2;  // columns of keys, or positions of values, in one product
+
+    // Of a page, for each of its positions.
+    static constexpr size_t bytes(size_t width) { return 2 * width; }
+
+    static DECODESTEP_INLINE Bf16Pairs factor(const Bf16* pair) { return Bf16Dot::token(pair); }
+    static DECODESTEP_INLINE f32x16 add(f32x16 sums, const Bf16Pairs& factor, const Sixteen& values) {
+        return Bf16Dot::add(sums, factor, values);
+    }
+    static DECODESTEP_INLINE const uint8_t* key_at(const uint8_t* page, size_t column) { return page + 32 * column; }
+    static DECODESTEP_INLINE Sixteen key(const uint8_t* page, size_t column) {
+        return Bf16Dot::weights(key_at(page, column));
+    }
+
+    // The values of a page from a position on, in vectors of columns.
+    struct Values {
+        const uint8_t* at_;
+        size_t step_;
+
+        DECODESTEP_INLINE Values(const uint8_t* page, size_t width, size_t column)
+            : at_(page + 4 * column), step_(4 * width) {}
+        DECODESTEP_INLINE const uint8_t* at(size_t vector) const { return at_ + 64 * vector; }
+        DECODESTEP_INLINE Sixteen both(size_t vector) const { return Bf16Dot::weights(at(vector)); }
+        DECODESTEP_INLINE Sixteen first(size_t vector) const { return Bf16Dot::first_weights(at(vector)); }
+        DECODESTEP_INLINE Sixteen second(size_t vector) const { return Bf16Dot::second_weights(at(vector)); }
+        DECODESTEP_INLINE void next() { at_ += step_; }
+    };
+
+    static void store_factors(Bf16* out, f32x16 values) { store_sums(out, values); }
+    static void store_key(uint8_t* page, size_t position, size_t column, f32x16 values) {
+        Bf16 sixteen[kLanes];
+        store_sums(sixteen, values);
+        uint8_t* pair = page + 32 * column + 4 * position;
+        for (size_t c = 0; c < kLanes; c += 2, pair += 4 * kPagePositions)
+            std::memcpy(pair, sixteen + c, 2 * sizeof(Bf16));
+    }
+    static void store_value(uint8_t* page, size_t width, size_t position, size_t column, f32x16 values) {
+        Bf16 sixteen[kLanes];
+        store_sums(sixteen, values);
+        uint8_t* pair = page + position / 2 * 4 * width + 4 * column + 2 * (position % 2);
+        for (size_t c = 0; c < kLanes; ++c) std::memcpy(pair + 4 * c, sixteen + c, sizeof(Bf16));
+    }
+};
+
+// A cache whose values are widened to float32. Block: the type of its blocks of sixteen columns.
+template <class Block>
+struct WidenedCache {
+    using Factor = float;
+    using Sixteen = f32x16;
+    static constexpr size_t kGroup = 1;
+
+    static constexpr size_t bytes(size_t width) { return width / kLanes * (Block::kBytes / kPagePositions); }
+
+    static DECODESTEP_INLINE f32x16 factor(const float* value) { return broadcast(*value); }
+    static DECODESTEP_INLINE f32x16 add(f32x16 sums, f32x16 factor, f32x16 values) { return fma(factor, values, sums); }
+    static DECODESTEP_INLINE const uint8_t* key_at(const uint8_t* page, size_t column) {
+        return Block::row(block(page, column), column % kLanes);
+    }
+    static DECODESTEP_INLINE f32x16 key(const uint8_t* page, size_t column) {
+        return Block::key(block(page, column), column % kLanes);
+    }
+
+    struct Values {
+        const uint8_t* block_;
+        size_t row_ = 0;
+
+        DECODESTEP_INLINE Values(const uint8_t* page, size_t, size_t column) : block_(block(page, column)) {}
+        DECODESTEP_INLINE const uint8_t* at(size_t vector) const {
+            return Block::row(block_ + vector * Block::kBytes, row_);
+        }
+        DECODESTEP_INLINE f32x16 both(size_t vector) const {
+            return Block::value(block_ + vector * Block::kBytes, row_);
+        }
+        DECODESTEP_INLINE void next() { ++row_; }
+    };
+
+    static void store_factors(float* out, f32x16 values) { store(out, values); }
+    static void store_key(uint8_t* page, size_t position, size_t column, f32x16 values) {
+        Block::store_column(block(page, column), position, values);
+    }
+    static void store_value(uint8_t* page, size_t, size_t position, size_t column, f32x16 values) {
+        Block::store_row(block(page, column), position, values);
+    }
+
+  private:
+    template <class Byte>
+    static DECODESTEP_INLINE Byte* block(Byte* page, size_t column) {
+        return page + column / kLanes * Block::kBytes;
+    }
+};
+
+struct F16Block {
+    static constexpr size_t kBytes = 2 * kLanes * kPagePositions;
+
+    static DECODESTEP_INLINE const uint8_t* row(const uint8_t* block, size_t row) { return block + 2 * kLanes * row; }
+    static DECODESTEP_INLINE f32x16 key(const uint8_t* block, size_t column) { return from_f16(row(block, column)); }
+    static DECODESTEP_INLINE f32x16 value(const uint8_t* block, size_t position) {
+        return from_f16(row(block, position));
+    }
+    static void store_row(uint8_t* block, size_t position, f32x16 values) {
+        uint16_t sixteen[kLanes];
+        store_f16(sixteen, values);
+        std::memcpy(block + position * sizeof sixteen, sixteen, sizeof sixteen);
+    }
+    static void store_column(uint8_t* block, size_t position, f32x16 values) {
+        uint16_t sixteen[kLanes];
+        store_f16(sixteen, values);
+        for (size_t c = 0; c < kLanes; ++c) std::memcpy(block + 2 * (c * kPagePositions + position), sixteen + c, 2);
+    }
+};
+
+// value = integer * scale, the scale being the largest magnitude of a position's sixteen / 127, as bfloat16; sixteen of
+// less than kLeast are zeros. NaN and infinity make all sixteen NaN.
+struct I8Block {
+    static constexpr size_t kScales = 2 * kPagePositions, kBytes = kScales + kLanes * kPagePositions;
+    static constexpr float kLeast = 1e-30f;
+
+    static DECODESTEP_INLINE const uint8_t* row(const uint8_t* block, size_t row) {
+        return block + kScales + kLanes * row;
+    }
+    static DECODESTEP_INLINE f32x16 key(const uint8_t* block, size_t column) {
+        return from_i8(row(block, column)) * from_bf16(block);
+    }
+    static DECODESTEP_INLINE f32x16 value(const uint8_t* block, size_t position) {
+        Bf16 scale;
+        std::memcpy(&scale, block + 2 * position, sizeof scale);
+        return from_i8(row(block, position)) * broadcast(decodestep::to_float(scale));
+    }
+    static void store_row(uint8_t* block, size_t position, f32x16 values) {
+        int8_t sixteen[kLanes];
+        quantise(block, position, values, sixteen);
+        std::memcpy(block + kScales + position * sizeof sixteen, sixteen, sizeof sixteen);
+    }
+    static void store_column(uint8_t* block, size_t position, f32x16 values) {
+        int8_t sixteen[kLanes];
+        quantise(block, position, values, sixteen);
+        for (size_t c = 0; c < kLanes; ++c)
+            std::memcpy(block + kScales + c * kPagePositions + position, sixteen + c, 1);
+    }
+
+  private:
+    static void quantise(uint8_t* block, size_t position, f32x16 values, int8_t* out) {
+        const float largest = largest_magnitude(values, values);
+        const Bf16 scale = to_bf16(largest < kLeast ? 0.0f : largest / 127.0f);
+        std::memcpy(block + 2 * position, &scale, sizeof scale);
+        put_int8(values * broadcast(largest < kLeast ? 0.0f : 1.0f / decodestep::to_float(scale)), out);
+    }
+};
+
+using F16Cache = WidenedCache<F16Block>;
+using I8Cache = WidenedCache<I8Block>;
+
+// Calls body<Cache>(), Cache being the one of that type.
+template <class Body>
+DECODESTEP_INLINE void with_cache(CacheType type, Body&& body) {
+    if (type == CacheType::bf16) return body.template operator()<Bf16Cache>();
+    if (type == CacheType::f16) return body.template operator()<F16Cache>();
+    body.template operator()<I8Cache>();
+}
+
+}  // namespace decodestep::DECODESTEP_ISA
