@@ -31,6 +31,12 @@ CASES = [
      f"<｜tool▁call▁begin｜>time{SEP}{{}}<｜tool▁call▁end｜><｜tool▁calls▁end｜>", "", ["stay", "time"]),
     (formats.DeepSeekFenced, SEP + "```json", "So:\n<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>"
      f"function{SEP}stay\n```json\n{JSON}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>", "So:", ["stay"]),
+    (formats.KimiSection, "<|tool_calls_section_begin|>", "So:<|tool_calls_section_begin|><|tool_call_begin|>functions.stay:0"
+     f"<|tool_call_argument_begin|>{JSON}<|tool_call_end|><|tool_call_begin|>functions.time:1<|tool_call_argument_begin|>{{}}"
+     "<|tool_call_end|><|tool_calls_section_end|>", "So:", ["stay", "time"]),
+    (formats.CohereActions, '<|START_ACTION|> {"tool_name":', 'Plan.<|START_ACTION|>[\n    {"tool_call_id": "0", "tool_name": '
+     f'"stay", "parameters": {JSON}}},\n    {{"tool_call_id": "1", "tool_name": "time", "parameters": {{}}}}\n]<|END_ACTION|>',
+     "Plan.", ["stay", "time"]),
     (formats.Harmony, "<|channel|> functions.", "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>commentary"
      f" to=functions.stay <|constrain|>json<|message|>{JSON}<|call|>", "", ["stay"]),
     (formats.Harmony, "", f" to=functions.stay<|channel|>commentary json<|message|>{JSON}", "", ["stay"]),

@@ -133,7 +133,7 @@ class DeepSeek(CallText):
     _NAMED = re.compile(r"\s*(?:function<｜tool▁sep｜>)?([\w-]+)(?:<｜tool▁sep｜>)?\s*(?:```json)?\s*(?=\{)")
 
     def calls(self, text: str) -> Iterator[tuple[str, Any]]:
-        for piece in text.split("<｜tool▁call▁begin｜>")[1:]:
+        for piece in text.split(self.marks[1])[1:]:
             found = self._NAMED.match(piece)
             if found is None:
                 raise UnreadableError
@@ -150,6 +150,37 @@ class DeepSeekFenced(DeepSeek):
     def call(self, name: str, schema: dict[str, Any]) -> Pieces:
         begin, [_, *rest] = f"function<｜tool▁sep｜>{name}\n```json\n", super().call(name, schema)
         return ["<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>" + begin, rest[0], f"\n```{rest[1]}"]
+
+
+class KimiSection(DeepSeek):
+    """Kimi K2: calls between control tokens, functions.name:number<argument begin>{...}."""
+
+    marks = ("<|tool_calls_section_begin|>", "<|tool_call_begin|>")
+    spelled = (*marks, "<|tool_call_argument_begin|>", "<|tool_call_end|>", "<|tool_calls_section_end|>")
+    _NAMED = re.compile(r"\s*(?:functions\.)?([\w-]+)(?::\d+)?\s*<\|tool_call_argument_begin\|>\s*(?=\{)")
+
+    def call(self, name: str, schema: dict[str, Any]) -> Pieces:
+        begin, end = "".join(self.marks), "<|tool_call_end|><|tool_calls_section_end|>"
+        return [f"{begin}functions.{name}:0<|tool_call_argument_begin|>", schema, end]
+
+
+class CohereActions(CallText):
+    """Command R7B: a list of {"tool_call_id": ..., "tool_name": ..., "parameters": {...}} between control tokens."""
+
+    marks = ("<|START_ACTION|>",)
+    spelled = ("<|START_ACTION|>", "<|END_ACTION|>")
+
+    def calls(self, text: str) -> Iterator[tuple[str, Any]]:
+        for piece in text.split("<|START_ACTION|>")[1:]:
+            listed = _all_json(piece.partition("<|END_ACTION|>")[0])
+            for item in listed if isinstance(listed, list) else [listed]:
+                if not isinstance(item, dict) or not isinstance(item.get("tool_name"), str):
+                    raise UnreadableError
+                yield item["tool_name"], item.get("parameters", {})
+
+    def call(self, name: str, schema: dict[str, Any]) -> Pieces:
+        begin = f'<|START_ACTION|>[\n    {{"tool_call_id": "0", "tool_name": "{name}", "parameters": '
+        return [begin, schema, "}\n]<|END_ACTION|>"]
 
 
 class Harmony(CallText):
@@ -221,6 +252,8 @@ _KINDS: tuple[tuple[tuple[str, ...], type[CallText]], ...] = (
     (("<|channel|>", "functions."), Harmony),
     (("<｜tool▁sep｜>", "```json"), DeepSeekFenced),
     (("<｜tool▁sep｜>",), DeepSeek),
+    (("<|tool_calls_section_begin|>",), KimiSection),
+    (("<|START_ACTION|>", "tool_name"), CohereActions),
     (("[TOOL_CALLS]", "[ARGS]"), MistralNamed),
     (("[TOOL_CALLS]",), MistralList),
     (("<tool_call>", "<arg_key>"), TaggedArguments),
