@@ -94,11 +94,11 @@ class ConstraintLogitsProcessor:
         if self._matcher.is_stopped():
             return (s.Allow(self._ends),)
         bits = np.frombuffer(self._matcher.compute_bitmask(), np.uint8)
-        allowed = np.unpackbits(bits, count=self._vocab, bitorder="little")
+        allowed = np.unpackbits(bits, count=self._vocab, bitorder="little").view(np.bool_)  # whose indices are found fastest
         count = int(np.count_nonzero(allowed))
         if 2 * count <= self._vocab:
             return (s.Allow(np.flatnonzero(allowed)),)
-        return (s.Ban(np.flatnonzero(allowed == 0)),) if count < self._vocab else ()
+        return (s.Ban(np.flatnonzero(~allowed)),) if count < self._vocab else ()
 
 
 LANGUAGES = ("json_schema", "regex", "grammar")
