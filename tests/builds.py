@@ -1,8 +1,9 @@
-"""Code under another build of the kernels: in a process of its own, since a process chooses once."""
+"""Other builds of the core, and code that runs on them: in a process of its own, since a process chooses once."""
 
 from __future__ import annotations
 
 import os
+import shutil
 import sys
 from pathlib import Path
 
@@ -10,6 +11,28 @@ import pytest
 
 import processes
 from decodestep import _native
+
+ROOT = Path(__file__).parent.parent
+TOOLS = ("cmake", "ninja", "g++")
+# The tools that the test extra installs stand beside the interpreter, whether or not its environment is activated.
+PATH = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+
+
+def compiled(directory: Path, **options: str) -> Path:
+    """The core as it is compiled there with options of CMakeLists.txt, named without DECODESTEP_; what DECODESTEP_TEST_CORE of
+    a process of tests may name. Skips the test where the tools are missing."""
+    missing = [tool for tool in TOOLS if shutil.which(tool, path=PATH) is None]
+    if missing or not sys.platform.startswith("linux"):
+        pytest.skip(f"needs Linux and {', '.join(missing or TOOLS)}")
+    nanobind = processes.run([sys.executable, "-m", "nanobind", "--cmake_dir"])
+    if nanobind.returncode:
+        pytest.skip("needs nanobind")
+    given = [f"-DDECODESTEP_{name}={value}" for name, value in options.items()]
+    configure = ["cmake", "-S", str(ROOT), "-B", str(directory), "-G", "Ninja", *given,
+                 f"-DPython_EXECUTABLE={sys.executable}", f"-Dnanobind_DIR={nanobind.stdout.strip()}"]  # fmt: skip
+    for command in (configure, ["cmake", "--build", str(directory), "--parallel", "2"]):
+        processes.run(command, env={**os.environ, "PATH": PATH}, timeout=3600, check=True)
+    return next(directory.glob("_native*.so"))
 
 
 def printed_under(isa: str, code: str) -> str:

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
-from pathlib import Path
 
 import pytest
 
 import processes
-from builds import printed_under
+from builds import ROOT, compiled, printed_under
 from decodestep import _native
 
-ROOT = Path(__file__).parent.parent
 STEMS = (
     "decode_step",
     "linear",
@@ -39,10 +37,26 @@ def test_kernels_on(isa):
     if isa == _native.isa():
         pytest.skip("the tests themselves run on it")
     assert printed_under(isa, ASK) == isa
-    environment = {**os.environ, "DECODESTEP_ISA": isa}
+    run_kernels({"DECODESTEP_ISA": isa})
+
+
+def run_kernels(environment):
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-k", CHOSEN, *KERNELS]
-    tests = processes.run(command, cwd=ROOT, env=environment, timeout=1800)
+    tests = processes.run(command, cwd=ROOT, env=os.environ | environment, timeout=7200)
     assert tests.returncode == 0, tests.stdout[-3000:]
+
+
+@pytest.fixture(scope="module")
+def emulated(tmp_path_factory):
+    if "DECODESTEP_EMULATE_AVX512" not in os.environ or _native.isa() == "baseline":
+        pytest.skip("minutes to compile: where the environment asks for it, on a machine with AVX2")
+    return compiled(tmp_path_factory.mktemp("emulated"), EMULATE_AVX512="ON")
+
+
+@pytest.mark.parametrize("isa", ["avx512", "avx512_bf16"])
+def test_kernels_on_emulated(emulated, isa):
+    """What a machine lacks, by tests/emulated_avx512.h."""
+    run_kernels({"DECODESTEP_ISA": isa, "DECODESTEP_TEST_CORE": str(emulated)})
 
 
 @pytest.mark.parametrize("name", ["avx9", "AVX2", ""])

@@ -4,23 +4,20 @@ sanitizers."""
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 from pathlib import Path
 
 import pytest
 
+import builds
 import fuzz_changes
 import fuzz_native
 import processes
 from decodestep import _native
 
 ROOT = Path(__file__).parent.parent
-TOOLS = ("cmake", "ninja", "g++")
 # The C++ runtime comes too: its exceptions must be there when the sanitizer looks for them.
 LIBRARIES = {"address,undefined": ("libasan.so", "libubsan.so"), "thread": ("libtsan.so",)}
-# The tools that the test extra installs stand beside the interpreter, whether or not its environment is activated.
-PATH = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
 
 
 def test_every_entry_point_is_called():
@@ -52,25 +49,14 @@ def test_arrays_that_change_during_a_call():
 
 def build(sanitizers: str, directory: Path) -> tuple[Path, dict[str, str]]:
     """The core built with them, and the environment that loads them before Python's own memory is handed out."""
-    missing = [tool for tool in TOOLS if shutil.which(tool, path=PATH) is None]
-    if missing or not sys.platform.startswith("linux"):
-        pytest.skip(f"needs Linux and {', '.join(missing or TOOLS)}")
+    # What this machine cannot run need not be compiled.
+    core = builds.compiled(directory, SANITIZE=sanitizers, AVX512="ON" if "avx512" in _native.isa() else "OFF")
     libraries = [processes.run(["g++", f"-print-file-name={name}"], check=True).stdout.strip()
                  for name in (*LIBRARIES[sanitizers], "libstdc++.so")]  # fmt: skip
     if not all(os.path.isabs(library) for library in libraries):
         pytest.skip("the compiler has no sanitizer libraries")
-    nanobind = processes.run([sys.executable, "-m", "nanobind", "--cmake_dir"])
-    if nanobind.returncode:
-        pytest.skip("needs nanobind")
-    # What this machine cannot run need not be compiled.
-    configure = ["cmake", "-S", str(ROOT), "-B", str(directory), "-G", "Ninja", f"-DDECODESTEP_SANITIZE={sanitizers}",
-                 f"-DDECODESTEP_AVX512={'ON' if 'avx512' in _native.isa() else 'OFF'}",
-                 f"-DPython_EXECUTABLE={sys.executable}", f"-Dnanobind_DIR={nanobind.stdout.strip()}"]  # fmt: skip
-    for command in (configure, ["cmake", "--build", str(directory), "--parallel", "2"]):
-        processes.run(command, env={**os.environ, "PATH": PATH}, timeout=1800, check=True)
-    environment = {**os.environ, "LD_PRELOAD": ":".join(os.path.realpath(library) for library in libraries),
-                   "ASAN_OPTIONS": "detect_leaks=0", "UBSAN_OPTIONS": "print_stacktrace=1"}  # fmt: skip
-    return next(directory.glob("_native*.so")), environment
+    return core, {**os.environ, "LD_PRELOAD": ":".join(os.path.realpath(library) for library in libraries),
+                  "ASAN_OPTIONS": "detect_leaks=0", "UBSAN_OPTIONS": "print_stacktrace=1"}  # fmt: skip
 
 
 @pytest.fixture(scope="module")
