@@ -13,7 +13,6 @@ import decodestep as ds
 from decodestep.generation.batch import Batch
 from decodestep.generation.schedule import Beside
 from decodestep.models.kv_cache import PAGE
-from decodestep.models.prefill import Prefill
 from decodestep.serving import Engine, EngineClosedError, QueueFullError
 
 FREE = {"ignore_eos": True}
@@ -262,20 +261,6 @@ def test_pieces_follow_what_passes_take(monkeypatch):
             run(decoding, prompts, schedule.room(decoding, prompts))
         sizes[prompts, decoding] = schedule.room(decoding, prompts)
     assert 3 <= sizes[1, 1] <= 5 and 13 <= sizes[4, 1] <= 19 and 120 <= sizes[1, 0] <= 170
-
-
-def test_a_piece_is_shorter_the_more_tokens_lie_before_it(tiny):
-    prompt = [1 + i % 50 for i in range(120)]
-    with tiny.sequence() as sequence:
-        prefill = Prefill(tiny)
-        prefill.add(0, sequence, prompt)
-        lengths = []
-        while prefill:
-            pieces = prefill.take(12.0, 30.0)
-            lengths.append(len(pieces[0][1]))
-            assert prefill.took <= 12 * 1.2
-            assert len(prefill.completed(tiny.forward(pieces, wanted=prefill.last()))) == (sum(lengths) == 120)
-        assert lengths[:4] == [12, 9, 7, 6] and lengths[-2] in (2, 3) and sequence.tokens == prompt
 
 
 def test_what_a_constraint_decides_needs_no_pass_and_changes_no_token(tiny, monkeypatch):

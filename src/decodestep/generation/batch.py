@@ -164,13 +164,12 @@ class Batch:
         while True:
             decoding = [key for key in self._sampled if key not in self._logits]
             waiting = len(self._prefill)
-            room = self._schedule.room(len(decoding), waiting)
-            prompts = self._prefill.take(room, self._schedule.KEYS) if waiting else []
+            prompts = self._prefill.take(self._schedule.room(len(decoding), waiting)) if waiting else []
             if not (decoding or prompts):
                 break
             tokens = [(self._sequences[key], self._rows[key].history.tokens[len(self._sequences[key]) :]) for key in decoding]
             try:
-                with self._schedule.timed(len(decoding), waiting, self._prefill.took if prompts else 0.0):
+                with self._schedule.timed(len(decoding), waiting, sum(len(piece) for _, piece in prompts)):
                     asked = [True] * len(tokens) + (self._prefill.last() if prompts else [])
                     fresh = self._model.forward([*tokens, *prompts], wanted=asked)
                 break

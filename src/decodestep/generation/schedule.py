@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
@@ -16,25 +15,22 @@ class Schedule(ABC):
 
     beside: whether prompts run in the passes of the rows that draw, or before any row draws.
     most_rows: how many rows may have pages at once.
-    KEYS: how many keys a token of a prompt attends to in about the time of its products with the weights: what a token takes
-        of the room in a pass is 1 + the number of tokens before it / KEYS.
     """
 
     beside: bool
     most_rows: int
-    KEYS = math.inf
 
     @abstractmethod
     def set_aside(self, remaining: int) -> int:
         """For how many of the tokens that a row may still draw pages are set aside when it is admitted."""
 
     @abstractmethod
-    def room(self, decoding: int, prompts: int) -> float:
-        """How many tokens at their beginning of so many prompts may run in a pass beside so many rows, at least one."""
+    def room(self, decoding: int, prompts: int) -> int:
+        """How many tokens of so many prompts may run in a pass beside so many rows, at least one."""
 
     @contextmanager
-    def timed(self, decoding: int, prompts: int, took: float) -> Iterator[None]:
-        """Around a pass of so many rows, and of pieces of the prompts that there are. took: the room that these take."""
+    def timed(self, decoding: int, prompts: int, tokens: int) -> Iterator[None]:
+        """Around a pass of so many rows, and so many tokens of the prompts that there are."""
         yield
 
 
@@ -47,7 +43,7 @@ class PromptsFirst(Schedule):
     def set_aside(self, remaining: int) -> int:
         return remaining
 
-    def room(self, decoding: int, prompts: int) -> float:
+    def room(self, decoding: int, prompts: int) -> int:
         return BLOCK
 
 
@@ -64,7 +60,6 @@ class Beside(Schedule):
     they may, and shrinks where they take longer. Which tokens come out does not depend on it.
     """
 
-    KEYS = 1500  # of models of 0.1 to 1 billion weights; where it is another number, pieces adapt from pass to pass
     SLOWER = 0.4
     PASS_SECONDS = 0.15
     AHEAD = 64
@@ -74,20 +69,20 @@ class Beside(Schedule):
     def __init__(self, most_rows: int) -> None:
         self.most_rows = most_rows
         self._alone: dict[int, float] = {}  # seconds of a pass of so many rows alone
-        self._pieces: dict[int, float] = {0: 64.0, 1: 2.0}  # the room of a piece beside so many rows
+        self._pieces: dict[int, float] = {0: 64.0, 1: 4.0}  # tokens of a piece beside so many rows
 
     def set_aside(self, remaining: int) -> int:
         return min(remaining, self.AHEAD)
 
-    def room(self, decoding: int, prompts: int) -> float:
-        return max(1.0, min(float(BLOCK), self._piece(decoding) * self._shares(decoding, prompts)))
+    def room(self, decoding: int, prompts: int) -> int:
+        return max(1, min(BLOCK, int(self._piece(decoding) * self._shares(decoding, prompts))))
 
     @contextmanager
-    def timed(self, decoding: int, prompts: int, took: float) -> Iterator[None]:
+    def timed(self, decoding: int, prompts: int, tokens: int) -> Iterator[None]:
         start = time.perf_counter()
         yield
         seconds = time.perf_counter() - start
-        if not took:
+        if not tokens:
             before = self._alone.get(decoding, seconds)
             self._alone[decoding] = before + 0.2 * (min(seconds, 3 * before) - before)
         elif self._alone or not decoding:
@@ -96,7 +91,7 @@ class Beside(Schedule):
                 alone = _nearest(self._alone, decoding)
                 shares = self._shares(decoding, prompts)
                 allowed = max(min(allowed, (1 + self.SLOWER * shares) * alone), (1 + self.SLOWER) * alone)
-            if seconds > allowed or took >= 0.5 * self.room(decoding, prompts):
+            if seconds > allowed or tokens >= self.room(decoding, prompts):
                 change = min(1.1, max(0.7, allowed / seconds))
                 self._pieces[decoding] = min(float(BLOCK), max(1.0, self._piece(decoding) * change))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING, Generic, TypeVar
 
@@ -37,7 +36,6 @@ class Prefill(Generic[Key]):
         self._fair = fair
         self._waiting: list[_Entry[Key]] = []
         self._taken: list[tuple[CachedSequence, tuple[int, ...], tuple[int, ...]]] = []  # each piece, and its whole prompt
-        self.took = 0.0  # of the room, the pieces that `take` gave last
 
     def __len__(self) -> int:
         """How many prompts are not done."""
@@ -56,13 +54,10 @@ class Prefill(Generic[Key]):
         pieces = self.take()
         return self.completed(self._model.forward(pieces, wanted=self.last()))
 
-    def take(self, room: float = BLOCK, keys: float = math.inf) -> list[Piece]:
-        """The pieces of the next block, at least one token, for `Model.forward`.
-
-        room: how much they may take of it together, where a token takes 1 + the tokens before its piece / keys, about.
-        """
+    def take(self, room: int = BLOCK) -> list[Piece]:
+        """The pieces of the next block, of up to `room` tokens together, at least one, for `Model.forward`."""
         batch: list[Piece] = []
-        self._taken, self.took = [], 0.0
+        self._taken = []
         coming: set[Hashable] = set()  # the prompts of the block, and the first page that each will fill
         for (_, sequence, tokens), most in self._in_turn(room):
             sequence.reuse(tokens[len(sequence) :])
@@ -71,13 +66,11 @@ class Prefill(Generic[Key]):
             if tokens in coming or page in coming:
                 continue
             coming |= {tokens, page}
-            a_token = 1 + start / keys
-            count = round(min(room - self.took, most) / a_token)
-            if count < 1 and batch:
-                break
-            batch.append((sequence, tokens[start : start + max(1, count)]))
+            batch.append((sequence, tokens[start : start + min(room, most)]))
             self._taken.append((*batch[-1], tokens))
-            self.took += len(batch[-1][1]) * a_token
+            room -= len(batch[-1][1])
+            if room == 0:
+                break
         return batch
 
     def last(self) -> list[bool]:
@@ -96,10 +89,10 @@ class Prefill(Generic[Key]):
         self._waiting = [entry for entry in self._waiting if entry[0] not in ready]
         return ready
 
-    def _in_turn(self, room: float) -> list[tuple[_Entry[Key], float]]:
+    def _in_turn(self, room: int) -> list[tuple[_Entry[Key], int]]:
         """The prompts in the order in which a block takes them, each with the most that it may have of it."""
         if not self._fair or len(self._waiting) < 2:
             return [(entry, room) for entry in self._waiting]
         oldest, *others = self._waiting
         others.sort(key=lambda entry: len(entry[2]) - len(entry[1]))
-        return [(oldest, (room + 1) / 2), *((entry, room) for entry in others)]
+        return [(oldest, (room + 1) // 2), *((entry, room) for entry in others)]
