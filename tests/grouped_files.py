@@ -30,13 +30,15 @@ _GEMMA_NORMS = {
 }
 
 
-def write_gguf(model: Any, path: Path, *, kind: str = "F32", **changes: Any) -> Path:
-    """kind: of the weights that are matrices, where their rows fit into its blocks. changes: of the metadata; None leaves a key
-    out."""
+def write_gguf(model: Any, path: Path, *, kind: str = "F32", alignment: int | None = None, **changes: Any) -> Path:
+    """kind: of the weights that are matrices, where their rows fit into its blocks. alignment: of the tensors' places, if the
+    file shall say so. changes: of the metadata; None leaves a key out."""
     config, state = model.config, {name: value.float().numpy() for name, value in model.state_dict().items()}
     architecture = ARCHITECTURES.get(config.model_type, config.model_type)
     gemma = architecture == "gemma3"
     writer = gguf.GGUFWriter(path, architecture)
+    if alignment:
+        writer.add_custom_alignment(alignment)
     for key, value in (_keys(config, architecture) | changes).items():
         add = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
         if value is not None:

@@ -10,15 +10,9 @@ import triton_interpreter as gpu
 from decodestep.integrations.transformers import accelerate
 from decodestep.ops.mla_attention import triton
 from latent_models import model_of
-from test_integrations_transformers import (  # noqa: F401
-    absorbed,
-    assert_close,
-    decode,
-    holes,
-    one_thread,
-    prompt,
-    test_bfloat16,
-)
+from test_integrations_transformers import absorbed, assert_close, decode, holes, prompt, test_bfloat16  # noqa: F401
+
+pytestmark = pytest.mark.usefixtures("one_torch_thread")
 
 
 @pytest.fixture(autouse=True)

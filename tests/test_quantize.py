@@ -69,6 +69,14 @@ def test_a_file_in_other_types_is_read_and_near(source, tmp_path, kind, capsys):
     assert np.median(apart) < {"q4_0": 0.7, "q4_k_m": 0.6, "q5_k_m": 0.4, "q6_k": 0.2, "q8_0": 0.05}.get(kind, 0.02)
 
 
+def test_the_alignment_of_the_source_is_its_own(tmp_path):
+    source = write_gguf(families.model_of("qwen3", 0), tmp_path / "model.gguf", alignment=128)
+    assert GgufFile(source).metadata["general.alignment"] == 128
+    assert cli.main(["quantize", str(source), str(tmp_path / "same.gguf"), "--type", "f32"]) == 0
+    ids = np.arange(20)
+    np.testing.assert_array_equal(ds.load(tmp_path / "same.gguf").logits(ids), ds.load(source).logits(ids))
+
+
 def test_which_tensors_get_which_types(source, tmp_path):
     """As llama.cpp's mixture: more bits for the logits, and for values and last products in some layers."""
     target = tmp_path / "small.gguf"
