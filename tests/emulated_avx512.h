@@ -1,8 +1,9 @@
-// The AVX-512 that csrc/simd uses, in plain C++, so that a machine without it can run what its tiers compute: compiled with
-// -include of this file for AVX2 (DECODESTEP_EMULATE_AVX512 in CMakeLists.txt).
+// The AVX-512 that csrc/simd uses, in plain C++, so that a machine without it can run what its tiers compute: compiled
+// with -include of this file for AVX2 (DECODESTEP_EMULATE_AVX512 in CMakeLists.txt).
 //
-// Each function is Intel's operation of that name, lane by lane, with the masks, ties and NaN of the Software Developer's
-// Manual, volume 2. In the namespace of a tier these hide the compiler's own, which a target without AVX-512 refuses.
+// Each function is Intel's operation of that name, lane by lane, with the masks, ties and NaN of the Software
+// Developer's Manual, volume 2. In the namespace of a tier these hide the compiler's own, which a target without
+// AVX-512 refuses.
 #pragma once
 
 #include <immintrin.h>
@@ -218,9 +219,8 @@ EMULATED __m512i _mm512_abs_epi8(__m512i a) {
     return integers<uint8_t>([&](size_t i) { return std::abs(int{lane<int8_t>(a, i)}); });
 }
 EMULATED __m512i _mm512_mask_sub_epi8(__m512i other, __mmask64 m, __m512i a, __m512i b) {
-    return integers<uint8_t>([&](size_t i) {
-        return m >> i & 1 ? lane<uint8_t>(a, i) - lane<uint8_t>(b, i) : lane<uint8_t>(other, i);
-    });
+    return integers<uint8_t>(
+        [&](size_t i) { return m >> i & 1 ? lane<uint8_t>(a, i) - lane<uint8_t>(b, i) : lane<uint8_t>(other, i); });
 }
 inline __m512i _mm512_slli_epi16(__m512i a, unsigned n) { return __m512i(U16(a) << n); }
 inline __m512i _mm512_srai_epi16(__m512i a, unsigned n) { return __m512i(I16(a) >> n); }
@@ -263,7 +263,9 @@ EMULATED __m512i _mm512_dpbusd_epi32(__m512i sums, __m512i a, __m512i b) {
 // The second of a pair first; each step rounds once, and reads and writes subnormals as zeros.
 EMULATED __m512 _mm512_dpbf16_ps(__m512 sums, __m512bh a, __m512bh b) {
     return floats([&](size_t i) {
-        const auto number = [](__m512bh v, size_t j) { return flushed(as_float(uint32_t{lane<uint16_t>(v, j)} << 16)); };
+        const auto number = [](__m512bh v, size_t j) {
+            return flushed(as_float(uint32_t{lane<uint16_t>(v, j)} << 16));
+        };
         float sum = flushed(lane<float>(sums, i));
         for (size_t j : {2 * i + 1, 2 * i}) sum = flushed(__builtin_fmaf(number(a, j), number(b, j), sum));
         return sum;
@@ -306,7 +308,8 @@ EMULATED __m512i _mm512_maskz_cvtps_epi32(__mmask16 m, __m512 a) {
     });
 }
 EMULATED __m512 _mm512_cvtph_ps(__m256i a) {
-    const __m256 low = _mm256_cvtph_ps(_mm256_castsi256_si128(a)), high = _mm256_cvtph_ps(_mm256_extracti128_si256(a, 1));
+    const __m256 low = _mm256_cvtph_ps(_mm256_castsi256_si128(a)),
+                 high = _mm256_cvtph_ps(_mm256_extracti128_si256(a, 1));
     return floats([&](size_t i) { return i < 8 ? lane<float>(low, i) : lane<float>(high, i - 8); });
 }
 EMULATED __m256i _mm512_cvtps_ph(__m512 a, int) {  // to nearest, ties to even
@@ -353,7 +356,8 @@ EMULATED __m512i _mm512_shuffle_epi8(__m512i a, __m512i places) {
 }
 // Two quarters of a, then two of b.
 EMULATED __m512i _mm512_shuffle_i32x4(__m512i a, __m512i b, int order) {
-    return integers<int32_t>([&](size_t i) { return lane<int32_t>(i < 8 ? a : b, 4 * (order >> 2 * (i / 4) & 3) + i % 4); });
+    return integers<int32_t>(
+        [&](size_t i) { return lane<int32_t>(i < 8 ? a : b, 4 * (order >> 2 * (i / 4) & 3) + i % 4); });
 }
 inline __m512i _mm512_shuffle_i64x2(__m512i a, __m512i b, int order) { return _mm512_shuffle_i32x4(a, b, order); }
 // Words or pairs of words of every quarter, of a and b in turns.

@@ -7,7 +7,8 @@
 
 namespace decodestep::DECODESTEP_ISA {
 
-// Entries [first, first + count): the tokens that go to one expert, ascending; a token that names it twice is there twice.
+// Entries [first, first + count): the tokens that go to one expert, ascending; a token that names it twice is there
+// twice.
 struct ExpertRun {
     size_t expert, first, count;
 };
