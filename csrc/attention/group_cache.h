@@ -112,7 +112,7 @@ struct WidenedCache {
     }
 };
 
-struct F16Block {
+struct F16CacheBlock {
     static constexpr size_t kBytes = 2 * kLanes * kPagePositions;
 
     static DECODESTEP_INLINE const uint8_t* row(const uint8_t* block, size_t row) { return block + 2 * kLanes * row; }
@@ -134,7 +134,7 @@ struct F16Block {
 
 // value = integer * scale, the scale being the largest magnitude of a position's sixteen / 127, as bfloat16; sixteen of
 // less than kLeast are zeros. NaN and infinity make all sixteen NaN.
-struct I8Block {
+struct I8CacheBlock {
     static constexpr size_t kScales = 2 * kPagePositions, kBytes = kScales + kLanes * kPagePositions;
     static constexpr float kLeast = 1e-30f;
 
@@ -170,8 +170,8 @@ struct I8Block {
     }
 };
 
-using F16Cache = WidenedCache<F16Block>;
-using I8Cache = WidenedCache<I8Block>;
+using F16Cache = WidenedCache<F16CacheBlock>;
+using I8Cache = WidenedCache<I8CacheBlock>;
 
 // Calls body<Cache>(), Cache being the one of that type.
 template <class Body>
