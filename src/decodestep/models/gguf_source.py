@@ -105,16 +105,12 @@ def _values(checkpoint: Checkpoint, halves: bool, part: Part, i: int) -> Iterato
         (both,) = checkpoint.values("keys_values_up", i)
         rows = both.reshape(config.heads, latent.nope + latent.value, -1)
         yield rows[:, : latent.nope].swapaxes(1, 2) if part.part == "keys_up" else rows[:, latent.nope :]
-    elif len(part.shape) == 1:
-        values = checkpoint.vector(part.part, i)
-        yield values[_order(checkpoint, part)] if _is_turned(checkpoint, halves, part) else values
     else:
-        for values in checkpoint.values(part.part, i):
-            yield values[_order(checkpoint, part)] if _is_turned(checkpoint, halves, part) else values
-
-
-def _is_turned(checkpoint: Checkpoint, halves: bool, part: Part) -> bool:
-    return checkpoint.config.halves and not halves and part.part in _TURNED
+        turned = config.halves and not halves and part.part in _TURNED
+        order = _order(checkpoint, part) if turned else slice(None)
+        is_vector = len(part.shape) == 1
+        for values in [checkpoint.vector(part.part, i)] if is_vector else checkpoint.values(part.part, i):
+            yield values[order]
 
 
 def _order(checkpoint: Checkpoint, part: Part) -> np.ndarray:
