@@ -293,6 +293,16 @@ def logits_of(model: Any, ids: np.ndarray) -> np.ndarray:
         return model(torch.tensor(ids)[None]).logits[0].float().numpy()
 
 
+def llama_cpp_logits_of(path: Path, ids: np.ndarray) -> np.ndarray:
+    from llama_cpp_model import LlamaCpp
+
+    peer = LlamaCpp(path, 256, 1, flash_attention=False)
+    try:
+        return peer.evaluate(ids, 0, every=True)
+    finally:
+        peer.close()
+
+
 def greedy_of(model: Any, ids: list[int], count: int) -> list[int]:
     """The tokens that transformers' cached greedy search adds."""
     with torch.no_grad():

@@ -57,15 +57,8 @@ def test_a_gguf_file_of_the_same_weights_has_the_same_logits(model, ids, tmp_pat
 def test_llama_cpp_has_the_same_logits(model, ids, tmp_path, family, size):
     """It does not read Mistral's window, and stores keys and values as float16 here."""
     pytest.importorskip("llama_cpp")
-    from llama_cpp_model import LlamaCpp
-
     path = write_gguf(model(family, size), tmp_path / "model.gguf")
-    peer = LlamaCpp(path, 256, 1, flash_attention=False)
-    try:
-        theirs = peer.evaluate(ids, 0, every=True)
-    finally:
-        peer.close()
-    assert families.relative(ds.load(path, dtype="float32").logits(ids), theirs) < 0.01
+    assert families.relative(ds.load(path, dtype="float32").logits(ids), families.llama_cpp_logits_of(path, ids)) < 0.01
 
 
 def test_blocks_of_a_file_are_multiplied_as_they_are(model, ids, tmp_path):
