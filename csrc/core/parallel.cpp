@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "core/float_environment.h"
+#include "core/patience.h"
 #include "core/signal.h"
 
 namespace decodestep {
@@ -162,9 +163,11 @@ class Pool {
     void serve() {
         inside_job = true;
         const DefaultFloats floats;  // a new thread has those of its creator
+        Patience patience;
         for (uint32_t seen = 0;;) {
-            seen = epoch_.wait_until([&](uint32_t epoch) { return epoch != seen; });
+            seen = epoch_.wait_until([&](uint32_t epoch) { return epoch != seen; }, patience);
             while (JobSlot* const slot = enter_least_crowded()) {
+                patience.rewarded();
                 slot->work();
                 slot->leave();
             }

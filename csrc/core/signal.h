@@ -16,6 +16,7 @@
 #include <unistd.h>
 #endif
 
+#include "core/patience.h"
 #include "core/tiers.h"
 
 #ifdef DECODESTEP_X86
@@ -46,14 +47,14 @@ class Signal {
         if (asleep > 0) wake(asleep <= count ? INT_MAX : count);
     }
 
-    // The value for which ready(value) is true.
-    template <class Ready>
-    uint32_t wait_until(Ready&& ready) {
+    // The value for which ready(value) is true. patience: whether to stay awake longer than usual.
+    template <class Ready, class Awake = NoPatience>
+    uint32_t wait_until(Ready&& ready, Awake&& patience = {}) {
         for (int spins = 0;;) {
             const uint32_t now = load();
             if (ready(now)) return now;
             relax();
-            if (++spins < kSpins) continue;
+            if (++spins < kSpins || patience.lasts()) continue;
             // The sleeper counts itself, then looks at the word again; whoever changes the word changes it first, then
             // looks at the count. Both orders are sequentially consistent, so at least one of the two sees the other.
             asleep_.fetch_add(1);

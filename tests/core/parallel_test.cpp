@@ -6,11 +6,13 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
+#include <ctime>
 #include <filesystem>
 #include <limits>
 #include <mutex>
@@ -21,6 +23,7 @@
 #include <vector>
 
 #include "core/float_environment.h"
+#include "core/patience.h"
 
 namespace {
 
@@ -232,6 +235,64 @@ void who_waits_sleeps() {
 }
 #endif
 
+// A clock of the test's own; giving way takes `given_way`.
+struct FakeTime {
+    static std::chrono::nanoseconds now() { return time; }
+    static void give_way() { time += given_way; }
+    static inline std::chrono::nanoseconds time{0}, given_way{500};
+};
+
+using FakePatience = decodestep::PatienceBy<FakeTime>;
+
+// How long a worker stays awake for a job that comes after `gap`.
+std::chrono::nanoseconds awake(FakePatience& patience, std::chrono::microseconds gap) {
+    const auto start = FakeTime::time;
+    while (FakeTime::time - start < gap && patience.lasts()) {
+    }
+    const auto stayed = FakeTime::time - start;
+    FakeTime::time = std::max(FakeTime::time, start + gap);
+    patience.rewarded();
+    return stayed;
+}
+
+void workers_wait_awake_where_that_pays() {
+    using namespace std::chrono_literals;
+    FakePatience patience;
+    CHECK(awake(patience, 200us) == 0us);  // nothing is known yet
+    for (int i = 0; i < 8; ++i) CHECK(awake(patience, 200us) >= 200us);
+    const auto in_vain = awake(patience, 100000us);
+    CHECK(in_vain >= FakePatience::kMost && in_vain < 2 * FakePatience::kMost);
+    CHECK(awake(patience, 200us) >= 200us);  // one late job among many
+    for (int i = 0; i < 8; ++i) awake(patience, 100000us);
+    CHECK(awake(patience, 100000us) == 0us);
+    CHECK(awake(patience, 200us) == 0us);
+    for (int i = 0; i < 20; ++i) awake(patience, 200us);
+    CHECK(awake(patience, 200us) >= 200us);
+    // Somebody else wants the core.
+    FakeTime::given_way = 3ms;
+    for (int i = 0; i < 8; ++i) CHECK(awake(patience, 200us) <= 3ms);
+    CHECK(awake(patience, 200us) == 0us);
+    FakeTime::given_way = 500ns;
+}
+
+// Workers that have waited awake between jobs sleep soon after the last.
+void idle_workers_sleep() {
+    using namespace std::chrono;
+    for (int i = 0; i < 40; ++i) {
+        each_task_runs_once(4);
+        for (const auto start = steady_clock::now(); steady_clock::now() - start < 150us;) {
+        }
+    }
+    const auto used = [] {
+        timespec time;
+        clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &time);
+        return seconds(time.tv_sec) + nanoseconds(time.tv_nsec);
+    };
+    const auto before = used();
+    std::this_thread::sleep_for(30ms);
+    CHECK(used() - before < 10ms);
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -246,6 +307,8 @@ int main(int argc, char** argv) {
     callers_share_workers();
     seats_are_kept();
     many_callers();
+    workers_wait_awake_where_that_pays();
+    idle_workers_sleep();
 #ifdef __linux__
     who_waits_sleeps();
 #endif
