@@ -22,10 +22,14 @@
 
 namespace decodestep::DECODESTEP_ISA {
 
-// Accumulators: of scores, queries times pages; of values, queries times vectors of columns.
+// Tiles of accumulators: of scores, queries times pages; of values, queries times vectors of columns. Where registers
+// are few, larger ones of the values would be kept in memory in part.
 constexpr bool kManyRegisters = kVectorRegisters >= 32;
-constexpr size_t kMaxQueries = kManyRegisters ? 12 : 3, kScorePages = kManyRegisters ? 2 : 1;
-constexpr size_t kValueQueries = kManyRegisters ? 6 : 3, kValueColumns = kManyRegisters ? 4 : 2;
+constexpr size_t kMaxQueries = kManyRegisters ? 12 : 6, kMostPages = 2;
+template <class Cache>
+constexpr size_t kValueQueries = kManyRegisters ? 6 : Cache::kFewQueries;
+constexpr size_t score_pages(size_t queries) { return kManyRegisters || queries <= 2 ? kMostPages : 1; }
+constexpr size_t value_columns(size_t queries) { return kManyRegisters || queries == 1 ? 4 : 2; }
 
 constexpr size_t kPrefetchPages = 4;  // how far ahead pages are prefetched
 
@@ -53,28 +57,40 @@ struct HeadPages {
     const uint8_t* values_at(size_t position) const { return values + page_of(position); }
 };
 
-// The pages that a split of positions [first, end) reads, numbered in the order of order: its keys, its values, and
+// The pages that a split of positions [first, end) reads, numbered in the order of reading: its keys, its values, and
 // then, to be prefetched only, the keys of the next split, up to position `longest`.
 template <class Cache>
-struct PageSequence {
-    const HeadPages<Cache>& pages;
-    size_t first, end, longest;
+class PageSequence {
+  public:
+    const size_t first, end, width;
+
+    PageSequence(const HeadPages<Cache>& pages, size_t first, size_t end, size_t longest)
+        : first(first), end(end), width(pages.width) {
+        const size_t n = count();
+        for (size_t i = 0; i < n; ++i) {
+            at_[i] = pages.keys_at(first + i * kPagePositions);
+            at_[n + i] = pages.values_at(first + i * kPagePositions);
+        }
+        for (size_t i = 0; i < kAhead; ++i)
+            at_[2 * n + i] = pages.keys_at(std::min(end + i * kPagePositions, longest - 1));
+    }
 
     size_t count() const { return (end - first + kPagePositions - 1) / kPagePositions; }
-    const uint8_t* keys_at(size_t i) const { return pages.keys_at(std::min(first + i * kPagePositions, end - 1)); }
-    const uint8_t* at(size_t i) const {
-        const size_t n = count();
-        if (i < n) return keys_at(i);
-        if (i < 2 * n) return pages.values_at(first + (i - n) * kPagePositions);
-        return pages.keys_at(std::min(end + (i - 2 * n) * kPagePositions, longest - 1));
-    }
+    const uint8_t* at(size_t i) const { return at_[i]; }
+    // Past the end: the last page.
+    const uint8_t* keys_at(size_t i) const { return at_[std::min(i, count() - 1)]; }
+    const uint8_t* values_at(size_t i) const { return at_[count() + i]; }
+
+  private:
+    static constexpr size_t kAhead = kPrefetchPages + kMostPages;
+    const uint8_t* at_[2 * kSplitKeys / kPagePositions + kAhead];
 };
 
 // Scores of R queries, a few pages at a time: enough independent sums to hide the latency of an addition.
 template <size_t R, class Cache>
 void scores_of(const Queries<Cache>& q, const PageSequence<Cache>& order, float scale, float (*scores)[kSplitKeys]) {
-    constexpr size_t P = kScorePages;
-    const size_t width = order.pages.width;
+    constexpr size_t P = score_pages(R);
+    const size_t width = order.width;
     for (size_t i = 0; i < order.count(); i += P) {
         const uint8_t *keys[P], *prefetch_keys[P];
         f32x16 acc[R][P];
@@ -86,18 +102,17 @@ void scores_of(const Queries<Cache>& q, const PageSequence<Cache>& order, float 
             for (size_t r = 0; r < R; ++r) acc[r][p] = broadcast(0.0f);
         }
         for (size_t d = 0; d < width; d += Cache::kGroup) {
-            typename Cache::Sixteen key[P];
 #pragma GCC unroll 2
-            for (size_t p = 0; p < P; ++p) {
-                prefetch(Cache::key_at(prefetch_keys[p], d));
-                key[p] = Cache::key(keys[p], d);
-            }
+            for (size_t p = 0; p < P; ++p) prefetch(Cache::key_at(prefetch_keys[p], d));
+            each_step<Cache>([&]<int step>() DECODESTEP_INLINE_LAMBDA {
+#pragma GCC unroll 2
+                for (size_t p = 0; p < P; ++p) {
+                    const auto key = Cache::template key<step>(keys[p], d);
 #pragma GCC unroll 12
-            for (size_t r = 0; r < R; ++r) {
-                const auto factor = Cache::factor(q.query[r] + d);
-#pragma GCC unroll 2
-                for (size_t p = 0; p < P; ++p) acc[r][p] = Cache::add(acc[r][p], factor, key[p]);
-            }
+                    for (size_t r = 0; r < R; ++r)
+                        acc[r][p] = Cache::add(acc[r][p], Cache::template factor<step>(q.query[r] + d), key);
+                }
+            });
         }
 #pragma GCC unroll 12
         for (size_t r = 0; r < R; ++r)
@@ -143,7 +158,7 @@ void weigh_values(const PageSequence<Cache>& order, size_t column, const Seen* s
                   const typename Cache::Factor (*weights)[kSplitKeys], SoftmaxStates states) {
     constexpr size_t G = Cache::kGroup;
     using Values = typename Cache::Values;
-    const size_t width = order.pages.width, pages = order.count();
+    const size_t width = order.width, pages = order.count();
     f32x16 acc[R][C];
 #pragma GCC unroll 6
     for (size_t r = 0; r < R; ++r)
@@ -162,37 +177,31 @@ void weigh_values(const PageSequence<Cache>& order, size_t column, const Seen* s
         for (size_t r = 0; r < R; ++r) {
             const bool first = seen[r].sees(j), second = G == 2 && seen[r].sees(j + 1);
             if (!first && !second) continue;
-            const auto factor = Cache::factor(weights[r] + j);
+            each_step<Cache>([&]<int step>() DECODESTEP_INLINE_LAMBDA {
+                const auto weight = Cache::template factor<step>(weights[r] + j);
 #pragma GCC unroll 4
-            for (size_t c = 0; c < C; ++c) {
-                if constexpr (G == 2)
-                    acc[r][c] = Cache::add(acc[r][c], factor,
-                                           first && second ? values.both(c)
-                                           : first         ? values.first(c)
-                                                           : values.second(c));
-                else
-                    acc[r][c] = Cache::add(acc[r][c], factor, values.both(c));
-            }
+                for (size_t c = 0; c < C; ++c)
+                    acc[r][c] = Cache::add(acc[r][c], weight, values.template group<step>(c, first, second));
+            });
         }
     };
     for (size_t i = 0, j = 0; i < pages; ++i) {
-        Values values(order.at(pages + i), width, column), ahead(order.at(pages + i + kPrefetchPages), width, column);
+        Values values(order.values_at(i), width, column), ahead(order.at(pages + i + kPrefetchPages), width, column);
         const size_t end = std::min(j + kPagePositions, order.end - order.first),
                      common_end = std::min(end, common_last);
         for (; j < std::min(end, common_first); j += G, values.next(), ahead.next()) add_group(j, values);
         for (; j < common_end; j += G, values.next(), ahead.next()) {
-            typename Cache::Sixteen value[C];
 #pragma GCC unroll 4
-            for (size_t c = 0; c < C; ++c) {
-                prefetch(ahead.at(c));
-                value[c] = values.both(c);
-            }
+            for (size_t c = 0; c < C; ++c) prefetch(ahead.at(c));
+            each_step<Cache>([&]<int step>() DECODESTEP_INLINE_LAMBDA {
+#pragma GCC unroll 4
+                for (size_t c = 0; c < C; ++c) {
+                    const auto value = values.template group<step>(c);
 #pragma GCC unroll 6
-            for (size_t r = 0; r < R; ++r) {
-                const auto factor = Cache::factor(weights[r] + j);
-#pragma GCC unroll 4
-                for (size_t c = 0; c < C; ++c) acc[r][c] = Cache::add(acc[r][c], factor, value[c]);
-            }
+                    for (size_t r = 0; r < R; ++r)
+                        acc[r][c] = Cache::add(acc[r][c], Cache::template factor<step>(weights[r] + j), value);
+                }
+            });
         }
         for (; j < end; j += G, values.next()) add_group(j, values);
     }
@@ -205,10 +214,10 @@ void weigh_values(const PageSequence<Cache>& order, size_t column, const Seen* s
 template <size_t R, class Cache>
 void weigh_all_columns(const PageSequence<Cache>& order, const Seen* seen,
                        const typename Cache::Factor (*weights)[kSplitKeys], SoftmaxStates states) {
-    const size_t width = order.pages.width;
+    constexpr size_t C = value_columns(R);
+    const size_t width = order.width;
     size_t column = 0;
-    for (; column + kValueColumns * kLanes <= width; column += kValueColumns * kLanes)
-        weigh_values<R, kValueColumns>(order, column, seen, weights, states);
+    for (; column + C * kLanes <= width; column += C * kLanes) weigh_values<R, C>(order, column, seen, weights, states);
     for (; column < width; column += kLanes) weigh_values<R, 1>(order, column, seen, weights, states);
 }
 
@@ -235,10 +244,9 @@ void attend_queries(const Queries<Cache>& q, const HeadPages<Cache>& pages, floa
         weights_of<Cache>(scores[r], seen[r], count, weights[r], states[r]);
     }
     size_t r = 0;
-    for (; r + kValueQueries <= R; r += kValueQueries)
-        weigh_all_columns<kValueQueries>(order, seen + r, weights + r, states.from(r));
-    if constexpr (R % kValueQueries != 0)
-        weigh_all_columns<R % kValueQueries>(order, seen + r, weights + r, states.from(r));
+    constexpr size_t N = kValueQueries<Cache>;
+    for (; r + N <= R; r += N) weigh_all_columns<N>(order, seen + r, weights + r, states.from(r));
+    if constexpr (R % N != 0) weigh_all_columns<R % N>(order, seen + r, weights + r, states.from(r));
 }
 
 // The states of the queries after one split, which at least one of them reaches.

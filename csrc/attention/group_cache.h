@@ -3,8 +3,8 @@
 // A page holds 16 positions of one key-value head, keys and values apart. `column` is the first of sixteen columns.
 //
 // Bf16Cache: keys [width / 2][16][2], so that 16 scores are sums of products of column pairs, without an addition
-// across lanes; values [8][width][2], pairs of positions. Queries and weights are bfloat16, multiplied as they lie, by
-// the instruction for them where there is one. F16Cache, I8Cache: a block for every sixteen columns; of keys [16
+// across lanes; values [8][width][2], pairs of positions. Queries and weights are rounded to bfloat16, and multiplied
+// by the instruction for pairs where there is one. F16Cache, I8Cache: a block for every sixteen columns; of keys [16
 // columns][16 positions], of values [16 positions][16 columns]. In int8 sixteen scales as bfloat16 come first, one for
 // each position. Queries and weights are float32.
 #pragma once
@@ -19,20 +19,26 @@
 namespace decodestep::DECODESTEP_ISA {
 
 struct Bf16Cache {
-    using Factor = Bf16;                 // of queries and weights
-    using Sixteen = Bf16Pairs;           // of two columns, or of two positions
-    static constexpr size_t kGroup = 2;  // columns of keys, or positions of values, in one product
+    using Factor = PairDot::Value;                  // of queries and weights
+    static constexpr size_t kGroup = 2;             // columns of keys, or positions of values, that are added at a time
+    static constexpr int kSteps = PairDot::kSteps;  // in so many products
+    static constexpr size_t kFewQueries = 2;        // multiply values at a time where registers are few
 
     // Of a page, for each of its positions.
     static constexpr size_t bytes(size_t width) { return 2 * width; }
 
-    static DECODESTEP_INLINE Bf16Pairs factor(const Bf16* pair) { return Bf16Dot::token(pair); }
-    static DECODESTEP_INLINE f32x16 add(f32x16 sums, const Bf16Pairs& factor, const Sixteen& values) {
-        return Bf16Dot::add(sums, factor, values);
+    template <int step>
+    static DECODESTEP_INLINE auto factor(const Factor* pair) {
+        return PairDot::token<step>(pair);
+    }
+    template <class Products>
+    static DECODESTEP_INLINE f32x16 add(f32x16 sums, const Products& factor, const Products& values) {
+        return PairDot::add(sums, factor, values);
     }
     static DECODESTEP_INLINE const uint8_t* key_at(const uint8_t* page, size_t column) { return page + 32 * column; }
-    static DECODESTEP_INLINE Sixteen key(const uint8_t* page, size_t column) {
-        return Bf16Dot::weights(key_at(page, column));
+    template <int step>
+    static DECODESTEP_INLINE auto key(const uint8_t* page, size_t column) {
+        return PairDot::weights<step>(key_at(page, column));
     }
 
     // The values of a page from a position on, in vectors of columns.
@@ -43,13 +49,15 @@ struct Bf16Cache {
         DECODESTEP_INLINE Values(const uint8_t* page, size_t width, size_t column)
             : at_(page + 4 * column), step_(4 * width) {}
         DECODESTEP_INLINE const uint8_t* at(size_t vector) const { return at_ + 64 * vector; }
-        DECODESTEP_INLINE Sixteen both(size_t vector) const { return Bf16Dot::weights(at(vector)); }
-        DECODESTEP_INLINE Sixteen first(size_t vector) const { return Bf16Dot::first_weights(at(vector)); }
-        DECODESTEP_INLINE Sixteen second(size_t vector) const { return Bf16Dot::second_weights(at(vector)); }
+        // With zeros in place of the first position, or of the second, unless that is wanted.
+        template <int step>
+        DECODESTEP_INLINE auto group(size_t vector, bool first = true, bool second = true) const {
+            return PairDot::weights<step>(at(vector), first, second);
+        }
         DECODESTEP_INLINE void next() { at_ += step_; }
     };
 
-    static void store_factors(Bf16* out, f32x16 values) { store_sums(out, values); }
+    static DECODESTEP_INLINE void store_factors(Factor* out, f32x16 values) { PairDot::round_values(out, values); }
     static void store_key(uint8_t* page, size_t position, size_t column, f32x16 values) {
         Bf16 sixteen[kLanes];
         store_sums(sixteen, values);
@@ -69,16 +77,21 @@ struct Bf16Cache {
 template <class Block>
 struct WidenedCache {
     using Factor = float;
-    using Sixteen = f32x16;
     static constexpr size_t kGroup = 1;
+    static constexpr int kSteps = 1;
+    static constexpr size_t kFewQueries = Block::kFewQueries;
 
     static constexpr size_t bytes(size_t width) { return width / kLanes * (Block::kBytes / kPagePositions); }
 
-    static DECODESTEP_INLINE f32x16 factor(const float* value) { return broadcast(*value); }
+    template <int>
+    static DECODESTEP_INLINE f32x16 factor(const float* value) {
+        return broadcast(*value);
+    }
     static DECODESTEP_INLINE f32x16 add(f32x16 sums, f32x16 factor, f32x16 values) { return fma(factor, values, sums); }
     static DECODESTEP_INLINE const uint8_t* key_at(const uint8_t* page, size_t column) {
         return Block::row(block(page, column), column % kLanes);
     }
+    template <int>
     static DECODESTEP_INLINE f32x16 key(const uint8_t* page, size_t column) {
         return Block::key(block(page, column), column % kLanes);
     }
@@ -91,13 +104,14 @@ struct WidenedCache {
         DECODESTEP_INLINE const uint8_t* at(size_t vector) const {
             return Block::row(block_ + vector * Block::kBytes, row_);
         }
-        DECODESTEP_INLINE f32x16 both(size_t vector) const {
+        template <int>
+        DECODESTEP_INLINE f32x16 group(size_t vector, bool = true, bool = true) const {
             return Block::value(block_ + vector * Block::kBytes, row_);
         }
         DECODESTEP_INLINE void next() { ++row_; }
     };
 
-    static void store_factors(float* out, f32x16 values) { store(out, values); }
+    static DECODESTEP_INLINE void store_factors(float* out, f32x16 values) { store(out, values); }
     static void store_key(uint8_t* page, size_t position, size_t column, f32x16 values) {
         Block::store_column(block(page, column), position, values);
     }
@@ -113,7 +127,7 @@ struct WidenedCache {
 };
 
 struct F16CacheBlock {
-    static constexpr size_t kBytes = 2 * kLanes * kPagePositions;
+    static constexpr size_t kBytes = 2 * kLanes * kPagePositions, kFewQueries = 2;
 
     static DECODESTEP_INLINE const uint8_t* row(const uint8_t* block, size_t row) { return block + 2 * kLanes * row; }
     static DECODESTEP_INLINE f32x16 key(const uint8_t* block, size_t column) { return from_f16(row(block, column)); }
@@ -136,6 +150,7 @@ struct F16CacheBlock {
 // less than kLeast are zeros. NaN and infinity make all sixteen NaN.
 struct I8CacheBlock {
     static constexpr size_t kScales = 2 * kPagePositions, kBytes = kScales + kLanes * kPagePositions;
+    static constexpr size_t kFewQueries = 3;  // widening is dear, dearer than sums in memory
     static constexpr float kLeast = 1e-30f;
 
     static DECODESTEP_INLINE const uint8_t* row(const uint8_t* block, size_t row) {
@@ -172,6 +187,13 @@ struct I8CacheBlock {
 
 using F16Cache = WidenedCache<F16CacheBlock>;
 using I8Cache = WidenedCache<I8CacheBlock>;
+
+// Calls body<step>() for each step of a group's product.
+template <class Cache, class Body>
+DECODESTEP_INLINE void each_step(Body&& body) {
+    body.template operator()<0>();
+    if constexpr (Cache::kSteps == 2) body.template operator()<1>();
+}
 
 // Calls body<Cache>(), Cache being the one of that type.
 template <class Body>

@@ -1,9 +1,11 @@
 // How the attention of a step is shared out.
 //
-// A unit is what one kernel call can take: the queries of some heads of one key-value head, of a run of tokens. A unit
-// that is a large part of the step is cut into pieces of its splits, so that a long context beside short ones occupies
-// all threads; its states are merged afterwards, in the order of the keys. The bits do not depend on the pieces, since
-// the splits are the same.
+// A unit is what one kernel call can take: the queries of some heads of one key-value head, of a run of tokens. Units
+// of the same heads and of the runs after one another are a band, which goes through the keys together: a split of the
+// keys is read from memory for the first of them, and from the cache for the others. A band that is a large part of the
+// step is cut into pieces of its splits, so that a long context beside short ones occupies all threads; its states are
+// merged afterwards, in the order of the keys. The bits depend neither on bands nor on pieces, since the splits are the
+// same.
 #pragma once
 
 #include <algorithm>
@@ -23,8 +25,7 @@ struct AttentionUnit {
     TokenRun run;
     size_t kv_head, head, heads;    // query heads [head, head + heads) of all
     size_t first_split, end_split;  // from the one in which its first token's window begins, to its last token's own
-    size_t pieces;
-    size_t first_state;  // with several pieces: the number of the first of its states, [splits(), queries]
+    size_t first_state = 0;         // of a band in pieces: the number of the first of its states, [splits(), queries]
 
     size_t splits() const { return end_split - first_split; }
 
@@ -34,9 +35,16 @@ struct AttentionUnit {
     size_t head_of(size_t query) const { return head + query % heads; }
 };
 
-// Splits [first, end) of a unit.
+// Units [unit, unit + units) of one sequence and the same heads, later tokens after earlier ones.
+struct AttentionBand {
+    size_t unit, units;
+    bool in_pieces = false;
+};
+
+// Splits [first, end) of a band.
 struct AttentionTask {
-    size_t unit, first, end, cost;
+    AttentionBand band;
+    size_t first, end, cost;
 };
 
 // window: how many positions a token sees, its own included; 0: all up to its own.
@@ -44,7 +52,7 @@ class AttentionPlan {
   public:
     AttentionPlan(const DecoderForward& step, size_t window) : a_(step), d_(*step.decoder), window_(window) {
         find_runs();
-        for (const TokenRun& run : runs_) list_units(run);
+        list_bands();
         list_tasks();
     }
 
@@ -58,7 +66,7 @@ class AttentionPlan {
 
     const AttentionUnit& unit(size_t number) const { return units_[number]; }
 
-    // The units in several pieces, and the number of their states.
+    // The units of bands in several pieces, and the number of their states.
     const std::vector<AttentionUnit>& cut_units() const { return cut_units_; }
     size_t states() const { return states_; }
 
@@ -74,6 +82,7 @@ class AttentionPlan {
 
   private:
     static constexpr size_t kTasksPerThread = 16;  // or more: enough to balance the threads
+    static constexpr size_t kBandQueries = 48;     // at most, so that their states stay in the cache beside the keys
 
     void find_runs() {
         const size_t longest = std::max<size_t>(1, kMaxQueries / (d_.heads / d_.kv_heads));
@@ -87,12 +96,33 @@ class AttentionPlan {
         }
     }
 
-    void list_units(const TokenRun& run) {
-        const size_t in_group = d_.heads / d_.kv_heads;
+    // Runs [first, first + count), whose tokens follow one another.
+    void list_bands(size_t first, size_t count) {
+        const size_t in_group = d_.heads / d_.kv_heads, parts = (in_group + kMaxQueries - 1) / kMaxQueries;
         for (size_t kv_head = 0; kv_head < d_.kv_heads; ++kv_head)
-            for (size_t h = 0; h < in_group; h += kMaxQueries)
-                units_.push_back({run, kv_head, kv_head * in_group + h, std::min(kMaxQueries, in_group - h),
-                                  first_split(run.first), end_split(run.first + run.count - 1), 1, 0});
+            for (size_t part = 0; part < parts; ++part) {
+                bands_.push_back({units_.size(), count});
+                const size_t head = in_group * part / parts, end = in_group * (part + 1) / parts;
+                for (size_t i = first; i < first + count; ++i) {
+                    const TokenRun& run = runs_[i];
+                    units_.push_back({run, kv_head, kv_head * in_group + head, end - head, first_split(run.first),
+                                      end_split(run.first + run.count - 1)});
+                }
+            }
+    }
+
+    void list_bands() {
+        constexpr size_t most = kBandQueries / kMaxQueries;
+        size_t count = 0;
+        for (size_t first = 0; first < runs_.size(); first += count) {
+            const auto follows = [&](const TokenRun& run) {
+                const size_t before = run.first - 1;
+                return a_.sequence[run.first] == a_.sequence[before] &&
+                       a_.positions[run.first] == a_.positions[before] + 1;
+            };
+            for (count = 1; count < most && first + count < runs_.size() && follows(runs_[first + count]);) ++count;
+            list_bands(first, count);
+        }
     }
 
     // Of splits [first, end): reading a position takes about as long as multiplying it by one query.
@@ -101,28 +131,41 @@ class AttentionPlan {
                             std::max(this->first(unit.run.first), first * kSplitKeys);
         return keys * (1 + unit.queries());
     }
-    size_t cost(const AttentionUnit& unit) const { return cost(unit, unit.first_split, unit.end_split); }
+    size_t cost(const AttentionBand& band, size_t first, size_t end) const {
+        size_t sum = 0;
+        for (size_t i = band.unit; i < band.unit + band.units; ++i) {
+            const size_t from = std::max(first, units_[i].first_split), to = std::min(end, units_[i].end_split);
+            if (from < to) sum += cost(units_[i], from, to);
+        }
+        return sum;
+    }
 
     void list_tasks() {
         const auto threads = static_cast<size_t>(a_.threads), shares = threads > 1 ? threads * kTasksPerThread : 0;
         size_t total = 0;
-        for (const AttentionUnit& unit : units_) total += cost(unit);
-        for (size_t number = 0; number < units_.size(); ++number) {
-            AttentionUnit& unit = units_[number];
-            unit.pieces = std::clamp((cost(unit) * shares + total - 1) / total, size_t{1}, unit.splits());
-            if (unit.pieces > 1) {
-                unit.first_state = states_;
-                states_ += unit.splits() * unit.queries();
-                cut_units_.push_back(unit);
-            }
-            for (size_t piece = 0; piece < unit.pieces; ++piece) {
-                const size_t first = unit.first_split + unit.splits() * piece / unit.pieces,
-                             end = unit.first_split + unit.splits() * (piece + 1) / unit.pieces;
-                tasks_.push_back({number, first, end, cost(unit, first, end)});
+        for (const AttentionUnit& unit : units_) total += cost(unit, unit.first_split, unit.end_split);
+        for (AttentionBand& band : bands_) {
+            const size_t first = units_[band.unit].first_split, end = units_[band.unit + band.units - 1].end_split,
+                         all = cost(band, first, end);
+            const size_t pieces = std::clamp((all * shares + total - 1) / total, size_t{1}, end - first);
+            band.in_pieces = pieces > 1;
+            if (band.in_pieces) set_states_aside(band);
+            for (size_t piece = 0; piece < pieces; ++piece) {
+                const size_t from = first + (end - first) * piece / pieces,
+                             to = first + (end - first) * (piece + 1) / pieces;
+                tasks_.push_back({band, from, to, cost(band, from, to)});
             }
         }
         std::stable_sort(tasks_.begin(), tasks_.end(),
                          [](const AttentionTask& x, const AttentionTask& y) { return x.cost > y.cost; });
+    }
+
+    void set_states_aside(const AttentionBand& band) {
+        for (size_t i = band.unit; i < band.unit + band.units; ++i) {
+            units_[i].first_state = states_;
+            states_ += units_[i].splits() * units_[i].queries();
+            cut_units_.push_back(units_[i]);
+        }
     }
 
     const DecoderForward& a_;
@@ -130,6 +173,7 @@ class AttentionPlan {
     const size_t window_;
     std::vector<TokenRun> runs_;
     std::vector<AttentionUnit> units_;
+    std::vector<AttentionBand> bands_;
     std::vector<AttentionTask> tasks_;  // the largest first
     std::vector<AttentionUnit> cut_units_;
     size_t states_ = 0;

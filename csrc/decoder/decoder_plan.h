@@ -174,7 +174,7 @@ class Plan {
     mutable std::vector<Routing> routings;  // one for all members; then one for each
 
     float* x = nullptr;              // [tokens, hidden]
-    void* q = nullptr;               // [tokens, query_width], bfloat16 over a bfloat16 cache, else float32
+    void* q = nullptr;               // [tokens, query_width], as factors of the cache's values
     float* attended = nullptr;       // [tokens, attended_width]
     float* heads = nullptr;          // [tokens, query_width + kv_heads * head_dim]: queries and keys before their norms
     float* branch = nullptr;         // [tokens, hidden]: what a block adds before its norm
@@ -326,7 +326,9 @@ class Plan {
         }
         branch = of_tokens(has_branches_ ? d.hidden : 0);
         if (!d.latent.is_given()) {
-            q = of_tokens(a.cache == CacheType::bf16 ? query_width / 2 : query_width);
+            with_cache(a.cache, [&]<class Cache>() {
+                q = of_tokens(query_width * sizeof(typename Cache::Factor) / sizeof(float));
+            });
             heads = of_tokens(has_head_norms_ ? query_width + d.kv_heads * d.head_dim : 0);
             size_t states = 0;
             for (const AttentionPlan& plan : groups) states = std::max(states, plan.states());

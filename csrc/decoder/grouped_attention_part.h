@@ -61,11 +61,11 @@ class GroupedAttentionPart : public StageMember {
 
     void attend() const {
         groups_.each_task(member_, members_, [&](const AttentionTask& task) {
-            const AttentionUnit& unit = groups_.unit(task.unit);
-            if (unit.pieces == 1) return attend_whole(unit);
-            const Queries<Cache> q = queries_of(unit);
+            if (!task.band.in_pieces) return attend_whole(task);
             for (size_t split = task.first; split < task.end; ++split)
-                attend_split(q, pages(unit), d_.scale, split, plan_.states(unit, split));
+                each_unit(task.band, split, [&](size_t, const AttentionUnit& unit) {
+                    attend_split(queries_of(unit), pages(unit), d_.scale, split, plan_.states(unit, split));
+                });
         });
     }
 
@@ -172,23 +172,38 @@ class GroupedAttentionPart : public StageMember {
         std::memcpy(to.record, from.record, SoftmaxState::floats(from.width) * sizeof(float));
     }
 
-    void attend_whole(const AttentionUnit& unit) const {
-        const Queries<Cache> q = queries_of(unit);
-        const size_t size = SoftmaxStates::floats(q.count, d_.head_dim);
-        float* scratch = thread_scratch(2 * size);
-        const SoftmaxStates merged{scratch, d_.head_dim}, next{scratch + size, d_.head_dim};
-        attend_split(q, pages(unit), d_.scale, unit.first_split, merged);
-        for (size_t split = unit.first_split + 1; split < unit.end_split; ++split) {
-            attend_split(q, pages(unit), d_.scale, split, next);
-            for (size_t i = 0; i < q.count; ++i) {
-                const size_t t = unit.token_of(i);
-                if (split == groups_.first_split(t))
-                    copy(next[i], merged[i]);
-                else if (split > groups_.first_split(t) && split < groups_.end_split(t))
-                    merged[i].merge(next[i]);
-            }
+    // Calls body(its place in the band, unit) for each unit of a band that sees keys of a split.
+    template <class Body>
+    void each_unit(const AttentionBand& band, size_t split, Body&& body) const {
+        for (size_t i = 0; i < band.units; ++i) {
+            const AttentionUnit& unit = groups_.unit(band.unit + i);
+            if (split >= unit.first_split && split < unit.end_split) body(i, unit);
         }
-        for (size_t i = 0; i < q.count; ++i) finish(merged[i], output_of(unit, i, plan_.attended));
+    }
+
+    // All splits of a band.
+    void attend_whole(const AttentionTask& task) const {
+        const size_t size = SoftmaxStates::floats(kMaxQueries, d_.head_dim);
+        float* scratch = thread_scratch((task.band.units + 1) * size);
+        const SoftmaxStates next{scratch, d_.head_dim};
+        const auto merged = [&](size_t i) { return SoftmaxStates{scratch + (i + 1) * size, d_.head_dim}; };
+        for (size_t split = task.first; split < task.end; ++split)
+            each_unit(task.band, split, [&](size_t number, const AttentionUnit& unit) {
+                const Queries<Cache> q = queries_of(unit);
+                if (split == unit.first_split) return attend_split(q, pages(unit), d_.scale, split, merged(number));
+                attend_split(q, pages(unit), d_.scale, split, next);
+                for (size_t i = 0; i < q.count; ++i) {
+                    const size_t t = unit.token_of(i);
+                    if (split == groups_.first_split(t))
+                        copy(next[i], merged(number)[i]);
+                    else if (split > groups_.first_split(t) && split < groups_.end_split(t))
+                        merged(number)[i].merge(next[i]);
+                }
+            });
+        for (size_t i = 0; i < task.band.units; ++i) {
+            const AttentionUnit& unit = groups_.unit(task.band.unit + i);
+            for (size_t q = 0; q < unit.queries(); ++q) finish(merged(i)[q], output_of(unit, q, plan_.attended));
+        }
     }
 
     // One query of a unit in pieces, from its states of all splits.

@@ -24,6 +24,26 @@ DECODESTEP_INLINE f32x16 add_products(f32x16 sums, Bf16Pairs x, Bf16Pairs w) {
     return {_mm512_dpbf16_ps(sums.v, x.v, w.v)};
 }
 
+struct PairDot {
+    static constexpr int kSteps = 1;
+    using Value = Bf16;
+
+    template <int>
+    static DECODESTEP_INLINE Bf16Pairs token(const Value* pair) {
+        int32_t bits;
+        std::memcpy(&bits, pair, sizeof bits);
+        return bf16_pairs(broadcast_int(bits));
+    }
+    template <int>
+    static DECODESTEP_INLINE Bf16Pairs weights(const void* p, bool first = true, bool second = true) {
+        const uint32_t wanted = (first ? 0xffffu : 0) | (second ? 0xffff0000u : 0);
+        const i32x16 bits = load_bits(p);
+        return bf16_pairs(first && second ? bits : bits & broadcast_int(static_cast<int32_t>(wanted)));
+    }
+    static DECODESTEP_INLINE f32x16 add(f32x16 sums, Bf16Pairs x, Bf16Pairs w) { return add_products(sums, x, w); }
+    static DECODESTEP_INLINE void round_values(Value* out, f32x16 values);
+};
+
 using I8Quads = i32x16;
 constexpr bool kUnsignedTokens = true;
 DECODESTEP_INLINE I8Quads i8_quads(i32x16 bits) { return bits; }
@@ -36,6 +56,8 @@ DECODESTEP_INLINE i32x16 add_products(i32x16 sums, I8Quads x, I8Quads w) {
 DECODESTEP_INLINE void store_sums(Bf16* p, f32x16 sums) {
     _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), reinterpret_cast<__m256i>(_mm512_cvtneps_pbh(sums.v)));
 }
+
+DECODESTEP_INLINE void PairDot::round_values(Value* out, f32x16 values) { store_sums(out, values); }
 
 // --- the marked items of 64
 

@@ -41,14 +41,6 @@ struct Bf16Dot : F32Sums {
     using Weights = Bf16Pairs;
     static DECODESTEP_INLINE Token token(const void* p) { return bf16_pairs(broadcast_group(p)); }
     static DECODESTEP_INLINE Weights weights(const void* p) { return bf16_pairs(load_bits(p)); }
-    // The first of each group's two; the second is zero.
-    static DECODESTEP_INLINE Weights first_weights(const void* p) {
-        return bf16_pairs(load_bits(p) & broadcast_int(0xffff));
-    }
-    // The second of each group's two; the first is zero.
-    static DECODESTEP_INLINE Weights second_weights(const void* p) {
-        return bf16_pairs(load_bits(p) & broadcast_int(static_cast<int32_t>(0xffff0000u)));
-    }
     static DECODESTEP_INLINE Sums add(Sums sums, const Token& x, const Weights& w) { return add_products(sums, x, w); }
 };
 

@@ -16,6 +16,36 @@ DECODESTEP_INLINE f32x16 add_products(f32x16 sums, const Bf16Pairs& x, const Bf1
     return fma(x.first, w.first, fma(x.second, w.second, sums));
 }
 
+// Pairs of bfloat16 of a token and of weights, as above, but in kSteps steps, where a token's values lie in memory in
+// the form that is read fastest: here a product a step, the second one first, and values widened to float32.
+struct PairDot {
+    static constexpr int kSteps = 2;
+    using Value = float;  // rounded to bfloat16
+
+    template <int step>
+    static DECODESTEP_INLINE f32x16 token(const Value* pair) {
+        return broadcast(pair[1 - step]);
+    }
+    template <int step>
+    static DECODESTEP_INLINE f32x16 weights(const void* p) {
+        return step == 0 ? high_bf16(load_bits(p)) : low_bf16(load_bits(p));
+    }
+    // With zeros in place of the first of each pair, or of the second, unless that is wanted.
+    template <int step>
+    static DECODESTEP_INLINE f32x16 weights(const void* p, bool first, bool second) {
+        return (step == 0 ? second : first) ? weights<step>(p) : broadcast(0.0f);
+    }
+    static DECODESTEP_INLINE f32x16 add(f32x16 sums, f32x16 x, f32x16 w) { return fma(x, w, sums); }
+
+    // Rounds sixteen values of a token, none of them a signalling NaN: to nearest, ties to even. Of NaN whose upper
+    // bits are ones the lower ones are left out, so that the sum does not pass into the sign.
+    static DECODESTEP_INLINE void round_values(Value* out, f32x16 values) {
+        const i32x16 bits = bits_of(values), odd = shift_right<16>(bits) & broadcast_int(1),
+                     most = broadcast_int(0x7fff0000), past = max(bits & broadcast_int(0x7fffffff), most) ^ most;
+        store(out, high_bf16((bits ^ past) + (odd + broadcast_int(0x7fff))));
+    }
+};
+
 struct I8Quads {
     i32x16 even, odd;
 };
