@@ -34,7 +34,6 @@ from latent_models import FAMILIES, VOCABULARY, model_of
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 3e-2}  # of the largest magnitude
-DENSE = [name for name in FAMILIES if name not in ("kimi_linear", "bailing_hybrid", "glm5_next")]
 
 
 @pytest.fixture
@@ -84,7 +83,7 @@ def holes(ids, left=7):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_logits_of_every_family(family, absorbed):
     model, ids = model_of(family), prompt()
-    mask = holes(ids) if family in DENSE else torch.ones_like(ids)
+    mask = holes(ids)
     expected = decode(model, ids, mask, 9)
     with accelerate(model):
         actual = decode(model, ids, mask, 9)

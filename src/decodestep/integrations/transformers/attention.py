@@ -42,6 +42,8 @@ _WITHOUT_EFFECT = {
     "max_length_k",
 }
 _SERVED = {"is_causal", "indices"}
+# The method of GLM-5-Next's attention that makes a bool mask for the name "sdpa", and one of scores to add for any other.
+_MAKES_ITS_MASK = "build_attention_mask_from_topk"
 # What sdpa serves or refuses itself, and is handed over for.
 _LEFT_TO_SDPA = {"output_attentions", "position_bias", "softcap", "cache"}
 
@@ -88,6 +90,8 @@ def attention(
     Raises ValueError for an argument that would change the result and is not known.
     """
     latents = latents_of(module)
+    if latents is not None and attention_mask is not None and hasattr(module, _MAKES_ITS_MASK):
+        attention_mask = attention_mask == 0  # or a query that sees nothing would get the mean of all values, and not zero
     unknown = [name for name, given in options.items() if given is not None and not _is_known(name, latents)]
     if unknown:
         got = f"{', '.join(sorted(unknown))} of {type(module).__name__}"
