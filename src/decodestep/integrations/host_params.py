@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Mapping
 from dataclasses import replace
@@ -53,6 +54,11 @@ def host_params(op: str, given: Any, own: Mapping[str, Any]) -> SamplingParams:
             refuse(op, KEY, f"without {name}, which is a field of the request itself", repr(fields[name]))
         require(name in FIELDS, op, KEY, f"of the fields {', '.join(FIELDS)}", repr(name))
     return SamplingParams(**own, **fields)
+
+
+def seed_of(name: str) -> int:
+    """The seed that a name stands for: the first 64 bits, little-endian, of its BLAKE2b."""
+    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little")
 
 
 def in_vocabulary(params: SamplingParams, vocab_size: int) -> SamplingParams:

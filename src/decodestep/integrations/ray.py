@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Mapping
 from dataclasses import fields
@@ -17,6 +16,7 @@ import numpy as np
 from decodestep._base.checks import is_int, refuse, require
 from decodestep._base.extras import extra
 from decodestep.generation import Completion, generate
+from decodestep.integrations.host_params import seed_of
 from decodestep.models import Model, load
 from decodestep.sampling.params import SamplingParams
 
@@ -114,12 +114,11 @@ class Generate:
 
 
 def row_seed(seed: int, key: int | str) -> int:
-    """The seed of a row: the first 64 bits, little-endian, of BLAKE2b of "<seed> i <key>" for an integer, "<seed> s <key>" for
-    a string. Raises ValueError for a key that is neither."""
+    """The seed of a row: `seed_of` "<seed> i <key>" for an integer, "<seed> s <key>" for a string. Raises ValueError for a key
+    that is neither."""
     if not (is_int(key) or isinstance(key, str)):
         refuse(_OP, "key", "an integer or a string", repr(key))
-    text = f"{seed} {'s' if isinstance(key, str) else 'i'} {key}"
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "little")
+    return seed_of(f"{seed} {'s' if isinstance(key, str) else 'i'} {key}")
 
 
 def _given_cpus() -> int:

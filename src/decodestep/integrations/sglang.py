@@ -9,14 +9,13 @@
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import replace
 from http import HTTPStatus
 from typing import Any
 
 from decodestep._base.checks import require
 from decodestep._base.extras import extra
-from decodestep.integrations.host_params import KEY, host_params, in_vocabulary
+from decodestep.integrations.host_params import KEY, host_params, in_vocabulary, seed_of
 from decodestep.integrations.host_row import HostRow
 from decodestep.ops.decode_step import decode_step
 from decodestep.ops.decode_step.steps import MinP, Temperature, TopK, TopP
@@ -100,8 +99,7 @@ def _params_of(req: Any, given: Any) -> SamplingParams:
     )
     if params.greedy or params.seed is not None:
         return params
-    digest = hashlib.blake2b(str(req.rid).encode(), digest_size=8).digest()
-    return replace(params, seed=int.from_bytes(digest, "little"))
+    return replace(params, seed=seed_of(str(req.rid)))
 
 
 class Sampler(TheirSampler):  # type: ignore[misc]

@@ -48,7 +48,7 @@ def tokenizer_fields(tokenizer: FolderTokenizer, vocab_size: int, kind: str, whe
         "tokenizer.ggml.tokens": [token or f"[PAD{i}]" for i, token in enumerate(tokens)],
         "tokenizer.ggml.token_type": [int(_type(i, token, added, model, tokenizer)) for i, token in enumerate(tokens)],
         "tokenizer.ggml.add_bos_token": tokenizer.add_bos,
-        **_special(tokenizer),
+        **_special(tokenizer, where),
     }
     if spm:
         fields["tokenizer.ggml.scores"] = _scores(tokens, merges)
@@ -77,12 +77,12 @@ def _type(i: int, token: str, added: dict[int, Any], model: dict[str, Any], toke
     return TokenType.NORMAL if token else TokenType.UNUSED
 
 
-def _special(tokenizer: FolderTokenizer) -> dict[str, int]:
+def _special(tokenizer: FolderTokenizer, where: str) -> dict[str, int]:
     """The ids that have keys. A file has three for tokens that end a text."""
     named = tokenizer.named_ids
     ends = sorted(tokenizer.end_token_ids, key=lambda i: (i != tokenizer.eos_token_id, i))
     if len(ends) > 3:
-        raise ModelError(f"a GGUF file has keys for three tokens that end a text, not for {len(ends)}")
+        raise ModelError(f"{where}: a GGUF file has keys for three tokens that end a text, not for {len(ends)}")
     found = dict(zip(("eos", "eot", "eom"), ends, strict=False)) | {"bos": named.get("bos")}
     found |= {"unknown": named.get("unk"), "padding": named.get("pad")}
     return {f"tokenizer.ggml.{name}_token_id": i for name, i in found.items() if i is not None}
