@@ -1,5 +1,5 @@
-// The AVX-512 that csrc/simd uses, in plain C++, so that a machine without it can run what its tiers compute: compiled
-// with -include of this file for AVX2 (DECODESTEP_EMULATE_AVX512 in CMakeLists.txt).
+// The AVX-512 and AVX-VNNI that csrc/simd uses, in plain C++, so that a machine without them can run what their tiers
+// compute: compiled with -include of this file for AVX2 (DECODESTEP_EMULATE_AVX512 in CMakeLists.txt).
 //
 // Each function is Intel's operation of that name, lane by lane, with the masks, ties and NaN of the Software
 // Developer's Manual, volume 2. In the namespace of a tier these hide the compiler's own, which a target without
@@ -18,15 +18,24 @@
 #include "core/compiler.h"
 
 // What the flags of the tiers let the compiler define. Before <immintrin.h> it would take the instructions for given.
+#ifdef DECODESTEP_EMULATE_AVX_VNNI
+#define __AVXVNNI__ 1
+#endif
+#ifdef DECODESTEP_EMULATE_AVX512
 #define __AVX512F__ 1
-#ifdef DECODESTEP_EMULATE_DOT_PRODUCTS
-#define __AVX512BF16__ 1
+#endif
+#ifdef DECODESTEP_EMULATE_VNNI
 #define __AVX512VNNI__ 1
+#endif
+#ifdef DECODESTEP_EMULATE_BF16
+#define __AVX512BF16__ 1
 #define __AVX512VBMI2__ 1
 #endif
 
+#ifdef DECODESTEP_EMULATE_AVX512
 // The one statement with a register of 512 bits keeps a value in it, which only saves time.
 #define asm(...)
+#endif
 #undef _mm512_setr_epi32
 
 namespace decodestep::DECODESTEP_ISA {
@@ -253,13 +262,16 @@ EMULATED __m512i _mm512_maddubs_epi16(__m512i a, __m512i b) {  // saturates
         return std::min(std::max(product(2 * i) + product(2 * i + 1), -32768), 32767);
     });
 }
-EMULATED __m512i _mm512_dpbusd_epi32(__m512i sums, __m512i a, __m512i b) {
-    return integers<uint32_t>([&](size_t i) {
+template <class Vector>
+EMULATED Vector dot_bytes(Vector sums, Vector a, Vector b) {
+    return each<Vector, uint32_t>([&](size_t i) {
         auto sum = lane<uint32_t>(sums, i);
         for (size_t j = 4 * i; j < 4 * i + 4; ++j) sum += uint32_t(lane<uint8_t>(a, j) * lane<int8_t>(b, j));
         return sum;
     });
 }
+inline __m512i _mm512_dpbusd_epi32(__m512i sums, __m512i a, __m512i b) { return dot_bytes(sums, a, b); }
+inline __m256i _mm256_dpbusd_avx_epi32(__m256i sums, __m256i a, __m256i b) { return dot_bytes(sums, a, b); }
 // The second of a pair first; each step rounds once, and reads and writes subnormals as zeros.
 EMULATED __m512 _mm512_dpbf16_ps(__m512 sums, __m512bh a, __m512bh b) {
     return floats([&](size_t i) {

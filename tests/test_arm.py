@@ -25,6 +25,7 @@ SOURCES = (
     "decoder/step_buffers",
     "linear/linear",
     "linear/linear_panels",
+    "linear/panel_tile",
     "core/parallel",
     "core/isa",
 )

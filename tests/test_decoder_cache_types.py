@@ -100,7 +100,7 @@ def bits_of_steps() -> str:
 
 
 @pytest.mark.skipif(_native.isa() == "baseline", reason="rounds a product and its sum one after the other")
-@pytest.mark.parametrize("isa", ["avx2", "avx512"])
+@pytest.mark.parametrize("isa", ["avx2", "avx2_vnni", "avx512", "avx512_vnni"])
 def test_every_build_with_fused_multiply_add_gives_the_same_bits(isa):
     assert printed_under(isa, "import test_decoder_cache_types as t; print(t.bits_of_steps())") == bits_of_steps()
 

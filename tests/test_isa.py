@@ -32,7 +32,7 @@ CHOSEN = "not every_build and not draws_follow and not against_transformers"
 ASK = "from decodestep import _native; print(_native.isa())"
 
 
-@pytest.mark.parametrize("isa", ["baseline", "avx2", "avx512"])
+@pytest.mark.parametrize("isa", ["baseline", "avx2", "avx2_vnni", "avx512", "avx512_vnni"])
 def test_kernels_on(isa):
     if isa == _native.isa():
         pytest.skip("the tests themselves run on it")
@@ -53,7 +53,7 @@ def emulated(tmp_path_factory):
     return compiled(tmp_path_factory.mktemp("emulated"), EMULATE_AVX512="ON")
 
 
-@pytest.mark.parametrize("isa", ["avx512", "avx512_bf16"])
+@pytest.mark.parametrize("isa", ["avx2_vnni", "avx512", "avx512_vnni", "avx512_bf16"])
 def test_kernels_on_emulated(emulated, isa):
     """What a machine lacks, by tests/emulated_avx512.h."""
     run_kernels({"DECODESTEP_ISA": isa, "DECODESTEP_TEST_CORE": str(emulated)})

@@ -428,7 +428,7 @@ def exact_products() -> str:
     return b"".join(y.tobytes() for y in products).hex()
 
 
-@pytest.mark.parametrize("isa", ["baseline", "avx2", "avx512"])
+@pytest.mark.parametrize("isa", ["baseline", "avx2", "avx2_vnni", "avx512", "avx512_vnni"])
 def test_every_build_gives_the_same_products_of_blocks(isa):
     assert printed_under(isa, "import test_linear; print(test_linear.exact_products())") == exact_products()
 

@@ -46,6 +46,6 @@ struct MlaAttention {
     int threads;
 };
 
-DECODESTEP_KERNEL(mla_attention, MlaAttention)
+DECODESTEP_BF16_KERNEL(mla_attention, MlaAttention)
 
 }  // namespace decodestep

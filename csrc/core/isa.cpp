@@ -12,8 +12,8 @@ struct Tier {
     const char* name;
 };
 
-#define DECODESTEP_TIER(tier) {Isa::tier, #tier},
-constexpr Tier kTiers[] = {DECODESTEP_TIERS(DECODESTEP_TIER)};
+#define DECODESTEP_TIER(tier, build) {Isa::tier, #tier},
+constexpr Tier kTiers[] = {DECODESTEP_TIERS(DECODESTEP_TIER, , , )};
 #undef DECODESTEP_TIER
 
 // Whether this CPU has what the flags of a tier in CMakeLists.txt let the compiler use.
@@ -24,13 +24,17 @@ bool runs(Isa isa) {
 #ifdef DECODESTEP_X86
         case Isa::avx2:
             return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
+        case Isa::avx2_vnni:
+            return runs(Isa::avx2) && __builtin_cpu_supports("avxvnni");
 #endif
 #ifdef DECODESTEP_HAS_AVX512
         case Isa::avx512:
             return runs(Isa::avx2) && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                    __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+        case Isa::avx512_vnni:
+            return runs(Isa::avx512) && __builtin_cpu_supports("avx512vnni");
         case Isa::avx512_bf16:
-            return runs(Isa::avx512) && __builtin_cpu_supports("avx512vnni") && __builtin_cpu_supports("avx512bf16") &&
+            return runs(Isa::avx512_vnni) && __builtin_cpu_supports("avx512bf16") &&
                    __builtin_cpu_supports("avx512vbmi2");
 #endif
     }

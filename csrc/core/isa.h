@@ -6,8 +6,8 @@
 
 namespace decodestep {
 
-#define DECODESTEP_ENUMERATOR(tier) tier,
-enum class Isa { DECODESTEP_TIERS(DECODESTEP_ENUMERATOR) };
+#define DECODESTEP_ENUMERATOR(tier, build) tier,
+enum class Isa { DECODESTEP_TIERS(DECODESTEP_ENUMERATOR, , , ) };
 #undef DECODESTEP_ENUMERATOR
 
 // The best tier that this CPU runs, or the one that the environment variable DECODESTEP_ISA names. Fixed at the first
@@ -17,34 +17,28 @@ const char* isa_name();
 
 }  // namespace decodestep
 
-// Declares a kernel in the namespace of every tier, and `name(args)` to call the build chosen for this machine, in the
-// default floating-point environment.
-#define DECODESTEP_KERNEL(name, Args)                       \
-    DECODESTEP_TIERS(DECODESTEP_DECLARE_KERNEL, name, Args) \
-    DECODESTEP_DISPATCH_KERNEL(name, Args)
+// Declares a kernel in the namespace of every build, and `name(args)` to call the build chosen for this machine, in the
+// default floating-point environment. What the kernel gains by decides where it is built: each has a list of sources in
+// CMakeLists.txt. Where one kernel calls another that has more builds, it names it `decodestep::name`: else it would
+// call the build for its own tier.
+#define DECODESTEP_KERNEL(name, Args) DECODESTEP_BUILT_KERNEL(name, Args, avx2_vnni, avx512_vnni, avx512_bf16)
+// By vectors alone: VECTOR_SOURCES.
+#define DECODESTEP_VECTOR_KERNEL(name, Args) DECODESTEP_BUILT_KERNEL(name, Args, avx2, avx512, avx512)
+// By products of bytes: BYTE_SOURCES.
+#define DECODESTEP_BYTE_KERNEL(name, Args) DECODESTEP_BUILT_KERNEL(name, Args, avx2_vnni, avx512_vnni, avx512_vnni)
+// By products of bfloat16 or compression of bytes: BF16_SOURCES.
+#define DECODESTEP_BF16_KERNEL(name, Args) DECODESTEP_BUILT_KERNEL(name, Args, avx2, avx512, avx512_bf16)
 
-// The same for a kernel that is built for DECODESTEP_VECTOR_TIERS alone: one of SHARED_SOURCES in CMakeLists.txt. It
-// must not use what distinguishes avx512_bf16, which would be lost there.
-#ifdef DECODESTEP_HAS_AVX512
-#define DECODESTEP_VECTOR_KERNEL(name, Args)                       \
-    DECODESTEP_VECTOR_TIERS(DECODESTEP_DECLARE_KERNEL, name, Args) \
-    namespace avx512_bf16 {                                        \
-    using avx512::name;                                            \
-    }                                                              \
-    DECODESTEP_DISPATCH_KERNEL(name, Args)
-#else
-#define DECODESTEP_VECTOR_KERNEL(name, Args) DECODESTEP_KERNEL(name, Args)
-#endif
-
-#define DECODESTEP_DECLARE_KERNEL(tier, name, Args) \
-    namespace tier {                                \
-    void name(const Args&);                         \
+#define DECODESTEP_BUILT_KERNEL(name, Args, ...)                                       \
+    DECODESTEP_TIERS(DECODESTEP_DECLARE_KERNEL, __VA_ARGS__, name, Args)               \
+    inline void name(const Args& args) {                                               \
+        const DefaultFloats floats;                                                    \
+        switch (isa()) { DECODESTEP_TIERS(DECODESTEP_CALL_KERNEL, __VA_ARGS__, name) } \
     }
-#define DECODESTEP_DISPATCH_KERNEL(name, Args)                                  \
-    inline void name(const Args& args) {                                        \
-        const DefaultFloats floats;                                             \
-        switch (isa()) { DECODESTEP_TIERS(DECODESTEP_CALL_KERNEL, name, args) } \
+#define DECODESTEP_DECLARE_KERNEL(tier, build, name, Args) \
+    namespace build {                                      \
+    void name(const Args&);                                \
     }
-#define DECODESTEP_CALL_KERNEL(tier, name, args) \
-    case Isa::tier:                              \
-        return tier::name(args);
+#define DECODESTEP_CALL_KERNEL(tier, build, name) \
+    case Isa::tier:                               \
+        return build::name(args);

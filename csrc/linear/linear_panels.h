@@ -129,6 +129,6 @@ struct LinearPanels {
     int threads;
 };
 
-DECODESTEP_KERNEL(linear_panels, LinearPanels)
+DECODESTEP_VECTOR_KERNEL(linear_panels, LinearPanels)
 
 }  // namespace decodestep

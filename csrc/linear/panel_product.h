@@ -5,20 +5,13 @@
 
 #include "linear/activations.h"
 #include "linear/linear_panels.h"
+#include "linear/panel_tile.h"
 
 namespace decodestep::DECODESTEP_ISA {
 
 // Tokens that are multiplied by a panel at a time. Of 32 registers, six tokens' twelve sums of integers and twelve of
 // floats leave eight. Where there are fewer, so many tokens share the bytes that a panel's nibbles are turned into.
 constexpr size_t kTileTokens = kVectorRegisters >= 32 ? 6 : kStoresBytes ? 96 : 2;
-
-// outputs[i][n] = activations of token first + i times output n of panel `panel`, for i in [0, tokens), tokens at most
-// kTileTokens.
-// next_panel: the panel that the caller reads after this one, so that prefetching runs on past the end of this one.
-// Null
-//     if an earlier tile of tokens has read this panel, and prefetched what follows, already.
-void panel_tile(Format format, size_t blocks, const uint8_t* panel, const uint8_t* next_panel, const Activations& x,
-                size_t first, size_t tokens, float (*outputs)[kPanelOutputs]);
 
 // Calls tile(first, count) for tiles of at most Most tokens, of as equal sizes as possible.
 template <size_t Most = kTileTokens, class Tile>
@@ -56,8 +49,8 @@ DECODESTEP_INLINE void multiply_panel(const LinearPanelWeight& w, size_t p, cons
     alignas(64) float outputs[kTileTokens][kPanelOutputs];
     each_tile(rows.count, [&](size_t from, size_t count) {
         if constexpr (!std::is_same_v<Place, NoPlace>) prefetch_outputs(from, count, place);
-        panel_tile(w.format, w.blocks(), w.panel(p), from == 0 ? next_panel : nullptr, x, rows.first + from, count,
-                   outputs);
+        decodestep::panel_tile(
+            {w.format, w.blocks(), w.panel(p), from == 0 ? next_panel : nullptr, x, rows.first + from, count, outputs});
         for (size_t i = 0; i < count; ++i) sink(from + i, outputs[i]);
     });
 }
@@ -71,11 +64,6 @@ struct PanelRange {
 struct PanelGroup {
     const uint8_t *panels[kStreams], *next[kStreams];
 };
-
-// outputs[s] = one row of x times panel s of the group, all panels being of one format and size. Only where kStreams is
-// more than one.
-void stream_panels(Format format, size_t blocks, const PanelGroup& group, const Activations& x, size_t row,
-                   float (*outputs)[kPanelOutputs]);
 
 // The panel that is read after others; if `stride` is not zero, one of several, so many bytes apart.
 struct NextPanels {
@@ -101,7 +89,7 @@ DECODESTEP_INLINE void multiply_panels(const LinearPanelWeight& w, PanelRange ra
                 group.panels[s] = w.panel(p + s);
                 group.next[s] = p + kStreams + s < range.end ? w.panel(p + kStreams + s) : next.first + s * next.stride;
             }
-            stream_panels(w.format, w.blocks(), group, x, rows.first, outputs);
+            decodestep::panel_streams({w.format, w.blocks(), group.panels, group.next, x, rows.first, outputs});
             for (size_t s = 0; s < kStreams; ++s) sink(p + s, size_t{0}, outputs[s]);
         }
     }

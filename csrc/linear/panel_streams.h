@@ -36,51 +36,48 @@ DECODESTEP_INLINE auto streamed_quads(const PanelPrefetcher<F>& prefetcher, size
     }
 }
 
-// outputs[s] = the token times panel s of the group.
 template <Format F>
-void stream_bytes(size_t blocks, const PanelGroup& group, const Activations& x, size_t token,
-                  float (*outputs)[kPanelOutputs]) {
+void stream_bytes(const PanelStreams& a) {
     constexpr PanelLayout layout = panel_layout(F);
+    const Activations& x = a.x;
     FloatSums<1, 2> y[kStreams], sums[kStreams];
     for (size_t s = 0; s < kStreams; ++s) clear<1, 2>(y[s]);
     size_t offset = 0;
-    for (size_t b = 0; b < blocks; b += layout.pieces, offset += layout.block_bytes()) {
-        const size_t at = x.at(token, b);
+    for (size_t b = 0; b < a.blocks; b += layout.pieces, offset += layout.block_bytes()) {
+        const size_t at = x.at(a.row, b);
         if constexpr (layout.pieces > 1)
             for (size_t s = 0; s < kStreams; ++s) clear<1, 2>(sums[s]);
         for (size_t i = 0; i < layout.pieces; ++i)
             for (size_t s = 0; s < kStreams; ++s) {
-                const PanelPrefetcher<F> prefetcher(group.panels[s], group.next[s], blocks);
-                const uint8_t* piece = group.panels[s] + offset + i * layout.piece_bytes();
+                const PanelPrefetcher<F> prefetcher(a.panels[s], a.next[s], a.blocks);
+                const uint8_t* piece = a.panels[s] + offset + i * layout.piece_bytes();
                 const auto quads = streamed_quads<F>(prefetcher, b + i, piece);
                 if constexpr (layout.pieces == 1 && has_minima(F)) add_minima<F, 1, 2>(0, piece, x, at, y[s]);
                 add_piece<F, 1, 2>(quads, 0, piece, x.quantised, at + i, 0, layout.pieces > 1 ? sums[s] : y[s]);
             }
         if constexpr (layout.pieces > 1)
-            for (size_t s = 0; s < kStreams; ++s)
-                finish_block<F, 1, 2>(0, group.panels[s] + offset, x, at, sums[s], y[s]);
+            for (size_t s = 0; s < kStreams; ++s) finish_block<F, 1, 2>(0, a.panels[s] + offset, x, at, sums[s], y[s]);
     }
     for (size_t s = 0; s < kStreams; ++s) {
-        store_outputs<1, 2>(y[s], 0, outputs + s);
-        add_residuals<F, 1>(group.panels[s], x, token, outputs + s);
+        store_outputs<1, 2>(y[s], 0, a.outputs + s);
+        add_residuals<F, 1>(a.panels[s], x, a.row, a.outputs + s);
     }
 }
 
 template <Format F>
-void stream_floats(size_t blocks, const PanelGroup& group, const Activations& x, size_t token,
-                   float (*outputs)[kPanelOutputs]) {
-    const float* values = x.values + token * x.in;
+void stream_floats(const PanelStreams& a) {
+    const float* values = a.x.values + a.row * a.x.in;
     f32x16 y[kStreams][1][2];
     for (size_t s = 0; s < kStreams; ++s) y[s][0][0] = y[s][0][1] = broadcast(0.0f);
-    for (size_t b = 0; b < blocks; ++b)
+    for (size_t b = 0; b < a.blocks; ++b)
         for (size_t s = 0; s < kStreams; ++s) {
-            const PanelPrefetcher<F> prefetcher(group.panels[s], group.next[s], blocks);
-            add_float_block<F, 1>(group.panels[s] + b * panel_block_bytes(F), values + b * kBlockInputs, 0, y[s],
+            const PanelPrefetcher<F> prefetcher(a.panels[s], a.next[s], a.blocks);
+            add_float_block<F, 1>(a.panels[s] + b * panel_block_bytes(F), values + b * kBlockInputs, 0, y[s],
                                   prefetcher.ahead(b, kSpreadDistance));
         }
     for (size_t s = 0; s < kStreams; ++s) {
-        store(outputs[s], y[s][0][0]);
-        store(outputs[s] + kLanes, y[s][0][1]);
+        store(a.outputs[s], y[s][0][0]);
+        store(a.outputs[s] + kLanes, y[s][0][1]);
     }
 }
 

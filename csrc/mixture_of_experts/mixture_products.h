@@ -35,10 +35,10 @@ inline void gate_up_panel(const FeedForwardPanels& w, size_t panel, const uint8_
         const auto row = [&](size_t i) { return out + i * stride; };
         prefetch_outputs(from, rows, row);
         if (w.has_gate())
-            panel_tile(w.gate.format, w.gate.blocks(), w.gate.panel(panel), once ? w.up.panel(panel) : nullptr, x,
-                       x_rows.first + from, rows, gate);
-        panel_tile(w.up.format, w.up.blocks(), w.up.panel(panel), once ? next_panel : nullptr, x, x_rows.first + from,
-                   rows, up);
+            decodestep::panel_tile({w.gate.format, w.gate.blocks(), w.gate.panel(panel),
+                                    once ? w.up.panel(panel) : nullptr, x, x_rows.first + from, rows, gate});
+        decodestep::panel_tile({w.up.format, w.up.blocks(), w.up.panel(panel), once ? next_panel : nullptr, x,
+                                x_rows.first + from, rows, up});
         for (size_t i = 0; i < rows; ++i)
             for (size_t j = 0; j < kPanelOutputs; j += kLanes)
                 store(row(from + i) + j, activated(w, panel * kPanelOutputs + j, gate[i] + j, up[i] + j));
@@ -62,7 +62,7 @@ inline size_t gate_up_streams(const FeedForwardPanels& w, PanelRange range, cons
                 group.panels[s] = from.panel(panel);
                 group.next[s] = next < range.end ? from.panel(next) : next_panel;
             }
-            stream_panels(w.gate.format, w.gate.blocks(), group, x, rows.first, y);
+            decodestep::panel_streams({w.gate.format, w.gate.blocks(), group.panels, group.next, x, rows.first, y});
             for (size_t s = 0; s < kStreams; s += 2)
                 for (size_t j = 0; j < kPanelOutputs; j += kLanes) {
                     const size_t at = (p + s / 2) * kPanelOutputs + j;

@@ -126,15 +126,16 @@ class ProjectionTasks {
         const ColumnWeight& w = w_->columns;
         const size_t spans = columns_->spans(w), block = task / spans, begin = columns_->blocks.begin(block);
         const size_t first = task % spans * columns_->span;
-        multiply_columns({.x = x_.row<uint8_t>(begin),
-                          .x_stride = x_.stride,
-                          .tokens = columns_->blocks.size(block),
-                          .w = w,
-                          .first = first,
-                          .last = std::min(w.out, first + columns_->span),
-                          .y = sums_.data + begin * sums_.stride + first,
-                          .y_stride = sums_.stride,
-                          .scratch = Arena(thread_scratch(kProductScratch / sizeof(float) + kLine)).take<uint8_t>(0)});
+        decodestep::multiply_columns(
+            {.x = x_.row<uint8_t>(begin),
+             .x_stride = x_.stride,
+             .tokens = columns_->blocks.size(block),
+             .w = w,
+             .first = first,
+             .last = std::min(w.out, first + columns_->span),
+             .y = sums_.data + begin * sums_.stride + first,
+             .y_stride = sums_.stride,
+             .scratch = Arena(thread_scratch(kProductScratch / sizeof(float) + kLine)).take<uint8_t>(0)});
     }
 
     // About 10 microseconds of work, and a multiple of the rows that `linear` multiplies at a time.

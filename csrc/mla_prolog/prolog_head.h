@@ -87,17 +87,17 @@ class HeadTask {
         }
         if (!a_.query) return;
         queue = next_head();
-        multiply_columns({.x = nope_.data,
-                          .x_stride = nope_.stride,
-                          .tokens = tokens_,
-                          .w = w_uk,
-                          .first = 0,
-                          .last = a_.latent,
-                          .y = query_sums_.data,
-                          .y_stride = query_sums_.stride,
-                          .scratch = scratch_,
-                          .next = queue.begin(),
-                          .rounded = kUnrounded ? nullptr : reinterpret_cast<uint16_t*>(query_values_)});
+        decodestep::multiply_columns({.x = nope_.data,
+                                      .x_stride = nope_.stride,
+                                      .tokens = tokens_,
+                                      .w = w_uk,
+                                      .first = 0,
+                                      .last = a_.latent,
+                                      .y = query_sums_.data,
+                                      .y_stride = query_sums_.stride,
+                                      .scratch = scratch_,
+                                      .next = queue.begin(),
+                                      .rounded = kUnrounded ? nullptr : reinterpret_cast<uint16_t*>(query_values_)});
         for (size_t t = 0; t < tokens_; ++t) {
             queue.prefetch_more();
             store_query(t);
@@ -144,16 +144,16 @@ class HeadTask {
         if (p_.all_heads)
             return {p_.up_projected.data + begin_ * p_.up_projected.stride + first, p_.up_projected.stride};
         const ColumnWeight& w = a_.w_uq_qr.columns;
-        multiply_columns({.x = p_.rows.template row<uint8_t>(begin_),
-                          .x_stride = p_.rows.stride,
-                          .tokens = tokens_,
-                          .w = w,
-                          .first = first,
-                          .last = first + p_.head_width(),
-                          .y = up_sums_.data,
-                          .y_stride = up_sums_.stride,
-                          .scratch = scratch_,
-                          .next = next});
+        decodestep::multiply_columns({.x = p_.rows.template row<uint8_t>(begin_),
+                                      .x_stride = p_.rows.stride,
+                                      .tokens = tokens_,
+                                      .w = w,
+                                      .first = first,
+                                      .last = first + p_.head_width(),
+                                      .y = up_sums_.data,
+                                      .y_stride = up_sums_.stride,
+                                      .scratch = scratch_,
+                                      .next = next});
         return {up_sums_.data + sums_before(w, first), up_sums_.stride};
     }
 

@@ -21,12 +21,7 @@ DECODESTEP_INLINE i32x16 dot_bytes(i32x16 sums, u8x64 w, i8x4 x) {
     return dot_nibbles(sums, {_mm512_abs_epi8(q)}, {signed_x});
 }
 
-// --- pairs of int16: the first and third byte of each lane, the second and fourth, and sums of two products
-
-DECODESTEP_INLINE i32x16 odd_bytes(i32x16 a) { return {_mm512_srai_epi16(a.v, 8)}; }
-DECODESTEP_INLINE i32x16 even_bytes(i32x16 a) { return {_mm512_srai_epi16(_mm512_slli_epi16(a.v, 8), 8)}; }
-DECODESTEP_INLINE i32x16 multiply_pairs(i32x16 a, i32x16 b) { return {_mm512_madd_epi16(a.v, b.v)}; }
-
 }  // namespace decodestep::DECODESTEP_ISA
 
-#include "simd/without_dot_products.h"
+#include "simd/without_bf16_products.h"
+#include "simd/without_byte_products.h"

@@ -3,18 +3,11 @@
 
 #include <array>
 
-#include "simd/avx512_common.h"
+#include "simd/avx512_byte_products.h"
 
 namespace decodestep::DECODESTEP_ISA {
 
-// --- products of bytes: sums of four unsigned bytes times four signed ones, exact
-
-// Weights of dot_bytes are stored as q + 128; this much of the 128 is left in the products, for the caller to subtract.
-constexpr int kByteOffset = 128;
-DECODESTEP_INLINE i32x16 dot_nibbles(i32x16 sums, u8x64 w, i8x4 x) { return {_mm512_dpbusd_epi32(sums.v, w.v, x.v)}; }
-DECODESTEP_INLINE i32x16 dot_bytes(i32x16 sums, u8x64 w, i8x4 x) { return dot_nibbles(sums, w, x); }
-
-// --- products of groups: see without_dot_products.h
+// --- products of pairs of bfloat16: see without_bf16_products.h
 
 struct Bf16Pairs {
     __m512bh v;
@@ -43,13 +36,6 @@ struct PairDot {
     static DECODESTEP_INLINE f32x16 add(f32x16 sums, Bf16Pairs x, Bf16Pairs w) { return add_products(sums, x, w); }
     static DECODESTEP_INLINE void round_values(Value* out, f32x16 values);
 };
-
-using I8Quads = i32x16;
-constexpr bool kUnsignedTokens = true;
-DECODESTEP_INLINE I8Quads i8_quads(i32x16 bits) { return bits; }
-DECODESTEP_INLINE i32x16 add_products(i32x16 sums, I8Quads x, I8Quads w) {
-    return {_mm512_dpbusd_epi32(sums.v, x.v, w.v)};
-}
 
 // Rounds sums of products of bfloat16. The instruction flushes subnormals, which changes nothing: add_products has
 // flushed them already.

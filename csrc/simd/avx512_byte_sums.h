@@ -37,3 +37,5 @@ DECODESTEP_INLINE i32x16 add_pair_products(i32x16 sums, i32x16 a, i32x16 b) {
 }
 
 }  // namespace decodestep::DECODESTEP_ISA
+
+#include "simd/pair_sums.h"

@@ -204,6 +204,12 @@ DECODESTEP_INLINE i8x4 broadcast_quad(const int8_t* p) {
     return {_mm512_set1_epi32(quad)};
 }
 
+// --- pairs of int16: the first and third byte of each lane, the second and fourth, and sums of two products
+
+DECODESTEP_INLINE i32x16 odd_bytes(i32x16 a) { return {_mm512_srai_epi16(a.v, 8)}; }
+DECODESTEP_INLINE i32x16 even_bytes(i32x16 a) { return {_mm512_srai_epi16(_mm512_slli_epi16(a.v, 8), 8)}; }
+DECODESTEP_INLINE i32x16 multiply_pairs(i32x16 a, i32x16 b) { return {_mm512_madd_epi16(a.v, b.v)}; }
+
 // --- squares of kSide x kSide words of four bytes
 
 constexpr int kSide = 16;

@@ -28,3 +28,5 @@ DECODESTEP_INLINE i32x16 second_factors(i32x16 pairs) {
 DECODESTEP_INLINE i32x16 total(ByteSums sums, i32x16 factors) { return multiply_pairs(sums, factors); }
 
 }  // namespace decodestep::DECODESTEP_ISA
+
+#include "simd/stored_bytes.h"

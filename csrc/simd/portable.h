@@ -258,4 +258,5 @@ DECODESTEP_INLINE i32x16 round_to_int(f32x16 a) {
 }  // namespace decodestep::DECODESTEP_ISA
 
 #include "simd/portable_narrow.h"
-#include "simd/without_dot_products.h"
+#include "simd/without_bf16_products.h"
+#include "simd/without_byte_products.h"

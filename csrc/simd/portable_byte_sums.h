@@ -35,3 +35,5 @@ DECODESTEP_INLINE i32x16 byte_pairs(const uint8_t* a, const uint8_t* b) {
 DECODESTEP_INLINE i32x16 add_pair_products(i32x16 sums, i32x16 a, i32x16 b) { return sums + multiply_pairs(a, b); }
 
 }  // namespace decodestep::DECODESTEP_ISA
+
+#include "simd/pair_sums.h"

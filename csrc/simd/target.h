@@ -2,10 +2,15 @@
 //
 // A tier of core/tiers.h has a file of its own here, and all of them define the same primitives in the same order:
 //
-//   avx512_bf16.h   AVX-512 with VNNI, BF16 and VBMI2      } avx512_common.h: what both share
-//   avx512.h        AVX-512 (F, BW, DQ, VL)                }                        } x86.h: what all three share
-//   avx2.h          AVX2, FMA, F16C                                                 }
+//   avx512_bf16.h   AVX-512 with VNNI, BF16 and VBMI2  } avx512_byte_products.h  }
+//   avx512_vnni.h   AVX-512 with VNNI                  }                         } avx512_common.h  }
+//   avx512.h        AVX-512 (F, BW, DQ, VL)                                      }                  } x86.h
+//   avx2_vnni.h     AVX2, FMA, F16C with AVX-VNNI      } avx2_common.h                              }
+//   avx2.h          AVX2, FMA, F16C                    }                                            }
 //   portable.h      plain C++ for any machine, ARM included (portable_narrow.h: its types of less than four bytes)
+//
+// Beside them are the files that several share. What has a build of its own where is in core/tiers.h: constants that a
+// kernel for vectors alone reads (kVectorRegisters, kStoresBytes, kStreams) are the same in all tiers of those vectors.
 //
 // To add an instruction set: write its file (neon.h), choose it below, and name its tier in core/tiers.h, core/isa.cpp
 // and CMakeLists.txt. The first tier of another architecture than x86 also needs a list of tiers of its own in
@@ -39,8 +44,12 @@ constexpr Mask kAllLanes = 0xFFFF;
 
 #if defined(__AVX512BF16__) && defined(__AVX512VNNI__) && defined(__AVX512VBMI2__)
 #include "simd/avx512_bf16.h"
+#elif defined(__AVX512VNNI__)
+#include "simd/avx512_vnni.h"
 #elif defined(__AVX512F__)
 #include "simd/avx512.h"
+#elif defined(__AVXVNNI__)
+#include "simd/avx2_vnni.h"
 #elif defined(__AVX2__)
 #include "simd/avx2.h"
 #else

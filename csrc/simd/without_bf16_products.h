@@ -1,9 +1,9 @@
-// Products of groups, rounding and lists for targets that have no instructions for them, from their other primitives.
-// Included at the end of such a target's file.
+// Products of pairs of bfloat16, their rounding, and lists for targets that have no instructions for them, from their
+// other primitives. Included at the end of such a target's file.
 //
-// A group is four bytes: two bfloat16 or four int8. A target multiplies sixteen groups by sixteen groups and adds the
-// products to sixteen sums. int8 sums are exact. A group of bfloat16 adds its second product, then its first, each with
-// the one rounding of a fused multiply-add; the dot-product instruction does the same, but flushes subnormals.
+// A target multiplies sixteen pairs by sixteen pairs and adds the products to sixteen sums. A pair adds its second
+// product, then its first, each with the one rounding of a fused multiply-add; the dot-product instruction does the
+// same, but flushes subnormals.
 #pragma once
 
 namespace decodestep::DECODESTEP_ISA {
@@ -45,16 +45,6 @@ struct PairDot {
         store(out, high_bf16((bits ^ past) + (odd + broadcast_int(0x7fff))));
     }
 };
-
-struct I8Quads {
-    i32x16 even, odd;
-};
-// Whether the bytes of the first factor are unsigned: they are then a token's values + 128.
-constexpr bool kUnsignedTokens = false;
-DECODESTEP_INLINE I8Quads i8_quads(i32x16 bits) { return {even_bytes(bits), odd_bytes(bits)}; }
-DECODESTEP_INLINE i32x16 add_products(i32x16 sums, const I8Quads& x, const I8Quads& w) {
-    return sums + (multiply_pairs(x.even, w.even) + multiply_pairs(x.odd, w.odd));
-}
 
 // Rounds sums of products of bfloat16.
 DECODESTEP_INLINE void store_sums(Bf16* p, f32x16 sums) {

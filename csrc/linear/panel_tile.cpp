@@ -1,0 +1,112 @@
+#include "linear/panel_tile.h"
+
+#include "linear/byte_tile.h"
+#include "linear/float_tile.h"
+#include "linear/panel_product.h"
+#include "linear/panel_streams.h"
+#include "linear/stored_tile.h"
+
+namespace decodestep::DECODESTEP_ISA {
+namespace {
+
+// Tokens whose sums of 32 outputs stay in registers.
+constexpr size_t kRegisterTokens = kVectorRegisters >= 32 ? 6 : 2;
+
+// T tokens as bytes times a panel that is read as it lies in memory.
+template <Format F, int T>
+void byte_tile(size_t blocks, const uint8_t* panel, const uint8_t* next_panel, const Activations& x, size_t first,
+               float (*outputs)[kPanelOutputs]) {
+    constexpr PanelLayout layout = panel_layout(F);
+    const PanelPrefetcher<F> prefetcher(panel, next_panel, blocks);
+    const uint8_t* block = panel;
+    FloatSums<T, 2> y;
+    clear<T, 2>(y);
+    for (size_t b = 0; b < blocks; b += layout.pieces, block += layout.block_bytes()) {
+        const auto quads = [&](size_t i) DECODESTEP_INLINE_LAMBDA {
+            prefetcher.advance(b + i);
+            return PanelQuads<F>{block + i * layout.piece_bytes()};
+        };
+        add_block<F, T, 2>(quads, 0, block, x, x.at(first, b), y);
+    }
+    store_outputs<T, 2>(y, 0, outputs);
+    add_residuals<F, T>(panel, x, first, outputs);
+}
+
+// T, the number of tokens, as a constant.
+template <Format F, int T = 1>
+void tile_of(size_t tokens, size_t blocks, const uint8_t* panel, const uint8_t* next_panel, const Activations& x,
+             size_t first, float (*outputs)[kPanelOutputs]) {
+    if constexpr (T < kRegisterTokens) {
+        if (tokens > T) return tile_of<F, T + 1>(tokens, blocks, panel, next_panel, x, first, outputs);
+    }
+    if constexpr (quantises_activations(F))
+        byte_tile<F, T>(blocks, panel, next_panel, x, first, outputs);
+    else
+        float_tile<F, T>(blocks, panel, next_panel, x, first, outputs);
+}
+
+template <Format F>
+void tiles_of(size_t blocks, const uint8_t* panel, const uint8_t* next_panel, const Activations& x, size_t first,
+              size_t tokens, float (*outputs)[kPanelOutputs]) {
+    if constexpr (kTileTokens > kRegisterTokens && quantises_activations(F)) {
+        if (tokens > kRegisterTokens) return stored_tiles<F>(blocks, panel, next_panel, x, first, tokens, outputs);
+    }
+    each_tile<kRegisterTokens>(tokens, [&](size_t t, size_t count) {
+        tile_of<F>(count, blocks, panel, t == 0 ? next_panel : nullptr, x, first + t, outputs + t);
+    });
+}
+
+// Calls body<F>() for the format.
+template <class Body>
+void with_format(Format format, Body&& body) {
+    switch (format) {
+        case Format::f32:
+            return body.template operator()<Format::f32>();
+        case Format::f16:
+            return body.template operator()<Format::f16>();
+        case Format::bf16:
+            return body.template operator()<Format::bf16>();
+        case Format::q4_0:
+            return body.template operator()<Format::q4_0>();
+        case Format::q4_1:
+            return body.template operator()<Format::q4_1>();
+        case Format::q8_0:
+            return body.template operator()<Format::q8_0>();
+        case Format::q4_k:
+            return body.template operator()<Format::q4_k>();
+        case Format::q5_k:
+            return body.template operator()<Format::q5_k>();
+        case Format::q6_k:
+            return body.template operator()<Format::q6_k>();
+        case Format::q5_0:
+            return body.template operator()<Format::q5_0>();
+        case Format::q5_1:
+            return body.template operator()<Format::q5_1>();
+        case Format::iq4_nl:
+            return body.template operator()<Format::iq4_nl>();
+        case Format::iq4_xs:
+            return body.template operator()<Format::iq4_xs>();
+        case Format::mxfp4:
+            return body.template operator()<Format::mxfp4>();
+    }
+}
+
+}  // namespace
+
+void panel_tile(const PanelTile& a) {
+    with_format(a.format,
+                [&]<Format F>() { tiles_of<F>(a.blocks, a.panel, a.next_panel, a.x, a.first, a.tokens, a.outputs); });
+}
+
+void panel_streams(const PanelStreams& a) {
+    with_format(a.format, [&]<Format F>() {
+        if constexpr (kStreams > 1) {
+            if constexpr (quantises_activations(F))
+                stream_bytes<F>(a);
+            else
+                stream_floats<F>(a);
+        }
+    });
+}
+
+}  // namespace decodestep::DECODESTEP_ISA
