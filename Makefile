@@ -10,7 +10,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 # What the core is compiled from.
 NATIVE := pyproject.toml CMakeLists.txt $(shell find csrc -name '*.h' -o -name '*.cpp')
 # The instruction sets of csrc/core/isa.h; a machine skips those that it lacks.
-TIERS ?= baseline avx2 avx2_vnni avx512 avx512_vnni avx512_bf16
+TIERS ?= baseline avx2 avx2_vnni avx512 avx512_vnni avx512_bf16 avx512_amx
 
 .PHONY: run test test-tiers bench bench-report docs build lint arm clean
 

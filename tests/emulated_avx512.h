@@ -33,6 +33,11 @@
 #endif
 
 #ifdef DECODESTEP_EMULATE_AVX512
+// The compiler's are macros.
+#undef _tile_loadd
+#undef _tile_stored
+#undef _tile_zero
+#undef _tile_dpbssd
 // The one statement with a register of 512 bits keeps a value in it, which only saves time.
 #define asm(...)
 #endif
@@ -220,6 +225,7 @@ inline __m512i _mm512_or_si512(__m512i a, __m512i b) { return a | b; }
 inline __m512i _mm512_xor_si512(__m512i a, __m512i b) { return a ^ b; }
 inline __m512i _mm512_add_epi16(__m512i a, __m512i b) { return __m512i(U16(a) + U16(b)); }
 inline __m512i _mm512_add_epi32(__m512i a, __m512i b) { return __m512i(U32(a) + U32(b)); }
+inline __m512i _mm512_sub_epi8(__m512i a, __m512i b) { return __m512i(Lanes<uint8_t>(a) - Lanes<uint8_t>(b)); }
 inline __m512i _mm512_mullo_epi32(__m512i a, __m512i b) { return __m512i(U32(a) * U32(b)); }
 EMULATED __m512i _mm512_max_epi32(__m512i a, __m512i b) {
     return integers<int32_t>([&](size_t i) { return std::max(lane<int32_t>(a, i), lane<int32_t>(b, i)); });
@@ -384,6 +390,45 @@ EMULATED __m512i _mm512_unpacklo_epi64(__m512i a, __m512i b) {
 }
 EMULATED __m512i _mm512_unpackhi_epi64(__m512i a, __m512i b) {
     return integers<int64_t>([&](size_t i) { return lane<int64_t>(i % 2 ? b : a, i / 2 * 2 + 1); });
+}
+
+
+// --- tiles
+
+struct Tile {
+    size_t rows, row_bytes;
+    uint8_t bytes[16][64];
+};
+inline thread_local Tile tiles[8];
+
+EMULATED void _tile_loadconfig(const void* p) {
+    const auto* shapes = static_cast<const uint8_t*>(p);
+    for (size_t i = 0; i < 8; ++i) {
+        uint16_t row_bytes;
+        std::memcpy(&row_bytes, shapes + 16 + 2 * i, sizeof row_bytes);
+        tiles[i] = {shapes[48 + i], row_bytes, {}};
+    }
+}
+inline void _tile_release() {}
+inline void _tile_zero(int to) { std::memset(tiles[to].bytes, 0, sizeof tiles[to].bytes); }
+EMULATED void _tile_loadd(int to, const void* p, size_t stride) {
+    _tile_zero(to);
+    for (size_t i = 0; i < tiles[to].rows; ++i)
+        std::memcpy(tiles[to].bytes[i], static_cast<const uint8_t*>(p) + i * stride, tiles[to].row_bytes);
+}
+EMULATED void _tile_stored(int from, void* p, size_t stride) {
+    for (size_t i = 0; i < tiles[from].rows; ++i)
+        std::memcpy(static_cast<uint8_t*>(p) + i * stride, tiles[from].bytes[i], tiles[from].row_bytes);
+}
+EMULATED void _tile_dpbssd(int to, int a, int b) {
+    for (size_t m = 0; m < tiles[to].rows; ++m)
+        for (size_t n = 0; n < tiles[to].row_bytes / 4; ++n) {
+            int32_t sum;
+            std::memcpy(&sum, tiles[to].bytes[m] + 4 * n, sizeof sum);
+            for (size_t k = 0; k < tiles[a].row_bytes; ++k)
+                sum += int8_t(tiles[a].bytes[m][k]) * int8_t(tiles[b].bytes[k / 4][4 * n + k % 4]);
+            std::memcpy(tiles[to].bytes[m] + 4 * n, &sum, sizeof sum);
+        }
 }
 
 }  // namespace decodestep::DECODESTEP_ISA

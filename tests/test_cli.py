@@ -270,7 +270,7 @@ def test_a_closed_pipe_is_no_crash():
 
 def test_env_tells_what_runs_here():
     facts = json.loads(decodestep("env", "--json").stdout)
-    assert facts["isa"] in ("baseline", "avx2", "avx2_vnni", "avx512", "avx512_vnni", "avx512_bf16")
+    assert facts["isa"] in ("baseline", "avx2", "avx2_vnni", "avx512", "avx512_vnni", "avx512_bf16", "avx512_amx")
     assert facts["backends"]["linear"] == "cpu+reference"
     assert "SmolLM2" in facts["model"]
     text = decodestep("env").stdout

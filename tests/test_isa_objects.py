@@ -17,7 +17,7 @@ import pytest
 import processes
 
 ROOT = Path(__file__).parent.parent
-TIERS = ("avx2", "avx2_vnni", "avx512", "avx512_vnni", "avx512_bf16")
+TIERS = ("avx2", "avx2_vnni", "avx512", "avx512_vnni", "avx512_bf16", "avx512_amx")
 
 
 def shared_symbols(objects: list[Path]) -> list[str]:

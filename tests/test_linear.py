@@ -332,11 +332,11 @@ def test_panels(format_, rng):
 def test_a_rows_bits_are_its_own_in_panels(format_, rng):
     k = whole(format_, 352)
     panels = LinearPanels.pack(weight(format_, k, 301, rng))
-    x = rng.normal(size=(60, k)).astype(np.float32)
+    x = rng.normal(size=(150, k)).astype(np.float32)
     alone = np.concatenate([ds.linear(row[None], panels) for row in x]).view(np.uint32)
     for threads in (1, 2, 5):
         with ds.use_threads(threads):
-            for tokens in (*range(1, 15), 49, 60):
+            for tokens in (*range(1, 15), 31, 49, 60, 150):
                 assert np.array_equal(ds.linear(x[:tokens], panels).view(np.uint32), alone[:tokens])
 
 
@@ -428,7 +428,7 @@ def exact_products() -> str:
     return b"".join(y.tobytes() for y in products).hex()
 
 
-@pytest.mark.parametrize("isa", ["baseline", "avx2", "avx2_vnni", "avx512", "avx512_vnni"])
+@pytest.mark.parametrize("isa", ["baseline", "avx2", "avx2_vnni", "avx512", "avx512_vnni", "avx512_bf16"])
 def test_every_build_gives_the_same_products_of_blocks(isa):
     assert printed_under(isa, "import test_linear; print(test_linear.exact_products())") == exact_products()
 

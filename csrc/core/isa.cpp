@@ -4,6 +4,12 @@
 #include <stdexcept>
 #include <string>
 
+#if defined(DECODESTEP_HAS_AVX512) && defined(__linux__)
+#include <cpuid.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+
 namespace decodestep {
 namespace {
 
@@ -13,8 +19,26 @@ struct Tier {
 };
 
 #define DECODESTEP_TIER(tier, build) {Isa::tier, #tier},
-constexpr Tier kTiers[] = {DECODESTEP_TIERS(DECODESTEP_TIER, , , )};
+constexpr Tier kTiers[] = {DECODESTEP_TIERS(DECODESTEP_TIER, , , , )};
 #undef DECODESTEP_TIER
+
+#ifdef DECODESTEP_HAS_AVX512
+// Whether the CPU has tiles of integers and the system lets this process use them, which it is asked here: a thread's
+// tiles are saved only for processes that have asked.
+bool has_tiles() {
+#if defined(DECODESTEP_EMULATE_AVX512)
+    return true;
+#elif defined(__linux__)
+    constexpr unsigned kTiles = 1u << 24, kOfIntegers = 1u << 25;  // of edx
+    constexpr long kRequestPermission = 0x1023, kTileData = 18;    // of arch_prctl
+    unsigned eax, ebx, ecx, edx = 0;
+    return __get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) != 0 && (edx & kTiles) != 0 && (edx & kOfIntegers) != 0 &&
+           syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+#else
+    return false;
+#endif
+}
+#endif
 
 // Whether this CPU has what the flags of a tier in CMakeLists.txt let the compiler use.
 bool runs(Isa isa) {
@@ -36,6 +60,8 @@ bool runs(Isa isa) {
         case Isa::avx512_bf16:
             return runs(Isa::avx512_vnni) && __builtin_cpu_supports("avx512bf16") &&
                    __builtin_cpu_supports("avx512vbmi2");
+        case Isa::avx512_amx:
+            return runs(Isa::avx512_bf16) && has_tiles();
 #endif
     }
     return false;

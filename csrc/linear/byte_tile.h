@@ -133,39 +133,50 @@ using FloatSums = f32x16[T][V];
 
 template <int T, int V>
 DECODESTEP_INLINE void clear(FloatSums<T, V>& sums) {
-#pragma GCC unroll 8
+#pragma GCC unroll 16
     for (int t = 0; t < T; ++t)
 #pragma GCC unroll 2
         for (int v = 0; v < V; ++v) sums[t][v] = broadcast(0.0f);
+}
+
+// The scales of outputs 16v.. of a piece, where sums are multiplied by them as float32.
+template <Format F>
+DECODESTEP_INLINE f32x16 float_scales(const uint8_t* piece, size_t v) {
+    constexpr PanelLayout layout = panel_layout(F);
+    const uint8_t* scales = piece + layout.low + layout.upper;
+    if constexpr (F == Format::mxfp4)
+        return half_powers(load_u8(scales + 16 * v));
+    else if constexpr (F == Format::iq4_xs)
+        return from_i8(scales + 16 * v);
+    else if constexpr (layout.pieces == 1)
+        return from_f16(scales + 32 * v);
+    else
+        return broadcast(1.0f);
+}
+
+// y + a token's sums with a piece, `scale` being that of float_scales.
+template <Format F>
+DECODESTEP_INLINE f32x16 add_sums(f32x16 sums, f32x16 scale, f32x16 x_scale, f32x16 y) {
+    if constexpr (panel_layout(F).pieces == 1)
+        return fma(scale * x_scale, sums, y);
+    else if constexpr (F == Format::iq4_xs)  // the product is less than 2^24: exact
+        return fma(sums * scale, x_scale, y);
+    else
+        return fma(sums, x_scale, y);
 }
 
 // y += the products of a block (of one piece), minima aside.
 template <Format F, int T, int V, class Quads>
 DECODESTEP_INLINE void add_piece(const Quads& quads, size_t first_v, const uint8_t* piece, const QuantisedBlocks& x,
                                  size_t at, size_t stride, FloatSums<T, V>& y) {
-    constexpr PanelLayout layout = panel_layout(F);
     i32x16 integers[T][V];
     piece_integers<F, T, V>(quads, first_v, piece, x, at, stride, integers);
 #pragma GCC unroll 2
     for (int v = 0; v < V; ++v) {
-        [[maybe_unused]] f32x16 scale;
-        const uint8_t* scales = piece + layout.low + layout.upper;
-        if constexpr (F == Format::mxfp4)
-            scale = half_powers(load_u8(scales + 16 * (first_v + v)));
-        else if constexpr (F == Format::iq4_xs)
-            scale = from_i8(scales + 16 * (first_v + v));
-        else if constexpr (layout.pieces == 1)
-            scale = from_f16(scales + 32 * (first_v + v));
+        const f32x16 scale = float_scales<F>(piece, first_v + v);
 #pragma GCC unroll 8
-        for (int t = 0; t < T; ++t) {
-            const f32x16 x_scale = broadcast(x.scale[at + t * stride]);
-            if constexpr (layout.pieces == 1)
-                y[t][v] = fma(scale * x_scale, to_float(integers[t][v]), y[t][v]);
-            else if constexpr (F == Format::iq4_xs)  // the product is less than 2^24: exact
-                y[t][v] = fma(to_float(integers[t][v]) * scale, x_scale, y[t][v]);
-            else
-                y[t][v] = fma(to_float(integers[t][v]), x_scale, y[t][v]);
-        }
+        for (int t = 0; t < T; ++t)
+            y[t][v] = add_sums<F>(to_float(integers[t][v]), scale, broadcast(x.scale[at + t * stride]), y[t][v]);
     }
 }
 
@@ -186,7 +197,7 @@ DECODESTEP_INLINE void add_minima(size_t first_v, const uint8_t* piece, const Ac
             minimum = from_f16(minima + 32 * (first_v + v));
         else
             minimum = broadcast(0.0f) - to_float(load_u8(minima + 16 * (first_v + v)));
-#pragma GCC unroll 8
+#pragma GCC unroll 16
         for (int t = 0; t < T; ++t) y[t][v] = fma(minimum, broadcast(x.block_sum[at + t * kStretch]), y[t][v]);
     }
 }
@@ -200,7 +211,7 @@ DECODESTEP_INLINE void add_scaled(const FloatSums<T, V>& sums, const uint8_t* bl
 #pragma GCC unroll 2
     for (int v = 0; v < V; ++v) {
         const f32x16 scale = from_f16(scales + 32 * (first_v + v));
-#pragma GCC unroll 8
+#pragma GCC unroll 16
         for (int t = 0; t < T; ++t) y[t][v] = fma(scale, sums[t][v], y[t][v]);
     }
 }
@@ -240,14 +251,14 @@ DECODESTEP_INLINE void add_block(QuadsOf&& quads, size_t first_v, const uint8_t*
 
 template <int T, int V>
 DECODESTEP_INLINE void load_outputs(const float (*outputs)[kPanelOutputs], size_t first_v, FloatSums<T, V>& y) {
-#pragma GCC unroll 8
+#pragma GCC unroll 16
     for (int t = 0; t < T; ++t)
 #pragma GCC unroll 2
         for (int v = 0; v < V; ++v) y[t][v] = load(outputs[t] + kLanes * (first_v + v));
 }
 template <int T, int V>
 DECODESTEP_INLINE void store_outputs(const FloatSums<T, V>& y, size_t first_v, float (*outputs)[kPanelOutputs]) {
-#pragma GCC unroll 8
+#pragma GCC unroll 16
     for (int t = 0; t < T; ++t)
 #pragma GCC unroll 2
         for (int v = 0; v < V; ++v) store(outputs[t] + kLanes * (first_v + v), y[t][v]);

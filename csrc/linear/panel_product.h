@@ -9,16 +9,18 @@
 
 namespace decodestep::DECODESTEP_ISA {
 
-// Tokens that are multiplied by a panel at a time. Of 32 registers, six tokens' twelve sums of integers and twelve of
-// floats leave eight. Where there are fewer, so many tokens share the bytes that a panel's nibbles are turned into.
-constexpr size_t kTileTokens = kVectorRegisters >= 32 ? 6 : kStoresBytes ? 96 : 2;
+// Tokens that are multiplied by a panel at a time, which share the bytes that it is turned into where it is.
+constexpr size_t kTileTokens = kVectorRegisters >= 32 ? 128 : kStoresBytes ? 96 : 2;
 
-// Calls tile(first, count) for tiles of at most Most tokens, of as equal sizes as possible.
+// Calls tile(first, count) for tiles of at most Most tokens, of as equal sizes as possible: large ones are groups of
+// sixteen.
 template <size_t Most = kTileTokens, class Tile>
 DECODESTEP_INLINE void each_tile(size_t tokens, Tile&& tile) {
+    constexpr size_t group = Most % 16 == 0 ? 16 : 1;
     const size_t tiles = (tokens + Most - 1) / Most;
-    for (size_t i = 0, t = 0; i < tiles; ++i) {
-        const size_t left = tiles - i, count = (tokens - t + left - 1) / left;
+    for (size_t t = 0, left = tiles; t < tokens; --left) {
+        const size_t share = (tokens - t + left - 1) / left;
+        const size_t count = std::min(tokens - t, (share + group - 1) / group * group);
         tile(t, count);
         t += count;
     }

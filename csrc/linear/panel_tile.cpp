@@ -2,6 +2,7 @@
 
 #include "linear/byte_tile.h"
 #include "linear/float_tile.h"
+#include "linear/panel_formats.h"
 #include "linear/panel_product.h"
 #include "linear/panel_streams.h"
 #include "linear/stored_tile.h"
@@ -48,47 +49,12 @@ void tile_of(size_t tokens, size_t blocks, const uint8_t* panel, const uint8_t* 
 template <Format F>
 void tiles_of(size_t blocks, const uint8_t* panel, const uint8_t* next_panel, const Activations& x, size_t first,
               size_t tokens, float (*outputs)[kPanelOutputs]) {
-    if constexpr (kTileTokens > kRegisterTokens && quantises_activations(F)) {
+    if constexpr (kStoresBytes && quantises_activations(F)) {
         if (tokens > kRegisterTokens) return stored_tiles<F>(blocks, panel, next_panel, x, first, tokens, outputs);
     }
     each_tile<kRegisterTokens>(tokens, [&](size_t t, size_t count) {
         tile_of<F>(count, blocks, panel, t == 0 ? next_panel : nullptr, x, first + t, outputs + t);
     });
-}
-
-// Calls body<F>() for the format.
-template <class Body>
-void with_format(Format format, Body&& body) {
-    switch (format) {
-        case Format::f32:
-            return body.template operator()<Format::f32>();
-        case Format::f16:
-            return body.template operator()<Format::f16>();
-        case Format::bf16:
-            return body.template operator()<Format::bf16>();
-        case Format::q4_0:
-            return body.template operator()<Format::q4_0>();
-        case Format::q4_1:
-            return body.template operator()<Format::q4_1>();
-        case Format::q8_0:
-            return body.template operator()<Format::q8_0>();
-        case Format::q4_k:
-            return body.template operator()<Format::q4_k>();
-        case Format::q5_k:
-            return body.template operator()<Format::q5_k>();
-        case Format::q6_k:
-            return body.template operator()<Format::q6_k>();
-        case Format::q5_0:
-            return body.template operator()<Format::q5_0>();
-        case Format::q5_1:
-            return body.template operator()<Format::q5_1>();
-        case Format::iq4_nl:
-            return body.template operator()<Format::iq4_nl>();
-        case Format::iq4_xs:
-            return body.template operator()<Format::iq4_xs>();
-        case Format::mxfp4:
-            return body.template operator()<Format::mxfp4>();
-    }
 }
 
 }  // namespace

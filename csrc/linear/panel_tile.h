@@ -22,7 +22,7 @@ struct PanelTile {
     float (*outputs)[kPanelOutputs];
 };
 
-DECODESTEP_BYTE_KERNEL(panel_tile, PanelTile)
+DECODESTEP_TILE_KERNEL(panel_tile, PanelTile)
 
 // outputs[s] = one row of x times panels[s], for kStreams panels of one format and size; next[s]: what is read after
 // it. Only where kStreams is more than one.

@@ -1,0 +1,28 @@
+// The tiles of the tier with AMX: where there are many tokens, products by tiles of integers; else those of the tier
+// below.
+#include "linear/integer_tile.h"
+#include "linear/panel_formats.h"
+#include "linear/panel_product.h"
+#include "linear/panel_tile.h"
+
+namespace decodestep::DECODESTEP_ISA {
+namespace {
+
+// A group that is not whole takes as long as a whole one: with fewer tokens the tier below is quicker.
+constexpr size_t kFewest = 12;
+
+}  // namespace
+
+void panel_tile(const PanelTile& a) {
+    const size_t rest = a.tokens % kGroup, many = rest < kFewest ? a.tokens - rest : a.tokens;
+    if (!quantises_activations(a.format) || many == 0) return avx512_vnni::panel_tile(a);
+    with_format(a.format, [&]<Format F>() {
+        if constexpr (quantises_activations(F))
+            integer_tiles<F>(a.blocks, a.panel, a.next_panel, a.x, a.first, many, a.outputs);
+    });
+    if (many < a.tokens)
+        avx512_vnni::panel_tile(
+            {a.format, a.blocks, a.panel, nullptr, a.x, a.first + many, a.tokens - many, a.outputs + many});
+}
+
+}  // namespace decodestep::DECODESTEP_ISA

@@ -1,0 +1,189 @@
+// Products of many tokens with a panel by tiles of integers. The panel is turned into signed bytes once for all tokens,
+// a stretch of inputs at a time; a tile has the sums of sixteen tokens and 32 inputs, which are scaled as in
+// byte_tile.h, with the same bits.
+#pragma once
+
+#include "linear/byte_tile.h"
+#include "linear/panel_prefetcher.h"
+#include "simd/integer_tiles.h"
+
+namespace decodestep::DECODESTEP_ISA {
+
+constexpr size_t kGroup = IntegerTiles::kTokens;
+
+// What the quads of a piece are above its values.
+constexpr int quad_offset(Format f) { return is_bytes(f) ? 128 : f == Format::q6_k ? 32 : offset_of(f); }
+
+// The parts of a piece's inputs that have scales of their own.
+constexpr size_t parts_of(Format f) { return f == Format::q6_k ? 2 : 1; }
+
+template <Format F>
+DECODESTEP_INLINE void store_signed_quads(const PanelQuads<F>& quads, int8_t* to) {
+#pragma GCC unroll 8
+    for (size_t i = 0; i < kQuads; ++i) {
+        const size_t j = i / 2 + i % 2 * 4;  // a byte's low nibble, then its high one
+#pragma GCC unroll 2
+        for (size_t v = 0; v < 2; ++v) store_signed(to + kQuadBytes * j + 64 * v, quads.quad(j, v), quad_offset(F));
+    }
+}
+
+// The blocks of a stretch of sixteen tokens: those from `first` on, or so many as there are, with zeros after them.
+class TokenGroup {
+  public:
+    TokenGroup(const Activations& x, size_t first, size_t count, size_t block) {
+        const size_t at = x.at(first, block);
+        if (count == kGroup) {
+            x_.quantised.bytes = x.quantised.bytes + kBlockInputs * at;
+            x_.quantised.scale = x.quantised.scale + at;
+            x_.block_sum = x.block_sum + at;
+            return;
+        }
+        const auto copy = [&]<class Row>(const auto* from, Row(&to)[kGroup]) {
+            std::memcpy(to, from, count * sizeof(Row));
+            std::memset(to + count, 0, (kGroup - count) * sizeof(Row));
+        };
+        copy(x.quantised.bytes + kBlockInputs * at, bytes_);
+        copy(x.quantised.scale + at, scale_);
+        copy(x.block_sum + at, block_sum_);
+        x_.quantised.bytes = bytes_[0];
+        x_.quantised.scale = scale_[0];
+        x_.block_sum = block_sum_[0];
+    }
+    TokenGroup(const TokenGroup&) = delete;
+    TokenGroup& operator=(const TokenGroup&) = delete;
+
+    const Activations& get() const { return x_; }
+
+  private:
+    Activations x_{};
+    int8_t bytes_[kGroup][kStretch * kBlockInputs];
+    float scale_[kGroup][kStretch], block_sum_[kGroup][kStretch];
+};
+
+// The integer scales of a piece as float32: one for each of its parts, or none.
+template <Format F>
+struct IntegerScales {
+    static constexpr bool kAny = panel_layout(F).pieces > 1 && F != Format::iq4_xs;
+    f32x16 first, second;
+
+    DECODESTEP_INLINE IntegerScales(const uint8_t* piece, size_t v) {
+        const uint8_t* scales = piece + panel_layout(F).low + panel_layout(F).upper;
+        if constexpr (F == Format::q6_k) {
+            const i32x16 pairs = int8_pairs(scales + 32 * v);
+            first = to_float(first_factors(pairs));
+            second = to_float(second_factors(pairs));
+        } else if constexpr (kAny) {
+            first = to_float(load_u8(scales + 16 * v));
+        }
+    }
+};
+
+// A stretch of a panel, and its products with sixteen tokens.
+template <Format F>
+class PanelStretch {
+  public:
+    // Pieces of the panel, which lie at `block`.
+    PanelStretch(const uint8_t* block, size_t pieces) : block_(block), pieces_(pieces) {}
+
+    const uint8_t* piece(size_t i) const {
+        return block_ + i / layout.pieces * layout.block_bytes() + i % layout.pieces * layout.piece_bytes();
+    }
+
+    DECODESTEP_INLINE void store_piece(size_t i) { store_signed_quads(PanelQuads<F>{piece(i)}, weights_[i]); }
+
+    // outputs += the products with the group.
+    DECODESTEP_INLINE void add(IntegerTiles& tiles, const Activations& x, float (*outputs)[kPanelOutputs]) {
+        alignas(64) float block_sums[layout.pieces > 1 ? kGroup : 1][kPanelOutputs] = {};
+        const auto y = layout.pieces > 1 ? block_sums : outputs;
+        for (size_t first = 0; first < pieces_; first += kAtOnce) {
+            const size_t end = std::min(first + kAtOnce, pieces_);
+            for (size_t i = first; i < end; ++i)
+                for (size_t part = 0; part < kParts; ++part)
+                    tiles.multiply(x.quantised.bytes + kBlockInputs * i + kInputs * part, kStretch * kBlockInputs,
+                                   weights_[i] + kInputs * kPanelOutputs * part, sums_[i - first][part]);
+            for (size_t v = 0; v < 2; ++v) add_pieces(first, end, v, x, y);
+        }
+        if constexpr (layout.pieces > 1)
+            for (size_t v = 0; v < 2; ++v) finish(v, x, block_sums, outputs);
+    }
+
+  private:
+    static constexpr PanelLayout layout = panel_layout(F);
+    static constexpr size_t kParts = parts_of(F), kInputs = kBlockInputs / kParts;
+    // Pieces whose products wait for their scales at a time: few enough for the nearest cache, beside what makes them.
+    static constexpr size_t kAtOnce = 4 / kParts;
+    using Sums = FloatSums<kGroup, 1>;
+
+    // y += pieces [first, end), whose products are in sums_.
+    DECODESTEP_INLINE void add_pieces(size_t first, size_t end, size_t v, const Activations& x,
+                                      float (*outputs)[kPanelOutputs]) const {
+        Sums y;
+        load_outputs<kGroup, 1>(outputs, v, y);
+        for (size_t i = first; i < end; ++i) {
+            if constexpr (layout.pieces == 1 && has_minima(F)) add_minima<F, kGroup, 1>(v, piece(i), x, i, y);
+            const IntegerScales<F> scales(piece(i), v);
+            const f32x16 scale = float_scales<F>(piece(i), v);
+#pragma GCC unroll 16
+            for (size_t t = 0; t < kGroup; ++t) {
+                f32x16 sums = to_float(load_bits(sums_[i - first][0][v][t]));
+                // Below 2^24 as all of these products and their sums are, so exact.
+                if constexpr (IntegerScales<F>::kAny) sums = sums * scales.first;
+                if constexpr (kParts == 2)
+                    sums = fma(to_float(load_bits(sums_[i - first][1][v][t])), scales.second, sums);
+                y[t][0] = add_sums<F>(sums, scale, broadcast(x.quantised.scale[i + t * kStretch]), y[t][0]);
+            }
+        }
+        store_outputs<kGroup, 1>(y, v, outputs);
+    }
+
+    DECODESTEP_INLINE void finish(size_t v, const Activations& x, const float (*block_sums)[kPanelOutputs],
+                                  float (*outputs)[kPanelOutputs]) const {
+        Sums sums, y;
+        load_outputs<kGroup, 1>(block_sums, v, sums);
+        load_outputs<kGroup, 1>(outputs, v, y);
+        finish_block<F, kGroup, 1>(v, block_, x, 0, sums, y);
+        store_outputs<kGroup, 1>(y, v, outputs);
+    }
+
+    const uint8_t* block_;
+    size_t pieces_;
+    alignas(64) int8_t weights_[kStretch][kQuads * kQuadBytes];
+    alignas(64) int32_t sums_[kAtOnce][kParts][2][kGroup][kLanes];
+};
+
+// outputs has room for whole groups of tokens.
+template <Format F>
+void integer_tiles(size_t blocks, const uint8_t* panel, const uint8_t* next_panel, const Activations& x, size_t first,
+                   size_t tokens, float (*outputs)[kPanelOutputs]) {
+    const PanelPrefetcher<F> prefetcher(panel, next_panel, blocks);
+    constexpr PanelLayout layout = panel_layout(F);
+    const size_t groups = (tokens + kGroup - 1) / kGroup;
+    std::memset(outputs, 0, groups * kGroup * sizeof *outputs);
+    {
+        IntegerTiles tiles(kBlockInputs / parts_of(F));
+        const uint8_t* block = panel;
+        for (size_t b = 0; b < blocks; b += kStretch, block += kStretch / layout.pieces * layout.block_bytes()) {
+            PanelStretch<F> stretch(block, std::min(kStretch, blocks - b));
+            for (size_t i = 0; i < std::min(kStretch, blocks - b); ++i) {
+                prefetcher.advance(b + i);
+                stretch.store_piece(i);
+            }
+            for (size_t t = 0; t < tokens; t += kGroup) {
+                const bool last = t + kGroup >= tokens;
+                if (!last || b + kStretch < blocks)
+                    prefetch(x.quantised.bytes +
+                                 kBlockInputs * (last ? x.at(first, b + kStretch) : x.at(first + t + kGroup, b)),
+                             kGroup * kStretch * kBlockInputs);
+                const TokenGroup group(x, first + t, std::min(kGroup, tokens - t), b);
+                stretch.add(tiles, group.get(), outputs + t);
+            }
+        }
+    }
+    each_tile<4>(tokens, [&](size_t t, size_t count) {
+        count == 4 ? add_residuals<F, 4>(panel, x, first + t, outputs + t) : each_tile<1>(count, [&](size_t i, size_t) {
+            add_residuals<F, 1>(panel, x, first + t + i, outputs + t + i);
+        });
+    });
+}
+
+}  // namespace decodestep::DECODESTEP_ISA
