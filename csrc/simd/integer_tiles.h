@@ -20,6 +20,7 @@ class IntegerTiles {
         for (const size_t i : {0, 1, 2}) shapes.rows[i] = kTokens;
         shapes.row_bytes[2] = static_cast<uint16_t>(inputs);
         for (const size_t i : {3, 4}) shapes.rows[i] = static_cast<uint8_t>(inputs / 4);
+        write_memory();
         _tile_loadconfig(&shapes);
     }
     IntegerTiles(const IntegerTiles&) = delete;
@@ -29,6 +30,7 @@ class IntegerTiles {
     // sums[v][t][n] = sum over k of token t's bytes, x[t * stride + k], times those of output 16v + n,
     // w[k / 4][16v + n][k % 4].
     DECODESTEP_INLINE void multiply(const int8_t* x, size_t stride, const int8_t* w, int32_t (*sums)[kTokens][kLanes]) {
+        write_memory();
         _tile_loadd(2, x, stride);
         _tile_loadd(3, w, 128);
         _tile_loadd(4, w + 64, 128);
@@ -41,6 +43,9 @@ class IntegerTiles {
     }
 
   private:
+    // What the compiler may keep in registers is written: gcc before 14 does not see that the instructions read it.
+    static DECODESTEP_INLINE void write_memory() { asm volatile("" ::: "memory"); }
+
     // As the instruction reads it: tiles 0 and 1 are sums, 2 tokens, 3 and 4 weights.
     struct alignas(64) Shapes {
         uint8_t palette = 1, start_row = 0, reserved[14] = {};
