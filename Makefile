@@ -10,7 +10,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 # What the core is compiled from.
 NATIVE := pyproject.toml CMakeLists.txt $(shell find csrc -name '*.h' -o -name '*.cpp')
 # The instruction sets of csrc/core/isa.h; a machine skips those that it lacks.
-TIERS ?= baseline avx2 avx2_vnni avx512 avx512_vnni avx512_bf16 avx512_amx
+TIERS ?= baseline avx2 avx2_vnni avx512 avx512_vnni avx512_bf16 avx512_amx neon neon_dotprod neon_i8mm
 
 .PHONY: run test test-tiers bench bench-report docs build lint arm clean
 
@@ -53,15 +53,13 @@ lint: $(VENV)/.lint
 	$(BIN)/clang-format --dry-run --Werror $$(find csrc -name '*.h' -o -name '*.cpp')
 
 # Compiles the core for ARM, with a cross compiler where there is one, else with that of the ziglang package (400 MB).
-ARM_CXX ?= $(or $(shell command -v aarch64-linux-gnu-g++),$(BIN)/python -m ziglang c++ -target aarch64-linux-gnu)
-ARM := $(ARM_CXX) -std=c++20 -O1 -fvisibility=hidden -Wall -Wextra -Werror -ffp-contract=off -DDECODESTEP_ISA=baseline -Icsrc
+ARM_CXX ?= $(or $(shell command -v aarch64-linux-gnu-g++),$(CURDIR)/$(BIN)/python;-m;ziglang;c++;-target;aarch64-linux-gnu)
 arm: $(VENV)/.made
 	$(if $(findstring ziglang,$(ARM_CXX)),$(PIP) install ziglang)
-	mkdir -p build/arm
-	includes="$$($(BIN)/python -c 'import nanobind, sysconfig; \
-	    print("-isystem", nanobind.include_dir(), "-isystem", sysconfig.get_path("include"))')"; \
-	for file in $$(find csrc -name '*.cpp' | sort); do \
-	    echo $$file; $(ARM) $$includes -c $$file -o build/arm/$$(echo $$file | tr / -).o || exit 1; done
+	$(BIN)/cmake -S . -B build/arm -G Ninja -DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR=aarch64 \
+	    "-DCMAKE_CXX_COMPILER=$(ARM_CXX)" -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja \
+	    -DPython_EXECUTABLE=$(CURDIR)/$(BIN)/python -Dnanobind_DIR=$$($(BIN)/python -m nanobind --cmake_dir)
+	$(BIN)/cmake --build build/arm
 
 clean:
 	rm -rf $(VENV) build

@@ -1,4 +1,4 @@
-"""The decoder's step on an emulated ARM processor: the bits of this machine, where it has a fused multiply-add."""
+"""The decoder's step on emulated ARM processors: the bits of this machine, where it has a fused multiply-add."""
 
 from __future__ import annotations
 
@@ -11,24 +11,17 @@ import pytest
 
 import decodestep as ds
 import processes
+from builds import compiled
 from decoder_cases import Sizes, copied, step, weights
 from decodestep import _native
 from decodestep.ops.decoder_forward.group_cache import TYPES
 from decodestep.weights import Format, PackedWeight
 
-ROOT = Path(__file__).parent.parent
 BFLOAT16, FLOAT16, INT8 = TYPES
 COMPILER, EMULATOR = "aarch64-linux-gnu-g++", "qemu-aarch64"
-SOURCES = (
-    "attention/mla_attention",
-    "decoder/decoder_forward",
-    "decoder/step_buffers",
-    "linear/linear",
-    "linear/linear_panels",
-    "linear/panel_tile",
-    "core/parallel",
-    "core/isa",
-)
+CROSS = ("CMAKE_SYSTEM_NAME=Linux", "CMAKE_SYSTEM_PROCESSOR=aarch64", f"CMAKE_CXX_COMPILER={COMPILER}")
+# By tier a processor that has no more.
+PROCESSORS = {"neon": "cortex-a53", "neon_dotprod": "cortex-a76", "neon_i8mm": "max"}
 CALLS = {Format.F32: FLOAT16, Format.BF16: BFLOAT16, Format.Q8_0: INT8}  # the type of the cache
 CACHE_TYPES = [None, FLOAT16, BFLOAT16, INT8]  # by the numbers of csrc/attention/cache_type.h
 
@@ -69,15 +62,22 @@ def write_call(path: Path, format_: Format, cache: np.dtype, rng: np.random.Gene
     path.write_bytes(b"".join(np.int64(array.nbytes).tobytes() + array.tobytes() for array in arrays))
 
 
-@pytest.mark.skipif(_native.isa() == "baseline", reason="x86's baseline rounds a product and its sum one after the other")
-def test_a_step_has_the_same_bits_on_arm(tmp_path, rng):
+@pytest.fixture(scope="module")
+def decoder_test(tmp_path_factory):
+    """The program for ARM, and the files of calls that it is to run."""
     if not (shutil.which(COMPILER) and shutil.which(EMULATOR)):
         pytest.skip(f"needs {COMPILER} and {EMULATOR}")
+    directory, rng = tmp_path_factory.mktemp("arm"), np.random.default_rng(5)
+    program = compiled(directory / "build", *CROSS, target="decoder_test", OPTIMISATION="-O1")
     for format_, cache in CALLS.items():
-        write_call(tmp_path / format_.name, format_, cache, rng)
-    sources = [ROOT / "tests" / "core" / "decoder_test.cpp", *(ROOT / "csrc" / f"{name}.cpp" for name in SOURCES)]
-    flags = ["-std=c++20", "-O1", "-ffp-contract=off", "-pthread", "-static", "-DDECODESTEP_ISA=baseline", f"-I{ROOT / 'csrc'}"]
-    program = tmp_path / "decoder_test"
-    processes.run([COMPILER, *flags, *map(str, sources), "-o", str(program)], timeout=600, check=True)
-    ran = processes.run([EMULATOR, str(program), *(str(tmp_path / format_.name) for format_ in CALLS)], timeout=600)
-    assert (ran.returncode, ran.stdout) == (0, "passed\n"), ran.stdout + ran.stderr
+        write_call(directory / format_.name, format_, cache, rng)
+    return [str(program), *(str(directory / format_.name) for format_ in CALLS)]
+
+
+@pytest.mark.skipif(_native.isa() == "baseline", reason="x86's baseline rounds a product and its sum one after the other")
+@pytest.mark.parametrize("tier", ["baseline", *PROCESSORS])
+def test_a_step_has_the_same_bits_on_arm(decoder_test, tier):
+    wanted = ["-E", "DECODESTEP_ISA=baseline"] if tier == "baseline" else []
+    command = [EMULATOR, "-cpu", PROCESSORS.get(tier, "max"), *wanted, *decoder_test]
+    ran = processes.run(command, timeout=600)
+    assert (ran.returncode, ran.stdout) == (0, f"{tier}: passed\n"), ran.stdout + ran.stderr

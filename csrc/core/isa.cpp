@@ -8,6 +8,10 @@
 #include <cpuid.h>
 #include <sys/syscall.h>
 #include <unistd.h>
+#elif defined(DECODESTEP_ARM) && defined(__linux__)
+#include <sys/auxv.h>
+#elif defined(DECODESTEP_ARM) && defined(__APPLE__)
+#include <sys/sysctl.h>
 #endif
 
 namespace decodestep {
@@ -19,7 +23,7 @@ struct Tier {
 };
 
 #define DECODESTEP_TIER(tier, build) {Isa::tier, #tier},
-constexpr Tier kTiers[] = {DECODESTEP_TIERS(DECODESTEP_TIER, , , , )};
+constexpr Tier kTiers[] = {DECODESTEP_EACH_TIER(DECODESTEP_TIER, DECODESTEP_ALL_BUILDS)};
 #undef DECODESTEP_TIER
 
 #ifdef DECODESTEP_HAS_AVX512
@@ -38,6 +42,22 @@ bool has_tiles() {
     return false;
 #endif
 }
+#endif
+
+#if defined(DECODESTEP_ARM) && defined(__linux__)
+bool has_dotprod() { return (getauxval(AT_HWCAP) >> 20 & 1) != 0; }  // HWCAP_ASIMDDP
+bool has_i8mm() { return (getauxval(AT_HWCAP2) >> 13 & 1) != 0; }    // HWCAP2_I8MM, which old headers lack
+#elif defined(DECODESTEP_ARM) && defined(__APPLE__)
+bool has_feature(const char* name) {
+    int found = 0;
+    size_t size = sizeof found;
+    return sysctlbyname(name, &found, &size, nullptr, 0) == 0 && found != 0;
+}
+bool has_dotprod() { return has_feature("hw.optional.arm.FEAT_DotProd"); }
+bool has_i8mm() { return has_feature("hw.optional.arm.FEAT_I8MM"); }
+#elif defined(DECODESTEP_ARM)
+bool has_dotprod() { return false; }
+bool has_i8mm() { return false; }
 #endif
 
 // Whether this CPU has what the flags of a tier in CMakeLists.txt let the compiler use.
@@ -62,6 +82,14 @@ bool runs(Isa isa) {
                    __builtin_cpu_supports("avx512vbmi2");
         case Isa::avx512_amx:
             return runs(Isa::avx512_bf16) && has_tiles();
+#endif
+#ifdef DECODESTEP_ARM
+        case Isa::neon:
+            return true;
+        case Isa::neon_dotprod:
+            return has_dotprod();
+        case Isa::neon_i8mm:
+            return has_dotprod() && has_i8mm();
 #endif
     }
     return false;

@@ -7,7 +7,7 @@
 namespace decodestep {
 
 #define DECODESTEP_ENUMERATOR(tier, build) tier,
-enum class Isa { DECODESTEP_TIERS(DECODESTEP_ENUMERATOR, , , , ) };
+enum class Isa { DECODESTEP_EACH_TIER(DECODESTEP_ENUMERATOR, DECODESTEP_ALL_BUILDS) };
 #undef DECODESTEP_ENUMERATOR
 
 // The best tier that this CPU runs, or the one that the environment variable DECODESTEP_ISA names. Fixed at the first
@@ -21,24 +21,21 @@ const char* isa_name();
 // default floating-point environment. What the kernel gains by decides where it is built: each has a list of sources in
 // CMakeLists.txt. Where one kernel calls another that has more builds, it names it `decodestep::name`: else it would
 // call the build for its own tier.
-#define DECODESTEP_KERNEL(name, Args) \
-    DECODESTEP_BUILT_KERNEL(name, Args, avx2_vnni, avx512_vnni, avx512_bf16, avx512_bf16)
+#define DECODESTEP_KERNEL(name, Args) DECODESTEP_BUILT_KERNEL(name, Args, DECODESTEP_ALL_BUILDS)
 // By vectors alone: VECTOR_SOURCES.
-#define DECODESTEP_VECTOR_KERNEL(name, Args) DECODESTEP_BUILT_KERNEL(name, Args, avx2, avx512, avx512, avx512)
+#define DECODESTEP_VECTOR_KERNEL(name, Args) DECODESTEP_BUILT_KERNEL(name, Args, DECODESTEP_VECTOR_BUILDS)
 // By products of bytes: BYTE_SOURCES.
-#define DECODESTEP_BYTE_KERNEL(name, Args) \
-    DECODESTEP_BUILT_KERNEL(name, Args, avx2_vnni, avx512_vnni, avx512_vnni, avx512_vnni)
+#define DECODESTEP_BYTE_KERNEL(name, Args) DECODESTEP_BUILT_KERNEL(name, Args, DECODESTEP_BYTE_BUILDS)
 // By tiles of integers too: BYTE_SOURCES, and TILE_SOURCES, which hold what avx512_amx has of its own.
-#define DECODESTEP_TILE_KERNEL(name, Args) \
-    DECODESTEP_BUILT_KERNEL(name, Args, avx2_vnni, avx512_vnni, avx512_vnni, avx512_amx)
+#define DECODESTEP_TILE_KERNEL(name, Args) DECODESTEP_BUILT_KERNEL(name, Args, DECODESTEP_TILE_BUILDS)
 // By products of bfloat16 or compression of bytes: BF16_SOURCES.
-#define DECODESTEP_BF16_KERNEL(name, Args) DECODESTEP_BUILT_KERNEL(name, Args, avx2, avx512, avx512_bf16, avx512_bf16)
+#define DECODESTEP_BF16_KERNEL(name, Args) DECODESTEP_BUILT_KERNEL(name, Args, DECODESTEP_BF16_BUILDS)
 
-#define DECODESTEP_BUILT_KERNEL(name, Args, ...)                                       \
-    DECODESTEP_TIERS(DECODESTEP_DECLARE_KERNEL, __VA_ARGS__, name, Args)               \
-    inline void name(const Args& args) {                                               \
-        const DefaultFloats floats;                                                    \
-        switch (isa()) { DECODESTEP_TIERS(DECODESTEP_CALL_KERNEL, __VA_ARGS__, name) } \
+#define DECODESTEP_BUILT_KERNEL(name, Args, ...)                                           \
+    DECODESTEP_EACH_TIER(DECODESTEP_DECLARE_KERNEL, __VA_ARGS__, name, Args)               \
+    inline void name(const Args& args) {                                                   \
+        const DefaultFloats floats;                                                        \
+        switch (isa()) { DECODESTEP_EACH_TIER(DECODESTEP_CALL_KERNEL, __VA_ARGS__, name) } \
     }
 #define DECODESTEP_DECLARE_KERNEL(tier, build, name, Args) \
     namespace build {                                      \

@@ -60,15 +60,6 @@ DECODESTEP_INLINE f32x16 times_exp2(f32x16 a, f32x16 n) {
     };
     return {_mm256_mul_ps(a.low, power(n.low)), _mm256_mul_ps(a.high, power(n.high))};
 }
-// An exponent as a fraction in [0, 1] and a power for times_exp2.
-struct Exponent {
-    f32x16 fraction, whole;
-};
-DECODESTEP_INLINE Exponent split_exponent(f32x16 x) {
-    x = min(max(x, broadcast(-126.0f)), broadcast(128.0f));
-    const f32x16 n = round_even(x - broadcast(0.5f));
-    return {x - n, n};
-}
 // Each even lane and the odd one after it, exchanged.
 DECODESTEP_INLINE f32x16 swap_pairs(f32x16 a) {
     return {_mm256_permute_ps(a.low, 0xB1), _mm256_permute_ps(a.high, 0xB1)};
@@ -363,3 +354,5 @@ DECODESTEP_INLINE i32x16 multiply_pairs(i32x16 a, i32x16 b) {
 }
 
 }  // namespace decodestep::DECODESTEP_ISA
+
+#include "simd/split_exponent.h"

@@ -23,12 +23,19 @@ struct PairSums {
 #include "simd/avx512_byte_sums.h"
 #elif defined(__AVX2__)
 #include "simd/avx2_byte_sums.h"
+#elif defined(DECODESTEP_NEON)
+#include "simd/neon_byte_sums.h"
 #else
 #include "simd/portable_byte_sums.h"
 #endif
 
 #if defined(__AVX512VNNI__) || defined(__AVXVNNI__) || !defined(__AVX2__)
 #include "simd/wide_byte_sums.h"
+#if defined(DECODESTEP_NEON) && !defined(__ARM_FEATURE_MATMUL_INT8)
+#include "simd/neon_stored_bytes.h"
+#else
+#include "simd/stored_bytes.h"
+#endif
 #elif defined(__AVX512F__)
 #include "simd/avx512_narrow_byte_sums.h"
 #else

@@ -10,8 +10,6 @@ constexpr size_t kPrefetchBytes = 8192;
 // How many streams of memory one core reads faster than one.
 constexpr size_t kStreams = 1;
 
-DECODESTEP_INLINE i32x16 words_of(u8x64 a) { return {{a.v[0], a.v[1], a.v[2], a.v[3]}}; }
-DECODESTEP_INLINE u8x64 bytes_of(i32x16 a) { return {{a.v[0], a.v[1], a.v[2], a.v[3]}}; }
 // For each byte, below 16, one of sixteen.
 DECODESTEP_INLINE u8x64 look_up(u8x64 a, const uint8_t* sixteen) {
     uint8_t bytes[64];

@@ -36,12 +36,7 @@ DECODESTEP_INLINE f32x16 broadcast_f16(const void* p) {
     std::memcpy(&half, p, sizeof half);
     return broadcast(decodestep::to_float(half));
 }
-// The lower and the upper of the two bfloat16 that each lane holds.
-DECODESTEP_INLINE f32x16 low_bf16(i32x16 a) { return as_float(shift_left<16>(a)); }
-DECODESTEP_INLINE f32x16 high_bf16(i32x16 a) { return as_float(a & broadcast_int(static_cast<int32_t>(0xffff0000u))); }
 DECODESTEP_INLINE f32x16 from_bf16(const void* p) { return low_bf16(load_u16(p)); }
-// Whether 32 bfloat16 are widened for less as even and odd ones than in their order.
-constexpr bool kSplitsBf16 = false;
 // Bit i: whether bfloat16 i of 32 is at least the threshold, whose lower 16 bits are zero. NaN may be marked.
 DECODESTEP_INLINE uint32_t at_least_bf16(const Bf16* p, float threshold) {
     const f32x16 least = broadcast(threshold);
@@ -88,25 +83,10 @@ DECODESTEP_INLINE void store(double* p, f64x16 a) { std::memcpy(p, a.v, sizeof a
 
 // --- bytes
 
-struct u8x64 {
-    u32x4 v[kQuarters];
-};
 struct i8x4 {  // the same four bytes for every lane
     uint32_t v;
 };
 
-DECODESTEP_INLINE u8x64 load_bytes(const uint8_t* p) {
-    return {{load_quarter<u32x4>(p), load_quarter<u32x4>(p + 16), load_quarter<u32x4>(p + 32),
-             load_quarter<u32x4>(p + 48)}};
-}
-DECODESTEP_INLINE u8x64 low_nibbles(u8x64 a) {
-    for (u32x4& quarter : a.v) quarter &= splat(0x0f0f0f0fu);
-    return a;
-}
-DECODESTEP_INLINE u8x64 high_nibbles(u8x64 a) {
-    for (u32x4& quarter : a.v) quarter = quarter >> 4 & splat(0x0f0f0f0fu);
-    return a;
-}
 DECODESTEP_INLINE i8x4 broadcast_quad(const int8_t* p) {
     i8x4 r;
     std::memcpy(&r.v, p, sizeof r.v);

@@ -7,14 +7,15 @@
 //   avx512.h        AVX-512 (F, BW, DQ, VL)                                      }                  } x86.h
 //   avx2_vnni.h     AVX2, FMA, F16C with AVX-VNNI      } avx2_common.h                              }
 //   avx2.h          AVX2, FMA, F16C                    }                                            }
-//   portable.h      plain C++ for any machine, ARM included (portable_narrow.h: its types of less than four bytes)
+//   neon_i8mm.h     NEON with dotprod and i8mm         }
+//   neon_dotprod.h  NEON with dotprod                  } neon_common.h  }
+//   neon.h          NEON                               }                } quarters.h
+//   portable.h      plain C++ for any machine (portable_narrow.h: its types of less than four bytes)
 //
 // Beside them are the files that several share. What has a build of its own where is in core/tiers.h: constants that a
 // kernel for vectors alone reads (kVectorRegisters, kStoresBytes, kStreams) are the same in all tiers of those vectors.
 //
-// To add an instruction set: write its file (neon.h), choose it below, and name its tier in core/tiers.h, core/isa.cpp
-// and CMakeLists.txt. The first tier of another architecture than x86 also needs a list of tiers of its own in
-// core/tiers.h, where machines other than x86 have the baseline alone, and a condition beside that of x86 in
+// To add an instruction set: write its file, choose it below, and name its tier in core/tiers.h, core/isa.cpp and
 // CMakeLists.txt. Nothing outside this folder tests for an instruction set: an algorithm that wants other tiles on
 // another machine derives them from a constant of the target, as kVectorRegisters.
 //
@@ -52,6 +53,12 @@ constexpr Mask kAllLanes = 0xFFFF;
 #include "simd/avx2_vnni.h"
 #elif defined(__AVX2__)
 #include "simd/avx2.h"
+#elif defined(DECODESTEP_NEON) && defined(__ARM_FEATURE_MATMUL_INT8)
+#include "simd/neon_i8mm.h"
+#elif defined(DECODESTEP_NEON) && defined(__ARM_FEATURE_DOTPROD)
+#include "simd/neon_dotprod.h"
+#elif defined(DECODESTEP_NEON)
+#include "simd/neon.h"
 #else
 #include "simd/portable.h"
 #endif

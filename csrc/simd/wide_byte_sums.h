@@ -22,5 +22,3 @@ DECODESTEP_INLINE i32x16 second_factors(i32x16 pairs) { return multiply_pairs(pa
 DECODESTEP_INLINE i32x16 total(ByteSums sums, i32x16 factors) { return sums * factors; }
 
 }  // namespace decodestep::DECODESTEP_ISA
-
-#include "simd/stored_bytes.h"

@@ -5,6 +5,7 @@
 #include <fstream>
 #include <vector>
 
+#include "core/isa.h"
 #include "decoder/decoder_forward.h"
 
 namespace {
@@ -120,5 +121,5 @@ int main(int argc, char** argv) {
             std::printf("%s: %zu values differ\n", argv[i], count);
             return 1;
         }
-    std::puts("passed");
+    std::printf("%s: passed\n", decodestep::isa_name());
 }
