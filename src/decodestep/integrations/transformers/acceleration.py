@@ -76,67 +76,62 @@ def accelerate(
     require(bool(modules), _OP, "model", "one with latent attention (expand_kv and kv_b_proj)", type(model).__name__)
     for name, module in modules.items():
         _check(name, module, backend)
-    return Acceleration(model, modules, attention, cache, linears, experts, int(absorb_up_to), backend)
+    acceleration = Acceleration(model)
+    try:
+        if experts != "keep":
+            acceleration._choose_experts(experts)
+        if attention:
+            acceleration._read_latents(modules, int(absorb_up_to), backend)
+        if linears:
+            acceleration._read_weights_once(modules)
+        if cache:
+            acceleration._grow_caches(modules)
+    except BaseException:
+        acceleration.undo()
+        raise
+    return acceleration
 
 
 class Acceleration:
     """What `accelerate` has changed in a model. As a context manager it undoes that at the end."""
 
-    def __init__(
-        self,
-        model: Any,
-        modules: dict[str, nn.Module],
-        attention: bool,
-        cache: bool,
-        linears: bool,
-        experts: str,
-        absorb_up_to: int,
-        backend: str,
-    ) -> None:
+    def __init__(self, model: Any) -> None:
         self.model = model
-        self._modules = modules if attention else {}
-        self._linears = _plain_linears(model, modules) if linears else []
+        self._attentions: list[nn.Module] = []
+        self._linears: list[nn.Linear] = []
         self._huge = 0  # bytes of weights in huge pages
         self._configs: list[tuple[Any, Any]] = []  # each with the implementation that it named before
         self._hooks: list[Any] = []
-        self._experts: Any = None
-        decoders = _owners(model, modules)
+        self._experts: Any = None  # the implementation that was chosen before
         setattr(model, _HANDLE, self)
-        try:
-            self._switch(modules, decoders, attention, cache, experts, absorb_up_to, backend)
-        except BaseException:
-            self.undo()
-            raise
 
-    def _switch(
-        self,
-        modules: dict[str, nn.Module],
-        decoders: list[Any],
-        attention: bool,
-        cache: bool,
-        experts: str,
-        absorb_up_to: int,
-        backend: str,
-    ) -> None:
-        if experts != "keep":
-            before = self.model.get_experts_implementation()
-            self.model.set_experts_implementation(experts)
-            self._experts = before
-        if attention:
-            for module in modules.values():
-                module.expand_kv = Latents(module, absorb_up_to, backend)
-            for decoder in decoders:
-                self._configs.append((decoder.config, decoder.config._attn_implementation))
-                decoder.set_attn_implementation(NAME)  # warns, and does nothing, where the model's file does not allow it
-                found = decoder.config._attn_implementation
-                require(found == NAME, _OP, "model", "one whose attention can be chosen", type(decoder).__name__)
+    def _choose_experts(self, name: str) -> None:
+        before = self.model.get_experts_implementation()
+        self.model.set_experts_implementation(name)
+        self._experts = before
+
+    def _read_latents(self, attentions: dict[str, nn.Module], absorb_up_to: int, backend: str) -> None:
+        self._attentions = list(attentions.values())
+        for module in self._attentions:
+            module.expand_kv = Latents(module, absorb_up_to, backend)
+        for decoder in _owners(self.model, attentions):
+            self._configs.append((decoder.config, decoder.config._attn_implementation))
+            decoder.set_attn_implementation(NAME)  # warns, and does nothing, where the model's file does not allow it
+            found = decoder.config._attn_implementation
+            require(found == NAME, _OP, "model", "one whose attention can be chosen", type(decoder).__name__)
+
+    def _read_weights_once(self, attentions: dict[str, nn.Module]) -> None:
+        projections = [module.kv_b_proj for module in attentions.values()]  # `absorbed` reads their weights itself
+        taken = {id(projection) for projection in projections}
+        self._linears = [module for module in self.model.modules() if is_served(module) and id(module) not in taken]
         for linear in self._linears:
             linear.__dict__["forward"] = FewRows(linear)
         if self._linears:
-            projections = [module.kv_b_proj for module in modules.values()]
             self._huge = huge_pages.collapse(linear.weight for linear in (*self._linears, *projections))
-        if cache:
-            self._hooks = [decoder.register_forward_pre_hook(_use_latent_layers, with_kwargs=True) for decoder in decoders]
+
+    def _grow_caches(self, attentions: dict[str, nn.Module]) -> None:
+        decoders = _owners(self.model, attentions)
+        self._hooks = [decoder.register_forward_pre_hook(_use_latent_layers, with_kwargs=True) for decoder in decoders]
 
     def undo(self) -> None:
         """Makes the model what it was; a choice of attention that the user has made since stays. Caches keep their layers,
@@ -144,7 +139,7 @@ class Acceleration:
         if self.model.__dict__.get(_HANDLE) is not self:
             return
         delattr(self.model, _HANDLE)
-        for module in self._modules.values():
+        for module in self._attentions:
             if latents_of(module):
                 del module.expand_kv
         for linear in self._linears:
@@ -197,12 +192,6 @@ def _is_latent_attention(module: nn.Module) -> bool:
 
 def _latent_attentions(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
     return ((name, module) for name, module in model.named_modules() if _is_latent_attention(module))
-
-
-def _plain_linears(model: nn.Module, attentions: dict[str, nn.Module]) -> list[nn.Linear]:
-    """All but kv_b_proj, whose weight `absorbed` reads itself."""
-    taken = {id(attention.kv_b_proj) for attention in attentions.values()}
-    return [module for module in model.modules() if is_served(module) and id(module) not in taken]
 
 
 def _kinds_below(module: nn.Module) -> list[str]:

@@ -41,11 +41,11 @@ _WITHOUT_EFFECT = {
     "max_length_q",
     "max_length_k",
 }
-_SERVED = {"is_causal", "indices"}
 # The method of GLM-5-Next's attention that makes a bool mask for the name "sdpa", and one of scores to add for any other.
 _MAKES_ITS_MASK = "build_attention_mask_from_topk"
-# What sdpa serves or refuses itself, and is handed over for.
-_LEFT_TO_SDPA = {"output_attentions", "position_bias", "softcap", "cache"}
+# What sdpa serves or refuses itself, and is handed over for: where it is set, and where it is given at all.
+_LEFT_IF_SET, _LEFT_IF_GIVEN = {"output_attentions", "cache"}, {"position_bias", "softcap"}
+_KNOWN = {"is_causal", "indices"} | _WITHOUT_EFFECT | _LEFT_IF_SET | _LEFT_IF_GIVEN
 
 
 class Latents:
@@ -97,13 +97,11 @@ def attention(
         got = f"{', '.join(sorted(unknown))} of {type(module).__name__}"
         refuse("decodestep attention", "arguments", "those that are served", got)
     chosen = options.pop("indices", None)
-    if latents is not None and not any(options.get(name) for name in ("output_attentions", "cache")):
-        handed_over = any(options.get(name) is not None for name in ("position_bias", "softcap"))
-        if not handed_over and _can_absorb(module, latents, query, key, value, dropout, scaling):
+    if latents is not None:
+        if not _is_left_to_sdpa(options) and _can_absorb(module, latents, query, key, value, dropout, scaling):
             keys = _visible(attention_mask, chosen, query, key, _is_causal(module, options))
             if keys is not None:
                 return absorbed(module, query, key, value, keys, float(scaling or 0.0), latents.backend, latents.rows), None
-    if latents is not None:
         key, value = latents.expand(key, value)
     if chosen is not None:
         attention_mask = _only(attention_mask, chosen, query, key)
@@ -114,9 +112,13 @@ def attention(
 
 
 def _is_known(name: str, latents: Latents | None) -> bool:
-    if latents is None:
-        return name != "s_aux"  # sdpa takes anything, but nothing that it ignores may change the result
-    return name in _WITHOUT_EFFECT or name in _SERVED or name in _LEFT_TO_SDPA
+    # sdpa takes anything, but nothing that it ignores may change the result
+    return name in _KNOWN if latents is not None else name != "s_aux"
+
+
+def _is_left_to_sdpa(options: dict[str, Any]) -> bool:
+    is_set = any(options.get(name) for name in _LEFT_IF_SET)
+    return is_set or any(options.get(name) is not None for name in _LEFT_IF_GIVEN)
 
 
 def _is_causal(module: nn.Module, options: dict[str, Any]) -> bool:
