@@ -23,7 +23,7 @@ constexpr size_t quad_of(size_t run, size_t i) {
     return at / 2 + at % 2 * 4;
 }
 
-// Sums of a format whose weights are bytes: see piece_integers.
+// Sums of a format whose weights are bytes: see piece_products.
 template <int T, int V, class Quads>
 DECODESTEP_INLINE void byte_integers(const Quads& quads, size_t first_v, const QuantisedBlocks& x, size_t at,
                                      size_t stride, i32x16 (&integers)[T][V]) {
@@ -47,6 +47,10 @@ DECODESTEP_INLINE void byte_integers(const Quads& quads, size_t first_v, const Q
     }
 }
 
+// Whether the sums begin at what the quads are above the values, so that nothing is to be added to them.
+template <Format F>
+constexpr bool kStartsAtOffset = kWideSums && offset_of(F) != 0;
+
 // The sums of one run.
 template <Format F, int T, int V, class Quads>
 DECODESTEP_INLINE void run_sums(const Quads& quads, size_t run, size_t first_v, const QuantisedBlocks& x, size_t at,
@@ -58,6 +62,11 @@ DECODESTEP_INLINE void run_sums(const Quads& quads, size_t run, size_t first_v, 
         for (int t = 0; t < T; ++t)
 #pragma GCC unroll 2
             for (int v = 0; v < V; ++v) sums[t][v] = starting_at(x.half_starts[2 * (at + t * stride) + run]);
+    } else if constexpr (kStartsAtOffset<F>) {
+#pragma GCC unroll 8
+        for (int t = 0; t < T; ++t)
+#pragma GCC unroll 2
+            for (int v = 0; v < V; ++v) sums[t][v] = broadcast_int(-offset_of(F) * x.sum[at + t * stride]);
     }
 #pragma GCC unroll 8
     for (size_t i = 0; i < count; ++i) {
@@ -70,7 +79,7 @@ DECODESTEP_INLINE void run_sums(const Quads& quads, size_t run, size_t first_v, 
             const i8x4 quad = broadcast_quad(bytes + t * kBlockInputs * stride + 4 * j);
 #pragma GCC unroll 2
             for (int v = 0; v < V; ++v) {
-                if (i == 0 && F != Format::q6_k)
+                if (i == 0 && F != Format::q6_k && !kStartsAtOffset<F>)
                     sums[t][v] = first_bytes(w[v], quad);
                 else
                     add_bytes(sums[t][v], w[v], quad);
@@ -79,10 +88,15 @@ DECODESTEP_INLINE void run_sums(const Quads& quads, size_t run, size_t first_v, 
     }
 }
 
-// Sums of a format whose weights are nibbles, or have a few bits more: see piece_integers.
+// The products of a piece: integers, or floats that hold them exactly.
+template <Format F>
+using PieceProducts = std::conditional_t<(panel_layout(F).pieces > 1) && !is_bytes(F), ByteProducts, i32x16>;
+
+// Sums of a format whose weights are nibbles, or have a few bits more: see piece_products.
 template <Format F, int T, int V, class Quads>
-DECODESTEP_INLINE void nibble_integers(const Quads& quads, size_t first_v, const uint8_t* scales,
-                                       const QuantisedBlocks& x, size_t at, size_t stride, i32x16 (&integers)[T][V]) {
+DECODESTEP_INLINE void nibble_products(const Quads& quads, size_t first_v, const uint8_t* scales,
+                                       const QuantisedBlocks& x, size_t at, size_t stride,
+                                       PieceProducts<F> (&products)[T][V]) {
     constexpr size_t runs = kQuads / run_quads<F>();
 #pragma GCC unroll 8
     for (size_t run = 0; run < runs; ++run) {
@@ -90,41 +104,42 @@ DECODESTEP_INLINE void nibble_integers(const Quads& quads, size_t first_v, const
         run_sums<F, T, V>(quads, run, first_v, x, at, stride, sums);
 #pragma GCC unroll 2
         for (int v = 0; v < V; ++v) {
-            [[maybe_unused]] i32x16 scale;
-            if constexpr (F == Format::q6_k) {
-                const i32x16 pairs = int8_pairs(scales + 32 * (first_v + v));
-                scale = run == 0 ? first_factors(pairs) : second_factors(pairs);
-            } else if constexpr (panel_layout(F).pieces > 1) {
-                scale = factors(scales + 16 * (first_v + v));
-            }
+            if constexpr (panel_layout(F).pieces > 1) {
+                const auto scale = [&] DECODESTEP_INLINE_LAMBDA {
+                    if constexpr (F == Format::q6_k) {
+                        const i32x16 pairs = int8_pairs(scales + 32 * (first_v + v));
+                        return run == 0 ? first_factors(pairs) : second_factors(pairs);
+                    } else {
+                        return factors(scales + 16 * (first_v + v));
+                    }
+                }();
 #pragma GCC unroll 8
-            for (int t = 0; t < T; ++t) {
-                i32x16 products;
-                if constexpr (panel_layout(F).pieces > 1)
-                    products = total(sums[t][v], scale);
-                else
-                    products = total(sums[t][v]);
-                if (run > 0)
-                    integers[t][v] = integers[t][v] + products;
-                else if constexpr (offset_of(F) != 0)
-                    integers[t][v] = products + broadcast_int(-offset_of(F) * x.sum[at + t * stride]);
-                else
-                    integers[t][v] = products;
+                for (int t = 0; t < T; ++t)
+                    products[t][v] = run == 0 ? total(sums[t][v], scale) : add_total(products[t][v], sums[t][v], scale);
+            } else {
+#pragma GCC unroll 8
+                for (int t = 0; t < T; ++t) {
+                    i32x16 sum = total(sums[t][v]);
+                    if constexpr (offset_of(F) != 0 && !kStartsAtOffset<F>)
+                        if (run == 0) sum = sum + broadcast_int(-offset_of(F) * x.sum[at + t * stride]);
+                    products[t][v] = run == 0 ? sum : products[t][v] + sum;
+                }
             }
         }
     }
 }
 
-// integers[t][v] = sum of the products of token t's bytes with outputs 16 (first_v + v).. of a piece, times the integer
+// products[t][v] = sum of the products of token t's bytes with outputs 16 (first_v + v).. of a piece, times the integer
 // scales that the format has. Block at + t * stride of x is that of token t.
 template <Format F, int T, int V, class Quads>
-DECODESTEP_INLINE void piece_integers(const Quads& quads, size_t first_v, const uint8_t* piece,
-                                      const QuantisedBlocks& x, size_t at, size_t stride, i32x16 (&integers)[T][V]) {
+DECODESTEP_INLINE void piece_products(const Quads& quads, size_t first_v, const uint8_t* piece,
+                                      const QuantisedBlocks& x, size_t at, size_t stride,
+                                      PieceProducts<F> (&products)[T][V]) {
     constexpr PanelLayout layout = panel_layout(F);
     if constexpr (is_bytes(F))
-        byte_integers<T, V>(quads, first_v, x, at, stride, integers);
+        byte_integers<T, V>(quads, first_v, x, at, stride, products);
     else
-        nibble_integers<F, T, V>(quads, first_v, piece + layout.low + layout.upper, x, at, stride, integers);
+        nibble_products<F, T, V>(quads, first_v, piece + layout.low + layout.upper, x, at, stride, products);
 }
 
 // The float sums of T tokens and sixteen outputs, or all 32.
@@ -169,14 +184,14 @@ DECODESTEP_INLINE f32x16 add_sums(f32x16 sums, f32x16 scale, f32x16 x_scale, f32
 template <Format F, int T, int V, class Quads>
 DECODESTEP_INLINE void add_piece(const Quads& quads, size_t first_v, const uint8_t* piece, const QuantisedBlocks& x,
                                  size_t at, size_t stride, FloatSums<T, V>& y) {
-    i32x16 integers[T][V];
-    piece_integers<F, T, V>(quads, first_v, piece, x, at, stride, integers);
+    PieceProducts<F> products[T][V];
+    piece_products<F, T, V>(quads, first_v, piece, x, at, stride, products);
 #pragma GCC unroll 2
     for (int v = 0; v < V; ++v) {
         const f32x16 scale = float_scales<F>(piece, first_v + v);
 #pragma GCC unroll 8
         for (int t = 0; t < T; ++t)
-            y[t][v] = add_sums<F>(to_float(integers[t][v]), scale, broadcast(x.scale[at + t * stride]), y[t][v]);
+            y[t][v] = add_sums<F>(to_float(products[t][v]), scale, broadcast(x.scale[at + t * stride]), y[t][v]);
     }
 }
 

@@ -7,29 +7,34 @@
 
 namespace decodestep::DECODESTEP_ISA {
 
-// Where registers hold the sums of few tokens, a panel is turned into quads of bytes first, a stretch of inputs at a
-// time, which all tokens read, so many of them and sixteen outputs at once: fewer where the quads are bytes, whose
-// products take more registers.
+// A panel is turned into quads of bytes first, a stretch of inputs at a time, which all tokens read, so many of them
+// and vectors of sixteen outputs at once: as many as have sums that wait for each other no longer than registers hold
+// them. A piece of several runs needs registers for their products beside the sums; where bytes have no products of
+// their own, quads that are bytes need more too.
+constexpr int kStoredVectors = kVectorRegisters >= 32 ? 2 : 1;
 template <Format F>
-constexpr size_t kStoredTokens = is_bytes(F)           ? 5
-                                 : run_quads<F>() == 2 ? 4
-                                                       : 6;
+constexpr size_t kStoredTokens = [] {
+    constexpr bool has_runs = !is_bytes(F) && run_quads<F>() < kQuads;
+    if (kVectorRegisters >= 32) return has_runs ? 4 : kWideSums ? 8 : 6;
+    if (kWideSums) return 6;
+    return is_bytes(F) ? 5 : run_quads<F>() == 2 ? 4 : 6;
+}();
 
-// T tokens, from `first` on, times `pieces` pieces from block b on and sixteen outputs.
+// T tokens, from `first` on, times `pieces` pieces from block b on and the outputs from 16v on.
 template <Format F, int T>
 void stored_tile(size_t b, size_t pieces, const uint8_t* block, const uint8_t* stored, size_t v, const Activations& x,
                  size_t first, float (*outputs)[kPanelOutputs]) {
     constexpr PanelLayout layout = panel_layout(F);
     const size_t at = x.at(first, b);
-    FloatSums<T, 1> y;
-    load_outputs<T, 1>(outputs, v, y);
+    FloatSums<T, kStoredVectors> y;
+    load_outputs<T, kStoredVectors>(outputs, v, y);
     for (size_t i = 0; i < pieces; i += layout.pieces, block += layout.block_bytes()) {
         const auto quads = [&](size_t piece) DECODESTEP_INLINE_LAMBDA {
             return StoredQuads<F>{stored + (i + piece) * StoredQuads<F>::kBytes};
         };
-        add_block<F, T, 1>(quads, v, block, x, at + i, y);
+        add_block<F, T, kStoredVectors>(quads, v, block, x, at + i, y);
     }
-    store_outputs<T, 1>(y, v, outputs);
+    store_outputs<T, kStoredVectors>(y, v, outputs);
 }
 
 template <Format F, int T = 1>
@@ -38,8 +43,15 @@ void stored_tile_of(size_t tokens, size_t b, size_t pieces, const uint8_t* block
     if constexpr (T < kStoredTokens<F>) {
         if (tokens > T) return stored_tile_of<F, T + 1>(tokens, b, pieces, block, stored, x, first, outputs);
     }
-    for (size_t v = 0; v < kPanelOutputs / kLanes; ++v)
+    for (size_t v = 0; v < kPanelOutputs / kLanes; v += kStoredVectors)
         stored_tile<F, T>(b, pieces, block, stored, v, x, first, outputs);
+}
+
+// Prefetches tokens' share of memory that is read when all of them are done, into the second cache: the first is full
+// of what they read.
+DECODESTEP_INLINE void prefetch_share(const uint8_t* memory, size_t bytes, size_t first, size_t count, size_t tokens) {
+    const size_t lines = (bytes + 63) / 64, end = (first + count) * lines / tokens;
+    for (size_t line = first * lines / tokens; line < end; ++line) __builtin_prefetch(memory + 64 * line, 0, 2);
 }
 
 template <Format F>
@@ -58,7 +70,9 @@ void stored_tiles(size_t blocks, const uint8_t* panel, const uint8_t* next_panel
                 block + i / layout.pieces * layout.block_bytes() + i % layout.pieces * layout.piece_bytes();
             StoredQuads<F>::store(PanelQuads<F>{piece}, stored + i * StoredQuads<F>::kBytes);
         }
+        const uint8_t* ahead = next_panel ? prefetcher.ahead(b + pieces, 0) : nullptr;
         each_tile<kStoredTokens<F>>(tokens, [&](size_t t, size_t count) {
+            if (ahead) prefetch_share(ahead, kStretch * PanelPrefetcher<F>::kBytes, t, count, tokens);
             stored_tile_of<F>(count, b, pieces, block, stored, x, first + t, outputs + t);
         });
     }

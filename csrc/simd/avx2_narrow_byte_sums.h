@@ -5,6 +5,7 @@ namespace decodestep::DECODESTEP_ISA {
 
 using ByteSums = i32x16;
 constexpr int kByteSumsHold = 32767 / (2 * 127);
+constexpr bool kWideSums = false;
 DECODESTEP_INLINE ByteSums starting_at(int32_t words) { return broadcast_int(words); }
 DECODESTEP_INLINE ByteSums first_bytes(u8x64 w, i8x4 x) {
     return {_mm256_maddubs_epi16(w.low, x.v), _mm256_maddubs_epi16(w.high, x.v)};
@@ -41,7 +42,11 @@ DECODESTEP_INLINE i32x16 second_factors(i32x16 pairs) {
                                            2, 3, 2, 3, 6, 7, 6, 7, 10, 11, 10, 11, 14, 15, 14, 15);
     return {_mm256_shuffle_epi8(pairs.low, twice), _mm256_shuffle_epi8(pairs.high, twice)};
 }
-DECODESTEP_INLINE i32x16 total(ByteSums sums, i32x16 factors) { return multiply_pairs(sums, factors); }
+using ByteProducts = i32x16;
+DECODESTEP_INLINE ByteProducts total(ByteSums sums, i32x16 factors) { return multiply_pairs(sums, factors); }
+DECODESTEP_INLINE ByteProducts add_total(ByteProducts products, ByteSums sums, i32x16 factors) {
+    return products + multiply_pairs(sums, factors);
+}
 
 // Weights of dot_bytes in the form in which many tokens are multiplied by them: magnitudes, and values for their signs,
 // which are read from memory.

@@ -4,11 +4,11 @@
 namespace decodestep::DECODESTEP_ISA {
 
 // Whether weights of few bits are turned into bytes in memory before many tokens are multiplied by them.
-constexpr bool kStoresBytes = false;
+constexpr bool kStoresBytes = true;
 // How far ahead weights that are read once are prefetched.
-constexpr size_t kPrefetchBytes = 8192;
+constexpr size_t kPrefetchBytes = 1152;
 // How many streams of memory one core reads faster than one.
-constexpr size_t kStreams = 1;
+constexpr size_t kStreams = 4;
 
 DECODESTEP_INLINE f32x16 as_float(i32x16 a) { return {_mm512_castsi512_ps(a.v)}; }
 DECODESTEP_INLINE i32x16 words_of(u8x64 a) { return {a.v}; }

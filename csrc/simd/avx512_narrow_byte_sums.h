@@ -5,6 +5,7 @@ namespace decodestep::DECODESTEP_ISA {
 
 using ByteSums = i32x16;
 constexpr int kByteSumsHold = 32767 / (2 * 127);
+constexpr bool kWideSums = false;
 DECODESTEP_INLINE ByteSums starting_at(int32_t words) { return broadcast_int(words); }
 DECODESTEP_INLINE ByteSums first_bytes(u8x64 w, i8x4 x) { return {_mm512_maddubs_epi16(w.v, x.v)}; }
 DECODESTEP_INLINE void add_bytes(ByteSums& sums, u8x64 w, i8x4 x) {
@@ -25,7 +26,11 @@ DECODESTEP_INLINE i32x16 second_factors(i32x16 pairs) {
     const i32x16 second = shift_right<16>(pairs);
     return second | shift_left<16>(second);
 }
-DECODESTEP_INLINE i32x16 total(ByteSums sums, i32x16 factors) { return multiply_pairs(sums, factors); }
+using ByteProducts = i32x16;
+DECODESTEP_INLINE ByteProducts total(ByteSums sums, i32x16 factors) { return multiply_pairs(sums, factors); }
+DECODESTEP_INLINE ByteProducts add_total(ByteProducts products, ByteSums sums, i32x16 factors) {
+    return products + multiply_pairs(sums, factors);
+}
 
 }  // namespace decodestep::DECODESTEP_ISA
 

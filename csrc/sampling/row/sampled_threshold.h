@@ -79,8 +79,8 @@ class SampledThreshold {
 
     // Where a core that reads several streams of memory gets more of it, so many parts of a row are read beside each
     // other, and left to the hardware's prefetcher: on Zen 3, 513 KB arrive in 22 us, in one stream with prefetches of
-    // our own in 31 us.
-    static constexpr size_t kParts = kStreams > 1 ? 4 : 1;
+    // our own in 31 us. That was measured with AVX2; with the registers of AVX-512 it is one stream.
+    static constexpr size_t kParts = kStreams > 1 && kVectorRegisters < 32 ? 4 : 1;
     static constexpr bool kPrefetches = kParts == 1;
 
     // Sixteen maxima that cover the strip from i on.
