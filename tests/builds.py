@@ -18,24 +18,26 @@ TOOLS = ("cmake", "ninja", "g++")
 PATH = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
 
 
-def compiled(directory: Path, *definitions: str, target: str = "_native", **options: str) -> Path:
-    """What CMakeLists.txt makes in a directory: the core, which DECODESTEP_TEST_CORE of a process of tests may name, or another
-    target.
+def compiled(directory: Path, **options: str) -> Path:
+    """The core as it is compiled there with options of CMakeLists.txt, named without DECODESTEP_; what DECODESTEP_TEST_CORE of
+    a process of tests may name. Skips the test where the tools are missing."""
+    make(directory, "_native", *(f"DECODESTEP_{name}={value}" for name, value in options.items()))
+    return next(directory.glob("_native*.so"))
 
-    options: those of CMakeLists.txt, named without DECODESTEP_; definitions: CMake's own. Skips the test where the tools are
-    missing."""
+
+def make(directory: Path, target: str, *definitions: str) -> None:
+    """Makes a target of CMakeLists.txt there. Skips the test where the tools are missing."""
     missing = [tool for tool in TOOLS if shutil.which(tool, path=PATH) is None]
     if missing or not sys.platform.startswith("linux"):
         pytest.skip(f"needs Linux and {', '.join(missing or TOOLS)}")
     nanobind = processes.run([sys.executable, "-m", "nanobind", "--cmake_dir"])
     if nanobind.returncode:
         pytest.skip("needs nanobind")
-    given = [f"-D{name}" for name in (*definitions, *(f"DECODESTEP_{name}={value}" for name, value in options.items()))]
+    given = (f"-D{definition}" for definition in definitions)
     configure = ["cmake", "-S", str(ROOT), "-B", str(directory), "-G", "Ninja", *given,
                  f"-DPython_EXECUTABLE={sys.executable}", f"-Dnanobind_DIR={nanobind.stdout.strip()}"]  # fmt: skip
     for command in (configure, ["cmake", "--build", str(directory), "--target", target, "--parallel", "2"]):
         processes.run(command, env={**os.environ, "PATH": PATH}, timeout=3600, check=True)
-    return next(path for path in directory.glob(f"{target}*") if path.is_file())
 
 
 def printed_under(isa: str, code: str) -> str:

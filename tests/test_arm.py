@@ -1,4 +1,5 @@
-"""The decoder's step on emulated ARM processors: the bits of this machine, where it has a fused multiply-add."""
+"""The decoder's step and products of every format on emulated ARM processors: the bits of this machine, where it has a fused
+multiply-add."""
 
 from __future__ import annotations
 
@@ -11,11 +12,12 @@ import pytest
 
 import decodestep as ds
 import processes
-from builds import compiled
+from builds import make
 from decoder_cases import Sizes, copied, step, weights
 from decodestep import _native
 from decodestep.ops.decoder_forward.group_cache import TYPES
-from decodestep.weights import Format, PackedWeight
+from decodestep.weights import Format, LinearPanels, PackedWeight
+from test_linear import weight
 
 BFLOAT16, FLOAT16, INT8 = TYPES
 COMPILER, EMULATOR = "aarch64-linux-gnu-g++", "qemu-aarch64"
@@ -59,25 +61,44 @@ def write_call(path: Path, format_: Format, cache: np.dtype, rng: np.random.Gene
     arrays += [w.norm, w.logits.data, w.embedding.rows]
     arrays += [call[name].astype(np.int64) for name in ("token_ids", "sequence", "positions", "page_table", "wanted")]
     arrays += [call["sin"], call["cos"], before["keys"], before["values"], call["keys"], call["values"], logits]
+    write_arrays(path, arrays)
+
+
+def write_arrays(path: Path, arrays: list[np.ndarray]) -> None:
     path.write_bytes(b"".join(np.int64(array.nbytes).tobytes() + array.tobytes() for array in arrays))
 
 
+def write_product(path: Path, format_: Format, tokens: int, rng: np.random.Generator) -> None:
+    """Products, one of whose tokens is NaN, and what they give here."""
+    w = LinearPanels.pack(weight(format_, 512, 70, rng))
+    x = rng.normal(size=(tokens, w.inputs)).astype(np.float32)
+    x[-1, 3] = np.nan
+    sizes = np.array([w.inputs, w.outputs, format_, tokens], np.uint64)
+    write_arrays(path, [sizes, w.data, x, ds.linear(x, w)])
+
+
 @pytest.fixture(scope="module")
-def decoder_test(tmp_path_factory):
-    """The program for ARM, and the files of calls that it is to run."""
+def calls(tmp_path_factory):
+    """The programs for ARM, with the files of calls that each is to run."""
     if not (shutil.which(COMPILER) and shutil.which(EMULATOR)):
         pytest.skip(f"needs {COMPILER} and {EMULATOR}")
     directory, rng = tmp_path_factory.mktemp("arm"), np.random.default_rng(5)
-    program = compiled(directory / "build", *CROSS, target="decoder_test", OPTIMISATION="-O1")
+    make(directory, "recorded_calls", *CROSS, "DECODESTEP_OPTIMISATION=-O1")
+    files = {"decoder_test": [], "linear_panels_test": []}
     for format_, cache in CALLS.items():
-        write_call(directory / format_.name, format_, cache, rng)
-    return [str(program), *(str(directory / format_.name) for format_ in CALLS)]
+        files["decoder_test"].append(directory / f"step-{format_.name}")
+        write_call(files["decoder_test"][-1], format_, cache, rng)
+    for format_ in Format:
+        for tokens in (1, 2, 9):
+            files["linear_panels_test"].append(directory / f"product-{format_.name}-{tokens}")
+            write_product(files["linear_panels_test"][-1], format_, tokens, rng)
+    return {name: [str(directory / name), *map(str, paths)] for name, paths in files.items()}
 
 
 @pytest.mark.skipif(_native.isa() == "baseline", reason="x86's baseline rounds a product and its sum one after the other")
+@pytest.mark.parametrize("program", ["decoder_test", "linear_panels_test"])
 @pytest.mark.parametrize("tier", ["baseline", *PROCESSORS])
-def test_a_step_has_the_same_bits_on_arm(decoder_test, tier):
+def test_the_bits_of_this_machine_on_arm(calls, tier, program):
     wanted = ["-E", "DECODESTEP_ISA=baseline"] if tier == "baseline" else []
-    command = [EMULATOR, "-cpu", PROCESSORS.get(tier, "max"), *wanted, *decoder_test]
-    ran = processes.run(command, timeout=600)
+    ran = processes.run([EMULATOR, "-cpu", PROCESSORS.get(tier, "max"), *wanted, *calls[program]], timeout=600)
     assert (ran.returncode, ran.stdout) == (0, f"{tier}: passed\n"), ran.stdout + ran.stderr
