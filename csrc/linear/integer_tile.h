@@ -89,7 +89,9 @@ class PanelStretch {
         return block_ + i / layout.pieces * layout.block_bytes() + i % layout.pieces * layout.piece_bytes();
     }
 
-    DECODESTEP_INLINE void store_piece(size_t i) { store_signed_quads(PanelQuads<F>{piece(i)}, weights_[i]); }
+    DECODESTEP_INLINE void store_piece(size_t i) {
+        store_signed_quads(PanelQuads<F>{piece(i)}, weights_ + kQuads * kQuadBytes * i);
+    }
 
     // outputs += the products with the group.
     DECODESTEP_INLINE void add(IntegerTiles& tiles, const Activations& x, float (*outputs)[kPanelOutputs]) {
@@ -97,10 +99,10 @@ class PanelStretch {
         const auto y = layout.pieces > 1 ? block_sums : outputs;
         for (size_t first = 0; first < pieces_; first += kAtOnce) {
             const size_t end = std::min(first + kAtOnce, pieces_);
-            for (size_t i = first; i < end; ++i)
-                for (size_t part = 0; part < kParts; ++part)
-                    tiles.multiply(x.quantised.bytes + kBlockInputs * i + kInputs * part, kStretch * kBlockInputs,
-                                   weights_[i] + kInputs * kPanelOutputs * part, sums_[i - first][part]);
+            tiles.multiply((end - first) * kParts, kStretch * kBlockInputs, [&](size_t i) DECODESTEP_INLINE_LAMBDA {
+                const size_t at = kInputs * (first * kParts + i);
+                return IntegerTiles::Product{x.quantised.bytes + at, weights_ + kPanelOutputs * at, sums_[i]};
+            });
             for (size_t v = 0; v < 2; ++v) add_pieces(first, end, v, x, y);
         }
         if constexpr (layout.pieces > 1)
@@ -111,7 +113,7 @@ class PanelStretch {
     static constexpr PanelLayout layout = panel_layout(F);
     static constexpr size_t kParts = parts_of(F), kInputs = kBlockInputs / kParts;
     // Pieces whose products wait for their scales at a time: few enough for the nearest cache, beside what makes them.
-    static constexpr size_t kAtOnce = 4 / kParts;
+    static constexpr size_t kAtOnce = 8 / kParts;
     using Sums = FloatSums<kGroup, 1>;
 
     // y += pieces [first, end), whose products are in sums_.
@@ -125,11 +127,11 @@ class PanelStretch {
             const f32x16 scale = float_scales<F>(piece(i), v);
 #pragma GCC unroll 16
             for (size_t t = 0; t < kGroup; ++t) {
-                f32x16 sums = to_float(load_bits(sums_[i - first][0][v][t]));
+                f32x16 sums = to_float(load_bits(sums_[(i - first) * kParts][v][t]));
                 // Below 2^24 as all of these products and their sums are, so exact.
                 if constexpr (IntegerScales<F>::kAny) sums = sums * scales.first;
                 if constexpr (kParts == 2)
-                    sums = fma(to_float(load_bits(sums_[i - first][1][v][t])), scales.second, sums);
+                    sums = fma(to_float(load_bits(sums_[(i - first) * kParts + 1][v][t])), scales.second, sums);
                 y[t][0] = add_sums<F>(sums, scale, broadcast(x.quantised.scale[i + t * kStretch]), y[t][0]);
             }
         }
@@ -147,8 +149,8 @@ class PanelStretch {
 
     const uint8_t* block_;
     size_t pieces_;
-    alignas(64) int8_t weights_[kStretch][kQuads * kQuadBytes];
-    alignas(64) int32_t sums_[kAtOnce][kParts][2][kGroup][kLanes];
+    alignas(64) int8_t weights_[kStretch * kQuads * kQuadBytes];
+    alignas(64) int32_t sums_[kAtOnce * kParts][2][kGroup][kLanes];
 };
 
 // outputs has room for whole groups of tokens.

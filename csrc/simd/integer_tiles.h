@@ -17,9 +17,9 @@ class IntegerTiles {
     // For sums over so many inputs, a multiple of 4, at most 64.
     explicit IntegerTiles(size_t inputs) {
         Shapes shapes;
-        for (const size_t i : {0, 1, 2}) shapes.rows[i] = kTokens;
-        shapes.row_bytes[2] = static_cast<uint16_t>(inputs);
-        for (const size_t i : {3, 4}) shapes.rows[i] = static_cast<uint8_t>(inputs / 4);
+        for (const size_t i : {0, 1, 2, 3, 4}) shapes.rows[i] = kTokens;
+        shapes.row_bytes[4] = static_cast<uint16_t>(inputs);
+        for (const size_t i : {5, 6}) shapes.rows[i] = static_cast<uint8_t>(inputs / 4);
         write_memory();
         _tile_loadconfig(&shapes);
     }
@@ -29,27 +29,66 @@ class IntegerTiles {
 
     // sums[v][t][n] = sum over k of token t's bytes, x[t * stride + k], times those of output 16v + n,
     // w[k / 4][16v + n][k % 4].
-    DECODESTEP_INLINE void multiply(const int8_t* x, size_t stride, const int8_t* w, int32_t (*sums)[kTokens][kLanes]) {
-        write_memory();
-        _tile_loadd(2, x, stride);
-        _tile_loadd(3, w, 128);
-        _tile_loadd(4, w + 64, 128);
-        _tile_zero(0);
-        _tile_zero(1);
-        _tile_dpbssd(0, 2, 3);
-        _tile_dpbssd(1, 2, 4);
-        _tile_stored(0, sums[0], 64);
-        _tile_stored(1, sums[1], 64);
+    struct Product {
+        const int8_t *x, *w;
+        int32_t (*sums)[kTokens][kLanes];
+    };
+
+    // Makes product(i) for i in [0, count), count at least 1. Each is stored after the next has begun: its sums take
+    // longer than a product needs to follow another.
+    template <class MakeProduct>
+    DECODESTEP_INLINE void multiply(size_t count, size_t stride, MakeProduct&& product) {
+        multiply_even(product(0), stride);
+        size_t i = 1;
+        for (; i + 1 < count; i += 2) {
+            multiply_odd(product(i), stride);
+            store_even(product(i - 1));
+            multiply_even(product(i + 1), stride);
+            store_odd(product(i));
+        }
+        if (i < count) multiply_odd(product(i), stride);
+        store_even(product(i - 1));
+        if (i < count) store_odd(product(i));
     }
 
   private:
     // What the compiler may keep in registers is written: gcc before 14 does not see that the instructions read it.
     static DECODESTEP_INLINE void write_memory() { asm volatile("" ::: "memory"); }
 
-    // As the instruction reads it: tiles 0 and 1 are sums, 2 tokens, 3 and 4 weights.
+    // The compilers' names of tiles are constants.
+    static DECODESTEP_INLINE void load(const Product& p, size_t stride) {
+        write_memory();
+        _tile_loadd(4, p.x, stride);
+        _tile_loadd(5, p.w, 128);
+        _tile_loadd(6, p.w + 64, 128);
+    }
+    static DECODESTEP_INLINE void multiply_even(const Product& p, size_t stride) {
+        load(p, stride);
+        _tile_zero(0);
+        _tile_zero(1);
+        _tile_dpbssd(0, 4, 5);
+        _tile_dpbssd(1, 4, 6);
+    }
+    static DECODESTEP_INLINE void multiply_odd(const Product& p, size_t stride) {
+        load(p, stride);
+        _tile_zero(2);
+        _tile_zero(3);
+        _tile_dpbssd(2, 4, 5);
+        _tile_dpbssd(3, 4, 6);
+    }
+    static DECODESTEP_INLINE void store_even(const Product& p) {
+        _tile_stored(0, p.sums[0], 64);
+        _tile_stored(1, p.sums[1], 64);
+    }
+    static DECODESTEP_INLINE void store_odd(const Product& p) {
+        _tile_stored(2, p.sums[0], 64);
+        _tile_stored(3, p.sums[1], 64);
+    }
+
+    // As the instruction reads it: tiles 0 to 3 are sums, 4 tokens, 5 and 6 weights.
     struct alignas(64) Shapes {
         uint8_t palette = 1, start_row = 0, reserved[14] = {};
-        uint16_t row_bytes[16] = {64, 64, 64, 64, 64};
+        uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64};
         uint8_t rows[16] = {};
     };
 };
