@@ -25,6 +25,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 from typing import NamedTuple
@@ -123,7 +124,8 @@ async def poisson(port: int, rate: float, seconds: float) -> list[Answer]:
 async def stall(port: int, clients: int) -> None:
     """The gaps of clients that are being served, alone and while a long prompt arrives."""
     idle = await asyncio.gather(*(ask(port, prompt_of(i), tokens=100, seed=1) for i in range(clients)))
-    median = statistics.median(gap for answer in idle for gap in answer.gaps)
+    alone = [gap for answer in idle for gap in answer.gaps]
+    median = statistics.median(alone)
     tokens = 1500 // max(1, clients // 8)
     running = [asyncio.ensure_future(ask(port, prompt_of(i), tokens=tokens, seed=1)) for i in range(clients)]
     await asyncio.sleep(0.3)
@@ -137,7 +139,7 @@ async def stall(port: int, clients: int) -> None:
     ]
     p99 = float(np.percentile(gaps, 99))
     print(
-        f"stall, {clients:>2} clients: idle median {median * 1e3:.1f} ms; beside 2000 tokens {percentiles(gaps)}, worst "
+        f"stall, {clients:>2} clients: idle {percentiles(alone)}; beside 2000 tokens {percentiles(gaps)}, worst "
         f"{max(gaps) * 1e3:.1f} ms: p99 {p99 / median:.2f} times the idle median; its first token after {long.first:.2f} s"
     )
 
@@ -191,6 +193,7 @@ def serve(path: str, threads: int) -> tuple[subprocess.Popen[str], int]:
     assert process.stderr is not None
     for line in process.stderr:
         if found := re.search(r"listening on http://127.0.0.1:(\d+)", line):
+            threading.Thread(target=process.stderr.read, daemon=True).start()  # or the log would fill the pipe, and wait
             return process, int(found[1])
     raise RuntimeError("the server did not start")
 

@@ -11,8 +11,9 @@ import pytest
 
 import decodestep as ds
 from decodestep.generation.batch import Batch
-from decodestep.generation.schedule import Beside
+from decodestep.generation.schedule import Beside, Work
 from decodestep.models.kv_cache import PAGE
+from decodestep.models.prefill import Room, keys_of
 from decodestep.serving import Engine, EngineClosedError, QueueFullError
 
 FREE = {"ignore_eos": True}
@@ -103,7 +104,7 @@ def test_a_row_that_is_suspended_for_lack_of_pages_loses_nothing(tiny, monkeypat
 
 
 def test_a_long_prompt_runs_in_pieces_beside_the_others(tiny, monkeypatch):
-    monkeypatch.setattr(Beside, "room", lambda schedule, decoding, prompts: 3)
+    monkeypatch.setattr(Beside, "room", lambda schedule, work: Room(3))
     order, came = [], threading.Event()
 
     def deliver(news):
@@ -121,7 +122,7 @@ def test_a_long_prompt_runs_in_pieces_beside_the_others(tiny, monkeypatch):
 
 
 def test_a_short_prompt_does_not_wait_for_a_long_one_nor_a_long_one_for_ever(tiny, monkeypatch):
-    monkeypatch.setattr(Beside, "room", lambda schedule, decoding, prompts: 4)
+    monkeypatch.setattr(Beside, "room", lambda schedule, work: Room(4))
     done = []
     engine = Engine(tiny, deliver=lambda news: done.extend(ticket.number for ticket, gain in news if gain.reason))
     with engine:
@@ -244,23 +245,49 @@ def test_requests_from_many_threads(tiny):
     assert not problems and tiny.cache.held == 0
 
 
+class Machine:
+    """Passes whose time is 10 ms, 1 us for each key of a row, 1 ms for each token of a prompt and 2 us for each of its keys."""
+
+    def __init__(self, monkeypatch):
+        self.now = 0.0
+        self.schedule = Beside(64)
+        monkeypatch.setattr("decodestep.generation.schedule.time.perf_counter", lambda: self.now)
+
+    def run(self, rows, keys=0, prompts=0, position=0):
+        """(tokens of the piece, seconds without it, its seconds) of a pass beside so many rows of so many keys."""
+        work = Work(rows, rows * keys, prompts)
+        room = self.schedule.room(work) if prompts else None
+        tokens = max(1, room.most(position)) if room else 0
+        seconds, more = 0.01 + 1e-6 * work.keys, 1e-3 * tokens + 2e-6 * keys_of(position, tokens)
+        with self.schedule.timed(work._replace(tokens=tokens, token_keys=keys_of(position, tokens))):
+            self.now += seconds + more
+        return tokens, seconds, more
+
+
 def test_pieces_follow_what_passes_take(monkeypatch):
-    """A row's pass takes 10 ms, each token of a prompt 1 ms more: pieces come to what lengthens a pass by SLOWER."""
-    clock = [0.0]
-    monkeypatch.setattr("decodestep.generation.schedule.time.perf_counter", lambda: clock[0])
-    schedule = Beside(8)
+    machine = Machine(monkeypatch)
+    machine.run(1)
+    for prompts, rows, low, high in ((1, 1, 4, 5), (4, 1, 17, 21), (1, 0, 110, 150)):
+        tokens = max([machine.run(rows, prompts=prompts)[0] for _ in range(150)][-20:])
+        assert low <= tokens <= high, (prompts, rows)
 
-    def run(decoding, prompts, tokens):
-        with schedule.timed(decoding, prompts, tokens):
-            clock[0] += (0.01 if decoding else 0.0) + 0.001 * tokens
 
-    run(1, 0, 0)
-    sizes = {}
-    for prompts, decoding in ((1, 1), (4, 1), (1, 0)):
-        for _ in range(100):
-            run(decoding, prompts, schedule.room(decoding, prompts))
-        sizes[prompts, decoding] = schedule.room(decoding, prompts)
-    assert 3 <= sizes[1, 1] <= 5 and 13 <= sizes[4, 1] <= 19 and 120 <= sizes[1, 0] <= 170
+def test_pieces_allow_for_the_keys_that_they_and_the_rows_attend_to(monkeypatch):
+    """A prompt of 3000 tokens beside rows that go on: no piece lengthens its pass by more than it may, few by much less."""
+    machine = Machine(monkeypatch)
+    machine.run(0, prompts=1)
+    length, shares = 20, []
+    for turn in range(3):
+        for _ in range(200):
+            machine.run(8, length)
+            length += 1
+        position = 0
+        while position < 3000:
+            tokens, seconds, more = machine.run(8, length, 1, position)
+            position, length = position + tokens, length + 1
+            if turn and tokens:
+                shares.append(more / seconds)
+    assert max(shares) < 1.1 * Beside.SLOWER and sorted(shares)[len(shares) // 10] > 0.6 * Beside.SLOWER
 
 
 def test_what_a_constraint_decides_needs_no_pass_and_changes_no_token(tiny, monkeypatch):

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections import deque
+from itertools import starmap
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from decodestep.generation.prompt_logprobs import PromptScoring
-from decodestep.generation.schedule import PromptsFirst, Schedule
+from decodestep.generation.schedule import PromptsFirst, Schedule, Work
 from decodestep.models.page_pool import CacheFullError
-from decodestep.models.prefill import Prefill
+from decodestep.models.prefill import Prefill, keys_of
 from decodestep.models.sequence import CachedSequence, admit, pages_of
 from decodestep.sampling.jump import jump
 from decodestep.sampling.row import Row
@@ -163,13 +164,16 @@ class Batch:
             return None
         while True:
             decoding = [key for key in self._sampled if key not in self._logits]
-            waiting = len(self._prefill)
-            prompts = self._prefill.take(self._schedule.room(len(decoding), waiting)) if waiting else []
+            work = Work(len(decoding), sum(len(self._sequences[key]) + 1 for key in decoding), len(self._prefill))
+            room = self._schedule.room(work) if self._prefill else None
+            prompts = self._prefill.take(room) if room else []
             if not (decoding or prompts):
                 break
             tokens = [(self._sequences[key], self._rows[key].history.tokens[len(self._sequences[key]) :]) for key in decoding]
+            pieces = [(len(sequence), len(piece)) for sequence, piece in prompts]
+            work = work._replace(tokens=sum(count for _, count in pieces), token_keys=sum(starmap(keys_of, pieces)))
             try:
-                with self._schedule.timed(len(decoding), waiting, sum(len(piece) for _, piece in prompts)):
+                with self._schedule.timed(work):
                     asked = [True] * len(tokens) + (self._prefill.last() if prompts else [])
                     fresh = self._model.forward([*tokens, *prompts], wanted=asked)
                 break

@@ -2,12 +2,29 @@
 
 from __future__ import annotations
 
+import math
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import NamedTuple
 
 from decodestep.models.forward import BLOCK
+from decodestep.models.prefill import Room
+
+
+class Work(NamedTuple):
+    """What a pass runs.
+
+    rows: how many rows draw after it. keys: to how many keys they attend, all together. prompts: how many are not done.
+    tokens, token_keys: how many tokens of them the pass runs, and to how many keys these attend, all together.
+    """
+
+    rows: int
+    keys: int
+    prompts: int
+    tokens: int = 0
+    token_keys: int = 0
 
 
 class Schedule(ABC):
@@ -25,12 +42,12 @@ class Schedule(ABC):
         """For how many of the tokens that a row may still draw pages are set aside when it is admitted."""
 
     @abstractmethod
-    def room(self, decoding: int, prompts: int) -> int:
-        """How many tokens of so many prompts may run in a pass beside so many rows, at least one."""
+    def room(self, work: Work) -> Room | None:
+        """What may run of the prompts in a pass that has this to do without them; None for nothing, beside rows."""
 
     @contextmanager
-    def timed(self, decoding: int, prompts: int, tokens: int) -> Iterator[None]:
-        """Around a pass of so many rows, and so many tokens of the prompts that there are."""
+    def timed(self, work: Work) -> Iterator[None]:
+        """Around a pass."""
         yield
 
 
@@ -43,8 +60,8 @@ class PromptsFirst(Schedule):
     def set_aside(self, remaining: int) -> int:
         return remaining
 
-    def room(self, decoding: int, prompts: int) -> int:
-        return BLOCK
+    def room(self, work: Work) -> Room:
+        return Room()
 
 
 class Beside(Schedule):
@@ -56,54 +73,86 @@ class Beside(Schedule):
     PASS_SECONDS: how long a pass of prompts alone may take, and one of several prompts beside rows.
     AHEAD: for how many tokens a row has pages when it is admitted; more are taken as they are needed.
 
-    The time of a pass of so many rows alone is a moving average of such passes. A piece grows while its passes take less than
-    they may, and shrinks where they take longer. Which tokens come out does not depend on it.
+    A pass is taken to last
+
+        alone(rows) + row_key * keys + token * tokens + token_key * token_keys    seconds
+
+    because a key that is attended to is a cost of its own: without it the late pieces of a long prompt would be too long, and
+    those beside long rows too short. What passes last corrects the parts, each by its share: those of prompts where there is a
+    piece, those of rows where there is none, which is so in each AGAIN-th pass at least, since rows grow. Which tokens come out
+    does not depend on it.
     """
 
-    SLOWER = 0.4
+    SLOWER = 0.5
     PASS_SECONDS = 0.15
     AHEAD = 64
+    AGAIN = 16
 
     beside = True
 
+    _FIRST = 64, 4  # tokens of a piece before anything is known: without rows, and beside some
+    _KEYS, _ROW_KEYS = 800, 300  # of a prompt and of rows: to begin with, so many keys cost what a token does
+
     def __init__(self, most_rows: int) -> None:
         self.most_rows = most_rows
-        self._alone: dict[int, float] = {}  # seconds of a pass of so many rows alone
-        self._pieces: dict[int, float] = {0: 64.0, 1: 4.0}  # tokens of a piece beside so many rows
+        self._alone: dict[int, float] = {}  # of so many rows, without their attention
+        self._token = 0.0  # 0: nothing is known
+        self._token_key = self._row_key = 0.0
+        self._pieces = 0  # passes with a piece beside rows, one after the other
 
     def set_aside(self, remaining: int) -> int:
         return min(remaining, self.AHEAD)
 
-    def room(self, decoding: int, prompts: int) -> int:
-        return max(1, min(BLOCK, int(self._piece(decoding) * self._shares(decoding, prompts))))
+    def room(self, work: Work) -> Room | None:
+        if work.rows and self._pieces + 1 >= self.AGAIN:
+            return None
+        if not self._token or (work.rows and not self._alone):
+            return Room(self._FIRST[work.rows > 0])
+        return Room(BLOCK, self._allowed(work), self._token, self._token_key)
+
+    def _allowed(self, work: Work) -> float:
+        """By how many seconds prompts may lengthen a pass."""
+        if not work.rows:
+            return self.PASS_SECONDS
+        without = self._alone_of(work.rows) + self._row_key * work.keys
+        slower = self.SLOWER * without
+        return max(slower, min(slower * min(work.prompts, 16), self.PASS_SECONDS - without))
 
     @contextmanager
-    def timed(self, decoding: int, prompts: int, tokens: int) -> Iterator[None]:
+    def timed(self, work: Work) -> Iterator[None]:
         start = time.perf_counter()
         yield
-        seconds = time.perf_counter() - start
-        if not tokens:
-            before = self._alone.get(decoding, seconds)
-            self._alone[decoding] = before + 0.2 * (min(seconds, 3 * before) - before)
-        elif self._alone or not decoding:
-            allowed = self.PASS_SECONDS
-            if decoding:
-                alone = _nearest(self._alone, decoding)
-                shares = self._shares(decoding, prompts)
-                allowed = max(min(allowed, (1 + self.SLOWER * shares) * alone), (1 + self.SLOWER) * alone)
-            if seconds > allowed or tokens >= self.room(decoding, prompts):
-                change = min(1.1, max(0.7, allowed / seconds))
-                self._pieces[decoding] = min(float(BLOCK), max(1.0, self._piece(decoding) * change))
+        self._learn(work, time.perf_counter() - start)
 
-    def _piece(self, decoding: int) -> float:
-        return _nearest(self._pieces, decoding)
+    def _learn(self, work: Work, seconds: float) -> None:
+        if not self._token:
+            self._token = seconds / (work.tokens or work.rows)
+            self._token_key, self._row_key = self._token / self._KEYS, self._token / self._ROW_KEYS
+        self._pieces = self._pieces + 1 if work.rows and work.tokens else 0
+        attention = self._row_key * work.keys
+        prompts = (self._token * work.tokens, self._token_key * work.token_keys)
+        if work.rows and work.rows not in self._alone:
+            self._alone[work.rows] = max(seconds - attention - sum(prompts), seconds / 8)
+        elif not work.tokens:
+            alone, row_key = _corrections(0.2, seconds, self._alone[work.rows], attention)
+            self._alone[work.rows] *= alone
+            self._row_key *= row_key
+        else:
+            token, token_key = _corrections(0.1, seconds - self._alone_of(work.rows) - attention, *prompts)
+            self._token *= token
+            self._token_key *= token_key
 
-    def _shares(self, decoding: int, prompts: int) -> int:
-        return min(prompts, 16) if decoding else 1
+    def _alone_of(self, rows: int) -> float:
+        """For so many rows, or for the number nearest to it: without any, the weights are read all the same."""
+        return self._alone[min(self._alone, key=lambda known: abs(known - rows))] if self._alone else 0.0
 
 
-def _nearest(known: dict[int, float], rows: int) -> float:
-    """The value for so many rows, or for the number nearest to it; those without any row are a case of their own."""
-    if rows in known:
-        return known[rows]
-    return known[min((other for other in known if other), key=lambda other: abs(other - rows))]
+def _corrections(rate: float, seconds: float, *parts: float) -> list[float]:
+    """By what to multiply each part so that all together come nearer to `seconds`: a large part more than a small one.
+
+    A pass that was interrupted says little, so that no error counts for more than the sum of the parts.
+    """
+    whole = math.fsum(parts)
+    error = max(-0.5 * whole, min(whole, seconds - whole))
+    squares = math.fsum(part * part for part in parts)
+    return [1 + rate * error * part / squares for part in parts]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Generic, TypeVar
 
 import numpy as np
@@ -17,6 +19,40 @@ if TYPE_CHECKING:
 Key = TypeVar("Key", bound=Hashable)
 Piece = tuple[CachedSequence, tuple[int, ...]]  # tokens that continue a sequence
 _Entry = tuple[Key, CachedSequence, tuple[int, ...]]
+
+
+@dataclass
+class Room:
+    """What a block has room for: so many tokens, and no more than cost so much, in any unit.
+
+    token: the cost of a token. key: that of each key that a token attends to: those before it, and its own.
+    """
+
+    tokens: int = BLOCK
+    cost: float = math.inf
+    token: float = 1.0
+    key: float = 0.0
+
+    def most(self, position: int, share: float = 1.0) -> int:
+        """How many tokens of a prompt fit into a share of the room, the first of them being at this position."""
+        tokens = math.ceil(self.tokens * share)
+        cost = self.cost * share
+        if cost >= self._cost(position, tokens):
+            return tokens
+        first = self.token + self.key * (position + 0.5)  # n tokens cost first * n + key / 2 * n ** 2
+        return max(0, int(2 * cost / (first + math.sqrt(max(0.0, first * first + 2 * self.key * cost)))))
+
+    def take(self, position: int, tokens: int) -> None:
+        self.tokens -= tokens
+        self.cost -= self._cost(position, tokens)
+
+    def _cost(self, position: int, tokens: int) -> float:
+        return self.token * tokens + self.key * keys_of(position, tokens)
+
+
+def keys_of(position: int, tokens: int) -> int:
+    """To how many keys so many tokens from this position on attend, all together."""
+    return tokens * position + tokens * (tokens + 1) // 2
 
 
 class Prefill(Generic[Key]):
@@ -54,23 +90,25 @@ class Prefill(Generic[Key]):
         pieces = self.take()
         return self.completed(self._model.forward(pieces, wanted=self.last()))
 
-    def take(self, room: int = BLOCK) -> list[Piece]:
-        """The pieces of the next block, of up to `room` tokens together, at least one, for `Model.forward`."""
+    def take(self, room: Room | None = None) -> list[Piece]:
+        """The pieces of the next block, as much as there is room for, one token at least, for `Model.forward`."""
+        room = room or Room()
         batch: list[Piece] = []
         self._taken = []
         coming: set[Hashable] = set()  # the prompts of the block, and the first page that each will fill
-        for (_, sequence, tokens), most in self._in_turn(room):
+        for (_, sequence, tokens), share in self._in_turn():
             sequence.reuse(tokens[len(sequence) :])
             start = len(sequence)
             page = sequence.next_page(tokens[start : start + PAGE])
             if tokens in coming or page in coming:
                 continue
-            coming |= {tokens, page}
-            batch.append((sequence, tokens[start : start + min(room, most)]))
-            self._taken.append((*batch[-1], tokens))
-            room -= len(batch[-1][1])
-            if room == 0:
+            most = room.most(start, share)
+            if batch and most == 0:
                 break
+            coming |= {tokens, page}
+            batch.append((sequence, tokens[start : start + max(1, most)]))
+            self._taken.append((*batch[-1], tokens))
+            room.take(start, len(batch[-1][1]))
         return batch
 
     def last(self) -> list[bool]:
@@ -89,10 +127,10 @@ class Prefill(Generic[Key]):
         self._waiting = [entry for entry in self._waiting if entry[0] not in ready]
         return ready
 
-    def _in_turn(self, room: int) -> list[tuple[_Entry[Key], int]]:
-        """The prompts in the order in which a block takes them, each with the most that it may have of it."""
+    def _in_turn(self) -> list[tuple[_Entry[Key], float]]:
+        """The prompts in the order in which a block takes them, each with the share that it may have of what room is left."""
         if not self._fair or len(self._waiting) < 2:
-            return [(entry, room) for entry in self._waiting]
+            return [(entry, 1.0) for entry in self._waiting]
         oldest, *others = self._waiting
         others.sort(key=lambda entry: len(entry[2]) - len(entry[1]))
-        return [(oldest, (room + 1) // 2), *((entry, room) for entry in others)]
+        return [(oldest, 0.5), *((entry, 1.0) for entry in others)]
