@@ -37,6 +37,12 @@ CASES = [
     (formats.CohereActions, '<|START_ACTION|> {"tool_name":', 'Plan.<|START_ACTION|>[\n    {"tool_call_id": "0", "tool_name": '
      f'"stay", "parameters": {JSON}}},\n    {{"tool_call_id": "1", "tool_name": "time", "parameters": {{}}}}\n]<|END_ACTION|>',
      "Plan.", ["stay", "time"]),
+    (formats.CohereFenced, 'Action: "tool_name":', 'Plan.\nAction: ```json\n[\n    {\n        "tool_name": "stay",\n'
+     f'        "parameters": {JSON}\n    }},\n    {{"tool_name": "time", "parameters": {{}}}}\n]\n```', "Plan.",
+     ["stay", "time"]),
+    (formats.GemmaCalls, "<|tool_call> call:", 'So: <|tool_call>call:stay{city:<|"|>Bonn<|"|>,days:2}<tool_call|>'
+     "<|tool_call>call:time{}<tool_call|>", "So:", ["stay", "time"]),
+    (formats.GemmaCalls, "", '<|tool_call>call:stay{"city": "Bonn", <|"|>days<|"|>: 2}<tool_call|>', "", ["stay"]),
     (formats.Harmony, "<|channel|> functions.", "<|channel|>analysis<|message|>hm<|end|><|start|>assistant<|channel|>commentary"
      f" to=functions.stay <|constrain|>json<|message|>{JSON}<|call|>", "", ["stay"]),
     (formats.Harmony, "", f" to=functions.stay<|channel|>commentary json<|message|>{JSON}", "", ["stay"]),
@@ -63,6 +69,15 @@ def test_calls_are_read(kind, template, text, told, names):
         free = format_.text.free(held)
         shown, held = shown + held[:free], held[free:]
     assert (shown + format_.read(held)[0]).rstrip() == told and len(format_.read(held)[1]) == len(names)
+
+
+def test_gemmas_values():
+    text = """<|tool_call>call:time{a:[<|"|>x, }<|"|>,"y",1.5,true,null],b:{c:{},d:[]},e:plain}<tool_call|>"""
+    [(name, arguments)] = formats.GemmaCalls(FUNCTIONS).calls(text)
+    assert (name, arguments) == ("time", {"a": ["x, }", "y", 1.5, True, None], "b": {"c": {}, "d": []}, "e": "plain"})
+    for broken in ("{a:[1", "{a:1 b:2]", "{a}", '{a:<|"|>x}', "{a:" + "[" * 9000):
+        with pytest.raises(formats.UnreadableError):
+            list(formats.GemmaCalls(FUNCTIONS).calls("<|tool_call>call:time" + broken))
 
 
 @pytest.mark.parametrize("kind", dict.fromkeys(case[0] for case in CASES))

@@ -168,11 +168,11 @@ class CohereActions(CallText):
     """Command R7B: a list of {"tool_call_id": ..., "tool_name": ..., "parameters": {...}} between control tokens."""
 
     marks = ("<|START_ACTION|>",)
-    spelled = ("<|START_ACTION|>", "<|END_ACTION|>")
+    spelled: tuple[str, ...] = ("<|START_ACTION|>", "<|END_ACTION|>")
 
     def calls(self, text: str) -> Iterator[tuple[str, Any]]:
-        for piece in text.split("<|START_ACTION|>")[1:]:
-            listed = _all_json(piece.partition("<|END_ACTION|>")[0])
+        for piece in text.split(self.marks[0])[1:]:
+            listed, _ = first_json(piece.lstrip())
             for item in listed if isinstance(listed, list) else [listed]:
                 if not isinstance(item, dict) or not isinstance(item.get("tool_name"), str):
                     raise UnreadableError
@@ -181,6 +181,89 @@ class CohereActions(CallText):
     def call(self, name: str, schema: dict[str, Any]) -> Pieces:
         begin = f'<|START_ACTION|>[\n    {{"tool_call_id": "0", "tool_name": "{name}", "parameters": '
         return [begin, schema, "}\n]<|END_ACTION|>"]
+
+
+class CohereFenced(CohereActions):
+    """Command R and R+: Action: and a list of {"tool_name": ..., "parameters": {...}} in a fence of Markdown."""
+
+    marks = ("Action: ```json",)
+    spelled = ()
+
+    def call(self, name: str, schema: dict[str, Any]) -> Pieces:
+        begin = f'Action: ```json\n[\n    {{\n        "tool_name": "{name}",\n        "parameters": '
+        return [begin, schema, "\n    }\n]\n```"]
+
+
+class GemmaCalls(CallText):
+    """Gemma 4: <|tool_call>call:name{key:value,...}<tool_call|>, strings between control tokens, keys without quotes.
+
+    Inside of lists and objects its models write JSON too, so that strings in quotes are read as well.
+    """
+
+    _QUOTE = '<|"|>'
+    marks = ("<|tool_call>",)
+    spelled = ("<|tool_call>", "<tool_call|>", _QUOTE)
+    _NAMED = re.compile(r"\s*call:\s*([\w-]+)\s*(?=\{)")
+    _KEY = re.compile(r"\s*([^\s:,{}\[\]]+?)\s*:")
+    _BARE = re.compile(r"[^,{}\[\]]+")
+
+    def calls(self, text: str) -> Iterator[tuple[str, Any]]:
+        for piece in text.split("<|tool_call>")[1:]:
+            found = self._NAMED.match(piece)
+            if found is None:
+                raise UnreadableError
+            try:
+                yield found[1], self._value(piece[found.end() :])[0]
+            except RecursionError:
+                raise UnreadableError from None
+
+    def call(self, name: str, schema: dict[str, Any]) -> Pieces:
+        pieces: Pieces = [f"<|tool_call>call:{name}{{"]
+        for i, (key, kind) in enumerate(needed(schema)):
+            value = raw(kind)
+            quoted = [self._QUOTE, value, self._QUOTE] if isinstance(value, re.Pattern) else [value]
+            pieces += [f"{',' if i else ''}{key}:", *quoted]
+        return [*pieces, "}<tool_call|>"]
+
+    def _value(self, text: str) -> tuple[Any, str]:
+        """The value that a text begins with, and the rest."""
+        text = text.lstrip()
+        if text.startswith(self._QUOTE):
+            value, end, rest = text[len(self._QUOTE) :].partition(self._QUOTE)
+            if not end:
+                raise UnreadableError
+            return value, rest
+        if text.startswith('"'):
+            return first_json(text)
+        if text.startswith(("{", "[")):
+            return self._members(text[1:], named=text[0] == "{")
+        found = self._BARE.match(text)
+        if found is None:
+            raise UnreadableError
+        return value_of(found[0].strip(), {}), text[found.end() :]
+
+    def _members(self, text: str, *, named: bool) -> tuple[Any, str]:
+        """The values of an object or a list, after its bracket, and the rest after the one that closes it."""
+        keys: list[str] = []
+        values: list[Any] = []
+        closing = "}" if named else "]"
+        while not (text := text.lstrip()).startswith(closing):
+            if values:
+                if not text.startswith(","):
+                    raise UnreadableError
+                text = text[1:]
+            if named:
+                key, text = self._key(text)
+                keys.append(key)
+            value, text = self._value(text)
+            values.append(value)
+        return dict(zip(keys, values, strict=True)) if named else values, text[1:]
+
+    def _key(self, text: str) -> tuple[str, str]:
+        found = self._KEY.match(text)
+        if found is None:
+            raise UnreadableError
+        return found[1].replace(self._QUOTE, "").strip('"'), text[found.end() :]
 
 
 class Harmony(CallText):
@@ -254,6 +337,8 @@ _KINDS: tuple[tuple[tuple[str, ...], type[CallText]], ...] = (
     (("<｜tool▁sep｜>",), DeepSeek),
     (("<|tool_calls_section_begin|>",), KimiSection),
     (("<|START_ACTION|>", "tool_name"), CohereActions),
+    (("Action:", '"tool_name"'), CohereFenced),
+    (("<|tool_call>", "call:"), GemmaCalls),
     (("[TOOL_CALLS]", "[ARGS]"), MistralNamed),
     (("[TOOL_CALLS]",), MistralList),
     (("<tool_call>", "<arg_key>"), TaggedArguments),
