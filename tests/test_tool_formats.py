@@ -8,6 +8,7 @@ import re
 import pytest
 
 from decodestep.serving import tool_formats as formats
+from decodestep.serving.tool_text import UnreadableError, grammar
 from decodestep.serving.tools import ToolFormat
 
 STAY = {"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}}, "required": ["city", "days"]}
@@ -76,7 +77,7 @@ def test_gemmas_values():
     [(name, arguments)] = formats.GemmaCalls(FUNCTIONS).calls(text)
     assert (name, arguments) == ("time", {"a": ["x, }", "y", 1.5, True, None], "b": {"c": {}, "d": []}, "e": "plain"})
     for broken in ("{a:[1", "{a:1 b:2]", "{a}", '{a:<|"|>x}', "{a:" + "[" * 9000):
-        with pytest.raises(formats.UnreadableError):
+        with pytest.raises(UnreadableError):
             list(formats.GemmaCalls(FUNCTIONS).calls("<|tool_call>call:time" + broken))
 
 
@@ -95,8 +96,8 @@ def test_a_required_call_is_one_that_is_read(kind):
     from llguidance import LLMatcher
 
     text = kind(FUNCTIONS)
-    grammar = formats.grammar([text.call(name, dict(schema) or {"type": "object"}) for name, schema in FUNCTIONS.items()])
-    assert not LLMatcher.validate_grammar(LLMatcher.grammar_from_lark(grammar))
+    forced = grammar([text.call(name, dict(schema) or {"type": "object"}) for name, schema in FUNCTIONS.items()])
+    assert not LLMatcher.validate_grammar(LLMatcher.grammar_from_lark(forced))
     values = iter(("Bonn", "2"))
     filled = ""
     for piece in text.call("stay", STAY):

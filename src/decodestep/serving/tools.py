@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from decodestep.serving.errors import refusal
-from decodestep.serving.tool_formats import CallText, TaggedJson, UnreadableError, grammar, kind_of
+from decodestep.serving.tool_formats import TaggedJson, kind_of
+from decodestep.serving.tool_text import CallText, UnreadableError, grammar
 
 if TYPE_CHECKING:
     from decodestep.models import Model

@@ -1,0 +1,141 @@
+"""The text of a model that calls functions: what every kind of it can do, and how JSON within it is read and forced."""
+
+from __future__ import annotations
+
+import json
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from decodestep.sampling.constraint import JSON_FORM
+
+Calls = list[tuple[str, Any]]  # the name and the arguments of each
+Functions = Mapping[str, Mapping[str, Any]]  # the JSON schema of each function's arguments
+# A text that is forced: literally as it stands, as JSON of a schema, or by an expression.
+Pieces = list[str | dict[str, Any] | re.Pattern[str]]
+
+
+class UnreadableError(ValueError):
+    """What looked like calls are none."""
+
+
+class CallText(ABC):
+    """A kind of text. functions: those that may be called.
+
+    marks: what begins a call, wherever it stands. spelled: the control tokens of which calls are made, by their names.
+    """
+
+    marks: tuple[str, ...] = ()
+    spelled: tuple[str, ...] = ()
+
+    def __init__(self, functions: Functions) -> None:
+        self.functions = functions
+
+    def free(self, text: str) -> int:
+        """How many characters of the text so far cannot belong to a call, nor to the space before one."""
+        found = [at for mark in self.marks if (at := text.find(mark)) >= 0]
+        if found:
+            return len(text[: min(found)].rstrip())
+        kept = max(n for mark in self.marks for n in range(len(mark)) if text.endswith(mark[:n]))
+        return len(text[: len(text) - kept].rstrip())
+
+    def read(self, text: str) -> tuple[str, Calls]:
+        """The text for the reader, and the calls. Raises UnreadableError."""
+        at = min((at for mark in self.marks if (at := text.find(mark)) >= 0), default=len(text))
+        calls = list(self.calls(text[at:]))
+        if at < len(text) and not calls:
+            raise UnreadableError
+        return text[:at].rstrip(), calls
+
+    @abstractmethod
+    def calls(self, text: str) -> Iterator[tuple[str, Any]]:
+        """The calls of a text that begins with a mark, or is empty. Raises UnreadableError."""
+
+    @abstractmethod
+    def call(self, name: str, schema: dict[str, Any]) -> Pieces:
+        """The whole text of one call."""
+
+
+def grammar(texts: list[Pieces]) -> str:
+    """The Lark grammar of one of some texts."""
+    rules = [f"start: {' | '.join(f'text{i}' for i in range(len(texts)))}"]
+    for i, pieces in enumerate(texts):
+        names = []
+        for j, piece in enumerate(pieces):
+            if isinstance(piece, str):
+                names.append(json.dumps(piece, ensure_ascii=False))
+                continue
+            if isinstance(piece, re.Pattern):
+                names.append(f"PIECE{i}_{j}")
+                rules.append(f"{names[-1]}: /{piece.pattern}/")
+            else:
+                names.append(f"piece{i}_{j}")
+                rules.append(f"{names[-1]}: %json {json.dumps({**piece, 'x-guidance': JSON_FORM})}")
+        rules.append(f"text{i}: {' '.join(names)}")
+    return "\n".join(rules) + "\n"
+
+
+def loaded(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        raise UnreadableError from None
+
+
+def first_json(text: str) -> tuple[Any, str]:
+    """The JSON value that a text begins with, and the rest."""
+    try:
+        found, end = json.JSONDecoder().raw_decode(text)
+    except (ValueError, RecursionError):
+        raise UnreadableError from None
+    return found, text[end:]
+
+
+def all_json(text: str) -> Any:
+    found, rest = first_json(text.strip())
+    if rest.strip():
+        raise UnreadableError
+    return found
+
+
+def of_object(found: Any) -> tuple[str, Any]:
+    if not isinstance(found, dict) or not isinstance(found.get("name"), str):
+        raise UnreadableError
+    return found["name"], found.get("arguments", found.get("parameters", {}))
+
+
+def object_of(name: str, key: str, schema: dict[str, Any]) -> dict[str, Any]:
+    """The schema of a call as an object; what the arguments' schema refers to by "#/$defs" stays in its reach."""
+    inner = {k: v for k, v in schema.items() if k != "$defs"}
+    whole = {"type": "object", "properties": {"name": {"const": name}, key: inner}, "required": ["name", key]}
+    return {**whole, "additionalProperties": False, **({"$defs": schema["$defs"]} if "$defs" in schema else {})}
+
+
+def properties(schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    found = schema.get("properties")
+    return found if isinstance(found, dict) else {}
+
+
+def needed(schema: Mapping[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+    """The arguments that a forced call has: those that are required, or all."""
+    known, required = properties(schema), schema.get("required")
+    names = [name for name in required if name in known] if isinstance(required, list) else list(known)
+    return [(name, known[name] if isinstance(known[name], dict) else {}) for name in names]
+
+
+def raw(schema: dict[str, Any]) -> dict[str, Any] | re.Pattern[str]:
+    """How a value is written between tags: a string without quotes, anything else as JSON."""
+    if "enum" in schema and all(isinstance(value, str) for value in schema["enum"]):
+        return re.compile("|".join(re.escape(value).replace("/", r"\/") for value in schema["enum"]))
+    return re.compile(r"[^<]+") if schema.get("type") == "string" else schema
+
+
+def value_of(text: str, schema: Any) -> Any:
+    """The value between tags: as it stands where a string is expected, or what is no JSON."""
+    if isinstance(schema, dict) and schema.get("type") == "string":
+        return text
+    try:
+        return loaded(text)
+    except UnreadableError:
+        return text
