@@ -409,7 +409,7 @@ EMULATED void _tile_loadconfig(const void* p) {
         tiles[i] = {shapes[48 + i], row_bytes, {}};
     }
 }
-inline void _tile_release() {}
+EMULATED void _tile_storeconfig(void* p) { std::memset(p, 0, 64); }
 inline void _tile_zero(int to) { std::memset(tiles[to].bytes, 0, sizeof tiles[to].bytes); }
 EMULATED void _tile_loadd(int to, const void* p, size_t stride) {
     _tile_zero(to);

@@ -9,7 +9,8 @@
 namespace decodestep::DECODESTEP_ISA {
 
 // The tiles of this thread, as long as this lives. Not longer than a task: while a thread has tiles, its state takes
-// longer to save, and the core counts as one that uses them.
+// longer to save, and the core counts as one that uses them. Afterwards they have the shapes of before, none in most
+// threads: another library in the process (llama.cpp) gives its threads shapes once and for all.
 class IntegerTiles {
   public:
     static constexpr size_t kTokens = 16;
@@ -20,12 +21,16 @@ class IntegerTiles {
         for (const size_t i : {0, 1, 2, 3, 4}) shapes.rows[i] = kTokens;
         shapes.row_bytes[4] = static_cast<uint16_t>(inputs);
         for (const size_t i : {5, 6}) shapes.rows[i] = static_cast<uint8_t>(inputs / 4);
+        _tile_storeconfig(&before_);
         write_memory();
         _tile_loadconfig(&shapes);
     }
     IntegerTiles(const IntegerTiles&) = delete;
     IntegerTiles& operator=(const IntegerTiles&) = delete;
-    ~IntegerTiles() { _tile_release(); }
+    ~IntegerTiles() {
+        write_memory();
+        _tile_loadconfig(&before_);
+    }
 
     // sums[v][t][n] = sum over k of token t's bytes, x[t * stride + k], times those of output 16v + n,
     // w[k / 4][16v + n][k % 4].
@@ -91,6 +96,8 @@ class IntegerTiles {
         uint16_t row_bytes[16] = {64, 64, 64, 64, 64, 64, 64};
         uint8_t rows[16] = {};
     };
+
+    Shapes before_;
 };
 
 // Stores bytes less `offset`, which are signed then.
