@@ -95,19 +95,6 @@ DECODESTEP_INLINE f32x16 select(Mask mask, f32x16 a) {
     const __m256i high = _mm256_cmpeq_epi32(_mm256_and_si256(_mm256_srli_epi32(all, 8), bit), bit);
     return {_mm256_and_ps(a.low, _mm256_castsi256_ps(low)), _mm256_and_ps(a.high, _mm256_castsi256_ps(high))};
 }
-// Writes the lanes of the mask one after the other, and the ids first + lane; there must be room for sixteen of each.
-// Returns their number.
-DECODESTEP_INLINE size_t compact(Mask mask, f32x16 values, int32_t first, float* scores, int32_t* ids) {
-    float lanes[kLanes];
-    store(lanes, values);
-    size_t n = 0;
-    for (; mask; mask &= mask - 1, ++n) {
-        const int lane = std::countr_zero(mask);
-        scores[n] = lanes[lane];
-        ids[n] = first + lane;
-    }
-    return n;
-}
 
 // --- int32, which wraps around
 
@@ -355,4 +342,5 @@ DECODESTEP_INLINE i32x16 multiply_pairs(i32x16 a, i32x16 b) {
 
 }  // namespace decodestep::DECODESTEP_ISA
 
+#include "simd/compact.h"
 #include "simd/split_exponent.h"

@@ -102,19 +102,6 @@ DECODESTEP_INLINE f32x16 select(Mask mask, f32x16 a) {
         return as_float(bits_of(a.v[q]) & chosen);
     });
 }
-// Writes the lanes of the mask one after the other, and the ids first + lane; there must be room for sixteen of each.
-// Returns their number.
-DECODESTEP_INLINE size_t compact(Mask mask, f32x16 values, int32_t first, float* scores, int32_t* ids) {
-    float lanes[kLanes];
-    store(lanes, values);
-    size_t n = 0;
-    for (; mask; mask &= mask - 1, ++n) {
-        const int lane = std::countr_zero(mask);
-        scores[n] = lanes[lane];
-        ids[n] = first + lane;
-    }
-    return n;
-}
 
 // --- int32, which wraps around
 
@@ -199,3 +186,5 @@ DECODESTEP_INLINE u8x64 high_nibbles(u8x64 a) {
 }
 
 }  // namespace decodestep::DECODESTEP_ISA
+
+#include "simd/compact.h"
