@@ -24,7 +24,7 @@ DECODESTEP_INLINE void prefetch_rows(const uint8_t* w, size_t w_stride, size_t b
 }
 
 // R outputs times T tokens, one accumulator each: every weight is widened once, every activation loaded once.
-template <class BlockFormat, int R, int T>
+template <class BlockFormat, int R, int T, bool prefetches = true>
 DECODESTEP_INLINE void tile(const uint8_t* w, size_t w_stride, const float* x, ptrdiff_t x_stride, size_t in, float* y,
                             ptrdiff_t y_stride) {
     f32x16 total[R][T];
@@ -35,7 +35,7 @@ DECODESTEP_INLINE void tile(const uint8_t* w, size_t w_stride, const float* x, p
     const size_t blocks = in / kLoadValues, rest = in % kLoadValues;
     for (size_t b = 0; b < blocks; ++b) {
         f32x16 w0[R], w1[R];
-        prefetch_rows<BlockFormat, R>(w, w_stride, b);
+        if constexpr (prefetches) prefetch_rows<BlockFormat, R>(w, w_stride, b);
 #pragma GCC unroll 8
         for (int r = 0; r < R; ++r) load_piece<BlockFormat>(w + r * w_stride, b, w0[r], w1[r]);
 #pragma GCC unroll 8
@@ -66,8 +66,8 @@ DECODESTEP_INLINE void tile(const uint8_t* w, size_t w_stride, const float* x, p
 // Eight vectors hold four accumulators beside the weights and activations.
 constexpr size_t kRowTileTokens = kVectorRegisters >= 32 ? 4 : 2;
 constexpr size_t kRowTileOutputs = 4 / (4 / kRowTileTokens);
-// Of one token with dense rows: a core reads memory faster in four streams than in two.
-constexpr size_t kOneTokenOutputs = 4;
+// Of one token with dense rows: a core reads memory faster in four streams than in one or two.
+constexpr size_t kRowStreams = 4;
 
 // Outputs [n, n + R) of all tokens; w is the row of output n.
 template <class BlockFormat, int R>
@@ -80,6 +80,21 @@ DECODESTEP_INLINE void all_tokens(const Linear& a, const uint8_t* w, size_t w_st
         tile<BlockFormat, R, kRowTileTokens>(w, w_stride, x, a.x_stride, a.w.in, y, a.y_stride);
     for (; t < a.tokens; ++t, x += a.x_stride, y += a.y_stride)
         tile<BlockFormat, R, 1>(w, w_stride, x, a.x_stride, a.w.in, y, a.y_stride);
+}
+
+// Outputs of one token with dense rows, from `first` on, as many as fill equal streams before `last`; returns the next.
+// Each stream goes through its rows from end to end, so that the hardware prefetcher follows it from row to row: rows
+// that are read side by side would be short streams, and where their length is a multiple of a page, in each other's
+// way.
+template <class BlockFormat>
+DECODESTEP_INLINE size_t stream_rows(const Linear& a, size_t first, size_t last) {
+    const size_t rows = (last - first) / kRowStreams;
+    for (size_t n = first; n < first + rows; ++n) {
+        float y[kRowStreams];
+        tile<BlockFormat, kRowStreams, 1, false>(a.w.row(n), rows * a.w.stride, a.x, 0, a.w.in, y, 0);
+        for (size_t s = 0; s < kRowStreams; ++s) a.y[n + s * rows] = y[s];
+    }
+    return first + rows * kRowStreams;
 }
 
 // A row to float32.
@@ -109,8 +124,7 @@ void multiply_rows(const Linear& a, size_t first, size_t last) {
     const bool widen_once = a.tokens > kRowTileTokens && BlockFormat::bytes != F32Block::bytes;
     float* widened = widen_once ? thread_scratch(kRowTileOutputs * in) : nullptr;
     if constexpr (is_dense<BlockFormat>)
-        for (; a.tokens == 1 && n + kOneTokenOutputs <= last; n += kOneTokenOutputs)
-            tile<BlockFormat, kOneTokenOutputs, 1>(a.w.row(n), a.w.stride, a.x, a.x_stride, in, a.y + n, a.y_stride);
+        if (a.tokens == 1) n = stream_rows<BlockFormat>(a, first, last);
     for (; n + kRowTileOutputs <= last; n += kRowTileOutputs) {
         if (widen_once) {
             for (size_t r = 0; r < kRowTileOutputs; ++r) widen<BlockFormat>(a.w.row(n + r), in, widened + r * in);
