@@ -137,7 +137,8 @@ void multiply_rows(const Linear& a, size_t first, size_t last) {
 }
 
 // y[t, c] = sum over n of x[t, n] * w[n, c], for columns [first, last), of which `first` is a multiple of kLoadValues.
-// Four rows at once are as many streams of memory; a column's sum ascends in n.
+// A column's sum ascends in n. One token reads row after row, one stream from end to end; for several, four rows at a
+// time are added to each sum that is loaded.
 template <class BlockFormat>
 void sum_rows(const float* x, ptrdiff_t x_stride, size_t tokens, const RowWeight& w, size_t first, size_t last,
               float* y, ptrdiff_t y_stride) {
@@ -169,7 +170,8 @@ void sum_rows(const float* x, ptrdiff_t x_stride, size_t tokens, const RowWeight
         }
     };
     size_t n = 0;
-    for (; n + kRows <= w.out; n += kRows) add.template operator()<kRows>(n);
+    if (tokens > 1)
+        for (; n + kRows <= w.out; n += kRows) add.template operator()<kRows>(n);
     for (; n < w.out; ++n) add.template operator()<1>(n);
     for (size_t t = 0; t < tokens; ++t)
         std::memcpy(y + static_cast<ptrdiff_t>(t) * y_stride + first, sums + t * width, (last - first) * sizeof(float));
@@ -214,8 +216,10 @@ void with_format(Format format, Body&& body) {
 
 void linear(const Linear& a) {
     // A task is about 10 microseconds of work: small enough to balance the threads, large enough to be worth claiming.
+    // Streams of fewer than four rows would end before the prefetcher has made up for their beginning.
     const size_t work = a.w.in * a.tokens + 1, most = (size_t{1} << 17) / work;
-    const size_t rows = most < kRowTileOutputs ? kRowTileOutputs : most / kRowTileOutputs * kRowTileOutputs;
+    const size_t least = a.tokens == 1 ? 4 * kRowStreams : kRowTileOutputs;
+    const size_t rows = most < least ? least : most / kRowTileOutputs * kRowTileOutputs;
     with_format(a.w.format, [&]<class BlockFormat>() {
         parallel_for((a.w.out + rows - 1) / rows, a.threads, [&](size_t task) {
             const size_t first = task * rows, last = first + rows < a.w.out ? first + rows : a.w.out;
