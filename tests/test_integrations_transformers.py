@@ -24,6 +24,7 @@ from decodestep.integrations.transformers import (
     accelerate,
     acceleration,
     attention,
+    few_experts,
     few_rows,
     huge_pages,
     visible_keys,
@@ -473,7 +474,7 @@ def few_rows_calls(monkeypatch):
     """The shapes of what `FewRows` served, with weights of any size."""
     calls = []
     multiply = few_rows.linear
-    monkeypatch.setattr(few_rows, "_LEAST_BYTES", 0)
+    monkeypatch.setattr(few_rows, "LEAST_BYTES", 0)
     monkeypatch.setattr(few_rows, "linear", lambda x, w: calls.append(tuple(x.shape)) or multiply(x, w))
     return calls
 
@@ -564,6 +565,52 @@ def test_weights_move_into_huge_pages(monkeypatch):
     assert torch.equal(memory, torch.arange(3 << 20))
     monkeypatch.setattr(huge_pages, "_SIZE", Path("/nowhere"))
     assert huge_pages.collapse(parts) == 0
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("family", ["deepseek_v2", "deepseek_v3", "glm4_moe_lite"])
+def test_experts_of_few_rows(family, dtype, monkeypatch):
+    """Logits beside stock with the same attention; then what goes the stock way."""
+    calls, multiply = [], few_experts.linear
+    monkeypatch.setattr(few_experts, "LEAST_BYTES", 0)
+    monkeypatch.setattr(few_experts, "linear", lambda x, w: calls.append(len(x)) or multiply(x, w))
+    model, ids = model_of(family).to(dtype), prompt()
+    expected = decode(model, ids, holes(ids), 3)
+    with accelerate(model, attention=False, cache=False) as handle:
+        assert_close(decode(model, ids, holes(ids), 3), expected)
+        assert calls and "Experts): up to 8 rows in one pass over the weights, else" in handle.report()
+        before = model.get_experts_implementation()
+        model.set_experts_implementation("eager")
+        calls.clear()
+        decode(model, ids, holes(ids), 3)
+        assert not calls and "Experts): kept, eager" in handle.report()
+        model.set_experts_implementation(before)
+    assert torch.equal(decode(model, ids, holes(ids), 3), expected)
+    assert not calls and not any("forward" in vars(module) for module in model.modules())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_experts_against_float64(dtype, monkeypatch):
+    """Rows that share experts, an expert twice in a row, more rows than are served, gradients."""
+    monkeypatch.setattr(few_experts, "LEAST_BYTES", 0)
+    model = model_of("deepseek_v2").to(dtype)
+    module = next(m for m in model.modules() if type(m).__name__.endswith("Experts"))
+    up, down = module.gate_up_proj.double(), module.down_proj.double()
+    with accelerate(model):
+        for rows in (1, 3, 8, 9):
+            x = torch.randn(rows, up.shape[2]).to(dtype)
+            index, weights = torch.randint(0, len(up), (rows, 2)), torch.rand(rows, 2)
+            exact = torch.zeros(rows, down.shape[1], dtype=torch.float64)
+            for t in range(rows):
+                for e, weight in zip(index[t], weights[t].to(dtype), strict=True):
+                    gate, value = (up[e] @ x[t].double()).chunk(2)
+                    exact[t] += weight.double() * (down[e] @ (module.act_fn(gate) * value))
+            with torch.no_grad():
+                y = module(x, index, weights.to(dtype))
+            assert y.dtype == dtype
+            assert_close(y, exact.detach().to(dtype))
+        row = torch.randn(1, up.shape[2], dtype=dtype)
+        assert module(row, index[:1], weights[:1].to(dtype)).requires_grad
 
 
 def test_experts_by_name(model):

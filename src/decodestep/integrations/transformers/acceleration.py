@@ -14,6 +14,7 @@ from decodestep._base import devices
 from decodestep._base.checks import is_int, refuse, require, require_choice
 from decodestep.integrations.transformers import huge_pages
 from decodestep.integrations.transformers.attention import DTYPES, NAME, Latents, is_plain, latents_of
+from decodestep.integrations.transformers.few_experts import FewExperts, are_served, few_experts_of
 from decodestep.integrations.transformers.few_rows import MOST_ROWS, FewRows, few_rows_of, is_served
 from decodestep.integrations.transformers.latent_layer import IndexedLatentLayer, LatentLayer
 
@@ -54,7 +55,8 @@ def accelerate(
         `ops.linear`, which reads the weight once, where it is, on every thread; but kv_b_proj. Sums are in another order.
         On Linux their memory, and kv_b_proj's, moves into huge pages, which takes three to five seconds a gigabyte.
         Those on a GPU stay torch's.
-    experts: "keep", or the name of an experts implementation for `model.set_experts_implementation`. There is none of ours.
+    experts: "keep", or the name of an experts implementation for `model.set_experts_implementation`, which serves all calls
+        then. With "keep" and `linears`, experts of few rows are read like Linears, where they are, but into no huge pages.
     absorb_up_to: the most queries of a pass that are served on the latents.
     backend: "auto", "cpu" or "triton", that of `mla_attention`. "auto" is "triton" for what lies on a GPU. Of a mask there, the
         host gets a copy, one for all layers of a step.
@@ -83,7 +85,7 @@ def accelerate(
         if attention:
             acceleration._read_latents(modules, int(absorb_up_to), backend)
         if linears:
-            acceleration._read_weights_once(modules)
+            acceleration._read_weights_once(modules, experts == "keep")
         if cache:
             acceleration._grow_caches(modules)
     except BaseException:
@@ -99,6 +101,7 @@ class Acceleration:
         self.model = model
         self._attentions: list[nn.Module] = []
         self._linears: list[nn.Linear] = []
+        self._served_experts: list[nn.Module] = []
         self._huge = 0  # bytes of weights in huge pages
         self._configs: list[tuple[Any, Any]] = []  # each with the implementation that it named before
         self._hooks: list[Any] = []
@@ -120,7 +123,7 @@ class Acceleration:
             found = decoder.config._attn_implementation
             require(found == NAME, _OP, "model", "one whose attention can be chosen", type(decoder).__name__)
 
-    def _read_weights_once(self, attentions: dict[str, nn.Module]) -> None:
+    def _read_weights_once(self, attentions: dict[str, nn.Module], experts: bool) -> None:
         projections = [module.kv_b_proj for module in attentions.values()]  # `absorbed` reads their weights itself
         taken = {id(projection) for projection in projections}
         self._linears = [module for module in self.model.modules() if is_served(module) and id(module) not in taken]
@@ -128,6 +131,10 @@ class Acceleration:
             linear.__dict__["forward"] = FewRows(linear)
         if self._linears:
             self._huge = huge_pages.collapse(linear.weight for linear in (*self._linears, *projections))
+        if experts:
+            self._served_experts = [module for module in self.model.modules() if are_served(module)]
+            for module in self._served_experts:
+                module.__dict__["forward"] = FewExperts(module)
 
     def _grow_caches(self, attentions: dict[str, nn.Module]) -> None:
         decoders = _owners(self.model, attentions)
@@ -145,6 +152,9 @@ class Acceleration:
         for linear in self._linears:
             if few_rows_of(linear):
                 del linear.__dict__["forward"]
+        for module in self._served_experts:
+            if few_experts_of(module):
+                del module.__dict__["forward"]
         for config, before in self._configs:
             if config._attn_implementation == NAME:
                 config._attn_implementation_internal = before
@@ -178,7 +188,9 @@ class Acceleration:
                 lines.append(f"{name} ({kind}): kept, it caches no latents")
             elif kind.endswith("Experts"):
                 now = getattr(module.config, "_experts_implementation", None) if hasattr(module, "config") else None
-                lines.append(f"{name} ({kind}): kept, {now or 'as it is'}")
+                few = few_experts_of(module)
+                state = f"up to {MOST_ROWS} rows in one pass over the weights, else" if few and few.in_use else "kept,"
+                lines.append(f"{name} ({kind}): {state} {now or 'as it is'}")
         count = sum(few_rows_of(module) is not None for module in self.model.modules())
         rows = f"up to {MOST_ROWS} rows in one pass over the weight, {self._huge >> 20} MiB of them in huge pages"
         lines.append(f"{count} Linear layers: {rows}" if count else "Linear layers: kept")

@@ -12,8 +12,8 @@ from decodestep.ops.linear import Format, PackedWeight
 from decodestep.ops.linear.cpu import linear
 
 MOST_ROWS = 8  # with more, torch's products of matrices are as fast
-_LEAST_BYTES = 1 << 20  # a smaller weight stays in a cache, where a call costs more than its product
-_FORMATS = {torch.float32: Format.F32, torch.bfloat16: Format.BF16}
+LEAST_BYTES = 1 << 20  # a smaller weight stays in a cache, where a call costs more than its product
+FORMATS = {torch.float32: Format.F32, torch.bfloat16: Format.BF16}
 
 
 class WeightRows:
@@ -32,14 +32,28 @@ class WeightRows:
         known = weight.data_ptr(), weight.dtype, weight.shape, weight.stride()
         if self._known is not None and self._known[0] == known:
             return self._known[1]
-        if weight.dtype not in _FORMATS or weight.stride(1) != 1 or weight.numel() * weight.itemsize < self.least:
+        if weight.dtype not in FORMATS or weight.stride(1) != 1 or weight.numel() * weight.itemsize < self.least:
             return None
         rows = weight.detach().view(torch.uint8).numpy()
-        self._known = known, PackedWeight(rows, _FORMATS[weight.dtype], weight.shape[1])
+        self._known = known, PackedWeight(rows, FORMATS[weight.dtype], weight.shape[1])
         return self._known[1]
 
     def __getstate__(self) -> dict[str, Any]:
         return {"least": self.least}
+
+
+def is_few_plain_rows(x: Tensor, *weights: Tensor | None) -> bool:
+    """Whether x is up to `MOST_ROWS` rows, with weights of its dtype on the CPU; nobody wants gradients, casts or traces."""
+    if type(x) is not Tensor or torch.compiler.is_compiling() or torch.jit.is_tracing():
+        return False
+    if not x.is_cpu or not x.dim() or x.layout != torch.strided or torch.is_autocast_enabled("cpu"):
+        return False
+    given = [w for w in weights if w is not None]
+    if any(w.dtype != x.dtype or not w.is_cpu or w.layout != torch.strided for w in given):
+        return False
+    if torch.is_grad_enabled() and any(t.requires_grad for t in (x, *given)):
+        return False
+    return 0 < x.numel() <= MOST_ROWS * x.shape[-1]
 
 
 class FewRows:
@@ -50,7 +64,7 @@ class FewRows:
     """
 
     def __init__(self, module: nn.Linear) -> None:
-        self.module, self._rows = module, WeightRows(_LEAST_BYTES)
+        self.module, self._rows = module, WeightRows(LEAST_BYTES)
 
     def __call__(self, x: Tensor) -> Tensor:
         parameters = self.module._parameters  # a module's attributes take a microsecond each
@@ -69,18 +83,7 @@ class FewRows:
 
     def _serving(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> PackedWeight | None:
         """The weight, where a call is of few rows, and wants no gradients, casts or traces; else None."""
-        if type(x) is not Tensor or torch.compiler.is_compiling() or torch.jit.is_tracing():
-            return None
-        inputs = x.shape[-1] if x.dim() else 0
-        if weight.dtype != x.dtype or not (x.is_cpu and weight.is_cpu) or torch.is_autocast_enabled("cpu"):
-            return None
-        if x.layout != torch.strided or weight.layout != torch.strided:
-            return None
-        if inputs != weight.shape[1] or not 0 < x.numel() <= MOST_ROWS * inputs:
-            return None
-        if torch.is_grad_enabled() and any(t.requires_grad for t in (x, weight, bias) if t is not None):
-            return None
-        if bias is not None and (bias.dtype != x.dtype or not bias.is_cpu):
+        if not is_few_plain_rows(x, weight, bias) or x.shape[-1] != weight.shape[1]:
             return None
         return self._rows.of(weight)
 
@@ -94,4 +97,4 @@ def few_rows_of(module: nn.Module) -> FewRows | None:
 def is_served(module: nn.Module) -> TypeGuard[nn.Linear]:
     """Whether a module is a Linear of torch and nothing else, whose weight a `FewRows` can read."""
     plain = type(module) is nn.Linear and "forward" not in vars(module)
-    return plain and module.weight.dtype in _FORMATS and module.weight.is_cpu
+    return plain and module.weight.dtype in FORMATS and module.weight.is_cpu

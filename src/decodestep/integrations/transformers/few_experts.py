@@ -1,0 +1,87 @@
+"""Experts of a few rows: each weight that a token needs is read once, on every thread, from where torch has it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from decodestep._base.dispatch import run
+from decodestep.integrations.transformers.few_rows import FORMATS, LEAST_BYTES, WeightRows, is_few_plain_rows
+from decodestep.ops.linear import PackedWeight
+from decodestep.ops.linear.cpu import linear
+
+_SHAPE = {"has_gate": True, "has_bias": False, "is_transposed": False, "has_post_expert_norm": False}
+
+
+class FewExperts:
+    """What an experts module of an accelerated model has in place of its method `forward`.
+
+        y[t] = sum over i of weight[t, i] * down[e](gate(gate_up[e](x[t]))),  e = index[t, i]
+
+    torch's grouped_mm reads weights at half the speed of memory. Products, gate and sum are float32; in bfloat16 the result is
+    rounded once. More rows, and other choices of `set_experts_implementation` since, go the stock way.
+    """
+
+    def __init__(self, module: Any) -> None:
+        self.module, self._up, self._down = module, WeightRows(), WeightRows()
+        self._choice = module.config._experts_implementation
+
+    def __call__(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+        module = self.module
+        up, down = module._parameters.get("gate_up_proj"), module._parameters.get("down_proj")
+        if not self._serves(hidden_states, top_k_index, top_k_weights, up, down):
+            return type(module).forward(module, hidden_states, top_k_index, top_k_weights)
+        ups, downs = self._up.of(up.flatten(0, 1)), self._down.of(down.flatten(0, 1))
+        assert ups is not None and downs is not None
+        x, index = hidden_states.detach().float().numpy(), top_k_index.numpy()
+        products = np.empty((*index.shape, down.shape[1]), np.float32)
+        for e in np.unique(index):
+            token, choice = np.nonzero(index == e)
+            gated = module._apply_gate(torch.from_numpy(_product(x[token], ups, e, up.shape[1])))
+            products[token, choice] = _product(gated.numpy(), downs, e, down.shape[1])
+        weighted = torch.from_numpy(products) * top_k_weights.detach().float().unsqueeze(-1)
+        return weighted.sum(1).to(hidden_states.dtype)
+
+    @property
+    def in_use(self) -> bool:
+        """Whether nobody has chosen another implementation since."""
+        return bool(self.module.config._experts_implementation == self._choice)
+
+    def _serves(self, x: Tensor, index: Tensor, weights: Tensor, up: Any, down: Any) -> bool:
+        module = self.module
+        if not is_few_plain_rows(x, up, down) or module._is_expert_parallel or x.dim() != 2 or x.shape[1] != up.shape[2]:
+            return False
+        if not self.in_use or not (up.is_contiguous() and down.is_contiguous()):
+            return False
+        if not (index.is_cpu and weights.is_cpu) or index.shape != weights.shape or len(index) != len(x) or not index.numel():
+            return False
+        if torch.is_grad_enabled() and weights.requires_grad:
+            return False
+        return bool(index.min() >= 0 and index.max() < up.shape[0])
+
+
+def _product(x: np.ndarray, weights: PackedWeight, expert: int, outputs: int) -> np.ndarray:
+    rows = weights.rows[expert * outputs : (expert + 1) * outputs]
+    return run("linear", "cpu", linear, x, PackedWeight(rows, weights.format, weights.inputs))
+
+
+def few_experts_of(module: nn.Module) -> FewExperts | None:
+    """The `FewExperts` of an accelerated module."""
+    found: Any = module.__dict__.get("forward")
+    return found if isinstance(found, FewExperts) else None
+
+
+def are_served(module: Any) -> bool:
+    """Whether a module is experts of transformers whose choice can be made by name, gated, without biases, on the CPU, and
+    each of a weight that is worth a call."""
+    if "forward" in vars(module) or not hasattr(type(module), "_apply_gate"):
+        return False
+    if any(vars(module).get(name) is not value for name, value in _SHAPE.items()):
+        return False
+    weights = [module._parameters.get(name) for name in ("gate_up_proj", "down_proj")]
+    if not all(type(w) is nn.Parameter and w.dim() == 3 and w.dtype in FORMATS and w.is_cpu for w in weights):
+        return False
+    return all(w.shape[1] * w.shape[2] * w.itemsize >= LEAST_BYTES for w in weights)
