@@ -16,7 +16,7 @@ import decodestep as ds
 import processes
 from decodestep.models import CachedSequence, CacheFullError
 from decodestep.models.forward import forward
-from decodestep.models.kv_cache import PAGE, Pages
+from decodestep.models.kv_cache import HUGE_PAGE, PAGE, GroupPages, Pages
 from decodestep.models.page_pool import LOCK, PagePool, new_pool
 from decodestep.models.prefill import Prefill
 from decodestep.models.sequence import admit
@@ -43,7 +43,7 @@ class Recall:
     class config:  # noqa: N801
         vocab_size, context = VOCAB, 200
 
-    def logits(self, tokens, sequence, positions, pages, page_table, wanted):
+    def logits(self, tokens, sequence, positions, pages, page_table, wanted, part=None):
         for token, row, position in zip(tokens, sequence, positions, strict=True):
             pages.tokens[page_table[row, position // PAGE], position % PAGE] = token
         out = np.full((len(wanted), self.config.context), -1)
@@ -502,3 +502,18 @@ model.logits(range(200))
 print(model.cache.pages * model.cache.page_bytes > 2**28, (resident() - before) < 2**24)
 """
     assert printed(code).split() == ["True", "True"]
+
+
+def test_memory_of_coming_pages_is_taken_a_little_at_a_time():
+    """Slabs of 45 pages: that of the next fresh page and no other, and none that somebody may be writing."""
+    pages = GroupPages(30, 3, 64, 200)
+    slab = pages.keys.shape[3]
+    of_slab = 2 * -(-pages.keys[0].nbytes // HUGE_PAGE)
+    pages.keys[0] = pages.values[0] = 1
+    for fresh, more in ((1, of_slab), (slab - 1, 0), (slab, 0), (slab + 1, of_slab), (2 * slab + 1, of_slab), (3 * slab + 1, 0)):
+        calls = 0
+        while pages.prepare(fresh):
+            calls += 1
+        assert calls == more, fresh
+    assert (pages.keys[0] == 1).all() and (pages.values[0] == 1).all() and not pages.keys[1:].any()
+    assert not GroupPages(30, 3, 64, slab).prepare(1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import mmap
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -14,6 +15,7 @@ from decodestep.ops.decoder_forward.arguments import SCALE_BYTES
 from decodestep.ops.decoder_forward.group_cache import page_shapes
 
 SLAB_BYTES = 2**24
+HUGE_PAGE = 2**21
 
 
 class Pages(ABC):
@@ -28,6 +30,11 @@ class Pages(ABC):
     @abstractmethod
     def copy(self, source: int, target: int) -> None:
         """Makes page `target` hold what page `source` holds."""
+
+    def prepare(self, fresh: int) -> bool:
+        """Takes a little of the memory that pages from `fresh` on, which nobody has written, will need next; returns whether
+        there is more to take. A pass that is the first to write there would wait for the system to clear all of it."""
+        return False
 
 
 class LatentPages(Pages):
@@ -78,6 +85,25 @@ class SlabPages(Pages):
         self.keys = _untouched_zeros((slabs, *axes, self._slab, *key), dtypes[0], huge_pages=True)
         self.values = _untouched_zeros((slabs, *axes, self._slab, *value), dtypes[1], huge_pages=True)
         self._axis = len(axes)  # of the pages inside a slab
+        self._prepared = 0  # how many slabs have been, or were begun to be written
+        self._steps: Iterator[tuple[np.ndarray, int]] = iter(())  # what is left to take of the last of them
+
+    def prepare(self, fresh: int) -> bool:
+        """The slab of `fresh` if nobody has written there, and the one after it: a huge page, of 2 MB, at each call."""
+        written = -(-fresh // self._slab)
+        if self._prepared < written:
+            self._prepared, self._steps = written, iter(())
+        step = next(self._steps, None)
+        if step is None and self._prepared <= written and self._prepared < len(self.keys):
+            parts = [part[self._prepared].reshape(-1).view(np.uint8) for part in (self.keys, self.values)]
+            self._steps = ((part, place) for part in parts for place in range(0, part.size, HUGE_PAGE))
+            self._prepared += 1
+            step = next(self._steps, None)
+        if step is None:
+            return False
+        part, place = step
+        part[place] = 0  # as it was
+        return True
 
     def copy(self, source: int, target: int) -> None:
         to, slot = divmod(target, self._slab)

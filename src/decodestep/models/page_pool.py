@@ -94,6 +94,11 @@ class PagePool:
         with LOCK:
             self._keep_at_most(0)
 
+    def prepare(self) -> bool:
+        """Takes a little of the memory of the pages that will be handed out next; returns whether there is more to take."""
+        with LOCK:
+            return self.storage.prepare(self._fresh)
+
     def wait_for(self, count: int) -> None:
         """Waits for `count` pages to be free, but at most a tenth of a second, so that the caller can look around.
 

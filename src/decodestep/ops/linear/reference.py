@@ -23,7 +23,7 @@ def quantised(x: np.ndarray) -> np.ndarray:
     largest scale keeps its residual (value - integer * scale), quantised in the same way with a scale of its own. Integers and
     scales are found in float32 for every dtype of x, so that ties fall alike.
     """
-    blocks = x.astype(np.float32).reshape(len(x), -1, 32)
+    blocks = x.astype(np.float32).reshape(len(x), x.shape[1] // 32, 32)
     with np.errstate(all="ignore"):
         integers, scale = _quantise(blocks)
         residual_integers, residual_scale = _quantise(blocks - scale * integers)
