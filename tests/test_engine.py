@@ -13,7 +13,8 @@ import decodestep as ds
 from decodestep.generation.batch import Batch
 from decodestep.generation.schedule import Beside
 from decodestep.models.kv_cache import PAGE
-from decodestep.models.prefill import Room, keys_of
+from decodestep.models.page_pool import CacheFullError
+from decodestep.models.prefill import Prefill, Room, keys_of
 from decodestep.serving import Engine, EngineClosedError, QueueFullError
 
 FREE = {"ignore_eos": True}
@@ -101,6 +102,55 @@ def test_a_row_that_is_suspended_for_lack_of_pages_loses_nothing(tiny, monkeypat
         both_here.set()
         assert [told(ticket)[0][1] for ticket in tickets] == [one.token_ids for one in expected]
     assert suspended and model.cache.held == 0
+
+
+def test_a_prompt_that_finds_no_pages_for_its_block_waits(tiny, monkeypatch):
+    """The row is admitted, and suspended before its block: nothing is left to run but the other row."""
+    params = ds.SamplingParams(max_new_tokens=30, seed=1, **FREE)
+    expected = [ds.generate(tiny, [[n] * 20], params)[0].token_ids for n in (1, 2)]
+    begin, refused = Prefill.begin, []
+
+    def begin_or_refuse(prefill, room):
+        if tiny.cache.held and not refused:
+            refused.append(len(prefill))
+            raise CacheFullError("none left")
+        return begin(prefill, room)
+
+    monkeypatch.setattr(Prefill, "begin", begin_or_refuse)
+    with Engine(tiny) as engine:
+        first = engine.submit([1] * 20, params)
+        gains = iter(first)
+        next(gains)
+        second = engine.submit([2] * 20, params)
+        assert told(second)[0][1] == expected[1] and refused == [1]
+        list(gains)
+        assert first.completions()[0].token_ids == expected[0] and engine.failures == 0
+
+
+def test_a_cancelled_prompt_leaves_its_block_and_the_others_go_on(tiny, monkeypatch):
+    monkeypatch.setattr(Beside, "room", lambda beside, rows, prompts: Room(300))
+    monkeypatch.setattr(Beside, "layers", lambda beside, rows, prompts, left: 1)
+    prompts = [[n] * 90 for n in range(3)]
+    params = ds.SamplingParams(max_new_tokens=3, seed=1, **FREE)
+    expected = [ds.generate(tiny, [prompt], params)[0].token_ids for prompt in prompts]
+    tiny.cache.clear()
+    logits, blocks = tiny.decoder.logits, []
+
+    def cancel_in_the_middle(tokens, *rest):
+        made = logits(tokens, *rest)
+        blocks.append(len(tokens))
+        if len(blocks) == 1:
+            tickets[1].cancel()
+        return made
+
+    tickets, all_here = [], threading.Event()
+    monkeypatch.setattr(tiny.decoder, "logits", lambda *arguments: (all_here.wait(60), cancel_in_the_middle(*arguments))[1])
+    with Engine(tiny) as engine:
+        tickets += [engine.submit(prompt, params) for prompt in prompts]
+        all_here.set()
+        told_of = [told(ticket)[0] for ticket in tickets]
+    assert told_of[1][2] == "cancelled" and [told_of[n][1] for n in (0, 2)] == [expected[0], expected[2]]
+    assert tiny.cache.held == 0
 
 
 def test_a_long_prompt_runs_in_pieces_beside_the_others(tiny, monkeypatch):

@@ -180,16 +180,15 @@ class Batch:
 
     def _advance_prompts(self, beside: Beside) -> None:
         rows, prompts = len(self._decoding()), len(self._prefill)
-        if not prompts:
-            return
-        while not self._prefill.layers_left:
+        while self._prefill and not self._prefill.layers_left:
             try:
                 pieces = self._prefill.begin(beside.room(rows, prompts))
             except CacheFullError:
                 self._suspend_last()
                 continue
             beside.begin((len(sequence), len(tokens)) for sequence, tokens in pieces)
-        if layers := beside.layers(rows, prompts, self._prefill.layers_left):
+        left = self._prefill.layers_left
+        if left and (layers := beside.layers(rows, prompts, left)):
             with beside.timed_layers(layers):
                 ready = self._prefill.advance(layers)
             self._begin(ready)
