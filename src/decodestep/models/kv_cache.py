@@ -19,7 +19,7 @@ HUGE_PAGE = 2**21
 
 
 class Pages(ABC):
-    """Pages 0 to count - 1. Memory is taken only where pages have been written.
+    """Pages 0 to count - 1. Memory is taken only where pages have been written, or by `prepare`.
 
     count: how many pages there are. page_bytes: the size of one, all layers together.
     """
