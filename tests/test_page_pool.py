@@ -510,7 +510,8 @@ def test_memory_of_coming_pages_is_taken_a_little_at_a_time():
     slab = pages.keys.shape[3]
     of_slab = 2 * -(-pages.keys[0].nbytes // HUGE_PAGE)
     pages.keys[0] = pages.values[0] = 1
-    for fresh, more in ((1, of_slab), (slab - 1, 0), (slab, 0), (slab + 1, of_slab), (2 * slab + 1, of_slab), (3 * slab + 1, 0)):
+    cases = ((1, of_slab), (slab - 1, 0), (slab, 0), (slab + 1, of_slab), (2 * slab + 1, of_slab), (3 * slab + 1, 0))
+    for fresh, more in cases:
         calls = 0
         while pages.prepare(fresh):
             calls += 1
