@@ -245,10 +245,7 @@ def decoder_forward(s: Source) -> Arguments:
         block = (slabs, layers, groups, pages, width // 16, 18 if in_bytes else 16, 16)
         pairs = (slabs, layers, groups, pages, width // 2, 16, 2), (slabs, layers, groups, pages, 8, width, 2)
         keys, values = (block, block) if in_bytes or half else pairs
-    first = s.one_of(0, 0, layers - 1)
-    end = s.one_of(layers, first + 1)
-    wanted = s.ids(s.size() if tokens and end == layers else 0, end=tokens)
-    hidden = s.array(tokens, len(made["norm"]))
+    wanted = s.ids(s.size() if tokens else 0, end=tokens)
     return {
         "decoder": Held("Decoder", made), "ids": s.ids(tokens, end=len(made["embedding"])),
         "sequence": s.ids(tokens, end=sequences),
@@ -257,8 +254,7 @@ def decoder_forward(s: Source) -> Arguments:
         "keys": s.array(*keys, dtype=np.int8 if key_bytes else np.uint16),
         "values": s.array(*values, dtype=np.int8 if in_bytes else np.uint16), "half": half,
         "page_table": s.ids(sequences, room, end=slabs * pages), "wanted": wanted,
-        "logits": s.array(len(wanted), made["logits"][2]), "first_layer": first, "end_layer": end,
-        "hidden": s.one_of(None, hidden) if end - first == layers else hidden, "threads": s.threads(),
+        "logits": s.array(len(wanted), made["logits"][2]), "threads": s.threads(),
         "costs": s.one_of(None, s.array(STEP_PARTS, 2, dtype=np.float64)),
     }  # fmt: skip
 

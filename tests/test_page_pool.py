@@ -43,7 +43,7 @@ class Recall:
     class config:  # noqa: N801
         vocab_size, context = VOCAB, 200
 
-    def logits(self, tokens, sequence, positions, pages, page_table, wanted, part=None):
+    def logits(self, tokens, sequence, positions, pages, page_table, wanted):
         for token, row, position in zip(tokens, sequence, positions, strict=True):
             pages.tokens[page_table[row, position // PAGE], position % PAGE] = token
         out = np.full((len(wanted), self.config.context), -1)

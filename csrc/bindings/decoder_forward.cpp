@@ -236,8 +236,7 @@ bool all_within(const std::vector<int64_t>& ids, size_t end) {
 void call_decoder_forward(const HeldDecoder& held, Ids ids_array, Ids sequence_array, Ids positions_array,
                           Packed<const float, 3> sin, Packed<const float, 3> cos, const CacheArgument& keys_array,
                           const CacheArgument& values_array, bool half, Packed<const int64_t, 2> page_table,
-                          Ids wanted_array, Packed<float, 2> logits, size_t first_layer, size_t end_layer,
-                          const std::optional<Packed<float, 2>>& hidden, int threads,
+                          Ids wanted_array, Packed<float, 2> logits, int threads,
                           const std::optional<Packed<double, 2>>& costs) {
     const Decoder& d = held.decoder;
     const bool is_latent = d.latent.is_given();
@@ -275,11 +274,6 @@ void call_decoder_forward(const HeldDecoder& held, Ids ids_array, Ids sequence_a
     require(logits.shape(0) == wanted.size() && logits.shape(1) == d.logits.out, "logits has the wrong shape");
     require(!costs || (costs->shape(0) == std::size(kStepParts) && costs->shape(1) == 2), "costs has the wrong shape");
     if (costs) require_aligned(*costs);
-    require(first_layer < end_layer && end_layer <= layers, "layers is out of range");
-    require(hidden ? hidden->shape(0) == tokens && hidden->shape(1) == d.hidden : end_layer - first_layer == layers,
-            "hidden has the wrong shape");
-    if (hidden) require_aligned(*hidden);
-    require(end_layer == layers || wanted.empty(), "a part without the last layer has no logits");
     require(all_within(ids, d.embedding.out), "a token id is out of range");
     require(all_within(sequence, page_table.shape(0)), "a sequence is out of range");
     require(all_within(positions, std::min<size_t>(rope_positions, page_table.shape(1) * kPagePositions)),
@@ -310,9 +304,6 @@ void call_decoder_forward(const HeldDecoder& held, Ids ids_array, Ids sequence_a
                               .wanted = wanted.data(),
                               .rows = wanted.size(),
                               .logits = logits.data(),
-                              .first_layer = first_layer,
-                              .end_layer = end_layer,
-                              .hidden = hidden ? hidden->data() : nullptr,
                               .threads = thread_count(threads),
                               .costs = costs ? reinterpret_cast<StepCost*>(costs->data()) : nullptr};
     if (tokens == 0) return;
@@ -333,8 +324,7 @@ void bind_decoder(nb::module_& m) {
           nb::arg("sequence").noconvert(), nb::arg("positions").noconvert(), nb::arg("sin").noconvert(),
           nb::arg("cos").noconvert(), nb::arg("keys").noconvert(), nb::arg("values").noconvert(), nb::arg("half"),
           nb::arg("page_table").noconvert(), nb::arg("wanted").noconvert(), nb::arg("logits").noconvert(),
-          nb::arg("first_layer"), nb::arg("end_layer"), nb::arg("hidden").noconvert().none(), nb::arg("threads"),
-          nb::arg("costs").noconvert().none() = nb::none());
+          nb::arg("threads"), nb::arg("costs").noconvert().none() = nb::none());
     nb::list parts;
     for (const char* part : kStepParts) parts.append(part);
     m.attr("STEP_PARTS") = nb::tuple(parts);

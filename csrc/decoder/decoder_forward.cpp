@@ -127,11 +127,9 @@ class StagePart : public StageMember {
 void decoder_forward(const DecoderForward& a) {
     StepBuffers buffers;
     const Plan plan(a, buffers);
-    if (a.first_layer == 0) {
-        gather_rows({a.decoder->embedding, a.ids, a.tokens, plan.x, a.threads});
-        if (const float scale = a.decoder->embedding_scale; scale != 1.0f)
-            for (size_t i = 0; i < a.tokens * a.decoder->hidden; ++i) plan.x[i] *= scale;
-    }
+    gather_rows({a.decoder->embedding, a.ids, a.tokens, plan.x, a.threads});
+    if (const float scale = a.decoder->embedding_scale; scale != 1.0f)
+        for (size_t i = 0; i < a.tokens * a.decoder->hidden; ++i) plan.x[i] *= scale;
     StepClock clock(a.costs);
     parallel_stages(plan.stages.size(), a.threads, [&](size_t stage, size_t member, size_t members) {
         if (member == 0) clock.begin(step_part(plan.stages[stage].kind));

@@ -92,9 +92,7 @@ struct Decoder {
 //     a block without W_gate has max(h W_up, 0)^2 in place of swiglu
 //     with a post norm, what is added is normalised before residual_scale
 //   logits = logits_scale * rms_norm(x, norm) W_logits, for the tokens in `wanted`
-// A call may run a part of the layers: one that does not begin with the first finds x in `hidden`, where each leaves
-// it, and only one that ends with the last has logits. The parts of a step give the bits of the whole. Grouped-query
-// attention:
+// Grouped-query attention:
 //   q, v, k = h W_query, h W_values_keys, and their biases;  every head of q and of k normalised, where there are norms
 //   q and k rotated by the position;  k and v rounded to the cache's type, q to bfloat16 where that is the cache's
 //   k and v written to the cache at the token's position;  attention of q to positions 0 to the token's own, or to the
@@ -140,8 +138,6 @@ struct DecoderForward {
     const int64_t* wanted;  // [rows]: numbers of tokens
     size_t rows;
     float* logits;  // [rows, vocabulary]
-    size_t first_layer, end_layer;
-    float* hidden;  // [tokens, hidden]: x before and after; may be null where all layers are run
     int threads;
     StepCost* costs;  // one for each StepPart, or null
 };

@@ -118,7 +118,7 @@ class Plan {
           query_width(d.latent.is_given() ? d.heads * d.head_dim : in_blocks(d.heads * d.head_dim)),
           attended_width(d.heads * (d.latent.is_given() ? d.latent.value : d.head_values)) {
         d.latent.is_given() ? plan_latents(buffers) : plan_groups();
-        for (size_t number = a.first_layer; number < a.end_layer; ++number) list_layer(number);
+        for (size_t number = 0; number < d.layers.size(); ++number) list_layer(number);
         if (a.rows > 0) list_logits();
         take_memory(buffers);
     }
@@ -313,7 +313,7 @@ class Plan {
 
     void take_memory(StepBuffers& buffers) {
         const auto of_tokens = [&](size_t width) { return buffers.take(a.tokens * width); };
-        x = a.hidden ? a.hidden : of_tokens(d.hidden);
+        x = of_tokens(d.hidden);
         attended = of_tokens(attended_width);
         gated = buffers.take(gated_floats_);
         shared_gated = buffers.take(shared_floats_);

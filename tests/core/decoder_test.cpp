@@ -62,9 +62,6 @@ size_t differences_of(const char* path) {
                          .wanted = wanted.data(),
                          .rows = wanted.size(),
                          .logits = reinterpret_cast<float*>(logits.data()),
-                         .first_layer = 0,
-                         .end_layer = d.layers.size(),
-                         .hidden = nullptr,
                          .threads = threads,
                          .costs = nullptr});
         count += differences(logits, expected, 0x7f800000) + differences(keys, keys_after, infinity) +

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from collections import deque
-from contextlib import nullcontext
+from itertools import starmap
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from decodestep.generation.prompt_logprobs import PromptScoring
-from decodestep.generation.schedule import Beside
+from decodestep.generation.schedule import PromptsFirst, Schedule, Work
 from decodestep.models.page_pool import CacheFullError
-from decodestep.models.prefill import Prefill
+from decodestep.models.prefill import Prefill, keys_of
 from decodestep.models.sequence import CachedSequence, admit, pages_of
 from decodestep.sampling.jump import jump
 from decodestep.sampling.row import Row
@@ -25,14 +25,12 @@ class Batch:
     """Rows that are run by a model until each of them has ended; they may join and leave between two passes.
 
         while there are rows that have not ended:
-            admit further rows, in order, while the cache has pages for what is set aside for a row
-            run a block of the prompts that have not been run, or with `beside` some layers of one
-            run the last tokens of every row that draws; with prompts first, once all prompts are done
+            admit further rows, in order, while the cache has pages for what the schedule sets aside for a row
+            run a block of the prompts that have not been run, as much as the schedule has room for
+            run the last tokens of every row that draws, in the same pass or, with prompts first, once all prompts are done
             draw the next token of each of them
 
-    sampler: without rows; those that are being sampled are put there.
-    beside: for rows that come and go; None for a call whose rows are all there, whose prompts run before any row draws, so
-        that there are as many tokens a second as can be, and pages are set aside for all that a row may still draw.
+    sampler: without rows; those that are being sampled are put there. schedule: see `Schedule`.
 
     Where the cache has no page for a row that goes on, the row that was admitted last gives back its pages, and is admitted
     again when there is room: its prompt and its tokens so far are then run once more, unless the cache still has them. A row's
@@ -40,14 +38,14 @@ class Batch:
     `close` gives back the pages of the cache, as the end of the last row does.
     """
 
-    def __init__(self, model: Model, sampler: Sampler, beside: Beside | None = None) -> None:
+    def __init__(self, model: Model, sampler: Sampler, schedule: Schedule | None = None) -> None:
         self._model, self._sampler = model, sampler
-        self._beside = beside
+        self._schedule = schedule or PromptsFirst()
         self._rows: dict[int, Row] = {}  # those that have not been taken out, by the key that `add` gave
         self._added = 0
         self._waiting: deque[int] = deque()  # keys, as in all that follows
         self._sequences: dict[int, CachedSequence] = {}  # of the rows that have been admitted, in that order
-        self._prefill: Prefill[int] = Prefill(model, fair=beside is not None)
+        self._prefill: Prefill[int] = Prefill(model, fair=self._schedule.beside)
         self._scoring = PromptScoring(model)  # the prompts that are reported on
         self._sampled: list[int] = []  # the rows of the sampler
         self._logits: dict[int, np.ndarray] = {}  # of those of them whose last token has been run
@@ -107,7 +105,6 @@ class Batch:
 
     def close(self) -> None:
         """Gives back the pages of all rows, ended or not."""
-        self._prefill.close()
         for sequence in self._sequences.values():
             sequence.close()
         self._sequences.clear()
@@ -136,13 +133,11 @@ class Batch:
 
     def _admit(self) -> None:
         cache = self._model.cache
-        most_rows = self._beside.most_rows if self._beside else len(self._rows)
-        while self._waiting and len(self._sequences) < most_rows:
+        while self._waiting and len(self._sequences) < self._schedule.most_rows:
             key = self._waiting[0]
             row = self._rows[key]
             drawn = len(row.history) - row.history.prompt_length
-            remaining = (row.params.max_new_tokens or 0) - drawn
-            capacity = len(row.history) + (min(remaining, self._beside.AHEAD) if self._beside else remaining)
+            capacity = len(row.history) + self._schedule.set_aside((row.params.max_new_tokens or 0) - drawn)
             try:
                 [self._sequences[key]] = admit(cache, 1, capacity)
             except CacheFullError:
@@ -157,56 +152,44 @@ class Batch:
             self._waiting.popleft()
 
     def _run(self) -> np.ndarray | None:
-        """Runs a block of the prompts or some layers of one, then the last tokens of the rows that are sampled.
+        """Runs a block of the prompts, the last tokens of the rows that are sampled, or both.
 
         Returns the logits of the last token of every row of the sampler; None where they have not all been run.
         """
         if self._scoring:
             self._begin(self._scoring.run())
-        elif self._prefill and not self._beside:
+        elif self._prefill and not self._schedule.beside:
             self._begin(self._prefill.run())
-        if self._beside:
-            with self._beside.timed():
-                self._model.cache.prepare()
-            self._advance_prompts(self._beside)
-        elif self._scoring or self._prefill:
+        if not self._schedule.beside and (self._scoring or self._prefill):
             return None
-        self._logits.update(self._run_rows())
-        if not self._sampled:
-            return None
+        if self._schedule.beside:
+            self._model.cache.prepare()
+        while True:
+            decoding = [key for key in self._sampled if key not in self._logits]
+            work = Work(len(decoding), sum(len(self._sequences[key]) + 1 for key in decoding), len(self._prefill))
+            room = self._schedule.room(work) if self._prefill else None
+            prompts = self._prefill.take(room) if room else []
+            if not (decoding or prompts):
+                break
+            tokens = [(self._sequences[key], self._rows[key].history.tokens[len(self._sequences[key]) :]) for key in decoding]
+            pieces = [(len(sequence), len(piece)) for sequence, piece in prompts]
+            work = work._replace(tokens=sum(count for _, count in pieces), token_keys=sum(starmap(keys_of, pieces)))
+            try:
+                with self._schedule.timed(work):
+                    asked = [True] * len(tokens) + (self._prefill.last() if prompts else [])
+                    fresh = self._model.forward([*tokens, *prompts], wanted=asked)
+                break
+            except CacheFullError:
+                self._suspend_last()
+        ready = self._prefill.completed(fresh[len(decoding) :]) if prompts else {}
+        if not (ready or self._logits):
+            return fresh[: len(decoding)] if decoding else None
+        if decoding:
+            self._logits.update(zip(decoding, fresh, strict=False))
+        self._begin(ready)
         logits = np.stack([self._logits[key] for key in self._sampled])
         self._logits.clear()
         return logits
-
-    def _advance_prompts(self, beside: Beside) -> None:
-        rows, prompts = len(self._decoding()), len(self._prefill)
-        while self._prefill and not self._prefill.layers_left:
-            try:
-                pieces = self._prefill.begin(beside.room(rows, prompts))
-            except CacheFullError:
-                self._suspend_last()
-                continue
-            beside.begin((len(sequence), len(tokens)) for sequence, tokens in pieces)
-        left = self._prefill.layers_left
-        if left and (layers := beside.layers(rows, prompts, left)):
-            with beside.timed_layers(layers):
-                ready = self._prefill.advance(layers)
-            self._begin(ready)
-
-    def _decoding(self) -> list[int]:
-        """The rows of the sampler whose last token has not been run."""
-        return [key for key in self._sampled if key not in self._logits]
-
-    def _run_rows(self) -> dict[int, np.ndarray]:
-        while decoding := self._decoding():
-            tokens = [(self._sequences[key], self._rows[key].history.tokens[len(self._sequences[key]) :]) for key in decoding]
-            timed = self._beside.timed_rows() if self._beside else nullcontext()
-            try:
-                with timed:
-                    return dict(zip(decoding, self._model.forward(tokens), strict=True))
-            except CacheFullError:
-                self._suspend_last()
-        return {}
 
     def _begin(self, ready: dict[int, np.ndarray]) -> None:
         """From now on the rows are sampled whose prompts have been run; ready: the logits of their last tokens."""

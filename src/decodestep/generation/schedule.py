@@ -1,132 +1,156 @@
-"""Beside: when the prompts of a batch run between the passes of its rows."""
+"""What a batch runs in a pass: the prompts before everything else, or beside the rows that draw."""
 
 from __future__ import annotations
 
 import math
-import statistics
 import time
-from collections import deque
-from collections.abc import Iterable, Iterator
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import NamedTuple
 
 from decodestep.models.forward import BLOCK
-from decodestep.models.prefill import Room, keys_of
+from decodestep.models.prefill import Room
 
 
-class Beside:
-    """Prompts between the passes of the rows that draw: for rows that come and go, none of which may wait for another's prompt.
+class Work(NamedTuple):
+    """What a pass runs.
 
-        between two passes of the rows, while prompts are not done:
-            where no block of prompts is begun, begin one of at most `room` tokens
-            run `layers` of its layers
+    rows: how many rows draw after it. keys: to how many keys they attend, all together. prompts: how many are not done.
+    tokens, token_keys: how many tokens of them the pass runs, and to how many keys these attend, all together.
+    """
 
-    A block is run a few layers at a time because it has to be long to be quick: each block reads all weights, and the keys of
-    its prompts, once.
+    rows: int
+    keys: int
+    prompts: int
+    tokens: int = 0
+    token_keys: int = 0
 
-    most_rows: how many rows may have pages at once. decoder_layers: of the model.
-    SLOWER: by how much prompts may lengthen the time from one pass of the rows to the next, as a share of a pass; several
-        prompts may lengthen it as often, so that those who wait for a first token are not many while a few draw.
-    BLOCK_PASSES: beside how many passes a block is run, about. A prompt that comes meanwhile waits for its end.
-    PASS_SECONDS: how long a block may take where no row draws, and one of several prompts may keep the rows from drawing.
+
+class Schedule(ABC):
+    """When the prompts of a `Batch` run, and for how many rows and tokens it takes pages.
+
+    beside: whether prompts run in the passes of the rows that draw, or before any row draws.
+    most_rows: how many rows may have pages at once.
+    """
+
+    beside: bool
+    most_rows: int
+
+    @abstractmethod
+    def set_aside(self, remaining: int) -> int:
+        """For how many of the tokens that a row may still draw pages are set aside when it is admitted."""
+
+    @abstractmethod
+    def room(self, work: Work) -> Room | None:
+        """What may run of the prompts in a pass that has this to do without them; None for nothing, beside rows."""
+
+    @contextmanager
+    def timed(self, work: Work) -> Iterator[None]:
+        """Around a pass."""
+        yield
+
+
+class PromptsFirst(Schedule):
+    """As many tokens a second as can be, and no row that is interrupted: for a call whose rows are all there."""
+
+    beside = False
+    most_rows = 2**31
+
+    def set_aside(self, remaining: int) -> int:
+        return remaining
+
+    def room(self, work: Work) -> Room:
+        return Room()
+
+
+class Beside(Schedule):
+    """Prompts in pieces beside the rows that draw: for rows that come and go, none of which may wait for another's prompt.
+
+    most_rows: as above.
+    SLOWER: by how much the piece of a prompt may lengthen a pass, as a share of the pass without it; several prompts may
+        lengthen it as often, so that those who wait for a first token are not many while a few draw.
+    PASS_SECONDS: how long a pass of prompts alone may take, and one of several prompts beside rows.
     AHEAD: for how many tokens a row has pages when it is admitted; more are taken as they are needed.
 
-    A block is taken to last token * tokens + token_key * keys seconds, since a key that is attended to is a cost of its own;
-    what blocks last corrects the two, each by its share. Which tokens come out does not depend on it.
+    A pass is taken to last
+
+        alone(rows) + row_key * keys + token * tokens + token_key * token_keys    seconds
+
+    because a key that is attended to is a cost of its own: without it the late pieces of a long prompt would be too long, and
+    those beside long rows too short. What passes last corrects the parts, each by its share: those of prompts where there is a
+    piece, those of rows where there is none, which is so in each AGAIN-th pass at least, since rows grow. Which tokens come out
+    does not depend on it.
     """
 
     SLOWER = 0.5
-    BLOCK_PASSES = 16
     PASS_SECONDS = 0.15
     AHEAD = 64
+    AGAIN = 16
 
-    _FIRST = 32  # tokens of a block before anything is known
-    _KEYS = 800  # to begin with, so many keys cost what a token does
+    beside = True
 
-    def __init__(self, most_rows: int, decoder_layers: int) -> None:
+    _FIRST = 64, 4  # tokens of a piece before anything is known: without rows, and beside some
+    _KEYS, _ROW_KEYS = 800, 300  # of a prompt and of rows: to begin with, so many keys cost what a token does
+
+    def __init__(self, most_rows: int) -> None:
         self.most_rows = most_rows
-        self._decoder_layers = decoder_layers
-        self._passes: deque[float] = deque(maxlen=5)  # what the last ones lasted: their median is that of no interruption
-        self._token = self._token_key = 0.0  # 0: nothing is known
-        self._tokens = self._keys = 0  # of the block
-        self._seconds, self._layers = 0.0, 0  # what was run of it
-        self._left = 0.0  # seconds of what was allowed before; less than 0 where it was not enough
+        self._alone: dict[int, float] = {}  # of so many rows, without their attention
+        self._token = 0.0  # 0: nothing is known
+        self._token_key = self._row_key = 0.0
+        self._pieces = 0  # passes with a piece beside rows, one after the other
 
-    def room(self, rows: int, prompts: int) -> Room:
-        """For the tokens of a block beside so many rows, of so many prompts that are not done."""
-        if not self._token:
-            return Room(self._FIRST)
-        layers_a_pass = max(1, round(self._decoder_layers / self.BLOCK_PASSES))
-        passes = self._decoder_layers / layers_a_pass if rows else 1
-        return Room(BLOCK, passes * self._allowed(rows, prompts), self._token, self._token_key)
+    def set_aside(self, remaining: int) -> int:
+        return min(remaining, self.AHEAD)
 
-    def begin(self, pieces: Iterable[tuple[int, int]]) -> None:
-        """A block is begun, of these pieces: each one's first position and number of tokens."""
-        self._tokens = self._keys = self._layers = 0
-        self._seconds = 0.0
-        for position, tokens in pieces:
-            self._tokens += tokens
-            self._keys += keys_of(position, tokens)
+    def room(self, work: Work) -> Room | None:
+        if work.rows and self._pieces + 1 >= self.AGAIN:
+            return None
+        if not self._token or (work.rows and not self._alone):
+            return Room(self._FIRST[work.rows > 0])
+        return Room(BLOCK, self._allowed(work), self._token, self._token_key)
 
-    def layers(self, rows: int, prompts: int, left: int) -> int:
-        """How many of the `left` layers of the block are run before the next pass of so many rows; may be 0."""
-        if not rows:
-            return left
-        allowed = self._allowed(rows, prompts)
-        self._left = max(min(self._left, 0.0), -allowed) + allowed
-        if self._left <= 0:
-            return 0
-        of_layer = self._seconds / self._layers if self._layers else self._expected() / self._decoder_layers
-        return min(left, max(1, int(self._left / of_layer + 0.25))) if of_layer else 1
-
-    @contextmanager
-    def timed_rows(self) -> Iterator[None]:
-        """Around a pass of rows."""
-        start = time.perf_counter()
-        yield
-        self._passes.append(time.perf_counter() - start)
-
-    @contextmanager
-    def timed(self) -> Iterator[None]:
-        """Around anything else that the rows wait for: prompts have less time then."""
-        start = time.perf_counter()
-        yield
-        self._left -= time.perf_counter() - start
-
-    @contextmanager
-    def timed_layers(self, layers: int) -> Iterator[None]:
-        """Around so many layers of the block."""
-        before = self._left
-        with self.timed():
-            yield
-        self._seconds += before - self._left
-        self._layers += layers
-        if self._layers == self._decoder_layers:
-            self._learn()
-
-    def _allowed(self, rows: int, prompts: int) -> float:
-        """How many seconds prompts may take before the next pass of rows."""
-        if not rows:
+    def _allowed(self, work: Work) -> float:
+        """By how many seconds prompts may lengthen a pass."""
+        if not work.rows:
             return self.PASS_SECONDS
-        alone = statistics.median(self._passes) if self._passes else 0.002
-        slower = self.SLOWER * alone
-        return max(slower, min(slower * min(prompts, 16), self.PASS_SECONDS - alone))
+        without = self._alone_of(work.rows) + self._row_key * work.keys
+        slower = self.SLOWER * without
+        return max(slower, min(slower * min(work.prompts, 16), self.PASS_SECONDS - without))
 
-    def _expected(self) -> float:
-        return self._token * self._tokens + self._token_key * self._keys
+    @contextmanager
+    def timed(self, work: Work) -> Iterator[None]:
+        start = time.perf_counter()
+        yield
+        self._learn(work, time.perf_counter() - start)
 
-    def _learn(self) -> None:
+    def _learn(self, work: Work, seconds: float) -> None:
         if not self._token:
-            self._token = self._seconds / self._tokens
-            self._token_key = self._token / self._KEYS
-        token, token_key = _corrections(0.2, self._seconds, self._token * self._tokens, self._token_key * self._keys)
-        self._token *= token
-        self._token_key *= token_key
+            self._token = seconds / (work.tokens or work.rows)
+            self._token_key, self._row_key = self._token / self._KEYS, self._token / self._ROW_KEYS
+        self._pieces = self._pieces + 1 if work.rows and work.tokens else 0
+        attention = self._row_key * work.keys
+        prompts = (self._token * work.tokens, self._token_key * work.token_keys)
+        if work.rows and work.rows not in self._alone:
+            self._alone[work.rows] = max(seconds - attention - sum(prompts), seconds / 8)
+        elif not work.tokens:
+            alone, row_key = _corrections(0.2, seconds, self._alone[work.rows], attention)
+            self._alone[work.rows] *= alone
+            self._row_key *= row_key
+        else:
+            token, token_key = _corrections(0.1, seconds - self._alone_of(work.rows) - attention, *prompts)
+            self._token *= token
+            self._token_key *= token_key
+
+    def _alone_of(self, rows: int) -> float:
+        """For so many rows, or for the number nearest to it: without any, the weights are read all the same."""
+        return self._alone[min(self._alone, key=lambda known: abs(known - rows))] if self._alone else 0.0
 
 
 def _corrections(rate: float, seconds: float, *parts: float) -> list[float]:
     """By what to multiply each part so that all together come nearer to `seconds`: a large part more than a small one.
 
-    What was interrupted says little, so that no error counts for more than the sum of the parts.
+    A pass that was interrupted says little, so that no error counts for more than the sum of the parts.
     """
     whole = math.fsum(parts)
     error = max(-0.5 * whole, min(whole, seconds - whole))

@@ -19,7 +19,7 @@ from decodestep.models.config import Config
 from decodestep.models.decoder import Decoder
 from decodestep.models.errors import ModelError as ModelError
 from decodestep.models.fetch import DEFAULT_MODEL, default_model
-from decodestep.models.forward import LayeredForward, forward
+from decodestep.models.forward import forward
 from decodestep.models.layers import LayerDecoder
 from decodestep.models.page_pool import CacheFullError as CacheFullError
 from decodestep.models.page_pool import PagePool, new_pool
@@ -197,11 +197,6 @@ class Model:
         """
         with use_threads(self.threads):
             return forward(self.decoder, self.cache, batch, every=every, wanted=wanted)
-
-    def begin(self, batch: Iterable[tuple[CachedSequence, Sequence[int]]], *, wanted: Sequence[bool]) -> LayeredForward:
-        """The same of up to 512 tokens, to be run some layers at a time by `LayeredForward.advance`: for long prompts beside
-        rows that others wait for. It uses as many threads as the caller does."""
-        return LayeredForward(self.decoder, self.cache, batch, wanted)
 
 
 def load(

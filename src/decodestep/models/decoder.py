@@ -3,25 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
 
 import numpy as np
 
 from decodestep.models.config import Config
 from decodestep.models.kv_cache import Pages
-
-
-@dataclass(frozen=True)
-class Part:
-    """The layers that a call runs of a pass which stops between layers.
-
-    layers: their numbers, in the order of the parts. hidden: float32 (T, He): the tokens' rows of the residual stream, which
-    each part leaves there for the next one. last: whether these are the last layers.
-    """
-
-    layers: range
-    hidden: np.ndarray
-    last: bool
 
 
 class Decoder(ABC):
@@ -49,7 +35,6 @@ class Decoder(ABC):
         pages: Pages,
         page_table: np.ndarray,
         wanted: np.ndarray,
-        part: Part | None = None,
     ) -> np.ndarray:
         """Runs T tokens and writes their keys and values; returns float32 logits (len(wanted), V).
 
@@ -57,5 +42,4 @@ class Decoder(ABC):
         pages: made by `new_pages`. page_table: int64 (B, M); page_table[b, p // 16] holds position p of sequence b.
         The tokens at earlier positions of a sequence must be in its pages, or earlier in the same call.
         wanted: int64, which of the T tokens to return logits of; may be empty.
-        part: which layers to run, None for all; without the last of them there are no logits.
         """

@@ -1,15 +1,14 @@
-"""forward: the new tokens of any sequences through the model, at once or some layers at a time, their keys and values into its
-cache."""
+"""forward: the new tokens of any sequences through the model at once, their keys and values into its cache."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 
 import numpy as np
 
 from decodestep._base.checks import is_int, refuse, require
-from decodestep.models.decoder import Decoder, Part
+from decodestep.models.decoder import Decoder
 from decodestep.models.page_pool import LOCK, PagePool
 from decodestep.models.sequence import CachedSequence
 
@@ -17,68 +16,6 @@ _OP = "forward"
 BLOCK = 512  # tokens of one pass: enough to share the reading of a weight, few enough to need little memory
 
 Batch = list[tuple[CachedSequence, list[int]]]
-
-
-class LayeredForward:
-    """A pass of up to BLOCK tokens that stops between layers, so that other passes can run meanwhile.
-
-        while pass.layers_left:
-            pass.advance(some layers)
-
-    batch, wanted: as for `Model.forward`; the sequences are in use until the last layer has been run, or `close`.
-    Logits and cache are those of one pass, to the bit.
-    """
-
-    def __init__(
-        self,
-        decoder: Decoder,
-        pool: PagePool,
-        batch: Iterable[tuple[CachedSequence, Sequence[int]]],
-        wanted: Sequence[bool],
-    ) -> None:
-        self._decoder, self._pool = decoder, pool
-        self._batch = _all_checked(decoder, pool, batch)
-        self._wanted = list(wanted)
-        count = sum(len(tokens) for _, tokens in self._batch)
-        require(count <= BLOCK, _OP, "batch", f"of at most {BLOCK} tokens", f"{count}")
-        self._hidden = np.empty((count, decoder.config.hidden), np.float32)
-        self._next = 0  # layer
-        self._held = ExitStack()
-        self._held.enter_context(_running(pool, self._batch))
-
-    @property
-    def layers_left(self) -> int:
-        return self._decoder.config.layers - self._next
-
-    def advance(self, layers: int) -> np.ndarray:
-        """Runs so many layers, one at least, or those that are left; returns the logits (R, V) of the sequences that are wanted
-        after the last one, (0, V) before."""
-        end = min(self._next + max(1, layers), self._decoder.config.layers)
-        last = end == self._decoder.config.layers
-        try:
-            wanted = np.cumsum([len(tokens) for _, tokens in self._batch])[self._wanted] - 1
-            part = Part(range(self._next, end), self._hidden, last)
-            logits = _logits(self._decoder, self._pool, self._batch, wanted, part)
-        except BaseException:
-            self.close()
-            raise
-        self._next = end
-        if last:
-            _extend(self._batch)
-            self.close()
-        return logits
-
-    def drop(self, sequence: CachedSequence) -> None:
-        """Leaves a sequence out of what follows, as it was before the pass."""
-        place = next(i for i, (one, _) in enumerate(self._batch) if one is sequence)
-        start = sum(len(tokens) for _, tokens in self._batch[:place])
-        self._hidden = np.delete(self._hidden, slice(start, start + len(self._batch[place][1])), axis=0)
-        del self._batch[place], self._wanted[place]
-        sequence._running = False
-
-    def close(self) -> None:
-        """Ends a pass, which need not have come to its last layer; harmless after that."""
-        self._held.close()
 
 
 def forward(
@@ -90,19 +27,14 @@ def forward(
     wanted: Sequence[bool] | None = None,
 ) -> np.ndarray:
     """See `Model.forward`."""
-    checked = _all_checked(decoder, pool, batch)
+    checked = [(sequence, _checked(decoder, pool, sequence, ids)) for sequence, ids in batch]
+    twice = len(checked) - len({id(sequence) for sequence, _ in checked})
+    require(not twice, _OP, "batch", "of different sequences", f"one sequence {twice + 1} times")
     asked = [True] * len(checked) if wanted is None else [bool(flag) for flag in wanted]
     require(len(asked) == len(checked) and not (every and wanted), _OP, "wanted", f"a flag for each of {len(checked)}", wanted)
     with _running(pool, checked):
         blocks = [_run(decoder, pool, block, np.array(last, np.int64)) for block, last in _blocks(checked, every, asked)]
     return blocks[0] if len(blocks) == 1 else np.concatenate(blocks or [np.zeros((0, decoder.config.vocab_size), np.float32)])
-
-
-def _all_checked(decoder: Decoder, pool: PagePool, batch: Iterable[tuple[CachedSequence, Sequence[int] | np.ndarray]]) -> Batch:
-    checked = [(sequence, _checked(decoder, pool, sequence, ids)) for sequence, ids in batch]
-    twice = len(checked) - len({id(sequence) for sequence, _ in checked})
-    require(not twice, _OP, "batch", "of different sequences", f"one sequence {twice + 1} times")
-    return checked
 
 
 def _checked(decoder: Decoder, pool: PagePool, sequence: CachedSequence, ids: Sequence[int] | np.ndarray) -> list[int]:
@@ -158,12 +90,6 @@ def _blocks(batch: Batch, every: bool, asked: Sequence[bool]) -> Iterator[tuple[
 
 
 def _run(decoder: Decoder, pool: PagePool, block: Batch, wanted: np.ndarray) -> np.ndarray:
-    logits = _logits(decoder, pool, block, wanted)
-    _extend(block)
-    return logits
-
-
-def _logits(decoder: Decoder, pool: PagePool, block: Batch, wanted: np.ndarray, part: Part | None = None) -> np.ndarray:
     tokens: list[int] = []
     row: list[int] = []
     positions: list[int] = []
@@ -175,10 +101,8 @@ def _logits(decoder: Decoder, pool: PagePool, block: Batch, wanted: np.ndarray, 
         positions += range(length, length + len(ids))
         table[i, :held] = sequence._table[:held]
     arrays = np.array([tokens, row, positions])
-    return decoder.logits(arrays[0], arrays[1], arrays[2], pool.storage, table, wanted, part)
-
-
-def _extend(block: Batch) -> None:
+    logits = decoder.logits(arrays[0], arrays[1], arrays[2], pool.storage, table, wanted)
     with LOCK:
         for sequence, ids in block:
             sequence._extend(ids)
+    return logits

@@ -8,7 +8,7 @@ import numpy as np
 
 from decodestep.models import grouped_layer
 from decodestep.models.config import Config, DenseBlock, Layer, Weight, Weights
-from decodestep.models.decoder import Decoder, Part
+from decodestep.models.decoder import Decoder
 from decodestep.models.kv_cache import PAGE, LatentPages, Pages
 from decodestep.ops.expert_router import expert_router
 from decodestep.ops.linear import linear
@@ -48,38 +48,23 @@ class LayerDecoder(Decoder):
         pages: Pages,
         page_table: np.ndarray,
         wanted: np.ndarray,
-        part: Part | None = None,
     ) -> np.ndarray:
         assert isinstance(pages, LatentPages)
-        if part is not None and not part.last:
-            wanted = wanted[:0]
-        hidden = self.forward(tokens, sequence, positions, pages, page_table, part)[wanted]
+        hidden = self.forward(tokens, sequence, positions, pages, page_table)[wanted]
         hidden = rms_norm(hidden, self.weights.norm, eps=self.config.norm_eps)
         return linear(_scaled(hidden, 1 / self.config.logits_scale), self.weights.output)
 
     def forward(
-        self,
-        tokens: np.ndarray,
-        sequence: np.ndarray,
-        positions: np.ndarray,
-        pages: LatentPages,
-        page_table: np.ndarray,
-        part: Part | None = None,
+        self, tokens: np.ndarray, sequence: np.ndarray, positions: np.ndarray, pages: LatentPages, page_table: np.ndarray
     ) -> np.ndarray:
-        """Hidden states (T, He) after the last layer, or that of the part; writes keys and values to the pages. Arguments as of
-        `logits`."""
+        """Hidden states (T, He) after the last layer; writes keys and values to the pages. Arguments as of `logits`."""
         config = self.config
         slots = page_table[sequence, positions // PAGE] * PAGE + positions % PAGE
         tables = [rope.table(positions, rope.is_long(sequence, positions)) for rope in self.weights.ropes]
         latent = config.latent_attention
         repeated = [self._repeated(table) for table in tables] if latent or config.is_plain else []
-        layers = range(config.layers) if part is None else part.layers
-        if part is not None and layers.start:
-            x = part.hidden
-        else:
-            x = _scaled(gather_rows(self.weights.embedding, tokens), config.embedding_scale)
-        for i in layers:
-            layer, key_up, kv, kr = self.weights.layers[i], self._key_up[i], pages.kv[i], pages.kr[i]
+        x = _scaled(gather_rows(self.weights.embedding, tokens), config.embedding_scale)
+        for i, (layer, key_up, kv, kr) in enumerate(zip(self.weights.layers, self._key_up, pages.kv, pages.kr, strict=True)):
             h = rms_norm(x, layer.attention_norm, eps=config.norm_eps)
             if repeated:
                 attended = self._attended(h, layer, key_up, kv, kr, page_table, sequence, positions, slots, *repeated[0])
@@ -90,8 +75,6 @@ class LayerDecoder(Decoder):
             x += _scaled(self._normed(added, layer.attention_post_norm), config.branch_scale)
             h = rms_norm(x, layer.ffn_norm, eps=config.norm_eps)
             x += _scaled(self._normed(self._feed_forward(h, layer), layer.ffn_post_norm), config.branch_scale)
-        if part is not None:
-            part.hidden[...] = x
         return x
 
     def _attended(

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Generic, TypeVar
 
 import numpy as np
 
-from decodestep.models.forward import BLOCK, LayeredForward
+from decodestep.models.forward import BLOCK
 from decodestep.models.kv_cache import PAGE
 from decodestep.models.sequence import CachedSequence
 
@@ -64,7 +64,7 @@ class Prefill(Generic[Key]):
     `take` fills a block with what is left of the prompts, after it has reused what the cache holds by now. A prompt waits if
     one before it in the block is about to fill the page that it needs next, and finds that page in the cache when its turn
     comes. Of equal prompts one runs; the others become its forks. Once the block has been run, `completed` tells which are
-    done; `run` does all three. Or `begin` takes a block, and `advance` runs some of its layers at a time.
+    done; `run` does all three.
     """
 
     def __init__(self, model: Model, *, fair: bool = False) -> None:
@@ -72,7 +72,6 @@ class Prefill(Generic[Key]):
         self._fair = fair
         self._waiting: list[_Entry[Key]] = []
         self._taken: list[tuple[CachedSequence, tuple[int, ...], tuple[int, ...]]] = []  # each piece, and its whole prompt
-        self._pass: LayeredForward | None = None  # what `begin` began
 
     def __len__(self) -> int:
         """How many prompts are not done."""
@@ -83,48 +82,8 @@ class Prefill(Generic[Key]):
         self._waiting.append((key, sequence, tuple(tokens)))
 
     def remove(self, key: Key) -> None:
-        """Forgets a prompt that need not be run to its end; a block that has been begun goes on without it."""
-        for entry in (entry for entry in self._waiting if entry[0] == key):
-            self._leave_out(entry[1])
+        """Forgets a prompt that need not be run to its end."""
         self._waiting = [entry for entry in self._waiting if entry[0] != key]
-
-    def begin(self, room: Room) -> list[Piece]:
-        """Takes the next block, for `advance`; returns its pieces. Raises CacheFullError, and takes none, if pages lack."""
-        pieces = self.take(room)
-        self._pass = self._model.begin(pieces, wanted=self.last())
-        return pieces
-
-    @property
-    def layers_left(self) -> int:
-        """Of the block that has been begun; 0 without one."""
-        return self._pass.layers_left if self._pass else 0
-
-    def advance(self, layers: int) -> dict[Key, np.ndarray]:
-        """Runs so many layers of the block that has been begun; returns as `run` does, after the last one."""
-        assert self._pass is not None
-        try:
-            logits = self._pass.advance(layers)
-        except BaseException:
-            self._pass = None
-            raise
-        if self._pass.layers_left:
-            return {}
-        self._pass = None
-        return self.completed(logits)
-
-    def close(self) -> None:
-        """Ends the block that has been begun; its tokens are to be run again."""
-        if self._pass:
-            self._pass.close()
-            self._pass = None
-
-    def _leave_out(self, sequence: CachedSequence) -> None:
-        left = [piece for piece in self._taken if piece[0] is not sequence]
-        if self._pass and len(left) < len(self._taken):
-            self._pass.drop(sequence)
-            self._taken = left
-            if not left:
-                self.close()
 
     def run(self) -> dict[Key, np.ndarray]:
         """Runs one block. Returns the logits (V,) of the last token of every prompt that it completes."""

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Set
-from dataclasses import replace
 
 import numpy as np
 
 from decodestep._base.arrays import BFLOAT16
 from decodestep._base.dispatch import run
 from decodestep.models.config import Config, DenseBlock, LatentAttention, Layer, Weight, Weights
-from decodestep.models.decoder import Decoder, Part
+from decodestep.models.decoder import Decoder
 from decodestep.models.kv_cache import CompressedPages, GroupPages, Pages, SlabPages
 from decodestep.models.layers import left_out
 from decodestep.ops.decoder_forward import DecoderWeights, GroupedAttention, LatentSizes, LayerWeights, Mixture, cpu
@@ -96,24 +95,18 @@ class StepDecoder(Decoder):
         pages: Pages,
         page_table: np.ndarray,
         wanted: np.ndarray,
-        part: Part | None = None,
     ) -> np.ndarray:
         assert isinstance(pages, SlabPages)
-        if part is not None and not part.last:
-            wanted = wanted[:0]
         long = self._rotations[0].is_long(sequence, positions)
         if long is None or long.all():
-            return self._step(tokens, sequence, positions, pages, page_table, wanted, long is not None, part)
+            return self._step(tokens, sequence, positions, pages, page_table, wanted, long is not None)
         logits = np.empty((len(wanted), self.config.vocab_size), np.float32)
         for kind in (False, True):  # a call has one table; sequences do not depend on each other
             chosen, rows = long == kind, long[wanted] == kind
             place = np.cumsum(chosen) - 1  # of a token among those of its kind
-            own = None if part is None else replace(part, hidden=part.hidden[chosen])
             logits[rows] = self._step(
-                tokens[chosen], sequence[chosen], positions[chosen], pages, page_table, place[wanted[rows]], kind, own
+                tokens[chosen], sequence[chosen], positions[chosen], pages, page_table, place[wanted[rows]], kind
             )
-            if part is not None and own is not None:
-                part.hidden[chosen] = own.hidden
         return logits
 
     def _step(
@@ -125,13 +118,10 @@ class StepDecoder(Decoder):
         page_table: np.ndarray,
         wanted: np.ndarray,
         long: bool,
-        part: Part | None,
     ) -> np.ndarray:
-        layers, hidden = (range(self.config.layers), None) if part is None else (part.layers, part.hidden)
         sin, cos = self._rope_up_to(PAGE * page_table.shape[1], long)
         # Not through the public function: the core checks these arrays too, and the checks in Python cost 3 % of a token.
-        cache = pages.keys, pages.values
-        call = Call(self._weights, tokens, sequence, positions, sin, cos, *cache, page_table, wanted, layers, hidden)
+        call = Call(self._weights, tokens, sequence, positions, sin, cos, pages.keys, pages.values, page_table, wanted)
         return run(OP, "cpu", cpu.forward, call)
 
     def _rope_up_to(self, positions: int, long: bool) -> tuple[np.ndarray, np.ndarray]:

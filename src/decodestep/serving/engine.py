@@ -51,7 +51,7 @@ class Engine:
         while there are rows:
             end the rows that are cancelled or late
             admit waiting rows, in order, while there are fewer than max_rows and the cache has room for their prompts
-            run the last token of every row that draws, and before it some layers of a block of the prompts
+            run the last token of every row that draws, and beside them a piece of the prompts, in one forward pass
             draw a token for each of them, and tell their requests
 
     model: made by `load`. Its cache is shared with whoever else uses the model.
@@ -59,10 +59,10 @@ class Engine:
     deliver: called on the engine's thread after each pass, with what was gained by it; it must not wait. None: each `Ticket`
         has its own gains.
 
-    A prompt is run in pieces between the rows' passes, for about half of a pass at a time (see `Beside`), and what the
-    cache holds of it is not run again. Where the cache is full, the rows that were admitted last give back their pages, and go
-    on later where they stopped. A row's tokens depend on its prompt, its params and its seed alone, to the bit: they are those
-    of `generate`.
+    A prompt is run in pieces, each of which lengthens a pass by at most about half (see `Beside`), and what the cache holds of
+    it is not run again. Where the cache is full, the rows that were admitted last give back their pages, and go on later
+    where they stopped. A row's tokens depend on its prompt, its params and its seed alone, to the bit: they are those of
+    `generate`.
     Any thread may call. `close`, or the end of the `with` block, ends the thread.
     """
 
@@ -194,7 +194,7 @@ class Engine:
         return self._spelling[spelled]
 
     def _new_batch(self) -> Batch:
-        return Batch(self.model, self._new_sampler(), Beside(self.max_rows, self.model.config.layers))
+        return Batch(self.model, self._new_sampler(), Beside(self.max_rows))
 
     def _loop(self) -> None:
         with use_threads(self.model.threads):

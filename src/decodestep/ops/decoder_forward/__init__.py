@@ -27,8 +27,6 @@ def decoder_forward(
     page_table: Array | list[list[int]],
     wanted: Array | list[int],
     *,
-    layers: tuple[int, int] | None = None,
-    hidden: Array | None = None,
     backend: str = "auto",
 ) -> ArrayT:
     """Runs T tokens of any sequences through all layers; their keys and values join the cache, in place.
@@ -80,11 +78,7 @@ def decoder_forward(
         the last four bytes, which is what they are multiplied by when they are read.
     page_table: (B, M) integers: the pages of each sequence in order; page_table[b, p // 16] holds position p. Entries past a
         sequence's last token are not read.
-    wanted: (R,) integers in [0, T): the tokens whose logits are returned, in any order; none where the last layer is not run.
-    layers: (first, end): which of the layers are run; None for all of them. A step may so be done in parts, in the order of the
-        layers, other calls between them; its bits are those of one call.
-    hidden: (T, He), of sin's dtype, C order, written in place: x after these layers, and unless they begin with the first one,
-        x before them. None where all layers are run.
+    wanted: (R,) integers in [0, T): the tokens whose logits are returned, in any order.
     backend: "auto", "cpu" or "reference". "cpu" serves float32 and sizes that fill its vectors: D and Dr multiples of 16; He,
         Dn, Hckv, Dv of latents, the width of a compressed query and of every feed-forward block multiples of 32.
 
@@ -104,7 +98,7 @@ def decoder_forward(
     Source: Touvron et al., Llama 2, 2023; grouped-query attention by Ainslie et al., GQA, 2023; latent attention and experts:
     DeepSeek-V2 and V3, 2024.
     """
-    call = bind(weights, token_ids, sequence, positions, sin, cos, keys, values, page_table, wanted, layers, hidden)
+    call = bind(weights, token_ids, sequence, positions, sin, cos, keys, values, page_table, wanted)
     backend = choose(OP, backend, {"cpu": cpu.obstacle(call), "reference": None})
     logits: ArrayT = arrays.like(keys, run(OP, backend, (cpu if backend == "cpu" else reference).forward, call))
     return logits

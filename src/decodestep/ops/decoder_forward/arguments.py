@@ -8,7 +8,7 @@ import numpy as np
 
 from decodestep._base import arrays
 from decodestep._base.arrays import BFLOAT16, Array, Integers
-from decodestep._base.checks import is_int, refuse, require, require_dtype, require_shape
+from decodestep._base.checks import refuse, require, require_dtype, require_shape
 from decodestep.ops.decoder_forward.group_cache import PAGE as PAGE
 from decodestep.ops.decoder_forward.group_cache import TYPES, page_shapes
 from decodestep.ops.decoder_forward.weights import DecoderWeights
@@ -31,8 +31,6 @@ class Call:
     values: np.ndarray
     page_table: np.ndarray
     wanted: np.ndarray
-    layers: range
-    hidden: np.ndarray | None = None
 
 
 def bind(
@@ -46,14 +44,9 @@ def bind(
     values: Array,
     page_table: Integers,
     wanted: Integers,
-    layers: tuple[int, int] | None = None,
-    hidden: Array | None = None,
 ) -> Call:
     """Checks every rule of the contract: nothing is written if one is broken."""
     require(isinstance(weights, DecoderWeights), OP, "weights", "a DecoderWeights", weights)
-    count = len(weights.layers)
-    ok = layers is None or (len(layers) == 2 and all(map(is_int, layers)) and 0 <= layers[0] < layers[1] <= count)
-    require(ok, OP, "layers", f"(first, end) with 0 <= first < end <= {count}", layers)
     call = Call(
         weights,
         arrays.integers(OP, "token_ids", token_ids, rank=1),
@@ -65,8 +58,6 @@ def bind(
         _in_slabs(arrays.view(OP, "values", values)),
         arrays.integers(OP, "page_table", page_table, rank=2),
         arrays.integers(OP, "wanted", wanted, rank=1),
-        range(*(layers or (0, count))),
-        None if hidden is None else arrays.view(OP, "hidden", hidden),
     )
     tokens = call.token_ids.shape
     require_shape(OP, "sequence", call.sequence, tokens)
@@ -79,7 +70,6 @@ def bind(
     _require_within("positions", call.positions, min(call.sin.shape[1], PAGE * table_width))
     _require_within("wanted", call.wanted, tokens[0])
     _check_pages(call, pages)
-    _check_part(call)
     return call
 
 
@@ -123,24 +113,9 @@ def _check_cache(call: Call) -> int:
     shapes: dict[str, tuple[int, ...]] = {"keys": keys, "values": values}
     for (name, shape), array in zip(shapes.items(), (call.keys, call.values), strict=True):
         require_shape(OP, name, array, shape)
-        _require_in_place(name, array)
+        ok = array.flags.c_contiguous and array.flags.aligned and array.flags.writeable
+        require(ok, OP, name, "writeable and contiguous in C order", "an array that is not")
     return slabs * pages
-
-
-def _check_part(call: Call) -> None:
-    w, hidden = call.weights, call.hidden
-    if hidden is not None:
-        require_dtype(OP, "hidden", hidden, (call.sin.dtype,))
-        require_shape(OP, "hidden", hidden, (len(call.token_ids), w.hidden))
-        _require_in_place("hidden", hidden)
-    require(hidden is not None or len(call.layers) == len(w.layers), OP, "hidden", "given where some layers are not run", None)
-    ok = call.layers.stop == len(w.layers) or not call.wanted.size
-    require(ok, OP, "wanted", "empty where the last layer is not run", call.wanted)
-
-
-def _require_in_place(name: str, array: np.ndarray) -> None:
-    ok = array.flags.c_contiguous and array.flags.aligned and array.flags.writeable
-    require(ok, OP, name, "writeable and contiguous in C order", "an array that is not")
 
 
 def _require_within(name: str, values: np.ndarray, end: int) -> None:

@@ -89,9 +89,6 @@ def forward(call: Call) -> np.ndarray:
         page_table=call.page_table,
         wanted=call.wanted,
         logits=logits,
-        first_layer=call.layers.start,
-        end_layer=call.layers.stop,
-        hidden=call.hidden,
         threads=threads(),
         costs=costs,
     )

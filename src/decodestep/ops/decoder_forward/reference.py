@@ -21,21 +21,14 @@ BLOCK_KEYS = 64  # whose weights are rounded together where latents are bytes
 
 def forward(call: Call) -> np.ndarray:
     w, dtype = call.weights, call.sin.dtype
-    scale = dtype.type(w.residual_scale)
-    if call.layers.start and call.hidden is not None:
-        x = call.hidden
-    else:
-        x = PackedWeight(w.embedding.rows[call.token_ids], w.embedding.format, w.hidden).values().astype(dtype)
-        x = x * dtype.type(w.embedding_scale)
-    for number in call.layers:
-        layer = w.layers[number]
+    x = PackedWeight(w.embedding.rows[call.token_ids], w.embedding.format, w.hidden).values().astype(dtype)
+    x, scale = x * dtype.type(w.embedding_scale), dtype.type(w.residual_scale)
+    for number, layer in enumerate(w.layers):
         h = rms_norm(x, layer.attention_norm.astype(dtype), w.norm_eps)
         added = _attention(call, layer.attention, h, call.keys[:, number], call.values[:, number])
         x = x + _normed(added, layer.attention_post_norm, w.norm_eps) * scale
         h = rms_norm(x, layer.ffn_norm.astype(dtype), w.norm_eps)
         x = x + _normed(_feed_forward(h, layer.feed_forward), layer.ffn_post_norm, w.norm_eps) * scale
-    if call.hidden is not None:
-        call.hidden[...] = x
     logits = linear(rms_norm(x[call.wanted], w.norm.astype(dtype), w.norm_eps), w.logits)
     return logits * dtype.type(w.logits_scale)
 
