@@ -518,3 +518,13 @@ def test_memory_of_coming_pages_is_taken_a_little_at_a_time():
         assert calls == more, fresh
     assert (pages.keys[0] == 1).all() and (pages.values[0] == 1).all() and not pages.keys[1:].any()
     assert not GroupPages(30, 3, 64, slab).prepare(1)
+
+
+def test_memory_that_has_been_handed_out_meanwhile_is_left_alone():
+    pages = GroupPages(30, 3, 64, 200)
+    slab = pages.keys.shape[3]
+    assert pages.prepare(1)  # the first of several calls for slab 1
+    pages.keys[1] = pages.values[1] = 1
+    while pages.prepare(slab + 1):
+        pass
+    assert (pages.keys[1] == 1).all() and (pages.values[1] == 1).all()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import mmap
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
 
 import numpy as np
 
@@ -85,25 +84,23 @@ class SlabPages(Pages):
         self.keys = _untouched_zeros((slabs, *axes, self._slab, *key), dtypes[0], huge_pages=True)
         self.values = _untouched_zeros((slabs, *axes, self._slab, *value), dtypes[1], huge_pages=True)
         self._axis = len(axes)  # of the pages inside a slab
-        self._prepared = 0  # how many slabs have been, or were begun to be written
-        self._steps: Iterator[tuple[np.ndarray, int]] = iter(())  # what is left to take of the last of them
+        self._preparing = 0  # the slab whose memory is being taken
+        self._taken = 0  # bytes of it, keys first, each part in whole huge pages
 
     def prepare(self, fresh: int) -> bool:
-        """The slab of `fresh` if nobody has written there, and the one after it: a huge page, of 2 MB, at each call."""
-        written = -(-fresh // self._slab)
-        if self._prepared < written:
-            self._prepared, self._steps = written, iter(())
-        step = next(self._steps, None)
-        if step is None and self._prepared <= written and self._prepared < len(self.keys):
-            parts = [part[self._prepared].reshape(-1).view(np.uint8) for part in (self.keys, self.values)]
-            self._steps = ((part, place) for part in parts for place in range(0, part.size, HUGE_PAGE))
-            self._prepared += 1
-            step = next(self._steps, None)
-        if step is None:
-            return False
-        part, place = step
-        part[place] = 0  # as it was
-        return True
+        """Of the first slab that nobody has been given a page of: one more huge page, of 2 MB, at each call."""
+        slab = -(-fresh // self._slab)
+        if slab != self._preparing:  # which may be before all of the last one was taken: it has users now
+            self._preparing, self._taken = slab, 0
+        place = self._taken
+        for part in (self.keys, self.values):
+            memory = part[slab : slab + 1].reshape(-1).view(np.uint8)
+            if place < memory.size:
+                memory[place] = 0  # as it was
+                self._taken += HUGE_PAGE
+                return True
+            place -= -(-memory.size // HUGE_PAGE) * HUGE_PAGE
+        return False
 
     def copy(self, source: int, target: int) -> None:
         to, slot = divmod(target, self._slab)
