@@ -130,7 +130,7 @@ class StoredRows {
 };
 
 // Prefetches what is read of the keys of a sequence, a few cache lines at a time between other work: in one go they
-// would wait for each other, and reading keys would wait for them.
+// would wait for each other, and reading keys would wait for them. A block may be larger than the first-level cache.
 class KeyPrefetcher {
   public:
     KeyPrefetcher(const MlaAttention& a, const int64_t* table, const KeyColumns& columns)
@@ -146,7 +146,7 @@ class KeyPrefetcher {
         while (lines > 0) {
             if (left_ == 0 && !next_part()) return;
             const size_t n = std::min(lines, left_);
-            for (size_t i = 0; i < n; ++i) prefetch(at_ + i * kLine);
+            for (size_t i = 0; i < n; ++i) prefetch_to_second_level(at_ + i * kLine);
             at_ += n * kLine;
             left_ -= n;
             lines -= n;

@@ -37,6 +37,9 @@ DECODESTEP_INLINE float largest(const float* values, size_t n) {
 
 DECODESTEP_INLINE void prefetch(const void* p) { __builtin_prefetch(p, 0, 3); }
 
+// Into the second-level cache: memory of which more is read soon than the first level holds.
+DECODESTEP_INLINE void prefetch_to_second_level(const void* p) { __builtin_prefetch(p, 0, 2); }
+
 // Prefetches every line of some memory that is read soon; `bytes` is a constant where this is inlined.
 DECODESTEP_INLINE void prefetch(const void* memory, size_t bytes) {
 #pragma GCC unroll 32
