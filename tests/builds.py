@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+import sysconfig
 from pathlib import Path
 
 import pytest
@@ -34,8 +35,10 @@ def make(directory: Path, target: str, *definitions: str) -> None:
     if nanobind.returncode:
         pytest.skip("needs nanobind")
     given = (f"-D{definition}" for definition in definitions)
+    # CMake 4.4.5 does not ask the interpreter for its headers where it compiles for another processor.
     configure = ["cmake", "-S", str(ROOT), "-B", str(directory), "-G", "Ninja", *given,
-                 f"-DPython_EXECUTABLE={sys.executable}", f"-Dnanobind_DIR={nanobind.stdout.strip()}"]  # fmt: skip
+                 f"-DPython_EXECUTABLE={sys.executable}", f"-DPython_INCLUDE_DIR={sysconfig.get_path('include')}",
+                 f"-Dnanobind_DIR={nanobind.stdout.strip()}"]  # fmt: skip
     for command in (configure, ["cmake", "--build", str(directory), "--target", target, "--parallel", "2"]):
         processes.run(command, env={**os.environ, "PATH": PATH}, timeout=3600, check=True)
 
