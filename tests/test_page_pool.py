@@ -189,6 +189,15 @@ def test_pages_that_a_truncation_drops_are_forgotten_from_the_end():
         assert [page.parent for page in kept] == [*kept[1:], pool._root]
 
 
+def test_a_kept_page_is_not_copied_where_the_copy_would_take_a_page_of_another():
+    pool = pool_of(2)
+    started(pool, [0] * PAGE).close()
+    with CachedSequence(pool, 1), CachedSequence(pool, 1) as sequence:
+        assert sequence.reuse([0, 0]) == 0
+        assert (pool.held, pool.kept) == (0, 1)
+        assert run(pool, (sequence, [0, 0])) == [[0, 0]]
+
+
 def test_a_prompt_is_found_again_but_for_its_last_token():
     pool = pool_of(20)
     tokens = [1, 0] * 24

@@ -191,7 +191,8 @@ class CachedSequence:
     def _reuse_part(self, tokens: Sequence[int]) -> None:
         """Copies the page that begins as `tokens` do, but for the last of them. Needs LOCK."""
         page = self._pool._begun(self._last_page()[0], tokens[0]) if len(tokens) > 1 else None
-        if page is None or not (self._promised or self._pool._available() > (page.users == 0)):
+        # A page that is kept cannot be handed out while it is copied.
+        if page is None or self._pool._available() + (self._promised > 0) <= (page.users == 0):
             return
         most = min(PAGE, len(tokens)) - 1
         same = next((i for i in range(most) if tokens[i] != page.tokens[i]), most)
