@@ -30,6 +30,10 @@ const char* isa_name();
 #define DECODESTEP_TILE_KERNEL(name, Args) DECODESTEP_BUILT_KERNEL(name, Args, DECODESTEP_TILE_BUILDS)
 // By products of bfloat16 or compression of bytes: BF16_SOURCES.
 #define DECODESTEP_BF16_KERNEL(name, Args) DECODESTEP_BUILT_KERNEL(name, Args, DECODESTEP_BF16_BUILDS)
+// By products of bfloat16, and nothing else that a tier with them adds: BF16_SOURCES or, where it is a part of a kernel
+// of all builds, those of that.
+#define DECODESTEP_PAIR_KERNEL(name, Args) DECODESTEP_BUILT_KERNEL(name, Args, DECODESTEP_PAIR_BUILDS)
+#define DECODESTEP_ALL_PAIR_KERNEL(name, Args) DECODESTEP_BUILT_KERNEL(name, Args, DECODESTEP_ALL_PAIR_BUILDS)
 
 #define DECODESTEP_BUILT_KERNEL(name, Args, ...)                                           \
     DECODESTEP_EACH_TIER(DECODESTEP_DECLARE_KERNEL, __VA_ARGS__, name, Args)               \

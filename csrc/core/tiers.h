@@ -17,6 +17,10 @@
 // products of bfloat16 and compression of bytes, and avx512_amx tiles of integers. The arguments are the builds of a
 // kernel that serve those tiers: lists of them follow, by what kernels gain by.
 //
+// Processors with tiles of integers take two cycles for sixteen pairs of bfloat16, in which they do four fused
+// multiply-adds of as many floats: so kernels that gain by products of bfloat16 alone have another build there, with
+// the same bits.
+//
 // A build without AVX-512 (DECODESTEP_AVX512 in CMakeLists.txt) takes half the time.
 #if defined(DECODESTEP_HAS_AVX512)
 #define DECODESTEP_TIERS(X, on_avx2_vnni, on_avx512_vnni, on_avx512_bf16, on_avx512_amx, ...) \
@@ -48,18 +52,24 @@
 #define DECODESTEP_BYTE_BUILDS avx2_vnni, avx512_vnni, avx512_vnni, avx512_vnni
 #define DECODESTEP_TILE_BUILDS avx2_vnni, avx512_vnni, avx512_vnni, avx512_amx
 #define DECODESTEP_BF16_BUILDS avx2, avx512, avx512_bf16, avx512_bf16
+#define DECODESTEP_PAIR_BUILDS avx2, avx512, avx512_bf16, avx512
+#define DECODESTEP_ALL_PAIR_BUILDS avx2_vnni, avx512_vnni, avx512_bf16, avx512_vnni
 #elif defined(DECODESTEP_ARM)
 #define DECODESTEP_ALL_BUILDS neon_dotprod, neon_i8mm
 #define DECODESTEP_VECTOR_BUILDS neon, neon
 #define DECODESTEP_BYTE_BUILDS neon_dotprod, neon_i8mm
 #define DECODESTEP_TILE_BUILDS neon_dotprod, neon_i8mm
 #define DECODESTEP_BF16_BUILDS neon, neon
+#define DECODESTEP_PAIR_BUILDS neon, neon
+#define DECODESTEP_ALL_PAIR_BUILDS neon_dotprod, neon_i8mm
 #else
 #define DECODESTEP_ALL_BUILDS baseline
 #define DECODESTEP_VECTOR_BUILDS baseline
 #define DECODESTEP_BYTE_BUILDS baseline
 #define DECODESTEP_TILE_BUILDS baseline
 #define DECODESTEP_BF16_BUILDS baseline
+#define DECODESTEP_PAIR_BUILDS baseline
+#define DECODESTEP_ALL_PAIR_BUILDS baseline
 #endif
 
 // DECODESTEP_TIERS with one of these lists.

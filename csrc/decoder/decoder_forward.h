@@ -142,6 +142,6 @@ struct DecoderForward {
     StepCost* costs;  // one for each StepPart, or null
 };
 
-DECODESTEP_BF16_KERNEL(decoder_forward, DecoderForward)
+DECODESTEP_PAIR_KERNEL(decoder_forward, DecoderForward)
 
 }  // namespace decodestep

@@ -309,4 +309,13 @@ void add_residuals(const uint8_t* panel, const Activations& x, size_t first, flo
     for (size_t t = 0; t < T; ++t) add_residual<F, 1>(panel, x, first + t, outputs + t);
 }
 
+// The same of any number of tokens.
+template <Format F>
+void add_residuals(const uint8_t* panel, const Activations& x, size_t first, size_t tokens,
+                   float (*outputs)[kPanelOutputs]) {
+    size_t t = 0;
+    for (; t + 2 <= tokens; t += 2) add_residuals<F, 2>(panel, x, first + t, outputs + t);
+    if (t < tokens) add_residuals<F, 1>(panel, x, first + t, outputs + t);
+}
+
 }  // namespace decodestep::DECODESTEP_ISA

@@ -4,7 +4,7 @@
 #pragma once
 
 #include "linear/byte_tile.h"
-#include "linear/panel_prefetcher.h"
+#include "linear/stored_tile.h"
 #include "simd/integer_tiles.h"
 
 namespace decodestep::DECODESTEP_ISA {
@@ -170,8 +170,10 @@ void integer_tiles(size_t blocks, const uint8_t* panel, const uint8_t* next_pane
                 prefetcher.advance(b + i);
                 stretch.store_piece(i);
             }
+            const uint8_t* ahead = next_panel ? prefetcher.ahead(std::min(b + kStretch, blocks), 0) : nullptr;
             for (size_t t = 0; t < tokens; t += kGroup) {
                 const bool last = t + kGroup >= tokens;
+                if (ahead) prefetch_share(ahead, kStretch * PanelPrefetcher<F>::kBytes, t / kGroup, 1, groups);
                 if (!last || b + kStretch < blocks)
                     prefetch(x.quantised.bytes +
                                  kBlockInputs * (last ? x.at(first, b + kStretch) : x.at(first + t + kGroup, b)),

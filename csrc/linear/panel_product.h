@@ -12,6 +12,15 @@ namespace decodestep::DECODESTEP_ISA {
 // Tokens that are multiplied by a panel at a time, which share the bytes that it is turned into where it is.
 constexpr size_t kTileTokens = kVectorRegisters >= 32 ? 128 : kStoresBytes ? 96 : 2;
 
+// Tokens that are multiplied by several panels at once, which are so read from memory in several streams. Of more
+// tokens the products are what takes the time.
+constexpr size_t kStreamedTokens = kVectorRegisters >= 32 ? 30 : 16;
+
+// Whether so many tokens are.
+constexpr bool streams(Format format, size_t tokens) {
+    return kStreams > 1 && tokens > 0 && tokens <= (quantises_activations(format) ? kStreamedTokens : 1);
+}
+
 // Calls tile(first, count) for tiles of at most Most tokens, of as equal sizes as possible: large ones are groups of
 // sixteen.
 template <size_t Most = kTileTokens, class Tile>
@@ -84,15 +93,17 @@ DECODESTEP_INLINE void multiply_panels(const LinearPanelWeight& w, PanelRange ra
                                        const Activations& x, RowRange rows, Sink&& sink, Place place = {}) {
     size_t p = range.first;
     if constexpr (kStreams > 1) {
-        for (; rows.count == 1 && p + kStreams <= range.end; p += kStreams) {
-            alignas(64) float outputs[kStreams][kPanelOutputs];
+        for (; streams(w.format, rows.count) && p + kStreams <= range.end; p += kStreams) {
+            alignas(64) float outputs[kStreams * kStreamedTokens][kPanelOutputs];
             PanelGroup group;
             for (size_t s = 0; s < kStreams; ++s) {
                 group.panels[s] = w.panel(p + s);
                 group.next[s] = p + kStreams + s < range.end ? w.panel(p + kStreams + s) : next.first + s * next.stride;
             }
-            decodestep::panel_streams({w.format, w.blocks(), group.panels, group.next, x, rows.first, outputs});
-            for (size_t s = 0; s < kStreams; ++s) sink(p + s, size_t{0}, outputs[s]);
+            decodestep::panel_streams(
+                {w.format, w.blocks(), group.panels, group.next, x, rows.first, rows.count, outputs});
+            for (size_t s = 0; s < kStreams; ++s)
+                for (size_t i = 0; i < rows.count; ++i) sink(p + s, i, outputs[s * rows.count + i]);
         }
     }
     for (; p < range.end; ++p) {

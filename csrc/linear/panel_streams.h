@@ -1,5 +1,6 @@
-// One token times several panels at once, block by block: a core that reads one stream of memory leaves a part of what
-// it could read unused. The order of each output's sums is that of the other tiles.
+// A few tokens times several panels at once, block by block: a core that reads one stream of memory leaves a part of
+// what it could read unused, and of one that multiplies between two reads even more. The order of each output's sums is
+// that of the other tiles.
 #pragma once
 
 #include "linear/byte_tile.h"
@@ -36,37 +37,67 @@ DECODESTEP_INLINE auto streamed_quads(const PanelPrefetcher<F>& prefetcher, size
     }
 }
 
-template <Format F>
+// The float sums of groups of T tokens with each panel.
+template <int T>
+using StreamSums = FloatSums<T, 2>[(kStreamedTokens + T - 1) / T][kStreams];
+
+template <int T>
+DECODESTEP_INLINE void clear(StreamSums<T>& sums, size_t groups) {
+    for (size_t g = 0; g < groups; ++g)
+        for (size_t s = 0; s < kStreams; ++s) clear<T, 2>(sums[g][s]);
+}
+
+// The tokens are taken in groups of T, at most as many as there are. The last group begins so early that it is whole;
+// what it has in common with the one before is the same in both.
+template <Format F, int T>
 void stream_bytes(const PanelStreams& a) {
     constexpr PanelLayout layout = panel_layout(F);
     const Activations& x = a.x;
-    FloatSums<1, 2> y[kStreams], sums[kStreams];
-    for (size_t s = 0; s < kStreams; ++s) clear<1, 2>(y[s]);
+    const size_t groups = (a.tokens + T - 1) / T;
+    const auto first_of = [&](size_t g) DECODESTEP_INLINE_LAMBDA { return std::min(g * T, a.tokens - T); };
+    StreamSums<T> y, sums;
+    clear<T>(y, groups);
     size_t offset = 0;
     for (size_t b = 0; b < a.blocks; b += layout.pieces, offset += layout.block_bytes()) {
-        const size_t at = x.at(a.row, b);
-        if constexpr (layout.pieces > 1)
-            for (size_t s = 0; s < kStreams; ++s) clear<1, 2>(sums[s]);
+        const auto at = [&](size_t g) DECODESTEP_INLINE_LAMBDA { return x.at(a.first + first_of(g), b); };
+        if constexpr (layout.pieces > 1) clear<T>(sums, groups);
         for (size_t i = 0; i < layout.pieces; ++i)
             for (size_t s = 0; s < kStreams; ++s) {
                 const PanelPrefetcher<F> prefetcher(a.panels[s], a.next[s], a.blocks);
                 const uint8_t* piece = a.panels[s] + offset + i * layout.piece_bytes();
-                const auto quads = streamed_quads<F>(prefetcher, b + i, piece);
-                if constexpr (layout.pieces == 1 && has_minima(F)) add_minima<F, 1, 2>(0, piece, x, at, y[s]);
-                add_piece<F, 1, 2>(quads, 0, piece, x.quantised, at + i, 0, layout.pieces > 1 ? sums[s] : y[s]);
+                const auto add = [&](size_t g, const auto& quads) DECODESTEP_INLINE_LAMBDA {
+                    if constexpr (layout.pieces == 1 && has_minima(F)) add_minima<F, T, 2>(0, piece, x, at(g), y[g][s]);
+                    add_piece<F, T, 2>(quads, 0, piece, x.quantised, at(g) + i, kStretch,
+                                       layout.pieces > 1 ? sums[g][s] : y[g][s]);
+                };
+                add(0, streamed_quads<F>(prefetcher, b + i, piece));
+                for (size_t g = 1; g < groups; ++g) add(g, PanelQuads<F>{piece});
             }
         if constexpr (layout.pieces > 1)
-            for (size_t s = 0; s < kStreams; ++s) finish_block<F, 1, 2>(0, a.panels[s] + offset, x, at, sums[s], y[s]);
+            for (size_t g = 0; g < groups; ++g)
+                for (size_t s = 0; s < kStreams; ++s)
+                    finish_block<F, T, 2>(0, a.panels[s] + offset, x, at(g), sums[g][s], y[g][s]);
     }
     for (size_t s = 0; s < kStreams; ++s) {
-        store_outputs<1, 2>(y[s], 0, a.outputs + s);
-        add_residuals<F, 1>(a.panels[s], x, a.row, a.outputs + s);
+        const auto outputs = a.outputs + s * a.tokens;
+        for (size_t g = 0; g < groups; ++g) store_outputs<T, 2>(y[g][s], 0, outputs + first_of(g));
+        add_residuals<F>(a.panels[s], x, a.first, a.tokens, outputs);
     }
+}
+
+// T, the size of the groups, as a constant: as few groups as do for at most Most tokens each, and about equal.
+template <Format F, int Most, int T = 1>
+void stream_groups(const PanelStreams& a) {
+    if constexpr (T < Most) {
+        const size_t groups = (a.tokens + Most - 1) / Most;
+        if (a.tokens > T * groups) return stream_groups<F, Most, T + 1>(a);
+    }
+    stream_bytes<F, T>(a);
 }
 
 template <Format F>
 void stream_floats(const PanelStreams& a) {
-    const float* values = a.x.values + a.row * a.x.in;
+    const float* values = a.x.values + a.first * a.x.in;
     f32x16 y[kStreams][1][2];
     for (size_t s = 0; s < kStreams; ++s) y[s][0][0] = y[s][0][1] = broadcast(0.0f);
     for (size_t b = 0; b < a.blocks; ++b)

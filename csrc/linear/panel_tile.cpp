@@ -11,7 +11,7 @@ namespace decodestep::DECODESTEP_ISA {
 namespace {
 
 // Tokens whose sums of 32 outputs stay in registers.
-constexpr size_t kRegisterTokens = kVectorRegisters >= 32 ? 6 : 2;
+constexpr int kRegisterTokens = kVectorRegisters >= 32 ? 6 : 2;
 
 // T tokens as bytes times a panel that is read as it lies in memory.
 template <Format F, int T>
@@ -50,7 +50,8 @@ template <Format F>
 void tiles_of(size_t blocks, const uint8_t* panel, const uint8_t* next_panel, const Activations& x, size_t first,
               size_t tokens, float (*outputs)[kPanelOutputs]) {
     if constexpr (kStoresBytes && quantises_activations(F)) {
-        if (tokens > kRegisterTokens) return stored_tiles<F>(blocks, panel, next_panel, x, first, tokens, outputs);
+        if (tokens > size_t{kRegisterTokens})
+            return stored_tiles<F>(blocks, panel, next_panel, x, first, tokens, outputs);
     }
     each_tile<kRegisterTokens>(tokens, [&](size_t t, size_t count) {
         tile_of<F>(count, blocks, panel, t == 0 ? next_panel : nullptr, x, first + t, outputs + t);
@@ -68,7 +69,7 @@ void panel_streams(const PanelStreams& a) {
     with_format(a.format, [&]<Format F>() {
         if constexpr (kStreams > 1) {
             if constexpr (quantises_activations(F))
-                stream_bytes<F>(a);
+                stream_groups<F, kRegisterTokens>(a);
             else
                 stream_floats<F>(a);
         }

@@ -1,4 +1,4 @@
-// The product of tokens with one panel of a weight, and of one token with several: the part of `linear_panels` that
+// The product of tokens with one panel of a weight, and of a few tokens with several: the part of `linear_panels` that
 // gains by products of bytes, so that only this has a build for every instruction set that has them.
 #pragma once
 
@@ -24,14 +24,14 @@ struct PanelTile {
 
 DECODESTEP_TILE_KERNEL(panel_tile, PanelTile)
 
-// outputs[s] = one row of x times panels[s], for kStreams panels of one format and size; next[s]: what is read after
-// it. Only where kStreams is more than one.
+// outputs[s * tokens + i] = activations of token first + i times panels[s], for kStreams panels of one format and size
+// and as many tokens as `streams` allows; next[s]: what is read after panels[s].
 struct PanelStreams {
     Format format;
     size_t blocks;
     const uint8_t *const *panels, *const *next;
     const Activations& x;
-    size_t row;
+    size_t first, tokens;
     float (*outputs)[kPanelOutputs];
 };
 

@@ -76,10 +76,7 @@ void stored_tiles(size_t blocks, const uint8_t* panel, const uint8_t* next_panel
             stored_tile_of<F>(count, b, pieces, block, stored, x, first + t, outputs + t);
         });
     }
-    each_tile<2>(tokens, [&](size_t t, size_t count) {
-        count == 2 ? add_residuals<F, 2>(panel, x, first + t, outputs + t)
-                   : add_residuals<F, 1>(panel, x, first + t, outputs + t);
-    });
+    add_residuals<F>(panel, x, first, tokens, outputs);
 }
 
 }  // namespace decodestep::DECODESTEP_ISA

@@ -45,16 +45,16 @@ inline void gate_up_panel(const FeedForwardPanels& w, size_t panel, const uint8_
     });
 }
 
-// The same of a row for so many panels of a range as whole groups of streams hold, if it is one row; returns the panel
-// after them. Panel p goes to out + (p - range.first) * kPanelOutputs.
+// The same for so many panels of a range as whole groups of streams hold, if the rows are few; returns the panel after
+// them. Panel p goes to out + (p - range.first) * kPanelOutputs.
 inline size_t gate_up_streams(const FeedForwardPanels& w, PanelRange range, const uint8_t* next_panel,
-                              const Activations& x, RowRange rows, float* out) {
+                              const Activations& x, RowRange rows, float* out, size_t stride) {
     size_t p = range.first;
     if constexpr (kStreams > 1) {
         constexpr size_t kPairs = kStreams / 2;  // of a panel of gate and the same of up
-        const bool streams = rows.count == 1 && w.has_gate() && w.gate.format == w.up.format;
-        for (; streams && p + kPairs <= range.end; p += kPairs) {
-            alignas(64) float y[kStreams][kPanelOutputs];
+        const bool in_streams = w.has_gate() && w.gate.format == w.up.format && streams(w.up.format, rows.count);
+        for (; in_streams && p + kPairs <= range.end; p += kPairs) {
+            alignas(64) float y[kStreams * kStreamedTokens][kPanelOutputs];
             PanelGroup group;
             for (size_t s = 0; s < kStreams; ++s) {
                 const LinearPanelWeight& from = s % 2 ? w.up : w.gate;
@@ -62,11 +62,15 @@ inline size_t gate_up_streams(const FeedForwardPanels& w, PanelRange range, cons
                 group.panels[s] = from.panel(panel);
                 group.next[s] = next < range.end ? from.panel(next) : next_panel;
             }
-            decodestep::panel_streams({w.gate.format, w.gate.blocks(), group.panels, group.next, x, rows.first, y});
+            decodestep::panel_streams(
+                {w.gate.format, w.gate.blocks(), group.panels, group.next, x, rows.first, rows.count, y});
             for (size_t s = 0; s < kStreams; s += 2)
-                for (size_t j = 0; j < kPanelOutputs; j += kLanes) {
-                    const size_t at = (p + s / 2) * kPanelOutputs + j;
-                    store(out + at - range.first * kPanelOutputs, activated(w, at, y[s] + j, y[s + 1] + j));
+                for (size_t i = 0; i < rows.count; ++i) {
+                    const float *gate = y[s * rows.count + i], *up = y[(s + 1) * rows.count + i];
+                    for (size_t j = 0; j < kPanelOutputs; j += kLanes) {
+                        const size_t at = (p + s / 2) * kPanelOutputs + j;
+                        store(out + i * stride + at - range.first * kPanelOutputs, activated(w, at, gate + j, up + j));
+                    }
                 }
         }
     }
@@ -76,7 +80,7 @@ inline size_t gate_up_streams(const FeedForwardPanels& w, PanelRange range, cons
 // gate_up_panel for all panels of a range, the fastest way. next_panel: the one that is read after the range.
 inline void gate_up_panels(const FeedForwardPanels& w, PanelRange range, const uint8_t* next_panel,
                            const Activations& x, RowRange rows, float* out, size_t stride) {
-    for (size_t p = gate_up_streams(w, range, next_panel, x, rows, out); p < range.end; ++p)
+    for (size_t p = gate_up_streams(w, range, next_panel, x, rows, out, stride); p < range.end; ++p)
         gate_up_panel(w, p, p + 1 < range.end ? w.first().panel(p + 1) : next_panel, x, rows,
                       out + (p - range.first) * kPanelOutputs, stride);
 }

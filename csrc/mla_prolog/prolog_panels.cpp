@@ -324,11 +324,13 @@ void multiply_columns(const ColumnProduct& a) {
         case WeightType::f32:
             return multiply_as<F32Dot>(a);
         case WeightType::bf16:
-            return multiply_as<Bf16Dot>(a);
+            return decodestep::multiply_bf16_columns(a);
         case WeightType::i8:
             return multiply_as<I8Dot>(a);
     }
 }
+
+void multiply_bf16_columns(const ColumnProduct& a) { multiply_as<Bf16Dot>(a); }
 
 void pack_panels(const PackPanels& a) {
     const size_t groups = group_count(a.from.value, a.from.in), bytes = panel_bytes(a.from.value, a.from.in);

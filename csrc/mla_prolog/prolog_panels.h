@@ -82,5 +82,7 @@ constexpr size_t sums_width(const ColumnWeight& w, size_t first, size_t last) {
 }
 
 DECODESTEP_KERNEL(multiply_columns, ColumnProduct)
+// Of bfloat16, which has at least one input: `multiply_columns` calls it.
+DECODESTEP_ALL_PAIR_KERNEL(multiply_bf16_columns, ColumnProduct)
 
 }  // namespace decodestep

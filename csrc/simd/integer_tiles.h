@@ -39,55 +39,54 @@ class IntegerTiles {
         int32_t (*sums)[kTokens][kLanes];
     };
 
-    // Makes product(i) for i in [0, count), count at least 1. Each is stored after the next has begun: its sums take
-    // longer than a product needs to follow another.
+    // Makes product(i) for i in [0, count), count at least 1. A tile of sums is stored when the three after it have
+    // begun: its last sums come so late that a store at once would keep what follows waiting.
     template <class MakeProduct>
     DECODESTEP_INLINE void multiply(size_t count, size_t stride, MakeProduct&& product) {
-        multiply_even(product(0), stride);
-        size_t i = 1;
-        for (; i + 1 < count; i += 2) {
-            multiply_odd(product(i), stride);
-            store_even(product(i - 1));
-            multiply_even(product(i + 1), stride);
-            store_odd(product(i));
+        for (size_t i = 0; i < count; i += 2) {
+            const Product even = product(i);
+            load_tokens(even, stride);
+            _tile_loadd(5, even.w, kRowBytes);
+            _tile_zero(0);
+            _tile_dpbssd(0, 4, 5);
+            if (i > 0) _tile_stored(1, product(i - 2).sums[1], kRowBytes / 2);
+            _tile_loadd(6, even.w + kRowBytes / 2, kRowBytes);
+            _tile_zero(1);
+            _tile_dpbssd(1, 4, 6);
+            if (i > 0) _tile_stored(2, product(i - 1).sums[0], kRowBytes / 2);
+            if (i + 1 == count) break;
+            const Product odd = product(i + 1);
+            load_tokens(odd, stride);
+            _tile_loadd(5, odd.w, kRowBytes);
+            _tile_zero(2);
+            _tile_dpbssd(2, 4, 5);
+            if (i > 0) _tile_stored(3, product(i - 1).sums[1], kRowBytes / 2);
+            _tile_loadd(6, odd.w + kRowBytes / 2, kRowBytes);
+            _tile_zero(3);
+            _tile_dpbssd(3, 4, 6);
+            _tile_stored(0, even.sums[0], kRowBytes / 2);
         }
-        if (i < count) multiply_odd(product(i), stride);
-        store_even(product(i - 1));
-        if (i < count) store_odd(product(i));
+        const auto last = product(count - 1).sums;
+        if (count % 2 == 0) {
+            _tile_stored(1, product(count - 2).sums[1], kRowBytes / 2);
+            _tile_stored(2, last[0], kRowBytes / 2);
+            _tile_stored(3, last[1], kRowBytes / 2);
+        } else {
+            if (count > 1) _tile_stored(3, product(count - 2).sums[1], kRowBytes / 2);
+            _tile_stored(0, last[0], kRowBytes / 2);
+            _tile_stored(1, last[1], kRowBytes / 2);
+        }
     }
 
   private:
+    static constexpr size_t kRowBytes = 128;  // of four inputs of all outputs; half of it is a row of a tile
+
     // What the compiler may keep in registers is written: gcc before 14 does not see that the instructions read it.
     static DECODESTEP_INLINE void write_memory() { asm volatile("" ::: "memory"); }
 
-    // The compilers' names of tiles are constants.
-    static DECODESTEP_INLINE void load(const Product& p, size_t stride) {
+    static DECODESTEP_INLINE void load_tokens(const Product& p, size_t stride) {
         write_memory();
         _tile_loadd(4, p.x, stride);
-        _tile_loadd(5, p.w, 128);
-        _tile_loadd(6, p.w + 64, 128);
-    }
-    static DECODESTEP_INLINE void multiply_even(const Product& p, size_t stride) {
-        load(p, stride);
-        _tile_zero(0);
-        _tile_zero(1);
-        _tile_dpbssd(0, 4, 5);
-        _tile_dpbssd(1, 4, 6);
-    }
-    static DECODESTEP_INLINE void multiply_odd(const Product& p, size_t stride) {
-        load(p, stride);
-        _tile_zero(2);
-        _tile_zero(3);
-        _tile_dpbssd(2, 4, 5);
-        _tile_dpbssd(3, 4, 6);
-    }
-    static DECODESTEP_INLINE void store_even(const Product& p) {
-        _tile_stored(0, p.sums[0], 64);
-        _tile_stored(1, p.sums[1], 64);
-    }
-    static DECODESTEP_INLINE void store_odd(const Product& p) {
-        _tile_stored(2, p.sums[0], 64);
-        _tile_stored(3, p.sums[1], 64);
     }
 
     // As the instruction reads it: tiles 0 to 3 are sums, 4 tokens, 5 and 6 weights.
