@@ -16,7 +16,7 @@ import decodestep as ds
 import processes
 from decodestep.models import CachedSequence, CacheFullError
 from decodestep.models.forward import forward
-from decodestep.models.kv_cache import HUGE_PAGE, PAGE, GroupPages, Pages
+from decodestep.models.kv_cache import HUGE_PAGE, PAGE, GroupPages, Pages, _bytes_of_huge_pages
 from decodestep.models.page_pool import LOCK, PagePool, new_pool
 from decodestep.models.prefill import Prefill
 from decodestep.models.sequence import admit
@@ -513,18 +513,32 @@ print(model.cache.pages * model.cache.page_bytes > 2**28, (resident() - before) 
     assert printed(code).split() == ["True", "True"]
 
 
+def huge_pages_of(memory):
+    """The numbers of the huge pages that an array has a part of."""
+    first = memory.ctypes.data
+    return range(first // HUGE_PAGE, (first + memory.nbytes - 1) // HUGE_PAGE + 1)
+
+
+@pytest.mark.parametrize("first", [0, 1, HUGE_PAGE - 1, 3 * HUGE_PAGE // 2])
+@pytest.mark.parametrize("size", [1, 5000, HUGE_PAGE, HUGE_PAGE + 1, 2 * HUGE_PAGE + 7])
+def test_each_huge_page_of_memory_has_one_byte(first, size):
+    memory = np.zeros(5 * HUGE_PAGE, np.uint8)[first : first + size]
+    found = _bytes_of_huge_pages(memory)
+    assert all(byte.shape == (1,) and np.shares_memory(byte, memory) for byte in found)
+    assert sorted(byte.ctypes.data // HUGE_PAGE for byte in found) == list(huge_pages_of(memory))
+
+
 def test_memory_of_coming_pages_is_taken_a_little_at_a_time():
     """Slabs of 45 pages: that of the next fresh page and no other, and none that somebody may be writing."""
     pages = GroupPages(30, 3, 64, 200)
     slab = pages.keys.shape[3]
-    of_slab = 2 * -(-pages.keys[0].nbytes // HUGE_PAGE)
     pages.keys[0] = pages.values[0] = 1
-    cases = ((1, of_slab), (slab - 1, 0), (slab, 0), (slab + 1, of_slab), (2 * slab + 1, of_slab), (3 * slab + 1, 0))
-    for fresh, more in cases:
-        calls = 0
+    for fresh, number in ((1, 1), (slab - 1, None), (slab, None), (slab + 1, 2), (2 * slab + 1, 3), (3 * slab + 1, None)):
+        calls = 1
         while pages.prepare(fresh):
             calls += 1
-        assert calls == more, fresh
+        parts = [] if number is None else [pages.keys[number], pages.values[number]]
+        assert calls == max(1, sum(len(huge_pages_of(part)) for part in parts)), fresh
     assert (pages.keys[0] == 1).all() and (pages.values[0] == 1).all() and not pages.keys[1:].any()
     assert not GroupPages(30, 3, 64, slab).prepare(1)
 

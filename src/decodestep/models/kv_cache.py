@@ -84,23 +84,19 @@ class SlabPages(Pages):
         self.keys = _untouched_zeros((slabs, *axes, self._slab, *key), dtypes[0], huge_pages=True)
         self.values = _untouched_zeros((slabs, *axes, self._slab, *value), dtypes[1], huge_pages=True)
         self._axis = len(axes)  # of the pages inside a slab
-        self._preparing = 0  # the slab whose memory is being taken
-        self._taken = 0  # bytes of it, keys first, each part in whole huge pages
+        self._preparing = -1  # the slab whose memory is being taken
+        self._untaken: list[np.ndarray] = []  # a byte of each of its huge pages that have not been touched
 
     def prepare(self, fresh: int) -> bool:
         """Of the first slab that nobody has been given a page of: one more huge page, of 2 MB, at each call."""
         slab = -(-fresh // self._slab)
         if slab != self._preparing:  # which may be before all of the last one was taken: it has users now
-            self._preparing, self._taken = slab, 0
-        place = self._taken
-        for part in (self.keys, self.values):
-            memory = part[slab : slab + 1].reshape(-1).view(np.uint8)
-            if place < memory.size:
-                memory[place] = 0  # as it was
-                self._taken += HUGE_PAGE
-                return True
-            place -= -(-memory.size // HUGE_PAGE) * HUGE_PAGE
-        return False
+            self._preparing = slab
+            parts = (part[slab : slab + 1].reshape(-1).view(np.uint8) for part in (self.values, self.keys))
+            self._untaken = [byte for part in parts for byte in _bytes_of_huge_pages(part)]
+        if self._untaken:
+            self._untaken.pop()[:] = 0  # as it was
+        return bool(self._untaken)
 
     def copy(self, source: int, target: int) -> None:
         to, slot = divmod(target, self._slab)
@@ -139,6 +135,12 @@ class CompressedPages(SlabPages):
     @staticmethod
     def bytes_of_a_page(layers: int, latent: int, rope: int, *, in_bytes: bool = False) -> int:
         return layers * PAGE * (2 * rope + (latent + SCALE_BYTES if in_bytes else 2 * latent))
+
+
+def _bytes_of_huge_pages(memory: np.ndarray) -> list[np.ndarray]:
+    """The first byte in `memory` of every huge page that it has a part of; it need not begin or end at the edge of one."""
+    edge = -memory.ctypes.data % HUGE_PAGE or HUGE_PAGE
+    return [memory[at : at + 1] for at in (0, *range(edge, memory.size, HUGE_PAGE)) if at < memory.size]
 
 
 def _untouched_zeros(shape: tuple[int, ...], dtype: np.dtype, *, huge_pages: bool) -> np.ndarray:
