@@ -15,7 +15,7 @@ constexpr int kStoredVectors = kVectorRegisters >= 32 ? 2 : 1;
 template <Format F>
 constexpr size_t kStoredTokens = [] {
     constexpr bool has_runs = !is_bytes(F) && run_quads<F>() < kQuads;
-    if (kVectorRegisters >= 32) return has_runs ? 4 : kWideSums ? 8 : 6;
+    if (kVectorRegisters >= 32) return has_runs ? 4 : 6;
     if (kWideSums) return 6;
     return is_bytes(F) ? 5 : run_quads<F>() == 2 ? 4 : 6;
 }();
