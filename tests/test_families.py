@@ -13,6 +13,7 @@ import safetensors.torch
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from transformers import AutoModelForCausalLM
 
 import decodestep as ds
 import families
@@ -299,6 +300,8 @@ CONTRADICTIONS = {
     "other quantisation": ({"quantization_config": {"quant_method": "gptq"}}, "quant_method 'gptq' is not supported"),
     "sizes that are no numbers": ({"hidden_size": "wide"}, "hidden_size must be an integer"),
     "huge sizes": ({"num_attention_heads": 2**40}, "num_attention_heads must be an integer"),
+    "tokens that see later ones": ({"is_causal": False}, "is_causal false, bidirectional attention, is not supported"),
+    "layers of other sizes": ({"per_layer_config": {"1": {"intermediate_size": 8}}}, "per_layer_config, .* is not supported"),
 }
 
 
@@ -317,6 +320,27 @@ def test_a_config_that_contradicts_itself_or_its_tensors_is_refused(folder, tmp_
     _, path = folder("deepseek_v3", 0)
     with pytest.raises(ModelError, match=message):
         ds.load(changed(path, tmp_path, **changes))
+
+
+_TYPES = ["full_attention", "sliding_attention", "full_attention"]
+# What is easily overlooked: family and size, changes to it, and what config.json says beside.
+OVERLOOKED = {
+    "layer_types of a mistral": ("mistral", 2, {}, {"layer_types": _TYPES}),
+    "layer_types of a smollm3": ("smollm3", 2, {"sliding_window": 9}, {"layer_types": _TYPES, "use_sliding_window": False}),
+    "a head of its own, tied": ("llama", 0, {"tie_word_embeddings": False}, {"tie_word_embeddings": True}),
+    "a head of its own, tied, gemma": ("gemma3_text", 1, {"tie_word_embeddings": False}, {"tie_word_embeddings": True}),
+    "rope_interleave null": ("deepseek_v3", 1, {}, {"rope_interleave": None}),
+    "norm_topk_prob null": ("deepseek_v3", 1, {}, {"norm_topk_prob": None}),
+}
+
+
+@pytest.mark.parametrize(("family", "size", "changes", "said"), OVERLOOKED.values(), ids=OVERLOOKED)
+def test_what_config_json_says_is_what_transformers_reads(ids, tmp_path, family, size, changes, said):
+    saved, path = tmp_path / "saved", tmp_path / "changed"
+    path.mkdir()
+    changed(families.save(families.model_of(family, size, **changes), saved), path, **said)
+    theirs = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="eager").eval()
+    assert families.relative(ds.load(path, dtype="float32").logits(ids), families.logits_of(theirs, ids)) < TOLERANCE
 
 
 SCALE, BIAS = "0.self_attn.o_proj.weight_scale_inv", "1.mlp.gate.e_score_correction_bias"

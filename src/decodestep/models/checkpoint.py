@@ -87,8 +87,7 @@ class Checkpoint:
     def _is_left_out(self, name: str) -> bool:
         layer = _LAYER.fullmatch(name)
         skipped = layer and self.config.layers <= int(layer[1]) < self.config.layers + self.config.skipped_layers
-        tied = self.config.tied and name == self._table["output"]
-        return bool(skipped or tied or _FREQUENCIES.fullmatch(name))
+        return bool(skipped or _FREQUENCIES.fullmatch(name))
 
     def _take(self, name: str, shape: tuple[int, ...]) -> Tensor | SafeTensor:
         tensor = self._tensors.get(name)

@@ -22,6 +22,8 @@ class Keys:
         if not isinstance(kind, str) or kind not in DEFAULTS:
             supported = ", ".join(map(repr, DEFAULTS))
             raise ModelError(f"{folder.path}: config.json: model_type {kind!r} is not supported ({supported} are)")
+        if kind == "mistral" and "layer_types" in folder.config:
+            kind = "ministral"  # as transformers' AutoConfig takes it: Mistral's own class does not read the key
         self.kind: str = kind
         self._data = {f"config.json: {key}": value for key, value in (DEFAULTS[kind] | folder.config).items()}
 

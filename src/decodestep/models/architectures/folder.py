@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 from decodestep.models import rope
+from decodestep.models.architectures import names
 from decodestep.models.architectures.config_json import Keys, RopeParameters
 from decodestep.models.architectures.folder_grouped import GROUPED, grouped_config
 from decodestep.models.architectures.limits import (
@@ -30,6 +31,10 @@ def config_of(folder: ModelFolder) -> Config:
     """The sizes that config.json gives. Raises ModelError for another architecture, or sizes that are not supported."""
     keys = Keys(folder)
     _check_quantization(keys)
+    if "is_causal" in folder.config and folder.config["is_causal"] is not True:
+        raise keys.refuse("is_causal false, bidirectional attention, is not supported")
+    if keys.get("per_layer_config"):
+        raise keys.refuse("per_layer_config, sizes of single layers, is not supported")
     activation = _activation(keys)
     layers, hidden = keys.size("num_hidden_layers", most=MAX_LAYERS), keys.size("hidden_size")
     heads = keys.size("num_attention_heads", most=MAX_HEADS)
@@ -44,7 +49,8 @@ def config_of(folder: ModelFolder) -> Config:
         "feed_forward": keys.size("intermediate_size"),
         "context": keys.size("max_position_embeddings", most=MAX_CONTEXT),
         "norm_eps": keys.number("rms_norm_eps", least=1e-30, most=1.0),
-        "tied": keys.flag("tie_word_embeddings"),
+        # A head of its own counts, as in transformers, which ties nothing where the two differ.
+        "tied": keys.flag("tie_word_embeddings") and names.FOLDER["output"] not in folder.tensors,
         "biases": keys.flag("mlp_bias") and keys.kind in _WITH_MLP_BIAS,
         "activation": activation,
     }
@@ -92,7 +98,7 @@ def _latent(folder: ModelFolder, keys: Keys, common: dict[str, Any]) -> Config:
             "logits_scale": hidden / (base or hidden),
         }
     elif keys.kind != "deepseek_v2":
-        extra["halves"] = not keys.flag("rope_interleave", True)
+        extra["halves"] = not keys.flag("rope_interleave")
     if keys.kind in _WITH_EXPERTS:
         extra |= {"experts": _experts(keys, layers), "skipped_layers": _predictors(folder, layers, keys)}
     return Config(**common, **extra)
@@ -123,7 +129,7 @@ def _experts(keys: Keys, layers: int) -> Experts | None:
     else:
         groups, kept = keys.size("n_group"), keys.size("topk_group")
         group_score = "top_two" if groups > 1 else "maximum"
-        rule = RouterRule(used, "sigmoid", groups, kept, group_score, keys.flag("norm_topk_prob", True), scale)
+        rule = RouterRule(used, "sigmoid", groups, kept, group_score, keys.flag("norm_topk_prob"), scale)
     return Experts(count, width, shared, rule, corrected=rule.scores == "sigmoid", layers=sparse)
 
 

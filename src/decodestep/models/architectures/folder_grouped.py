@@ -77,8 +77,9 @@ def _qwen3_moe(keys: Keys, layers: int) -> tuple[int, ...]:
 
 
 def _smollm3(keys: Keys, layers: int) -> tuple[int, ...]:
-    ropes = _smollm3_ropes(keys, layers)
-    return _windows(keys, layers, lambda i: bool(ropes[i])) if keys.flag("use_sliding_window") else ()
+    ropes, used = _smollm3_ropes(keys, layers), keys.flag("use_sliding_window")
+    windows = _windows(keys, layers, lambda i: used and bool(ropes[i]))  # layer_types count whatever use_sliding_window is
+    return windows if any(windows) else ()
 
 
 def _gemma3(keys: Keys, layers: int) -> tuple[int, ...]:
