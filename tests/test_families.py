@@ -371,6 +371,8 @@ GGUF_CHANGES = {
     "no latent": ({"attention.kv_lora_rank": None}, "deepseek2.attention.kv_lora_rank is missing"),
     "more rotated than a head has": ({"rope.dimension_count": 22}, "rope.dimension_count 22"),
     "no layers": ({"nextn_predict_layers": 3}, "leaves no layers"),
+    "tokens that see later ones": ({"attention.causal": False}, "attention.causal false, bidirectional attention, is not"),
+    "a factor of a rotation": ({"rope.scaling.attn_factor": 1.25}, "rope.scaling.attn_factor is not supported in latent"),
     "another scaling": ({"rope.scaling.type": "longer"}, "rope scaling 'longer' is not supported"),
     "a scale that is no number": ({"expert_weights_scale": float("nan")}, "expert_weights_scale must be a number"),
 }

@@ -10,6 +10,7 @@ import pytest
 
 import decodestep as ds
 import families
+from decodestep import cli
 from decodestep.models import ModelError
 from grouped_files import write_gguf
 
@@ -59,6 +60,26 @@ def test_llama_cpp_has_the_same_logits(model, ids, tmp_path, family, size):
     pytest.importorskip("llama_cpp")
     path = write_gguf(model(family, size), tmp_path / "model.gguf")
     assert families.relative(ds.load(path, dtype="float32").logits(ids), families.llama_cpp_logits_of(path, ids)) < 0.01
+
+
+STRETCHED = {
+    "a factor without a type": {"rope.scaling.factor": 8.0},
+    "the old name": {"rope.scale_linear": 8.0},
+    "attn_factor": {"rope.scaling.attn_factor": 1.25},
+    "attn_factor and YaRN": {
+        "rope.scaling.type": "yarn",
+        "rope.scaling.factor": 8.0,
+        "rope.scaling.original_context_length": 64,
+        "rope.scaling.attn_factor": 1.25,
+    },
+}
+
+
+@pytest.mark.parametrize("keys", STRETCHED.values(), ids=STRETCHED)
+def test_rotations_of_gguf_files_are_those_of_llama_cpp(model, ids, tmp_path, keys):
+    pytest.importorskip("llama_cpp")
+    path = write_gguf(model("llama", 0), tmp_path / "model.gguf", **keys)
+    assert families.relative(ds.load(path, dtype="float32").logits(ids), families.llama_cpp_logits_of(path, ids)) < 0.02
 
 
 def test_blocks_of_a_file_are_multiplied_as_they_are(model, ids, tmp_path):

@@ -72,6 +72,16 @@ def test_a_beginning_token_is_put_first_once():
     assert len(tokenizer.encode("ab")) == 2
 
 
+@pytest.mark.parametrize(("pre", "first"), [("llama-bpe", True), ("tekken", True), ("qwen2", False), ("smollm", False)])
+def test_a_beginning_token_is_put_first_where_llama_cpp_does(pre, first):
+    """Of a file without add_bos_token, as many of Llama 3 are: as llama_cpp.Llama(..., vocab_only=True).tokenize."""
+    silent = metadata(pre=pre)
+    del silent["tokenizer.ggml.add_bos_token"]
+    tokenizer = Tokenizer(silent)
+    assert tokenizer.encode("ab") == ([tokenizer.bos_token_id] if first else []) + [tokenizer.encode("ab")[-1]]
+    assert len(Tokenizer(metadata(pre=pre, add_bos_token=False)).encode("ab")) == 1
+
+
 @pytest.mark.parametrize("pre", PRE_TOKENIZERS)
 def test_every_pre_tokenizer_keeps_the_text(pre):
     tokenizer = Tokenizer(metadata(pre=pre, add_bos_token=False))

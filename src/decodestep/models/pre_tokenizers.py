@@ -75,3 +75,5 @@ PRE_TOKENIZERS = {
 COMPOSED = ("qwen2",)
 # Those that take a word that is a token as it is.
 WHOLE_WORDS = ("llama-bpe", "tekken", "youtu")
+# Those that put the beginning token first where the file does not say whether to, as in llama.cpp.
+BEGINNING = ("llama-bpe", "tekken")

@@ -19,7 +19,7 @@ from tokenizers.pre_tokenizers import Sequence as Steps
 from decodestep.models import metadata as md
 from decodestep.models.control_tokens import ControlTokens
 from decodestep.models.errors import ModelError
-from decodestep.models.pre_tokenizers import COMPOSED, PRE_TOKENIZERS, WHOLE_WORDS
+from decodestep.models.pre_tokenizers import BEGINNING, COMPOSED, PRE_TOKENIZERS, WHOLE_WORDS
 from decodestep.stopping.byte_alphabet import BYTE_OF
 
 _UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 2, 3, 4, 6  # values of tokenizer.ggml.token_type
@@ -64,7 +64,8 @@ class Tokenizer:
         self.bos_token_id, self.eos_token_id = ids["bos"], ids["eos"]
         ends = (self.eos_token_id, *(self._special_id(metadata, name) for name in ("eot_token_id", "eom_token_id")))
         self.end_token_ids = frozenset(i for i in ends if i is not None)
-        self.add_bos = md.flag(metadata, "tokenizer.ggml.add_bos_token", self._sentencepiece)
+        begins = self._sentencepiece or metadata.get("tokenizer.ggml.pre") in BEGINNING
+        self.add_bos = md.flag(metadata, "tokenizer.ggml.add_bos_token", begins)
 
     def _special_id(self, metadata: md.Metadata, name: str) -> int | None:
         key = f"tokenizer.ggml.{name}"

@@ -43,7 +43,11 @@ def _rope(keys: GgufKeys, config: Config, vector: Callable[[str, int], np.ndarra
     file = keys.file
     width = config.latent_attention.rope if config.latent_attention else config.head_dim
     theta = keys.number("rope.freq_base", 10000.0, least=1.0, most=1e30)
-    kind = keys.text("rope.scaling.type", "none")
+    kind = keys.text("rope.scaling.type", "linear")  # without a type a factor is of this one, as in llama.cpp
+    given = keys.number("rope.scaling.attn_factor", 1.0, least=LEAST_FACTOR, most=MOST_FACTOR)
+    by_length = "rope_factors_short.weight" in file.tensors
+    if given != 1 and config.latent_attention and (kind == "yarn" or not by_length):  # there llama.cpp scales scores by it too
+        raise keys.refuse("rope.scaling.attn_factor is not supported in latent attention")
     if kind == "yarn":
         factor, original = _stretch(keys)
         fast, slow = (keys.number(f"rope.scaling.yarn_beta_{name}", 0.0, least=0.0, most=1e6) for name in ("fast", "slow"))
@@ -52,20 +56,23 @@ def _rope(keys: GgufKeys, config: Config, vector: Callable[[str, int], np.ndarra
         # The file has one of transformers' two factors, mscale_all_dim; published models have equal ones.
         strength = _yarn_strength(keys)
         frequencies = rope.yarn(theta, width, factor=factor, original=original, fast=fast or 32.0, slow=slow or 1.0)
-        return Rope(frequencies, rope.yarn_factor(factor, strength, strength))
-    if "rope_factors_short.weight" in file.tensors:
+        return Rope(frequencies, rope.yarn_factor(factor, strength, strength) * given)
+    if by_length:
         short, long = (_factors(file, f"rope_factors_{name}.weight", width, vector) for name in ("short", "long"))
         original = keys.size("rope.scaling.original_context_length", config.context, most=MAX_CONTEXT)
         lengths = rope.divided(theta, width, short), rope.divided(theta, width, long)
-        growth = rope.long_factor(config.context / original, max(original, 2))
+        growth = given if "rope.scaling.attn_factor" in keys else rope.long_factor(config.context / original, max(original, 2))
         return Rope(lengths[0], growth, None if original >= config.context else lengths[1], original)
     if kind == "longrope":
         raise keys.refuse("rope scaling 'longrope' without the tensors rope_factors_long.weight and rope_factors_short.weight")
     frequencies = rope.plain(theta, width)
     if "rope_freqs.weight" in file.tensors:
         frequencies = frequencies / _factors(file, "rope_freqs.weight", width, vector)
-    factor = keys.number("rope.scaling.factor", 1.0, least=LEAST_FACTOR, most=MOST_FACTOR) if kind == "linear" else 1.0
-    return Rope((frequencies / np.float32(factor)).astype(np.float32))
+    factor = 1.0
+    if kind == "linear":  # the second name is that of files from before August 2023
+        old = keys.number("rope.scale_linear", 1.0, least=LEAST_FACTOR, most=MOST_FACTOR)
+        factor = keys.number("rope.scaling.factor", old, least=LEAST_FACTOR, most=MOST_FACTOR)
+    return Rope((frequencies / np.float32(factor)).astype(np.float32), given)
 
 
 def _factors(file: Described, name: str, width: int, vector: Callable[[str, int], np.ndarray]) -> np.ndarray:

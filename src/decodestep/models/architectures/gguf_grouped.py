@@ -12,7 +12,7 @@ from decodestep.models import rope
 from decodestep.models.architectures import names
 from decodestep.models.architectures.gguf_experts import experts_of
 from decodestep.models.architectures.gguf_keys import GgufKeys
-from decodestep.models.architectures.limits import MAX_CONTEXT, MAX_HEADS, checked
+from decodestep.models.architectures.limits import LEAST_FACTOR, MAX_CONTEXT, MAX_HEADS, MOST_FACTOR, checked
 from decodestep.models.config import Config, GroupedAttention
 from decodestep.models.rope import Rope
 
@@ -26,7 +26,8 @@ def second_rope(keys: GgufKeys, config: Config) -> Rope:
     """The rotation that `config.grouped.ropes` numbers 1: that of windows, or in SmolLM3 none."""
     if keys.architecture == "smollm3":
         return rope.none(config.head_dim)
-    return Rope(rope.plain(keys.number("rope.freq_base_swa", 10000.0, least=1.0, most=1e30), config.head_dim))
+    factor = keys.number("rope.scaling.attn_factor", 1.0, least=LEAST_FACTOR, most=MOST_FACTOR)
+    return Rope(rope.plain(keys.number("rope.freq_base_swa", 10000.0, least=1.0, most=1e30), config.head_dim), factor)
 
 
 def _grouped(keys: GgufKeys, *, window: bool = True, **more: Any) -> dict[str, Any]:

@@ -52,6 +52,8 @@ class GgufKeys:
     def common(self) -> dict[str, Any]:
         """The sizes that all architectures have."""
         data = self.file.metadata
+        if not md.flag(data, self._key("attention.causal"), True):
+            raise self.refuse(f"{self._key('attention.causal')} false, bidirectional attention, is not supported")
         skipped = self.size("nextn_predict_layers", 0, least=0, most=MAX_LAYERS)
         layers = self.size("block_count", most=MAX_LAYERS) - skipped
         if layers < 1:
