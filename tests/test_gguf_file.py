@@ -62,6 +62,18 @@ def test_every_truncation_is_noticed(tiny_file):
             GgufFile(path)
 
 
+@pytest.mark.parametrize(("move", "message"), [(-64, "begins within another"), (4, "not at a multiple of 32")])
+def test_tensors_lie_beside_each_other(tiny_file, move, message):
+    path = tiny_file()
+    tensor = next(tensor for tensor in gguf.GGUFReader(path).tensors if tensor.name == "blk.1.attn_q.weight")
+    at = tensor.field.offset + sum(int(part.nbytes) for part in tensor.field.parts[:-1])
+    data = bytearray(path.read_bytes())
+    data[at : at + 8] = length(int.from_bytes(data[at : at + 8], "little") + move)
+    path.write_bytes(data)
+    with pytest.raises(ModelError, match=f"blk.1.attn_[a-z]*.weight' .*{message}"):
+        GgufFile(path)
+
+
 TEMPLATE = "{% for m in messages %}<bos>{{ m.role }}: {{ m.content }}<eos>{% endfor %}"
 
 

@@ -104,7 +104,14 @@ class GgufFile:
         for name, shape, kind, at in headers:
             if name in self.tensors:
                 raise ModelError(f"{path}: corrupt: tensor {name!r:.80} is there twice")
+            if at % alignment:
+                raise ModelError(f"{path}: corrupt: tensor {name!r:.80} is not at a multiple of {alignment} bytes")
             self.tensors[name] = self._tensor(name, shape, kind, start + at)
+        end = start
+        for tensor in sorted(self.tensors.values(), key=lambda tensor: tensor._at):
+            if tensor._at < end:
+                raise ModelError(f"{path}: corrupt: tensor {tensor.name!r:.80} begins within another")
+            end = tensor._at + tensor.nbytes
         self._header.clear()
 
     generation_config: Mapping[str, Any] = {}  # a file has none
