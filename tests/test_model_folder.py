@@ -6,6 +6,7 @@ import contextlib
 import json
 import shutil
 import struct
+import time
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from transformers import PreTrainedTokenizerFast
 import decodestep as ds
 import families
 from decodestep.models import ModelError
+from decodestep.models.json_file import parse_object
 from decodestep.models.model_folder import ModelFolder
 from decodestep.models.safetensors_file import read_header
 
@@ -181,6 +183,74 @@ def test_a_template_of_the_tokenizer_counts_too(copy):
     rendered = theirs.apply_chat_template(messages, tokenize=True, return_dict=False)
     assert model.chat_ids(messages, control_tokens="parse") == rendered
     assert 298 not in model.chat_ids(messages) and 297 not in model.chat_ids(messages)
+
+
+BASE = {"version": "1.0", "added_tokens": []} | dict.fromkeys(("normalizer", "pre_tokenizer", "post_processor", "decoder"))
+BPE = {"type": "BPE", "vocab": {"a": 0}, "merges": []}
+DOUBLED = {"type": "Replace", "pattern": {"String": "a"}, "content": "aa"}
+
+
+def beginning(ids):
+    """A template that puts [X] first, with or without an id."""
+    text = {"Sequence": {"id": "A", "type_id": 0}}
+    special = {"[X]": {"id": "[X]", "ids": ids, "tokens": ["[X]"]}} if ids else {}
+    pair = [text, {"Sequence": {"id": "B", "type_id": 1}}]
+    single = [{"SpecialToken": {"id": "[X]", "type_id": 0}}, text]
+    return {"type": "TemplateProcessing", "single": single, "pair": pair, "special_tokens": special}
+
+
+BROKEN_TOKENIZERS = {
+    "no unknown token": ({"model": {"type": "WordLevel", "vocab": {"x": 0}, "unk_token": "[UNK]"}}, "corrupt or not supported"),
+    "no unknown piece": ({"model": {"type": "Unigram", "unk_id": None, "vocab": [["x", -1.0]]}}, "corrupt or not supported"),
+    "an unknown token that is none": ({"model": {**BPE, "unk_token": "[UNK]", "vocab": {"x": 0}}}, "corrupt or not supported"),
+    "a template of a token that is none": ({"model": BPE, "post_processor": beginning([])}, "corrupt or not supported"),
+    "a template of an id beyond": ({"model": BPE, "post_processor": beginning([9999])}, "ids beyond the model's 300"),
+    "replacements that double a text 20 times": (
+        {"model": BPE, "normalizer": {"type": "Sequence", "normalizers": [DOUBLED] * 20}},
+        "more than 4096 times as long",
+    ),
+}
+
+
+@pytest.mark.parametrize(("parts", "message"), BROKEN_TOKENIZERS.values(), ids=BROKEN_TOKENIZERS)
+def test_a_tokenizer_that_cannot_read_a_text_is_refused(copy, parts, message):
+    (copy / "tokenizer.json").write_text(json.dumps(BASE | parts))
+    with pytest.raises(ModelError, match=rf"tokenizer\.json: .*{message}"):
+        ds.load(copy)
+
+
+def test_a_text_that_has_no_tokens_is_refused(copy):
+    words = {"model": {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "[UNK]"}}
+    (copy / "tokenizer.json").write_text(json.dumps(BASE | words))
+    model = ds.load(copy)
+    assert model.tokenizer.encode("a") == [0]
+    for use in (model.tokenizer.encode, lambda text: model.chat_ids([{"role": "user", "content": text}])):
+        with pytest.raises(ModelError, match="the tokenizer cannot read this text"):
+            use("b")
+
+
+def test_replacements_of_one_character_by_another_are_no_growth(copy):
+    data = json.loads((copy / "tokenizer.json").read_text())
+    quotes = [{"type": "Replace", "pattern": {"String": one}, "content": '"'} for one in "«»„“”‟‹›❝❞〝〞〟＂"]
+    data["normalizer"] = {"type": "Sequence", "normalizers": quotes}
+    (copy / "tokenizer.json").write_text(json.dumps(data))
+    tokenizer = ds.load(copy).tokenizer
+    assert tokenizer.encode("„ab”") == tokenizer.encode('"ab"')
+
+
+def test_many_keys_and_tokens_cost_no_square_of_time(tmp_path):
+    text = "{" + ",".join(f'"k{i}": 0' for i in range(200_000)) + ', "k199999": 1}'
+    began = time.process_time()
+    with pytest.raises(ModelError, match="'k199999' is there twice"):
+        parse_object("x", text)
+    assert time.process_time() - began < 5
+    path = families.save(families.model_of("llama", 0, vocab_size=20_300), tmp_path)
+    settings = json.loads((path / "tokenizer_config.json").read_text())
+    settings["added_tokens_decoder"] = {str(300 + i): {"content": f"<x{i}>"} for i in range(20_000)} | {"9" * 5000: {}}
+    (path / "tokenizer_config.json").write_text(json.dumps(settings))
+    began = time.process_time()
+    assert ds.load(path).tokenizer.encode("<x7>") == [307]
+    assert time.process_time() - began < 10
 
 
 def test_templates_and_ends_of_the_folder(copy):

@@ -67,8 +67,8 @@ def generate(
     where the search found fewer; `Completion.row` is the index of the prompt. A row's tokens depend on its prompt, its params
     and its seed alone: the same seed gives the same text in any batch, on any number of threads.
     Raises ValueError, before any work, for an empty prompt, one that fills the context, an id outside the vocabulary, or params
-    that do not fit the prompts; ModelError if the chat template cannot render a conversation; CacheFullError if a row alone
-    may need more pages than the cache has.
+    that do not fit the prompts; ModelError if the chat template cannot render a conversation, or the tokenizer has no
+    token for a part of a text; CacheFullError if a row alone may need more pages than the cache has.
     """
     with closing(Run(model, prompts, params, processors, cancelled)) as run:
         while run.running:

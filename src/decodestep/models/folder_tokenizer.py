@@ -15,11 +15,12 @@ from decodestep.models import tiktoken_file
 from decodestep.models.errors import ModelError
 from decodestep.models.json_file import parse_object
 from decodestep.models.model_folder import ModelFolder
-from decodestep.models.tokenizer import Tokenizer
+from decodestep.models.tokenizer import Tokenizer, engine_errors
 
 _BYTE_TOKEN = re.compile("<0x([0-9A-Fa-f]{2})>")
 _NAMES = ("bos", "eos", "unk", "pad", "cls", "sep", "mask")
 _MAX_IDS = 1 << 24
+_MAX_GROWTH = 1 << 12  # of a text by replacements; published ones replace a few characters by as many
 
 
 class FolderTokenizer(Tokenizer):
@@ -35,6 +36,9 @@ class FolderTokenizer(Tokenizer):
     def __init__(self, folder: ModelFolder, vocab_size: int) -> None:
         text, settings = folder.tokenizer(), folder.tokenizer_config
         where = f"{folder.path}/tokenizer.json" if text is not None else str(folder.tiktoken)
+        data = {} if text is None else parse_object(where, text)
+        if _growth(data.get("normalizer")) > _MAX_GROWTH:  # before the engine normalises its own tokens
+            raise ModelError(f"{where}: its normalizer may make a text more than {_MAX_GROWTH} times as long")
         self._engine = tiktoken_file.engine_of(folder, vocab_size) if text is None else _engine(where, text)
         _add_tokens(self._engine, settings)
         vocabulary = self._engine.get_vocab(with_added_tokens=True)
@@ -46,7 +50,7 @@ class FolderTokenizer(Tokenizer):
         added = self._engine.get_added_tokens_decoder()
         self.special = frozenset(i for i, token in added.items() if token.special)
         self._verbatim = frozenset(added)
-        self.kinds = kinds = {"ByteLevel"} if text is None else _kinds(parse_object(where, text))
+        self.kinds = kinds = {"ByteLevel"} if text is None else _kinds(data)
         self._sentencepiece = "ByteLevel" not in kinds
         matches = ((i, _BYTE_TOKEN.fullmatch(token)) for i, token in enumerate(self._tokens))
         self._byte_tokens = {i: bytes.fromhex(match[1]) for i, match in matches if match and "ByteFallback" in kinds}
@@ -54,7 +58,9 @@ class FolderTokenizer(Tokenizer):
         self.named_ids = {name: i for name, i in named if i is not None}
         self.bos_token_id, self.eos_token_id = self.named_ids.get("bos"), self.named_ids.get("eos")
         self.end_token_ids = _ends(folder, self.eos_token_id, vocab_size)
-        self._prefix, self._suffix = self._template()
+        self._prefix, self._suffix = self._template(where)
+        if any(i >= vocab_size for i in (*self._prefix, *self._suffix)):
+            raise ModelError(f"{where}: its template has ids beyond the model's {vocab_size}")
         self.add_bos = self.bos_token_id is not None and self._prefix == [self.bos_token_id]
 
     def definition(self) -> dict[str, Any]:
@@ -70,48 +76,65 @@ class FolderTokenizer(Tokenizer):
         """What the pre-tokenizer cuts a text into."""
         return [piece for piece, _ in self._engine.pre_tokenizer.pre_tokenize_str(text)]
 
-    def _template(self) -> tuple[list[int], list[int]]:
+    def _template(self, where: str) -> tuple[list[int], list[int]]:
         """The ids that tokenizer.json's template puts before and after those of a text."""
-        bare = self._engine.encode("a", add_special_tokens=False).ids
-        full = self._engine.encode("a", add_special_tokens=True).ids
+        with engine_errors(f"{where}: corrupt or not supported"):
+            bare, full = (self._engine.encode("a", add_special_tokens=special).ids for special in (False, True))
         at = next((at for at in range(len(full)) if full[at : at + len(bare)] == bare), 0)
         return full[:at], full[at + len(bare) :]
 
     def encode(self, text: str) -> list[int]:
         """Token ids of a text, with what the template adds. Special tokens spelt out in it become those tokens.
-        Raises UnicodeEncodeError for a lone surrogate."""
+        Raises UnicodeEncodeError for a lone surrogate, and ModelError as `Tokenizer.encode` does."""
         return [*self._prefix, *self.encode_rendered(text), *self._suffix]
 
     def encode_rendered(self, text: str) -> list[int]:
-        text.encode()
-        return list(self._engine.encode(text, add_special_tokens=False).ids)
+        return super().encode(text)
 
     def _with_bos(self, ids: list[int]) -> list[int]:
         return ids
 
 
 def _engine(where: str, text: str) -> Engine:
-    try:
+    with engine_errors(f"{where}: corrupt or not supported"):
         engine = Engine.from_str(text)
         engine.no_truncation()
         engine.no_padding()
-    except BaseException as error:  # the package panics where parts of a file contradict each other
-        if isinstance(error, (KeyboardInterrupt, SystemExit)):
-            raise
-        raise ModelError(f"{where}: corrupt or not supported: {str(error)[:200]}") from error
-    return engine
+        return engine
+
+
+def _growth(normalizer: Any) -> float:
+    """How many times as long a text may become by replacements, each of which may apply to what those before it wrote."""
+    growth, steps = 1.0, [normalizer]
+    while steps:
+        step = steps.pop()
+        if isinstance(step, dict):
+            growth = min(growth * _growth_by(step.get("pattern"), step.get("content")), _MAX_GROWTH + 1.0)
+            parts = step.get("normalizers")
+            steps += parts if isinstance(parts, list) else []
+    return growth
+
+
+def _growth_by(pattern: Any, content: Any) -> float:
+    if not isinstance(content, str):
+        return 1
+    found = pattern.get("String") if isinstance(pattern, dict) else None
+    # An expression may match nothing, before each character.
+    return max(1, len(content) / len(found)) if found and isinstance(found, str) else 1 + len(content)
 
 
 def _add_tokens(engine: Engine, settings: Mapping[str, Any]) -> None:
     """Adds tokens that only tokenizer_config.json names, as transformers does."""
     given = settings.get("added_tokens_decoder")
     found: dict[str, Any] = given if isinstance(given, dict) else {}
-    for number in sorted(filter(str.isdecimal, found), key=int):
+    added: dict[str, AddedToken] = {}  # at once: each call costs the time of all that are there
+    for number in sorted((key for key in found if key.isdecimal() and len(key) < 20), key=int):
         token = found[number]
         content = _content(token)
-        if isinstance(token, dict) and content and engine.token_to_id(content) is None:
+        if isinstance(token, dict) and content and content not in added and engine.token_to_id(content) is None:
             flags = {name: token.get(name) is True for name in ("lstrip", "rstrip", "normalized", "single_word", "special")}
-            engine.add_tokens([AddedToken(content, **flags)])
+            added[content] = AddedToken(content, **flags)
+    engine.add_tokens(list(added.values()))
 
 
 def _content(token: Any) -> str | None:

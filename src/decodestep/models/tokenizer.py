@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from copy import deepcopy
 from functools import cached_property
 
@@ -76,9 +77,9 @@ class Tokenizer:
 
     def encode(self, text: str) -> list[int]:
         """Token ids of a text. Special tokens spelt out in it become those tokens. With `add_bos` the beginning token comes
-        first, unless the text begins with it. Raises UnicodeEncodeError for a lone surrogate."""
-        text.encode()
-        return self._with_bos(self._engine.encode(text, add_special_tokens=False).ids)
+        first, unless the text begins with it. Raises UnicodeEncodeError for a lone surrogate, and ModelError for a text that
+        has a character without a token where there is no token for an unknown one."""
+        return self._with_bos(_ids(self._engine, text))
 
     def encode_rendered(self, text: str) -> list[int]:
         """As `encode`, for a text that the chat template wrote."""
@@ -89,10 +90,8 @@ class Tokenizer:
         spelled out are text. Without any the ids are the ones that `encode` gives to the joined pieces."""
         ids: list[int] = []
         for piece, is_control in pieces:
-            piece.encode()
             spelled = not is_control and self.control_tokens.occur_in(piece)
-            engine = self._text_engine if spelled else self._engine
-            ids += engine.encode(piece, add_special_tokens=False).ids
+            ids += _ids(self._text_engine if spelled else self._engine, piece)
         return self._with_bos(ids)
 
     @cached_property
@@ -129,6 +128,23 @@ class Tokenizer:
     def token(self, token_id: int | None) -> str:
         """A token as it is written in the vocabulary; '' for None."""
         return "" if token_id is None else self._tokens[token_id]
+
+
+@contextmanager
+def engine_errors(what: str) -> Iterator[None]:
+    """What the `tokenizers` package raises, as ModelError; where parts of a file contradict each other it panics."""
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit):
+        raise
+    except BaseException as error:
+        raise ModelError(f"{what}: {str(error)[:200]}") from error
+
+
+def _ids(engine: Engine, text: str) -> list[int]:
+    text.encode()
+    with engine_errors("the tokenizer cannot read this text"):
+        return list(engine.encode(text, add_special_tokens=False).ids)
 
 
 def vocabulary_of(tokens: Sequence[str]) -> dict[str, int]:
