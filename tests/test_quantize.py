@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import struct
+
+import gguf
 import numpy as np
 import pytest
+import torch
 from gguf.constants import GGMLQuantizationType as Type
 from gguf.quants import dequantize
 from hypothesis import given, settings
@@ -113,3 +118,67 @@ def test_what_cannot_be_quantised_is_refused_by_name(source, tmp_path, capsys):
     assert not target.exists() and not list(tmp_path.glob("*.part"))
     with pytest.raises(ModelError, match="dtype 'q4_k' is not supported: feed-forward size 40"):
         ds.load(folder, dtype="q4_k")
+
+
+def test_the_source_and_other_files_stay(tmp_path, capsys):
+    model = families.model_of("llama", 0)
+    source = write_gguf(model, tmp_path / "a.gguf.part")
+    before = source.read_bytes()
+    assert cli.main(["quantize", str(source), str(tmp_path / "a.gguf"), "--type", "f16"]) == 0
+    assert source.read_bytes() == before and (tmp_path / "a.gguf").exists()
+    weights = families.save(model, tmp_path / "in") / "model.safetensors"
+    before = weights.read_bytes()
+    assert cli.main(["quantize", str(tmp_path / "in"), str(weights), "--type", "f16"]) == 2
+    assert "OUT must be another file" in capsys.readouterr().err and weights.read_bytes() == before
+
+
+def with_weight(value, **changes):
+    """A model one of whose weights is `value`."""
+    model = families.model_of("llama", 0, **changes)
+    with torch.no_grad():
+        model.model.layers[0].mlp.up_proj.weight[0, 0] = value
+    return model
+
+
+@pytest.mark.parametrize(
+    ("kind", "value"), [("f16", 1e5), ("bf16", 3.4e38), ("q4_0", 7e5), ("q8_0", 1e30), ("q4_k_m", 1e30), ("f32", np.nan)]
+)
+def test_a_value_that_a_type_cannot_hold_is_refused(tmp_path, capsys, kind, value):
+    source = write_gguf(with_weight(value, hidden_size=256), tmp_path / "a.gguf")
+    assert cli.main(["quantize", str(source), str(tmp_path / "b.gguf"), "--type", kind]) == 1
+    assert "tensor blk.0.ffn_up.weight" in capsys.readouterr().err and list(tmp_path.iterdir()) == [source]
+
+
+@pytest.mark.parametrize("dtype", ["q8_0", "q4_0", "q4_k", "int8"])
+def test_a_value_that_blocks_cannot_hold_is_refused_when_it_is_loaded(tmp_path, dtype):
+    path = families.save(with_weight(1e30, hidden_size=256, intermediate_size=64), tmp_path)
+    with pytest.raises(ModelError, match=r"layers.0.mlp.up_proj.weight has values too large for Q[48]_"):
+        ds.load(path, dtype=dtype)
+    assert ds.load(path).decoder.description == "one native call a step"
+
+
+def test_weights_without_a_file_of_their_own_are_refused_by_their_sizes(tmp_path):
+    """Queries, whose rows are put in another order."""
+    model = families.model_of("llama", 0, hidden_size=64, intermediate_size=64)
+    with torch.no_grad():
+        model.model.layers[0].self_attn.q_proj.weight[0, 0] = -1e30
+    with pytest.raises(ModelError, match="a weight of 64 inputs and 64 outputs has values too large for Q8_0"):
+        ds.load(families.save(model, tmp_path), dtype="q8_0")
+
+
+def test_empty_arrays_are_no_obstacle(tmp_path):
+    """Of a file, and of a tokenizer without merges."""
+    path = families.save(families.model_of("llama", 0), tmp_path / "in")
+    data = json.loads((path / "tokenizer.json").read_text())
+    data["model"]["merges"] = []
+    (path / "tokenizer.json").write_text(json.dumps(data))
+    assert cli.main(["quantize", str(path), str(tmp_path / "a.gguf"), "--type", "f32"]) == 0
+    source = write_gguf(families.model_of("llama", 0), tmp_path / "b.gguf")
+    data, reader = source.read_bytes(), gguf.GGUFReader(source)
+    end = max(t.field.offset + sum(int(part.nbytes) for part in t.field.parts) for t in reader.tensors)
+    key = b"general.tags"
+    entry = struct.pack("<Q", len(key)) + key + struct.pack("<IIQ", 9, 8, 0)
+    head = data[:16] + struct.pack("<Q", struct.unpack_from("<Q", data, 16)[0] + 1) + entry + data[24:end]
+    source.write_bytes(head + bytes(-len(head) % 32) + data[reader.data_offset :])
+    assert GgufFile(source).metadata["general.tags"] == []
+    assert cli.main(["quantize", str(source), str(tmp_path / "c.gguf"), "--type", "f32"]) == 0

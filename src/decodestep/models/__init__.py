@@ -320,9 +320,9 @@ def _decoder(checkpoint: Checkpoint, dtype: str, *, as_latent: bool, cache_dtype
 def _panels(weight: Rows, widened: bool, dtype: str) -> LinearPanels:
     """A weight in panels. Formats without a kernel arrive widened to float32, and become Q8_0 where the file's is wanted;
     inputs that do not fill blocks of 32 become bfloat16 in place of Q8_0."""
-    if dtype in QUANTISED:
-        from decodestep.models.quantise import panels_of
+    chosen = Format.Q8_0 if widened and dtype == "auto" else (PANEL_FORMATS | QUANTISED)[dtype]
+    if chosen is None or chosen == Format.BF16:
+        return LinearPanels.pack(weight, chosen)
+    from decodestep.models.quantise import panels_of
 
-        return panels_of(weight, QUANTISED[dtype])
-    chosen = Format.Q8_0 if widened and dtype == "auto" else PANEL_FORMATS[dtype]
-    return LinearPanels.pack(weight, Format.BF16 if chosen == Format.Q8_0 and weight.shape[0] % 32 else chosen)
+    return panels_of(weight, chosen)

@@ -55,6 +55,10 @@ class Tensor:
     _at: int
     _file: FileBytes = field(repr=False)
 
+    @property
+    def path(self) -> Path:
+        return self._file.path
+
     def read(self) -> np.ndarray:
         """Its bytes, uint8, one axis; a new array each time. ModelError if the file has become shorter."""
         return self._file.read(self._at, self.nbytes)

@@ -65,6 +65,8 @@ def _of_file(checkpoint: Checkpoint, file: GgufFile) -> Source:
             if field.name.startswith(("GGUF.", "split.")) or field.name in _LEFT_OUT:
                 continue
             of_items = field.types[-1] if field.types[0] == GGUFValueType.ARRAY else None
+            if of_items is not None and not field.contents():
+                continue  # an empty array: the writer takes none, and to leave it out says the same
             writer.add_key_value(field.name, field.contents(), field.types[0], of_items)
 
     config = checkpoint.config
@@ -82,7 +84,7 @@ def _of_folder(checkpoint: Checkpoint, folder: ModelFolder) -> Source:
 
     def copy_fields(writer: GGUFWriter) -> None:
         for key, value in fields.items():
-            if key != "general.architecture":
+            if key != "general.architecture" and value != []:  # the writer takes no empty array
                 writer.add_key_value(key, value, *_value_type(value))
         if templates:
             writer.add_chat_template(templates)

@@ -9,20 +9,35 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import ml_dtypes
 import numpy as np
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import quantize
 
-from decodestep.weights.file_rows import FileRows
+from decodestep.weights.file_rows import FileRows, FileRowsError
 from decodestep.weights.linear_panels import LinearPanels
 from decodestep.weights.packed import Format, PackedWeight
 
 _PIECE = 1 << 19  # values that are worked on at a time: they stay in a near cache
 _SUPER = 256
+_DENSE = {
+    GGMLQuantizationType.F32: np.float32,
+    GGMLQuantizationType.F16: np.float16,
+    GGMLQuantizationType.BF16: ml_dtypes.bfloat16,
+}
+# Where the float16 numbers of a block lie.
+_HALVES = {
+    **{GGMLQuantizationType[name]: (0,) for name in ("Q4_0", "Q5_0", "Q8_0", "IQ4_NL", "IQ4_XS")},
+    **{GGMLQuantizationType[name]: (0, 2) for name in ("Q4_1", "Q5_1", "Q4_K", "Q5_K")},
+    GGMLQuantizationType.Q6_K: (208,),
+}
 
 
 def quantise(values: np.ndarray, kind: GGMLQuantizationType) -> np.ndarray:
-    """Rows (N, K) of float32 as (N, bytes of a row) uint8. K is a multiple of the kind's block; every value is finite."""
+    """Rows (N, K) of float32 as (N, bytes of a row) uint8. K is a multiple of the kind's block; every value is finite.
+
+    `has_finite_scales` tells whether the kind can hold them.
+    """
     rows, width = values.shape
     block, size = GGML_QUANT_SIZES[kind]
     made = np.empty((rows, width // block * size), np.uint8)
@@ -30,20 +45,42 @@ def quantise(values: np.ndarray, kind: GGMLQuantizationType) -> np.ndarray:
     for first in range(0, rows, step):
         part = np.ascontiguousarray(values[first : first + step], np.float32)
         own = _K_QUANTS.get(kind)
-        blocks = quantize(part, kind).view(np.uint8) if own is None else own(part.reshape(-1, _SUPER))
+        with np.errstate(over="ignore", invalid="ignore"):  # a scale that is not finite
+            blocks = quantize(part, kind).view(np.uint8) if own is None else own(part.reshape(-1, _SUPER))
         made[first : first + step] = blocks.reshape(len(part), -1)
     return made
 
 
+def has_finite_scales(made: np.ndarray, kind: GGMLQuantizationType) -> bool:
+    """Whether the float16 numbers of blocks are finite, and so what they stand for; of dense types whether all values are."""
+    if kind in _DENSE:
+        return bool(np.isfinite(made.view(_DENSE[kind])).all())
+    blocks = made.reshape(-1, GGML_QUANT_SIZES[kind][1])
+    return all(np.isfinite(blocks[:, at : at + 2].copy().view(np.float16)).all() for at in _HALVES.get(kind, ()))
+
+
 def panels_of(weight: PackedWeight | FileRows, format_: Format) -> LinearPanels:
-    """A weight in panels of Q8_0, Q4_0 or Q4_K; where its inputs do not fill their blocks, of Q5_0 or BF16."""
+    """A weight in panels of Q8_0, Q4_0 or Q4_K; where its inputs do not fill their blocks, of Q5_0 or BF16.
+
+    Raises FileRowsError for values whose scales are beyond float16's range.
+    """
     inputs = weight.shape[0]
     if format_ == Format.Q4_K and inputs % _SUPER:
         format_ = Format.Q5_0
     if inputs % 32 or format_ == Format.Q8_0:
-        return LinearPanels.pack(weight, Format.BF16 if inputs % 32 else format_)
+        return _within_range(LinearPanels.pack(weight, Format.BF16 if inputs % 32 else format_), weight)
     rows = weight.whole() if isinstance(weight, FileRows) else weight
-    return LinearPanels.pack(PackedWeight(quantise(rows.values(), GGMLQuantizationType[format_.name]), format_, inputs))
+    blocks = quantise(rows.values(), GGMLQuantizationType[format_.name])
+    return _within_range(LinearPanels.pack(PackedWeight(blocks, format_, inputs)), weight)
+
+
+def _within_range(panels: LinearPanels, weight: PackedWeight | FileRows) -> LinearPanels:
+    if not panels.has_finite_scales():
+        # Rows that were put in another order, or widened, are no longer a file's.
+        names = ", ".join(part.name for part in weight.parts) if isinstance(weight, FileRows) else ""
+        what = names or f"a weight of {panels.inputs} inputs and {panels.outputs} outputs"
+        raise FileRowsError(f"{what:.200} has values too large for {panels.format.name}")
+    return panels
 
 
 def _affine(x: np.ndarray, weight: np.ndarray, largest: int) -> tuple[np.ndarray, np.ndarray]:

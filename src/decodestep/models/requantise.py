@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,7 @@ from decodestep._base.checks import require, require_choice
 from decodestep.models.checkpoint import open_checkpoint
 from decodestep.models.errors import ModelError
 from decodestep.models.gguf_source import Source, SourceTensor, source_of
-from decodestep.models.quantise import quantise
+from decodestep.models.quantise import has_finite_scales, quantise
 
 _OP = "quantize"
 _QUANTIZATION_VERSION = 2  # of the layouts of blocks
@@ -71,14 +72,17 @@ def requantise(source: Path, target: Path, kind: str, progress: Callable[[int, i
     require(not target.is_dir(), _OP, "OUT", "a file", str(target))
     checkpoint = open_checkpoint(source)
     checkpoint.check()
+    own = {tensor.path for tensor in checkpoint.file.tensors.values()}
+    same = target.exists() and any(target.samefile(path) for path in own)
+    require(not same, _OP, "OUT", "another file than those of IN", str(target))
     _write(source_of(checkpoint), target, RECIPES[kind], progress)
 
 
 def _write(source: Source, target: Path, recipe: Recipe, progress: Callable[[int, int, str], None]) -> None:
     types = {name: _type_of(tensor, recipe, source.layers, source.tied) for name, tensor in source.tensors.items()}
-    part = target.with_name(f"{target.name}.part")
-    writer = GGUFWriter(part, source.architecture)
+    part = target.with_name(f"{target.name}.{secrets.token_hex(4)}.part")  # a name that no other file has, a source too
     try:
+        writer = GGUFWriter(part, source.architecture)
         source.copy_fields(writer)
         writer.add_file_type(recipe.file_type)
         writer.add_quantization_version(_QUANTIZATION_VERSION)
@@ -125,11 +129,16 @@ def _stored_shape(tensor: SourceTensor, kind: Type) -> tuple[int, ...]:
 
 def _converted(tensor: SourceTensor, kind: Type, path: Path) -> np.ndarray:
     if tensor.stored is not None and tensor.type == kind:
-        return tensor.stored()
+        stored = tensor.stored()
+        if not has_finite_scales(stored, kind):
+            raise ModelError(f"{path}: tensor {tensor.name} must hold finite numbers")
+        return stored
     made = []
     for values in tensor.values():
         rows = values.reshape(-1, tensor.shape[-1])
         if not np.isfinite(rows).all():
             raise ModelError(f"{path}: tensor {tensor.name} must hold finite numbers")
         made.append(quantise(rows, kind).reshape(-1))
+        if not has_finite_scales(made[-1], kind):
+            raise ModelError(f"{path}: tensor {tensor.name} has values too large for {kind.name}")
     return made[0] if len(made) == 1 else np.concatenate(made)

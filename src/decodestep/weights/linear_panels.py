@@ -32,6 +32,8 @@ _BLOCK = {
     Format.IQ4_XS: (256, 4416),
     Format.MXFP4: (32, 544),
 }
+# Bytes at the end of a block that are its float16 numbers, in formats that values are rounded to.
+_SCALE_BYTES = {Format.Q4_0: 64, Format.Q8_0: 64, Format.Q5_0: 64, Format.Q4_K: 128}
 _DENSE = (Format.F32, Format.F16, Format.BF16)
 
 
@@ -96,6 +98,15 @@ class LinearPanels:
     def quantises_activations(self) -> bool:
         """Whether a product quantises the activations: in every format of blocks."""
         return self.format not in _DENSE
+
+    def has_finite_scales(self) -> bool:
+        """Whether the scales and minima of Q4_0, Q5_0, Q8_0 and Q4_K are finite: those of values too large for them are not.
+        True in other formats."""
+        size = _SCALE_BYTES.get(self.format)
+        if size is None:
+            return True
+        blocks = self.data.reshape(-1, _BLOCK[self.format][1])
+        return bool(np.isfinite(blocks[:, -size:].view(np.float16)).all())
 
     def rows(self) -> PackedWeight:
         """The weight as rows in the same format, a copy."""
