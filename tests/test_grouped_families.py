@@ -100,6 +100,13 @@ def test_heads_of_any_even_size_run_natively(ids, tmp_path, heads, head_dim):
     assert np.median(np.abs(mine.logits(ids) - expected).max(axis=1) / np.abs(expected).max(axis=1)) < 0.02
 
 
+def test_env_counts_padded_heads(tmp_path, capsys):
+    theirs = families.model_of("llama", 0, hidden_size=64, intermediate_size=96, head_dim=20)
+    path = families.save(theirs, tmp_path)
+    assert cli.main(["env", "--model", str(path), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["model"]["cache_bytes"] == ds.load(path).cache.page_bytes // 16
+
+
 REFUSED = {
     "softcapped logits": ("gemma3_text", {"final_logit_softcapping": 30.0}, "final_logit_softcapping is not supported"),
     "another activation": ("gemma3_text", {"hidden_activation": "silu"}, "hidden_activation 'silu' is not supported"),

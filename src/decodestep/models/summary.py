@@ -6,7 +6,7 @@ from typing import Any
 
 from decodestep.models.checkpoint import Checkpoint
 from decodestep.models.gguf_file import GgufFile
-from decodestep.models.step import cache_dtype_of, obstacle
+from decodestep.models.step import cache_dtype_of, obstacle, step_head_dim
 
 
 def summary(checkpoint: Checkpoint) -> dict[str, Any]:
@@ -19,6 +19,8 @@ def summary(checkpoint: Checkpoint) -> dict[str, Any]:
     config = checkpoint.config
     latent, experts = config.latent_attention, config.experts
     why = obstacle(config)
+    # The native step pads heads.
+    width = latent.rank + latent.rope if latent else 2 * config.groups * step_head_dim(config)
     facts: dict[str, Any] = {
         "file": _file(checkpoint),
         "architecture": f"{config.architecture}: {config.layers} layers of {config.hidden}, vocabulary {config.vocab_size}, "
@@ -29,7 +31,7 @@ def summary(checkpoint: Checkpoint) -> dict[str, Any]:
         "weights": " ".join(f"{kind} {size / 2**20:.1f} MiB" for kind, size in checkpoint.bytes_by_type().items()),
         "weight_bytes": checkpoint.token_bytes(),
         "cache": cache_dtype_of(checkpoint.types(), config) if why is None else "float32",
-        "cache_bytes": config.layers * (config.latent + config.rope) * (2 if why is None else 4),
+        "cache_bytes": config.layers * (width * 2 if why is None else (config.latent + config.rope) * 4),
     }
     if latent:
         queries = "" if latent.query_rank is None else f", queries through {latent.query_rank}"
