@@ -8,6 +8,9 @@ from pathlib import Path
 import llama_cpp
 import numpy as np
 
+# For as long as the process lives: the library keeps the pointer, and writes to its log when no model is left too.
+QUIET = llama_cpp.llama_log_callback(lambda level, text, data: None)
+
 
 class LlamaCpp:
     """One sequence or several, in a cache of its own; `evaluate` runs tokens, `forget` goes back.
@@ -18,9 +21,7 @@ class LlamaCpp:
     def __init__(
         self, path: Path, context: int, threads: int, *, flash_attention: bool, sequences: int = 1, together: int = 512
     ) -> None:
-        quiet = llama_cpp.llama_log_callback(lambda level, text, data: None)
-        llama_cpp.llama_log_set(quiet, ctypes.c_void_p(0))
-        self._quiet = quiet  # the library keeps the pointer
+        llama_cpp.llama_log_set(QUIET, ctypes.c_void_p(0))
         self._model = llama_cpp.llama_model_load_from_file(str(path).encode(), llama_cpp.llama_model_default_params())
         options = llama_cpp.llama_context_default_params()
         options.n_ctx = context * sequences

@@ -17,10 +17,11 @@ def write(source: Path, target: Path, kind: str) -> Path:
     """
     import llama_cpp
 
+    from llama_cpp_model import QUIET
+
     if target.exists():
         return target
-    quiet = llama_cpp.llama_log_callback(lambda level, text, data: None)
-    llama_cpp.llama_log_set(quiet, ctypes.c_void_p(0))
+    llama_cpp.llama_log_set(QUIET, ctypes.c_void_p(0))
     options = llama_cpp.llama_model_quantize_default_params()
     options.ftype, options.allow_requantize = KINDS[kind], True
     part = target.with_suffix(".part")
