@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+import subprocess
 
 import jsonschema
 import numpy as np
 import pytest
 
 import decodestep as ds
+from decodestep.sampling import constraint, constraint_worker
 from decodestep.sampling.jump import jump
 from decodestep.sampling.sampler import Sampler
 
@@ -127,6 +129,17 @@ def test_a_row_that_cannot_go_on_says_why(rng):
     assert row.reason == "length"
 
 
+PATTERNS = [f".*a.{{{i}}}b.*" for i in range(1, 30)]
+
+
+def nested(patterns):
+    """A schema that asks for all patterns at once, without allOf."""
+    schema = {"type": "string"}
+    for each in patterns:
+        schema = {"type": "string", "pattern": each, "anyOf": [schema]}
+    return schema
+
+
 @pytest.mark.parametrize(
     ("given", "message"),
     [
@@ -140,6 +153,15 @@ def test_a_row_that_cannot_go_on_says_why(rng):
         ({"grammar": "root ::= ("}, "grammar"),
         ({"grammar": "start: start"}, "grammar"),
         ({"grammar": "x" * 300_000}, "grammar"),
+        ({"json_schema": {"type": "integer", "multipleOf": 99999999}}, "costs too much"),
+        ({"json_schema": '{"type": "integer", "multiple\\u004ff": 99999999}'}, "costs too much"),
+        ({"json_schema": {"allOf": [{"type": "string", "pattern": each} for each in PATTERNS]}}, "costs too much"),
+        ({"json_schema": nested(PATTERNS)}, "costs too much"),
+        ({"grammar": "start: T\nT: " + " & ".join(f"/{each}/" for each in PATTERNS)}, "costs too much"),
+        ({"json_schema": {"type": "object", "minProperties": 2}}, "minProperties above"),
+        ({"json_schema": {"type": "object", "minProperties": 3, "required": ["a", "b", "a"]}}, "got 3 with 2 required"),
+        ({"json_schema": {"anyOf": [{"properties": {"default": {"minProperties": 2}}}]}}, "minProperties above"),
+        ({"json_schema": {"minProperties": 2, "patternProperties": {"^x": {}}, "additionalProperties": False}}, "minP"),
         ({"regex": "a", "grammar": "start: b"}, "grammar must be None beside regex"),
         ({"regex": "a", "num_beams": 2}, "regex must be None beside several beams"),
         ({"regex": "a", "ignore_eos": True}, "ignore_eos"),
@@ -164,3 +186,83 @@ def test_an_expression_that_costs_too_much_ends_its_row_alone(rng):
 def test_the_fields_are_values():
     one, two = ds.SamplingParams(json_schema=SCHEMA), ds.SamplingParams(json_schema=json.dumps(SCHEMA))
     assert one == two and hash(one) == hash(two)
+
+
+NODE = {
+    "type": "object",
+    "properties": {
+        "id": {"type": "string", "pattern": "^[0-9a-f]{4}$"},
+        "kids": {"type": "array", "items": {"$ref": "#/$defs/node"}, "maxItems": 1},
+    },
+    "required": ["id", "kids"],
+    "additionalProperties": False,
+}
+PRICE = {"type": "object", "properties": {"price": {"type": "number", "multipleOf": 0.01, "minimum": 0, "maximum": 99}}}
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"$defs": {"node": NODE}, "$ref": "#/$defs/node"},
+        {"$defs": {"node": NODE}, "anyOf": [{"$ref": "#/$defs/node"}, {"type": "null"}]},
+        {"allOf": [{**PRICE, "required": ["price"]}, {"properties": {"in": {"type": "boolean"}}, "required": ["in"]}]},
+        {"$defs": {f"t{i}": {**NODE, "properties": {**NODE["properties"], "next": {"$ref": f"#/$defs/t{(i + 1) % 40}"}}}
+                   for i in range(40)} | {"node": NODE}, "$ref": "#/$defs/t0"},
+        *({"type": "number", "multipleOf": step, "minimum": 0, "maximum": 10**6} for step in (0.01, 5, 100, 1000)),
+        {"type": "object", "minProperties": 1, "additionalProperties": {"type": "boolean"}},
+        {"type": "object", "minProperties": 2, "properties": {"a": {"const": 1}, "b": {"const": 2}}, "required": ["a", "b"]},
+        {"type": "object", "properties": {"minProperties": {"const": {"minProperties": 3}}}, "required": ["minProperties"],
+         "additionalProperties": False},
+    ],
+)  # fmt: skip
+def test_ordinary_schemas_are_not_refused(schema, rng):
+    ended = [row for seed in range(3) if (row := run(ds.SamplingParams(json_schema=schema, seed=seed), rng)).reason == "eos"]
+    for row in ended:
+        value = json.loads(row.text.text)
+        if isinstance(value, float):  # jsonschema divides floats, where 0.07 / 0.01 is not whole
+            assert round(value, 2) == value
+        else:
+            jsonschema.validate(value, schema)
+
+
+def test_a_schema_is_tried_out_once_for_all_rows(rng, monkeypatch):
+    commands, run_to_end = [], subprocess.run
+
+    def counted(command, **options):
+        commands.append(command)
+        return run_to_end(command, **options)
+
+    monkeypatch.setattr(subprocess, "run", counted)
+    params = [ds.SamplingParams(json_schema={"type": "integer", "multipleOf": 17}, seed=seed) for seed in range(5)]
+    for each in params:
+        assert int(run(each, rng).text.text) % 17 == 0
+    assert len(commands) == 1
+
+
+def test_a_process_that_cannot_try_a_schema_out_is_an_error_of_its_own(rng, monkeypatch):
+    monkeypatch.setattr(constraint_worker, "__file__", "nowhere.py")
+    with pytest.raises(RuntimeError, match="did not start"):
+        run(ds.SamplingParams(json_schema={"type": "integer", "multipleOf": 19}), rng, 1)
+
+
+def test_what_one_row_uses_up_is_no_other_rows(rng, monkeypatch):
+    """The limit on states ends a row; rows of the same expression that begin later still have all of it."""
+    monkeypatch.setitem(constraint._LIMITS, "max_lexer_states", 300)
+    params = [ds.SamplingParams(regex="[^x]*x[^y]{3,40}y.*", seed=seed, max_new_tokens=300) for seed in range(6)]
+    logits = rng.normal(size=(300, 1, VOCAB)).astype(np.float32)
+
+    def end(each):
+        return (row := run(each, _Given(logits), 300)).reason, row.history.tokens
+
+    alone = [end(each) for each in params]
+    assert "error" in {reason for reason, _ in alone} and [end(each) for each in reversed(params)] == alone[::-1]
+
+
+class _Given:
+    """A generator of numbers that are given."""
+
+    def __init__(self, logits):
+        self._rest = iter(logits)
+
+    def normal(self, size):
+        return next(self._rest)

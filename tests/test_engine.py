@@ -304,6 +304,16 @@ def test_what_a_constraint_decides_needs_no_pass_and_changes_no_token(tiny, monk
         assert engine.passes < 20 < len(gained[0][1])
 
 
+def test_samples_of_a_costly_constraint_are_few(tiny, monkeypatch):
+    params = ds.SamplingParams(regex="[ab]{3}", seed=1, num_return_sequences=3)
+    with Engine(tiny) as engine:
+        assert len(engine.submit([1], params).rows) == 3
+        monkeypatch.setattr("decodestep.serving.engine.MOST_COMPILING", 0.0)
+        with pytest.raises(ValueError, match="num_return_sequences must be at most 1 with a constraint"):
+            engine.submit([1], params)
+        assert len(engine.submit([1], replace(params, num_return_sequences=1)).rows) == 1
+
+
 def test_logits_of_some_sequences(tiny):
     with tiny.sequence() as one, tiny.sequence() as two:
         both = tiny.forward([(one, [1, 2, 3]), (two, [4, 5])])

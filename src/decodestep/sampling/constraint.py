@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from decodestep._base.arrays import Array
-from decodestep._base.checks import refuse
+from decodestep._base.checks import is_real, refuse
 from decodestep._base.extras import extra
 from decodestep.ops.decode_step import steps as s
 from decodestep.ops.decode_step.rows import Part
+from decodestep.sampling import constraint_worker
 from decodestep.sampling.fusion_rules import rule
 from decodestep.sampling.params import SamplingParams
 from decodestep.sampling.token_history import History
@@ -22,6 +29,14 @@ _LIMITS = {"initial_lexer_fuel": 500_000, "step_lexer_fuel": 100_000, "max_lexer
 # JSON as json.dumps writes it. Free whitespace would let a row at a high temperature write nothing else.
 JSON_FORM = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 _MOST_CHARACTERS = 2**18  # of a schema, an expression or a grammar
+# Schemas with these words are tried out, as all grammars are: their expressions may be intersected, which has no limit.
+_COSTLY = ("multipleOf", "allOf", "$ref", "pattern")
+# What a trial may take: bytes beyond the imports, seconds of processor time. Ordinary schemas take 1 MB and milliseconds.
+_TRIAL_MEMORY, _TRIAL_SECONDS = 64 << 20, 2.0
+_TRIAL_WAIT = 60.0  # seconds for the whole process, on however busy a machine
+# Keys of a schema whose values are schemas by name, and values of no schema.
+_BY_NAME = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+_VALUES = ("const", "enum", "default", "examples", "required")
 
 TokenBytes = Callable[[int], bytes]
 
@@ -57,6 +72,7 @@ class ConstraintLogitsProcessor:
             from llguidance import LLMatcher, LLParserLimits
         limits = LLParserLimits(**_LIMITS)
         grammar = _compiled(self.language, getattr(params, self.language))
+        # Of the row's own: LLMatcher.deep_copy shares the lexer, whose limits would then depend on other rows.
         self._matcher = LLMatcher(_tokenizer(token_bytes, vocab_size, ends), grammar, log_level=0, limits=limits)
         self._vocab = vocab_size
         self._ends = np.array(sorted(ends), np.int64)
@@ -124,12 +140,23 @@ def constraint_of(
     return [ConstraintLogitsProcessor(params, prompt_length, token_bytes=token_bytes, vocab_size=vocab_size, ends=ends)]
 
 
+@lru_cache(maxsize=8)
 def _compiled(language: str, text: str) -> str:
+    """The text as llguidance compiles it, once it is known to be affordable; the same for all samples of a request."""
+    if len(text) > _MOST_CHARACTERS:
+        refuse("SamplingParams", language, f"at most {_MOST_CHARACTERS} characters", f"{len(text)}")
+    if language == "json_schema":
+        text = _checked(text)
+    grammar = _converted(language, text)
+    if language == "grammar" or (language == "json_schema" and any(word in text for word in _COSTLY)):
+        _try_out(language, grammar)
+    return grammar
+
+
+def _converted(language: str, text: str) -> str:
     from llguidance import LLMatcher
     from llguidance.gbnf_to_lark import any_to_lark
 
-    if len(text) > _MOST_CHARACTERS:
-        refuse("SamplingParams", language, f"at most {_MOST_CHARACTERS} characters", f"{len(text)}")
     try:
         if language == "json_schema":
             return str(LLMatcher.grammar_from_json_schema(text, defaults=JSON_FORM))
@@ -138,6 +165,60 @@ def _compiled(language: str, text: str) -> str:
         return str(LLMatcher.grammar_from_lark(any_to_lark(text)))
     except Exception as error:  # the converter raises what it pleases
         refuse("SamplingParams", language, "one that can be compiled", _short(str(error)))
+
+
+def _checked(text: str) -> str:
+    """The schema with its keys spelt plainly. Raises ValueError for one whose texts JSON parsers might find invalid."""
+    try:
+        schema = json.loads(text)
+        plain = json.dumps(schema)
+    except (ValueError, RecursionError) as error:
+        refuse("SamplingParams", "json_schema", "one that can be compiled", _short(str(error)))
+    for each in _schemas(schema):
+        least, required = each.get("minProperties"), each.get("required")
+        names = len(set(map(str, required))) if isinstance(required, list) else 0
+        closed = each.get("additionalProperties") is False and not each.get("patternProperties")
+        # Names that the schema does not list may be written twice, which parsers take as one; a single one cannot.
+        if is_real(least) and least > max(names, 1) and not closed:
+            rule = "without a minProperties above the number of required names, unless additionalProperties is false"
+            refuse("SamplingParams", "json_schema", rule, f"{least} with {names} required")
+    return plain
+
+
+def _schemas(schema: Any) -> Iterator[dict[str, Any]]:
+    """The schema and those within it, each object where a schema may stand."""
+    waiting = [schema]
+    while waiting:
+        found = waiting.pop()
+        if isinstance(found, list):
+            waiting += found
+        elif isinstance(found, dict):
+            yield found
+            for key, value in found.items():
+                if key in _BY_NAME and isinstance(value, dict):
+                    waiting += value.values()
+                elif key not in _VALUES:
+                    waiting.append(value)
+
+
+def _try_out(language: str, grammar: str) -> None:
+    """Compiles it in a process of its own first: what llguidance's limits do not bound must not take this one along."""
+    spec = find_spec("llguidance")
+    assert spec is not None and spec.origin is not None
+    folder = str(Path(spec.origin).absolute().parent.parent)
+    limits = (str(_TRIAL_MEMORY), str(_TRIAL_SECONDS), json.dumps(_LIMITS))
+    # -I -S: neither the user's environment nor site packages; the worker gets the folder of what it imports.
+    command = [sys.executable, "-I", "-S", constraint_worker.__file__, *limits, folder]
+    data, root = grammar.encode("utf-8", "replace"), os.path.abspath(os.sep)
+    try:
+        ended = subprocess.run(command, input=data, capture_output=True, timeout=_TRIAL_WAIT, cwd=root, check=False)
+    except subprocess.TimeoutExpired:
+        refuse("SamplingParams", language, "one that can be compiled", "one that takes too long")
+    if constraint_worker.READY not in ended.stdout:
+        words = ended.stderr.decode(errors="replace")[-500:]
+        raise RuntimeError(f"the process that tries out constraints did not start: {words}")
+    if ended.returncode != 0:
+        refuse("SamplingParams", language, "one that can be compiled", "one that costs too much")
 
 
 @lru_cache(maxsize=4)

@@ -10,7 +10,9 @@ from collections.abc import AsyncIterator
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from decodestep.serving.errors import HttpError, http_error
+from decodestep.sampling.constraint import LANGUAGES
+from decodestep.serving.engine import MOST_COMPILING
+from decodestep.serving.errors import HttpError, http_error, refusal
 from decodestep.serving.responses import Choice, Envelope, usage
 
 if TYPE_CHECKING:
@@ -43,14 +45,18 @@ class Answer:
         """Hands the prompts to the engine. Raises what `Engine.submit` does, with nothing left running."""
         count = self._job.params.num_return_sequences
         spelled = self._job.tools.text.spelled if self._job.tools else ()
+        params, begun = self._job.params, time.thread_time()
+        constrained = any(getattr(params, language) is not None for language in LANGUAGES)
         try:
             for i, prompt in enumerate(self._job.prompts):
+                if i and constrained and time.thread_time() - begun > MOST_COMPILING:
+                    raise refusal("prompt", f"at most {i} with a constraint that takes so long to compile")
                 listener = partial(self.took, i * count)
-                self._tickets.append(self._engine.submit(prompt, self._job.params, listener=listener, spelled=spelled))
+                self._tickets.append(self._engine.submit(prompt, params, listener=listener, spelled=spelled))
         except BaseException:
             self.cancel()
             raise
-        tokenizer, logprobs = self._engine.model.tokenizer, self._job.params.logprobs is not None
+        tokenizer, logprobs = self._engine.model.tokenizer, params.logprobs is not None
         made = count * len(self._tickets)
         self._choices = [Choice(i, self._chat, tokenizer, self._job.tools, logprobs) for i in range(made)]
 

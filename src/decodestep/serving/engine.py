@@ -10,13 +10,14 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from decodestep._base.checks import is_int, require
+from decodestep._base.checks import is_int, refuse, require
 from decodestep._base.dispatch import use_threads
 from decodestep.generation.batch import Batch
 from decodestep.generation.prompts import Prompt, prompt_ids
 from decodestep.generation.schedule import Beside
 from decodestep.models.kv_cache import PAGE
 from decodestep.sampling.params import SamplingParams
+from decodestep.sampling.row import Row
 from decodestep.sampling.sampler import Sampler
 from decodestep.serving.ticket import Gain as Gain
 from decodestep.serving.ticket import Listener
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 
 _OP = "serve"
 _LOG = logging.getLogger("decodestep.serving")
+
+MOST_COMPILING = 10.0  # seconds of processor time for the constraints of all rows of a request
 
 Deliver = Callable[[list[tuple[Ticket, Gain]]], None]
 
@@ -122,7 +125,8 @@ class Engine:
 
         max_new_tokens is cut to what the context and the cache have room for; None for as much as that. max_time counts from
         here on, waiting included.
-        Raises ValueError as `generate` does, and for beams or a prompt beyond the cache; QueueFullError; EngineClosedError.
+        Raises ValueError as `generate` does, and for beams, a prompt beyond the cache, or many samples with a constraint that
+        takes long to compile; QueueFullError; EngineClosedError.
         """
         params = SamplingParams() if params is None else params
         require(isinstance(params, SamplingParams), _OP, "params", "a SamplingParams or None", params)
@@ -134,7 +138,7 @@ class Engine:
         require(room > 0, _OP, "prompt", f"shorter than the {self.capacity} tokens that the cache has room for", f"{len(ids)}")
         params = replace(params, max_new_tokens=min(room, params.max_new_tokens or room))
         maker = self._new_sampler(spelled)
-        rows = [maker.new_row(sample, ids) for sample in params.samples()]
+        rows = _new_rows(maker, params, ids)
         with self._wake:
             self._require_room(count)  # others may have come meanwhile
             ticket = Ticket(self, self._taken, ids, rows, listener)
@@ -256,6 +260,17 @@ class Engine:
                 self._deliver(news)
             except Exception:  # whoever listens must not stop the others
                 _LOG.exception("what was gained could not be delivered")
+
+
+def _new_rows(maker: Sampler, params: SamplingParams, ids: Sequence[int]) -> list[Row]:
+    """The row of each sample. Each compiles its constraint for itself, so that of a costly one there may be few."""
+    begun, rows = time.thread_time(), list[Row]()
+    for sample in params.samples():
+        if rows and time.thread_time() - begun > MOST_COMPILING:
+            rule = f"at most {len(rows)} with a constraint that takes so long to compile"
+            refuse(_OP, "num_return_sequences", rule, params.num_return_sequences)
+        rows.append(maker.new_row(sample, ids))
+    return rows
 
 
 def _to_tickets(news: list[tuple[Ticket, Gain]]) -> None:
