@@ -24,6 +24,12 @@ def test_ids_equal_llama_cpp(model):
     assert not wrong
 
 
+def test_ids_of_long_texts_are_those_of_their_lines(model):
+    line = "A line of some words, 12345 numbers and <|im_end|> too.\n"
+    ids, count = model.tokenizer.encode(line), 1000
+    assert len(line) * count > 2**15 and model.tokenizer.encode(line * count) == ids * count
+
+
 def test_text_comes_back(model):
     tokenizer = model.tokenizer
     for text, ids in VECTORS:
