@@ -42,6 +42,7 @@ def test_by_hand(kind):
     assert result(ds.DRYLogitsProcessor(1.0, 2.0, breakers=[1]), [1, 2, 3, 4, 1, 2, 3], [0.0] * 5, kind) == [0, 0, 0, 0, -1]
     assert result(ds.DRYLogitsProcessor(1.0, 2.0, breakers=[4]), [1, 2, 3, 4, 1, 2, 3], [0.0] * 5, kind) == [0, 0, 0, 0, 0]
     assert result(ds.DRYLogitsProcessor(1.0, 2.0), [0] * 80, [0.0], kind) == [-(2.0**48)]
+    assert result(ds.DRYLogitsProcessor(1e308, 1e308), [0] * 80, [0.0], kind) == [-INF]
 
 
 def plain_dry(ids: list[int], breakers: set[int], allowed_length: int) -> dict[int, int]:

@@ -96,6 +96,7 @@ def test_openai_bodies():
         {"presence_penalty": -2.5},
         {"logit_bias": {"x": 1}},
         {"logit_bias": {"5": 101}},
+        {"logit_bias": {"9" * 5000: 1}},
         {"logit_bias": [1]},
         {"top_logprobs": 3},
         {"logprobs": True, "top_logprobs": 21},

@@ -58,4 +58,7 @@ def is_real(value: object) -> TypeGuard[float]:
 
 def is_finite(value: object) -> TypeGuard[float]:
     """A real number (see `is_real`) that is neither NaN nor infinite."""
-    return is_real(value) and math.isfinite(value)
+    try:
+        return is_real(value) and math.isfinite(value)
+    except OverflowError:  # an integer beyond the floats
+        return False

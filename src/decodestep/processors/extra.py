@@ -228,7 +228,8 @@ class DRYLogitsProcessor(LogitsProcessor):
             matched, token = min(length, tail, DRY_LONGEST), ids[place]
             if matched >= self.allowed_length and token not in self.breakers and token < vocab:
                 longest[token] = max(matched, longest.get(token, 0))
-        return {t: self.multiplier * self.base ** (n - self.allowed_length) for t, n in longest.items()}
+        with np.errstate(over="ignore"):
+            return {t: float(self.multiplier * np.float64(self.base) ** (n - self.allowed_length)) for t, n in longest.items()}
 
 
 def _suffix_matches(ids: list[int]) -> list[int]:

@@ -132,7 +132,7 @@ def _logit_bias(value: Any) -> dict[int, float]:
     require(isinstance(value, Mapping), "from_openai", "logit_bias", rule, value)
     biases = {}
     for token, bias in value.items():
-        is_id = is_int(token) or (isinstance(token, str) and token.isascii() and token.isdecimal())
+        is_id = is_int(token) or (isinstance(token, str) and token.isascii() and token.isdecimal() and len(token) < 20)
         ok = is_id and is_real(bias) and -100 <= bias <= 100
         require(ok, "from_openai", "logit_bias", rule, repr({token: bias}))
         biases[int(token)] = float(bias)
