@@ -5,11 +5,16 @@ from __future__ import annotations
 import json
 import re
 
+import jsonschema
 import pytest
 
+import decodestep as ds
 from decodestep.serving import tool_formats as formats
+from decodestep.serving.responses import Choice
+from decodestep.serving.ticket import Gain
 from decodestep.serving.tool_text import UnreadableError, grammar
 from decodestep.serving.tools import ToolFormat
+from test_constraint import run
 
 STAY = {"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}}, "required": ["city", "days"]}
 FUNCTIONS = {"stay": STAY, "time": {}}
@@ -110,3 +115,70 @@ def test_a_required_call_is_one_that_is_read(kind):
             filled += json.dumps({"name": "stay", key: ARGUMENTS}) if key else JSON
             next(values), next(values)
     assert text.read(filled) == ("", [("stay", ARGUMENTS)])
+
+
+def forced(kind, schema, rng, seed):
+    """The arguments of a call that is drawn at random; None where it was cut."""
+    text = kind({"f-1_": schema})
+    row = run(ds.SamplingParams(grammar=grammar([text.call("f-1_", schema)]), seed=seed, max_new_tokens=None), rng, 2000)
+    if row.reason != "eos":
+        return None
+    told, [(name, arguments)] = text.read(row.text.text)
+    assert (told, name) == ("", "f-1_")
+    return arguments
+
+
+@pytest.mark.parametrize("kind", dict.fromkeys(case[0] for case in CASES))
+@pytest.mark.parametrize("where", ["$defs", "definitions"])
+def test_forced_arguments_may_refer_to_definitions(kind, where, rng):
+    size = {"type": "integer", "minimum": 1, "maximum": 3}
+    schema = {"type": "object", where: {"size": size}, "properties": {"a": {"$ref": f"#/{where}/size"}}, "required": ["a"],
+              "additionalProperties": False}  # fmt: skip
+    assert forced(kind, schema, rng, 1)["a"] in (1, 2, 3)
+
+
+@pytest.mark.parametrize("kind", [formats.TaggedJson, formats.BareJson, formats.MistralList, formats.MistralNamed])
+def test_forced_arguments_may_hold_what_is_like_them(kind, rng):
+    schema = {
+        "type": "object",
+        "properties": {"size": {"enum": [1]}, "kid": {"anyOf": [{"$ref": "#"}, {"type": "null"}]}},
+        "required": ["size", "kid"],
+        "additionalProperties": False,
+    }
+    drawn = [arguments for seed in range(5) if (arguments := forced(kind, schema, rng, seed))]
+    assert drawn
+    for arguments in drawn:
+        jsonschema.validate(arguments, schema)
+
+
+@pytest.mark.parametrize("kind", [formats.TaggedArguments, formats.TaggedFunctions, formats.GemmaCalls])
+def test_a_constant_text_is_written_between_tags(kind, rng):
+    for given in ({"const": "one"}, {"enum": ["one"]}):
+        schema = {"type": "object", "properties": {"key": {"type": "string", **given}}, "required": ["key"]}
+        assert forced(kind, schema, rng, 1) == {"key": "one"}
+
+
+class _Silent:
+    """A tokenizer whose tokens have no text."""
+
+    def token_bytes(self, token):
+        return b""
+
+    def token(self, token):
+        return ""
+
+
+@pytest.mark.parametrize(
+    "text", ['Sure: {"name": "time", "parameters": {}}', '{"name": "time", "parameters": {}}', "Hi \n", "a { b"]
+)
+def test_whole_and_streamed_answers_have_the_same_calls(text):
+    format_ = ToolFormat(formats.BareJson(FUNCTIONS), True, False, ())
+    whole, streamed = (Choice(0, True, _Silent(), format_, False) for _ in range(2))
+    parts = []
+    for i, character in enumerate(text):
+        gain = Gain(0, character, 1, None, "eos" if i == len(text) - 1 else "")
+        whole.take(gain)
+        parts += streamed.chunk(gain, None)
+    told = whole.whole(None)
+    assert (told["message"]["content"] or "") == "".join(part["delta"].get("content", "") for part in parts)
+    assert told["finish_reason"] == parts[-1]["finish_reason"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import secrets
 import time
 from collections.abc import Sequence
@@ -28,15 +29,16 @@ class Choice:
         self.index = index
         self.tokens = 0
         self._chat, self._tokenizer, self._format, self._wants_logprobs = chat, tokenizer, format_, logprobs
-        self._pieces: list[str] = []
-        self._held = ""  # may be the beginning of a call
+        self._written = ""  # so far
+        self._released = 0  # characters of it that have been sent: the rest may be the beginning of a call
         self._logprobs: list[tuple[int, TokenLogprobs]] = []
         self._told = 0  # of these, how many have been in a chunk
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._offset = 0  # of the next token in the text
         self._ended_by = ""
 
     def take(self, gain: Gain) -> None:
-        self._pieces.append(gain.text)
+        self._written += gain.text
         self._ended_by = gain.reason
         if gain.token is not None:
             self.tokens += 1
@@ -45,7 +47,7 @@ class Choice:
 
     def whole(self, seed: int | None) -> dict[str, Any]:
         """The choice of a response that is sent at once."""
-        text, calls = self._read("".join(self._pieces))
+        text, calls = self._read(self._written)
         choice: dict[str, Any] = {"index": self.index, "logprobs": self._reported(), **self._end(calls), "seed": seed}
         if not self._chat:
             return {**choice, "text": text}
@@ -64,8 +66,8 @@ class Choice:
         if self._format is not None:
             text = self._release(gain)
             if gain.reason:
-                text, calls = self._read(self._held)
-                self._held = ""
+                told, calls = self._read(self._written)
+                text = told[self._released :]
         end: dict[str, Any] = {"finish_reason": None}
         if gain.reason:
             end = {**self._end(calls), "seed": seed}
@@ -83,10 +85,10 @@ class Choice:
     def _release(self, gain: Gain) -> str:
         """What of the text so far cannot belong to a call."""
         assert self._format is not None
-        self._held += gain.text
-        free = 0 if gain.reason else self._format.text.free(self._held)
-        text, self._held = self._held[:free], self._held[free:]
-        return text
+        if gain.reason:
+            return ""
+        start, self._released = self._released, max(self._released, self._format.text.free(self._written))
+        return self._written[start : self._released]
 
     def _read(self, text: str) -> tuple[str, list[dict[str, Any]]]:
         return (text, []) if self._format is None else self._format.read(text)
@@ -105,7 +107,7 @@ class Choice:
         offsets = []
         for token, _ in new:
             offsets.append(self._offset)
-            self._offset += len(self._text(token))
+            self._offset += len(self._decoder.decode(self._tokenizer.token_bytes(token)))
         return {
             "tokens": [self._text(token) for token, _ in new],
             "token_logprobs": [_finite(found.raw) for _, found in new],

@@ -106,10 +106,10 @@ def of_object(found: Any) -> tuple[str, Any]:
 
 
 def object_of(name: str, key: str, schema: dict[str, Any]) -> dict[str, Any]:
-    """The schema of a call as an object; what the arguments' schema refers to by "#/$defs" stays in its reach."""
-    inner = {k: v for k, v in schema.items() if k != "$defs"}
+    """The schema of a call as an object; the arguments' schema has an $id, so that its "#" stays its own root."""
+    inner = {"$id": f"tool:{name}", **schema}
     whole = {"type": "object", "properties": {"name": {"const": name}, key: inner}, "required": ["name", key]}
-    return {**whole, "additionalProperties": False, **({"$defs": schema["$defs"]} if "$defs" in schema else {})}
+    return {**whole, "additionalProperties": False}
 
 
 def properties(schema: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -121,13 +121,15 @@ def needed(schema: Mapping[str, Any]) -> list[tuple[str, dict[str, Any]]]:
     """The arguments that a forced call has: those that are required, or all."""
     known, required = properties(schema), schema.get("required")
     names = [name for name in required if name in known] if isinstance(required, list) else list(known)
-    return [(name, known[name] if isinstance(known[name], dict) else {}) for name in names]
+    shared = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
+    return [(name, {**known[name], **shared} if isinstance(known[name], dict) else {}) for name in names]
 
 
 def raw(schema: dict[str, Any]) -> dict[str, Any] | re.Pattern[str]:
     """How a value is written between tags: a string without quotes, anything else as JSON."""
-    if "enum" in schema and all(isinstance(value, str) for value in schema["enum"]):
-        return re.compile("|".join(re.escape(value).replace("/", r"\/") for value in schema["enum"]))
+    values = [schema["const"]] if "const" in schema else schema.get("enum")
+    if isinstance(values, list) and values and all(isinstance(value, str) for value in values):
+        return re.compile("|".join(re.escape(value).replace("/", r"\/").replace("\n", "n") for value in values))
     return re.compile(r"[^<]+") if schema.get("type") == "string" else schema
 
 
