@@ -153,6 +153,18 @@ CHAT = {"messages": HELLO, "max_tokens": 2}
         ("/v1/completions", {"prompt": "a", "grammar": "start: start"}, 400, "grammar"),
         ("/v1/completions", b'{"prompt": "' + b"a" * 10_000_000 + b'"}', 413, None),
         ("/v1/embeddings", {"input": "a"}, 404, None),
+        ("/v1/completions", b'{"prompt": "a", "\\ud800": 1}', 400, "?"),
+        ("/v1/completions", {"prompt": "a", "stop": "\ud800"}, 400, "stop"),
+        ("/v1/completions", {"prompt": "a", "dry_base": 10**400}, 400, "dry_base"),
+        ("/v1/completions", {"prompt": "a", "logit_bias": {"9" * 5000: 1}}, 400, "logit_bias"),
+        ("/v1/completions", {"prompt": "a", "json_schema": {"type": "integer", "multipleOf": 99999999}}, 400, "json_schema"),
+        ("/v1/completions", {"prompt": "a", "json_schema": {"type": "object", "minProperties": 2}}, 400, "json_schema"),
+        ("/v1/completions", {"prompt": "a", "reasoning_effort": "low"}, 400, "reasoning_effort"),
+        ("/v1/chat/completions", {**CHAT, "reasoning_effort": 3}, 400, "reasoning_effort"),
+        ("/v1/chat/completions", {**CHAT, "chat_template_kwargs": {"self": 1}}, 400, "chat_template_kwargs"),
+        ("/v1/chat/completions", {**CHAT, "tools": [{"description": "x" * 2_000_000}]}, 400, "tools"),
+        ("/tokenize", {"content": "a" * 2_000_000}, 400, "content"),
+        ("/detokenize", {"tokens": [1] * 70_000}, 400, "tokens"),
     ],
 )
 def test_bad_requests_are_refused_in_openais_form(shared, path, data, status, param):
@@ -230,8 +242,51 @@ def test_a_call_that_begins_with_a_control_token_is_read(tiny_file):
         running.close()
 
 
+def test_reasoning_effort_is_the_templates(tiny_file):
+    path = tiny_file(kind="Q8_0", context=400)
+    running = Running(ds.load(path, chat_template="{{ reasoning_effort }}:{{ messages[0].content }}"))
+    try:
+        for given, expected in (
+            ({"reasoning_effort": "high"}, "high:hello"),
+            ({"reasoning_effort": "high", "chat_template_kwargs": {"reasoning_effort": "low"}}, "low:hello"),
+            ({"reasoning_effort": None}, ":hello"),
+        ):
+            body = json.dumps({"messages": HELLO, "max_tokens": 1, **given}).encode()
+            usage = json.loads(running.send("/v1/chat/completions", body)[1])["usage"]
+            assert usage["prompt_tokens"] == len(running.server.model.tokenizer.encode(expected))
+    finally:
+        running.close()
+
+
+def test_half_a_surrogate_pair_in_a_call_is_answered(shared):
+    tools = [{"type": "function", "function": {"name": "f"}}]
+    text = r'<tool_call>\{"name":"f","arguments":\{"a":"\\ud800"\}\}</tool_call>'
+    asked = {"model": "", "messages": HELLO, "max_tokens": 99, "tools": tools, "extra_body": {"regex": text}}
+    [choice] = shared.client().chat.completions.create(**asked).choices
+    assert choice.finish_reason == "tool_calls"
+
+
+def test_offsets_are_those_of_the_text(shared):
+    asked = {"model": "", "prompt": "a", "logprobs": 0, "max_tokens": 99, "extra_body": {"regex": "x🦒y"}}
+    [choice] = shared.client().completions.create(**asked).choices
+    assert choice.text == "x🦒y" and choice.logprobs.text_offset[:6] == [0, 1, 1, 1, 1, 2]
+
+
+def test_a_penalty_beyond_the_floats_is_answered(shared):
+    body = {"prompt": [5] * 60, "dry_multiplier": 1e308, "dry_base": 1e308, "max_tokens": 3}
+    assert shared.send("/v1/completions", json.dumps(body).encode())[0] == 200
+
+
+def test_prompts_of_a_costly_constraint_are_few(shared, monkeypatch):
+    monkeypatch.setattr("decodestep.serving.answer.MOST_COMPILING", 0.0)
+    for body, status in (({"prompt": ["a", "b"], "regex": "[ab]{3}"}, 400), ({"prompt": ["a", "b"]}, 200)):
+        assert shared.send("/v1/completions", json.dumps({**body, "max_tokens": 1}).encode())[0] == status
+    wait_until(lambda: shared.server.engine.live == 0)
+
+
 def test_other_methods_types_and_sites_are_refused(shared):
-    assert shared.send("/v1/completions", None, "GET")[0] == 405
+    status, _, headers = shared.send("/v1/completions", None, "GET")
+    assert status == 405 and headers["allow"] == "POST"
     assert shared.send("/v1/completions", b"{}", content_type="text/plain")[0] == 415
     assert shared.send("/v1/completions", b'{"prompt": "a"}', origin="http://evil.example")[0] == 403
     assert shared.send("/v1/completions", b'{"prompt": "a"}', origin=f"http://127.0.0.1:{shared.port}")[0] == 200
@@ -261,12 +316,18 @@ def test_keys(tiny_file):
         running.close()
 
 
-def start(running, **fields):
-    """A streaming request over a socket of its own, after its first bytes."""
-    data = json.dumps({"prompt": "ab", "stream": True, "ignore_eos": True, "max_tokens": 390, **fields}).encode()
-    client = socket.create_connection(("127.0.0.1", running.port))
+def post(port, data):
+    """A request over a socket of its own."""
+    client = socket.create_connection(("127.0.0.1", port))
     head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(data)}\r\n\r\n"
     client.sendall(head.encode() + data)
+    return client
+
+
+def start(running, **fields):
+    """A streaming request, after its first bytes."""
+    data = json.dumps({"prompt": "ab", "stream": True, "ignore_eos": True, "max_tokens": 390, **fields}).encode()
+    client = post(running.port, data)
     client.recv(10)
     return client
 
@@ -296,6 +357,14 @@ def test_a_client_that_vanishes_frees_its_rows_and_nobody_else_notices(running, 
     [alone] = ds.generate(engine.model, ["ab"], ds.SamplingParams(max_new_tokens=390, seed=3, ignore_eos=True))
     assert alone.text.endswith(text) and text
     stays.close()
+
+
+def test_a_client_that_vanishes_while_it_sends_is_no_failure_of_the_server(running, caplog):
+    client = socket.create_connection(("127.0.0.1", running.port))
+    client.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 99\r\n\r\n{")
+    client.close()
+    wait_until(lambda: b'status="499"' in running.send("/metrics", None, "GET")[1])
+    assert b'status="500"' not in running.send("/metrics", None, "GET")[1] and "a request failed" not in caplog.text
 
 
 def test_a_full_queue_is_429_and_says_when_to_come_again(running, monkeypatch):
@@ -340,3 +409,21 @@ def test_the_command_listens_serves_and_stops(tiny_file, tmp_path):
         process.send_signal(signal.SIGTERM)
         _, err = process.communicate(timeout=30)
     assert process.returncode == 0 and err.splitlines()[-1] == "decodestep: stopped" and "hello" not in err
+
+
+def test_requests_that_come_while_it_stops_get_503(tiny_file):
+    path = tiny_file(kind="Q8_0", context=4000)
+    command = [sys.executable, "-m", "decodestep", "serve", str(path), "--port", "0", "--grace", "2"]
+    with processes.started(command) as process:
+        port = next(int(m[1]) for line in process.stderr if (m := re.search(r"listening on http://127.0.0.1:(\d+)", line)))
+        body = {"prompt": "ab", "stream": True, "ignore_eos": True, "max_tokens": 3900}
+        runs = post(port, json.dumps(body).encode())
+        runs.recv(10)
+        process.send_signal(signal.SIGTERM)
+        next(line for line in process.stderr if "stopping" in line)
+        late = post(port, b'{"prompt": "a"}')
+        got = late.recv(99)
+        runs.close()
+        late.close()
+        process.communicate(timeout=30)
+    assert got.startswith(b"HTTP/1.1 503") and process.returncode == 0

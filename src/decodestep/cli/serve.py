@@ -66,15 +66,21 @@ def run(options: argparse.Namespace) -> int:
         server.app, log_level="warning", access_log=False, timeout_graceful_shutdown=int(options.grace) + 5, lifespan="off"
     )
 
+    stopping = threading.Event()
+
     class Stopping(uvicorn.Server):
         def handle_exit(self, sig: int, frame: object) -> None:
             """In place of uvicorn's, which raises the signal once more when everything has been closed."""
-            if self.should_exit:
-                self.force_exit = True
+            if stopping.is_set():
+                self.should_exit = self.force_exit = True
                 return
-            self.should_exit = True
+            stopping.set()
             _say(f"stopping: no more requests are taken, those that run have {options.grace:g} s")
-            threading.Thread(target=server.close, args=(options.grace,)).start()
+            threading.Thread(target=self._close).start()
+
+        def _close(self) -> None:
+            server.close(options.grace)  # meanwhile new requests are answered, by 503
+            self.should_exit = True
 
         def _log_started_message(self, listeners: object) -> None:
             pass

@@ -11,7 +11,7 @@ from decodestep.sampling.constraint import ConstraintError
 from decodestep.serving.engine import EngineClosedError, QueueFullError
 
 # Fields as OpenAI's clients write them.
-_SPELLED = {"max_new_tokens": "max_tokens", "num_return_sequences": "n", "stop_strings": "stop"}
+_SPELLED = {"max_new_tokens": "max_tokens", "num_return_sequences": "n", "stop_strings": "stop", "strings": "stop"}
 _REFUSAL = re.compile(r"\w+: (\w+) must be (.*)", re.DOTALL)
 
 

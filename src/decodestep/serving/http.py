@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import json
 import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -16,7 +17,7 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
@@ -26,7 +27,7 @@ from decodestep.serving.engine import Engine, Gain, Ticket
 from decodestep.serving.errors import HttpError, http_error, refusal
 from decodestep.serving.event_stream import EventStream, until_left
 from decodestep.serving.metrics import CONTENT_TYPE, Metrics
-from decodestep.serving.requests import chat_job, completion_job, most_characters, parsed
+from decodestep.serving.requests import chat_job, completion_job, most_characters, parsed, require_short
 
 if TYPE_CHECKING:
     from decodestep.models import Model
@@ -36,8 +37,16 @@ MOST_BODY = 4 * 2**20  # bytes
 BODY_SECONDS = 30.0
 _MOST_DROPPED = 2**26  # bytes of a body that is too large
 _LARGE = 2**16  # bytes of a body that is not read on the event loop
+_MOST_IDS = 2**16  # of /detokenize
 _OPEN = ("/", "/health")  # without a key: they show nothing of anybody's requests
 _LOG = logging.getLogger("decodestep.serving")
+
+
+class _Json(JSONResponse):
+    """JSON in which half of a surrogate pair, that a client or a model has written, is a question mark."""
+
+    def render(self, content: Any) -> bytes:
+        return json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode("utf-8", "replace")
 
 
 class Server:
@@ -124,11 +133,12 @@ class Server:
         told = http_error(error)
         if told.status == 500:
             _LOG.error("a request failed", exc_info=error)
-        return JSONResponse(told.body(), told.status, told.headers)
+        return _Json(told.body(), told.status, told.headers)
 
     async def _not_there(self, request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        return self._refused(HttpError(error.status_code, f"{request.method} {request.url.path}: {error.detail}"))
+        told = f"{request.method} {request.url.path}: {error.detail}"
+        return self._refused(HttpError(error.status_code, told, **(error.headers or {})))
 
     async def _body(self, request: Request) -> dict[str, Any]:
         data = bytearray()
@@ -145,6 +155,8 @@ class Server:
 
         try:
             await asyncio.wait_for(read(), BODY_SECONDS)
+        except ClientDisconnect:
+            raise HttpError(499, "the client has gone away", code="cancelled") from None
         except asyncio.TimeoutError:
             raise HttpError(408, f"the body did not come within {BODY_SECONDS:.0f} s", code="timeout") from None
         if size > self._most_body:
@@ -165,7 +177,7 @@ class Server:
             await asyncio.wait((done, left), return_when=asyncio.FIRST_COMPLETED)
             if not done.done():
                 raise HttpError(499, "the client has gone away", code="cancelled")
-            return JSONResponse(await done)
+            return _Json(await done)
         finally:
             answer.cancel()
             done.cancel()
@@ -186,12 +198,12 @@ class Server:
             self._loop.call_soon_threadsafe(_distribute, news)
 
     async def _models(self, _: Request) -> Response:
-        return JSONResponse({"object": "list", "data": [self._described()]})
+        return _Json({"object": "list", "data": [self._described()]})
 
     async def _one_model(self, request: Request) -> Response:
         if request.path_params["id"] != self.name:
             raise HttpError(404, f"the model here is {self.name!r}", param="model", code="model_not_found")
-        return JSONResponse(self._described())
+        return _Json(self._described())
 
     def _described(self) -> dict[str, Any]:
         config = self.model.config
@@ -203,19 +215,19 @@ class Server:
         text = body.get("content", body.get("prompt"))
         if not isinstance(text, str) or set(body) - {"content", "prompt", "model"}:
             raise refusal("content", "a text, and the only field")
+        require_short([text], self._most_characters, "content")
         ids = await self._aside(_ids, self.model, text)
-        return JSONResponse({"tokens": ids, "count": len(ids)})
+        return _Json({"tokens": ids, "count": len(ids)})
 
     async def _detokenize(self, request: Request) -> Response:
         body = await self._body(request)
         ids, vocab = body.get("tokens"), self.model.config.vocab_size
-        if not isinstance(ids, list) or not all(type(i) is int and 0 <= i < vocab for i in ids):
-            raise refusal("tokens", f"token ids in [0, {vocab})")
-        text = self.model.tokenizer.decode(ids)
-        return JSONResponse({"content": text, "prompt": text})
+        if not isinstance(ids, list) or len(ids) > _MOST_IDS or not all(type(i) is int and 0 <= i < vocab for i in ids):
+            raise refusal("tokens", f"at most {_MOST_IDS} token ids in [0, {vocab})")
+        return await self._aside(_detokenized, self.model, ids)
 
     async def _health(self, _: Request) -> Response:
-        return JSONResponse({"status": "ok", "model": self.name})
+        return _Json({"status": "ok", "model": self.name})
 
     async def _prometheus(self, _: Request) -> Response:
         return Response(self._metrics.text(), media_type=CONTENT_TYPE)
@@ -233,8 +245,13 @@ def _distribute(news: list[tuple[Ticket, Gain]]) -> None:
 
 
 def _ids(model: Model, text: str) -> list[int]:
-    """The ids of a text, also where it is empty or longer than the context."""
+    """The ids of a text, also where it is empty or somewhat longer than the context."""
     try:
         return model.tokenizer.encode(text)
     except UnicodeEncodeError:
         return prompt_ids(model, text)  # refuses it in words
+
+
+def _detokenized(model: Model, ids: list[int]) -> Response:
+    text = model.tokenizer.decode(ids)
+    return _Json({"content": text, "prompt": text})

@@ -61,15 +61,13 @@ def chat_job(model: Model, body: Mapping[str, Any], most: int) -> Job:
     most: characters of all texts: more are refused before they are tokenized.
     """
     conversation = [_message(i, message) for i, message in enumerate(_list(body, "messages"))]
-    _require_short([message["content"] for message in conversation], most, "messages")
-    given = _mapping(body, "chat_template_kwargs")
+    require_short([message["content"] for message in conversation], most, "messages")
+    require_short([json.dumps(body.get("tools"))], most, "tools")
+    given = _template_variables(body)
     format_, changes = tools.read(model, body)
     asked = body.get("tools") if format_ and format_.of_template else None
     if format_ and not format_.of_template:
         conversation = format_.told(conversation)
-    reserved = {"tools", "messages", "documents", "control_tokens", "add_generation_prompt"} & set(given)
-    if reserved:
-        raise refusal("chat_template_kwargs", f"without {', '.join(sorted(reserved))}")
     try:
         ids = model.chat_ids(conversation, tools=asked, **given)
     except UnicodeEncodeError:
@@ -85,7 +83,7 @@ def completion_job(model: Model, body: Mapping[str, Any], most: int) -> Job:
     if not isinstance(prompts, list) or not prompts or not all(isinstance(item, (str, list)) for item in prompts):
         raise refusal("prompt", "a text, token ids, or several of either")
     for item in prompts:
-        _require_short([item] if isinstance(item, str) else [], most, "prompt")
+        require_short([item] if isinstance(item, str) else [], most, "prompt")
     unknown = _OURS & {name for name, value in body.items() if value is not None} - {"response_format"}
     if unknown:
         raise HttpError(400, f"unknown field {min(unknown)!r}", param=min(unknown), code="unknown_field")
@@ -122,6 +120,17 @@ def _job(
             raise refusal(constrained[0], "left out beside response_format and a required tool")
         params = replace(params, **changes)
     return Job(prompts, params, bool(stream), options.get("include_usage", False), format_)
+
+
+def _template_variables(body: Mapping[str, Any]) -> dict[str, Any]:
+    """What a request gives to the chat template besides the conversation."""
+    given, effort = _mapping(body, "chat_template_kwargs"), body.get("reasoning_effort")
+    reserved = {"tools", "messages", "documents", "control_tokens", "add_generation_prompt", "self"} & set(given)
+    if reserved:
+        raise refusal("chat_template_kwargs", f"without {', '.join(sorted(reserved))}")
+    if not isinstance(effort, str | None):
+        raise refusal("reasoning_effort", "a string")
+    return given if effort is None else {"reasoning_effort": effort, **given}
 
 
 def _message(index: int, message: Any) -> dict[str, Any]:
@@ -183,7 +192,8 @@ def _response_format(body: Mapping[str, Any]) -> dict[str, Any]:
     raise refusal("response_format.type", "text, json_object or json_schema")
 
 
-def _require_short(texts: Sequence[str], most: int, name: str) -> None:
+def require_short(texts: Sequence[str], most: int, name: str) -> None:
+    """Refuses texts that cannot fit the context before they are tokenized."""
     if sum(map(len, texts)) > most:
         raise HttpError(400, f"{name} must be shorter than the context", param=name, code="context_length_exceeded")
 
