@@ -229,4 +229,3 @@ def _byte_of(token: str) -> bytes:
     if match is None:
         raise ModelError(f"the tokenizer's byte token {token!r} is not <0xNN>")
     return bytes.fromhex(match[1])
-
