@@ -336,7 +336,7 @@ def test_a_rows_bits_are_its_own_in_panels(format_, rng):
     alone = np.concatenate([ds.linear(row[None], panels) for row in x]).view(np.uint32)
     for threads in (1, 2, 5):
         with ds.use_threads(threads):
-            for tokens in (*range(1, 15), 31, 49, 60, 150):
+            for tokens in (*range(1, 33), 49, 60, 150):
                 assert np.array_equal(ds.linear(x[:tokens], panels).view(np.uint32), alone[:tokens])
 
 
@@ -369,15 +369,15 @@ def test_bytes_at_their_ends():
 
 def extreme_weight(format_: Format, rng: np.random.Generator) -> PackedWeight:
     """Blocks whose bytes are all zeros, all ones, 0x80, 0x7F or random, with scales and minima of every kind but infinities."""
-    w = weight(format_, 768, 40, rng)
+    w = weight(format_, 768, 161, rng)
     values, size = gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[format_.name]]
-    blocks = w.rows.reshape(40, 768 // values, size).copy()
+    blocks = w.rows.reshape(161, 768 // values, size).copy()
     for byte in (0x00, 0xFF, 0x80, 0x7F):
         blocks[rng.random(blocks.shape[:2]) < 0.2] = byte
     put_scales(format_, blocks, rng.choice(np.float16([0, -0.0, 6e-8, -6e-8, 6e-5, 65504, -65504, 1]), (*blocks.shape[:2], 1)))
     if format_ == Format.MXFP4:
         blocks[..., 0] = rng.choice(np.uint8([0, 1, 2, 110, 127, 140]), blocks.shape[:2])
-    return PackedWeight(blocks.reshape(40, -1), format_, 768)
+    return PackedWeight(blocks.reshape(161, -1), format_, 768)
 
 
 QUANTISED = [f for f in FORMATS if f not in DENSE]
@@ -394,7 +394,7 @@ def test_extreme_blocks(format_, rng):
     x[::5] *= 127
     x[3], x[4] = 1e25, 1e-25
     check_panels(x, panels, w)
-    for tokens in (1, 2, 3, 7):
+    for tokens in (1, 2, 3, 7, 16, 29):
         check_panels(x[:tokens], panels, w)
 
 
@@ -417,13 +417,13 @@ def exact_products() -> str:
     without a fused multiply-add gives the same bits."""
     rng, products = np.random.default_rng(5), []
     for format_ in QUANTISED:
-        w = weight(format_, 512, 33, rng)
+        w = weight(format_, 512, 161, rng)
         size = BLOCKS[format_.name].bytes
-        put_scales(format_, w.rows.reshape(33, -1, size), np.full((33, w.rows.shape[1] // size, 1), 0.5))
+        put_scales(format_, w.rows.reshape(161, -1, size), np.full((161, w.rows.shape[1] // size, 1), 0.5))
         x = rng.integers(-3, 4, (51, 512)).astype(np.float32)
         x[:, ::32] = 127
         panels = LinearPanels.pack(w)
-        products += [ds.linear(x[:tokens], panels) for tokens in (1, 2, 51)]
+        products += [ds.linear(x[:tokens], panels) for tokens in (1, 2, 13, 29, 51)]
         assert np.array_equal(products[-1], ds.linear(x.astype(np.float64), panels))
     return b"".join(y.tobytes() for y in products).hex()
 
