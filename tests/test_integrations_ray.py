@@ -18,7 +18,7 @@ import processes
 ray = pytest.importorskip("ray")
 pytest.importorskip("ray.data")
 
-from decodestep.integrations.ray import Generate, row_seed  # noqa: E402
+from decodestep.integrations.ray import Generate, _plain, row_seed  # noqa: E402
 
 PARAMS = {"max_new_tokens": 6, "top_p": 0.95}
 
@@ -149,6 +149,15 @@ def test_seeds_depend_on_the_key_and_the_seed_alone() -> None:
     assert len({row_seed(0, 7), row_seed(0, "7"), row_seed(1, 7), row_seed(0, 8)}) == 4
     with pytest.raises(ValueError, match="key must be an integer or a string"):
         row_seed(0, 1.5)  # type: ignore[arg-type]
+
+
+def test_integers_that_a_column_with_nulls_has_rounded_are_refused() -> None:
+    """The column has become one of floats, which hold no odd integer above 2^53."""
+    assert _plain(np.float64(2**53 - 1), None) == 2**53 - 1
+    assert _plain(np.float64(np.nan), None) is None
+    with pytest.raises(ValueError, match=r"below 2\^53 in a column with nulls, which holds floats; got 9007199254740994.0"):
+        _plain(np.array([2.0**53 + 2, np.nan])[0], None)
+    assert _plain(np.int64(2**60), None) == 2**60 and _plain(1e300, 1.0) == 1e300
 
 
 def test_columns_that_are_missing_or_in_the_way_are_refused(path: Path) -> None:

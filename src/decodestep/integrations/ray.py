@@ -129,12 +129,16 @@ def _given_cpus() -> int:
 
 
 def _plain(value: Any, default: Any) -> Any:
-    """A cell as a Python value; None for a null. A column of integers with nulls arrives as floats."""
+    """A cell as a Python value; None for a null. A column of integers with nulls arrives as floats: ValueError where that may
+    have rounded one."""
     value = value.tolist() if hasattr(value, "tolist") else value
     if isinstance(value, float) and math.isnan(value):
         return None
     whole = isinstance(value, float) and not isinstance(default, float) and value.is_integer()
-    return int(value) if whole else value
+    if whole:
+        require(abs(value) < 2**53, _OP, "batch", "of integers below 2^53 in a column with nulls, which holds floats", value)
+        return int(value)
+    return value
 
 
 def _prompt_of(cell: Any) -> Any:
