@@ -79,6 +79,17 @@ def test_the_calls_seed_decides_where_params_have_none(llm: Any) -> None:
     assert "_init_sampler" not in vars(llm)
 
 
+def test_the_sampler_is_given_back(llm: Any) -> None:
+    """llama-cpp-python keeps the last text's sampler for `Llama.sample`, which would call ours with what it does not take."""
+    llm.create_completion([1], max_tokens=1, temperature=0.0)
+    own = llm._sampler
+    with ours.sampling(llm, PARAMS[0]):
+        llm.create_completion([1], max_tokens=2)
+        assert llm._sampler is not own
+    assert llm._sampler is own
+    assert isinstance(llm.sample(), int)
+
+
 def test_rows_of_a_batch_draw_as_alone(llm: Any) -> None:
     """Three sequences of different lengths in one llama_decode."""
     prompts = [[1, 5, 9], [7], [2, 3, 4, 8, 6]]

@@ -111,6 +111,8 @@ def sampling(llm: Any, params: SamplingParams, *, processors: Processors = ()) -
         del llm._init_sampler
         if "_init_sampler" in before:
             llm._init_sampler = before["_init_sampler"]
+        if isinstance(llm._sampler, _TextSampler):  # `generate` leaves it there for `Llama.sample`
+            llm._sampler = before.get("_sampler")
 
 
 class _TextSampler:
