@@ -131,8 +131,8 @@ def test_ended_rows_may_stay_where_they_are(seed):
         assert len(sampler.rows[b].logprobs) == sum(result.logprobs[b] is not None for result in results)
 
 
-def test_the_default_order_is_that_of_transformers():
-    from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
+def chain_of_transformers(config, prompt_length):
+    from transformers import LlamaConfig, LlamaForCausalLM
 
     tiny = LlamaForCausalLM(
         LlamaConfig(
@@ -144,6 +144,18 @@ def test_the_default_order_is_that_of_transformers():
             num_key_value_heads=1,
         )
     )
+    return tiny._get_logits_processor(
+        config,
+        input_ids_seq_length=prompt_length,
+        encoder_input_ids=torch.zeros((1, prompt_length), dtype=torch.long),
+        logits_processor=[],
+        device="cpu",
+    )
+
+
+def test_the_default_order_is_that_of_transformers():
+    from transformers import GenerationConfig
+
     settings_ = {
         "do_sample": True,
         "repetition_penalty": 1.2,
@@ -173,17 +185,37 @@ def test_the_default_order_is_that_of_transformers():
     config = GenerationConfig(**settings_, eos_token_id=2, pad_token_id=0)
     config._eos_token_tensor = torch.tensor([2])
     config.max_length = 14
-    theirs = tiny._get_logits_processor(
-        config,
-        input_ids_seq_length=4,
-        encoder_input_ids=torch.zeros((1, 4), dtype=torch.long),
-        logits_processor=[],
-        device="cpu",
-    )
+    theirs = chain_of_transformers(config, 4)
     params = SamplingParams.from_generation_config(GenerationConfig(**settings_))
     ours = processors_of(params, prompt_length=4, vocab_size=VOCAB, eos_token_ids={2})
     assert [type(c).__name__ for c in ours] == [type(c).__name__ for c in theirs]
     Sampler(params, vocab_size=VOCAB, eos_token_id=2, prompt_ids=[[1, 2, 3, 4]])
+
+
+@pytest.mark.parametrize("forced", [None, 1])
+def test_tokens_that_are_not_drawn_first_after_a_forced_one(forced, rng):
+    """Fused steps and classes against transformers, in a batch of prompts of which one alone is short enough to be forced."""
+    from transformers import GenerationConfig
+
+    settings_ = {"forced_bos_token_id": forced, "begin_suppress_tokens": [2, 3]}
+    params, histories = SamplingParams(**settings_, do_sample=False), [[7], [7, 8], [4, 5, 6], [9]]
+    sampler = Sampler(params, vocab_size=VOCAB, prompt_ids=histories)
+    theirs = [chain_of_transformers(GenerationConfig(**settings_), len(ids)) for ids in histories]
+    classes = [processors_of(params, prompt_length=len(ids), vocab_size=VOCAB, eos_token_ids=set()) for ids in histories]
+    for _ in range(4):
+        logits = logits_of(rng, len(histories))
+        logits[:, 2:4] += 20
+        fused = sampler.processed(logits)
+        tokens = sampler.step(logits).tokens
+        for b, ids in enumerate(histories):
+            expected = theirs[b](torch.tensor([ids]), torch.from_numpy(logits[b : b + 1]))[0].numpy()
+            scores = logits[b : b + 1]
+            for each in classes[b]:
+                scores = each(np.array([ids]), scores)
+            np.testing.assert_array_equal(fused[b], expected)
+            np.testing.assert_array_equal(scores[0], expected)
+            assert tokens[b] == expected.argmax()
+            ids.append(int(tokens[b]))
 
 
 def row(**params):

@@ -98,7 +98,9 @@ def _bans_and_lengths(params: SamplingParams, prompt_length: int, eos: list[int]
     if params.suppress_tokens:
         chain.append(p.SuppressTokensLogitsProcessor(params.suppress_tokens))
     if params.begin_suppress_tokens:
-        chain.append(p.SuppressTokensAtBeginLogitsProcessor(params.begin_suppress_tokens, prompt_length))
+        # The first token after one that is forced.
+        first = prompt_length + (prompt_length <= 1 and params.forced_bos_token_id is not None)
+        chain.append(p.SuppressTokensAtBeginLogitsProcessor(params.begin_suppress_tokens, first))
     if params.allowed_token_ids is not None:
         chain.append(p.AllowedTokenIdsLogitsProcessor(params.allowed_token_ids))
     return chain

@@ -115,7 +115,9 @@ class SamplingParams:
     )
     bad_words_ids: tuple[tuple[int, ...], ...] = _several((), rules.SEQUENCES, "sequences of tokens that must not occur")
     suppress_tokens: tuple[int, ...] = _several((), rules.IDS, "tokens that are never drawn")
-    begin_suppress_tokens: tuple[int, ...] = _several((), rules.IDS, "tokens that are not drawn first")
+    begin_suppress_tokens: tuple[int, ...] = _several(
+        (), rules.IDS, "tokens that are not drawn first, or first after a forced_bos_token_id that applies"
+    )
     allowed_token_ids: tuple[int, ...] | None = _several(
         None, or_none(rules.SOME_IDS), "no other token is drawn; None allows all"
     )
