@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import random
 
 import numpy as np
@@ -9,7 +10,16 @@ import pytest
 import torch
 from scipy.stats import chisquare
 from tokenizers import Tokenizer, decoders, models
-from transformers import GenerationConfig, LogitsProcessor, PreTrainedTokenizerFast, StoppingCriteria
+from transformers import (
+    EosTokenCriteria,
+    GenerationConfig,
+    LogitsProcessor,
+    MambaConfig,
+    MambaForCausalLM,
+    MaxLengthCriteria,
+    PreTrainedTokenizerFast,
+    StoppingCriteria,
+)
 from transformers.generation.streamers import BaseStreamer
 
 import decodestep as ds
@@ -183,6 +193,33 @@ def test_stopping_criteria_of_the_users_own(model, ends):
     assert stock.shape[1] == 12
 
 
+@pytest.mark.parametrize("more", [{}, {"forced_eos_token_id": 7}, {"min_new_tokens": 4}], ids=lambda more: "-".join(more))
+def test_criteria_of_the_users_own_take_the_place_of_the_configs(model, more):
+    """Of the same type: transformers drops the config's then, and its length and end tokens end nothing."""
+    ids = prompt()
+    free = model.generate(ids, max_new_tokens=12, eos_token_id=None)
+    first, second = int(free[0, 8]), int(free[1, 9])
+    for criterion in (EosTokenCriteria(second), MaxLengthCriteria(15), MaxLengthCriteria(8)):
+        options = {"max_new_tokens": 6, "eos_token_id": first, "stopping_criteria": [criterion], **more}
+        stock = model.generate(ids, **options)
+        assert torch.equal(model.generate(ids, **options, custom_generate=sampling()), stock), criterion
+
+
+@pytest.mark.parametrize("length", [1, 2])
+def test_begin_suppress_tokens_after_a_forced_first_token(model, length):
+    """transformers counts the padded length: a padded row of one token is not forced."""
+    ids = prompt(3, length)
+    mask = torch.ones_like(ids)
+    mask[0, : length - 1] = 0
+    options = {"attention_mask": mask, "max_new_tokens": 4, "forced_bos_token_id": 9}
+    first, second = model.generate(ids, **options, min_new_tokens=2)[:, length : length + 2].T.tolist()
+    assert (first == [9] * 3) == (length == 1)
+    options["begin_suppress_tokens"] = [*first, *second]
+    stock = model.generate(ids, **options)
+    assert torch.equal(model.generate(ids, **options, custom_generate=sampling()), stock)
+    assert not {*stock[:, length + (length == 1)].tolist()} & {*first, *second}
+
+
 @pytest.fixture(scope="module")
 def tokenizer():
     plain = Tokenizer(models.BPE({chr(33 + i): i for i in range(VOCABULARY)}, []))
@@ -255,3 +292,17 @@ def test_time_attentions_and_hidden_states(model):
     assert ours.scores is None and ours.past_key_values.get_seq_length() == stock.past_key_values.get_seq_length()
     for a, b in zip(stock.hidden_states, ours.hidden_states, strict=True):
         assert all(map(torch.equal, a, b))
+
+
+def test_caches_of_other_names_are_returned():
+    torch.manual_seed(0)
+    mamba = MambaForCausalLM(MambaConfig(vocab_size=VOCABULARY, hidden_size=16, num_hidden_layers=1, state_size=4)).eval()
+    options = {"max_new_tokens": 2, "return_dict_in_generate": True}
+    stock, ours = (mamba.generate(prompt(1), **options, **how) for how in ({}, {"custom_generate": sampling()}))
+    assert type(ours.past_key_values) is type(stock.past_key_values) is not type(None)
+
+
+def test_a_float64_model(model):
+    double, ids = copy.deepcopy(model).double(), prompt()
+    stock = double.generate(ids, max_new_tokens=5)
+    assert torch.equal(double.generate(ids, max_new_tokens=5, custom_generate=sampling()), stock)

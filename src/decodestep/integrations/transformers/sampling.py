@@ -10,6 +10,7 @@ from torch import Tensor
 from transformers import EosTokenCriteria, MaxLengthCriteria
 from transformers.generation import GenerateDecoderOnlyOutput
 from transformers.generation.configuration_utils import GenerationMode
+from transformers.generation.utils import ALL_CACHE_NAMES
 
 from decodestep._base.checks import is_int, refuse, require
 from decodestep.random import sample_seed
@@ -80,6 +81,10 @@ class _Loop:
         self.model, self.ids, self.chain, self.config, self.model_kwargs = model, ids, chain, config, model_kwargs
         self.own_chain = not _explained(chain, _default_chain(model, ids, config))
         self.criteria = [each for each in criteria if not _counted(each, config)]
+        # One of the user's own takes the place of the config's of its type; then the config's ends nothing.
+        self.ends = {type(each) for each in criteria if _counted(each, config)}
+        if config.forced_eos_token_id is not None and MaxLengthCriteria not in self.ends:
+            self.own_chain = True  # it counts to the config's length
         self.pad: int | None = None if config._pad_token_tensor is None else int(config._pad_token_tensor)
         # Without an end token transformers lets a row that its criteria have ended go on until all have.
         self.rows_end = any(hasattr(each, "eos_token_id") for each in criteria)
@@ -101,6 +106,7 @@ class _Loop:
             while True:
                 self.model_kwargs = self.model._update_model_kwargs_for_generation(outputs, self.model_kwargs)
                 logits = outputs.logits[:, -1].to(self.ids.device)
+                logits = logits.float() if logits.dtype == torch.float64 else logits  # as in `_sample`
                 for name in ("attentions", "hidden_states"):
                     if asked[name]:
                         kept[name].append(getattr(outputs, name))
@@ -128,7 +134,7 @@ class _Loop:
         if not report:
             return self.ids
         lists = {name: tuple(values) if asked[name] else None for name, values in kept.items()}
-        cache = self.model_kwargs.get("past_key_values")
+        cache = next((self.model_kwargs[name] for name in ALL_CACHE_NAMES if name in self.model_kwargs), None)
         return GenerateDecoderOnlyOutput(sequences=self.ids, past_key_values=cache, **lists)
 
     def _step(self, sampler: Sampler, scores: Any, done: Tensor, reported: Any) -> Tensor:
@@ -153,17 +159,18 @@ class _Loop:
 
     def _params(self, seed: Any) -> list[SamplingParams]:
         """The parameters of each row; where transformers' whole chain runs, only those of the draw and the end."""
-        room = None if self.config.max_length is None else self.config.max_length - self.ids.shape[1]
+        room = self.config.max_length - self.ids.shape[1] if MaxLengthCriteria in self.ends else None
         changes = {
             "num_return_sequences": 1,  # the batch is repeated already
             "max_length": None,
+            "ignore_eos": EosTokenCriteria not in self.ends,
             "max_new_tokens": None if room is None else max(room, 1),
             "max_time": None,  # among the criteria
             "stop_strings": (),
         }
         params = SamplingParams.from_generation_config(self.config, **changes)
         if self.own_chain:
-            kept = {name: getattr(params, name) for name in ("max_new_tokens", "do_sample", "eos_token_id")}
+            kept = {name: getattr(params, name) for name in ("max_new_tokens", "do_sample", "eos_token_id", "ignore_eos")}
             params = SamplingParams(**kept)
         fields = {name: getattr(params, name) for name in params.__dataclass_fields__}
         return [SamplingParams(**{**fields, "seed": each}) for each in _seeds(seed, len(self.ids))]
