@@ -416,6 +416,16 @@ def test_another_model_of_the_same_config_stays_right(model):
             assert_close(decode(other, ids, torch.ones_like(ids), 3), expected)
 
 
+def test_a_twin_with_a_mask_of_its_own_stays_right():
+    """GLM-5-Next's attention makes a mask of scores for any name but sdpa, for modules without latents too."""
+    model, ids = model_of("glm5_next"), prompt()
+    twin = type(model)(model.config).eval()
+    with torch.no_grad():
+        expected = twin(ids, attention_mask=holes(ids))[0]
+        with accelerate(model):
+            assert_close(twin(ids, attention_mask=holes(ids))[0], expected)
+
+
 def test_one_handle_and_nothing_left_behind(model, tmp_path):
     before = {name: tensor.data_ptr() for name, tensor in model.state_dict().items()}
     model.save_pretrained(tmp_path / "stock")

@@ -43,8 +43,8 @@ def accelerate(
     forward pass of few queries after many keys reads the latents as they are: kv_b_proj's two halves are multiplied with the
     query and with the sum instead, which is the same sum in another order. Everything else goes the stock way: prompts of more
     than `absorb_up_to` tokens, or of more than a quarter of the keys; passes with gradients, dropout, autocast, under
-    torch.compile, on devices other than the CPU and CUDA's; masks that add scores, or differ from head to head;
-    output_attentions.
+    torch.compile, torch.jit.trace, transforms of torch.func or a dispatch mode, on devices other than the CPU and CUDA's;
+    weights of a tensor class of their own; masks that add scores, or differ from head to head; output_attentions.
 
     model: a PreTrainedModel on the CPU or on a GPU, float32 or bfloat16, with modules that have `expand_kv` and `kv_b_proj`:
         deepseek_v2, deepseek_v3 and their relatives.

@@ -13,7 +13,7 @@ from transformers.masking_utils import sdpa_mask
 from decodestep._base.checks import refuse
 from decodestep.integrations.transformers import visible_keys
 from decodestep.integrations.transformers.absorbed import absorbed
-from decodestep.integrations.transformers.few_rows import WeightRows
+from decodestep.integrations.transformers.few_rows import WeightRows, is_plain_tensor, is_watched
 from decodestep.integrations.transformers.visible_keys import VisibleKeys
 
 NAME = "decodestep"
@@ -90,7 +90,7 @@ def attention(
     Raises ValueError for an argument that would change the result and is not known.
     """
     latents = latents_of(module)
-    if latents is not None and attention_mask is not None and hasattr(module, _MAKES_ITS_MASK):
+    if attention_mask is not None and hasattr(module, _MAKES_ITS_MASK):
         attention_mask = attention_mask == 0  # or a query that sees nothing would get the mean of all values, and not zero
     unknown = [name for name, given in options.items() if given is not None and not _is_known(name, latents)]
     if unknown:
@@ -133,13 +133,13 @@ def _can_absorb(
     queries, keys = query.shape[2], key.shape[2]
     if queries > latents.absorb_up_to or keys < _KEYS_A_QUERY * queries or dropout or scaling is None:
         return False
-    if not is_plain(module.kv_b_proj) or torch.compiler.is_compiling() or torch.is_autocast_enabled(query.device.type):
+    if not is_plain(module.kv_b_proj) or is_watched() or torch.is_autocast_enabled(query.device.type):
         return False
     weight = module.kv_b_proj.weight
     tensors = (query, key, value, weight)
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
         return False
-    if type(query) is not Tensor or query.dtype not in DTYPES:
+    if type(query) is not Tensor or not is_plain_tensor(weight) or query.dtype not in DTYPES:
         return False
     if not (query.is_cpu or query.is_cuda):
         return False

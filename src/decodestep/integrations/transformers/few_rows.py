@@ -6,6 +6,8 @@ from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
+from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from decodestep._base.dispatch import run
 from decodestep.ops.linear import Format, PackedWeight
@@ -42,14 +44,27 @@ class WeightRows:
         return {"least": self.least}
 
 
+def is_watched() -> bool:
+    """Whether somebody wants more of the operations than their numbers: a trace, a graph, forward-mode gradients, functorch's
+    batches, or each operation by a dispatch mode. What NumPy computes would be a constant to them, or would fail."""
+    if torch.compiler.is_compiling() or torch.jit.is_tracing() or forward_ad._current_level >= 0:
+        return True
+    return _get_current_dispatch_mode() is not None or torch._C._functorch.peek_interpreter_stack() is not None
+
+
+def is_plain_tensor(tensor: Tensor) -> bool:
+    """Whether a tensor is its memory and nothing more, as a quantised or a distributed one is not."""
+    return type(tensor) in (Tensor, nn.Parameter)
+
+
 def is_few_plain_rows(x: Tensor, *weights: Tensor | None) -> bool:
     """Whether x is up to `MOST_ROWS` rows, with weights of its dtype on the CPU; nobody wants gradients, casts or traces."""
-    if type(x) is not Tensor or torch.compiler.is_compiling() or torch.jit.is_tracing():
+    if type(x) is not Tensor or x.dtype not in FORMATS or is_watched():
         return False
     if not x.is_cpu or not x.dim() or x.layout != torch.strided or torch.is_autocast_enabled("cpu"):
         return False
     given = [w for w in weights if w is not None]
-    if any(w.dtype != x.dtype or not w.is_cpu or w.layout != torch.strided for w in given):
+    if any(not is_plain_tensor(w) or w.dtype != x.dtype or not w.is_cpu or w.layout != torch.strided for w in given):
         return False
     if torch.is_grad_enabled() and any(t.requires_grad for t in (x, *given)):
         return False
@@ -97,4 +112,4 @@ def few_rows_of(module: nn.Module) -> FewRows | None:
 def is_served(module: nn.Module) -> TypeGuard[nn.Linear]:
     """Whether a module is a Linear of torch and nothing else, whose weight a `FewRows` can read."""
     plain = type(module) is nn.Linear and "forward" not in vars(module)
-    return plain and module.weight.dtype in FORMATS and module.weight.is_cpu
+    return plain and is_plain_tensor(module.weight) and module.weight.dtype in FORMATS and module.weight.is_cpu
