@@ -623,6 +623,32 @@ def test_experts_against_float64(dtype, monkeypatch):
         assert module(row, index[:1], weights[:1].to(dtype)).requires_grad
 
 
+def test_experts_of_another_dtype_later_go_the_stock_way(monkeypatch):
+    monkeypatch.setattr(few_experts, "LEAST_BYTES", 0)
+    model, ids = model_of("deepseek_v3"), prompt(1, 4)
+    with torch.no_grad():
+        expected = copy.deepcopy(model).half()(ids).logits
+        with accelerate(model):
+            assert torch.equal(model.half()(ids).logits, expected)
+
+
+def test_what_others_have_wrapped_since_is_undone(few_rows_calls, monkeypatch):
+    """A wrapper of `forward`, such as the hooks of the library accelerate, keeps ours inside when the acceleration ends."""
+    monkeypatch.setattr(few_experts, "LEAST_BYTES", 0)
+    model, ids = model_of("deepseek_v3"), prompt(1, 1)
+    wrapped = [model.lm_head, next(m for m in model.modules() if type(m).__name__.endswith("Experts"))]
+    with torch.no_grad():
+        expected = model(ids).logits
+        with accelerate(model) as handle:
+            report = handle.report()
+            for module in wrapped:
+                module.forward = lambda *given, forward=module.forward: forward(*given)
+            assert handle.report() == report
+            assert not torch.equal(model(ids).logits, expected) and few_rows_calls
+        assert torch.equal(model(ids).logits, expected)
+    assert [module for module in model.modules() if "forward" in vars(module)] == wrapped[::-1]
+
+
 def test_experts_by_name(model):
     before = model.get_experts_implementation()
     with accelerate(model, experts="eager") as handle:

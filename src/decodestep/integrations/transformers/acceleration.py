@@ -14,8 +14,8 @@ from decodestep._base import devices
 from decodestep._base.checks import is_int, refuse, require, require_choice
 from decodestep.integrations.transformers import huge_pages
 from decodestep.integrations.transformers.attention import DTYPES, NAME, Latents, is_plain, latents_of
-from decodestep.integrations.transformers.few_experts import FewExperts, are_served, few_experts_of
-from decodestep.integrations.transformers.few_rows import MOST_ROWS, FewRows, few_rows_of, is_served
+from decodestep.integrations.transformers.few_experts import FewExperts, are_served
+from decodestep.integrations.transformers.few_rows import MOST_ROWS, FewRows, is_served
 from decodestep.integrations.transformers.latent_layer import IndexedLatentLayer, LatentLayer
 
 _OP = "accelerate"
@@ -100,8 +100,7 @@ class Acceleration:
     def __init__(self, model: Any) -> None:
         self.model = model
         self._attentions: list[nn.Module] = []
-        self._linears: list[nn.Linear] = []
-        self._served_experts: list[nn.Module] = []
+        self._forwards: list[FewRows | FewExperts] = []  # of the Linears and the experts
         self._huge = 0  # bytes of weights in huge pages
         self._configs: list[tuple[Any, Any]] = []  # each with the implementation that it named before
         self._hooks: list[Any] = []
@@ -126,15 +125,14 @@ class Acceleration:
     def _read_weights_once(self, attentions: dict[str, nn.Module], experts: bool) -> None:
         projections = [module.kv_b_proj for module in attentions.values()]  # `absorbed` reads their weights itself
         taken = {id(projection) for projection in projections}
-        self._linears = [module for module in self.model.modules() if is_served(module) and id(module) not in taken]
-        for linear in self._linears:
-            linear.__dict__["forward"] = FewRows(linear)
-        if self._linears:
-            self._huge = huge_pages.collapse(linear.weight for linear in (*self._linears, *projections))
+        linears = [module for module in self.model.modules() if is_served(module) and id(module) not in taken]
+        self._forwards += [FewRows(linear) for linear in linears]
+        if linears:
+            self._huge = huge_pages.collapse(linear.weight for linear in (*linears, *projections))
         if experts:
-            self._served_experts = [module for module in self.model.modules() if are_served(module)]
-            for module in self._served_experts:
-                module.__dict__["forward"] = FewExperts(module)
+            self._forwards += [FewExperts(module) for module in self.model.modules() if are_served(module)]
+        for forward in self._forwards:
+            forward.module.__dict__["forward"] = forward
 
     def _grow_caches(self, attentions: dict[str, nn.Module]) -> None:
         decoders = _owners(self.model, attentions)
@@ -149,12 +147,10 @@ class Acceleration:
         for module in self._attentions:
             if latents_of(module):
                 del module.expand_kv
-        for linear in self._linears:
-            if few_rows_of(linear):
-                del linear.__dict__["forward"]
-        for module in self._served_experts:
-            if few_experts_of(module):
-                del module.__dict__["forward"]
+        for forward in self._forwards:
+            forward.undone = True
+            if forward.module.__dict__.get("forward") is forward:
+                del forward.module.__dict__["forward"]
         for config, before in self._configs:
             if config._attn_implementation == NAME:
                 config._attn_implementation_internal = before
@@ -174,6 +170,7 @@ class Acceleration:
         if self.model.__dict__.get(_HANDLE) is not self:
             return "undone"
         lines = []
+        forwards = {forward.module: forward for forward in self._forwards}
         for name, module in self.model.named_modules():
             kind = type(module).__name__
             if latents := latents_of(module):
@@ -188,10 +185,11 @@ class Acceleration:
                 lines.append(f"{name} ({kind}): kept, it caches no latents")
             elif kind.endswith("Experts"):
                 now = getattr(module.config, "_experts_implementation", None) if hasattr(module, "config") else None
-                few = few_experts_of(module)
-                state = f"up to {MOST_ROWS} rows in one pass over the weights, else" if few and few.in_use else "kept,"
+                few = forwards.get(module)
+                served = isinstance(few, FewExperts) and few.in_use
+                state = f"up to {MOST_ROWS} rows in one pass over the weights, else" if served else "kept,"
                 lines.append(f"{name} ({kind}): {state} {now or 'as it is'}")
-        count = sum(few_rows_of(module) is not None for module in self.model.modules())
+        count = sum(isinstance(forwards.get(module), FewRows) for module in self.model.modules())
         rows = f"up to {MOST_ROWS} rows in one pass over the weight, {self._huge >> 20} MiB of them in huge pages"
         lines.append(f"{count} Linear layers: {rows}" if count else "Linear layers: kept")
         growing = "new dynamic caches grow in place (LatentLayer)" if self._hooks else "kept, cache=False"

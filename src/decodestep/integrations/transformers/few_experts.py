@@ -28,6 +28,7 @@ class FewExperts:
     def __init__(self, module: Any) -> None:
         self.module, self._up, self._down = module, WeightRows(), WeightRows()
         self._choice = module.config._experts_implementation
+        self.undone = False  # as in `FewRows`
 
     def __call__(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
         module = self.module
@@ -47,8 +48,8 @@ class FewExperts:
 
     @property
     def in_use(self) -> bool:
-        """Whether nobody has chosen another implementation since."""
-        return bool(self.module.config._experts_implementation == self._choice)
+        """Whether the acceleration lasts, and nobody has chosen another implementation since."""
+        return not self.undone and bool(self.module.config._experts_implementation == self._choice)
 
     def _serves(self, x: Tensor, index: Tensor, weights: Tensor, up: Any, down: Any) -> bool:
         module = self.module
@@ -66,12 +67,6 @@ class FewExperts:
 def _product(x: np.ndarray, weights: PackedWeight, expert: int, outputs: int) -> np.ndarray:
     rows = weights.rows[expert * outputs : (expert + 1) * outputs]
     return run("linear", "cpu", linear, x, PackedWeight(rows, weights.format, weights.inputs))
-
-
-def few_experts_of(module: nn.Module) -> FewExperts | None:
-    """The `FewExperts` of an accelerated module."""
-    found: Any = module.__dict__.get("forward")
-    return found if isinstance(found, FewExperts) else None
 
 
 def are_served(module: Any) -> bool:

@@ -80,11 +80,12 @@ class FewRows:
 
     def __init__(self, module: nn.Linear) -> None:
         self.module, self._rows = module, WeightRows(LEAST_BYTES)
+        self.undone = False  # where others have wrapped `forward` since, it stays inside when the acceleration ends
 
     def __call__(self, x: Tensor) -> Tensor:
         parameters = self.module._parameters  # a module's attributes take a microsecond each
         weight, bias = parameters.get("weight"), parameters.get("bias")
-        plain = weight is not None and "bias" in parameters  # a parametrisation takes its tensor from there
+        plain = not self.undone and weight is not None and "bias" in parameters  # a parametrisation takes its tensor from there
         packed = self._serving(x, weight, bias) if plain else None
         if packed is None:
             return nn.Linear.forward(self.module, x)
@@ -101,12 +102,6 @@ class FewRows:
         if not is_few_plain_rows(x, weight, bias) or x.shape[-1] != weight.shape[1]:
             return None
         return self._rows.of(weight)
-
-
-def few_rows_of(module: nn.Module) -> FewRows | None:
-    """The `FewRows` of an accelerated module."""
-    found: Any = module.__dict__.get("forward")
-    return found if isinstance(found, FewRows) else None
 
 
 def is_served(module: nn.Module) -> TypeGuard[nn.Linear]:
