@@ -217,14 +217,15 @@ def test_a_cache_is_reordered_selected_repeated_and_cropped(model):
 
 @settings(max_examples=40, deadline=None)
 @given(
-    st.lists(st.sampled_from(["grow", "crop", "reorder", "keep", "copy", "reset", "inference"]), max_size=12),
+    st.lists(st.sampled_from(["grow", "crop", "reorder", "keep", "copy", "reset", "inference", "gradients"]), max_size=12),
     st.integers(0, 99),
 )
+@torch.no_grad()
 def test_a_latent_layer_holds_what_a_dynamic_layer_holds(actions, seed):
     generator = torch.Generator().manual_seed(seed)
     caches = [DynamicCache(), DynamicCache()]
     caches[1].layer_class_to_replicate = LatentLayer
-    held = []
+    held, kept = [], []
     for action in ["grow", *actions, "grow"]:
         length = caches[0].get_seq_length()
         new = torch.randn(2, 1, int(torch.randint(1, 70, (), generator=generator)), 5, generator=generator)
@@ -234,6 +235,9 @@ def test_a_latent_layer_holds_what_a_dynamic_layer_holds(actions, seed):
             elif action == "inference":
                 with torch.inference_mode():
                     cache.update(new.clone(), new[..., : seed % 4].clone(), 0)
+            elif action == "gradients":
+                with torch.enable_grad():
+                    kept += [(each, each.clone(), each._version) for each in cache.update(new, new[..., : seed % 4], 0)]
             elif action == "crop":
                 cache.crop(-min(length - 1, new.shape[2]))
             elif action == "reorder":
@@ -250,6 +254,8 @@ def test_a_latent_layer_holds_what_a_dynamic_layer_holds(actions, seed):
             assert type(layers[1]) is LatentLayer
             assert torch.equal(layers[0].keys, layers[1].keys)
             assert torch.equal(layers[0].values, layers[1].values)
+            assert layers[1]._room or action not in ("grow", "inference", "gradients")
+        assert all(torch.equal(one, as_it_was) and one._version == version for one, as_it_was, version in kept)
 
 
 def test_a_latent_layer_with_gradients():

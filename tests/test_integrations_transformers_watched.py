@@ -1,5 +1,5 @@
-"""accelerate where somebody wants more of the operations than their numbers: traces, transforms, weights of a class of
-their own. All of it goes the stock way."""
+"""accelerate where somebody wants more of the operations than their numbers: traces, transforms, gradients, weights of a class
+of their own. All of it goes the stock way."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from transformers import DynamicCache
 
 from decodestep.integrations.transformers import accelerate, few_rows
 from latent_models import model_of
-from test_integrations_transformers import assert_close
+from test_integrations_transformers import assert_close, prompt
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 
@@ -133,3 +133,25 @@ def test_weights_of_a_class_of_their_own(when):
                 double_the_weights(step.model)
             actual = step(*inputs())
         assert_close(actual, step(*inputs()))
+
+
+@pytest.mark.parametrize("crop", [0, 2])
+def test_gradients_of_kv_b_proj_alone_through_several_steps(crop):
+    """The latents want none, but what a step reads of them is kept for the backward pass, whatever is cropped and written."""
+    model = model_of("deepseek_v3").requires_grad_(False)
+    weight = model.model.layers[0].self_attn.kv_b_proj.weight.requires_grad_(True)
+
+    def gradient():
+        cache = DynamicCache(config=model.config)
+        with torch.no_grad():
+            model(prompt(1, 24), past_key_values=cache)
+        steps = [model(torch.tensor([[5 + i]]), past_key_values=cache).logits for i in range(3)]
+        if crop:
+            cache.crop(-crop)
+            with torch.no_grad():
+                model(prompt(1, 3), past_key_values=cache)
+        return torch.autograd.grad(sum(each.square().mean() for each in steps), weight)[0]
+
+    expected = gradient()
+    with accelerate(model):
+        assert_close(gradient(), expected)

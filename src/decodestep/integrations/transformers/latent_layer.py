@@ -9,6 +9,7 @@ from torch import Tensor
 from transformers.cache_utils import DynamicIndexedLayer, DynamicLayer
 
 from decodestep.integrations.transformers import huge_pages
+from decodestep.integrations.transformers.few_rows import is_watched
 
 _LEAST_ROOM = 64
 
@@ -17,7 +18,8 @@ class LatentLayer(DynamicLayer):  # type: ignore[misc]
     """A `DynamicLayer` whose keys and values are the first positions of buffers that double when they are full.
 
     It holds the same numbers as a DynamicLayer after the same calls, for any keys and values. `keys` and `values` are views:
-    after a `crop`, positions that are written anew change in views that were taken before it. With gradients, `update`
+    after a `crop`, positions that are written anew change in views that were taken before it, but not in those that `update`
+    returned where gradients were enabled. With keys or values that want gradients, and under torch.compile or a trace, `update`
     concatenates, as its base class does.
 
         cache = DynamicCache(config=model.config)
@@ -27,19 +29,25 @@ class LatentLayer(DynamicLayer):  # type: ignore[misc]
     keys: Any
     values: Any
     _room: tuple[Tensor, Tensor] | None = None  # the buffers that keys and values are views of
+    _kept = 0  # how many positions a backward pass may read: for the gradient of a weight that multiplied them, for example
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
         held: tuple[Tensor, Tensor] = (self.keys, self.values)
-        if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (key_states, value_states, *held)):
+        wanted = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (key_states, value_states, *held))
+        if wanted or is_watched():
             self._room = None
             updated: tuple[Tensor, Tensor] = super().update(key_states, value_states, *args, **kwargs)
             return updated
+        if self.get_seq_length() < self._kept:
+            self._room, self._kept = None, 0
         rooms = self._room or (None, None)
         pairs = [_append(*each) for each in zip(held, rooms, (key_states, value_states), strict=True)]
         (self.keys, key_room), (self.values, value_room) = pairs
         self._room = key_room, value_room
+        if torch.is_grad_enabled():
+            self._kept = self.get_seq_length()
         return self.keys, self.values
 
     def reset(self) -> None:
@@ -67,7 +75,8 @@ def _append(held: Tensor, room: Tensor | None, new: Tensor) -> tuple[Tensor, Ten
         huge_pages.ask(room)
         if length:
             room[..., :length, :] = held
-    room[..., length:total, :] = new
+    # Through `data`, which keeps autograd's count of the changes: those who hold an earlier view do not see these positions.
+    room.data[..., length:total, :] = new
     return room[..., :total, :], room
 
 
