@@ -105,12 +105,15 @@ void scores_of(const Queries<Cache>& q, const PageSequence<Cache>& order, float 
 #pragma GCC unroll 2
             for (size_t p = 0; p < P; ++p) prefetch(Cache::key_at(prefetch_keys[p], d));
             each_step<Cache>([&]<int step>() DECODESTEP_INLINE_LAMBDA {
+                // Query by query: with the factors of all of them beside the sums, sums would be kept in memory.
+                decltype(Cache::template key<step>(keys[0], d)) key[P];
 #pragma GCC unroll 2
-                for (size_t p = 0; p < P; ++p) {
-                    const auto key = Cache::template key<step>(keys[p], d);
+                for (size_t p = 0; p < P; ++p) key[p] = Cache::template key<step>(keys[p], d);
 #pragma GCC unroll 12
-                    for (size_t r = 0; r < R; ++r)
-                        acc[r][p] = Cache::add(acc[r][p], Cache::template factor<step>(q.query[r] + d), key);
+                for (size_t r = 0; r < R; ++r) {
+                    const auto factor = Cache::template factor<step>(q.query[r] + d);
+#pragma GCC unroll 2
+                    for (size_t p = 0; p < P; ++p) acc[r][p] = Cache::add(acc[r][p], factor, key[p]);
                 }
             });
         }
