@@ -491,3 +491,9 @@ def test_refusals_of_what_comes_back(tiny_file):
         BeamLogits(model, 0, 8)
     with pytest.raises(ValueError, match="BeamLogits: capacity must be an integer in \\[1, 64\\]; got 65"):
         BeamLogits(model, 1, 65)
+
+
+def test_beams_with_xtc_of_every_token_go_on(tiny_file):
+    truncated = {"top_k": 5, "xtc_probability": 1.0, "xtc_threshold": 0.0}
+    params = ds.SamplingParams(num_beams=2, max_new_tokens=3, seed=1, ignore_eos=True, **truncated)
+    assert ds.generate(ds.load(tiny_file()), [[1, 2]], params)[0].finish_reason == "length"

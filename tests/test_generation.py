@@ -245,7 +245,7 @@ def test_refuses_params_that_do_not_fit(tiny_file):
         ds.generate(ds.load(tiny_file()), [[1], [2]], [SamplingParams()])
 
 
-@pytest.mark.parametrize("params", ["x", [None], {"top_k": 3}])
+@pytest.mark.parametrize("params", ["x", 0, 5, [None], {"top_k": 3}])
 def test_refuses_what_is_no_params(tiny_file, params):
     with pytest.raises(ValueError, match="^generate: params must be a SamplingParams, or one for each prompt; got"):
         ds.generate(ds.load(tiny_file()), [[1]], params)

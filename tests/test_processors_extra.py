@@ -139,3 +139,9 @@ def test_ids_past_the_vocabulary_are_refused():
     for processor in (ds.LogitBiasLogitsProcessor({3: 1.0}), ds.AllowedTokenIdsLogitsProcessor([3])):
         with pytest.raises(ValueError, match="below 3"):
             processor(np.zeros((1, 1), np.int64), np.zeros((1, 3)))
+
+
+def test_xtc_counts_no_dropped_token_as_likely():
+    scores = np.array([[3.0, 2.0, -np.inf, 1.0, -np.inf]])
+    got = ds.XTCLogitsWarper(1.0, 0.0)(np.array([[1]]), scores)
+    assert got.tolist() == [[-np.inf, -np.inf, -np.inf, 1.0, -np.inf]]

@@ -420,3 +420,11 @@ def test_a_row_without_a_seed_draws_one_when_it_is_added():
     assert [again.step(logits).tokens.tolist() for _ in range(4)] == drawn
     with pytest.raises(ValueError, match="^Sampler: params must be of one sample"):
         sampler.add(SamplingParams(num_return_sequences=2))
+
+
+@pytest.mark.parametrize("name", ["suppress_tokens", "begin_suppress_tokens", "forced_eos_token_id", "allowed_token_ids"])
+def test_ids_may_be_named_more_often_than_there_are_tokens(name):
+    params = SamplingParams(**{name: [1] * 5}, max_new_tokens=1, seed=0)
+    sampler = Sampler(params, vocab_size=3, prompt_ids=[[0]])
+    drawn = sampler.step(np.zeros((1, 3), np.float32)).tokens[0]
+    assert (drawn == 1) == (name in ("forced_eos_token_id", "allowed_token_ids"))

@@ -18,7 +18,9 @@ import uvicorn
 import decodestep as ds
 import processes
 from decodestep.serving import event_stream
+from decodestep.serving.errors import HttpError
 from decodestep.serving.http import Server
+from decodestep.serving.requests import completion_job
 from decodestep.stopping.byte_alphabet import BYTE_OF
 
 TEMPLATE = "{% for m in messages %}{{ m.role }}:{{ m.content }};{% endfor %}assistant:"
@@ -427,3 +429,15 @@ def test_requests_that_come_while_it_stops_get_503(tiny_file):
         late.close()
         process.communicate(timeout=30)
     assert got.startswith(b"HTTP/1.1 503") and process.returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("ngram_len", 10**6), ("keys", [1] * 1000), ("sampling_table_size", 2**31 - 1), ("context_history_size", 2**31 - 1)],
+)
+def test_a_watermark_of_any_size_is_refused(tiny_file, name, value):
+    model = ds.load(tiny_file())
+    config = {"ngram_len": 5, "keys": [1, 2], "sampling_table_size": 64, "sampling_table_seed": 0, "context_history_size": 8}
+    completion_job(model, {"prompt": [1, 2], "watermarking_config": config}, 16)
+    with pytest.raises(HttpError, match=f"such that {name} is at most"):
+        completion_job(model, {"prompt": [1, 2], "watermarking_config": {**config, name: value}}, 16)

@@ -219,3 +219,12 @@ def test_streams_of_several_tasks_do_not_touch_each_other(model):
         return ["".join(pieces) for pieces in await asyncio.gather(*map(read, streams))]
 
     assert asyncio.run(main()) == alone
+
+
+@pytest.mark.parametrize("kind", [StopIteration, StopAsyncIteration])
+def test_a_processor_that_raises_stop_iteration_is_no_end_of_the_stream(tiny_file, kind):
+    def fail(ids, scores):
+        raise kind
+
+    with pytest.raises(RuntimeError, match="a processor raised"):
+        list(ds.stream(ds.load(tiny_file()), [1, 2], processors=[fail]))

@@ -33,17 +33,37 @@ def main(argv: Sequence[str] | None = None) -> int:
     An error is one line on stderr; `--traceback` anywhere among the arguments also prints where it was raised.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
+    _open_streams()
     try:
-        return _run(arguments)
+        try:
+            return _run(arguments)
+        finally:
+            sys.stdout.flush()  # so that what it raises is told here, and not by Python when it exits
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains again when it exits
+        _drop_output()
         return 1
     except (Exception, KeyboardInterrupt) as error:
         if _TRACEBACK in arguments:
             traceback.print_exc()
         code, reason = _failure(error)
         print(f"decodestep: {reason}", file=sys.stderr)
+        try:
+            sys.stdout.flush()
+        except OSError:
+            _drop_output()
         return code
+
+
+def _open_streams() -> None:
+    """A process may be started with its standard streams closed: it then reads nothing, and writes nowhere."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115, which stays open as they do
+
+
+def _drop_output() -> None:
+    """What has not been written to stdout, and cannot be, is let go: or Python complains again when it exits."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _failure(error: BaseException) -> tuple[int, str]:

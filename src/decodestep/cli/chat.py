@@ -13,6 +13,7 @@ from decodestep._base.checks import RequestError, refuse
 from decodestep.cli.cancelled import Cancelled
 from decodestep.cli.options import add_model, add_params, load, params_of
 from decodestep.generation.generate import generate
+from decodestep.generation.prompts import prompt_ids
 from decodestep.models import Model, ModelError
 from decodestep.sampling.params import SamplingParams
 
@@ -83,7 +84,7 @@ class _Chat:
         self._system = [] if system is None else [{"role": "system", "content": system}]
         self.messages = list(self._system)
         # A template that is missing, or refuses a system message, is an error now and not at the first message.
-        model.chat_ids([*self.messages, {"role": "user", "content": "Hello"}])
+        prompt_ids(model, [*self.messages, {"role": "user", "content": "Hello"}])
 
     def take(self, line: str) -> bool:
         """Carries out a command, or answers a message; False if the line ends the conversation."""

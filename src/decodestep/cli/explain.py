@@ -84,10 +84,10 @@ def _other(options: argparse.Namespace) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="--compare", add_help=False, exit_on_error=False)
     add_params(parser)
     add_ban(parser)
-    words = shlex.split(options.compare)
     try:
+        words = shlex.split(options.compare)
         found, unknown = parser.parse_known_args(words, argparse.Namespace(**vars(options)))
-    except argparse.ArgumentError as error:
+    except (argparse.ArgumentError, ValueError) as error:  # ValueError: a quotation that does not end
         refuse("explain", "compare", "options of sampling", str(error))
     require(not unknown and bool(words), "explain", "compare", "options of sampling", options.compare)
     return found

@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from decodestep._base import dispatch
+from decodestep._base.checks import require
 from decodestep.cli.cancelled import Cancelled
 from decodestep.cli.options import add_ban, add_model, add_params, add_prompt, load, params_of, prompt_of, with_bans
 from decodestep.generation.completion import Completion
@@ -43,7 +44,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     clock = _Clock()
-    params = params_of(options)
+    params, shown = params_of(options), options.show_alternatives
+    require(shown is None or shown >= 1, "generate", "show_alternatives", "an integer >= 1", shown)
     prompt = prompt_of(options)
     model = load(options)
     params = with_bans(params, options, model)

@@ -88,8 +88,14 @@ def with_bans(params: SamplingParams, options: argparse.Namespace, model: Model)
     """The params with the tokens of each --ban among bad_words_ids."""
     for text in options.ban:
         require(bool(text), options.verb, "ban", "a text", repr(text))
+        require(_is_text(text), options.verb, "ban", "text that UTF-8 can hold", ascii(text))
     banned = {tuple(model.tokenizer.encode(form)) for text in options.ban for form in (text, f" {text}")}
     return replace(params, bad_words_ids=(*params.bad_words_ids, *sorted(banned))) if banned else params
+
+
+def _is_text(text: str) -> bool:
+    """Whether UTF-8 can hold it: what a command line holds beside UTF-8 comes as lone surrogates."""
+    return not any("\ud800" <= character <= "\udfff" for character in text)
 
 
 def load(options: argparse.Namespace) -> Model:
@@ -105,7 +111,12 @@ def load(options: argparse.Namespace) -> Model:
 
 
 def _text_of(path: str | None) -> str | None:
-    return None if path is None else Path(path).read_text(encoding="utf-8")
+    if path is None:
+        return None
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        refuse("decodestep", path, "a file of UTF-8", f"{error.reason} at byte {error.start}")
 
 
 def params_of(options: argparse.Namespace) -> SamplingParams:
@@ -124,6 +135,8 @@ def params_of(options: argparse.Namespace) -> SamplingParams:
 
 def prompt_of(options: argparse.Namespace) -> Prompt:
     """The prompt as `generate` takes it: a conversation, or with --raw the text itself."""
+    if options.prompt == "-" and hasattr(sys.stdin, "reconfigure"):
+        sys.stdin.reconfigure(errors="surrogateescape")  # as in arguments: what is not UTF-8 is refused as a prompt
     text: str = sys.stdin.read() if options.prompt == "-" else options.prompt
     if not text.strip() and not (options.raw and text):
         refuse(options.verb, "prompt", "at least one token long", "an empty prompt")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
@@ -76,6 +77,7 @@ def run(options: argparse.Namespace) -> int:
         found = None
         design = Design(join="none") if options.published else Design()
         shown = timeline(mla_prolog_schedule(plan, design, group=options.group), cost)
+    require(math.isfinite(shown.makespan * 1e6), "schedule", "cost", "such that the schedule takes a finite time", options.cost)
     facts = _facts(shown, found, options.audit)
     for name in options.out:
         Path(name).write_text(_DRAWN[Path(name).suffix](shown), encoding="utf-8")

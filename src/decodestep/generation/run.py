@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from decodestep._base.checks import require
 from decodestep._base.dispatch import use_threads
@@ -115,7 +115,8 @@ class Run:
 
 
 def _params_of_each(params: SamplingParams | Sequence[SamplingParams] | None, rows: int) -> list[SamplingParams]:
-    each = [params or SamplingParams()] * rows if isinstance(params, SamplingParams | None) else list(params)
+    given: Any = params  # of any type, from users
+    each = list(given) if isinstance(given, Iterable) else [SamplingParams() if given is None else given] * rows
     ok = all(isinstance(row, SamplingParams) for row in each)
     require(ok, _OP, "params", "a SamplingParams, or one for each prompt", params)
     require(len(each) == rows, _OP, "params", f"one or {rows}", f"{len(each)}")

@@ -133,8 +133,10 @@ class CompletionStream:
         except BaseException:
             self._finish()
             raise
-        if self._finish() and self._completion and self._completion.error:
-            raise self._completion.error
+        if self._finish() and self._completion and (error := self._completion.error):
+            if isinstance(error, (StopIteration, StopAsyncIteration)):  # it would be taken for the end of the stream
+                raise RuntimeError(f"stream: a processor raised {type(error).__name__}") from error
+            raise error
         return None
 
     def _finish(self) -> bool:

@@ -141,7 +141,7 @@ class TopNSigmaLogitsWarper(LogitsProcessor):
 class XTCLogitsWarper(LogitsProcessor):
     """Exclude top choices: with a probability, drops all likely tokens but the least likely of them.
 
-        p = softmax(s);  likely = the tokens where p >= threshold
+        p = softmax(s);  likely = the tokens above -inf where p >= threshold
         where uniform(seed, position, XTC_COIN) < probability and there are 2 or more likely tokens:
             drop all of them but the one with the lowest score
 
@@ -178,7 +178,7 @@ class XTCLogitsWarper(LogitsProcessor):
         positions = np.broadcast_to(input_ids.shape[-1] - np.asarray(self.padding), (scores.shape[0],))
         heads = random.uniform(np.asarray(self.seed), positions, random.XTC_COIN) < self.probability
         p = softmax(xp, scores)
-        above = p >= constant(xp, self.threshold, p)
+        above = (p >= constant(xp, self.threshold, p)) & (scores > -math.inf)
         lowest = xp.min(xp.where(above, scores, constant(xp, math.inf, scores)), axis=-1, keepdims=True)
         level = above & (scores == lowest)
         spared = level & (xp.cumulative_sum(level, axis=-1, dtype=xp.int64) == xp.count_nonzero(level, axis=-1, keepdims=True))

@@ -176,7 +176,7 @@ def suppress_tokens_at_begin(processor: p.SuppressTokensAtBeginLogitsProcessor, 
 
 @rule(p.AllowedTokenIdsLogitsProcessor, "mask")
 def allowed_token_ids(processor: p.AllowedTokenIdsLogitsProcessor, vocab: int) -> Part:
-    return (s.Allow(as_ids(processor.allowed_token_ids)),)
+    return (s.Allow(as_ids(dict.fromkeys(processor.allowed_token_ids))),)
 
 
 # Forced tokens.
@@ -189,7 +189,8 @@ def forced_bos(processor: p.ForcedBOSTokenLogitsProcessor, vocab: int) -> Part:
 
 @rule(p.ForcedEOSTokenLogitsProcessor, "force")
 def forced_eos(processor: p.ForcedEOSTokenLogitsProcessor, vocab: int) -> Part:
-    return _while(processor.max_length - 1, processor.max_length, (s.Force(as_ids(processor.eos_token_id)),))
+    ends = as_ids(dict.fromkeys(processor.eos_token_id))
+    return _while(processor.max_length - 1, processor.max_length, (s.Force(ends),))
 
 
 # Temperature, filters, normalisation: they depend on the scores alone.
@@ -255,7 +256,7 @@ def normalisation(processor: p.LogitNormalization, vocab: int) -> Part:
 
 def _ban(ids: Iterable[int], vocab: int) -> tuple[Step, ...]:
     """A ban of those ids that are in the vocabulary; nothing where there are none."""
-    inside = as_ids(ids)
+    inside = as_ids(dict.fromkeys(ids))  # a step has at most one of each
     inside = inside[(inside >= 0) & (inside < vocab)]
     return (s.Ban(inside),) if inside.size else ()
 

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 _MOST_LOGPROBS = 100  # most likely tokens that are reported for each token
 _MOST_STOPS, _MOST_OF_STOPS = 256, 2**14  # stop strings, and their characters
+# Of SynthID: a token takes time and memory by each of them, and by keys times the vocabulary.
+_MOST_OF_SYNTHID = {"ngram_len": 64, "keys": 64, "sampling_table_size": 2**20, "context_history_size": 2**16}
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 # Fields that are read here; the rest is for `SamplingParams.from_openai`.
 _OURS = {"tools", "tool_choice", "parallel_tool_calls", "response_format", "chat_template_kwargs", "reasoning_effort"}
@@ -112,6 +114,11 @@ def _job(
         params = replace(params, max_new_tokens=most)
     if (params.logprobs or 0) > _MOST_LOGPROBS:
         raise refusal("logprobs", f"at most {_MOST_LOGPROBS}")
+    watermark = params.watermarking_config or {}
+    for name, largest in _MOST_OF_SYNTHID.items():
+        value = watermark.get(name)
+        if value is not None and (len(value) if name == "keys" else value) > largest:
+            raise refusal("watermarking_config", f"such that {name} is at most {largest}")
     if len(params.stop_strings) > _MOST_STOPS or sum(map(len, params.stop_strings)) > _MOST_OF_STOPS:
         raise refusal("stop", f"at most {_MOST_STOPS} texts of {_MOST_OF_STOPS} characters together")
     if changes:

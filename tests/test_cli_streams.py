@@ -1,0 +1,78 @@
+"""The command with streams that are closed, full, or not UTF-8: a line on stderr at most, and an exit code that tells."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import pytest
+
+import processes
+from decodestep import cli
+
+COMMAND = [sys.executable, "-m", "decodestep"]
+BUFFERED = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+
+
+def code_of(*arguments):
+    try:
+        return cli.main(list(arguments))
+    except SystemExit as end:
+        return end.code
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["env", "--json"], ["explain", "--top-k", "3"], ["generate", "Hi", "--json", "--max-new-tokens", "1"], ["--help"]],
+)
+@pytest.mark.parametrize("output", ["closed pipe", "full disk"])
+def test_output_that_cannot_be_written_is_one_line_at_most(arguments, output, model):
+    if output == "full disk" and not os.path.exists("/dev/full"):
+        pytest.skip("no /dev/full")
+    reading, writing = os.pipe()
+    os.close(reading)
+    where = writing if output == "closed pipe" else os.open("/dev/full", os.O_WRONLY)
+    run = processes.run([*COMMAND, *arguments], stdout=where, env=BUFFERED)
+    os.close(where)
+    assert run.returncode == 1
+    assert "ignored" not in run.stderr and len(run.stderr.splitlines()) == (output == "full disk")
+
+
+@pytest.mark.parametrize(
+    ("shell", "code"), [("generate - <&-", 2), ("chat <&-", 0), ("generate Hi --greedy --max-new-tokens 1 >&-", 0)]
+)
+def test_closed_streams_are_empty(shell, code, model):
+    run = processes.run(["sh", "-c", f"{sys.executable} -m decodestep {shell}"])
+    assert run.returncode == code and "internal error" not in run.stderr
+
+
+@pytest.mark.parametrize("option", ["--json-schema", "--grammar"])
+def test_a_file_that_is_not_utf_8_is_refused(option, tmp_path, capsys):
+    file = tmp_path / "file"
+    file.write_bytes(b"\xff{")
+    assert code_of("generate", "Hi", option, str(file)) == 2
+    assert capsys.readouterr().err.endswith("must be a file of UTF-8; got invalid start byte at byte 0\n")
+
+
+def test_a_piped_prompt_that_is_not_utf_8_is_refused(model, tmp_path):
+    (tmp_path / "prompt").write_bytes(b"a\xff")
+    with (tmp_path / "prompt").open() as prompt:
+        run = processes.run([*COMMAND, "generate", "-"], stdin=prompt, env={**os.environ, "PYTHONIOENCODING": "utf-8:strict"})
+    assert run.returncode == 2 and "text that UTF-8 can hold" in run.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["generate", "Hi", "--ban", "\udcff"],
+        ["explain", "Hi", "--html", "x.html", "--compare", '"'],
+        ["generate", "Hi", "--show-alternatives", "0"],
+        ["generate", "Hi", "--show-alternatives", "-1"],
+        ["chat", "--system", "\udcff"],
+        ["schedule", "--tokens", "1", "--heads", "1", "--cost", "hbm_bytes=1e-300", "--json"],
+    ],
+)
+def test_what_is_wrong_is_refused_and_no_internal_error(arguments, model, capsys):
+    assert code_of(*arguments) == 2
+    printed = capsys.readouterr()
+    assert printed.out == "" and "internal error" not in printed.err
