@@ -49,37 +49,38 @@ class IntegerTiles {
             _tile_loadd(5, even.w, kRowBytes);
             _tile_zero(0);
             _tile_dpbssd(0, 4, 5);
-            if (i > 0) _tile_stored(1, product(i - 2).sums[1], kRowBytes / 2);
-            _tile_loadd(6, even.w + kRowBytes / 2, kRowBytes);
+            if (i > 0) _tile_stored(1, product(i - 2).sums[1], kTileRow);
+            _tile_loadd(6, even.w + kTileRow, kRowBytes);
             _tile_zero(1);
             _tile_dpbssd(1, 4, 6);
-            if (i > 0) _tile_stored(2, product(i - 1).sums[0], kRowBytes / 2);
+            if (i > 0) _tile_stored(2, product(i - 1).sums[0], kTileRow);
             if (i + 1 == count) break;
             const Product odd = product(i + 1);
             load_tokens(odd, stride);
             _tile_loadd(5, odd.w, kRowBytes);
             _tile_zero(2);
             _tile_dpbssd(2, 4, 5);
-            if (i > 0) _tile_stored(3, product(i - 1).sums[1], kRowBytes / 2);
-            _tile_loadd(6, odd.w + kRowBytes / 2, kRowBytes);
+            if (i > 0) _tile_stored(3, product(i - 1).sums[1], kTileRow);
+            _tile_loadd(6, odd.w + kTileRow, kRowBytes);
             _tile_zero(3);
             _tile_dpbssd(3, 4, 6);
-            _tile_stored(0, even.sums[0], kRowBytes / 2);
+            _tile_stored(0, even.sums[0], kTileRow);
         }
         const auto last = product(count - 1).sums;
         if (count % 2 == 0) {
-            _tile_stored(1, product(count - 2).sums[1], kRowBytes / 2);
-            _tile_stored(2, last[0], kRowBytes / 2);
-            _tile_stored(3, last[1], kRowBytes / 2);
+            _tile_stored(1, product(count - 2).sums[1], kTileRow);
+            _tile_stored(2, last[0], kTileRow);
+            _tile_stored(3, last[1], kTileRow);
         } else {
-            if (count > 1) _tile_stored(3, product(count - 2).sums[1], kRowBytes / 2);
-            _tile_stored(0, last[0], kRowBytes / 2);
-            _tile_stored(1, last[1], kRowBytes / 2);
+            if (count > 1) _tile_stored(3, product(count - 2).sums[1], kTileRow);
+            _tile_stored(0, last[0], kTileRow);
+            _tile_stored(1, last[1], kTileRow);
         }
     }
 
   private:
-    static constexpr size_t kRowBytes = 128;  // of four inputs of all outputs; half of it is a row of a tile
+    static constexpr size_t kTileRow = 64;             // bytes of a row of a tile: of sixteen outputs
+    static constexpr size_t kRowBytes = 2 * kTileRow;  // of four inputs of all outputs
 
     // What the compiler may keep in registers is written: gcc before 14 does not see that the instructions read it.
     static DECODESTEP_INLINE void write_memory() { asm volatile("" ::: "memory"); }

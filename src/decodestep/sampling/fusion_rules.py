@@ -126,7 +126,7 @@ def presence_frequency_penalty(processor: p.PresenceFrequencyPenaltyLogitsProces
 
 @rule(p.ExponentialDecayLengthPenalty, "patch")
 def exponential_decay(processor: p.ExponentialDecayLengthPenalty, vocab: int) -> Part:
-    ends, start = as_ids(dict.fromkeys(processor.eos_token_id)), processor.regulation_start
+    ends, start = _distinct(processor.eos_token_id), processor.regulation_start
     return lambda history: (s.Lift(ends, processor.growth(len(history) - start) - 1),) if len(history) > start else ()
 
 
@@ -176,7 +176,7 @@ def suppress_tokens_at_begin(processor: p.SuppressTokensAtBeginLogitsProcessor, 
 
 @rule(p.AllowedTokenIdsLogitsProcessor, "mask")
 def allowed_token_ids(processor: p.AllowedTokenIdsLogitsProcessor, vocab: int) -> Part:
-    return (s.Allow(as_ids(dict.fromkeys(processor.allowed_token_ids))),)
+    return (s.Allow(_distinct(processor.allowed_token_ids)),)
 
 
 # Forced tokens.
@@ -189,7 +189,7 @@ def forced_bos(processor: p.ForcedBOSTokenLogitsProcessor, vocab: int) -> Part:
 
 @rule(p.ForcedEOSTokenLogitsProcessor, "force")
 def forced_eos(processor: p.ForcedEOSTokenLogitsProcessor, vocab: int) -> Part:
-    ends = as_ids(dict.fromkeys(processor.eos_token_id))
+    ends = _distinct(processor.eos_token_id)
     return _while(processor.max_length - 1, processor.max_length, (s.Force(ends),))
 
 
@@ -254,9 +254,14 @@ def normalisation(processor: p.LogitNormalization, vocab: int) -> Part:
 # What several rules share.
 
 
+def _distinct(ids: Iterable[int]) -> np.ndarray:
+    """Each id once, in their order: a step has at most one of each."""
+    return as_ids(dict.fromkeys(ids))
+
+
 def _ban(ids: Iterable[int], vocab: int) -> tuple[Step, ...]:
     """A ban of those ids that are in the vocabulary; nothing where there are none."""
-    inside = as_ids(dict.fromkeys(ids))  # a step has at most one of each
+    inside = _distinct(ids)
     inside = inside[(inside >= 0) & (inside < vocab)]
     return (s.Ban(inside),) if inside.size else ()
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from decodestep.sampling.constraint import LANGUAGES
 from decodestep.serving.engine import MOST_COMPILING
 from decodestep.serving.errors import HttpError, http_error, refusal
-from decodestep.serving.responses import Choice, Envelope, usage
+from decodestep.serving.responses import Choice, Envelope, json_bytes, usage
 
 if TYPE_CHECKING:
     from decodestep.serving.engine import Engine, Gain, Ticket
@@ -149,4 +149,4 @@ class Answer:
 
 
 def _event(data: dict[str, Any]) -> bytes:
-    return b"data: " + json.dumps(data, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace") + b"\n\n"
+    return b"data: " + json_bytes(data) + b"\n\n"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-import json
 import logging
 import time
 from collections.abc import Awaitable, Callable, Sequence
@@ -28,6 +27,7 @@ from decodestep.serving.errors import HttpError, http_error, refusal
 from decodestep.serving.event_stream import EventStream, until_left
 from decodestep.serving.metrics import CONTENT_TYPE, Metrics
 from decodestep.serving.requests import chat_job, completion_job, most_characters, parsed, require_short
+from decodestep.serving.responses import json_bytes
 
 if TYPE_CHECKING:
     from decodestep.models import Model
@@ -43,10 +43,8 @@ _LOG = logging.getLogger("decodestep.serving")
 
 
 class _Json(JSONResponse):
-    """JSON in which half of a surrogate pair, that a client or a model has written, is a question mark."""
-
     def render(self, content: Any) -> bytes:
-        return json.dumps(content, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode("utf-8", "replace")
+        return json_bytes(content, allow_nan=False)
 
 
 class Server:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import codecs
+import json
 import secrets
 import time
 from collections.abc import Sequence
@@ -152,6 +153,12 @@ class Envelope:
 
 def usage(prompt: int, completion: int) -> dict[str, int]:
     return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+
+
+def json_bytes(data: Any, *, allow_nan: bool = True) -> bytes:
+    """JSON in UTF-8, in which half of a surrogate pair, that a client or a model has written, is a question mark."""
+    text = json.dumps(data, ensure_ascii=False, allow_nan=allow_nan, separators=(",", ":"))
+    return text.encode("utf-8", "replace")
 
 
 def _finite(value: float) -> float:
