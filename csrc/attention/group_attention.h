@@ -25,10 +25,13 @@ namespace decodestep::DECODESTEP_ISA {
 // Tiles of accumulators: of scores, queries times pages; of values, queries times vectors of columns. Where registers
 // are few, larger ones of the values would be kept in memory in part.
 constexpr bool kManyRegisters = kVectorRegisters >= 32;
-constexpr size_t kMaxQueries = kManyRegisters ? 12 : 6, kMostPages = 2;
+constexpr size_t kMaxQueries = kManyRegisters ? 12 : 6, kMostPages = 4;
 template <class Cache>
 constexpr size_t kValueQueries = kManyRegisters ? 6 : Cache::kFewQueries;
-constexpr size_t score_pages(size_t queries) { return kManyRegisters || queries <= 2 ? kMostPages : 1; }
+constexpr size_t score_pages(size_t queries) {
+    if (kManyRegisters) return queries <= 5 ? kMostPages : 2;
+    return queries <= 2 ? 2 : 1;
+}
 constexpr size_t value_columns(size_t queries) { return kManyRegisters || queries == 1 ? 4 : 2; }
 
 constexpr size_t kPrefetchPages = 4;  // how far ahead pages are prefetched
@@ -94,7 +97,7 @@ void scores_of(const Queries<Cache>& q, const PageSequence<Cache>& order, float 
     for (size_t i = 0; i < order.count(); i += P) {
         const uint8_t *keys[P], *prefetch_keys[P];
         f32x16 acc[R][P];
-#pragma GCC unroll 2
+#pragma GCC unroll 4
         for (size_t p = 0; p < P; ++p) {
             keys[p] = order.keys_at(i + p);  // past the end: the last page, whose scores are not stored
             prefetch_keys[p] = order.at(i + p + kPrefetchPages);
@@ -102,24 +105,24 @@ void scores_of(const Queries<Cache>& q, const PageSequence<Cache>& order, float 
             for (size_t r = 0; r < R; ++r) acc[r][p] = broadcast(0.0f);
         }
         for (size_t d = 0; d < width; d += Cache::kGroup) {
-#pragma GCC unroll 2
+#pragma GCC unroll 4
             for (size_t p = 0; p < P; ++p) prefetch(Cache::key_at(prefetch_keys[p], d));
             each_step<Cache>([&]<int step>() DECODESTEP_INLINE_LAMBDA {
                 // Query by query: with the factors of all of them beside the sums, sums would be kept in memory.
                 decltype(Cache::template key<step>(keys[0], d)) key[P];
-#pragma GCC unroll 2
+#pragma GCC unroll 4
                 for (size_t p = 0; p < P; ++p) key[p] = Cache::template key<step>(keys[p], d);
 #pragma GCC unroll 12
                 for (size_t r = 0; r < R; ++r) {
                     const auto factor = Cache::template factor<step>(q.query[r] + d);
-#pragma GCC unroll 2
+#pragma GCC unroll 4
                     for (size_t p = 0; p < P; ++p) acc[r][p] = Cache::add(acc[r][p], factor, key[p]);
                 }
             });
         }
 #pragma GCC unroll 12
         for (size_t r = 0; r < R; ++r)
-#pragma GCC unroll 2
+#pragma GCC unroll 4
             for (size_t p = 0; p < P; ++p)
                 if (i + p < order.count()) store(scores[r] + (i + p) * kPagePositions, acc[r][p] * broadcast(scale));
     }
@@ -131,6 +134,11 @@ struct Seen {
 
     bool sees(size_t j) const { return j >= first && j < end; }
     Mask lanes(size_t j) const { return below(end, j) & ~below(first, j); }
+    // The vectors that are seen as a whole; empty where there are none.
+    Seen whole_vectors() const {
+        const size_t from = (first + kLanes - 1) / kLanes * kLanes, to = end / kLanes * kLanes;
+        return {std::min(from, to), to};
+    }
 
   private:
     // Of the sixteen positions from j on those below `bound`.
@@ -146,11 +154,18 @@ void weights_of(float* scores, Seen seen, size_t count, typename Cache::Factor* 
     state.maximum() = largest(scores, seen.end);
     const f32x16 shift = broadcast(state.maximum());
     f32x16 total = broadcast(0.0f);
-    for (size_t j = 0; j < count; j += kLanes) {
-        const f32x16 weight = select(seen.lanes(j), exp(load(scores + j) - shift));
+    const auto weigh = [&](size_t j, auto&& seen_part) DECODESTEP_INLINE_LAMBDA {
+        const f32x16 weight = seen_part(exp_below_limit(load(scores + j) - shift));
         Cache::store_factors(weights + j, weight);
         total = total + weight;
-    }
+    };
+    const auto weigh_in_part = [&](size_t j, size_t end) {
+        for (; j < end; j += kLanes) weigh(j, [&](f32x16 weight) { return select(seen.lanes(j), weight); });
+    };
+    const Seen whole = seen.whole_vectors();
+    weigh_in_part(0, whole.first);
+    for (size_t j = whole.first; j < whole.end; j += kLanes) weigh(j, [](f32x16 weight) { return weight; });
+    weigh_in_part(whole.end, count);
     state.weight_sum() = sum(total);
 }
 

@@ -7,10 +7,9 @@ namespace decodestep::DECODESTEP_ISA {
 
 constexpr float kLog2E = 1.44269504f;
 
-// e^x to about one unit in the last place, x first clamped to [-87, 88]: about 1e-38 and 1e38 at the ends. NaN stays
-// NaN.
-DECODESTEP_INLINE f32x16 exp(f32x16 x) {
-    x = min(broadcast(88.0f), max(broadcast(-87.0f), x));
+// e^x to about one unit in the last place for x <= 88, x first raised to -87: about 1e-38. NaN stays NaN.
+DECODESTEP_INLINE f32x16 exp_below_limit(f32x16 x) {
+    x = max(broadcast(-87.0f), x);
     const f32x16 n = round_even(x * broadcast(kLog2E));
     f32x16 r = fma(n, broadcast(-0.693359375f), x);  // ln 2 in two parts, the first short enough for exact products
     r = fma(n, broadcast(2.12194440e-4f), r);
@@ -19,6 +18,9 @@ DECODESTEP_INLINE f32x16 exp(f32x16 x) {
         y = fma(y, r, broadcast(c));
     return times_exp2(fma(y, r * r, r) + broadcast(1.0f), n);
 }
+
+// The same for any x, which is lowered to 88: about 1e38.
+DECODESTEP_INLINE f32x16 exp(f32x16 x) { return exp_below_limit(min(broadcast(88.0f), x)); }
 
 // 2^x within 2^-18 of it; below -126 at most 2^-126, from 128 on +inf; any value for NaN. The last bits differ between
 // targets.

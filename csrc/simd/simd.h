@@ -27,10 +27,15 @@ DECODESTEP_INLINE void store_partial(float* p, f32x16 a, size_t n) {
 
 // The largest of n values, -inf if there is none; NaN is ignored.
 DECODESTEP_INLINE float largest(const float* values, size_t n) {
-    f32x16 best = broadcast(kMinusInfinity);
+    constexpr size_t kChains = 4;  // of maxima, each of which waits for the one before
+    f32x16 best[kChains];
+    for (f32x16& chain : best) chain = broadcast(kMinusInfinity);
     size_t i = 0;
-    for (; i + kLanes <= n; i += kLanes) best = max(load(values + i), best);
-    float top = largest(best);
+    for (; i + kChains * kLanes <= n; i += kChains * kLanes)
+#pragma GCC unroll 4
+        for (size_t c = 0; c < kChains; ++c) best[c] = max(load(values + i + c * kLanes), best[c]);
+    for (; i + kLanes <= n; i += kLanes) best[0] = max(load(values + i), best[0]);
+    float top = largest(max(max(best[0], best[1]), max(best[2], best[3])));
     for (; i < n; ++i) top = values[i] > top ? values[i] : top;
     return top;
 }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from typing import Any, NoReturn, TypeGuard
 
 import numpy as np
@@ -49,6 +49,19 @@ def require_choice(op: str, arg: str, value: object, choices: Collection[Any]) -
 def is_int(value: object) -> TypeGuard[int]:
     """An integer that is not a bool: True for 3 and np.int64(3), False for True and 3.0."""
     return isinstance(value, (int, np.integer)) and not isinstance(value, (bool, np.bool_))
+
+
+def ids_below(bound: int, values: object) -> list[int] | None:
+    """The values of an iterable or an array as ints; None unless all are integers in [0, bound)."""
+    plain = values.tolist() if hasattr(values, "tolist") else values
+    if not isinstance(plain, Iterable):
+        return None
+    ids = list(plain)
+    if not {int}.issuperset(map(type, ids)):  # asked first, since it takes no loop in Python: prompts have thousands
+        if not all(map(is_int, ids)):
+            return None
+        ids = [int(i) for i in ids]
+    return ids if not ids or (min(ids) >= 0 and max(ids) < bound) else None
 
 
 def is_real(value: object) -> TypeGuard[float]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from decodestep._base.checks import RequestError, is_finite, is_int, refuse, require, require_dtype, require_shape
+from decodestep._base.checks import RequestError, ids_below, is_finite, is_int, refuse, require, require_dtype, require_shape
 from decodestep.generation.beam_group import Beam as Beam
 from decodestep.generation.beam_group import BeamGroup, BeamRules, Report, highest
 from decodestep.ops.decode_step import TokenLogprobs
@@ -185,7 +185,7 @@ def _diversified(ids: np.ndarray, scores: np.ndarray, taken: list[int], penalty:
 
 
 def _check_ids(name: str, ids: Collection[Any], vocab: int) -> None:
-    ok = all(is_int(i) and 0 <= i < vocab for i in ids)
+    ok = ids_below(vocab, ids) is not None
     require(ok, _OP, name, f"integers in [0, {vocab})", str(ids) if len(ids) < 9 else f"{len(ids)} ids")
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from decodestep._base.checks import is_int, refuse, require
+from decodestep._base.checks import ids_below, refuse, require
 
 if TYPE_CHECKING:
     from decodestep.models import Model
@@ -34,8 +34,8 @@ def prompt_ids(model: Model, prompt: Prompt) -> list[int]:
         ids = _encode(model.tokenizer.encode, prompt)
     elif items and all(isinstance(item, Mapping) for item in items):
         ids = _encode(model.chat_ids, items)
-    elif all(is_int(i) and 0 <= i < vocab for i in items):
-        ids = [int(i) for i in items]
+    elif (found := ids_below(vocab, items)) is not None:
+        ids = found
     else:
         refuse(_OP, "prompt", f"text, messages or token ids in [0, {vocab})", prompt)
     require(len(ids) > 0, _OP, "prompt", "at least one token long", "an empty prompt")

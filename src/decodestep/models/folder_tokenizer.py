@@ -10,7 +10,7 @@ from typing import Any
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as Engine
 
-from decodestep._base.checks import is_int
+from decodestep._base.checks import ids_below
 from decodestep.models import tiktoken_file
 from decodestep.models.errors import ModelError
 from decodestep.models.json_file import parse_object
@@ -154,8 +154,8 @@ def _kinds(data: dict[str, Any]) -> set[str]:
 def _ends(folder: ModelFolder, eos: int | None, vocab_size: int) -> frozenset[int]:
     for name, data in (("generation_config.json", folder.generation_config), ("config.json", folder.config)):
         found = data.get("eos_token_id")
-        ids = found if isinstance(found, list) else [] if found is None else [found]
-        if not all(is_int(i) and 0 <= i < vocab_size for i in ids):
+        ids = ids_below(vocab_size, found if isinstance(found, list) else [] if found is None else [found])
+        if ids is None:
             raise ModelError(f"{folder.path}: {name}: eos_token_id must be ids in [0, {vocab_size})")
         if ids:
             return frozenset(ids)

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from decodestep._base.checks import is_int, refuse, require
+from decodestep._base.checks import ids_below, refuse, require
 from decodestep.models.decoder import Decoder
 from decodestep.models.page_pool import LOCK, PagePool
 from decodestep.models.sequence import CachedSequence
@@ -41,8 +41,8 @@ def _checked(decoder: Decoder, pool: PagePool, sequence: CachedSequence, ids: Se
     vocab, context = decoder.config.vocab_size, decoder.config.context
     ok = isinstance(sequence, CachedSequence) and sequence._pool is pool
     require(ok, _OP, "batch", "of sequences of this model", sequence)
-    tokens: list[int] = ids.tolist() if isinstance(ids, np.ndarray) else list(ids)
-    if not tokens or not all(is_int(token) and 0 <= token < vocab for token in tokens):
+    tokens = ids_below(vocab, ids)
+    if not tokens:
         refuse(_OP, "batch", f"of one or more token ids in [0, {vocab}) for each sequence", ids)
     length = len(sequence) + len(tokens)
     require(length <= context, _OP, "batch", f"of sequences no longer than the context of {context} tokens", f"{length}")

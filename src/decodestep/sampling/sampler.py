@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -11,7 +11,7 @@ import numpy as np
 
 from decodestep._base import arrays, devices
 from decodestep._base.arrays import Array, ArrayT
-from decodestep._base.checks import is_int, refuse, require, require_choice
+from decodestep._base.checks import ids_below, is_int, refuse, require, require_choice
 from decodestep.ops.decode_step import TokenLogprobs, decode_step, reference
 from decodestep.ops.decode_step.rows import ENDS, NativeRow, new_row, step_rows
 from decodestep.sampling import device_step
@@ -375,11 +375,10 @@ class Sampler:
 
     def _ids(self, name: str, ids: Any) -> list[int]:
         """Token ids as a list of ints; ValueError for what is not an iterable of ids in the vocabulary."""
-        plain = ids.tolist() if hasattr(ids, "tolist") else ids
-        column: list[Any] = list(plain) if isinstance(plain, Iterable) else [None]
-        if not all(is_int(i) and 0 <= i < self.vocab_size for i in column):
-            refuse(_OP, name, f"token ids in [0, {self.vocab_size})", plain)
-        return [int(i) for i in column]
+        found = ids_below(self.vocab_size, ids)
+        if found is None:
+            refuse(_OP, name, f"token ids in [0, {self.vocab_size})", ids.tolist() if hasattr(ids, "tolist") else ids)
+        return found
 
 
 def _speller(token_bytes: Callable[[int], bytes]) -> Callable[[int], str]:

@@ -20,6 +20,7 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
+from decodestep._base.checks import ids_below
 from decodestep.generation.prompts import prompt_ids
 from decodestep.serving.answer import Answer
 from decodestep.serving.engine import Engine, Gain, Ticket
@@ -220,7 +221,7 @@ class Server:
     async def _detokenize(self, request: Request) -> Response:
         body = await self._body(request)
         ids, vocab = body.get("tokens"), self.model.config.vocab_size
-        if not isinstance(ids, list) or len(ids) > _MOST_IDS or not all(type(i) is int and 0 <= i < vocab for i in ids):
+        if not isinstance(ids, list) or len(ids) > _MOST_IDS or ids_below(vocab, ids) is None:
             raise refusal("tokens", f"at most {_MOST_IDS} token ids in [0, {vocab})")
         return await self._aside(_detokenized, self.model, ids)
 
