@@ -7,11 +7,11 @@ from typing import Any
 
 Rows = Sequence[Mapping[str, Any]]
 
-_HOW = """The models run on {} threads, the sampler on one, the operators as their tables say. Times are medians of rounds in
-which everybody takes turns; a ratio is how many times as long as ours a call takes, with its quartiles; the floor is what
-memory alone needs."""
-_ACCURACY = """Against transformers in float32 on the same file, over 1000 positions of program text: the Kullback-Leibler
-divergence, and how often the likeliest token is the same."""
+_HOW = """The models run on {} threads, the sampler on one, the operators on the number in their tables. Every round times each call once;
+times are medians over the rounds. A ratio is a call's time divided by ours in the same round, as median and quartiles. The
+floor is the time that reading the data from memory takes."""
+_ACCURACY = """Compared with transformers in float32 on the same file, over 1000 positions of source code: the Kullback-Leibler
+divergence, and how often the most likely token is the same."""
 _UNSTEADY = 1.6
 _STEPS = 8  # tokens in one timed call of decoding, as in bench_generate
 
@@ -35,7 +35,7 @@ def by_case(rows: Rows) -> dict[str, list[Mapping[str, Any]]]:
 
 
 def best_peer(rows: Rows) -> Mapping[str, Any] | None:
-    """The fastest row that is not ours; a part of a peer's work ("apply only") is no peer."""
+    """The fastest row that is not ours; rows that time only a part of a peer's work ("apply only") do not count."""
     peers = [row for row in rows if not is_ours(row, rows[0]) and "only" not in row["name"]]
     return min(peers, key=lambda row: row["seconds"], default=None)
 
@@ -50,10 +50,10 @@ def report(
 ) -> str:
     lines = [f"# {facts['processor']}", "", "Written by `make bench-report`; [how it is measured](../benchmarks.md).", ""]
     lines += ["| | |", "|---|---|", *(f"| {name} | {text} |" for name, text in facts.items())]
-    lines += ["", _HOW.format(threads), "", "## In short", ""]
+    lines += ["", _HOW.format(threads), "", "## Summary", ""]
     lines += _summary(results)
     if accuracy:
-        lines += ["", "## Accuracy beside speed", "", _ACCURACY, "", "| weights | who | |", "|---|---|---|"]
+        lines += ["", "## Accuracy", "", _ACCURACY, "", "| weights | who | |", "|---|---|---|"]
         for kind, line in accuracy:
             name, _, rest = line.partition(" KL ")
             lines.append(f"| {kind} | {name.strip()} | KL {rest.strip()} |")
@@ -67,12 +67,12 @@ def report(
                 above = "" if row["over_floor"] is None else f"{row['over_floor']:.1f}"
                 spread = f"{row['ratio_low']:.2f} to {row['ratio_high']:.2f}"
                 lines.append(f"| {row['name']} | {time(row['seconds'])} | {row['ratio']:.2f} | {spread} | {above} |")
-    lines += ["", "## Left out", "", *(f"- {line}" for line in left_out)] if left_out else []
+    lines += ["", "## Not measured", "", *(f"- {line}" for line in left_out)] if left_out else []
     return "\n".join(lines) + "\n"
 
 
 def _summary(results: Mapping[str, Rows]) -> list[str]:
-    lines = ["| | case | ours | the best peer | ours is |", "|---|---|---|---|---|"]
+    lines = ["| | case | ours | fastest peer | speedup |", "|---|---|---|---|---|"]
     for name, rows in results.items():
         for case, entries in by_case(rows).items():
             peer = best_peer(entries)
@@ -83,19 +83,19 @@ def _summary(results: Mapping[str, Rows]) -> list[str]:
 
 
 def _faster(peer: Mapping[str, Any]) -> str:
-    """How ours compares with a peer; "unsteady" where the quartiles lie so far apart that something else had the machine."""
-    words = f"{peer['ratio']:.2f} times as fast" if peer["ratio"] >= 1 else f"**slower**: {peer['ratio']:.2f} times as fast"
-    return f"{words}, unsteady" if peer["ratio_high"] > _UNSTEADY * peer["ratio_low"] else words
+    """The speedup of ours over a peer; "unsteady" if the quartiles are so far apart that another process must have interfered."""
+    words = f"{peer['ratio']:.2f}×" if peer["ratio"] >= 1 else f"**{peer['ratio']:.2f}×, slower**"
+    return f"{words} (unsteady)" if peer["ratio_high"] > _UNSTEADY * peer["ratio_low"] else words
 
 
 def readme_table(facts: Mapping[str, str], threads: int, results: Mapping[str, Rows], link: str) -> str:
-    """One table: decoding and prompts of the default model by type, and the sampler; both where ours wins and where not."""
+    """One table: decode and prefill of the default model by weight type, the sampler, and each operator's worst case."""
     where = f"{facts['processor']}, {facts['instruction set']}"
-    sampler = "; a sampler's row on one" if "decode_step B=1" in results else ""
-    lines = [f"SmolLM2-135M-Instruct (Q4_1 is its default) on {threads} threads{sampler}: {where}.",
-             "The peer of each line is the fastest of those that ran; how many times as fast is a median of rounds in turns",
-             f"([everything]({link}): operators, accuracy, what was left out).", ""]
-    lines += ["| | ours | the best peer | ours is |", "|---|---|---|---|"]
+    sampler = "; the sampler on one thread" if "decode_step B=1" in results else ""
+    lines = [f"SmolLM2-135M-Instruct (Q4_1 by default) on {threads} threads{sampler}: {where}.",
+             "The speedup is over the fastest peer that ran: the median over interleaved rounds. Below 1×, the peer is faster.",
+             f"[All results]({link}): operators, accuracy, what was not measured.", ""]
+    lines += ["| | ours | fastest peer | speedup |", "|---|---|---|---|"]
     for name, rows in results.items():
         for case, entries in by_case(rows).items():
             peer, kind = best_peer(entries), name.split()[-1]
@@ -106,7 +106,7 @@ def readme_table(facts: Mapping[str, str], threads: int, results: Mapping[str, R
                 words = f"{kind + ', ' if kind != 'batch' else ''}{case.removesuffix(f', {_STEPS} steps')}"
                 ours, theirs = f"{scale:.0f} {unit}", f"{_tokens(case) / peer['seconds']:.0f} {unit}"
             elif name == "decode_step B=1" and case.split()[0] in ("greedy", "top-p", "full", "penalties"):
-                words = f"sampler, {case.split()[0]}, a row of 128256"
+                words = f"sampler, {case.split()[0]}, vocabulary of 128256"
                 ours, theirs = time(entries[0]["seconds"]), time(peer["seconds"])
             else:
                 continue
@@ -115,7 +115,7 @@ def readme_table(facts: Mapping[str, str], threads: int, results: Mapping[str, R
 
 
 def _slower(results: Mapping[str, Rows]) -> list[str]:
-    """Of every operator the case in which a peer is furthest ahead of the best of ours."""
+    """For each operator, the case in which a peer is furthest ahead of our best variant."""
     lines = []
     for name, rows in results.items():
         slower = []
@@ -131,7 +131,7 @@ def _slower(results: Mapping[str, Rows]) -> list[str]:
 
 
 def _tokens(case: str) -> int:
-    """How many tokens a timed call of bench_generate makes or reads."""
+    """The number of tokens that a timed call of bench_generate generates or prefills."""
     words = case.replace(",", "").split()
     if words[0] == "prefill":
         return int(words[1])
