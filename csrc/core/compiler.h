@@ -1,11 +1,11 @@
-// What this code asks of the compiler.
+// Compiler-specific attributes.
 #pragma once
 
 #if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__ || __SIZEOF_POINTER__ != 8
 #error "decodestep is for little-endian machines with addresses of 64 bits"
 #endif
 
-// Inlined into every caller. Kernels are built once for each instruction set from the same headers: a function that is
-// not inlined has to live in the namespace of its build, or the linker would keep one build's copy for all of them.
+// Inlined into every caller. Kernels are built once per instruction set from the same headers: a function that is not
+// inlined must live in the namespace of its build, or the linker would keep one build's copy for all of them.
 #define DECODESTEP_INLINE inline __attribute__((always_inline))
 #define DECODESTEP_INLINE_LAMBDA __attribute__((always_inline))

@@ -27,8 +27,8 @@ constexpr Tier kTiers[] = {DECODESTEP_EACH_TIER(DECODESTEP_TIER, DECODESTEP_ALL_
 #undef DECODESTEP_TIER
 
 #ifdef DECODESTEP_HAS_AVX512
-// Whether the CPU has tiles of integers and the system lets this process use them, which it is asked here: a thread's
-// tiles are saved only for processes that have asked.
+// Whether the CPU has AMX and the system permits this process to use it. Linux saves the tile registers of a thread
+// only for processes that have requested it; this requests it.
 bool has_tiles() {
 #if defined(DECODESTEP_EMULATE_AVX512)
     return true;

@@ -1,4 +1,4 @@
-// The instruction sets that the kernels are built for, and the choice among them at run time.
+// The instruction sets that kernels are built for, and the choice between them at run time.
 #pragma once
 
 #include "core/float_environment.h"
@@ -10,28 +10,28 @@ namespace decodestep {
 enum class Isa { DECODESTEP_EACH_TIER(DECODESTEP_ENUMERATOR, DECODESTEP_ALL_BUILDS) };
 #undef DECODESTEP_ENUMERATOR
 
-// The best tier that this CPU runs, or the one that the environment variable DECODESTEP_ISA names. Fixed at the first
-// call, which throws std::invalid_argument for a name that is not of a tier that this CPU runs.
+// The best tier that this CPU supports, or the one named by the environment variable DECODESTEP_ISA. Fixed by the first
+// call, which throws std::invalid_argument if DECODESTEP_ISA is not a tier that this CPU supports.
 Isa isa();
 const char* isa_name();
 
 }  // namespace decodestep
 
-// Declares a kernel in the namespace of every build, and `name(args)` to call the build chosen for this machine, in the
-// default floating-point environment. What the kernel gains by decides where it is built: each has a list of sources in
-// CMakeLists.txt. Where one kernel calls another that has more builds, it names it `decodestep::name`: else it would
-// call the build for its own tier.
+// Declares a kernel in the namespace of every build, and `name(args)`, which calls the build for this machine in the
+// default floating-point environment. The macro states which instructions the kernel benefits from and so where it is
+// built; each macro has a list of sources in CMakeLists.txt. A kernel that calls one with more builds names it
+// `decodestep::name`: otherwise it would call the build of its own tier.
 #define DECODESTEP_KERNEL(name, Args) DECODESTEP_BUILT_KERNEL(name, Args, DECODESTEP_ALL_BUILDS)
-// By vectors alone: VECTOR_SOURCES.
+// Wider vectors only: VECTOR_SOURCES.
 #define DECODESTEP_VECTOR_KERNEL(name, Args) DECODESTEP_BUILT_KERNEL(name, Args, DECODESTEP_VECTOR_BUILDS)
-// By products of bytes: BYTE_SOURCES.
+// int8 dot products: BYTE_SOURCES.
 #define DECODESTEP_BYTE_KERNEL(name, Args) DECODESTEP_BUILT_KERNEL(name, Args, DECODESTEP_BYTE_BUILDS)
-// By tiles of integers too: BYTE_SOURCES, and TILE_SOURCES, which hold what avx512_amx has of its own.
+// Also integer tiles: BYTE_SOURCES, and TILE_SOURCES for what only avx512_amx has.
 #define DECODESTEP_TILE_KERNEL(name, Args) DECODESTEP_BUILT_KERNEL(name, Args, DECODESTEP_TILE_BUILDS)
-// By products of bfloat16 or compression of bytes: BF16_SOURCES.
+// bfloat16 dot products or byte compression: BF16_SOURCES.
 #define DECODESTEP_BF16_KERNEL(name, Args) DECODESTEP_BUILT_KERNEL(name, Args, DECODESTEP_BF16_BUILDS)
-// By products of bfloat16, and nothing else that a tier with them adds: BF16_SOURCES or, where it is a part of a kernel
-// of all builds, those of that.
+// bfloat16 dot products and nothing else of the tiers that have them: BF16_SOURCES, or, for a kernel in the source of a
+// DECODESTEP_KERNEL, TIER_SOURCES.
 #define DECODESTEP_PAIR_KERNEL(name, Args) DECODESTEP_BUILT_KERNEL(name, Args, DECODESTEP_PAIR_BUILDS)
 #define DECODESTEP_ALL_PAIR_KERNEL(name, Args) DECODESTEP_BUILT_KERNEL(name, Args, DECODESTEP_ALL_PAIR_BUILDS)
 

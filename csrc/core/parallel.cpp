@@ -20,7 +20,7 @@
 namespace decodestep {
 namespace {
 
-// True on workers, and on a caller while its job runs: a job inside a job runs on one thread.
+// True on workers, and on a caller while its job runs: a job started inside a job runs on one thread.
 thread_local bool inside_job = false;
 
 // The first exception that a body throws. The others, and what a body would do after it, are dropped.
@@ -37,7 +37,7 @@ class FirstError {
         }
     }
 
-    // After every thread that may call `guard` has been waited for.
+    // To be called after all threads that may call `guard` have finished.
     void rethrow() {
         if (!caught_.exchange(false)) return;
         std::rethrow_exception(std::exchange(error_, nullptr));
@@ -48,8 +48,8 @@ class FirstError {
     std::exception_ptr error_;
 };
 
-// What one calling thread has to be done. A slot lives as long as the pool, so that a worker may look at a job that has
-// just ended; only `state_` says whether it may enter:
+// The job of one calling thread. A slot lives as long as the pool, so that a worker may look at a job that has just
+// ended; only `state_` says whether the worker may enter:
 //
 //     owner: open ───────────── work ─────────────── close ── wait until nobody is inside ── (next job)
 //     state: kOpen | 0          kOpen | inside       inside   0
@@ -123,7 +123,7 @@ class JobSlot {
 
 class Pool {
   public:
-    // False where every slot is taken: the cores are then busy, and the caller works alone.
+    // False if every slot is taken: the cores are busy then, and the caller works alone.
     bool run(size_t tasks, int threads, void (*body)(void*, size_t), void* context) {
         JobSlot* const slot = take_slot();
         if (slot == nullptr) return false;
@@ -131,7 +131,7 @@ class Pool {
         const auto seats = static_cast<int>(std::min(static_cast<size_t>(threads), tasks)) - 1;
         grow(seats);
         slot->open(tasks, seats, body, context);
-        epoch_.add_one_and_wake(seats);  // after `open`: who sees the new epoch sees the job
+        epoch_.add_one_and_wake(seats);  // after `open`: a worker that sees the new epoch sees the job
         slot->work();
         slot->close_and_wait();
         return true;
@@ -146,7 +146,7 @@ class Pool {
         return nullptr;
     }
 
-    // As many workers as the largest job wants: callers at once share them, each being a thread of its own.
+    // As many workers as the largest job wants. Concurrent callers share them; each caller is a thread of its own.
     void grow(int wanted) {
         if (workers_.load(std::memory_order_relaxed) >= wanted) return;
         const std::lock_guard lock(growing_);
@@ -156,7 +156,7 @@ class Pool {
                 workers_.fetch_add(1, std::memory_order_relaxed);
             }
         } catch (const std::system_error&) {
-            // The system gives no more threads: the job runs on those that there are.
+            // The system provides no more threads: the job runs on those that exist.
         }
     }
 
@@ -187,7 +187,7 @@ class Pool {
         }
     }
 
-    alignas(128) Signal epoch_;  // one more for every job; workers wait on it
+    alignas(128) Signal epoch_;  // incremented for every job; workers wait on it
     std::array<JobSlot, kSlots> slots_;
     std::mutex growing_;
     std::atomic<int> workers_{0};
@@ -212,7 +212,7 @@ class Team {
     void rethrow() { error_.rethrow(); }
 
   private:
-    // A stage, counted from 1, above the number of its members.
+    // The current stage, counted from 1, in the bits above the number of its members.
     static constexpr uint32_t kMembers = 0xffff, kOver = ~uint32_t{0};
 
     void lead() {
@@ -251,7 +251,7 @@ class Team {
     FirstError error_;
 };
 
-// Leaked on purpose: workers outlive static destruction, and a forked child, which has no workers, starts a pool anew.
+// Leaked on purpose: workers outlive static destruction, and a forked child, which has no workers, makes a new pool.
 std::atomic<Pool*> pool{nullptr};
 
 Pool& the_pool() {

@@ -1,8 +1,8 @@
 // One pool of worker threads for all kernels.
 //
-// Several threads may call at once: each has a job of its own, and a worker that becomes free goes to the open job that
-// has the fewest. A body that throws ends its job early; the first exception reaches the caller once no thread runs the
-// body any more. A process may fork at any time: the child starts with a pool without workers.
+// Several threads may call at once: each call is a job, and a free worker joins the open job with the fewest workers.
+// If a body throws, its job ends early; the first exception reaches the caller after all threads have left the job. A
+// process may fork at any time: the child starts with a pool without workers.
 #pragma once
 
 #include <cstddef>
@@ -21,8 +21,8 @@ void parallel_for(size_t tasks, int threads, Body&& body) {
         const_cast<void*>(static_cast<const void*>(&body)));
 }
 
-// Calls body(row) for every row of `width` values, in tasks of several if they are short: less work than a task takes
-// no longer than waking a thread for it.
+// Calls body(row) for every row of `width` values. Short rows are grouped into tasks, because a smaller task would take
+// less time than waking a thread for it.
 template <class Body>
 void parallel_rows(size_t rows, size_t width, int threads, Body&& body) {
     constexpr size_t kTaskValues = size_t{1} << 15;
@@ -33,11 +33,11 @@ void parallel_rows(size_t rows, size_t width, int threads, Body&& body) {
     });
 }
 
-// Calls body(context, stage, member, members) for every stage in turn, in each for every member of [0, members): a team
-// of the calling thread and up to threads - 1 workers, in which each member takes its share of the work by its number.
-// A stage begins when all members have finished the one before, a fraction of a microsecond later. The team begins with
-// whoever is there; a worker that starts later joins at the next stage, so `members` may grow from one stage to the
-// next and nobody waits for it before. At most 65534 stages.
+// Calls body(context, stage, member, members) for every stage in order, and in each stage for every member in
+// [0, members): a team of the calling thread and up to threads - 1 workers, in which a member takes the share given by its
+// number. A stage begins when all members have finished the one before, a fraction of a microsecond later. The team
+// starts with the threads that are ready; a worker that arrives later joins at the next stage, so `members` may grow
+// between stages, and no stage waits for a late worker. At most 65534 stages.
 void parallel_stages(size_t stages, int threads,
                      void (*body)(void* context, size_t stage, size_t member, size_t members), void* context);
 

@@ -1,4 +1,4 @@
-// Whether a worker stays awake a while longer for its next job, by what its waits have been worth.
+// How long an idle worker stays awake for its next job, depending on how soon earlier jobs came.
 #pragma once
 
 #include <algorithm>
@@ -12,14 +12,14 @@ struct SteadyTime {
     static void give_way() { std::this_thread::yield(); }
 };
 
-// A program that calls kernels in turn, with a tenth of a millisecond of its own between two, would find workers asleep
-// at each call, and waking one takes as long as reading megabytes. So a worker whose jobs have come soon waits for the
-// next one awake, for at most kMost. It gives way to whoever wants its core, and where somebody did, it goes to sleep:
-// of two threads on one core that only give way to each other neither would move to an idle one.
+// A program that calls kernels one after another, with a tenth of a millisecond of other work in between, would find
+// the workers asleep at each call, and waking one takes as long as reading megabytes. So a worker whose jobs have come
+// soon stays awake for the next one, for at most kMost. Meanwhile it yields; if another thread took its core, it goes
+// to sleep, because of two threads on one core that only yield to each other neither would be moved to an idle core.
 template <class Time>
 class PatienceBy {
   public:
-    // For a worker that has looked for a job for a little while: whether to look again, or to sleep.
+    // Called by a worker that has spun for a while without finding a job: true to go on looking, false to sleep.
     bool lasts() {
         const auto now = Time::now();
         if (!waiting_) began_ = now, waiting_ = true, gave_way_ = false;
@@ -29,7 +29,7 @@ class PatienceBy {
         return true;
     }
 
-    // The worker has got a job.
+    // Called when the worker gets a job.
     void rewarded() {
         if (!waiting_) return;
         waiting_ = false;
@@ -40,8 +40,8 @@ class PatienceBy {
     static constexpr std::chrono::microseconds kMost{500};
 
   private:
-    static constexpr std::chrono::microseconds kBriefly{20};  // with nobody there it takes less than one
-    // Among the some twenty jobs of a decode step a few may come late.
+    static constexpr std::chrono::microseconds kBriefly{20};  // a yield to nobody takes less than one
+    // Of the roughly twenty jobs of a decode step a few may come late.
     static constexpr int kLoss = 4, kBest = 16, kWorst = -16;
 
     int worth_ = 0;
@@ -51,7 +51,7 @@ class PatienceBy {
 
 using Patience = PatienceBy<SteadyTime>;
 
-// For waits that are short, or long.
+// For waits whose length needs no prediction.
 struct NoPatience {
     static bool lasts() { return false; }
 };

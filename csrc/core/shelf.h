@@ -1,4 +1,4 @@
-// What calls of any thread leave for later ones. Not for files that are built per instruction set.
+// Objects kept between calls and shared by all threads. Not for files that are built per instruction set.
 #pragma once
 
 #include <pthread.h>
@@ -8,13 +8,13 @@
 
 namespace decodestep {
 
-// The contents are leaked on purpose, so that a call during the end of the process finds them. A forked child starts
-// with empty ones: in the moment of the fork another thread may have held the mutex, and that thread is not in the
+// The contents are leaked on purpose, so that a call during process exit finds them. A forked child starts with empty
+// shelves: at the moment of the fork another thread may have held the mutex, and that thread does not exist in the
 // child.
 template <class Contents>
 class Shelf {
   public:
-    // Calls body(contents), which no other thread uses meanwhile.
+    // Calls body(contents); no other thread uses them meanwhile.
     template <class Body>
     static void use(Body&& body) {
         std::call_once(once_, [] {

@@ -1,9 +1,9 @@
-// A word that threads wait on: they spin for about as long as the next kernel of a decode step takes to come, then
-// sleep until the word changes.
+// A word that threads wait on. They spin for about as long as it usually takes until the next kernel of a decode step,
+// then sleep until the word changes.
 //
-// On Linux they sleep by its own call. std::atomic's wait gives way (sched_yield) a few times before it sleeps: of two
-// threads on one core the other then runs, and changes the word, so that neither ever sleeps, and both stay on that
-// core while others are idle. Who sleeps is woken on an idle one.
+// On Linux they sleep on a futex. std::atomic::wait yields (sched_yield) a few times before it sleeps: of two threads
+// on one core the other then runs and changes the word, so neither ever sleeps, and both stay on that core while others
+// are idle. A sleeping thread is woken on an idle core.
 #pragma once
 
 #include <atomic>
@@ -47,7 +47,7 @@ class Signal {
         if (asleep > 0) wake(asleep <= count ? INT_MAX : count);
     }
 
-    // The value for which ready(value) is true. patience: whether to stay awake longer than usual.
+    // Returns the value for which ready(value) is true. patience: decides whether to stay awake longer than usual.
     template <class Ready, class Awake = NoPatience>
     uint32_t wait_until(Ready&& ready, Awake&& patience = {}) {
         for (int spins = 0;;) {
@@ -55,8 +55,8 @@ class Signal {
             if (ready(now)) return now;
             relax();
             if (++spins < kSpins || patience.lasts()) continue;
-            // The sleeper counts itself, then looks at the word again; whoever changes the word changes it first, then
-            // looks at the count. Both orders are sequentially consistent, so at least one of the two sees the other.
+            // The sleeper counts itself, then reads the word again; a thread that changes the word changes it first,
+            // then reads the count. Both orders are sequentially consistent, so at least one of the two sees the other.
             asleep_.fetch_add(1);
             sleep_unless_changed(now);
             asleep_.fetch_sub(1);

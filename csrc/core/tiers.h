@@ -1,4 +1,4 @@
-// The tiers of instruction sets that the core is built for.
+// The tiers (instruction sets) that the core is built for.
 #pragma once
 
 #if defined(__x86_64__)
@@ -11,15 +11,17 @@
 #endif
 
 // The tiers, from the least to the best, each with the build of a kernel that runs on it: X(tier, build, ...) for each.
-// A tier is what a CPU has, core/isa.cpp says how that is seen. A build is a namespace, and a set of flags in
-// CMakeLists.txt; csrc/simd has its vectors. A kernel is built where it gains by what a tier adds: to the vectors of
-// avx2, avx512 and neon avx2_vnni, avx512_vnni, neon_dotprod and neon_i8mm add products of bytes, avx512_bf16 adds
-// products of bfloat16 and compression of bytes, and avx512_amx tiles of integers. The arguments are the builds of a
-// kernel that serve those tiers: lists of them follow, by what kernels gain by.
+// A tier is a set of CPU features, detected in core/isa.cpp. A build is a namespace and a set of compiler flags in
+// CMakeLists.txt; csrc/simd has its vector primitives.
 //
-// Processors with tiles of integers take two cycles for sixteen pairs of bfloat16, in which they do four fused
-// multiply-adds of as many floats: so kernels that gain by products of bfloat16 alone have another build there, with
-// the same bits.
+// A kernel has a build only where a tier makes it faster. avx2, avx512 and neon bring vectors; avx2_vnni, avx512_vnni,
+// neon_dotprod and neon_i8mm add int8 dot products to these; avx512_bf16 adds bfloat16 dot products and byte
+// compression, avx512_amx integer tiles. The arguments of DECODESTEP_TIERS are the builds that run on these later
+// tiers; lists of them follow, one for each kind of kernel.
+//
+// On CPUs with AMX a bfloat16 dot product of sixteen pairs takes two cycles, in which four fused multiply-adds of
+// sixteen floats complete. Kernels that benefit from bfloat16 dot products alone therefore run another build there,
+// with the same bits.
 //
 // A build without AVX-512 (DECODESTEP_AVX512 in CMakeLists.txt) takes half the time.
 #if defined(DECODESTEP_HAS_AVX512)

@@ -1,5 +1,5 @@
-// Where activations lie in the forms in which products with panels read them: as int8 with a scale for each block of 32
-// values, or as float32. activations.h puts them there.
+// The memory layout of activations in the forms that products with panels read: int8 with a scale for each block of 32
+// values, or float32. activations.h fills it.
 #pragma once
 
 #include <cstddef>
@@ -9,36 +9,37 @@
 
 namespace decodestep {
 
-// Blocks of 32 values, value = scale * byte, the sum of each block's bytes, and for each of its halves where the sums
-// of products with Q6_K begin, whose bytes are 32 above its weights: -32 times the sum of bytes 0, 1, 4, 5, ..., and
-// that of the others, as two int16.
+// Blocks of 32 values: value = scale * byte, and the sum of each block's bytes. half_starts are the initial values of
+// the two half sums of products with Q6_K, whose stored bytes are 32 above the weights: -32 times the sum of bytes 0,
+// 1, 4, 5, ..., and of the others, as two int16.
 struct QuantisedBlocks {
     int8_t* bytes = nullptr;
     float* scale = nullptr;
     int32_t *sum = nullptr, *half_starts = nullptr;
 };
 
-// Blocks of a token that lie side by side: as many as the largest blocks of panels have.
+// Consecutive blocks of a token, contiguous in memory: as many as the largest panel blocks have.
 constexpr size_t kStretch = 8;
 
 // Tokens of `in` values, a multiple of 32, in one of the forms or both. A form whose pointers are null is neither
-// written nor read. Quantised blocks lie in stretches of eight, those of all tokens and then the next eight of all
-// tokens: products with many tokens take a stretch at a time, and so find the tokens at distances that are constants.
+// written nor read. Quantised blocks are stored in stretches of eight: a stretch of all tokens, then the next stretch
+// of all tokens. A product with many tokens processes a stretch at a time, so the tokens are at constant distances.
 struct Activations {
     size_t in = 0, tokens = 0;
     float* values = nullptr;            // [tokens, in]
-    QuantisedBlocks quantised{};        // [stretches, tokens, kStretch], the last stretch filled up with anything
-    QuantisedBlocks residual{};         // [tokens]: what rounding leaves of one block of each token
+    QuantisedBlocks quantised{};        // [stretches, tokens, kStretch]; the end of the last stretch is unspecified
+    QuantisedBlocks residual{};         // [tokens]: the rounding error of one block of each token, quantised
     int32_t* residual_block = nullptr;  // [tokens]: the number of that block
     float* block_sum = nullptr;         // as `quantised`: sum of a block's quantised values, residual included
 
     DECODESTEP_INLINE size_t blocks() const { return in / 32; }
-    // The place of block b of token t.
+    // The index of block b of token t.
     DECODESTEP_INLINE size_t at(size_t t, size_t b) const {
         return (b / kStretch * tokens + t) * kStretch + b % kStretch;
     }
 
-    // Memory for both forms or one: a block of 32 is 8 floats of bytes, a scale, three sums and a block_sum.
+    // The floats that one or both forms need: a block of 32 takes 8 floats of bytes, a scale, three sums and a
+    // block_sum.
     static DECODESTEP_INLINE size_t floats(size_t tokens, size_t in, bool as_values, bool as_bytes) {
         return tokens * ((as_values ? in : 0) + (as_bytes ? 13 * whole_stretches(in) + 13 : 0));
     }

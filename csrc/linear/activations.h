@@ -1,11 +1,4 @@
-// Activations in the form in which products with panels read them: as int8 with a scale for each block of 32 values, or
-// as float32.
-//
-// An outlier takes the precision of the other values of its block, and most of the error of a row comes from the few
-// blocks that hold one. So the residual (value - quantised value) of the row's block with the largest scale is
-// quantised and multiplied too.
-//
-// NaN: its block gets the scale NaN, so every result of the row is NaN. Determinism: a row depends on its own values.
+// Activations in the forms that products with panels read: int8 with a scale for each block of 32 values, or float32.
 #pragma once
 
 #include <algorithm>
@@ -17,7 +10,7 @@
 
 namespace decodestep::DECODESTEP_ISA {
 
-// Copies a row, in all forms that both have.
+// Copies a row, in every form that both sides have.
 inline void copy_row(const Activations& from, size_t row, const Activations& to, size_t to_row) {
     const auto copy = [](const auto* source, size_t at, auto* target, size_t to_at, size_t items) {
         if (source && target) std::memcpy(target + to_at * items, source + at * items, items * sizeof *source);
@@ -44,7 +37,7 @@ struct Block {
     f32x16 first, second;
 };
 
-// Quantises 32 values: block `at`.
+// Quantises 32 values as block `at`.
 DECODESTEP_INLINE void quantise_block(const QuantisedBlocks& x, size_t at, const Block& values) {
     const float largest = largest_magnitude(values.first, values.second);
     // A block below 1e-36 counts as zeros: 127 / largest would overflow float32.
@@ -81,8 +74,8 @@ DECODESTEP_INLINE void store_residual(const Activations& x, size_t t, size_t b, 
     x.block_sum[at] += x.residual.scale[t] * static_cast<float>(x.residual.sum[t]);
 }
 
-// Stores token t, whose block b is block(b). The function is called twice for the block that gets a residual: the first
-// one of those with the largest scale.
+// Stores token t, whose block b is block(b). The function is called twice for the block that gets a residual, the first
+// of those with the largest scale.
 template <class MakeBlock>
 DECODESTEP_INLINE void store_blocks(const Activations& x, size_t t, MakeBlock&& block) {
     for (size_t b = 0; b < x.blocks(); ++b) store_block(x, t, b, block(b));

@@ -5,8 +5,8 @@
 namespace decodestep {
 namespace {
 
-// Of a row's blocks, `count` float16 from byte `at` on. The exponent of one that is not finite is all ones: one more
-// and it is carried into bit 15.
+// Checks `count` float16 from byte `at` of each of a row's blocks. The exponent of one that is not finite is all ones:
+// adding one carries into bit 15.
 template <size_t count>
 bool has_finite_halves(const uint8_t* row, size_t blocks, size_t bytes, size_t at) {
     uint32_t carried = 0;

@@ -1,5 +1,4 @@
-// Whether the scales and minima inside a weight's blocks are finite numbers: of a file whose bytes nobody has looked
-// at.
+// Checks that the scales and minima in a weight's blocks are finite: the bytes come from a file.
 #pragma once
 
 #include "linear/linear.h"

@@ -1,5 +1,5 @@
-// Products of activations as bytes with panels: several tokens at once, which is a tile. linear_panels.h has the order
-// of the sums, on which no tile has any influence.
+// Products of int8 activations with panels, several tokens at once (a tile). linear_panels.h defines the order of the
+// sums; no tile changes it.
 #pragma once
 
 #include "linear/activations.h"
@@ -7,14 +7,15 @@
 
 namespace decodestep::DECODESTEP_ISA {
 
-// A run is a part of a piece's quads whose products are summed as ByteSums, which hold so many of them.
+// A run: the quads of a piece that are summed together as ByteSums before these could overflow.
 template <Format F>
 constexpr size_t run_quads() {
     const size_t hold = kByteSumsHold / largest_bits(F), most = F == Format::q6_k ? kQuads / 2 : kQuads;
     return hold >= most ? most : 4;
 }
 
-// Quad i of a run: alternating between the nibbles of a byte, but for Q6_K, where they have different scales.
+// Quad i of a run: alternates between the low and high nibbles of a byte, except for Q6_K, where they have different
+// scales.
 template <Format F>
 constexpr size_t quad_of(size_t run, size_t i) {
     constexpr size_t quads = run_quads<F>();
@@ -47,7 +48,8 @@ DECODESTEP_INLINE void byte_integers(const Quads& quads, size_t first_v, const Q
     }
 }
 
-// Whether the sums begin at what the quads are above the values, so that nothing is to be added to them.
+// Whether the sums start at the correction for the quads' offset from the values, so that nothing needs to be added to
+// them.
 template <Format F>
 constexpr bool kStartsAtOffset = kWideSums && offset_of(F) != 0;
 
@@ -88,11 +90,11 @@ DECODESTEP_INLINE void run_sums(const Quads& quads, size_t run, size_t first_v, 
     }
 }
 
-// The products of a piece: integers, or floats that hold them exactly.
+// The products of a piece: integers, or floats that hold the integers exactly.
 template <Format F>
 using PieceProducts = std::conditional_t<(panel_layout(F).pieces > 1) && !is_bytes(F), ByteProducts, i32x16>;
 
-// Sums of a format whose weights are nibbles, or have a few bits more: see piece_products.
+// Sums of a format whose weights are nibbles, possibly with further bits: see piece_products.
 template <Format F, int T, int V, class Quads>
 DECODESTEP_INLINE void nibble_products(const Quads& quads, size_t first_v, const uint8_t* scales,
                                        const QuantisedBlocks& x, size_t at, size_t stride,
@@ -129,8 +131,8 @@ DECODESTEP_INLINE void nibble_products(const Quads& quads, size_t first_v, const
     }
 }
 
-// products[t][v] = sum of the products of token t's bytes with outputs 16 (first_v + v).. of a piece, times the integer
-// scales that the format has. Block at + t * stride of x is that of token t.
+// products[t][v] = sum of the products of token t's bytes with outputs 16 (first_v + v).. of a piece, times the
+// format's integer scales, if it has any. Token t's block of x is block at + t * stride.
 template <Format F, int T, int V, class Quads>
 DECODESTEP_INLINE void piece_products(const Quads& quads, size_t first_v, const uint8_t* piece,
                                       const QuantisedBlocks& x, size_t at, size_t stride,
@@ -142,7 +144,7 @@ DECODESTEP_INLINE void piece_products(const Quads& quads, size_t first_v, const 
         nibble_products<F, T, V>(quads, first_v, piece + layout.low + layout.upper, x, at, stride, products);
 }
 
-// The float sums of T tokens and sixteen outputs, or all 32.
+// The float sums of T tokens and 16 or 32 outputs.
 template <int T, int V>
 using FloatSums = f32x16[T][V];
 
@@ -154,7 +156,7 @@ DECODESTEP_INLINE void clear(FloatSums<T, V>& sums) {
         for (int v = 0; v < V; ++v) sums[t][v] = broadcast(0.0f);
 }
 
-// The scales of outputs 16v.. of a piece, where sums are multiplied by them as float32.
+// The scales of outputs 16v.. of a piece, for formats whose scales are applied as float32.
 template <Format F>
 DECODESTEP_INLINE f32x16 float_scales(const uint8_t* piece, size_t v) {
     constexpr PanelLayout layout = panel_layout(F);
@@ -169,7 +171,7 @@ DECODESTEP_INLINE f32x16 float_scales(const uint8_t* piece, size_t v) {
         return broadcast(1.0f);
 }
 
-// y + a token's sums with a piece, `scale` being that of float_scales.
+// y + a token's sums of a piece, scaled; `scale` is from float_scales.
 template <Format F>
 DECODESTEP_INLINE f32x16 add_sums(f32x16 sums, f32x16 scale, f32x16 x_scale, f32x16 y) {
     if constexpr (panel_layout(F).pieces == 1)
@@ -180,7 +182,7 @@ DECODESTEP_INLINE f32x16 add_sums(f32x16 sums, f32x16 scale, f32x16 x_scale, f32
         return fma(sums, x_scale, y);
 }
 
-// y += the products of a block (of one piece), minima aside.
+// y += the products of a block (of one piece), without minima.
 template <Format F, int T, int V, class Quads>
 DECODESTEP_INLINE void add_piece(const Quads& quads, size_t first_v, const uint8_t* piece, const QuantisedBlocks& x,
                                  size_t at, size_t stride, FloatSums<T, V>& y) {
@@ -199,7 +201,7 @@ constexpr bool has_minima(Format f) {
     return f == Format::q4_1 || f == Format::q5_1 || f == Format::q4_k || f == Format::q5_k;
 }
 
-// y += the minima of the piece times the sums of the tokens' values; those of blocks of 256 are subtracted.
+// y += the minima of the piece times the sums of the tokens' values; minima of blocks of 256 are subtracted.
 template <Format F, int T, int V>
 DECODESTEP_INLINE void add_minima(size_t first_v, const uint8_t* piece, const Activations& x, size_t at,
                                   FloatSums<T, V>& y) {
@@ -217,7 +219,7 @@ DECODESTEP_INLINE void add_minima(size_t first_v, const uint8_t* piece, const Ac
     }
 }
 
-// y += sums * the float16 scales of a block's tail, which begin `at` bytes after its pieces.
+// y += sums * the float16 scales in a block's tail, which start `at` bytes after its pieces.
 template <Format F, int T, int V>
 DECODESTEP_INLINE void add_scaled(const FloatSums<T, V>& sums, const uint8_t* block, size_t at, size_t first_v,
                                   FloatSums<T, V>& y) {
@@ -231,7 +233,7 @@ DECODESTEP_INLINE void add_scaled(const FloatSums<T, V>& sums, const uint8_t* bl
     }
 }
 
-// y += a block of 256 whose pieces' products are in `sums`, which is overwritten.
+// y += a block of 256, whose piece products are in `sums`; overwrites `sums`.
 template <Format F, int T, int V>
 DECODESTEP_INLINE void finish_block(size_t first_v, const uint8_t* block, const Activations& x, size_t at,
                                     FloatSums<T, V>& sums, FloatSums<T, V>& y) {
@@ -245,8 +247,8 @@ DECODESTEP_INLINE void finish_block(size_t first_v, const uint8_t* block, const 
     }
 }
 
-// y += a block of the panel times blocks at + t * kStretch and the following ones of the tokens. quads(i): those of
-// piece i; called before each piece.
+// y += a block of the panel times the tokens' blocks from at + t * kStretch on. quads(i) returns the quads of piece i
+// and is called before each piece.
 template <Format F, int T, int V, class QuadsOf>
 DECODESTEP_INLINE void add_block(QuadsOf&& quads, size_t first_v, const uint8_t* block, const Activations& x, size_t at,
                                  FloatSums<T, V>& y) {
@@ -299,7 +301,7 @@ void add_residual(const uint8_t* panel, const Activations& x, size_t first, floa
     store_outputs<T, 2>(y, 0, outputs);
 }
 
-// Adds the residuals of T tokens. Most tokens have their outliers in the same block, which then is read once for all.
+// Adds the residuals of T tokens. Most tokens have their outliers in the same block, which is then read once for all.
 template <Format F, int T>
 void add_residuals(const uint8_t* panel, const Activations& x, size_t first, float (*outputs)[kPanelOutputs]) {
     if (x.blocks() == 0) return;
@@ -309,7 +311,7 @@ void add_residuals(const uint8_t* panel, const Activations& x, size_t first, flo
     for (size_t t = 0; t < T; ++t) add_residual<F, 1>(panel, x, first + t, outputs + t);
 }
 
-// The same of any number of tokens.
+// The same for any number of tokens.
 template <Format F>
 void add_residuals(const uint8_t* panel, const Activations& x, size_t first, size_t tokens,
                    float (*outputs)[kPanelOutputs]) {

@@ -13,7 +13,7 @@ namespace decodestep {
 namespace {
 
 constexpr size_t kPieceBytes = size_t{1} << 18;  // stays in a core's cache until it is packed
-constexpr size_t kAlignment = 64;  // one load of a copy from a page to 16 bytes after one waits for the store before it
+constexpr size_t kAlignment = 64;  // a copy from a page start to 16 bytes after one stalls on store forwarding
 
 // The problem of the first piece that has one.
 class FirstProblem {
@@ -33,7 +33,7 @@ class FirstProblem {
     std::optional<FileRowsProblem> problem_;
 };
 
-// Fills `data`; a number of errno, -1 if the file ends before, 0.
+// Fills `data`. Returns 0, an errno, or -1 if the file ends early.
 int read_bytes(int file, int64_t at, uint8_t* data, size_t size) {
     while (size > 0) {
         const ssize_t count = pread(file, data, size, static_cast<off_t>(at));

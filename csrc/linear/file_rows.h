@@ -1,5 +1,5 @@
-// A weight's rows, read from files by all threads: to memory, or a piece at a time to be packed, so that they are never
-// all in memory. What is read is looked at: nobody has checked the scales of a file's blocks.
+// Reads a weight's rows from files, on all threads: into memory, or in pieces that are packed at once, so that the rows
+// are never all in memory. The scales of the blocks are checked, since they come from a file.
 #pragma once
 
 #include <optional>
@@ -8,7 +8,7 @@
 
 namespace decodestep {
 
-// The next `rows` rows of a weight lie in an open file, one after the other, from byte `at` on.
+// The next `rows` rows of a weight, consecutive in an open file from byte `at` on.
 struct FilePart {
     int file;
     int64_t at;
@@ -26,15 +26,15 @@ struct ReadFileRows {
     int threads;
 };
 
-// Why a part cannot be used: its row `row` has a scale that is no finite number, or else `error`, a number of errno, or
-// else its file has become shorter.
+// Why a part cannot be used: `row` has a scale that is not finite; or `error` is an errno; or else the file has become
+// shorter.
 struct FileRowsProblem {
     size_t part;
     std::optional<size_t> row;
     int error;
 };
 
-// The problem of the first rows that have one; what was written is of no use then.
+// Returns the first problem in order of rows; the output is then unspecified.
 std::optional<FileRowsProblem> read_file_rows(const ReadFileRows& a);
 
 }  // namespace decodestep

@@ -1,4 +1,4 @@
-// The forms in which products with some weights read their activations.
+// The activation forms that products with a given set of weights need.
 #pragma once
 
 #include <initializer_list>

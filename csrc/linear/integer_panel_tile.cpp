@@ -1,5 +1,4 @@
-// The tiles of the tier with AMX: where there are many tokens, products by tiles of integers; else those of the tier
-// below.
+// The panel tiles of avx512_amx: integer tiles for many tokens, otherwise the tiles of the tier below.
 #include "linear/integer_tile.h"
 #include "linear/panel_formats.h"
 #include "linear/panel_product.h"
@@ -8,7 +7,7 @@
 namespace decodestep::DECODESTEP_ISA {
 namespace {
 
-// A group that is not whole takes as long as a whole one: with fewer tokens the tier below is quicker.
+// A partial group takes as long as a whole one: with fewer tokens the tier below is faster.
 constexpr size_t kFewest = 12;
 
 }  // namespace

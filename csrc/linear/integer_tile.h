@@ -1,5 +1,5 @@
-// Products of many tokens with a panel by tiles of integers. The panel is turned into signed bytes once for all tokens,
-// a stretch of inputs at a time; a tile has the sums of sixteen tokens and 32 inputs, which are scaled as in
+// Products of many tokens with a panel by integer tiles (AMX). The panel is widened to signed bytes once for all
+// tokens, a stretch of inputs at a time. A tile holds the sums of 16 tokens over 32 inputs, which are then scaled as in
 // byte_tile.h, with the same bits.
 #pragma once
 
@@ -11,10 +11,10 @@ namespace decodestep::DECODESTEP_ISA {
 
 constexpr size_t kGroup = IntegerTiles::kTokens;
 
-// What the quads of a piece are above its values.
+// The offset of a piece's quads from the values.
 constexpr int quad_offset(Format f) { return is_bytes(f) ? 128 : f == Format::q6_k ? 32 : offset_of(f); }
 
-// The parts of a piece's inputs that have scales of their own.
+// The parts of a piece's inputs that have different scales.
 constexpr size_t parts_of(Format f) { return f == Format::q6_k ? 2 : 1; }
 
 template <Format F>
@@ -27,7 +27,7 @@ DECODESTEP_INLINE void store_signed_quads(const PanelQuads<F>& quads, int8_t* to
     }
 }
 
-// The blocks of a stretch of sixteen tokens: those from `first` on, or so many as there are, with zeros after them.
+// A stretch of blocks of sixteen tokens, from block `first` on; missing blocks are zeros.
 class TokenGroup {
   public:
     TokenGroup(const Activations& x, size_t first, size_t count, size_t block) {
@@ -60,7 +60,7 @@ class TokenGroup {
     float scale_[kGroup][kStretch], block_sum_[kGroup][kStretch];
 };
 
-// The integer scales of a piece as float32: one for each of its parts, or none.
+// The integer scales of a piece as float32, one for each of its parts; none if the format has none.
 template <Format F>
 struct IntegerScales {
     static constexpr bool kAny = panel_layout(F).pieces > 1 && F != Format::iq4_xs;
@@ -82,7 +82,7 @@ struct IntegerScales {
 template <Format F>
 class PanelStretch {
   public:
-    // Pieces of the panel, which lie at `block`.
+    // Pieces of the panel, stored at `block`.
     PanelStretch(const uint8_t* block, size_t pieces) : block_(block), pieces_(pieces) {}
 
     const uint8_t* piece(size_t i) const {
@@ -112,7 +112,7 @@ class PanelStretch {
   private:
     static constexpr PanelLayout layout = panel_layout(F);
     static constexpr size_t kParts = parts_of(F), kInputs = kBlockInputs / kParts;
-    // Pieces whose products wait for their scales at a time: few enough for the nearest cache, beside what makes them.
+    // How many pieces' products are kept until they are scaled: few enough for the L1 cache, beside their inputs.
     static constexpr size_t kAtOnce = 8 / kParts;
     using Sums = FloatSums<kGroup, 1>;
 
@@ -128,7 +128,7 @@ class PanelStretch {
 #pragma GCC unroll 16
             for (size_t t = 0; t < kGroup; ++t) {
                 f32x16 sums = to_float(load_bits(sums_[(i - first) * kParts][v][t]));
-                // Below 2^24 as all of these products and their sums are, so exact.
+                // These products and their sums are below 2^24, so exact in float32.
                 if constexpr (IntegerScales<F>::kAny) sums = sums * scales.first;
                 if constexpr (kParts == 2)
                     sums = fma(to_float(load_bits(sums_[(i - first) * kParts + 1][v][t])), scales.second, sums);
@@ -153,7 +153,7 @@ class PanelStretch {
     alignas(64) int32_t sums_[kAtOnce * kParts][2][kGroup][kLanes];
 };
 
-// outputs has room for whole groups of tokens.
+// outputs must have room for whole groups of tokens.
 template <Format F>
 void integer_tiles(size_t blocks, const uint8_t* panel, const uint8_t* next_panel, const Activations& x, size_t first,
                    size_t tokens, float (*outputs)[kPanelOutputs]) {

@@ -8,12 +8,12 @@
 namespace decodestep::DECODESTEP_ISA {
 namespace {
 
-// Whether the pieces of a row are whole cache lines of plain values: reading those is all that a product costs.
+// Whether a row consists of cache lines of plain values, so that reading them is the whole cost of a product.
 template <class BlockFormat>
 constexpr bool is_dense = pieces<BlockFormat> == 1 && BlockFormat::bytes % 64 == 0;
 
-// What R rows from w on make worth prefetching at their piece b: rows are short, and the hardware prefetcher starts
-// anew at the end of each. Dense rows: the same place of the next R rows.
+// The prefetches at piece b of R rows starting at w. Rows are short, and the hardware prefetcher restarts at the end of
+// each; for dense rows this prefetches the same position of the next R rows.
 template <class BlockFormat, int R>
 DECODESTEP_INLINE void prefetch_rows(const uint8_t* w, size_t w_stride, size_t b) {
     constexpr size_t bytes = BlockFormat::bytes / pieces<BlockFormat>, ahead = 4096;
@@ -66,10 +66,10 @@ DECODESTEP_INLINE void tile(const uint8_t* w, size_t w_stride, const float* x, p
 // Eight vectors hold four accumulators beside the weights and activations.
 constexpr size_t kRowTileTokens = kVectorRegisters >= 32 ? 4 : 2;
 constexpr size_t kRowTileOutputs = 4 / (4 / kRowTileTokens);
-// Of one token with dense rows: a core reads memory faster in four streams than in one or two.
+// One token with dense rows: a core reads memory faster in four streams than in one or two.
 constexpr size_t kRowStreams = 4;
 
-// Outputs [n, n + R) of all tokens; w is the row of output n.
+// Outputs [n, n + R) of all tokens; w points to the row of output n.
 template <class BlockFormat, int R>
 DECODESTEP_INLINE void all_tokens(const Linear& a, const uint8_t* w, size_t w_stride, size_t n) {
     size_t t = 0;
@@ -82,10 +82,10 @@ DECODESTEP_INLINE void all_tokens(const Linear& a, const uint8_t* w, size_t w_st
         tile<BlockFormat, R, 1>(w, w_stride, x, a.x_stride, a.w.in, y, a.y_stride);
 }
 
-// Outputs of one token with dense rows, from `first` on, as many as fill equal streams before `last`; returns the next.
-// Each stream goes through its rows from end to end, so that the hardware prefetcher follows it from row to row: rows
-// that are read side by side would be short streams, and where their length is a multiple of a page, in each other's
-// way.
+// Outputs of one token with dense rows, starting at `first`: as many as fill equal streams before `last`; returns the
+// next output. Each stream reads its rows from end to end, so that the hardware prefetcher follows it from row to row.
+// Reading rows side by side would give short streams, which conflict in the cache if a row's length is a multiple of a
+// page.
 template <class BlockFormat>
 DECODESTEP_INLINE size_t stream_rows(const Linear& a, size_t first, size_t last) {
     const size_t rows = (last - first) / kRowStreams;
@@ -136,9 +136,9 @@ void multiply_rows(const Linear& a, size_t first, size_t last) {
     for (; n < last; ++n) all_tokens<BlockFormat, 1>(a, a.w.row(n), a.w.stride, n);
 }
 
-// y[t, c] = sum over n of x[t, n] * w[n, c], for columns [first, last), of which `first` is a multiple of kLoadValues.
-// A column's sum ascends in n. One token reads row after row, one stream from end to end; for several, four rows at a
-// time are added to each sum that is loaded.
+// y[t, c] = sum over n of x[t, n] * w[n, c], for columns [first, last), where `first` is a multiple of kLoadValues. A
+// column's sum ascends in n. One token reads row after row, as one stream; for several tokens, four rows at a time are
+// added to each loaded sum.
 template <class BlockFormat>
 void sum_rows(const float* x, ptrdiff_t x_stride, size_t tokens, const RowWeight& w, size_t first, size_t last,
               float* y, ptrdiff_t y_stride) {
@@ -177,7 +177,7 @@ void sum_rows(const float* x, ptrdiff_t x_stride, size_t tokens, const RowWeight
         std::memcpy(y + static_cast<ptrdiff_t>(t) * y_stride + first, sums + t * width, (last - first) * sizeof(float));
 }
 
-// Calls body<BlockFormat>().
+// Calls body<BlockFormat>() for the format.
 template <class Body>
 void with_format(Format format, Body&& body) {
     switch (format) {
@@ -216,7 +216,7 @@ void with_format(Format format, Body&& body) {
 
 void linear(const Linear& a) {
     // A task is about 10 microseconds of work: small enough to balance the threads, large enough to be worth claiming.
-    // Streams of fewer than four rows would end before the prefetcher has made up for their beginning.
+    // Streams of fewer than four rows would end before the prefetcher catches up.
     const size_t work = a.w.in * a.tokens + 1, most = (size_t{1} << 17) / work;
     const size_t least = a.tokens == 1 ? 4 * kRowStreams : kRowTileOutputs;
     const size_t rows = most < least ? least : most / kRowTileOutputs * kRowTileOutputs;

@@ -1,14 +1,15 @@
-// y = x W for float32 x and a weight kept in the rows of its file: one row per output, in a GGUF block format.
+// y = x W for float32 x and a weight stored as in a GGUF file: one row per output, in blocks.
 //
 // There are three products of activations with a weight:
-//   linear (this file) reads a row as the file holds it, widens it to float32 and multiplies in float32. It needs no
-//     packing and has the accuracy of the file, so it serves `dtype="float32"` models and weights that are multiplied
-//     once. All formats have it.
-//   linear_panels reads a copy of the weight in panels of 32 outputs, one stream of memory, and multiplies 8-bit
-//     activations by the blocks as integers: what a decoder uses, where a weight is read at every step.
+//   linear (this file) reads the rows as stored in the file, widens them to float32 and multiplies in float32. It needs
+//     no packing and is as accurate as the file: for `dtype="float32"` models and weights that are multiplied once. It
+//     supports all formats.
+//   linear_panels reads a copy of the weight packed in panels of 32 outputs, each contiguous in memory, and multiplies
+//     int8 activations by the blocks as integers: for decoders, which read every weight at every step.
 //   prolog_panels (csrc/mla_prolog) reads panels of 64 columns with the roundings of the Ascend operator: bfloat16
-//     pairs and int8 with a scale per output, formats that no GGUF block has.
-// They share the tasks' size and the vector primitives, not the inner loops: each format needs another order of bytes.
+//     pairs, and int8 with a scale per output, which no GGUF format has.
+// They share the task size and the vector primitives but not the inner loops, because each needs a different byte
+// order.
 #pragma once
 
 #include <cstddef>
@@ -58,7 +59,7 @@ constexpr BlockSize kBlockSizes[kFormats] = {
     {32, 17},    // mxfp4
 };
 
-// Bytes of a row of `values` weights; 0 if a row of that format cannot have that length.
+// Bytes of a row of `values` weights; 0 if the format does not allow rows of that length.
 constexpr size_t row_bytes(Format format, size_t values) {
     const BlockSize block = kBlockSizes[static_cast<int>(format)];
     return values % block.values ? 0 : values / block.values * block.bytes;
@@ -75,8 +76,8 @@ struct RowWeight {
 
 // y[t, n] = sum over k of x[t, k] * w[n, k]
 //
-// Shapes: x [tokens, w.in], y [tokens, w.out], float32; their rows may lie apart, each is contiguous.
-// NaN and infinities propagate as in IEEE arithmetic, those of a weight's scale included. w.in = 0 gives zeros.
+// Shapes: x [tokens, w.in], y [tokens, w.out], float32; rows are contiguous, with any stride between them.
+// NaN and infinities propagate as in IEEE arithmetic, also those of a weight's scale. w.in = 0 gives zeros.
 // Determinism: k ascends in 16 lanes that are added at the end, so an output's bits depend neither on the other tokens
 // and outputs of the call nor on the thread count.
 struct Linear {
@@ -91,12 +92,14 @@ struct Linear {
 
 DECODESTEP_VECTOR_KERNEL(linear, Linear)
 
-// Products of each head with rows of its own. Of the w.out / heads rows of a head, those of [first, first + count):
-//   y[t, h, n] = sum over k of x[t, h, k] * w[h, n, k], or turned: y[t, h, k] = sum over n of x[t, h, n] * w[h, n, k]
+// Products of each head with its own rows. Of the w.out / heads rows of a head, rows [first, first + count) are used:
+//   y[t, h, n] = sum over k of x[t, h, k] * w[h, n, k],
+//   or transposed: y[t, h, k] = sum over n of x[t, h, n] * w[h, n, k]
 //
-// Shapes: x [tokens, heads, w.in], turned [tokens, heads, count], float32, contiguous along the last axis;
-// y [tokens, heads, count], turned [tokens, heads, w.in], packed.
-// Determinism: k as in Linear, n ascends: an output's bits depend neither on the other tokens nor on the thread count.
+// Shapes: x [tokens, heads, w.in], transposed [tokens, heads, count], float32, contiguous along the last axis; y
+// [tokens, heads, count], transposed [tokens, heads, w.in], contiguous.
+// Determinism: the order of k as in Linear, n ascends: an output's bits depend neither on the other tokens nor on the
+// thread count.
 struct HeadProducts {
     const float* x;
     ptrdiff_t x_stride, x_head_stride;  // floats from one token and from one head to the next
@@ -110,7 +113,7 @@ struct HeadProducts {
 
 DECODESTEP_VECTOR_KERNEL(head_products, HeadProducts)
 
-// values[i] = row ids[i] of the weight, widened to float32: an embedding look-up.
+// values[i] = row ids[i] of the weight, widened to float32: an embedding lookup.
 struct GatherRows {
     RowWeight w;
     const int64_t* ids;  // [count], each in [0, w.out)

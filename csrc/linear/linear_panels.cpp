@@ -9,7 +9,7 @@
 namespace decodestep::DECODESTEP_ISA {
 namespace {
 
-// About 10 microseconds of work, in whole groups of streams where they are multiplied so.
+// About 10 microseconds of work, in whole groups of streams where streams are used.
 size_t panels_of_task(const LinearPanels& call) {
     const size_t work = call.w.blocks() * kBlockInputs * kPanelOutputs * call.tokens / 8 + 1,
                  panels = (size_t{1} << 18) / work + 1;

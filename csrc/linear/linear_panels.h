@@ -1,9 +1,8 @@
-// y = x W for a weight packed in panels of 32 outputs, each one stream of memory that a product reads from end to end.
+// y = x W for a weight packed in panels of 32 outputs, each contiguous in memory and read from end to end.
 //
-// Why beside `linear`: a decoder reads every weight at every step, so the time is that of reading memory. A panel keeps
-// the blocks of 32 outputs together, so the reads are one stream, and its order of bytes lets one instruction multiply
-// 4 inputs of 16 outputs as integers; rows would need a shuffle for each. Packing costs one pass over the weight, when
-// a model is loaded.
+// A decoder reads every weight at every step, so its time is that of reading memory. A panel interleaves the blocks of
+// 32 outputs: they are read as one stream, and one instruction multiplies 4 inputs of 16 outputs as integers, for which
+// the rows of `linear` would need shuffles. Packing costs one pass over the weight when a model is loaded.
 #pragma once
 
 #include <cstddef>
@@ -18,8 +17,8 @@ namespace decodestep {
 constexpr size_t kPanelOutputs = 32;
 constexpr size_t kBlockInputs = 32;
 
-// How a panel of a quantised format lies in memory: a row of blocks, inputs ascending; a panel's missing outputs are
-// zeros. A block is `pieces` pieces, then `tail` bytes. A piece is 32 outputs by 32 inputs:
+// The layout of a panel of a quantised format: a row of blocks, inputs ascending; missing outputs of a panel are zeros.
+// A block consists of `pieces` pieces, followed by `tail` bytes. A piece is 32 outputs by 32 inputs:
 //   low     nibbles: for j in [0, 4), for each output, four bytes: the low nibbles are inputs 4j.., the high nibbles
 //           inputs 16 + 4j..
 //           bytes (Q8_0): for j in [0, 8), for each output, its values 4j to 4j + 3, plus 128
@@ -66,16 +65,17 @@ constexpr DECODESTEP_INLINE PanelLayout panel_layout(Format format) {
     }
 }
 
-// Whether products with panels of that format read the activations as int8 with a scale for each 32; else as float32.
+// Whether products with panels of that format read int8 activations, with a scale for each 32 values; else float32.
 constexpr DECODESTEP_INLINE bool quantises_activations(Format format) { return panel_layout(format).pieces > 0; }
 
-// The inputs of a block: a weight's inputs are padded with zeros to whole ones in dense formats, and are whole ones in
-// quantised formats.
+// The inputs of a block. In dense formats a weight's inputs are padded with zeros to whole blocks; in quantised formats
+// they must be whole blocks.
 constexpr DECODESTEP_INLINE size_t panel_block_inputs(Format format) {
     return quantises_activations(format) ? panel_layout(format).inputs() : kBlockInputs;
 }
 
-// Bytes of 32 outputs by the inputs of a block. Dense formats (F32, F16, BF16): for each input its 32 outputs.
+// Bytes of 32 outputs by the inputs of a block. Dense formats (F32, F16, BF16) store the 32 outputs of each input
+// together.
 constexpr DECODESTEP_INLINE size_t panel_block_bytes(Format format) {
     if (quantises_activations(format)) return panel_layout(format).block_bytes();
     return format == Format::f32 ? 4096 : format == Format::f16 || format == Format::bf16 ? 2048 : 0;
@@ -96,7 +96,7 @@ struct LinearPanelWeight {
 };
 
 // Packs rows in their own format, or rounded to Q8_0 (scale = largest magnitude of 32 values / 127, rounded to float16)
-// or to BF16 (to nearest, ties to even).
+// or BF16 (to nearest, ties to even).
 struct PackLinearPanels {
     RowWeight rows;
     Format format;
@@ -108,17 +108,18 @@ DECODESTEP_VECTOR_KERNEL(pack_linear_panels, PackLinearPanels)
 
 // y[t, n] = sum over k of x[t, k] * w[n, k], in float32, over blocks of 32 inputs in ascending order
 //
-// Shapes: x [tokens, w.in], y [tokens, w.out], float32; their rows may lie apart, each is contiguous.
-// If quantises_activations(w.format), x is quantised first (linear/activations.h): int8 with a scale for each 32
-// values. The products of 32 inputs add up exactly as integers, those of blocks of 256 after each was multiplied by its
-// integer scale s:
+// Shapes: x [tokens, w.in], y [tokens, w.out], float32; rows are contiguous, with any stride between them. If
+// quantises_activations(w.format), x is first quantised to int8 with a scale for each 32 values (linear/activations.h).
+// The products of 32 inputs are summed exactly as integers; for blocks of 256, each such sum is multiplied by its
+// integer scale s and added up:
 //     blocks of 32:    y = fma(minimum, sum of x, y); y = fma(scale * x_scale, integer, y)
 //     blocks of 256:   f = m = 0
 //                      for each 32 inputs j: f = fma(integer, x_scale, f); m = fma(minimum m_j, -sum of x, m)
 //                      y = fma(scale, f, y); y = fma(minimum, m, y)
-// The residual of the row's coarsest block is added last. Overflow: sums of 256 inputs are taken before their scale, so
-// with blocks of 256 magnitudes of x above 1e32 may give infinities. NaN: a NaN or an infinity in x makes its row of y
-// NaN or infinite. Determinism: a row's bits depend neither on the other tokens and outputs nor on the thread count.
+// The residual of the row's coarsest block is added last. Overflow: with blocks of 256, sums are taken before the
+// block's scale is applied, so magnitudes of x above 1e32 may give infinities. NaN: a NaN or an infinity in x makes its
+// row of y NaN or infinite. Determinism: a row's bits depend neither on the other tokens and outputs nor on the thread
+// count.
 struct LinearPanels {
     const float* x;
     ptrdiff_t x_stride;  // floats from one token to the next

@@ -1,5 +1,5 @@
-// The work of one `linear_panels` call as two lists of tasks, for the operator and for kernels that run them as stages
-// of their own: first every `read`, then every `multiply`. The tasks of a list may run in any order, on any threads.
+// The work of one `linear_panels` call as two lists of tasks, for the operator and for other kernels that run them as
+// stages: first every `read`, then every `multiply`. The tasks of a list may run in any order, on any threads.
 #pragma once
 
 #include <vector>
@@ -13,7 +13,7 @@ class LinearPanelsTasks {
   public:
     explicit LinearPanelsTasks(const LinearPanels& call);
 
-    // Puts one token into the form in which the products read it.
+    // Converts one token to the form that the products read.
     size_t read_count() const { return call_.tokens; }
     void read(size_t token) const;
 

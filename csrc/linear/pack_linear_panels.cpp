@@ -1,4 +1,4 @@
-// Packs the rows of a weight into panels; done once, when a model is loaded.
+// Packs the rows of a weight into panels, once, when a model is loaded.
 #include <vector>
 
 #include "core/parallel.h"
@@ -17,8 +17,9 @@ struct PanelRows {
 
 size_t bytes_of_block(Format format) { return row_bytes(format, panel_block_inputs(format)); }
 
-// The bytes of a block in the panel's order: for each quad (4 bytes), the quads of all outputs side by side. They begin
-// at `offset` in the block of each row that begins at byte `at`. `flip` is xored to each byte: 0x80 makes q + 128 of q.
+// A block's bytes in the panel's order: for each quad (4 bytes), the quads of all outputs side by side. They start at
+// `offset` in the block that starts at byte `at` of each row. Each byte is xored with `flip`: 0x80 turns q into q +
+// 128.
 void interleave_quads(const PanelRows& rows, size_t at, size_t offset, size_t quads, uint8_t flip, uint8_t* out) {
     for (size_t r = 0; r < kPanelOutputs; ++r) {
         uint8_t values[kBlockInputs] = {};
@@ -39,7 +40,7 @@ void gather_f16(const PanelRows& rows, size_t at, uint8_t* out) {
         if (rows.row[r]) std::memcpy(out + 2 * r, rows.row[r] + at, 2);
 }
 
-// A panel of Q4_0, Q4_1 or Q8_0, from rows in that format: only groups of bytes change their place.
+// A panel of Q4_0, Q4_1 or Q8_0, from rows in that format: quads are only reordered.
 void pack_whole_blocks(Format format, const PanelRows& rows, size_t blocks, uint8_t* out) {
     const size_t bytes = bytes_of_block(format);
     for (size_t b = 0; b < blocks; ++b, out += panel_block_bytes(format)) {
@@ -56,7 +57,7 @@ void pack_whole_blocks(Format format, const PanelRows& rows, size_t blocks, uint
     }
 }
 
-// A panel of a format whose blocks have to be taken apart, from rows in that format.
+// A panel of a format whose blocks must be split, from rows in that format.
 template <Format F>
 void pack_split_blocks(const PanelRows& rows, size_t blocks, uint8_t* out) {
     constexpr PanelLayout layout = panel_layout(F);
@@ -84,7 +85,7 @@ void pack_split_blocks(const PanelRows& rows, size_t blocks, uint8_t* out) {
     }
 }
 
-// A row of values to Q8_0 blocks in the order of the file format.
+// Quantises a row of values to Q8_0 blocks, in the order of the file format.
 void quantise_q8_0(const float* values, size_t in, uint8_t* out) {
     for (size_t k = 0; k < in; k += kBlockInputs, out += bytes_of_block(Format::q8_0)) {
         const f32x16 first = load(values + k), second = load(values + k + kLanes);

@@ -1,4 +1,4 @@
-// The blocks of the formats that rows of a GGUF file have, widened to float32 in pieces of 32 values.
+// The block formats of GGUF rows, widened to float32 in pieces of 32 values.
 #pragma once
 
 #include "linear/k_quant_blocks.h"

@@ -1,4 +1,4 @@
-// GGUF's less usual blocks of four and five bits, for products with rows: their values are made one by one.
+// GGUF's less common blocks of four and five bits, for products with rows: their values are computed one by one.
 #pragma once
 
 #include "linear/linear.h"
@@ -6,11 +6,11 @@
 
 namespace decodestep::DECODESTEP_ISA {
 
-// The values of the nibbles of IQ4_NL and IQ4_XS, and twice those of MXFP4.
+// The values of the nibbles of IQ4_NL and IQ4_XS, and twice the values of those of MXFP4.
 constexpr int8_t kIq4Values[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
 constexpr int8_t kMxfp4Values[16] = {0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12};
 
-// scale * value(nibble i, i) for 32 nibbles in the order of values; value gives an int8.
+// scale * value(nibble i, i) for 32 nibbles in the order of values; value returns an int8.
 template <class Value>
 DECODESTEP_INLINE void scale_nibbles(const uint8_t* nibbles, f32x16 scale, Value&& value, f32x16& a, f32x16& b) {
     int8_t q[32];
@@ -57,7 +57,7 @@ struct Iq4_NlBlock {
     }
 };
 
-// The scale of 32 values of IQ4_XS: six bits, 32 above it. The four lower ones are nibbles, the two upper ones two
+// The scale of 32 values of IQ4_XS: six bits, stored plus 32. The lower four bits are a nibble, the upper two in two
 // bytes.
 DECODESTEP_INLINE int iq4_xs_scale(const uint8_t* p, size_t j) {
     const int low = p[4 + j / 2] >> j % 2 * 4 & 15, high = p[2 + j / 4] >> j % 4 * 2 & 3;

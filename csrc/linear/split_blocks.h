@@ -1,4 +1,4 @@
-// Blocks of a GGUF file taken apart into the pieces of a panel, for packing: linear_panels.h has their order.
+// Splits the blocks of a GGUF file into the pieces of a panel, for packing; linear_panels.h defines the order.
 #pragma once
 
 #include <cstddef>
@@ -11,7 +11,7 @@
 
 namespace decodestep::DECODESTEP_ISA {
 
-// One output's part of a piece: its nibbles, byte i holding inputs i and 16 + i; the bits above them; its scales.
+// One output's part of a piece: its nibbles (byte i holds inputs i and 16 + i), the bits above them, and its scales.
 struct SplitPiece {
     uint8_t low[16];
     uint8_t upper[8];
@@ -31,7 +31,7 @@ DECODESTEP_INLINE void split_nibbles(const uint8_t* q, uint8_t* low, uint8_t* hi
     }
 }
 
-// Four bytes, bit j of byte e of which is bit `shift` of high[4j + e].
+// Four bytes; bit j of byte e is bit `shift` of high[4j + e].
 DECODESTEP_INLINE void gather_bits(const uint8_t* high, size_t shift, uint8_t* out) {
     uint32_t bits = 0;
     for (size_t j = 0; j < 8; ++j) {
@@ -42,7 +42,7 @@ DECODESTEP_INLINE void gather_bits(const uint8_t* high, size_t shift, uint8_t* o
     std::memcpy(out, &bits, sizeof bits);
 }
 
-// Eight bytes, bits 2j.. of byte 4h + e of which are bits shift.. of high[16h + 4j + e].
+// Eight bytes; bits 2j, 2j + 1 of byte 4h + e are bits shift, shift + 1 of high[16h + 4j + e].
 DECODESTEP_INLINE void gather_bit_pairs(const uint8_t* high, size_t shift, uint8_t* out) {
     for (size_t h = 0; h < 2; ++h) {
         uint32_t bits = 0;
@@ -55,11 +55,11 @@ DECODESTEP_INLINE void gather_bit_pairs(const uint8_t* high, size_t shift, uint8
     }
 }
 
-// Four bytes, bit j of byte e of which is bit 4j + e of the four at `fifth`.
+// Four bytes; bit j of byte e is bit 4j + e of the four bytes at `fifth`.
 DECODESTEP_INLINE void transpose_bits(const uint8_t* fifth, uint8_t* out) {
     uint32_t from, bits = 0;
     std::memcpy(&from, fifth, sizeof from);
-    for (size_t j = 0; j < 8; ++j)  // the product has four neighbouring bits in four bytes
+    for (size_t j = 0; j < 8; ++j)  // the multiplication spreads four neighbouring bits over four bytes
         bits |= ((from >> 4 * j & 15) * 0x00204081u & 0x01010101u) << j;
     std::memcpy(out, &bits, sizeof bits);
 }
@@ -75,7 +75,7 @@ DECODESTEP_INLINE void split_scales_and_nibbles(const uint8_t* p, const uint8_t*
     for (size_t j = 0; j < 8; j += 2) split_nibbles(q + 16 * j, block.pieces[j].low, block.pieces[j + 1].low);
 }
 
-// The bytes of each of a piece's scales, which lie side by side in a panel.
+// The bytes of each of a piece's scales, which are side by side in a panel.
 constexpr size_t scale_bytes(Format f) {
     return f == Format::q4_k || f == Format::q5_k || f == Format::iq4_xs || f == Format::mxfp4 ? 1 : 2;
 }
