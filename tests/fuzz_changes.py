@@ -1,6 +1,6 @@
 """Calls the native core while another thread changes the arrays of the call: `python tests/fuzz_changes.py --seconds 10`.
 
-The kernels run without the interpreter's lock. Whatever a thread does to ids, positions, tables and steps meanwhile, a call
+The kernels run without the GIL. Whatever a thread does to ids, positions, tables and steps meanwhile, a call
 returns or raises ValueError, and reads and writes inside its arrays. `--core` names a build with the address sanitizer.
 """
 

@@ -46,7 +46,7 @@ void require_aligned(const A&... arrays) {
 }
 
 // A copy of an array that decides where a kernel reads and writes, to be made before it is checked: the kernel runs
-// without the interpreter's lock, so another thread may change the array meanwhile.
+// without the GIL, so another thread may change the array meanwhile.
 template <class T>
 std::vector<T> copy_of(const Packed<const T, 1>& array) {
     return {array.data(), array.data() + array.size()};

@@ -47,7 +47,7 @@ class Keywords {
 
     // The string object of a literal, made once: making one for each look-up would take longer than the look-up.
     static PyObject* interned(const char* literal) {
-        static std::unordered_map<const char*, PyObject*> names;  // by address; guarded by the interpreter's lock
+        static std::unordered_map<const char*, PyObject*> names;  // by address; guarded by the GIL
         PyObject*& name = names[literal];
         if (!name) name = PyUnicode_InternFromString(literal);
         return name;

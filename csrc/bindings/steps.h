@@ -10,7 +10,7 @@
 
 namespace decodestep {
 
-// The arrays that steps point into: copies, which live as long as this. The kernel runs without the interpreter's lock,
+// The arrays that steps point into: copies, which live as long as this. The kernel runs without the GIL,
 // so another thread may change the arrays that they are copied from.
 class StepArrays {
   public:

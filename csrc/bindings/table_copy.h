@@ -1,4 +1,4 @@
-// The part of a table of pages that a call reads, copied and checked: the kernel runs without the interpreter's lock,
+// The part of a table of pages that a call reads, copied and checked: the kernel runs without the GIL,
 // so another thread may change the table meanwhile.
 #pragma once
 

@@ -1,11 +1,11 @@
-// How the attention of a step is shared out.
+// Divides the attention of a step among the threads.
 //
-// A unit is what one kernel call can take: the queries of some heads of one key-value head, of a run of tokens. Units
-// of the same heads and of the runs after one another are a band, which goes through the keys together: a split of the
-// keys is read from memory for the first of them, and from the cache for the others. A band that is a large part of the
-// step is cut into pieces of its splits, so that a long context beside short ones occupies all threads; its states are
-// merged afterwards, in the order of the keys. The bits depend neither on bands nor on pieces, since the splits are the
-// same.
+// A unit is the work of one kernel call: a run of tokens, and query heads that share a key-value head. Units with the
+// same heads and consecutive runs form a band, which is processed split by split: a split of the keys is read from
+// memory for the first unit, and from the cache for the others. A band that is a large part of the step is divided into
+// pieces (ranges of its splits), so that a long context beside short ones occupies all threads; the states of its
+// splits are merged afterwards, in the order of the keys. The bits depend neither on bands nor on pieces, because the
+// splits are the same.
 #pragma once
 
 #include <algorithm>
@@ -23,9 +23,9 @@ struct TokenRun {
 
 struct AttentionUnit {
     TokenRun run;
-    size_t kv_head, head, heads;    // query heads [head, head + heads) of all
-    size_t first_split, end_split;  // from the one in which its first token's window begins, to its last token's own
-    size_t first_state = 0;         // of a band in pieces: the number of the first of its states, [splits(), queries]
+    size_t kv_head, head, heads;    // query heads [head, head + heads) of the model
+    size_t first_split, end_split;  // from the split of its first token's window start to its last token's split
+    size_t first_state = 0;         // if its band is in pieces: index of its first state, [splits(), queries]
 
     size_t splits() const { return end_split - first_split; }
 
@@ -35,7 +35,7 @@ struct AttentionUnit {
     size_t head_of(size_t query) const { return head + query % heads; }
 };
 
-// Units [unit, unit + units) of one sequence and the same heads, later tokens after earlier ones.
+// Units [unit, unit + units) of one sequence and the same heads, in the order of their tokens.
 struct AttentionBand {
     size_t unit, units;
     bool in_pieces = false;
@@ -47,7 +47,7 @@ struct AttentionTask {
     size_t first, end, cost;
 };
 
-// window: how many positions a token sees, its own included; 0: all up to its own.
+// window: the number of positions that a token attends to, its own included; 0: all up to its own.
 class AttentionPlan {
   public:
     AttentionPlan(const DecoderForward& step, size_t window) : a_(step), d_(*step.decoder), window_(window) {
@@ -58,7 +58,7 @@ class AttentionPlan {
 
     size_t window() const { return window_; }
 
-    // The positions that a token sees, and the splits that they lie in: [first, end).
+    // The positions that a token attends to are [first, length), the splits that hold them [first_split, end_split).
     size_t first(size_t token) const { return window_ && length(token) > window_ ? length(token) - window_ : 0; }
     size_t length(size_t token) const { return static_cast<size_t>(a_.positions[token]) + 1; }
     size_t first_split(size_t token) const { return first(token) / kSplitKeys; }
@@ -66,12 +66,12 @@ class AttentionPlan {
 
     const AttentionUnit& unit(size_t number) const { return units_[number]; }
 
-    // The units of bands in several pieces, and the number of their states.
+    // The units of bands that are in pieces, and the number of their states.
     const std::vector<AttentionUnit>& cut_units() const { return cut_units_; }
     size_t states() const { return states_; }
 
-    // Calls body(task) for a member's tasks. The largest come first, and are dealt forth and back: so the shares
-    // differ by less than one of them.
+    // Calls body(task) for a member's tasks. The tasks are dealt in descending order of cost, back and forth, so that
+    // the shares differ by less than one task.
     template <class Body>
     void each_task(size_t member, size_t members, Body&& body) const {
         for (size_t dealt = 0; dealt < tasks_.size(); dealt += members) {
@@ -81,8 +81,8 @@ class AttentionPlan {
     }
 
   private:
-    static constexpr size_t kTasksPerThread = 16;  // or more: enough to balance the threads
-    static constexpr size_t kBandQueries = 48;     // at most, so that their states stay in the cache beside the keys
+    static constexpr size_t kTasksPerThread = 16;  // at least: enough to balance the threads
+    static constexpr size_t kBandQueries = 48;     // at most, so that their states fit the cache beside the keys
 
     void find_runs() {
         const size_t longest = std::max<size_t>(1, kMaxQueries / (d_.heads / d_.kv_heads));
@@ -96,7 +96,7 @@ class AttentionPlan {
         }
     }
 
-    // Runs [first, first + count), whose tokens follow one another.
+    // Lists the bands of runs [first, first + count), whose tokens are consecutive.
     void list_bands(size_t first, size_t count) {
         const size_t in_group = d_.heads / d_.kv_heads, parts = (in_group + kMaxQueries - 1) / kMaxQueries;
         for (size_t kv_head = 0; kv_head < d_.kv_heads; ++kv_head)
@@ -125,7 +125,7 @@ class AttentionPlan {
         }
     }
 
-    // Of splits [first, end): reading a position takes about as long as multiplying it by one query.
+    // The cost of splits [first, end): reading a position takes about as long as multiplying it by one query.
     size_t cost(const AttentionUnit& unit, size_t first, size_t end) const {
         const size_t keys = std::min(length(unit.run.first + unit.run.count - 1), end * kSplitKeys) -
                             std::max(this->first(unit.run.first), first * kSplitKeys);
@@ -174,7 +174,7 @@ class AttentionPlan {
     std::vector<TokenRun> runs_;
     std::vector<AttentionUnit> units_;
     std::vector<AttentionBand> bands_;
-    std::vector<AttentionTask> tasks_;  // the largest first
+    std::vector<AttentionTask> tasks_;  // in descending order of cost
     std::vector<AttentionUnit> cut_units_;
     size_t states_ = 0;
 };

@@ -7,7 +7,7 @@
 namespace decodestep::DECODESTEP_ISA {
 namespace {
 
-// One member's part of one stage, of any kind.
+// One member's share of a stage of any kind.
 class StagePart : public StageMember {
   public:
     StagePart(const Plan& plan, const Stage& stage, size_t member, size_t members)
@@ -83,7 +83,7 @@ class StagePart : public StageMember {
         run_output(w.output, w.output_bias, [&] { return copied(plan_.attended, plan_.attended_width); });
     }
 
-    // attended: makes the function that stores the attention's outputs.
+    // attended: returns the function that stores the attention's outputs.
     template <class Attended>
     void run_output(const LinearPanelWeight& output, const float* bias, Attended&& attended) const {
         const float* post_norm = stage_.layer->attention_post_norm;

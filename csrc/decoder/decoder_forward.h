@@ -1,6 +1,6 @@
-// One step of a decoder: tokens of any sequences in, logits out. One call of the core, so that the threads meet between
-// two stages of a layer instead of in Python. A layer has one of two kinds of attention, the same in all layers, and
-// one of two kinds of feed-forward block.
+// One step of a decoder: tokens of any sequences in, logits out, in one native call, so that the threads synchronise
+// between stages of a layer rather than in Python. All layers have the same kind of attention, grouped-query or latent;
+// each has one of two kinds of feed-forward block.
 #pragma once
 
 #include <cstddef>
@@ -25,12 +25,12 @@ struct GroupedAttention {
     LinearPanelWeight output;
     // Biases of the products, [outputs], and the norms of every head of queries and keys, [head_values]; null without.
     const float *query_bias, *values_keys_bias, *output_bias, *query_norm, *key_norm;
-    size_t window;  // how many positions a token sees, its own included; 0: all up to its own
-    size_t rope;    // the number of the rotation
+    size_t window;  // the number of positions that a token attends to, its own included; 0: all up to its own
+    size_t rope;    // index of its rotation in sin and cos
 };
 
-// The widths of multi-head latent attention, multiples of 32 but for rope, which is one of 16: of a head's part without
-// rope, of the rope key, of the latent, of a head's value.
+// The sizes of multi-head latent attention: of a head's part without rope, the rope key, the latent, a head's value.
+// All are multiples of 32, except rope, which is a multiple of 16.
 struct LatentSizes {
     size_t nope, rope, latent, value;
     float eps;  // of the norms of the latent and of the compressed query
@@ -38,42 +38,42 @@ struct LatentSizes {
     bool is_given() const { return latent > 0; }
 };
 
-// Multi-head latent attention, absorbed: queries are multiplied by `key_up` in place of the cached latents, and what
-// they attend to by `value_up`. Rope pairs lie side by side.
+// Multi-head latent attention, absorbed: queries are multiplied by `key_up` instead of the cached latents, and the
+// attention outputs by `value_up`. The two values of a rope pair are adjacent.
 struct LatentAttention {
-    LinearPanelWeight query_down;  // hidden to the compressed query, then its norm; or not given
+    LinearPanelWeight query_down;  // hidden to the compressed query, then its norm; optional
     const float* query_norm;
     LinearPanelWeight query;     // the compressed query, or hidden, to heads * (nope + rope)
     LinearPanelWeight latent;    // hidden to the latent, then the rope key
     const float* latent_norm;    // [latent]
     LinearPanelWeight key_up;    // nope to heads * latent: the outputs of a head read its own part of the query
-    LinearPanelWeight value_up;  // latent to heads * value: the outputs of a head read what it attended to
+    LinearPanelWeight value_up;  // latent to heads * value: the outputs of a head read its own attention output
     LinearPanelWeight output;    // heads * value to hidden
-    // Biases of these products, [outputs]; null without. That of query_down is null where it is not given.
+    // Biases of these products, [outputs], or null. That of query_down is null if query_down is not given.
     const float *query_down_bias, *latent_bias, *output_bias;
 };
 
-// A mixture of experts: hidden to its router's logits, the rule that chooses, and the blocks.
+// A mixture of experts: the router from hidden to its logits, the selection rule, and the blocks.
 struct Mixture {
     LinearPanelWeight router;
     RouterRule rule;
-    FeedForwardPanels routed, shared;  // shared may be missing
+    FeedForwardPanels routed, shared;  // shared is optional
 
     bool is_given() const { return router.data != nullptr; }
 };
 
 struct DecoderLayer {
     const float *attention_norm, *ffn_norm;            // [hidden]
-    const float *attention_post_norm, *ffn_post_norm;  // [hidden], of what a block adds; null without
+    const float *attention_post_norm, *ffn_post_norm;  // [hidden], of a block's output; null if there is none
     GroupedAttention grouped;                          // unless the decoder has LatentSizes
     LatentAttention latent;                            // if it has
-    FeedForwardPanels feed_forward;                    // of one block, unless the mixture is given
+    FeedForwardPanels feed_forward;                    // a dense block, unless the mixture is given
     Mixture mixture;
 };
 
 // heads is a multiple of kv_heads, head_dim of 16; hidden and the widths of feed-forward blocks are multiples of 32.
-// The values of a head from head_values on are zeros, and `output` does not read them. With latent attention kv_heads
-// is 1 and head_dim is nope + rope. A mixture has no norm after it.
+// The values of a head from head_values on are zero padding, which `output` does not read. With latent attention
+// kv_heads is 1 and head_dim is nope + rope. A mixture has no norm after it.
 struct Decoder {
     size_t hidden, heads, kv_heads, head_dim, head_values;
     LatentSizes latent;
@@ -103,8 +103,8 @@ struct Decoder {
 //   r and the rope part of q rotated by the position;  c and r rounded to bfloat16 and written to the cache
 //   for each head: attention of (q_nope W_key_up, q_rope) to the rows (c, r) of positions 0 to the token's own, of
 //   which c are the values; what it gives times W_value_up
-// Products are those of linear_panels.h: activations are quantised where the weight's format says so. Attention is that
-// of attention/group_attention.h, or of attention/mla_attention.h; the mixture that of mixture_of_experts/.
+// Products are those of linear_panels.h: activations are quantised if the weight's format requires it. Attention is
+// that of attention/group_attention.h or attention/mla_attention.h, the mixture that of mixture_of_experts/.
 //
 // Layout of the cache, slabs of pages of every layer. Grouped-query attention, bfloat16:
 //   keys [slabs, layers, kv_heads, slab_pages, head_dim / 2, 16, 2]: the two columns of a pair innermost, then the
@@ -119,11 +119,11 @@ struct Decoder {
 //   int8 rows [slabs, layers, slab_pages, 16, latent + 4], each with its scale as float32 at its end: largest / 127
 // The page table names a page by its place among the pages of the first layer and head of all slabs:
 //   slab * layers * kv_heads * slab_pages + page of the slab
-// Reads the cache at positions before a token's own; these are written by earlier calls or by the same one.
-// Writes the cache at the tokens' positions and nowhere else, in any order; a position may be written again. Whatever
-// lies at later positions, of this sequence or left by another one, has no effect. NaN: reaches later tokens of its own
-// sequence and nothing else. Determinism: a token's bits depend on the tokens up to its own of its sequence alone, not
-// on the other tokens of the call, on how a prompt is cut into calls, or on the thread count.
+// Reads the cache at positions before a token's own; these were written by earlier calls or by this one. Writes the
+// cache at the tokens' positions and nowhere else, in any order; a position may be written again. The contents of later
+// positions, of this sequence or left by another one, have no effect. NaN: reaches later tokens of its own sequence and
+// nothing else. Determinism: a token's bits depend on the tokens up to its own in its sequence alone, not on the other
+// tokens of the call, on how a prompt is split into calls, or on the thread count.
 struct DecoderForward {
     const Decoder* decoder;
     size_t tokens;
@@ -131,11 +131,11 @@ struct DecoderForward {
     const float *sin, *cos;                     // [ropes, rope_positions, head_dim / 2], or rope / 2
     size_t rope_positions;
     uint8_t *keys, *values;
-    CacheType cache;  // of keys and values, or of latent attention's values: bf16, f16 (not of latents) or i8
+    CacheType cache;  // of keys and values, or of the latents: bf16, f16 (not of latents) or i8
     size_t slab_pages;
-    const int64_t* page_table;  // [sequences, table_width]: the place of positions 16 i to 16 i + 15
+    const int64_t* page_table;  // [sequences, table_width]: the page of positions 16 i to 16 i + 15
     size_t table_width;
-    const int64_t* wanted;  // [rows]: numbers of tokens
+    const int64_t* wanted;  // [rows]: indices of tokens
     size_t rows;
     float* logits;  // [rows, vocabulary]
     int threads;

@@ -1,4 +1,4 @@
-// The stages of a decoder's step, and the memory in which one stage leaves what the next one reads.
+// The stages of a decoder's step, and the buffers through which they pass their results.
 #pragma once
 
 #include <algorithm>
@@ -14,25 +14,24 @@
 
 namespace decodestep::DECODESTEP_ISA {
 
-// What a stage does. Stages run one after another: every member of the team of threads does its part of a stage, then
-// waits for the others. The stages named after rows make the activations that the product after them reads.
+// What a stage does. Stages run one after another: every member of the team does its share of a stage, then waits for
+// the others. The stages named *_rows make the activations that the following product reads.
 enum class StageKind {
     attention_rows,  // x normalised
     // Grouped-query attention:
-    project,     // queries; keys and values to the cache
-    norm_heads,  // of queries and keys, where they have norms; keys to the cache
+    project,     // queries; keys and values, into the cache
+    norm_heads,  // of queries and keys, if they have norms; keys into the cache
     attend,
-    merge_states,  // of units in pieces, where that is much
+    merge_states,  // of units in pieces, if merging takes long
     // Latent attention:
-    compress,         // queries or compressed queries; latents and rope keys as they are
+    compress,         // queries or compressed queries; latents and rope keys, not yet normalised
     compressed_rows,  // compressed queries normalised
     project_queries,  // queries
     head_rows,        // the parts of queries without rope
-    absorb,           // these times key_up; the parts with rope turned; latents and rope
-                      // keys to the cache
+    absorb,           // these times key_up; the rope parts rotated; latents and rope keys, into the cache
     attend_latents,
     merge_latents,
-    latent_rows,  // what each head attended to
+    latent_rows,  // each head's attention output
     value_up,
     // Both:
     attended_rows,  // the attention's outputs
@@ -50,11 +49,11 @@ enum class StageKind {
     gate_up_experts,
     expert_rows,  // the swiglu's outputs, of experts and shared block
     add_experts,  // x += the weighted sum
-    logits_rows,  // x of the wanted tokens normalised
+    logits_rows,  // the wanted tokens of x, normalised
     logits,
 };
 
-// The operator whose work a stage does; products take the norm before them along.
+// The operator to which a stage's time is attributed; a norm counts towards the product after it.
 inline StepPart step_part(StageKind kind) {
     if (kind == StageKind::attend || kind == StageKind::merge_states) return StepPart::grouped_attention;
     if (kind < StageKind::compress) return StepPart::linear;
@@ -70,11 +69,11 @@ struct Stage {
     StageKind kind;
     const DecoderLayer* layer;  // null after the last layer
     size_t layer_number;
-    Forms forms;   // of the rows that the stage makes or reads
-    size_t sweep;  // of a product: the number of its PanelSweep
+    Forms forms;   // forms of the rows that the stage makes or reads
+    size_t sweep;  // of a product: the index of its PanelSweep
 };
 
-// The panels that one product reads, in the order of reading: those of one weight, or of two.
+// The panels that one product reads, in order: those of one weight, or of two.
 struct PanelSweep {
     const LinearPanelWeight *first, *second = nullptr;
 
@@ -84,31 +83,30 @@ struct PanelSweep {
     }
 };
 
-// Up to so many tokens, every member of the team makes all activation rows for itself: that takes less time than
-// another stage to share them would.
+// Up to this many tokens, every member makes all activation rows for itself, which takes less time than another stage.
 constexpr size_t kMaxReplicatedTokens = 4;
 
-// And up to so many floats, every member merges the states of the attention for itself.
+// Up to this many floats, every member merges the attention states for itself.
 constexpr size_t kMaxReplicatedMerge = size_t{1} << 15;
 
 struct Range {
     size_t first, end;
 };
 
-// The part of `units` that is one member's.
+// A member's share of `units`.
 inline Range part_of(size_t units, size_t member, size_t members) {
     return {units * member / members, units * (member + 1) / members};
 }
 
-// The experts of all tokens in one layer: of all members, or of each one for itself.
+// The experts of all tokens in one layer: shared by all members, or each member's own.
 struct Routing {
-    size_t layer = ~size_t{0};  // of which `rows` are
+    size_t layer = ~size_t{0};  // the layer that `rows` belongs to
     std::vector<int64_t> experts;
     std::vector<float> weights;
     ExpertRows rows;
 };
 
-// What every member of the team knows of a step.
+// What the members of the team share in a step; only their own buffers change while it runs.
 class Plan {
   public:
     Plan(const DecoderForward& step, StepBuffers& buffers)
@@ -123,8 +121,8 @@ class Plan {
         take_memory(buffers);
     }
 
-    // Where keys or values of a page lie, from the beginning of the cache, in units of which a position takes `width`.
-    // page: its place in the first layer and head.
+    // The offset of a page's keys or values in the cache, in units of which a position takes `width`. page: its index
+    // within the first layer and head.
     size_t page_offset(size_t layer, size_t page, size_t kv_head, size_t width) const {
         return ((layer * d.kv_heads + kv_head) * a.slab_pages + page) * width * kPagePositions;
     }
@@ -132,17 +130,17 @@ class Plan {
 
     static size_t in_blocks(size_t width) { return (width + kBlockInputs - 1) / kBlockInputs * kBlockInputs; }
 
-    // The plan of grouped-query attention of such a window.
+    // The plan of grouped-query attention with this window.
     const AttentionPlan& groups_of(size_t window) const {
         return *std::find_if(groups.begin(), groups.end(), [&](const auto& plan) { return plan.window() == window; });
     }
 
-    // Whether the states of units in pieces are merged in a stage of their own.
+    // Whether the states of units in pieces are merged in a separate stage.
     bool merges_apart(const AttentionPlan& plan) const {
         return !plan.cut_units().empty() && (!replicated_rows || plan.states() * d.head_dim > kMaxReplicatedMerge);
     }
 
-    // The states of a unit in pieces after one split.
+    // The states that a unit in pieces has after one split.
     SoftmaxStates states(const AttentionUnit& unit, size_t split) const {
         return states_.from(unit.first_state + (split - unit.first_split) * unit.queries());
     }
@@ -151,33 +149,34 @@ class Plan {
         return part_of(sweeps[sweep].count(), member, members);
     }
 
-    // The panel that a member reads first after a sweep: of the next one, or of the next step's first one.
+    // The panel that a member reads first after a sweep: in the next sweep, or in the first one of the next step.
     const uint8_t* first_panel_after(size_t sweep, size_t member, size_t members) const {
         const size_t next = sweep + 1 < sweeps.size() ? sweep + 1 : 0;
         return sweeps[next].panel(panels_of(next, member, members).first);
     }
 
-    // Memory for the rows that a stage makes or reads: one for all members, or one for each.
+    // The buffer for the rows that a stage makes or reads: one for all members, or one for each.
     float* row_space(size_t member) const { return row_spaces_[replicated_rows ? member : 0]; }
 
     const DecoderForward& a;
     const Decoder& d;
     const bool replicated_rows;
-    // Of all queries of a token, without latents in whole panels, and of what they attend to.
+    // Values per token of all queries (padded to whole panels, except with latent attention), and of the attention
+    // output.
     const size_t query_width, attended_width;
-    std::vector<AttentionPlan> groups;  // of grouped-query attention, one for each window
-    // Of latent attention; a stage of each layer says where the layer's cache lies.
+    std::vector<AttentionPlan> groups;  // grouped-query attention, one for each window
+    // Latent attention; a stage of each layer sets the addresses of that layer's cache.
     mutable MlaAttention latent_call{};
     std::optional<MlaAttentionTasks> latents;
     std::vector<Stage> stages;
     std::vector<PanelSweep> sweeps;
-    mutable std::vector<Routing> routings;  // one for all members; then one for each
+    mutable std::vector<Routing> routings;  // [0]: shared by all members; then one for each member
 
     float* x = nullptr;              // [tokens, hidden]
-    void* q = nullptr;               // [tokens, query_width], as factors of the cache's values
+    void* q = nullptr;               // [tokens, query_width], in the type of the cache's factors
     float* attended = nullptr;       // [tokens, attended_width]
     float* heads = nullptr;          // [tokens, query_width + kv_heads * head_dim]: queries and keys before their norms
-    float* branch = nullptr;         // [tokens, hidden]: what a block adds before its norm
+    float* branch = nullptr;         // [tokens, hidden]: a block's output before its post norm
     float* gated = nullptr;          // [tokens, width] of a dense block, [tokens * used,
                                      // width] of experts
     float* shared_gated = nullptr;   // [tokens, width]
@@ -264,7 +263,7 @@ class Plan {
     }
 
     void list_feed_forward(const FeedForwardPanels& w) {
-        // The sweep names panel i of `gate`, if there is one, after which panel i of `up` is read.
+        // The sweep lists panels of `gate` if there is one; panel i of `up` is read after panel i of `gate`.
         product(StageKind::ffn_rows, StageKind::gate_up, a.tokens, d.hidden, {&w.first()}, {&w.gate, &w.up});
         product(StageKind::gated_rows, StageKind::add_down, a.tokens, w.width(), {&w.down});
         gated_floats_ = std::max(gated_floats_, a.tokens * w.width());
@@ -301,7 +300,7 @@ class Plan {
         product(rows_kind, kind, rows, width, sweep, {sweep.first, sweep.second ? sweep.second : sweep.first});
     }
 
-    // A product of so many rows of activations, and the stage that makes them if the members share them.
+    // Lists a product with `rows` rows of activations, and the stage that makes them if the members share them.
     void product(StageKind rows_kind, StageKind kind, size_t rows, size_t width, PanelSweep sweep, Forms forms) {
         if (!replicated_rows) stages.push_back({rows_kind, layer(), at_, forms, 0});
         stages.push_back({kind, layer(), at_, forms, sweeps.size()});
@@ -340,12 +339,12 @@ class Plan {
         latent = of_tokens(d.latent.latent + d.latent.rope);
     }
 
-    size_t at_ = 0;  // the layer whose stages are listed
+    size_t at_ = 0;  // the layer that is being listed
     size_t row_floats_ = 0, gated_floats_ = 0, shared_floats_ = 0, most_experts_ = 0, entries_ = 0,
            widest_compressed_ = 0;
     bool has_head_norms_ = false, has_branches_ = false;
     std::vector<float*> row_spaces_;
-    std::vector<int64_t> lengths_;  // how many positions each token sees
+    std::vector<int64_t> lengths_;  // the number of positions that each token attends to
     SoftmaxStates states_{};
 };
 

@@ -1,4 +1,4 @@
-// The feed-forward blocks in a decoder's step: one block for all tokens, or a mixture of experts.
+// Feed-forward blocks in a decoder's step: dense, or a mixture of experts.
 #pragma once
 
 #include "decoder/stage_member.h"
@@ -18,7 +18,7 @@ class FeedForwardPart : public StageMember {
         w_.has_gate() ? multiply_dense(w_, panels, x, plan_.gated) : square(x, panels);
     }
 
-    // The router's logits, and what does not wait for them.
+    // The router's logits, and the part of the shared block that does not depend on them.
     void route(const Activations& x) const {
         const auto [router, shared] = panels_of_two(m_.router.count());
         const uint8_t* after = shared.first < shared.end ? m_.shared.first().panel(shared.first) : panel_after();
@@ -26,14 +26,14 @@ class FeedForwardPart : public StageMember {
         multiply_dense(m_.shared, shared, x, plan_.shared_gated);
     }
 
-    // The experts of this member's part of the tokens, for all members.
+    // The experts of this member's share of the tokens, for all members.
     void choose() const { choose(plan_.routings[0], part_of(a_.tokens, member_, members_)); }
 
     void gate_up_experts(const Activations& x) const {
         multiply_experts(m_.routed, expert_rows(), x, stage_.forms, member_, members_, plan_.gated);
     }
 
-    // Rows by entry of the experts, then by token of the shared block.
+    // Rows are in the order of the experts' entries, then the tokens of the shared block.
     size_t gated_count() const { return entries() + (m_.shared.is_given() ? a_.tokens : 0); }
     void share_gated() const {
         const MixtureInputs in = gated_in_space();
@@ -51,7 +51,7 @@ class FeedForwardPart : public StageMember {
   private:
     size_t entries() const { return a_.tokens * m_.rule.used; }
 
-    // The activations of a block without a gate.
+    // The activation of a block without a gate.
     void square(const Activations& x, PanelRange panels) const {
         multiply_panels(w_.up, panels, panel_after(), x, a_.tokens, [&](size_t i, size_t t, const float* y) {
             float* out = plan_.gated + t * w_.width() + i * kPanelOutputs;
@@ -60,7 +60,8 @@ class FeedForwardPart : public StageMember {
         });
     }
 
-    // The activations of panels of gate and of up, the last that are read here, of one block for all tokens.
+    // The activations of some panels of gate and up, for all tokens; the last panels of the member's share of the
+    // stage.
     void multiply_dense(const FeedForwardPanels& w, PanelRange panels, const Activations& x, float* out) const {
         gate_up_panels(w, panels, panel_after(), x, a_.tokens, out + panels.first * kPanelOutputs, w.width());
     }
@@ -73,7 +74,7 @@ class FeedForwardPart : public StageMember {
                   routing.weights.data() + t * used);
     }
 
-    // The tokens by expert, put in order by every member for itself: that is quicker than waiting.
+    // The tokens grouped by expert. Every member groups them for itself, which is faster than another stage.
     const ExpertRows& expert_rows() const {
         Routing& own = plan_.routings[member_ + 1];
         if (own.layer == stage_.layer_number) return own.rows;

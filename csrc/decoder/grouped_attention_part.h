@@ -15,7 +15,7 @@ class GroupedAttentionPart : public StageMember {
           w_(stage.layer->grouped),
           groups_(plan.groups_of(stage.layer->grouped.window)) {}
 
-    // The attention's outputs; those of units in pieces are merged here unless a stage has done so.
+    // The attention's outputs; the states of units in pieces are merged here unless a stage has merged them.
     auto attended() const {
         const float* rows = plan_.attended;
         const auto& cut_units = groups_.cut_units();
@@ -40,7 +40,8 @@ class GroupedAttentionPart : public StageMember {
                         [&](size_t i, size_t t, float* y) { store_in_cache(t, i * kPanelOutputs, y); });
     }
 
-    // The norms of this member's part of all heads of queries and keys; then what `project` does with them without.
+    // Normalises this member's share of the heads of queries and keys; then rotates and stores them, which `project`
+    // does if there are no norms.
     void norm_heads() const {
         const size_t heads = d_.heads + d_.kv_heads, width = d_.head_dim;
         const Range part = part_of(a_.tokens * heads, member_, members_);
@@ -86,7 +87,7 @@ class GroupedAttentionPart : public StageMember {
         store(y, rotate_pairs(load(y), a_.sin + at, a_.cos + at));
     }
 
-    // Where output `column` of a token's queries or keys lies.
+    // The address of output `column` of a token's queries or keys.
     Factor* query_at(size_t t, size_t column) const {
         return static_cast<Factor*>(plan_.q) + t * plan_.query_width + column;
     }
@@ -95,14 +96,15 @@ class GroupedAttentionPart : public StageMember {
     }
     float* key_before_norm(size_t t, size_t column) const { return query_before_norm(t, plan_.query_width + column); }
 
-    // The page of the layer and key-value head that a token's own position lies in, in bytes, and its row there.
+    // The byte offset of the page that holds a token's own position, for the layer and a key-value head, and its row in
+    // it.
     size_t page_of(size_t t, size_t kv_head) const {
         return layer_offset(Cache::bytes(d_.head_dim), plan_.page_table_of(t)[a_.positions[t] / kPagePositions],
                             kv_head);
     }
     size_t row_of(size_t t) const { return a_.positions[t] % kPagePositions; }
 
-    // Divides a head by its root mean square, which the zeros at its end do not count in.
+    // Divides a head by its root mean square, without the zero padding at its end.
     void norm_head(float* y, const float* gamma) const {
         const f32x16 rms = broadcast(root_mean_square(y, d_.head_values, d_.eps));
         for (size_t i = 0; i < d_.head_values; i += kLanes) {
@@ -111,7 +113,7 @@ class GroupedAttentionPart : public StageMember {
         }
     }
 
-    // Outputs [first, first + kPanelOutputs) of the queries; past the last one lie zeros.
+    // Stores outputs [first, first + kPanelOutputs) of the queries; beyond the last output they are zeros.
     void store_queries(size_t t, size_t first, float* y) const {
         add_bias(w_.query_bias, first, d_.heads * d_.head_dim, y);
         if (w_.query_norm) {
@@ -124,7 +126,7 @@ class GroupedAttentionPart : public StageMember {
         }
     }
 
-    // Outputs [first, first + kPanelOutputs) of values_keys, sixteen at a time: all of one head.
+    // Stores outputs [first, first + kPanelOutputs) of values_keys, sixteen at a time: sixteen belong to one head.
     void store_in_cache(size_t t, size_t first, float* y) const {
         const size_t values = d_.kv_heads * d_.head_dim;
         add_bias(w_.values_keys_bias, first, 2 * values, y);
@@ -159,7 +161,7 @@ class GroupedAttentionPart : public StageMember {
         return {a_.keys + at, a_.values + at, plan_.page_table_of(unit.run.first), d_.head_dim};
     }
 
-    // Where a query's output lies in `rows`, [tokens, attended_width].
+    // The address of a query's output in `rows`, [tokens, attended_width].
     float* output_of(const AttentionUnit& unit, size_t query, float* rows) const {
         return rows + unit.token_of(query) * plan_.attended_width + unit.head_of(query) * d_.head_values;
     }
@@ -172,7 +174,7 @@ class GroupedAttentionPart : public StageMember {
         std::memcpy(to.record, from.record, SoftmaxState::floats(from.width) * sizeof(float));
     }
 
-    // Calls body(its place in the band, unit) for each unit of a band that sees keys of a split.
+    // Calls body(index in the band, unit) for each unit of a band that attends to keys of a split.
     template <class Body>
     void each_unit(const AttentionBand& band, size_t split, Body&& body) const {
         for (size_t i = 0; i < band.units; ++i) {
@@ -181,7 +183,7 @@ class GroupedAttentionPart : public StageMember {
         }
     }
 
-    // All splits of a band.
+    // Attends to all splits of a band.
     void attend_whole(const AttentionTask& task) const {
         const size_t size = SoftmaxStates::floats(kMaxQueries, d_.head_dim);
         float* scratch = thread_scratch((task.band.units + 1) * size);
@@ -206,7 +208,7 @@ class GroupedAttentionPart : public StageMember {
         }
     }
 
-    // One query of a unit in pieces, from its states of all splits.
+    // Merges the states of all splits for one query of a unit in pieces.
     void merge(const AttentionUnit& unit, size_t query, SoftmaxState merged, float* rows) const {
         const size_t t = unit.token_of(query), first = groups_.first_split(t);
         copy(plan_.states(unit, first)[query], merged);

@@ -1,5 +1,5 @@
-// Multi-head latent attention in a decoder's step. Rows by head are in the order (head, token), so that the rows that a
-// panel of key_up or value_up multiplies lie together.
+// Multi-head latent attention in a decoder's step. Rows per head are in the order (head, token), so that the rows that
+// a panel of key_up or value_up multiplies are contiguous.
 #pragma once
 
 #include "decoder/stage_member.h"
@@ -12,7 +12,7 @@ class LatentAttentionPart : public StageMember {
     LatentAttentionPart(const Plan& plan, const Stage& stage, size_t member, size_t members)
         : StageMember(plan, stage, member, members), s_(plan.d.latent), w_(stage.layer->latent) {}
 
-    // The first products of the hidden state, stored as they are.
+    // The first products of the hidden state, stored without further processing.
     void compress(const Activations& x) const {
         const bool is_compressed = w_.query_down.data != nullptr;
         const LinearPanelWeight& query = is_compressed ? w_.query_down : w_.query;
@@ -31,13 +31,13 @@ class LatentAttentionPart : public StageMember {
         store_products(w_.query, {part.first, part.end}, panel_after(), x, a_.tokens, plan_.queries, w_.query.out);
     }
 
-    // The part without rope of each head and token.
+    // The part without rope of each head and token's query.
     auto head_rows() const {
         return [this](const Activations& out, size_t row) { store_row(out, row, query_of(row), s_.nope); };
     }
     Range rows_of_absorb() const { return rows_of_panels(s_.latent); }
 
-    // The queries for the latents; besides, what else attention reads.
+    // The queries against the latents, and everything else that attention reads.
     void absorb(const Activations& x) const {
         if (member_ == 0) place_cache();
         each_part(a_.tokens, [&](size_t t) { store_in_cache(t); });
@@ -55,7 +55,7 @@ class LatentAttentionPart : public StageMember {
         each_part(plan_.latents->merge_count(), [&](size_t task) { plan_.latents->merge(task); });
     }
 
-    // What each head and token attended to.
+    // The attention output of each head and token.
     auto latent_rows() const {
         return [this](const Activations& out, size_t row) {
             const size_t t = row % a_.tokens, head = row / a_.tokens;
@@ -73,7 +73,7 @@ class LatentAttentionPart : public StageMember {
         for (size_t i = part.first; i < part.end; ++i) body(i);
     }
 
-    // The rows that this member's panels of a product by heads read; `width`: the outputs of a head.
+    // The rows that this member's panels of a per-head product read; `width`: outputs per head.
     Range rows_of_panels(size_t width) const {
         const Range part = panels_of_member();
         const size_t in_head = width / kPanelOutputs;
@@ -81,7 +81,7 @@ class LatentAttentionPart : public StageMember {
         return {part.first / in_head * a_.tokens, ((part.end - 1) / in_head + 1) * a_.tokens};
     }
 
-    // out [tokens, heads * width] = of each head's rows of x the outputs of its own panels.
+    // out [tokens, heads * width] = each head's rows of x times its own panels.
     void multiply_heads(const LinearPanelWeight& w, size_t width, const Activations& x, float* out) const {
         const Range part = panels_of_member();
         const size_t in_head = width / kPanelOutputs;
@@ -99,7 +99,7 @@ class LatentAttentionPart : public StageMember {
         return plan_.queries + row % a_.tokens * plan_.query_width + row / a_.tokens * d_.head_dim;
     }
 
-    // Turns the rope values of token t by its position.
+    // Rotates the rope values of token t by its position.
     void rotate(size_t t, const float* values, float* out) const {
         const size_t at = a_.positions[t] * (s_.rope / 2);
         for (size_t i = 0; i < s_.rope; i += kLanes)

@@ -1,4 +1,4 @@
-// One member's part of one stage: what all kinds of stages have in common, the rows that products read and the sweeps
+// One member's share of a stage: what all kinds of stages have in common, the rows that products read and the sweeps
 // over their panels.
 #pragma once
 
@@ -15,15 +15,15 @@ class StageMember {
         : plan_(plan), a_(plan.a), d_(plan.d), stage_(stage), member_(member), members_(members) {}
 
   protected:
-    // ---- The rows that a product reads, by a function make(out, row) that stores a row.
+    // ---- The rows that a product reads. make(out, row) stores one row.
 
-    // The input of a product: all rows, made here if they are replicated; else those that the stage before has made.
+    // The input of a product: all rows. They are made here if they are replicated, otherwise by the stage before.
     template <class Make>
     Activations rows(size_t count, size_t width, Make&& make) const {
         return rows_of(count, width, {0, count}, make);
     }
 
-    // The same for a member that reads but a part of the rows.
+    // The same for a member that reads only a part of the rows.
     template <class Make>
     Activations rows_of(size_t count, size_t width, Range part, Make&& make) const {
         const Activations out = stage_.forms.in_space(plan_.row_space(member_), count, width);
@@ -31,7 +31,7 @@ class StageMember {
         return out;
     }
 
-    // This member's part of the rows that all members read in the next stage.
+    // Makes this member's share of the rows that all members read in the next stage.
     template <class Make>
     void share_rows(size_t count, size_t width, Make&& make) const {
         const Activations out = stage_.forms.in_space(plan_.row_space(member_), count, width);
@@ -39,7 +39,7 @@ class StageMember {
         for (size_t row = part.first; row < part.end; ++row) make(out, row);
     }
 
-    // rms_norm of row numbers[t] of `values`, rows of `width`; of row t without numbers.
+    // Makes row t: rms_norm of row numbers[t] of `values`, or of row t without numbers. Rows have `width` values.
     static auto normalised(const float* values, size_t width, const float* gamma, float eps,
                            const int64_t* numbers = nullptr) {
         return [=](const Activations& out, size_t t) {
@@ -65,7 +65,7 @@ class StageMember {
 
     Range panels_of_member() const { return plan_.panels_of(stage_.sweep, member_, members_); }
 
-    // This member's panels of a sweep over two weights, the first of which has so many.
+    // This member's panels in a sweep over two weights; `panels`: the number of panels of the first.
     std::pair<PanelRange, PanelRange> panels_of_two(size_t panels) const {
         const Range part = panels_of_member();
         return {{std::min(part.first, panels), std::min(part.end, panels)},
@@ -73,8 +73,8 @@ class StageMember {
     }
     const uint8_t* panel_after() const { return plan_.first_panel_after(stage_.sweep, member_, members_); }
 
-    // out [tokens, width] = the outputs of panels of a weight, from output `width` on left out, multiplied by `scale`,
-    // with their bias if there is one.
+    // out [tokens, width] = the outputs of some panels of a weight, multiplied by `scale`, plus the bias if there is
+    // one. Outputs from `width` on are dropped.
     void store_products(const LinearPanelWeight& w, PanelRange panels, const uint8_t* next_panel, const Activations& x,
                         size_t tokens, float* out, size_t width, float scale = 1.0f,
                         const float* bias = nullptr) const {
@@ -87,12 +87,12 @@ class StageMember {
         });
     }
 
-    // y += bias, for outputs [first, first + kPanelOutputs) of so many; nothing without a bias.
+    // y += bias for outputs [first, first + kPanelOutputs) of `outputs`; nothing if bias is null.
     static void add_bias(const float* bias, size_t first, size_t outputs, float* y) {
         for (size_t j = 0; bias && j < kPanelOutputs && first + j < outputs; ++j) y[j] += bias[first + j];
     }
 
-    // x += residual_scale * the product with its bias; with a post norm the product goes to `branch` for add_branch.
+    // x += residual_scale * (product + bias); with a post norm the product goes to `branch` for add_branch.
     void add_product(const LinearPanelWeight& w, const float* bias, const float* post_norm,
                      const Activations& x) const {
         const f32x16 scale = broadcast(d_.residual_scale);
@@ -108,7 +108,7 @@ class StageMember {
         multiply_panels(w, {part.first, part.end}, panel_after(), x, a_.tokens, add, row);
     }
 
-    // x += residual_scale * rms_norm(branch), for this member's part of the tokens.
+    // x += residual_scale * rms_norm(branch), for this member's share of the tokens.
     void add_branch(const float* post_norm) const {
         const f32x16 scale = broadcast(d_.residual_scale);
         const Range part = part_of(a_.tokens, member_, members_);
@@ -121,7 +121,7 @@ class StageMember {
         }
     }
 
-    // Where the cache of the stage's layer begins, with `width` values for each position.
+    // The offset of the cache of the stage's layer, for `width` values per position.
     size_t layer_offset(size_t width, size_t page = 0, size_t kv_head = 0) const {
         return plan_.page_offset(stage_.layer_number, page, kv_head, width);
     }

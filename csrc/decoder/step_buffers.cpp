@@ -11,7 +11,7 @@
 namespace decodestep {
 namespace {
 
-// What is kept for later steps: the buffers of a few at once, and no more bytes than that in all.
+// What is kept for later steps: the buffers of a few concurrent steps, and no more than this many bytes in all.
 constexpr size_t kShelf = 4, kMaxFloats = size_t{256} << 18;
 
 struct KeptBuffers {

@@ -1,4 +1,4 @@
-// The memory of a step: float buffers that later steps use again. Not built per instruction set.
+// The memory of a step: float buffers that later steps reuse. Not built per instruction set.
 #pragma once
 
 #include <cstddef>
@@ -7,7 +7,7 @@
 
 namespace decodestep {
 
-// Memory of its own pages, which the system has back as soon as it is not needed, whatever thread took it.
+// Memory in pages of its own, which return to the system as soon as it is freed, whatever thread allocated it.
 class PageMemory {
   public:
     explicit PageMemory(size_t floats);  // throws std::bad_alloc
@@ -23,8 +23,8 @@ class PageMemory {
     size_t floats_;
 };
 
-// The buffers of one step, one after another; in another step the first take() gives the first buffer again, and so on.
-// They come from a shelf that all threads share, and go back to it at the end.
+// The buffers of one step, in order: in another step the first take() returns the first buffer again, and so on. They
+// come from a shelf shared by all threads and return to it at the end.
 class StepBuffers {
   public:
     StepBuffers();
@@ -32,7 +32,7 @@ class StepBuffers {
     StepBuffers(const StepBuffers&) = delete;
     StepBuffers& operator=(const StepBuffers&) = delete;
 
-    // At least so many floats; not initialised.
+    // A buffer of at least `floats` floats, not initialised.
     float* take(size_t floats);
 
   private:

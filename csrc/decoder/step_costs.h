@@ -1,4 +1,4 @@
-// Where the time of a decoder's step goes, by the operator whose work a stage does. Not built per instruction set.
+// The time of a decoder's step, attributed to operators by stage. Not built per instruction set.
 #pragma once
 
 #include <chrono>
@@ -10,13 +10,13 @@ enum class StepPart { linear, grouped_attention, mla_prolog, mla_attention, feed
 constexpr const char* kStepParts[] = {"linear",       "grouped_attention", "mla_prolog",        "mla_attention",
                                       "feed_forward", "expert_router",     "mixture_of_experts"};
 
-// Of each part: seconds, and how many stages.
+// Per part: seconds, and the number of stages.
 using StepCost = double[2];
 
-// The first member of the team reads it where a stage begins, which is when all members have ended the one before.
+// The first member of the team reads it at the start of a stage, when all members have finished the one before.
 class StepClock {
   public:
-    // costs: one for each part, which the times are added to; null: no clock is read.
+    // costs: one for each part, to which the times are added; null: no clock is read.
     explicit StepClock(StepCost* costs) : costs_(costs) {}
 
     void begin(StepPart part) {

@@ -1,4 +1,4 @@
-// The root mean square norm of one row, for kernels that process its values further.
+// The RMS norm of one row, for kernels that process its values further.
 #pragma once
 
 #include "simd/simd.h"

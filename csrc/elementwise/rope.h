@@ -1,5 +1,4 @@
-// The rotation of pairs of values by their position. Included by kernels that are compiled once for each instruction
-// set.
+// Rotary position embedding: rotates pairs of values. Included by kernels that are compiled per instruction set.
 #pragma once
 
 #include "simd/rounding.h"

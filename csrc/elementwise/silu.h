@@ -1,4 +1,4 @@
-// The activations of feed-forward blocks, for kernels that process their values further.
+// The activation functions of feed-forward blocks, for kernels that process their values further.
 #pragma once
 
 #include "simd/exp.h"

@@ -1,4 +1,4 @@
-// The experts that every token goes to, and their weights.
+// Selects the experts of every token, and their weights.
 #pragma once
 
 #include <cstddef>

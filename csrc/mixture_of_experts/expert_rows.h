@@ -1,4 +1,4 @@
-// The tokens of a call by expert: each expert's weights are then read once for all of its tokens.
+// The tokens of a call grouped by expert, so that each expert's weights are read once for all of its tokens.
 #pragma once
 
 #include <cstddef>
@@ -7,16 +7,16 @@
 
 namespace decodestep::DECODESTEP_ISA {
 
-// Entries [first, first + count): the tokens that go to one expert, ascending; a token that names it twice is there
+// Entries [first, first + count): the tokens of one expert, ascending; a token that names the expert twice occurs
 // twice.
 struct ExpertRun {
     size_t expert, first, count;
 };
 
-// An entry for each token and expert that it goes to, in the order of experts.
+// One entry for each token and expert that it goes to, in the order of experts.
 class ExpertRows {
   public:
-    // experts, weights: [tokens, used]; experts in [0, count). Uses the memory of the assignment before.
+    // experts, weights: [tokens, used]; experts in [0, count). Reuses the memory of the previous assignment.
     void assign(const int64_t* experts, const float* weights, size_t tokens, size_t used, size_t count) {
         starts_.assign(count + 1, 0);
         for (size_t i = 0; i < tokens * used; ++i) ++starts_[static_cast<size_t>(experts[i]) + 1];
@@ -39,8 +39,8 @@ class ExpertRows {
     size_t token(size_t entry) const { return token_[entry]; }
     float weight(size_t entry) const { return weight_[entry]; }
 
-    // Whether each token of a run comes right after the one before it: their rows are then one block. The ends alone
-    // do not tell, for a token may be there twice.
+    // Whether the tokens of a run are consecutive, so that their rows are one block. Comparing the ends is not enough,
+    // because a token may occur twice.
     bool adjacent(const ExpertRun& run) const {
         for (size_t i = run.first + 1; i < run.first + run.count; ++i)
             if (token_[i] != token_[i - 1] + 1) return false;

@@ -5,7 +5,7 @@
 namespace decodestep::DECODESTEP_ISA {
 namespace {
 
-// The stages of one call, each for every member of a team.
+// The stages of one call, each executed by every member of a team.
 class Mixture {
   public:
     enum Stage { kRead, kMultiply, kReadGated, kAdd, kStages };

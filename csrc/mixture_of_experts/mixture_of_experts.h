@@ -1,4 +1,4 @@
-// Feed-forward blocks of which every token goes through a few.
+// Feed-forward blocks (experts) of which every token uses a few.
 #pragma once
 
 #include <cstddef>
@@ -11,8 +11,8 @@ namespace decodestep {
 
 // `count` blocks y = swiglu(x gate, x up) down of one shape, side by side in three weights: block e has the outputs
 // from e * width on of gate and up, and those from e * inputs on of down. Both sizes are multiples of 32, so a panel
-// belongs to one block. The gate may be missing: y = max(x up, 0)^2 down. Of a gate that is there the SiLU is taken, or
-// with `gelu` the GELU with tanh. Biases are added to the outputs of these weights, as many as they have; null without.
+// belongs to one block. The gate is optional: without it y = max(x up, 0)^2 down. The gate's activation is SiLU, or
+// with `gelu` the tanh form of GELU. Biases are added to the outputs of these weights and have as many values; or null.
 struct FeedForwardPanels {
     LinearPanelWeight gate, up, down;
     size_t count = 1;
@@ -28,19 +28,19 @@ struct FeedForwardPanels {
     constexpr const LinearPanelWeight& first() const { return has_gate() ? gate : up; }  // that is read
 };
 
-// y[t] = the sum of weights[t, j] * block experts[t, j] of `routed` of x[t], in the order of ascending experts, plus
-// the one block of `shared` of x[t]
+// y[t] = the sum of weights[t, j] * (block experts[t, j] of `routed`)(x[t]), in ascending order of experts, plus the
+// single block of `shared` of x[t]
 //
 // Shapes: x and y [tokens, inputs]; experts [tokens, used] in [0, routed.count); weights [tokens, used].
-// Products are those of linear_panels.h; x is quantised once for all experts. NaN: stays in its token. Determinism: a
-// token's bits depend neither on the other tokens nor on the thread count.
+// Products are those of linear_panels.h; x is quantised once for all experts. NaN: affects only its own token.
+// Determinism: a token's bits depend neither on the other tokens nor on the thread count.
 struct MixtureOfExperts {
     const float* x;
     ptrdiff_t x_stride;
     size_t tokens, used;
     const int64_t* experts;
     const float* weights;
-    FeedForwardPanels routed, shared;  // shared may be missing
+    FeedForwardPanels routed, shared;  // shared is optional
     float* y;
     int threads;
 };

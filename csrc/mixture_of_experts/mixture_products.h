@@ -1,5 +1,5 @@
-// The products of feed-forward blocks, each shared out among the members of a team: for the operator, and for kernels
-// that run them as stages of their own.
+// The products of feed-forward blocks, each divided among the members of a team: for the operator, and for kernels that
+// run them as stages.
 #pragma once
 
 #include <algorithm>
@@ -18,7 +18,7 @@ DECODESTEP_INLINE f32x16 biased(const float* bias, size_t at, const float* outpu
     return bias ? load(outputs) + load(bias + at) : load(outputs);
 }
 
-// What a block takes of outputs at..at + 15 of gate and up; of up alone where it has no gate.
+// The activation of outputs at..at + 15 of gate and up, or of up alone in a block without a gate.
 DECODESTEP_INLINE f32x16 activated(const FeedForwardPanels& w, size_t at, const float* gate, const float* up) {
     const f32x16 u = biased(w.up_bias, at, up);
     if (!w.has_gate()) return squared_relu(u);
@@ -26,7 +26,7 @@ DECODESTEP_INLINE f32x16 activated(const FeedForwardPanels& w, size_t at, const 
     return w.gelu ? gelu_gated(g, u) : gated(g, u);
 }
 
-// The activation of one panel of gate and the same of up, for rows of x; row i of them goes to out + i * stride.
+// The activations of panel `panel` of gate and up, for some rows of x; row i goes to out + i * stride.
 inline void gate_up_panel(const FeedForwardPanels& w, size_t panel, const uint8_t* next_panel, const Activations& x,
                           RowRange x_rows, float* out, size_t stride) {
     alignas(64) float gate[kTileTokens][kPanelOutputs], up[kTileTokens][kPanelOutputs];
@@ -45,13 +45,13 @@ inline void gate_up_panel(const FeedForwardPanels& w, size_t panel, const uint8_
     });
 }
 
-// The same for so many panels of a range as whole groups of streams hold, if the rows are few; returns the panel after
+// The same for the panels of a range that fill whole groups of streams, if there are few rows; returns the panel after
 // them. Panel p goes to out + (p - range.first) * kPanelOutputs.
 inline size_t gate_up_streams(const FeedForwardPanels& w, PanelRange range, const uint8_t* next_panel,
                               const Activations& x, RowRange rows, float* out, size_t stride) {
     size_t p = range.first;
     if constexpr (kStreams > 1) {
-        constexpr size_t kPairs = kStreams / 2;  // of a panel of gate and the same of up
+        constexpr size_t kPairs = kStreams / 2;  // pairs of a panel of gate and the same panel of up
         const bool in_streams = w.has_gate() && w.gate.format == w.up.format && streams(w.up.format, rows.count);
         for (; in_streams && p + kPairs <= range.end; p += kPairs) {
             alignas(64) float y[kStreams * kStreamedTokens][kPanelOutputs];
@@ -77,7 +77,7 @@ inline size_t gate_up_streams(const FeedForwardPanels& w, PanelRange range, cons
     return p;
 }
 
-// gate_up_panel for all panels of a range, the fastest way. next_panel: the one that is read after the range.
+// The activations of all panels of a range, by the faster method. next_panel: the panel that is read after the range.
 inline void gate_up_panels(const FeedForwardPanels& w, PanelRange range, const uint8_t* next_panel,
                            const Activations& x, RowRange rows, float* out, size_t stride) {
     for (size_t p = gate_up_streams(w, range, next_panel, x, rows, out, stride); p < range.end; ++p)
@@ -85,19 +85,18 @@ inline void gate_up_panels(const FeedForwardPanels& w, PanelRange range, const u
                       out + (p - range.first) * kPanelOutputs, stride);
 }
 
-// The panels of gate and up of all experts that are used, shared out by cost.
+// The panels of gate and up of all experts in use, divided by cost.
 class ExpertPanels {
   public:
     ExpertPanels(const FeedForwardPanels& w, const ExpertRows& rows) : w_(w), rows_(rows) {
         for (const ExpertRun& run : rows.runs()) total_ += w.wide_panels() * cost(run);
     }
 
-    // Calls body(run, panels, next): those panels of the run's expert are this member's, and it reads `next` after
-    // them.
+    // Calls body(run, panels, next): this member's panels of the run's expert, and the panel that it reads after them.
     template <class Body>
     void each_part(size_t member, size_t members, Body&& body) const {
         const size_t begin = total_ * member / members, end = total_ * (member + 1) / members;
-        size_t at = 0;  // the cost of the runs before
+        size_t at = 0;  // the cost of the earlier runs
         for (size_t i = 0; i < rows_.runs().size(); ++i) {
             const ExpertRun &run = rows_.runs()[i], &after = rows_.runs()[std::min(i + 1, rows_.runs().size() - 1)];
             const auto panels_before = [&](size_t bound) {
@@ -119,7 +118,7 @@ class ExpertPanels {
     size_t total_ = 0;
 };
 
-// This member's part of the activations of every entry, to out [entries, width]. x: rows by token, in these forms.
+// This member's share of the activations of all entries, to out [entries, width]. x: rows by token, in `forms`.
 inline void multiply_experts(const FeedForwardPanels& w, const ExpertRows& rows, const Activations& x, Forms forms,
                              size_t member, size_t members, float* out) {
     ExpertPanels(w, rows).each_part(member, members, [&](const ExpertRun& run, PanelRange panels, size_t next) {
@@ -136,8 +135,7 @@ inline void multiply_experts(const FeedForwardPanels& w, const ExpertRows& rows,
     });
 }
 
-// y[token(i)] += weight(i) * (row i of these rows of x times some panels of down, and its bias). y: from the first
-// panel's first output on.
+// y[token(i)] += weight(i) * (row i of x times some panels of down + bias). y starts at the first panel's first output.
 template <class Token, class Weight>
 void add_down_panels(const FeedForwardPanels& w, PanelRange panels, NextPanels next, const Activations& x,
                      RowRange rows, float* y, size_t stride, Token&& token, Weight&& weight) {
@@ -149,18 +147,17 @@ void add_down_panels(const FeedForwardPanels& w, PanelRange panels, NextPanels n
     });
 }
 
-// What the two kinds of blocks put into the sum: rows by entry of the experts, and by token of the shared block.
+// The inputs of the down products: rows by entry for the experts, by token for the shared block.
 struct MixtureInputs {
-    const FeedForwardPanels *routed, *shared;  // shared is null if there is none
+    const FeedForwardPanels *routed, *shared;  // shared may be null
     const ExpertRows* rows;
     Activations gated, shared_gated;
     size_t tokens;
 };
 
-// This member's columns of y [tokens, inputs] += the blocks' outputs: experts ascending, then the shared block.
-// scale: of all of them.
+// This member's columns of y [tokens, inputs] += scale * the blocks' outputs: experts ascending, then the shared block.
 inline void add_experts(const MixtureInputs& in, float scale, size_t member, size_t members, float* y) {
-    // Panels of each expert in turn: its rows are then read from a near cache.
+    // Panels of an expert that are multiplied in succession: its rows of `gated` are then read from a near cache.
     constexpr size_t kTogether = 4;
     const FeedForwardPanels& w = *in.routed;
     const std::vector<ExpertRun>& runs = in.rows->runs();

@@ -1,4 +1,4 @@
-// One token's experts: for the operator, and for kernels that route as a stage of their own.
+// Selects one token's experts: for the operator, and for kernels that route as a stage.
 #pragma once
 
 #include <algorithm>
@@ -12,7 +12,7 @@ class RouteRow {
   public:
     static size_t scratch_floats(const RouterRule& rule) { return 2 * padded(rule.experts) + rule.groups; }
 
-    // scratch: scratch_floats(rule) floats, which nobody else uses while the object lives.
+    // scratch: scratch_floats(rule) floats, for the exclusive use of this object.
     RouteRow(const RouterRule& rule, float* scratch)
         : r_(rule), score_(scratch), choice_(score_ + padded(rule.experts)), group_(choice_ + padded(rule.experts)) {}
 
@@ -26,14 +26,14 @@ class RouteRow {
     }
 
   private:
-    // Below every choice, minus infinity included: of an expert that is taken or in a group that is dropped.
+    // Below every choice, minus infinity included: marks an expert that is taken, or in a group that is dropped.
     static constexpr float kTaken = std::numeric_limits<float>::quiet_NaN();
 
     static size_t padded(size_t n) { return (n + kLanes - 1) / kLanes * kLanes; }
     static float ordered(float x) { return x == x ? x : kMinusInfinity; }
     static bool is_taken(float choice) { return choice != choice; }
 
-    // Calls put(e, v) for the logits from e on, v holding at most sixteen of them and zeros.
+    // Calls put(e, v) for the logits from e on; v holds up to sixteen of them, padded with zeros.
     template <class Put>
     void each_vector(const float* logits, Put&& put) const {
         for (size_t e = 0; e < r_.experts; e += kLanes)
@@ -73,7 +73,7 @@ class RouteRow {
             if (!is_taken(group_[g])) std::fill_n(choice_ + g * in_group, in_group, kTaken);
     }
 
-    // The first of the largest that are not taken; there is one.
+    // The first of the largest choices that are not taken; at least one is left.
     static size_t largest_of(const float* values, size_t count) {
         size_t best = 0;
         while (is_taken(values[best])) ++best;

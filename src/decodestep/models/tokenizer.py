@@ -25,7 +25,7 @@ from decodestep.stopping.byte_alphabet import BYTE_OF
 
 _UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 2, 3, 4, 6  # values of tokenizer.ggml.token_type
 _SPACE = "\u2581"  # SentencePiece's character for a space
-_LONG = 2**14  # characters of a text that is encoded without the interpreter's lock
+_LONG = 2**14  # characters of a text that is encoded without the GIL
 _BYTE_TOKEN = re.compile("<0x([0-9A-Fa-f]{2})>")
 
 # Every cut of a SentencePiece token into two may be a merge, so that long tokens cost the square of their length. Vocabularies
@@ -143,7 +143,7 @@ def engine_errors(what: str) -> Iterator[None]:
 
 
 def _ids(engine: Engine, text: str) -> list[int]:
-    """The ids of a text. A long one is encoded as a batch, since `encode` holds the interpreter's lock until it is done, which
+    """The ids of a text. A long one is encoded as a batch, since `encode` holds the GIL until it is done, which
     stops every thread; a short one is not, since after a batch the package prints a warning in every process that is forked."""
     text.encode()
     with engine_errors("the tokenizer cannot read this text"):
