@@ -1,4 +1,4 @@
-// What the MLA prolog caches of a token: the bytes of its two rows, and where they go in a cache of any layout.
+// The two cache rows of a token in the MLA prolog: their bytes, and their places in a cache of any layout.
 #pragma once
 
 #include "mla_prolog/mla_prolog.h"

@@ -1,5 +1,5 @@
-// What the MLA prolog does for one head and one block of tokens: the up-projection of the query and of its rope part
-// (w_uq_qr), RoPE, and w_uk.
+// One head and one block of tokens in the MLA prolog: the up-projection of the query and its rope part (w_uq_qr), RoPE,
+// and w_uk.
 #pragma once
 
 #include <algorithm>

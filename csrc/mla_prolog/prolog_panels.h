@@ -1,5 +1,5 @@
-// y = x W for a weight of which the values of one input lie together: a matrix (inputs, outputs), NZ, or packed panels.
-// GGUF blocks, of which the values of one output lie together, are in linear/.
+// y = x W for a weight that stores the values of one input together: a matrix (inputs, outputs), NZ, or packed panels.
+// GGUF blocks, which store the values of one output together, are in linear/.
 #pragma once
 
 #include <cstddef>

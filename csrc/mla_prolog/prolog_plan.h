@@ -1,5 +1,5 @@
-// The MLA prolog as stages of independent tasks, for the operator and for kernels that run them among stages of their
-// own: PrologStage in order, each with tasks(stage) tasks that may run in any order, on any threads.
+// The MLA prolog as stages of independent tasks, for the operator and for kernels that run it as some of their stages:
+// PrologStage in order, each with tasks(stage) tasks that may run in any order, on any threads.
 #pragma once
 
 #include <algorithm>

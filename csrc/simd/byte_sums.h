@@ -1,5 +1,4 @@
-// What products with panels of bytes and nibbles need of a target beside its other primitives: a file for each, chosen
-// here as in target.h.
+// Primitives for products with panels of bytes and nibbles: one file per target, selected here as in target.h.
 #pragma once
 
 #include "simd/simd.h"

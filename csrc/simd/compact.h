@@ -1,4 +1,4 @@
-// Compaction lane by lane, for targets that have no instruction for it. Included at the end of such a target's file.
+// Compaction lane by lane, for targets without an instruction for it. Included at the end of such a target's file.
 #pragma once
 
 namespace decodestep::DECODESTEP_ISA {

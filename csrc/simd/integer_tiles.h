@@ -1,5 +1,5 @@
-// Tiles of integers (AMX): the products of sixteen tokens with 32 outputs by few instructions. The build avx512_amx
-// alone has them.
+// Integer tiles (AMX): the products of sixteen tokens with 32 outputs in a few instructions. Only in the build
+// avx512_amx.
 #pragma once
 
 #include <immintrin.h>
@@ -8,9 +8,10 @@
 
 namespace decodestep::DECODESTEP_ISA {
 
-// The tiles of this thread, as long as this lives. Not longer than a task: while a thread has tiles, its state takes
-// longer to save, and the core counts as one that uses them. Afterwards they have the shapes of before, none in most
-// threads: another library in the process (llama.cpp) gives its threads shapes once and for all.
+// The tile registers of this thread, for the lifetime of the object: not longer than a task, because while a thread has
+// tiles, its state takes longer to save and the core counts as using them. Afterwards the tiles have their previous
+// shapes, none in most threads: another library in the process (llama.cpp) configures its threads' tiles once and for
+// all.
 class IntegerTiles {
   public:
     static constexpr size_t kTokens = 16;
@@ -39,8 +40,8 @@ class IntegerTiles {
         int32_t (*sums)[kTokens][kLanes];
     };
 
-    // Makes product(i) for i in [0, count), count at least 1. A tile of sums is stored when the three after it have
-    // begun: its last sums come so late that a store at once would keep what follows waiting.
+    // Computes product(i) for i in [0, count), count at least 1. A tile of sums is stored after the next three have
+    // started: its last sums arrive so late that storing it at once would stall the following instructions.
     template <class MakeProduct>
     DECODESTEP_INLINE void multiply(size_t count, size_t stride, MakeProduct&& product) {
         for (size_t i = 0; i < count; i += 2) {
@@ -82,7 +83,7 @@ class IntegerTiles {
     static constexpr size_t kTileRow = 64;             // bytes of a row of a tile: of sixteen outputs
     static constexpr size_t kRowBytes = 2 * kTileRow;  // of four inputs of all outputs
 
-    // What the compiler may keep in registers is written: gcc before 14 does not see that the instructions read it.
+    // Stores what the compiler may keep in registers: gcc before 14 does not see that the tile instructions read it.
     static DECODESTEP_INLINE void write_memory() { asm volatile("" ::: "memory"); }
 
     static DECODESTEP_INLINE void load_tokens(const Product& p, size_t stride) {

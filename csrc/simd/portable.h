@@ -1,4 +1,4 @@
-// Any machine, in plain C++: vectors as compilers offer them for SSE2 and for NEON.
+// Any machine, in plain C++, with the compilers' vector extensions, which map to SSE2 and NEON.
 #pragma once
 
 #include "simd/quarters.h"

@@ -1,5 +1,5 @@
-// A vector as four of four lanes, in the form in which GCC and clang extend C++ for any machine: registers of SSE2 and
-// of NEON. What portable.h and neon.h share.
+// A vector as four vectors of four lanes, in the vector extensions of GCC and clang: registers of SSE2 and of NEON.
+// Shared by portable.h and neon.h.
 #pragma once
 
 namespace decodestep::DECODESTEP_ISA {
@@ -32,7 +32,7 @@ struct f32x32 {
 };
 
 // f(q) for each quarter. The operators that kernels consist of are written out instead: as lambdas they would take a
-// fifth more of the compiler's time.
+// fifth more compile time.
 template <class F>
 DECODESTEP_INLINE f32x16 quarters(F&& f) {
     return {{f(0), f(1), f(2), f(3)}};

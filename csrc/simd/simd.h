@@ -1,4 +1,4 @@
-// Sixteen lanes on every target: the primitives of target.h, and what is made of them alike everywhere.
+// Sixteen lanes on every target: the primitives of target.h, and functions built on them.
 #pragma once
 
 #include <limits>
@@ -42,16 +42,16 @@ DECODESTEP_INLINE float largest(const float* values, size_t n) {
 
 DECODESTEP_INLINE void prefetch(const void* p) { __builtin_prefetch(p, 0, 3); }
 
-// Into the second-level cache: memory of which more is read soon than the first level holds.
+// Prefetches into the L2 cache: for memory that will be read soon but exceeds the L1 cache.
 DECODESTEP_INLINE void prefetch_to_second_level(const void* p) { __builtin_prefetch(p, 0, 2); }
 
-// Prefetches every line of some memory that is read soon; `bytes` is a constant where this is inlined.
+// Prefetches every cache line of memory that will be read soon; `bytes` is a constant after inlining.
 DECODESTEP_INLINE void prefetch(const void* memory, size_t bytes) {
 #pragma GCC unroll 32
     for (size_t at = 0; at < bytes; at += 64) prefetch(static_cast<const uint8_t*>(memory) + at);
 }
 
-// Prefetches memory that is written soon: results too far apart for the hardware to foresee.
+// Prefetches memory that will be written soon: results that are too far apart for the hardware prefetcher.
 DECODESTEP_INLINE void prefetch_for_write(const void* memory, size_t bytes) {
     for (size_t at = 0; at < bytes; at += 64) __builtin_prefetch(static_cast<const uint8_t*>(memory) + at, 1, 3);
 }

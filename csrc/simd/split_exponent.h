@@ -1,4 +1,4 @@
-// Exponents in two parts, for targets that have no instruction for it. Included at the end of such a target's file.
+// Exponents in two parts, for targets without an instruction for it. Included at the end of such a target's file.
 #pragma once
 
 namespace decodestep::DECODESTEP_ISA {

@@ -1,4 +1,4 @@
-// Rows of values transposed and widened to float32, so that sixteen of them lie in the lanes of one register.
+// Transposes rows of values, widened to float32, so that sixteen rows are in the lanes of one register.
 #pragma once
 
 #include "simd/simd.h"

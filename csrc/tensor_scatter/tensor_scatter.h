@@ -1,4 +1,4 @@
-// The KV-cache update of ONNX TensorScatter as copies of whole rows of bytes.
+// The KV-cache update of ONNX TensorScatter, as copies of whole rows of bytes.
 #pragma once
 
 #include <cstddef>

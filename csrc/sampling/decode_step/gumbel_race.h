@@ -9,8 +9,8 @@
 namespace decodestep::DECODESTEP_ISA {
 
 // Gumbel noise is -log(q), where the exponential q = -log(1 - u) is at least u = bits * 2^-32. So score + noise > best
-// needs bits < 2^32 * exp(score - best): one approximate exp tells of sixteen tokens which have lost. The logarithms
-// run for the few that have not.
+// requires bits < 2^32 * exp(score - best): one approximate exp rules out most of sixteen tokens, and the exact
+// logarithms are computed only for the few that are left.
 class GumbelRace {
   public:
     GumbelRace(uint64_t seed, uint32_t position) : state_(noise_state(seed, position)) {}

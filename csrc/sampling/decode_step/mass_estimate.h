@@ -1,4 +1,4 @@
-// A guess before the pass over a row, from a few of its blocks: its mass, and the logit above which most of that lies.
+// Estimates from a few blocks of a row: its mass, and the logit above which most of the mass lies.
 #pragma once
 
 #include "sampling/decode_step/weighing_pass.h"
@@ -9,7 +9,7 @@ namespace decodestep::DECODESTEP_ISA {
 template <LogitType type>
 class MassEstimate {
   public:
-    // scale: from a difference of logits to an exponent of two. The sampled weights stay in work.selection.
+    // scale: converts a difference of logits to an exponent of two. The sampled weights stay in work.selection.
     MassEstimate(const Logits<type>& logits, float scale, Workspace& work)
         : scale_(scale), weights_(work.selection.get()) {
         const size_t sampled = std::min<size_t>(logits.blocks(), kBlocks), stride = logits.blocks() / sampled;
@@ -44,11 +44,11 @@ class MassEstimate {
         share_ = static_cast<double>(count_ * sampled) / static_cast<double>(seen * logits.blocks());
     }
 
-    float max_logit() const { return max_logit_; }  // of the sample; what follows means nothing unless it is finite
-    double mass() const { return mass_; }           // of the row, estimated, the weight of max_logit being 1
+    float max_logit() const { return max_logit_; }  // of the sample; if it is not finite, the rest is meaningless
+    double mass() const { return mass_; }           // estimate for the row, relative to the weight of max_logit
 
-    // About the logit below which tokens of the mass `tail` lie. Calls meanwhile(0), meanwhile(1), ... between the
-    // kHalvings steps of the search: room for prefetches.
+    // Approximately the logit below which the tokens have the mass `tail`. Calls meanwhile(0), meanwhile(1), ...
+    // between the kHalvings steps of the search, for prefetches.
     template <class Meanwhile>
     float logit_above_tail(double tail, Meanwhile&& meanwhile) const {
         const double wanted = tail * share_;

@@ -1,5 +1,5 @@
-// A first filter that depends on probabilities (top-p, typical, epsilon, eta), exact without a list of the whole row:
-// the sums over the row tell how low a list has to reach.
+// A first filter that depends on probabilities (top-p, typical, epsilon, eta), exact without listing the whole row:
+// sums over the row tell how far down a list must go.
 #pragma once
 
 #include "sampling/decode_step/mass_estimate.h"

@@ -1,5 +1,5 @@
-// Sums over all tokens of a patched and scaled row, without a list of them: each operation, and the order of the
-// additions, is that of reference.py. And what follows from these sums: log-probabilities of the row.
+// Sums over all tokens of a patched and scaled row without listing it, with the operations and the order of additions
+// of reference.py; and the log-probabilities that follow from them.
 #pragma once
 
 #include <optional>
@@ -11,7 +11,7 @@ namespace decodestep::DECODESTEP_ISA {
 template <LogitType type>
 class RowSums {
   public:
-    // Nothing where the scores are not plainly the logits divided by the temperature. The row's list is overwritten.
+    // nullopt unless every score is the logit divided by the temperature. The row's list is overwritten.
     static std::optional<RowSums> of(SweptRow<type>& swept) {
         const float max_logit = swept.find_max();
         if (!swept.row().scales_plainly(max_logit)) return {};

@@ -1,6 +1,6 @@
-// A patched row after one of the passes that tell which of its tokens are worth a list: SweptRow after the pass that
-// finds the largest logit of every group, GuessedRow after the one that lists what reaches a guessed threshold. Both
-// answer the same questions, and neither can be had without its pass.
+// A patched row after a pass that shows which of its tokens are worth listing: SweptRow after the pass that finds the
+// largest logit of every group, GuessedRow after the pass that lists the logits above a guessed threshold. Both have
+// the same interface, and neither can be constructed without its pass.
 #pragma once
 
 #include <optional>

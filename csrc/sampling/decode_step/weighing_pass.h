@@ -1,5 +1,5 @@
-// The pass over a row that top-p needs: the mass of the whole row, and in the same pass either a list of the tokens
-// from a threshold on, or work.group_max.
+// The pass over a row for top-p: computes the mass of the whole row, and either lists the tokens above a threshold or
+// writes work.group_max.
 #pragma once
 
 #include "sampling/decode_step/list_steps.h"
@@ -19,7 +19,7 @@ struct LogitWeight {
 template <LogitType type>
 class WeighingPass {
   public:
-    // `patched`: whether some tokens are in the overlay. Those are left out of lists, but weighed as unpatched.
+    // `patched`: whether any tokens are in the overlay. Those are not listed, and weighed by their unpatched logits.
     WeighingPass(const Logits<type>& logits, const LogitWeight& weight, Candidates& list, bool patched)
         : logits_(logits), weight_(weight), list_(list), patched_(patched) {}
 

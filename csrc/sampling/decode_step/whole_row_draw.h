@@ -1,4 +1,4 @@
-// The draw from a row that no filter shortens: one pass, without a list.
+// The draw from a row that no filter shortens, in one pass without a list.
 #pragma once
 
 #include <optional>
@@ -8,7 +8,8 @@
 
 namespace decodestep::DECODESTEP_ISA {
 
-// The token, -1 if there is none; nothing where the scores are not plainly the logits divided by the temperature.
+// The token, or -1 if there is none; nullopt unless every score is the logit divided by the temperature
+// (scales_plainly).
 template <LogitType type>
 std::optional<int64_t> draw_from_row(PatchedRow<type>& row, uint64_t seed, uint32_t position) {
     static constexpr int32_t lane_ids[kLanes] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};

@@ -1,4 +1,4 @@
-// The rows of a call of the samplers, spread over threads with a workspace each.
+// Runs the rows of a sampler call on the threads, with one workspace per thread.
 #pragma once
 
 #include <algorithm>

@@ -1,4 +1,4 @@
-// Parallel arrays cut down to some of their entries.
+// Compacts parallel arrays to some of their entries.
 #pragma once
 
 #include <cstddef>

@@ -1,4 +1,4 @@
-// One row of logits in float32, bfloat16 or float16, read sixteen at a time, and the passes over it. NaN is handed on:
+// One row of logits in float32, bfloat16 or float16, read sixteen at a time, and the passes over it. NaN is passed on:
 // it loses every comparison.
 #pragma once
 

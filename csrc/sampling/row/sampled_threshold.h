@@ -77,9 +77,9 @@ class SampledThreshold {
     static constexpr size_t kStride = 32;  // one strip in so many is in the sample
     static constexpr size_t kFolded = 16;  // the vectors that the sample's maxima are folded into
 
-    // Where a core that reads several streams of memory gets more of it, so many parts of a row are read beside each
-    // other, and left to the hardware's prefetcher: on Zen 3, 513 KB arrive in 22 us, in one stream with prefetches of
-    // our own in 31 us. That was measured with AVX2; with the registers of AVX-512 it is one stream.
+    // On cores that read several streams of memory faster than one, this many parts of a row are read in parallel and
+    // left to the hardware prefetcher: on Zen 3, 513 KB take 22 us, compared with 31 us in one stream with software
+    // prefetches. Measured with AVX2; with AVX-512 registers one stream is used.
     static constexpr size_t kParts = kStreams > 1 && kVectorRegisters < 32 ? 4 : 1;
     static constexpr bool kPrefetches = kParts == 1;
 

@@ -1,5 +1,5 @@
-// The search for a threshold that a wanted number of tokens reach, from counts over few of the row's values, such as
-// the maxima of its groups.
+// Searches for a threshold that a given number of tokens reach, from counts over a few of the row's values, such as the
+// maxima of its groups.
 #pragma once
 
 #include "simd/simd.h"

@@ -1,4 +1,4 @@
-// Scratch memory of the samplers: allocated for a vocabulary once, used again by later calls. Not built per instruction
+// Scratch memory of the samplers, allocated for a vocabulary size and reused by later calls. Not built per instruction
 // set.
 #pragma once
 

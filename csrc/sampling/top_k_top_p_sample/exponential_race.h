@@ -1,5 +1,5 @@
-// The exponential race: the first maximum of value / noise. A bound that needs neither a division nor a logarithm tells
-// of most tokens that they have lost.
+// The exponential race: the first maximum of value / noise. A bound without division or logarithm rules out most
+// tokens.
 #pragma once
 
 #include "sampling/row/workspace.h"

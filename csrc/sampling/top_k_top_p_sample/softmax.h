@@ -1,5 +1,5 @@
-// A softmax of which every bit is specified: float32 weights made of additions and multiplications alone, sums in
-// float64. src/decodestep/ops/top_k_top_p_sample/reference.py has the same operations.
+// A softmax whose every bit is specified: float32 weights from additions and multiplications only, sums in float64.
+// src/decodestep/ops/top_k_top_p_sample/reference.py has the same operations.
 #pragma once
 
 #include <cmath>

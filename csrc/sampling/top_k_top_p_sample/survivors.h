@@ -1,6 +1,6 @@
-// A row of logits and the list of its tokens that may survive, found in passes over the row and ranked only where the
-// order is needed. Its lists are not those of decode_step/candidate_list.h: a specification of Ascend says what becomes
-// of NaN and -inf, in which order tokens are counted, and how sums are rounded.
+// A row of logits and a list of its tokens that may survive, found by passes over the row and ranked only where the
+// order matters. The lists differ from those of decode_step/candidate_list.h: Ascend specifies the treatment of NaN and
+// -inf, the order in which tokens are counted, and the rounding of sums.
 #pragma once
 
 #include <algorithm>
