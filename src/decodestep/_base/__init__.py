@@ -1,1 +1,1 @@
-"""The ground floor: checks, arrays, dispatch and exact arithmetic."""
+"""The base layer, private: checks, arrays, dispatch, limits of the machine, exact arithmetic."""

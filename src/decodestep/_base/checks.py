@@ -1,4 +1,4 @@
-"""Checks of arguments, and the one form of their errors: ``<op>: <arg> must be <rule>; got <what>``."""
+"""Argument checks; every error has the form ``<op>: <arg> must be <rule>; got <what>``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 
 
 class RequestError(ValueError):
-    """An argument breaks its contract. Any other ValueError that leaves this package is a bug of the package."""
+    """An argument violates its contract. Any other ValueError raised by this package is a bug in the package."""
 
 
 def describe(value: object) -> str:
@@ -22,7 +22,7 @@ def describe(value: object) -> str:
 
 
 def refuse(op: str, arg: str, rule: str, got: object) -> NoReturn:
-    """Raises RequestError. `got`: the value, which `describe` puts into words, or a string that already is the words."""
+    """Raises RequestError. `got`: the value, which is passed to `describe`, or a string, which is used as it is."""
     raise RequestError(f"{op}: {arg} must be {rule}; got {got if isinstance(got, str) else describe(got)}")
 
 

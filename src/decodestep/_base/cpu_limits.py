@@ -1,7 +1,7 @@
-"""How many threads are worth running: the CPUs that this process may use, as the system, the hardware and a container say.
+"""The number of useful threads: the CPUs that the system, the hardware and a container let this process use.
 
-Two threads on one core (SMT siblings) share its arithmetic units, and a container may own a share of a machine's CPU time
-that is far less than its cores: threads beyond either wait for each other at every barrier.
+Two threads on one core (SMT siblings) share its arithmetic units, and a container's CPU quota may be far below the machine's
+cores. Threads beyond either limit only wait for each other at every barrier.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def available_cpus() -> int:
 
 
 def physical_cores(cpus: set[int], root: Path = Path("/")) -> int:
-    """The number of cores that these logical CPUs belong to; a CPU of which the system does not tell counts as one."""
+    """The number of cores of these logical CPUs; a CPU whose core is unknown counts as one."""
     cores = set()
     for cpu in cpus:
         siblings = text_of(root / f"sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
@@ -32,7 +32,7 @@ def physical_cores(cpus: set[int], root: Path = Path("/")) -> int:
 
 
 def cpu_quota(root: Path = Path("/")) -> float:
-    """How many CPUs' worth of time the control groups of this process give it; infinite where they set no limit."""
+    """The CPU quota of this process's control groups, in CPUs; infinite if they set no limit."""
     return min((quota for quota in _quotas(root) if quota > 0), default=math.inf)
 
 
@@ -46,7 +46,7 @@ def _quotas(root: Path) -> Iterator[float]:
 
 
 def control_groups(controller: str, root: Path = Path("/")) -> Iterator[Path]:
-    """The folders of the control groups, of version 1 or 2, that limit this process by a controller, such as "cpu"."""
+    """The folders of the control groups (version 1 or 2) that limit this process with a controller, such as "cpu"."""
     for line in text_of(root / "proc/self/cgroup").splitlines():
         number, controllers, path = line.split(":", 2)
         if number == "0" and not controllers:  # version 2: one hierarchy, any ancestor may limit
@@ -56,7 +56,7 @@ def control_groups(controller: str, root: Path = Path("/")) -> Iterator[Path]:
 
 
 def _with_ancestors(mount: Path, path: str) -> Iterator[Path]:
-    """The group's folder and those above it. Inside a container the mount point itself may be the group: it is the last."""
+    """The group's folder and its ancestors, up to the mount point, which inside a container may itself be the group."""
     group = mount / path.lstrip("/")
     yield group
     while group != mount and mount in group.parents:
@@ -65,7 +65,7 @@ def _with_ancestors(mount: Path, path: str) -> Iterator[Path]:
 
 
 def text_of(path: Path) -> str:
-    """The contents of a small file of the system, "" where there is none."""
+    """The stripped contents of a small system file, or "" if it cannot be read."""
     try:
         return path.read_text().strip()
     except (OSError, ValueError):

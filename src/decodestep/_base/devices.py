@@ -1,7 +1,7 @@
-"""Tensors in a GPU's memory: which calls Triton serves, and how their arguments are checked without reading them.
+"""Tensors on a GPU: which calls Triton serves, and how their arguments are checked without reading their values.
 
-Contracts are checked on NumPy arrays. For a tensor on a device an `outline` takes its place: an array of its shape and dtype
-that holds nothing. Small index arrays, whose values a contract limits, are copied to the host; kernels still write nowhere
+Contracts are checked on NumPy arrays. A tensor on a device is represented by an `outline`, an array of its shape and dtype
+without its values. Small index arrays whose values a contract limits are copied to the host; in any case kernels never write
 outside their buffers.
 """
 
@@ -23,7 +23,7 @@ _HOST_ONLY = "reads the CPU's memory alone"
 
 
 def goes_to_triton(backend: str, value: object) -> bool:
-    """Whether a call with this tensor is one for Triton: the tensor is on a GPU, or the backend is named."""
+    """Whether Triton should serve a call with this tensor: it is on a GPU, or the backend is "triton"."""
     return backend == "triton" or (type(value) is not np.ndarray and arrays.is_torch(value) and value.is_cuda)
 
 
@@ -51,7 +51,7 @@ def _has_triton() -> bool:
 
 
 def outline(op: str, arg: str, value: Any, device: Any) -> np.ndarray:
-    """An array of a tensor's shape and dtype that holds nothing; refused unless the tensor is on the device."""
+    """An array of a tensor's shape and dtype, without its values; refused unless the tensor is on the device."""
     if not arrays.is_torch(value):
         refuse(op, arg, f"a tensor on {device}", type(value).__name__ if arrays.is_array(value) else value)
     if value.device != device:
@@ -67,10 +67,10 @@ def optional_outline(op: str, arg: str, value: Any, device: Any) -> np.ndarray |
 
 
 def on_host(value: Any) -> Any:
-    """A tensor's copy on the host; anything else as it is."""
+    """A tensor's copy on the host; anything else unchanged."""
     return value.cpu() if arrays.is_torch(value) else value
 
 
 def to_device(array: np.ndarray, device: Any) -> Any:
-    """A NumPy array's tensor on the device."""
+    """A copy of a NumPy array as a tensor on the device."""
     return arrays.like(sys.modules["torch"].empty(0), np.ascontiguousarray(array)).to(device)

@@ -1,4 +1,4 @@
-"""Which backend serves a call, on how many threads, and how long it took.
+"""Chooses the backend of a call and the number of threads, and measures its time.
 
 A backend requested by name serves the call or raises. ``"auto"`` is the first in the order of `BACKENDS` that can serve
 it; each operator states its conditions in its docstring, and `profile` shows which backend ran.
@@ -25,7 +25,7 @@ Result = TypeVar("Result")
 
 
 def choose(op: str, backend: str, obstacles: Mapping[str, str | None]) -> str:
-    """The backend for a call. obstacles: for each backend of the operator, why it cannot serve the call; None if it can."""
+    """The backend for a call. obstacles: for each backend of the operator, why it cannot serve the call, or None."""
     if backend == "auto":
         for name in BACKENDS:  # a plain loop: a generator costs 300 ns here, and some kernels take 2 us
             if name in obstacles and obstacles[name] is None:
@@ -39,7 +39,7 @@ def choose(op: str, backend: str, obstacles: Mapping[str, str | None]) -> str:
 
 @cache
 def _environment_threads() -> int | None:
-    """DECODESTEP_THREADS, read once: looking it up takes as long as a small kernel."""
+    """DECODESTEP_THREADS, read once because a lookup takes as long as a small kernel."""
     value = os.environ.get("DECODESTEP_THREADS")
     if value is None:
         return None
@@ -54,7 +54,7 @@ def _environment_threads() -> int | None:
 
 
 def isa() -> str:
-    """The instruction set of the native kernels: the best that the CPU has, or DECODESTEP_ISA."""
+    """The instruction set of the native kernels: the best that the CPU supports, or DECODESTEP_ISA."""
     from decodestep import _native  # here, so that a reference imports no kernel
 
     name: str = _native.isa()
@@ -62,12 +62,12 @@ def isa() -> str:
 
 
 def default_threads() -> int:
-    """The threads that pay: more than the CPUs that there are would wait for each other at every barrier."""
+    """The number of available CPUs; more threads would only wait for each other at every barrier."""
     return min(available_cpus(), MAX_THREADS)
 
 
 def thread_limit() -> int:
-    """The most threads that anyone gets who names a number."""
+    """The upper limit of a requested number of threads. A function of its own, which tests replace."""
     return default_threads()
 
 
@@ -75,7 +75,9 @@ _threads: ContextVar[int | None] = ContextVar("decodestep_threads", default=None
 
 
 def threads() -> int:
-    """The thread count of native kernels: `use_threads`, else DECODESTEP_THREADS, each at most `available_cpus()`, else these.
+    """The thread count of native kernels: that of `use_threads`, else DECODESTEP_THREADS, else the number of available CPUs.
+
+    A requested number is limited to the available CPUs.
 
     Raises ValueError if DECODESTEP_THREADS is not an integer in [1, 256].
     """
@@ -89,7 +91,7 @@ def threads() -> int:
 def use_threads(count: int | None) -> Iterator[None]:
     """Sets the number of threads of native kernels inside a ``with`` block; results have the same bits for every number.
 
-    count: an integer in [1, 256], or None, which leaves the number as it is. No more threads run than the process has CPUs
+    count: an integer in [1, 256], or None to leave the number unchanged. No more threads run than the process has CPUs
         (see `_base.cpu_limits`: affinity, physical cores, the quota of a container).
     Raises ValueError for anything else. Blocks nest; the inner one counts.
 
@@ -109,7 +111,7 @@ def use_threads(count: int | None) -> Iterator[None]:
 
 @dataclass
 class Cost:
-    """How often an operator ran and the wall time of these calls together, in seconds."""
+    """The number of calls of an operator and their total wall time in seconds."""
 
     calls: int = 0
     seconds: float = 0.0
@@ -119,8 +121,8 @@ class Cost:
 class Profile:
     """What ran inside a `profile` block.
 
-    costs: the `Cost` of each pair (operator, backend). parts: of an operator that does the work of several, their `Cost` inside
-    its own, by (operator, backend, part).
+    costs: the `Cost` of each (operator, backend). parts: for an operator that does the work of several, the `Cost` of each of
+    these within its own, by (operator, backend, part).
     """
 
     costs: dict[tuple[str, str], Cost] = field(default_factory=dict)
@@ -173,12 +175,12 @@ def run(op: str, backend: str, function: Callable[..., Result], *args: Any, **kw
 
 
 def is_timed() -> bool:
-    """Whether the operator that runs is recorded, so that `add_part` is wanted."""
+    """Whether the running operator is being recorded, so that `add_part` has an effect."""
     return _running.get() is not None
 
 
 def add_part(part: str, calls: int, seconds: float) -> None:
-    """Records what a part of the operator that runs has cost."""
+    """Records the cost of a part of the running operator."""
     running = _running.get()
     if running is not None:
         record, op, backend = running

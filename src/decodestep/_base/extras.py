@@ -1,4 +1,4 @@
-"""The optional packages: what to install when one of them is missing."""
+"""Optional packages: tells what to install if one is missing."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from contextlib import contextmanager
 
 @contextmanager
 def extra(name: str) -> Iterator[None]:
-    """Around imports of optional packages: a missing one is reported with the extra of this package that installs it."""
+    """Context for imports of optional packages: the error for a missing one names the extra that installs it."""
     try:
         yield
     except ModuleNotFoundError as error:
         missing = error.name or ""
-        if missing.partition(".")[0] == "decodestep":  # our own mistake
+        if missing.partition(".")[0] == "decodestep":  # a mistake of this package
             raise
         raise ModuleNotFoundError(f"{missing} is not installed: pip install 'decodestep[{name}]'", name=missing) from None

@@ -102,7 +102,7 @@ def exp_float32(x):
 
 @triton.jit
 def ordered(x):
-    """float32 as int64 of the same order, 0 and -0 alike: so that an interval is halved in at most 32 steps."""
+    """float32 as int64 in the same order, 0 and -0 equal, so that bisection ends after at most 32 steps."""
     bits = (x + 0.0).to(tl.int32, bitcast=True).to(tl.int64)
     return tl.where(bits < 0, -2147483649 - bits, bits)
 
@@ -128,7 +128,7 @@ def as_float32(x):
 
 @triton.jit
 def rounded(x, BFLOAT16: tl.constexpr):
-    """float32 rounded to bfloat16, half to even, and back; itself where nothing is to be rounded. NaN stays NaN."""
+    """float32 rounded to bfloat16, half to even, and back; unchanged if not BFLOAT16. NaN stays NaN."""
     if BFLOAT16:
         bits = x.to(tl.uint32, bitcast=True)
         high = (bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF0000

@@ -1,8 +1,9 @@
-"""From a prompt to a text: `generate`, which samples, and beam search.
+"""Text generation: sampling (`generate`, `stream`) and beam search.
 
-- `prompts`: the forms of a prompt; `completion`: the result of a row;
-- `batch`: rows that a model runs together; `run`: a call, a forward pass at a time; `generate` and `stream` drive it;
-- `beam_search`, `beam_group`: the search, with any source of logits; `beam_logits`, `model_search`: with a model.
+- `prompts`: the accepted forms of a prompt; `completion`: the result of a row;
+- `batch`: rows that a model runs together; `schedule`: what each pass runs; `run`: one call, driven by `generate` and `stream`;
+- `prompt_logprobs`: the log-probabilities of a prompt's own tokens;
+- `beam_search`, `beam_group`: beam search with any source of logits; `beam_logits`, `model_search`: with a model.
 """
 
 from decodestep.generation.beam_group import Beam

@@ -1,4 +1,4 @@
-"""Rows that a model runs together, one forward pass at a time."""
+"""Continuous batching: rows that a model runs together, one forward pass at a time."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ if TYPE_CHECKING:
 
 
 class Batch:
-    """Rows that are run by a model until each of them has ended; they may join and leave between two passes.
+    """Rows that a model runs until each has ended; rows may join and leave between two passes.
 
         while there are rows that have not ended:
-            admit further rows, in order, while the cache has pages for what the schedule sets aside for a row
-            run a block of the prompts that have not been run, as much as the schedule has room for
-            run the last tokens of every row that draws, in the same pass or, with prompts first, once all prompts are done
+            admit waiting rows, in order, while the cache has the pages that the schedule reserves for a row
+            run a block of the unprocessed prompts, as large as the schedule allows
+            run the last token of every row that draws, in the same pass or, with prompts first, once all prompts are done
             draw the next token of each of them
 
-    sampler: without rows; those that are being sampled are put there. schedule: see `Schedule`.
+    sampler: empty; the batch adds the rows that are being sampled. schedule: see `Schedule`.
 
-    Where the cache has no page for a row that goes on, the row that was admitted last gives back its pages, and is admitted
-    again when there is room: its prompt and its tokens so far are then run once more, unless the cache still has them. A row's
-    tokens are the same whatever happens around it.
-    `close` gives back the pages of the cache, as the end of the last row does.
+    If the cache has no page for a running row, the row that was admitted last is preempted: it releases its pages and is
+    admitted again when there is room. Its prompt and its tokens so far are then run again, unless the cache still has them. A
+    row's tokens do not depend on any of this.
+    The pages of the cache are released by `close`, or when the last row ends.
     """
 
     def __init__(self, model: Model, sampler: Sampler, schedule: Schedule | None = None) -> None:
@@ -51,9 +51,9 @@ class Batch:
         self._logits: dict[int, np.ndarray] = {}  # of those of them whose last token has been run
 
     def add(self, row: Row) -> int:
-        """Takes in a row, which has not ended, and returns the key by which the batch speaks of it.
+        """Adds a row that has not ended and returns its key in this batch.
 
-        The row has at least one token, and a max_new_tokens that the context has room for.
+        The row has at least one token, and its max_new_tokens fits the context.
         Raises CacheFullError if the cache is too small for the row alone.
         """
         most = pages_of(len(row.history) + (row.params.max_new_tokens or 0))
@@ -72,19 +72,19 @@ class Batch:
 
     @property
     def waiting(self) -> int:
-        """How many rows have no pages yet, or none any more."""
+        """The number of rows without pages: not yet admitted, or preempted."""
         return len(self._waiting)
 
     @property
     def admitted(self) -> int:
-        """How many rows have pages."""
+        """The number of rows that have pages."""
         return len(self._sequences)
 
     def advance(self) -> list[tuple[int, str]]:
-        """One forward pass; returns (key of the row, text that it adds) for each row that drew a token after it, or several
-        that its constraint decides, and what a row that is late had held back.
+        """Runs one forward pass; returns (key, added text) for each row that drew a token (or several that its constraint
+        decides), and for each row that ran out of time, with the text it had held back.
 
-        A row may be ended between two calls, with `end`; it then takes no further part.
+        A row may be ended between two calls, with `end`.
         """
         held = [(key, text) for key, row in self._rows.items() if row.late() and (text := self.end(key, "time"))]
         self._remove_ended()
@@ -99,12 +99,12 @@ class Batch:
         return pieces
 
     def end(self, key: int, reason: str) -> str:
-        """Ends a row that goes on; returns the text that was held back. Nothing for a row that has ended."""
+        """Ends a row if it is running; returns the text that it had held back, "" if it had ended before."""
         row = self._rows.get(key)
         return "" if row is None or row.reason else row.end(reason)
 
     def close(self) -> None:
-        """Gives back the pages of all rows, ended or not."""
+        """Releases the pages of all rows, ended or not."""
         for sequence in self._sequences.values():
             sequence.close()
         self._sequences.clear()
@@ -154,7 +154,7 @@ class Batch:
     def _run(self) -> np.ndarray | None:
         """Runs a block of the prompts, the last tokens of the rows that are sampled, or both.
 
-        Returns the logits of the last token of every row of the sampler; None where they have not all been run.
+        Returns the logits of the last token of every row of the sampler; None if not all of them have been run.
         """
         if self._scoring:
             self._begin(self._scoring.run())
@@ -192,14 +192,14 @@ class Batch:
         return logits
 
     def _begin(self, ready: dict[int, np.ndarray]) -> None:
-        """From now on the rows are sampled whose prompts have been run; ready: the logits of their last tokens."""
+        """Starts sampling the rows whose prompts have been run; ready: the logits of their last tokens."""
         for key, logits in ready.items():
             self._sampler.resume(self._rows[key])
             self._sampled.append(key)
             self._logits[key] = logits
 
     def _suspend_last(self) -> None:
-        """The row that was admitted last gives back its pages, and is the next to be admitted. Raises if it is alone."""
+        """Preempts the row that was admitted last; it will be the next to be admitted. Raises if it is the only one."""
         if len(self._sequences) < 2:
             raise CacheFullError("the cache has no page left for a row: others that use the model hold them")
         key = next(reversed(self._sequences))

@@ -1,4 +1,4 @@
-"""The beams of one group: their candidates at a step, which of them live on, which are collected, and when the group ends."""
+"""The beams of one group: their candidates at each step, which stay alive, which are collected, and when the group ends."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Beam:
 
 @dataclass(frozen=True)
 class BeamRules:
-    """What all groups of a search have in common; the arguments are those of `beam_search`, checked."""
+    """The parameters shared by all groups of a search: the checked arguments of `beam_search`."""
 
     size: int  # beams of a group
     candidates: int  # how many are looked at in each step
@@ -63,7 +63,7 @@ Report = Callable[[int, int], TokenLogprobs]  # (beam, token) -> the log-probabi
 
 @dataclass
 class BeamGroup:
-    """live: the beams that go on. rows: their rows in the next logits. collected: the ended beams, best first."""
+    """One group. live: the live beams. rows: their rows in the next logits. collected: the ended beams, best first."""
 
     rules: BeamRules
     live: list[Path] = field(default_factory=lambda: [Path([], 0.0, 0)])
@@ -93,7 +93,7 @@ class BeamGroup:
         return [path.tokens[-1] for path in going_on]
 
     def cut(self, length: int) -> None:
-        """Ends the group before its next step: its live beams, of `length` tokens each, are collected as they are."""
+        """Ends the group before its next step: collects its live beams, of `length` tokens each, unfinished."""
         if length:
             self._collect(self.live, length)
         self.live = []

@@ -1,4 +1,4 @@
-"""The logits of live beams from a model, over the pages of its cache."""
+"""The logits of live beams, computed by a model on its paged cache."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ class BeamLogits:
 
     model: made by `load`. num_beams: >= 1, that of the search.
     capacity: how many tokens a sequence may reach, prompt included; in [1, the model's context].
-    It holds the pages that these beams may need until `close`.
+    Reserves the pages that these beams may need, until `close`.
     Raises ValueError for num_beams or capacity out of range, CacheFullError if the cache has no room for such beams.
 
-    Each beam has a lane of its own: a sequence of the cache. Of several beams that continue the same parent, the first keeps
-    the parent's lane; the others take lanes that no beam continues and share its pages. The logits have the bits that the
-    sequence would have alone.
+    Each beam has a lane, which is a sequence in the cache. If several beams continue the same parent, the first keeps the
+    parent's lane; the others take unused lanes and share its pages. The logits are the same, bit for bit, as for the sequence
+    alone.
     """
 
     def __init__(self, model: Model, num_beams: int, capacity: int) -> None:
@@ -43,7 +43,7 @@ class BeamLogits:
         return self._model.forward([(lane, ids[len(lane) :]) for lane, ids in zip(self._of_beams, sequences, strict=True)])
 
     def close(self) -> None:
-        """Gives back the pages."""
+        """Releases the pages."""
         for lane in self._lanes:
             lane.close()
 

@@ -20,7 +20,7 @@ NextLogits = Callable[[list[list[int]], list[int]], np.ndarray]
 
 
 class SearchInterrupt(Exception):  # noqa: N818, which is no error: `next_logits` raises it to end a search
-    """Raised by `next_logits`: the search ends with the beams that it has."""
+    """Raised by `next_logits` to end the search with the beams found so far."""
 
 
 class NoBeamError(RequestError):
@@ -46,7 +46,7 @@ def beam_search(
     stop: Callable[[list[int]], bool] | None = None,
     top_logprobs: int | None = None,
 ) -> list[Beam]:
-    """Searches for the continuations of a prompt with the highest scores, with `num_beams` of them alive at a time.
+    """Searches for the highest-scoring continuations of a prompt, keeping `num_beams` of them alive.
 
         a group of n = num_beams / num_beam_groups beams starts from the prompt alone, with sum 0; at each step, for each group:
             p = processors(ids, log_softmax(logits) - diversity_penalty * #{beams of earlier groups that took t at this step})
@@ -142,7 +142,7 @@ def beam_search(
 
 
 def _number_rows(groups: Sequence[BeamGroup]) -> None:
-    """The live beams of all groups, one group after the other, are the rows of the next logits."""
+    """Numbers the live beams of all groups, group by group, as the rows of the next logits."""
     first = 0
     for group in groups:
         group.rows = list(range(first, first + len(group.live)))
@@ -176,8 +176,8 @@ def _log_softmax(logits: Any, beams: int, vocab: int) -> np.ndarray:
 def _diversified(ids: np.ndarray, scores: np.ndarray, taken: list[int], penalty: float) -> Any:
     """The scores less `penalty` for each time that earlier groups took the token at this step.
 
-    HammingDiversityLogitsProcessor expects a batch of prompts. It is called with one prompt for each of our beams, whose
-    groups of one beam are the `taken` tokens, each a group, and then the beam itself.
+    HammingDiversityLogitsProcessor expects a batch of prompts. Each of our beams is presented as a prompt with groups of one
+    beam: one group per `taken` token, then the beam itself.
     """
     count = len(taken)
     processor = HammingDiversityLogitsProcessor(penalty, count + 1, count + 1)

@@ -12,20 +12,20 @@ from decodestep.sampling.row import Row
 
 @dataclass(frozen=True)
 class Completion:
-    """The result of one row; in a notebook it shows itself.
+    """The result of one row, with an HTML representation for notebooks.
 
-    text: the generated text, cut where a stop string begins; control tokens add nothing to it.
-    token_ids: every generated token, the one that ended the row included. prompt_token_ids: the prompt as the model read it.
+    text: the generated text, ending before a stop string; control tokens add no text.
+    token_ids: all generated tokens, including the one that ended the row. prompt_token_ids: the tokens of the prompt.
     finish_reason: "eos" (an end token), "stop" (a stop string or token), "length" (max_new_tokens reached or the context
         full), "time" (max_time has passed), "cancelled" (by the caller), "no_candidate" (every token was at -inf, for the row
         or for all its beams), or "error" (the row's own code raised).
     logprobs: a `TokenLogprobs` for each of token_ids; None if params.logprobs is None. For beams see `beam_search`.
-    prompt_logprobs: of each of prompt_token_ids by the tokens before it, so None for the first; `processed` is `raw`. None if
-        params.prompt_logprobs is None; shorter where the row ended within its prompt.
-    seed: the seed of its draws, also where the params had none: with it the same prompt and params give the same text again.
-        None for a row that draws nothing and was given no seed.
-    error: what a processor of the row, or its token_bytes, raised; None where nothing did.
-    row: the index of its prompt. Not compared: two completions are equal wherever their prompts stood.
+    prompt_logprobs: a `TokenLogprobs` for each of prompt_token_ids given the tokens before it, None for the first; `processed`
+        equals `raw`. None if params.prompt_logprobs is None; shorter if the row ended within its prompt.
+    seed: the seed of the draws, whether given or chosen: with it the same prompt and params give the same text again. None for
+        a greedy row without a given seed.
+    error: the exception raised by a processor of the row or by token_bytes; None if there was none.
+    row: the index of its prompt. Ignored by comparisons.
     """
 
     text: str
@@ -48,7 +48,7 @@ class Completion:
         return f"<div>{shown}{self._probabilities()}</div>"
 
     def _probabilities(self) -> str:
-        """How likely each token was, by the model and after the processors; folded away."""
+        """A collapsed table of each token's probability, by the model and after the processors."""
         if not self.logprobs:
             return ""
         rows = "".join(
@@ -60,7 +60,7 @@ class Completion:
 
 
 def completion_of(row: Row, prompt: list[int], prompt_index: int) -> Completion:
-    """What a row has come to; finish_reason is "" while it goes on."""
+    """The completion of a row; its finish_reason is "" while the row is running."""
     asked = row.params
     return Completion(
         text=row.text.text if row.text else "",

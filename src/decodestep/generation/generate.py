@@ -36,36 +36,36 @@ def generate(
             run the new tokens of the other rows through the model together
 
     model: made by `load`.
-    prompts: one string or one conversation, or a sequence of prompts of any kind: a string is tokenized as it stands, a
+    prompts: one string or one conversation, or a sequence of prompts of any kind: a string is tokenized unchanged, a
         sequence of ints is token ids, a conversation, a sequence of {"role", "content"} mappings, is rendered with the model's
         chat template. Control tokens spelled out in a string become those tokens; in a message they are text (see
         `Model.chat_ids`).
-    params: a `SamplingParams` for all prompts, or one for each; None for `SamplingParams()`. max_new_tokens is cut to what the
-        context has room for. A prompt has num_return_sequences completions: samples, of which number k has the seed
+    params: a `SamplingParams` for all prompts, or one for each; None for `SamplingParams()`. max_new_tokens is limited to the
+        room in the context. A prompt has num_return_sequences completions: samples, of which sample k has the seed
         `random.sample_seed(seed, k)`, or beams.
-    processors: further callables (input_ids, scores) -> scores for all rows, or a factory that is called with the index of the
+    processors: additional callables (input_ids, scores) -> scores for all rows, or a factory called with the index of the
         prompt, once for each row: ``processors=lambda row: [...]``. Those with state need a factory. See `Sampler`.
-    stream: called as stream(index, piece) for every token, on the calling thread. index counts the completions that were asked
-        for, those of the first prompt first; piece is the whole characters that the token adds to the text (often ""). If it
-        returns False, the row ends; if text was held back, it is called once more with that, and the result is ignored. The
-        pieces of a completion join to its text, whatever ended it.
-    cancelled: called before every forward pass, which is a block of the prompts, a token of every row, or a step of a search.
-        Once it returns True, everything that goes on ends with finish_reason "cancelled".
+    stream: called as stream(index, piece) for every token, on the calling thread. index counts the requested completions, those
+        of the first prompt first; piece is the complete characters that the token adds to the text (often ""). If it returns
+        False, the row ends; text that was still held back is passed in one more call, whose result is ignored. The pieces of a
+        completion always join to its text.
+    cancelled: called before every forward pass: a block of the prompts, a token of every row, or a step of a search. Once it
+        returns True, all running rows and searches end with finish_reason "cancelled".
 
-    A prompt with num_beams > 1 is searched by itself, after the samples of the others (see `beam_search`), and streamed when
-    its search has ended. A search that is cancelled or out of time returns the beams that it has.
+    Prompts with num_beams > 1 are searched one by one, after the samples of the others (see `beam_search`), and streamed when
+    their search has ended. A search that is cancelled or out of time returns the beams found so far.
 
-    A row whose own code raises, a processor or the tokenizer's token_bytes, ends with finish_reason "error" and the exception
-    in `Completion.error`; the other rows take no notice. What `stream` or `cancelled` raises, and KeyboardInterrupt, ends the
-    call at once and leaves nothing running. The pieces until then have reached `stream`; `decodestep.stream` also keeps the
-    tokens.
+    If a row's own code raises (a processor or the tokenizer's token_bytes), the row ends with finish_reason "error" and the
+    exception in `Completion.error`; the other rows are not affected. An exception raised by `stream` or `cancelled`, or
+    KeyboardInterrupt, ends the call immediately and leaves nothing running. The earlier pieces have been passed to `stream`;
+    `decodestep.stream` also keeps the tokens.
 
-    Rows take pages of the model's cache (see `load`); those for which there is no room wait until others end, of this call or
-    of another thread's.
+    Rows use pages of the model's cache (see `load`); rows for which there is no room wait until others end, in this call or in
+    another thread's.
 
     Returns a `Completion` for each sample, in order, and for a beam search num_return_sequences of them, best first, or fewer
-    where the search found fewer; `Completion.row` is the index of the prompt. A row's tokens depend on its prompt, its params
-    and its seed alone: the same seed gives the same text in any batch, on any number of threads.
+    if the search found fewer; `Completion.row` is the index of the prompt. A row's tokens depend only on its prompt, params and
+    seed: the same seed gives the same text in any batch, on any number of threads.
     Raises ValueError, before any work, for an empty prompt, one that fills the context, an id outside the vocabulary, or params
     that do not fit the prompts; ModelError if the chat template cannot render a conversation, or the tokenizer has no
     token for a part of a text; CacheFullError if a row alone may need more pages than the cache has.

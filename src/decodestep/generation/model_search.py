@@ -30,8 +30,8 @@ ResultT = TypeVar("ResultT")
 class ModelSearch:
     """The beam search of a prompt.
 
-    params: of the search. row: one that has only the prompt; its processors, its seed and its clock are used.
-    prompt_index: what its completions say.
+    params: of the search. row: holds only the prompt; its processors, seed and clock are used.
+    prompt_index: the `row` of its completions.
     completions: the beams, best first, at most params.num_return_sequences; none before the search has run.
     """
 
@@ -42,7 +42,7 @@ class ModelSearch:
         self.completions: list[Completion] = []
 
     def run(self, cancelled: Callable[[], bool]) -> list[Completion]:
-        """Searches, and returns the completions. cancelled: asked before every forward pass; True ends the search."""
+        """Searches, and returns the completions. cancelled: called before every forward pass; True ends the search."""
         try:
             self.completions = [self._completion(beam) for beam in self._beams(cancelled)]
         except NoBeamError:
@@ -68,7 +68,7 @@ class ModelSearch:
             stop = _own(_stop(self._model.tokenizer.token_bytes, params.stop_strings, params.stop_token_ids))
 
         def ask() -> None:
-            """A look at `cancelled` and at the clock, before each forward pass."""
+            """Checks `cancelled` and the clock, before each forward pass."""
             self._interruption = "cancelled" if cancelled() else "time" if self._row.late() else ""
             if self._interruption:
                 raise SearchInterrupt
@@ -132,11 +132,11 @@ class ModelSearch:
 
 
 class _RowError(Exception):
-    """What the search's own code raised, its cause, as opposed to what the model raised."""
+    """Wraps an exception (its cause) raised by the row's own code rather than by the model."""
 
 
 def _own(function: Callable[..., ResultT]) -> Callable[..., ResultT]:
-    """The function, with what it raises as a `_RowError`."""
+    """The function, whose exceptions become `_RowError`s."""
 
     def call(*arguments: Any) -> ResultT:
         try:
@@ -148,7 +148,7 @@ def _own(function: Callable[..., ResultT]) -> Callable[..., ResultT]:
 
 
 def _of_same_shape(processor: Callable[..., Any]) -> Callable[..., np.ndarray]:
-    """The processor, refused where its scores have another shape."""
+    """The processor; raises if its scores have another shape."""
 
     def call(input_ids: np.ndarray, scores: np.ndarray) -> np.ndarray:
         result = np.asarray(processor(input_ids, scores))

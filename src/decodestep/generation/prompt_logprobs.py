@@ -1,4 +1,4 @@
-"""The log-probabilities of a prompt's own tokens, found while it runs."""
+"""The log-probabilities of a prompt's own tokens, computed while the prompt runs."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ BLOCK = 64  # tokens of a forward pass whose logits are all wanted: 37 MiB of th
 
 
 class PromptScoring:
-    """Prompts that are to be run for rows whose params.prompt_logprobs asks for those of the prompt.
+    """Runs the prompts of rows with params.prompt_logprobs.
 
-    As `Prefill`, but prompt by prompt, in smaller blocks, and without what the cache holds: the logits of every token are
-    needed. Each row's `prompt_logprobs` grows by a block's. Equal prompts that ask for equally many run once.
+    Like `Prefill`, but prompt by prompt, in smaller blocks, and without reusing the cache, because the logits of every token
+    are needed. Each block extends the row's `prompt_logprobs`. Equal prompts with equal prompt_logprobs run once.
     """
 
     def __init__(self, model: Model) -> None:
@@ -30,7 +30,7 @@ class PromptScoring:
         self._waiting: deque[tuple[int, Row, CachedSequence, list[int]]] = deque()
 
     def __len__(self) -> int:
-        """How many prompts are not done."""
+        """The number of unfinished prompts."""
         return len(self._waiting)
 
     def add(self, key: int, row: Row, sequence: CachedSequence) -> None:
@@ -38,7 +38,7 @@ class PromptScoring:
         self._waiting.append((key, row, sequence, list(row.history.tokens)))
 
     def remove(self, key: int) -> None:
-        """Forgets a prompt that need not be run to its end."""
+        """Drops a prompt that need not be finished."""
         self._waiting = deque(entry for entry in self._waiting if entry[0] != key)
 
     def run(self) -> dict[int, np.ndarray]:
@@ -61,7 +61,7 @@ class PromptScoring:
 
 
 def _logprobs(logits: np.ndarray, tokens: Sequence[int], top: int) -> list[TokenLogprobs | None]:
-    """That of tokens[t] by logits[t], and of the `top` most likely; None where the logits have no number above -inf."""
+    """Log-probabilities of tokens[t] and of the `top` most likely tokens under logits[t]; None if no logit is above -inf."""
     forced = [(steps.Force(np.array([token], np.int64)),) for token in tokens]
     found = decode_step(logits, forced, greedy=True, top_logprobs=[top] * len(tokens)).logprobs
     return [one and TokenLogprobs(one.raw, one.raw, one.top_raw, one.top_raw) for one in found]

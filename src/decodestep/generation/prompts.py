@@ -1,4 +1,4 @@
-"""The forms of a prompt, and the token ids that a model reads for them."""
+"""The accepted forms of a prompt, and their token ids."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A call of `generate`, one forward pass at a time: what `generate` and the streams drive."""
+"""One call of `generate`, advanced one forward pass at a time by `generate` and the streams."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ Pieces = list[tuple[int, str]]  # (index of the completion, text that it gains)
 
 
 class Run:
-    """The rows and the searches of a call of `generate`, whose arguments these are; refuses what that refuses.
+    """The rows and searches of a call of `generate`, with its arguments and errors.
 
-    cancelled: asked before every forward pass; once it is True, everything that goes on ends.
+    cancelled: called before every forward pass; once it returns True, all running rows and searches end.
 
     The samples of all prompts run together; then the prompts with beams are searched one after the other. A completion's index
-    counts those that were asked for, those of the first prompt first.
+    counts the requested completions, those of the first prompt first.
     """
 
     def __init__(
@@ -78,7 +78,7 @@ class Run:
         return self._batch.running or bool(self._searches)
 
     def advance(self) -> Pieces:
-        """One forward pass, or one whole search; returns what the completions gain by it, one piece for each new token."""
+        """Runs one forward pass, or one whole search; returns the text added to the completions, a piece for each new token."""
         if self._cancelled():
             return self.end_all("cancelled")
         with use_threads(self._model.threads):
@@ -87,15 +87,15 @@ class Run:
             return self._search()
 
     def close(self) -> None:
-        """Gives back what the rows hold of the model's cache."""
+        """Releases the rows' pages of the model's cache."""
         self._batch.close()
 
     def end(self, index: int, reason: str) -> str:
-        """Ends the row of a sample that goes on; returns the text that was held back."""
+        """Ends the row of a sample if it is running; returns the text that it had held back."""
         return self._batch.end(self._keys[index], reason) if index in self._keys else ""
 
     def end_all(self, reason: str) -> Pieces:
-        """Ends every row that goes on, and drops the searches that have not run; returns the text that was held back."""
+        """Ends all running rows and drops the searches that have not run; returns the text that was held back."""
         held = [(index, self._batch.end(key, reason)) for index, key in self._keys.items()]
         for _, search in self._searches:
             search.drop(reason)
@@ -103,7 +103,7 @@ class Run:
         return [(index, piece) for index, piece in held if piece]
 
     def completions(self) -> list[Completion]:
-        """Those of every prompt, in order; of a row that goes on, what there is so far, with finish_reason ""."""
+        """The completions of all prompts, in order; that of a running row is partial, with finish_reason ""."""
         found: list[Completion] = []
         for i, (prompt, rows) in enumerate(zip(self._ids, self._prompts, strict=True)):
             found += rows.completions if isinstance(rows, ModelSearch) else [completion_of(row, prompt, i) for row in rows]
@@ -124,6 +124,6 @@ def _params_of_each(params: SamplingParams | Sequence[SamplingParams] | None, ro
 
 
 def within_context(model: Model, ids: list[int], params: SamplingParams) -> SamplingParams:
-    """The params with max_new_tokens cut to the room that the prompt leaves in the context."""
+    """The params with max_new_tokens limited to the room that the prompt leaves in the context."""
     room = model.config.context - len(ids)
     return replace(params, max_new_tokens=min(room, params.max_new_tokens or room))

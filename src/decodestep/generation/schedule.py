@@ -1,4 +1,4 @@
-"""What a batch runs in a pass: the prompts before everything else, or beside the rows that draw."""
+"""Scheduling of forward passes: prompts before decoding, or in pieces beside the decoding rows."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from decodestep.models.prefill import Room
 
 
 class Work(NamedTuple):
-    """What a pass runs.
+    """The contents of a pass.
 
-    rows: how many rows draw after it. keys: to how many keys they attend, all together. prompts: how many are not done.
-    tokens, token_keys: how many tokens of them the pass runs, and to how many keys these attend, all together.
+    rows: the number of rows that draw after it. keys: the total number of keys that they attend to.
+    prompts: the number of unfinished prompts. tokens, token_keys: the number of their tokens in this pass, and the total number
+    of keys that these attend to.
     """
 
     rows: int
@@ -28,10 +29,10 @@ class Work(NamedTuple):
 
 
 class Schedule(ABC):
-    """When the prompts of a `Batch` run, and for how many rows and tokens it takes pages.
+    """Decides when the prompts of a `Batch` run, and for how many rows and tokens it reserves pages.
 
-    beside: whether prompts run in the passes of the rows that draw, or before any row draws.
-    most_rows: how many rows may have pages at once.
+    beside: whether prompts run in the passes of the decoding rows, or before any row draws.
+    most_rows: the largest number of rows that have pages at a time.
     """
 
     beside: bool
@@ -39,20 +40,20 @@ class Schedule(ABC):
 
     @abstractmethod
     def set_aside(self, remaining: int) -> int:
-        """For how many of the tokens that a row may still draw pages are set aside when it is admitted."""
+        """The number of future tokens of a row for which pages are reserved when it is admitted."""
 
     @abstractmethod
     def room(self, work: Work) -> Room | None:
-        """What may run of the prompts in a pass that has this to do without them; None for nothing, beside rows."""
+        """How much of the prompts may run in a pass with this other work; None for nothing, beside rows."""
 
     @contextmanager
     def timed(self, work: Work) -> Iterator[None]:
-        """Around a pass."""
+        """Context manager around a pass, which it may time."""
         yield
 
 
 class PromptsFirst(Schedule):
-    """As many tokens a second as can be, and no row that is interrupted: for a call whose rows are all there."""
+    """Maximum throughput without preemption: for a call whose rows are all known."""
 
     beside = False
     most_rows = 2**31
@@ -65,22 +66,22 @@ class PromptsFirst(Schedule):
 
 
 class Beside(Schedule):
-    """Prompts in pieces beside the rows that draw: for rows that come and go, none of which may wait for another's prompt.
+    """Chunked prefill beside the decoding rows: for rows that come and go, none of which may wait for another's prompt.
 
     most_rows: as above.
-    SLOWER: by how much the piece of a prompt may lengthen a pass, as a share of the pass without it; several prompts may
-        lengthen it as often, so that those who wait for a first token are not many while a few draw.
-    PASS_SECONDS: how long a pass of prompts alone may take, and one of several prompts beside rows.
-    AHEAD: for how many tokens a row has pages when it is admitted; more are taken as they are needed.
+    SLOWER: how much a piece of a prompt may lengthen a pass, as a fraction of the pass without it; with several prompts, this
+        much for each, so that not many rows wait for a first token while a few decode.
+    PASS_SECONDS: the time limit of a pass of prompts only, and of a pass of several prompts beside rows.
+    AHEAD: the number of tokens for which a row has pages when it is admitted; more are taken on demand.
 
-    A pass is taken to last
+    The time of a pass is modelled as
 
         alone(rows) + row_key * keys + token * tokens + token_key * token_keys    seconds
 
-    because a key that is attended to is a cost of its own: without it the late pieces of a long prompt would be too long, and
-    those beside long rows too short. What passes last corrects the parts, each by its share: those of prompts where there is a
-    piece, those of rows where there is none, which is so in each AGAIN-th pass at least, since rows grow. Which tokens come out
-    does not depend on it.
+    with a cost per attended key: without it, the late pieces of a long prompt would be too long, and pieces beside long rows
+    too short. The measured time of each pass corrects the terms in proportion to their shares: the terms of prompts in passes
+    with a piece, those of rows in passes without one, of which there is at least one in AGAIN passes, because rows grow. The
+    generated tokens do not depend on the schedule.
     """
 
     SLOWER = 0.5
@@ -90,15 +91,15 @@ class Beside(Schedule):
 
     beside = True
 
-    _FIRST = 64, 4  # tokens of a piece before anything is known: without rows, and beside some
-    _KEYS, _ROW_KEYS = 800, 300  # of a prompt and of rows: to begin with, so many keys cost what a token does
+    _FIRST = 64, 4  # tokens of the first piece, before any measurement: without rows, and beside rows
+    _KEYS, _ROW_KEYS = 800, 300  # of a prompt and of rows: initially, this many keys cost as much as a token
 
     def __init__(self, most_rows: int) -> None:
         self.most_rows = most_rows
-        self._alone: dict[int, float] = {}  # of so many rows, without their attention
-        self._token = 0.0  # 0: nothing is known
+        self._alone: dict[int, float] = {}  # by number of rows, without their attention
+        self._token = 0.0  # 0: not measured yet
         self._token_key = self._row_key = 0.0
-        self._pieces = 0  # passes with a piece beside rows, one after the other
+        self._pieces = 0  # consecutive passes with a piece beside rows
 
     def set_aside(self, remaining: int) -> int:
         return min(remaining, self.AHEAD)
@@ -111,7 +112,7 @@ class Beside(Schedule):
         return Room(BLOCK, self._allowed(work), self._token, self._token_key)
 
     def _allowed(self, work: Work) -> float:
-        """By how many seconds prompts may lengthen a pass."""
+        """The number of seconds by which prompts may lengthen a pass."""
         if not work.rows:
             return self.PASS_SECONDS
         without = self._alone_of(work.rows) + self._row_key * work.keys
@@ -143,14 +144,14 @@ class Beside(Schedule):
             self._token_key *= token_key
 
     def _alone_of(self, rows: int) -> float:
-        """For so many rows, or for the number nearest to it: without any, the weights are read all the same."""
+        """The time for this number of rows, or the nearest measured one; without rows the weights are read all the same."""
         return self._alone[min(self._alone, key=lambda known: abs(known - rows))] if self._alone else 0.0
 
 
 def _corrections(rate: float, seconds: float, *parts: float) -> list[float]:
-    """By what to multiply each part so that all together come nearer to `seconds`: a large part more than a small one.
+    """The factor for each part that brings their sum closer to `seconds`, larger for larger parts.
 
-    A pass that was interrupted says little, so that no error counts for more than the sum of the parts.
+    The error is limited to the sum of the parts, because a pass that was interrupted says little.
     """
     whole = math.fsum(parts)
     error = max(-0.5 * whole, min(whole, seconds - whole))

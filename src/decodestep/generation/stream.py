@@ -1,4 +1,4 @@
-"""stream, astream: the text of one completion, piece by piece, for a loop that may be left at any time."""
+"""stream, astream: iterators over the text of one completion, which may be abandoned at any time."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ def stream(
 
     model, params, processors: as for `generate`; params of one completion. prompt: one, of any kind that `generate` takes.
 
-    Returns an iterator. Each item is a str, one for each token, or for several that a constraint decides: the whole
-    characters that they add to the text, often "". The
-    pieces join to the completion's text. A search with beams gives its text at once, at its end. After the last piece, and
-    after the loop has been left, `CompletionStream.completion` is the `Completion`.
+    Returns an iterator. Each item is a str, one for each token (or for several that a constraint decides): the complete
+    characters that they add to the text, often "". The pieces join to the completion's text. A beam search yields its text in
+    one piece, at its end. After the last piece, and after the loop has been left, `CompletionStream.completion` is the
+    `Completion`.
     Raises ValueError and ModelError as `generate` does, here and not at the first piece.
     """
     params = SamplingParams() if params is None else params
@@ -56,9 +56,9 @@ def astream(
 ) -> AsyncCompletionStream:
     """`stream` for asyncio: ``async for piece in astream(model, prompt): ...``; the arguments are the same.
 
-    The model runs in a thread of the stream's own, so that the event loop never waits for it. The thread ends with the stream:
-    at its end, at an exception, and, after the forward pass that is under way, when the task is cancelled or the loop is left.
-    What `stream` raises comes with the first piece.
+    The model runs in a thread of the stream's own, so that it never blocks the event loop. The thread ends with the stream: at
+    its end, on an exception, and, after the current forward pass, when the task is cancelled or the loop is left. Exceptions of
+    `stream` are raised with the first piece.
     """
     return AsyncCompletionStream(lambda: stream(model, prompt, params, processors=processors))
 
@@ -66,9 +66,10 @@ def astream(
 class CompletionStream:
     """An iterator over the pieces of a completion, made by `stream`.
 
-    Whoever stops reading ends the row, with finish_reason "cancelled", and frees its cache: leaving the loop does, when nothing
-    else refers to the stream; `close`, or a ``with`` block, does at once. `close` may be called from another thread; a forward
-    pass that is under way is the last one. What the row's own processors raise, its reader gets.
+    To stop reading ends the row, with finish_reason "cancelled", and frees its cache: leaving the loop does so as soon as
+    nothing else refers to the stream; `close`, or the end of a ``with`` block, does so immediately. `close` may be called from
+    another thread; the current forward pass is then the last one. Exceptions of the row's own processors are raised to the
+    reader.
     """
 
     def __init__(self, model: Model, prompt: Prompt, params: SamplingParams, processors: Processors) -> None:
@@ -87,7 +88,7 @@ class CompletionStream:
             with self._lock:
                 piece = self._next()
         finally:
-            if self._closed.is_set():  # by another thread, to which the lock was not free
+            if self._closed.is_set():  # by another thread, which could not get the lock
                 self.close()
         if piece is None:
             raise StopIteration
@@ -95,13 +96,13 @@ class CompletionStream:
 
     @property
     def completion(self) -> Completion:
-        """The completion: its text is that of the pieces that were read. Raises RuntimeError while the stream goes on."""
+        """The completion; its text is that of the pieces read. Raises RuntimeError while the stream is running."""
         if self._completion is None:
             raise RuntimeError("stream: the completion is there after the last piece, or after close()")
         return self._completion
 
     def close(self) -> None:
-        """Ends the row if it goes on. Harmless when called again."""
+        """Ends the row if it is running. May be called more than once."""
         self._closed.set()
         if self._lock.acquire(blocking=False):
             try:
@@ -140,7 +141,7 @@ class CompletionStream:
         return None
 
     def _finish(self) -> bool:
-        """Keeps the completion, and lets go of everything else; False where that has been done."""
+        """Stores the completion and releases everything else; False if that was done before."""
         run, self._run = self._run, None
         if run is None:
             return False
@@ -192,7 +193,7 @@ class AsyncCompletionStream:
         return self._stream.completion
 
     async def aclose(self) -> None:
-        """Ends the row if it goes on, and waits for the forward pass that is under way. Harmless when called again."""
+        """Ends the row if it is running, and waits for the current forward pass. May be called more than once."""
         self._close()
         if self._step is not None and not self._step.done():
             await asyncio.wait([asyncio.wrap_future(self._step)])

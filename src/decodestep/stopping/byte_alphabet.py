@@ -1,4 +1,4 @@
-"""The alphabet by which byte-level vocabularies spell bytes as characters."""
+"""The alphabet in which byte-level vocabularies write bytes as characters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stop strings in a stream of bytes."""
+"""Finds stop strings in a stream of bytes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stopping at a string, wherever the tokens are cut."""
+"""Stopping at a string, regardless of token boundaries."""
 
 from __future__ import annotations
 

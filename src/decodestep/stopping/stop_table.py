@@ -1,4 +1,4 @@
-"""What reading a token does to the automaton of some stop strings, for all tokens of a vocabulary at once."""
+"""The stop strings' automaton as a table of transitions by token, for all tokens of a vocabulary."""
 
 from __future__ import annotations
 

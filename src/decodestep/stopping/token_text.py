@@ -1,4 +1,4 @@
-"""What each token of a vocabulary adds to the text, as bytes."""
+"""The bytes that each token of a vocabulary adds to a text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The forms of a weight that products read: rows of blocks (`PackedWeight`) and two orders of panels; SwiGLU blocks of them."""
+"""Weight formats: rows of blocks (`PackedWeight`), two kinds of packed panels, device tensors, and feed-forward blocks."""
 
 from decodestep.weights.device_rows import DeviceRows
 from decodestep.weights.feed_forward import FeedForward

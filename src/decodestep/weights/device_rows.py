@@ -1,4 +1,4 @@
-"""A weight in a device's memory: the rows of a dense matrix as one torch tensor, for the kernels that run there."""
+"""A weight on a device: the rows of a dense matrix as one torch tensor, for Triton kernels."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class DeviceRows:
 
     @classmethod
     def of(cls, weight: PackedWeight, device: Any) -> DeviceRows:
-        """A copy of a dense weight. Raises ValueError for a weight in blocks, which no kernel of a device reads."""
+        """A copy of a dense weight. Raises ValueError for a weight in blocks, which no device kernel reads."""
         require(weight.format in _DTYPES, _CLASS, "weight", "of format F32, F16 or BF16", weight.format.name)
         torch = sys.modules["torch"]
         bytes_of = torch.from_numpy(weight.rows.copy())

@@ -1,4 +1,4 @@
-"""The weights of feed-forward blocks: one of a dense layer, or the experts of a mixture side by side."""
+"""The weights of feed-forward blocks: a dense block, or the experts of a mixture side by side."""
 
 from __future__ import annotations
 
@@ -22,15 +22,14 @@ Weight: TypeAlias = PackedWeight | LinearPanels | DeviceRows
 class FeedForward:
     """`count` blocks of one shape, y = swiglu(x @ gate, x @ up) @ down, side by side in three weights.
 
-    Without a gate, which is then None, y = max(x @ up, 0)^2 @ down. With `gelu` the gate's SiLU is its GELU with tanh. Biases
-    are added to each product.
+    With gate = None, y = max(x @ up, 0)^2 @ down. With `gelu` the gate's activation is the tanh form of GELU instead of SiLU.
+    Biases are added to each product.
 
     gate, up: (He, count * F); block e has the outputs from e * F on. down: (F, count * He); block e has those from e * He on.
-        Each a `PackedWeight`, as a GGUF file has the tensors of its experts, or a `LinearPanels` packed of one. In panels F and
-        He are multiples of 32 if count is more than 1, so that no panel belongs to two blocks. Or each a `DeviceRows`, for
-        kernels on a device.
+        Each a `PackedWeight`, as GGUF files store experts, a `LinearPanels` packed from one, or a `DeviceRows`, for kernels on
+        a device. In panels F and He must be multiples of 32 if count is more than 1, so that no panel belongs to two blocks.
     count: 1 or more.
-    gate_bias, up_bias, down_bias: float32, what is added to the outputs of these weights, as many as they have; None without.
+    gate_bias, up_bias, down_bias: float32, added to the outputs of these weights, one value for each output; or None.
 
     Raises ValueError if the shapes contradict each other.
     """
@@ -112,14 +111,14 @@ class FeedForward:
 
 
 def on_host(weight: Weight) -> PackedWeight | LinearPanels:
-    """The weight itself. Raises ValueError for one that lies on a device."""
+    """The weight itself. Raises ValueError if it is on a device."""
     if isinstance(weight, DeviceRows):
         refuse(_CLASS, "weights", "on the CPU for this backend", "DeviceRows")
     return weight
 
 
 def part_of_outputs(weight: Weight, first: int, count: int) -> Weight:
-    """`count` outputs of a weight from `first` on, as a view; in panels both are multiples of 32."""
+    """A view of outputs [first, first + count) of a weight; in panels both must be multiples of 32."""
     if isinstance(weight, DeviceRows):
         return DeviceRows(weight.values[first : first + count])
     if isinstance(weight, PackedWeight):

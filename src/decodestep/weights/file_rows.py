@@ -1,4 +1,4 @@
-"""A weight that lies in files: its rows are read when they are wanted, by all threads."""
+"""A weight in files, whose rows are read on demand, on all threads."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class FileRowsError(ValueError):
 
 
 class FilePart(NamedTuple):
-    """The next `rows` rows of a weight: in the open file of that number, from byte `at` on. name: for messages."""
+    """The next `rows` rows of a weight: in the file descriptor `file`, from byte `at` on. name: for messages."""
 
     file: int
     at: int
@@ -28,7 +28,7 @@ class FilePart(NamedTuple):
 
 
 class FileRows:
-    """The rows of a (K, N) weight, in a format of `PackedWeight`, where they lie in open files.
+    """The rows of a (K, N) weight in open files, in a format of `PackedWeight`.
 
     inputs: K, of whole blocks. shape: (K, N), as of a `PackedWeight`.
     """
@@ -40,18 +40,18 @@ class FileRows:
 
     @classmethod
     def stack(cls, *weights: FileRows) -> FileRows:
-        """The weights' rows one after the other; all must have the same format and the same K."""
+        """The rows of several weights, one weight after the other; all must have the same format and K."""
         first = weights[0]
         return cls([part for weight in weights for part in weight.parts], first.format, first.inputs, first._row_bytes)
 
     def whole(self) -> PackedWeight:
-        """All rows, in memory of their own. Raises FileRowsError."""
+        """Reads all rows into new memory. Raises FileRowsError."""
         rows = new_bytes(self.shape[1] * self._row_bytes).reshape(self.shape[1], self._row_bytes)
         self._read(rows=rows)
         return PackedWeight(rows, self.format, self.inputs)
 
     def pack(self, format_: Format, panels: np.ndarray) -> None:
-        """Writes the rows to `panels` as `LinearPanels` of that format have them; no more than a piece of them is in memory.
+        """Packs the rows into `panels`, the data of a `LinearPanels` of that format, reading a piece of them at a time.
 
         Raises FileRowsError.
         """

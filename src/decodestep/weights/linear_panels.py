@@ -1,4 +1,4 @@
-"""A weight packed for the native core: panels of 32 outputs, in the order in which a product reads them."""
+"""A weight packed for the native core in panels of 32 outputs, in the order in which products read them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from decodestep.weights.unpack_linear_panels import unpacked_rows
 if TYPE_CHECKING:
     from decodestep.weights.file_rows import FileRows
 
-# Inputs of a block, and its bytes for 32 outputs; csrc/linear/linear_panels.h has their order.
+# Inputs of a block, and its bytes for 32 outputs; csrc/linear/linear_panels.h defines the layout.
 _BLOCK = {
     Format.F32: (32, 4096),
     Format.F16: (32, 2048),
@@ -32,25 +32,25 @@ _BLOCK = {
     Format.IQ4_XS: (256, 4416),
     Format.MXFP4: (32, 544),
 }
-# Bytes at the end of a block that are its float16 numbers, in formats that values are rounded to.
+# Bytes of the float16 numbers at the end of a block, in formats that values are rounded to.
 _SCALE_BYTES = {Format.Q4_0: 64, Format.Q8_0: 64, Format.Q5_0: 64, Format.Q4_K: 128}
 _DENSE = (Format.F32, Format.F16, Format.BF16)
 
 
 @dataclass(frozen=True, eq=False)
 class LinearPanels:
-    """A (K, N) weight in panels of 32 outputs, the form that `linear` and the decoder multiply by fastest. `pack` makes one.
+    """A (K, N) weight in panels of 32 outputs, the fastest form for `linear` and the decoder. Made by `pack`.
 
     data: uint8, one axis, contiguous: for every 32 outputs, for every block of inputs, 32 times the bytes of a block. Outputs
-        are padded with zeros to a multiple of 32, inputs in the dense formats too. So it has the size of the rows, but for
-        Q4_K, Q5_K and IQ4_XS, whose scales and minima of six bits take a byte each: 2.8, 2.3 and 1.5 % more.
-    format: of the rows, which keep their values.
+        are padded with zeros to a multiple of 32, in the dense formats inputs too. The size is that of the rows, except that
+        Q4_K, Q5_K and IQ4_XS, whose six-bit scales and minima take a byte each, are 2.8, 2.3 and 1.5 % larger.
+    format: the format of the values.
     inputs, outputs: K and N. K is a multiple of the format's block.
 
-    In a format of blocks a product also quantises the activations: each 32 of them in a row become integers in [-127, 127]
-    times a scale, their largest magnitude / 127, rounded to nearest, ties to even. In the block of a row that has the largest
-    scale, the residual (what rounding leaves) is quantised in the same way and multiplied too. In F32, F16 and BF16
-    activations stay float32. `docs/ops/linear.md` has the rules.
+    In block formats a product also quantises the activations: each 32 of them in a row become integers in [-127, 127] times a
+    scale, their largest magnitude / 127, rounded to nearest, ties to even. In the block of a row with the largest scale, the
+    residual (the rounding error) is quantised in the same way and multiplied too. With F32, F16 and BF16 weights activations
+    stay float32. `docs/ops/linear.md` has the rules.
     """
 
     data: np.ndarray
@@ -65,8 +65,8 @@ class LinearPanels:
         weight: a `PackedWeight` of any format, or `FileRows`, which are read while they are packed.
         format_: the format of the panels: the weight's own, Q8_0 or BF16. None: the weight's own.
 
-        In its own format a weight keeps its values. Else they are rounded, ties to even: to bfloat16; or, each 32 values of
-        an output, to integers in [-127, 127] times a scale, their largest magnitude / 127, itself rounded to float16.
+        In its own format a weight keeps its values. Otherwise they are rounded, ties to even: to bfloat16, or for Q8_0 each 32
+        values of an output to integers in [-127, 127] times a scale, their largest magnitude / 127 rounded to float16.
         Raises ValueError for another format, or a quantised one if K is not a multiple of 32.
         """
         from decodestep.weights.pack_linear_panels import pack_linear_panels  # native code, only needed here
@@ -96,12 +96,12 @@ class LinearPanels:
 
     @property
     def quantises_activations(self) -> bool:
-        """Whether a product quantises the activations: in every format of blocks."""
+        """Whether a product quantises the activations: true for every block format."""
         return self.format not in _DENSE
 
     def has_finite_scales(self) -> bool:
-        """Whether the scales and minima of Q4_0, Q5_0, Q8_0 and Q4_K are finite: those of values too large for them are not.
-        True in other formats."""
+        """Whether the scales and minima of Q4_0, Q5_0, Q8_0 and Q4_K are finite, which they are not if the quantised values
+        were too large. True for other formats."""
         size = _SCALE_BYTES.get(self.format)
         if size is None:
             return True

@@ -1,4 +1,4 @@
-"""A weight in the layout of a GGUF file: one row of K values for each output, in a dense or a block format."""
+"""A weight in the layout of GGUF files: one row of K values for each output, in a dense or a block format."""
 
 from __future__ import annotations
 
