@@ -7,9 +7,9 @@ from typing import Any
 
 Rows = Sequence[Mapping[str, Any]]
 
-_HOW = """The models run on {} threads, the sampler on one, the operators on the number in their tables. Every round times each call once;
-times are medians over the rounds. A ratio is a call's time divided by ours in the same round, as median and quartiles. The
-floor is the time that reading the data from memory takes."""
+_HOW = """The models run on {} threads, the sampler on one, the operators on the number in their tables. Every round times each
+call once; times are medians over the rounds. A ratio is a call's time divided by ours in the same round, as median and
+quartiles. The floor is the time that reading the data from memory takes."""
 _ACCURACY = """Compared with transformers in float32 on the same file, over 1000 positions of source code: the Kullback-Leibler
 divergence, and how often the most likely token is the same."""
 _UNSTEADY = 1.6
@@ -83,7 +83,7 @@ def _summary(results: Mapping[str, Rows]) -> list[str]:
 
 
 def _faster(peer: Mapping[str, Any]) -> str:
-    """The speedup of ours over a peer; "unsteady" if the quartiles are so far apart that another process must have interfered."""
+    """The speedup of ours over a peer; "unsteady" if the quartiles are far apart, because another process interfered."""
     words = f"{peer['ratio']:.2f}×" if peer["ratio"] >= 1 else f"**{peer['ratio']:.2f}×, slower**"
     return f"{words} (unsteady)" if peer["ratio_high"] > _UNSTEADY * peer["ratio_low"] else words
 
