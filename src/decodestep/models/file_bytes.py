@@ -1,10 +1,11 @@
-"""A file's bytes by offset, read and not mapped: a mapped file that another program truncates ends the process."""
+"""Bytes and tensors of a file, read rather than mapped: truncating a mapped file would crash the process."""
 
 from __future__ import annotations
 
 import os
 import stat
 import weakref
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -29,8 +30,8 @@ class FileBytes:
             raise ModelError(f"{path}: cannot be opened: {getattr(error, 'strerror', None) or error}") from error
 
     @property
-    def number(self) -> int:
-        """The system's number of the open file."""
+    def descriptor(self) -> int:
+        """The descriptor of the open file."""
         return self._opened.fileno()
 
     def read(self, at: int, size: int) -> np.ndarray:
@@ -50,3 +51,27 @@ class FileBytes:
         except OSError as error:
             raise ModelError(f"{self.path}: {size} bytes cannot be read: {error.strerror or error}") from error
         return data
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """A tensor in a file: `nbytes` bytes from offset `_at`."""
+
+    name: str
+    shape: tuple[int, ...]
+    nbytes: int
+    _at: int
+    _file: FileBytes = field(repr=False)
+
+    @property
+    def path(self) -> Path:
+        return self._file.path
+
+    def read(self) -> np.ndarray:
+        """Its bytes, uint8, one axis; a new array each time. ModelError if the file has become shorter."""
+        return self._file.read(self._at, self.nbytes)
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """The file descriptor, and the offset of the tensor's first byte."""
+        return self._file.descriptor, self._at

@@ -1,6 +1,6 @@
-"""Reading GGUF files: the header in one bounds-checked pass, the bytes of a tensor when they are wanted.
+"""Reads GGUF files: the header in one bounds-checked pass, the bytes of a tensor on demand.
 
-The file is read, not mapped: what has been read stays as it was if another program truncates or rewrites the file.
+The file is read, not mapped: data already read is not affected if another program truncates or rewrites the file.
 
 The tables of types and block sizes come from the `gguf` package. Its own reader is not used: it makes several NumPy objects for
 every string of the vocabulary (seconds for 10^5 tokens) and trusts the counts in the file.
@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ import numpy as np
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFValueType
 
 from decodestep.models.errors import ModelError
-from decodestep.models.file_bytes import FileBytes
+from decodestep.models.file_bytes import FileBytes, StoredTensor
 
 _SCALARS = {
     GGUFValueType.UINT8: "<B",
@@ -45,28 +45,10 @@ _LENGTH = struct.Struct("<Q")
 
 
 @dataclass(frozen=True)
-class Tensor:
-    """A tensor as the file stores it."""
+class Tensor(StoredTensor):
+    """A tensor of a GGUF file. Its shape has NumPy's order of axes, the reverse of the file's."""
 
-    name: str
     type: GGMLQuantizationType
-    shape: tuple[int, ...]  # in NumPy's order of axes, the reverse of the file's
-    nbytes: int
-    _at: int
-    _file: FileBytes = field(repr=False)
-
-    @property
-    def path(self) -> Path:
-        return self._file.path
-
-    def read(self) -> np.ndarray:
-        """Its bytes, uint8, one axis; a new array each time. ModelError if the file has become shorter."""
-        return self._file.read(self._at, self.nbytes)
-
-    @property
-    def place(self) -> tuple[int, int]:
-        """The number of its open file, and the byte where it begins."""
-        return self._file.number, self._at
 
 
 class GgufFile:
@@ -229,4 +211,4 @@ class GgufFile:
         length = math.prod(shape) // values * size
         if at + length > self._file.size:
             raise ModelError(f"{self.path}: truncated: tensor {name!r:.80} ends at byte {at + length} of {self._file.size}")
-        return Tensor(name, kind, shape, length, at, self._file)
+        return Tensor(name, shape, length, at, self._file, kind)

@@ -1,14 +1,14 @@
-"""Reading safetensors files: the header in one checked pass, the bytes of a tensor when they are wanted.
+"""Reads safetensors files: the header in one checked pass, the bytes of a tensor on demand.
 
-The file is read, not mapped (`file_bytes`), as the package's own reader does. What is read goes straight to where it is
-multiplied from, so that the weights are in memory once.
+The file is read, not mapped as by the safetensors package (see `file_bytes`). Data is read directly to its final place, so that
+the weights are in memory only once.
 """
 
 from __future__ import annotations
 
 import math
 import struct
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ import numpy as np
 
 from decodestep._base.checks import is_int
 from decodestep.models.errors import ModelError
-from decodestep.models.file_bytes import FileBytes
+from decodestep.models.file_bytes import FileBytes, StoredTensor
 from decodestep.models.json_file import parse_object
 
 _BITS = {"F64": 64, "I64": 64, "U64": 64, "F32": 32, "I32": 32, "U32": 32, "F16": 16, "BF16": 16, "I16": 16, "U16": 16}
@@ -29,28 +29,10 @@ _MAX_RANK = 8
 
 
 @dataclass(frozen=True)
-class SafeTensor:
-    """A tensor as the file stores it. type: "F32", "BF16" and others. shape: (outputs, inputs) of a weight."""
+class SafeTensor(StoredTensor):
+    """A tensor of a safetensors file. type: "F32", "BF16" and others. The shape of a weight is (outputs, inputs)."""
 
-    name: str
     type: str
-    shape: tuple[int, ...]
-    nbytes: int
-    _at: int
-    _file: FileBytes = field(repr=False)
-
-    @property
-    def path(self) -> Path:
-        return self._file.path
-
-    def read(self) -> np.ndarray:
-        """Its bytes, uint8, one axis; a new array each time. ModelError if the file has become shorter."""
-        return self._file.read(self._at, self.nbytes)
-
-    @property
-    def place(self) -> tuple[int, int]:
-        """The number of its open file, and the byte where it begins."""
-        return self._file.number, self._at
 
     def float32(self) -> np.ndarray:
         """Its values. ModelError for a type that is not F32, F16 or BF16."""
@@ -103,7 +85,7 @@ def _tensor(file: FileBytes, name: str, value: Any, start: int) -> SafeTensor:
     length = math.prod(shape) * bits
     if length != 8 * (offsets[1] - offsets[0]):
         raise ModelError(f"{where} of type {kind} and shape {tuple(shape)} has {offsets[1] - offsets[0]} bytes")
-    return SafeTensor(name, kind, tuple(shape), length // 8, start + offsets[0], file)
+    return SafeTensor(name, tuple(shape), length // 8, start + offsets[0], file, kind)
 
 
 def _are_sizes(value: Any) -> bool:

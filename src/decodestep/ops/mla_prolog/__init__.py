@@ -18,7 +18,7 @@ from decodestep.ops.mla_prolog.cache_layouts import slots_from_block_table as sl
 from decodestep.ops.mla_prolog.call import Call, ProjectionWeight
 from decodestep.ops.mla_prolog.plan import MlaPrologPlan as MlaPrologPlan
 from decodestep.ops.mla_prolog.plan import mla_prolog_plan as mla_prolog_plan
-from decodestep.ops.mla_prolog.problem import Results
+from decodestep.ops.mla_prolog.problem import Results, kernel_obstacle
 from decodestep.ops.mla_prolog.results import MlaPrologResult, MlaPrologV2Result, MlaPrologV3Result
 from decodestep.ops.mla_prolog.tiling_key import MlaPrologTilingKey as MlaPrologTilingKey
 from decodestep.weights.nz import from_nz as from_nz
@@ -259,7 +259,7 @@ def _run(call: Call) -> Results:
     if devices.goes_to_triton(call.backend, call.token_x):
         return _run_on_device(call)
     problem = bind(call)
-    backend = choose(call.op, call.backend, {"cpu": cpu.obstacle(problem), "reference": None})
+    backend = choose(call.op, call.backend, {"cpu": kernel_obstacle(problem), "reference": None})
     return run(call.op, backend, cpu.prolog if backend == "cpu" else reference.prolog, problem)
 
 
@@ -281,7 +281,7 @@ def _run_on_device(call: Call) -> Results:
         elif hasattr(value, "dense"):
             refuse(call.op, name, f"a tensor on {call.token_x.device}", f"a {type(value).__name__}, whose memory is the host's")
     problem = bind(replace(call, **outlines))
-    devices.choose_triton(call.op, "triton", call.token_x, triton.obstacle(problem))
+    devices.choose_triton(call.op, "triton", call.token_x, kernel_obstacle(problem))
     return run(call.op, "triton", triton.prolog, problem, call)
 
 

@@ -1,4 +1,4 @@
-"""The call into the native core: the whole operator at once, in every scenario, layout and form of the weights."""
+"""The call into the native core, which runs the whole operator in every scenario, layout and weight format."""
 
 from __future__ import annotations
 
@@ -7,24 +7,12 @@ import numpy as np
 from decodestep import _native
 from decodestep._base.arrays import bits, contiguous, widen
 from decodestep._base.dispatch import threads
-from decodestep.ops.mla_prolog.problem import Problem, Results, Weight, columns_of
+from decodestep.ops.mla_prolog.problem import CACHE_SCALES, Problem, Results, Weight
 from decodestep.weights.packed import PackedWeight
 from decodestep.weights.prolog_panels import PanelWeight
 
 _FLOAT32, _INT8 = np.dtype(np.float32), np.dtype(np.int8)
-_EXACT_INPUTS = 1 << 17  # fewer products of two int8 stay within int32
 _NO_FORMAT = -1  # instead of the number of a GGUF format
-_CACHE_SCALES = {None: 0, "channel": 1, "tensor": 2, "tile": 3}  # CacheScale of csrc/mla_prolog/mla_prolog.h
-
-
-def obstacle(p: Problem) -> str | None:
-    """Why the native core cannot serve a call, or None."""
-    if p.real == np.float64:
-        return "has no float64"
-    inputs = p.x.shape[1] if p.w_dq is None else max(p.x.shape[1], columns_of(p.w_dq))
-    if p.scenario.partial and inputs >= _EXACT_INPUTS:
-        return "has no sums of so many int8"
-    return None
 
 
 def prolog(p: Problem) -> Results:
@@ -67,19 +55,14 @@ def _empty_results(p: Problem) -> Results:
         query=np.empty((tokens, heads, latent), _INT8 if s.query_int8 else p.real) if p.need_query else None,
         query_rope=np.empty((tokens, heads, p.sin.shape[1]), p.real),
         dequant_scale_q_nope=np.empty((tokens, heads, 1), np.float32) if s.query_int8 else None,
-        query_norm=np.empty((tokens, _width(p)), _INT8 if s.partial else p.real) if p.query_norm else None,
+        query_norm=np.empty((tokens, p.query_width), _INT8 if s.partial else p.real) if p.query_norm else None,
         dequant_scale_q_norm=np.empty((tokens, 1), np.float32) if p.query_norm and s.partial else None,
     )
 
 
-def _width(p: Problem) -> int:
-    """Hcq."""
-    return p.x.shape[1] if p.w_dq is None else columns_of(p.w_dq)
-
-
 def _sizes(p: Problem) -> dict[str, int]:
     heads, nope, latent = p.w_uk.shape
-    return {"width": _width(p), "heads": heads, "nope": nope, "latent": latent, "rope_groups": p.rope_groups}
+    return {"width": p.query_width, "heads": heads, "nope": nope, "latent": latent, "rope_groups": p.rope_groups}
 
 
 def _weights(p: Problem) -> dict[str, np.ndarray | int | None]:
@@ -99,7 +82,7 @@ def _scales(p: Problem) -> dict[str, np.ndarray | float | None]:
         "w_uq_qr_scale": scale.get("dequant_scale_w_uq_qr"),
         "w_dkv_kr_scale": scale.get("dequant_scale_w_dkv_kr"),
         "smooth": scale.get("smooth_scales_cq"),
-        "cache_scale": _CACHE_SCALES[p.scenario.kv],
+        "cache_scale": CACHE_SCALES[p.scenario.kv],
         "ckv_scale": ckv_scale[:1] if p.scenario.kv == "tensor" and ckv_scale is not None else ckv_scale,
         "ckr_scale": scale.get("quant_scale_ckr"),
         "clip": 1.0 if clip is None else float(clip[0]),

@@ -1,4 +1,4 @@
-"""A checked call: the one form in which the backends see it."""
+"""A checked call, in the form that all backends take."""
 
 from __future__ import annotations
 
@@ -13,8 +13,13 @@ from decodestep.weights.linear_panels import LinearPanels
 from decodestep.weights.packed import PackedWeight
 from decodestep.weights.prolog_panels import PanelWeight
 
-# A projection's (K, N) weight: an array (K, N) or its NZ storage, the same rearranged, or GGUF blocks in rows or panels.
+# A projection's (K, N) weight: an array (K, N) or its NZ storage, the same packed, or GGUF blocks in rows or panels.
 Weight = np.ndarray | PanelWeight | PackedWeight | LinearPanels
+
+# The numbers of a scenario's cache quantisation (`Scenario.kv`): CacheScale of csrc/mla_prolog/mla_prolog.h.
+CACHE_SCALES = {None: 0, "channel": 1, "tensor": 2, "tile": 3}
+
+_EXACT_INPUTS = 1 << 17  # a sum of fewer products of two int8 fits into int32
 
 
 @dataclass(slots=True, kw_only=True)
@@ -45,7 +50,12 @@ class Problem:
     rope_groups: int
     need_query: bool
     rounding: str
-    query_norm: bool  # whether query_norm is wanted as a result
+    query_norm: bool  # whether query_norm is returned
+
+    @property
+    def query_width(self) -> int:
+        """Hcq, the width of the compressed query."""
+        return self.x.shape[1] if self.w_dq is None else columns_of(self.w_dq)
 
 
 class Results(NamedTuple):
@@ -62,3 +72,12 @@ def columns_of(weight: Weight) -> int:
     """N of a (K, N) weight; for NZ storage the padding counts."""
     shape = weight.shape
     return shape[1] if len(shape) == 2 else shape[0] * shape[3]
+
+
+def kernel_obstacle(p: Problem) -> str | None:
+    """Why the kernels, native and Triton, cannot serve a call, or None."""
+    if p.real == np.float64:
+        return "has no float64"
+    if p.scenario.partial and max(p.x.shape[1], p.query_width) >= _EXACT_INPUTS:
+        return f"sums int8 products exactly for fewer than {_EXACT_INPUTS} inputs only"
+    return None

@@ -14,7 +14,7 @@ import triton
 
 from decodestep._base.devices import to_device
 from decodestep._base.triton import LAUNCH
-from decodestep.ops.mla_prolog.problem import Problem, Results, columns_of
+from decodestep.ops.mla_prolog.problem import CACHE_SCALES, Problem, Results
 from decodestep.ops.mla_prolog.scenarios import TILE
 from decodestep.ops.mla_prolog.triton.kernels import (
     absorb,
@@ -27,19 +27,7 @@ from decodestep.ops.mla_prolog.triton.kernels import (
 from decodestep.weights.nz import fractal_width
 
 _FLT_EPSILON = 2.0**-23
-_EXACT_INPUTS = 1 << 17  # fewer products of two int8 stay within int32
 _ROWS, _COLUMNS, _DEPTH = 16, 32, 64
-_CACHE_KINDS = {None: 0, "channel": 1, "tensor": 2, "tile": 3}
-
-
-def obstacle(p: Problem) -> str | None:
-    """Why these kernels cannot serve a call, or None."""
-    if p.real == np.float64:
-        return "has no float64"
-    inputs = p.x.shape[1] if p.w_dq is None else max(p.x.shape[1], columns_of(p.w_dq))
-    if p.scenario.partial and inputs >= _EXACT_INPUTS:
-        return "has no sums of so many int8"
-    return None
 
 
 def prolog(p: Problem, call: Any) -> Results:
@@ -52,7 +40,7 @@ def prolog(p: Problem, call: Any) -> Results:
     short = call.weight_uk.dtype == torch.bfloat16
     size = {"BFLOAT16": short, **LAUNCH}
     scales = {name: getattr(call, name).detach().reshape(-1).contiguous() for name in p.scales}
-    width = x.shape[1] if p.w_dq is None else columns_of(p.w_dq)
+    width = p.query_width
     query_columns = heads * (nope + rope // p.rope_groups)
 
     def new(*shape: int, dtype: Any = torch.float32) -> torch.Tensor:
@@ -157,9 +145,7 @@ def _write_caches(
         rows, _or(gamma, rows), sin, cos, to_device(slots, x.device), kv, kr, ckv_scale, scales.get("quant_scale_ckr", rows),
         latent, rope, 1.0 / latent, p.eps_ckv, _factor(p.alpha_ckv), kv.shape[0], kv.shape[1],
         kv.stride(0), kv.stride(1), kv.stride(3), kr.stride(0), kr.stride(1), kr.stride(3),
-        KIND=_CACHE_KINDS[p.scenario.kv], HAS_GAMMA=gamma is not None, KV_NZ=fractal_width(kv.element_size()) if p.nz else 0,
+        KIND=CACHE_SCALES[p.scenario.kv], HAS_GAMMA=gamma is not None, KV_NZ=fractal_width(kv.element_size()) if p.nz else 0,
         KR_NZ=fractal_width(kr.element_size()) if p.nz else 0, LATENT=max(TILE, triton.next_power_of_2(latent)),
         HALF=triton.next_power_of_2(rope // 2), TILE=TILE, BFLOAT16=short, **LAUNCH,
     )  # fmt: skip
-
-

@@ -196,7 +196,7 @@ def write_rows(
     KIND: tl.constexpr, HAS_GAMMA: tl.constexpr, KV_NZ: tl.constexpr, KR_NZ: tl.constexpr,
     LATENT: tl.constexpr, HALF: tl.constexpr, TILE: tl.constexpr, BFLOAT16: tl.constexpr,
 ):  # fmt: skip
-    """KIND: as `_CACHE_KINDS`."""
+    """KIND: of `CACHE_SCALES`."""
     t = tl.program_id(0).to(tl.int64)
     slot = tl.load(slots + t)
     block, offset = slot // block_size, slot % block_size
