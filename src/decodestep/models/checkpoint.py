@@ -1,4 +1,4 @@
-"""The tensors of a checkpoint, by the part of the model that they are: all checked before any is read."""
+"""The tensors of a checkpoint by the part of the model that they hold; all are checked before any is read."""
 
 from __future__ import annotations
 
@@ -42,9 +42,9 @@ _LAYER = re.compile(r"(?:blk|model\.layers)\.(\d{1,9})\..*")
 
 
 class Checkpoint:
-    """A file or folder, the sizes that it gives, and what its tensors are.
+    """A file or folder, its sizes and its tensors.
 
-    `check` first; what is read after it has the shape that the sizes give it and a type that can be read.
+    Call `check` first: afterwards every tensor has the expected shape and a supported type.
     """
 
     def __init__(self, file: GgufFile | ModelFolder) -> None:
@@ -111,7 +111,7 @@ class Checkpoint:
         return {tensor.type if isinstance(tensor, SafeTensor) else tensor.type.name for tensor in self._tensors.values()}
 
     def bytes_by_type(self) -> dict[str, int]:
-        """The bytes of the model's tensors, by their type's name. `check` first."""
+        """The bytes of the model's tensors, by the name of their type. Call `check` first."""
         found: dict[str, int] = {}
         for tensor in (self._tensors[part.name] for parts in self._parts.values() for part in parts):
             kind = tensor.type if isinstance(tensor, SafeTensor) else tensor.type.name
@@ -119,7 +119,7 @@ class Checkpoint:
         return dict(sorted(found.items(), key=lambda item: -item[1]))
 
     def token_bytes(self) -> int:
-        """The bytes of the weights that one token is multiplied by. `check` first."""
+        """The bytes of the weights that one token is multiplied by. Call `check` first."""
         experts, total = self.config.experts, 0
         for (part, _), parts in self._parts.items():
             size = sum(self._tensors[one.name].nbytes for one in parts)
@@ -145,7 +145,7 @@ class Checkpoint:
         return self.vector(part, i) if self.has(part, i) else None
 
     def weight(self, part: str, i: int = -1) -> Stored:
-        """A weight (inputs, outputs), in the file's own format if that has a kernel; read from the file when it is wanted."""
+        """A weight (inputs, outputs), in the file's own format if that has a kernel; read from the file on demand."""
         return self._rows([self._tensors[self.name(part, i)]])
 
     def stack(self, part: str, i: int = -1) -> Stored:
@@ -181,7 +181,7 @@ class Checkpoint:
 
 
 def open_checkpoint(path: Path) -> Checkpoint:
-    """The GGUF file or the folder at `path`. Raises ModelError for what cannot be opened, is corrupt or not supported."""
+    """The GGUF file or the folder at `path`. Raises ModelError if it cannot be opened, is corrupt or not supported."""
     return Checkpoint(ModelFolder(path) if path.is_dir() else open_gguf(path))
 
 

@@ -1,4 +1,4 @@
-"""A model's sizes and weights, in the form that its decoders take them."""
+"""A model's sizes and weights, in the form that decoders expect."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ class LatentAttention:
 
 @dataclass(frozen=True)
 class GroupedAttention:
-    """What grouped-query attention may have beside its products.
+    """Options of grouped-query attention.
 
     scale: of the scores; None: 1 / sqrt(head_dim). biases: which parts have one, of "query", "key", "value" and
     "attention_output". head_norms: whether every head of queries and keys is normalised before it is rotated. windows: for
-    every layer how many positions a token sees, its own included, 0 for all; (): all layers see all. ropes: for every layer
-    the number of its rotation; (): one for all.
+    every layer the number of positions that a token attends to, its own included, 0 for all; (): no windows. ropes: for every
+    layer the index of its rotation; (): one for all.
     """
 
     scale: float | None = None
@@ -59,7 +59,7 @@ class GroupedAttention:
 
     @property
     def is_plain(self) -> bool:
-        """Whether there is nothing but the products and one rotation."""
+        """Whether no option is used: only the products and one rotation."""
         return not (self.biases or self.head_norms or any(self.windows) or any(self.ropes))
 
 
@@ -67,8 +67,8 @@ class GroupedAttention:
 class Experts:
     """A mixture of experts.
 
-    count: how many a layer has. width: of an expert. shared: the width of what every token takes beside its own; 0: nothing.
-    rule: how a token's experts are chosen (`expert_router`). corrected: whether a bias is added to the scores for the choice.
+    count: the number of experts per layer. width: of an expert. shared: the width of the shared expert, 0 if there is none.
+    rule: how a token's experts are selected (`expert_router`). corrected: whether a bias is added to the scores for selection.
     layers: which layers have experts; the others are dense.
     """
 
@@ -85,15 +85,16 @@ class Config:
     """Sizes and constants of a model.
 
     hidden: He, the width of the hidden state. heads: query heads. groups: key/value heads, each shared by heads / groups query
-    heads. head_dim: the width of a head. context: how many tokens a sequence may hold, prompt included.
-    latent_attention, experts: None where a model has grouped-query attention, where all its layers are dense.
-    grouped: of grouped-query attention, what it has beside its products.
-    activation: of a dense feed-forward block, "swiglu", "gelu_gated" (with tanh) or "relu_squared", which has no gate. biases:
-    whether its products have. post_norms: whether what attention and the feed-forward block add is normalised.
-    norm_shift: what is added to a norm's weight as the checkpoint has it.
-    halves: whether the two columns of a rotated pair lie half a head apart; else side by side.
-    embedding_scale, branch_scale, logits_scale: what embeddings and what a block adds are multiplied by, what is divided before
-    the logits. tied: whether the embedding is the weight of the logits. skipped_layers: next-token-prediction layers left out.
+    heads. head_dim: the width of a head. context: the largest number of tokens of a sequence, prompt included.
+    latent_attention: None for grouped-query attention. experts: None if all layers are dense.
+    grouped: the options of grouped-query attention.
+    activation: of a dense feed-forward block: "swiglu", "gelu_gated" (tanh form) or "relu_squared", which has no gate. biases:
+    whether its products have biases. post_norms: whether the outputs of attention and feed-forward blocks are normalised.
+    norm_shift: added to the checkpoint's norm weights.
+    halves: whether the two columns of a rotated pair are half a head apart; otherwise they are adjacent.
+    embedding_scale, branch_scale: factors of the embeddings and of the blocks' outputs. logits_scale: what the last hidden
+    state is divided by. tied: whether the embedding is the logits weight. skipped_layers: multi-token-prediction layers left
+    out.
     latent, rope, scale: the sizes and the score scale of the model in its form as multi-head latent attention
     (see `models.convert`).
     """
@@ -139,7 +140,7 @@ class Config:
 
     @property
     def is_plain(self) -> bool:
-        """Whether grouped-query attention can take the form of latent attention."""
+        """Whether grouped-query attention can be converted to latent attention."""
         return self.grouped.is_plain and not self.post_norms
 
     def has_experts(self, layer: int) -> bool:
@@ -148,7 +149,7 @@ class Config:
 
 @dataclass(frozen=True, eq=False)
 class DenseBlock:
-    """The weights of a feed-forward block that every token takes; biases (outputs,) or None. gate: None in "relu_squared"."""
+    """The weights of a dense feed-forward block; biases (outputs,) or None. gate: None for "relu_squared"."""
 
     gate: Weight | None
     up: Weight
@@ -170,9 +171,9 @@ class ExpertBlock:
 
 @dataclass(frozen=True, eq=False)
 class Layer:
-    """The weights of a layer, each a product (inputs -> outputs); those of attention by the names of `mla_prolog`.
+    """The weights of a layer, each (inputs, outputs); attention weights have the names of `mla_prolog`.
 
-    output_bias is (He,). Biases, and the last five, are None where the model has no such thing.
+    output_bias is (He,). Biases, and the last five fields, are None if the model does not have them.
     """
 
     attention_norm: np.ndarray
@@ -181,7 +182,7 @@ class Layer:
     w_uq_qr: Weight  # queries
     w_dkv_kr: Weight  # latents, then rope keys; of grouped-query attention values, then keys
     gamma_ckv: np.ndarray | None
-    key_up: Weight | None  # (D, N * Hckv): what a head's query becomes in the latents; None in grouped-query attention
+    key_up: Weight | None  # (D, N * Hckv): a head's query to latent space; None in grouped-query attention
     value_up: Weight | None  # (Hckv, N * Dv): a head's values from the latent; None: the latent is the values
     w_o: Weight
     output_bias: np.ndarray | None

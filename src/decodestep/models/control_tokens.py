@@ -1,4 +1,4 @@
-"""Control tokens in a conversation: those that the chat template writes count, those that a message spells are text.
+"""Control tokens in a conversation: those written by the chat template are parsed, those spelled in a message are text.
 
 A message that contains `<|im_end|>` must not be able to end itself and begin another one under another role. Its control
 tokens are therefore marked before the template is rendered, and the tokenizer reads a marked one as the text it is.

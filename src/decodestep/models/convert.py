@@ -1,8 +1,8 @@
-"""Checkpoints as weights of a decoder, in the form of multi-head latent attention (MLA).
+"""Converts checkpoints to a decoder's weights, in the form of multi-head latent attention (MLA).
 
 Grouped-query attention is MLA, exactly (`models.latent_form`); where operators take groups of heads, its weights stay small.
-`mla_prolog` rotates pairs of neighbouring columns, as GGUF's llama and deepseek2 have them. Where the columns of a pair lie
-half a head apart, as in transformers' llama and minicpm3, the rows of the weights are put in that order.
+`mla_prolog` rotates pairs of adjacent columns, as GGUF's llama and deepseek2 have them. If the columns of a pair are half a
+head apart, as in transformers' llama and minicpm3, the rows of the weights are reordered.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ def convert(
 
     pack: pack(weight, widened) converts one weight to the decoder's format, and reads it. `widened`: the file's format has no
         kernel, so the weight arrives as float32. The default leaves weights as they are. The embedding is never packed.
-    as_latent: whether grouped-query attention gets the weights and sizes of `models.latent_form`.
-    head_dim: what the heads of grouped-query attention are padded to with zeros, in queries, keys and values and their biases;
-        the config keeps their own size. None: they are not.
+    as_latent: whether grouped-query attention is converted to `models.latent_form`.
+    head_dim: the size to which heads of grouped-query attention are padded with zeros, in queries, keys, values and their
+        biases; the config keeps the original size. None: no padding.
     Raises ModelError for a tensor that is missing, unknown, or of a wrong shape or an unsupported format: before any is read;
     and for one that cannot be read, or has a scale that is not finite.
     """

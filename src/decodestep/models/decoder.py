@@ -1,4 +1,4 @@
-"""What a decoder does: runs tokens of several sequences, appends them to the cache's pages, returns logits of some of them."""
+"""The interface of decoders: run tokens of several sequences, append them to the cache's pages, return logits."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from decodestep.models.kv_cache import Pages
 
 
 class Decoder(ABC):
-    """Runs a model's layers over pages of keys and values. The logits of a token depend on its own sequence alone, to the bit.
+    """Runs a model's layers on a paged cache. A token's logits depend only on its own sequence, to the bit.
 
-    config: the model's sizes. description: how the model is run, in words. page_bytes: the size of a page in the cache.
+    config: the model's sizes. description: how the model is run, as text. page_bytes: the size of a page in the cache.
     cache_dtype: the type of what the cache holds: of latents without their rope keys.
     """
 
@@ -24,7 +24,7 @@ class Decoder(ABC):
 
     @abstractmethod
     def new_pages(self, count: int) -> Pages:
-        """Storage for so many pages."""
+        """Storage for `count` pages."""
 
     @abstractmethod
     def logits(

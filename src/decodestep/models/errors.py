@@ -1,4 +1,4 @@
-"""The error of everything that is wrong with a model, as opposed to a request."""
+"""The error for problems of a model, as opposed to those of a request."""
 
 
 class ModelError(RuntimeError):

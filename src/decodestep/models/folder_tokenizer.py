@@ -29,7 +29,7 @@ class FolderTokenizer(Tokenizer):
     `encode` adds the tokens that tokenizer.json's template adds, whatever tokenizer_config.json says; a rendered conversation
     gets none. end_token_ids are the eos tokens that generation_config.json, else config.json, else the tokenizer names.
 
-    Without tokenizer.json it is tiktoken.model that is read.
+    Without tokenizer.json, tiktoken.model is read.
     Raises ModelError for files that are missing, corrupt or do not fit together.
     """
 
@@ -64,7 +64,7 @@ class FolderTokenizer(Tokenizer):
         self.add_bos = self.bos_token_id is not None and self._prefix == [self.bos_token_id]
 
     def definition(self) -> dict[str, Any]:
-        """The engine as tokenizer.json would have it."""
+        """The engine's definition, in the format of tokenizer.json."""
         definition: dict[str, Any] = json.loads(self._engine.to_str())
         return definition
 
@@ -73,7 +73,7 @@ class FolderTokenizer(Tokenizer):
         return token_id in self._byte_tokens
 
     def pieces(self, text: str) -> list[str]:
-        """What the pre-tokenizer cuts a text into."""
+        """The pieces into which the pre-tokenizer splits a text."""
         return [piece for piece, _ in self._engine.pre_tokenizer.pre_tokenize_str(text)]
 
     def _template(self, where: str) -> tuple[list[int], list[int]]:

@@ -1,4 +1,4 @@
-"""forward: the new tokens of any sequences through the model at once, their keys and values into its cache."""
+"""forward: runs new tokens of any sequences through the model together and caches their keys and values."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def _checked(decoder: Decoder, pool: PagePool, sequence: CachedSequence, ids: Se
 
 @contextmanager
 def _running(pool: PagePool, batch: Batch) -> Iterator[None]:
-    """Takes all pages that the batch needs, or none, and keeps other threads from using its sequences."""
+    """Takes all pages that the batch needs, or none, and locks its sequences against other threads."""
     with LOCK:
         for sequence, _ in batch:
             sequence._require_idle()

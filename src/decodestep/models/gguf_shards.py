@@ -15,7 +15,7 @@ _MOST = 99999
 
 
 def open_gguf(path: Path) -> GgufFile:
-    """The file at `path`; if it is the first of several, with the tensors of all. No weight has been read then.
+    """The file at `path`, with the tensors of all parts if it is the first of several. Reads no weight.
 
     Raises ModelError for what `GgufFile` refuses, in any part; a part that is missing, or is not the one that its name says; a
     first part that is not the first; tensors that are in two parts, or fewer than the first part announces.

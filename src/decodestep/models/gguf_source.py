@@ -1,4 +1,4 @@
-"""What a GGUF file is written from: another one, or a folder of safetensors."""
+"""The source from which a GGUF file is written: another GGUF file, or a folder of safetensors."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ _TURNED = ("query", "key", "query_bias", "key_bias", "query_up", "latent_rope")
 
 @dataclass(frozen=True)
 class SourceTensor:
-    """type: as it is stored, or F32 for one that is made. stored: reads its bytes, if it lies in a GGUF file. values: its rows
-    as float32 (..., shape[-1]), in pieces."""
+    """type: as stored, or F32 for a computed tensor. stored: reads its bytes, if it is in a GGUF file. values: its rows as
+    float32 (..., shape[-1]), in pieces."""
 
     name: str
     shape: tuple[int, ...]
@@ -40,7 +40,7 @@ class SourceTensor:
 
 @dataclass(frozen=True)
 class Source:
-    """copy_fields: writes the metadata but for the architecture and what is quantised."""
+    """copy_fields: writes the metadata except the architecture and the quantisation keys."""
 
     path: Path
     architecture: str

@@ -1,4 +1,4 @@
-"""A folder's tokenizer as the keys that a GGUF file has for it, proved on texts before anything is written."""
+"""Converts a folder's tokenizer to the keys of a GGUF file, and verifies it on texts before anything is written."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Grouped-query attention of one layer in float32, with what `mla_prolog` does not know: biases, norms of heads, windows."""
+"""Grouped-query attention of one layer in float32, with what `mla_prolog` lacks: biases, head norms, windows."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def attended(
     sin: np.ndarray,
     cos: np.ndarray,
 ) -> np.ndarray:
-    """What every token attends to, (T, N * D); writes its keys and values.
+    """The attention output of every token, (T, N * D); writes its keys and values.
 
     kv, kr: the layer's part of `LatentPages`: values, and rotated keys with the halves of all heads apart, as `mla_attention`
     reads them. sin, cos: (T, D / 2).

@@ -1,4 +1,4 @@
-"""The storage of a model's keys and values: numbered pages of `PAGE` positions, in every layer."""
+"""The storage of a model's keys and values: numbered pages of `PAGE` positions, for every layer."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ HUGE_PAGE = 2**21
 
 
 class Pages(ABC):
-    """Pages 0 to count - 1. Memory is taken only where pages have been written, or by `prepare`.
+    """Pages 0 to count - 1. Memory is allocated only when pages are written, or by `prepare`.
 
-    count: how many pages there are. page_bytes: the size of one, all layers together.
+    count: the number of pages. page_bytes: the size of one, over all layers.
     """
 
     count: int
@@ -28,11 +28,13 @@ class Pages(ABC):
 
     @abstractmethod
     def copy(self, source: int, target: int) -> None:
-        """Makes page `target` hold what page `source` holds."""
+        """Copies page `source` to page `target`."""
 
     def prepare(self, fresh: int) -> bool:
-        """Takes a little of the memory that pages from `fresh` on, which nobody has written, will need next; returns whether
-        there is more to take. A pass that is the first to write there would wait for the system to clear all of it."""
+        """Allocates a little of the memory that the unwritten pages from `fresh` on will need next; True if more is left.
+
+        Otherwise the pass that first writes there would wait for the system to clear all of it.
+        """
         return False
 
 
@@ -64,7 +66,7 @@ class SlabPages(Pages):
     axes: the axes before those of a page, layers and key/value heads. key, value: the shape of a page in each. dtypes: of
     keys and of values.
     keys: (slabs, *axes, pages of a slab, *key). values: (slabs, *axes, pages of a slab, *value).
-    The pages of a slab take memory together, in huge pages, with which long contexts are read 5 to 10 % faster.
+    The pages of a slab are allocated together, in huge pages, which makes reading long contexts 5 to 10 % faster.
     """
 
     def __init__(
@@ -88,7 +90,7 @@ class SlabPages(Pages):
         self._untaken: list[np.ndarray] = []  # a byte of each of its huge pages that have not been touched
 
     def prepare(self, fresh: int) -> bool:
-        """Of the first slab that nobody has been given a page of: one more huge page, of 2 MB, at each call."""
+        """Allocates one more huge page (2 MB) per call, in the first slab of which no page is in use."""
         slab = -(-fresh // self._slab)
         if slab != self._preparing:  # which may be before all of the last one was taken: it has users now
             self._preparing = slab
@@ -144,7 +146,7 @@ def _bytes_of_huge_pages(memory: np.ndarray) -> list[np.ndarray]:
 
 
 def _untouched_zeros(shape: tuple[int, ...], dtype: np.dtype, *, huge_pages: bool) -> np.ndarray:
-    """Zeros that no memory is set aside for: the system gives it where something is written, 4 KB or 2 MB at a time.
+    """Zeros without memory: the system allocates it on write, 4 KB or 2 MB at a time.
 
     Huge pages are for arrays whose neighbours are written soon after: one touched byte takes all of 2 MB.
     """

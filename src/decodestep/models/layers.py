@@ -1,4 +1,4 @@
-"""A decoder that calls the operators layer by layer: for models of any sizes, and the reference of the native step."""
+"""A decoder that calls the operators layer by layer: for models of any size, and the reference of the native step."""
 
 from __future__ import annotations
 

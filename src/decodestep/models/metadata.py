@@ -1,4 +1,4 @@
-"""A model file's metadata, value by value: each of the type and in the range that its reader expects, or a ModelError."""
+"""Typed access to a model file's metadata: a value of the wrong type or out of range raises ModelError."""
 
 from __future__ import annotations
 

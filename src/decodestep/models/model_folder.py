@@ -1,4 +1,4 @@
-"""A folder with a model as transformers saves it: config.json, safetensors in one file or several, tokenizer.json."""
+"""A model folder as saved by transformers: config.json, safetensors in one file or several, tokenizer.json."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class ModelFolder:
 
     @property
     def tiktoken(self) -> Path:
-        """What a folder may have in place of tokenizer.json."""
+        """The path of tiktoken.model, which a folder may have instead of tokenizer.json."""
         return self.path / "tiktoken.model"
 
     def tokenizer(self) -> str | None:

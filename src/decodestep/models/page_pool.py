@@ -1,4 +1,4 @@
-"""The pages of a model's cache, handed out to sequences, shared by those that begin alike, and kept for those that will."""
+"""The pages of a model's cache: allocated to sequences, shared by those with a common prefix, and kept for later ones."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ if TYPE_CHECKING:
 
 MOST_KEPT_BYTES = 2**30
 
-# One lock for all pools: it is held for microseconds, and nobody holds it while the process forks.
+# One lock for all pools: it is held for microseconds, and never while the process forks.
 LOCK = threading.Lock()
 _POOLS: WeakSet[PagePool] = WeakSet()
 
 
 class CacheFullError(RuntimeError):
-    """The cache has too few free pages for what was asked; nothing has changed."""
+    """The cache has too few free pages for the request; nothing has changed."""
 
 
 class Page:
-    """A page that has been handed out, or is kept.
+    """A page that is held by sequences or kept for reuse.
 
-    number: its place in the storage. users: how many sequences hold it.
-    A full page is never written again, and hangs in a tree: `parent` is the full page before it, `tokens` the PAGE tokens that
-    it holds, `children` the full pages after it, by their tokens. The path from the root spells the sequence.
-    begun: by their first tokens, the children that were filled last.
+    number: its index in the storage. users: the number of sequences that hold it.
+    A full page is never written again and is a node of a prefix tree: `parent` is the full page before it, `tokens` its PAGE
+    tokens, `children` the full pages after it, by their tokens. The path from the root is the sequence.
+    begun: for each first token, the child that was filled last.
     """
 
     __slots__ = ("begun", "children", "number", "parent", "tokens", "users")
@@ -47,16 +47,16 @@ class Page:
 
 
 class PagePool:
-    """Hands out the pages of a storage. Methods whose names begin with an underscore want `LOCK` held.
+    """Allocates the pages of a storage. Methods whose names begin with an underscore require `LOCK`.
 
-    storage: the pages. most_kept: how many pages may be kept that no sequence holds, the least recently used going first.
+    storage: the pages. most_kept: the largest number of kept pages; the least recently used are dropped first.
 
-        a page is    fresh      never handed out: takes no memory yet
-                     held       by one sequence, or, if it is full, by several
-                     kept       full, held by none: found again by a sequence that begins with the same tokens
-                     free       to be handed out again
+        a page is    fresh      never used: takes no memory yet
+                     held       by one sequence, or by several if it is full
+                     kept       full and held by none: reused by a sequence that begins with the same tokens
+                     free       used before, available again
 
-    pages: how many there are. page_bytes: the size of one.
+    pages: their number. page_bytes: the size of one.
     """
 
     def __init__(self, storage: Pages, most_kept: int) -> None:
@@ -77,30 +77,30 @@ class PagePool:
 
     @property
     def held(self) -> int:
-        """How many pages sequences hold."""
+        """The number of pages held by sequences."""
         with LOCK:
             self._take_back_dropped()
             return self._fresh - len(self._free) - len(self._kept)
 
     @property
     def kept(self) -> int:
-        """How many pages are kept that no sequence holds."""
+        """The number of pages that are kept for reuse."""
         with LOCK:
             self._take_back_dropped()
             return len(self._kept)
 
     def clear(self) -> None:
-        """Forgets the kept pages."""
+        """Drops the kept pages."""
         with LOCK:
             self._keep_at_most(0)
 
     def prepare(self) -> bool:
-        """Takes a little of the memory of the pages that will be handed out next; returns whether there is more to take."""
+        """Allocates a little of the memory of the pages that will be used next; returns whether more is left."""
         with LOCK:
             return self.storage.prepare(self._fresh)
 
     def wait_for(self, count: int) -> None:
-        """Waits for `count` pages to be free, but at most a tenth of a second, so that the caller can look around.
+        """Waits until `count` pages are free, for at most a tenth of a second, so that the caller can check other conditions.
 
         Raises CacheFullError if there are too few, and no sequence is open that will end by itself (see `admit`).
         """
@@ -111,7 +111,7 @@ class PagePool:
                 self._freed.wait(0.1)
 
     def _available(self) -> int:
-        """How many pages can be handed out that are promised to nobody."""
+        """The number of pages that are available and not reserved."""
         self._take_back_dropped()
         return self.pages - self._fresh + len(self._free) + len(self._kept) - self._promised
 
@@ -125,7 +125,7 @@ class PagePool:
             )
 
     def _promise(self, count: int) -> None:
-        """Sets pages aside; whoever takes one of them lowers `_promised` first."""
+        """Reserves pages; `_promised` must be lowered before one of them is taken."""
         self._require(count)
         self._promised += count
 
@@ -152,7 +152,7 @@ class PagePool:
         self._kept.pop(page, None)
 
     def _share(self, page: Page, parent: Page | None, tokens: Sequence[int]) -> Page:
-        """Hangs a page that is full now in the tree; returns it, or the equal page that was there, in exchange."""
+        """Adds a page that has become full to the tree; returns it, or an equal page that was there already."""
         found = self._find(parent, tokens)
         if found is not None:
             self._hold(found)
@@ -163,7 +163,7 @@ class PagePool:
         return page
 
     def _release(self, pages: Sequence[Page]) -> None:
-        """Gives back pages in the order of a sequence."""
+        """Releases pages, given in the order of a sequence."""
         for page in reversed(pages):  # so that of those kept the last one goes first
             page.users -= 1
             if page.users == 0:
@@ -195,9 +195,9 @@ class PagePool:
 
 
 def new_pool(new_pages: Callable[[int], Pages], page_bytes: int, cache_bytes: int | None) -> PagePool:
-    """A pool of as many pages as fit into cache_bytes, at least one; None for a quarter of the memory.
+    """A pool of as many pages as fit into cache_bytes, at least one; None for a quarter of the machine's memory.
 
-    Raises MemoryError if the process may not have so much address space. What nobody asked for is halved until it may.
+    Raises MemoryError if cache_bytes exceeds the available address space; the default is halved until it fits.
     """
     count = max(1, (memory_limit() // 4 if cache_bytes is None else cache_bytes) // page_bytes)
     while True:
@@ -210,7 +210,7 @@ def new_pool(new_pages: Callable[[int], Pages], page_bytes: int, cache_bytes: in
 
 
 def _begin_child() -> None:
-    """After a fork: of the parent's threads only this one is here, so what the others held is given back."""
+    """After a fork only the forking thread exists in the child, so pages held by other threads are released."""
     for pool in _POOLS:
         for sequence in list(pool._sequences):
             if sequence._thread != threading.get_ident():

@@ -1,4 +1,4 @@
-"""Prefill: the prompts of many sequences through the model, a block at a time, what they share only once."""
+"""Prefill: runs the prompts of many sequences in blocks; a common prefix runs once."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ _Entry = tuple[Key, CachedSequence, tuple[int, ...]]
 
 @dataclass
 class Room:
-    """What a block has room for: so many tokens, and no more than cost so much, in any unit.
+    """The limits of a block: a number of tokens, and a cost in any unit.
 
-    token: the cost of a token. key: that of each key that a token attends to: those before it, and its own.
+    token: the cost of a token. key: the cost of each key that a token attends to, its own included.
     """
 
     tokens: int = BLOCK
@@ -34,7 +34,7 @@ class Room:
     key: float = 0.0
 
     def most(self, position: int, share: float = 1.0) -> int:
-        """How many tokens of a prompt fit into a share of the room, the first of them being at this position."""
+        """The number of tokens of a prompt, from this position on, that fit into a share of the room."""
         tokens = math.ceil(self.tokens * share)
         cost = self.cost * share
         if cost >= self._cost(position, tokens):
@@ -51,20 +51,19 @@ class Room:
 
 
 def keys_of(position: int, tokens: int) -> int:
-    """To how many keys so many tokens from this position on attend, all together."""
+    """The total number of keys that these tokens, from this position on, attend to."""
     return tokens * position + tokens * (tokens + 1) // 2
 
 
 class Prefill(Generic[Key]):
-    """Prompts that are to be run.
+    """A queue of prompts.
 
-    fair: False: in the order in which they were added. True: half of a block goes to the oldest, the rest to those of which
-        least is left, so that a short prompt does not wait for a long one, nor a long one for ever.
+    fair: False: prompts run in the order in which they were added. True: half of a block goes to the oldest prompt, the rest to
+        those with the fewest tokens left, so that a short prompt does not wait for a long one, and a long one is not starved.
 
-    `take` fills a block with what is left of the prompts, after it has reused what the cache holds by now. A prompt waits if
-    one before it in the block is about to fill the page that it needs next, and finds that page in the cache when its turn
-    comes. Of equal prompts one runs; the others become its forks. Once the block has been run, `completed` tells which are
-    done; `run` does all three.
+    `take` fills a block from the prompts, after reusing what the cache holds by now. A prompt waits if an earlier one in the
+    block is about to fill the page that it needs next, and later finds that page in the cache. Of equal prompts one runs; the
+    others become its forks. After the block has been run, `completed` returns the prompts that are done; `run` does all three.
     """
 
     def __init__(self, model: Model, *, fair: bool = False) -> None:
@@ -74,15 +73,15 @@ class Prefill(Generic[Key]):
         self._taken: list[tuple[CachedSequence, tuple[int, ...], tuple[int, ...]]] = []  # each piece, and its whole prompt
 
     def __len__(self) -> int:
-        """How many prompts are not done."""
+        """The number of unfinished prompts."""
         return len(self._waiting)
 
     def add(self, key: Key, sequence: CachedSequence, tokens: Sequence[int]) -> None:
-        """tokens: the whole prompt, of which the sequence may hold a beginning, but not all."""
+        """tokens: the whole prompt; the sequence may hold a part of its beginning, but not all."""
         self._waiting.append((key, sequence, tuple(tokens)))
 
     def remove(self, key: Key) -> None:
-        """Forgets a prompt that need not be run to its end."""
+        """Drops a prompt that need not be finished."""
         self._waiting = [entry for entry in self._waiting if entry[0] != key]
 
     def run(self) -> dict[Key, np.ndarray]:
@@ -91,7 +90,7 @@ class Prefill(Generic[Key]):
         return self.completed(self._model.forward(pieces, wanted=self.last()))
 
     def take(self, room: Room | None = None) -> list[Piece]:
-        """The pieces of the next block, as much as there is room for, one token at least, for `Model.forward`."""
+        """The pieces of the next block for `Model.forward`: as much as the room allows, at least one token."""
         room = room or Room()
         batch: list[Piece] = []
         self._taken = []
@@ -112,11 +111,11 @@ class Prefill(Generic[Key]):
         return batch
 
     def last(self) -> list[bool]:
-        """Of each piece that `take` gave, whether it completes its prompt: only then are its logits wanted."""
+        """For each piece returned by `take`, whether it completes its prompt, so that its logits are needed."""
         return [len(sequence) + len(piece) == len(tokens) for sequence, piece, tokens in self._taken]
 
     def completed(self, logits: np.ndarray) -> dict[Key, np.ndarray]:
-        """The logits (V,) of the last token of every prompt that is done: `logits` are those, in the order of the pieces."""
+        """The logits (V,) of the last token of every finished prompt; `logits`: their rows, in the order of the pieces."""
         done = [(sequence, tokens) for sequence, _, tokens in self._taken if len(sequence) == len(tokens)]
         completed = {tokens: (sequence, row) for (sequence, tokens), row in zip(done, logits, strict=True)}
         ready: dict[Key, np.ndarray] = {}
@@ -128,7 +127,7 @@ class Prefill(Generic[Key]):
         return ready
 
     def _in_turn(self) -> list[tuple[_Entry[Key], float]]:
-        """The prompts in the order in which a block takes them, each with the share that it may have of what room is left."""
+        """The prompts in the order in which a block takes them, each with its share of the remaining room."""
         if not self._fair or len(self._waiting) < 2:
             return [(entry, 1.0) for entry in self._waiting]
         oldest, *others = self._waiting

@@ -1,8 +1,9 @@
-"""Values to GGUF's blocks: the encodings of `PackedWeight` that models are stored in.
+"""Quantises values to GGUF's block formats.
 
-Each sub-block of a K-quant gets the scale, and where it has one the minimum, of least weighted squares over a few grids near
-the one that spans its values; then the block's own scales are fitted once more to the integers that were found. Values weigh by
-their magnitude, so that large ones keep their precision. F16, BF16, Q8_0, Q5_x and Q4_x are rounded as the gguf package does.
+Each sub-block of a K-quant gets the scale, and the minimum if it has one, with the least weighted squared error among a few
+grids near the one that spans its values; then the block's own scales are refitted to the resulting integers. Values are
+weighted by their magnitude, so that large ones keep their precision. F16, BF16, Q8_0, Q5_x and Q4_x are rounded as the gguf
+package does.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ def quantise(values: np.ndarray, kind: GGMLQuantizationType) -> np.ndarray:
 
 
 def has_finite_scales(made: np.ndarray, kind: GGMLQuantizationType) -> bool:
-    """Whether the float16 numbers of blocks are finite, and so what they stand for; of dense types whether all values are."""
+    """Whether the float16 numbers of all blocks are finite; for dense types, whether all values are."""
     if kind in _DENSE:
         return bool(np.isfinite(made.view(_DENSE[kind])).all())
     blocks = made.reshape(-1, GGML_QUANT_SIZES[kind][1])
@@ -60,7 +61,7 @@ def has_finite_scales(made: np.ndarray, kind: GGMLQuantizationType) -> bool:
 
 
 def panels_of(weight: PackedWeight | FileRows, format_: Format) -> LinearPanels:
-    """A weight in panels of Q8_0, Q4_0 or Q4_K; where its inputs do not fill their blocks, of Q5_0 or BF16.
+    """A weight in panels of Q8_0, Q4_0 or Q4_K; of Q5_0 or BF16 if its inputs are not a multiple of their block.
 
     Raises FileRowsError for values whose scales are beyond float16's range.
     """

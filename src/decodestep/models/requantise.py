@@ -1,4 +1,4 @@
-"""A GGUF file in other types, or a folder of safetensors as one: the tensors quantised, the metadata as they are."""
+"""Rewrites a GGUF file in other types, or a folder of safetensors as a GGUF file, with the metadata unchanged."""
 
 from __future__ import annotations
 
@@ -25,8 +25,9 @@ _QUANTIZATION_VERSION = 2  # of the layouts of blocks
 
 @dataclass(frozen=True)
 class Recipe:
-    """base: of the matrices. more: of those whose error counts most, the values' and the feed-forward block's last ones, in
-    the first and last eighth of the layers and every third between. output: of the logits' matrix. file_type: the file's."""
+    """The types of a kind of file. base: of the matrices. more: of those most sensitive to error, values and down projections
+    in the first and last eighth of the layers and every third in between. output: of the logits matrix. file_type: its
+    number."""
 
     base: Type
     more: Type
@@ -59,10 +60,10 @@ _SENSITIVE = ("attn_v.weight", "ffn_down.weight", "ffn_down_exps.weight")
 
 
 def requantise(source: Path, target: Path, kind: str, progress: Callable[[int, int, str], None]) -> None:
-    """Writes `source`, a GGUF file or a folder, to `target` in the types that `kind` names; readable by llama.cpp.
+    """Writes `source`, a GGUF file or a folder, to `target` in the types of `kind`; readable by llama.cpp.
 
     kind: a key of `RECIPES`. progress: progress(tensors done, tensors, name of the next) before each tensor.
-    The file appears under its name when it is whole.
+    The file appears under its name only when it is complete.
     Raises ModelError for what `load` refuses, a folder that GGUF's keys cannot describe, and a value that is not finite;
     RequestError for kind or target.
     """

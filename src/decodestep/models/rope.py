@@ -1,4 +1,4 @@
-"""Rotary embeddings: the frequencies of every pair, the factor of sine and cosine, and their tables.
+"""Rotary embeddings: the frequency of every pair, the factor of sine and cosine, and their tables.
 
 The scalings are those of transformers' `modeling_rope_utils`. Frequencies are computed in float64 and rounded to float32, so
 that they have the same bits everywhere: float32 powers differ between math libraries.
@@ -17,8 +17,8 @@ class Rope:
     """The rotation of positions.
 
     inverse_frequencies: float32 (pairs,). factor: of sine and cosine.
-    long_frequencies: for sequences of more than `original` positions in place of the others; None: there are none. As in
-        transformers, all new positions of a call are rotated as its last one asks for, and cached keys stay as they are.
+    long_frequencies: used instead for sequences of more than `original` positions; None if there are none. As in transformers,
+        the last position of a call decides for all new positions, and cached keys are not changed.
     """
 
     inverse_frequencies: np.ndarray
@@ -58,12 +58,12 @@ def plain(theta: float, width: int) -> np.ndarray:
 
 
 def none(width: int) -> Rope:
-    """What leaves every pair as it is."""
+    """Frequencies that leave every pair unchanged."""
     return Rope(np.zeros(width // 2, np.float32))
 
 
 def llama3(theta: float, width: int, *, factor: float, low: float, high: float, original: int) -> np.ndarray:
-    """Wavelengths above original / low are stretched by `factor`, those below original / high stay, between them a blend."""
+    """Wavelengths above original / low are stretched by `factor`, those below original / high unchanged, blended in between."""
     frequencies = plain(theta, width).astype(np.float64)
     turns = original * frequencies / (2 * math.pi)
     smooth = np.clip((turns - low) / (high - low), 0, 1)
@@ -73,7 +73,7 @@ def llama3(theta: float, width: int, *, factor: float, low: float, high: float, 
 def yarn(
     theta: float, width: int, *, factor: float, original: int, fast: float = 32.0, slow: float = 1.0, truncate: bool = True
 ) -> np.ndarray:
-    """YaRN: pairs that turn more than `fast` times in the original context stay, those below `slow` are stretched."""
+    """YaRN: pairs that turn more than `fast` times in the original context are unchanged, fewer than `slow` stretched."""
 
     def pair(turns: float) -> float:
         return width * math.log(original / (turns * 2 * math.pi)) / (2 * math.log(theta))
@@ -88,7 +88,7 @@ def yarn(
 
 
 def divided(theta: float, width: int, divisors: np.ndarray) -> np.ndarray:
-    """Frequencies of which each is divided by a factor of its own, as in long-rope."""
+    """Frequencies, each divided by its own factor, as in long-rope."""
     return (plain(theta, width).astype(np.float64) / divisors.astype(np.float64)).astype(np.float32)
 
 

@@ -1,4 +1,4 @@
-"""CachedSequence: tokens whose keys and values are in a model's cache, for `Model.forward` to continue."""
+"""CachedSequence: tokens whose keys and values are in a model's cache, to be continued by `Model.forward`."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _OP = "CachedSequence"
 
 
 class CachedSequence:
-    """Tokens that a model has read: their keys and values lie in pages of its cache. Made by `Model.sequence`.
+    """Tokens whose keys and values are in pages of a model's cache. Made by `Model.sequence`.
 
     tokens: the ids, in order; len(sequence) is their number. `Model.forward` appends to them.
 
-    Sequences that begin alike share full pages, which nobody writes again; a part-filled page belongs to one sequence. A
-    sequence holds its pages until `close`, the end of its `with` block, or its garbage collection. One thread at a time may use
-    a sequence; several sequences of a model may be used by several threads. In a child process after a fork those are open that
-    the forking thread made.
+    Sequences with a common prefix share full pages, which are never written again; a partly filled page belongs to one
+    sequence. A sequence holds its pages until `close`, the end of its `with` block, or garbage collection. One thread at a time
+    may use a sequence; several threads may use several sequences of a model. In a forked child only sequences created by the
+    forking thread stay open.
     """
 
     def __init__(self, pool: PagePool, capacity: int | None = None, *, admitted: bool = False) -> None:
@@ -32,8 +32,8 @@ class CachedSequence:
         self.tokens: list[int] = []
         self._pool = pool
         self._pages: list[Page] = []
-        self._table = np.zeros(8, np.int64)  # the numbers of _pages, with room for more
-        self._promised = 0  # pages that the pool has set aside for this sequence
+        self._table = np.zeros(8, np.int64)  # the numbers of _pages, with spare capacity
+        self._promised = 0  # pages that the pool has reserved for this sequence
         self._thread = threading.get_ident()
         self._admitted = admitted
         self._running = False
@@ -50,11 +50,11 @@ class CachedSequence:
     def reuse(self, tokens: Sequence[int]) -> int:
         """Appends as many of `tokens` as the cache holds after this sequence, without running them; returns how many.
 
-            while a full page of the cache continues this sequence with the next of tokens, and not with the last one:
+            while a full page of the cache holds the next of tokens after this sequence, and not the last one:
                 append them
-            of a page that continues it with some of them, the last such page that was filled: copy it, and append those
+            if a page holds some of them (the last such page that was filled): copy it, and append those
 
-        tokens: ids that would continue the sequence. One at least is left, to be run for its logits.
+        tokens: ids that would continue the sequence. At least one is left, to be run for its logits.
         """
         self._require_idle()
         start = len(self.tokens)
@@ -68,13 +68,13 @@ class CachedSequence:
         return len(self.tokens) - start
 
     def next_page(self, tokens: Sequence[int]) -> Hashable:
-        """Equal for two sequences if running `tokens` would fill the same page of both; else unlike anything."""
+        """A key that is equal for two sequences if running `tokens` would fill the same page in both; otherwise unique."""
         parent, begun = self._last_page()
         missing = PAGE - len(begun)
         return (parent, (*begun, *tokens[:missing])) if len(tokens) >= missing else object()
 
     def fork(self, capacity: int | None = None) -> CachedSequence:
-        """A new sequence of the same tokens: full pages are shared, a part-filled last one is copied.
+        """A new sequence with the same tokens: full pages are shared, a partly filled last one is copied.
 
         capacity: as in `Model.sequence`. Raises CacheFullError if there is no room.
         """
@@ -87,7 +87,7 @@ class CachedSequence:
         return other
 
     def assign(self, source: CachedSequence) -> None:
-        """Makes this sequence one of the tokens of `source`, as `fork` does; what it held before is given back.
+        """Makes this sequence a copy of `source`, as `fork` does; its previous pages are released.
 
         source: another sequence of the same model. Raises CacheFullError, with nothing changed, if there is no room.
         """
@@ -115,7 +115,7 @@ class CachedSequence:
                 pool.storage.copy(source._pages[full].number, self._pages[full].number)
 
     def truncate(self, length: int) -> None:
-        """Drops the tokens from `length` on, so that others can take their places.
+        """Drops the tokens from `length` on, so that others can replace them.
 
         length: in [0, len(sequence)]. Raises CacheFullError, with nothing changed, if the page where the sequence then ends is
         shared and there is no room to copy it.
@@ -135,7 +135,7 @@ class CachedSequence:
             del self._pages[kept:], self.tokens[length:]
 
     def close(self) -> None:
-        """Gives back the pages: kept for reuse as far as they are full. The sequence cannot be used any more."""
+        """Releases the pages; full ones are kept for reuse. The sequence cannot be used afterwards."""
         if not self._closed:
             self._require_idle()
             with LOCK:
@@ -171,7 +171,7 @@ class CachedSequence:
         return self._pages[full - 1] if full else None, self.tokens[full * PAGE :]
 
     def _reuse_page(self, tokens: Sequence[int], reused: int) -> bool:
-        """Appends a page that continues the sequence with tokens[reused:], in place of one that is begun. Needs LOCK."""
+        """Appends a page that holds the next of tokens[reused:], replacing one that is partly filled. Needs LOCK."""
         parent, begun = self._last_page()
         more = PAGE - len(begun)
         if reused + more >= len(tokens):
@@ -189,7 +189,7 @@ class CachedSequence:
         return True
 
     def _reuse_part(self, tokens: Sequence[int]) -> None:
-        """Copies the page that begins as `tokens` do, but for the last of them. Needs LOCK."""
+        """Copies the page that begins like `tokens`, without the last of them. Needs LOCK."""
         page = self._pool._begun(self._last_page()[0], tokens[0]) if len(tokens) > 1 else None
         # A page that is kept cannot be handed out while it is copied.
         if page is None or self._pool._available() + (self._promised > 0) <= (page.users == 0):
@@ -204,7 +204,7 @@ class CachedSequence:
         self.tokens += page.tokens[:same]
 
     def _missing_pages(self, tokens: int) -> int:
-        """How many pages the pool has to find for so many more tokens, beyond those that it has promised."""
+        """The number of pages that this many more tokens need beyond the reserved ones."""
         return max(0, pages_of(len(self) + tokens) - len(self._pages) - self._promised)
 
     def _grow(self, tokens: int) -> None:
@@ -214,7 +214,7 @@ class CachedSequence:
             self._list(self._pool._take())
 
     def _extend(self, tokens: Sequence[int]) -> None:
-        """Appends tokens that have been run; pages that they fill can be found from now on. Needs LOCK."""
+        """Appends tokens that have been run; pages that they fill can be reused from now on. Needs LOCK."""
         first = len(self) // PAGE
         self.tokens += tokens
         for i in range(first, len(self) // PAGE):
@@ -223,7 +223,7 @@ class CachedSequence:
             self._pages[i], self._table[i] = page, page.number
 
     def _claim(self, pages: int) -> None:
-        """Uses up to so many of the promised pages."""
+        """Uses up to this many of the reserved pages."""
         claimed = min(max(pages, 0), self._promised)
         self._promised -= claimed
         self._pool._promised -= claimed
@@ -236,10 +236,10 @@ class CachedSequence:
 
 
 def admit(pool: PagePool, count: int, capacity: int) -> list[CachedSequence]:
-    """So many sequences, with pages set aside for `capacity` tokens each, of a caller that closes them without waiting.
+    """`count` sequences with pages reserved for `capacity` tokens each, for a caller that closes them without waiting.
 
-    Raises CacheFullError, with nothing set aside, if there are too few pages. Whoever holds none may then wait for those of
-    others: `PagePool.wait_for`.
+    Raises CacheFullError, with nothing reserved, if there are too few pages. A caller that holds no pages may then wait for
+    others to release theirs: `PagePool.wait_for`.
     """
     made: list[CachedSequence] = []
     try:
@@ -253,5 +253,5 @@ def admit(pool: PagePool, count: int, capacity: int) -> list[CachedSequence]:
 
 
 def pages_of(tokens: int) -> int:
-    """How many pages so many tokens take."""
+    """The number of pages for this many tokens."""
     return -(-tokens // PAGE)

@@ -1,4 +1,4 @@
-"""A decoder whose whole step is one call of `decoder_forward`, on weights in panels."""
+"""The decoder that runs a whole step as one call of `decoder_forward`, on weights in panels."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from decodestep.ops.decoder_forward.cpu import block_obstacle, latent_obstacle
 from decodestep.ops.linear import Format, LinearPanels
 from decodestep.weights.feed_forward import FeedForward
 
-# What the weights become, by dtype; None: they keep the file's format.
+# The format of the weights, by dtype; None: the file's.
 PANEL_FORMATS = {"auto": None, "bfloat16": Format.BF16, "int8": Format.Q8_0}
 CACHE_DTYPES = {"bfloat16": BFLOAT16, "float16": np.dtype(np.float16), "int8": np.dtype(np.int8)}
 QUANTISED = {"q8_0": Format.Q8_0, "q4_0": Format.Q4_0, "q4_k": Format.Q4_K}  # when loaded, by `models.quantise`
@@ -30,7 +30,7 @@ _GELU = {"swiglu": False, "gelu_gated": True, "relu_squared": False}
 
 
 def obstacle(config: Config) -> str | None:
-    """Why the native step cannot run such a model, or None."""
+    """Why the native step cannot run a model of this config, or None."""
     latent, experts = config.latent_attention, config.experts
     blocks = [config.feed_forward] if experts is None or not all(experts.layers) else []
     blocks += [] if experts is None else [experts.width, experts.shared]
@@ -46,8 +46,8 @@ def obstacle(config: Config) -> str | None:
 class StepDecoder(Decoder):
     """Runs a step as one native call: quantised weights times quantised activations, attention in the cache's type.
 
-    weights: those of `convert`, each as `LinearPanels` but for the embedding.
-    cache_dtype: of the cache, "bfloat16", "float16" or "int8"; of latents bfloat16 or int8.
+    weights: made by `convert`, each a `LinearPanels` except the embedding.
+    cache_dtype: "bfloat16", "float16" or "int8"; for latents bfloat16 or int8.
     """
 
     def __init__(self, weights: Weights, *, cache_dtype: str = "bfloat16") -> None:
@@ -125,7 +125,7 @@ class StepDecoder(Decoder):
         return run(OP, "cpu", cpu.forward, call)
 
     def _rope_up_to(self, positions: int, long: bool) -> tuple[np.ndarray, np.ndarray]:
-        """The rope table of at least so many positions. It grows by doubling; a thread keeps the one that it was given."""
+        """The rope table of at least this many positions. It grows by doubling; a thread keeps the table that it was given."""
         rope = self._ropes[long]
         if rope[0].shape[1] < positions:
             rope = self._ropes[long] = self._table(max(positions, 2 * rope[0].shape[1]), long)
@@ -141,14 +141,14 @@ class StepDecoder(Decoder):
 
 
 def cache_dtype_of(types: Set[str], config: Config, dtype: str = "auto") -> str:
-    """What "auto" makes of `cache_dtype`. types: of the file's weights. Rounding to bfloat16 is what errs most in a step whose
-    weights are of more bits and whose activations stay float32."""
+    """Resolves `cache_dtype` "auto". types: of the file's weights. In a step with more precise weights and float32 activations,
+    rounding the cache to bfloat16 would be the largest error."""
     exact = dtype == "auto" and types <= {"F16", "F32"}
     return "float16" if exact and config.latent_attention is None else "bfloat16"
 
 
 def step_head_dim(config: Config) -> int:
-    """What the native step pads the heads of grouped-query attention to: a multiple of 16."""
+    """The size to which the native step pads the heads of grouped-query attention: a multiple of 16."""
     return -(-config.head_dim // 16) * 16
 
 

@@ -1,4 +1,4 @@
-"""What a checkpoint is and how it would run, told by its header alone: no weight is read."""
+"""Describes a checkpoint and how it would run, from its header alone: no weight is read."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from decodestep.models.step import cache_dtype_of, obstacle, step_head_dim
 
 
 def summary(checkpoint: Checkpoint) -> dict[str, Any]:
-    """Facts by name. Raises ModelError for what `load` refuses before it reads weights.
+    """Facts by name. Raises ModelError as `load` does before it reads weights.
 
-    weight_bytes: of a token, as the file has them: all weights but the experts that it does not take, and one row of an
-    embedding that is not the weight of the logits too. cache: the type of cached keys and values. cache_bytes: of one position.
+    weight_bytes: the bytes of the weights that one token needs, as stored: without the experts that it does not use, and with
+    one row of an embedding that is not tied to the logits. cache: the type of cached keys and values. cache_bytes: per
+    position.
     """
     checkpoint.check()
     config = checkpoint.config

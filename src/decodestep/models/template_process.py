@@ -1,4 +1,4 @@
-"""The processes that render chat templates within limits of time and memory; `template_worker` is what they run."""
+"""Processes that render chat templates within time and memory limits; they run `template_worker`."""
 
 from __future__ import annotations
 

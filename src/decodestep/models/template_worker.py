@@ -1,7 +1,7 @@
-"""The process that renders chat templates: a script of its own, started by `template_process`, that imports jinja2 alone.
+"""The process that renders chat templates: a separate script, started by `template_process`, that imports only jinja2.
 
-A template is a program from a stranger. The sandbox keeps it from Python's internals; this process keeps it from using up the
-machine, since no check inside the interpreter can interrupt a single long operation on objects that a template has built.
+A template is untrusted code. The sandbox denies it access to Python's internals; the process limits its time and memory,
+because no check inside the interpreter can interrupt a single long operation on objects that a template has built.
 """
 
 from __future__ import annotations

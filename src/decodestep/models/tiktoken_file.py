@@ -1,7 +1,7 @@
-"""tiktoken.model, the form in which Kimi's models have their vocabulary: a line for each token, base64 and its rank.
+"""tiktoken.model, the vocabulary format of Kimi's models: a line for each token, in base64, with its rank.
 
-There are no merges: two neighbours become one token if their union is a token, the one of the lowest rank first; a word that is
-a token is taken as it is. After the ranks come 256 control tokens, of which tokenizer_config.json names some.
+There are no merges: two neighbours become one token if their union is a token, lowest rank first; a word that is a token is not
+split. After the ranks come 256 control tokens, of which tokenizer_config.json names some.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The tokenizer that a GGUF file describes, built with the `tokenizers` package."""
+"""The tokenizer of a GGUF file, built with the `tokenizers` package."""
 
 from __future__ import annotations
 
@@ -83,12 +83,14 @@ class Tokenizer:
         return self._with_bos(_ids(self._engine, text))
 
     def encode_rendered(self, text: str) -> list[int]:
-        """As `encode`, for a text that the chat template wrote."""
+        """As `encode`, for a text rendered by the chat template."""
         return self.encode(text)
 
     def encode_pieces(self, pieces: Iterable[tuple[str, bool]]) -> list[int]:
-        """As `encode`, for a text in pieces, each with whether it is a control token; in the other pieces those that are
-        spelled out are text. Without any the ids are the ones that `encode` gives to the joined pieces."""
+        """As `encode`, for a text in pieces, each with whether it is a control token; those spelled in other pieces are text.
+
+        If none are spelled, the ids are those of `encode` for the joined pieces.
+        """
         ids: list[int] = []
         for piece, is_control in pieces:
             spelled = not is_control and self.control_tokens.occur_in(piece)
@@ -101,7 +103,7 @@ class Tokenizer:
 
     @cached_property
     def _text_engine(self) -> Engine:
-        """The engine for which a control token that is spelled out is text."""
+        """The engine that treats spelled control tokens as text."""
         engine = deepcopy(self._engine)
         engine.encode_special_tokens = True
         return engine
@@ -133,7 +135,7 @@ class Tokenizer:
 
 @contextmanager
 def engine_errors(what: str) -> Iterator[None]:
-    """What the `tokenizers` package raises, as ModelError; where parts of a file contradict each other it panics."""
+    """Converts exceptions of the `tokenizers` package, and its panics on inconsistent files, to ModelError."""
     try:
         yield
     except (KeyboardInterrupt, SystemExit):
@@ -154,7 +156,7 @@ def _ids(engine: Engine, text: str) -> list[int]:
 
 
 def vocabulary_of(tokens: Sequence[str]) -> dict[str, int]:
-    """Token -> id, of tokens that are spelled at all."""
+    """Token -> id, without tokens that have no spelling."""
     if not tokens:
         raise ModelError("the tokenizer's vocabulary is missing or empty")
     longest = max(map(len, tokens))

@@ -1,1 +1,1 @@
-"""Architectures: from the keys and names of a checkpoint to a model's sizes and the parts of its layers."""
+"""Architectures: reads a model's sizes and the parts of its layers from a checkpoint's keys and tensor names."""

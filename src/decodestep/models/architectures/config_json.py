@@ -1,4 +1,4 @@
-"""config.json over the defaults of its family: each value of the type and in the range that its reader expects."""
+"""config.json combined with the defaults of its family; the type and range of each value are checked."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from decodestep.models.model_folder import ModelFolder
 
 
 class Keys:
-    """config.json over the defaults of its family."""
+    """config.json combined with the defaults of its family."""
 
     def __init__(self, folder: ModelFolder) -> None:
         self.path = folder.path

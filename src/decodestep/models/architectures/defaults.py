@@ -1,4 +1,4 @@
-"""What transformers' classes take a key of config.json to be that is missing; it is not the same for all families."""
+"""The defaults of transformers' config classes for missing keys of config.json, by family."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""transformers' architectures: a model's sizes by a folder's config.json."""
+"""Architectures of transformers: a model's sizes from a folder's config.json."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _WITH_MLP_BIAS = ("deepseek_v2", "minicpm3", "llama", "smollm3", "granite")  # t
 
 
 def config_of(folder: ModelFolder) -> Config:
-    """The sizes that config.json gives. Raises ModelError for another architecture, or sizes that are not supported."""
+    """A model's sizes from config.json. Raises ModelError for an unsupported architecture or size."""
     keys = Keys(folder)
     _check_quantization(keys)
     if "is_causal" in folder.config and folder.config["is_causal"] is not True:
@@ -134,13 +134,13 @@ def _experts(keys: Keys, layers: int) -> Experts | None:
 
 
 def _predictors(folder: ModelFolder, layers: int, keys: Keys) -> int:
-    """How many layers after the last predict tokens beyond the next: those that the key announces and the folder has."""
+    """The number of multi-token-prediction layers after the last one that the key announces and the folder has."""
     announced = keys.size("num_nextn_predict_layers", 0, least=0, most=MAX_LAYERS)
     return sum(f"model.layers.{i}.eh_proj.weight" in folder.tensors for i in range(layers, layers + announced))
 
 
 def _check_quantization(keys: Keys) -> None:
-    """Refuses weights that are stored in other ways than as numbers, or float8 with a scale for each 128 x 128."""
+    """Refuses quantised weights, except float8 with a scale for each 128 x 128."""
     found = keys.get("quantization_config")
     if found is None:
         return

@@ -1,4 +1,4 @@
-"""transformers' families with grouped-query attention: what each has beside its products, by config.json."""
+"""transformers' families with grouped-query attention: their options, from config.json."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _FACTOR = {"least": -1e6, "most": 1e6}
 
 
 def grouped_config(keys: Keys, common: dict[str, Any]) -> Config:
-    """The sizes of a family in `GROUPED`. common: those that all families have."""
+    """The sizes of a family in `GROUPED`. common: the sizes that all families have."""
     heads, layers = common["heads"], common["layers"]
     groups = heads if keys.get("num_key_value_heads") is None else keys.size("num_key_value_heads", most=MAX_HEADS)
     head_dim = keys.size_or_none("head_dim") or common["hidden"] // heads
@@ -39,7 +39,7 @@ def _no_windows(keys: Keys, layers: int) -> tuple[int, ...]:
 
 
 def _windows(keys: Keys, layers: int, slides: Callable[[int], bool]) -> tuple[int, ...]:
-    """By layer_types, or where config.json has none by a rule for the number of a layer."""
+    """Each layer's window by layer_types, or by a rule for the layer's index if config.json has none."""
     size = None if keys.get("sliding_window") is None else keys.size("sliding_window", most=MAX_CONTEXT)
     if size is None:
         return ()

@@ -13,7 +13,7 @@ from decodestep.models.rope import Rope
 
 
 def ropes_of(folder: ModelFolder, config: Config) -> tuple[Rope, ...]:
-    """The rotary embedding of config.json, and where `config.grouped.ropes` names it a second one."""
+    """The rotary embedding of config.json, and a second one if `config.grouped.ropes` refers to it."""
     keys = Keys(folder)
     if keys.kind == "gemma3_text":
         return tuple(_rope(keys, config, RopeParameters(keys, f"{kind}_attention")) for kind in ("full", "sliding"))

@@ -1,4 +1,4 @@
-"""GGUF's architectures: sizes and rotary embedding by a file's metadata."""
+"""Architectures of GGUF: sizes and rotary embedding from a file's metadata."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from decodestep.models.rope import Rope
 
 
 def config_of(file: Described) -> Config:
-    """The sizes that a file's metadata give. Raises ModelError for another architecture, or sizes that are not supported."""
+    """A model's sizes from a file's metadata. Raises ModelError for an unsupported architecture or size."""
     architecture = file.metadata.get("general.architecture")
     if not isinstance(architecture, str) or architecture not in _CONFIGS:
         supported = ", ".join(map(repr, _CONFIGS))
@@ -32,7 +32,7 @@ def config_of(file: Described) -> Config:
 
 
 def ropes_of(file: Described, config: Config, vector: Callable[[str, int], np.ndarray]) -> tuple[Rope, ...]:
-    """The rotary embedding, and where `config.grouped.ropes` names it a second one. vector: reads a tensor of the file by its
+    """The rotary embedding, and a second one if `config.grouped.ropes` refers to it. vector: reads a tensor of the file by its
     name and length."""
     keys = GgufKeys(file, config.architecture)
     first = _rope(keys, config, vector)
@@ -88,12 +88,12 @@ def _stretch(keys: GgufKeys) -> tuple[float, int]:
 
 
 def _yarn_strength(keys: GgufKeys) -> float:
-    """transformers' mscale_all_dim, of which the file has a tenth; 0: it has none."""
+    """transformers' mscale_all_dim, which the file stores divided by ten; 0 if it has none."""
     return keys.number("rope.scaling.yarn_log_multiplier", 0.0, least=0.0, most=100.0) / 0.1
 
 
 def _latent(keys: GgufKeys, common: dict[str, Any], head: int, value: int, *, query_rank: int | None) -> dict[str, Any]:
-    """What all architectures with latent attention have. head, value: the widths of a head of keys and of values."""
+    """The sizes of latent attention. head, value: the widths of a head of keys and of values."""
     turned = keys.size("rope.dimension_count")
     if turned > head or turned % 2:
         raise keys.refuse(f"rope.dimension_count {turned} is odd, or more than a head's {head} values")

@@ -1,4 +1,4 @@
-"""A mixture of experts by a GGUF file's metadata."""
+"""A mixture of experts from a GGUF file's metadata."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def experts_of(keys: GgufKeys, common: dict[str, Any], *, normalise: bool = Fals
     dense = keys.size("leading_dense_block_count", 0, least=0, most=MAX_LAYERS)
     if not count or dense >= layers:
         return None
-    # Files from before the key are DeepSeek-V2's; those of GLM-4.7-Flash without it are told by their sizes.
+    # Files older than the key are DeepSeek-V2's; those of GLM-4.7-Flash without it are recognised by their sizes.
     lite_glm = common["vocab_size"] == 154880 and layers in (47, 48)
     gating = keys.size("expert_gating_func", 2 if lite_glm else 1, least=0) or 1
     if gating not in _SCORES:

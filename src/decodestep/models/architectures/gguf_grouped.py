@@ -1,4 +1,4 @@
-"""GGUF's architectures with grouped-query attention: a function for each, and the rotation of layers that have another."""
+"""Architectures of GGUF with grouped-query attention: a function for each, and the rotation of layers with their own."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _GEMMA3_27B_LAYERS = 62  # the one whose scores are scaled by another width than
 
 
 def second_rope(keys: GgufKeys, config: Config) -> Rope:
-    """The rotation that `config.grouped.ropes` numbers 1: that of windows, or in SmolLM3 none."""
+    """Rotation 1 of `config.grouped.ropes`: that of layers with windows, or in SmolLM3 none."""
     if keys.architecture == "smollm3":
         return rope.none(config.head_dim)
     factor = keys.number("rope.scaling.attn_factor", 1.0, least=LEAST_FACTOR, most=MOST_FACTOR)
@@ -31,7 +31,7 @@ def second_rope(keys: GgufKeys, config: Config) -> Rope:
 
 
 def _grouped(keys: GgufKeys, *, window: bool = True, **more: Any) -> dict[str, Any]:
-    """What all have. window: whether a sliding window is one of all layers. more: of `GroupedAttention`."""
+    """The fields that all have. window: whether the sliding window applies to all layers. more: further fields."""
     common = keys.common()
     hidden, heads, layers = common["hidden"], common["heads"], common["layers"]
     groups = keys.size("attention.head_count_kv", heads, most=MAX_HEADS)
@@ -120,7 +120,7 @@ def _gemma3(keys: GgufKeys) -> Config:
 
 
 def _slides(keys: GgufKeys, layers: int) -> tuple[bool, ...]:
-    """Which layers have a window: by a list, or all but the last one of every so many."""
+    """Which layers have a window: from a list, or all except every n-th."""
     found = keys.file.metadata.get(f"{keys.architecture}.attention.sliding_window_pattern")
     if isinstance(found, (list, np.ndarray)):
         if len(found) != layers:

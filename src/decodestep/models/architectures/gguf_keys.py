@@ -1,4 +1,4 @@
-"""A GGUF file's metadata, each value of the type and in the range that its reader expects."""
+"""A GGUF file's metadata; the type and range of each value are checked."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from decodestep.models.errors import ModelError
 
 
 class Described(Protocol):
-    """What of a GGUF file, or of one that is not written yet, says which model it is."""
+    """The part of a GGUF file, or of one that is not written yet, that describes the model."""
 
     @property
     def path(self) -> Path: ...

@@ -1,4 +1,4 @@
-"""A folder's config.json as the metadata of a GGUF file, by llama.cpp's names; what these cannot say is refused."""
+"""Converts a folder's config.json to GGUF metadata with llama.cpp's names; refuses what these cannot express."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ ARCHITECTURES = {
 _HALVES = ("qwen2", "qwen3", "qwen3moe", "gemma3", "minicpm3")  # whose rotated pairs lie half a head apart
 _WITH_FREQUENCIES = ("llama", "granite")  # whose files may have a tensor that divides them
 _GATING = {"softmax": 1, "sigmoid": 2}
-# Of Config: what a file says in another way, or not at all.
+# Fields of Config that a GGUF file expresses in another way, or not at all.
 _UNSAID = ("name", "architecture", "skipped_layers", "grouped.scale", "latent_attention.scale")
 
 
 @dataclass(frozen=True)
 class Header:
-    """A GGUF file that is not written yet. metadata: without the tokenizer. config: the model's as the file gives it. parts:
-    its tensors, each with its layer or -1, but for `vectors`, which are of the rotation."""
+    """A GGUF file that is not written yet. metadata: without the tokenizer. config: as read from that metadata. parts: its
+    tensors, each with its layer or -1, except `vectors`, which belong to the rotation."""
 
     path: Path
     metadata: dict[str, Any]
@@ -54,7 +54,7 @@ class _Unwritten:
 
 
 def header_of(folder: ModelFolder, config: Config, ropes: tuple[Rope, ...]) -> Header:
-    """config, ropes: the folder's. Raises ModelError for a model that would not be the same when the file is read."""
+    """config, ropes: the folder's. Raises ModelError for a model that would differ when the file is read back."""
     keys = Keys(folder)
     architecture = ARCHITECTURES[keys.kind]
     data, vectors = _rope(keys, config, architecture, ropes)
@@ -185,7 +185,7 @@ def _flat(prefix: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _same(a: Any, b: Any) -> bool:
-    """Equal but for rounding to float32."""
+    """Equal up to rounding to float32."""
     return math.isclose(a, b, rel_tol=1e-6) if isinstance(a, float) and isinstance(b, float) else bool(a == b)
 
 

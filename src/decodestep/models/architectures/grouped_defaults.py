@@ -1,4 +1,4 @@
-"""What transformers' classes of families with grouped-query attention take a key of config.json to be that is missing."""
+"""The defaults of transformers' config classes for families with grouped-query attention."""
 
 from __future__ import annotations
 

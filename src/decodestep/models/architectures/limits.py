@@ -1,4 +1,4 @@
-"""What a checkpoint may ask for: no product of sizes overflows before they are compared with the tensors."""
+"""Limits of a checkpoint's sizes, so that no product overflows before they are compared with the tensors."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ LEAST_FACTOR, MOST_FACTOR = 2.0**-20, 2.0**20  # of the frequencies
 
 
 def checked(path: Path, config: Config) -> Config:
-    """The config, unless its sizes contradict each other."""
+    """Returns the config. Raises ModelError if its sizes contradict each other."""
     experts = config.experts
     if experts is not None:
         try:
