@@ -1,4 +1,4 @@
-"""The command line: one file for each verb, imported when it is used."""
+"""The command line: one file per verb, imported on use."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _TRACEBACK = "--traceback"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command line and returns its exit code: 0 done, 1 the work could not be done, 2 the request is wrong.
+    """Runs the command line and returns its exit code: 0 success, 1 failure, 2 invalid request.
 
     An error is one line on stderr; `--traceback` anywhere among the arguments also prints where it was raised.
     """
@@ -38,7 +38,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         try:
             return _run(arguments)
         finally:
-            sys.stdout.flush()  # so that what it raises is told here, and not by Python when it exits
+            sys.stdout.flush()  # so that an error is reported here rather than by Python at exit
     except BrokenPipeError:
         _drop_output()
         return 1
@@ -55,19 +55,19 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _open_streams() -> None:
-    """A process may be started with its standard streams closed: it then reads nothing, and writes nowhere."""
+    """Replaces closed standard streams, with which a process may be started, by the null device."""
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode))  # noqa: SIM115, which stays open as they do
 
 
 def _drop_output() -> None:
-    """What has not been written to stdout, and cannot be, is let go: or Python complains again when it exits."""
+    """Discards output that cannot be written to stdout; otherwise Python would report it again at exit."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _failure(error: BaseException) -> tuple[int, str]:
-    """The exit code and the line for an error."""
+    """The exit code and the one-line message for an error."""
     match error:
         case RequestError():
             return 2, str(error)
@@ -92,5 +92,5 @@ def _run(arguments: list[str]) -> int:
                 import_module(f"decodestep.cli.{verb}").add_arguments(sub)
         options = parser.parse_args(arguments)
         if hasattr(sys.stdout, "reconfigure"):
-            sys.stdout.reconfigure(errors="replace")  # a terminal that cannot show a character must not end the answer
+            sys.stdout.reconfigure(errors="replace")  # a character that the terminal cannot show must not end the answer
         return int(import_module(f"decodestep.cli.{options.verb}").run(options))

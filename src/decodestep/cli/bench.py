@@ -1,4 +1,4 @@
-"""``decodestep bench``: runs one of the benchmark scripts in a process of its own."""
+"""``decodestep bench``: runs a benchmark script in a separate process."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def benchmarks() -> dict[str, str]:
-    """Name, which is that of the operator, and first line of each benchmark."""
+    """The name of each benchmark (that of its operator) and the first line of its docstring."""
     found = {}
     for script in sorted(_folder().glob("bench_*.py")):
         found[script.stem.removeprefix("bench_")] = (ast.get_docstring(ast.parse(script.read_text())) or "").split("\n")[0]

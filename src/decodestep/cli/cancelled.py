@@ -1,4 +1,4 @@
-"""What Ctrl-C does while a model generates."""
+"""Ctrl-C while a model generates."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import signal
 
 
 class Cancelled:
-    """Inside the block the first Ctrl-C only makes `requested()` true; a second one interrupts."""
+    """Inside the block, the first Ctrl-C only makes `requested()` return True; a second one raises KeyboardInterrupt."""
 
     def __init__(self) -> None:
         self._requested = False

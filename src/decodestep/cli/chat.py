@@ -1,4 +1,4 @@
-"""``decodestep chat``: a conversation in a terminal, or one message a line from a pipe."""
+"""``decodestep chat``: a conversation in a terminal, or one message per line from a pipe."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def _piped() -> Iterator[str]:
 
 
 class _Chat:
-    """A conversation: its messages so far, and what answers them."""
+    """A conversation: its messages so far, and how they are answered."""
 
     def __init__(self, model: Model, params: SamplingParams, system: str | None) -> None:
         self.model, self.params = model, params
@@ -87,7 +87,7 @@ class _Chat:
         prompt_ids(model, [*self.messages, {"role": "user", "content": "Hello"}])
 
     def take(self, line: str) -> bool:
-        """Carries out a command, or answers a message; False if the line ends the conversation."""
+        """Executes a command, or answers a message; False if the line ends the conversation."""
         command, _, argument = line.partition(" ")
         argument = argument.strip()
         if not line.strip():
@@ -110,7 +110,7 @@ class _Chat:
         return True
 
     def _answer(self, text: str) -> None:
-        """Streams the answer to a message, and keeps both. A message that cannot be answered is not kept."""
+        """Streams the answer to a message, and keeps both; a message that cannot be answered is dropped."""
         conversation = [*self.messages, {"role": "user", "content": text}]
         pieces: list[str] = []
 

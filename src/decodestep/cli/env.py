@@ -1,4 +1,4 @@
-"""``decodestep env``: versions, instruction set, threads and backends of this installation, and where the model is."""
+"""``decodestep env``: versions, instruction set, threads, backends and the model's location."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def environment() -> dict[str, Any]:
 
 
 def model(path: Path) -> dict[str, Any]:
-    """What a model is, and how fast a token can be, as its weights are read once from memory."""
+    """Describes a model, with the lower bound of a token's time: reading its weights once from memory."""
     with extra("generate"):
         from decodestep.models.checkpoint import open_checkpoint
         from decodestep.models.summary import summary
@@ -83,7 +83,7 @@ def model(path: Path) -> dict[str, Any]:
 
 
 def read_rate(threads: int) -> float:
-    """Bytes a second that so many threads read from memory, each its own part of 256 MiB, the best of three."""
+    """The memory bandwidth in bytes per second of `threads` threads, each reading its part of 256 MiB; the best of three."""
     block = np.ones(2**25, np.float64)
     parts = np.array_split(block, threads)
     best = math.inf
@@ -103,7 +103,7 @@ def _version(package: str) -> str:
 
 
 def _backends() -> dict[str, str]:
-    """The backends of each operator, by the files in its folder."""
+    """The backends of each operator, from the files in its folder."""
     spec = util.find_spec("decodestep.ops")
     folders = [Path(place) for place in (spec.submodule_search_locations or ())] if spec else []
     stems = sorted(p for folder in folders for p in folder.iterdir() if (p / "reference.py").is_file())
@@ -111,7 +111,7 @@ def _backends() -> dict[str, str]:
 
 
 def _devices() -> list[str]:
-    """Each GPU that torch finds, and whether Triton is there to run on it."""
+    """Each GPU that torch finds, and whether Triton is installed."""
     if util.find_spec("torch") is None:
         return ["no GPU: torch is not installed"]
     import torch

@@ -1,4 +1,4 @@
-"""``decodestep explain``: the sampling plan in words, and what its steps do to the distribution of the next tokens."""
+"""``decodestep explain``: prints the sampling plan and what its steps do to the distribution of the next tokens."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _other(options: argparse.Namespace) -> argparse.Namespace:
-    """The options of the run beside: those given, with those of --compare in place."""
+    """The options of the second run: those given, overridden by those of --compare."""
     parser = argparse.ArgumentParser(prog="--compare", add_help=False, exit_on_error=False)
     add_params(parser)
     add_ban(parser)
@@ -132,7 +132,7 @@ def _row(model: Model, params: SamplingParams, ids: list[int]) -> Row:
 
 
 def shown(model: Model, trace: Trace, count: int) -> dict[str, Any]:
-    """What `explain` shows of a trace: probabilities before the plan and after each of its steps, and the token drawn.
+    """The part of a trace that `explain` shows: probabilities before the plan and after each step, and the drawn token.
 
     tokens: the `count` most likely tokens of the first and of the last stage, the most likely first; a probability is None
     once a step has dropped the token. others: the total probability of all other tokens, at each stage. left: how many tokens

@@ -104,7 +104,7 @@ def _explained(model: Model, params: SamplingParams) -> str:
 
 
 class _Clock:
-    """When things happened, in seconds of the monotonic clock."""
+    """Times of events, in seconds of the monotonic clock."""
 
     def __init__(self) -> None:
         self.started = time.monotonic()
@@ -113,7 +113,7 @@ class _Clock:
 
 
 def _logprobs(completion: Completion, model: Model) -> list[dict[str, Any]] | None:
-    """For each token its log-probability before and after the processors, and the most likely tokens of both."""
+    """Each token's log-probability before and after the processors, and the most likely tokens of both."""
     if completion.logprobs is None:
         return None
 
@@ -168,7 +168,7 @@ def _stats(model: Model, profile: dispatch.Profile, completion: Completion, cloc
 
 
 def _operators(profile: dispatch.Profile) -> Iterator[dict[str, Any]]:
-    """The operators that ran, the longest first, each followed by what its time went to."""
+    """The operators that ran, slowest first, each followed by its parts."""
     total = sum(cost.seconds for cost in profile.costs.values()) or 1.0
 
     def row(operator: str, backend: str, cost: dispatch.Cost) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The options that verbs share: the model, the prompt, and the fields of SamplingParams."""
+"""Options shared by the verbs: the model, the prompt, and the fields of SamplingParams."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from decodestep.models import Model
 from decodestep.models.fetch import DEFAULT_MODEL
 from decodestep.sampling.params import SAMPLERS, SamplingParams
 
-# Options that are fields of SamplingParams and have its defaults: how each is read, and what it does.
+# Options for fields of SamplingParams, with its defaults: type, placeholder and help of each.
 _NUMBERS: dict[str, tuple[type, str, str]] = {
     "max_new_tokens": (int, "N", "at most N new tokens"),
     "min_new_tokens": (int, "N", "no end token before N new tokens"),
@@ -85,7 +85,7 @@ def add_ban(parser: argparse.ArgumentParser) -> None:
 
 
 def with_bans(params: SamplingParams, options: argparse.Namespace, model: Model) -> SamplingParams:
-    """The params with the tokens of each --ban among bad_words_ids."""
+    """The params with the tokens of each --ban added to bad_words_ids."""
     for text in options.ban:
         require(bool(text), options.verb, "ban", "a text", repr(text))
         require(_is_text(text), options.verb, "ban", "text that UTF-8 can hold", ascii(text))
@@ -134,7 +134,7 @@ def params_of(options: argparse.Namespace) -> SamplingParams:
 
 
 def prompt_of(options: argparse.Namespace) -> Prompt:
-    """The prompt as `generate` takes it: a conversation, or with --raw the text itself."""
+    """The prompt for `generate`: a conversation, or with --raw the text itself."""
     if options.prompt == "-" and hasattr(sys.stdin, "reconfigure"):
         sys.stdin.reconfigure(errors="surrogateescape")  # as in arguments: what is not UTF-8 is refused as a prompt
     text: str = sys.stdin.read() if options.prompt == "-" else options.prompt

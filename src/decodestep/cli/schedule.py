@@ -1,4 +1,4 @@
-"""``decodestep schedule``: MlaProlog's schedule in virtual time, checked, as words, a page, a drawing or a trace."""
+"""``decodestep schedule``: checks MlaProlog's schedule and shows it in virtual time as text, page, drawing or trace."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--cost", action="append", default=[], metavar="NAME=VALUE", help=f"a number of the cost model: {', '.join(_NUMBERS)}")
     add("--published", action="store_true", help="the design as published, without the flag between steps")
     add("--search", action="store_true", help="look for a better schedule, and show that one")
-    add("--audit", action="store_true", help="remove each flag in turn and tell what breaks")
+    add("--audit", action="store_true", help="remove each flag in turn and report what breaks")
     add("--out", action="append", default=[], metavar="FILE", help="write a page (.html), a drawing (.svg) or a trace (.json)")
     add("--json", action="store_true", help="print one JSON object")
 

@@ -1,4 +1,4 @@
-"""``decodestep serve``: OpenAI's interface to a model, for many clients at once."""
+"""``decodestep serve``: an OpenAI-compatible HTTP server for a model."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from decodestep._base.checks import refuse
 from decodestep._base.extras import extra
 from decodestep.cli.options import add_model, load
 
-_GRACE = 10.0  # seconds that completions have to end after SIGTERM
+_GRACE = 10.0  # seconds for completions to finish after SIGTERM
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -44,7 +44,7 @@ def run(options: argparse.Namespace) -> int:
     if not options.grace >= 0:
         refuse("serve", "grace", ">= 0", options.grace)
     options.model = options.name or options.model
-    listening = _listen(options.host, options.port)  # before the model is loaded: a port that is taken is known at once
+    listening = _listen(options.host, options.port)  # before the model is loaded, so that a port in use is reported at once
     host, port = listening.getsockname()[:2]
     started = time.monotonic()
     _say(f"loading {options.model} ...")
@@ -70,7 +70,7 @@ def run(options: argparse.Namespace) -> int:
 
     class Stopping(uvicorn.Server):
         def handle_exit(self, sig: int, frame: object) -> None:
-            """In place of uvicorn's, which raises the signal once more when everything has been closed."""
+            """Replaces uvicorn's handler, which raises the signal again after everything has been closed."""
             if stopping.is_set():
                 self.should_exit = self.force_exit = True
                 return

@@ -1,4 +1,4 @@
-"""A recording as plain values for a page: for each token the likeliest candidates, at every stage, and the draw."""
+"""Converts a recording to plain values for a page: for each token the most likely candidates at every stage, and the draw."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from decodestep.sampling.params import SAMPLERS, SamplingParams
 from decodestep.sampling.plan import name_of
 from decodestep.sampling.trace import StepTrace, Trace, likeliest
 
-_MOST_TOUCHED = 16  # tokens of a penalty or ban that are held, the likeliest, beside the `top` of the logits
+_MOST_TOUCHED = 16  # penalised or banned tokens that are included, most likely first, in addition to the `top` of the logits
 _WHAT_IF = ("temperature", "top_k", "top_p", "min_p")  # what the page's sliders move
 
 
 def record_document(
     model: Model, prompt: str, prompt_ids: Sequence[int], each: Sequence[SamplingParams], *, steps: int, top: int
 ) -> dict[str, Any]:
-    """Runs the prompt once for each of the parameters, and returns everything that a page shows of it.
+    """Runs the prompt once for each of the parameters, and returns everything that the page shows.
 
-    prompt: as it was given. steps: how many tokens at most. top: how many of the likeliest tokens are held at least.
+    prompt: as given. steps: the largest number of tokens. top: the number of most likely tokens to include, at least.
     """
     own = {float(params.temperature) for params in each if params.temperature and not params.greedy}
     temperatures = tuple(sorted({*TEMPERATURES, *own}))
@@ -43,7 +43,7 @@ def record_document(
 
 
 def settings_of(params: SamplingParams, spell: Callable[[int], str]) -> dict[str, str]:
-    """The fields that differ from the defaults, as text, with the words of banned tokens; the seed apart."""
+    """The fields that differ from the defaults, as text, with banned tokens spelled out; without the seed."""
     shown = ((f.name, getattr(params, f.name), f.default) for f in fields(params))
     found = {name: str(value) for name, value, default in shown if value != default and name not in ("seed", "max_new_tokens")}
     if "bad_words_ids" in found:
@@ -98,7 +98,7 @@ def _token(trace: Trace, top: int, temperatures: tuple[float, ...]) -> dict[str,
 
 
 def _held(trace: Trace, entry: int, top: int) -> np.ndarray:
-    """The ids that the page holds of a token, the likeliest by the logits first."""
+    """The candidate ids that the page includes for a token, most likely by the logits first."""
     found = set(likeliest((trace.logits, trace.stages[entry], trace.scores), top).tolist())
     race = trace.draw
     found |= {int(race.ids[i]) for i in np.argsort(-race.race, kind="stable")[:8]}
@@ -149,7 +149,7 @@ def _floats(values: np.ndarray) -> list[float | None]:
 
 
 def _logarithm(value: float | None) -> float | None:
-    """Of a probability; that of 0 is a number too, since JSON has no infinity."""
+    """The logarithm of a probability; finite for 0 too, since JSON has no infinity."""
     return None if value is None else max(value, -3.5e38)
 
 

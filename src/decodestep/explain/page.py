@@ -1,4 +1,4 @@
-"""A recording as one HTML file that needs nothing else: markup, style, script and data in it."""
+"""Renders a recording as one self-contained HTML file: markup, style, script and data."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SCRIPTS = ("what_if.js", "panel.js", "page.js")
 
 
 def page(document: Mapping[str, Any], docs: str = "") -> str:
-    """The page of a `data.record_document`. It loads nothing, so it works from a file and without a network.
+    """The page of a `data.record_document`. It loads no resources, so it works from a file and offline.
 
     docs: the address of the documentation's pages, to which the processors then link; "" for links within the page alone.
     """

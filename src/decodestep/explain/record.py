@@ -1,4 +1,4 @@
-"""Runs a model and keeps what every step did to every token."""
+"""Runs a model and records what every step did to every token."""
 
 from __future__ import annotations
 
@@ -34,8 +34,9 @@ class Recording(Generic[Kept]):
 def record(
     model: Model, prompt_ids: Sequence[int], params: SamplingParams, steps: int, keep: Callable[[Trace], Kept]
 ) -> Recording[Kept]:
-    """Generates at most `steps` tokens as `generate` does; `keep` is called with the trace of each, which is as large as the
-    vocabulary for every step of the plan, and what it returns is kept.
+    """Generates at most `steps` tokens as `generate` does, and keeps `keep(trace)` of each.
+
+    A trace itself takes the size of the vocabulary for every step of the plan.
 
     prompt_ids: at least one token. params: of one beam and one sample.
     Raises what `Sampler` raises, and CacheFullError where the prompt and the steps do not fit.

@@ -1,4 +1,4 @@
-"""Tokens as text that can be read: control tokens by name, bytes that are no character as numbers."""
+"""Tokens as readable text: control tokens by name, bytes of incomplete characters as numbers."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def spelled(tokenizer: Tokenizer, token: int) -> str:
 
 
 def pieces(tokenizer: Tokenizer, tokens: Sequence[int]) -> list[str]:
-    """The text that each token adds to a running text; a character comes with the last of its bytes, "" before that."""
+    """The text that each token adds; a character is added with the last of its bytes, "" before that."""
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     found = []
     for token in tokens:

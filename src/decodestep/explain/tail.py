@@ -1,4 +1,4 @@
-"""What a page must know of the tokens that it does not hold, so that other settings can be tried on those that it holds."""
+"""A summary of the tokens that a page omits, so that other settings can be tried on the included ones."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ import numpy as np
 from decodestep import random
 from decodestep.sampling.trace import Trace
 
-# The temperatures at which the tail is known exactly; a recording adds its own.
+# The temperatures for which the tail is exact; a recording adds its own.
 TEMPERATURES = tuple(round(0.05 * n, 2) for n in range(1, 41))
 
 
 def entry_stage(trace: Trace) -> int:
-    """Which of the trace's stages the first filter, or the temperature, is given; the last where there is none."""
+    """The index of the stage that is the input of the first filter or the temperature; the last one if there is none."""
     return next((n for n, step in enumerate(trace.steps) if step.name.endswith("Warper")), len(trace.steps))
 
 

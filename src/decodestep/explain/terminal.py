@@ -1,4 +1,4 @@
-"""Tables of probabilities for a terminal: with colours and bars where it has them, plain text otherwise."""
+"""Tables of probabilities for a terminal, with colours and bars if it supports them, plain text otherwise."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ _BAR = 16  # columns
 
 
 def can_draw(console: Console) -> bool:
-    """Whether the terminal shows colours and the characters of bars."""
+    """Whether the terminal supports colours and bar characters."""
     return console.is_terminal and console.color_system is not None and (console.encoding or "").lower().startswith("utf")
 
 
 def bar(share: float, columns: int = _BAR) -> str:
-    """A bar of `share` in [0, 1] of so many columns, to an eighth of one; what is not nothing shows something."""
+    """A bar of `share` in [0, 1] of `columns` columns, in eighths of a column; a share above 0 is always visible."""
     eighths = round(share * columns * 8) or (1 if share > 0 else 0)
     return "█" * (eighths // 8) + (_EIGHTHS[eighths % 8] if eighths % 8 else "")
 
@@ -29,7 +29,7 @@ def percent(p: float | None) -> str:
 
 
 def print_stages(console: Console, shown: dict[str, Any], names: Sequence[str], end: str) -> None:
-    """One token's table: what `cli.explain.shown` made; names: of the steps; end: how the token was taken."""
+    """One token's table: the result of `cli.explain.shown`. names: of the steps. end: how the token was drawn."""
     drawn = can_draw(console)
     heads = [f"{n} {name}" for n, name in enumerate(names, 1)]
     if sum(len(head) + 2 for head in heads) > console.width - 40 - (_BAR + 2) * drawn:  # the plan explains the numbers
@@ -66,7 +66,7 @@ def print_stages(console: Console, shown: dict[str, Any], names: Sequence[str], 
 
 
 def _two_bars(before: float, after: float, largest: float) -> Text:
-    """What the steps left, bright; what the model gave beyond that, faint."""
+    """The probability after the steps, bright; the model's probability beyond that, faint."""
     text = Text(bar(after / largest), style="cyan")
     return text.append("░" * max(0, round(before / largest * _BAR) - len(text)), style="bright_black")
 

@@ -1,4 +1,4 @@
-"""What every processor does, for people: a short name, two sentences, a formula, its section of docs/processors.md."""
+"""Descriptions of all processors: a short name, two sentences, a formula, the section of docs/processors.md."""
 
 from __future__ import annotations
 
@@ -188,6 +188,6 @@ WORDS = {
 
 
 def words_of(name: str) -> Words:
-    """Those of a processor by the name of its class; of a caller's own, that it is one."""
+    """The description of a processor by the name of its class, or a generic one for a caller's own."""
     own = "A processor of the caller's own. It is called as a function of the tokens so far and the scores."
     return WORDS.get(name, Words(name, own, "s ← f(tokens, s)", ""))

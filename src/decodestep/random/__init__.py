@@ -1,12 +1,12 @@
-"""The one source of randomness: a pure function of (seed, position, token).
+"""The only source of randomness: a pure function of (seed, position, token).
 
 The bits are MurmurHash3_x86_32 with hash seed 0 of the 16-byte little-endian record
 ``<u64 seed, u32 position, u32 token>``; `uniform`, `exponential` and `gumbel` noise follow from them. `position` is the
-index of the token being drawn in its own sequence, prompt included, so a draw never depends on batch mates, threads or
-backend.
+index of the token being drawn in its own sequence, prompt included, so a draw never depends on the rest of the batch, threads
+or backend.
 
-This is the one operator outside `decodestep.ops`: the reference of every operator that draws needs its noise, and a reference
-may import only what lies below the operators.
+This is the only operator outside `decodestep.ops`: references of operators that draw need its noise, and references may only
+import from layers below the operators.
 """
 
 from __future__ import annotations
@@ -38,8 +38,7 @@ def noise_bits(seed: Integers, position: Integers, token: Integers, *, backend: 
     position, token: integers in [0, 2^32), likewise; the three are broadcast together.
     backend: "auto", "cpu" or "reference".
 
-    Returns uint32 of the broadcast shape: an array, or a tensor where any argument was one; np.uint32 for three
-    scalars.
+    Returns uint32 of the broadcast shape: an array, or a tensor if any argument is one; np.uint32 for three scalars.
     Raises ValueError for a value out of range, a bool, a float, or shapes that do not broadcast.
     Source: MurmurHash3_x86_32 by Austin Appleby; the record is the one vLLM's and SGLang's GPU samplers hash.
     """
@@ -72,14 +71,14 @@ def gumbel(seed: Integers, position: Integers, token: Integers, *, backend: str 
 
 
 def sample_seed(seed: int, sample: int) -> int:
-    """The seed of one of the samples that a prompt with this seed has.
+    """The seed of a sample of a prompt with this seed.
 
         sample 0:  seed
         sample k:  noise_bits(seed, k, SAMPLE_LOW) + 2^32 * noise_bits(seed, k, SAMPLE_HIGH)
 
     seed: an integer in [0, 2^64). sample: an integer in [0, 2^32).
 
-    Returns an integer in [0, 2^64). No two samples above 0 of one seed have the same.
+    Returns an integer in [0, 2^64). All samples above 0 of one seed have different seeds.
     Raises ValueError for a value out of range.
     """
     for name, value, bits in (("seed", seed, 64), ("sample", sample, 32)):
@@ -110,7 +109,7 @@ def _noise(op: str, seed: Integers, position: Integers, token: Integers, backend
 
 
 def _integers(op: str, name: str, value: Any, bound: int) -> np.ndarray:
-    """The argument as unsigned integers of the width that it has in the record; ValueError outside its range."""
+    """The argument as unsigned integers of its width in the record; ValueError outside its range."""
     rule = f"integers in [0, 2^{bound.bit_length() - 1})"
     if is_int(value):
         require(0 <= value < bound, op, name, rule, value)

@@ -1,4 +1,4 @@
-"""Noise by the native kernels."""
+"""Noise from the native kernels."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""From a row's `SamplingParams` to processors: those that transformers' `generate` would build, with ours among them."""
+"""Builds a row's processors from its `SamplingParams`: those of transformers' `generate`, and our additional ones."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def _xtc(params: SamplingParams) -> p.XTCLogitsWarper:
 def processors_of(
     params: SamplingParams, *, prompt_length: int, vocab_size: int, eos_token_ids: Collection[int] = ()
 ) -> list[Any]:
-    """The processors of a row, in transformers 5.23's order; each of ours stands beside the one that it resembles.
+    """The processors of a row, in transformers 5.23's order; additional ones are next to the one that they resemble.
 
     Biases and penalties; bans; minimum lengths; forced tokens; repair; length decay; suppressed and allowed tokens; then, if
     the row samples, temperature and filters in the order of `params.samplers`; the watermark; normalisation. A processor that

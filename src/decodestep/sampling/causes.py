@@ -1,4 +1,4 @@
-"""Why a penalty, a bias or a ban acted on a token: the places of the history that made it."""
+"""The places of the history that caused a penalty, a bias or a ban on a token."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Constrained rows: only tokens that can still lead to a text of a JSON schema, a regular expression or a grammar."""
+"""Constrained rows: only tokens that can still lead to a text of a JSON schema, regular expression or grammar."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from decodestep.sampling.fusion_rules import rule
 from decodestep.sampling.params import SamplingParams
 from decodestep.sampling.token_history import History
 
-# What a schema that strangers wrote may cost: half the library's limits on work, and some 100 MB of states in place of 500.
+# The limits for untrusted schemas: half of llguidance's default limits on work, and about 100 MB of states instead of 500.
 _LIMITS = {"initial_lexer_fuel": 500_000, "step_lexer_fuel": 100_000, "max_lexer_states": 50_000, "verbose_errors": False}
-# JSON as json.dumps writes it. Free whitespace would let a row at a high temperature write nothing else.
+# JSON in the format of json.dumps. With free whitespace a row at a high temperature might write nothing else.
 JSON_FORM = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
 _MOST_CHARACTERS = 2**18  # of a schema, an expression or a grammar
-# Schemas with these words are tried out, as all grammars are: their expressions may be intersected, which has no limit.
+# Schemas with these keywords, and all grammars, are compiled on trial: they may intersect expressions, which has no limit.
 _COSTLY = ("multipleOf", "allOf", "$ref", "pattern")
-# What a trial may take: bytes beyond the imports, seconds of processor time. Ordinary schemas take 1 MB and milliseconds.
+# Limits of a trial: bytes beyond the imports, seconds of processor time. Ordinary schemas take 1 MB and milliseconds.
 _TRIAL_MEMORY, _TRIAL_SECONDS = 64 << 20, 2.0
 _TRIAL_WAIT = 60.0  # seconds for the whole process, on however busy a machine
 # Keys of a schema whose values are schemas by name, and values of no schema.
@@ -46,17 +46,17 @@ class ConstraintError(RuntimeError):
 
 
 class ConstraintLogitsProcessor:
-    """Forbids the tokens with which the row's text could not become what params ask for any more.
+    """Forbids tokens after which the row's text could no longer satisfy the constraint.
 
-        s[t] = -inf where the generated text + t begins no text of the language; the end tokens belong to a whole text
+        s[t] = -inf if no text of the language begins with the generated text + t; end tokens are allowed after a complete text
 
     params: with one of json_schema, regex and grammar. prompt_length: where the generated tokens begin.
     token_bytes, vocab_size, ends: as of the sampler.
 
-    It keeps the state of one row, and raises ConstraintError where the text is not of the language, or where the next step
-    would cost more than the limits allow: the row then ends with the reason "error". Raises ValueError for a schema, an
-    expression or a grammar that is wrong, uses what is not supported, or costs too much for the first token already: its mask
-    is computed here, and not in a step that others share; ModuleNotFoundError without decodestep[generate].
+    Keeps the state of one row. A call raises ConstraintError if the text is not in the language, or if the next step would
+    exceed the limits: the row then ends with the reason "error". The constructor raises ValueError for a schema, expression or
+    grammar that is invalid, unsupported, or too expensive for the first token, whose mask is computed here rather than in a
+    step shared with other rows; ModuleNotFoundError without decodestep[generate].
     Source: llguidance.
     """
 
@@ -72,7 +72,7 @@ class ConstraintLogitsProcessor:
             from llguidance import LLMatcher, LLParserLimits
         limits = LLParserLimits(**_LIMITS)
         grammar = _compiled(self.language, getattr(params, self.language))
-        # Of the row's own: LLMatcher.deep_copy shares the lexer, whose limits would then depend on other rows.
+        # Not LLMatcher.deep_copy: copies share the lexer, whose limits would then depend on other rows.
         self._matcher = LLMatcher(_tokenizer(token_bytes, vocab_size, ends), grammar, log_level=0, limits=limits)
         self._vocab = vocab_size
         self._ends = np.array(sorted(ends), np.int64)
@@ -142,7 +142,7 @@ def constraint_of(
 
 @lru_cache(maxsize=8)
 def _compiled(language: str, text: str) -> str:
-    """The text as llguidance compiles it, once it is known to be affordable; the same for all samples of a request."""
+    """The compiled constraint, after a trial if it may be expensive; cached for all samples of a request."""
     if len(text) > _MOST_CHARACTERS:
         refuse("SamplingParams", language, f"at most {_MOST_CHARACTERS} characters", f"{len(text)}")
     if language == "json_schema":
@@ -168,7 +168,7 @@ def _converted(language: str, text: str) -> str:
 
 
 def _checked(text: str) -> str:
-    """The schema with its keys spelt plainly. Raises ValueError for one whose texts JSON parsers might find invalid."""
+    """The schema with unescaped keys. Raises ValueError if it may produce texts that JSON parsers find invalid."""
     try:
         schema = json.loads(text)
         plain = json.dumps(schema)
@@ -186,7 +186,7 @@ def _checked(text: str) -> str:
 
 
 def _schemas(schema: Any) -> Iterator[dict[str, Any]]:
-    """The schema and those within it, each object where a schema may stand."""
+    """The schema and all schemas nested in it."""
     waiting = [schema]
     while waiting:
         found = waiting.pop()
@@ -202,7 +202,7 @@ def _schemas(schema: Any) -> Iterator[dict[str, Any]]:
 
 
 def _try_out(language: str, grammar: str) -> None:
-    """Compiles it in a process of its own first: what llguidance's limits do not bound must not take this one along."""
+    """Compiles a constraint in a separate process first, because llguidance's limits do not bound every cost."""
     spec = find_spec("llguidance")
     assert spec is not None and spec.origin is not None
     folder = str(Path(spec.origin).absolute().parent.parent)
@@ -223,14 +223,14 @@ def _try_out(language: str, grammar: str) -> None:
 
 @lru_cache(maxsize=4)
 def _tokenizer(token_bytes: TokenBytes, vocab_size: int, ends: frozenset[int]) -> Any:
-    """The vocabulary as llguidance reads it; built in some tenths of a second, the same for all rows of a model."""
+    """The vocabulary in llguidance's form; takes some tenths of a second, cached for all rows of a model."""
     from llguidance import LLTokenizer, TokenizerWrapper
 
     return LLTokenizer(TokenizerWrapper(_Vocabulary(token_bytes, vocab_size, ends)), n_vocab=vocab_size, eos_token=sorted(ends))
 
 
 class _Vocabulary:
-    """What llguidance asks of a tokenizer: the bytes of every token, and some division of a text into tokens."""
+    """The tokenizer interface of llguidance: the bytes of every token, and some division of a text into tokens."""
 
     bos_token_id = None
 

@@ -1,7 +1,7 @@
-"""The process in which a constraint is compiled on trial: a script of its own, that imports llguidance alone.
+"""The process in which a constraint is compiled on trial: a separate script that imports only llguidance.
 
-Intersections of expressions, which schemas and grammars may ask for, cost more than llguidance's limits see. This process ends
-where they cost too much: by a signal, or because memory fails.
+The cost of intersecting expressions, which schemas and grammars may require, is not covered by llguidance's limits. If it is
+too high, this process is ended by a signal or by running out of memory.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ READY = b"ready"  # written once the imports have succeeded: what ends the proce
 
 
 class _Bytes:
-    """The smallest vocabulary: every byte, and an end token."""
+    """The smallest vocabulary: all bytes and an end token."""
 
     bos_token_id, eos_token_id, special_token_ids = None, 256, (256,)
     tokens = (*(bytes([i]) for i in range(256)), b"\xff<256>")

@@ -1,7 +1,7 @@
-"""A sampler's step on logits in a GPU's memory: it runs there, and nothing but the tokens comes to the host.
+"""A sampler's step on GPU logits: it runs on the GPU, and only the tokens are copied to the host.
 
-The steps of each row are made on the host, of its history; the history and what ends a row are the core's, as for logits on
-the CPU, and the same seed draws the same token.
+The steps of each row are made on the host from its history. The core keeps the history and ends rows, as for logits on the CPU,
+and the same seed draws the same token.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Drawn(NamedTuple):
 
 
 def outline(op: str, rows: Sequence[Row], logits: Any, vocab: int, backend: str) -> np.ndarray:
-    """An array of the logits' shape and dtype that holds nothing; ValueError for logits or rows that no kernel serves."""
+    """An array of the logits' shape and dtype without values; ValueError for logits or rows that no kernel serves."""
     devices.choose_triton(op, backend, logits)
     array = devices.outline(op, "logits", logits, logits.device)
     require_dtype(op, "logits", array, _DTYPES)
@@ -46,7 +46,7 @@ def outline(op: str, rows: Sequence[Row], logits: Any, vocab: int, backend: str)
 
 
 def draw(rows: Sequence[Row], logits: Any, vocab: int) -> Drawn:
-    """Draws a token for every row that goes on, and appends it to the row's history. The logits have an `outline`.
+    """Draws a token for every running row, and appends it to the row's history. The logits have an `outline`.
 
     A row whose processor raises while its steps are made ends with that error.
     """

@@ -1,4 +1,4 @@
-"""A mapping that nobody can change any more."""
+"""An immutable mapping."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ KeyT = TypeVar("KeyT")
 
 
 class FrozenMapping(Mapping[KeyT, Any]):
-    """A copy of a mapping: equal to it, without a way to change it, and hashable where its values are."""
+    """An immutable copy of a mapping: equal to it, and hashable if its values are."""
 
     __slots__ = ("_items",)
 

@@ -3,12 +3,12 @@
 A rule is a function (processor, vocab_size) -> part. It reads the processor's attributes once, when a plan is built. A part is
 one of three things (`decodestep.ops.decode_step.rows.Part`):
 
-- a tuple of steps, where nothing depends on the history;
+- a tuple of steps, if nothing depends on the history;
 - a `HistoryPart` such as `PenaliseSeen`, which the core looks up in its own indexes of the history;
 - a function History -> steps, called once per token. It returns a few values, never an array of the vocabulary's size.
 
-The processor classes themselves stay the oracle of their rules. A class without a rule here, a user's own among them, runs
-unfused: as the plain callable that it is.
+The rules are tested against the processor classes. A class without a rule, such as a user's own, runs unfused, as a plain
+callable.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def rule_of(processor: Any) -> Rule:
 
 
 def steps_of(part: Part, history: History, vocab: int) -> tuple[Step, ...]:
-    """The steps of a part on this history. The core does the same for the parts that it keeps; this is its oracle."""
+    """The steps of a part for this history; the oracle for the core, which does the same for the parts that it keeps."""
     if isinstance(part, s.While):
         return part.steps if part.first <= len(history) < part.last else ()
     if isinstance(part, s.PenaliseSeen):
@@ -260,7 +260,7 @@ def _distinct(ids: Iterable[int]) -> np.ndarray:
 
 
 def _ban(ids: Iterable[int], vocab: int) -> tuple[Step, ...]:
-    """A ban of those ids that are in the vocabulary; nothing where there are none."""
+    """A ban of those ids that are in the vocabulary; no step if there are none."""
     inside = _distinct(ids)
     inside = inside[(inside >= 0) & (inside < vocab)]
     return (s.Ban(inside),) if inside.size else ()

@@ -1,4 +1,4 @@
-"""Tokens that a row's constraint alone decides: they are drawn without logits, and a model runs them together."""
+"""Tokens that a row's constraint alone decides: they are drawn without logits and run through the model together."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ MOST = 16  # tokens at once: so that a row with many does not hold up the others
 
 
 def jump(row: Row) -> str:
-    """Draws tokens of the row for as long as its constraint allows one alone; returns the text that they add.
+    """Draws tokens for the row as long as its constraint allows exactly one; returns the text that they add.
 
     A token that is the only candidate is drawn whatever its logit, unless another processor forbids it, which any logits show:
-    the row's tokens, its end and its seed's draws are those that `Sampler.step` would have come to, if its logits are finite.
-    Rows without a constraint, with processors of the caller's own or with log-probabilities are left as they are.
+    the row's tokens, end and draws are those of `Sampler.step` if the logits are finite. Rows without a constraint, with the
+    caller's own processors or with log-probabilities are not changed.
     """
     constraint = next((p for p in row.plan.processors if isinstance(p, ConstraintLogitsProcessor)), None)
     text = ""

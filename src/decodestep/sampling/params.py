@@ -1,4 +1,4 @@
-"""SamplingParams: what one request asks of the decode loop."""
+"""SamplingParams: the sampling parameters of one request."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ SAMPLERS = (
 
 
 def _field(default: Any, rule: Rule, text: str, *, section: str = "", several: bool = False) -> Any:
-    """A field with its default, the rule for its values and what it does.
+    """A field with its default, its rule and its description.
 
-    text: one line without a full stop, which says with what value the field has no effect. section: the heading that begins
-    with this field. several: the field holds a tuple, and takes any iterable.
+    text: one line without a full stop, which includes the value that turns the field off. section: the heading that starts with
+    this field. several: the field holds a tuple and accepts any iterable.
     """
     return field(default=default, metadata={"rule": rule, "text": text, "section": section, "several": several})
 
@@ -52,17 +52,17 @@ def _several(default: Any, rule: Rule, text: str) -> Any:
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """The parameters of one row; the names are transformers' GenerationConfig's, and vLLM's where that has none.
+    """The parameters of one row; the names are those of transformers' GenerationConfig, or else vLLM's.
 
     Each line says: field = default: legal values. What it does.
 
     {fields}
 
-    `SamplingParams()` samples from the whole distribution. Where a field holds several items, any iterable of them is taken but
-    a string or a mapping, and kept as a tuple; stop_strings may also be one string. Mappings are copied. Objects are hashable,
-    and equal where their fields are. max_tokens, max_completion_tokens, stop and n, as OpenAI and vLLM call max_new_tokens,
-    stop_strings and num_return_sequences, are taken too. Raises ValueError for a value outside the rules, or for fields that do
-    not go together; for a keyword that is no field an error that is a ValueError and a TypeError.
+    `SamplingParams()` samples from the whole distribution. A field of several items accepts any iterable except strings and
+    mappings, and holds a tuple; stop_strings may also be one string. Mappings are copied. Objects are hashable, and equal if
+    their fields are. The names of OpenAI and vLLM are accepted too: max_tokens and max_completion_tokens for max_new_tokens,
+    stop for stop_strings, n for num_return_sequences. Raises ValueError for a value outside the rules and for fields that
+    contradict each other; an error that is both a ValueError and a TypeError for an unknown keyword.
     """
 
     max_new_tokens: int | None = _field(
@@ -268,7 +268,7 @@ class SamplingParams:
 
     @property
     def greedy(self) -> bool:
-        """Whether the row takes the most likely token at every step, and draws nothing."""
+        """Whether the row takes the most likely token at every step."""
         return bool(not self.do_sample or self.temperature == 0)
 
     @property
@@ -281,14 +281,14 @@ class SamplingParams:
         return tuple(name for name in ordered if getattr(self, name) != _DEFAULTS[name])
 
     def without_beams(self) -> SamplingParams:
-        """The same with one beam: the processors of every beam are built from this."""
+        """The same with one beam; the processors of a beam search are built from it."""
         return replace(self, num_beams=1, num_beam_groups=1, diversity_penalty=0.0, num_return_sequences=1)
 
     def samples(self) -> list[SamplingParams]:
-        """The parameters of each of num_return_sequences samples: the same with a seed of its own.
+        """The parameters of each of num_return_sequences samples: the same, each with its own seed.
 
-        Where seed is None, it is drawn here, from the system's entropy; sample k has `random.sample_seed(seed, k)`. A greedy
-        row draws nothing and keeps None.
+        If seed is None, it is drawn from the system's entropy; sample k has `random.sample_seed(seed, k)`. A greedy row keeps
+        None.
         """
         if self.num_return_sequences == 1 and (self.greedy or self.seed is not None):
             return [self]
@@ -300,12 +300,12 @@ class SamplingParams:
     def from_generation_config(cls, config: GenerationConfig | Mapping[str, Any], **changes: Any) -> SamplingParams:
         """The parameters of a transformers GenerationConfig, as `generate` would read it.
 
-        config: a GenerationConfig, or a mapping of its fields. Where it does not say do_sample it is greedy, and where it
-            samples and does not say top_k, that is 50. max_length counts where there is no max_new_tokens. Fields about the
-            cache, the form of the result, padding and the speed of assisted generation are left out, as they change no token.
+        config: a GenerationConfig, or a mapping of its fields. Without do_sample it is greedy; if it samples, top_k is 50 by
+            default. max_length is used if there is no max_new_tokens. Fields about the cache, the form of the result, padding
+            and the speed of assisted generation are ignored, because they do not change any token.
         changes: fields of SamplingParams that replace those of the config.
 
-        Raises ValueError for a field that is set to something that this library does not do.
+        Raises ValueError for a field whose value is not supported.
         """
         return cls(**{**request_formats.from_generation_config(config, _DEFAULTS.keys()), **changes})
 
@@ -315,7 +315,7 @@ class SamplingParams:
 
         body: the request. max_tokens and max_completion_tokens -> max_new_tokens; stop -> stop_strings; n ->
             num_return_sequences; logit_bias with its string keys; logprobs and top_logprobs, or logprobs as a number, ->
-            logprobs; a negative seed counts from 2^64. Other names of SamplingParams are taken as they are. The prompt and the
+            logprobs; a negative seed counts from 2^64. Other names of SamplingParams are accepted unchanged. The prompt and the
             transport (model, messages, prompt, stream, user ...) are left to the caller.
         changes: fields of SamplingParams that replace those of the request.
 
@@ -326,7 +326,7 @@ class SamplingParams:
 
 
 def _as_tuples(value: Any) -> Any:
-    """An iterable, but a string or a mapping, as a tuple, and so its items; arrays as Python numbers; all else as it is."""
+    """An iterable (not a string or mapping) as a tuple, recursively; arrays as Python numbers; anything else unchanged."""
     value = value.tolist() if hasattr(value, "tolist") else value
     iterable = isinstance(value, Iterable) and not isinstance(value, (str, bytes, Mapping))
     return tuple(map(_as_tuples, value)) if iterable else value

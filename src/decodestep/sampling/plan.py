@@ -1,7 +1,7 @@
-"""A list of processors as a plan: what runs fused, what runs unfused, and which orders make no sense.
+"""Plans: which processors of a list run fused and which unfused, and which orders are refused.
 
-A processor with a fusion rule becomes typed steps of `decode_step`. Any other callable (input_ids, scores) -> scores runs as it
-is, on one row, between two runs of fused processors.
+A processor with a fusion rule becomes typed steps of `decode_step`. Any other callable (input_ids, scores) -> scores is called
+on one row, between two runs of fused processors.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ class FusedRun:
 
 @dataclass(frozen=True)
 class Plan:
-    """The processors of one row, in order, split where one of them cannot be fused.
+    """The processors of one row, in order, split at those that cannot be fused.
 
     processors: as given to `plan`. vocab_size: V.
     unfused: each callable without a rule, after the fused run that comes before it.
-    tail: the fused run after the last of them, which `decode_step` runs; the whole plan where every processor has a rule.
+    tail: the fused run after the last of them, which `decode_step` runs; the whole plan if every processor has a rule.
     """
 
     processors: tuple[Any, ...]
@@ -64,18 +64,18 @@ class Plan:
     def steps(self, row: np.ndarray, history: History) -> tuple[np.ndarray, Sequence[Step]]:
         """Runs the plan up to its tail; returns the scores (V,) and the steps of the tail, for `decode_step`.
 
-        row: logits (V,). The steps hold for this history, not for a longer one.
+        row: logits (V,). The steps are valid for this history only.
         """
         return self.apply_unfused(row, history), self.tail.steps(history)
 
     def apply_unfused(self, row: np.ndarray, history: History) -> np.ndarray:
-        """Runs the unfused processors, and the fused runs before them, on logits (V,); `row` itself where there are none."""
+        """Runs the unfused processors, and the fused runs before them, on logits (V,); returns `row` if there are none."""
         for run, processor in self.unfused:
             row = self._call(processor, row, run.steps(history), history)
         return row
 
     def _call(self, processor: Callable[..., Any], row: np.ndarray, steps: Sequence[Step], history: History) -> np.ndarray:
-        """One unfused processor, on what the steps before it leave of the row."""
+        """Calls one unfused processor on the row as the earlier steps left it."""
         scores = reference.processed(reference.candidates(row, steps, len(history)), len(row)) if steps else row
         ids = np.array([history.tokens], np.int64).reshape(1, -1)
         precision = np.float64 if scores.dtype == np.float64 else np.float32
@@ -93,7 +93,7 @@ class Plan:
         greedy: bool = False,
         spell: Callable[[int], str] | None = None,
     ) -> Trace:
-        """What every step does to a row of logits, and the draw from what they leave, as values.
+        """Records what every step does to a row of logits, and the draw from the result.
 
             scores = logits
             for processor in processors:  scores = processor(history, scores)        # a `StepTrace` each
@@ -104,7 +104,7 @@ class Plan:
         seed: an integer in [0, 2^64). greedy: whether the token is the argmax. spell: token id -> text, for display alone.
 
         Returns a `Trace`. Its scores have the bits of `Sampler.processed`, and its token is the one that a `Sampler` draws.
-        Nothing changes: a processor that keeps state (``stateful``) is called on a deep copy of it.
+        Nothing is modified: a processor that keeps state (``stateful``) is deep-copied before it is called.
         Raises ValueError for logits of another shape or dtype, for ids or a seed out of range, and whatever a processor raises.
         """
         row = arrays.view(_OP, "logits", logits)
@@ -151,7 +151,7 @@ class Plan:
 def plan(processors: Sequence[Any], vocab_size: int) -> Plan:
     """Builds the plan of a list of processors, which are callables (input_ids, scores) -> scores.
 
-    Raises ValueError for something else, and for an order that makes no sense, naming the two processors.
+    Raises ValueError for anything else, and for an illegal order, naming the two processors.
     """
     _refuse_illegal_orders(processors)
     unfused: list[tuple[FusedRun, Callable[..., Any]]] = []

@@ -1,6 +1,6 @@
-"""Requests in other formats as the fields of `SamplingParams`.
+"""Converts requests in other formats to the fields of `SamplingParams`.
 
-A field that would change the text and is not understood is an error, never dropped. `known` are the names of the fields of
+A field that would change the text and is not supported is an error, never ignored. `known` are the names of the fields of
 `SamplingParams`, whose classmethods of the same names call these functions; their docstrings are the contract.
 """
 
@@ -88,7 +88,7 @@ def from_generation_config(config: Any, known: Set[str]) -> dict[str, Any]:
 
 
 def _is_neutral(name: str, value: Any) -> bool:
-    """Whether a field that is not known is switched off: older configuration files hold such values."""
+    """Whether an unknown field has a value that turns it off; older configuration files hold such values."""
     neutral = {"guidance_scale": 1, "encoder_repetition_penalty": 1, "encoder_no_repeat_ngram_size": 0, "penalty_alpha": 0}
     return value is False or value == neutral.get(name, [])
 

@@ -15,12 +15,12 @@ from decodestep.sampling.token_history import History
 
 @dataclass(slots=True)
 class Row:
-    """One sequence: its parameters, its tokens, and why it has ended (`reason`, empty while it goes on).
+    """One sequence: its parameters, its tokens, and why it has ended (`reason`, empty while it is running).
 
-    params: those given, with the seed that the row draws by, and max_length in max_new_tokens. native: the core's side of it.
+    params: those given, with the row's actual seed, and max_length merged into max_new_tokens. native: the core's row object.
     text: None without token_bytes. ends: the tokens that end the row with "eos". started: time.monotonic() when it was added.
-    prompt_logprobs: put here by who runs the prompt, where params.prompt_logprobs asks for them.
-    logprobs: those of every token so far, where params.logprobs asks for them. error: what ended it with the reason "error".
+    prompt_logprobs: filled by the code that runs the prompt, if params.prompt_logprobs is set.
+    logprobs: of every token so far, if params.logprobs is set. error: the exception behind the reason "error".
     """
 
     params: SamplingParams
@@ -37,12 +37,12 @@ class Row:
 
     @property
     def seed(self) -> int | None:
-        """The seed of the row's draws, given or new; None for a row that draws nothing and was given none."""
+        """The seed of the row's draws, given or new; None for a greedy row without a given seed."""
         return None if self.params.seed is None else int(self.params.seed)
 
     @property
     def ending(self) -> str:
-        """How the row takes its token, in words."""
+        """How the row chooses its token, as text."""
         return "argmax of the scores" if self.params.greedy else "draw: first argmax of score + gumbel(seed, position, token)"
 
     @property
@@ -54,10 +54,10 @@ class Row:
         return self.params.max_time is not None and time.monotonic() - self.started > self.params.max_time
 
     def accept(self, token: int, reason: str) -> str:
-        """Adds a token to the text and ends the row if it is time to; returns the text that becomes final.
+        """Adds a token to the text and ends the row if it is due; returns the text that becomes final.
 
-        token: what the core drew and appended to the history, or -1. reason: why that ends the row, "" where it does not; stop
-        strings and the deadline are checked here, because the core does not know them.
+        token: drawn by the core and appended to the history, or -1. reason: why that ends the row, or ""; stop strings and the
+        deadline are checked here, because the core does not know them.
         """
         piece = self.text.push(token) if self.text and token >= 0 else ""
         if self.text and self.text.stopped and reason != "eos":
@@ -67,12 +67,12 @@ class Row:
         return piece + self.end(reason) if reason else piece
 
     def end(self, reason: str) -> str:
-        """Ends the row; returns the text that was held back."""
+        """Ends the row; returns the text that it had held back."""
         self.reason = reason
         self.native.ended = True
         return self.text.finish() if self.text else ""
 
     def fail(self, error: BaseException) -> str:
-        """Ends the row because of what its own code raised; returns the text that was held back."""
+        """Ends the row with an exception of its own code; returns the text that it had held back."""
         self.error = error
         return self.end("error")

@@ -16,12 +16,12 @@ _FACTORY = "a factory for several rows, such as processors=lambda row: [...]"
 
 
 class RowProcessors:
-    """The processors of each row, from what a caller gave as `processors`.
+    """The processors of each row, from a caller's `processors` argument.
 
-    processors: a sequence of callables for all rows; or a factory, which is a callable of one argument that is no sequence: it
-        is called with the number of each row, once, and returns the row's processors.
+    processors: a sequence of callables for all rows; or a factory, a callable of one argument that is not a sequence, which is
+        called once for each row, with its number, and returns the row's processors.
 
-    Raises ValueError for something else. A single processor is no factory: it has two arguments.
+    Raises ValueError for anything else. A single processor is not a factory, because it has two arguments.
     """
 
     def __init__(self, op: str, processors: Processors) -> None:
@@ -37,7 +37,7 @@ class RowProcessors:
             refuse(op, "processors", "a sequence of processors, or a function of a row's number that returns one", processors)
 
     def of_row(self, number: int) -> list[Processor]:
-        """The row's processors. Raises ValueError where one that keeps state would serve a second row."""
+        """The row's processors. Raises ValueError if one that keeps state would serve a second row."""
         if self._factory is not None:
             made = self._factory(number)
             require(isinstance(made, Sequence), self._op, "processors", "a function that returns a sequence", made)

@@ -1,4 +1,4 @@
-"""What the fields of `SamplingParams` may hold. A rule is (how it is called in a refusal, whether a value follows it)."""
+"""The legal values of `SamplingParams` fields. A rule is a pair: its text in error messages, and a predicate."""
 
 from __future__ import annotations
 

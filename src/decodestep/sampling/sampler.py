@@ -1,4 +1,4 @@
-"""Sampler: the decode step of a batch in which every row has its own parameters, history and end."""
+"""Sampler: the decode step of a batch in which every row has its own parameters and history."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from decodestep.sampling.trace import Trace
 
 _OP = "Sampler"
 
-# Fields of SamplingParams that name tokens, one or several, and those that name sequences of tokens.
+# Fields of SamplingParams that hold token ids, one or several, and those that hold sequences of ids.
 _TOKEN_FIELDS = (
     "eos_token_id",
     "stop_token_ids",
@@ -43,13 +43,14 @@ _SEQUENCE_FIELDS = ("bad_words_ids", "sequence_bias")
 
 
 class StepResult(NamedTuple):
-    """One step of every row, row by row in the order of `Sampler.rows`.
+    """The result of one step, one entry per row in the order of `Sampler.rows`.
 
     tokens: int64 (B,), in the kind of the logits. -1 for a row that had ended before, and for one without a candidate.
-    logprobs: a `TokenLogprobs` for each row that asks for them and drew a token, else None.
+    logprobs: a `TokenLogprobs` for each row that requests them and drew a token, else None.
     done: bool (B,), NumPy: whether the row has ended, now or before.
-    reason: why it has ended: "eos", "stop", "length", "time", "no_candidate", "cancelled" or "error"; "" while it goes on.
-    text: the whole characters that the token adds to the row's text, and at its end what was held back; "" without token_bytes.
+    reason: why it has ended: "eos", "stop", "length", "time", "no_candidate", "cancelled" or "error"; "" while it is running.
+    text: the complete characters that the token adds to the row's text, and at the end text that was held back; "" without
+        token_bytes.
     """
 
     tokens: Array
@@ -60,7 +61,7 @@ class StepResult(NamedTuple):
 
 
 class _Batch(NamedTuple):
-    """What a step needs to know of all rows, gathered again only when rows come or go."""
+    """Per-batch data of a step, rebuilt only when rows are added or removed."""
 
     native: list[NativeRow]
     any_unfused: bool
@@ -70,7 +71,7 @@ class _Batch(NamedTuple):
 class Sampler:
     """Turns the logits of a batch into tokens, each row by its own `SamplingParams`.
 
-        for every row b that goes on:
+        for every running row b:
             steps = the processors of params[b], in order, on the history of b           # see `explain`
             token = decode_step(logits[b], steps, seed of b, position = length of the history of b)
             append it to the history; the row ends on an end token, a stop token or string, its length or its time
@@ -80,21 +81,20 @@ class Sampler:
     eos_token_id: an id, several, or None for no end token.
     prompt_ids: the prompt of each row, a sequence of sequences of ids in [0, V); None for rows without a prompt, one for each
         of params.
-    processors: further callables (input_ids, scores) -> scores, each called for one row at a time with NumPy arrays (1, length)
-        and (1, V): a sequence of them for all rows, or a factory, a function of one argument that returns a sequence:
-        ``processors=lambda row: [...]`` is called once for each row, with its number, when the row is added. One that keeps
-        state from call to call, which its class says with ``stateful = True``, needs a factory where there are several rows.
+    processors: additional callables (input_ids, scores) -> scores, each called for one row at a time with NumPy arrays
+        (1, length) and (1, V): a sequence of them for all rows, or a factory, a function of one argument that returns a
+        sequence: ``processors=lambda row: [...]`` is called once for each row, with its number, when the row is added. A
+        processor that keeps state between calls (``stateful = True`` in its class) needs a factory if there are several rows.
         The function of a PrefixConstrainedLogitsProcessor is called with the row's number as the index of the batch item.
-        They run where transformers puts a user's own: before the temperature. The attributes of those that run fused are
-        read once, when a row is added (`explain` says which run fused).
+        They run where transformers puts a user's processors: before the temperature. The attributes of those that run fused
+        are read once, when a row is added (`explain` says which run fused).
     token_bytes: token id -> bytes of text; required for stop strings and for `StepResult.text`.
-    backend: "auto", "cpu" or "triton". "auto" is "triton" for torch tensors on a GPU: the step runs there, nothing but the
-        tokens comes to the host, and they are those of the CPU. All processors must then be fused.
+    backend: "auto", "cpu" or "triton". "auto" is "triton" for torch tensors on a GPU: the step then runs there, only the tokens
+        are copied to the host, and they equal those of the CPU. All processors must be fused.
 
-    `rows` holds the rows, for reading. `add` and `remove` change them between steps. A row's tokens depend on its own logits,
-    params and prompt alone. One thread at a time may use a Sampler.
-    Raises ValueError for arguments that do not fit each other, ids outside the vocabulary, or an order of processors that makes
-    no sense.
+    `rows` is the list of rows, for reading only; `add` and `remove` change it between steps. A row's tokens depend only on its
+    own logits, params and prompt. One thread at a time may use a Sampler.
+    Raises ValueError for arguments that do not match, ids outside the vocabulary, or an illegal order of processors.
     """
 
     def __init__(
@@ -116,7 +116,7 @@ class Sampler:
         self._added = 0
         self._token_bytes = token_bytes
         self.rows: list[Row] = []
-        self._batch: _Batch | None = None  # None once a row has come or gone
+        self._batch: _Batch | None = None  # None after a row was added or removed
         ok = isinstance(params, (SamplingParams, Sequence))
         require(ok, _OP, "params", "a SamplingParams, or one for each prompt", params)
         each = [params] if isinstance(params, SamplingParams) else list(params)
@@ -130,19 +130,19 @@ class Sampler:
     def add(self, params: SamplingParams, prompt_ids: Sequence[int] = (), *, number: int | None = None) -> int:
         """Appends a row and returns its index, which is also its place in the logits of the next step.
 
-        params: of one beam and one sample (`generate` has several). Where its seed is None, the row draws a new one now, of 64
-            bits from the system's entropy: `Row.seed`. prompt_ids: token ids in [0, V).
-        number: what the factory of `processors` is called with; None for how many rows have been added before.
+        params: of one beam and one sample (`generate` supports several). If its seed is None, the row gets a new one, 64 bits
+            of the system's entropy: `Row.seed`. prompt_ids: token ids in [0, V).
+        number: the argument of the factory of `processors`; None for the number of rows that have been added before.
 
-        Raises ValueError, and adds nothing, for params that name an id outside the vocabulary or whose processors make no sense
-        in their order, and for stop strings without token_bytes.
+        Raises ValueError, and adds nothing, for params with an id outside the vocabulary or an illegal order of processors, and
+        for stop strings without token_bytes.
         """
         self.rows.append(self.new_row(params, prompt_ids, number=number))
         self._batch = None
         return len(self.rows) - 1
 
     def new_row(self, params: SamplingParams, prompt_ids: Sequence[int] = (), *, number: int | None = None) -> Row:
-        """The row that `add` would append, for `resume` of this sampler or of another one like it."""
+        """Creates a row as `add` does, without appending it; for `resume` of this sampler or an equivalent one."""
         self._check_params(params)
         number = self._added if number is None else number
         prompt = self._ids("prompt_ids", prompt_ids)
@@ -167,20 +167,20 @@ class Sampler:
         return Row(params, history, row_plan, native, text, ends, time.monotonic())
 
     def resume(self, row: Row) -> int:
-        """Appends a row that was removed, or that `new_row` made, as it stands, and returns its index, as `add` does."""
+        """Appends a row that was removed or made by `new_row`, in its current state, and returns its index, as `add` does."""
         require(isinstance(row, Row) and row not in self.rows, _OP, "row", "one that was removed", type(row).__name__)
         self.rows.append(row)
         self._batch = None
         return len(self.rows) - 1
 
     def remove(self, index: int) -> None:
-        """Takes a row out, ended or not; the rows after it move up by one. Raises ValueError for an index outside [0, B)."""
+        """Removes a row, ended or not; the rows after it move up by one. Raises ValueError for an index outside [0, B)."""
         require(is_int(index) and 0 <= index < len(self.rows), _OP, "index", f"in [0, {len(self.rows)})", index)
         del self.rows[index]
         self._batch = None
 
     def processed(self, logits: ArrayT) -> ArrayT:
-        """What each row's processors make of its logits: the scores that transformers' chain would hand to softmax.
+        """The logits after each row's processors: the scores that transformers' chain would pass to softmax.
 
         logits: (B, V), one row for each of `rows`, float32, float16, bfloat16 or float64, NumPy or torch.
 
@@ -196,22 +196,22 @@ class Sampler:
         return processed
 
     def step(self, logits: Array) -> StepResult:
-        """Draws the next token of every row that goes on, appends it to the row's history, and ends rows that are due.
+        """Draws the next token of every running row, appends it to the row's history, and ends rows that are due.
 
         logits: (B, V), one row for each of `rows`, float32, float16 or bfloat16, NumPy or torch, rows at any distance, on the
-            CPU or a GPU. Not written to. The logits of rows that have ended do not count.
+            CPU or a GPU. Not written to. The logits of rows that have ended are ignored.
 
-        Returns a `StepResult`. A row whose processor or whose token_bytes raises an Exception ends with the reason "error" and
-        keeps it in `Row.error`; the other rows take no notice. One that its processor ends has token -1.
-        Raises ValueError for logits of another shape or dtype; then no row has changed, and the step may be repeated. What is
-        no Exception, as KeyboardInterrupt, ends every row with the reason "error" and is raised.
+        Returns a `StepResult`. If a row's processor or token_bytes raises an Exception, the row ends with the reason "error"
+        and the exception in `Row.error`; the other rows are not affected. If it was a processor, the row's token is -1.
+        Raises ValueError for logits of another shape or dtype; then no row has changed, and the step may be repeated. An
+        exception that is not an Exception, such as KeyboardInterrupt, ends every row with the reason "error" and is raised.
         """
         if self._goes_to_device(logits):
             return self._step_on_device(logits)
         native, any_unfused, any_watched = self._batch or self._gather()
         scores = array = self._view(logits)
-        held: dict[int, str] | None = None  # what rows that failed had held back, by their index
-        # All in one function: each call of another costs as much as a twentieth of a step of one row.
+        held: dict[int, str] | None = None  # text held back by rows that failed, by index
+        # All in one function: each further call would cost a twentieth of a step of one row.
         try:
             if any_unfused:
                 scores = self._apply_unfused(array, held := {})
@@ -254,7 +254,7 @@ class Sampler:
                 row.fail(error)
 
     def _fail_those_to_blame(self, error: Exception) -> dict[int, str]:
-        """Ends the rows whose fused processors cannot compute their steps; raises `error` where there is none."""
+        """Ends the rows whose fused processors cannot compute their steps; raises `error` if there is none."""
         held: dict[int, str] = {}
         for i, row in enumerate(self.rows):
             if not row.reason:
@@ -267,7 +267,7 @@ class Sampler:
         return held
 
     def trace(self, logits: Array) -> tuple[Trace, ...]:
-        """What each row's processors do to its logits, step by step, and the token that `step` would draw: see `Plan.trace`.
+        """Records what each row's processors do to its logits, and the token that `step` would draw: see `Plan.trace`.
 
         logits: (B, V), as for `processed`. Rows that have ended are traced too. No row changes.
         Raises ValueError for logits of another shape or dtype, and whatever a processor raises.
@@ -279,7 +279,7 @@ class Sampler:
         )
 
     def explain(self) -> str:
-        """The plan of each row in words, one line for each processor and one for the draw; rows of one plan share it."""
+        """The plan of each row as text, one line for each processor and one for the draw; rows with the same plan share it."""
         plans: dict[str, list[int]] = {}
         for i, row in enumerate(self.rows):
             text = "\n".join(filter(None, (row.plan.explain(), f"{len(row.plan.processors) + 1:>3}. {row.ending}")))
@@ -300,7 +300,7 @@ class Sampler:
                 self._ids(name, ids)
 
     def _chain(self, params: SamplingParams, prompt_length: int, ends: frozenset[int], number: int) -> list[Any]:
-        """The processors of a row, the user's own before the first warper, and after them what constrains the text."""
+        """The processors of a row: the user's own before the first warper, followed by the constraint."""
         chain = processors_of(params, prompt_length=prompt_length, vocab_size=self.vocab_size, eos_token_ids=ends)
         first = next((i for i, processor in enumerate(chain) if type(processor).__name__.endswith("Warper")), len(chain))
         constraint = constraint_of(
@@ -317,7 +317,7 @@ class Sampler:
         reported: Sequence[Any] | None,
         held: dict[int, str],
     ) -> StepResult:
-        """The result of a step, row by row: log-probabilities, text, and what Python alone can see to end a row."""
+        """The result of a step, row by row: log-probabilities, text, and the ends that only Python can detect."""
         pieces = [""] * len(self.rows)
         logprobs: list[TokenLogprobs | None] = [None] * len(self.rows)
         for i, (row, token, end) in enumerate(zip(self.rows, tokens, ends, strict=True)):
@@ -374,7 +374,7 @@ class Sampler:
         return scores
 
     def _ids(self, name: str, ids: Any) -> list[int]:
-        """Token ids as a list of ints; ValueError for what is not an iterable of ids in the vocabulary."""
+        """Token ids as a list of ints; ValueError unless it is an iterable of ids in the vocabulary."""
         found = ids_below(self.vocab_size, ids)
         if found is None:
             refuse(_OP, name, f"token ids in [0, {self.vocab_size})", ids.tolist() if hasattr(ids, "tolist") else ids)

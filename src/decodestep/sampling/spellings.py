@@ -1,4 +1,4 @@
-"""How others spell the fields of `SamplingParams`: what is understood, and what a name that is not a field may have meant."""
+"""Other libraries' names for the fields of `SamplingParams`: accepted synonyms, and suggestions for unknown names."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ _NEAR = {
 
 
 class UnknownFieldError(RequestError, TypeError):
-    """A keyword that is not a field of `SamplingParams`: a RequestError, and as for every function a TypeError."""
+    """A keyword that is not a field of `SamplingParams`: a RequestError and, as for any function, a TypeError."""
 
 
 def spelled(given: Mapping[str, Any], known: Set[str]) -> dict[str, Any]:
-    """The keywords by the names of fields, which are `known`. Raises UnknownFieldError for a name that means no field."""
+    """The keywords with the names of fields. known: those names. Raises UnknownFieldError for an unknown name."""
     taken: dict[str, Any] = {}
     for name, value in given.items():
         field = SAME.get(name, name)

@@ -1,4 +1,4 @@
-"""Token ids to streamed text: whole characters only, and nothing that may still become a stop string."""
+"""Token ids to streamed text: complete characters only, and nothing that may still become a stop string."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ class TextStream:
     """The text of one row as it grows.
 
     token_bytes: token id -> the bytes that it adds.
-    stop_strings: the text ends before the first one that is complete; of several complete at the same byte, before the longest.
-        How the text is divided into tokens makes no difference.
+    stop_strings: the text ends before the first complete one; if several are complete at the same byte, before the longest.
+        Token boundaries make no difference.
 
     `text` is the final part of the text; `push` and `finish` return what they add to it. Held back are exactly the bytes that
     may still become a stop string, and the bytes of an incomplete character. Bytes that are not UTF-8 become U+FFFD. Each byte

@@ -1,4 +1,4 @@
-"""What decided a cut, as a number: the threshold of a filter on the row that it was given."""
+"""The threshold that decided a filter's cut on a row, as a number."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Threshold(NamedTuple):
 
 
 def threshold_of(step: s.Step, row: Row) -> Threshold | None:
-    """The threshold of a step on the candidates before it; None where it is no cut or cuts nothing whatever the scores."""
+    """The threshold of a step on the candidates before it; None if it is not a filter or can never cut anything."""
     rule = _RULES.get(type(step))
     return rule(step, row) if rule and len(row.ids) else None
 

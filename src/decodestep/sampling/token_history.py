@@ -1,4 +1,4 @@
-"""The tokens of one row, with indexes over them that are extended by each token instead of being rebuilt."""
+"""The tokens of one row, with indexes that are updated by each token rather than rebuilt."""
 
 from __future__ import annotations
 

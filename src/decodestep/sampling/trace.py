@@ -1,4 +1,4 @@
-"""What a plan does to one row, step by step, as values: `Plan.trace` makes a `Trace`."""
+"""A record of what a plan does to one row, step by step: `Plan.trace` returns a `Trace`."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class StepTrace:
 
 
 class Draw(NamedTuple):
-    """How the token was taken: the first maximum of `race`, the lowest id among equals; -1 without a candidate.
+    """How the token was drawn: the first maximum of `race`, lowest id among equals; -1 without a candidate.
 
     ids: the candidates, int64, ascending. noise: their gumbel(seed, position, id), float32; None for a greedy row.
     race: float64, the scores plus the noise; where some scores are +inf, their noise alone, and -inf for the others.
@@ -71,7 +71,7 @@ class Draw(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Trace:
-    """A row on its way from logits to a token: made by `Plan.trace` and `Sampler.trace`. In a notebook it shows itself.
+    """The processing of one row from logits to a token, made by `Plan.trace` and `Sampler.trace`; displays in notebooks.
 
     logits: the scores that the first step is given, (V,), float32 (float64 for float64 logits), NaN as -inf.
     steps: one `StepTrace` for each processor of the plan, in order. draw: the draw from what they leave.
@@ -90,7 +90,7 @@ class Trace:
 
     @property
     def scores(self) -> np.ndarray:
-        """What the steps leave, (V,); `Sampler.processed` has the same bits."""
+        """The scores after all steps, (V,), the same bits as `Sampler.processed`."""
         return self.steps[-1].scores if self.steps else self.logits
 
     @property
@@ -99,12 +99,12 @@ class Trace:
         return (self.logits, *(step.scores for step in self.steps))
 
     def logprobs(self, token: int) -> tuple[float, float]:
-        """Natural logarithms of a token's probability by the logits as they came, and by what the steps leave."""
+        """A token's log-probabilities (natural) under the original logits and after all steps."""
         raw, processed = (log_probability(scores, token) for scores in (self.logits, self.scores))
         return raw, processed
 
     def top(self, count: int) -> np.ndarray:
-        """The `count` most likely ids of the logits and those of what the steps leave, int64, the likeliest by logits first."""
+        """The `count` most likely ids of the logits and of the final scores, int64, most likely by the logits first."""
         return likeliest((self.logits, self.scores), count)
 
     def _repr_html_(self) -> str:
