@@ -1,6 +1,6 @@
-"""The operators and what they are called with, each under its own name: `decodestep.ops.linear` is the function.
+"""The operators and the types of their arguments; `decodestep.ops.linear` is the function.
 
-An operator's page, reference, kernel, test and benchmark are found by the name of its folder here.
+An operator's page, reference, kernels, tests and benchmark have the name of its folder here.
 """
 
 from decodestep.ops.decode_step import DecodeStep, TokenLogprobs, decode_step

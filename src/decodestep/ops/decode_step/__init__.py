@@ -23,7 +23,7 @@ _FLOATS = tuple(np.dtype(name) for name in ("float32", "float16", "bfloat16", "f
 class TokenLogprobs(NamedTuple):
     """Natural logarithms of probabilities at one step: of the drawn token, and of the most likely tokens, best first.
 
-    raw: from the logits as they came. processed: from what the steps left; 0 where they left one token.
+    raw: under the original logits. processed: under the scores after the steps; 0 if they left one token.
     top_raw, top_processed: (token id, log-probability) pairs, lowest id first among equals.
     """
 
@@ -36,8 +36,8 @@ class TokenLogprobs(NamedTuple):
 class DecodeStep(NamedTuple):
     """The result of `decode_step`, arrays in the kind of its logits.
 
-    tokens: int64 (B,), -1 for a row without a candidate. processed: (B, V), or None where it was not requested.
-    logprobs: for each row a `TokenLogprobs`, or None where it was not requested and for a row without a candidate.
+    tokens: int64 (B,), -1 for a row without a candidate. processed: (B, V), or None if not requested.
+    logprobs: for each row a `TokenLogprobs`, or None if not requested or for a row without a candidate.
     """
 
     tokens: Array
@@ -56,7 +56,7 @@ def decode_step(
     need_processed: bool = False,
     backend: str = "auto",
 ) -> DecodeStep:
-    """Runs every row's own steps over its logits, then draws its token from the scores that they leave, or takes the maximum.
+    """Runs each row's steps on its logits, then draws its token from the resulting scores, or takes the maximum.
 
         for every row b:
             s = logits[b] as float32, NaN as -inf
@@ -64,7 +64,7 @@ def decode_step(
             token = first argmax of s[i]                              where greedy[b]
                     first argmax of s[i] + gumbel(seed[b], position[b], i) over s[i] > -inf     elsewhere
 
-    logits: (B, V), V >= 1, float32, float16 or bfloat16, any strides. float64 too, by the reference alone and in float64.
+    logits: (B, V), V >= 1, float32, float16 or bfloat16, any strides; also float64, for "reference" only, in float64.
         Not written to.
     steps: for each row a sequence of the values of `decodestep.ops.decode_step.steps`; their ids are int64 arrays of at most V
         ids in [0, V).

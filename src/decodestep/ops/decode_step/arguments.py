@@ -1,4 +1,4 @@
-"""decode_step's arguments, checked, in the one form that both backends read: lists of Python values, one item per row."""
+"""Checks decode_step's arguments and normalises them to lists of Python values, one item per row."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ _POSITIVE = ("a finite number > 0", lambda v: is_finite(v) and v > 0)
 _SHARE = ("in [0, 1]", lambda v: is_real(v) and 0 <= v <= 1)
 _INSIDE = ("in (0, 1)", lambda v: is_real(v) and 0 < v < 1)
 _COUNT = ("an integer >= 1", lambda v: is_int(v) and v >= 1)
-# The fields of each step that have a rule besides those of ids: what the rule is called, and whether a value follows it.
+# The rules of each step's fields, except ids: the text of the rule, and a predicate.
 _RULES: dict[type, dict[str, tuple[str, Callable[[Any], bool]]]] = {
     kinds.Penalise: {"factor": _POSITIVE},
     kinds.Add: {"values": ("a float array", lambda v: isinstance(v, np.ndarray) and v.dtype.kind == "f")},

@@ -1,4 +1,4 @@
-"""decode_step in the native core."""
+"""Calls of the native core."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rows that live in the core from one step to the next: a step then needs their logits and nothing else."""
+"""Rows that the core keeps between steps, so that a step only needs their logits."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NativeRow = _native.Row
 # (history) -> steps that it calls once per token.
 Part = tuple[Step, ...] | HistoryPart | Callable[[Any], tuple[Step, ...]]
 
-# What ended a row in a step, by the codes that the core returns; "" where it goes on.
+# Why a row ended in a step, by the code that the core returns; "" if it is running.
 ENDS = ("", "eos", "stop", "length", "no_candidate")
 
 
@@ -41,7 +41,7 @@ def new_row(
     stops: Collection[int],
     limit: int | None,
 ) -> NativeRow:
-    """A row of the core: its parts are read and checked once, here.
+    """Creates a row of the core, which reads and checks its parts once.
 
     history: the row's tokens; each step appends the token that it draws.
     greedy, seed, top_logprobs: as in `decode_step`.
@@ -70,7 +70,7 @@ def step_rows(logits: np.ndarray, rows: list[NativeRow]) -> tuple[np.ndarray, by
 
     Returns (tokens, ends, logprobs).
     tokens: int64, one per row; -1 for a row that had ended earlier or has no candidate.
-    ends: one code per row, an index into `ENDS`, 0 where the row goes on or had ended earlier; None if no row has ever ended.
+    ends: one code per row, an index into `ENDS`, 0 if the row is running or had ended earlier; None if no row has ever ended.
     logprobs: one item per row, the fields of a `TokenLogprobs` or None; None if no row reports any.
     Raises ValueError for logits of another dtype, shape or vocabulary, for a row that is given twice or is being stepped, and
     whatever a part's own function raises; no row has changed then.
@@ -83,7 +83,7 @@ def step_rows(logits: np.ndarray, rows: list[NativeRow]) -> tuple[np.ndarray, by
 
 
 def accept_tokens(rows: list[NativeRow], tokens: Sequence[int], vocab: int) -> bytes | None:
-    """Takes tokens that were drawn elsewhere, as on a GPU, into the histories of those rows that have not ended.
+    """Appends tokens that were drawn elsewhere, for example on a GPU, to the histories of the rows that have not ended.
 
     tokens: one for each row, in [0, vocab), or -1 for none.
 

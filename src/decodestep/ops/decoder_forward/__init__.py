@@ -29,7 +29,7 @@ def decoder_forward(
     *,
     backend: str = "auto",
 ) -> ArrayT:
-    """Runs T tokens of any sequences through all layers; their keys and values join the cache, in place.
+    """Runs T tokens of any sequences through all layers and writes their keys and values to the cache, in place.
 
         for every token t, with x its row of the residual stream, first embedding_scale * embedding[token_ids[t]]:
             in every layer:
@@ -60,7 +60,7 @@ def decoder_forward(
     token_ids: (T,) integers in [0, V).
     sequence: (T,) integers in [0, B): the row of page_table of each token.
     positions: (T,) integers in [0, P) and [0, 16 * M): the place of each token in its sequence. Every position of a sequence
-        before a token's own must be in the cache, or stand earlier in the same call.
+        before a token's own must be in the cache, or come earlier in the same call.
     sin, cos: (P, D / 2), with latent attention (P, Dr / 2): the rotation of pair i of a head at each position; or (R, P,
         D / 2), one for each `rope` of the layers. float32; or float64, in which "reference" then computes.
     keys: (slabs, L, G, S, D / 2, 16, 2), or for one slab (L, G, S, D / 2, 16, 2); bfloat16, C order, written in place. A
@@ -85,16 +85,16 @@ def decoder_forward(
     Returns logits (R, V), float32, or float64 with float64 sin; of the kind of `keys`.
     Raises ValueError for a dtype, shape, id, position or page outside the rules, before the cache is written.
 
-    Causality: a token sees positions 0 to its own of its own sequence, nothing else. What lies at other positions of a page,
-    NaN included, has no effect on it, and a call writes at its tokens' positions alone. So pages may be recycled as they are,
-    pages that are full may be shared by sequences, and a position may be written again, in any order.
-    Rounding: activations are quantised where a product with the weight's format does so (`linear`). Keys and values are of the
+    Causality: a token attends only to positions 0 to its own of its own sequence. The contents of other positions of a page,
+    NaN included, have no effect on it, and a call writes only at its tokens' positions. So pages may be recycled without
+    clearing, full pages may be shared by sequences, and positions may be rewritten in any order.
+    Rounding: activations are quantised if the weight's format requires it (`linear`). Keys and values are of the
     cache's type; where that is bfloat16, so are queries and weights e^(score - maximum) of grouped-query attention. With
     latents in bytes queries for them are int16, and so are the weights of positions 64i to 64i + 63 times their scales: each
     head's by its largest magnitude, which becomes 32767 (of latents wider than 512 less, so that sums fit in 32 bits).
     Everything else is float32.
     Determinism: a token's bits depend on its sequence's tokens up to itself alone: not on the call's other tokens, on how a
-    prompt is cut into calls, or on the thread count. They are the same on every instruction set with a fused multiply-add.
+    prompt is split into calls, or on the thread count. They are the same on every instruction set with a fused multiply-add.
     Source: Touvron et al., Llama 2, 2023; grouped-query attention by Ainslie et al., GQA, 2023; latent attention and experts:
     DeepSeek-V2 and V3, 2024.
     """

@@ -1,4 +1,4 @@
-"""One call of decoder_forward, its arguments checked."""
+"""Checks the arguments of decoder_forward."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def bind(
     page_table: Integers,
     wanted: Integers,
 ) -> Call:
-    """Checks every rule of the contract: nothing is written if one is broken."""
+    """Checks every rule of the contract, before anything is written."""
     require(isinstance(weights, DecoderWeights), OP, "weights", "a DecoderWeights", weights)
     call = Call(
         weights,

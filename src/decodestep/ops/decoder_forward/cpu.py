@@ -1,4 +1,4 @@
-"""The call into the native core, which keeps a decoder of its own for each `DecoderWeights`."""
+"""The call into the native core, which keeps a native decoder for each `DecoderWeights`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The types of a grouped-query cache: the shapes of its pages, and their values by position.
+"""The page layouts of a grouped-query cache, by dtype: shapes, writing and reading.
 
 Arrays of one layer: keys and values (slabs, G, pages of a slab, *a page); csrc/attention/group_cache.h has the same layouts.
 """

@@ -1,4 +1,4 @@
-"""decoder_forward as its definition (csrc/decoder/decoder_forward.h), layer by layer, attention token by token."""
+"""decoder_forward by its definition (csrc/decoder/decoder_forward.h): layer by layer, attention token by token."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def forward(call: Call) -> np.ndarray:
 def _attention(
     call: Call, layer: GroupedAttention | LatentAttention, h: np.ndarray, keys: np.ndarray, values: np.ndarray
 ) -> np.ndarray:
-    """The attention's output; what the cache keeps of the tokens joins the cache of the layer."""
+    """The attention's output; writes the tokens' entries to the layer's cache."""
     if isinstance(layer, LatentAttention):
         return _latent_attention(call, layer, h, keys, values)
     queries = _project(call, layer, h, keys, values)
@@ -44,7 +44,7 @@ def _attention(
 
 
 def _normed(x: np.ndarray, norm: np.ndarray | None, eps: float) -> np.ndarray:
-    """rms_norm of the last axis, of which the values beyond the norm's are zeros; x without a norm."""
+    """rms_norm over the last axis, whose values beyond the norm's size are zero padding; x itself without a norm."""
     if norm is None:
         return x
     rows = x.reshape(-1, x.shape[-1])[:, : len(norm)]
@@ -141,7 +141,7 @@ def _by_head(x: np.ndarray, weight: LinearPanels) -> np.ndarray:
 
 
 def _project(call: Call, layer: GroupedAttention, h: np.ndarray, keys: np.ndarray, values: np.ndarray) -> np.ndarray:
-    """The queries (T, N, D), in bfloat16 if the cache is; keys and values join the cache of the layer."""
+    """The queries (T, N, D), in bfloat16 if the cache is; writes keys and values to the layer's cache."""
     w, tokens = call.weights, len(h)
     queries = plus(linear(h, layer.query), layer.query_bias).reshape(tokens, w.heads, w.head_dim)
     queries = _rotate(call, _normed(queries, layer.query_norm, w.norm_eps), layer.rope)
@@ -153,7 +153,7 @@ def _project(call: Call, layer: GroupedAttention, h: np.ndarray, keys: np.ndarra
 
 
 def _rotate(call: Call, heads: np.ndarray, rope: int = 0) -> np.ndarray:
-    """Turns each pair of columns of (T, heads, D) by the angle of its token's position."""
+    """Rotates each pair of columns of (T, heads, D) by the angle of its token's position."""
     sin, cos = (table[rope, call.positions, None] for table in (call.sin, call.cos))
     even, odd = heads[..., ::2], heads[..., 1::2]
     return np.stack([even * cos - odd * sin, odd * cos + even * sin], axis=-1).reshape(heads.shape)

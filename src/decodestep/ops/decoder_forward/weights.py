@@ -1,4 +1,4 @@
-"""The weights of a decoder in the form in which decoder_forward multiplies by them.
+"""The weights of a decoder, in the form that decoder_forward expects.
 
 A layer has one of two kinds of attention and one of two kinds of feed-forward block.
 """
@@ -32,8 +32,8 @@ class GroupedAttention:
     output_bias: np.ndarray | None = None
     query_norm: np.ndarray | None = None
     key_norm: np.ndarray | None = None
-    window: int = 0  # how many positions a token sees, its own included; 0: all up to its own
-    rope: int = 0  # the number of the rotation, of several in sin and cos
+    window: int = 0  # the number of positions that a token attends to, its own included; 0: all up to its own
+    rope: int = 0  # the index of its rotation, if sin and cos hold several
 
     def products(self) -> tuple[LinearPanels, ...]:
         return self.query, self.values_keys, self.output
@@ -44,8 +44,8 @@ class LatentAttention:
     """Multi-head latent attention, absorbed: Dn, Dr, Hckv and Dv are those of `LatentSizes`.
 
     Of a GGUF file: query is attn_q or attn_q_b, query_down attn_q_a, latent attn_kv_a_mqa, key_up attn_k_b and value_up
-    attn_v_b, the heads one after another. The two columns of a rotated pair lie side by side: where a model turns column i with
-    i + Dr / 2, the outputs of query and latent are to be reordered.
+    attn_v_b, the heads one after another. The two columns of a rotated pair are adjacent: if a model rotates column i with
+    i + Dr / 2, the outputs of query and latent must be reordered.
     """
 
     query_down: LinearPanels | None  # (He, Hcq), and the norm of its outputs; None: query reads the hidden state
@@ -81,8 +81,8 @@ class Mixture:
 class LayerWeights:
     """The weights of one layer. Norms: (He,) float32. feed_forward: a mixture, or one block of `LinearPanels`.
 
-    attention_post_norm, ffn_post_norm: of what attention and the feed-forward block add to the residual stream; None without.
-        There is none after a mixture.
+    attention_post_norm, ffn_post_norm: norms of the outputs of attention and of the feed-forward block; None if there are none.
+        A mixture has no post norm.
     """
 
     attention_norm: np.ndarray
@@ -113,11 +113,10 @@ class DecoderWeights:
     norm: (He,) float32, before the logits. logits: (He, V) as `LinearPanels`.
     heads: N query heads, a multiple of kv_heads. kv_heads: G key-value heads; query head n reads head n // (N / G). 1 with
     latent attention. head_dim: D, even, the width of a query; Dn + Dr with latent attention. latent: its sizes; None with
-    grouped-query attention. head_values: Dv, how many values of a head `output` reads; those after them are zeros, which pad
-    heads to a size that the kernel takes. None: D. norm_eps: finite, >= 0, added to the mean square in every norm but those of
-    `latent`. scale:
-    finite, the factor of the scores. embedding_scale, residual_scale, logits_scale: finite factors of the embedding's rows, of
-    what each attention and feed-forward block adds to the residual stream, and of the logits.
+    grouped-query attention. head_values: Dv, the number of values of a head that `output` reads; the rest are zeros that pad
+    heads to a size that the kernel supports. None: D. norm_eps: finite, >= 0, added to the mean square in every norm except
+    those of `latent`. scale: finite, the factor of the scores. embedding_scale, residual_scale, logits_scale: finite factors of
+    the embedding's rows, of the output of each attention and feed-forward block, and of the logits.
     """
 
     embedding: PackedWeight
@@ -225,12 +224,12 @@ class DecoderWeights:
 
     @property
     def ropes(self) -> int:
-        """How many rotations the layers name."""
+        """The number of rotations that the layers refer to."""
         return 1 + max(layer.attention.rope if isinstance(layer.attention, GroupedAttention) else 0 for layer in self.layers)
 
     @property
     def rope(self) -> int:
-        """How many values of a head are rotated."""
+        """The number of rotated values of a head."""
         return self.head_dim if self.latent is None else self.latent.rope
 
     @property

@@ -1,4 +1,4 @@
-"""How a mixture's router chooses: the rule, apart from the numbers that it is applied to."""
+"""The rule by which a mixture's router selects experts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ GROUP_SCORES = ("maximum", "top_two")
 
 @dataclass(frozen=True)
 class RouterRule:
-    """The rule of `expert_router`, whose docstring explains it; `check` refuses what contradicts itself."""
+    """The rule of `expert_router`, see its docstring; `check` refuses contradictions."""
 
     used: int
     scores: str = "softmax"
@@ -24,7 +24,7 @@ class RouterRule:
     scale: float = 1.0
 
     def check(self, experts: int, op: str = OP) -> None:
-        """Raises ValueError unless the rule can be applied to so many experts."""
+        """Raises ValueError unless the rule is valid for this number of experts."""
         require_choice(op, "scores", self.scores, SCORES)
         require_choice(op, "group_score", self.group_score, GROUP_SCORES)
         ok = is_int(self.groups) and self.groups > 0 and experts % self.groups == 0

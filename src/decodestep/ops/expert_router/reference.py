@@ -1,4 +1,4 @@
-"""expert_router as its definition."""
+"""expert_router by its definition."""
 
 from __future__ import annotations
 

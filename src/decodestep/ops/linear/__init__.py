@@ -1,4 +1,4 @@
-"""linear: activations times a weight, straight from the format that the weight is stored in."""
+"""linear: activations times a weight in its stored format."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _OP = "linear"
 
 
 def linear(x: ArrayT, weight: Array | PackedWeight | LinearPanels, *, backend: str = "auto") -> ArrayT:
-    """Multiplies activations by a weight, which stays in the format that it is stored in; no bias.
+    """Multiplies activations by a weight in its stored format, without bias.
 
         y[t, n] = sum over k of x[t, k] * weight[k, n]
 
     x: (T, K), or (K,) for a single token; float32 or float64, any strides.
     weight: (K, N): a `PackedWeight` (rows of a GGUF format), a `LinearPanels` (the same packed for speed), or an array of
-        float32, float64, float16 or bfloat16. With a `LinearPanels` of a format of blocks, x is quantised first: each 32
-        values of a row become int8 times a scale of their own, as the class says.
+        float32, float64, float16 or bfloat16. With a `LinearPanels` in a block format, x is quantised first: each 32 values
+        of a row become int8 times a scale; see the class.
     backend: "auto", "cpu" or "reference". "cpu" serves float32 x with a `PackedWeight` or `LinearPanels`; "auto" chooses
         "reference" for everything else.
 

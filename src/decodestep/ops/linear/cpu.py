@@ -46,12 +46,12 @@ def head_products(x: np.ndarray, weight: PackedWeight, first: int, count: int, *
 
 
 def panel_argument(panels: LinearPanels) -> tuple[np.ndarray, int, int]:
-    """A weight as calls of the core that take several have it: its bytes, their format and how many outputs they are."""
+    """A weight as an argument of core calls that take several: its bytes, format and number of outputs."""
     return panels.data, int(panels.format), panels.outputs
 
 
 def gather_rows(weight: PackedWeight, ids: np.ndarray) -> np.ndarray:
-    """Rows `ids` of a weight, each in [0, N), as float32: an embedding look-up."""
+    """Rows `ids` of a weight, each in [0, N), as float32: an embedding lookup."""
     values = np.empty((len(ids), weight.inputs), np.float32)
     ids = np.ascontiguousarray(ids, np.int64)
     _native.gather_rows(w=weight.rows, format=int(weight.format), ids=ids, values=values, threads=threads())

@@ -1,4 +1,4 @@
-"""mixture_of_experts: the feed-forward block of a layer whose tokens go to a few of many experts."""
+"""mixture_of_experts: a feed-forward block in which each token uses a few of many experts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def mixture_of_experts(
     *,
     backend: str = "auto",
 ) -> ArrayT:
-    """Sends every token through its experts and adds up what they return.
+    """Runs every token through its experts and adds up their outputs.
 
         for every token t:
             y[t] = 0
@@ -39,8 +39,8 @@ def mixture_of_experts(
     x: (T, He), float32 or float64, any strides.
     experts: (T, K) integers in [0, E), as `expert_router` returns them; an expert that a row names twice counts twice.
     weights: (T, K), of x's dtype.
-    routed: a `FeedForward` of E blocks. shared: one of one block, which every token goes through; None without. In panels
-        products quantise x and swiglu(...) where a weight's format says so, as in `linear`.
+    routed: a `FeedForward` of E blocks. shared: a `FeedForward` of one block for every token, or None. Products with panels
+        quantise x and swiglu(...) if the weight's format requires it, as in `linear`.
     backend: "auto", "cpu", "triton" or "reference". "triton" takes tensors on a GPU, float32, and weights that are `DeviceRows`
         there, without biases; the others take none of these. "cpu" serves float32. With `LinearPanels` of F and He that are
         multiples of 32 it is one call of the core, which reads the panels of each expert that is used once, whatever the

@@ -1,4 +1,4 @@
-"""mixture_of_experts as its definition, expert by expert."""
+"""mixture_of_experts by its definition, expert by expert."""
 
 from __future__ import annotations
 

@@ -47,7 +47,8 @@ def mla_attention(
     kv_cache: (BlockNum, BlockSize, 1, Hckv), latents. kr_cache: (BlockNum, BlockSize, 1, Dr), rotated shared keys. Each
         float32, float64, float16, bfloat16 or int8.
     block_table: (B, M) integers: the blocks of each sequence in order. Entries after a sequence's length are not read.
-    lengths: (T,) integers in [1, M * BlockSize]: how many entries a token sees. In a causal prefill, its position + 1.
+    lengths: (T,) integers in [1, M * BlockSize]: the number of entries that a token attends to. In a causal prefill, its
+        position + 1.
     scale: factor of the scores, finite; 1 / sqrt(D + Dr) in DeepSeek, 1 / sqrt(d) in a converted model with heads of d.
     sequence: (T,) integers in [0, B): the row of block_table of each token; None for token t in row t.
     groups: G >= 1, of which N, Hckv and Dr / 2 are multiples. With more than one, the latent is G blocks of which a head

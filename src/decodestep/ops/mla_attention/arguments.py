@@ -1,4 +1,4 @@
-"""What a call of mla_attention is about, once its arguments are checked."""
+"""Checks the arguments of mla_attention."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ STORED = (np.float32, np.float64, np.float16, BFLOAT16, np.int8)
 
 @dataclass(frozen=True)
 class Cache:
-    """A paged cache (BlockNum, BlockSize, 1, width), and what its values were multiplied by when they were stored."""
+    """A paged cache (BlockNum, BlockSize, 1, width), and the factors by which its values were multiplied when stored."""
 
     rows: np.ndarray
     scale: np.ndarray | None  # float32 (width,)

@@ -1,4 +1,4 @@
-"""mla_attention as its formula, token by token."""
+"""mla_attention by its formula, token by token."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""MlaProlog: what one step of DeepSeek's MLA does before the attention itself, with the paged caches."""
+"""MlaProlog: the part of DeepSeek's MLA before the attention itself, including the paged caches."""
 
 from __future__ import annotations
 
@@ -263,7 +263,7 @@ def _run(call: Call) -> Results:
     return run(call.op, backend, cpu.prolog if backend == "cpu" else reference.prolog, problem)
 
 
-# What a call reads on the host: the values that its rules are about.
+# Arguments whose values are checked, and so read on the host.
 _INDEXES = ("cache_index", "actual_seq_len")
 
 

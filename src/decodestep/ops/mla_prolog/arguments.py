@@ -1,4 +1,4 @@
-"""The checks of the three public functions: a `Call` becomes a `Problem`, or a ValueError before anything is written."""
+"""Argument checks of the three public functions: converts a `Call` to a `Problem`, or raises ValueError."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ class Tensors:
 
 @dataclass(slots=True, kw_only=True)
 class Symbols:
-    """The specification's symbols, each read from the argument that defines it."""
+    """The specification's symbols, each taken from the argument that defines it."""
 
     axes: tuple[int, ...]  # (T,), or (B, S)
     tokens: int  # T, or B * S

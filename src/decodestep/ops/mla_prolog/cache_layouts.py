@@ -1,4 +1,4 @@
-"""Where a row of a paged cache lies: the cache modes, slots, block tables, and reading rows back.
+"""Layouts of paged caches: cache modes, slots, block tables, and reading rows back.
 
 A cache is (blocks, block size, 1, H). A slot, block * block size + row, names one of its rows. In the modes with NZ each
 block is stored as NZ stores a weight (weights/nz.py) whose rows are the block's rows and whose columns are H: value h of row

@@ -1,4 +1,4 @@
-"""A call as the caller wrote it, and V3's attributes."""
+"""The arguments of a call as given, and V3's attributes."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _ROUNDINGS = ("half_even", "half_away")
 
 @dataclass(slots=True, kw_only=True)
 class Call:
-    """Every argument of `mla_prolog_v3` by its name; V1 and V2 leave those that they lack at V3's defaults.
+    """All arguments of `mla_prolog_v3` by name; V1 and V2 leave those that they lack at V3's defaults.
 
-    The public functions make it of their locals(), which at their first line are their arguments.
+    The public functions construct it from locals(), which at their first line are their arguments.
     """
 
     op: str
@@ -94,7 +94,7 @@ _MODES: tuple[tuple[str, Collection[int]], ...] = (
 
 
 def check_options(call: Call) -> tuple[tuple[str, ...], Attributes | None]:
-    """Checks the options of which V1 and V2 have fewer: the cache modes that the call may name, and its attributes.
+    """Checks the options that differ between versions: the legal cache modes, and the attributes.
 
     The attributes are None where the dtypes name the scenario: in V1 and V2, and in V3 under limits that reserve them.
     """

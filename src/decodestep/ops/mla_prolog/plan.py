@@ -1,4 +1,4 @@
-"""How the host of MlaProlog splits a call among the cores of the device, computed without one."""
+"""The host tiling of MlaProlog: how a call is divided among the device's cores, computed without a device."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def mla_prolog_plan(
     aic: int = 24,
     aiv: int = 48,
 ) -> MlaPrologPlan:
-    """Computes the host tiling of a MlaProlog call: its key, the split of its four products, steps, vector blocks, work space.
+    """Computes the host tiling of a MlaProlog call: its key, the split of its four products, steps, vector blocks, workspace.
 
     tokens: T or B * S, >= 0. heads, hidden, hcq, hckv, nope, rope: N, He, Hcq, Hckv, D, Dr, each > 0.
     scenario: "NO_QUANT", "PARTIAL", "PARTIAL_KV", "FULL" or "FULL_KV". cache_mode: "PA_BSND" or "PA_NZ".

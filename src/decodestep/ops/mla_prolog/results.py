@@ -1,4 +1,4 @@
-"""What the three versions return; (...) stands for token_x's leading axes, (T,) or (B, S), and T for their product."""
+"""The results of the three versions; (...) stands for token_x's leading axes, (T,) or (B, S), and T for their product."""
 
 from __future__ import annotations
 
