@@ -16,14 +16,14 @@ from decodestep._base.extras import extra
 _VERBS = {
     "generate": "continue a prompt with a model, streaming",
     "chat": "hold a conversation with a model",
-    "serve": "answer many clients at once, through OpenAI's interface and a chat page",
+    "serve": "serve a model over an OpenAI-compatible API, with a chat page",
     "quantize": "write a GGUF file in other types: q8_0, q4_k_m and others",
     "explain": "show what happens to the probabilities of the next token before it is drawn",
     "schedule": "run the schedule of MlaProlog in virtual time: races, critical path, pictures",
     "bench": "verify an operator against its peers, then time it against them",
     "env": "print versions, instruction set, backends, threads and the model's location",
 }
-_EPILOG = "exit codes: 0 done (also when ended by Ctrl-C), 1 the work could not be done, 2 the request is wrong"
+_EPILOG = "exit codes: 0 success (also if ended by Ctrl-C), 1 failure, 2 invalid request"
 _TRACEBACK = "--traceback"
 
 
@@ -87,7 +87,7 @@ def _run(arguments: list[str]) -> int:
     with extra("generate"):
         for verb, summary in _VERBS.items():
             sub = verbs.add_parser(verb, help=summary, description=f"{summary[0].upper()}{summary[1:]}.", epilog=_EPILOG)
-            sub.add_argument(_TRACEBACK, action="store_true", help="after an error, print where it was raised")
+            sub.add_argument(_TRACEBACK, action="store_true", help="print a traceback after an error")
             if verb in arguments[:1]:
                 import_module(f"decodestep.cli.{verb}").add_arguments(sub)
         options = parser.parse_args(arguments)

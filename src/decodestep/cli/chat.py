@@ -23,14 +23,14 @@ _HELP = """\
 /help         print this
 /exit         end, as Ctrl-D does
 //TEXT        send /TEXT as a message
-Ctrl-C ends an answer; what there is of it stays in the conversation."""
+Ctrl-C ends an answer; the conversation keeps its beginning."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.description = (
-        f"{parser.description}\n\nIn a terminal it asks for messages; from a pipe it reads one message a line and prints the "
-        f"answers alone.\nA line that begins with a slash is a command:\n\n{_HELP}"
+        f"{parser.description}\n\nIn a terminal it prompts for messages; from a pipe it reads one message per line and prints "
+        f"only the answers.\nA line that begins with a slash is a command:\n\n{_HELP}"
     )
     parser.add_argument("name", nargs="?", metavar="model", help="the same as --model")
     parser.add_argument("--system", metavar="TEXT", help="a system message before the conversation")

@@ -37,7 +37,7 @@ _PACKAGES = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object")
-    parser.add_argument("--model", metavar="PATH", help="tell what this GGUF file or folder is, and how it would run")
+    parser.add_argument("--model", metavar="PATH", help="describe this GGUF file or folder, and how it would run")
 
 
 def run(options: argparse.Namespace) -> int:

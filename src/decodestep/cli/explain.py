@@ -40,14 +40,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model(parser)
     add("--rows", type=int, default=15, metavar="N", help="show the N most likely tokens before and after [%(default)s]")
     add("--steps", type=int, metavar="N", help=f"show N generated tokens [1; with --html {_PAGE_STEPS}]")
-    add("--html", metavar="FILE", help="write a page that shows every token's way through the steps, to look at and to try")
-    add("--top", type=int, default=40, metavar="N", help="the page holds the N most likely tokens of each step [%(default)s]")
+    add("--html", metavar="FILE", help="write a page that shows what each step does to every token")
+    add("--top", type=int, default=40, metavar="N", help="most likely tokens on the page, for each step [%(default)s]")
     add(
         "--compare",
         metavar="OPTIONS",
         help="the page shows a second run beside the first, with these in place: --compare '--temperature 1.5 --seed 2'",
     )
-    add("--docs", default="", metavar="URL", help="where the documentation is served: the page's steps link to it")
+    add("--docs", default="", metavar="URL", help="URL of the documentation, to which the page links")
     add("--json", action="store_true", help="print one JSON object")
 
 

@@ -35,10 +35,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         const=3,
         metavar="N",
-        help="after the text, print each token's probability and the N most likely others [3]",
+        help="after the text, print each token's probability and the N most likely alternatives [3]",
     )
     add("--explain-plan", action="store_true", help="print what happens to the logits before the draw")
-    add("--stats", action="store_true", help="print what ran, and how fast, at the end")
+    add("--stats", action="store_true", help="print timing statistics at the end")
     add("--json", action="store_true", help="print one JSON object at the end instead of streaming")
 
 

@@ -34,7 +34,7 @@ _NUMBERS: dict[str, tuple[type, str, str]] = {
     "frequency_penalty": (float, "R", "subtracted from a token's score for each time it was generated; 0 is off"),
     "dry_multiplier": (float, "R", ">= 0: penalty for continuing a repetition; 0 is off"),
     "no_repeat_ngram_size": (int, "N", "no sequence of N tokens occurs twice; 0 is off"),
-    "max_time": (float, "SECONDS", "end after this time"),
+    "max_time": (float, "SECONDS", "end after this many seconds"),
     "logprobs": (int, "N", "report log-probabilities and the N most likely tokens in the JSON object"),
     "num_beams": (int, "N", "beam search with N beams, greedy; 1 is off"),
     "num_beam_groups": (int, "N", "diverse beam search with N groups of beams"),
@@ -47,18 +47,18 @@ _DEFAULTS = {field.name: field.default for field in fields(SamplingParams)}
 def add_model(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--model", default=DEFAULT_MODEL, metavar="NAME_OR_PATH", help="a GGUF file, or a folder of safetensors [%(default)s]")
-    add("--threads", type=int, metavar="N", help="of the native kernels [DECODESTEP_THREADS, else all cores]")
+    add("--threads", type=int, metavar="N", help="number of threads of the native kernels [DECODESTEP_THREADS, else all cores]")
     dtypes = "auto, float32, bfloat16, int8, q8_0, q4_0 or q4_k"
-    add("--dtype", default="auto", metavar="DTYPE", help=f"of the weights: {dtypes} [%(default)s]")
-    add("--form", default="auto", metavar="FORM", help="of grouped-query attention: auto, or mla as latent [%(default)s]")
+    add("--dtype", default="auto", metavar="DTYPE", help=f"type of the weights: {dtypes} [%(default)s]")
+    add("--form", default="auto", metavar="FORM", help="form of grouped-query attention: auto, or mla (latent) [%(default)s]")
     kept = "auto, bfloat16, float16 or int8"
-    add("--cache-dtype", default="auto", metavar="DTYPE", help=f"of cached keys and values: {kept} [%(default)s]")
+    add("--cache-dtype", default="auto", metavar="DTYPE", help=f"type of cached keys and values: {kept} [%(default)s]")
 
 
 def add_prompt(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--system", metavar="TEXT", help="a system message before the prompt")
-    add("--raw", action="store_true", help="give the model the prompt as it stands, without the chat template")
+    add("--raw", action="store_true", help="pass the prompt to the model unchanged, without the chat template")
 
 
 def add_params(parser: argparse.ArgumentParser) -> None:
@@ -69,18 +69,18 @@ def add_params(parser: argparse.ArgumentParser) -> None:
     add = group.add_argument
     add("--greedy", action="store_true", help="take the most likely token at every step")
     add("--seed", type=int, metavar="S", help="in [0, 2^64); the same seed gives the same text [none: a new one each time]")
-    add("--stop", action="append", default=[], metavar="TEXT", help="end before this text; may be given several times")
+    add("--stop", action="append", default=[], metavar="TEXT", help="end before this text; may be repeated")
     for name, (kind, metavar, text) in _NUMBERS.items():
         default = "none" if _DEFAULTS[name] is None else _DEFAULTS[name]
         add(f"--{name.replace('_', '-')}", type=kind, metavar=metavar, help=f"{text} [{default}]")
-    add("--json-schema", metavar="FILE", help="the text is JSON of the schema in this file")
-    add("--regex", metavar="EXPRESSION", help="the text matches this as a whole")
-    add("--grammar", metavar="FILE", help="the text is of the grammar in this file: Lark or GBNF")
+    add("--json-schema", metavar="FILE", help="constrain the text to JSON of the schema in this file")
+    add("--regex", metavar="EXPRESSION", help="constrain the text to match this regular expression")
+    add("--grammar", metavar="FILE", help="constrain the text to the grammar in this file: Lark or GBNF")
     add("--samplers", metavar="NAME,NAME", help=f"run only these, in this order: {', '.join(SAMPLERS)}")
 
 
 def add_ban(parser: argparse.ArgumentParser) -> None:
-    text = "never write this text, nor with a space before it; may be given several times"
+    text = "never generate this text, with or without a leading space; may be repeated"
     parser.add_argument("--ban", action="append", default=[], metavar="TEXT", help=text)
 
 

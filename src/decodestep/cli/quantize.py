@@ -12,7 +12,7 @@ _KINDS = "f32, f16, bf16, q8_0, q4_0, q4_1, q5_0, q5_1, q4_k_m, q5_k_m, q6_k"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("source", metavar="IN", help="a GGUF file, best one of F32, F16 or BF16, or a folder of safetensors")
-    parser.add_argument("target", metavar="OUT", help="the GGUF file to write; it appears when it is whole")
+    parser.add_argument("target", metavar="OUT", help="the GGUF file to write; it appears only when complete")
     parser.add_argument("--type", required=True, metavar="TYPE", help=_KINDS)
 
 

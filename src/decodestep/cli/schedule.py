@@ -45,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--group", type=int, default=2, metavar="N", help="vector cores of each cube core [%(default)s]")
     add("--cost", action="append", default=[], metavar="NAME=VALUE", help=f"a number of the cost model: {', '.join(_NUMBERS)}")
     add("--published", action="store_true", help="the design as published, without the flag between steps")
-    add("--search", action="store_true", help="look for a better schedule, and show that one")
+    add("--search", action="store_true", help="search for a better schedule, and show it")
     add("--audit", action="store_true", help="remove each flag in turn and report what breaks")
     add("--out", action="append", default=[], metavar="FILE", help="write a page (.html), a drawing (.svg) or a trace (.json)")
     add("--json", action="store_true", help="print one JSON object")

@@ -24,13 +24,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--host", default="127.0.0.1", help="the address to listen on; 0.0.0.0 for all networks [%(default)s]")
     add("--port", type=int, default=8080, help="0 for a free one [%(default)s]")
     add("--max-rows", type=int, default=64, metavar="N", help="completions that run together [%(default)s]")
-    add("--max-waiting", type=int, default=256, metavar="N", help="completions that may wait; more get 429 [%(default)s]")
+    add("--max-waiting", type=int, default=256, metavar="N", help="completions that may wait; others get 429 [%(default)s]")
     add("--cache-bytes", type=int, metavar="N", help="memory for keys and values [a quarter of the machine's]")
-    add("--api-key-file", metavar="FILE", help="keys, one a line: a request must come with one of them")
-    add("--cors-origin", action="append", default=[], metavar="ORIGIN", help="pages from there may call; * for all")
-    add("--chat-template", metavar="FILE", help="a Jinja template in place of the model's")
+    add("--api-key-file", metavar="FILE", help="file of keys, one per line; requests must send one of them")
+    add("--cors-origin", action="append", default=[], metavar="ORIGIN", help="origin whose pages may call the API; * for all")
+    add("--chat-template", metavar="FILE", help="file with a Jinja template that replaces the model's")
     add("--log-prompts", action="store_true", help="write requests and answers to the log")
-    add("--grace", type=float, default=_GRACE, metavar="SECONDS", help="for completions to end after SIGTERM [%(default)s]")
+    add("--grace", type=float, default=_GRACE, metavar="SECONDS", help="time for rows to finish after SIGTERM [%(default)s]")
 
 
 def run(options: argparse.Namespace) -> int:
