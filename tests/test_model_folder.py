@@ -74,7 +74,7 @@ BROKEN = {
     "no JSON": (header(b"{nonsense"), "corrupt"),
     "no object": (header(b"[1, 2]"), "not a JSON object"),
     "nesting": (header(b'{"a":' * 100_000), "corrupt"),
-    "a name twice": (header(b'{"a": 1, "a": 2}'), "'a' is there twice"),
+    "a name twice": (header(b'{"a": 1, "a": 2}'), "'a' occurs twice"),
     "no tensor": (header({"a": 5}), "has no dtype"),
     "an unknown type": (header({"a": one(kind="F7")}, bytes(8)), "unknown type 'F7'"),
     "a negative size": (header({"a": one(shape=(-2,))}, bytes(8)), "integers >= 0"),
@@ -107,7 +107,7 @@ def test_what_an_index_may_not_say(copy):
     for places, message in {
         "none": (None, "weight_map must be"),
         "a missing file": ({names[0]: "other.safetensors"}, "names other.safetensors, which is not in this folder"),
-        "a tensor elsewhere": ({"nowhere": "part.safetensors"}, "'nowhere' in part.safetensors, which does not hold it"),
+        "a tensor elsewhere": ({"nowhere": "part.safetensors"}, "'nowhere' in part.safetensors, which does not contain it"),
         "a path": ({names[0]: "../part.safetensors"}, "file name '../part.safetensors'"),
         "no name": ({names[0]: 5}, "weight_map must be"),
         "a tensor less": (dict.fromkeys(names[1:], "part.safetensors"), "is missing"),
@@ -241,7 +241,7 @@ def test_replacements_of_one_character_by_another_are_no_growth(copy):
 def test_many_keys_and_tokens_cost_no_square_of_time(tmp_path):
     text = "{" + ",".join(f'"k{i}": 0' for i in range(200_000)) + ', "k199999": 1}'
     began = time.process_time()
-    with pytest.raises(ModelError, match="'k199999' is there twice"):
+    with pytest.raises(ModelError, match="'k199999' occurs twice"):
         parse_object("x", text)
     assert time.process_time() - began < 5
     path = families.save(families.model_of("llama", 0, vocab_size=20_300), tmp_path)

@@ -136,6 +136,6 @@ def test_a_tokenizer_without_a_name_is_refused(folder, tmp_path, capsys):
     data["pre_tokenizer"] = {"type": "Sequence", "pretokenizers": [vowels, data["pre_tokenizer"]]}
     (source / "tokenizer.json").write_text(json.dumps(data))
     assert cli.main(["quantize", str(source), str(tmp_path / "out.gguf"), "--type", "f16"]) == 1
-    assert "no form of tokenizer that a GGUF file can name" in capsys.readouterr().err
+    assert "no tokenizer of the GGUF format" in capsys.readouterr().err
     with pytest.raises(ModelError):
         ds.load(tmp_path / "out.gguf")

@@ -147,7 +147,7 @@ def test_streaming_holds_back_what_may_still_stop_and_no_more(stops, pieces):
     [
         (["a", ""], "strings must be non-empty strings; got ''"),
         ([b"a"], "strings must be non-empty strings; got b'a'"),
-        (["\ud800"], "strings must be such as UTF-8 can hold; got "),
+        (["\ud800"], "strings must be encodable as UTF-8; got "),
     ],
 )
 def test_refusals(given_, rule):

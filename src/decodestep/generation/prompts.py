@@ -47,4 +47,4 @@ def _encode(encode: Callable[[Any], list[int]], prompt: Any) -> list[int]:
     try:
         return encode(prompt)
     except UnicodeEncodeError:
-        refuse(_OP, "prompt", "text that UTF-8 can hold", ascii(prompt))
+        refuse(_OP, "prompt", "text that can be encoded as UTF-8", ascii(prompt))

@@ -98,7 +98,7 @@ class CompletionStream:
     def completion(self) -> Completion:
         """The completion; its text is that of the pieces read. Raises RuntimeError while the stream is running."""
         if self._completion is None:
-            raise RuntimeError("stream: the completion is there after the last piece, or after close()")
+            raise RuntimeError("stream: the completion is available after the last piece, or after close()")
         return self._completion
 
     def close(self) -> None:
@@ -189,7 +189,7 @@ class AsyncCompletionStream:
     def completion(self) -> Completion:
         """The completion, after the last piece or `aclose`. Raises RuntimeError while there is none."""
         if self._stream is None:
-            raise RuntimeError("astream: the completion is there after the last piece, or after aclose()")
+            raise RuntimeError("astream: the completion is available after the last piece, or after aclose()")
         return self._stream.completion
 
     async def aclose(self) -> None:

@@ -77,7 +77,7 @@ class GgufFile:
         for _ in range(self._item_count(pairs, 13)):
             key = self._string()
             if key in self.metadata:
-                raise ModelError(f"{path}: corrupt: metadata {key!r:.80} is there twice")
+                raise ModelError(f"{path}: corrupt: metadata {key!r:.80} occurs twice")
             self.metadata[key] = self._value(self._number("<I"))
         if tensors > _MAX_TENSORS:
             raise ModelError(f"{path}: truncated or corrupt: {tensors} tensors")
@@ -89,7 +89,7 @@ class GgufFile:
         self.tensors: dict[str, Tensor] = {}
         for name, shape, kind, at in headers:
             if name in self.tensors:
-                raise ModelError(f"{path}: corrupt: tensor {name!r:.80} is there twice")
+                raise ModelError(f"{path}: corrupt: tensor {name!r:.80} occurs twice")
             if at % alignment:
                 raise ModelError(f"{path}: corrupt: tensor {name!r:.80} is not at a multiple of {alignment} bytes")
             self.tensors[name] = self._tensor(name, shape, kind, start + at)

@@ -38,7 +38,7 @@ def tokenizer_fields(tokenizer: FolderTokenizer, vocab_size: int, kind: str, whe
     definition = tokenizer.definition()
     model = definition["model"]
     if model.get("type") != "BPE":
-        raise ModelError(f"{where}: a tokenizer of type {model.get('type')!r} has no form in a GGUF file (BPE has)")
+        raise ModelError(f"{where}: a tokenizer of type {model.get('type')!r} cannot be stored in a GGUF file (only BPE can)")
     tokens = [tokenizer.token(i) if i < len(tokenizer) else "" for i in range(vocab_size)]
     added = {token["id"]: token for token in definition["added_tokens"]}
     spm = "ByteLevel" not in tokenizer.kinds
@@ -64,7 +64,7 @@ def tokenizer_fields(tokenizer: FolderTokenizer, vocab_size: int, kind: str, whe
         written = Tokenizer(named)
         if all(written.encode(text) == tokenizer.encode(text) for text in texts):
             return named | ({} if name else {"tokenizer.ggml.pre": "default"})
-    raise ModelError(f"{where}: no form of tokenizer that a GGUF file can name gives texts the same ids")
+    raise ModelError(f"{where}: no tokenizer of the GGUF format gives texts the same ids")
 
 
 def _type(i: int, token: str, added: dict[int, Any], model: dict[str, Any], tokenizer: FolderTokenizer) -> TokenType:

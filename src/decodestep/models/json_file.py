@@ -48,5 +48,5 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) < len(pairs):
         ((twice, _),) = Counter(key for key, _ in pairs).most_common(1)
-        raise ValueError(f"{twice!r:.80} is there twice")
+        raise ValueError(f"{twice!r:.80} occurs twice")
     return found

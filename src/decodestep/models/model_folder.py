@@ -23,7 +23,7 @@ class ModelFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
         if not (path / "config.json").exists():
-            raise ModelError(f"{path}: there is no config.json in this folder")
+            raise ModelError(f"{path}: config.json is missing in this folder")
         self.config = read_object(path / "config.json")
         self.tensors = self._tensors()
 
@@ -82,6 +82,6 @@ class ModelFolder:
         tensors: dict[str, SafeTensor] = {}
         for name, place in places.items():
             if name not in shards[place]:
-                raise ModelError(f"{index}: weight_map has tensor {name!r:.80} in {place}, which does not hold it")
+                raise ModelError(f"{index}: weight_map has tensor {name!r:.80} in {place}, which does not contain it")
             tensors[name] = shards[place][name]
         return tensors

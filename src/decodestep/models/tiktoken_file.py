@@ -43,7 +43,7 @@ def engine_of(folder: ModelFolder, vocab_size: int) -> Engine:
     for i in range(len(tokens), min(len(tokens) + _RESERVED, vocab_size)):
         engine.add_tokens([_control_token(named.get(str(i)) if isinstance(named, dict) else None, i)])
         if engine.get_vocab_size() != i + 1:
-            raise ModelError(f"{path}: the control token {i} of tokenizer_config.json is a token already")
+            raise ModelError(f"{path}: the control token {i} of tokenizer_config.json is already a token")
     return engine
 
 

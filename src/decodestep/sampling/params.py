@@ -336,7 +336,7 @@ def _as_json(schema: Mapping[str, Any]) -> str:
     try:
         return json.dumps(schema, default=dict)
     except (TypeError, ValueError, RecursionError) as error:
-        refuse(_OP, "json_schema", "what JSON can hold", str(error))
+        refuse(_OP, "json_schema", "a value that JSON can represent", str(error))
 
 
 def _field_lines() -> str:

@@ -71,7 +71,7 @@ class StopAutomaton:
         try:
             data = string.encode()
         except UnicodeEncodeError:
-            refuse("StopAutomaton", "strings", "such as UTF-8 can hold", repr(string))
+            refuse("StopAutomaton", "strings", "encodable as UTF-8", repr(string))
         state = 0
         for byte in data:
             following = self._next[state].get(byte)
