@@ -1,18 +1,18 @@
-"""The sampler: decode_step and ds.Sampler against the libraries that sample on a CPU, verified, then timed in turns.
+"""The sampler: decode_step and ds.Sampler against CPU samplers of other libraries.
 
     decodestep bench decode_step [--cases full top-p ...] [--vocab 128256] [--batch 1 8 64] [--peers ...] [--threads 1 2]
     decodestep bench decode_step --device cuda --cases full top-p --vocab 128256 151936 --batch 1 64 512
 
-Every row of a table does the same work on the same logits: normal * 2.5 with five peaks near the maximum. "cold" goes
-through more batches of logits than the last cache holds, "warm" takes the same one again. "penalties" is full after a
-repetition penalty and a ban of 3-grams, over 1000 tokens; "mixed" is a third greedy, a third top-p, a third penalties, and
-stands beside its parts. The floor is one read of the logits, in the same rounds, by libc's wmemchr (memory.py).
+Every row of a table does the same work on the same logits: normal * 2.5 with five peaks near the maximum. "cold" cycles through
+more batches of logits than the last-level cache holds, "warm" repeats one. "penalties" is full after a repetition penalty and a
+ban of 3-grams, over 1000 tokens; "mixed" is a third greedy, a third top-p, a third penalties, and is compared with its parts.
+The floor is one read of the logits by libc's wmemchr, in the same rounds (memory.py).
 
-Peers: argmax is torch's; topk-first is torch.topk, then the filters on k values; sort sorts every row in torch, as GPU
-servers do without a kernel, and compiled is that under torch.compile; llama.cpp is its sampler chain with the array that it
-takes, and apart from it; genai is onnxruntime-genai's search; transformers its processors. They are kept to --threads' first.
+Peers: argmax is torch's; topk-first is torch.topk, then the filters on k values; sort sorts every row in torch, as GPU servers
+without a sampling kernel do, and compiled is the same under torch.compile; llama.cpp is its sampler chain, with and without
+filling its candidate array; genai is onnxruntime-genai's search; transformers its processors. Peers use the first of --threads.
 
-A case's rounds end after --budget seconds.
+The rounds of a case end after --budget seconds.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ from sampling import DTYPES, PARAMS, PARTS, Case, Logits, Sampler, UnableError, 
 
 CHOICES = {"cases": (*PARAMS, "mixed"), "caches": ("cold", "warm"), "dtypes": tuple(DTYPES), "peers": (*PEERS, "none")}
 CHOICES["device"] = KINDS
-USUAL_PEERS = tuple(name for name in PEERS if name != "compiled")  # which takes ten seconds a case to compile
+USUAL_PEERS = tuple(name for name in PEERS if name != "compiled")  # which compiles for ten seconds per case
 
 
 def samplers(case: Case, peers: Sequence[str], threads: Sequence[int], excuses: dict[str, str]) -> dict[str, Sampler]:
-    """Ours first, then the peers that can; `excuses` says why the others cannot."""
+    """Ours first, then the peers that support the case; `excuses` says why the others do not."""
     made: dict[str, Sampler] = {"ours, decode_step": ours.DecodeStep(case)}
     for count in threads[1:]:
         made[f"ours, {count} threads"] = ours.OnThreads(case, count)
@@ -65,7 +65,7 @@ def verified(case: Case, made: Mapping[str, Sampler], logits: Logits) -> None:
 
 
 def calls_of(made: Mapping[str, Sampler], turns: Iterator[Logits]) -> dict[str, Call | Prepared]:
-    """Each sampler on the next logits: all share the turns, so none finds what another has just read."""
+    """Each sampler on the next logits: all share one cycle of buffers, so none finds data that another has just read."""
 
     def on_next(function: Callable[[Logits], Any]) -> Call:
         return lambda: function(next(turns))

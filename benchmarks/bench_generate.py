@@ -1,4 +1,4 @@
-"""The default model against llama.cpp on the same file, and transformers: decoding, prefill, batches, and what it costs.
+"""The default model against llama.cpp on the same file, and transformers: decode, prefill, batches, and accuracy.
 
     python benchmarks/bench_generate.py [--cases decode,prefill,batch] [--contexts 100,1000] [--prompts 40,400,1000]
         [--batch 8] [--threads 1 2] [--dtype auto] [--transformers ""|float32|bfloat16] [--rounds 7]
@@ -7,15 +7,15 @@
     python benchmarks/bench_generate.py --model 135m 0.6b 1b 3b v2-lite moonlight glm-flash youtu minicpm3 plm
         [--kind Q4_0 Q4_1 Q4_K_M Q5_K_M Q6_K Q8_0 IQ4_XS F16 BF16] [--layers 27] [--experts 64] [--folder DIR] ...
 
-With --model files of the models' shapes with random weights are written to the folder and run one after the other, in each kind
-and on each number of threads, with fewer layers or experts where memory is short; what it was is said. DECODESTEP_ISA=avx2
-measures a lower instruction set; a llama.cpp that is built for the same one is found by LLAMA_CPP_LIB_PATH.
+With --model, files of the models' shapes with random weights are written to the folder and run one after another, in each kind
+and on each number of threads, with fewer layers or experts if memory is short, which is printed. DECODESTEP_ISA=avx2 measures a
+lower instruction set; LLAMA_CPP_LIB_PATH selects a llama.cpp built for the same one.
 
-Steps are timed, not samplers: a token's logits from the token. Each round times every peer once, in turn. Verified first: the
-most likely tokens are the peer's, but for near ties. The floor of a decoded token is one read of the weights and of the
-cache, at the rate of plain reads in the same rounds. llama.cpp runs with its flash attention and without: its better one is the
-peer; of PLM its graph takes one token a pass. Beside a batch stands one row after the other. Accuracy: the KL divergence from
-transformers' distribution in float32, teacher-forced, and how often the likeliest token agrees.
+Steps are timed without sampling: from a token to the next logits. Each round times every peer once. Verified first: the most
+likely tokens are the peer's, except near ties. The floor of a decoded token is one read of the weights and of the cache, at the
+bandwidth of plain reads in the same rounds. llama.cpp runs with and without flash attention; the faster is the peer. Its PLM
+graph takes one token per pass. A batch is also compared with its rows one after another. Accuracy: the KL divergence from
+transformers in float32, teacher-forced, and how often the most likely token agrees.
 """
 
 from __future__ import annotations

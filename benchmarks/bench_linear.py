@@ -1,4 +1,4 @@
-"""linear, straight from F32, Q4_1 and Q8_0 rows, against torch's float32 product.
+"""linear on F32, Q4_1 and Q8_0 rows, against torch's float32 product.
 
     python benchmarks/bench_linear.py [--rounds 15] [--threads 1]
 

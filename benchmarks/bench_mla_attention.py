@@ -1,4 +1,4 @@
-"""mla_attention over the paged latent cache, against torch's attention on the same heads, keys and values gathered beforehand.
+"""mla_attention on the paged latent cache, against torch's attention with keys and values gathered beforehand.
 
     python benchmarks/bench_mla_attention.py [--rounds 15] [--threads 1] [--contexts 100 1000 4000 16000] [--device cuda]
 

@@ -1,12 +1,12 @@
-"""mla_prolog against torch, eager and compiled, at DeepSeek-V3's sizes, bfloat16 and int8 (FULL_KV): verified, timed in turns.
+"""mla_prolog against torch, eager and compiled, at DeepSeek-V3's sizes, in bfloat16 and int8 (FULL_KV).
 
     decodestep bench mla_prolog --heads 128 --tokens 1 4 16 --types bf16 --rounds 15 --threads 2 [--device cuda]
 
 `--forms`: of our weights, "panels" (`PanelWeight`), "plain" (K, N), "NZ", and in bfloat16 the projections rounded to Q8_0 as
-GGUF blocks: "q8_0" (`LinearPanels`) and "q8_0_rows" (`PackedWeight`). torch keeps its weights as its products like them
-best: (N, K) for bfloat16, (K, N) for `torch._int_mm`; `--compile 0` leaves torch.compile out. The floor is one read of the
-weights at the rate of plain reads in the same rounds; below it stands the time of the products at the best rate of torch's
-square matrices. A run of one number of heads and one type takes less than a minute once torch has compiled its code.
+GGUF blocks: "q8_0" (`LinearPanels`) and "q8_0_rows" (`PackedWeight`). torch's weights have the layout that is fastest for its
+products: (N, K) for bfloat16, (K, N) for `torch._int_mm`; `--compile 0` leaves torch.compile out. The floor is one read of the
+weights at the bandwidth of plain reads in the same rounds; below it is the time of the products at the best rate of torch's
+square matrices. A run of one number of heads and one type takes less than a minute after torch has compiled its code.
 """
 
 from __future__ import annotations

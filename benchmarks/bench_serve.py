@@ -1,4 +1,4 @@
-"""decodestep serve under load: tokens a second, waiting times, stalls, and whether answers stay those of a request alone.
+"""decodestep serve under load: throughput, latencies, stalls, and whether answers stay independent of the load.
 
     python benchmarks/bench_serve.py [--model PATH] [--threads 2] [--clients 1,4,16,64] [--rates 1,4] [--seconds 10]
 

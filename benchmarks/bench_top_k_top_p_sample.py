@@ -1,10 +1,10 @@
-"""top_k_top_p_sample_v2 against torch: verified in float64 and against the reference, then timed in turns.
+"""top_k_top_p_sample_v2 against torch, verified in float64 and against the reference.
 
     python benchmarks/bench_top_k_top_p_sample.py [--batch 64] [--vocabulary 131072] [--rounds 7] [--threads 1] [--device cuda]
 
-The peers do the same work on the same float32 logits: "torch sort" sorts every row, as one-page samplers do, "torch
-topk" takes the leading k first, and "torch unsorted" serves where nothing needs an order. The floor is one read of
-the logits. Both sides run on --threads threads.
+The peers do the same work on the same float32 logits: "torch sort" sorts every row, as simple samplers do, "torch topk" takes
+the leading k first, and "torch unsorted" is used if no order is needed. The floor is one read of the logits. Both sides run on
+--threads threads.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@
 
 Layers have the sizes of DeepSeek-V2-Lite with random weights, and a small vocabulary; contexts are random latents. A step is
 the whole forward pass of one token a row, after which the cache is cropped, untimed. Verified first: the logits of a step are
-those of sdpa. "sdpa" and "eager" are a model with the same weights that nobody has accelerated. The floor is one read of the
+those of sdpa. "sdpa" and "eager" are unaccelerated models with the same weights. The floor is one read of the
 layers' weights, of the experts those of one token, and of the latents. Sampling goes from rows of bfloat16 logits to their
 tokens, as `generate` does it and with `Sampler`, at a vocabulary of 128256 after 1024 tokens.
 """

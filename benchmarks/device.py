@@ -1,7 +1,7 @@
-"""What the benchmarks on a GPU share: how calls are timed there, the memory's rate, and runs without a GPU that verify alone.
+"""Shared by the GPU benchmarks: timing on the device, memory bandwidth, and runs without a GPU that only verify.
 
-Calls are timed by the device's own clock, each after its caches have been filled with zeros, and as a replay of a CUDA graph
-where a call can be captured: launching from Python takes longer than most of these kernels.
+Calls are timed with device events, each after the caches have been filled with zeros, and as a replay of a CUDA graph if the
+call can be captured, because launching from Python takes longer than most of these kernels.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class DeviceReport(Report):
             print(f"{stem}: {self.isa}, whose memory copies {self.rate / 1e9:.0f} GB/s")
 
     def peers(self, made: Mapping[str, Callable[[], Call]]) -> dict[str, Call]:
-        """The calls that can be made; the others are named with the reason. Interpreted, nobody is timed and none is made."""
+        """The calls that can be made; the others are listed with the reason. Interpreted runs have no peers."""
         calls = {}
         for name, make in {} if self.interpreted else made.items():
             try:
@@ -53,7 +53,7 @@ class DeviceReport(Report):
     def on_device(
         self, case: str, calls: Mapping[str, Call], rounds: int, floor_bytes: float, peers: Mapping[str, Call] | None = None
     ) -> None:
-        """Times calls that have been verified, ours first, in turns; the floor is `floor_bytes` at the rate of a copy."""
+        """Times verified calls, ours first, interleaved; the floor is `floor_bytes` at the bandwidth of a copy."""
         if self.interpreted:
             print(f"{case}: verified {', '.join(calls)}")
             return
@@ -64,7 +64,7 @@ class DeviceReport(Report):
         self.show(case, times, [floor] * rounds, about)
 
     def _captured(self, name: str, call: Call) -> Call:
-        """A replay of the call's graph, or the call itself where it cannot be captured, which is said."""
+        """A replay of the call's graph, or, with a message, the call itself if it cannot be captured."""
         for _ in range(3):  # compiles, tunes and allocates
             call()
         torch.cuda.synchronize()

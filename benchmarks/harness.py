@@ -1,7 +1,7 @@
-"""What the benchmarks share: calls timed in turns, ratios with their spread, and tables, CSV, JSON and plots of them.
+"""Shared by the benchmarks: interleaved timing, ratios with their spread, and tables, CSV, JSON and plots.
 
-Machines drift by tens of per cent within seconds, so times of different rounds say little. Here every round times each
-call once, ratios are taken within a round, and what is reported is their median with the quartiles.
+The speed of a machine drifts by tens of per cent within seconds, so times of different rounds are not comparable. Every round
+times each call once, ratios are taken within a round, and their median and quartiles are reported.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ COLUMNS = (
     "over_floor", "threads", "isa",
 )  # fmt: skip
 LEAST_ROUNDS = 3
-# What keeps a benchmark to minutes on any machine: no further round of a case begins after so many seconds, and a peer that
-# takes longer than that for one call is left out, by name.
+# Limits that keep a benchmark to minutes on any machine: no round of a case starts after CASE_SECONDS, and a peer that takes
+# longer than SLOWEST_CALL_SECONDS per call is left out with a message.
 CASE_SECONDS = 60.0
 SLOWEST_CALL_SECONDS = 5.0
-# A call runs untimed for so long before it is timed: what ran before has filled the caches with its own, and its threads may
-# still wait for work in a loop, as those of OpenMP do for some milliseconds.
+# How long a call runs untimed before it is timed: the previous call has filled the caches with its data, and its threads may
+# still be spinning, as those of OpenMP do for some milliseconds.
 LEAD_IN_SECONDS = 0.01
 
 # The command line belongs to the process, so the tables of a process share where they go.
@@ -44,14 +44,14 @@ _output = argparse.Namespace(csv="", json=False, plot="")
 
 
 class Prepared(NamedTuple):
-    """A call that needs something set up anew before each time; `prepare` is not timed."""
+    """A call that needs `prepare`, which is not timed, before each run."""
 
     prepare: Call
     call: Call
 
 
 def options(doc: str | None, choices: Mapping[str, Any] | None = None, **extra: Any) -> argparse.Namespace:
-    """The command line that every benchmark has: rounds, threads, where results go; and options of its own.
+    """The common command line of the benchmarks (rounds, threads, outputs) with further options.
 
     extra: option names and defaults, which give the types; a tuple is a list of values. choices: the legal values by name.
     """
@@ -91,10 +91,10 @@ def rounds_of(
     budget: float = CASE_SECONDS,
     slowest: float = SLOWEST_CALL_SECONDS,
 ) -> dict[str, list[float]]:
-    """Seconds a call, round by round; quick calls run in batches, long enough for the clock.
+    """The seconds of each call in each round; short calls are timed in batches.
 
-    budget: seconds after which no further round begins, but for the first `LEAST_ROUNDS`.
-    slowest: seconds of one call; those that take longer, but for the first, are named in a line and not in the result.
+    budget: seconds after which no further round starts, except for the first `LEAST_ROUNDS`.
+    slowest: seconds of one call; slower ones, except the first, are left out with a message.
     """
     first = next(iter(calls))
     batches = {}
@@ -134,7 +134,7 @@ def _seconds(call: Call | Prepared, count: int) -> float:
 
 
 class Report:
-    """Prints one table a case and keeps the rows for --csv, --json and --plot."""
+    """Prints one table per case and keeps the rows for --csv, --json and --plot."""
 
     def __init__(self, stem: str, threads: int = 1) -> None:
         self.stem, self.threads, self.rows = stem, threads, list[tuple[Any, ...]]()
@@ -151,13 +151,12 @@ class Report:
         reads: Mapping[str, Call] | None = None,
         budget: float = CASE_SECONDS,
     ) -> dict[str, list[float]]:
-        """Times the calls in turns, without peers that are too slow. The first is ours, to which the ratios refer: 2 means
-        twice as long as ours.
+        """Times the calls, interleaved, without peers that are too slow. Ratios are to the first, ours: 2 means twice as slow.
 
-        floor_bytes: what a call has to read and write at least; the floor is the time that memory takes for it, at the rate
-            of a plain read on as many threads in the same round, and a case that stays in the caches can beat it.
-        reads: in place of floor_bytes, `memory.one_read`s to be timed in the same rounds; the first is the case's floor.
-        budget: as `rounds_of` has it. Returns the seconds of each call in each round.
+        floor_bytes: the bytes that a call must read and write; the floor is their time at the bandwidth of a plain read on as
+            many threads in the same round, which a case that stays in the caches can beat.
+        reads: instead of floor_bytes, `memory.one_read`s to be timed in the same rounds; the first is the case's floor.
+        budget: as in `rounds_of`. Returns the seconds of each call in each round.
         """
         plain = {"": plain_read(self.threads)} if floor_bytes is not None else {}
         with ds.use_threads(self.threads):
@@ -168,7 +167,7 @@ class Report:
         if floor_bytes is not None:
             floors = [floor_bytes / READ_BYTES * s for s in plain_times]
         if floors is not None and min(floors) <= 0:
-            floors = None  # so little to read that the clock did not see it
+            floors = None  # too little to read for the clock
         floor = None if floors is None else statistics.median(floors)
         about = "; ".join(f"{name} {_time(statistics.median(seconds))}" for name, seconds in read_times.items())
         if floor is not None and not about:

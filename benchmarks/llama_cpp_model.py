@@ -8,7 +8,7 @@ from pathlib import Path
 import llama_cpp
 import numpy as np
 
-# For as long as the process lives: the library keeps the pointer, and writes to its log when no model is left too.
+# Kept for the life of the process: the library keeps the pointer and logs even when no model is left.
 QUIET = llama_cpp.llama_log_callback(lambda level, text, data: None)
 
 

@@ -1,7 +1,7 @@
-"""What the memory of this machine can do: cache sizes, one plain read of an array, bandwidth. And how a process keeps it.
+"""Memory of this machine: cache sizes, a plain read of an array, bandwidth; and keeping freed memory in the process.
 
-The read is libc's wmemchr looking for a word that is not there: it loads and compares, nothing else, in the widest vectors
-that the machine has, and was the fastest read of those at hand (NumPy's max, sum and dot, torch's, memchr) at every size.
+The read is libc's wmemchr searching for a value that does not occur: it only loads and compares, in the machine's widest
+vectors, and was the fastest read at every size (compared with NumPy's and torch's max, sum and dot, and memchr).
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ def one_read(array: np.ndarray) -> Callable[[], Any]:
 
 
 def keep_freed_memory() -> None:
-    """Has the C library keep what results and temporaries leave for those of the next call, as a process does that makes
-    calls of one kind. Else it gives large ones back or not, by what the other calls have freed before, and the kernel
-    clears their pages anew: one and the same call of torch takes 34 ms in one process and 50 in the next.
+    """Makes the C library keep freed memory, as in a process that only makes calls of one kind. Otherwise it may return large
+    blocks to the system, depending on what other calls freed before, and the kernel clears their pages again: the same call
+    of torch takes 34 ms in one process and 50 in the next.
     """
     trim_threshold, mmap_threshold, most = -1, -3, 2**31 - 1
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # glibc's; others keep what they like

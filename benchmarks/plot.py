@@ -1,4 +1,4 @@
-"""A picture of a benchmark's rows: for every case its calls as bars of time, on a logarithmic axis, and the floor as a line."""
+"""Plots a benchmark's rows: for every case its calls as bars of time, on a logarithmic axis, and the floor as a line."""
 
 from __future__ import annotations
 

@@ -1,12 +1,11 @@
-"""make bench-report: runs the benchmarks once, and writes what they say of this machine to docs/results, with pictures.
+"""make bench-report: runs the benchmarks once and writes the results of this machine to docs/results, with plots.
 
     python benchmarks/report.py [--through "COMMAND"] [--only PART,PART] [--out DIR]
 
-Every piece is a process of its own; those that measure time are started through COMMAND where one is given, such as a wrapper
-that keeps the machine quiet; COMMAND then also sets their limit of time, since it may wait.
-Nothing is left out in silence: a peer that is not installed, a piece that fails or takes too long is named. The table of the
-README and of the site's first page is replaced between its two markers. --only runs the pieces with these words in their names,
-and takes the rows of the others from the run before.
+Every piece runs in its own process. Pieces that measure time are started through COMMAND, if given, such as a wrapper that
+waits for an idle machine; COMMAND is then also responsible for their time limit. Nothing is omitted silently: a peer that is
+not installed, and a piece that fails or takes too long, is listed. The table between the two markers is replaced in the README
+and in the site's first page. --only runs the pieces whose names contain one of these words, and reuses the rows of the others.
 """
 
 from __future__ import annotations
@@ -42,12 +41,12 @@ class Piece(NamedTuple):
 
     @property
     def stem(self) -> str:
-        """Of its files."""
+        """The stem of its files' names."""
         return self.name.replace(" ", "-").replace("=", "")
 
 
 def pieces(threads: int, folder: Path) -> tuple[list[Piece], list[str]]:
-    """What is run, and what cannot be."""
+    """The pieces to run, and the reasons for those that cannot be run."""
     source = Path(ds.load().path)
     files = {"Q4_1": source}
     left_out = ["generate: transformers, whose OpenMP threads wait in loops beside those of llama.cpp"]
@@ -76,7 +75,7 @@ def pieces(threads: int, folder: Path) -> tuple[list[Piece], list[str]]:
 
 
 def run(piece: Piece, through: list[str], folder: Path) -> None:
-    """Leaves its rows and what it printed in the folder."""
+    """Runs a piece; leaves its rows and its output in the folder."""
     table = folder / f"{piece.stem}.csv"
     table.unlink(missing_ok=True)
     script, *arguments = piece.command
@@ -95,7 +94,7 @@ def run(piece: Piece, through: list[str], folder: Path) -> None:
 
 
 def lacking(piece: Piece, said: str) -> list[str]:
-    """What a piece left out, by what it printed."""
+    """What a piece left out, according to its output."""
     lines = [line.strip() for line in said.splitlines() if re.search(r"left out:|is not installed|has no|: without ", line)]
     found = sorted({f"{piece.name}: {line.removeprefix('left out: ')}" for line in lines})
     return found if said else [f"{piece.name}: not run"]
@@ -111,7 +110,7 @@ def read(table: Path) -> list[dict[str, Any]]:
 
 
 def machine() -> dict[str, str]:
-    """What this machine is, as far as it says."""
+    """A description of this machine."""
     info = Path("/proc/cpuinfo").read_text() if Path("/proc/cpuinfo").exists() else ""
     named = re.search(r"^model name\s*: (.+)$", info, re.M)
     memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30

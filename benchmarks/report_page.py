@@ -1,4 +1,4 @@
-"""The page of a report: tables of every case, where ours wins and where it does not, accuracy, and what was left out."""
+"""The page of a report: a summary, accuracy, tables of every case, and what was not measured."""
 
 from __future__ import annotations
 

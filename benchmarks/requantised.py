@@ -1,4 +1,4 @@
-"""The default model in other types of its weights, made by llama.cpp's own quantiser: what both sides then run is one file."""
+"""The default model in other weight types, made by llama.cpp's own quantiser, so that both sides run the same file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs every benchmark in turn, each in a process of its own: `python benchmarks/run.py [part of a name ...]`.
+"""Runs all benchmarks, each in its own process: `python benchmarks/run.py [part of a name ...]`.
 
 The rows are left in benchmarks/results.
 """

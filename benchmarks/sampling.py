@@ -1,4 +1,4 @@
-"""What the benchmarks of sampling share: the cases, the logits in and out of the caches, and the check of a sampler.
+"""Shared by the sampling benchmarks: cases, logits in and out of the caches, and the verification of a sampler.
 
 A sampler, ours or a peer's, is made for a case and has
 

@@ -1,4 +1,4 @@
-"""Who else samples: one file for each library, imported only when it is selected.
+"""The samplers of other libraries: one file for each, imported only when selected.
 
 A maker takes a `sampling.Case` and returns a `sampling.Sampler`, or raises `sampling.UnableError`.
 """

@@ -1,4 +1,4 @@
-"""onnxruntime-genai's search on logits that are handed to it, over a model that only makes zeros.
+"""onnxruntime-genai's search on given logits, with a model that only returns zeros.
 
 Its interface takes logits only after a run of the model, which is not timed; the copy that it makes of them is. It has no
 min-p, and what it keeps cannot be queried: its tokens alone are checked.

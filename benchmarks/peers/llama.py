@@ -1,6 +1,6 @@
 """llama.cpp's sampler chain, through llama-cpp-python's C interface.
 
-The samplers stand in the cheapest order that gives the same distribution: the temperature after top-k. The array of
+The samplers are in the fastest order that gives the same distribution: the temperature after top-k. The array of
 candidates (id, logit, p) is filled by NumPy, 12 bytes a token; `apply_only` leaves that out. Rows are taken one by one,
 as llama.cpp does. It has no ban of n-grams.
 """

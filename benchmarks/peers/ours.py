@@ -1,4 +1,4 @@
-"""Ours: decode_step on steps that are there already, and the Sampler, which makes them from parameters and history."""
+"""Ours: decode_step with prepared steps, and the Sampler, which makes them from parameters and history."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""torch.argmax; torch.topk first; a sort of every row, as GPU servers sample where they have no kernel, eager and compiled.
+"""torch.argmax; torch.topk first; a sort of every row, as GPU servers without a kernel do, eager and compiled.
 
 All of them work on float32, draw by an exponential race, and patch penalties in by gather and scatter.
 """
