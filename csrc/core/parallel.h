@@ -34,8 +34,8 @@ void parallel_rows(size_t rows, size_t width, int threads, Body&& body) {
 }
 
 // Calls body(context, stage, member, members) for every stage in order, and in each stage for every member in
-// [0, members): a team of the calling thread and up to threads - 1 workers, in which a member takes the share given by its
-// number. A stage begins when all members have finished the one before, a fraction of a microsecond later. The team
+// [0, members): a team of the calling thread and up to threads - 1 workers, in which a member takes the share given by
+// its number. A stage begins when all members have finished the one before, a fraction of a microsecond later. The team
 // starts with the threads that are ready; a worker that arrives later joins at the next stage, so `members` may grow
 // between stages, and no stage waits for a late worker. At most 65534 stages.
 void parallel_stages(size_t stages, int threads,
