@@ -9,10 +9,16 @@ import sys
 import threading
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from decodestep._base.checks import refuse
 from decodestep._base.extras import extra
 from decodestep.cli.options import add_model, load
+
+if TYPE_CHECKING:
+    import uvicorn
+
+    from decodestep.serving.http import Server
 
 _GRACE = 10.0  # seconds for completions to finish after SIGTERM
 
@@ -35,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     with extra("serve"):
-        import uvicorn
+        import uvicorn  # noqa: F401 - a missing package is reported before the model is loaded
 
         from decodestep.serving.http import Server
     keys = _keys(options.api_key_file)
@@ -62,9 +68,20 @@ def run(options: argparse.Namespace) -> int:
         max_waiting=options.max_waiting,
         log_prompts=options.log_prompts,
     )
-    config = uvicorn.Config(
-        server.app, log_level="warning", access_log=False, timeout_graceful_shutdown=int(options.grace) + 5, lifespan="off"
-    )
+    shown = f"[{host}]" if ":" in host else host
+    with_keys = "with an API key" if keys else "without API keys"
+    _say(f"listening on http://{shown}:{port} {with_keys}: the chat page at /, OpenAI's interface at /v1")
+    try:
+        _uvicorn_server(server, options.grace).run(sockets=[listening])
+    finally:
+        server.close()
+    _say("stopped")
+    return 0
+
+
+def _uvicorn_server(server: Server, grace: float) -> uvicorn.Server:
+    """The uvicorn server of an application: SIGTERM and Ctrl-C give rows `grace` seconds, a second signal ends it at once."""
+    import uvicorn
 
     stopping = threading.Event()
 
@@ -75,25 +92,20 @@ def run(options: argparse.Namespace) -> int:
                 self.should_exit = self.force_exit = True
                 return
             stopping.set()
-            _say(f"stopping: no more requests are taken, those that run have {options.grace:g} s")
+            _say(f"stopping: new requests are refused, running ones have {grace:g} s")
             threading.Thread(target=self._close).start()
 
         def _close(self) -> None:
-            server.close(options.grace)  # meanwhile new requests are answered, by 503
+            server.close(grace)  # meanwhile new requests are answered with 503
             self.should_exit = True
 
         def _log_started_message(self, listeners: object) -> None:
             pass
 
-    shown = f"[{host}]" if ":" in host else host
-    with_keys = "with an API key" if keys else "without API keys"
-    _say(f"listening on http://{shown}:{port} {with_keys}: the chat page at /, OpenAI's interface at /v1")
-    try:
-        Stopping(config).run(sockets=[listening])
-    finally:
-        server.close()
-    _say("stopped")
-    return 0
+    config = uvicorn.Config(
+        server.app, log_level="warning", access_log=False, timeout_graceful_shutdown=int(grace) + 5, lifespan="off"
+    )
+    return Stopping(config)
 
 
 def _listen(host: str, port: int) -> socket.socket:
@@ -114,7 +126,7 @@ def _keys(path: str | None) -> list[str]:
     keys = [line.strip() for line in Path(path).read_text(encoding="utf-8").splitlines()]
     keys = [key for key in keys if key and not key.startswith("#")]
     if not keys:
-        refuse("serve", "api-key-file", "a file with a key on a line", path)
+        refuse("serve", "api-key-file", "a file with one key per line", path)
     return keys
 
 
