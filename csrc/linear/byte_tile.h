@@ -3,6 +3,7 @@
 #pragma once
 
 #include "linear/activations.h"
+#include "linear/float_sums.h"
 #include "linear/panel_bytes.h"
 
 namespace decodestep::DECODESTEP_ISA {
@@ -144,18 +145,6 @@ DECODESTEP_INLINE void piece_products(const Quads& quads, size_t first_v, const 
         nibble_products<F, T, V>(quads, first_v, piece + layout.low + layout.upper, x, at, stride, products);
 }
 
-// The float sums of T tokens and 16 or 32 outputs.
-template <int T, int V>
-using FloatSums = f32x16[T][V];
-
-template <int T, int V>
-DECODESTEP_INLINE void clear(FloatSums<T, V>& sums) {
-#pragma GCC unroll 16
-    for (int t = 0; t < T; ++t)
-#pragma GCC unroll 2
-        for (int v = 0; v < V; ++v) sums[t][v] = broadcast(0.0f);
-}
-
 // The scales of outputs 16v.. of a piece, for formats whose scales are applied as float32.
 template <Format F>
 DECODESTEP_INLINE f32x16 float_scales(const uint8_t* piece, size_t v) {
@@ -264,21 +253,6 @@ DECODESTEP_INLINE void add_block(QuadsOf&& quads, size_t first_v, const uint8_t*
                                sums);
         finish_block<F, T, V>(first_v, block, x, at, sums, y);
     }
-}
-
-template <int T, int V>
-DECODESTEP_INLINE void load_outputs(const float (*outputs)[kPanelOutputs], size_t first_v, FloatSums<T, V>& y) {
-#pragma GCC unroll 16
-    for (int t = 0; t < T; ++t)
-#pragma GCC unroll 2
-        for (int v = 0; v < V; ++v) y[t][v] = load(outputs[t] + kLanes * (first_v + v));
-}
-template <int T, int V>
-DECODESTEP_INLINE void store_outputs(const FloatSums<T, V>& y, size_t first_v, float (*outputs)[kPanelOutputs]) {
-#pragma GCC unroll 16
-    for (int t = 0; t < T; ++t)
-#pragma GCC unroll 2
-        for (int v = 0; v < V; ++v) store(outputs[t] + kLanes * (first_v + v), y[t][v]);
 }
 
 // Adds the residuals of tokens [first, first + T), which belong to the same piece.

@@ -35,4 +35,11 @@ class PanelPrefetcher {
     size_t blocks_, distance_;
 };
 
+// Prefetches tokens' share of memory that is read when all of them are done, into the second cache: the first is full
+// of what they read.
+DECODESTEP_INLINE void prefetch_share(const uint8_t* memory, size_t bytes, size_t first, size_t count, size_t tokens) {
+    const size_t lines = (bytes + 63) / 64, end = (first + count) * lines / tokens;
+    for (size_t line = first * lines / tokens; line < end; ++line) prefetch_to_second_level(memory + 64 * line);
+}
+
 }  // namespace decodestep::DECODESTEP_ISA

@@ -6,6 +6,7 @@
 #include "linear/panel_product.h"
 #include "linear/panel_streams.h"
 #include "linear/stored_tile.h"
+#include "linear/widened_tile.h"
 
 namespace decodestep::DECODESTEP_ISA {
 namespace {
@@ -52,6 +53,8 @@ void tiles_of(size_t blocks, const uint8_t* panel, const uint8_t* next_panel, co
     if constexpr (kStoresBytes && quantises_activations(F)) {
         if (tokens > size_t{kRegisterTokens})
             return stored_tiles<F>(blocks, panel, next_panel, x, first, tokens, outputs);
+    } else if constexpr (kStoresBytes) {
+        if (tokens >= kWidenedFrom) return widened_tiles<F>(blocks, panel, next_panel, x, first, tokens, outputs);
     }
     each_tile<kRegisterTokens>(tokens, [&](size_t t, size_t count) {
         tile_of<F>(count, blocks, panel, t == 0 ? next_panel : nullptr, x, first + t, outputs + t);

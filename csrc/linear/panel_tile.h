@@ -11,8 +11,7 @@ namespace decodestep {
 // outputs[i][n] = activations of token first + i times output n of the panel, for i in [0, tokens), tokens at most
 // kTileTokens.
 // next_panel: the panel that the caller reads after this one, so that prefetching runs on past the end of this one.
-// Null
-//     if an earlier tile of tokens has read this panel, and prefetched what follows, already.
+// Null if an earlier tile of tokens has read this panel, and prefetched what follows, already.
 struct PanelTile {
     Format format;
     size_t blocks;  // of 32 inputs

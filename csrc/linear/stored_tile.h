@@ -47,13 +47,6 @@ void stored_tile_of(size_t tokens, size_t b, size_t pieces, const uint8_t* block
         stored_tile<F, T>(b, pieces, block, stored, v, x, first, outputs);
 }
 
-// Prefetches tokens' share of memory that is read when all of them are done, into the second cache: the first is full
-// of what they read.
-DECODESTEP_INLINE void prefetch_share(const uint8_t* memory, size_t bytes, size_t first, size_t count, size_t tokens) {
-    const size_t lines = (bytes + 63) / 64, end = (first + count) * lines / tokens;
-    for (size_t line = first * lines / tokens; line < end; ++line) __builtin_prefetch(memory + 64 * line, 0, 2);
-}
-
 template <Format F>
 void stored_tiles(size_t blocks, const uint8_t* panel, const uint8_t* next_panel, const Activations& x, size_t first,
                   size_t tokens, float (*outputs)[kPanelOutputs]) {
