@@ -24,6 +24,8 @@ from decodestep.ops.mla_prolog.schedule import (
     mla_prolog_schedule,
     simulate,
 )
+from decodestep.ops.mla_prolog.schedule.extent import instructions
+from decodestep.ops.mla_prolog.schedule.frame import frame_of
 from interleavings import truth
 from mla_prolog_cases import SCENARIOS, V2, legal
 from schedule_cases import SMALL, agrees, call_of, mutated, reference, same_bits, schedule_of
@@ -288,6 +290,29 @@ def test_plans_that_cannot_be(changes):
 def test_designs_that_cannot_be(design):
     with pytest.raises(ValueError, match="^mla_prolog_schedule: .* must be"):
         mla_prolog_schedule(plan_with(), Design(**design))
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [{"tokens": 2**20}, {"heads": 10**9}, {"hidden": 10**12}, {"hcq": 10**12}, {"nope": 10**12}, {"aic": 10**9}],
+    ids=str,
+)
+def test_programs_too_long_to_be_checked_are_not_begun(sizes):
+    plan = ds.mla_prolog_plan(**({"tokens": 32, "heads": 32} | sizes))
+    with pytest.raises(ValueError, match=r"^mla_prolog_schedule: plan must be of a schedule of at most \d+ instructions, on"):
+        mla_prolog_schedule(plan)
+    with pytest.raises(ValueError, match="^mla_prolog_schedule: plan must be of a schedule"):
+        mla_prolog_schedule(ds.mla_prolog_plan(32, 32), group=10**9)
+
+
+@pytest.mark.parametrize("scenario", V2)
+@pytest.mark.parametrize(("tokens", "heads", "cubes"), [*SIZES, (300, 128, 2), (4, 40, 5)])
+def test_the_length_of_programs_is_known_before(scenario, tokens, heads, cubes):
+    plan = ds.mla_prolog_plan(tokens, heads, scenario=scenario, aic=cubes, aiv=3 * cubes)
+    for design in (Design(), Design(preload=True, overlap=True, step=50)):
+        schedule = mla_prolog_schedule(plan, design, group=3)
+        length = sum(map(len, schedule.programs.values()))
+        assert length <= instructions(frame_of(plan, schedule.sizes, design)) <= 4 * length
 
 
 def test_schedules_that_are_none():

@@ -140,6 +140,8 @@ def test_empty_calls():
     ("wrong", "name"),
     [
         ({"tokens": -1}, "tokens"),
+        ({"tokens": 2**20 + 1}, "tokens"),
+        ({"tokens": 10**18}, "tokens"),
         ({"heads": 0}, "heads"),
         ({"hidden": 1.5}, "hidden"),
         ({"aic": 0}, "aic"),

@@ -11,6 +11,7 @@ from decodestep.ops.mla_prolog.tiling_key import MlaPrologTilingKey
 
 _OP = "mla_prolog_plan"
 _STEP = 128  # tokens at a time
+_MOST_TOKENS = 2**20  # of the operator: 65536 sequences of 16
 _CKVKR_COLUMNS, _CKVKR_CORES = 64, 9
 _SCENARIOS = tuple(s.name for s in SCENARIOS.values() if s.key is not None)
 
@@ -67,7 +68,7 @@ def mla_prolog_plan(
 ) -> MlaPrologPlan:
     """Computes the host tiling of a MlaProlog call: its key, the split of its four products, steps, vector blocks, workspace.
 
-    tokens: T or B * S, >= 0. heads, hidden, hcq, hckv, nope, rope: N, He, Hcq, Hckv, D, Dr, each > 0.
+    tokens: T or B * S, in [0, 1048576]. heads, hidden, hcq, hckv, nope, rope: N, He, Hcq, Hckv, D, Dr, each > 0.
     scenario: "NO_QUANT", "PARTIAL", "PARTIAL_KV", "FULL" or "FULL_KV". cache_mode: "PA_BSND" or "PA_NZ".
     empty_cache: whether the caches have no blocks. aic, aiv: numbers of cube and vector cores, > 0.
 
@@ -77,7 +78,7 @@ def mla_prolog_plan(
     Source: Ascend MlaProlog, host tiling (CANN ops-transformer, November 2025).
     """
     sizes = {"heads": heads, "hidden": hidden, "hcq": hcq, "hckv": hckv, "nope": nope, "rope": rope, "aic": aic, "aiv": aiv}
-    require(is_int(tokens) and tokens >= 0, _OP, "tokens", "an integer >= 0", repr(tokens))
+    require(is_int(tokens) and 0 <= tokens <= _MOST_TOKENS, _OP, "tokens", f"an integer in [0, {_MOST_TOKENS}]", repr(tokens))
     for name, size in sizes.items():
         require(is_int(size) and size > 0, _OP, name, "an integer > 0", repr(size))
     require_choice(_OP, "scenario", scenario, _SCENARIOS)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from decodestep.ops.mla_prolog.schedule.frame import REAL, SCALE, Frame, Step
+from decodestep.ops.mla_prolog.schedule.frame import INNER_BYTES, REAL, SCALE, Frame, Step
 from decodestep.ops.mla_prolog.schedule.instructions import (
     Compute,
     Instruction,
@@ -16,7 +16,6 @@ from decodestep.ops.mla_prolog.schedule.instructions import (
 )
 
 _OUT = "FIX"
-_INNER = {"MatmulCq": 1024, "MatmulCkvKr": 1024, "MatmulQcQr": 512}  # bytes of a row of A that are multiplied at a time
 _RESIDENT_ROWS = 64  # A of MatmulQcQr stays on the core up to this many rows times bytes of a value
 _PRELOADED = 2  # tiles of weights that a core has room for ahead of its products
 
@@ -120,7 +119,7 @@ class CubeProgram:
         return local
 
     def _inner(self, kernel: str, k: int, value: int) -> list[Span]:
-        size = _INNER[kernel] // value
+        size = INNER_BYTES[kernel] // value
         return [(at, min(at + size, k)) for at in range(0, k, size)]
 
     def _absorbed(self, head: int, step: Step) -> Job:

@@ -14,6 +14,8 @@ from decodestep.ops.mla_prolog.schedule.sizes import Sizes
 _OP = "mla_prolog_schedule"
 REAL, SCALE = 2, 4  # bytes of a bfloat16, and of an int32 or a float32
 TILE_COLUMNS = 128  # columns of a product that a cube core computes at a time
+# By product, the bytes of a row of A that are multiplied at a time.
+INNER_BYTES = {"MatmulCq": 1024, "MatmulCkvKr": 1024, "MatmulQcQr": 512}
 _CUBE_TO_VECTOR = _VECTOR_TO_CUBE = 6
 _ALL = 7
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from decodestep.ops.mla_prolog.plan import MlaPrologPlan
 from decodestep.ops.mla_prolog.schedule.cube import CubeProgram
 from decodestep.ops.mla_prolog.schedule.design import Design
+from decodestep.ops.mla_prolog.schedule.extent import check_extent
 from decodestep.ops.mla_prolog.schedule.frame import FLAGS, Frame, Step, frame_of
 from decodestep.ops.mla_prolog.schedule.instructions import CUBE, VECTOR, Core, Instruction, Schedule, SetFlag, WaitFlag
 from decodestep.ops.mla_prolog.schedule.sizes import sizes_of
@@ -29,13 +30,15 @@ def mla_prolog_schedule(plan: MlaPrologPlan, design: Design | None = None, *, gr
 
     plan: of `mla_prolog_plan`. design: what differs from the published design. group: vector cores of each cube core, >= 1.
     Returns a `Schedule`; without tokens its programs are empty.
-    Raises ValueError for a plan whose parts do not fit each other or its cores, and for a design that the plan cannot have.
+    Raises ValueError for a plan whose parts do not fit each other or its cores, for a design that the plan cannot have, and for
+    programs too long to be checked: 2^26 clocks, one for each instruction and pipe, four pipes to a core.
     Notes: CKVKR_DONE and the join before it are not in the published design, in which MatmulCkvKr of a step may overwrite rows
     that a slow vector core has yet to read: `Design(join="none")`. Its later kernels have such a flag too.
     """
     design = design or Design()
     sizes = sizes_of(plan, group)
     frame = frame_of(plan, sizes, design)
+    check_extent(frame)
     programs: dict[Core, tuple[Instruction, ...]] = {}
     for kind, count, program in ((CUBE, sizes.cubes, CubeProgram), (VECTOR, sizes.vectors, VectorProgram)):
         for index in range(count):
