@@ -394,7 +394,7 @@ def mla_prolog(s: Source) -> Arguments:
 
 def mla_attention(s: Source) -> Arguments:
     tokens, groups = s.size(), s.one_of(1, 1, 2, 3)
-    heads, latent, rope = groups * s.one_of(1, 2, 5), groups * s.one_of(1, 8, 16, 20), 2 * groups * s.one_of(0, 1, 4, 8)
+    heads, latent, rope = groups * s.one_of(0, 1, 2, 5), groups * s.one_of(0, 1, 8, 16, 20), 2 * groups * s.one_of(0, 1, 4, 8)
     blocks, block_size, sequences, room = 1 + s.size(4), 1 + s.one_of(0, 1, 4, 99), 1 + s.size(2), 1 + s.size(3)
     kv, kr = (s.one_of(np.float32, np.float16, np.uint16, np.int8) for _ in range(2))
     return {

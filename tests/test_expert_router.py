@@ -130,6 +130,13 @@ def test_the_kernel_against_the_reference(seed):
     assert_close(routes.weights, ds.expert_router(logits.astype(np.float64), used, **options).weights)
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_no_tokens(dtype):
+    for logits in (np.zeros((0, 8), dtype), torch.zeros((0, 8), dtype=torch.from_numpy(np.zeros(0, dtype)).dtype)):
+        routes = ds.expert_router(logits, 3, groups=4, kept_groups=2, group_score="top_two")
+        assert routes.experts.shape == routes.weights.shape == (0, 3)
+
+
 def test_rows_threads_layouts_and_torch(rng):
     logits = rng.normal(size=(300, 40)).astype(np.float32)
     alone = [ds.expert_router(row[None], 5, scores="sigmoid", groups=4, kept_groups=2) for row in logits]

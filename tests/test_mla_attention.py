@@ -267,6 +267,13 @@ def test_no_tokens():
     assert out.shape == (0, 2, 16)
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_no_rotary_part(rng, backend):
+    args, options = make(rng, tokens=4, heads=2, latent=16, rope=0)
+    out = ds.mla_attention(*args, **options, backend=backend)
+    assert_close(out, *plain(*args, **options))
+
+
 def refusals():
     """(name of the argument, its position or keyword, a value that is wrong)."""
     return [
@@ -279,6 +286,8 @@ def refusals():
         ("quant_scale_ckr", "quant_scale_ckr", np.ones(8, np.float32)),
         ("query", "dequant_scale_q_nope", np.ones((2, 2, 1), np.float32)),
         ("query_rope", 1, [[1.0]]),
+        ("query_rope", 1, np.zeros((2, 0, 8), np.float32)),
+        ("kv_cache", 2, np.zeros((9, 4, 1, 0), np.float32)),
         ("kv_cache", 2, np.zeros((9, 4, 2, 16), np.float32)),
         ("kr_cache", 3, np.zeros((9, 4, 1, 6), np.float32)),
         ("kr_cache", 3, np.zeros((8, 4, 1, 8), np.float32)),

@@ -74,7 +74,7 @@ void bind_mla_attention(nb::module_& m) {
                                     .scale = scale,
                                     .out = out.data(),
                                     .threads = thread_count(threads)};
-            if (heads == 0) return;
+            if (out.size() == 0) return;
             nb::gil_scoped_release release;
             mla_attention(args);
         },

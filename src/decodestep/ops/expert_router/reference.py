@@ -18,7 +18,7 @@ def route(logits: np.ndarray, rule: RouterRule, bias: np.ndarray | None) -> tupl
             score = 1 / (1 + np.exp(-logits))
         choice = score if bias is None else score + bias.astype(dtype)
         choice = np.where(np.isnan(choice), -np.inf, choice)
-        grouped = np.sort(choice.reshape(tokens, rule.groups, -1), axis=2)
+        grouped = np.sort(choice.reshape(tokens, rule.groups, experts // rule.groups), axis=2)
         group = grouped[:, :, -1] if rule.group_score == "maximum" else grouped[:, :, -1] + grouped[:, :, -2]
         kept = np.argsort(-group, axis=1, kind="stable")[:, : rule.kept_groups]
         is_kept = np.zeros((tokens, rule.groups), bool)

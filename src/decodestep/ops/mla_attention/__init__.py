@@ -42,7 +42,8 @@ def mla_attention(
             out[t, n] = sum over j of softmax(score)[j] * kv[j, g * Hckv / groups : (g + 1) * Hckv / groups]
             with w_uv: out[t, n] = out[t, n] @ w_uv[:, n * Dv : (n + 1) * Dv]
 
-    query: (T, N, Hckv), or None where the heads have no part without rotary embedding: its scores are then zero.
+    query: (T, N, Hckv), N and Hckv > 0; or None where the heads have no part without rotary embedding: its scores are then
+        zero.
     query_rope: (T, N, Dr). float32, float64 or bfloat16, and query of the same dtype.
     kv_cache: (BlockNum, BlockSize, 1, Hckv), latents. kr_cache: (BlockNum, BlockSize, 1, Dr), rotated shared keys. Each
         float32, float64, float16, bfloat16 or int8.
@@ -108,9 +109,10 @@ def _checked(
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """What `paging` returns, once everything else has been checked too."""
     require_dtype(OP, "query_rope", rope, (np.float32, np.float64, BFLOAT16))
-    require(rope.ndim == 3, OP, "query_rope", "of shape (T, N, Dr)", rope)
+    require(rope.ndim == 3 and rope.shape[1] > 0, OP, "query_rope", "of shape (T, N, Dr), N > 0", rope)
     tokens, heads, width = rope.shape
     blocks, block_size, _, latent = kv.rows.shape
+    require(latent > 0, OP, "kv_cache", "of a width Hckv > 0", kv.rows)
     require_shape(OP, "kr_cache", kr.rows, (blocks, block_size, 1, width))
     if q is not None:
         require_dtype(OP, "query", q, (np.dtype(np.int8) if dequantised else rope.dtype,))

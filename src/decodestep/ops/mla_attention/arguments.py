@@ -25,7 +25,8 @@ class Cache:
 
     def read(self, blocks: np.ndarray, length: int, dtype: np.dtype) -> np.ndarray:
         """The first `length` rows of a sequence that lies in `blocks`."""
-        rows = self.rows[blocks].reshape(-1, self.rows.shape[3])[:length].astype(dtype)
+        _, block_size, _, width = self.rows.shape
+        rows = self.rows[blocks].reshape(len(blocks) * block_size, width)[:length].astype(dtype)
         return rows if self.scale is None else rows / self.scale.astype(dtype)
 
 
