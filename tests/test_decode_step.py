@@ -138,6 +138,18 @@ def test_a_vanishing_temperature_takes_the_maximum(temperature):
     assert drawn == {0, 1}  # exact ties stay a fair draw
 
 
+@pytest.mark.parametrize("vocab", [5, 1000])
+@pytest.mark.parametrize("temperature", [0.5, 1e-4])
+def test_scores_that_overflow_below_a_forbidden_maximum_are_drawn_from(temperature, vocab):
+    """A row that repair has filled with the lowest finite score, but for one token, which is then forbidden."""
+    logits = np.full((1, vocab), np.finfo(np.float32).min)
+    logits[0, 3] = 1.0
+    steps = [[s.Ban(ids(3)), s.Temperature(temperature)]]
+    expected = [int(ds.decode_step(logits, steps, seed=seed, backend="reference").tokens[0]) for seed in range(20)]
+    assert [int(ds.decode_step(logits, steps, seed=seed).tokens[0]) for seed in range(20)] == expected
+    assert -1 not in expected and 3 not in expected and len(set(expected)) > 1
+
+
 CHAINS = [
     [],
     [s.Temperature(0.6)],

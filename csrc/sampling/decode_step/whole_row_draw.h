@@ -8,8 +8,7 @@
 
 namespace decodestep::DECODESTEP_ISA {
 
-// The token, or -1 if there is none; nullopt unless every score is the logit divided by the temperature
-// (scales_plainly).
+// The token; nullopt if there is none, or unless every score is the logit divided by the temperature (scales_plainly).
 template <LogitType type>
 std::optional<int64_t> draw_from_row(PatchedRow<type>& row, uint64_t seed, uint32_t position) {
     static constexpr int32_t lane_ids[kLanes] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
@@ -36,6 +35,9 @@ std::optional<int64_t> draw_from_row(PatchedRow<type>& row, uint64_t seed, uint3
     const Overlay& overlay = row.overlay;
     for (size_t i = 0; i < overlay.count(); ++i) enter(overlay.ids()[i], overlay.now()[i]);
     if (!row.scales_plainly(std::max(largest(best), largest(overlay.now(), overlay.count())))) return {};
+    // The bound may be the logit of a token that a patch has lowered. Without a winner the largest score itself may have
+    // overflowed, below.
+    if (race.winner() < 0) return {};
     return race.winner();
 }
 
