@@ -178,6 +178,21 @@ def test_a_plan_equals_its_processors(data):
         np.testing.assert_allclose(mine.processed[0], narrow, rtol=2e-5, atol=2e-5)
 
 
+@settings(max_examples=300, deadline=None)
+@given(st.data())
+def test_repair_finds_the_nan_that_no_step_before_it_has_forbidden(data):
+    rng = np.random.default_rng(data.draw(st.integers(0, 2**32)))
+    # Without BadWords: to transformers, NaN less infinity is still NaN; to a plan it is forbidden.
+    usable = [*(name for name in NAMES[: NAMES.index("Repair")] if name != "BadWords"), "Own"]
+    names = data.draw(st.lists(st.sampled_from(usable), max_size=5))
+    processors = [random_processor(rng, name, 6, 3) for name in [*names, "Repair", "Bias"]]
+    logits, tokens = rng.standard_normal(VOCAB).astype(np.float32), rng.integers(0, 12, 6).tolist()
+    logits[rng.integers(0, VOCAB, 20)] = rng.choice([np.nan, -np.inf], 20)
+    result = fused(processors, logits, tokens, 3)
+    np.testing.assert_allclose(result.processed[0], run(processors, logits, tokens), rtol=2e-5, atol=2e-5)
+    assert plan(processors, VOCAB).trace(logits, tokens).scores.tobytes() == result.processed[0].tobytes()
+
+
 def test_a_temperature_that_would_leave_the_type_leaves_a_draw():
     processors = [p.InfNanRemoveLogitsProcessor(), p.TemperatureLogitsWarper(0.5)]
     assert run(processors, np.full(VOCAB, -np.inf), [1]) is None

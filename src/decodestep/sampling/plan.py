@@ -18,7 +18,7 @@ from decodestep._base.arrays import Array
 from decodestep._base.checks import is_int, refuse, require
 from decodestep.ops.decode_step import decode_step, reference
 from decodestep.ops.decode_step.rows import Part
-from decodestep.ops.decode_step.steps import Step
+from decodestep.ops.decode_step.steps import PATCHES, Force, Step
 from decodestep.sampling.causes import causes
 from decodestep.sampling.fusion_rules import rule_of, steps_of
 from decodestep.sampling.token_history import History
@@ -76,7 +76,7 @@ class Plan:
 
     def _call(self, processor: Callable[..., Any], row: np.ndarray, steps: Sequence[Step], history: History) -> np.ndarray:
         """Calls one unfused processor on the row as the earlier steps left it."""
-        scores = reference.processed(reference.candidates(row, steps, len(history)), len(row)) if steps else row
+        scores = _handed_on(row, steps, len(history))
         ids = np.array([history.tokens], np.int64).reshape(1, -1)
         precision = np.float64 if scores.dtype == np.float64 else np.float32
         result = np.asarray(processor(ids, scores[None].astype(precision)))
@@ -115,13 +115,13 @@ class Plan:
         past, position = History(ids), len(ids)
         ids = list(past.tokens)
         scores = first = decode_step(row[None], [()], need_processed=True).processed[0]
-        handed = row  # what the next processor is given: NaN too, until steps have run
+        handed = row  # what the next processor is given
         traced = []
         for processor in self.processors:
             one = plan([copy.deepcopy(processor) if getattr(processor, "stateful", False) else processor], self.vocab_size)
             handed, steps = one.steps(handed, past)
             after = decode_step(handed[None], [steps], position=position, need_processed=True).processed[0]
-            handed = after if steps else handed
+            handed = _handed_on(handed, steps, position)
             traced.append(
                 step_trace(
                     scores,
@@ -165,6 +165,22 @@ def plan(processors: Sequence[Any], vocab_size: int) -> Plan:
         else:
             run.parts.append(make_part(processor, vocab_size))
     return Plan(tuple(processors), vocab_size, tuple(unfused), run)
+
+
+def _handed_on(row: np.ndarray, steps: Sequence[Step], position: int) -> np.ndarray:
+    """What an unfused processor is given: the scores after the steps, `row` itself where there are none.
+
+    To the steps NaN is -inf. Where they change single tokens alone, a NaN that they do not forbid stays NaN, as in
+    transformers: repair makes it 0. A forced token has a score of its own.
+    """
+    if not steps:
+        return row
+    scores = reference.processed(reference.candidates(row, steps, position), len(row))
+    nan = np.isnan(row)
+    if nan.any() and all(isinstance(step, PATCHES) and not isinstance(step, Force) for step in steps):
+        allowed = reference.candidates(np.where(nan, row.dtype.type(0), row), steps, position).ids
+        scores[allowed[nan[allowed]]] = np.nan
+    return scores
 
 
 def _refuse_illegal_orders(processors: Sequence[Any]) -> None:
