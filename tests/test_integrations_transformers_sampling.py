@@ -84,6 +84,23 @@ def test_greedy_as_stock(model, seed):
     assert type(stock) is type(ours)
 
 
+def test_repair_as_stock(model):
+    """NaN is 0 to repair, whatever has run before it."""
+    ids = prompt(2)
+    options = {"max_new_tokens": 8, "remove_invalid_values": True, "no_repeat_ngram_size": 1, "min_new_tokens": 8}
+    weight = model.lm_head.weight
+    before = weight.detach().clone()
+    try:
+        with torch.no_grad():
+            weight[3:] = torch.nan
+            weight[:3] = 0
+        stock = model.generate(ids, **options)
+        assert torch.equal(model.generate(ids, **options, custom_generate=sampling()), stock)
+    finally:
+        with torch.no_grad():
+            weight.copy_(before)
+
+
 def test_on_an_accelerated_model(model):
     ids = prompt(3, 40)
     stock = model.generate(ids, max_new_tokens=20)
@@ -238,6 +255,19 @@ def test_stop_strings(model, tokenizer, batch):
     assert stock.shape[1] < free.shape[1]
     with pytest.raises(ValueError, match="tokenizer must be given beside stop_strings"):
         sampling(stop_strings="a")
+
+
+def test_rows_that_end_need_a_padding(model):
+    """Where the config has no end token, transformers makes no padding of it."""
+    plain = GenerationConfig(max_new_tokens=9)
+    criteria, kept = [EosTokenCriteria(list(range(VOCABULARY // 2)))], model.generation_config
+    try:
+        model.generation_config = GenerationConfig()
+        with pytest.raises(ValueError, match="pad_token_id must be given"):
+            model.generate(prompt(3), plain, stopping_criteria=criteria, custom_generate=sampling())
+        assert model.generate(prompt(1), plain, stopping_criteria=criteria, custom_generate=sampling()).shape[0] == 1
+    finally:
+        model.generation_config = kept
 
 
 class Heard(BaseStreamer):

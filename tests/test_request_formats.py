@@ -30,6 +30,12 @@ def test_what_ends_a_text_is_not_dropped():
     assert read({"is_assistant": False, "pad_token_id": 0, "bos_token_id": 1}) == SamplingParams(do_sample=False)
 
 
+def test_the_top_h_that_keeps_a_hundred_tokens_is_an_error():
+    with pytest.raises(ValueError, match="top_h must be below 1"):
+        SamplingParams.from_generation_config({"do_sample": True, "top_h": 1.0})
+    assert SamplingParams.from_generation_config({"top_h": 1.0}) == SamplingParams(do_sample=False)
+
+
 @pytest.mark.parametrize("config", [None, 3, "x"])
 def test_what_is_no_configuration_is_an_error(config):
     with pytest.raises(ValueError, match="config must be a GenerationConfig or a mapping"):

@@ -78,6 +78,8 @@ def from_generation_config(config: Any, known: Set[str]) -> dict[str, Any]:
     taken.setdefault("do_sample", False)
     if taken["do_sample"]:
         taken.setdefault("top_k", 50)
+        rule = "below 1, at which transformers keeps 100 tokens and SamplingParams all, or None"
+        require(taken.get("top_h") != 1, "from_generation_config", "top_h", rule, taken.get("top_h"))
     watermark = taken.get("watermarking_config")
     if watermark is not None and not isinstance(watermark, Mapping):
         taken["watermarking_config"] = watermark.to_dict()

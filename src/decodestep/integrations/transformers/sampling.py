@@ -93,10 +93,10 @@ class _Loop:
         config, report = self.config, self.config.return_dict_in_generate
         params = self._params(seed)
         if stops is not None:
-            needed = self.pad is not None or len(self.ids) == 1
-            require(needed, _OP, "pad_token_id", "given where stop strings end the rows of a batch", "None")
             self.criteria.append(stops)
             self.rows_end = True
+        padded = self.pad is not None or len(self.ids) == 1 or not self.rows_end
+        require(padded, _OP, "pad_token_id", "given where end tokens or stop strings end the rows of a batch", "None")
         kept: dict[str, list[Any]] = {name: [] for name in ("scores", "logits", "attentions", "hidden_states")}
         asked = {name: report and getattr(config, f"output_{name}") for name in kept}
         sampler: Sampler | None = None
