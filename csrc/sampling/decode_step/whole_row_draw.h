@@ -35,8 +35,8 @@ std::optional<int64_t> draw_from_row(PatchedRow<type>& row, uint64_t seed, uint3
     const Overlay& overlay = row.overlay;
     for (size_t i = 0; i < overlay.count(); ++i) enter(overlay.ids()[i], overlay.now()[i]);
     if (!row.scales_plainly(std::max(largest(best), largest(overlay.now(), overlay.count())))) return {};
-    // The bound may be the logit of a token that a patch has lowered. Without a winner the largest score itself may have
-    // overflowed, below.
+    // The bound may be the logit of a token that a patch has lowered. Without a winner the largest score itself may
+    // have overflowed, below.
     if (race.winner() < 0) return {};
     return race.winner();
 }
