@@ -101,12 +101,15 @@ NAMES = [
 def run(processors, logits, tokens):
     """The oracle: each class in turn; None once the scores leave the type, where the plan still has a draw to make.
 
-    That is at a score of +inf, of which the classes make NaN, and where a temperature takes the largest to -inf.
+    That is at a score of +inf, of which the classes make NaN, where a temperature takes the largest to -inf, and where the
+    largest has no digits left for a logarithm: the classes that take an entropy subtract one from it. Repair makes such scores.
     """
     ids = np.array([tokens], np.int64)
     scores = logits[None]
     for processor in processors:
         dead = np.isneginf(scores).all()
+        if isinstance(processor, (p.EtaLogitsWarper, p.TopHLogitsWarper)) and not dead and abs(scores.max()) > 2.0**52:
+            return None
         with np.errstate(over="ignore"):  # repair and decay together reach the ends of the type
             scores = processor(ids, scores)
         left = isinstance(processor, p.TemperatureLogitsWarper) and np.isneginf(scores).all() and not dead
