@@ -49,23 +49,6 @@ struct RowRange {
     RowRange(size_t first, size_t count) : first(first), count(count) {}
 };
 
-struct NoPlace {};
-
-// Multiplies rows of x by panel p of w and calls sink(i, outputs) for row i of them, outputs being kPanelOutputs floats
-// that the sink may change. place(i), if given, is the address that the sink writes the outputs of row i to: it is
-// prefetched. next_panel: as in `panel_tile`.
-template <class Sink, class Place = NoPlace>
-DECODESTEP_INLINE void multiply_panel(const LinearPanelWeight& w, size_t p, const uint8_t* next_panel,
-                                      const Activations& x, RowRange rows, Sink&& sink, Place place = {}) {
-    alignas(64) float outputs[kTileTokens][kPanelOutputs];
-    each_tile(rows.count, [&](size_t from, size_t count) {
-        if constexpr (!std::is_same_v<Place, NoPlace>) prefetch_outputs(from, count, place);
-        decodestep::panel_tile(
-            {w.format, w.blocks(), w.panel(p), from == 0 ? next_panel : nullptr, x, rows.first + from, count, outputs});
-        for (size_t i = 0; i < count; ++i) sink(from + i, outputs[i]);
-    });
-}
-
 // Panels [first, end) of a weight.
 struct PanelRange {
     size_t first, end;
@@ -84,11 +67,34 @@ struct NextPanels {
     NextPanels(const uint8_t* first, size_t stride = 0) : first(first), stride(stride) {}
 };
 
-struct NoPanelPlace {};
+// Many tokens take a group of panels that fits in the second-level cache before their next tile takes the same ones: so
+// each panel is read from memory once, and the tile's activations once for the whole group.
+constexpr size_t kPanelGroupBytes = 512 * 1024;
 
-// multiply_panel for all panels of a range, the fastest way: sink(p, i, outputs), place(p, i). next: what is read after
-// the last.
-template <class Sink, class Place = NoPanelPlace>
+// Calls body(p, next panel, tile of rows) for the panels of a range times rows; panel_bytes: what is read for each.
+// panel_at(p): where panel p lies; next: what is read after the range.
+template <class PanelAt, class Body>
+DECODESTEP_INLINE void each_panel_tile(PanelRange range, size_t panel_bytes, const PanelAt& panel_at,
+                                       const uint8_t* next, RowRange rows, Body&& body) {
+    const size_t group = std::max<size_t>(1, kPanelGroupBytes / std::max<size_t>(1, panel_bytes));
+    for (size_t first = range.first; first < range.end; first += group) {
+        const size_t end = std::min(range.end, first + group);
+        each_tile(rows.count, [&](size_t from, size_t count) {
+            for (size_t p = first; p < end; ++p) {
+                const bool last = p + 1 == range.end;
+                const uint8_t* next_panel = last ? next : panel_at(p + 1);
+                body(p, from == 0 ? next_panel : nullptr, from, count);
+            }
+        });
+    }
+}
+
+struct NoPlace {};
+
+// Multiplies panels [range.first, range.end) of w by rows of x, the fastest way, and calls sink(p, i, outputs) for
+// panel p and row i of them, outputs being kPanelOutputs floats that the sink may change. place(p, i), if given, is the
+// address that the sink writes them to: it is prefetched. next: what is read after the last panel.
+template <class Sink, class Place = NoPlace>
 DECODESTEP_INLINE void multiply_panels(const LinearPanelWeight& w, PanelRange range, NextPanels next,
                                        const Activations& x, RowRange rows, Sink&& sink, Place place = {}) {
     size_t p = range.first;
@@ -106,14 +112,16 @@ DECODESTEP_INLINE void multiply_panels(const LinearPanelWeight& w, PanelRange ra
                 for (size_t i = 0; i < rows.count; ++i) sink(p + s, i, outputs[s * rows.count + i]);
         }
     }
-    for (; p < range.end; ++p) {
-        const uint8_t* next_panel = p + 1 < range.end ? w.panel(p + 1) : next.first;
-        const auto sink_one = [&](size_t i, auto* outputs) { sink(p, i, outputs); };
-        if constexpr (std::is_same_v<Place, NoPanelPlace>)
-            multiply_panel(w, p, next_panel, x, rows, sink_one);
-        else
-            multiply_panel(w, p, next_panel, x, rows, sink_one, [&](size_t i) { return place(p, i); });
-    }
+    each_panel_tile(
+        {p, range.end}, w.panel_bytes(), [&](size_t i) { return w.panel(i); }, next.first, rows,
+        [&](size_t panel, const uint8_t* next_panel, size_t from, size_t count) {
+            alignas(64) float outputs[kTileTokens][kPanelOutputs];
+            if constexpr (!std::is_same_v<Place, NoPlace>)
+                prefetch_outputs(from, count, [&](size_t i) { return place(panel, i); });
+            decodestep::panel_tile(
+                {w.format, w.blocks(), w.panel(panel), next_panel, x, rows.first + from, count, outputs});
+            for (size_t i = 0; i < count; ++i) sink(panel, from + i, outputs[i]);
+        });
 }
 
 }  // namespace decodestep::DECODESTEP_ISA

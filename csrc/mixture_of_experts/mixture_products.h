@@ -26,27 +26,8 @@ DECODESTEP_INLINE f32x16 activated(const FeedForwardPanels& w, size_t at, const 
     return w.gelu ? gelu_gated(g, u) : gated(g, u);
 }
 
-// The activations of panel `panel` of gate and up, for some rows of x; row i goes to out + i * stride.
-inline void gate_up_panel(const FeedForwardPanels& w, size_t panel, const uint8_t* next_panel, const Activations& x,
-                          RowRange x_rows, float* out, size_t stride) {
-    alignas(64) float gate[kTileTokens][kPanelOutputs], up[kTileTokens][kPanelOutputs];
-    each_tile(x_rows.count, [&](size_t from, size_t rows) {
-        const bool once = from == 0;
-        const auto row = [&](size_t i) { return out + i * stride; };
-        prefetch_outputs(from, rows, row);
-        if (w.has_gate())
-            decodestep::panel_tile({w.gate.format, w.gate.blocks(), w.gate.panel(panel),
-                                    once ? w.up.panel(panel) : nullptr, x, x_rows.first + from, rows, gate});
-        decodestep::panel_tile({w.up.format, w.up.blocks(), w.up.panel(panel), once ? next_panel : nullptr, x,
-                                x_rows.first + from, rows, up});
-        for (size_t i = 0; i < rows; ++i)
-            for (size_t j = 0; j < kPanelOutputs; j += kLanes)
-                store(row(from + i) + j, activated(w, panel * kPanelOutputs + j, gate[i] + j, up[i] + j));
-    });
-}
-
-// The same for the panels of a range that fill whole groups of streams, if there are few rows; returns the panel after
-// them. Panel p goes to out + (p - range.first) * kPanelOutputs.
+// The activations of the panels of gate and up that fill whole groups of streams, if there are few rows; returns the
+// panel after them. Row i of panel p goes to out + i * stride + (p - range.first) * kPanelOutputs.
 inline size_t gate_up_streams(const FeedForwardPanels& w, PanelRange range, const uint8_t* next_panel,
                               const Activations& x, RowRange rows, float* out, size_t stride) {
     size_t p = range.first;
@@ -77,12 +58,25 @@ inline size_t gate_up_streams(const FeedForwardPanels& w, PanelRange range, cons
     return p;
 }
 
-// The activations of all panels of a range, by the faster method. next_panel: the panel that is read after the range.
+// The same of all panels of a range, by the faster method. next_panel: the panel that is read after the range.
 inline void gate_up_panels(const FeedForwardPanels& w, PanelRange range, const uint8_t* next_panel,
                            const Activations& x, RowRange rows, float* out, size_t stride) {
-    for (size_t p = gate_up_streams(w, range, next_panel, x, rows, out, stride); p < range.end; ++p)
-        gate_up_panel(w, p, p + 1 < range.end ? w.first().panel(p + 1) : next_panel, x, rows,
-                      out + (p - range.first) * kPanelOutputs, stride);
+    const PanelRange left{gate_up_streams(w, range, next_panel, x, rows, out, stride), range.end};
+    const size_t panel_bytes = (w.has_gate() ? w.gate.panel_bytes() : 0) + w.up.panel_bytes();
+    each_panel_tile(
+        left, panel_bytes, [&](size_t p) { return w.first().panel(p); }, next_panel, rows,
+        [&](size_t p, const uint8_t* next, size_t from, size_t count) {
+            alignas(64) float gate[kTileTokens][kPanelOutputs], up[kTileTokens][kPanelOutputs];
+            const auto row = [&](size_t i) { return out + i * stride + (p - range.first) * kPanelOutputs; };
+            prefetch_outputs(from, count, row);
+            if (w.has_gate())
+                decodestep::panel_tile({w.gate.format, w.gate.blocks(), w.gate.panel(p), next ? w.up.panel(p) : nullptr,
+                                        x, rows.first + from, count, gate});
+            decodestep::panel_tile({w.up.format, w.up.blocks(), w.up.panel(p), next, x, rows.first + from, count, up});
+            for (size_t i = 0; i < count; ++i)
+                for (size_t j = 0; j < kPanelOutputs; j += kLanes)
+                    store(row(from + i) + j, activated(w, p * kPanelOutputs + j, gate[i] + j, up[i] + j));
+        });
 }
 
 // The panels of gate and up of all experts in use, divided by cost.
