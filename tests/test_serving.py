@@ -431,6 +431,27 @@ def test_requests_that_come_while_it_stops_get_503(tiny_file):
     assert got.startswith(b"HTTP/1.1 503") and process.returncode == 0
 
 
+@pytest.mark.parametrize("signals", [2, 1])
+def test_the_end_waits_for_no_client_and_logs_no_failure(tiny_file, signals):
+    """A second signal ends at once; after the first one, what was written waits a few seconds for a client that reads."""
+    path = tiny_file(kind="Q8_0", context=4000)
+    command = [sys.executable, "-m", "decodestep", "serve", str(path), "--port", "0"]
+    with processes.started([*command, "--grace", "60" if signals == 2 else "0"]) as process:
+        port = next(int(m[1]) for line in process.stderr if (m := re.search(r"listening on http://127.0.0.1:(\d+)", line)))
+        asked = {"prompt": "ab", "ignore_eos": True, "max_tokens": 3900, "n": 8, "logprobs": 100}
+        clients = [post(port, json.dumps({**asked, "stream": stream}).encode()) for stream in (True, False)]
+        clients[0].recv(10)
+        process.send_signal(signal.SIGTERM)
+        next(line for line in process.stderr if "stopping" in line)
+        if signals == 2:
+            process.send_signal(signal.SIGTERM)
+        _, err = process.communicate(timeout=30)
+        for client in clients:
+            client.close()
+    told = [line for line in err.splitlines() if not line.startswith("{")]
+    assert process.returncode == 0 and told == ["decodestep: stopped"]
+
+
 @pytest.mark.parametrize(
     ("name", "value"),
     [("ngram_len", 10**6), ("keys", [1] * 1000), ("sampling_table_size", 2**31 - 1), ("context_history_size", 2**31 - 1)],

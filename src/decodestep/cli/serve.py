@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import asyncio
 import logging
 import socket
 import sys
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from decodestep.serving.http import Server
 
 _GRACE = 10.0  # seconds for completions to finish after SIGTERM
+_READING = 5.0  # seconds for clients to read what was written for them after that
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -89,7 +91,7 @@ def _uvicorn_server(server: Server, grace: float) -> uvicorn.Server:
         def handle_exit(self, sig: int, frame: object) -> None:
             """Replaces uvicorn's handler, which raises the signal again after everything has been closed."""
             if stopping.is_set():
-                self.should_exit = self.force_exit = True
+                asyncio.get_running_loop().call_soon_threadsafe(self._cut)
                 return
             stopping.set()
             _say(f"stopping: new requests are refused, running ones have {grace:g} s")
@@ -99,13 +101,20 @@ def _uvicorn_server(server: Server, grace: float) -> uvicorn.Server:
             server.close(grace)  # meanwhile new requests are answered with 503
             self.should_exit = True
 
+        def _cut(self) -> None:
+            """Ends all connections, which ends their requests; cancelling uvicorn's tasks would log a failure for each."""
+            self.should_exit = True
+            for connection in list(self.server_state.connections):
+                connection.transport.abort()
+
+        async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+            asyncio.get_running_loop().call_later(_READING, self._cut)
+            await super().shutdown(sockets)
+
         def _log_started_message(self, listeners: object) -> None:
             pass
 
-    config = uvicorn.Config(
-        server.app, log_level="warning", access_log=False, timeout_graceful_shutdown=int(grace) + 5, lifespan="off"
-    )
-    return Stopping(config)
+    return Stopping(uvicorn.Config(server.app, log_level="warning", access_log=False, lifespan="off"))
 
 
 def _listen(host: str, port: int) -> socket.socket:
