@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 import urllib.request
+from contextlib import suppress
 
 import openai
 import pytest
@@ -318,11 +319,12 @@ def test_keys(tiny_file):
         running.close()
 
 
-def post(port, data):
+def post(port, data, **headers):
     """A request over a socket of its own."""
-    client = socket.create_connection(("127.0.0.1", port))
-    head = f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(data)}\r\n\r\n"
-    client.sendall(head.encode() + data)
+    client = socket.create_connection(("127.0.0.1", port), timeout=60)
+    given = {"host": "x", "content-type": "application/json", "content-length": len(data), **headers}
+    head = ["POST /v1/completions HTTP/1.1", *(f"{name}: {value}" for name, value in given.items()), "", ""]
+    client.sendall("\r\n".join(head).encode() + data)
     return client
 
 
@@ -411,6 +413,36 @@ def test_the_command_listens_serves_and_stops(tiny_file, tmp_path):
         process.send_signal(signal.SIGTERM)
         _, err = process.communicate(timeout=30)
     assert process.returncode == 0 and err.splitlines()[-1] == "decodestep: stopped" and "hello" not in err
+
+
+@pytest.fixture(scope="module")
+def command(tmp_path_factory):
+    """The port of the command, listening."""
+    import conftest
+
+    path = conftest.tiny_file.__wrapped__(tmp_path_factory.mktemp("model"))(kind="Q8_0", context=400)
+    with processes.started([sys.executable, "-m", "decodestep", "serve", str(path), "--port", "0"]) as process:
+        yield next(int(m[1]) for line in process.stderr if (m := re.search(r"listening on http://127.0.0.1:(\d+)", line)))
+
+
+def test_a_request_that_offers_http_2_is_answered(command):
+    """As Java's HttpClient sends it: https://docs.oracle.com/en/java/javase/21/docs/api/java.net.http, version HTTP_2."""
+    client = post(command, b'{"prompt": "a", "max_tokens": 2}', connection="Upgrade, HTTP2-Settings", upgrade="h2c")
+    assert client.recv(99).startswith(b"HTTP/1.1 200")
+    client.close()
+
+
+@pytest.mark.parametrize("start", [b"GET / HTTP/1.1\r\nx: ", b"GET /"])
+def test_a_head_without_end_is_refused(command, start):
+    client = socket.create_connection(("127.0.0.1", command), timeout=30)
+    received = b""
+    with suppress(ConnectionError):  # it may close before all has been sent
+        client.sendall(start + b"y" * 2**20)
+        received = client.recv(99)
+        while client.recv(2**16):  # to its end: the server keeps no more of it
+            pass
+    assert received[:12] in (b"", b"HTTP/1.1 400")
+    client.close()
 
 
 def test_requests_that_come_while_it_stops_get_503(tiny_file):

@@ -114,7 +114,9 @@ def _uvicorn_server(server: Server, grace: float) -> uvicorn.Server:
         def _log_started_message(self, listeners: object) -> None:
             pass
 
-    return Stopping(uvicorn.Config(server.app, log_level="warning", access_log=False, lifespan="off"))
+    # h11 limits request heads to 64 KiB, and reads the body of a request that also offers HTTP/2, as Java's do. httptools, which
+    # uvicorn takes if it is installed, does neither.
+    return Stopping(uvicorn.Config(server.app, http="h11", log_level="warning", access_log=False, lifespan="off"))
 
 
 def _listen(host: str, port: int) -> socket.socket:
