@@ -292,7 +292,8 @@ class SamplingParams:
         """
         if self.num_return_sequences == 1 and (self.greedy or self.seed is not None):
             return [self]
-        seed = secrets.randbits(64) if self.seed is None else self.seed
+        # No more bits than the numbers of JSON readers such as browsers hold: a reported seed must come back as it was.
+        seed = secrets.randbits(53) if self.seed is None else self.seed
         count = self.num_return_sequences
         return [replace(self, seed=sample_seed(seed, k), num_return_sequences=1) for k in range(count)]
 
