@@ -139,6 +139,8 @@ CHAT = {"messages": HELLO, "max_tokens": 2}
         ("/v1/chat/completions", {**CHAT, "tool_choice": "required"}, 400, "tool_choice"),
         ("/v1/chat/completions", {**CHAT, "response_format": {"type": "xml"}}, 400, "response_format.type"),
         ("/v1/chat/completions", {**CHAT, "chat_template_kwargs": {"messages": []}}, 400, "chat_template_kwargs"),
+        ("/v1/chat/completions", {**CHAT, "prompt": "a"}, 400, "prompt"),
+        ("/v1/completions", {"prompt": "a", "messages": HELLO}, 400, "messages"),
         ("/v1/completions", {"prompt": ""}, 400, "prompt"),
         ("/v1/completions", {"prompt": [300]}, 400, "prompt"),
         ("/v1/completions", {"prompt": {"a": 1}}, 400, "prompt"),
@@ -223,6 +225,17 @@ def test_json_of_a_schema_and_required_tools(shared):
               {"role": "tool", "tool_call_id": call.id, "content": "sunny"}]  # fmt: skip
     plain = client.chat.completions.create(**{**asked, "messages": [*HELLO, *answer], "max_tokens": 3}, tools=tools)
     assert plain.choices[0].message.tool_calls is None
+
+
+def test_a_function_without_parameters_has_no_arguments(shared):
+    """As OpenAI's reference says of `parameters`; such a call may come back with no arguments at all."""
+    tools = [{"type": "function", "function": {"name": "time"}}]
+    asked = {"model": "", "max_tokens": 99, "tools": tools, "tool_choice": "required", "parallel_tool_calls": False}
+    [choice] = shared.client().chat.completions.create(messages=HELLO, **asked).choices
+    [call] = choice.message.tool_calls
+    assert choice.finish_reason == "tool_calls" and json.loads(call.function.arguments) == {}
+    back = {"role": "assistant", "tool_calls": [{"id": "1", "type": "function", "function": {"name": "time", "arguments": ""}}]}
+    assert shared.client().chat.completions.create(messages=[*HELLO, back], model="", max_tokens=1).choices
 
 
 def test_a_call_that_begins_with_a_control_token_is_read(tiny_file):
@@ -397,6 +410,14 @@ def test_a_client_that_reads_nothing_is_dropped(running, monkeypatch):
     wait_until(lambda: running.server.engine.live == 8)
     wait_until(lambda: running.server.engine.live == 0)
     client.close()
+
+
+def test_a_client_that_waits_for_its_first_token_is_not_dropped(running, monkeypatch):
+    monkeypatch.setattr(event_stream, "SEND_SECONDS", 0.05)
+    gate, forward = threading.Event(), running.server.model.decoder.logits
+    monkeypatch.setattr(running.server.model.decoder, "logits", lambda *a: (gate.wait(0.5), forward(*a))[1])
+    status, body, _ = running.send("/v1/completions", b'{"prompt": "a", "stream": true, "max_tokens": 1, "seed": 1}')
+    assert status == 200 and body.endswith(b"[DONE]\n\n")
 
 
 def test_the_command_listens_serves_and_stops(tiny_file, tmp_path):

@@ -45,6 +45,7 @@ class EventStream(Response):
 
     async def _write(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        self._sending = None  # the first event may take long: nothing is unread meanwhile
         async for data in self._events:
             self._sending = time.monotonic()  # a timeout of each event's own would cost as much as the event
             await send({"type": "http.response.body", "body": data, "more_body": True})
