@@ -77,6 +77,13 @@ def test_calls_are_read(kind, template, text, told, names):
     assert (shown + format_.read(held)[0]).rstrip() == told and len(format_.read(held)[1]) == len(names)
 
 
+def test_one_call_alone_where_no_more_are_asked_for():
+    text = "".join(f'<tool_call>{{"name": "{name}", "arguments": {{}}}}</tool_call>' for name in ("time", "stay"))
+    for several, names in ((True, ["time", "stay"]), (False, ["time"])):
+        _, calls = ToolFormat(formats.TaggedJson(FUNCTIONS), True, False, (), several).read(text)
+        assert [call["function"]["name"] for call in calls] == names
+
+
 def test_gemmas_values():
     text = """<|tool_call>call:time{a:[<|"|>x, }<|"|>,"y",1.5,true,null],b:{c:{},d:[]},e:plain}<tool_call|>"""
     [(name, arguments)] = formats.GemmaCalls(FUNCTIONS).calls(text)
@@ -101,7 +108,7 @@ def test_a_required_call_is_one_that_is_read(kind):
     from llguidance import LLMatcher
 
     text = kind(FUNCTIONS)
-    forced = grammar([text.call(name, dict(schema) or {"type": "object"}) for name, schema in FUNCTIONS.items()])
+    forced = grammar([text.call(name, dict(schema)) for name, schema in FUNCTIONS.items()])
     assert not LLMatcher.validate_grammar(LLMatcher.grammar_from_lark(forced))
     values = iter(("Bonn", "2"))
     filled = ""

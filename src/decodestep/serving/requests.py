@@ -62,6 +62,7 @@ def chat_job(model: Model, body: Mapping[str, Any], most: int) -> Job:
 
     most: characters of all texts: more are refused before they are tokenized.
     """
+    _refuse_fields(body, {"prompt"})
     conversation = [_message(i, message) for i, message in enumerate(_list(body, "messages"))]
     require_short([message["content"] for message in conversation], most, "messages")
     require_short([json.dumps(body.get("tools"))], most, "tools")
@@ -86,9 +87,7 @@ def completion_job(model: Model, body: Mapping[str, Any], most: int) -> Job:
         raise refusal("prompt", "a text, token ids, or several of either")
     for item in prompts:
         require_short([item] if isinstance(item, str) else [], most, "prompt")
-    unknown = _OURS & {name for name, value in body.items() if value is not None} - {"response_format"}
-    if unknown:
-        raise HttpError(400, f"unknown field {min(unknown)!r}", param=min(unknown), code="unknown_field")
+    _refuse_fields(body, _OURS - {"response_format"} | {"messages"})
     return _job(body, prompts, 16, _response_format(body), None)
 
 
@@ -127,6 +126,13 @@ def _job(
             raise refusal(constrained[0], "left out beside response_format and a required tool")
         params = replace(params, **changes)
     return Job(prompts, params, bool(stream), options.get("include_usage", False), format_)
+
+
+def _refuse_fields(body: Mapping[str, Any], names: set[str]) -> None:
+    """Refuses fields of the other kind of request, which would change nothing here."""
+    given = [name for name in sorted(names) if body.get(name) is not None]
+    if given:
+        raise HttpError(400, f"unknown field {given[0]!r}", param=given[0], code="unknown_field")
 
 
 def _template_variables(body: Mapping[str, Any]) -> dict[str, Any]:
@@ -172,7 +178,7 @@ def _call(name: str, call: Any) -> dict[str, Any]:
     arguments = function.get("arguments")
     if isinstance(arguments, str):
         try:
-            arguments = json.loads(arguments)
+            arguments = json.loads(arguments or "{}")  # models write nothing for a function without parameters
         except (ValueError, RecursionError):
             _refuse_calls(name)
     return {**call, "function": {**function, "arguments": arguments}}

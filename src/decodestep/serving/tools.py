@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from decodestep.models import Model
 
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+_NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}  # what a function without them takes
 _TELLS = re.compile(r"{[%{][^}]*\btools\b")  # a template that shows the model the tools
 _TOLD = """\
 You may call functions to help with the user's request. Their signatures:
@@ -33,13 +34,14 @@ class ToolFormat:
 
     text: the kind of text. of_template: whether the chat template tells the model about tools; else a system message does.
     as_text: whether the conversation's own calls and results are written as text, for a template that knows neither.
-    definitions: as the request gave them.
+    definitions: as the request gave them. several: whether a message may have more calls than one.
     """
 
     text: CallText
     of_template: bool
     as_text: bool
     definitions: tuple[Any, ...]
+    several: bool = True
 
     def told(self, conversation: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """The conversation with the functions in its system message."""
@@ -59,7 +61,7 @@ class ToolFormat:
         if not all(name in self.text.functions for name, _ in calls):
             return text, []
         found = []
-        for name, arguments in calls:
+        for name, arguments in calls if self.several else calls[:1]:
             given = {"name": name, "arguments": json.dumps(arguments, ensure_ascii=False)}
             found.append({"id": f"call_{secrets.token_hex(12)}", "type": "function", "function": given})
         return told, found
@@ -67,7 +69,7 @@ class ToolFormat:
     def grammar(self, only: str | None = None) -> str:
         """The grammar of one call, of the function of that name if it is given."""
         chosen = [name for name in self.text.functions if only in (None, name)]
-        return grammar([self.text.call(name, dict(self.text.functions[name]) or {"type": "object"}) for name in chosen])
+        return grammar([self.text.call(name, dict(self.text.functions[name])) for name in chosen])
 
     def _as_text(self, message: dict[str, Any]) -> dict[str, Any]:
         """A message as a template without tools writes it."""
@@ -93,9 +95,11 @@ def read(model: Model, body: Mapping[str, Any]) -> tuple[ToolFormat | None, dict
         return None, {}
     template = model.template.text(tools=True)
     kind = kind_of(template)
-    schemas = {name: tool["function"].get("parameters") or {} for name, tool in zip(names, definitions, strict=True)}
+    given = [tool["function"].get("parameters") or _NO_PARAMETERS for tool in definitions]
+    schemas = dict(zip(names, given, strict=True))
     tells = kind is not None and _TELLS.search(template) is not None
-    format_ = ToolFormat((kind or TaggedJson)(schemas), tells, kind is None, tuple(definitions))
+    several = body.get("parallel_tool_calls") is not False
+    format_ = ToolFormat((kind or TaggedJson)(schemas), tells, kind is None, tuple(definitions), several)
     if choice in (None, "auto"):
         return format_, {}
     if choice == "required":
