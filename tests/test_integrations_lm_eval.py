@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,22 +23,47 @@ from lm_eval.models.huggingface import HFLM  # noqa: E402
 
 from decodestep.integrations.lm_eval import DecodestepLM  # noqa: E402
 
+TEMPLATE = (
+    "{% for m in messages %}[{{ m.role }}]{{ m.content | trim if m.content | length < 16 else m.content }}[end]{% endfor %}"
+    "{% if add_generation_prompt %}[assistant]{% endif %}"
+)
 
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any]:
+
+def backends(path: Path, write_tokenizer: Callable[[Path], None]) -> tuple[Any, Any]:
     """A checkpoint of random weights in both backends, float32."""
+    import torch
     from transformers import LlamaConfig, LlamaForCausalLM
 
     config = LlamaConfig(
         vocab_size=384, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=2,
         num_key_value_heads=1, max_position_embeddings=96, initializer_range=0.3, bos_token_id=1, eos_token_id=2,
     )  # fmt: skip
-    import torch
-
     torch.manual_seed(0)
-    folder = families.save(LlamaForCausalLM(config).eval(), tmp_path_factory.mktemp("lm") / "model")
-    theirs = HFLM(pretrained=str(folder), device="cpu", dtype="float32", batch_size=1)
-    return DecodestepLM(str(folder), dtype="float32"), theirs
+    LlamaForCausalLM(config).save_pretrained(path)
+    write_tokenizer(path)
+    theirs = HFLM(pretrained=str(path), device="cpu", dtype="float32", batch_size=1)
+    return DecodestepLM(str(path), dtype="float32"), theirs
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> tuple[Any, Any]:
+    return backends(tmp_path_factory.mktemp("lm"), partial(families.write_tokenizer, template=TEMPLATE))
+
+
+def write_words_with_spaces(path: Path) -> None:
+    """A tokenizer that puts a space before a text and takes it away again, as those of Llama 2 and Mistral."""
+    from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers
+
+    letters = [chr(number) for number in range(33, 127)]
+    words = [f"▁{x}{y}" for x in letters for y in "aeo"]
+    tokens = ["<s>", "</s>", "▁", *letters, *words][:384]
+    engine = Tokenizer(models.BPE({token: i for i, token in enumerate(tokens)}, []))
+    engine.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+    engine.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.Fuse(), decoders.Strip(" ", 1, 0)])
+    engine.add_special_tokens([AddedToken(name, special=True, normalized=False) for name in ("<s>", "</s>")])
+    engine.save(str(path / "tokenizer.json"))
+    settings = {"bos_token": "<s>", "eos_token": "</s>", "tokenizer_class": "PreTrainedTokenizerFast"}
+    (path / "tokenizer_config.json").write_text(json.dumps(settings))
 
 
 def requests(kind: str, *arguments: tuple[Any, ...]) -> list[Instance]:
@@ -73,6 +100,43 @@ def test_generate_until(pair: tuple[Any, Any]) -> None:
     asked = [("The sky", {"until": [first[5]], "max_gen_toks": 12}), ("b" * 120, {"until": ["q"], "max_gen_toks": 9})]
     ours, theirs = (lm.generate_until(requests("generate_until", *asked), disable_tqdm=True) for lm in pair)
     assert ours == theirs and ours[0] == first[: first.index(first[5])]
+
+
+def test_a_control_token_among_the_until_strings_ends_a_text(pair: tuple[Any, Any]) -> None:
+    asked = [("hello", {"until": until, "max_gen_toks": 60}) for until in (["<bos>"], [])]
+    ours, theirs = (lm.generate_until(requests("generate_until", *asked), disable_tqdm=True) for lm in pair)
+    assert ours == theirs and ours[1].startswith(ours[0]) and len(ours[0]) < len(ours[1])
+
+
+def test_a_text_whose_first_token_begins_with_a_space(tmp_path: Path) -> None:
+    lms = backends(tmp_path, write_words_with_spaces)
+    asked = [(f"{letter} word", {"until": ["!"], "max_gen_toks": 5}) for letter in "abcdefghijklmnop"]
+    ours, theirs = (lm.generate_until(requests("generate_until", *asked), disable_tqdm=True) for lm in lms)
+    model = lms[0].model
+    params = ds.SamplingParams(do_sample=False, max_new_tokens=1)
+    first = [ds.generate(model, [model.tokenizer.encode(prompt)], params)[0].text for prompt, _ in asked]
+    assert ours == theirs and any(text.startswith(" ") for text in first)
+
+
+def test_a_context_of_spaces_alone_is_refused_as_there(pair: tuple[Any, Any]) -> None:
+    """Without a beginning token nothing is left before the first token of the continuation, which takes the spaces."""
+    asked = requests("loglikelihood", ("  ", "Hello"))
+    with pytest.raises(ValueError, match="lm_eval: context must be"):
+        pair[0].loglikelihood(asked)
+    with pytest.raises(AssertionError):
+        pair[1].loglikelihood(asked)
+
+
+@pytest.mark.parametrize("beginning", ["The answer is", "The answer is: ", "x"])
+def test_an_answer_that_a_task_begins_goes_on(pair: tuple[Any, Any], beginning: str) -> None:
+    chat = [{"role": "user", "content": "Say x."}, {"role": "assistant", "content": beginning}]
+    for messages, whole in ((chat, False), (chat[:1], True)):
+        ours, theirs = (lm.apply_chat_template(messages, add_generation_prompt=whole) for lm in pair)
+        assert ours == theirs
+    assert ours.endswith("[assistant]")
+    gone = DecodestepLM(ds.load(pair[0].model.path, dtype="float32", chat_template="{{ messages[0].content }}"))
+    with pytest.raises(ValueError, match="lm_eval: chat_history must be"):
+        gone.apply_chat_template(chat, add_generation_prompt=False)
 
 
 def test_sampled_text_has_a_seed_and_unknown_arguments_are_refused(pair: tuple[Any, Any]) -> None:

@@ -8,6 +8,7 @@ or, in Python, import this module and pass `model="decodestep"` to `lm_eval.simp
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -28,6 +29,7 @@ with extra("lm-eval"):
 _OP = "lm_eval"
 # Fields of a task's generation_kwargs that mean what the fields of SamplingParams mean.
 _FIELDS = frozenset({"do_sample", "temperature", "top_p", "top_k", "min_p", "typical_p", "repetition_penalty", "seed"})
+_HERE = "THE MESSAGE GOES ON HERE "  # put after a message to find where a chat template has written it
 
 
 @register_model("decodestep")
@@ -111,14 +113,15 @@ class DecodestepLM(TemplateLM):  # type: ignore[misc]
         """The log-probability of the continuation, and whether each of its tokens is the most likely one."""
         rule = f"of 1 to {self.max_length} tokens"
         require(0 < len(continuation) <= self.max_length, _OP, "continuation", rule, f"{len(continuation)}")
+        require(len(context) > 0, _OP, "context", "of at least one token, or the empty text", "none of a text of spaces")
         ids = [*context, *continuation][-(self.max_length + 1) :][:-1]
-        scored = min(len(continuation), len(ids))
+        scored = len(continuation)
         with self.model.sequence(ids[: len(ids) - scored + 1]) as sequence:
             if len(sequence) < len(ids) - scored:
                 self.model.forward([(sequence, ids[len(sequence) : len(ids) - scored])])
             logits = self.model.forward([(sequence, ids[len(sequence) :])], every=True).astype(np.float64)
         logits -= logits.max(axis=-1, keepdims=True)
-        targets = np.array(continuation[-scored:])
+        targets = np.array(continuation)
         chosen = logits[np.arange(scored), targets] - np.log(np.exp(logits).sum(axis=-1))
         return float(chosen.sum()), bool((logits.argmax(axis=-1) == targets).all())
 
@@ -138,8 +141,7 @@ class DecodestepLM(TemplateLM):  # type: ignore[misc]
         return results
 
     def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
-        end = self.model.tokenizer.token(self.eot_token_id)
-        asked = [self._generation(dict(request.args[1]), index, end) for index, request in enumerate(requests)]
+        asked = [self._generation(dict(request.args[1]), index) for index, request in enumerate(requests)]
         prompts = []
         for request, (params, _) in zip(requests, asked, strict=True):
             room = self.max_length - int(params.max_new_tokens or 0)
@@ -152,16 +154,34 @@ class DecodestepLM(TemplateLM):  # type: ignore[misc]
             for request, (_, until), text in zip(requests[start:stop], asked[start:stop], texts, strict=True):
                 if text.error is not None:
                     raise text.error
-                results.append(postprocess_generated_text(text.text, until, None))
+                results.append(postprocess_generated_text(self._decoded(text.text), until, None))
                 self.cache_hook.add_partial("generate_until", request.args, results[-1])
         return results
 
-    def _generation(self, given: dict[str, Any], index: int, end: str) -> tuple[SamplingParams, list[str]]:
+    @cached_property
+    def _control_tokens(self) -> dict[str, int]:
+        tokenizer = self.model.tokenizer
+        return {tokenizer.token(i): i for i in (*tokenizer.special, self.eot_token_id)}
+
+    @cached_property
+    def _begins_with_a_space(self) -> bool:
+        """Whether the tokenizer puts a space before a text."""
+        tokenizer = self.model.tokenizer
+        return tokenizer.decode(tokenizer.encode_rendered("a")) == " a"
+
+    def _decoded(self, text: str) -> str:
+        """What follows a prompt, as the harness has it: decoded by itself, so that a space that would begin a text is gone."""
+        return text.removeprefix(" ") if self._begins_with_a_space else text
+
+    def _generation(self, given: dict[str, Any], index: int) -> tuple[SamplingParams, list[str]]:
         """A request's generation_kwargs as parameters, and the strings that its text is cut at."""
         kwargs = normalize_gen_kwargs(given, self.max_gen_toks)
-        until = handle_stop_sequences(kwargs.pop("until", None), eos=end)
+        control = self._control_tokens
+        until = handle_stop_sequences(kwargs.pop("until", None), eos=self.model.tokenizer.token(self.eot_token_id))
         fields: dict[str, Any] = {"max_new_tokens": int(kwargs.pop("max_gen_toks"))}
-        fields["stop_strings"] = tuple(dict.fromkeys(text for text in until if text and text != end))
+        # A control token is not in the text that it ends.
+        fields["stop_token_ids"] = tuple(dict.fromkeys(control[text] for text in until if text in control))
+        fields["stop_strings"] = tuple(dict.fromkeys(text for text in until if text and text not in control))
         unknown = sorted(kwargs.keys() - _FIELDS)
         require(not unknown, _OP, "generation_kwargs", f"until, a length and {', '.join(sorted(_FIELDS))}", ", ".join(unknown))
         fields |= kwargs
@@ -170,7 +190,16 @@ class DecodestepLM(TemplateLM):  # type: ignore[misc]
         return SamplingParams(**fields), until
 
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
-        return self.model.chat_prompt(chat_history, add_generation_prompt=add_generation_prompt)
+        """The text of a conversation; without add_generation_prompt it ends within its last message, which goes on."""
+        if add_generation_prompt:
+            return self.model.chat_prompt(chat_history)
+        *before, last = chat_history
+        messages = [*before, {**last, "content": last["content"] + _HERE}]
+        prompt, found, after = self.model.chat_prompt(messages, add_generation_prompt=False).rpartition(_HERE.strip())
+        if not found:
+            refuse(_OP, "chat_history", "of messages that the chat template writes as they are", repr(last["content"]))
+        # A template that trims messages has trimmed the space of the mark, and would have trimmed those before it.
+        return prompt if after.startswith(_HERE[-1]) else prompt.rstrip()
 
     def chat_template(self, chat_template: bool | str = False) -> str:
         """The harness records which template was used; it is the model's own."""
