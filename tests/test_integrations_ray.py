@@ -90,6 +90,24 @@ def test_texts_are_those_without_ray_in_any_number_of_blocks(cluster: None, path
     same(texts(mapped(path, blocks)), expected)
 
 
+def test_a_null_among_lists_of_numbers_loses_no_row(cluster: None, path: Path) -> None:
+    """Where all batches of the block but one have the column as numbers."""
+    rows = [{"key": i, "prompt": None if i == 5 else [97, 98 + i], "stop_token_ids": [3] if i else None} for i in range(9)]
+    dataset = ray.data.from_items(rows, override_num_blocks=1)
+    compute = ray.data.ActorPoolStrategy(size=1)
+    given = {"model": str(path), "params": PARAMS}
+    made = dataset.map_batches(Generate, fn_constructor_kwargs=given, compute=compute, num_cpus=1, batch_size=3).take_all()
+    alone = Generate(**given)
+    for row in sorted(made, key=lambda row: row["key"]):
+        prompt, key = rows[row["key"]]["prompt"], row["key"]
+        assert prompt == (None if row["prompt"] is None else list(row["prompt"]))
+        column = np.empty(1, object)
+        column[0] = prompt
+        assert row["completion"] == alone({"prompt": column, "key": np.array([key])})["completion"][0]
+        assert ("prompt must be" in row["error"]) == (key == 5)
+    assert len(made) == 9
+
+
 class Killed(Generate):
     """Its first actor ends in the middle of a batch, as if killed."""
 
@@ -166,6 +184,8 @@ def test_columns_that_are_missing_or_in_the_way_are_refused(path: Path) -> None:
         made({"prompt": np.array(["a"], object)})
     with pytest.raises(ValueError, match="without columns"):
         made({"prompt": np.array(["a"], object), "key": np.array([1]), "error": np.array([""])})
+    with pytest.raises(ValueError, match="batch_format"):
+        made(pytest.importorskip("pandas").DataFrame({"prompt": ["a"], "key": [1]}))
     own = made({"prompt": np.array(["a"], object), "key": np.array([1]), "seed": np.array([9.0])})
     assert own["completion_seed"].tolist() == [9]
 

@@ -42,12 +42,13 @@ class Generate:
     seed: an integer in [0, 2^64) that all keys are mixed with.
     threads: of an actor; None for as many as the CPUs that Ray has given it, at least one.
 
-    Called with a batch in the format "numpy". Returns its columns and: completion, the text; completion_ids; finish_reason, as
-    in `Completion`, "error" for a row that failed; completion_seed, 0 for a greedy row; error, why a row failed, else "".
+    Called with a batch in the format "numpy". Returns its columns, of which prompts and fields that are lists stay lists, and:
+    completion, the text; completion_ids; finish_reason, as in `Completion`, "error" for a row that failed; completion_seed, 0
+    for a greedy row; error, why a row failed, else "".
     A row that fails (its prompt, its params, its processing) loses no other. A row's text depends on its prompt, params, key
     and `seed` alone: not on blocks, batches, actors or retries.
 
-    Raises ValueError for a batch without the columns of prompts or keys, or with one of the new names.
+    Raises ValueError for a batch in another format, without the columns of prompts or keys, or with one of the new names.
     """
 
     def __init__(
@@ -68,6 +69,7 @@ class Generate:
         self._model: Model = load(*[] if model is None else [model], dtype=dtype, threads=threads)
 
     def __call__(self, batch: dict[str, np.ndarray]) -> dict[str, Any]:
+        require(isinstance(batch, dict), _OP, "batch", 'a dict of arrays, of batch_format="numpy"', type(batch).__name__)
         for name in (self._prompt, self._key):
             require(name in batch, _OP, "batch", f"one with a column {name!r}", ", ".join(batch))
         taken = [name for name in _MADE if name in batch]
@@ -82,7 +84,8 @@ class Generate:
                 results[i] = error
         self._run(asked, results)
         seeds = {i: params.seed or 0 for i, _, params in asked}
-        return {**batch, **_columns(results, [seeds.get(i, 0) for i in range(count)])}
+        lists = {name: _as_lists(batch[name]) for name in {self._prompt, *_DEFAULTS} & batch.keys()}
+        return {**batch, **lists, **_columns(results, [seeds.get(i, 0) for i in range(count)])}
 
     def _params_of(self, batch: dict[str, np.ndarray], i: int) -> SamplingParams:
         given = dict(self._params)
@@ -139,6 +142,16 @@ def _plain(value: Any, default: Any) -> Any:
         require(abs(value) < 2**53, _OP, "batch", "of integers below 2^53 in a column with nulls, which holds floats", value)
         return int(value)
     return value
+
+
+def _as_lists(column: np.ndarray) -> np.ndarray:
+    """A column with its lists as lists. Ray would make a tensor of those of numbers, which it cannot join with a block that has
+    a null among them."""
+    if column.ndim == 1 and column.dtype != object:
+        return column
+    made = np.empty(len(column), object)
+    made[:] = [cell.tolist() if isinstance(cell, np.ndarray) else cell for cell in column]
+    return made
 
 
 def _prompt_of(cell: Any) -> Any:
