@@ -167,6 +167,33 @@ def test_token_ids_equal_those_of_transformers(copy, adds):
         assert ours.decode(ours.encode(text)) == theirs.decode(ours.encode(text), skip_special_tokens=True)
 
 
+@pytest.mark.parametrize("place", ["tokenizer.json", "tokenizer_config.json"])
+def test_added_tokens_that_the_model_has_no_row_for_are_text(copy, place):
+    """As Gemma 3 1B is published, with one for images, and finetunes of Llama 2 with one to pad with."""
+    path = copy / place
+    data, token = json.loads(path.read_text()), {"content": "<image>", "special": True}
+    if place == "tokenizer.json":
+        whole = dict.fromkeys(("single_word", "lstrip", "rstrip", "normalized"), False) | token
+        data["added_tokens"].append({"id": 300, **whole})
+    else:
+        data |= {"added_tokens_decoder": {"300": token}, "pad_token": "<image>"}
+    before = ds.load(copy).tokenizer
+    path.write_text(json.dumps(data))
+    assert PreTrainedTokenizerFast.from_pretrained(copy)("ab<image>")["input_ids"][-1] == 300
+    model = ds.load(copy)
+    for text in ["ab<image>", *TEXTS]:
+        assert model.tokenizer.encode(text) == before.encode(text)
+    assert len(model.tokenizer) == 300 and 300 not in model.tokenizer.special
+
+
+def test_a_vocabulary_beyond_the_model_is_refused(copy):
+    data = json.loads((copy / "tokenizer.json").read_text())
+    data["model"]["vocab"]["ac"] = 300
+    (copy / "tokenizer.json").write_text(json.dumps(data))
+    with pytest.raises(ModelError, match=r"tokenizer\.json: 301 tokens, but the model has 300"):
+        ds.load(copy)
+
+
 def test_a_template_of_the_tokenizer_counts_too(copy):
     data = json.loads((copy / "tokenizer.json").read_text())
     begin = {"SpecialToken": {"id": "<bos>", "type_id": 0}}

@@ -28,6 +28,7 @@ class FolderTokenizer(Tokenizer):
 
     `encode` adds the tokens that tokenizer.json's template adds, whatever tokenizer_config.json says; a rendered conversation
     gets none. end_token_ids are the eos tokens that generation_config.json, else config.json, else the tokenizer names.
+    An added token that the model has no row for, as Gemma 3 1B's tokenizer has one for images, is left out: its letters are text.
 
     Without tokenizer.json, tiktoken.model is read.
     Raises ModelError for files that are missing, corrupt or do not fit together.
@@ -37,10 +38,12 @@ class FolderTokenizer(Tokenizer):
         text, settings = folder.tokenizer(), folder.tokenizer_config
         where = f"{folder.path}/tokenizer.json" if text is not None else str(folder.tiktoken)
         data = {} if text is None else parse_object(where, text)
+        if _without_added_beyond(data, vocab_size):
+            text = json.dumps(data)
         if _growth(data.get("normalizer")) > _MAX_GROWTH:  # before the engine normalises its own tokens
             raise ModelError(f"{where}: its normalizer may make a text more than {_MAX_GROWTH} times as long")
         self._engine = tiktoken_file.engine_of(folder, vocab_size) if text is None else _engine(where, text)
-        _add_tokens(self._engine, settings)
+        _add_tokens(self._engine, settings, vocab_size)
         vocabulary = self._engine.get_vocab(with_added_tokens=True)
         if max(vocabulary.values(), default=-1) >= min(vocab_size, _MAX_IDS):
             raise ModelError(f"{where}: {max(vocabulary.values()) + 1} tokens, but the model has {vocab_size}")
@@ -123,12 +126,22 @@ def _growth_by(pattern: Any, content: Any) -> float:
     return max(1, len(content) / len(found)) if found and isinstance(found, str) else 1 + len(content)
 
 
-def _add_tokens(engine: Engine, settings: Mapping[str, Any]) -> None:
-    """Adds tokens that only tokenizer_config.json names, as transformers does."""
+def _without_added_beyond(data: dict[str, Any], vocab_size: int) -> bool:
+    """Takes out of tokenizer.json the added tokens that the model has no row for; returns whether there were any."""
+    added = data.get("added_tokens")
+    if not isinstance(added, list):
+        return False
+    kept = [token for token in added if not (isinstance(token, dict) and is_int(token.get("id")) and token["id"] >= vocab_size)]
+    data["added_tokens"] = kept
+    return len(kept) < len(added)
+
+
+def _add_tokens(engine: Engine, settings: Mapping[str, Any], vocab_size: int) -> None:
+    """Adds tokens that only tokenizer_config.json names, as transformers does, if the model has rows for them."""
     given = settings.get("added_tokens_decoder")
     found: dict[str, Any] = given if isinstance(given, dict) else {}
     added: dict[str, AddedToken] = {}  # at once: each call costs the time of all that are there
-    for number in sorted((key for key in found if key.isdecimal() and len(key) < 20), key=int):
+    for number in sorted((key for key in found if key.isdecimal() and len(key) < 20 and int(key) < vocab_size), key=int):
         token = found[number]
         content = _content(token)
         if isinstance(token, dict) and content and content not in added and engine.token_to_id(content) is None:
