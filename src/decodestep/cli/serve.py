@@ -114,8 +114,8 @@ def _uvicorn_server(server: Server, grace: float) -> uvicorn.Server:
         def _log_started_message(self, listeners: object) -> None:
             pass
 
-    # h11 limits request heads to 64 KiB, and reads the body of a request that also offers HTTP/2, as Java's do. httptools, which
-    # uvicorn takes if it is installed, does neither.
+    # h11 limits request heads to 64 KiB, and reads the body of a request that also offers HTTP/2, as Java's do. httptools,
+    # which uvicorn takes if it is installed, does neither.
     return Stopping(uvicorn.Config(server.app, http="h11", log_level="warning", access_log=False, lifespan="off"))
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as Engine
 
-from decodestep._base.checks import ids_below
+from decodestep._base.checks import ids_below, is_int
 from decodestep.models import tiktoken_file
 from decodestep.models.errors import ModelError
 from decodestep.models.json_file import parse_object
@@ -28,7 +28,7 @@ class FolderTokenizer(Tokenizer):
 
     `encode` adds the tokens that tokenizer.json's template adds, whatever tokenizer_config.json says; a rendered conversation
     gets none. end_token_ids are the eos tokens that generation_config.json, else config.json, else the tokenizer names.
-    An added token that the model has no row for, as Gemma 3 1B's tokenizer has one for images, is left out: its letters are text.
+    An added token that the model has no row for is left out, as Gemma 3 1B's for images: its characters are ordinary text.
 
     Without tokenizer.json, tiktoken.model is read.
     Raises ModelError for files that are missing, corrupt or do not fit together.
