@@ -534,13 +534,24 @@ def test_memory_of_coming_pages_is_taken_a_little_at_a_time():
     slab = pages.keys.shape[3]
     pages.keys[0] = pages.values[0] = 1
     for fresh, number in ((1, 1), (slab - 1, None), (slab, None), (slab + 1, 2), (2 * slab + 1, 3), (3 * slab + 1, None)):
-        calls = 1
+        calls = 0
         while pages.prepare(fresh):
             calls += 1
         parts = [] if number is None else [pages.keys[number], pages.values[number]]
-        assert calls == max(1, sum(len(huge_pages_of(part)) for part in parts)), fresh
+        assert calls == sum(len(huge_pages_of(part)) for part in parts), fresh
     assert (pages.keys[0] == 1).all() and (pages.values[0] == 1).all() and not pages.keys[1:].any()
     assert not GroupPages(30, 3, 64, slab).prepare(1)
+
+
+def test_memory_is_taken_for_several_slabs_ahead_if_asked_for():
+    pages = GroupPages(30, 3, 64, 200)
+    slab, slabs = pages.keys.shape[3], len(pages.keys)
+    of_slab = [sum(len(huge_pages_of(part[number])) for part in (pages.keys, pages.values)) for number in range(slabs)]
+    for fresh, ahead, numbers in ((0, 2, (0, 1)), (0, 2, ()), (1, 2, (2,)), (slab + 1, 9, (3,)), (4 * slab, 9, ())):
+        calls = 0
+        while pages.prepare(fresh, ahead):
+            calls += 1
+        assert calls == sum(of_slab[number] for number in numbers), (fresh, ahead)
 
 
 def test_memory_that_has_been_handed_out_meanwhile_is_left_alone():

@@ -30,9 +30,10 @@ class Pages(ABC):
     def copy(self, source: int, target: int) -> None:
         """Copies page `source` to page `target`."""
 
-    def prepare(self, fresh: int) -> bool:
-        """Allocates a little of the memory that the unwritten pages from `fresh` on will need next; True if more is left.
+    def prepare(self, fresh: int, slabs: int = 1) -> bool:
+        """Allocates a little of the memory that the unwritten pages from `fresh` on will need next; False if nothing is left.
 
+        slabs: how far ahead, in slabs of pages.
         Otherwise the pass that first writes there would wait for the system to clear all of it.
         """
         return False
@@ -86,19 +87,22 @@ class SlabPages(Pages):
         self.keys = _untouched_zeros((slabs, *axes, self._slab, *key), dtypes[0], huge_pages=True)
         self.values = _untouched_zeros((slabs, *axes, self._slab, *value), dtypes[1], huge_pages=True)
         self._axis = len(axes)  # of the pages inside a slab
-        self._preparing = -1  # the slab whose memory is being taken
-        self._untaken: list[np.ndarray] = []  # a byte of each of its huge pages that have not been touched
+        self._prepared = 0  # slabs before this one have their memory, or users
+        self._untouched: list[np.ndarray] = []  # a byte of each of its huge pages that have not been touched; empty: of all
 
-    def prepare(self, fresh: int) -> bool:
-        """Allocates one more huge page (2 MB) per call, in the first slab of which no page is in use."""
-        slab = -(-fresh // self._slab)
-        if slab != self._preparing:  # which may be before all of the last one was taken: it has users now
-            self._preparing = slab
-            parts = (part[slab : slab + 1].reshape(-1).view(np.uint8) for part in (self.values, self.keys))
-            self._untaken = [byte for part in parts for byte in _bytes_of_huge_pages(part)]
-        if self._untaken:
-            self._untaken.pop()[:] = 0  # as it was
-        return bool(self._untaken)
+    def prepare(self, fresh: int, slabs: int = 1) -> bool:
+        """Allocates one more huge page (2 MB) per call, in the first slabs of which no page is in use."""
+        first = -(-fresh // self._slab)
+        if first > self._prepared:
+            self._prepared, self._untouched = first, []
+        if self._prepared >= min(first + slabs, len(self.keys)):
+            return False
+        if not self._untouched:
+            parts = (part[self._prepared].reshape(-1).view(np.uint8) for part in (self.values, self.keys))
+            self._untouched = [byte for part in parts for byte in _bytes_of_huge_pages(part)]
+        self._untouched.pop()[:] = 0  # as it was
+        self._prepared += not self._untouched
+        return True
 
     def copy(self, source: int, target: int) -> None:
         to, slot = divmod(target, self._slab)

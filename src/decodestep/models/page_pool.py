@@ -94,10 +94,10 @@ class PagePool:
         with LOCK:
             self._keep_at_most(0)
 
-    def prepare(self) -> bool:
-        """Allocates a little of the memory of the pages that will be used next; returns whether more is left."""
+    def prepare(self, slabs: int = 1) -> bool:
+        """Allocates a little of the memory of the pages that will be used next; False if `slabs` slabs of them have theirs."""
         with LOCK:
-            return self.storage.prepare(self._fresh)
+            return self.storage.prepare(self._fresh, slabs)
 
     def wait_for(self, count: int) -> None:
         """Waits until `count` pages are free, for at most a tenth of a second, so that the caller can check other conditions.

@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 _OP = "serve"
 _LOG = logging.getLogger("decodestep.serving")
 
+_IDLE_SLABS = 16  # of the cache, 16 MB each: whose memory is allocated while there is nothing to do
+
 MOST_COMPILING = 10.0  # seconds of processor time for the constraints of all rows of a request
 
 Deliver = Callable[[list[tuple[Ticket, Gain]]], None]
@@ -214,6 +216,8 @@ class Engine:
 
     def _wait(self) -> bool:
         """Waits for something to do, and takes in what has come; False at the end."""
+        while not (self._incoming or self._tickets or self._closing) and self.model.cache.prepare(_IDLE_SLABS):
+            pass
         with self._wake:
             while not (self._incoming or self._tickets):
                 if self._closing:
