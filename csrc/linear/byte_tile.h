@@ -275,23 +275,27 @@ void add_residual(const uint8_t* panel, const Activations& x, size_t first, floa
     store_outputs<T, 2>(y, 0, outputs);
 }
 
-// Adds the residuals of T tokens. Most tokens have their outliers in the same block, which is then read once for all.
-template <Format F, int T>
-void add_residuals(const uint8_t* panel, const Activations& x, size_t first, float (*outputs)[kPanelOutputs]) {
-    if (x.blocks() == 0) return;
-    const int32_t* block = x.residual_block + first;
-    if (std::all_of(block + 1, block + T, [&](int32_t other) { return other == block[0]; }))
-        return add_residual<F, T>(panel, x, first, outputs);
-    for (size_t t = 0; t < T; ++t) add_residual<F, 1>(panel, x, first + t, outputs + t);
-}
-
-// The same for any number of tokens.
+// Adds the residuals of tokens. Most tokens have their outliers in the same block, which is then read once for as many
+// of them as have sums that stay in registers.
 template <Format F>
 void add_residuals(const uint8_t* panel, const Activations& x, size_t first, size_t tokens,
                    float (*outputs)[kPanelOutputs]) {
-    size_t t = 0;
-    for (; t + 2 <= tokens; t += 2) add_residuals<F, 2>(panel, x, first + t, outputs + t);
-    if (t < tokens) add_residuals<F, 1>(panel, x, first + t, outputs + t);
+    if (x.blocks() == 0) return;
+    constexpr size_t most = kVectorRegisters >= 32 ? 4 : 2;
+    const int32_t* block = x.residual_block + first;
+    for (size_t t = 0, count; t < tokens; t += count) {
+        const auto same = [&](size_t size) {
+            return t + size <= tokens &&
+                   std::all_of(block + t + 1, block + t + size, [&](int32_t b) { return b == block[t]; });
+        };
+        count = same(most) ? most : same(2) ? 2 : 1;
+        if (count == most)
+            add_residual<F, most>(panel, x, first + t, outputs + t);
+        else if (count == 2)
+            add_residual<F, 2>(panel, x, first + t, outputs + t);
+        else
+            add_residual<F, 1>(panel, x, first + t, outputs + t);
+    }
 }
 
 }  // namespace decodestep::DECODESTEP_ISA

@@ -183,11 +183,7 @@ void integer_tiles(size_t blocks, const uint8_t* panel, const uint8_t* next_pane
             }
         }
     }
-    each_tile<4>(tokens, [&](size_t t, size_t count) {
-        count == 4 ? add_residuals<F, 4>(panel, x, first + t, outputs + t) : each_tile<1>(count, [&](size_t i, size_t) {
-            add_residuals<F, 1>(panel, x, first + t + i, outputs + t + i);
-        });
-    });
+    add_residuals<F>(panel, x, first, tokens, outputs);
 }
 
 }  // namespace decodestep::DECODESTEP_ISA

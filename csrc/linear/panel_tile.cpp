@@ -31,7 +31,7 @@ void byte_tile(size_t blocks, const uint8_t* panel, const uint8_t* next_panel, c
         add_block<F, T, 2>(quads, 0, block, x, x.at(first, b), y);
     }
     store_outputs<T, 2>(y, 0, outputs);
-    add_residuals<F, T>(panel, x, first, outputs);
+    add_residuals<F>(panel, x, first, T, outputs);
 }
 
 // T, the number of tokens, as a constant.
