@@ -111,6 +111,8 @@ REFUSED = {
     "softcapped logits": ("gemma3_text", {"final_logit_softcapping": 30.0}, "final_logit_softcapping is not supported"),
     "another activation": ("gemma3_text", {"hidden_activation": "silu"}, "hidden_activation 'silu' is not supported"),
     "layers of another number": ("ministral", {"layer_types": ["full_attention"]}, "layer_types must have"),
+    "layers of lists": ("ministral", {"layer_types": [["full_attention"]] * 3}, "layer_types must have"),
+    "rotations that are lists": ("smollm3", {"no_rope_layers": [[1]] * 5}, "no_rope_layers must have"),
     "rotations of another number": ("smollm3", {"no_rope_layers": [1]}, "no_rope_layers must have"),
     "a window of none": ("mistral", {"sliding_window": 0}, "sliding_window must be an integer in"),
 }

@@ -107,7 +107,7 @@ def _latent(folder: ModelFolder, keys: Keys, common: dict[str, Any]) -> Config:
 def _experts(keys: Keys, layers: int) -> Experts | None:
     if keys.kind == "glm4_moe_lite":
         kinds = keys.get("mlp_layer_types") or ["dense"] + ["sparse"] * (layers - 1)
-        if not isinstance(kinds, list) or len(kinds) != layers or not set(kinds) <= {"dense", "sparse"}:
+        if not isinstance(kinds, list) or len(kinds) != layers or not all(kind in ("dense", "sparse") for kind in kinds):
             raise keys.refuse(f"mlp_layer_types must have 'dense' or 'sparse' for each of {layers} layers")
         sparse = tuple(kind == "sparse" for kind in kinds)
     else:
@@ -144,7 +144,9 @@ def _check_quantization(keys: Keys) -> None:
     found = keys.get("quantization_config")
     if found is None:
         return
-    method = found.get("quant_method") if isinstance(found, dict) else found
+    if not isinstance(found, dict):
+        raise keys.refuse("quantization_config must be an object")
+    method = found.get("quant_method")
     if method != "fp8" or found.get("fmt", "e4m3") != "e4m3" or found.get("weight_block_size") != [128, 128]:
         raise keys.refuse(
             f"quantization_config of quant_method {method!r} is not supported (fp8, e4m3, blocks of 128 x 128 is)"

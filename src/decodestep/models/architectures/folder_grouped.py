@@ -51,7 +51,8 @@ def layer_types(keys: Keys, layers: int, slides: Callable[[int], bool]) -> list[
     kinds = keys.get("layer_types")
     if kinds is None:
         return ["sliding_attention" if slides(i) else "full_attention" for i in range(layers)]
-    if not isinstance(kinds, list) or len(kinds) != layers or not set(kinds) <= {"full_attention", "sliding_attention"}:
+    known = ("full_attention", "sliding_attention")
+    if not isinstance(kinds, list) or len(kinds) != layers or not all(kind in known for kind in kinds):
         raise keys.refuse(f"layer_types must have 'full_attention' or 'sliding_attention' for each of {layers} layers")
     return kinds
 
@@ -122,7 +123,7 @@ def _smollm3_ropes(keys: Keys, layers: int) -> tuple[int, ...]:
     flags, period = keys.get("no_rope_layers"), keys.size("no_rope_layer_interval", most=MAX_LAYERS)
     if flags is None:
         return tuple(int((i + 1) % period == 0) for i in range(layers))
-    if not isinstance(flags, list) or len(flags) < layers or not set(flags) <= {0, 1}:
+    if not isinstance(flags, list) or len(flags) < layers or not all(flag in (0, 1) for flag in flags):
         raise keys.refuse(f"no_rope_layers must have 0 or 1 for each of {layers} layers")
     return tuple(1 - int(flag) for flag in flags[:layers])
 
