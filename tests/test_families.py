@@ -173,6 +173,80 @@ def test_what_a_text_is_when_it_grows_beyond_the_short_factors(folder):
     assert done.token_ids == families.greedy_of(model, prompt, 8)
 
 
+@pytest.fixture(params=["layers", "native"])
+def long_rope(request, tmp_path):
+    """A model of transformers' whose factors change after 100 tokens, and two of ours that know nothing of each other."""
+    sizes = {"max_position_embeddings": 1024, "rope_parameters": families.longrope(100)}
+    if request.param == "native":
+        factors = {"short_factor": np.linspace(1, 1.3, 8).tolist(), "long_factor": np.linspace(1, 4, 8).tolist()}
+        sizes = families.ALIGNED["minicpm3"] | sizes | {"rope_parameters": {**families.longrope(100), **factors}}
+    model = families.model_of("minicpm3", 0, **sizes)
+    path = families.save(model, tmp_path)
+    used, fresh = ds.load(path), ds.load(path)
+    assert used.decoder.description.startswith({"layers": "layer by layer", "native": "one native"}[request.param])
+    return model, used, fresh
+
+
+def test_what_long_rope_has_read_changes_no_other_text(long_rope, ids):
+    """Pages are shared with texts that are rotated alike alone."""
+    _, used, fresh = long_rope
+    text = ids.tolist()
+    for length in (120, 60, 110, 99, 101, 100, 20):
+        with used.sequence(text[:length]) as sequence:
+            logits = used.forward([(sequence, text[len(sequence) : length])])[0]
+        fresh.cache.clear()
+        np.testing.assert_array_equal(logits, fresh.logits(text[:length])[-1])
+    with used.sequence(text[:110]) as sequence, used.sequence(text[:70]) as other:
+        assert (len(sequence), len(other)) == (109, 69)
+
+
+def test_a_text_that_has_grown_beyond_the_short_factors_shares_what_is_alike(long_rope, ids):
+    _, used, fresh = long_rope
+    text = ids.tolist()
+    grown, alone = used.sequence(), fresh.sequence()
+    for piece in (text[:90], text[90:105], text[105:]):
+        np.testing.assert_array_equal(used.forward([(grown, piece)]), fresh.forward([(alone, piece)]))
+        used.logits(text), used.logits(text[:80])
+    with grown.fork() as branch:
+        branch.truncate(50)
+        np.testing.assert_array_equal(used.forward([(branch, [5])])[0], fresh.logits([*text[:50], 5])[-1])
+    with grown.fork() as branch:
+        branch.truncate(107)
+        used.forward([(branch, [1, 2, 3])])
+    np.testing.assert_array_equal(used.forward([(grown, [7])]), fresh.forward([(alone, [7])]))
+
+
+def test_long_rope_in_batches_and_pieces(long_rope):
+    """Prompts of more tokens than a pass takes, beside each other, and announced ones in pieces."""
+    model, used, fresh = long_rope
+    text = np.random.default_rng(4).integers(0, 297, 700)
+    expected = families.logits_of(model, text)
+    exact = fresh.decoder.cache_dtype == "float32"
+    whole = fresh.logits(text)
+    assert families.relative(whole, expected) < (TOLERANCE if exact else 0.05)
+    prompts = [text[20:320].tolist(), text[:101].tolist(), text.tolist(), text[300:390].tolist()]
+    for prompt_logprobs in (None, 0):
+        params = ds.SamplingParams(do_sample=False, max_new_tokens=14, ignore_eos=True, prompt_logprobs=prompt_logprobs)
+        together = [one.token_ids for one in ds.generate(used, prompts, params)]
+        for prompt, tokens in zip(prompts, together, strict=True):
+            fresh.cache.clear()
+            assert tokens == ds.generate(fresh, [prompt], params)[0].token_ids
+            assert not exact or tokens == families.greedy_of(model, prompt, 14)
+    with used.sequence() as sequence:
+        sequence.expect(700)
+        pieces = [used.forward([(sequence, text[at : at + 70])], every=True) for at in range(0, 700, 70)]
+    np.testing.assert_array_equal(np.concatenate(pieces), whole)
+
+
+def test_the_latent_form_of_grouped_attention_has_both_tables_of_long_rope(tmp_path, ids):
+    factors = {"short_factor": np.linspace(1, 1.3, 16).tolist(), "long_factor": np.linspace(1, 4, 16).tolist()}
+    wide = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "head_dim": 32}
+    model = families.model_of("llama", 0, **wide, rope_parameters={**families.longrope(100), **factors})
+    mine, expected = ds.load(families.save(model, tmp_path), form="mla"), families.logits_of(model, ids)
+    assert mine.decoder.description == "one native call a step"
+    assert np.median(np.abs(mine.logits(ids) - expected).max(axis=1) / np.abs(expected).max(axis=1)) < 0.02
+
+
 def test_the_native_step_has_both_tables_of_long_rope(tmp_path):
     """Long and short sequences side by side in one pass; one that grows beyond the short factors."""
     factors = {"short_factor": np.linspace(1, 1.3, 8).tolist(), "long_factor": np.linspace(1, 4, 8).tolist()}

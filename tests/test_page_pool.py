@@ -22,10 +22,11 @@ from decodestep.models.prefill import Prefill
 from decodestep.models.sequence import admit
 
 VOCAB = 3
+LONG = 100  # more than any token
 
 
 class TokenPages(Pages):
-    """Pages that hold the token of each position, -1 where none has been written since the page was made."""
+    """Pages that hold the token of each position, LONG more if long frequencies rotated it; -1: nothing has been written."""
 
     page_bytes = 1000
 
@@ -43,8 +44,9 @@ class Recall:
     class config:  # noqa: N801
         vocab_size, context = VOCAB, 200
 
-    def logits(self, tokens, sequence, positions, pages, page_table, wanted):
-        for token, row, position in zip(tokens, sequence, positions, strict=True):
+    def logits(self, tokens, sequence, positions, pages, page_table, wanted, long=None):
+        written = tokens if long is None else tokens + LONG * long
+        for token, row, position in zip(written, sequence, positions, strict=True):
             pages.tokens[page_table[row, position // PAGE], position % PAGE] = token
         out = np.full((len(wanted), self.config.context), -1)
         for place, t in enumerate(wanted):
@@ -61,8 +63,8 @@ def seen(logits):
     return [int(token) for token in logits if token >= 0]
 
 
-def pool_of(pages, most_kept=10**6):
-    return PagePool(TokenPages(pages), most_kept)
+def pool_of(pages, most_kept=10**6, long_after=None):
+    return PagePool(TokenPages(pages), most_kept, long_after)
 
 
 def run(pool, *batch):
@@ -80,11 +82,18 @@ class Sequences(RuleBasedStateMachine):
     """Whatever is done to sequences, each sees its own tokens, and every page is held, kept, free or fresh."""
 
     sequences = Bundle("sequences")
+    long_after = None
 
     def __init__(self):
         super().__init__()
-        self.pool = pool_of(12, most_kept=5)
+        self.pool = pool_of(12, most_kept=5, long_after=self.long_after)
         self.open = {}
+        self.expected = {}
+
+    def read(self, sequence, tokens):
+        """What pages hold of tokens that are read now."""
+        is_long = self.long_after is not None and self.expected[sequence] > self.long_after
+        return [token + LONG * is_long for token in tokens]
 
     @rule(target=sequences, capacity=st.none() | st.integers(0, 60), tokens=st.lists(st.integers(0, 1), max_size=50))
     def begin(self, capacity, tokens):
@@ -94,7 +103,8 @@ class Sequences(RuleBasedStateMachine):
             sequence = CachedSequence(self.pool)
         reused = sequence.reuse(tokens)
         assert reused == len(sequence) and (reused < len(tokens) or not tokens)
-        self.open[sequence] = tokens[:reused]
+        self.expected[sequence] = len(tokens)
+        self.open[sequence] = self.read(sequence, tokens[:reused])
         return sequence
 
     @rule(several=st.lists(sequences, min_size=1, max_size=3, unique=True), data=st.data())
@@ -108,7 +118,8 @@ class Sequences(RuleBasedStateMachine):
             assert before == {sequence: len(sequence) for sequence in self.open}
             return
         for sequence, tokens, result in zip(several, more, results, strict=True):
-            self.open[sequence] = self.open[sequence] + tokens
+            self.expected[sequence] = max(self.expected[sequence], len(self.open[sequence]) + len(tokens))
+            self.open[sequence] = self.open[sequence] + self.read(sequence, tokens)
             assert result == self.open[sequence]
 
     @rule(target=sequences, source=sequences, capacity=st.none() | st.integers(0, 60))
@@ -119,7 +130,7 @@ class Sequences(RuleBasedStateMachine):
             sequence = source.fork(capacity)
         except CacheFullError:
             return source
-        self.open[sequence] = list(self.open[source])
+        self.open[sequence], self.expected[sequence] = list(self.open[source]), self.expected[source]
         return sequence
 
     @rule(target_=sequences, source=sequences)
@@ -129,7 +140,7 @@ class Sequences(RuleBasedStateMachine):
                 target_.assign(source)
             except CacheFullError:
                 return
-            self.open[target_] = list(self.open[source])
+            self.open[target_], self.expected[target_] = list(self.open[source]), self.expected[source]
 
     @rule(sequence=sequences, data=st.data())
     def truncate(self, sequence, data):
@@ -139,7 +150,7 @@ class Sequences(RuleBasedStateMachine):
                 sequence.truncate(length)
             except CacheFullError:
                 return
-            self.open[sequence] = self.open[sequence][:length]
+            self.open[sequence], self.expected[sequence] = self.open[sequence][:length], length
 
     @rule(sequence=consumes(sequences))
     def close(self, sequence):
@@ -154,7 +165,7 @@ class Sequences(RuleBasedStateMachine):
     @invariant()
     def contents(self):
         for sequence, tokens in self.open.items():
-            assert sequence.tokens == tokens
+            assert sequence.tokens == [token % LONG for token in tokens]
             numbers = [page.number for page in sequence._pages]
             assert numbers == sequence._table[: len(numbers)].tolist() and len(numbers) >= -(-len(tokens) // PAGE)
             assert self.pool.storage.tokens[numbers].reshape(-1)[: len(tokens)].tolist() == tokens
@@ -181,12 +192,22 @@ Sequences.TestCase.settings = settings(max_examples=60, stateful_step_count=40, 
 TestSequences = Sequences.TestCase
 
 
+class LongRope(Sequences):
+    """Of a model whose rotations change after 30 tokens."""
+
+    long_after = 30
+
+
+LongRope.TestCase.settings = Sequences.TestCase.settings
+TestLongRope = LongRope.TestCase
+
+
 def test_pages_that_a_truncation_drops_are_forgotten_from_the_end():
     pool = pool_of(20)
     with started(pool, [0] * 48) as sequence:
         sequence.truncate(1)
         kept = list(pool._kept)
-        assert [page.parent for page in kept] == [*kept[1:], pool._root]
+        assert [page.parent for page in kept] == [*kept[1:], pool._roots[0]]
 
 
 def test_a_kept_page_is_not_copied_where_the_copy_would_take_a_page_of_another():

@@ -35,6 +35,7 @@ class PromptScoring:
 
     def add(self, key: int, row: Row, sequence: CachedSequence) -> None:
         """row: with only its prompt. sequence: empty."""
+        sequence.expect(len(row.history.tokens))
         self._waiting.append((key, row, sequence, list(row.history.tokens)))
 
     def remove(self, key: int) -> None:

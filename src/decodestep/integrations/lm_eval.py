@@ -116,7 +116,9 @@ class DecodestepLM(TemplateLM):  # type: ignore[misc]
         require(len(context) > 0, _OP, "context", "of at least one token, or the empty text", "none of a text of spaces")
         ids = [*context, *continuation][-(self.max_length + 1) :][:-1]
         scored = len(continuation)
-        with self.model.sequence(ids[: len(ids) - scored + 1]) as sequence:
+        with self.model.sequence() as sequence:
+            sequence.expect(len(ids))
+            sequence.reuse(ids[: len(ids) - scored + 1])
             if len(sequence) < len(ids) - scored:
                 self.model.forward([(sequence, ids[len(sequence) : len(ids) - scored])])
             logits = self.model.forward([(sequence, ids[len(sequence) :])], every=True).astype(np.float64)

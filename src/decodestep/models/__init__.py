@@ -65,7 +65,7 @@ class Model:
         self.tokenizer = tokenizer
         self.decoder = decoder
         self.config: Config = decoder.config
-        self.cache: PagePool = new_pool(decoder.new_pages, decoder.page_bytes, cache_bytes)
+        self.cache: PagePool = new_pool(decoder.new_pages, decoder.page_bytes, cache_bytes, decoder.long_after)
         self.threads = threads
         self.generation_config: dict[str, Any] = dict(generation_config or {})
         self.template = template
@@ -190,8 +190,8 @@ class Model:
             ends within a prompt are useless, and cost a fifth of a token of a small model.
 
         Returns float32 (B, V), a row for each wanted sequence, or with `every` (T, V) for the T new tokens in order. A token's
-        logits depend only on its own sequence, to the bit: not on the rest of the batch, on how a prompt is split into calls,
-        or on what was reused.
+        logits depend only on its own sequence, to the bit: not on the rest of the batch, on how a prompt is split into calls
+        (with long-rope, of a prompt whose length the sequence knows: `CachedSequence.expect`), or on what was reused.
         Raises ValueError, before anything is run, for tokens outside the vocabulary, sequences that are closed, in use or
         repeated, or longer than the context; CacheFullError, with no sequence changed, if the cache lacks pages.
         """

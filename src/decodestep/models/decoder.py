@@ -14,13 +14,14 @@ class Decoder(ABC):
     """Runs a model's layers on a paged cache. A token's logits depend only on its own sequence, to the bit.
 
     config: the model's sizes. description: how the model is run, as text. page_bytes: the size of a page in the cache.
-    cache_dtype: the type of what the cache holds: of latents without their rope keys.
+    cache_dtype: the type of what the cache holds: of latents without their rope keys. long_after: `Rope.long_after`.
     """
 
     config: Config
     description: str
     page_bytes: int
     cache_dtype: str
+    long_after: int | None
 
     @abstractmethod
     def new_pages(self, count: int) -> Pages:
@@ -35,6 +36,7 @@ class Decoder(ABC):
         pages: Pages,
         page_table: np.ndarray,
         wanted: np.ndarray,
+        long: np.ndarray | None = None,
     ) -> np.ndarray:
         """Runs T tokens and writes their keys and values; returns float32 logits (len(wanted), V).
 
@@ -42,4 +44,5 @@ class Decoder(ABC):
         pages: made by `new_pages`. page_table: int64 (B, M); page_table[b, p // 16] holds position p of sequence b.
         The tokens at earlier positions of a sequence must be in its pages, or earlier in the same call.
         wanted: int64, which of the T tokens to return logits of; may be empty.
+        long: bool (T,), which tokens the long frequencies rotate, the same for all of a sequence; None: none.
         """

@@ -58,6 +58,7 @@ def _running(pool: PagePool, batch: Batch) -> Iterator[None]:
         pool._require(sum(sequence._missing_pages(len(tokens)) for sequence, tokens in batch))
         for sequence, tokens in batch:
             sequence._running = True
+            sequence.expect(len(sequence) + len(tokens))
             sequence._grow(len(tokens))
     try:
         yield
@@ -101,7 +102,10 @@ def _run(decoder: Decoder, pool: PagePool, block: Batch, wanted: np.ndarray) -> 
         positions += range(length, length + len(ids))
         table[i, :held] = sequence._table[:held]
     arrays = np.array([tokens, row, positions])
-    logits = decoder.logits(arrays[0], arrays[1], arrays[2], pool.storage, table, wanted)
+    long = None
+    if pool.long_after is not None and any(flags := [sequence._is_long for sequence, _ in block]):
+        long = np.array(flags)[arrays[1]]
+    logits = decoder.logits(arrays[0], arrays[1], arrays[2], pool.storage, table, wanted, long)
     with LOCK:
         for sequence, ids in block:
             sequence._extend(ids)

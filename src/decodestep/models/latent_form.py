@@ -37,7 +37,12 @@ def latent_config(config: Config) -> Config:
 
 def latent_rope(rope: Rope, config: Config) -> Rope:
     """The rotation of all key heads of the model, side by side. config: as the checkpoint has it."""
-    return replace(rope, inverse_frequencies=np.tile(rope.inverse_frequencies, config.groups))
+    long = rope.long_frequencies
+    return replace(
+        rope,
+        inverse_frequencies=np.tile(rope.inverse_frequencies, config.groups),
+        long_frequencies=None if long is None else np.tile(long, config.groups),
+    )
 
 
 def spread_queries(query: PackedWeight, config: Config) -> PackedWeight:

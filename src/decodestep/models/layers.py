@@ -34,6 +34,7 @@ class LayerDecoder(Decoder):
         self._key_up = [_key_up(layer.key_up, self.config) for layer in weights.layers]
         self.description = f"layer by layer, float32 activations ({why}){left_out(self.config)}"
         self.cache_dtype = "float32"
+        self.long_after = weights.ropes[0].long_after
         self.page_bytes = LatentPages.bytes_of_a_page(self.config.layers, self.config.latent, self.config.rope)
 
     def new_pages(self, count: int) -> LatentPages:
@@ -48,19 +49,26 @@ class LayerDecoder(Decoder):
         pages: Pages,
         page_table: np.ndarray,
         wanted: np.ndarray,
+        long: np.ndarray | None = None,
     ) -> np.ndarray:
         assert isinstance(pages, LatentPages)
-        hidden = self.forward(tokens, sequence, positions, pages, page_table)[wanted]
+        hidden = self.forward(tokens, sequence, positions, pages, page_table, long)[wanted]
         hidden = rms_norm(hidden, self.weights.norm, eps=self.config.norm_eps)
         return linear(_scaled(hidden, 1 / self.config.logits_scale), self.weights.output)
 
     def forward(
-        self, tokens: np.ndarray, sequence: np.ndarray, positions: np.ndarray, pages: LatentPages, page_table: np.ndarray
+        self,
+        tokens: np.ndarray,
+        sequence: np.ndarray,
+        positions: np.ndarray,
+        pages: LatentPages,
+        page_table: np.ndarray,
+        long: np.ndarray | None = None,
     ) -> np.ndarray:
         """Hidden states (T, He) after the last layer; writes keys and values to the pages. Arguments as of `logits`."""
         config = self.config
         slots = page_table[sequence, positions // PAGE] * PAGE + positions % PAGE
-        tables = [rope.table(positions, rope.is_long(sequence, positions)) for rope in self.weights.ropes]
+        tables = [rope.table(positions, long) for rope in self.weights.ropes]
         latent = config.latent_attention
         repeated = [self._repeated(table) for table in tables] if latent or config.is_plain else []
         x = _scaled(gather_rows(self.weights.embedding, tokens), config.embedding_scale)

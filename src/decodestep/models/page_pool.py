@@ -50,6 +50,7 @@ class PagePool:
     """Allocates the pages of a storage. Methods whose names begin with an underscore require `LOCK`.
 
     storage: the pages. most_kept: the largest number of kept pages; the least recently used are dropped first.
+    long_after: the length of the longest text that long-rope rotates by its short frequencies; None without long-rope.
 
         a page is    fresh      never used: takes no memory yet
                      held       by one sequence, or by several if it is full
@@ -59,7 +60,7 @@ class PagePool:
     pages: their number. page_bytes: the size of one.
     """
 
-    def __init__(self, storage: Pages, most_kept: int) -> None:
+    def __init__(self, storage: Pages, most_kept: int, long_after: int | None = None) -> None:
         self.storage = storage
         self.pages = storage.count
         self.page_bytes = storage.page_bytes
@@ -67,7 +68,8 @@ class PagePool:
         self._fresh = 0  # the first page that has never been handed out
         self._free: list[int] = []
         self._kept: dict[Page, None] = {}  # by their last use; children before their parent
-        self._root = Page(-1)
+        self.long_after = long_after
+        self._roots = Page(-1), Page(-1)  # of what the short frequencies rotated, and the long ones
         self._promised = 0
         self._dropped: deque[tuple[list[Page], int]] = deque()  # what sequences held that were garbage collected
         self._sequences: WeakSet[CachedSequence] = WeakSet()  # those that are open
@@ -139,27 +141,27 @@ class PagePool:
         self._evict()
         return Page(self._free.pop())
 
-    def _find(self, parent: Page | None, tokens: Sequence[int]) -> Page | None:
-        """The full page of these tokens after `parent` (None: at the beginning), or None."""
-        return (parent or self._root).children.get(tuple(tokens))
+    def _find(self, parent: Page, tokens: Sequence[int]) -> Page | None:
+        """The full page of these tokens after `parent`, or None."""
+        return parent.children.get(tuple(tokens))
 
-    def _begun(self, parent: Page | None, token: int) -> Page | None:
+    def _begun(self, parent: Page, token: int) -> Page | None:
         """A full page after `parent` that begins with `token`, or None."""
-        return (parent or self._root).begun.get(token)
+        return parent.begun.get(token)
 
     def _hold(self, page: Page) -> None:
         page.users += 1
         self._kept.pop(page, None)
 
-    def _share(self, page: Page, parent: Page | None, tokens: Sequence[int]) -> Page:
+    def _share(self, page: Page, parent: Page, tokens: Sequence[int]) -> Page:
         """Adds a page that has become full to the tree; returns it, or an equal page that was there already."""
         found = self._find(parent, tokens)
         if found is not None:
             self._hold(found)
             self._release([page])
             return found
-        page.parent, page.tokens = parent or self._root, tuple(tokens)
-        page.parent.children[page.tokens] = page.parent.begun[page.tokens[0]] = page
+        page.parent, page.tokens = parent, tuple(tokens)
+        parent.children[page.tokens] = parent.begun[page.tokens[0]] = page
         return page
 
     def _release(self, pages: Sequence[Page]) -> None:
@@ -194,7 +196,9 @@ class PagePool:
             self._release(pages)
 
 
-def new_pool(new_pages: Callable[[int], Pages], page_bytes: int, cache_bytes: int | None) -> PagePool:
+def new_pool(
+    new_pages: Callable[[int], Pages], page_bytes: int, cache_bytes: int | None, long_after: int | None = None
+) -> PagePool:
     """A pool of as many pages as fit into cache_bytes, at least one; None for a quarter of the machine's memory.
 
     Raises MemoryError if cache_bytes exceeds the available address space; the default is halved until it fits.
@@ -202,7 +206,7 @@ def new_pool(new_pages: Callable[[int], Pages], page_bytes: int, cache_bytes: in
     count = max(1, (memory_limit() // 4 if cache_bytes is None else cache_bytes) // page_bytes)
     while True:
         try:
-            return PagePool(new_pages(count), MOST_KEPT_BYTES // page_bytes)
+            return PagePool(new_pages(count), MOST_KEPT_BYTES // page_bytes, long_after)
         except OSError as error:
             if cache_bytes is not None or count == 1:
                 raise MemoryError(f"no address space for a cache of {count * page_bytes} bytes") from error

@@ -17,8 +17,8 @@ class Rope:
     """The rotation of positions.
 
     inverse_frequencies: float32 (pairs,). factor: of sine and cosine.
-    long_frequencies: used instead for sequences of more than `original` positions; None if there are none. As in transformers,
-        the last position of a call decides for all new positions, and cached keys are not changed.
+    long_frequencies: used instead for texts of more than `original` tokens; None if there are none. As in transformers, the
+        length of a text decides for all its new tokens, and cached keys are not changed.
     """
 
     inverse_frequencies: np.ndarray
@@ -33,13 +33,10 @@ class Rope:
             sin[long], cos[long] = rope_table(positions[long], self.long_frequencies, self.factor)
         return sin, cos
 
-    def is_long(self, sequence: np.ndarray, positions: np.ndarray) -> np.ndarray | None:
-        """bool (T,): whose sequence reaches beyond `original`. None if that changes nothing."""
-        if self.long_frequencies is None or not len(positions) or positions.max() < self.original:
-            return None
-        last = np.zeros(sequence.max() + 1, np.int64)
-        np.maximum.at(last, sequence, positions)
-        return last[sequence] >= self.original
+    @property
+    def long_after(self) -> int | None:
+        """The longest text that takes the short frequencies; None: there are no others."""
+        return None if self.long_frequencies is None else self.original
 
 
 def rope_table(positions: np.ndarray, inverse_frequencies: np.ndarray, factor: float = 1.0) -> tuple[np.ndarray, np.ndarray]:

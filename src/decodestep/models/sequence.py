@@ -24,6 +24,9 @@ class CachedSequence:
     sequence. A sequence holds its pages until `close`, the end of its `with` block, or garbage collection. One thread at a time
     may use a sequence; several threads may use several sequences of a model. In a forked child only sequences created by the
     forking thread stay open.
+
+    With long-rope, the length of a text decides how its tokens are rotated (`expect`), and only pages that are rotated the same
+    way are shared.
     """
 
     def __init__(self, pool: PagePool, capacity: int | None = None, *, admitted: bool = False) -> None:
@@ -34,6 +37,9 @@ class CachedSequence:
         self._pages: list[Page] = []
         self._table = np.zeros(8, np.int64)  # the numbers of _pages, with spare capacity
         self._promised = 0  # pages that the pool has reserved for this sequence
+        self._expected = 0  # the length of the text that is being read
+        self._long = False  # whether the first token was rotated by the long frequencies
+        self._alike = 0  # how many tokens, from the first on, were rotated as that one
         self._thread = threading.get_ident()
         self._admitted = admitted
         self._running = False
@@ -58,8 +64,9 @@ class CachedSequence:
         """
         self._require_idle()
         start = len(self.tokens)
-        if len(self._pages) > pages_of(start):
-            return 0  # a pass that failed had taken pages
+        self.expect(start + len(tokens))
+        if len(self._pages) > pages_of(start) or not self._rotates_alike:
+            return 0  # a pass that failed had taken pages, or pages from here on are rotated in another way
         with LOCK:
             while self._reuse_page(tokens, len(self.tokens) - start):
                 pass
@@ -67,11 +74,21 @@ class CachedSequence:
                 self._reuse_part(tokens[len(self.tokens) - start :])
         return len(self.tokens) - start
 
+    def expect(self, length: int) -> None:
+        """Announces a text of `length` tokens, those in the sequence included, that will be run in several calls.
+
+        With long-rope its tokens are then rotated as in a single call. One call of `Model.forward` announces its own tokens, and
+        `reuse` those that it is given.
+        """
+        self._expected = max(self._expected, length)
+        if not self.tokens:
+            self._long = self._is_long
+
     def next_page(self, tokens: Sequence[int]) -> Hashable:
         """A key that is equal for two sequences if running `tokens` would fill the same page in both; otherwise unique."""
         parent, begun = self._last_page()
         missing = PAGE - len(begun)
-        return (parent, (*begun, *tokens[:missing])) if len(tokens) >= missing else object()
+        return (parent, (*begun, *tokens[:missing])) if len(tokens) >= missing and self._rotates_alike else object()
 
     def fork(self, capacity: int | None = None) -> CachedSequence:
         """A new sequence with the same tokens: full pages are shared, a partly filled last one is copied.
@@ -107,6 +124,7 @@ class CachedSequence:
                 pool._hold(page)
             pool._release(old)
             self._pages, self.tokens = [], list(source.tokens)
+            self._expected, self._long, self._alike = source._expected, source._long, source._alike
             self._claim(full + partial - len(old))
             for page in shared:
                 self._list(page)
@@ -125,7 +143,8 @@ class CachedSequence:
         kept, full = pages_of(length), length // PAGE
         with LOCK:
             dropped = self._pages[kept:]
-            if kept > full and self._pages[full].parent is not None:  # the last page was full: it stays as it is for others
+            # The last page was full: it stays as it is for others.
+            if kept > full and (self._pages[full].parent is not None or self._pages[full].users > 1):
                 whole = self._pages[full]
                 page = self._pool._take()
                 self._pool.storage.copy(whole.number, page.number)
@@ -133,6 +152,7 @@ class CachedSequence:
                 dropped.insert(0, whole)
             self._pool._release(dropped)
             del self._pages[kept:], self.tokens[length:]
+            self._expected, self._alike = length, min(self._alike, length)
 
     def close(self) -> None:
         """Releases the pages; full ones are kept for reuse. The sequence cannot be used afterwards."""
@@ -165,10 +185,24 @@ class CachedSequence:
             state = "a closed one" if self._closed else "a running one"
             refuse(_OP, "sequence", "open and used by one thread at a time", state)
 
-    def _last_page(self) -> tuple[Page | None, list[int]]:
+    @property
+    def _is_long(self) -> bool:
+        """Whether long frequencies rotate what is read now."""
+        after = self._pool.long_after
+        return after is not None and self._expected > after
+
+    @property
+    def _rotates_alike(self) -> bool:
+        """Whether what is read now is rotated as all tokens before it."""
+        return self._alike == len(self.tokens) and self._long == self._is_long
+
+    def _page_before(self, page: int) -> Page:
+        return self._pages[page - 1] if page else self._pool._roots[self._long]
+
+    def _last_page(self) -> tuple[Page, list[int]]:
         """The last full page, and the tokens after it."""
         full = len(self.tokens) // PAGE
-        return self._pages[full - 1] if full else None, self.tokens[full * PAGE :]
+        return self._page_before(full), self.tokens[full * PAGE :]
 
     def _reuse_page(self, tokens: Sequence[int], reused: int) -> bool:
         """Appends a page that holds the next of tokens[reused:], replacing one that is partly filled. Needs LOCK."""
@@ -185,7 +219,7 @@ class CachedSequence:
         else:
             self._claim(1)
         self._list(page)
-        self.tokens += page.tokens[len(begun) :]
+        self._append(page.tokens[len(begun) :])
         return True
 
     def _reuse_part(self, tokens: Sequence[int]) -> None:
@@ -201,7 +235,7 @@ class CachedSequence:
         self._list(self._pool._take())
         self._pool.storage.copy(page.number, self._pages[-1].number)
         self._pool._release([page])
-        self.tokens += page.tokens[:same]
+        self._append(page.tokens[:same])
 
     def _missing_pages(self, tokens: int) -> int:
         """The number of pages that this many more tokens need beyond the reserved ones."""
@@ -216,11 +250,15 @@ class CachedSequence:
     def _extend(self, tokens: Sequence[int]) -> None:
         """Appends tokens that have been run; pages that they fill can be reused from now on. Needs LOCK."""
         first = len(self) // PAGE
-        self.tokens += tokens
-        for i in range(first, len(self) // PAGE):
-            parent = self._pages[i - 1] if i else None
-            page = self._pool._share(self._pages[i], parent, self.tokens[i * PAGE : (i + 1) * PAGE])
+        self._append(tokens)
+        for i in range(first, self._alike // PAGE):
+            page = self._pool._share(self._pages[i], self._page_before(i), self.tokens[i * PAGE : (i + 1) * PAGE])
             self._pages[i], self._table[i] = page, page.number
+
+    def _append(self, tokens: Sequence[int]) -> None:
+        if self._rotates_alike:
+            self._alike += len(tokens)
+        self.tokens += tokens
 
     def _claim(self, pages: int) -> None:
         """Uses up to this many of the reserved pages."""

@@ -58,6 +58,7 @@ class StepDecoder(Decoder):
         self.description = f"one native call a step{kept}{left_out(config)}"
         self._head_dim = config.head_dim if latent else step_head_dim(config)
         self._rotations = weights.ropes
+        self.long_after = weights.ropes[0].long_after
         self._ropes = [self._table(1024, long) for long in (False, True)]
         self._weights = DecoderWeights(
             embedding=weights.embedding,
@@ -95,9 +96,9 @@ class StepDecoder(Decoder):
         pages: Pages,
         page_table: np.ndarray,
         wanted: np.ndarray,
+        long: np.ndarray | None = None,
     ) -> np.ndarray:
         assert isinstance(pages, SlabPages)
-        long = self._rotations[0].is_long(sequence, positions)
         if long is None or long.all():
             return self._step(tokens, sequence, positions, pages, page_table, wanted, long is not None)
         logits = np.empty((len(wanted), self.config.vocab_size), np.float32)

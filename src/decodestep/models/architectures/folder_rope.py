@@ -16,7 +16,10 @@ def ropes_of(folder: ModelFolder, config: Config) -> tuple[Rope, ...]:
     """The rotary embedding of config.json, and a second one if `config.grouped.ropes` refers to it."""
     keys = Keys(folder)
     if keys.kind == "gemma3_text":
-        return tuple(_rope(keys, config, RopeParameters(keys, f"{kind}_attention")) for kind in ("full", "sliding"))
+        full, sliding = (_rope(keys, config, RopeParameters(keys, f"{kind}_attention")) for kind in ("full", "sliding"))
+        if sliding.long_frequencies is not None:
+            raise keys.refuse("rope_type 'longrope' of sliding_attention is not supported")
+        return full, sliding
     first = _rope(keys, config, RopeParameters(keys))
     return (first, rope.none(config.head_dim)) if any(config.grouped.ropes) else (first,)
 
