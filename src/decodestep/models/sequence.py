@@ -77,7 +77,7 @@ class CachedSequence:
     def expect(self, length: int) -> None:
         """Announces a text of `length` tokens, those in the sequence included, that will be run in several calls.
 
-        With long-rope its tokens are then rotated as in a single call. One call of `Model.forward` announces its own tokens, and
+        With long-rope its tokens are then rotated as in a single call. A call of `Model.forward` announces its own tokens, and
         `reuse` those that it is given.
         """
         self._expected = max(self._expected, length)
