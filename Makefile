@@ -1,7 +1,7 @@
-# make run: the main job, on the real model.  make test: everything that is checked.  Both set up all they need in .venv.
+# make run: generates text with the default model.  make test: all tests.  Both set up what they need in .venv.
 #
-# The package is installed there once, as an editable one: Python files are read where they lie, and the compiled core lives in
-# build/, so that a change in csrc compiles only what it touches.
+# The package is an editable install: Python files are used in place, and the compiled core is in build/, so that a change in csrc
+# recompiles only what it affects.
 SHELL := /bin/bash
 PYTHON ?= python3
 VENV := .venv
@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 # What the core is compiled from.
 NATIVE := pyproject.toml CMakeLists.txt $(shell find csrc -name '*.h' -o -name '*.cpp')
-# The instruction sets of csrc/core/isa.h; a machine skips those that it lacks.
+# The instruction sets of csrc/core/tiers.h; those that the machine lacks are skipped.
 TIERS ?= baseline avx2 avx2_vnni avx512 avx512_vnni avx512_bf16 avx512_amx neon neon_dotprod neon_i8mm
 
 .PHONY: run test test-tiers bench bench-report docs build lint arm clean
@@ -18,8 +18,8 @@ run: $(VENV)/.core $(VENV)/.generate
 	$(BIN)/decodestep generate "Why is the sky blue? Answer in two sentences." \
 	    --temperature 0.7 --top-k 50 --top-p 0.9 --seed 1 --stats
 
-# Two processes share the files of tests; a single file, or one process, is `.venv/bin/python -m pytest` as usual. The threads
-# of torch and NumPy, which wait for each other in loops, would take the cores from those of the other process.
+# Two processes share the test files. torch and NumPy run on one thread, because their spinning threads would take the cores from
+# the other process. To run a single file or process, call `.venv/bin/python -m pytest` as usual.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder
 
 test: $(VENV)/.core $(VENV)/.test
@@ -30,17 +30,17 @@ test-tiers: $(VENV)/.core $(VENV)/.test
 	for tier in $(TIERS); do \
 	    if DECODESTEP_ISA=$$tier $(BIN)/python -c "from decodestep import _native" 2> /dev/null; then \
 	        echo "== $$tier"; DECODESTEP_ISA=$$tier $(PYTEST) || exit 1; \
-	    else echo "== $$tier: this machine lacks it"; fi; \
+	    else echo "== $$tier: not supported by this machine"; fi; \
 	done
 
 bench: $(VENV)/.core $(VENV)/.test
 	$(BIN)/python benchmarks/run.py
 
-# The site, in build/site; a warning, a dead link or anchor among them, is an error.
+# The site, in build/site. Warnings, such as dead links and anchors, are errors.
 docs: $(VENV)/.docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --site-dir build/site
 
-# What docs/results says of this machine: every benchmark once, with pictures.
+# Runs every benchmark once and writes the results of this machine to docs/results, with plots.
 bench-report: $(VENV)/.core $(VENV)/.test
 	$(PIP) install accelerate matplotlib
 	$(BIN)/python benchmarks/report.py
@@ -52,7 +52,7 @@ lint: $(VENV)/.lint
 	$(BIN)/mypy
 	$(BIN)/clang-format --dry-run --Werror $$(find csrc -name '*.h' -o -name '*.cpp')
 
-# Compiles the core for ARM, with a cross compiler where there is one, else with that of the ziglang package (400 MB).
+# Compiles the core for ARM, with a cross compiler if there is one, otherwise with the ziglang package (400 MB).
 ARM_CXX ?= $(or $(shell command -v aarch64-linux-gnu-g++),$(CURDIR)/$(BIN)/python;-m;ziglang;c++;-target;aarch64-linux-gnu)
 arm: $(VENV)/.made
 	$(if $(findstring ziglang,$(ARM_CXX)),$(PIP) install ziglang)
@@ -64,35 +64,35 @@ arm: $(VENV)/.made
 clean:
 	rm -rf $(VENV) build
 
-# The build's own requirements lie in .venv too: in an isolated environment their path would change with every install, and
-# with it every object file.
+# The build requirements are in .venv too: in an isolated environment their path would change with every install, and every object
+# file would be recompiled.
 $(VENV)/.made:
 	@echo "== making $(VENV)"
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) install "scikit-build-core>=0.11" "nanobind>=2.4" "cmake>=3.18" "ninja>=1.11"
 	touch $@
 
-# Of pip's report only the compiler's progress is shown; all of it when it fails.
+# Shows only the compiler's progress of pip's output, or all of it on failure.
 $(VENV)/.core: $(VENV)/.made $(NATIVE)
 	@mkdir -p build
-	@echo "== compiling the core: a minute on two cores, then only what changes"
+	@echo "== compiling the core: minutes the first time, then only what has changed"
 	@set -o pipefail; $(PIP) install --verbose --no-deps --no-build-isolation --editable . 2>&1 | tee build/install.log \
 	    | sed --unbuffered --quiet --regexp-extended 's/^ *(\[[0-9]+\/[0-9]+\] .*)/\1/p' \
 	    || { cat build/install.log; exit 1; }
 	@touch $@
 
-# The package is there already, so these install what its extras name.
+# The package is installed already, so these install the requirements of its extras.
 $(VENV)/.generate: pyproject.toml | $(VENV)/.core
-	@echo "== fetching what the generator needs"
+	@echo "== installing what the generator needs"
 	$(PIP) install "decodestep[generate]"
 	touch $@
 
 $(VENV)/.test: pyproject.toml | $(VENV)/.core
-	@echo "== fetching what the tests need (torch and transformers among it)"
+	@echo "== installing what the tests need (including torch and transformers)"
 	$(PIP) install "decodestep[test]"
 	touch $@ $(VENV)/.generate
 
-# mkdocstrings reads the sources, so the core need not be built.
+# mkdocstrings reads the sources, so the core is not needed.
 $(VENV)/.docs: $(VENV)/.made pyproject.toml
 	$(PIP) install "mkdocs>=1.6,<2" "mkdocs-material>=9.6" "mkdocstrings[python]>=0.29" "ruff>=0.12"
 	touch $@
