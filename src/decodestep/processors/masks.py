@@ -11,7 +11,6 @@ from decodestep._base.arrays import Array, ArrayT, TokenIds
 from decodestep._base.checks import refuse, require
 from decodestep.processors.array_ops import (
     NEGATIVE_INFINITY,
-    Namespace,
     columns,
     constant,
     copied,
@@ -50,7 +49,7 @@ class NoRepeatNGramLogitsProcessor(LogitsProcessor):
         if input_ids.shape[-1] < self.ngram_size:
             return scores
         xp = namespace(scores)
-        match, last = _completions(xp, input_ids, input_ids, self.ngram_size)
+        match, last = _completions(input_ids, input_ids, self.ngram_size)
         return fill(xp, scores, occurring(xp, type(self).__name__, last, scores, match))
 
 
@@ -80,7 +79,7 @@ class EncoderNoRepeatNGramLogitsProcessor(LogitsProcessor):
         if input_ids.shape[-1] < self.ngram_size - 1 or self.encoder_input_ids.shape[-1] < self.ngram_size:
             return result
         encoder = repeated(xp, xp.asarray(self.encoder_input_ids, device=device(scores)), beams)
-        match, last = _completions(xp, encoder, input_ids, self.ngram_size)
+        match, last = _completions(encoder, input_ids, self.ngram_size)
         rows, places = xp.nonzero(match)
         result[rows, last[rows, places]] = NEGATIVE_INFINITY
         return result
@@ -230,11 +229,11 @@ def _require_ngram_size(op: str, arg: str, value: object) -> None:
     require(isinstance(value, int) and value > 0, op, arg, "an int >= 1", repr(value))
 
 
-def _completions(xp: Namespace, source: Array, ids: Array, n: int) -> tuple[Array, Array]:
-    """Where the n-grams of `source` begin with the last n - 1 of `ids`, and the last id of each n-gram."""
+def _completions(source: Array, ids: Array, n: int) -> tuple[Array, Array]:
+    """Which n-grams of `source` begin with the last n - 1 of `ids`, and the last id of each n-gram."""
     count, length = source.shape[-1] - n + 1, ids.shape[-1]
     last = source[:, n - 1 :]
-    match = last == last
+    match = last == last  # all True
     for j in range(n - 1):
         match = match & (source[:, j : j + count] == ids[:, length - n + 1 + j : length - n + 2 + j])
     return match, last

@@ -41,7 +41,7 @@ def chart(timeline: Timeline, width: int = 1240) -> str:
     """A whole SVG file: labels, bars with titles for hovering, legend."""
     cores = timeline.graph.schedule.cores
     inner, height = width - LABELS - RIGHT, height_of(cores)
-    legend = _legend(timeline, width)
+    legend = _legend(timeline)
     parts = (labels(timeline), f'<g transform="translate({LABELS},0)">', drawing(timeline, inner, titles=True), "</g>")
     return (
         f'<svg xmlns="http://www.w3.org/2000/svg" class="chart" viewBox="0 0 {width} {height + 40}" width="{width}" '
@@ -81,12 +81,12 @@ def drawing(timeline: Timeline, width: float, *, titles: bool) -> str:
     scale, height = width / max(timeline.makespan, 1e-12), height_of(cores)
     made = [_axis(timeline.makespan, scale, height)]
     shown = bars(timeline)
-    for bar in sorted(shown, key=lambda b: b.critical):  # what is lit lies on top
-        made.append(_bar(bar, shown, cores, scale, titles))
+    for bar in sorted(shown, key=lambda b: b.critical):  # critical bars are drawn on top
+        made.append(_bar(bar, cores, scale, titles))
     return "".join(made)
 
 
-def _bar(bar: Bar, shown: list[Bar], cores: list[Core], scale: float, titles: bool) -> str:
+def _bar(bar: Bar, cores: list[Core], scale: float, titles: bool) -> str:
     y = _top(bar.core, cores)
     top, height = {COMPUTE: (y, ROW * 0.55), MOVE: (y + ROW * 0.6, ROW * 0.3), WAIT: (y + ROW * 0.25, ROW * 0.4)}[bar.lane]
     fill = "" if bar.lane == WAIT else f' fill="{KERNELS.get(bar.kernel, "#8c9299")}"'
@@ -111,7 +111,7 @@ def _axis(makespan: float, scale: float, height: int) -> str:
 
 
 def _tick(micros: float) -> float:
-    """A round number of which about ten fit."""
+    """A round step for about ten ticks."""
     if micros <= 0:
         return 1.0
     unit = 10 ** math.floor(math.log10(micros / 10))
@@ -119,7 +119,7 @@ def _tick(micros: float) -> float:
 
 
 def _top(core: Core, cores: list[Core]) -> float:
-    """The top of a core's row; a gap stands before the vector cores."""
+    """The top of a core's row; there is a gap before the vector cores."""
     return TOP + cores.index(core) * ROW + (0 if core.kind == CUBE else GAP)
 
 
@@ -128,7 +128,7 @@ def used_kernels(timeline: Timeline) -> list[str]:
     return [kernel for kernel in KERNELS if kernel in found]
 
 
-def _legend(timeline: Timeline, width: int) -> str:
+def _legend(timeline: Timeline) -> str:
     made, x = [], 8
     for kernel in used_kernels(timeline):
         made.append(
