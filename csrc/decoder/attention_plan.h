@@ -50,7 +50,7 @@ struct AttentionTask {
 // window: the number of positions that a token attends to, its own included; 0: all up to its own.
 class AttentionPlan {
   public:
-    AttentionPlan(const DecoderForward& step, size_t window) : a_(step), d_(*step.decoder), window_(window) {
+    AttentionPlan(const DecoderForward& step, size_t window) : step_(step), decoder_(*step.decoder), window_(window) {
         find_runs();
         list_bands();
         list_tasks();
@@ -60,7 +60,7 @@ class AttentionPlan {
 
     // The positions that a token attends to are [first, length), the splits that hold them [first_split, end_split).
     size_t first(size_t token) const { return window_ && length(token) > window_ ? length(token) - window_ : 0; }
-    size_t length(size_t token) const { return static_cast<size_t>(a_.positions[token]) + 1; }
+    size_t length(size_t token) const { return static_cast<size_t>(step_.positions[token]) + 1; }
     size_t first_split(size_t token) const { return first(token) / kSplitKeys; }
     size_t end_split(size_t token) const { return key_splits(length(token)); }
 
@@ -85,10 +85,10 @@ class AttentionPlan {
     static constexpr size_t kBandQueries = 48;     // at most, so that their states fit the cache beside the keys
 
     void find_runs() {
-        const size_t longest = std::max<size_t>(1, kMaxQueries / (d_.heads / d_.kv_heads));
-        for (size_t t = 0; t < a_.tokens; ++t) {
+        const size_t longest = std::max<size_t>(1, kMaxQueries / (decoder_.heads / decoder_.kv_heads));
+        for (size_t t = 0; t < step_.tokens; ++t) {
             const bool follows =
-                t > 0 && a_.sequence[t] == a_.sequence[t - 1] && a_.positions[t] == a_.positions[t - 1] + 1;
+                t > 0 && step_.sequence[t] == step_.sequence[t - 1] && step_.positions[t] == step_.positions[t - 1] + 1;
             if (follows && runs_.back().count < longest)
                 ++runs_.back().count;
             else
@@ -98,8 +98,8 @@ class AttentionPlan {
 
     // Lists the bands of runs [first, first + count), whose tokens are consecutive.
     void list_bands(size_t first, size_t count) {
-        const size_t in_group = d_.heads / d_.kv_heads, parts = (in_group + kMaxQueries - 1) / kMaxQueries;
-        for (size_t kv_head = 0; kv_head < d_.kv_heads; ++kv_head)
+        const size_t in_group = decoder_.heads / decoder_.kv_heads, parts = (in_group + kMaxQueries - 1) / kMaxQueries;
+        for (size_t kv_head = 0; kv_head < decoder_.kv_heads; ++kv_head)
             for (size_t part = 0; part < parts; ++part) {
                 bands_.push_back({units_.size(), count});
                 const size_t head = in_group * part / parts, end = in_group * (part + 1) / parts;
@@ -117,8 +117,8 @@ class AttentionPlan {
         for (size_t first = 0; first < runs_.size(); first += count) {
             const auto follows = [&](const TokenRun& run) {
                 const size_t before = run.first - 1;
-                return a_.sequence[run.first] == a_.sequence[before] &&
-                       a_.positions[run.first] == a_.positions[before] + 1;
+                return step_.sequence[run.first] == step_.sequence[before] &&
+                       step_.positions[run.first] == step_.positions[before] + 1;
             };
             for (count = 1; count < most && first + count < runs_.size() && follows(runs_[first + count]);) ++count;
             list_bands(first, count);
@@ -141,7 +141,7 @@ class AttentionPlan {
     }
 
     void list_tasks() {
-        const auto threads = static_cast<size_t>(a_.threads), shares = threads > 1 ? threads * kTasksPerThread : 0;
+        const auto threads = static_cast<size_t>(step_.threads), shares = threads > 1 ? threads * kTasksPerThread : 0;
         size_t total = 0;
         for (const AttentionUnit& unit : units_) total += cost(unit, unit.first_split, unit.end_split);
         for (AttentionBand& band : bands_) {
@@ -168,8 +168,8 @@ class AttentionPlan {
         }
     }
 
-    const DecoderForward& a_;
-    const Decoder& d_;
+    const DecoderForward& step_;
+    const Decoder& decoder_;
     const size_t window_;
     std::vector<TokenRun> runs_;
     std::vector<AttentionUnit> units_;

@@ -10,27 +10,31 @@ namespace {
 // One member's share of a stage of any kind.
 class StagePart : public StageMember {
   public:
-    StagePart(const Plan& plan, const Stage& stage, size_t member, size_t members)
+    StagePart(const DecoderPlan& plan, const Stage& stage, size_t member, size_t members)
         : StageMember(plan, stage, member, members) {}
 
     void run() const {
         if (stage_.kind == StageKind::attention_rows)
-            return share_rows(a_.tokens, d_.hidden, residual_rows(stage_.layer->attention_norm));
+            return share_rows(step_.tokens, decoder_.hidden, residual_rows(stage_.layer->attention_norm));
         if (stage_.kind < StageKind::compress)
-            return with_cache(a_.cache, [&]<class Cache>() { run_grouped<Cache>({plan_, stage_, member_, members_}); });
+            return with_cache(step_.cache,
+                              [&]<class Cache>() { run_grouped<Cache>({plan_, stage_, member_, members_}); });
         if (stage_.kind < StageKind::attended_rows) return run_latent({plan_, stage_, member_, members_});
-        if (stage_.kind < StageKind::ffn_rows) return d_.latent.is_given() ? run_latent_output() : run_grouped_output();
+        if (stage_.kind < StageKind::ffn_rows)
+            return decoder_.latent.is_given() ? run_latent_output() : run_grouped_output();
         if (stage_.kind < StageKind::logits_rows) return run_feed_forward({plan_, stage_, member_, members_});
         if (stage_.kind == StageKind::logits_rows)
-            return share_rows(a_.rows, d_.hidden, residual_rows(d_.norm, a_.wanted));
-        const Activations x = rows(a_.rows, d_.hidden, residual_rows(d_.norm, a_.wanted));
+            return share_rows(step_.rows, decoder_.hidden, residual_rows(decoder_.norm, step_.wanted));
+        const Activations x = rows(step_.rows, decoder_.hidden, residual_rows(decoder_.norm, step_.wanted));
         const Range part = panels_of_member();
-        store_products(d_.logits, {part.first, part.end}, panel_after(), x, a_.rows, a_.logits, d_.logits.out,
-                       d_.logits_scale);
+        store_products(decoder_.logits, {part.first, part.end}, panel_after(), x, step_.rows, step_.logits,
+                       decoder_.logits.out, decoder_.logits_scale);
     }
 
   private:
-    Activations hidden_rows(const float* gamma) const { return rows(a_.tokens, d_.hidden, residual_rows(gamma)); }
+    Activations hidden_rows(const float* gamma) const {
+        return rows(step_.tokens, decoder_.hidden, residual_rows(gamma));
+    }
 
     template <class Cache>
     void run_grouped(const GroupedAttentionPart<Cache>& part) const {
@@ -49,26 +53,27 @@ class StagePart : public StageMember {
 
     void run_latent(const LatentAttentionPart& part) const {
         const DecoderLayer& w = *stage_.layer;
-        const size_t head_rows = a_.tokens * d_.heads, compressed = w.latent.query.in;
+        const size_t head_rows = step_.tokens * decoder_.heads, compressed = w.latent.query.in;
         switch (stage_.kind) {
             case StageKind::compress:
                 return part.compress(hidden_rows(w.attention_norm));
             case StageKind::compressed_rows:
-                return share_rows(a_.tokens, compressed, part.compressed_rows());
+                return share_rows(step_.tokens, compressed, part.compressed_rows());
             case StageKind::project_queries:
-                return part.project_queries(rows(a_.tokens, compressed, part.compressed_rows()));
+                return part.project_queries(rows(step_.tokens, compressed, part.compressed_rows()));
             case StageKind::head_rows:
-                return share_rows(head_rows, d_.latent.nope, part.head_rows());
+                return share_rows(head_rows, decoder_.latent.nope, part.head_rows());
             case StageKind::absorb:
-                return part.absorb(rows_of(head_rows, d_.latent.nope, part.rows_of_absorb(), part.head_rows()));
+                return part.absorb(rows_of(head_rows, decoder_.latent.nope, part.rows_of_absorb(), part.head_rows()));
             case StageKind::attend_latents:
                 return part.attend();
             case StageKind::merge_latents:
                 return part.merge();
             case StageKind::latent_rows:
-                return share_rows(head_rows, d_.latent.latent, part.latent_rows());
+                return share_rows(head_rows, decoder_.latent.latent, part.latent_rows());
             default:
-                return part.value_up(rows_of(head_rows, d_.latent.latent, part.rows_of_value_up(), part.latent_rows()));
+                return part.value_up(
+                    rows_of(head_rows, decoder_.latent.latent, part.rows_of_value_up(), part.latent_rows()));
         }
     }
 
@@ -87,10 +92,10 @@ class StagePart : public StageMember {
     template <class Attended>
     void run_output(const LinearPanelWeight& output, const float* bias, Attended&& attended) const {
         const float* post_norm = stage_.layer->attention_post_norm;
-        const size_t width = Plan::in_blocks(plan_.attended_width);
-        if (stage_.kind == StageKind::attended_rows) return share_rows(a_.tokens, width, attended());
+        const size_t width = DecoderPlan::in_blocks(plan_.attended_width);
+        if (stage_.kind == StageKind::attended_rows) return share_rows(step_.tokens, width, attended());
         if (stage_.kind == StageKind::add_attended) return add_branch(post_norm);
-        add_product(output, bias, post_norm, rows(a_.tokens, width, attended()));
+        add_product(output, bias, post_norm, rows(step_.tokens, width, attended()));
     }
 
     void run_feed_forward(const FeedForwardPart& part) const {
@@ -98,14 +103,14 @@ class StagePart : public StageMember {
         const size_t width = w.feed_forward.width();
         switch (stage_.kind) {
             case StageKind::ffn_rows:
-                return share_rows(a_.tokens, d_.hidden, residual_rows(w.ffn_norm));
+                return share_rows(step_.tokens, decoder_.hidden, residual_rows(w.ffn_norm));
             case StageKind::gate_up:
                 return part.gate_up(hidden_rows(w.ffn_norm));
             case StageKind::gated_rows:
-                return share_rows(a_.tokens, width, copied(plan_.gated, width));
+                return share_rows(step_.tokens, width, copied(plan_.gated, width));
             case StageKind::add_down:
                 return add_product(w.feed_forward.down, w.feed_forward.down_bias, w.ffn_post_norm,
-                                   rows(a_.tokens, width, copied(plan_.gated, width)));
+                                   rows(step_.tokens, width, copied(plan_.gated, width)));
             case StageKind::add_gated:
                 return add_branch(w.ffn_post_norm);
             case StageKind::route:
@@ -124,14 +129,14 @@ class StagePart : public StageMember {
 
 }  // namespace
 
-void decoder_forward(const DecoderForward& a) {
+void decoder_forward(const DecoderForward& step) {
     StepBuffers buffers;
-    const Plan plan(a, buffers);
-    gather_rows({a.decoder->embedding, a.ids, a.tokens, plan.x, a.threads});
-    if (const float scale = a.decoder->embedding_scale; scale != 1.0f)
-        for (size_t i = 0; i < a.tokens * a.decoder->hidden; ++i) plan.x[i] *= scale;
-    StepClock clock(a.costs);
-    parallel_stages(plan.stages.size(), a.threads, [&](size_t stage, size_t member, size_t members) {
+    const DecoderPlan plan(step, buffers);
+    gather_rows({step.decoder->embedding, step.ids, step.tokens, plan.x, step.threads});
+    if (const float scale = step.decoder->embedding_scale; scale != 1.0f)
+        for (size_t i = 0; i < step.tokens * step.decoder->hidden; ++i) plan.x[i] *= scale;
+    StepClock clock(step.costs);
+    parallel_stages(plan.stages.size(), step.threads, [&](size_t stage, size_t member, size_t members) {
         if (member == 0) clock.begin(step_part(plan.stages[stage].kind));
         StagePart(plan, plan.stages[stage], member, members).run();
     });

@@ -107,26 +107,27 @@ struct Routing {
 };
 
 // What the members of the team share in a step; only their own buffers change while it runs.
-class Plan {
+class DecoderPlan {
   public:
-    Plan(const DecoderForward& step, StepBuffers& buffers)
-        : a(step),
-          d(*step.decoder),
+    DecoderPlan(const DecoderForward& step, StepBuffers& buffers)
+        : step(step),
+          decoder(*step.decoder),
           replicated_rows(step.tokens <= kMaxReplicatedTokens && step.rows <= kMaxReplicatedTokens),
-          query_width(d.latent.is_given() ? d.heads * d.head_dim : in_blocks(d.heads * d.head_dim)),
-          attended_width(d.heads * (d.latent.is_given() ? d.latent.value : d.head_values)) {
-        d.latent.is_given() ? plan_latents(buffers) : plan_groups();
-        for (size_t number = 0; number < d.layers.size(); ++number) list_layer(number);
-        if (a.rows > 0) list_logits();
+          query_width(decoder.latent.is_given() ? decoder.heads * decoder.head_dim
+                                                : in_blocks(decoder.heads * decoder.head_dim)),
+          attended_width(decoder.heads * (decoder.latent.is_given() ? decoder.latent.value : decoder.head_values)) {
+        decoder.latent.is_given() ? plan_latents(buffers) : plan_groups();
+        for (size_t number = 0; number < decoder.layers.size(); ++number) list_layer(number);
+        if (step.rows > 0) list_logits();
         take_memory(buffers);
     }
 
     // The offset of a page's keys or values in the cache, in units of which a position takes `width`. page: its index
     // within the first layer and head.
     size_t page_offset(size_t layer, size_t page, size_t kv_head, size_t width) const {
-        return ((layer * d.kv_heads + kv_head) * a.slab_pages + page) * width * kPagePositions;
+        return ((layer * decoder.kv_heads + kv_head) * step.slab_pages + page) * width * kPagePositions;
     }
-    const int64_t* page_table_of(size_t t) const { return a.page_table + a.sequence[t] * a.table_width; }
+    const int64_t* page_table_of(size_t t) const { return step.page_table + step.sequence[t] * step.table_width; }
 
     static size_t in_blocks(size_t width) { return (width + kBlockInputs - 1) / kBlockInputs * kBlockInputs; }
 
@@ -137,7 +138,8 @@ class Plan {
 
     // Whether the states of units in pieces are merged in a separate stage.
     bool merges_apart(const AttentionPlan& plan) const {
-        return !plan.cut_units().empty() && (!replicated_rows || plan.states() * d.head_dim > kMaxReplicatedMerge);
+        return !plan.cut_units().empty() &&
+               (!replicated_rows || plan.states() * decoder.head_dim > kMaxReplicatedMerge);
     }
 
     // The states that a unit in pieces has after one split.
@@ -158,8 +160,8 @@ class Plan {
     // The buffer for the rows that a stage makes or reads: one for all members, or one for each.
     float* row_space(size_t member) const { return row_spaces_[replicated_rows ? member : 0]; }
 
-    const DecoderForward& a;
-    const Decoder& d;
+    const DecoderForward& step;
+    const Decoder& decoder;
     const bool replicated_rows;
     // Values per token of all queries (padded to whole panels, except with latent attention), and of the attention
     // output.
@@ -190,19 +192,19 @@ class Plan {
 
   private:
     void plan_groups() {
-        for (const DecoderLayer& layer : d.layers) {
+        for (const DecoderLayer& layer : decoder.layers) {
             const size_t window = layer.grouped.window;
             if (std::none_of(groups.begin(), groups.end(), [&](const auto& plan) { return plan.window() == window; }))
-                groups.emplace_back(a, window);
+                groups.emplace_back(step, window);
         }
     }
 
     void plan_latents(StepBuffers& buffers) {
-        const size_t rows_of_heads = a.tokens * d.heads;
-        query_latent = buffers.take(rows_of_heads * d.latent.latent);
-        query_rope = buffers.take(rows_of_heads * d.latent.rope);
-        attended_latent = buffers.take(rows_of_heads * d.latent.latent);
-        for (size_t t = 0; t < a.tokens; ++t) lengths_.push_back(a.positions[t] + 1);
+        const size_t rows_of_heads = step.tokens * decoder.heads;
+        query_latent = buffers.take(rows_of_heads * decoder.latent.latent);
+        query_rope = buffers.take(rows_of_heads * decoder.latent.rope);
+        attended_latent = buffers.take(rows_of_heads * decoder.latent.latent);
+        for (size_t t = 0; t < step.tokens; ++t) lengths_.push_back(step.positions[t] + 1);
         const auto rows = [&](size_t width, CacheType type) {
             PagedRows made{nullptr, type, width, 0, nullptr, type == CacheType::i8};
             made.block_stride = static_cast<ptrdiff_t>(made.pitch() * kPagePositions);
@@ -210,26 +212,26 @@ class Plan {
         };
         latent_call = {.query = query_latent,
                        .query_rope = query_rope,
-                       .tokens = a.tokens,
-                       .heads = d.heads,
+                       .tokens = step.tokens,
+                       .heads = decoder.heads,
                        .groups = 1,
-                       .kv = rows(d.latent.latent, a.cache),
-                       .kr = rows(d.latent.rope, CacheType::bf16),
+                       .kv = rows(decoder.latent.latent, step.cache),
+                       .kr = rows(decoder.latent.rope, CacheType::bf16),
                        .block_size = kPagePositions,
-                       .block_table = a.page_table,
-                       .blocks = a.table_width,
-                       .sequence = a.sequence,
+                       .block_table = step.page_table,
+                       .blocks = step.table_width,
+                       .sequence = step.sequence,
                        .lengths = lengths_.data(),
-                       .scale = d.scale,
+                       .scale = decoder.scale,
                        .out = attended_latent,
-                       .threads = a.threads};
+                       .threads = step.threads};
         latents.emplace(latent_call);
     }
 
     void list_layer(size_t number) {
         at_ = number;
-        const DecoderLayer& w = d.layers[number];
-        d.latent.is_given() ? list_latent_attention(w.latent) : list_grouped_attention(w.grouped);
+        const DecoderLayer& w = decoder.layers[number];
+        decoder.latent.is_given() ? list_latent_attention(w.latent) : list_grouped_attention(w.grouped);
         if (w.attention_post_norm) stage(StageKind::add_attended);
         w.mixture.is_given() ? list_mixture(w.mixture) : list_feed_forward(w.feed_forward);
         if (w.ffn_post_norm) stage(StageKind::add_gated);
@@ -237,61 +239,62 @@ class Plan {
     }
 
     void list_grouped_attention(const GroupedAttention& w) {
-        product(StageKind::attention_rows, StageKind::project, a.tokens, d.hidden, {&w.query, &w.values_keys});
+        product(StageKind::attention_rows, StageKind::project, step.tokens, decoder.hidden, {&w.query, &w.values_keys});
         if (w.query_norm) {
             stage(StageKind::norm_heads);
             has_head_norms_ = true;
         }
         stage(StageKind::attend);
         if (merges_apart(groups_of(w.window))) stage(StageKind::merge_states);
-        product(StageKind::attended_rows, StageKind::add_output, a.tokens, in_blocks(attended_width), {&w.output});
+        product(StageKind::attended_rows, StageKind::add_output, step.tokens, in_blocks(attended_width), {&w.output});
     }
 
     void list_latent_attention(const LatentAttention& w) {
         const bool is_compressed = w.query_down.data != nullptr;
-        product(StageKind::attention_rows, StageKind::compress, a.tokens, d.hidden,
+        product(StageKind::attention_rows, StageKind::compress, step.tokens, decoder.hidden,
                 {is_compressed ? &w.query_down : &w.query, &w.latent});
         if (is_compressed) {
-            product(StageKind::compressed_rows, StageKind::project_queries, a.tokens, w.query.in, {&w.query});
+            product(StageKind::compressed_rows, StageKind::project_queries, step.tokens, w.query.in, {&w.query});
             widest_compressed_ = std::max(widest_compressed_, w.query.in);
         }
-        product(StageKind::head_rows, StageKind::absorb, a.tokens * d.heads, d.latent.nope, {&w.key_up});
+        product(StageKind::head_rows, StageKind::absorb, step.tokens * decoder.heads, decoder.latent.nope, {&w.key_up});
         stage(StageKind::attend_latents);
         if (latents->merge_count() > 0) stage(StageKind::merge_latents);
-        product(StageKind::latent_rows, StageKind::value_up, a.tokens * d.heads, d.latent.latent, {&w.value_up});
-        product(StageKind::attended_rows, StageKind::add_output, a.tokens, attended_width, {&w.output});
+        product(StageKind::latent_rows, StageKind::value_up, step.tokens * decoder.heads, decoder.latent.latent,
+                {&w.value_up});
+        product(StageKind::attended_rows, StageKind::add_output, step.tokens, attended_width, {&w.output});
     }
 
     void list_feed_forward(const FeedForwardPanels& w) {
         // The sweep lists panels of `gate` if there is one; panel i of `up` is read after panel i of `gate`.
-        product(StageKind::ffn_rows, StageKind::gate_up, a.tokens, d.hidden, {&w.first()}, {&w.gate, &w.up});
-        product(StageKind::gated_rows, StageKind::add_down, a.tokens, w.width(), {&w.down});
-        gated_floats_ = std::max(gated_floats_, a.tokens * w.width());
+        product(StageKind::ffn_rows, StageKind::gate_up, step.tokens, decoder.hidden, {&w.first()}, {&w.gate, &w.up});
+        product(StageKind::gated_rows, StageKind::add_down, step.tokens, w.width(), {&w.down});
+        gated_floats_ = std::max(gated_floats_, step.tokens * w.width());
     }
 
     void list_mixture(const Mixture& w) {
         const FeedForwardPanels &routed = w.routed, &shared = w.shared;
-        const size_t entries = a.tokens * w.rule.used, shared_width = shared.is_given() ? shared.width() : 0;
+        const size_t entries = step.tokens * w.rule.used, shared_width = shared.is_given() ? shared.width() : 0;
         PanelSweep sweep{&w.router};
         if (shared.is_given()) sweep.second = &shared.first();
         const Forms of_x{&w.router, &routed.gate, &routed.up, &shared.gate, &shared.up};
-        product(StageKind::ffn_rows, StageKind::route, a.tokens, d.hidden, sweep, of_x);
+        product(StageKind::ffn_rows, StageKind::route, step.tokens, decoder.hidden, sweep, of_x);
         if (!replicated_rows) stage(StageKind::choose);
-        stages.push_back({StageKind::gate_up_experts, &d.layers[at_], at_, of_x, 0});
+        stages.push_back({StageKind::gate_up_experts, &decoder.layers[at_], at_, of_x, 0});
         const Forms of_gated{&routed.down, &shared.down};
-        if (!replicated_rows) stages.push_back({StageKind::expert_rows, &d.layers[at_], at_, of_gated, 0});
-        stages.push_back({StageKind::add_experts, &d.layers[at_], at_, of_gated, 0});
-        row_floats_ =
-            std::max(row_floats_, of_gated.floats(entries, routed.width()) + of_gated.floats(a.tokens, shared_width));
+        if (!replicated_rows) stages.push_back({StageKind::expert_rows, &decoder.layers[at_], at_, of_gated, 0});
+        stages.push_back({StageKind::add_experts, &decoder.layers[at_], at_, of_gated, 0});
+        row_floats_ = std::max(row_floats_,
+                               of_gated.floats(entries, routed.width()) + of_gated.floats(step.tokens, shared_width));
         gated_floats_ = std::max(gated_floats_, entries * routed.width());
-        shared_floats_ = std::max(shared_floats_, a.tokens * shared_width);
+        shared_floats_ = std::max(shared_floats_, step.tokens * shared_width);
         most_experts_ = std::max(most_experts_, w.rule.experts);
         entries_ = std::max(entries_, entries);
     }
 
     void list_logits() {
-        at_ = d.layers.size();
-        product(StageKind::logits_rows, StageKind::logits, a.rows, d.hidden, {&d.logits});
+        at_ = decoder.layers.size();
+        product(StageKind::logits_rows, StageKind::logits, step.rows, decoder.hidden, {&decoder.logits});
     }
 
     void stage(StageKind kind) { stages.push_back({kind, layer(), at_, {}, 0}); }
@@ -308,35 +311,35 @@ class Plan {
         row_floats_ = std::max(row_floats_, forms.floats(rows, width));
     }
 
-    const DecoderLayer* layer() const { return at_ < d.layers.size() ? &d.layers[at_] : nullptr; }
+    const DecoderLayer* layer() const { return at_ < decoder.layers.size() ? &decoder.layers[at_] : nullptr; }
 
     void take_memory(StepBuffers& buffers) {
-        const auto of_tokens = [&](size_t width) { return buffers.take(a.tokens * width); };
-        x = of_tokens(d.hidden);
+        const auto of_tokens = [&](size_t width) { return buffers.take(step.tokens * width); };
+        x = of_tokens(decoder.hidden);
         attended = of_tokens(attended_width);
         gated = buffers.take(gated_floats_);
         shared_gated = buffers.take(shared_floats_);
         router_logits = of_tokens(most_experts_);
-        for (int i = 0; i < (replicated_rows ? a.threads : 1); ++i) row_spaces_.push_back(buffers.take(row_floats_));
-        if (most_experts_ > 0) routings.resize(static_cast<size_t>(a.threads) + 1);
+        for (int i = 0; i < (replicated_rows ? step.threads : 1); ++i) row_spaces_.push_back(buffers.take(row_floats_));
+        if (most_experts_ > 0) routings.resize(static_cast<size_t>(step.threads) + 1);
         for (Routing& routing : routings) {
             routing.experts.resize(entries_);
             routing.weights.resize(entries_);
         }
-        branch = of_tokens(has_branches_ ? d.hidden : 0);
-        if (!d.latent.is_given()) {
-            with_cache(a.cache, [&]<class Cache>() {
+        branch = of_tokens(has_branches_ ? decoder.hidden : 0);
+        if (!decoder.latent.is_given()) {
+            with_cache(step.cache, [&]<class Cache>() {
                 q = of_tokens(query_width * sizeof(typename Cache::Factor) / sizeof(float));
             });
-            heads = of_tokens(has_head_norms_ ? query_width + d.kv_heads * d.head_dim : 0);
+            heads = of_tokens(has_head_norms_ ? query_width + decoder.kv_heads * decoder.head_dim : 0);
             size_t states = 0;
             for (const AttentionPlan& plan : groups) states = std::max(states, plan.states());
-            states_ = {buffers.take(SoftmaxStates::floats(states, d.head_dim)), d.head_dim};
+            states_ = {buffers.take(SoftmaxStates::floats(states, decoder.head_dim)), decoder.head_dim};
             return;
         }
         compressed = of_tokens(widest_compressed_);
         queries = of_tokens(query_width);
-        latent = of_tokens(d.latent.latent + d.latent.rope);
+        latent = of_tokens(decoder.latent.latent + decoder.latent.rope);
     }
 
     size_t at_ = 0;  // the layer that is being listed

@@ -9,7 +9,7 @@ namespace decodestep::DECODESTEP_ISA {
 
 class FeedForwardPart : public StageMember {
   public:
-    FeedForwardPart(const Plan& plan, const Stage& stage, size_t member, size_t members)
+    FeedForwardPart(const DecoderPlan& plan, const Stage& stage, size_t member, size_t members)
         : StageMember(plan, stage, member, members), w_(stage.layer->feed_forward), m_(stage.layer->mixture) {}
 
     void gate_up(const Activations& x) const {
@@ -22,19 +22,19 @@ class FeedForwardPart : public StageMember {
     void route(const Activations& x) const {
         const auto [router, shared] = panels_of_two(m_.router.count());
         const uint8_t* after = shared.first < shared.end ? m_.shared.first().panel(shared.first) : panel_after();
-        store_products(m_.router, router, after, x, a_.tokens, plan_.router_logits, m_.router.out);
+        store_products(m_.router, router, after, x, step_.tokens, plan_.router_logits, m_.router.out);
         multiply_dense(m_.shared, shared, x, plan_.shared_gated);
     }
 
     // The experts of this member's share of the tokens, for all members.
-    void choose() const { choose(plan_.routings[0], part_of(a_.tokens, member_, members_)); }
+    void choose() const { choose(plan_.routings[0], part_of(step_.tokens, member_, members_)); }
 
     void gate_up_experts(const Activations& x) const {
         multiply_experts(m_.routed, expert_rows(), x, stage_.forms, member_, members_, plan_.gated);
     }
 
     // Rows are in the order of the experts' entries, then the tokens of the shared block.
-    size_t gated_count() const { return entries() + (m_.shared.is_given() ? a_.tokens : 0); }
+    size_t gated_count() const { return entries() + (m_.shared.is_given() ? step_.tokens : 0); }
     void share_gated() const {
         const MixtureInputs in = gated_in_space();
         const Range part = part_of(gated_count(), member_, members_);
@@ -45,15 +45,15 @@ class FeedForwardPart : public StageMember {
         MixtureInputs in = gated_in_space();
         for (size_t row = 0; plan_.replicated_rows && row < gated_count(); ++row) store_gated(in, row);
         in.rows = &expert_rows();
-        decodestep::DECODESTEP_ISA::add_experts(in, d_.residual_scale, member_, members_, plan_.x);
+        decodestep::DECODESTEP_ISA::add_experts(in, decoder_.residual_scale, member_, members_, plan_.x);
     }
 
   private:
-    size_t entries() const { return a_.tokens * m_.rule.used; }
+    size_t entries() const { return step_.tokens * m_.rule.used; }
 
     // The activation of a block without a gate.
     void square(const Activations& x, PanelRange panels) const {
-        multiply_panels(w_.up, panels, panel_after(), x, a_.tokens, [&](size_t i, size_t t, const float* y) {
+        multiply_panels(w_.up, panels, panel_after(), x, step_.tokens, [&](size_t i, size_t t, const float* y) {
             float* out = plan_.gated + t * w_.width() + i * kPanelOutputs;
             for (size_t j = 0; j < kPanelOutputs; j += kLanes)
                 store(out + j, activated(w_, i * kPanelOutputs + j, nullptr, y + j));
@@ -63,7 +63,7 @@ class FeedForwardPart : public StageMember {
     // The activations of some panels of gate and up, for all tokens; the last panels of the member's share of the
     // stage.
     void multiply_dense(const FeedForwardPanels& w, PanelRange panels, const Activations& x, float* out) const {
-        gate_up_panels(w, panels, panel_after(), x, a_.tokens, out + panels.first * kPanelOutputs, w.width());
+        gate_up_panels(w, panels, panel_after(), x, step_.tokens, out + panels.first * kPanelOutputs, w.width());
     }
 
     void choose(Routing& routing, Range tokens) const {
@@ -79,8 +79,8 @@ class FeedForwardPart : public StageMember {
         Routing& own = plan_.routings[member_ + 1];
         if (own.layer == stage_.layer_number) return own.rows;
         const Routing& chosen = plan_.replicated_rows ? own : plan_.routings[0];
-        if (plan_.replicated_rows) choose(own, {0, a_.tokens});
-        own.rows.assign(chosen.experts.data(), chosen.weights.data(), a_.tokens, m_.rule.used, m_.rule.experts);
+        if (plan_.replicated_rows) choose(own, {0, step_.tokens});
+        own.rows.assign(chosen.experts.data(), chosen.weights.data(), step_.tokens, m_.rule.used, m_.rule.experts);
         own.layer = stage_.layer_number;
         return own.rows;
     }
@@ -92,9 +92,9 @@ class FeedForwardPart : public StageMember {
                          .rows = nullptr,
                          .gated = stage_.forms.in_space(space, entries(), m_.routed.width()),
                          .shared_gated = {},
-                         .tokens = a_.tokens};
+                         .tokens = step_.tokens};
         space += stage_.forms.floats(entries(), m_.routed.width());
-        if (in.shared) in.shared_gated = stage_.forms.in_space(space, a_.tokens, m_.shared.width());
+        if (in.shared) in.shared_gated = stage_.forms.in_space(space, step_.tokens, m_.shared.width());
         return in;
     }
 

@@ -10,7 +10,7 @@ namespace decodestep::DECODESTEP_ISA {
 template <class Cache>
 class GroupedAttentionPart : public StageMember {
   public:
-    GroupedAttentionPart(const Plan& plan, const Stage& stage, size_t member, size_t members)
+    GroupedAttentionPart(const DecoderPlan& plan, const Stage& stage, size_t member, size_t members)
         : StageMember(plan, stage, member, members),
           w_(stage.layer->grouped),
           groups_(plan.groups_of(stage.layer->grouped.window)) {}
@@ -20,11 +20,11 @@ class GroupedAttentionPart : public StageMember {
         const float* rows = plan_.attended;
         const auto& cut_units = groups_.cut_units();
         if (!cut_units.empty() && !plan_.merges_apart(groups_)) {
-            const size_t values = a_.tokens * plan_.attended_width;
-            float* own = thread_scratch(values + SoftmaxState::floats(d_.head_dim));
+            const size_t values = step_.tokens * plan_.attended_width;
+            float* own = thread_scratch(values + SoftmaxState::floats(decoder_.head_dim));
             std::memcpy(own, plan_.attended, values * sizeof(float));
             for (const AttentionUnit& unit : cut_units)
-                for (size_t q = 0; q < unit.queries(); ++q) merge(unit, q, {own + values, d_.head_dim}, own);
+                for (size_t q = 0; q < unit.queries(); ++q) merge(unit, q, {own + values, decoder_.head_dim}, own);
             rows = own;
         }
         return copied(rows, plan_.attended_width);
@@ -33,27 +33,28 @@ class GroupedAttentionPart : public StageMember {
     void project(const Activations& x) const {
         const auto [own, cached] = panels_of_two(w_.query.count());
         multiply_panels(
-            w_.query, own, cached.first < cached.end ? w_.values_keys.panel(cached.first) : panel_after(), x, a_.tokens,
-            [&](size_t i, size_t t, float* y) { store_queries(t, i * kPanelOutputs, y); },
+            w_.query, own, cached.first < cached.end ? w_.values_keys.panel(cached.first) : panel_after(), x,
+            step_.tokens, [&](size_t i, size_t t, float* y) { store_queries(t, i * kPanelOutputs, y); },
             [&](size_t i, size_t t) { return query_at(t, i * kPanelOutputs); });
-        multiply_panels(w_.values_keys, cached, panel_after(), x, a_.tokens,
+        multiply_panels(w_.values_keys, cached, panel_after(), x, step_.tokens,
                         [&](size_t i, size_t t, float* y) { store_in_cache(t, i * kPanelOutputs, y); });
     }
 
     // Normalises this member's share of the heads of queries and keys; then rotates and stores them, which `project`
     // does if there are no norms.
     void norm_heads() const {
-        const size_t heads = d_.heads + d_.kv_heads, width = d_.head_dim;
-        const Range part = part_of(a_.tokens * heads, member_, members_);
+        const size_t heads = decoder_.heads + decoder_.kv_heads, width = decoder_.head_dim;
+        const Range part = part_of(step_.tokens * heads, member_, members_);
         for (size_t row = part.first; row < part.end; ++row) {
             const size_t t = row / heads, head = row % heads;
-            const bool is_key = head >= d_.heads;
-            float* y = is_key ? key_before_norm(t, (head - d_.heads) * width) : query_before_norm(t, head * width);
+            const bool is_key = head >= decoder_.heads;
+            float* y =
+                is_key ? key_before_norm(t, (head - decoder_.heads) * width) : query_before_norm(t, head * width);
             norm_head(y, is_key ? w_.key_norm : w_.query_norm);
             for (size_t i = 0; i < width; i += kLanes) {
                 rotate(t, i, y + i);
                 if (is_key)
-                    Cache::store_key(a_.keys + page_of(t, head - d_.heads), row_of(t), i, load(y + i));
+                    Cache::store_key(step_.keys + page_of(t, head - decoder_.heads), row_of(t), i, load(y + i));
                 else
                     Cache::store_factors(query_at(t, head * width + i), load(y + i));
             }
@@ -65,13 +66,13 @@ class GroupedAttentionPart : public StageMember {
             if (!task.band.in_pieces) return attend_whole(task);
             for (size_t split = task.first; split < task.end; ++split)
                 each_unit(task.band, split, [&](size_t, const AttentionUnit& unit) {
-                    attend_split(queries_of(unit), pages(unit), d_.scale, split, plan_.states(unit, split));
+                    attend_split(queries_of(unit), pages(unit), decoder_.scale, split, plan_.states(unit, split));
                 });
         });
     }
 
     void merge_states() const {
-        const SoftmaxState merged{thread_scratch(SoftmaxState::floats(d_.head_dim)), d_.head_dim};
+        const SoftmaxState merged{thread_scratch(SoftmaxState::floats(decoder_.head_dim)), decoder_.head_dim};
         size_t task = 0;
         for (const AttentionUnit& unit : groups_.cut_units())
             for (size_t q = 0; q < unit.queries(); ++q)
@@ -83,8 +84,8 @@ class GroupedAttentionPart : public StageMember {
 
     // Rotates sixteen outputs of a head, from `column` of it on, by the position of token t.
     void rotate(size_t t, size_t column, float* y) const {
-        const size_t at = (w_.rope * a_.rope_positions + a_.positions[t]) * (d_.head_dim / 2) + column / 2;
-        store(y, rotate_pairs(load(y), a_.sin + at, a_.cos + at));
+        const size_t at = (w_.rope * step_.rope_positions + step_.positions[t]) * (decoder_.head_dim / 2) + column / 2;
+        store(y, rotate_pairs(load(y), step_.sin + at, step_.cos + at));
     }
 
     // The address of output `column` of a token's queries or keys.
@@ -92,56 +93,56 @@ class GroupedAttentionPart : public StageMember {
         return static_cast<Factor*>(plan_.q) + t * plan_.query_width + column;
     }
     float* query_before_norm(size_t t, size_t column) const {
-        return plan_.heads + t * (plan_.query_width + d_.kv_heads * d_.head_dim) + column;
+        return plan_.heads + t * (plan_.query_width + decoder_.kv_heads * decoder_.head_dim) + column;
     }
     float* key_before_norm(size_t t, size_t column) const { return query_before_norm(t, plan_.query_width + column); }
 
     // The byte offset of the page that holds a token's own position, for the layer and a key-value head, and its row in
     // it.
     size_t page_of(size_t t, size_t kv_head) const {
-        return layer_offset(Cache::bytes(d_.head_dim), plan_.page_table_of(t)[a_.positions[t] / kPagePositions],
-                            kv_head);
+        return layer_offset(Cache::bytes(decoder_.head_dim),
+                            plan_.page_table_of(t)[step_.positions[t] / kPagePositions], kv_head);
     }
-    size_t row_of(size_t t) const { return a_.positions[t] % kPagePositions; }
+    size_t row_of(size_t t) const { return step_.positions[t] % kPagePositions; }
 
     // Divides a head by its root mean square, without the zero padding at its end.
     void norm_head(float* y, const float* gamma) const {
-        const f32x16 rms = broadcast(root_mean_square(y, d_.head_values, d_.eps));
-        for (size_t i = 0; i < d_.head_values; i += kLanes) {
-            const size_t count = std::min<size_t>(kLanes, d_.head_values - i);
+        const f32x16 rms = broadcast(root_mean_square(y, decoder_.head_values, decoder_.eps));
+        for (size_t i = 0; i < decoder_.head_values; i += kLanes) {
+            const size_t count = std::min<size_t>(kLanes, decoder_.head_values - i);
             store_partial(y + i, normed(load_partial(y + i, count), rms, load_partial(gamma + i, count)), count);
         }
     }
 
     // Stores outputs [first, first + kPanelOutputs) of the queries; beyond the last output they are zeros.
     void store_queries(size_t t, size_t first, float* y) const {
-        add_bias(w_.query_bias, first, d_.heads * d_.head_dim, y);
+        add_bias(w_.query_bias, first, decoder_.heads * decoder_.head_dim, y);
         if (w_.query_norm) {
             std::memcpy(query_before_norm(t, first), y, kPanelOutputs * sizeof(float));
             return;
         }
         for (size_t i = 0; i < kPanelOutputs; i += kLanes) {
-            rotate(t, (first + i) % d_.head_dim, y + i);
+            rotate(t, (first + i) % decoder_.head_dim, y + i);
             Cache::store_factors(query_at(t, first + i), load(y + i));
         }
     }
 
     // Stores outputs [first, first + kPanelOutputs) of values_keys, sixteen at a time: sixteen belong to one head.
     void store_in_cache(size_t t, size_t first, float* y) const {
-        const size_t values = d_.kv_heads * d_.head_dim;
+        const size_t values = decoder_.kv_heads * decoder_.head_dim;
         add_bias(w_.values_keys_bias, first, 2 * values, y);
         for (size_t i = 0; i < kPanelOutputs; i += kLanes) {
-            const size_t output = first + i, head = output / d_.head_dim, column = output % d_.head_dim;
-            const bool is_key = head >= d_.kv_heads;
+            const size_t output = first + i, head = output / decoder_.head_dim, column = output % decoder_.head_dim;
+            const bool is_key = head >= decoder_.kv_heads;
             if (is_key && w_.key_norm) {
                 std::memcpy(key_before_norm(t, output - values), y + i, kLanes * sizeof(float));
                 continue;
             }
             if (is_key) rotate(t, column, y + i);
             if (is_key)
-                Cache::store_key(a_.keys + page_of(t, head - d_.kv_heads), row_of(t), column, load(y + i));
+                Cache::store_key(step_.keys + page_of(t, head - decoder_.kv_heads), row_of(t), column, load(y + i));
             else
-                Cache::store_value(a_.values + page_of(t, head), d_.head_dim, row_of(t), column, load(y + i));
+                Cache::store_value(step_.values + page_of(t, head), decoder_.head_dim, row_of(t), column, load(y + i));
         }
     }
 
@@ -149,7 +150,7 @@ class GroupedAttentionPart : public StageMember {
         Queries<Cache> q;
         for (; q.count < unit.queries(); ++q.count) {
             const size_t t = unit.token_of(q.count);
-            q.query[q.count] = query_at(t, unit.head_of(q.count) * d_.head_dim);
+            q.query[q.count] = query_at(t, unit.head_of(q.count) * decoder_.head_dim);
             q.first[q.count] = groups_.first(t);
             q.length[q.count] = groups_.length(t);
         }
@@ -157,17 +158,17 @@ class GroupedAttentionPart : public StageMember {
     }
 
     HeadPages<Cache> pages(const AttentionUnit& unit) const {
-        const size_t at = layer_offset(Cache::bytes(d_.head_dim), 0, unit.kv_head);
-        return {a_.keys + at, a_.values + at, plan_.page_table_of(unit.run.first), d_.head_dim};
+        const size_t at = layer_offset(Cache::bytes(decoder_.head_dim), 0, unit.kv_head);
+        return {step_.keys + at, step_.values + at, plan_.page_table_of(unit.run.first), decoder_.head_dim};
     }
 
     // The address of a query's output in `rows`, [tokens, attended_width].
     float* output_of(const AttentionUnit& unit, size_t query, float* rows) const {
-        return rows + unit.token_of(query) * plan_.attended_width + unit.head_of(query) * d_.head_values;
+        return rows + unit.token_of(query) * plan_.attended_width + unit.head_of(query) * decoder_.head_values;
     }
 
     void finish(const SoftmaxState& state, float* out) const {
-        SoftmaxState{state.record, d_.head_values}.finish(nullptr, out);
+        SoftmaxState{state.record, decoder_.head_values}.finish(nullptr, out);
     }
 
     static void copy(const SoftmaxState& from, const SoftmaxState& to) {
@@ -185,15 +186,16 @@ class GroupedAttentionPart : public StageMember {
 
     // Attends to all splits of a band.
     void attend_whole(const AttentionTask& task) const {
-        const size_t size = SoftmaxStates::floats(kMaxQueries, d_.head_dim);
+        const size_t size = SoftmaxStates::floats(kMaxQueries, decoder_.head_dim);
         float* scratch = thread_scratch((task.band.units + 1) * size);
-        const SoftmaxStates next{scratch, d_.head_dim};
-        const auto merged = [&](size_t i) { return SoftmaxStates{scratch + (i + 1) * size, d_.head_dim}; };
+        const SoftmaxStates next{scratch, decoder_.head_dim};
+        const auto merged = [&](size_t i) { return SoftmaxStates{scratch + (i + 1) * size, decoder_.head_dim}; };
         for (size_t split = task.first; split < task.end; ++split)
             each_unit(task.band, split, [&](size_t number, const AttentionUnit& unit) {
                 const Queries<Cache> q = queries_of(unit);
-                if (split == unit.first_split) return attend_split(q, pages(unit), d_.scale, split, merged(number));
-                attend_split(q, pages(unit), d_.scale, split, next);
+                if (split == unit.first_split)
+                    return attend_split(q, pages(unit), decoder_.scale, split, merged(number));
+                attend_split(q, pages(unit), decoder_.scale, split, next);
                 for (size_t i = 0; i < q.count; ++i) {
                     const size_t t = unit.token_of(i);
                     if (split == groups_.first_split(t))

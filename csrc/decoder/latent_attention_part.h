@@ -9,8 +9,8 @@ namespace decodestep::DECODESTEP_ISA {
 
 class LatentAttentionPart : public StageMember {
   public:
-    LatentAttentionPart(const Plan& plan, const Stage& stage, size_t member, size_t members)
-        : StageMember(plan, stage, member, members), s_(plan.d.latent), w_(stage.layer->latent) {}
+    LatentAttentionPart(const DecoderPlan& plan, const Stage& stage, size_t member, size_t members)
+        : StageMember(plan, stage, member, members), s_(plan.decoder.latent), w_(stage.layer->latent) {}
 
     // The first products of the hidden state, stored without further processing.
     void compress(const Activations& x) const {
@@ -19,8 +19,8 @@ class LatentAttentionPart : public StageMember {
         float* queries = is_compressed ? plan_.compressed : plan_.queries;
         const auto [own, latents] = panels_of_two(query.count());
         const uint8_t* after = latents.first < latents.end ? w_.latent.panel(latents.first) : panel_after();
-        store_products(query, own, after, x, a_.tokens, queries, query.out, 1.0f, w_.query_down_bias);
-        store_products(w_.latent, latents, panel_after(), x, a_.tokens, plan_.latent, w_.latent.out, 1.0f,
+        store_products(query, own, after, x, step_.tokens, queries, query.out, 1.0f, w_.query_down_bias);
+        store_products(w_.latent, latents, panel_after(), x, step_.tokens, plan_.latent, w_.latent.out, 1.0f,
                        w_.latent_bias);
     }
 
@@ -28,7 +28,7 @@ class LatentAttentionPart : public StageMember {
 
     void project_queries(const Activations& x) const {
         const Range part = panels_of_member();
-        store_products(w_.query, {part.first, part.end}, panel_after(), x, a_.tokens, plan_.queries, w_.query.out);
+        store_products(w_.query, {part.first, part.end}, panel_after(), x, step_.tokens, plan_.queries, w_.query.out);
     }
 
     // The part without rope of each head and token's query.
@@ -40,10 +40,10 @@ class LatentAttentionPart : public StageMember {
     // The queries against the latents, and everything else that attention reads.
     void absorb(const Activations& x) const {
         if (member_ == 0) place_cache();
-        each_part(a_.tokens, [&](size_t t) { store_in_cache(t); });
-        each_part(a_.tokens * d_.heads, [&](size_t row) {
-            const size_t t = row % a_.tokens, head = row / a_.tokens;
-            rotate(t, query_of(row) + s_.nope, plan_.query_rope + (t * d_.heads + head) * s_.rope);
+        each_part(step_.tokens, [&](size_t t) { store_in_cache(t); });
+        each_part(step_.tokens * decoder_.heads, [&](size_t row) {
+            const size_t t = row % step_.tokens, head = row / step_.tokens;
+            rotate(t, query_of(row) + s_.nope, plan_.query_rope + (t * decoder_.heads + head) * s_.rope);
         });
         multiply_heads(w_.key_up, s_.latent, x, plan_.query_latent);
     }
@@ -58,8 +58,8 @@ class LatentAttentionPart : public StageMember {
     // The attention output of each head and token.
     auto latent_rows() const {
         return [this](const Activations& out, size_t row) {
-            const size_t t = row % a_.tokens, head = row / a_.tokens;
-            store_row(out, row, plan_.attended_latent + (t * d_.heads + head) * s_.latent, s_.latent);
+            const size_t t = row % step_.tokens, head = row / step_.tokens;
+            store_row(out, row, plan_.attended_latent + (t * decoder_.heads + head) * s_.latent, s_.latent);
         };
     }
     Range rows_of_value_up() const { return rows_of_panels(s_.value); }
@@ -78,7 +78,7 @@ class LatentAttentionPart : public StageMember {
         const Range part = panels_of_member();
         const size_t in_head = width / kPanelOutputs;
         if (part.first == part.end) return {0, 0};
-        return {part.first / in_head * a_.tokens, ((part.end - 1) / in_head + 1) * a_.tokens};
+        return {part.first / in_head * step_.tokens, ((part.end - 1) / in_head + 1) * step_.tokens};
     }
 
     // out [tokens, heads * width] = each head's rows of x times its own panels.
@@ -89,47 +89,47 @@ class LatentAttentionPart : public StageMember {
             const size_t head = i / in_head;
             end = std::min(part.end, (head + 1) * in_head);
             multiply_panels(w, {i, end}, end < part.end ? w.panel(end) : panel_after(), x,
-                            {head * a_.tokens, a_.tokens}, [&](size_t panel, size_t t, const float* y) {
+                            {head * step_.tokens, step_.tokens}, [&](size_t panel, size_t t, const float* y) {
                                 std::memcpy(out + t * w.out + panel * kPanelOutputs, y, kPanelOutputs * sizeof(float));
                             });
         }
     }
 
     const float* query_of(size_t row) const {
-        return plan_.queries + row % a_.tokens * plan_.query_width + row / a_.tokens * d_.head_dim;
+        return plan_.queries + row % step_.tokens * plan_.query_width + row / step_.tokens * decoder_.head_dim;
     }
 
     // Rotates the rope values of token t by its position.
     void rotate(size_t t, const float* values, float* out) const {
-        const size_t at = a_.positions[t] * (s_.rope / 2);
+        const size_t at = step_.positions[t] * (s_.rope / 2);
         for (size_t i = 0; i < s_.rope; i += kLanes)
-            store(out + i, rotate_pairs(load(values + i), a_.sin + at + i / 2, a_.cos + at + i / 2));
+            store(out + i, rotate_pairs(load(values + i), step_.sin + at + i / 2, step_.cos + at + i / 2));
     }
 
     void store_in_cache(size_t t) const {
         const float* latent = plan_.latent + t * (s_.latent + s_.rope);
-        const size_t position = a_.positions[t], row = position % kPagePositions;
+        const size_t position = step_.positions[t], row = position % kPagePositions;
         const size_t page = plan_.page_table_of(t)[position / kPagePositions];
         const f32x16 rms = broadcast(root_mean_square(latent, s_.latent, s_.eps));
         float *norm = thread_scratch(s_.latent + s_.rope), *turned = norm + s_.latent;
         for (size_t i = 0; i < s_.latent; i += kLanes)
             store(norm + i, normed(load(latent + i), rms, load(w_.latent_norm + i)));
         const size_t pitch = plan_.latent_call.kv.pitch(), at = layer_offset(pitch, page) + row * pitch;
-        uint8_t* kept = a_.values + at * value_bytes(a_.cache);
-        if (a_.cache == CacheType::i8) {
+        uint8_t* kept = step_.values + at * value_bytes(step_.cache);
+        if (step_.cache == CacheType::i8) {
             const float scale = quantise_row(norm, s_.latent, false, reinterpret_cast<int8_t*>(kept));
             std::memcpy(kept + s_.latent, &scale, sizeof scale);
         } else {
             store_sums(reinterpret_cast<Bf16*>(kept), norm, s_.latent);
         }
         rotate(t, latent + s_.latent, turned);
-        store_sums(reinterpret_cast<Bf16*>(a_.keys) + layer_offset(s_.rope, page) + row * s_.rope, turned, s_.rope);
+        store_sums(reinterpret_cast<Bf16*>(step_.keys) + layer_offset(s_.rope, page) + row * s_.rope, turned, s_.rope);
     }
 
     void place_cache() const {
         const size_t at = layer_offset(plan_.latent_call.kv.pitch());
-        plan_.latent_call.kv.data = a_.values + at * value_bytes(a_.cache);
-        plan_.latent_call.kr.data = a_.keys + layer_offset(s_.rope) * sizeof(Bf16);
+        plan_.latent_call.kv.data = step_.values + at * value_bytes(step_.cache);
+        plan_.latent_call.kr.data = step_.keys + layer_offset(s_.rope) * sizeof(Bf16);
     }
 
     const LatentSizes& s_;

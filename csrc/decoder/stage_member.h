@@ -11,8 +11,8 @@ namespace decodestep::DECODESTEP_ISA {
 
 class StageMember {
   public:
-    StageMember(const Plan& plan, const Stage& stage, size_t member, size_t members)
-        : plan_(plan), a_(plan.a), d_(plan.d), stage_(stage), member_(member), members_(members) {}
+    StageMember(const DecoderPlan& plan, const Stage& stage, size_t member, size_t members)
+        : plan_(plan), step_(plan.step), decoder_(plan.decoder), stage_(stage), member_(member), members_(members) {}
 
   protected:
     // ---- The rows that a product reads. make(out, row) stores one row.
@@ -54,7 +54,7 @@ class StageMember {
     }
 
     auto residual_rows(const float* gamma, const int64_t* numbers = nullptr) const {
-        return normalised(plan_.x, d_.hidden, gamma, d_.eps, numbers);
+        return normalised(plan_.x, decoder_.hidden, gamma, decoder_.eps, numbers);
     }
 
     static auto copied(const float* values, size_t width) {
@@ -95,28 +95,28 @@ class StageMember {
     // x += residual_scale * (product + bias); with a post norm the product goes to `branch` for add_branch.
     void add_product(const LinearPanelWeight& w, const float* bias, const float* post_norm,
                      const Activations& x) const {
-        const f32x16 scale = broadcast(d_.residual_scale);
+        const f32x16 scale = broadcast(decoder_.residual_scale);
         float* const rows = post_norm ? plan_.branch : plan_.x;
-        const auto row = [&](size_t i, size_t t) { return rows + t * d_.hidden + i * kPanelOutputs; };
+        const auto row = [&](size_t i, size_t t) { return rows + t * decoder_.hidden + i * kPanelOutputs; };
         const auto add = [&](size_t i, size_t t, float* y) {
             float* to = row(i, t);
-            add_bias(bias, i * kPanelOutputs, d_.hidden, y);
+            add_bias(bias, i * kPanelOutputs, decoder_.hidden, y);
             for (size_t j = 0; j < kPanelOutputs; j += kLanes)
                 store(to + j, post_norm ? load(y + j) : fma(scale, load(y + j), load(to + j)));
         };
         const Range part = panels_of_member();
-        multiply_panels(w, {part.first, part.end}, panel_after(), x, a_.tokens, add, row);
+        multiply_panels(w, {part.first, part.end}, panel_after(), x, step_.tokens, add, row);
     }
 
     // x += residual_scale * rms_norm(branch), for this member's share of the tokens.
     void add_branch(const float* post_norm) const {
-        const f32x16 scale = broadcast(d_.residual_scale);
-        const Range part = part_of(a_.tokens, member_, members_);
+        const f32x16 scale = broadcast(decoder_.residual_scale);
+        const Range part = part_of(step_.tokens, member_, members_);
         for (size_t t = part.first; t < part.end; ++t) {
-            const float* from = plan_.branch + t * d_.hidden;
-            float* to = plan_.x + t * d_.hidden;
-            const f32x16 rms = broadcast(root_mean_square(from, d_.hidden, d_.eps));
-            for (size_t j = 0; j < d_.hidden; j += kLanes)
+            const float* from = plan_.branch + t * decoder_.hidden;
+            float* to = plan_.x + t * decoder_.hidden;
+            const f32x16 rms = broadcast(root_mean_square(from, decoder_.hidden, decoder_.eps));
+            for (size_t j = 0; j < decoder_.hidden; j += kLanes)
                 store(to + j, fma(scale, normed(load(from + j), rms, load(post_norm + j)), load(to + j)));
         }
     }
@@ -126,9 +126,9 @@ class StageMember {
         return plan_.page_offset(stage_.layer_number, page, kv_head, width);
     }
 
-    const Plan& plan_;
-    const DecoderForward& a_;
-    const Decoder& d_;
+    const DecoderPlan& plan_;
+    const DecoderForward& step_;
+    const Decoder& decoder_;
     const Stage& stage_;
     const size_t member_, members_;
 };
