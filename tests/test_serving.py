@@ -22,6 +22,7 @@ from decodestep.serving import event_stream
 from decodestep.serving.errors import HttpError
 from decodestep.serving.http import Server
 from decodestep.serving.requests import completion_job
+from decodestep.serving.responses import Choice
 from decodestep.stopping.byte_alphabet import BYTE_OF
 
 TEMPLATE = "{% for m in messages %}{{ m.role }}:{{ m.content }};{% endfor %}assistant:"
@@ -418,6 +419,19 @@ def test_a_client_that_waits_for_its_first_token_is_not_dropped(running, monkeyp
     monkeypatch.setattr(running.server.model.decoder, "logits", lambda *a: (gate.wait(0.5), forward(*a))[1])
     status, body, _ = running.send("/v1/completions", b'{"prompt": "a", "stream": true, "max_tokens": 1, "seed": 1}')
     assert status == 200 and body.endswith(b"[DONE]\n\n")
+
+
+def test_a_stream_that_fails_inside_the_server_is_in_its_log(running, monkeypatch, caplog):
+    monkeypatch.setattr(Choice, "chunk", lambda *a: 1 // 0)
+    client = post(running.port, b'{"prompt": "a", "stream": true, "max_tokens": 1}')
+    received = b""
+    with suppress(ConnectionError):
+        while piece := client.recv(2**16):
+            received += piece
+    client.close()
+    assert received.startswith(b"HTTP/1.1 200") and b"[DONE]" not in received
+    assert "ZeroDivisionError" in caplog.text
+    wait_until(lambda: running.server.engine.live == 0)
 
 
 def test_the_command_listens_serves_and_stops(tiny_file, tmp_path):

@@ -16,14 +16,14 @@ struct FilePart {
 };
 
 struct ReadFileRows {
-    const FilePart* parts;
-    size_t count;
-    Format format;  // of the rows
-    size_t in, out;
-    uint8_t* memory;      // [out, row_bytes(format, in)]; null: they are packed
-    Format panel_format;  // if they are packed
-    uint8_t* panels;
-    int threads;
+    const FilePart* parts = nullptr;
+    size_t count = 0;
+    Format format{};  // of the rows
+    size_t in = 0, out = 0;
+    uint8_t* memory = nullptr;  // [out, row_bytes(format, in)]; null: they are packed
+    Format panel_format{};      // if they are packed
+    uint8_t* panels = nullptr;
+    int threads = 1;
 };
 
 // Why a part cannot be used: `row` has a scale that is not finite; or `error` is an errno; or else the file has become

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import suppress
@@ -10,6 +11,7 @@ from contextlib import suppress
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+_LOG = logging.getLogger("decodestep.serving")
 SEND_SECONDS = 60.0  # how long a client may read nothing
 
 
@@ -42,6 +44,8 @@ class EventStream(Response):
                 task.cancel()
                 with suppress(BaseException):
                     await task
+        if not writing.cancelled() and (error := writing.exception()) is not None:
+            _LOG.error("a stream failed", exc_info=error)
 
     async def _write(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
