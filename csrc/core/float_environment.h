@@ -5,6 +5,7 @@
 
 #include <cstdint>
 
+#include "core/compiler.h"
 #include "core/tiers.h"
 
 #ifdef DECODESTEP_X86
@@ -16,10 +17,10 @@ namespace decodestep {
 // Sets the default environment of the calling thread, and restores the one that it found.
 class DefaultFloats {
   public:
-    DefaultFloats() : found_(read()) {
+    DECODESTEP_INLINE DefaultFloats() : found_(read()) {
         if (is_changed()) write(kDefault);
     }
-    ~DefaultFloats() {
+    DECODESTEP_INLINE ~DefaultFloats() {
         if (is_changed()) write(found_);
     }
     DefaultFloats(const DefaultFloats&) = delete;
@@ -30,24 +31,24 @@ class DefaultFloats {
     // MXCSR: all exceptions masked; the lowest six bits say which have occurred, and are nobody's setting.
     using Word = uint32_t;
     static constexpr Word kDefault = 0x1F80, kSettings = ~Word{0x3F};
-    static Word read() { return _mm_getcsr(); }
-    static void write(Word word) { _mm_setcsr(word); }
+    static DECODESTEP_INLINE Word read() { return _mm_getcsr(); }
+    static DECODESTEP_INLINE void write(Word word) { _mm_setcsr(word); }
 #elif defined(__aarch64__)
     using Word = uint64_t;
     static constexpr Word kDefault = 0, kSettings = ~Word{0};
-    static Word read() {
+    static DECODESTEP_INLINE Word read() {
         Word word;
         asm volatile("mrs %0, fpcr" : "=r"(word));
         return word;
     }
-    static void write(Word word) { asm volatile("msr fpcr, %0" : : "r"(word)); }
+    static DECODESTEP_INLINE void write(Word word) { asm volatile("msr fpcr, %0" : : "r"(word)); }
 #else
     using Word = uint32_t;
     static constexpr Word kDefault = 0, kSettings = 0;
-    static Word read() { return 0; }
-    static void write(Word) {}
+    static DECODESTEP_INLINE Word read() { return 0; }
+    static DECODESTEP_INLINE void write(Word) {}
 #endif
-    bool is_changed() const { return (found_ & kSettings) != kDefault; }
+    DECODESTEP_INLINE bool is_changed() const { return (found_ & kSettings) != kDefault; }
 
     const Word found_;
 };

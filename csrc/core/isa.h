@@ -1,6 +1,7 @@
 // The instruction sets that kernels are built for, and the choice between them at run time.
 #pragma once
 
+#include "core/compiler.h"
 #include "core/float_environment.h"
 #include "core/tiers.h"
 
@@ -37,7 +38,7 @@ const char* isa_name();
 
 #define DECODESTEP_BUILT_KERNEL(name, Args, ...)                                           \
     DECODESTEP_EACH_TIER(DECODESTEP_DECLARE_KERNEL, __VA_ARGS__, name, Args)               \
-    inline void name(const Args& args) {                                                   \
+    DECODESTEP_INLINE void name(const Args& args) {                                        \
         const DefaultFloats floats;                                                        \
         switch (isa()) { DECODESTEP_EACH_TIER(DECODESTEP_CALL_KERNEL, __VA_ARGS__, name) } \
     }
