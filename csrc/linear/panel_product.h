@@ -81,9 +81,8 @@ DECODESTEP_INLINE void each_panel_tile(PanelRange range, size_t panel_bytes, con
         const size_t end = std::min(range.end, first + group);
         each_tile(rows.count, [&](size_t from, size_t count) {
             for (size_t p = first; p < end; ++p) {
-                const bool last = p + 1 == range.end;
-                const uint8_t* next_panel = last ? next : panel_at(p + 1);
-                body(p, from == 0 ? next_panel : nullptr, from, count);
+                const uint8_t* after = p + 1 < range.end ? panel_at(p + 1) : next;
+                body(p, from == 0 ? after : nullptr, from, count);
             }
         });
     }

@@ -1,4 +1,4 @@
-// Products of many tokens with a panel whose weights are turned into bytes once for all of them.
+// Products of many tokens with a panel whose weights are unpacked to bytes once for all of them.
 #pragma once
 
 #include "linear/byte_tile.h"
@@ -7,10 +7,10 @@
 
 namespace decodestep::DECODESTEP_ISA {
 
-// A panel is turned into quads of bytes first, a stretch of inputs at a time, which all tokens read, so many of them
-// and vectors of sixteen outputs at once: as many as have sums that wait for each other no longer than registers hold
-// them. A piece of several runs needs registers for their products beside the sums; where bytes have no products of
-// their own, quads that are bytes need more too.
+// A panel is unpacked to quads of bytes first, a stretch of inputs at a time, and all tokens read those. A tile is
+// kStoredTokens tokens times kStoredVectors vectors of sixteen outputs: enough independent sums to hide the latency of
+// an addition, and no more than registers hold. A piece of several runs needs registers for their products beside the
+// sums; on targets without dot products of bytes, quads that are bytes need more too.
 constexpr int kStoredVectors = kVectorRegisters >= 32 ? 2 : 1;
 template <Format F>
 constexpr size_t kStoredTokens = [] {

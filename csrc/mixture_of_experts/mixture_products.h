@@ -70,8 +70,8 @@ inline void gate_up_panels(const FeedForwardPanels& w, PanelRange range, const u
             const auto row = [&](size_t i) { return out + i * stride + (p - range.first) * kPanelOutputs; };
             prefetch_outputs(from, count, row);
             if (w.has_gate())
-                decodestep::panel_tile({w.gate.format, w.gate.blocks(), w.gate.panel(p), next ? w.up.panel(p) : nullptr,
-                                        x, rows.first + from, count, gate});
+                decodestep::panel_tile({w.gate.format, w.gate.blocks(), w.gate.panel(p),
+                                        from == 0 ? w.up.panel(p) : nullptr, x, rows.first + from, count, gate});
             decodestep::panel_tile({w.up.format, w.up.blocks(), w.up.panel(p), next, x, rows.first + from, count, up});
             for (size_t i = 0; i < count; ++i)
                 for (size_t j = 0; j < kPanelOutputs; j += kLanes)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from decodestep._base import arrays
-from decodestep._base.checks import is_finite, is_int, is_real, refuse, require
+from decodestep._base.checks import ids_below, is_finite, is_int, is_real, refuse, require
 from decodestep.ops.decode_step import steps as kinds
 from decodestep.ops.decode_step.steps import PATCHES, Step, Steps
 
@@ -39,10 +39,10 @@ def normalise_arguments(
 def _integers(name: str, value: Any, batch: int, bound: int) -> list[int]:
     rule = f"integers in [0, 2^{bound.bit_length() - 1}), a scalar or {batch}"
     given = value.tolist() if arrays.is_array(value) else value
-    column = list(given) if isinstance(given, (list, tuple)) else [given] * batch
-    if len(column) != batch or not all(is_int(v) and 0 <= v < bound for v in column):
+    column = ids_below(bound, given if isinstance(given, (list, tuple)) else [given] * batch)
+    if column is None or len(column) != batch:
         refuse(_OP, name, rule, value)
-    return [int(v) for v in column]
+    return column
 
 
 def normalise_step(step: Step, vocab: int) -> Step:
