@@ -3,6 +3,7 @@
 #pragma once
 
 #include "attention/key_block.h"
+#include "core/pieces.h"
 
 namespace decodestep::DECODESTEP_ISA {
 
@@ -95,24 +96,6 @@ DECODESTEP_INLINE void add_values(const Row& row, size_t lanes, Weights weights,
             float* sum = sums + r * sum_stride + c * kLanes;
             store(sum, fma(load(sum), old, total[r][c]));
         }
-    }
-}
-
-template <int N, class Body>
-DECODESTEP_INLINE void with_size(size_t size, size_t first, Body&& body) {
-    if (N == 1 || size == N) return body.template operator()<N>(first);
-    if constexpr (N > 1) with_size<N - 1>(size, first, body);
-}
-
-// Cuts [0, count) into pieces and calls body<N>(its first) for a piece of N: as few as do for pieces of at most `most`,
-// and about equally large, since small ones have too few independent sums.
-template <int most, class Body>
-DECODESTEP_INLINE void in_pieces(size_t count, Body&& body) {
-    size_t first = 0;
-    for (size_t pieces = (count + most - 1) / most; pieces > 0; --pieces) {
-        const size_t size = (count - first + pieces - 1) / pieces;
-        with_size<most>(size, first, body);
-        first += size;
     }
 }
 

@@ -169,9 +169,9 @@ class AttentionTile {
         const auto add = [&](const auto& key, size_t count) {
             in_chunks(count, [&](size_t c, size_t chunk) {
                 // A chunk of all queries fits in the first-level cache; one of the keys may not, where they lie.
-                in_pieces<kProductRows>(n_, [&]<int R>(size_t j) {
+                each_constant_piece<kProductRows>(n_, [&]<int R>(size_t j) {
                     next_block_.advance(lines_beside_);
-                    in_pieces<kProductVectors>(lanes_ / kLanes, [&]<int V>(size_t v) {
+                    each_constant_piece<kProductVectors>(lanes_ / kLanes, [&]<int V>(size_t v) {
                         add_scores<R, V>(
                             queries + v * kLanes * columns_, kLanes * columns_,
                             [&](size_t r) { return key(j + r) + c; }, chunk, scores_ + j * lanes_ + v * kLanes, lanes_);
@@ -207,7 +207,7 @@ class AttentionTile {
         const auto add = [&](const StoredRows& keys, size_t at, size_t count) {
             in_chunks(count, [&](size_t c, size_t chunk) {
                 keys.transpose(n_, at + c, chunk, keys_);
-                in_pieces<kFewRows>(rows_.in_group(), [&]<int R>(size_t r) {
+                each_constant_piece<kFewRows>(rows_.in_group(), [&]<int R>(size_t r) {
                     next_block_.advance(lines_beside_);
                     constexpr int V = vectors_beside(R);
                     for (size_t j = 0; j < n_; j += V * kLanes)
@@ -350,7 +350,7 @@ class AttentionTile {
             const size_t n = seen(t), first = t * rows_.heads;
             for (end = t + 1; end < rows_.tokens && seen(end) == n;) ++end;
             if (n == 0) continue;
-            in_pieces<most_rows>((end - t) * rows_.heads, [&]<int R>(size_t r) {
+            each_constant_piece<most_rows>((end - t) * rows_.heads, [&]<int R>(size_t r) {
                 r += first;
                 next_block_.advance(lines_beside_);
                 const Weights weights = is_few(a_, rows_) ? Weights{scores_ + r * kBlockKeys, kBlockKeys, 1}

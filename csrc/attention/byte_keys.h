@@ -76,7 +76,7 @@ class ByteKeys {
     void add_scores(const StoredRows& keys, size_t n, float* scores, KeyPrefetcher& next_block, size_t lines) const {
         const size_t width = width_, pairs = width / 2, lanes = lanes_;
         int32_t* const words = words_;
-        in_pieces<kPairRows>(n, [&]<int R>(size_t j) {
+        each_constant_piece<kPairRows>(n, [&]<int R>(size_t j) {
             next_block.advance(lines);
             for (size_t r = 0; r < R; ++r) {
                 const uint8_t* const key = keys[j + r];
@@ -117,7 +117,7 @@ class ByteKeys {
         for (size_t c = 0; c < width; c += kLanes) {
             for (size_t j = 0; j < n; j += 2)
                 store_bits(words + j / 2 * kLanes, byte_pairs(keys[j] + first + c, keys[j + 1] + first + c));
-            in_pieces<kPairRows>(rows, [&]<int R>(size_t from) {
+            each_constant_piece<kPairRows>(rows, [&]<int R>(size_t from) {
                 next_block.advance(lines);
                 sum_pairs<R>(words, weight_ + from, 1, lanes_, (n + 1) / 2, [&](size_t r, i32x16 total) {
                     float* sum = states[from + r].values() + c;

@@ -18,6 +18,7 @@
 
 #include "attention/group_cache.h"
 #include "attention/softmax_state.h"
+#include "core/pieces.h"
 #include "simd/exp.h"
 
 namespace decodestep::DECODESTEP_ISA {
@@ -268,13 +269,10 @@ void attend_queries(const Queries<Cache>& q, const HeadPages<Cache>& pages, floa
 }
 
 // The states of the queries after one split, which at least one of them reaches.
-template <size_t R = 1, class Cache>
+template <class Cache>
 void attend_split(const Queries<Cache>& q, const HeadPages<Cache>& pages, float scale, size_t split,
                   SoftmaxStates states) {
-    if constexpr (R < kMaxQueries) {
-        if (q.count > R) return attend_split<R + 1>(q, pages, scale, split, states);
-    }
-    attend_queries<R>(q, pages, scale, split, states);
+    with_constant<kMaxQueries>(q.count, [&]<int R>() { attend_queries<R>(q, pages, scale, split, states); });
 }
 
 }  // namespace decodestep::DECODESTEP_ISA

@@ -3,6 +3,7 @@
 
 #include <type_traits>
 
+#include "core/pieces.h"
 #include "linear/activations.h"
 #include "linear/linear_panels.h"
 #include "linear/panel_tile.h"
@@ -19,20 +20,6 @@ constexpr size_t kStreamedTokens = kVectorRegisters >= 32 ? 30 : 16;
 // Whether so many tokens are.
 constexpr bool streams(Format format, size_t tokens) {
     return kStreams > 1 && tokens > 0 && tokens <= (quantises_activations(format) ? kStreamedTokens : 1);
-}
-
-// Calls tile(first, count) for tiles of at most Most tokens, of as equal sizes as possible: large ones are groups of
-// sixteen.
-template <size_t Most = kTileTokens, class Tile>
-DECODESTEP_INLINE void each_tile(size_t tokens, Tile&& tile) {
-    constexpr size_t group = Most % 16 == 0 ? 16 : 1;
-    const size_t tiles = (tokens + Most - 1) / Most;
-    for (size_t t = 0, left = tiles; t < tokens; --left) {
-        const size_t share = (tokens - t + left - 1) / left;
-        const size_t count = std::min(tokens - t, (share + group - 1) / group * group);
-        tile(t, count);
-        t += count;
-    }
 }
 
 // Prefetches, for writing, the memory of a tile's outputs: place(t) for tokens [first, first + count).
@@ -79,7 +66,7 @@ DECODESTEP_INLINE void each_panel_tile(PanelRange range, size_t panel_bytes, con
     const size_t group = std::max<size_t>(1, kPanelGroupBytes / std::max<size_t>(1, panel_bytes));
     for (size_t first = range.first; first < range.end; first += group) {
         const size_t end = std::min(range.end, first + group);
-        each_tile(rows.count, [&](size_t from, size_t count) {
+        each_piece<kTileTokens>(rows.count, [&](size_t from, size_t count) {
             for (size_t p = first; p < end; ++p) {
                 const uint8_t* after = p + 1 < range.end ? panel_at(p + 1) : next;
                 body(p, from == 0 ? after : nullptr, from, count);

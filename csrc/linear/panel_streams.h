@@ -85,16 +85,6 @@ void stream_bytes(const PanelStreams& a) {
     }
 }
 
-// T, the size of the groups, as a constant: as few groups as do for at most Most tokens each, and about equal.
-template <Format F, int Most, int T = 1>
-void stream_groups(const PanelStreams& a) {
-    if constexpr (T < Most) {
-        const size_t groups = (a.tokens + Most - 1) / Most;
-        if (a.tokens > T * groups) return stream_groups<F, Most, T + 1>(a);
-    }
-    stream_bytes<F, T>(a);
-}
-
 template <Format F>
 void stream_floats(const PanelStreams& a) {
     const float* values = a.x.values + a.first * a.x.in;

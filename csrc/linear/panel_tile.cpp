@@ -34,19 +34,6 @@ void byte_tile(size_t blocks, const uint8_t* panel, const uint8_t* next_panel, c
     add_residuals<F>(panel, x, first, T, outputs);
 }
 
-// T, the number of tokens, as a constant.
-template <Format F, int T = 1>
-void tile_of(size_t tokens, size_t blocks, const uint8_t* panel, const uint8_t* next_panel, const Activations& x,
-             size_t first, float (*outputs)[kPanelOutputs]) {
-    if constexpr (T < kRegisterTokens) {
-        if (tokens > T) return tile_of<F, T + 1>(tokens, blocks, panel, next_panel, x, first, outputs);
-    }
-    if constexpr (quantises_activations(F))
-        byte_tile<F, T>(blocks, panel, next_panel, x, first, outputs);
-    else
-        float_tile<F, T>(blocks, panel, next_panel, x, first, outputs);
-}
-
 template <Format F>
 void tiles_of(size_t blocks, const uint8_t* panel, const uint8_t* next_panel, const Activations& x, size_t first,
               size_t tokens, float (*outputs)[kPanelOutputs]) {
@@ -56,8 +43,12 @@ void tiles_of(size_t blocks, const uint8_t* panel, const uint8_t* next_panel, co
     } else if constexpr (kStoresBytes) {
         if (tokens >= kWidenedFrom) return widened_tiles<F>(blocks, panel, next_panel, x, first, tokens, outputs);
     }
-    each_tile<kRegisterTokens>(tokens, [&](size_t t, size_t count) {
-        tile_of<F>(count, blocks, panel, t == 0 ? next_panel : nullptr, x, first + t, outputs + t);
+    each_constant_piece<kRegisterTokens>(tokens, [&]<int T>(size_t t) {
+        const uint8_t* next = t == 0 ? next_panel : nullptr;
+        if constexpr (quantises_activations(F))
+            byte_tile<F, T>(blocks, panel, next, x, first + t, outputs + t);
+        else
+            float_tile<F, T>(blocks, panel, next, x, first + t, outputs + t);
     });
 }
 
@@ -71,10 +62,13 @@ void panel_tile(const PanelTile& a) {
 void panel_streams(const PanelStreams& a) {
     with_format(a.format, [&]<Format F>() {
         if constexpr (kStreams > 1) {
-            if constexpr (quantises_activations(F))
-                stream_groups<F, kRegisterTokens>(a);
-            else
+            if constexpr (quantises_activations(F)) {
+                const size_t groups = (a.tokens + kRegisterTokens - 1) / kRegisterTokens;
+                with_constant<kRegisterTokens>((a.tokens + groups - 1) / groups,
+                                               [&]<int T>() { stream_bytes<F, T>(a); });
+            } else {
                 stream_floats<F>(a);
+            }
         }
     });
 }

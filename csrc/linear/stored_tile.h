@@ -13,7 +13,7 @@ namespace decodestep::DECODESTEP_ISA {
 // sums; on targets without dot products of bytes, quads that are bytes need more too.
 constexpr int kStoredVectors = kVectorRegisters >= 32 ? 2 : 1;
 template <Format F>
-constexpr size_t kStoredTokens = [] {
+constexpr int kStoredTokens = [] {
     constexpr bool has_runs = !is_bytes(F) && run_quads<F>() < kQuads;
     if (kVectorRegisters >= 32) return has_runs ? 4 : 6;
     if (kWideSums) return 6;
@@ -37,16 +37,6 @@ void stored_tile(size_t b, size_t pieces, const uint8_t* block, const uint8_t* s
     store_outputs<T, kStoredVectors>(y, v, outputs);
 }
 
-template <Format F, int T = 1>
-void stored_tile_of(size_t tokens, size_t b, size_t pieces, const uint8_t* block, const uint8_t* stored,
-                    const Activations& x, size_t first, float (*outputs)[kPanelOutputs]) {
-    if constexpr (T < kStoredTokens<F>) {
-        if (tokens > T) return stored_tile_of<F, T + 1>(tokens, b, pieces, block, stored, x, first, outputs);
-    }
-    for (size_t v = 0; v < kPanelOutputs / kLanes; v += kStoredVectors)
-        stored_tile<F, T>(b, pieces, block, stored, v, x, first, outputs);
-}
-
 template <Format F>
 void stored_tiles(size_t blocks, const uint8_t* panel, const uint8_t* next_panel, const Activations& x, size_t first,
                   size_t tokens, float (*outputs)[kPanelOutputs]) {
@@ -64,9 +54,10 @@ void stored_tiles(size_t blocks, const uint8_t* panel, const uint8_t* next_panel
             StoredQuads<F>::store(PanelQuads<F>{piece}, stored + i * StoredQuads<F>::kBytes);
         }
         const uint8_t* ahead = next_panel ? prefetcher.ahead(b + pieces, 0) : nullptr;
-        each_tile<kStoredTokens<F>>(tokens, [&](size_t t, size_t count) {
-            if (ahead) prefetch_share(ahead, kStretch * PanelPrefetcher<F>::kBytes, t, count, tokens);
-            stored_tile_of<F>(count, b, pieces, block, stored, x, first + t, outputs + t);
+        each_constant_piece<kStoredTokens<F>>(tokens, [&]<int T>(size_t t) {
+            if (ahead) prefetch_share(ahead, kStretch * PanelPrefetcher<F>::kBytes, t, T, tokens);
+            for (size_t v = 0; v < kPanelOutputs / kLanes; v += kStoredVectors)
+                stored_tile<F, T>(b, pieces, block, stored, v, x, first + t, outputs + t);
         });
     }
     add_residuals<F>(panel, x, first, tokens, outputs);

@@ -38,16 +38,6 @@ void widened_tile(const float (*weights)[kPanelOutputs], size_t inputs, size_t v
     store_outputs<T, V>(y, v, outputs);
 }
 
-template <int T = 1>
-void widened_tile_of(size_t tokens, const float (*weights)[kPanelOutputs], size_t inputs, const float* values,
-                     size_t stride, float (*outputs)[kPanelOutputs]) {
-    if constexpr (T < kWidenedTokens) {
-        if (tokens > T) return widened_tile_of<T + 1>(tokens, weights, inputs, values, stride, outputs);
-    }
-    for (size_t v = 0; v < kPanelOutputs / kLanes; v += kWidenedVectors)
-        widened_tile<T>(weights, inputs, v, values, stride, outputs);
-}
-
 template <Format F>
 void widened_tiles(size_t blocks, const uint8_t* panel, const uint8_t* next_panel, const Activations& x, size_t first,
                    size_t tokens, float (*outputs)[kPanelOutputs]) {
@@ -71,10 +61,11 @@ void widened_tiles(size_t blocks, const uint8_t* panel, const uint8_t* next_pane
             }
         }
         const uint8_t* ahead = next_panel ? prefetcher.ahead(b + count, 0) : nullptr;
-        each_tile<kWidenedTokens>(tokens, [&](size_t t, size_t n) {
-            if (ahead) prefetch_share(ahead, kWidenedBlocks * panel_block_bytes(F), t, n, tokens);
+        each_constant_piece<kWidenedTokens>(tokens, [&]<int T>(size_t t) {
+            if (ahead) prefetch_share(ahead, kWidenedBlocks * panel_block_bytes(F), t, T, tokens);
             const float* values = x.values + (first + t) * x.in + b * kBlockInputs;
-            widened_tile_of(n, weights, inputs, values, x.in, outputs + t);
+            for (size_t v = 0; v < kPanelOutputs / kLanes; v += kWidenedVectors)
+                widened_tile<T>(weights, inputs, v, values, x.in, outputs + t);
         });
     }
 }

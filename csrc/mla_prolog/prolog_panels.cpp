@@ -4,6 +4,7 @@
 #include <type_traits>
 
 #include "core/parallel.h"
+#include "core/pieces.h"
 #include "simd/dot_products.h"
 #include "simd/rounding.h"
 
@@ -118,25 +119,19 @@ DECODESTEP_INLINE void tile(const Chunk& c, size_t vector, const uint8_t* x, siz
         for (int q = 0; q < Q; ++q) Dot::store_sums(y + t * y_stride + q * kLanes, sums[t][q]);
 }
 
-template <class Dot, int T, class... Rest>
-DECODESTEP_INLINE void tile_of(int tokens, const Chunk& c, Rest... rest) {
-    if (tokens == T) return tile<Dot, T>(c, rest...);
-    if constexpr (T > 1) tile_of<Dot, T - 1>(tokens, c, rest...);
-}
-
 // All tokens times a chunk. Tiles of nearly equal height are fastest: 6 + 5 + 5 tokens beat 6 + 6 + 4.
 template <class Dot>
 void multiply_chunk(const ColumnProduct& a, const Chunk& c, const uint8_t* x, float* y) {
     const size_t tiles = (a.tokens + kTokensPerTile<Dot> - 1) / kTokensPerTile<Dot>;
-    for (size_t vector = 0; vector < kPanel / kLanes; vector += kVectorsPerTile<Dot>)
-        for (size_t i = 0, t = 0; i < tiles; ++i) {
-            const size_t tokens = (a.tokens - t + tiles - i - 1) / (tiles - i);
+    for (size_t vector = 0; vector < kPanel / kLanes; vector += kVectorsPerTile<Dot>) {
+        size_t i = 0;
+        each_constant_piece<kTokensPerTile<Dot>>(a.tokens, [&]<int T>(size_t t) {
             float* to = y + t * a.y_stride + vector * kLanes;
             Bf16* rounded = a.rounded && c.complete ? reinterpret_cast<Bf16*>(a.rounded) + (to - a.y) : nullptr;
-            tile_of<Dot, kTokensPerTile<Dot>>(static_cast<int>(tokens), c, vector, x + t * a.x_stride, a.x_stride, to,
-                                              a.y_stride, rounded, c.prefetcher(i, tiles, vector == 0));
-            t += tokens;
-        }
+            tile<Dot, T>(c, vector, x + t * a.x_stride, a.x_stride, to, a.y_stride, rounded,
+                         c.prefetcher(i++, tiles, vector == 0));
+        });
+    }
 }
 
 template <class Dot>

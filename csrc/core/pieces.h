@@ -1,0 +1,42 @@
+// Loops over pieces of about equal sizes, and sizes as constants: kernels whose sums stay in registers are compiled for
+// each number of rows.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+
+#include "core/compiler.h"
+
+namespace decodestep {
+
+// Calls body<size>() for a size in [1, most].
+template <int most, class Body>
+DECODESTEP_INLINE void with_constant(size_t size, Body&& body) {
+    if constexpr (most > 1)
+        if (size < most) return with_constant<most - 1>(size, body);
+    body.template operator()<most>();
+}
+
+// Calls body(first, size) for pieces of [0, count): as few as possible of at most `most`, and about equally large,
+// because small ones have too few independent sums. Sizes are multiples of sixteen, except the last, if `most` is one.
+template <size_t most, class Body>
+DECODESTEP_INLINE void each_piece(size_t count, Body&& body) {
+    constexpr size_t multiple = most % 16 == 0 ? 16 : 1;
+    size_t first = 0;
+    for (size_t pieces = (count + most - 1) / most; first < count; --pieces) {
+        const size_t share = (count - first + pieces - 1) / pieces;
+        const size_t size = std::min(count - first, (share + multiple - 1) / multiple * multiple);
+        body(first, size);
+        first += size;
+    }
+}
+
+// The same with the size as a constant: calls body<size>(first).
+template <int most, class Body>
+DECODESTEP_INLINE void each_constant_piece(size_t count, Body&& body) {
+    each_piece<most>(count, [&](size_t first, size_t size) DECODESTEP_INLINE_LAMBDA {
+        with_constant<most>(size, [&]<int N>() DECODESTEP_INLINE_LAMBDA { body.template operator()<N>(first); });
+    });
+}
+
+}  // namespace decodestep
