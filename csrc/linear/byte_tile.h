@@ -8,7 +8,7 @@
 
 namespace decodestep::DECODESTEP_ISA {
 
-// A run: the quads of a piece that are summed together as ByteSums before these could overflow.
+// A run: as many quads of a piece as ByteSums can add up without overflow.
 template <Format F>
 constexpr size_t run_quads() {
     const size_t hold = kByteSumsHold / largest_bits(F), most = F == Format::q6_k ? kQuads / 2 : kQuads;
@@ -25,7 +25,7 @@ constexpr size_t quad_of(size_t run, size_t i) {
     return at / 2 + at % 2 * 4;
 }
 
-// Sums of a format whose weights are bytes: see piece_products.
+// piece_products of a format whose weights are bytes.
 template <int T, int V, class Quads>
 DECODESTEP_INLINE void byte_integers(const Quads& quads, size_t first_v, const QuantisedBlocks& x, size_t at,
                                      size_t stride, i32x16 (&integers)[T][V]) {
@@ -49,8 +49,7 @@ DECODESTEP_INLINE void byte_integers(const Quads& quads, size_t first_v, const Q
     }
 }
 
-// Whether the sums start at the correction for the quads' offset from the values, so that nothing needs to be added to
-// them.
+// Whether sums start at the correction for the quads' offset from the values, instead of adding it at the end.
 template <Format F>
 constexpr bool kStartsAtOffset = kWideSums && offset_of(F) != 0;
 
@@ -95,7 +94,7 @@ DECODESTEP_INLINE void run_sums(const Quads& quads, size_t run, size_t first_v, 
 template <Format F>
 using PieceProducts = std::conditional_t<(panel_layout(F).pieces > 1) && !is_bytes(F), ByteProducts, i32x16>;
 
-// Sums of a format whose weights are nibbles, possibly with further bits: see piece_products.
+// piece_products of a format whose weights are nibbles, possibly with more bits stored apart.
 template <Format F, int T, int V, class Quads>
 DECODESTEP_INLINE void nibble_products(const Quads& quads, size_t first_v, const uint8_t* scales,
                                        const QuantisedBlocks& x, size_t at, size_t stride,
@@ -236,8 +235,8 @@ DECODESTEP_INLINE void finish_block(size_t first_v, const uint8_t* block, const 
     }
 }
 
-// y += a block of the panel times the tokens' blocks from at + t * kStretch on. quads(i) returns the quads of piece i
-// and is called before each piece.
+// y += a block of the panel times the tokens' blocks from at + t * kStretch on. quads(i) returns the quads of piece i;
+// it is called once per piece, just before the piece is multiplied.
 template <Format F, int T, int V, class QuadsOf>
 DECODESTEP_INLINE void add_block(QuadsOf&& quads, size_t first_v, const uint8_t* block, const Activations& x, size_t at,
                                  FloatSums<T, V>& y) {
@@ -275,8 +274,8 @@ void add_residual(const uint8_t* panel, const Activations& x, size_t first, floa
     store_outputs<T, 2>(y, 0, outputs);
 }
 
-// Adds the residuals of tokens. Most tokens have their outliers in the same block, which is then read once for as many
-// of them as have sums that stay in registers.
+// Adds the residuals of tokens. Most tokens have their outliers in the same block, so adjacent tokens that share one
+// read it together, as many as have their sums in registers.
 template <Format F>
 void add_residuals(const uint8_t* panel, const Activations& x, size_t first, size_t tokens,
                    float (*outputs)[kPanelOutputs]) {

@@ -13,8 +13,8 @@ DECODESTEP_INLINE f32x16 widened(const uint8_t* p) {
     if constexpr (F == Format::bf16) return from_bf16(p);
 }
 
-// y += a block of 32 inputs times the same inputs of T tokens, which are `stride` apart. ahead: bytes to prefetch, as
-// many as the block has, some with each input; or null.
+// y += a block of 32 inputs times the same inputs of T tokens, `stride` floats apart. ahead: the address of as many
+// bytes as the block has, which are prefetched along with the inputs; or null.
 template <Format F, int T>
 DECODESTEP_INLINE void add_float_block(const uint8_t* block, const float* values, size_t stride, f32x16 (&y)[T][2],
                                        const uint8_t* ahead = nullptr) {

@@ -27,7 +27,7 @@ DECODESTEP_INLINE void store_signed_quads(const PanelQuads<F>& quads, int8_t* to
     }
 }
 
-// A stretch of blocks of sixteen tokens, from block `first` on; missing blocks are zeros.
+// A stretch of blocks of sixteen tokens; missing tokens are zeros.
 class TokenGroup {
   public:
     TokenGroup(const Activations& x, size_t first, size_t count, size_t block) {
@@ -112,7 +112,7 @@ class PanelStretch {
   private:
     static constexpr PanelLayout layout = panel_layout(F);
     static constexpr size_t kParts = parts_of(F), kInputs = kBlockInputs / kParts;
-    // How many pieces' products are kept until they are scaled: few enough for the L1 cache, beside their inputs.
+    // The number of pieces whose products are kept until they are scaled: they fit in the L1 cache beside their inputs.
     static constexpr size_t kAtOnce = 8 / kParts;
     using Sums = FloatSums<kGroup, 1>;
 
@@ -128,7 +128,7 @@ class PanelStretch {
 #pragma GCC unroll 16
             for (size_t t = 0; t < kGroup; ++t) {
                 f32x16 sums = to_float(load_bits(sums_[(i - first) * kParts][v][t]));
-                // These products and their sums are below 2^24, so exact in float32.
+                // These products and their sums are below 2^24, so they are exact in float32.
                 if constexpr (IntegerScales<F>::kAny) sums = sums * scales.first;
                 if constexpr (kParts == 2)
                     sums = fma(to_float(load_bits(sums_[(i - first) * kParts + 1][v][t])), scales.second, sums);

@@ -11,17 +11,17 @@ namespace decodestep::DECODESTEP_ISA {
 constexpr size_t kQuads = 8;                      // of a piece
 constexpr size_t kQuadBytes = 4 * kPanelOutputs;  // of all outputs of a panel
 
-// Whether the quads are the values plus 128, each a whole byte. Else they are a few bits, at most largest_bits.
+// Whether quads are whole bytes, the values plus 128. Otherwise they are a few bits, at most largest_bits.
 constexpr bool is_bytes(Format f) { return f == Format::q8_0 || f == Format::iq4_nl || f == Format::iq4_xs; }
 
-// What their sums grow by at most, of an activation of one.
+// The largest amount by which a quad's weight changes a sum, per unit of activation.
 constexpr int largest_bits(Format f) {
     switch (f) {
         case Format::q5_0:
         case Format::q5_1:
         case Format::q5_k:
             return 31;
-        case Format::q6_k:  // its sums begin at -32 times those of the activations
+        case Format::q6_k:  // its sums start at -32 times the sum of the activations
             return 32;
         case Format::mxfp4:
             return 24;
@@ -30,12 +30,12 @@ constexpr int largest_bits(Format f) {
     }
 }
 
-// What the quads of blocks of 32 that are a few bits are above the values.
+// The offset of the quads from the values, in formats with blocks of 32 and quads of a few bits.
 constexpr int offset_of(Format f) {
     return f == Format::q4_0 ? 8 : f == Format::q5_0 ? 16 : f == Format::mxfp4 ? 12 : 0;
 }
 
-// The bytes of quads that stand for a nibble.
+// The byte in a quad for each nibble.
 struct NibbleTable {
     alignas(16) uint8_t bytes[16];
 };
@@ -46,7 +46,7 @@ constexpr NibbleTable table_of(const int8_t (&values)[16], int offset) {
 }
 constexpr NibbleTable kIq4Bytes = table_of(kIq4Values, 128), kMxfp4Bytes = table_of(kMxfp4Values, 12);
 
-// Bits left to left + 4 of each byte of `a`, that lie at 4 afterwards; `mask` keeps those that are wanted.
+// Shifts each byte's bits from position `at` to position 4, and masks them.
 DECODESTEP_INLINE i32x16 upper_bits(i32x16 a, size_t at, int mask) {
     switch (at) {  // a constant where this is inlined
         case 0:
@@ -74,7 +74,7 @@ DECODESTEP_INLINE i32x16 upper_bits(i32x16 a, size_t at, int mask) {
     return a & broadcast_int(mask * 0x01010101);
 }
 
-// A piece as it lies in a panel.
+// A piece as stored in a panel.
 template <Format F>
 struct PanelQuads {
     const uint8_t* piece;
@@ -103,7 +103,7 @@ struct PanelQuads {
     }
 };
 
-// A piece whose quads have been stored one after the other.
+// A piece unpacked to bytes, quad after quad.
 template <Format F>
 struct StoredQuads {
     const uint8_t* bytes;

@@ -7,7 +7,7 @@
 namespace decodestep::DECODESTEP_ISA {
 
 // Prefetches a panel and the beginning of the next one, 32 inputs at a time, at a fixed distance ahead of the product:
-// panels are so short that the hardware prefetcher hardly gets going in one.
+// panels are too short for the hardware prefetcher.
 template <Format F>
 class PanelPrefetcher {
   public:
@@ -15,14 +15,14 @@ class PanelPrefetcher {
         : panel_(panel), next_panel_(next_panel), blocks_(blocks), distance_(kPrefetchBytes / kBytes) {
         if (distance_ > blocks) distance_ = blocks;
     }
-    // Call when the product reads 32 inputs, those of `block`.
+    // Call when the product reads the 32 inputs of `block`.
     DECODESTEP_INLINE void advance(size_t block) const {
         if (!next_panel_) return;
         const size_t b = block + distance_;
         prefetch(b < blocks_ ? panel_ + b * kBytes : next_panel_ + (b - blocks_) * kBytes, kBytes);
     }
 
-    // Where the memory lies that is `bytes` further on than what the product reads at `block`.
+    // The address `bytes` ahead of `block`, which may be in the next panel.
     DECODESTEP_INLINE const uint8_t* ahead(size_t block, size_t bytes) const {
         const size_t at = block * kBytes + bytes, end = blocks_ * kBytes;
         return at < end ? panel_ + at : next_panel_ + (at - end);
@@ -35,8 +35,8 @@ class PanelPrefetcher {
     size_t blocks_, distance_;
 };
 
-// Prefetches tokens' share of memory that is read when all of them are done, into the second cache: the first is full
-// of what they read.
+// Prefetches, into the L2 cache, these tokens' share of the memory that is read after all tokens: the L1 cache is full
+// of what the tokens read.
 DECODESTEP_INLINE void prefetch_share(const uint8_t* memory, size_t bytes, size_t first, size_t count, size_t tokens) {
     const size_t lines = (bytes + 63) / 64, end = (first + count) * lines / tokens;
     for (size_t line = first * lines / tokens; line < end; ++line) prefetch_to_second_level(memory + 64 * line);

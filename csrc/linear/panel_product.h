@@ -10,14 +10,14 @@
 
 namespace decodestep::DECODESTEP_ISA {
 
-// Tokens that are multiplied by a panel at a time, which share the bytes that it is turned into where it is.
+// The largest number of tokens that are multiplied by a panel at a time, and share its unpacking.
 constexpr size_t kTileTokens = kVectorRegisters >= 32 ? 128 : kStoresBytes ? 96 : 2;
 
-// Tokens that are multiplied by several panels at once, which are so read from memory in several streams. Of more
-// tokens the products are what takes the time.
+// The largest number of tokens that are multiplied by several panels at once, which reads memory in several streams.
+// With more tokens the products take the time, not the memory.
 constexpr size_t kStreamedTokens = kVectorRegisters >= 32 ? 30 : 16;
 
-// Whether so many tokens are.
+// Whether this number of tokens is multiplied by several panels at once.
 constexpr bool streams(Format format, size_t tokens) {
     return kStreams > 1 && tokens > 0 && tokens <= (quantises_activations(format) ? kStreamedTokens : 1);
 }
@@ -41,12 +41,12 @@ struct PanelRange {
     size_t first, end;
 };
 
-// So many panels, and those that are read after them.
+// The panels of kStreams streams, and those that are read after them.
 struct PanelGroup {
     const uint8_t *panels[kStreams], *next[kStreams];
 };
 
-// The panel that is read after others; if `stride` is not zero, one of several, so many bytes apart.
+// The panel that is read next, for prefetching; with a stride, the first of several, `stride` bytes apart.
 struct NextPanels {
     const uint8_t* first;
     size_t stride = 0;
@@ -54,12 +54,13 @@ struct NextPanels {
     NextPanels(const uint8_t* first, size_t stride = 0) : first(first), stride(stride) {}
 };
 
-// Many tokens take a group of panels that fits in the second-level cache before their next tile takes the same ones: so
-// each panel is read from memory once, and the tile's activations once for the whole group.
+// A tile of tokens is multiplied by a group of panels that fits in the L2 cache before the next tile is: each panel is
+// read from memory once, and a tile's activations once per group.
 constexpr size_t kPanelGroupBytes = 512 * 1024;
 
-// Calls body(p, next panel, tile of rows) for the panels of a range times rows; panel_bytes: what is read for each.
-// panel_at(p): where panel p lies; next: what is read after the range.
+// Calls body(p, next panel, first row, number of rows) for every panel of a range and every tile of the rows.
+// panel_bytes: the bytes read per panel. panel_at(p): the address of panel p. next: what is read after the range. The
+// next panel is null if an earlier tile has prefetched it.
 template <class PanelAt, class Body>
 DECODESTEP_INLINE void each_panel_tile(PanelRange range, size_t panel_bytes, const PanelAt& panel_at,
                                        const uint8_t* next, RowRange rows, Body&& body) {
@@ -77,9 +78,9 @@ DECODESTEP_INLINE void each_panel_tile(PanelRange range, size_t panel_bytes, con
 
 struct NoPlace {};
 
-// Multiplies panels [range.first, range.end) of w by rows of x, the fastest way, and calls sink(p, i, outputs) for
-// panel p and row i of them, outputs being kPanelOutputs floats that the sink may change. place(p, i), if given, is the
-// address that the sink writes them to: it is prefetched. next: what is read after the last panel.
+// Multiplies panels [range.first, range.end) of w by rows of x and calls sink(p, i, outputs) for each panel p and row i
+// of them; outputs: kPanelOutputs floats, which the sink may change. place(p, i), if given: the address to which the
+// sink writes them, for prefetching. next: what is read after the last panel.
 template <class Sink, class Place = NoPlace>
 DECODESTEP_INLINE void multiply_panels(const LinearPanelWeight& w, PanelRange range, NextPanels next,
                                        const Activations& x, RowRange rows, Sink&& sink, Place place = {}) {

@@ -1,6 +1,5 @@
-// A few tokens times several panels at once, block by block: a core that reads one stream of memory leaves a part of
-// what it could read unused, and of one that multiplies between two reads even more. The order of each output's sums is
-// that of the other tiles.
+// A few tokens times several panels at once, block by block: one stream of memory does not use all of a core's memory
+// bandwidth, even less so with products between the reads. The order of each output's sums is that of the other tiles.
 #pragma once
 
 #include "linear/byte_tile.h"
@@ -9,8 +8,8 @@
 
 namespace decodestep::DECODESTEP_ISA {
 
-// Pieces of a kilobyte and more prefetch as many bytes as they read, a line or two with each quad: so many prefetches
-// at once would wait for each other, and none would be under way while the rest of the piece is multiplied.
+// Pieces of more than kSpreadBytes spread their prefetches over their quads, a line or two with each: all at once would
+// wait for each other, and none would be in flight while the rest of the piece is multiplied.
 constexpr size_t kSpreadBytes = 1024, kSpreadDistance = 768;
 
 template <Format F>
@@ -26,7 +25,7 @@ struct SpreadQuads {
     }
 };
 
-// The quads of a piece that the product reads now, being its block number `block`; prefetches what is read later.
+// The quads of the piece at `block`; prefetches ahead of it.
 template <Format F>
 DECODESTEP_INLINE auto streamed_quads(const PanelPrefetcher<F>& prefetcher, size_t block, const uint8_t* piece) {
     if constexpr (PanelPrefetcher<F>::kBytes > kSpreadBytes) {
@@ -47,8 +46,8 @@ DECODESTEP_INLINE void clear(StreamSums<T>& sums, size_t groups) {
         for (size_t s = 0; s < kStreams; ++s) clear<T, 2>(sums[g][s]);
 }
 
-// The tokens are taken in groups of T, at most as many as there are. The last group begins so early that it is whole;
-// what it has in common with the one before is the same in both.
+// Multiplies the tokens in groups of T <= tokens. The last group is moved back to be a whole one; the tokens that it
+// shares with the group before get the same sums twice.
 template <Format F, int T>
 void stream_bytes(const PanelStreams& a) {
     constexpr PanelLayout layout = panel_layout(F);

@@ -1,5 +1,5 @@
 // The product of tokens with one panel of a weight, and of a few tokens with several: the part of `linear_panels` that
-// gains by products of bytes, so that only this has a build for every instruction set that has them.
+// profits from dot products of bytes, so only this part is built for every instruction set that has them.
 #pragma once
 
 #include "core/isa.h"
@@ -10,8 +10,8 @@ namespace decodestep {
 
 // outputs[i][n] = activations of token first + i times output n of the panel, for i in [0, tokens), tokens at most
 // kTileTokens.
-// next_panel: the panel that the caller reads after this one, so that prefetching runs on past the end of this one.
-// Null if an earlier tile of tokens has read this panel, and prefetched what follows, already.
+// next_panel: the panel that the caller reads after this one, for prefetching past the end of this one. Null if an
+// earlier tile of tokens has already read this panel and prefetched the next.
 struct PanelTile {
     Format format;
     size_t blocks;  // of 32 inputs

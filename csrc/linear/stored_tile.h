@@ -7,10 +7,10 @@
 
 namespace decodestep::DECODESTEP_ISA {
 
-// A panel is unpacked to quads of bytes first, a stretch of inputs at a time, and all tokens read those. A tile is
-// kStoredTokens tokens times kStoredVectors vectors of sixteen outputs: enough independent sums to hide the latency of
-// an addition, and no more than registers hold. A piece of several runs needs registers for their products beside the
-// sums; on targets without dot products of bytes, quads that are bytes need more too.
+// A panel is unpacked to bytes, a stretch of inputs at a time, for all tokens. A tile is kStoredTokens tokens times
+// kStoredVectors vectors of sixteen outputs: enough independent sums to hide the latency of an addition, and no more
+// than registers hold. A piece of several runs also needs registers for the products of its runs; on targets without
+// dot products of bytes, so do weights that are bytes.
 constexpr int kStoredVectors = kVectorRegisters >= 32 ? 2 : 1;
 template <Format F>
 constexpr int kStoredTokens = [] {

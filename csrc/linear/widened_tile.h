@@ -7,17 +7,18 @@
 
 namespace decodestep::DECODESTEP_ISA {
 
-// A panel is widened to float32 a stretch of inputs at a time, half of the first-level cache. Float32 is read in place.
+// A panel is widened to float32 a stretch of inputs at a time, which takes half of the L1 cache. Float32 is read in
+// place.
 constexpr size_t kWidenedBlocks = 4;
 
-// From this many tokens on, widening first is faster.
+// The smallest number of tokens for which widening first is faster.
 constexpr size_t kWidenedFrom = kVectorRegisters >= 32 ? 16 : 7;
 
-// Tokens and vectors of sixteen outputs whose sums stay in registers beside a vector of weights: enough sums to hide
-// the latency of an addition.
+// The tokens and vectors of sixteen outputs of a tile, whose sums stay in registers beside a vector of weights: enough
+// independent sums to hide the latency of an addition.
 constexpr int kWidenedTokens = 6, kWidenedVectors = kVectorRegisters >= 32 ? 2 : 1;
 
-// outputs += `inputs` inputs of T tokens, which lie `stride` apart, times their weights of the outputs from 16v on.
+// outputs += `inputs` inputs of T tokens, `stride` floats apart, times their weights, for the outputs from 16v on.
 template <int T>
 void widened_tile(const float (*weights)[kPanelOutputs], size_t inputs, size_t v, const float* values, size_t stride,
                   float (*outputs)[kPanelOutputs]) {
