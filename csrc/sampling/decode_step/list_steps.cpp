@@ -14,10 +14,21 @@ void Candidates::patch(const Step& step) {
     keep_if([&](size_t i) { return scores[i] > kMinusInfinity; });
 }
 
-void Candidates::at_least_likely(double least, size_t min_keep) {
-    const double mass = weigh();
-    const float best = kth_score(std::min(min_keep, n));
-    keep_if([&](size_t i) { return work.weights[i] / mass >= least || scores[i] >= best; });
+void Candidates::allow(const Step& step) {
+    unmark_all();
+    for (size_t i = 0; i < step.count; ++i) {
+        const size_t index = index_of(ids, n, step.ids[i]);
+        if (index < n) work.kept[index] = 1;
+    }
+    keep_marked();
+}
+
+void Candidates::force(const Step& step) {
+    n = 0;
+    for (size_t i = 0; i < step.count; ++i) ids[n++] = static_cast<int32_t>(step.ids[i]);
+    std::sort(ids, ids + n, [](int32_t a, int32_t b) { return a < b; });
+    n = static_cast<size_t>(std::unique(ids, ids + n, [](int32_t a, int32_t b) { return a == b; }) - ids);
+    std::fill(scores, scores + n, 0.0f);
 }
 
 void Candidates::temperature(double temperature) {
@@ -31,6 +42,12 @@ void Candidates::temperature(double temperature) {
                 static_cast<float>((static_cast<double>(scores[i]) - static_cast<double>(largest)) / temperature);
     }
     keep_if([&](size_t i) { return scores[i] > kMinusInfinity; });
+}
+
+void Candidates::top_k(size_t k) {
+    if (k >= n) return;
+    const float least = kth_score(k);
+    keep_if([&](size_t i) { return scores[i] >= least; });
 }
 
 void Candidates::top_p(double p, size_t min_keep) {
@@ -75,6 +92,17 @@ void Candidates::typical(double mass, size_t min_keep) {
         return true;
     });
     keep_if([&](size_t i) { return distance[i] <= farthest || work.kept[i] != 0; });
+}
+
+void Candidates::epsilon(double least, size_t min_keep) {
+    const double mass = weigh();
+    const float best = kth_score(std::min(min_keep, n));
+    keep_if([&](size_t i) { return work.weights[i] / mass >= least || scores[i] >= best; });
+}
+
+void Candidates::eta(double largest, size_t min_keep) {
+    find_log_probabilities();
+    epsilon(std::min(largest, std::sqrt(largest) * natural_exp(-find_entropy())), min_keep);
 }
 
 void Candidates::top_h(double share, size_t count) {
@@ -130,16 +158,14 @@ void Candidates::xtc(const Step& step) {
     keep_marked();
 }
 
+void Candidates::normalise() {
+    find_log_probabilities();
+    for (size_t i = 0; i < n; ++i) scores[i] = static_cast<float>(work.logs[i]);
+    keep_if([&](size_t i) { return scores[i] > kMinusInfinity; });
+}
+
 void Candidates::run(const Step& step) {
-    if (step.kind == StepKind::force) {
-        n = 0;
-        for (size_t i = 0; i < step.count; ++i) ids[n++] = static_cast<int32_t>(step.ids[i]);
-        std::sort(ids, ids + n, [](int32_t a, int32_t b) { return a < b; });
-        n = static_cast<size_t>(std::unique(ids, ids + n, [](int32_t a, int32_t b) { return a == b; }) - ids);
-        std::fill(scores, scores + n, 0.0f);
-        return;
-    }
-    if (n == 0) return;
+    if (n == 0 && step.kind != StepKind::force) return;
     switch (step.kind) {
         case StepKind::penalise:
             return patch<StepKind::penalise>(step);
@@ -149,24 +175,14 @@ void Candidates::run(const Step& step) {
             return patch<StepKind::lift>(step);
         case StepKind::ban:
             return patch<StepKind::ban>(step);
-        case StepKind::allow: {
-            unmark_all();
-            for (size_t i = 0; i < step.count; ++i) {
-                const size_t index = index_of(ids, n, step.ids[i]);
-                if (index < n) work.kept[index] = 1;
-            }
-            return keep_marked();
-        }
+        case StepKind::allow:
+            return allow(step);
         case StepKind::force:
-            return;
+            return force(step);
         case StepKind::temperature:
             return temperature(step.amount);
-        case StepKind::top_k: {
-            const size_t k = std::max(step.k, step.min_keep);
-            if (k >= n) return;
-            const float least = kth_score(k);
-            return keep_if([&](size_t i) { return scores[i] >= least; });
-        }
+        case StepKind::top_k:
+            return top_k(std::max(step.k, step.min_keep));
         case StepKind::top_p:
             return top_p(step.amount, step.min_keep);
         case StepKind::min_p:
@@ -174,12 +190,9 @@ void Candidates::run(const Step& step) {
         case StepKind::typical:
             return typical(step.amount, step.min_keep);
         case StepKind::epsilon:
-            return at_least_likely(step.amount, step.min_keep);
-        case StepKind::eta: {
-            find_log_probabilities();
-            const double falling = std::sqrt(step.amount) * natural_exp(-find_entropy());
-            return at_least_likely(std::min(step.amount, falling), step.min_keep);
-        }
+            return epsilon(step.amount, step.min_keep);
+        case StepKind::eta:
+            return eta(step.amount, step.min_keep);
         case StepKind::top_h:
             return top_h(step.amount, step.k);
         case StepKind::top_n_sigma:
@@ -187,9 +200,7 @@ void Candidates::run(const Step& step) {
         case StepKind::xtc:
             return xtc(step);
         case StepKind::normalise:
-            find_log_probabilities();
-            for (size_t i = 0; i < n; ++i) scores[i] = static_cast<float>(work.logs[i]);
-            return keep_if([&](size_t i) { return scores[i] > kMinusInfinity; });
+            return normalise();
     }
 }
 

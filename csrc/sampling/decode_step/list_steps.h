@@ -13,14 +13,19 @@ struct Candidates : CandidateList {
   private:
     template <StepKind kind>
     void patch(const Step& step);
-    void at_least_likely(double least, size_t min_keep);
+    void allow(const Step& step);
+    void force(const Step& step);
     void temperature(double temperature);
+    void top_k(size_t k);
     void top_p(double p, size_t min_keep);
     void min_p(double p, size_t min_keep);
     void typical(double mass, size_t min_keep);
+    void epsilon(double least, size_t min_keep);
+    void eta(double largest, size_t min_keep);
     void top_h(double share, size_t count);
     void top_n_sigma(double n);
     void xtc(const Step& step);
+    void normalise();
 };
 
 // One score after a patch; `which` is the place of the id in the step. Used for the overlay too, before there is a
