@@ -94,13 +94,14 @@ class PageSequence {
 template <size_t R, class Cache>
 void scores_of(const Queries<Cache>& q, const PageSequence<Cache>& order, float scale, float (*scores)[kSplitKeys]) {
     constexpr size_t P = score_pages(R);
+    static_assert(kSplitKeys / kPagePositions % P == 0, "there is room for the scores past the end");
     const size_t width = order.width;
     for (size_t i = 0; i < order.count(); i += P) {
         const uint8_t *keys[P], *prefetch_keys[P];
         f32x16 acc[R][P];
 #pragma GCC unroll 4
         for (size_t p = 0; p < P; ++p) {
-            keys[p] = order.keys_at(i + p);  // past the end: the last page, whose scores are not stored
+            keys[p] = order.keys_at(i + p);  // past the end: the last page again, whose scores nobody reads
             prefetch_keys[p] = order.at(i + p + kPrefetchPages);
 #pragma GCC unroll 12
             for (size_t r = 0; r < R; ++r) acc[r][p] = broadcast(0.0f);
@@ -124,8 +125,7 @@ void scores_of(const Queries<Cache>& q, const PageSequence<Cache>& order, float 
 #pragma GCC unroll 12
         for (size_t r = 0; r < R; ++r)
 #pragma GCC unroll 4
-            for (size_t p = 0; p < P; ++p)
-                if (i + p < order.count()) store(scores[r] + (i + p) * kPagePositions, acc[r][p] * broadcast(scale));
+            for (size_t p = 0; p < P; ++p) store(scores[r] + (i + p) * kPagePositions, acc[r][p] * broadcast(scale));
     }
 }
 
