@@ -115,8 +115,14 @@ def tokens_of(model: ds.Model, count: int) -> np.ndarray:
 def bytes_of_a_step(model: ds.Model, context: int, rows: int) -> int:
     """What a step reads at least: of experts, those of one token; of each row's cache, everything."""
     decoder = model.decoder
-    weights = decoder._weights.active_bytes if isinstance(decoder, StepDecoder) else 0
+    weights = read_weights(decoder._weights) if isinstance(decoder, StepDecoder) else 0
     return weights + rows * decoder.page_bytes * context // 16
+
+
+def read_weights(weights: ds.ops.DecoderWeights) -> int:
+    """Bytes of the panels that a step of one token reads."""
+    mixtures = [layer.feed_forward for layer in weights.layers if isinstance(layer.feed_forward, ds.ops.Mixture)]
+    return weights.nbytes - sum(m.routed.nbytes // m.routed.count * (m.routed.count - m.rule.used) for m in mixtures)
 
 
 def peers(model: ds.Model, ids: np.ndarray, chosen: Any, threads: int, rows: int = 1) -> dict[str, Any]:

@@ -256,12 +256,6 @@ class DecoderWeights:
         blocks = sum(block.nbytes for block in self.feed_forwards)
         return blocks + sum(w.nbytes for w in (self.logits, *products, *routers))
 
-    @property
-    def active_bytes(self) -> int:
-        """Bytes of the panels that a step of one token reads."""
-        mixtures = [layer.feed_forward for layer in self.layers if isinstance(layer.feed_forward, Mixture)]
-        return self.nbytes - sum(m.routed.nbytes // m.routed.count * (m.routed.count - m.rule.used) for m in mixtures)
-
 
 def _check_latent_sizes(sizes: LatentSizes, kv_heads: int, head_dim: int) -> None:
     require(isinstance(sizes, LatentSizes), _CLASS, "latent", "a LatentSizes or None", sizes)
