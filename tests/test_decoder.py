@@ -17,6 +17,7 @@ from decodestep.models.gguf_file import GgufFile
 from decodestep.models.layers import LayerDecoder
 from decodestep.models.rope import rope_table
 from dense_decoder import dense_logits
+from tolerances import assert_close
 
 PROMPTS = [
     "The three laws of thermodynamics say that",
@@ -121,9 +122,7 @@ def test_angles_are_those_of_transformers(exact_model, transformers_model):
 def test_any_file_of_the_family_equals_a_dense_pass(tiny_file, kind):
     path = tiny_file(kind=kind, tied=kind != "F16")
     ids = np.random.default_rng(2).integers(0, 297, 21)
-    np.testing.assert_allclose(
-        ds.load(path, dtype="float32").logits(ids), dense_logits(GgufFile(path), ids), atol=1e-3, rtol=1e-4
-    )
+    assert_close(ds.load(path, dtype="float32").logits(ids), dense_logits(GgufFile(path), ids))
 
 
 @pytest.mark.parametrize("kind", ["Q4_K", "Q5_K", "Q6_K"])
@@ -141,9 +140,7 @@ def test_files_with_blocks_of_256(tiny_file, kind):
 def test_any_grouping_equals_a_dense_pass(tiny_file, heads, groups, head_dim, hidden):
     path = tiny_file(heads=heads, groups=groups, head_dim=head_dim, hidden=hidden)
     ids = np.random.default_rng(2).integers(0, 297, 9)
-    np.testing.assert_allclose(
-        ds.load(path, dtype="float32").logits(ids), dense_logits(GgufFile(path), ids), atol=1e-3, rtol=1e-4
-    )
+    assert_close(ds.load(path, dtype="float32").logits(ids), dense_logits(GgufFile(path), ids))
 
 
 def test_blocks_and_batches_change_no_bit(tiny_file, rng):

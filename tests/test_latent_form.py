@@ -13,6 +13,7 @@ from decodestep.models.convert import convert
 from decodestep.models.gguf_file import GgufFile
 from decodestep.models.layers import LayerDecoder
 from dense_decoder import dense_logits
+from tolerances import assert_close
 
 PROMPTS = ["The three laws of thermodynamics say that", "def quicksort(items):\n"]
 
@@ -31,7 +32,7 @@ def test_the_form_is_exact(tiny_file, kind, heads, groups, head_dim):
     path = tiny_file(kind=kind, heads=heads, groups=groups, head_dim=head_dim, hidden=96 if kind == "F32" else 64)
     ids = np.random.default_rng(2).integers(0, 297, 21)
     logits = logits_in_float32(Checkpoint(GgufFile(path)), ids)
-    np.testing.assert_allclose(logits, dense_logits(GgufFile(path), ids), atol=1e-3, rtol=1e-4)
+    assert_close(logits, dense_logits(GgufFile(path), ids))
 
 
 def test_a_folder_whose_pairs_lie_half_a_head_apart(tmp_path):
