@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import platform
 import signal
 import sys
 from collections.abc import Callable, Iterator
+from importlib.abc import MetaPathFinder
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +33,19 @@ if os.environ.get("CI"):
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+
+class _SkipImports(MetaPathFinder):
+    """Skips the tests that import a package which has no release for this Python."""
+
+    PACKAGES = ("onnxruntime", "transformers")
+
+    def find_spec(self, name: str, path: object = None, target: object = None) -> None:
+        if name in self.PACKAGES:
+            pytest.skip(f"{name} has no release for Python {platform.python_version()}", allow_module_level=True)
+
+
+if sys.version_info < (3, 11):
+    sys.meta_path.insert(0, _SkipImports())
 
 # Files with few tests of minutes each.
 SLOW = ("test_sanitizers.py", "test_isa.py")

@@ -8,7 +8,6 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import onnx
-import onnxruntime
 import pytest
 import torch
 from hypothesis import given, settings
@@ -462,6 +461,8 @@ ONNXRUNTIME_TYPES = [np.bool_, *INTEGERS, np.float16, np.float32, np.float64, ml
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("dtype", ONNXRUNTIME_TYPES, ids=lambda d: d.__name__)
 def test_onnxruntime(dtype: Any, mode: str) -> None:
+    import onnxruntime
+
     rng = np.random.default_rng(5)
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = 1
@@ -487,7 +488,9 @@ def run_onnxruntime(session: Any, tensor_type: int, cache: np.ndarray, update: n
         return session.run(None, {"past_cache": cache, "update": update, "w": starts})[0]
     binding = session.io_binding()
     present = np.empty(cache.shape, np.uint16)
-    wrap = onnxruntime.OrtValue.ortvalue_from_numpy_with_onnx_type
+    from onnxruntime import OrtValue
+
+    wrap = OrtValue.ortvalue_from_numpy_with_onnx_type
     values = {"past_cache": cache.view(np.uint16), "update": update.view(np.uint16)}
     for name, array in values.items():
         binding.bind_ortvalue_input(name, wrap(array, tensor_type))
