@@ -180,7 +180,7 @@ class Sequences(RuleBasedStateMachine):
         numbers = [*(page.number for page in users), *(page.number for page in pool._kept), *pool._free]
         assert sorted(numbers) == list(range(pool._fresh)) and pool._fresh <= pool.pages
         assert pool.held == len(users) and pool.kept == len(pool._kept) <= 5
-        assert pool._promised == sum(sequence._promised for sequence in self.open)
+        assert pool._reserved == sum(sequence._reserved for sequence in self.open)
         with LOCK:
             assert pool._available() >= 0
         kept = list(pool._kept)
@@ -324,7 +324,7 @@ def test_what_is_garbage_collected_comes_back():
     sequence.cycle = sequence
     del sequence
     gc.collect()
-    assert (pool.held, pool.kept, pool._promised) == (0, 2, 0)
+    assert (pool.held, pool.kept, pool._reserved) == (0, 2, 0)
 
 
 def test_waiting_for_pages():
@@ -337,7 +337,7 @@ def test_waiting_for_pages():
     pool.wait_for(4)  # comes back without them: the caller may look around
     thread = threading.Thread(target=first.close)
     thread.start()
-    while pool.pages - pool._promised < 2:
+    while pool.pages - pool._reserved < 2:
         pool.wait_for(2)
     thread.join()
     own = CachedSequence(pool, 32)  # of a caller that may never close it
@@ -346,14 +346,14 @@ def test_waiting_for_pages():
         gc.collect()
     with pytest.raises(CacheFullError):
         pool.wait_for(4)
-    assert own._promised == pool._promised == 2
+    assert own._reserved == pool._reserved == 2
 
 
 def test_all_or_none_are_admitted():
     pool = pool_of(5)
     with pytest.raises(CacheFullError):
         admit(pool, 3, 32)
-    assert pool._promised == 0 and len(admit(pool, 2, 32)) == 2
+    assert pool._reserved == 0 and len(admit(pool, 2, 32)) == 2
 
 
 @pytest.mark.parametrize(

@@ -70,7 +70,7 @@ class PagePool:
         self._kept: dict[Page, None] = {}  # by their last use; children before their parent
         self.long_after = long_after
         self._roots = Page(-1), Page(-1)  # of what the short frequencies rotated, and the long ones
-        self._promised = 0
+        self._reserved = 0
         self._dropped: deque[tuple[list[Page], int]] = deque()  # what sequences held that were garbage collected
         self._sequences: WeakSet[CachedSequence] = WeakSet()  # those that are open
         self._freed = threading.Condition(LOCK)
@@ -115,7 +115,7 @@ class PagePool:
     def _available(self) -> int:
         """The number of pages that are available and not reserved."""
         self._take_back_dropped()
-        return self.pages - self._fresh + len(self._free) + len(self._kept) - self._promised
+        return self.pages - self._fresh + len(self._free) + len(self._kept) - self._reserved
 
     def _require(self, count: int) -> None:
         available = self._available()
@@ -126,10 +126,10 @@ class PagePool:
                 f"load the model with more cache_bytes ({size:.2f} MiB a page), or run fewer or shorter sequences at once"
             )
 
-    def _promise(self, count: int) -> None:
-        """Reserves pages; `_promised` must be lowered before one of them is taken."""
+    def _reserve(self, count: int) -> None:
+        """Reserves pages; `_reserved` must be lowered before one of them is taken."""
         self._require(count)
-        self._promised += count
+        self._reserved += count
 
     def _take(self) -> Page:
         self._require(1)
@@ -191,8 +191,8 @@ class PagePool:
 
     def _take_back_dropped(self) -> None:
         while self._dropped:
-            pages, promised = self._dropped.popleft()
-            self._promised -= promised
+            pages, reserved = self._dropped.popleft()
+            self._reserved -= reserved
             self._release(pages)
 
 

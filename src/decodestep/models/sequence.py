@@ -36,7 +36,7 @@ class CachedSequence:
         self._pool = pool
         self._pages: list[Page] = []
         self._table = np.zeros(8, np.int64)  # the numbers of _pages, with spare capacity
-        self._promised = 0  # pages that the pool has reserved for this sequence
+        self._reserved = 0  # pages that the pool has reserved for this sequence
         self._expected = 0  # the length of the text that is being read
         self._long = False  # whether the first token was rotated by the long frequencies
         self._alike = 0  # how many tokens, from the first on, were rotated as that one
@@ -44,10 +44,10 @@ class CachedSequence:
         self._admitted = admitted
         self._running = False
         self._closed = False
-        promised = pages_of(capacity or 0)
+        reserved = pages_of(capacity or 0)
         with LOCK:
-            pool._promise(promised)
-            self._promised = promised
+            pool._reserve(reserved)
+            self._reserved = reserved
             pool._sequences.add(self)
 
     def __len__(self) -> int:
@@ -119,7 +119,7 @@ class CachedSequence:
             shared, old = source._pages[:full], self._pages
             if partial:
                 given_back = sum(page.users == 1 for page in old)
-                pool._require(1 - given_back - min(self._promised, max(0, full + 1 - len(old))))
+                pool._require(1 - given_back - min(self._reserved, max(0, full + 1 - len(old))))
             for page in shared:
                 pool._hold(page)
             pool._release(old)
@@ -170,12 +170,12 @@ class CachedSequence:
     def __del__(self) -> None:
         # The lock may be held by the very code in which the garbage collector runs.
         if not getattr(self, "_closed", True):
-            self._pool._dropped.append((self._pages, self._promised))
+            self._pool._dropped.append((self._pages, self._reserved))
 
     def _give_back(self) -> None:
         """Closes the sequence. Needs LOCK."""
         self._closed = True
-        self._claim(self._promised)
+        self._claim(self._reserved)
         self._pool._release(self._pages)
         self._pages = []
         self._pool._sequences.discard(self)
@@ -211,7 +211,7 @@ class CachedSequence:
         if reused + more >= len(tokens):
             return False
         page = self._pool._find(parent, (*begun, *tokens[reused : reused + more]))
-        if page is None or not (page.users or begun or self._promised or self._pool._available() > 0):
+        if page is None or not (page.users or begun or self._reserved or self._pool._available() > 0):
             return False
         self._pool._hold(page)
         if begun:
@@ -226,7 +226,7 @@ class CachedSequence:
         """Copies the page that begins like `tokens`, without the last of them. Needs LOCK."""
         page = self._pool._begun(self._last_page()[0], tokens[0]) if len(tokens) > 1 else None
         # A page that is kept cannot be handed out while it is copied.
-        if page is None or self._pool._available() + (self._promised > 0) <= (page.users == 0):
+        if page is None or self._pool._available() + (self._reserved > 0) <= (page.users == 0):
             return
         most = min(PAGE, len(tokens)) - 1
         same = next((i for i in range(most) if tokens[i] != page.tokens[i]), most)
@@ -239,7 +239,7 @@ class CachedSequence:
 
     def _missing_pages(self, tokens: int) -> int:
         """The number of pages that this many more tokens need beyond the reserved ones."""
-        return max(0, pages_of(len(self) + tokens) - len(self._pages) - self._promised)
+        return max(0, pages_of(len(self) + tokens) - len(self._pages) - self._reserved)
 
     def _grow(self, tokens: int) -> None:
         """Takes pages for more tokens. Needs LOCK."""
@@ -262,9 +262,9 @@ class CachedSequence:
 
     def _claim(self, pages: int) -> None:
         """Uses up to this many of the reserved pages."""
-        claimed = min(max(pages, 0), self._promised)
-        self._promised -= claimed
-        self._pool._promised -= claimed
+        claimed = min(max(pages, 0), self._reserved)
+        self._reserved -= claimed
+        self._pool._reserved -= claimed
 
     def _list(self, page: Page) -> None:
         if len(self._pages) == len(self._table):
