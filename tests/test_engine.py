@@ -11,7 +11,7 @@ import pytest
 
 import decodestep as ds
 from decodestep.generation.batch import Batch
-from decodestep.generation.schedule import Beside, Work
+from decodestep.generation.schedule import ChunkedPrefill, Work
 from decodestep.models.kv_cache import PAGE
 from decodestep.models.prefill import Room, keys_of
 from decodestep.serving import Engine, EngineClosedError, QueueFullError
@@ -72,7 +72,7 @@ def test_every_answer_is_that_of_the_request_alone(tiny, pages, monkeypatch):
     made = requests(pages, 40)
     expected = fresh_answers(tiny, made)
     model = ds.load(tiny.path, cache_bytes=pages * tiny.cache.page_bytes, threads=2)
-    monkeypatch.setattr(Beside, "AHEAD", 4)  # so that rows run out of pages
+    monkeypatch.setattr(ChunkedPrefill, "AHEAD", 4)  # so that rows run out of pages
     forward, all_here = model.decoder.logits, threading.Event()
     monkeypatch.setattr(model.decoder, "logits", lambda *arguments: (all_here.wait(60), forward(*arguments))[1])
     with Engine(model, max_rows=12, max_waiting=200) as engine:
@@ -91,7 +91,7 @@ def test_a_row_that_is_suspended_for_lack_of_pages_loses_nothing(tiny, monkeypat
     params = ds.SamplingParams(max_new_tokens=60, seed=1, **FREE)
     expected = [ds.generate(tiny, [prompt], params)[0] for prompt in prompts]
     model = ds.load(tiny.path, cache_bytes=9 * tiny.cache.page_bytes)
-    monkeypatch.setattr(Beside, "AHEAD", 1)
+    monkeypatch.setattr(ChunkedPrefill, "AHEAD", 1)
     suspended, suspend = [], Batch._suspend_last
     monkeypatch.setattr(Batch, "_suspend_last", lambda batch: (suspended.append(1), suspend(batch)))
     forward, both_here = model.decoder.logits, threading.Event()
@@ -104,7 +104,7 @@ def test_a_row_that_is_suspended_for_lack_of_pages_loses_nothing(tiny, monkeypat
 
 
 def test_a_long_prompt_runs_in_pieces_beside_the_others(tiny, monkeypatch):
-    monkeypatch.setattr(Beside, "room", lambda schedule, work: Room(3))
+    monkeypatch.setattr(ChunkedPrefill, "room", lambda schedule, work: Room(3))
     order, came = [], threading.Event()
 
     def deliver(news):
@@ -122,7 +122,7 @@ def test_a_long_prompt_runs_in_pieces_beside_the_others(tiny, monkeypatch):
 
 
 def test_a_short_prompt_does_not_wait_for_a_long_one_nor_a_long_one_for_ever(tiny, monkeypatch):
-    monkeypatch.setattr(Beside, "room", lambda schedule, work: Room(4))
+    monkeypatch.setattr(ChunkedPrefill, "room", lambda schedule, work: Room(4))
     done = []
     engine = Engine(tiny, deliver=lambda news: done.extend(ticket.number for ticket, gain in news if gain.reason))
     with engine:
@@ -250,7 +250,7 @@ class Machine:
 
     def __init__(self, monkeypatch):
         self.now = 0.0
-        self.schedule = Beside(64)
+        self.schedule = ChunkedPrefill(64)
         monkeypatch.setattr("decodestep.generation.schedule.time.perf_counter", lambda: self.now)
 
     def run(self, rows, keys=0, prompts=0, position=0):
@@ -287,7 +287,7 @@ def test_pieces_allow_for_the_keys_that_they_and_the_rows_attend_to(monkeypatch)
             position, length = position + tokens, length + 1
             if turn and tokens:
                 shares.append(more / seconds)
-    assert max(shares) < 1.1 * Beside.SLOWER and sorted(shares)[len(shares) // 10] > 0.6 * Beside.SLOWER
+    assert max(shares) < 1.1 * ChunkedPrefill.SLOWER and sorted(shares)[len(shares) // 10] > 0.6 * ChunkedPrefill.SLOWER
 
 
 def test_what_a_constraint_decides_needs_no_pass_and_changes_no_token(tiny, monkeypatch):
@@ -308,7 +308,7 @@ def test_samples_of_a_costly_constraint_are_few(tiny, monkeypatch):
     params = ds.SamplingParams(regex="[ab]{3}", seed=1, num_return_sequences=3)
     with Engine(tiny) as engine:
         assert len(engine.submit([1], params).rows) == 3
-        monkeypatch.setattr("decodestep.serving.engine.MOST_COMPILING", 0.0)
+        monkeypatch.setattr("decodestep.serving.engine.COMPILE_SECONDS", 0.0)
         with pytest.raises(ValueError, match="num_return_sequences must be at most 1 with a constraint"):
             engine.submit([1], params)
         assert len(engine.submit([1], replace(params, num_return_sequences=1)).rows) == 1

@@ -295,7 +295,7 @@ def test_a_penalty_beyond_the_floats_is_answered(shared):
 
 
 def test_prompts_of_a_costly_constraint_are_few(shared, monkeypatch):
-    monkeypatch.setattr("decodestep.serving.answer.MOST_COMPILING", 0.0)
+    monkeypatch.setattr("decodestep.serving.answer.COMPILE_SECONDS", 0.0)
     for body, status in (({"prompt": ["a", "b"], "regex": "[ab]{3}"}, 400), ({"prompt": ["a", "b"]}, 200)):
         assert shared.send("/v1/completions", json.dumps({**body, "max_tokens": 1}).encode())[0] == status
     wait_until(lambda: shared.server.engine.live == 0)

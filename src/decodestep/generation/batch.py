@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from decodestep.generation.prompt_logprobs import PromptScoring
-from decodestep.generation.schedule import PromptsFirst, Schedule, Work
+from decodestep.generation.schedule import PrefillFirst, Schedule, Work
 from decodestep.models.page_pool import CacheFullError
 from decodestep.models.prefill import Prefill, keys_of
 from decodestep.models.sequence import CachedSequence, admit, pages_of
@@ -40,12 +40,12 @@ class Batch:
 
     def __init__(self, model: Model, sampler: Sampler, schedule: Schedule | None = None) -> None:
         self._model, self._sampler = model, sampler
-        self._schedule = schedule or PromptsFirst()
+        self._schedule = schedule or PrefillFirst()
         self._rows: dict[int, Row] = {}  # those that have not been taken out, by the key that `add` gave
         self._added = 0
         self._waiting: deque[int] = deque()  # keys, as in all that follows
         self._sequences: dict[int, CachedSequence] = {}  # of the rows that have been admitted, in that order
-        self._prefill: Prefill[int] = Prefill(model, fair=self._schedule.beside)
+        self._prefill: Prefill[int] = Prefill(model, fair=self._schedule.chunked)
         self._scoring = PromptScoring(model)  # the prompts that are reported on
         self._sampled: list[int] = []  # the rows of the sampler
         self._logits: dict[int, np.ndarray] = {}  # of those of them whose last token has been run
@@ -137,7 +137,7 @@ class Batch:
             key = self._waiting[0]
             row = self._rows[key]
             drawn = len(row.history) - row.history.prompt_length
-            capacity = len(row.history) + self._schedule.set_aside((row.params.max_new_tokens or 0) - drawn)
+            capacity = len(row.history) + self._schedule.reserved_tokens((row.params.max_new_tokens or 0) - drawn)
             try:
                 [self._sequences[key]] = admit(cache, 1, capacity)
             except CacheFullError:
@@ -158,11 +158,11 @@ class Batch:
         """
         if self._scoring:
             self._begin(self._scoring.run())
-        elif self._prefill and not self._schedule.beside:
+        elif self._prefill and not self._schedule.chunked:
             self._begin(self._prefill.run())
-        if not self._schedule.beside and (self._scoring or self._prefill):
+        if not self._schedule.chunked and (self._scoring or self._prefill):
             return None
-        if self._schedule.beside:
+        if self._schedule.chunked:
             self._model.cache.prepare()
         while True:
             decoding = [key for key in self._sampled if key not in self._logits]

@@ -1,4 +1,4 @@
-"""Scheduling of forward passes: prompts before decoding, or in pieces beside the decoding rows."""
+"""Scheduling of forward passes: prompts before decoding, or in chunks together with the decoding rows."""
 
 from __future__ import annotations
 
@@ -31,20 +31,20 @@ class Work(NamedTuple):
 class Schedule(ABC):
     """Decides when the prompts of a `Batch` run, and for how many rows and tokens it reserves pages.
 
-    beside: whether prompts run in the passes of the decoding rows, or before any row draws.
+    chunked: whether prompts run in the passes of the decoding rows, or before any row draws.
     most_rows: the largest number of rows that have pages at a time.
     """
 
-    beside: bool
+    chunked: bool
     most_rows: int
 
     @abstractmethod
-    def set_aside(self, remaining: int) -> int:
+    def reserved_tokens(self, remaining: int) -> int:
         """The number of future tokens of a row for which pages are reserved when it is admitted."""
 
     @abstractmethod
     def room(self, work: Work) -> Room | None:
-        """How much of the prompts may run in a pass with this other work; None for nothing, beside rows."""
+        """How much of the prompts may run in a pass with this other work; None for nothing in a pass of decoding rows."""
 
     @contextmanager
     def timed(self, work: Work) -> Iterator[None]:
@@ -52,21 +52,21 @@ class Schedule(ABC):
         yield
 
 
-class PromptsFirst(Schedule):
+class PrefillFirst(Schedule):
     """Maximum throughput without preemption: for a call whose rows are all known."""
 
-    beside = False
+    chunked = False
     most_rows = 2**31
 
-    def set_aside(self, remaining: int) -> int:
+    def reserved_tokens(self, remaining: int) -> int:
         return remaining
 
     def room(self, work: Work) -> Room:
         return Room()
 
 
-class Beside(Schedule):
-    """Chunked prefill beside the decoding rows: for rows that come and go, none of which may wait for another's prompt.
+class ChunkedPrefill(Schedule):
+    """Chunked prefill: prompts run in chunks, in the passes of the decoding rows, which do not wait for a whole prompt.
 
     most_rows: as above.
     SLOWER: how much a piece of a prompt may lengthen a pass, as a fraction of the pass without it; with several prompts, this
@@ -89,7 +89,7 @@ class Beside(Schedule):
     AHEAD = 64
     AGAIN = 16
 
-    beside = True
+    chunked = True
 
     _FIRST = 64, 4  # tokens of the first piece, before any measurement: without rows, and beside rows
     _KEYS, _ROW_KEYS = 800, 300  # of a prompt and of rows: initially, this many keys cost as much as a token
@@ -101,7 +101,7 @@ class Beside(Schedule):
         self._token_key = self._row_key = 0.0
         self._pieces = 0  # consecutive passes with a piece beside rows
 
-    def set_aside(self, remaining: int) -> int:
+    def reserved_tokens(self, remaining: int) -> int:
         return min(remaining, self.AHEAD)
 
     def room(self, work: Work) -> Room | None:

@@ -1,7 +1,7 @@
-"""A model for many clients at once: `engine` runs the rows of all requests together; `http` is OpenAI's interface to it.
+"""Serves a model to many clients: `engine` batches the rows of all requests; `http` is an OpenAI-compatible API.
 
-- `engine`: `Engine` and its `Ticket`s: rows join and leave between passes, and each has the tokens that it would have alone;
-- `requests`: bodies of requests as prompts and `SamplingParams`; `responses`: what goes back; `errors`: refusals;
+- `engine`: `Engine` and its `Ticket`s: rows join and leave between passes, and each gets the tokens that it would get alone;
+- `requests`: request bodies as prompts and `SamplingParams`; `responses`: response bodies; `errors`: error responses;
 - `http`: the routes; `event_stream`: server-sent events; `metrics`; `page.html`: the chat page.
 
 `engine` needs no package beyond those of decodestep[generate]; the rest needs decodestep[serve].

@@ -1,4 +1,4 @@
-"""The answer to a request as it comes: from what the engine tells to what is sent."""
+"""The answer to a request: turns the engine's `Gain`s into a response or a stream of events."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from decodestep.sampling.constraint import LANGUAGES
-from decodestep.serving.engine import MOST_COMPILING
+from decodestep.serving.engine import COMPILE_SECONDS
 from decodestep.serving.errors import HttpError, http_error, refusal
 from decodestep.serving.responses import Choice, Envelope, json_bytes, usage
 
@@ -27,8 +27,8 @@ _DONE = b"data: [DONE]\n\n"
 class Answer:
     """The choices of a job, n for each of its prompts.
 
-    name: of the model. route: for the log. texts: what the log has of the request; None for nothing.
-    `took` is called on the event loop, with what a pass has given; all else by the task of the request.
+    name: of the model. route: for the log. texts: the request as it is logged, with the completions; None to log no texts.
+    `took` is called on the event loop with the gains of a pass; everything else is called by the request's task.
     """
 
     def __init__(self, engine: Engine, job: Job, metrics: Metrics, *, name: str, route: str, chat: bool, texts: Any) -> None:
@@ -42,15 +42,15 @@ class Answer:
         self._choices: list[Choice] = []
 
     def begin(self) -> None:
-        """Hands the prompts to the engine. Raises what `Engine.submit` does, with nothing left running."""
+        """Submits the prompts to the engine. Raises as `Engine.submit` does, after cancelling those already submitted."""
         count = self._job.params.num_return_sequences
         spelled = self._job.tools.text.spelled if self._job.tools else ()
         params, begun = self._job.params, time.thread_time()
         constrained = any(getattr(params, language) is not None for language in LANGUAGES)
         try:
             for i, prompt in enumerate(self._job.prompts):
-                if i and constrained and time.thread_time() - begun > MOST_COMPILING:
-                    raise refusal("prompt", f"at most {i} with a constraint that takes so long to compile")
+                if i and constrained and time.thread_time() - begun > COMPILE_SECONDS:
+                    raise refusal("prompt", f"a list of at most {i} with a constraint that takes this long to compile")
                 listener = partial(self.took, i * count)
                 self._tickets.append(self._engine.submit(prompt, params, listener=listener, spelled=spelled))
         except BaseException:
@@ -69,28 +69,28 @@ class Answer:
                 ticket.cancel()
 
     async def whole(self) -> dict[str, Any]:
-        """The response that is sent at once. Raises HttpError where a row has failed."""
-        going_on = len(self._choices)
-        while going_on:
+        """The response, once all rows have ended. Raises HttpError if a row has failed."""
+        running = len(self._choices)
+        while running:
             index, gain = await self._next()
             self._choices[index].take(gain)
-            going_on -= bool(gain.reason)
+            running -= bool(gain.reason)
         self._finished()
         self._raise_failure()
         return self._envelope.whole([choice.whole(self._seed(choice.index)) for choice in self._choices], self._usage())
 
     async def events(self) -> AsyncIterator[bytes]:
-        """The server-sent events; what has come meanwhile goes out together."""
+        """The server-sent events; gains that are already queued are sent together."""
         if self._chat:
             yield b"".join(self._event([choice.first()]) for choice in self._choices)
-        going_on = len(self._choices)
-        while going_on:
+        running = len(self._choices)
+        while running:
             gains = [await self._next()]
             while not self._gains.empty():
                 gains.append(self._gains.get_nowait())
             parts = []
             for index, gain in gains:
-                going_on -= bool(gain.reason)
+                running -= bool(gain.reason)
                 choices = self._choices[index].chunk(gain, self._seed(index) if gain.reason else None)
                 parts += [self._event([choice]) for choice in choices]
             if parts:

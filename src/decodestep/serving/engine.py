@@ -1,4 +1,4 @@
-"""Engine: one thread that runs the rows of all requests together, a forward pass at a time."""
+"""Engine: one thread that runs the rows of all requests together, one forward pass at a time."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from decodestep._base.checks import is_int, refuse, require
 from decodestep._base.dispatch import use_threads
 from decodestep.generation.batch import Batch
 from decodestep.generation.prompts import Prompt, prompt_ids
-from decodestep.generation.schedule import Beside
+from decodestep.generation.schedule import ChunkedPrefill
 from decodestep.models.kv_cache import PAGE
 from decodestep.sampling.params import SamplingParams
 from decodestep.sampling.row import Row
@@ -31,15 +31,15 @@ if TYPE_CHECKING:
 _OP = "serve"
 _LOG = logging.getLogger("decodestep.serving")
 
-_IDLE_SLABS = 16  # of the cache, 16 MB each: whose memory is allocated while there is nothing to do
+_IDLE_SLABS = 16  # of the cache, 16 MB each, allocated ahead while the engine is idle
 
-MOST_COMPILING = 10.0  # seconds of processor time for the constraints of all rows of a request
+COMPILE_SECONDS = 10.0  # of CPU time, for compiling the constraints of all rows of a request
 
 Deliver = Callable[[list[tuple[Ticket, Gain]]], None]
 
 
 class QueueFullError(RuntimeError):
-    """As many rows wait as may wait. retry_after: in how many seconds it is worth trying again, an estimate."""
+    """The queue is full. retry_after: an estimate of the seconds until there is room again."""
 
     def __init__(self, waiting: int, retry_after: int) -> None:
         super().__init__(f"{waiting} completions are waiting already; try again in {retry_after} s")
@@ -51,24 +51,23 @@ class EngineClosedError(RuntimeError):
 
 
 class Engine:
-    """Runs requests that come at any time, all together, each with the tokens that it would have alone.
+    """Runs requests as they arrive, batched together; each gets the tokens that it would get alone.
 
         while there are rows:
-            end the rows that are cancelled or late
+            end the rows that are cancelled or out of time
             admit waiting rows, in order, while there are fewer than max_rows and the cache has room for their prompts
-            run the last token of every row that draws, and beside them a piece of the prompts, in one forward pass
-            draw a token for each of them, and tell their requests
+            in one forward pass, run the last token of every decoding row and a chunk of the prompts
+            draw a token for each decoding row, and deliver it
 
-    model: made by `load`. Its cache is shared with whoever else uses the model.
-    max_rows: how many rows run together, >= 1. max_waiting: how many more may wait, >= 0.
-    deliver: called on the engine's thread after each pass, with what was gained by it; it must not wait. None: each `Ticket`
-        has its own gains.
+    model: made by `load`. Its cache is shared with all other users of the model.
+    max_rows: the largest number of rows that run together, >= 1. max_waiting: how many more may wait, >= 0.
+    deliver: called on the engine's thread after each pass with the pass's gains; it must not block. None: the gains are read
+        by iterating over each `Ticket`.
 
-    A prompt is run in pieces, each of which lengthens a pass by at most about half (see `Beside`), and what the cache holds of
-    it is not run again. Where the cache is full, the rows that were admitted last give back their pages, and go on later
-    where they stopped. A row's tokens depend on its prompt, its params and its seed alone, to the bit: they are those of
-    `generate`.
-    Any thread may call. `close`, or the end of the `with` block, ends the thread.
+    A prompt runs in chunks, each of which lengthens a pass by about half at most (see `ChunkedPrefill`); a prefix that is in
+    the cache is not run again. When the cache is full, the rows that were admitted last release their pages and resume later
+    where they stopped. A row's tokens depend only on its prompt, params and seed: they are exactly those of `generate`.
+    Methods may be called from any thread. `close`, or leaving the `with` block, ends the engine's thread.
     """
 
     def __init__(self, model: Model, *, max_rows: int = 64, max_waiting: int = 256, deliver: Deliver | None = None) -> None:
@@ -76,17 +75,17 @@ class Engine:
         require(is_int(max_waiting) and max_waiting >= 0, _OP, "max_waiting", "an integer >= 0", max_waiting)
         self.model = model
         self.max_rows = max_rows
-        self.passes = 0  # how many forward passes have been run
-        self.failures = 0  # how many of them raised
+        self.passes = 0  # forward passes so far
+        self.failures = 0  # of these, how many raised
         self._most = max_rows + max_waiting
         self._deliver = deliver or _to_tickets
         self._wake = threading.Condition()
         self._incoming: list[Ticket] = []  # not in the batch yet
-        self._tickets: list[Ticket] = []  # those in the batch, in the order of their coming; the engine's thread alone uses it
+        self._tickets: list[Ticket] = []  # in the batch, in order of arrival; used only by the engine's thread
         self._live = 0  # rows of both
         self._taken = 0  # how many tickets have been made
         self._ended = 0  # how many rows have ended
-        self._row_seconds = 1.0  # a moving average of how long a row takes
+        self._row_seconds = 1.0  # a moving average of a row's duration
         self._closing = False
         self._deadline: float | None = None
         self._spelling: dict[frozenset[str], Callable[[int], bytes]] = {}
@@ -94,22 +93,22 @@ class Engine:
         while model.cache.prepare():
             pass
         self._thread = threading.Thread(target=self._loop, name="decodestep-engine", daemon=True)
-        atexit.register(self.close)  # or the interpreter would end under a pass
+        atexit.register(self.close)  # otherwise the interpreter could exit during a pass
         self._thread.start()
 
     @property
     def live(self) -> int:
-        """How many rows run or wait."""
+        """The number of rows that run or wait."""
         return self._live
 
     @property
     def running(self) -> int:
-        """How many rows have pages of the cache."""
+        """The number of rows that hold pages of the cache."""
         return self._batch.admitted
 
     @property
     def capacity(self) -> int:
-        """How many tokens a prompt and its completion can be together: what the context and the cache have room for."""
+        """The largest number of tokens of a prompt and its completion together, limited by the context and the cache."""
         return min(self.model.config.context, self.model.cache.pages * PAGE)
 
     def submit(
@@ -120,15 +119,16 @@ class Engine:
         listener: Listener | None = None,
         spelled: Collection[str] = (),
     ) -> Ticket:
-        """Takes a request: a prompt, as for `generate`, and params without beams, of any number of samples.
+        """Submits a request: a prompt, as for `generate`, and params with any number of samples but without beams.
 
-        listener: `Ticket.listener`, for the engine's `deliver`; the engine itself does not call it.
-        spelled: control tokens that the text shows, by their names, as far as the vocabulary has them; others leave nothing.
+        listener: stored as `Ticket.listener` for the engine's `deliver`; the engine itself does not call it.
+        spelled: names of control tokens that appear in the text by name; other control tokens produce no text, and names that
+            are not in the vocabulary are ignored.
 
-        max_new_tokens is cut to what the context and the cache have room for; None for as much as that. max_time counts from
-        here on, waiting included.
-        Raises ValueError as `generate` does, and for beams, a prompt beyond the cache, or many samples with a constraint that
-        takes long to compile; QueueFullError; EngineClosedError.
+        max_new_tokens is limited to the room in the context and the cache, which is also the meaning of None. max_time starts
+        now and includes waiting.
+        Raises ValueError as `generate` does, and for beams, a prompt that does not fit the cache, or more samples than can be
+        compiled in time with their constraint; QueueFullError; EngineClosedError.
         """
         params = SamplingParams() if params is None else params
         require(isinstance(params, SamplingParams), _OP, "params", "a SamplingParams or None", params)
@@ -142,7 +142,7 @@ class Engine:
         maker = self._new_sampler(spelled)
         rows = _new_rows(maker, params, ids)
         with self._wake:
-            self._require_room(count)  # others may have come meanwhile
+            self._require_room(count)  # other requests may have arrived meanwhile
             ticket = Ticket(self, self._taken, ids, rows, listener)
             self._taken += 1
             self._live += count
@@ -151,13 +151,13 @@ class Engine:
         return ticket
 
     def wake(self) -> None:
-        """Lets the thread look around: a ticket has been cancelled."""
+        """Wakes the engine's thread: a ticket has been cancelled."""
         with self._wake:
             self._wake.notify()
 
     def close(self, seconds: float = 0.0) -> None:
-        """Takes no more requests, and ends the thread once all rows have ended: after so many seconds those that go on are
-        cancelled. Harmless when called again."""
+        """Accepts no more requests and ends the thread once all rows have ended; rows still running after `seconds` are
+        cancelled. May be called again."""
         with self._wake:
             self._closing = True
             self._deadline = time.monotonic() + seconds
@@ -173,12 +173,12 @@ class Engine:
         self.close()
 
     def require_possible(self, count: int) -> None:
-        """Raises ValueError for more rows at once than ever run and wait."""
+        """Raises ValueError for more rows than max_rows + max_waiting."""
         require(count <= self._most, _OP, "n", f"at most {self._most}, for all prompts together", count)
 
     def _require_room(self, count: int) -> None:
         if self._closing:
-            raise EngineClosedError("the server is stopping, and takes no more requests")
+            raise EngineClosedError("the server is stopping and accepts no more requests")
         self.require_possible(count)
         if self._live + count > self._most:
             seconds = self._row_seconds * (self._live + count - self._most) / self.max_rows
@@ -189,7 +189,7 @@ class Engine:
         return Sampler([], vocab_size=vocab, eos_token_id=ends, token_bytes=self._token_bytes(frozenset(spelled)))
 
     def _token_bytes(self, spelled: frozenset[str]) -> Callable[[int], bytes]:
-        """Token id -> bytes of text, those of the control tokens `spelled` being their names; always the same function."""
+        """Token id -> bytes of text; for the control tokens in `spelled`, their names. The same function for equal sets."""
         tokenizer = self.model.tokenizer
         if not spelled:
             return tokenizer.token_bytes
@@ -200,7 +200,7 @@ class Engine:
         return self._spelling[spelled]
 
     def _new_batch(self) -> Batch:
-        return Batch(self.model, self._new_sampler(), Beside(self.max_rows))
+        return Batch(self.model, self._new_sampler(), ChunkedPrefill(self.max_rows))
 
     def _loop(self) -> None:
         with use_threads(self.model.threads):
@@ -210,12 +210,12 @@ class Engine:
                     self._end_cancelled(texts)
                     texts |= {key: texts.get(key, "") + text for key, text in self._batch.advance()}
                     self.passes += 1
-                except Exception as error:  # of nobody's row: those that it hit end, the server goes on
+                except Exception as error:  # not attributable to one row: all rows end, the engine goes on
                     self._fail(error)
                 self._tell(texts)
 
     def _wait(self) -> bool:
-        """Waits for something to do, and takes in what has come; False at the end."""
+        """Waits for work and moves incoming tickets into the batch; False once the engine has closed."""
         while not (self._incoming or self._tickets or self._closing) and self.model.cache.prepare(_IDLE_SLABS):
             pass
         with self._wake:
@@ -237,7 +237,7 @@ class Engine:
 
     def _fail(self, error: Exception) -> None:
         self.failures += 1
-        _LOG.exception("a pass failed, and with it all rows")
+        _LOG.exception("a forward pass failed; all its rows have ended")
         for ticket in self._tickets:
             for row in ticket.rows:
                 if not row.reason:
@@ -262,16 +262,16 @@ class Engine:
         if news:
             try:
                 self._deliver(news)
-            except Exception:  # whoever listens must not stop the others
-                _LOG.exception("what was gained could not be delivered")
+            except Exception:  # a failing listener must not affect other requests
+                _LOG.exception("tokens could not be delivered")
 
 
 def _new_rows(maker: Sampler, params: SamplingParams, ids: Sequence[int]) -> list[Row]:
-    """The row of each sample. Each compiles its constraint for itself, so that of a costly one there may be few."""
+    """The row of each sample. Each compiles its own constraint, so an expensive constraint limits the number of samples."""
     begun, rows = time.thread_time(), list[Row]()
     for sample in params.samples():
-        if rows and time.thread_time() - begun > MOST_COMPILING:
-            rule = f"at most {len(rows)} with a constraint that takes so long to compile"
+        if rows and time.thread_time() - begun > COMPILE_SECONDS:
+            rule = f"at most {len(rows)} with a constraint that takes this long to compile"
             refuse(_OP, "num_return_sequences", rule, params.num_return_sequences)
         rows.append(maker.new_row(sample, ids))
     return rows

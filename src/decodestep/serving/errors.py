@@ -1,4 +1,4 @@
-"""What went wrong, as OpenAI's interface says it."""
+"""Errors in the form of OpenAI's API."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from decodestep.models.errors import ModelError
 from decodestep.sampling.constraint import ConstraintError
 from decodestep.serving.engine import EngineClosedError, QueueFullError
 
-# Fields as OpenAI's clients write them.
+# Fields by the names that OpenAI's clients use.
 _SPELLED = {"max_new_tokens": "max_tokens", "num_return_sequences": "n", "stop_strings": "stop", "strings": "stop"}
 _REFUSAL = re.compile(r"\w+: (\w+) must be (.*)", re.DOTALL)
 
 
 class HttpError(Exception):
-    """A refusal: the status, the message, the field of the request that it is about, a code that programs may compare."""
+    """An error response: status, message, the request's field that it is about, and a code for programs."""
 
     def __init__(self, status: int, message: str, *, param: str | None = None, code: str | None = None, **headers: str) -> None:
         super().__init__(message)
@@ -35,7 +35,7 @@ def refusal(param: str, rule: str) -> HttpError:
 
 
 def http_error(error: BaseException) -> HttpError:
-    """What a client is told about an exception."""
+    """The response to an exception."""
     match error:
         case HttpError():
             return error
@@ -53,7 +53,7 @@ def http_error(error: BaseException) -> HttpError:
 
 
 def _refused(text: str) -> HttpError:
-    """The library's form, "<op>: <arg> must be <rule>; got <what>", without the function's name, which the client never saw."""
+    """The library's message, "<op>: <arg> must be <rule>; got <what>", without <op>, which means nothing to the client."""
     found = _REFUSAL.fullmatch(text)
     if found is None:
         return HttpError(400, text)

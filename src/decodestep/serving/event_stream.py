@@ -1,4 +1,4 @@
-"""Server-sent events that end when the client goes away, and do not wait for ever for one that does not read."""
+"""Server-sent events that end when the client disconnects or stops reading."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 _LOG = logging.getLogger("decodestep.serving")
-SEND_SECONDS = 60.0  # how long a client may read nothing
+SEND_SECONDS = 60.0  # how long a client may stop reading
 
 
 class EventStream(Response):
-    """The events that an iterator gives, as bytes, several at a time where they come quickly.
+    """A response that streams the events of an iterator, as bytes; an item may hold several events.
 
-    left: called if the client has gone away or has stopped reading.
+    left: called if the client has disconnected or stopped reading, or if the stream has failed.
     """
 
     media_type = "text/event-stream"
@@ -26,7 +26,7 @@ class EventStream(Response):
     def __init__(self, events: AsyncIterator[bytes], left: Callable[[], None]) -> None:
         self.status_code, self.background, self.body = 200, None, b""
         self._events, self._left = events, left
-        self._sending: float | None = time.monotonic()  # since when the client has not taken an event; the head counts too
+        self._sending: float | None = time.monotonic()  # when the current send began; None between sends
         self.init_headers({"cache-control": "no-cache", "x-accel-buffering": "no"})
         self.raw_headers = [pair for pair in self.raw_headers if pair[0] != b"content-length"]
 
@@ -49,9 +49,9 @@ class EventStream(Response):
 
     async def _write(self, send: Send) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        self._sending = None  # the first event may take long: nothing is unread meanwhile
+        self._sending = None  # waiting for the first event does not count
         async for data in self._events:
-            self._sending = time.monotonic()  # a timeout of each event's own would cost as much as the event
+            self._sending = time.monotonic()  # one check per interval: a timeout for each event would cost as much as the event
             await send({"type": "http.response.body", "body": data, "more_body": True})
             self._sending = None
         await send({"type": "http.response.body", "body": b"", "more_body": False})

@@ -1,4 +1,4 @@
-"""OpenAI's interface to a model, as an ASGI application."""
+"""An OpenAI-compatible API of a model, as an ASGI application."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ if TYPE_CHECKING:
     from decodestep.models import Model
 
 T = TypeVar("T")
-MOST_BODY = 4 * 2**20  # bytes
+MAX_BODY = 4 * 2**20  # bytes
 BODY_SECONDS = 30.0
-_MOST_DROPPED = 2**26  # bytes of a body that is too large
-_LARGE = 2**16  # bytes of a body that is not read on the event loop
-_MOST_IDS = 2**16  # of /detokenize
-_OPEN = ("/", "/health")  # without a key: they show nothing of anybody's requests
+_MAX_DISCARDED = 2**26  # bytes of a too large body that are read before the connection is closed
+_LARGE = 2**16  # bytes from which a body is parsed on a worker thread
+_MAX_IDS = 2**16  # of /detokenize
+_OPEN = ("/", "/health")  # need no key: they reveal nothing about requests
 _LOG = logging.getLogger("decodestep.serving")
 
 
@@ -49,10 +49,10 @@ class _Json(JSONResponse):
 
 
 class Server:
-    """The application of one model: `app`.
+    """Serves one model; `app` is the ASGI application.
 
-    name: of the model, in responses. keys: one of them must come with a request; none for everybody. origins: of pages that may
-    call from a browser, besides the page at /. most_body: bytes of a body. log_prompts: whether the log has texts.
+    name: of the model, in responses. keys: API keys, one of which a request must send; empty for no authentication. origins:
+    of other web pages that may call the API. most_body: the largest body, in bytes. log_prompts: whether texts are logged.
     """
 
     def __init__(
@@ -64,7 +64,7 @@ class Server:
         origins: Sequence[str] = (),
         max_rows: int = 64,
         max_waiting: int = 256,
-        most_body: int = MOST_BODY,
+        most_body: int = MAX_BODY,
         log_prompts: bool = False,
     ) -> None:
         self.model, self.name = model, name
@@ -113,10 +113,10 @@ class Server:
         return Route(path, answer, methods=[method])
 
     def _admit(self, request: Request) -> None:
-        """Refuses a request without a key, and one from another site's page."""
+        """Refuses requests without a valid key, and requests from pages of other origins."""
         path, headers = request.url.path, request.headers
         given = headers.get("authorization", "").removeprefix("Bearer ").strip().encode()
-        matches = [hmac.compare_digest(given, key) for key in self._keys]  # all of them, so that time tells nothing
+        matches = [hmac.compare_digest(given, key) for key in self._keys]  # all of them, against timing attacks
         if self._keys and path not in _OPEN and not any(matches):
             raise HttpError(401, "a valid API key is needed: Authorization: Bearer KEY", code="invalid_api_key")
         if request.method != "POST":
@@ -149,33 +149,33 @@ class Server:
                 size += len(piece)
                 if size <= self._most_body:
                     data.extend(piece)
-                elif size > _MOST_DROPPED:  # what is less is read to its end, so that the client reads the answer
+                elif size > _MAX_DISCARDED:  # a smaller body is read to its end, so that the client reads the response
                     break
 
         try:
             await asyncio.wait_for(read(), BODY_SECONDS)
         except ClientDisconnect:
-            raise HttpError(499, "the client has gone away", code="cancelled") from None
+            raise HttpError(499, "the client has disconnected", code="cancelled") from None
         except asyncio.TimeoutError:
-            raise HttpError(408, f"the body did not come within {BODY_SECONDS:.0f} s", code="timeout") from None
+            raise HttpError(408, f"the body was not received within {BODY_SECONDS:.0f} s", code="timeout") from None
         if size > self._most_body:
             raise HttpError(413, f"the body must be at most {self._most_body} bytes", code="body_too_large")
-        return await self._aside(parsed, bytes(data)) if size > _LARGE else parsed(bytes(data))
+        return await self._in_worker(parsed, bytes(data)) if size > _LARGE else parsed(bytes(data))
 
-    async def _aside(self, function: Callable[..., T], *arguments: Any) -> T:
-        """The result of what takes a while, from another thread."""
+    async def _in_worker(self, function: Callable[..., T], *arguments: Any) -> T:
+        """The result of a slow function, run on a worker thread."""
         return await asyncio.get_running_loop().run_in_executor(self._workers, function, *arguments)
 
     async def _complete(self, chat: bool, request: Request) -> Response:
         body = await self._body(request)
-        answer = await self._aside(self._begin, chat, body, request.url.path)
+        answer = await self._in_worker(self._begin, chat, body, request.url.path)
         if body.get("stream"):
             return EventStream(answer.events(), answer.cancel)
         done, left = asyncio.ensure_future(answer.whole()), asyncio.ensure_future(until_left(request.receive))
         try:
             await asyncio.wait((done, left), return_when=asyncio.FIRST_COMPLETED)
             if not done.done():
-                raise HttpError(499, "the client has gone away", code="cancelled")
+                raise HttpError(499, "the client has disconnected", code="cancelled")
             return _Json(await done)
         finally:
             answer.cancel()
@@ -192,7 +192,7 @@ class Server:
         return answer
 
     def _deliver(self, news: list[tuple[Ticket, Gain]]) -> None:
-        """Hands what a pass has given to the loop. On the engine's thread."""
+        """Passes the gains of a pass to the event loop. On the engine's thread."""
         if self._loop is not None and not self._loop.is_closed():
             self._loop.call_soon_threadsafe(_distribute, news)
 
@@ -201,7 +201,7 @@ class Server:
 
     async def _one_model(self, request: Request) -> Response:
         if request.path_params["id"] != self.name:
-            raise HttpError(404, f"the model here is {self.name!r}", param="model", code="model_not_found")
+            raise HttpError(404, f"the only model is {self.name!r}", param="model", code="model_not_found")
         return _Json(self._described())
 
     def _described(self) -> dict[str, Any]:
@@ -213,17 +213,17 @@ class Server:
         body = await self._body(request)
         text = body.get("content", body.get("prompt"))
         if not isinstance(text, str) or set(body) - {"content", "prompt", "model"}:
-            raise refusal("content", "a text, and the only field")
+            raise refusal("content", "a string and the only field")
         require_short([text], self._most_characters, "content")
-        ids = await self._aside(_ids, self.model, text)
+        ids = await self._in_worker(_ids, self.model, text)
         return _Json({"tokens": ids, "count": len(ids)})
 
     async def _detokenize(self, request: Request) -> Response:
         body = await self._body(request)
         ids, vocab = body.get("tokens"), self.model.config.vocab_size
-        if not isinstance(ids, list) or len(ids) > _MOST_IDS or ids_below(vocab, ids) is None:
-            raise refusal("tokens", f"at most {_MOST_IDS} token ids in [0, {vocab})")
-        return await self._aside(_detokenized, self.model, ids)
+        if not isinstance(ids, list) or len(ids) > _MAX_IDS or ids_below(vocab, ids) is None:
+            raise refusal("tokens", f"at most {_MAX_IDS} token ids in [0, {vocab})")
+        return await self._in_worker(_detokenized, self.model, ids)
 
     async def _health(self, _: Request) -> Response:
         return _Json({"status": "ok", "model": self.name})
@@ -244,11 +244,11 @@ def _distribute(news: list[tuple[Ticket, Gain]]) -> None:
 
 
 def _ids(model: Model, text: str) -> list[int]:
-    """The ids of a text, also where it is empty or somewhat longer than the context."""
+    """The token ids of a text, which may be empty or somewhat longer than the context."""
     try:
         return model.tokenizer.encode(text)
     except UnicodeEncodeError:
-        return prompt_ids(model, text)  # refuses it in words
+        return prompt_ids(model, text)  # raises the error for it
 
 
 def _detokenized(model: Model, ids: list[int]) -> Response:

@@ -1,4 +1,4 @@
-"""Bodies of requests as prompts and `SamplingParams`. Whatever is not understood is refused by name."""
+"""Request bodies as prompts and `SamplingParams`. Unknown fields are refused by name."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from decodestep.serving.errors import HttpError, refusal
 if TYPE_CHECKING:
     from decodestep.models import Model
 
-_MOST_LOGPROBS = 100  # most likely tokens that are reported for each token
-_MOST_STOPS, _MOST_OF_STOPS = 256, 2**14  # stop strings, and their characters
-# Of SynthID: a token takes time and memory by each of them, and by keys times the vocabulary.
-_MOST_OF_SYNTHID = {"ngram_len": 64, "keys": 64, "sampling_table_size": 2**20, "context_history_size": 2**16}
+_MAX_LOGPROBS = 100
+_MAX_STOPS, _MAX_STOP_CHARACTERS = 256, 2**14  # the number of stop strings; their total length
+# The time and memory for a token grow with each of these fields, and with keys times the vocabulary.
+_MAX_SYNTHID = {"ngram_len": 64, "keys": 64, "sampling_table_size": 2**20, "context_history_size": 2**16}
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 # Fields that are read here; the rest is for `SamplingParams.from_openai`.
 _OURS = {"tools", "tool_choice", "parallel_tool_calls", "response_format", "chat_template_kwargs", "reasoning_effort"}
-# Fields of SamplingParams whose results have no place in a response, or that need a call of their own.
+# Fields of SamplingParams that need `generate`, or whose results do not fit in a response.
 _LIBRARY_ONLY = ("num_beams", "num_beam_groups", "diversity_penalty", "length_penalty", "early_stopping", "prompt_logprobs")
 
 
 @dataclass(frozen=True)
 class Job:
-    """What a request asks for.
+    """A parsed request.
 
-    prompts: token ids or texts, each with the same params. tools: how calls are read from the text; None without tools.
-    stream: whether pieces are sent as they come. usage: whether they end with the number of tokens.
+    prompts: token ids or texts, which share params. tools: how calls are read from the text; None without tools.
+    stream: whether to stream. usage: whether the stream ends with the token counts.
     """
 
     prompts: list[Any]
@@ -41,7 +41,7 @@ class Job:
 
 
 def parsed(data: bytes) -> dict[str, Any]:
-    """The JSON object of a body. Raises HttpError."""
+    """The JSON object in a body. Raises HttpError."""
     try:
         body = json.loads(data, parse_constant=_not_json)
     except (ValueError, RecursionError) as error:
@@ -52,15 +52,18 @@ def parsed(data: bytes) -> dict[str, Any]:
 
 
 def most_characters(model: Model) -> int:
-    """A number of characters that cannot be tokens within the model's context, twice over for what is composed or left out."""
+    """A length in characters beyond which no text fits the model's context.
+
+    The factor 2 allows for normalizers that merge or drop characters.
+    """
     tokenizer = model.tokenizer
     return 2 * model.config.context * max(len(tokenizer.token_bytes(i)) for i in range(len(tokenizer)))
 
 
 def chat_job(model: Model, body: Mapping[str, Any], most: int) -> Job:
-    """The job of a chat completion; it renders and tokenizes the conversation, which takes a while.
+    """The job of a chat completion. Renders and tokenizes the conversation, which may be slow.
 
-    most: characters of all texts: more are refused before they are tokenized.
+    most: the largest number of characters of all texts; longer ones are refused before they are tokenized.
     """
     _refuse_fields(body, {"prompt"})
     conversation = [_message(i, message) for i, message in enumerate(_list(body, "messages"))]
@@ -74,17 +77,17 @@ def chat_job(model: Model, body: Mapping[str, Any], most: int) -> Job:
     try:
         ids = model.chat_ids(conversation, tools=asked, **given)
     except UnicodeEncodeError:
-        raise refusal("messages", "text that UTF-8 can hold") from None
+        raise refusal("messages", "valid Unicode, without lone surrogates") from None
     return _job(body, [ids], None, {**_response_format(body), **changes}, format_)
 
 
 def completion_job(model: Model, body: Mapping[str, Any], most: int) -> Job:
-    """The job of a completion: a prompt or several, as text or as token ids. most: as for a chat, of each."""
+    """The job of a completion: one or more prompts, as strings or token ids. most: as for a chat, for each prompt."""
     prompt = body.get("prompt")
     ids = isinstance(prompt, list) and bool(prompt) and all(type(item) is int for item in prompt)
     prompts = [prompt] if isinstance(prompt, str) or ids else prompt
     if not isinstance(prompts, list) or not prompts or not all(isinstance(item, (str, list)) for item in prompts):
-        raise refusal("prompt", "a text, token ids, or several of either")
+        raise refusal("prompt", "a string, a list of token ids, or a list of either")
     for item in prompts:
         require_short([item] if isinstance(item, str) else [], most, "prompt")
     _refuse_fields(body, _OURS - {"response_format"} | {"messages"})
@@ -104,39 +107,39 @@ def _job(
     if not isinstance(stream, bool | None):
         raise refusal("stream", "a bool")
     if options and not stream:
-        raise refusal("stream_options", "left out without stream")
+        raise refusal("stream_options", "omitted without stream")
     if set(options) - {"include_usage", "include_obfuscation"} or not all(isinstance(v, bool) for v in options.values()):
         raise refusal("stream_options", '{"include_usage": a bool}')
     rest = {name: value for name, value in body.items() if name not in _OURS}
     params = SamplingParams.from_openai(rest)
     if not {"max_tokens", "max_completion_tokens", "max_new_tokens"} & {k for k, v in body.items() if v is not None}:
         params = replace(params, max_new_tokens=most)
-    if (params.logprobs or 0) > _MOST_LOGPROBS:
-        raise refusal("logprobs", f"at most {_MOST_LOGPROBS}")
+    if (params.logprobs or 0) > _MAX_LOGPROBS:
+        raise refusal("logprobs", f"at most {_MAX_LOGPROBS}")
     watermark = params.watermarking_config or {}
-    for name, largest in _MOST_OF_SYNTHID.items():
+    for name, largest in _MAX_SYNTHID.items():
         value = watermark.get(name)
         if value is not None and (len(value) if name == "keys" else value) > largest:
             raise refusal("watermarking_config", f"such that {name} is at most {largest}")
-    if len(params.stop_strings) > _MOST_STOPS or sum(map(len, params.stop_strings)) > _MOST_OF_STOPS:
-        raise refusal("stop", f"at most {_MOST_STOPS} texts of {_MOST_OF_STOPS} characters together")
+    if len(params.stop_strings) > _MAX_STOPS or sum(map(len, params.stop_strings)) > _MAX_STOP_CHARACTERS:
+        raise refusal("stop", f"at most {_MAX_STOPS} strings of {_MAX_STOP_CHARACTERS} characters in total")
     if changes:
         constrained = [name for name in ("json_schema", "regex", "grammar") if getattr(params, name, None) is not None]
         if constrained:
-            raise refusal(constrained[0], "left out beside response_format and a required tool")
+            raise refusal(constrained[0], "omitted with response_format or a required tool")
         params = replace(params, **changes)
     return Job(prompts, params, bool(stream), options.get("include_usage", False), format_)
 
 
 def _refuse_fields(body: Mapping[str, Any], names: set[str]) -> None:
-    """Refuses fields of the other kind of request, which would change nothing here."""
+    """Refuses fields of the other kind of request, which would have no effect."""
     given = [name for name in sorted(names) if body.get(name) is not None]
     if given:
         raise HttpError(400, f"unknown field {given[0]!r}", param=given[0], code="unknown_field")
 
 
 def _template_variables(body: Mapping[str, Any]) -> dict[str, Any]:
-    """What a request gives to the chat template besides the conversation."""
+    """The variables that a request passes to the chat template besides the conversation."""
     given, effort = _mapping(body, "chat_template_kwargs"), body.get("reasoning_effort")
     reserved = {"tools", "messages", "documents", "control_tokens", "add_generation_prompt", "self"} & set(given)
     if reserved:
@@ -147,7 +150,7 @@ def _template_variables(body: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _message(index: int, message: Any) -> dict[str, Any]:
-    """A message as templates read it: text in place of parts, the arguments of calls as objects."""
+    """A message as templates expect it: parts joined into text, the arguments of calls as objects."""
     name = f"messages[{index}]"
     if not isinstance(message, dict) or message.get("role") not in _ROLES:
         raise refusal(f"{name}.role", f"one of {', '.join(_ROLES)}")
@@ -155,7 +158,7 @@ def _message(index: int, message: Any) -> dict[str, Any]:
     if isinstance(content, list):
         content = "".join(_part(name, part) for part in content)
     if not (isinstance(content, str) or (content is None and message["role"] == "assistant")):
-        raise refusal(f"{name}.content", "a text")
+        raise refusal(f"{name}.content", "a string")
     taken = {**message, "content": content or ""}
     if message["role"] == "developer":
         taken["role"] = "system"
@@ -167,7 +170,7 @@ def _message(index: int, message: Any) -> dict[str, Any]:
 def _part(name: str, part: Any) -> str:
     text = part.get("text") if isinstance(part, dict) and part.get("type") == "text" else None
     if not isinstance(text, str):
-        raise refusal(f"{name}.content", "text: the model reads nothing else")
+        raise refusal(f"{name}.content", "a string or a list of text parts; other parts are not supported")
     return text
 
 
@@ -178,7 +181,7 @@ def _call(name: str, call: Any) -> dict[str, Any]:
     arguments = function.get("arguments")
     if isinstance(arguments, str):
         try:
-            arguments = json.loads(arguments or "{}")  # models write nothing for a function without parameters
+            arguments = json.loads(arguments or "{}")  # may be empty for a function without parameters
         except (ValueError, RecursionError):
             _refuse_calls(name)
     return {**call, "function": {**function, "arguments": arguments}}
@@ -189,7 +192,7 @@ def _refuse_calls(name: str) -> NoReturn:
 
 
 def _response_format(body: Mapping[str, Any]) -> dict[str, Any]:
-    """The field of SamplingParams that response_format stands for."""
+    """response_format as a field of SamplingParams."""
     given = _mapping(body, "response_format")
     match given.get("type"):
         case None | "text":
@@ -206,7 +209,7 @@ def _response_format(body: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def require_short(texts: Sequence[str], most: int, name: str) -> None:
-    """Refuses texts that cannot fit the context before they are tokenized."""
+    """Refuses texts that cannot fit the context, before they are tokenized."""
     if sum(map(len, texts)) > most:
         raise HttpError(400, f"{name} must be shorter than the context", param=name, code="context_length_exceeded")
 
@@ -223,9 +226,9 @@ def _mapping(body: Mapping[str, Any], name: str) -> dict[str, Any]:
 def _list(body: Mapping[str, Any], name: str) -> Sequence[Any]:
     value = body.get(name)
     if not isinstance(value, list) or not value:
-        raise refusal(name, "a list that is not empty")
+        raise refusal(name, "a non-empty list")
     return value
 
 
 def _not_json(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no JSON value")
+    raise ValueError(f"{name} is not a JSON value")

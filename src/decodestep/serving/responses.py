@@ -1,4 +1,4 @@
-"""What goes back for a request: whole, or chunk by chunk."""
+"""Response bodies: whole, or as chunks of a stream."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ if TYPE_CHECKING:
     from decodestep.ops.decode_step import TokenLogprobs
     from decodestep.serving.ticket import Gain
 
-# OpenAI's reasons; `ended_by`, a field of our own beside them, has the library's.
+# OpenAI's finish_reason; the additional field `ended_by` has the library's own.
 _REASONS = {"eos": "stop", "stop": "stop", "no_candidate": "stop"}
 
 
 class Choice:
-    """A sample as it grows.
+    """One sample of a response, while it is generated.
 
-    index: among the choices of the response. chat: whether it is a message, or a text.
+    index: among the choices of the response. chat: whether it is a chat message or plain text.
     """
 
     def __init__(self, index: int, chat: bool, tokenizer: Tokenizer, format_: ToolFormat | None, logprobs: bool) -> None:
         self.index = index
         self.tokens = 0
         self._chat, self._tokenizer, self._format, self._wants_logprobs = chat, tokenizer, format_, logprobs
-        self._written = ""  # so far
-        self._released = 0  # characters of it that have been sent: the rest may be the beginning of a call
+        self._written = ""  # the text so far
+        self._released = 0  # how many of its characters have been sent: the rest may be the start of a call
         self._logprobs: list[tuple[int, TokenLogprobs]] = []
-        self._told = 0  # of these, how many have been in a chunk
+        self._reported_count = 0  # how many of these have been sent in a chunk
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._offset = 0  # of the next token in the text
         self._ended_by = ""
@@ -47,7 +47,7 @@ class Choice:
                 self._logprobs.append((gain.token, gain.logprobs))
 
     def whole(self, seed: int | None) -> dict[str, Any]:
-        """The choice of a response that is sent at once."""
+        """The choice in a response that is not streamed."""
         text, calls = self._read(self._written)
         choice: dict[str, Any] = {"index": self.index, "logprobs": self._reported(), **self._end(calls), "seed": seed}
         if not self._chat:
@@ -56,11 +56,11 @@ class Choice:
         return {**choice, "message": {**message, "tool_calls": calls} if calls else message}
 
     def first(self) -> dict[str, Any]:
-        """The first chunk's choice, of a chat."""
+        """The choice in the first chunk of a chat."""
         return {"index": self.index, "delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}
 
     def chunk(self, gain: Gain, seed: int | None) -> list[dict[str, Any]]:
-        """The choices of the chunks that a gain makes: what may become a call is held back until the end."""
+        """The choices of the chunks for a gain: text that may be part of a call is held back until the end."""
         self.take(gain)
         text = gain.text
         calls: list[dict[str, Any]] = []
@@ -73,7 +73,7 @@ class Choice:
         if gain.reason:
             end = {**self._end(calls), "seed": seed}
         reported = self._reported()
-        self._told = len(self._logprobs)
+        self._reported_count = len(self._logprobs)
         if not self._chat:
             return [{"index": self.index, "text": text, "logprobs": reported, **end}]
         delta: dict[str, Any] = {"content": text} if text else {}
@@ -84,7 +84,7 @@ class Choice:
         return [{"index": self.index, "delta": delta, "logprobs": reported, **end}]
 
     def _release(self, gain: Gain) -> str:
-        """What of the text so far cannot belong to a call."""
+        """The new part of the text that cannot belong to a call."""
         assert self._format is not None
         if gain.reason:
             return ""
@@ -99,10 +99,10 @@ class Choice:
         return {"finish_reason": "tool_calls" if calls else reason, "ended_by": self._ended_by}
 
     def _reported(self) -> dict[str, Any] | None:
-        """The log-probabilities that have not been told, by the model, before the request's parameters change them."""
+        """The log-probabilities not sent yet: the model's own, before the request's parameters change them."""
         if not self._wants_logprobs:
             return None
-        new = self._logprobs[self._told :]
+        new = self._logprobs[self._reported_count :]
         if self._chat:
             return {"content": [self._as_content(token, found) for token, found in new], "refusal": None}
         offsets = []
@@ -128,13 +128,13 @@ class Choice:
         }
 
     def _text(self, token: int) -> str:
-        """The text of a token, or for a control token its name."""
+        """The text of a token; for a control token, its name."""
         data = self._tokenizer.token_bytes(token)
         return data.decode("utf-8", "replace") if data else self._tokenizer.token(token)
 
 
 class Envelope:
-    """What all parts of a response share."""
+    """The fields that all parts of a response share."""
 
     def __init__(self, chat: bool, model: str) -> None:
         self.id = f"{'chatcmpl' if chat else 'cmpl'}-{secrets.token_hex(12)}"
@@ -156,11 +156,11 @@ def usage(prompt: int, completion: int) -> dict[str, int]:
 
 
 def json_bytes(data: Any, *, allow_nan: bool = True) -> bytes:
-    """JSON in UTF-8, in which half of a surrogate pair, that a client or a model has written, is a question mark."""
+    """JSON in UTF-8; a lone surrogate, from a client or a model, becomes a question mark."""
     text = json.dumps(data, ensure_ascii=False, allow_nan=allow_nan, separators=(",", ":"))
     return text.encode("utf-8", "replace")
 
 
 def _finite(value: float) -> float:
-    """A log-probability as JSON has it: -9999 for -inf, as others do."""
+    """A log-probability for JSON, which has no infinity: -9999 for -inf, as in other servers."""
     return max(value, -9999.0)

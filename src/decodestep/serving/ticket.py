@@ -1,4 +1,4 @@
-"""What a client of the engine holds: its request while it runs, and what the request gains from pass to pass."""
+"""A running request as the engine's client sees it: its rows, and what each pass adds to them."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ if TYPE_CHECKING:
 
 
 class Gain(NamedTuple):
-    """What one sample of a request gains by a pass: one of them for a token, several where a constraint decides tokens.
+    """What a pass adds to one sample: one `Gain` for a token, several if a constraint determines tokens.
 
-    sample: its number, 0 to n - 1. text: the whole characters that it gains. token: the id that it drew, or None.
-    logprobs: those of the token, where params.logprobs asks for them. reason: why it has ended, as `Completion.finish_reason`;
-    "" while it goes on.
+    sample: its index, 0 to n - 1. text: the complete characters that are added. token: the new token id, or None.
+    logprobs: those of the token, if params.logprobs requests them. reason: why the sample has ended, as
+    `Completion.finish_reason`; "" while it is running.
     """
 
     sample: int
@@ -34,12 +34,12 @@ Listener = Callable[[Gain], object]
 
 
 class Ticket:
-    """A request that an `Engine` has taken, made by `Engine.submit`.
+    """A request submitted to an `Engine`, made by `Engine.submit`.
 
-    prompt_ids: its prompt. rows: its samples. number: counts the engine's requests. listener: as given to `submit`.
+    prompt_ids: its prompt. rows: its samples. number: its index among the engine's requests. listener: as given to `submit`.
 
-    Iterating gives the `Gain`s of all samples until each has ended. They can be read once, by one thread; an engine with a
-    `deliver` of its own gives them to that instead.
+    Iterating yields the `Gain`s of all samples until each has ended. They can be read once, by one thread; an engine with a
+    `deliver` function passes them to it instead.
     """
 
     def __init__(self, engine: Engine, number: int, prompt_ids: list[int], rows: list[Row], listener: Listener | None) -> None:
@@ -47,21 +47,21 @@ class Ticket:
         self.prompt_ids = prompt_ids
         self.rows = rows
         self.listener = listener
-        self.keys: list[int] = []  # the engine's, of its rows in the batch
+        self.keys: list[int] = []  # of its rows in the engine's batch
         self.cancelled = threading.Event()
         self.gains: SimpleQueue[Gain] = SimpleQueue()
         self._engine = engine
-        self._lengths = [len(prompt_ids)] * len(rows)  # of each row, how much has been told
+        self._lengths = [len(prompt_ids)] * len(rows)  # of each row, the tokens already reported
         self._ended = [False] * len(rows)
 
     def cancel(self) -> None:
-        """Ends what goes on with the reason "cancelled", before the next pass. Harmless when called again."""
+        """Ends the running samples with the reason "cancelled" before the next pass. May be called again."""
         self.cancelled.set()
         self._engine.wake()
 
     @property
     def done(self) -> bool:
-        """Whether the end of every sample has been told."""
+        """Whether the end of every sample has been reported."""
         return all(self._ended)
 
     def __iter__(self) -> Iterator[Gain]:
@@ -77,7 +77,7 @@ class Ticket:
         return [completion_of(row, self.prompt_ids, 0) for row in self.rows]
 
     def news(self, text_of: Callable[[int], str]) -> list[Gain]:
-        """What the samples have gained since the last call. For the engine's thread; text_of: of a sample, its new text."""
+        """The gains of the samples since the last call, for the engine's thread. text_of: the new text of a sample."""
         gains = []
         for sample, row in enumerate(self.rows):
             if self._ended[sample]:

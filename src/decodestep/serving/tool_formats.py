@@ -1,4 +1,4 @@
-"""How models write the calls of functions: a class for each kind of text, and how it is read."""
+"""How models write function calls: a class for each format."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class TaggedJson(CallText):
 
 
 class BareJson(CallText):
-    """Llama 3.1 to 3.3: the text is {"name": ..., "parameters": {...}}, maybe after <|python_tag|>, or several of them."""
+    """Llama 3.1 to 3.3: the text is one or more {"name": ..., "parameters": {...}}, optionally after <|python_tag|>."""
 
     marks = ("<|python_tag|>",)
     spelled = ("<|python_tag|>",)
@@ -51,7 +51,7 @@ class BareJson(CallText):
         try:
             return "", list(self.calls(text))
         except UnreadableError:
-            return text, []  # JSON, but no call: an answer
+            return text, []  # JSON that is not a call, therefore the answer
 
     def calls(self, text: str) -> Iterator[tuple[str, Any]]:
         rest = text.replace("<|python_tag|>", "", 1).strip()
@@ -65,7 +65,7 @@ class BareJson(CallText):
 
 
 class MistralList(CallText):
-    """Mistral up to 2024: [TOOL_CALLS][{"name": ..., "arguments": {...}}, ...]; reads the later kind too."""
+    """Mistral up to 2024: [TOOL_CALLS][{"name": ..., "arguments": {...}}, ...]; reads the later format too."""
 
     marks = ("[TOOL_CALLS]",)
     spelled = ("[TOOL_CALLS]", "[ARGS]", "[CALL_ID]")
@@ -85,14 +85,14 @@ class MistralList(CallText):
 
 
 class MistralNamed(MistralList):
-    """Mistral since 2025: [TOOL_CALLS]name[ARGS]{...}, one after the other."""
+    """Mistral since 2025: [TOOL_CALLS]name[ARGS]{...}, once or several times."""
 
     def call(self, name: str, schema: dict[str, Any]) -> Pieces:
         return [f"[TOOL_CALLS]{name}[ARGS]", schema]
 
 
 class DeepSeek(CallText):
-    """DeepSeek V3.1: calls between control tokens, name<sep>{...}; reads the kind of V3 and R1 too."""
+    """DeepSeek V3.1: calls between control tokens, name<sep>{...}; reads the format of V3 and R1 too."""
 
     marks = ("<｜tool▁calls▁begin｜>", "<｜tool▁call▁begin｜>")
     spelled = (*marks, "<｜tool▁sep｜>", "<｜tool▁call▁end｜>", "<｜tool▁calls▁end｜>")
@@ -111,7 +111,7 @@ class DeepSeek(CallText):
 
 
 class DeepSeekFenced(DeepSeek):
-    """DeepSeek V3 and R1: function<sep>name, and the arguments in a fence of Markdown."""
+    """DeepSeek V3 and R1: function<sep>name, and the arguments in a Markdown code block."""
 
     def call(self, name: str, schema: dict[str, Any]) -> Pieces:
         begin, [_, *rest] = f"function<｜tool▁sep｜>{name}\n```json\n", super().call(name, schema)
@@ -150,7 +150,7 @@ class CohereActions(CallText):
 
 
 class CohereFenced(CohereActions):
-    """Command R and R+: Action: and a list of {"tool_name": ..., "parameters": {...}} in a fence of Markdown."""
+    """Command R and R+: Action: and a list of {"tool_name": ..., "parameters": {...}} in a Markdown code block."""
 
     marks = ("Action: ```json",)
     spelled = ()
@@ -163,7 +163,7 @@ class CohereFenced(CohereActions):
 class GemmaCalls(CallText):
     """Gemma 4: <|tool_call>call:name{key:value,...}<tool_call|>, strings between control tokens, keys without quotes.
 
-    Inside of lists and objects its models write JSON too, so that strings in quotes are read as well.
+    Within lists and objects the models also write JSON, so strings in quotes are read too.
     """
 
     _QUOTE = '<|"|>'
@@ -192,7 +192,7 @@ class GemmaCalls(CallText):
         return [*pieces, "}<tool_call|>"]
 
     def _value(self, text: str) -> tuple[Any, str]:
-        """The value that a text begins with, and the rest."""
+        """The value at the start of a text, and the rest."""
         text = text.lstrip()
         if text.startswith(self._QUOTE):
             value, end, rest = text[len(self._QUOTE) :].partition(self._QUOTE)
@@ -209,7 +209,7 @@ class GemmaCalls(CallText):
         return value_of(found[0].strip(), {}), text[found.end() :]
 
     def _members(self, text: str, *, named: bool) -> tuple[Any, str]:
-        """The values of an object or a list, after its bracket, and the rest after the one that closes it."""
+        """The values of an object or list whose opening bracket has been read, and the text after its closing bracket."""
         keys: list[str] = []
         values: list[Any] = []
         closing = "}" if named else "]"
@@ -233,14 +233,14 @@ class GemmaCalls(CallText):
 
 
 class Harmony(CallText):
-    """gpt-oss: messages in channels, of which one to functions.name is a call, and the final one is for the reader."""
+    """gpt-oss: messages in channels; a message to functions.name is a call, others in final or commentary are the answer."""
 
     spelled = ("<|start|>", "<|channel|>", "<|message|>", "<|constrain|>", "<|end|>", "<|call|>")
     _MESSAGE = re.compile(r"([^<]*)<\|channel\|>(.*?)<\|message\|>(.*?)(?=<\|(?:end|call|return|start)\|>|$)", re.DOTALL)
     _TO = re.compile(r"to=functions\.([\w-]+)")
 
     def free(self, text: str) -> int:
-        return 0  # which channel a text belongs to is known once the message has ended
+        return 0  # the whole text is needed to tell calls from the answer
 
     def read(self, text: str) -> tuple[str, Calls]:
         messages = self._MESSAGE.findall(text)
@@ -296,7 +296,7 @@ class TaggedFunctions(TaggedArguments):
         return [*pieces, "</function>\n</tool_call>"]
 
 
-# What a template that writes a kind of calls contains: all of the words; the first kind that fits is it.
+# A template has the first format all of whose words it contains.
 _KINDS: tuple[tuple[tuple[str, ...], type[CallText]], ...] = (
     (("<|channel|>", "functions."), Harmony),
     (("<｜tool▁sep｜>", "```json"), DeepSeekFenced),
@@ -315,5 +315,5 @@ _KINDS: tuple[tuple[tuple[str, ...], type[CallText]], ...] = (
 
 
 def kind_of(template: str) -> type[CallText] | None:
-    """The kind of calls that a chat template writes; None for one that is not known."""
+    """The format of calls in a chat template; None if it is unknown."""
     return next((kind for words, kind in _KINDS if all(word in template for word in words)), None)

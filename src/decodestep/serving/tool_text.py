@@ -1,4 +1,4 @@
-"""The text of a model that calls functions: what every kind of it can do, and how JSON within it is read and forced."""
+"""The base class of function-call formats, and how JSON in calls is parsed and constrained."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from decodestep.sampling.constraint import JSON_FORM
 
 Calls = list[tuple[str, Any]]  # the name and the arguments of each
 Functions = Mapping[str, Mapping[str, Any]]  # the JSON schema of each function's arguments
-# A text that is forced: literally as it stands, as JSON of a schema, or by an expression.
+# The parts of a constrained text: literal text, JSON that matches a schema, or a regular expression.
 Pieces = list[str | dict[str, Any] | re.Pattern[str]]
 
 
 class UnreadableError(ValueError):
-    """What looked like calls are none."""
+    """The text looks like calls but cannot be parsed."""
 
 
 class CallText(ABC):
-    """A kind of text. functions: those that may be called.
+    """A format of function calls. functions: those that may be called.
 
-    marks: what begins a call, wherever it stands. spelled: the control tokens of which calls are made, by their names.
+    marks: strings that begin a call, anywhere in the text. spelled: the names of the control tokens that calls contain.
     """
 
     marks: tuple[str, ...] = ()
@@ -33,7 +33,7 @@ class CallText(ABC):
         self.functions = functions
 
     def free(self, text: str) -> int:
-        """How many characters of the text so far cannot belong to a call, nor to the space before one."""
+        """How many characters of the text so far cannot belong to a call or to the whitespace before one."""
         found = [at for mark in self.marks if (at := text.find(mark)) >= 0]
         if found:
             return len(text[: min(found)].rstrip())
@@ -41,7 +41,7 @@ class CallText(ABC):
         return len(text[: len(text) - kept].rstrip())
 
     def read(self, text: str) -> tuple[str, Calls]:
-        """The text for the reader, and the calls. Raises UnreadableError."""
+        """The visible text and the calls. Raises UnreadableError."""
         at = min((at for mark in self.marks if (at := text.find(mark)) >= 0), default=len(text))
         calls = list(self.calls(text[at:]))
         if at < len(text) and not calls:
@@ -58,7 +58,7 @@ class CallText(ABC):
 
 
 def grammar(texts: list[Pieces]) -> str:
-    """The Lark grammar of one of some texts."""
+    """The Lark grammar that accepts any one of the texts."""
     rules = [f"start: {' | '.join(f'text{i}' for i in range(len(texts)))}"]
     for i, pieces in enumerate(texts):
         names = []
@@ -84,7 +84,7 @@ def loaded(text: str) -> Any:
 
 
 def first_json(text: str) -> tuple[Any, str]:
-    """The JSON value that a text begins with, and the rest."""
+    """The JSON value at the start of a text, and the rest."""
     try:
         found, end = json.JSONDecoder().raw_decode(text)
     except (ValueError, RecursionError):
@@ -106,7 +106,7 @@ def of_object(found: Any) -> tuple[str, Any]:
 
 
 def object_of(name: str, key: str, schema: dict[str, Any]) -> dict[str, Any]:
-    """The schema of a call as an object; the arguments' schema has an $id, so that its "#" stays its own root."""
+    """The schema of a call as an object; the arguments' schema gets an $id, so that "#" in it still refers to its own root."""
     inner = {"$id": f"tool:{name}", **schema}
     whole = {"type": "object", "properties": {"name": {"const": name}, key: inner}, "required": ["name", key]}
     return {**whole, "additionalProperties": False}
@@ -118,7 +118,7 @@ def properties(schema: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def needed(schema: Mapping[str, Any]) -> list[tuple[str, dict[str, Any]]]:
-    """The arguments that a forced call has: those that are required, or all."""
+    """The arguments of a constrained call: the required ones, or all if the schema does not say."""
     known, required = properties(schema), schema.get("required")
     names = [name for name in required if name in known] if isinstance(required, list) else list(known)
     shared = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
@@ -126,7 +126,7 @@ def needed(schema: Mapping[str, Any]) -> list[tuple[str, dict[str, Any]]]:
 
 
 def raw(schema: dict[str, Any]) -> dict[str, Any] | re.Pattern[str]:
-    """How a value is written between tags: a string without quotes, anything else as JSON."""
+    """The form of a value between tags: a string without quotes, anything else as JSON."""
     values = [schema["const"]] if "const" in schema else schema.get("enum")
     if isinstance(values, list) and values and all(isinstance(value, str) for value in values):
         return re.compile("|".join(re.escape(value).replace("/", r"\/").replace("\n", "n") for value in values))
@@ -134,7 +134,7 @@ def raw(schema: dict[str, Any]) -> dict[str, Any] | re.Pattern[str]:
 
 
 def value_of(text: str, schema: Any) -> Any:
-    """The value between tags: as it stands where a string is expected, or what is no JSON."""
+    """The value between tags: verbatim if a string is expected or it is not JSON, else parsed."""
     if isinstance(schema, dict) and schema.get("type") == "string":
         return text
     try:

@@ -1,4 +1,4 @@
-"""Tools: how a model is told about them, and how its calls are read from its text."""
+"""Tools: how they are described to a model, and how its calls are read from its text."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from decodestep.models import Model
 
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
-_NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}  # what a function without them takes
-_TELLS = re.compile(r"{[%{][^}]*\btools\b")  # a template that shows the model the tools
+_NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
+_TELLS = re.compile(r"{[%{][^}]*\btools\b")  # matches templates that describe the tools
 _TOLD = """\
 You may call functions to help with the user's request. Their signatures:
 <tools>
@@ -30,11 +30,11 @@ For a call, answer with its name and arguments as JSON:
 
 @dataclass(frozen=True)
 class ToolFormat:
-    """How a request's calls look.
+    """The format of a request's tool calls.
 
-    text: the kind of text. of_template: whether the chat template tells the model about tools; else a system message does.
-    as_text: whether the conversation's own calls and results are written as text, for a template that knows neither.
-    definitions: as the request gave them. several: whether a message may have more calls than one.
+    text: the format. of_template: whether the chat template describes the tools to the model; otherwise a system message does.
+    as_text: whether calls and results in the conversation are written as text, for a template that supports neither.
+    definitions: as the request gave them. several: whether a message may have more than one call.
     """
 
     text: CallText
@@ -44,7 +44,7 @@ class ToolFormat:
     several: bool = True
 
     def told(self, conversation: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """The conversation with the functions in its system message."""
+        """The conversation with the functions described in its system message."""
         tools = "\n".join(json.dumps(tool) for tool in self.definitions)
         text = _TOLD.format(tools=tools, example=_written(self.text.call("<name>", {}), "<arguments>"))
         usual = [self._as_text(message) for message in conversation] if self.as_text else conversation
@@ -53,7 +53,7 @@ class ToolFormat:
         return [{"role": "system", "content": text}, *usual]
 
     def read(self, text: str) -> tuple[str, list[dict[str, Any]]]:
-        """The text for the reader, and the calls as a response has them; all of it is text if one cannot be read."""
+        """The visible text and the calls in the response's form; everything is text if a call cannot be parsed."""
         try:
             told, calls = self.text.read(text)
         except UnreadableError:
@@ -67,12 +67,12 @@ class ToolFormat:
         return told, found
 
     def grammar(self, only: str | None = None) -> str:
-        """The grammar of one call, of the function of that name if it is given."""
+        """The grammar of one call, of any function or only of the named one."""
         chosen = [name for name in self.text.functions if only in (None, name)]
         return grammar([self.text.call(name, dict(self.text.functions[name])) for name in chosen])
 
     def _as_text(self, message: dict[str, Any]) -> dict[str, Any]:
-        """A message as a template without tools writes it."""
+        """A message in a form for templates without tools."""
         if message["role"] == "tool":
             return {"role": "user", "content": f"<tool_response>\n{message['content']}\n</tool_response>"}
         calls = message.get("tool_calls") or ()
@@ -82,7 +82,7 @@ class ToolFormat:
 
 
 def read(model: Model, body: Mapping[str, Any]) -> tuple[ToolFormat | None, dict[str, Any]]:
-    """The format of a request's tools, and what tool_choice makes of the params."""
+    """The format of a request's tools, and the changes that tool_choice makes to the params."""
     definitions, choice = body.get("tools"), body.get("tool_choice")
     if not isinstance(body.get("parallel_tool_calls"), bool | None):
         raise refusal("parallel_tool_calls", "a bool")
@@ -130,7 +130,7 @@ def _call_text(function: Mapping[str, Any]) -> str:
 
 
 def _written(pieces: Any, arguments: str) -> str:
-    """The pieces of a call as an example."""
+    """The pieces of a call as an example for the prompt."""
     return "".join(piece if isinstance(piece, str) else _example(piece, arguments) for piece in pieces)
 
 
