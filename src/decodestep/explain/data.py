@@ -58,7 +58,7 @@ def _run(model: Model, recording: Recording[dict[str, Any]]) -> dict[str, Any]:
     order = [name for name in chosen if name in _WHAT_IF]
     return {
         "settings": settings_of(params, partial(spelled, model.tokenizer)),
-        "seed": None if params.greedy or row.seed is None else str(row.seed),  # 64 bits are more than a number holds there
+        "seed": None if params.greedy or row.seed is None else str(row.seed),  # text: JavaScript's numbers have 53 bits
         "greedy": params.greedy,
         "plan": [
             {"name": name_of(processor), "text": line.strip().split(None, 1)[1], "kind": rule_of(processor).kind}
@@ -109,8 +109,8 @@ def _held(trace: Trace, entry: int, top: int) -> np.ndarray:
 
 
 def _stage(scores: np.ndarray, held: np.ndarray) -> dict[str, Any]:
-    """scores: null for -inf. norm: the logarithm of the sum of exp(score) over all candidates; others: the mass of those not
-    held; left: how many candidates there are."""
+    """scores: of the held tokens, None for -inf. norm: log of the sum of exp(score) over all candidates. others: the
+    probability of the candidates not held. left: the number of candidates."""
     row = reference.candidates(scores, (), 0)
     if not len(row.ids):
         return {"scores": [None] * len(held), "norm": 0.0, "others": 0.0, "left": 0}
@@ -125,7 +125,7 @@ def _stage(scores: np.ndarray, held: np.ndarray) -> dict[str, Any]:
 def _step(step: StepTrace, before: np.ndarray, held: np.ndarray) -> dict[str, Any]:
     stage = _stage(step.scores, held)
     same = np.isneginf(step.scores[held]) | (step.scores[held] == before[held])
-    if same.all():  # a filter: the scores stay, and it suffices to say which are gone
+    if same.all():  # a filter: no score changes, so the dropped tokens suffice
         stage["gone"] = np.flatnonzero(np.isneginf(step.scores[held]) & (before[held] > -np.inf)).tolist()
         del stage["scores"]
     threshold = step.threshold
@@ -144,7 +144,7 @@ def _step(step: StepTrace, before: np.ndarray, held: np.ndarray) -> dict[str, An
 
 
 def _floats(values: np.ndarray) -> list[float | None]:
-    """float32 values in their shortest decimals; None for -inf. +inf is a number that float32 rounds to it."""
+    """float32 values as shortest decimals; None for -inf. +inf becomes a number that rounds to it in float32."""
     return [None if v == -np.inf else 3.5e38 if v == np.inf else float(str(v)) for v in values.astype(np.float32)]
 
 

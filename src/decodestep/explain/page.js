@@ -7,7 +7,7 @@ let at = 0;
 $('about').textContent = `${data.model} after “${data.prompt}”`;
 data.runs.forEach((run, r) => {
   const other = data.runs.length > 1 ? data.runs[1 - r] : null, letter = data.runs.length > 1 ? 'AB'[r] : '';
-  const parts = other ? run.tokens.findIndex((token, i) => other.tokens[i]?.token !== token.token) : -1;  // where the texts part
+  const parts = other ? run.tokens.findIndex((token, i) => other.tokens[i]?.token !== token.token) : -1;  // where the texts diverge
   const prompt = make('span', {class: 'prompt'}, ...run.prompt.map((id, i) => make('span', {'data-at': i}, run.pieces[i])));
   const shown = run.tokens.map((token, i) => run.pieces[run.prompt.length + i] ?? '∅');
   const tokens = run.tokens.map((token, i) => make('button', {
@@ -27,7 +27,7 @@ data.runs.forEach((run, r) => {
 });
 panels.forEach(panel => $('panels').append(panel.element));
 
-// Marks the spans of the text for which the panel's step acted.
+// Marks the spans of the text that caused the panel's step to act.
 function marked(panel) {
   const box = texts[panels.indexOf(panel)].box;
   box.querySelectorAll('.cause').forEach(e => e.classList.remove('cause'));
@@ -92,7 +92,7 @@ const tries = {
     if (!token) return;
     const result = whatIf(token, this.settings, run.what_if.order, data.temperatures, this.greedy);
     const left = run.plan.slice(token.entry).map(p => p.name).filter(n => !/^(Temperature|TopK|TopP|MinP)LogitsWarper$/.test(n)).map(n => data.described[n].name);
-    this.without.textContent = left.length ? `Left out here: ${left.join(', ')}.` : '';
+    this.without.textContent = left.length ? `Not included here: ${left.join(', ')}.` : '';
     const word = id => id === null || id < 0 ? 'none' : visible(data.words[id] ?? String(id));
     this.said.replaceChildren(make('span', {class: result.exact ? 'sure' : 'unsure'}, result.exact ? '✓ exact: ' : `≈ about: ${result.reasons.join('; ')}. `),
       result.exact ? `${tokens(result.left)} left, ${this.greedy ? 'the highest is' : `seed ${run.seed} draws`} ${word(result.token)}; tokens that the page does not hold: ${percent(result.others)}` : '');

@@ -18,7 +18,7 @@ _SCRIPTS = ("what_if.js", "panel.js", "page.js")
 def page(document: Mapping[str, Any], docs: str = "") -> str:
     """The page of a `data.record_document`. It loads no resources, so it works from a file and offline.
 
-    docs: the address of the documentation's pages, to which the processors then link; "" for links within the page alone.
+    docs: the URL of the documentation, to which processors link; "" for links within the page only.
     """
     names = {step["name"] for run in document["runs"] for step in run["plan"]}
     described = {name: words_of(name)._asdict() for name in sorted(names)}
@@ -30,7 +30,7 @@ def page(document: Mapping[str, Any], docs: str = "") -> str:
         "title": escape(f"decodestep explain: {document['prompt'][:60]}"),
         "style": (_HERE / "page.css").read_text(encoding="utf-8"),
         "script": "\n".join((_HERE / name).read_text(encoding="utf-8") for name in _SCRIPTS),
-        "data": shown.replace("<", "\\u003c"),  # no text of a prompt can end the element
+        "data": shown.replace("<", "\\u003c"),  # so that no text can close the script element
     }
     template = (_HERE / "page.html").read_text(encoding="utf-8")
     return re.sub(r"@@(\w+)@@", lambda found: parts[found[1]], template)

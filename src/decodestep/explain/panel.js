@@ -10,7 +10,7 @@ const percent = p => p === 0 ? '0%' : p < 0.0001 ? '<0.01%' : (100 * p).toFixed(
 const number = v => v === null ? '' : Math.abs(v) >= 3.4e38 ? '∞' : Math.abs(v) >= 1e5 ? v.toExponential(2) : v.toFixed(2);
 const logarithm = v => v < -3.4e38 ? '−∞' : v.toFixed(3);
 const tokens = n => n === 1 ? '1 token' : `${n.toLocaleString('en')} tokens`;
-// A token as it can be seen: marks for spaces at its ends, for line ends and tabs.
+// A token with visible marks for leading and trailing spaces, newlines and tabs.
 const visible = text => text.replace(/^ +| +$/g, m => '␣'.repeat(m.length)).replace(/\n/g, '⏎').replace(/\t/g, '⇥').replace(/\r/g, '␍');
 const SHOWN = 15;
 
@@ -68,7 +68,7 @@ class Panel {
     this.explain(token); this.table(token);
     marked(this);
   }
-  // What the step is, and what it did here.
+  // The description of the step, and its effect on this token.
   explain(token) {
     const i = this.stage - 1, plan = this.run.plan[i], step = token.steps[i], did = [];
     this.note.textContent = '';
@@ -99,7 +99,7 @@ class Panel {
     const second = race.find(r => r.id !== token.token);
     return ['A race: every candidate starts from its log-probability, noise that follows from seed, position and token is added, '
       + 'and the highest sum is drawn.',
-      second ? `The next is ${this.word(second.id)}, ${(race[0].total - second.total).toFixed(2)} behind.` : 'It ran alone.'];
+      second ? `The next is ${this.word(second.id)}, ${(race[0].total - second.total).toFixed(2)} behind.` : 'It was the only candidate.'];
   }
   race(token) {
     const last = this.run.plan.length, p = probabilitiesAt(token, last);
@@ -169,7 +169,7 @@ class Panel {
       what.replaceChildren(...this.happened(token, step, i, fresh, was, scores));
     }
   }
-  // The row after which a dashed line shows the cut, and the probability of a threshold, both before the step.
+  // The row below which a dashed line marks the cut, and the threshold as a probability; both before the step.
   edge(token, step, order, scores) {
     const found = {edge: -1, line: null};
     if (!step || !step.dropped || !step.threshold) return found;

@@ -19,9 +19,9 @@ Kept = TypeVar("Kept")
 
 @dataclass(frozen=True)
 class Recording(Generic[Kept]):
-    """One run: its row, the prompt, and what was kept of each token's trace.
+    """One run: its row, the prompt, and what `keep` returned for each token's trace.
 
-    row.reason: why it ended; "" where the steps ran out.
+    row.reason: why it ended; "" if the number of steps was reached.
     """
 
     params: SamplingParams
@@ -34,12 +34,12 @@ class Recording(Generic[Kept]):
 def record(
     model: Model, prompt_ids: Sequence[int], params: SamplingParams, steps: int, keep: Callable[[Trace], Kept]
 ) -> Recording[Kept]:
-    """Generates at most `steps` tokens as `generate` does, and keeps `keep(trace)` of each.
+    """Generates at most `steps` tokens as `generate` does, and stores `keep(trace)` for each.
 
-    A trace itself takes the size of the vocabulary for every step of the plan.
+    A trace itself holds an array of the vocabulary's size for every step of the plan.
 
     prompt_ids: at least one token. params: of one beam and one sample.
-    Raises what `Sampler` raises, and CacheFullError where the prompt and the steps do not fit.
+    Raises as `Sampler` does, and CacheFullError if the prompt and the steps do not fit the cache.
     """
     tokenizer = model.tokenizer
     sampler = Sampler(

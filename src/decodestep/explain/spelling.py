@@ -1,4 +1,4 @@
-"""Tokens as readable text: control tokens by name, bytes of incomplete characters as numbers."""
+"""Tokens as readable text: control tokens by name, bytes of incomplete characters in hexadecimal."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from decodestep.models.tokenizer import Tokenizer
 
 
 def spelled(tokenizer: Tokenizer, token: int) -> str:
-    """The token's text; a control token by its name, a part of a character as bytes: ‹E4 BD›."""
+    """The token's text; for a control token, its name; for part of a character, its bytes: ‹E4 BD›."""
     data = tokenizer.token_bytes(token)
     if not data:
         return tokenizer.token(token)
@@ -20,7 +20,7 @@ def spelled(tokenizer: Tokenizer, token: int) -> str:
 
 
 def pieces(tokenizer: Tokenizer, tokens: Sequence[int]) -> list[str]:
-    """The text that each token adds; a character is added with the last of its bytes, "" before that."""
+    """The text that each token adds: a character belongs to the token with its last byte."""
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     found = []
     for token in tokens:

@@ -19,17 +19,16 @@ def entry_stage(trace: Trace) -> int:
 
 
 def tail(trace: Trace, scores: np.ndarray, held: np.ndarray, temperatures: tuple[float, ...]) -> dict[str, Any]:
-    """Of the candidates among `scores` (V,) that are not `held`: how many, the highest score, and for each temperature
-    the sum of exp(score / temperature - largest), over all candidates the largest, and the best of them in the draw.
+    """Summarises the candidates of `scores` (V,) that are not `held`: their number, their highest score, and for each
+    temperature the sum of exp(score / temperature - the maximum over all candidates), and the one that the draw prefers.
 
-    The quotient is rounded to float32, as the temperature's step rounds it. best: (id, score + noise), without the noise where
-    the row is greedy.
+    The quotient is rounded to float32, as in the temperature step. best: (id, score + noise), without noise for a greedy row.
     """
     mask = scores > -np.inf
     mask[held] = False
     ids = np.flatnonzero(mask)
     rest, top = scores[ids].astype(np.float32), scores.max(initial=-np.inf)
-    if not len(ids) or np.isinf(top):  # an infinite score leaves the others nothing
+    if not len(ids) or np.isinf(top):  # beside an infinite score all others have probability 0
         nothing = {"masses": [0.0] * len(temperatures), "best": [None] * len(temperatures)}
         return {"count": len(ids), "max": float(str(rest.max())) if len(ids) else None, **nothing}
     noise = np.zeros(len(ids)) if trace.draw.seed is None else _noise(trace, ids)
@@ -44,6 +43,6 @@ def tail(trace: Trace, scores: np.ndarray, held: np.ndarray, temperatures: tuple
 
 
 def _noise(trace: Trace, ids: np.ndarray) -> np.ndarray:
-    """The draw's noise for candidates before the filters, most of which the draw itself never saw."""
+    """The draw's noise for candidates before the filters, most of which do not reach the draw."""
     found: np.ndarray = np.asarray(random.gumbel(trace.draw.seed or 0, trace.draw.position, ids)).astype(np.float64)
     return found

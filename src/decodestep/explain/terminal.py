@@ -32,7 +32,7 @@ def print_stages(console: Console, shown: dict[str, Any], names: Sequence[str], 
     """One token's table: the result of `cli.explain.shown`. names: of the steps. end: how the token was drawn."""
     drawn = can_draw(console)
     heads = [f"{n} {name}" for n, name in enumerate(names, 1)]
-    if sum(len(head) + 2 for head in heads) > console.width - 40 - (_BAR + 2) * drawn:  # the plan explains the numbers
+    if sum(len(head) + 2 for head in heads) > console.width - 40 - (_BAR + 2) * drawn:  # the printed plan lists the numbers
         heads = [head.split()[0] for head in heads]
     # On a narrow terminal lines are wrapped rather than numbers cut.
     console.width = max(console.width, 32 + 8 * len(heads))
@@ -66,7 +66,7 @@ def print_stages(console: Console, shown: dict[str, Any], names: Sequence[str], 
 
 
 def _two_bars(before: float, after: float, largest: float) -> Text:
-    """The probability after the steps, bright; the model's probability beyond that, faint."""
+    """The probability after the steps, bright; what the model's probability has beyond it, faint."""
     text = Text(bar(after / largest), style="cyan")
     return text.append("░" * max(0, round(before / largest * _BAR) - len(text)), style="bright_black")
 
@@ -77,7 +77,7 @@ def _what(after: Sequence[float | None], heads: Sequence[str]) -> Text:
 
 
 def print_alternatives(console: Console, steps: Sequence[tuple[str, float, float, Sequence[tuple[str, float]]]]) -> None:
-    """One line for each token: its text, its probability by the model and after the steps, and the likeliest others."""
+    """One line for each token: its text, its probability in the model and after the steps, the most likely alternatives."""
     drawn = can_draw(console)
     console.width = max(console.width, 60)
     table = Table(box=None, header_style="bold", pad_edge=False)
@@ -88,7 +88,7 @@ def print_alternatives(console: Console, steps: Sequence[tuple[str, float, float
         table.add_column("", no_wrap=True, width=_BAR // 2)
     table.add_column("instead")
     for text, raw, processed, others in steps:
-        instead = ", ".join(f"{other!r} {p:.1%}" for other, p in others) or "nothing else was left"
+        instead = ", ".join(f"{other!r} {p:.1%}" for other, p in others) or "nothing else"
         rare = "yellow" if drawn and raw < 0.1 else ""
         cells: list[Any] = [Text(repr(text), style=rare), percent(raw), percent(processed)]
         cells += [Text(bar(processed, _BAR // 2), style="cyan")] if drawn else []

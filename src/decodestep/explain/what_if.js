@@ -1,9 +1,9 @@
 'use strict';
-// The distribution that other settings would make of a token's scores. Exact for what the page holds; `exact` is false where a cut
-// falls among the tokens that it does not hold, or their total at this temperature is not known.
+// The distribution of a token under other settings. `exact` is false if a cut falls among the tokens that the page does not hold,
+// or if their total at this temperature is not known.
 // token: as in data.py. settings: {temperature, top_k, top_p, min_p}; order: the order of these names; grid: the temperatures of
-// token.tail. Returns {kept, probabilities, others, left, token, exact, reasons}: arrays follow token.ids; left is null where it is
-// not known, and so is the drawn token.
+// token.tail. Returns {kept, probabilities, others, left, token, exact, reasons}: arrays are in the order of token.ids; left and
+// the drawn token are null if not known.
 function whatIf(token, settings, order, grid, greedy) {
   const tail = token.tail, entry = scoresAt(token, token.entry), reasons = [];
   let s = entry.map(v => v === null ? -Infinity : Math.fround(v));
@@ -13,12 +13,12 @@ function whatIf(token, settings, order, grid, greedy) {
   const sorted = () => alive().sort((a, b) => s[b] - s[a] || token.ids[a] - token.ids[b]);
   const top = () => Math.max(tailTop, ...s);
   const weight = v => v === Infinity ? 1 : Math.exp(v - top());
-  let about = null;  // the mass of those of them that a cut among them leaves
+  let about = null;  // with 'some': the approximate mass of those that are kept
   const restMass = () => {
     if (rest === 'none') return 0;
     if (about !== null) return about;
     if (at >= 0) return tail.masses[at];
-    let high = grid.findIndex(t => t > settings.temperature);  // between two temperatures that are known: about
+    let high = grid.findIndex(t => t > settings.temperature);  // interpolated between two known temperatures
     if (high < 0) high = grid.length - 1;
     const low = Math.max(high - 1, 0), a = Math.log(tail.masses[low] || 1e-300), b = Math.log(tail.masses[high] || 1e-300);
     const share = low === high ? 0 : (settings.temperature - grid[low]) / (grid[high] - grid[low]);
@@ -27,7 +27,7 @@ function whatIf(token, settings, order, grid, greedy) {
   const unsure = why => { if (!reasons.includes(why)) reasons.push(why); };
   const needRest = () => { if (rest === 'all' && at < 0) unsure('the other tokens\' total at this temperature is estimated'); };
   const drop = keep => { s = s.map((v, i) => keep.has(i) ? v : -Infinity); };
-  // Keeps the first `count` of the ranking: sure where the last of them is above all that the page does not hold.
+  // Keeps the first `count` of the ranking: exact if the last of them is above every token that the page does not hold.
   const cutTo = (ranked, count, why) => {
     const last = s[ranked[count - 1]];
     drop(new Set(ranked.slice(0, count)));
@@ -57,7 +57,7 @@ function whatIf(token, settings, order, grid, greedy) {
       while (count < ranked.length && (count < 1 || sum < settings.top_p * total)) sum += weight(s[ranked[count++]]);
       const reached = sum >= settings.top_p * total || rest === 'none';
       if (reached) cutTo(ranked, count, why);
-      else { rest = 'some'; about = settings.top_p * total - sum; unsure(why); }  // to within one of those tokens
+      else { rest = 'some'; about = settings.top_p * total - sum; unsure(why); }  // accurate to one of those tokens
     },
     min_p() {
       if (settings.min_p <= 0) return;
@@ -76,7 +76,7 @@ function whatIf(token, settings, order, grid, greedy) {
   const exact = reasons.length === 0;
   let best = -1, score = -Infinity;
   if (exact) {
-    const infinite = top() === Infinity;  // those that are infinite race with their noise alone
+    const infinite = top() === Infinity;  // tokens at infinity are drawn by their noise alone
     s.forEach((v, i) => {
       const noise = greedy || !token.noise ? 0 : token.noise[i];
       const race = v === -Infinity || infinite && v < Infinity ? -Infinity : infinite ? noise : v + noise;
