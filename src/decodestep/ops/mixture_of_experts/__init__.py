@@ -83,9 +83,7 @@ def _check(tokens: np.ndarray, experts: Any, routed: FeedForward, shared: FeedFo
     return chosen
 
 
-def _on_device(
-    x: Any, experts: Any, weights: Any, routed: FeedForward, shared: FeedForward | None, backend: str
-) -> Any:
+def _on_device(x: Any, experts: Any, weights: Any, routed: FeedForward, shared: FeedForward | None, backend: str) -> Any:
     biased = any(isinstance(block, FeedForward) and block.has_biases for block in (routed, shared))
     obstacle = "has no biases" if biased else None
     if arrays.is_torch(x) and str(x.dtype) == "torch.float64":

@@ -1,4 +1,4 @@
-"""MlaProlog's schedule as data: programs of cube and vector cores, run in virtual time, checked over every interleaving."""
+"""MlaProlog's schedule as data: programs of cube and vector cores, simulated in virtual time and model-checked."""
 
 from decodestep.ops.mla_prolog.schedule.audit import Verdict, audit
 from decodestep.ops.mla_prolog.schedule.check import Deadlock, Race, Report, check

@@ -1,4 +1,4 @@
-"""What each flag of a schedule is for: what breaks without it, or the proof that nothing does."""
+"""Why each flag of a schedule is needed: what breaks without it, or a proof that nothing does."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from decodestep.ops.mla_prolog.schedule.instructions import Schedule
 
 @dataclass(frozen=True)
 class Verdict:
-    """What follows if all sets and waits of one flag are removed."""
+    """The result of removing all sets and waits of one flag."""
 
     flag: str
     report: Report  # of the schedule without it
@@ -26,10 +26,10 @@ class Verdict:
 
 
 def audit(schedule: Schedule) -> list[Verdict]:
-    """Removes each flag in turn and checks what is left.
+    """Checks the schedule once without each flag.
 
-    schedule: one that `check` finds right; of another the verdicts say nothing about the flag.
-    Returns a verdict for every flag, in their order. A verdict of "redundant" is a proof for these programs and sizes: the
-    check considers every interleaving. It does not say that two redundant flags can both go.
+    schedule: must pass `check`; otherwise the verdicts say nothing about the flags.
+    Returns a verdict for every flag, in order. "redundant" is a proof for these programs and sizes, because the check
+    considers every interleaving; it does not mean that two redundant flags can both be removed.
     """
     return [Verdict(flag, check(schedule.without(flag))) for flag in schedule.flags]

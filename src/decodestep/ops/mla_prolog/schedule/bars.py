@@ -1,4 +1,4 @@
-"""What a chart of a timeline shows: bars, each a core's work on one job, and what each of them waited for."""
+"""The bars of a timeline's chart: each is a core's work on one job, with what it waited for."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ class Bar:
 
 
 def bars(timeline: Timeline) -> list[Bar]:
-    """The bars of all cores, by core and start. Neighbouring instructions of one job and lane make one bar, gaps too small to
-    see included."""
+    """The bars of all cores, by core and start. Consecutive instructions of one job and lane form one bar, across gaps that are
+    too small to see."""
     gap = timeline.makespan / 2000
     lit = set(critical_events(timeline))
     made: list[Bar] = []

@@ -1,4 +1,4 @@
-"""Races, deadlocks and superfluous flags of a schedule, over every interleaving that its flags allow."""
+"""Races, deadlocks and flags left set in a schedule, over every interleaving that its flags allow."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from decodestep.ops.mla_prolog.schedule.graph import Counter, Graph, execution, 
 from decodestep.ops.mla_prolog.schedule.instructions import OP, Load, Schedule, Store, Tile
 from decodestep.ops.mla_prolog.schedule.orders import place, what_orders
 
-FLAG_LIMIT = 15  # to which the counter of a flag can rise on the device
+FLAG_LIMIT = 15  # the largest value of a flag's counter on the device
 _CACHES = ("kv_cache", "kr_cache")
 
 
 @dataclass(frozen=True)
 class Race:
-    """Two accesses to one tile, at least one of them a write, that some interleavings execute in either order."""
+    """Two accesses to one tile, at least one of them a write, that interleavings may execute in either order."""
 
-    first: int  # events; the one that comes first in the order of an execution step by step
+    first: int  # events, `first` being the earlier one in the operator's sequential order
     then: int
-    tile: Tile  # what both touch
+    tile: Tile  # the overlap of the accesses
     words: str
 
 
 @dataclass(frozen=True)
 class Deadlock:
-    """A wait that no interleaving gets past."""
+    """A wait that ends in no interleaving."""
 
     event: int
     words: str
@@ -37,15 +37,15 @@ class Deadlock:
 
 @dataclass(frozen=True)
 class Report:
-    """What a check found. `ok`: every interleaving comes to its end, computes the same and leaves all counters at 0."""
+    """The result of a check. `ok`: every interleaving terminates, computes the same values and leaves all counters at 0."""
 
     graph: Graph = field(repr=False)
     clocks: Clocks = field(repr=False)
     races: tuple[Race, ...]  # one for every pair of tiles
     deadlocks: tuple[Deadlock, ...]
-    leftovers: tuple[str, ...]  # counters that are not 0 at the end, so that the next launch starts with a flag set
-    overflows: tuple[str, ...]  # counters that may rise above the limit; not a reason against `ok`
-    highest: Mapping[str, int]  # by flag: to which a counter that is waited for by this name may rise
+    leftovers: tuple[str, ...]  # counters that are not 0 at the end, so the next launch would find the flag set
+    overflows: tuple[str, ...]  # counters that may exceed the limit; does not affect `ok`
+    highest: Mapping[str, int]  # by flag: the highest value of the counters that waits for this flag use
 
     @property
     def ok(self) -> bool:
@@ -60,12 +60,12 @@ class Report:
 def check(schedule: Schedule, slots: np.ndarray | None = None, *, flag_limit: int = FLAG_LIMIT) -> Report:
     """Checks every interleaving that the flags allow.
 
-    slots: the cache row of each token, negative for one that is not cached; None: all differ. Two tokens with one row race if
-        nothing orders their cores.
-    flag_limit: to which a counter may rise.
+    slots: the cache row of each token, negative for one that is not cached; None: all differ. Two tokens with the same row
+        race if nothing orders their cores.
+    flag_limit: the largest value that a counter may have.
     Returns a `Report`. Raises ValueError for a schedule with an unknown flag, pipe or local value.
-    Notes: exact for what the model knows: the accesses of Load and Store to global memory, pipes in order, waits that hold
-    back all that follows. A value that a core has loaded cannot change any more.
+    Notes: exact within the model: accesses to global memory by Load and Store, pipes that execute in order, waits that block
+    all later instructions. A value that a core has loaded does not change.
     """
     require(is_int(flag_limit) and flag_limit >= 1, OP, "flag_limit", "an integer >= 1", repr(flag_limit))
     if slots is not None:
@@ -87,7 +87,7 @@ def check(schedule: Schedule, slots: np.ndarray | None = None, *, flag_limit: in
 
 
 def _accesses(graph: Graph, executed: np.ndarray, slots: np.ndarray | None) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """By buffer that is written at all: (n, 5) events and rectangles, and which of them write."""
+    """For each buffer that is written to: (n, 5) events and rectangles, and which of them are writes."""
     found: dict[str, list[tuple[int, int, int, int, int, bool]]] = {}
     for event in np.flatnonzero(executed).tolist():
         instruction = graph.events[event].instruction
@@ -116,14 +116,14 @@ def _races(
             unordered = ~(clocks.before(mine, event[at]) | clocks.before(event[at], mine))
             for o in at[unordered]:
                 a, b = sorted((int(event[w]), int(event[o])), key=lambda e: (_intended(graph, e), executed_at[e]))
-                if (a, b) not in found:  # tiles may meet in several rectangles
+                if (a, b) not in found:  # tiles may overlap in several rectangles
                     found.add((a, b))
                     rows = (int(max(top[w], top[o])), int(min(bottom[w], bottom[o])))
                     yield a, b, Tile(buffer, rows, (int(max(left[w], left[o])), int(min(right[w], right[o]))))
 
 
 def _intended(graph: Graph, event: int) -> tuple[int, int]:
-    """Where an access stands in the order of the operator: by step, then by kernel."""
+    """The place of an access in the operator's sequential order: by step, then by kernel."""
     job = graph.events[event].instruction.job  # type: ignore[union-attr]
     return (job.step, place(job.kernel))
 
@@ -134,7 +134,7 @@ def _race_words(graph: Graph, a: int, b: int, tile: Tile) -> str:
 
 
 def _deadlocks(graph: Graph, executed: np.ndarray) -> Iterator[Deadlock]:
-    """The first wait of each core that is never over, and who has not set its flag."""
+    """The first wait of each core that never ends, and who sets its flag."""
     stuck: dict[object, int] = {}
     for event in graph.takes:
         core = graph.events[event].core

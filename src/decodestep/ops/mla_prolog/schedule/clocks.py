@@ -1,11 +1,11 @@
-"""Vector clocks: what has happened before an event in every interleaving that the flags allow.
+"""Vector clocks: which events precede an event in every interleaving that the flags allow.
 
-clock[e][t] is the number of events of thread t without which e cannot happen. Inside a core, and for a source that alone
-raises a counter, that is the maximum over what e comes after. A wait that takes the n-th increment of a counter that several
-sources raise can be satisfied by any n of them: it needs event x exactly if fewer than n increments are possible without x.
-So component by component its clock is the n-th smallest of the increments' clocks. The same holds for the k-th set of a core
-that sets a flag from several pipes. Since an increment may turn out to be possible later in a run, these clocks are lowered
-until nothing changes.
+clock[e][t] is the number of events of thread t without which e cannot happen. Within a core, and for a counter with a single
+source, it is the maximum over e's predecessors. A wait for the n-th increment of a counter with several sources can be
+satisfied by any n increments: it needs event x exactly if fewer than n increments are possible without x. Therefore each
+component of its clock is the n-th smallest of the increments' clocks. The same holds for the k-th set of a flag that a core
+sets from several pipes. Increments may prove possible only later in an execution, so these clocks are lowered until they
+converge.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Clocks:
         self.rank = np.array([e.rank for e in events], np.int32)
         self.clock = np.full((len(events), len(graph.threads)), _NEVER, np.int32)
         self._simple = [_simple(graph, source) for source in graph.sources]
-        # A counter with one source, whose setters each use one pipe, has its n-th increment from the n-th sets.
+        # For a counter with one source whose setters each use one pipe, the n-th sets cause the n-th increment.
         while self._lower(order):
             pass
 
@@ -67,7 +67,7 @@ class Clocks:
         return made
 
     def before(self, first: np.ndarray, then: np.ndarray) -> np.ndarray:
-        """Whether each event of `first` precedes its partner in `then` in every interleaving."""
+        """Whether each event of `first` precedes the corresponding one of `then` in every interleaving."""
         return self.clock[then, self.thread[first]] > self.rank[first]
 
     def highest(self, counter: Counter, waits: list[int]) -> int:
@@ -75,7 +75,7 @@ class Clocks:
         increments = [self._rounds(self.graph.sources[index]) for index in self.graph.sources_of[counter]]
         clocks = np.concatenate(increments) if increments else np.zeros((0, self.clock.shape[1]), np.int32)
         clocks = clocks[clocks.max(axis=1, initial=0) < _NEVER]
-        # While wait k has not happened, k - 1 have been taken, and all increments that do not need it may have come.
+        # Before wait k, k - 1 have been taken, and all increments that do not depend on it may have happened.
         held = [int((clocks[:, self.thread[w]] <= self.rank[w]).sum()) - k for k, w in enumerate(waits)]
         return max([*held, len(clocks) - len(waits)])
 

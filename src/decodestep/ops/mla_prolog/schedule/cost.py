@@ -1,4 +1,4 @@
-"""What each instruction costs, with named parameters."""
+"""The cost model: the time of each instruction, from named parameters."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from decodestep.ops.mla_prolog.schedule.sizes import Sizes
 
 HBM, L2 = "hbm", "l2"
 
-# Vector operations on each value, counted from the formulas: casts, products, sums, roundings.
+# Vector operations per value, counted from the formulas: casts, products, sums, roundings.
 _PASSES = {
     "RmsNormCq": 11.0,
     "NormRopeCkvKr": 9.0,
@@ -21,28 +21,28 @@ _PASSES = {
     "DequantRopeQr": 6.0,
     "QuantQnMulQr": 7.0,
 }
-# What many cores read, or one writes for another, is found in the L2 cache; weights, caches and results go to the HBM.
+# Data that many cores read, or that cores exchange, is in the L2 cache; weights, caches and results are in HBM.
 _L2 = ("token_x", "cq", "cq_normed", "cq_scale", "ckvkr", "qcqr", "qc", "qn", "rope_sin", "rope_cos")
 
 
 @dataclass(frozen=True)
 class CostModel:
-    """The costs of one device; seconds, bytes and operations a second.
+    """The costs of one device, in seconds, bytes per second and cycles per second.
 
-    cube_hz: cycles of a cube core. bfloat16_cycles, int8_cycles: cycles for a product of two fractals, `fractal_rows` x c0 by
-        c0 x `fractal_columns`, where c0 values have `fractal_bytes`. A part of a fractal costs as much as a whole one.
-    vector_hz, vector_lanes: cycles of a vector core, float32 values an operation works on. vector_passes: by kernel, operations
-        on each value.
-    hbm_bytes, l2_bytes: what all cores together move a second from and to the memory and the L2 cache, shared equally by the
-        moves that go on. core_bytes: the most that one move takes of it. l2_buffers: the matrices found in the L2 cache.
-    flag_seconds: from a set to the waits that it ends. move_seconds: what a move takes beside its bytes.
-    buffers: moves to a core run at most so many computations ahead.
+    cube_hz: clock rate of a cube core. bfloat16_cycles, int8_cycles: cycles for a product of two fractals, `fractal_rows` x c0
+        by c0 x `fractal_columns`, where c0 values occupy `fractal_bytes`. A partial fractal costs as much as a whole one.
+    vector_hz, vector_lanes: clock rate of a vector core; float32 values per operation. vector_passes: by kernel, operations per
+        value.
+    hbm_bytes, l2_bytes: bandwidth of HBM and of the L2 cache for all cores together, shared equally by concurrent moves.
+        core_bytes: the highest bandwidth of one move. l2_buffers: the matrices that are in the L2 cache.
+    flag_seconds: the latency from a set to the waits that it ends. move_seconds: the fixed cost of a move.
+    buffers: how many computations ahead moves to a core may run.
 
     The defaults are one die of an Ascend 910C: 24 cube and 48 vector cores, 376 TFLOPS in bfloat16, 1.6 TB/s (P. Zuo et al.,
     "Serving Large Language Models on Huawei CloudMatrix384", arXiv:2506.12708, 2025), hence the cycles; products of
     16 x 16 x 16 (int8: 16 x 16 x 32) and 2048 bits a cycle, 4 TB/s of L2 (Ascend 910, Hot Chips 31, 2019). Not published and
     assumed: 128 bytes a cycle for one core, half a microsecond for a flag, nothing for starting a move, the kernels' passes.
-    Raises ValueError for a rate that is not > 0 and a time that is not >= 0.
+    Raises ValueError for a rate that is not > 0 or a time that is not >= 0.
     """
 
     cube_hz: float = 1.9124e9
@@ -83,7 +83,7 @@ class CostModel:
             )
 
     def level(self, instruction: Load | Store) -> str:
-        """Where a move goes to or comes from."""
+        """The memory level that a move reads from or writes to."""
         tile = instruction.source if isinstance(instruction, Load) else instruction.target
         return L2 if tile.buffer.partition(".")[0] in self.l2_buffers else HBM
 

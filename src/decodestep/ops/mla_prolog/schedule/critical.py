@@ -1,4 +1,4 @@
-"""Where the time goes: how busy each core is, and the chain of instructions that the makespan consists of."""
+"""Where the time goes: the utilisation of each core, and the critical path."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from decodestep.ops.mla_prolog.schedule.timeline import Timeline
 
 
 class Utilisation(NamedTuple):
-    """Shares of the makespan, 1 together: what is done beside something to its left counts there."""
+    """Fractions of the makespan, which sum to 1. Time that belongs to several of them counts for the first."""
 
     computing: float
     moving: float
@@ -22,7 +22,7 @@ class Utilisation(NamedTuple):
 
 @dataclass(frozen=True)
 class Segment:
-    """A part of the critical path: instructions of one core for one kernel, or the wait that leads to the next core."""
+    """A part of the critical path: instructions of one core for one job, or the wait that connects it to the next core."""
 
     events: tuple[int, ...]
     core: Core
@@ -31,7 +31,7 @@ class Segment:
 
 
 def utilisation(timeline: Timeline) -> dict[Core, Utilisation]:
-    """How each core spends the makespan: computing, moving data, waiting for flags, or nothing of these."""
+    """How each core spends the makespan: computing, moving data, waiting for flags, or idle."""
     spans: dict[Core, tuple[list[tuple[float, float]], ...]] = defaultdict(lambda: ([], [], []))
     for event, e in enumerate(timeline.graph.events):
         kind = {Compute: 0, Load: 1, Store: 1, WaitFlag: 2}.get(type(e.instruction))
@@ -56,7 +56,7 @@ def _covered(spans: Iterable[tuple[float, float]]) -> float:
 
 
 def critical_events(timeline: Timeline) -> list[int]:
-    """The chain of events, each of which let the next one start, that ends with the last of all."""
+    """The chain of events that ends with the last one, each of which allowed the next to start."""
     if not timeline.end:
         return []
     chain = [max(range(len(timeline.end)), key=timeline.end.__getitem__)]
@@ -66,7 +66,7 @@ def critical_events(timeline: Timeline) -> list[int]:
 
 
 def critical_path(timeline: Timeline) -> list[Segment]:
-    """The critical path in words. The segments' seconds are the makespan together."""
+    """The critical path in words. The segments' seconds sum to the makespan."""
     groups: list[list[int]] = []
     for event in critical_events(timeline):
         if groups and _belongs(timeline, groups[-1][-1], event):
@@ -84,7 +84,7 @@ def critical_path(timeline: Timeline) -> list[Segment]:
 
 
 def _belongs(timeline: Timeline, before: int, event: int) -> bool:
-    """Whether an event continues a segment: a wait stands alone, a set is at the end of what it reports."""
+    """Whether an event continues a segment: a wait is its own segment, a set ends the work that it reports."""
     a, b = timeline.graph.events[before], timeline.graph.events[event]
     if a.core != b.core or isinstance(a.instruction, WaitFlag) or isinstance(b.instruction, WaitFlag):
         return False
@@ -109,7 +109,7 @@ def _words(timeline: Timeline, group: list[int], seconds: float) -> str:
 
 
 def waited(timeline: Timeline, wait: int) -> str | None:
-    """A wait in words, with the time for which the core had nothing else to do; None if the flag was already there."""
+    """A wait in words, with the time for which the core had nothing else to do; None if the flag was already set."""
     graph, e = timeline.graph, timeline.graph.events[wait]
     setter = timeline.cause[wait]
     if setter < 0 or not isinstance(graph.events[setter].instruction, SetFlag):
@@ -121,7 +121,7 @@ def waited(timeline: Timeline, wait: int) -> str | None:
 
 
 def _earlier(timeline: Timeline, wait: int) -> Iterable[int]:
-    """The events of a core before one of its waits in the program; a core's events have consecutive numbers."""
+    """The events before a wait in its core's program; a core's events have consecutive numbers."""
     graph = timeline.graph
     first = wait - graph.events[wait].position
     return (e for e in range(first, wait) if not isinstance(graph.events[e].instruction, (SetFlag, WaitFlag)))

@@ -16,18 +16,18 @@ from decodestep.ops.mla_prolog.schedule.instructions import (
 )
 
 _OUT = "FIX"
-_RESIDENT_ROWS = 64  # A of MatmulQcQr stays on the core up to this many rows times bytes of a value
-_PRELOADED = 2  # tiles of weights that a core has room for ahead of its products
+_RESIDENT_ROWS = 64  # A of MatmulQcQr stays on the core up to this many rows times bytes per value
+_PRELOADED = 2  # tiles of weights that a core can load ahead of its products
 
 
 class CubeProgram:
     def __init__(self, frame: Frame, index: int) -> None:
         self.frame, self.sizes, self.index = frame, frame.sizes, index
         self.made: list[Instruction] = []
-        self.held: set[str] = set()  # weights that have been moved ahead of their product
+        self.held: set[str] = set()  # weights that have been loaded ahead of their product
 
     def down(self, step: Step) -> None:
-        """The products of the tokens."""
+        """MatmulCq and MatmulCkvKr."""
         order = ("MatmulCq", "MatmulCkvKr")
         for kernel in reversed(order) if self.frame.design.ckvkr_first else order:
             if kernel == "MatmulCkvKr" and self.frame.joins and step.index:
@@ -36,7 +36,7 @@ class CubeProgram:
             self.made.append(SetFlag("MM_CQ" if kernel == "MatmulCq" else "MM_CKVKR", _OUT, step.index))
 
     def up(self, step: Step) -> None:
-        """MatmulQcQr, of the normed queries."""
+        """MatmulQcQr, of the normalised queries."""
         if self.frame.design.preload:
             self._up(step, preload=True)
         self.made.append(WaitFlag("RMSNORM_CQ", step.index))

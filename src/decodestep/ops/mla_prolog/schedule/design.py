@@ -1,4 +1,4 @@
-"""The choices of a schedule that are not the plan's, or that replace the plan's."""
+"""The choices in a schedule that the plan does not make, or that override the plan's."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ JOINS = ("flag", "copies", "none")
 
 @dataclass(frozen=True)
 class Design:
-    """How the programs differ from the published design, which all defaults together are, but for `join`.
+    """How the programs differ from the published design. The defaults are that design, except for `join`.
 
     step: tokens of a step, >= 1. cq_columns, ckvkr_columns, qcqr_columns: columns that a core computes of these products.
-    core_heads: heads that a core computes of MatmulQn. None: as the plan has it.
-    join: what keeps MatmulCkvKr of a step from overwriting rows that vector cores still read of the step before. "flag": they
-        set CKVKR_DONE. "copies": two copies of that work space, used in turn. "none": nothing, as published; a race.
+    core_heads: heads that a core computes of MatmulQn. None: as in the plan.
+    join: what keeps MatmulCkvKr of a step from overwriting rows of the previous step that vector cores still read. "flag": they
+        set CKVKR_DONE. "copies": two copies of that workspace, used alternately. "none": nothing, as published; a race.
     ckvkr_first: MatmulCkvKr and its norms come before MatmulCq and its norm.
     ckvkr_from_last: the blocks of MatmulCkvKr go to the last cube cores instead of the first.
-    preload: cube cores move the first weights of MatmulQcQr before they wait for the norms.
+    preload: cube cores load the first weights of MatmulQcQr before they wait for the norms.
     overlap: the first two products of the next step come before MatmulQn of a step.
     """
 

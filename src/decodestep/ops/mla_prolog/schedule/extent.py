@@ -1,4 +1,4 @@
-"""How long the programs of a schedule become, told before they are written."""
+"""The length of a schedule's programs, computed before they are built."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from decodestep.ops.mla_prolog.schedule.frame import INNER_BYTES, REAL, TILE_COL
 from decodestep.ops.mla_prolog.schedule.instructions import CUBE, ISSUE, PIPES, VECTOR
 
 _OP = "mla_prolog_schedule"
-_MOST_CLOCKS = 2**26  # a number for each instruction and pipe, of `Clocks`: the check of so many takes about half a minute
-# At most how many instructions a step has for each of these.
+_MOST_CLOCKS = 2**26  # entries of `Clocks`, one for each instruction and pipe: checking this many takes about half a minute
+# The largest number of instructions of a step, for each of these.
 _PART, _TILE, _HEAD, _GROUP_HEAD, _CUBE, _VECTOR = 3, 2, 6, 13, 9, 43
 
 
@@ -22,7 +22,7 @@ def check_extent(frame: Frame) -> None:
 
 
 def instructions(frame: Frame) -> int:
-    """At most how many instructions the programs of all cores have together."""
+    """An upper bound on the number of instructions of all programs together."""
     s = frame.sizes
     step = s.cubes * _CUBE + s.vectors * _VECTOR + s.heads * (_HEAD + s.group * _GROUP_HEAD)
     for kernel, inputs, width, total, quantised in (
@@ -36,7 +36,7 @@ def instructions(frame: Frame) -> int:
 
 
 def _tiles(width: int, total: int) -> int:
-    """The tiles of a product whose columns are dealt to cores, `width` to each."""
+    """The number of tiles of a product whose columns are split over cores, `width` to each."""
     if total == 0:
         return 0
     cores, rest = divmod(total, width)

@@ -1,4 +1,4 @@
-"""What the programs of all cores share: steps, who computes what, and the matrices in global memory."""
+"""What the programs of all cores share: steps, the division of work, and the matrices in global memory."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ INNER_BYTES = {"MatmulCq": 1024, "MatmulCkvKr": 1024, "MatmulQcQr": 512}
 _CUBE_TO_VECTOR = _VECTOR_TO_CUBE = 6
 _ALL = 7
 
-# The flags of the design. One id serves both directions of mode 2, since cube and vector cores have counters of their own.
+# The flags of the design. One id serves both directions of mode 2, because cube and vector cores have separate counters.
 FLAGS = {
     "MM_CQ": Flag(_CUBE_TO_VECTOR, 2),
     "VEC_ALL_CQ": Flag(_ALL, 0),
@@ -63,7 +63,7 @@ class Frame:
     sizes: Sizes
     design: Design
     step_tokens: int
-    blocks: int  # vector cores that tokens are dealt to
+    blocks: int  # vector cores over which tokens are split
     cq_columns: int
     ckvkr_columns: int
     qcqr_columns: int
@@ -75,7 +75,7 @@ class Frame:
         return tuple(Step(i, first, min(s, total - first)) for i, first in enumerate(range(0, total, s)))
 
     def own_tokens(self, vector: int, step: Step) -> Span:
-        """The rows of a step that a vector core has to itself: contiguous, the first cores one more."""
+        """The rows of a step that only this vector core works on: contiguous; the first cores may have one more."""
         if vector >= self.blocks:
             return (0, 0)
         each, more = divmod(step.count, self.blocks)
@@ -83,7 +83,7 @@ class Frame:
         return (first, first + each + (vector < more))
 
     def group_tokens(self, vector: int, step: Step) -> Span:
-        """The rows of a step that a vector core has for the heads of its group."""
+        """The rows of a step that a vector core works on for the heads of its group."""
         part = vector % self.sizes.group
         return (step.count * part // self.sizes.group, step.count * (part + 1) // self.sizes.group)
 
@@ -108,17 +108,17 @@ class Frame:
 
     @property
     def joins(self) -> bool:
-        """Whether vector cores tell the cube cores that they are done with MatmulCkvKr's result."""
+        """Whether vector cores signal to the cube cores that they have read MatmulCkvKr's result."""
         return self.design.join == "flag" and self.sizes.cached
 
     def copy(self, buffer: str, step: Step) -> str:
-        """The name of a work space in this step."""
+        """The name of a workspace in this step."""
         return f"{buffer}.{step.index % 2}" if buffer in self.twofold else buffer
 
     @cached_property
     def twofold(self) -> tuple[str, ...]:
-        """Work spaces with a copy for every other step. With overlapping steps a core may still multiply the queries of one
-        step while another computes those of the next; dequantised queries are never written that early."""
+        """Workspaces with two copies, for alternate steps. With overlapping steps a core may still multiply the queries of one
+        step while another core computes those of the next; dequantised queries are never written that early."""
         queries = ("qcqr",) if self.design.overlap and not self.sizes.scenario.partial else ()
         return queries + (("ckvkr",) if self.design.join == "copies" else ())
 

@@ -1,8 +1,8 @@
-"""A schedule as events: what each waits for inside its core, and which sets raise which counters.
+"""A schedule as events: what each waits for within its core, and which sets raise which counters.
 
-Counters belong to cores, and a core is the only one to take from its own. So no event ever makes another impossible: what can
-happen stays possible until it happens, and all interleavings execute the same events. That is why one run finds every
-deadlock, and why `clocks` can tell what holds in all interleavings.
+Counters belong to cores, and only its own core lowers a counter. Therefore no event makes another impossible: an event that is
+enabled stays enabled until it happens, and all interleavings execute the same events. That is why one run finds every
+deadlock, and why `clocks` holds for all interleavings.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Counter(NamedTuple):
 
 @dataclass
 class Source:
-    """A source of increments: when each of `setters` has set it k times, every one of `counters` rises for the k-th time."""
+    """A source of increments: when each of `setters` has set it k times, each of `counters` rises for the k-th time."""
 
     setters: dict[Core, list[int]]  # the events that set it, in program order
     counters: list[Counter]
@@ -63,10 +63,10 @@ class Graph:
     events: list[Event] = field(default_factory=list)
     threads: list[tuple[Core, str]] = field(default_factory=list)  # a pipe of a core
     before: list[tuple[int, ...]] = field(default_factory=list)  # the events of its core that an event comes after
-    producers: list[tuple[int, ...]] = field(default_factory=list)  # those that make its local values, in their order
+    producers: list[tuple[int, ...]] = field(default_factory=list)  # those that make its local values, in order
     sources: list[Source] = field(default_factory=list)
     source_of: dict[int, int] = field(default_factory=dict)  # of the events that set a flag
-    takes: dict[int, tuple[Counter, int]] = field(default_factory=dict)  # of a wait: its counter, and the how-manieth it takes
+    takes: dict[int, tuple[Counter, int]] = field(default_factory=dict)  # of a wait: its counter, and n for its n-th increment
     sources_of: dict[Counter, list[int]] = field(default_factory=lambda: defaultdict(list))
 
     def words(self, event: int) -> str:
@@ -82,7 +82,7 @@ class Graph:
 
 
 def graph_of(schedule: Schedule) -> Graph:
-    """Checks a schedule's instructions, before anything runs, and connects them."""
+    """Checks a schedule's instructions and builds its graph."""
     graph = Graph(schedule)
     sources: dict[Hashable, int] = {}
     for name, flag in schedule.flags.items():
@@ -195,10 +195,10 @@ def _bind_set(graph: Graph, core: Core, event: int, instruction: SetFlag, source
 
 
 class Run:
-    """One execution of a graph, event by event: which events have all that they wait for."""
+    """One execution of a graph, event by event: tracks which events are enabled."""
 
     def __init__(self, graph: Graph, also: Mapping[int, int] | None = None) -> None:
-        """also: for some events an earlier one of their core that they come after, too."""
+        """also: for some events, an additional predecessor in their core."""
         self.graph = graph
         self.missing = [len(before) for before in graph.before]
         self.after: list[list[int]] = [[] for _ in graph.events]
@@ -211,18 +211,18 @@ class Run:
         self.raised: dict[Counter, int] = defaultdict(int)
         self.sets = [dict.fromkeys(source.setters, 0) for source in graph.sources]
         self.rounds = [0] * len(graph.sources)
-        self.waiting: dict[Counter, int] = {}  # a wait that is issued and whose counter has not risen enough
+        self.waiting: dict[Counter, int] = {}  # an issued wait whose counter is still too low
 
     def start(self) -> list[int]:
-        """The events that can be executed at once."""
+        """The events that are enabled at the start."""
         return [event for event, missing in enumerate(self.missing) if missing == 0 and self._admitted(event)]
 
     def execute(self, event: int) -> list[int]:
-        """Executes an event. Returns the events that it makes possible."""
+        """Executes an event. Returns the events that it enables."""
         return self.finish(event) + self.signal(event)
 
     def finish(self, event: int) -> list[int]:
-        """What an event does to its own core."""
+        """The effects of an event on its own core."""
         ready = []
         for later in self.after[event]:
             self.missing[later] -= 1
@@ -231,7 +231,7 @@ class Run:
         return ready
 
     def signal(self, event: int) -> list[int]:
-        """What a set does to counters; nothing for other events."""
+        """The effects of a set on counters; none for other events."""
         index = self.graph.source_of.get(event)
         if index is None:
             return []
@@ -248,7 +248,7 @@ class Run:
         return ready
 
     def _admitted(self, event: int) -> bool:
-        """Whether an event whose predecessors are done can be executed; a wait that cannot is kept in mind."""
+        """Whether an event whose predecessors are done is enabled; a wait that is not is recorded."""
         taking = self.graph.takes.get(event)
         if taking is None or taking[1] <= self.raised[taking[0]]:
             return True
@@ -257,9 +257,9 @@ class Run:
 
 
 def execution(graph: Graph, choose: Callable[[list[int]], int] | None = None) -> list[int]:
-    """The events in an order in which they can be executed; those that never can be are left out.
+    """The events in an order in which they can be executed, without those that never can be.
 
-    choose: picks the position of the next event among those that are possible; None: the oldest.
+    choose: returns the position of the next event among those that are enabled; None: the oldest.
     """
     run = Run(graph)
     possible, order, at = run.start(), [], 0
@@ -274,7 +274,7 @@ def execution(graph: Graph, choose: Callable[[list[int]], int] | None = None) ->
 
 
 def interleaving(graph: Graph, late: int) -> list[int]:
-    """An execution in which `late` and all that must follow it come as late as they can."""
+    """An execution in which `late` and everything that must follow it come as late as possible."""
     run = Run(graph)
     possible, order = run.start(), []
     while possible:

@@ -1,8 +1,8 @@
-"""What the cores of a device execute, as data: tiles of memory, typed instructions, flags, and a schedule of programs.
+"""Programs as data: tiles of memory, typed instructions, flags, and a schedule of the programs of all cores.
 
-A core issues its program in order and hands each instruction to one of its pipes. A pipe executes in order; the pipes of a core
-run side by side. Two things order them: an instruction starts after those whose local values it uses, and nothing after a
-WaitFlag is issued before the wait is over. Whatever else must be ordered needs a flag.
+A core issues its program in order, each instruction to one of its pipes. A pipe executes in order; the pipes of a core run
+concurrently. Two rules order them: an instruction starts after those whose local values it uses, and nothing after a WaitFlag
+is issued before the wait has ended. Any other order requires a flag.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from decodestep.ops.mla_prolog.schedule.sizes import Sizes
 
 OP = "schedule"
 CUBE, VECTOR = "cube", "vector"
-# By kind of core: the pipes that move in, compute and move out.
+# By kind of core: the pipes that load, compute and store.
 PIPES = {CUBE: ("MTE2", "M", "FIX"), VECTOR: ("MTE2", "V", "MTE3")}
 ISSUE = "S"  # the scalar unit, which issues instructions and executes waits
 
-Span: TypeAlias = "tuple[int, int]"  # from, to: the end is not part of it
+Span: TypeAlias = "tuple[int, int]"  # [first, end)
 
 
 class Core(NamedTuple):
@@ -36,7 +36,7 @@ class Core(NamedTuple):
 
 
 class Tile(NamedTuple):
-    """A rectangle of a named matrix in global memory; or `repeats` of them, each `stride` columns after the one before."""
+    """A rectangle of a named matrix in global memory, or `repeats` rectangles at a distance of `stride` columns."""
 
     buffer: str
     rows: Span
@@ -56,7 +56,7 @@ class Tile(NamedTuple):
 
 
 class Job(NamedTuple):
-    """What an instruction is part of: a kernel over tokens of the call and columns of its result."""
+    """The work that an instruction is part of: a kernel over tokens of the call and columns of its result."""
 
     kernel: str
     step: int
@@ -71,7 +71,7 @@ class Job(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """Moves a tile of global memory to the core, as the local value `local`."""
+    """Loads a tile of global memory into the core as the local value `local`."""
 
     job: Job
     source: Tile
@@ -81,7 +81,7 @@ class Load:
 
 @dataclass(frozen=True, slots=True)
 class Compute:
-    """Computes local values from local values: the part `inner` of the sums of a product, or a kernel of a vector core."""
+    """Computes local values from local values: the terms `inner` of a product's sums, or a kernel of a vector core."""
 
     job: Job
     inputs: tuple[str, ...]
@@ -93,7 +93,7 @@ class Compute:
 
 @dataclass(frozen=True, slots=True)
 class Store:
-    """Moves a local value to a tile of global memory."""
+    """Stores a local value to a tile of global memory."""
 
     job: Job
     local: str
@@ -103,7 +103,7 @@ class Store:
 
 @dataclass(frozen=True, slots=True)
 class SetFlag:
-    """Sets a flag when everything that was issued to `pipe` before has been executed."""
+    """Sets a flag once everything issued to `pipe` before it has been executed."""
 
     flag: str
     pipe: str
@@ -112,7 +112,7 @@ class SetFlag:
 
 @dataclass(frozen=True, slots=True)
 class WaitFlag:
-    """Waits until the core's counter of the flag is above 0 and takes 1 from it. Nothing after it is issued before."""
+    """Waits until the core's counter of the flag is above 0 and decrements it. Nothing after it is issued before that."""
 
     flag: str
     step: int = 0
@@ -123,11 +123,11 @@ Instruction: TypeAlias = "Load | Compute | Store | SetFlag | WaitFlag"
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """A synchronisation by name. Flags with one id share a counter on each core: names mean nothing to the hardware.
+    """A named synchronisation. Flags with the same id share a counter on each core: the hardware knows only ids.
 
     mode 0: when all cores of the setters' kind have set it once more, the counter of each of them rises by 1. mode 1: the same
-    among the vector cores of a group. mode 2: a cube core raises the counters of the vector cores of its group; when each of
-    these has set it once more, that of their cube core rises.
+    within the vector cores of a group. mode 2: a set by a cube core raises the counters of the vector cores of its group; when
+    each of these has set it once more, the counter of their cube core rises.
     """
 
     id: int
@@ -136,7 +136,7 @@ class Flag:
 
 @dataclass(frozen=True)
 class Schedule:
-    """The programs of all cores. Everything may be edited; `check` says whether what comes out is still right."""
+    """The programs of all cores. The methods return edited copies; `check` says whether one is still correct."""
 
     plan: MlaPrologPlan
     design: Design
@@ -149,7 +149,7 @@ class Schedule:
         return sorted(self.programs)
 
     def without(self, flag: str, step: int | None = None) -> Schedule:
-        """Without a flag: none of its sets and waits, or none of those of one step."""
+        """A copy without the sets and waits of a flag, in all steps or in one."""
         require(flag in self.flags, OP, "flag", f"one of {', '.join(self.flags)}", repr(flag))
 
         def kept(i: Instruction) -> bool:
@@ -158,7 +158,7 @@ class Schedule:
         return self.with_programs({core: tuple(filter(kept, program)) for core, program in self.programs.items()})
 
     def drop(self, core: Core, position: int) -> Schedule:
-        """Without one instruction."""
+        """A copy without one instruction."""
         return self.edit(core, position, ())
 
     def insert(self, core: Core, position: int, *instructions: Instruction) -> Schedule:
@@ -167,12 +167,12 @@ class Schedule:
         return self.with_programs({core: (*program[:position], *instructions, *program[position:])})
 
     def swap(self, core: Core, first: int, second: int) -> Schedule:
-        """With two instructions of a core in each other's place."""
+        """A copy with two instructions of a core exchanged."""
         a, b = self._at(core, first), self._at(core, second)
         return self.edit(core, first, (b,)).edit(core, second, (a,))
 
     def edit(self, core: Core, position: int, instructions: Iterable[Instruction]) -> Schedule:
-        """With others instead of one instruction."""
+        """A copy with one instruction replaced by others."""
         self._at(core, position)
         program = self.programs[core]
         return self.with_programs({core: (*program[:position], *instructions, *program[position + 1 :])})

@@ -1,4 +1,4 @@
-"""What the instructions of a schedule compute, on tiles: the stages of the reference."""
+"""The computations of a schedule's instructions on tiles: the stages of the reference."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from decodestep.ops.mla_prolog.schedule.instructions import Compute, Job
 from decodestep.ops.mla_prolog.schedule.sizes import Sizes
 
 PRODUCTS = ("MatmulCq", "MatmulCkvKr", "MatmulQcQr", "MatmulQn")
-# A product is computed in blocks that NumPy's library does not share out to threads: with many small products these wait for
-# each other longer than they multiply.
+# Products are computed in blocks too small for NumPy's BLAS to use threads: for many small products the threads would spend
+# more time waiting for each other than multiplying.
 _ROWS, _INNER, _COLUMNS = 128, 128, 16
 
 Values: TypeAlias = "Sequence[np.ndarray]"
 
 
 class Products(NamedTuple):
-    """The accumulator of a product: parts of A and of B whose products are its terms."""
+    """An accumulator before summation: parts of A and of B whose products are its terms."""
 
     a: tuple[np.ndarray, ...]
     b: tuple[np.ndarray, ...]
@@ -54,7 +54,7 @@ class Kernels:
         return self.by_name[instruction.job.kernel](instruction.job, [self.value(v) for v in inputs])
 
     def check(self, instruction: Compute) -> None:
-        """Refuses a kernel that there is not, or with another number of values."""
+        """Refuses an unknown kernel or a wrong number of values."""
         kernel, given = instruction.job.kernel, (len(instruction.inputs), len(instruction.outputs))
         require_choice("simulate", "kernel", kernel, (*PRODUCTS, *self.by_name))
         quantised, norms = self.sizes.scenario.partial, 1 + self.sizes.scenario.partial
@@ -69,7 +69,7 @@ class Kernels:
         require(given in wanted, "simulate", f"inputs and outputs of {kernel}", " or ".join(map(str, wanted)), str(given))
 
     def value(self, local: Local) -> np.ndarray:
-        """What a local value is when it leaves the core. Terms are added up only now: one product costs less than its parts."""
+        """The array of a local value. Terms are summed only here, because one product costs less than its parts."""
         if not isinstance(local, Products):
             return local
         a, b = np.concatenate(local.a, axis=1), np.concatenate(local.b)

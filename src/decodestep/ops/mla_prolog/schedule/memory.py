@@ -1,4 +1,4 @@
-"""Global memory as named matrices: what a call is given, the work space between the kernels, and the results."""
+"""Global memory as named matrices: the arguments of a call, the workspace between the kernels, and the results."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _CACHES = ("kv_cache", "kr_cache")
 
 
 class Memory:
-    """What nobody has written holds a pattern that no kernel leaves as it is: NaN, or an integer that no sum comes to."""
+    """The matrices of one call. Unwritten memory holds values that no kernel produces: NaN, or an integer no sum can reach."""
 
     def __init__(self, frame: Frame, p: Problem) -> None:
         s = frame.sizes
@@ -41,7 +41,7 @@ class Memory:
         self.written = {name: self._unwritten(rows, columns, kind) for name, (rows, columns, kind) in written.items()}
 
     def check(self, tile: Tile, *, write: bool) -> None:
-        """Refuses a tile that is not there, or not there to be written."""
+        """Refuses a tile outside the matrices, or a write to a read-only one."""
         s, places = self.p, {name: array.shape for name, array in self.written.items()}
         if write:
             places |= {name: (len(s.slots), 2**31) for name in _CACHES}  # rows are tokens
@@ -56,7 +56,7 @@ class Memory:
         require(inside, _OP, "tile", f"within {tile.buffer}, {rows} x {columns}", str(tile))
 
     def load(self, tile: Tile) -> np.ndarray:
-        """A copy of a tile, or a view of what cannot be written."""
+        """A copy of a tile, or a view if it is read-only."""
         rows = (self.given if tile.buffer in self.given else self.written)[tile.buffer][slice(*tile.rows)]
         if tile.repeats > 1:
             return np.concatenate([rows[:, left:right] for left, right in tile.parts], axis=1)
@@ -64,10 +64,10 @@ class Memory:
         return part if tile.buffer in self.given else part.copy()
 
     def store(self, tile: Tile, value: np.ndarray) -> None:
-        """Writes a tile; of a cache, the rows of its tokens."""
+        """Writes a tile; in a cache, the rows of its tokens."""
         if tile.buffer in _CACHES:
             cache = self.kv_cache if tile.buffer == "kv_cache" else self.kr_cache
-            if value.size:  # tiles hold the rope key in the row of the latent
+            if value.size:  # a tile holds the rope key in the same row as the latent
                 write_rows(cache, value, self.p.slots[slice(*tile.rows)], self.p.nz)
             return
         self.written[tile.buffer][slice(*tile.rows), slice(*tile.columns)] = value
@@ -79,7 +79,7 @@ class Memory:
 
 
 def fits(sizes: Sizes, p: Problem) -> None:
-    """Checks that a call is one that a schedule was built for."""
+    """Checks that a schedule was built for a call."""
     wanted, s = sizes.scenario, p.scenario
     same = (wanted.full, wanted.partial, wanted.query_int8) == (s.full, s.partial, s.query_int8)
     require(same, _OP, "scenario", f"{wanted.name}, the schedule's, or differ in its caches only", s.name)
@@ -108,6 +108,6 @@ def _dense(w: Weight | None, inputs: int, columns: int) -> np.ndarray:
 
 
 def _heads(p: Problem, s: Sizes) -> np.ndarray:
-    """(N * D, Hckv): the heads' matrices below each other."""
+    """(N * D, Hckv): the heads' matrices, stacked vertically."""
     w = p.w_uk if isinstance(p.w_uk, np.ndarray) else p.w_uk.dense()
     return w.reshape(s.heads * s.nope, s.hckv)

@@ -1,11 +1,11 @@
-"""Which flags would put two accesses in order: for the words of a race."""
+"""Which flags would order two accesses: for the description of a race."""
 
 from __future__ import annotations
 
 from decodestep.ops.mla_prolog.schedule.graph import Event
 from decodestep.ops.mla_prolog.schedule.instructions import CUBE, Core, Schedule
 
-# Kernels in the order of the operator, with the flags that stand between one that makes something and one that uses it.
+# Kernels in the order of the operator, with the flags between producer and consumer.
 _KERNELS = (
     "MatmulCq",
     "RmsNormCq",
@@ -36,12 +36,12 @@ _BETWEEN = {
 
 
 def place(kernel: str) -> int:
-    """Where a kernel stands in a step."""
+    """The place of a kernel in a step."""
     return _KERNELS.index(kernel) if kernel in _KERNELS else len(_KERNELS)
 
 
 def what_orders(schedule: Schedule, first: Event, then: Event) -> str:
-    """The design's flags between two accesses, else what flags would do."""
+    """The design's flags between two accesses; if it has none, flags that would order them."""
     kernels = (first.instruction.job.kernel, then.instruction.job.kernel)  # type: ignore[union-attr]
     near = _group(schedule, first.core) == _group(schedule, then.core)
     known = _BETWEEN.get(kernels)

@@ -1,4 +1,4 @@
-"""A timeline as one HTML file that needs nothing else: chart with zoom, details by mouse and keyboard, the path in words."""
+"""A timeline as one self-contained HTML file: zoomable chart, details by mouse and keyboard, the critical path in words."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ addEventListener('resize',()=>size(zoom));size(1);
 
 
 def page(timeline: Timeline) -> str:
-    """The whole page. It loads nothing, so it works from a file and without a network."""
+    """The whole page. It loads no resources, so it works from a file and offline."""
     height = height_of(timeline.graph.schedule.cores)
     keys = "".join(f'<span class="key"><i style="background:{KERNELS[k]}"></i>{k}</span>' for k in used_kernels(timeline))
     keys += '<span class="key"><i class="wait"></i>waits</span><span class="key"><i class="lit"></i>critical path</span>'

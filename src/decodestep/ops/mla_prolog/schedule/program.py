@@ -18,22 +18,22 @@ def mla_prolog_schedule(plan: MlaPrologPlan, design: Design | None = None, *, gr
     """Builds the program of every core for a plan.
 
         for step of tokens:
-            cube core:    MatmulCq, set MM_CQ; wait CKVKR_DONE of the step before; MatmulCkvKr, set MM_CKVKR;
+            cube core:    MatmulCq, set MM_CQ; wait CKVKR_DONE of the previous step; MatmulCkvKr, set MM_CKVKR;
                           wait RMSNORM_CQ; MatmulQcQr, set QCQR; all cube cores (int8: wait DEQUANT_QC); MatmulQn
             vector core:  sin, cos; wait MM_CQ; all vector cores; norm; all vector cores; set RMSNORM_CQ;
                           wait MM_CKVKR; all vector cores; norm, rotate, scatter; all vector cores; set CKVKR_DONE;
                           wait QCQR; all vector cores; (int8: dequantise; all vector cores; set DEQUANT_QC;) rotate
 
-    With int8 queries of eight heads or more a vector core dequantises and rotates the heads of its group, half of the tokens
-    each: wait QCQR_SPLIT_N for every tile, set DEQUANT_QC_SPLIT_N for every head, for which MatmulQn then waits. FULL_KV sets
+    With int8 queries of eight or more heads, the vector cores of a group share its tokens and dequantise and rotate its heads:
+    they wait for QCQR_SPLIT_N for every tile and set DEQUANT_QC_SPLIT_N for every head; MatmulQn waits for it. FULL_KV sets
     QN_SPLIT_N after every head of MatmulQn; the vector cores wait for it, quantise the head and scale its rope part.
 
-    plan: of `mla_prolog_plan`. design: what differs from the published design. group: vector cores of each cube core, >= 1.
+    plan: from `mla_prolog_plan`. design: differences from the published design. group: vector cores per cube core, >= 1.
     Returns a `Schedule`; without tokens its programs are empty.
-    Raises ValueError for a plan whose parts do not fit each other or its cores, for a design that the plan cannot have, and for
-    programs too long to be checked: 2^26 clocks, one for each instruction and pipe, four pipes to a core.
+    Raises ValueError for a plan that is inconsistent or does not fit its cores, for a design that does not fit the plan, and
+    for programs too long to be checked: more than 2^26 clocks, one for each instruction and pipe, with four pipes per core.
     Notes: CKVKR_DONE and the join before it are not in the published design, in which MatmulCkvKr of a step may overwrite rows
-    that a slow vector core has yet to read: `Design(join="none")`. Its later kernels have such a flag too.
+    that a slow vector core has yet to read: `Design(join="none")`. Its later kernels do have such a flag.
     """
     design = design or Design()
     sizes = sizes_of(plan, group)
@@ -51,7 +51,7 @@ def mla_prolog_schedule(plan: MlaPrologPlan, design: Design | None = None, *, gr
 
 
 def _phases(frame: Frame) -> Iterator[tuple[str, Step]]:
-    """The phases of all steps as every core has them; overlapping, a step's first comes before the last of the one before."""
+    """The phases of all steps in program order; with overlap, a step's first phase precedes the previous step's last one."""
     steps = frame.steps
     if not frame.design.overlap:
         yield from ((phase, step) for step in steps for phase in ("down", "up", "absorb"))

@@ -1,4 +1,4 @@
-"""Looks for a better schedule than the design's: other splits, steps and orders, each verified by the checker."""
+"""Searches for a faster schedule than the design's: other splits, steps and orders, each verified by the checker."""
 
 from __future__ import annotations
 
@@ -15,35 +15,35 @@ from decodestep.ops.mla_prolog.schedule.program import mla_prolog_schedule
 from decodestep.ops.mla_prolog.schedule.sizes import Sizes, sizes_of
 from decodestep.ops.mla_prolog.schedule.timeline import Timeline, timeline
 
-_STEP = 128  # the most tokens for which a cube core has room
-_WORTH = 1e-3  # what a change must save, as a share of the makespan
+_STEP = 128  # the largest number of tokens that fit a cube core
+_WORTH = 1e-3  # what a change must save, as a fraction of the makespan
 
 
 @dataclass(frozen=True)
 class Found:
-    """What a search found. `tried`: every design with its makespan in seconds, in the order of the search."""
+    """The result of a search. `tried`: every design with its makespan in seconds, in the order of the search."""
 
-    design: Timeline  # of the published design, with the flag that it lacks
+    design: Timeline  # of the published design with its missing flag added
     best: Timeline
     report: Report  # of the best one
     tried: tuple[tuple[Design, float], ...]
 
     @property
     def saved(self) -> float:
-        """The share of the design's makespan that the best schedule saves."""
+        """The fraction of the design's makespan that the best schedule saves."""
         return 1 - self.best.makespan / self.design.makespan
 
 
 def search(plan: MlaPrologPlan, cost: CostModel | None = None, *, group: int = 2) -> Found:
-    """Changes one choice of the design at a time, keeps what is faster and right, and goes on until nothing is.
+    """Changes one choice of the design at a time and keeps it if it is faster and correct, until no change is.
 
     Choices: the order of the first two products, the columns that a core computes of them and of MatmulQcQr, tokens of a step,
-    which cores compute MatmulCkvKr, weights moved before the norms are there, steps that overlap, two copies instead of a flag.
+    which cores compute MatmulCkvKr, weights loaded before the norms are ready, overlapping steps, two copies instead of a flag.
 
-    Returns a `Found`, whose best schedule has passed `check`. Raises ValueError for a plan without tokens or not fit for its
-    cores.
-    Notes: the better of two local optima of the cost model, one from the design and one from the design with all orders changed
-    that let cores work ahead. Other changes that help only together are not tried.
+    Returns a `Found`, whose best schedule has passed `check`. Raises ValueError for a plan without tokens or one that does not
+    fit its cores.
+    Notes: the better of two local optima of the cost model, starting from the design and from the design with every reordering
+    that lets cores work ahead. Other changes that help only in combination are not tried.
     """
     sizes = sizes_of(plan, group)
     if not sizes.tokens:
@@ -72,7 +72,7 @@ def search(plan: MlaPrologPlan, cost: CostModel | None = None, *, group: int = 2
 
 
 def _changes(design: Design, plan: MlaPrologPlan, sizes: Sizes) -> Iterator[Design]:
-    """The designs that differ from one in one choice."""
+    """The designs that differ from this one in one choice."""
     several = len(plan.steps) > 1 or design.step is not None
     cached = sizes.cached
     for name, wanted in (("preload", True), ("ckvkr_from_last", cached), ("ckvkr_first", cached), ("overlap", several)):

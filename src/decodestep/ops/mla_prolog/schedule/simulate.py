@@ -1,4 +1,4 @@
-"""Executes a schedule on real numbers, instruction by instruction, in any order that its flags allow."""
+"""Executes a schedule on real data, instruction by instruction, in any order that its flags allow."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _OP = "simulate"
 
 @dataclass(frozen=True)
 class Simulated:
-    """The results of a call as a schedule computed them, tokens merged."""
+    """The results of a call as a schedule computed them, with the token axes merged."""
 
     query: np.ndarray  # (T, N, Hckv)
     query_rope: np.ndarray  # (T, N, Dr)
@@ -45,10 +45,10 @@ def simulate(
             Load: local value = tile of global memory      Store: tile = local value      Compute: local values = kernel(...)
 
     arguments: of `mla_prolog_v3`, those of the device: weight_dq given, one rope group. The caches are not changed.
-    cost: the virtual time of each core then decides the order; None: `CostModel()`.
-    order: instead the events of `graph_of(schedule)` in an order that the flags allow, as `interleaving` makes it.
-    Returns the results; work space and results that nothing wrote hold NaN or improbable integers.
-    Raises ValueError, before anything runs, for a schedule that is none, arguments of another call, an order that the flags do
+    cost: determines the order, by virtual time; None: `CostModel()`.
+    order: overrides it: the events of `graph_of(schedule)` in an order that the flags allow, for example from `interleaving`.
+    Returns the results; results that nothing wrote hold NaN or improbable integers.
+    Raises ValueError, before anything runs, for an invalid schedule, arguments of another call, or an order that the flags do
         not allow; and for a schedule that deadlocks.
     """
     p = problem_of(arguments)
@@ -67,7 +67,7 @@ def simulate(
                 memory.check(i.target, write=True)
             case Compute() as i:
                 kernels.check(i)
-    with np.errstate(all="ignore"):  # as the reference; and what a wrong schedule computes of unwritten memory
+    with np.errstate(all="ignore"):  # as in the reference; incorrect schedules also compute with unwritten memory
         _execute(graph, order, memory, kernels)
     s, made = schedule.sizes, memory.written
     return Simulated(
@@ -80,14 +80,14 @@ def simulate(
 
 
 def problem_of(arguments: dict[str, Any]) -> Problem:
-    """Arguments of `mla_prolog_v3`, checked as it checks them."""
+    """Arguments of `mla_prolog_v3`, checked in the same way."""
     call = inspect.signature(mla_prolog_v3).bind(**arguments)
     call.apply_defaults()
     return bind(Call(op="mla_prolog_v3", **call.arguments))
 
 
 def _check_order(graph: Graph, order: Sequence[int]) -> None:
-    """Refuses an order that is not a whole execution."""
+    """Refuses an order that is not a complete execution."""
     run, possible = Run(graph), set[int]()
     possible.update(run.start())
     for at, event in enumerate(order):

@@ -1,4 +1,4 @@
-"""The sizes of a call, read back from its plan."""
+"""The sizes of a call, recovered from its plan."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Sizes:
     nope: int
     rope: int
     cached: bool  # whether the caches have blocks
-    by_head: bool  # the dequantisation is overlapped with the products, head by head
+    by_head: bool  # whether dequantisation overlaps with the products, head by head
     cubes: int
     group: int  # vector cores of each cube core
 
@@ -38,7 +38,7 @@ class Sizes:
 
 
 def sizes_of(plan: MlaPrologPlan, group: int) -> Sizes:
-    """Checks that a plan can be carried out by its cores, and reads its sizes."""
+    """Checks that a plan fits its cores, and reads its sizes."""
     if not isinstance(plan, MlaPrologPlan):
         refuse(_OP, "plan", "a MlaPrologPlan", plan)
     require(is_int(group) and group >= 1, _OP, "group", "an integer >= 1", repr(group))

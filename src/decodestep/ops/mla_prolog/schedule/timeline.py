@@ -14,9 +14,9 @@ from decodestep.ops.mla_prolog.schedule.instructions import OP, Compute, Core, L
 
 @dataclass(frozen=True)
 class Timeline:
-    """start, end: seconds, by event; a wait starts when it is issued. order: the events as they ended.
+    """start, end: seconds, by event; a wait starts when it is issued. order: the events by their end.
 
-    cause: by event, the one whose end let it start; for a wait the set that ended it. -1 for none.
+    cause: by event, the one whose end allowed it to start; for a wait, the set that ended it; -1 for none.
     """
 
     graph: Graph = field(repr=False)
@@ -32,11 +32,11 @@ class Timeline:
 
 
 class _Bandwidth:
-    """A rate that moves share equally. `served` is what each move that has been there from the start has got."""
+    """A bandwidth that moves share equally. `served`: bytes that a move active from the start would have moved."""
 
     def __init__(self, total: float, most: float) -> None:
         self.total, self.most = total, most
-        self.moves: list[tuple[float, int]] = []  # what has been served when a move ends, and its event
+        self.moves: list[tuple[float, int]] = []  # the value of `served` at which a move ends, and its event
         self.served = self.now = 0.0
         self.version = 0
 
@@ -55,7 +55,7 @@ class _Bandwidth:
         self.version += 1
 
     def finish(self, now: float) -> int:
-        """Ends the move that is next to end."""
+        """Ends the move that ends next."""
         self.now = now
         self.served, event = heapq.heappop(self.moves)
         self.version += 1
@@ -67,10 +67,10 @@ class _Bandwidth:
 
 
 def timeline(schedule: Schedule, cost: CostModel | None = None, *, graph: Graph | None = None) -> Timeline:
-    """Runs a schedule in virtual time, without computing its numbers.
+    """Runs a schedule in virtual time, without computing values.
 
-    cost: what everything takes; None: `CostModel()`. graph: of the schedule, if it is there already.
-    Returns a `Timeline`. Raises ValueError for a schedule that is none, and for one that deadlocks.
+    cost: the cost model; None: `CostModel()`. graph: of the schedule, if already built.
+    Returns a `Timeline`. Raises ValueError for a schedule that is invalid or deadlocks.
     """
     cost = CostModel() if cost is None else cost
     require(isinstance(cost, CostModel), OP, "cost", "a CostModel", cost)
@@ -145,7 +145,7 @@ class _Simulation:
 
 
 def _room(graph: Graph, buffers: int) -> dict[int, int]:
-    """For each load the computation that must have ended before there is room for it."""
+    """For each load, the computation that must have ended before there is buffer space for it."""
     made: dict[Core, list[int]] = defaultdict(list)
     room = {}
     for event, e in enumerate(graph.events):

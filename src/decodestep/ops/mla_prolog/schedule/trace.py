@@ -35,7 +35,7 @@ def trace(timeline: Timeline) -> str:
             for at, more in ((setter, {"ph": "s"}), (event, {"ph": "f", "bp": "e"})):
                 point = {"name": "flag", "cat": "flag", "id": event, "ts": _micros(timeline.end[at])}
                 arrows.append(point | more | _place(timeline, at, process))
-    # Of what happens at one time, viewers read first what comes first: an arrow has to find its spans.
+    # Viewers process events with equal times in file order, and an arrow must come after its spans.
     return json.dumps({"traceEvents": made + arrows, "displayTimeUnit": "ns", "otherData": {"title": title(timeline)}})
 
 
@@ -45,7 +45,7 @@ def _place(timeline: Timeline, event: int, process: dict[Core, int]) -> dict[str
 
 
 def _micros(seconds: float) -> float:
-    """Microseconds in whole nanoseconds, to which viewers round: neighbours must not come to overlap."""
+    """Microseconds, rounded to nanoseconds as viewers do, so that adjacent spans do not overlap."""
     return round(seconds * 1e6, 3)
 
 

@@ -1,4 +1,4 @@
-"""The program of a vector core: norms, the cache rows and rotations of its tokens, and what int8 adds, in the cube's phases."""
+"""The program of a vector core, in the cube cores' phases: norms, cache rows and rotations of its tokens, int8 conversions."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class VectorProgram:
         self.query_tiles = frame.tiles((left, right))
 
     def down(self, step: Step) -> None:
-        """sin and cos, the norm of the queries, and the cache rows."""
+        """Loads sin and cos, normalises the queries, writes the cache rows."""
         self._angles("kr", self._own(step), step)
         if self.sizes.by_head and self.heads:
             self._angles("qr", self._shared(step), step)
@@ -37,7 +37,7 @@ class VectorProgram:
             part(step)
 
     def up(self, step: Step) -> None:
-        """Rotates the queries; dequantises those of int8 products first."""
+        """Rotates the queries, after dequantising those of int8 products."""
         s = self.sizes
         if s.by_head:
             self._by_head(step)
@@ -149,7 +149,7 @@ class VectorProgram:
             ]
 
     def _by_head(self, step: Step) -> None:
-        """A head of the group as soon as the tiles of MatmulQcQr that hold it are there."""
+        """Processes each head of the group as soon as its tiles of MatmulQcQr are ready."""
         s, rows, seen = self.sizes, self._shared(step), 0
         count = rows[1] - rows[0]
         for head in self.heads:

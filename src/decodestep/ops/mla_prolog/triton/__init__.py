@@ -85,9 +85,7 @@ def prolog(p: Problem, call: Any) -> Results:
         query_int8, query_scale = new(0, heads, latent, dtype=torch.int8), new(0, heads, 1)
     wanted = query_int8 if s.query_int8 else query if query is None else query.to(real)
     norm = (cq if s.partial else cq.to(real)) if p.query_norm else None
-    return Results(
-        wanted, query_rope.to(real), query_scale, norm, cq_scale[:, None] if p.query_norm and s.partial else None
-    )
+    return Results(wanted, query_rope.to(real), query_scale, norm, cq_scale[:, None] if p.query_norm and s.partial else None)
 
 
 def _or(tensor: torch.Tensor | None, other: torch.Tensor) -> torch.Tensor:
