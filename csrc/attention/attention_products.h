@@ -1,5 +1,5 @@
-// The two products of mla_attention in registers: scores, of queries in the lanes with a few keys or of keys in the
-// lanes with a few queries; and weighted sums of the values for a few queries.
+// The two products of mla_attention in registers: scores, with either queries or keys in the lanes and a few of the
+// other; and weighted sums of the values for a few queries.
 #pragma once
 
 #include "attention/key_block.h"
@@ -7,14 +7,14 @@
 
 namespace decodestep::DECODESTEP_ISA {
 
-// The most accumulators of a product: rows times vectors. Twelve registers of AVX2's sixteen, and with 32 registers as
-// many as leave room for the other factors.
+// The largest number of accumulators of a product, rows times vectors: twelve of AVX2's sixteen registers; with 32
+// registers, as many as leave room for the other factors.
 constexpr bool kManyAccumulators = kVectorRegisters >= 32;
 constexpr int kProductRows = kManyAccumulators ? 8 : kVectorRegisters >= 8 ? 6 : 2;
 constexpr int kProductVectors = kManyAccumulators ? 3 : 1;
 
 // With fewer rows, more vectors: there must be enough independent sums to hide the latency of an addition. A vector
-// that several rows share stays in a register beside the sums.
+// that several rows share stays in a register as well.
 constexpr int vectors_beside(int rows) {
     constexpr int registers = kVectorRegisters;
     if (rows == 1) return registers >= 8 ? 4 : 2;
@@ -26,10 +26,10 @@ constexpr int rows_beside(int vectors) {
     return rows;
 }
 
-// scores[r][v] += row r . each of the sixteen rows that vector v holds in its lanes, over the given columns, for R rows
-// and V vectors.
-// vectors: V vectors a column, vector_stride apart, of [columns][kLanes]; row(r): where row r lies; scores: rows
-// score_stride apart.
+// scores[r][v] += row r . each of the sixteen rows in the lanes of vector v, over the given columns, for R rows and V
+// vectors.
+// vectors: V arrays [columns][kLanes], vector_stride apart; row(r): the address of row r; scores: rows score_stride
+// apart.
 template <int R, int V, class Row>
 DECODESTEP_INLINE void add_scores(const float* vectors, size_t vector_stride, const Row& row, size_t columns,
                                   float* scores, size_t score_stride) {

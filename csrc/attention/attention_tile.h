@@ -1,14 +1,14 @@
-// Absorbed attention of a few rows, each one head of one token, over one split of the keys.
+// Absorbed attention of a few rows over one split of the keys. A row is one head of one token.
 //
 // Reads the queries and the pages of one sequence; writes one SoftmaxState per row.
 //
-// Scores have the queries in lanes, or, for a few rows, the keys (`key_block.h` has both forms of a block); sums have
-// the columns of the values in lanes.
+// Scores have queries in the lanes or, for a few rows, keys (`key_block.h` has both forms of a block); sums have the
+// columns of the values in the lanes.
 //
-// Determinism: keys are taken in blocks of 64 and splits of 256, counted from the start of the sequence. Inside a block
-// a score is one ascending sum for each 64 columns, and a column of the result one ascending sum over the keys. The
+// Determinism: keys are divided into blocks of 64 and splits of 256, from the start of the sequence. Within a block a
+// score is one ascending sum for each 64 columns, and a column of the result is one ascending sum over the keys. The
 // blocks of a split share one running maximum; each split starts from an empty state, and states are merged in the
-// order of the keys. So a row's bits follow from its own query and keys, whatever rows share its tile or its thread.
+// order of the keys. So a row's bits depend only on its own query and keys, not on the other rows of its tile.
 // NaN: a key that a token does not see is not multiplied, so its NaN does not spread.
 #pragma once
 
@@ -22,7 +22,7 @@
 namespace decodestep::DECODESTEP_ISA {
 
 constexpr size_t kChunkColumns = 64;
-constexpr size_t kFewRows = 6;  // of a group: up to so many, keys are the lanes
+constexpr size_t kFewRows = 6;  // of a group: up to this many, keys are in the lanes
 
 class AttentionTile {
   public:
@@ -32,7 +32,7 @@ class AttentionTile {
                (a.kv.own_scales ? ByteKeys::floats(a.kv.width, whole_vectors(rows.in_group())) : 0);
     }
 
-    // scratch: scratch_floats(a, rows) floats, which nobody else uses while the tile lives.
+    // scratch: scratch_floats(a, rows) floats, used exclusively by the tile during its lifetime.
     AttentionTile(const MlaAttention& a, const AttentionRows& rows, float* scratch)
         : a_(a),
           rows_(rows),
@@ -57,7 +57,7 @@ class AttentionTile {
 
     size_t splits() const { return key_splits(longest_); }
 
-    // Computes one state per row. The state of a row that sees no key of the split is that after no keys.
+    // Computes one state per row. A row that sees no key of the split gets the empty state.
     void attend(size_t split, SoftmaxStates states) {
         const size_t rows = rows_.count();
         next_block_.aim(split * kSplitKeys, std::min(longest_, split * kSplitKeys + kBlockKeys));
@@ -94,25 +94,25 @@ class AttentionTile {
     }
 
   private:
-    // Rows that end with their scales are multiplied in one way for any number of queries.
+    // Rows with their own scales are multiplied in the same way for any number of queries.
     static bool is_few(const MlaAttention& a, const AttentionRows& rows) {
         return rows.in_group() <= kFewRows && !a.kv.own_scales;
     }
-    // Float32 needs no other form for many queries: only the values that are being summed are copied, since rows that
-    // lie a power of two apart do not fit in the first-level cache together.
+    // Float32 keys are read in place for many queries: only the values that are being summed are copied, because rows
+    // at a power-of-two distance would evict each other from the first-level cache.
     static bool in_place(const MlaAttention& a, const AttentionRows& rows) {
         return !is_few(a, rows) && a.kv.type == CacheType::f32 && a.kr.type == CacheType::f32;
     }
-    // Vector loads of 16 rows may run past the last one; arrays are padded for it.
+    // Vector loads of 16 rows may run past the last one; arrays are padded for this.
     static constexpr size_t padded(size_t n) { return n + kLanes - 1; }
     static size_t query_columns(const MlaAttention& a) {
         return (a.query ? a.kv.width : 0) + a.kr.width / 2 / a.groups * 2;
     }
-    // The queries of a group: rows if there are few, else for each sixteen rows [columns][kLanes].
+    // The queries of a group: as rows if there are few, otherwise [columns][kLanes] for each sixteen rows.
     static size_t query_floats(const MlaAttention& a, const AttentionRows& rows) {
         return (is_few(a, rows) ? rows.in_group() : whole_vectors(rows.in_group())) * query_columns(a);
     }
-    // The current keys: a chunk of their columns, or all of them as rows.
+    // The current keys: a chunk of their columns, or all columns as rows.
     static size_t key_floats(const MlaAttention& a, const AttentionRows& rows) {
         return is_few(a, rows) ? kChunkColumns * kBlockKeys : KeyColumns(a, rows.group, rows.groups).floats();
     }
@@ -125,14 +125,14 @@ class AttentionTile {
             return;
         }
         for (size_t first = 0; first < rows; first += kLanes, out += kLanes * columns_) {
-            std::fill_n(keys_, kLanes * stride, 0.0f);  // where the rows lie before they are transposed
+            std::fill_n(keys_, kLanes * stride, 0.0f);  // holds the rows before they are transposed
             for (size_t i = 0; i < kLanes && first + i < rows; ++i)
                 gather_query(g * rows + first + i, keys_ + i * stride);
             transpose_rows<float>([&](size_t i) { return keys_ + i * stride; }, columns_, out);
         }
     }
 
-    // Copies the columns of a row's query that are multiplied with keys, side by side, divided by the cache's scales.
+    // Copies the columns of a row's query that are multiplied with keys, contiguously, divided by the cache's scales.
     void gather_query(size_t r, float* out) const {
         const size_t place = rows_.place_of(r, a_.groups, a_.heads / a_.groups);
         const auto copy = [&](const float* from, const PagedRows& cache, size_t first, size_t count) {
@@ -144,7 +144,7 @@ class AttentionTile {
             copy(a_.query_rope + place * a_.kr.width, a_.kr, half + rows_.group_of(r) * pairs_, pairs_);
     }
 
-    // The next block is prefetched beside the pieces of both products, in about equal parts.
+    // The next block is prefetched during the pieces of both products, in about equal parts.
     void prefetch_beside() {
         next_block_.aim(first_ + kBlockKeys, std::min(longest_, first_ + 2 * kBlockKeys));
         const auto parts = [](size_t count, size_t most) { return (count + most - 1) / most; };
@@ -156,7 +156,7 @@ class AttentionTile {
                               a_.kv.own_scales ? bytes_.pieces(rows) : rows_.groups * (of_scores + of_sums));
     }
 
-    // How many keys of the current block a token of the tile sees.
+    // The number of keys of the current block that a token of the tile sees.
     size_t seen(size_t token) const {
         const size_t length = a_.lengths[rows_.token + token];
         return length <= first_ ? 0 : std::min(n_, length - first_);
@@ -168,7 +168,7 @@ class AttentionTile {
         const float* queries = query_ + g * query_floats(a_, rows_);
         const auto add = [&](const auto& key, size_t count) {
             in_chunks(count, [&](size_t c, size_t chunk) {
-                // A chunk of all queries fits in the first-level cache; one of the keys may not, where they lie.
+                // A chunk of all queries fits in the first-level cache; a chunk of keys read in place may not.
                 each_constant_piece<kProductRows>(n_, [&]<int R>(size_t j) {
                     next_block_.advance(lines_beside_);
                     each_constant_piece<kProductVectors>(lanes_ / kLanes, [&]<int V>(size_t v) {
@@ -227,7 +227,7 @@ class AttentionTile {
         for (size_t c = 0; c < columns; c += kChunkColumns) body(c, std::min(kChunkColumns, columns - c));
     }
 
-    // Turns scores into weights e^(score - maximum so far); rescale_ is the factor for the sums of the blocks before.
+    // Converts scores to weights e^(score - maximum so far); rescale_ is the factor for the sums of earlier blocks.
     void weigh(size_t g) {
         const f32x16 scale = broadcast(a_.scale);
         for (size_t i = 0; i < n_ * lanes_; i += kLanes) store(scores_ + i, load(scores_ + i) * scale);
@@ -275,8 +275,7 @@ class AttentionTile {
         }
     }
 
-    // Of sixteen rows from r on: the keys in the order in which `sum` adds lanes, as if each row lay in vectors of
-    // keys.
+    // The sums of weights of sixteen rows from r on, in the order in which `sum` adds the lanes of a vector of keys.
     f32x16 sum_of_weights(size_t r) const {
         f32x16 total[kLanes];
         for (size_t i = 0; i < kLanes; ++i) {
@@ -288,7 +287,7 @@ class AttentionTile {
         return total[0];
     }
 
-    // Stores those of sixteen lanes that are rows of the group, from row r on.
+    // Stores the lanes that are rows of the group, from row r on.
     void store_rows(float* to, size_t r, f32x16 values) const {
         store_partial(to, values, std::min<size_t>(kLanes, rows_.in_group() - r));
     }
@@ -330,7 +329,7 @@ class AttentionTile {
         });
     }
 
-    // Of keys whose values, `width` of them, lie at row(j).
+    // For keys whose values, `width` of them, are at row(j).
     template <CacheType type, int C, class Row>
     void sum_rows(const Row& row, size_t width, SoftmaxStates states) {
         constexpr int rows = rows_beside(C);
@@ -340,12 +339,12 @@ class AttentionTile {
         if (c < width) sum_columns<type, 1, 1>(row, c, width - c, states);
     }
 
-    // Tokens that see the same keys of the block are summed together; a key that a token does not see may be NaN, so
-    // its weight of zero would not do.
+    // Tokens that see the same keys of the block are summed together. A weight of zero would not exclude a key that a
+    // token does not see, because it may be NaN.
     template <CacheType type, int most_rows, int C, class Row>
     DECODESTEP_INLINE void sum_columns(const Row& row, size_t c, size_t lanes, SoftmaxStates states) {
         const auto values = [&](size_t j) { return row(j) + c * value_bytes(type); };
-        size_t copied = 0;  // keys whose values of these columns lie side by side in keys_
+        size_t copied = 0;  // keys whose values of these columns are contiguous in keys_
         for (size_t t = 0, end; t < rows_.tokens; t = end) {
             const size_t n = seen(t), first = t * rows_.heads;
             for (end = t + 1; end < rows_.tokens && seen(end) == n;) ++end;
@@ -378,14 +377,14 @@ class AttentionTile {
     const AttentionRows rows_;
     const KeyColumns key_columns_;
     const int64_t* const table_;                    // the blocks of the sequence
-    StoredRows kv_, kr_;                            // of keys that are read where they lie
+    StoredRows kv_, kr_;                            // of keys that are read in place
     const size_t width_, pairs_, columns_, lanes_;  // lanes_: the rows of a group in whole vectors
     float *query_, *keys_, *scores_, *maxima_, *weight_sums_, *rescale_;
-    ByteKeys bytes_;  // of keys with scales of their own
+    ByteKeys bytes_;  // of keys with their own scales
     size_t longest_ = 0;
     size_t first_ = 0, n_ = 0;  // the current block of keys
     KeyPrefetcher next_block_;
-    size_t lines_beside_ = 0;  // of the next block, beside each piece of a product
+    size_t lines_beside_ = 0;  // cache lines of the next block to prefetch with each piece of a product
 };
 
 }  // namespace decodestep::DECODESTEP_ISA

@@ -1,7 +1,7 @@
-// Keys that are bytes, each with a scale of its own, in products of integers, of which a core does more than of floats.
+// Int8 keys, each with its own scale, in integer products, which have a higher throughput than float products.
 //
-// Queries are rounded to int16, and so are the weights of a block's keys times the keys' scales: each row by its own
-// largest magnitude. Products of pairs add up exactly in 32 bits, so their order is free.
+// Queries are rounded to int16, as are the weights of a block's keys times the keys' scales, each row relative to its
+// own largest magnitude. Sums of pair products are exact in 32 bits, so their order does not matter.
 #pragma once
 
 #include "attention/attention_products.h"
@@ -10,10 +10,10 @@
 
 namespace decodestep::DECODESTEP_ISA {
 
-// Rows that share a vector of pairs: their sums, that vector and a product stay in registers.
+// The number of rows that share a vector of pairs: their sums, that vector and a product stay in registers.
 constexpr int kPairRows = kManyAccumulators ? 8 : 4;
 
-// Calls sink(r, sum) with the sum of vectors of pairs times the pairs of row r, which lie pair_step words apart.
+// Calls sink(r, sum) with the sum of vectors of pairs times the pairs of row r, which are pair_step words apart.
 template <int R, class Sink>
 DECODESTEP_INLINE void sum_pairs(const int32_t* vectors, const int32_t* rows, size_t row_step, size_t pair_step,
                                  size_t pairs, Sink&& sink) {
@@ -30,14 +30,14 @@ DECODESTEP_INLINE void sum_pairs(const int32_t* vectors, const int32_t* rows, si
     for (int r = 0; r < R; ++r) sink(r, total[r]);
 }
 
-// The keys of one block at a time, for `lanes` rows of queries, a multiple of sixteen. width: of a key, one of 32.
+// The keys of one block at a time, for `lanes` rows of queries, a multiple of 16. width: of a key, a multiple of 32.
 class ByteKeys {
   public:
     static size_t floats(size_t width, size_t lanes) {
         return width / 2 * lanes + 2 * lanes + kBlockKeys / 2 * lanes + word_count(width) + kBlockKeys;
     }
 
-    // scratch: floats(width, lanes), which nobody else uses while the object lives.
+    // scratch: floats(width, lanes), used exclusively by the object during its lifetime.
     ByteKeys(size_t width, size_t lanes, float* scratch)
         : width_(width),
           lanes_(lanes),
@@ -48,7 +48,8 @@ class ByteKeys {
           weight_(query_ + width / 2 * lanes),
           words_(weight_ + kBlockKeys / 2 * lanes) {}
 
-    // Rounds sixteen queries, rows first.. of all: [width][kLanes]. What is not finite makes its row's scores NaN.
+    // Rounds sixteen queries, from row `first` on: [width][kLanes]. A value that is not finite makes its row's scores
+    // NaN.
     void round_queries(size_t first, const float* queries) {
         f32x16 most = broadcast(0.0f), spread = most;
         for (size_t c = 0; c < width_; ++c) {
@@ -56,7 +57,7 @@ class ByteKeys {
             most = max(magnitude(values), most);
             spread = spread + (values - values);
         }
-        // So that the sums of a whole key hold.
+        // So that the sums over a whole key do not overflow.
         const float bound = std::min(32767.0f, static_cast<float>(0x7fffffff / (128 * width_)));
         const f32x16 factor = broadcast(bound) / most;
         int32_t* out = query_ + first * (width_ / 2);
@@ -67,12 +68,12 @@ class ByteKeys {
         store(unit_ + first, most / broadcast(bound) + spread);
     }
 
-    // Of the block's n keys.
+    // For the block's n keys.
     void read_scales(const StoredRows& keys, size_t n) {
         for (size_t j = 0; j < n; ++j) std::memcpy(scale_ + j, keys[j] + width_, sizeof(float));
     }
 
-    // scores [n, lanes] += key . query; so many lines of the next block are prefetched beside each piece.
+    // scores [n, lanes] += key . query; with each piece this many lines of the next block are prefetched.
     void add_scores(const StoredRows& keys, size_t n, float* scores, KeyPrefetcher& next_block, size_t lines) const {
         const size_t width = width_, pairs = width / 2, lanes = lanes_;
         int32_t* const words = words_;
@@ -93,7 +94,7 @@ class ByteKeys {
         });
     }
 
-    // Rounds the weights [n, lanes], at least 0, times the keys' scales. A product that is NaN becomes 0.
+    // Rounds the weights [n, lanes], which are at least 0, times the keys' scales. A product that is NaN becomes 0.
     void round_weights(const float* weights, size_t n) {
         for (size_t v = 0; v < lanes_; v += kLanes) {
             const auto product = [&](size_t j) {
@@ -137,7 +138,7 @@ class ByteKeys {
   private:
     static size_t word_count(size_t width) { return std::max(kPairRows * width / 2, kBlockKeys / 2 * kLanes); }
 
-    // Both values, to nearest and within the bound, as int16 side by side; NaN as 0.
+    // Both values, rounded to nearest and clamped to the bound, as a pair of int16; NaN becomes 0.
     static i32x16 pair_of(f32x16 low, f32x16 high, float bound) {
         const auto whole = [&](f32x16 x) {
             return round_to_int(max(broadcast(-bound), min(broadcast(bound), x)));  // of NaN and a bound: NaN

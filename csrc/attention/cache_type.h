@@ -1,4 +1,4 @@
-// What the values of a cache are.
+// The type of a cache's values.
 #pragma once
 
 #include <cstddef>

@@ -1,16 +1,16 @@
 // Grouped-query attention over a paged cache: queries of the heads that share one key-value head, over one split of the
 // keys. The decoder's attention.
 //
-// Why beside attention_tile.h: here the caller chose the cache's layout (group_cache.h) and its own kernel writes it,
-// so keys and values are multiplied as they lie, or widened in registers. mla_attention takes the caches of the Ascend
-// operator, of four types and any page size, and makes them float32 first; there one latent row is both key and value,
-// and serves many queries. Both share SoftmaxState and its splits.
+// Why not attention_tile.h: here the layout of the cache (group_cache.h) is designed for this kernel, so keys and
+// values are multiplied as stored, or widened in registers. mla_attention takes the caches of the Ascend operator, of
+// four types and any page size; there one latent row is both key and value and serves many queries. Both share
+// SoftmaxState and its splits.
 //
-// Over a bfloat16 cache, queries are bfloat16, and the weights are rounded to it too; else both are float32. Sums are
+// With a bfloat16 cache, queries are bfloat16 and weights are rounded to it; otherwise both are float32. Sums are
 // float32. Writes one SoftmaxState per query.
-// NaN: a position that a query does not see is not multiplied, so it may hold anything. Determinism: a state depends on
-// the query and the split alone, states are merged in the order of the keys; so the bits do not depend on the thread
-// that computes them, or on the queries beside.
+// NaN: a position that a query does not see is not multiplied, so it may hold anything. Determinism: a state depends
+// only on the query and the split, and states are merged in the order of the keys; so the bits do not depend on the
+// thread that computes them or on the other queries.
 #pragma once
 
 #include <algorithm>
@@ -23,8 +23,8 @@
 
 namespace decodestep::DECODESTEP_ISA {
 
-// Tiles of accumulators: of scores, queries times pages; of values, queries times vectors of columns. Where registers
-// are few, larger ones of the values would be kept in memory in part.
+// Tiles of accumulators: for scores, queries times pages; for values, queries times vectors of columns. With few
+// registers, larger tiles of values would spill.
 constexpr bool kManyRegisters = kVectorRegisters >= 32;
 constexpr size_t kMaxQueries = kManyRegisters ? 12 : 6, kMostPages = 4;
 template <class Cache>
@@ -37,8 +37,8 @@ constexpr size_t value_columns(size_t queries) { return kManyRegisters || querie
 
 constexpr size_t kPrefetchPages = 4;  // how far ahead pages are prefetched
 
-// Queries that read the same keys, each those from its first position to its own: of the heads that share a key-value
-// head, of one token or of adjacent tokens.
+// Queries of the heads that share a key-value head, of one token or adjacent tokens. They read the same keys, each from
+// its first position to its own.
 template <class Cache>
 struct Queries {
     size_t count = 0;  // at most kMaxQueries
@@ -61,8 +61,8 @@ struct HeadPages {
     const uint8_t* values_at(size_t position) const { return values + page_of(position); }
 };
 
-// The pages that a split of positions [first, end) reads, numbered in the order of reading: its keys, its values, and
-// then, to be prefetched only, the keys of the next split, up to position `longest`.
+// The pages of a split of positions [first, end), in the order of reading: its keys, its values, and then, only to be
+// prefetched, the keys of the next split, up to position `longest`.
 template <class Cache>
 class PageSequence {
   public:
@@ -110,7 +110,7 @@ void scores_of(const Queries<Cache>& q, const PageSequence<Cache>& order, float 
 #pragma GCC unroll 4
             for (size_t p = 0; p < P; ++p) prefetch(Cache::key_at(prefetch_keys[p], d));
             each_step<Cache>([&]<int step>() DECODESTEP_INLINE_LAMBDA {
-                // Query by query: with the factors of all of them beside the sums, sums would be kept in memory.
+                // Query by query: with the factors of all queries in registers, the sums would spill.
                 decltype(Cache::template key<step>(keys[0], d)) key[P];
 #pragma GCC unroll 4
                 for (size_t p = 0; p < P; ++p) key[p] = Cache::template key<step>(keys[p], d);
@@ -135,20 +135,20 @@ struct Seen {
 
     bool sees(size_t j) const { return j >= first && j < end; }
     Mask lanes(size_t j) const { return below(end, j) & ~below(first, j); }
-    // The vectors that are seen as a whole; empty where there are none.
+    // The vectors that are seen as a whole; empty if there are none.
     Seen whole_vectors() const {
         const size_t from = (first + kLanes - 1) / kLanes * kLanes, to = end / kLanes * kLanes;
         return {std::min(from, to), to};
     }
 
   private:
-    // Of the sixteen positions from j on those below `bound`.
+    // The mask of the sixteen positions from j on that are below `bound`.
     static Mask below(size_t bound, size_t j) {
         return static_cast<Mask>(j >= bound ? 0 : bound - j < kLanes ? (1u << (bound - j)) - 1 : kAllLanes);
     }
 };
 
-// Turns scores into weights, zero for positions that the query does not see; sets the state's maximum and sum.
+// Converts scores to weights, zero for positions that the query does not see; sets the state's maximum and sum.
 template <class Cache>
 void weights_of(float* scores, Seen seen, size_t count, typename Cache::Factor* weights, const SoftmaxState& state) {
     std::fill_n(scores, std::min(seen.first, seen.end), kLowest);
@@ -190,7 +190,7 @@ void weigh_values(const PageSequence<Cache>& order, size_t column, const Seen* s
         common_first = std::max(common_first, (seen[r].first + G - 1) / G * G);
         common_last = std::min(common_last, seen[r].end / G * G);
     }
-    // Of the group at j, for the queries that see one of its positions or all.
+    // Adds the group at j, for the queries that see one or all of its positions.
     const auto add_group = [&](size_t j, const Values& values) DECODESTEP_INLINE_LAMBDA {
 #pragma GCC unroll 6
         for (size_t r = 0; r < R; ++r) {
@@ -251,7 +251,7 @@ void attend_queries(const Queries<Cache>& q, const HeadPages<Cache>& pages, floa
         longest = std::max(longest, q.length[r]);
         earliest = std::min(earliest, q.first[r]);
     }
-    // In whole pages, so that a position has the same place in its vector whatever the others see.
+    // In whole pages, so that the lane of a position does not depend on what the other queries see.
     const size_t first = std::max(split * kSplitKeys, earliest / kPagePositions * kPagePositions);
     const PageSequence<Cache> order{pages, first, std::min(longest, split_end), longest};
     const size_t count = order.count() * kPagePositions;
@@ -268,7 +268,7 @@ void attend_queries(const Queries<Cache>& q, const HeadPages<Cache>& pages, floa
     if constexpr (R % N != 0) weigh_all_columns<R % N>(order, seen + r, weights + r, states.from(r));
 }
 
-// The states of the queries after one split, which at least one of them reaches.
+// Computes the states of the queries after one split, which at least one of them reaches.
 template <class Cache>
 void attend_split(const Queries<Cache>& q, const HeadPages<Cache>& pages, float scale, size_t split,
                   SoftmaxStates states) {

@@ -1,12 +1,13 @@
-// The types of a grouped-query cache: how sixteen of its values are read and written, and what they are multiplied by.
+// The types of a grouped-query cache: how sixteen values are read and written, and the type of their factors.
 //
-// A page holds 16 positions of one key-value head, keys and values apart. `column` is the first of sixteen columns.
+// A page holds 16 positions of one key-value head, keys and values separately. `column` is the first of sixteen
+// columns.
 //
 // Bf16Cache: keys [width / 2][16][2], so that 16 scores are sums of products of column pairs, without an addition
-// across lanes; values [8][width][2], pairs of positions. Queries and weights are rounded to bfloat16, and multiplied
-// by the instruction for pairs where there is one. F16Cache, I8Cache: a block for every sixteen columns; of keys [16
-// columns][16 positions], of values [16 positions][16 columns]. In int8 sixteen scales as bfloat16 come first, one for
-// each position. Queries and weights are float32.
+// across lanes; values [8][width][2], pairs of positions. Queries and weights are rounded to bfloat16 and multiplied by
+// the instruction for pairs if there is one. F16Cache, I8Cache: a block for every sixteen columns; of keys [16
+// columns][16 positions], of values [16 positions][16 columns]. In int8 blocks sixteen bfloat16 scales come first, one
+// for each position. Queries and weights are float32.
 #pragma once
 
 #include <algorithm>
@@ -21,10 +22,10 @@ namespace decodestep::DECODESTEP_ISA {
 struct Bf16Cache {
     using Factor = PairDot::Value;                  // of queries and weights
     static constexpr size_t kGroup = 2;             // columns of keys, or positions of values, that are added at a time
-    static constexpr int kSteps = PairDot::kSteps;  // in so many products
-    static constexpr size_t kFewQueries = 2;        // multiply values at a time where registers are few
+    static constexpr int kSteps = PairDot::kSteps;  // products for these
+    static constexpr size_t kFewQueries = 2;        // that multiply values at a time if registers are few
 
-    // Of a page, for each of its positions.
+    // Bytes of a page for each of its positions.
     static constexpr size_t bytes(size_t width) { return 2 * width; }
 
     template <int step>
@@ -49,7 +50,7 @@ struct Bf16Cache {
         DECODESTEP_INLINE Values(const uint8_t* page, size_t width, size_t column)
             : at_(page + 4 * column), step_(4 * width) {}
         DECODESTEP_INLINE const uint8_t* at(size_t vector) const { return at_ + 64 * vector; }
-        // With zeros in place of the first position, or of the second, unless that is wanted.
+        // With zeros in place of the first or second position, unless it is wanted.
         template <int step>
         DECODESTEP_INLINE auto group(size_t vector, bool first = true, bool second = true) const {
             return PairDot::weights<step>(at(vector), first, second);
@@ -146,11 +147,11 @@ struct F16CacheBlock {
     }
 };
 
-// value = integer * scale, the scale being the largest magnitude of a position's sixteen / 127, as bfloat16; sixteen of
-// less than kLeast are zeros. NaN and infinity make all sixteen NaN.
+// value = integer * scale. The scale is the largest magnitude of a position's sixteen values / 127, as bfloat16; if all
+// are below kLeast, they become zeros. NaN and infinity make all sixteen NaN.
 struct I8CacheBlock {
     static constexpr size_t kScales = 2 * kPagePositions, kBytes = kScales + kLanes * kPagePositions;
-    static constexpr size_t kFewQueries = 3;  // widening is dear, dearer than sums in memory
+    static constexpr size_t kFewQueries = 3;  // widening costs more than spilled sums
     static constexpr float kLeast = 1e-30f;
 
     static DECODESTEP_INLINE const uint8_t* row(const uint8_t* block, size_t row) {
@@ -195,7 +196,7 @@ DECODESTEP_INLINE void each_step(Body&& body) {
     if constexpr (Cache::kSteps == 2) body.template operator()<1>();
 }
 
-// Calls body<Cache>(), Cache being the one of that type.
+// Calls body<Cache>() with the Cache of that type.
 template <class Body>
 DECODESTEP_INLINE void with_cache(CacheType type, Body&& body) {
     if (type == CacheType::bf16) return body.template operator()<Bf16Cache>();

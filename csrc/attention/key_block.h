@@ -1,13 +1,12 @@
-// A block of keys of one sequence, whatever the type and the pages of its cache, in either of two forms.
+// A block of keys of one sequence, for any type and page size of its cache, in one of two forms.
 //
-// For many queries: rows of float32, as they lie in a cache of that type, else copied (`read_keys`): an odd number of
-// cache lines apart, so that a few columns of all of them fit in the first-level cache.
+// For many queries: rows of float32, in place in a float32 cache, otherwise copied (`read_keys`) with a stride of an
+// odd number of cache lines, so that a few columns of all rows fit in the first-level cache.
 //
-// Latents with scales of their own are not copied (`byte_keys.h`).
+// Latents with their own scales are not copied (`byte_keys.h`).
 //
-// For a few queries: the rows where they lie (`StoredRows`), since storing and reading them once more would take longer
-// than what is done with them. They are widened in registers, and transposed for the scores, so that keys fill the
-// lanes that queries would leave empty.
+// For a few queries: the rows in place (`StoredRows`), because copying them would take longer than the products. They
+// are widened in registers, and transposed for the scores, so that keys fill the lanes that queries would leave empty.
 #pragma once
 
 #include <algorithm>
@@ -51,8 +50,8 @@ DECODESTEP_INLINE f32x16 widen(const uint8_t* p, size_t lanes) {
     if constexpr (type == CacheType::i8) return from_i8(p);
 }
 
-// Which columns of the caches are read for groups [group, group + groups), and where they lie in a row of a block:
-// latents from 0 on, then the groups' pairs of either half of the rope keys.
+// The columns of the caches that are read for groups [group, group + groups), and their layout in a row of a block:
+// latents from 0 on, then the groups' pairs of each half of the rope keys.
 struct KeyColumns {
     size_t first_latent, latents;
     size_t first_rope[2], ropes, rope_at[2];
@@ -99,7 +98,7 @@ inline void read_keys(const MlaAttention& a, const int64_t* table, const KeyColu
 // The rows of a cache for a block of keys.
 class StoredRows {
   public:
-    // Finds keys [first, first + n) of a sequence; the last one stands for the rest of the block.
+    // Locates keys [first, first + n) of a sequence; the rest of the block repeats the last one.
     // table: the blocks of the sequence.
     void find(const PagedRows& cache, size_t block_size, const int64_t* table, size_t first, size_t n) {
         type_ = cache.type;
@@ -115,7 +114,7 @@ class StoredRows {
 
     const uint8_t* operator[](size_t j) const { return rows_[j]; }
 
-    // out: for each sixteen of n keys [count][kLanes], the columns [at, at + count).
+    // out: for each sixteen of n keys, [count][kLanes], the columns [at, at + count).
     void transpose(size_t n, size_t at, size_t count, float* out) const {
         with_type(type_, [&]<CacheType type>() {
             for (size_t j = 0; j < n; j += kLanes)
@@ -129,14 +128,14 @@ class StoredRows {
     const uint8_t* rows_[kBlockKeys];
 };
 
-// Prefetches what is read of the keys of a sequence, a few cache lines at a time between other work: in one go they
-// would wait for each other, and reading keys would wait for them. A block may be larger than the first-level cache.
+// Prefetches the keys of a sequence a few cache lines at a time between other work: all at once they would wait for
+// each other and delay reads of keys. A block may be larger than the first-level cache.
 class KeyPrefetcher {
   public:
     KeyPrefetcher(const MlaAttention& a, const int64_t* table, const KeyColumns& columns)
         : a_(a), table_(table), columns_(columns) {}
 
-    // Goes on with keys [first, end), of which those before where it has come to are prefetched already.
+    // Continues with keys [first, end), except those that have already been prefetched.
     void aim(size_t first, size_t end) {
         if (first > position_ || end < position_) position_ = first, part_ = 0, left_ = 0;
         end_ = end;

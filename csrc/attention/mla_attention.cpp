@@ -7,9 +7,9 @@ namespace decodestep::DECODESTEP_ISA {
 namespace {
 
 constexpr size_t kTasksAThread = 4;  // of one call, so that all threads end at about the same time
-constexpr size_t kMaxTileRows = 48;  // enough to repay reading the keys, few enough for the second-level cache
+constexpr size_t kMaxTileRows = 48;  // enough to amortise reading the keys, few enough for the second-level cache
 
-// Cuts the rows of the call into tiles. Adjacent tokens of one sequence share a tile, since they read the same keys.
+// Divides the rows of the call into tiles. Adjacent tokens of a sequence share a tile, since they read the same keys.
 std::vector<AttentionRows> tiles_of(const MlaAttention& a) {
     const size_t in_group = a.heads / a.groups, pieces = (in_group + kMaxTileRows - 1) / kMaxTileRows,
                  heads = pieces == 1 ? in_group : whole_vectors((in_group + pieces - 1) / pieces),
@@ -18,7 +18,7 @@ std::vector<AttentionRows> tiles_of(const MlaAttention& a) {
     for (size_t t = 0, tokens; t < a.tokens; t += tokens) {
         for (tokens = 1; tokens < most_tokens && t + tokens < a.tokens; ++tokens)
             if (a.sequence[t + tokens] != a.sequence[t]) break;
-        // Few rows: one tile for all groups, which reads the cache in the order of memory.
+        // Few rows: one tile for all groups, which reads the cache in memory order.
         const size_t groups =
             tokens * a.heads <= kMaxTileRows && a.lengths[t] > static_cast<int64_t>(2 * kSplitKeys) ? a.groups : 1;
         for (size_t g = 0; g < a.groups; g += groups)
@@ -48,8 +48,8 @@ void MlaAttentionTasks::list_splits() {
     }
     records_ = std::make_unique_for_overwrite<float[]>(SoftmaxStates::floats(count, width_));
     for (const size_t i : first) states_.push_back(SoftmaxStates{records_.get(), width_}.from(i));
-    // Adjacent splits, of which a thread prefetches the next; all tiles of the same ones in turn: they may read the
-    // same pages.
+    // A task's splits are adjacent, so that a thread prefetches the next one. All tiles take the same splits one after
+    // another, because they may read the same pages.
     const size_t in_task =
         std::max<size_t>(1, most * tiles_.size() / (2 * kTasksAThread * static_cast<size_t>(call_.threads)));
     for (size_t split = 0; split < most; split += in_task)
@@ -84,7 +84,7 @@ void MlaAttentionTasks::attend_tile(const AttentionRows& rows) const {
     for (size_t r = 0; r < rows.count(); ++r) finish(rows, r, 1, merged);
 }
 
-// The result of a row of a tile; states: [splits, rows], of which the row's first one is overwritten.
+// The result of a row of a tile. states: [splits, rows]; the row's first state is overwritten.
 void MlaAttentionTasks::finish(const AttentionRows& rows, size_t row, size_t splits, SoftmaxStates states) const {
     const SoftmaxState merged = states[row];
     for (size_t split = 1; split < splits; ++split) merged.merge(states[split * rows.count() + row]);

@@ -1,6 +1,6 @@
 // Absorbed attention over the paged latent cache: the operator after `mla_prolog`. Its caches are those of the Ascend
-// operator, in float32, float16, bfloat16 or int8 and pages of any size; the decoder of grouped-query models has a
-// cache and an attention of its own (attention/group_attention.h), which multiplies half the bytes as they lie.
+// operator, in float32, float16, bfloat16 or int8 and pages of any size; the decoder of grouped-query models has its
+// own cache and attention (attention/group_attention.h).
 #pragma once
 
 #include <cstddef>
@@ -11,14 +11,14 @@
 
 namespace decodestep {
 
-// A paged cache: blocks of rows of `width` values, contiguous inside a block.
+// A paged cache: blocks of rows of `width` values, contiguous within a block.
 struct PagedRows {
     const void* data;
     CacheType type;
     size_t width;
     ptrdiff_t block_stride;   // values from one block to the next
-    const float* scale;       // [width]: what the values were multiplied by when they were stored; null: 1
-    bool own_scales = false;  // int8 alone, of one group: a row ends with a float32 by which its values are multiplied
+    const float* scale;       // [width]: the factors by which values were multiplied when stored; null: 1
+    bool own_scales = false;  // only int8 with one group: a row ends with a float32 by which its values are multiplied
 
     size_t pitch() const { return width + (own_scales ? sizeof(float) : 0); }  // values from one row to the next
 };
@@ -28,9 +28,9 @@ struct PagedRows {
 //   out[t, n] = sum over j of softmax(score)[j] * kv[j], columns [g * width, (g + 1) * width), width = latent / groups
 // With several groups a head's rope part is zero outside its own group's block of pairs; the zeros are not read.
 //
-// NaN: spreads to its own token and head; a key that a token does not see, or an entry of the block table past its
-// length, is not read. Determinism: attention_tile.h has the order of the sums; neither the other tokens of the call
-// nor the thread count change it.
+// NaN: affects only its own token and head; keys that a token does not see and entries of the block table past its
+// length are not read. Determinism: attention_tile.h defines the order of the sums, which depends neither on the other
+// tokens of the call nor on the thread count.
 struct MlaAttention {
     const float* query;       // [tokens, heads, kv.width]; null: all zeros
     const float* query_rope;  // [tokens, heads, kr.width]

@@ -1,5 +1,5 @@
-// The work of one `mla_attention` call as two lists of tasks, for the operator and for kernels that run them as stages
-// of their own: first every `attend`, then every `merge`. The tasks of a list may run in any order, on any threads; the
+// The work of one `mla_attention` call as two lists of tasks, for the operator and for kernels that run them as their
+// own stages: first every `attend`, then every `merge`. The tasks of a list may run in any order on any threads; the
 // result has the same bits for every thread count.
 #pragma once
 
@@ -12,9 +12,9 @@ namespace decodestep::DECODESTEP_ISA {
 
 class MlaAttentionTasks {
   public:
-    // Cuts the call into tiles of rows. If there are at least four tiles per thread, or one thread, a task is a whole
-    // tile and nothing is left to merge; else a task is a few splits of a tile, so that even one token keeps every
-    // thread busy. call: must outlive the tasks.
+    // Divides the call into tiles of rows. If there are at least four tiles per thread, or one thread, a task is a
+    // whole tile and nothing needs merging; otherwise a task is a few splits of a tile, so that even one token keeps
+    // every thread busy. call: must outlive the tasks.
     explicit MlaAttentionTasks(const MlaAttention& call);
 
     size_t attend_count() const { return tasks_.empty() ? tiles_.size() : tasks_.size(); }
@@ -38,7 +38,7 @@ class MlaAttentionTasks {
     const MlaAttention& call_;
     const size_t width_;  // of a result
     std::vector<AttentionRows> tiles_;
-    // Only where splits are tasks:
+    // Only if splits are tasks:
     std::vector<Task> tasks_;
     std::vector<Merge> merges_;
     std::vector<size_t> splits_;         // of each tile

@@ -1,8 +1,8 @@
-// Attention over a part of the keys, in a form that can be merged with other parts.
+// The state of attention over a part of the keys, which can be merged with the states of other parts.
 //
-// Keys are cut into splits of kSplitKeys, counted from the start of the sequence. Each split gives one state per query,
-// and the states of a query are merged in the order of their keys: so the threads can share a long context, and the
-// bits of a result do not depend on how they do.
+// Keys are divided into splits of kSplitKeys from the start of the sequence. Each split gives one state per query, and
+// the states of a query are merged in the order of their keys: threads can share a long context, and the bits of the
+// result do not depend on how they share it.
 #pragma once
 
 #include "simd/exp.h"
@@ -25,7 +25,7 @@ struct SoftmaxState {
     float& weight_sum() const { return record[1]; }
     float* values() const { return record + kLanes; }
 
-    // The state after no keys.
+    // The empty state, before any key.
     void clear() const {
         std::memset(record, 0, floats(width) * sizeof(float));
         maximum() = kLowest;
@@ -42,14 +42,14 @@ struct SoftmaxState {
     }
 
     // out = the weighted mean of the values: the attention output once all keys are merged.
-    // scale: null, or [width], what the cached values were multiplied by when they were stored.
+    // scale: null, or [width], the factors by which the cached values were multiplied when stored.
     void finish(const float* scale, float* out) const {
         const float inverse = 1.0f / weight_sum();
         for (size_t c = 0; c < width; ++c) out[c] = scale ? values()[c] * inverse / scale[c] : values()[c] * inverse;
     }
 };
 
-// The states of several queries, one after another in memory.
+// The states of several queries, consecutive in memory.
 struct SoftmaxStates {
     float* records;
     size_t width;
