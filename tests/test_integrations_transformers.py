@@ -405,7 +405,7 @@ def test_the_users_own_choice_of_attention_goes_on_working(model):
     for name, expected in stock.items():
         model.set_attn_implementation(name)
         assert torch.equal(decode(model, ids, holes(ids), 3), expected)
-        assert f'"{name}", chosen since' in handle.report()
+        assert f'"{name}", selected since' in handle.report()
     handle.undo()
     assert model.config._attn_implementation == "eager"
     model.set_attn_implementation("sdpa")
@@ -785,7 +785,7 @@ def test_an_argument_that_is_not_known_is_refused(model):
     module = model.model.layers[0].self_attn
     with accelerate(model):
         assert serve(module, query, latents, rope, None, scaling=1.0, s_aux=None, position_ids=torch.zeros(1, 1))[0].shape
-        with pytest.raises(ValueError, match=r"those that are served; got new_thing, s_aux of DeepseekV3Attention"):
+        with pytest.raises(ValueError, match=r"known ones; got new_thing, s_aux of DeepseekV3Attention"):
             serve(module, query, latents, rope, None, scaling=1.0, s_aux=torch.zeros(4), new_thing=1)
     with pytest.raises(ValueError, match=r"got s_aux of DeepseekV3Attention"):
         serve(module, query, query, query, None, scaling=1.0, s_aux=torch.zeros(4))

@@ -253,7 +253,7 @@ def test_stop_strings(model, tokenizer, batch):
     ours = sampling(stop_strings=strings, tokenizer=tokenizer)
     assert torch.equal(model.generate(ids, max_new_tokens=16, custom_generate=ours), stock)
     assert stock.shape[1] < free.shape[1]
-    with pytest.raises(ValueError, match="tokenizer must be given beside stop_strings"):
+    with pytest.raises(ValueError, match="tokenizer must be given together with stop_strings"):
         sampling(stop_strings="a")
 
 

@@ -1,4 +1,4 @@
-"""Bridges to other packages, one module each, imported when it is used: ``decodestep.integrations.torch``."""
+"""Integrations with other packages, one module each, imported on use: ``decodestep.integrations.torch``."""
 
 from importlib import import_module
 from typing import Any

@@ -1,4 +1,4 @@
-"""The parameters of a request in a serving engine: some fields are the engine's own, the others come as one extra argument."""
+"""The parameters of a request in a serving engine: some are the engine's own fields, the others come in one extra argument."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from decodestep._base.checks import refuse, require
 from decodestep.sampling.params import SamplingParams
 
 KEY = "decodestep"  # of the extra argument
-# What an engine lacks, or has in another place of its pipeline. All else of SamplingParams is the engine's, or names tokens
-# that nobody could check before the request is admitted.
+# Fields that engines lack, or apply elsewhere in their pipeline. The other fields of SamplingParams are the engine's, or name
+# tokens, which could not be checked before the request is admitted.
 FIELDS = (
     "repetition_penalty",
     "presence_penalty",
@@ -38,8 +38,8 @@ FIELDS = (
 def host_params(op: str, given: Any, own: Mapping[str, Any]) -> SamplingParams:
     """The params of a row.
 
-    given: the extra argument, a mapping of `FIELDS` or its JSON. own: the engine's fields, by the names of `SamplingParams`.
-    Raises ValueError for what is no mapping, for names that are not in `FIELDS`, and for values as `SamplingParams` does.
+    given: the extra argument, a mapping of `FIELDS` or its JSON. own: the engine's fields, named as in `SamplingParams`.
+    Raises ValueError if `given` is not a mapping, for names that are not in `FIELDS`, and for values as `SamplingParams` does.
     """
     rule = "a mapping of fields of SamplingParams, or its JSON"
     fields = given
@@ -57,11 +57,11 @@ def host_params(op: str, given: Any, own: Mapping[str, Any]) -> SamplingParams:
 
 
 def seed_of(name: str) -> int:
-    """The seed that a name stands for: the first 64 bits, little-endian, of its BLAKE2b."""
+    """The seed for a name: the first 64 bits of its BLAKE2b hash, little-endian."""
     return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=8).digest(), "little")
 
 
 def in_vocabulary(params: SamplingParams, vocab_size: int) -> SamplingParams:
-    """The params without the tokens that a vocabulary does not have, and which never occur."""
+    """The params without the tokens outside the vocabulary, which never occur."""
     breakers = tuple(token for token in params.dry_sequence_breakers if token < vocab_size)
     return replace(params, dry_sequence_breakers=breakers)

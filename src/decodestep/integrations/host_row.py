@@ -1,4 +1,4 @@
-"""HostRow: a row of `Sampler` inside a program that keeps the tokens, decides when a text ends, and may take a draw back."""
+"""HostRow: a row of `Sampler` in a host program that keeps the tokens, decides when a text ends, and may undo a draw."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from decodestep.sampling.params import SamplingParams
 from decodestep.sampling.row_processors import Processors
 from decodestep.sampling.sampler import Sampler
 
-# Fields of SamplingParams about what the host decides: when a text ends, and what is reported of it.
+# Fields of SamplingParams that belong to the host: when a text ends, and what is reported.
 _HOSTS_OWN = (
     "max_new_tokens",
     "max_length",
@@ -32,16 +32,15 @@ _HOSTS_OWN = (
 
 
 class HostRow:
-    """One text of a host, drawn as a row of `Sampler` is: by its own logits, params and history alone.
+    """One text of a host, drawn as a row of `Sampler`: depends only on its logits, params, seed and history.
 
-    params: a `SamplingParams` of one beam and one sample. What ends a text (lengths, stop strings and tokens, time, end tokens)
-        and what is reported of it is the host's: those fields must have their default.
+    params: a `SamplingParams` with one beam and one sample. Fields about the end of a text (lengths, stop strings and tokens,
+        time, end tokens) and about reporting must have their defaults, because the host decides these.
     vocab_size: V, the width of the logits. prompt_ids: the tokens before the first drawn one.
-    eos_token_id: what min_length, min_new_tokens and exponential_decay_length_penalty know as end tokens; the row goes on after
-        them.
-    processors: as `Sampler` has them.
+    eos_token_id: the end tokens for min_length, min_new_tokens and exponential_decay_length_penalty; they do not end the row.
+    processors: as for `Sampler`.
 
-    One thread at a time may use it. Raises ValueError for a field of the host, and as `Sampler` does.
+    Not safe for concurrent use. Raises ValueError for fields that belong to the host, and as `Sampler` does.
     """
 
     def __init__(
@@ -65,14 +64,14 @@ class HostRow:
 
     @property
     def tokens(self) -> list[int]:
-        """The prompt and what was accepted after it."""
+        """The prompt and the accepted tokens."""
         tokens = list(self._sampler.rows[0].history.tokens)
         return tokens[:-1] if self._drawn else tokens
 
     def draw(self, logits: Any) -> int:
-        """The next token, from logits (1, V): `accept` makes it part of the history, and another draw takes its place.
+        """The next token, from logits (1, V). `accept` adds it to the history; another draw replaces it.
 
-        Raises ValueError where no token is left, and whatever a processor raises; the row stays as it was.
+        Raises ValueError if no token is left, and whatever a processor raises; the row does not change then.
         """
         self._take_back()
         token = int(self._sampler.step(logits).tokens[0])
@@ -91,7 +90,7 @@ class HostRow:
         return self._sampler.processed(logits)
 
     def accept(self, token: int) -> None:
-        """Makes `token` the next of the history: the one that was drawn last, or another in its place."""
+        """Appends `token` to the history: the one that was drawn last, or another in its place."""
         vocab = self._options["vocab_size"]
         require(is_int(token) and 0 <= token < vocab, "HostRow", "token", f"in [0, {vocab})", token)
         if self._drawn and self._sampler.rows[0].history.tokens[-1] != token:
@@ -101,7 +100,7 @@ class HostRow:
         self._drawn = False
 
     def follow(self, generated: Sequence[int]) -> None:
-        """Makes `generated` all that comes after the prompt: usually one token more than before."""
+        """Sets the tokens after the prompt to `generated`, usually one more than before."""
         known = len(self._sampler.rows[0].history) - self._drawn - len(self._prompt)
         if len(generated) < known or self.tokens[len(self._prompt) :] != list(generated[:known]):
             self._begin(())
@@ -110,11 +109,11 @@ class HostRow:
             self.accept(int(token))
 
     def reset(self) -> None:
-        """Back to the prompt."""
+        """Resets the history to the prompt."""
         self._begin(())
 
     def clone(self) -> HostRow:
-        """Another with the same params, seed and history. Processors that keep state need the factory of `Sampler`."""
+        """A copy with the same params, seed and history. Stateful processors need a factory, as for `Sampler`."""
         copy = type(self)(self._params, prompt_ids=self._prompt, **self._options)
         copy.follow(self.tokens[len(self._prompt) :])
         return copy
@@ -131,12 +130,12 @@ class HostRow:
 
 
 class LogitsProcessor:
-    """A host's plain callable (input_ids, scores) -> scores, for one text: what `Sampler.processed` makes of the scores.
+    """A plain callable (input_ids, scores) -> scores for one text, which returns `Sampler.processed` of the scores.
 
     input_ids: the tokens so far, (length,). scores: (V,), float32; the result is a new array.
-    The first call's tokens are the prompt, and each later call's must begin with those of the call before: make a new one for
-    each text. The draw is the host's, which must not change the distribution: temperature 1 (0 for greedy params), no filters.
-    Raises ValueError for tokens that do not continue those before, and for params as `HostRow` does.
+    The first call's tokens are the prompt; each later call's tokens must begin with those of the previous call. Make a new one
+    for each text. The host draws and must not change the distribution: temperature 1 (0 for greedy params), no filters.
+    Raises ValueError for tokens that do not continue the previous ones, and for params as `HostRow` does.
     """
 
     def __init__(
@@ -154,17 +153,19 @@ class LogitsProcessor:
             self._prompt_length = len(ids)
             self._row = HostRow(self._params, vocab_size=row.shape[1], prompt_ids=ids, **self._options)
         before = self._row.tokens
-        rule = f"a continuation of the {len(before)} tokens of the call before: make a LogitsProcessor for each text"
+        rule = f"a continuation of the {len(before)} tokens of the previous call: make a LogitsProcessor for each text"
         require(ids[: len(before)] == before, "LogitsProcessor", "input_ids", rule, f"{len(ids)} others")
         self._row.follow(ids[self._prompt_length :])
         return self._row.processed(row)[0]
 
 
 def without_ends(params: SamplingParams) -> SamplingParams:
-    """The params of a row that never ends by itself. Raises ValueError for a field that is the host's."""
+    """The params without anything that ends a row. Raises ValueError for a field that belongs to the host."""
     require(isinstance(params, SamplingParams), "HostRow", "params", "a SamplingParams", params)
     for name in _HOSTS_OWN:
         default, value = SamplingParams.__dataclass_fields__[name].default, getattr(params, name)
-        ended = name in ("max_new_tokens", "ignore_eos") and value in (None, True)  # as this function leaves them
-        require(ended or value == default, "SamplingParams", name, f"left at its default {default!r}: it is the host's", value)
+        ended = name in ("max_new_tokens", "ignore_eos") and value in (None, True)  # as set by this function
+        require(
+            ended or value == default, "SamplingParams", name, f"left at its default {default!r}: the host decides it", value
+        )
     return replace(params, max_new_tokens=None, ignore_eos=True)

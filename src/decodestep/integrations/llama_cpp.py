@@ -1,11 +1,11 @@
-"""llama-cpp-python: a row of `Sampler` in place of llama.cpp's chain of samplers.
+"""llama-cpp-python: a row of `Sampler` in place of llama.cpp's sampler chain.
 
     from decodestep.integrations.llama_cpp import RowSampler, sampling
     with sampling(llm, SamplingParams(top_p=0.9, seed=7)):
         llm.create_completion("Once", max_tokens=64)
     token = RowSampler(params, vocab_size=V, prompt_ids=ids).sample(ctx, i)     # one sequence of a batch
 
-The logits are read where llama.cpp has them.
+The logits are read in llama.cpp's memory.
 """
 
 from __future__ import annotations
@@ -40,16 +40,16 @@ class RowSampler(HostRow):
 
         token = sampler.sample(ctx, i)        # reads the logits of output i of the last llama_decode, and appends the token
 
-    vocab_size is that of the model, `llama_vocab_n_tokens`. `pointer` makes a `llama_sampler` of it.
+    vocab_size: the model's `llama_vocab_n_tokens`. `pointer` makes a `llama_sampler` from it.
     """
 
-    error: BaseException | None = None  # what a llama_sampler could not tell
+    error: BaseException | None = None  # raised in a llama_sampler, which cannot report it
 
     def sample(self, ctx: Any, index: int = -1) -> int:
-        """The next token of the sequence, drawn from the logits of output `index` of the context's last decode, and accepted.
+        """Draws the next token of the sequence from the logits of output `index` of the last decode, and accepts it.
 
         ctx: a llama_context pointer, or llama-cpp-python's LlamaContext. Nothing is copied.
-        Raises ValueError where the context has no such logits and where no token is left, and whatever a processor raises.
+        Raises ValueError if the context has no such logits or no token is left, and whatever a processor raises.
         """
         logits = llama_cpp.llama_get_logits_ith(getattr(ctx, "ctx", ctx), index)
         if not logits:
@@ -59,12 +59,12 @@ class RowSampler(HostRow):
         return token
 
     def pointer(self) -> Any:
-        """A new `llama_sampler` that runs this row: whoever gets it owns it, a chain that it is added to or llama_sampler_free.
+        """A new `llama_sampler` that runs this row. The caller owns it: add it to a chain or pass it to llama_sampler_free.
 
-        Its apply selects one of the candidates, and its accept, which llama_sampler_sample calls, appends it. Candidates that
-        samplers before it dropped count as -inf. llama_sampler_sample copies the logits into candidates; `sample` does not.
-        C has no way to tell an error: then the first candidate is selected, sys.unraisablehook is told, as of every callback,
-        and `error` keeps what was raised.
+        Its apply selects one of the candidates, and its accept, which llama_sampler_sample calls, appends it. Candidates
+        dropped by earlier samplers count as -inf. llama_sampler_sample copies the logits into candidates; `sample` does not.
+        C has no way to report an error: the first candidate is selected, sys.unraisablehook is called, as for every callback,
+        and `error` holds the exception.
         """
         key = next(_keys)
         _owned[key] = self
@@ -85,15 +85,15 @@ class RowSampler(HostRow):
 
 @contextmanager
 def sampling(llm: Any, params: SamplingParams, *, processors: Processors = ()) -> Iterator[None]:
-    """While it lasts, every text of `llm` (create_completion, create_chat_completion, generate) is drawn as a row of `Sampler`.
+    """Context manager in which every text of `llm` (create_completion, create_chat_completion, generate) is a row of `Sampler`.
 
-    llm: a `llama_cpp.Llama`. params, processors: as `HostRow` has them; the row's prompt is what the model was given. Where
-        params.seed is None, the seed is llama-cpp-python's: of the call's `seed` argument, or of the model.
-    The arguments of the calls that would choose llama.cpp's own samplers (temperature, top_p, repeat_penalty, grammar,
-    logits_processor, logit_bias and others) must be left at their default: others are refused by name. What ends a text
-    (max_tokens, stop, stopping_criteria) works as ever.
+    llm: a `llama_cpp.Llama`. params, processors: as for `HostRow`; the row's prompt is the model's input. If params.seed is
+        None, the seed is llama-cpp-python's: the call's `seed` argument, or the model's.
+    Arguments that select llama.cpp's own samplers (temperature, top_p, repeat_penalty, grammar, logits_processor, logit_bias
+    and others) must keep their defaults; other values are refused by name. What ends a text (max_tokens, stop,
+    stopping_criteria) works as usual.
 
-    Raises ValueError for fields of params that are the host's. At the end `llm` is as it was.
+    Raises ValueError for fields of params that belong to the host. On exit `llm` is restored.
     """
     without_ends(params)
     ends = [token for token in range(llm.n_vocab()) if llama_cpp.llama_vocab_is_eog(llm._model.vocab, token)]
@@ -116,7 +116,7 @@ def sampling(llm: Any, params: SamplingParams, *, processors: Processors = ()) -
 
 
 class _TextSampler:
-    """What `Llama.generate` has as its sampler, for one text."""
+    """The sampler of `Llama.generate`, for one text."""
 
     def __init__(self, llm: Any, params: SamplingParams, options: dict[str, Any]) -> None:
         self._llm, self._params, self._options = llm, params, options
@@ -129,7 +129,7 @@ class _TextSampler:
         if self._row is None:
             prompt = llm.input_ids[:length].tolist()
             self._row = RowSampler(self._params, vocab_size=llm.n_vocab(), prompt_ids=prompt, **self._options)
-        elif length > self._length:  # what the caller of `generate` has sent
+        elif length > self._length:  # tokens sent by the caller of `generate`
             for token in llm.input_ids[self._length : length].tolist():
                 self._row.accept(token)
         token = self._row.sample(ctx, index)
@@ -141,14 +141,14 @@ class _TextSampler:
 
 
 def _refuse_chosen(arguments: dict[str, Any]) -> None:
-    """Refuses what a call would choose of llama.cpp's own samplers; the methods differ in their defaults, and all pass."""
+    """Refuses arguments that select llama.cpp's own samplers; the defaults of any of the methods are accepted."""
     for name, value in arguments.items():
         defaults = _DEFAULTS[name]
         require(value in defaults, _OP, name, f"left at its default {defaults[0]!r}: SamplingParams decides", repr(value))
 
 
 def _defaults() -> dict[str, list[Any]]:
-    """By the names of `_init_sampler`, the defaults of the methods that lead to it."""
+    """For each parameter of `_init_sampler`, its defaults in the methods that call it."""
     methods = (llama_cpp.Llama._init_sampler, llama_cpp.Llama.create_completion, llama_cpp.Llama.create_chat_completion)
     own, *callers = [inspect.signature(method).parameters for method in methods]
     called = {"temp": "temperature"}
@@ -163,12 +163,12 @@ _DEFAULTS = _defaults()
 
 
 def _array(pointer: Any, count: int, dtype: np.dtype[Any]) -> np.ndarray:
-    """`count` items of C's, in place."""
+    """`count` items at a C pointer, as a view."""
     items: Any = (ctypes.c_char * (count * dtype.itemsize)).from_address(ctypes.addressof(pointer.contents))
     return np.frombuffer(items, dtype)
 
 
-# The rows that llama_samplers run, by the number that is the context of the llama_sampler.
+# The rows of the llama_samplers, by the number in the llama_sampler's ctx.
 _owned: dict[int, RowSampler] = {}
 _keys = itertools.count(1)
 
@@ -177,7 +177,7 @@ def _apply(sampler: Any, candidates: Any) -> None:
     try:
         _owned[sampler.contents.ctx].apply(candidates.contents)
     except BaseException as error:
-        _owned[sampler.contents.ctx].error = error.with_traceback(None)  # whose frames would keep the row alive
+        _owned[sampler.contents.ctx].error = error.with_traceback(None)  # the frames would keep the row alive
         raise
 
 
@@ -205,7 +205,7 @@ def _interface() -> tuple[Any, Any]:
     made.apply = llama_cpp.llama_sampler_i_apply(_apply)
     made.reset = llama_cpp.llama_sampler_i_reset(_reset)
     made.free = llama_cpp.llama_sampler_i_free(_free)
-    # ctypes makes no callback that returns a typed pointer.
+    # ctypes does not support callbacks that return a typed pointer.
     plain = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p)(_clone)
     made.clone = ctypes.cast(plain, llama_cpp.llama_sampler_i_clone)
     return made, plain

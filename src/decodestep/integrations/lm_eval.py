@@ -1,4 +1,4 @@
-"""lm-evaluation-harness: `decodestep` as a model, so that the accuracy of a file in any of our formats can be measured.
+"""lm-evaluation-harness: `decodestep` as a model, to measure the accuracy of a file in any supported format.
 
     python -m decodestep.integrations.lm_eval run --model decodestep --model_args pretrained=model.gguf --tasks hellaswag
 
@@ -27,23 +27,23 @@ with extra("lm-eval"):
     from lm_eval.models.utils import handle_stop_sequences, normalize_gen_kwargs, postprocess_generated_text
 
 _OP = "lm_eval"
-# Fields of a task's generation_kwargs that mean what the fields of SamplingParams mean.
+# Fields of a task's generation_kwargs with the same meaning in SamplingParams.
 _FIELDS = frozenset({"do_sample", "temperature", "top_p", "top_k", "min_p", "typical_p", "repetition_penalty", "seed"})
-_HERE = "THE MESSAGE GOES ON HERE "  # put after a message to find where a chat template has written it
+_HERE = "THE MESSAGE GOES ON HERE "  # appended to a message to find its end in the rendered template
 
 
 @register_model("decodestep")
 class DecodestepLM(TemplateLM):  # type: ignore[misc]
-    """A model of `decodestep.load` as the harness wants it: the requests, windows and truncations of its transformers backend.
+    """A model of `decodestep.load` for the harness: requests, windows and truncation as in its transformers backend.
 
     pretrained: a GGUF file, a folder or a name, or a `Model`; None for the default model. dtype, threads: as in `load`.
-    max_length: tokens of context and continuation together; None for the model's context, at most 2048 as the cost of a window
-        is quadratic. max_gen_toks: the length of a generated text where the task gives none.
-    batch_size: how many texts are generated at once; it changes no result. seed: of sampled texts; number i of a call draws by
+    max_length: tokens of context and continuation together; None for the model's context, but at most 2048, because the cost
+        of a window is quadratic. max_gen_toks: the length of a generated text if the task gives none.
+    batch_size: how many texts are generated at once; does not affect results. seed: for sampled texts; text i of a call uses
         `random.sample_seed(seed, i)`.
 
-    Log-likelihoods are sums of float64 logs of the float32 logits' softmax. Raises ValueError for generation_kwargs that are
-    not understood, and for a continuation that is longer than max_length.
+    Log-likelihoods are sums of float64 logs of the float32 logits' softmax. Raises ValueError for unknown generation_kwargs,
+    and for a continuation that is longer than max_length.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class DecodestepLM(TemplateLM):  # type: ignore[misc]
         return str(self.model.path).replace("/", "__")
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **_: Any) -> list[int]:
-        """The ids of a text, with what the tokenizer adds unless the text begins with it or add_special_tokens is False."""
+        """The ids of a text, with the special tokens unless the text begins with them or add_special_tokens is False."""
         tokenizer = self.model.tokenizer
         bare: list[int] = tokenizer.encode_rendered(string)
         first = tokenizer.bos_token_id
@@ -113,7 +113,7 @@ class DecodestepLM(TemplateLM):  # type: ignore[misc]
         """The log-probability of the continuation, and whether each of its tokens is the most likely one."""
         rule = f"of 1 to {self.max_length} tokens"
         require(0 < len(continuation) <= self.max_length, _OP, "continuation", rule, f"{len(continuation)}")
-        require(len(context) > 0, _OP, "context", "of at least one token, or the empty text", "none of a text of spaces")
+        require(len(context) > 0, _OP, "context", "of at least one token, or the empty text", "whitespace without a token")
         ids = [*context, *continuation][-(self.max_length + 1) :][:-1]
         scored = len(continuation)
         with self.model.sequence() as sequence:
@@ -167,21 +167,21 @@ class DecodestepLM(TemplateLM):  # type: ignore[misc]
 
     @cached_property
     def _begins_with_a_space(self) -> bool:
-        """Whether the tokenizer puts a space before a text."""
+        """Whether the tokenizer prepends a space to a text."""
         tokenizer = self.model.tokenizer
         return tokenizer.decode(tokenizer.encode_rendered("a")) == " a"
 
     def _decoded(self, text: str) -> str:
-        """What follows a prompt, as the harness has it: decoded by itself, so that a space that would begin a text is gone."""
+        """A continuation as in the harness: decoded on its own, which removes the space that the tokenizer prepends."""
         return text.removeprefix(" ") if self._begins_with_a_space else text
 
     def _generation(self, given: dict[str, Any], index: int) -> tuple[SamplingParams, list[str]]:
-        """A request's generation_kwargs as parameters, and the strings that its text is cut at."""
+        """A request's generation_kwargs as parameters, and its stop strings."""
         kwargs = normalize_gen_kwargs(given, self.max_gen_toks)
         control = self._control_tokens
         until = handle_stop_sequences(kwargs.pop("until", None), eos=self.model.tokenizer.token(self.eot_token_id))
         fields: dict[str, Any] = {"max_new_tokens": int(kwargs.pop("max_gen_toks"))}
-        # A control token is not in the text that it ends.
+        # A control token does not appear in the text that it ends.
         fields["stop_token_ids"] = tuple(dict.fromkeys(control[text] for text in until if text in control))
         fields["stop_strings"] = tuple(dict.fromkeys(text for text in until if text and text not in control))
         unknown = sorted(kwargs.keys() - _FIELDS)
@@ -192,19 +192,19 @@ class DecodestepLM(TemplateLM):  # type: ignore[misc]
         return SamplingParams(**fields), until
 
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
-        """The text of a conversation; without add_generation_prompt it ends within its last message, which goes on."""
+        """The text of a conversation; without add_generation_prompt it ends in its last message, to be continued."""
         if add_generation_prompt:
             return self.model.chat_prompt(chat_history)
         *before, last = chat_history
         messages = [*before, {**last, "content": last["content"] + _HERE}]
         prompt, found, after = self.model.chat_prompt(messages, add_generation_prompt=False).rpartition(_HERE.strip())
         if not found:
-            refuse(_OP, "chat_history", "of messages that the chat template writes as they are", repr(last["content"]))
-        # A template that trims messages has trimmed the space of the mark, and would have trimmed those before it.
+            refuse(_OP, "chat_history", "of messages that the chat template writes verbatim", repr(last["content"]))
+        # A template that trims messages has trimmed the space of the mark, and would have trimmed those of the message.
         return prompt if after.startswith(_HERE[-1]) else prompt.rstrip()
 
     def chat_template(self, chat_template: bool | str = False) -> str:
-        """The harness records which template was used; it is the model's own."""
+        """The name of the template, which the harness records."""
         return "" if chat_template is False else "the model's own"
 
 

@@ -1,4 +1,4 @@
-"""ONNX: our operators for the reference evaluator.
+"""ONNX: the library's operators for the reference evaluator.
 
 ReferenceEvaluator(model, new_ops=decodestep.integrations.onnx.REFERENCE_OPS)
 """

@@ -1,6 +1,6 @@
-"""Our operators as operators of ONNX, in the domain "decodestep", version 1: their inputs, attributes and results.
+"""The library's operators as ONNX operators, in the domain "decodestep", version 1: inputs, attributes and results.
 
-onnx.reference and onnxruntime run them by this table, and torch exports them by it. Nothing here needs one of these.
+The integrations of onnx.reference, onnxruntime and torch's exporter use this table, which needs none of these packages.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ DOMAIN, VERSION = "decodestep", 1
 
 @dataclass(frozen=True)
 class Operator:
-    """One operator. It computes by NumPy arrays, writes to none of them, and returns a tuple of arrays.
+    """One operator. It takes NumPy arrays, which it does not write to, and returns a tuple of arrays.
 
     compute: called with the inputs and attributes by name, None for an input that is missing.
-    inputs: names in their order, with "?" after those that may be missing.
+    inputs: names in order, with "?" after optional ones.
     attributes: names with their defaults: a float, an integer (0 and 1 for False and True), or a string.
-    outputs: names in their order, each with its type: the dtype's name, the name of the input that has it, or its own name
-        where `types` says it.
-    types: the choices of types: dtype names by input or output; empty where no output depends on an input.
+    outputs: names in order, each with its type: a dtype's name, the name of an input with the same type, or its own name if
+        `types` gives it.
+    types: the supported combinations of types: dtype names by input or output; empty if no output depends on an input.
     """
 
     compute: Callable[..., tuple[np.ndarray, ...]]
@@ -37,14 +37,14 @@ class Operator:
     types: tuple[Mapping[str, str], ...] = ()
 
     def __call__(self, inputs: list[np.ndarray | None], attributes: Mapping[str, Any]) -> tuple[np.ndarray, ...]:
-        """The results. inputs: in their order; those that are missing at the end may be left out."""
+        """The results. inputs: in order; missing ones at the end may be omitted."""
         names = [name.rstrip("?") for name in self.inputs]
         given = dict(zip(names, [*inputs, *[None] * (len(names) - len(inputs))], strict=True))
         return self.compute(**given, **{**self.attributes, **{name: _as_written(value) for name, value in attributes.items()}})
 
 
 def _as_written(value: Any) -> Any:
-    """A number that ONNX keeps in float32 as it was written: 1e-8, and not the float32 next to it in float64."""
+    """The shortest decimal of a number that ONNX stores as float32: 1e-8 rather than the float32 closest to it."""
     return float(str(np.float32(value))) if isinstance(value, float) else value
 
 
@@ -53,9 +53,7 @@ def _scatter(past_cache: np.ndarray, update: np.ndarray, write_indices: np.ndarr
 
 
 def _sample(logits: np.ndarray, is_need_logits: int, kernel_exact: int, **call: Any) -> tuple[np.ndarray, ...]:
-    drawn, masked = top_k_top_p_sample(
-        logits, is_need_logits=bool(is_need_logits), kernel_exact=bool(kernel_exact), **call
-    )
+    drawn, masked = top_k_top_p_sample(logits, is_need_logits=bool(is_need_logits), kernel_exact=bool(kernel_exact), **call)
     return np.asarray(drawn), _or_nothing(masked, np.float32)
 
 
@@ -93,7 +91,7 @@ def _prolog_v3(kv_cache: np.ndarray, kr_cache: np.ndarray, query_norm_flag: int,
 
 
 def _or_nothing(result: Any, dtype: type) -> np.ndarray:
-    """For a result that the call does not produce, what torch_npu returns: one element without meaning."""
+    """The result; if the call does not produce it, a meaningless single element, as in torch_npu."""
     return np.zeros(1, dtype) if result is None else np.asarray(result)
 
 
@@ -113,8 +111,8 @@ _PROLOG_OUTPUTS = {"query": "query", "query_rope": "weight_uk", **_CACHES_OUT}
 
 
 def _prolog_types(*scenarios: str) -> tuple[Mapping[str, str], ...]:
-    """For each scenario and real type, a letter for each of these: i int8, r real, f float32, - missing, for which stands a
-    type that no scale has."""
+    """For each scenario and real type, a letter for each of these: i int8, r real, f float32, - missing, represented by a type
+    that no scale has."""
     names = (*_CACHES, "query", "weight_uq_qr", "k_nope_clip_alpha")
     return tuple(
         {"weight_uk": real}
@@ -129,14 +127,23 @@ _SCATTERED = (
     *("float64", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz"),
 )
 _PROLOG_ATTRIBUTES: Mapping[str, float | int | str] = {
-    "rmsnorm_epsilon_cq": 1e-5, "rmsnorm_epsilon_ckv": 1e-5,
-    "cache_mode": "PA_BSND", "rope_groups": 1,
+    "rmsnorm_epsilon_cq": 1e-5,
+    "rmsnorm_epsilon_ckv": 1e-5,
+    "cache_mode": "PA_BSND",
+    "rope_groups": 1,
 }
 _V2_ATTRIBUTES: Mapping[str, float | int | str] = {**_PROLOG_ATTRIBUTES, "rounding": "half_even"}
 _V3_ATTRIBUTES: Mapping[str, float | int | str] = {
     **_V2_ATTRIBUTES,
-    "query_norm_flag": 0, "weight_quant_mode": 0, "kv_cache_quant_mode": 0, "query_quant_mode": 0,
-    "ckvkr_repo_mode": 0, "quant_scale_repo_mode": 0, "tile_size": 128, "qc_qr_scale": 1.0, "kc_scale": 1.0,
+    "query_norm_flag": 0,
+    "weight_quant_mode": 0,
+    "kv_cache_quant_mode": 0,
+    "query_quant_mode": 0,
+    "ckvkr_repo_mode": 0,
+    "quant_scale_repo_mode": 0,
+    "tile_size": 128,
+    "qc_qr_scale": 1.0,
+    "kc_scale": 1.0,
 }
 _SAMPLED = {"logits_select_idx": "int64", "logits_top_kp_select": "float32"}
 _SAMPLE_ATTRIBUTES = {"eps": 1e-8, "is_need_logits": 0, "top_k_guess": 32}
@@ -176,8 +183,11 @@ OPERATORS = {
         (*_PROLOG_TENSORS, *_CACHES, "cache_index?", *_PROLOG_SCALES, "actual_seq_len?", "k_nope_clip_alpha?"),
         _V3_ATTRIBUTES,
         {
-            "query": "query", "query_rope": "weight_uk", "dequant_scale_q_nope": "float32",
-            "query_norm": "weight_uq_qr", "dequant_scale_q_norm": "float32",
+            "query": "query",
+            "query_rope": "weight_uk",
+            "dequant_scale_q_nope": "float32",
+            "query_norm": "weight_uq_qr",
+            "dequant_scale_q_norm": "float32",
             **_CACHES_OUT,
         },
         _prolog_types("rrrr", "rrri", "iiri", "irii-", "irrif"),

@@ -1,11 +1,11 @@
-"""onnxruntime: our operators as custom ones of a session, in the domain "decodestep".
+"""onnxruntime: the library's operators as custom operators of a session, in the domain "decodestep".
 
     options = onnxruntime.SessionOptions()
     decodestep.integrations.onnxruntime.register(options)
     onnxruntime.InferenceSession("model.onnx", options, providers=["CPUExecutionProvider"])
 
-onnxruntime finds the operators through its C interface; their arguments are checked and their results made by the functions of
-`decodestep`, so that they have the same bits. Only a process with Python in it can have them.
+onnxruntime calls the operators through its C interface; the functions of `decodestep` check the arguments and compute the
+results, so these have the same bits. They are available only in Python processes.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from decodestep.integrations.onnxruntime_interface import VERSION as INTERFACE
 with extra("onnx"):
     import onnxruntime
 
-_alive: list[Any] = []  # what onnxruntime has the address of
-_kernels: list[tuple[Operator, tuple[tuple[str, Any], ...]]] = []  # an operator with attributes; a kernel is its number + 1
+_alive: list[Any] = []  # objects whose addresses onnxruntime holds
+_kernels: list[tuple[Operator, tuple[tuple[str, Any], ...]]] = []  # operators with attributes; a kernel's handle is index + 1
 _apis: dict[int, Api] = {}
 
 
 def register(options: onnxruntime.SessionOptions) -> None:
-    """Adds the operators of the domain "decodestep" to what sessions with these options know."""
+    """Registers the operators of the domain "decodestep" for sessions with these options."""
     options.register_custom_ops_library(_native.__file__)
 
 
 def _register(options: int, base: int) -> int | None:
-    """What RegisterCustomOps does; the domain and its operators are made once."""
+    """The implementation of RegisterCustomOps; the domain and its operators are created once."""
     api = _apis.get(base)
     try:
         if api is None:
@@ -56,7 +56,7 @@ _KEEP = _native.set_onnxruntime_registrar(ctypes.cast(_registrar, c_void_p).valu
 
 
 def _custom_ops(api: Api) -> list[CustomOp]:
-    """One for each choice of types of each operator."""
+    """One for each combination of types of each operator."""
     made = getattr(api, "custom_ops", None)
     if made is None:
         made = [_custom_op(api, name, op, types) for name, op in OPERATORS.items() for types in op.types or ({},)]
@@ -126,9 +126,9 @@ def _compute(api: Api, operator: Operator, attributes: tuple[tuple[str, Any], ..
         if i < wanted:
             shape = (ctypes.c_int64 * result.ndim)(*result.shape)
             value = api.get("KernelContext_GetOutput", c_void_p, context, i, shape, result.ndim)
-            if value is None:  # nobody reads it
+            if value is None:  # an output that the model does not use
                 continue
             target = api.array(value)
             if (target.dtype, target.shape) != (result.dtype, result.shape):
-                raise ValueError(f"decodestep: {name} must be {target.dtype} as the model says; got {result.dtype}")
+                raise ValueError(f"decodestep: {name} must be {target.dtype}, as declared in the model; got {result.dtype}")
             target[...] = result

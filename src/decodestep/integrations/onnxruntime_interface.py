@@ -1,7 +1,7 @@
-"""What is needed of onnxruntime's C interface to make custom operators, spoken through ctypes.
+"""The part of onnxruntime's C interface that custom operators need, through ctypes.
 
-The places of functions in OrtApi and the fields of OrtCustomOp are those of version 18 of the interface (onnxruntime 1.18);
-later versions only add to them.
+The indices of functions in OrtApi and the fields of OrtCustomOp are those of version 18 of the interface (onnxruntime 1.18);
+later versions only append to them.
 """
 
 from __future__ import annotations
@@ -17,11 +17,26 @@ VERSION = 18
 ANY, REQUIRED, OPTIONAL = 0, 0, 1
 _FAIL, _INVALID_ARGUMENT = 1, 2
 
-# Types of elements, by their numbers.
+# Element types, by ONNX's numbers.
 DTYPES = {
-    1: np.float32, 2: np.uint8, 3: np.int8, 4: np.uint16, 5: np.int16, 6: np.int32, 7: np.int64, 9: np.bool_,
-    10: np.float16, 11: np.float64, 12: np.uint32, 13: np.uint64, 14: np.complex64, 15: np.complex128,
-    16: ml_dtypes.bfloat16, 17: ml_dtypes.float8_e4m3fn, 18: ml_dtypes.float8_e4m3fnuz, 19: ml_dtypes.float8_e5m2,
+    1: np.float32,
+    2: np.uint8,
+    3: np.int8,
+    4: np.uint16,
+    5: np.int16,
+    6: np.int32,
+    7: np.int64,
+    9: np.bool_,
+    10: np.float16,
+    11: np.float64,
+    12: np.uint32,
+    13: np.uint64,
+    14: np.complex64,
+    15: np.complex128,
+    16: ml_dtypes.bfloat16,
+    17: ml_dtypes.float8_e4m3fn,
+    18: ml_dtypes.float8_e4m3fnuz,
+    19: ml_dtypes.float8_e5m2,
     20: ml_dtypes.float8_e5m2fnuz,
 }
 NUMBERS = {np.dtype(dtype).name: number for number, dtype in DTYPES.items()}
@@ -50,7 +65,7 @@ Registrar = ctypes.CFUNCTYPE(c_void_p, c_void_p, c_void_p)
 
 
 class CustomOp(ctypes.Structure):
-    """OrtCustomOp. onnxruntime keeps its address as long as the process lives, and so must who makes one."""
+    """OrtCustomOp. onnxruntime keeps its address for the life of the process, so it must never be freed."""
 
     _fields_ = [
         ("version", c_uint32),
@@ -83,7 +98,7 @@ class CustomOp(ctypes.Structure):
 
 
 class Api:
-    """OrtApi, from the OrtApiBase at an address: a method for each of its functions; what fails raises a ValueError."""
+    """OrtApi, from the address of an OrtApiBase. A function that fails raises ValueError."""
 
     def __init__(self, base: int) -> None:
         get = ctypes.CFUNCTYPE(c_void_p, c_uint32)(ctypes.cast(base, POINTER(c_void_p))[0])
@@ -100,7 +115,7 @@ class Api:
         }
 
     def __call__(self, name: str, *arguments: Any) -> None:
-        """Calls one of the functions that return a status."""
+        """Calls a function that returns a status."""
         status = self._functions[name](*arguments)
         if status:
             message = self._message(status).decode(errors="replace")
@@ -108,18 +123,18 @@ class Api:
             raise ValueError(message)
 
     def get(self, name: str, kind: Any, *arguments: Any) -> Any:
-        """The value that a function leaves after its last argument."""
+        """The value that a function writes to its last argument."""
         result = kind()
         self(name, *arguments, ctypes.byref(result))
         return result.value
 
     def status(self, error: BaseException) -> int:
-        """A status that says what went wrong, for onnxruntime to raise."""
+        """A status with the error's message, for onnxruntime to raise."""
         code = _INVALID_ARGUMENT if isinstance(error, ValueError) else _FAIL
         return int(self._create_status(code, f"{type(error).__name__}: {error}".replace("\0", "").encode()))
 
     def array(self, value: int) -> np.ndarray:
-        """The elements of a tensor where they lie, as an array that lives as long as the tensor."""
+        """A view of a tensor's elements, valid as long as the tensor."""
         info = self.get("GetTensorTypeAndShape", c_void_p, value)
         try:
             number = self.get("GetTensorElementType", c_int, info)
@@ -129,7 +144,7 @@ class Api:
         finally:
             self.release_type(info)
         if number not in DTYPES:
-            raise ValueError(f"onnxruntime: the type of a tensor must be a number that NumPy has; got ONNX's type {number}")
+            raise ValueError(f"onnxruntime: a tensor must be of a type that NumPy has; got ONNX's type {number}")
         dtype, shape = np.dtype(DTYPES[number]), tuple(dimensions)
         size = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
         if size == 0:
@@ -138,7 +153,7 @@ class Api:
         return np.frombuffer(memory, np.uint8).view(dtype).reshape(shape)
 
     def attribute(self, info: int, name: str, default: float | int | str) -> float | int | str:
-        """An attribute of a node, its default where the node does not have it. Raises ValueError for one of another type."""
+        """An attribute of a node, or its default if the node does not have it. Raises ValueError for another type."""
         key = name.encode()
         try:
             if isinstance(default, float):

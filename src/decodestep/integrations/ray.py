@@ -1,7 +1,7 @@
-"""Ray Data: texts of a dataset's prompts, one model an actor.
+"""Ray Data: generates a text for each prompt of a dataset, with one model per actor.
 
-    from decodestep.integrations.ray import Generate
-    dataset.map_batches(Generate, fn_constructor_kwargs={"model": "model.gguf"}, concurrency=4, num_cpus=8, batch_size=32)
+from decodestep.integrations.ray import Generate
+dataset.map_batches(Generate, fn_constructor_kwargs={"model": "model.gguf"}, concurrency=4, num_cpus=8, batch_size=32)
 """
 
 from __future__ import annotations
@@ -29,24 +29,24 @@ _MADE = ("completion", "completion_ids", "finish_reason", "completion_seed", "er
 
 
 class Generate:
-    """A callable class for `Dataset.map_batches`: adds the text that follows each row's prompt.
+    """A callable class for `Dataset.map_batches`: adds the generated text for each row's prompt.
 
-        for every row:  params = `params`, with the columns that are called as its fields
+        for every row:  params = `params`, overridden by the columns named like its fields
                         text = generate(model, prompt, params with seed = row_seed(seed, key), where the row has none)
 
     model: what `load` takes; None for the default model. dtype: as there. Every actor loads it once.
-    params: a mapping of fields of `SamplingParams`, for all rows. A column with the name of a field replaces it where the row's
-        value is not null. One sample and no beams: num_return_sequences and num_beams stay 1.
+    params: a mapping of fields of `SamplingParams`, for all rows. A column with the name of a field overrides it if the row's
+        value is not null. num_return_sequences and num_beams must be 1.
     prompt: the column of prompts: strings, token ids, or conversations, as `generate` takes them.
-    key: the column of the rows' keys, integers or strings, which decide the seeds. Rows of equal keys share their noise.
-    seed: an integer in [0, 2^64) that all keys are mixed with.
-    threads: of an actor; None for as many as the CPUs that Ray has given it, at least one.
+    key: the column of the rows' keys, integers or strings, which determine the seeds. Rows with equal keys share their noise.
+    seed: an integer in [0, 2^64) that is combined with every key.
+    threads: of an actor; None for the number of CPUs that Ray assigned to it, at least one.
 
-    Called with a batch in the format "numpy". Returns its columns, of which prompts and fields that are lists stay lists, and:
+    Called with a batch in the format "numpy". Returns its columns, in which lists of prompts and fields remain lists, and:
     completion, the text; completion_ids; finish_reason, as in `Completion`, "error" for a row that failed; completion_seed, 0
     for a greedy row; error, why a row failed, else "".
-    A row that fails (its prompt, its params, its processing) loses no other. A row's text depends on its prompt, params, key
-    and `seed` alone: not on blocks, batches, actors or retries.
+    A row that fails does not affect others. A row's text depends only on its prompt, params, key and `seed`, not on blocks,
+    batches, actors or retries.
 
     Raises ValueError for a batch in another format, without the columns of prompts or keys, or with one of the new names.
     """
@@ -100,7 +100,7 @@ class Generate:
         return SamplingParams(**{**given, "seed": row_seed(self._seed, _plain(batch[self._key][i], None))})
 
     def _run(self, asked: list[tuple[int, Any, SamplingParams]], results: list[Completion | Exception | None]) -> None:
-        """Fills in the results. `generate` refuses a call as a whole, before any work: halves then find who is to blame."""
+        """Fills in the results. `generate` refuses a call as a whole, before any work; bisection finds the invalid rows."""
         if not asked:
             return
         try:
@@ -125,15 +125,15 @@ def row_seed(seed: int, key: int | str) -> int:
 
 
 def _given_cpus() -> int:
-    """The CPUs of the actor that this runs in; 1 outside of one."""
+    """The number of CPUs of the current actor; 1 outside an actor."""
     if not ray.is_initialized() or ray.get_runtime_context().get_actor_id() is None:
         return 1
     return max(1, int(ray.get_runtime_context().get_assigned_resources().get("CPU", 1)))
 
 
 def _plain(value: Any, default: Any) -> Any:
-    """A cell as a Python value; None for a null. A column of integers with nulls arrives as floats: ValueError where that may
-    have rounded one."""
+    """A cell as a Python value; None for a null. A column of integers with nulls arrives as floats: ValueError if that may have
+    rounded an integer."""
     value = value.tolist() if hasattr(value, "tolist") else value
     if isinstance(value, float) and math.isnan(value):
         return None
@@ -145,8 +145,8 @@ def _plain(value: Any, default: Any) -> Any:
 
 
 def _as_lists(column: np.ndarray) -> np.ndarray:
-    """A column with its lists as lists. Ray would make a tensor of those of numbers, which it cannot join with a block that has
-    a null among them."""
+    """A column with its lists as lists. Ray would convert lists of numbers to a tensor, which it cannot concatenate with a
+    block that contains a null."""
     if column.ndim == 1 and column.dtype != object:
         return column
     made = np.empty(len(column), object)
@@ -157,7 +157,7 @@ def _as_lists(column: np.ndarray) -> np.ndarray:
 def _prompt_of(cell: Any) -> Any:
     plain = cell.tolist() if hasattr(cell, "tolist") else cell
     if not isinstance(plain, (str, list)) or not plain:
-        refuse(_OP, "prompt", "a text, token ids or a conversation, not empty", repr(plain))
+        refuse(_OP, "prompt", "a non-empty text, list of token ids or conversation", repr(plain))
     return plain
 
 

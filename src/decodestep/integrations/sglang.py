@@ -1,10 +1,10 @@
-"""SGLang: a custom logit processor for what SGLang lacks, and a sampler backend whose draws no batch changes.
+"""SGLang: a custom logit processor for fields that SGLang lacks, and a sampling backend whose draws do not depend on the batch.
 
-    python -m sglang.launch_server ... --enable-custom-logit-processor --disable-overlap-schedule
-    {"custom_logit_processor": Processor.to_str(),
-     "sampling_params": {"temperature": 0.8, "sampling_seed": 7, "custom_params": custom_params(dry_multiplier=0.8)}}
+python -m sglang.launch_server ... --enable-custom-logit-processor --disable-overlap-schedule
+{"custom_logit_processor": Processor.to_str(),
+ "sampling_params": {"temperature": 0.8, "sampling_seed": 7, "custom_params": custom_params(dry_multiplier=0.8)}}
 
-    python -m sglang.launch_server ... --sampling-backend decodestep
+python -m sglang.launch_server ... --sampling-backend decodestep
 """
 
 from __future__ import annotations
@@ -31,28 +31,28 @@ with extra("sglang"):
     from sglang.srt.sampling.sampling_params import TOP_K_ALL
 
 _OP = "decodestep.integrations.sglang"
-_ROW = "__decodestep__"  # of a request's custom_params, beside SGLang's own "__req__"
+_ROW = "__decodestep__"  # a key of a request's custom_params, like SGLang's own "__req__"
 
 
 def custom_params(**fields: Any) -> dict[str, Any]:
     """The custom_params of a request that `Processor` draws: `host_params.FIELDS`.
 
-    Raises ValueError as `SamplingParams` does, and for other fields: those that a request of SGLang has are given there.
-    SGLang has no hook before a request is admitted, so this is where they are checked before anything is sent.
+    Raises ValueError as `SamplingParams` does, and for other fields: SGLang's own are given in the request itself.
+    SGLang has no hook before a request is admitted, so the fields are checked here, before they are sent.
     """
     host_params(_OP, fields, {})
     return {KEY: fields}
 
 
 class Processor(CustomLogitProcessor):  # type: ignore[misc]
-    """Draws the requests whose custom_params have "decodestep" as rows of `Sampler`, by their logits, params, seed and tokens.
+    """Draws requests with "decodestep" in their custom_params as rows of `Sampler`, by their logits, params, seed and tokens.
 
-    All other logits of such a row become -inf, so that SGLang takes that token. temperature, top_p, top_k, min_p and
-    sampling_seed are the request's own; without a seed its id decides. What SGLang's penalties, biases and grammars have left
-    is what is drawn from, and logprobs are of what this leaves.
+    All other logits of such a row become -inf, so that SGLang chooses the drawn token. temperature, top_p, top_k, min_p and
+    sampling_seed are the request's own; without a seed, its id determines one. SGLang's penalties, biases and grammars are
+    applied before the draw; logprobs are those of the resulting row.
 
-    A request that cannot be served (values outside the rules, the overlap schedule, in which a request's last token is not yet
-    known, drafts, no token left) ends with SGLang's abort and the reason; no other takes notice.
+    A request that cannot be served (invalid values, the overlap schedule, in which a request's last token is not yet known,
+    drafts, no token left) is aborted with the reason; other requests are not affected.
     """
 
     def __call__(self, logits: torch.Tensor, custom_param_list: list[dict[str, Any]] | None = None) -> torch.Tensor:
@@ -84,7 +84,7 @@ class Processor(CustomLogitProcessor):  # type: ignore[misc]
 
 
 def _params_of(req: Any, given: Any) -> SamplingParams:
-    """The params of a request of SGLang, whose own are normalised: greedy is top_k 1, and a top_k that is off is huge."""
+    """The params of an SGLang request, whose fields are normalised: greedy is top_k 1, no top_k is a huge one."""
     own = req.sampling_params
     params = host_params(
         _OP,
@@ -103,20 +103,20 @@ def _params_of(req: Any, given: Any) -> SamplingParams:
 
 
 class Sampler(TheirSampler):  # type: ignore[misc]
-    """SGLang's sampler, with our draw: `--sampling-backend decodestep`.
+    """SGLang's sampler with the draw of `decodestep.Sampler`: `--sampling-backend decodestep`.
 
-    The same tokens survive top_k, top_p and min_p as in its "pytorch" backend, where all three look at the whole distribution;
-    of tokens as likely as the last that top_k keeps all survive, as in SGLang's CUDA kernels; 0.5.23's "pytorch" drops some.
-    A row's token depends on its logits, parameters, seed and position alone, and is the one that `Sampler` draws at that
-    position. With --enable-deterministic-inference the seeds are the requests' sampling_seed, min_p included; else they come
-    from torch's generator. Logits on a GPU are drawn there.
+    top_k, top_p and min_p keep the same tokens as in SGLang's "pytorch" backend, where each applies to the whole distribution;
+    top_k keeps all tokens that tie with the last one, as SGLang's CUDA kernels do (0.5.23's "pytorch" drops some).
+    A row's token depends only on its logits, parameters, seed and position, and is the one that `decodestep.Sampler` draws at
+    that position. With --enable-deterministic-inference the seeds are the requests' sampling_seed, also with min_p; otherwise
+    they come from torch's generator. Logits on a GPU are drawn there.
     Raises ValueError for sampling masks and for rl_on_policy_target.
     """
 
     def __init__(self) -> None:
         super().__init__()
         require(self.rl_on_policy_target is None, _OP, "rl_on_policy_target", "None", self.rl_on_policy_target)
-        self.use_ascend_backend = True  # the branch of `forward` that leaves filters and draw to the method below
+        self.use_ascend_backend = True  # the branch of `forward` that delegates filters and draw to the method below
 
     def forward(self, logits_output: Any, sampling_info: Any, *arguments: Any, **options: Any) -> torch.Tensor:
         masks = sampling_info.sampling_mask_batch_indices
@@ -142,11 +142,11 @@ class Sampler(TheirSampler):  # type: ignore[misc]
         )
         scores = torch.log_softmax(logits.div_(info.temperatures), dim=-1) if return_logprob else None
         tokens = torch.as_tensor(drawn.tokens)
-        return torch.where(tokens < 0, 0, tokens).to(torch.int32), scores  # SGLang's own token of a row without any
+        return torch.where(tokens < 0, 0, tokens).to(torch.int32), scores  # 0, as in SGLang, if no token is left
 
 
 def _steps(temperature: float, top_p: float, top_k: int, min_p: float) -> tuple[Any, ...]:
-    """top_p before top_k keeps what both keep of the whole distribution; min_p is a share of the largest in any case."""
+    """top_p before top_k keeps the tokens that both keep of the whole distribution; min_p is relative to the maximum."""
     steps = (
         Temperature(temperature) if temperature != 1 else None,
         TopP(top_p) if top_p < 1 else None,
@@ -157,5 +157,5 @@ def _steps(temperature: float, top_p: float, top_k: int, min_p: float) -> tuple[
 
 
 def register() -> None:
-    """Makes the sampler backend "decodestep" known to SGLang: what its plugin group "sglang.srt.plugins" calls at the start."""
+    """Registers the sampling backend "decodestep"; SGLang calls it at startup, by its plugin group "sglang.srt.plugins"."""
     register_sampler_backend("decodestep", Sampler)

@@ -1,10 +1,10 @@
-"""torch.compile: our operators as custom ops, which a compiled graph calls without breaking.
+"""torch.compile: the library's operators as custom ops, which cause no graph breaks.
 
     from decodestep.integrations.torch import ops
     ops.rms_norm(x, gamma)          # torch.ops.decodestep.rms_norm; under torch.compile(fullgraph=True) too
 
-Importing this module registers them. Outside compiled code call the functions of `decodestep` instead: they take tensors too
-and are several microseconds a call faster. Gradients are not defined: a backward pass raises.
+Importing this module registers them. Outside compiled code, call the functions of `decodestep` instead: they accept tensors too
+and are several microseconds per call faster. Gradients are not defined: a backward pass raises.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ with extra("torch"):
 
 
 class CustomOp(NamedTuple):
-    """What torch must know about an operator.
+    """The definition of an operator for torch.
 
     schema: its signature in torch's schema language, tensors before the `*`; `Tensor(a!)` is an argument that is written to.
     kernel: computes the results, on CPU tensors.
@@ -53,7 +53,7 @@ def _scatter_in_place(*, write_mode: str, **call: Any) -> None:
 
 
 def _new_like(name: str) -> Callable[..., Any]:
-    """The fake of an operator whose result has the shape of an argument; results are contiguous whatever its strides are."""
+    """The fake of an operator whose result has the shape of an argument and is contiguous."""
     return lambda **call: call[name].new_empty(call[name].shape)
 
 
@@ -70,7 +70,7 @@ def _fake_attention(*, query_rope: Tensor, kv_cache: Tensor, groups: int, **_: A
 
 
 def _or_placeholder(like: Tensor, result: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """For a result that the call does not produce, what torch_npu returns: one element without meaning."""
+    """The result; if the call does not produce it, a meaningless single element, as in torch_npu."""
     return like.new_zeros(1, dtype=dtype) if result is None else result
 
 
@@ -154,7 +154,7 @@ def _fake_prolog_v3(**call: Any) -> tuple[Tensor, ...]:
 def _with_caches(
     make: Callable[..., tuple[Tensor, ...]], copy: Callable[[Tensor], Tensor], place: int
 ) -> Callable[..., tuple[Tensor, ...]]:
-    """`make`, which writes to its caches, on copies of them, which are returned from a place of the results on."""
+    """`make`, which writes to its caches, in functional form: it gets copies, which are returned at `place` in the results."""
 
     def call(*, kv_cache: Tensor, kr_cache: Tensor, **others: Any) -> tuple[Tensor, ...]:
         caches = copy(kv_cache), copy(kr_cache)
@@ -165,8 +165,8 @@ def _with_caches(
 
 
 def _functional(schema: str, kernel: Callable[..., Any], fake: Callable[..., Any], *, place: int) -> CustomOp:
-    """An operator as `CustomOp(schema, kernel, fake)`, with the caches among the results, from a place on, in place of written
-    to: in a graph that is exported nothing is written to."""
+    """`CustomOp(schema, kernel, fake)` with the caches among the results, at `place`, instead of modified: exported graphs are
+    functional."""
     arguments, results = schema.replace("(a!)", "").replace("(b!)", "").split(" -> ")
     more = results.replace("Tensor", "Tensor, Tensor, Tensor", 1)
     return CustomOp(
@@ -175,11 +175,11 @@ def _functional(schema: str, kernel: Callable[..., Any], fake: Callable[..., Any
 
 
 def _columns(weight: Tensor) -> int:
-    """The outputs of a weight, as plain (K, N) or as NZ (N / c0, K / 16, 16, c0)."""
+    """The number of outputs of a weight, plain (K, N) or NZ (N / c0, K / 16, 16, c0)."""
     return int(weight.shape[1] if weight.dim() == 2 else weight.shape[0] * weight.shape[3])
 
 
-# Not `mode`, as in `tensor_scatter`: torch has an argument of that name when it makes a graph functional.
+# Not `mode`, as in `tensor_scatter`: torch's functionalisation has an argument of that name.
 _SCATTER = 'Tensor update, Tensor? write_indices=None, *, int axis=-2, str write_mode="linear"'
 
 _NOISE = "Tensor? seed=None, Tensor? position=None"
@@ -219,7 +219,7 @@ _PROLOGS = {
     ),
 }
 
-# One entry per operator; its cases are in tests/test_integrations_torch.py.
+# One entry per operator, tested in tests/test_integrations_torch.py.
 OPERATORS = {
     "tensor_scatter": CustomOp(f"(Tensor past_cache, {_SCATTER}) -> Tensor", _scatter, _new_like("past_cache")),
     "tensor_scatter_": CustomOp(f"(Tensor(a!) past_cache, {_SCATTER}) -> ()", _scatter_in_place, _nothing, ("past_cache",)),
@@ -248,7 +248,7 @@ OPERATORS = {
         _fake_sample_v2,
     ),
     **{name: CustomOp(*op, _IN_PLACE) for name, op in _PROLOGS.items()},
-    # As these, with caches of their own: what they would write to is returned, where the functions' results have it.
+    # The same without mutation: the new caches are returned among the results.
     "mla_prolog_functional": _functional(*_PROLOGS["mla_prolog"], place=2),
     "mla_prolog_v2_functional": _functional(*_PROLOGS["mla_prolog_v2"], place=2),
     "mla_prolog_v3_functional": _functional(*_PROLOGS["mla_prolog_v3"], place=5),
@@ -256,8 +256,8 @@ OPERATORS = {
 
 
 def _by_name(schema: str, function: Callable[..., Any]) -> Callable[..., Any]:
-    """`function` for torch to call: torch passes the arguments before the `*` by position, and does not pass those of a fake
-    that have their default value."""
+    """Adapts `function` to torch's calls: torch passes arguments before the `*` by position, and omits arguments of a fake that
+    have their default."""
     arguments = [part.split("=") for part in schema[1 : schema.rindex(") ->")].split(", ")]
     names = [argument[0].split()[-1] for argument in arguments if argument[0] != "*"]
     defaults = {a[0].split()[-1]: ast.literal_eval(a[1]) for a in arguments if len(a) == 2}

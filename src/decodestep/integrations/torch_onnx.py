@@ -1,9 +1,9 @@
-"""torch.onnx.export: our custom ops as the ONNX operators of the domain "decodestep".
+"""torch.onnx.export: exports the custom ops as ONNX operators of the domain "decodestep".
 
     torch.onnx.export(model, args, "model.onnx", dynamo=True, custom_translation_table=TRANSLATIONS)
 
-A model calls them as `decodestep.integrations.torch.ops`; MlaProlog is there `mla_prolog_functional`, since values in ONNX are
-not written to. onnx.reference and onnxruntime run such a model with `decodestep.integrations.onnx` and `.onnxruntime`.
+A model calls `decodestep.integrations.torch.ops`; for MlaProlog, `mla_prolog_functional`, because ONNX values are immutable.
+onnx.reference and onnxruntime run such a model with `decodestep.integrations.onnx` and `.onnxruntime`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _TYPES = [f"tensor({name})" for name in ("float", "double", "float16", "bfloat16
 
 
 def _schema(name: str, operator: Operator) -> onnx.defs.OpSchema:
-    """The operator as ONNX describes one: outputs that have the type of an input share its type variable."""
+    """The operator's ONNX schema: outputs with the type of an input share its type variable."""
     schema = onnx.defs.OpSchema
     inputs = [each.rstrip("?") for each in operator.inputs]
     optional = schema.FormalParameterOption.Optional

@@ -1,4 +1,4 @@
-"""vLLM: requests that are drawn as rows of `Sampler` are, for what vLLM lacks and for seeds that no batch changes.
+"""vLLM: draws requests as rows of `Sampler`, for fields that vLLM lacks and for results that do not depend on the batch.
 
     LLM(model, logits_processors=["decodestep.integrations.vllm:Processor"])       # vllm serve --logits-processors ...
     SamplingParams(temperature=0.8, top_p=0.9, seed=7, extra_args={"decodestep": {"dry_multiplier": 0.8, "top_n_sigma": 1.5}})
@@ -29,19 +29,19 @@ with extra("vllm"):
     from vllm.v1.worker.gpu.sample.logits_processor import LogitsProcessor as StagedProcessor
 
 _OP = "decodestep.integrations.vllm"
-_GREEDY = 1e-5  # vLLM takes temperatures below this for 0
-# Fields of a request that vLLM would serve after this processor, when the token is drawn, or that would draw it otherwise.
+_GREEDY = 1e-5  # vLLM treats temperatures below this as 0
+# Fields of a request that vLLM would apply after this processor, or that would change the draw.
 _AFTER = {"presence_penalty": 0.0, "frequency_penalty": 0.0, "repetition_penalty": 1.0, "watermarking": None}
 
 log = init_logger("vllm.decodestep")
 
 
 def params_of(sampling_params: Any) -> SamplingParams | None:
-    """The params of a request of vLLM, and None for one that does not ask for this processor.
+    """The params of a vLLM request; None for a request without extra_args["decodestep"].
 
-    temperature, top_p, top_k, min_p and seed are the request's own; extra_args["decodestep"] is a mapping of the fields of
-    `host_params.FIELDS`, or its JSON. vLLM's penalties and watermarks must be at their default: the same penalties are among
-    those fields. Raises ValueError for what cannot be served.
+    temperature, top_p, top_k, min_p and seed are the request's own; extra_args["decodestep"] is a mapping of fields in
+    `host_params.FIELDS`, or its JSON. vLLM's penalties and watermarks must have their defaults; the same penalties are among
+    those fields. Raises ValueError for a request that cannot be served.
     """
     given = (sampling_params.extra_args or {}).get(KEY)
     if given is None:
@@ -62,29 +62,29 @@ def params_of(sampling_params: Any) -> SamplingParams | None:
 
 
 class Processor(BatchProcessor, StagedProcessor):  # type: ignore[misc]
-    """A logits processor for both of vLLM's interfaces: batch updates, and the model runner's staged requests.
+    """A logits processor for both of vLLM's interfaces: batch updates and the model runner's staged requests.
 
-    A request whose extra_args have "decodestep" is drawn here, by its logits, params, seed and tokens alone, and all other
-    logits of its row become -inf, so that vLLM takes that token whatever comes after. It sees what vLLM's biases, bad words,
-    allowed tokens, minimal lengths and grammars have left. Other requests are not touched.
+    A request with "decodestep" in its extra_args is drawn here, which depends only on its logits, params, seed and tokens. All
+    other logits of its row become -inf, so that vLLM chooses the drawn token whatever follows. vLLM's biases, bad words,
+    allowed tokens, minimum lengths and grammars are applied before. Other requests are not affected.
 
-    Without a seed a request has the next one of a sequence that the model's `seed` begins: the same in every worker.
-    Rows of drafts (speculative decoding in the staged interface) have the tokens that they would have without drafts.
-    Where a row has no token left, or its logits cannot be read, vLLM draws it, and its log says why: a processor cannot end
-    a request.
+    Without a seed, a request gets the next one of a sequence that starts from the model's `seed`, the same in every worker.
+    With drafts (speculative decoding, in the staged interface) tokens are the same as without.
+    If a row has no token left, or its logits cannot be read, vLLM draws it and the reason is logged: a processor cannot end a
+    request.
     """
 
     @classmethod
     def validate_params(cls, sampling_params: Any) -> None:
-        """Raises ValueError for a request that `params_of` refuses, before vLLM admits it."""
+        """Raises ValueError as `params_of` does, before vLLM admits the request."""
         params_of(sampling_params)
 
     def __init__(self, vllm_config: Any, device_or_states: Any, is_pin_memory: bool | None = None) -> None:
-        """As vLLM calls it: (config, device, is_pin_memory) for batch updates, (config, req_states) for staged requests."""
+        """vLLM passes (config, device, is_pin_memory) for batch updates and (config, req_states) for staged requests."""
         self._states = None if is_pin_memory is not None else device_or_states
         self._seed = int(getattr(getattr(vllm_config, "model_config", None), "seed", None) or 0) % 2**64
         self._admitted = 0
-        self._requests: dict[int, _Request] = {}  # by the index of the batch, or the slot
+        self._requests: dict[int, _Request] = {}  # by batch index or slot
 
     # Batch updates
 
@@ -135,7 +135,7 @@ class Processor(BatchProcessor, StagedProcessor):  # type: ignore[misc]
         return [(index, request, request.output or ()) for index, request in sorted(self._requests.items())]
 
     def _staged_rows(self, ctx: Any) -> list[tuple[int, _Request, Sequence[int]]]:
-        """The rows of our requests, each with the tokens after the prompt that it is to follow."""
+        """The rows of this processor's requests, each with its tokens after the prompt."""
         work: list[tuple[int, _Request, Sequence[int]]] = []
         states: Any = self._states
         columns = (ctx.expanded_idx_mapping, ctx.expanded_local_pos, ctx.pos, ctx.input_ids)
@@ -143,9 +143,9 @@ class Processor(BatchProcessor, StagedProcessor):  # type: ignore[misc]
         before: list[int] = []
         for row, (slot, local, position, token) in enumerate(zip(*layout, strict=True)):
             request = self._requests.get(slot)
-            if request is None or position + 1 < states.prefill_len.np[slot]:  # a part of a prompt: nothing is drawn
+            if request is None or position + 1 < states.prefill_len.np[slot]:  # part of a prompt: nothing is drawn
                 continue
-            if local > 0:  # after the drafts of the rows before it
+            if local > 0:  # after earlier drafts of the request
                 before = [*before, token]
             else:
                 length = int(states.prompt_len.np[slot])
@@ -160,7 +160,7 @@ class Processor(BatchProcessor, StagedProcessor):  # type: ignore[misc]
 
 
 class _Request:
-    """One request: its row, once the width of the logits is known, and in batch updates vLLM's list of its tokens."""
+    """One request: its row, once the width of the logits is known; with batch updates, vLLM's list of its tokens."""
 
     def __init__(self, params: SamplingParams, seed: int, prompt: list[int], output: list[int] | None) -> None:
         self._params, self._seed = params, seed
@@ -169,11 +169,11 @@ class _Request:
 
     @property
     def tokens(self) -> list[int] | None:
-        """The prompt and what follows it, as far as it is known; None before the first draw."""
+        """The prompt and the known tokens after it; None before the first draw."""
         return self._row.tokens if self._row is not None else None
 
     def draw(self, generated: Sequence[int], logits: np.ndarray) -> int | None:
-        """The token after the prompt and `generated`; None, with a line in the log, where there is none."""
+        """The token after the prompt and `generated`; None, and a log message, if there is none."""
         try:
             if self._row is None:
                 params, vocab = in_vocabulary(self._params, len(logits)), len(logits)
@@ -182,5 +182,5 @@ class _Request:
             self._row.follow(generated)
             return self._row.draw(logits[None])
         except ValueError as error:
-            log.error("a row is left to vLLM: %s", error)
+            log.error("vLLM will draw this row: %s", error)
             return None

@@ -1,4 +1,4 @@
-"""transformers: its models with latent attention decoded on the latents, and its `generate` with our sampling.
+"""transformers: decodes models with latent attention on the latents, and draws the tokens of `generate` with `Sampler`.
 
     from decodestep.integrations.transformers import accelerate, sampling
     accelerate(model)                                              # DeepSeek-V2, -V3 and relatives

@@ -1,4 +1,4 @@
-"""Attention on cached latents: kv_b_proj's two halves multiply the query and the sum instead of the keys."""
+"""Absorbed attention on cached latents: kv_b_proj is applied to the query and the output instead of the keys and values."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ def absorbed(
     backend: str,
     weight_rows: WeightRows,
 ) -> Tensor:
-    """Attention on the latents themselves: kv_b_proj's key part goes into the query, its value part after the sum. Everything
-    but the indexes in `keys` stays on the query's device.
+    """Attention on the latents: kv_b_proj's key part multiplies the query, its value part the weighted sum. Everything except
+    the indices in `keys` stays on the query's device.
 
-    query (B, H, Q, nope + rope) -> (B, Q, H, v_head_dim), contiguous in no particular order
-    weight_rows: what is remembered of kv_b_proj's weight.
+    query (B, H, Q, nope + rope) -> (B, Q, H, v_head_dim), in no particular memory order
+    weight_rows: a cached view of kv_b_proj's weight.
     """
     batch, heads, queries, _ = query.shape
     each = query.detach().float().transpose(1, 2).reshape(batch * queries, heads, -1)
@@ -40,22 +40,22 @@ def absorbed(
     triton = devices.goes_to_triton(backend, query)
     rows = weight_rows.of(weight) if len(each) <= MOST_ROWS and each.is_cpu and not triton else None
     if rows is not None:
-        # The weight is read where it lies, on every thread. torch would multiply a few rows on one, or leave OpenMP threads
-        # spinning, which cost ours most of what they gain.
+        # The weight is read in place, on every thread. torch would multiply a few rows on one thread, or leave OpenMP threads
+        # spinning, which would slow down ours.
         few = each.numpy()
         in_latents = head_products(few[..., :nope], rows, 0, nope, turned=True)
         sums = _attend(in_latents, few[..., nope:], *paged, keys, scale)
         values = torch.from_numpy(head_products(sums, rows, nope, width, turned=False))
     else:
-        # In float32, which is several times faster than torch's bfloat16 on CPUs without instructions for that: one half of
-        # the weight as float32 fits into the caches.
+        # In float32, which is several times faster than torch's bfloat16 on CPUs without bfloat16 instructions; one half of
+        # the weight in float32 fits the caches.
         of_keys, of_values = weight.view(heads, nope + width, -1).split([nope, width], 1)
         query_there = torch.bmm(each[..., :nope].transpose(0, 1), of_keys.float()).transpose(0, 1)
         options: dict[str, Any] = {"scale": scale, "sequence": keys.sequence, "backend": backend}
         out = mla_attention(query_there, each[..., nope:], *paged, keys.lengths, **options)
         if keys.blind.size:
             out[torch.from_numpy(keys.blind).to(out.device)] = 0.0
-        # The weight first: for one query torch reads it in its order in memory, which is a third faster.
+        # The weight first: for one query torch then reads it in memory order, which is a third faster.
         values = torch.bmm(of_values.float(), out.permute(1, 2, 0)).permute(2, 0, 1)
     return values.to(query.dtype).view(batch, queries, heads, width)
 
@@ -63,7 +63,7 @@ def absorbed(
 def _attend(
     query: np.ndarray, rope: np.ndarray, kv: Tensor, kr: Tensor, table: np.ndarray, keys: VisibleKeys, scale: float
 ) -> np.ndarray:
-    """`mla_attention` on the CPU without its checks, which take longer than many a call: these arguments keep its rules."""
+    """`mla_attention` on the CPU without its checks, which can take longer than the call: these arguments are valid."""
     caches = [Cache(arrays.view(OP, "cache", each), None) for each in (kv, kr)]
     if cpu.obstacle(rope, *caches) is None:
         out = run(OP, "cpu", cpu.attention, query, rope, *caches, table, keys.sequence, keys.lengths, scale, 1, None)
@@ -74,7 +74,7 @@ def _attend(
 
 
 def _paged(latents: Tensor, rope_keys: Tensor, keys: VisibleKeys) -> tuple[Tensor, Tensor, np.ndarray]:
-    """The caches and the block table: a block is all of a row, or one position where not all are read in order."""
+    """The caches and the block table: a block is a whole row, or one position if not all are read in order."""
     if keys.positions is None:
         return latents.transpose(1, 2), rope_keys.transpose(1, 2), np.arange(len(keys.rows))[:, None]
     between = _positions_a_row(latents)
@@ -85,7 +85,7 @@ def _paged(latents: Tensor, rope_keys: Tensor, keys: VisibleKeys) -> tuple[Tenso
 
 
 def _positions_a_row(cache: Tensor) -> int | None:
-    """How many positions further on in memory the next row begins; None where that is no whole number."""
+    """The distance between rows in positions; None if it is not an integer."""
     row, position = cache.stride(0), cache.stride(2)
     if cache.stride(3) != 1 or position <= 0:
         return None

@@ -1,4 +1,4 @@
-"""accelerate: transformers' models with latent attention, decoded on the latents."""
+"""accelerate: decodes transformers' models with latent attention on the latents."""
 
 from __future__ import annotations
 
@@ -33,39 +33,39 @@ def accelerate(
     absorb_up_to: int = 64,
     backend: str = "auto",
 ) -> Acceleration:
-    """Switches a model of transformers with multi-head latent attention to decoding on the cached latents.
+    """Switches a transformers model with multi-head latent attention to decoding on the cached latents.
 
         with torch.inference_mode(), accelerate(model) as acceleration:
             print(acceleration.report())
             model.generate(...)
 
-    transformers caches latents, and expands all of them to keys and values of every head at every step. With `attention`, a
-    forward pass of few queries after many keys reads the latents as they are: kv_b_proj's two halves are multiplied with the
-    query and with the sum instead, which is the same sum in another order. Everything else goes the stock way: prompts of more
-    than `absorb_up_to` tokens, or of more than a quarter of the keys; passes with gradients, dropout, autocast, under
+    transformers caches latents, and at every step expands all of them to keys and values of every head. With `attention`, a
+    forward pass with few queries and many keys reads the latents directly: kv_b_proj's two halves multiply the query and the
+    weighted sum instead, which gives the same result up to rounding. Everything else uses transformers' own code: prompts of
+    more than `absorb_up_to` tokens, or of more than a quarter of the keys; passes with gradients, dropout, autocast, under
     torch.compile, torch.jit.trace, transforms of torch.func or a dispatch mode, on devices other than the CPU and CUDA's;
-    weights of a tensor class of their own; masks that add scores, or differ from head to head; output_attentions.
+    weights of a tensor subclass; masks that add scores or differ between heads; output_attentions.
 
     model: a PreTrainedModel on the CPU or on a GPU, float32 or bfloat16, with modules that have `expand_kv` and `kv_b_proj`:
         deepseek_v2, deepseek_v3 and their relatives.
-    attention: whether to switch the attention, to the implementation "decodestep". `model.set_attn_implementation` goes on
-        working, and no weight is copied.
-    cache: whether the layers of dynamic caches that are new become `LatentLayer`s when the model first sees them.
-    linears: whether calls of plain Linear modules with few rows (8 at most) and a weight of a megabyte or more go to
-        `ops.linear`, which reads the weight once, where it is, on every thread; but kv_b_proj. Sums are in another order.
-        On Linux their memory, and kv_b_proj's, moves into huge pages, which takes three to five seconds a gigabyte.
-        Those on a GPU stay torch's.
-    experts: "keep", or the name of an experts implementation for `model.set_experts_implementation`, which serves all calls
-        then. With "keep" and `linears`, experts of few rows are read like Linears, where they are, but into no huge pages.
-    absorb_up_to: the most queries of a pass that are served on the latents.
-    backend: "auto", "cpu" or "triton", that of `mla_attention`. "auto" is "triton" for what lies on a GPU. Of a mask there, the
-        host gets a copy, one for all layers of a step.
+    attention: whether to switch the attention to the implementation "decodestep". `model.set_attn_implementation` continues
+        to work, and no weight is copied.
+    cache: whether the layers of new dynamic caches are replaced by `LatentLayer`s when the model first sees them.
+    linears: whether plain Linear modules, except kv_b_proj, with weights of at least a megabyte use `ops.linear` for calls with
+        at most 8 rows. It reads the weight once, in place, on every thread, and sums in a different order. On Linux these
+        weights and kv_b_proj's are moved into huge pages, which takes three to five seconds per gigabyte. Modules on a GPU
+        are not changed.
+    experts: "keep", or the name of an experts implementation for `model.set_experts_implementation`, which then serves all
+        calls. With "keep" and `linears`, calls of experts with few rows are served like Linears, but without huge pages.
+    absorb_up_to: the largest number of queries of a pass that is served on the latents.
+    backend: "auto", "cpu" or "triton", as for `mla_attention`. "auto" is "triton" for tensors on a GPU. A mask on a GPU is
+        copied to the host once per step.
 
-    Returns the handle, the same one for a model that is accelerated already. state_dict, save_pretrained and the saved config
-    are as before. A copy (`copy.deepcopy`) or a pickled model is accelerated too and has a handle of its own.
-    Raises ValueError, and changes nothing, for a model without such modules; for a kv_b_proj that is not exactly a Linear
-    without a bias and hooks, as under LoRA or quantisation; an expand_kv that is not the map of that weight; attention sinks;
-    tensors of another dtype or device. While accelerated, an argument of the attention that is not known raises.
+    Returns the handle; for a model that is already accelerated, the existing one. state_dict, save_pretrained and the saved
+    config do not change. A copy (`copy.deepcopy`) or a pickled model is accelerated too and has its own handle.
+    Raises ValueError, and changes nothing, for a model without such modules; for a kv_b_proj that is not a plain Linear without
+    bias and hooks, as with LoRA or quantisation; an expand_kv that is not the map of that weight; attention sinks; tensors of
+    another dtype or device. While accelerated, an unknown argument of the attention raises.
     """
     require(isinstance(model, PreTrainedModel), _OP, "model", "a PreTrainedModel of transformers", type(model).__name__)
     require(is_int(absorb_up_to) and absorb_up_to >= 0, _OP, "absorb_up_to", "an integer >= 0", absorb_up_to)
@@ -95,16 +95,16 @@ def accelerate(
 
 
 class Acceleration:
-    """What `accelerate` has changed in a model. As a context manager it undoes that at the end."""
+    """The changes that `accelerate` has made to a model. As a context manager it undoes them on exit."""
 
     def __init__(self, model: Any) -> None:
         self.model = model
         self._attentions: list[nn.Module] = []
         self._forwards: list[FewRows | FewExperts] = []  # of the Linears and the experts
         self._huge = 0  # bytes of weights in huge pages
-        self._configs: list[tuple[Any, Any]] = []  # each with the implementation that it named before
+        self._configs: list[tuple[Any, Any]] = []  # each with its previous attention implementation
         self._hooks: list[Any] = []
-        self._experts: Any = None  # the implementation that was chosen before
+        self._experts: Any = None  # the previous experts implementation
         setattr(model, _HANDLE, self)
 
     def _choose_experts(self, name: str) -> None:
@@ -118,7 +118,7 @@ class Acceleration:
             module.expand_kv = Latents(module, absorb_up_to, backend)
         for decoder in _owners(self.model, attentions):
             self._configs.append((decoder.config, decoder.config._attn_implementation))
-            decoder.set_attn_implementation(NAME)  # warns, and does nothing, where the model's file does not allow it
+            decoder.set_attn_implementation(NAME)  # only warns if the model's code does not support it
             found = decoder.config._attn_implementation
             require(found == NAME, _OP, "model", "one whose attention can be chosen", type(decoder).__name__)
 
@@ -139,8 +139,8 @@ class Acceleration:
         self._hooks = [decoder.register_forward_pre_hook(_use_latent_layers, with_kwargs=True) for decoder in decoders]
 
     def undo(self) -> None:
-        """Makes the model what it was; a choice of attention that the user has made since stays. Caches keep their layers,
-        which serve any attention, and weights the pages in which they lie. A second call does nothing."""
+        """Restores the model, except for an attention implementation that the user has selected since. Caches keep their
+        layers, which work with any attention, and weights stay in huge pages. A second call does nothing."""
         if self.model.__dict__.get(_HANDLE) is not self:
             return
         delattr(self.model, _HANDLE)
@@ -166,7 +166,7 @@ class Acceleration:
         self.undo()
 
     def report(self) -> str:
-        """What is replaced, what is not, and why: a line for each attention, each experts module, the Linears and the cache."""
+        """What is replaced, what is not, and why: a line for each attention and experts module, the Linears and the cache."""
         if self.model.__dict__.get(_HANDLE) is not self:
             return "undone"
         lines = []
@@ -177,7 +177,7 @@ class Acceleration:
                 in_use = module.config._attn_implementation
                 triton = devices.goes_to_triton(latents.backend, module.kv_b_proj.weight)
                 state = "on the latents, in Triton" if triton else "on the latents"
-                state = state if in_use == NAME else f'"{in_use}", chosen since: on expanded keys'
+                state = state if in_use == NAME else f'"{in_use}", selected since: on expanded keys'
                 lines.append(f"{name} ({kind}): {state}")
             elif _is_latent_attention(module):
                 lines.append(f"{name} ({kind}): kept, attention=False")
@@ -209,7 +209,7 @@ def _kinds_below(module: nn.Module) -> list[str]:
 
 
 def _owners(model: nn.Module, modules: dict[str, nn.Module]) -> list[Any]:
-    """The innermost models of transformers that hold the modules: those whose config they read, and that see the cache."""
+    """The innermost transformers models that contain the modules: those whose config they read, and that see the cache."""
     owners: dict[int, Any] = {}
     models = [(name, each) for name, each in model.named_modules() if isinstance(each, PreTrainedModel)]
     for name in modules:
@@ -234,7 +234,7 @@ def _check(name: str, module: Any, backend: str) -> None:
 
 
 def _expands_by_its_weight(module: Any) -> bool:
-    """Whether `expand_kv` makes keys [W_UK latent | rope key] and values W_UV latent, on two positions."""
+    """Whether `expand_kv` makes keys [W_UK latent | rope key] and values W_UV latent, tested on two positions."""
     weight: Tensor = module.kv_b_proj.weight.detach()
     latents = torch.linspace(-1, 1, 2 * weight.shape[1], dtype=weight.dtype, device=weight.device).view(1, 1, 2, -1)
     rope = torch.linspace(2, 3, 2 * module.qk_rope_head_dim, dtype=weight.dtype, device=weight.device).view(1, 1, 2, -1)
@@ -247,7 +247,7 @@ def _expands_by_its_weight(module: Any) -> bool:
 
 
 def _use_latent_layers(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Replaces the unused dynamic layers of the cache that a model is called with."""
+    """Replaces the unused dynamic layers in the cache of a model's call."""
     for cache in (*args, *kwargs.values()):
         if not isinstance(cache, Cache):
             continue

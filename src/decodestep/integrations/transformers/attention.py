@@ -1,4 +1,4 @@
-"""The attention that transformers calls by the name "decodestep": absorbed for few queries, else sdpa on expanded keys."""
+"""The attention implementation "decodestep" for transformers: absorbed for few queries, else sdpa on expanded keys."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from decodestep.integrations.transformers.few_rows import WeightRows, is_plain_t
 from decodestep.integrations.transformers.visible_keys import VisibleKeys
 
 NAME = "decodestep"
-# Absorbing reads the latents once for each query, expanding multiplies each latent by kv_b_proj: the latter needs company.
+# Absorbing reads the latents once for each query; expanding multiplies each latent by kv_b_proj once for all queries.
 _KEYS_A_QUERY = 4
 DTYPES = (torch.float32, torch.bfloat16)
 
-# Arguments of an attention that change nothing in sdpa: what they say is in the mask, or in what the model does elsewhere.
+# Arguments that do not affect sdpa: their content is in the mask or is handled elsewhere in the model.
 _WITHOUT_EFFECT = {
     "input_ids",
     "position_ids",
@@ -41,18 +41,19 @@ _WITHOUT_EFFECT = {
     "max_length_q",
     "max_length_k",
 }
-# The method of GLM-5-Next's attention that makes a bool mask for the name "sdpa", and one of scores to add for any other.
+# The method of GLM-5-Next's attention that makes a bool mask for the implementation "sdpa", and an additive one for others.
 _MAKES_ITS_MASK = "build_attention_mask_from_topk"
-# What sdpa serves or refuses itself, and is handed over for: where it is set, and where it is given at all.
+# Arguments for which a call is passed to sdpa, which serves or refuses them: if set, and if given at all.
 _LEFT_IF_SET, _LEFT_IF_GIVEN = {"output_attentions", "cache"}, {"position_bias", "softcap"}
 _KNOWN = {"is_causal", "indices"} | _WITHOUT_EFFECT | _LEFT_IF_SET | _LEFT_IF_GIVEN
 
 
 class Latents:
-    """What an accelerated module has in place of its method `expand_kv`: it passes the cached latents on to `attention`.
+    """Replaces the method `expand_kv` of an accelerated module: passes the cached latents to `attention`.
 
-    module: the attention module. absorb_up_to: the most queries that `attention` absorbs. backend: that of `mla_attention`.
-    Under any other implementation of attention, which a user may switch to at any time, keys and values are expanded as ever.
+    module: the attention module. absorb_up_to: the largest number of queries that `attention` absorbs. backend: that of
+    `mla_attention`.
+    With any other attention implementation, to which a user may switch at any time, keys and values are expanded as usual.
     """
 
     def __init__(self, module: Any, absorb_up_to: int, backend: str = "auto") -> None:
@@ -63,7 +64,7 @@ class Latents:
         return (kv_nope, k_rot) if self.module.config._attn_implementation == NAME else self.expand(kv_nope, k_rot)
 
     def expand(self, kv_nope: Tensor, k_rot: Tensor) -> tuple[Tensor, Tensor]:
-        """What the module's class makes of the latents."""
+        """The keys and values by the module's own class."""
         expanded: tuple[Tensor, Tensor] = type(self.module).expand_kv(self.module, kv_nope, k_rot)
         return expanded
 
@@ -84,18 +85,18 @@ def attention(
     scaling: float | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """The registered function. Of an accelerated module, key and value are the cached latents (B, 1, T, kv_lora_rank) and rope
-    keys (B, 1, T, qk_rope_head_dim); of any other they are what sdpa takes.
+    """The registered function. For an accelerated module, key and value are the cached latents (B, 1, T, kv_lora_rank) and rope
+    keys (B, 1, T, qk_rope_head_dim); for any other module they are as for sdpa.
 
-    Raises ValueError for an argument that would change the result and is not known.
+    Raises ValueError for an unknown argument that would change the result.
     """
     latents = latents_of(module)
     if attention_mask is not None and hasattr(module, _MAKES_ITS_MASK):
-        attention_mask = attention_mask == 0  # or a query that sees nothing would get the mean of all values, and not zero
+        attention_mask = attention_mask == 0  # otherwise a query that sees no key would get the mean of all values, not zero
     unknown = [name for name, given in options.items() if given is not None and not _is_known(name, latents)]
     if unknown:
         got = f"{', '.join(sorted(unknown))} of {type(module).__name__}"
-        refuse("decodestep attention", "arguments", "those that are served", got)
+        refuse("decodestep attention", "arguments", "known ones", got)
     chosen = options.pop("indices", None)
     if latents is not None:
         if not _is_left_to_sdpa(options) and _can_absorb(module, latents, query, key, value, dropout, scaling):
@@ -112,7 +113,7 @@ def attention(
 
 
 def _is_known(name: str, latents: Latents | None) -> bool:
-    # sdpa takes anything, but nothing that it ignores may change the result
+    # sdpa accepts any argument; those that it ignores must not be ones that change the result
     return name in _KNOWN if latents is not None else name != "s_aux"
 
 
@@ -129,7 +130,7 @@ def _is_causal(module: nn.Module, options: dict[str, Any]) -> bool:
 def _can_absorb(
     module: Any, latents: Latents, query: Tensor, key: Tensor, value: Tensor, dropout: float, scaling: float | None
 ) -> bool:
-    """Whether a call is one that the latents serve: few queries, plain tensors, plain weights, and no gradients."""
+    """Whether a call can be served on the latents: few queries, plain tensors, plain weights, and no gradients."""
     queries, keys = query.shape[2], key.shape[2]
     if queries > latents.absorb_up_to or keys < _KEYS_A_QUERY * queries or dropout or scaling is None:
         return False
@@ -148,7 +149,7 @@ def _can_absorb(
 
 
 def is_plain(projection: Any) -> bool:
-    """Whether a module is its weight and nothing more: a torch Linear without a bias, hooks or a `forward` of its own."""
+    """Whether a module is only its weight: a torch Linear without bias, hooks or an overridden `forward`."""
     if type(projection) is not nn.Linear or projection.bias is not None or "forward" in vars(projection):
         return False
     hooks = projection._forward_hooks, projection._forward_pre_hooks, projection._backward_hooks, projection._backward_pre_hooks
@@ -156,7 +157,7 @@ def is_plain(projection: Any) -> bool:
 
 
 def _visible(mask: Tensor | None, chosen: Tensor | None, query: Tensor, key: Tensor, causal: bool) -> VisibleKeys | None:
-    """What the queries see; None where it is not the same for all heads, or is no question of seeing."""
+    """The keys that each query sees; None if they differ between heads, or if the mask does more than hide keys."""
     batch, _, queries, _ = query.shape
     keys = key.shape[2]
     if mask is None and chosen is None:
@@ -172,7 +173,7 @@ def _visible(mask: Tensor | None, chosen: Tensor | None, query: Tensor, key: Ten
 
 
 def _only(mask: Tensor | None, chosen: Tensor, query: Tensor, key: Tensor) -> Tensor:
-    """The mask without the keys that a sparse attention's indexer has not chosen, as transformers' models make it for sdpa.
+    """The mask restricted to the keys that a sparse attention's indexer has chosen, as transformers' models do for sdpa.
 
     chosen: (B, Q, k), positions.
     """

@@ -1,4 +1,4 @@
-"""Experts of a few rows: each weight that a token needs is read once, on every thread, from where torch has it."""
+"""Experts for a few rows: each weight that a token needs is read once, in place, on every thread."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ _SHAPE = {"has_gate": True, "has_bias": False, "is_transposed": False, "has_post
 
 
 class FewExperts:
-    """What an experts module of an accelerated model has in place of its method `forward`.
+    """Replaces the method `forward` of an experts module of an accelerated model.
 
         y[t] = sum over i of weight[t, i] * down[e](gate(gate_up[e](x[t]))),  e = index[t, i]
 
-    torch's grouped_mm reads weights at half the speed of memory. Products, gate and sum are float32; in bfloat16 the result is
-    rounded once. More rows, and other choices of `set_experts_implementation` since, go the stock way.
+    torch's grouped_mm reads weights at half the memory bandwidth. Products, gate and sum are float32; in bfloat16 the result is
+    rounded once. Calls with more rows, or after a later `set_experts_implementation`, use transformers' own code.
     """
 
     def __init__(self, module: Any) -> None:
@@ -48,7 +48,7 @@ class FewExperts:
 
     @property
     def in_use(self) -> bool:
-        """Whether the acceleration lasts, and nobody has chosen another implementation since."""
+        """Whether the acceleration is active and the experts implementation has not been changed since."""
         return not self.undone and bool(self.module.config._experts_implementation == self._choice)
 
     def _serves(self, x: Tensor, index: Tensor, weights: Tensor, up: Any, down: Any) -> bool:
@@ -70,8 +70,8 @@ def _product(x: np.ndarray, weights: PackedWeight, expert: int, outputs: int) ->
 
 
 def are_served(module: Any) -> bool:
-    """Whether a module is experts of transformers whose choice can be made by name, gated, without biases, on the CPU, and
-    each of a weight that is worth a call."""
+    """Whether a module is transformers' experts with a selectable implementation, gated, without biases, on the CPU, and with
+    weights large enough to gain from it."""
     if "forward" in vars(module) or not hasattr(type(module), "_apply_gate"):
         return False
     if any(vars(module).get(name) is not value for name, value in _SHAPE.items()):

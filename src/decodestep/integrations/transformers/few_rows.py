@@ -1,4 +1,4 @@
-"""Plain linear layers, which read their weight once for a few rows: on every thread, and from where torch has it."""
+"""Plain linear layers that read their weight once for a few rows: in place, on every thread."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from decodestep._base.dispatch import run
 from decodestep.ops.linear import Format, PackedWeight
 from decodestep.ops.linear.cpu import linear
 
-MOST_ROWS = 8  # with more, torch's products of matrices are as fast
-LEAST_BYTES = 1 << 20  # a smaller weight stays in a cache, where a call costs more than its product
+MOST_ROWS = 8  # with more, torch's matrix products are as fast
+LEAST_BYTES = 1 << 20  # a smaller weight stays in the cache, so the overhead of a call would exceed the gain
 FORMATS = {torch.float32: Format.F32, torch.bfloat16: Format.BF16}
 
 
 class WeightRows:
-    """The weight of a Linear as `linear` takes it, remembered while it lies where it did; a copy remembers nothing.
+    """A Linear's weight in the form that `linear` takes, cached until it moves; copies start with an empty cache.
 
-    least: the bytes of the smallest weight that is served.
+    least: the smallest weight that is served, in bytes.
     """
 
-    _known: tuple[Any, PackedWeight] | None = None  # where the weight lies and what it is, and its rows
+    _known: tuple[Any, PackedWeight] | None = None  # the weight's address and description; its rows
 
     def __init__(self, least: int = 0) -> None:
         self.least = least
 
     def of(self, weight: Tensor) -> PackedWeight | None:
-        """The rows of a weight on the CPU, on its memory; None if it is not served."""
+        """The rows of a weight on the CPU, as a view; None if it is not served."""
         known = weight.data_ptr(), weight.dtype, weight.shape, weight.stride()
         if self._known is not None and self._known[0] == known:
             return self._known[1]
@@ -45,20 +45,20 @@ class WeightRows:
 
 
 def is_watched() -> bool:
-    """Whether somebody wants more of the operations than their numbers: a trace, a graph, forward-mode gradients, functorch's
-    batches, or each operation by a dispatch mode. What NumPy computes would be a constant to them, or would fail."""
+    """Whether torch's operations are observed: by tracing, compilation, forward-mode gradients, functorch's transforms or a
+    dispatch mode. Values computed outside torch would be constants for these, or would fail."""
     if torch.compiler.is_compiling() or torch.jit.is_tracing() or forward_ad._current_level >= 0:
         return True
     return _get_current_dispatch_mode() is not None or torch._C._functorch.peek_interpreter_stack() is not None
 
 
 def is_plain_tensor(tensor: Tensor) -> bool:
-    """Whether a tensor is its memory and nothing more, as a quantised or a distributed one is not."""
+    """Whether a tensor is only its memory, unlike a quantised or distributed one."""
     return type(tensor) in (Tensor, nn.Parameter)
 
 
 def is_few_plain_rows(x: Tensor, *weights: Tensor | None) -> bool:
-    """Whether x is up to `MOST_ROWS` rows, with weights of its dtype on the CPU; nobody wants gradients, casts or traces."""
+    """Whether x has up to `MOST_ROWS` rows, and weights of its dtype, on the CPU, without gradients, autocast or tracing."""
     if type(x) is not Tensor or x.dtype not in FORMATS or is_watched():
         return False
     if not x.is_cpu or not x.dim() or x.layout != torch.strided or torch.is_autocast_enabled("cpu"):
@@ -72,20 +72,20 @@ def is_few_plain_rows(x: Tensor, *weights: Tensor | None) -> bool:
 
 
 class FewRows:
-    """What a plain Linear of an accelerated model has in place of its method `forward`.
+    """Replaces the method `forward` of a plain Linear of an accelerated model.
 
-    torch multiplies one row in float32 on a single thread, and several rows at a third of the speed at which one is multiplied.
-    Here up to `MOST_ROWS` rows read the weight once. Sums are float32; in bfloat16 the result is rounded once.
+    torch multiplies one row in float32 on a single thread, and several rows at a third of that speed. Here up to `MOST_ROWS`
+    rows read the weight once. Sums are float32; in bfloat16 the result is rounded once.
     """
 
     def __init__(self, module: nn.Linear) -> None:
         self.module, self._rows = module, WeightRows(LEAST_BYTES)
-        self.undone = False  # where others have wrapped `forward` since, it stays inside when the acceleration ends
+        self.undone = False  # if `forward` has been wrapped since, this object stays in place after the acceleration ends
 
     def __call__(self, x: Tensor) -> Tensor:
-        parameters = self.module._parameters  # a module's attributes take a microsecond each
+        parameters = self.module._parameters  # each access to a module's attribute takes a microsecond
         weight, bias = parameters.get("weight"), parameters.get("bias")
-        plain = not self.undone and weight is not None and "bias" in parameters  # a parametrisation takes its tensor from there
+        plain = not self.undone and weight is not None and "bias" in parameters  # parametrisations remove the parameter
         packed = self._serving(x, weight, bias) if plain else None
         if packed is None:
             return nn.Linear.forward(self.module, x)
@@ -98,13 +98,13 @@ class FewRows:
         return y if x.dtype == torch.float32 else y.to(x.dtype)
 
     def _serving(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> PackedWeight | None:
-        """The weight, where a call is of few rows, and wants no gradients, casts or traces; else None."""
+        """The weight, if a call has few rows and no gradients, autocast or tracing; else None."""
         if not is_few_plain_rows(x, weight, bias) or x.shape[-1] != weight.shape[1]:
             return None
         return self._rows.of(weight)
 
 
 def is_served(module: nn.Module) -> TypeGuard[nn.Linear]:
-    """Whether a module is a Linear of torch and nothing else, whose weight a `FewRows` can read."""
+    """Whether a module is a plain torch Linear whose weight a `FewRows` can read."""
     plain = type(module) is nn.Linear and "forward" not in vars(module)
     return plain and is_plain_tensor(module.weight) and module.weight.dtype in FORMATS and module.weight.is_cpu

@@ -1,4 +1,4 @@
-"""Memory that every step reads, in the system's huge pages: with small ones a core waits for addresses too."""
+"""Moves memory that every step reads into huge pages: with small pages, TLB misses slow down reading."""
 
 from __future__ import annotations
 
@@ -8,29 +8,29 @@ from pathlib import Path
 
 from torch import Tensor, compiler, nn
 
-_SIZE = Path("/sys/kernel/mm/transparent_hugepage/hpage_pmd_size")  # Linux alone has it
-_WHEN_WRITTEN, _NOW = 14, 25  # MADV_HUGEPAGE and MADV_COLLAPSE of Linux
+_SIZE = Path("/sys/kernel/mm/transparent_hugepage/hpage_pmd_size")  # exists only on Linux
+_WHEN_WRITTEN, _NOW = 14, 25  # Linux's MADV_HUGEPAGE and MADV_COLLAPSE
 _LEAST_BYTES = 1 << 21
-_NEAR = 8192  # what an allocator may put between two tensors
+_NEAR = 8192  # the largest gap that an allocator leaves between adjacent tensors
 
 
 def collapse(tensors: Iterable[Tensor]) -> int:
-    """Moves the memory of tensors into huge pages, as far as the system has them; addresses and contents stay as they are.
+    """Moves the memory of tensors into huge pages, if the system has them; addresses and contents do not change.
 
-    Returns the bytes that lie in huge pages then: 0 on systems without them, or where a file is mapped.
+    Returns the number of bytes now in huge pages: 0 on systems without them, or for a mapped file.
     """
     return sum(_advised(first, end, _NOW) for first, end in _ranges(tensors))
 
 
 def ask(tensor: Tensor) -> None:
-    """Asks for huge pages under a tensor that has just been allocated, for when it is written to."""
+    """Requests huge pages for a newly allocated tensor, to take effect when it is written to."""
     if tensor.numel() * tensor.itemsize >= _LEAST_BYTES and not compiler.is_compiling():
         for first, end in _ranges([tensor]):
             _advised(first, end, _WHEN_WRITTEN)
 
 
 def _ranges(tensors: Iterable[Tensor]) -> list[tuple[int, int]]:
-    """The memory of plain contiguous tensors, [first, end), adjacent ones as one."""
+    """The memory ranges [first, end) of plain contiguous tensors, with adjacent ones merged."""
     plain = [t for t in tensors if type(t) in (Tensor, nn.Parameter) and t.is_cpu and t.is_contiguous() and t.numel()]
     places = sorted((t.data_ptr(), t.data_ptr() + t.numel() * t.itemsize) for t in plain)
     joined: list[tuple[int, int]] = []
@@ -43,7 +43,7 @@ def _ranges(tensors: Iterable[Tensor]) -> list[tuple[int, int]]:
 
 
 def _advised(first: int, end: int, advice: int) -> int:
-    """Gives the advice for the whole huge pages of [first, end); the bytes for which it was taken."""
+    """Calls madvise for the whole huge pages within [first, end). Returns the bytes for which it succeeded."""
     try:
         size = int(_SIZE.read_text())
     except OSError:

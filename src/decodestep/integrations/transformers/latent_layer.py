@@ -1,4 +1,4 @@
-"""Layers of a dynamic cache that grow in place: transformers' own copy the whole cache at each step."""
+"""Layers of a dynamic cache that grow in place; transformers' own copy the whole cache at every step."""
 
 from __future__ import annotations
 
@@ -17,10 +17,9 @@ _LEAST_ROOM = 64
 class LatentLayer(DynamicLayer):  # type: ignore[misc]
     """A `DynamicLayer` whose keys and values are the first positions of buffers that double when they are full.
 
-    It holds the same numbers as a DynamicLayer after the same calls, for any keys and values. `keys` and `values` are views:
-    after a `crop`, positions that are written anew change in views that were taken before it, but not in those that `update`
-    returned where gradients were enabled. With keys or values that want gradients, and under torch.compile or a trace, `update`
-    concatenates, as its base class does.
+    It holds the same values as a DynamicLayer after the same calls. `keys` and `values` are views: after a `crop`, positions
+    that are overwritten change in views taken before it, but not in those that `update` returned with gradients enabled. With
+    keys or values that require gradients, and under torch.compile or tracing, `update` concatenates, as its base class does.
 
         cache = DynamicCache(config=model.config)
         cache.layers = [LatentLayer() for _ in cache.layers]
@@ -29,7 +28,7 @@ class LatentLayer(DynamicLayer):  # type: ignore[misc]
     keys: Any
     values: Any
     _room: tuple[Tensor, Tensor] | None = None  # the buffers that keys and values are views of
-    _kept = 0  # how many positions a backward pass may read: for the gradient of a weight that multiplied them, for example
+    _kept = 0  # positions that a backward pass may still read, for example for the gradient of a weight
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
         if not self.is_initialized:
@@ -55,19 +54,19 @@ class LatentLayer(DynamicLayer):  # type: ignore[misc]
         super().reset()
 
     def __copy__(self) -> LatentLayer:
-        """A copy that writes into buffers of its own."""
+        """A copy with its own buffers."""
         twin = type(self).__new__(type(self))
         twin.__dict__.update(self.__dict__, _room=None)
         return twin
 
 
 class IndexedLatentLayer(LatentLayer, DynamicIndexedLayer):  # type: ignore[misc]
-    """A `LatentLayer` with the keys of a sparse attention's indexer, which are held as its base class holds them."""
+    """A `LatentLayer` that also holds the keys of a sparse attention's indexer, as its base class does."""
 
 
 def _append(held: Tensor, room: Tensor | None, new: Tensor) -> tuple[Tensor, Tensor]:
-    """`held` and `new` along axis -2 as a view of a buffer, and that buffer: `room` if `held` lies in it and `new` fits."""
-    length = held.shape[-2] if held.dim() > 1 else 0  # a layer without anything holds a vector
+    """`held` and `new` along axis -2 as a view of a buffer, and that buffer: `room` if `held` is in it and `new` fits."""
+    length = held.shape[-2] if held.dim() > 1 else 0  # an empty layer holds a vector
     total = length + new.shape[-2]
     if room is None or not _continues(held, length, room, total, new):
         like = new if not length else held
@@ -75,7 +74,7 @@ def _append(held: Tensor, room: Tensor | None, new: Tensor) -> tuple[Tensor, Ten
         huge_pages.ask(room)
         if length:
             room[..., :length, :] = held
-    # Through `data`, which keeps autograd's count of the changes: those who hold an earlier view do not see these positions.
+    # Through `data`, which does not change autograd's version counter: earlier views do not contain these positions.
     room.data[..., length:total, :] = new
     return room[..., :total, :], room
 

@@ -1,4 +1,4 @@
-"""sampling: our decode step as the decoding loop of transformers' `generate`."""
+"""sampling: a decoding loop for transformers' `generate` that draws with `Sampler`."""
 
 from __future__ import annotations
 
@@ -35,25 +35,25 @@ def sampling(
 
         model.generate(**inputs, do_sample=True, top_p=0.9, custom_generate=sampling(seed=7))
 
-    The fields of the GenerationConfig keep transformers' meaning, and those that are not understood are refused by name.
-    Processors of the user's own that are passed to `generate`, and prefix_allowed_tokens_fn, run as transformers runs them,
-    with its whole chain, and only the draw is ours; stopping criteria of the user's own are asked at every step.
+    The fields of the GenerationConfig keep their meaning in transformers; unknown fields are refused by name. If `generate` is
+    given logits processors or prefix_allowed_tokens_fn, transformers' whole chain runs and only the draw is replaced. Custom
+    stopping criteria are called at every step.
 
-    seed: an integer in [0, 2^64): row b of the batch draws by `random.sample_seed(seed, b)`; a sequence of one for each row,
-        after num_return_sequences; None for a new one for each row. Sampled tokens are not those of torch's generator.
-    streamer: gets the new tokens, as from `generate`, of one row. `generate` drops its own where custom_generate is given, but
-        for the prompt: pass it to both.
-    stop_strings, tokenizer: a row ends after the token with which one of them is complete, as with `generate`'s own, which it
-        refuses beside custom_generate. They need a pad_token_id in a batch of several rows.
-    processors: as `Sampler` has them: fused where there is a rule for them.
+    seed: an integer in [0, 2^64), with which row b of the batch uses `random.sample_seed(seed, b)`; a sequence of one for each
+        row, counted after num_return_sequences; None for a new one for each row. torch's generator is not used.
+    streamer: receives the new tokens, as from `generate`, of a single row. With custom_generate, `generate` passes only the
+        prompt to its own streamer: pass the streamer to both.
+    stop_strings, tokenizer: a row ends after the token that completes one of the strings, as with `generate`'s own arguments,
+        which it refuses together with custom_generate. They need a pad_token_id in a batch of several rows.
+    processors: as for `Sampler`: fused if there is a rule for them.
 
     The callable returns what `generate` does: ids, or with return_dict_in_generate a GenerateDecoderOnlyOutput with scores and
-    logits as transformers reports them (output_scores runs its chain of processors besides).
-    It raises ValueError for beams, prompt lookup and other loops of their own, for models with an encoder, for fields that
-    are not understood, and for seeds that are not one for each row.
+    logits as transformers reports them (output_scores additionally runs its chain of processors).
+    It raises ValueError for beam search, prompt lookup and other decoding modes, for models with an encoder, for unknown
+    fields, and for a wrong number of seeds.
     """
     if stop_strings is not None and tokenizer is None:
-        refuse(_OP, "tokenizer", "given beside stop_strings", "None")
+        refuse(_OP, "tokenizer", "given together with stop_strings", "None")
     stops = None if stop_strings is None else StopStringCriteria(tokenizer, stop_strings)
 
     def decode(
@@ -75,18 +75,18 @@ def sampling(
 
 
 class _Loop:
-    """One call of `generate`: what transformers' `_sample` keeps, with the draw taken out."""
+    """One call of `generate`: transformers' `_sample` with another draw."""
 
     def __init__(self, model: Any, ids: Tensor, chain: Any, criteria: Any, config: Any, model_kwargs: dict[str, Any]) -> None:
         self.model, self.ids, self.chain, self.config, self.model_kwargs = model, ids, chain, config, model_kwargs
         self.own_chain = not _explained(chain, _default_chain(model, ids, config))
         self.criteria = [each for each in criteria if not _counted(each, config)]
-        # One of the user's own takes the place of the config's of its type; then the config's ends nothing.
+        # A custom criterion replaces the config's criterion of the same type.
         self.ends = {type(each) for each in criteria if _counted(each, config)}
         if config.forced_eos_token_id is not None and MaxLengthCriteria not in self.ends:
-            self.own_chain = True  # it counts to the config's length
+            self.own_chain = True  # because it depends on the config's length
         self.pad: int | None = None if config._pad_token_tensor is None else int(config._pad_token_tensor)
-        # Without an end token transformers lets a row that its criteria have ended go on until all have.
+        # Without an end token, transformers continues rows that criteria have ended until all have ended.
         self.rows_end = any(hasattr(each, "eos_token_id") for each in criteria)
 
     def run(self, seed: Any, processors: Processors, stops: StopStringCriteria | None, streamer: Any) -> Any:
@@ -96,7 +96,7 @@ class _Loop:
             self.criteria.append(stops)
             self.rows_end = True
         padded = self.pad is not None or len(self.ids) == 1 or not self.rows_end
-        require(padded, _OP, "pad_token_id", "given where end tokens or stop strings end the rows of a batch", "None")
+        require(padded, _OP, "pad_token_id", "given if end tokens or stop strings end the rows of a batch", "None")
         kept: dict[str, list[Any]] = {name: [] for name in ("scores", "logits", "attentions", "hidden_states")}
         asked = {name: report and getattr(config, f"output_{name}") for name in kept}
         sampler: Sampler | None = None
@@ -138,7 +138,7 @@ class _Loop:
         return GenerateDecoderOnlyOutput(sequences=self.ids, past_key_values=cache, **lists)
 
     def _step(self, sampler: Sampler, scores: Any, done: Tensor, reported: Any) -> Tensor:
-        """Draws and appends a token of each row; which rows have ended."""
+        """Draws and appends a token for each row; returns which rows have ended."""
         result = sampler.step(scores)
         tokens = torch.as_tensor(result.tokens, device=self.ids.device)
         for number, row in enumerate(sampler.rows):
@@ -158,14 +158,14 @@ class _Loop:
         return done
 
     def _params(self, seed: Any) -> list[SamplingParams]:
-        """The parameters of each row; where transformers' whole chain runs, only those of the draw and the end."""
+        """The parameters of each row; if transformers' whole chain runs, only those of the draw and the end."""
         room = self.config.max_length - self.ids.shape[1] if MaxLengthCriteria in self.ends else None
         changes = {
-            "num_return_sequences": 1,  # the batch is repeated already
+            "num_return_sequences": 1,  # the batch is already repeated
             "max_length": None,
             "ignore_eos": EosTokenCriteria not in self.ends,
             "max_new_tokens": None if room is None else max(room, 1),
-            "max_time": None,  # among the criteria
+            "max_time": None,  # is one of the criteria
             "stop_strings": (),
         }
         params = SamplingParams.from_generation_config(self.config, **changes)
@@ -192,12 +192,12 @@ def _seeds(seed: Any, rows: int) -> list[int | None]:
 
 
 def _default_chain(model: Any, ids: Tensor, config: Any) -> Any:
-    """The processors that transformers makes of the config alone."""
+    """The processors that transformers makes from the config alone."""
     return model._get_logits_processor(config, input_ids_seq_length=ids.shape[1], encoder_input_ids=ids, device=ids.device)
 
 
 def _explained(chain: Any, default: Any) -> bool:
-    """Whether a chain is what the config says: the same processors with the same attributes."""
+    """Whether a chain is the config's: the same processors with the same attributes."""
     return len(chain) == len(default) and all(
         type(a) is type(b)
         and vars(a).keys() == vars(b).keys()
@@ -215,7 +215,7 @@ def _equal(a: Any, b: Any) -> bool:
 
 
 def _counted(criterion: Any, config: Any) -> bool:
-    """Whether the sampler ends rows as the criterion does: the length and the end tokens of the config."""
+    """Whether the sampler already implements a criterion: the length and the end tokens of the config."""
     if type(criterion) is MaxLengthCriteria:
         return bool(criterion.max_length == config.max_length)
     ends = config._eos_token_tensor

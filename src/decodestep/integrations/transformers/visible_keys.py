@@ -1,4 +1,4 @@
-"""Which cached positions each query sees, as `mla_attention` takes it: from a mask, once for all layers of a step."""
+"""Which cached positions each query sees, in the form for `mla_attention`: from a mask, once for all layers of a step."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from torch import Tensor
 
 
 class VisibleKeys(NamedTuple):
-    """What the B * Q queries of a call see of the T positions of their rows.
+    """Which of the T positions of their rows the B * Q queries of a call see.
 
-    positions: int64 (S, T), positions in the order in which sequence s reads them; None where all queries of a row see its
-        first positions, and S is B. rows: int64 (S,), the row of each sequence.
-    sequence, lengths: int64 (B * Q,): the sequence of a query, and how many of its positions it sees, at least 1.
-    blind: the queries that see nothing.
+    positions: int64 (S, T), the positions in the order in which sequence s reads them; None if all queries of a row see its
+        first positions; S is then B. rows: int64 (S,), the row of each sequence.
+    sequence, lengths: int64 (B * Q,): the sequence of a query, and how many of its first positions it sees, at least 1.
+    blind: the queries that see no position.
     """
 
     positions: np.ndarray | None
@@ -28,21 +28,21 @@ class VisibleKeys(NamedTuple):
 
 
 def unmasked(batch: int, queries: int, keys: int, causal: bool) -> VisibleKeys:
-    """Without a mask: causal from the first position on, as torch's attention has it, or everything."""
+    """Without a mask: causal from the first position, as in torch's attention, or everything."""
     lengths = np.minimum(np.arange(queries) + 1, keys) if causal else np.full(queries, keys)
     rows = np.arange(batch)
     return VisibleKeys(None, rows, rows.repeat(queries), np.tile(lengths, batch), np.empty(0, np.int64))
 
 
 def masked(mask: Tensor) -> VisibleKeys:
-    """For a bool mask (B, Q, T), of which the host gets a copy where it lies on a device."""
+    """For a bool mask (B, Q, T), which is copied to the host if it is on a device."""
     seen = mask.cpu().numpy()
     batch, queries, keys = seen.shape
     lengths, ahead = seen.sum(2), np.arange(keys)
     if (seen == (ahead < lengths[:, :, None])).all():
         rows = np.arange(batch)
         return _made(None, rows, rows.repeat(queries), lengths)
-    # The queries of a row can share a sequence if each sees the first positions of those that any of them sees.
+    # The queries of a row can share a sequence if each sees a prefix of the positions that any of them sees.
     order = np.argsort(~seen.any(1), axis=1, kind="stable")
     if (np.take_along_axis(seen, order[:, None], 2) == (ahead < lengths[:, :, None])).all():
         rows = np.arange(batch)
@@ -60,7 +60,7 @@ def _made(positions: np.ndarray | None, rows: np.ndarray, sequence: np.ndarray, 
 
 
 class _Last(threading.local):
-    """The last mask that this thread has turned into `VisibleKeys`: every layer of a step is handed the same tensor."""
+    """The last mask that this thread converted to `VisibleKeys`: every layer of a step receives the same tensor."""
 
     mask: weakref.ref[Tensor] | None = None
     version = -1
@@ -71,9 +71,9 @@ _last = _Last()
 
 
 def of_mask(mask: Tensor) -> VisibleKeys:
-    """`masked` of a (B, 1, Q, T) mask, remembered while the tensor lives and is not written to.
+    """`masked` of a (B, 1, Q, T) mask, cached as long as the tensor exists and is not written to.
 
-    A tensor of inference mode does not count what is written to it, so for such a one nothing is remembered.
+    Inference tensors have no version counter, so they are not cached.
     """
     if mask.is_inference():
         return masked(mask[:, 0])
@@ -85,12 +85,12 @@ def of_mask(mask: Tensor) -> VisibleKeys:
 
 
 def as_bool(mask: Tensor) -> Tensor | None:
-    """A mask of scores to add as a bool one; None if it does more than to let a position be or to remove it."""
+    """An additive mask as a bool mask; None if it does more than keep or remove positions."""
     if mask.dtype == torch.bool:
         return mask
     if not mask.is_floating_point():
         return None
     seen = mask == 0
     only_masks = bool((seen | (mask <= torch.finfo(mask.dtype).min)).all())
-    # A row without a position is the mean of all values there, and zero under a bool mask.
+    # A row without visible positions gives the mean of all values with an additive mask, and zero with a bool mask.
     return seen if only_masks and bool(seen.any(-1).all()) else None
