@@ -1,4 +1,4 @@
-"""What processors and stopping criteria need of arrays beyond the array API standard, for NumPy and torch alike.
+"""Array functions for processors and stopping criteria beyond the array API standard, for NumPy and torch.
 
 Every function takes the namespace `xp` of its arrays first (`namespace`). Elementwise arithmetic runs in the dtype of the
 scores, as in transformers, so float16 and bfloat16 round after each operation. Sums, and products with a Python number, run in
@@ -31,7 +31,7 @@ def namespace(*values: Array) -> Namespace:
 
 
 def quiet() -> AbstractContextManager[None]:
-    """Without NumPy's warnings: infinities are ordinary scores, and so are the NaN and infinities that follow from them."""
+    """Suppresses NumPy's warnings: infinities, and the NaN that they lead to, are ordinary scores."""
     return np.errstate(invalid="ignore", divide="ignore", over="ignore", under="ignore")
 
 
@@ -45,7 +45,7 @@ def full(xp: Namespace, like: ArrayT, value: float) -> ArrayT:
 
 
 def fill(xp: Namespace, scores: ArrayT, mask: Array, value: float = NEGATIVE_INFINITY) -> ArrayT:
-    """`scores` with `value` wherever `mask` holds."""
+    """`scores` with `value` where `mask` is true."""
     return xp.where(mask, constant(xp, value, scores), scores)
 
 
@@ -66,7 +66,7 @@ def largest(xp: Namespace, like: Array) -> float:
 
 
 def widen(xp: Namespace, x: ArrayT) -> ArrayT:
-    """float16 and bfloat16 as float32; wider arrays as they are."""
+    """float16 and bfloat16 as float32; wider arrays unchanged."""
     return x if x.dtype in (xp.float32, xp.float64) else xp.astype(x, xp.float32)
 
 
@@ -137,7 +137,7 @@ def kth_largest(xp: Namespace, x: ArrayT, k: int) -> ArrayT:
 
 
 def highest(xp: Namespace, x: ArrayT, lowest: Array, count: int | Array) -> ArrayT:
-    """The mask of each row's `count` highest entries. `lowest` is the smallest of them; of its ties the lowest ids count."""
+    """The mask of each row's `count` highest entries. `lowest` is the smallest of them; of its ties the lowest ids are kept."""
     above, level = x > lowest, x == lowest
     room = count - xp.count_nonzero(above, axis=-1, keepdims=True)
     return above | (level & (xp.cumulative_sum(level, axis=-1, dtype=xp.int32) <= room))
@@ -174,7 +174,7 @@ def forced(xp: Namespace, scores: ArrayT, ids: Array | list[int]) -> ArrayT:
 
 
 def occurring(xp: Namespace, op: str, ids: Array, scores: ArrayT, where: Array | None = None) -> ArrayT:
-    """The [batch, vocab] mask of the ids that occur in each row of `ids` where the mask `where`, if given, holds.
+    """The [batch, vocab] mask of the ids that occur in each row of `ids`, where the mask `where`, if given, is true.
 
     Ids >= vocab are ignored. Raises ValueError for a negative id, which would otherwise count from the end.
     """

@@ -26,7 +26,7 @@ from decodestep.processors.base import LogitsProcessor
 
 
 class WhisperTimeStampLogitsProcessor(LogitsProcessor):
-    """Makes Whisper's timestamps come in pairs, never run backwards, and win where they are likelier than any text.
+    """Makes Whisper's timestamps come in pairs and never decrease; forces one if together they are likelier than any text.
 
     With b = no_timestamps_token_id + 1 the first timestamp, and of each row the ids from begin_index on:
         s[no_timestamps_token_id] = -inf
@@ -89,13 +89,13 @@ class WhisperTimeStampLogitsProcessor(LogitsProcessor):
 
 
 class WhisperNoSpeechDetection(LogitsProcessor):
-    """Records the probability that there is no speech, as Whisper predicts it; returns the scores as they are.
+    """Records Whisper's probability that there is no speech; returns the scores unchanged.
 
         where len(input_ids) == begin_index:  no_speech_prob = softmax(s)[no_speech_token]     # exp(s) of log-probabilities
 
     no_speech_token: its id.
-    begin_index: the length of the decoder's prompt. Above 1, what counts are not these scores but the logits at the start of
-        the transcript: the model given to `set_model` is called on the inputs given to `set_inputs`.
+    begin_index: the length of the decoder's prompt. Above 1, the logits at the start of the transcript are used instead of
+        these scores: the model given to `set_model` is called on the inputs given to `set_inputs`.
     scores_is_logprobs: whether the scores are log-probabilities.
 
     Keeps state: `no_speech_prob`, [0.0] before the first measurement.
@@ -144,12 +144,12 @@ class WhisperNoSpeechDetection(LogitsProcessor):
 
 
 class AlternatingCodebooksLogitsProcessor(LogitsProcessor):
-    """Makes the ids of Bark's two coarse codebooks alternate.
+    """Makes ids of Bark's two coarse codebooks alternate.
 
         an even number of ids since the start:  keep s[semantic : semantic + codebook];  odd:  keep s[semantic + codebook :]
 
     input_start_len: the length of the prompt, an int >= 0.
-    semantic_vocab_size, codebook_size: where the codebooks begin, and the size of one.
+    semantic_vocab_size, codebook_size: the first id of the codebooks, and the size of one.
 
     Source: Suno, Bark, 2023; as in transformers 5.23.
     """
@@ -202,7 +202,7 @@ class BarkEosPrioritizerLogitsProcessor(LogitsProcessor):
 
 
 class DiaEOSChannelFilterLogitsProcessor(LogitsProcessor):
-    """Lets Dia's first channel alone end, and only when the end is its best token.
+    """Lets only Dia's first channel end, and only if the end is its best token.
 
     Of each [channels, vocab] block of rows:
         s[1:, eos:] = -inf;  s[0, eos + 1:] = -inf
@@ -233,7 +233,7 @@ class DiaEOSChannelFilterLogitsProcessor(LogitsProcessor):
 
 
 class DiaEOSDelayPatternLogitsProcessor(LogitsProcessor):
-    """Ends Dia's channels one after another, each by its own delay after the first.
+    """Ends Dia's channels one after another, each with its own delay after the first.
 
     A batch item is ending from the step where its first channel's first maximum is eos, or where
     len(input_ids) == max_generation_len - max(delay_pattern) - 1. In each [channels, vocab] block of an ending item:

@@ -19,8 +19,8 @@ class LogitsProcessor:
     # Read by transformers' continuous batching: whether rows of different lengths may share a call; None where not known.
     supports_continuous_batching: bool | None = None
 
-    # Whether an object remembers something from one call to the next. Such an object serves one row, or one batch that is
-    # always called as a whole; a Sampler refuses it for a second row.
+    # Whether an object keeps state between calls. Such an object serves one row, or one batch that is always called as a
+    # whole; a Sampler refuses it for a second row.
     stateful: bool = False
 
     def __call__(self, input_ids: Array, scores: ArrayT) -> ArrayT:
@@ -28,10 +28,10 @@ class LogitsProcessor:
 
 
 class LogitsProcessorList(list[Any]):
-    """A list of processors that is itself called like one: each takes the scores that the one before it returned.
+    """A list of processors that is called like a processor: each takes the scores that the previous one returned.
 
-    A processor whose call has more parameters than (input_ids, scores) is given every keyword argument of this call; it
-    raises ValueError where one of those parameters is missing.
+    A processor whose call has more parameters than (input_ids, scores) gets every keyword argument of this call; ValueError if
+    one of those parameters is missing.
 
     Source: transformers 5.23's class of this name.
     """

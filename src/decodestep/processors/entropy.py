@@ -30,7 +30,7 @@ from decodestep.processors.filters import require_min_tokens
 
 
 class TypicalLogitsWarper(LogitsProcessor):
-    """Keeps the tokens whose surprise is nearest to the expected surprise, until their probabilities reach `mass`.
+    """Keeps the tokens whose surprisal is closest to the entropy, until their probabilities reach `mass`.
 
         p = softmax(s);  H = -sum(p * log p);  d = |-log p - H|
         in ascending order of d:  n = min(#{i: p[0] + ... + p[i] < mass}, vocab - 1)
@@ -98,7 +98,7 @@ class EpsilonLogitsWarper(LogitsProcessor):
 
 
 class EtaLogitsWarper(LogitsProcessor):
-    """Drops the tokens below a probability; the bound is lower where the entropy is higher.
+    """Drops the tokens below a probability threshold, which is lower the higher the entropy is.
 
         p = softmax(s);  H = -sum(p * log p);  eta = min(epsilon, sqrt(epsilon) * exp(-H))
         drop s where p < eta and s < the min_tokens_to_keep-th largest s
@@ -130,12 +130,12 @@ class EtaLogitsWarper(LogitsProcessor):
 
 
 class TopHLogitsWarper(LogitsProcessor):
-    """Keeps the most probable tokens while their entropy is at most a share of the whole.
+    """Keeps the most probable tokens while their part of the entropy is at most a fraction of the whole.
 
         of the 100 highest scores, in descending order:  p = softmax(s);  H = -sum(p * log p)
         keep the first, and the prefix where -p[0] log p[0] - ... - p[i] log p[i] <= top_h * H;  drop all others
 
-    top_h: in (0, 1]. 1 may still drop the last tokens, where rounding takes the sum past H.
+    top_h: in (0, 1]. 1 may still drop the last tokens, if rounding makes the sum exceed H.
     filter_value: what a dropped score becomes.
 
     Of ties at the cut the lowest ids stay. A probability of 0 among the 100 ends the prefix. Raises ValueError for a row that
@@ -185,7 +185,7 @@ def _descending(xp: Namespace, scores: ArrayT, count: int) -> ArrayT:
 
 
 def _probabilities(op: str, xp: Namespace, scores: ArrayT) -> tuple[ArrayT, ArrayT]:
-    """The probabilities of each row and its entropy; -inf scores add nothing. ValueError where a row has no distribution."""
+    """The probabilities of each row and its entropy; -inf scores add nothing. ValueError if a row has no distribution."""
     with quiet():
         log_p = scores - log_sum_exp(xp, scores)
         if bool(xp.any(xp.isnan(log_p))):

@@ -27,21 +27,21 @@ from decodestep.processors.array_ops import (
 )
 from decodestep.processors.base import LogitsProcessor
 
-# Longer repetitions count as this long, so that the power of the base stays finite.
+# Longer repetitions count as this long, so that the power of the base remains finite.
 DRY_LONGEST = 50
 
 
 class PresenceFrequencyPenaltyLogitsProcessor(LogitsProcessor):
-    """Makes generated tokens less likely: once, and again for each time they occur.
+    """Makes generated tokens less likely: once for occurring, and again for each occurrence.
 
         n[t] = how often t occurs in input_ids[prompt_length:]
         s[t] = s[t] - frequency_penalty * n[t] - presence_penalty * (n[t] > 0)
 
-    presence_penalty, frequency_penalty: finite numbers; below 0 they reward. OpenAI's service takes [-2, 2].
+    presence_penalty, frequency_penalty: finite numbers; negative ones reward. OpenAI's service accepts [-2, 2].
     prompt_length: how many leading ids were not generated, an int >= 0.
 
     Ids past the vocabulary are ignored. The penalty is summed in float64 and subtracted with one rounding.
-    Source: the OpenAI API's parameters of these names, counted over generated tokens alone, as vLLM does.
+    Source: the OpenAI API's parameters of these names, counted over generated tokens only, as in vLLM.
     """
 
     def __init__(self, presence_penalty: float = 0.0, frequency_penalty: float = 0.0, prompt_length: int = 0) -> None:
@@ -115,7 +115,7 @@ class TopNSigmaLogitsWarper(LogitsProcessor):
     n: a finite number >= 0; 0 keeps the ties of the maximum.
     filter_value: what a dropped score becomes.
 
-    Temperature before or after it keeps the same tokens. A row that holds NaN or +inf, or nothing but -inf, is left alone.
+    A temperature before it does not change what it keeps. A row that holds NaN or +inf, or nothing but -inf, is left alone.
     Source: Tang et al., "Top-nσ: not all logits are you need", 2024; the deviation divides by the number of finite scores, as
     in llama.cpp.
     """
@@ -139,7 +139,7 @@ class TopNSigmaLogitsWarper(LogitsProcessor):
 
 
 class XTCLogitsWarper(LogitsProcessor):
-    """Exclude top choices: with a probability, drops all likely tokens but the least likely of them.
+    """Exclude top choices: with a given probability, drops all likely tokens except the least likely of them.
 
         p = softmax(s);  likely = the tokens above -inf where p >= threshold
         where uniform(seed, position, XTC_COIN) < probability and there are 2 or more likely tokens:
@@ -187,7 +187,7 @@ class XTCLogitsWarper(LogitsProcessor):
 
 
 class DRYLogitsProcessor(LogitsProcessor):
-    """Don't repeat yourself: the longer the repetition that a token would continue, the less likely it becomes.
+    """Don't repeat yourself: penalises tokens that would continue a repetition, more the longer it is.
 
         for each token t of the last `range` ids:
             n = the most ids before an occurrence of t that equal the last ids of the row; at most 50, and none past a breaker
@@ -195,7 +195,7 @@ class DRYLogitsProcessor(LogitsProcessor):
 
     multiplier: a finite number >= 0; 0 has no effect.
     base: a finite number >= 1.
-    allowed_length: the length from which on a repetition is penalised, an int >= 1.
+    allowed_length: the shortest repetition that is penalised, an int >= 1.
     breakers: ids at which a repetition ends; they are never penalised.
     range: how many of the last ids count, an int >= 0; 0 for all.
 
@@ -221,7 +221,7 @@ class DRYLogitsProcessor(LogitsProcessor):
         return _lowered(scores, [self.penalties(row, scores.shape[-1]) for row in input_ids[:, -self.range :].tolist()])
 
     def penalties(self, ids: list[int], vocab: int) -> dict[int, float]:
-        """{token: penalty} for one row; ids past the vocabulary are left out."""
+        """{token: penalty} for one row, without ids past the vocabulary."""
         tail = next((n for n, token in enumerate(reversed(ids)) if token in self.breakers), len(ids))
         longest: dict[int, int] = {}
         for place, length in enumerate(_suffix_matches(ids), start=1):
@@ -233,7 +233,7 @@ class DRYLogitsProcessor(LogitsProcessor):
 
 
 def _suffix_matches(ids: list[int]) -> list[int]:
-    """For each place but the last: how many ids, ending there, equal the last ids of the row. The Z function of the reverse."""
+    """For each position but the last: how many ids ending there equal the row's last ids (the Z function of the reverse)."""
     flipped = ids[::-1]
     count = len(flipped)
     z = [0] * count

@@ -26,7 +26,7 @@ class TemperatureLogitsWarper(LogitsProcessor):
 
     temperature: a float > 0 (an int is refused).
 
-    NaN and infinities stay what they are.
+    NaN and infinities do not change.
     Source: Ackley, Hinton, Sejnowski, "A learning algorithm for Boltzmann machines", 1985; as in transformers 5.23.
     """
 
@@ -52,8 +52,8 @@ class TopKLogitsWarper(LogitsProcessor):
     filter_value: what a dropped score becomes.
     min_tokens_to_keep: an int; not checked.
 
-    Every tie of the k-th largest stays, so more than k may be kept. NaN ranks above all and is never dropped: with k or
-    more of them nothing is.
+    All ties of the k-th largest are kept, so more than k may be kept. NaN ranks above all and is never dropped: with k or more
+    NaN, nothing is dropped.
     Source: Fan, Lewis, Dauphin, "Hierarchical neural story generation", 2018; as in transformers 5.23.
     """
 

@@ -1,4 +1,4 @@
-"""Classifier-free guidance: scores with a prompt against scores without it."""
+"""Classifier-free guidance: contrasts scores with a prompt and scores without it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ class ClassifierFreeGuidanceLogitsProcessor(LogitsProcessor):
 
     guidance_scale: a number > 1.
 
-    Raises ValueError where scores do not have twice the rows of input_ids.
+    Raises ValueError if scores do not have twice the rows of input_ids.
     Source: Copet et al., "Simple and controllable music generation" (MusicGen), 2023; as in transformers 5.23.
     """
 
@@ -31,17 +31,16 @@ class ClassifierFreeGuidanceLogitsProcessor(LogitsProcessor):
 
 
 class UnbatchedClassifierFreeGuidanceLogitsProcessor(LogitsProcessor):
-    """Moves the scores away from those that the model itself gives without the prompt, or with another.
+    """Moves the scores away from the model's own scores without the prompt, or with another prompt.
 
         c = log softmax(s);  u = log softmax(model(unconditional ids)[:, -1])
         result = guidance_scale * (c - u) + u                            # c itself where guidance_scale == 1
 
     guidance_scale: a number; above 1 moves towards the prompt.
-    model: called as model(ids, attention_mask=, use_cache=, past_key_values=), with a `logits` attribute and `.get` on what
-        it returns.
+    model: called as model(ids, attention_mask=, use_cache=, past_key_values=); its result has a `logits` attribute and `.get`.
     unconditional_ids: [batch, length]; by default the last id of the prompt at the first call.
     unconditional_attention_mask: likewise; ones by default.
-    use_cache: whether the model keeps its keys and values, so that later calls feed the newest id alone.
+    use_cache: whether the model keeps its keys and values, so that later calls pass only the newest id.
 
     Keeps state: one object serves one generation.
     Source: Sanchez et al., "Stay on topic with classifier-free guidance", 2023; as in transformers 5.23.
@@ -68,7 +67,7 @@ class UnbatchedClassifierFreeGuidanceLogitsProcessor(LogitsProcessor):
         }
 
     def get_unconditional_logits(self, input_ids: Array) -> Array:
-        """The model's logits [batch, length, vocab] for the unconditional ids, now one id longer but for the first call."""
+        """The model's logits [batch, length, vocab] for the unconditional ids; each call after the first adds one id."""
         xp, state, newest = namespace(input_ids), self.unconditional_context, input_ids[:, -1:]
         if state["first_pass"]:
             state["first_pass"] = False
@@ -99,7 +98,7 @@ class UnbatchedClassifierFreeGuidanceLogitsProcessor(LogitsProcessor):
 
 
 class DiaClassifierFreeGuidanceLogitsProcessor(LogitsProcessor):
-    """Guidance that only chooses the tokens; their scores stay those with the prompt.
+    """Guidance that only selects tokens; their scores remain those with the prompt.
 
         c, u = s[:B], s[B:];  g = c + (c - u) * guidance_scale
         result = g, or where guidance_top_k is given c with -inf outside the guidance_top_k highest g
@@ -107,7 +106,7 @@ class DiaClassifierFreeGuidanceLogitsProcessor(LogitsProcessor):
     guidance_scale: a number > 1.
     guidance_top_k: an int >= 1, or None. Of ties the lowest ids stay; more than the vocabulary keeps all.
 
-    Raises ValueError where scores do not have twice the rows of input_ids.
+    Raises ValueError if scores do not have twice the rows of input_ids.
     Source: Nari Labs, Dia-1.6B, 2025; as in transformers 5.23.
     """
 

@@ -1,4 +1,4 @@
-"""Processors of length and of forced tokens: minimum lengths, first and last tokens, the length penalty that grows."""
+"""Processors for lengths and forced tokens: minimum lengths, first and last tokens, the exponential length penalty."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ class ForcedBOSTokenLogitsProcessor(LogitsProcessor):
 
         where len(input_ids) == 1:  s = -inf, but s[bos_token_id] = 0
 
-    bos_token_id: an id of the vocabulary; it counts from the end below 0. Raises IndexError at the call outside it.
+    bos_token_id: an id of the vocabulary; negative ids count from its end. Raises IndexError at the call for others.
     Source: transformers 5.23's class of this name.
     """
 
@@ -82,7 +82,7 @@ class ForcedBOSTokenLogitsProcessor(LogitsProcessor):
 
 
 class ForcedEOSTokenLogitsProcessor(LogitsProcessor):
-    """Forces the last token that fits to be an end.
+    """Forces the last token within max_length to be an end token.
 
         where len(input_ids) == max_length - 1:  s = -inf, but s[eos] = 0
 
@@ -109,7 +109,7 @@ class ForceTokensLogitsProcessor(LogitsProcessor):
         where len(input_ids) == i for a pair (i, t) of force_token_map:  s = -inf, but s[t] = 0
 
     force_token_map: a list of [position, id], or a dict {position: id}; an id of None forces nothing. Raises IndexError at
-        the call for an id outside the vocabulary; ids count from its end below 0.
+        the call for an id outside the vocabulary; negative ids count from its end.
     _has_warned: accepted as transformers did, without effect: nothing is deprecated here.
 
     Source: transformers 4.41's class of this name, which 5.23 no longer has.

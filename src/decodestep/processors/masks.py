@@ -29,14 +29,14 @@ from decodestep.processors.penalties import SequenceBiasLogitsProcessor
 
 
 class NoRepeatNGramLogitsProcessor(LogitsProcessor):
-    """Forbids every token that would complete an n-gram the row already holds.
+    """Forbids every token that would complete an n-gram that is already in the row.
 
         s[w] = -inf where (input_ids[-(n - 1):], w) occurs in input_ids, n = ngram_size
 
     ngram_size: an int >= 1; 1 forbids every id of the row.
 
-    Ids past the vocabulary are ignored. Scores are returned as they are while the input is shorter than n. Raises ValueError
-    where a negative id would be forbidden.
+    Ids past the vocabulary are ignored. Scores are returned unchanged while the input is shorter than n. Raises ValueError if
+    a negative id would be forbidden.
     Source: Paulus, Xiong, Socher, "A deep reinforced model for abstractive summarization", 2017; as in transformers 5.23,
     which raises RuntimeError for the negative id.
     """
@@ -61,7 +61,7 @@ class EncoderNoRepeatNGramLogitsProcessor(LogitsProcessor):
     encoder_ngram_size: an int >= 1.
     encoder_input_ids: [rows, length] or [length]; each row serves batch // rows rows of scores, such as beams.
 
-    Raises IndexError for a forbidden id outside the vocabulary; ids count from its end below 0.
+    Raises IndexError for a forbidden id outside the vocabulary; negative ids count from its end.
     Source: transformers 5.23's class of this name.
     """
 
@@ -86,15 +86,14 @@ class EncoderNoRepeatNGramLogitsProcessor(LogitsProcessor):
 
 
 class NoBadWordsLogitsProcessor(SequenceBiasLogitsProcessor):
-    """Forbids the last token of each given sequence, wherever the input ends with the rest of it.
+    """Forbids the last token of each given sequence if the input ends with the rest of it.
 
         SequenceBias with a bias of -inf for each sequence
 
     bad_words_ids: a non-empty list of lists of ids >= 0.
-    eos_token_id: an id, a list or an array of ids, or None; a bad word that is one of them alone is not forbidden.
+    eos_token_id: an id, a list or an array of ids, or None; a bad word that is a single end token is not forbidden.
 
-    Nothing is forbidden where the eos ids take all the bad words away. Raises ValueError at the first call for an id past
-    the vocabulary.
+    If all bad words are end tokens, nothing is forbidden. Raises ValueError at the first call for an id past the vocabulary.
     Source: transformers 5.23's class of this name.
     """
 
@@ -111,15 +110,15 @@ class NoBadWordsLogitsProcessor(SequenceBiasLogitsProcessor):
 
 
 class PrefixConstrainedLogitsProcessor(LogitsProcessor):
-    """Forbids every token but those that a function of the row so far allows.
+    """Forbids every token except those that a function of the row so far allows.
 
         s[t] = -inf for t not in prefix_allowed_tokens_fn(batch index, ids of the row)
 
     prefix_allowed_tokens_fn: called with (int, [length] ids) for every beam; returns the allowed ids, at least one.
     num_beams: rows of one batch item.
 
-    Where every allowed token of all beams of a batch item is -inf already, the allowed ones become 0 in its rows. Raises
-    ValueError where the function returns no token, IndexError for an id outside the vocabulary.
+    If all allowed tokens of all beams of a batch item are already -inf, they become 0 in its rows. Raises ValueError if the
+    function returns no token, IndexError for an id outside the vocabulary.
     Source: De Cao et al., "Autoregressive entity retrieval", 2020; as in transformers 5.23.
     """
 
@@ -128,7 +127,7 @@ class PrefixConstrainedLogitsProcessor(LogitsProcessor):
         self._num_beams = num_beams
 
     def of_item(self, item: int) -> PrefixConstrainedLogitsProcessor:
-        """The same for a batch that has only this item of a larger one: the function is called with this index."""
+        """A processor for a batch of one item of a larger batch: the function is called with the index `item`."""
         allowed = self._prefix_allowed_tokens_fn
         return PrefixConstrainedLogitsProcessor(lambda index, ids: allowed(item + index, ids), self._num_beams)
 
@@ -142,7 +141,7 @@ class PrefixConstrainedLogitsProcessor(LogitsProcessor):
                 refuse(
                     "PrefixConstrainedLogitsProcessor",
                     "prefix_allowed_tokens_fn",
-                    "a function that allows some token",
+                    "a function that allows at least one token",
                     f"an empty list for batch item {row // self._num_beams}",
                 )
             mask[row, allowed] = 0.0
@@ -173,12 +172,12 @@ class SuppressTokensLogitsProcessor(LogitsProcessor):
 
 
 class SuppressTokensAtBeginLogitsProcessor(LogitsProcessor):
-    """Forbids the given tokens at one position alone.
+    """Forbids the given tokens at one position.
 
         s[t] = -inf for t in begin_suppress_tokens, where len(input_ids) == begin_index
 
     begin_suppress_tokens: ids; those outside the vocabulary are ignored.
-    begin_index: the length of input at which they are forbidden; `set_begin_index` changes it.
+    begin_index: the length of the input at which they are forbidden; `set_begin_index` changes it.
     device: as in SuppressTokensLogitsProcessor.
 
     Source: Radford et al., 2022; as in transformers 5.23.
@@ -204,7 +203,7 @@ class InfNanRemoveLogitsProcessor(LogitsProcessor):
 
         s = 0 where s is NaN, the largest finite number of the dtype where s is inf, minus that where s is -inf
 
-    It un-filters: a token forbidden before it becomes merely very unlikely.
+    It undoes filters: a token that an earlier processor has forbidden becomes merely very unlikely.
     Source: transformers 5.23's class of this name.
     """
 
@@ -216,7 +215,7 @@ class InfNanRemoveLogitsProcessor(LogitsProcessor):
 
 
 class LogitNormalization(LogitsProcessor):
-    """Turns scores into log-probabilities, s = log softmax(s); a row of NaN, or of nothing but -inf, becomes NaN.
+    """Converts scores to log-probabilities, s = log softmax(s); a row with NaN, or of nothing but -inf, becomes NaN.
 
     Source: transformers 5.23's class of this name.
     """

@@ -1,7 +1,7 @@
-"""SynthID-Text: a watermark that tilts each draw by keyed coin flips, and its detector.
+"""SynthID-Text: a watermark that biases each draw by keyed coin flips, and its detector.
 
-The table of coin flips is drawn by torch's generator, because text marked by transformers must be recognised here, and vice
-versa; torch is imported when a processor is built.
+The table of coin flips comes from torch's generator, so that text marked by transformers is recognised here and vice versa;
+torch is imported when a processor is built.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class SynthIDTextWatermarkState:
 
 
 class SynthIDTextWatermarkLogitsProcessor(LogitsProcessor):
-    """Tilts the distribution by a tournament of keyed coin flips, g(ngram, key) in {0, 1}.
+    """Biases the distribution by a tournament of keyed coin flips, g(ngram, key) in {0, 1}.
 
         p = softmax(s);  for each key k, in order:  p[t] = p[t] * (1 + g[t, k] - sum(g[:, k] * p))
         result = log p, the dtype's lowest finite number where that is not finite;  s itself where the context repeats
@@ -41,13 +41,13 @@ class SynthIDTextWatermarkLogitsProcessor(LogitsProcessor):
     ngram_len: the context is the last ngram_len - 1 generated ids, zeros before the first.
     keys: the secret, one integer for each layer of the tournament.
     sampling_table_size, sampling_table_seed: of the table of coin flips.
-    context_history_size: how many contexts are remembered; one among them is left without a watermark.
+    context_history_size: how many contexts are remembered; tokens after a remembered context get no watermark.
     device: of torch's generator.
-    skip_first_ngram_calls: whether the first ngram_len - 1 calls return the scores as they are.
-    debug_mode: whether every score is taken as 1.
+    skip_first_ngram_calls: whether the first ngram_len - 1 calls return the scores unchanged.
+    debug_mode: whether every score counts as 1.
 
-    Keeps state: one object serves one generation, and the newest id of each row is what it learns at a call. Raises ValueError
-    where input_ids is not of rank 2.
+    Keeps state: one object serves one generation, and each call adds the newest id of each row. Raises ValueError if input_ids
+    is not of rank 2.
     Source: Dathathri et al., "Scalable watermarking for identifying large language model outputs", 2024; as in
     transformers 5.23.
     """
@@ -108,13 +108,13 @@ class SynthIDTextWatermarkLogitsProcessor(LogitsProcessor):
     def accumulate_hash(
         self, current_hash: Array, data: Array, multiplier: int = _MULTIPLIER, increment: int = _INCREMENT
     ) -> Array:
-        """Takes the elements of the last axis of `data` into the hash, one after another, in wrapping int64."""
+        """Adds the elements of the last axis of `data` to the hash, one after another, in wrapping int64."""
         for i in range(data.shape[-1]):
             current_hash = (current_hash + data[..., i]) * multiplier + increment
         return current_hash
 
     def sample_g_values(self, ngram_keys: Array) -> Array:
-        """The coin flips of hashed n-grams, of their shape."""
+        """The coin flips of hashed n-grams, in the same shape."""
         xp = namespace(ngram_keys)
         table = xp.asarray(self.sampling_table, device=device_of(ngram_keys))
         return table[ngram_keys % table.shape[0]]
@@ -132,7 +132,7 @@ class SynthIDTextWatermarkLogitsProcessor(LogitsProcessor):
         return self.sample_g_values(self.compute_ngram_keys(_windows(namespace(input_ids), input_ids, self.ngram_len)))
 
     def compute_context_repetition_mask(self, input_ids: Array) -> Array:
-        """[batch, length - ngram_len + 1]: whether the context of each n-gram is new to the remembered ones."""
+        """[batch, length - ngram_len + 1]: whether the context of each n-gram is not among the remembered ones."""
         _require_rank_2(input_ids)
         xp, batch = namespace(input_ids), input_ids.shape[0]
         state = self._fresh(xp, input_ids, batch)
@@ -177,13 +177,13 @@ class SynthIDTextWatermarkLogitsProcessor(LogitsProcessor):
 class SynthIDTextWatermarkDetector:
     """Scores tokenised text with a trained detector.
 
-        detector_module(g values, mask): the coin flips of every n-gram, and where they count: a context not seen lately, before
-        the first eos
+        detector_module(g values, mask): the coin flips of every n-gram, and whether they count: only before the first eos, and
+        only if the context is not a remembered one
 
     detector_module: called with [batch, count, keys] coin flips and the [batch, count] mask; a `BayesianDetector`, or
         transformers' BayesianDetectorModel.
     logits_processor: a SynthIDTextWatermarkLogitsProcessor with the settings that the text was generated with.
-    tokenizer: whatever has the `eos_token_id` of the text.
+    tokenizer: an object with the `eos_token_id` of the text.
 
     Called with input_ids [batch, length]; returns what detector_module returns.
     Source: Dathathri et al., 2024; as in transformers 5.23.

@@ -1,7 +1,7 @@
 """The green-list watermark: a bias towards a pseudo-random part of the vocabulary, and its detector.
 
-The green lists are drawn by torch's generator, because text marked by transformers must be recognised here, and vice versa;
-torch is imported when a processor is built.
+The green lists come from torch's generator, so that text marked by transformers is recognised here and vice versa; torch is
+imported when a processor is built.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ class WatermarkLogitsProcessor(LogitsProcessor):
                    s[t] += bias for each t of the 40 highest scores that is in green(input_ids + [t])
 
     vocab_size: of the model. device: of torch's generator and of the tables.
-    greenlist_ratio: in (0, 1).  bias: what a green token gains.  hashing_key: the secret.
+    greenlist_ratio: in (0, 1).  bias: added to green tokens.  hashing_key: the secret.
     seeding_scheme: "lefthash" or "selfhash".
-    context_width: how many of the last ids count.
+    context_width: how many of the last ids select the green list.
 
-    A shorter input logs a warning and leaves the scores as they are. Of tied scores "selfhash" tries the lowest ids.
+    A shorter input logs a warning and leaves the scores unchanged. Of tied scores, "selfhash" tries the lowest ids.
     Source: Kirchenbauer et al., "A watermark for large language models", 2023, and "On the reliability of watermarks for
     large language models", 2023. As in transformers 5.23, where "selfhash" raises for a vocabulary of fewer than 40 tokens
     and for a row without a green token among the 40: here such a row stays as it is.
@@ -71,7 +71,7 @@ class WatermarkLogitsProcessor(LogitsProcessor):
         self.fixed_table = torch.randperm(self.table_size, generator=self.rng, device=device)
 
     def set_seed(self, input_seq: Integers) -> None:
-        """Seeds the generator by the last ids of one row."""
+        """Seeds the generator from the last ids of one row."""
         last = [int(i) for i in input_seq[-self.context_width :]]
         seed = self.hash_key * last[-1]
         if self.seeding_scheme == "selfhash":
@@ -86,7 +86,7 @@ class WatermarkLogitsProcessor(LogitsProcessor):
         return torch.randperm(self.vocab_size, device=self.rng.device, generator=self.rng)[: self.greenlist_size]
 
     def _self_green(self, ids: list[int], scores: Array) -> list[int]:
-        """The best tokens that are green on the list that they themselves choose."""
+        """Those of the best tokens that are on the green list that they select themselves."""
         xp = namespace(scores)
         best = xp.argsort(-scores, axis=-1, stable=True)[:_CANDIDATES].tolist()
         return [token for token in best if bool((self._get_greenlist_ids([*ids, token]) == token).any())]
@@ -108,7 +108,7 @@ class WatermarkLogitsProcessor(LogitsProcessor):
 
 @dataclass
 class WatermarkDetectorOutput:
-    """What a detector found, an array with one entry for each text in every field."""
+    """The result of a detector. Each field is an array with one entry for each text."""
 
     num_tokens_scored: np.ndarray | None = None
     num_green_tokens: np.ndarray | None = None
@@ -120,7 +120,7 @@ class WatermarkDetectorOutput:
 
 
 class WatermarkDetector:
-    """Tells text with the green-list watermark from text without.
+    """Detects text with the green-list watermark.
 
         n tokens scored, g of them green, r = greenlist_ratio:  z = (g - r n) / sqrt(n r (1 - r));  marked: z > z_threshold
         p_value = erfc(z / sqrt(2)) / 2;   confidence = 1 - p_value

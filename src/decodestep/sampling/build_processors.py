@@ -1,4 +1,4 @@
-"""Builds a row's processors from its `SamplingParams`: those of transformers' `generate`, and our additional ones."""
+"""Builds a row's processors from its `SamplingParams`: those of transformers' `generate`, and additional ones."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def _bans_and_lengths(params: SamplingParams, prompt_length: int, eos: list[int]
     if params.suppress_tokens:
         chain.append(p.SuppressTokensLogitsProcessor(params.suppress_tokens))
     if params.begin_suppress_tokens:
-        # The first token after one that is forced.
+        # The first token after a forced one.
         first = prompt_length + (prompt_length <= 1 and params.forced_bos_token_id is not None)
         chain.append(p.SuppressTokensAtBeginLogitsProcessor(params.begin_suppress_tokens, first))
     if params.allowed_token_ids is not None:

@@ -1,4 +1,4 @@
-"""The places of the history that caused a penalty, a bias or a ban on a token."""
+"""The spans of the history that caused a penalty, a bias or a ban on a token."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ MOST_SPANS = 8  # of one token: the latest
 
 
 def causes(processor: Any, history: Sequence[int], tokens: Sequence[int]) -> Mapping[int, Spans]:
-    """For those of `tokens` that the processor acted on because of the history: the spans that it looked at, latest last.
+    """For the `tokens` on which the processor acted because of the history: the spans that caused it, latest last.
 
-    Of a token with more than MOST_SPANS of them, the latest are given. Empty for processors that do not read the history.
+    Only the last MOST_SPANS of a token are given. Empty for processors that do not read the history.
     """
     rule = _RULES.get(type(processor))
     if rule is None or not tokens or not history:
@@ -42,7 +42,7 @@ def _counted(processor: Any, history: Sequence[int], tokens: frozenset[int]) -> 
 
 
 def _ngrams(processor: Any, history: Sequence[int], tokens: frozenset[int]) -> dict[int, list[Span]]:
-    """The earlier n-grams that the row would repeat."""
+    """The earlier n-grams that the token would repeat."""
     n, found = int(processor.ngram_size), dict[int, list[Span]]()
     prefix = tuple(history[len(history) - n + 1 :]) if n > 1 else ()
     for start in range(len(history) - n + 1):
@@ -53,7 +53,7 @@ def _ngrams(processor: Any, history: Sequence[int], tokens: frozenset[int]) -> d
 
 
 def _sequences(processor: Any, history: Sequence[int], tokens: frozenset[int]) -> dict[int, list[Span]]:
-    """The end of the row that a biased or forbidden sequence begins with; single tokens have no cause in the history."""
+    """The end of the row that is the prefix of a biased or forbidden sequence; single tokens have no cause in the history."""
     found: dict[int, list[Span]] = {}
     for ids in processor.sequence_bias:
         length = len(ids) - 1
