@@ -127,11 +127,12 @@ def head_products(s: Source) -> Arguments:
     tokens, inputs, heads, of_head = s.size(9), s.width(), s.one_of(1, 2, 5), s.size(70)
     w, number = s.weight(inputs, heads * of_head)
     first = s.size(of_head)
-    count, turned = s.size(70) if s.one_of(*[False] * 9, True) else max(of_head - first, 0), s.one_of(False, True)
-    x = s.array(tokens, heads, 3 + (count if turned else inputs))[:, :, s.one_of(0, 3) :][:, :, : count if turned else inputs]
-    y = s.array(tokens, heads, inputs if turned else count)
-    return {"x": x, "w": w, "format": number, "inputs": inputs, "first": first, "count": count, "turned": turned, "y": y,
-            "threads": s.threads()}  # fmt: skip
+    count, transposed = s.size(70) if s.one_of(*[False] * 9, True) else max(of_head - first, 0), s.one_of(False, True)
+    width = count if transposed else inputs
+    x = s.array(tokens, heads, 3 + width)[:, :, s.one_of(0, 3) :][:, :, :width]
+    y = s.array(tokens, heads, inputs if transposed else count)
+    return {"x": x, "w": w, "format": number, "inputs": inputs, "first": first, "count": count,
+            "transposed": transposed, "y": y, "threads": s.threads()}  # fmt: skip
 
 
 def pack_linear_panels(s: Source) -> Arguments:

@@ -156,27 +156,27 @@ def test_a_rows_bits_are_its_own(format_, rng):
 
 
 @pytest.mark.parametrize("format_", [Format.F32, Format.F16, Format.BF16, Format.Q8_0], ids=lambda f: f.name)
-@pytest.mark.parametrize("turned", [False, True])
-def test_products_of_heads(format_, turned, rng):
+@pytest.mark.parametrize("transposed", [False, True])
+def test_products_of_heads(format_, transposed, rng):
     """Each head with some of its own rows, both ways, against float64; a token's bits are those that it has alone."""
     heads, of_head, first, count = 3, 83, 6, 70
     inputs = whole(format_, 37) + 512  # more than one task either way
     w = weight(format_, inputs, heads * of_head, rng)
     exact = w.values().astype(np.float64).reshape(heads, of_head, inputs)[:, first : first + count]
-    x = rng.normal(size=(7, heads, 5 + (count if turned else inputs))).astype(np.float32)[..., 5:]
-    actual = cpu.head_products(x, w, first, count, turned=turned)
-    sums = "thn,hnk->thk" if turned else "thk,hnk->thn"
+    x = rng.normal(size=(7, heads, 5 + (count if transposed else inputs))).astype(np.float32)[..., 5:]
+    actual = cpu.head_products(x, w, first, count, transposed=transposed)
+    sums = "thn,hnk->thk" if transposed else "thk,hnk->thn"
     assert_close(actual, np.einsum(sums, x.astype(np.float64), exact), np.einsum(sums, np.abs(x), np.abs(exact)))
     with ds.use_threads(1):
         for t in (0, 6):
-            alone = cpu.head_products(x[t : t + 1], w, first, count, turned=turned)
+            alone = cpu.head_products(x[t : t + 1], w, first, count, transposed=transposed)
             assert np.array_equal(alone.view(np.uint32), actual[t : t + 1].view(np.uint32))
 
 
 def test_empty_products_of_heads(rng):
     w = weight(Format.F32, 33, 10, rng)
-    assert not cpu.head_products(np.ones((2, 5, 0), np.float32), w, 1, 0, turned=True).any()
-    assert cpu.head_products(np.ones((0, 5, 33), np.float32), w, 0, 2, turned=False).shape == (0, 5, 2)
+    assert not cpu.head_products(np.ones((2, 5, 0), np.float32), w, 1, 0, transposed=True).any()
+    assert cpu.head_products(np.ones((0, 5, 33), np.float32), w, 0, 2, transposed=False).shape == (0, 5, 2)
 
 
 def test_layouts_of_x(rng):

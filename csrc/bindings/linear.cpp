@@ -23,14 +23,14 @@ void call_linear(Array<const float, 2> x, Bytes w, int format, Array<float, 2> y
 }
 
 void call_head_products(Array<const float, 3> x, Bytes w, int format, size_t inputs, size_t first, size_t count,
-                        bool turned, Packed<float, 3> y, int threads) {
+                        bool transposed, Packed<float, 3> y, int threads) {
     const RowWeight weight = row_weight_of(w, format, inputs);
     const size_t tokens = x.shape(0), heads = x.shape(1);
     require_aligned(x, y);
     require(heads > 0 && weight.out % heads == 0, "the rows of a weight must be a multiple of the heads");
     require(first <= weight.out / heads && count <= weight.out / heads - first, "a head has fewer rows");
-    require(x.shape(2) == (turned ? count : inputs), "x has the wrong shape");
-    require(y.shape(0) == tokens && y.shape(1) == heads && y.shape(2) == (turned ? inputs : count),
+    require(x.shape(2) == (transposed ? count : inputs), "x has the wrong shape");
+    require(y.shape(0) == tokens && y.shape(1) == heads && y.shape(2) == (transposed ? inputs : count),
             "y has the wrong shape");
     require(x.size() == 0 || x.shape(2) == 1 || x.stride(2) == 1, "the rows of x must be contiguous");
     if (y.size() == 0) return;
@@ -42,7 +42,7 @@ void call_head_products(Array<const float, 3> x, Bytes w, int format, size_t inp
                             .w = weight,
                             .first = first,
                             .count = count,
-                            .turned = turned,
+                            .transposed = transposed,
                             .y = y.data(),
                             .threads = thread_count(threads)};
     nb::gil_scoped_release release;
@@ -139,7 +139,7 @@ void bind_linear(nb::module_& m) {
     m.def("linear", &call_linear, nb::arg("x").noconvert(), nb::arg("w").noconvert(), nb::arg("format"),
           nb::arg("y").noconvert(), nb::arg("threads"));
     m.def("head_products", &call_head_products, nb::arg("x").noconvert(), nb::arg("w").noconvert(), nb::arg("format"),
-          nb::arg("inputs"), nb::arg("first"), nb::arg("count"), nb::arg("turned"), nb::arg("y").noconvert(),
+          nb::arg("inputs"), nb::arg("first"), nb::arg("count"), nb::arg("transposed"), nb::arg("y").noconvert(),
           nb::arg("threads"));
     m.def("gather_rows", &call_gather_rows, nb::arg("w").noconvert(), nb::arg("format"), nb::arg("ids").noconvert(),
           nb::arg("values").noconvert(), nb::arg("threads"));

@@ -230,7 +230,7 @@ void linear(const Linear& a) {
 
 void head_products(const HeadProducts& a) {
     constexpr size_t kTaskRows = 64, kTaskColumns = 512;  // of one head: about as much memory either way
-    const size_t outputs = a.turned ? a.w.in : a.count, in_task = a.turned ? kTaskColumns : kTaskRows,
+    const size_t outputs = a.transposed ? a.w.in : a.count, in_task = a.transposed ? kTaskColumns : kTaskRows,
                  tasks = (outputs + in_task - 1) / in_task;
     const auto y_stride = static_cast<ptrdiff_t>(a.heads * outputs);
     with_format(a.w.format, [&]<class BlockFormat>() {
@@ -240,7 +240,7 @@ void head_products(const HeadProducts& a) {
                                  a.w.format};
             const float* x = a.x + static_cast<ptrdiff_t>(head) * a.x_head_stride;
             float* y = a.y + head * outputs;
-            if (a.turned)
+            if (a.transposed)
                 sum_rows<BlockFormat>(x, a.x_stride, a.tokens, rows, first, last, y, y_stride);
             else
                 multiply_rows<BlockFormat>({x, a.x_stride, a.tokens, rows, y, y_stride, a.threads}, first, last);

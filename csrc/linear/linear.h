@@ -106,7 +106,7 @@ struct HeadProducts {
     size_t tokens, heads;
     RowWeight w;
     size_t first, count;
-    bool turned;
+    bool transposed;
     float* y;
     int threads;
 };

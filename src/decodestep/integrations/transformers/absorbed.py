@@ -43,9 +43,9 @@ def absorbed(
         # The weight is read in place, on every thread. torch would multiply a few rows on one thread, or leave OpenMP threads
         # spinning, which would slow down ours.
         few = each.numpy()
-        in_latents = head_products(few[..., :nope], rows, 0, nope, turned=True)
+        in_latents = head_products(few[..., :nope], rows, 0, nope, transposed=True)
         sums = _attend(in_latents, few[..., nope:], *paged, keys, scale)
-        values = torch.from_numpy(head_products(sums, rows, nope, width, turned=False))
+        values = torch.from_numpy(head_products(sums, rows, nope, width, transposed=False))
     else:
         # In float32, which is several times faster than torch's bfloat16 on CPUs without bfloat16 instructions; one half of
         # the weight in float32 fits the caches.

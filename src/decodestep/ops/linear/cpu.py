@@ -21,16 +21,16 @@ def linear(x: np.ndarray, weight: PackedWeight | LinearPanels) -> np.ndarray:
     return y
 
 
-def head_products(x: np.ndarray, weight: PackedWeight, first: int, count: int, *, turned: bool) -> np.ndarray:
+def head_products(x: np.ndarray, weight: PackedWeight, first: int, count: int, *, transposed: bool) -> np.ndarray:
     """Each head times its own rows of a weight: of the N / H rows of head h, those of [first, first + count) are w[h].
 
         y[t, h, n] = sum over k of x[t, h, k] * w[h, n, k]          k as in `linear`
-        turned: y[t, h, k] = sum over n of x[t, h, n] * w[h, n, k]  n ascending
+        transposed: y[t, h, k] = sum over n of x[t, h, n] * w[h, n, k]  n ascending
 
-    x: float32 (T, H, K), turned (T, H, count); contiguous along its last axis, aligned. Returns a new array.
+    x: float32 (T, H, K), transposed (T, H, count); contiguous along its last axis, aligned. Returns a new array.
     """
     tokens, heads, _ = x.shape
-    y = np.empty((tokens, heads, weight.inputs if turned else count), np.float32)
+    y = np.empty((tokens, heads, weight.inputs if transposed else count), np.float32)
     _native.head_products(
         x=x,
         w=weight.rows,
@@ -38,7 +38,7 @@ def head_products(x: np.ndarray, weight: PackedWeight, first: int, count: int, *
         inputs=weight.inputs,
         first=first,
         count=count,
-        turned=turned,
+        transposed=transposed,
         y=y,
         threads=threads(),
     )
