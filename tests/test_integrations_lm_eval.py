@@ -171,6 +171,29 @@ def test_a_task_of_the_harness_agrees(pair: tuple[Any, Any], tmp_path: Path) -> 
     assert results[0]["results"]["sciq"]["acc,none"] == results[1]["results"]["sciq"]["acc,none"]
 
 
+def test_the_command_line_of_the_docs(tiny_file: Any, tmp_path: Path) -> None:
+    """Without a device the harness passes its own default, "cuda:0"."""
+    (tmp_path / "rows.jsonl").write_text(json.dumps({"question": "ab", "answer": "c"}))
+    (tmp_path / "task.yaml").write_text(
+        f"""
+task: here
+dataset_path: json
+dataset_kwargs: {{data_files: {{test: {tmp_path / "rows.jsonl"}}}}}
+test_split: test
+output_type: multiple_choice
+doc_to_text: "{{{{question}}}}"
+doc_to_target: 0
+doc_to_choice: ["c", "d"]
+metric_list: [{{metric: acc, aggregation: mean, higher_is_better: true}}]
+"""
+    )
+    program = [sys.executable, "-m", "decodestep.integrations.lm_eval", "run", "--model", "decodestep"]
+    command = [*program, "--model_args", f"pretrained={tiny_file()}", "--tasks", "here", "--include_path", str(tmp_path)]
+    assert "|here" in processes.run(command, check=True).stdout
+    with pytest.raises(ValueError, match="lm_eval: device must be None or 'cpu'; got 'cuda'"):
+        DecodestepLM(str(tiny_file()), device="cuda")
+
+
 def test_the_example_runs(tiny_file: Any) -> None:
     example = Path(__file__).parent.parent / "examples/lm_eval_model.py"
     lines = processes.run([sys.executable, str(example), "--model", str(tiny_file())], check=True).stdout.splitlines()

@@ -24,11 +24,13 @@ with extra("lm-eval"):
     from lm_eval import utils
     from lm_eval.api.model import TemplateLM
     from lm_eval.api.registry import register_model
+    from lm_eval.config.evaluate_config import EvaluatorConfig
     from lm_eval.models.utils import handle_stop_sequences, normalize_gen_kwargs, postprocess_generated_text
 
 _OP = "lm_eval"
 # Fields of a task's generation_kwargs with the same meaning in SamplingParams.
 _FIELDS = frozenset({"do_sample", "temperature", "top_p", "top_k", "min_p", "typical_p", "repetition_penalty", "seed"})
+_UNSET_DEVICE = EvaluatorConfig().device  # what the harness's command line passes without --device: "cuda:0"
 _HERE = "THE MESSAGE GOES ON HERE "  # appended to a message to find its end in the rendered template
 
 
@@ -40,7 +42,8 @@ class DecodestepLM(TemplateLM):  # type: ignore[misc]
     max_length: tokens of context and continuation together; None for the model's context, but at most 2048, because the cost
         of a window is quadratic. max_gen_toks: the length of a generated text if the task gives none.
     batch_size: how many texts are generated at once; does not affect results. seed: for sampled texts; text i of a call uses
-        `random.sample_seed(seed, i)`.
+        `random.sample_seed(seed, i)`. device: None or "cpu"; "cuda:0", the default of the harness's command line, counts as
+        None.
 
     Log-likelihoods are sums of float64 logs of the float32 logits' softmax. Raises ValueError for unknown generation_kwargs,
     and for a continuation that is longer than max_length.
@@ -60,7 +63,7 @@ class DecodestepLM(TemplateLM):  # type: ignore[misc]
         max_batch_size: int | None = None,
     ) -> None:
         super().__init__()
-        require(device in (None, "cpu"), _OP, "device", "None or 'cpu'", repr(device))
+        require(device in (None, "cpu", _UNSET_DEVICE), _OP, "device", "None or 'cpu'", repr(device))
         require(str(batch_size).isdecimal() and int(batch_size) >= 1, _OP, "batch_size", "an integer >= 1", repr(batch_size))
         if isinstance(pretrained, Model):
             self.model = pretrained
