@@ -125,6 +125,18 @@ def test_a_request_that_cannot_be_served_ends_alone_with_the_reason(config: Simp
     assert "--disable-overlap-schedule" in fine.to_finish.message
 
 
+@pytest.mark.parametrize("params", [None, {}, {"other": 1}, {"decodestep": {}}])
+def test_rows_without_params_or_a_request_are_left_as_they_are(params: Any) -> None:
+    """As SGLang's own processors leave them."""
+    made = request(0, OURS[0][0], ours.custom_params(**OURS[0][1]), [1])
+    logits = torch.from_numpy(np.stack([logits_of([1], [])] * 2))
+    result = ours.Processor()(logits.clone(), [params, made.sampling_params.custom_params])
+    assert torch.equal(result[0], logits[0])
+    assert torch.nonzero(result[1] > -torch.inf).flatten().tolist() == alone(OURS[0][0], [1], 1)
+    for nothing in (None, []):
+        assert torch.equal(ours.Processor()(logits.clone(), nothing), logits)
+
+
 def test_rows_of_drafts_are_refused() -> None:
     made = request(0, OURS[0][0], ours.custom_params(**OURS[0][1]), [1])
     theirs.apply_custom_logit_processor(torch.zeros(2, V), info_of(made), num_tokens_in_batch=2)

@@ -1,7 +1,8 @@
 """Ray Data: generates a text for each prompt of a dataset, with one model per actor.
 
-from decodestep.integrations.ray import Generate
-dataset.map_batches(Generate, fn_constructor_kwargs={"model": "model.gguf"}, concurrency=4, num_cpus=8, batch_size=32)
+    from decodestep.integrations.ray import Generate
+    actors = ray.data.ActorPoolStrategy(size=4)
+    dataset.map_batches(Generate, fn_constructor_kwargs={"model": "model.gguf"}, compute=actors, num_cpus=8, batch_size=32)
 """
 
 from __future__ import annotations

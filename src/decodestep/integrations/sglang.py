@@ -31,7 +31,7 @@ with extra("sglang"):
     from sglang.srt.sampling.sampling_params import TOP_K_ALL
 
 _OP = "decodestep.integrations.sglang"
-_ROW = "__decodestep__"  # a key of a request's custom_params, like SGLang's own "__req__"
+_REQ, _ROW = "__req__", "__decodestep__"  # keys of a request's custom_params: SGLang's own, and ours
 
 
 def custom_params(**fields: Any) -> dict[str, Any]:
@@ -56,15 +56,14 @@ class Processor(CustomLogitProcessor):  # type: ignore[misc]
     """
 
     def __call__(self, logits: torch.Tensor, custom_param_list: list[dict[str, Any]] | None = None) -> torch.Tensor:
-        asked = [params for params in custom_param_list or () if params and KEY in params]
-        for i, params in enumerate(custom_param_list or ()):
-            if not params or KEY not in params:
-                continue
-            req = params["__req__"]
+        asked = [(i, params) for i, params in enumerate(custom_param_list or ()) if params and {KEY, _REQ} <= params.keys()]
+        for i, params in asked:
+            req = params[_REQ]
             try:
                 alone = get_schedule().disable_overlap_schedule
                 require(alone, _OP, "the server", "started with --disable-overlap-schedule", "the overlap schedule")
-                require(sum(each is params for each in asked) == 1, _OP, "the server", "started without speculation", "drafts")
+                rows = sum(each is params for _, each in asked)
+                require(rows == 1, _OP, "the server", "started without speculation", "drafts")
                 token = self._draw(req, params, logits[i])
             except ValueError as error:
                 req.to_finish = FINISH_ABORT(str(error), HTTPStatus.BAD_REQUEST, "BadRequestError")
