@@ -228,6 +228,18 @@ def test_json_of_a_schema_and_required_tools(shared):
     assert plain.choices[0].message.tool_calls is None
 
 
+def test_the_official_stream_helper_tells_when_a_call_is_complete(shared):
+    """It does so with the chunk after the call's last: the end of a message must have one of its own."""
+    tools = [{"type": "function", "function": {"name": "weather", "parameters": SCHEMA, "strict": True}}]
+    asked = {"model": "", "messages": HELLO, "seed": 1, "max_tokens": 200, "logprobs": True}
+    with shared.client().chat.completions.stream(**asked, tools=tools, tool_choice="required") as stream:
+        found = {event.type: event for event in stream}
+    done = found["tool_calls.function.arguments.done"]
+    assert done.name == "weather" and set(json.loads(done.arguments)) == {"city", "days"} == set(done.parsed_arguments)
+    choice = stream.get_final_completion().choices[0]
+    assert choice.finish_reason == "tool_calls" and found["logprobs.content.done"].content == choice.logprobs.content
+
+
 def test_a_function_without_parameters_has_no_arguments(shared):
     """As OpenAI's reference says of `parameters`; such a call may come back with no arguments at all."""
     tools = [{"type": "function", "function": {"name": "time"}}]

@@ -60,7 +60,11 @@ class Choice:
         return {"index": self.index, "delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}
 
     def chunk(self, gain: Gain, seed: int | None) -> list[dict[str, Any]]:
-        """The choices of the chunks for a gain: text that may be part of a call is held back until the end."""
+        """The choices of the chunks for a gain: text that may be part of a call is held back until the end.
+
+        The end of a message has a chunk of its own, as in OpenAI's API: its client considers a call complete when the next
+        chunk arrives.
+        """
         self.take(gain)
         text = gain.text
         calls: list[dict[str, Any]] = []
@@ -69,9 +73,8 @@ class Choice:
             if gain.reason:
                 told, calls = self._read(self._written)
                 text = told[self._released :]
-        end: dict[str, Any] = {"finish_reason": None}
-        if gain.reason:
-            end = {**self._end(calls), "seed": seed}
+        running: dict[str, Any] = {"finish_reason": None}
+        end = {**self._end(calls), "seed": seed} if gain.reason else running
         reported = self._reported()
         self._reported_count = len(self._logprobs)
         if not self._chat:
@@ -79,9 +82,12 @@ class Choice:
         delta: dict[str, Any] = {"content": text} if text else {}
         if calls:
             delta["tool_calls"] = [{"index": i, **call} for i, call in enumerate(calls)]
-        if not (delta or reported or gain.reason):
-            return []
-        return [{"index": self.index, "delta": delta, "logprobs": reported, **end}]
+        choices = []
+        if delta or gain.logprobs is not None:
+            choices.append({"index": self.index, "delta": delta, "logprobs": reported, **running})
+        if gain.reason:
+            choices.append({"index": self.index, "delta": {}, "logprobs": None, **end})
+        return choices
 
     def _release(self, gain: Gain) -> str:
         """The new part of the text that cannot belong to a call."""
