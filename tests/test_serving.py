@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import re
 import signal
@@ -19,6 +20,7 @@ import uvicorn
 import decodestep as ds
 import processes
 from decodestep.serving import event_stream
+from decodestep.serving.engine import Ticket
 from decodestep.serving.errors import HttpError
 from decodestep.serving.http import Server
 from decodestep.serving.requests import completion_job
@@ -395,6 +397,19 @@ def test_a_client_that_vanishes_while_it_sends_is_no_failure_of_the_server(runni
     client.close()
     wait_until(lambda: b'status="499"' in running.send("/metrics", None, "GET")[1])
     assert b'status="500"' not in running.send("/metrics", None, "GET")[1] and "a request failed" not in caplog.text
+
+
+@pytest.mark.parametrize("asked", [{}, {"stream": True}, {"regex": "(a{1000}){1000}"}, {"regex": "(a{1000}){1000}", "stream": True}])
+def test_an_answered_request_leaves_nothing_to_the_garbage_collector(running, asked):
+    """A row may have 100 MB of a constraint's states, of which the collector knows nothing."""
+    gc.collect()
+    gc.disable()
+    try:
+        status, _, _ = running.send("/v1/completions", json.dumps({"prompt": "a", "max_tokens": 99, **asked}).encode())
+        assert status == (400 if set(asked) == {"regex"} else 200)
+        wait_until(lambda: not any(isinstance(found, Ticket) for found in gc.get_objects()))
+    finally:
+        gc.enable()
 
 
 def test_a_full_queue_is_429_and_says_when_to_come_again(running, monkeypatch):

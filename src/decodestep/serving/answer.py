@@ -28,7 +28,7 @@ class Answer:
     """The choices of a job, n for each of its prompts.
 
     name: of the model. route: for the log. texts: the request as it is logged, with the completions; None to log no texts.
-    `took` is called on the event loop with the gains of a pass; everything else is called by the request's task.
+    The gains of a pass are put into its queue on the event loop; its methods are called by the request's task.
     """
 
     def __init__(self, engine: Engine, job: Job, metrics: Metrics, *, name: str, route: str, chat: bool, texts: Any) -> None:
@@ -51,7 +51,7 @@ class Answer:
             for i, prompt in enumerate(self._job.prompts):
                 if i and constrained and time.thread_time() - begun > COMPILE_SECONDS:
                     raise refusal("prompt", f"a list of at most {i} with a constraint that takes this long to compile")
-                listener = partial(self.took, i * count)
+                listener = partial(_took, self._gains, i * count)  # not a method: a ticket and its answer would hold each other
                 self._tickets.append(self._engine.submit(prompt, params, listener=listener, spelled=spelled))
         except BaseException:
             self.cancel()
@@ -59,9 +59,6 @@ class Answer:
         tokenizer, logprobs = self._engine.model.tokenizer, params.logprobs is not None
         made = count * len(self._tickets)
         self._choices = [Choice(i, self._chat, tokenizer, self._job.tools, logprobs) for i in range(made)]
-
-    def took(self, first: int, gain: Gain) -> None:
-        self._gains.put_nowait((first + gain.sample, gain))
 
     def cancel(self) -> None:
         for ticket in self._tickets:
@@ -123,10 +120,12 @@ class Answer:
         return usage(sum(len(ticket.prompt_ids) for ticket in self._tickets), sum(choice.tokens for choice in self._choices))
 
     def _raise_failure(self) -> None:
-        for ticket in self._tickets:
-            for row in ticket.rows:
-                if row.error is not None:
-                    raise http_error(row.error) from row.error
+        failed = [row for ticket in self._tickets for row in ticket.rows if row.error is not None]
+        errors = [row.error for row in failed]
+        for row in failed:
+            row.error = None  # its frames hold the row: all of it would stay until the garbage is collected
+        if errors:
+            raise http_error(errors[0]) from errors[0]
 
     def _finished(self) -> None:
         used, seconds = self._usage(), time.monotonic() - self._started
@@ -146,6 +145,10 @@ class Answer:
             completions = [done.text for ticket in self._tickets for done in ticket.completions()]
             entry |= {"request": self._texts, "completions": completions}
         _LOG.info(json.dumps(entry, ensure_ascii=False))
+
+
+def _took(gains: asyncio.Queue[tuple[int, Gain]], first: int, gain: Gain) -> None:
+    gains.put_nowait((first + gain.sample, gain))
 
 
 def _event(data: dict[str, Any]) -> bytes:

@@ -181,6 +181,7 @@ class Server:
             answer.cancel()
             done.cancel()
             left.cancel()
+            del done  # which holds the exception, whose frames hold this one
 
     def _begin(self, chat: bool, body: dict[str, Any], route: str) -> Answer:
         """Reads the request and hands it to the engine. On a worker thread."""
