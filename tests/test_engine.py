@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import mmap
 import random
+import sys
 import threading
 import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -15,6 +18,7 @@ from decodestep.generation.schedule import ChunkedPrefill, Work
 from decodestep.models.kv_cache import PAGE
 from decodestep.models.prefill import Room, keys_of
 from decodestep.serving import Engine, EngineClosedError, QueueFullError
+from decodestep.serving import engine as engine_module
 
 FREE = {"ignore_eos": True}
 
@@ -322,3 +326,21 @@ def test_logits_of_some_sequences(tiny):
         with pytest.raises(ValueError, match="wanted must be a flag for each of 1"):
             tiny.forward([(one, [1])], wanted=[True, True])
         assert len(one) == 3
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="malloc_trim is glibc's")
+def test_freed_memory_goes_back_while_nothing_runs(tiny, monkeypatch):
+    """It does so once after the last row, whatever lies above it."""
+    resident = lambda: int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE  # noqa: E731
+    monkeypatch.setattr(engine_module, "_QUIET_SECONDS", 0.01)
+    with Engine(tiny) as engine:
+        blocks = [bytes(1000) for _ in range(200_000)]
+        above = bytes(1000)
+        full = resident()
+        blocks.clear()
+        list(engine.submit([1], ds.SamplingParams(max_new_tokens=2)))
+        end = time.monotonic() + 30
+        while resident() > full - 100_000_000:
+            assert time.monotonic() < end
+            time.sleep(0.01)
+    assert len(above) == 1000

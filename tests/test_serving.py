@@ -399,7 +399,9 @@ def test_a_client_that_vanishes_while_it_sends_is_no_failure_of_the_server(runni
     assert b'status="500"' not in running.send("/metrics", None, "GET")[1] and "a request failed" not in caplog.text
 
 
-@pytest.mark.parametrize("asked", [{}, {"stream": True}, {"regex": "(a{1000}){1000}"}, {"regex": "(a{1000}){1000}", "stream": True}])
+@pytest.mark.parametrize(
+    "asked", [{}, {"stream": True}, {"regex": "(a{1000}){1000}"}, {"regex": "(a{1000}){1000}", "stream": True}]
+)
 def test_an_answered_request_leaves_nothing_to_the_garbage_collector(running, asked):
     """A row may have 100 MB of a constraint's states, of which the collector knows nothing."""
     gc.collect()

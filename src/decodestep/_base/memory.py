@@ -1,6 +1,9 @@
-"""Memory aligned to cache lines."""
+"""Memory aligned to cache lines, and memory that goes back to the system."""
 
 from __future__ import annotations
+
+import ctypes
+import sys
 
 import numpy as np
 
@@ -15,3 +18,10 @@ def new_bytes(size: int) -> np.ndarray:
     """
     space = np.empty(size + _CACHE_LINE, np.uint8)
     return space[-space.ctypes.data % _CACHE_LINE :][:size]
+
+
+def give_back_freed() -> None:
+    """Returns to the system what has been freed: glibc keeps it, for each thread apart, wherever something lies above it."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
+    if trim is not None:
+        trim(ctypes.c_size_t(0))

@@ -120,9 +120,9 @@ class Answer:
         return usage(sum(len(ticket.prompt_ids) for ticket in self._tickets), sum(choice.tokens for choice in self._choices))
 
     def _raise_failure(self) -> None:
-        failed = [row for ticket in self._tickets for row in ticket.rows if row.error is not None]
-        errors = [row.error for row in failed]
-        for row in failed:
+        rows = [row for ticket in self._tickets for row in ticket.rows]
+        errors = [row.error for row in rows if row.error is not None]
+        for row in rows:
             row.error = None  # its frames hold the row: all of it would stay until the garbage is collected
         if errors:
             raise http_error(errors[0]) from errors[0]

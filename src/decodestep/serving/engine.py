@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from decodestep._base.checks import is_int, refuse, require
 from decodestep._base.dispatch import use_threads
+from decodestep._base.memory import give_back_freed
 from decodestep.generation.batch import Batch
 from decodestep.generation.prompts import Prompt, prompt_ids
 from decodestep.generation.schedule import ChunkedPrefill
@@ -32,6 +33,7 @@ _OP = "serve"
 _LOG = logging.getLogger("decodestep.serving")
 
 _IDLE_SLABS = 16  # of the cache, 16 MB each, allocated ahead while the engine is idle
+_IDLE_SECONDS = 1.0  # without a row, after which freed memory is returned to the system
 
 COMPILE_SECONDS = 10.0  # of CPU time, for compiling the constraints of all rows of a request
 
@@ -216,18 +218,24 @@ class Engine:
 
     def _wait(self) -> bool:
         """Waits for work and moves incoming tickets into the batch; False once the engine has closed."""
-        while not (self._incoming or self._tickets or self._closing) and self.model.cache.prepare(_IDLE_SLABS):
+        while not self._called() and self.model.cache.prepare(_IDLE_SLABS):
             pass
         with self._wake:
-            while not (self._incoming or self._tickets):
-                if self._closing:
-                    return False
-                self._wake.wait()
+            quiet = not self._wake.wait_for(self._called, _IDLE_SECONDS)
+        if quiet:
+            give_back_freed()  # the states of constraints, above all
+        with self._wake:
+            self._wake.wait_for(self._called)
+            if not (self._incoming or self._tickets):
+                return False
             new, self._incoming = self._incoming, []
         for ticket in new:
             ticket.keys = [self._batch.add(row) for row in ticket.rows]
         self._tickets += new
         return True
+
+    def _called(self) -> bool:
+        return bool(self._incoming or self._tickets or self._closing)
 
     def _end_cancelled(self, texts: dict[int, str]) -> None:
         late = self._deadline is not None and time.monotonic() >= self._deadline
