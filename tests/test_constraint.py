@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import calendar
 import json
 import re
 import subprocess
@@ -213,6 +214,9 @@ PRICE = {"type": "object", "properties": {"price": {"type": "number", "multipleO
         {"type": "object", "minProperties": 2, "properties": {"a": {"const": 1}, "b": {"const": 2}}, "required": ["a", "b"]},
         {"type": "object", "properties": {"minProperties": {"const": {"minProperties": 3}}}, "required": ["minProperties"],
          "additionalProperties": False},
+        {"type": "object", "properties": {"key": {"type": "string", "format": "password", "maxLength": 9},
+                                          "tags": {"type": "array", "items": {"enum": ["a"]}, "uniqueItems": False, "maxItems": 3}},
+         "required": ["key", "tags"], "propertyNames": True, "unevaluatedItems": True, "additionalProperties": False},
     ],
 )  # fmt: skip
 def test_ordinary_schemas_are_not_refused(schema, rng):
@@ -223,6 +227,30 @@ def test_ordinary_schemas_are_not_refused(schema, rng):
             assert round(value, 2) == value
         else:
             jsonschema.validate(value, schema)
+
+
+def accepts(schema, text):
+    """Whether a text may be written under a schema, a byte at a time, and end there."""
+    given = {"token_bytes": token_bytes, "vocab_size": VOCAB, "ends": frozenset({END})}
+    processor = constraint.ConstraintLogitsProcessor(ds.SamplingParams(json_schema=schema), 0, **given)
+    scores = np.zeros((1, VOCAB), np.float32)
+    tokens = [*text.encode(), END]
+    return all(np.isfinite(processor(np.array([tokens[:i]], np.int64), scores)[0, token]) for i, token in enumerate(tokens))
+
+
+def test_dates_and_times_are_those_that_parsers_read():
+    """jsonschema's checker, pydantic and datetime know no 29th of February of 2023 and no second 60."""
+    date = {"type": "string", "format": "date"}
+    for year in (1, 4, 1900, 2000, 2023, 2024, 9999):
+        for month in range(1, 13):
+            for day in (0, 1, 28, 29, 30, 31, 32):
+                real = 1 <= day <= calendar.monthrange(year, month)[1]
+                assert accepts(date, f'"{year:04}-{month:02}-{day:02}"') == real, (year, month, day)
+    assert not accepts(date, '"0000-01-01"') and not accepts({**date, "pattern": "^20"}, '"1999-01-01"')
+    moment = {"type": ["string", "null"], "format": "date-time"}
+    assert accepts(moment, "null") and accepts(moment, '"2024-02-29T23:59:59.125+02:00"')
+    assert not accepts(moment, '"2023-02-29T00:00:00Z"') and not accepts(moment, '"2024-01-01T10:00:60Z"')
+    assert accepts({"type": "string", "format": "time"}, '"00:00:00Z"')
 
 
 def test_a_schema_is_tried_out_once_for_all_rows(rng, monkeypatch):

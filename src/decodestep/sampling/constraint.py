@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -15,12 +15,13 @@ from typing import Any
 import numpy as np
 
 from decodestep._base.arrays import Array
-from decodestep._base.checks import is_real, refuse
+from decodestep._base.checks import refuse
 from decodestep._base.extras import extra
 from decodestep.ops.decode_step import steps as s
 from decodestep.ops.decode_step.rows import Part
 from decodestep.sampling import constraint_worker
 from decodestep.sampling.fusion_rules import rule
+from decodestep.sampling.json_schema import checked, enforceable, short
 from decodestep.sampling.params import SamplingParams
 from decodestep.sampling.token_history import History
 
@@ -34,9 +35,6 @@ _COSTLY = ("multipleOf", "allOf", "$ref", "pattern")
 # Limits of a trial: bytes beyond the imports, seconds of processor time. Ordinary schemas take 1 MB and milliseconds.
 _TRIAL_MEMORY, _TRIAL_SECONDS = 64 << 20, 2.0
 _TRIAL_WAIT = 60.0  # seconds for the whole process, on however busy a machine
-# Keys of a schema whose values are schemas by name, and values of no schema.
-_BY_NAME = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
-_VALUES = ("const", "enum", "default", "examples", "required")
 
 TokenBytes = Callable[[int], bytes]
 
@@ -79,7 +77,7 @@ class ConstraintLogitsProcessor:
         self._read = prompt_length  # how many tokens of the row the matcher has seen, or precede it
         self._steps = None if self._matcher.is_error() else self._mask()  # of the row as it was then
         if self._matcher.is_error():
-            refuse("SamplingParams", self.language, "one that can be compiled", _short(self._matcher.get_error()))
+            refuse("SamplingParams", self.language, "one that can be compiled", short(self._matcher.get_error()))
 
     def steps(self, tokens: Sequence[int]) -> tuple[s.Step, ...]:
         """The mask for the token after these, the whole row: as `Allow` or as `Ban`, whichever names fewer."""
@@ -90,7 +88,7 @@ class ConstraintLogitsProcessor:
             self._read = len(tokens)
             self._steps = self._mask() if self._matcher.consume_tokens(new) else None
         if self._steps is None or self._matcher.is_error():
-            raise ConstraintError(f"{self.language}: {_short(self._matcher.get_error()) or 'the text does not belong to it'}")
+            raise ConstraintError(f"{self.language}: {short(self._matcher.get_error()) or 'the text does not belong to it'}")
         return self._steps
 
     def forces(self, tokens: Sequence[int]) -> bool:
@@ -145,10 +143,13 @@ def _compiled(language: str, text: str) -> str:
     """The compiled constraint, after a trial if it may be expensive; cached for all samples of a request."""
     if len(text) > _MOST_CHARACTERS:
         refuse("SamplingParams", language, f"at most {_MOST_CHARACTERS} characters", f"{len(text)}")
+    costly = language == "grammar"
     if language == "json_schema":
-        text = _checked(text)
+        schema = checked(text)
+        costly = any(word in json.dumps(schema) for word in _COSTLY)  # before formats become patterns, which are cheap
+        text = json.dumps(enforceable(schema))
     grammar = _converted(language, text)
-    if language == "grammar" or (language == "json_schema" and any(word in text for word in _COSTLY)):
+    if costly:
         _try_out(language, grammar)
     return grammar
 
@@ -164,41 +165,7 @@ def _converted(language: str, text: str) -> str:
             return str(LLMatcher.grammar_from_regex(text))
         return str(LLMatcher.grammar_from_lark(any_to_lark(text)))
     except Exception as error:  # the converter raises what it pleases
-        refuse("SamplingParams", language, "one that can be compiled", _short(str(error)))
-
-
-def _checked(text: str) -> str:
-    """The schema with unescaped keys. Raises ValueError if it may produce texts that JSON parsers find invalid."""
-    try:
-        schema = json.loads(text)
-        plain = json.dumps(schema)
-    except (ValueError, RecursionError) as error:
-        refuse("SamplingParams", "json_schema", "one that can be compiled", _short(str(error)))
-    for each in _schemas(schema):
-        least, required = each.get("minProperties"), each.get("required")
-        names = len(set(map(str, required))) if isinstance(required, list) else 0
-        closed = each.get("additionalProperties") is False and not each.get("patternProperties")
-        # Names that the schema does not list may be written twice, which parsers take as one; a single one cannot.
-        if is_real(least) and least > max(names, 1) and not closed:
-            rule = "without a minProperties above the number of required names, unless additionalProperties is false"
-            refuse("SamplingParams", "json_schema", rule, f"{least} with {names} required")
-    return plain
-
-
-def _schemas(schema: Any) -> Iterator[dict[str, Any]]:
-    """The schema and all schemas nested in it."""
-    waiting = [schema]
-    while waiting:
-        found = waiting.pop()
-        if isinstance(found, list):
-            waiting += found
-        elif isinstance(found, dict):
-            yield found
-            for key, value in found.items():
-                if key in _BY_NAME and isinstance(value, dict):
-                    waiting += value.values()
-                elif key not in _VALUES:
-                    waiting.append(value)
+        refuse("SamplingParams", language, "one that can be compiled", short(str(error)))
 
 
 def _try_out(language: str, grammar: str) -> None:
@@ -252,7 +219,3 @@ class _Vocabulary:
             ids += [self._ids[text[at : at + size]]] if size else []
             at += size or 1
         return ids
-
-
-def _short(text: str) -> str:
-    return " ".join(text.split())[:300]

@@ -1,0 +1,93 @@
+"""JSON schemas of constrained rows, as llguidance takes them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from decodestep._base.checks import is_real, refuse
+
+# Keys of a schema whose values are schemas by name, and values of no schema.
+_BY_NAME = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+_VALUES = ("const", "enum", "default", "examples", "required")
+# Keywords that say nothing with this value, and that llguidance refuses with any.
+_NEUTRAL = {"uniqueItems": False, "unevaluatedProperties": True, "unevaluatedItems": True, "propertyNames": True}
+# The formats that JSON Schema defines; others are annotations.
+_FORMATS = {
+    *(
+        "date-time",
+        "date",
+        "time",
+        "duration",
+        "email",
+        "idn-email",
+        "hostname",
+        "idn-hostname",
+        "ipv4",
+        "ipv6",
+        "uuid",
+        "regex",
+    ),
+    *("uri", "uri-reference", "iri", "iri-reference", "uri-template", "json-pointer", "relative-json-pointer"),
+}
+# llguidance's own have a 29th of February in every year, and seconds up to 60, which parsers refuse. Years from 1, as theirs.
+_YEAR = "([0-9]{3}[1-9]|[0-9]{2}[1-9]0|[0-9][1-9]00|[1-9]000)"
+_FOURTH = "(0[48]|[2468][048]|[13579][26])"  # multiples of four that are not zero
+_DAY = "((0[1-9]|1[0-2])-(0[1-9]|1[0-9]|2[0-8])|(0[13-9]|1[0-2])-(29|30)|(0[13578]|1[02])-31)"
+_DATE = f"({_YEAR}-{_DAY}|([0-9]{{2}}{_FOURTH}|{_FOURTH}00)-02-29)"
+_HOUR = "([01][0-9]|2[0-3])"
+_TIME = rf"{_HOUR}:[0-5][0-9]:[0-5][0-9](\.[0-9]{{1,9}})?(Z|[+-]{_HOUR}:[0-5][0-9])"
+_PATTERNS = {"date": f"^{_DATE}$", "time": f"^{_TIME}$", "date-time": f"^{_DATE}T{_TIME}$"}
+
+
+def checked(text: str) -> Any:
+    """The schema. Raises ValueError if it is no JSON, or may produce texts that JSON parsers find invalid."""
+    try:
+        schema = json.loads(text)
+        json.dumps(schema)
+    except (ValueError, RecursionError) as error:
+        refuse("SamplingParams", "json_schema", "one that can be compiled", short(str(error)))
+    for each in _schemas(schema):
+        least, required = each.get("minProperties"), each.get("required")
+        names = len(set(map(str, required))) if isinstance(required, list) else 0
+        closed = each.get("additionalProperties") is False and not each.get("patternProperties")
+        # Names that the schema does not list may be written twice, which parsers take as one; a single one cannot.
+        if is_real(least) and least > max(names, 1) and not closed:
+            rule = "without a minProperties above the number of required names, unless additionalProperties is false"
+            refuse("SamplingParams", "json_schema", rule, f"{least} with {names} required")
+    return schema
+
+
+def enforceable(schema: Any) -> Any:
+    """The schema, changed in place: what says nothing is left out, and dates and times are those that parsers read."""
+    for each in _schemas(schema):
+        for key in [key for key, value in _NEUTRAL.items() if each.get(key) is value]:
+            del each[key]
+        name = each.get("format")
+        if isinstance(name, str) and (name in _PATTERNS or name not in _FORMATS):
+            del each["format"]
+            others = each.get("allOf", [])
+            if name in _PATTERNS and isinstance(others, list):
+                each["allOf"] = [*others, {"pattern": _PATTERNS[name]}]
+    return schema
+
+
+def _schemas(schema: Any) -> Iterator[dict[str, Any]]:
+    """The schema and all schemas nested in it."""
+    waiting = [schema]
+    while waiting:
+        found = waiting.pop()
+        if isinstance(found, list):
+            waiting += found
+        elif isinstance(found, dict):
+            yield found
+            for key, value in found.items():
+                if key in _BY_NAME and isinstance(value, dict):
+                    waiting += value.values()
+                elif key not in _VALUES:
+                    waiting.append(value)
+
+
+def short(text: str) -> str:
+    return " ".join(text.split())[:300]
