@@ -332,7 +332,7 @@ def test_logits_of_some_sequences(tiny):
 def test_freed_memory_goes_back_while_nothing_runs(tiny, monkeypatch):
     """It does so once after the last row, whatever lies above it."""
     resident = lambda: int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE  # noqa: E731
-    monkeypatch.setattr(engine_module, "_QUIET_SECONDS", 0.01)
+    monkeypatch.setattr(engine_module, "_IDLE_SECONDS", 0.01)
     with Engine(tiny) as engine:
         blocks = [bytes(1000) for _ in range(200_000)]
         above = bytes(1000)
