@@ -52,13 +52,16 @@ lint: $(VENV)/.lint
 	$(BIN)/mypy
 	$(BIN)/clang-format --dry-run --Werror $$(find csrc -name '*.h' -o -name '*.cpp')
 
-# Compiles the core for ARM, with a cross compiler if there is one, otherwise with the ziglang package (400 MB).
+# Compiles the core for ARM, with a cross compiler if there is one, otherwise with the ziglang package (400 MB). CMake 4.4.5 does not
+# ask the interpreter for its headers where it compiles for another processor.
 ARM_CXX ?= $(or $(shell command -v aarch64-linux-gnu-g++),$(CURDIR)/$(BIN)/python;-m;ziglang;c++;-target;aarch64-linux-gnu)
 arm: $(VENV)/.made
 	$(if $(findstring ziglang,$(ARM_CXX)),$(PIP) install ziglang)
 	$(BIN)/cmake -S . -B build/arm -G Ninja -DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR=aarch64 \
 	    "-DCMAKE_CXX_COMPILER=$(ARM_CXX)" -DCMAKE_MAKE_PROGRAM=$(CURDIR)/$(BIN)/ninja \
-	    -DPython_EXECUTABLE=$(CURDIR)/$(BIN)/python -Dnanobind_DIR=$$($(BIN)/python -m nanobind --cmake_dir)
+	    -DPython_EXECUTABLE=$(CURDIR)/$(BIN)/python \
+	    -DPython_INCLUDE_DIR=$$($(BIN)/python -c "import sysconfig; print(sysconfig.get_path('include'))") \
+	    -Dnanobind_DIR=$$($(BIN)/python -m nanobind --cmake_dir)
 	$(BIN)/cmake --build build/arm
 
 clean:
