@@ -1,6 +1,6 @@
 """ONNX: the library's operators for the reference evaluator.
 
-ReferenceEvaluator(model, new_ops=decodestep.integrations.onnx.REFERENCE_OPS)
+    ReferenceEvaluator(model, new_ops=decodestep.integrations.onnx.REFERENCE_OPS)
 """
 
 from __future__ import annotations

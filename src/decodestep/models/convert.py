@@ -180,9 +180,9 @@ def _latent(checkpoint: Checkpoint, i: int, pack: Pack) -> dict[str, Any]:
 
 
 def _ups(checkpoint: Checkpoint, i: int, a: LatentAttention) -> tuple[Stored, Stored]:
-    """Of every head the weight that turns its query into the latents' space, and that of its values.
+    """For each head, the weight that projects its query to the latents' space, and that of its values.
 
-    Where the checkpoint has them in one, by the rows of keys and values, those of keys are turned over: in blocks as float32.
+    If the checkpoint has them in one weight, by the rows of keys and values, those of keys are transposed: blocks as float32.
     """
     if checkpoint.has("keys_up", i):
         return checkpoint.stack("keys_up", i), checkpoint.stack("values_up", i)
@@ -197,8 +197,8 @@ def _ups(checkpoint: Checkpoint, i: int, a: LatentAttention) -> tuple[Stored, St
         format_ = Format.F32
     else:
         widened_keys, numbers, format_ = widened, keys.rows, both.format
-    turned = numbers.reshape(-1, a.nope, a.rank, size).swapaxes(1, 2).reshape(-1, a.nope * size)
-    return (PackedWeight(np.ascontiguousarray(turned), format_, a.nope), widened_keys), (values, widened)
+    transposed = numbers.reshape(-1, a.nope, a.rank, size).swapaxes(1, 2).reshape(-1, a.nope * size)
+    return (PackedWeight(np.ascontiguousarray(transposed), format_, a.nope), widened_keys), (values, widened)
 
 
 def _dense(checkpoint: Checkpoint, i: int, pack: Pack, prefix: str = "") -> DenseBlock:
