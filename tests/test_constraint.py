@@ -214,8 +214,9 @@ PRICE = {"type": "object", "properties": {"price": {"type": "number", "multipleO
         {"type": "object", "minProperties": 2, "properties": {"a": {"const": 1}, "b": {"const": 2}}, "required": ["a", "b"]},
         {"type": "object", "properties": {"minProperties": {"const": {"minProperties": 3}}}, "required": ["minProperties"],
          "additionalProperties": False},
-        {"type": "object", "properties": {"key": {"type": "string", "format": "password", "maxLength": 9},
-                                          "tags": {"type": "array", "items": {"enum": ["a"]}, "uniqueItems": False, "maxItems": 3}},
+        {"type": "object",
+         "properties": {"key": {"type": "string", "format": "password", "maxLength": 9},
+                        "tags": {"type": "array", "items": {"enum": ["a"]}, "uniqueItems": False, "maxItems": 3}},
          "required": ["key", "tags"], "propertyNames": True, "unevaluatedItems": True, "additionalProperties": False},
     ],
 )  # fmt: skip

@@ -94,16 +94,16 @@ def _yarn_strength(keys: GgufKeys) -> float:
 
 def _latent(keys: GgufKeys, common: dict[str, Any], head: int, value: int, *, query_rank: int | None) -> dict[str, Any]:
     """The sizes of latent attention. head, value: the widths of a head of keys and of values."""
-    turned = keys.size("rope.dimension_count")
-    if turned > head or turned % 2:
-        raise keys.refuse(f"rope.dimension_count {turned} is odd, or more than a head's {head} values")
+    rotated = keys.size("rope.dimension_count")
+    if rotated > head or rotated % 2:
+        raise keys.refuse(f"rope.dimension_count {rotated} is odd, or more than a head's {head} values")
     scaling = keys.text("rope.scaling.type", "none")
     if scaling not in ("none", "linear", "yarn", "longrope"):
         raise keys.refuse(f"rope scaling {scaling!r} is not supported")
     scale = head**-0.5
     if scaling == "yarn" and (strength := _yarn_strength(keys)):
         scale *= rope.yarn_growth(_stretch(keys)[0], strength) ** 2
-    attention = LatentAttention(query_rank, keys.size("attention.kv_lora_rank"), head - turned, turned, value, scale)
+    attention = LatentAttention(query_rank, keys.size("attention.kv_lora_rank"), head - rotated, rotated, value, scale)
     return {**common, "groups": common["heads"], "head_dim": head, "latent_attention": attention}
 
 

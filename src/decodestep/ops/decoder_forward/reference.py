@@ -147,8 +147,8 @@ def _project(call: Call, layer: GroupedAttention, h: np.ndarray, keys: np.ndarra
     queries = _rotate(call, _normed(queries, layer.query_norm, w.norm_eps), layer.rope)
     both = plus(linear(h, layer.values_keys), layer.values_keys_bias).reshape(tokens, 2, w.kv_heads, w.head_dim)
     slab, page = np.divmod(call.page_table[call.sequence, call.positions // PAGE], keys.shape[2])
-    turned = _rotate(call, _normed(both[:, 1], layer.key_norm, w.norm_eps), layer.rope)
-    group_cache.store(keys, values, (slab, page, call.positions % PAGE), turned, both[:, 0])
+    rotated = _rotate(call, _normed(both[:, 1], layer.key_norm, w.norm_eps), layer.rope)
+    group_cache.store(keys, values, (slab, page, call.positions % PAGE), rotated, both[:, 0])
     return queries.astype(BFLOAT16) if keys.dtype == BFLOAT16 else queries
 
 

@@ -161,18 +161,18 @@ def _on_device(
     paged = _checked(q, rope, kv, kr, host(block_table), host(lengths), scale, host(sequence), groups, dequantised)
     wide = any(a.dtype == np.float64 for a in (rope, kv.rows, kr.rows))
     choose_triton(OP, "triton", query_rope, "has no float64" if wide else None)
-    nope, turned = query, query_rope
+    nope, rope_part = query, query_rope
     if dequantised:
         _check_dequantised(q, rope, outline("dequant_scale_q_nope", dequant_scale_q_nope), scales[0])
-        nope, turned = query * dequant_scale_q_nope, query_rope.float() * dequant_scale_q_nope / quant_scale_ckv.reshape(())
+        nope, rope_part = query * dequant_scale_q_nope, query_rope.float() * dequant_scale_q_nope / quant_scale_ckv.reshape(())
     factors = [
         None if stored is None else stored.detach().reshape(-1).expand(width).contiguous()
         for stored, width in ((quant_scale_ckv, kv.rows.shape[3]), (quant_scale_ckr, kr.rows.shape[3]))
     ]
     nope = None if nope is None else nope.detach().contiguous()
     caches = kv_cache.detach(), kr_cache.detach()
-    turned = turned.detach().contiguous()
-    out = run(OP, "triton", triton.attention, nope, turned, *caches, *factors, *paged, float(scale), int(groups))
+    rope_part = rope_part.detach().contiguous()
+    out = run(OP, "triton", triton.attention, nope, rope_part, *caches, *factors, *paged, float(scale), int(groups))
     return out.to(query_rope.dtype)
 
 

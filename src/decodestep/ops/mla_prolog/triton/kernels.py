@@ -101,7 +101,7 @@ def norm_rows(
 
 
 @triton.jit
-def turned(x, sin, cos, first, last, half, HALF: tl.constexpr, BFLOAT16: tl.constexpr):
+def rotated(x, sin, cos, first, last, half, HALF: tl.constexpr, BFLOAT16: tl.constexpr):
     """The rotated pairs as two halves, of a vector whose elements [first, last) lie at x, and which is 0 elsewhere."""
     j = tl.arange(0, HALF)
     mine = (j < half) & (2 * j >= first) & (2 * j < last)
@@ -123,7 +123,7 @@ def turn_queries(q, sin, cos, out, heads, nope, rope, groups, HALF: tl.constexpr
     width = rope // groups
     first = n // (heads // groups) * width
     x = q + (t * heads + n) * (nope + width) + nope
-    low, high = turned(x, sin + t * rope, cos + t * rope, first, first + width, rope // 2, HALF, BFLOAT16)
+    low, high = rotated(x, sin + t * rope, cos + t * rope, first, first + width, rope // 2, HALF, BFLOAT16)
     j = tl.arange(0, HALF)
     out += (t * heads + n) * rope
     tl.store(out + j, low, mask=j < rope // 2)
@@ -206,7 +206,7 @@ def write_rows(
         here, half = h < latent, rope // 2
         x = tl.load(rows + h, mask=here, other=0.0)
         x = normed(x, gamma, latent, share, epsilon, alpha, HAS_GAMMA, LATENT)
-        low, high = turned(rows + latent, sin + t * rope, cos + t * rope, 0, rope, half, HALF, BFLOAT16)
+        low, high = rotated(rows + latent, sin + t * rope, cos + t * rope, 0, rope, half, HALF, BFLOAT16)
         if KIND == 3:
             at = block * kv_block + offset * kv_row
             bound, q = in_tiles(x, tl.load(kv_scale), LATENT, TILE)
