@@ -709,9 +709,9 @@ def with_another_map(model):
     ("change", "message"),
     [
         (with_lora, r"layers.1.self_attn.kv_b_proj must be a Linear without bias and hooks; got Lora"),
-        (with_bias, r"layers.0.self_attn.kv_b_proj must be a Linear without bias and hooks"),
-        (with_a_hook, r"kv_b_proj must be a Linear without bias and hooks"),
-        (with_a_forward_of_its_own, r"layers.0.self_attn.kv_b_proj must be a Linear without bias and hooks"),
+        (with_bias, r"layers.0.self_attn.kv_b_proj must be a Linear without bias and hooks; got a Linear with a bias"),
+        (with_a_hook, r"kv_b_proj must be a Linear without bias and hooks; got a Linear with hooks"),
+        (with_a_forward_of_its_own, r"must be a Linear without bias and hooks; got a Linear with an overridden forward"),
         (with_another_expansion, r"layers.1.self_attn.expand_kv must be that of its class, in one handle; got another one"),
         (with_another_map, r"layers.0.self_attn.expand_kv must be the map of kv_b_proj's weight; got another one, of Scaled"),
         (lambda model: model.double(), r"kv_b_proj must be float32 or bfloat16; got torch.float64"),

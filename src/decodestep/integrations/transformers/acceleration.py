@@ -13,7 +13,7 @@ from transformers.cache_utils import Cache, DynamicIndexedLayer, DynamicLayer
 from decodestep._base import devices
 from decodestep._base.checks import is_int, refuse, require, require_choice
 from decodestep.integrations.transformers import huge_pages
-from decodestep.integrations.transformers.attention import DTYPES, NAME, Latents, is_plain, latents_of
+from decodestep.integrations.transformers.attention import DTYPES, NAME, Latents, latents_of, more_than_weight
 from decodestep.integrations.transformers.few_experts import FewExperts, are_served
 from decodestep.integrations.transformers.few_rows import MOST_ROWS, FewRows, is_served
 from decodestep.integrations.transformers.latent_layer import IndexedLatentLayer, LatentLayer
@@ -221,7 +221,8 @@ def _owners(model: nn.Module, modules: dict[str, nn.Module]) -> list[Any]:
 def _check(name: str, module: Any, backend: str) -> None:
     projection = module.kv_b_proj
     require("expand_kv" not in vars(module), _OP, f"{name}.expand_kv", "that of its class, in one handle", "another one")
-    require(is_plain(projection), _OP, f"{name}.kv_b_proj", "a Linear without bias and hooks", type(projection).__name__)
+    more = more_than_weight(projection)
+    require(more is None, _OP, f"{name}.kv_b_proj", "a Linear without bias and hooks", more)
     weight = projection.weight
     there = weight.is_cpu or weight.is_cuda
     require(there, _OP, f"{name}.kv_b_proj", "on the CPU or a CUDA device", f"a weight on {weight.device}")

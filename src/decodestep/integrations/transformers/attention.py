@@ -134,7 +134,7 @@ def _can_absorb(
     queries, keys = query.shape[2], key.shape[2]
     if queries > latents.absorb_up_to or keys < _KEYS_A_QUERY * queries or dropout or scaling is None:
         return False
-    if not is_plain(module.kv_b_proj) or is_watched() or torch.is_autocast_enabled(query.device.type):
+    if more_than_weight(module.kv_b_proj) or is_watched() or torch.is_autocast_enabled(query.device.type):
         return False
     weight = module.kv_b_proj.weight
     tensors = (query, key, value, weight)
@@ -148,12 +148,16 @@ def _can_absorb(
     return alike and weight.shape[0] == query.shape[1] * (module.qk_nope_head_dim + module.v_head_dim)
 
 
-def is_plain(projection: Any) -> bool:
-    """Whether a module is only its weight: a torch Linear without bias, hooks or an overridden `forward`."""
-    if type(projection) is not nn.Linear or projection.bias is not None or "forward" in vars(projection):
-        return False
+def more_than_weight(projection: Any) -> str | None:
+    """What a module is besides its weight; None for a torch Linear without bias, hooks or an overridden `forward`."""
+    if type(projection) is not nn.Linear:
+        return type(projection).__name__
+    if projection.bias is not None:
+        return "a Linear with a bias"
+    if "forward" in vars(projection):
+        return "a Linear with an overridden forward"
     hooks = projection._forward_hooks, projection._forward_pre_hooks, projection._backward_hooks, projection._backward_pre_hooks
-    return not any(hooks)
+    return "a Linear with hooks" if any(hooks) else None
 
 
 def _visible(mask: Tensor | None, chosen: Tensor | None, query: Tensor, key: Tensor, causal: bool) -> VisibleKeys | None:
