@@ -112,6 +112,7 @@ def test_the_official_client_gets_the_answers_of_generate(running):
 
 
 CHAT = {"messages": HELLO, "max_tokens": 2}
+FORM_WITH_MORE = {"type": "json_schema", "json_schema": {"schema": {}, "shape": 1}}
 
 
 @pytest.mark.parametrize(
@@ -152,6 +153,8 @@ CHAT = {"messages": HELLO, "max_tokens": 2}
         ("/v1/completions", {"prompt": "a", "regex": "("}, 400, "regex"),
         ("/v1/completions", {"prompt": "a", "json_schema": {"type": "king"}}, 400, "json_schema"),
         ("/v1/chat/completions", {**CHAT, "response_format": {"type": "yaml"}}, 400, "response_format.type"),
+        ("/v1/chat/completions", {**CHAT, "response_format": {"type": "text", "schema": {}}}, 400, "response_format.schema"),
+        ("/v1/completions", {"prompt": "a", "response_format": FORM_WITH_MORE}, 400, "response_format.json_schema.shape"),
         ("/detokenize", {"tokens": [300]}, 400, "tokens"),
         ("/tokenize", {"content": 3}, 400, "content"),
         ("/v1/completions", {"prompt": ["a"] * 321, "max_tokens": 1}, 400, "n"),

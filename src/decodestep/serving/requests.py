@@ -194,18 +194,25 @@ def _refuse_calls(name: str) -> NoReturn:
 def _response_format(body: Mapping[str, Any]) -> dict[str, Any]:
     """response_format as a field of SamplingParams."""
     given = _mapping(body, "response_format")
+    _refuse_others(given, {"type", "json_schema"}, "response_format")
     match given.get("type"):
         case None | "text":
             return {}
         case "json_object":
             return {"json_schema": {"type": "object"}}
         case "json_schema":
-            schema = given.get("json_schema")
-            found = schema.get("schema") if isinstance(schema, dict) else None
-            if isinstance(found, dict):
-                return {"json_schema": found}
+            form = given.get("json_schema")
+            if isinstance(form, dict) and isinstance(form.get("schema"), dict):
+                _refuse_others(form, {"name", "description", "schema", "strict"}, "response_format.json_schema")
+                return {"json_schema": form["schema"]}
             raise refusal("response_format.json_schema.schema", "a JSON schema")
     raise refusal("response_format.type", "text, json_object or json_schema")
+
+
+def _refuse_others(given: Mapping[str, Any], known: set[str], name: str) -> None:
+    """Refuses fields inside of a field: a schema in the wrong place, say, would not be enforced."""
+    for key in sorted(set(given) - known):
+        raise HttpError(400, f"unknown field {f'{name}.{key}'!r}", param=f"{name}.{key}", code="unknown_field")
 
 
 def require_short(texts: Sequence[str], most: int, name: str) -> None:
