@@ -14,6 +14,11 @@ import processes
 from decodestep import _native
 
 ROOT = Path(__file__).parent.parent
+# The tiers of csrc/core/tiers.h, and those of them whose decoder sums in fused multiply-adds only.
+X86 = ("avx2", "avx2_vnni", "avx512", "avx512_vnni", "avx512_bf16", "avx512_amx")
+ARM = ("neon", "neon_dotprod", "neon_i8mm")
+TIERS = ("baseline", *X86, *ARM)
+FUSED = (*X86[:4], *ARM)
 TOOLS = ("cmake", "ninja", "g++")
 # The tools that the test extra installs stand beside the interpreter, whether or not its environment is activated.
 PATH = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import decodestep as ds
-from builds import printed_under
+from builds import FUSED, printed_under
 from decoder_cases import copied
 from decodestep import _native
 from decodestep.ops.decoder_forward import group_cache
@@ -100,7 +100,7 @@ def bits_of_steps() -> str:
 
 
 @pytest.mark.skipif(_native.isa() == "baseline", reason="rounds a product and its sum one after the other")
-@pytest.mark.parametrize("isa", ["avx2", "avx2_vnni", "avx512", "avx512_vnni"])
+@pytest.mark.parametrize("isa", FUSED)
 def test_every_build_with_fused_multiply_add_gives_the_same_bits(isa):
     assert printed_under(isa, "import test_decoder_cache_types as t; print(t.bits_of_steps())") == bits_of_steps()
 

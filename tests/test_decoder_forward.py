@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import decodestep as ds
-from builds import printed_under
+from builds import FUSED, printed_under
 from decoder_cases import Sizes, copied, step, weights
 from decodestep import _native
 from decodestep._base.arrays import BFLOAT16
@@ -104,7 +104,7 @@ def test_blocks_batches_and_threads_change_no_bit(tiny_file, kind, rng):
 
 
 @pytest.mark.skipif(_native.isa() == "baseline", reason="rounds a product and its sum one after the other")
-@pytest.mark.parametrize("isa", ["avx2", "avx2_vnni", "avx512", "avx512_vnni"])
+@pytest.mark.parametrize("isa", FUSED)
 def test_every_build_with_fused_multiply_add_gives_the_same_bits(model_path, isa):
     """On the default model, where a bit that differs anywhere soon shows everywhere."""
     ids = [7 * i % 40000 for i in range(64)]

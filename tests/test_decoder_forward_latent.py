@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import decodestep as ds
-from builds import printed_under
+from builds import FUSED, printed_under
 from decoder_cases import copied, latent_weights, step
 from decodestep import _native
 from decodestep.ops.decoder_forward import LatentSizes
@@ -174,7 +174,7 @@ def bits_of_steps() -> str:
 
 
 @pytest.mark.skipif(_native.isa() == "baseline", reason="rounds a product and its sum one after the other")
-@pytest.mark.parametrize("isa", ["avx2", "avx2_vnni", "avx512", "avx512_vnni"])
+@pytest.mark.parametrize("isa", FUSED)
 def test_every_build_with_fused_multiply_add_gives_the_same_bits(isa):
     assert printed_under(isa, "import test_decoder_forward_latent as t; print(t.bits_of_steps())") == bits_of_steps()
 

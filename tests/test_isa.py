@@ -8,7 +8,7 @@ import sys
 import pytest
 
 import processes
-from builds import ROOT, compiled, printed_under
+from builds import ROOT, TIERS, compiled, printed_under
 from decodestep import _native
 
 STEMS = (
@@ -32,7 +32,7 @@ CHOSEN = "not every_build and not draws_follow and not against_transformers"
 ASK = "from decodestep import _native; print(_native.isa())"
 
 
-@pytest.mark.parametrize("isa", ["baseline", "avx2", "avx2_vnni", "avx512", "avx512_vnni", "avx512_bf16", "avx512_amx"])
+@pytest.mark.parametrize("isa", TIERS)
 def test_kernels_on(isa):
     if isa == _native.isa():
         pytest.skip("the tests themselves run on it")

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import decodestep as ds
-from builds import printed_under
+from builds import TIERS, printed_under
 from decodestep.ops.linear import Format, LinearPanels, PackedWeight, cpu, reference
 from decodestep.weights.blocks import BLOCKS
 from tolerances import assert_close
@@ -428,7 +428,7 @@ def exact_products() -> str:
     return b"".join(y.tobytes() for y in products).hex()
 
 
-@pytest.mark.parametrize("isa", ["baseline", "avx2", "avx2_vnni", "avx512", "avx512_vnni", "avx512_bf16"])
+@pytest.mark.parametrize("isa", TIERS)
 def test_every_build_gives_the_same_products_of_blocks(isa):
     assert printed_under(isa, "import test_linear; print(test_linear.exact_products())") == exact_products()
 

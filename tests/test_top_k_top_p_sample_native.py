@@ -165,7 +165,7 @@ def test_any_thread_count_gives_the_same_bits() -> None:
             same(alone, results_of_a_batch())
 
 
-@pytest.mark.parametrize("isa", ["baseline", "avx2"])
+@pytest.mark.parametrize("isa", ["baseline", "avx2", "neon"])
 def test_every_build_gives_the_same_bits(isa: str) -> None:
     code = "import test_top_k_top_p_sample_native as t; print(t.checksum(t.results_of_a_batch()))"
     assert printed_under(isa, code) == checksum(results_of_a_batch())
