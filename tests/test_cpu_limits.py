@@ -64,6 +64,7 @@ def test_this_process():
 
 
 def test_no_more_threads_than_cpus(monkeypatch):
+    monkeypatch.delenv("DECODESTEP_THREADS", raising=False)
     monkeypatch.setattr(dispatch, "available_cpus", lambda: 3)
     monkeypatch.setattr(dispatch, "thread_limit", dispatch.default_threads)
     assert dispatch.threads() == 3
