@@ -109,6 +109,16 @@ def test_types_padding_and_facts(tmp_path):
     assert 0.01 < np.median(apart) < 0.6
 
 
+@pytest.mark.parametrize("kind", ["full_attention", "sliding_attention"])
+def test_a_gemma_whose_layers_are_all_alike(tmp_path, kind):
+    """Of its two rotations the file has the one that is used."""
+    size = {"num_hidden_layers": 2, "layer_types": [kind] * 2}
+    folder, ids = families.save(families.model_of("gemma3_text", 0, **size), tmp_path / "in"), np.arange(60)
+    target = quantised(folder, tmp_path / "out.gguf")
+    before, after = ds.load(folder, dtype="float32"), ds.load(target, dtype="float32")
+    assert families.relative(after.logits(ids), before.logits(ids)) < 1e-5
+
+
 REFUSED = {
     "biases": ("llama", {"mlp_bias": True}, "a GGUF file has no name for 'gate_bias'"),
     "windows": ("ministral", {"layer_types": ["full_attention", "sliding_attention", "full_attention"]}, "grouped.windows"),

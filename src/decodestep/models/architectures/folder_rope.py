@@ -19,9 +19,10 @@ def ropes_of(folder: ModelFolder, config: Config) -> tuple[Rope, ...]:
         full, sliding = (_rope(keys, config, RopeParameters(keys, f"{kind}_attention")) for kind in ("full", "sliding"))
         if sliding.long_frequencies is not None:
             raise keys.refuse("rope_type 'longrope' of sliding_attention is not supported")
-        return full, sliding
-    first = _rope(keys, config, RopeParameters(keys))
-    return (first, rope.none(config.head_dim)) if any(config.grouped.ropes) else (first,)
+        first, second = full, sliding
+    else:
+        first, second = _rope(keys, config, RopeParameters(keys)), rope.none(config.head_dim)
+    return (first, second) if any(config.grouped.ropes) else (first,)
 
 
 def _rope(keys: Keys, config: Config, p: RopeParameters) -> Rope:
