@@ -30,10 +30,10 @@ except ImportError:
     sys.exit(0)
 
 from decodestep.integrations.llama_cpp import sampling
+from llama_cpp_model import QUIET
 
 PROMPT = list(range(1000, 1016))
 ALONE = {"top_k": 0, "min_p": 0.0}  # turns off what create_completion would sample by besides top_p
-QUIET = llama_cpp.llama_log_callback(lambda level, text, data: None)
 
 
 class Timed:

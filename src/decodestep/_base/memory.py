@@ -1,4 +1,4 @@
-"""Memory aligned to cache lines, and memory that goes back to the system."""
+"""Memory aligned to cache lines, and freed memory returned to the system."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def new_bytes(size: int) -> np.ndarray:
     return space[-space.ctypes.data % _CACHE_LINE :][:size]
 
 
-def give_back_freed() -> None:
-    """Returns to the system what has been freed: glibc keeps it, for each thread apart, wherever something lies above it."""
+def trim_heap() -> None:
+    """Returns freed memory to the system: glibc keeps it, separately for each thread, wherever memory above it is in use."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if sys.platform == "linux" else None
     if trim is not None:
         trim(ctypes.c_size_t(0))

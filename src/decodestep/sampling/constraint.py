@@ -145,9 +145,9 @@ def _compiled(language: str, text: str) -> str:
         refuse("SamplingParams", language, f"at most {_MOST_CHARACTERS} characters", f"{len(text)}")
     costly = language == "grammar"
     if language == "json_schema":
-        schema = checked(text)
-        costly = any(word in json.dumps(schema) for word in _COSTLY)  # before formats become patterns, which are cheap
-        text = json.dumps(enforceable(schema))
+        text = checked(text)
+        costly = any(word in text for word in _COSTLY)  # before formats become patterns, which are cheap
+        text = enforceable(text)
     grammar = _converted(language, text)
     if costly:
         _try_out(language, grammar)

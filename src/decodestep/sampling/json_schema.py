@@ -1,4 +1,4 @@
-"""JSON schemas of constrained rows, as llguidance takes them."""
+"""JSON schemas as llguidance accepts and enforces them."""
 
 from __future__ import annotations
 
@@ -11,27 +11,14 @@ from decodestep._base.checks import is_real, refuse
 # Keys of a schema whose values are schemas by name, and values of no schema.
 _BY_NAME = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 _VALUES = ("const", "enum", "default", "examples", "required")
-# Keywords that say nothing with this value, and that llguidance refuses with any.
+# Keywords that llguidance refuses, with the value that has no effect.
 _NEUTRAL = {"uniqueItems": False, "unevaluatedProperties": True, "unevaluatedItems": True, "propertyNames": True}
 # The formats that JSON Schema defines; others are annotations.
 _FORMATS = {
-    *(
-        "date-time",
-        "date",
-        "time",
-        "duration",
-        "email",
-        "idn-email",
-        "hostname",
-        "idn-hostname",
-        "ipv4",
-        "ipv6",
-        "uuid",
-        "regex",
-    ),
-    *("uri", "uri-reference", "iri", "iri-reference", "uri-template", "json-pointer", "relative-json-pointer"),
-}
-# llguidance's own have a 29th of February in every year, and seconds up to 60, which parsers refuse. Years from 1, as theirs.
+    "date-time", "date", "time", "duration", "email", "idn-email", "hostname", "idn-hostname", "ipv4", "ipv6", "uuid", "regex",
+    "uri", "uri-reference", "iri", "iri-reference", "uri-template", "json-pointer", "relative-json-pointer",
+}  # fmt: skip
+# llguidance's own patterns allow 29 February in every year and seconds of 60, which parsers refuse. Years start at 1, as there.
 _YEAR = "([0-9]{3}[1-9]|[0-9]{2}[1-9]0|[0-9][1-9]00|[1-9]000)"
 _FOURTH = "(0[48]|[2468][048]|[13579][26])"  # multiples of four that are not zero
 _DAY = "((0[1-9]|1[0-2])-(0[1-9]|1[0-9]|2[0-8])|(0[13-9]|1[0-2])-(29|30)|(0[13578]|1[02])-31)"
@@ -41,11 +28,11 @@ _TIME = rf"{_HOUR}:[0-5][0-9]:[0-5][0-9](\.[0-9]{{1,9}})?(Z|[+-]{_HOUR}:[0-5][0-
 _PATTERNS = {"date": f"^{_DATE}$", "time": f"^{_TIME}$", "date-time": f"^{_DATE}T{_TIME}$"}
 
 
-def checked(text: str) -> Any:
-    """The schema. Raises ValueError if it is no JSON, or may produce texts that JSON parsers find invalid."""
+def checked(text: str) -> str:
+    """The schema with unescaped keys. Raises ValueError if it is not JSON, or allows texts that JSON parsers find invalid."""
     try:
         schema = json.loads(text)
-        json.dumps(schema)
+        plain = json.dumps(schema)
     except (ValueError, RecursionError) as error:
         refuse("SamplingParams", "json_schema", "one that can be compiled", short(str(error)))
     for each in _schemas(schema):
@@ -56,11 +43,12 @@ def checked(text: str) -> Any:
         if is_real(least) and least > max(names, 1) and not closed:
             rule = "without a minProperties above the number of required names, unless additionalProperties is false"
             refuse("SamplingParams", "json_schema", rule, f"{least} with {names} required")
-    return schema
+    return plain
 
 
-def enforceable(schema: Any) -> Any:
-    """The schema, changed in place: what says nothing is left out, and dates and times are those that parsers read."""
+def enforceable(text: str) -> str:
+    """A checked schema without keywords and formats that have no effect, and with dates and times that parsers accept."""
+    schema = json.loads(text)
     for each in _schemas(schema):
         for key in [key for key, value in _NEUTRAL.items() if each.get(key) is value]:
             del each[key]
@@ -70,7 +58,7 @@ def enforceable(schema: Any) -> Any:
             others = each.get("allOf", [])
             if name in _PATTERNS and isinstance(others, list):
                 each["allOf"] = [*others, {"pattern": _PATTERNS[name]}]
-    return schema
+    return json.dumps(schema)
 
 
 def _schemas(schema: Any) -> Iterator[dict[str, Any]]:
@@ -90,4 +78,5 @@ def _schemas(schema: Any) -> Iterator[dict[str, Any]]:
 
 
 def short(text: str) -> str:
+    """The beginning of an error's text, on one line."""
     return " ".join(text.split())[:300]

@@ -51,7 +51,7 @@ class Answer:
             for i, prompt in enumerate(self._job.prompts):
                 if i and constrained and time.thread_time() - begun > COMPILE_SECONDS:
                     raise refusal("prompt", f"a list of at most {i} with a constraint that takes this long to compile")
-                listener = partial(_took, self._gains, i * count)  # not a method: a ticket and its answer would hold each other
+                listener = partial(_enqueue, self._gains, i * count)  # a method would make a reference cycle
                 self._tickets.append(self._engine.submit(prompt, params, listener=listener, spelled=spelled))
         except BaseException:
             self.cancel()
@@ -147,7 +147,7 @@ class Answer:
         _LOG.info(json.dumps(entry, ensure_ascii=False))
 
 
-def _took(gains: asyncio.Queue[tuple[int, Gain]], first: int, gain: Gain) -> None:
+def _enqueue(gains: asyncio.Queue[tuple[int, Gain]], first: int, gain: Gain) -> None:
     gains.put_nowait((first + gain.sample, gain))
 
 

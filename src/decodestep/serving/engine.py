@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from decodestep._base.checks import is_int, refuse, require
 from decodestep._base.dispatch import use_threads
-from decodestep._base.memory import give_back_freed
+from decodestep._base.memory import trim_heap
 from decodestep.generation.batch import Batch
 from decodestep.generation.prompts import Prompt, prompt_ids
 from decodestep.generation.schedule import ChunkedPrefill
@@ -221,9 +221,9 @@ class Engine:
         while not self._called() and self.model.cache.prepare(_IDLE_SLABS):
             pass
         with self._wake:
-            quiet = not self._wake.wait_for(self._called, _IDLE_SECONDS)
-        if quiet:
-            give_back_freed()  # the states of constraints, above all
+            idle = not self._wake.wait_for(self._called, _IDLE_SECONDS)
+        if idle:
+            trim_heap()  # mostly of the states of constraints
         with self._wake:
             self._wake.wait_for(self._called)
             if not (self._incoming or self._tickets):

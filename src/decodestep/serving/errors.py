@@ -34,6 +34,10 @@ def refusal(param: str, rule: str) -> HttpError:
     return HttpError(400, f"{param} must be {rule}", param=param, code="invalid_value")
 
 
+def unknown_field(name: str) -> HttpError:
+    return HttpError(400, f"unknown field {name!r}", param=name, code="unknown_field")
+
+
 def http_error(error: BaseException) -> HttpError:
     """The response to an exception."""
     match error:
@@ -59,7 +63,6 @@ def _refused(text: str) -> HttpError:
         return HttpError(400, text)
     param, rest = _SPELLED.get(found[1], found[1]), found[2]
     if param == "body":
-        name = rest.partition("; got ")[2]
-        return HttpError(400, f"unknown field {name!r}", param=name, code="unknown_field")
+        return unknown_field(rest.partition("; got ")[2])
     code = "context_length_exceeded" if param == "prompt" and rest.startswith("shorter than") else "invalid_value"
     return HttpError(400, f"{param} must be {rest}", param=param, code=code)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from decodestep.sampling.params import SamplingParams
 from decodestep.serving import tools
-from decodestep.serving.errors import HttpError, refusal
+from decodestep.serving.errors import HttpError, refusal, unknown_field
 
 if TYPE_CHECKING:
     from decodestep.models import Model
@@ -135,7 +135,7 @@ def _refuse_fields(body: Mapping[str, Any], names: set[str]) -> None:
     """Refuses fields of the other kind of request, which would have no effect."""
     given = [name for name in sorted(names) if body.get(name) is not None]
     if given:
-        raise HttpError(400, f"unknown field {given[0]!r}", param=given[0], code="unknown_field")
+        raise unknown_field(given[0])
 
 
 def _template_variables(body: Mapping[str, Any]) -> dict[str, Any]:
@@ -210,9 +210,9 @@ def _response_format(body: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _refuse_others(given: Mapping[str, Any], known: set[str], name: str) -> None:
-    """Refuses fields inside of a field: a schema in the wrong place, say, would not be enforced."""
+    """Refuses unknown fields within a field: a schema in the wrong place would not be enforced."""
     for key in sorted(set(given) - known):
-        raise HttpError(400, f"unknown field {f'{name}.{key}'!r}", param=f"{name}.{key}", code="unknown_field")
+        raise unknown_field(f"{name}.{key}")
 
 
 def require_short(texts: Sequence[str], most: int, name: str) -> None:
