@@ -109,6 +109,22 @@ def test_types_padding_and_facts(tmp_path):
     assert 0.01 < np.median(apart) < 0.6
 
 
+EXPRESSED = {
+    "no latent of queries": ("deepseek_v3", {"q_lora_rank": None}),
+    "groups that are all kept": ("deepseek_v3", {"topk_group": 4}),
+}
+
+
+@pytest.mark.parametrize(("family", "changes"), EXPRESSED.values(), ids=EXPRESSED)
+def test_what_llama_cpp_reads_from_one_form_alone(tmp_path, family, changes):
+    pytest.importorskip("llama_cpp")
+    folder, ids = families.save(families.model_of(family, 0, **changes), tmp_path / "in"), np.arange(60)
+    exact = ds.load(folder, dtype="float32").logits(ids)
+    target = quantised(folder, tmp_path / "out.gguf")
+    assert families.relative(ds.load(target, dtype="float32").logits(ids), exact) < 1e-5
+    assert families.relative(exact, families.llama_cpp_logits_of(target, ids)) < 0.01
+
+
 @pytest.mark.parametrize("kind", ["full_attention", "sliding_attention"])
 def test_a_gemma_whose_layers_are_all_alike(tmp_path, kind):
     """Of its two rotations the file has the one that is used."""

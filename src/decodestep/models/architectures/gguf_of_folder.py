@@ -14,7 +14,7 @@ from decodestep.models import rope
 from decodestep.models.architectures import gguf, names
 from decodestep.models.architectures.config_json import Keys, RopeParameters
 from decodestep.models.architectures.names import Part
-from decodestep.models.config import Config
+from decodestep.models.config import Config, Experts
 from decodestep.models.model_folder import ModelFolder
 from decodestep.models.rope import Rope
 
@@ -57,6 +57,7 @@ def header_of(folder: ModelFolder, config: Config, ropes: tuple[Rope, ...]) -> H
     """config, ropes: the folder's. Raises ModelError for a model that would differ when the file is read back."""
     keys = Keys(folder)
     architecture = ARCHITECTURES[keys.kind]
+    config = replace(config, experts=_with_groups_that_count(config.experts))
     data, vectors = _rope(keys, config, architecture, ropes)
     data = {f"{architecture}.{key}": value for key, value in (_sizes(config, architecture) | data).items()}
     data = {"general.architecture": architecture, "general.name": config.name, **data}
@@ -103,6 +104,8 @@ def _sizes(config: Config, architecture: str) -> dict[str, Any]:
     if split and latent is not None:
         made |= {"attention.key_length": latent.rank + latent.rope, "attention.value_length": latent.rank}
         made |= {"attention.key_length_mla": head, "attention.value_length_mla": latent.value}
+        # llama.cpp takes a file without the key for one with a latent of queries, unless it has as many layers as V2-Lite.
+        made["attention.q_lora_rank"] = latent.query_rank or 0
         made["leading_dense_block_count"] = config.experts.layers.index(True) if config.experts else config.layers
         # llama.cpp asks for these where all layers are dense too.
         made |= {"expert_feed_forward_length": config.feed_forward, "expert_shared_count": 0}
@@ -113,6 +116,13 @@ def _sizes(config: Config, architecture: str) -> dict[str, Any]:
         made |= {"attention.scale": config.scale, "embedding_scale": config.embedding_scale}
         made |= {"residual_scale": config.branch_scale, "logit_scale": config.logits_scale}
     return made | _experts(config)
+
+
+def _with_groups_that_count(experts: Experts | None) -> Experts | None:
+    """Groups that are all kept exclude no expert, and llama.cpp ends the process that loads a file with such groups."""
+    if experts is None or experts.rule.kept_groups < experts.rule.groups:
+        return experts
+    return replace(experts, rule=replace(experts.rule, groups=1, kept_groups=1, group_score="maximum"))
 
 
 def _experts(config: Config) -> dict[str, Any]:
