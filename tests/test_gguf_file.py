@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import sys
 
 import gguf
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 
 import decodestep as ds
 import processes
+from decodestep import cli
 from decodestep.models import ModelError
 from decodestep.models.checkpoint import Checkpoint
 from decodestep.models.convert import convert
@@ -106,6 +108,29 @@ KINDS = {
         "scores": [-float(i) for i in range(300)],
     },
 }
+
+
+BROKEN = {
+    "a size": ({"llama.embedding_length": "wide"}, "metadata llama.embedding_length must be an integer"),
+    "a rotation": ({"llama.rope.freq_base": 0.5}, "metadata llama.rope.freq_base must be a number"),
+    "a tokenizer": ({"tokenizer.ggml.merges": ["a"]}, "the tokenizer's merge"),
+    "a template": ({"tokenizer.chat_template": 5}, "the chat template 'default' must be a string"),
+}
+
+
+@pytest.mark.parametrize(("changes", "message"), BROKEN.values(), ids=BROKEN)
+def test_what_is_wrong_in_a_file_is_said_with_its_name(tiny_file, tmp_path, capsys, changes, message):
+    path = tiny_file(**changes)
+    with pytest.raises(ModelError, match=f"^{re.escape(str(path))}: {message}"):
+        ds.load(path)
+
+
+@pytest.mark.parametrize("call", [["env", "--model", "IN"], ["quantize", "IN", "OUT", "--type", "f16"]], ids=["env", "quantize"])
+def test_commands_say_it_too(tiny_file, tmp_path, capsys, call):
+    changes, message = BROKEN["a size"]
+    places = {"IN": str(tiny_file(**changes)), "OUT": str(tmp_path / "out.gguf")}
+    assert cli.main([places.get(word, word) for word in call]) == 1
+    assert f"{places['IN']}: {message}" in capsys.readouterr().err
 
 
 @pytest.fixture(params=KINDS)

@@ -99,6 +99,7 @@ def test_every_pre_tokenizer_keeps_the_text(pre):
     [
         {"model": "llama"},
         {"model": 3},
+        {"model": np.ones(2, bool)},
         {"pre": "unheard-of"},
         {"pre": ["gpt-2"]},
         {"tokens": []},

@@ -76,8 +76,10 @@ def model(path: Path) -> dict[str, Any]:
     """Describes a model, with the lower bound of a token's time: reading its weights once from memory."""
     with extra("generate"):
         from decodestep.models.checkpoint import open_checkpoint
+        from decodestep.models.errors import naming
         from decodestep.models.summary import summary
-    facts = summary(open_checkpoint(path))
+    with naming(path):
+        facts = summary(open_checkpoint(path))
     rate = read_rate(dispatch.threads())
     return facts | {"memory_bytes_a_second": round(rate), "tokens_a_second_at_most": round(rate / facts["weight_bytes"], 2)}
 

@@ -13,7 +13,7 @@ from decodestep._base.checks import is_int, require, require_choice
 from decodestep._base.dispatch import MAX_THREADS, use_threads
 from decodestep._base.extras import extra
 from decodestep.models.decoder import Decoder
-from decodestep.models.errors import ModelError
+from decodestep.models.errors import ModelError, naming
 from decodestep.models.fetch import DEFAULT_MODEL, default_model
 from decodestep.models.layers import LayerDecoder
 from decodestep.models.model import Model
@@ -99,13 +99,14 @@ def load(
         from decodestep.models.chat import ChatTemplate
         from decodestep.models.checkpoint import open_checkpoint
     path = default_model() if str(name_or_path) == DEFAULT_MODEL else Path(name_or_path)
-    checkpoint = open_checkpoint(path)
-    template = ChatTemplate(checkpoint.file.chat_templates(), chat_template)
-    tokenizer = checkpoint.tokenizer()
-    template.prepare()
-    with use_threads(threads):
+    with naming(path), use_threads(threads):
+        checkpoint = open_checkpoint(path)
+        template = ChatTemplate(checkpoint.file.chat_templates(), chat_template)
+        tokenizer = checkpoint.tokenizer()
+        template.prepare()
         decoder = _decoder(checkpoint, dtype, as_latent=form == "mla", cache_dtype=cache_dtype)
-    return Model(path, tokenizer, decoder, template, threads, cache_bytes, checkpoint.file.generation_config)
+        generation_config = checkpoint.file.generation_config
+    return Model(path, tokenizer, decoder, template, threads, cache_bytes, generation_config)
 
 
 def _decoder(checkpoint: Checkpoint, dtype: str, *, as_latent: bool, cache_dtype: str) -> Decoder:

@@ -15,7 +15,7 @@ from gguf.constants import GGMLQuantizationType as Type
 
 from decodestep._base.checks import require, require_choice
 from decodestep.models.checkpoint import open_checkpoint
-from decodestep.models.errors import ModelError
+from decodestep.models.errors import ModelError, naming
 from decodestep.models.gguf_source import Source, SourceTensor, source_of
 from decodestep.models.quantise import has_finite_scales, quantise
 
@@ -71,12 +71,14 @@ def requantise(source: Path, target: Path, kind: str, progress: Callable[[int, i
     same = target.exists() and target.samefile(source)
     require(not same, _OP, "OUT", "another file than IN", str(target))
     require(not target.is_dir(), _OP, "OUT", "a file", str(target))
-    checkpoint = open_checkpoint(source)
-    checkpoint.check()
+    with naming(source):
+        checkpoint = open_checkpoint(source)
+        checkpoint.check()
+        described = source_of(checkpoint)
     own = {tensor.path for tensor in checkpoint.file.tensors.values()}
     same = target.exists() and any(target.samefile(path) for path in own)
     require(not same, _OP, "OUT", "another file than those of IN", str(target))
-    _write(source_of(checkpoint), target, RECIPES[kind], progress)
+    _write(described, target, RECIPES[kind], progress)
 
 
 def _write(source: Source, target: Path, recipe: Recipe, progress: Callable[[int, int, str], None]) -> None:

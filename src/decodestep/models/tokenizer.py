@@ -55,7 +55,7 @@ class Tokenizer:
         self.special: frozenset[int] = frozenset(i for i, kind in enumerate(kinds) if kind == _CONTROL)
         self._verbatim = self.special | {i for i, kind in enumerate(kinds) if kind == _USER_DEFINED}
         self._byte_tokens = {i: _byte_of(self._tokens[i]) for i, kind in enumerate(kinds) if kind == _BYTE}
-        self._sentencepiece = metadata.get("tokenizer.ggml.model") == "llama"
+        self._sentencepiece = md.text(metadata, "tokenizer.ggml.model") == "llama"
         build = _sentencepiece if self._sentencepiece else _byte_level
         self._engine = build(metadata, self._tokens, kinds, vocabulary)
         verbatim = (i for i in sorted(self._verbatim) if self._tokens[i])
