@@ -125,7 +125,7 @@ def test_what_is_wrong_in_a_file_is_said_with_its_name(tiny_file, tmp_path, caps
         ds.load(path)
 
 
-@pytest.mark.parametrize("call", [["env", "--model", "IN"], ["quantize", "IN", "OUT", "--type", "f16"]], ids=["env", "quantize"])
+@pytest.mark.parametrize("call", [["env", "--model", "IN"], ["quantize", "IN", "OUT", "--type", "f16"]], ids="-".join)
 def test_commands_say_it_too(tiny_file, tmp_path, capsys, call):
     changes, message = BROKEN["a size"]
     places = {"IN": str(tiny_file(**changes)), "OUT": str(tmp_path / "out.gguf")}
