@@ -164,6 +164,17 @@ def test_latents_as_int8(tmp_path, ids):
         ds.load(path, cache_dtype="fp8")
 
 
+@pytest.mark.parametrize("size", [0, 1])
+def test_heads_that_are_all_rotated(tmp_path, ids, size):
+    """Of a query nothing reads the latent."""
+    model = families.model_of("deepseek_v3", size, qk_nope_head_dim=0)
+    mine = ds.load(families.save(model, tmp_path))
+    assert families.relative(mine.logits(ids), families.logits_of(model, ids)) < TOLERANCE
+    if size == 1:
+        whole = families.write_gguf(model, tmp_path / "model.gguf", whole=True)
+        assert families.relative(ds.load(whole).logits(ids), families.logits_of(model, ids)) < TOLERANCE
+
+
 def test_what_a_text_is_when_it_grows_beyond_the_short_factors(folder):
     """Long-rope: cached keys stay as they were rotated, as in transformers."""
     model, path = folder("minicpm3", 1)

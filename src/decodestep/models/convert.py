@@ -188,7 +188,8 @@ def _ups(checkpoint: Checkpoint, i: int, a: LatentAttention) -> tuple[Stored, St
         return checkpoint.stack("keys_up", i), checkpoint.stack("values_up", i)
     both, widened = checkpoint.weight("keys_values_up", i)
     both = _whole(both)
-    rows = both.rows.reshape(checkpoint.config.heads, a.nope + a.value, -1)
+    heads = checkpoint.config.heads
+    rows = both.rows.reshape(heads, a.nope + a.value, -1)
     keys, values = (replace(both, rows=part.reshape(-1, rows.shape[2])) for part in (rows[:, : a.nope], rows[:, a.nope :]))
     size = _DENSE_BYTES.get(both.format)
     if size is None:
@@ -197,7 +198,7 @@ def _ups(checkpoint: Checkpoint, i: int, a: LatentAttention) -> tuple[Stored, St
         format_ = Format.F32
     else:
         widened_keys, numbers, format_ = widened, keys.rows, both.format
-    transposed = numbers.reshape(-1, a.nope, a.rank, size).swapaxes(1, 2).reshape(-1, a.nope * size)
+    transposed = numbers.reshape(heads, a.nope, a.rank, size).swapaxes(1, 2).reshape(heads * a.rank, a.nope * size)
     return (PackedWeight(np.ascontiguousarray(transposed), format_, a.nope), widened_keys), (values, widened)
 
 

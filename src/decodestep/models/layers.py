@@ -186,7 +186,8 @@ def _key_up(weight: Weight | None, config: Config) -> np.ndarray:
     """The weight as `mla_prolog` takes it: float32 (N, D, Hckv), in grouped-query attention of no values."""
     if weight is None:
         return np.zeros((config.heads, 0, config.latent), np.float32)
-    return np.ascontiguousarray(_rows(weight).values().reshape(config.heads, config.latent, -1).swapaxes(1, 2))
+    values = _rows(weight).values()
+    return np.ascontiguousarray(values.reshape(config.heads, config.latent, values.shape[1]).swapaxes(1, 2))
 
 
 def _rows(weight: Weight) -> PackedWeight:

@@ -67,6 +67,9 @@ def header_of(folder: ModelFolder, config: Config, ropes: tuple[Rope, ...]) -> H
         parts = list(names.parts_of(expected, names.GGUF, lambda name: architecture != "deepseek2" and "attn_kv_b" in name))
     except KeyError as error:
         raise keys.refuse(f"a GGUF file has no name for {error}") from error
+    empty = next((part.name for _, part in parts if 0 in part.shape), None)
+    if empty is not None:
+        raise keys.refuse(f"a GGUF file cannot have a tensor without values, as {empty} would be")
     file = _Unwritten(folder.path, data, dict.fromkeys([part.name for _, part in parts]) | vectors)
     read = gguf.config_of(file)
     mine, theirs = _facts(expected), _facts(read)
