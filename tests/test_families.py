@@ -415,6 +415,19 @@ OVERLOOKED = {
     "layer_types of a smollm3": ("smollm3", 2, {"sliding_window": 9}, {"layer_types": _TYPES, "use_sliding_window": False}),
     "a head of its own, tied": ("llama", 0, {"tie_word_embeddings": False}, {"tie_word_embeddings": True}),
     "a head of its own, tied, gemma": ("gemma3_text", 1, {"tie_word_embeddings": False}, {"tie_word_embeddings": True}),
+    "rope_scaling beside a gemma's rope_parameters": ("gemma3_text", 0, {}, {"rope_scaling": {"factor": 3.0}}),
+    "rope_parameters of no layers of a gemma": ("gemma3_text", 0, {}, {"rope_parameters": {"rope_theta": 300.0}}),
+    "a gemma as it is published": (
+        "gemma3_text",
+        0,
+        {},
+        {
+            "rope_parameters": None,
+            "rope_theta": 500000.0,
+            "rope_local_base_freq": 300.0,
+            "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+        },
+    ),
     "rope_interleave null": ("deepseek_v3", 1, {}, {"rope_interleave": None}),
     "norm_topk_prob null": ("deepseek_v3", 1, {}, {"norm_topk_prob": None}),
 }

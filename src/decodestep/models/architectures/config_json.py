@@ -49,20 +49,20 @@ class Keys:
 class RopeParameters:
     """The rotary parameters of config.json in both of its styles, rope_parameters, and rope_theta beside rope_scaling.
 
-    layer_type: of which layers, where the family has rotations of its own for "full_attention" and "sliding_attention".
+    layer_type: of which layers, where the family has rotations of its own for "full_attention" and "sliding_attention": those
+    are in rope_parameters under these names alone, and rope_scaling changes the first.
     """
 
     def __init__(self, keys: Keys, layer_type: str | None = None) -> None:
         self._keys = keys
-        place = next((name for name in ("rope_scaling", "rope_parameters") if keys.get(name)), "rope_parameters")
-        found = keys.get(place) or {}
-        if not isinstance(found, dict):
-            raise keys.refuse(f"{place} must be an object")
+        parameters, scaling = (_object(keys, name, keys.get(name)) for name in ("rope_parameters", "rope_scaling"))
         slides = layer_type == "sliding_attention"
-        if layer_type is not None and isinstance(found.get(layer_type), dict):
-            found = found[layer_type]
-        elif slides:
-            found = {}
+        place = "rope_scaling" if scaling and not slides else "rope_parameters"
+        if layer_type is None:
+            found = scaling or parameters
+        else:
+            own = _object(keys, f"rope_parameters.{layer_type}", parameters.get(layer_type))
+            found = own if slides else own | scaling
         self._prefix = f"config.json: {place}."
         self._data = {self._prefix + key: value for key, value in found.items() if value is not None}
         self.kind = md.text(self._data, f"{self._prefix}rope_type", found.get("type") or "default")
@@ -91,3 +91,10 @@ class RopeParameters:
         if outside is not None:
             return self._keys.size("original_max_position_embeddings", most=MAX_CONTEXT)
         return md.integer(self._data, self._prefix + "original_max_position_embeddings", context, most=MAX_CONTEXT)
+
+
+def _object(keys: Keys, name: str, value: Any) -> dict[str, Any]:
+    """{} for null, false and others that are as good as nothing to transformers."""
+    if value and not isinstance(value, dict):
+        raise keys.refuse(f"{name} must be an object")
+    return value or {}
