@@ -23,6 +23,9 @@ namespace {
 // True on workers, and on a caller while its job runs: a job started inside a job runs on one thread.
 thread_local bool inside_job = false;
 
+// The number of a pool's worker, from 1; 0 on other threads.
+thread_local size_t worker_number = 0;
+
 // The first exception that a body throws. The others, and what a body would do after it, are dropped.
 class FirstError {
   public:
@@ -152,7 +155,8 @@ class Pool {
         const std::lock_guard lock(growing_);
         try {
             while (workers_.load(std::memory_order_relaxed) < wanted) {
-                std::thread([this] { serve(); }).detach();
+                const size_t number = static_cast<size_t>(workers_.load(std::memory_order_relaxed)) + 1;
+                std::thread([this, number] { serve(number); }).detach();
                 workers_.fetch_add(1, std::memory_order_relaxed);
             }
         } catch (const std::system_error&) {
@@ -160,7 +164,8 @@ class Pool {
         }
     }
 
-    void serve() {
+    void serve(size_t number) {
+        worker_number = number;
         inside_job = true;
         const DefaultFloats floats;  // a new thread has those of its creator
         Patience patience;
@@ -193,61 +198,75 @@ class Pool {
     std::atomic<int> workers_{0};
 };
 
-// A job of stages with a barrier between them. The first thread to join leads: it opens each stage for the members that
-// have joined by then, and waits until all of them have finished it.
+// A job of stages. The thread that ends the last share of a stage opens the next one, so that no thread is waited for
+// unless it is inside a share:
 //
-//     leader:   open = (stage 1, members) ── its share ── wait until done == due ── open = (stage 2, members) …
-//     follower: wait for open ── its share ── done + 1 ── wait for open …
+//     open_ = stage ── claim and run shares ── done_ += shares run ── wait until open_ changes
+//                                                     └─ all done: done_ = 0, open_ = stage + 1
 class Team {
   public:
-    using Body = void (*)(void*, size_t, size_t, size_t);
+    using Body = void (*)(void*, size_t, const StageShare&);
 
-    Team(size_t stages, Body body, void* context) : stages_(stages), body_(body), context_(context) {}
+    Team(size_t stages, size_t seats, Body body, void* context)
+        : stages_(stages), chunks_(seats > 1 ? kChunks : 1), body_(body), context_(context), seats_(seats) {}
 
     void take_part() {
-        const uint32_t me = joined_.fetch_add(1);
-        me == 0 ? lead() : follow(me);
+        const size_t me = take_seat();
+        for (size_t stage = open_.load(); stage < stages_;) {
+            const auto is_over = [&](uint32_t open) { return open != stage; };
+            run_seat(stage, me, me);
+            if (!open_.spin_until(is_over, kSpinsBeforeHelp))
+                for (size_t i = 1; i < seats_.size(); ++i) run_seat(stage, (me + i) % seats_.size(), me);
+            stage = open_.wait_until(is_over);
+        }
     }
 
     void rethrow() { error_.rethrow(); }
 
   private:
-    // The current stage, counted from 1, in the bits above the number of its members.
-    static constexpr uint32_t kMembers = 0xffff, kOver = ~uint32_t{0};
+    static constexpr size_t kChunks = 4;
+    static constexpr int kSpinsBeforeHelp = 40;  // about a microsecond
 
-    void lead() {
-        uint32_t due = 0;
-        for (size_t stage = 0; stage < stages_ && !error_.caught(); ++stage) {
-            const uint32_t members = joined_.load(std::memory_order_relaxed);
-            open_.store(static_cast<uint32_t>(stage + 1) << 16 | members);
-            work(stage, 0, members);
-            due += members - 1;
-            done_.wait_until([&](uint32_t done) { return done == due; });
+    struct alignas(128) Seat {
+        std::atomic<bool> taken{false};
+        std::atomic<uint64_t> claimed{0};  // a stage in the upper half, the number of its chunks claimed in the lower
+
+        // Claims the next chunk of a stage; false if all are claimed, or the stage is over.
+        bool claim(size_t stage, size_t chunks, size_t& chunk) {
+            const uint64_t none = static_cast<uint64_t>(stage) << 32;
+            for (uint64_t now = claimed.load(std::memory_order_relaxed);;) {
+                const uint64_t before = std::max(now, none);  // `now` may be of an earlier stage
+                if (before >= none + chunks) return false;
+                if (!claimed.compare_exchange_weak(now, before + 1, std::memory_order_relaxed)) continue;
+                chunk = before - none;
+                return true;
+            }
         }
-        open_.store(kOver);
+    };
+
+    // A thread has the same seat in every job, if it is free.
+    size_t take_seat() {
+        for (size_t seat = worker_number;; ++seat)
+            if (!seats_[seat % seats_.size()].taken.exchange(true)) return seat % seats_.size();
     }
 
-    void follow(uint32_t me) {
-        for (uint32_t seen = 0;;) {
-            seen = open_.wait_until([&](uint32_t open) { return open != seen; });
-            if (seen == kOver) return;
-            const uint32_t members = seen & kMembers;
-            if (members <= me) continue;  // opened before this one joined
-            work((seen >> 16) - 1, me, members);
-            done_.add(1);
-        }
+    // Runs what is left of a seat's part. After an error, nothing is run any more, but counted.
+    void run_seat(size_t stage, size_t seat, size_t me) {
+        size_t run = 0;
+        for (size_t chunk; seats_[seat].claim(stage, chunks_, chunk); ++run)
+            if (!error_.caught())
+                error_.guard([&] { body_(context_, stage, {me, seat, seats_.size(), chunk, chunks_}); });
+        if (run == 0 || done_.fetch_add(run) + run < seats_.size() * chunks_) return;
+        done_.store(0, std::memory_order_relaxed);
+        open_.store(static_cast<uint32_t>(stage + 1));
     }
 
-    void work(size_t stage, size_t member, size_t members) noexcept {
-        if (!error_.caught()) error_.guard([&] { body_(context_, stage, member, members); });
-    }
-
-    const size_t stages_;
+    const size_t stages_, chunks_;
     const Body body_;
     void* const context_;
-    alignas(128) Signal open_;
-    alignas(128) Signal done_;  // shares that followers have finished
-    alignas(128) std::atomic<uint32_t> joined_{0};
+    std::vector<Seat> seats_;
+    alignas(128) Signal open_;                  // the current stage
+    alignas(128) std::atomic<size_t> done_{0};  // shares of it that have ended
     FirstError error_;
 };
 
@@ -279,9 +298,9 @@ void parallel_for(size_t tasks, int threads, void (*body)(void*, size_t), void* 
     for (size_t task = 0; task < tasks; ++task) body(context, task);
 }
 
-void parallel_stages(size_t stages, int threads, void (*body)(void*, size_t, size_t, size_t), void* context) {
-    Team team(stages, body, context);
+void parallel_stages(size_t stages, int threads, void (*body)(void*, size_t, const StageShare&), void* context) {
     const auto seats = static_cast<size_t>(threads);
+    Team team(stages, seats, body, context);
     parallel_for(seats, threads, [&](size_t) { team.take_part(); });
     team.rethrow();
 }

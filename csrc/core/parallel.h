@@ -7,6 +7,8 @@
 
 #include <cstddef>
 
+#include "core/stage_share.h"
+
 namespace decodestep {
 
 // Calls body(context, task) once for every task in [0, tasks), on the calling thread and up to threads - 1 workers.
@@ -33,21 +35,19 @@ void parallel_rows(size_t rows, size_t width, int threads, Body&& body) {
     });
 }
 
-// Calls body(context, stage, member, members) for every stage in order, and in each stage for every member in
-// [0, members): a team of the calling thread and up to threads - 1 workers, in which a member takes the share given by
-// its number. A stage begins when all members have finished the one before, a fraction of a microsecond later. The team
-// starts with the threads that are ready; a worker that arrives later joins at the next stage, so `members` may grow
-// between stages, and no stage waits for a late worker. At most 65534 stages.
-void parallel_stages(size_t stages, int threads,
-                     void (*body)(void* context, size_t stage, size_t member, size_t members), void* context);
+// Calls body(context, stage, share) for every stage in order and, within a stage, for all of its shares, in any order:
+// on a team of the calling thread and up to threads - 1 workers. A stage begins a fraction of a microsecond after the
+// last share of the one before has ended. A thread first claims the shares of its own seat, then those of seats whose
+// thread is late: one that has not started, runs on a slower core or has lost its core to another program holds the
+// team up for no more than the share that it is in.
+void parallel_stages(size_t stages, int threads, void (*body)(void* context, size_t stage, const StageShare& share),
+                     void* context);
 
 template <class Body>
 void parallel_stages(size_t stages, int threads, Body&& body) {
     parallel_stages(
         stages, threads,
-        [](void* context, size_t stage, size_t member, size_t members) {
-            (*static_cast<Body*>(context))(stage, member, members);
-        },
+        [](void* context, size_t stage, const StageShare& share) { (*static_cast<Body*>(context))(stage, share); },
         const_cast<void*>(static_cast<const void*>(&body)));
 }
 

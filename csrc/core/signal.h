@@ -34,17 +34,19 @@ class Signal {
         wake_all();
     }
 
-    uint32_t add(uint32_t value) {
-        const uint32_t before = word_.fetch_add(value);
-        wake_all();
-        return before;
-    }
-
     // Adds 1 and wakes at most `count` of the sleeping threads.
     void add_one_and_wake(int count) {
         word_.fetch_add(1);
         const int asleep = asleep_.load();
         if (asleep > 0) wake(asleep <= count ? INT_MAX : count);
+    }
+
+    // Whether ready(value) becomes true within so many spins.
+    template <class Ready>
+    bool spin_until(Ready&& ready, int spins) const {
+        for (; spins > 0; --spins, relax())
+            if (ready(load())) return true;
+        return false;
     }
 
     // Returns the value for which ready(value) is true. patience: decides whether to stay awake longer than usual.

@@ -66,19 +66,12 @@ class AttentionPlan {
 
     const AttentionUnit& unit(size_t number) const { return units_[number]; }
 
-    // The units of bands that are in pieces, and the number of their states.
+    // The units of bands that are in pieces, and the numbers of their queries and states.
     const std::vector<AttentionUnit>& cut_units() const { return cut_units_; }
+    size_t cut_queries() const { return cut_queries_; }
     size_t states() const { return states_; }
 
-    // Calls body(task) for a member's tasks. The tasks are dealt in descending order of cost, back and forth, so that
-    // the shares differ by less than one task.
-    template <class Body>
-    void each_task(size_t member, size_t members, Body&& body) const {
-        for (size_t dealt = 0; dealt < tasks_.size(); dealt += members) {
-            const size_t task = dealt + (dealt / members % 2 ? members - 1 - member : member);
-            if (task < tasks_.size()) body(tasks_[task]);
-        }
-    }
+    const std::vector<AttentionTask>& tasks() const { return tasks_; }  // in descending order of cost
 
   private:
     static constexpr size_t kTasksPerThread = 16;  // at least: enough to balance the threads
@@ -165,6 +158,7 @@ class AttentionPlan {
             units_[i].first_state = states_;
             states_ += units_[i].splits() * units_[i].queries();
             cut_units_.push_back(units_[i]);
+            cut_queries_ += units_[i].queries();
         }
     }
 
@@ -174,9 +168,9 @@ class AttentionPlan {
     std::vector<TokenRun> runs_;
     std::vector<AttentionUnit> units_;
     std::vector<AttentionBand> bands_;
-    std::vector<AttentionTask> tasks_;  // in descending order of cost
+    std::vector<AttentionTask> tasks_;
     std::vector<AttentionUnit> cut_units_;
-    size_t states_ = 0;
+    size_t cut_queries_ = 0, states_ = 0;
 };
 
 }  // namespace decodestep::DECODESTEP_ISA

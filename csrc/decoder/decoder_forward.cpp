@@ -7,28 +7,25 @@
 namespace decodestep::DECODESTEP_ISA {
 namespace {
 
-// One member's share of a stage of any kind.
+// A share of a stage of any kind.
 class StagePart : public StageMember {
   public:
-    StagePart(const DecoderPlan& plan, const Stage& stage, size_t member, size_t members)
-        : StageMember(plan, stage, member, members) {}
+    using StageMember::StageMember;
 
     void run() const {
         if (stage_.kind == StageKind::attention_rows)
             return share_rows(step_.tokens, decoder_.hidden, residual_rows(stage_.layer->attention_norm));
         if (stage_.kind < StageKind::compress)
-            return with_cache(step_.cache,
-                              [&]<class Cache>() { run_grouped<Cache>({plan_, stage_, member_, members_}); });
-        if (stage_.kind < StageKind::attended_rows) return run_latent({plan_, stage_, member_, members_});
+            return with_cache(step_.cache, [&]<class Cache>() { run_grouped<Cache>({plan_, stage_, share_}); });
+        if (stage_.kind < StageKind::attended_rows) return run_latent({plan_, stage_, share_});
         if (stage_.kind < StageKind::ffn_rows)
             return decoder_.latent.is_given() ? run_latent_output() : run_grouped_output();
-        if (stage_.kind < StageKind::logits_rows) return run_feed_forward({plan_, stage_, member_, members_});
+        if (stage_.kind < StageKind::logits_rows) return run_feed_forward({plan_, stage_, share_});
         if (stage_.kind == StageKind::logits_rows)
             return share_rows(step_.rows, decoder_.hidden, residual_rows(decoder_.norm, step_.wanted));
         const Activations x = rows(step_.rows, decoder_.hidden, residual_rows(decoder_.norm, step_.wanted));
-        const Range part = panels_of_member();
-        store_products(decoder_.logits, {part.first, part.end}, panel_after(), x, step_.rows, step_.logits,
-                       decoder_.logits.out, decoder_.logits_scale);
+        store_products(decoder_.logits, panels(), panels_after(), x, step_.rows, step_.logits, decoder_.logits.out,
+                       decoder_.logits_scale);
     }
 
   private:
@@ -79,7 +76,7 @@ class StagePart : public StageMember {
 
     void run_grouped_output() const {
         const GroupedAttention& w = stage_.layer->grouped;
-        const GroupedAttentionPart<Bf16Cache> part(plan_, stage_, member_, members_);  // which reads no cache here
+        const GroupedAttentionPart<Bf16Cache> part(plan_, stage_, share_);  // which reads no cache here
         run_output(w.output, w.output_bias, [&] { return part.attended(); });
     }
 
@@ -88,14 +85,16 @@ class StagePart : public StageMember {
         run_output(w.output, w.output_bias, [&] { return copied(plan_.attended, plan_.attended_width); });
     }
 
-    // attended: returns the function that stores the attention's outputs.
+    // attended: prepares the attention's outputs and returns the function that stores a row of them.
     template <class Attended>
     void run_output(const LinearPanelWeight& output, const float* bias, Attended&& attended) const {
         const float* post_norm = stage_.layer->attention_post_norm;
         const size_t width = DecoderPlan::in_blocks(plan_.attended_width);
         if (stage_.kind == StageKind::attended_rows) return share_rows(step_.tokens, width, attended());
         if (stage_.kind == StageKind::add_attended) return add_branch(post_norm);
-        add_product(output, bias, post_norm, rows(step_.tokens, width, attended()));
+        const Activations x = row_space(step_.tokens, width);
+        if (begins_rows()) make_rows(x, {0, step_.tokens}, attended());
+        add_product(output, bias, post_norm, x);
     }
 
     void run_feed_forward(const FeedForwardPart& part) const {
@@ -136,9 +135,9 @@ void decoder_forward(const DecoderForward& step) {
     if (const float scale = step.decoder->embedding_scale; scale != 1.0f)
         for (size_t i = 0; i < step.tokens * step.decoder->hidden; ++i) plan.x[i] *= scale;
     StepClock clock(step.costs);
-    parallel_stages(plan.stages.size(), step.threads, [&](size_t stage, size_t member, size_t members) {
-        if (member == 0) clock.begin(step_part(plan.stages[stage].kind));
-        StagePart(plan, plan.stages[stage], member, members).run();
+    parallel_stages(plan.stages.size(), step.threads, [&](size_t stage, const StageShare& share) {
+        if (share.is_first()) clock.begin(step_part(plan.stages[stage].kind));
+        StagePart(plan, plan.stages[stage], share).run();
     });
     clock.end();
 }

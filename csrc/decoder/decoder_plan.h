@@ -14,8 +14,8 @@
 
 namespace decodestep::DECODESTEP_ISA {
 
-// What a stage does. Stages run one after another: every member of the team does its share of a stage, then waits for
-// the others. The stages named *_rows make the activations that the following product reads.
+// What a stage does. Stages run one after another, each on all members of the team. The stages named *_rows make the
+// activations that the following product reads.
 enum class StageKind {
     attention_rows,  // x normalised
     // Grouped-query attention:
@@ -78,8 +78,11 @@ struct PanelSweep {
     const LinearPanelWeight *first, *second = nullptr;
 
     size_t count() const { return first->count() + (second ? second->count() : 0); }
-    const uint8_t* panel(size_t i) const {
-        return i < first->count() || !second ? first->panel(i) : second->panel(i - first->count());
+    // Panels from `i` on, for prefetching.
+    NextPanels from(size_t i) const {
+        const bool in_second = second && i >= first->count();
+        const LinearPanelWeight& w = in_second ? *second : *first;
+        return {w.panel(in_second ? i - first->count() : i), w.panel_bytes()};
     }
 };
 
@@ -89,15 +92,6 @@ constexpr size_t kMaxReplicatedTokens = 4;
 // Up to this many floats, every member merges the attention states for itself.
 constexpr size_t kMaxReplicatedMerge = size_t{1} << 15;
 
-struct Range {
-    size_t first, end;
-};
-
-// A member's share of `units`.
-inline Range part_of(size_t units, size_t member, size_t members) {
-    return {units * member / members, units * (member + 1) / members};
-}
-
 // The experts of all tokens in one layer: shared by all members, or each member's own.
 struct Routing {
     size_t layer = ~size_t{0};  // the layer that `rows` belongs to
@@ -106,7 +100,16 @@ struct Routing {
     ExpertRows rows;
 };
 
-// What the members of the team share in a step; only their own buffers change while it runs.
+struct Stage;
+
+// What only one member of the team uses.
+struct alignas(128) MemberMemory {
+    float* rows = nullptr;           // the rows that a product reads, if the members do not share them
+    const Stage* rows_of = nullptr;  // the stage for which they were made
+    Routing routing;
+};
+
+// What the members of the team share in a step; only their own memory changes while it runs.
 class DecoderPlan {
   public:
     DecoderPlan(const DecoderForward& step, StepBuffers& buffers)
@@ -147,18 +150,16 @@ class DecoderPlan {
         return states_.from(unit.first_state + (split - unit.first_split) * unit.queries());
     }
 
-    Range panels_of(size_t sweep, size_t member, size_t members) const {
-        return part_of(sweeps[sweep].count(), member, members);
-    }
-
-    // The panel that a member reads first after a sweep: in the next sweep, or in the first one of the next step.
-    const uint8_t* first_panel_after(size_t sweep, size_t member, size_t members) const {
-        const size_t next = sweep + 1 < sweeps.size() ? sweep + 1 : 0;
-        return sweeps[next].panel(panels_of(next, member, members).first);
+    // The panels that a seat reads after those of a share, which end at `end`: in its next chunk, in its part of the
+    // next sweep, or in the first one of the next step.
+    NextPanels panels_after(size_t sweep, const StageShare& share, size_t end) const {
+        if (end < share.part_of_seat(sweeps[sweep].count()).end) return sweeps[sweep].from(end);
+        const PanelSweep& next = sweeps[sweep + 1 < sweeps.size() ? sweep + 1 : 0];
+        return next.from(share.part_of_seat(next.count()).first);
     }
 
     // The buffer for the rows that a stage makes or reads: one for all members, or one for each.
-    float* row_space(size_t member) const { return row_spaces_[replicated_rows ? member : 0]; }
+    float* row_space(size_t member) const { return members[replicated_rows ? member : 0].rows; }
 
     const DecoderForward& step;
     const Decoder& decoder;
@@ -172,7 +173,8 @@ class DecoderPlan {
     std::optional<MlaAttentionTasks> latents;
     std::vector<Stage> stages;
     std::vector<PanelSweep> sweeps;
-    mutable std::vector<Routing> routings;  // [0]: shared by all members; then one for each member
+    mutable Routing routing;  // if the members share it
+    mutable std::vector<MemberMemory> members;
 
     float* x = nullptr;              // [tokens, hidden]
     void* q = nullptr;               // [tokens, query_width], in the type of the cache's factors
@@ -320,12 +322,9 @@ class DecoderPlan {
         gated = buffers.take(gated_floats_);
         shared_gated = buffers.take(shared_floats_);
         router_logits = of_tokens(most_experts_);
-        for (int i = 0; i < (replicated_rows ? step.threads : 1); ++i) row_spaces_.push_back(buffers.take(row_floats_));
-        if (most_experts_ > 0) routings.resize(static_cast<size_t>(step.threads) + 1);
-        for (Routing& routing : routings) {
-            routing.experts.resize(entries_);
-            routing.weights.resize(entries_);
-        }
+        members = std::vector<MemberMemory>(static_cast<size_t>(step.threads));
+        for (size_t i = 0; i < (replicated_rows ? members.size() : 1); ++i) members[i].rows = buffers.take(row_floats_);
+        for (MemberMemory& member : members) resize(replicated_rows ? member.routing : routing);
         branch = of_tokens(has_branches_ ? decoder.hidden : 0);
         if (!decoder.latent.is_given()) {
             with_cache(step.cache, [&]<class Cache>() {
@@ -342,11 +341,15 @@ class DecoderPlan {
         latent = of_tokens(decoder.latent.latent + decoder.latent.rope);
     }
 
+    void resize(Routing& chosen) const {
+        chosen.experts.resize(entries_);
+        chosen.weights.resize(entries_);
+    }
+
     size_t at_ = 0;  // the layer that is being listed
     size_t row_floats_ = 0, gated_floats_ = 0, shared_floats_ = 0, most_experts_ = 0, entries_ = 0,
            widest_compressed_ = 0;
     bool has_head_norms_ = false, has_branches_ = false;
-    std::vector<float*> row_spaces_;
     std::vector<int64_t> lengths_;  // the number of positions that each token attends to
     SoftmaxStates states_{};
 };

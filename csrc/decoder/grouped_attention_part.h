@@ -10,8 +10,8 @@ namespace decodestep::DECODESTEP_ISA {
 template <class Cache>
 class GroupedAttentionPart : public StageMember {
   public:
-    GroupedAttentionPart(const DecoderPlan& plan, const Stage& stage, size_t member, size_t members)
-        : StageMember(plan, stage, member, members),
+    GroupedAttentionPart(const DecoderPlan& plan, const Stage& stage, const StageShare& share)
+        : StageMember(plan, stage, share),
           w_(stage.layer->grouped),
           groups_(plan.groups_of(stage.layer->grouped.window)) {}
 
@@ -33,18 +33,18 @@ class GroupedAttentionPart : public StageMember {
     void project(const Activations& x) const {
         const auto [own, cached] = panels_of_two(w_.query.count());
         multiply_panels(
-            w_.query, own, cached.first < cached.end ? w_.values_keys.panel(cached.first) : panel_after(), x,
-            step_.tokens, [&](size_t i, size_t t, float* y) { store_queries(t, i * kPanelOutputs, y); },
+            w_.query, own, panels_after_first(cached, w_.values_keys), x, step_.tokens,
+            [&](size_t i, size_t t, float* y) { store_queries(t, i * kPanelOutputs, y); },
             [&](size_t i, size_t t) { return query_at(t, i * kPanelOutputs); });
-        multiply_panels(w_.values_keys, cached, panel_after(), x, step_.tokens,
+        multiply_panels(w_.values_keys, cached, panels_after(), x, step_.tokens,
                         [&](size_t i, size_t t, float* y) { store_in_cache(t, i * kPanelOutputs, y); });
     }
 
-    // Normalises this member's share of the heads of queries and keys; then rotates and stores them, which `project`
+    // Normalises the share's heads of queries and keys; then rotates and stores them, which `project`
     // does if there are no norms.
     void norm_heads() const {
         const size_t heads = decoder_.heads + decoder_.kv_heads, width = decoder_.head_dim;
-        const Range part = part_of(step_.tokens * heads, member_, members_);
+        const Range part = share_.of(step_.tokens * heads);
         for (size_t row = part.first; row < part.end; ++row) {
             const size_t t = row / heads, head = row % heads;
             const bool is_key = head >= decoder_.heads;
@@ -62,7 +62,8 @@ class GroupedAttentionPart : public StageMember {
     }
 
     void attend() const {
-        groups_.each_task(member_, members_, [&](const AttentionTask& task) {
+        share_.each_dealt(groups_.tasks().size(), [&](size_t number) {
+            const AttentionTask& task = groups_.tasks()[number];
             if (!task.band.in_pieces) return attend_whole(task);
             for (size_t split = task.first; split < task.end; ++split)
                 each_unit(task.band, split, [&](size_t, const AttentionUnit& unit) {
@@ -73,10 +74,13 @@ class GroupedAttentionPart : public StageMember {
 
     void merge_states() const {
         const SoftmaxState merged{thread_scratch(SoftmaxState::floats(decoder_.head_dim)), decoder_.head_dim};
-        size_t task = 0;
-        for (const AttentionUnit& unit : groups_.cut_units())
+        const Range part = share_.of(groups_.cut_queries());
+        size_t first = 0;  // query of the unit
+        for (const AttentionUnit& unit : groups_.cut_units()) {
             for (size_t q = 0; q < unit.queries(); ++q)
-                if (task++ % members_ == member_) merge(unit, q, merged, plan_.attended);
+                if (first + q >= part.first && first + q < part.end) merge(unit, q, merged, plan_.attended);
+            first += unit.queries();
+        }
     }
 
   private:

@@ -9,8 +9,8 @@ namespace decodestep::DECODESTEP_ISA {
 
 class LatentAttentionPart : public StageMember {
   public:
-    LatentAttentionPart(const DecoderPlan& plan, const Stage& stage, size_t member, size_t members)
-        : StageMember(plan, stage, member, members), s_(plan.decoder.latent), w_(stage.layer->latent) {}
+    LatentAttentionPart(const DecoderPlan& plan, const Stage& stage, const StageShare& share)
+        : StageMember(plan, stage, share), s_(plan.decoder.latent), w_(stage.layer->latent) {}
 
     // The first products of the hidden state, stored without further processing.
     void compress(const Activations& x) const {
@@ -18,17 +18,16 @@ class LatentAttentionPart : public StageMember {
         const LinearPanelWeight& query = is_compressed ? w_.query_down : w_.query;
         float* queries = is_compressed ? plan_.compressed : plan_.queries;
         const auto [own, latents] = panels_of_two(query.count());
-        const uint8_t* after = latents.first < latents.end ? w_.latent.panel(latents.first) : panel_after();
-        store_products(query, own, after, x, step_.tokens, queries, query.out, 1.0f, w_.query_down_bias);
-        store_products(w_.latent, latents, panel_after(), x, step_.tokens, plan_.latent, w_.latent.out, 1.0f,
+        store_products(query, own, panels_after_first(latents, w_.latent), x, step_.tokens, queries, query.out, 1.0f,
+                       w_.query_down_bias);
+        store_products(w_.latent, latents, panels_after(), x, step_.tokens, plan_.latent, w_.latent.out, 1.0f,
                        w_.latent_bias);
     }
 
     auto compressed_rows() const { return normalised(plan_.compressed, w_.query.in, w_.query_norm, s_.eps); }
 
     void project_queries(const Activations& x) const {
-        const Range part = panels_of_member();
-        store_products(w_.query, {part.first, part.end}, panel_after(), x, step_.tokens, plan_.queries, w_.query.out);
+        store_products(w_.query, panels(), panels_after(), x, step_.tokens, plan_.queries, w_.query.out);
     }
 
     // The part without rope of each head and token's query.
@@ -39,7 +38,7 @@ class LatentAttentionPart : public StageMember {
 
     // The queries against the latents, and everything else that attention reads.
     void absorb(const Activations& x) const {
-        if (member_ == 0) place_cache();
+        if (share_.is_first()) place_cache();
         each_part(step_.tokens, [&](size_t t) { store_in_cache(t); });
         each_part(step_.tokens * decoder_.heads, [&](size_t row) {
             const size_t t = row % step_.tokens, head = row / step_.tokens;
@@ -49,7 +48,7 @@ class LatentAttentionPart : public StageMember {
     }
 
     void attend() const {
-        for (size_t task = member_; task < plan_.latents->attend_count(); task += members_) plan_.latents->attend(task);
+        share_.each_dealt(plan_.latents->attend_count(), [&](size_t task) { plan_.latents->attend(task); });
     }
     void merge() const {
         each_part(plan_.latents->merge_count(), [&](size_t task) { plan_.latents->merge(task); });
@@ -69,13 +68,13 @@ class LatentAttentionPart : public StageMember {
   private:
     template <class Body>
     void each_part(size_t count, Body&& body) const {
-        const Range part = part_of(count, member_, members_);
+        const Range part = share_.of(count);
         for (size_t i = part.first; i < part.end; ++i) body(i);
     }
 
-    // The rows that this member's panels of a per-head product read; `width`: outputs per head.
+    // The rows that the share's panels of a per-head product read; `width`: outputs per head.
     Range rows_of_panels(size_t width) const {
-        const Range part = panels_of_member();
+        const Range part = panels();
         const size_t in_head = width / kPanelOutputs;
         if (part.first == part.end) return {0, 0};
         return {part.first / in_head * step_.tokens, ((part.end - 1) / in_head + 1) * step_.tokens};
@@ -83,12 +82,12 @@ class LatentAttentionPart : public StageMember {
 
     // out [tokens, heads * width] = each head's rows of x times its own panels.
     void multiply_heads(const LinearPanelWeight& w, size_t width, const Activations& x, float* out) const {
-        const Range part = panels_of_member();
+        const Range part = panels();
         const size_t in_head = width / kPanelOutputs;
         for (size_t i = part.first, end; i < part.end; i = end) {
             const size_t head = i / in_head;
             end = std::min(part.end, (head + 1) * in_head);
-            multiply_panels(w, {i, end}, end < part.end ? w.panel(end) : panel_after(), x,
+            multiply_panels(w, {i, end}, end < part.end ? NextPanels(w.panel(end), w.panel_bytes()) : panels_after(), x,
                             {head * step_.tokens, step_.tokens}, [&](size_t panel, size_t t, const float* y) {
                                 std::memcpy(out + t * w.out + panel * kPanelOutputs, y, kPanelOutputs * sizeof(float));
                             });

@@ -1,6 +1,8 @@
-// One member's share of a stage: what all kinds of stages have in common, the rows that products read and the sweeps
-// over their panels.
+// A share of a stage as a member of the team runs it: what all kinds of stages have in common, the rows that products
+// read and the sweeps over their panels.
 #pragma once
+
+#include <utility>
 
 #include "core/parallel.h"
 #include "decoder/decoder_plan.h"
@@ -11,31 +13,48 @@ namespace decodestep::DECODESTEP_ISA {
 
 class StageMember {
   public:
-    StageMember(const DecoderPlan& plan, const Stage& stage, size_t member, size_t members)
-        : plan_(plan), step_(plan.step), decoder_(plan.decoder), stage_(stage), member_(member), members_(members) {}
+    StageMember(const DecoderPlan& plan, const Stage& stage, const StageShare& share)
+        : plan_(plan),
+          step_(plan.step),
+          decoder_(plan.decoder),
+          stage_(stage),
+          share_(share),
+          own_(plan.members[share.member]) {}
 
   protected:
     // ---- The rows that a product reads. make(out, row) stores one row.
 
+    // Whether the member has to make its own rows now: once in a stage, and only if rows are replicated.
+    bool begins_rows() const { return plan_.replicated_rows && std::exchange(own_.rows_of, &stage_) != &stage_; }
+
+    Activations row_space(size_t count, size_t width) const {
+        return stage_.forms.in_space(plan_.row_space(share_.member), count, width);
+    }
+
     // The input of a product: all rows. They are made here if they are replicated, otherwise by the stage before.
     template <class Make>
     Activations rows(size_t count, size_t width, Make&& make) const {
-        return rows_of(count, width, {0, count}, make);
-    }
-
-    // The same for a member that reads only a part of the rows.
-    template <class Make>
-    Activations rows_of(size_t count, size_t width, Range part, Make&& make) const {
-        const Activations out = stage_.forms.in_space(plan_.row_space(member_), count, width);
-        for (size_t row = part.first; plan_.replicated_rows && row < part.end; ++row) make(out, row);
+        const Activations out = row_space(count, width);
+        if (begins_rows()) make_rows(out, {0, count}, make);
         return out;
     }
 
-    // Makes this member's share of the rows that all members read in the next stage.
+    // The same for a share that reads only a part of the rows.
+    template <class Make>
+    Activations rows_of(size_t count, size_t width, Range part, Make&& make) const {
+        const Activations out = row_space(count, width);
+        if (plan_.replicated_rows) make_rows(out, part, make);
+        return out;
+    }
+
+    // Makes the share's part of the rows that all members read in the next stage.
     template <class Make>
     void share_rows(size_t count, size_t width, Make&& make) const {
-        const Activations out = stage_.forms.in_space(plan_.row_space(member_), count, width);
-        const Range part = part_of(count, member_, members_);
+        make_rows(row_space(count, width), share_.of(count), make);
+    }
+
+    template <class Make>
+    static void make_rows(const Activations& out, Range part, Make&& make) {
         for (size_t row = part.first; row < part.end; ++row) make(out, row);
     }
 
@@ -63,22 +82,28 @@ class StageMember {
 
     // ---- Products
 
-    Range panels_of_member() const { return plan_.panels_of(stage_.sweep, member_, members_); }
+    // The share's panels of the stage's sweep.
+    Range panels() const { return share_.of(plan_.sweeps[stage_.sweep].count(), kStreams); }
 
-    // This member's panels in a sweep over two weights; `panels`: the number of panels of the first.
-    std::pair<PanelRange, PanelRange> panels_of_two(size_t panels) const {
-        const Range part = panels_of_member();
-        return {{std::min(part.first, panels), std::min(part.end, panels)},
-                {std::max(part.first, panels) - panels, std::max(part.end, panels) - panels}};
+    // The same in a sweep over two weights; `first`: the number of panels of the first.
+    std::pair<Range, Range> panels_of_two(size_t first) const {
+        const Range part = panels();
+        return {{std::min(part.first, first), std::min(part.end, first)},
+                {std::max(part.first, first) - first, std::max(part.end, first) - first}};
     }
-    const uint8_t* panel_after() const { return plan_.first_panel_after(stage_.sweep, member_, members_); }
+    NextPanels panels_after() const { return plan_.panels_after(stage_.sweep, share_, panels().end); }
+
+    // What is read after panels of the first weight of such a sweep.
+    NextPanels panels_after_first(Range of_second, const LinearPanelWeight& second) const {
+        if (of_second.first == of_second.end) return panels_after();
+        return {second.panel(of_second.first), second.panel_bytes()};
+    }
 
     // out [tokens, width] = the outputs of some panels of a weight, multiplied by `scale`, plus the bias if there is
     // one. Outputs from `width` on are dropped.
-    void store_products(const LinearPanelWeight& w, PanelRange panels, const uint8_t* next_panel, const Activations& x,
-                        size_t tokens, float* out, size_t width, float scale = 1.0f,
-                        const float* bias = nullptr) const {
-        multiply_panels(w, panels, next_panel, x, tokens, [&](size_t i, size_t t, float* y) {
+    void store_products(const LinearPanelWeight& w, Range panels, NextPanels next, const Activations& x, size_t tokens,
+                        float* out, size_t width, float scale = 1.0f, const float* bias = nullptr) const {
+        multiply_panels(w, panels, next, x, tokens, [&](size_t i, size_t t, float* y) {
             const size_t first = i * kPanelOutputs, count = std::min(kPanelOutputs, width - first);
             if (scale != 1.0f)
                 for (size_t j = 0; j < kPanelOutputs; ++j) y[j] *= scale;
@@ -104,14 +129,13 @@ class StageMember {
             for (size_t j = 0; j < kPanelOutputs; j += kLanes)
                 store(to + j, post_norm ? load(y + j) : fma(scale, load(y + j), load(to + j)));
         };
-        const Range part = panels_of_member();
-        multiply_panels(w, {part.first, part.end}, panel_after(), x, step_.tokens, add, row);
+        multiply_panels(w, panels(), panels_after(), x, step_.tokens, add, row);
     }
 
-    // x += residual_scale * rms_norm(branch), for this member's share of the tokens.
+    // x += residual_scale * rms_norm(branch), for the share's tokens.
     void add_branch(const float* post_norm) const {
         const f32x16 scale = broadcast(decoder_.residual_scale);
-        const Range part = part_of(step_.tokens, member_, members_);
+        const Range part = share_.of(step_.tokens);
         for (size_t t = part.first; t < part.end; ++t) {
             const float* from = plan_.branch + t * decoder_.hidden;
             float* to = plan_.x + t * decoder_.hidden;
@@ -130,7 +154,8 @@ class StageMember {
     const DecoderForward& step_;
     const Decoder& decoder_;
     const Stage& stage_;
-    const size_t member_, members_;
+    const StageShare& share_;
+    MemberMemory& own_;
 };
 
 }  // namespace decodestep::DECODESTEP_ISA

@@ -4,6 +4,7 @@
 #include <type_traits>
 
 #include "core/pieces.h"
+#include "core/stage_share.h"
 #include "linear/activations.h"
 #include "linear/linear_panels.h"
 #include "linear/panel_tile.h"
@@ -36,11 +37,6 @@ struct RowRange {
     RowRange(size_t first, size_t count) : first(first), count(count) {}
 };
 
-// Panels [first, end) of a weight.
-struct PanelRange {
-    size_t first, end;
-};
-
 // The panels of kStreams streams, and those that are read after them.
 struct PanelGroup {
     const uint8_t *panels[kStreams], *next[kStreams];
@@ -62,8 +58,8 @@ constexpr size_t kPanelGroupBytes = 512 * 1024;
 // panel_bytes: the bytes read per panel. panel_at(p): the address of panel p. next: what is read after the range. The
 // next panel is null if an earlier tile has prefetched it.
 template <class PanelAt, class Body>
-DECODESTEP_INLINE void each_panel_tile(PanelRange range, size_t panel_bytes, const PanelAt& panel_at,
-                                       const uint8_t* next, RowRange rows, Body&& body) {
+DECODESTEP_INLINE void each_panel_tile(Range range, size_t panel_bytes, const PanelAt& panel_at, const uint8_t* next,
+                                       RowRange rows, Body&& body) {
     const size_t group = std::max<size_t>(1, kPanelGroupBytes / std::max<size_t>(1, panel_bytes));
     for (size_t first = range.first; first < range.end; first += group) {
         const size_t end = std::min(range.end, first + group);
@@ -82,8 +78,8 @@ struct NoPlace {};
 // of them; outputs: kPanelOutputs floats, which the sink may change. place(p, i), if given: the address to which the
 // sink writes them, for prefetching. next: what is read after the last panel.
 template <class Sink, class Place = NoPlace>
-DECODESTEP_INLINE void multiply_panels(const LinearPanelWeight& w, PanelRange range, NextPanels next,
-                                       const Activations& x, RowRange rows, Sink&& sink, Place place = {}) {
+DECODESTEP_INLINE void multiply_panels(const LinearPanelWeight& w, Range range, NextPanels next, const Activations& x,
+                                       RowRange rows, Sink&& sink, Place place = {}) {
     size_t p = range.first;
     if constexpr (kStreams > 1) {
         for (; streams(w.format, rows.count) && p + kStreams <= range.end; p += kStreams) {

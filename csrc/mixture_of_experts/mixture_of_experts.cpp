@@ -5,7 +5,7 @@
 namespace decodestep::DECODESTEP_ISA {
 namespace {
 
-// The stages of one call, each executed by every member of a team.
+// The stages of one call.
 class Mixture {
   public:
     enum Stage { kRead, kMultiply, kReadGated, kAdd, kStages };
@@ -32,18 +32,18 @@ class Mixture {
         shared_rows_ = of_shared.in_space(take(), shares_, shared_width);
     }
 
-    void run(size_t stage, size_t member, size_t members) const {
+    void run(size_t stage, const StageShare& share) const {
         switch (stage) {
             case kRead:
-                return share(a_.tokens, member, members, [&](size_t t) {
+                return each(share.of(a_.tokens), [&](size_t t) {
                     std::memset(a_.y + t * x_.in, 0, x_.in * sizeof(float));
                     store_row(x_, t, a_.x + static_cast<ptrdiff_t>(t) * a_.x_stride, x_.in);
                 });
             case kMultiply:
-                if (shares_) multiply_shared(member, members);
-                return multiply_experts(a_.routed, rows_, x_, forms_, member, members, gated_);
+                if (shares_) multiply_shared(share);
+                return multiply_experts(a_.routed, rows_, x_, forms_, share, gated_);
             case kReadGated:
-                return share(entries_ + shares_, member, members, [&](size_t row) {
+                return each(share.of(entries_ + shares_), [&](size_t row) {
                     const bool routed = row < entries_;
                     const Activations& to = routed ? gated_rows_ : shared_rows_;
                     const size_t i = routed ? row : row - entries_;
@@ -52,19 +52,19 @@ class Mixture {
             case kAdd:
                 return add_experts(
                     {&a_.routed, shares_ ? &a_.shared : nullptr, &rows_, gated_rows_, shared_rows_, a_.tokens}, 1.0f,
-                    member, members, a_.y);
+                    share, a_.y);
         }
     }
 
   private:
     template <class Body>
-    static void share(size_t count, size_t member, size_t members, Body&& body) {
-        for (size_t i = count * member / members; i < count * (member + 1) / members; ++i) body(i);
+    static void each(Range part, Body&& body) {
+        for (size_t i = part.first; i < part.end; ++i) body(i);
     }
 
-    void multiply_shared(size_t member, size_t members) const {
+    void multiply_shared(const StageShare& share) const {
         const FeedForwardPanels& w = a_.shared;
-        const PanelRange own{w.wide_panels() * member / members, w.wide_panels() * (member + 1) / members};
+        const Range own = share.of(w.wide_panels(), kStreams);
         gate_up_panels(w, own, w.first().panel(0), x_, a_.tokens, shared_gated_ + own.first * kPanelOutputs, w.width());
     }
 
@@ -83,7 +83,7 @@ class Mixture {
 void mixture_of_experts(const MixtureOfExperts& a) {
     const Mixture mixture(a);
     parallel_stages(Mixture::kStages, a.threads,
-                    [&](size_t stage, size_t member, size_t members) { mixture.run(stage, member, members); });
+                    [&](size_t stage, const StageShare& share) { mixture.run(stage, share); });
 }
 
 }  // namespace decodestep::DECODESTEP_ISA

@@ -1,5 +1,4 @@
-// The products of feed-forward blocks, each divided among the members of a team: for the operator, and for kernels that
-// run them as stages.
+// The products of feed-forward blocks as stages of a team: for the operator, and for kernels that have more stages.
 #pragma once
 
 #include <algorithm>
@@ -28,11 +27,12 @@ DECODESTEP_INLINE f32x16 activated(const FeedForwardPanels& w, size_t at, const 
 
 // The activations of the panels of gate and up that fill whole groups of streams, if there are few rows; returns the
 // panel after them. Row i of panel p goes to out + i * stride + (p - range.first) * kPanelOutputs.
-inline size_t gate_up_streams(const FeedForwardPanels& w, PanelRange range, const uint8_t* next_panel,
-                              const Activations& x, RowRange rows, float* out, size_t stride) {
+inline size_t gate_up_streams(const FeedForwardPanels& w, Range range, NextPanels after, const Activations& x,
+                              RowRange rows, float* out, size_t stride) {
     size_t p = range.first;
     if constexpr (kStreams > 1) {
         constexpr size_t kPairs = kStreams / 2;  // pairs of a panel of gate and the same panel of up
+        const bool goes_on = after.first == w.first().panel(range.end);  // with the same weights
         const bool in_streams = w.has_gate() && w.gate.format == w.up.format && streams(w.up.format, rows.count);
         for (; in_streams && p + kPairs <= range.end; p += kPairs) {
             alignas(64) float y[kStreams * kStreamedTokens][kPanelOutputs];
@@ -41,7 +41,7 @@ inline size_t gate_up_streams(const FeedForwardPanels& w, PanelRange range, cons
                 const LinearPanelWeight& from = s % 2 ? w.up : w.gate;
                 const size_t panel = p + s / 2, next = panel + kPairs;
                 group.panels[s] = from.panel(panel);
-                group.next[s] = next < range.end ? from.panel(next) : next_panel;
+                group.next[s] = next < range.end || goes_on ? from.panel(next) : after.first + s * after.stride;
             }
             decodestep::panel_streams(
                 {w.gate.format, w.gate.blocks(), group.panels, group.next, x, rows.first, rows.count, y});
@@ -58,13 +58,13 @@ inline size_t gate_up_streams(const FeedForwardPanels& w, PanelRange range, cons
     return p;
 }
 
-// The same of all panels of a range, by the faster method. next_panel: the panel that is read after the range.
-inline void gate_up_panels(const FeedForwardPanels& w, PanelRange range, const uint8_t* next_panel,
-                           const Activations& x, RowRange rows, float* out, size_t stride) {
-    const PanelRange left{gate_up_streams(w, range, next_panel, x, rows, out, stride), range.end};
+// The same of all panels of a range, by the faster method. after: what is read after the range.
+inline void gate_up_panels(const FeedForwardPanels& w, Range range, NextPanels after, const Activations& x,
+                           RowRange rows, float* out, size_t stride) {
+    const Range left{gate_up_streams(w, range, after, x, rows, out, stride), range.end};
     const size_t panel_bytes = (w.has_gate() ? w.gate.panel_bytes() : 0) + w.up.panel_bytes();
     each_panel_tile(
-        left, panel_bytes, [&](size_t p) { return w.first().panel(p); }, next_panel, rows,
+        left, panel_bytes, [&](size_t p) { return w.first().panel(p); }, after.first, rows,
         [&](size_t p, const uint8_t* next, size_t from, size_t count) {
             alignas(64) float gate[kTileTokens][kPanelOutputs], up[kTileTokens][kPanelOutputs];
             const auto row = [&](size_t i) { return out + i * stride + (p - range.first) * kPanelOutputs; };
@@ -86,10 +86,10 @@ class ExpertPanels {
         for (const ExpertRun& run : rows.runs()) total_ += w.wide_panels() * cost(run);
     }
 
-    // Calls body(run, panels, next): this member's panels of the run's expert, and the panel that it reads after them.
+    // Calls body(run, panels, next): the share's panels of the run's expert, and the panel that is read after them.
     template <class Body>
-    void each_part(size_t member, size_t members, Body&& body) const {
-        const size_t begin = total_ * member / members, end = total_ * (member + 1) / members;
+    void each_part(const StageShare& share, Body&& body) const {
+        const auto [begin, end] = share.of(total_);
         size_t at = 0;  // the cost of the earlier runs
         for (size_t i = 0; i < rows_.runs().size(); ++i) {
             const ExpertRun &run = rows_.runs()[i], &after = rows_.runs()[std::min(i + 1, rows_.runs().size() - 1)];
@@ -112,10 +112,10 @@ class ExpertPanels {
     size_t total_ = 0;
 };
 
-// This member's share of the activations of all entries, to out [entries, width]. x: rows by token, in `forms`.
+// The share's part of the activations of all entries, to out [entries, width]. x: rows by token, in `forms`.
 inline void multiply_experts(const FeedForwardPanels& w, const ExpertRows& rows, const Activations& x, Forms forms,
-                             size_t member, size_t members, float* out) {
-    ExpertPanels(w, rows).each_part(member, members, [&](const ExpertRun& run, PanelRange panels, size_t next) {
+                             const StageShare& share, float* out) {
+    ExpertPanels(w, rows).each_part(share, [&](const ExpertRun& run, Range panels, size_t next) {
         Activations own = x;
         size_t row = rows.token(run.first);
         if (!rows.adjacent(run)) {
@@ -131,8 +131,8 @@ inline void multiply_experts(const FeedForwardPanels& w, const ExpertRows& rows,
 
 // y[token(i)] += weight(i) * (row i of x times some panels of down + bias). y starts at the first panel's first output.
 template <class Token, class Weight>
-void add_down_panels(const FeedForwardPanels& w, PanelRange panels, NextPanels next, const Activations& x,
-                     RowRange rows, float* y, size_t stride, Token&& token, Weight&& weight) {
+void add_down_panels(const FeedForwardPanels& w, Range panels, NextPanels next, const Activations& x, RowRange rows,
+                     float* y, size_t stride, Token&& token, Weight&& weight) {
     multiply_panels(w.down, panels, next, x, rows, [&](size_t panel, size_t i, const float* outputs) {
         float* row = y + token(i) * stride + (panel - panels.first) * kPanelOutputs;
         const f32x16 factor = broadcast(weight(i));
@@ -149,8 +149,8 @@ struct MixtureInputs {
     size_t tokens;
 };
 
-// This member's columns of y [tokens, inputs] += scale * the blocks' outputs: experts ascending, then the shared block.
-inline void add_experts(const MixtureInputs& in, float scale, size_t member, size_t members, float* y) {
+// The share's columns of y [tokens, inputs] += scale * the blocks' outputs: experts ascending, then the shared block.
+inline void add_experts(const MixtureInputs& in, float scale, const StageShare& share, float* y) {
     // Panels of an expert that are multiplied in succession: its rows of `gated` are then read from a near cache.
     constexpr size_t kTogether = 4;
     const FeedForwardPanels& w = *in.routed;
@@ -159,8 +159,9 @@ inline void add_experts(const MixtureInputs& in, float scale, size_t member, siz
         return NextPanels(from.panel(panel), from.panel_bytes());
     };
     if (runs.empty() && !in.shared) return;
-    const size_t panels = w.narrow_panels(), end = panels * (member + 1) / members, stride = w.inputs();
-    for (size_t p = panels * member / members, until; p < end; p = until) {
+    const size_t panels = w.narrow_panels(), stride = w.inputs();
+    const Range part = share.of(panels, kTogether);
+    for (size_t p = part.first, end = part.end, until; p < end; p = until) {
         until = std::min(end, p + kTogether);
         float* const to = y + p * kPanelOutputs;
         const size_t later = until < panels ? until : p;

@@ -29,6 +29,7 @@ namespace {
 
 using decodestep::parallel_for;
 using decodestep::parallel_stages;
+using decodestep::StageShare;
 
 #define CHECK(condition)                                                    \
     do {                                                                    \
@@ -46,18 +47,36 @@ void each_task_runs_once(int threads) {
     for (const auto& count : runs) CHECK(count == 1);
 }
 
+// Every unit of every stage runs once, and no stage begins before the one before has ended.
 void each_share_runs_once(int threads) {
-    std::vector<std::atomic<int>> shares(200);
-    std::atomic<int> late{0};
-    std::atomic<size_t> now{0};
-    parallel_stages(shares.size(), threads, [&](size_t stage, size_t member, size_t members) {
-        if (member == 0) now = stage;  // members share a stage, so none may see another one
-        if (member >= members) ++late;
-        ++shares[stage];
-        if (now > stage) ++late;
+    constexpr size_t kStages = 200, kUnits = 37;
+    std::vector<std::atomic<int>> units(kStages * kUnits), tasks(kStages * kUnits);
+    std::atomic<size_t> ended{0}, firsts{0}, early{0};
+    parallel_stages(kStages, threads, [&](size_t stage, const StageShare& share) {
+        if (ended < stage * kUnits) ++early;
+        if (share.is_first()) ++firsts;
+        CHECK(share.member < static_cast<size_t>(threads));
+        share.each_dealt(kUnits, [&](size_t task) { ++tasks[stage * kUnits + task]; });
+        const auto part = share.of(kUnits, 1 + stage % 5);
+        for (size_t unit = part.first; unit < part.end; ++unit) ++units[stage * kUnits + unit];
+        ended += part.end - part.first;
     });
-    for (const auto& count : shares) CHECK(count >= 1 && count <= threads);
-    CHECK(late == 0);
+    for (const auto& count : units) CHECK(count == 1);
+    for (const auto& count : tasks) CHECK(count == 1);
+    CHECK(early == 0 && firsts == kStages);
+}
+
+// A thread that has lost its core holds a stage up for the share that it is in; others run the rest of its part.
+void others_run_the_shares_of_a_late_thread() {
+    std::atomic<size_t> others{0};
+    parallel_stages(20, 4, [&](size_t stage, const StageShare& share) {
+        if (!share.is_first()) return void(++others);
+        const size_t all_others = (stage + 1) * (share.seats * share.chunks - 1);
+        for (int waited = 0; others < all_others; ++waited) {
+            CHECK(waited < 20000);
+            pause_a_moment();
+        }
+    });
 }
 
 template <class Call>
@@ -84,9 +103,9 @@ void bodies_may_throw() {
         // The members that do not throw must not wait for those that have.
         std::atomic<bool> thrown{false};
         const bool caught = throws([&] {
-            parallel_stages(20, 4, [&](size_t, size_t member, size_t) {
+            parallel_stages(20, 4, [&](size_t, const StageShare& share) {
                 pause_a_moment();
-                if (member == bad) {
+                if (share.member == bad) {
                     thrown = true;
                     throw std::runtime_error("thrown");
                 }
@@ -113,7 +132,8 @@ void threads_come_back() {
 
 // Two callers at once share the workers: a job of which one thread is busy elsewhere gets one when it comes free.
 void callers_share_workers() {
-    std::atomic<size_t> most{0};
+    std::mutex mutex;
+    std::set<size_t> members;
     std::atomic<bool> first_runs{false};
     std::thread first([&] {
         parallel_for(8, 4, [&](size_t) {
@@ -122,12 +142,13 @@ void callers_share_workers() {
         });
     });
     while (!first_runs) std::this_thread::yield();
-    parallel_stages(400, 4, [&](size_t, size_t, size_t members) {
+    parallel_stages(100, 4, [&](size_t, const StageShare& share) {
         pause_a_moment();
-        if (members > most) most = members;
+        const std::lock_guard lock(mutex);
+        members.insert(share.member);
     });
     first.join();
-    CHECK(most > 1);
+    CHECK(members.size() > 1);
 }
 
 void many_callers() {
@@ -220,18 +241,23 @@ void who_waits_sleeps() {
         getrusage(RUSAGE_SELF, &used);
         return used.ru_nvcsw;
     };
-    long before = -1;
-    size_t together = 0;
-    parallel_stages(400, 2, [&](size_t, size_t member, size_t members) {
-        if (member > 0) return;
-        if (members == 1) return pause_a_moment();  // until the other has joined
-        if (before < 0) before = slept();
-        ++together;
+    constexpr size_t kStages = 100;
+    std::atomic<size_t> begun{0};
+    std::atomic<long> pauses{0};
+    const long before = slept();
+    parallel_stages(kStages, 2, [&](size_t stage, const StageShare& share) {
+        using namespace std::chrono;
+        if (share.member == 0) {
+            for (; begun <= stage; ++pauses) pause_a_moment();  // until the other is in a share
+            return;
+        }
+        begun = stage + 1;
+        for (const auto start = steady_clock::now(); steady_clock::now() - start < 300us;) {
+        }
     });
-    const long times = slept() - before;
+    const long times = slept() - before - pauses;
     run_all_threads_on(allowed);
-    CHECK(together > 200);
-    CHECK(times > static_cast<long>(together) / 4);
+    CHECK(times > static_cast<long>(kStages) / 4);
 }
 #endif
 
@@ -304,6 +330,7 @@ int main(int argc, char** argv) {
     }
     bodies_may_throw();
     threads_come_back();
+    others_run_the_shares_of_a_late_thread();
     callers_share_workers();
     seats_are_kept();
     many_callers();

@@ -1,0 +1,48 @@
+// A share of a stage's work, the unit in which the threads of a team claim it.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+
+namespace decodestep {
+
+// Units [first, end).
+struct Range {
+    size_t first, end;
+};
+
+// Part `i` of `parts` of a range, in multiples of `grain` units except at the end.
+inline Range part_of(Range whole, size_t i, size_t parts, size_t grain = 1) {
+    const size_t grains = (whole.end - whole.first + grain - 1) / grain;
+    const auto bound = [&](size_t n) { return std::min(whole.first + grains * n / parts * grain, whole.end); };
+    return {bound(i), bound(i + 1)};
+}
+
+// A stage's units are divided among the seats of the team, a thread each, and the part of a seat into chunks: a thread
+// reads the same weights from step to step, and others can take over what it has not begun.
+struct StageShare {
+    size_t member;  // the seat of the thread that runs the share: its own memory is found by it
+    size_t seat, seats;
+    size_t chunk, chunks;
+
+    Range part_of_seat(size_t units) const { return part_of({0, units}, seat, seats); }
+
+    // The share's units. grain: chunks are multiples of it, except the last of a seat.
+    Range of(size_t units, size_t grain = 1) const { return part_of(part_of_seat(units), chunk, chunks, grain); }
+
+    // Calls body(i) for the share's part of `count` tasks in descending order of cost: they are dealt to the seats back
+    // and forth, so that the parts of the seats differ by less than one task.
+    template <class Body>
+    void each_dealt(size_t count, Body&& body) const {
+        const Range rounds = part_of({0, (count + seats - 1) / seats}, chunk, chunks);
+        for (size_t round = rounds.first; round < rounds.end; ++round) {
+            const size_t task = round * seats + (round % 2 ? seats - 1 - seat : seat);
+            if (task < count) body(task);
+        }
+    }
+
+    // Whether it is the first of its stage, which exactly one thread runs.
+    bool is_first() const { return seat == 0 && chunk == 0; }
+};
+
+}  // namespace decodestep
