@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING
 from weakref import WeakSet
 
@@ -141,9 +141,14 @@ class PagePool:
         self._evict()
         return Page(self._free.pop())
 
-    def _find(self, parent: Page, tokens: Sequence[int]) -> Page | None:
-        """The full page of these tokens after `parent`, or None."""
-        return parent.children.get(tuple(tokens))
+    def _path(self, parent: Page, tokens: Sequence[int]) -> Iterator[Page]:
+        """The full pages after `parent` that hold these tokens, as far as there are any, without the last token."""
+        for first in range(0, len(tokens) - PAGE, PAGE):
+            page = parent.children.get(tuple(tokens[first : first + PAGE]))
+            if page is None:
+                return
+            yield page
+            parent = page
 
     def _begun(self, parent: Page, token: int) -> Page | None:
         """A full page after `parent` that begins with `token`, or None."""
@@ -155,7 +160,7 @@ class PagePool:
 
     def _share(self, page: Page, parent: Page, tokens: Sequence[int]) -> Page:
         """Adds a page that has become full to the tree; returns it, or an equal page that was there already."""
-        found = self._find(parent, tokens)
+        found = parent.children.get(tuple(tokens))
         if found is not None:
             self._hold(found)
             self._release([page])

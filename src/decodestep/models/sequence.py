@@ -68,8 +68,7 @@ class CachedSequence:
         if len(self._pages) > pages_of(start) or not self._rotates_alike:
             return 0  # a pass that failed had taken pages, or pages from here on are rotated in another way
         with LOCK:
-            while self._reuse_page(tokens, len(self.tokens) - start):
-                pass
+            self._reuse_pages(tokens)
             if len(self.tokens) % PAGE == 0:
                 self._reuse_part(tokens[len(self.tokens) - start :])
         return len(self.tokens) - start
@@ -204,23 +203,22 @@ class CachedSequence:
         full = len(self.tokens) // PAGE
         return self._page_before(full), self.tokens[full * PAGE :]
 
-    def _reuse_page(self, tokens: Sequence[int], reused: int) -> bool:
-        """Appends a page that holds the next of tokens[reused:], replacing one that is partly filled. Needs LOCK."""
+    def _reuse_pages(self, tokens: Sequence[int]) -> None:
+        """Appends the pages that hold the next of tokens, the first in place of one that is partly filled. Needs LOCK."""
         parent, begun = self._last_page()
-        more = PAGE - len(begun)
-        if reused + more >= len(tokens):
-            return False
-        page = self._pool._find(parent, (*begun, *tokens[reused : reused + more]))
-        if page is None or not (page.users or begun or self._reserved or self._pool._available() > 0):
-            return False
-        self._pool._hold(page)
-        if begun:
-            self._pool._release([self._pages.pop()])
-        else:
-            self._claim(1)
-        self._list(page)
-        self._append(page.tokens[len(begun) :])
-        return True
+        reused: list[int] = []
+        for page in self._pool._path(parent, [*begun, *tokens]):
+            replaces = begun and not reused
+            if not (page.users or replaces or self._reserved or self._pool._available() > 0):
+                break
+            self._pool._hold(page)
+            if replaces:
+                self._pool._release([self._pages.pop()])
+            else:
+                self._claim(1)
+            self._list(page)
+            reused += page.tokens
+        self._append(reused[len(begun) :])
 
     def _reuse_part(self, tokens: Sequence[int]) -> None:
         """Copies the page that begins like `tokens`, without the last of them. Needs LOCK."""
