@@ -77,12 +77,15 @@ class AttentionPlan {
     static constexpr size_t kTasksPerThread = 16;  // at least: enough to balance the threads
     static constexpr size_t kBandQueries = 48;     // at most, so that their states fit the cache beside the keys
 
+    // Whether a token is the next one of its predecessor's sequence.
+    bool follows(size_t t) const {
+        return t > 0 && step_.sequence[t] == step_.sequence[t - 1] && step_.positions[t] == step_.positions[t - 1] + 1;
+    }
+
     void find_runs() {
         const size_t longest = std::max<size_t>(1, kMaxQueries / (decoder_.heads / decoder_.kv_heads));
         for (size_t t = 0; t < step_.tokens; ++t) {
-            const bool follows =
-                t > 0 && step_.sequence[t] == step_.sequence[t - 1] && step_.positions[t] == step_.positions[t - 1] + 1;
-            if (follows && runs_.back().count < longest)
+            if (follows(t) && runs_.back().count < longest)
                 ++runs_.back().count;
             else
                 runs_.push_back({t, 1});
@@ -108,12 +111,8 @@ class AttentionPlan {
         constexpr size_t most = kBandQueries / kMaxQueries;
         size_t count = 0;
         for (size_t first = 0; first < runs_.size(); first += count) {
-            const auto follows = [&](const TokenRun& run) {
-                const size_t before = run.first - 1;
-                return step_.sequence[run.first] == step_.sequence[before] &&
-                       step_.positions[run.first] == step_.positions[before] + 1;
-            };
-            for (count = 1; count < most && first + count < runs_.size() && follows(runs_[first + count]);) ++count;
+            const size_t left = std::min(most, runs_.size() - first);
+            for (count = 1; count < left && follows(runs_[first + count].first);) ++count;
             list_bands(first, count);
         }
     }
@@ -142,7 +141,7 @@ class AttentionPlan {
                          all = cost(band, first, end);
             const size_t pieces = std::clamp((all * shares + total - 1) / total, size_t{1}, end - first);
             band.in_pieces = pieces > 1;
-            if (band.in_pieces) set_states_aside(band);
+            if (band.in_pieces) reserve_states(band);
             for (size_t piece = 0; piece < pieces; ++piece) {
                 const size_t from = first + (end - first) * piece / pieces,
                              to = first + (end - first) * (piece + 1) / pieces;
@@ -153,7 +152,7 @@ class AttentionPlan {
                          [](const AttentionTask& x, const AttentionTask& y) { return x.cost > y.cost; });
     }
 
-    void set_states_aside(const AttentionBand& band) {
+    void reserve_states(const AttentionBand& band) {
         for (size_t i = band.unit; i < band.unit + band.units; ++i) {
             units_[i].first_state = states_;
             states_ += units_[i].splits() * units_[i].queries();
