@@ -215,7 +215,8 @@ class Team {
         for (size_t stage = open_.load(); stage < stages_;) {
             const auto is_over = [&](uint32_t open) { return open != stage; };
             run_seat(stage, me, me);
-            if (!open_.spin_until(is_over, kSpinsBeforeHelp))
+            const bool all_here = taken_.load(std::memory_order_relaxed) == seats_.size();
+            if (!open_.spin_until(is_over, all_here ? kSpinsBeforeHelp : 1))
                 for (size_t i = 1; i < seats_.size(); ++i) run_seat(stage, (me + i) % seats_.size(), me);
             stage = open_.wait_until(is_over);
         }
@@ -246,6 +247,7 @@ class Team {
 
     // A thread has the same seat in every job, if it is free.
     size_t take_seat() {
+        taken_.fetch_add(1, std::memory_order_relaxed);
         for (size_t seat = worker_number;; ++seat)
             if (!seats_[seat % seats_.size()].taken.exchange(true)) return seat % seats_.size();
     }
@@ -265,8 +267,9 @@ class Team {
     const Body body_;
     void* const context_;
     std::vector<Seat> seats_;
-    alignas(128) Signal open_;                  // the current stage
-    alignas(128) std::atomic<size_t> done_{0};  // shares of it that have ended
+    alignas(128) std::atomic<size_t> taken_{0};  // seats
+    alignas(128) Signal open_;                   // the current stage
+    alignas(128) std::atomic<size_t> done_{0};   // shares of it that have ended
     FirstError error_;
 };
 
