@@ -218,7 +218,7 @@ class Team {
             const bool all_here = taken_.load(std::memory_order_relaxed) == seats_.size();
             if (!open_.spin_until(is_over, all_here ? kSpinsBeforeHelp : 1))
                 for (size_t i = 1; i < seats_.size(); ++i) run_seat(stage, (me + i) % seats_.size(), me);
-            stage = open_.wait_until(is_over);
+            stage = open_.wait_until(is_over, NoPatience{}, kSpinsAwake);
         }
     }
 
@@ -227,6 +227,9 @@ class Team {
   private:
     static constexpr size_t kChunks = 4;
     static constexpr int kSpinsBeforeHelp = 40;  // about a microsecond
+    // A thread that has lost its core to another program is mostly back after some hundred microseconds, and waking
+    // those that wait for it takes longer than a stage.
+    static constexpr int kSpinsAwake = 4 * Signal::kSpins;
 
     struct alignas(128) Seat {
         std::atomic<bool> taken{false};

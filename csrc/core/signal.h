@@ -49,14 +49,17 @@ class Signal {
         return false;
     }
 
-    // Returns the value for which ready(value) is true. patience: decides whether to stay awake longer than usual.
+    static constexpr int kSpins = 2000;  // 50 to 100 microseconds
+
+    // Returns the value for which ready(value) is true. It sleeps after so many spins, unless `patience` decides to
+    // stay awake longer.
     template <class Ready, class Awake = NoPatience>
-    uint32_t wait_until(Ready&& ready, Awake&& patience = {}) {
+    uint32_t wait_until(Ready&& ready, Awake&& patience = {}, int spins_awake = kSpins) {
         for (int spins = 0;;) {
             const uint32_t now = load();
             if (ready(now)) return now;
             relax();
-            if (++spins < kSpins || patience.lasts()) continue;
+            if (++spins < spins_awake || patience.lasts()) continue;
             // The sleeper counts itself, then reads the word again; a thread that changes the word changes it first,
             // then reads the count. Both orders are sequentially consistent, so at least one of the two sees the other.
             asleep_.fetch_add(1);
@@ -74,8 +77,6 @@ class Signal {
     std::atomic<uint32_t> word_{0};
 
   private:
-    static constexpr int kSpins = 2000;  // about 50 microseconds
-
     static void relax() {
 #ifdef DECODESTEP_X86
         _mm_pause();
