@@ -229,6 +229,31 @@ struct CacheView {
     }
 };
 
+// keys.shape: with as many dimensions as a cache of this decoder has; the slabs and the pages of a slab are free.
+void require_cache(const Decoder& d, const CacheView& keys, const CacheView& values, CacheType cache) {
+    const size_t slabs = keys.shape[0], layers = d.layers.size();
+    Shape expected_keys, expected_values;
+    if (d.latent.is_given()) {
+        require(!keys.in_bytes && cache != CacheType::f16,
+                "a cache of latents has rope keys and latents of other types");
+        const size_t row = d.latent.latent + (values.in_bytes ? sizeof(float) : 0);
+        expected_keys = {slabs, layers, keys.shape[2], kPagePositions, d.latent.rope};
+        expected_values = {slabs, layers, keys.shape[2], kPagePositions, row};
+    } else {
+        require(keys.in_bytes == values.in_bytes, "keys and values are of one type");
+        const size_t heads = d.kv_heads, width = d.head_dim, pages = keys.shape[3];
+        if (cache == CacheType::bf16) {
+            expected_keys = {slabs, layers, heads, pages, width / 2, kPagePositions, 2};
+            expected_values = {slabs, layers, heads, pages, kPagePositions / 2, width, 2};
+        } else {
+            const size_t rows = kPagePositions + (values.in_bytes ? 2 : 0);
+            expected_keys = expected_values = {slabs, layers, heads, pages, width / 16, rows, 16};
+        }
+    }
+    require(keys.shape == expected_keys, "keys has the wrong shape");
+    require(values.shape == expected_values, "values has the wrong shape");
+}
+
 bool all_within(const std::vector<int64_t>& ids, size_t end) {
     return std::all_of(ids.begin(), ids.end(), [=](int64_t id) { return id >= 0 && static_cast<size_t>(id) < end; });
 }
@@ -254,23 +279,7 @@ void call_decoder_forward(const HeldDecoder& held, Ids ids_array, Ids sequence_a
     require(sin.shape(0) >= held.ropes && sin.shape(2) == rope / 2 && cos.shape(0) == sin.shape(0) &&
                 cos.shape(1) == rope_positions && cos.shape(2) == sin.shape(2),
             "sin or cos has the wrong shape");
-    const size_t heads = d.kv_heads, width = d.head_dim;
-    if (is_latent) {
-        const size_t row = d.latent.latent + (values.in_bytes ? sizeof(float) : 0);
-        require(!keys.in_bytes && cache != CacheType::f16,
-                "a cache of latents has rope keys and latents of other types");
-        require(keys.shape == Shape{slabs, layers, slab_pages, kPagePositions, rope}, "keys has the wrong shape");
-        require(values.shape == Shape{slabs, layers, slab_pages, kPagePositions, row}, "values has the wrong shape");
-    } else {
-        require(keys.in_bytes == values.in_bytes, "keys and values are of one type");
-        const size_t rows = kPagePositions + (values.in_bytes ? 2 : 0);
-        const Shape block{slabs, layers, heads, slab_pages, width / 16, rows, 16};
-        const bool pairs = cache == CacheType::bf16;
-        require(keys.shape == (pairs ? Shape{slabs, layers, heads, slab_pages, width / 2, kPagePositions, 2} : block),
-                "keys has the wrong shape");
-        require(values.shape == (pairs ? Shape{slabs, layers, heads, slab_pages, kPagePositions / 2, width, 2} : block),
-                "values has the wrong shape");
-    }
+    require_cache(d, keys, values, cache);
     require(logits.shape(0) == wanted.size() && logits.shape(1) == d.logits.out, "logits has the wrong shape");
     require(!costs || (costs->shape(0) == std::size(kStepParts) && costs->shape(1) == 2), "costs has the wrong shape");
     if (costs) require_aligned(*costs);
@@ -279,7 +288,7 @@ void call_decoder_forward(const HeldDecoder& held, Ids ids_array, Ids sequence_a
     require(all_within(positions, std::min<size_t>(rope_positions, page_table.shape(1) * kPagePositions)),
             "a position is out of range");
     require(all_within(wanted, tokens), "a wanted row is out of range");
-    const size_t slab_places = layers * heads * slab_pages;
+    const size_t slab_places = layers * d.kv_heads * slab_pages;
     const TableCopy table = copy_of_table(
         page_table, sequence, [&](size_t t) { return static_cast<size_t>(positions[t]) / kPagePositions + 1; },
         slabs * slab_pages, "a page is out of range",
