@@ -14,16 +14,22 @@ from __future__ import annotations
 
 import copy
 import functools
+import sys
 from collections.abc import Callable
 from typing import Any
 
-import torch
-from transformers import DeepseekV2Config, DeepseekV2ForCausalLM, DynamicCache, LogitsProcessorList
-from transformers.generation import logits_process as theirs
-
 import decodestep as ds
-from decodestep.integrations.transformers import LatentLayer, accelerate
 from harness import Prepared, Report, options
+
+try:
+    import torch
+    from transformers import DeepseekV2Config, DeepseekV2ForCausalLM, DynamicCache, LogitsProcessorList
+    from transformers.generation import logits_process as theirs
+except ModuleNotFoundError as error:
+    print(f"bench_transformers: {error.name} is not installed: pip install 'decodestep[transformers]'")
+    sys.exit(0)
+
+from decodestep.integrations.transformers import LatentLayer, accelerate
 
 CASES, FORWARDS = ("decode", "prefill", "sampling"), ("dense", "experts")
 TOLERANCE = {"float32": 1e-5, "bfloat16": 3e-2}

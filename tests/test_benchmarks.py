@@ -7,6 +7,7 @@ import json
 import sys
 import time
 from importlib import util
+from importlib.machinery import PathFinder
 from pathlib import Path
 
 import numpy as np
@@ -37,11 +38,11 @@ def test_the_sampler_verifies_every_case_and_reports():
     assert all(row["seconds"] > 0 and row["ratio"] > 0 for row in rows)
     floors = [row["floor_seconds"] for row in rows if row["floor_seconds"] is not None]  # None: too short for the clock
     assert floors and min(floors) > 0
-    assert {"ours, decode_step", "ours, Sampler", "topk-first", "sort", "transformers"} <= names(rows, "full B=4")
+    assert {"ours, decode_step", "ours, Sampler", "topk-first", "sort"} <= names(rows, "full B=4")
     assert {"ours, all greedy", "ours, all top-p", "ours, all penalties"} <= names(rows, "mixed")
     assert "argmax" in names(rows, "greedy")
-    for peer, package in {"llama.cpp": "llama_cpp", "genai": "onnxruntime_genai"}.items():
-        if util.find_spec(package) is None:
+    for peer, package in {"llama.cpp": "llama_cpp", "genai": "onnxruntime_genai", "transformers": "transformers"}.items():
+        if PathFinder.find_spec(package) is None:  # asks no other finder: that of conftest.py would skip the test
             assert f"{peer}: {package} is not installed" in ran.stderr
         else:
             assert peer in names(rows, "full")
@@ -228,6 +229,7 @@ def test_what_is_wrong_does_not_pass(sampling, change):
 
 
 def test_transformers_verifies_and_accelerates():
+    pytest.importorskip("transformers")
     arguments = ["--contexts", 24, "--layers", 1, "--prompt", 8, "--batches", 2, "--rounds", 3, "--json"]
     ran = run([*CLI, "transformers"], *arguments)
     assert ran.returncode == 0, ran.stderr
