@@ -386,7 +386,7 @@ def test_few_rows_and_caches_of_any_strides(model, dtype):
             keys = visible_keys.unmasked(3, count, 20, False)
             keys.blind.resize(1)  # the first row sees nothing
             with torch.no_grad():
-                out = on_latents(module, query[:, :, :count], *caches, keys, 0.1, "auto", few_rows.WeightRows())
+                out = on_latents(module, query[:, :, :count], *caches, keys, 0.1, "auto")
             assert out.dtype == dtype and not out[0, 0].any()
             outputs.append(out[:, :2])
     for out in outputs[1:]:
@@ -489,9 +489,9 @@ def test_attention_and_cache_can_be_left_out(model, absorbed):
 def few_rows_calls(monkeypatch):
     """The shapes of what `FewRows` served, with weights of any size."""
     calls = []
-    multiply = few_rows.linear
+    multiply = few_rows.linear_rows
     monkeypatch.setattr(few_rows, "LEAST_BYTES", 0)
-    monkeypatch.setattr(few_rows, "linear", lambda x, w: calls.append(tuple(x.shape)) or multiply(x, w))
+    monkeypatch.setattr(few_rows, "linear_rows", lambda x, *w: calls.append(tuple(x.shape)) or multiply(x, *w))
     return calls
 
 
@@ -546,7 +546,7 @@ def test_a_linear_of_few_rows(few_rows_calls, dtype, bias):
 
 
 def test_a_linear_of_few_rows_follows_its_weight(few_rows_calls):
-    """What is remembered of a weight holds for that memory, shape and dtype alone, and is in no copy."""
+    """Nothing is remembered of a weight: it may get other memory and another shape, and a copy has its own."""
     module, row = torch.nn.Linear(40, 24), torch.randn(1, 40)
     served = few_rows.FewRows(module)
     memory = torch.randn(24, 40)
@@ -570,6 +570,42 @@ def test_a_linear_of_few_rows_follows_its_weight(few_rows_calls):
     assert not few_rows_calls
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("size", [1, 2, 9])
+def test_every_storage_can_still_be_resized(few_rows_calls, monkeypatch, dtype, size):
+    """As by FSDP, which frees a weight between two calls: nothing that a call reads is shared with NumPy for good."""
+    monkeypatch.setattr(few_experts, "LEAST_BYTES", 0)
+    model, ids = model_of("deepseek_v3").to(dtype), prompt(1)
+    mask, cache = torch.ones(1, 1, size, 40 + size).tril(40).bool(), DynamicCache(config=model.config)
+    with torch.no_grad(), accelerate(model):
+        model(ids, past_key_values=cache)
+        expected = model(ids[:, :size], attention_mask=mask, past_key_values=cache).logits
+        cache.crop(-size)
+        assert few_rows_calls or size > few_rows.MOST_ROWS
+        tensors = [*model.state_dict().values(), *(t for layer in cache.layers for t in (layer.keys, layer.values)), mask]
+        assert all(tensor.untyped_storage().resizable() for tensor in tensors)
+        for weight in model.parameters():
+            kept, storage = weight.clone(), weight.untyped_storage()
+            length = storage.nbytes()
+            storage.resize_(0)
+            storage.resize_(length)
+            weight.copy_(kept)
+        actual = model(ids[:, :size], attention_mask=mask, past_key_values=cache).logits
+    assert torch.equal(actual, expected)
+
+
+def test_a_weight_outside_its_storage_is_refused(few_rows_calls):
+    """torch refuses such a tensor too; a kernel would read memory that is not the weight's."""
+    flat = torch.randn(64 * 40)
+    for weight in (flat.view(64, 40)[32:], flat.view(32, 80)[:, 40:]):
+        module = torch.nn.Linear(40, 32, bias=False)
+        module.weight.data = weight
+        flat.untyped_storage().resize_(0)
+        with torch.no_grad(), pytest.raises(ValueError, match="within their storage"):
+            few_rows.FewRows(module)(torch.randn(1, 40))
+        flat.untyped_storage().resize_(4 * 64 * 40)
+
+
 def test_weights_move_into_huge_pages(monkeypatch):
     """Adjacent weights as one, whole pages of them alone, and what is in them stays; nothing on systems without such pages."""
     memory = torch.arange(3 << 20)
@@ -587,9 +623,9 @@ def test_weights_move_into_huge_pages(monkeypatch):
 @pytest.mark.parametrize("family", ["deepseek_v2", "deepseek_v3", "glm4_moe_lite"])
 def test_experts_of_few_rows(family, dtype, monkeypatch):
     """Logits beside stock with the same attention; then what goes the stock way."""
-    calls, multiply = [], few_experts.linear
+    calls, multiply = [], few_experts.linear_rows
     monkeypatch.setattr(few_experts, "LEAST_BYTES", 0)
-    monkeypatch.setattr(few_experts, "linear", lambda x, w: calls.append(len(x)) or multiply(x, w))
+    monkeypatch.setattr(few_experts, "linear_rows", lambda x, *w: calls.append(len(x)) or multiply(x, *w))
     model, ids = model_of(family).to(dtype), prompt()
     expected = decode(model, ids, holes(ids), 3)
     with accelerate(model, attention=False, cache=False) as handle:

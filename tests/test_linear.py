@@ -164,19 +164,20 @@ def test_products_of_heads(format_, transposed, rng):
     w = weight(format_, inputs, heads * of_head, rng)
     exact = w.values().astype(np.float64).reshape(heads, of_head, inputs)[:, first : first + count]
     x = rng.normal(size=(7, heads, 5 + (count if transposed else inputs))).astype(np.float32)[..., 5:]
-    actual = cpu.head_products(x, w, first, count, transposed=transposed)
+    actual = cpu.head_products(x, w.rows, w.format, w.inputs, first, count, transposed=transposed)
     sums = "thn,hnk->thk" if transposed else "thk,hnk->thn"
     assert_close(actual, np.einsum(sums, x.astype(np.float64), exact), np.einsum(sums, np.abs(x), np.abs(exact)))
     with ds.use_threads(1):
         for t in (0, 6):
-            alone = cpu.head_products(x[t : t + 1], w, first, count, transposed=transposed)
+            alone = cpu.head_products(x[t : t + 1], w.rows, w.format, w.inputs, first, count, transposed=transposed)
             assert np.array_equal(alone.view(np.uint32), actual[t : t + 1].view(np.uint32))
 
 
 def test_empty_products_of_heads(rng):
     w = weight(Format.F32, 33, 10, rng)
-    assert not cpu.head_products(np.ones((2, 5, 0), np.float32), w, 1, 0, transposed=True).any()
-    assert cpu.head_products(np.ones((0, 5, 33), np.float32), w, 0, 2, transposed=False).shape == (0, 5, 2)
+    given = w.rows, w.format, w.inputs
+    assert not cpu.head_products(np.ones((2, 5, 0), np.float32), *given, 1, 0, transposed=True).any()
+    assert cpu.head_products(np.ones((0, 5, 33), np.float32), *given, 0, 2, transposed=False).shape == (0, 5, 2)
 
 
 def test_layouts_of_x(rng):

@@ -8,9 +8,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from decodestep._base import arrays, devices
+from decodestep._base import devices
 from decodestep._base.dispatch import run
-from decodestep.integrations.transformers.few_rows import MOST_ROWS, WeightRows
+from decodestep.integrations.transformers.borrowed import borrowed, borrowed_rows
+from decodestep.integrations.transformers.few_rows import FORMATS, MOST_ROWS
 from decodestep.integrations.transformers.visible_keys import VisibleKeys
 from decodestep.ops.linear.cpu import head_products
 from decodestep.ops.mla_attention import cpu, mla_attention
@@ -25,34 +26,34 @@ def absorbed(
     keys: VisibleKeys,
     scale: float,
     backend: str,
-    weight_rows: WeightRows,
 ) -> Tensor:
     """Attention on the latents: kv_b_proj's key part multiplies the query, its value part the weighted sum. Everything except
     the indices in `keys` stays on the query's device.
 
     query (B, H, Q, nope + rope) -> (B, Q, H, v_head_dim), in no particular memory order
-    weight_rows: a cached view of kv_b_proj's weight.
     """
     batch, heads, queries, _ = query.shape
     each = query.detach().float().transpose(1, 2).reshape(batch * queries, heads, -1)
     nope, width, weight = module.qk_nope_head_dim, module.v_head_dim, module.kv_b_proj.weight.detach()
-    paged = _paged(latents.detach(), rope_keys.detach(), keys)
-    triton = devices.goes_to_triton(backend, query)
-    rows = weight_rows.of(weight) if len(each) <= MOST_ROWS and each.is_cpu and not triton else None
-    if rows is not None:
+    kv, kr, table = _paged(latents.detach(), rope_keys.detach(), keys)
+    native = query.is_cpu and not devices.goes_to_triton(backend, query)
+    if native and len(each) <= MOST_ROWS and weight.stride(1) == 1:
         # The weight is read in place, on every thread. torch would multiply a few rows on one thread, or leave OpenMP threads
         # spinning, which would slow down ours.
-        few = each.numpy()
-        in_latents = head_products(few[..., :nope], rows, 0, nope, transposed=True)
-        sums = _attend(in_latents, few[..., nope:], *paged, keys, scale)
-        values = torch.from_numpy(head_products(sums, rows, nope, width, transposed=False))
+        few, rows = borrowed(each), (borrowed_rows(weight), FORMATS[weight.dtype], weight.shape[1])
+        in_latents = head_products(few[..., :nope], *rows, 0, nope, transposed=True)
+        sums = _attend(in_latents, few[..., nope:], borrowed(kv), borrowed(kr), table, keys, scale)
+        values = torch.from_numpy(head_products(sums, *rows, nope, width, transposed=False))
     else:
         # In float32, which is several times faster than torch's bfloat16 on CPUs without bfloat16 instructions; one half of
         # the weight in float32 fits the caches.
         of_keys, of_values = weight.view(heads, nope + width, -1).split([nope, width], 1)
         query_there = torch.bmm(each[..., :nope].transpose(0, 1), of_keys.float()).transpose(0, 1)
+        given: Any = query_there, each[..., nope:], kv, kr
+        query_there, rope, kv, kr = map(borrowed, given) if native else given
         options: dict[str, Any] = {"scale": scale, "sequence": keys.sequence, "backend": backend}
-        out = mla_attention(query_there, each[..., nope:], *paged, keys.lengths, **options)
+        out: Any = mla_attention(query_there, rope, kv, kr, table, keys.lengths, **options)
+        out = torch.from_numpy(out) if native else out
         if keys.blind.size:
             out[torch.from_numpy(keys.blind).to(out.device)] = 0.0
         # The weight first: for one query torch then reads it in memory order, which is a third faster.
@@ -61,10 +62,10 @@ def absorbed(
 
 
 def _attend(
-    query: np.ndarray, rope: np.ndarray, kv: Tensor, kr: Tensor, table: np.ndarray, keys: VisibleKeys, scale: float
+    query: np.ndarray, rope: np.ndarray, kv: np.ndarray, kr: np.ndarray, table: np.ndarray, keys: VisibleKeys, scale: float
 ) -> np.ndarray:
     """`mla_attention` on the CPU without its checks, which can take longer than the call: these arguments are valid."""
-    caches = [Cache(arrays.view(OP, "cache", each), None) for each in (kv, kr)]
+    caches = [Cache(each, None) for each in (kv, kr)]
     if cpu.obstacle(rope, *caches) is None:
         out = run(OP, "cpu", cpu.attention, query, rope, *caches, table, keys.sequence, keys.lengths, scale, 1, None)
     else:

@@ -13,7 +13,7 @@ from transformers.masking_utils import sdpa_mask
 from decodestep._base.checks import refuse
 from decodestep.integrations.transformers import visible_keys
 from decodestep.integrations.transformers.absorbed import absorbed
-from decodestep.integrations.transformers.few_rows import WeightRows, is_plain_tensor, is_watched
+from decodestep.integrations.transformers.few_rows import is_plain_tensor, is_watched
 from decodestep.integrations.transformers.visible_keys import VisibleKeys
 
 NAME = "decodestep"
@@ -58,7 +58,6 @@ class Latents:
 
     def __init__(self, module: Any, absorb_up_to: int, backend: str = "auto") -> None:
         self.module, self.absorb_up_to, self.backend = module, absorb_up_to, backend
-        self.rows = WeightRows()  # of kv_b_proj
 
     def __call__(self, kv_nope: Tensor, k_rot: Tensor) -> tuple[Tensor, Tensor]:
         return (kv_nope, k_rot) if self.module.config._attn_implementation == NAME else self.expand(kv_nope, k_rot)
@@ -102,7 +101,7 @@ def attention(
         if not _is_left_to_sdpa(options) and _can_absorb(module, latents, query, key, value, dropout, scaling):
             keys = _visible(attention_mask, chosen, query, key, _is_causal(module, options))
             if keys is not None:
-                return absorbed(module, query, key, value, keys, float(scaling or 0.0), latents.backend, latents.rows), None
+                return absorbed(module, query, key, value, keys, float(scaling or 0.0), latents.backend), None
         key, value = latents.expand(key, value)
     if chosen is not None:
         attention_mask = _only(attention_mask, chosen, query, key)
@@ -142,7 +141,7 @@ def _can_absorb(
         return False
     if type(query) is not Tensor or not is_plain_tensor(weight) or query.dtype not in DTYPES:
         return False
-    if not (query.is_cpu or query.is_cuda):
+    if query.is_neg() or key.is_neg() or value.is_neg() or not (query.is_cpu or query.is_cuda):
         return False
     alike = all(t.device == query.device and t.layout == torch.strided and t.dtype == query.dtype for t in tensors)
     return alike and weight.shape[0] == query.shape[1] * (module.qk_nope_head_dim + module.v_head_dim)

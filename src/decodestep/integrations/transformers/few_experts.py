@@ -9,9 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from decodestep._base.dispatch import run
-from decodestep.integrations.transformers.few_rows import FORMATS, LEAST_BYTES, WeightRows, is_few_plain_rows
-from decodestep.ops.linear import PackedWeight
-from decodestep.ops.linear.cpu import linear
+from decodestep.integrations.transformers.borrowed import borrowed, borrowed_rows
+from decodestep.integrations.transformers.few_rows import FORMATS, LEAST_BYTES, is_few_plain_rows
+from decodestep.ops.linear import Format
+from decodestep.ops.linear.cpu import linear_rows
 
 _SHAPE = {"has_gate": True, "has_bias": False, "is_transposed": False, "has_post_expert_norm": False}
 
@@ -26,7 +27,7 @@ class FewExperts:
     """
 
     def __init__(self, module: Any) -> None:
-        self.module, self._up, self._down = module, WeightRows(), WeightRows()
+        self.module = module
         self._choice = module.config._experts_implementation
         self.undone = False  # as in `FewRows`
 
@@ -35,14 +36,13 @@ class FewExperts:
         up, down = module._parameters.get("gate_up_proj"), module._parameters.get("down_proj")
         if not self._serves(hidden_states, top_k_index, top_k_weights, up, down):
             return type(module).forward(module, hidden_states, top_k_index, top_k_weights)
-        ups, downs = self._up.of(up.flatten(0, 1)), self._down.of(down.flatten(0, 1))
-        assert ups is not None and downs is not None
-        x, index = hidden_states.detach().float().numpy(), top_k_index.numpy()
+        ups, downs, format_ = borrowed_rows(up.flatten(0, 1)), borrowed_rows(down.flatten(0, 1)), FORMATS[up.dtype]
+        x, index = borrowed(hidden_states.float()), borrowed(top_k_index.long())
         products = np.empty((*index.shape, down.shape[1]), np.float32)
         for e in np.unique(index):
             token, choice = np.nonzero(index == e)
-            gated = module._apply_gate(torch.from_numpy(_product(x[token], ups, e, up.shape[1])))
-            products[token, choice] = _product(gated.numpy(), downs, e, down.shape[1])
+            gated = module._apply_gate(torch.from_numpy(_product(x[token], ups, format_, e, up.shape[1])))
+            products[token, choice] = _product(gated.numpy(), downs, format_, e, down.shape[1])
         weighted = torch.from_numpy(products) * top_k_weights.detach().float().unsqueeze(-1)
         return weighted.sum(1).to(hidden_states.dtype)
 
@@ -64,9 +64,9 @@ class FewExperts:
         return bool(index.min() >= 0 and index.max() < up.shape[0])
 
 
-def _product(x: np.ndarray, weights: PackedWeight, expert: int, outputs: int) -> np.ndarray:
-    rows = weights.rows[expert * outputs : (expert + 1) * outputs]
-    return run("linear", "cpu", linear, x, PackedWeight(rows, weights.format, weights.inputs))
+def _product(x: np.ndarray, weights: np.ndarray, format_: Format, expert: int, outputs: int) -> np.ndarray:
+    rows = weights[expert * outputs : (expert + 1) * outputs]
+    return run("linear", "cpu", linear_rows, x, rows, format_)
 
 
 def are_served(module: Any) -> bool:

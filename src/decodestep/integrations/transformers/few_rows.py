@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeGuard
+from typing import TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -10,38 +10,13 @@ from torch.autograd import forward_ad
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from decodestep._base.dispatch import run
-from decodestep.ops.linear import Format, PackedWeight
-from decodestep.ops.linear.cpu import linear
+from decodestep.integrations.transformers.borrowed import borrowed, borrowed_rows
+from decodestep.ops.linear import Format
+from decodestep.ops.linear.cpu import linear_rows
 
 MOST_ROWS = 8  # with more, torch's matrix products are as fast
 LEAST_BYTES = 1 << 20  # a smaller weight stays in the cache, so the overhead of a call would exceed the gain
 FORMATS = {torch.float32: Format.F32, torch.bfloat16: Format.BF16}
-
-
-class WeightRows:
-    """A Linear's weight in the form that `linear` takes, cached until it moves; copies start with an empty cache.
-
-    least: the smallest weight that is served, in bytes.
-    """
-
-    _known: tuple[Any, PackedWeight] | None = None  # the weight's address and description; its rows
-
-    def __init__(self, least: int = 0) -> None:
-        self.least = least
-
-    def of(self, weight: Tensor) -> PackedWeight | None:
-        """The rows of a weight on the CPU, as a view; None if it is not served."""
-        known = weight.data_ptr(), weight.dtype, weight.shape, weight.stride()
-        if self._known is not None and self._known[0] == known:
-            return self._known[1]
-        if weight.dtype not in FORMATS or weight.stride(1) != 1 or weight.numel() * weight.itemsize < self.least:
-            return None
-        rows = weight.detach().view(torch.uint8).numpy()
-        self._known = known, PackedWeight(rows, FORMATS[weight.dtype], weight.shape[1])
-        return self._known[1]
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {"least": self.least}
 
 
 def is_watched() -> bool:
@@ -53,20 +28,25 @@ def is_watched() -> bool:
 
 
 def is_plain_tensor(tensor: Tensor) -> bool:
-    """Whether a tensor is only its memory, unlike a quantised or distributed one."""
-    return type(tensor) in (Tensor, nn.Parameter)
+    """Whether a tensor is only its memory, unlike a quantised, distributed or lazily negated one."""
+    return type(tensor) in (Tensor, nn.Parameter) and not tensor.is_neg()
 
 
 def is_few_plain_rows(x: Tensor, *weights: Tensor | None) -> bool:
     """Whether x has up to `MOST_ROWS` rows, and weights of its dtype, on the CPU, without gradients, autocast or tracing."""
-    if type(x) is not Tensor or x.dtype not in FORMATS or is_watched():
+    if type(x) is not Tensor or x.is_neg() or x.dtype not in FORMATS or is_watched():
         return False
     if not x.is_cpu or not x.dim() or x.layout != torch.strided or torch.is_autocast_enabled("cpu"):
         return False
-    given = [w for w in weights if w is not None]
-    if any(not is_plain_tensor(w) or w.dtype != x.dtype or not w.is_cpu or w.layout != torch.strided for w in given):
-        return False
-    if torch.is_grad_enabled() and any(t.requires_grad for t in (x, *given)):
+    gradients = torch.is_grad_enabled()
+    for weight in weights:  # a plain loop: a generator takes as long as all these checks
+        if weight is None:
+            continue
+        if not is_plain_tensor(weight) or weight.dtype != x.dtype or not weight.is_cpu or weight.layout != torch.strided:
+            return False
+        if gradients and weight.requires_grad:
+            return False
+    if gradients and x.requires_grad:
         return False
     return 0 < x.numel() <= MOST_ROWS * x.shape[-1]
 
@@ -79,29 +59,29 @@ class FewRows:
     """
 
     def __init__(self, module: nn.Linear) -> None:
-        self.module, self._rows = module, WeightRows(LEAST_BYTES)
+        self.module = module
         self.undone = False  # if `forward` has been wrapped since, this object stays in place after the acceleration ends
 
     def __call__(self, x: Tensor) -> Tensor:
         parameters = self.module._parameters  # each access to a module's attribute takes a microsecond
         weight, bias = parameters.get("weight"), parameters.get("bias")
         plain = not self.undone and weight is not None and "bias" in parameters  # parametrisations remove the parameter
-        packed = self._serving(x, weight, bias) if plain else None
-        if packed is None:
+        if not plain or not _is_served_now(x, weight, bias):
             return nn.Linear.forward(self.module, x)
-        rows = x.detach().reshape(-1, x.shape[-1])
-        rows = rows if rows.dtype == torch.float32 else rows.float()
-        y = torch.from_numpy(run("linear", "cpu", linear, rows.numpy(), packed))
+        *axes, inputs = x.shape
+        rows = borrowed(x if x.dtype == torch.float32 else x.float()).reshape(-1, inputs)
+        product = run("linear", "cpu", linear_rows, rows, borrowed_rows(weight), FORMATS[weight.dtype])
+        y = torch.from_numpy(product.reshape(*axes, product.shape[1]))
         if bias is not None:
             y += bias.detach()
-        y = y.view(*x.shape[:-1], packed.shape[1])
         return y if x.dtype == torch.float32 else y.to(x.dtype)
 
-    def _serving(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> PackedWeight | None:
-        """The weight, if a call has few rows and no gradients, autocast or tracing; else None."""
-        if not is_few_plain_rows(x, weight, bias) or x.shape[-1] != weight.shape[1]:
-            return None
-        return self._rows.of(weight)
+
+def _is_served_now(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
+    """Whether a call has few rows, a large weight with contiguous rows, and no gradients, autocast or tracing."""
+    if not is_few_plain_rows(x, weight, bias) or x.shape[-1] != weight.shape[1]:
+        return False
+    return weight.stride(1) == 1 and weight.nbytes >= LEAST_BYTES
 
 
 def is_served(module: nn.Module) -> TypeGuard[nn.Linear]:

@@ -10,6 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from decodestep.integrations.transformers.borrowed import borrowed
+
 
 class VisibleKeys(NamedTuple):
     """Which of the T positions of their rows the B * Q queries of a call see.
@@ -36,7 +38,7 @@ def unmasked(batch: int, queries: int, keys: int, causal: bool) -> VisibleKeys:
 
 def masked(mask: Tensor) -> VisibleKeys:
     """For a bool mask (B, Q, T), which is copied to the host if it is on a device."""
-    seen = mask.cpu().numpy()
+    seen = borrowed(mask.cpu())
     batch, queries, keys = seen.shape
     lengths, ahead = seen.sum(2), np.arange(keys)
     if (seen == (ahead < lengths[:, :, None])).all():

@@ -8,34 +8,43 @@ from decodestep import _native
 from decodestep._base import arrays
 from decodestep._base.dispatch import threads
 from decodestep.weights.linear_panels import LinearPanels
-from decodestep.weights.packed import PackedWeight
+from decodestep.weights.packed import Format, PackedWeight
 
 
 def linear(x: np.ndarray, weight: PackedWeight | LinearPanels) -> np.ndarray:
+    if not isinstance(weight, LinearPanels):
+        return linear_rows(x, weight.rows, weight.format)
     y = np.empty((x.shape[0], weight.shape[1]), np.float32)
     rows = arrays.contiguous_rows(x)
-    if isinstance(weight, LinearPanels):
-        _native.linear_panels(x=rows, panels=weight.data, format=int(weight.format), y=y, threads=threads())
-    else:
-        _native.linear(x=rows, w=weight.rows, format=int(weight.format), y=y, threads=threads())
+    _native.linear_panels(x=rows, panels=weight.data, format=int(weight.format), y=y, threads=threads())
     return y
 
 
-def head_products(x: np.ndarray, weight: PackedWeight, first: int, count: int, *, transposed: bool) -> np.ndarray:
+def linear_rows(x: np.ndarray, weight: np.ndarray, format_: Format) -> np.ndarray:
+    """`linear` with the rows of a `PackedWeight` and their format, without making one, which takes longer than a small call."""
+    y = np.empty((x.shape[0], weight.shape[0]), np.float32)
+    _native.linear(x=arrays.contiguous_rows(x), w=weight, format=int(format_), y=y, threads=threads())
+    return y
+
+
+def head_products(
+    x: np.ndarray, weight: np.ndarray, format_: Format, inputs: int, first: int, count: int, *, transposed: bool
+) -> np.ndarray:
     """Each head times its own rows of a weight: of the N / H rows of head h, those of [first, first + count) are w[h].
 
         y[t, h, n] = sum over k of x[t, h, k] * w[h, n, k]          k as in `linear`
         transposed: y[t, h, k] = sum over n of x[t, h, n] * w[h, n, k]  n ascending
 
-    x: float32 (T, H, K), transposed (T, H, count); contiguous along its last axis, aligned. Returns a new array.
+    x: float32 (T, H, K), transposed (T, H, count); contiguous along its last axis, aligned.
+    weight, format_: the rows of a `PackedWeight` and their format. inputs: K. Returns a new array.
     """
     tokens, heads, _ = x.shape
-    y = np.empty((tokens, heads, weight.inputs if transposed else count), np.float32)
+    y = np.empty((tokens, heads, inputs if transposed else count), np.float32)
     _native.head_products(
         x=x,
-        w=weight.rows,
-        format=int(weight.format),
-        inputs=weight.inputs,
+        w=weight,
+        format=int(format_),
+        inputs=inputs,
         first=first,
         count=count,
         transposed=transposed,
