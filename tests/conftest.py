@@ -6,8 +6,8 @@ import os
 import platform
 import signal
 import sys
-from collections.abc import Callable, Iterator
-from importlib.abc import MetaPathFinder
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -34,18 +34,44 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-class _SkipImports(MetaPathFinder):
-    """Skips the tests that import a package which has no release for this Python."""
-
-    PACKAGES = ("onnxruntime", "transformers")
-
-    def find_spec(self, name: str, path: object = None, target: object = None) -> None:
-        if name in self.PACKAGES:
-            pytest.skip(f"{name} has no release for Python {platform.python_version()}", allow_module_level=True)
+# Packages that have no release for this Python: what fails to import one is skipped. A library that only looks for one, as
+# torch looks for onnxruntime, skips nothing.
+NO_RELEASE = ("onnxruntime", "transformers") if sys.version_info < (3, 11) else ()
 
 
-if sys.version_info < (3, 11):
-    sys.meta_path.insert(0, _SkipImports())
+@contextmanager
+def _skipped_without_release() -> Iterator[None]:
+    try:
+        yield
+    except (ModuleNotFoundError, pytest.Collector.CollectError) as error:
+        missing = error if isinstance(error, ModuleNotFoundError) else error.__cause__
+        name = (getattr(missing, "name", None) or "").partition(".")[0]
+        if name not in NO_RELEASE:
+            raise
+        pytest.skip(f"{name} has no release for Python {platform.python_version()}", allow_module_level=True)
+
+
+class _Module(pytest.Module):
+    def collect(self) -> Iterable[pytest.Item | pytest.Collector]:
+        with _skipped_without_release():
+            return super().collect()
+
+
+def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> pytest.Module:
+    return _Module.from_parent(parent, path=module_path)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_setup() -> Iterator[None]:
+    with _skipped_without_release():
+        yield
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call() -> Iterator[None]:
+    with _skipped_without_release():
+        yield
+
 
 # Files with few tests of minutes each.
 SLOW = ("test_sanitizers.py", "test_isa.py")
