@@ -29,6 +29,11 @@ if os.environ.get("CI"):
     hypothesis.settings.load_profile("ci")
 
 
+# Whether Triton's own functions are interpreted is decided when it is imported, by torch or transformers perhaps, in whichever
+# test file comes first.
+if not Path("/dev/nvidiactl").exists():
+    os.environ.setdefault("TRITON_INTERPRET", "1")
+
 # A shell starts jobs in the background with Ctrl-C ignored, and every process of a test would inherit that.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
