@@ -54,6 +54,7 @@ def test_weights_return_from_nz(K, N, dtype):
     assert storage.shape == (-(-N // c0), -(-K // 16), 16, c0) == nz_shape((K, N), weight.itemsize)
     np.testing.assert_array_equal(ds.from_nz(storage, (K, N)), weight)
     whole = ds.from_nz(storage)
+    assert not np.shares_memory(whole, storage)  # also of one column of fractals, whose order is the same
     np.testing.assert_array_equal(whole[:K, :N], weight)
     assert not whole[K:].any() and not whole[:, N:].any()
     if K % 16 == 0 and N % c0 == 0:
@@ -67,7 +68,9 @@ def test_caches_return_from_nz(blocks, rows, fractals, dtype):
     assert nz.shape == cache.shape and nz.flags.c_contiguous
     for block, want in zip(nz, cache, strict=True):
         np.testing.assert_array_equal(block.reshape(-1), nz_block(want[:, 0]))
-    np.testing.assert_array_equal(ds.cache_from_nz(nz), cache)
+    rows_again = ds.cache_from_nz(nz)
+    np.testing.assert_array_equal(rows_again, cache)
+    assert not np.shares_memory(nz, cache) and not np.shares_memory(rows_again, nz)  # also of one fractal a row
 
 
 def test_slots_from_a_block_table():

@@ -68,5 +68,5 @@ def from_nz(storage: ArrayT, shape: tuple[int, int] | None = None) -> ArrayT:
     full = (blocks * rows, columns * c0)
     if shape is not None:
         require(len(shape) == 2 and nz_shape(shape, a.itemsize) == a.shape, "from_nz", "shape", f"padded to {full}", shape)
-    weight = a.transpose(1, 2, 0, 3).reshape(full)
+    weight = np.array(a.transpose(1, 2, 0, 3), order="C").reshape(full)
     return arrays.like(storage, np.ascontiguousarray(weight[: shape[0], : shape[1]] if shape else weight))

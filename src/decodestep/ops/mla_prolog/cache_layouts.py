@@ -45,8 +45,8 @@ def cache_to_nz(cache: ArrayT) -> ArrayT:
     a = _paged("cache_to_nz", cache)
     n, rows, _, width = a.shape
     c0 = fractal_width(a.itemsize)
-    nz = a.reshape(n, rows, width // c0, c0).transpose(0, 2, 1, 3).reshape(a.shape)
-    return arrays.like(cache, np.ascontiguousarray(nz))
+    nz = a.reshape(n, rows, width // c0, c0).transpose(0, 2, 1, 3)
+    return arrays.like(cache, np.array(nz, order="C").reshape(a.shape))
 
 
 def cache_from_nz(cache: ArrayT) -> ArrayT:
@@ -58,8 +58,8 @@ def cache_from_nz(cache: ArrayT) -> ArrayT:
     a = _paged("cache_from_nz", cache)
     n, rows, _, width = a.shape
     c0 = fractal_width(a.itemsize)
-    nd = a.reshape(n, width // c0, rows, c0).transpose(0, 2, 1, 3).reshape(a.shape)
-    return arrays.like(cache, np.ascontiguousarray(nd))
+    nd = a.reshape(n, width // c0, rows, c0).transpose(0, 2, 1, 3)
+    return arrays.like(cache, np.array(nd, order="C").reshape(a.shape))
 
 
 def row_index(slots: np.ndarray, cache: np.ndarray, nz: bool) -> tuple[np.ndarray, ...]:
