@@ -119,7 +119,7 @@ BROKEN = {
 
 
 @pytest.mark.parametrize(("changes", "message"), BROKEN.values(), ids=BROKEN)
-def test_what_is_wrong_in_a_file_is_said_with_its_name(tiny_file, tmp_path, capsys, changes, message):
+def test_what_is_wrong_in_a_file_is_said_with_its_name(tiny_file, changes, message):
     path = tiny_file(**changes)
     with pytest.raises(ModelError, match=f"^{re.escape(str(path))}: {message}"):
         ds.load(path)

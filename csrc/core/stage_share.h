@@ -30,6 +30,13 @@ struct StageShare {
     // The share's units. grain: chunks are multiples of it, except the last of a seat.
     Range of(size_t units, size_t grain = 1) const { return part_of(part_of_seat(units), chunk, chunks, grain); }
 
+    // Calls body(i) for each of the share's units.
+    template <class Body>
+    void each(size_t units, Body&& body) const {
+        const Range part = of(units);
+        for (size_t i = part.first; i < part.end; ++i) body(i);
+    }
+
     // Calls body(i) for the share's part of `count` tasks in descending order of cost: they are dealt to the seats back
     // and forth, so that the parts of the seats differ by less than one task.
     template <class Body>

@@ -100,8 +100,6 @@ struct Routing {
     ExpertRows rows;
 };
 
-struct Stage;
-
 // What only one member of the team uses.
 struct alignas(128) MemberMemory {
     float* rows = nullptr;           // the rows that a product reads, if the members do not share them
@@ -324,7 +322,10 @@ class DecoderPlan {
         router_logits = of_tokens(most_experts_);
         members = std::vector<MemberMemory>(static_cast<size_t>(step.threads));
         for (size_t i = 0; i < (replicated_rows ? members.size() : 1); ++i) members[i].rows = buffers.take(row_floats_);
-        for (MemberMemory& member : members) resize(replicated_rows ? member.routing : routing);
+        if (replicated_rows)
+            for (MemberMemory& member : members) resize(member.routing);
+        else
+            resize(routing);
         branch = of_tokens(has_branches_ ? decoder.hidden : 0);
         if (!decoder.latent.is_given()) {
             with_cache(step.cache, [&]<class Cache>() {

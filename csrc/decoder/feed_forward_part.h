@@ -35,8 +35,7 @@ class FeedForwardPart : public StageMember {
     size_t gated_count() const { return entries() + (m_.shared.is_given() ? step_.tokens : 0); }
     void share_gated() const {
         const MixtureInputs in = gated_in_space();
-        const Range part = share_.of(gated_count());
-        for (size_t row = part.first; row < part.end; ++row) store_gated(in, row);
+        share_.each(gated_count(), [&](size_t row) { store_gated(in, row); });
     }
 
     void add_experts() const {

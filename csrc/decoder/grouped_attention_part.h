@@ -44,8 +44,7 @@ class GroupedAttentionPart : public StageMember {
     // does if there are no norms.
     void norm_heads() const {
         const size_t heads = decoder_.heads + decoder_.kv_heads, width = decoder_.head_dim;
-        const Range part = share_.of(step_.tokens * heads);
-        for (size_t row = part.first; row < part.end; ++row) {
+        share_.each(step_.tokens * heads, [&](size_t row) {
             const size_t t = row / heads, head = row % heads;
             const bool is_key = head >= decoder_.heads;
             float* y =
@@ -58,7 +57,7 @@ class GroupedAttentionPart : public StageMember {
                 else
                     Cache::store_factors(query_at(t, head * width + i), load(y + i));
             }
-        }
+        });
     }
 
     void attend() const {

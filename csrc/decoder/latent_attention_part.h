@@ -39,8 +39,8 @@ class LatentAttentionPart : public StageMember {
     // The queries against the latents, and everything else that attention reads.
     void absorb(const Activations& x) const {
         if (share_.is_first()) place_cache();
-        each_part(step_.tokens, [&](size_t t) { store_in_cache(t); });
-        each_part(step_.tokens * decoder_.heads, [&](size_t row) {
+        share_.each(step_.tokens, [&](size_t t) { store_in_cache(t); });
+        share_.each(step_.tokens * decoder_.heads, [&](size_t row) {
             const size_t t = row % step_.tokens, head = row / step_.tokens;
             rotate(t, query_of(row) + s_.nope, plan_.query_rope + (t * decoder_.heads + head) * s_.rope);
         });
@@ -51,7 +51,7 @@ class LatentAttentionPart : public StageMember {
         share_.each_dealt(plan_.latents->attend_count(), [&](size_t task) { plan_.latents->attend(task); });
     }
     void merge() const {
-        each_part(plan_.latents->merge_count(), [&](size_t task) { plan_.latents->merge(task); });
+        share_.each(plan_.latents->merge_count(), [&](size_t task) { plan_.latents->merge(task); });
     }
 
     // The attention output of each head and token.
@@ -66,12 +66,6 @@ class LatentAttentionPart : public StageMember {
     void value_up(const Activations& x) const { multiply_heads(w_.value_up, s_.value, x, plan_.attended); }
 
   private:
-    template <class Body>
-    void each_part(size_t count, Body&& body) const {
-        const Range part = share_.of(count);
-        for (size_t i = part.first; i < part.end; ++i) body(i);
-    }
-
     // The rows that the share's panels of a per-head product read; `width`: outputs per head.
     Range rows_of_panels(size_t width) const {
         const Range part = panels();

@@ -50,7 +50,8 @@ class StageMember {
     // Makes the share's part of the rows that all members read in the next stage.
     template <class Make>
     void share_rows(size_t count, size_t width, Make&& make) const {
-        make_rows(row_space(count, width), share_.of(count), make);
+        const Activations out = row_space(count, width);
+        share_.each(count, [&](size_t row) { make(out, row); });
     }
 
     template <class Make>
@@ -135,14 +136,13 @@ class StageMember {
     // x += residual_scale * rms_norm(branch), for the share's tokens.
     void add_branch(const float* post_norm) const {
         const f32x16 scale = broadcast(decoder_.residual_scale);
-        const Range part = share_.of(step_.tokens);
-        for (size_t t = part.first; t < part.end; ++t) {
+        share_.each(step_.tokens, [&](size_t t) {
             const float* from = plan_.branch + t * decoder_.hidden;
             float* to = plan_.x + t * decoder_.hidden;
             const f32x16 rms = broadcast(root_mean_square(from, decoder_.hidden, decoder_.eps));
             for (size_t j = 0; j < decoder_.hidden; j += kLanes)
                 store(to + j, fma(scale, normed(load(from + j), rms, load(post_norm + j)), load(to + j)));
-        }
+        });
     }
 
     // The offset of the cache of the stage's layer, for `width` values per position.

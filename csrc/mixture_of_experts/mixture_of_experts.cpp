@@ -35,7 +35,7 @@ class Mixture {
     void run(size_t stage, const StageShare& share) const {
         switch (stage) {
             case kRead:
-                return each(share.of(a_.tokens), [&](size_t t) {
+                return share.each(a_.tokens, [&](size_t t) {
                     std::memset(a_.y + t * x_.in, 0, x_.in * sizeof(float));
                     store_row(x_, t, a_.x + static_cast<ptrdiff_t>(t) * a_.x_stride, x_.in);
                 });
@@ -43,7 +43,7 @@ class Mixture {
                 if (shares_) multiply_shared(share);
                 return multiply_experts(a_.routed, rows_, x_, forms_, share, gated_);
             case kReadGated:
-                return each(share.of(entries_ + shares_), [&](size_t row) {
+                return share.each(entries_ + shares_, [&](size_t row) {
                     const bool routed = row < entries_;
                     const Activations& to = routed ? gated_rows_ : shared_rows_;
                     const size_t i = routed ? row : row - entries_;
@@ -57,11 +57,6 @@ class Mixture {
     }
 
   private:
-    template <class Body>
-    static void each(Range part, Body&& body) {
-        for (size_t i = part.first; i < part.end; ++i) body(i);
-    }
-
     void multiply_shared(const StageShare& share) const {
         const FeedForwardPanels& w = a_.shared;
         const Range own = share.of(w.wide_panels(), kStreams);
