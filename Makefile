@@ -48,7 +48,8 @@ bench-report: $(VENV)/.core $(VENV)/.test
 build: $(VENV)/.core
 
 lint: $(VENV)/.lint
-	$(BIN)/ruff check src tests benchmarks
+	$(BIN)/ruff check src tests benchmarks examples
+	$(BIN)/ruff format --check src tests benchmarks examples
 	$(BIN)/mypy
 	$(BIN)/clang-format --dry-run --Werror $$(find csrc -name '*.h' -o -name '*.cpp')
 

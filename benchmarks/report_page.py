@@ -92,9 +92,12 @@ def readme_table(facts: Mapping[str, str], threads: int, results: Mapping[str, R
     """One table: decode and prefill of the default model by weight type, the sampler, and each operator's worst case."""
     where = f"{facts['processor']}, {facts['instruction set']}"
     sampler = "; the sampler on one thread" if "decode_step B=1" in results else ""
-    lines = [f"SmolLM2-135M-Instruct (Q4_1 by default) on {threads} threads{sampler}: {where}.",
-             "The speedup is over the fastest peer that ran: the median over interleaved rounds. Below 1×, the peer is faster.",
-             f"[All results]({link}): operators, accuracy, what was not measured.", ""]
+    lines = [
+        f"SmolLM2-135M-Instruct (Q4_1 by default) on {threads} threads{sampler}: {where}.",
+        "The speedup is over the fastest peer that ran: the median over interleaved rounds. Below 1×, the peer is faster.",
+        f"[All results]({link}): operators, accuracy, what was not measured.",
+        "",
+    ]
     lines += ["| | ours | fastest peer | speedup |", "|---|---|---|---|"]
     for name, rows in results.items():
         for case, entries in by_case(rows).items():

@@ -1,6 +1,6 @@
 """llama-cpp-python with our sampling: the same seed, the same text, and what llama.cpp's own arguments lack.
 
-    python examples/llama_cpp_sampling.py MODEL.gguf
+Usage: python examples/llama_cpp_sampling.py MODEL.gguf
 """
 
 from __future__ import annotations

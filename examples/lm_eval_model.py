@@ -1,6 +1,6 @@
 """lm-evaluation-harness's interface on our model: which of two endings is more likely, and how likely a text is.
 
-    python examples/lm_eval_model.py [--model MODEL]
+Usage: python examples/lm_eval_model.py [--model MODEL]
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """TopKTopPSampleV2 in a model of ONNX, run by onnxruntime and by onnx.reference: the same seed, the same token.
 
-    python examples/onnx_models.py
+Usage: python examples/onnx_models.py
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Ray Data with one model an actor: eight prompts, each with its own temperature and key.
 
-    python examples/ray_generate.py [--model MODEL]
+Usage: python examples/ray_generate.py [--model MODEL]
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """SGLang with what it lacks, request by request, and with our sampler behind it.
 
-    python examples/sglang_sampling.py [MODEL]
+Usage: python examples/sglang_sampling.py [MODEL]
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """vLLM with what it lacks, request by request: DRY, XTC, top-n-sigma, and a seed that no batch changes.
 
-    python examples/vllm_sampling.py [MODEL]
+Usage: python examples/vllm_sampling.py [MODEL]
 """
 
 from __future__ import annotations

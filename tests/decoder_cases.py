@@ -126,8 +126,7 @@ def latent_weights(
     return DecoderWeights(
         embedding=PackedWeight.from_array(rng.normal(size=(hidden, vocab)).astype(np.float32)),
         layers=tuple(
-            LayerWeights(norm(hidden, rng), attention(), norm(hidden, rng), part)
-            for part in (feed_forward(96), mixture)
+            LayerWeights(norm(hidden, rng), attention(), norm(hidden, rng), part) for part in (feed_forward(96), mixture)
         ),
         norm=norm(hidden, rng),
         logits=matrix(hidden, vocab, format_, rng),

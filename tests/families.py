@@ -310,8 +310,6 @@ def greedy_of(model: Any, ids: list[int], count: int) -> list[int]:
     return out[0, len(ids) :].tolist()
 
 
-
-
 def write_gguf(
     model: Any, path: Path, *, kind: str = "F32", whole: bool = False, fused: bool = False, plm: bool = False, **changes: Any
 ) -> Path:
@@ -468,4 +466,3 @@ def tokenizer_keys(writer: Any) -> None:
 def relative(ours: np.ndarray, theirs: np.ndarray) -> float:
     """The largest difference, relative to the largest magnitude of a row."""
     return float((np.abs(ours - theirs).max(axis=1) / np.abs(theirs).max(axis=1)).max())
-

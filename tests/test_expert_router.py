@@ -147,9 +147,7 @@ def test_rows_threads_layouts_and_torch(rng):
                 np.testing.assert_array_equal(together[part], np.concatenate([routes[part] for routes in alone]))
     for view in (logits[::-2, 7:], logits.T[:40].T, logits[:, ::2]):
         for part in (0, 1):
-            np.testing.assert_array_equal(
-                ds.expert_router(view, 3)[part], ds.expert_router(np.array(view, order="C"), 3)[part]
-            )
+            np.testing.assert_array_equal(ds.expert_router(view, 3)[part], ds.expert_router(np.array(view, order="C"), 3)[part])
     routes = ds.expert_router(torch.from_numpy(logits), 5)
     assert isinstance(routes.experts, torch.Tensor) and isinstance(routes.weights, torch.Tensor)
     assert ds.expert_router(logits[:0], 5).weights.shape == (0, 5)

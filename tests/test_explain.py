@@ -145,10 +145,10 @@ def test_the_sliders_make_what_the_plan_makes(model, tmp_path, rng):
             cases.append([token, chosen])
             expected.append(result)
     (tmp_path / "cases.json").write_text(json.dumps([cases, data.TEMPERATURES]))
-    script = (HERE / "what_if.js").read_text() + """
+    script = """
 const [cases, grid] = JSON.parse(require('fs').readFileSync(0)), order = ['temperature', 'top_k', 'top_p', 'min_p'];
 console.log(JSON.stringify(cases.map(([token, settings]) => whatIf(token, settings, order, grid, false))));"""
-    ran = processes.run([NODE, "-e", script], input=(tmp_path / "cases.json").read_text())
+    ran = processes.run([NODE, "-e", (HERE / "what_if.js").read_text() + script], input=(tmp_path / "cases.json").read_text())
     assert ran.stderr == ""
     results = json.loads(ran.stdout)
     for (token, chosen), result, true in zip(cases, results, expected, strict=True):

@@ -98,9 +98,7 @@ def test_rows_of_a_batch_draw_as_alone(llm: Any) -> None:
     ctx = llama_cpp.llama_init_from_model(llm._model.model, options)
     batch = llama_cpp.llama_batch_init(16, 0, 1)
     rows = [ours.RowSampler(p, vocab_size=llm.n_vocab(), prompt_ids=ids) for p, ids in zip(PARAMS, prompts, strict=True)]
-    alone = [
-        Sampler(p, vocab_size=llm.n_vocab(), prompt_ids=[ids]) for p, ids in zip(PARAMS, prompts, strict=True)
-    ]
+    alone = [Sampler(p, vocab_size=llm.n_vocab(), prompt_ids=[ids]) for p, ids in zip(PARAMS, prompts, strict=True)]
     feed, lengths = prompts, [0, 0, 0]
     try:
         for _ in range(6):

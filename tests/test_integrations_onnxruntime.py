@@ -28,9 +28,7 @@ RNG = np.random.default_rng(0)
 FLOATS = [np.float32, np.float16, ml_dtypes.bfloat16]
 
 
-def model_of(
-    name: str, arrays: dict[str, np.ndarray | None], results: Any = (), **attributes: Any
-) -> onnx.ModelProto:
+def model_of(name: str, arrays: dict[str, np.ndarray | None], results: Any = (), **attributes: Any) -> onnx.ModelProto:
     """One node; an input that is None is missing. results: arrays of the dtypes of outputs, None for the table's."""
     op = OPERATORS[name]
     names = [each.rstrip("?") for each in op.inputs]

@@ -65,9 +65,7 @@ def truth(x, experts, weights, routed, shared=None):
 def test_by_hand():
     """Two experts that multiply by 2 and by 3, with a gate so large that its SiLU is itself."""
     ones = np.ones((1, 2), np.float32)
-    routed = FeedForward(
-        *(PackedWeight.from_array(w) for w in (100 * ones, ones, np.array([[0.02, 0.03]], np.float32))), 2
-    )
+    routed = FeedForward(*(PackedWeight.from_array(w) for w in (100 * ones, ones, np.array([[0.02, 0.03]], np.float32))), 2)
     x, weights = np.array([[1], [2]], np.float32), np.array([[1, 10], [2, 1]], np.float32)
     y = ds.mixture_of_experts(x, [[0, 1], [1, 1]], weights, routed)
     assert_close(y, np.array([[2 + 30], [3 * 4 * 3]]))

@@ -152,9 +152,7 @@ def shown(model: Model, trace: Trace, count: int) -> dict[str, Any]:
         ],
         "others": [float(np.delete(p, ids).sum()) for p in stages],
         "left": [int(np.count_nonzero(left)) for left in alive],
-        "next_token": None
-        if trace.token < 0
-        else {"token_id": trace.token, "token": spelled(model.tokenizer, trace.token)},
+        "next_token": None if trace.token < 0 else {"token_id": trace.token, "token": spelled(model.tokenizer, trace.token)},
     }
 
 

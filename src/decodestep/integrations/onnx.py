@@ -1,5 +1,7 @@
 """ONNX: the library's operators for the reference evaluator.
 
+Usage:
+
     ReferenceEvaluator(model, new_ops=decodestep.integrations.onnx.REFERENCE_OPS)
 """
 

@@ -1,5 +1,7 @@
 """Ray Data: generates a text for each prompt of a dataset, with one model per actor.
 
+Usage:
+
     from decodestep.integrations.ray import Generate
     actors = ray.data.ActorPoolStrategy(size=4)
     dataset.map_batches(Generate, fn_constructor_kwargs={"model": "model.gguf"}, compute=actors, num_cpus=8, batch_size=32)

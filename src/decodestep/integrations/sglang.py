@@ -1,5 +1,7 @@
 """SGLang: a custom logit processor for fields that SGLang lacks, and a sampling backend whose draws do not depend on the batch.
 
+Usage:
+
     python -m sglang.launch_server ... --enable-custom-logit-processor --disable-overlap-schedule
     {"custom_logit_processor": Processor.to_str(),
      "sampling_params": {"temperature": 0.8, "sampling_seed": 7, "custom_params": custom_params(dry_multiplier=0.8)}}

@@ -32,9 +32,7 @@ def as_it_is(weight: Rows, widened: bool) -> Weight:
     return _whole(weight)
 
 
-def convert(
-    checkpoint: Checkpoint, pack: Pack = as_it_is, *, as_latent: bool = False, head_dim: int | None = None
-) -> Weights:
+def convert(checkpoint: Checkpoint, pack: Pack = as_it_is, *, as_latent: bool = False, head_dim: int | None = None) -> Weights:
     """The decoder's weights.
 
     pack: pack(weight, widened) converts one weight to the decoder's format, and reads it. `widened`: the file's format has no

@@ -210,7 +210,7 @@ class SamplingParams:
         None,
         or_none(rules.TEXT),
         "the text is JSON of this schema, a mapping or its JSON, in the form of json.dumps; None is off",
-        section="Constraints: at most one; the text is valid where the row ends with \"eos\", else it is cut",
+        section='Constraints: at most one; the text is valid where the row ends with "eos", else it is cut',
     )
     regex: str | None = _field(None, or_none(rules.TEXT), "the text matches this expression as a whole; None is off")
     grammar: str | None = _field(

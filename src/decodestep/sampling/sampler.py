@@ -303,9 +303,7 @@ class Sampler:
         """The processors of a row: the user's own before the first warper, followed by the constraint."""
         chain = processors_of(params, prompt_length=prompt_length, vocab_size=self.vocab_size, eos_token_ids=ends)
         first = next((i for i, processor in enumerate(chain) if type(processor).__name__.endswith("Warper")), len(chain))
-        constraint = constraint_of(
-            params, prompt_length, token_bytes=self._token_bytes, vocab_size=self.vocab_size, ends=ends
-        )
+        constraint = constraint_of(params, prompt_length, token_bytes=self._token_bytes, vocab_size=self.vocab_size, ends=ends)
         return [*chain[:first], *self._processors.of_row(number), *constraint, *chain[first:]]
 
     def _report(

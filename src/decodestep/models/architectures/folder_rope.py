@@ -37,9 +37,7 @@ def _rope(keys: Keys, config: Config, p: RopeParameters) -> Rope:
         low, high = p.number("low_freq_factor", **stretch), p.number("high_freq_factor", **stretch)
         if not low < high:
             raise keys.refuse(f"low_freq_factor {low:g} must be below high_freq_factor {high:g}")
-        return Rope(
-            rope.llama3(p.theta, width, factor=p.number("factor", **stretch), low=low, high=high, original=original)
-        )
+        return Rope(rope.llama3(p.theta, width, factor=p.number("factor", **stretch), low=low, high=high, original=original))
     factor = p.number("factor", config.context / original, **stretch)
     given = p.number("attention_factor", **stretch) if "attention_factor" in p else None
     if p.kind == "yarn":

@@ -142,9 +142,7 @@ def _grouped(config: Config) -> dict[str, Shape]:
     return shapes
 
 
-def _latent(
-    config: Config, a: LatentAttention, has: Callable[[str], bool], table: dict[str, str], i: int
-) -> dict[str, Shape]:
+def _latent(config: Config, a: LatentAttention, has: Callable[[str], bool], table: dict[str, str], i: int) -> dict[str, Shape]:
     hidden, heads, biases = config.hidden, config.heads, a.biases
     queries = heads * (a.nope + a.rope)
     shapes: dict[str, Shape] = {}
