@@ -6,14 +6,11 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol
 from weakref import WeakSet
 
 from decodestep._base.memory_limit import memory_limit
 from decodestep.models.kv_cache import PAGE, Pages
-
-if TYPE_CHECKING:
-    from decodestep.models.sequence import CachedSequence
 
 MOST_KEPT_BYTES = 2**30
 
@@ -24,6 +21,18 @@ _POOLS: WeakSet[PagePool] = WeakSet()
 
 class CacheFullError(RuntimeError):
     """The cache has too few free pages for the request; nothing has changed."""
+
+
+class Holder(Protocol):
+    """An open sequence as the pool sees it.
+
+    _admitted: whether it will end by itself. _thread: the thread that made it. _give_back: closes it; requires `LOCK`.
+    """
+
+    _admitted: bool
+    _thread: int
+
+    def _give_back(self) -> None: ...
 
 
 class Page:
@@ -72,7 +81,7 @@ class PagePool:
         self._roots = Page(-1), Page(-1)  # of what the short frequencies rotated, and the long ones
         self._reserved = 0
         self._dropped: deque[tuple[list[Page], int]] = deque()  # what sequences held that were garbage collected
-        self._sequences: WeakSet[CachedSequence] = WeakSet()  # those that are open
+        self._sequences: WeakSet[Holder] = WeakSet()  # those that are open
         self._freed = threading.Condition(LOCK)
         with LOCK:
             _POOLS.add(self)

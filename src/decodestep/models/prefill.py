@@ -14,7 +14,7 @@ from decodestep.models.kv_cache import PAGE
 from decodestep.models.sequence import CachedSequence
 
 if TYPE_CHECKING:
-    from decodestep.models import Model
+    from decodestep.models.model import Model
 
 Key = TypeVar("Key", bound=Hashable)
 Piece = tuple[CachedSequence, tuple[int, ...]]  # tokens that continue a sequence

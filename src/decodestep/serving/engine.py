@@ -145,7 +145,7 @@ class Engine:
         rows = _new_rows(maker, params, ids)
         with self._wake:
             self._require_room(count)  # other requests may have arrived meanwhile
-            ticket = Ticket(self, self._taken, ids, rows, listener)
+            ticket = Ticket(self.wake, self._taken, ids, rows, listener)
             self._taken += 1
             self._live += count
             self._incoming.append(ticket)

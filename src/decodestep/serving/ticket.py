@@ -5,14 +5,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from decodestep.generation.completion import Completion, completion_of
 from decodestep.ops.decode_step import TokenLogprobs
 from decodestep.sampling.row import Row
-
-if TYPE_CHECKING:
-    from decodestep.serving.engine import Engine
 
 
 class Gain(NamedTuple):
@@ -36,13 +33,16 @@ Listener = Callable[[Gain], object]
 class Ticket:
     """A request submitted to an `Engine`, made by `Engine.submit`.
 
-    prompt_ids: its prompt. rows: its samples. number: its index among the engine's requests. listener: as given to `submit`.
+    wake: makes the engine look at the ticket now. number: its index among the engine's requests. prompt_ids: its prompt.
+    rows: its samples. listener: as given to `submit`.
 
     Iterating yields the `Gain`s of all samples until each has ended. They can be read once, by one thread; an engine with a
     `deliver` function passes them to it instead.
     """
 
-    def __init__(self, engine: Engine, number: int, prompt_ids: list[int], rows: list[Row], listener: Listener | None) -> None:
+    def __init__(
+        self, wake: Callable[[], object], number: int, prompt_ids: list[int], rows: list[Row], listener: Listener | None
+    ) -> None:
         self.number = number
         self.prompt_ids = prompt_ids
         self.rows = rows
@@ -50,14 +50,14 @@ class Ticket:
         self.keys: list[int] = []  # of its rows in the engine's batch
         self.cancelled = threading.Event()
         self.gains: SimpleQueue[Gain] = SimpleQueue()
-        self._engine = engine
+        self._wake = wake
         self._lengths = [len(prompt_ids)] * len(rows)  # of each row, the tokens already reported
         self._ended = [False] * len(rows)
 
     def cancel(self) -> None:
         """Ends the running samples with the reason "cancelled" before the next pass. May be called again."""
         self.cancelled.set()
-        self._engine.wake()
+        self._wake()
 
     @property
     def done(self) -> bool:
