@@ -54,6 +54,7 @@ def run(params, rng, steps=400, **options):
         {"temperature": 1.5, "typical_p": 0.5, "frequency_penalty": 2.0, "logprobs": 2},
         {"remove_invalid_values": True, "renormalize_logits": True, "xtc_probability": 1.0},
         {"no_repeat_ngram_size": 9, "dry_multiplier": 2.0, "logit_bias": {34: -5.0}, "min_new_tokens": 3},
+        {"do_sample": False, "renormalize_logits": True, "watermarking_config": {"bias": 1.5}},
     ],
 )
 def test_json_of_a_schema_with_any_other_parameters(also, rng):

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 import decodestep as ds
 from decodestep import Sampler, SamplingParams
 from decodestep.sampling.build_processors import processors_of
+from tolerances import assert_close
 
 VOCAB = 80
 EOS = 2
@@ -131,7 +132,7 @@ def test_ended_rows_may_stay_where_they_are(seed):
         assert len(sampler.rows[b].logprobs) == sum(result.logprobs[b] is not None for result in results)
 
 
-def chain_of_transformers(config, prompt_length):
+def chain_of_transformers(config, prompt_length, own=()):
     from transformers import LlamaConfig, LlamaForCausalLM
 
     tiny = LlamaForCausalLM(
@@ -148,9 +149,31 @@ def chain_of_transformers(config, prompt_length):
         config,
         input_ids_seq_length=prompt_length,
         encoder_input_ids=torch.zeros((1, prompt_length), dtype=torch.long),
-        logits_processor=[],
+        logits_processor=list(own),
         device="cpu",
     )
+
+
+class Own:
+    """A processor of the caller."""
+
+    def __call__(self, input_ids, scores):
+        return scores * 0.5
+
+
+@pytest.mark.parametrize("settings_", [{}, {"do_sample": False}, {"top_k": 5}, {"temperature": 1.0, "top_p": 1.0}], ids=str)
+@pytest.mark.parametrize("after", [{}, {"renormalize_logits": True}, {"watermarking_config": {"bias": 1.5}}], ids=str)
+def test_own_processors_are_where_transformers_has_them(settings_, after, rng):
+    from transformers import GenerationConfig
+
+    settings_ = {"do_sample": True, "top_k": 0, "repetition_penalty": 1.5, **settings_, **after}
+    theirs = chain_of_transformers(GenerationConfig(**settings_, eos_token_id=2), 4, [Own()])
+    params = SamplingParams.from_generation_config(GenerationConfig(**settings_))
+    sampler = Sampler(params, vocab_size=VOCAB, prompt_ids=[[1, 2, 3, 4]], processors=[Own()])
+    assert [type(c).__name__ for c in sampler.rows[0].plan.processors] == [type(c).__name__ for c in theirs]
+    logits = logits_of(rng, 1)
+    expected = theirs(torch.tensor([[1, 2, 3, 4]]), torch.from_numpy(logits)).numpy()
+    assert_close(sampler.processed(logits), expected)
 
 
 def test_the_default_order_is_that_of_transformers():

@@ -15,7 +15,7 @@ TEMPERATURES = tuple(round(0.05 * n, 2) for n in range(1, 41))
 
 def entry_stage(trace: Trace) -> int:
     """The index of the stage that is the input of the first filter or the temperature; the last one if there is none."""
-    return next((n for n, step in enumerate(trace.steps) if step.name.endswith("Warper")), len(trace.steps))
+    return next((n for n, step in enumerate(trace.steps) if step.kind in ("scale", "filter")), len(trace.steps))
 
 
 def tail(trace: Trace, scores: np.ndarray, held: np.ndarray, temperatures: tuple[float, ...]) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from decodestep import processors as p
@@ -31,16 +31,21 @@ def _xtc(params: SamplingParams) -> p.XTCLogitsWarper:
 
 
 def processors_of(
-    params: SamplingParams, *, prompt_length: int, vocab_size: int, eos_token_ids: Collection[int] = ()
+    params: SamplingParams,
+    *,
+    prompt_length: int,
+    vocab_size: int,
+    eos_token_ids: Collection[int] = (),
+    own: Sequence[Any] = (),
 ) -> list[Any]:
     """The processors of a row, in transformers 5.23's order; additional ones are next to the one that they resemble.
 
-    Biases and penalties; bans; minimum lengths; forced tokens; repair; length decay; suppressed and allowed tokens; then, if
-    the row samples, temperature and filters in the order of `params.samplers`; the watermark; normalisation. A processor that
-    would change nothing is not built.
+    Biases and penalties; bans; minimum lengths; forced tokens; repair; length decay; suppressed and allowed tokens; those in
+    `own`, which are not built from params; then, if the row samples, temperature and filters in the order of
+    `params.samplers`; the watermark; normalisation. A processor that would change nothing is not built.
     """
     eos = sorted(eos_token_ids)
-    chain = [*_biases_and_penalties(params, prompt_length), *_bans_and_lengths(params, prompt_length, eos)]
+    chain = [*_biases_and_penalties(params, prompt_length), *_bans_and_lengths(params, prompt_length, eos), *own]
     chain += [_SAMPLERS[name](params) for name in params.active_samplers]
     if params.watermarking_config is not None:
         chain.append(_watermark(params.watermarking_config, vocab_size))

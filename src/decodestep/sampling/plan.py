@@ -132,6 +132,7 @@ class Plan:
                     name=name_of(processor),
                     description=_description(processor),
                     fused=not one.unfused,
+                    kind=rule_of(processor).kind,
                 )
             )
             scores = after

@@ -300,11 +300,11 @@ class Sampler:
                 self._ids(name, ids)
 
     def _chain(self, params: SamplingParams, prompt_length: int, ends: frozenset[int], number: int) -> list[Any]:
-        """The processors of a row: the user's own before the first warper, followed by the constraint."""
-        chain = processors_of(params, prompt_length=prompt_length, vocab_size=self.vocab_size, eos_token_ids=ends)
-        first = next((i for i, processor in enumerate(chain) if type(processor).__name__.endswith("Warper")), len(chain))
-        constraint = constraint_of(params, prompt_length, token_bytes=self._token_bytes, vocab_size=self.vocab_size, ends=ends)
-        return [*chain[:first], *self._processors.of_row(number), *constraint, *chain[first:]]
+        """The processors of a row, the user's own and the constraint among them."""
+        vocab = self.vocab_size
+        constraint = constraint_of(params, prompt_length, token_bytes=self._token_bytes, vocab_size=vocab, ends=ends)
+        own = [*self._processors.of_row(number), *constraint]
+        return processors_of(params, prompt_length=prompt_length, vocab_size=vocab, eos_token_ids=ends, own=own)
 
     def _report(
         self,

@@ -23,6 +23,7 @@ class StepTrace:
     """What one processor did to a row.
 
     name: its class or function. description: that with its arguments. fused: whether the core runs it as typed steps.
+    kind: what its class does to scores, as in `Plan.explain`: "patch", "mask", "scale", "filter" …; "own" for a user's class.
     scores: after it, (V,), float32 (float64 for float64 logits); -inf for a dropped token.
     kept: the ids above -inf after it. touched: those of them whose score it changed, or brought back from -inf.
     dropped: the ids that were above -inf before it and are not now. All three int64, ascending.
@@ -38,6 +39,7 @@ class StepTrace:
     name: str
     description: str
     fused: bool
+    kind: str
     scores: np.ndarray = field(repr=False)
     kept: np.ndarray = field(repr=False)
     touched: np.ndarray = field(repr=False)
