@@ -9,10 +9,12 @@ import torch
 import decodestep as ds
 import mla_prolog_cases as cases
 import triton_interpreter as gpu
-from decodestep.weights import PanelWeight
+from decodestep.weights import LinearPanels, PackedWeight, PanelWeight
 from triton_interpreter import guard_zones  # noqa: F401
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
+ROWS = PackedWeight.from_array(np.zeros((48, 32), cases.BF16))
+
 COMBINATIONS = [
     (scenario, mode, merged)
     for scenario in cases.SCENARIOS
@@ -97,6 +99,8 @@ def test_caches_keep_what_no_token_names_and_what_lies_between():
         ({"cache_mode": "PA"}, "cache_mode must be one of"),
         ({"smooth_scales_cq": np.ones((1, 32), np.float32)}, "smooth_scales_cq must be None"),
         ({"weight_dq": PanelWeight.from_array(np.zeros((48, 32), cases.BF16))}, "weight_dq must be a tensor on"),
+        ({"weight_dq": ROWS}, "weight_dq must be a tensor on"),
+        ({"weight_dq": LinearPanels.pack(ROWS)}, "weight_dq must be a tensor on"),
     ],
 )
 def test_bad_arguments_are_refused_as_on_the_cpu(change, message):

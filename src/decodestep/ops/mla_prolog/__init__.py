@@ -15,7 +15,7 @@ from decodestep.ops.mla_prolog.cache_layouts import cache_from_nz as cache_from_
 from decodestep.ops.mla_prolog.cache_layouts import cache_to_nz as cache_to_nz
 from decodestep.ops.mla_prolog.cache_layouts import gather_cache as gather_cache
 from decodestep.ops.mla_prolog.cache_layouts import slots_from_block_table as slots_from_block_table
-from decodestep.ops.mla_prolog.call import Call, ProjectionWeight
+from decodestep.ops.mla_prolog.call import HOST_WEIGHTS, Call, ProjectionWeight
 from decodestep.ops.mla_prolog.plan import MlaPrologPlan as MlaPrologPlan
 from decodestep.ops.mla_prolog.plan import mla_prolog_plan as mla_prolog_plan
 from decodestep.ops.mla_prolog.problem import Results, kernel_obstacle
@@ -278,7 +278,7 @@ def _run_on_device(call: Call) -> Results:
             outlines[name] = devices.on_host(value)
         elif arrays.is_array(value):
             outlines[name] = devices.outline(call.op, name, value, call.token_x.device)
-        elif hasattr(value, "dense"):
+        elif isinstance(value, HOST_WEIGHTS):
             refuse(call.op, name, f"a tensor on {call.token_x.device}", f"a {type(value).__name__}, whose memory is the host's")
     problem = bind(replace(call, **outlines))
     devices.choose_triton(call.op, "triton", call.token_x, kernel_obstacle(problem))

@@ -9,7 +9,7 @@ import numpy as np
 
 from decodestep._base.arrays import BFLOAT16, optional_view, view
 from decodestep._base.checks import is_int, is_real, refuse, require_choice
-from decodestep.ops.mla_prolog.call import Attributes, Call, ProjectionWeight, check_options
+from decodestep.ops.mla_prolog.call import HOST_WEIGHTS, Attributes, Call, ProjectionWeight, check_options
 from decodestep.ops.mla_prolog.problem import Problem, Weight, columns_of
 from decodestep.ops.mla_prolog.scenarios import NO_QUANT, SCALES, TILE, Scenario, from_dtypes, from_modes
 from decodestep.ops.mla_prolog.size_limits import check_sizes, size_limits
@@ -99,7 +99,7 @@ def _tensors(call: Call) -> Tensors:
 
 
 def _weight(op: str, arg: str, weight: ProjectionWeight) -> Weight:
-    return weight if isinstance(weight, (PanelWeight, PackedWeight, LinearPanels)) else view(op, arg, weight)
+    return weight if isinstance(weight, HOST_WEIGHTS) else view(op, arg, weight)
 
 
 def _symbols(call: Call, t: Tensors) -> Symbols:

@@ -14,6 +14,8 @@ from decodestep.weights.linear_panels import LinearPanels
 from decodestep.weights.packed import PackedWeight
 from decodestep.weights.prolog_panels import PanelWeight
 
+# Weights in the host's memory that are no arrays.
+HOST_WEIGHTS = (PanelWeight, LinearPanels, PackedWeight)
 ProjectionWeight: TypeAlias = "Array | PanelWeight | LinearPanels | PackedWeight"
 
 _INFINITY = float("inf")
