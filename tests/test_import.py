@@ -87,3 +87,27 @@ def test_functions_stay_reachable_after_their_modules_are_imported():
     touch = "; ".join(f"ds.{name}" for name in (*ds.__all__, *ds.ops.__all__))
     code = f"import decodestep as ds; {touch}; print([callable(getattr(ds, n)) for n in {names}])"
     assert python(code) == str([True] * len(names))
+
+
+def test_the_first_calls_of_several_threads_do_not_wait_for_each_other():
+    """The core imports modules at its first call; a hook that is Python code lets another thread run meanwhile."""
+    program = """
+import builtins, threading, time
+import numpy as np, decodestep as ds
+from decodestep import steps
+ds.decode_step
+imported = builtins.__import__
+def hook(*args, **kwargs):
+    time.sleep(0.02)
+    return imported(*args, **kwargs)
+builtins.__import__ = hook
+tokens, barrier = [], threading.Barrier(4)
+def call():
+    barrier.wait()
+    tokens.append(ds.decode_step(np.zeros((1, 64), np.float32), [[steps.TopK(5)]], greedy=True).tokens[0])
+threads = [threading.Thread(target=call, daemon=True) for _ in range(4)]
+for thread in threads: thread.start()
+for thread in threads: thread.join(20)
+print(*tokens)
+"""
+    assert python(program) == "0 0 0 0"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import sys
 import threading
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -13,6 +14,7 @@ import torch
 
 import decodestep as ds
 import processes
+from decodestep import steps
 from decodestep._base import dispatch
 from decodestep.ops.linear.cpu import gather_rows
 from decodestep.ops.rms_norm.cpu import rms_norm
@@ -35,16 +37,30 @@ def test_pool(tmp_path, flags, arguments):
     assert (ran.returncode, ran.stdout) == (0, "passed\n"), ran.stdout + ran.stderr
 
 
+@contextmanager
+def flushed_subnormals():
+    assert torch.set_flush_denormal(True)
+    try:
+        yield
+    finally:
+        torch.set_flush_denormal(False)
+
+
 def test_a_host_that_flushes_subnormals_changes_no_bits():
     x = np.full((64, 256), 2.0**-130, np.float32)
     weight = ds.ops.PackedWeight(np.eye(256, dtype=np.float32).view(np.uint8), ds.weights.Format.F32, 256)
-    assert torch.set_flush_denormal(True)
-    try:
+    with flushed_subnormals():
         for threads in (1, 4):
             with ds.use_threads(threads):
                 assert (ds.ops.linear(x, weight).view(np.uint32) == 1 << 19).all()
-    finally:
-        torch.set_flush_denormal(False)
+
+
+def test_a_host_that_flushes_subnormals_changes_no_step():
+    logits, add = np.zeros((1, 64), np.float32), steps.Add(np.array([5]), np.array([1e-40]))
+    penalised = ds.Sampler(ds.SamplingParams(do_sample=False, presence_penalty=1e-40), vocab_size=64)
+    with flushed_subnormals():
+        assert ds.decode_step(logits, [[add]], greedy=True).tokens[0] == 5
+        assert [penalised.step(logits).tokens[0] for _ in range(3)] == [0, 1, 2]
 
 
 def row_operators(rows, width):

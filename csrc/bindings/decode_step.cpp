@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "bindings/steps.h"
+#include "core/float_environment.h"
 
 namespace decodestep {
 namespace {
@@ -16,6 +17,7 @@ PyObject* of_row(nb::handle value, size_t row, size_t batch) {
 
 nb::object decode_step_of(nb::handle logits, nb::handle steps, nb::handle greedy, nb::handle seed, nb::handle position,
                           nb::handle top_logprobs, bool need_processed, int threads) {
+    const DefaultFloats floats;  // values are rounded here too
     const LogitsArgument given(logits.ptr());
     const size_t batch = given.batch, vocab = given.vocab;
     require(PyList_CheckExact(steps.ptr()) && static_cast<size_t>(PyList_GET_SIZE(steps.ptr())) == batch,

@@ -1,5 +1,7 @@
 #include "bindings/numpy_array.h"
 
+#include "bindings/made_once.h"
+
 namespace decodestep {
 namespace {
 
@@ -20,10 +22,7 @@ struct NumpyObjects {
     }
 };
 
-const NumpyObjects& numpy_objects() {
-    static const NumpyObjects all;
-    return all;
-}
+const NumpyObjects& numpy_objects() { return made_once<NumpyObjects>(); }
 
 nb::object new_array(PyObject* shape, PyObject* dtype) {
     PyObject* const arguments[] = {shape, dtype};

@@ -7,7 +7,9 @@
 #include <vector>
 
 #include "bindings/history.h"
+#include "bindings/made_once.h"
 #include "bindings/steps.h"
+#include "core/float_environment.h"
 
 namespace decodestep {
 namespace {
@@ -16,16 +18,16 @@ constexpr double kMost = std::numeric_limits<double>::max();
 
 // The classes of steps.py that depend on the history. Any other object is called with it and returns steps.
 enum class PartKind { penalise_seen, add_counted, ban_followers, while_length, call };
+constexpr auto kPartClasses =
+    std::to_array<StepClass>({{"PenaliseSeen", 2}, {"AddCounted", 3}, {"BanFollowers", 1}, {"While", 3}});
+static_assert(kPartClasses.size() == static_cast<size_t>(PartKind::call));
+
+struct PartObjects {
+    std::array<PyObject*, kPartClasses.size()> classes = class_objects(kPartClasses);
+};
 
 PartKind part_kind(PyObject* object) {
-    static const std::array<PyObject*, 4> classes = [] {
-        const nb::module_ steps = nb::module_::import_("decodestep.ops.decode_step.steps");
-        std::array<PyObject*, 4> found;
-        size_t i = 0;
-        for (const char* name : {"PenaliseSeen", "AddCounted", "BanFollowers", "While"})
-            found[i++] = nb::object(steps.attr(name)).release().ptr();
-        return found;
-    }();
+    const auto& classes = made_once<PartObjects>().classes;
     const auto found = std::find(classes.begin(), classes.end(), reinterpret_cast<PyObject*>(Py_TYPE(object)));
     return static_cast<PartKind>(found - classes.begin());
 }
@@ -58,8 +60,8 @@ Part::Part(PyObject* object, size_t vocab, StepArrays& arrays) {
         make = nb::borrow(object);
         return;
     }
-    static constexpr Py_ssize_t fields[] = {2, 3, 1, 3};
-    require(PyTuple_GET_SIZE(object) == fields[static_cast<size_t>(kind)], "a step must have the fields of its type");
+    require(PyTuple_GET_SIZE(object) == kPartClasses[static_cast<size_t>(kind)].fields,
+            "a step must have the fields of its type");
     const auto field = [&](Py_ssize_t i) { return PyTuple_GET_ITEM(object, i); };
     switch (kind) {
         case PartKind::penalise_seen:
@@ -252,6 +254,7 @@ class LockedRows {
 nb::object step_rows(nb::handle logits, const nb::list& objects, int threads) {
     static const Step force_nothing{.kind = StepKind::force};
     static const RowRequest ended_row{&force_nothing, 1, true, 0, 0, nullptr};  // its logits are not read
+    const DefaultFloats floats;  // values are computed and rounded here too
     const LogitsArgument given(logits.ptr());
     LockedRows locked;
     locked.lock(objects, given.vocab);

@@ -4,22 +4,36 @@
 #include <array>
 #include <limits>
 
+#include "bindings/made_once.h"
+
 namespace decodestep {
 namespace {
 
-// The classes of steps.py in the order of StepKind. The references are never given back, so the pointers stay valid.
-const std::array<PyObject*, 17>& step_classes() {
-    static const std::array<PyObject*, 17> classes = [] {
-        const nb::module_ steps = nb::module_::import_("decodestep.ops.decode_step.steps");
-        std::array<PyObject*, 17> found;
-        size_t i = 0;
-        for (const char* name : {"Penalise", "Add", "Lift", "Ban", "Allow", "Force", "Temperature", "TopK", "TopP",
-                                 "MinP", "Typical", "Epsilon", "Eta", "TopH", "TopNSigma", "Xtc", "Normalise"})
-            found[i++] = nb::object(steps.attr(name)).release().ptr();
-        return found;
-    }();
-    return classes;
-}
+// In the order of StepKind.
+constexpr auto kStepClasses = std::to_array<StepClass>({
+    {"Penalise", 2},
+    {"Add", 2},
+    {"Lift", 2},
+    {"Ban", 1},
+    {"Allow", 1},
+    {"Force", 1},
+    {"Temperature", 1},
+    {"TopK", 2},
+    {"TopP", 2},
+    {"MinP", 2},
+    {"Typical", 2},
+    {"Epsilon", 2},
+    {"Eta", 2},
+    {"TopH", 2},
+    {"TopNSigma", 1},
+    {"Xtc", 3},
+    {"Normalise", 0},
+});
+static_assert(kStepClasses.size() == static_cast<size_t>(StepKind::normalise) + 1);
+
+struct StepObjects {
+    std::array<PyObject*, kStepClasses.size()> classes = class_objects(kStepClasses);
+};
 
 NumpyArray packed_vector(PyObject* object) {
     NumpyArray array(object);
@@ -84,13 +98,12 @@ Step step_of(PyObject* object, size_t vocab, StepArrays& arrays) {
     constexpr double most = std::numeric_limits<double>::max(), least = std::numeric_limits<double>::denorm_min(),
                      one = 1 - 0x1p-53;
     constexpr uint64_t any = PY_SSIZE_T_MAX;
-    const auto& classes = step_classes();
+    const auto& classes = made_once<StepObjects>().classes;
     const auto found = std::find(classes.begin(), classes.end(), reinterpret_cast<PyObject*>(Py_TYPE(object)));
     require(found != classes.end(), "a step must be of the types in decodestep.ops.decode_step.steps");
     const auto field = [&](Py_ssize_t i) { return PyTuple_GET_ITEM(object, i); };
-    static constexpr std::array<Py_ssize_t, 17> fields{2, 2, 2, 1, 1, 1, 1, 2, 2, 2, 2, 2, 2, 2, 1, 3, 0};
     Step step{.kind = static_cast<StepKind>(found - classes.begin())};
-    require(PyTuple_GET_SIZE(object) == fields[static_cast<size_t>(step.kind)],
+    require(PyTuple_GET_SIZE(object) == kStepClasses[static_cast<size_t>(step.kind)].fields,
             "a step must have the fields of its type");
     switch (step.kind) {
         case StepKind::penalise:

@@ -2,6 +2,7 @@
 // microseconds less than arrays made for the call.
 #pragma once
 
+#include <array>
 #include <memory>
 #include <vector>
 
@@ -33,6 +34,21 @@ class StepArrays {
     std::vector<std::unique_ptr<int64_t[]>> ids_;
     std::vector<std::unique_ptr<float[]>> numbers_;
 };
+
+// A class of steps.py: a named tuple with this many fields.
+struct StepClass {
+    const char* name;
+    Py_ssize_t fields;
+};
+
+// Their class objects. The references are never given back, so the pointers stay valid.
+template <size_t count>
+std::array<PyObject*, count> class_objects(const std::array<StepClass, count>& classes) {
+    const nb::module_ steps = nb::module_::import_("decodestep.ops.decode_step.steps");
+    std::array<PyObject*, count> objects;
+    for (size_t i = 0; i < count; ++i) objects[i] = nb::object(steps.attr(classes[i].name)).release().ptr();
+    return objects;
+}
 
 // A number in [low, high]; otherwise std::invalid_argument, which Python sees as ValueError.
 double number_of(PyObject* object, double low, double high);
