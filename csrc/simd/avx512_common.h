@@ -147,8 +147,9 @@ DECODESTEP_INLINE f32x16 from_bf16(const void* p) { return low_bf16(load_u16(p))
 constexpr bool kSplitsBf16 = true;
 // Bit i: whether bfloat16 i of 32 is at least the threshold, whose lower 16 bits are zero. NaN may be marked.
 DECODESTEP_INLINE uint32_t at_least_bf16(const Bf16* p, float threshold) {
-    // Floats are ordered as integers, those of either sign in their own direction.
-    const auto bits = std::bit_cast<uint32_t>(threshold) >> 16;
+    // Floats are ordered as integers, those of either sign in their own direction; 0 is compared as -0, which equals
+    // it.
+    const auto bits = std::bit_cast<uint32_t>(threshold == 0 ? -0.0f : threshold) >> 16;
     const __m512i x = _mm512_loadu_si512(p), least = _mm512_set1_epi16(static_cast<short>(bits));
     return bits & 0x8000 ? _mm512_cmple_epu16_mask(x, least) : _mm512_cmpge_epi16_mask(x, least);
 }
