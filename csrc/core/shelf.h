@@ -1,39 +1,47 @@
 // Objects kept between calls and shared by all threads. Not for files that are built per instruction set.
 #pragma once
 
-#include <pthread.h>
-
-#include <atomic>
+#include <array>
+#include <cstddef>
 #include <mutex>
+#include <utility>
+
+#include "core/per_process.h"
 
 namespace decodestep {
 
-// The contents are leaked on purpose, so that a call during process exit finds them. A forked child starts with empty
-// shelves: at the moment of the fork another thread may have held the mutex, and that thread does not exist in the
-// child.
-template <class Contents>
+// Keeps at most kMost objects, and no more than kMostBytes in all. A T() holds nothing. A forked child starts with an
+// empty shelf.
+template <class T, size_t kMost, size_t kMostBytes, size_t (*bytes_of)(const T&)>
 class Shelf {
   public:
-    // Calls body(contents); no other thread uses them meanwhile.
-    template <class Body>
-    static void use(Body&& body) {
-        std::call_once(once_, [] {
-            guarded_ = new Guarded;
-            pthread_atfork(nullptr, nullptr, [] { guarded_ = new Guarded; });
-        });
-        Guarded& guarded = *guarded_;
-        const std::lock_guard lock(guarded.mutex);
-        body(guarded.contents);
+    // One of the objects; T() if there is none.
+    static T take() {
+        Contents& kept = PerProcess<Contents>::get();
+        const std::lock_guard lock(kept.mutex);
+        if (kept.count == 0) return T{};
+        T object = std::move(kept.objects[--kept.count]);
+        kept.bytes -= bytes_of(object);
+        return object;
+    }
+
+    // The object is destroyed if it does not fit.
+    static void give(T object) noexcept {
+        Contents* const kept = PerProcess<Contents>::existing();
+        if (!kept) return;
+        const size_t bytes = bytes_of(object);
+        const std::lock_guard lock(kept->mutex);
+        if (kept->count == kMost || kept->bytes + bytes > kMostBytes) return;
+        kept->bytes += bytes;
+        kept->objects[kept->count++] = std::move(object);
     }
 
   private:
-    struct Guarded {
+    struct Contents {
         std::mutex mutex;
-        Contents contents;
+        std::array<T, kMost> objects;
+        size_t count = 0, bytes = 0;
     };
-
-    static inline std::once_flag once_;
-    static inline std::atomic<Guarded*> guarded_{nullptr};
 };
 
 }  // namespace decodestep

@@ -11,19 +11,14 @@
 namespace decodestep {
 namespace {
 
-// What is kept for later steps: the buffers of a few concurrent steps, and no more than this many bytes in all.
-constexpr size_t kShelf = 4, kMaxFloats = size_t{256} << 18;
-
-struct KeptBuffers {
-    std::vector<std::vector<PageMemory>> sets;
-    size_t floats = 0;
-};
-
-size_t floats_of(const std::vector<PageMemory>& buffers) {
+size_t bytes_of(const std::vector<PageMemory>& buffers) {
     size_t floats = 0;
     for (const PageMemory& buffer : buffers) floats += buffer.floats();
-    return floats;
+    return floats * sizeof(float);
 }
+
+// Those of a few concurrent steps.
+using BufferShelf = Shelf<std::vector<PageMemory>, 4, size_t{256} << 20, bytes_of>;
 
 }  // namespace
 
@@ -47,24 +42,9 @@ PageMemory::~PageMemory() {
     if (data_) munmap(data_, floats_ * sizeof(float));
 }
 
-StepBuffers::StepBuffers() {
-    Shelf<KeptBuffers>::use([&](KeptBuffers& kept) {
-        if (kept.sets.empty()) return;
-        buffers_ = std::move(kept.sets.back());
-        kept.sets.pop_back();
-        kept.floats -= floats_of(buffers_);
-    });
-}
+StepBuffers::StepBuffers() : buffers_(BufferShelf::take()) {}
 
-StepBuffers::~StepBuffers() {
-    const size_t floats = floats_of(buffers_);
-    Shelf<KeptBuffers>::use([&](KeptBuffers& kept) {
-        if (kept.sets.capacity() < kShelf) kept.sets.reserve(kShelf);
-        if (kept.sets.size() == kShelf || kept.floats + floats > kMaxFloats) return;
-        kept.floats += floats;
-        kept.sets.push_back(std::move(buffers_));
-    });
-}
+StepBuffers::~StepBuffers() { BufferShelf::give(std::move(buffers_)); }
 
 float* StepBuffers::take(size_t floats) {
     if (used_ == buffers_.size())

@@ -12,9 +12,12 @@ std::unique_ptr<T[]> room(size_t items) {
     return std::make_unique_for_overwrite<T[]>(items + kLanesOfBlock);
 }
 
-using WorkspaceShelf = Shelf<std::vector<std::unique_ptr<Workspace>>>;
+constexpr size_t kTokenBytes =
+    97;  // of a workspace: the sizes of the items below, of which there is one for each token
 
-constexpr size_t kShelf = 64;  // more workspaces than that are given back to the system
+size_t bytes_of(const std::unique_ptr<Workspace>& workspace) { return workspace ? workspace->vocab * kTokenBytes : 0; }
+
+using WorkspaceShelf = Shelf<std::unique_ptr<Workspace>, 64, size_t{512} << 20, bytes_of>;
 
 }  // namespace
 
@@ -40,23 +43,14 @@ Workspace::Workspace(size_t vocab)
 
 Workspaces::Workspaces(size_t count, size_t vocab) {
     taken_.reserve(count);
-    WorkspaceShelf::use([&](auto& left) {
-        while (taken_.size() < count && !left.empty()) {
-            taken_.push_back(std::move(left.back()));
-            left.pop_back();
-        }
-    });
-    for (auto& workspace : taken_)
-        if (workspace->vocab < vocab) workspace = std::make_unique<Workspace>(vocab);
-    while (taken_.size() < count) taken_.push_back(std::make_unique<Workspace>(vocab));
+    while (taken_.size() < count) {
+        taken_.push_back(WorkspaceShelf::take());
+        if (!taken_.back() || taken_.back()->vocab < vocab) taken_.back() = std::make_unique<Workspace>(vocab);
+    }
 }
 
 Workspaces::~Workspaces() {
-    WorkspaceShelf::use([&](auto& left) {
-        if (left.capacity() < kShelf) left.reserve(kShelf);
-        for (auto& workspace : taken_)
-            if (left.size() < kShelf) left.push_back(std::move(workspace));
-    });
+    for (auto& workspace : taken_) WorkspaceShelf::give(std::move(workspace));
 }
 
 }  // namespace decodestep
