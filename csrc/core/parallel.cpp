@@ -1,7 +1,5 @@
 #include "core/parallel.h"
 
-#include <pthread.h>
-
 #include <algorithm>
 #include <array>
 #include <atomic>
@@ -15,6 +13,7 @@
 
 #include "core/float_environment.h"
 #include "core/patience.h"
+#include "core/per_process.h"
 #include "core/signal.h"
 
 namespace decodestep {
@@ -202,13 +201,13 @@ class Pool {
 // unless it is inside a share:
 //
 //     open_ = stage ── claim and run shares ── done_ += shares run ── wait until open_ changes
-//                                                     └─ all done: done_ = 0, open_ = stage + 1
+//                                                     └─ all done: done_ = 0, begin(stage + 1), open_ = stage + 1
 class Team {
   public:
-    using Body = void (*)(void*, size_t, const StageShare&);
-
-    Team(size_t stages, size_t seats, Body body, void* context)
-        : stages_(stages), chunks_(seats > 1 ? kChunks : 1), body_(body), context_(context), seats_(seats) {}
+    Team(size_t stages, size_t seats, const StageCalls& calls)
+        : stages_(stages), chunks_(seats > 1 ? kChunks : 1), calls_(calls), seats_(seats) {
+        begin(0);
+    }
 
     void take_part() {
         const size_t me = take_seat();
@@ -260,33 +259,25 @@ class Team {
         size_t run = 0;
         for (size_t chunk; seats_[seat].claim(stage, chunks_, chunk); ++run)
             if (!error_.caught())
-                error_.guard([&] { body_(context_, stage, {me, seat, seats_.size(), chunk, chunks_}); });
+                error_.guard([&] { calls_.body(calls_.context, stage, {me, seat, seats_.size(), chunk, chunks_}); });
         if (run == 0 || done_.fetch_add(run) + run < seats_.size() * chunks_) return;
         done_.store(0, std::memory_order_relaxed);
+        begin(stage + 1);
         open_.store(static_cast<uint32_t>(stage + 1));
     }
 
+    void begin(size_t stage) {
+        if (stage < stages_ && !error_.caught()) error_.guard([&] { calls_.begin(calls_.context, stage); });
+    }
+
     const size_t stages_, chunks_;
-    const Body body_;
-    void* const context_;
+    const StageCalls calls_;
     std::vector<Seat> seats_;
     alignas(128) std::atomic<size_t> taken_{0};  // seats
     alignas(128) Signal open_;                   // the current stage
     alignas(128) std::atomic<size_t> done_{0};   // shares of it that have ended
     FirstError error_;
 };
-
-// Leaked on purpose: workers outlive static destruction, and a forked child, which has no workers, makes a new pool.
-std::atomic<Pool*> pool{nullptr};
-
-Pool& the_pool() {
-    static std::once_flag once;
-    std::call_once(once, [] {
-        pool = new Pool;
-        pthread_atfork(nullptr, nullptr, [] { pool = new Pool; });
-    });
-    return *pool;
-}
 
 // Restores the flag however the job ends.
 struct InsideJob {
@@ -299,14 +290,14 @@ struct InsideJob {
 void parallel_for(size_t tasks, int threads, void (*body)(void*, size_t), void* context) {
     if (tasks > 1 && threads > 1 && !inside_job) {
         const InsideJob inside;
-        if (the_pool().run(tasks, threads, body, context)) return;
+        if (PerProcess<Pool>::get().run(tasks, threads, body, context)) return;
     }
     for (size_t task = 0; task < tasks; ++task) body(context, task);
 }
 
-void parallel_stages(size_t stages, int threads, void (*body)(void*, size_t, const StageShare&), void* context) {
+void parallel_stages(size_t stages, int threads, const StageCalls& calls) {
     const auto seats = static_cast<size_t>(threads);
-    Team team(stages, seats, body, context);
+    Team team(stages, seats, calls);
     parallel_for(seats, threads, [&](size_t) { team.take_part(); });
     team.rethrow();
 }

@@ -13,7 +13,7 @@ namespace decodestep {
 
 // Calls body(context, task) once for every task in [0, tasks), on the calling thread and up to threads - 1 workers.
 // Tasks are claimed one by one, so the caller never waits for a worker that has not started; it waits only for tasks
-// that a worker has claimed. A body that is called from inside a body runs on its own thread alone.
+// that a worker has claimed. A call from inside a body runs on the calling thread alone.
 void parallel_for(size_t tasks, int threads, void (*body)(void* context, size_t task), void* context);
 
 template <class Body>
@@ -35,20 +35,34 @@ void parallel_rows(size_t rows, size_t width, int threads, Body&& body) {
     });
 }
 
-// Calls body(context, stage, share) for every stage in order and, within a stage, for all of its shares, in any order:
-// on a team of the calling thread and up to threads - 1 workers. A stage begins a fraction of a microsecond after the
-// last share of the one before has ended. A thread first claims the shares of its own seat, then those of seats whose
-// thread is late: one that has not started, runs on a slower core or has lost its core to another program holds the
-// team up for no more than the share that it is in.
-void parallel_stages(size_t stages, int threads, void (*body)(void* context, size_t stage, const StageShare& share),
-                     void* context);
+// For every stage in order, calls begin(context, stage) once, then body(context, stage, share) for all of its shares,
+// in any order: on a team of the calling thread and up to threads - 1 workers. A stage begins a fraction of a
+// microsecond after the last share of the one before has ended. A thread first claims the shares of its own seat, then
+// those of seats whose thread is late: one that has not started, runs on a slower core or has lost its core to another
+// program holds the team up for no more than the share that it is in.
+struct StageCalls {
+    void (*begin)(void* context, size_t stage);
+    void (*body)(void* context, size_t stage, const StageShare& share);
+    void* context;
+};
+void parallel_stages(size_t stages, int threads, const StageCalls& calls);
+
+template <class Begin, class Body>
+void parallel_stages(size_t stages, int threads, Begin&& begin, Body&& body) {
+    struct Calls {
+        Begin& begin;
+        Body& body;
+    } calls{begin, body};
+    parallel_stages(
+        stages, threads,
+        {[](void* context, size_t stage) { static_cast<Calls*>(context)->begin(stage); },
+         [](void* context, size_t stage, const StageShare& share) { static_cast<Calls*>(context)->body(stage, share); },
+         &calls});
+}
 
 template <class Body>
 void parallel_stages(size_t stages, int threads, Body&& body) {
-    parallel_stages(
-        stages, threads,
-        [](void* context, size_t stage, const StageShare& share) { (*static_cast<Body*>(context))(stage, share); },
-        const_cast<void*>(static_cast<const void*>(&body)));
+    parallel_stages(stages, threads, [](size_t) {}, body);
 }
 
 // A buffer of the calling thread, of at least `floats` floats; the next call on the same thread reuses it.

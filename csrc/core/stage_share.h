@@ -47,9 +47,6 @@ struct StageShare {
             if (task < count) body(task);
         }
     }
-
-    // Whether it is the first of its stage, which exactly one thread runs.
-    bool is_first() const { return seat == 0 && chunk == 0; }
 };
 
 }  // namespace decodestep

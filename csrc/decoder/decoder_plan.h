@@ -55,14 +55,45 @@ enum class StageKind {
 
 // The operator to which a stage's time is attributed; a norm counts towards the product after it.
 inline StepPart step_part(StageKind kind) {
-    if (kind == StageKind::attend || kind == StageKind::merge_states) return StepPart::grouped_attention;
-    if (kind < StageKind::compress) return StepPart::linear;
-    if (kind < StageKind::attend_latents) return StepPart::mla_prolog;
-    if (kind < StageKind::attended_rows) return StepPart::mla_attention;
-    if (kind < StageKind::ffn_rows) return StepPart::linear;
-    if (kind < StageKind::route) return StepPart::feed_forward;
-    if (kind < StageKind::gate_up_experts) return StepPart::expert_router;
-    return kind < StageKind::logits_rows ? StepPart::experts : StepPart::linear;
+    switch (kind) {
+        case StageKind::attention_rows:
+        case StageKind::project:
+        case StageKind::norm_heads:
+        case StageKind::attended_rows:
+        case StageKind::add_output:
+        case StageKind::add_attended:
+        case StageKind::logits_rows:
+        case StageKind::logits:
+            return StepPart::linear;
+        case StageKind::attend:
+        case StageKind::merge_states:
+            return StepPart::grouped_attention;
+        case StageKind::compress:
+        case StageKind::compressed_rows:
+        case StageKind::project_queries:
+        case StageKind::head_rows:
+        case StageKind::absorb:
+            return StepPart::mla_prolog;
+        case StageKind::attend_latents:
+        case StageKind::merge_latents:
+        case StageKind::latent_rows:
+        case StageKind::value_up:
+            return StepPart::mla_attention;
+        case StageKind::ffn_rows:
+        case StageKind::gate_up:
+        case StageKind::gated_rows:
+        case StageKind::add_down:
+        case StageKind::add_gated:
+            return StepPart::feed_forward;
+        case StageKind::route:
+        case StageKind::choose:
+            return StepPart::expert_router;
+        case StageKind::gate_up_experts:
+        case StageKind::expert_rows:
+        case StageKind::add_experts:
+            return StepPart::experts;
+    }
+    return StepPart::linear;
 }
 
 struct Stage {
@@ -107,7 +138,7 @@ struct alignas(128) MemberMemory {
     Routing routing;
 };
 
-// What the members of the team share in a step; only their own memory changes while it runs.
+// What the members of the team share in a step. Shares change their own memory and `routing` alone.
 class DecoderPlan {
   public:
     DecoderPlan(const DecoderForward& step, StepBuffers& buffers)
@@ -121,6 +152,14 @@ class DecoderPlan {
         for (size_t number = 0; number < decoder.layers.size(); ++number) list_layer(number);
         if (step.rows > 0) list_logits();
         take_memory(buffers);
+    }
+
+    // Prepares a stage, before any of its shares is run: attention to latents is told where its layer's are.
+    void begin(const Stage& stage) {
+        if (stage.kind != StageKind::attend_latents) return;
+        const auto offset = [&](size_t width) { return page_offset(stage.layer_number, 0, 0, width); };
+        latent_call.kv.data = step.values + offset(latent_call.kv.pitch()) * value_bytes(step.cache);
+        latent_call.kr.data = step.keys + offset(decoder.latent.rope) * sizeof(Bf16);
     }
 
     // The offset of a page's keys or values in the cache, in units of which a position takes `width`. page: its index
@@ -166,8 +205,7 @@ class DecoderPlan {
     // output.
     const size_t query_width, attended_width;
     std::vector<AttentionPlan> groups;  // grouped-query attention, one for each window
-    // Latent attention; a stage of each layer sets the addresses of that layer's cache.
-    mutable MlaAttention latent_call{};
+    MlaAttention latent_call{};         // latent attention of the layer that `begin` was last called for
     std::optional<MlaAttentionTasks> latents;
     std::vector<Stage> stages;
     std::vector<PanelSweep> sweeps;
@@ -179,15 +217,15 @@ class DecoderPlan {
     float* attended = nullptr;       // [tokens, attended_width]
     float* heads = nullptr;          // [tokens, query_width + kv_heads * head_dim]: queries and keys before their norms
     float* branch = nullptr;         // [tokens, hidden]: a block's output before its post norm
-    float* gated = nullptr;          // [tokens, width] of a dense block, [tokens * used,
-                                     // width] of experts
+    float* gated = nullptr;          // [tokens, width] of a dense block, [tokens * used, width] of experts
     float* shared_gated = nullptr;   // [tokens, width]
     float* router_logits = nullptr;  // [tokens, experts]
     // Of latent attention:
-    float *compressed = nullptr, *queries = nullptr,
-          *latent = nullptr;  // [tokens, outputs] of these products
-    float *query_latent = nullptr,
-          *query_rope = nullptr;       // [tokens, heads, latent], [tokens, heads, rope]
+    float* compressed = nullptr;       // [tokens, outputs of query_down]
+    float* queries = nullptr;          // [tokens, query_width]
+    float* latent = nullptr;           // [tokens, latent + rope]
+    float* query_latent = nullptr;     // [tokens, heads, latent]
+    float* query_rope = nullptr;       // [tokens, heads, rope]
     float* attended_latent = nullptr;  // [tokens, heads, latent]
 
   private:

@@ -36,9 +36,8 @@ class LatentAttentionPart : public StageMember {
     }
     Range rows_of_absorb() const { return rows_of_panels(s_.latent); }
 
-    // The queries against the latents, and everything else that attention reads.
+    // The queries against the latents; the cache's rows of the tokens.
     void absorb(const Activations& x) const {
-        if (share_.is_first()) place_cache();
         share_.each(step_.tokens, [&](size_t t) { store_in_cache(t); });
         share_.each(step_.tokens * decoder_.heads, [&](size_t row) {
             const size_t t = row % step_.tokens, head = row / step_.tokens;
@@ -117,12 +116,6 @@ class LatentAttentionPart : public StageMember {
         }
         rotate(t, latent + s_.latent, turned);
         store_sums(reinterpret_cast<Bf16*>(step_.keys) + layer_offset(s_.rope, page) + row * s_.rope, turned, s_.rope);
-    }
-
-    void place_cache() const {
-        const size_t at = layer_offset(plan_.latent_call.kv.pitch());
-        plan_.latent_call.kv.data = step_.values + at * value_bytes(step_.cache);
-        plan_.latent_call.kr.data = step_.keys + layer_offset(s_.rope) * sizeof(Bf16);
     }
 
     const LatentSizes& s_;

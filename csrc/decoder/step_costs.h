@@ -13,7 +13,7 @@ constexpr const char* kStepParts[] = {"linear",       "grouped_attention", "mla_
 // Per part: seconds, and the number of stages.
 using StepCost = double[2];
 
-// Read at the start of a stage, by the thread that runs its first share.
+// Read at the start of every stage.
 class StepClock {
   public:
     // costs: one for each part, to which the times are added; null: no clock is read.

@@ -47,14 +47,18 @@ void each_task_runs_once(int threads) {
     for (const auto& count : runs) CHECK(count == 1);
 }
 
-// Every unit of every stage runs once, and no stage begins before the one before has ended.
+// Every unit of every stage runs once; a stage begins once, after the one before has ended and before its own units.
 void each_share_runs_once(int threads) {
     constexpr size_t kStages = 200, kUnits = 37;
     std::vector<std::atomic<int>> units(kStages * kUnits), tasks(kStages * kUnits);
-    std::atomic<size_t> ended{0}, firsts{0}, early{0};
-    parallel_stages(kStages, threads, [&](size_t stage, const StageShare& share) {
-        if (ended < stage * kUnits) ++early;
-        if (share.is_first()) ++firsts;
+    std::atomic<size_t> ended{0}, early{0};
+    size_t begun = 0;
+    const auto begin = [&](size_t stage) {
+        if (ended < stage * kUnits || begun != stage) ++early;
+        begun = stage + 1;
+    };
+    parallel_stages(kStages, threads, begin, [&](size_t stage, const StageShare& share) {
+        if (begun != stage + 1) ++early;
         CHECK(share.member < static_cast<size_t>(threads));
         share.each_dealt(kUnits, [&](size_t task) { ++tasks[stage * kUnits + task]; });
         const auto part = share.of(kUnits, 1 + stage % 5);
@@ -63,14 +67,14 @@ void each_share_runs_once(int threads) {
     });
     for (const auto& count : units) CHECK(count == 1);
     for (const auto& count : tasks) CHECK(count == 1);
-    CHECK(early == 0 && firsts == kStages);
+    CHECK(early == 0 && begun == kStages);
 }
 
 // A thread that has lost its core holds a stage up for the share that it is in; others run the rest of its part.
 void others_run_the_shares_of_a_late_thread() {
     std::atomic<size_t> others{0};
     parallel_stages(20, 4, [&](size_t stage, const StageShare& share) {
-        if (!share.is_first()) return void(++others);
+        if (share.seat > 0 || share.chunk > 0) return void(++others);
         const size_t all_others = (stage + 1) * (share.seats * share.chunks - 1);
         for (int waited = 0; others < all_others; ++waited) {
             CHECK(waited < 20000);
