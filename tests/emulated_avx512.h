@@ -43,7 +43,7 @@
 #endif
 #undef _mm512_setr_epi32
 
-namespace decodestep::DECODESTEP_ISA {
+namespace decodestep::DECODESTEP_BUILD {
 
 template <class T>
 using Lanes [[gnu::vector_size(64)]] = T;
@@ -431,4 +431,4 @@ EMULATED void _tile_dpbssd(int to, int a, int b) {
         }
 }
 
-}  // namespace decodestep::DECODESTEP_ISA
+}  // namespace decodestep::DECODESTEP_BUILD

@@ -5,7 +5,7 @@
 #include "attention/key_block.h"
 #include "core/pieces.h"
 
-namespace decodestep::DECODESTEP_ISA {
+namespace decodestep::DECODESTEP_BUILD {
 
 // The largest number of accumulators of a product, rows times vectors: twelve of AVX2's sixteen registers; with 32
 // registers, as many as leave room for the other factors.
@@ -99,4 +99,4 @@ DECODESTEP_INLINE void add_values(const Row& row, size_t lanes, Weights weights,
     }
 }
 
-}  // namespace decodestep::DECODESTEP_ISA
+}  // namespace decodestep::DECODESTEP_BUILD

@@ -5,7 +5,7 @@
 
 #include "core/isa.h"
 
-namespace decodestep::DECODESTEP_ISA {
+namespace decodestep::DECODESTEP_BUILD {
 
 // Tokens [token, token + tokens), all of one sequence; groups [group, group + groups); and of each group heads
 // [head, head + heads). Rows are in the order (group, token, head).
@@ -22,4 +22,4 @@ struct AttentionRows {
     }
 };
 
-}  // namespace decodestep::DECODESTEP_ISA
+}  // namespace decodestep::DECODESTEP_BUILD

@@ -19,7 +19,7 @@
 #include "attention/byte_keys.h"
 #include "attention/softmax_state.h"
 
-namespace decodestep::DECODESTEP_ISA {
+namespace decodestep::DECODESTEP_BUILD {
 
 constexpr size_t kChunkColumns = 64;
 constexpr size_t kFewRows = 6;  // of a group: up to this many, keys are in the lanes
@@ -387,4 +387,4 @@ class AttentionTile {
     size_t lines_beside_ = 0;  // cache lines of the next block to prefetch with each piece of a product
 };
 
-}  // namespace decodestep::DECODESTEP_ISA
+}  // namespace decodestep::DECODESTEP_BUILD

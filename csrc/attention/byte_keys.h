@@ -8,7 +8,7 @@
 #include "attention/softmax_state.h"
 #include "simd/byte_sums.h"
 
-namespace decodestep::DECODESTEP_ISA {
+namespace decodestep::DECODESTEP_BUILD {
 
 // The number of rows that share a vector of pairs: their sums, that vector and a product stay in registers.
 constexpr int kPairRows = kManyAccumulators ? 8 : 4;
@@ -151,4 +151,4 @@ class ByteKeys {
     int32_t *query_, *weight_, *words_;
 };
 
-}  // namespace decodestep::DECODESTEP_ISA
+}  // namespace decodestep::DECODESTEP_BUILD

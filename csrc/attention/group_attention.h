@@ -21,7 +21,7 @@
 #include "core/pieces.h"
 #include "simd/exp.h"
 
-namespace decodestep::DECODESTEP_ISA {
+namespace decodestep::DECODESTEP_BUILD {
 
 // Tiles of accumulators: for scores, queries times pages; for values, queries times vectors of columns. With few
 // registers, larger tiles of values would spill.
@@ -275,4 +275,4 @@ void attend_split(const Queries<Cache>& q, const HeadPages<Cache>& pages, float 
     with_constant<kMaxQueries>(q.count, [&]<int R>() { attend_queries<R>(q, pages, scale, split, states); });
 }
 
-}  // namespace decodestep::DECODESTEP_ISA
+}  // namespace decodestep::DECODESTEP_BUILD

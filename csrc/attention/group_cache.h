@@ -17,7 +17,7 @@
 #include "simd/dot_products.h"
 #include "simd/rounding.h"
 
-namespace decodestep::DECODESTEP_ISA {
+namespace decodestep::DECODESTEP_BUILD {
 
 struct Bf16Cache {
     using Factor = PairDot::Value;                  // of queries and weights
@@ -204,4 +204,4 @@ DECODESTEP_INLINE void with_cache(CacheType type, Body&& body) {
     body.template operator()<I8Cache>();
 }
 
-}  // namespace decodestep::DECODESTEP_ISA
+}  // namespace decodestep::DECODESTEP_BUILD

@@ -14,7 +14,7 @@
 #include "attention/mla_attention.h"
 #include "simd/transpose.h"
 
-namespace decodestep::DECODESTEP_ISA {
+namespace decodestep::DECODESTEP_BUILD {
 
 constexpr size_t kBlockKeys = 64;
 
@@ -181,4 +181,4 @@ class KeyPrefetcher {
     const uint8_t* at_ = nullptr;
 };
 
-}  // namespace decodestep::DECODESTEP_ISA
+}  // namespace decodestep::DECODESTEP_BUILD

@@ -3,7 +3,7 @@
 #include "attention/mla_attention_tasks.h"
 #include "core/parallel.h"
 
-namespace decodestep::DECODESTEP_ISA {
+namespace decodestep::DECODESTEP_BUILD {
 namespace {
 
 constexpr size_t kTasksAThread = 4;  // of one call, so that all threads end at about the same time
@@ -98,4 +98,4 @@ void mla_attention(const MlaAttention& a) {
     parallel_for(tasks.merge_count(), a.threads, [&](size_t task) { tasks.merge(task); });
 }
 
-}  // namespace decodestep::DECODESTEP_ISA
+}  // namespace decodestep::DECODESTEP_BUILD

@@ -8,7 +8,7 @@
 
 #include "attention/attention_tile.h"
 
-namespace decodestep::DECODESTEP_ISA {
+namespace decodestep::DECODESTEP_BUILD {
 
 class MlaAttentionTasks {
   public:
@@ -46,4 +46,4 @@ class MlaAttentionTasks {
     std::unique_ptr<float[]> records_;
 };
 
-}  // namespace decodestep::DECODESTEP_ISA
+}  // namespace decodestep::DECODESTEP_BUILD

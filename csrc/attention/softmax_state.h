@@ -7,7 +7,7 @@
 
 #include "simd/exp.h"
 
-namespace decodestep::DECODESTEP_ISA {
+namespace decodestep::DECODESTEP_BUILD {
 
 constexpr size_t kSplitKeys = 256;
 constexpr float kLowest = -3.4e38f;
@@ -59,4 +59,4 @@ struct SoftmaxStates {
     SoftmaxState operator[](size_t i) const { return {from(i).records, width}; }
 };
 
-}  // namespace decodestep::DECODESTEP_ISA
+}  // namespace decodestep::DECODESTEP_BUILD

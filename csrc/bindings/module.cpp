@@ -4,8 +4,8 @@
 
 NB_MODULE(_native, m) {
     using namespace decodestep;
-    isa();  // refuses an unknown DECODESTEP_ISA at import, not in a kernel on another thread
-    m.def("isa", &isa_name);
+    current_tier();  // refuses an unknown DECODESTEP_ISA at import, not in a kernel on another thread
+    m.def("isa", &tier_name);
     bind_decode_step(m);
     bind_decoder(m);
     bind_history(m);

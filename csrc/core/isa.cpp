@@ -17,14 +17,14 @@
 namespace decodestep {
 namespace {
 
-struct Tier {
-    Isa isa;
+struct NamedTier {
+    Tier tier;
     const char* name;
 };
 
-#define DECODESTEP_TIER(tier, build) {Isa::tier, #tier},
-constexpr Tier kTiers[] = {DECODESTEP_EACH_TIER(DECODESTEP_TIER, DECODESTEP_ALL_BUILDS)};
-#undef DECODESTEP_TIER
+#define DECODESTEP_NAMED_TIER(tier, build) {Tier::tier, #tier},
+constexpr NamedTier kTiers[] = {DECODESTEP_EACH_TIER(DECODESTEP_NAMED_TIER, DECODESTEP_ALL_BUILDS)};
+#undef DECODESTEP_NAMED_TIER
 
 #ifdef DECODESTEP_HAS_AVX512
 // Whether the CPU has AMX and the system permits this process to use it. Linux saves the tile registers of a thread
@@ -61,52 +61,52 @@ bool has_i8mm() { return false; }
 #endif
 
 // Whether this CPU has what the flags of a tier in CMakeLists.txt let the compiler use.
-bool runs(Isa isa) {
-    switch (isa) {
-        case Isa::baseline:
+bool runs(Tier tier) {
+    switch (tier) {
+        case Tier::baseline:
             return true;
 #ifdef DECODESTEP_X86
-        case Isa::avx2:
+        case Tier::avx2:
             return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") && __builtin_cpu_supports("f16c");
-        case Isa::avx2_vnni:
-            return runs(Isa::avx2) && __builtin_cpu_supports("avxvnni");
+        case Tier::avx2_vnni:
+            return runs(Tier::avx2) && __builtin_cpu_supports("avxvnni");
 #endif
 #ifdef DECODESTEP_HAS_AVX512
-        case Isa::avx512:
-            return runs(Isa::avx2) && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+        case Tier::avx512:
+            return runs(Tier::avx2) && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                    __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
-        case Isa::avx512_vnni:
-            return runs(Isa::avx512) && __builtin_cpu_supports("avx512vnni");
-        case Isa::avx512_bf16:
-            return runs(Isa::avx512_vnni) && __builtin_cpu_supports("avx512bf16") &&
+        case Tier::avx512_vnni:
+            return runs(Tier::avx512) && __builtin_cpu_supports("avx512vnni");
+        case Tier::avx512_bf16:
+            return runs(Tier::avx512_vnni) && __builtin_cpu_supports("avx512bf16") &&
                    __builtin_cpu_supports("avx512vbmi2");
-        case Isa::avx512_amx:
-            return runs(Isa::avx512_bf16) && has_tiles();
+        case Tier::avx512_amx:
+            return runs(Tier::avx512_bf16) && has_tiles();
 #endif
 #ifdef DECODESTEP_ARM
-        case Isa::neon:
+        case Tier::neon:
             return true;
-        case Isa::neon_dotprod:
+        case Tier::neon_dotprod:
             return has_dotprod();
-        case Isa::neon_i8mm:
+        case Tier::neon_i8mm:
             return has_dotprod() && has_i8mm();
 #endif
     }
     return false;
 }
 
-Isa choose_isa() {
+Tier choose_tier() {
 #ifdef DECODESTEP_X86
     __builtin_cpu_init();
 #endif
     const char* wanted = std::getenv("DECODESTEP_ISA");
-    Isa best = Isa::baseline;
+    Tier best = Tier::baseline;
     std::string names;
-    for (const Tier& tier : kTiers) {
-        if (!runs(tier.isa)) continue;
-        if (wanted != nullptr && std::string(wanted) == tier.name) return tier.isa;
-        best = tier.isa;
-        names += (names.empty() ? "" : ", ") + std::string(tier.name);
+    for (const auto& [tier, name] : kTiers) {
+        if (!runs(tier)) continue;
+        if (wanted != nullptr && std::string(wanted) == name) return tier;
+        best = tier;
+        names += (names.empty() ? "" : ", ") + std::string(name);
     }
     if (wanted == nullptr) return best;
     throw std::invalid_argument("isa: DECODESTEP_ISA must be one of " + names + ", which this machine has; got '" +
@@ -115,11 +115,11 @@ Isa choose_isa() {
 
 }  // namespace
 
-Isa isa() {
-    static const Isa chosen = choose_isa();
+Tier current_tier() {
+    static const Tier chosen = choose_tier();
     return chosen;
 }
 
-const char* isa_name() { return kTiers[static_cast<int>(isa())].name; }
+const char* tier_name() { return kTiers[static_cast<int>(current_tier())].name; }
 
 }  // namespace decodestep

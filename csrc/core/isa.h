@@ -8,13 +8,13 @@
 namespace decodestep {
 
 #define DECODESTEP_ENUMERATOR(tier, build) tier,
-enum class Isa { DECODESTEP_EACH_TIER(DECODESTEP_ENUMERATOR, DECODESTEP_ALL_BUILDS) };
+enum class Tier { DECODESTEP_EACH_TIER(DECODESTEP_ENUMERATOR, DECODESTEP_ALL_BUILDS) };
 #undef DECODESTEP_ENUMERATOR
 
 // The best tier that this CPU supports, or the one named by the environment variable DECODESTEP_ISA. Fixed by the first
 // call, which throws std::invalid_argument if DECODESTEP_ISA is not a tier that this CPU supports.
-Isa isa();
-const char* isa_name();
+Tier current_tier();
+const char* tier_name();
 
 }  // namespace decodestep
 
@@ -36,16 +36,16 @@ const char* isa_name();
 #define DECODESTEP_PAIR_KERNEL(name, Args) DECODESTEP_BUILT_KERNEL(name, Args, DECODESTEP_PAIR_BUILDS)
 #define DECODESTEP_ALL_PAIR_KERNEL(name, Args) DECODESTEP_BUILT_KERNEL(name, Args, DECODESTEP_ALL_PAIR_BUILDS)
 
-#define DECODESTEP_BUILT_KERNEL(name, Args, ...)                                           \
-    DECODESTEP_EACH_TIER(DECODESTEP_DECLARE_KERNEL, __VA_ARGS__, name, Args)               \
-    DECODESTEP_INLINE void name(const Args& args) {                                        \
-        const DefaultFloats floats;                                                        \
-        switch (isa()) { DECODESTEP_EACH_TIER(DECODESTEP_CALL_KERNEL, __VA_ARGS__, name) } \
+#define DECODESTEP_BUILT_KERNEL(name, Args, ...)                                                    \
+    DECODESTEP_EACH_TIER(DECODESTEP_DECLARE_KERNEL, __VA_ARGS__, name, Args)                        \
+    DECODESTEP_INLINE void name(const Args& args) {                                                 \
+        const DefaultFloats floats;                                                                 \
+        switch (current_tier()) { DECODESTEP_EACH_TIER(DECODESTEP_CALL_KERNEL, __VA_ARGS__, name) } \
     }
 #define DECODESTEP_DECLARE_KERNEL(tier, build, name, Args) \
     namespace build {                                      \
     void name(const Args&);                                \
     }
 #define DECODESTEP_CALL_KERNEL(tier, build, name) \
-    case Isa::tier:                               \
+    case Tier::tier:                              \
         return build::name(args);

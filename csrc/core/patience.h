@@ -15,7 +15,7 @@ struct SteadyTime {
 // A program that calls kernels one after another, with a tenth of a millisecond of other work in between, would find
 // the workers asleep at each call, and waking one takes as long as reading megabytes. So a worker whose jobs have come
 // soon stays awake for the next one, for at most kMost. Meanwhile it yields; if another thread took its core, it goes
-// to sleep, because of two threads on one core that only yield to each other neither would be moved to an idle core.
+// to sleep: two threads that only yield to each other stay on one core, since the scheduler moves sleeping threads.
 template <class Time>
 class PatienceBy {
   public:

@@ -14,7 +14,7 @@
 #include "attention/group_attention.h"
 #include "decoder/decoder_forward.h"
 
-namespace decodestep::DECODESTEP_ISA {
+namespace decodestep::DECODESTEP_BUILD {
 
 // Adjacent tokens of one sequence, whose queries see nearly the same keys.
 struct TokenRun {
@@ -172,4 +172,4 @@ class AttentionPlan {
     size_t cut_queries_ = 0, states_ = 0;
 };
 
-}  // namespace decodestep::DECODESTEP_ISA
+}  // namespace decodestep::DECODESTEP_BUILD

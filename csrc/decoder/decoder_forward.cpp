@@ -4,7 +4,7 @@
 #include "decoder/grouped_attention_part.h"
 #include "decoder/latent_attention_part.h"
 
-namespace decodestep::DECODESTEP_ISA {
+namespace decodestep::DECODESTEP_BUILD {
 namespace {
 
 // A share of a stage of any kind.
@@ -142,4 +142,4 @@ void decoder_forward(const DecoderForward& step) {
     clock.end();
 }
 
-}  // namespace decodestep::DECODESTEP_ISA
+}  // namespace decodestep::DECODESTEP_BUILD

@@ -19,9 +19,10 @@ namespace decodestep {
 
 // Grouped-query attention.
 struct GroupedAttention {
-    LinearPanelWeight query;  // hidden to heads * head_dim; the two values of a rope pair side by side
-    LinearPanelWeight
-        values_keys;  // hidden to kv_heads * head_dim values, then as many keys, in pairs like the queries
+    // hidden to heads * head_dim; the two values of a rope pair side by side
+    LinearPanelWeight query;
+    // hidden to kv_heads * head_dim values, then as many keys, in pairs like the queries
+    LinearPanelWeight values_keys;
     LinearPanelWeight output;
     // Biases of the products, [outputs], and the norms of every head of queries and keys, [head_values]; null without.
     const float *query_bias, *values_keys_bias, *output_bias, *query_norm, *key_norm;
@@ -120,10 +121,11 @@ struct Decoder {
 // The page table names a page by its place among the pages of the first layer and head of all slabs:
 //   slab * layers * kv_heads * slab_pages + page of the slab
 // Reads the cache at positions before a token's own; these were written by earlier calls or by this one. Writes the
-// cache at the tokens' positions and nowhere else, in any order; a position may be written again. The contents of later
-// positions, of this sequence or left by another one, have no effect. NaN: reaches later tokens of its own sequence and
-// nothing else. Determinism: a token's bits depend on the tokens up to its own in its sequence alone, not on the other
-// tokens of the call, on how a prompt is split into calls, or on the thread count.
+// cache at the tokens' positions and nowhere else, in any order. Two tokens of a call must not have the same position
+// of one sequence; a later call may write it again. The contents of later positions, of this sequence or left by
+// another one, have no effect. NaN: reaches later tokens of its own sequence and nothing else. Determinism: a token's
+// bits depend on the tokens up to its own in its sequence alone, not on the other tokens of the call, on how a prompt
+// is split into calls, or on the thread count.
 struct DecoderForward {
     const Decoder* decoder;
     size_t tokens;

@@ -12,7 +12,7 @@
 #include "linear/panel_product.h"
 #include "mixture_of_experts/expert_rows.h"
 
-namespace decodestep::DECODESTEP_ISA {
+namespace decodestep::DECODESTEP_BUILD {
 
 // What a stage does. Stages run one after another, each on all members of the team. The stages named *_rows make the
 // activations that the following product reads.
@@ -393,4 +393,4 @@ class DecoderPlan {
     SoftmaxStates states_{};
 };
 
-}  // namespace decodestep::DECODESTEP_ISA
+}  // namespace decodestep::DECODESTEP_BUILD

@@ -5,7 +5,7 @@
 #include "mixture_of_experts/mixture_products.h"
 #include "mixture_of_experts/route_row.h"
 
-namespace decodestep::DECODESTEP_ISA {
+namespace decodestep::DECODESTEP_BUILD {
 
 class FeedForwardPart : public StageMember {
   public:
@@ -43,7 +43,7 @@ class FeedForwardPart : public StageMember {
         if (begins_rows())
             for (size_t row = 0; row < gated_count(); ++row) store_gated(in, row);
         in.rows = &expert_rows();
-        decodestep::DECODESTEP_ISA::add_experts(in, decoder_.residual_scale, share_, plan_.x);
+        decodestep::DECODESTEP_BUILD::add_experts(in, decoder_.residual_scale, share_, plan_.x);
     }
 
   private:
@@ -106,4 +106,4 @@ class FeedForwardPart : public StageMember {
     const Mixture& m_;
 };
 
-}  // namespace decodestep::DECODESTEP_ISA
+}  // namespace decodestep::DECODESTEP_BUILD

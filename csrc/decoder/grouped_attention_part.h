@@ -4,7 +4,7 @@
 #include "decoder/stage_member.h"
 #include "elementwise/rope.h"
 
-namespace decodestep::DECODESTEP_ISA {
+namespace decodestep::DECODESTEP_BUILD {
 
 // Cache: the type of the step's cache.
 template <class Cache>
@@ -226,4 +226,4 @@ class GroupedAttentionPart : public StageMember {
     const AttentionPlan& groups_;
 };
 
-}  // namespace decodestep::DECODESTEP_ISA
+}  // namespace decodestep::DECODESTEP_BUILD

@@ -5,7 +5,7 @@
 #include "decoder/stage_member.h"
 #include "elementwise/rope.h"
 
-namespace decodestep::DECODESTEP_ISA {
+namespace decodestep::DECODESTEP_BUILD {
 
 class LatentAttentionPart : public StageMember {
   public:
@@ -122,4 +122,4 @@ class LatentAttentionPart : public StageMember {
     const LatentAttention& w_;
 };
 
-}  // namespace decodestep::DECODESTEP_ISA
+}  // namespace decodestep::DECODESTEP_BUILD

@@ -9,7 +9,7 @@
 #include "elementwise/rms_norm_row.h"
 #include "simd/rounding.h"
 
-namespace decodestep::DECODESTEP_ISA {
+namespace decodestep::DECODESTEP_BUILD {
 
 class StageMember {
   public:
@@ -158,4 +158,4 @@ class StageMember {
     MemberMemory& own_;
 };
 
-}  // namespace decodestep::DECODESTEP_ISA
+}  // namespace decodestep::DECODESTEP_BUILD

@@ -3,7 +3,7 @@
 #include "core/parallel.h"
 #include "elementwise/rms_norm_row.h"
 
-namespace decodestep::DECODESTEP_ISA {
+namespace decodestep::DECODESTEP_BUILD {
 
 void rms_norm(const RmsNorm& a) {
     parallel_rows(a.rows, a.width, a.threads, [&](size_t row) {
@@ -20,4 +20,4 @@ void rms_norm(const RmsNorm& a) {
     });
 }
 
-}  // namespace decodestep::DECODESTEP_ISA
+}  // namespace decodestep::DECODESTEP_BUILD

@@ -3,7 +3,7 @@
 
 #include "simd/simd.h"
 
-namespace decodestep::DECODESTEP_ISA {
+namespace decodestep::DECODESTEP_BUILD {
 
 inline float root_mean_square(const float* x, size_t width, float eps) {
     f32x16 squares = broadcast(0.0f);
@@ -21,4 +21,4 @@ inline float root_mean_square(const float* x, size_t width, float eps) {
 
 DECODESTEP_INLINE f32x16 normed(f32x16 x, f32x16 rms, f32x16 gamma) { return x / rms * gamma; }
 
-}  // namespace decodestep::DECODESTEP_ISA
+}  // namespace decodestep::DECODESTEP_BUILD

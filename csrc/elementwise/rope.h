@@ -3,7 +3,7 @@
 
 #include "simd/rounding.h"
 
-namespace decodestep::DECODESTEP_ISA {
+namespace decodestep::DECODESTEP_BUILD {
 
 // Eight adjacent pairs, each rotated by its own sine and cosine.
 DECODESTEP_INLINE f32x16 rotate_pairs(f32x16 values, const float* sin, const float* cos) {
@@ -24,4 +24,4 @@ DECODESTEP_INLINE void rotate_to_halves(const float* x, size_t pairs, size_t fir
     }
 }
 
-}  // namespace decodestep::DECODESTEP_ISA
+}  // namespace decodestep::DECODESTEP_BUILD

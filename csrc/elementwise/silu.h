@@ -3,7 +3,7 @@
 
 #include "simd/exp.h"
 
-namespace decodestep::DECODESTEP_ISA {
+namespace decodestep::DECODESTEP_BUILD {
 
 DECODESTEP_INLINE f32x16 gated(f32x16 gate, f32x16 up) {
     const f32x16 one = broadcast(1.0f);
@@ -24,4 +24,4 @@ DECODESTEP_INLINE f32x16 squared_relu(f32x16 x) {
     return x * x;
 }
 
-}  // namespace decodestep::DECODESTEP_ISA
+}  // namespace decodestep::DECODESTEP_BUILD

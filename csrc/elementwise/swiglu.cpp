@@ -3,7 +3,7 @@
 #include "core/parallel.h"
 #include "elementwise/silu.h"
 
-namespace decodestep::DECODESTEP_ISA {
+namespace decodestep::DECODESTEP_BUILD {
 
 void swiglu(const Swiglu& a) {
     parallel_rows(a.rows, a.width, a.threads, [&](size_t row) {
@@ -16,4 +16,4 @@ void swiglu(const Swiglu& a) {
     });
 }
 
-}  // namespace decodestep::DECODESTEP_ISA
+}  // namespace decodestep::DECODESTEP_BUILD

@@ -8,7 +8,7 @@
 #include "simd/byte_sums.h"
 #include "simd/rounding.h"
 
-namespace decodestep::DECODESTEP_ISA {
+namespace decodestep::DECODESTEP_BUILD {
 
 // Copies a row, in every form that both sides have.
 inline void copy_row(const Activations& from, size_t row, const Activations& to, size_t to_row) {
@@ -97,4 +97,4 @@ inline void store_row(const Activations& x, size_t t, const float* row, size_t w
     });
 }
 
-}  // namespace decodestep::DECODESTEP_ISA
+}  // namespace decodestep::DECODESTEP_BUILD

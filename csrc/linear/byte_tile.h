@@ -6,7 +6,7 @@
 #include "linear/float_sums.h"
 #include "linear/panel_bytes.h"
 
-namespace decodestep::DECODESTEP_ISA {
+namespace decodestep::DECODESTEP_BUILD {
 
 // A run: as many quads of a piece as ByteSums can add up without overflow.
 template <Format F>
@@ -297,4 +297,4 @@ void add_residuals(const uint8_t* panel, const Activations& x, size_t first, siz
     }
 }
 
-}  // namespace decodestep::DECODESTEP_ISA
+}  // namespace decodestep::DECODESTEP_BUILD

@@ -4,7 +4,7 @@
 #include "linear/linear_panels.h"
 #include "simd/simd.h"
 
-namespace decodestep::DECODESTEP_ISA {
+namespace decodestep::DECODESTEP_BUILD {
 
 // The float sums of T tokens and 16 or 32 outputs.
 template <int T, int V>
@@ -33,4 +33,4 @@ DECODESTEP_INLINE void store_outputs(const FloatSums<T, V>& y, size_t first_v, f
         for (int v = 0; v < V; ++v) store(outputs[t] + kLanes * (first_v + v), y[t][v]);
 }
 
-}  // namespace decodestep::DECODESTEP_ISA
+}  // namespace decodestep::DECODESTEP_BUILD

@@ -4,7 +4,7 @@
 #include "linear/activations.h"
 #include "linear/panel_prefetcher.h"
 
-namespace decodestep::DECODESTEP_ISA {
+namespace decodestep::DECODESTEP_BUILD {
 
 template <Format F>
 DECODESTEP_INLINE f32x16 widened(const uint8_t* p) {
@@ -51,4 +51,4 @@ void float_tile(size_t blocks, const uint8_t* panel, const uint8_t* next_panel, 
     }
 }
 
-}  // namespace decodestep::DECODESTEP_ISA
+}  // namespace decodestep::DECODESTEP_BUILD

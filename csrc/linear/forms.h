@@ -6,7 +6,7 @@
 #include "linear/activations.h"
 #include "linear/linear_panels.h"
 
-namespace decodestep::DECODESTEP_ISA {
+namespace decodestep::DECODESTEP_BUILD {
 
 struct Forms {
     bool as_values = false, as_bytes = false;
@@ -25,4 +25,4 @@ struct Forms {
     }
 };
 
-}  // namespace decodestep::DECODESTEP_ISA
+}  // namespace decodestep::DECODESTEP_BUILD

@@ -4,7 +4,7 @@
 #include "linear/panel_product.h"
 #include "linear/panel_tile.h"
 
-namespace decodestep::DECODESTEP_ISA {
+namespace decodestep::DECODESTEP_BUILD {
 namespace {
 
 // A partial group takes as long as a whole one: with fewer tokens the tier below is faster.
@@ -24,4 +24,4 @@ void panel_tile(const PanelTile& a) {
             {a.format, a.blocks, a.panel, nullptr, a.x, a.first + many, a.tokens - many, a.outputs + many});
 }
 
-}  // namespace decodestep::DECODESTEP_ISA
+}  // namespace decodestep::DECODESTEP_BUILD

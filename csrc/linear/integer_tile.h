@@ -7,7 +7,7 @@
 #include "linear/stored_tile.h"
 #include "simd/integer_tiles.h"
 
-namespace decodestep::DECODESTEP_ISA {
+namespace decodestep::DECODESTEP_BUILD {
 
 constexpr size_t kGroup = IntegerTiles::kTokens;
 
@@ -186,4 +186,4 @@ void integer_tiles(size_t blocks, const uint8_t* panel, const uint8_t* next_pane
     add_residuals<F>(panel, x, first, tokens, outputs);
 }
 
-}  // namespace decodestep::DECODESTEP_ISA
+}  // namespace decodestep::DECODESTEP_BUILD

@@ -4,7 +4,7 @@
 
 #include "simd/simd.h"
 
-namespace decodestep::DECODESTEP_ISA {
+namespace decodestep::DECODESTEP_BUILD {
 
 // Scale and minimum of piece j, six bits each, from twelve bytes. Pieces 4 to 7 have their low four bits in the last
 // four bytes, and their upper two bits in the upper two bits of the first eight.
@@ -62,4 +62,4 @@ struct Q6_KBlock {
     }
 };
 
-}  // namespace decodestep::DECODESTEP_ISA
+}  // namespace decodestep::DECODESTEP_BUILD

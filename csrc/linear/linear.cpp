@@ -5,7 +5,7 @@
 #include "core/parallel.h"
 #include "linear/row_blocks.h"
 
-namespace decodestep::DECODESTEP_ISA {
+namespace decodestep::DECODESTEP_BUILD {
 namespace {
 
 // Whether a row consists of cache lines of plain values, so that reading them is the whole cost of a product.
@@ -256,4 +256,4 @@ void gather_rows(const GatherRows& a) {
     });
 }
 
-}  // namespace decodestep::DECODESTEP_ISA
+}  // namespace decodestep::DECODESTEP_BUILD

@@ -6,7 +6,7 @@
 #include "linear/linear_panels_tasks.h"
 #include "linear/panel_product.h"
 
-namespace decodestep::DECODESTEP_ISA {
+namespace decodestep::DECODESTEP_BUILD {
 namespace {
 
 // About 10 microseconds of work, in whole groups of streams where streams are used.
@@ -48,4 +48,4 @@ void linear_panels(const LinearPanels& a) {
     parallel_for(tasks.multiply_count(), a.threads, [&](size_t task) { tasks.multiply(task); });
 }
 
-}  // namespace decodestep::DECODESTEP_ISA
+}  // namespace decodestep::DECODESTEP_BUILD

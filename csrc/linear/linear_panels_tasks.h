@@ -7,7 +7,7 @@
 #include "linear/activations.h"
 #include "linear/linear_panels.h"
 
-namespace decodestep::DECODESTEP_ISA {
+namespace decodestep::DECODESTEP_BUILD {
 
 class LinearPanelsTasks {
   public:
@@ -28,4 +28,4 @@ class LinearPanelsTasks {
     Activations x_;
 };
 
-}  // namespace decodestep::DECODESTEP_ISA
+}  // namespace decodestep::DECODESTEP_BUILD

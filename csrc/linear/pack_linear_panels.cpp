@@ -7,7 +7,7 @@
 #include "linear/split_blocks.h"
 #include "simd/rounding.h"
 
-namespace decodestep::DECODESTEP_ISA {
+namespace decodestep::DECODESTEP_BUILD {
 namespace {
 
 // The rows of a panel's 32 outputs; null beyond the last output of the weight.
@@ -192,4 +192,4 @@ void pack_linear_panels(const PackLinearPanels& a) {
     });
 }
 
-}  // namespace decodestep::DECODESTEP_ISA
+}  // namespace decodestep::DECODESTEP_BUILD

@@ -6,7 +6,7 @@
 #include "linear/small_blocks.h"
 #include "simd/byte_sums.h"
 
-namespace decodestep::DECODESTEP_ISA {
+namespace decodestep::DECODESTEP_BUILD {
 
 constexpr size_t kQuads = 8;                      // of a piece
 constexpr size_t kQuadBytes = 4 * kPanelOutputs;  // of all outputs of a panel
@@ -133,4 +133,4 @@ struct StoredQuads {
     }
 };
 
-}  // namespace decodestep::DECODESTEP_ISA
+}  // namespace decodestep::DECODESTEP_BUILD

@@ -3,7 +3,7 @@
 
 #include "linear/linear.h"
 
-namespace decodestep::DECODESTEP_ISA {
+namespace decodestep::DECODESTEP_BUILD {
 
 // Calls body<F>() for the format.
 template <class Body>
@@ -40,4 +40,4 @@ void with_format(Format format, Body&& body) {
     }
 }
 
-}  // namespace decodestep::DECODESTEP_ISA
+}  // namespace decodestep::DECODESTEP_BUILD

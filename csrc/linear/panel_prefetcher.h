@@ -4,7 +4,7 @@
 #include "linear/linear_panels.h"
 #include "simd/byte_sums.h"
 
-namespace decodestep::DECODESTEP_ISA {
+namespace decodestep::DECODESTEP_BUILD {
 
 // Prefetches a panel and the beginning of the next one, 32 inputs at a time, at a fixed distance ahead of the product:
 // panels are too short for the hardware prefetcher.
@@ -42,4 +42,4 @@ DECODESTEP_INLINE void prefetch_share(const uint8_t* memory, size_t bytes, size_
     for (size_t line = first * lines / tokens; line < end; ++line) prefetch_to_second_level(memory + 64 * line);
 }
 
-}  // namespace decodestep::DECODESTEP_ISA
+}  // namespace decodestep::DECODESTEP_BUILD

@@ -9,7 +9,7 @@
 #include "linear/linear_panels.h"
 #include "linear/panel_tile.h"
 
-namespace decodestep::DECODESTEP_ISA {
+namespace decodestep::DECODESTEP_BUILD {
 
 // The largest number of tokens that are multiplied by a panel at a time, and share its unpacking.
 constexpr size_t kTileTokens = kVectorRegisters >= 32 ? 128 : kStoresBytes ? 96 : 2;
@@ -107,4 +107,4 @@ DECODESTEP_INLINE void multiply_panels(const LinearPanelWeight& w, Range range, 
         });
 }
 
-}  // namespace decodestep::DECODESTEP_ISA
+}  // namespace decodestep::DECODESTEP_BUILD

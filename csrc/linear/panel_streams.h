@@ -6,7 +6,7 @@
 #include "linear/float_tile.h"
 #include "linear/panel_product.h"
 
-namespace decodestep::DECODESTEP_ISA {
+namespace decodestep::DECODESTEP_BUILD {
 
 // Pieces of more than kSpreadBytes spread their prefetches over their quads, a line or two with each: all at once would
 // wait for each other, and none would be in flight while the rest of the piece is multiplied.
@@ -101,4 +101,4 @@ void stream_floats(const PanelStreams& a) {
     }
 }
 
-}  // namespace decodestep::DECODESTEP_ISA
+}  // namespace decodestep::DECODESTEP_BUILD

@@ -8,7 +8,7 @@
 #include "linear/stored_tile.h"
 #include "linear/widened_tile.h"
 
-namespace decodestep::DECODESTEP_ISA {
+namespace decodestep::DECODESTEP_BUILD {
 namespace {
 
 // Tokens whose sums of 32 outputs stay in registers.
@@ -73,4 +73,4 @@ void panel_streams(const PanelStreams& a) {
     });
 }
 
-}  // namespace decodestep::DECODESTEP_ISA
+}  // namespace decodestep::DECODESTEP_BUILD

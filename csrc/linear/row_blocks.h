@@ -5,7 +5,7 @@
 #include "linear/small_blocks.h"
 #include "simd/simd.h"
 
-namespace decodestep::DECODESTEP_ISA {
+namespace decodestep::DECODESTEP_BUILD {
 
 constexpr size_t kLoadValues = 32;  // values that a format's load() yields at a time
 
@@ -13,8 +13,8 @@ struct F32Block {
     static constexpr size_t bytes = 128;
     static DECODESTEP_INLINE void load(const uint8_t* p, f32x16& a, f32x16& b) {
         const auto* values = reinterpret_cast<const float*>(p);
-        a = DECODESTEP_ISA::load(values);
-        b = DECODESTEP_ISA::load(values + 16);
+        a = DECODESTEP_BUILD::load(values);
+        b = DECODESTEP_BUILD::load(values + 16);
     }
 };
 
@@ -89,4 +89,4 @@ DECODESTEP_INLINE void load_tail(const uint8_t* row, size_t i, size_t values, f3
     load_piece<BlockFormat>(block, 0, a, b);
 }
 
-}  // namespace decodestep::DECODESTEP_ISA
+}  // namespace decodestep::DECODESTEP_BUILD

@@ -4,7 +4,7 @@
 #include "linear/linear.h"
 #include "simd/byte_sums.h"
 
-namespace decodestep::DECODESTEP_ISA {
+namespace decodestep::DECODESTEP_BUILD {
 
 // The values of the nibbles of IQ4_NL and IQ4_XS, and twice the values of those of MXFP4.
 constexpr int8_t kIq4Values[16] = {-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113};
@@ -87,4 +87,4 @@ struct Mxfp4Block {
     }
 };
 
-}  // namespace decodestep::DECODESTEP_ISA
+}  // namespace decodestep::DECODESTEP_BUILD

@@ -9,7 +9,7 @@
 #include "linear/linear_panels.h"
 #include "linear/small_blocks.h"
 
-namespace decodestep::DECODESTEP_ISA {
+namespace decodestep::DECODESTEP_BUILD {
 
 // One output's part of a piece: its nibbles (byte i holds inputs i and 16 + i), the bits above them, and its scales.
 struct SplitPiece {
@@ -109,4 +109,4 @@ DECODESTEP_INLINE void split_block(const uint8_t* p, SplitBlock& block) {
     }
 }
 
-}  // namespace decodestep::DECODESTEP_ISA
+}  // namespace decodestep::DECODESTEP_BUILD

@@ -5,7 +5,7 @@
 #include "linear/panel_prefetcher.h"
 #include "linear/panel_product.h"
 
-namespace decodestep::DECODESTEP_ISA {
+namespace decodestep::DECODESTEP_BUILD {
 
 // A panel is unpacked to bytes, a stretch of inputs at a time, for all tokens. A tile is kStoredTokens tokens times
 // kStoredVectors vectors of sixteen outputs: enough independent sums to hide the latency of an addition, and no more
@@ -63,4 +63,4 @@ void stored_tiles(size_t blocks, const uint8_t* panel, const uint8_t* next_panel
     add_residuals<F>(panel, x, first, tokens, outputs);
 }
 
-}  // namespace decodestep::DECODESTEP_ISA
+}  // namespace decodestep::DECODESTEP_BUILD

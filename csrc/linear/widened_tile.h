@@ -5,7 +5,7 @@
 #include "linear/float_tile.h"
 #include "linear/panel_product.h"
 
-namespace decodestep::DECODESTEP_ISA {
+namespace decodestep::DECODESTEP_BUILD {
 
 // A panel is widened to float32 a stretch of inputs at a time, which takes half of the L1 cache. Float32 is read in
 // place.
@@ -71,4 +71,4 @@ void widened_tiles(size_t blocks, const uint8_t* panel, const uint8_t* next_pane
     }
 }
 
-}  // namespace decodestep::DECODESTEP_ISA
+}  // namespace decodestep::DECODESTEP_BUILD

@@ -3,7 +3,7 @@
 #include "core/parallel.h"
 #include "mixture_of_experts/route_row.h"
 
-namespace decodestep::DECODESTEP_ISA {
+namespace decodestep::DECODESTEP_BUILD {
 
 void expert_router(const ExpertRouter& a) {
     parallel_rows(a.tokens, a.rule.experts * a.rule.used, a.threads, [&](size_t t) {
@@ -13,4 +13,4 @@ void expert_router(const ExpertRouter& a) {
     });
 }
 
-}  // namespace decodestep::DECODESTEP_ISA
+}  // namespace decodestep::DECODESTEP_BUILD

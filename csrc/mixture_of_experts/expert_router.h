@@ -13,9 +13,9 @@ enum class RouterScores : int { softmax = 0, sigmoid = 1 };
 enum class GroupScore : int { maximum = 0, top_two = 1 };
 
 // With score = softmax or sigmoid of a token's logits and choice = score + bias: of the kept_groups groups of
-// neighbours with the largest group score, the `used` experts with the largest choice, the largest first; of equals the
-// first. weight = score of the chosen, divided by their sum + 1e-20 if `normalise`, times `scale`. groups divides
-// experts, kept_groups is in [1, groups], used in [1, kept_groups * experts / groups].
+// neighbours with the largest group score, the `used` experts with the largest choice, the largest first; among equals
+// the lower number goes first. weight = score of the chosen, divided by their sum + 1e-20 if `normalise`, times
+// `scale`. groups divides experts, kept_groups is in [1, groups], used in [1, kept_groups * experts / groups].
 struct RouterRule {
     size_t experts, used;
     RouterScores scores;

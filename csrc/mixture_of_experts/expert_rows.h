@@ -5,7 +5,7 @@
 #include <cstdint>
 #include <vector>
 
-namespace decodestep::DECODESTEP_ISA {
+namespace decodestep::DECODESTEP_BUILD {
 
 // Entries [first, first + count): the tokens of one expert, ascending; a token that names the expert twice occurs
 // twice.
@@ -53,4 +53,4 @@ class ExpertRows {
     std::vector<float> weight_;
 };
 
-}  // namespace decodestep::DECODESTEP_ISA
+}  // namespace decodestep::DECODESTEP_BUILD

@@ -2,7 +2,7 @@
 
 #include "mixture_of_experts/mixture_products.h"
 
-namespace decodestep::DECODESTEP_ISA {
+namespace decodestep::DECODESTEP_BUILD {
 namespace {
 
 // The stages of one call.
@@ -64,9 +64,8 @@ class Mixture {
     }
 
     const MixtureOfExperts& a_;
-    const size_t entries_,
-        shares_;   // rows of the experts, and of the shared block
-    Forms forms_;  // of x
+    const size_t entries_, shares_;  // rows of the experts, and of the shared block
+    Forms forms_;                    // of x
     ExpertRows rows_;
     std::vector<float> space_;
     Activations x_, gated_rows_, shared_rows_;
@@ -81,4 +80,4 @@ void mixture_of_experts(const MixtureOfExperts& a) {
                     [&](size_t stage, const StageShare& share) { mixture.run(stage, share); });
 }
 
-}  // namespace decodestep::DECODESTEP_ISA
+}  // namespace decodestep::DECODESTEP_BUILD

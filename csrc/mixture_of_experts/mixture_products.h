@@ -10,7 +10,7 @@
 #include "mixture_of_experts/expert_rows.h"
 #include "mixture_of_experts/mixture_of_experts.h"
 
-namespace decodestep::DECODESTEP_ISA {
+namespace decodestep::DECODESTEP_BUILD {
 
 // Outputs at..at + 15 with their bias, if there is one.
 DECODESTEP_INLINE f32x16 biased(const float* bias, size_t at, const float* outputs) {
@@ -184,4 +184,4 @@ inline void add_experts(const MixtureInputs& in, float scale, const StageShare& 
     }
 }
 
-}  // namespace decodestep::DECODESTEP_ISA
+}  // namespace decodestep::DECODESTEP_BUILD

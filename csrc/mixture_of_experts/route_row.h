@@ -6,7 +6,7 @@
 #include "mixture_of_experts/expert_router.h"
 #include "simd/exp.h"
 
-namespace decodestep::DECODESTEP_ISA {
+namespace decodestep::DECODESTEP_BUILD {
 
 class RouteRow {
   public:
@@ -99,4 +99,4 @@ class RouteRow {
     float *score_, *choice_, *group_;
 };
 
-}  // namespace decodestep::DECODESTEP_ISA
+}  // namespace decodestep::DECODESTEP_BUILD

@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <cstdint>
 
-namespace decodestep::DECODESTEP_ISA {
+namespace decodestep::DECODESTEP_BUILD {
 
 constexpr size_t kLine = 64;  // bytes of a cache line, at which every array begins
 
@@ -41,4 +41,4 @@ void place_arrays(Allocate&& allocate, Place&& place) {
     place(placed);
 }
 
-}  // namespace decodestep::DECODESTEP_ISA
+}  // namespace decodestep::DECODESTEP_BUILD

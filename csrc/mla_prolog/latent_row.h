@@ -4,7 +4,7 @@
 #include "mla_prolog/mla_prolog.h"
 #include "simd/rounding.h"
 
-namespace decodestep::DECODESTEP_ISA {
+namespace decodestep::DECODESTEP_BUILD {
 
 // For each tile: bound = clip * largest magnitude, scale = bound / 127, q = round(clamp(value, -bound, bound) / scale).
 // NaN becomes 0, and so does a tile of zeros.
@@ -60,4 +60,4 @@ inline void store_row(const PrologCache& c, size_t block_size, size_t slot, cons
     }
 }
 
-}  // namespace decodestep::DECODESTEP_ISA
+}  // namespace decodestep::DECODESTEP_BUILD

@@ -3,7 +3,7 @@
 #include "core/parallel.h"
 #include "mla_prolog/prolog_plan.h"
 
-namespace decodestep::DECODESTEP_ISA {
+namespace decodestep::DECODESTEP_BUILD {
 namespace {
 
 template <class T>
@@ -20,4 +20,4 @@ void mla_prolog(const MlaProlog& a) {
     a.bf16 ? run_all_stages<Bf16>(a) : run_all_stages<float>(a);
 }
 
-}  // namespace decodestep::DECODESTEP_ISA
+}  // namespace decodestep::DECODESTEP_BUILD

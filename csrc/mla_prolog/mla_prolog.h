@@ -32,7 +32,7 @@ struct Projection {
 enum class CacheScale { none, channel, tensor, tile };
 constexpr size_t kCacheTile = 128;
 
-// One of the two caches, of any strides. A block holds rows of `width` values. WeightType h of row r is element
+// One of the two caches, of any strides. A block holds rows of `width` values. Value h of row r is element
 // h / run * run * block size + r * run + h % run of its block: `run` is the width, or the width of a fractal of NZ.
 struct PrologCache {
     uint8_t* data;                                     // null: nothing is cached

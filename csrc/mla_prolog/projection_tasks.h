@@ -9,7 +9,7 @@
 #include "mla_prolog/arena.h"
 #include "mla_prolog/mla_prolog.h"
 
-namespace decodestep::DECODESTEP_ISA {
+namespace decodestep::DECODESTEP_BUILD {
 
 constexpr size_t kTokenBlock = 128;  // tokens whose sums fit the cache beside the weights of a head
 
@@ -166,4 +166,4 @@ class ProjectionTasks {
     std::optional<LinearPanelsTasks> panels_;
 };
 
-}  // namespace decodestep::DECODESTEP_ISA
+}  // namespace decodestep::DECODESTEP_BUILD

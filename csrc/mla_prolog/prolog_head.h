@@ -13,7 +13,7 @@
 #include "mla_prolog/projection_tasks.h"
 #include "simd/rounding.h"
 
-namespace decodestep::DECODESTEP_ISA {
+namespace decodestep::DECODESTEP_BUILD {
 
 // out[i] = int32 sum i * the token's scale * the output's scale
 DECODESTEP_INLINE void dequantise(const float* sums, float token, const float* scale, size_t n, float* out) {
@@ -207,4 +207,4 @@ class HeadTask {
     float* row_ = nullptr;                // [head_width()]
 };
 
-}  // namespace decodestep::DECODESTEP_ISA
+}  // namespace decodestep::DECODESTEP_BUILD

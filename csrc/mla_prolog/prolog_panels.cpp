@@ -8,7 +8,7 @@
 #include "simd/dot_products.h"
 #include "simd/rounding.h"
 
-namespace decodestep::DECODESTEP_ISA {
+namespace decodestep::DECODESTEP_BUILD {
 namespace {
 
 // A tile is the product of some tokens with some vectors of sixteen outputs whose sums stay in registers, beside one
@@ -337,4 +337,4 @@ void pack_panels(const PackPanels& a) {
     });
 }
 
-}  // namespace decodestep::DECODESTEP_ISA
+}  // namespace decodestep::DECODESTEP_BUILD

@@ -82,7 +82,7 @@ constexpr size_t sums_width(const ColumnWeight& w, size_t first, size_t last) {
 }
 
 DECODESTEP_KERNEL(multiply_columns, ColumnProduct)
-// Of bfloat16, which has at least one input: `multiply_columns` calls it.
+// Called by `multiply_columns` for a bfloat16 weight with at least one input.
 DECODESTEP_ALL_PAIR_KERNEL(multiply_bf16_columns, ColumnProduct)
 
 }  // namespace decodestep

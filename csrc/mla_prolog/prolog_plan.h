@@ -13,7 +13,7 @@
 #include "mla_prolog/projection_tasks.h"
 #include "mla_prolog/prolog_head.h"
 
-namespace decodestep::DECODESTEP_ISA {
+namespace decodestep::DECODESTEP_BUILD {
 
 enum class PrologStage {
     read_tokens,      // x in the form in which the products read it
@@ -265,4 +265,4 @@ class PrologPlan {
     const CompressedQueries queries_;
 };
 
-}  // namespace decodestep::DECODESTEP_ISA
+}  // namespace decodestep::DECODESTEP_BUILD

@@ -3,7 +3,7 @@
 
 #include "simd/avx2_common.h"
 
-namespace decodestep::DECODESTEP_ISA {
+namespace decodestep::DECODESTEP_BUILD {
 
 // --- products of bytes: sums of four unsigned bytes times four signed ones, exact
 
@@ -25,7 +25,7 @@ DECODESTEP_INLINE i32x16 dot_bytes(i32x16 sums, u8x64 w, i8x4 x) {
     return {dot_signed(sums.low, w.low, x.v), dot_signed(sums.high, w.high, x.v)};
 }
 
-}  // namespace decodestep::DECODESTEP_ISA
+}  // namespace decodestep::DECODESTEP_BUILD
 
 #include "simd/without_bf16_products.h"
 #include "simd/without_byte_products.h"

@@ -1,7 +1,7 @@
 // byte_sums.h for the targets with AVX2: what both share.
 #pragma once
 
-namespace decodestep::DECODESTEP_ISA {
+namespace decodestep::DECODESTEP_BUILD {
 
 // Whether weights of few bits are turned into bytes in memory before many tokens are multiplied by them.
 constexpr bool kStoresBytes = true;
@@ -60,4 +60,4 @@ DECODESTEP_INLINE i32x16 add_pair_products(i32x16 sums, i32x16 a, i32x16 b) {
     return {add_pair_products(sums.low, a.low, b.low), add_pair_products(sums.high, a.high, b.high)};
 }
 
-}  // namespace decodestep::DECODESTEP_ISA
+}  // namespace decodestep::DECODESTEP_BUILD

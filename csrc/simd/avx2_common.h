@@ -3,7 +3,7 @@
 
 #include "simd/x86.h"
 
-namespace decodestep::DECODESTEP_ISA {
+namespace decodestep::DECODESTEP_BUILD {
 
 constexpr int kVectorRegisters = 8;  // vectors that registers hold
 
@@ -340,7 +340,7 @@ DECODESTEP_INLINE i32x16 multiply_pairs(i32x16 a, i32x16 b) {
     return {_mm256_madd_epi16(a.low, b.low), _mm256_madd_epi16(a.high, b.high)};
 }
 
-}  // namespace decodestep::DECODESTEP_ISA
+}  // namespace decodestep::DECODESTEP_BUILD
 
 #include "simd/compact.h"
 #include "simd/split_exponent.h"

@@ -1,7 +1,7 @@
 // ByteSums of AVX2 without dot products: in sixteen bits, two a lane; see wide_byte_sums.h.
 #pragma once
 
-namespace decodestep::DECODESTEP_ISA {
+namespace decodestep::DECODESTEP_BUILD {
 
 using ByteSums = i32x16;
 constexpr int kByteSumsHold = 32767 / (2 * 127);
@@ -79,4 +79,4 @@ DECODESTEP_INLINE i32x16 dot_bytes(i32x16 sums, const StoredBytes& w, i8x4 x) {
     return sums;
 }
 
-}  // namespace decodestep::DECODESTEP_ISA
+}  // namespace decodestep::DECODESTEP_BUILD

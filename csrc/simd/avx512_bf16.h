@@ -5,7 +5,7 @@
 
 #include "simd/avx512_byte_products.h"
 
-namespace decodestep::DECODESTEP_ISA {
+namespace decodestep::DECODESTEP_BUILD {
 
 // --- products of pairs of bfloat16: see without_bf16_products.h
 
@@ -93,4 +93,4 @@ DECODESTEP_INLINE size_t list_word(uint64_t word, const Item* p, int32_t first, 
     return count;
 }
 
-}  // namespace decodestep::DECODESTEP_ISA
+}  // namespace decodestep::DECODESTEP_BUILD

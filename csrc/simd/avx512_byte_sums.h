@@ -1,7 +1,7 @@
 // byte_sums.h for the targets with AVX-512: what both share.
 #pragma once
 
-namespace decodestep::DECODESTEP_ISA {
+namespace decodestep::DECODESTEP_BUILD {
 
 // Whether weights of few bits are turned into bytes in memory before many tokens are multiplied by them.
 constexpr bool kStoresBytes = true;
@@ -36,6 +36,6 @@ DECODESTEP_INLINE i32x16 add_pair_products(i32x16 sums, i32x16 a, i32x16 b) {
     return {_mm512_add_epi32(sums.v, _mm512_madd_epi16(a.v, b.v))};
 }
 
-}  // namespace decodestep::DECODESTEP_ISA
+}  // namespace decodestep::DECODESTEP_BUILD
 
 #include "simd/pair_sums.h"

@@ -3,7 +3,7 @@
 
 #include "simd/x86.h"
 
-namespace decodestep::DECODESTEP_ISA {
+namespace decodestep::DECODESTEP_BUILD {
 
 constexpr int kVectorRegisters = 32;  // vectors that registers hold
 
@@ -265,4 +265,4 @@ DECODESTEP_INLINE void store_part(float* out, Words w, int part) {
         _mm512_storeu_ps(out, _mm512_cvtepi32_ps(_mm512_srai_epi32(_mm512_slli_epi32(w, 24 - 8 * part), 24)));
 }
 
-}  // namespace decodestep::DECODESTEP_ISA
+}  // namespace decodestep::DECODESTEP_BUILD

@@ -1,7 +1,7 @@
 // ByteSums of AVX-512 without dot products: in sixteen bits, two a lane.
 #pragma once
 
-namespace decodestep::DECODESTEP_ISA {
+namespace decodestep::DECODESTEP_BUILD {
 
 using ByteSums = i32x16;
 constexpr int kByteSumsHold = 32767 / (2 * 127);
@@ -32,6 +32,6 @@ DECODESTEP_INLINE ByteProducts add_total(ByteProducts products, ByteSums sums, i
     return products + multiply_pairs(sums, factors);
 }
 
-}  // namespace decodestep::DECODESTEP_ISA
+}  // namespace decodestep::DECODESTEP_BUILD
 
 #include "simd/stored_bytes.h"

@@ -3,7 +3,7 @@
 
 #include "simd/simd.h"
 
-namespace decodestep::DECODESTEP_ISA {
+namespace decodestep::DECODESTEP_BUILD {
 
 // Sums of bytes 0, 1, 4, 5, ... and of the others.
 struct PairSums {
@@ -16,7 +16,7 @@ struct PairSums {
     }
 };
 
-}  // namespace decodestep::DECODESTEP_ISA
+}  // namespace decodestep::DECODESTEP_BUILD
 
 #if defined(__AVX512F__)
 #include "simd/avx512_byte_sums.h"

@@ -1,7 +1,7 @@
 // Compaction lane by lane, for targets without an instruction for it. Included at the end of such a target's file.
 #pragma once
 
-namespace decodestep::DECODESTEP_ISA {
+namespace decodestep::DECODESTEP_BUILD {
 
 // Writes the lanes of the mask one after the other, and the ids first + lane; there must be room for sixteen of each.
 // Returns their number.
@@ -17,4 +17,4 @@ DECODESTEP_INLINE size_t compact(Mask mask, f32x16 values, int32_t first, float*
     return n;
 }
 
-}  // namespace decodestep::DECODESTEP_ISA
+}  // namespace decodestep::DECODESTEP_BUILD

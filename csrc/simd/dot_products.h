@@ -7,7 +7,7 @@
 
 #include "simd/simd.h"
 
-namespace decodestep::DECODESTEP_ISA {
+namespace decodestep::DECODESTEP_BUILD {
 
 struct F32Sums {
     static constexpr bool kOffset = false;
@@ -73,4 +73,4 @@ DECODESTEP_INLINE i32x16 group_of(const int8_t* const (&rows)[4], size_t at) {
            (shift_left<16>(load_u8(rows[2] + at)) | shift_left<24>(load_u8(rows[3] + at)));
 }
 
-}  // namespace decodestep::DECODESTEP_ISA
+}  // namespace decodestep::DECODESTEP_BUILD

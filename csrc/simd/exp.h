@@ -3,7 +3,7 @@
 
 #include "simd/simd.h"
 
-namespace decodestep::DECODESTEP_ISA {
+namespace decodestep::DECODESTEP_BUILD {
 
 constexpr float kLog2E = 1.44269504f;
 
@@ -31,4 +31,4 @@ DECODESTEP_INLINE f32x16 exp2(f32x16 x) {
     return times_exp2(y, e.whole);
 }
 
-}  // namespace decodestep::DECODESTEP_ISA
+}  // namespace decodestep::DECODESTEP_BUILD

@@ -6,7 +6,7 @@
 
 #include "simd/simd.h"
 
-namespace decodestep::DECODESTEP_ISA {
+namespace decodestep::DECODESTEP_BUILD {
 
 // The tile registers of this thread, for the lifetime of the object: not longer than a task, because while a thread has
 // tiles, its state takes longer to save and the core counts as using them. Afterwards the tiles have their previous
@@ -106,4 +106,4 @@ DECODESTEP_INLINE void store_signed(int8_t* p, u8x64 bytes, int offset) {
     _mm512_storeu_si512(p, _mm512_sub_epi8(bytes.v, _mm512_set1_epi8(static_cast<char>(offset))));
 }
 
-}  // namespace decodestep::DECODESTEP_ISA
+}  // namespace decodestep::DECODESTEP_BUILD

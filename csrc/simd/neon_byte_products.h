@@ -3,7 +3,7 @@
 
 #include "simd/neon_common.h"
 
-namespace decodestep::DECODESTEP_ISA {
+namespace decodestep::DECODESTEP_BUILD {
 
 // sums + the products of four groups of four bytes.
 DECODESTEP_INLINE u32x4 dot_signed(u32x4 sums, int8x16_t a, int8x16_t b) {
@@ -20,4 +20,4 @@ DECODESTEP_INLINE i32x16 add_products(i32x16 sums, const I8Quads& x, const I8Qua
     });
 }
 
-}  // namespace decodestep::DECODESTEP_ISA
+}  // namespace decodestep::DECODESTEP_BUILD

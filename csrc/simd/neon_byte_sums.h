@@ -1,7 +1,7 @@
 // byte_sums.h for NEON.
 #pragma once
 
-namespace decodestep::DECODESTEP_ISA {
+namespace decodestep::DECODESTEP_BUILD {
 
 // Whether weights of few bits are turned into bytes in memory before many tokens are multiplied by them.
 constexpr bool kStoresBytes = true;
@@ -33,6 +33,6 @@ DECODESTEP_INLINE i32x16 byte_pairs(const uint8_t* a, const uint8_t* b) {
 // sums + multiply_pairs(a, b).
 DECODESTEP_INLINE i32x16 add_pair_products(i32x16 sums, i32x16 a, i32x16 b) { return sums + multiply_pairs(a, b); }
 
-}  // namespace decodestep::DECODESTEP_ISA
+}  // namespace decodestep::DECODESTEP_BUILD
 
 #include "simd/pair_sums.h"

@@ -5,7 +5,7 @@
 
 #include "simd/quarters.h"
 
-namespace decodestep::DECODESTEP_ISA {
+namespace decodestep::DECODESTEP_BUILD {
 
 constexpr int kVectorRegisters = 8;  // vectors that registers hold: thirty-two of four lanes
 
@@ -216,7 +216,7 @@ DECODESTEP_INLINE i32x16 multiply_pairs(i32x16 a, i32x16 b) {
     });
 }
 
-}  // namespace decodestep::DECODESTEP_ISA
+}  // namespace decodestep::DECODESTEP_BUILD
 
 #include "simd/split_exponent.h"
 #include "simd/without_bf16_products.h"

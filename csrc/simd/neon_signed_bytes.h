@@ -2,7 +2,7 @@
 // Included at the end of such a target's file.
 #pragma once
 
-namespace decodestep::DECODESTEP_ISA {
+namespace decodestep::DECODESTEP_BUILD {
 
 DECODESTEP_INLINE i32x16 dot_signed(i32x16 sums, u8x64 w, i8x4 x) {
     return int_quarters(
@@ -17,4 +17,4 @@ DECODESTEP_INLINE u8x64 without_offset(u8x64 w) {
 }
 DECODESTEP_INLINE i32x16 dot_bytes(i32x16 sums, u8x64 w, i8x4 x) { return dot_signed(sums, without_offset(w), x); }
 
-}  // namespace decodestep::DECODESTEP_ISA
+}  // namespace decodestep::DECODESTEP_BUILD

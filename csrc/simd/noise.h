@@ -4,7 +4,7 @@
 #include "random/random.h"
 #include "simd/simd.h"
 
-namespace decodestep::DECODESTEP_ISA {
+namespace decodestep::DECODESTEP_BUILD {
 
 // `decodestep::noise_bits` of sixteen tokens; `state` is the hash of the record's seed and position, which they share.
 DECODESTEP_INLINE i32x16 noise_bits(uint32_t state, i32x16 tokens) {
@@ -16,4 +16,4 @@ DECODESTEP_INLINE i32x16 noise_bits(uint32_t state, i32x16 tokens) {
     return h ^ shift_right<16>(h);
 }
 
-}  // namespace decodestep::DECODESTEP_ISA
+}  // namespace decodestep::DECODESTEP_BUILD

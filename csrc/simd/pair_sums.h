@@ -1,7 +1,7 @@
 // Rounding to bytes with their PairSums, for targets whose vectors of sixteen int32 are quickly added up.
 #pragma once
 
-namespace decodestep::DECODESTEP_ISA {
+namespace decodestep::DECODESTEP_BUILD {
 
 DECODESTEP_INLINE PairSums pair_sums(i32x16 a) {
     alignas(64) constexpr int32_t kEvenPairs[kLanes] = {-1, -1, 0, 0, -1, -1, 0, 0, -1, -1, 0, 0, -1, -1, 0, 0};
@@ -18,4 +18,4 @@ DECODESTEP_INLINE std::pair<PairSums, PairSums> round_to_bytes(f32x16 first, f32
     return {pair_sums(a), pair_sums(b)};
 }
 
-}  // namespace decodestep::DECODESTEP_ISA
+}  // namespace decodestep::DECODESTEP_BUILD

@@ -3,7 +3,7 @@
 
 #include "simd/quarters.h"
 
-namespace decodestep::DECODESTEP_ISA {
+namespace decodestep::DECODESTEP_BUILD {
 
 constexpr int kVectorRegisters = 4;  // vectors that registers hold: sixteen of four lanes
 
@@ -77,7 +77,7 @@ DECODESTEP_INLINE i32x16 round_to_int(f32x16 a) {
              to_int(a.v[3]) & is_number(a.v[3])}};
 }
 
-}  // namespace decodestep::DECODESTEP_ISA
+}  // namespace decodestep::DECODESTEP_BUILD
 
 #include "simd/portable_narrow.h"
 #include "simd/split_exponent.h"

@@ -2,7 +2,7 @@
 // Shared by portable.h and neon.h.
 #pragma once
 
-namespace decodestep::DECODESTEP_ISA {
+namespace decodestep::DECODESTEP_BUILD {
 
 constexpr int kQuarters = 4;
 using f32x4 = float __attribute__((vector_size(16)));
@@ -185,6 +185,6 @@ DECODESTEP_INLINE u8x64 high_nibbles(u8x64 a) {
     return bytes_of(shift_right<4>(words_of(a)) & broadcast_int(0x0f0f0f0f));
 }
 
-}  // namespace decodestep::DECODESTEP_ISA
+}  // namespace decodestep::DECODESTEP_BUILD
 
 #include "simd/compact.h"

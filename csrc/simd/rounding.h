@@ -3,7 +3,7 @@
 
 #include "simd/simd.h"
 
-namespace decodestep::DECODESTEP_ISA {
+namespace decodestep::DECODESTEP_BUILD {
 
 DECODESTEP_INLINE float widen(float value) { return value; }
 DECODESTEP_INLINE float widen(Bf16 value) { return decodestep::to_float(value); }
@@ -98,4 +98,4 @@ inline float quantise_row(const T* values, size_t n, bool half_away, int8_t* q) 
     return largest / 127.0f;
 }
 
-}  // namespace decodestep::DECODESTEP_ISA
+}  // namespace decodestep::DECODESTEP_BUILD

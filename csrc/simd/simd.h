@@ -5,14 +5,14 @@
 
 #include "simd/target.h"
 
-namespace decodestep::DECODESTEP_ISA {
+namespace decodestep::DECODESTEP_BUILD {
 
 constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
 
 DECODESTEP_INLINE f32x16 load(const Bf16* p) { return from_bf16(p); }
 DECODESTEP_INLINE f32x16 load(const F16* p) { return from_f16(p); }
 
-// The first n lanes (0 < n < 16) from memory; zeros follow.
+// The first n lanes (0 < n <= 16) from memory; zeros follow.
 DECODESTEP_INLINE f32x16 load_partial(const float* p, size_t n) {
     float lanes[kLanes] = {};
     std::memcpy(lanes, p, n * sizeof(float));
@@ -56,4 +56,4 @@ DECODESTEP_INLINE void prefetch_for_write(const void* memory, size_t bytes) {
     for (size_t at = 0; at < bytes; at += 64) __builtin_prefetch(static_cast<const uint8_t*>(memory) + at, 1, 3);
 }
 
-}  // namespace decodestep::DECODESTEP_ISA
+}  // namespace decodestep::DECODESTEP_BUILD

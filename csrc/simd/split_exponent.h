@@ -1,7 +1,7 @@
 // Exponents in two parts, for targets without an instruction for it. Included at the end of such a target's file.
 #pragma once
 
-namespace decodestep::DECODESTEP_ISA {
+namespace decodestep::DECODESTEP_BUILD {
 
 // An exponent as a fraction in [0, 1] and a power for times_exp2.
 struct Exponent {
@@ -13,4 +13,4 @@ DECODESTEP_INLINE Exponent split_exponent(f32x16 x) {
     return {x - n, n};
 }
 
-}  // namespace decodestep::DECODESTEP_ISA
+}  // namespace decodestep::DECODESTEP_BUILD

@@ -34,14 +34,14 @@
 #include "core/compiler.h"
 #include "core/half.h"
 
-namespace decodestep::DECODESTEP_ISA {
+namespace decodestep::DECODESTEP_BUILD {
 
 constexpr int kLanes = 16;  // of a vector, on every target
 
 using Mask = uint32_t;  // bit i stands for lane i
 constexpr Mask kAllLanes = 0xFFFF;
 
-}  // namespace decodestep::DECODESTEP_ISA
+}  // namespace decodestep::DECODESTEP_BUILD
 
 #if defined(__AVX512BF16__) && defined(__AVX512VNNI__) && defined(__AVX512VBMI2__)
 #include "simd/avx512_bf16.h"

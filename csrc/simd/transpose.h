@@ -3,7 +3,7 @@
 
 #include "simd/simd.h"
 
-namespace decodestep::DECODESTEP_ISA {
+namespace decodestep::DECODESTEP_BUILD {
 
 // out[c * kLanes + i] = value c of row(i) as float32, for i in [0, kLanes) and c in [0, columns).
 // T: float, Bf16, F16 or int8_t; row(i): a pointer to row i, of which no more than `columns` values are read.
@@ -30,4 +30,4 @@ DECODESTEP_INLINE void transpose_rows(Row&& row, size_t columns, float* out) {
     }
 }
 
-}  // namespace decodestep::DECODESTEP_ISA
+}  // namespace decodestep::DECODESTEP_BUILD

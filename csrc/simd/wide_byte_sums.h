@@ -1,7 +1,7 @@
 // ByteSums in 32 bits, for targets that have no use for narrower ones; the others define the same names.
 #pragma once
 
-namespace decodestep::DECODESTEP_ISA {
+namespace decodestep::DECODESTEP_BUILD {
 
 // Sums of products of unsigned bytes with signed ones, of four inputs a step. They hold the steps whose largest
 // unsigned bytes add up to this.
@@ -31,4 +31,4 @@ DECODESTEP_INLINE ByteProducts add_total(ByteProducts products, ByteSums sums, f
 }
 DECODESTEP_INLINE f32x16 to_float(ByteProducts products) { return products; }
 
-}  // namespace decodestep::DECODESTEP_ISA
+}  // namespace decodestep::DECODESTEP_BUILD

@@ -2,7 +2,7 @@
 // at the end of such a target's file.
 #pragma once
 
-namespace decodestep::DECODESTEP_ISA {
+namespace decodestep::DECODESTEP_BUILD {
 
 // Weights of dot_bytes are stored as q + 128; this much of the 128 is left in the products, for the caller to subtract.
 constexpr int kByteOffset = 128;
@@ -14,4 +14,4 @@ constexpr bool kUnsignedTokens = true;
 DECODESTEP_INLINE I8Quads i8_quads(i32x16 bits) { return bits; }
 DECODESTEP_INLINE i32x16 add_products(i32x16 sums, I8Quads x, I8Quads w) { return dot_quads(sums, x, w); }
 
-}  // namespace decodestep::DECODESTEP_ISA
+}  // namespace decodestep::DECODESTEP_BUILD

@@ -6,7 +6,7 @@
 // same, but flushes subnormals.
 #pragma once
 
-namespace decodestep::DECODESTEP_ISA {
+namespace decodestep::DECODESTEP_BUILD {
 
 struct Bf16Pairs {
     f32x16 first, second;
@@ -58,4 +58,4 @@ constexpr bool kListsWords = false;
 template <class Item>
 size_t list_word(uint64_t word, const Item* p, int32_t first, int32_t* ids, float* scores) = delete;
 
-}  // namespace decodestep::DECODESTEP_ISA
+}  // namespace decodestep::DECODESTEP_BUILD

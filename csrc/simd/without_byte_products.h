@@ -4,7 +4,7 @@
 // A target multiplies sixteen groups by sixteen groups and adds the products to sixteen sums, which are exact.
 #pragma once
 
-namespace decodestep::DECODESTEP_ISA {
+namespace decodestep::DECODESTEP_BUILD {
 
 struct I8Quads {
     i32x16 even, odd;
@@ -16,4 +16,4 @@ DECODESTEP_INLINE i32x16 add_products(i32x16 sums, const I8Quads& x, const I8Qua
     return sums + (multiply_pairs(x.even, w.even) + multiply_pairs(x.odd, w.odd));
 }
 
-}  // namespace decodestep::DECODESTEP_ISA
+}  // namespace decodestep::DECODESTEP_BUILD

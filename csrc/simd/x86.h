@@ -5,7 +5,7 @@
 
 #include "core/compiler.h"
 
-namespace decodestep::DECODESTEP_ISA {
+namespace decodestep::DECODESTEP_BUILD {
 
 // Folds of the upper half onto the lower one: 4 + 4, 2 + 2, 1 + 1.
 DECODESTEP_INLINE float sum(__m256 a) {
@@ -38,4 +38,4 @@ DECODESTEP_INLINE u8x32 join_nibbles(u8x32 low, u8x32 high) {
     return {_mm256_or_si256(low.v, _mm256_slli_epi16(high.v, 4))};
 }
 
-}  // namespace decodestep::DECODESTEP_ISA
+}  // namespace decodestep::DECODESTEP_BUILD

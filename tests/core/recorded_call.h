@@ -56,7 +56,7 @@ inline int check_recorded(int argc, char** argv, size_t (*differences_of)(const 
             std::printf("%s: %zu values differ\n", argv[i], count);
             return 1;
         }
-    std::printf("%s: passed\n", isa_name());
+    std::printf("%s: passed\n", tier_name());
     return 0;
 }
 

@@ -2,7 +2,7 @@
 
 #include "core/exact_math.h"
 
-namespace decodestep::DECODESTEP_ISA {
+namespace decodestep::DECODESTEP_BUILD {
 
 void CandidateList::unmark_all() { std::fill_n(work.kept.get(), n, uint8_t{0}); }
 
@@ -103,4 +103,4 @@ void CandidateList::report_most_likely(RowLogprobs& out, size_t wanted) {
     });
 }
 
-}  // namespace decodestep::DECODESTEP_ISA
+}  // namespace decodestep::DECODESTEP_BUILD

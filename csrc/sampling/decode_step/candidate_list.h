@@ -16,7 +16,7 @@
 #include "sampling/row/workspace.h"
 #include "simd/simd.h"
 
-namespace decodestep::DECODESTEP_ISA {
+namespace decodestep::DECODESTEP_BUILD {
 
 struct CandidateList {
     int32_t* ids;
@@ -122,4 +122,4 @@ void CandidateList::visit_by_score(Visit&& visit) {
         if (!visit(order[i])) return;
 }
 
-}  // namespace decodestep::DECODESTEP_ISA
+}  // namespace decodestep::DECODESTEP_BUILD

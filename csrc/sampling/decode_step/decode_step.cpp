@@ -30,7 +30,7 @@
 #include "sampling/decode_step/whole_row_draw.h"
 #include "sampling/row/each_row.h"
 
-namespace decodestep::DECODESTEP_ISA {
+namespace decodestep::DECODESTEP_BUILD {
 namespace {
 
 template <LogitType type>
@@ -266,4 +266,4 @@ void decode_step(const DecodeStep& args) {
     });
 }
 
-}  // namespace decodestep::DECODESTEP_ISA
+}  // namespace decodestep::DECODESTEP_BUILD

@@ -6,7 +6,7 @@
 #include "simd/exp.h"
 #include "simd/noise.h"
 
-namespace decodestep::DECODESTEP_ISA {
+namespace decodestep::DECODESTEP_BUILD {
 
 // Gumbel noise is -log(q), where the exponential q = -log(1 - u) is at least u = bits * 2^-32. So score + noise > best
 // requires bits < 2^32 * exp(score - best): one approximate exp rules out most of sixteen tokens, and the exact
@@ -70,4 +70,4 @@ class GumbelRace {
     f32x16 headroom_ = broadcast(std::numeric_limits<float>::max());
 };
 
-}  // namespace decodestep::DECODESTEP_ISA
+}  // namespace decodestep::DECODESTEP_BUILD

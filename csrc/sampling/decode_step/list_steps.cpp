@@ -3,7 +3,7 @@
 #include "core/exact_math.h"
 #include "simd/noise.h"
 
-namespace decodestep::DECODESTEP_ISA {
+namespace decodestep::DECODESTEP_BUILD {
 
 template <StepKind kind>
 void Candidates::patch(const Step& step) {
@@ -204,4 +204,4 @@ void Candidates::run(const Step& step) {
     }
 }
 
-}  // namespace decodestep::DECODESTEP_ISA
+}  // namespace decodestep::DECODESTEP_BUILD

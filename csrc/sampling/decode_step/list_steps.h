@@ -3,7 +3,7 @@
 
 #include "sampling/decode_step/candidate_list.h"
 
-namespace decodestep::DECODESTEP_ISA {
+namespace decodestep::DECODESTEP_BUILD {
 
 struct Candidates : CandidateList {
     uint32_t position;
@@ -39,4 +39,4 @@ DECODESTEP_INLINE float patched(const Step& step, size_t which, float s) {
     return kMinusInfinity;  // ban
 }
 
-}  // namespace decodestep::DECODESTEP_ISA
+}  // namespace decodestep::DECODESTEP_BUILD

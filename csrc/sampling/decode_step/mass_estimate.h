@@ -4,7 +4,7 @@
 #include "sampling/decode_step/weighing_pass.h"
 #include "sampling/row/threshold.h"
 
-namespace decodestep::DECODESTEP_ISA {
+namespace decodestep::DECODESTEP_BUILD {
 
 template <LogitType type>
 class MassEstimate {
@@ -93,4 +93,4 @@ class MassEstimate {
     double share_ = 0;  // how much of the row weights_ holds
 };
 
-}  // namespace decodestep::DECODESTEP_ISA
+}  // namespace decodestep::DECODESTEP_BUILD

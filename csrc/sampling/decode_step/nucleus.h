@@ -53,7 +53,7 @@
 #include "sampling/decode_step/swept_row.h"
 #include "sampling/decode_step/weighing_pass.h"
 
-namespace decodestep::DECODESTEP_ISA {
+namespace decodestep::DECODESTEP_BUILD {
 
 template <LogitType type>
 class Nucleus {
@@ -291,4 +291,4 @@ class Nucleus {
     double target_ = 0, slack_ = 0;  // the mass that top-p fills, and how far off it may be
 };
 
-}  // namespace decodestep::DECODESTEP_ISA
+}  // namespace decodestep::DECODESTEP_BUILD

@@ -4,7 +4,7 @@
 #include "sampling/decode_step/list_steps.h"
 #include "sampling/row/logits.h"
 
-namespace decodestep::DECODESTEP_ISA {
+namespace decodestep::DECODESTEP_BUILD {
 
 class Overlay {
   public:
@@ -158,4 +158,4 @@ class Overlay {
     int searches_ = 0;
 };
 
-}  // namespace decodestep::DECODESTEP_ISA
+}  // namespace decodestep::DECODESTEP_BUILD

@@ -5,7 +5,7 @@
 #include "sampling/decode_step/overlay.h"
 #include "sampling/row/logits.h"
 
-namespace decodestep::DECODESTEP_ISA {
+namespace decodestep::DECODESTEP_BUILD {
 
 template <LogitType type>
 class PatchedRow {
@@ -103,4 +103,4 @@ class PatchedRow {
     double temperature_ = 1;
 };
 
-}  // namespace decodestep::DECODESTEP_ISA
+}  // namespace decodestep::DECODESTEP_BUILD

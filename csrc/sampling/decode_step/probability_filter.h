@@ -5,7 +5,7 @@
 #include "sampling/decode_step/mass_estimate.h"
 #include "sampling/decode_step/row_sums.h"
 
-namespace decodestep::DECODESTEP_ISA {
+namespace decodestep::DECODESTEP_BUILD {
 
 template <LogitType type>
 class ProbabilityFilter {
@@ -103,4 +103,4 @@ class ProbabilityFilter {
     const double mass_;
 };
 
-}  // namespace decodestep::DECODESTEP_ISA
+}  // namespace decodestep::DECODESTEP_BUILD

@@ -6,7 +6,7 @@
 
 #include "sampling/decode_step/swept_row.h"
 
-namespace decodestep::DECODESTEP_ISA {
+namespace decodestep::DECODESTEP_BUILD {
 
 template <LogitType type>
 class RowSums {
@@ -95,4 +95,4 @@ class RowSums {
     const double max_score_;
 };
 
-}  // namespace decodestep::DECODESTEP_ISA
+}  // namespace decodestep::DECODESTEP_BUILD

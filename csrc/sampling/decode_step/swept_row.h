@@ -9,7 +9,7 @@
 #include "sampling/row/sampled_threshold.h"
 #include "sampling/row/threshold.h"
 
-namespace decodestep::DECODESTEP_ISA {
+namespace decodestep::DECODESTEP_BUILD {
 
 // The largest unpatched logit of every group is in work.group_max. The patches must not change while this lives.
 template <LogitType type>
@@ -110,4 +110,4 @@ class GuessedRow {
     float max_bound_;
 };
 
-}  // namespace decodestep::DECODESTEP_ISA
+}  // namespace decodestep::DECODESTEP_BUILD

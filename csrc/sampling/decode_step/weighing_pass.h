@@ -7,7 +7,7 @@
 #include "sampling/row/logits.h"
 #include "simd/exp.h"
 
-namespace decodestep::DECODESTEP_ISA {
+namespace decodestep::DECODESTEP_BUILD {
 
 // The weight of a logit relative to that of a reference logit: 2^(scale * x + offset).
 struct LogitWeight {
@@ -181,4 +181,4 @@ class WeighingPass {
     f32x16 least_{};
 };
 
-}  // namespace decodestep::DECODESTEP_ISA
+}  // namespace decodestep::DECODESTEP_BUILD

@@ -6,7 +6,7 @@
 #include "sampling/decode_step/gumbel_race.h"
 #include "sampling/decode_step/patched_row.h"
 
-namespace decodestep::DECODESTEP_ISA {
+namespace decodestep::DECODESTEP_BUILD {
 
 // The token; nullopt if there is none, or unless every score is the logit divided by the temperature (scales_plainly).
 template <LogitType type>
@@ -41,4 +41,4 @@ std::optional<int64_t> draw_from_row(PatchedRow<type>& row, uint64_t seed, uint3
     return race.winner();
 }
 
-}  // namespace decodestep::DECODESTEP_ISA
+}  // namespace decodestep::DECODESTEP_BUILD

@@ -7,7 +7,7 @@
 #include "core/parallel.h"
 #include "sampling/row/logits.h"
 
-namespace decodestep::DECODESTEP_ISA {
+namespace decodestep::DECODESTEP_BUILD {
 
 template <LogitType type, class Args, class Body>
 void each_typed_row(const Args& args, Body&& body) {
@@ -38,4 +38,4 @@ void each_row(const Args& args, Body&& body) {
     }
 }
 
-}  // namespace decodestep::DECODESTEP_ISA
+}  // namespace decodestep::DECODESTEP_BUILD

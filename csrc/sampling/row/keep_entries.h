@@ -5,7 +5,7 @@
 
 #include "core/compiler.h"
 
-namespace decodestep::DECODESTEP_ISA {
+namespace decodestep::DECODESTEP_BUILD {
 
 // Keeps the entries i of n for which kept(i) holds, in their order, and returns their number. It has no branch to
 // mispredict; kept(i) may read the entries from i on.
@@ -20,4 +20,4 @@ DECODESTEP_INLINE size_t keep_entries(size_t n, Kept&& kept, T*... arrays) {
     return left;
 }
 
-}  // namespace decodestep::DECODESTEP_ISA
+}  // namespace decodestep::DECODESTEP_BUILD

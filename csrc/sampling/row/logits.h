@@ -8,7 +8,7 @@
 #include "sampling/row/workspace.h"
 #include "simd/simd.h"
 
-namespace decodestep::DECODESTEP_ISA {
+namespace decodestep::DECODESTEP_BUILD {
 
 template <LogitType type>
 struct Logits {
@@ -18,7 +18,7 @@ struct Logits {
     const Item* data;
     size_t vocab;
 
-    static DECODESTEP_INLINE f32x16 widen(const Item* p) { return decodestep::DECODESTEP_ISA::load(p); }
+    static DECODESTEP_INLINE f32x16 widen(const Item* p) { return decodestep::DECODESTEP_BUILD::load(p); }
 
     DECODESTEP_INLINE f32x16 load(size_t i) const { return widen(data + i); }
 
@@ -182,8 +182,8 @@ struct Logits {
     }
 
     static f32x16 load_maxima(const Workspace& work, size_t block) {
-        return decodestep::DECODESTEP_ISA::load(&work.group_max[block * kLanes]);
+        return decodestep::DECODESTEP_BUILD::load(&work.group_max[block * kLanes]);
     }
 };
 
-}  // namespace decodestep::DECODESTEP_ISA
+}  // namespace decodestep::DECODESTEP_BUILD

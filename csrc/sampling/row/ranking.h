@@ -5,7 +5,7 @@
 
 #include "sampling/row/threshold.h"
 
-namespace decodestep::DECODESTEP_ISA {
+namespace decodestep::DECODESTEP_BUILD {
 
 // A key that is lower for higher scores. Its lower half is zero, for the caller to use.
 DECODESTEP_INLINE uint64_t descending_key(float score) { return static_cast<uint64_t>(~ordered(score)) << 32; }
@@ -29,4 +29,4 @@ inline uint64_t* sorted_by_upper_half(uint64_t* keys, uint64_t* spare, size_t n)
     return keys;
 }
 
-}  // namespace decodestep::DECODESTEP_ISA
+}  // namespace decodestep::DECODESTEP_BUILD

@@ -6,7 +6,7 @@
 #include "sampling/row/threshold.h"
 #include "simd/byte_sums.h"
 
-namespace decodestep::DECODESTEP_ISA {
+namespace decodestep::DECODESTEP_BUILD {
 
 template <LogitType type>
 class SampledThreshold {
@@ -103,4 +103,4 @@ class SampledThreshold {
     Workspace& work_;
 };
 
-}  // namespace decodestep::DECODESTEP_ISA
+}  // namespace decodestep::DECODESTEP_BUILD

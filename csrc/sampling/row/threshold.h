@@ -4,7 +4,7 @@
 
 #include "simd/simd.h"
 
-namespace decodestep::DECODESTEP_ISA {
+namespace decodestep::DECODESTEP_BUILD {
 
 // Floats as integers of the same order, so that halving an interval ends after 32 steps whatever its ends.
 DECODESTEP_INLINE uint32_t ordered(float x) {
@@ -52,4 +52,4 @@ float threshold_reached_by(size_t count, size_t slack, float largest, SurelyAtLe
     return reached(found) ? from_ordered(low) : kMinusInfinity;
 }
 
-}  // namespace decodestep::DECODESTEP_ISA
+}  // namespace decodestep::DECODESTEP_BUILD

@@ -1,7 +1,7 @@
 #include "sampling/top_k_top_p_sample/survivors.h"
 #include "sampling/top_k_top_p_sample/top_k_top_p_sample.h"
 
-namespace decodestep::DECODESTEP_ISA {
+namespace decodestep::DECODESTEP_BUILD {
 namespace {
 
 template <LogitType type>
@@ -115,4 +115,4 @@ void apply_top_k_top_p(const ApplyTopKTopP& args) {
     each_survivors(args, [&](auto& list, size_t b) { RowFilter(list, args, b).run(); });
 }
 
-}  // namespace decodestep::DECODESTEP_ISA
+}  // namespace decodestep::DECODESTEP_BUILD

@@ -5,7 +5,7 @@
 #include "sampling/row/workspace.h"
 #include "simd/noise.h"
 
-namespace decodestep::DECODESTEP_ISA {
+namespace decodestep::DECODESTEP_BUILD {
 
 enum class Noise { none, given, seeded };
 
@@ -109,4 +109,4 @@ int64_t with_race(Noise noise, const float* q, uint32_t state, float eps, float 
     }
 }
 
-}  // namespace decodestep::DECODESTEP_ISA
+}  // namespace decodestep::DECODESTEP_BUILD

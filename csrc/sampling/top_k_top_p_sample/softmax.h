@@ -6,7 +6,7 @@
 
 #include "simd/simd.h"
 
-namespace decodestep::DECODESTEP_ISA {
+namespace decodestep::DECODESTEP_BUILD {
 
 // e^x for x <= 0, operation for operation `exp_float32` of src/decodestep/_base/exact_math.py; 0 below -87 and for NaN.
 DECODESTEP_INLINE f32x16 stated_exp(f32x16 x) {
@@ -88,4 +88,4 @@ class SoftmaxWeights {
     float top_;
 };
 
-}  // namespace decodestep::DECODESTEP_ISA
+}  // namespace decodestep::DECODESTEP_BUILD

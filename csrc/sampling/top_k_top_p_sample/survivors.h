@@ -13,7 +13,7 @@
 #include "sampling/row/workspace.h"
 #include "sampling/top_k_top_p_sample/softmax.h"
 
-namespace decodestep::DECODESTEP_ISA {
+namespace decodestep::DECODESTEP_BUILD {
 
 constexpr size_t kMostIds = size_t{1} << 20;  // of a vocabulary
 
@@ -217,4 +217,4 @@ void each_survivors(const Args& args, Body&& body) {
     });
 }
 
-}  // namespace decodestep::DECODESTEP_ISA
+}  // namespace decodestep::DECODESTEP_BUILD

@@ -3,7 +3,7 @@
 #include "sampling/top_k_top_p_sample/exponential_race.h"
 #include "sampling/top_k_top_p_sample/survivors.h"
 
-namespace decodestep::DECODESTEP_ISA {
+namespace decodestep::DECODESTEP_BUILD {
 namespace {
 
 // One row. Its survivors are a list, in the order in which the specification counts them, or the whole row while
@@ -198,4 +198,4 @@ void top_k_top_p_sample(const TopKTopPSample& args) {
     each_survivors(args, [&](auto& list, size_t b) { RowSampler(list, args, b).run(); });
 }
 
-}  // namespace decodestep::DECODESTEP_ISA
+}  // namespace decodestep::DECODESTEP_BUILD
