@@ -98,7 +98,7 @@ def test_every_processor_that_a_request_can_build_is_explained():
     headings = re.findall(r"^## (.+)$", (Path(__file__).parent.parent / "docs/processors.md").read_text(), re.M)
     anchors = {re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings}
     assert {words.section for words in WORDS.values()} <= anchors
-    assert words_of("Mine").name == "Mine"
+    assert words_of("ConstraintLogitsProcessor").name == "constraint" and words_of("Mine").name == "Mine"
 
 
 def settings_and_traces(rng, logits, history, *, seed, ids):

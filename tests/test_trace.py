@@ -144,6 +144,20 @@ def test_a_sampler_traces_what_it_then_does(rng):
         assert [step.fused for step in traces[1].steps] == [False]
 
 
+def test_a_constrained_row_is_traced_at_every_token(rng):
+    params = [ds.SamplingParams(regex="[a-z]{2,9}-x", seed=seed, top_k=9) for seed in range(2)]
+    options = {"vocab_size": 300, "eos_token_id": 299, "token_bytes": lambda token: b"" if token > 255 else bytes([token])}
+    traced, plain = (ds.Sampler(params, prompt_ids=[[65], [66, 67]], **options) for _ in range(2))
+    while not all(row.reason for row in traced.rows):
+        logits = rng.standard_normal((2, 300)).astype("f4")
+        running = [not row.reason for row in traced.rows]
+        told = [trace.token for trace in traced.trace(logits)]
+        result = traced.step(logits)
+        assert plain.step(logits).tokens.tolist() == result.tokens.tolist()
+        assert [t for t, runs in zip(told, running, strict=True) if runs] == result.tokens[running].tolist()
+    assert {row.reason for row in traced.rows} == {"eos"}
+
+
 class Counter(p.LogitsProcessor):
     stateful = True
     calls = 0

@@ -151,6 +151,13 @@ WORDS = {
     "AllowedTokenIdsLogitsProcessor": Words(
         "allowed tokens", "Forbids all but given tokens. It acts at every position.", "s ← −∞ for all others", _EXTRA
     ),
+    "ConstraintLogitsProcessor": Words(
+        "constraint",
+        "Forbids tokens after which the text could no longer match its schema, expression or grammar. End tokens are allowed "
+        "where the text is complete.",
+        "s ← −∞ unless some text of the language begins so",
+        _EXTRA,
+    ),
     "ForcedBOSTokenLogitsProcessor": Words(
         "forced first token",
         "After a prompt of one token, allows only a given token. Its score becomes 0.",

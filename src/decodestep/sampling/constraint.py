@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -72,6 +72,9 @@ class ConstraintLogitsProcessor:
         grammar = _compiled(self.language, getattr(params, self.language))
         # Not LLMatcher.deep_copy: copies share the lexer, whose limits would then depend on other rows.
         self._matcher = LLMatcher(_tokenizer(token_bytes, vocab_size, ends), grammar, log_level=0, limits=limits)
+        self._anew = partial(
+            ConstraintLogitsProcessor, params, prompt_length, token_bytes=token_bytes, vocab_size=vocab_size, ends=ends
+        )
         self._vocab = vocab_size
         self._ends = np.array(sorted(ends), np.int64)
         self._read = prompt_length  # how many tokens of the row the matcher has seen, or precede it
@@ -103,6 +106,10 @@ class ConstraintLogitsProcessor:
             others[step.ids] = False  # type: ignore[union-attr]
             result[:, others if isinstance(step, s.Allow) else ~others] = -np.inf
         return result
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> ConstraintLogitsProcessor:
+        """One at the beginning of the row: its next call reads all tokens, which leads to the same state."""
+        return self._anew()
 
     def _mask(self) -> tuple[s.Step, ...] | None:
         if self._matcher.is_stopped():
