@@ -193,6 +193,18 @@ def test_a_wrong_request_exits_with_2(arguments, capsys):
     assert "Traceback" not in printed.err
 
 
+def test_a_banned_text_never_comes_whatever_the_tokenizer_puts_first(tiny_file, capsys):
+    """In files of Llama 3, texts begin with a token of their own."""
+    model = str(tiny_file(pre="llama-bpe"))
+    words = ["generate", "A", "--raw", "--greedy", "--max-new-tokens", "20", "--json", "--model", model]
+    assert code_of(*words) == 0
+    free = json.loads(capsys.readouterr().out)
+    letter = next(token for token in free["token_ids"] if token < 127 and chr(token).isalpha())
+    assert code_of(*words, "--ban", chr(letter)) == 0
+    banned = json.loads(capsys.readouterr().out)
+    assert len(free["prompt_token_ids"]) == 2 and banned["text"] and letter not in banned["token_ids"]
+
+
 def test_the_defaults_are_those_of_sampling_params():
     options = ArgumentParser()
     add_params(options)

@@ -173,6 +173,16 @@ def test_sentencepiece_merges_by_score_and_falls_back_to_bytes():
     assert [bare.token(i) for i in bare.encode("the")] == ["t", "he"]  # of "th" and "he" the one that scores higher
 
 
+@pytest.mark.parametrize("changes", [{}, {"add_space_prefix": False}, {"add_bos_token": False}])
+def test_a_text_within_another_has_the_tokens_that_it_has_there(changes):
+    tokenizer = Tokenizer(sentencepiece(**changes))
+    whole = tokenizer.encode("ab the\nhe")
+    for text, before in ((" the\nhe", "ab"), ("\nhe", "ab the"), ("he", "ab the\n"), ("", "ab the\nhe")):
+        assert tokenizer.encode_within(text) == whole[len(tokenizer.encode(before)) :]
+    assert [tokenizer.token(i) for i in tokenizer.encode_within("the")] == ["t", "he"]
+    assert Tokenizer(metadata()).encode_within("bab") == Tokenizer(metadata()).encode("bab")[1:]
+
+
 @pytest.mark.parametrize(
     "changes",
     [

@@ -89,7 +89,7 @@ def with_bans(params: SamplingParams, options: argparse.Namespace, model: Model)
     for text in options.ban:
         require(bool(text), options.verb, "ban", "a text", repr(text))
         require(_is_text(text), options.verb, "ban", "text that can be encoded as UTF-8", ascii(text))
-    banned = {tuple(model.tokenizer.encode(form)) for text in options.ban for form in (text, f" {text}")}
+    banned = {tuple(model.tokenizer.encode_within(form)) for text in options.ban for form in (text, f" {text}")}
     return replace(params, bad_words_ids=(*params.bad_words_ids, *sorted(banned))) if banned else params
 
 

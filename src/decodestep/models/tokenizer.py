@@ -26,6 +26,7 @@ from decodestep.stopping.byte_alphabet import BYTE_OF
 _UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 2, 3, 4, 6  # values of tokenizer.ggml.token_type
 _SPACE = "\u2581"  # SentencePiece's character for a space
 _LONG = 2**14  # characters of a text that is encoded without the GIL
+_BEFORE = ("\n", "a", "0")  # texts with which a text that follows them rarely shares a token
 _BYTE_TOKEN = re.compile("<0x([0-9A-Fa-f]{2})>")
 
 # Every cut of a SentencePiece token into two may be a merge, so that long tokens cost the square of their length. Vocabularies
@@ -85,6 +86,15 @@ class Tokenizer:
     def encode_rendered(self, text: str) -> list[int]:
         """As `encode`, for a text rendered by the chat template."""
         return self.encode(text)
+
+    def encode_within(self, text: str) -> list[int]:
+        """As `encode`, for a text that follows another one: without a beginning token, and without the space that
+        SentencePiece puts before the first word."""
+        for before in _BEFORE:
+            first, ids = _ids(self._engine, before), _ids(self._engine, before + text)
+            if ids[: len(first)] == first:
+                return ids[len(first) :]
+        return _ids(self._engine, text)
 
     def encode_pieces(self, pieces: Iterable[tuple[str, bool]]) -> list[int]:
         """As `encode`, for a text in pieces, each with whether it is a control token; those spelled in other pieces are text.
