@@ -24,6 +24,8 @@ def test_what_ends_a_text_is_not_dropped():
     assert read({"eos_token_id": 2}) == SamplingParams(do_sample=False, eos_token_id=2)
     assert read({"max_length": 30}) == SamplingParams(do_sample=False, max_length=30, max_new_tokens=None)
     assert read({"max_length": 30, "max_new_tokens": 5}) == SamplingParams(do_sample=False, max_new_tokens=5)
+    assert read({"min_length": 30}) == SamplingParams(do_sample=False, min_length=30)
+    assert read({"min_length": 30, "min_new_tokens": 5}) == SamplingParams(do_sample=False, min_new_tokens=5)
     for field in ("is_assistant", "assistant_early_exit"):
         with pytest.raises(ValueError, match=f"understood; got {field}"):
             read({field: 3 if "early" in field else True})

@@ -75,6 +75,8 @@ def from_generation_config(config: Any, known: Set[str]) -> dict[str, Any]:
         taken.pop("max_length", None)  # as in transformers, where it decides
     elif "max_length" in taken:
         taken["max_new_tokens"] = None
+    if "min_new_tokens" in taken:
+        taken.pop("min_length", None)
     taken.setdefault("do_sample", False)
     if taken["do_sample"]:
         taken.setdefault("top_k", 50)
