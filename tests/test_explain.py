@@ -49,6 +49,15 @@ def test_a_recording_is_what_generate_does(model, made):
         assert (token["raw"], token["processed"]) == pytest.approx((step.raw, step.processed), abs=1e-9)
 
 
+def test_a_recording_ends_with_the_context_as_generate_does(tiny_file):
+    small = ds.load(tiny_file(context=24))
+    params = ds.SamplingParams(seed=1, ignore_eos=True, stop_strings="never", forced_eos_token_id=65)
+    (whole,) = ds.generate(small, [[70] * 20], params)
+    made = record(small, [70] * 20, params, 9, lambda trace: trace.token)
+    assert (list(made.tokens), made.text, made.row.reason) == (whole.token_ids, whole.text, "length")
+    assert len(made.tokens) == 4 and made.tokens[-1] == 65
+
+
 def test_each_stage_adds_up(made):
     for run in made["runs"]:
         assert "".join(run["pieces"]).endswith(run["text"])

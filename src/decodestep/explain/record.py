@@ -8,6 +8,7 @@ from typing import Generic, TypeVar
 
 from decodestep._base.dispatch import use_threads
 from decodestep.generation.beam_logits import BeamLogits
+from decodestep.generation.run import within_context
 from decodestep.models import Model
 from decodestep.sampling.params import SamplingParams
 from decodestep.sampling.row import Row
@@ -43,7 +44,7 @@ def record(
     """
     tokenizer = model.tokenizer
     sampler = Sampler(
-        params,
+        within_context(model, list(prompt_ids), params),
         vocab_size=model.config.vocab_size,
         eos_token_id=tokenizer.end_token_ids,
         prompt_ids=[prompt_ids],
@@ -53,7 +54,7 @@ def record(
     logits_of = BeamLogits(model, 1, min(len(ids) + steps, model.config.context))
     try:
         with use_threads(model.threads):
-            while not row.reason and len(tokens) < steps and len(ids) < model.config.context:
+            while not row.reason and len(tokens) < steps:
                 logits = logits_of([ids], [0])
                 tokens.append(keep(sampler.trace(logits)[0]))
                 result = sampler.step(logits)
