@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import struct
 
 import gguf
@@ -107,15 +108,17 @@ def test_folders_are_quantised_when_they_are_loaded(tmp_path, dtype):
 
 def test_what_cannot_be_quantised_is_refused_by_name(source, tmp_path, capsys):
     folder = families.save(families.model_of("llama", 0), tmp_path)
-    target = tmp_path / "out.gguf"
+    target, device = tmp_path / "out.gguf", tmp_path / "device"
+    os.mkfifo(device)
     for arguments, code, message in (
         ([str(source), str(tmp_path), "--type", "q8_0"], 2, "quantize: OUT must be a file"),
+        ([str(source), str(device), "--type", "q8_0"], 2, "quantize: OUT must be a file"),
         ([str(source), str(target), "--type", "q3_k"], 2, "quantize: --type must be one of"),
         ([str(source), str(source), "--type", "q8_0"], 2, "quantize: OUT must be another file than IN"),
     ):
         assert cli.main(["quantize", *arguments]) == code
         assert message in capsys.readouterr().err
-    assert not target.exists() and not list(tmp_path.glob("*.part"))
+    assert device.is_fifo() and not target.exists() and not list(tmp_path.glob("*.part"))
     with pytest.raises(ModelError, match="dtype 'q4_k' is not supported: feed-forward size 40"):
         ds.load(folder, dtype="q4_k")
 

@@ -70,7 +70,8 @@ def requantise(source: Path, target: Path, kind: str, progress: Callable[[int, i
     require_choice(_OP, "--type", kind, tuple(RECIPES))
     same = target.exists() and target.samefile(source)
     require(not same, _OP, "OUT", "another file than IN", str(target))
-    require(not target.is_dir(), _OP, "OUT", "a file", str(target))
+    # A directory, or a device such as /dev/null, whose name the file would take.
+    require(target.is_file() or not target.exists(), _OP, "OUT", "a file", str(target))
     with naming(source):
         checkpoint = open_checkpoint(source)
         checkpoint.check()
