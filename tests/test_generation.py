@@ -276,6 +276,11 @@ def test_rows_that_do_not_fit_into_the_cache_wait(tiny_file):
     assert small.cache.held == 0 and small.cache.pages == 8
     with pytest.raises(ds.models.CacheFullError, match="a row may need 9 pages, and the cache has 8"):
         ds.generate(small, [[5] * 100], ds.SamplingParams(max_new_tokens=40))
+    params = [ds.SamplingParams(max_new_tokens=5), ds.SamplingParams(num_beams=3, max_new_tokens=5)]
+    pieces = []
+    with pytest.raises(ds.models.CacheFullError, match="a beam search may need 9 pages, and the cache has 8"):
+        ds.generate(small, [[5], [5] * 40], params, stream=lambda index, piece: pieces.append(piece))
+    assert not pieces  # refused before any work
 
 
 @pytest.mark.parametrize("beams", [1, 3])

@@ -56,10 +56,7 @@ class Batch:
         The row has at least one token, and its max_new_tokens fits the context.
         Raises CacheFullError if the cache is too small for the row alone.
         """
-        most = pages_of(len(row.history) + (row.params.max_new_tokens or 0))
-        if most > self._model.cache.pages:
-            have = f"the cache has {self._model.cache.pages}"
-            raise CacheFullError(f"a row may need {most} pages, and {have}: load the model with more cache_bytes")
+        self._model.cache.require_total(pages_of(len(row.history) + (row.params.max_new_tokens or 0)), "a row")
         key = self._added
         self._added += 1
         self._rows[key] = row

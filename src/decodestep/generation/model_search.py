@@ -33,11 +33,14 @@ class ModelSearch:
     params: of the search. row: holds only the prompt; its processors, seed and clock are used.
     prompt_index: the `row` of its completions.
     completions: the beams, best first, at most params.num_return_sequences; none before the search has run.
+    Raises CacheFullError if the cache is too small for the search alone.
     """
 
     def __init__(self, model: Model, params: SamplingParams, row: Row, prompt_index: int) -> None:
         self._model, self._params, self._row, self._prompt_index = model, params, row, prompt_index
         self._prompt = list(row.history.tokens)
+        self._capacity = len(self._prompt) + (row.params.max_new_tokens or 1)
+        model.cache.require_total(params.num_beams * pages_of(self._capacity), "a beam search")
         self._interruption = ""  # the finish_reason of beams that were still alive when something ended the search
         self.completions: list[Completion] = []
 
@@ -62,8 +65,7 @@ class ModelSearch:
         ]
 
     def _beams(self, cancelled: Callable[[], bool]) -> list[Beam]:
-        params, length = self._params, self._row.params.max_new_tokens or 1
-        stop = None
+        params, stop = self._params, None
         if params.stop_strings or params.stop_token_ids:
             stop = _own(_stop(self._model.tokenizer.token_bytes, params.stop_strings, params.stop_token_ids))
 
@@ -74,7 +76,7 @@ class ModelSearch:
                 raise SearchInterrupt
 
         try:
-            logits = self._lanes(len(self._prompt) + length, ask)
+            logits = self._lanes(ask)
         except SearchInterrupt:
             return []
         with closing(logits):
@@ -82,7 +84,7 @@ class ModelSearch:
                 self._in_blocks(logits, ask),
                 self._prompt,
                 vocab_size=self._model.config.vocab_size,
-                max_new_tokens=length,
+                max_new_tokens=self._capacity - len(self._prompt),
                 num_beams=params.num_beams,
                 eos_token_ids=self._row.ends,
                 num_beam_groups=params.num_beam_groups,
@@ -97,14 +99,14 @@ class ModelSearch:
                 top_logprobs=params.logprobs,
             )
 
-    def _lanes(self, capacity: int, ask: Callable[[], None]) -> BeamLogits:
+    def _lanes(self, ask: Callable[[], None]) -> BeamLogits:
         """The sequences of the beams, once the cache has pages for them."""
         beams = self._params.num_beams
         while True:
             try:
-                return BeamLogits(self._model, beams, capacity)
+                return BeamLogits(self._model, beams, self._capacity)
             except CacheFullError:
-                self._model.cache.wait_for(beams * pages_of(capacity))
+                self._model.cache.wait_for(beams * pages_of(self._capacity))
             ask()
 
     def _in_blocks(self, logits: NextLogits, ask: Callable[[], None]) -> NextLogits:

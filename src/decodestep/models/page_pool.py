@@ -110,6 +110,12 @@ class PagePool:
         with LOCK:
             return self.storage.prepare(self._fresh, slabs)
 
+    def require_total(self, count: int, what: str) -> None:
+        """Raises CacheFullError if the cache has fewer pages than `what` may need, free or not."""
+        if count > self.pages:
+            have = f"the cache has {self.pages}"
+            raise CacheFullError(f"{what} may need {count} pages, and {have}: load the model with more cache_bytes")
+
     def wait_for(self, count: int) -> None:
         """Waits until `count` pages are free, for at most a tenth of a second, so that the caller can check other conditions.
 
