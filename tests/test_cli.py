@@ -205,6 +205,17 @@ def test_a_banned_text_never_comes_whatever_the_tokenizer_puts_first(tiny_file, 
     assert len(free["prompt_token_ids"]) == 2 and banned["text"] and letter not in banned["token_ids"]
 
 
+@pytest.mark.parametrize("more", [(), ("--json",)])
+def test_a_row_that_fails_exits_with_1_after_what_it_has(more, tiny_file, tmp_path, capsys):
+    """The file's vocabulary has no space, which the schema asks for."""
+    schema, model = tmp_path / "schema.json", str(tiny_file())
+    schema.write_text(json.dumps({"type": "object", "properties": {"a": {"const": 1}}, "required": ["a"]}))
+    assert code_of("generate", "A", "--raw", "--seed", "1", "--model", model, "--json-schema", str(schema), *more) == 1
+    printed = capsys.readouterr()
+    text = json.loads(printed.out)["text"] if more else printed.out
+    assert text.startswith('{"a"') and printed.err.startswith("decodestep: json_schema: ") and printed.err.count("\n") == 1
+
+
 def test_the_defaults_are_those_of_sampling_params():
     options = ArgumentParser()
     add_params(options)

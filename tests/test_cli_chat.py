@@ -70,6 +70,15 @@ def test_a_file_without_a_template_is_an_error_at_the_start(tiny_file):
     assert "no chat template" in run.stderr
 
 
+def test_an_answer_that_fails_is_an_error(tiny_file, tmp_path):
+    """The file's vocabulary has no space, which the schema asks for."""
+    model, schema = tiny_file(**{"tokenizer.chat_template": "{{ messages[-1].content }}"}), tmp_path / "schema.json"
+    schema.write_text(json.dumps({"type": "object", "properties": {"a": {"const": 1}}, "required": ["a"]}))
+    run = chat("A\nB\n", model, "--json-schema", schema, "--seed", 1)
+    assert run.returncode == 1 and run.stdout.startswith('{"a"') and run.stdout.count("\n") == 1
+    assert run.stderr.startswith("decodestep: json_schema: ") and run.stderr.count("\n") == 1
+
+
 @contextmanager
 def terminal_of(*arguments):
     """The program on a pseudo-terminal."""

@@ -15,6 +15,7 @@ from decodestep.cli.options import add_model, add_params, load, params_of
 from decodestep.generation.generate import generate
 from decodestep.generation.prompts import prompt_ids
 from decodestep.models import Model, ModelError
+from decodestep.sampling.constraint import ConstraintError
 from decodestep.sampling.params import SamplingParams
 
 _HELP = """\
@@ -51,7 +52,7 @@ def run(options: argparse.Namespace) -> int:
         try:
             if not chat.take(line):
                 break
-        except (ModelError, RequestError, OSError) as error:
+        except (ConstraintError, ModelError, RequestError, OSError) as error:
             if isinstance(error, BrokenPipeError) or not interactive:
                 raise
             print(f"decodestep: {error}", file=sys.stderr)
@@ -113,6 +114,7 @@ class _Chat:
         """Streams the answer to a message, and keeps both; a message that cannot be answered is dropped."""
         conversation = [*self.messages, {"role": "user", "content": text}]
         pieces: list[str] = []
+        error: BaseException | None = None
 
         def stream(_row: int, piece: str) -> None:
             pieces.append(piece)
@@ -120,8 +122,10 @@ class _Chat:
             sys.stdout.flush()
 
         with Cancelled() as cancelled, suppress(KeyboardInterrupt):  # a second Ctrl-C ends the answer too
-            generate(self.model, conversation, self.params, stream=stream, cancelled=cancelled.requested)
+            error = generate(self.model, conversation, self.params, stream=stream, cancelled=cancelled.requested)[0].error
         answer = "".join(pieces)
         print(end="" if answer.endswith("\n") else "\n", flush=True)
+        if error is not None:
+            raise error
         if answer or not cancelled.requested():
             self.messages = [*conversation, {"role": "assistant", "content": answer}]

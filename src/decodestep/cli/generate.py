@@ -85,6 +85,8 @@ def run(options: argparse.Namespace) -> int:
     if options.stats:
         sys.stdout.flush()
         _print_stats(stats, completion)
+    if completion.error is not None:
+        raise completion.error
     return 0
 
 
