@@ -46,11 +46,13 @@ def test_closed_streams_are_empty(shell, code, model):
     assert run.returncode == code and "internal error" not in run.stderr
 
 
-@pytest.mark.parametrize("option", ["--json-schema", "--grammar"])
-def test_a_file_that_is_not_utf_8_is_refused(option, tmp_path, capsys):
+@pytest.mark.parametrize(
+    "arguments", [("generate", "Hi", "--json-schema"), ("generate", "Hi", "--grammar"), ("serve", "--api-key-file")]
+)
+def test_a_file_that_is_not_utf_8_is_refused(arguments, tmp_path, capsys):
     file = tmp_path / "file"
     file.write_bytes(b"\xff{")
-    assert code_of("generate", "Hi", option, str(file)) == 2
+    assert code_of(*arguments, str(file)) == 2
     assert capsys.readouterr().err.endswith("must be a file of UTF-8; got invalid start byte at byte 0\n")
 
 

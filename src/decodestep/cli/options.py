@@ -106,11 +106,11 @@ def load(options: argparse.Namespace) -> Model:
         cache_dtype=options.cache_dtype,
         threads=options.threads,
         cache_bytes=getattr(options, "cache_bytes", None),
-        chat_template=_text_of(getattr(options, "chat_template", None)),
+        chat_template=text_of(getattr(options, "chat_template", None)),
     )
 
 
-def _text_of(path: str | None) -> str | None:
+def text_of(path: str | None) -> str | None:
     if path is None:
         return None
     try:
@@ -126,9 +126,9 @@ def params_of(options: argparse.Namespace) -> SamplingParams:
         do_sample=not options.greedy and given.get("num_beams", 1) <= 1,
         seed=options.seed,
         stop_strings=tuple(options.stop),
-        json_schema=_text_of(options.json_schema),
+        json_schema=text_of(options.json_schema),
         regex=options.regex,
-        grammar=_text_of(options.grammar),
+        grammar=text_of(options.grammar),
         samplers=None if options.samplers is None else tuple(name.strip() for name in options.samplers.split(",")),
     )
 

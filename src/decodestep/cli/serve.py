@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 from decodestep._base.checks import refuse
 from decodestep._base.extras import extra
-from decodestep.cli.options import add_model, load
+from decodestep.cli.options import add_model, load, text_of
 
 if TYPE_CHECKING:
     import uvicorn
@@ -132,9 +132,10 @@ def _listen(host: str, port: int) -> socket.socket:
 
 
 def _keys(path: str | None) -> list[str]:
-    if path is None:
+    text = text_of(path)
+    if text is None:
         return []
-    keys = [line.strip() for line in Path(path).read_text(encoding="utf-8").splitlines()]
+    keys = [line.strip() for line in text.splitlines()]
     keys = [key for key in keys if key and not key.startswith("#")]
     if not keys:
         refuse("serve", "api-key-file", "a file with one key per line", path)
