@@ -69,7 +69,7 @@ def run(options: argparse.Namespace) -> int:
         if other is not None:
             beside = with_bans(params_of(other), other, model)
             each.append(beside if beside.seed is not None else replace(beside, seed=params.seed))
-        text = options.prompt if isinstance(prompt, list) else prompt
+        text = prompt if isinstance(prompt, str) else prompt[-1]["content"]  # type: ignore[index]
         made = record_document(model, str(text), ids, each, steps=options.steps or _PAGE_STEPS, top=options.top)
         Path(options.html).write_text(page(made, options.docs), encoding="utf-8")
         facts = {"page": options.html, "tokens": [len(run["tokens"]) for run in made["runs"]]}
