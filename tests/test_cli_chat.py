@@ -115,7 +115,18 @@ class Terminal:
         return before
 
     def type(self, text):
-        os.write(self._master, text.encode())
+        os.write(self._master, text.encode("utf-8", "surrogateescape"))
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no pseudo-terminals")
+def test_a_byte_that_is_not_utf_8_does_not_end_a_conversation(monkeypatch):
+    monkeypatch.setenv("PYTHONIOENCODING", "utf-8:strict")  # as in most locales
+    with terminal_of("--greedy", "--max-new-tokens", 2) as terminal:
+        terminal.wait_for("> ")
+        terminal.type("\udcff caf\n")
+        terminal.wait_for("> ")
+        terminal.type("/exit\n")
+        assert terminal.process.wait(60) == 0
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no pseudo-terminals")

@@ -44,6 +44,8 @@ def run(options: argparse.Namespace) -> int:
     options.model = options.name or options.model
     chat = _Chat(load(options), params, options.system)
     interactive = sys.stdin.isatty()
+    if hasattr(sys.stdin, "reconfigure"):
+        sys.stdin.reconfigure(errors="replace")  # a byte that is not UTF-8 must not end the conversation
     if interactive:
         with suppress(ImportError):
             import readline  # noqa: F401, which makes `input` edit lines and remember them
@@ -71,8 +73,6 @@ def _typed() -> Iterator[str]:
 
 
 def _piped() -> Iterator[str]:
-    if hasattr(sys.stdin, "reconfigure"):
-        sys.stdin.reconfigure(errors="replace")
     for line in sys.stdin:
         yield line.removesuffix("\n").removesuffix("\r")
 
