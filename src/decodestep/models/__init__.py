@@ -5,8 +5,8 @@
 - `architectures`: the sizes and parts that a file's keys and names stand for; `checkpoint`: its tensors by part; `summary`;
 - text: `tokenizer` (`pre_tokenizers`), `folder_tokenizer` (`tiktoken_file`), `control_tokens`; `chat` (`template_process`,
   `template_worker`);
-- `config`, `convert` (`latent_form`), `rope`: a checkpoint to a decoder's sizes and weights;
-- `decoder`: what a decoder does; `step`: in one native call; `layers` (`grouped_layer`): operator by operator;
+- `config`, `layer_weights`, `convert` (`latent_form`), `rope`: a checkpoint to a decoder's sizes and weights;
+- `decoder`: what a decoder does; `step`: in one native call; `layers` (`prolog_layer`, `grouped_layer`): operator by operator;
 - `kv_cache`, `page_pool`, `sequence`: keys and values; `forward`, `prefill`: tokens of many sequences through a decoder;
 - `quantise`, `requantise` (`gguf_source`, `gguf_tokenizer`): written as a GGUF file of other types.
 """

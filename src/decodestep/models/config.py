@@ -1,23 +1,15 @@
-"""A model's sizes and weights, in the form that decoders expect."""
+"""A model's sizes and constants."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
 
-import numpy as np
-
-from decodestep.models.rope import Rope
 from decodestep.ops.expert_router.arguments import RouterRule
-from decodestep.weights.feed_forward import FeedForward
-from decodestep.weights.linear_panels import LinearPanels
-from decodestep.weights.packed import PackedWeight
-
-Weight = PackedWeight | LinearPanels
 
 
 @dataclass(frozen=True)
-class LatentAttention:
+class LatentConfig:
     """Sizes of multi-head latent attention.
 
     query_rank: the width of the queries' latent; None: queries come from the hidden state. rank: of the cached latent.
@@ -36,7 +28,7 @@ class LatentAttention:
 
 
 @dataclass(frozen=True)
-class GroupedAttention:
+class GroupedConfig:
     """Options of grouped-query attention.
 
     scale: of the scores; None: 1 / sqrt(head_dim). biases: which parts have one, of "query", "key", "value" and
@@ -110,8 +102,8 @@ class Config:
     context: int
     norm_eps: float
     architecture: str = "llama"
-    latent_attention: LatentAttention | None = None
-    grouped: GroupedAttention = GroupedAttention()
+    latent_attention: LatentConfig | None = None
+    grouped: GroupedConfig = GroupedConfig()
     experts: Experts | None = None
     activation: str = "swiglu"
     biases: bool = False
@@ -145,65 +137,3 @@ class Config:
 
     def has_experts(self, layer: int) -> bool:
         return self.experts is not None and self.experts.layers[layer]
-
-
-@dataclass(frozen=True, eq=False)
-class DenseBlock:
-    """The weights of a dense feed-forward block; biases (outputs,) or None. gate: None for "relu_squared"."""
-
-    gate: Weight | None
-    up: Weight
-    down: Weight
-    gate_bias: np.ndarray | None = None
-    up_bias: np.ndarray | None = None
-    down_bias: np.ndarray | None = None
-
-
-@dataclass(frozen=True, eq=False)
-class ExpertBlock:
-    """The weights of a layer's experts. router: (He, count), float32. correction: float32 (count,), or None without."""
-
-    router: PackedWeight
-    correction: np.ndarray | None
-    routed: FeedForward
-    shared: DenseBlock | None
-
-
-@dataclass(frozen=True, eq=False)
-class Layer:
-    """The weights of a layer, each (inputs, outputs); attention weights have the names of `mla_prolog`.
-
-    output_bias is (He,). Biases, and the last five fields, are None if the model does not have them.
-    """
-
-    attention_norm: np.ndarray
-    w_dq: Weight | None  # the queries' latent
-    gamma_cq: np.ndarray | None
-    w_uq_qr: Weight  # queries
-    w_dkv_kr: Weight  # latents, then rope keys; of grouped-query attention values, then keys
-    gamma_ckv: np.ndarray | None
-    key_up: Weight | None  # (D, N * Hckv): a head's query to latent space; None in grouped-query attention
-    value_up: Weight | None  # (Hckv, N * Dv): a head's values from the latent; None: the latent is the values
-    w_o: Weight
-    output_bias: np.ndarray | None
-    ffn_norm: np.ndarray
-    feed_forward: DenseBlock | ExpertBlock
-    query_down_bias: np.ndarray | None = None  # (Hcq,), of w_dq
-    latent_bias: np.ndarray | None = None  # (Hckv + Dr,), of w_dkv_kr in latent attention
-    query_bias: np.ndarray | None = None  # (N * D,)
-    values_keys_bias: np.ndarray | None = None  # (2 * G * D,)
-    head_norms: tuple[np.ndarray, np.ndarray] | None = None  # of queries and keys, (D,)
-    attention_post_norm: np.ndarray | None = None
-    ffn_post_norm: np.ndarray | None = None
-
-
-@dataclass(frozen=True, eq=False)
-class Weights:
-    """All weights of a model."""
-
-    config: Config
-    embedding: PackedWeight
-    layers: tuple[Layer, ...]
-    norm: np.ndarray
-    output: Weight
-    ropes: tuple[Rope, ...]

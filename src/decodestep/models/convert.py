@@ -1,8 +1,7 @@
-"""Converts checkpoints to a decoder's weights, in the form of multi-head latent attention (MLA).
+"""Converts checkpoints to a decoder's weights.
 
-Grouped-query attention is MLA, exactly (`models.latent_form`); where operators take groups of heads, its weights stay small.
-`mla_prolog` rotates pairs of adjacent columns, as GGUF's llama and deepseek2 have them. If the columns of a pair are half a
-head apart, as in transformers' llama and minicpm3, the rows of the weights are reordered.
+Decoders rotate pairs of adjacent columns, as GGUF's llama and deepseek2 have them. If the columns of a pair are half a head
+apart, as in transformers' llama and minicpm3, the rows of the weights are reordered.
 """
 
 from __future__ import annotations
@@ -10,20 +9,20 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import numpy as np
 
 from decodestep.models import latent_form
 from decodestep.models.checkpoint import Checkpoint, Rows, Stored
-from decodestep.models.config import DenseBlock, ExpertBlock, LatentAttention, Layer, Weight, Weights
+from decodestep.models.config import LatentConfig
 from decodestep.models.errors import ModelError
+from decodestep.models.layer_weights import ExpertWeights, GroupedWeights, LatentWeights, Layer, Weight, Weights
 from decodestep.weights.feed_forward import FeedForward
 from decodestep.weights.file_rows import FileRows, FileRowsError
 from decodestep.weights.packed import Format, PackedWeight
 
 Pack = Callable[[Rows, bool], Weight]  # (weight, widened) -> the weight in the decoder's format
-
+Attention = Callable[[Checkpoint, int, Pack], GroupedWeights | LatentWeights]  # of a layer
 
 _DENSE_BYTES = {Format.F32: 4, Format.F16: 2, Format.BF16: 2}
 
@@ -52,68 +51,67 @@ def convert(checkpoint: Checkpoint, pack: Pack = as_it_is, *, as_latent: bool = 
 
 def _converted(checkpoint: Checkpoint, pack: Pack, as_latent: bool, head_dim: int | None) -> Weights:
     config, ropes = checkpoint.config, checkpoint.ropes()
-    made = partial(_grouped, head_dim=head_dim or config.head_dim) if config.latent_attention is None else _latent
+    attention: Attention = _latent
+    if config.latent_attention is None:
+        attention = partial(_grouped, head_dim=head_dim or config.head_dim)
     if as_latent and config.latent_attention is None:
         ropes = (latent_form.latent_rope(ropes[0], config),)
-        config, made = latent_form.latent_config(config), _grouped_as_latent
+        config, attention = latent_form.latent_config(config), _grouped_as_latent
     stored, widened = checkpoint.weight("embedding")
     embedding = _whole(stored)
     return Weights(
         config=config,
         embedding=embedding,
-        layers=tuple(_layer(checkpoint, i, pack, made) for i in range(config.layers)),
+        layers=tuple(_layer(checkpoint, i, pack, attention) for i in range(config.layers)),
         norm=checkpoint.vector("norm"),
         output=_packed(pack, (embedding, widened) if config.tied else checkpoint.weight("output")),
         ropes=ropes,
     )
 
 
-def _layer(checkpoint: Checkpoint, i: int, pack: Pack, attention: Callable[[Checkpoint, int, Pack], dict[str, Any]]) -> Layer:
-    config = checkpoint.config
+def _layer(checkpoint: Checkpoint, i: int, pack: Pack, attention: Attention) -> Layer:
     return Layer(
         attention_norm=checkpoint.vector("attention_norm", i),
-        **attention(checkpoint, i, pack),
-        w_o=_packed(pack, checkpoint.weight("attention_output", i)),
-        output_bias=checkpoint.optional_vector("attention_output_bias", i),
+        attention=attention(checkpoint, i, pack),
         ffn_norm=checkpoint.vector("ffn_norm", i),
-        feed_forward=_experts(checkpoint, i, pack) if config.has_experts(i) else _dense(checkpoint, i, pack),
+        feed_forward=_experts(checkpoint, i, pack) if checkpoint.config.has_experts(i) else _dense(checkpoint, i, pack),
         attention_post_norm=checkpoint.optional_vector("attention_post_norm", i),
         ffn_post_norm=checkpoint.optional_vector("ffn_post_norm", i),
     )
 
 
-def _turned(checkpoint: Checkpoint, part: str, i: int, heads: int) -> Stored:
-    config = checkpoint.config
-    return _neighbours(checkpoint.weight(part, i), heads, 0, config.head_dim, config.halves)
-
-
-def _grouped(checkpoint: Checkpoint, i: int, pack: Pack, head_dim: int) -> dict[str, Any]:
-    config = checkpoint.config
-    heads, groups = config.heads, config.groups
-
-    def padded(stored: Stored, count: int) -> Stored:
-        if head_dim == config.head_dim:
-            return stored
-        weight = _whole(stored[0])
-        return replace(weight, rows=_padded_heads(weight.rows, count, head_dim)), stored[1]
-
-    query, key = _turned(checkpoint, "query", i, heads), _turned(checkpoint, "key", i, groups)
-    return {
-        "w_dq": None,
-        "gamma_cq": None,
-        "w_uq_qr": _packed(pack, padded(query, heads)),
-        "w_dkv_kr": _packed(pack, padded(checkpoint.weight("value", i), groups), padded(key, groups)),
-        "gamma_ckv": None,
-        "key_up": None,
-        "value_up": None,
-        "query_bias": _bias(checkpoint, "query", i, heads, head_dim) if "query" in config.grouped.biases else None,
-        "values_keys_bias": np.concatenate([_bias(checkpoint, part, i, groups, head_dim) for part in ("value", "key")])
-        if {"key", "value"} & set(config.grouped.biases)
+def _grouped(checkpoint: Checkpoint, i: int, pack: Pack, head_dim: int) -> GroupedWeights:
+    options = checkpoint.config.grouped
+    query_norm, key_norm = (
+        _turned_vector(checkpoint, f"{part}_head_norm", i, 1) if options.head_norms else None for part in ("query", "key")
+    )
+    return GroupedWeights(
+        query=_packed(pack, _heads(checkpoint, "query", i, head_dim)),
+        values_keys=_packed(pack, *(_heads(checkpoint, part, i, head_dim) for part in ("value", "key"))),
+        output=_packed(pack, checkpoint.weight("attention_output", i)),
+        query_bias=_bias(checkpoint, "query", i, head_dim) if "query" in options.biases else None,
+        values_keys_bias=np.concatenate([_bias(checkpoint, part, i, head_dim) for part in ("value", "key")])
+        if {"key", "value"} & set(options.biases)
         else None,
-        "head_norms": tuple(_turned_vector(checkpoint, f"{part}_head_norm", i, 1) for part in ("query", "key"))
-        if config.grouped.head_norms
-        else None,
-    }
+        output_bias=checkpoint.optional_vector("attention_output_bias", i),
+        query_norm=query_norm,
+        key_norm=key_norm,
+    )
+
+
+def _heads(checkpoint: Checkpoint, part: str, i: int, head_dim: int) -> Stored:
+    """The weight of queries, keys or values: the rotated pairs side by side, the heads padded."""
+    config, heads, stored = checkpoint.config, _count(checkpoint, part), checkpoint.weight(part, i)
+    if part != "value":
+        stored = _neighbours(stored, heads, 0, config.head_dim, config.halves)
+    if head_dim == config.head_dim:
+        return stored
+    weight = _whole(stored[0])
+    return replace(weight, rows=_padded_heads(weight.rows, heads, head_dim)), stored[1]
+
+
+def _count(checkpoint: Checkpoint, part: str) -> int:
+    return checkpoint.config.heads if part == "query" else checkpoint.config.groups
 
 
 def _turned_vector(checkpoint: Checkpoint, part: str, i: int, heads: int) -> np.ndarray:
@@ -121,8 +119,9 @@ def _turned_vector(checkpoint: Checkpoint, part: str, i: int, heads: int) -> np.
     return values[neighbour_order(heads, 0, config.head_dim)] if config.halves else values
 
 
-def _bias(checkpoint: Checkpoint, part: str, i: int, heads: int, head_dim: int) -> np.ndarray:
+def _bias(checkpoint: Checkpoint, part: str, i: int, head_dim: int) -> np.ndarray:
     """Zeros where the part has none."""
+    heads = _count(checkpoint, part)
     if not checkpoint.has(f"{part}_bias", i):
         return np.zeros(heads * head_dim, np.float32)
     name = f"{part}_bias"
@@ -140,44 +139,47 @@ def _padded_heads(rows: np.ndarray, heads: int, head_dim: int) -> np.ndarray:
     return padded.reshape(heads * head_dim, -1)
 
 
-def _grouped_as_latent(checkpoint: Checkpoint, i: int, pack: Pack) -> dict[str, Any]:
+def _grouped_as_latent(checkpoint: Checkpoint, i: int, pack: Pack) -> LatentWeights:
     config = checkpoint.config
-    query, widened = _turned(checkpoint, "query", i, config.heads)
-    return {
-        **_grouped(checkpoint, i, pack, config.head_dim),
-        "w_uq_qr": _packed(pack, (latent_form.spread_queries(_whole(query), config), widened)),
-        "gamma_ckv": latent_form.no_norm(config),
-        "key_up": _packed(pack, (latent_form.no_keys_up(config), False)),
-        "value_up": _packed(pack, (latent_form.chosen_values(config), False)),
-    }
+    query, widened = _heads(checkpoint, "query", i, config.head_dim)
+    return LatentWeights(
+        query_down=None,
+        query_norm=None,
+        query=_packed(pack, (latent_form.spread_queries(_whole(query), config), widened)),
+        latent=_packed(pack, *(_heads(checkpoint, part, i, config.head_dim) for part in ("value", "key"))),
+        latent_norm=latent_form.no_norm(config),
+        key_up=_packed(pack, (latent_form.no_keys_up(config), False)),
+        value_up=_packed(pack, (latent_form.chosen_values(config), False)),
+        output=_packed(pack, checkpoint.weight("attention_output", i)),
+    )
 
 
-def _latent(checkpoint: Checkpoint, i: int, pack: Pack) -> dict[str, Any]:
+def _latent(checkpoint: Checkpoint, i: int, pack: Pack) -> LatentWeights:
     config, a = checkpoint.config, checkpoint.config.latent_attention
     assert a is not None
     direct = a.query_rank is None
-    down = None if direct else checkpoint.weight("query_down", i)
+    down = None if direct else _packed(pack, checkpoint.weight("query_down", i))
     query = checkpoint.weight("query" if direct else "query_up", i)
-    query = _neighbours(query, config.heads, a.nope, a.rope, config.halves)
-    latent = _neighbours(checkpoint.weight("latent_rope", i), 1, a.rank, a.rope, config.halves)
     latent_bias = checkpoint.optional_vector("latent_rope_bias", i)
     if latent_bias is not None and config.halves:
         latent_bias = latent_bias[neighbour_order(1, a.rank, a.rope)]
     key_up, value_up = _ups(checkpoint, i, a)
-    return {
-        "w_dq": None if down is None else _packed(pack, down),
-        "gamma_cq": None if direct else checkpoint.vector("query_norm", i),
-        "w_uq_qr": _packed(pack, query),
-        "w_dkv_kr": _packed(pack, latent),
-        "gamma_ckv": checkpoint.vector("latent_norm", i),
-        "key_up": _packed(pack, key_up),
-        "value_up": _packed(pack, value_up),
-        "query_down_bias": checkpoint.optional_vector("query_down_bias", i),
-        "latent_bias": latent_bias,
-    }
+    return LatentWeights(
+        query_down=down,
+        query_norm=None if direct else checkpoint.vector("query_norm", i),
+        query=_packed(pack, _neighbours(query, config.heads, a.nope, a.rope, config.halves)),
+        latent=_packed(pack, _neighbours(checkpoint.weight("latent_rope", i), 1, a.rank, a.rope, config.halves)),
+        latent_norm=checkpoint.vector("latent_norm", i),
+        key_up=_packed(pack, key_up),
+        value_up=_packed(pack, value_up),
+        output=_packed(pack, checkpoint.weight("attention_output", i)),
+        query_down_bias=checkpoint.optional_vector("query_down_bias", i),
+        latent_bias=latent_bias,
+        output_bias=checkpoint.optional_vector("attention_output_bias", i),
+    )
 
 
-def _ups(checkpoint: Checkpoint, i: int, a: LatentAttention) -> tuple[Stored, Stored]:
+def _ups(checkpoint: Checkpoint, i: int, a: LatentConfig) -> tuple[Stored, Stored]:
     """For each head, the weight that projects its query to the latents' space, and that of its values.
 
     If the checkpoint has them in one weight, by the rows of keys and values, those of keys are transposed: blocks as float32.
@@ -200,17 +202,19 @@ def _ups(checkpoint: Checkpoint, i: int, a: LatentAttention) -> tuple[Stored, St
     return (PackedWeight(np.ascontiguousarray(transposed), format_, a.nope), widened_keys), (values, widened)
 
 
-def _dense(checkpoint: Checkpoint, i: int, pack: Pack, prefix: str = "") -> DenseBlock:
-    has_gate = checkpoint.config.activation != "relu_squared"
-    return DenseBlock(
-        _packed(pack, checkpoint.weight(f"{prefix}gate", i)) if has_gate else None,
+def _dense(checkpoint: Checkpoint, i: int, pack: Pack, prefix: str = "") -> FeedForward:
+    activation = checkpoint.config.activation
+    return FeedForward(
+        _packed(pack, checkpoint.weight(f"{prefix}gate", i)) if activation != "relu_squared" else None,
         _packed(pack, checkpoint.weight(f"{prefix}up", i)),
         _packed(pack, checkpoint.weight(f"{prefix}down", i)),
+        1,
+        activation == "gelu_gated",
         *(checkpoint.optional_vector(f"{prefix}{part}_bias", i) for part in ("gate", "up", "down")),
     )
 
 
-def _experts(checkpoint: Checkpoint, i: int, pack: Pack) -> ExpertBlock:
+def _experts(checkpoint: Checkpoint, i: int, pack: Pack) -> ExpertWeights:
     experts, router = checkpoint.config.experts, _whole(checkpoint.weight("router", i)[0])
     assert experts is not None
     if checkpoint.has("experts_gate_up", i):
@@ -222,9 +226,9 @@ def _experts(checkpoint: Checkpoint, i: int, pack: Pack) -> ExpertBlock:
         gate, up = (_packed(pack, (half, widened)) for half in halves)
     else:
         gate, up = (_packed(pack, checkpoint.stack(f"experts_{part}", i)) for part in ("gate", "up"))
-    return ExpertBlock(
+    return ExpertWeights(
         router=router if router.format in _DENSE_BYTES else PackedWeight.from_array(router.dense()),
-        correction=checkpoint.optional_vector("correction", i),
+        bias=checkpoint.optional_vector("correction", i),
         routed=FeedForward(gate, up, _packed(pack, checkpoint.stack("experts_down", i)), experts.count),
         shared=_dense(checkpoint, i, pack, "shared_") if experts.shared else None,
     )

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from decodestep.models.config import Config, Layer
+from decodestep.models.config import Config
 from decodestep.models.kv_cache import PAGE
+from decodestep.models.layer_weights import GroupedWeights
 from decodestep.ops.linear import linear
 from decodestep.ops.mixture_of_experts.reference import plus
 from decodestep.ops.mla_attention import mla_attention
@@ -14,7 +15,7 @@ from decodestep.ops.rms_norm import rms_norm
 
 def attended(
     h: np.ndarray,
-    layer: Layer,
+    weights: GroupedWeights,
     config: Config,
     number: int,
     kv: np.ndarray,
@@ -31,11 +32,10 @@ def attended(
     reads them. sin, cos: (T, D / 2).
     """
     tokens, groups, width = len(h), config.groups, config.head_dim
-    query_norm, key_norm = layer.head_norms or (None, None)
-    queries = plus(linear(h, layer.w_uq_qr), layer.query_bias).reshape(tokens, config.heads, width)
-    values, keys = np.split(plus(linear(h, layer.w_dkv_kr), layer.values_keys_bias), 2, axis=1)
-    queries = _rotated(_normed(queries, query_norm, config.norm_eps), sin, cos)
-    keys = _rotated(_normed(keys.reshape(tokens, groups, width), key_norm, config.norm_eps), sin, cos)
+    queries = plus(linear(h, weights.query), weights.query_bias).reshape(tokens, config.heads, width)
+    values, keys = np.split(plus(linear(h, weights.values_keys), weights.values_keys_bias), 2, axis=1)
+    queries = _rotated(_normed(queries, weights.query_norm, config.norm_eps), sin, cos)
+    keys = _rotated(_normed(keys.reshape(tokens, groups, width), weights.key_norm, config.norm_eps), sin, cos)
     page, row = page_table[sequence, positions // PAGE], positions % PAGE
     kv[page, row, 0] = values
     kr[page, row, 0] = keys.transpose(0, 2, 1, 3).reshape(tokens, -1)

@@ -15,7 +15,7 @@ from dataclasses import replace
 import numpy as np
 
 from decodestep._base.arrays import BFLOAT16
-from decodestep.models.config import Config, LatentAttention
+from decodestep.models.config import Config, LatentConfig
 from decodestep.models.rope import Rope
 from decodestep.weights.packed import PackedWeight
 
@@ -29,7 +29,7 @@ _ROOT = 2.0**40
 def latent_config(config: Config) -> Config:
     """The sizes of a model with grouped-query attention in this form."""
     keys = config.groups * config.head_dim
-    attention = LatentAttention(
+    attention = LatentConfig(
         None, rank=keys, nope=_NOPE, rope=keys, value=config.head_dim, scale=config.scale, norm_eps=_ROOT**2
     )
     return replace(config, groups=config.heads, head_dim=_NOPE + keys, latent_attention=attention)

@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, replace
+from dataclasses import asdict
 
 import numpy as np
 
-from decodestep.models import grouped_layer
-from decodestep.models.config import Config, DenseBlock, Layer, Weight, Weights
+from decodestep.models import grouped_layer, prolog_layer
+from decodestep.models.config import Config
 from decodestep.models.decoder import Decoder
 from decodestep.models.kv_cache import PAGE, LatentPages, Pages
+from decodestep.models.layer_weights import ExpertWeights, GroupedWeights, Weights
 from decodestep.ops.expert_router import expert_router
 from decodestep.ops.linear import linear
 from decodestep.ops.linear.cpu import gather_rows
 from decodestep.ops.mixture_of_experts import mixture_of_experts
-from decodestep.ops.mixture_of_experts.reference import gelu_gated, plus, squared_relu
-from decodestep.ops.mla_attention import mla_attention
-from decodestep.ops.mla_prolog import mla_prolog
+from decodestep.ops.mixture_of_experts.reference import feed_forward, plus
 from decodestep.ops.rms_norm import rms_norm
 from decodestep.ops.swiglu import swiglu
-from decodestep.weights.packed import PackedWeight
+from decodestep.weights.feed_forward import FeedForward
 
 
 class LayerDecoder(Decoder):
@@ -29,13 +28,14 @@ class LayerDecoder(Decoder):
     """
 
     def __init__(self, weights: Weights, why: str = "dtype float32") -> None:
-        self.weights = replace(weights, layers=tuple(map(_with_biases, weights.layers)))
-        self.config = weights.config
-        self._key_up = [_key_up(layer.key_up, self.config) for layer in weights.layers]
-        self.description = f"layer by layer, float32 activations ({why}){left_out(self.config)}"
+        self.weights = weights
+        self.config = config = weights.config
+        by_prolog = config.latent_attention is not None or config.is_plain
+        self._prologs = [prolog_layer.prolog_weights(layer.attention, config) for layer in weights.layers] if by_prolog else []
+        self.description = f"layer by layer, float32 activations ({why}){left_out(config)}"
         self.cache_dtype = "float32"
         self.long_after = weights.ropes[0].long_after
-        self.page_bytes = LatentPages.bytes_of_a_page(self.config.layers, self.config.latent, self.config.rope)
+        self.page_bytes = LatentPages.bytes_of_a_page(config.layers, config.latent, config.rope)
 
     def new_pages(self, count: int) -> LatentPages:
         config = self.config
@@ -69,81 +69,33 @@ class LayerDecoder(Decoder):
         config = self.config
         slots = page_table[sequence, positions // PAGE] * PAGE + positions % PAGE
         tables = [rope.table(positions, long) for rope in self.weights.ropes]
-        latent = config.latent_attention
-        repeated = [self._repeated(table) for table in tables] if latent or config.is_plain else []
+        repeated = [self._repeated(table) for table in tables] if self._prologs else []
         x = _scaled(gather_rows(self.weights.embedding, tokens), config.embedding_scale)
-        for i, (layer, key_up, kv, kr) in enumerate(zip(self.weights.layers, self._key_up, pages.kv, pages.kr, strict=True)):
+        for i, (layer, kv, kr) in enumerate(zip(self.weights.layers, pages.kv, pages.kr, strict=True)):
             h = rms_norm(x, layer.attention_norm, eps=config.norm_eps)
-            if repeated:
-                attended = self._attended(h, layer, key_up, kv, kr, page_table, sequence, positions, slots, *repeated[0])
-            else:
+            place = kv, kr, page_table, sequence, positions
+            if isinstance(layer.attention, GroupedWeights) and not self._prologs:
                 table = tables[config.grouped.rope(i)]
-                attended = grouped_layer.attended(h, layer, config, i, kv, kr, page_table, sequence, positions, *table)
-            added = plus(linear(attended, layer.w_o), layer.output_bias)
+                attended = grouped_layer.attended(h, layer.attention, config, i, *place, *table)
+            else:
+                attended = prolog_layer.attended(h, self._prologs[i], config, *place, slots, *repeated[0])
+            added = plus(linear(attended, layer.attention.output), layer.attention.output_bias)
             x += _scaled(self._normed(added, layer.attention_post_norm), config.branch_scale)
             h = rms_norm(x, layer.ffn_norm, eps=config.norm_eps)
-            x += _scaled(self._normed(self._feed_forward(h, layer), layer.ffn_post_norm), config.branch_scale)
+            x += _scaled(self._normed(self._feed_forward(h, layer.feed_forward), layer.ffn_post_norm), config.branch_scale)
         return x
-
-    def _attended(
-        self,
-        h: np.ndarray,
-        layer: Layer,
-        key_up: np.ndarray,
-        kv: np.ndarray,
-        kr: np.ndarray,
-        page_table: np.ndarray,
-        sequence: np.ndarray,
-        positions: np.ndarray,
-        slots: np.ndarray,
-        sin: np.ndarray,
-        cos: np.ndarray,
-    ) -> np.ndarray:
-        """By the operators of latent attention, of which that of groups is a case."""
-        latent = self.config.latent_attention
-        groups = 1 if latent else self.config.groups
-        query = mla_prolog(
-            h if layer.latent_bias is None else np.concatenate([h, np.ones((len(h), 1), np.float32)], axis=1),
-            layer.w_dq,
-            layer.w_uq_qr,
-            key_up,
-            layer.w_dkv_kr,
-            layer.gamma_cq,
-            layer.gamma_ckv,
-            sin,
-            cos,
-            slots,
-            kv,
-            kr,
-            rmsnorm_epsilon_cq=latent.norm_eps if latent else 0.0,
-            rmsnorm_epsilon_ckv=latent.norm_eps if latent else 0.0,
-            rope_groups=groups,
-            need_query=latent is not None,
-        )
-        return mla_attention(
-            query.query,
-            query.query_rope,
-            kv,
-            kr,
-            page_table,
-            positions + 1,
-            scale=self.config.scale,
-            sequence=sequence,
-            groups=groups,
-            w_uv=layer.value_up,
-        ).reshape(len(h), -1)
 
     def _normed(self, added: np.ndarray, norm: np.ndarray | None) -> np.ndarray:
         return added if norm is None else rms_norm(added, norm, eps=self.config.norm_eps)
 
-    def _feed_forward(self, h: np.ndarray, layer: Layer) -> np.ndarray:
-        block, experts = layer.feed_forward, self.config.experts
-        if isinstance(block, DenseBlock):
-            return _dense(h, block, self.config.activation)
+    def _feed_forward(self, h: np.ndarray, weights: FeedForward | ExpertWeights) -> np.ndarray:
+        if isinstance(weights, FeedForward):
+            return _dense(h, weights)
+        experts = self.config.experts
         assert experts is not None
-        routes = expert_router(linear(h, block.router), bias=block.correction, **asdict(experts.rule))
-        mixed = mixture_of_experts(h, routes.experts, routes.weights, block.routed)
-        return mixed if block.shared is None else mixed + _dense(h, block.shared, self.config.activation)
+        routes = expert_router(linear(h, weights.router), bias=weights.bias, **asdict(experts.rule))
+        mixed = mixture_of_experts(h, routes.experts, routes.weights, weights.routed)
+        return mixed if weights.shared is None else mixed + _dense(h, weights.shared)
 
     def _repeated(self, table: tuple[np.ndarray, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
         """sin and cos, float32 (T, Dr): for every group the angles of a head twice, because its two halves have the same."""
@@ -157,42 +109,8 @@ def left_out(config: Config) -> str:
     return f"; {count} layer{'s' if count > 1 else ''} for next-token prediction left out" if count else ""
 
 
-def _dense(h: np.ndarray, block: DenseBlock, activation: str) -> np.ndarray:
-    up = plus(linear(h, block.up), block.up_bias)
-    if block.gate is None:
-        gated = squared_relu(up)
-    else:
-        gated = (gelu_gated if activation == "gelu_gated" else swiglu)(plus(linear(h, block.gate), block.gate_bias), up)
-    return plus(linear(gated, block.down), block.down_bias)
-
-
-def _with_biases(layer: Layer) -> Layer:
-    """The layer, with one more input in the first products of latent attention if they have biases: 1 for every token."""
-    if layer.latent_bias is None:
-        return layer
-    layer = replace(layer, w_dkv_kr=_with_bias(layer.w_dkv_kr, layer.latent_bias))
-    if layer.w_dq is None:
-        return replace(layer, w_uq_qr=_with_bias(layer.w_uq_qr, None))
-    return replace(layer, w_dq=_with_bias(layer.w_dq, layer.query_down_bias))
-
-
-def _with_bias(weight: Weight, bias: np.ndarray | None) -> PackedWeight:
-    values = _rows(weight).dense()
-    row = np.zeros(values.shape[1], np.float32) if bias is None else bias
-    return PackedWeight.from_array(np.concatenate([values, row[None]]))
-
-
-def _key_up(weight: Weight | None, config: Config) -> np.ndarray:
-    """The weight as `mla_prolog` takes it: float32 (N, D, Hckv), in grouped-query attention of no values."""
-    if weight is None:
-        return np.zeros((config.heads, 0, config.latent), np.float32)
-    values = _rows(weight).values()
-    return np.ascontiguousarray(values.reshape(config.heads, config.latent, values.shape[1]).swapaxes(1, 2))
-
-
-def _rows(weight: Weight) -> PackedWeight:
-    assert isinstance(weight, PackedWeight)
-    return weight
+def _dense(h: np.ndarray, block: FeedForward) -> np.ndarray:
+    return feed_forward(h, block, linear, swiglu)
 
 
 def _scaled(x: np.ndarray, factor: float) -> np.ndarray:

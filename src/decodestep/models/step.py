@@ -8,12 +8,20 @@ import numpy as np
 
 from decodestep._base.arrays import BFLOAT16
 from decodestep._base.dispatch import run
-from decodestep.models.config import Config, DenseBlock, LatentAttention, Layer, Weight, Weights
+from decodestep.models.config import Config, LatentConfig
 from decodestep.models.decoder import Decoder
 from decodestep.models.kv_cache import CompressedPages, GroupPages, Pages, SlabPages
+from decodestep.models.layer_weights import ExpertWeights, GroupedWeights, LatentWeights, Layer, Weights
 from decodestep.models.layers import left_out
-from decodestep.ops.decoder_forward import DecoderWeights, GroupedAttention, LatentSizes, LayerWeights, Mixture, cpu
-from decodestep.ops.decoder_forward import LatentAttention as LatentProducts
+from decodestep.ops.decoder_forward import (
+    DecoderWeights,
+    GroupedAttention,
+    LatentAttention,
+    LatentSizes,
+    LayerWeights,
+    Mixture,
+    cpu,
+)
 from decodestep.ops.decoder_forward.arguments import OP, PAGE, Call
 from decodestep.ops.decoder_forward.cpu import block_obstacle, latent_obstacle
 from decodestep.ops.linear import Format, LinearPanels
@@ -23,10 +31,6 @@ from decodestep.weights.feed_forward import FeedForward
 PANEL_FORMATS = {"auto": None, "bfloat16": Format.BF16, "int8": Format.Q8_0}
 CACHE_DTYPES = {"bfloat16": BFLOAT16, "float16": np.dtype(np.float16), "int8": np.dtype(np.int8)}
 QUANTISED = {"q8_0": Format.Q8_0, "q4_0": Format.Q4_0, "q4_k": Format.Q4_K}  # when loaded, by `models.quantise`
-
-
-# What the activation of a dense block is in `FeedForward`.
-_GELU = {"swiglu": False, "gelu_gated": True, "relu_squared": False}
 
 
 def obstacle(config: Config) -> str | None:
@@ -51,6 +55,7 @@ class StepDecoder(Decoder):
     """
 
     def __init__(self, weights: Weights, *, cache_dtype: str = "bfloat16") -> None:
+        assert isinstance(weights.output, LinearPanels)
         self.config = config = weights.config
         latent = config.latent_attention
         self.cache_dtype, self._type = cache_dtype, CACHE_DTYPES[cache_dtype]
@@ -64,7 +69,7 @@ class StepDecoder(Decoder):
             embedding=weights.embedding,
             layers=tuple(_layer(layer, config, number) for number, layer in enumerate(weights.layers)),
             norm=weights.norm,
-            logits=_panels(weights.output),
+            logits=weights.output,
             heads=config.heads,
             kv_heads=1 if latent else config.groups,
             head_dim=self._head_dim,
@@ -153,74 +158,31 @@ def step_head_dim(config: Config) -> int:
     return -(-config.head_dim // 16) * 16
 
 
-def _sizes(latent: LatentAttention) -> LatentSizes:
+def _sizes(latent: LatentConfig) -> LatentSizes:
     return LatentSizes(latent.nope, latent.rope, latent.rank, latent.value, latent.norm_eps)
 
 
 def _layer(layer: Layer, config: Config, number: int) -> LayerWeights:
     return LayerWeights(
         attention_norm=layer.attention_norm,
-        attention=_attention(layer, config, number) if config.latent_attention is None else _latent_attention(layer),
+        attention=_attention(layer.attention, config, number),
         ffn_norm=layer.ffn_norm,
-        feed_forward=_feed_forward(layer, config),
+        feed_forward=_feed_forward(layer.feed_forward, config),
         attention_post_norm=layer.attention_post_norm,
         ffn_post_norm=layer.ffn_post_norm,
     )
 
 
-def _attention(layer: Layer, config: Config, number: int) -> GroupedAttention:
-    query_norm, key_norm = layer.head_norms or (None, None)
-    return GroupedAttention(
-        _panels(layer.w_uq_qr),
-        _panels(layer.w_dkv_kr),
-        _panels(layer.w_o),
-        query_bias=layer.query_bias,
-        values_keys_bias=layer.values_keys_bias,
-        output_bias=layer.output_bias,
-        query_norm=query_norm,
-        key_norm=key_norm,
-        window=config.grouped.window(number),
-        rope=config.grouped.rope(number),
-    )
+def _attention(weights: GroupedWeights | LatentWeights, config: Config, number: int) -> GroupedAttention | LatentAttention:
+    """`DecoderWeights` checks that every weight is in panels."""
+    if isinstance(weights, LatentWeights):
+        return LatentAttention(**vars(weights))
+    grouped = config.grouped
+    return GroupedAttention(**vars(weights), window=grouped.window(number), rope=grouped.rope(number))
 
 
-def _latent_attention(layer: Layer) -> LatentProducts:
-    assert layer.gamma_ckv is not None
-    return LatentProducts(
-        query_down=None if layer.w_dq is None else _panels(layer.w_dq),
-        query_norm=layer.gamma_cq,
-        query=_panels(layer.w_uq_qr),
-        latent=_panels(layer.w_dkv_kr),
-        latent_norm=layer.gamma_ckv,
-        key_up=_panels(layer.key_up),
-        value_up=_panels(layer.value_up),
-        output=_panels(layer.w_o),
-        query_down_bias=layer.query_down_bias,
-        latent_bias=layer.latent_bias,
-        output_bias=layer.output_bias,
-    )
-
-
-def _feed_forward(layer: Layer, config: Config) -> FeedForward | Mixture:
-    block = layer.feed_forward
-    if isinstance(block, DenseBlock):
-        return _block(block, gelu=_GELU[config.activation])
+def _feed_forward(weights: FeedForward | ExpertWeights, config: Config) -> FeedForward | Mixture:
+    if isinstance(weights, FeedForward):
+        return weights
     assert config.experts is not None
-    return Mixture(
-        router=LinearPanels.pack(block.router),
-        rule=config.experts.rule,
-        bias=block.correction,
-        routed=block.routed,
-        shared=None if block.shared is None else _block(block.shared),
-    )
-
-
-def _block(block: DenseBlock, *, gelu: bool = False) -> FeedForward:
-    gate = None if block.gate is None else _panels(block.gate)
-    biases = (block.gate_bias, block.up_bias, block.down_bias)
-    return FeedForward(gate, _panels(block.up), _panels(block.down), 1, gelu, *biases)
-
-
-def _panels(weight: Weight | None) -> LinearPanels:
-    assert isinstance(weight, LinearPanels)
-    return weight
+    return Mixture(**vars(weights) | {"router": LinearPanels.pack(weights.router)}, rule=config.experts.rule)

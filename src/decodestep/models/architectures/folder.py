@@ -18,7 +18,7 @@ from decodestep.models.architectures.limits import (
     MOST_FACTOR,
     checked,
 )
-from decodestep.models.config import Config, Experts, LatentAttention
+from decodestep.models.config import Config, Experts, LatentConfig
 from decodestep.models.model_folder import ModelFolder
 from decodestep.ops.expert_router.arguments import RouterRule
 
@@ -78,7 +78,7 @@ def _latent(folder: ModelFolder, keys: Keys, common: dict[str, Any]) -> Config:
     strength = parameters.number("mscale_all_dim", 0.0, least=0.0, most=100.0)
     if parameters.kind != "default" and strength:
         scale *= rope.yarn_growth(parameters.number("factor", least=LEAST_FACTOR, most=MOST_FACTOR), strength) ** 2
-    attention = LatentAttention(
+    attention = LatentConfig(
         keys.size_or_none("q_lora_rank"),
         keys.size("kv_lora_rank"),
         nope,

@@ -9,7 +9,7 @@ import numpy as np
 
 from decodestep.models.architectures.config_json import Keys
 from decodestep.models.architectures.limits import MAX_CONTEXT, MAX_EXPERTS, MAX_HEADS, MAX_LAYERS
-from decodestep.models.config import Config, Experts, GroupedAttention
+from decodestep.models.config import Config, Experts, GroupedConfig
 from decodestep.ops.expert_router.arguments import RouterRule
 
 _QKV = ("query", "key", "value")
@@ -27,7 +27,7 @@ def grouped_config(keys: Keys, common: dict[str, Any]) -> Config:
     biases = (*_QKV, "attention_output") if keys.flag("attention_bias") and keys.kind in _WITH_BIAS_KEY else ()
     options = {"biases": _QKV if keys.kind == "qwen2" else biases, "windows": windows} | more.pop("grouped", {})
     return Config(
-        **common, groups=groups, head_dim=head_dim, halves=True, grouped=GroupedAttention(**options), **more
+        **common, groups=groups, head_dim=head_dim, halves=True, grouped=GroupedConfig(**options), **more
     )  # fmt: skip
 
 
@@ -92,7 +92,7 @@ def _gemma3_slides(keys: Keys) -> Callable[[int], bool]:
     return lambda i: (i + 1) % period != 0
 
 
-# What else a family has: fields of Config, and under "grouped" of GroupedAttention
+# What else a family has: fields of Config, and under "grouped" of GroupedConfig
 
 
 def _nothing(keys: Keys, common: dict[str, Any]) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from decodestep.models.architectures.limits import (
     MOST_FACTOR,
     checked,
 )
-from decodestep.models.config import Config, LatentAttention
+from decodestep.models.config import Config, LatentConfig
 from decodestep.models.errors import ModelError
 from decodestep.models.rope import Rope
 
@@ -103,7 +103,7 @@ def _latent(keys: GgufKeys, common: dict[str, Any], head: int, value: int, *, qu
     scale = head**-0.5
     if scaling == "yarn" and (strength := _yarn_strength(keys)):
         scale *= rope.yarn_growth(_stretch(keys)[0], strength) ** 2
-    attention = LatentAttention(query_rank, keys.size("attention.kv_lora_rank"), head - rotated, rotated, value, scale)
+    attention = LatentConfig(query_rank, keys.size("attention.kv_lora_rank"), head - rotated, rotated, value, scale)
     return {**common, "groups": common["heads"], "head_dim": head, "latent_attention": attention}
 
 

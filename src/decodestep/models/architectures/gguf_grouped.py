@@ -13,7 +13,7 @@ from decodestep.models.architectures import names
 from decodestep.models.architectures.gguf_experts import experts_of
 from decodestep.models.architectures.gguf_keys import GgufKeys
 from decodestep.models.architectures.limits import LEAST_FACTOR, MAX_CONTEXT, MAX_HEADS, MOST_FACTOR, checked
-from decodestep.models.config import Config, GroupedAttention
+from decodestep.models.config import Config, GroupedConfig
 from decodestep.models.rope import Rope
 
 _BIASED = ("query", "key", "value", "attention_output")
@@ -52,7 +52,7 @@ def _grouped(keys: GgufKeys, *, window: bool = True, **more: Any) -> dict[str, A
     size = keys.size("attention.sliding_window", 0, least=0, most=MAX_CONTEXT) if window else 0
     biases = tuple(part for part in _BIASED if names.GGUF[f"{part}_bias"].format(i=0) in keys.file.tensors)
     options: dict[str, Any] = {"biases": biases, "windows": (size,) * layers if size else (), **more}
-    return {**common, "groups": groups, "head_dim": head_dim, "grouped": GroupedAttention(**options)}
+    return {**common, "groups": groups, "head_dim": head_dim, "grouped": GroupedConfig(**options)}
 
 
 def _dense(keys: GgufKeys, *, halves: bool, **more: Any) -> Config:

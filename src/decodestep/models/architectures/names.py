@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from decodestep.models.config import Config, LatentAttention
+from decodestep.models.config import Config, LatentConfig
 
 Shape = tuple[int, ...]
 _GGUF_LAYER = {
@@ -142,7 +142,7 @@ def _grouped(config: Config) -> dict[str, Shape]:
     return shapes
 
 
-def _latent(config: Config, a: LatentAttention, has: Callable[[str], bool], table: dict[str, str], i: int) -> dict[str, Shape]:
+def _latent(config: Config, a: LatentConfig, has: Callable[[str], bool], table: dict[str, str], i: int) -> dict[str, Shape]:
     hidden, heads, biases = config.hidden, config.heads, a.biases
     queries = heads * (a.nope + a.rope)
     shapes: dict[str, Shape] = {}
