@@ -153,7 +153,7 @@ def step(
     table_width, positions = -(-max(lengths) // 16), np.arange(max(lengths))
     needed = len(lengths) * table_width
     pages = -(-needed // slabs)
-    half = w.rope // 2
+    half = w.rope_dim // 2
     if w.latent is None:
         shapes = [(len(w.layers), w.kv_heads, pages, *page) for page in page_shapes(cache, w.head_dim)]
     else:

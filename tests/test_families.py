@@ -147,7 +147,7 @@ def test_latents_as_int8(tmp_path, ids):
     wide, narrow = ds.load(path), ds.load(path, cache_dtype="int8")
     assert narrow.decoder.description == "one native call a step, latents as int8"
     latent = wide.config.latent_attention
-    assert wide.cache.page_bytes - narrow.cache.page_bytes == 16 * wide.config.layers * (latent.rank - 4)
+    assert wide.cache.page_bytes - narrow.cache.page_bytes == 16 * wide.config.layers * (latent.latent_dim - 4)
     exact, rounded = wide.logits(ids), narrow.logits(ids)
     apart = np.abs(rounded - exact).max(axis=1) / np.abs(exact).max(axis=1)
     assert 0 < np.median(apart) < 0.05

@@ -51,7 +51,7 @@ def test_the_default_model_has_the_same_text_and_logits_within_rounding(model, m
     """With float32 activations the same text; where they become bytes, as near to float32 as the grouped-query step is."""
     params = ds.SamplingParams(do_sample=False, max_new_tokens=20, ignore_eos=True)
     narrow, latent = (ds.load(model_path, dtype="bfloat16", form=form) for form in ("auto", "mla"))
-    assert latent.decoder.description == "one native call a step" and latent.config.latent_attention.rank == 3 * 64
+    assert latent.decoder.description == "one native call a step" and latent.config.latent_attention.latent_dim == 3 * 64
     texts = ds.generate(narrow, PROMPTS, params)
     assert [one.token_ids for one in ds.generate(latent, PROMPTS, params)] == [one.token_ids for one in texts]
     ids = texts[0].prompt_token_ids + texts[0].token_ids

@@ -12,16 +12,16 @@ from decodestep.ops.expert_router.arguments import RouterRule
 class LatentConfig:
     """Sizes of multi-head latent attention.
 
-    query_rank: the width of the queries' latent; None: queries come from the hidden state. rank: of the cached latent.
-    nope, rope: the parts of a head of queries and keys without and with rotation. value: the width of a head's values.
+    query_rank: the width of the queries' latent; None: queries come from the hidden state. latent_dim: of the cached latent.
+    nope_dim, rope_dim: of the parts of a head of queries and keys without and with rotation. value_dim: of a head's values.
     scale: of the scores. norm_eps: of the latents' norms. biases: of the projections to the latents and of the output.
     """
 
     query_rank: int | None
-    rank: int
-    nope: int
-    rope: int
-    value: int
+    latent_dim: int
+    nope_dim: int
+    rope_dim: int
+    value_dim: int
     scale: float
     norm_eps: float = 1e-6
     biases: bool = False
@@ -46,13 +46,8 @@ class GroupedConfig:
     def window(self, layer: int) -> int:
         return self.windows[layer] if self.windows else 0
 
-    def rope(self, layer: int) -> int:
+    def rope_index(self, layer: int) -> int:
         return self.ropes[layer] if self.ropes else 0
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether no option is used: only the products and one rotation."""
-        return not (self.biases or self.head_norms or any(self.windows) or any(self.ropes))
 
 
 @dataclass(frozen=True)
@@ -76,19 +71,19 @@ class Experts:
 class Config:
     """Sizes and constants of a model.
 
-    hidden: He, the width of the hidden state. heads: query heads. groups: key/value heads, each shared by heads / groups query
-    heads. head_dim: the width of a head. context: the largest number of tokens of a sequence, prompt included.
+    hidden: He, the width of the hidden state. heads: query heads. kv_heads: key/value heads, each shared by heads / kv_heads
+    query heads. head_dim: the width of a head. context: the largest number of tokens of a sequence, prompt included.
     latent_attention: None for grouped-query attention. experts: None if all layers are dense.
     grouped: the options of grouped-query attention.
     activation: of a dense feed-forward block: "swiglu", "gelu_gated" (tanh form) or "relu_squared", which has no gate. biases:
     whether its products have biases. post_norms: whether the outputs of attention and feed-forward blocks are normalised.
     norm_shift: added to the checkpoint's norm weights.
-    halves: whether the two columns of a rotated pair are half a head apart; otherwise they are adjacent.
-    embedding_scale, branch_scale: factors of the embeddings and of the blocks' outputs. logits_scale: what the last hidden
+    rope_half_split: whether the two columns of a rotated pair are half a head apart; otherwise they are adjacent.
+    embedding_scale, residual_scale: factors of the embeddings and of the blocks' outputs. logits_divisor: what the last hidden
     state is divided by. tied: whether the embedding is the logits weight. skipped_layers: multi-token-prediction layers left
     out.
-    latent, rope, scale: the sizes and the score scale of the model in its form as multi-head latent attention
-    (see `models.convert`).
+    latent_dim, rope_dim, scale: the sizes and the score scale of the model in its form as multi-head latent attention
+    (`models.latent_form`).
     """
 
     name: str
@@ -96,7 +91,7 @@ class Config:
     hidden: int
     layers: int
     heads: int
-    groups: int
+    kv_heads: int
     head_dim: int
     feed_forward: int
     context: int
@@ -109,20 +104,20 @@ class Config:
     biases: bool = False
     post_norms: bool = False
     norm_shift: float = 0.0
-    halves: bool = False
+    rope_half_split: bool = False
     embedding_scale: float = 1.0
-    branch_scale: float = 1.0
-    logits_scale: float = 1.0
+    residual_scale: float = 1.0
+    logits_divisor: float = 1.0
     tied: bool = False
     skipped_layers: int = 0
 
     @property
-    def latent(self) -> int:
-        return self.latent_attention.rank if self.latent_attention else self.groups * self.head_dim
+    def latent_dim(self) -> int:
+        return self.latent_attention.latent_dim if self.latent_attention else self.kv_heads * self.head_dim
 
     @property
-    def rope(self) -> int:
-        return self.latent_attention.rope if self.latent_attention else self.groups * self.head_dim
+    def rope_dim(self) -> int:
+        return self.latent_attention.rope_dim if self.latent_attention else self.kv_heads * self.head_dim
 
     @property
     def scale(self) -> float:
@@ -131,9 +126,10 @@ class Config:
         return 1.0 / math.sqrt(self.head_dim) if self.grouped.scale is None else self.grouped.scale
 
     @property
-    def is_plain(self) -> bool:
-        """Whether grouped-query attention can be converted to latent attention."""
-        return self.grouped.is_plain and not self.post_norms
+    def has_latent_form(self) -> bool:
+        """Whether grouped-query attention can be converted to latent attention: it is only products and one rotation."""
+        options = self.grouped
+        return not (options.biases or options.head_norms or any(options.windows) or any(options.ropes) or self.post_norms)
 
     def has_experts(self, layer: int) -> bool:
         return self.experts is not None and self.experts.layers[layer]

@@ -103,7 +103,7 @@ def _heads(checkpoint: Checkpoint, part: str, i: int, head_dim: int) -> Stored:
     """The weight of queries, keys or values: the rotated pairs side by side, the heads padded."""
     config, heads, stored = checkpoint.config, _count(checkpoint, part), checkpoint.weight(part, i)
     if part != "value":
-        stored = _neighbours(stored, heads, 0, config.head_dim, config.halves)
+        stored = _neighbours(stored, heads, 0, config.head_dim, config.rope_half_split)
     if head_dim == config.head_dim:
         return stored
     weight = _whole(stored[0])
@@ -111,12 +111,12 @@ def _heads(checkpoint: Checkpoint, part: str, i: int, head_dim: int) -> Stored:
 
 
 def _count(checkpoint: Checkpoint, part: str) -> int:
-    return checkpoint.config.heads if part == "query" else checkpoint.config.groups
+    return checkpoint.config.heads if part == "query" else checkpoint.config.kv_heads
 
 
 def _turned_vector(checkpoint: Checkpoint, part: str, i: int, heads: int) -> np.ndarray:
     config, values = checkpoint.config, checkpoint.vector(part, i)
-    return values[neighbour_order(heads, 0, config.head_dim)] if config.halves else values
+    return values[neighbour_order(heads, 0, config.head_dim)] if config.rope_half_split else values
 
 
 def _bias(checkpoint: Checkpoint, part: str, i: int, head_dim: int) -> np.ndarray:
@@ -159,16 +159,20 @@ def _latent(checkpoint: Checkpoint, i: int, pack: Pack) -> LatentWeights:
     assert a is not None
     direct = a.query_rank is None
     down = None if direct else _packed(pack, checkpoint.weight("query_down", i))
-    query = checkpoint.weight("query" if direct else "query_up", i)
+    half_split = config.rope_half_split
+    query = _neighbours(
+        checkpoint.weight("query" if direct else "query_up", i), config.heads, a.nope_dim, a.rope_dim, half_split
+    )
+    latent = _neighbours(checkpoint.weight("latent_rope", i), 1, a.latent_dim, a.rope_dim, half_split)
     latent_bias = checkpoint.optional_vector("latent_rope_bias", i)
-    if latent_bias is not None and config.halves:
-        latent_bias = latent_bias[neighbour_order(1, a.rank, a.rope)]
+    if latent_bias is not None and half_split:
+        latent_bias = latent_bias[neighbour_order(1, a.latent_dim, a.rope_dim)]
     key_up, value_up = _ups(checkpoint, i, a)
     return LatentWeights(
         query_down=down,
         query_norm=None if direct else checkpoint.vector("query_norm", i),
-        query=_packed(pack, _neighbours(query, config.heads, a.nope, a.rope, config.halves)),
-        latent=_packed(pack, _neighbours(checkpoint.weight("latent_rope", i), 1, a.rank, a.rope, config.halves)),
+        query=_packed(pack, query),
+        latent=_packed(pack, latent),
         latent_norm=checkpoint.vector("latent_norm", i),
         key_up=_packed(pack, key_up),
         value_up=_packed(pack, value_up),
@@ -189,8 +193,9 @@ def _ups(checkpoint: Checkpoint, i: int, a: LatentConfig) -> tuple[Stored, Store
     both, widened = checkpoint.weight("keys_values_up", i)
     both = _whole(both)
     heads = checkpoint.config.heads
-    rows = both.rows.reshape(heads, a.nope + a.value, -1)
-    keys, values = (replace(both, rows=part.reshape(-1, rows.shape[2])) for part in (rows[:, : a.nope], rows[:, a.nope :]))
+    nope, latent = a.nope_dim, a.latent_dim
+    rows = both.rows.reshape(heads, nope + a.value_dim, -1)
+    keys, values = (replace(both, rows=part.reshape(-1, rows.shape[2])) for part in (rows[:, :nope], rows[:, nope:]))
     size = _DENSE_BYTES.get(both.format)
     if size is None:
         widened_keys, size = True, 4
@@ -198,8 +203,8 @@ def _ups(checkpoint: Checkpoint, i: int, a: LatentConfig) -> tuple[Stored, Store
         format_ = Format.F32
     else:
         widened_keys, numbers, format_ = widened, keys.rows, both.format
-    transposed = numbers.reshape(heads, a.nope, a.rank, size).swapaxes(1, 2).reshape(heads * a.rank, a.nope * size)
-    return (PackedWeight(np.ascontiguousarray(transposed), format_, a.nope), widened_keys), (values, widened)
+    transposed = numbers.reshape(heads, nope, latent, size).swapaxes(1, 2).reshape(heads * latent, nope * size)
+    return (PackedWeight(np.ascontiguousarray(transposed), format_, nope), widened_keys), (values, widened)
 
 
 def _dense(checkpoint: Checkpoint, i: int, pack: Pack, prefix: str = "") -> FeedForward:
@@ -240,8 +245,8 @@ def neighbour_order(heads: int, start: int, width: int) -> np.ndarray:
     return (np.arange(heads)[:, None] * len(head) + head).reshape(-1)
 
 
-def _neighbours(stored: Stored, heads: int, start: int, width: int, halves: bool) -> Stored:
-    if not halves:
+def _neighbours(stored: Stored, heads: int, start: int, width: int, half_split: bool) -> Stored:
+    if not half_split:
         return stored
     weight = _whole(stored[0])
     return replace(weight, rows=weight.rows[neighbour_order(heads, start, width)]), stored[1]

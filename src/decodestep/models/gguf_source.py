@@ -91,7 +91,11 @@ def _of_folder(checkpoint: Checkpoint, folder: ModelFolder) -> Source:
 
     def tensor_of(i: int, part: Part) -> SourceTensor:
         return SourceTensor(
-            part.name, part.shape, GGMLQuantizationType.F32, None, lambda: _values(checkpoint, header.config.halves, part, i)
+            part.name,
+            part.shape,
+            GGMLQuantizationType.F32,
+            None,
+            lambda: _values(checkpoint, header.config.rope_half_split, part, i),
         )
 
     tensors = {part.name: tensor_of(i, part) for i, part in header.parts}
@@ -100,15 +104,15 @@ def _of_folder(checkpoint: Checkpoint, folder: ModelFolder) -> Source:
     return Source(path, header.config.architecture, config.layers, config.tied, copy_fields, tensors)
 
 
-def _values(checkpoint: Checkpoint, halves: bool, part: Part, i: int) -> Iterator[np.ndarray]:
-    """A part of the folder in the form that the file has. halves: whether rotated pairs lie half a head apart there."""
+def _values(checkpoint: Checkpoint, half_split: bool, part: Part, i: int) -> Iterator[np.ndarray]:
+    """A part of the folder in the form that the file has. half_split: whether rotated pairs lie half a head apart there."""
     config, latent = checkpoint.config, checkpoint.config.latent_attention
     if part.part in ("keys_up", "values_up") and latent is not None:
         (both,) = checkpoint.values("keys_values_up", i)
-        rows = both.reshape(config.heads, latent.nope + latent.value, -1)
-        yield rows[:, : latent.nope].swapaxes(1, 2) if part.part == "keys_up" else rows[:, latent.nope :]
+        rows = both.reshape(config.heads, latent.nope_dim + latent.value_dim, -1)
+        yield rows[:, : latent.nope_dim].swapaxes(1, 2) if part.part == "keys_up" else rows[:, latent.nope_dim :]
     else:
-        turned = config.halves and not halves and part.part in _TURNED
+        turned = config.rope_half_split and not half_split and part.part in _TURNED
         order = _order(checkpoint, part) if turned else slice(None)
         is_vector = len(part.shape) == 1
         for values in [checkpoint.vector(part.part, i)] if is_vector else checkpoint.values(part.part, i):
@@ -121,8 +125,8 @@ def _order(checkpoint: Checkpoint, part: Part) -> np.ndarray:
     if latent is None:
         return neighbour_order(part.shape[0] // config.head_dim, 0, config.head_dim)
     if part.part == "latent_rope":
-        return neighbour_order(1, latent.rank, latent.rope)
-    return neighbour_order(config.heads, latent.nope, latent.rope)
+        return neighbour_order(1, latent.latent_dim, latent.rope_dim)
+    return neighbour_order(config.heads, latent.nope_dim, latent.rope_dim)
 
 
 def _value_type(value: Any) -> tuple[GGUFValueType, GGUFValueType | None]:

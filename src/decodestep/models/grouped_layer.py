@@ -31,7 +31,7 @@ def attended(
     kv, kr: the layer's part of `LatentPages`: values, and rotated keys with the halves of all heads apart, as `mla_attention`
     reads them. sin, cos: (T, D / 2).
     """
-    tokens, groups, width = len(h), config.groups, config.head_dim
+    tokens, groups, width = len(h), config.kv_heads, config.head_dim
     queries = plus(linear(h, weights.query), weights.query_bias).reshape(tokens, config.heads, width)
     values, keys = np.split(plus(linear(h, weights.values_keys), weights.values_keys_bias), 2, axis=1)
     queries = _rotated(_normed(queries, weights.query_norm, config.norm_eps), sin, cos)
@@ -70,9 +70,9 @@ def _attended_in_window(
     """Of one token, (N, D). einsum keeps its order of sums whatever the threads of a BLAS."""
     at = np.arange(end - window, end)
     page, row = pages[at // PAGE], at % PAGE
-    keys = kr[page, row, 0].reshape(window, 2, config.groups, -1)
-    values = kv[page, row, 0].reshape(window, config.groups, -1)
-    scores = np.einsum("gnhd,jhgd->gnj", query.reshape(config.groups, -1, *query.shape[1:]), keys) * np.float32(config.scale)
+    keys = kr[page, row, 0].reshape(window, 2, config.kv_heads, -1)
+    values = kv[page, row, 0].reshape(window, config.kv_heads, -1)
+    scores = np.einsum("gnhd,jhgd->gnj", query.reshape(config.kv_heads, -1, *query.shape[1:]), keys) * np.float32(config.scale)
     weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
     return np.einsum("gnj,jgd->gnd", weights / weights.sum(axis=-1, keepdims=True), values).reshape(config.heads, -1)
 

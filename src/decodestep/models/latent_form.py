@@ -28,11 +28,11 @@ _ROOT = 2.0**40
 
 def latent_config(config: Config) -> Config:
     """The sizes of a model with grouped-query attention in this form."""
-    keys = config.groups * config.head_dim
+    keys = config.kv_heads * config.head_dim
     attention = LatentConfig(
-        None, rank=keys, nope=_NOPE, rope=keys, value=config.head_dim, scale=config.scale, norm_eps=_ROOT**2
+        None, latent_dim=keys, nope_dim=_NOPE, rope_dim=keys, value_dim=config.head_dim, scale=config.scale, norm_eps=_ROOT**2
     )
-    return replace(config, groups=config.heads, head_dim=_NOPE + keys, latent_attention=attention)
+    return replace(config, kv_heads=config.heads, head_dim=_NOPE + keys, latent_attention=attention)
 
 
 def latent_rope(rope: Rope, config: Config) -> Rope:
@@ -40,14 +40,14 @@ def latent_rope(rope: Rope, config: Config) -> Rope:
     long = rope.long_frequencies
     return replace(
         rope,
-        inverse_frequencies=np.tile(rope.inverse_frequencies, config.groups),
-        long_frequencies=None if long is None else np.tile(long, config.groups),
+        inverse_frequencies=np.tile(rope.inverse_frequencies, config.kv_heads),
+        long_frequencies=None if long is None else np.tile(long, config.kv_heads),
     )
 
 
 def spread_queries(query: PackedWeight, config: Config) -> PackedWeight:
     """(He, N * D) -> (He, N * (nope + n_kv * d)), in the weight's own format: in all of them bytes of zero are zeros."""
-    heads, groups, d = config.heads, config.groups, config.head_dim
+    heads, groups, d = config.heads, config.kv_heads, config.head_dim
     rows = np.zeros((heads, _NOPE + groups * d, query.rows.shape[1]), np.uint8)
     for n, own in enumerate(query.rows.reshape(heads, d, -1)):
         first = _NOPE + n // (heads // groups) * d
@@ -57,17 +57,17 @@ def spread_queries(query: PackedWeight, config: Config) -> PackedWeight:
 
 def no_norm(config: Config) -> np.ndarray:
     """gamma of the latent's norm: one that changes nothing."""
-    return np.full(config.groups * config.head_dim, _ROOT, np.float32)
+    return np.full(config.kv_heads * config.head_dim, _ROOT, np.float32)
 
 
 def no_keys_up(config: Config) -> PackedWeight:
     """The part without rope reads nothing from the latent."""
-    return PackedWeight.from_array(np.zeros((_NOPE, config.heads * config.groups * config.head_dim), BFLOAT16))
+    return PackedWeight.from_array(np.zeros((_NOPE, config.heads * config.kv_heads * config.head_dim), BFLOAT16))
 
 
 def chosen_values(config: Config) -> PackedWeight:
     """Of every query head the columns of the latent that are its values."""
-    heads, groups, d = config.heads, config.groups, config.head_dim
+    heads, groups, d = config.heads, config.kv_heads, config.head_dim
     chosen = np.zeros((groups, d, heads, d), BFLOAT16)
     for n in range(heads):
         chosen[n // (heads // groups), :, n] = np.eye(d)

@@ -30,16 +30,16 @@ class LayerDecoder(Decoder):
     def __init__(self, weights: Weights, why: str = "dtype float32") -> None:
         self.weights = weights
         self.config = config = weights.config
-        by_prolog = config.latent_attention is not None or config.is_plain
+        by_prolog = config.latent_attention is not None or config.has_latent_form
         self._prologs = [prolog_layer.prolog_weights(layer.attention, config) for layer in weights.layers] if by_prolog else []
         self.description = f"layer by layer, float32 activations ({why}){left_out(config)}"
         self.cache_dtype = "float32"
         self.long_after = weights.ropes[0].long_after
-        self.page_bytes = LatentPages.bytes_of_a_page(config.layers, config.latent, config.rope)
+        self.page_bytes = LatentPages.bytes_of_a_page(config.layers, config.latent_dim, config.rope_dim)
 
     def new_pages(self, count: int) -> LatentPages:
         config = self.config
-        return LatentPages(config.layers, config.latent, config.rope, count)
+        return LatentPages(config.layers, config.latent_dim, config.rope_dim, count)
 
     def logits(
         self,
@@ -54,7 +54,7 @@ class LayerDecoder(Decoder):
         assert isinstance(pages, LatentPages)
         hidden = self.forward(tokens, sequence, positions, pages, page_table, long)[wanted]
         hidden = rms_norm(hidden, self.weights.norm, eps=self.config.norm_eps)
-        return linear(_scaled(hidden, 1 / self.config.logits_scale), self.weights.output)
+        return linear(_scaled(hidden, 1 / self.config.logits_divisor), self.weights.output)
 
     def forward(
         self,
@@ -75,14 +75,14 @@ class LayerDecoder(Decoder):
             h = rms_norm(x, layer.attention_norm, eps=config.norm_eps)
             place = kv, kr, page_table, sequence, positions
             if isinstance(layer.attention, GroupedWeights) and not self._prologs:
-                table = tables[config.grouped.rope(i)]
+                table = tables[config.grouped.rope_index(i)]
                 attended = grouped_layer.attended(h, layer.attention, config, i, *place, *table)
             else:
                 attended = prolog_layer.attended(h, self._prologs[i], config, *place, slots, *repeated[0])
             added = plus(linear(attended, layer.attention.output), layer.attention.output_bias)
-            x += _scaled(self._normed(added, layer.attention_post_norm), config.branch_scale)
+            x += _scaled(self._normed(added, layer.attention_post_norm), config.residual_scale)
             h = rms_norm(x, layer.ffn_norm, eps=config.norm_eps)
-            x += _scaled(self._normed(self._feed_forward(h, layer.feed_forward), layer.ffn_post_norm), config.branch_scale)
+            x += _scaled(self._normed(self._feed_forward(h, layer.feed_forward), layer.ffn_post_norm), config.residual_scale)
         return x
 
     def _normed(self, added: np.ndarray, norm: np.ndarray | None) -> np.ndarray:
@@ -99,7 +99,7 @@ class LayerDecoder(Decoder):
 
     def _repeated(self, table: tuple[np.ndarray, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
         """sin and cos, float32 (T, Dr): for every group the angles of a head twice, because its two halves have the same."""
-        repeat = (1, 2 if self.config.latent_attention else 2 * self.config.groups)
+        repeat = (1, 2 if self.config.latent_attention else 2 * self.config.kv_heads)
         return np.tile(table[0], repeat), np.tile(table[1], repeat)
 
 

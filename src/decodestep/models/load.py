@@ -115,7 +115,7 @@ def _decoder(checkpoint: Checkpoint, dtype: str, *, as_latent: bool, cache_dtype
 
     config = checkpoint.config
     if as_latent and config.latent_attention is None:
-        if not config.is_plain:
+        if not config.has_latent_form:
             raise ModelError(
                 f"{checkpoint.path}: form 'mla' is not supported: latent attention has no biases, norms of heads and blocks, "
                 "windows or rotations by layer"

@@ -31,7 +31,7 @@ class PrologWeights(NamedTuple):
 
 def prolog_weights(w: GroupedWeights | LatentWeights, config: Config) -> PrologWeights:
     if isinstance(w, GroupedWeights):
-        no_keys_up = np.zeros((config.heads, 0, config.latent), np.float32)
+        no_keys_up = np.zeros((config.heads, 0, config.latent_dim), np.float32)
         return PrologWeights(None, w.query, no_keys_up, w.values_keys, None, None, None, False)
     down, query, latent, biased = w.query_down, w.query, w.latent, w.latent_bias is not None
     if biased:
@@ -61,7 +61,7 @@ def attended(
     kv, kr: the layer's part of `LatentPages`. sin, cos: (T, Dr).
     """
     latent = config.latent_attention
-    groups = 1 if latent else config.groups
+    groups = 1 if latent else config.kv_heads
     query = mla_prolog(
         np.concatenate([h, np.ones((len(h), 1), np.float32)], axis=1) if weights.biased else h,
         *weights[:6],
@@ -98,7 +98,7 @@ def _with_bias(weight: Weight, bias: np.ndarray | None) -> PackedWeight:
 def _key_up(weight: Weight, config: Config) -> np.ndarray:
     """float32 (N, D, Hckv)."""
     values = _rows(weight).values()
-    return np.ascontiguousarray(values.reshape(config.heads, config.latent, values.shape[1]).swapaxes(1, 2))
+    return np.ascontiguousarray(values.reshape(config.heads, config.latent_dim, values.shape[1]).swapaxes(1, 2))
 
 
 def _rows(weight: Weight) -> PackedWeight:

@@ -42,7 +42,7 @@ def obstacle(config: Config) -> str | None:
         return why
     if latent is None:
         return None
-    if latent.nope == 0:
+    if latent.nope_dim == 0:
         return "every query needs a part without rope"
     return latent_obstacle(_sizes(latent), compressed=latent.query_rank)
 
@@ -71,27 +71,29 @@ class StepDecoder(Decoder):
             norm=weights.norm,
             logits=weights.output,
             heads=config.heads,
-            kv_heads=1 if latent else config.groups,
+            kv_heads=1 if latent else config.kv_heads,
             head_dim=self._head_dim,
             head_values=config.head_dim,
             norm_eps=config.norm_eps,
             scale=config.scale,
             latent=None if latent is None else _sizes(latent),
             embedding_scale=config.embedding_scale,
-            residual_scale=config.branch_scale,
-            logits_scale=1 / config.logits_scale,
+            residual_scale=config.residual_scale,
+            logits_scale=1 / config.logits_divisor,
         )
         self.page_bytes = (
-            CompressedPages.bytes_of_a_page(config.layers, latent.rank, latent.rope, in_bytes=cache_dtype == "int8")
+            CompressedPages.bytes_of_a_page(config.layers, latent.latent_dim, latent.rope_dim, in_bytes=cache_dtype == "int8")
             if latent
-            else GroupPages.bytes_of_a_page(config.layers, config.groups, self._head_dim, self._type)
+            else GroupPages.bytes_of_a_page(config.layers, config.kv_heads, self._head_dim, self._type)
         )
 
     def new_pages(self, count: int) -> SlabPages:
         config, latent = self.config, self.config.latent_attention
         if latent:
-            return CompressedPages(config.layers, latent.rank, latent.rope, count, in_bytes=self.cache_dtype == "int8")
-        return GroupPages(config.layers, config.groups, self._head_dim, count, self._type)
+            return CompressedPages(
+                config.layers, latent.latent_dim, latent.rope_dim, count, in_bytes=self.cache_dtype == "int8"
+            )
+        return GroupPages(config.layers, config.kv_heads, self._head_dim, count, self._type)
 
     def logits(
         self,
@@ -159,7 +161,7 @@ def step_head_dim(config: Config) -> int:
 
 
 def _sizes(latent: LatentConfig) -> LatentSizes:
-    return LatentSizes(latent.nope, latent.rope, latent.rank, latent.value, latent.norm_eps)
+    return LatentSizes(latent.nope_dim, latent.rope_dim, latent.latent_dim, latent.value_dim, latent.norm_eps)
 
 
 def _layer(layer: Layer, config: Config, number: int) -> LayerWeights:
@@ -178,7 +180,7 @@ def _attention(weights: GroupedWeights | LatentWeights, config: Config, number: 
     if isinstance(weights, LatentWeights):
         return LatentAttention(**vars(weights))
     grouped = config.grouped
-    return GroupedAttention(**vars(weights), window=grouped.window(number), rope=grouped.rope(number))
+    return GroupedAttention(**vars(weights), window=grouped.window(number), rope=grouped.rope_index(number))
 
 
 def _feed_forward(weights: FeedForward | ExpertWeights, config: Config) -> FeedForward | Mixture:

@@ -21,24 +21,24 @@ def summary(checkpoint: Checkpoint) -> dict[str, Any]:
     latent, experts = config.latent_attention, config.experts
     why = obstacle(config)
     # The native step pads heads.
-    width = latent.rank + latent.rope if latent else 2 * config.groups * step_head_dim(config)
+    width = latent.latent_dim + latent.rope_dim if latent else 2 * config.kv_heads * step_head_dim(config)
     facts: dict[str, Any] = {
         "file": _file(checkpoint),
         "architecture": f"{config.architecture}: {config.layers} layers of {config.hidden}, vocabulary {config.vocab_size}, "
         f"context {config.context}",
-        "attention": f"{config.heads} heads on {config.groups} of {config.head_dim}",
+        "attention": f"{config.heads} heads on {config.kv_heads} of {config.head_dim}",
         "feed-forward": f"{config.activation}, {config.feed_forward} wide",
         "runs": "one native call a step" if why is None else f"layer by layer, float32: {why}",
         "weights": " ".join(f"{kind} {size / 2**20:.1f} MiB" for kind, size in checkpoint.bytes_by_type().items()),
         "weight_bytes": checkpoint.token_bytes(),
         "cache": cache_dtype_of(checkpoint.types(), config) if why is None else "float32",
-        "cache_bytes": config.layers * (width * 2 if why is None else (config.latent + config.rope) * 4),
+        "cache_bytes": config.layers * (width * 2 if why is None else (config.latent_dim + config.rope_dim) * 4),
     }
     if latent:
         queries = "" if latent.query_rank is None else f", queries through {latent.query_rank}"
         facts["attention"] = (
-            f"{config.heads} heads of {latent.nope} + {latent.rope} rotated, values of {latent.value}, "
-            f"latent of {latent.rank}{queries}"
+            f"{config.heads} heads of {latent.nope_dim} + {latent.rope_dim} rotated, values of {latent.value_dim}, "
+            f"latent of {latent.latent_dim}{queries}"
         )
     if experts:
         facts["feed-forward"] += (

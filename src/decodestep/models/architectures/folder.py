@@ -87,18 +87,18 @@ def _latent(folder: ModelFolder, keys: Keys, common: dict[str, Any]) -> Config:
         scale,
         biases=keys.flag("attention_bias"),
     )
-    extra: dict[str, Any] = {"groups": heads, "head_dim": nope + turned, "latent_attention": attention}
+    extra: dict[str, Any] = {"kv_heads": heads, "head_dim": nope + turned, "latent_attention": attention}
     if keys.kind == "minicpm3":
         depth, base = keys.get("scale_depth"), keys.size_or_none("dim_model_base")
         depth = math.sqrt(layers) if depth is None else keys.number("scale_depth", least=-1e6, most=1e6)
         extra |= {
-            "halves": True,
+            "rope_half_split": True,
             "embedding_scale": keys.number("scale_emb", least=-1e6, most=1e6),
-            "branch_scale": depth / math.sqrt(layers),
-            "logits_scale": hidden / (base or hidden),
+            "residual_scale": depth / math.sqrt(layers),
+            "logits_divisor": hidden / (base or hidden),
         }
     elif keys.kind != "deepseek_v2":
-        extra["halves"] = not keys.flag("rope_interleave")
+        extra["rope_half_split"] = not keys.flag("rope_interleave")
     if keys.kind in _WITH_EXPERTS:
         extra |= {"experts": _experts(keys, layers), "skipped_layers": _predictors(folder, layers, keys)}
     return Config(**common, **extra)

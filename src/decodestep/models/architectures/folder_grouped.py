@@ -19,15 +19,15 @@ _FACTOR = {"least": -1e6, "most": 1e6}
 def grouped_config(keys: Keys, common: dict[str, Any]) -> Config:
     """The sizes of a family in `GROUPED`. common: the sizes that all families have."""
     heads, layers = common["heads"], common["layers"]
-    groups = heads if keys.get("num_key_value_heads") is None else keys.size("num_key_value_heads", most=MAX_HEADS)
+    kv_heads = heads if keys.get("num_key_value_heads") is None else keys.size("num_key_value_heads", most=MAX_HEADS)
     head_dim = keys.size_or_none("head_dim") or common["hidden"] // heads
-    if heads % groups or head_dim % 2 or not head_dim:
-        raise keys.refuse(f"{heads} query heads on {groups} key heads of {head_dim} values: not supported")
+    if heads % kv_heads or head_dim % 2 or not head_dim:
+        raise keys.refuse(f"{heads} query heads on {kv_heads} key heads of {head_dim} values: not supported")
     windows, more = GROUPED[keys.kind](keys, layers), _MORE.get(keys.kind, _nothing)(keys, common)
     biases = (*_QKV, "attention_output") if keys.flag("attention_bias") and keys.kind in _WITH_BIAS_KEY else ()
     options = {"biases": _QKV if keys.kind == "qwen2" else biases, "windows": windows} | more.pop("grouped", {})
     return Config(
-        **common, groups=groups, head_dim=head_dim, halves=True, grouped=GroupedConfig(**options), **more
+        **common, kv_heads=kv_heads, head_dim=head_dim, rope_half_split=True, grouped=GroupedConfig(**options), **more
     )  # fmt: skip
 
 
@@ -136,8 +136,8 @@ def _granite_more(keys: Keys, common: dict[str, Any]) -> dict[str, Any]:
     return {
         "grouped": {"scale": keys.number("attention_multiplier", **_FACTOR)},
         "embedding_scale": keys.number("embedding_multiplier", **_FACTOR),
-        "branch_scale": keys.number("residual_multiplier", **_FACTOR),
-        "logits_scale": keys.number("logits_scaling", least=1e-6, most=1e6),
+        "residual_scale": keys.number("residual_multiplier", **_FACTOR),
+        "logits_divisor": keys.number("logits_scaling", least=1e-6, most=1e6),
     }
 
 

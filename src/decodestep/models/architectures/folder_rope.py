@@ -26,7 +26,7 @@ def ropes_of(folder: ModelFolder, config: Config) -> tuple[Rope, ...]:
 
 
 def _rope(keys: Keys, config: Config, p: RopeParameters) -> Rope:
-    width = config.latent_attention.rope if config.latent_attention else config.head_dim
+    width = config.latent_attention.rope_dim if config.latent_attention else config.head_dim
     stretch = {"least": LEAST_FACTOR, "most": MOST_FACTOR}
     if p.kind == "default":
         return Rope(rope.plain(p.theta, width))

@@ -41,7 +41,7 @@ def ropes_of(file: Described, config: Config, vector: Callable[[str, int], np.nd
 
 def _rope(keys: GgufKeys, config: Config, vector: Callable[[str, int], np.ndarray]) -> Rope:
     file = keys.file
-    width = config.latent_attention.rope if config.latent_attention else config.head_dim
+    width = config.latent_attention.rope_dim if config.latent_attention else config.head_dim
     theta = keys.number("rope.freq_base", 10000.0, least=1.0, most=1e30)
     kind = keys.text("rope.scaling.type", "linear")  # without a type a factor is of this one, as in llama.cpp
     given = keys.number("rope.scaling.attn_factor", 1.0, least=LEAST_FACTOR, most=MOST_FACTOR)
@@ -104,7 +104,7 @@ def _latent(keys: GgufKeys, common: dict[str, Any], head: int, value: int, *, qu
     if scaling == "yarn" and (strength := _yarn_strength(keys)):
         scale *= rope.yarn_growth(_stretch(keys)[0], strength) ** 2
     attention = LatentConfig(query_rank, keys.size("attention.kv_lora_rank"), head - rotated, rotated, value, scale)
-    return {**common, "groups": common["heads"], "head_dim": head, "latent_attention": attention}
+    return {**common, "kv_heads": common["heads"], "head_dim": head, "latent_attention": attention}
 
 
 def _query_rank(keys: GgufKeys) -> int | None:
@@ -131,11 +131,11 @@ def _minicpm3(keys: GgufKeys) -> Config:
         Config(
             **latent,
             feed_forward=keys.size("feed_forward_length"),
-            halves=True,
+            rope_half_split=True,
             # Of MiniCPM3-4B; the file has no keys for them.
             embedding_scale=12.0,
-            branch_scale=1.4 / layers**0.5,
-            logits_scale=hidden / 256,
+            residual_scale=1.4 / layers**0.5,
+            logits_divisor=hidden / 256,
         ),
     )
 

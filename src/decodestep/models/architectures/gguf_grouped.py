@@ -34,13 +34,13 @@ def _grouped(keys: GgufKeys, *, window: bool = True, **more: Any) -> dict[str, A
     """The fields that all have. window: whether the sliding window applies to all layers. more: further fields."""
     common = keys.common()
     hidden, heads, layers = common["hidden"], common["heads"], common["layers"]
-    groups = keys.size("attention.head_count_kv", heads, most=MAX_HEADS)
+    kv_heads = keys.size("attention.head_count_kv", heads, most=MAX_HEADS)
     head_dim = keys.size("attention.key_length", hidden // heads)
     values = keys.size("attention.value_length", head_dim)
     rotated = keys.size("rope.dimension_count", head_dim)
-    if heads % groups or head_dim % 2 or not head_dim == values == rotated:
+    if heads % kv_heads or head_dim % 2 or not head_dim == values == rotated:
         raise keys.refuse(
-            f"{heads} query heads on {groups} key heads of {head_dim} values, {values} of them read, {rotated} rotated: "
+            f"{heads} query heads on {kv_heads} key heads of {head_dim} values, {values} of them read, {rotated} rotated: "
             "not supported"
         )
     scaling = keys.text("rope.scaling.type", "none")
@@ -52,46 +52,46 @@ def _grouped(keys: GgufKeys, *, window: bool = True, **more: Any) -> dict[str, A
     size = keys.size("attention.sliding_window", 0, least=0, most=MAX_CONTEXT) if window else 0
     biases = tuple(part for part in _BIASED if names.GGUF[f"{part}_bias"].format(i=0) in keys.file.tensors)
     options: dict[str, Any] = {"biases": biases, "windows": (size,) * layers if size else (), **more}
-    return {**common, "groups": groups, "head_dim": head_dim, "grouped": GroupedConfig(**options)}
+    return {**common, "kv_heads": kv_heads, "head_dim": head_dim, "grouped": GroupedConfig(**options)}
 
 
-def _dense(keys: GgufKeys, *, halves: bool, **more: Any) -> Config:
+def _dense(keys: GgufKeys, *, rope_half_split: bool, **more: Any) -> Config:
     if keys.size("expert_count", 0, least=0):
         raise keys.refuse("experts are not supported")
-    return Config(**_grouped(keys, **more), feed_forward=keys.size("feed_forward_length"), halves=halves)
+    return Config(**_grouped(keys, **more), feed_forward=keys.size("feed_forward_length"), rope_half_split=rope_half_split)
 
 
 def _llama(keys: GgufKeys) -> Config:
-    return _dense(keys, halves=False)
+    return _dense(keys, rope_half_split=False)
 
 
 def _qwen2(keys: GgufKeys) -> Config:
-    return _dense(keys, halves=True)
+    return _dense(keys, rope_half_split=True)
 
 
 def _qwen3(keys: GgufKeys) -> Config:
-    return _dense(keys, halves=True, head_norms=True)
+    return _dense(keys, rope_half_split=True, head_norms=True)
 
 
 def _qwen3moe(keys: GgufKeys) -> Config:
     sizes = _grouped(keys, head_norms=True)
     experts = experts_of(keys, sizes, normalise=True)
     width = keys.size("feed_forward_length", None if experts is None else experts.width)
-    return checked(keys.file.path, Config(**sizes, feed_forward=width, halves=True, experts=experts))
+    return checked(keys.file.path, Config(**sizes, feed_forward=width, rope_half_split=True, experts=experts))
 
 
 def _smollm3(keys: GgufKeys) -> Config:
     layers = keys.common()["layers"]
-    return _dense(keys, halves=False, ropes=tuple(int((i + 1) % _SMOLLM3_PERIOD == 0) for i in range(layers)))
+    return _dense(keys, rope_half_split=False, ropes=tuple(int((i + 1) % _SMOLLM3_PERIOD == 0) for i in range(layers)))
 
 
 def _granite(keys: GgufKeys) -> Config:
     factors = {"least": -1e6, "most": 1e6}
     return replace(
-        _dense(keys, halves=False, scale=keys.number("attention.scale", 0.0, **factors) or None),
+        _dense(keys, rope_half_split=False, scale=keys.number("attention.scale", 0.0, **factors) or None),
         embedding_scale=keys.number("embedding_scale", 1.0, **factors) or 1.0,
-        branch_scale=keys.number("residual_scale", 1.0, **factors) or 1.0,
-        logits_scale=keys.number("logit_scale", least=1e-6, most=1e6),
+        residual_scale=keys.number("residual_scale", 1.0, **factors) or 1.0,
+        logits_divisor=keys.number("logit_scale", least=1e-6, most=1e6),
     )
 
 
@@ -112,7 +112,7 @@ def _gemma3(keys: GgufKeys) -> Config:
     return Config(
         **sizes,
         feed_forward=keys.size("feed_forward_length"),
-        halves=True,
+        rope_half_split=True,
         activation="gelu_gated",
         post_norms=True,
         embedding_scale=float(np.sqrt(np.float32(hidden))),

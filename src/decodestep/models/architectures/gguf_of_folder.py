@@ -25,7 +25,7 @@ ARCHITECTURES = {
     "gemma3_text": "gemma3",
     **{kind: "deepseek2" for kind in ("deepseek_v2", "deepseek_v3", "kimi_k2", "glm4_moe_lite", "youtu")},
 }
-_HALVES = ("qwen2", "qwen3", "qwen3moe", "gemma3", "minicpm3")  # whose rotated pairs lie half a head apart
+_HALF_SPLIT = ("qwen2", "qwen3", "qwen3moe", "gemma3", "minicpm3")  # whose rotated pairs lie half a head apart
 _WITH_FREQUENCIES = ("llama", "granite")  # whose files may have a tensor that divides them
 _GATING = {"softmax": 1, "sigmoid": 2}
 # Fields of Config that a GGUF file expresses in another way, or not at all.
@@ -61,7 +61,9 @@ def header_of(folder: ModelFolder, config: Config, ropes: tuple[Rope, ...]) -> H
     data, vectors = _rope(keys, config, architecture, ropes)
     data = {f"{architecture}.{key}": value for key, value in (_sizes(config, architecture) | data).items()}
     data = {"general.architecture": architecture, "general.name": config.name, **data}
-    expected = replace(config, architecture=architecture, halves=architecture in _HALVES, norm_shift=0.0, skipped_layers=0)
+    expected = replace(
+        config, architecture=architecture, rope_half_split=architecture in _HALF_SPLIT, norm_shift=0.0, skipped_layers=0
+    )
     try:
         # Latents' keys and values apart, as new files of deepseek2 have them.
         parts = list(names.parts_of(expected, names.GGUF, lambda name: architecture != "deepseek2" and "attn_kv_b" in name))
@@ -92,7 +94,7 @@ def _sizes(config: Config, architecture: str) -> dict[str, Any]:
         "feed_forward_length": config.feed_forward,
         "vocab_size": config.vocab_size,
         "attention.head_count": config.heads,
-        "attention.head_count_kv": 1 if split else config.groups,
+        "attention.head_count_kv": 1 if split else config.kv_heads,
         "attention.layer_norm_rms_epsilon": config.norm_eps,
     }
     if latent is None:
@@ -101,12 +103,13 @@ def _sizes(config: Config, architecture: str) -> dict[str, Any]:
         if any(config.grouped.windows):
             made["attention.sliding_window"] = max(config.grouped.windows)
     else:
-        head = latent.nope + latent.rope
-        made |= {"attention.kv_lora_rank": latent.rank, "rope.dimension_count": latent.rope, "attention.key_length": head}
+        head = latent.nope_dim + latent.rope_dim
+        made |= {"attention.kv_lora_rank": latent.latent_dim, "rope.dimension_count": latent.rope_dim}
+        made["attention.key_length"] = head
         made |= {} if latent.query_rank is None else {"attention.q_lora_rank": latent.query_rank}
     if split and latent is not None:
-        made |= {"attention.key_length": latent.rank + latent.rope, "attention.value_length": latent.rank}
-        made |= {"attention.key_length_mla": head, "attention.value_length_mla": latent.value}
+        made |= {"attention.key_length": latent.latent_dim + latent.rope_dim, "attention.value_length": latent.latent_dim}
+        made |= {"attention.key_length_mla": head, "attention.value_length_mla": latent.value_dim}
         # llama.cpp takes a file without the key for one with a latent of queries, unless it has as many layers as V2-Lite.
         made["attention.q_lora_rank"] = latent.query_rank or 0
         made["leading_dense_block_count"] = config.experts.layers.index(True) if config.experts else config.layers
@@ -117,7 +120,7 @@ def _sizes(config: Config, architecture: str) -> dict[str, Any]:
         made["attention.sliding_window_pattern"] = windows.index(0) + 1 if 0 in windows else config.layers + 1
     if architecture == "granite":
         made |= {"attention.scale": config.scale, "embedding_scale": config.embedding_scale}
-        made |= {"residual_scale": config.branch_scale, "logit_scale": config.logits_scale}
+        made |= {"residual_scale": config.residual_scale, "logit_scale": config.logits_divisor}
     return made | _experts(config)
 
 

@@ -129,7 +129,7 @@ def _layer_parts(config: Config, table: dict[str, str], has: Callable[[str], boo
 
 
 def _grouped(config: Config) -> dict[str, Shape]:
-    queries, keys = config.heads * config.head_dim, config.groups * config.head_dim
+    queries, keys = config.heads * config.head_dim, config.kv_heads * config.head_dim
     shapes: dict[str, Shape] = {
         "query": (queries, config.hidden),
         "key": (keys, config.hidden),
@@ -144,20 +144,20 @@ def _grouped(config: Config) -> dict[str, Shape]:
 
 def _latent(config: Config, a: LatentConfig, has: Callable[[str], bool], table: dict[str, str], i: int) -> dict[str, Shape]:
     hidden, heads, biases = config.hidden, config.heads, a.biases
-    queries = heads * (a.nope + a.rope)
+    queries = heads * (a.nope_dim + a.rope_dim)
     shapes: dict[str, Shape] = {}
     if a.query_rank is None:
         shapes["query"] = (queries, hidden)
     else:
         shapes |= {"query_down": (a.query_rank, hidden), "query_norm": (a.query_rank,), "query_up": (queries, a.query_rank)}
         shapes |= {"query_down_bias": (a.query_rank,)} if biases else {}
-    shapes |= {"latent_rope": (a.rank + a.rope, hidden), "latent_norm": (a.rank,)}
-    shapes |= {"latent_rope_bias": (a.rank + a.rope,), "attention_output_bias": (hidden,)} if biases else {}
+    shapes |= {"latent_rope": (a.latent_dim + a.rope_dim, hidden), "latent_norm": (a.latent_dim,)}
+    shapes |= {"latent_rope_bias": (a.latent_dim + a.rope_dim,), "attention_output_bias": (hidden,)} if biases else {}
     if "keys_up" in table and not has(table["keys_values_up"].format(i=i)):
-        shapes |= {"keys_up": (heads, a.rank, a.nope), "values_up": (heads, a.value, a.rank)}
+        shapes |= {"keys_up": (heads, a.latent_dim, a.nope_dim), "values_up": (heads, a.value_dim, a.latent_dim)}
     else:
-        shapes["keys_values_up"] = (heads * (a.nope + a.value), a.rank)
-    return {**shapes, "attention_output": (hidden, heads * a.value)}
+        shapes["keys_values_up"] = (heads * (a.nope_dim + a.value_dim), a.latent_dim)
+    return {**shapes, "attention_output": (hidden, heads * a.value_dim)}
 
 
 def _dense(config: Config, prefix: str, width: int) -> dict[str, Shape]:

@@ -87,7 +87,7 @@ def _check_rope(call: Call) -> None:
     sin, cos = (table[0] if table.ndim == 3 and len(table) == 1 else table for table in (call.sin, call.cos))
     require_dtype(OP, "sin", sin, (np.float32, np.float64))
     require_dtype(OP, "cos", cos, (sin.dtype,))
-    half, ropes = call.weights.rope // 2, call.weights.ropes
+    half, ropes = call.weights.rope_dim // 2, call.weights.rope_count
     ok = call.sin.ndim == 3 and call.sin.shape[2] == half and call.sin.shape[0] >= ropes
     shape = f"(P, {half})" if ropes == 1 else f"({ropes}, P, {half})"
     require(ok, OP, "sin", f"of shape {shape}", sin)

@@ -223,12 +223,12 @@ class DecoderWeights:
         return self.head_dim if self.head_values is None else self.head_values
 
     @property
-    def ropes(self) -> int:
+    def rope_count(self) -> int:
         """The number of rotations that the layers refer to."""
         return 1 + max(layer.attention.rope if isinstance(layer.attention, GroupedAttention) else 0 for layer in self.layers)
 
     @property
-    def rope(self) -> int:
+    def rope_dim(self) -> int:
         """The number of rotated values of a head."""
         return self.head_dim if self.latent is None else self.latent.rope
 
