@@ -8,7 +8,7 @@ from decodestep.models.config import Config
 from decodestep.models.kv_cache import PAGE
 from decodestep.models.layer_weights import GroupedWeights
 from decodestep.ops.linear import linear
-from decodestep.ops.mixture_of_experts.reference import plus
+from decodestep.ops.mixture_of_experts.blocks import plus
 from decodestep.ops.mla_attention import mla_attention
 from decodestep.ops.rms_norm import rms_norm
 

@@ -15,7 +15,7 @@ from decodestep.ops.expert_router import expert_router
 from decodestep.ops.linear import linear
 from decodestep.ops.linear.cpu import gather_rows
 from decodestep.ops.mixture_of_experts import mixture_of_experts
-from decodestep.ops.mixture_of_experts.reference import feed_forward, plus
+from decodestep.ops.mixture_of_experts.blocks import feed_forward, plus
 from decodestep.ops.rms_norm import rms_norm
 from decodestep.ops.swiglu import swiglu
 from decodestep.weights.feed_forward import FeedForward

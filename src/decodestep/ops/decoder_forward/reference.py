@@ -10,7 +10,8 @@ from decodestep.ops.decoder_forward.arguments import PAGE, SCALE_BYTES, Call
 from decodestep.ops.decoder_forward.weights import GroupedAttention, LatentAttention, Mixture
 from decodestep.ops.expert_router.reference import route
 from decodestep.ops.linear.reference import linear
-from decodestep.ops.mixture_of_experts.reference import feed_forward, mixture, plus
+from decodestep.ops.mixture_of_experts.blocks import plus
+from decodestep.ops.mixture_of_experts.reference import feed_forward, mixture
 from decodestep.ops.rms_norm.reference import rms_norm
 from decodestep.weights.feed_forward import FeedForward
 from decodestep.weights.linear_panels import LinearPanels

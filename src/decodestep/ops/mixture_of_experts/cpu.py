@@ -10,7 +10,7 @@ from decodestep import _native
 from decodestep._base import arrays
 from decodestep._base.dispatch import threads
 from decodestep.ops.linear.cpu import linear, panel_argument
-from decodestep.ops.mixture_of_experts import reference
+from decodestep.ops.mixture_of_experts import blocks
 from decodestep.ops.swiglu.cpu import swiglu
 from decodestep.weights.feed_forward import FeedForward
 from decodestep.weights.linear_panels import LinearPanels
@@ -20,8 +20,8 @@ def mixture(
     x: np.ndarray, experts: np.ndarray, weights: np.ndarray, routed: FeedForward, shared: FeedForward | None
 ) -> np.ndarray:
     if not (in_whole_panels(routed) and (shared is None or in_whole_panels(shared))):
-        through = partial(reference.feed_forward, linear=linear, swiglu=swiglu)
-        return reference.mixture(x, experts, weights, routed, shared, through)
+        through = partial(blocks.feed_forward, linear=linear, swiglu=swiglu)
+        return blocks.mixture(x, experts, weights, routed, shared, through)
     y = np.empty(x.shape, np.float32)
     _native.mixture_of_experts(
         x=arrays.contiguous_rows(x),
