@@ -13,6 +13,7 @@ import decodestep as ds
 from decodestep.models import ModelError
 from decodestep.models.checkpoint import Checkpoint
 from decodestep.models.convert import convert
+from decodestep.models.decoder import TokenBatch
 from decodestep.models.gguf_file import GgufFile
 from decodestep.models.layers import LayerDecoder
 from decodestep.models.rope import rope_table
@@ -151,8 +152,9 @@ def test_blocks_and_batches_change_no_bit(tiny_file, rng):
     def run(cuts, rows=1, row=0):
         table = np.arange(rows * 2).reshape(rows, 2)
         pages = decoder.new_pages(table.size)
-        parts = np.split(np.arange(len(ids)), cuts)
-        return np.concatenate([decoder.forward(ids[p], np.full(len(p), row), p, pages, table) for p in parts if len(p)])
+        parts = [part for part in np.split(np.arange(len(ids)), cuts) if len(part)]
+        batches = [TokenBatch(ids[p], np.full(len(p), row), p, table, p[:0]) for p in parts]
+        return np.concatenate([decoder.forward(batch, pages) for batch in batches])
 
     whole = run([])
     np.testing.assert_array_equal(run([7, 8, 20]), whole)

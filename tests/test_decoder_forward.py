@@ -14,6 +14,7 @@ from decoder_cases import Sizes, copied, step, weights
 from decodestep import _native
 from decodestep._base.arrays import BFLOAT16
 from decodestep.models import ModelError
+from decodestep.models.decoder import TokenBatch
 from decodestep.models.gguf_file import GgufFile
 from decodestep.models.kv_cache import PAGE
 from decodestep.models.step import PANEL_FORMATS
@@ -85,9 +86,10 @@ def pages(decoder, rows, tokens):
 
 def run(model, ids, cuts, rows=1, row=0):
     """Every token's logits, the tokens handed over in parts."""
-    cache = pages(model.decoder, rows, len(ids))
+    cache, table = pages(model.decoder, rows, len(ids))
     parts = [part for part in np.split(np.arange(len(ids)), cuts) if len(part)]
-    logits = [model.decoder.logits(ids[p], np.full(len(p), row), p, *cache, np.arange(len(p))) for p in parts]
+    batches = [TokenBatch(ids[p], np.full(len(p), row), p, table, np.arange(len(p))) for p in parts]
+    logits = [model.decoder.logits(batch, cache) for batch in batches]
     return np.concatenate(logits).view(np.uint32)
 
 
@@ -123,9 +125,10 @@ def test_what_a_page_held_before_does_not_matter(tiny_file, rng):
         cache, table = pages(model.decoder, 1, len(ids))
         cache.keys[:] = cache.values[:] = np.nan
         prompt = np.arange(length)
-        first = model.decoder.logits(ids[:length], prompt * 0, prompt, cache, table, prompt)
+        first = model.decoder.logits(TokenBatch(ids[:length], prompt * 0, prompt, table, prompt), cache)
         zero = np.array([0])
-        then = [model.decoder.logits(ids[[i]], zero, np.array([i]), cache, table, zero) for i in range(length, 37)]
+        singles = [TokenBatch(ids[[i]], zero, np.array([i]), table, zero) for i in range(length, 37)]
+        then = [model.decoder.logits(single, cache) for single in singles]
         np.testing.assert_array_equal(np.concatenate([first, *then]), model.logits(ids))
 
 
@@ -146,8 +149,8 @@ def test_only_wanted_rows(tiny_file, rng):
     ids = rng.integers(0, 297, 11)
     whole = model.logits(ids)
     for wanted in ([], [10], [0, 3], [9, 2, 2, 5, 7, 1]):
-        cache = pages(model.decoder, 1, 11)
-        some = model.decoder.logits(ids, np.zeros(11, int), np.arange(11), *cache, np.array(wanted, int))
+        cache, table = pages(model.decoder, 1, 11)
+        some = model.decoder.logits(TokenBatch(ids, np.zeros(11, int), np.arange(11), table, np.array(wanted, int)), cache)
         np.testing.assert_array_equal(some, whole[wanted])
 
 

@@ -213,7 +213,7 @@ def test_a_prompt_and_its_answer_stay_within_the_cache(tiny):
 def test_a_prompt_that_the_cache_holds_is_not_run_again(tiny, monkeypatch):
     ran = []
     logits = tiny.decoder.logits
-    monkeypatch.setattr(tiny.decoder, "logits", lambda tokens, *rest: (ran.append(len(tokens)), logits(tokens, *rest))[1])
+    monkeypatch.setattr(tiny.decoder, "logits", lambda batch, pages: (ran.append(len(batch.tokens)), logits(batch, pages))[1])
     with Engine(tiny) as engine:
         one = ds.SamplingParams(max_new_tokens=1, seed=0)
         prompt = list(range(200))

@@ -10,6 +10,7 @@ import families
 from decodestep import cli
 from decodestep.models.checkpoint import Checkpoint, open_checkpoint
 from decodestep.models.convert import convert
+from decodestep.models.decoder import TokenBatch
 from decodestep.models.gguf_file import GgufFile
 from decodestep.models.layers import LayerDecoder
 from dense_decoder import dense_logits
@@ -20,8 +21,8 @@ PROMPTS = ["The three laws of thermodynamics say that", "def quicksort(items):\n
 
 def logits_in_float32(checkpoint: Checkpoint, ids: np.ndarray) -> np.ndarray:
     decoder = LayerDecoder(convert(checkpoint, as_latent=True))
-    table, row = np.arange(2)[None], np.zeros(len(ids), np.int64)
-    return decoder.logits(ids, row, np.arange(len(ids)), decoder.new_pages(2), table, np.arange(len(ids)))
+    every = np.arange(len(ids))
+    return decoder.logits(TokenBatch(ids, 0 * every, every, np.arange(2)[None], every), decoder.new_pages(2))
 
 
 @pytest.mark.parametrize(

@@ -44,7 +44,8 @@ class Recall:
     class config:  # noqa: N801
         vocab_size, context = VOCAB, 200
 
-    def logits(self, tokens, sequence, positions, pages, page_table, wanted, long=None):
+    def logits(self, batch, pages):
+        tokens, sequence, positions, page_table, wanted, long = batch
         written = tokens if long is None else tokens + LONG * long
         for token, row, position in zip(written, sequence, positions, strict=True):
             pages.tokens[page_table[row, position // PAGE], position % PAGE] = token

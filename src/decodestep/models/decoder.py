@@ -3,11 +3,29 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import NamedTuple
 
 import numpy as np
 
 from decodestep.models.config import Config
 from decodestep.models.kv_cache import Pages
+
+
+class TokenBatch(NamedTuple):
+    """T tokens of any sequences. Those at earlier positions of a sequence must be in its pages, or earlier in the batch.
+
+    tokens, sequence, positions: int64 (T,). Token t is tokens[t], at positions[t] of sequence[t].
+    page_table: int64 (B, M); page_table[b, p // 16] holds position p of sequence b.
+    wanted: int64, which of the T tokens to return logits of; may be empty.
+    long: bool (T,), which tokens the long frequencies rotate, the same for all of a sequence; None: none.
+    """
+
+    tokens: np.ndarray
+    sequence: np.ndarray
+    positions: np.ndarray
+    page_table: np.ndarray
+    wanted: np.ndarray
+    long: np.ndarray | None = None
 
 
 class Decoder(ABC):
@@ -28,21 +46,5 @@ class Decoder(ABC):
         """Storage for `count` pages."""
 
     @abstractmethod
-    def logits(
-        self,
-        tokens: np.ndarray,
-        sequence: np.ndarray,
-        positions: np.ndarray,
-        pages: Pages,
-        page_table: np.ndarray,
-        wanted: np.ndarray,
-        long: np.ndarray | None = None,
-    ) -> np.ndarray:
-        """Runs T tokens and writes their keys and values; returns float32 logits (len(wanted), V).
-
-        tokens, sequence, positions: int64 (T,). Token t is tokens[t], at positions[t] of sequence[t].
-        pages: made by `new_pages`. page_table: int64 (B, M); page_table[b, p // 16] holds position p of sequence b.
-        The tokens at earlier positions of a sequence must be in its pages, or earlier in the same call.
-        wanted: int64, which of the T tokens to return logits of; may be empty.
-        long: bool (T,), which tokens the long frequencies rotate, the same for all of a sequence; None: none.
-        """
+    def logits(self, batch: TokenBatch, pages: Pages) -> np.ndarray:
+        """Runs T tokens and writes their keys and values to the pages; returns float32 logits (len(wanted), V)."""

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import numpy as np
 
 from decodestep._base.checks import ids_below, refuse, require
-from decodestep.models.decoder import Decoder
+from decodestep.models.decoder import Decoder, TokenBatch
 from decodestep.models.page_pool import LOCK, PagePool
 from decodestep.models.sequence import CachedSequence
 
@@ -105,7 +105,7 @@ def _run(decoder: Decoder, pool: PagePool, block: Batch, wanted: np.ndarray) -> 
     long = None
     if pool.long_after is not None and any(flags := [sequence._is_long for sequence, _ in block]):
         long = np.array(flags)[arrays[1]]
-    logits = decoder.logits(arrays[0], arrays[1], arrays[2], pool.storage, table, wanted, long)
+    logits = decoder.logits(TokenBatch(arrays[0], arrays[1], arrays[2], table, wanted, long), pool.storage)
     with LOCK:
         for sequence, ids in block:
             sequence._extend(ids)

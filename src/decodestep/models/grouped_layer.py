@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from decodestep.models.config import Config
+from decodestep.models.decoder import TokenBatch
 from decodestep.models.kv_cache import PAGE
 from decodestep.models.layer_weights import GroupedWeights
 from decodestep.ops.linear import linear
@@ -17,29 +18,26 @@ def attended(
     h: np.ndarray,
     weights: GroupedWeights,
     config: Config,
-    number: int,
-    kv: np.ndarray,
-    kr: np.ndarray,
-    page_table: np.ndarray,
-    sequence: np.ndarray,
-    positions: np.ndarray,
-    sin: np.ndarray,
-    cos: np.ndarray,
+    window: int,
+    cache: tuple[np.ndarray, np.ndarray],
+    batch: TokenBatch,
+    slots: np.ndarray,
+    rope: tuple[np.ndarray, np.ndarray],
 ) -> np.ndarray:
     """The attention output of every token, (T, N * D); writes its keys and values.
 
-    kv, kr: the layer's part of `LatentPages`: values, and rotated keys with the halves of all heads apart, as `mla_attention`
-    reads them. sin, cos: (T, D / 2).
+    window: the layer's, 0 without. cache: its part of `LatentPages`: values, and rotated keys with the halves of all heads
+    apart, as `mla_attention` reads them. slots: the places of the tokens there. rope: sin and cos, (T, D / 2).
     """
+    kv, kr = cache
+    _, sequence, positions, page_table, *_ = batch
     tokens, groups, width = len(h), config.kv_heads, config.head_dim
     queries = plus(linear(h, weights.query), weights.query_bias).reshape(tokens, config.heads, width)
     values, keys = np.split(plus(linear(h, weights.values_keys), weights.values_keys_bias), 2, axis=1)
-    queries = _rotated(_normed(queries, weights.query_norm, config.norm_eps), sin, cos)
-    keys = _rotated(_normed(keys.reshape(tokens, groups, width), weights.key_norm, config.norm_eps), sin, cos)
-    page, row = page_table[sequence, positions // PAGE], positions % PAGE
-    kv[page, row, 0] = values
-    kr[page, row, 0] = keys.transpose(0, 2, 1, 3).reshape(tokens, -1)
-    window = config.grouped.window(number)
+    queries = _rotated(_normed(queries, weights.query_norm, config.norm_eps), *rope)
+    keys = _rotated(_normed(keys.reshape(tokens, groups, width), weights.key_norm, config.norm_eps), *rope)
+    kv.reshape(-1, kv.shape[-1])[slots] = values
+    kr.reshape(-1, kr.shape[-1])[slots] = keys.transpose(0, 2, 1, 3).reshape(tokens, -1)
     cut = positions >= window if window else np.zeros(tokens, bool)
     out = np.empty((tokens, config.heads, width), np.float32)
     if not cut.all():

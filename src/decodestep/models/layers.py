@@ -8,7 +8,7 @@ import numpy as np
 
 from decodestep.models import grouped_layer, prolog_layer
 from decodestep.models.config import Config
-from decodestep.models.decoder import Decoder
+from decodestep.models.decoder import Decoder, TokenBatch
 from decodestep.models.kv_cache import PAGE, LatentPages, Pages
 from decodestep.models.layer_weights import ExpertWeights, GroupedWeights, Weights
 from decodestep.ops.expert_router import expert_router
@@ -41,45 +41,27 @@ class LayerDecoder(Decoder):
         config = self.config
         return LatentPages(config.layers, config.latent_dim, config.rope_dim, count)
 
-    def logits(
-        self,
-        tokens: np.ndarray,
-        sequence: np.ndarray,
-        positions: np.ndarray,
-        pages: Pages,
-        page_table: np.ndarray,
-        wanted: np.ndarray,
-        long: np.ndarray | None = None,
-    ) -> np.ndarray:
+    def logits(self, batch: TokenBatch, pages: Pages) -> np.ndarray:
         assert isinstance(pages, LatentPages)
-        hidden = self.forward(tokens, sequence, positions, pages, page_table, long)[wanted]
-        hidden = rms_norm(hidden, self.weights.norm, eps=self.config.norm_eps)
+        hidden = rms_norm(self.forward(batch, pages)[batch.wanted], self.weights.norm, eps=self.config.norm_eps)
         return linear(_scaled(hidden, 1 / self.config.logits_divisor), self.weights.output)
 
-    def forward(
-        self,
-        tokens: np.ndarray,
-        sequence: np.ndarray,
-        positions: np.ndarray,
-        pages: LatentPages,
-        page_table: np.ndarray,
-        long: np.ndarray | None = None,
-    ) -> np.ndarray:
-        """Hidden states (T, He) after the last layer; writes keys and values to the pages. Arguments as of `logits`."""
+    def forward(self, batch: TokenBatch, pages: LatentPages) -> np.ndarray:
+        """Hidden states (T, He) after the last layer; writes keys and values to the pages."""
         config = self.config
-        slots = page_table[sequence, positions // PAGE] * PAGE + positions % PAGE
-        tables = [rope.table(positions, long) for rope in self.weights.ropes]
-        repeated = [self._repeated(table) for table in tables] if self._prologs else []
-        x = _scaled(gather_rows(self.weights.embedding, tokens), config.embedding_scale)
-        for i, (layer, kv, kr) in enumerate(zip(self.weights.layers, pages.kv, pages.kr, strict=True)):
+        ropes = [rope.table(batch.positions, batch.long) for rope in self.weights.ropes]
+        if self._prologs:
+            ropes = [self._repeated(rope) for rope in ropes]
+        slots = batch.page_table[batch.sequence, batch.positions // PAGE] * PAGE + batch.positions % PAGE
+        x = _scaled(gather_rows(self.weights.embedding, batch.tokens), config.embedding_scale)
+        for i, layer in enumerate(self.weights.layers):
             h = rms_norm(x, layer.attention_norm, eps=config.norm_eps)
-            place = kv, kr, page_table, sequence, positions
-            if isinstance(layer.attention, GroupedWeights) and not self._prologs:
-                table = tables[config.grouped.rope_index(i)]
-                attended = grouped_layer.attended(h, layer.attention, config, i, *place, *table)
+            weights, cache, rope = layer.attention, (pages.kv[i], pages.kr[i]), ropes[config.grouped.rope_index(i)]
+            if isinstance(weights, GroupedWeights) and not self._prologs:
+                attended = grouped_layer.attended(h, weights, config, config.grouped.window(i), cache, batch, slots, rope)
             else:
-                attended = prolog_layer.attended(h, self._prologs[i], config, *place, slots, *repeated[0])
-            added = plus(linear(attended, layer.attention.output), layer.attention.output_bias)
+                attended = prolog_layer.attended(h, self._prologs[i], config, cache, batch, slots, rope)
+            added = plus(linear(attended, weights.output), weights.output_bias)
             x += _scaled(self._normed(added, layer.attention_post_norm), config.residual_scale)
             h = rms_norm(x, layer.ffn_norm, eps=config.norm_eps)
             x += _scaled(self._normed(self._feed_forward(h, layer.feed_forward), layer.ffn_post_norm), config.residual_scale)

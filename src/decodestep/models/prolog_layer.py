@@ -7,6 +7,7 @@ from typing import NamedTuple
 import numpy as np
 
 from decodestep.models.config import Config
+from decodestep.models.decoder import TokenBatch
 from decodestep.models.layer_weights import GroupedWeights, LatentWeights, Weight
 from decodestep.ops.mla_attention import mla_attention
 from decodestep.ops.mla_prolog import mla_prolog
@@ -47,26 +48,22 @@ def attended(
     h: np.ndarray,
     weights: PrologWeights,
     config: Config,
-    kv: np.ndarray,
-    kr: np.ndarray,
-    page_table: np.ndarray,
-    sequence: np.ndarray,
-    positions: np.ndarray,
+    cache: tuple[np.ndarray, np.ndarray],
+    batch: TokenBatch,
     slots: np.ndarray,
-    sin: np.ndarray,
-    cos: np.ndarray,
+    rope: tuple[np.ndarray, np.ndarray],
 ) -> np.ndarray:
     """The attention output of every token, (T, N * Dv); writes its latent and key.
 
-    kv, kr: the layer's part of `LatentPages`. sin, cos: (T, Dr).
+    cache: the layer's part of `LatentPages`. slots: the places of the tokens there. rope: sin and cos, (T, Dr).
     """
+    kv, kr = cache
     latent = config.latent_attention
     groups = 1 if latent else config.kv_heads
     query = mla_prolog(
         np.concatenate([h, np.ones((len(h), 1), np.float32)], axis=1) if weights.biased else h,
         *weights[:6],
-        sin,
-        cos,
+        *rope,
         slots,
         kv,
         kr,
@@ -80,10 +77,10 @@ def attended(
         query.query_rope,
         kv,
         kr,
-        page_table,
-        positions + 1,
+        batch.page_table,
+        batch.positions + 1,
         scale=config.scale,
-        sequence=sequence,
+        sequence=batch.sequence,
         groups=groups,
         w_uv=weights.w_uv,
     ).reshape(len(h), -1)

@@ -9,7 +9,7 @@ import numpy as np
 from decodestep._base.arrays import BFLOAT16
 from decodestep._base.dispatch import run
 from decodestep.models.config import Config, LatentConfig
-from decodestep.models.decoder import Decoder
+from decodestep.models.decoder import Decoder, TokenBatch
 from decodestep.models.kv_cache import CompressedPages, GroupPages, Pages, SlabPages
 from decodestep.models.layer_weights import ExpertWeights, GroupedWeights, LatentWeights, Layer, Weights
 from decodestep.models.layers import left_out
@@ -95,38 +95,22 @@ class StepDecoder(Decoder):
             )
         return GroupPages(config.layers, config.kv_heads, self._head_dim, count, self._type)
 
-    def logits(
-        self,
-        tokens: np.ndarray,
-        sequence: np.ndarray,
-        positions: np.ndarray,
-        pages: Pages,
-        page_table: np.ndarray,
-        wanted: np.ndarray,
-        long: np.ndarray | None = None,
-    ) -> np.ndarray:
+    def logits(self, batch: TokenBatch, pages: Pages) -> np.ndarray:
         assert isinstance(pages, SlabPages)
+        long = batch.long
         if long is None or long.all():
-            return self._step(tokens, sequence, positions, pages, page_table, wanted, long is not None)
-        logits = np.empty((len(wanted), self.config.vocab_size), np.float32)
+            return self._step(batch, pages, long is not None)
+        logits = np.empty((len(batch.wanted), self.config.vocab_size), np.float32)
         for kind in (False, True):  # a call has one table; sequences do not depend on each other
-            chosen, rows = long == kind, long[wanted] == kind
+            chosen, rows = long == kind, long[batch.wanted] == kind
             place = np.cumsum(chosen) - 1  # of a token among those of its kind
-            logits[rows] = self._step(
-                tokens[chosen], sequence[chosen], positions[chosen], pages, page_table, place[wanted[rows]], kind
-            )
+            tokens, sequence, positions = (array[chosen] for array in batch[:3])
+            part = TokenBatch(tokens, sequence, positions, batch.page_table, place[batch.wanted[rows]])
+            logits[rows] = self._step(part, pages, kind)
         return logits
 
-    def _step(
-        self,
-        tokens: np.ndarray,
-        sequence: np.ndarray,
-        positions: np.ndarray,
-        pages: SlabPages,
-        page_table: np.ndarray,
-        wanted: np.ndarray,
-        long: bool,
-    ) -> np.ndarray:
+    def _step(self, batch: TokenBatch, pages: SlabPages, long: bool) -> np.ndarray:
+        tokens, sequence, positions, page_table, wanted, _ = batch
         sin, cos = self._rope_up_to(PAGE * page_table.shape[1], long)
         # Not through the public function: the core checks these arrays too, and the checks in Python cost 3 % of a token.
         call = Call(self._weights, tokens, sequence, positions, sin, cos, pages.keys, pages.values, page_table, wanted)
