@@ -116,7 +116,7 @@ def bytes_of_a_step(model: ds.Model, context: int, rows: int) -> int:
     """What a step reads at least: of experts, those of one token; of each row's cache, everything."""
     decoder = model.decoder
     weights = read_weights(decoder._weights) if isinstance(decoder, StepDecoder) else 0
-    return weights + rows * decoder.page_bytes * context // 16
+    return weights + rows * model.cache.page_bytes * context // 16
 
 
 def read_weights(weights: ds.ops.DecoderWeights) -> int:

@@ -14,14 +14,16 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 
 import decodestep as ds
 import processes
+from decodestep._base.arrays import BFLOAT16
 from decodestep.models import CachedSequence, CacheFullError
 from decodestep.models.forward import forward
-from decodestep.models.kv_cache import HUGE_PAGE, PAGE, GroupPages, Pages, _bytes_of_huge_pages
+from decodestep.models.kv_cache import HUGE_PAGE, PAGE, Pages, SlabPages, _bytes_of_huge_pages, grouped_layout
 from decodestep.models.page_pool import LOCK, PagePool, new_pool
 from decodestep.models.prefill import Prefill
 from decodestep.models.sequence import admit
 
 VOCAB = 3
+LAYOUT = grouped_layout(30, 3, 64, BFLOAT16)
 LONG = 100  # more than any token
 
 
@@ -552,7 +554,7 @@ def test_each_huge_page_of_memory_has_one_byte(first, size):
 
 def test_memory_of_coming_pages_is_taken_a_little_at_a_time():
     """Slabs of 45 pages: that of the next fresh page and no other, and none that somebody may be writing."""
-    pages = GroupPages(30, 3, 64, 200)
+    pages = SlabPages(LAYOUT, 200)
     slab = pages.keys.shape[3]
     pages.keys[0] = pages.values[0] = 1
     for fresh, number in ((1, 1), (slab - 1, None), (slab, None), (slab + 1, 2), (2 * slab + 1, 3), (3 * slab + 1, None)):
@@ -562,11 +564,11 @@ def test_memory_of_coming_pages_is_taken_a_little_at_a_time():
         parts = [] if number is None else [pages.keys[number], pages.values[number]]
         assert calls == sum(len(huge_pages_of(part)) for part in parts), fresh
     assert (pages.keys[0] == 1).all() and (pages.values[0] == 1).all() and not pages.keys[1:].any()
-    assert not GroupPages(30, 3, 64, slab).prepare(1)
+    assert not SlabPages(LAYOUT, slab).prepare(1)
 
 
 def test_memory_is_taken_for_several_slabs_ahead_if_asked_for():
-    pages = GroupPages(30, 3, 64, 200)
+    pages = SlabPages(LAYOUT, 200)
     slab, slabs = pages.keys.shape[3], len(pages.keys)
     of_slab = [sum(len(huge_pages_of(part[number])) for part in (pages.keys, pages.values)) for number in range(slabs)]
     for fresh, ahead, numbers in ((0, 2, (0, 1)), (0, 2, ()), (1, 2, (2,)), (slab + 1, 9, (3,)), (4 * slab, 9, ())):
@@ -577,7 +579,7 @@ def test_memory_is_taken_for_several_slabs_ahead_if_asked_for():
 
 
 def test_memory_that_has_been_handed_out_meanwhile_is_left_alone():
-    pages = GroupPages(30, 3, 64, 200)
+    pages = SlabPages(LAYOUT, 200)
     slab = pages.keys.shape[3]
     assert pages.prepare(1)  # the first of several calls for slab 1
     pages.keys[1] = pages.values[1] = 1

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from decodestep.models.config import Config
-from decodestep.models.kv_cache import Pages
+from decodestep.models.kv_cache import PageLayout, Pages
 
 
 class TokenBatch(NamedTuple):
@@ -31,13 +31,13 @@ class TokenBatch(NamedTuple):
 class Decoder(ABC):
     """Runs a model's layers on a paged cache. A token's logits depend only on its own sequence, to the bit.
 
-    config: the model's sizes. description: how the model is run, as text. page_bytes: the size of a page in the cache.
+    config: the model's sizes. description: how the model is run, as text. page_layout: of the cache's pages.
     cache_dtype: the type of what the cache holds: of latents without their rope keys. long_after: `Rope.long_after`.
     """
 
     config: Config
     description: str
-    page_bytes: int
+    page_layout: PageLayout
     cache_dtype: str
     long_after: int | None
 

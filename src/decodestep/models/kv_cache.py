@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import mmap
 from abc import ABC, abstractmethod
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -39,22 +40,55 @@ class Pages(ABC):
         return False
 
 
-class LatentPages(Pages):
-    """Latents and rotated keys, float32, in the layout PA_BSND of `mla_prolog` and `mla_attention`.
+@dataclass(frozen=True)
+class PageLayout:
+    """What a page holds over all layers.
 
-    layers, latent, rope: sizes of the model.
+    axes: layers, and key/value heads if each has a part of its own. key, value: the shape of such a part of keys and of values.
+    dtypes: of keys and of values.
+    """
+
+    axes: tuple[int, ...]
+    key: tuple[int, ...]
+    value: tuple[int, ...]
+    dtypes: tuple[np.dtype, np.dtype]
+
+    @property
+    def page_bytes(self) -> int:
+        parts = zip(self.dtypes, (self.key, self.value), strict=True)
+        return math.prod(self.axes) * sum(dtype.itemsize * math.prod(shape) for dtype, shape in parts)
+
+
+def grouped_layout(layers: int, kv_heads: int, head_dim: int, dtype: np.dtype) -> PageLayout:
+    """Of keys and values as `page_shapes` of decoder_forward has them. dtype: bfloat16, float16 or int8."""
+    return PageLayout((layers, kv_heads), *page_shapes(dtype, head_dim), (dtype, dtype))
+
+
+def latent_layout(layers: int, latent_dim: int, rope_dim: int, dtype: np.dtype) -> PageLayout:
+    """Of latents as values, and rotated keys in bfloat16.
+
+    dtype: of the latents, bfloat16, or int8 in rows that end with the four bytes of a scale.
+    """
+    width = latent_dim + (SCALE_BYTES if dtype == np.int8 else 0)
+    return PageLayout((layers,), (PAGE, rope_dim), (PAGE, width), (BFLOAT16, dtype))
+
+
+def float32_layout(layers: int, latent_dim: int, rope_dim: int) -> PageLayout:
+    """Of latents as values and rotated keys in the layout PA_BSND of `mla_prolog` and `mla_attention`."""
+    dtype = np.dtype(np.float32)
+    return PageLayout((layers,), (PAGE, 1, rope_dim), (PAGE, 1, latent_dim), (dtype, dtype))
+
+
+class LatentPages(Pages):
+    """Latents and rotated keys in a layout of `float32_layout`.
+
     kv[layer]: (BlockNum, BlockSize, 1, Hckv). kr[layer]: (BlockNum, BlockSize, 1, Dr).
     """
 
-    def __init__(self, layers: int, latent: int, rope: int, count: int) -> None:
-        self.count = count
-        self.page_bytes = self.bytes_of_a_page(layers, latent, rope)
-        self.kv = _untouched_zeros((layers, count, PAGE, 1, latent), np.dtype(np.float32), huge_pages=False)
-        self.kr = _untouched_zeros((layers, count, PAGE, 1, rope), np.dtype(np.float32), huge_pages=False)
-
-    @staticmethod
-    def bytes_of_a_page(layers: int, latent: int, rope: int) -> int:
-        return 4 * layers * PAGE * (latent + rope)
+    def __init__(self, layout: PageLayout, count: int) -> None:
+        self.count, self.page_bytes = count, layout.page_bytes
+        self.kv = _untouched_zeros((*layout.axes, count, *layout.value), layout.dtypes[1], huge_pages=False)
+        self.kr = _untouched_zeros((*layout.axes, count, *layout.key), layout.dtypes[0], huge_pages=False)
 
     def copy(self, source: int, target: int) -> None:
         for part in (self.kv, self.kr):
@@ -62,31 +96,20 @@ class LatentPages(Pages):
 
 
 class SlabPages(Pages):
-    """Keys and values in the layout that `decoder_forward` reads, in slabs.
+    """Keys and values in a layout that `decoder_forward` reads, in slabs.
 
-    axes: the axes before those of a page, layers and key/value heads. key, value: the shape of a page in each. dtypes: of
-    keys and of values.
     keys: (slabs, *axes, pages of a slab, *key). values: (slabs, *axes, pages of a slab, *value).
     The pages of a slab are allocated together, in huge pages, which makes reading long contexts 5 to 10 % faster.
     """
 
-    def __init__(
-        self,
-        axes: tuple[int, ...],
-        key: tuple[int, ...],
-        value: tuple[int, ...],
-        count: int,
-        dtypes: tuple[np.dtype, np.dtype] = (BFLOAT16, BFLOAT16),
-    ) -> None:
-        self.page_bytes = math.prod(axes) * sum(
-            dtype.itemsize * math.prod(page) for dtype, page in zip(dtypes, (key, value), strict=True)
-        )
+    def __init__(self, layout: PageLayout, count: int) -> None:
+        self.page_bytes = layout.page_bytes
         self._slab = max(1, min(count, SLAB_BYTES // self.page_bytes))
         slabs = count // self._slab
         self.count = slabs * self._slab
-        self.keys = _untouched_zeros((slabs, *axes, self._slab, *key), dtypes[0], huge_pages=True)
-        self.values = _untouched_zeros((slabs, *axes, self._slab, *value), dtypes[1], huge_pages=True)
-        self._axis = len(axes)  # of the pages inside a slab
+        self.keys = _untouched_zeros((slabs, *layout.axes, self._slab, *layout.key), layout.dtypes[0], huge_pages=True)
+        self.values = _untouched_zeros((slabs, *layout.axes, self._slab, *layout.value), layout.dtypes[1], huge_pages=True)
+        self._axis = len(layout.axes)  # of the pages inside a slab
         self._prepared = 0  # slabs before this one have their memory, or users
         self._untouched: list[np.ndarray] = []  # a byte of each of its huge pages that have not been touched; empty: of all
 
@@ -109,38 +132,6 @@ class SlabPages(Pages):
         origin, place = divmod(source, self._slab)
         for part in (self.keys, self.values):
             np.moveaxis(part[to], self._axis, 0)[slot] = np.moveaxis(part[origin], self._axis, 0)[place]
-
-
-class GroupPages(SlabPages):
-    """Keys and values of every key/value head.
-
-    layers, groups, width: layers, key/value heads and head size of the model. dtype: bfloat16, float16 or int8.
-    keys, values: (slabs, layers, groups, pages of a slab, *a page), a page as `page_shapes` of decoder_forward has it.
-    """
-
-    def __init__(self, layers: int, groups: int, width: int, count: int, dtype: np.dtype = BFLOAT16) -> None:
-        super().__init__((layers, groups), *page_shapes(dtype, width), count, (dtype, dtype))
-
-    @staticmethod
-    def bytes_of_a_page(layers: int, groups: int, width: int, dtype: np.dtype = BFLOAT16) -> int:
-        return layers * groups * dtype.itemsize * sum(map(math.prod, page_shapes(dtype, width)))
-
-
-class CompressedPages(SlabPages):
-    """Latents and rotated keys, bfloat16: `values` (slabs, layers, pages of a slab, 16, Hckv), `keys` the same of Dr.
-
-    in_bytes: latents are int8, in rows of Hckv and the four bytes of a scale.
-    """
-
-    def __init__(self, layers: int, latent: int, rope: int, count: int, *, in_bytes: bool = False) -> None:
-        if in_bytes:
-            super().__init__((layers,), (PAGE, rope), (PAGE, latent + SCALE_BYTES), count, (BFLOAT16, np.dtype(np.int8)))
-        else:
-            super().__init__((layers,), (PAGE, rope), (PAGE, latent), count)
-
-    @staticmethod
-    def bytes_of_a_page(layers: int, latent: int, rope: int, *, in_bytes: bool = False) -> int:
-        return layers * PAGE * (2 * rope + (latent + SCALE_BYTES if in_bytes else 2 * latent))
 
 
 def _bytes_of_huge_pages(memory: np.ndarray) -> list[np.ndarray]:

@@ -9,7 +9,7 @@ import numpy as np
 from decodestep.models import grouped_layer, prolog_layer
 from decodestep.models.config import Config
 from decodestep.models.decoder import Decoder, TokenBatch
-from decodestep.models.kv_cache import PAGE, LatentPages, Pages
+from decodestep.models.kv_cache import PAGE, LatentPages, PageLayout, Pages, float32_layout
 from decodestep.models.layer_weights import ExpertWeights, GroupedWeights, Weights
 from decodestep.ops.expert_router import expert_router
 from decodestep.ops.linear import linear
@@ -35,11 +35,10 @@ class LayerDecoder(Decoder):
         self.description = f"layer by layer, float32 activations ({why}){left_out(config)}"
         self.cache_dtype = "float32"
         self.long_after = weights.ropes[0].long_after
-        self.page_bytes = LatentPages.bytes_of_a_page(config.layers, config.latent_dim, config.rope_dim)
+        self.page_layout = page_layout(config)
 
     def new_pages(self, count: int) -> LatentPages:
-        config = self.config
-        return LatentPages(config.layers, config.latent_dim, config.rope_dim, count)
+        return LatentPages(self.page_layout, count)
 
     def logits(self, batch: TokenBatch, pages: Pages) -> np.ndarray:
         assert isinstance(pages, LatentPages)
@@ -83,6 +82,10 @@ class LayerDecoder(Decoder):
         """sin and cos, float32 (T, Dr): for every group the angles of a head twice, because its two halves have the same."""
         repeat = (1, 2 if self.config.latent_attention else 2 * self.config.kv_heads)
         return np.tile(table[0], repeat), np.tile(table[1], repeat)
+
+
+def page_layout(config: Config) -> PageLayout:
+    return float32_layout(config.layers, config.latent_dim, config.rope_dim)
 
 
 def left_out(config: Config) -> str:

@@ -10,7 +10,7 @@ from decodestep._base.arrays import BFLOAT16
 from decodestep._base.dispatch import run
 from decodestep.models.config import Config, LatentConfig
 from decodestep.models.decoder import Decoder, TokenBatch
-from decodestep.models.kv_cache import CompressedPages, GroupPages, Pages, SlabPages
+from decodestep.models.kv_cache import PageLayout, Pages, SlabPages, grouped_layout, latent_layout
 from decodestep.models.layer_weights import ExpertWeights, GroupedWeights, LatentWeights, Layer, Weights
 from decodestep.models.layers import left_out
 from decodestep.ops.decoder_forward import (
@@ -58,7 +58,7 @@ class StepDecoder(Decoder):
         assert isinstance(weights.output, LinearPanels)
         self.config = config = weights.config
         latent = config.latent_attention
-        self.cache_dtype, self._type = cache_dtype, CACHE_DTYPES[cache_dtype]
+        self.cache_dtype, self.page_layout = cache_dtype, page_layout(config, cache_dtype)
         kept = "" if cache_dtype != "int8" else f", {'latents' if latent else 'keys and values'} as int8"
         self.description = f"one native call a step{kept}{left_out(config)}"
         self._head_dim = config.head_dim if latent else step_head_dim(config)
@@ -81,19 +81,9 @@ class StepDecoder(Decoder):
             residual_scale=config.residual_scale,
             logits_scale=1 / config.logits_divisor,
         )
-        self.page_bytes = (
-            CompressedPages.bytes_of_a_page(config.layers, latent.latent_dim, latent.rope_dim, in_bytes=cache_dtype == "int8")
-            if latent
-            else GroupPages.bytes_of_a_page(config.layers, config.kv_heads, self._head_dim, self._type)
-        )
 
     def new_pages(self, count: int) -> SlabPages:
-        config, latent = self.config, self.config.latent_attention
-        if latent:
-            return CompressedPages(
-                config.layers, latent.latent_dim, latent.rope_dim, count, in_bytes=self.cache_dtype == "int8"
-            )
-        return GroupPages(config.layers, config.kv_heads, self._head_dim, count, self._type)
+        return SlabPages(self.page_layout, count)
 
     def logits(self, batch: TokenBatch, pages: Pages) -> np.ndarray:
         assert isinstance(pages, SlabPages)
@@ -130,6 +120,13 @@ class StepDecoder(Decoder):
         latent = self.config.latent_attention
         pad = ((0, 0), (0, 0), (0, 0 if latent else self._head_dim // 2 - sin.shape[2]))
         return (np.pad(sin, pad), np.pad(cos, pad, constant_values=1)) if pad[2][1] else (sin, cos)
+
+
+def page_layout(config: Config, cache_dtype: str) -> PageLayout:
+    latent, dtype = config.latent_attention, CACHE_DTYPES[cache_dtype]
+    if latent is None:
+        return grouped_layout(config.layers, config.kv_heads, step_head_dim(config), dtype)
+    return latent_layout(config.layers, latent.latent_dim, latent.rope_dim, dtype)
 
 
 def cache_dtype_of(types: Set[str], config: Config, dtype: str = "auto") -> str:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from decodestep.models import layers, step
 from decodestep.models.checkpoint import Checkpoint
 from decodestep.models.gguf_file import GgufFile
-from decodestep.models.step import cache_dtype_of, obstacle, step_head_dim
+from decodestep.models.kv_cache import PAGE
 
 
 def summary(checkpoint: Checkpoint) -> dict[str, Any]:
@@ -19,9 +20,9 @@ def summary(checkpoint: Checkpoint) -> dict[str, Any]:
     checkpoint.check()
     config = checkpoint.config
     latent, experts = config.latent_attention, config.experts
-    why = obstacle(config)
-    # The native step pads heads.
-    width = latent.latent_dim + latent.rope_dim if latent else 2 * config.kv_heads * step_head_dim(config)
+    why = step.obstacle(config)
+    cache = step.cache_dtype_of(checkpoint.types(), config) if why is None else "float32"
+    layout = step.page_layout(config, cache) if why is None else layers.page_layout(config)
     facts: dict[str, Any] = {
         "file": _file(checkpoint),
         "architecture": f"{config.architecture}: {config.layers} layers of {config.hidden}, vocabulary {config.vocab_size}, "
@@ -31,8 +32,8 @@ def summary(checkpoint: Checkpoint) -> dict[str, Any]:
         "runs": "one native call a step" if why is None else f"layer by layer, float32: {why}",
         "weights": " ".join(f"{kind} {size / 2**20:.1f} MiB" for kind, size in checkpoint.bytes_by_type().items()),
         "weight_bytes": checkpoint.token_bytes(),
-        "cache": cache_dtype_of(checkpoint.types(), config) if why is None else "float32",
-        "cache_bytes": config.layers * (width * 2 if why is None else (config.latent_dim + config.rope_dim) * 4),
+        "cache": cache,
+        "cache_bytes": layout.page_bytes // PAGE,
     }
     if latent:
         queries = "" if latent.query_rank is None else f", queries through {latent.query_rank}"
