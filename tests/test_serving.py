@@ -112,6 +112,14 @@ def test_the_official_client_gets_the_answers_of_generate(running):
 
 
 CHAT = {"messages": HELLO, "max_tokens": 2}
+CALL = {**CHAT, "tools": [{"type": "function", "function": {"name": "f"}}]}
+
+
+def allowed(mode, *names):
+    tools = [{"type": "function", "function": {"name": name}} for name in names]
+    return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
+
+
 FORM_WITH_MORE = {"type": "json_schema", "json_schema": {"schema": {}, "shape": 1}}
 
 
@@ -141,6 +149,12 @@ FORM_WITH_MORE = {"type": "json_schema", "json_schema": {"schema": {}, "shape": 
         ("/v1/chat/completions", {**CHAT, "logit_bias": {"300": 1}}, 400, "logit_bias"),
         ("/v1/chat/completions", {**CHAT, "tools": [{"name": "x"}]}, 400, "tools"),
         ("/v1/chat/completions", {**CHAT, "tool_choice": "required"}, 400, "tool_choice"),
+        ("/v1/chat/completions", {**CHAT, "tool_choice": allowed("auto", "f")}, 400, "tool_choice"),
+        ("/v1/chat/completions", {**CALL, "tool_choice": allowed("auto", "g")}, 400, "tool_choice.allowed_tools.tools"),
+        ("/v1/chat/completions", {**CALL, "tool_choice": allowed("auto")}, 400, "tool_choice.allowed_tools.tools"),
+        ("/v1/chat/completions", {**CALL, "tool_choice": allowed("none", "f")}, 400, "tool_choice.allowed_tools.mode"),
+        ("/v1/chat/completions", {**CALL, "tool_choice": {"type": "allowed_tools"}}, 400, "tool_choice.allowed_tools.mode"),
+        ("/v1/chat/completions", {**CALL, "tool_choice": {"type": "king"}}, 400, "tool_choice"),
         ("/v1/chat/completions", {**CHAT, "response_format": {"type": "xml"}}, 400, "response_format.type"),
         ("/v1/chat/completions", {**CHAT, "chat_template_kwargs": {"messages": []}}, 400, "chat_template_kwargs"),
         ("/v1/chat/completions", {**CHAT, "prompt": "a"}, 400, "prompt"),
@@ -231,6 +245,41 @@ def test_json_of_a_schema_and_required_tools(shared):
               {"role": "tool", "tool_call_id": call.id, "content": "sunny"}]  # fmt: skip
     plain = client.chat.completions.create(**{**asked, "messages": [*HELLO, *answer], "max_tokens": 3}, tools=tools)
     assert plain.choices[0].message.tool_calls is None
+
+
+def test_allowed_tools_restrict_the_calls_but_not_the_prompt(shared):
+    client = shared.client()
+    tools = [{"type": "function", "function": {"name": name}} for name in ("stay", "time", "go")]
+    asked = {"model": "", "messages": HELLO, "max_tokens": 99, "tools": tools}
+    anything = client.chat.completions.create(**asked, seed=1, tool_choice="auto")
+    for seed in range(4):
+        found = client.chat.completions.create(**asked, seed=seed, tool_choice=allowed("required", "go", "time"))
+        [call] = found.choices[0].message.tool_calls
+        assert call.function.name in ("go", "time") and found.usage.prompt_tokens == anything.usage.prompt_tokens
+        free = client.chat.completions.create(**asked, seed=seed, tool_choice=allowed("auto", "go"))
+        assert free.usage.prompt_tokens == anything.usage.prompt_tokens
+        assert all(call.function.name == "go" for call in free.choices[0].message.tool_calls or ())
+    for name, calls in (("go", 1), ("time", 0)):
+        written = rf'<tool_call>\{{"name":"{name}","arguments":\{{\}}\}}</tool_call>'
+        given = {**asked, "tool_choice": allowed("auto", "go"), "extra_body": {"regex": written}}
+        [choice] = client.chat.completions.create(**given).choices
+        assert len(choice.message.tool_calls or ()) == calls
+        assert choice.finish_reason == ("tool_calls" if calls else "stop") and bool(choice.message.content) != bool(calls)
+
+
+def test_a_response_format_beside_tools_is_that_of_the_answer(shared):
+    form = {"type": "json_schema", "json_schema": {"name": "stay", "schema": SCHEMA, "strict": True}}
+    asked = {"model": "", "messages": HELLO, "max_tokens": 400, "response_format": form}
+    tools = [{"type": "function", "function": {"name": "time"}}]
+    asked["parallel_tool_calls"] = False
+    [begin] = shared.server.model.tokenizer.encode("<")
+    for bias, reason in ((-100, "stop"), (100, "tool_calls")):
+        [choice] = shared.client().chat.completions.create(**asked, tools=tools, logit_bias={begin: bias}).choices
+        assert choice.finish_reason == reason
+        if reason == "stop":
+            assert set(json.loads(choice.message.content)) == {"city", "days"} and choice.message.tool_calls is None
+    [choice] = shared.client().chat.completions.create(**asked, tools=tools, tool_choice="required").choices
+    assert choice.finish_reason == "tool_calls"
 
 
 def test_the_official_stream_helper_tells_when_a_call_is_complete(shared):

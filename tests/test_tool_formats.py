@@ -2,25 +2,34 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import re
 
 import jsonschema
+import numpy as np
 import pytest
 
 import decodestep as ds
+from decodestep.sampling.constraint import ConstraintLogitsProcessor
 from decodestep.serving import tool_formats as formats
 from decodestep.serving.responses import Choice
 from decodestep.serving.ticket import Gain
-from decodestep.serving.tool_text import UnreadableError, grammar
+from decodestep.serving.tool_text import UnreadableError, one_call
 from decodestep.serving.tools import ToolFormat
-from test_constraint import run
+from test_constraint import END, VOCAB, run
 
 STAY = {"type": "object", "properties": {"city": {"type": "string"}, "days": {"type": "integer"}}, "required": ["city", "days"]}
 FUNCTIONS = {"stay": STAY, "time": {}}
 ARGUMENTS = {"city": "Bonn", "days": 2}
 JSON = json.dumps(ARGUMENTS)
 SEP = "<｜tool▁sep｜>"
+HIDDEN = "\x00"
+# Calls that need no mark.
+CALLS_OF_TIME = {
+    formats.BareJson: '{"name": "time", "parameters": {}}',
+    formats.Harmony: "<|channel|>commentary to=functions.time<|message|>{}",
+}
 
 # The kind, what a template of it contains, a text with calls, what the reader is told, and the calls' names.
 CASES = [
@@ -64,7 +73,7 @@ CASES = [
 @pytest.mark.parametrize(("kind", "template", "text", "told", "names"), CASES)
 def test_calls_are_read(kind, template, text, told, names):
     assert not template or formats.kind_of(template) is kind
-    format_ = ToolFormat(kind(FUNCTIONS), True, False, ())
+    format_ = ToolFormat(kind(FUNCTIONS), False, True, False, ())
     found, calls = format_.read(text)
     given = {"stay": ARGUMENTS, "time": {}}
     assert found == told
@@ -80,7 +89,7 @@ def test_calls_are_read(kind, template, text, told, names):
 def test_one_call_alone_where_no_more_are_asked_for():
     text = "".join(f'<tool_call>{{"name": "{name}", "arguments": {{}}}}</tool_call>' for name in ("time", "stay"))
     for several, names in ((True, ["time", "stay"]), (False, ["time"])):
-        _, calls = ToolFormat(formats.TaggedJson(FUNCTIONS), True, False, (), several).read(text)
+        _, calls = ToolFormat(formats.TaggedJson(FUNCTIONS), False, True, False, (), several).read(text)
         assert [call["function"]["name"] for call in calls] == names
 
 
@@ -95,11 +104,40 @@ def test_gemmas_values():
 
 @pytest.mark.parametrize("kind", dict.fromkeys(case[0] for case in CASES))
 def test_what_is_no_call_is_text(kind):
-    format_ = ToolFormat(kind(FUNCTIONS), True, False, ())
+    format_ = ToolFormat(kind(FUNCTIONS), False, True, False, ())
     begun = kind.marks[0] if kind.marks else "<|channel|>commentary to=functions.stay<|message|>"
     others = ("", "Hello {", '{"answer": 3}', '{"name": "king", "parameters": {}}', "[1, 2]")
     for text in (*others, begun + "{", begun + "[" * 9000):
         assert format_.read(text) == (text, [])
+
+
+def written(kind):
+    """The pieces of a call of `stay` with ARGUMENTS."""
+    values = iter(("Bonn", "2"))
+    for piece in kind(FUNCTIONS).call("stay", STAY):
+        if isinstance(piece, str):
+            yield piece
+        elif isinstance(piece, re.Pattern) or piece.get("type") == "integer":
+            yield next(values)
+        else:
+            key = next((key for key in piece["properties"] if key in ("arguments", "parameters")), None)
+            yield json.dumps({"name": "stay", key: ARGUMENTS}) if key else JSON
+
+
+def _byte(token):
+    return bytes([token]) if token < 256 else b""
+
+
+def accepted(grammar, text):
+    """How much of a text a grammar accepts, and whether the text may end there; HIDDEN stands for a token without text."""
+    ids = [VOCAB - 1 if byte == ord(HIDDEN) else byte for byte in text.encode()]
+    params = ds.SamplingParams(grammar=grammar)
+    processor = ConstraintLogitsProcessor(params, 0, token_bytes=_byte, vocab_size=VOCAB, ends=frozenset({END}))
+    for i in range(len(ids) + 1):
+        scores = processor(np.array([ids[:i]], np.int64), np.zeros((1, VOCAB), np.float32))[0]
+        if i == len(ids) or scores[ids[i]] < 0:
+            break
+    return text.encode()[:i].decode("utf-8", "replace"), bool(scores[END] == 0)
 
 
 @pytest.mark.parametrize("kind", dict.fromkeys(case[0] for case in CASES))
@@ -108,26 +146,66 @@ def test_a_required_call_is_one_that_is_read(kind):
     from llguidance import LLMatcher
 
     text = kind(FUNCTIONS)
-    forced = grammar([text.call(name, dict(schema)) for name, schema in FUNCTIONS.items()])
+    forced = one_call([text.call(name, dict(schema)) for name, schema in FUNCTIONS.items()])
     assert not LLMatcher.validate_grammar(LLMatcher.grammar_from_lark(forced))
-    values = iter(("Bonn", "2"))
-    filled = ""
-    for piece in text.call("stay", STAY):
-        if isinstance(piece, str):
-            filled += piece
-        elif isinstance(piece, re.Pattern) or piece.get("type") == "integer":
-            filled += next(values)
-        else:
-            key = next((key for key in piece["properties"] if key in ("arguments", "parameters")), None)
-            filled += json.dumps({"name": "stay", key: ARGUMENTS}) if key else JSON
-            next(values), next(values)
+    filled = "".join(written(kind))
     assert text.read(filled) == ("", [("stay", ARGUMENTS)])
+    assert accepted(forced, filled) == (filled, True)
+
+
+class _ControlTokens:
+    """A tokenizer with the control tokens END and HIDDEN."""
+
+    special, end_token_ids = frozenset({END, VOCAB - 1}), frozenset({END})
+
+    def token(self, token):
+        return ""
+
+
+@pytest.mark.parametrize("kind", dict.fromkeys(case[0] for case in CASES))
+def test_only_allowed_functions_are_called(kind):
+    """Text stays free; a call that begins with a mark can only be of an allowed function, and no other is read as a call."""
+    both = [{"type": "function", "function": {"name": name}} for name in FUNCTIONS]
+    format_ = ToolFormat(kind({"stay": STAY}), False, True, False, tuple(both))
+    grammar = format_.grammar(_ControlTokens(), None)
+    other = CALLS_OF_TIME.get(kind) or "".join(map(str, kind(FUNCTIONS).call("time", {})))
+    assert format_.read(f"Well. {other}")[1] == [] == format_.read(other)[1]
+    if not kind.always_marked:
+        assert grammar is None
+        return
+    text = f"W\u00e9ll{HIDDEN}.\n{{ <"
+    one = "".join(written(kind))
+    for good in ("", HIDDEN, text, text + one, f"{text}{one}\n{one}", f"{one} \n"):
+        assert accepted(grammar, good) == (good, True)
+        assert len(format_.read(good)[1]) == good.count(one)
+    for mark in kind.marks:
+        begin = one[one.index(mark) :]
+        assert accepted(grammar, text + begin) == (text + begin, True)
+        wrong, may_end = accepted(grammar, text + mark + HIDDEN)
+        assert (wrong, may_end) == (text + mark, False)
+    assert not accepted(grammar, text + other)[1]
+    alone = dataclasses.replace(format_, several=False).grammar(_ControlTokens(), None)
+    assert accepted(alone, text + one) == (text + one, True) and accepted(alone, one + one) == (one, True)
+    assert ToolFormat(kind(FUNCTIONS), False, True, False, tuple(both)).grammar(_ControlTokens(), None) is None
+
+
+@pytest.mark.parametrize("kind", dict.fromkeys(case[0] for case in CASES))
+def test_an_answer_of_a_schema_or_calls(kind):
+    """A response_format is that of an answer: the functions may be called instead."""
+    format_ = ToolFormat(kind({"stay": STAY}), False, True, False, ({"type": "function", "function": {"name": "stay"}},))
+    grammar = format_.grammar(_ControlTokens(), {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]})
+    one = "".join(written(kind))
+    for good in ('{"a": 3}', one, *([f"{one}\n{one}\n"] if kind.always_marked else [])):
+        assert accepted(grammar, good) == (good, True)
+    assert accepted(grammar, "Well.") == ("", False)
+    required = ToolFormat(kind({"stay": STAY}), True, True, False, format_.definitions).grammar(_ControlTokens(), {})
+    assert accepted(required, one) == (one, True) and accepted(required, '{"a": 3}')[1] is False
 
 
 def forced(kind, schema, rng, seed):
     """The arguments of a call that is drawn at random; None where it was cut."""
     text = kind({"f-1_": schema})
-    row = run(ds.SamplingParams(grammar=grammar([text.call("f-1_", schema)]), seed=seed, max_new_tokens=None), rng, 2000)
+    row = run(ds.SamplingParams(grammar=one_call([text.call("f-1_", schema)]), seed=seed, max_new_tokens=None), rng, 2000)
     if row.reason != "eos":
         return None
     told, [(name, arguments)] = text.read(row.text.text)
@@ -158,6 +236,16 @@ def test_forced_arguments_may_hold_what_is_like_them(kind, rng):
         jsonschema.validate(arguments, schema)
 
 
+@pytest.mark.parametrize("kind", dict.fromkeys(case[0] for case in CASES))
+def test_forced_arguments_have_what_schemas_of_other_libraries_have(kind, rng):
+    """Formats that are only annotations, as OpenAPI's, and keywords with the value that has no effect."""
+    size = {"type": "integer", "format": "int32", "minimum": 1, "maximum": 3}
+    sizes = {"type": "array", "items": size, "uniqueItems": False, "minItems": 1, "maxItems": 2}
+    schema = {"type": "object", "properties": {"size": size, "sizes": sizes}, "required": ["size", "sizes"],
+              "additionalProperties": False}  # fmt: skip
+    jsonschema.validate(forced(kind, schema, rng, 1), schema)
+
+
 @pytest.mark.parametrize("kind", [formats.TaggedArguments, formats.TaggedFunctions, formats.GemmaCalls])
 def test_a_constant_text_is_written_between_tags(kind, rng):
     for given in ({"const": "one"}, {"enum": ["one"]}):
@@ -179,7 +267,7 @@ class _Silent:
     "text", ['Sure: {"name": "time", "parameters": {}}', '{"name": "time", "parameters": {}}', "Hi \n", "a { b"]
 )
 def test_whole_and_streamed_answers_have_the_same_calls(text):
-    format_ = ToolFormat(formats.BareJson(FUNCTIONS), True, False, ())
+    format_ = ToolFormat(formats.BareJson(FUNCTIONS), False, True, False, ())
     whole, streamed = (Choice(0, True, _Silent(), format_, False) for _ in range(2))
     parts = []
     for i, character in enumerate(text):

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from decodestep.sampling.constraint import LANGUAGES
 from decodestep.sampling.params import SamplingParams
 from decodestep.serving import tools
 from decodestep.serving.errors import HttpError, refusal, unknown_field
@@ -70,7 +71,7 @@ def chat_job(model: Model, body: Mapping[str, Any], most: int) -> Job:
     require_short([message["content"] for message in conversation], most, "messages")
     require_short([json.dumps(body.get("tools"))], most, "tools")
     given = _template_variables(body)
-    format_, changes = tools.read(model, body)
+    format_ = tools.read(model, body)
     asked = body.get("tools") if format_ and format_.of_template else None
     if format_ and not format_.of_template:
         conversation = format_.told(conversation)
@@ -78,7 +79,7 @@ def chat_job(model: Model, body: Mapping[str, Any], most: int) -> Job:
         ids = model.chat_ids(conversation, tools=asked, **given)
     except UnicodeEncodeError:
         raise refusal("messages", "valid Unicode, without lone surrogates") from None
-    return _job(body, [ids], None, {**_response_format(body), **changes}, format_)
+    return _job(body, [ids], None, _constraint(model, body, format_), format_)
 
 
 def completion_job(model: Model, body: Mapping[str, Any], most: int) -> Job:
@@ -124,7 +125,7 @@ def _job(
     if len(params.stop_strings) > _MAX_STOPS or sum(map(len, params.stop_strings)) > _MAX_STOP_CHARACTERS:
         raise refusal("stop", f"at most {_MAX_STOPS} strings of {_MAX_STOP_CHARACTERS} characters in total")
     if changes:
-        constrained = [name for name in ("json_schema", "regex", "grammar") if getattr(params, name, None) is not None]
+        constrained = [name for name in LANGUAGES if getattr(params, name) is not None]
         if constrained:
             raise refusal(constrained[0], "omitted with response_format or a required tool")
         params = replace(params, **changes)
@@ -189,6 +190,16 @@ def _call(name: str, call: Any) -> dict[str, Any]:
 
 def _refuse_calls(name: str) -> NoReturn:
     raise refusal(f"{name}.tool_calls", 'a list of {"function": {"name", "arguments": JSON as text}}')
+
+
+def _constraint(model: Model, body: Mapping[str, Any], format_: tools.ToolFormat | None) -> dict[str, Any]:
+    """The constraint of a chat's response_format and tools, as a field of SamplingParams; none beside one that is given as such
+    a field, if no tool is required."""
+    answer = _response_format(body)
+    if format_ is None or (not format_.required and any(body.get(name) is not None for name in LANGUAGES)):
+        return answer
+    grammar = format_.grammar(model.tokenizer, answer.get("json_schema"))
+    return answer if grammar is None else {"grammar": grammar}
 
 
 def _response_format(body: Mapping[str, Any]) -> dict[str, Any]:

@@ -40,6 +40,7 @@ class BareJson(CallText):
     """Llama 3.1 to 3.3: the text is one or more {"name": ..., "parameters": {...}}, optionally after <|python_tag|>."""
 
     marks = ("<|python_tag|>",)
+    always_marked = False
     spelled = ("<|python_tag|>",)
 
     def free(self, text: str) -> int:
@@ -235,6 +236,7 @@ class GemmaCalls(CallText):
 class Harmony(CallText):
     """gpt-oss: messages in channels; a message to functions.name is a call, others in final or commentary are the answer."""
 
+    always_marked = False
     spelled = ("<|start|>", "<|channel|>", "<|message|>", "<|constrain|>", "<|end|>", "<|call|>")
     _MESSAGE = re.compile(r"([^<]*)<\|channel\|>(.*?)<\|message\|>(.*?)(?=<\|(?:end|call|return|start)\|>|$)", re.DOTALL)
     _TO = re.compile(r"to=functions\.([\w-]+)")

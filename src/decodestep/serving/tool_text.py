@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from decodestep.sampling.constraint import JSON_FORM
+from decodestep.sampling.json_schema import checked, enforceable
 
 Calls = list[tuple[str, Any]]  # the name and the arguments of each
 Functions = Mapping[str, Mapping[str, Any]]  # the JSON schema of each function's arguments
-# The parts of a constrained text: literal text, JSON that matches a schema, or a regular expression.
+# The parts of a constrained text: literal text, JSON that matches a schema, or a regular expression with literal text after it.
 Pieces = list[str | dict[str, Any] | re.Pattern[str]]
+_SPACE = r"SPACE: /\s{0,2}/"  # after a call; without a limit a row at a high temperature might write nothing else
 
 
 class UnreadableError(ValueError):
@@ -23,10 +25,12 @@ class UnreadableError(ValueError):
 class CallText(ABC):
     """A format of function calls. functions: those that may be called.
 
-    marks: strings that begin a call, anywhere in the text. spelled: the names of the control tokens that calls contain.
+    marks: strings that begin a call, anywhere in the text. always_marked: whether nothing else begins one, and `call` contains
+    all of them. spelled: the names of the control tokens that calls contain.
     """
 
     marks: tuple[str, ...] = ()
+    always_marked: bool = True
     spelled: tuple[str, ...] = ()
 
     def __init__(self, functions: Functions) -> None:
@@ -57,23 +61,65 @@ class CallText(ABC):
         """The whole text of one call."""
 
 
-def grammar(texts: list[Pieces]) -> str:
+def one_call(texts: list[Pieces]) -> str:
     """The Lark grammar that accepts any one of the texts."""
-    rules = [f"start: {' | '.join(f'text{i}' for i in range(len(texts)))}"]
+    return "\n".join(["start: call", *_any_of("call", texts)]) + "\n"
+
+
+def answer_or_calls(texts: list[Pieces], answer: dict[str, Any], *, several: bool) -> str:
+    """The Lark grammar that accepts JSON of a schema, or one or several of the texts."""
+    start = "answer | call (SPACE call)* SPACE" if several else "answer | call"
+    return "\n".join([f"start: {start}", _SPACE, _json_rule("answer", answer), *_any_of("call", texts)]) + "\n"
+
+
+def text_or_calls(texts: list[Pieces], marks: tuple[str, ...], hidden: Iterable[int], *, several: bool) -> str:
+    """The Lark grammar of any text, and one or several calls at its end: a mark begins one of the texts, which have all marks.
+
+    hidden: the tokens without text, which may occur before the calls.
+    """
+    rules = [r"TEXT: /(.|\n)*/", _SPACE]
+    for i, mark in enumerate(marks):
+        rules += [f"opening{i}[lazy]: TEXT {_quoted(mark)}", f"AGAIN{i}: SPACE {_quoted(mark)}"]
+        rules += _any_of(f"call{i}", [_after(mark, pieces) for pieces in texts])
+    first, more = (" | ".join(f"{begin}{i} call{i}" for i in range(len(marks))) for begin in ("opening", "AGAIN"))
+    calls = f"({first}) ({more})* SPACE" if several else first
+    ids = ",".join(map(str, hidden))
+    free = f"(TEXT <[{ids}]>)* " if ids else ""
+    return "\n".join([f"start: {free}(TEXT | {calls})", *rules]) + "\n"
+
+
+def _any_of(name: str, texts: list[Pieces]) -> list[str]:
+    """The rules of a name that stands for any one of the texts."""
+    rules = [f"{name}: {' | '.join(f'{name}_{i}' for i in range(len(texts)))}"]
     for i, pieces in enumerate(texts):
         names = []
         for j, piece in enumerate(pieces):
-            if isinstance(piece, str):
-                names.append(json.dumps(piece, ensure_ascii=False))
-                continue
             if isinstance(piece, re.Pattern):
-                names.append(f"PIECE{i}_{j}")
-                rules.append(f"{names[-1]}: /{piece.pattern}/")
-            else:
-                names.append(f"piece{i}_{j}")
-                rules.append(f"{names[-1]}: %json {json.dumps({**piece, 'x-guidance': JSON_FORM})}")
-        rules.append(f"text{i}: {' '.join(names)}")
-    return "\n".join(rules) + "\n"
+                # One terminal with the literal after it: alone it would also match how the literal begins.
+                names.append(f"{name}_{i}_{j}".upper())
+                rules.append(f"{names[-1]}: /{piece.pattern}/ {_quoted(pieces[j + 1])}")
+            elif isinstance(piece, dict):
+                names.append(f"{name}_{i}_{j}")
+                rules.append(_json_rule(names[-1], piece))
+            elif not (j and isinstance(pieces[j - 1], re.Pattern)):
+                names.append(_quoted(piece))
+        rules.append(f"{name}_{i}: {' '.join(names)}")
+    return rules
+
+
+def _json_rule(name: str, schema: dict[str, Any]) -> str:
+    return f"{name}: %json {enforceable(checked(json.dumps({**schema, 'x-guidance': JSON_FORM})))}"
+
+
+def _quoted(text: Any) -> str:
+    return json.dumps(text, ensure_ascii=False)
+
+
+def _after(mark: str, pieces: Pieces) -> Pieces:
+    """What follows a mark in the text of a call."""
+    first, *rest = pieces
+    assert isinstance(first, str)
+    return [first.partition(mark)[2], *rest]
 
 
 def loaded(text: str) -> Any:

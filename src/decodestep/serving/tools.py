@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 from decodestep.serving.errors import refusal
 from decodestep.serving.tool_formats import TaggedJson, kind_of
-from decodestep.serving.tool_text import CallText, UnreadableError, grammar
+from decodestep.serving.tool_text import CallText, UnreadableError, answer_or_calls, one_call, text_or_calls
 
 if TYPE_CHECKING:
     from decodestep.models import Model
+    from decodestep.models.tokenizer import Tokenizer
 
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
+_NAMED = '{"type": "function", "function": {"name": one of the tools}}'
 _NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
 _TELLS = re.compile(r"{[%{][^}]*\btools\b")  # matches templates that describe the tools
 _TOLD = """\
@@ -32,12 +34,14 @@ For a call, answer with its name and arguments as JSON:
 class ToolFormat:
     """The format of a request's tool calls.
 
-    text: the format. of_template: whether the chat template describes the tools to the model; otherwise a system message does.
-    as_text: whether calls and results in the conversation are written as text, for a template that supports neither.
-    definitions: as the request gave them. several: whether a message may have more than one call.
+    text: the format, with the functions that may be called. required: whether one must be. of_template: whether the chat
+    template describes the tools to the model; otherwise a system message does. as_text: whether calls and results in the
+    conversation are written as text, for a template that supports neither. definitions: of all functions, as the request gave
+    them. several: whether a message may have more than one call.
     """
 
     text: CallText
+    required: bool
     of_template: bool
     as_text: bool
     definitions: tuple[Any, ...]
@@ -66,10 +70,23 @@ class ToolFormat:
             found.append({"id": f"call_{secrets.token_hex(12)}", "type": "function", "function": given})
         return told, found
 
-    def grammar(self, only: str | None = None) -> str:
-        """The grammar of one call, of any function or only of the named one."""
-        chosen = [name for name in self.text.functions if only in (None, name)]
-        return grammar([self.text.call(name, dict(self.text.functions[name])) for name in chosen])
+    def grammar(self, tokenizer: Tokenizer, answer: dict[str, Any] | None) -> str | None:
+        """The grammar of the response; None if it is any text.
+
+        answer: the JSON schema of a response that is no call. If only some of the functions may be called, and the format's
+        calls do not always begin with a mark, any text is left to `read`.
+        """
+        marks = self.text.marks if self.text.always_marked else ()
+        excluding = len(self.text.functions) < len({tool["function"]["name"] for tool in self.definitions})
+        if not (self.required or answer is not None or (excluding and marks)):
+            return None
+        texts = [self.text.call(name, dict(schema)) for name, schema in self.text.functions.items()]
+        if self.required:
+            return one_call(texts)
+        if answer is not None:
+            return answer_or_calls(texts, answer, several=bool(marks) and self.several)
+        shown = tokenizer.end_token_ids | {i for i in tokenizer.special if tokenizer.token(i) in self.text.spelled}
+        return text_or_calls(texts, marks, sorted(tokenizer.special - shown), several=self.several)
 
     def _as_text(self, message: dict[str, Any]) -> dict[str, Any]:
         """A message in a form for templates without tools."""
@@ -81,33 +98,52 @@ class ToolFormat:
         return {**kept, "content": "\n".join(filter(None, (message["content"], *texts)))}
 
 
-def read(model: Model, body: Mapping[str, Any]) -> tuple[ToolFormat | None, dict[str, Any]]:
-    """The format of a request's tools, and the changes that tool_choice makes to the params."""
+def read(model: Model, body: Mapping[str, Any]) -> ToolFormat | None:
+    """The format of a request's tools; None without tools, or if none may be called."""
     definitions, choice = body.get("tools"), body.get("tool_choice")
     if not isinstance(body.get("parallel_tool_calls"), bool | None):
         raise refusal("parallel_tool_calls", "a bool")
     if not definitions:
         if choice not in (None, "none", "auto"):
             raise refusal("tool_choice", "none or auto without tools")
-        return None, {}
+        return None
     names = _names(definitions)
     if choice == "none":
-        return None, {}
+        return None
+    chosen, required = _choice(choice, names)
     template = model.template.text(tools=True)
     kind = kind_of(template)
     given = [tool["function"].get("parameters") or _NO_PARAMETERS for tool in definitions]
-    schemas = dict(zip(names, given, strict=True))
+    schemas = {name: schema for name, schema in zip(names, given, strict=True) if name in chosen}
     tells = kind is not None and _TELLS.search(template) is not None
     several = body.get("parallel_tool_calls") is not False
-    format_ = ToolFormat((kind or TaggedJson)(schemas), tells, kind is None, tuple(definitions), several)
-    if choice in (None, "auto"):
-        return format_, {}
-    if choice == "required":
-        return format_, {"grammar": format_.grammar()}
-    function = choice.get("function") if isinstance(choice, dict) else None
+    return ToolFormat((kind or TaggedJson)(schemas), required, tells, kind is None, tuple(definitions), several)
+
+
+def _choice(choice: Any, names: list[str]) -> tuple[list[str], bool]:
+    """The names of the functions that may be called, and whether one must be."""
+    if choice in (None, "auto", "required"):
+        return names, choice == "required"
+    if not isinstance(choice, dict) or choice.get("type") != "allowed_tools":
+        rule = f"none, auto, required, {_NAMED} or of type allowed_tools"
+        return [_name(choice, names, "tool_choice", rule)], True
+    allowed = choice.get("allowed_tools")
+    mode, tools = (allowed.get("mode"), allowed.get("tools")) if isinstance(allowed, dict) else (None, None)
+    if mode not in ("auto", "required"):
+        raise refusal("tool_choice.allowed_tools.mode", "auto or required")
+    field, rule = "tool_choice.allowed_tools.tools", f"a non-empty list of {_NAMED}"
+    allowed_names = [_name(tool, names, field, rule) for tool in _as_list(tools)]
+    if not allowed_names:
+        raise refusal(field, rule)
+    return allowed_names, mode == "required"
+
+
+def _name(tool: Any, names: list[str], field: str, rule: str) -> str:
+    """The name of a function that a choice names."""
+    function = tool.get("function") if isinstance(tool, dict) else None
     if not isinstance(function, dict) or function.get("name") not in names:
-        raise refusal("tool_choice", 'none, auto, required or {"type": "function", "function": {"name": one of the tools}}')
-    return format_, {"grammar": format_.grammar(function["name"])}
+        raise refusal(field, rule)
+    return str(function["name"])
 
 
 def _names(definitions: Any) -> list[str]:
