@@ -443,6 +443,35 @@ def test_a_client_that_vanishes_frees_its_rows_and_nobody_else_notices(running, 
     stays.close()
 
 
+def counted(running):
+    """The server's counters, by name and labels."""
+    lines = running.send("/metrics", None, "GET")[1].decode().splitlines()
+    return {name: float(value) for line in lines if line[0] != "#" for name, value in [line.rsplit(" ", 1)]}
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_metrics_and_log_tell_of_a_client_that_vanished(running, stream, caplog):
+    caplog.set_level("INFO")
+    body = {"prompt": "ab", "stream": stream, "ignore_eos": True, "max_tokens": 390, "n": 2}
+    client = post(running.port, json.dumps(body).encode())
+    wait_until(lambda: running.server.engine.passes > 3)
+    client.close()
+    wait_until(lambda: running.server.engine.live == 0)
+    wait_until(lambda: "ended_by" in caplog.text)
+    found = counted(running)
+    entry = json.loads(caplog.messages[-1])
+    assert found["decodestep_prompt_tokens_total"] == entry["prompt_tokens"] == 2
+    assert found["decodestep_completion_tokens_total"] == entry["completion_tokens"] > 3
+    ended = {reason: entry["ended_by"].count(reason) for reason in entry["ended_by"]}
+    assert {reason: found[f'decodestep_completions_total{{reason="{reason}"}}'] for reason in ended} == ended
+
+
+def test_metrics_count_what_is_sent_at_once(running):
+    data = b'{"prompt": "ab", "stream": true, "ignore_eos": true, "max_tokens": 5, "n": 6}'
+    running.send("/v1/completions", data)
+    assert counted(running)['decodestep_completions_total{reason="length"}'] == 6
+
+
 def test_a_client_that_vanishes_while_it_sends_is_no_failure_of_the_server(running, caplog):
     client = socket.create_connection(("127.0.0.1", running.port))
     client.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: 99\r\n\r\n{")

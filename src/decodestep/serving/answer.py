@@ -7,6 +7,7 @@ import json
 import logging
 import time
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -40,6 +41,7 @@ class Answer:
         self._tickets: list[Ticket] = []
         self._chat = chat
         self._choices: list[Choice] = []
+        self._running = 0  # how many of them have not ended
 
     def begin(self) -> None:
         """Submits the prompts to the engine. Raises as `Engine.submit` does, after cancelling those already submitted."""
@@ -59,19 +61,30 @@ class Answer:
         tokenizer, logprobs = self._engine.model.tokenizer, params.logprobs is not None
         made = count * len(self._tickets)
         self._choices = [Choice(i, self._chat, tokenizer, self._job.tools, logprobs) for i in range(made)]
+        self._running = made
 
     def cancel(self) -> None:
         for ticket in self._tickets:
             if not ticket.done:
                 ticket.cancel()
 
-    async def whole(self) -> dict[str, Any]:
-        """The response, once all rows have ended. Raises HttpError if a row has failed."""
-        running = len(self._choices)
-        while running:
+    async def close(self) -> None:
+        """Ends the rows that still run, as nobody reads them. The metrics and the log tell of them too."""
+        if not self._running:
+            return
+        self.cancel()
+        while self._running:
             index, gain = await self._next()
             self._choices[index].take(gain)
-            running -= bool(gain.reason)
+        self._finished()
+        with suppress(HttpError):
+            self._raise_failure()
+
+    async def whole(self) -> dict[str, Any]:
+        """The response, once all rows have ended. Raises HttpError if a row has failed."""
+        while self._running:
+            index, gain = await self._next()
+            self._choices[index].take(gain)
         self._finished()
         self._raise_failure()
         return self._envelope.whole([choice.whole(self._seed(choice.index)) for choice in self._choices], self._usage())
@@ -80,19 +93,18 @@ class Answer:
         """The server-sent events; gains that are already queued are sent together."""
         if self._chat:
             yield b"".join(self._event([choice.first()]) for choice in self._choices)
-        running = len(self._choices)
-        while running:
+        while self._running:
             gains = [await self._next()]
             while not self._gains.empty():
-                gains.append(self._gains.get_nowait())
+                gains.append(await self._next())
             parts = []
             for index, gain in gains:
-                running -= bool(gain.reason)
                 choices = self._choices[index].chunk(gain, self._seed(index) if gain.reason else None)
                 parts += [self._event([choice]) for choice in choices]
+            if not self._running:
+                self._finished()
             if parts:
                 yield b"".join(parts)
-        self._finished()
         try:
             self._raise_failure()
         except HttpError as error:
@@ -106,6 +118,7 @@ class Answer:
             self._first = time.monotonic() - self._started
             self._metrics.first.observe(self._first)
         if found[1].reason:
+            self._running -= 1
             self._metrics.ended.labels(found[1].reason).inc()
         return found
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
 
 from starlette.responses import Response
@@ -18,14 +18,14 @@ SEND_SECONDS = 60.0  # how long a client may stop reading
 class EventStream(Response):
     """A response that streams the events of an iterator, as bytes; an item may hold several events.
 
-    left: called if the client has disconnected or stopped reading, or if the stream has failed.
+    close: awaited at the end, also if the client has disconnected or stopped reading, or if the stream has failed.
     """
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncIterator[bytes], left: Callable[[], None]) -> None:
+    def __init__(self, events: AsyncIterator[bytes], close: Callable[[], Awaitable[None]]) -> None:
         self.status_code, self.background, self.body = 200, None, b""
-        self._events, self._left = events, left
+        self._events, self._close = events, close
         self._sending: float | None = time.monotonic()  # when the current send began; None between sends
         self.init_headers({"cache-control": "no-cache", "x-accel-buffering": "no"})
         self.raw_headers = [pair for pair in self.raw_headers if pair[0] != b"content-length"]
@@ -38,12 +38,11 @@ class EventStream(Response):
             while not (ended or self._unread_for() > SEND_SECONDS):
                 ended, _ = await asyncio.wait((writing, leaving), timeout=SEND_SECONDS / 4, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            if not writing.done() or writing.cancelled() or writing.exception() is not None:
-                self._left()
             for task in (writing, leaving):
                 task.cancel()
                 with suppress(BaseException):
                     await task
+            await self._close()
         if not writing.cancelled() and (error := writing.exception()) is not None:
             _LOG.error("a stream failed", exc_info=error)
 

@@ -170,7 +170,7 @@ class Server:
         body = await self._body(request)
         answer = await self._in_worker(self._begin, chat, body, request.url.path)
         if body.get("stream"):
-            return EventStream(answer.events(), answer.cancel)
+            return EventStream(answer.events(), answer.close)
         done, left = asyncio.ensure_future(answer.whole()), asyncio.ensure_future(until_left(request.receive))
         try:
             await asyncio.wait((done, left), return_when=asyncio.FIRST_COMPLETED)
@@ -178,9 +178,9 @@ class Server:
                 raise HttpError(499, "the client has disconnected", code="cancelled")
             return _Json(await done)
         finally:
-            answer.cancel()
             done.cancel()
             left.cancel()
+            await answer.close()
             del done  # which holds the exception, whose frames hold this one
 
     def _begin(self, chat: bool, body: dict[str, Any], route: str) -> Answer:
