@@ -5,12 +5,14 @@ from __future__ import annotations
 import dataclasses
 import json
 import re
+from pathlib import Path
 
 import jsonschema
 import numpy as np
 import pytest
 
 import decodestep as ds
+from decodestep.models.chat import ChatTemplate
 from decodestep.sampling.constraint import ConstraintLogitsProcessor
 from decodestep.serving import tool_formats as formats
 from decodestep.serving.responses import Choice
@@ -91,6 +93,25 @@ def test_one_call_alone_where_no_more_are_asked_for():
     for several, names in ((True, ["time", "stay"]), (False, ["time"])):
         _, calls = ToolFormat(formats.TaggedJson(FUNCTIONS), False, True, False, (), several).read(text)
         assert [call["function"]["name"] for call in calls] == names
+
+
+PUBLISHED = {formats.MistralList: "mistral_v3.jinja", formats.KimiSection: "kimi_k2.jinja"}
+
+
+@pytest.mark.parametrize("kind", PUBLISHED)
+def test_calls_come_back_with_ids_that_the_template_accepts(kind):
+    source = (Path(__file__).parent / "chat_templates" / "formats" / PUBLISHED[kind]).read_text()
+    assert formats.kind_of(source) is kind
+    [_, _, text, *_] = next(case for case in CASES if case[0] is kind)
+    _, calls = ToolFormat(kind(FUNCTIONS), False, True, False, (), earlier=3).read(text)
+    assert len({call["id"] for call in calls}) == 2
+    given = [{**call, "function": {**call["function"], "arguments": {}}} for call in calls]
+    messages = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "", "tool_calls": given},
+                *({"role": "tool", "tool_call_id": call["id"], "content": "sunny"} for call in calls)]  # fmt: skip
+    special = {"bos_token": "<s>", "eos_token": "</s>"}
+    told = ChatTemplate({}, source).render(messages, None, None, {"add_generation_prompt": True}, special)
+    assert all(call["id"] in told for call in calls)
+    assert kind is not formats.KimiSection or [call["id"] for call in calls] == ["functions.stay:3", "functions.time:4"]
 
 
 def test_gemmas_values():

@@ -71,7 +71,7 @@ def chat_job(model: Model, body: Mapping[str, Any], most: int) -> Job:
     require_short([message["content"] for message in conversation], most, "messages")
     require_short([json.dumps(body.get("tools"))], most, "tools")
     given = _template_variables(body)
-    format_ = tools.read(model, body)
+    format_ = tools.read(model, body, conversation)
     asked = body.get("tools") if format_ and format_.of_template else None
     if format_ and not format_.of_template:
         conversation = format_.told(conversation)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import secrets
 from collections.abc import Iterator
 from typing import Any
 
@@ -81,6 +82,9 @@ class MistralList(CallText):
             for item in listed if isinstance(listed, list) else [listed]:
                 yield of_object(item)
 
+    def new_id(self, name: str, number: int) -> str:
+        return secrets.token_hex(5)[:9]  # templates refuse ids that are not of nine letters and digits
+
     def call(self, name: str, schema: dict[str, Any]) -> Pieces:
         return ["[TOOL_CALLS][", object_of(name, "arguments", schema), "]"]
 
@@ -125,6 +129,9 @@ class KimiSection(DeepSeek):
     marks = ("<|tool_calls_section_begin|>", "<|tool_call_begin|>")
     spelled = (*marks, "<|tool_call_argument_begin|>", "<|tool_call_end|>", "<|tool_calls_section_end|>")
     _NAMED = re.compile(r"\s*(?:functions\.)?([\w-]+)(?::\d+)?\s*<\|tool_call_argument_begin\|>\s*(?=\{)")
+
+    def new_id(self, name: str, number: int) -> str:
+        return f"functions.{name}:{number}"  # written into the prompt in place of the name
 
     def call(self, name: str, schema: dict[str, Any]) -> Pieces:
         begin, end = "".join(self.marks), "<|tool_call_end|><|tool_calls_section_end|>"

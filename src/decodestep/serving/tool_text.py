@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -51,6 +52,10 @@ class CallText(ABC):
         if at < len(text) and not calls:
             raise UnreadableError
         return text[:at].rstrip(), calls
+
+    def new_id(self, name: str, number: int) -> str:
+        """An id that the chat template accepts when the call comes back. number: of the calls before it in the conversation."""
+        return f"call_{secrets.token_hex(12)}"
 
     @abstractmethod
     def calls(self, text: str) -> Iterator[tuple[str, Any]]:

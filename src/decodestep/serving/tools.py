@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -37,7 +36,7 @@ class ToolFormat:
     text: the format, with the functions that may be called. required: whether one must be. of_template: whether the chat
     template describes the tools to the model; otherwise a system message does. as_text: whether calls and results in the
     conversation are written as text, for a template that supports neither. definitions: of all functions, as the request gave
-    them. several: whether a message may have more than one call.
+    them. several: whether a message may have more than one call. earlier: the number of calls in the conversation.
     """
 
     text: CallText
@@ -46,6 +45,7 @@ class ToolFormat:
     as_text: bool
     definitions: tuple[Any, ...]
     several: bool = True
+    earlier: int = 0
 
     def told(self, conversation: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """The conversation with the functions described in its system message."""
@@ -65,9 +65,9 @@ class ToolFormat:
         if not all(name in self.text.functions for name, _ in calls):
             return text, []
         found = []
-        for name, arguments in calls if self.several else calls[:1]:
+        for number, (name, arguments) in enumerate(calls if self.several else calls[:1], self.earlier):
             given = {"name": name, "arguments": json.dumps(arguments, ensure_ascii=False)}
-            found.append({"id": f"call_{secrets.token_hex(12)}", "type": "function", "function": given})
+            found.append({"id": self.text.new_id(name, number), "type": "function", "function": given})
         return told, found
 
     def grammar(self, tokenizer: Tokenizer, answer: dict[str, Any] | None) -> str | None:
@@ -98,8 +98,8 @@ class ToolFormat:
         return {**kept, "content": "\n".join(filter(None, (message["content"], *texts)))}
 
 
-def read(model: Model, body: Mapping[str, Any]) -> ToolFormat | None:
-    """The format of a request's tools; None without tools, or if none may be called."""
+def read(model: Model, body: Mapping[str, Any], conversation: list[dict[str, Any]]) -> ToolFormat | None:
+    """The format of a request's tools; None without tools, or if none may be called. conversation: its parsed messages."""
     definitions, choice = body.get("tools"), body.get("tool_choice")
     if not isinstance(body.get("parallel_tool_calls"), bool | None):
         raise refusal("parallel_tool_calls", "a bool")
@@ -117,7 +117,8 @@ def read(model: Model, body: Mapping[str, Any]) -> ToolFormat | None:
     schemas = {name: schema for name, schema in zip(names, given, strict=True) if name in chosen}
     tells = kind is not None and _TELLS.search(template) is not None
     several = body.get("parallel_tool_calls") is not False
-    return ToolFormat((kind or TaggedJson)(schemas), required, tells, kind is None, tuple(definitions), several)
+    earlier = sum(len(message.get("tool_calls") or ()) for message in conversation)
+    return ToolFormat((kind or TaggedJson)(schemas), required, tells, kind is None, tuple(definitions), several, earlier)
 
 
 def _choice(choice: Any, names: list[str]) -> tuple[list[str], bool]:
