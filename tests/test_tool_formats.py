@@ -95,6 +95,21 @@ def test_one_call_alone_where_no_more_are_asked_for():
         assert [call["function"]["name"] for call in calls] == names
 
 
+def test_results_are_one_turn_of_a_template_without_tools():
+    """Gemma 3's refuses two messages of a user in a row."""
+    source = (Path(__file__).parent / "chat_templates" / "formats" / "gemma3.jinja").read_text()
+    assert formats.kind_of(source) is None
+    format_ = ToolFormat(formats.TaggedJson(FUNCTIONS), False, False, True, ())
+    calls = [{"function": {"name": name, "arguments": {}}} for name in FUNCTIONS]
+    messages = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "", "tool_calls": calls},
+                {"role": "tool", "content": "sunny"}, {"role": "tool", "content": "noon"}]  # fmt: skip
+    for more in ([], [{"role": "user", "content": "Which?"}]):
+        told = format_.told([*messages, *more])
+        text = ChatTemplate({}, source).render(told, None, None, {"add_generation_prompt": True}, {"bos_token": "<s>"})
+        expected = "<tool_response>\nsunny\n</tool_response>\n<tool_response>\nnoon\n</tool_response>"
+        assert "\n".join([expected, *(message["content"] for message in more)]) in text
+
+
 PUBLISHED = {formats.MistralList: "mistral_v3.jinja", formats.KimiSection: "kimi_k2.jinja"}
 
 

@@ -51,7 +51,7 @@ class ToolFormat:
         """The conversation with the functions described in its system message."""
         tools = "\n".join(json.dumps(tool) for tool in self.definitions)
         text = _TOLD.format(tools=tools, example=_written(self.text.call("<name>", {}), "<arguments>"))
-        usual = [self._as_text(message) for message in conversation] if self.as_text else conversation
+        usual = self._in_turns(conversation) if self.as_text else conversation
         if usual and usual[0]["role"] == "system":
             return [{**usual[0], "content": f"{usual[0]['content']}\n\n{text}"}, *usual[1:]]
         return [{"role": "system", "content": text}, *usual]
@@ -87,6 +87,20 @@ class ToolFormat:
             return answer_or_calls(texts, answer, several=bool(marks) and self.several)
         shown = tokenizer.end_token_ids | {i for i in tokenizer.special if tokenizer.token(i) in self.text.spelled}
         return text_or_calls(texts, marks, sorted(tokenizer.special - shown), several=self.several)
+
+    def _in_turns(self, conversation: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """The conversation for templates without tools. Some want users and assistants to take turns: results that follow each
+        other, and a user's message after them, are one message."""
+        found: list[dict[str, Any]] = []
+        result = False  # whether the last message is one
+        for message in conversation:
+            text = self._as_text(message)
+            if result and text["role"] == "user":
+                found[-1] = {**text, "content": f"{found[-1]['content']}\n{text['content']}"}
+            else:
+                found.append(text)
+            result = message["role"] == "tool"
+        return found
 
     def _as_text(self, message: dict[str, Any]) -> dict[str, Any]:
         """A message in a form for templates without tools."""
