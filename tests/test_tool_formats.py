@@ -129,6 +129,20 @@ def test_calls_come_back_with_ids_that_the_template_accepts(kind):
     assert kind is not formats.KimiSection or [call["id"] for call in calls] == ["functions.stay:3", "functions.time:4"]
 
 
+@pytest.mark.parametrize("kind", [formats.TaggedJson, formats.BareJson, formats.MistralList, formats.CohereActions])
+@pytest.mark.parametrize(
+    ("written", "read"),
+    [("null", {}), ('""', {}), ('"{\\"days\\": 2}"', {"days": 2}), ("3", None), ("[1]", None), ('"Bonn"', None), ('"3"', None)],
+)
+def test_arguments_are_an_object(kind, written, read):
+    """Clients parse the arguments and take them as keywords."""
+    begin = "" if kind is formats.BareJson else kind.marks[0]
+    key = "tool_name" if kind is formats.CohereActions else "name"
+    text = f'{begin}{{"{key}": "time", "parameters": {written}}}'
+    _, calls = ToolFormat(kind(FUNCTIONS), False, True, False, ()).read(text)
+    assert [json.loads(call["function"]["arguments"]) for call in calls] == ([] if read is None else [read])
+
+
 def test_gemmas_values():
     text = """<|tool_call>call:time{a:[<|"|>x, }<|"|>,"y",1.5,true,null],b:{c:{},d:[]},e:plain}<tool_call|>"""
     [(name, arguments)] = formats.GemmaCalls(FUNCTIONS).calls(text)

@@ -13,6 +13,7 @@ from decodestep.serving.tool_text import (
     Pieces,
     UnreadableError,
     all_json,
+    arguments_in,
     first_json,
     loaded,
     needed,
@@ -150,7 +151,7 @@ class CohereActions(CallText):
             for item in listed if isinstance(listed, list) else [listed]:
                 if not isinstance(item, dict) or not isinstance(item.get("tool_name"), str):
                     raise UnreadableError
-                yield item["tool_name"], item.get("parameters", {})
+                yield item["tool_name"], arguments_in(item)
 
     def call(self, name: str, schema: dict[str, Any]) -> Pieces:
         begin = f'<|START_ACTION|>[\n    {{"tool_call_id": "0", "tool_name": "{name}", "parameters": '

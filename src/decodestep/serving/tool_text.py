@@ -153,7 +153,14 @@ def all_json(text: str) -> Any:
 def of_object(found: Any) -> tuple[str, Any]:
     if not isinstance(found, dict) or not isinstance(found.get("name"), str):
         raise UnreadableError
-    return found["name"], found.get("arguments", found.get("parameters", {}))
+    return found["name"], arguments_in(found)
+
+
+def arguments_in(found: Mapping[str, Any]) -> Any:
+    arguments = found.get("arguments", found.get("parameters"))
+    if isinstance(arguments, str) and arguments:  # some models write them as in OpenAI's responses
+        arguments = loaded(arguments)
+    return {} if arguments in (None, "") else arguments
 
 
 def object_of(name: str, key: str, schema: dict[str, Any]) -> dict[str, Any]:

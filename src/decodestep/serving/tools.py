@@ -62,7 +62,7 @@ class ToolFormat:
             told, calls = self.text.read(text)
         except UnreadableError:
             return text, []
-        if not all(name in self.text.functions for name, _ in calls):
+        if not all(name in self.text.functions and isinstance(arguments, dict) for name, arguments in calls):
             return text, []
         found = []
         for number, (name, arguments) in enumerate(calls if self.several else calls[:1], self.earlier):
