@@ -297,6 +297,12 @@ def test_forced_arguments_have_what_schemas_of_other_libraries_have(kind, rng):
 
 
 @pytest.mark.parametrize("kind", [formats.TaggedArguments, formats.TaggedFunctions, formats.GemmaCalls])
+def test_names_of_arguments_that_are_no_names_are_left_out(kind, rng):
+    schema = {"type": "object", "properties": {"key": {"const": "one"}, "more": {}}, "required": [["key"], {}, "key", "other"]}
+    assert forced(kind, schema, rng, 1) == {"key": "one"}
+
+
+@pytest.mark.parametrize("kind", [formats.TaggedArguments, formats.TaggedFunctions, formats.GemmaCalls])
 def test_a_constant_text_is_written_between_tags(kind, rng):
     for given in ({"const": "one"}, {"enum": ["one"]}):
         schema = {"type": "object", "properties": {"key": {"type": "string", **given}}, "required": ["key"]}

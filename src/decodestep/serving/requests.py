@@ -163,13 +163,16 @@ def _message(index: int, message: Any) -> dict[str, Any]:
     taken = {**message, "content": content or ""}
     if message["role"] == "developer":
         taken["role"] = "system"
-    if calls is not None:
+    if calls == []:
+        del taken["tool_calls"]  # templates write the beginning of a call if there is a list
+    elif calls is not None:
         taken["tool_calls"] = [_call(name, call) for call in calls] if isinstance(calls, list) else _refuse_calls(name)
     return taken
 
 
 def _part(name: str, part: Any) -> str:
-    text = part.get("text") if isinstance(part, dict) and part.get("type") == "text" else None
+    kind = part.get("type") if isinstance(part, dict) else None
+    text = part.get(kind) if kind in ("text", "refusal") else None
     if not isinstance(text, str):
         raise refusal(f"{name}.content", "a string or a list of text parts; other parts are not supported")
     return text

@@ -178,7 +178,7 @@ def properties(schema: Mapping[str, Any]) -> Mapping[str, Any]:
 def needed(schema: Mapping[str, Any]) -> list[tuple[str, dict[str, Any]]]:
     """The arguments of a constrained call: the required ones, or all if the schema does not say."""
     known, required = properties(schema), schema.get("required")
-    names = [name for name in required if name in known] if isinstance(required, list) else list(known)
+    names = [name for name in known if name in required] if isinstance(required, list) else list(known)
     shared = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
     return [(name, {**known[name], **shared} if isinstance(known[name], dict) else {}) for name in names]
 
