@@ -59,8 +59,8 @@ def decoder_forward(
     weights: a `DecoderWeights`: L layers of He, N query heads, G key-value heads, heads of D, a vocabulary of V.
     token_ids: (T,) integers in [0, V).
     sequence: (T,) integers in [0, B): the row of page_table of each token.
-    positions: (T,) integers in [0, P) and [0, 16 * M): the place of each token in its sequence. Every position of a sequence
-        before a token's own must be in the cache, or come earlier in the same call.
+    positions: (T,) integers in [0, P) and [0, 16 * M): the place of each token in its sequence, which no other token of the
+        call has. Every position of a sequence before a token's own must be in the cache, or be a token's of the same call.
     sin, cos: (P, D / 2), with latent attention (P, Dr / 2): the rotation of pair i of a head at each position; or (R, P,
         D / 2), one for each `rope` of the layers. float32; or float64, in which "reference" then computes.
     keys: (slabs, L, G, S, D / 2, 16, 2), or for one slab (L, G, S, D / 2, 16, 2); bfloat16, C order, written in place. A
@@ -87,7 +87,7 @@ def decoder_forward(
 
     Causality: a token attends only to positions 0 to its own of its own sequence. The contents of other positions of a page,
     NaN included, have no effect on it, and a call writes only at its tokens' positions. So pages may be recycled without
-    clearing, full pages may be shared by sequences, and positions may be rewritten in any order.
+    clearing, full pages may be shared by sequences, and later calls may write positions again in any order.
     Rounding: activations are quantised if the weight's format requires it (`linear`). Keys and values are of the
     cache's type; where that is bfloat16, so are queries and weights e^(score - maximum) of grouped-query attention. With
     latents in bytes queries for them are int16, and so are the weights of positions 64i to 64i + 63 times their scales: each

@@ -68,6 +68,7 @@ def bind(
     _require_within("sequence", call.sequence, rows)
     _require_within("positions", call.positions, min(call.sin.shape[1], PAGE * table_width))
     _require_within("wanted", call.wanted, tokens[0])
+    _require_distinct_places(call)
     _check_pages(call, pages)
     return call
 
@@ -120,6 +121,15 @@ def _check_cache(call: Call) -> int:
 def _require_within(name: str, values: np.ndarray, end: int) -> None:
     if values.size and (values.min() < 0 or values.max() >= end):
         refuse(OP, name, f"in [0, {end})", f"{values.min()} to {values.max()}")
+
+
+def _require_distinct_places(call: Call) -> None:
+    """Of two tokens at one place, which one's keys and values remained would be a matter of chance."""
+    sequence, positions = (values[np.lexsort((call.positions, call.sequence))] for values in (call.sequence, call.positions))
+    twice = np.flatnonzero((np.diff(sequence) == 0) & (np.diff(positions) == 0))
+    if len(twice):
+        rule = "different for the tokens of a sequence"
+        refuse(OP, "positions", rule, f"{positions[twice[0]]} twice for sequence {sequence[twice[0]]}")
 
 
 def _check_pages(call: Call, pages: int) -> None:
