@@ -86,7 +86,7 @@ def test_bfloat16_throughout_and_strided_caches():
         on_device[i] = wide[..., 0]
     out = ds.mla_attention(*on_device, backend="triton", **options)
     assert out.dtype == torch.bfloat16
-    np.testing.assert_allclose(out.float().cpu().numpy(), want.astype(np.float32), atol=2**-7)
+    assert_close(gpu.on_host(out), want)
 
 
 def test_queries_quantised_by_head():
@@ -99,7 +99,7 @@ def test_queries_quantised_by_head():
     scales = {"dequant_scale_q_nope": factor, "quant_scale_ckv": np.full(1, 30, np.float32)}
     call = (query, args[1], kv, kr, *args[4:])
     want = ds.mla_attention(*call, backend="reference", **scales, **options)
-    np.testing.assert_allclose(attend(call, **scales, **options), want, rtol=1e-4, atol=1e-5)
+    assert_close(attend(call, **scales, **options), want)
 
 
 def test_bad_arguments_are_refused_as_on_the_cpu():
