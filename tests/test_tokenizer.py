@@ -52,6 +52,24 @@ def test_a_byte_that_the_vocabulary_lacks_is_left_out(model):
     assert all(ord(c) < 32 for c in lacking)
 
 
+@pytest.mark.parametrize(
+    ("changes", "ends"),
+    [
+        ({}, ["</s>"]),
+        ({"chat_template": "{{ m }}<|eot_id|>"}, ["</s>", "<|eot_id|>"]),
+        ({"chat_template": "{{ m }}</s>"}, ["</s>"]),
+        ({"chat_template": "{{ m }}<|eot_id|>", "eot_token_id": 0}, ["</s>", "a"]),
+    ],
+    ids=str,
+)
+def test_ends_of_turns_that_only_the_template_tells(changes, ends):
+    tokens = ["a", "</s>", "<|eot_id|>", "<|end|>"]
+    keys = {"model": "gpt2", "tokens": tokens, "merges": [], "token_type": [1, 3, 3, 3], "eos_token_id": 1}
+    template = {"tokenizer.chat_template": changes["chat_template"]} if "chat_template" in changes else {}
+    ids = {f"tokenizer.ggml.{name}": value for name, value in (keys | changes).items() if name != "chat_template"}
+    assert Tokenizer(ids | template).end_token_ids == {tokens.index(end) for end in ends}
+
+
 def test_ids_outside_the_vocabulary_add_nothing(model):
     assert model.tokenizer.token_bytes(len(model.tokenizer)) == b""
     assert model.tokenizer.token_bytes(-1) == b""

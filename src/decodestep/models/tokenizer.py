@@ -27,6 +27,7 @@ _UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 2, 3, 4, 6  # values of tokenizer.ggm
 _SPACE = "\u2581"  # SentencePiece's character for a space
 _LONG = 2**14  # characters of a text that is encoded without the GIL
 _BEFORE = ("\n", "a", "0")  # texts with which a text that follows them rarely shares a token
+_ENDS_OF_TURNS = ("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<end_of_utterance>", "<EOT>", "_<EOT>", "[EOT]")
 _BYTE_TOKEN = re.compile("<0x([0-9A-Fa-f]{2})>")
 
 # Every cut of a SentencePiece token into two may be a merge, so that long tokens cost the square of their length. Vocabularies
@@ -42,7 +43,8 @@ class Tokenizer:
         names; "qwen2" reads a text in Unicode's normal form C, as its models have. "llama" is SentencePiece BPE: the pair whose
         union has the highest score merges first, and characters without a token become byte tokens.
     special: the ids of the control tokens. bos_token_id, eos_token_id: an id, or None if the file names none.
-    end_token_ids: the ids that end a text: the file's eos, eot and eom tokens.
+    end_token_ids: the ids that end a text: the file's eos, eot and eom tokens. Older files name no eot token; in these it is
+        the control token that the file's chat template writes after a message, found by its spelling as in llama.cpp.
     add_bos: whether `encode` puts the beginning token first.
 
     Raises ModelError for a tokenizer that is not supported, or whose parts do not fit together.
@@ -65,7 +67,10 @@ class Tokenizer:
         ids = {name: self._special_id(metadata, key) for name, key in names.items()}
         self.named_ids = {name: i for name, i in ids.items() if i is not None}  # under the names of chat templates
         self.bos_token_id, self.eos_token_id = ids["bos"], ids["eos"]
-        ends = (self.eos_token_id, *(self._special_id(metadata, name) for name in ("eot_token_id", "eom_token_id")))
+        ends = {self.eos_token_id, *(self._special_id(metadata, name) for name in ("eot_token_id", "eom_token_id"))}
+        if "tokenizer.ggml.eot_token_id" not in metadata:
+            template = str(metadata.get("tokenizer.chat_template", ""))
+            ends |= {i for i in self.special if self._tokens[i] in _ENDS_OF_TURNS and self._tokens[i] in template}
         self.end_token_ids = frozenset(i for i in ends if i is not None)
         begins = self._sentencepiece or metadata.get("tokenizer.ggml.pre") in BEGINNING
         self.add_bos = md.flag(metadata, "tokenizer.ggml.add_bos_token", begins)
