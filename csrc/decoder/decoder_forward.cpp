@@ -27,7 +27,7 @@ class StagePart : public StageMember {
             case StageKind::attend:
                 return with_groups([](const auto& part) { part.attend(); });
             case StageKind::merge_states:
-                return with_groups([](const auto& part) { part.merge_states(); });
+                return GroupedStates(plan_, stage_, share_).merge_states();
 
             case StageKind::compress:
                 return latents().compress(hidden_rows(layer().attention_norm));
@@ -109,8 +109,8 @@ class StagePart : public StageMember {
     template <class Body>
     void with_attended(Body&& body) const {
         if (decoder_.latent.is_given()) return body([&] { return copied(plan_.attended, plan_.attended_width); });
-        const GroupedAttentionPart<Bf16Cache> part(plan_, stage_, share_);  // which reads no cache here
-        body([&] { return part.attended(); });
+        const GroupedStates states(plan_, stage_, share_);
+        body([&] { return states.attended(); });
     }
 
     template <class Attended>

@@ -31,17 +31,15 @@ class FeedForwardPart : public StageMember {
         multiply_experts(m_.routed, expert_rows(), x, stage_.forms, share_, plan_.gated);
     }
 
-    // Rows are in the order of the experts' entries, then the tokens of the shared block.
-    size_t gated_count() const { return entries() + (m_.shared.is_given() ? step_.tokens : 0); }
     void share_gated() const {
         const MixtureInputs in = gated_in_space();
-        share_.each(gated_count(), [&](size_t row) { store_gated(in, row); });
+        share_.each(in.count(), [&](size_t row) { in.store(row, plan_.gated, plan_.shared_gated); });
     }
 
     void add_experts() const {
         MixtureInputs in = gated_in_space();
         if (begins_rows())
-            for (size_t row = 0; row < gated_count(); ++row) store_gated(in, row);
+            for (size_t row = 0; row < in.count(); ++row) in.store(row, plan_.gated, plan_.shared_gated);
         in.rows = &expert_rows();
         decodestep::DECODESTEP_BUILD::add_experts(in, decoder_.residual_scale, share_, plan_.x);
     }
@@ -89,17 +87,11 @@ class FeedForwardPart : public StageMember {
                          .rows = nullptr,
                          .gated = stage_.forms.in_space(space, entries(), m_.routed.width()),
                          .shared_gated = {},
+                         .entries = entries(),
                          .tokens = step_.tokens};
         space += stage_.forms.floats(entries(), m_.routed.width());
         if (in.shared) in.shared_gated = stage_.forms.in_space(space, step_.tokens, m_.shared.width());
         return in;
-    }
-
-    void store_gated(const MixtureInputs& in, size_t row) const {
-        const bool routed = row < entries();
-        const Activations& to = routed ? in.gated : in.shared_gated;
-        const size_t i = routed ? row : row - entries();
-        store_row(to, i, (routed ? plan_.gated : plan_.shared_gated) + i * to.in, to.in);
     }
 
     const FeedForwardPanels& w_;

@@ -1,34 +1,17 @@
 // Grouped-query attention in a decoder's step.
 #pragma once
 
-#include "decoder/stage_member.h"
+#include "decoder/grouped_states.h"
 #include "elementwise/rope.h"
 
 namespace decodestep::DECODESTEP_BUILD {
 
 // Cache: the type of the step's cache.
 template <class Cache>
-class GroupedAttentionPart : public StageMember {
+class GroupedAttentionPart : public GroupedStates {
   public:
     GroupedAttentionPart(const DecoderPlan& plan, const Stage& stage, const StageShare& share)
-        : StageMember(plan, stage, share),
-          w_(stage.layer->grouped),
-          groups_(plan.groups_of(stage.layer->grouped.window)) {}
-
-    // The attention's outputs; the states of units in pieces are merged here unless a stage has merged them.
-    auto attended() const {
-        const float* rows = plan_.attended;
-        const auto& cut_units = groups_.cut_units();
-        if (!cut_units.empty() && !plan_.merges_apart(groups_)) {
-            const size_t values = step_.tokens * plan_.attended_width;
-            float* own = thread_scratch(values + SoftmaxState::floats(decoder_.head_dim));
-            std::memcpy(own, plan_.attended, values * sizeof(float));
-            for (const AttentionUnit& unit : cut_units)
-                for (size_t q = 0; q < unit.queries(); ++q) merge(unit, q, {own + values, decoder_.head_dim}, own);
-            rows = own;
-        }
-        return copied(rows, plan_.attended_width);
-    }
+        : GroupedStates(plan, stage, share), w_(stage.layer->grouped) {}
 
     void project(const Activations& x) const {
         const auto [own, cached] = panels_of_two(w_.query.count());
@@ -69,17 +52,6 @@ class GroupedAttentionPart : public StageMember {
                     attend_split(queries_of(unit), pages(unit), decoder_.scale, split, plan_.states(unit, split));
                 });
         });
-    }
-
-    void merge_states() const {
-        const SoftmaxState merged{thread_scratch(SoftmaxState::floats(decoder_.head_dim)), decoder_.head_dim};
-        const Range part = share_.of(groups_.cut_queries());
-        size_t first = 0;  // query of the unit
-        for (const AttentionUnit& unit : groups_.cut_units()) {
-            for (size_t q = 0; q < unit.queries(); ++q)
-                if (first + q >= part.first && first + q < part.end) merge(unit, q, merged, plan_.attended);
-            first += unit.queries();
-        }
     }
 
   private:
@@ -165,19 +137,6 @@ class GroupedAttentionPart : public StageMember {
         return {step_.keys + at, step_.values + at, plan_.page_table_of(unit.run.first), decoder_.head_dim};
     }
 
-    // The address of a query's output in `rows`, [tokens, attended_width].
-    float* output_of(const AttentionUnit& unit, size_t query, float* rows) const {
-        return rows + unit.token_of(query) * plan_.attended_width + unit.head_of(query) * decoder_.head_values;
-    }
-
-    void finish(const SoftmaxState& state, float* out) const {
-        SoftmaxState{state.record, decoder_.head_values}.finish(nullptr, out);
-    }
-
-    static void copy(const SoftmaxState& from, const SoftmaxState& to) {
-        std::memcpy(to.record, from.record, SoftmaxState::floats(from.width) * sizeof(float));
-    }
-
     // Calls body(index in the band, unit) for each unit of a band that attends to keys of a split.
     template <class Body>
     void each_unit(const AttentionBand& band, size_t split, Body&& body) const {
@@ -213,17 +172,7 @@ class GroupedAttentionPart : public StageMember {
         }
     }
 
-    // Merges the states of all splits for one query of a unit in pieces.
-    void merge(const AttentionUnit& unit, size_t query, SoftmaxState merged, float* rows) const {
-        const size_t t = unit.token_of(query), first = groups_.first_split(t);
-        copy(plan_.states(unit, first)[query], merged);
-        for (size_t split = first + 1; split < groups_.end_split(t); ++split)
-            merged.merge(plan_.states(unit, split)[query]);
-        finish(merged, output_of(unit, query, rows));
-    }
-
     const GroupedAttention& w_;
-    const AttentionPlan& groups_;
 };
 
 }  // namespace decodestep::DECODESTEP_BUILD

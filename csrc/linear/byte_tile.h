@@ -5,6 +5,7 @@
 #include "linear/activations.h"
 #include "linear/float_sums.h"
 #include "linear/panel_bytes.h"
+#include "linear/panel_tile.h"
 
 namespace decodestep::DECODESTEP_BUILD {
 
@@ -274,26 +275,25 @@ void add_residual(const uint8_t* panel, const Activations& x, size_t first, floa
     store_outputs<T, 2>(y, 0, outputs);
 }
 
-// Adds the residuals of tokens. Most tokens have their outliers in the same block, so adjacent tokens that share one
-// read it together, as many as have their sums in registers.
+// Adds the residuals of a tile's tokens. Most tokens have their outliers in the same block, so adjacent tokens that
+// share one read it together, as many as have their sums in registers.
 template <Format F>
-void add_residuals(const uint8_t* panel, const Activations& x, size_t first, size_t tokens,
-                   float (*outputs)[kPanelOutputs]) {
-    if (x.blocks() == 0) return;
+void add_residuals(const PanelTile& a) {
+    if (a.x.blocks() == 0) return;
     constexpr size_t most = kVectorRegisters >= 32 ? 4 : 2;
-    const int32_t* block = x.residual_block + first;
-    for (size_t t = 0, count; t < tokens; t += count) {
+    const int32_t* block = a.x.residual_block + a.first;
+    for (size_t t = 0, count; t < a.tokens; t += count) {
         const auto same = [&](size_t size) {
-            return t + size <= tokens &&
+            return t + size <= a.tokens &&
                    std::all_of(block + t + 1, block + t + size, [&](int32_t b) { return b == block[t]; });
         };
         count = same(most) ? most : same(2) ? 2 : 1;
         if (count == most)
-            add_residual<F, most>(panel, x, first + t, outputs + t);
+            add_residual<F, most>(a.panel, a.x, a.first + t, a.outputs + t);
         else if (count == 2)
-            add_residual<F, 2>(panel, x, first + t, outputs + t);
+            add_residual<F, 2>(a.panel, a.x, a.first + t, a.outputs + t);
         else
-            add_residual<F, 1>(panel, x, first + t, outputs + t);
+            add_residual<F, 1>(a.panel, a.x, a.first + t, a.outputs + t);
     }
 }
 

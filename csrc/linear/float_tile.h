@@ -3,6 +3,7 @@
 
 #include "linear/activations.h"
 #include "linear/panel_prefetcher.h"
+#include "linear/panel_tile.h"
 
 namespace decodestep::DECODESTEP_BUILD {
 
@@ -31,23 +32,22 @@ DECODESTEP_INLINE void add_float_block(const uint8_t* block, const float* values
     }
 }
 
-// T float32 tokens times a panel.
+// The T tokens of a tile as float32 times a panel.
 template <Format F, int T>
-void float_tile(size_t blocks, const uint8_t* panel, const uint8_t* next_panel, const Activations& x, size_t first,
-                float (*outputs)[kPanelOutputs]) {
-    const PanelPrefetcher<F> prefetcher(panel, next_panel, blocks);
-    const float* values = x.values + first * x.in;
+void float_tile(const PanelTile& a) {
+    const PanelPrefetcher<F> prefetcher(a.panel, a.next_panel, a.blocks);
+    const float* values = a.x.values + a.first * a.x.in;
     f32x16 y[T][2];
 #pragma GCC unroll 6
     for (int t = 0; t < T; ++t) y[t][0] = y[t][1] = broadcast(0.0f);
-    for (size_t b = 0; b < blocks; ++b) {
+    for (size_t b = 0; b < a.blocks; ++b) {
         prefetcher.advance(b);
-        add_float_block<F, T>(panel + b * panel_block_bytes(F), values + b * kBlockInputs, x.in, y);
+        add_float_block<F, T>(a.panel + b * panel_block_bytes(F), values + b * kBlockInputs, a.x.in, y);
     }
 #pragma GCC unroll 6
     for (int t = 0; t < T; ++t) {
-        store(outputs[t], y[t][0]);
-        store(outputs[t] + kLanes, y[t][1]);
+        store(a.outputs[t], y[t][0]);
+        store(a.outputs[t] + kLanes, y[t][1]);
     }
 }
 

@@ -16,12 +16,9 @@ void panel_tile(const PanelTile& a) {
     const size_t rest = a.tokens % kGroup, many = rest < kFewest ? a.tokens - rest : a.tokens;
     if (!quantises_activations(a.format) || many == 0) return avx512_vnni::panel_tile(a);
     with_format(a.format, [&]<Format F>() {
-        if constexpr (quantises_activations(F))
-            integer_tiles<F>(a.blocks, a.panel, a.next_panel, a.x, a.first, many, a.outputs);
+        if constexpr (quantises_activations(F)) integer_tiles<F>(a.part(0, many));
     });
-    if (many < a.tokens)
-        avx512_vnni::panel_tile(
-            {a.format, a.blocks, a.panel, nullptr, a.x, a.first + many, a.tokens - many, a.outputs + many});
+    if (many < a.tokens) avx512_vnni::panel_tile(a.part(many, a.tokens - many));
 }
 
 }  // namespace decodestep::DECODESTEP_BUILD

@@ -155,35 +155,34 @@ class PanelStretch {
 
 // outputs must have room for whole groups of tokens.
 template <Format F>
-void integer_tiles(size_t blocks, const uint8_t* panel, const uint8_t* next_panel, const Activations& x, size_t first,
-                   size_t tokens, float (*outputs)[kPanelOutputs]) {
-    const PanelPrefetcher<F> prefetcher(panel, next_panel, blocks);
+void integer_tiles(const PanelTile& a) {
+    const PanelPrefetcher<F> prefetcher(a.panel, a.next_panel, a.blocks);
     constexpr PanelLayout layout = panel_layout(F);
-    const size_t groups = (tokens + kGroup - 1) / kGroup;
-    std::memset(outputs, 0, groups * kGroup * sizeof *outputs);
+    const size_t groups = (a.tokens + kGroup - 1) / kGroup;
+    std::memset(a.outputs, 0, groups * kGroup * sizeof *a.outputs);
     {
         IntegerTiles tiles(kBlockInputs / parts_of(F));
-        const uint8_t* block = panel;
-        for (size_t b = 0; b < blocks; b += kStretch, block += kStretch / layout.pieces * layout.block_bytes()) {
-            PanelStretch<F> stretch(block, std::min(kStretch, blocks - b));
-            for (size_t i = 0; i < std::min(kStretch, blocks - b); ++i) {
+        const uint8_t* block = a.panel;
+        for (size_t b = 0; b < a.blocks; b += kStretch, block += kStretch / layout.pieces * layout.block_bytes()) {
+            PanelStretch<F> stretch(block, std::min(kStretch, a.blocks - b));
+            for (size_t i = 0; i < std::min(kStretch, a.blocks - b); ++i) {
                 prefetcher.advance(b + i);
                 stretch.store_piece(i);
             }
-            const uint8_t* ahead = next_panel ? prefetcher.ahead(std::min(b + kStretch, blocks), 0) : nullptr;
-            for (size_t t = 0; t < tokens; t += kGroup) {
-                const bool last = t + kGroup >= tokens;
+            const uint8_t* ahead = a.next_panel ? prefetcher.ahead(std::min(b + kStretch, a.blocks), 0) : nullptr;
+            for (size_t t = 0; t < a.tokens; t += kGroup) {
+                const bool last = t + kGroup >= a.tokens;
                 if (ahead) prefetch_share(ahead, kStretch * PanelPrefetcher<F>::kBytes, t / kGroup, 1, groups);
-                if (!last || b + kStretch < blocks)
-                    prefetch(x.quantised.bytes +
-                                 kBlockInputs * (last ? x.at(first, b + kStretch) : x.at(first + t + kGroup, b)),
+                if (!last || b + kStretch < a.blocks)
+                    prefetch(a.x.quantised.bytes + kBlockInputs * (last ? a.x.at(a.first, b + kStretch)
+                                                                        : a.x.at(a.first + t + kGroup, b)),
                              kGroup * kStretch * kBlockInputs);
-                const TokenGroup group(x, first + t, std::min(kGroup, tokens - t), b);
-                stretch.add(tiles, group.get(), outputs + t);
+                const TokenGroup group(a.x, a.first + t, std::min(kGroup, a.tokens - t), b);
+                stretch.add(tiles, group.get(), a.outputs + t);
             }
         }
     }
-    add_residuals<F>(panel, x, first, tokens, outputs);
+    add_residuals<F>(a);
 }
 
 }  // namespace decodestep::DECODESTEP_BUILD

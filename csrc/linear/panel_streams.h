@@ -80,7 +80,7 @@ void stream_bytes(const PanelStreams& a) {
     for (size_t s = 0; s < kStreams; ++s) {
         const auto outputs = a.outputs + s * a.tokens;
         for (size_t g = 0; g < groups; ++g) store_outputs<T, 2>(y[g][s], 0, outputs + first_of(g));
-        add_residuals<F>(a.panels[s], x, a.first, a.tokens, outputs);
+        add_residuals<F>({F, a.blocks, a.panels[s], nullptr, x, a.first, a.tokens, outputs});
     }
 }
 

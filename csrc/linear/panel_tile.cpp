@@ -14,49 +14,44 @@ namespace {
 // Tokens whose sums of 32 outputs stay in registers.
 constexpr int kRegisterTokens = kVectorRegisters >= 32 ? 6 : 2;
 
-// T tokens as bytes times a panel that is read as it lies in memory.
+// The T tokens of a tile as bytes times a panel that is read as it lies in memory.
 template <Format F, int T>
-void byte_tile(size_t blocks, const uint8_t* panel, const uint8_t* next_panel, const Activations& x, size_t first,
-               float (*outputs)[kPanelOutputs]) {
+void byte_tile(const PanelTile& a) {
     constexpr PanelLayout layout = panel_layout(F);
-    const PanelPrefetcher<F> prefetcher(panel, next_panel, blocks);
-    const uint8_t* block = panel;
+    const PanelPrefetcher<F> prefetcher(a.panel, a.next_panel, a.blocks);
+    const uint8_t* block = a.panel;
     FloatSums<T, 2> y;
     clear<T, 2>(y);
-    for (size_t b = 0; b < blocks; b += layout.pieces, block += layout.block_bytes()) {
+    for (size_t b = 0; b < a.blocks; b += layout.pieces, block += layout.block_bytes()) {
         const auto quads = [&](size_t i) DECODESTEP_INLINE_LAMBDA {
             prefetcher.advance(b + i);
             return PanelQuads<F>{block + i * layout.piece_bytes()};
         };
-        add_block<F, T, 2>(quads, 0, block, x, x.at(first, b), y);
+        add_block<F, T, 2>(quads, 0, block, a.x, a.x.at(a.first, b), y);
     }
-    store_outputs<T, 2>(y, 0, outputs);
-    add_residuals<F>(panel, x, first, T, outputs);
+    store_outputs<T, 2>(y, 0, a.outputs);
+    add_residuals<F>(a);
 }
 
 template <Format F>
-void tiles_of(size_t blocks, const uint8_t* panel, const uint8_t* next_panel, const Activations& x, size_t first,
-              size_t tokens, float (*outputs)[kPanelOutputs]) {
+void tiles_of(const PanelTile& a) {
     if constexpr (kStoresBytes && quantises_activations(F)) {
-        if (tokens > size_t{kRegisterTokens})
-            return stored_tiles<F>(blocks, panel, next_panel, x, first, tokens, outputs);
+        if (a.tokens > size_t{kRegisterTokens}) return stored_tiles<F>(a);
     } else if constexpr (kStoresBytes) {
-        if (tokens >= kWidenedFrom) return widened_tiles<F>(blocks, panel, next_panel, x, first, tokens, outputs);
+        if (a.tokens >= kWidenedFrom) return widened_tiles<F>(a);
     }
-    each_constant_piece<kRegisterTokens>(tokens, [&]<int T>(size_t t) {
-        const uint8_t* next = t == 0 ? next_panel : nullptr;
+    each_constant_piece<kRegisterTokens>(a.tokens, [&]<int T>(size_t t) {
         if constexpr (quantises_activations(F))
-            byte_tile<F, T>(blocks, panel, next, x, first + t, outputs + t);
+            byte_tile<F, T>(a.part(t, T));
         else
-            float_tile<F, T>(blocks, panel, next, x, first + t, outputs + t);
+            float_tile<F, T>(a.part(t, T));
     });
 }
 
 }  // namespace
 
 void panel_tile(const PanelTile& a) {
-    with_format(a.format,
-                [&]<Format F>() { tiles_of<F>(a.blocks, a.panel, a.next_panel, a.x, a.first, a.tokens, a.outputs); });
+    with_format(a.format, [&]<Format F>() { tiles_of<F>(a); });
 }
 
 void panel_streams(const PanelStreams& a) {

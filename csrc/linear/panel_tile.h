@@ -19,6 +19,11 @@ struct PanelTile {
     const Activations& x;
     size_t first, tokens;
     float (*outputs)[kPanelOutputs];
+
+    // `count` of its tokens, from the one numbered `at` on; the first part prefetches the next panel.
+    PanelTile part(size_t at, size_t count) const {
+        return {format, blocks, panel, at == 0 ? next_panel : nullptr, x, first + at, count, outputs + at};
+    }
 };
 
 DECODESTEP_TILE_KERNEL(panel_tile, PanelTile)

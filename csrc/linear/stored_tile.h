@@ -38,29 +38,28 @@ void stored_tile(size_t b, size_t pieces, const uint8_t* block, const uint8_t* s
 }
 
 template <Format F>
-void stored_tiles(size_t blocks, const uint8_t* panel, const uint8_t* next_panel, const Activations& x, size_t first,
-                  size_t tokens, float (*outputs)[kPanelOutputs]) {
+void stored_tiles(const PanelTile& a) {
     constexpr PanelLayout layout = panel_layout(F);
     alignas(64) uint8_t stored[kStretch * StoredQuads<F>::kBytes];
-    const PanelPrefetcher<F> prefetcher(panel, next_panel, blocks);
-    std::memset(outputs, 0, tokens * sizeof *outputs);
-    const uint8_t* block = panel;
-    for (size_t b = 0; b < blocks; b += kStretch, block += kStretch / layout.pieces * layout.block_bytes()) {
-        const size_t pieces = std::min(kStretch, blocks - b);
+    const PanelPrefetcher<F> prefetcher(a.panel, a.next_panel, a.blocks);
+    std::memset(a.outputs, 0, a.tokens * sizeof *a.outputs);
+    const uint8_t* block = a.panel;
+    for (size_t b = 0; b < a.blocks; b += kStretch, block += kStretch / layout.pieces * layout.block_bytes()) {
+        const size_t pieces = std::min(kStretch, a.blocks - b);
         for (size_t i = 0; i < pieces; ++i) {
             prefetcher.advance(b + i);
             const uint8_t* piece =
                 block + i / layout.pieces * layout.block_bytes() + i % layout.pieces * layout.piece_bytes();
             StoredQuads<F>::store(PanelQuads<F>{piece}, stored + i * StoredQuads<F>::kBytes);
         }
-        const uint8_t* ahead = next_panel ? prefetcher.ahead(b + pieces, 0) : nullptr;
-        each_constant_piece<kStoredTokens<F>>(tokens, [&]<int T>(size_t t) {
-            if (ahead) prefetch_share(ahead, kStretch * PanelPrefetcher<F>::kBytes, t, T, tokens);
+        const uint8_t* ahead = a.next_panel ? prefetcher.ahead(b + pieces, 0) : nullptr;
+        each_constant_piece<kStoredTokens<F>>(a.tokens, [&]<int T>(size_t t) {
+            if (ahead) prefetch_share(ahead, kStretch * PanelPrefetcher<F>::kBytes, t, T, a.tokens);
             for (size_t v = 0; v < kPanelOutputs / kLanes; v += kStoredVectors)
-                stored_tile<F, T>(b, pieces, block, stored, v, x, first + t, outputs + t);
+                stored_tile<F, T>(b, pieces, block, stored, v, a.x, a.first + t, a.outputs + t);
         });
     }
-    add_residuals<F>(panel, x, first, tokens, outputs);
+    add_residuals<F>(a);
 }
 
 }  // namespace decodestep::DECODESTEP_BUILD

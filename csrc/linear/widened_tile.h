@@ -40,15 +40,14 @@ void widened_tile(const float (*weights)[kPanelOutputs], size_t inputs, size_t v
 }
 
 template <Format F>
-void widened_tiles(size_t blocks, const uint8_t* panel, const uint8_t* next_panel, const Activations& x, size_t first,
-                   size_t tokens, float (*outputs)[kPanelOutputs]) {
+void widened_tiles(const PanelTile& a) {
     constexpr size_t kRow = panel_block_bytes(F) / kBlockInputs;  // bytes of an input's weights
     alignas(64) float widened_weights[F == Format::f32 ? 1 : kWidenedBlocks * kBlockInputs][kPanelOutputs];
-    const PanelPrefetcher<F> prefetcher(panel, next_panel, blocks);
-    std::memset(outputs, 0, tokens * sizeof *outputs);
-    for (size_t b = 0; b < blocks; b += kWidenedBlocks) {
-        const size_t count = std::min(kWidenedBlocks, blocks - b), inputs = count * kBlockInputs;
-        const uint8_t* stretch = panel + b * panel_block_bytes(F);
+    const PanelPrefetcher<F> prefetcher(a.panel, a.next_panel, a.blocks);
+    std::memset(a.outputs, 0, a.tokens * sizeof *a.outputs);
+    for (size_t b = 0; b < a.blocks; b += kWidenedBlocks) {
+        const size_t count = std::min(kWidenedBlocks, a.blocks - b), inputs = count * kBlockInputs;
+        const uint8_t* stretch = a.panel + b * panel_block_bytes(F);
         const float (*weights)[kPanelOutputs] = widened_weights;
         if constexpr (F == Format::f32) {
             weights = reinterpret_cast<const float (*)[kPanelOutputs]>(stretch);
@@ -61,12 +60,12 @@ void widened_tiles(size_t blocks, const uint8_t* panel, const uint8_t* next_pane
                 }
             }
         }
-        const uint8_t* ahead = next_panel ? prefetcher.ahead(b + count, 0) : nullptr;
-        each_constant_piece<kWidenedTokens>(tokens, [&]<int T>(size_t t) {
-            if (ahead) prefetch_share(ahead, kWidenedBlocks * panel_block_bytes(F), t, T, tokens);
-            const float* values = x.values + (first + t) * x.in + b * kBlockInputs;
+        const uint8_t* ahead = a.next_panel ? prefetcher.ahead(b + count, 0) : nullptr;
+        each_constant_piece<kWidenedTokens>(a.tokens, [&]<int T>(size_t t) {
+            if (ahead) prefetch_share(ahead, kWidenedBlocks * panel_block_bytes(F), t, T, a.tokens);
+            const float* values = a.x.values + (a.first + t) * a.x.in + b * kBlockInputs;
             for (size_t v = 0; v < kPanelOutputs / kLanes; v += kWidenedVectors)
-                widened_tile<T>(weights, inputs, v, values, x.in, outputs + t);
+                widened_tile<T>(weights, inputs, v, values, a.x.in, a.outputs + t);
         });
     }
 }

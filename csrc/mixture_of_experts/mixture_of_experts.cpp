@@ -6,11 +6,11 @@ namespace decodestep::DECODESTEP_BUILD {
 namespace {
 
 // The stages of one call.
-class Mixture {
+class MixtureStages {
   public:
     enum Stage { kRead, kMultiply, kReadGated, kAdd, kStages };
 
-    explicit Mixture(const MixtureOfExperts& call)
+    explicit MixtureStages(const MixtureOfExperts& call)
         : a_(call), entries_(call.tokens * call.used), shares_(call.shared.is_given() ? call.tokens : 0) {
         rows_.assign(a_.experts, a_.weights, a_.tokens, a_.used, a_.routed.count);
         const FeedForwardPanels &r = a_.routed, &s = a_.shared;
@@ -27,9 +27,10 @@ class Mixture {
         auto take = [&, i = size_t{0}]() mutable { return std::exchange(at, at + sizes[i++]); };
         x_ = forms_.in_space(take(), a_.tokens, r.inputs());
         gated_ = take();
-        gated_rows_ = of_gated.in_space(take(), entries_, width);
+        const Activations gated_rows = of_gated.in_space(take(), entries_, width);
         shared_gated_ = take();
-        shared_rows_ = of_shared.in_space(take(), shares_, shared_width);
+        const Activations shared_rows = of_shared.in_space(take(), shares_, shared_width);
+        inputs_ = {&r, shares_ ? &s : nullptr, &rows_, gated_rows, shared_rows, entries_, a_.tokens};
     }
 
     void run(size_t stage, const StageShare& share) const {
@@ -43,16 +44,9 @@ class Mixture {
                 if (shares_) multiply_shared(share);
                 return multiply_experts(a_.routed, rows_, x_, forms_, share, gated_);
             case kReadGated:
-                return share.each(entries_ + shares_, [&](size_t row) {
-                    const bool routed = row < entries_;
-                    const Activations& to = routed ? gated_rows_ : shared_rows_;
-                    const size_t i = routed ? row : row - entries_;
-                    store_row(to, i, (routed ? gated_ : shared_gated_) + i * to.in, to.in);
-                });
+                return share.each(inputs_.count(), [&](size_t row) { inputs_.store(row, gated_, shared_gated_); });
             case kAdd:
-                return add_experts(
-                    {&a_.routed, shares_ ? &a_.shared : nullptr, &rows_, gated_rows_, shared_rows_, a_.tokens}, 1.0f,
-                    share, a_.y);
+                return add_experts(inputs_, 1.0f, share, a_.y);
         }
     }
 
@@ -68,16 +62,17 @@ class Mixture {
     Forms forms_;                    // of x
     ExpertRows rows_;
     std::vector<float> space_;
-    Activations x_, gated_rows_, shared_rows_;
+    Activations x_;
+    MixtureInputs inputs_{};
     float *gated_ = nullptr, *shared_gated_ = nullptr;
 };
 
 }  // namespace
 
 void mixture_of_experts(const MixtureOfExperts& a) {
-    const Mixture mixture(a);
-    parallel_stages(Mixture::kStages, a.threads,
-                    [&](size_t stage, const StageShare& share) { mixture.run(stage, share); });
+    const MixtureStages stages(a);
+    parallel_stages(MixtureStages::kStages, a.threads,
+                    [&](size_t stage, const StageShare& share) { stages.run(stage, share); });
 }
 
 }  // namespace decodestep::DECODESTEP_BUILD

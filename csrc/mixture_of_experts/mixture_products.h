@@ -146,7 +146,17 @@ struct MixtureInputs {
     const FeedForwardPanels *routed, *shared;  // shared may be null
     const ExpertRows* rows;
     Activations gated, shared_gated;
-    size_t tokens;
+    size_t entries, tokens;
+
+    size_t count() const { return entries + (shared ? tokens : 0); }
+
+    // Stores a row of the experts' inputs, or from `entries` on of the shared block's, from the outputs of gate and up.
+    void store(size_t row, const float* gated_values, const float* shared_values) const {
+        const bool is_routed = row < entries;
+        const Activations& to = is_routed ? gated : shared_gated;
+        const size_t i = is_routed ? row : row - entries;
+        store_row(to, i, (is_routed ? gated_values : shared_values) + i * to.in, to.in);
+    }
 };
 
 // The share's columns of y [tokens, inputs] += scale * the blocks' outputs: experts ascending, then the shared block.
