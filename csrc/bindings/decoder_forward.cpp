@@ -6,53 +6,186 @@
 #include <nanobind/stl/variant.h>
 #include <nanobind/stl/vector.h>
 
-#include "bindings/bindings.h"
+#include "bindings/keywords.h"
 #include "bindings/mixture_of_experts.h"
 #include "bindings/table_copy.h"
 
 namespace decodestep {
 namespace {
 
-// used, scores, groups, kept_groups, group_score, normalise, scale
-using RuleArgument = std::tuple<size_t, int, size_t, size_t, int, bool, float>;
-// router, bias, rule, routed, shared
-using MixtureArgument =
-    std::tuple<PanelArgument, std::optional<Vector>, RuleArgument, FeedForwardArgument, FeedForwardArgument>;
-// attention_norm, ffn_norm and those after the two blocks
-using LayerNorms = std::tuple<Vector, Vector, std::optional<Vector>, std::optional<Vector>>;
-// Of grouped-query attention: the biases of query, values_keys and output; the norms of query and key; window, rope
-using GroupedOptions =
-    std::tuple<std::array<std::optional<Vector>, 3>, std::array<std::optional<Vector>, 2>, size_t, size_t>;
-// Of latent attention: the norms of query_down, if there is one, and latent; the biases of query_down, latent and
-// output
-using LatentVectors = std::tuple<std::vector<Vector>, std::array<std::optional<Vector>, 3>>;
-// The norms of the layer; the products of attention, and its vectors if it is latent or its options if it is not; a
-// dense block, or a mixture
-using LayerArgument = std::tuple<LayerNorms, std::vector<PanelArgument>, std::optional<LatentVectors>,
-                                 std::optional<GroupedOptions>, FeedForwardArgument, std::optional<MixtureArgument>>;
-// nope, rope, latent, value, eps
-using LatentArgument = std::tuple<size_t, size_t, size_t, size_t, float>;
+using OptionalVector = std::optional<Vector>;
 
 // A decoder and the arrays that it points into.
 struct HeldDecoder {
-    Decoder decoder;
+    Decoder decoder{};
     std::vector<nb::ndarray<nb::ro>> arrays;
     size_t ropes = 1;
 };
 
-// Checks the arrays of a decoder and keeps them alive.
-class DecoderBuilder {
-  public:
-    explicit DecoderBuilder(HeldDecoder& held) : held_(held) {}
+constexpr const char* kOp = "Decoder";
 
-    const float* vector(const Vector& v, size_t length) {
+// Checks the weights of a decoder and keeps their arrays alive. Groups of arguments have the names of the classes'
+// fields in src/decodestep/ops/decoder_forward/weights.py.
+class DecoderReader {
+  public:
+    explicit DecoderReader(HeldDecoder& held) : held_(held), d_(held.decoder) {}
+
+    void read(Keywords given) {
+        const auto norm = given.array<Vector>("norm");
+        d_.hidden = norm.shape(0);
+        d_.heads = given.number<size_t>("heads"), d_.kv_heads = given.number<size_t>("kv_heads");
+        d_.head_dim = given.number<size_t>("head_dim"), d_.head_values = given.number<size_t>("head_values");
+        require(d_.hidden > 0 && d_.hidden < kMaxAxis && d_.hidden % 32 == 0,
+                "the inputs of weights must be multiples of 32");
+        require(d_.heads > 0 && d_.heads < kMaxAxis && d_.kv_heads > 0 && d_.heads % d_.kv_heads == 0,
+                "heads must be a multiple of kv_heads");
+        require(d_.head_dim > 0 && d_.head_dim < kMaxAxis && d_.head_dim % 16 == 0,
+                "head_dim must be a multiple of 16");
+        require(d_.head_values > 0 && d_.head_values <= d_.head_dim, "head_values is out of range");
+        d_.eps = given.number<float>("norm_eps"), d_.scale = given.number<float>("scale");
+        d_.embedding_scale = given.number<float>("embedding_scale");
+        d_.residual_scale = given.number<float>("residual_scale");
+        d_.logits_scale = given.number<float>("logits_scale");
+        if (const auto latent = given.array<std::optional<nb::dict>>("latent"))
+            d_.latent = latent_sizes({kOp, *latent});
+        for (const nb::handle item : given.array<nb::list>("layers")) {
+            require(nb::isinstance<nb::dict>(item), "a layer is a dict");
+            d_.layers.push_back(layer({kOp, nb::borrow<nb::dict>(item)}));
+        }
+        require(!d_.layers.empty(), "a decoder needs a layer");
+        d_.norm = keep(norm, d_.hidden);
+        const auto logits = given.array<PanelArgument>("logits");
+        d_.logits = panels(logits, d_.hidden, std::get<2>(logits));
+        require(d_.logits.out > 0, "the vocabulary is empty");
+        const auto embedding = given.array<Bytes>("embedding");
+        d_.embedding = row_weight_of(embedding, given.number<int>("embedding_format"), d_.hidden);
+        held_.arrays.emplace_back(embedding);
+        given.require_all_read();
+    }
+
+  private:
+    LatentSizes latent_sizes(Keywords given) {
+        const LatentSizes s{.nope = given.number<size_t>("nope"),
+                            .rope = given.number<size_t>("rope"),
+                            .latent = given.number<size_t>("latent"),
+                            .value = given.number<size_t>("value"),
+                            .eps = given.number<float>("eps")};
+        given.require_all_read();
+        const auto in_blocks = [](size_t size, size_t block) {
+            return size > 0 && size < kMaxAxis && size % block == 0;
+        };
+        require(in_blocks(s.nope, 32) && in_blocks(s.latent, 32) && in_blocks(s.value, 32),
+                "the widths of latent attention must be multiples of 32");
+        require(in_blocks(s.rope, 16), "rope must be a multiple of 16");
+        require(d_.kv_heads == 1 && d_.head_dim == s.nope + s.rope && d_.head_values == d_.head_dim,
+                "latent attention has one key of nope + rope");
+        return s;
+    }
+
+    DecoderLayer layer(Keywords given) {
+        DecoderLayer w{};
+        w.attention_norm = keep(given.array<Vector>("attention_norm"), d_.hidden);
+        w.ffn_norm = keep(given.array<Vector>("ffn_norm"), d_.hidden);
+        w.attention_post_norm = vector(given, "attention_post_norm", d_.hidden);
+        w.ffn_post_norm = vector(given, "ffn_post_norm", d_.hidden);
+        if (d_.latent.is_given())
+            w.latent = latent(given.group("attention"));
+        else
+            w.grouped = grouped(given.group("attention"));
+        const auto mixture_argument = given.array<std::optional<nb::dict>>("mixture");
+        if (mixture_argument) {
+            require(!w.ffn_post_norm, "a mixture has no norm after it");
+            w.mixture = mixture({kOp, *mixture_argument});
+        } else {
+            w.feed_forward = feed_forward(given, "feed_forward", 1);
+            require(w.feed_forward.is_given(), "a layer has a dense block or a mixture");
+        }
+        given.require_all_read();
+        return w;
+    }
+
+    GroupedAttention grouped(Keywords given) {
+        const size_t queries = d_.heads * d_.head_dim, keys = d_.kv_heads * d_.head_dim;
+        const GroupedAttention w{.query = panels(given, "query", d_.hidden, queries),
+                                 .values_keys = panels(given, "values_keys", d_.hidden, 2 * keys),
+                                 .output = panels(given, "output", d_.heads * d_.head_values, d_.hidden),
+                                 .query_bias = vector(given, "query_bias", queries),
+                                 .values_keys_bias = vector(given, "values_keys_bias", 2 * keys),
+                                 .output_bias = vector(given, "output_bias", d_.hidden),
+                                 .query_norm = vector(given, "query_norm", d_.head_values),
+                                 .key_norm = vector(given, "key_norm", d_.head_values),
+                                 .window = given.number<size_t>("window"),
+                                 .rope = given.number<size_t>("rope")};
+        given.require_all_read();
+        require((w.query_norm == nullptr) == (w.key_norm == nullptr), "queries and keys have norms, or neither has");
+        require(w.rope < kMaxAxis, "a size is out of range");
+        held_.ropes = std::max(held_.ropes, w.rope + 1);
+        return w;
+    }
+
+    LatentAttention latent(Keywords given) {
+        const LatentSizes& s = d_.latent;
+        LatentAttention w{};
+        size_t read = d_.hidden;  // inputs of `query`
+        const auto down = given.array<std::optional<PanelArgument>>("query_down");
+        if (down) {
+            read = std::get<2>(*down);
+            require(read > 0 && read < kMaxAxis && read % 32 == 0, "the compressed query must be a multiple of 32");
+            w.query_down = panels(*down, d_.hidden, read);
+        }
+        w.query_norm = vector(given, "query_norm", read);
+        w.query_down_bias = vector(given, "query_down_bias", read);
+        require(down ? w.query_norm != nullptr : !w.query_norm && !w.query_down_bias,
+                "a compressed query has a norm, another one neither norm nor bias");
+        w.query = panels(given, "query", read, d_.heads * d_.head_dim);
+        w.latent = panels(given, "latent", d_.hidden, s.latent + s.rope);
+        w.latent_norm = keep(given.array<Vector>("latent_norm"), s.latent);
+        w.latent_bias = vector(given, "latent_bias", s.latent + s.rope);
+        w.key_up = panels(given, "key_up", s.nope, d_.heads * s.latent);
+        w.value_up = panels(given, "value_up", s.latent, d_.heads * s.value);
+        w.output = panels(given, "output", d_.heads * s.value, d_.hidden);
+        w.output_bias = vector(given, "output_bias", d_.hidden);
+        given.require_all_read();
+        return w;
+    }
+
+    Mixture mixture(Keywords given) {
+        const auto router = given.array<PanelArgument>("router");
+        const size_t experts = std::get<2>(router);
+        Keywords rule = given.group("rule");
+        const auto bias = given.array<OptionalVector>("bias");
+        Mixture m{};
+        m.rule = router_rule_of(experts, rule.number<size_t>("used"), rule.number<int>("scores"),
+                                rule.number<size_t>("groups"), rule.number<size_t>("kept_groups"),
+                                rule.number<int>("group_score"), rule.number<bool>("normalise"),
+                                rule.number<float>("scale"), bias);
+        rule.require_all_read();
+        if (bias) held_.arrays.emplace_back(*bias);
+        m.router = panels(router, d_.hidden, experts);
+        require(m.router.data != nullptr, "a router has no weights");
+        m.routed = feed_forward(given, "routed", experts);
+        require(m.routed.is_given(), "a mixture has experts");
+        m.shared = feed_forward(given, "shared", 1);
+        given.require_all_read();
+        return m;
+    }
+
+    const float* keep(const Vector& v, size_t length) {
         require_aligned(v);
         require(v.shape(0) == length, "a norm or bias has the wrong length");
         held_.arrays.emplace_back(v);
         return v.data();
     }
 
-    const float* vector(const std::optional<Vector>& v, size_t length) { return v ? vector(*v, length) : nullptr; }
+    // Null for None.
+    const float* vector(Keywords& given, const char* name, size_t length) {
+        const auto v = given.array<OptionalVector>(name);
+        return v ? keep(*v, length) : nullptr;
+    }
+
+    LinearPanelWeight panels(Keywords& given, const char* name, size_t in, size_t out) {
+        return panels(given.array<PanelArgument>(name), in, out);
+    }
 
     LinearPanelWeight panels(const PanelArgument& argument, size_t in, size_t out) {
         const auto& [bytes, format, outputs] = argument;
@@ -61,148 +194,24 @@ class DecoderBuilder {
         return panel_weight_of(bytes, format, in, outputs);
     }
 
-    GroupedAttention grouped(const std::vector<PanelArgument>& products, const GroupedOptions& options) {
-        const Decoder& d = held_.decoder;
-        const auto& [biases, norms, window, rope] = options;
-        require(products.size() == 3, "grouped-query attention has three products");
-        require(norms[0].has_value() == norms[1].has_value(), "queries and keys have norms, or neither has");
-        require(rope < kMost, "a size is out of range");
-        const size_t queries = d.heads * d.head_dim, keys = d.kv_heads * d.head_dim;
-        held_.ropes = std::max(held_.ropes, rope + 1);
-        return {.query = panels(products[0], d.hidden, queries),
-                .values_keys = panels(products[1], d.hidden, 2 * keys),
-                .output = panels(products[2], d.heads * d.head_values, d.hidden),
-                .query_bias = vector(biases[0], queries),
-                .values_keys_bias = vector(biases[1], 2 * keys),
-                .output_bias = vector(biases[2], d.hidden),
-                .query_norm = vector(norms[0], d.head_values),
-                .key_norm = vector(norms[1], d.head_values),
-                .window = window,
-                .rope = rope};
-    }
-
-    // products: query_down if there is one, query, latent, key_up, value_up, output.
-    LatentAttention latent(const std::vector<PanelArgument>& products, const LatentVectors& vectors) {
-        const Decoder& d = held_.decoder;
-        const auto& [norms, biases] = vectors;
-        const LatentSizes& s = d.latent;
-        const bool is_compressed = products.size() == 6;
-        require(products.size() == size_t{5} + is_compressed && norms.size() == size_t{1} + is_compressed,
-                "latent attention has five or six products, and a norm or two");
-        LatentAttention w{};
-        auto next = products.begin();
-        size_t read = d.hidden;
-        if (is_compressed) {
-            read = std::get<2>(*next);
-            require(read > 0 && read < kMost && read % 32 == 0, "the compressed query must be a multiple of 32");
-            w.query_down = panels(*next++, d.hidden, read);
-            w.query_norm = vector(norms[0], read);
-        }
-        w.query = panels(*next++, read, d.heads * d.head_dim);
-        w.latent = panels(*next++, d.hidden, s.latent + s.rope);
-        w.latent_norm = vector(norms.back(), s.latent);
-        w.key_up = panels(*next++, s.nope, d.heads * s.latent);
-        w.value_up = panels(*next++, s.latent, d.heads * s.value);
-        w.output = panels(*next, d.heads * s.value, d.hidden);
-        w.query_down_bias = vector(biases[0], is_compressed ? read : 0);
-        w.latent_bias = vector(biases[1], s.latent + s.rope);
-        w.output_bias = vector(biases[2], d.hidden);
-        return w;
-    }
-
-    FeedForwardPanels feed_forward(const FeedForwardArgument& argument, size_t count) {
-        for (const PanelArgument& weight : std::get<0>(argument)) held_.arrays.emplace_back(std::get<0>(weight));
-        for (const auto& bias : std::get<2>(argument))
+    // A block that is not given has no weights.
+    FeedForwardPanels feed_forward(Keywords& given, const char* name, size_t count) {
+        const auto argument = given.array<FeedForwardArgument>(name);
+        const auto& [weights, gelu, biases] = argument;
+        if (weights.empty()) return {};
+        for (const PanelArgument& weight : weights) held_.arrays.emplace_back(std::get<0>(weight));
+        for (const OptionalVector& bias : biases)
             if (bias) held_.arrays.emplace_back(*bias);
-        return feed_forward_of(argument, count, held_.decoder.hidden);
+        return feed_forward_of(argument, count, d_.hidden);
     }
 
-    Mixture mixture(const MixtureArgument& argument) {
-        const auto& [router, bias, rule, routed, shared] = argument;
-        const auto& [used, scores, groups, kept_groups, group_score, normalise, scale] = rule;
-        const size_t experts = std::get<2>(router);
-        Mixture m{};
-        m.rule = router_rule_of(experts, used, scores, groups, kept_groups, group_score, normalise, scale, bias);
-        if (bias) held_.arrays.emplace_back(*bias);
-        m.router = panels(router, held_.decoder.hidden, experts);
-        require(m.router.data != nullptr, "a router has no weights");
-        m.routed = feed_forward(routed, experts);
-        if (!std::get<0>(shared).empty()) m.shared = feed_forward(shared, 1);
-        return m;
-    }
-
-    static constexpr size_t kMost = size_t{1} << 24;
-
-  private:
     HeldDecoder& held_;
+    Decoder& d_;
 };
 
-void make_decoder(HeldDecoder* self, size_t heads, size_t kv_heads, size_t head_dim, size_t head_values,
-                  const std::optional<LatentArgument>& latent, float eps, float scale, float embedding_scale,
-                  float residual_scale, float logits_scale, const std::vector<LayerArgument>& layers,
-                  const Vector& norm, const PanelArgument& logits, Bytes embedding, int embedding_format) {
-    constexpr size_t kMost = DecoderBuilder::kMost;
-    const size_t hidden = norm.shape(0);
-    require(!layers.empty(), "a decoder needs a layer");
-    require(heads > 0 && kv_heads > 0 && heads % kv_heads == 0, "heads must be a multiple of kv_heads");
-    require(head_dim > 0 && head_dim % 16 == 0, "head_dim must be a multiple of 16");
-    require(hidden < kMost && heads < kMost && head_dim < kMost, "a size is out of range");
-    require(head_values > 0 && head_values <= head_dim && (!latent || head_values == head_dim),
-            "head_values is out of range");
-    require(hidden > 0 && hidden % 32 == 0, "the inputs of weights must be multiples of 32");
+void make_decoder(HeldDecoder* self, const nb::kwargs& given) {
     HeldDecoder held;
-    DecoderBuilder builder(held);
-    Decoder& d = held.decoder;
-    d = {.hidden = hidden,
-         .heads = heads,
-         .kv_heads = kv_heads,
-         .head_dim = head_dim,
-         .head_values = head_values,
-         .latent = {},
-         .eps = eps,
-         .scale = scale,
-         .embedding_scale = embedding_scale,
-         .residual_scale = residual_scale,
-         .logits_scale = logits_scale,
-         .layers = {},
-         .norm = nullptr,
-         .logits = {},
-         .embedding = {}};
-    if (latent) {
-        const auto& [nope, rope, width, value, latent_eps] = *latent;
-        require(nope > 0 && width > 0 && value > 0 && nope < kMost && width < kMost && value < kMost &&
-                    nope % 32 == 0 && width % 32 == 0 && value % 32 == 0,
-                "the widths of latent attention must be multiples of 32");
-        require(rope > 0 && rope < kMost && rope % 16 == 0, "rope must be a multiple of 16");
-        require(kv_heads == 1 && head_dim == nope + rope, "latent attention has one key of nope + rope");
-        d.latent = {nope, rope, width, value, latent_eps};
-    }
-    for (const auto& [of_layer, products, vectors, grouped, dense, mixture] : layers) {
-        const auto& [attention_norm, ffn_norm, attention_post_norm, ffn_post_norm] = of_layer;
-        require(latent.has_value() == vectors.has_value() && latent.has_value() != grouped.has_value(),
-                "vectors or options of the other kind of attention");
-        require(std::get<0>(dense).empty() == mixture.has_value(), "a layer has a dense block or a mixture");
-        require(!mixture || !ffn_post_norm, "a mixture has no norm after it");
-        DecoderLayer w{};
-        w.attention_norm = builder.vector(attention_norm, hidden);
-        w.ffn_norm = builder.vector(ffn_norm, hidden);
-        w.attention_post_norm = builder.vector(attention_post_norm, hidden);
-        w.ffn_post_norm = builder.vector(ffn_post_norm, hidden);
-        if (latent)
-            w.latent = builder.latent(products, *vectors);
-        else
-            w.grouped = builder.grouped(products, *grouped);
-        if (mixture)
-            w.mixture = builder.mixture(*mixture);
-        else
-            w.feed_forward = builder.feed_forward(dense, 1);
-        d.layers.push_back(w);
-    }
-    d.norm = builder.vector(norm, hidden);
-    d.logits = builder.panels(logits, hidden, std::get<2>(logits));
-    require(d.logits.out > 0, "the vocabulary is empty");
-    d.embedding = row_weight_of(embedding, embedding_format, hidden);
-    held.arrays.emplace_back(embedding);
+    DecoderReader(held).read({kOp, given});
     new (self) HeldDecoder(std::move(held));
 }
 
@@ -323,12 +332,7 @@ void call_decoder_forward(const HeldDecoder& held, Ids ids_array, Ids sequence_a
 }  // namespace
 
 void bind_decoder(nb::module_& m) {
-    nb::class_<HeldDecoder>(m, "Decoder")
-        .def("__init__", &make_decoder, nb::arg("heads"), nb::arg("kv_heads"), nb::arg("head_dim"),
-             nb::arg("head_values"), nb::arg("latent").none(), nb::arg("eps"), nb::arg("scale"),
-             nb::arg("embedding_scale"), nb::arg("residual_scale"), nb::arg("logits_scale"), nb::arg("layers"),
-             nb::arg("norm").noconvert(), nb::arg("logits"), nb::arg("embedding").noconvert(),
-             nb::arg("embedding_format"));
+    nb::class_<HeldDecoder>(m, "Decoder").def("__init__", &make_decoder);
     m.def("decoder_forward", &call_decoder_forward, nb::arg("decoder"), nb::arg("ids").noconvert(),
           nb::arg("sequence").noconvert(), nb::arg("positions").noconvert(), nb::arg("sin").noconvert(),
           nb::arg("cos").noconvert(), nb::arg("keys").noconvert(), nb::arg("values").noconvert(), nb::arg("half"),

@@ -1,9 +1,6 @@
 #include "mla_prolog/mla_prolog.h"
 
-#include <string>
-#include <unordered_map>
-
-#include "bindings/bindings.h"
+#include "bindings/keywords.h"
 
 namespace decodestep {
 namespace {
@@ -11,51 +8,6 @@ namespace {
 using Out = nb::ndarray<nb::device::cpu>;
 
 constexpr size_t kExactInputs = size_t{1} << 17;  // fewer products of two int8 stay within int32
-
-// The arguments of a call, read by name where they are used: no order of 41 values that two places would have to share.
-class Keywords {
-  public:
-    explicit Keywords(const nb::kwargs& given) : given_(given) {}
-
-    // An array, which is never converted, or with std::optional None.
-    template <class A>
-    A array(const char* name) {
-        return get<A>(name, false);
-    }
-
-    template <class N>
-    N number(const char* name) {
-        return get<N>(name, true);
-    }
-
-    // To be called after the last argument has been read.
-    void require_all_read() const {
-        if (given_.size() != read_) throw nb::type_error("_native.mla_prolog: an argument is unknown");
-    }
-
-  private:
-    template <class V>
-    V get(const char* name, bool convert) {
-        ++read_;
-        PyObject* value = PyDict_GetItem(given_.ptr(), interned(name));
-        V result;
-        if (!value || !nb::try_cast<V>(nb::handle(value), result, convert))
-            throw nb::type_error(
-                (std::string("_native.mla_prolog: ") + name + (value ? " has the wrong type" : " is missing")).c_str());
-        return result;
-    }
-
-    // The string object of a literal, made once: making one for each look-up would take longer than the look-up.
-    static PyObject* interned(const char* literal) {
-        static std::unordered_map<const char*, PyObject*> names;  // by address; guarded by the GIL
-        PyObject*& name = names[literal];
-        if (!name) name = PyUnicode_InternFromString(literal);
-        return name;
-    }
-
-    const nb::kwargs& given_;
-    size_t read_ = 0;
-};
 
 template <class A>
 bool shaped(const A& a, std::initializer_list<size_t> shape) {
@@ -127,7 +79,7 @@ PrologCache cache_of(const std::optional<Out>& cache, const nb::dlpack::dtype& t
 // may be made as long as the reader lives.
 class CallReader {
   public:
-    CallReader(const nb::kwargs& given, MlaProlog& call) : k_(given), a(call) {}
+    CallReader(const nb::kwargs& given, MlaProlog& call) : k_("mla_prolog", given), a(call) {}
 
     void read() {
         tokens();

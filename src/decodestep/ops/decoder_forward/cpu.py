@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import astuple
+from dataclasses import asdict, fields
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -15,7 +15,6 @@ from decodestep._base.dispatch import add_part, is_timed, threads
 from decodestep.ops.decoder_forward.arguments import Call
 from decodestep.ops.decoder_forward.weights import (
     DecoderWeights,
-    GroupedAttention,
     LatentAttention,
     LatentSizes,
     LayerWeights,
@@ -24,7 +23,7 @@ from decodestep.ops.decoder_forward.weights import (
 from decodestep.ops.expert_router.cpu import native_rule
 from decodestep.ops.linear.cpu import panel_argument
 from decodestep.ops.mixture_of_experts.cpu import panels_of
-from decodestep.weights.feed_forward import FeedForward
+from decodestep.weights.linear_panels import LinearPanels
 
 _decoders: WeakKeyDictionary[DecoderWeights, Any] = WeakKeyDictionary()
 
@@ -112,8 +111,8 @@ def _decoder(weights: DecoderWeights) -> Any:
             kv_heads=weights.kv_heads,
             head_dim=weights.head_dim,
             head_values=weights.values,
-            latent=weights.latent and astuple(weights.latent),
-            eps=weights.norm_eps,
+            latent=weights.latent and asdict(weights.latent),
+            norm_eps=weights.norm_eps,
             scale=weights.scale,
             embedding_scale=weights.embedding_scale,
             residual_scale=weights.residual_scale,
@@ -127,38 +126,31 @@ def _decoder(weights: DecoderWeights) -> Any:
     return decoder
 
 
-def _layer(w: LayerWeights) -> tuple[Any, ...]:
-    """As csrc/bindings/decoder_forward.cpp names it."""
-    attention, block = w.attention, w.feed_forward
-    return (
-        tuple(map(_vector, (w.attention_norm, w.ffn_norm, w.attention_post_norm, w.ffn_post_norm))),
-        [panel_argument(product) for product in attention.products()],
-        _vectors(attention) if isinstance(attention, LatentAttention) else None,
-        _options(attention) if isinstance(attention, GroupedAttention) else None,
-        panels_of(block if isinstance(block, FeedForward) else None),
-        _mixture(block) if isinstance(block, Mixture) else None,
-    )
+def _layer(w: LayerWeights) -> dict[str, Any]:
+    """As csrc/bindings/decoder_forward.cpp reads it."""
+    block = w.feed_forward
+    return {
+        "attention_norm": _native_form(w.attention_norm),
+        "ffn_norm": _native_form(w.ffn_norm),
+        "attention_post_norm": _native_form(w.attention_post_norm),
+        "ffn_post_norm": _native_form(w.ffn_post_norm),
+        "attention": {field.name: _native_form(getattr(w.attention, field.name)) for field in fields(w.attention)},
+        "mixture": _mixture(block) if isinstance(block, Mixture) else None,
+        **({} if isinstance(block, Mixture) else {"feed_forward": panels_of(block)}),
+    }
 
 
-def _vectors(a: LatentAttention) -> tuple[Any, ...]:
-    norms = [contiguous(norm) for norm in (a.query_norm, a.latent_norm) if norm is not None]
-    return norms, [_vector(bias) for bias in (a.query_down_bias, a.latent_bias, a.output_bias)]
+def _native_form(value: np.ndarray | LinearPanels | int | None) -> Any:
+    if isinstance(value, LinearPanels):
+        return panel_argument(value)
+    return contiguous(value) if isinstance(value, np.ndarray) else value
 
 
-def _options(a: GroupedAttention) -> tuple[Any, ...]:
-    biases = [_vector(bias) for bias in (a.query_bias, a.values_keys_bias, a.output_bias)]
-    return biases, [_vector(a.query_norm), _vector(a.key_norm)], a.window, a.rope
-
-
-def _vector(vector: np.ndarray | None) -> np.ndarray | None:
-    return None if vector is None else contiguous(vector)
-
-
-def _mixture(m: Mixture) -> tuple[Any, ...]:
-    return (
-        panel_argument(m.router),
-        None if m.bias is None else contiguous(m.bias),
-        tuple(native_rule(m.rule).values()),
-        panels_of(m.routed),
-        panels_of(m.shared),
-    )
+def _mixture(m: Mixture) -> dict[str, Any]:
+    return {
+        "router": panel_argument(m.router),
+        "rule": native_rule(m.rule),
+        "bias": _native_form(m.bias),
+        "routed": panels_of(m.routed),
+        "shared": panels_of(m.shared),
+    }
