@@ -100,7 +100,7 @@ Step step_of(PyObject* object, size_t vocab, StepArrays& arrays) {
     constexpr uint64_t any = PY_SSIZE_T_MAX;
     const auto& classes = made_once<StepObjects>().classes;
     const auto found = std::find(classes.begin(), classes.end(), reinterpret_cast<PyObject*>(Py_TYPE(object)));
-    require(found != classes.end(), "a step must be of the types in decodestep.ops.decode_step.steps");
+    require(found != classes.end(), "a step must be of the types in decodestep.steps");
     const auto field = [&](Py_ssize_t i) { return PyTuple_GET_ITEM(object, i); };
     Step step{.kind = static_cast<StepKind>(found - classes.begin())};
     require(PyTuple_GET_SIZE(object) == kStepClasses[static_cast<size_t>(step.kind)].fields,

@@ -60,13 +60,13 @@ def decode_step(
 
         for every row b:
             s = logits[b] as float32, NaN as -inf
-            for step in steps[b]:  s = step(s)                        # see decodestep.ops.decode_step.steps
+            for step in steps[b]:  s = step(s)                        # see decodestep.steps
             token = first argmax of s[i]                              where greedy[b]
                     first argmax of s[i] + gumbel(seed[b], position[b], i) over s[i] > -inf     elsewhere
 
     logits: (B, V), V >= 1, float32, float16 or bfloat16, any strides; also float64, for "reference" only, in float64.
         Not written to.
-    steps: for each row a sequence of the values of `decodestep.ops.decode_step.steps`; their ids are int64 arrays of at most V
+    steps: for each row a sequence of the values of `decodestep.steps`; their ids are int64 arrays of at most V
         ids in [0, V).
     greedy: bool, a scalar or (B,).
     seed: integers in [0, 2^64), a scalar or (B,).

@@ -59,7 +59,7 @@ def _plain_field(value: Any) -> Any:
 
 def _check_step(step: Step, vocab: int) -> None:
     rules = _RULES.get(type(step))
-    require(rules is not None, _OP, "steps", "of the types in decodestep.ops.decode_step.steps", type(step).__name__)
+    require(rules is not None, _OP, "steps", "of the types in decodestep.steps", type(step).__name__)
     if isinstance(step, PATCHES):
         ids = step.ids
         ok = isinstance(ids, np.ndarray) and ids.ndim == 1 and ids.dtype == np.int64
