@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import json
+import pickle
 import re
 import signal
 import socket
@@ -19,9 +21,11 @@ import uvicorn
 
 import decodestep as ds
 import processes
+from decodestep._base.checks import RequestError
+from decodestep.sampling.constraint import ConstraintError
 from decodestep.serving import event_stream
-from decodestep.serving.engine import Ticket
-from decodestep.serving.errors import HttpError
+from decodestep.serving.engine import Engine, Ticket
+from decodestep.serving.errors import HttpError, http_error
 from decodestep.serving.http import Server
 from decodestep.serving.requests import completion_job
 from decodestep.serving.responses import Choice
@@ -198,6 +202,30 @@ def test_bad_requests_are_refused_in_openais_form(shared, path, data, status, pa
     assert (found, error["param"]) == (status, param)
     assert set(error) == {"message", "type", "param", "code"} and error["message"]
     assert shared.server.engine.live == 0
+
+
+@pytest.mark.parametrize(
+    ("error", "param", "code", "message"),
+    [
+        (RequestError("op", "Add.ids", "finite", "nan"), "Add.ids", "invalid_value", "Add.ids must be finite; got nan"),
+        (RequestError("op", "stop_strings", "short", "x; got"), "stop", "invalid_value", "stop must be short; got x; got"),
+        (RequestError("op", "prompt", "short", "9", "too_long"), "prompt", "too_long", "prompt must be short; got 9"),
+        (RequestError("op", "body", "of fields", "x", "unknown_field"), "x", "unknown_field", "unknown field 'x'"),
+        (ConstraintError("a: b", "regex"), "regex", "constraint", "a: b"),
+    ],
+)
+def test_errors_name_the_field_and_the_kind(error, param, code, message):
+    for same in (error, copy.copy(error), pickle.loads(pickle.dumps(error))):
+        told = http_error(same)
+        assert (told.status, told.param, told.code, str(told)) == (400, param, code, message)
+
+
+@pytest.mark.parametrize("capacity", [2000, 100])  # of the context; of the cache
+def test_a_prompt_that_is_too_long_has_a_code(shared, capacity, monkeypatch):
+    monkeypatch.setattr(Engine, "capacity", capacity)
+    status, body, _ = shared.send("/v1/completions", json.dumps({"prompt": [1] * capacity}).encode())
+    error = json.loads(body)["error"]
+    assert (status, error["param"], error["code"]) == (400, "prompt", "context_length_exceeded")
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,17 @@ import numpy as np
 
 
 class RequestError(ValueError):
-    """An argument violates its contract. Any other ValueError raised by this package is a bug in the package."""
+    """An argument violates its contract.
+
+    op, arg, rule, got: the parts of the message. code: the kind of the error, for programs; "" for a value outside its rule.
+    """
+
+    def __init__(self, op: str, arg: str, rule: str, got: str, code: str = "") -> None:
+        super().__init__(f"{op}: {arg} must be {rule}; got {got}")
+        self.op, self.arg, self.rule, self.got, self.code = op, arg, rule, got, code
+
+    def __reduce__(self) -> tuple[Any, ...]:  # an exception is copied and pickled with its message alone
+        return type(self), (self.op, self.arg, self.rule, self.got, self.code), self.__dict__
 
 
 def describe(value: object) -> str:
@@ -21,9 +31,9 @@ def describe(value: object) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-def refuse(op: str, arg: str, rule: str, got: object) -> NoReturn:
+def refuse(op: str, arg: str, rule: str, got: object, code: str = "") -> NoReturn:
     """Raises RequestError. `got`: the value, which is passed to `describe`, or a string, which is used as it is."""
-    raise RequestError(f"{op}: {arg} must be {rule}; got {got if isinstance(got, str) else describe(got)}")
+    raise RequestError(op, arg, rule, got if isinstance(got, str) else describe(got), code)
 
 
 def require(ok: bool, op: str, arg: str, rule: str, got: object) -> None:

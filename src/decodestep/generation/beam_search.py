@@ -137,7 +137,7 @@ def beam_search(
         _number_rows(groups)
     collected = [beam for group in groups for beam in group.collected]
     if not collected and not interrupted:
-        raise NoBeamError(f"{_OP}: next_logits must be such that some beam can go on; got no token above -inf at step {length}")
+        raise NoBeamError(_OP, "next_logits", "such that some beam can go on", f"no token above -inf at step {length}")
     return sorted(collected, key=lambda beam: -beam.score)[:num_return_sequences]
 
 

@@ -39,7 +39,8 @@ def prompt_ids(model: Model, prompt: Prompt) -> list[int]:
     else:
         refuse(_OP, "prompt", f"text, messages or token ids in [0, {vocab})", prompt)
     require(len(ids) > 0, _OP, "prompt", "at least one token long", "an empty prompt")
-    require(len(ids) < context, _OP, "prompt", f"shorter than the context of {context} tokens", f"{len(ids)} tokens")
+    if len(ids) >= context:
+        refuse(_OP, "prompt", f"shorter than the context of {context} tokens", f"{len(ids)} tokens", "context_length_exceeded")
     return ids
 
 

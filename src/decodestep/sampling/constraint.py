@@ -40,7 +40,14 @@ TokenBytes = Callable[[int], bytes]
 
 
 class ConstraintError(RuntimeError):
-    """The next token of a row cannot be constrained, or would cost more than the limits allow."""
+    """The next token of a row cannot be constrained, or would cost more than the limits allow.
+
+    language: of the constraint, one of `LANGUAGES`.
+    """
+
+    def __init__(self, message: str, language: str = "") -> None:
+        super().__init__(message)
+        self.language = language
 
 
 class ConstraintLogitsProcessor:
@@ -85,13 +92,14 @@ class ConstraintLogitsProcessor:
     def steps(self, tokens: Sequence[int]) -> tuple[s.Step, ...]:
         """The mask for the token after these, the whole row: as `Allow` or as `Ban`, whichever names fewer."""
         if len(tokens) < self._read:
-            raise ConstraintError("a constrained row cannot go back")
+            raise ConstraintError("a constrained row cannot go back", self.language)
         if len(tokens) > self._read:
             new = list(tokens[self._read :])
             self._read = len(tokens)
             self._steps = self._mask() if self._matcher.consume_tokens(new) else None
         if self._steps is None or self._matcher.is_error():
-            raise ConstraintError(f"{self.language}: {short(self._matcher.get_error()) or 'the text does not belong to it'}")
+            what = short(self._matcher.get_error()) or "the text does not belong to it"
+            raise ConstraintError(f"{self.language}: {what}", self.language)
         return self._steps
 
     def forces(self, tokens: Sequence[int]) -> bool:

@@ -124,7 +124,7 @@ def from_openai(body: Mapping[str, Any], known: Set[str]) -> dict[str, Any]:
         elif name in known:
             taken[name] = value
         else:
-            refuse("from_openai", "body", "of fields that are understood", name)
+            refuse("from_openai", "body", "of fields that are understood", name, "unknown_field")
     return taken
 
 

@@ -50,7 +50,7 @@ def spelled(given: Mapping[str, Any], known: Set[str]) -> dict[str, Any]:
     for name, value in given.items():
         field = SAME.get(name, name)
         if field not in known:
-            raise UnknownFieldError(f"SamplingParams: the keywords must be fields; got {name}{_meant(name, known)}")
+            raise UnknownFieldError("SamplingParams", "the keywords", "fields", f"{name}{_meant(name, known)}")
         if field in taken or (field != name and field in given):
             refuse("SamplingParams", field, "given once", f"{name} too")
         taken[field] = value

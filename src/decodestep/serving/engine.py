@@ -139,7 +139,9 @@ class Engine:
         self._require_room(count)
         ids = prompt_ids(self.model, prompt)
         room = self.capacity - len(ids)
-        require(room > 0, _OP, "prompt", f"shorter than the {self.capacity} tokens that the cache has room for", f"{len(ids)}")
+        if room <= 0:
+            rule = f"shorter than the {self.capacity} tokens that the cache has room for"
+            refuse(_OP, "prompt", rule, f"{len(ids)}", "context_length_exceeded")
         params = replace(params, max_new_tokens=min(room, params.max_new_tokens or room))
         maker = self._new_sampler(spelled)
         rows = _new_rows(maker, params, ids)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 from decodestep._base.checks import RequestError
@@ -12,7 +11,6 @@ from decodestep.serving.engine import EngineClosedError, QueueFullError
 
 # Fields by the names that OpenAI's clients use.
 _SPELLED = {"max_new_tokens": "max_tokens", "num_return_sequences": "n", "stop_strings": "stop", "strings": "stop"}
-_REFUSAL = re.compile(r"\w+: (\w+) must be (.*)", re.DOTALL)
 
 
 class HttpError(Exception):
@@ -48,21 +46,18 @@ def http_error(error: BaseException) -> HttpError:
         case EngineClosedError():
             return HttpError(503, str(error), code="stopping", Retry_After="10")
         case RequestError():
-            return _refused(str(error))
+            return _refused(error)
         case ConstraintError():
-            return HttpError(400, str(error), param=str(error).partition(":")[0], code="constraint")
+            return HttpError(400, str(error), param=error.language, code="constraint")
         case ModelError():
             return HttpError(400, str(error), param="messages", code="chat_template")
     return HttpError(500, "the request failed inside the server; its log says why", code="internal_error")
 
 
-def _refused(text: str) -> HttpError:
-    """The library's message, "<op>: <arg> must be <rule>; got <what>", without <op>, which means nothing to the client."""
-    found = _REFUSAL.fullmatch(text)
-    if found is None:
-        return HttpError(400, text)
-    param, rest = _SPELLED.get(found[1], found[1]), found[2]
-    if param == "body":
-        return unknown_field(rest.partition("; got ")[2])
-    code = "context_length_exceeded" if param == "prompt" and rest.startswith("shorter than") else "invalid_value"
-    return HttpError(400, f"{param} must be {rest}", param=param, code=code)
+def _refused(error: RequestError) -> HttpError:
+    """The library's error without its operator, which means nothing to the client."""
+    if error.code == "unknown_field":
+        return unknown_field(error.got)
+    param = _SPELLED.get(error.arg, error.arg)
+    message = f"{param} must be {error.rule}; got {error.got}"
+    return HttpError(400, message, param=param, code=error.code or "invalid_value")
