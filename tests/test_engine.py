@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from decodestep.generation.batch import Batch
 from decodestep.generation.schedule import ChunkedPrefill, Work
 from decodestep.models.kv_cache import PAGE
 from decodestep.models.prefill import Room, keys_of
+from decodestep.sampling.sampler import Sampler
 from decodestep.serving import Engine, EngineClosedError, QueueFullError
 from decodestep.serving import engine as engine_module
 
@@ -136,6 +138,35 @@ def test_a_short_prompt_does_not_wait_for_a_long_one_nor_a_long_one_for_ever(tin
             engine.submit([number, 5, 6], one)
         engine.close(60)
     assert done[0] != 0 and 0 in done[:90] and len(done) == 91
+
+
+@pytest.mark.parametrize("schedule", [None, ChunkedPrefill(64)])
+def test_the_batch_advances_by_one_pass_and_scoring_does_not_stop_the_others(tiny, schedule, monkeypatch):
+    monkeypatch.setattr(ChunkedPrefill, "room", lambda schedule, work: Room(64))
+    made = [(prompt, replace(params, num_return_sequences=1)) for prompt, params in requests(7, 12)]
+    made[3] = ([5] * 300, replace(made[3][1], prompt_logprobs=2))
+    expected = fresh_answers(tiny, made)
+    ran, logits = [], tiny.decoder.logits
+    monkeypatch.setattr(tiny.decoder, "logits", lambda *arguments: (ran.append(1), logits(*arguments))[1])
+    sampler = Sampler(
+        [],
+        vocab_size=tiny.config.vocab_size,
+        eos_token_id=tiny.tokenizer.end_token_ids,
+        token_bytes=tiny.tokenizer.token_bytes,
+    )
+    batch = Batch(tiny, sampler, schedule)
+    rows = [sampler.new_row(params, prompt) for prompt, params in made]
+    for row in rows:
+        batch.add(row)
+    drew = [True]
+    while batch.running:
+        drew.append(bool(batch.advance()))
+        assert len(ran) == len(drew) - 1
+    assert schedule is None or all(map(max, pairwise(drew)))
+    for row, [alone] in zip(rows, expected, strict=True):
+        assert row.history.tokens[row.history.prompt_length :] == alone.token_ids
+        assert alone.prompt_logprobs in (None, row.prompt_logprobs)
+    assert tiny.cache.held == 0
 
 
 def test_a_cancelled_request_gives_back_its_pages_at_once(tiny):

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Sequence
 from itertools import starmap
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -21,6 +22,18 @@ if TYPE_CHECKING:
     from decodestep.models import Model
 
 
+class _Pass(NamedTuple):
+    """The input of a forward pass.
+
+    decoding: the keys of the rows that draw after it, whose pieces come first. wanted: whose logits are needed.
+    """
+
+    decoding: list[int]
+    pieces: Sequence[tuple[CachedSequence, Sequence[int]]]
+    wanted: list[bool]
+    work: Work
+
+
 class Batch:
     """Rows that a model runs until each has ended; rows may join and leave between two passes.
 
@@ -29,6 +42,8 @@ class Batch:
             run a block of the unprocessed prompts, as large as the schedule allows
             run the last token of every row that draws, in the same pass or, with prompts first, once all prompts are done
             draw the next token of each of them
+
+    A prompt that is scored (`params.prompt_logprobs`) runs in passes of its own: every second one beside others, if chunked.
 
     sampler: empty; the batch adds the rows that are being sampled. schedule: see `Schedule`.
 
@@ -47,6 +62,7 @@ class Batch:
         self._sequences: dict[int, CachedSequence] = {}  # of the rows that have been admitted, in that order
         self._prefill: Prefill[int] = Prefill(model, fair=self._schedule.chunked)
         self._scoring = PromptScoring(model)  # the prompts that are reported on
+        self._scored = False  # whether the last pass was of one of them
         self._sampled: list[int] = []  # the rows of the sampler
         self._logits: dict[int, np.ndarray] = {}  # of those of them whose last token has been run
 
@@ -149,44 +165,61 @@ class Batch:
             self._waiting.popleft()
 
     def _run(self) -> np.ndarray | None:
-        """Runs a block of the prompts, the last tokens of the rows that are sampled, or both.
+        """Runs one forward pass: a block of a prompt that is scored, or what `_compose` puts together.
 
-        Returns the logits of the last token of every row of the sampler; None if not all of them have been run.
+        Returns the logits of the last token of every row of the sampler; None if not all of them have been run, or if there are
+        prompts that run first.
         """
-        if self._scoring:
+        beside = self._schedule.chunked and (self._sampled or self._prefill)
+        self._scored = bool(self._scoring) and not (self._scored and beside)  # beside others, every second pass
+        if self._scored:
             self._begin(self._scoring.run())
-        elif self._prefill and not self._schedule.chunked:
-            self._begin(self._prefill.run())
-        if not self._schedule.chunked and (self._scoring or self._prefill):
+        else:
+            decoding, logits = self._forward()
+            if decoding and not self._logits:  # all rows of the sampler: most passes need no copy
+                return logits
+            self._logits.update(zip(decoding, logits, strict=True))
+        if self._prompts_first or not self._sampled or len(self._logits) < len(self._sampled):
             return None
-        if self._schedule.chunked:
-            self._model.cache.prepare()
-        while True:
-            decoding = [key for key in self._sampled if key not in self._logits]
-            work = Work(len(decoding), sum(len(self._sequences[key]) + 1 for key in decoding), len(self._prefill))
-            room = self._schedule.room(work) if self._prefill else None
-            prompts = self._prefill.take(room) if room else []
-            if not (decoding or prompts):
-                break
-            tokens = [(self._sequences[key], self._rows[key].history.tokens[len(self._sequences[key]) :]) for key in decoding]
-            pieces = [(len(sequence), len(piece)) for sequence, piece in prompts]
-            work = work._replace(tokens=sum(count for _, count in pieces), token_keys=sum(starmap(keys_of, pieces)))
-            try:
-                with self._schedule.timed(work):
-                    asked = [True] * len(tokens) + (self._prefill.last() if prompts else [])
-                    fresh = self._model.forward([*tokens, *prompts], wanted=asked)
-                break
-            except CacheFullError:
-                self._suspend_last()
-        ready = self._prefill.completed(fresh[len(decoding) :]) if prompts else {}
-        if not (ready or self._logits):
-            return fresh[: len(decoding)] if decoding else None
-        if decoding:
-            self._logits.update(zip(decoding, fresh, strict=False))
-        self._begin(ready)
         logits = np.stack([self._logits[key] for key in self._sampled])
         self._logits.clear()
         return logits
+
+    @property
+    def _prompts_first(self) -> bool:
+        """Whether no row draws yet, because there are prompts to run."""
+        return not self._schedule.chunked and bool(self._scoring or self._prefill)
+
+    def _forward(self) -> tuple[list[int], np.ndarray]:
+        """Runs a pass, with fewer rows if the cache is full; returns the decoding rows in it, and the logits of each."""
+        while True:
+            composed = self._compose()
+            count = len(composed.decoding)
+            if not composed.pieces:
+                return [], np.zeros((0, self._model.config.vocab_size), np.float32)
+            try:
+                with self._schedule.timed(composed.work):
+                    logits = self._model.forward(composed.pieces, wanted=composed.wanted)
+                break
+            except CacheFullError:
+                self._suspend_last()
+        if len(composed.pieces) > count:
+            self._begin(self._prefill.completed(logits[count:]))
+        return composed.decoding, logits[:count]
+
+    def _compose(self) -> _Pass:
+        """The next pass: the last tokens of the rows that draw, pieces of prompts, or both."""
+        decoding = [] if self._prompts_first else [key for key in self._sampled if key not in self._logits]
+        sequences = [self._sequences[key] for key in decoding]
+        work = Work(len(decoding), sum(len(sequence) + 1 for sequence in sequences), len(self._prefill))
+        rows = [(one, self._rows[key].history.tokens[len(one) :]) for key, one in zip(decoding, sequences, strict=True)]
+        room = self._schedule.room(work) if self._prefill else None
+        if room is None:
+            return _Pass(decoding, rows, [True] * len(rows), work)
+        prompts = self._prefill.take(room)
+        sizes = [(len(sequence), len(piece)) for sequence, piece in prompts]
+        work = work._replace(tokens=sum(count for _, count in sizes), token_keys=sum(starmap(keys_of, sizes)))
+        return _Pass(decoding, [*rows, *prompts], [True] * len(rows) + self._prefill.last(), work)
 
     def _begin(self, ready: dict[int, np.ndarray]) -> None:
         """Starts sampling the rows whose prompts have been run; ready: the logits of their last tokens."""

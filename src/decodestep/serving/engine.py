@@ -211,6 +211,7 @@ class Engine:
             while self._wait():
                 texts: dict[int, str] = {}
                 try:
+                    self.model.cache.prepare()
                     self._end_cancelled(texts)
                     texts |= {key: texts.get(key, "") + text for key, text in self._batch.advance()}
                     self.passes += 1
