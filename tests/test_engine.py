@@ -15,7 +15,8 @@ import pytest
 
 import decodestep as ds
 from decodestep.generation.batch import Batch
-from decodestep.generation.schedule import ChunkedPrefill, Work
+from decodestep.generation.pass_cost import Work
+from decodestep.generation.schedule import ChunkedPrefill
 from decodestep.models.kv_cache import PAGE
 from decodestep.models.prefill import Room, keys_of
 from decodestep.sampling.sampler import Sampler
@@ -78,7 +79,7 @@ def test_every_answer_is_that_of_the_request_alone(tiny, pages, monkeypatch):
     made = requests(pages, 40)
     expected = fresh_answers(tiny, made)
     model = ds.load(tiny.path, cache_bytes=pages * tiny.cache.page_bytes, threads=2)
-    monkeypatch.setattr(ChunkedPrefill, "AHEAD", 4)  # so that rows run out of pages
+    monkeypatch.setattr(ChunkedPrefill, "RESERVED_TOKENS", 4)  # so that rows run out of pages
     forward, all_here = model.decoder.logits, threading.Event()
     monkeypatch.setattr(model.decoder, "logits", lambda *arguments: (all_here.wait(60), forward(*arguments))[1])
     with Engine(model, max_rows=12, max_waiting=200) as engine:
@@ -97,7 +98,7 @@ def test_a_row_that_is_suspended_for_lack_of_pages_loses_nothing(tiny, monkeypat
     params = ds.SamplingParams(max_new_tokens=60, seed=1, **FREE)
     expected = [ds.generate(tiny, [prompt], params)[0] for prompt in prompts]
     model = ds.load(tiny.path, cache_bytes=9 * tiny.cache.page_bytes)
-    monkeypatch.setattr(ChunkedPrefill, "AHEAD", 1)
+    monkeypatch.setattr(ChunkedPrefill, "RESERVED_TOKENS", 1)
     suspended, suspend = [], Batch._suspend_last
     monkeypatch.setattr(Batch, "_suspend_last", lambda batch: (suspended.append(1), suspend(batch)))
     forward, both_here = model.decoder.logits, threading.Event()
@@ -322,7 +323,8 @@ def test_pieces_allow_for_the_keys_that_they_and_the_rows_attend_to(monkeypatch)
             position, length = position + tokens, length + 1
             if turn and tokens:
                 shares.append(more / seconds)
-    assert max(shares) < 1.1 * ChunkedPrefill.SLOWER and sorted(shares)[len(shares) // 10] > 0.6 * ChunkedPrefill.SLOWER
+    limit = ChunkedPrefill.MAX_SLOWDOWN
+    assert max(shares) < 1.1 * limit and sorted(shares)[len(shares) // 10] > 0.6 * limit
 
 
 def test_what_a_constraint_decides_needs_no_pass_and_changes_no_token(tiny, monkeypatch):

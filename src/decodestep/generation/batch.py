@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from decodestep.generation.pass_cost import Work
 from decodestep.generation.prompt_logprobs import PromptScoring
-from decodestep.generation.schedule import PrefillFirst, Schedule, Work
+from decodestep.generation.schedule import PrefillFirst, Schedule
 from decodestep.models.page_pool import CacheFullError
 from decodestep.models.prefill import Prefill, keys_of
 from decodestep.models.sequence import CachedSequence, admit, pages_of
@@ -146,7 +147,7 @@ class Batch:
 
     def _admit(self) -> None:
         cache = self._model.cache
-        while self._waiting and len(self._sequences) < self._schedule.most_rows:
+        while self._waiting and len(self._sequences) < self._schedule.max_rows:
             key = self._waiting[0]
             row = self._rows[key]
             drawn = len(row.history) - row.history.prompt_length
