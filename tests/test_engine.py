@@ -15,11 +15,11 @@ import pytest
 
 import decodestep as ds
 from decodestep.generation.batch import Batch
+from decodestep.generation.model_sampler import sampler_for
 from decodestep.generation.pass_cost import Work
 from decodestep.generation.schedule import ChunkedPrefill
 from decodestep.models.kv_cache import PAGE
 from decodestep.models.prefill import Room, keys_of
-from decodestep.sampling.sampler import Sampler
 from decodestep.serving import Engine, EngineClosedError, QueueFullError
 from decodestep.serving import engine as engine_module
 
@@ -149,12 +149,7 @@ def test_the_batch_advances_by_one_pass_and_scoring_does_not_stop_the_others(tin
     expected = fresh_answers(tiny, made)
     ran, logits = [], tiny.decoder.logits
     monkeypatch.setattr(tiny.decoder, "logits", lambda *arguments: (ran.append(1), logits(*arguments))[1])
-    sampler = Sampler(
-        [],
-        vocab_size=tiny.config.vocab_size,
-        eos_token_id=tiny.tokenizer.end_token_ids,
-        token_bytes=tiny.tokenizer.token_bytes,
-    )
+    sampler = sampler_for(tiny)
     batch = Batch(tiny, sampler, schedule)
     rows = [sampler.new_row(params, prompt) for prompt, params in made]
     for row in rows:

@@ -17,11 +17,10 @@ from decodestep.explain.data import record_document
 from decodestep.explain.page import page
 from decodestep.explain.record import record
 from decodestep.explain.spelling import spelled
+from decodestep.generation.model_sampler import sampler_for
 from decodestep.generation.prompts import prompt_ids
 from decodestep.models import Model
 from decodestep.sampling.params import SamplingParams
-from decodestep.sampling.row import Row
-from decodestep.sampling.sampler import Sampler
 from decodestep.sampling.trace import Trace, probabilities
 
 _PAGE_STEPS = 40
@@ -94,7 +93,7 @@ def _other(options: argparse.Namespace) -> argparse.Namespace:
 
 
 def _show(model: Model, params: SamplingParams, ids: list[int], options: argparse.Namespace) -> int:
-    row = _row(model, params, ids)
+    row = sampler_for(model, params, prompt_ids=[ids]).rows[0]
     found: list[dict[str, Any]] = []
     if ids:
         recorded = record(model, ids, params, options.steps or 1, lambda trace: shown(model, trace, options.rows))
@@ -117,18 +116,6 @@ def _show(model: Model, params: SamplingParams, ids: list[int], options: argpars
         for one in found:
             print_stages(Console(), one, names, end)
     return 0
-
-
-def _row(model: Model, params: SamplingParams, ids: list[int]) -> Row:
-    tokenizer = model.tokenizer
-    sampler = Sampler(
-        params,
-        vocab_size=model.config.vocab_size,
-        eos_token_id=tokenizer.end_token_ids,
-        prompt_ids=[ids],
-        token_bytes=tokenizer.token_bytes,
-    )
-    return sampler.rows[0]
 
 
 def shown(model: Model, trace: Trace, count: int) -> dict[str, Any]:

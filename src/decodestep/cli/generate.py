@@ -17,9 +17,9 @@ from decodestep.cli.cancelled import Cancelled
 from decodestep.cli.options import add_ban, add_model, add_params, add_prompt, load, params_of, prompt_of, with_bans
 from decodestep.generation.completion import Completion
 from decodestep.generation.generate import generate
+from decodestep.generation.model_sampler import sampler_for
 from decodestep.models import Model
 from decodestep.sampling.params import SamplingParams
-from decodestep.sampling.sampler import Sampler
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -91,13 +91,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _explained(model: Model, params: SamplingParams) -> str:
-    sampler = Sampler(
-        params.without_beams(),
-        vocab_size=model.config.vocab_size,
-        eos_token_id=model.tokenizer.end_token_ids,
-        token_bytes=model.tokenizer.token_bytes,
-    )
-    plan = sampler.explain()
+    plan = sampler_for(model, params.without_beams()).explain()
     if params.num_beams == 1:
         return plan
     lines = plan.splitlines()[:-1]  # without the draw

@@ -8,11 +8,11 @@ from typing import Generic, TypeVar
 
 from decodestep._base.dispatch import use_threads
 from decodestep.generation.beam_logits import BeamLogits
+from decodestep.generation.model_sampler import sampler_for
 from decodestep.generation.run import within_context
 from decodestep.models import Model
 from decodestep.sampling.params import SamplingParams
 from decodestep.sampling.row import Row
-from decodestep.sampling.sampler import Sampler
 from decodestep.sampling.trace import Trace
 
 Kept = TypeVar("Kept")
@@ -42,14 +42,7 @@ def record(
     prompt_ids: at least one token. params: of one beam and one sample.
     Raises as `Sampler` does, and CacheFullError if the prompt and the steps do not fit the cache.
     """
-    tokenizer = model.tokenizer
-    sampler = Sampler(
-        within_context(model, list(prompt_ids), params),
-        vocab_size=model.config.vocab_size,
-        eos_token_id=tokenizer.end_token_ids,
-        prompt_ids=[prompt_ids],
-        token_bytes=tokenizer.token_bytes,
-    )
+    sampler = sampler_for(model, within_context(model, list(prompt_ids), params), prompt_ids=[prompt_ids])
     row, ids, tokens, text = sampler.rows[0], list(prompt_ids), list[Kept](), ""
     logits_of = BeamLogits(model, 1, min(len(ids) + steps, model.config.context))
     try:

@@ -1,7 +1,8 @@
 """Text generation: sampling (`generate`, `stream`) and beam search.
 
 - `prompts`: the accepted forms of a prompt; `completion`: the result of a row;
-- `batch`: rows that a model runs together; `schedule`: what each pass runs; `run`: one call, driven by `generate` and `stream`;
+- `batch`: rows that a model runs together; `schedule`, `pass_cost`: what each pass runs; `model_sampler`: their sampler;
+- `run`: one call, driven by `generate` and `stream`;
 - `prompt_logprobs`: the log-probabilities of a prompt's own tokens;
 - `beam_search`, `beam_group`: beam search with any source of logits; `beam_logits`, `model_search`: with a model.
 """

@@ -10,12 +10,12 @@ from decodestep._base.checks import require
 from decodestep._base.dispatch import use_threads
 from decodestep.generation.batch import Batch
 from decodestep.generation.completion import Completion, completion_of
+from decodestep.generation.model_sampler import sampler_for
 from decodestep.generation.model_search import ModelSearch
 from decodestep.generation.prompts import Prompt, prompt_ids, prompts_of
 from decodestep.sampling.params import SamplingParams
 from decodestep.sampling.row import Row
 from decodestep.sampling.row_processors import Processors
-from decodestep.sampling.sampler import Sampler
 
 if TYPE_CHECKING:
     from decodestep.models import Model
@@ -49,13 +49,7 @@ class Run:
         self._model = model
         self._cancelled = cancelled or (lambda: False)
         self._prompts: list[list[Row] | ModelSearch] = []
-        sampler = Sampler(
-            [],
-            vocab_size=model.config.vocab_size,
-            eos_token_id=model.tokenizer.end_token_ids,
-            processors=processors,
-            token_bytes=model.tokenizer.token_bytes,
-        )
+        sampler = sampler_for(model, processors=processors)
         self._keys: dict[int, int] = {}  # of each completion that is a sample, that of its row in the batch
         self._batch = Batch(model, sampler)
         self._searches: list[tuple[int, ModelSearch]] = []  # those that have not run, with the index of the first beam

@@ -14,6 +14,7 @@ from decodestep._base.checks import is_int, refuse, require
 from decodestep._base.dispatch import use_threads
 from decodestep._base.memory import trim_heap
 from decodestep.generation.batch import Batch
+from decodestep.generation.model_sampler import sampler_for
 from decodestep.generation.prompts import Prompt, prompt_ids
 from decodestep.generation.schedule import ChunkedPrefill
 from decodestep.models.kv_cache import PAGE
@@ -143,8 +144,7 @@ class Engine:
             rule = f"shorter than the {self.capacity} tokens that the cache has room for"
             refuse(_OP, "prompt", rule, f"{len(ids)}", "context_length_exceeded")
         params = replace(params, max_new_tokens=min(room, params.max_new_tokens or room))
-        maker = self._new_sampler(spelled)
-        rows = _new_rows(maker, params, ids)
+        rows = _new_rows(sampler_for(self.model, token_bytes=self._token_bytes(frozenset(spelled))), params, ids)
         with self._wake:
             self._require_room(count)  # other requests may have arrived meanwhile
             ticket = Ticket(self.wake, self._taken, ids, rows, listener)
@@ -188,10 +188,6 @@ class Engine:
             seconds = self._row_seconds * (self._live + count - self._most) / self.max_rows
             raise QueueFullError(self._live - self.max_rows, max(1, min(60, round(seconds))))
 
-    def _new_sampler(self, spelled: Collection[str] = ()) -> Sampler:
-        vocab, ends = self.model.config.vocab_size, self.model.tokenizer.end_token_ids
-        return Sampler([], vocab_size=vocab, eos_token_id=ends, token_bytes=self._token_bytes(frozenset(spelled)))
-
     def _token_bytes(self, spelled: frozenset[str]) -> Callable[[int], bytes]:
         """Token id -> bytes of text; for the control tokens in `spelled`, their names. The same function for equal sets."""
         tokenizer = self.model.tokenizer
@@ -204,7 +200,7 @@ class Engine:
         return self._spelling[spelled]
 
     def _new_batch(self) -> Batch:
-        return Batch(self.model, self._new_sampler(), ChunkedPrefill(self.max_rows))
+        return Batch(self.model, sampler_for(self.model), ChunkedPrefill(self.max_rows))
 
     def _loop(self) -> None:
         with use_threads(self.model.threads):
