@@ -22,7 +22,7 @@ from decodestep.ops.decode_step.rows import Part
 from decodestep.sampling import constraint_worker
 from decodestep.sampling.fusion_rules import rule
 from decodestep.sampling.json_schema import checked, enforceable, short
-from decodestep.sampling.params import SamplingParams
+from decodestep.sampling.params import SamplingParams, languages_of
 from decodestep.sampling.token_history import History
 
 # The limits for untrusted schemas: half of llguidance's default limits on work, and about 100 MB of states instead of 500.
@@ -42,7 +42,7 @@ TokenBytes = Callable[[int], bytes]
 class ConstraintError(RuntimeError):
     """The next token of a row cannot be constrained, or would cost more than the limits allow.
 
-    language: of the constraint, one of `LANGUAGES`.
+    language: of the constraint, "json_schema", "regex" or "grammar".
     """
 
     def __init__(self, message: str, language: str = "") -> None:
@@ -70,7 +70,7 @@ class ConstraintLogitsProcessor:
     def __init__(
         self, params: SamplingParams, prompt_length: int, *, token_bytes: TokenBytes, vocab_size: int, ends: frozenset[int]
     ) -> None:
-        self.language = next(name for name in LANGUAGES if getattr(params, name) is not None)
+        [self.language] = languages_of(params)
         if not ends:
             refuse("Sampler", self.language, "given to rows that have an end token", "none")
         with extra("generate"):
@@ -130,9 +130,6 @@ class ConstraintLogitsProcessor:
         return (s.Ban(np.flatnonzero(~allowed)),) if count < self._vocab else ()
 
 
-LANGUAGES = ("json_schema", "regex", "grammar")
-
-
 @rule(ConstraintLogitsProcessor, "mask")
 def _constraint(processor: ConstraintLogitsProcessor, vocab: int) -> Part:
     def steps(history: History) -> tuple[s.Step, ...]:
@@ -145,7 +142,7 @@ def constraint_of(
     params: SamplingParams, prompt_length: int, *, token_bytes: TokenBytes | None, vocab_size: int, ends: frozenset[int]
 ) -> list[ConstraintLogitsProcessor]:
     """The constraint of a row, or none."""
-    asked = [name for name in LANGUAGES if getattr(params, name) is not None]
+    asked = languages_of(params)
     if not asked:
         return []
     if token_bytes is None:

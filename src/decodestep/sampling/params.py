@@ -36,6 +36,8 @@ SAMPLERS = (
     "xtc_probability",
 )
 
+LANGUAGES = ("json_schema", "regex", "grammar")  # the fields with a constraint
+
 
 def _field(default: Any, rule: Rule, text: str, *, section: str = "", several: bool = False) -> Any:
     """A field with its default, its rule and its description.
@@ -260,7 +262,7 @@ class SamplingParams:
         require(self.num_beams == 1 or "keys" not in config, _OP, "watermarking_config", rule, self.num_beams)
 
     def _check_constraints(self) -> None:
-        asked = [name for name in ("json_schema", "regex", "grammar") if getattr(self, name) is not None]
+        asked = languages_of(self)
         if asked:
             require(len(asked) == 1, _OP, asked[-1], f"None beside {asked[0]}", repr(getattr(self, asked[-1])))
             require(self.num_beams == 1, _OP, asked[0], "None beside several beams", repr(getattr(self, asked[0])))
@@ -325,6 +327,11 @@ class SamplingParams:
         contradict each other, and outside the intervals of the interface.
         """
         return cls(**{**request_formats.from_openai(body, _DEFAULTS.keys()), **changes})
+
+
+def languages_of(params: SamplingParams) -> list[str]:
+    """Those of `LANGUAGES` that the params have."""
+    return [name for name in LANGUAGES if getattr(params, name) is not None]
 
 
 def _as_tuples(value: Any) -> Any:

@@ -11,7 +11,7 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from decodestep.sampling.constraint import LANGUAGES
+from decodestep.sampling.params import languages_of
 from decodestep.serving.engine import COMPILE_SECONDS
 from decodestep.serving.errors import HttpError, http_error, refusal
 from decodestep.serving.responses import Choice, Envelope, json_bytes, usage
@@ -48,7 +48,7 @@ class Answer:
         count = self._job.params.num_return_sequences
         spelled = self._job.tools.text.spelled if self._job.tools else ()
         params, begun = self._job.params, time.thread_time()
-        constrained = any(getattr(params, language) is not None for language in LANGUAGES)
+        constrained = bool(languages_of(params))
         try:
             for i, prompt in enumerate(self._job.prompts):
                 if i and constrained and time.thread_time() - begun > COMPILE_SECONDS:

@@ -7,8 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from decodestep.sampling.constraint import LANGUAGES
-from decodestep.sampling.params import SamplingParams
+from decodestep.sampling.params import LANGUAGES, SamplingParams, languages_of
 from decodestep.serving import tools
 from decodestep.serving.errors import HttpError, refusal, unknown_field
 
@@ -125,7 +124,7 @@ def _job(
     if len(params.stop_strings) > _MAX_STOPS or sum(map(len, params.stop_strings)) > _MAX_STOP_CHARACTERS:
         raise refusal("stop", f"at most {_MAX_STOPS} strings of {_MAX_STOP_CHARACTERS} characters in total")
     if changes:
-        constrained = [name for name in LANGUAGES if getattr(params, name) is not None]
+        constrained = languages_of(params)
         if constrained:
             raise refusal(constrained[0], "omitted with response_format or a required tool")
         params = replace(params, **changes)
