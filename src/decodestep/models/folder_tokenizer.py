@@ -16,8 +16,8 @@ from decodestep.models.errors import ModelError
 from decodestep.models.json_file import parse_object
 from decodestep.models.model_folder import ModelFolder
 from decodestep.models.tokenizer import Tokenizer, engine_errors
+from decodestep.stopping.byte_alphabet import byte_of
 
-_BYTE_TOKEN = re.compile("<0x([0-9A-Fa-f]{2})>")
 _NAMES = ("bos", "eos", "unk", "pad", "cls", "sep", "mask")
 _MAX_IDS = 1 << 24
 _MAX_GROWTH = 1 << 12  # of a text by replacements; published ones replace a few characters by as many
@@ -55,8 +55,8 @@ class FolderTokenizer(Tokenizer):
         self._verbatim = frozenset(added)
         self.kinds = kinds = {"ByteLevel"} if text is None else _kinds(data)
         self._sentencepiece = "ByteLevel" not in kinds
-        matches = ((i, _BYTE_TOKEN.fullmatch(token)) for i, token in enumerate(self._tokens))
-        self._byte_tokens = {i: bytes.fromhex(match[1]) for i, match in matches if match and "ByteFallback" in kinds}
+        spelled = ((i, byte_of(token)) for i, token in enumerate(self._tokens if "ByteFallback" in kinds else ()))
+        self._byte_tokens = {i: byte for i, byte in spelled if byte}
         named = ((name, vocabulary.get(_content(settings.get(f"{name}_token")) or "")) for name in _NAMES)
         self.named_ids = {name: i for name, i in named if i is not None}
         self.bos_token_id, self.eos_token_id = self.named_ids.get("bos"), self.named_ids.get("eos")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
@@ -21,14 +20,13 @@ from decodestep.models import metadata as md
 from decodestep.models.control_tokens import ControlTokens
 from decodestep.models.errors import ModelError
 from decodestep.models.pre_tokenizers import BEGINNING, COMPOSED, PRE_TOKENIZERS, WHOLE_WORDS
-from decodestep.stopping.byte_alphabet import BYTE_OF
+from decodestep.stopping.byte_alphabet import BYTE_OF, byte_of
 
 _UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 2, 3, 4, 6  # values of tokenizer.ggml.token_type
 _SPACE = "\u2581"  # SentencePiece's character for a space
 _LONG = 2**14  # characters of a text that is encoded without the GIL
 _BEFORE = ("\n", "a", "0")  # texts with which a text that follows them rarely shares a token
 _ENDS_OF_TURNS = ("<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<end_of_utterance>", "<EOT>", "_<EOT>", "[EOT]")
-_BYTE_TOKEN = re.compile("<0x([0-9A-Fa-f]{2})>")
 
 # Every cut of a SentencePiece token into two may be a merge, so that long tokens cost the square of their length. Vocabularies
 # have tokens of up to some hundred characters, and some million characters of tokens and of merges.
@@ -242,7 +240,7 @@ def merges_of(tokens: Iterable[str], vocabulary: dict[str, int]) -> list[tuple[s
 
 
 def _byte_of(token: str) -> bytes:
-    match = _BYTE_TOKEN.fullmatch(token)
-    if match is None:
+    byte = byte_of(token)
+    if byte is None:
         raise ModelError(f"the tokenizer's byte token {token!r} is not <0xNN>")
-    return bytes.fromhex(match[1])
+    return byte

@@ -1,6 +1,10 @@
-"""The alphabet in which byte-level vocabularies write bytes as characters."""
+"""How vocabularies write single bytes: byte-level ones as characters of an alphabet, others as tokens such as <0x0A>."""
 
 from __future__ import annotations
+
+import re
+
+_BYTE_TOKEN = re.compile("<0x([0-9A-Fa-f]{2})>")
 
 
 def _byte_alphabet() -> dict[str, int]:
@@ -12,3 +16,9 @@ def _byte_alphabet() -> dict[str, int]:
 
 # The byte that each character of a byte-level vocabulary stands for.
 BYTE_OF = _byte_alphabet()
+
+
+def byte_of(token: str) -> bytes | None:
+    """The byte that a token such as <0x0A> stands for; None for other tokens."""
+    match = _BYTE_TOKEN.fullmatch(token)
+    return bytes.fromhex(match[1]) if match else None

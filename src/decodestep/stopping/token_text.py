@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -11,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from decodestep._base.checks import require
-from decodestep.stopping.byte_alphabet import BYTE_OF
+from decodestep.stopping.byte_alphabet import BYTE_OF, byte_of
 
 # Every token is decoded after this text, because decoders strip spaces at the beginning. Any tokenizer can encode it.
 _LEAD = "abcdef"
@@ -90,9 +89,7 @@ def token_bytes(token: str, stop_string_matching_mode: str | None, byte_decoder:
     """The bytes that a token spells, in the byte alphabet or as <0xEB>; None where only the tokenizer's decoder knows."""
     if stop_string_matching_mode == "byte_level" and byte_decoder is not None and all(c in byte_decoder for c in token):
         return bytes(byte_decoder[c] for c in token)
-    if stop_string_matching_mode == "byte_fallback" and _BYTE_TOKEN.fullmatch(token):
-        return bytes.fromhex(token[3:5])
-    return None
+    return byte_of(token) if stop_string_matching_mode == "byte_fallback" else None
 
 
 def _pooled(pieces: Sequence[bytes]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
@@ -122,7 +119,6 @@ def _decoder_types(decoder: Any) -> set[str]:
     return found | {type(decoder).__name__}
 
 
-_BYTE_TOKEN = re.compile("<0x[0-9A-Fa-f]{2}>")
 # Code point -> byte in the byte alphabet, -1 where it is not in it; the last entry stands for all larger code points.
 _ALPHABET = np.full(max(map(ord, BYTE_OF)) + 2, -1, np.int16)
 _ALPHABET[[ord(character) for character in BYTE_OF]] = list(BYTE_OF.values())
