@@ -9,11 +9,10 @@ import numpy as np
 
 from decodestep._base.checks import is_int, refuse, require
 from decodestep.weights.device_rows import DeviceRows
-from decodestep.weights.linear_panels import LinearPanels
+from decodestep.weights.linear_panels import PANEL, LinearPanels
 from decodestep.weights.packed import PackedWeight
 
 _CLASS = "FeedForward"
-_PANEL = 32  # outputs
 
 Weight: TypeAlias = PackedWeight | LinearPanels | DeviceRows
 
@@ -50,8 +49,8 @@ class FeedForward:
             if weight is None and name == "gate":
                 continue
             require(isinstance(weight, Weight), _CLASS, name, "a PackedWeight or a LinearPanels", weight)
-            unit = _PANEL if self.count > 1 and isinstance(weight, LinearPanels) else 1
-            rule = f"of {self.count} blocks of outputs" + (f", multiples of {_PANEL}" if unit > 1 else "")
+            unit = PANEL if self.count > 1 and isinstance(weight, LinearPanels) else 1
+            rule = f"of {self.count} blocks of outputs" + (f", multiples of {PANEL}" if unit > 1 else "")
             require(weight.shape[1] % (self.count * unit) == 0, _CLASS, name, rule, _shape(weight.shape))
         shapes = {"up": self.up.shape if self.gate is None else self.gate.shape, "down": (self.width, self.count * self.hidden)}
         for name, shape in shapes.items():
@@ -123,8 +122,8 @@ def part_of_outputs(weight: Weight, first: int, count: int) -> Weight:
         return DeviceRows(weight.values[first : first + count])
     if isinstance(weight, PackedWeight):
         return replace(weight, rows=weight.rows[first : first + count])
-    panels = -(-weight.outputs // _PANEL)
-    data = weight.data.reshape(panels, -1)[first // _PANEL : -(-(first + count) // _PANEL)]
+    panels = -(-weight.outputs // PANEL)
+    data = weight.data.reshape(panels, -1)[first // PANEL : -(-(first + count) // PANEL)]
     return replace(weight, data=data.reshape(-1), outputs=count)
 
 

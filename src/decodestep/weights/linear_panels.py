@@ -15,6 +15,7 @@ from decodestep.weights.unpack_linear_panels import unpacked_rows
 if TYPE_CHECKING:
     from decodestep.weights.file_rows import FileRows
 
+PANEL = 32  # outputs
 # Inputs of a block, and its bytes for 32 outputs; csrc/linear/linear_panels.h defines the layout.
 _BLOCK = {
     Format.F32: (32, 4096),
@@ -76,7 +77,7 @@ class LinearPanels:
         (inputs, outputs), (block, block_bytes) = weight.shape, _BLOCK[chosen]
         rule = f"a multiple of {block} in format {chosen.name}"
         require(chosen in _DENSE or inputs % block == 0, "LinearPanels", "inputs", rule, inputs)
-        size = -(-outputs // 32) * -(-inputs // block) * block_bytes
+        size = -(-outputs // PANEL) * -(-inputs // block) * block_bytes
         data = new_bytes(size)
         if isinstance(weight, PackedWeight):
             pack_linear_panels(weight, chosen, data)

@@ -11,10 +11,10 @@ import numpy as np
 from decodestep._base import arrays
 from decodestep._base.arrays import Array
 from decodestep._base.checks import require
+from decodestep._base.memory import new_bytes
 
 _DTYPES = (np.dtype(np.float32), np.dtype(ml_dtypes.bfloat16), np.dtype(np.int8))
 _PANEL_COLUMNS, _GROUP_BYTES = 64, 4  # as in csrc/mla_prolog/prolog_panels.h
-_CACHE_LINE = 64
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,7 +53,7 @@ class PanelWeight:
             whole = shape
         inputs, outputs = whole[-2:]
         count = whole[0] if len(whole) == 3 else 0
-        data = _aligned(max(count, 1) * _packed_bytes(inputs, outputs, a.itemsize), a.dtype)
+        data = new_bytes(max(count, 1) * _packed_bytes(inputs, outputs, a.itemsize)).view(a.dtype)
         plain = np.ascontiguousarray(a.reshape(a.shape[0], -1, a.shape[3]) if a.ndim == 4 else a)
         pack_prolog_panels(plain, inputs, outputs, count, data)
         return cls(data, tuple(whole))
@@ -88,10 +88,3 @@ def _packed_bytes(inputs: int, outputs: int, itemsize: int) -> int:
     """Bytes of a packed (inputs, outputs) weight."""
     rows = -(-inputs * itemsize // _GROUP_BYTES) + (itemsize == 1)
     return -(-outputs // _PANEL_COLUMNS) * rows * _PANEL_COLUMNS * _GROUP_BYTES
-
-
-def _aligned(size: int, dtype: np.dtype[Any]) -> np.ndarray:
-    """`size` bytes that begin at a cache line, so that no vector of weights crosses one."""
-    buffer = np.empty(size + _CACHE_LINE, np.uint8)
-    start = -buffer.ctypes.data % _CACHE_LINE
-    return buffer[start : start + size].view(dtype)
