@@ -66,7 +66,7 @@ def optional_outline(op: str, arg: str, value: Any, device: Any) -> np.ndarray |
     return None if value is None else outline(op, arg, value, device)
 
 
-def on_host(value: Any) -> Any:
+def to_host(value: Any) -> Any:
     """A tensor's copy on the host; anything else unchanged."""
     return value.cpu() if arrays.is_torch(value) else value
 

@@ -11,13 +11,13 @@ import from layers below the operators.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import numpy as np
 
 from decodestep._base import arrays
-from decodestep._base.arrays import Array
+from decodestep._base.arrays import Integers
 from decodestep._base.checks import is_int, refuse, require
 from decodestep._base.dispatch import choose, run
 from decodestep.random import cpu, reference
@@ -25,11 +25,11 @@ from decodestep.random.reserved_tokens import SAMPLE_HIGH as SAMPLE_HIGH
 from decodestep.random.reserved_tokens import SAMPLE_LOW as SAMPLE_LOW
 from decodestep.random.reserved_tokens import XTC_COIN as XTC_COIN
 
-Integers: TypeAlias = "int | Sequence[int] | Array"
+Field: TypeAlias = "int | Integers"  # of one record or of many
 Noise: TypeAlias = Any  # a NumPy scalar, array or tensor, as the arguments are
 
 
-def noise_bits(seed: Integers, position: Integers, token: Integers, *, backend: str = "auto") -> Noise:
+def noise_bits(seed: Field, position: Field, token: Field, *, backend: str = "auto") -> Noise:
     """MurmurHash3_x86_32 of each record.
 
         for every broadcast index i:  bits[i] = murmur3_32(le64(seed[i]) + le32(position[i]) + le32(token[i]), seed=0)
@@ -45,7 +45,7 @@ def noise_bits(seed: Integers, position: Integers, token: Integers, *, backend: 
     return _noise("noise_bits", seed, position, token, backend)
 
 
-def uniform(seed: Integers, position: Integers, token: Integers, *, backend: str = "auto") -> Noise:
+def uniform(seed: Field, position: Field, token: Field, *, backend: str = "auto") -> Noise:
     """float32 noise in (0, 1): u = min((float32(bits) + 0.5) * 2^-32, 1 - 2^-24), with its finest steps near 0.
 
     The conversion and the addition round to nearest even. Arguments, returns and raises: as `noise_bits`.
@@ -53,7 +53,7 @@ def uniform(seed: Integers, position: Integers, token: Integers, *, backend: str
     return _noise("uniform", seed, position, token, backend)
 
 
-def exponential(seed: Integers, position: Integers, token: Integers, *, backend: str = "auto") -> Noise:
+def exponential(seed: Field, position: Field, token: Field, *, backend: str = "auto") -> Noise:
     """float32 Exp(1) noise: q = -log1p(-u) with the `uniform` u.
 
     The winner of a race, the largest p / q, has a small q, where the steps of u are finest. log1p is that of
@@ -62,7 +62,7 @@ def exponential(seed: Integers, position: Integers, token: Integers, *, backend:
     return _noise("exponential", seed, position, token, backend)
 
 
-def gumbel(seed: Integers, position: Integers, token: Integers, *, backend: str = "auto") -> Noise:
+def gumbel(seed: Field, position: Field, token: Field, *, backend: str = "auto") -> Noise:
     """float32 standard Gumbel noise: g = -log(q) with the `exponential` q, itself rounded to float32 first.
 
     The first argmax of score + g draws from softmax(score). Arguments, returns and raises: as `noise_bits`.
@@ -90,7 +90,7 @@ def sample_seed(seed: int, sample: int) -> int:
     return high << 32 | low
 
 
-def _noise(op: str, seed: Integers, position: Integers, token: Integers, backend: str) -> Noise:
+def _noise(op: str, seed: Field, position: Field, token: Field, backend: str) -> Noise:
     given = (seed, position, token)
     records = [
         _integers(op, name, value, bound)

@@ -142,7 +142,7 @@ def _on_device(
     rows = devices.outline(_OP, "logits", logits, logits.device)
     require_dtype(_OP, "logits", rows, _FLOATS[:3])
     require(rows.ndim == 2 and rows.shape[1] >= 1, _OP, "logits", "of shape (B, V) with V >= 1", rows)
-    normalised = normalise_arguments(rows, steps, devices.on_host(greedy), seed, position, top_logprobs)
+    normalised = normalise_arguments(rows, steps, devices.to_host(greedy), seed, position, top_logprobs)
     tokens, processed, logprobs = run(_OP, "triton", triton.decode_step, logits.detach(), *normalised, need_processed)
     return DecodeStep(tokens, processed, (None,) * len(rows) if logprobs is None else _named(logprobs))
 

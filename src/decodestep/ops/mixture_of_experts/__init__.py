@@ -91,7 +91,7 @@ def _on_device(x: Any, experts: Any, weights: Any, routed: FeedForward, shared: 
     devices.choose_triton(OP, backend, x, obstacle)
     from decodestep.ops.mixture_of_experts import triton
 
-    chosen = _check(devices.outline(OP, "x", x, x.device), devices.on_host(experts), routed, shared)
+    chosen = _check(devices.outline(OP, "x", x, x.device), devices.to_host(experts), routed, shared)
     for name, block in (("routed", routed), ("shared", shared)):
         for weight in () if block is None else block.weights:
             there = isinstance(weight, DeviceRows) and weight.values.device == x.device

@@ -156,7 +156,7 @@ def _on_device(
     scales = outline("quant_scale_ckv", quant_scale_ckv), outline("quant_scale_ckr", quant_scale_ckr)
     kv = cache("kv_cache", outline("kv_cache", kv_cache), "quant_scale_ckv", scales[0])
     kr = cache("kr_cache", outline("kr_cache", kr_cache), "quant_scale_ckr", scales[1])
-    host = devices.on_host
+    host = devices.to_host
     dequantised = dequant_scale_q_nope is not None
     paged = _checked(q, rope, kv, kr, host(block_table), host(lengths), scale, host(sequence), groups, dequantised)
     wide = any(a.dtype == np.float64 for a in (rope, kv.rows, kr.rows))

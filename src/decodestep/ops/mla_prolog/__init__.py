@@ -275,7 +275,7 @@ def _run_on_device(call: Call) -> Results:
     outlines = {}
     for name, value in given.items():
         if name in _INDEXES:
-            outlines[name] = devices.on_host(value)
+            outlines[name] = devices.to_host(value)
         elif arrays.is_array(value):
             outlines[name] = devices.outline(call.op, name, value, call.token_x.device)
         elif isinstance(value, HOST_WEIGHTS):

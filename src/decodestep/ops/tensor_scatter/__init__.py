@@ -96,7 +96,7 @@ def _on_device(past_cache: Any, update: Any, write_indices: Any, axis: int, mode
     axis = _sequence_axis(cache, axis)
     require_choice(_OP, "mode", mode, _MODES)
     _check_update(cache, new, axis)
-    starts = _starts(cache, new, axis, mode, devices.on_host(write_indices))
+    starts = _starts(cache, new, axis, mode, devices.to_host(write_indices))
     if out is not None:
         _target(cache, cache, new, devices.outline(_OP, "out", out, device))
     target = None if out is None else out.detach()

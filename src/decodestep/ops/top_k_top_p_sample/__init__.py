@@ -271,7 +271,7 @@ def _cuts(op: str, rows: np.ndarray, top_k: Column, top_p: Column) -> tuple[np.n
 def _columns_on_host(op: str, backend: str, logits: Any, *columns: Any) -> list[Any]:
     """Small arguments, of which the checks need the values."""
     devices.choose_triton(op, backend, logits)
-    return [devices.on_host(column) for column in columns]
+    return [devices.to_host(column) for column in columns]
 
 
 def _outlined(op: str, arg: str, value: Any, logits: Any, on_device: bool) -> Any:
