@@ -21,7 +21,7 @@ import fuzz_native
 if core := os.environ.get("DECODESTEP_TEST_CORE"):
     sys.modules["decodestep._native"] = fuzz_native.load(core)
 
-from decodestep._base import dispatch
+from decodestep._base.threads import default_threads
 
 # Where nobody watches, the same examples every time; by hand, new ones.
 hypothesis.settings.register_profile("ci", derandomize=True)
@@ -91,7 +91,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def _more_threads_than_cores() -> Iterator[None]:
     """Tests that name a number of threads get it, on a machine with few cores too."""
     patch = pytest.MonkeyPatch()
-    patch.setattr(dispatch, "thread_limit", lambda: max(dispatch.default_threads(), 8))
+    patch.setattr("decodestep._base.threads.thread_limit", lambda: max(default_threads(), 8))
     yield
     patch.undo()
 

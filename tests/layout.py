@@ -31,7 +31,7 @@ LEVEL = {name: level for level, names in enumerate(LAYERS) for name in names}
 
 # Who may import the native core: `ops/<stem>/cpu.py`, and these, which own native objects.
 NATIVE_OWNERS = {
-    "_base.dispatch",  # the number of threads
+    "_base.threads",  # the instruction set
     "integrations.onnxruntime",  # the entry that onnxruntime looks for
     "ops.decode_step.rows",  # the steps of a row
     "random.cpu",

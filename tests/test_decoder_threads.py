@@ -13,7 +13,6 @@ import pytest
 import decodestep as ds
 import processes
 from decoder_cases import Sizes, copied, latent_weights, step, weights
-from decodestep._base import dispatch
 from decodestep.weights import Format
 
 SIZES = [Sizes(layers=1), Sizes(heads=14, kv_heads=1, head_dim=16, hidden=32, layers=1), Sizes(heads=3, kv_heads=3, layers=1)]
@@ -34,7 +33,7 @@ def last_tokens(call, lengths):
 @pytest.mark.parametrize("lengths", BATCHES, ids=str)
 @pytest.mark.parametrize("sizes", [*SIZES, LATENT], ids=str)
 def test_long_contexts_beside_short_ones(sizes, lengths, rng, monkeypatch):
-    monkeypatch.setattr(dispatch, "thread_limit", lambda: 64)  # whatever the CPUs
+    monkeypatch.setattr("decodestep._base.threads.thread_limit", lambda: 64)  # whatever the CPUs
     w = latent_weights(Format.Q8_0, rng, **sizes) if sizes is LATENT else weights(sizes, Format.Q8_0, rng)
     call = step(w, lengths, rng)
     with ds.use_threads(1):

@@ -10,7 +10,7 @@ import pytest
 
 import decodestep as ds
 import processes
-from decodestep._base import dispatch
+from decodestep._base import threads
 
 VOCAB = 1 << 21  # an item a token is then more than what Python's and the C library's own pools may still take
 POOLS = 3 << 19
@@ -50,7 +50,7 @@ def steps_without_memory(dtype: str) -> None:
                 sampler.step(logits)
     with pytest.raises(MemoryError):
         np.empty(VOCAB, np.int8)
-    dispatch.thread_limit = lambda: 3  # whatever the CPUs
+    threads.thread_limit = lambda: 3  # whatever the CPUs
     with pytest.raises(MemoryError), ds.use_threads(3):  # the core has no room for a third thread
         samplers[0].step(logits)
 

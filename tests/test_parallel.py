@@ -15,7 +15,6 @@ import torch
 import decodestep as ds
 import processes
 from decodestep import steps
-from decodestep._base import dispatch
 from decodestep.ops.linear.cpu import gather_rows
 from decodestep.ops.rms_norm.cpu import rms_norm
 from decodestep.ops.swiglu.cpu import swiglu
@@ -74,7 +73,7 @@ def row_operators(rows, width):
 
 @pytest.mark.parametrize(("rows", "width"), [(0, 8), (1, 100000), (700, 300), (3, 1), (40000, 2), (33, 40000)])
 def test_operators_on_rows_have_the_same_bits_on_any_threads(rows, width, monkeypatch):
-    monkeypatch.setattr(dispatch, "thread_limit", lambda: 8)  # whatever the CPUs
+    monkeypatch.setattr("decodestep._base.threads.thread_limit", lambda: 8)  # whatever the CPUs
     for call in row_operators(rows, width):
         with ds.use_threads(1):
             expected = call()

@@ -16,8 +16,8 @@ if TYPE_CHECKING:  # for type checkers and editors; a test compares it with the 
     from decodestep import sampling as sampling
     from decodestep import stopping as stopping
     from decodestep import weights as weights
-    from decodestep._base.dispatch import profile as profile
-    from decodestep._base.dispatch import use_threads as use_threads
+    from decodestep._base.profiling import profile as profile
+    from decodestep._base.threads import use_threads as use_threads
     from decodestep.generation.beam_search import beam_search as beam_search
     from decodestep.generation.completion import Completion as Completion
     from decodestep.generation.generate import generate as generate
@@ -67,10 +67,10 @@ _HOMES = {
     "decode_step": "ops.decode_step",
     "generate": "generation.generate",
     "load": "models.load",
-    "profile": "_base.dispatch",
+    "profile": "_base.profiling",
     "steps": "ops.decode_step",
     "stream": "generation.stream",
-    "use_threads": "_base.dispatch",
+    "use_threads": "_base.threads",
 }
 _MODULES = ("generation", "integrations", "models", "ops", "processors", "random", "sampling", "stopping", "weights")
 

@@ -15,8 +15,9 @@ from typing import Any
 import numpy as np
 
 import decodestep
-from decodestep._base import dispatch
+from decodestep._base.dispatch import BACKENDS
 from decodestep._base.extras import extra
+from decodestep._base.threads import isa, threads
 from decodestep.models.fetch import DEFAULT_MODEL, cache_directory, find_default_model
 
 _PACKAGES = (
@@ -63,8 +64,8 @@ def environment() -> dict[str, Any]:
         "decodestep": decodestep.__version__,
         "python": f"{platform.python_version()} on {platform.system()} {platform.machine()}",
         "packages": {name: _version(name) for name in _PACKAGES},
-        "isa": dispatch.isa(),
-        "threads": dispatch.threads(),
+        "isa": isa(),
+        "threads": threads(),
         "backends": _backends(),
         "devices": _devices(),
         "model": f"{DEFAULT_MODEL}: "
@@ -80,7 +81,7 @@ def model(path: Path) -> dict[str, Any]:
         from decodestep.models.summary import summary
     with naming(path):
         facts = summary(open_checkpoint(path))
-    rate = read_rate(dispatch.threads())
+    rate = read_rate(threads())
     return facts | {"memory_bytes_a_second": round(rate), "tokens_a_second_at_most": round(rate / facts["weight_bytes"], 2)}
 
 
@@ -109,7 +110,7 @@ def _backends() -> dict[str, str]:
     spec = util.find_spec("decodestep.ops")
     folders = [Path(place) for place in (spec.submodule_search_locations or ())] if spec else []
     stems = sorted(p for folder in folders for p in folder.iterdir() if (p / "reference.py").is_file())
-    return {p.name: "+".join(b for b in dispatch.BACKENDS if (p / f"{b}.py").is_file() or (p / b).is_dir()) for p in stems}
+    return {p.name: "+".join(b for b in BACKENDS if (p / f"{b}.py").is_file() or (p / b).is_dir()) for p in stems}
 
 
 def _devices() -> list[str]:

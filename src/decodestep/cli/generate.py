@@ -11,8 +11,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
-from decodestep._base import dispatch
 from decodestep._base.checks import require
+from decodestep._base.profiling import Cost, Profile, profile
+from decodestep._base.threads import isa, threads, use_threads
 from decodestep.cli.cancelled import Cancelled
 from decodestep.cli.options import add_ban, add_model, add_params, add_prompt, load, params_of, prompt_of, with_bans
 from decodestep.generation.completion import Completion
@@ -59,11 +60,11 @@ def run(options: argparse.Namespace) -> int:
             sys.stdout.write(piece)
             sys.stdout.flush()
 
-    with Cancelled() as cancelled, dispatch.profile() as profile:
+    with Cancelled() as cancelled, profile() as measured:
         if options.explain_plan:
             print(_explained(model, params), file=sys.stderr, flush=True)
         completion = generate(model, [prompt], params, stream=stream, cancelled=cancelled.requested)[0]
-    stats = _stats(model, profile, completion, clock)
+    stats = _stats(model, measured, completion, clock)
     if options.json:
         print(
             json.dumps(
@@ -145,14 +146,14 @@ def _print_alternatives(completion: Completion, model: Model, count: int) -> Non
     print_alternatives(Console(), steps)
 
 
-def _stats(model: Model, profile: dispatch.Profile, completion: Completion, clock: _Clock) -> dict[str, Any]:
+def _stats(model: Model, profile: Profile, completion: Completion, clock: _Clock) -> dict[str, Any]:
     decoding_seconds = clock.tokens[-1] - clock.tokens[0] if len(clock.tokens) > 1 else 0.0
-    with dispatch.use_threads(model.threads):
-        threads = dispatch.threads()
+    with use_threads(model.threads):
+        count = threads()
     return {
         "model": model.config.name,
-        "isa": dispatch.isa(),
-        "threads": threads,
+        "isa": isa(),
+        "threads": count,
         "cache_dtype": model.decoder.cache_dtype,
         "prompt_tokens": len(completion.prompt_token_ids),
         "new_tokens": len(completion.token_ids),
@@ -163,15 +164,15 @@ def _stats(model: Model, profile: dispatch.Profile, completion: Completion, cloc
     }
 
 
-def _operators(profile: dispatch.Profile) -> Iterator[dict[str, Any]]:
+def _operators(profile: Profile) -> Iterator[dict[str, Any]]:
     """The operators that ran, slowest first, each followed by its parts."""
     total = sum(cost.seconds for cost in profile.costs.values()) or 1.0
 
-    def row(operator: str, backend: str, cost: dispatch.Cost) -> dict[str, Any]:
+    def row(operator: str, backend: str, cost: Cost) -> dict[str, Any]:
         seconds = cost.seconds
         return {"operator": operator, "backend": backend, "calls": cost.calls, "ms": seconds * 1e3, "share": seconds / total}
 
-    def longest_first(item: tuple[Any, dispatch.Cost]) -> float:
+    def longest_first(item: tuple[Any, Cost]) -> float:
         return -item[1].seconds
 
     parts = sorted(profile.parts.items(), key=longest_first)

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from decodestep._base.dispatch import use_threads
+from decodestep._base.threads import use_threads
 from decodestep.generation.beam_logits import BeamLogits
 from decodestep.generation.model_sampler import sampler_for
 from decodestep.generation.run import within_context

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from decodestep._base.checks import require
-from decodestep._base.dispatch import use_threads
+from decodestep._base.threads import use_threads
 from decodestep.generation.batch import Batch
 from decodestep.generation.completion import Completion, completion_of
 from decodestep.generation.model_sampler import sampler_for

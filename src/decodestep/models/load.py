@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from decodestep._base.checks import is_int, require, require_choice
-from decodestep._base.dispatch import MAX_THREADS, use_threads
 from decodestep._base.extras import extra
+from decodestep._base.threads import MAX_THREADS, use_threads
 from decodestep.models.decoder import Decoder
 from decodestep.models.errors import ModelError, naming
 from decodestep.models.fetch import DEFAULT_MODEL, default_model

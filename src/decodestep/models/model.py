@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from decodestep._base.checks import require, require_choice
-from decodestep._base.dispatch import use_threads
+from decodestep._base.threads import use_threads
 from decodestep.models.config import Config
 from decodestep.models.decoder import Decoder
 from decodestep.models.forward import forward

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 from weakref import WeakSet
 
-from decodestep._base.memory_limit import memory_limit
+from decodestep._base.machine_limits import memory_limit
 from decodestep.models.kv_cache import PAGE, Pages
 
 MOST_KEPT_BYTES = 2**30

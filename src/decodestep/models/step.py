@@ -7,7 +7,7 @@ from collections.abc import Set
 import numpy as np
 
 from decodestep._base.arrays import BFLOAT16
-from decodestep._base.dispatch import run
+from decodestep._base.profiling import run
 from decodestep.models.config import Config, LatentConfig
 from decodestep.models.decoder import Decoder, TokenBatch
 from decodestep.models.kv_cache import PageLayout, Pages, SlabPages, grouped_layout, latent_layout

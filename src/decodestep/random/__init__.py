@@ -19,7 +19,8 @@ import numpy as np
 from decodestep._base import arrays
 from decodestep._base.arrays import Integers
 from decodestep._base.checks import is_int, refuse, require
-from decodestep._base.dispatch import choose, run
+from decodestep._base.dispatch import choose
+from decodestep._base.profiling import run
 from decodestep.random import cpu, reference
 from decodestep.random.reserved_tokens import SAMPLE_HIGH as SAMPLE_HIGH
 from decodestep.random.reserved_tokens import SAMPLE_LOW as SAMPLE_LOW

@@ -11,8 +11,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from decodestep._base.checks import is_int, refuse, require
-from decodestep._base.dispatch import use_threads
 from decodestep._base.memory import trim_heap
+from decodestep._base.threads import use_threads
 from decodestep.generation.batch import Batch
 from decodestep.generation.model_sampler import sampler_for
 from decodestep.generation.prompts import Prompt, prompt_ids

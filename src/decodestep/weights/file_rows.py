@@ -9,8 +9,8 @@ from typing import NamedTuple
 import numpy as np
 
 from decodestep import _native
-from decodestep._base.dispatch import threads
 from decodestep._base.memory import new_bytes
+from decodestep._base.threads import threads
 from decodestep.weights.packed import Format, PackedWeight
 
 

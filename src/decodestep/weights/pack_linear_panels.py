@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from decodestep import _native
-from decodestep._base.dispatch import threads
+from decodestep._base.threads import threads
 from decodestep.weights.packed import Format, PackedWeight
 
 

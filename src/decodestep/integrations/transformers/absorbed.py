@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from decodestep._base import devices
-from decodestep._base.dispatch import run
+from decodestep._base.profiling import run
 from decodestep.integrations.transformers.borrowed import borrowed, borrowed_rows
 from decodestep.integrations.transformers.few_rows import FORMATS, MOST_ROWS
 from decodestep.integrations.transformers.visible_keys import VisibleKeys

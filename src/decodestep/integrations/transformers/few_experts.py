@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from decodestep._base.dispatch import run
+from decodestep._base.profiling import run
 from decodestep.integrations.transformers.borrowed import borrowed, borrowed_rows
 from decodestep.integrations.transformers.few_rows import FORMATS, LEAST_BYTES, is_few_plain_rows
 from decodestep.ops.linear import Format

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.autograd import forward_ad
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
-from decodestep._base.dispatch import run
+from decodestep._base.profiling import run
 from decodestep.integrations.transformers.borrowed import borrowed, borrowed_rows
 from decodestep.ops.linear import Format
 from decodestep.ops.linear.cpu import linear_rows

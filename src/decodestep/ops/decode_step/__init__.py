@@ -11,7 +11,8 @@ from decodestep._base import arrays, devices
 from decodestep._base.arrays import Array
 from decodestep._base.checks import require, require_dtype
 from decodestep._base.devices import choose_triton
-from decodestep._base.dispatch import choose, run, timed
+from decodestep._base.dispatch import choose
+from decodestep._base.profiling import run, timed
 from decodestep.ops.decode_step import cpu, reference
 from decodestep.ops.decode_step.arguments import normalise_arguments
 from decodestep.ops.decode_step.steps import Steps

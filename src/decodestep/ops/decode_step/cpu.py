@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from decodestep import _native
-from decodestep._base import dispatch
+from decodestep._base.threads import threads
 from decodestep.ops.decode_step.steps import Steps
 
 
@@ -26,9 +26,9 @@ def decode_step(
     The core takes arguments as `arguments.normalise_arguments` returns them; greedy, seed, position and top_logprobs may also
     be one Python value for all rows. Raises ValueError, before it computes anything, for every other form.
     """
-    threads = dispatch.threads() if len(steps) > 1 else 1
+    count = threads() if len(steps) > 1 else 1
     result: tuple[np.ndarray, np.ndarray | None, Sequence[Any] | None] = _native.decode_step(
-        logits, steps, greedy, seed, position, top_logprobs, need_processed, threads
+        logits, steps, greedy, seed, position, top_logprobs, need_processed, count
     )
     return result
 
@@ -36,7 +36,7 @@ def decode_step(
 def step_rows(logits: np.ndarray, rows: list[_native.Row]) -> tuple[np.ndarray, bytes | None, Sequence[Any] | None]:
     """(tokens, end codes or None where no row has ever ended, log-probabilities as above); see `rows.step_rows`."""
     result: tuple[np.ndarray, bytes | None, Sequence[Any] | None] = _native.step_rows(
-        logits, rows, dispatch.threads() if len(rows) > 1 else 1
+        logits, rows, threads() if len(rows) > 1 else 1
     )
     return result
 

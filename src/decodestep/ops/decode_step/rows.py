@@ -10,7 +10,7 @@ import numpy as np
 from decodestep import _native
 from decodestep._base import arrays
 from decodestep._base.checks import require_dtype
-from decodestep._base.dispatch import timed
+from decodestep._base.profiling import timed
 from decodestep.ops.decode_step import cpu
 from decodestep.ops.decode_step.arguments import normalise_step
 from decodestep.ops.decode_step.steps import HistoryPart, Step, While

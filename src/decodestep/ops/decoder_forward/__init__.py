@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from decodestep._base import arrays
 from decodestep._base.arrays import Array, ArrayT
-from decodestep._base.dispatch import choose, run
+from decodestep._base.dispatch import choose
+from decodestep._base.profiling import run
 from decodestep.ops.decoder_forward import cpu, reference
 from decodestep.ops.decoder_forward.arguments import OP, bind
 from decodestep.ops.decoder_forward.weights import DecoderWeights as DecoderWeights

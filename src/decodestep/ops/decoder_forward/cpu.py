@@ -11,7 +11,8 @@ import numpy as np
 
 from decodestep import _native
 from decodestep._base.arrays import contiguous
-from decodestep._base.dispatch import add_part, is_timed, threads
+from decodestep._base.profiling import add_part, is_timed
+from decodestep._base.threads import threads
 from decodestep.ops.decoder_forward.arguments import Call
 from decodestep.ops.decoder_forward.weights import (
     DecoderWeights,

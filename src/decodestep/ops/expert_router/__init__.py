@@ -9,7 +9,8 @@ import numpy as np
 from decodestep._base import arrays
 from decodestep._base.arrays import Array
 from decodestep._base.checks import require, require_dtype
-from decodestep._base.dispatch import choose, run
+from decodestep._base.dispatch import choose
+from decodestep._base.profiling import run
 from decodestep.ops.expert_router import cpu, reference
 from decodestep.ops.expert_router.arguments import OP
 from decodestep.ops.expert_router.arguments import RouterRule as RouterRule

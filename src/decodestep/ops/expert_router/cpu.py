@@ -6,7 +6,7 @@ import numpy as np
 
 from decodestep import _native
 from decodestep._base import arrays
-from decodestep._base.dispatch import threads
+from decodestep._base.threads import threads
 from decodestep.ops.expert_router.arguments import GROUP_SCORES, SCORES, RouterRule
 
 

@@ -9,7 +9,8 @@ import numpy as np
 from decodestep._base import arrays, devices
 from decodestep._base.arrays import Array, ArrayT
 from decodestep._base.checks import require, require_dtype, require_shape
-from decodestep._base.dispatch import choose, run
+from decodestep._base.dispatch import choose
+from decodestep._base.profiling import run
 from decodestep.ops.mixture_of_experts import cpu, reference
 from decodestep.weights.device_rows import DeviceRows
 from decodestep.weights.feed_forward import FeedForward as FeedForward

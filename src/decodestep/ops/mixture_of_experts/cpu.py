@@ -8,7 +8,7 @@ import numpy as np
 
 from decodestep import _native
 from decodestep._base import arrays
-from decodestep._base.dispatch import threads
+from decodestep._base.threads import threads
 from decodestep.ops.linear.cpu import linear, panel_argument
 from decodestep.ops.mixture_of_experts import blocks
 from decodestep.ops.swiglu.cpu import swiglu

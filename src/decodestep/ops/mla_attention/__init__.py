@@ -10,7 +10,8 @@ from decodestep._base import arrays, devices
 from decodestep._base.arrays import BFLOAT16, Array, ArrayT, Integers
 from decodestep._base.checks import is_finite, is_int, refuse, require, require_dtype, require_shape
 from decodestep._base.devices import choose_triton
-from decodestep._base.dispatch import choose, run
+from decodestep._base.dispatch import choose
+from decodestep._base.profiling import run
 from decodestep.ops.mla_attention import cpu, reference
 from decodestep.ops.mla_attention.arguments import OP, Cache, cache, check_value_up, paging
 from decodestep.weights.linear_panels import LinearPanels

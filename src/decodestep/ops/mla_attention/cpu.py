@@ -6,7 +6,7 @@ import numpy as np
 
 from decodestep import _native
 from decodestep._base.arrays import bits, contiguous
-from decodestep._base.dispatch import threads
+from decodestep._base.threads import threads
 from decodestep.ops.linear.cpu import linear
 from decodestep.ops.mla_attention.arguments import Cache
 from decodestep.ops.mla_attention.reference import values_up

@@ -8,7 +8,8 @@ from typing import Any
 from decodestep._base import arrays, devices
 from decodestep._base.arrays import Array
 from decodestep._base.checks import refuse
-from decodestep._base.dispatch import choose, run
+from decodestep._base.dispatch import choose
+from decodestep._base.profiling import run
 from decodestep.ops.mla_prolog import cpu, reference
 from decodestep.ops.mla_prolog.arguments import bind
 from decodestep.ops.mla_prolog.cache_layouts import cache_from_nz as cache_from_nz

@@ -6,7 +6,7 @@ import numpy as np
 
 from decodestep import _native
 from decodestep._base.arrays import bits, contiguous, widen
-from decodestep._base.dispatch import threads
+from decodestep._base.threads import threads
 from decodestep.ops.mla_prolog.problem import CACHE_SCALES, Problem, Results, Weight
 from decodestep.weights.packed import PackedWeight
 from decodestep.weights.prolog_panels import PanelWeight

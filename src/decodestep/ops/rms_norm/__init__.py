@@ -9,7 +9,8 @@ import numpy as np
 from decodestep._base import arrays
 from decodestep._base.arrays import Array, ArrayT
 from decodestep._base.checks import is_real, refuse, require, require_dtype
-from decodestep._base.dispatch import choose, run
+from decodestep._base.dispatch import choose
+from decodestep._base.profiling import run
 from decodestep.ops.rms_norm import cpu, reference
 
 _OP = "rms_norm"

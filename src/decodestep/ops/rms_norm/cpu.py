@@ -6,7 +6,7 @@ import numpy as np
 
 from decodestep import _native
 from decodestep._base import arrays
-from decodestep._base.dispatch import threads
+from decodestep._base.threads import threads
 
 
 def rms_norm(x: np.ndarray, gamma: np.ndarray, eps: float) -> np.ndarray:

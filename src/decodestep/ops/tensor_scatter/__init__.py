@@ -11,7 +11,8 @@ import numpy as np
 from decodestep._base import arrays, devices
 from decodestep._base.arrays import Array, ArrayT, Integers
 from decodestep._base.checks import is_int, refuse, require_choice
-from decodestep._base.dispatch import choose, run
+from decodestep._base.dispatch import choose
+from decodestep._base.profiling import run
 from decodestep.ops.tensor_scatter import cpu, reference
 
 _OP = "tensor_scatter"

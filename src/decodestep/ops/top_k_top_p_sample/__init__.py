@@ -10,7 +10,8 @@ import numpy as np
 from decodestep._base import arrays, devices
 from decodestep._base.arrays import Array, ArrayT
 from decodestep._base.checks import require
-from decodestep._base.dispatch import choose, run
+from decodestep._base.dispatch import choose
+from decodestep._base.profiling import run
 from decodestep.ops.top_k_top_p_sample import arguments, cpu, reference
 
 _INT32_MAX = 2**31 - 1

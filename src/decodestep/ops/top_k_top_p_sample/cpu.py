@@ -6,7 +6,8 @@ import ml_dtypes
 import numpy as np
 
 from decodestep import _native
-from decodestep._base import arrays, dispatch
+from decodestep._base import arrays
+from decodestep._base.threads import threads
 from decodestep.ops.top_k_top_p_sample.arguments import GivenNoise, SeededNoise
 from decodestep.ops.top_k_top_p_sample.reference import Outputs, Rules
 
@@ -74,4 +75,4 @@ def _bits(rows: np.ndarray) -> tuple[np.ndarray, int]:
 
 
 def _threads(logits: np.ndarray) -> int:
-    return dispatch.threads() if len(logits) > 1 else 1
+    return threads() if len(logits) > 1 else 1

@@ -1,4 +1,4 @@
-"""The number of useful threads: the CPUs that the system, the hardware and a container let this process use.
+"""The CPUs and the memory that the system, the hardware and a container let this process use.
 
 Two threads on one core (SMT siblings) share its arithmetic units, and a container's CPU quota may be far below the machine's
 cores. Threads beyond either limit only wait for each other at every barrier.
@@ -26,7 +26,7 @@ def physical_cores(cpus: set[int], root: Path = Path("/")) -> int:
     """The number of cores of these logical CPUs; a CPU whose core is unknown counts as one."""
     cores = set()
     for cpu in cpus:
-        siblings = text_of(root / f"sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
+        siblings = _text_of(root / f"sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list")
         cores.add(siblings or str(cpu))
     return len(cores)
 
@@ -37,17 +37,24 @@ def cpu_quota(root: Path = Path("/")) -> float:
 
 
 def _quotas(root: Path) -> Iterator[float]:
-    for group in control_groups("cpu", root):
-        quota, _, period = text_of(group / "cpu.max").partition(" ")  # version 2
+    for group in _control_groups("cpu", root):
+        quota, _, period = _text_of(group / "cpu.max").partition(" ")  # version 2
         if not quota:
-            quota, period = text_of(group / "cpu.cfs_quota_us"), text_of(group / "cpu.cfs_period_us")
+            quota, period = _text_of(group / "cpu.cfs_quota_us"), _text_of(group / "cpu.cfs_period_us")
         if quota.isdecimal() and period.isdecimal():
             yield int(quota) / int(period)
 
 
-def control_groups(controller: str, root: Path = Path("/")) -> Iterator[Path]:
+def memory_limit(root: Path = Path("/")) -> int:
+    """The machine's memory in bytes, or the lowest limit of this process's control groups if that is less."""
+    machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 2**32
+    files = (group / name for group in _control_groups("memory", root) for name in ("memory.max", "memory.limit_in_bytes"))
+    return min([machine, *(int(limit) for limit in map(_text_of, files) if limit.isdecimal())])
+
+
+def _control_groups(controller: str, root: Path = Path("/")) -> Iterator[Path]:
     """The folders of the control groups (version 1 or 2) that limit this process with a controller, such as "cpu"."""
-    for line in text_of(root / "proc/self/cgroup").splitlines():
+    for line in _text_of(root / "proc/self/cgroup").splitlines():
         number, controllers, path = line.split(":", 2)
         if number == "0" and not controllers:  # version 2: one hierarchy, any ancestor may limit
             yield from _with_ancestors(root / "sys/fs/cgroup", path)
@@ -64,7 +71,7 @@ def _with_ancestors(mount: Path, path: str) -> Iterator[Path]:
         yield group
 
 
-def text_of(path: Path) -> str:
+def _text_of(path: Path) -> str:
     """The stripped contents of a small system file, or "" if it cannot be read."""
     try:
         return path.read_text().strip()

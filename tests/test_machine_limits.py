@@ -1,4 +1,4 @@
-"""The default thread count: affinity, SMT siblings, container quotas."""
+"""What the process may use: affinity, SMT siblings, container quotas, memory."""
 
 from __future__ import annotations
 
@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 import decodestep as ds
-from decodestep._base import cpu_limits, dispatch
+from decodestep._base import machine_limits
+from decodestep._base.threads import default_threads, threads
 
 
 def write(root: Path, files: dict[str, str]) -> Path:
@@ -48,26 +49,26 @@ def write(root: Path, files: dict[str, str]) -> Path:
     ],
 )
 def test_quota(tmp_path, files, quota):
-    assert cpu_limits.cpu_quota(write(tmp_path, files)) == quota
+    assert machine_limits.cpu_quota(write(tmp_path, files)) == quota
 
 
 def test_siblings_count_once(tmp_path):
     files = {f"sys/devices/system/cpu/cpu{i}/topology/thread_siblings_list": f"{i % 4},{i % 4 + 4}" for i in range(8)}
     root = write(tmp_path, files)
-    assert cpu_limits.physical_cores(set(range(8)), root) == 4
-    assert cpu_limits.physical_cores({0, 4}, root) == 1
-    assert cpu_limits.physical_cores({0, 1, 9}, root) == 3
+    assert machine_limits.physical_cores(set(range(8)), root) == 4
+    assert machine_limits.physical_cores({0, 4}, root) == 1
+    assert machine_limits.physical_cores({0, 1, 9}, root) == 3
 
 
 def test_this_process():
-    assert 1 <= cpu_limits.available_cpus() <= len(os.sched_getaffinity(0))
+    assert 1 <= machine_limits.available_cpus() <= len(os.sched_getaffinity(0))
 
 
 def test_no_more_threads_than_cpus(monkeypatch):
-    monkeypatch.delenv("DECODESTEP_THREADS", raising=False)
-    monkeypatch.setattr(dispatch, "available_cpus", lambda: 3)
-    monkeypatch.setattr(dispatch, "thread_limit", dispatch.default_threads)
-    assert dispatch.threads() == 3
+    monkeypatch.setattr("decodestep._base.threads._environment_threads", lambda: None)
+    monkeypatch.setattr("decodestep._base.threads.available_cpus", lambda: 3)
+    monkeypatch.setattr("decodestep._base.threads.thread_limit", default_threads)
+    assert threads() == 3
     for count, running in [(1, 1), (3, 3), (64, 3)]:
         with ds.use_threads(count):
-            assert dispatch.threads() == running
+            assert threads() == running
