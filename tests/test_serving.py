@@ -174,6 +174,7 @@ FORM_WITH_MORE = {"type": "json_schema", "json_schema": {"schema": {}, "shape": 
         ("/v1/chat/completions", {**CHAT, "response_format": {"type": "text", "schema": {}}}, 400, "response_format.schema"),
         ("/v1/completions", {"prompt": "a", "response_format": FORM_WITH_MORE}, 400, "response_format.json_schema.shape"),
         ("/detokenize", {"tokens": [300]}, 400, "tokens"),
+        ("/detokenize", {"tokens": [1], "special": True}, 400, "special"),
         ("/tokenize", {"content": 3}, 400, "content"),
         ("/v1/completions", {"prompt": ["a"] * 321, "max_tokens": 1}, 400, "n"),
         ("/v1/completions", {"prompt": "a" * 2_000_000}, 400, "prompt"),
@@ -421,7 +422,11 @@ def test_other_methods_types_and_sites_are_refused(shared):
 def test_tokens_there_and_back_health_and_metrics(shared):
     tokens = json.loads(shared.send("/tokenize", b'{"content": "ab"}')[1])
     assert tokens["count"] == len(tokens["tokens"]) == 2
-    assert json.loads(shared.send("/detokenize", json.dumps(tokens | {}).encode())[1])["content"] == "ab"
+    assert json.loads(shared.send("/detokenize", json.dumps(tokens).encode())[1])["content"] == "ab"
+    control = shared.server.model.tokenizer.token(min(shared.server.model.tokenizer.special))
+    tokens = json.loads(shared.send("/tokenize", json.dumps({"content": f"a{control}b"}).encode())[1])
+    assert tokens["count"] == 3
+    assert json.loads(shared.send("/detokenize", json.dumps(tokens).encode())[1])["content"] == f"a{control}b"
     assert json.loads(shared.send("/health", None, "GET")[1])["status"] == "ok"
     shared.send("/v1/completions", b'{"prompt": "a", "max_tokens": 3, "ignore_eos": true}')
     text = shared.send("/metrics", None, "GET")[1].decode()
@@ -435,6 +440,8 @@ def test_keys(tiny_file):
         with pytest.raises(openai.AuthenticationError):
             running.client("gamma").models.list()
         assert running.send("/metrics", None, "GET")[0] == 401 and running.send("/health", None, "GET")[0] == 200
+        for given, status in (("bearer alpha", 200), ("Bearer  alpha ", 200), ("Basic alpha", 401), ("alpha", 401)):
+            assert running.send("/v1/models", None, "GET", authorization=given)[0] == status
     finally:
         running.close()
 

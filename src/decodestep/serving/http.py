@@ -24,7 +24,7 @@ from decodestep._base.checks import ids_below
 from decodestep.generation.prompts import prompt_ids
 from decodestep.serving.answer import Answer
 from decodestep.serving.engine import Engine, Gain, Ticket
-from decodestep.serving.errors import HttpError, http_error, refusal
+from decodestep.serving.errors import HttpError, http_error, refusal, unknown_field
 from decodestep.serving.event_stream import EventStream, until_left
 from decodestep.serving.metrics import CONTENT_TYPE, Metrics
 from decodestep.serving.requests import chat_job, completion_job, most_characters, parsed, require_short
@@ -115,8 +115,9 @@ class Server:
     def _admit(self, request: Request) -> None:
         """Refuses requests without a valid key, and requests from pages of other origins."""
         path, headers = request.url.path, request.headers
-        given = headers.get("authorization", "").removeprefix("Bearer ").strip().encode()
-        matches = [hmac.compare_digest(given, key) for key in self._keys]  # all of them, against timing attacks
+        scheme, _, given = headers.get("authorization", "").strip().partition(" ")
+        given = given.strip() if scheme.lower() == "bearer" else ""
+        matches = [hmac.compare_digest(given.encode(), key) for key in self._keys]  # all of them, against timing attacks
         if self._keys and path not in _OPEN and not any(matches):
             raise HttpError(401, "a valid API key is needed: Authorization: Bearer KEY", code="invalid_api_key")
         if request.method != "POST":
@@ -221,6 +222,8 @@ class Server:
 
     async def _detokenize(self, request: Request) -> Response:
         body = await self._body(request)
+        for name in body.keys() - {"tokens", "count", "model"}:  # what /tokenize answers is taken as it is
+            raise unknown_field(name)
         ids, vocab = body.get("tokens"), self.model.config.vocab_size
         if not isinstance(ids, list) or len(ids) > _MAX_IDS or ids_below(vocab, ids) is None:
             raise refusal("tokens", f"at most {_MAX_IDS} token ids in [0, {vocab})")
@@ -253,5 +256,8 @@ def _ids(model: Model, text: str) -> list[int]:
 
 
 def _detokenized(model: Model, ids: list[int]) -> Response:
-    text = model.tokenizer.decode(ids)
+    """The text that /tokenize turns into these ids: with the names of control tokens."""
+    tokenizer = model.tokenizer
+    pieces = (tokenizer.token(i).encode() if i in tokenizer.special else tokenizer.token_bytes(i) for i in ids)
+    text = b"".join(pieces).decode("utf-8", "replace")
     return _Json({"content": text, "prompt": text})
