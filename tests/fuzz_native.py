@@ -182,43 +182,49 @@ def decoder(s: Source) -> Arguments:
     heads = groups * s.one_of(1, 2, 3, 13)
     values = width - s.one_of(0, 0, 1, 15)
 
-    def grouped() -> tuple[Any, ...]:
-        sizes = ((hidden, heads * width), (hidden, 2 * groups * width), (heads * values, hidden))
-        biases = [s.one_of(None, s.array(size)) for size in (heads * width, 2 * groups * width, hidden)]
+    def vector(size: int) -> np.ndarray | None:
+        return s.one_of(None, s.array(size)) if size else None
+
+    def grouped() -> Arguments:
+        queries, keys = heads * width, groups * width
         norms = s.one_of([None, None], [s.array(values), s.array(values)])
-        options = (biases, norms, s.one_of(0, 1, 5, 20), s.one_of(0, 0, 1))
-        return [panels_of(s, *size) for size in sizes], None, options
+        return {"query": panels_of(s, hidden, queries), "values_keys": panels_of(s, hidden, 2 * keys),
+                "output": panels_of(s, heads * values, hidden), "query_bias": vector(queries),
+                "values_keys_bias": vector(2 * keys), "output_bias": vector(hidden), "query_norm": norms[0],
+                "key_norm": norms[1], "window": s.one_of(0, 1, 5, 20), "rope": s.one_of(0, 0, 1)}  # fmt: skip
 
-    def by_latents() -> tuple[Any, ...]:
-        nope, rope, latent, value, _ = sizes
+    def by_latents() -> Arguments:
+        nope, rope, latent, value = (sizes[name] for name in ("nope", "rope", "latent", "value"))
         down = s.one_of(0, 64)
-        products = [(down or hidden, heads * width), (hidden, latent + rope), (nope, heads * latent), (latent, heads * value),
-                    (heads * value, hidden)]  # fmt: skip
-        norms = [s.array(latent)]
-        if down:
-            products, norms = [(hidden, down), *products], [s.array(down), *norms]
-        biases = [s.one_of(None, s.array(size)) if size else None for size in (down, latent + rope, hidden)]
-        return [panels_of(s, *size) for size in products], (norms, biases), None
+        return {"query_down": panels_of(s, hidden, down) if down else None, "query_norm": s.array(down) if down else None,
+                "query_down_bias": vector(down), "query": panels_of(s, down or hidden, heads * width),
+                "latent": panels_of(s, hidden, latent + rope), "latent_norm": s.array(latent),
+                "latent_bias": vector(latent + rope), "key_up": panels_of(s, nope, heads * latent),
+                "value_up": panels_of(s, latent, heads * value), "output": panels_of(s, heads * value, hidden),
+                "output_bias": vector(hidden)}  # fmt: skip
 
-    def mixture() -> tuple[Any, ...]:
-        experts, used = s.one_of(4, 6), s.one_of(1, 2)
-        rule = (used, s.one_of(0, 1), 2, s.one_of(1, 2), s.one_of(0, 1), s.one_of(True, False), 1.5)
-        return (panels_of(s, hidden, experts), s.one_of(None, s.array(experts)), rule, feed_forward(s, hidden, 32, experts),
-                s.one_of(NO_BLOCK, feed_forward(s, hidden, 64)))  # fmt: skip
+    def mixture() -> Arguments:
+        experts = s.one_of(4, 6)
+        rule = {"used": s.one_of(1, 2), "scores": s.one_of(0, 1), "groups": 2, "kept_groups": s.one_of(1, 2),
+                "group_score": s.one_of(0, 1), "normalise": s.one_of(True, False), "scale": 1.5}  # fmt: skip
+        return {"router": panels_of(s, hidden, experts), "rule": rule, "bias": vector(experts),
+                "routed": feed_forward(s, hidden, 32, experts),
+                "shared": s.one_of(NO_BLOCK, feed_forward(s, hidden, 64))}  # fmt: skip
 
-    def layer() -> tuple[Any, ...]:
+    def layer() -> Arguments:
         mixed = s.one_of(False, True)
-        dense = NO_BLOCK if mixed else feed_forward(s, hidden, inner)
-        attention = (by_latents if sizes else grouped)()
-        after = [s.one_of(None, s.array(hidden)), None if mixed else s.one_of(None, s.array(hidden))]
-        return ((s.array(hidden), s.array(hidden), *after), *attention, dense, mixture() if mixed else None)
+        block = {"mixture": mixture()} if mixed else {"mixture": None, "feed_forward": feed_forward(s, hidden, inner)}
+        return {"attention_norm": s.array(hidden), "ffn_norm": s.array(hidden), "attention_post_norm": vector(hidden),
+                "ffn_post_norm": None if mixed else vector(hidden),
+                "attention": (by_latents if sizes else grouped)(), **block}  # fmt: skip
 
-    sizes = s.one_of(None, (32, s.one_of(16, 32), s.one_of(32, 64), 32, 1e-6))
+    latents = {"nope": 32, "rope": s.one_of(16, 32), "latent": s.one_of(32, 64), "value": 32, "eps": 1e-6}
+    sizes = s.one_of(None, latents)
     if sizes:
-        groups, heads, width = 1, 2 * s.one_of(1, 2, 8), sizes[0] + sizes[1]
+        groups, heads, width = 1, 2 * s.one_of(1, 2, 8), sizes["nope"] + sizes["rope"]
         values = width
     embedding, number = s.weight(hidden, 1 + s.size(9))
-    return {"heads": heads, "kv_heads": groups, "head_dim": width, "head_values": values, "latent": sizes, "eps": 1e-5,
+    return {"heads": heads, "kv_heads": groups, "head_dim": width, "head_values": values, "latent": sizes, "norm_eps": 1e-5,
             "scale": 0.25, "embedding_scale": 2.0, "residual_scale": s.one_of(1.0, 0.5), "logits_scale": 0.5,
             "layers": [layer() for _ in range(s.one_of(1, 2))], "norm": s.array(hidden),
             "logits": panels_of(s, hidden, 1 + s.size(40)), "embedding": embedding, "embedding_format": number}  # fmt: skip
@@ -237,9 +243,9 @@ def decoder_forward(s: Source) -> Arguments:
     layers, groups, width, sizes = len(made["layers"]), made["kv_heads"], made["head_dim"], made["latent"]
     half = key_bytes = False
     if sizes:
-        width, keys = sizes[1], (slabs, layers, pages, 16, sizes[1])
+        width, keys = sizes["rope"], (slabs, layers, pages, 16, sizes["rope"])
         in_bytes = s.one_of(False, True)
-        values = (slabs, layers, pages, 16, sizes[2] + 4 * in_bytes)
+        values = (slabs, layers, pages, 16, sizes["latent"] + 4 * in_bytes)
     else:
         in_bytes = key_bytes = s.one_of(False, False, True)
         half = s.one_of(False, True)
@@ -625,6 +631,10 @@ def wrong(s: Source, value: Any) -> Any:
         place = s.one_of(*range(len(value)))
         items = [wrong(s, item) if i == place else item for i, item in enumerate(value)]
         return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
+    if isinstance(value, dict) and value and s.one_of(*[True] * 9, False):
+        name = s.one_of(*value)
+        without = {key: item for key, item in value.items() if key != name}
+        return without if s.one_of(*[False] * 9, True) else without | {name: wrong(s, value[name])}
     if isinstance(value, (int, float)) and s.one_of(*[True] * 9, False):
         return s.one_of(-1, 0, 1, 2, 3, 6, 257, 2**31 - 1, 2**31, 2**62, 2**63, 2**64 - 1, 2**70, -(2**31), 0.5, np.nan, np.inf)
     return s.one_of(None, "text", 7, 1.5, [], object(), np.zeros(3), b"bytes", {})

@@ -209,7 +209,8 @@ def test_the_default_order_is_that_of_transformers():
     config._eos_token_tensor = torch.tensor([2])
     config.max_length = 14
     theirs = chain_of_transformers(config, 4)
-    params = SamplingParams.from_generation_config(GenerationConfig(**settings_))
+    # Of a config, min_new_tokens takes the place of min_length; this chain has both.
+    params = SamplingParams.from_generation_config(GenerationConfig(**settings_), min_length=9)
     ours = processors_of(params, prompt_length=4, vocab_size=VOCAB, eos_token_ids={2})
     assert [type(c).__name__ for c in ours] == [type(c).__name__ for c in theirs]
     Sampler(params, vocab_size=VOCAB, eos_token_id=2, prompt_ids=[[1, 2, 3, 4]])
