@@ -185,7 +185,7 @@ class Sequences(RuleBasedStateMachine):
         assert pool.held == len(users) and pool.kept == len(pool._kept) <= 5
         assert pool._reserved == sum(sequence._reserved for sequence in self.open)
         with LOCK:
-            assert pool._available() >= 0
+            assert pool.available_locked() >= 0
         kept = list(pool._kept)
         for place, page in enumerate(kept):  # what follows a page in the tree goes before it
             assert all(child in kept[:place] for child in page.children.values())
@@ -210,7 +210,7 @@ def test_pages_that_a_truncation_drops_are_forgotten_from_the_end():
     with started(pool, [0] * 48) as sequence:
         sequence.truncate(1)
         kept = list(pool._kept)
-        assert [page.parent for page in kept] == [*kept[1:], pool._roots[0]]
+        assert [page.parent for page in kept] == [*kept[1:], pool.roots[0]]
 
 
 def test_a_kept_page_is_not_copied_where_the_copy_would_take_a_page_of_another():

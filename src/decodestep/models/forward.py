@@ -39,7 +39,7 @@ def forward(
 
 def _checked(decoder: Decoder, pool: PagePool, sequence: CachedSequence, ids: Sequence[int] | np.ndarray) -> list[int]:
     vocab, context = decoder.config.vocab_size, decoder.config.context
-    ok = isinstance(sequence, CachedSequence) and sequence._pool is pool
+    ok = isinstance(sequence, CachedSequence) and sequence.is_of(pool)
     require(ok, _OP, "batch", "of sequences of this model", sequence)
     tokens = ids_below(vocab, ids)
     if not tokens:
@@ -53,18 +53,14 @@ def _checked(decoder: Decoder, pool: PagePool, sequence: CachedSequence, ids: Se
 def _running(pool: PagePool, batch: Batch) -> Iterator[None]:
     """Takes all pages that the batch needs, or none, and locks its sequences against other threads."""
     with LOCK:
-        for sequence, _ in batch:
-            sequence._require_idle()
-        pool._require(sum(sequence._missing_pages(len(tokens)) for sequence, tokens in batch))
+        pool.require_locked(sum([sequence.missing_pages(len(tokens)) for sequence, tokens in batch]))
         for sequence, tokens in batch:
-            sequence._running = True
-            sequence.expect(len(sequence) + len(tokens))
-            sequence._grow(len(tokens))
+            sequence.begin_pass_locked(len(tokens))
     try:
         yield
     finally:
         for sequence, _ in batch:
-            sequence._running = False
+            sequence.end_pass()
 
 
 def _blocks(batch: Batch, every: bool, asked: Sequence[bool]) -> Iterator[tuple[Batch, list[int]]]:
@@ -94,19 +90,20 @@ def _run(decoder: Decoder, pool: PagePool, block: Batch, wanted: np.ndarray) -> 
     tokens: list[int] = []
     row: list[int] = []
     positions: list[int] = []
-    table = np.zeros((len(block), max([len(sequence._pages) for sequence, _ in block])), np.int64)
+    pages = [sequence.page_numbers for sequence, _ in block]
+    table = np.zeros((len(block), max(map(len, pages))), np.int64)
     for i, (sequence, ids) in enumerate(block):
-        length, held = len(sequence.tokens), len(sequence._pages)
+        length = len(sequence.tokens)
         tokens += ids
         row += [i] * len(ids)
         positions += range(length, length + len(ids))
-        table[i, :held] = sequence._table[:held]
+        table[i, : len(pages[i])] = pages[i]
     arrays = np.array([tokens, row, positions])
     long = None
-    if pool.long_after is not None and any(flags := [sequence._is_long for sequence, _ in block]):
+    if pool.long_after is not None and any(flags := [sequence.is_long for sequence, _ in block]):
         long = np.array(flags)[arrays[1]]
     logits = decoder.logits(TokenBatch(arrays[0], arrays[1], arrays[2], table, wanted, long), pool.storage)
     with LOCK:
         for sequence, ids in block:
-            sequence._extend(ids)
+            sequence.commit_locked(ids)
     return logits

@@ -26,13 +26,13 @@ class CacheFullError(RuntimeError):
 class Holder(Protocol):
     """An open sequence as the pool sees it.
 
-    _admitted: whether it will end by itself. _thread: the thread that made it. _give_back: closes it; requires `LOCK`.
+    admitted: whether it will end by itself. thread: the thread that made it. close_locked: closes it; requires `LOCK`.
     """
 
-    _admitted: bool
-    _thread: int
+    admitted: bool
+    thread: int
 
-    def _give_back(self) -> None: ...
+    def close_locked(self) -> None: ...
 
 
 class Page:
@@ -56,10 +56,11 @@ class Page:
 
 
 class PagePool:
-    """Allocates the pages of a storage. Methods whose names begin with an underscore require `LOCK`.
+    """Allocates the pages of a storage. Methods whose names end in `_locked` require `LOCK`.
 
     storage: the pages. most_kept: the largest number of kept pages; the least recently used are dropped first.
     long_after: the length of the longest text that long-rope rotates by its short frequencies; None without long-rope.
+    roots: the parents of the first pages: of what the short frequencies rotated, and the long ones.
 
         a page is    fresh      never used: takes no memory yet
                      held       by one sequence, or by several if it is full
@@ -78,7 +79,7 @@ class PagePool:
         self._free: list[int] = []
         self._kept: dict[Page, None] = {}  # by their last use; children before their parent
         self.long_after = long_after
-        self._roots = Page(-1), Page(-1)  # of what the short frequencies rotated, and the long ones
+        self.roots = Page(-1), Page(-1)
         self._reserved = 0
         self._dropped: deque[tuple[list[Page], int]] = deque()  # what sequences held that were garbage collected
         self._sequences: WeakSet[Holder] = WeakSet()  # those that are open
@@ -90,20 +91,20 @@ class PagePool:
     def held(self) -> int:
         """The number of pages held by sequences."""
         with LOCK:
-            self._take_back_dropped()
+            self._take_back_dropped_locked()
             return self._fresh - len(self._free) - len(self._kept)
 
     @property
     def kept(self) -> int:
         """The number of pages that are kept for reuse."""
         with LOCK:
-            self._take_back_dropped()
+            self._take_back_dropped_locked()
             return len(self._kept)
 
     def clear(self) -> None:
         """Drops the kept pages."""
         with LOCK:
-            self._keep_at_most(0)
+            self._keep_at_most_locked(0)
 
     def prepare(self, slabs: int = 1) -> bool:
         """Allocates a little of the memory of the pages that will be used next; False if `slabs` slabs of them have theirs."""
@@ -122,18 +123,18 @@ class PagePool:
         Raises CacheFullError if there are too few, and no sequence is open that will end by itself (see `admit`).
         """
         with LOCK:
-            if not any(sequence._admitted for sequence in self._sequences):
-                self._require(count)
-            elif self._available() < count:
+            if not any(sequence.admitted for sequence in self._sequences):
+                self.require_locked(count)
+            elif self.available_locked() < count:
                 self._freed.wait(0.1)
 
-    def _available(self) -> int:
+    def available_locked(self) -> int:
         """The number of pages that are available and not reserved."""
-        self._take_back_dropped()
+        self._take_back_dropped_locked()
         return self.pages - self._fresh + len(self._free) + len(self._kept) - self._reserved
 
-    def _require(self, count: int) -> None:
-        available = self._available()
+    def require_locked(self, count: int) -> None:
+        available = self.available_locked()
         if count > available:
             size = self.page_bytes / 2**20
             raise CacheFullError(
@@ -141,22 +142,35 @@ class PagePool:
                 f"load the model with more cache_bytes ({size:.2f} MiB a page), or run fewer or shorter sequences at once"
             )
 
-    def _reserve(self, count: int) -> None:
-        """Reserves pages; `_reserved` must be lowered before one of them is taken."""
-        self._require(count)
-        self._reserved += count
+    def open_locked(self, sequence: Holder, reserved: int) -> None:
+        """Lists a new sequence and reserves pages for it, each to be claimed before it is taken."""
+        self.require_locked(reserved)
+        self._reserved += reserved
+        self._sequences.add(sequence)
 
-    def _take(self) -> Page:
-        self._require(1)
+    def claim_locked(self, reserved: int) -> None:
+        """Ends the reservation of this many pages."""
+        self._reserved -= reserved
+
+    def forget_locked(self, sequence: Holder) -> None:
+        """Removes a sequence that is closed from the open ones."""
+        self._sequences.discard(sequence)
+
+    def drop(self, pages: list[Page], reserved: int) -> None:
+        """Gives back later what a sequence held that is garbage collected, perhaps by code that has the lock."""
+        self._dropped.append((pages, reserved))
+
+    def take_locked(self) -> Page:
+        self.require_locked(1)
         if self._free:
             return Page(self._free.pop())
         if self._fresh < self.pages:
             self._fresh += 1
             return Page(self._fresh - 1)
-        self._evict()
+        self._evict_locked()
         return Page(self._free.pop())
 
-    def _path(self, parent: Page, tokens: Sequence[int]) -> Iterator[Page]:
+    def path_locked(self, parent: Page, tokens: Sequence[int]) -> Iterator[Page]:
         """The full pages after `parent` that hold these tokens, as far as there are any, without the last token."""
         for first in range(0, len(tokens) - PAGE, PAGE):
             page = parent.children.get(tuple(tokens[first : first + PAGE]))
@@ -165,26 +179,26 @@ class PagePool:
             yield page
             parent = page
 
-    def _begun(self, parent: Page, token: int) -> Page | None:
+    def begun_locked(self, parent: Page, token: int) -> Page | None:
         """A full page after `parent` that begins with `token`, or None."""
         return parent.begun.get(token)
 
-    def _hold(self, page: Page) -> None:
+    def hold_locked(self, page: Page) -> None:
         page.users += 1
         self._kept.pop(page, None)
 
-    def _share(self, page: Page, parent: Page, tokens: Sequence[int]) -> Page:
+    def share_locked(self, page: Page, parent: Page, tokens: Sequence[int]) -> Page:
         """Adds a page that has become full to the tree; returns it, or an equal page that was there already."""
         found = parent.children.get(tuple(tokens))
         if found is not None:
-            self._hold(found)
-            self._release([page])
+            self.hold_locked(found)
+            self.release_locked([page])
             return found
         page.parent, page.tokens = parent, tuple(tokens)
         parent.children[page.tokens] = parent.begun[page.tokens[0]] = page
         return page
 
-    def _release(self, pages: Sequence[Page]) -> None:
+    def release_locked(self, pages: Sequence[Page]) -> None:
         """Releases pages, given in the order of a sequence."""
         for page in reversed(pages):  # so that of those kept the last one goes first
             page.users -= 1
@@ -193,14 +207,14 @@ class PagePool:
                     self._free.append(page.number)
                 else:
                     self._kept[page] = None
-        self._keep_at_most(self._most_kept)
+        self._keep_at_most_locked(self._most_kept)
         self._freed.notify_all()
 
-    def _keep_at_most(self, count: int) -> None:
+    def _keep_at_most_locked(self, count: int) -> None:
         while len(self._kept) > count:
-            self._evict()
+            self._evict_locked()
 
-    def _evict(self) -> None:
+    def _evict_locked(self) -> None:
         page = next(iter(self._kept))
         del self._kept[page]
         assert page.parent is not None
@@ -209,11 +223,11 @@ class PagePool:
             del page.parent.begun[page.tokens[0]]
         self._free.append(page.number)
 
-    def _take_back_dropped(self) -> None:
+    def _take_back_dropped_locked(self) -> None:
         while self._dropped:
             pages, reserved = self._dropped.popleft()
             self._reserved -= reserved
-            self._release(pages)
+            self.release_locked(pages)
 
 
 def new_pool(
@@ -237,8 +251,8 @@ def _begin_child() -> None:
     """After a fork only the forking thread exists in the child, so pages held by other threads are released."""
     for pool in _POOLS:
         for sequence in list(pool._sequences):
-            if sequence._thread != threading.get_ident():
-                sequence._give_back()
+            if sequence.thread != threading.get_ident():
+                sequence.close_locked()
     LOCK.release()
 
 

@@ -27,12 +27,17 @@ class CachedSequence:
 
     With long-rope, the length of a text decides how its tokens are rotated (`expect`), and only pages that are rotated the same
     way are shared.
+
+    The package's own: `forward` runs tokens between `begin_pass_locked` and `end_pass`; the pool calls `close_locked`. As in
+    `PagePool`, methods whose names end in `_locked` require `LOCK`.
     """
 
     def __init__(self, pool: PagePool, capacity: int | None = None, *, admitted: bool = False) -> None:
         ok = capacity is None or (is_int(capacity) and capacity >= 0)
         require(ok, _OP, "capacity", "a number of tokens or None", capacity)
         self.tokens: list[int] = []
+        self.admitted = admitted
+        self.thread = threading.get_ident()
         self._pool = pool
         self._pages: list[Page] = []
         self._table = np.zeros(8, np.int64)  # the numbers of _pages, with spare capacity
@@ -40,15 +45,12 @@ class CachedSequence:
         self._expected = 0  # the length of the text that is being read
         self._long = False  # whether the first token was rotated by the long frequencies
         self._alike = 0  # how many tokens, from the first on, were rotated as that one
-        self._thread = threading.get_ident()
-        self._admitted = admitted
         self._running = False
         self._closed = False
         reserved = pages_of(capacity or 0)
         with LOCK:
-            pool._reserve(reserved)
+            pool.open_locked(self, reserved)
             self._reserved = reserved
-            pool._sequences.add(self)
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -68,9 +70,9 @@ class CachedSequence:
         if len(self._pages) > pages_of(start) or not self._rotates_alike:
             return 0  # a pass that failed had taken pages, or pages from here on are rotated in another way
         with LOCK:
-            self._reuse_pages(tokens)
+            self._reuse_pages_locked(tokens)
             if len(self.tokens) % PAGE == 0:
-                self._reuse_part(tokens[len(self.tokens) - start :])
+                self._reuse_part_locked(tokens[len(self.tokens) - start :])
         return len(self.tokens) - start
 
     def expect(self, length: int) -> None:
@@ -81,7 +83,7 @@ class CachedSequence:
         """
         self._expected = max(self._expected, length)
         if not self.tokens:
-            self._long = self._is_long
+            self._long = self.is_long
 
     def next_page(self, tokens: Sequence[int]) -> Hashable:
         """A key that is equal for two sequences if running `tokens` would fill the same page in both; otherwise unique."""
@@ -107,7 +109,7 @@ class CachedSequence:
 
         source: another sequence of the same model. Raises CacheFullError, with nothing changed, if there is no room.
         """
-        same = isinstance(source, CachedSequence) and source._pool is self._pool
+        same = isinstance(source, CachedSequence) and source.is_of(self._pool)
         require(same, _OP, "source", "one of the same model", source)
         source._require_idle()
         self._require_idle()
@@ -118,17 +120,17 @@ class CachedSequence:
             shared, old = source._pages[:full], self._pages
             if partial:
                 given_back = sum(page.users == 1 for page in old)
-                pool._require(1 - given_back - min(self._reserved, max(0, full + 1 - len(old))))
+                pool.require_locked(1 - given_back - min(self._reserved, max(0, full + 1 - len(old))))
             for page in shared:
-                pool._hold(page)
-            pool._release(old)
+                pool.hold_locked(page)
+            pool.release_locked(old)
             self._pages, self.tokens = [], list(source.tokens)
             self._expected, self._long, self._alike = source._expected, source._long, source._alike
-            self._claim(full + partial - len(old))
+            self._claim_locked(full + partial - len(old))
             for page in shared:
                 self._list(page)
             if partial:
-                self._list(pool._take())
+                self._list(pool.take_locked())
                 pool.storage.copy(source._pages[full].number, self._pages[full].number)
 
     def truncate(self, length: int) -> None:
@@ -145,11 +147,11 @@ class CachedSequence:
             # The last page was full: it stays as it is for others.
             if kept > full and (self._pages[full].parent is not None or self._pages[full].users > 1):
                 whole = self._pages[full]
-                page = self._pool._take()
+                page = self._pool.take_locked()
                 self._pool.storage.copy(whole.number, page.number)
                 self._pages[full], self._table[full] = page, page.number
                 dropped.insert(0, whole)
-            self._pool._release(dropped)
+            self._pool.release_locked(dropped)
             del self._pages[kept:], self.tokens[length:]
             self._expected, self._alike = length, min(self._alike, length)
 
@@ -158,7 +160,15 @@ class CachedSequence:
         if not self._closed:
             self._require_idle()
             with LOCK:
-                self._give_back()
+                self.close_locked()
+
+    def close_locked(self) -> None:
+        """`close` for a caller that has LOCK; also of a sequence whose thread is gone, in the middle of a pass."""
+        self._closed = True
+        self._claim_locked(self._reserved)
+        self._pool.release_locked(self._pages)
+        self._pages = []
+        self._pool.forget_locked(self)
 
     def __enter__(self) -> CachedSequence:
         return self
@@ -169,15 +179,48 @@ class CachedSequence:
     def __del__(self) -> None:
         # The lock may be held by the very code in which the garbage collector runs.
         if not getattr(self, "_closed", True):
-            self._pool._dropped.append((self._pages, self._reserved))
+            self._pool.drop(self._pages, self._reserved)
 
-    def _give_back(self) -> None:
-        """Closes the sequence. Needs LOCK."""
-        self._closed = True
-        self._claim(self._reserved)
-        self._pool._release(self._pages)
-        self._pages = []
-        self._pool._sequences.discard(self)
+    def is_of(self, pool: PagePool) -> bool:
+        """Whether its pages are those of `pool`."""
+        return self._pool is pool
+
+    @property
+    def page_numbers(self) -> np.ndarray:
+        """The numbers of its pages in the storage, in order, int64; a view."""
+        return self._table[: len(self._pages)]
+
+    @property
+    def is_long(self) -> bool:
+        """Whether long frequencies rotate what is read now."""
+        after = self._pool.long_after
+        return after is not None and self._expected > after
+
+    def missing_pages(self, tokens: int) -> int:
+        """The number of pages that a pass of this many tokens needs beyond the reserved ones. Refuses a sequence in use."""
+        self._require_idle()
+        return max(0, pages_of(len(self.tokens) + tokens) - len(self._pages) - self._reserved)
+
+    def begin_pass_locked(self, tokens: int) -> None:
+        """Takes the pages of this many more tokens, and keeps other threads out until `end_pass`."""
+        self._running = True
+        length = len(self.tokens) + tokens
+        self.expect(length)
+        for _ in range(len(self._pages), pages_of(length)):
+            self._claim_locked(1)
+            self._list(self._pool.take_locked())
+
+    def commit_locked(self, tokens: Sequence[int]) -> None:
+        """Appends tokens that the pass has run; pages that they fill can be reused from now on."""
+        first = len(self.tokens) // PAGE
+        self._append(tokens)
+        for i in range(first, self._alike // PAGE):
+            page = self._pool.share_locked(self._pages[i], self._page_before(i), self.tokens[i * PAGE : (i + 1) * PAGE])
+            self._pages[i], self._table[i] = page, page.number
+
+    def end_pass(self) -> None:
+        """Also of a pass that failed: its pages stay, to be filled by the next."""
+        self._running = False
 
     def _require_idle(self) -> None:
         if self._closed or self._running:
@@ -185,84 +228,60 @@ class CachedSequence:
             refuse(_OP, "sequence", "open and used by one thread at a time", state)
 
     @property
-    def _is_long(self) -> bool:
-        """Whether long frequencies rotate what is read now."""
-        after = self._pool.long_after
-        return after is not None and self._expected > after
-
-    @property
     def _rotates_alike(self) -> bool:
         """Whether what is read now is rotated as all tokens before it."""
-        return self._alike == len(self.tokens) and self._long == self._is_long
+        return self._alike == len(self.tokens) and self._long == self.is_long
 
     def _page_before(self, page: int) -> Page:
-        return self._pages[page - 1] if page else self._pool._roots[self._long]
+        return self._pages[page - 1] if page else self._pool.roots[self._long]
 
     def _last_page(self) -> tuple[Page, list[int]]:
         """The last full page, and the tokens after it."""
         full = len(self.tokens) // PAGE
         return self._page_before(full), self.tokens[full * PAGE :]
 
-    def _reuse_pages(self, tokens: Sequence[int]) -> None:
-        """Appends the pages that hold the next of tokens, the first in place of one that is partly filled. Needs LOCK."""
+    def _reuse_pages_locked(self, tokens: Sequence[int]) -> None:
+        """Appends the pages that hold the next of tokens, the first in place of one that is partly filled."""
         parent, begun = self._last_page()
         reused: list[int] = []
-        for page in self._pool._path(parent, [*begun, *tokens]):
+        for page in self._pool.path_locked(parent, [*begun, *tokens]):
             replaces = begun and not reused
-            if not (page.users or replaces or self._reserved or self._pool._available() > 0):
+            if not (page.users or replaces or self._reserved or self._pool.available_locked() > 0):
                 break
-            self._pool._hold(page)
+            self._pool.hold_locked(page)
             if replaces:
-                self._pool._release([self._pages.pop()])
+                self._pool.release_locked([self._pages.pop()])
             else:
-                self._claim(1)
+                self._claim_locked(1)
             self._list(page)
             reused += page.tokens
         self._append(reused[len(begun) :])
 
-    def _reuse_part(self, tokens: Sequence[int]) -> None:
-        """Copies the page that begins like `tokens`, without the last of them. Needs LOCK."""
-        page = self._pool._begun(self._last_page()[0], tokens[0]) if len(tokens) > 1 else None
+    def _reuse_part_locked(self, tokens: Sequence[int]) -> None:
+        """Copies the page that begins like `tokens`, without the last of them."""
+        page = self._pool.begun_locked(self._last_page()[0], tokens[0]) if len(tokens) > 1 else None
         # A page that is kept cannot be handed out while it is copied.
-        if page is None or self._pool._available() + (self._reserved > 0) <= (page.users == 0):
+        if page is None or self._pool.available_locked() + (self._reserved > 0) <= (page.users == 0):
             return
         most = min(PAGE, len(tokens)) - 1
         same = next((i for i in range(most) if tokens[i] != page.tokens[i]), most)
-        self._pool._hold(page)  # or it might be the one that is taken
-        self._claim(1)
-        self._list(self._pool._take())
+        self._pool.hold_locked(page)  # or it might be the one that is taken
+        self._claim_locked(1)
+        self._list(self._pool.take_locked())
         self._pool.storage.copy(page.number, self._pages[-1].number)
-        self._pool._release([page])
+        self._pool.release_locked([page])
         self._append(page.tokens[:same])
-
-    def _missing_pages(self, tokens: int) -> int:
-        """The number of pages that this many more tokens need beyond the reserved ones."""
-        return max(0, pages_of(len(self) + tokens) - len(self._pages) - self._reserved)
-
-    def _grow(self, tokens: int) -> None:
-        """Takes pages for more tokens. Needs LOCK."""
-        while len(self._pages) < pages_of(len(self) + tokens):
-            self._claim(1)
-            self._list(self._pool._take())
-
-    def _extend(self, tokens: Sequence[int]) -> None:
-        """Appends tokens that have been run; pages that they fill can be reused from now on. Needs LOCK."""
-        first = len(self) // PAGE
-        self._append(tokens)
-        for i in range(first, self._alike // PAGE):
-            page = self._pool._share(self._pages[i], self._page_before(i), self.tokens[i * PAGE : (i + 1) * PAGE])
-            self._pages[i], self._table[i] = page, page.number
 
     def _append(self, tokens: Sequence[int]) -> None:
         if self._rotates_alike:
             self._alike += len(tokens)
         self.tokens += tokens
 
-    def _claim(self, pages: int) -> None:
+    def _claim_locked(self, pages: int) -> None:
         """Uses up to this many of the reserved pages."""
         claimed = min(max(pages, 0), self._reserved)
         self._reserved -= claimed
-        self._pool._reserved -= claimed
+        self._pool.claim_locked(claimed)
 
     def _list(self, page: Page) -> None:
         if len(self._pages) == len(self._table):
