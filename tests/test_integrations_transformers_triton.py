@@ -37,7 +37,7 @@ def ids_there(**sizes):
 def launched(monkeypatch):
     calls = []
     whole = triton.attention
-    monkeypatch.setattr(triton, "attention", lambda *given: calls.append(len(given[1])) or whole(*given))
+    monkeypatch.setattr(triton, "attention", lambda *given: calls.append(len(given[0].query_rope)) or whole(*given))
     return calls
 
 

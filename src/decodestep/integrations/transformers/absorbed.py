@@ -15,7 +15,7 @@ from decodestep.integrations.transformers.few_rows import FORMATS, MOST_ROWS
 from decodestep.integrations.transformers.visible_keys import VisibleKeys
 from decodestep.ops.linear.cpu import head_products
 from decodestep.ops.mla_attention import cpu, mla_attention
-from decodestep.ops.mla_attention.arguments import OP, Cache
+from decodestep.ops.mla_attention.arguments import OP, Cache, Problem
 
 
 def absorbed(
@@ -65,9 +65,9 @@ def _attend(
     query: np.ndarray, rope: np.ndarray, kv: np.ndarray, kr: np.ndarray, table: np.ndarray, keys: VisibleKeys, scale: float
 ) -> np.ndarray:
     """`mla_attention` on the CPU without its checks, which can take longer than the call: these arguments are valid."""
-    caches = [Cache(each, None) for each in (kv, kr)]
-    if cpu.obstacle(rope, *caches) is None:
-        out = run(OP, "cpu", cpu.attention, query, rope, *caches, table, keys.sequence, keys.lengths, scale, 1, None)
+    problem = Problem(query, rope, Cache(kv, None), Cache(kr, None), table, keys.sequence, keys.lengths, scale, 1, None)
+    if cpu.obstacle(problem) is None:
+        out = run(OP, "cpu", cpu.attention, problem)
     else:
         out = mla_attention(query, rope, kv, kr, table, keys.lengths, scale=scale, sequence=keys.sequence)
     out[keys.blind] = 0.0

@@ -1,18 +1,20 @@
-"""Checks the arguments of mla_attention."""
+"""The arguments of mla_attention as given, and once they are checked."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from decodestep._base import arrays
 from decodestep._base.arrays import BFLOAT16, Array, Integers
-from decodestep._base.checks import refuse, require, require_dtype, require_shape
+from decodestep._base.checks import is_finite, is_int, refuse, require, require_dtype, require_shape
 from decodestep.weights.linear_panels import LinearPanels
 from decodestep.weights.packed import PackedWeight
 
 OP = "mla_attention"
+_FLOAT32, _FLOAT64 = np.dtype(np.float32), np.dtype(np.float64)  # which compare in half the time of the types
 STORED = (np.float32, np.float64, np.float16, BFLOAT16, np.int8)
 
 
@@ -30,7 +32,106 @@ class Cache:
         return rows if self.scale is None else rows / self.scale.astype(dtype)
 
 
-def cache(name: str, value: Array, scale_name: str, scale: Array | None) -> Cache:
+class Call(NamedTuple):
+    """The arguments of `mla_attention` by name, but for the backend; for `bind` the arrays may be outlines."""
+
+    query: Array | None
+    query_rope: Array
+    kv_cache: Array
+    kr_cache: Array
+    block_table: Integers
+    lengths: Integers
+    scale: float
+    sequence: Integers | None
+    groups: int
+    quant_scale_ckv: Array | None
+    quant_scale_ckr: Array | None
+    dequant_scale_q_nope: Array | None
+    w_uv: PackedWeight | LinearPanels | None
+
+
+class Problem(NamedTuple):
+    """A checked call: views of the arrays, a row of block_table for each token, int64 indexes."""
+
+    query: np.ndarray | None
+    query_rope: np.ndarray
+    kv_cache: Cache
+    kr_cache: Cache
+    block_table: np.ndarray
+    sequence: np.ndarray
+    lengths: np.ndarray
+    scale: float
+    groups: int
+    w_uv: PackedWeight | LinearPanels | None
+    query_scale: np.ndarray | None = None  # dequant_scale_q_nope
+
+    @property
+    def has_float64(self) -> bool:
+        return _FLOAT64 in (self.query_rope.dtype, self.kv_cache.rows.dtype, self.kr_cache.rows.dtype)
+
+    def in_floats(self) -> Problem:
+        """The same with queries in float32, or in the float64 that they have, and without a scale of their own."""
+        rope = self.query_rope
+        if rope.dtype == _FLOAT32 and self.query_scale is None:
+            return self
+        rope = rope.astype(_FLOAT64 if rope.dtype == _FLOAT64 else _FLOAT32, copy=False)
+        query = None if self.query is None else self.query.astype(rope.dtype, copy=False)
+        if self.query_scale is not None:
+            assert query is not None and self.kv_cache.scale is not None
+            factor = self.query_scale.astype(rope.dtype, copy=False)
+            query, rope = query * factor, rope * factor / self.kv_cache.scale[:1].astype(rope.dtype)
+        return self._replace(query=query, query_rope=rope, query_scale=None)
+
+
+def bind(call: Call) -> Problem:
+    """Checks every rule of the contract."""
+    query = arrays.optional_view(OP, "query", call.query)
+    rope = arrays.view(OP, "query_rope", call.query_rope)
+    kv = _cache("kv_cache", call.kv_cache, "quant_scale_ckv", call.quant_scale_ckv)
+    kr = _cache("kr_cache", call.kr_cache, "quant_scale_ckr", call.quant_scale_ckr)
+    _check_shapes(query, rope, kv.rows, kr.rows, quantised=call.dequant_scale_q_nope is not None)
+    require(is_finite(call.scale), OP, "scale", "a finite number", call.scale)
+    _check_groups(call.groups, rope, kv.rows)
+    blocks, block_size = kv.rows.shape[:2]
+    indexes = _paging(call.block_table, call.sequence, call.lengths, len(rope), blocks, block_size)
+    factor = None if call.dequant_scale_q_nope is None else _query_scale(call, rope)
+    if call.w_uv is not None:
+        _check_value_up(call.w_uv, rope.shape[1], kv.rows.shape[3] // call.groups)
+    return Problem(query, rope, kv, kr, *indexes, float(call.scale), int(call.groups), call.w_uv, factor)
+
+
+def _check_shapes(query: np.ndarray | None, rope: np.ndarray, kv: np.ndarray, kr: np.ndarray, *, quantised: bool) -> None:
+    require_dtype(OP, "query_rope", rope, (np.float32, np.float64, BFLOAT16))
+    require(rope.ndim == 3 and rope.shape[1] > 0, OP, "query_rope", "of shape (T, N, Dr), N > 0", rope)
+    blocks, block_size, _, latent = kv.shape
+    require(latent > 0, OP, "kv_cache", "of a width Hckv > 0", kv)
+    require_shape(OP, "kr_cache", kr, (blocks, block_size, 1, rope.shape[2]))
+    if query is not None:
+        require_dtype(OP, "query", query, (np.dtype(np.int8) if quantised else rope.dtype,))
+        require_shape(OP, "query", query, (*rope.shape[:2], latent))
+
+
+def _check_groups(groups: int, rope: np.ndarray, kv: np.ndarray) -> None:
+    _, heads, width = rope.shape
+    latent = kv.shape[3]
+    ok = is_int(groups) and groups >= 1 and not (heads % groups or latent % groups or width % (2 * groups))
+    require(ok, OP, "groups", f"a divisor of N {heads}, Hckv {latent} and Dr / 2 = {width / 2:g}", groups)
+
+
+def _query_scale(call: Call, rope: np.ndarray) -> np.ndarray:
+    """dequant_scale_q_nope, beside which other arguments have to be given."""
+    factor = arrays.view(OP, "dequant_scale_q_nope", call.dequant_scale_q_nope)
+    require_dtype(OP, "dequant_scale_q_nope", factor, (np.float32,))
+    require_shape(OP, "dequant_scale_q_nope", factor, (*rope.shape[:2], 1))
+    for name in ("query", "quant_scale_ckv"):
+        if getattr(call, name) is None:
+            refuse(OP, name, "given beside dequant_scale_q_nope", "None")
+    stored = arrays.view(OP, "quant_scale_ckv", call.quant_scale_ckv)
+    require(stored.size == 1, OP, "quant_scale_ckv", "one number beside dequant_scale_q_nope", stored)
+    return factor
+
+
+def _cache(name: str, value: Array, scale_name: str, scale: Array | None) -> Cache:
     """The cache with its scale, which int8 has and nothing else."""
     rows = arrays.view(OP, name, value)
     require_dtype(OP, name, rows, STORED)
@@ -48,7 +149,7 @@ def cache(name: str, value: Array, scale_name: str, scale: Array | None) -> Cach
     return Cache(rows, np.ascontiguousarray(np.broadcast_to(factors.reshape(-1), width)))
 
 
-def paging(
+def _paging(
     block_table: Integers, sequence: Integers | None, lengths: Integers, tokens: int, blocks: int, block_size: int
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """block_table, sequence and lengths as int64; every block that they lead to exists."""
@@ -76,7 +177,7 @@ def paging(
     return table, rows, seen
 
 
-def check_value_up(weight: PackedWeight | LinearPanels, heads: int, width: int) -> None:
+def _check_value_up(weight: PackedWeight | LinearPanels, heads: int, width: int) -> None:
     """A weight (width, heads * Dv)."""
     require(isinstance(weight, PackedWeight | LinearPanels), OP, "w_uv", "a PackedWeight, a LinearPanels or None", weight)
     inputs, outputs = weight.shape

@@ -8,19 +8,18 @@ from decodestep import _native
 from decodestep._base.arrays import bits, contiguous
 from decodestep._base.threads import threads
 from decodestep.ops.linear.cpu import linear
-from decodestep.ops.mla_attention.arguments import Cache
+from decodestep.ops.mla_attention.arguments import Problem
 from decodestep.ops.mla_attention.reference import values_up
-from decodestep.weights.linear_panels import LinearPanels
-from decodestep.weights.packed import PackedWeight
 
 
-def obstacle(query_rope: np.ndarray, *caches: Cache) -> str | None:
+def obstacle(p: Problem) -> str | None:
     """Why the native kernel cannot serve a call, or None."""
-    if np.float64 in (query_rope.dtype, *(cache.rows.dtype for cache in caches)):
+    if p.has_float64:
         return "has no float64"
-    if not all(cache.rows.flags.aligned for cache in caches):
+    kv, kr = p.kv_cache.rows, p.kr_cache.rows
+    if not (kv.flags.aligned and kr.flags.aligned):
         return "needs aligned caches"
-    if not all(_packed_blocks(cache.rows) for cache in caches):
+    if not (_packed_blocks(kv) and _packed_blocks(kr)):
         return "needs caches whose rows follow each other inside a block"
     return None
 
@@ -31,33 +30,23 @@ def _packed_blocks(rows: np.ndarray) -> bool:
     return rows.flags.c_contiguous or (rows_follow and (width <= 1 or rows.strides[3] == item))
 
 
-def attention(
-    query: np.ndarray | None,
-    query_rope: np.ndarray,
-    kv_cache: Cache,
-    kr_cache: Cache,
-    block_table: np.ndarray,
-    sequence: np.ndarray,
-    lengths: np.ndarray,
-    scale: float,
-    groups: int,
-    w_uv: PackedWeight | LinearPanels | None,
-) -> np.ndarray:
-    tokens, heads, _ = query_rope.shape
-    out = np.empty((tokens, heads, kv_cache.rows.shape[3] // groups), np.float32)
+def attention(p: Problem) -> np.ndarray:
+    """`p` with queries in float32."""
+    tokens, heads, _ = p.query_rope.shape
+    out = np.empty((tokens, heads, p.kv_cache.rows.shape[3] // p.groups), np.float32)
     _native.mla_attention(
-        query=None if query is None else contiguous(query),
-        query_rope=contiguous(query_rope),
-        kv_cache=bits(kv_cache.rows),
-        kr_cache=bits(kr_cache.rows),
-        kv_scale=kv_cache.scale,
-        kr_scale=kr_cache.scale,
-        block_table=block_table,
-        sequence=sequence,
-        lengths=lengths,
-        scale=scale,
-        groups=groups,
+        query=None if p.query is None else contiguous(p.query),
+        query_rope=contiguous(p.query_rope),
+        kv_cache=bits(p.kv_cache.rows),
+        kr_cache=bits(p.kr_cache.rows),
+        kv_scale=p.kv_cache.scale,
+        kr_scale=p.kr_cache.scale,
+        block_table=p.block_table,
+        sequence=p.sequence,
+        lengths=p.lengths,
+        scale=p.scale,
+        groups=p.groups,
         out=out,
         threads=threads(),
     )
-    return out if w_uv is None else values_up(out, w_uv, linear)
+    return out if p.w_uv is None else values_up(out, p.w_uv, linear)

@@ -7,39 +7,29 @@ from collections.abc import Callable
 import numpy as np
 
 from decodestep.ops.linear.reference import linear
-from decodestep.ops.mla_attention.arguments import Cache
+from decodestep.ops.mla_attention.arguments import Problem
 from decodestep.weights.feed_forward import on_host, part_of_outputs
 from decodestep.weights.linear_panels import LinearPanels
 from decodestep.weights.packed import PackedWeight
 
 
-def attention(
-    query: np.ndarray | None,
-    query_rope: np.ndarray,
-    kv_cache: Cache,
-    kr_cache: Cache,
-    block_table: np.ndarray,
-    sequence: np.ndarray,
-    lengths: np.ndarray,
-    scale: float,
-    groups: int,
-    w_uv: PackedWeight | LinearPanels | None,
-) -> np.ndarray:
-    tokens, heads, _ = query_rope.shape
-    latent = kv_cache.rows.shape[3]
-    out = np.empty((tokens, heads, latent // groups), query_rope.dtype)
-    own = np.arange(latent).reshape(groups, 1, -1).repeat(heads // groups, axis=1).reshape(heads, -1)  # a head's columns
+def attention(p: Problem) -> np.ndarray:
+    """`p` with queries in float32 or float64."""
+    tokens, heads, _ = p.query_rope.shape
+    latent, dtype = p.kv_cache.rows.shape[3], p.query_rope.dtype
+    out = np.empty((tokens, heads, latent // p.groups), dtype)
+    own = np.arange(latent).reshape(p.groups, 1, -1).repeat(heads // p.groups, axis=1).reshape(heads, -1)  # a head's columns
     for t in range(tokens):
-        blocks = block_table[sequence[t], : -(-lengths[t] // kv_cache.rows.shape[1])]
-        kv, kr = (cache.read(blocks, lengths[t], query_rope.dtype) for cache in (kv_cache, kr_cache))
-        score = query_rope[t] @ kr.T
-        if query is not None:
-            score = score + query[t] @ kv.T
-        score = score * query_rope.dtype.type(scale)
+        blocks = p.block_table[p.sequence[t], : -(-p.lengths[t] // p.kv_cache.rows.shape[1])]
+        kv, kr = (cache.read(blocks, p.lengths[t], dtype) for cache in (p.kv_cache, p.kr_cache))
+        score = p.query_rope[t] @ kr.T
+        if p.query is not None:
+            score = score + p.query[t] @ kv.T
+        score = score * dtype.type(p.scale)
         weight = np.exp(score - score.max(axis=-1, keepdims=True))
         weight /= weight.sum(axis=-1, keepdims=True)
         out[t] = np.take_along_axis(weight @ kv, own, axis=1)
-    return out if w_uv is None else values_up(out, w_uv, linear)
+    return out if p.w_uv is None else values_up(out, p.w_uv, linear)
 
 
 Product = Callable[[np.ndarray, PackedWeight | LinearPanels], np.ndarray]

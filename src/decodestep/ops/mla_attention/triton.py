@@ -9,13 +9,15 @@ in TF32, so that one pass of the tensor cores gives their exact products; the so
 
 from __future__ import annotations
 
-import numpy as np
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
 
 from decodestep._base.devices import to_device
 from decodestep._base.triton import MINUS_INFINITY, as_float32
+from decodestep.ops.mla_attention.arguments import Call, Problem
 
 _SPLIT = 1024  # keys
 _KEYS = 64
@@ -23,33 +25,21 @@ _HEADS = 16
 _SHORT = (torch.bfloat16, torch.float16, torch.int8)
 
 
-def attention(
-    query: torch.Tensor | None,
-    query_rope: torch.Tensor,
-    kv_cache: torch.Tensor,
-    kr_cache: torch.Tensor,
-    kv_scale: torch.Tensor | None,
-    kr_scale: torch.Tensor | None,
-    block_table: np.ndarray,
-    sequence: np.ndarray,
-    lengths: np.ndarray,
-    scale: float,
-    groups: int,
-    *,
-    split: int = _SPLIT,
-    keys: int = _KEYS,
-) -> torch.Tensor:
-    """float32 (T, N, Hckv / groups). Queries are packed; scales are float32 (width,) on the device; indexes are checked."""
+def attention(p: Problem, call: Call, *, split: int = _SPLIT, keys: int = _KEYS) -> torch.Tensor:
+    """float32 (T, N, Hckv / groups). p: the call, checked by its outlines."""
+    query, query_rope = _queries(call)
+    kv_cache, kr_cache = _tensor(call.kv_cache), _tensor(call.kr_cache)
+    kv_scale, kr_scale = _by_column(call.quant_scale_ckv, kv_cache), _by_column(call.quant_scale_ckr, kr_cache)
     tokens, heads, width = query_rope.shape
     blocks, block_size, _, latent = kv_cache.shape
     device = query_rope.device
-    out = torch.empty((tokens, heads, latent // groups), dtype=torch.float32, device=device)
+    out = torch.empty((tokens, heads, latent // p.groups), dtype=torch.float32, device=device)
     if not tokens or not heads:
         return out
-    splits = triton.cdiv(int(lengths.max()), split)
-    partial = torch.empty((tokens, splits, heads, latent // groups), dtype=torch.float32, device=device)
+    splits = triton.cdiv(int(p.lengths.max()), split)
+    partial = torch.empty((tokens, splits, heads, latent // p.groups), dtype=torch.float32, device=device)
     states = torch.empty((tokens, splits, heads, 2), dtype=torch.float32, device=device)
-    seen = to_device(lengths, device)
+    seen = to_device(p.lengths, device)
     exact = query_rope.dtype in _SHORT and all(
         cache.dtype in _SHORT and cache_scale is None for cache, cache_scale in ((kv_cache, kv_scale), (kr_cache, kr_scale))
     )
@@ -60,26 +50,26 @@ def attention(
         kr_cache,
         seen if kv_scale is None else kv_scale,
         seen if kr_scale is None else kr_scale,
-        to_device(block_table, device),
-        to_device(sequence, device),
+        to_device(p.block_table, device),
+        to_device(p.sequence, device),
         seen,
         partial,
         states,
-        scale,
+        p.scale,
         heads,
         latent,
         width,
         blocks,
         block_size,
-        block_table.shape[1],
+        p.block_table.shape[1],
         kv_cache.stride(0),
         kv_cache.stride(1),
         kv_cache.stride(3),
         kr_cache.stride(0),
         kr_cache.stride(1),
         kr_cache.stride(3),
-        latent // groups,
-        heads // groups,
+        latent // p.groups,
+        heads // p.groups,
         HAS_QUERY=query is not None,
         KV_SCALED=kv_scale is not None,
         KR_SCALED=kr_scale is not None,
@@ -91,7 +81,7 @@ def attention(
         WIDTH=_power(width),
     )
     _merge[(tokens, heads)](
-        partial, states, seen, out, splits, heads, latent // groups, SPLIT=split, WIDTH=_power(latent // groups)
+        partial, states, seen, out, splits, heads, latent // p.groups, SPLIT=split, WIDTH=_power(latent // p.groups)
     )
     return out
 
@@ -99,6 +89,25 @@ def attention(
 def _power(width: int) -> int:
     """The power of two that holds `width`, at least the 16 that a product needs."""
     return max(16, triton.next_power_of_2(width))
+
+
+def _tensor(value: Any) -> torch.Tensor:
+    tensor: torch.Tensor = value.detach()
+    return tensor
+
+
+def _queries(call: Call) -> tuple[torch.Tensor | None, torch.Tensor]:
+    """The queries, packed; with dequant_scale_q_nope the float32 ones that they stand for."""
+    query, rope = None if call.query is None else _tensor(call.query), _tensor(call.query_rope)
+    if call.dequant_scale_q_nope is not None:
+        assert query is not None
+        factor = _tensor(call.dequant_scale_q_nope)
+        query, rope = query * factor, rope.float() * factor / _tensor(call.quant_scale_ckv).reshape(())
+    return None if query is None else query.contiguous(), rope.contiguous()
+
+
+def _by_column(scale: Any, cache: torch.Tensor) -> torch.Tensor | None:
+    return None if scale is None else _tensor(scale).reshape(-1).expand(cache.shape[3]).contiguous()
 
 
 @triton.jit
