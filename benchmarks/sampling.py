@@ -78,11 +78,8 @@ class Case:
 
     def steps(self) -> list[list[s.Step]]:
         """The typed steps of every row, as `ds.Sampler` makes them of parameters and history."""
-        nothing = np.zeros(self.vocab, np.float32)
         return [
-            plan(processors_of(params, prompt_length=len(ids), vocab_size=self.vocab), self.vocab).steps(nothing, History(ids))[
-                1
-            ]
+            plan(processors_of(params, prompt_length=len(ids), vocab_size=self.vocab), self.vocab).tail.steps(History(ids))
             for params, ids in zip(self.params, self.histories, strict=True)
         ]
 

@@ -123,7 +123,7 @@ def fused(processors, logits, tokens, prompt, seed=0):
     history = History(tokens[:prompt])
     for token in tokens[prompt:]:
         history.append(token)
-    row, steps = made.steps(logits, history)
+    row, steps = made.apply_unfused(logits, history), made.tail.steps(history)
     return decode_step(row[None], [steps], seed=seed, position=len(tokens), need_processed=True)
 
 
@@ -317,10 +317,9 @@ def test_a_plan_follows_a_growing_history():
     made, history = plan(chain[:-1], VOCAB), History(tokens[:3])
     logits = rng.standard_normal(VOCAB).astype(np.float32)
     for length, token in enumerate(tokens[3:], 3):
-        row, steps = made.steps(logits, history)
-        fresh_row, fresh = plan(chain[:-1], VOCAB).steps(logits, History(tokens[:length]))
         mine, want = (
-            decode_step(r[None], [left], position=length, need_processed=True) for r, left in ((row, steps), (fresh_row, fresh))
+            decode_step(each.apply_unfused(logits, past)[None], [each.tail.steps(past)], position=length, need_processed=True)
+            for each, past in ((made, history), (plan(chain[:-1], VOCAB), History(tokens[:length])))
         )
         np.testing.assert_array_equal(mine.processed, want.processed)
         history.append(token)

@@ -20,8 +20,9 @@ from decodestep.explain.spelling import spelled
 from decodestep.generation.model_sampler import sampler_for
 from decodestep.generation.prompts import prompt_ids
 from decodestep.models import Model
+from decodestep.sampling.distribution import probabilities
 from decodestep.sampling.params import SamplingParams
-from decodestep.sampling.trace import Trace, probabilities
+from decodestep.sampling.trace import Trace
 
 _PAGE_STEPS = 40
 

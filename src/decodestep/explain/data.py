@@ -15,10 +15,11 @@ from decodestep.explain.spelling import pieces, spelled
 from decodestep.explain.tail import TEMPERATURES, entry_stage, tail
 from decodestep.models import Model
 from decodestep.ops.decode_step import reference
+from decodestep.sampling.distribution import likeliest
 from decodestep.sampling.fusion_rules import rule_of
+from decodestep.sampling.one_processor import name_of
 from decodestep.sampling.params import SAMPLERS, SamplingParams
-from decodestep.sampling.plan import name_of
-from decodestep.sampling.trace import StepTrace, Trace, likeliest
+from decodestep.sampling.trace import StepTrace, Trace
 
 _MOST_TOUCHED = 16  # penalised or banned tokens that are included, most likely first, in addition to the `top` of the logits
 _WHAT_IF = ("temperature", "top_k", "top_p", "min_p")  # what the page's sliders move

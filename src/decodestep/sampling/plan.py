@@ -6,25 +6,20 @@ on one row, between two runs of fused processors.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from decodestep._base import arrays
 from decodestep._base.arrays import Array
-from decodestep._base.checks import is_int, refuse, require
-from decodestep.ops.decode_step import decode_step, reference
+from decodestep._base.checks import refuse, require
 from decodestep.ops.decode_step.rows import Part
-from decodestep.ops.decode_step.steps import PATCHES, Force, Step
-from decodestep.sampling.causes import causes
+from decodestep.ops.decode_step.steps import Step
 from decodestep.sampling.fusion_rules import rule_of, steps_of
+from decodestep.sampling.one_processor import OP, call_unfused, description_of
 from decodestep.sampling.token_history import History
-from decodestep.sampling.trace import Trace, draw, step_trace
-
-_OP = "plan"
+from decodestep.sampling.trace import Trace, trace_plan
 
 _ALL_BUT_GUIDANCE = frozenset({"patch", "mask", "force", "repair", "scale", "filter", "normalise"})
 # (kinds, kinds that must not come after them, why).
@@ -61,28 +56,11 @@ class Plan:
     unfused: tuple[tuple[FusedRun, Callable[..., Any]], ...] = field(repr=False)
     tail: FusedRun = field(repr=False)
 
-    def steps(self, row: np.ndarray, history: History) -> tuple[np.ndarray, Sequence[Step]]:
-        """Runs the plan up to its tail; returns the scores (V,) and the steps of the tail, for `decode_step`.
-
-        row: logits (V,). The steps are valid for this history only.
-        """
-        return self.apply_unfused(row, history), self.tail.steps(history)
-
     def apply_unfused(self, row: np.ndarray, history: History) -> np.ndarray:
-        """Runs the unfused processors, and the fused runs before them, on logits (V,); returns `row` if there are none."""
+        """Runs the plan up to its tail on logits (V,); returns `row` if every processor has a rule."""
         for run, processor in self.unfused:
-            row = self._call(processor, row, run.steps(history), history)
+            row = call_unfused(processor, row, run.steps(history), history)
         return row
-
-    def _call(self, processor: Callable[..., Any], row: np.ndarray, steps: Sequence[Step], history: History) -> np.ndarray:
-        """Calls one unfused processor on the row as the earlier steps left it."""
-        scores = _handed_on(row, steps, len(history))
-        ids = np.array([history.tokens], np.int64).reshape(1, -1)
-        precision = np.float64 if scores.dtype == np.float64 else np.float32
-        result = np.asarray(processor(ids, scores[None].astype(precision)))
-        rule = f"a function to scores of shape 1x{len(row)}"
-        require(result.shape == (1, len(row)), _OP, type(processor).__name__, rule, result)
-        return result[0]
 
     def trace(
         self,
@@ -107,37 +85,7 @@ class Plan:
         Nothing is modified: a processor that keeps state (``stateful``) is deep-copied before it is called.
         Raises ValueError for logits of another shape or dtype, for ids or a seed out of range, and whatever a processor raises.
         """
-        row = arrays.view(_OP, "logits", logits)
-        require(row.shape == (self.vocab_size,), _OP, "logits", f"of shape {self.vocab_size}", row)
-        ids = list(history.tokens if isinstance(history, History) else history)
-        require(all(is_int(i) and i >= 0 for i in ids), _OP, "history", "token ids >= 0", ids)
-        require(is_int(seed) and 0 <= seed < 2**64, _OP, "seed", "an integer in [0, 2^64)", seed)
-        past, position = History(ids), len(ids)
-        ids = list(past.tokens)
-        scores = first = decode_step(row[None], [()], need_processed=True).processed[0]
-        handed = row  # what the next processor is given
-        traced = []
-        for processor in self.processors:
-            one = plan([copy.deepcopy(processor) if getattr(processor, "stateful", False) else processor], self.vocab_size)
-            handed, steps = one.steps(handed, past)
-            after = decode_step(handed[None], [steps], position=position, need_processed=True).processed[0]
-            handed = _handed_on(handed, steps, position)
-            traced.append(
-                step_trace(
-                    scores,
-                    after,
-                    steps,
-                    position,
-                    lambda tokens, processor=processor: causes(processor, ids, tokens),  # type: ignore[misc]
-                    name=name_of(processor),
-                    description=_description(processor),
-                    fused=not one.unfused,
-                    kind=rule_of(processor).kind,
-                )
-            )
-            scores = after
-        drawn = draw(scores, greedy=greedy, seed=int(seed), position=position)
-        return Trace(first, tuple(traced), drawn, tuple(ids), spell)
+        return trace_plan(self.processors, self.vocab_size, logits, history, seed=seed, greedy=greedy, spell=spell)
 
     def explain(self) -> str:
         """One line for each processor: whether it runs fused, and what it is."""
@@ -145,7 +93,7 @@ class Plan:
         for number, processor in enumerate(self.processors, 1):
             rule = rule_of(processor)
             how = f"fused, {rule.kind}" if rule.make_part else "step by step"
-            lines.append(f"{number:>3}. {how:<18} {_description(processor)}")
+            lines.append(f"{number:>3}. {how:<18} {description_of(processor)}")
         return "\n".join(lines)
 
 
@@ -158,7 +106,7 @@ def plan(processors: Sequence[Any], vocab_size: int) -> Plan:
     unfused: list[tuple[FusedRun, Callable[..., Any]]] = []
     run = FusedRun(vocab_size)
     for processor in processors:
-        require(callable(processor), _OP, "processors", "callables (input_ids, scores) -> scores", processor)
+        require(callable(processor), OP, "processors", "callables (input_ids, scores) -> scores", processor)
         make_part = rule_of(processor).make_part
         if make_part is None:
             unfused.append((run, processor))
@@ -168,22 +116,6 @@ def plan(processors: Sequence[Any], vocab_size: int) -> Plan:
     return Plan(tuple(processors), vocab_size, tuple(unfused), run)
 
 
-def _handed_on(row: np.ndarray, steps: Sequence[Step], position: int) -> np.ndarray:
-    """What an unfused processor is given: the scores after the steps, `row` itself where there are none.
-
-    To the steps NaN is -inf. Where they change single tokens alone, a NaN that they do not forbid stays NaN, as in
-    transformers: repair makes it 0. A forced token has a score of its own.
-    """
-    if not steps:
-        return row
-    scores = reference.processed(reference.candidates(row, steps, position), len(row))
-    nan = np.isnan(row)
-    if nan.any() and all(isinstance(step, PATCHES) and not isinstance(step, Force) for step in steps):
-        allowed = reference.candidates(np.where(nan, row.dtype.type(0), row), steps, position).ids
-        scores[allowed[nan[allowed]]] = np.nan
-    return scores
-
-
 def _refuse_illegal_orders(processors: Sequence[Any]) -> None:
     kinds = [rule_of(processor).kind for processor in processors]
     for j, later in enumerate(kinds):
@@ -191,27 +123,4 @@ def _refuse_illegal_orders(processors: Sequence[Any]) -> None:
             for before, after, reason in _ILLEGAL_ORDERS:
                 if earlier in before and later in after:
                     names = f"{type(processors[i]).__name__} before {type(processors[j]).__name__}"
-                    refuse(_OP, "processors", f"in an order that makes sense: {reason}", names)
-
-
-# Attributes that `explain` leaves out: every filter has them, and they rarely differ.
-_COMMON_ATTRIBUTES = ("filter_value", "min_tokens_to_keep", "padding")
-
-
-def _description(processor: Any) -> str:
-    """The class or function by name, with its public attributes that are numbers, strings or short lists."""
-    shown = [
-        f"{name}={value}"
-        for name, value in getattr(processor, "__dict__", {}).items()
-        if not name.startswith("_") and name not in _COMMON_ATTRIBUTES and _is_short(value)
-    ]
-    return f"{name_of(processor)}({', '.join(shown)})"
-
-
-def name_of(processor: Any) -> str:
-    """The class of a processor, or the name of a function."""
-    return str(getattr(processor, "__name__", type(processor).__name__))
-
-
-def _is_short(value: Any) -> bool:
-    return isinstance(value, (bool, int, float, str)) or (isinstance(value, (list, tuple, dict)) and len(value) <= 4)
+                    refuse(OP, "processors", f"in an order that makes sense: {reason}", names)

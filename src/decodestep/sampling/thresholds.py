@@ -11,6 +11,7 @@ import numpy as np
 from decodestep.ops.decode_step import reference
 from decodestep.ops.decode_step import steps as s
 from decodestep.ops.decode_step.reference import Row
+from decodestep.sampling.distribution import entropy
 
 
 class Threshold(NamedTuple):
@@ -50,7 +51,7 @@ def _min_p(step: s.MinP, row: Row) -> Threshold:
 
 def _typical(step: s.Typical, row: Row) -> Threshold:
     log_p = reference.log_probabilities(row)
-    distance = np.abs(-log_p - _entropy(log_p))
+    distance = np.abs(-log_p - entropy(log_p))
     kept = reference.candidates(reference.processed(row, int(row.ids[-1]) + 1), (step,), row.position)
     return Threshold("surprise", float(distance[np.isin(row.ids, kept.ids)].max()))
 
@@ -60,13 +61,13 @@ def _epsilon(step: s.Epsilon, row: Row) -> Threshold:
 
 
 def _eta(step: s.Eta, row: Row) -> Threshold:
-    falling = math.sqrt(step.epsilon) * math.exp(-_entropy(reference.log_probabilities(row)))
+    falling = math.sqrt(step.epsilon) * math.exp(-entropy(reference.log_probabilities(row)))
     return Threshold("probability", min(step.epsilon, falling))
 
 
 def _top_h(step: s.TopH, row: Row) -> Threshold:
     best = np.sort(np.argsort(-row.scores, kind="stable")[: step.top])
-    return Threshold("entropy", step.share * _entropy(reference.log_probabilities(row.keep(best))))
+    return Threshold("entropy", step.share * entropy(reference.log_probabilities(row.keep(best))))
 
 
 def _top_n_sigma(step: s.TopNSigma, row: Row) -> Threshold:
@@ -78,11 +79,6 @@ def _top_n_sigma(step: s.TopNSigma, row: Row) -> Threshold:
 def _xtc(step: s.Xtc, row: Row) -> Threshold | None:
     acts = reference.xtc_acts(step, row.position) and np.count_nonzero(reference.probabilities(row) >= step.threshold) > 1
     return Threshold("probability", step.threshold) if acts else None
-
-
-def _entropy(log_p: np.ndarray) -> float:
-    share = np.exp(log_p)
-    return float(-(share * np.where(share > 0, log_p, 0.0)).sum())
 
 
 _RULES: dict[type, Callable[[Any, Row], Threshold | None]] = {

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import copy
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from decodestep import random
-from decodestep.ops.decode_step import reference
+from decodestep._base import arrays
+from decodestep._base.arrays import Array
+from decodestep._base.checks import is_int, require
+from decodestep.ops.decode_step import decode_step, reference
 from decodestep.ops.decode_step.steps import Step
 from decodestep.sampling import trace_html
+from decodestep.sampling.causes import Spans, causes
+from decodestep.sampling.distribution import entropy, likeliest, log_probability, probabilities
+from decodestep.sampling.fusion_rules import rule_of
+from decodestep.sampling.one_processor import OP, description_of, handed_on, name_of, run_one
 from decodestep.sampling.thresholds import Threshold, threshold_of
-
-Span = tuple[int, int]  # tokens [start, stop) of the history
+from decodestep.sampling.token_history import History
 
 
 @dataclass(frozen=True, eq=False)
@@ -48,7 +55,7 @@ class StepTrace:
     entropy: float
     threshold: Threshold | None
     ties: np.ndarray = field(repr=False)
-    causes: Mapping[int, tuple[Span, ...]] = field(repr=False)
+    causes: Mapping[int, Spans] = field(repr=False)
 
     @property
     def probabilities(self) -> np.ndarray:
@@ -110,38 +117,67 @@ class Trace:
         return likeliest((self.logits, self.scores), count)
 
     def _repr_html_(self) -> str:
-        return trace_html.table(self, self.top(10))
+        how = "greedy" if self.draw.seed is None else f"seed {self.draw.seed}"
+        where = f"position {self.draw.position}, {how}"
+        return trace_html.table(self.stages, [step.name for step in self.steps], self.top(10), self.token, where, self.spell)
 
 
-def step_trace(
-    before: np.ndarray,
-    after: np.ndarray,
-    steps: Sequence[Step],
-    position: int,
-    causes: Callable[[Sequence[int]], Mapping[int, tuple[Span, ...]]],
-    **names: Any,
-) -> StepTrace:
-    """What happened between two arrays of scores (V,); `steps` are the typed steps of a fused processor."""
-    was, now = (reference.candidates(scores, (), position) for scores in (before, after))
-    kept = after > -np.inf
+def trace_plan(
+    processors: Sequence[Any],
+    vocab_size: int,
+    logits: Array,
+    history: Iterable[int] | History,
+    *,
+    seed: int,
+    greedy: bool,
+    spell: Callable[[int], str] | None,
+) -> Trace:
+    """See `Plan.trace`."""
+    row = arrays.view(OP, "logits", logits)
+    require(row.shape == (vocab_size,), OP, "logits", f"of shape {vocab_size}", row)
+    ids = list(history.tokens if isinstance(history, History) else history)
+    require(all(is_int(i) and i >= 0 for i in ids), OP, "history", "token ids >= 0", ids)
+    require(is_int(seed) and 0 <= seed < 2**64, OP, "seed", "an integer in [0, 2^64)", seed)
+    past = History(ids)
+    scores = first = decode_step(row[None], [()], need_processed=True).processed[0]
+    handed = row  # what the next processor is given
+    traced = []
+    for processor in processors:
+        own = copy.deepcopy(processor) if getattr(processor, "stateful", False) else processor
+        handed, steps = run_one(own, handed, past)
+        after = decode_step(handed[None], [steps], position=len(past), need_processed=True).processed[0]
+        handed = handed_on(handed, steps, len(past))
+        traced.append(_step_trace(processor, scores, after, steps, past))
+        scores = after
+    drawn = _draw(scores, greedy=greedy, seed=int(seed), position=len(past))
+    return Trace(first, tuple(traced), drawn, tuple(past.tokens), spell)
+
+
+def _step_trace(processor: Any, before: np.ndarray, after: np.ndarray, steps: Sequence[Step], history: History) -> StepTrace:
+    """What a processor did between two arrays of scores (V,); `steps` are its typed steps if it is fused."""
+    was, now = (reference.candidates(scores, (), len(history)) for scores in (before, after))
+    rule, kept = rule_of(processor), after > -np.inf
     touched, dropped = np.flatnonzero(kept & (before != after)), np.flatnonzero(~kept & (before > -np.inf))
     lowest = now.scores.min(initial=np.inf)
     ties = np.flatnonzero((before == lowest) & (before > -np.inf)) if len(dropped) and lowest < np.inf else now.ids[:0]
     return StepTrace(
-        **names,
+        name=name_of(processor),
+        description=description_of(processor),
+        fused=rule.make_part is not None,
+        kind=rule.kind,
         scores=after,
         kept=now.ids,
         touched=touched,
         dropped=dropped,
         mass=math.fsum(probabilities(before)[now.ids]),
-        entropy=entropy(after),
+        entropy=entropy(reference.log_probabilities(now)) if len(now.ids) else 0.0,
         threshold=threshold_of(steps[0], was) if len(steps) == 1 else None,
         ties=ties if len(ties) > 1 else ties[:0],
-        causes=causes([*touched.tolist(), *dropped.tolist()]),
+        causes=causes(processor, history.tokens, [*touched.tolist(), *dropped.tolist()]),
     )
 
 
-def draw(scores: np.ndarray, *, greedy: bool, seed: int, position: int) -> Draw:
+def _draw(scores: np.ndarray, *, greedy: bool, seed: int, position: int) -> Draw:
     """The draw of `decode_step` from scores (V,), with the noise that decided it."""
     row = reference.candidates(scores, (), position)
     race = row.scores.astype(np.float64)
@@ -152,34 +188,3 @@ def draw(scores: np.ndarray, *, greedy: bool, seed: int, position: int) -> Draw:
         race = np.where(infinite, noise, -np.inf) if infinite.any() else race + noise
     token = int(row.ids[np.argmax(race)]) if len(row.ids) else -1
     return Draw(token, None if greedy else seed, position, row.ids, noise, race)
-
-
-def probabilities(scores: np.ndarray) -> np.ndarray:
-    """softmax in float64 over (V,), as the steps compute it; 0 for tokens at -inf."""
-    row = reference.candidates(scores, (), 0)
-    found = np.zeros(len(scores))
-    if len(row.ids):
-        found[row.ids] = reference.probabilities(row)
-    return found
-
-
-def log_probability(scores: np.ndarray, token: int) -> float:
-    row = reference.candidates(scores, (), 0)
-    at = np.flatnonzero(row.ids == token)
-    return float(reference.log_probabilities(row)[at[0]]) if len(at) else -math.inf
-
-
-def entropy(scores: np.ndarray) -> float:
-    """In nats; 0 without a candidate."""
-    row = reference.candidates(scores, (), 0)
-    if not len(row.ids):
-        return 0.0
-    log_p = reference.log_probabilities(row)
-    share = np.exp(log_p)
-    return float(-(share * np.where(share > 0, log_p, 0.0)).sum()) + 0.0
-
-
-def likeliest(stages: Sequence[np.ndarray], count: int) -> np.ndarray:
-    """The `count` highest candidates of each array, lowest id first among equals; sorted by the first array."""
-    found = {int(i) for scores in stages for i in np.argsort(-scores, kind="stable")[:count] if scores[i] > -np.inf}
-    return np.array(sorted(found, key=lambda i: (-stages[0][i], i)), np.int64)
