@@ -323,7 +323,6 @@ def write_gguf(
     compact = config.model_type == "minicpm3"
     architecture = "minicpm3" if compact else "plm" if plm else "deepseek2"
     writer = gguf.GGUFWriter(path, architecture)
-    heads, dn, dv, c = config.num_attention_heads, config.qk_nope_head_dim, config.v_head_dim, config.kv_lora_rank
     sparse = [f"model.layers.{i}.mlp.gate.weight" in state for i in range(config.num_hidden_layers)]
     whole = whole or compact or plm
     keys = _keys(config, sparse, whole) | changes
@@ -348,36 +347,41 @@ def write_gguf(
     if compact and config.rope_parameters["rope_type"] == "longrope":
         for name in ("long", "short"):
             add_tensor(f"rope_factors_{name}.weight", np.array(config.rope_parameters[f"{name}_factor"], np.float32))
+    parts = {part: name for part, name in _PARTS.items() if not plm or part != "mlp.up_proj"}
+    parts |= {"mlp.gate_proj": "ffn_up"} if plm else {}
     for i in range(config.num_hidden_layers):
-        theirs, ours = f"model.layers.{i}", f"blk.{i}"
-        parts = {part: name for part, name in _PARTS.items() if not plm or part != "mlp.up_proj"}
-        for part, name in (parts | ({"mlp.gate_proj": "ffn_up"} if plm else {})).items():
-            if f"{theirs}.{part}.weight" in state:
-                add_tensor(f"{ours}.{name}.weight", state[f"{theirs}.{part}.weight"], exact=part == "mlp.gate")
-        both = state[f"{theirs}.self_attn.kv_b_proj.weight"]
-        if whole:
-            add_tensor(f"{ours}.attn_kv_b.weight", both)
-        else:
-            split = both.reshape(heads, dn + dv, c)
-            add_tensor(f"{ours}.attn_k_b.weight", split[:, :dn].swapaxes(1, 2))
-            add_tensor(f"{ours}.attn_v_b.weight", split[:, dn:])
-        if sparse[i]:
-            gate_up, down = (state[f"{theirs}.mlp.experts.{name}_proj"] for name in ("gate_up", "down"))
-            width = gate_up.shape[1] // 2
-            if fused:
-                add_tensor(f"{ours}.ffn_gate_up_exps.weight", gate_up)
-            else:
-                add_tensor(f"{ours}.ffn_gate_exps.weight", gate_up[:, :width])
-                add_tensor(f"{ours}.ffn_up_exps.weight", gate_up[:, width:])
-            add_tensor(f"{ours}.ffn_down_exps.weight", down)
-            bias = state.get(f"{theirs}.mlp.gate.e_score_correction_bias")
-            if bias is not None:
-                add_tensor(f"{ours}.exp_probs_b.bias", bias)
+        theirs = f"model.layers.{i}."
+        layer = {name.removeprefix(theirs): value for name, value in state.items() if name.startswith(theirs)}
+        of_layer = {f"{name}.weight": layer[f"{part}.weight"] for part, name in parts.items() if f"{part}.weight" in layer}
+        for name, value in (of_layer | _latent_parts(config, layer, whole) | _expert_parts(layer, fused)).items():
+            add_tensor(f"blk.{i}.{name}", value, exact=name == "ffn_gate_inp.weight")
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
     return path
+
+
+def _latent_parts(config: Any, layer: dict[str, np.ndarray], whole: bool) -> dict[str, np.ndarray]:
+    """kv_b_proj as a file has it: whole, or keys transposed and values."""
+    both = layer["self_attn.kv_b_proj.weight"]
+    if whole:
+        return {"attn_kv_b.weight": both}
+    dn, dv = config.qk_nope_head_dim, config.v_head_dim
+    split = both.reshape(config.num_attention_heads, dn + dv, config.kv_lora_rank)
+    return {"attn_k_b.weight": split[:, :dn].swapaxes(1, 2), "attn_v_b.weight": split[:, dn:]}
+
+
+def _expert_parts(layer: dict[str, np.ndarray], fused: bool) -> dict[str, np.ndarray]:
+    """The experts of a layer that has some, gate and up in one tensor or in two."""
+    if "mlp.experts.gate_up_proj" not in layer:
+        return {}
+    gate_up, bias = layer["mlp.experts.gate_up_proj"], layer.get("mlp.gate.e_score_correction_bias")
+    width = gate_up.shape[1] // 2
+    two = {"ffn_gate_exps.weight": gate_up[:, :width], "ffn_up_exps.weight": gate_up[:, width:]}
+    experts = {"ffn_gate_up_exps.weight": gate_up} if fused else two
+    experts["ffn_down_exps.weight"] = layer["mlp.experts.down_proj"]
+    return experts if bias is None else experts | {"exp_probs_b.bias": bias}
 
 
 _PARTS = {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from typing import Any
+from typing import Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
@@ -50,6 +50,38 @@ def nz_weight(w: np.ndarray) -> np.ndarray:
     return flat.reshape(N // c0, K // 16, 16, c0)
 
 
+class Sizes(NamedTuple):
+    He: int = 48
+    Hcq: int = 32
+    N: int = 2
+    D: int = 16
+    Hckv: int = 64
+    Dr: int = 32
+
+
+class Values(NamedTuple):
+    """Random arrays. real: the dtype of those that are not quantised."""
+
+    rng: np.random.Generator
+    real: Any
+
+    def normal(self, *shape: int, scale: float = 1.0) -> np.ndarray:
+        return (self.rng.standard_normal(shape) * scale).astype(self.real)
+
+    def int8(self, *shape: int) -> np.ndarray:
+        return self.rng.integers(-127, 128, shape, np.int8)
+
+    def positive(self, *shape: int, scale: float = 1.0) -> np.ndarray:
+        return (self.rng.uniform(0.5, 1.5, shape) * scale).astype(np.float32)
+
+    def gamma(self, size: int) -> np.ndarray:
+        return (1 + 0.2 * self.normal(size).astype(float)).astype(self.real)
+
+    def weight(self, k: int, n: int, quantised: bool, nz: bool) -> np.ndarray:
+        w = self.int8(k, n) if quantised else self.normal(k, n, scale=1 / math.sqrt(k))
+        return nz_weight(w) if nz else w
+
+
 def make(
     rng: np.random.Generator,
     scenario: str = "NO_QUANT",
@@ -58,12 +90,6 @@ def make(
     *,
     B: int = 3,
     S: int = 3,
-    He: int = 48,
-    Hcq: int = 32,
-    N: int = 2,
-    D: int = 16,
-    Hckv: int = 64,
-    Dr: int = 32,
     block: int = 4,
     blocks: int = 8,
     real: Any = BF16,
@@ -72,73 +98,76 @@ def make(
     lengths: Any = None,
     negative: bool = True,
     tiles: int = 2,
+    **sizes: int,
 ) -> dict[str, Any]:
-    """The arguments of mla_prolog_v3; caches hold random bits."""
-    token8, uq8, kv, modes = SCENARIOS[scenario]
-    if kv == "tile":
-        Hckv = 128 * tiles
+    """The arguments of mla_prolog_v3; caches hold random bits. sizes: of `Sizes`."""
+    values, size = Values(rng, real), Sizes(**sizes)
+    modes = SCENARIOS[scenario][3]
+    if SCENARIOS[scenario][2] == "tile":
+        size = size._replace(Hckv=128 * tiles)
     lengths = list(lengths) if lengths is not None else [S] * B
-    T = sum(lengths)
-    axes = (T,) if merged else (B, S)
-
-    def normal(*shape: int, scale: float = 1.0) -> np.ndarray:
-        return (rng.standard_normal(shape) * scale).astype(real)
-
-    def int8(*shape: int) -> np.ndarray:
-        return rng.integers(-127, 128, shape, np.int8)
-
-    def positive(*shape: int, scale: float = 1.0) -> np.ndarray:
-        return (rng.uniform(0.5, 1.5, shape) * scale).astype(np.float32)
-
-    def weight(k: int, n: int, quantised: bool) -> np.ndarray:
-        w = int8(k, n) if quantised else normal(k, n, scale=1 / math.sqrt(k))
-        return nz_weight(w) if nz_weights else w
-
-    angle = rng.uniform(0, 6.3, (*axes, Dr))
-    call = dict(
-        token_x=int8(*axes, He) if token8 else normal(*axes, He),
-        weight_dq=weight(He, Hcq, token8),
-        weight_uq_qr=weight(Hcq, N * (D + Dr), uq8),
-        weight_uk=normal(N, D, Hckv, scale=1 / math.sqrt(D or 1)),
-        weight_dkv_kr=weight(He, Hckv + Dr, token8),
-        rmsnorm_gamma_cq=(1 + 0.2 * normal(Hcq).astype(float)).astype(real),
-        rmsnorm_gamma_ckv=(1 + 0.2 * normal(Hckv).astype(float)).astype(real),
-        rope_sin=np.sin(angle).astype(real),
-        rope_cos=np.cos(angle).astype(real),
-    )
-    if token8:
-        call |= dict(
-            dequant_scale_x=positive(T, 1, scale=1e-2),
-            dequant_scale_w_dq=positive(1, Hcq, scale=1e-2),
-            dequant_scale_w_dkv_kr=positive(1, Hckv + Dr, scale=1e-2),
-        )
-    if uq8:
-        call |= dict(dequant_scale_w_uq_qr=positive(1, N * (D + Dr), scale=2e-3))
-        if smooth:
-            call |= dict(smooth_scales_cq=positive(1, Hcq))
-    if kv == "channel":
-        call |= dict(quant_scale_ckv=positive(1, Hckv, scale=50), quant_scale_ckr=positive(1, Dr, scale=50))
-    if kv == "tensor":
-        call |= dict(quant_scale_ckv=positive(*[(1,), (1, 1), (1, Hckv)][rng.integers(3)], scale=50))
-    if kv == "tile":
-        call |= dict(k_nope_clip_alpha=np.array([rng.uniform(0.6, 1)], np.float32), ckvkr_repo_mode=1, quant_scale_repo_mode=1)
+    axes = (sum(lengths),) if merged else (B, S)
+    call = _tensors(values, size, scenario, axes, nz_weights) | _scales(values, size, scenario, sum(lengths), smooth)
     call |= dict(weight_quant_mode=modes[0], kv_cache_quant_mode=modes[1], query_quant_mode=modes[2], cache_mode=mode)
-
-    rows = {"BSND": axes, "TND": axes}.get(mode, (blocks, block))
-    width = Hckv + 2 * Dr + 4 * (Hckv // 128) if kv == "tile" else Hckv
-    call["kv_cache"] = int8(*rows, 1, width) if kv else normal(*rows, 1, width)
-    if kv == "tile":
-        call["kv_cache"] &= 63  # no pattern of the bytes is a NaN
-    call["kr_cache"] = np.zeros(0, np.int8) if kv == "tile" else int8(*rows, 1, Dr) if kv == "channel" else normal(*rows, 1, Dr)
+    call |= _caches(values, size, scenario, axes if mode in ("BSND", "TND") else (blocks, block))
     if mode in ("PA_BSND", "PA_NZ"):
         call["cache_index"] = rng.integers(-3 if negative else 0, blocks * block, axes)  # slots may repeat
     elif mode.startswith("PA_BLK"):
         owned = [-(-length // block) for length in lengths]
-        shape = (sum(owned),) if merged else (B, owned[0])
-        call["cache_index"] = rng.integers(-1 if negative else 0, blocks, shape)
+        call["cache_index"] = rng.integers(-1 if negative else 0, blocks, (sum(owned),) if merged else (B, owned[0]))
         if merged:
             call["actual_seq_len"] = np.cumsum(lengths).astype(np.int32)
     return call
+
+
+def _tensors(values: Values, size: Sizes, scenario: str, axes: tuple[int, ...], nz: bool) -> dict[str, Any]:
+    token8, uq8, _, _ = SCENARIOS[scenario]
+    He, Hcq, N, D, Hckv, Dr = size
+    angle = values.rng.uniform(0, 6.3, (*axes, Dr))
+    return dict(
+        token_x=values.int8(*axes, He) if token8 else values.normal(*axes, He),
+        weight_dq=values.weight(He, Hcq, token8, nz),
+        weight_uq_qr=values.weight(Hcq, N * (D + Dr), uq8, nz),
+        weight_uk=values.normal(N, D, Hckv, scale=1 / math.sqrt(D or 1)),
+        weight_dkv_kr=values.weight(He, Hckv + Dr, token8, nz),
+        rmsnorm_gamma_cq=values.gamma(Hcq),
+        rmsnorm_gamma_ckv=values.gamma(Hckv),
+        rope_sin=np.sin(angle).astype(values.real),
+        rope_cos=np.cos(angle).astype(values.real),
+    )
+
+
+def _scales(values: Values, size: Sizes, scenario: str, tokens: int, smooth: bool) -> dict[str, Any]:
+    token8, uq8, kv, _ = SCENARIOS[scenario]
+    _, Hcq, N, D, Hckv, Dr = size
+    positive, made = values.positive, dict[str, Any]()
+    if token8:
+        made |= dict(
+            dequant_scale_x=positive(tokens, 1, scale=1e-2),
+            dequant_scale_w_dq=positive(1, Hcq, scale=1e-2),
+            dequant_scale_w_dkv_kr=positive(1, Hckv + Dr, scale=1e-2),
+        )
+    if uq8:
+        made |= dict(dequant_scale_w_uq_qr=positive(1, N * (D + Dr), scale=2e-3))
+        if smooth:
+            made |= dict(smooth_scales_cq=positive(1, Hcq))
+    if kv == "channel":
+        made |= dict(quant_scale_ckv=positive(1, Hckv, scale=50), quant_scale_ckr=positive(1, Dr, scale=50))
+    if kv == "tensor":
+        made |= dict(quant_scale_ckv=positive(*[(1,), (1, 1), (1, Hckv)][values.rng.integers(3)], scale=50))
+    if kv == "tile":
+        alpha = np.array([values.rng.uniform(0.6, 1)], np.float32)
+        made |= dict(k_nope_clip_alpha=alpha, ckvkr_repo_mode=1, quant_scale_repo_mode=1)
+    return made
+
+
+def _caches(values: Values, size: Sizes, scenario: str, rows: tuple[int, ...]) -> dict[str, Any]:
+    kv, latent, rope = SCENARIOS[scenario][2], size.Hckv, size.Dr
+    if kv == "tile":
+        rows_of_bytes = values.int8(*rows, 1, latent + 2 * rope + 4 * (latent // 128))
+        return dict(kv_cache=rows_of_bytes & 63, kr_cache=np.zeros(0, np.int8))  # no pattern of the bytes is a NaN
+    kv_cache = values.int8(*rows, 1, latent) if kv else values.normal(*rows, 1, latent)
+    return dict(kv_cache=kv_cache, kr_cache=(values.int8 if kv == "channel" else values.normal)(*rows, 1, rope))
 
 
 def for_version(call: dict[str, Any], version: int) -> dict[str, Any]:
@@ -243,86 +272,94 @@ def slot_of(call: dict[str, Any], t: int) -> int:
     return -1 if block_id < 0 else block_id * block + s % block
 
 
-def oracle(call: dict[str, Any], rounding: str = "half_even", scenario: str = "NO_QUANT") -> dict[str, np.ndarray]:
-    """The results and the caches of a V3 call, in float64 or the cache's dtype."""
-    token8, uq8, kv, _ = SCENARIOS[scenario]
-    real = call["weight_uk"].dtype
-    r = bf16 if real == BF16 else (lambda v: v)
-    f = {
-        name: value.astype(float)
-        for name, value in call.items()
-        if isinstance(value, np.ndarray) and name not in ("kv_cache", "kr_cache", "cache_index")
-    }
-    w_dq, w_uq, w_dkv = plain(call["weight_dq"]), plain(call["weight_uq_qr"]), plain(call["weight_dkv_kr"])
-    x = f["token_x"].reshape(-1, f["token_x"].shape[-1])
-    T, (N, D, Hckv), Dr = len(x), call["weight_uk"].shape, f["rope_sin"].shape[-1]
-    sin, cos = f["rope_sin"].reshape(T, Dr), f["rope_cos"].reshape(T, Dr)
-    alpha_q, alpha_kv = call.get("qc_qr_scale", 1.0), call.get("kc_scale", 1.0)
-    eps_cq, eps_ckv = call.get("rmsnorm_epsilon_cq", 1e-5), call.get("rmsnorm_epsilon_ckv", 1e-5)
-    kv_cache, kr_cache = call["kv_cache"].copy(), call["kr_cache"].copy()
-    flat_kv, flat_kr = kv_cache.reshape(-1), kr_cache.reshape(-1)
-    out: dict[str, list[Any]] = {
-        name: [] for name in ("query", "query_rope", "dequant_scale_q_nope", "query_norm", "dequant_scale_q_norm")
-    }
+class Formulas:
+    """Those of one V3 call, in float64."""
 
-    def norm(v: np.ndarray, gamma: np.ndarray, eps: float, alpha: float) -> np.ndarray:
-        return v / math.sqrt(float((v * v).mean()) + eps) * gamma * alpha
+    def __init__(self, call: dict[str, Any], scenario: str) -> None:
+        self.call = call
+        self.token8, self.uq8, self.kv, _ = SCENARIOS[scenario]
+        self.rounded = bf16 if call["weight_uk"].dtype == BF16 else (lambda v: v)
+        self.f = {
+            name: value.astype(float)
+            for name, value in call.items()
+            if isinstance(value, np.ndarray) and name not in ("kv_cache", "kr_cache", "cache_index")
+        }
+        self.w_dq, self.w_uq, self.w_dkv = (plain(call[name]) for name in ("weight_dq", "weight_uq_qr", "weight_dkv_kr"))
+        self.x, self.sin, self.cos = (
+            self.f[name].reshape(-1, self.f[name].shape[-1]) for name in ("token_x", "rope_sin", "rope_cos")
+        )
 
-    for t in range(T):
-        if token8:
-            token = f["dequant_scale_x"][t, 0]
-            raw_cq = x[t] @ w_dq * token * f["dequant_scale_w_dq"][0]
-            raw_kv = x[t] @ w_dkv * token * f["dequant_scale_w_dkv_kr"][0]
-        else:
-            raw_cq, raw_kv = r(x[t] @ w_dq), r(x[t] @ w_dkv)
-        y = norm(raw_cq, f["rmsnorm_gamma_cq"], eps_cq, alpha_q)
-        if uq8:
+    def projected(self, t: int, weight: np.ndarray, scale: str) -> np.ndarray:
+        if self.token8:
+            return self.x[t] @ weight * self.f["dequant_scale_x"][t, 0] * self.f[scale][0]
+        return self.rounded(self.x[t] @ weight)
+
+    def norm(self, v: np.ndarray, which: str, alpha: str) -> np.ndarray:
+        eps = self.call.get(f"rmsnorm_epsilon_{which}", 1e-5)
+        return v / math.sqrt(float((v * v).mean()) + eps) * self.f[f"rmsnorm_gamma_{which}"] * self.call.get(alpha, 1.0)
+
+    def query_of_token(self, t: int, rounding: str) -> dict[str, Any]:
+        """What the call returns for a token."""
+        f, r = self.f, self.rounded
+        y = self.norm(self.projected(t, self.w_dq, "dequant_scale_w_dq"), "cq", "qc_qr_scale")
+        if self.uq8:
             c, s_t = dynamic8(y * f["smooth_scales_cq"][0] if "smooth_scales_cq" in f else y)
-            q = c @ w_uq * s_t * f["dequant_scale_w_uq_qr"][0]
+            q = c @ self.w_uq * s_t * f["dequant_scale_w_uq_qr"][0]
         else:
             c, s_t = r(y), 0.0
-            q = r(c @ w_uq)
-        out["query_norm"].append(c)
-        out["dequant_scale_q_norm"].append([s_t])
+            q = r(c @ self.w_uq)
+        N, D, _ = f["weight_uk"].shape
         heads = []
-        for n in range(N):
-            head = q[n * (D + Dr) : (n + 1) * (D + Dr)]
-            query, rope, scale = r(r(head[:D]) @ f["weight_uk"][n]), r(rope1(head[D:], sin[t], cos[t])), 0.0
-            if kv == "tensor":
+        for n, head in enumerate(q.reshape(N, -1)):
+            query, rope, scale = r(r(head[:D]) @ f["weight_uk"][n]), r(rope1(head[D:], self.sin[t], self.cos[t])), 0.0
+            if self.kv == "tensor":
                 a = float(np.abs(query).max())
                 scale = a / 127
                 query = dynamic8(query)[0] if rounding == "half_even" else away(query * (127 / a))
                 rope = r(rope * f["quant_scale_ckv"].reshape(-1)[0] / scale)
             heads.append((query, rope, [scale]))
-        for name, values in zip(("query", "query_rope", "dequant_scale_q_nope"), zip(*heads, strict=True), strict=True):
-            out[name].append(values)
-        kc = norm(raw_kv[:Hckv], f["rmsnorm_gamma_ckv"], eps_ckv, alpha_kv)
-        kr = r(rope1(raw_kv[Hckv:], sin[t], cos[t]))
+        made = dict(zip(("query", "query_rope", "dequant_scale_q_nope"), zip(*heads, strict=True), strict=True))
+        return made | {"query_norm": c, "dequant_scale_q_norm": [s_t]}
+
+    def cache_row_of_token(self, t: int) -> tuple[np.ndarray, np.ndarray]:
+        """The rows that are stored; with tiles the one row of bytes, and none."""
+        f, r, latent = self.f, self.rounded, self.f["weight_uk"].shape[2]
+        raw = self.projected(t, self.w_dkv, "dequant_scale_w_dkv_kr")
+        kc, kr = self.norm(raw[:latent], "ckv", "kc_scale"), r(rope1(raw[latent:], self.sin[t], self.cos[t]))
+        if self.kv == "tile":
+            return tile_row(kc, kr, f["k_nope_clip_alpha"][0]), kr[:0]
+        if self.kv == "channel":
+            return clamp8(kc * f["quant_scale_ckv"][0]), clamp8(kr * f["quant_scale_ckr"][0])
+        if self.kv == "tensor":
+            return clamp8(kc * f["quant_scale_ckv"].reshape(-1)[0]), kr
+        return r(kc), kr
+
+
+def tile_row(latent: np.ndarray, rope: np.ndarray, alpha: float) -> np.ndarray:
+    row, scales = [], []
+    for tile in latent.reshape(-1, 128):
+        bound = alpha * np.abs(tile).max()
+        row.append(clamp8(np.minimum(np.maximum(tile, -bound), bound) * (127 / bound)).astype(np.int8))
+        scales.append(bound / 127)
+    data = np.concatenate(row).tobytes() + rope.astype(BF16).tobytes() + np.array(scales, "<f4").tobytes()
+    return np.frombuffer(data, np.int8)
+
+
+def oracle(call: dict[str, Any], rounding: str = "half_even", scenario: str = "NO_QUANT") -> dict[str, np.ndarray]:
+    """The results and the caches of a V3 call, in float64 or the cache's dtype."""
+    formulas = Formulas(call, scenario)
+    tokens = range(len(formulas.x))
+    queries = [formulas.query_of_token(t, rounding) for t in tokens]
+    names = ("query", "query_rope", "dequant_scale_q_nope", "query_norm", "dequant_scale_q_norm")
+    caches = {name: call[name].copy() for name in ("kv_cache", "kr_cache")}
+    for t in tokens:
         slot = slot_of(call, t)
-        if slot < 0 or call["kv_cache"].size == 0:
-            continue
-        if kv == "tile":
-            row, scales = [], []
-            for tile in kc.reshape(-1, 128):
-                bound = f["k_nope_clip_alpha"][0] * np.abs(tile).max()
-                row.append(clamp8(np.minimum(np.maximum(tile, -bound), bound) * (127 / bound)).astype(np.int8))
-                scales.append(bound / 127)
-            data = np.concatenate(row).tobytes() + kr.astype(BF16).tobytes() + np.array(scales, "<f4").tobytes()
-            flat_kv[slot * len(data) : (slot + 1) * len(data)] = np.frombuffer(data, np.int8)
-            continue
-        if kv == "channel":
-            kc, kr = clamp8(kc * f["quant_scale_ckv"][0]), clamp8(kr * f["quant_scale_ckr"][0])
-        elif kv == "tensor":
-            kc = clamp8(kc * f["quant_scale_ckv"].reshape(-1)[0])
-        else:
-            kc = r(kc)
-        block = call["kv_cache"].shape[1]
-        for h in range(Hckv):
-            flat_kv[element(call["cache_mode"], kv_cache, slot, h, block)] = kc[h]
-        for h in range(Dr):
-            flat_kr[element(call["cache_mode"], kr_cache, slot, h, block)] = kr[h]
-    made = {name: np.array(values) for name, values in out.items()}
-    return made | {"kv_cache": kv_cache, "kr_cache": kr_cache}
+        if slot >= 0 and call["kv_cache"].size:
+            for cache, row in zip(caches.values(), formulas.cache_row_of_token(t), strict=True):
+                flat = cache.reshape(-1)
+                for h, value in enumerate(row):
+                    flat[element(call["cache_mode"], cache, slot, h, call["kv_cache"].shape[1])] = value
+    return {name: np.array([query[name] for query in queries]) for name in names} | caches
 
 
 # Calls, and what to compare them by.
