@@ -42,6 +42,8 @@ def test_without_the_extra_load_says_what_to_install():
     assert python(f"{WITHOUT_EXTRAS}\n{code}").endswith("is not installed: pip install 'decodestep[generate]'")
     bridge = code.replace("load()", "integrations.torch")
     assert python(f"{WITHOUT_EXTRAS}\n{bridge}") == "torch is not installed: pip install 'decodestep[torch]'"
+    onnx = code.replace("load()", "integrations.onnx")
+    assert python(f"{WITHOUT_EXTRAS}\n{onnx}").endswith(" is not installed: pip install 'decodestep[onnx]'")
 
 
 def test_without_the_extra_the_command_line_says_what_to_install():

@@ -1,4 +1,10 @@
-"""Integrations with other packages, one module each, imported on use: ``decodestep.integrations.torch``."""
+"""Integrations with other packages, one module each, imported on use: ``decodestep.integrations.torch``.
+
+`__all__` lists them. The other modules hold what several of them share, or a host's C interface:
+
+- `host_params`, `host_row`: requests of a host that draws by rows of `Sampler`, and such a row;
+- `onnx_operators`: the domain "decodestep" of ONNX; `onnxruntime_interface`: the structures of onnxruntime's C interface.
+"""
 
 from importlib import import_module
 from typing import Any

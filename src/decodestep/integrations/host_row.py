@@ -6,8 +6,6 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
-
 from decodestep._base.arrays import ArrayT
 from decodestep._base.checks import is_int, refuse, require
 from decodestep.sampling.params import SamplingParams
@@ -127,36 +125,6 @@ class HostRow:
         for token in generated:
             self._sampler.rows[0].history.append(token)
         self._drawn = False
-
-
-class LogitsProcessor:
-    """A plain callable (input_ids, scores) -> scores for one text, which returns `Sampler.processed` of the scores.
-
-    input_ids: the tokens so far, (length,). scores: (V,), float32; the result is a new array.
-    The first call's tokens are the prompt; each later call's tokens must begin with those of the previous call. Make a new one
-    for each text. The host draws and must not change the distribution: temperature 1 (0 for greedy params), no filters.
-    Raises ValueError for tokens that do not continue the previous ones, and for params as `HostRow` does.
-    """
-
-    def __init__(
-        self, params: SamplingParams, *, eos_token_id: int | Collection[int] | None = None, processors: Processors = ()
-    ) -> None:
-        self._params = without_ends(params)
-        self._options: dict[str, Any] = {"eos_token_id": eos_token_id, "processors": processors}
-        self._row: HostRow | None = None
-        self._prompt_length = 0
-
-    def __call__(self, input_ids: Any, scores: Any) -> np.ndarray:
-        ids = [int(token) for token in input_ids]
-        row = np.ascontiguousarray(scores)[None]
-        if self._row is None:
-            self._prompt_length = len(ids)
-            self._row = HostRow(self._params, vocab_size=row.shape[1], prompt_ids=ids, **self._options)
-        before = self._row.tokens
-        rule = f"a continuation of the {len(before)} tokens of the previous call: make a LogitsProcessor for each text"
-        require(ids[: len(before)] == before, "LogitsProcessor", "input_ids", rule, f"{len(ids)} others")
-        self._row.follow(ids[self._prompt_length :])
-        return self._row.processed(row)[0]
 
 
 def without_ends(params: SamplingParams) -> SamplingParams:

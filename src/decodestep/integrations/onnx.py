@@ -10,10 +10,13 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from onnx.reference.op_run import OpRun
 
+from decodestep._base.extras import extra
 from decodestep.integrations.onnx_operators import DOMAIN, OPERATORS
 from decodestep.ops.tensor_scatter import tensor_scatter
+
+with extra("onnx"):
+    from onnx.reference.op_run import OpRun
 
 
 class TensorScatter(OpRun):  # type: ignore[misc]
