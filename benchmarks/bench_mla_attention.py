@@ -119,7 +119,7 @@ def main() -> None:
             if torch is not None and dtype != np.int8:
                 calls[f"torch, {dtype.name}"] = case.theirs(dtype, layers)
                 np.testing.assert_allclose(calls[f"torch, {dtype.name}"](), exact, rtol=0.05, atol=0.05)
-        label = f"{name}, context {context}" + (f", {tokens} tokens" if tokens > 1 else f", {layers} layers")
+        label = f"{name}, context {context}" + (f", {tokens} tokens" if tokens > 1 else f", {layers} layer{'s' * (layers > 1)}")
         report.case(label, calls, chosen.rounds, layers * size / 2)
     report.save()
 

@@ -1,4 +1,4 @@
-"""The native core: called from `random`, `history`, `sampler` and the operators' `cpu.py` and `rows.py`."""
+"""The native core. The operators' `cpu.py` call it, and the few modules that own its objects."""
 
 from typing import Any
 

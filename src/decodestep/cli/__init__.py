@@ -30,7 +30,7 @@ _TRACEBACK = "--traceback"
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line and returns its exit code: 0 success, 1 failure, 2 invalid request.
 
-    An error is one line on stderr; `--traceback` anywhere among the arguments also prints where it was raised.
+    An error is one line on stderr; `--traceback` after the verb also prints where it was raised.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     _open_streams()

@@ -123,4 +123,4 @@ def _refuse_illegal_orders(processors: Sequence[Any]) -> None:
             for before, after, reason in _ILLEGAL_ORDERS:
                 if earlier in before and later in after:
                     names = f"{type(processors[i]).__name__} before {type(processors[j]).__name__}"
-                    refuse(OP, "processors", f"in an order that makes sense: {reason}", names)
+                    refuse(OP, "processors", f"in a legal order: {reason}", names)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from decodestep._base.checks import require, require_choice
+from decodestep._base.checks import require
 from decodestep._base.memory import new_bytes
 from decodestep.weights.packed import Format, PackedWeight
 from decodestep.weights.unpack_linear_panels import unpacked_rows
@@ -73,7 +73,8 @@ class LinearPanels:
         from decodestep.weights.pack_linear_panels import pack_linear_panels  # native code, only needed here
 
         chosen = weight.format if format_ is None else format_
-        require_choice("LinearPanels", "format", chosen, (weight.format, Format.Q8_0, Format.BF16))
+        possible = dict.fromkeys((weight.format, Format.Q8_0, Format.BF16))
+        require(chosen in possible, "LinearPanels", "format", f"one of {', '.join(each.name for each in possible)}", chosen)
         (inputs, outputs), (block, block_bytes) = weight.shape, _BLOCK[chosen]
         rule = f"a multiple of {block} in format {chosen.name}"
         require(chosen in _DENSE or inputs % block == 0, "LinearPanels", "inputs", rule, inputs)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from decodestep._base.checks import RequestError
 from decodestep.models.config import Config
 from decodestep.models.errors import ModelError
 
@@ -18,6 +19,6 @@ def checked(path: Path, config: Config) -> Config:
     if experts is not None:
         try:
             experts.rule.check(experts.count)
-        except ValueError as error:
-            raise ModelError(f"{path}: the router: {str(error).partition(': ')[2]}") from error
+        except RequestError as error:
+            raise ModelError(f"{path}: the router: {error.arg} must be {error.rule}; got {error.got}") from error
     return config

@@ -28,7 +28,7 @@ def normalise_arguments(
     require(len(steps) == batch, _OP, "steps", f"given for {batch} rows", f"{len(steps)} rows")
     plain_steps = [[normalise_step(step, vocab) for step in row] for row in steps]
     flags = np.broadcast_to(np.asarray(greedy), (batch,))
-    require(flags.dtype == np.bool_, _OP, "greedy", f"bool, a scalar or {batch}", greedy)
+    require(flags.dtype == np.bool_, _OP, "greedy", f"a bool, or one for each of {batch} rows", greedy)
     wanted = [None] * batch if top_logprobs is None else list(top_logprobs)
     ok = len(wanted) == batch and all(n is None or (is_int(n) and n >= 0) for n in wanted)
     require(ok, _OP, "top_logprobs", f"None or an integer >= 0 for each of {batch} rows", top_logprobs)
