@@ -216,6 +216,12 @@ def test_a_row_that_fails_exits_with_1_after_what_it_has(more, tiny_file, tmp_pa
     assert text.startswith('{"a"') and printed.err.startswith("decodestep: json_schema: ") and printed.err.count("\n") == 1
 
 
+def test_a_row_without_a_token_left_says_so(tiny_file, capsys):
+    assert code_of("generate", "A", "--raw", "--model", str(tiny_file()), "--regex", "a+", "--ban", "a") == 0
+    printed = capsys.readouterr()
+    assert (printed.out, printed.err) == ("\n", "decodestep: the text ends where every token is forbidden\n")
+
+
 def test_the_defaults_are_those_of_sampling_params():
     options = ArgumentParser()
     add_params(options)

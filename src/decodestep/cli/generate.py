@@ -88,6 +88,9 @@ def run(options: argparse.Namespace) -> int:
         _print_stats(stats, completion)
     if completion.error is not None:
         raise completion.error
+    if completion.finish_reason == "no_candidate":
+        sys.stdout.flush()
+        print("decodestep: the text ends where every token is forbidden", file=sys.stderr)
     return 0
 
 
