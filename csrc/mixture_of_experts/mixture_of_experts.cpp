@@ -10,16 +10,15 @@ class MixtureStages {
   public:
     enum Stage { kRead, kMultiply, kReadGated, kAdd, kStages };
 
-    explicit MixtureStages(const MixtureOfExperts& call)
-        : a_(call), entries_(call.tokens * call.used), shares_(call.shared.is_given() ? call.tokens : 0) {
+    explicit MixtureStages(const MixtureOfExperts& call) : a_(call) {
         rows_.assign(a_.experts, a_.weights, a_.tokens, a_.used, a_.routed.count);
         const FeedForwardPanels &r = a_.routed, &s = a_.shared;
         forms_ = {&r.gate, &r.up, &s.gate, &s.up};
         const Forms of_gated{&r.down}, of_shared{&s.down};
-        const size_t width = r.width(), shared_width = shares_ ? s.width() : 0;
-        const size_t sizes[] = {forms_.floats(a_.tokens, r.inputs()), entries_ * width,
-                                of_gated.floats(entries_, width), shares_ * shared_width,
-                                of_shared.floats(shares_, shared_width)};
+        const size_t entries = a_.tokens * a_.used, width = r.width();
+        const size_t shared_tokens = s.is_given() ? a_.tokens : 0, shared_width = s.is_given() ? s.width() : 0;
+        const size_t sizes[] = {forms_.floats(a_.tokens, r.inputs()), entries * width, of_gated.floats(entries, width),
+                                shared_tokens * shared_width, of_shared.floats(shared_tokens, shared_width)};
         size_t total = 0;
         for (const size_t size : sizes) total += size;
         space_.resize(total);
@@ -27,10 +26,10 @@ class MixtureStages {
         auto take = [&, i = size_t{0}]() mutable { return std::exchange(at, at + sizes[i++]); };
         x_ = forms_.in_space(take(), a_.tokens, r.inputs());
         gated_ = take();
-        const Activations gated_rows = of_gated.in_space(take(), entries_, width);
+        const Activations gated_rows = of_gated.in_space(take(), entries, width);
         shared_gated_ = take();
-        const Activations shared_rows = of_shared.in_space(take(), shares_, shared_width);
-        inputs_ = {&r, shares_ ? &s : nullptr, &rows_, gated_rows, shared_rows, entries_, a_.tokens};
+        const Activations shared_rows = of_shared.in_space(take(), shared_tokens, shared_width);
+        inputs_ = {&r, shared_tokens ? &s : nullptr, &rows_, gated_rows, shared_rows, entries, a_.tokens};
     }
 
     void run(size_t stage, const StageShare& share) const {
@@ -41,7 +40,7 @@ class MixtureStages {
                     store_row(x_, t, a_.x + static_cast<ptrdiff_t>(t) * a_.x_stride, x_.in);
                 });
             case kMultiply:
-                if (shares_) multiply_shared(share);
+                if (inputs_.shared) multiply_shared(share);
                 return multiply_experts(a_.routed, rows_, x_, forms_, share, gated_);
             case kReadGated:
                 return share.each(inputs_.count(), [&](size_t row) { inputs_.store(row, gated_, shared_gated_); });
@@ -58,8 +57,7 @@ class MixtureStages {
     }
 
     const MixtureOfExperts& a_;
-    const size_t entries_, shares_;  // rows of the experts, and of the shared block
-    Forms forms_;                    // of x
+    Forms forms_;  // of x
     ExpertRows rows_;
     std::vector<float> space_;
     Activations x_;
