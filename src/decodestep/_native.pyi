@@ -1,6 +1,129 @@
-"""The native core. The operators' `cpu.py` call it, and the few modules that own its objects."""
+"""The native core. The operators' `cpu.py` call it, and the few modules that own its objects.
 
+Every function checks its arguments before it writes. It writes to the arrays `y`, `out` and to those that its contract in
+csrc/bindings names, and returns None where nothing else is said.
+"""
+
+from collections.abc import Sequence
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+_Panels = tuple[NDArray[np.uint8], int, int]  # data, format, outputs
+_FeedForward = tuple[Sequence[_Panels], bool, Sequence[NDArray[np.float32] | None]]  # gate if any, up, down; GELU; biases
+
+def isa() -> str:
+    """The name of the tier in use."""
+
+# Matrix products. A format is a `Format` of weights/packed.py; x is [rows, inputs], y [rows, outputs].
+
+def linear(x: NDArray[np.float32], w: NDArray[np.uint8], format: int, y: NDArray[np.float32], threads: int) -> None: ...
+def linear_panels(
+    x: NDArray[np.float32], panels: NDArray[np.uint8], format: int, y: NDArray[np.float32], threads: int
+) -> None: ...
+def head_products(
+    x: NDArray[np.float32],
+    w: NDArray[np.uint8],
+    format: int,
+    inputs: int,
+    first: int,
+    count: int,
+    transposed: bool,
+    y: NDArray[np.float32],
+    threads: int,
+) -> None: ...
+def gather_rows(
+    w: NDArray[np.uint8], format: int, ids: NDArray[np.int64], values: NDArray[np.float32], threads: int
+) -> None: ...
+def pack_linear_panels(
+    w: NDArray[np.uint8], format: int, inputs: int, panels: NDArray[np.uint8], panel_format: int, threads: int
+) -> None: ...
+def pack_panels(w: NDArray[Any], inputs: int, outputs: int, count: int, to: NDArray[np.uint8], threads: int) -> None: ...
+def read_file_rows(
+    parts: NDArray[np.int64],
+    format: int,
+    inputs: int,
+    memory: NDArray[np.uint8] | None,
+    panels: NDArray[np.uint8] | None,
+    panel_format: int,
+    threads: int,
+) -> tuple[int, int, int] | None:
+    """None, or the first problem: the number of the part, the row whose scales are not finite or -1, the system's error."""
+
+# A layer's other operators.
+
+def rms_norm(
+    x: NDArray[np.float32], gamma: NDArray[np.float32] | None, eps: float, alpha: float, y: NDArray[np.float32], threads: int
+) -> None: ...
+def swiglu(gate: NDArray[np.float32], up: NDArray[np.float32], y: NDArray[np.float32], threads: int) -> None: ...
+def expert_router(
+    logits: NDArray[np.float32],
+    bias: NDArray[np.float32] | None,
+    experts: NDArray[np.int64],
+    weights: NDArray[np.float32],
+    used: int,
+    scores: int,
+    groups: int,
+    kept_groups: int,
+    group_score: int,
+    normalise: bool,
+    scale: float,
+    threads: int,
+) -> None: ...
+def mixture_of_experts(
+    x: NDArray[np.float32],
+    experts: NDArray[np.int64],
+    weights: NDArray[np.float32],
+    routed: _FeedForward,
+    count: int,
+    shared: _FeedForward,
+    y: NDArray[np.float32],
+    threads: int,
+) -> None: ...
+def mla_attention(
+    query: NDArray[np.float32] | None,
+    query_rope: NDArray[np.float32],
+    kv_cache: NDArray[Any],
+    kr_cache: NDArray[Any],
+    kv_scale: NDArray[np.float32] | None,
+    kr_scale: NDArray[np.float32] | None,
+    block_table: NDArray[np.int64],
+    sequence: NDArray[np.int64],
+    lengths: NDArray[np.int64],
+    scale: float,
+    groups: int,
+    out: NDArray[np.float32],
+    threads: int,
+) -> None: ...
+def mla_prolog(**kwargs: Any) -> None: ...
+def tensor_scatter(cache: NDArray[np.uint8], update: NDArray[np.uint8], start: NDArray[np.int64]) -> None: ...
+
+# A step of a decoder.
+
+STEP_PARTS: tuple[str, ...]  # the names of the rows of `costs`, which receive seconds and the number of stages
+
+class Decoder:
+    def __init__(self, **kwargs: Any) -> None: ...
+
+def decoder_forward(
+    decoder: Decoder,
+    ids: NDArray[np.int64],
+    sequence: NDArray[np.int64],
+    positions: NDArray[np.int64],
+    sin: NDArray[np.float32],
+    cos: NDArray[np.float32],
+    keys: NDArray[Any],
+    values: NDArray[Any],
+    half: bool,
+    page_table: NDArray[np.int64],
+    wanted: NDArray[np.int64],
+    logits: NDArray[np.float32],
+    threads: int,
+    costs: NDArray[np.float64] | None = None,
+) -> None: ...
+
+# Sampling.
 
 class History:
     """The tokens of a row, and indexes over them that grow with each token; `tokens` starts with the prompt."""
@@ -13,6 +136,12 @@ class History:
     def prompt_length(self) -> int: ...
     @property
     def highest(self) -> int: ...  # the highest id, -1 if there is no token
+
+def append_token(history: History, token: int) -> None: ...
+def tally(history: History, skipped: int) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """The distinct tokens after the first `skipped`, and their counts."""
+
+def followers(history: History, n: int) -> NDArray[np.int64]: ...
 
 class Row:
     """A row that lives from one decode step to the next.
@@ -35,4 +164,68 @@ class Row:
         limit: int | None,
     ) -> None: ...
 
-def __getattr__(name: str) -> Any: ...
+def decode_step(
+    logits: np.ndarray,
+    steps: Sequence[Any],
+    greedy: Any,
+    seed: Any,
+    position: Any,
+    top_logprobs: Any,
+    need_processed: bool,
+    threads: int,
+) -> tuple[NDArray[np.int64], NDArray[np.float32] | None, Sequence[Any] | None]:
+    """Tokens, processed scores, log-probabilities per row. greedy to top_logprobs: a value for all rows, or a list."""
+
+def step_rows(
+    logits: np.ndarray, rows: list[Row], threads: int
+) -> tuple[NDArray[np.int64], bytes | None, Sequence[Any] | None]:
+    """Tokens, end codes if a row has ended, log-probabilities per row."""
+
+def accept_tokens(rows: list[Row], tokens: list[int], vocab: int) -> bytes | None:
+    """Takes tokens that were drawn elsewhere; returns end codes if a row has ended."""
+
+def apply_top_k_top_p(
+    logits: NDArray[Any],
+    dtype: int,
+    k: NDArray[np.int32] | None,
+    p: NDArray[np.float32] | None,
+    out: NDArray[Any],
+    threads: int,
+) -> None: ...
+def top_k_top_p_sample(
+    logits: NDArray[Any],
+    dtype: int,
+    k: NDArray[np.int32],
+    p: NDArray[np.float32],
+    m: NDArray[np.float32] | None,
+    largest_k: int,
+    input_is_logits: bool,
+    kernel_exact: bool,
+    guess: int,
+    q: NDArray[np.float32] | None,
+    seed: NDArray[np.uint64] | None,
+    position: NDArray[np.uint32] | None,
+    eps: float,
+    chosen: NDArray[np.int64] | None,
+    masked: NDArray[np.float32] | None,
+    ids: NDArray[np.int64] | None,
+    values: NDArray[np.float32] | None,
+    threads: int,
+) -> None: ...
+
+# Noise of (seed, position, token), arrays of equal length.
+
+def noise_bits(
+    seed: NDArray[np.uint64], position: NDArray[np.uint32], token: NDArray[np.uint32], out: NDArray[np.uint32]
+) -> None: ...
+def uniform(
+    seed: NDArray[np.uint64], position: NDArray[np.uint32], token: NDArray[np.uint32], out: NDArray[np.float32]
+) -> None: ...
+def exponential(
+    seed: NDArray[np.uint64], position: NDArray[np.uint32], token: NDArray[np.uint32], out: NDArray[np.float32]
+) -> None: ...
+def gumbel(
+    seed: NDArray[np.uint64], position: NDArray[np.uint32], token: NDArray[np.uint32], out: NDArray[np.float32]
+) -> None: ...
+def set_onnxruntime_registrar(address: int | None, /) -> int:
+    """Sets the function that onnxruntime calls when it loads the extension; returns one that destroys a kernel."""

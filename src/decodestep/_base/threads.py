@@ -81,5 +81,4 @@ def isa() -> str:
     """The instruction set of the native kernels: the best that the CPU supports, or DECODESTEP_ISA."""
     from decodestep import _native  # here, so that a reference imports no kernel
 
-    name: str = _native.isa()
-    return name
+    return _native.isa()

@@ -37,8 +37,7 @@ class History(_native.History):
 
     def followers(self, n: int) -> np.ndarray:
         """The distinct tokens, int64, that would complete an n-gram which occurs in the history already; n >= 1."""
-        ids: np.ndarray = _native.followers(self, n)
-        return ids
+        return _native.followers(self, n)
 
 
 def as_ids(ids: Iterable[int]) -> np.ndarray:

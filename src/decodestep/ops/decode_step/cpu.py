@@ -27,21 +27,14 @@ def decode_step(
     be one Python value for all rows. Raises ValueError, before it computes anything, for every other form.
     """
     count = threads() if len(steps) > 1 else 1
-    result: tuple[np.ndarray, np.ndarray | None, Sequence[Any] | None] = _native.decode_step(
-        logits, steps, greedy, seed, position, top_logprobs, need_processed, count
-    )
-    return result
+    return _native.decode_step(logits, steps, greedy, seed, position, top_logprobs, need_processed, count)
 
 
 def step_rows(logits: np.ndarray, rows: list[_native.Row]) -> tuple[np.ndarray, bytes | None, Sequence[Any] | None]:
     """(tokens, end codes or None where no row has ever ended, log-probabilities as above); see `rows.step_rows`."""
-    result: tuple[np.ndarray, bytes | None, Sequence[Any] | None] = _native.step_rows(
-        logits, rows, threads() if len(rows) > 1 else 1
-    )
-    return result
+    return _native.step_rows(logits, rows, threads() if len(rows) > 1 else 1)
 
 
 def accept_tokens(rows: list[_native.Row], tokens: list[int], vocab: int) -> bytes | None:
     """The end codes; see `rows.accept_tokens`."""
-    ends: bytes | None = _native.accept_tokens(rows, tokens, vocab)
-    return ends
+    return _native.accept_tokens(rows, tokens, vocab)

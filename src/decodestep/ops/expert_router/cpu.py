@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from decodestep import _native
@@ -24,7 +26,7 @@ def route(logits: np.ndarray, rule: RouterRule, bias: np.ndarray | None) -> tupl
     return experts, weights
 
 
-def native_rule(rule: RouterRule) -> dict[str, float]:
+def native_rule(rule: RouterRule) -> dict[str, Any]:
     """The rule as arguments of the core."""
     return {
         "used": rule.used,
