@@ -66,8 +66,8 @@ def seen(logits):
     return [int(token) for token in logits if token >= 0]
 
 
-def pool_of(pages, most_kept=10**6, long_after=None):
-    return PagePool(TokenPages(pages), most_kept, long_after)
+def pool_of(pages, max_kept=10**6, long_after=None):
+    return PagePool(TokenPages(pages), max_kept, long_after)
 
 
 def run(pool, *batch):
@@ -89,7 +89,7 @@ class Sequences(RuleBasedStateMachine):
 
     def __init__(self):
         super().__init__()
-        self.pool = pool_of(12, most_kept=5, long_after=self.long_after)
+        self.pool = pool_of(12, max_kept=5, long_after=self.long_after)
         self.open = {}
         self.expected = {}
 
@@ -286,7 +286,7 @@ def test_the_least_recently_used_goes_first():
 
 
 def test_no_more_is_kept_than_the_bound():
-    pool = pool_of(100, most_kept=3)
+    pool = pool_of(100, max_kept=3)
     for token in range(3):
         started(pool, [token] * 70).close()
         assert pool.kept == 3 and pool.held == 0

@@ -15,7 +15,7 @@ from tokenizers import Tokenizer as Engine
 from tokenizers import models, pre_tokenizers, trainers
 from transformers.convert_slow_tokenizer import Qwen2Converter, TikTokenConverter
 
-from decodestep.models.tokenizer import Tokenizer
+from decodestep.models.gguf_tokenizer import GgufTokenizer
 from decodestep.stopping.byte_alphabet import BYTE_OF
 
 CORPUS = [
@@ -123,9 +123,9 @@ WORDS = {
 
 
 @cache
-def ours(pre: str) -> Tokenizer:
+def ours(pre: str) -> GgufTokenizer:
     tokens, merges = trained()
-    return Tokenizer(
+    return GgufTokenizer(
         {
             "tokenizer.ggml.model": "gpt2",
             "tokenizer.ggml.pre": pre,

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer as Engine
 
 import published_files
 from decodestep.models.gguf_file import GgufFile
-from decodestep.models.tokenizer import Tokenizer
+from decodestep.models.gguf_tokenizer import GgufTokenizer
 from test_pre_tokenizers import CORPUS, TEXT
 
 # DeepSeek-V2's kinds, a SentencePiece one as PLM's and MiniCPM3's relatives have, and GigaChat's pre-tokenizer.
@@ -24,7 +24,7 @@ def fetched(package):
 @pytest.mark.parametrize("name", NAMES)
 def test_ids_are_those_that_transformers_gave(name):
     path = fetched(published_files.VOCABULARIES) / f"ggml-vocab-{name}.gguf"
-    tokenizer = Tokenizer(GgufFile(path).metadata | {"tokenizer.ggml.add_bos_token": False})
+    tokenizer = GgufTokenizer(GgufFile(path).metadata | {"tokenizer.ggml.add_bos_token": False})
     texts = path.with_name(f"{path.name}.inp").read_text().split("\n__ggml_vocab_test__\n")
     ids = [list(map(int, line.split())) for line in path.with_name(f"{path.name}.out").read_text().split("\n")]
     assert len(texts) > 40
@@ -41,7 +41,7 @@ def deepseek_v3():
     control = {token["id"]: 3 if token["special"] else 4 for token in data["added_tokens"]}
     tokens = sorted(vocabulary, key=vocabulary.__getitem__)
     merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in data["model"]["merges"]]
-    ours = Tokenizer(
+    ours = GgufTokenizer(
         {
             "tokenizer.ggml.model": "gpt2",
             "tokenizer.ggml.pre": "deepseek-v3",

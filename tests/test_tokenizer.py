@@ -13,8 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from decodestep.models import ModelError
+from decodestep.models.gguf_tokenizer import GgufTokenizer
 from decodestep.models.pre_tokenizers import PRE_TOKENIZERS
-from decodestep.models.tokenizer import Tokenizer
 
 VECTORS = json.loads((Path(__file__).parent / "vectors" / "tokenizer.json").read_text())["cases"]
 
@@ -67,7 +67,7 @@ def test_ends_of_turns_that_only_the_template_tells(changes, ends):
     keys = {"model": "gpt2", "tokens": tokens, "merges": [], "token_type": [1, 3, 3, 3], "eos_token_id": 1}
     template = {"tokenizer.chat_template": changes["chat_template"]} if "chat_template" in changes else {}
     ids = {f"tokenizer.ggml.{name}": value for name, value in (keys | changes).items() if name != "chat_template"}
-    assert Tokenizer(ids | template).end_token_ids == {tokens.index(end) for end in ends}
+    assert GgufTokenizer(ids | template).end_token_ids == {tokens.index(end) for end in ends}
 
 
 def test_ids_outside_the_vocabulary_add_nothing(model):
@@ -91,7 +91,7 @@ def metadata(**changes):
 
 
 def test_a_beginning_token_is_put_first_once():
-    tokenizer = Tokenizer(metadata())
+    tokenizer = GgufTokenizer(metadata())
     assert tokenizer.encode("ab") == tokenizer.encode("<s>ab")
     assert len(tokenizer.encode("ab")) == 2
 
@@ -101,14 +101,14 @@ def test_a_beginning_token_is_put_first_where_llama_cpp_does(pre, first):
     """Of a file without add_bos_token, as many of Llama 3 are: as llama_cpp.Llama(..., vocab_only=True).tokenize."""
     silent = metadata(pre=pre)
     del silent["tokenizer.ggml.add_bos_token"]
-    tokenizer = Tokenizer(silent)
+    tokenizer = GgufTokenizer(silent)
     assert tokenizer.encode("ab") == ([tokenizer.bos_token_id] if first else []) + [tokenizer.encode("ab")[-1]]
-    assert len(Tokenizer(metadata(pre=pre, add_bos_token=False)).encode("ab")) == 1
+    assert len(GgufTokenizer(metadata(pre=pre, add_bos_token=False)).encode("ab")) == 1
 
 
 @pytest.mark.parametrize("pre", PRE_TOKENIZERS)
 def test_every_pre_tokenizer_keeps_the_text(pre):
-    tokenizer = Tokenizer(metadata(pre=pre, add_bos_token=False))
+    tokenizer = GgufTokenizer(metadata(pre=pre, add_bos_token=False))
     assert tokenizer.decode(tokenizer.encode("ab!a12,b--")) == "ab!a12,b--"
 
 
@@ -155,12 +155,12 @@ def test_every_pre_tokenizer_keeps_the_text(pre):
 )
 def test_refuses_what_it_cannot_read(changes):
     with pytest.raises(ModelError):
-        Tokenizer(metadata(**changes))
+        GgufTokenizer(metadata(**changes))
 
 
 def test_tokens_of_nothing_are_no_duplicates():
     tokens = [*metadata()["tokenizer.ggml.tokens"], "", ""]
-    tokenizer = Tokenizer(metadata(tokens=tokens, token_type=[1] * 95 + [3, 3, 4, 3, 1]))
+    tokenizer = GgufTokenizer(metadata(tokens=tokens, token_type=[1] * 95 + [3, 3, 4, 3, 1]))
     assert tokenizer.encode("ab") == [tokens.index("<s>"), tokens.index("ab")]
     assert tokenizer.decode([tokens.index("ab"), len(tokens) - 1, len(tokens) - 2]) == "ab"
 
@@ -182,23 +182,23 @@ def sentencepiece(**changes):
 
 
 def test_sentencepiece_merges_by_score_and_falls_back_to_bytes():
-    tokenizer = Tokenizer(sentencepiece())
+    tokenizer = GgufTokenizer(sentencepiece())
     spelt = [tokenizer.token(i) for i in tokenizer.encode("the abé 你")]
     assert spelt == ["<s>", "▁the", "▁", "ab", "é", "▁", "<0xE4>", "<0xBD>", "<0xA0>"]
     assert tokenizer.decode(tokenizer.encode("the abé 你")) == " the abé 你"
     assert [tokenizer.token(i) for i in tokenizer.encode("<s>the</s>he")] == ["<s>", "▁the", "</s>", "▁", "he"]
-    bare = Tokenizer(sentencepiece(add_space_prefix=False, add_bos_token=False))
+    bare = GgufTokenizer(sentencepiece(add_space_prefix=False, add_bos_token=False))
     assert [bare.token(i) for i in bare.encode("the")] == ["t", "he"]  # of "th" and "he" the one that scores higher
 
 
 @pytest.mark.parametrize("changes", [{}, {"add_space_prefix": False}, {"add_bos_token": False}])
 def test_a_text_within_another_has_the_tokens_that_it_has_there(changes):
-    tokenizer = Tokenizer(sentencepiece(**changes))
+    tokenizer = GgufTokenizer(sentencepiece(**changes))
     whole = tokenizer.encode("ab the\nhe")
     for text, before in ((" the\nhe", "ab"), ("\nhe", "ab the"), ("he", "ab the\n"), ("", "ab the\nhe")):
         assert tokenizer.encode_within(text) == whole[len(tokenizer.encode(before)) :]
     assert [tokenizer.token(i) for i in tokenizer.encode_within("the")] == ["t", "he"]
-    assert Tokenizer(metadata()).encode_within("bab") == Tokenizer(metadata()).encode("bab")[1:]
+    assert GgufTokenizer(metadata()).encode_within("bab") == GgufTokenizer(metadata()).encode("bab")[1:]
 
 
 @pytest.mark.parametrize(
@@ -221,7 +221,7 @@ def test_a_text_within_another_has_the_tokens_that_it_has_there(changes):
 )
 def test_sentencepiece_refuses_what_does_not_fit(changes):
     with pytest.raises(ModelError):
-        Tokenizer(sentencepiece(**changes))
+        GgufTokenizer(sentencepiece(**changes))
 
 
 def is_repetition(piece):
@@ -254,7 +254,7 @@ def test_sentencepiece_is_that_of_plain_python(words, seed, texts):
     tokens = ["<unk>", "<s>", *"ab▁é", *words]
     scores = np.random.default_rng(seed).permutation(len(tokens)).astype(float) - len(tokens)
     types = [2, 3, *[1] * (len(tokens) - 2)]
-    tokenizer = Tokenizer(sentencepiece(tokens=tokens, token_type=types, scores=scores.tolist(), eos_token_id=1))
+    tokenizer = GgufTokenizer(sentencepiece(tokens=tokens, token_type=types, scores=scores.tolist(), eos_token_id=1))
     known = dict(zip(tokens[2:], scores[2:].tolist(), strict=True))
     for text in texts:
         pieces = [tokenizer.token(i) for i in tokenizer.encode(text)[1:]]

@@ -13,6 +13,8 @@ import pytest
 
 import decodestep as ds
 from decodestep.models.chat import ChatTemplate
+from decodestep.models.tokenizer import Tokenizer
+from decodestep.models.vocabulary import Vocabulary
 from decodestep.sampling.constraint import ConstraintLogitsProcessor
 from decodestep.serving import tool_formats as formats
 from decodestep.serving.responses import Choice
@@ -27,6 +29,13 @@ ARGUMENTS = {"city": "Bonn", "days": 2}
 JSON = json.dumps(ARGUMENTS)
 SEP = "<｜tool▁sep｜>"
 HIDDEN = "\x00"
+TOKENIZER = Tokenizer(  # with the control tokens END and HIDDEN
+    None,
+    Vocabulary([""] * VOCAB, frozenset({END, VOCAB - 1}), (), False),
+    named_ids={},
+    end_token_ids=frozenset({END}),
+    add_bos=False,
+)
 # Calls that need no mark.
 CALLS_OF_TIME = {
     formats.BareJson: '{"name": "time", "parameters": {}}',
@@ -203,21 +212,12 @@ def test_a_required_call_is_one_that_is_read(kind):
     assert accepted(forced, filled) == (filled, True)
 
 
-class _ControlTokens:
-    """A tokenizer with the control tokens END and HIDDEN."""
-
-    special, end_token_ids = frozenset({END, VOCAB - 1}), frozenset({END})
-
-    def token(self, token):
-        return ""
-
-
 @pytest.mark.parametrize("kind", dict.fromkeys(case[0] for case in CASES))
 def test_only_allowed_functions_are_called(kind):
     """Text stays free; a call that begins with a mark can only be of an allowed function, and no other is read as a call."""
     both = [{"type": "function", "function": {"name": name}} for name in FUNCTIONS]
     format_ = ToolFormat(kind({"stay": STAY}), False, True, False, tuple(both))
-    grammar = format_.grammar(_ControlTokens(), None)
+    grammar = format_.grammar(TOKENIZER, None)
     other = CALLS_OF_TIME.get(kind) or "".join(map(str, kind(FUNCTIONS).call("time", {})))
     assert format_.read(f"Well. {other}")[1] == [] == format_.read(other)[1]
     if not kind.always_marked:
@@ -234,21 +234,21 @@ def test_only_allowed_functions_are_called(kind):
         wrong, may_end = accepted(grammar, text + mark + HIDDEN)
         assert (wrong, may_end) == (text + mark, False)
     assert not accepted(grammar, text + other)[1]
-    alone = dataclasses.replace(format_, several=False).grammar(_ControlTokens(), None)
+    alone = dataclasses.replace(format_, several=False).grammar(TOKENIZER, None)
     assert accepted(alone, text + one) == (text + one, True) and accepted(alone, one + one) == (one, True)
-    assert ToolFormat(kind(FUNCTIONS), False, True, False, tuple(both)).grammar(_ControlTokens(), None) is None
+    assert ToolFormat(kind(FUNCTIONS), False, True, False, tuple(both)).grammar(TOKENIZER, None) is None
 
 
 @pytest.mark.parametrize("kind", dict.fromkeys(case[0] for case in CASES))
 def test_an_answer_of_a_schema_or_calls(kind):
     """A response_format is that of an answer: the functions may be called instead."""
     format_ = ToolFormat(kind({"stay": STAY}), False, True, False, ({"type": "function", "function": {"name": "stay"}},))
-    grammar = format_.grammar(_ControlTokens(), {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]})
+    grammar = format_.grammar(TOKENIZER, {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]})
     one = "".join(written(kind))
     for good in ('{"a": 3}', one, *([f"{one}\n{one}\n"] if kind.always_marked else [])):
         assert accepted(grammar, good) == (good, True)
     assert accepted(grammar, "Well.") == ("", False)
-    required = ToolFormat(kind({"stay": STAY}), True, True, False, format_.definitions).grammar(_ControlTokens(), {})
+    required = ToolFormat(kind({"stay": STAY}), True, True, False, format_.definitions).grammar(TOKENIZER, {})
     assert accepted(required, one) == (one, True) and accepted(required, '{"a": 3}')[1] is False
 
 

@@ -3,12 +3,12 @@
 - `load`: a path to a `model`; `fetch`: the default one; `errors`;
 - files: `gguf_file` (`gguf_shards`), `model_folder` (`safetensors_file`, `json_file`), on `file_bytes` and `metadata`;
 - `architectures`: the sizes and parts that a file's keys and names stand for; `checkpoint`: its tensors by part; `summary`;
-- text: `tokenizer` (`pre_tokenizers`), `folder_tokenizer` (`tiktoken_file`), `control_tokens`; `chat` (`template_process`,
-  `template_worker`);
+- text: `tokenizer` (`vocabulary`, `control_tokens`) of a `gguf_tokenizer` or a `folder_tokenizer` (`tiktoken_file`), on
+  `tokenizer_engine` and `pre_tokenizers`; `chat` (`template_process`, `template_worker`);
 - `config`, `layer_weights`, `convert` (`latent_form`), `rope`: a checkpoint to a decoder's sizes and weights;
 - `decoder`: what a decoder does; `step`: in one native call; `layers` (`prolog_layer`, `grouped_layer`): operator by operator;
 - `kv_cache`, `page_pool`, `sequence`: keys and values; `forward`, `prefill`: tokens of many sequences through a decoder;
-- `quantise`, `requantise` (`gguf_source`, `gguf_tokenizer`): written as a GGUF file of other types.
+- `quantise`, `requantise` (`gguf_source`, `tokenizer_fields`): written as a GGUF file of other types.
 """
 
 from decodestep.models.errors import ModelError

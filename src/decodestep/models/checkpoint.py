@@ -20,6 +20,7 @@ from decodestep.models.errors import ModelError
 from decodestep.models.folder_tokenizer import FolderTokenizer
 from decodestep.models.gguf_file import GgufFile, Tensor
 from decodestep.models.gguf_shards import open_gguf
+from decodestep.models.gguf_tokenizer import GgufTokenizer
 from decodestep.models.model_folder import ModelFolder
 from decodestep.models.rope import Rope
 from decodestep.models.safetensors_file import SafeTensor
@@ -57,7 +58,7 @@ class Checkpoint:
 
     def tokenizer(self) -> Tokenizer:
         file = self.file
-        return Tokenizer(file.metadata) if isinstance(file, GgufFile) else FolderTokenizer(file, self.config.vocab_size)
+        return GgufTokenizer(file.metadata) if isinstance(file, GgufFile) else FolderTokenizer(file, self.config.vocab_size)
 
     def ropes(self) -> tuple[Rope, ...]:
         file = self.file

@@ -15,7 +15,9 @@ from decodestep.models import tiktoken_file
 from decodestep.models.errors import ModelError
 from decodestep.models.json_file import parse_object
 from decodestep.models.model_folder import ModelFolder
-from decodestep.models.tokenizer import Tokenizer, engine_errors
+from decodestep.models.tokenizer import Tokenizer
+from decodestep.models.tokenizer_engine import engine_errors
+from decodestep.models.vocabulary import Vocabulary
 from decodestep.stopping.byte_alphabet import byte_of
 
 _NAMES = ("bos", "eos", "unk", "pad", "cls", "sep", "mask")
@@ -42,29 +44,25 @@ class FolderTokenizer(Tokenizer):
             text = json.dumps(data)
         if _growth(data.get("normalizer")) > _MAX_GROWTH:  # before the engine normalises its own tokens
             raise ModelError(f"{where}: its normalizer may make a text more than {_MAX_GROWTH} times as long")
-        self._engine = tiktoken_file.engine_of(folder, vocab_size) if text is None else _engine(where, text)
-        _add_tokens(self._engine, settings, vocab_size)
-        vocabulary = self._engine.get_vocab(with_added_tokens=True)
-        if max(vocabulary.values(), default=-1) >= min(vocab_size, _MAX_IDS):
-            raise ModelError(f"{where}: {max(vocabulary.values()) + 1} tokens, but the model has {vocab_size}")
-        self._tokens = [""] * (max(vocabulary.values(), default=-1) + 1)
-        for token, i in vocabulary.items():
-            self._tokens[i] = token
-        added = self._engine.get_added_tokens_decoder()
-        self.special = frozenset(i for i, token in added.items() if token.special)
-        self._verbatim = frozenset(added)
-        self.kinds = kinds = {"ByteLevel"} if text is None else _kinds(data)
-        self._sentencepiece = "ByteLevel" not in kinds
-        spelled = ((i, byte_of(token)) for i, token in enumerate(self._tokens if "ByteFallback" in kinds else ()))
-        self._byte_tokens = {i: byte for i, byte in spelled if byte}
-        named = ((name, vocabulary.get(_content(settings.get(f"{name}_token")) or "")) for name in _NAMES)
-        self.named_ids = {name: i for name, i in named if i is not None}
-        self.bos_token_id, self.eos_token_id = self.named_ids.get("bos"), self.named_ids.get("eos")
-        self.end_token_ids = _ends(folder, self.eos_token_id, vocab_size)
-        self._prefix, self._suffix = self._template(where)
+        engine = tiktoken_file.engine_of(folder, vocab_size) if text is None else _engine(where, text)
+        _add_tokens(engine, settings, vocab_size)
+        ids = engine.get_vocab(with_added_tokens=True)
+        highest = max(ids.values(), default=-1)
+        if highest >= min(vocab_size, _MAX_IDS):
+            raise ModelError(f"{where}: {highest + 1} tokens, but the model has {vocab_size}")
+        self.kinds = {"ByteLevel"} if text is None else _kinds(data)
+        self._prefix, self._suffix = _template(engine, where)
         if any(i >= vocab_size for i in (*self._prefix, *self._suffix)):
             raise ModelError(f"{where}: its template has ids beyond the model's {vocab_size}")
-        self.add_bos = self.bos_token_id is not None and self._prefix == [self.bos_token_id]
+        named = ((name, ids.get(_content(settings.get(f"{name}_token")) or "")) for name in _NAMES)
+        named_ids = {name: i for name, i in named if i is not None}
+        super().__init__(
+            engine,
+            _vocabulary(engine, ids, highest + 1, self.kinds),
+            named_ids=named_ids,
+            end_token_ids=_ends(folder, named_ids.get("eos"), vocab_size),
+            add_bos="bos" in named_ids and self._prefix == [named_ids["bos"]],
+        )
 
     def definition(self) -> dict[str, Any]:
         """The engine's definition, in the format of tokenizer.json."""
@@ -73,18 +71,11 @@ class FolderTokenizer(Tokenizer):
 
     def is_byte(self, token_id: int) -> bool:
         """Whether a token stands for a byte, as <0x0A> does."""
-        return token_id in self._byte_tokens
+        return token_id in self._vocabulary.byte_tokens
 
     def pieces(self, text: str) -> list[str]:
         """The pieces into which the pre-tokenizer splits a text."""
         return [piece for piece, _ in self._engine.pre_tokenizer.pre_tokenize_str(text)]
-
-    def _template(self, where: str) -> tuple[list[int], list[int]]:
-        """The ids that tokenizer.json's template puts before and after those of a text."""
-        with engine_errors(f"{where}: corrupt or not supported"):
-            bare, full = (self._engine.encode("a", add_special_tokens=special).ids for special in (False, True))
-        at = next((at for at in range(len(full)) if full[at : at + len(bare)] == bare), 0)
-        return full[:at], full[at + len(bare) :]
 
     def encode(self, text: str) -> list[int]:
         """Token ids of a text, with what the template adds. Special tokens spelt out in it become those tokens.
@@ -104,6 +95,25 @@ def _engine(where: str, text: str) -> Engine:
         engine.no_truncation()
         engine.no_padding()
         return engine
+
+
+def _template(engine: Engine, where: str) -> tuple[list[int], list[int]]:
+    """The ids that tokenizer.json's template puts before and after those of a text."""
+    with engine_errors(f"{where}: corrupt or not supported"):
+        bare, full = (engine.encode("a", add_special_tokens=special).ids for special in (False, True))
+    at = next((at for at in range(len(full)) if full[at : at + len(bare)] == bare), 0)
+    return full[:at], full[at + len(bare) :]
+
+
+def _vocabulary(engine: Engine, ids: Mapping[str, int], count: int, kinds: set[str]) -> Vocabulary:
+    tokens = [""] * count
+    for token, i in ids.items():
+        tokens[i] = token
+    added = engine.get_added_tokens_decoder()
+    special = frozenset(i for i, token in added.items() if token.special)
+    spelled = ((i, byte_of(token)) for i, token in enumerate(tokens if "ByteFallback" in kinds else ()))
+    byte_tokens = {i: byte for i, byte in spelled if byte}
+    return Vocabulary(tokens, special, frozenset(added), "ByteLevel" not in kinds, byte_tokens)
 
 
 def _growth(normalizer: Any) -> float:

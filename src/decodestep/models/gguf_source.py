@@ -18,8 +18,8 @@ from decodestep.models.checkpoint import Checkpoint, float32_of
 from decodestep.models.convert import neighbour_order
 from decodestep.models.folder_tokenizer import FolderTokenizer
 from decodestep.models.gguf_file import GgufFile, Tensor
-from decodestep.models.gguf_tokenizer import tokenizer_fields
 from decodestep.models.model_folder import ModelFolder
+from decodestep.models.tokenizer_fields import tokenizer_fields
 
 # Keys that are written anew, or that say how the source lay in its file.
 _LEFT_OUT = ("general.architecture", "general.file_type", "general.quantization_version", "general.alignment")

@@ -58,7 +58,7 @@ class Page:
 class PagePool:
     """Allocates the pages of a storage. Methods whose names end in `_locked` require `LOCK`.
 
-    storage: the pages. most_kept: the largest number of kept pages; the least recently used are dropped first.
+    storage: the pages. max_kept: the largest number of kept pages; the least recently used are dropped first.
     long_after: the length of the longest text that long-rope rotates by its short frequencies; None without long-rope.
     roots: the parents of the first pages: of what the short frequencies rotated, and the long ones.
 
@@ -70,11 +70,11 @@ class PagePool:
     pages: their number. page_bytes: the size of one.
     """
 
-    def __init__(self, storage: Pages, most_kept: int, long_after: int | None = None) -> None:
+    def __init__(self, storage: Pages, max_kept: int, long_after: int | None = None) -> None:
         self.storage = storage
         self.pages = storage.count
         self.page_bytes = storage.page_bytes
-        self._most_kept = most_kept
+        self._max_kept = max_kept
         self._fresh = 0  # the first page that has never been handed out
         self._free: list[int] = []
         self._kept: dict[Page, None] = {}  # by their last use; children before their parent
@@ -207,7 +207,7 @@ class PagePool:
                     self._free.append(page.number)
                 else:
                     self._kept[page] = None
-        self._keep_at_most_locked(self._most_kept)
+        self._keep_at_most_locked(self._max_kept)
         self._freed.notify_all()
 
     def _keep_at_most_locked(self, count: int) -> None:

@@ -17,7 +17,8 @@ from tokenizers import Tokenizer as Engine
 from decodestep.models.errors import ModelError
 from decodestep.models.json_file import read_text
 from decodestep.models.model_folder import ModelFolder
-from decodestep.models.tokenizer import byte_level_engine, merges_of, vocabulary_of
+from decodestep.models.tokenizer_engine import byte_level_engine, merges_of
+from decodestep.models.vocabulary import ids_of
 from decodestep.stopping.byte_alphabet import BYTE_OF
 
 _FAMILIES = ("kimi_k2", "deepseek_v3")  # Moonlight is of the latter
@@ -34,11 +35,11 @@ def engine_of(folder: ModelFolder, vocab_size: int) -> Engine:
     tokens = _tokens(str(path), read_text(path))
     if len(tokens) > vocab_size:
         raise ModelError(f"{path}: {len(tokens)} tokens, but the model has {vocab_size}")
-    vocabulary = vocabulary_of(tokens)
-    missing = sorted(set(BYTE_OF) - set(vocabulary), key=BYTE_OF.__getitem__)
+    ids = ids_of(tokens)
+    missing = sorted(set(BYTE_OF) - set(ids), key=BYTE_OF.__getitem__)
     if missing:
         raise ModelError(f"{path}: corrupt: there is no token of the byte {BYTE_OF[missing[0]]}")
-    engine = byte_level_engine(vocabulary, merges_of(tokens, vocabulary), _PATTERNS, whole_words=True)
+    engine = byte_level_engine(ids, merges_of(tokens, ids), _PATTERNS, whole_words=True)
     named = folder.tokenizer_config.get("added_tokens_decoder")
     for i in range(len(tokens), min(len(tokens) + _RESERVED, vocab_size)):
         engine.add_tokens([_control_token(named.get(str(i)) if isinstance(named, dict) else None, i)])

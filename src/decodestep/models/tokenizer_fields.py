@@ -10,10 +10,11 @@ from gguf.constants import TokenType
 
 from decodestep.models.errors import ModelError
 from decodestep.models.folder_tokenizer import FolderTokenizer
+from decodestep.models.gguf_tokenizer import GgufTokenizer
 from decodestep.models.pre_tokenizers import COMPOSED, PRE_TOKENIZERS, WHOLE_WORDS
-from decodestep.models.tokenizer import Tokenizer, byte_level_engine
+from decodestep.models.tokenizer_engine import byte_level_engine
+from decodestep.models.vocabulary import SPACE
 
-_SPACE = "\u2581"
 # What tells the pre-tokenizers apart: numbers, contractions, cases, marks, scripts, runs of spaces and lines, unusual forms.
 _TEXTS = (
     "Hello, World! I'm sure they'LL say it's 1 22 333 4444 55555,6666.777 (e.g. x+=y**2; f(a[0])) at 12:30.",
@@ -53,7 +54,7 @@ def tokenizer_fields(tokenizer: FolderTokenizer, vocab_size: int, kind: str, whe
     if spm:
         fields["tokenizer.ggml.scores"] = _scores(tokens, merges)
         first = tokenizer.encode_rendered("a")[:1]
-        fields["tokenizer.ggml.add_space_prefix"] = bool(first) and tokenizer.token(first[0]).startswith(_SPACE)
+        fields["tokenizer.ggml.add_space_prefix"] = bool(first) and tokenizer.token(first[0]).startswith(SPACE)
         names = [""]
     else:
         fields["tokenizer.ggml.merges"] = [" ".join(merge) for merge in merges]
@@ -61,7 +62,7 @@ def tokenizer_fields(tokenizer: FolderTokenizer, vocab_size: int, kind: str, whe
     texts = [*_TEXTS, *_random_texts(tokens)]
     for name in names:
         named = fields | ({"tokenizer.ggml.pre": name} if name else {})
-        written = Tokenizer(named)
+        written = GgufTokenizer(named)
         if all(written.encode(text) == tokenizer.encode(text) for text in texts):
             return named | ({} if name else {"tokenizer.ggml.pre": "default"})
     raise ModelError(f"{where}: no tokenizer of the GGUF format gives texts the same ids")
@@ -112,4 +113,4 @@ def _random_texts(tokens: list[str]) -> Iterator[str]:
     source = random.Random(0)
     for _ in range(_RANDOM_TEXTS):
         parts = [source.choice(tokens)[: source.choice((1, 2, 99))] for _ in range(8)]
-        yield "".join(source.choice(("", " ")) + part.replace(_SPACE, " ").replace("\u0120", " ") for part in parts)
+        yield "".join(source.choice(("", " ")) + part.replace(SPACE, " ").replace("\u0120", " ") for part in parts)

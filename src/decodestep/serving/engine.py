@@ -194,8 +194,7 @@ class Engine:
         if not spelled:
             return tokenizer.token_bytes
         if spelled not in self._spelling:
-            shown = {i: tokenizer.token(i).encode() for i in tokenizer.special - tokenizer.end_token_ids}
-            shown = {i: name for i, name in shown.items() if name.decode() in spelled}
+            shown = {i: tokenizer.token(i).encode() for i in tokenizer.control_ids(spelled)}
             self._spelling[spelled] = lambda token: shown.get(token) or tokenizer.token_bytes(token)
         return self._spelling[spelled]
 

@@ -27,7 +27,7 @@ from decodestep.serving.engine import Engine, Gain, Ticket
 from decodestep.serving.errors import HttpError, http_error, refusal, unknown_field
 from decodestep.serving.event_stream import EventStream, until_left
 from decodestep.serving.metrics import CONTENT_TYPE, Metrics
-from decodestep.serving.requests import chat_job, completion_job, most_characters, parsed, require_short
+from decodestep.serving.requests import chat_job, completion_job, max_characters, parsed, require_short
 from decodestep.serving.responses import json_bytes
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ class Server:
     """Serves one model; `app` is the ASGI application.
 
     name: of the model, in responses. keys: API keys, one of which a request must send; empty for no authentication. origins:
-    of other web pages that may call the API. most_body: the largest body, in bytes. log_prompts: whether texts are logged.
+    of other web pages that may call the API. max_body: the largest body, in bytes. log_prompts: whether texts are logged.
     """
 
     def __init__(
@@ -64,15 +64,15 @@ class Server:
         origins: Sequence[str] = (),
         max_rows: int = 64,
         max_waiting: int = 256,
-        most_body: int = MAX_BODY,
+        max_body: int = MAX_BODY,
         log_prompts: bool = False,
     ) -> None:
         self.model, self.name = model, name
         self.engine = Engine(model, max_rows=max_rows, max_waiting=max_waiting, deliver=self._deliver)
         self._keys = [key.encode() for key in keys]
         self._origins = tuple(origins)
-        self._most_body, self._log_prompts = most_body, log_prompts
-        self._most_characters = most_characters(model)
+        self._max_body, self._log_prompts = max_body, log_prompts
+        self._max_characters = max_characters(model)
         self._metrics = Metrics(self.engine)
         self._started = int(time.time())
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -148,7 +148,7 @@ class Server:
             nonlocal size
             async for piece in request.stream():
                 size += len(piece)
-                if size <= self._most_body:
+                if size <= self._max_body:
                     data.extend(piece)
                 elif size > _MAX_DISCARDED:  # a smaller body is read to its end, so that the client reads the response
                     break
@@ -159,8 +159,8 @@ class Server:
             raise HttpError(499, "the client has disconnected", code="cancelled") from None
         except asyncio.TimeoutError:
             raise HttpError(408, f"the body was not received within {BODY_SECONDS:.0f} s", code="timeout") from None
-        if size > self._most_body:
-            raise HttpError(413, f"the body must be at most {self._most_body} bytes", code="body_too_large")
+        if size > self._max_body:
+            raise HttpError(413, f"the body must be at most {self._max_body} bytes", code="body_too_large")
         return await self._in_worker(parsed, bytes(data)) if size > _LARGE else parsed(bytes(data))
 
     async def _in_worker(self, function: Callable[..., T], *arguments: Any) -> T:
@@ -186,7 +186,7 @@ class Server:
 
     def _begin(self, chat: bool, body: dict[str, Any], route: str) -> Answer:
         """Reads the request and hands it to the engine. On a worker thread."""
-        job = (chat_job if chat else completion_job)(self.model, body, self._most_characters)
+        job = (chat_job if chat else completion_job)(self.model, body, self._max_characters)
         self.engine.require_possible(len(job.prompts) * job.params.num_return_sequences)
         texts = body if self._log_prompts else None
         answer = Answer(self.engine, job, self._metrics, name=self.name, route=route, chat=chat, texts=texts)
@@ -216,7 +216,7 @@ class Server:
         text = body.get("content", body.get("prompt"))
         if not isinstance(text, str) or set(body) - {"content", "prompt", "model"}:
             raise refusal("content", "a string and the only field")
-        require_short([text], self._most_characters, "content")
+        require_short([text], self._max_characters, "content")
         ids = await self._in_worker(_ids, self.model, text)
         return _Json({"tokens": ids, "count": len(ids)})
 

@@ -51,7 +51,7 @@ def parsed(data: bytes) -> dict[str, Any]:
     return body
 
 
-def most_characters(model: Model) -> int:
+def max_characters(model: Model) -> int:
     """A length in characters beyond which no text fits the model's context.
 
     The factor 2 allows for normalizers that merge or drop characters.

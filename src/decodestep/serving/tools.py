@@ -85,8 +85,8 @@ class ToolFormat:
             return one_call(texts)
         if answer is not None:
             return answer_or_calls(texts, answer, several=bool(marks) and self.several)
-        shown = tokenizer.end_token_ids | {i for i in tokenizer.special if tokenizer.token(i) in self.text.spelled}
-        return text_or_calls(texts, marks, sorted(tokenizer.special - shown), several=self.several)
+        hidden = tokenizer.special - tokenizer.end_token_ids - tokenizer.control_ids(self.text.spelled)
+        return text_or_calls(texts, marks, sorted(hidden), several=self.several)
 
     def _in_turns(self, conversation: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """The conversation for templates without tools. Some want users and assistants to take turns: results that follow each
