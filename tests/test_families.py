@@ -409,6 +409,7 @@ def test_a_config_that_contradicts_itself_or_its_tensors_is_refused(folder, tmp_
 
 
 _TYPES = ["full_attention", "sliding_attention", "full_attention"]
+_UNTRUNCATED = families.yarn(None, None, truncate=False)
 # What is easily overlooked: family and size, changes to it, and what config.json says beside.
 OVERLOOKED = {
     "layer_types of a mistral": ("mistral", 2, {}, {"layer_types": _TYPES}),
@@ -428,6 +429,27 @@ OVERLOOKED = {
             "rope_scaling": {"rope_type": "linear", "factor": 8.0},
         },
     ),
+    "the type of a gemma's rope_scaling": (
+        "gemma3_text",
+        0,
+        {},
+        {"rope_parameters": None, "rope_scaling": {"type": "linear", "factor": 8.0}},
+    ),
+    "the context before YaRN beside a gemma's rope_parameters": (
+        "gemma3_text",
+        0,
+        {},
+        {"original_max_position_embeddings": 64, "rope_parameters": {"full_attention": {"rope_type": "yarn", "factor": 8.0}}},
+    ),
+    "truncate of a gemma's layers": ("gemma3_text", 0, {}, {"rope_parameters": {"full_attention": _UNTRUNCATED}}),
+    "truncate beside a gemma's layers": (
+        "gemma3_text",
+        0,
+        {},
+        {"rope_parameters": {"truncate": False, "full_attention": families.yarn(None, None)}},
+    ),
+    "truncate": ("qwen3", 0, {}, {"rope_parameters": _UNTRUNCATED}),
+    "truncate null": ("qwen3", 0, {}, {"rope_parameters": _UNTRUNCATED | {"truncate": None}}),
     "rope_interleave null": ("deepseek_v3", 1, {}, {"rope_interleave": None}),
     "norm_topk_prob null": ("deepseek_v3", 1, {}, {"norm_topk_prob": None}),
 }

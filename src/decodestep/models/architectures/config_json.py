@@ -58,17 +58,23 @@ class RopeParameters:
         parameters, scaling = (_object(keys, name, keys.get(name)) for name in ("rope_parameters", "rope_scaling"))
         slides = layer_type == "sliding_attention"
         place = "rope_scaling" if scaling and not slides else "rope_parameters"
+        self._of_layers = layer_type is not None
         if layer_type is None:
-            found = scaling or parameters
+            found = outer = scaling or parameters
         else:
+            outer = parameters  # where transformers looks for `truncate`
             own = _object(keys, f"rope_parameters.{layer_type}", parameters.get(layer_type))
-            found = own if slides else own | scaling
+            # Without rope_parameters it is there, so that the older name in rope_scaling, "type", changes nothing.
+            found = {} if parameters else {"rope_type": "default"}
+            found |= own if slides else own | scaling
         self._prefix = f"config.json: {place}."
         self._data = {self._prefix + key: value for key, value in found.items() if value is not None}
         self.kind = md.text(self._data, f"{self._prefix}rope_type", found.get("type") or "default")
         if found.get("partial_rotary_factor", 1.0) != 1.0 or keys.get("partial_rotary_factor") not in (None, 1.0):
             raise keys.refuse("partial_rotary_factor is not supported")
         theta = keys.get("rope_local_base_freq" if slides else "rope_theta")
+        key = f"{self._prefix}truncate"
+        self.truncate = md.flag({key: outer.get("truncate", True) or False}, key, True)  # of YaRN; null is false
         self.theta = self.number("rope_theta", 10000.0 if theta is None else theta, least=1.0, most=1e30)
 
     def __contains__(self, key: str) -> bool:
@@ -76,9 +82,6 @@ class RopeParameters:
 
     def number(self, key: str, default: float | None = None, *, least: float, most: float) -> float:
         return md.number(self._data, self._prefix + key, default, least=least, most=most)
-
-    def flag(self, key: str, default: bool) -> bool:
-        return md.flag(self._data, self._prefix + key, default)
 
     def divisors(self, key: str, count: int) -> np.ndarray:
         values = md.numbers(self._data, self._prefix + key, count)
@@ -88,7 +91,7 @@ class RopeParameters:
 
     def original(self, context: int) -> int:
         outside = self._keys.get("original_max_position_embeddings")
-        if outside is not None:
+        if outside is not None and not self._of_layers:
             return self._keys.size("original_max_position_embeddings", most=MAX_CONTEXT)
         return md.integer(self._data, self._prefix + "original_max_position_embeddings", context, most=MAX_CONTEXT)
 

@@ -52,7 +52,7 @@ def _rope(keys: Keys, config: Config, p: RopeParameters) -> Rope:
             original=original,
             fast=fast or 32.0,
             slow=slow or 1.0,
-            truncate=p.flag("truncate", True),
+            truncate=p.truncate,
         )
         return Rope(frequencies, rope.yarn_factor(factor, mscale, all_dim) if given is None else given)
     if p.kind == "longrope":
