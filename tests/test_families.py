@@ -381,6 +381,10 @@ CONTRADICTIONS = {
     ),
     "an odd rotation": ({"qk_rope_head_dim": 7}, "qk_rope_head_dim 7"),
     "another rotation": ({"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, "rope_type 'dynamic' is not supported"),
+    "rotations of layer types": (
+        {"rope_parameters": {"full_attention": families.yarn(1.0, 1.0)}},
+        "rope_parameters by layer type are not supported",
+    ),
     "a stretch of nothing": ({"rope_parameters": {"rope_type": "yarn", "factor": 0.0}}, "factor must be a number in"),
     "quantisation that is no object": ({"quantization_config": "fp8"}, "quantization_config must be an object"),
     "other quantisation": ({"quantization_config": {"quant_method": "gptq"}}, "quant_method 'gptq' is not supported"),

@@ -61,6 +61,8 @@ class RopeParameters:
         self._of_layers = layer_type is not None
         if layer_type is None:
             found = outer = scaling or parameters
+            if any(isinstance(value, dict) for value in found.values()):
+                raise keys.refuse(f"{place} by layer type are not supported for model_type {keys.kind!r}")
         else:
             outer = parameters  # where transformers looks for `truncate`
             own = _object(keys, f"rope_parameters.{layer_type}", parameters.get(layer_type))
