@@ -82,6 +82,13 @@ def test_rotations_of_gguf_files_are_those_of_llama_cpp(model, ids, tmp_path, ke
     assert families.relative(ds.load(path, dtype="float32").logits(ids), families.llama_cpp_logits_of(path, ids)) < 0.02
 
 
+@pytest.mark.parametrize("rotates", [False, True])
+def test_a_granite_whose_file_says_that_positions_are_not_rotated(model, ids, tmp_path, rotates):
+    pytest.importorskip("llama_cpp")
+    path = write_gguf(model("granite", 2), tmp_path / "model.gguf", **{"rope.scaling.finetuned": rotates})
+    assert families.relative(ds.load(path, dtype="float32").logits(ids), families.llama_cpp_logits_of(path, ids)) < 0.01
+
+
 def test_blocks_of_a_file_are_multiplied_as_they_are(model, ids, tmp_path):
     path = write_gguf(model("gemma3_text", 0), tmp_path / "model.gguf", kind="Q8_0")
     mine, exact = ds.load(path), ds.load(path, dtype="float32").logits(ids)

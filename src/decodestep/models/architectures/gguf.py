@@ -42,6 +42,8 @@ def ropes_of(file: Described, config: Config, vector: Callable[[str, int], np.nd
 def _rope(keys: GgufKeys, config: Config, vector: Callable[[str, int], np.ndarray]) -> Rope:
     file = keys.file
     width = config.latent_attention.rope_dim if config.latent_attention else config.head_dim
+    if keys.architecture == "granite" and not keys.flag("rope.scaling.finetuned", True):
+        return rope.none(width)  # the key says there whether positions are rotated, as in llama.cpp
     theta = keys.number("rope.freq_base", 10000.0, least=1.0, most=1e30)
     kind = keys.text("rope.scaling.type", "linear")  # without a type a factor is of this one, as in llama.cpp
     given = keys.number("rope.scaling.attn_factor", 1.0, least=LEAST_FACTOR, most=MOST_FACTOR)

@@ -46,8 +46,8 @@ class GgufKeys:
     def text(self, key: str, default: str) -> str:
         return md.text(self.file.metadata, self._key(key), default)
 
-    def flag(self, key: str) -> bool:
-        return md.flag(self.file.metadata, self._key(key), False)
+    def flag(self, key: str, default: bool = False) -> bool:
+        return md.flag(self.file.metadata, self._key(key), default)
 
     def common(self) -> dict[str, Any]:
         """The sizes that all architectures have."""
