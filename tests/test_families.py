@@ -498,6 +498,10 @@ GGUF_CHANGES = {
     "no layers": ({"nextn_predict_layers": 3}, "leaves no layers"),
     "tokens that see later ones": ({"attention.causal": False}, "attention.causal false, bidirectional attention, is not"),
     "a factor of a rotation": ({"rope.scaling.attn_factor": 1.25}, "rope.scaling.attn_factor is not supported in latent"),
+    "scores that grow with the position": (
+        {"attention.temperature_scale": 0.1},
+        "attention.temperature_scale, by which scores grow with the position, is not supported",
+    ),
     "another scaling": ({"rope.scaling.type": "longer"}, "rope scaling 'longer' is not supported"),
     "a scale that is no number": ({"expert_weights_scale": float("nan")}, "expert_weights_scale must be a number"),
 }

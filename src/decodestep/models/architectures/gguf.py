@@ -116,6 +116,8 @@ def _query_rank(keys: GgufKeys) -> int | None:
 
 def _deepseek2(keys: GgufKeys) -> Config:
     common = keys.common()
+    if keys.number("attention.temperature_scale", 0.0, least=-1e6, most=1e6):
+        raise keys.refuse("attention.temperature_scale, by which scores grow with the position, is not supported")
     whole = "attention.key_length_mla" not in keys  # an older file: the true head sizes have the plain names
     head, value = (keys.size(f"attention.{name}_length{'' if whole else '_mla'}") for name in ("key", "value"))
     latent = _latent(keys, common, head, value, query_rank=_query_rank(keys))
