@@ -72,6 +72,12 @@ STRETCHED = {
         "rope.scaling.original_context_length": 64,
         "rope.scaling.attn_factor": 1.25,
     },
+    "a multiplier that only DeepSeek's files have": {
+        "rope.scaling.type": "yarn",
+        "rope.scaling.factor": 8.0,
+        "rope.scaling.original_context_length": 64,
+        "rope.scaling.yarn_log_multiplier": 0.1,
+    },
 }
 
 

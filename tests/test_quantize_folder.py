@@ -112,6 +112,9 @@ def test_types_padding_and_facts(tmp_path):
 EXPRESSED = {
     "no latent of queries": ("deepseek_v3", {"q_lora_rank": None}),
     "groups that are all kept": ("deepseek_v3", {"topk_group": 4}),
+    "mscale of a llama": ("llama", {"rope_parameters": families.yarn(1.0, 1.0)}),
+    "two of them": ("qwen3", {"rope_parameters": families.yarn(1.0, 0.7)}),
+    "attention_factor": ("granite", {"rope_parameters": families.yarn(None, None, attention_factor=2.0)}),
 }
 
 
@@ -142,7 +145,12 @@ REFUSED = {
     "norm_topk_prob": ("qwen3_moe", {"norm_topk_prob": False}, "experts.rule.normalise True, not False"),
     "heads that are all rotated": ("deepseek_v3", {"qk_nope_head_dim": 0}, "without values, as blk.0.attn_k_b.weight would be"),
     "scales": ("minicpm3", {"scale_emb": 6}, "embedding_scale 12.0, not 6"),
-    "yarn": ("ministral", {"rope_parameters": families.yarn(None, None, attention_factor=2.0)}, "cannot say its rotation"),
+    "yarn": ("youtu", {"rope_parameters": families.yarn(None, None, attention_factor=2.0)}, "cannot say its rotation"),
+    "yarn of a gemma": (
+        "gemma3_text",
+        {"rope_parameters": {"full_attention": families.yarn(None, None, attention_factor=2.0)}},
+        "cannot say its rotation",
+    ),
 }
 
 

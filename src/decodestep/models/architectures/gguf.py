@@ -90,7 +90,10 @@ def _stretch(keys: GgufKeys) -> tuple[float, int]:
 
 
 def _yarn_strength(keys: GgufKeys) -> float:
-    """transformers' mscale_all_dim, which the file stores divided by ten; 0 if it has none."""
+    """transformers' mscale_all_dim, which the file stores divided by ten; 0 if it has none. llama.cpp reads the key of no other
+    architecture here."""
+    if keys.architecture != "deepseek2":
+        return 0.0
     return keys.number("rope.scaling.yarn_log_multiplier", 0.0, least=0.0, most=100.0) / 0.1
 
 

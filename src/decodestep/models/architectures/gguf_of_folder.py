@@ -171,7 +171,11 @@ def _rope(
             "rope.scaling.yarn_beta_fast": fast or 32.0,
             "rope.scaling.yarn_beta_slow": slow or 1.0,
         }
-        made |= {"rope.scaling.yarn_log_multiplier": 0.1 * strength} if strength else {}
+        more = ropes[0].factor / rope.yarn_growth(stretch)
+        if architecture == "deepseek2":
+            made |= {"rope.scaling.yarn_log_multiplier": 0.1 * strength} if strength else {}
+        elif config.latent_attention is None and not _same(more, 1.0):
+            made["rope.scaling.attn_factor"] = more
     if p.kind == "llama3" and architecture in _WITH_FREQUENCIES:
         return made, {"rope_freqs.weight": rope.plain(p.theta, config.head_dim) / ropes[0].inverse_frequencies}
     if p.kind == "longrope":
