@@ -146,6 +146,10 @@ REFUSED = {
     "heads that are all rotated": ("deepseek_v3", {"qk_nope_head_dim": 0}, "without values, as blk.0.attn_k_b.weight would be"),
     "scales": ("minicpm3", {"scale_emb": 6}, "embedding_scale 12.0, not 6"),
     "yarn": ("youtu", {"rope_parameters": families.yarn(None, None, attention_factor=2.0)}, "cannot say its rotation"),
+    "a bias that llama.cpp lacks": ("qwen3", {"attention_bias": True}, "does not load a file of qwen3 with a bias of"),
+    "wide heads": ("qwen2", {"head_dim": 32}, "does not load a file of qwen2 with 4 heads of 32"),
+    "no latent": ("minicpm3", {"q_lora_rank": None}, "does not load a file of minicpm3 with queries that have no latent"),
+    "long-rope": ("youtu", {"rope_parameters": families.longrope(100)}, "does not load a file of deepseek2 with long-rope"),
     "yarn of a gemma": (
         "gemma3_text",
         {"rope_parameters": {"full_attention": families.yarn(None, None, attention_factor=2.0)}},

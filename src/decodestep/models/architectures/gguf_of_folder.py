@@ -27,6 +27,7 @@ ARCHITECTURES = {
 }
 _HALF_SPLIT = ("qwen2", "qwen3", "qwen3moe", "gemma3", "minicpm3")  # whose rotated pairs lie half a head apart
 _WITH_FREQUENCIES = ("llama", "granite")  # whose files may have a tensor that divides them
+_WITHOUT_OUTPUT_BIAS = ("qwen3", "qwen3moe", "smollm3", "gemma3")  # in llama.cpp, which takes no tensor that it does not know
 _GATING = {"softmax": 1, "sigmoid": 2}
 # Fields of Config that a GGUF file expresses in another way, or not at all.
 _UNSAID = ("name", "architecture", "skipped_layers", "grouped.scale", "latent_attention.scale")
@@ -54,11 +55,17 @@ class _Unwritten:
 
 
 def header_of(folder: ModelFolder, config: Config, ropes: tuple[Rope, ...]) -> Header:
-    """config, ropes: the folder's. Raises ModelError for a model that would differ when the file is read back."""
+    """config, ropes: the folder's.
+
+    Raises ModelError for a model that would differ when the file is read back, and for one whose file llama.cpp would not load.
+    """
     keys = Keys(folder)
     architecture = ARCHITECTURES[keys.kind]
     config = replace(config, experts=_with_groups_that_count(config.experts))
     data, vectors = _rope(keys, config, architecture, ropes)
+    strange = _strange(config, architecture, vectors)
+    if strange is not None:
+        raise keys.refuse(f"llama.cpp does not load a file of {architecture} with {strange}")
     data = {f"{architecture}.{key}": value for key, value in (_sizes(config, architecture) | data).items()}
     data = {"general.architecture": architecture, "general.name": config.name, **data}
     expected = replace(
@@ -82,6 +89,18 @@ def header_of(folder: ModelFolder, config: Config, ropes: tuple[Rope, ...]) -> H
         if not _same_rope(ours, again):
             raise keys.refuse(f"a GGUF file of {architecture} cannot say its rotation")
     return Header(folder.path, data, read, parts, vectors)
+
+
+def _strange(config: Config, architecture: str, vectors: dict[str, np.ndarray]) -> str | None:
+    """What llama.cpp refuses of an architecture, or None."""
+    latent = config.latent_attention
+    if "attention_output" in config.grouped.biases and architecture in _WITHOUT_OUTPUT_BIAS:
+        return "a bias of the attention's output"
+    if architecture == "qwen2" and config.heads * config.head_dim != config.hidden:
+        return f"{config.heads} heads of {config.head_dim} values in a hidden state of {config.hidden}"
+    if architecture == "minicpm3" and latent is not None and latent.query_rank is None:
+        return "queries that have no latent"
+    return "long-rope" if architecture == "deepseek2" and vectors else None
 
 
 def _sizes(config: Config, architecture: str) -> dict[str, Any]:
