@@ -17,6 +17,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AttentionInterface, DynamicCache, StaticCache
+from transformers.cache_utils import DynamicLayer
 
 import processes
 from decodestep.integrations.transformers import (
@@ -256,6 +257,35 @@ def test_a_latent_layer_holds_what_a_dynamic_layer_holds(actions, seed):
             assert torch.equal(layers[0].values, layers[1].values)
             assert layers[1]._room or action not in ("grow", "inference", "gradients")
         assert all(torch.equal(one, as_it_was) and one._version == version for one, as_it_was, version in kept)
+
+
+@pytest.mark.parametrize("batches", [(1, 2), (2, 1)])
+@pytest.mark.parametrize("cropped", [0, 3])
+def test_a_cache_of_another_batch_is_refused_as_by_transformers(model, batches, cropped):
+    """It was spread over the rows of the new batch, without an error."""
+    held, new = (prompt(batch, 3) for batch in batches)
+
+    def run():
+        cache = DynamicCache(config=model.config)
+        model(held, past_key_values=cache)
+        cache.crop(-cropped)
+        with pytest.raises(RuntimeError, match="Sizes of tensors must match"):
+            model(new, past_key_values=cache)
+
+    with torch.no_grad():
+        run()
+        with accelerate(model):
+            run()
+
+
+@pytest.mark.parametrize("dtypes", [(torch.bfloat16, torch.float32), (torch.float32, torch.bfloat16)])
+def test_a_latent_layer_of_two_dtypes_keeps_the_wider(dtypes):
+    layers = DynamicLayer(), LatentLayer()
+    generator = torch.Generator().manual_seed(0)
+    for dtype in (*dtypes, *dtypes):
+        new = torch.randn(1, 1, 3, 4, generator=generator).to(dtype)
+        (expected, _), (actual, _) = [layer.update(new, new) for layer in layers]
+        assert actual.dtype == expected.dtype and torch.equal(actual, expected)
 
 
 def test_a_latent_layer_with_gradients():

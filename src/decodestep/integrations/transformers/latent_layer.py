@@ -27,7 +27,7 @@ class LatentLayer(DynamicLayer):  # type: ignore[misc]
 
     keys: Any
     values: Any
-    _room: tuple[Tensor, Tensor] | None = None  # the buffers that keys and values are views of
+    _room: tuple[Tensor | None, Tensor | None] | None = None  # the buffers that keys and values are views of
     _kept = 0  # positions that a backward pass may still read, for example for the gradient of a weight
 
     def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
@@ -64,10 +64,12 @@ class IndexedLatentLayer(LatentLayer, DynamicIndexedLayer):  # type: ignore[misc
     """A `LatentLayer` that also holds the keys of a sparse attention's indexer, as its base class does."""
 
 
-def _append(held: Tensor, room: Tensor | None, new: Tensor) -> tuple[Tensor, Tensor]:
+def _append(held: Tensor, room: Tensor | None, new: Tensor) -> tuple[Tensor, Tensor | None]:
     """`held` and `new` along axis -2 as a view of a buffer, and that buffer: `room` if `held` is in it and `new` fits."""
     length = held.shape[-2] if held.dim() > 1 else 0  # an empty layer holds a vector
     total = length + new.shape[-2]
+    if held.dim() > 1 and not _alike(held, new):
+        return torch.cat([held, new], -2), None  # raises, or converts both to the wider dtype
     if room is None or not _continues(held, length, room, total, new):
         like = new if not length else held
         room = like.new_empty((*new.shape[:-2], max(_LEAST_ROOM, 2 * total), new.shape[-1]))
@@ -79,8 +81,12 @@ def _append(held: Tensor, room: Tensor | None, new: Tensor) -> tuple[Tensor, Ten
     return room[..., :total, :], room
 
 
+def _alike(a: Tensor, b: Tensor) -> bool:
+    """Whether two tensors differ at most in their number of positions."""
+    return (a.shape[:-2], a.shape[-1], a.dtype, a.device) == (b.shape[:-2], b.shape[-1], b.dtype, b.device)
+
+
 def _continues(held: Tensor, length: int, room: Tensor, total: int, new: Tensor) -> bool:
-    same_form = (room.shape[:-2], room.shape[-1]) == (new.shape[:-2], new.shape[-1]) and room.dtype == new.dtype
     writable = torch.is_inference_mode_enabled() or not room.is_inference()
     at_start = held.data_ptr() == room.data_ptr() and held.stride() == room.stride()
-    return same_form and writable and total <= room.shape[-2] and length > 0 and at_start
+    return _alike(room, new) and writable and total <= room.shape[-2] and length > 0 and at_start
