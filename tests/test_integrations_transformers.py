@@ -319,15 +319,43 @@ def test_masks_become_sequences_and_lengths(batch, queries, keys, seed, density)
 
 def test_a_mask_that_is_written_to_is_read_again():
     mask = torch.ones(1, 1, 1, 6, dtype=torch.bool)
-    assert visible_keys.of_mask(mask).lengths.tolist() == [6]
-    assert visible_keys.of_mask(mask) is visible_keys.of_mask(mask)
+    assert visible_keys.of_mask(mask, 1).lengths.tolist() == [6]
+    assert visible_keys.of_mask(mask, 2) is visible_keys.of_mask(mask, 3)
     mask[..., 0] = False
-    assert visible_keys.of_mask(mask).lengths.tolist() == [5]
+    assert visible_keys.of_mask(mask, 2).lengths.tolist() == [5]
     with torch.inference_mode():
         mask = torch.ones(1, 1, 1, 6, dtype=torch.bool)
-        assert visible_keys.of_mask(mask).lengths.tolist() == [6]
+        assert visible_keys.of_mask(mask, 1).lengths.tolist() == [6]
         mask[..., :2] = False
-        assert visible_keys.of_mask(mask).lengths.tolist() == [4]
+        assert visible_keys.of_mask(mask, 2).lengths.tolist() == [4]
+
+
+@pytest.mark.parametrize(
+    "write",
+    [
+        lambda mask, hidden: mask.numpy().put(hidden, False),
+        lambda mask, hidden: mask.data.put_(hidden, torch.zeros(len(hidden), dtype=torch.bool)),
+    ],
+    ids=["numpy", "data"],
+)
+def test_a_mask_is_read_at_every_step(model, absorbed, write):
+    """Writes through NumPy and through `data` do not change a tensor's version."""
+    ids = prompt(1, 20)
+
+    def run():
+        mask, logits = torch.ones(1, 1, 1, 21, dtype=torch.bool), []
+        for hidden in ([], [3, 4, 5]):
+            cache = DynamicCache(config=model.config)
+            model(ids, past_key_values=cache)
+            write(mask, torch.tensor(hidden, dtype=torch.long))
+            logits.append(model(prompt(1, 1), past_key_values=cache, attention_mask=mask).logits)
+        return torch.cat(logits)
+
+    with torch.no_grad():
+        expected = run()
+        with accelerate(model):
+            assert_close(run(), expected)
+    assert len(absorbed) == 4
 
 
 def test_masks_that_add_scores_go_the_stock_way(model, absorbed):

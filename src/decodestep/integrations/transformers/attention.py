@@ -99,7 +99,7 @@ def attention(
     chosen = options.pop("indices", None)
     if latents is not None:
         if not _is_left_to_sdpa(options) and _can_absorb(module, latents, query, key, value, dropout, scaling):
-            keys = _visible(attention_mask, chosen, query, key, _is_causal(module, options))
+            keys = _visible(module, attention_mask, chosen, query, key, _is_causal(module, options))
             if keys is not None:
                 return absorbed(module, query, key, value, keys, float(scaling or 0.0), latents.backend), None
         key, value = latents.expand(key, value)
@@ -159,7 +159,9 @@ def more_than_weight(projection: Any) -> str | None:
     return "a Linear with hooks" if any(hooks) else None
 
 
-def _visible(mask: Tensor | None, chosen: Tensor | None, query: Tensor, key: Tensor, causal: bool) -> VisibleKeys | None:
+def _visible(
+    module: nn.Module, mask: Tensor | None, chosen: Tensor | None, query: Tensor, key: Tensor, causal: bool
+) -> VisibleKeys | None:
     """The keys that each query sees; None if they differ between heads, or if the mask does more than hide keys."""
     batch, _, queries, _ = query.shape
     keys = key.shape[2]
@@ -172,7 +174,7 @@ def _visible(mask: Tensor | None, chosen: Tensor | None, query: Tensor, key: Ten
     seen = None if mask is None else visible_keys.as_bool(mask)
     if seen is None or seen.shape[0] not in (1, batch):
         return None
-    return visible_keys.of_mask(seen if seen.shape[0] == batch else seen.expand(batch, -1, -1, -1))
+    return visible_keys.of_mask(seen if seen.shape[0] == batch else seen.expand(batch, -1, -1, -1), id(module))
 
 
 def _only(mask: Tensor | None, chosen: Tensor, query: Tensor, key: Tensor) -> Tensor:

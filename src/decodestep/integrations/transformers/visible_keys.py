@@ -67,22 +67,26 @@ class _Last(threading.local):
     mask: weakref.ref[Tensor] | None = None
     version = -1
     keys: VisibleKeys | None = None
+    first: int | None = None  # the reader for whom it was converted
 
 
 _last = _Last()
 
 
-def of_mask(mask: Tensor) -> VisibleKeys:
-    """`masked` of a (B, 1, Q, T) mask, cached as long as the tensor exists and is not written to.
+def of_mask(mask: Tensor, reader: int) -> VisibleKeys:
+    """`masked` of a (B, 1, Q, T) mask, cached for the other readers of a step as long as it is not written to.
 
+    reader: the id of the layer that reads it. When the first one reads it again, another step has begun, before which the mask
+        may have been written to through NumPy or `Tensor.data`, which leave no trace.
     Inference tensors have no version counter, so they are not cached.
     """
     if mask.is_inference():
         return masked(mask[:, 0])
     known, version = _last.keys, mask._version
-    if known is None or _last.mask is None or _last.mask() is not mask or _last.version != version:
+    is_read = _last.mask is not None and _last.mask() is mask and _last.version == version and _last.first != reader
+    if known is None or not is_read:
         known = masked(mask[:, 0])
-        _last.keys, _last.mask, _last.version = known, weakref.ref(mask), version
+        _last.keys, _last.mask, _last.version, _last.first = known, weakref.ref(mask), version, reader
     return known
 
 
