@@ -5,8 +5,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import nn
 from torch.autograd import forward_ad
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.nn.modules.module import register_module_forward_hook
+from torch.overrides import TorchFunctionMode
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import DynamicCache
 
@@ -91,6 +94,42 @@ def test_a_dispatch_mode_sees_every_operation():
             step(*inputs())
         counts.append(counter.get_total_flops())
     assert counts[0] == counts[1] > 0
+
+
+class DoubledLinears(TorchFunctionMode):
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        return 2 * result if function is torch.nn.functional.linear else result
+
+
+@pytest.mark.parametrize("linears", [False, True])
+def test_a_function_mode_changes_every_linear(linears):
+    step = Step()
+    with torch.no_grad(), DoubledLinears():
+        expected = step(*inputs())
+        with accelerate(step.model, linears=linears):
+            assert_close(step(*inputs()), expected)
+
+
+def test_a_default_device_is_no_such_mode():
+    assert not few_rows.is_watched()
+    with torch.device("cpu"):
+        assert not few_rows.is_watched()
+        with DoubledLinears():
+            assert few_rows.is_watched()
+
+
+def test_a_global_hook_sees_every_module():
+    step = Step()
+
+    def run():
+        with register_module_forward_hook(lambda module, given, output: output.mul(2) if type(module) is nn.Linear else None):
+            return step(*inputs())
+
+    with torch.no_grad():
+        expected = run()
+        with accelerate(step.model):
+            assert_close(run(), expected)
 
 
 class Twice(torch.Tensor):

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import _has_any_global_hook
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
@@ -133,7 +134,9 @@ def _can_absorb(
     queries, keys = query.shape[2], key.shape[2]
     if queries > latents.absorb_up_to or keys < _KEYS_A_QUERY * queries or dropout or scaling is None:
         return False
-    if more_than_weight(module.kv_b_proj) or is_watched() or torch.is_autocast_enabled(query.device.type):
+    if more_than_weight(module.kv_b_proj) or _has_any_global_hook() or is_watched():
+        return False
+    if torch.is_autocast_enabled(query.device.type):
         return False
     weight = module.kv_b_proj.weight
     tensors = (query, key, value, weight)

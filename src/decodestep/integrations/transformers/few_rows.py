@@ -7,6 +7,8 @@ from typing import TypeGuard
 import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
+from torch.overrides import _get_current_function_mode_stack
+from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from decodestep._base.profiling import run
@@ -20,11 +22,16 @@ FORMATS = {torch.float32: Format.F32, torch.bfloat16: Format.BF16}
 
 
 def is_watched() -> bool:
-    """Whether torch's operations are observed: by tracing, compilation, forward-mode gradients, functorch's transforms or a
-    dispatch mode. Values computed outside torch would be constants for these, or would fail."""
+    """Whether torch's operations are observed: by tracing, compilation, forward-mode gradients, functorch's transforms, a
+    dispatch mode or a function mode. Values computed outside torch would be constants for these, or would fail."""
     if torch.compiler.is_compiling() or torch.jit.is_tracing() or forward_ad._current_level >= 0:
         return True
-    return _get_current_dispatch_mode() is not None or torch._C._functorch.peek_interpreter_stack() is not None
+    if _get_current_dispatch_mode() is not None or torch._C._functorch.peek_interpreter_stack() is not None:
+        return True
+    if not torch._C._len_torch_function_stack():
+        return False
+    # `torch.set_default_device` is a function mode that concerns only new tensors.
+    return any(type(mode) is not DeviceContext for mode in _get_current_function_mode_stack())
 
 
 def is_plain_tensor(tensor: Tensor) -> bool:
