@@ -259,6 +259,16 @@ def test_a_latent_layer_holds_what_a_dynamic_layer_holds(actions, seed):
         assert all(torch.equal(one, as_it_was) and one._version == version for one, as_it_was, version in kept)
 
 
+def test_offloaded_caches_keep_their_layers(model, monkeypatch):
+    """A buffer that stays on the device would leave nothing to save."""
+    cache = DynamicCache(config=model.config)
+    cache.offloading = True  # which needs CUDA if it is asked for
+    monkeypatch.setattr(cache, "update", lambda keys, values, layer, *_: cache.layers[layer].update(keys, values))
+    with torch.no_grad(), accelerate(model):
+        model(prompt(), past_key_values=cache)
+    assert {type(layer) for layer in cache.layers} == {DynamicLayer}
+
+
 @pytest.mark.parametrize("batches", [(1, 2), (2, 1)])
 @pytest.mark.parametrize("cropped", [0, 3])
 def test_a_cache_of_another_batch_is_refused_as_by_transformers(model, batches, cropped):

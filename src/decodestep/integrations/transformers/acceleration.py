@@ -51,7 +51,8 @@ def accelerate(
         deepseek_v2, deepseek_v3 and their relatives.
     attention: whether to switch the attention to the implementation "decodestep". `model.set_attn_implementation` continues
         to work, and no weight is copied.
-    cache: whether the layers of new dynamic caches are replaced by `LatentLayer`s when the model first sees them.
+    cache: whether the layers of new dynamic caches are replaced by `LatentLayer`s when the model first sees them; not those of
+        offloaded caches.
     linears: whether plain Linear modules, except kv_b_proj, with weights of at least a megabyte use `ops.linear` for calls with
         at most 8 rows. It reads the weight once, in place, on every thread, and sums in a different order. On Linux these
         weights and kv_b_proj's are moved into huge pages, which takes three to five seconds per gigabyte. Modules on a GPU
@@ -249,9 +250,10 @@ def _expands_by_its_weight(module: Any) -> bool:
 
 
 def _use_latent_layers(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Replaces the unused dynamic layers in the cache of a model's call."""
+    """Replaces the unused dynamic layers in the cache of a model's call. Offloaded caches keep theirs: a LatentLayer's buffers
+    would stay on the device, and would be made anew at every step."""
     for cache in (*args, *kwargs.values()):
-        if not isinstance(cache, Cache):
+        if not isinstance(cache, Cache) or cache.offloading:
             continue
         cache.layers[:] = [_LAYERS[type(layer)]() if _is_replaced(layer) else layer for layer in cache.layers]
         if cache.layer_class_to_replicate is DynamicLayer:
