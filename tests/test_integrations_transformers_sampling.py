@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import random
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -330,6 +331,21 @@ def test_caches_of_other_names_are_returned():
     options = {"max_new_tokens": 2, "return_dict_in_generate": True}
     stock, ours = (mamba.generate(prompt(1), **options, **how) for how in ({}, {"custom_generate": sampling()}))
     assert type(ours.past_key_values) is type(stock.past_key_values) is not type(None)
+
+
+def test_the_prompt_runs_before_the_model_is_set_up_for_decoding(model, monkeypatch):
+    """On a GPU that selects experts that copy the weights of every token, too much for a prompt."""
+    set_up, lengths = [], []
+
+    @contextmanager
+    def for_decode(model):
+        set_up.append(len(lengths))
+        yield
+
+    monkeypatch.setattr(type(model), "_optimize_model_for_decode", for_decode)
+    with model.register_forward_pre_hook(lambda _, given, named: lengths.append(named["input_ids"].shape[1]), with_kwargs=True):
+        model.generate(prompt(1), max_new_tokens=3, custom_generate=sampling())
+    assert set_up == [1] and lengths == [6, 1, 1]
 
 
 def test_a_float64_model(model):

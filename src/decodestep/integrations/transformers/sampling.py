@@ -101,8 +101,8 @@ class _Loop:
         asked = {name: report and getattr(config, f"output_{name}") for name in kept}
         sampler: Sampler | None = None
         done = torch.zeros(len(self.ids), dtype=torch.bool)
+        outputs = self.model._prefill(self.ids, config, self.model_kwargs, is_first_iteration=True)
         with self.model._optimize_model_for_decode():
-            outputs = self.model._prefill(self.ids, config, self.model_kwargs, is_first_iteration=True)
             while True:
                 self.model_kwargs = self.model._update_model_kwargs_for_generation(outputs, self.model_kwargs)
                 logits = outputs.logits[:, -1].to(self.ids.device)
