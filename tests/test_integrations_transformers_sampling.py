@@ -333,6 +333,38 @@ def test_caches_of_other_names_are_returned():
     assert type(ours.past_key_values) is type(stock.past_key_values) is not type(None)
 
 
+@pytest.mark.parametrize("options", [{}, {"repetition_penalty": 1.4}, {"no_repeat_ngram_size": 2, "min_new_tokens": 3}])
+def test_tokens_outside_the_vocabulary(model, options):
+    """In a prompt those of images, for example, and end tokens that switch the end off."""
+    ids = prompt(2)
+    embeds = model.get_input_embeddings()(ids).detach()
+    ids[0, 1], ids[1, 0] = VOCABULARY + 3, VOCABULARY if options else -200
+    given = {"inputs_embeds": embeds, "max_new_tokens": 8, "eos_token_id": [-1, VOCABULARY], "pad_token_id": 0}
+    stock = model.generate(ids, **given, **options, **REPORT)
+    ours = model.generate(ids, **given, **options, **REPORT, custom_generate=sampling())
+    assert torch.equal(stock.sequences, ours.sequences)
+    assert all(torch.equal(a, b) for a, b in zip(stock.scores, ours.scores, strict=True))
+    with pytest.raises(ValueError, match="prompt_ids"):
+        model.generate(ids, **given, custom_generate=sampling(processors=[ds.processors.TemperatureLogitsWarper(0.5)]))
+
+
+@pytest.mark.parametrize(
+    "change", [lambda scores: scores.double() + torch.arange(scores.shape[1]) / 8, lambda scores: scores[:, :60]]
+)
+def test_scores_of_another_dtype_or_width_are_drawn_from(model, change):
+    class Changed(LogitsProcessor):
+        def __call__(self, input_ids, scores):
+            return change(scores)
+
+    ids, options = prompt(), {"max_new_tokens": 6, "logits_processor": [Changed()]}
+    stock = model.generate(ids, **options, **REPORT)
+    ours = model.generate(ids, **options, **REPORT, custom_generate=sampling())
+    assert torch.equal(stock.sequences, ours.sequences)
+    assert all(torch.equal(a, b) and a.dtype == b.dtype for a, b in zip(stock.scores, ours.scores, strict=True))
+    drawn = model.generate(ids, **options, do_sample=True, custom_generate=sampling(seed=1))
+    assert drawn[:, 6:].max() < stock.scores[0].shape[1]
+
+
 def test_the_prompt_runs_before_the_model_is_set_up_for_decoding(model, monkeypatch):
     """On a GPU that selects experts that copy the weights of every token, too much for a prompt."""
     set_up, lengths = [], []

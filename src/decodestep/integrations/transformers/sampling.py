@@ -36,8 +36,8 @@ def sampling(
         model.generate(**inputs, do_sample=True, top_p=0.9, custom_generate=sampling(seed=7))
 
     The fields of the GenerationConfig keep their meaning in transformers; unknown fields are refused by name. If `generate` is
-    given logits processors or prefix_allowed_tokens_fn, transformers' whole chain runs and only the draw is replaced. Custom
-    stopping criteria are called at every step.
+    given logits processors, prefix_allowed_tokens_fn or a prompt with tokens outside the vocabulary, transformers' whole chain
+    runs and only the draw is replaced. Custom stopping criteria are called at every step.
 
     seed: an integer in [0, 2^64), with which row b of the batch uses `random.sample_seed(seed, b)`; a sequence of one for each
         row, counted after num_return_sequences; None for a new one for each row. torch's generator is not used.
@@ -91,7 +91,7 @@ class _Loop:
 
     def run(self, seed: Any, processors: Processors, stops: StopStringCriteria | None, streamer: Any) -> Any:
         config, report = self.config, self.config.return_dict_in_generate
-        params = self._params(seed)
+        self._params(seed)  # before the forward pass, to refuse what is not supported
         if stops is not None:
             self.criteria.append(stops)
             self.rows_end = True
@@ -110,18 +110,20 @@ class _Loop:
                 for name in ("attentions", "hidden_states"):
                     if asked[name]:
                         kept[name].append(getattr(outputs, name))
-                if sampler is None:
-                    sampler = self._sampler(params, int(logits.shape[-1]), processors)
                 if asked["logits"]:
                     kept["logits"].append(logits.to(torch.float32, copy=True))
+                if sampler is None:
+                    # Tokens outside the vocabulary, such as an image's, are known only to transformers' chain.
+                    self.own_chain |= bool(self._outside(logits.shape[-1]).any())
                 scores = (
                     self.chain(self.ids, logits.to(torch.float32, copy=True)) if self.own_chain or asked["scores"] else None
                 )
                 if asked["scores"]:
                     kept["scores"].append(scores)
-                done = self._step(
-                    sampler, scores if self.own_chain else logits, done, tuple(kept["scores"]) if asked["scores"] else None
-                )
+                drawn: Any = scores.float() if self.own_chain and scores is not None else logits
+                if sampler is None:
+                    sampler = self._sampler(seed, int(drawn.shape[-1]), processors)
+                done = self._step(sampler, drawn, done, tuple(kept["scores"]) if asked["scores"] else None)
                 if streamer is not None:
                     streamer.put(self.ids[:, -1].cpu())
                 if bool(done.all()):
@@ -163,6 +165,7 @@ class _Loop:
         changes = {
             "num_return_sequences": 1,  # the batch is already repeated
             "max_length": None,
+            "eos_token_id": None,  # the sampler's
             "ignore_eos": EosTokenCriteria not in self.ends,
             "max_new_tokens": None if room is None else max(room, 1),
             "max_time": None,  # is one of the criteria
@@ -170,15 +173,26 @@ class _Loop:
         }
         params = SamplingParams.from_generation_config(self.config, **changes)
         if self.own_chain:
-            kept = {name: getattr(params, name) for name in ("max_new_tokens", "do_sample", "eos_token_id", "ignore_eos")}
+            kept = {name: getattr(params, name) for name in ("max_new_tokens", "do_sample", "ignore_eos")}
             params = SamplingParams(**kept)
         fields = {name: getattr(params, name) for name in params.__dataclass_fields__}
         return [SamplingParams(**{**fields, "seed": each}) for each in _seeds(seed, len(self.ids))]
 
-    def _sampler(self, params: list[SamplingParams], vocabulary: int, processors: Processors) -> Sampler:
+    def _outside(self, vocabulary: int) -> Tensor:
+        """Which tokens of the prompt are none of the vocabulary."""
+        return (self.ids < 0) | (self.ids >= vocabulary)
+
+    def _sampler(self, seed: Any, vocabulary: int, processors: Processors) -> Sampler:
+        """The sampler of the rows.
+
+        If transformers' whole chain runs, only `processors` read the tokens of a prompt: without them, any token may stand for
+        one that is outside the vocabulary.
+        """
         ends = self.config._eos_token_tensor
-        ends = None if ends is None else ends.reshape(-1).tolist()
-        return Sampler(params, vocab_size=vocabulary, eos_token_id=ends, prompt_ids=self.ids.tolist(), processors=processors)
+        ends = () if ends is None else [token for token in ends.reshape(-1).tolist() if 0 <= token < vocabulary]
+        prompt = self.ids if processors or not self.own_chain else self.ids.masked_fill(self._outside(vocabulary), 0)
+        params = self._params(seed)
+        return Sampler(params, vocab_size=vocabulary, eos_token_id=ends, prompt_ids=prompt.tolist(), processors=processors)
 
 
 def _seeds(seed: Any, rows: int) -> list[int | None]:
