@@ -133,6 +133,7 @@ FORM_WITH_MORE = {"type": "json_schema", "json_schema": {"schema": {}, "shape": 
         ("/v1/chat/completions", b"{", 400, None),
         ("/v1/chat/completions", b"[1]", 400, None),
         ("/v1/chat/completions", b'{"messages": ' + b"[" * 10**5, 400, None),
+        ("/v1/chat/completions", b'{"stop": ' + b"[" * 985 + b"]" * 985 + b"}" + b" " * 2**16, 400, None),
         ("/v1/chat/completions", b'{"temperature": NaN}', 400, None),
         ("/v1/chat/completions", b'{"seed": ' + b"9" * 5000 + b"}", 400, None),
         ("/v1/chat/completions", b'"' + b"x" * (4 * 2**20) + b'"', 413, None),

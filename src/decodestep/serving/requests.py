@@ -14,6 +14,7 @@ from decodestep.serving.errors import HttpError, refusal, unknown_field
 if TYPE_CHECKING:
     from decodestep.models import Model
 
+_MAX_DEPTH = 256  # of lists and objects in each other: schemas need some tens, Python's recursion ends at about a thousand
 _MAX_LOGPROBS = 100
 _MAX_STOPS, _MAX_STOP_CHARACTERS = 256, 2**14  # the number of stop strings; their total length
 # The time and memory for a token grow with each of these fields, and with keys times the vocabulary.
@@ -48,7 +49,17 @@ def parsed(data: bytes) -> dict[str, Any]:
         raise HttpError(400, f"the body is not JSON: {str(error)[:200]}", code="invalid_json") from None
     if not isinstance(body, dict):
         raise HttpError(400, "the body must be a JSON object", code="invalid_json")
+    if not _is_shallow(body):
+        raise HttpError(400, f"the body must be nested at most {_MAX_DEPTH} deep", code="invalid_json")
     return body
+
+
+def _is_shallow(body: dict[str, Any]) -> bool:
+    level: list[Any] = [body]
+    for _ in range(_MAX_DEPTH):
+        items = (item for each in level for item in (each.values() if isinstance(each, dict) else each))
+        level = [item for item in items if isinstance(item, (dict, list))]
+    return not level
 
 
 def max_characters(model: Model) -> int:
