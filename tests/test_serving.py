@@ -167,6 +167,7 @@ FORM_WITH_MORE = {"type": "json_schema", "json_schema": {"schema": {}, "shape": 
         ("/v1/completions", {"prompt": ""}, 400, "prompt"),
         ("/v1/completions", {"prompt": [300]}, 400, "prompt"),
         ("/v1/completions", {"prompt": {"a": 1}}, 400, "prompt"),
+        ("/v1/completions", {"prompt": [HELLO]}, 400, "prompt"),
         ("/v1/completions", {"prompt": "a", "tools": []}, 400, "tools"),
         ("/v1/completions", {"prompt": "a", "logprobs": 10**6}, 400, "logprobs"),
         ("/v1/completions", {"prompt": "a", "regex": "("}, 400, "regex"),

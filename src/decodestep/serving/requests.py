@@ -95,14 +95,17 @@ def chat_job(model: Model, body: Mapping[str, Any], most: int) -> Job:
 def completion_job(model: Model, body: Mapping[str, Any], most: int) -> Job:
     """The job of a completion: one or more prompts, as strings or token ids. most: as for a chat, for each prompt."""
     prompt = body.get("prompt")
-    ids = isinstance(prompt, list) and bool(prompt) and all(type(item) is int for item in prompt)
-    prompts = [prompt] if isinstance(prompt, str) or ids else prompt
-    if not isinstance(prompts, list) or not prompts or not all(isinstance(item, (str, list)) for item in prompts):
+    prompts = [prompt] if isinstance(prompt, str) or (prompt and _are_ids(prompt)) else prompt
+    if not isinstance(prompts, list) or not prompts or not all(isinstance(item, str) or _are_ids(item) for item in prompts):
         raise refusal("prompt", "a string, a list of token ids, or a list of either")
     for item in prompts:
         require_short([item] if isinstance(item, str) else [], most, "prompt")
     _refuse_fields(body, _OURS - {"response_format"} | {"messages"})
     return _job(body, prompts, 16, _response_format(body), None)
+
+
+def _are_ids(prompt: Any) -> bool:
+    return isinstance(prompt, list) and all(type(item) is int for item in prompt)
 
 
 def _job(
