@@ -240,6 +240,16 @@ def accepts(schema, text):
     return all(np.isfinite(processor(np.array([tokens[:i]], np.int64), scores)[0, token]) for i, token in enumerate(tokens))
 
 
+def test_the_name_of_a_property_has_one_spelling():
+    """Parsers read "\\u0061" as "a"; where further properties are allowed, it must not be one of them."""
+    for open_ in ({}, {"additionalProperties": {"type": "boolean"}}, {"patternProperties": {"^a": {"type": "integer"}}}):
+        schema = {"type": "object", "properties": {"ab": {"type": "integer"}}, **open_}
+        assert accepts(schema, '{"ab": 1}') and accepts(schema, '{"b": true}')
+        for name in ("\\u0061b", "a\\u0062"):
+            assert not accepts(schema, f'{{"{name}": true}}'), schema
+    assert accepts({"type": "string"}, r'"\"\\\n\t"')
+
+
 def test_dates_and_times_are_those_that_parsers_read():
     """jsonschema's checker, pydantic and datetime know no 29th of February of 2023 and no second 60."""
     date = {"type": "string", "format": "date"}

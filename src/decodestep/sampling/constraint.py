@@ -27,8 +27,14 @@ from decodestep.sampling.token_history import History
 
 # The limits for untrusted schemas: half of llguidance's default limits on work, and about 100 MB of states instead of 500.
 _LIMITS = {"initial_lexer_fuel": 500_000, "step_lexer_fuel": 100_000, "max_lexer_states": 50_000, "verbose_errors": False}
-# JSON in the format of json.dumps. With free whitespace a row at a high temperature might write nothing else.
-JSON_FORM = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
+# JSON in the format of json.dumps. With free whitespace a row at a high temperature might write nothing else. Where further
+# properties are allowed, llguidance takes "\u0061" for one and not for "a": so there are no escapes with u.
+JSON_FORM = {
+    "whitespace_flexible": False,
+    "item_separator": ", ",
+    "key_separator": ": ",
+    "json_allowed_escapes": 'nrbtf\\"',
+}
 _MOST_CHARACTERS = 2**18  # of a schema, an expression or a grammar
 # Schemas with these keywords, and all grammars, are compiled on trial: they may intersect expressions, which has no limit.
 _COSTLY = ("multipleOf", "allOf", "$ref", "pattern")
