@@ -9,6 +9,7 @@ import pytest
 
 import processes
 from decodestep import cli
+from decodestep.cli.options import text_of
 
 COMMAND = [sys.executable, "-m", "decodestep"]
 BUFFERED = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
@@ -54,6 +55,12 @@ def test_a_file_that_is_not_utf_8_is_refused(arguments, tmp_path, capsys):
     file.write_bytes(b"\xff{")
     assert code_of(*arguments, str(file)) == 2
     assert capsys.readouterr().err.endswith("must be a file of UTF-8; got invalid start byte at byte 0\n")
+
+
+def test_a_byte_order_mark_is_no_part_of_a_file(tmp_path):
+    for name, text, read in (("schema", "{}", "{}"), ("keys", "alpha\r\n\r\n beta \r\n", "alpha\n\n beta \n")):
+        (tmp_path / name).write_bytes(b"\xef\xbb\xbf" + text.encode())
+        assert text_of(str(tmp_path / name)) == read
 
 
 def test_a_piped_prompt_that_is_not_utf_8_is_refused(model, tmp_path):

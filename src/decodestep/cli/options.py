@@ -114,7 +114,7 @@ def text_of(path: str | None) -> str | None:
     if path is None:
         return None
     try:
-        return Path(path).read_text(encoding="utf-8")
+        return Path(path).read_text(encoding="utf-8-sig")  # some editors begin a file with a byte order mark
     except UnicodeDecodeError as error:
         refuse("decodestep", path, "a file of UTF-8", f"{error.reason} at byte {error.start}")
 
