@@ -78,6 +78,9 @@ def test_a_piped_prompt_that_is_not_utf_8_is_refused(model, tmp_path):
         ["generate", "Hi", "--show-alternatives", "0"],
         ["generate", "Hi", "--show-alternatives", "-1"],
         ["chat", "--system", "\udcff"],
+        ["serve", "--host", "127.0.0..1"],
+        ["serve", "--cors-origin", "http://localhost:3000/"],
+        ["serve", "--cors-origin", "localhost:3000"],
         ["schedule", "--tokens", "1", "--heads", "1", "--cost", "hbm_bytes=1e-300", "--json"],
     ],
 )

@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from decodestep._base.checks import refuse
+from decodestep._base.checks import refuse, require
 from decodestep._base.extras import extra
 from decodestep.cli.options import add_model, load, text_of
 
@@ -51,6 +51,8 @@ def run(options: argparse.Namespace) -> int:
         refuse("serve", "port", "in [0, 65535]", options.port)
     if not options.grace >= 0:
         refuse("serve", "grace", ">= 0", options.grace)
+    for origin in options.cors_origin:
+        require(_is_origin(origin), "serve", "cors-origin", "*, null, or an origin such as https://example.org:8000", origin)
     options.model = options.name or options.model
     listening = _listen(options.host, options.port)  # before the model is loaded, so that a port in use is reported at once
     host, port = listening.getsockname()[:2]
@@ -126,9 +128,17 @@ def _listen(host: str, port: int) -> socket.socket:
         found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         found.bind((host, port))
         found.listen(2048)
+    except UnicodeError:  # from the encoding of names: 127.0.0..1 has an empty part
+        refuse("serve", "host", "an address or the name of a host", host)
     except OSError as error:
         raise OSError(f"serve: cannot listen on {host}:{port}: {error.strerror or error}") from None
     return found
+
+
+def _is_origin(text: str) -> bool:
+    """Whether browsers may send it as Origin: a path, or a slash at the end, would never match."""
+    scheme, _, host = text.partition("://")
+    return text in ("*", "null") or bool(scheme and host and not set("/?#@ ") & set(host))
 
 
 def _keys(path: str | None) -> list[str]:
