@@ -436,8 +436,11 @@ def test_tokens_there_and_back_health_and_metrics(shared):
 
 
 def test_keys(tiny_file):
-    running = Running(load(tiny_file()), keys=["alpha", "beta"])
+    running = Running(load(tiny_file()), keys=["alpha", "beta", "clé à"])
     try:
+        client = post(running.port, b'{"prompt": "a", "max_tokens": 1}', authorization="Bearer clé à")  # in UTF-8
+        assert client.recv(99).startswith(b"HTTP/1.1 200")
+        client.close()
         assert running.client("beta").completions.create(model="", prompt="a", max_tokens=1).usage.prompt_tokens == 1
         with pytest.raises(openai.AuthenticationError):
             running.client("gamma").models.list()

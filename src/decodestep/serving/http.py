@@ -115,9 +115,10 @@ class Server:
     def _admit(self, request: Request) -> None:
         """Refuses requests without a valid key, and requests from pages of other origins."""
         path, headers = request.url.path, request.headers
-        scheme, _, given = headers.get("authorization", "").strip().partition(" ")
-        given = given.strip() if scheme.lower() == "bearer" else ""
-        matches = [hmac.compare_digest(given.encode(), key) for key in self._keys]  # all of them, against timing attacks
+        sent = headers.get("authorization", "").encode("latin-1")  # as it came: clients send a key in UTF-8
+        scheme, _, given = sent.strip().partition(b" ")
+        given = given.strip() if scheme.lower() == b"bearer" else b""
+        matches = [hmac.compare_digest(given, key) for key in self._keys]  # all of them, against timing attacks
         if self._keys and path not in _OPEN and not any(matches):
             raise HttpError(401, "a valid API key is needed: Authorization: Bearer KEY", code="invalid_api_key")
         if request.method != "POST":
