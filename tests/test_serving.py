@@ -278,6 +278,16 @@ def test_json_of_a_schema_and_required_tools(shared):
     assert plain.choices[0].message.tool_calls is None
 
 
+@pytest.mark.parametrize("asked", [{}, {"stream_options": {"include_usage": True}}])
+def test_a_stream_that_tells_its_usage_has_null_before(shared, asked):
+    """As OpenAI's reference says of include_usage; other streams have no such field."""
+    for path, prompt in (("/v1/completions", {"prompt": "a"}), ("/v1/chat/completions", {"messages": HELLO})):
+        data = json.dumps({**prompt, "max_tokens": 2, "stream": True, **asked}).encode()
+        chunks = [json.loads(event[6:]) for event in shared.send(path, data)[1].split(b"\n\n")[:-2]]
+        *others, last = chunks if asked else [*chunks, {"usage": True}]
+        assert last["usage"] and all(("usage" in chunk) == bool(asked) and not chunk.get("usage") for chunk in others)
+
+
 def test_allowed_tools_restrict_the_calls_but_not_the_prompt(shared):
     client = shared.client()
     tools = [{"type": "function", "function": {"name": name}} for name in ("stay", "time", "go")]

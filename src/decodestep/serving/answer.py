@@ -127,7 +127,8 @@ class Answer:
         return self._tickets[ticket].rows[sample].seed
 
     def _event(self, choices: list[dict[str, Any]], used: dict[str, int] | None = None) -> bytes:
-        return _event(self._envelope.chunk(choices, used))
+        chunk = self._envelope.chunk(choices)
+        return _event({**chunk, "usage": used} if self._job.usage else chunk)  # null in all but the last, as in OpenAI's API
 
     def _usage(self) -> dict[str, int]:
         return usage(sum(len(ticket.prompt_ids) for ticket in self._tickets), sum(choice.tokens for choice in self._choices))

@@ -149,9 +149,8 @@ class Envelope:
     def whole(self, choices: list[dict[str, Any]], usage: dict[str, int]) -> dict[str, Any]:
         return {**self._head("chat.completion" if self._chat else "text_completion"), "choices": choices, "usage": usage}
 
-    def chunk(self, choices: list[dict[str, Any]], usage: dict[str, int] | None = None) -> dict[str, Any]:
-        head = self._head("chat.completion.chunk" if self._chat else "text_completion")
-        return {**head, "choices": choices, **({"usage": usage} if usage else {})}
+    def chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        return {**self._head("chat.completion.chunk" if self._chat else "text_completion"), "choices": choices}
 
     def _head(self, kind: str) -> dict[str, Any]:
         return {"id": self.id, "object": kind, "created": self._created, "model": self._model, "system_fingerprint": None}
