@@ -408,6 +408,16 @@ def test_offsets_are_those_of_the_text(shared):
     assert choice.text == "x🦒y" and choice.logprobs.text_offset[:6] == [0, 1, 1, 1, 1, 2]
 
 
+def test_parts_of_characters_have_names_of_their_own(shared):
+    """A vocabulary of bytes: the most likely tokens are as many as asked, and none hides another."""
+    asked = {"model": "", "prompt": "a", "logprobs": 90, "max_tokens": 99, "extra_body": {"regex": "x🦒"}}
+    found = shared.client().completions.create(**asked).choices[0].logprobs
+    assert found.tokens[:5] == ["x", r"bytes:\xf0", r"bytes:\x9f", r"bytes:\xa6", r"bytes:\x92"]
+    assert [len(top) for top in found.top_logprobs] == [90] * len(found.tokens)
+    for token, logprob, top in zip(found.tokens, found.token_logprobs, found.top_logprobs, strict=True):
+        assert top.get(token, logprob) == logprob
+
+
 def test_a_penalty_beyond_the_floats_is_answered(shared):
     body = {"prompt": [5] * 60, "dry_multiplier": 1e308, "dry_base": 1e308, "max_tokens": 3}
     assert shared.send("/v1/completions", json.dumps(body).encode())[0] == 200

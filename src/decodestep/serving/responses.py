@@ -116,9 +116,9 @@ class Choice:
             offsets.append(self._offset)
             self._offset += len(self._decoder.decode(self._tokenizer.token_bytes(token)))
         return {
-            "tokens": [self._text(token) for token, _ in new],
+            "tokens": [self._name(token) for token, _ in new],
             "token_logprobs": [_finite(found.raw) for _, found in new],
-            "top_logprobs": [{self._text(i): _finite(value) for i, value in found.top_raw} for _, found in new],
+            "top_logprobs": [self._by_name(found) for _, found in new],
             "text_offset": offsets,
         }
 
@@ -137,6 +137,21 @@ class Choice:
         """The text of a token; for a control token, its name."""
         data = self._tokenizer.token_bytes(token)
         return data.decode("utf-8", "replace") if data else self._tokenizer.token(token)
+
+    def _by_name(self, found: TokenLogprobs) -> dict[str, float]:
+        """The most likely tokens; of two with one name, the likelier."""
+        told: dict[str, float] = {}
+        for token, value in found.top_raw:
+            told.setdefault(self._name(token), _finite(value))
+        return told
+
+    def _name(self, token: int) -> str:
+        """The text of a token where no bytes are told; a part of a character is bytes:\\xf0\\x9f, as in OpenAI's API."""
+        data = self._tokenizer.token_bytes(token)
+        try:
+            return data.decode() or self._tokenizer.token(token)
+        except UnicodeDecodeError:
+            return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
 
 
 class Envelope:
