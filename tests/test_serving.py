@@ -178,6 +178,8 @@ FORM_WITH_MORE = {"type": "json_schema", "json_schema": {"schema": {}, "shape": 
         ("/detokenize", {"tokens": [300]}, 400, "tokens"),
         ("/detokenize", {"tokens": [1], "special": True}, 400, "special"),
         ("/tokenize", {"content": 3}, 400, "content"),
+        ("/tokenize", {"content": "a", "prompt": "b"}, 400, "content"),
+        ("/tokenize", {"content": "a", "add_special": True}, 400, "add_special"),
         ("/v1/completions", {"prompt": ["a"] * 321, "max_tokens": 1}, 400, "n"),
         ("/v1/completions", {"prompt": "a" * 2_000_000}, 400, "prompt"),
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a" * 2_000_000}]}, 400, "messages"),

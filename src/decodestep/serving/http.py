@@ -214,9 +214,12 @@ class Server:
 
     async def _tokenize(self, request: Request) -> Response:
         body = await self._body(request)
-        text = body.get("content", body.get("prompt"))
-        if not isinstance(text, str) or set(body) - {"content", "prompt", "model"}:
-            raise refusal("content", "a string and the only field")
+        for name in body.keys() - {"content", "prompt", "model"}:
+            raise unknown_field(name)
+        given = [body[name] for name in ("content", "prompt") if body.get(name) is not None]
+        if len(given) != 1 or not isinstance(given[0], str):
+            raise refusal("content", "a string, and prompt omitted")
+        [text] = given
         require_short([text], self._max_characters, "content")
         ids = await self._in_worker(_ids, self.model, text)
         return _Json({"tokens": ids, "count": len(ids)})
