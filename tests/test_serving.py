@@ -410,6 +410,14 @@ def test_offsets_are_those_of_the_text(shared):
     assert choice.text == "x🦒y" and choice.logprobs.text_offset[:6] == [0, 1, 1, 1, 1, 2]
 
 
+def test_what_is_not_installed_is_told(shared, monkeypatch):
+    """The extra `serve` has no torch, which watermarks need."""
+    monkeypatch.setitem(sys.modules, "torch", None)
+    status, body, _ = shared.send("/v1/completions", b'{"prompt": "a", "watermarking_config": {}}')
+    error = json.loads(body)["error"]
+    assert (status, error["code"]) == (400, "not_installed") and error["message"].endswith("pip install 'decodestep[torch]'")
+
+
 def test_parts_of_characters_have_names_of_their_own(shared):
     """A vocabulary of bytes: the most likely tokens are as many as asked, and none hides another."""
     asked = {"model": "", "prompt": "a", "logprobs": 90, "max_tokens": 99, "extra_body": {"regex": "x🦒"}}

@@ -7,6 +7,7 @@ from typing import Any
 
 from decodestep import processors as p
 from decodestep._base.checks import refuse
+from decodestep._base.extras import extra
 from decodestep.sampling.params import SamplingParams
 
 # The filters and the temperature, by the names in `params.SAMPLERS`.
@@ -113,6 +114,7 @@ def _bans_and_lengths(params: SamplingParams, prompt_length: int, eos: list[int]
 
 def _watermark(config: Mapping[str, Any], vocab_size: int) -> Any:
     arguments: dict[str, Any] = {name: value for name, value in config.items() if value is not None}
-    if "keys" in arguments:
-        return p.SynthIDTextWatermarkLogitsProcessor(device="cpu", **arguments)
-    return p.WatermarkLogitsProcessor(vocab_size=vocab_size, device="cpu", **arguments)
+    with extra("torch"):
+        if "keys" in arguments:
+            return p.SynthIDTextWatermarkLogitsProcessor(device="cpu", **arguments)
+        return p.WatermarkLogitsProcessor(vocab_size=vocab_size, device="cpu", **arguments)

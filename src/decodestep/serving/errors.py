@@ -51,6 +51,8 @@ def http_error(error: BaseException) -> HttpError:
             return HttpError(400, str(error), param=error.language, code="constraint")
         case ModelError():
             return HttpError(400, str(error), param="messages", code="chat_template")
+        case ModuleNotFoundError():
+            return HttpError(400, str(error), code="not_installed")
     return HttpError(500, "the request failed inside the server; its log says why", code="internal_error")
 
 
