@@ -209,6 +209,12 @@ def test_bad_requests_are_refused_in_openais_form(shared, path, data, status, pa
     assert shared.server.engine.live == 0
 
 
+@pytest.mark.parametrize("field", [{"temperature": "x" * 10**6}, {"stop_token_ids": [-1] * 10**5}, {"x" * 10**6: 1}])
+def test_an_error_does_not_send_the_request_back(shared, field):
+    status, body, _ = shared.send("/v1/completions", json.dumps({"prompt": "a", **field}).encode())
+    assert status == 400 and len(body) < 1000
+
+
 @pytest.mark.parametrize(
     ("error", "param", "code", "message"),
     [

@@ -9,13 +9,18 @@ from typing import Any, NoReturn, TypeGuard
 import numpy as np
 
 
+_LONGEST = 500  # characters of what an error says it got
+
+
 class RequestError(ValueError):
     """An argument violates its contract.
 
-    op, arg, rule, got: the parts of the message. code: the kind of the error, for programs; "" for a value outside its rule.
+    op, arg, rule, got: the parts of the message; of a long `got`, the beginning. code: the kind of the error, for programs; ""
+    for a value outside its rule.
     """
 
     def __init__(self, op: str, arg: str, rule: str, got: str, code: str = "") -> None:
+        got = got if len(got) <= _LONGEST else f"{got[: _LONGEST - 3]}..."
         super().__init__(f"{op}: {arg} must be {rule}; got {got}")
         self.op, self.arg, self.rule, self.got, self.code = op, arg, rule, got, code
 

@@ -9,6 +9,7 @@ from decodestep.models.errors import ModelError
 from decodestep.sampling.constraint import ConstraintError
 from decodestep.serving.engine import EngineClosedError, QueueFullError
 
+_LONGEST_NAME = 200  # characters of a field's name in an error
 # Fields by the names that OpenAI's clients use.
 _SPELLED = {"max_new_tokens": "max_tokens", "num_return_sequences": "n", "stop_strings": "stop", "strings": "stop"}
 
@@ -33,6 +34,7 @@ def refusal(param: str, rule: str) -> HttpError:
 
 
 def unknown_field(name: str) -> HttpError:
+    name = name[:_LONGEST_NAME]
     return HttpError(400, f"unknown field {name!r}", param=name, code="unknown_field")
 
 
