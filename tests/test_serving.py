@@ -191,6 +191,8 @@ FORM_WITH_MORE = {"type": "json_schema", "json_schema": {"schema": {}, "shape": 
         ("/v1/completions", {"prompt": "a", "stop": "\ud800"}, 400, "stop"),
         ("/v1/completions", {"prompt": "a", "dry_base": 10**400}, 400, "dry_base"),
         ("/v1/completions", {"prompt": "a", "logit_bias": {"9" * 5000: 1}}, 400, "logit_bias"),
+        ("/v1/completions", {"prompt": "a", "samplers": [{}]}, 400, "samplers"),
+        ("/v1/completions", {"prompt": "a", "watermarking_config": {"keys": 5}}, 400, "watermarking_config"),
         ("/v1/completions", {"prompt": "a", "json_schema": {"type": "integer", "multipleOf": 99999999}}, 400, "json_schema"),
         ("/v1/completions", {"prompt": "a", "json_schema": {"type": "object", "minProperties": 2}}, 400, "json_schema"),
         ("/v1/completions", {"prompt": "a", "reasoning_effort": "low"}, 400, "reasoning_effort"),

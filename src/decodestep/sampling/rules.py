@@ -28,7 +28,7 @@ def or_none(rule: Rule) -> Rule:
 def distinct_names(names: tuple[str, ...]) -> Rule:
     return (
         f"distinct names among {', '.join(names)}",
-        lambda v: isinstance(v, tuple) and all(item in names for item in v) and len(set(v)) == len(v),
+        lambda v: isinstance(v, tuple) and all(name in names and v.count(name) == 1 for name in v),
     )
 
 
@@ -53,7 +53,11 @@ def _are_biases(value: Any, is_key: Callable[[Any], bool], is_bias: Callable[[An
 
 
 def _is_below_infinity(value: Any) -> bool:
-    return is_real(value) and value < math.inf
+    return is_finite(value) or (is_real(value) and value == -math.inf)
+
+
+def _are_keys(value: Any) -> bool:
+    return isinstance(value, tuple) and len(value) > 0 and all(is_int(key) and abs(key) < 2**63 for key in value)
 
 
 def _is_decay(value: Any) -> bool:
@@ -84,13 +88,8 @@ SEQUENCE_BIASES: Rule = (
     lambda v: _are_biases(v, lambda key: _are_ids(key) and len(key) > 0, is_finite),
 )
 DECAY: Rule = ("a pair of an integer >= 0 and a number > 0", _is_decay)
-EARLY_STOPPING: Rule = ("True, False or 'never'", lambda v: isinstance(v, bool) or v == "never")
+EARLY_STOPPING: Rule = ("True, False or 'never'", lambda v: isinstance(v, bool) or (isinstance(v, str) and v == "never"))
 MAPPING: Rule = ("a mapping", lambda v: isinstance(v, Mapping))
-
-
-def _is_key(value: Any) -> bool:
-    return is_int(value) and abs(value) < 2**63
-
 
 # The arguments of the two watermarks; torch's generator takes seeds below 2^63.
 _TORCH_SEED: Rule = ("an integer in [0, 2^63)", lambda v: is_int(v) and 0 <= v < 2**63)
@@ -103,7 +102,7 @@ _GREEN_LIST: dict[str, Rule] = {
 }
 _SYNTHID_REQUIRED: dict[str, Rule] = {
     "ngram_len": integer(1),
-    "keys": ("integers, at least one", lambda v: isinstance(v, tuple) and len(v) > 0 and all(map(_is_key, v))),
+    "keys": ("integers, at least one", _are_keys),
     "sampling_table_size": integer(1),
     "sampling_table_seed": _TORCH_SEED,
     "context_history_size": integer(0),
