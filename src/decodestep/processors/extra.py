@@ -75,7 +75,8 @@ class LogitBiasLogitsProcessor(LogitsProcessor):
         op = "LogitBiasLogitsProcessor"
         for token, bias in logit_bias.items():
             require(is_int(token) and token >= 0, op, "logit_bias", "a dict whose keys are ids >= 0", repr(token))
-            require(is_real(bias) and not math.isnan(bias), op, "logit_bias", "a dict whose values are numbers", repr(bias))
+            ok = is_finite(bias) or (is_real(bias) and bias in (math.inf, -math.inf))
+            require(ok, op, "logit_bias", "a dict whose values are numbers", repr(bias))
         self.logit_bias = {int(token): float(bias) for token, bias in logit_bias.items()}
 
     def __call__(self, input_ids: Array, scores: ArrayT) -> ArrayT:
@@ -121,7 +122,7 @@ class TopNSigmaLogitsWarper(LogitsProcessor):
     """
 
     def __init__(self, n: float, filter_value: float = NEGATIVE_INFINITY) -> None:
-        require(is_real(n) and 0 <= n < math.inf, "TopNSigmaLogitsWarper", "n", "a finite number >= 0", repr(n))
+        require(is_finite(n) and n >= 0, "TopNSigmaLogitsWarper", "n", "a finite number >= 0", repr(n))
         self.n = n
         self.filter_value = filter_value
 
@@ -207,8 +208,8 @@ class DRYLogitsProcessor(LogitsProcessor):
         self, multiplier: float, base: float = 1.75, allowed_length: int = 2, breakers: Collection[int] = (), range: int = 0
     ) -> None:
         op = "DRYLogitsProcessor"
-        require(is_real(multiplier) and 0 <= multiplier < math.inf, op, "multiplier", "a finite number >= 0", repr(multiplier))
-        require(is_real(base) and 1 <= base < math.inf, op, "base", "a finite number >= 1", repr(base))
+        require(is_finite(multiplier) and multiplier >= 0, op, "multiplier", "a finite number >= 0", repr(multiplier))
+        require(is_finite(base) and base >= 1, op, "base", "a finite number >= 1", repr(base))
         require(is_int(allowed_length) and allowed_length >= 1, op, "allowed_length", "an int >= 1", repr(allowed_length))
         require(is_int(range) and range >= 0, op, "range", "an int >= 0", repr(range))
         self.multiplier = multiplier
