@@ -698,6 +698,21 @@ def test_requests_that_come_while_it_stops_get_503(tiny_file):
     assert got.startswith(b"HTTP/1.1 503") and process.returncode == 0
 
 
+def test_rows_finish_where_nobody_reads_the_log(tiny_file):
+    path = tiny_file(kind="Q8_0", context=4000)
+    with processes.started([sys.executable, "-m", "decodestep", "serve", str(path), "--port", "0"]) as process:
+        port = next(int(m[1]) for line in process.stderr if (m := re.search(r"listening on http://127.0.0.1:(\d+)", line)))
+        process.stderr.close()
+        client = post(port, b'{"prompt": "ab", "stream": true, "ignore_eos": true, "max_tokens": 500}')
+        received = client.recv(10)
+        process.send_signal(signal.SIGTERM)
+        while piece := client.recv(2**16):
+            received += piece
+        client.close()
+        assert process.wait(timeout=30) == 0
+    assert b"data: [DONE]" in received
+
+
 @pytest.mark.parametrize("signals", [2, 1])
 def test_the_end_waits_for_no_client_and_logs_no_failure(tiny_file, signals):
     """A second signal ends at once; after the first one, what was written waits a few seconds for a client that reads."""

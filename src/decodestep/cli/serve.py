@@ -9,6 +9,7 @@ import socket
 import sys
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -153,4 +154,5 @@ def _keys(path: str | None) -> list[str]:
 
 
 def _say(text: str) -> None:
-    print(f"decodestep: {text}", file=sys.stderr, flush=True)
+    with suppress(OSError):  # whoever read stderr may be gone: no reason to end, above all not in the handler of a signal
+        print(f"decodestep: {text}", file=sys.stderr, flush=True)
