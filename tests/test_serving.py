@@ -22,6 +22,7 @@ import uvicorn
 import decodestep as ds
 import processes
 from decodestep._base.checks import RequestError
+from decodestep.cli import serve
 from decodestep.sampling.constraint import ConstraintError
 from decodestep.serving import event_stream
 from decodestep.serving.engine import Engine, Ticket
@@ -696,6 +697,12 @@ def test_requests_that_come_while_it_stops_get_503(tiny_file):
         late.close()
         process.communicate(timeout=30)
     assert got.startswith(b"HTTP/1.1 503") and process.returncode == 0
+
+
+def test_a_model_in_the_current_folder_has_its_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    named = {".": tmp_path.name, "..": tmp_path.parent.name, "a/b.gguf": "b", "SmolLM2": "SmolLM2", "folder/": "folder"}
+    assert {path: serve._name_of(path) for path in named} == named
 
 
 def test_rows_finish_where_nobody_reads_the_log(tiny_file):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import logging
+import os
 import socket
 import sys
 import threading
@@ -60,7 +61,7 @@ def run(options: argparse.Namespace) -> int:
     started = time.monotonic()
     _say(f"loading {options.model} ...")
     model = load(options)
-    name = Path(options.model).name.removesuffix(".gguf")
+    name = _name_of(options.model)
     _say(f"{name} ({model.config.name}): {model.decoder.description}, loaded in {time.monotonic() - started:.1f} s")
     logging.basicConfig(format="%(message)s", level=logging.INFO, stream=sys.stderr)
     sys.setswitchinterval(5e-4)  # the engine's thread must not wait 5 ms for the one that writes to clients
@@ -134,6 +135,11 @@ def _listen(host: str, port: int) -> socket.socket:
     except OSError as error:
         raise OSError(f"serve: cannot listen on {host}:{port}: {error.strerror or error}") from None
     return found
+
+
+def _name_of(model: str) -> str:
+    """What requests may call the model: the last part of its path, also where that is "."."""
+    return Path(os.path.abspath(model)).name.removesuffix(".gguf")
 
 
 def _is_origin(text: str) -> bool:
