@@ -8,7 +8,6 @@ from typing import Any, NoReturn, TypeGuard
 
 import numpy as np
 
-
 _LONGEST = 500  # characters of what an error says it got
 
 
