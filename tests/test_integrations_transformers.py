@@ -774,6 +774,16 @@ def test_the_report_names_every_attention():
     assert lines[-1].startswith("cache: new dynamic caches grow in place")
 
 
+def test_the_report_counts_the_linears_that_are_served(model):
+    linears = [module for module in model.modules() if type(module) is torch.nn.Linear]
+    with accelerate(model) as handle:
+        assert "Linear layers: kept" in handle.report().splitlines()
+        assert not any("forward" in vars(linear) for linear in linears)
+    large = model_of("deepseek_v2", hidden_size=512, intermediate_size=512)  # three matrices of one megabyte, in one layer
+    with accelerate(large) as handle:
+        assert "3 Linear layers: up to 8 rows" in handle.report()
+
+
 class Lora(torch.nn.Linear):
     def forward(self, x):
         return super().forward(x) + 1

@@ -92,6 +92,8 @@ def _is_served_now(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
 
 
 def is_served(module: nn.Module) -> TypeGuard[nn.Linear]:
-    """Whether a module is a plain torch Linear whose weight a `FewRows` can read."""
-    plain = type(module) is nn.Linear and "forward" not in vars(module)
-    return plain and is_plain_tensor(module.weight) and module.weight.dtype in FORMATS and module.weight.is_cpu
+    """Whether a module is a plain torch Linear whose weight a `FewRows` can read, and large enough to gain from it."""
+    if type(module) is not nn.Linear or "forward" in vars(module):
+        return False
+    weight = module.weight
+    return is_plain_tensor(weight) and weight.dtype in FORMATS and weight.is_cpu and weight.nbytes >= LEAST_BYTES
