@@ -45,7 +45,7 @@ def accelerate(
     more than `absorb_up_to` tokens, or of more than a quarter of the keys; passes with gradients, dropout, autocast, under
     torch.compile, torch.jit.trace, transforms of torch.func, a dispatch or function mode or a global module hook, on devices
     other than the CPU and CUDA's; weights of a tensor subclass; masks that add scores or differ between heads;
-    output_attentions.
+    output_attentions, for which sdpa returns none.
 
     model: a PreTrainedModel on the CPU or on a GPU, float32 or bfloat16, with modules that have `expand_kv` and `kv_b_proj`:
         deepseek_v2, deepseek_v3 and their relatives.
