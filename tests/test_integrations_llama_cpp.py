@@ -189,6 +189,23 @@ def test_errors_in_a_chain_are_told_and_end_nothing(monkeypatch: pytest.MonkeyPa
     llama_cpp.llama_sampler_free(made)
 
 
+def test_an_interrupt_leaves_the_row_as_it_was(rng: np.random.Generator) -> None:
+    logits, interrupts = rng.standard_normal((3, 64)).astype(np.float32), [False, True, False, False]
+
+    def interrupt(ids: np.ndarray, scores: np.ndarray) -> np.ndarray:
+        if interrupts.pop(0):
+            raise KeyboardInterrupt
+        return scores
+
+    row, alone = (ours.RowSampler(PARAMS[1], vocab_size=64, processors=own) for own in ([interrupt], []))
+    for each in (row, alone):
+        each.accept(each.draw(logits[:1]))
+    with pytest.raises(KeyboardInterrupt):
+        row.draw(logits[1:2])
+    assert row.tokens == alone.tokens
+    assert [row.draw(logits[i : i + 1]) for i in (1, 2)] == [alone.draw(logits[i : i + 1]) for i in (1, 2)]
+
+
 def test_ten_thousand_tokens_take_no_memory(llm: Any) -> None:
     import resource
 

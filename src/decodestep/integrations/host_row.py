@@ -72,7 +72,14 @@ class HostRow:
         Raises ValueError if no token is left, and whatever a processor raises; the row does not change then.
         """
         self._take_back()
-        token = int(self._sampler.step(logits).tokens[0])
+        history = self._sampler.rows[0].history
+        length = len(history)
+        try:
+            token = int(self._sampler.step(logits).tokens[0])
+        except BaseException:
+            if self._sampler.rows[0].reason:  # ended by an interrupt, which may have come after the draw
+                self._begin(history.tokens[len(self._prompt) : length])
+            raise
         if token < 0:
             error = self._sampler.rows[0].error
             self._begin(self.tokens[len(self._prompt) :])
