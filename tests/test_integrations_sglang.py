@@ -115,11 +115,12 @@ def test_a_request_that_cannot_be_served_ends_alone_with_the_reason(config: Simp
     fine = request(0, OURS[0][0], ours.custom_params(**OURS[0][1]), [1])
     bad = request(1, SamplingParams(seed=1), {"decodestep": {"dry_multiplier": -1}}, [1])
     unknown = request(2, SamplingParams(seed=1), {"decodestep": {"temperature": 1}}, [1])
-    batch = [bad, fine, unknown]
+    deep = request(3, SamplingParams(seed=1), {"decodestep": "[" * 10**5}, [1])
+    batch = [bad, fine, unknown, deep]
     step(info_of(*batch), batch, theirs.Sampler())
     assert list(fine.output_ids) == alone(OURS[0][0], [1], 1) and fine.to_finish is None
     assert isinstance(bad.to_finish, FINISH_ABORT) and "dry_multiplier must" in bad.to_finish.message
-    assert "temperature" in unknown.to_finish.message
+    assert "temperature" in unknown.to_finish.message and "JSON" in deep.to_finish.message
     config.schedule.disable_overlap_schedule = False
     step(info_of(fine), [fine], theirs.Sampler())
     assert "--disable-overlap-schedule" in fine.to_finish.message
@@ -135,6 +136,13 @@ def test_rows_without_params_or_a_request_are_left_as_they_are(params: Any) -> N
     assert torch.nonzero(result[1] > -torch.inf).flatten().tolist() == alone(OURS[0][0], [1], 1)
     for nothing in (None, []):
         assert torch.equal(ours.Processor()(logits.clone(), nothing), logits)
+
+
+def test_a_clients_own_value_in_the_place_of_the_row_changes_nothing() -> None:
+    made = request(0, OURS[0][0], {**ours.custom_params(**OURS[0][1]), "__decodestep__": 1}, [1])
+    for _ in range(3):
+        step(info_of(made), [made], theirs.Sampler())
+    assert list(made.output_ids) == alone(OURS[0][0], [1], 3)
 
 
 def test_rows_of_drafts_are_refused() -> None:

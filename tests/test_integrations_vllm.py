@@ -243,6 +243,8 @@ def test_a_part_of_a_prompt_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> No
         ({"logit_bias": {1: 2}}, {}, "logit_bias"),
         ({"num_beams": 2}, {}, "num_beams"),
         ("{", {}, "JSON"),
+        ("[" * 10**5, {}, "JSON"),
+        ({"samplers": [{}]}, {}, "samplers"),
         ("[1]", {}, "mapping"),
         (7, {}, "mapping"),
         ({}, {"repetition_penalty": 1.1}, "repetition_penalty"),

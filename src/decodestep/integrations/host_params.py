@@ -46,7 +46,7 @@ def host_params(op: str, given: Any, own: Mapping[str, Any]) -> SamplingParams:
     if isinstance(given, str):
         try:
             fields = json.loads(given)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             refuse(op, KEY, rule, str(error))
     require(isinstance(fields, Mapping), op, KEY, rule, repr(given))
     for name in fields:

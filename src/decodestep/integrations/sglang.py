@@ -76,7 +76,7 @@ class Processor(CustomLogitProcessor):  # type: ignore[misc]
 
     def _draw(self, req: Any, params: dict[str, Any], logits: torch.Tensor) -> int:
         row = params.get(_ROW)
-        if row is None:
+        if not isinstance(row, HostRow):  # the first token, whatever a client has sent under this name
             made = in_vocabulary(_params_of(req, params[KEY]), len(logits))
             params[_ROW] = row = HostRow(made, vocab_size=len(logits), prompt_ids=list(req.origin_input_ids))
         row.follow(list(req.output_ids))
