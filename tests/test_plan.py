@@ -331,3 +331,20 @@ def test_tokens_past_the_vocabulary_are_ignored(name):
     tokens = [5, VOCAB + 3, 5, VOCAB + 3, 7, 5, 7, 5]
     logits = np.linspace(-2, 2, VOCAB)
     np.testing.assert_allclose(fused([processor], logits, tokens, 2).processed[0], run([processor], logits, tokens))
+
+
+@pytest.mark.parametrize(
+    "processor",
+    [
+        p.SequenceBiasLogitsProcessor([[[], 1.0]]),
+        p.SequenceBiasLogitsProcessor([[[5, 7], -3.0], [[], 1.0]]),
+        p.NoBadWordsLogitsProcessor([[]]),
+        p.NoBadWordsLogitsProcessor([[5, 7], []]),
+    ],
+)
+def test_an_empty_sequence_ends_in_no_token(processor):
+    """As transformers takes one in a list."""
+    logits = np.linspace(-2, 2, VOCAB)
+    want = run([processor], logits, [3, 5])
+    np.testing.assert_allclose(fused([processor], logits, [3, 5], 1).processed[0], want)
+    np.testing.assert_allclose(plan([processor], VOCAB).trace(logits, [3, 5]).scores, want)

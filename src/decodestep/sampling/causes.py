@@ -57,7 +57,7 @@ def _sequences(processor: Any, history: Sequence[int], tokens: frozenset[int]) -
     found: dict[int, list[Span]] = {}
     for ids in processor.sequence_bias:
         length = len(ids) - 1
-        if length and ids[-1] in tokens and tuple(history[-length:]) == tuple(ids[:-1]):
+        if length > 0 and ids[-1] in tokens and tuple(history[-length:]) == tuple(ids[:-1]):
             found.setdefault(ids[-1], []).append((len(history) - length, len(history)))
     return found
 

@@ -291,6 +291,8 @@ class _SequenceEndings:
         # length of the prefix -> prefix -> (place in `biases`, last token, bias)
         self._by_length: dict[int, dict[tuple[int, ...], list[tuple[int, int, float]]]] = {}
         for place, (ids, bias) in enumerate(biases.items()):
+            if not ids:  # legal in a list of biases or bad words; it ends in no token
+                continue
             same_length = self._by_length.setdefault(len(ids) - 1, {})
             same_length.setdefault(tuple(ids[:-1]), []).append((place, ids[-1], bias))
         self.longest_prefix = max(self._by_length, default=0)
