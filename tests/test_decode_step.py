@@ -233,6 +233,14 @@ def test_half_precision_and_torch():
     )
 
 
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_no_rows(dtype):
+    result = ds.decode_step(
+        np.zeros((0, 3), dtype), [], greedy=[], seed=[], position=[], top_logprobs=[], need_processed=True, backend="reference"
+    )
+    assert result.tokens.shape == (0,) and result.processed.shape == (0, 3) and result.logprobs == ()
+
+
 def test_logits_are_not_written_to():
     logits = np.random.default_rng(1).standard_normal((1, 30)).astype(np.float32)
     before = logits.copy()
@@ -264,6 +272,7 @@ BAD = [
     ("seed", {"seed": [1, 2, 3]}),
     ("position", {"position": 2**32}),
     ("greedy", {"greedy": 1}),
+    ("greedy", {"greedy": [True, False, True]}),
     ("top_logprobs", {"top_logprobs": [-1, 0]}),
     ("top_logprobs", {"top_logprobs": [1]}),
     ("backend", {"backend": "triton"}),

@@ -27,13 +27,15 @@ def normalise_arguments(
     batch, vocab = rows.shape
     require(len(steps) == batch, _OP, "steps", f"given for {batch} rows", f"{len(steps)} rows")
     plain_steps = [[normalise_step(step, vocab) for step in row] for row in steps]
-    flags = np.broadcast_to(np.asarray(greedy), (batch,))
-    require(flags.dtype == np.bool_, _OP, "greedy", f"a bool, or one for each of {batch} rows", greedy)
+    flags = np.asarray(greedy)
+    ok = (flags.dtype == np.bool_ or not flags.size) and flags.shape in ((), (batch,))
+    require(ok, _OP, "greedy", f"a bool, or one for each of {batch} rows", greedy)
     wanted = [None] * batch if top_logprobs is None else list(top_logprobs)
     ok = len(wanted) == batch and all(n is None or (is_int(n) and n >= 0) for n in wanted)
     require(ok, _OP, "top_logprobs", f"None or an integer >= 0 for each of {batch} rows", top_logprobs)
     seeds, positions = _integers("seed", seed, batch, 2**64), _integers("position", position, batch, 2**32)
-    return plain_steps, flags.tolist(), seeds, positions, [None if n is None else int(n) for n in wanted]
+    counts = [None if n is None else int(n) for n in wanted]
+    return plain_steps, np.broadcast_to(flags, batch).tolist(), seeds, positions, counts
 
 
 def _integers(name: str, value: Any, batch: int, bound: int) -> list[int]:
