@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import gguf
@@ -141,15 +142,15 @@ def test_empties(backend, rng):
 @pytest.mark.parametrize("format_", FORMATS, ids=lambda f: f.name)
 def test_a_rows_bits_are_its_own(format_, rng):
     """Neither the batch, nor the place in it, nor the threads change a bit."""
-    k = whole(format_, 352)
+    k = whole(format_, 801)
     w = weight(format_, k, 301, rng)
-    x = rng.normal(size=(11, k)).astype(np.float32)
+    x = rng.normal(size=(31, k)).astype(np.float32)
     alone = np.concatenate([ds.linear(row[None], w) for row in x]).view(np.uint32)
     for threads in (1, 2, 5):
         with ds.use_threads(threads):
-            for tokens in range(1, 12):
+            for tokens in (*range(1, 14), 25, 31):
                 assert np.array_equal(ds.linear(x[:tokens], w).view(np.uint32), alone[:tokens])
-            order = rng.permutation(11)
+            order = rng.permutation(31)
             assert np.array_equal(ds.linear(x[order], w).view(np.uint32), alone[order])
     part = PackedWeight(w.rows[7:200:3], format_, k)
     assert np.array_equal(ds.linear(x, part).view(np.uint32), alone[:, 7:200:3])
@@ -196,10 +197,14 @@ def test_layouts_of_x(rng):
 def test_layouts_of_the_weight(rng):
     w = weight(Format.F32, 40, 6, rng)
     x = rng.normal(size=(3, 40)).astype(np.float32)
-    space = np.zeros((6, 200), np.uint8)
-    for offset in (0, 1, 7):
+    many = rng.normal(size=(15, 40)).astype(np.float32)
+    for offset, width in itertools.product((0, 1, 7), (200, 201)):
+        space = np.zeros((6, width), np.uint8)
         space[:, offset : offset + 160] = w.rows
-        assert np.array_equal(ds.linear(x, PackedWeight(space[:, offset : offset + 160], Format.F32, 40)), ds.linear(x, w))
+        for given in (x, many):
+            assert np.array_equal(
+                ds.linear(given, PackedWeight(space[:, offset : offset + 160], Format.F32, 40)), ds.linear(given, w)
+            )
     both = PackedWeight.stack(w, PackedWeight(w.rows[::2], Format.F32, 40))
     assert both.shape == (40, 9)
     assert np.array_equal(ds.linear(x, both), np.concatenate([ds.linear(x, w), ds.linear(x, w)[:, ::2]], axis=1))

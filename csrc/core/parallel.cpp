@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/cache_line.h"
 #include "core/float_environment.h"
 #include "core/patience.h"
 #include "core/per_process.h"
@@ -303,9 +304,10 @@ void parallel_stages(size_t stages, int threads, const StageCalls& calls) {
 }
 
 float* thread_scratch(size_t floats) {
-    static thread_local std::vector<float> buffer;
-    if (buffer.size() < floats) buffer.resize(floats);
-    return buffer.data();
+    static thread_local std::vector<CacheLine> buffer;
+    const size_t lines = cache_lines(floats);
+    if (buffer.size() < lines) buffer.resize(lines);
+    return buffer.empty() ? nullptr : buffer.data()->floats;
 }
 
 }  // namespace decodestep

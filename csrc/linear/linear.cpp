@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "core/parallel.h"
+#include "linear/blocked_rows.h"
 #include "linear/row_blocks.h"
 
 namespace decodestep::DECODESTEP_BUILD {
@@ -116,23 +117,21 @@ void widen(const uint8_t* w, size_t in, float* values) {
     }
 }
 
-// Outputs [first, last). With several tiles of tokens a row is widened once for all of them.
+// Whether this many tokens are multiplied in blocks. Float32 rows have nothing to widen, which pays for copying the
+// tokens.
+constexpr bool are_many(Format format, size_t tokens) {
+    return tokens > (format == Format::f32 ? 2 : 1) * kRowTileTokens;
+}
+constexpr size_t kLeastGroups = 3;  // of rows in a task: the first group of a task has not been prefetched
+
+// Outputs [first, last) of few tokens.
 template <class BlockFormat>
 void multiply_rows(const Linear& a, size_t first, size_t last) {
-    const size_t in = a.w.in;
     size_t n = first;
-    const bool widen_once = a.tokens > kRowTileTokens && BlockFormat::bytes != F32Block::bytes;
-    float* widened = widen_once ? thread_scratch(kRowTileOutputs * in) : nullptr;
     if constexpr (is_dense<BlockFormat>)
         if (a.tokens == 1) n = stream_rows<BlockFormat>(a, first, last);
-    for (; n + kRowTileOutputs <= last; n += kRowTileOutputs) {
-        if (widen_once) {
-            for (size_t r = 0; r < kRowTileOutputs; ++r) widen<BlockFormat>(a.w.row(n + r), in, widened + r * in);
-            all_tokens<F32Block, kRowTileOutputs>(a, reinterpret_cast<const uint8_t*>(widened), in * sizeof(float), n);
-        } else {
-            all_tokens<BlockFormat, kRowTileOutputs>(a, a.w.row(n), a.w.stride, n);
-        }
-    }
+    for (; n + kRowTileOutputs <= last; n += kRowTileOutputs)
+        all_tokens<BlockFormat, kRowTileOutputs>(a, a.w.row(n), a.w.stride, n);
     for (; n < last; ++n) all_tokens<BlockFormat, 1>(a, a.w.row(n), a.w.stride, n);
 }
 
@@ -216,15 +215,29 @@ void with_format(Format format, Body&& body) {
 
 void linear(const Linear& a) {
     // A task is about 10 microseconds of work: small enough to balance the threads, large enough to be worth claiming.
-    // Streams of fewer than four rows would end before the prefetcher catches up.
-    const size_t work = a.w.in * a.tokens + 1, most = (size_t{1} << 17) / work;
-    const size_t least = a.tokens == 1 ? 4 * kRowStreams : kRowTileOutputs;
-    const size_t rows = most < least ? least : most / kRowTileOutputs * kRowTileOutputs;
-    with_format(a.w.format, [&]<class BlockFormat>() {
-        parallel_for((a.w.out + rows - 1) / rows, a.threads, [&](size_t task) {
-            const size_t first = task * rows, last = first + rows < a.w.out ? first + rows : a.w.out;
-            multiply_rows<BlockFormat>(a, first, last);
+    const size_t most = (size_t{1} << 17) / (a.w.in * a.tokens + 1);
+    const auto in_tasks = [&](size_t rows, const auto& body) {
+        parallel_for((a.w.out + rows - 1) / rows, a.threads,
+                     [&](size_t task) { body(task * rows, std::min(task * rows + rows, a.w.out)); });
+    };
+    if (are_many(a.w.format, a.tokens)) {
+        BlockedTokens x{nullptr, a.tokens, a.w.in};
+        const auto memory = std::make_unique_for_overwrite<CacheLine[]>(cache_lines(x.floats()));
+        x.values = memory[0].floats;
+        parallel_rows(x.blocks(), a.tokens * kInputBlock, a.threads,
+                      [&](size_t block) { x.copy(block, a.x, a.x_stride); });
+        const size_t rows = std::max(kLeastGroups * kGroupRows, most / kGroupRows * kGroupRows);
+        return with_format(a.w.format, [&]<class BlockFormat>() {
+            in_tasks(rows, [&](size_t first, size_t last) {
+                multiply_blocked_rows<BlockFormat>(a.w, first, last, x, a.y, a.y_stride);
+            });
         });
+    }
+    // Streams of fewer than four rows would end before the prefetcher catches up.
+    const size_t least = a.tokens == 1 ? 4 * kRowStreams : kRowTileOutputs;
+    const size_t rows = std::max(least, most / kRowTileOutputs * kRowTileOutputs);
+    with_format(a.w.format, [&]<class BlockFormat>() {
+        in_tasks(rows, [&](size_t first, size_t last) { multiply_rows<BlockFormat>(a, first, last); });
     });
 }
 
@@ -233,17 +246,30 @@ void head_products(const HeadProducts& a) {
     const size_t outputs = a.transposed ? a.w.in : a.count, in_task = a.transposed ? kTaskColumns : kTaskRows,
                  tasks = (outputs + in_task - 1) / in_task;
     const auto y_stride = static_cast<ptrdiff_t>(a.heads * outputs);
+    const auto x_of = [&](size_t head) { return a.x + static_cast<ptrdiff_t>(head) * a.x_head_stride; };
+    const bool many = !a.transposed && are_many(a.w.format, a.tokens);
+    const BlockedTokens counted{nullptr, a.tokens, a.w.in};
+    const auto memory = std::make_unique_for_overwrite<CacheLine[]>(many ? cache_lines(a.heads * counted.floats()) : 0);
+    const auto blocked = [&](size_t head) {
+        return BlockedTokens{memory[0].floats + head * counted.floats(), a.tokens, a.w.in};
+    };
+    if (many)
+        parallel_rows(a.heads, counted.floats(), a.threads, [&](size_t head) {
+            for (size_t block = 0; block < counted.blocks(); ++block) blocked(head).copy(block, x_of(head), a.x_stride);
+        });
     with_format(a.w.format, [&]<class BlockFormat>() {
         parallel_for(a.heads * tasks, a.threads, [&](size_t task) {
             const size_t head = task / tasks, first = task % tasks * in_task, last = std::min(first + in_task, outputs);
             const RowWeight rows{a.w.row(head * (a.w.out / a.heads) + a.first), a.w.stride, a.w.in, a.count,
                                  a.w.format};
-            const float* x = a.x + static_cast<ptrdiff_t>(head) * a.x_head_stride;
             float* y = a.y + head * outputs;
             if (a.transposed)
-                sum_rows<BlockFormat>(x, a.x_stride, a.tokens, rows, first, last, y, y_stride);
+                sum_rows<BlockFormat>(x_of(head), a.x_stride, a.tokens, rows, first, last, y, y_stride);
+            else if (many)
+                multiply_blocked_rows<BlockFormat>(rows, first, last, blocked(head), y, y_stride);
             else
-                multiply_rows<BlockFormat>({x, a.x_stride, a.tokens, rows, y, y_stride, a.threads}, first, last);
+                multiply_rows<BlockFormat>({x_of(head), a.x_stride, a.tokens, rows, y, y_stride, a.threads}, first,
+                                           last);
         });
     });
 }

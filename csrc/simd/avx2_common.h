@@ -16,6 +16,11 @@ struct f32x32 {
     f32x16 first, second;
 };
 
+// One of the registers of a vector, for kernels that would hold too many whole vectors at a time.
+using Register = __m256;
+DECODESTEP_INLINE Register load_register(const float* p) { return _mm256_loadu_ps(p); }
+DECODESTEP_INLINE void store_register(float* p, Register a) { _mm256_storeu_ps(p, a); }
+
 DECODESTEP_INLINE f32x16 broadcast(float x) { return {_mm256_set1_ps(x), _mm256_set1_ps(x)}; }
 DECODESTEP_INLINE f32x16 load(const float* p) { return {_mm256_loadu_ps(p), _mm256_loadu_ps(p + 8)}; }
 DECODESTEP_INLINE void store(float* p, f32x16 a) {
@@ -41,8 +46,9 @@ DECODESTEP_INLINE f32x16 max(f32x16 a, f32x16 b) {
 DECODESTEP_INLINE f32x16 min(f32x16 a, f32x16 b) {
     return {_mm256_min_ps(a.low, b.low), _mm256_min_ps(a.high, b.high)};
 }
+DECODESTEP_INLINE Register fma(Register a, Register b, Register c) { return _mm256_fmadd_ps(a, b, c); }
 DECODESTEP_INLINE f32x16 fma(f32x16 a, f32x16 b, f32x16 c) {
-    return {_mm256_fmadd_ps(a.low, b.low, c.low), _mm256_fmadd_ps(a.high, b.high, c.high)};
+    return {fma(a.low, b.low, c.low), fma(a.high, b.high, c.high)};
 }
 DECODESTEP_INLINE f32x16 magnitude(f32x16 a) {
     const __m256 sign = _mm256_set1_ps(-0.0f);
@@ -78,6 +84,7 @@ DECODESTEP_INLINE f32x16 load_twice(const float* p) {
 DECODESTEP_INLINE float sum(f32x16 a) { return sum(_mm256_add_ps(a.low, a.high)); }
 DECODESTEP_INLINE float largest(f32x16 a) { return largest(_mm256_max_ps(a.low, a.high)); }
 // Keeps a loaded value in its register, where the compiler would load it again for every use.
+DECODESTEP_INLINE void keep_in_register(Register& a) { asm("" : "+x"(a)); }
 DECODESTEP_INLINE void keep_in_register(f32x16& a) { asm("" : "+x"(a.low), "+x"(a.high)); }
 
 // --- masks

@@ -16,6 +16,11 @@ struct f32x32 {
     f32x16 first, second;
 };
 
+// One of the registers of a vector, for kernels that would hold too many whole vectors at a time.
+using Register = __m512;
+DECODESTEP_INLINE Register load_register(const float* p) { return _mm512_loadu_ps(p); }
+DECODESTEP_INLINE void store_register(float* p, Register a) { _mm512_storeu_ps(p, a); }
+
 DECODESTEP_INLINE f32x16 broadcast(float x) { return {_mm512_set1_ps(x)}; }
 DECODESTEP_INLINE f32x16 load(const float* p) { return {_mm512_loadu_ps(p)}; }
 DECODESTEP_INLINE void store(float* p, f32x16 a) { _mm512_storeu_ps(p, a.v); }
@@ -26,7 +31,8 @@ DECODESTEP_INLINE f32x16 operator/(f32x16 a, f32x16 b) { return {_mm512_div_ps(a
 // max and min return their second operand when one is NaN, on every target.
 DECODESTEP_INLINE f32x16 max(f32x16 a, f32x16 b) { return {_mm512_max_ps(a.v, b.v)}; }
 DECODESTEP_INLINE f32x16 min(f32x16 a, f32x16 b) { return {_mm512_min_ps(a.v, b.v)}; }
-DECODESTEP_INLINE f32x16 fma(f32x16 a, f32x16 b, f32x16 c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
+DECODESTEP_INLINE Register fma(Register a, Register b, Register c) { return _mm512_fmadd_ps(a, b, c); }
+DECODESTEP_INLINE f32x16 fma(f32x16 a, f32x16 b, f32x16 c) { return {fma(a.v, b.v, c.v)}; }
 DECODESTEP_INLINE f32x16 magnitude(f32x16 a) { return {_mm512_abs_ps(a.v)}; }
 DECODESTEP_INLINE f32x16 round_even(f32x16 a) {
     return {_mm512_roundscale_ps(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)};
@@ -59,7 +65,8 @@ DECODESTEP_INLINE float largest(f32x16 a) {
     return largest(_mm256_max_ps(_mm512_castps512_ps256(a.v), _mm512_extractf32x8_ps(a.v, 1)));
 }
 // Keeps a loaded value in its register, where the compiler would load it again for every use.
-DECODESTEP_INLINE void keep_in_register(f32x16& a) { asm("" : "+v"(a.v)); }
+DECODESTEP_INLINE void keep_in_register(Register& a) { asm("" : "+v"(a)); }
+DECODESTEP_INLINE void keep_in_register(f32x16& a) { keep_in_register(a.v); }
 
 // --- masks
 

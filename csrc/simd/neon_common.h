@@ -11,9 +11,10 @@ constexpr int kVectorRegisters = 8;  // vectors that registers hold: thirty-two 
 
 // --- float32
 
+DECODESTEP_INLINE Register fma(Register a, Register b, Register c) { return vfmaq_f32(c, a, b); }
 DECODESTEP_INLINE f32x16 fma(f32x16 a, f32x16 b, f32x16 c) {
-    return {{vfmaq_f32(c.v[0], a.v[0], b.v[0]), vfmaq_f32(c.v[1], a.v[1], b.v[1]), vfmaq_f32(c.v[2], a.v[2], b.v[2]),
-             vfmaq_f32(c.v[3], a.v[3], b.v[3])}};
+    return {{fma(a.v[0], b.v[0], c.v[0]), fma(a.v[1], b.v[1], c.v[1]), fma(a.v[2], b.v[2], c.v[2]),
+             fma(a.v[3], b.v[3], c.v[3])}};
 }
 DECODESTEP_INLINE f32x16 round_even(f32x16 a) {
     return {{vrndnq_f32(a.v[0]), vrndnq_f32(a.v[1]), vrndnq_f32(a.v[2]), vrndnq_f32(a.v[3])}};
@@ -30,6 +31,7 @@ DECODESTEP_INLINE float largest(f32x16 a) {
     const float32x4_t two = max(four, vextq_f32(four, four, 2));
     return vgetq_lane_f32(max(two, vextq_f32(two, two, 1)), 0);
 }
+DECODESTEP_INLINE void keep_in_register(Register& a) { asm("" : "+w"(a)); }
 DECODESTEP_INLINE void keep_in_register(f32x16& a) { asm("" : "+w"(a.v[0]), "+w"(a.v[1]), "+w"(a.v[2]), "+w"(a.v[3])); }
 DECODESTEP_INLINE void keep_scalar(uint64_t& a) { asm volatile("" : "+r"(a) : : "memory"); }
 

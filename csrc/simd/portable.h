@@ -15,14 +15,17 @@ DECODESTEP_INLINE u32x4 to_int(f32x4 a) { return std::bit_cast<u32x4>(__builtin_
 DECODESTEP_INLINE u32x4 is_number(f32x4 a) { return std::bit_cast<u32x4>(a == a); }
 
 // Two roundings where the machine has no fused multiply-add: it would be a call of a library function for each lane.
-DECODESTEP_INLINE f32x16 fma(f32x16 a, f32x16 b, f32x16 c) {
+DECODESTEP_INLINE Register fma(Register a, Register b, Register c) {
 #if defined(__FP_FAST_FMAF)
-    for (int i = 0; i < kLanes; ++i)
-        c.v[i / 4][i % 4] = __builtin_fmaf(a.v[i / 4][i % 4], b.v[i / 4][i % 4], c.v[i / 4][i % 4]);
+    for (int i = 0; i < 4; ++i) c[i] = __builtin_fmaf(a[i], b[i], c[i]);
     return c;
 #else
     return a * b + c;
 #endif
+}
+DECODESTEP_INLINE f32x16 fma(f32x16 a, f32x16 b, f32x16 c) {
+    return {{fma(a.v[0], b.v[0], c.v[0]), fma(a.v[1], b.v[1], c.v[1]), fma(a.v[2], b.v[2], c.v[2]),
+             fma(a.v[3], b.v[3], c.v[3])}};
 }
 // Adding 2^23 and subtracting it again leaves no fraction; what is larger has none, and NaN stays.
 DECODESTEP_INLINE f32x16 round_even(f32x16 a) {
@@ -48,6 +51,7 @@ DECODESTEP_INLINE Mask at_least(f32x16 a, f32x16 b) {
     return (bits[0] | bits[1]) | (bits[2] | bits[3]);
 }
 // Keep values in registers, where compilers of other targets have to be told.
+DECODESTEP_INLINE void keep_in_register(Register&) {}
 DECODESTEP_INLINE void keep_in_register(f32x16&) {}
 DECODESTEP_INLINE void keep_scalar(uint64_t&) {}
 

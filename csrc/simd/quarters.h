@@ -38,6 +38,11 @@ DECODESTEP_INLINE f32x16 quarters(F&& f) {
     return {{f(0), f(1), f(2), f(3)}};
 }
 
+// One of the registers of a vector, for kernels that would hold too many whole vectors at a time.
+using Register = f32x4;
+DECODESTEP_INLINE Register load_register(const float* p) { return load_quarter<f32x4>(p); }
+DECODESTEP_INLINE void store_register(float* p, Register a) { std::memcpy(p, &a, sizeof a); }
+
 DECODESTEP_INLINE f32x16 broadcast(float x) {
     return quarters([=](int) { return splat(x); });
 }

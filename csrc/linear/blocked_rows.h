@@ -1,0 +1,184 @@
+// Products of many tokens with the rows of a weight, in blocks that stay in the first-level cache:
+//
+//     for every twelve rows, which are widened unless they are float32
+//         for every twelve tokens
+//             for every 384 inputs
+//                 for tiles of a few rows and a few tokens
+//                     add their products to their sums, one vector each, in registers
+//
+// A sum ascends in the inputs, as in the tile of few tokens in linear.cpp, and so has the same bits.
+#pragma once
+
+#include <algorithm>
+#include <cstring>
+#include <memory>
+
+#include "core/cache_line.h"
+#include "core/parallel.h"
+#include "core/pieces.h"
+#include "linear/linear.h"
+#include "linear/row_blocks.h"
+
+namespace decodestep::DECODESTEP_BUILD {
+
+constexpr size_t kGroupRows = 12, kInputBlock = 384, kTokenBlock = 12;
+
+// The tokens of a product, copied block of inputs by block: [blocks][tokens][kInputBlock]. Where rows lie a power of
+// two apart, they would evict each other from the first-level cache. The last block is padded to whole pieces with
+// zeros.
+struct BlockedTokens {
+    float* values;  // floats() of them
+    size_t count, in;
+
+    size_t padded() const { return (in + kLoadValues - 1) / kLoadValues * kLoadValues; }
+    size_t floats() const { return count * padded(); }
+    size_t blocks() const { return (in + kInputBlock - 1) / kInputBlock; }
+    size_t inputs(size_t block) const { return std::min(kInputBlock, padded() - block * kInputBlock); }
+    float* token(size_t block, size_t t) const { return values + block * kInputBlock * count + t * inputs(block); }
+
+    // Copies a block of the tokens at x.
+    void copy(size_t block, const float* x, ptrdiff_t x_stride) const {
+        const size_t first = block * kInputBlock, given = std::min(inputs(block), in - first);
+        for (size_t t = 0; t < count; ++t) {
+            float* const to = token(block, t);
+            std::memcpy(to, x + static_cast<ptrdiff_t>(t) * x_stride + first, given * sizeof(float));
+            std::fill(to + given, to + inputs(block), 0.0f);
+        }
+    }
+};
+
+// Prefetches the rows that are read next, an equal part with each tile.
+class NextRows {
+  public:
+    // tiles: of tokens, each of which reads all of the current rows, as many as those at `rows`.
+    NextRows(const uint8_t* rows, size_t stride, size_t row_bytes, size_t tiles)
+        : row_(rows), stride_(stride), row_bytes_(row_bytes), bytes_a_line_(kLine * tiles) {}
+
+    // Call when a tile has read this many bytes of the current rows.
+    void advance(size_t bytes) {
+        for (due_ += bytes; due_ >= bytes_a_line_; due_ -= bytes_a_line_) {
+            prefetch_to_second_level(row_ + at_);
+            at_ += kLine;
+            if (at_ < row_bytes_) continue;
+            at_ = 0;
+            row_ += stride_;
+        }
+    }
+
+  private:
+    static constexpr size_t kLine = 64;
+    const uint8_t* row_;
+    size_t stride_, row_bytes_, bytes_a_line_, at_ = 0, due_ = 0;
+};
+
+// The rows and tokens of a tile, whose sums stay in registers beside a register for each row and one for a token.
+constexpr int kBlockedRows = kVectorRegisters >= 32  ? 4
+                             : kVectorRegisters >= 8 ? 2
+                                                     : 1,
+              kBlockedTokens = kVectorRegisters >= 32 ? 4 : 3;
+
+// sums += R rows times T tokens, `inputs` values each. weights: rows `weight_stride` floats apart; x: tokens `inputs`
+// floats apart; sums: [tokens][kGroupRows] vectors.
+template <int R, int T>
+DECODESTEP_INLINE void add_products(const float* weights, size_t weight_stride, const float* x, size_t inputs,
+                                    float* sums) {
+    constexpr size_t kRegister = sizeof(Register) / sizeof(float), kParts = kLanes / kRegister;
+    Register total[T][R][kParts];
+#pragma GCC unroll 8
+    for (int t = 0; t < T; ++t)
+#pragma GCC unroll 8
+        for (int r = 0; r < R; ++r)
+#pragma GCC unroll 4
+            for (size_t p = 0; p < kParts; ++p)
+                total[t][r][p] = load_register(sums + (t * kGroupRows + r) * kLanes + p * kRegister);
+    for (size_t k = 0; k < inputs; k += kLanes)
+#pragma GCC unroll 4
+        for (size_t p = 0; p < kParts; ++p) {
+            Register w[R];
+#pragma GCC unroll 8
+            for (int r = 0; r < R; ++r) w[r] = load_register(weights + r * weight_stride + k + p * kRegister);
+#pragma GCC unroll 8
+            for (int t = 0; t < T; ++t) {
+                Register value = load_register(x + t * inputs + k + p * kRegister);
+                if constexpr (R > 1) keep_in_register(value);
+#pragma GCC unroll 8
+                for (int r = 0; r < R; ++r) total[t][r][p] = fma(w[r], value, total[t][r][p]);
+            }
+        }
+#pragma GCC unroll 8
+    for (int t = 0; t < T; ++t)
+#pragma GCC unroll 8
+        for (int r = 0; r < R; ++r)
+#pragma GCC unroll 4
+            for (size_t p = 0; p < kParts; ++p)
+                store_register(sums + (t * kGroupRows + r) * kLanes + p * kRegister, total[t][r][p]);
+}
+
+// Some rows as float32: in place where that is possible, otherwise widened to `memory`.
+struct RowGroup {
+    const float* values;
+    size_t stride;  // in floats
+
+    // In `memory`, an odd number of cache lines.
+    static size_t widened_stride(size_t padded) { return (padded + kLanes) / kLanes / 2 * 2 * kLanes + kLanes; }
+
+    template <class BlockFormat>
+    static RowGroup of(const RowWeight& w, size_t first, size_t rows, size_t padded, float* memory) {
+        if (!memory) return {reinterpret_cast<const float*>(w.row(first)), w.stride / sizeof(float)};
+        const size_t stride = widened_stride(padded);
+        for (size_t r = 0; r < rows; ++r) {
+            f32x16 a, b;
+            for (size_t k = 0; k < padded; k += kLoadValues) {
+                if (w.in - k < kLoadValues)
+                    load_tail<BlockFormat>(w.row(first + r), k / kLoadValues, w.in - k, a, b);
+                else
+                    load_piece<BlockFormat>(w.row(first + r), k / kLoadValues, a, b);
+                store(memory + r * stride + k, a);
+                store(memory + r * stride + k + kLanes, b);
+            }
+        }
+        return {memory, stride};
+    }
+};
+
+// Outputs [first, last) of the tokens, to y: rows `y_stride` floats apart.
+template <class BlockFormat>
+void multiply_blocked_rows(const RowWeight& w, size_t first, size_t last, const BlockedTokens& x, float* y,
+                           ptrdiff_t y_stride) {
+    constexpr size_t kSums = kTokenBlock * kGroupRows * kLanes;
+    const size_t padded = x.padded(), row_bytes = w.in / kLoadValues * (BlockFormat::bytes / pieces<BlockFormat>),
+                 token_blocks = (x.count + kTokenBlock - 1) / kTokenBlock;
+    const bool in_place = BlockFormat::bytes == F32Block::bytes && padded == w.in && w.stride % sizeof(float) == 0;
+    float* const sums = thread_scratch(kSums + (in_place ? 0 : kGroupRows * RowGroup::widened_stride(padded)));
+    for (size_t n = first; n < last; n += kGroupRows) {
+        const size_t rows = std::min(kGroupRows, last - n);
+        const auto group = RowGroup::of<BlockFormat>(w, n, rows, padded, in_place ? nullptr : sums + kSums);
+        NextRows next(w.row(n) + rows * w.stride, w.stride, row_bytes, token_blocks);
+        each_piece<kTokenBlock>(x.count, [&](size_t from, size_t count) {
+            size_t tiles = 0, sizes[kTokenBlock];
+            each_piece<kBlockedTokens>(count, [&](size_t, size_t size) { sizes[tiles++] = size; });
+            std::memset(sums, 0, count * kGroupRows * kLanes * sizeof(float));
+            for (size_t block = 0; block < x.blocks(); ++block) {
+                const size_t inputs = x.inputs(block);
+                each_constant_piece<kBlockedRows>(rows, [&]<int R>(size_t r) {
+                    next.advance(R * row_bytes * inputs / padded);
+                    const float* weights = group.values + r * group.stride + block * kInputBlock;
+                    const float* tokens = x.token(block, from);
+                    float* to = sums + r * kLanes;
+                    for (size_t i = 0; i < tiles; ++i) {
+                        with_constant<kBlockedTokens>(
+                            sizes[i], [&]<int T>() { add_products<R, T>(weights, group.stride, tokens, inputs, to); });
+                        tokens += sizes[i] * inputs;
+                        to += sizes[i] * kGroupRows * kLanes;
+                    }
+                });
+            }
+            for (size_t t = 0; t < count; ++t)
+                for (size_t r = 0; r < rows; ++r)
+                    y[static_cast<ptrdiff_t>(from + t) * y_stride + static_cast<ptrdiff_t>(n + r)] =
+                        sum(load(sums + (t * kGroupRows + r) * kLanes));
+        });
+    }
+}
+
+}  // namespace decodestep::DECODESTEP_BUILD
