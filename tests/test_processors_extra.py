@@ -84,12 +84,13 @@ def test_numpy_and_torch_give_the_same():
 
 def test_xtc_tosses_one_coin_a_row_and_position():
     scores, seeds = np.zeros((4, 3)), [7, 7, 8, 2**64 - 1]
-    processor = ds.XTCLogitsWarper(0.5, 0.1, seed=np.array(seeds, np.uint64), padding=[0, 1, 0, 0])
-    for length in range(1, 30):
-        acted = np.isneginf(processor(np.zeros((4, length), np.int64), scores)).any(axis=-1)
-        positions = [length, length - 1, length, length]
-        coins = [random.uniform(s, p, random.XTC_COIN) < 0.5 for s, p in zip(seeds, positions, strict=True)]
-        assert acted.tolist() == coins
+    for kind in (np.array(seeds, np.uint64), seeds):
+        processor = ds.XTCLogitsWarper(0.5, 0.1, seed=kind, padding=[0, 1, 0, 0])
+        for length in range(1, 30):
+            acted = np.isneginf(processor(np.zeros((4, length), np.int64), scores)).any(axis=-1)
+            positions = [length, length - 1, length, length]
+            coins = [random.uniform(s, p, random.XTC_COIN) < 0.5 for s, p in zip(seeds, positions, strict=True)]
+            assert acted.tolist() == coins
 
 
 @settings(max_examples=60, deadline=None)

@@ -213,6 +213,13 @@ def test_refusals(name: str, message: str, columns: tuple[Any, Any, Any]) -> Non
         getattr(ds.random, name)(*columns)
 
 
+@pytest.mark.parametrize("seeds", [[5, 2**63], [[2**64 - 1], [0]], [np.int64(3), 2**63 + 1]])
+def test_a_list_of_seeds_below_and_above_2_to_the_63(seeds: Any) -> None:
+    """NumPy makes floats of such a list."""
+    alone = [ds.random.noise_bits(int(seed), 1, 2) for seed in np.array(seeds, object).flat]
+    assert ds.random.noise_bits(seeds, 1, 2).ravel().tolist() == alone
+
+
 def test_backend_by_name() -> None:
     with pytest.raises(ValueError, match=r"^uniform: backend must be one of 'auto', 'cpu', 'reference'; got 'gpu'"):
         ds.random.uniform(1, 2, 3, backend="gpu")

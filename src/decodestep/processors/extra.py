@@ -177,7 +177,7 @@ class XTCLogitsWarper(LogitsProcessor):
     def __call__(self, input_ids: Array, scores: ArrayT) -> ArrayT:
         xp = namespace(scores)
         positions = np.broadcast_to(input_ids.shape[-1] - np.asarray(self.padding), (scores.shape[0],))
-        heads = random.uniform(np.asarray(self.seed), positions, random.XTC_COIN) < self.probability
+        heads = random.uniform(self.seed, positions, random.XTC_COIN) < self.probability
         p = softmax(xp, scores)
         above = (p >= constant(xp, self.threshold, p)) & (scores > -math.inf)
         lowest = xp.min(xp.where(above, scores, constant(xp, math.inf, scores)), axis=-1, keepdims=True)

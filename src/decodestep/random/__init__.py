@@ -116,8 +116,17 @@ def _integers(op: str, name: str, value: Any, bound: int) -> np.ndarray:
         require(0 <= value < bound, op, name, rule, value)
         return np.array(value, np.uint64 if bound > 2**32 else np.uint32)
     array = arrays.as_array(op, name, value)
+    if array.dtype.kind == "f" and not arrays.is_array(value):
+        array = _exact(array, value)
     require(array.dtype.kind in "iu", op, name, rule, array)
     if array.size:
         low, high = int(array.min()), int(array.max())
         require(low >= 0 and high < bound, op, name, rule, low if low < 0 else high)
     return array.astype(np.uint64 if bound > 2**32 else np.uint32, copy=False)
+
+
+def _exact(array: np.ndarray, value: Any) -> np.ndarray:
+    """The integers of a list that NumPy has turned into floats, because some are below 2^63 and some above; else `array`."""
+    given = np.asarray(value, object)
+    ok = given.size > 0 and all(is_int(each) and 0 <= each < 2**64 for each in given.flat)
+    return given.astype(np.uint64) if ok else array
