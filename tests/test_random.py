@@ -213,6 +213,13 @@ def test_refusals(name: str, message: str, columns: tuple[Any, Any, Any]) -> Non
         getattr(ds.random, name)(*columns)
 
 
+@pytest.mark.parametrize("name", MAPS)
+@pytest.mark.parametrize("kind", [np.array, torch.tensor])
+def test_arrays_without_axes(name: str, kind: Any) -> None:
+    made = [getattr(ds.random, name)(kind(1), 2, 3, backend=backend) for backend in ("cpu", "reference")]
+    assert all(isinstance(each, type(kind(1))) and each.shape == () for each in made) and made[0] == made[1]
+
+
 @pytest.mark.parametrize("seeds", [[5, 2**63], [[2**64 - 1], [0]], [np.int64(3), 2**63 + 1]])
 def test_a_list_of_seeds_below_and_above_2_to_the_63(seeds: Any) -> None:
     """NumPy makes floats of such a list."""

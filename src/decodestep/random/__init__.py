@@ -103,7 +103,7 @@ def _noise(op: str, seed: Field, position: Field, token: Field, backend: str) ->
         refuse(op, "seed, position and token", "of shapes that broadcast", str([r.shape for r in records]))
     backend = choose(op, backend, {"cpu": None, "reference": None})
     kernel: Callable[..., np.ndarray] = cpu.noise if backend == "cpu" else reference.noise
-    noise = run(op, backend, kernel, op, *records, shape)
+    noise = np.asarray(run(op, backend, kernel, op, *records, shape))  # NumPy's arithmetic makes scalars of 0-d arrays
     if not any(arrays.is_array(value) for value in given):
         return noise[()]
     return arrays.like(next((value for value in given if arrays.is_torch(value)), None), noise)
