@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.flop_counter import FlopCounterMode
 from transformers import DynamicCache
 
-from decodestep.integrations.transformers import accelerate, few_rows
+from decodestep.integrations.transformers import accelerate, few_experts, few_rows
 from latent_models import model_of
 from test_integrations_transformers import assert_close, prompt
 
@@ -63,6 +63,23 @@ def test_a_trace_computes_with_the_numbers_that_it_is_given(trace, batch, linear
         with accelerate(step.model, linears=linears):
             traced = trace(step, inputs(batch))
         assert_close(traced(*other), expected)
+
+
+@pytest.mark.parametrize("family", ["deepseek_v3", "deepseek_v32"])
+def test_a_compiled_model_stays_one_graph(family, monkeypatch):
+    """A graph break at each Linear would be slow, and an error with fullgraph=True."""
+    monkeypatch.setattr(few_experts, "LEAST_BYTES", 0)
+    model, token = model_of(family, num_hidden_layers=1, first_k_dense_replace=0), torch.tensor([[5]])
+
+    def logits():
+        torch.compiler.reset()
+        compiled, cache = torch.compile(model, backend="eager", fullgraph=True), DynamicCache(config=model.config)
+        return [compiled(ids, past_key_values=cache).logits for ids in (prompt(1, 24), token)]
+
+    with torch.no_grad():
+        expected = logits()
+        with accelerate(model):
+            assert all(torch.equal(*pair) for pair in zip(logits(), expected, strict=True))
 
 
 @pytest.mark.parametrize("linears", [False, True])

@@ -41,7 +41,8 @@ def is_plain_tensor(tensor: Tensor) -> bool:
 
 def is_few_plain_rows(x: Tensor, *weights: Tensor | None) -> bool:
     """Whether x has up to `MOST_ROWS` rows, and weights of its dtype, on the CPU, without gradients, autocast or tracing."""
-    if type(x) is not Tensor or x.is_neg() or x.dtype not in FORMATS or is_watched():
+    # First, because torch.compile cannot trace `is_neg`.
+    if is_watched() or type(x) is not Tensor or x.is_neg() or x.dtype not in FORMATS:
         return False
     if not x.is_cpu or not x.dim() or x.layout != torch.strided or torch.is_autocast_enabled("cpu"):
         return False
