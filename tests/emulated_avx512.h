@@ -32,12 +32,12 @@
 #define __AVX512VBMI2__ 1
 #endif
 
-#ifdef DECODESTEP_EMULATE_AVX512
 // The compiler's are macros.
 #undef _tile_loadd
 #undef _tile_stored
 #undef _tile_zero
 #undef _tile_dpbssd
+#ifdef DECODESTEP_EMULATE_AVX512
 // The one statement with a register of 512 bits keeps a value in it, which only saves time.
 #define asm(...)
 #endif
