@@ -262,7 +262,7 @@ def test_a_latent_layer_holds_what_a_dynamic_layer_holds(actions, seed):
 def test_offloaded_caches_keep_their_layers(model, monkeypatch):
     """A buffer that stays on the device would leave nothing to save."""
     cache = DynamicCache(config=model.config)
-    cache.offloading = True  # which needs CUDA if it is asked for
+    cache.offloading = True  # which needs CUDA if the constructor is told to
     monkeypatch.setattr(cache, "update", lambda keys, values, layer, *_: cache.layers[layer].update(keys, values))
     with torch.no_grad(), accelerate(model):
         model(prompt(), past_key_values=cache)

@@ -1,4 +1,5 @@
-// Memory that begins at a cache line: a vector that crosses two of them takes longer to load, and more so to store.
+// Memory that begins at a cache line: a vector that crosses two of them takes longer to load, and more so to store, and
+// a copy from a page start to 16 bytes after one stalls on store forwarding.
 #pragma once
 
 #include <cstddef>

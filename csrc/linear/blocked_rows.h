@@ -23,9 +23,8 @@ namespace decodestep::DECODESTEP_BUILD {
 
 constexpr size_t kGroupRows = 12, kInputBlock = 384, kTokenBlock = 12;
 
-// The tokens of a product, copied block of inputs by block: [blocks][tokens][kInputBlock]. Where rows lie a power of
-// two apart, they would evict each other from the first-level cache. The last block is padded to whole pieces with
-// zeros.
+// The tokens of a product, block of inputs by block: [blocks][tokens][kInputBlock]. The last block is padded to whole
+// pieces with zeros.
 struct BlockedTokens {
     float* values;  // floats() of them
     size_t count, in;
@@ -47,14 +46,36 @@ struct BlockedTokens {
     }
 };
 
-// Prefetches the rows that are read next, an equal part with each tile.
+// Copies of the tokens of one product, or of one for each head. Tokens a power of two apart would evict each other from
+// the first-level cache.
+class CopiedTokens {
+  public:
+    CopiedTokens(const float* x, ptrdiff_t x_stride, size_t tokens, size_t in, int threads, size_t heads = 1,
+                 ptrdiff_t head_stride = 0)
+        : first_{nullptr, tokens, in},
+          memory_(std::make_unique_for_overwrite<CacheLine[]>(cache_lines(heads * first_.floats()))) {
+        first_.values = memory_[0].floats;
+        const size_t blocks = first_.blocks();
+        parallel_rows(heads * blocks, tokens * kInputBlock, threads, [&](size_t i) {
+            of(i / blocks).copy(i % blocks, x + static_cast<ptrdiff_t>(i / blocks) * head_stride, x_stride);
+        });
+    }
+
+    BlockedTokens of(size_t head) const { return {first_.values + head * first_.floats(), first_.count, first_.in}; }
+
+  private:
+    BlockedTokens first_;
+    std::unique_ptr<CacheLine[]> memory_;
+};
+
+// Prefetches the rows that are read next, evenly while the current ones are read.
 class NextRows {
   public:
-    // tiles: of tokens, each of which reads all of the current rows, as many as those at `rows`.
-    NextRows(const uint8_t* rows, size_t stride, size_t row_bytes, size_t tiles)
-        : row_(rows), stride_(stride), row_bytes_(row_bytes), bytes_a_line_(kLine * tiles) {}
+    // passes: how often the current rows, as many as those at `rows`, are read.
+    NextRows(const uint8_t* rows, size_t stride, size_t row_bytes, size_t passes)
+        : row_(rows), stride_(stride), row_bytes_(row_bytes), bytes_a_line_(kLine * passes) {}
 
-    // Call when a tile has read this many bytes of the current rows.
+    // Call when this many bytes of the current rows are read.
     void advance(size_t bytes) {
         for (due_ += bytes; due_ >= bytes_a_line_; due_ -= bytes_a_line_) {
             prefetch_to_second_level(row_ + at_);
@@ -72,10 +93,8 @@ class NextRows {
 };
 
 // The rows and tokens of a tile, whose sums stay in registers beside a register for each row and one for a token.
-constexpr int kBlockedRows = kVectorRegisters >= 32  ? 4
-                             : kVectorRegisters >= 8 ? 2
-                                                     : 1,
-              kBlockedTokens = kVectorRegisters >= 32 ? 4 : 3;
+constexpr int kBlockedRows = kVectorRegisters >= 32 ? 4 : std::min(2, kVectorRegisters / 4);
+constexpr int kBlockedTokens = kVectorRegisters >= 32 ? 4 : 3;
 
 // sums += R rows times T tokens, `inputs` values each. weights: rows `weight_stride` floats apart; x: tokens `inputs`
 // floats apart; sums: [tokens][kGroupRows] vectors.
@@ -84,13 +103,17 @@ DECODESTEP_INLINE void add_products(const float* weights, size_t weight_stride, 
                                     float* sums) {
     constexpr size_t kRegister = sizeof(Register) / sizeof(float), kParts = kLanes / kRegister;
     Register total[T][R][kParts];
+    const auto each_total = [&](auto&& body) DECODESTEP_INLINE_LAMBDA {
 #pragma GCC unroll 8
-    for (int t = 0; t < T; ++t)
+        for (int t = 0; t < T; ++t)
 #pragma GCC unroll 8
-        for (int r = 0; r < R; ++r)
+            for (int r = 0; r < R; ++r)
 #pragma GCC unroll 4
-            for (size_t p = 0; p < kParts; ++p)
-                total[t][r][p] = load_register(sums + (t * kGroupRows + r) * kLanes + p * kRegister);
+                for (size_t p = 0; p < kParts; ++p)
+                    body(total[t][r][p], sums + (t * kGroupRows + r) * kLanes + p * kRegister);
+    };
+    each_total([](Register& in_register, const float* sum)
+                   DECODESTEP_INLINE_LAMBDA { in_register = load_register(sum); });
     for (size_t k = 0; k < inputs; k += kLanes)
 #pragma GCC unroll 4
         for (size_t p = 0; p < kParts; ++p) {
@@ -105,16 +128,10 @@ DECODESTEP_INLINE void add_products(const float* weights, size_t weight_stride, 
                 for (int r = 0; r < R; ++r) total[t][r][p] = fma(w[r], value, total[t][r][p]);
             }
         }
-#pragma GCC unroll 8
-    for (int t = 0; t < T; ++t)
-#pragma GCC unroll 8
-        for (int r = 0; r < R; ++r)
-#pragma GCC unroll 4
-            for (size_t p = 0; p < kParts; ++p)
-                store_register(sums + (t * kGroupRows + r) * kLanes + p * kRegister, total[t][r][p]);
+    each_total([](Register in_register, float* sum) DECODESTEP_INLINE_LAMBDA { store_register(sum, in_register); });
 }
 
-// Some rows as float32: in place where that is possible, otherwise widened to `memory`.
+// Some rows as float32: in place where that is possible, otherwise widened to `memory`, padded with zeros.
 struct RowGroup {
     const float* values;
     size_t stride;  // in floats
@@ -127,15 +144,9 @@ struct RowGroup {
         if (!memory) return {reinterpret_cast<const float*>(w.row(first)), w.stride / sizeof(float)};
         const size_t stride = widened_stride(padded);
         for (size_t r = 0; r < rows; ++r) {
-            f32x16 a, b;
-            for (size_t k = 0; k < padded; k += kLoadValues) {
-                if (w.in - k < kLoadValues)
-                    load_tail<BlockFormat>(w.row(first + r), k / kLoadValues, w.in - k, a, b);
-                else
-                    load_piece<BlockFormat>(w.row(first + r), k / kLoadValues, a, b);
-                store(memory + r * stride + k, a);
-                store(memory + r * stride + k + kLanes, b);
-            }
+            float* const row = memory + r * stride;
+            widen<BlockFormat>(w.row(first + r), w.in, row);
+            std::fill(row + w.in, row + padded, 0.0f);
         }
         return {memory, stride};
     }
@@ -146,14 +157,14 @@ template <class BlockFormat>
 void multiply_blocked_rows(const RowWeight& w, size_t first, size_t last, const BlockedTokens& x, float* y,
                            ptrdiff_t y_stride) {
     constexpr size_t kSums = kTokenBlock * kGroupRows * kLanes;
-    const size_t padded = x.padded(), row_bytes = w.in / kLoadValues * (BlockFormat::bytes / pieces<BlockFormat>),
+    const size_t padded = x.padded(), bytes = row_bytes(w.format, w.in),
                  token_blocks = (x.count + kTokenBlock - 1) / kTokenBlock;
     const bool in_place = BlockFormat::bytes == F32Block::bytes && padded == w.in && w.stride % sizeof(float) == 0;
     float* const sums = thread_scratch(kSums + (in_place ? 0 : kGroupRows * RowGroup::widened_stride(padded)));
     for (size_t n = first; n < last; n += kGroupRows) {
         const size_t rows = std::min(kGroupRows, last - n);
         const auto group = RowGroup::of<BlockFormat>(w, n, rows, padded, in_place ? nullptr : sums + kSums);
-        NextRows next(w.row(n) + rows * w.stride, w.stride, row_bytes, token_blocks);
+        NextRows next(w.row(n + rows), w.stride, bytes, token_blocks);
         each_piece<kTokenBlock>(x.count, [&](size_t from, size_t count) {
             size_t tiles = 0, sizes[kTokenBlock];
             each_piece<kBlockedTokens>(count, [&](size_t, size_t size) { sizes[tiles++] = size; });
@@ -161,7 +172,7 @@ void multiply_blocked_rows(const RowWeight& w, size_t first, size_t last, const 
             for (size_t block = 0; block < x.blocks(); ++block) {
                 const size_t inputs = x.inputs(block);
                 each_constant_piece<kBlockedRows>(rows, [&]<int R>(size_t r) {
-                    next.advance(R * row_bytes * inputs / padded);
+                    next.advance(R * bytes * inputs / padded);
                     const float* weights = group.values + r * group.stride + block * kInputBlock;
                     const float* tokens = x.token(block, from);
                     float* to = sums + r * kLanes;

@@ -13,7 +13,6 @@ namespace decodestep {
 namespace {
 
 constexpr size_t kPieceBytes = size_t{1} << 18;  // stays in a core's cache until it is packed
-constexpr size_t kAlignment = 64;  // a copy from a page start to 16 bytes after one stalls on store forwarding
 
 // The problem of the first piece that has one.
 class FirstProblem {
@@ -67,10 +66,7 @@ std::optional<FileRowsProblem> read_rows(const ReadFileRows& a, size_t first, si
     return std::nullopt;
 }
 
-uint8_t* piece_memory(size_t bytes) {
-    const auto at = reinterpret_cast<uintptr_t>(thread_scratch((bytes + kAlignment) / sizeof(float) + 1));
-    return reinterpret_cast<uint8_t*>((at + kAlignment - 1) / kAlignment * kAlignment);
-}
+uint8_t* piece_memory(size_t bytes) { return reinterpret_cast<uint8_t*>(thread_scratch(bytes / sizeof(float) + 1)); }
 
 }  // namespace
 

@@ -1,6 +1,7 @@
 #include "linear/linear.h"
 
 #include <algorithm>
+#include <optional>
 
 #include "core/parallel.h"
 #include "linear/blocked_rows.h"
@@ -96,25 +97,6 @@ DECODESTEP_INLINE size_t stream_rows(const Linear& a, size_t first, size_t last)
         for (size_t s = 0; s < kRowStreams; ++s) a.y[n + s * rows] = y[s];
     }
     return first + rows * kRowStreams;
-}
-
-// A row to float32.
-template <class BlockFormat>
-void widen(const uint8_t* w, size_t in, float* values) {
-    f32x16 a, b;
-    size_t k = 0;
-    for (; k + kLoadValues <= in; k += kLoadValues) {
-        load_piece<BlockFormat>(w, k / kLoadValues, a, b);
-        store(values + k, a);
-        store(values + k + 16, b);
-    }
-    if (const size_t rest = in - k; rest > 0) {
-        load_tail<BlockFormat>(w, k / kLoadValues, rest, a, b);
-        float block[kLoadValues];
-        store(block, a);
-        store(block + 16, b);
-        std::memcpy(values + k, block, rest * sizeof(float));
-    }
 }
 
 // Whether this many tokens are multiplied in blocks. Float32 rows have nothing to widen, which pays for copying the
@@ -221,15 +203,11 @@ void linear(const Linear& a) {
                      [&](size_t task) { body(task * rows, std::min(task * rows + rows, a.w.out)); });
     };
     if (are_many(a.w.format, a.tokens)) {
-        BlockedTokens x{nullptr, a.tokens, a.w.in};
-        const auto memory = std::make_unique_for_overwrite<CacheLine[]>(cache_lines(x.floats()));
-        x.values = memory[0].floats;
-        parallel_rows(x.blocks(), a.tokens * kInputBlock, a.threads,
-                      [&](size_t block) { x.copy(block, a.x, a.x_stride); });
+        const CopiedTokens x(a.x, a.x_stride, a.tokens, a.w.in, a.threads);
         const size_t rows = std::max(kLeastGroups * kGroupRows, most / kGroupRows * kGroupRows);
         return with_format(a.w.format, [&]<class BlockFormat>() {
             in_tasks(rows, [&](size_t first, size_t last) {
-                multiply_blocked_rows<BlockFormat>(a.w, first, last, x, a.y, a.y_stride);
+                multiply_blocked_rows<BlockFormat>(a.w, first, last, x.of(0), a.y, a.y_stride);
             });
         });
     }
@@ -246,30 +224,22 @@ void head_products(const HeadProducts& a) {
     const size_t outputs = a.transposed ? a.w.in : a.count, in_task = a.transposed ? kTaskColumns : kTaskRows,
                  tasks = (outputs + in_task - 1) / in_task;
     const auto y_stride = static_cast<ptrdiff_t>(a.heads * outputs);
-    const auto x_of = [&](size_t head) { return a.x + static_cast<ptrdiff_t>(head) * a.x_head_stride; };
-    const bool many = !a.transposed && are_many(a.w.format, a.tokens);
-    const BlockedTokens counted{nullptr, a.tokens, a.w.in};
-    const auto memory = std::make_unique_for_overwrite<CacheLine[]>(many ? cache_lines(a.heads * counted.floats()) : 0);
-    const auto blocked = [&](size_t head) {
-        return BlockedTokens{memory[0].floats + head * counted.floats(), a.tokens, a.w.in};
-    };
-    if (many)
-        parallel_rows(a.heads, counted.floats(), a.threads, [&](size_t head) {
-            for (size_t block = 0; block < counted.blocks(); ++block) blocked(head).copy(block, x_of(head), a.x_stride);
-        });
+    std::optional<CopiedTokens> many;
+    if (!a.transposed && are_many(a.w.format, a.tokens))
+        many.emplace(a.x, a.x_stride, a.tokens, a.w.in, a.threads, a.heads, a.x_head_stride);
     with_format(a.w.format, [&]<class BlockFormat>() {
         parallel_for(a.heads * tasks, a.threads, [&](size_t task) {
             const size_t head = task / tasks, first = task % tasks * in_task, last = std::min(first + in_task, outputs);
             const RowWeight rows{a.w.row(head * (a.w.out / a.heads) + a.first), a.w.stride, a.w.in, a.count,
                                  a.w.format};
+            const float* x = a.x + static_cast<ptrdiff_t>(head) * a.x_head_stride;
             float* y = a.y + head * outputs;
             if (a.transposed)
-                sum_rows<BlockFormat>(x_of(head), a.x_stride, a.tokens, rows, first, last, y, y_stride);
+                sum_rows<BlockFormat>(x, a.x_stride, a.tokens, rows, first, last, y, y_stride);
             else if (many)
-                multiply_blocked_rows<BlockFormat>(rows, first, last, blocked(head), y, y_stride);
+                multiply_blocked_rows<BlockFormat>(rows, first, last, many->of(head), y, y_stride);
             else
-                multiply_rows<BlockFormat>({x_of(head), a.x_stride, a.tokens, rows, y, y_stride, a.threads}, first,
-                                           last);
+                multiply_rows<BlockFormat>({x, a.x_stride, a.tokens, rows, y, y_stride, a.threads}, first, last);
         });
     });
 }

@@ -89,4 +89,23 @@ DECODESTEP_INLINE void load_tail(const uint8_t* row, size_t i, size_t values, f3
     load_piece<BlockFormat>(block, 0, a, b);
 }
 
+// A row to float32.
+template <class BlockFormat>
+void widen(const uint8_t* w, size_t in, float* values) {
+    f32x16 a, b;
+    size_t k = 0;
+    for (; k + kLoadValues <= in; k += kLoadValues) {
+        load_piece<BlockFormat>(w, k / kLoadValues, a, b);
+        store(values + k, a);
+        store(values + k + 16, b);
+    }
+    if (const size_t rest = in - k; rest > 0) {
+        load_tail<BlockFormat>(w, k / kLoadValues, rest, a, b);
+        float block[kLoadValues];
+        store(block, a);
+        store(block + 16, b);
+        std::memcpy(values + k, block, rest * sizeof(float));
+    }
+}
+
 }  // namespace decodestep::DECODESTEP_BUILD
