@@ -24,16 +24,19 @@
 namespace decodestep::DECODESTEP_BUILD {
 
 // Tiles of accumulators: for scores, queries times pages; for values, queries times vectors of columns. With few
-// registers, larger tiles of values would spill.
+// registers, larger tiles would spill; few queries read whole lines of memory in their order, many find them in the
+// cache.
 constexpr bool kManyRegisters = kVectorRegisters >= 32;
 constexpr size_t kMaxQueries = kManyRegisters ? 12 : 6, kMostPages = 4;
-template <class Cache>
-constexpr size_t kValueQueries = kManyRegisters ? 6 : Cache::kFewQueries;
 constexpr size_t score_pages(size_t queries) {
     if (kManyRegisters) return queries <= 5 ? kMostPages : 2;
     return queries <= 2 ? 2 : 1;
 }
-constexpr size_t value_columns(size_t queries) { return kManyRegisters || queries == 1 ? 4 : 2; }
+template <class Cache>
+constexpr size_t value_queries(size_t queries) {
+    return kManyRegisters || queries >= 4 ? 6 : Cache::kFewQueries;
+}
+constexpr size_t value_columns(size_t queries) { return kManyRegisters || queries == 1 ? 4 : queries == 2 ? 2 : 1; }
 
 constexpr size_t kPrefetchPages = 4;  // how far ahead pages are prefetched
 
@@ -170,46 +173,22 @@ void weights_of(float* scores, Seen seen, size_t count, typename Cache::Factor* 
     state.weight_sum() = sum(total);
 }
 
-// The weighted sums of the values of R queries, in C vectors of 16 columns from `column` on.
-// seen: [R], which positions of the split each query sees.
+// Adds the values of positions [range.first, range.end), whole groups that all R queries see, times their weights, to
+// the states' sums in C vectors of 16 columns from `column` on.
 template <size_t R, size_t C, class Cache>
-void weigh_values(const PageSequence<Cache>& order, size_t column, const Seen* seen,
+void weigh_values(const PageSequence<Cache>& order, size_t column, Seen range,
                   const typename Cache::Factor (*weights)[kSplitKeys], SoftmaxStates states) {
-    constexpr size_t G = Cache::kGroup;
-    using Values = typename Cache::Values;
-    const size_t width = order.width, pages = order.count();
+    const size_t pages = order.count();
     f32x16 acc[R][C];
 #pragma GCC unroll 6
     for (size_t r = 0; r < R; ++r)
 #pragma GCC unroll 4
-        for (size_t c = 0; c < C; ++c) acc[r][c] = broadcast(0.0f);
-    // Seen by all queries, in whole groups of positions: [common_first, common_last).
-    size_t common_first = 0, common_last = ~size_t{0};
-#pragma GCC unroll 6
-    for (size_t r = 0; r < R; ++r) {
-        common_first = std::max(common_first, (seen[r].first + G - 1) / G * G);
-        common_last = std::min(common_last, seen[r].end / G * G);
-    }
-    // Adds the group at j, for the queries that see one or all of its positions.
-    const auto add_group = [&](size_t j, const Values& values) DECODESTEP_INLINE_LAMBDA {
-#pragma GCC unroll 6
-        for (size_t r = 0; r < R; ++r) {
-            const bool first = seen[r].sees(j), second = G == 2 && seen[r].sees(j + 1);
-            if (!first && !second) continue;
-            each_step<Cache>([&]<int step>() DECODESTEP_INLINE_LAMBDA {
-                const auto weight = Cache::template factor<step>(weights[r] + j);
-#pragma GCC unroll 4
-                for (size_t c = 0; c < C; ++c)
-                    acc[r][c] = Cache::add(acc[r][c], weight, values.template group<step>(c, first, second));
-            });
-        }
-    };
-    for (size_t i = 0, j = 0; i < pages; ++i) {
-        Values values(order.values_at(i), width, column), ahead(order.at(pages + i + kPrefetchPages), width, column);
-        const size_t end = std::min(j + kPagePositions, order.end - order.first),
-                     common_end = std::min(end, common_last);
-        for (; j < std::min(end, common_first); j += G, values.next(), ahead.next()) add_group(j, values);
-        for (; j < common_end; j += G, values.next(), ahead.next()) {
+        for (size_t c = 0; c < C; ++c) acc[r][c] = load(states[r].values() + column + c * kLanes);
+    for (size_t j = range.first; j < range.end;) {
+        const size_t page = j / kPagePositions, end = std::min((page + 1) * kPagePositions, range.end);
+        typename Cache::Values values(order.values_at(page), order.width, j % kPagePositions, column),
+            ahead(order.at(pages + page + kPrefetchPages), order.width, j % kPagePositions, column);
+        for (; j < end; j += Cache::kGroup, values.next(), ahead.next()) {
 #pragma GCC unroll 4
             for (size_t c = 0; c < C; ++c) prefetch(ahead.at(c));
             each_step<Cache>([&]<int step>() DECODESTEP_INLINE_LAMBDA {
@@ -222,7 +201,6 @@ void weigh_values(const PageSequence<Cache>& order, size_t column, const Seen* s
                 }
             });
         }
-        for (; j < end; j += G, values.next()) add_group(j, values);
     }
 #pragma GCC unroll 6
     for (size_t r = 0; r < R; ++r)
@@ -230,14 +208,46 @@ void weigh_values(const PageSequence<Cache>& order, size_t column, const Seen* s
         for (size_t c = 0; c < C; ++c) store(states[r].values() + column + c * kLanes, acc[r][c]);
 }
 
+// The same for one query and all columns, where a group may be seen in part.
+template <class Cache>
+void weigh_values_in_part(const PageSequence<Cache>& order, Seen range, const typename Cache::Factor* weights,
+                          const SoftmaxState& state) {
+    for (size_t j = range.first / Cache::kGroup * Cache::kGroup; j < range.end; j += Cache::kGroup) {
+        const bool first = range.sees(j), second = range.sees(j + 1);
+        const typename Cache::Values values(order.values_at(j / kPagePositions), order.width, j % kPagePositions, 0);
+        for (size_t column = 0; column < order.width; column += kLanes) {
+            float* sums = state.values() + column;
+            f32x16 acc = load(sums);
+            each_step<Cache>([&]<int step>() DECODESTEP_INLINE_LAMBDA {
+                const auto value = values.template group<step>(column / kLanes, first, second);
+                acc = Cache::add(acc, Cache::template factor<step>(weights + j), value);
+            });
+            store(sums, acc);
+        }
+    }
+}
+
+// The weighted sums of the values of R queries. seen: [R], which positions of the split each query sees.
 template <size_t R, class Cache>
-void weigh_all_columns(const PageSequence<Cache>& order, const Seen* seen,
-                       const typename Cache::Factor (*weights)[kSplitKeys], SoftmaxStates states) {
-    constexpr size_t C = value_columns(R);
+void weigh_all_values(const PageSequence<Cache>& order, const Seen* seen,
+                      const typename Cache::Factor (*weights)[kSplitKeys], SoftmaxStates states) {
+    constexpr size_t C = value_columns(R), G = Cache::kGroup;
     const size_t width = order.width;
+    Seen common{0, ~size_t{0}};  // whole groups that all queries see
+    for (size_t r = 0; r < R; ++r) {
+        common.first = std::max(common.first, (seen[r].first + G - 1) / G * G);
+        common.end = std::min(common.end, seen[r].end / G * G);
+    }
+    common.end = std::max(common.first, common.end);
+    for (size_t r = 0; r < R; ++r) {
+        std::fill_n(states[r].values(), width, 0.0f);
+        weigh_values_in_part(order, {seen[r].first, std::min(common.first, seen[r].end)}, weights[r], states[r]);
+    }
     size_t column = 0;
-    for (; column + C * kLanes <= width; column += C * kLanes) weigh_values<R, C>(order, column, seen, weights, states);
-    for (; column < width; column += kLanes) weigh_values<R, 1>(order, column, seen, weights, states);
+    for (; column + C * kLanes <= width; column += C * kLanes)
+        weigh_values<R, C>(order, column, common, weights, states);
+    for (; column < width; column += kLanes) weigh_values<R, 1>(order, column, common, weights, states);
+    for (size_t r = 0; r < R; ++r) weigh_values_in_part(order, {common.end, seen[r].end}, weights[r], states[r]);
 }
 
 template <size_t R, class Cache>
@@ -263,9 +273,9 @@ void attend_queries(const Queries<Cache>& q, const HeadPages<Cache>& pages, floa
         weights_of<Cache>(scores[r], seen[r], count, weights[r], states[r]);
     }
     size_t r = 0;
-    constexpr size_t N = kValueQueries<Cache>;
-    for (; r + N <= R; r += N) weigh_all_columns<N>(order, seen + r, weights + r, states.from(r));
-    if constexpr (R % N != 0) weigh_all_columns<R % N>(order, seen + r, weights + r, states.from(r));
+    constexpr size_t N = value_queries<Cache>(R);
+    for (; r + N <= R; r += N) weigh_all_values<N>(order, seen + r, weights + r, states.from(r));
+    if constexpr (R % N != 0) weigh_all_values<R % N>(order, seen + r, weights + r, states.from(r));
 }
 
 // Computes the states of the queries after one split, which at least one of them reaches.

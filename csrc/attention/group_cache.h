@@ -42,13 +42,13 @@ struct Bf16Cache {
         return PairDot::weights<step>(key_at(page, column));
     }
 
-    // The values of a page from a position on, in vectors of columns.
+    // The values of a page from a group of positions on, in vectors of columns.
     struct Values {
         const uint8_t* at_;
         size_t step_;
 
-        DECODESTEP_INLINE Values(const uint8_t* page, size_t width, size_t column)
-            : at_(page + 4 * column), step_(4 * width) {}
+        DECODESTEP_INLINE Values(const uint8_t* page, size_t width, size_t position, size_t column)
+            : at_(page + position / 2 * 4 * width + 4 * column), step_(4 * width) {}
         DECODESTEP_INLINE const uint8_t* at(size_t vector) const { return at_ + 64 * vector; }
         // With zeros in place of the first or second position, unless it is wanted.
         template <int step>
@@ -99,9 +99,10 @@ struct WidenedCache {
 
     struct Values {
         const uint8_t* block_;
-        size_t row_ = 0;
+        size_t row_;
 
-        DECODESTEP_INLINE Values(const uint8_t* page, size_t, size_t column) : block_(block(page, column)) {}
+        DECODESTEP_INLINE Values(const uint8_t* page, size_t, size_t position, size_t column)
+            : block_(block(page, column)), row_(position) {}
         DECODESTEP_INLINE const uint8_t* at(size_t vector) const {
             return Block::row(block_ + vector * Block::kBytes, row_);
         }
