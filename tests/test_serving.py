@@ -21,6 +21,7 @@ import uvicorn
 
 import decodestep as ds
 import processes
+from decodestep._base.byte_alphabet import BYTE_OF
 from decodestep._base.checks import RequestError
 from decodestep.cli import serve
 from decodestep.sampling.constraint import ConstraintError
@@ -30,7 +31,6 @@ from decodestep.serving.errors import HttpError, http_error
 from decodestep.serving.http import Server
 from decodestep.serving.requests import completion_job
 from decodestep.serving.responses import Choice
-from decodestep.stopping.byte_alphabet import BYTE_OF
 
 TEMPLATE = "{% for m in messages %}{{ m.role }}:{{ m.content }};{% endfor %}assistant:"
 HELLO = [{"role": "user", "content": "hello"}]

@@ -18,7 +18,7 @@ from tokenizers import decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from decodestep import stopping as ds
-from decodestep.stopping.byte_alphabet import BYTE_OF
+from decodestep._base.byte_alphabet import BYTE_OF
 from decodestep.stopping.stop_table import stop_table
 from decodestep.stopping.token_text import token_bytes
 from processor_cases import in_numpy, make, numpy_and_torch, same_error

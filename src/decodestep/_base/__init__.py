@@ -1,1 +1,1 @@
-"""The base layer, private: checks, arrays, dispatch, limits of the machine, exact arithmetic."""
+"""The base layer, private: checks, arrays, dispatch, limits of the machine, exact arithmetic, spellings of bytes."""

@@ -7,7 +7,7 @@ the modules that are already loaded and never imported here.
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard, TypeVar
 
 import ml_dtypes
@@ -89,6 +89,21 @@ def integers(op: str, arg: str, value: object, *, rank: int | None = None) -> np
     rule = "integers" if rank is None else f"integers of rank {rank}"
     require((array.dtype.kind in "iu" or array.size == 0) and rank in (None, array.ndim), op, arg, rule, array)
     return np.array(array, np.int64, order="C")
+
+
+def token_ids(op: str, arg: str, value: TokenIds, *, some: bool = False) -> list[int]:
+    """An id, a sequence or an array of ids as a flat list of Python numbers.
+
+    some: whether anything but ints >= 0, at least one, is refused; otherwise numbers that are no ids are left to the caller.
+    """
+    plain = value.tolist() if hasattr(value, "tolist") else value
+    flat = np.asarray(list(plain) if isinstance(plain, Iterable) and not isinstance(plain, str) else plain).reshape(-1)
+    require(flat.size == 0 or flat.dtype.kind in "biuf", op, arg, "a token id or a list of token ids", value)
+    ids: list[int] = flat.tolist()
+    require(
+        not some or (bool(ids) and all(isinstance(i, int) and i >= 0 for i in ids)), op, arg, "non-negative integers", value
+    )
+    return ids
 
 
 def contiguous(array: np.ndarray) -> np.ndarray:

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from decodestep._base.array_api import quiet
 from decodestep.ops.decode_step import TokenLogprobs
-from decodestep.processors.array_ops import quiet
 from decodestep.random import gumbel
 
 

@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
+from decodestep._base.array_api import quiet
 from decodestep._base.checks import RequestError, ids_below, is_finite, is_int, refuse, require, require_dtype, require_shape
 from decodestep.generation.beam_group import Beam as Beam
 from decodestep.generation.beam_group import BeamGroup, BeamRules, Report, highest
 from decodestep.ops.decode_step import TokenLogprobs
 from decodestep.processors import HammingDiversityLogitsProcessor, LogitsProcessorList
-from decodestep.processors.array_ops import quiet
 
 _OP = "beam_search"
 

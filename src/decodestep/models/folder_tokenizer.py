@@ -10,6 +10,7 @@ from typing import Any
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as Engine
 
+from decodestep._base.byte_alphabet import byte_of
 from decodestep._base.checks import ids_below, is_int
 from decodestep.models import tiktoken_file
 from decodestep.models.errors import ModelError
@@ -18,7 +19,6 @@ from decodestep.models.model_folder import ModelFolder
 from decodestep.models.tokenizer import Tokenizer
 from decodestep.models.tokenizer_engine import engine_errors
 from decodestep.models.vocabulary import Vocabulary
-from decodestep.stopping.byte_alphabet import byte_of
 
 _NAMES = ("bos", "eos", "unk", "pad", "cls", "sep", "mask")
 _MAX_IDS = 1 << 24

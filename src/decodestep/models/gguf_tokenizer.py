@@ -9,13 +9,13 @@ from tokenizers.models import BPE
 from tokenizers.normalizers import Prepend, Replace
 from tokenizers.normalizers import Sequence as Rewrites
 
+from decodestep._base.byte_alphabet import byte_of
 from decodestep.models import metadata as md
 from decodestep.models.errors import ModelError
 from decodestep.models.pre_tokenizers import BEGINNING, PRE_TOKENIZERS, WHOLE_WORDS
 from decodestep.models.tokenizer import Tokenizer
 from decodestep.models.tokenizer_engine import byte_level_engine, merges_of
 from decodestep.models.vocabulary import SPACE, Vocabulary, ids_of
-from decodestep.stopping.byte_alphabet import byte_of
 
 _UNKNOWN, _CONTROL, _USER_DEFINED, _BYTE = 2, 3, 4, 6  # values of tokenizer.ggml.token_type
 _NAMES = {"bos": "bos_token_id", "eos": "eos_token_id", "unk": "unknown_token_id", "pad": "padding_token_id"}

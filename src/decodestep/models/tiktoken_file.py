@@ -14,12 +14,12 @@ from typing import Any
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as Engine
 
+from decodestep._base.byte_alphabet import BYTE_OF
 from decodestep.models.errors import ModelError
 from decodestep.models.json_file import read_text
 from decodestep.models.model_folder import ModelFolder
 from decodestep.models.tokenizer_engine import byte_level_engine, merges_of
 from decodestep.models.vocabulary import ids_of
-from decodestep.stopping.byte_alphabet import BYTE_OF
 
 _FAMILIES = ("kimi_k2", "deepseek_v3")  # Moonlight is of the latter
 _PATTERNS = "kimi-k2"

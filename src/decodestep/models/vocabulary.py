@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from decodestep._base.byte_alphabet import BYTE_OF
 from decodestep.models.errors import ModelError
-from decodestep.stopping.byte_alphabet import BYTE_OF
 
 SPACE = "\u2581"  # SentencePiece's character for a space
 

@@ -8,9 +8,7 @@ from typing import Any
 from array_api_compat import device
 
 from decodestep._base import arrays
-from decodestep._base.arrays import Array, ArrayT, TokenIds
-from decodestep._base.checks import require
-from decodestep.processors.array_ops import (
+from decodestep._base.array_api import (
     NEGATIVE_INFINITY,
     copied,
     fill,
@@ -18,10 +16,10 @@ from decodestep.processors.array_ops import (
     log_softmax,
     log_sum_exp,
     namespace,
-    require_ids,
     softmax,
-    token_ids,
 )
+from decodestep._base.arrays import Array, ArrayT, TokenIds, token_ids
+from decodestep._base.checks import require
 from decodestep.processors.base import LogitsProcessor
 
 
@@ -186,8 +184,7 @@ class BarkEosPrioritizerLogitsProcessor(LogitsProcessor):
 
     def __init__(self, eos_token_id: TokenIds | None, min_eos_p: float | None, device: object = "cpu") -> None:
         op = "BarkEosPrioritizerLogitsProcessor"
-        self.eos_token_id = token_ids(op, "eos_token_id", eos_token_id)
-        require_ids(op, "eos_token_id", self.eos_token_id, eos_token_id)
+        self.eos_token_id = token_ids(op, "eos_token_id", eos_token_id, some=True)
         require(min_eos_p is None or bool(min_eos_p > 0), op, "min_eos_p", "> 0 or None", min_eos_p)
         self.min_eos_p = min_eos_p
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import math
 
-from decodestep._base.arrays import Array, ArrayT
-from decodestep._base.checks import refuse, require
-from decodestep.processors.array_ops import (
+from decodestep._base.array_api import (
     NEGATIVE_INFINITY,
     Namespace,
     constant,
@@ -25,6 +23,8 @@ from decodestep.processors.array_ops import (
     total,
     widen,
 )
+from decodestep._base.arrays import Array, ArrayT
+from decodestep._base.checks import refuse, require
 from decodestep.processors.base import LogitsProcessor
 from decodestep.processors.filters import require_min_tokens
 

@@ -10,9 +10,7 @@ import numpy as np
 from array_api_compat import device
 
 from decodestep import random
-from decodestep._base.arrays import Array, ArrayT, Integers
-from decodestep._base.checks import is_finite, is_int, is_real, require
-from decodestep.processors.array_ops import (
+from decodestep._base.array_api import (
     NEGATIVE_INFINITY,
     constant,
     copied,
@@ -22,9 +20,10 @@ from decodestep.processors.array_ops import (
     narrow,
     quiet,
     softmax,
-    token_ids,
     widen,
 )
+from decodestep._base.arrays import Array, ArrayT, Integers, token_ids
+from decodestep._base.checks import is_finite, is_int, is_real, require
 from decodestep.processors.base import LogitsProcessor
 
 # Longer repetitions count as this long, so that the power of the base remains finite.

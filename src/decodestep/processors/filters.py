@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from decodestep._base.arrays import Array, ArrayT
-from decodestep._base.checks import require
-from decodestep.processors.array_ops import (
+from decodestep._base.array_api import (
     NEGATIVE_INFINITY,
     constant,
     divided,
@@ -16,6 +14,8 @@ from decodestep.processors.array_ops import (
     softmax,
     times,
 )
+from decodestep._base.arrays import Array, ArrayT
+from decodestep._base.checks import require
 from decodestep.processors.base import LogitsProcessor
 
 

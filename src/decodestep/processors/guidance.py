@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from decodestep._base.array_api import fill, highest, kth_largest, log_softmax, namespace, times
 from decodestep._base.arrays import Array, ArrayT
 from decodestep._base.checks import require
-from decodestep.processors.array_ops import fill, highest, kth_largest, log_softmax, namespace, times
 from decodestep.processors.base import LogitsProcessor
 
 

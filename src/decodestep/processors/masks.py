@@ -7,9 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 import numpy as np
 from array_api_compat import device
 
-from decodestep._base.arrays import Array, ArrayT, TokenIds
-from decodestep._base.checks import refuse, require
-from decodestep.processors.array_ops import (
+from decodestep._base.array_api import (
     NEGATIVE_INFINITY,
     columns,
     constant,
@@ -22,8 +20,9 @@ from decodestep.processors.array_ops import (
     occurring,
     quiet,
     repeated,
-    token_ids,
 )
+from decodestep._base.arrays import Array, ArrayT, TokenIds, token_ids
+from decodestep._base.checks import refuse, require
 from decodestep.processors.base import LogitsProcessor
 from decodestep.processors.penalties import SequenceBiasLogitsProcessor
 

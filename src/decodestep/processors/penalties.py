@@ -11,9 +11,9 @@ import numpy as np
 from array_api_compat import device
 
 from decodestep._base import arrays
+from decodestep._base.array_api import Namespace, copied, divided, namespace, narrow, repeated, times, widen
 from decodestep._base.arrays import Array, ArrayT
 from decodestep._base.checks import is_int, require
-from decodestep.processors.array_ops import Namespace, copied, divided, namespace, narrow, repeated, times, widen
 from decodestep.processors.base import LogitsProcessor
 
 

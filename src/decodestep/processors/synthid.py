@@ -13,9 +13,9 @@ from typing import Any
 
 from array_api_compat import device as device_of
 
+from decodestep._base.array_api import Namespace, constant, largest, namespace, quiet, softmax, total
 from decodestep._base.arrays import Array, ArrayT
 from decodestep._base.checks import require
-from decodestep.processors.array_ops import Namespace, constant, largest, namespace, quiet, softmax, total
 from decodestep.processors.base import LogitsProcessor
 
 _MULTIPLIER, _INCREMENT = 6364136223846793005, 1

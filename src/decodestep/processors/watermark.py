@@ -16,9 +16,9 @@ from typing import Any
 import numpy as np
 from array_api_compat import device as device_of
 
+from decodestep._base.array_api import copied, namespace, narrow, widen
 from decodestep._base.arrays import Array, ArrayT, Integers
 from decodestep._base.checks import refuse, require, require_choice
-from decodestep.processors.array_ops import copied, namespace, narrow, widen
 from decodestep.processors.base import LogitsProcessor
 
 _TABLE_SIZE = 1_000_003

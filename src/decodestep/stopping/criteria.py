@@ -11,9 +11,9 @@ from typing import Any
 
 from array_api_compat import array_namespace, device
 
-from decodestep._base.arrays import Array
+from decodestep._base.array_api import softmax
+from decodestep._base.arrays import Array, token_ids
 from decodestep._base.checks import refuse
-from decodestep.processors.array_ops import softmax, token_ids
 
 
 class StoppingCriteria:

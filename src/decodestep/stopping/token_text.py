@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from decodestep._base.byte_alphabet import BYTE_OF, byte_of
 from decodestep._base.checks import require
-from decodestep.stopping.byte_alphabet import BYTE_OF, byte_of
 
 # Every token is decoded after this text, because decoders strip spaces at the beginning. Any tokenizer can encode it.
 _LEAD = "abcdef"

@@ -1,4 +1,4 @@
-"""Array functions for processors and stopping criteria beyond the array API standard, for NumPy and torch.
+"""What processors and stopping criteria need beyond the array API standard, for NumPy and torch.
 
 Every function takes the namespace `xp` of its arrays first (`namespace`). Elementwise arithmetic runs in the dtype of the
 scores, as in transformers, so float16 and bfloat16 round after each operation. Sums, and products with a Python number, run in
@@ -17,8 +17,8 @@ from array_api_compat import array_namespace, device
 from ml_dtypes import finfo as low_precision_finfo
 
 from decodestep._base import arrays
-from decodestep._base.arrays import Array, ArrayT, TokenIds
-from decodestep._base.checks import refuse, require
+from decodestep._base.arrays import Array, ArrayT
+from decodestep._base.checks import refuse
 
 NEGATIVE_INFINITY = -math.inf
 
@@ -141,20 +141,6 @@ def highest(xp: Namespace, x: ArrayT, lowest: Array, count: int | Array) -> Arra
     above, level = x > lowest, x == lowest
     room = count - xp.count_nonzero(above, axis=-1, keepdims=True)
     return above | (level & (xp.cumulative_sum(level, axis=-1, dtype=xp.int32) <= room))
-
-
-def token_ids(op: str, arg: str, value: TokenIds) -> list[int]:
-    """An id, a sequence or an array of ids as a flat list of Python numbers."""
-    plain = value.tolist() if hasattr(value, "tolist") else value
-    flat = np.asarray(list(plain) if isinstance(plain, Iterable) and not isinstance(plain, str) else plain).reshape(-1)
-    require(flat.size == 0 or flat.dtype.kind in "biuf", op, arg, "a token id or a list of token ids", value)
-    numbers: list[int] = flat.tolist()
-    return numbers
-
-
-def require_ids(op: str, arg: str, ids: list[int], got: object) -> None:
-    """Raises ValueError unless `ids` is a non-empty list of ints >= 0."""
-    require(bool(ids) and all(isinstance(i, int) and i >= 0 for i in ids), op, arg, "non-negative integers", got)
 
 
 def columns(xp: Namespace, ids: Iterable[int], like: ArrayT) -> ArrayT:
