@@ -10,7 +10,7 @@ import numpy as np
 
 from decodestep.ops.decode_step import reference
 from decodestep.ops.decode_step import steps as s
-from decodestep.ops.decode_step.reference import Row
+from decodestep.ops.decode_step.reference import Candidates
 from decodestep.sampling.distribution import entropy
 
 
@@ -28,60 +28,60 @@ class Threshold(NamedTuple):
     value: float
 
 
-def threshold_of(step: s.Step, row: Row) -> Threshold | None:
+def threshold_of(step: s.Step, row: Candidates) -> Threshold | None:
     """The threshold of a step on the candidates before it; None if it is not a filter or can never cut anything."""
     rule = _RULES.get(type(step))
     return rule(step, row) if rule and len(row.ids) else None
 
 
-def _top_k(step: s.TopK, row: Row) -> Threshold | None:
+def _top_k(step: s.TopK, row: Candidates) -> Threshold | None:
     k = max(step.k, step.keep)
     if k >= len(row.ids):
         return None
-    return Threshold("score", float(np.partition(row.scores, len(row.scores) - k)[len(row.scores) - k]))
+    return Threshold("score", float(reference.kth_largest(row.scores, k)))
 
 
-def _top_p(step: s.TopP, row: Row) -> Threshold | None:
+def _top_p(step: s.TopP, row: Candidates) -> Threshold | None:
     return Threshold("mass", float(step.p)) if step.p < 1 else None
 
 
-def _min_p(step: s.MinP, row: Row) -> Threshold:
+def _min_p(step: s.MinP, row: Candidates) -> Threshold:
     return Threshold("probability", step.p * float(reference.probabilities(row).max()))
 
 
-def _typical(step: s.Typical, row: Row) -> Threshold:
+def _typical(step: s.Typical, row: Candidates) -> Threshold:
     log_p = reference.log_probabilities(row)
     distance = np.abs(-log_p - entropy(log_p))
     kept = reference.candidates(reference.processed(row, int(row.ids[-1]) + 1), (step,), row.position)
     return Threshold("surprise", float(distance[np.isin(row.ids, kept.ids)].max()))
 
 
-def _epsilon(step: s.Epsilon, row: Row) -> Threshold:
+def _epsilon(step: s.Epsilon, row: Candidates) -> Threshold:
     return Threshold("probability", step.epsilon)
 
 
-def _eta(step: s.Eta, row: Row) -> Threshold:
+def _eta(step: s.Eta, row: Candidates) -> Threshold:
     falling = math.sqrt(step.epsilon) * math.exp(-entropy(reference.log_probabilities(row)))
     return Threshold("probability", min(step.epsilon, falling))
 
 
-def _top_h(step: s.TopH, row: Row) -> Threshold:
+def _top_h(step: s.TopH, row: Candidates) -> Threshold:
     best = np.sort(np.argsort(-row.scores, kind="stable")[: step.top])
     return Threshold("entropy", step.share * entropy(reference.log_probabilities(row.keep(best))))
 
 
-def _top_n_sigma(step: s.TopNSigma, row: Row) -> Threshold:
+def _top_n_sigma(step: s.TopNSigma, row: Candidates) -> Threshold:
     scores = row.scores.astype(np.float64)
     top = float(scores.max())
     return Threshold("score", top if math.isinf(top) else top - step.n * float(scores.std()))
 
 
-def _xtc(step: s.Xtc, row: Row) -> Threshold | None:
+def _xtc(step: s.Xtc, row: Candidates) -> Threshold | None:
     acts = reference.xtc_acts(step, row.position) and np.count_nonzero(reference.probabilities(row) >= step.threshold) > 1
     return Threshold("probability", step.threshold) if acts else None
 
 
-_RULES: dict[type, Callable[[Any, Row], Threshold | None]] = {
+_RULES: dict[type, Callable[[Any, Candidates], Threshold | None]] = {
     s.TopK: _top_k,
     s.TopP: _top_p,
     s.MinP: _min_p,

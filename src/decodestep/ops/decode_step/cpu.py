@@ -1,4 +1,4 @@
-"""Calls of the native core."""
+"""The call of the native core."""
 
 from __future__ import annotations
 
@@ -28,13 +28,3 @@ def decode_step(
     """
     count = threads() if len(steps) > 1 else 1
     return _native.decode_step(logits, steps, greedy, seed, position, top_logprobs, need_processed, count)
-
-
-def step_rows(logits: np.ndarray, rows: list[_native.Row]) -> tuple[np.ndarray, bytes | None, Sequence[Any] | None]:
-    """(tokens, end codes or None where no row has ever ended, log-probabilities as above); see `rows.step_rows`."""
-    return _native.step_rows(logits, rows, threads() if len(rows) > 1 else 1)
-
-
-def accept_tokens(rows: list[_native.Row], tokens: list[int], vocab: int) -> bytes | None:
-    """The end codes; see `rows.accept_tokens`."""
-    return _native.accept_tokens(rows, tokens, vocab)

@@ -40,14 +40,14 @@ from decodestep.random.reserved_tokens import XTC_COIN
 Pairs: TypeAlias = tuple[tuple[int, float], ...]  # (token id, log-probability)
 
 
-class Row(NamedTuple):
+class Candidates(NamedTuple):
     """The candidates of a row, and the position of the token that is being drawn."""
 
     ids: np.ndarray  # int64, ascending
     scores: np.ndarray  # float32 or float64
     position: int
 
-    def keep(self, kept: np.ndarray) -> Row:
+    def keep(self, kept: np.ndarray) -> Candidates:
         """The candidates in a mask or at these places."""
         return self._replace(ids=self.ids[kept], scores=self.scores[kept])
 
@@ -76,14 +76,14 @@ def decode_step(
     return tokens, scores, logprobs
 
 
-def _report(logits: np.ndarray, row: Row, token: int, count: int) -> tuple[float, float, Pairs, Pairs]:
+def _report(logits: np.ndarray, row: Candidates, token: int, count: int) -> tuple[float, float, Pairs, Pairs]:
     """The fields of a `TokenLogprobs` for the drawn token; `row` is what the steps left of the logits."""
     raw, top_raw = logprobs_of(candidates(logits, (), 0), token, count)
     processed, top_processed = logprobs_of(row, token, count)
     return raw, processed, top_raw, top_processed
 
 
-def logprobs_of(row: Row, token: int, count: int) -> tuple[float, Pairs]:
+def logprobs_of(row: Candidates, token: int, count: int) -> tuple[float, Pairs]:
     """The log-probability of a token, and the `count` highest with their tokens, lowest id first among equals."""
     values = log_probabilities(row)
     best = np.argsort(-values, kind="stable")[:count]
@@ -92,21 +92,21 @@ def logprobs_of(row: Row, token: int, count: int) -> tuple[float, Pairs]:
     return drawn, tuple((int(row.ids[i]), float(values[i])) for i in best)
 
 
-def candidates(logits: np.ndarray, steps: Sequence[Step], position: int) -> Row:
+def candidates(logits: np.ndarray, steps: Sequence[Step], position: int) -> Candidates:
     """The candidates that the steps leave of a row of logits (V,); NaN counts as -inf."""
     scores = logits.astype(np.float64 if logits.dtype == np.float64 else np.float32)
-    row = _drop_forbidden(Row(np.arange(len(scores)), scores, position))
+    row = _drop_forbidden(Candidates(np.arange(len(scores)), scores, position))
     for step in steps:
         row = _RULES[type(step)](row, step)
     return row
 
 
-def first_maximum(row: Row) -> int:
+def first_maximum(row: Candidates) -> int:
     """The token with the highest score, the lowest id among equals; -1 where there is no candidate."""
     return int(row.ids[np.argmax(row.scores)]) if len(row.ids) else -1
 
 
-def draw(row: Row, seed: int) -> int:
+def draw(row: Candidates, seed: int) -> int:
     """The first maximum of score + noise; +inf scores share the draw equally. -1 where there is no candidate."""
     if not len(row.ids):
         return -1
@@ -122,7 +122,7 @@ def _noise(kind: str, seed: int, position: int, token: int | np.ndarray) -> np.n
     return random.noise(kind, np.array(seed, np.uint64), np.array(position, np.uint32), tokens, tokens.shape)
 
 
-def processed(row: Row, vocab: int) -> np.ndarray:
+def processed(row: Candidates, vocab: int) -> np.ndarray:
     """The row's scores over the whole vocabulary, -inf for all but the candidates."""
     scores = np.full(vocab, -np.inf, row.scores.dtype)
     scores[row.ids] = row.scores
@@ -151,7 +151,7 @@ def weights(scores: np.ndarray) -> np.ndarray:
     return (scores == top).astype(np.float64) if np.isinf(top) else exact_math.exp(_below(scores, float(top)))
 
 
-def probabilities(row: Row) -> np.ndarray:
+def probabilities(row: Candidates) -> np.ndarray:
     """softmax in float64; +inf scores share the mass."""
     weight = weights(row.scores)
     return weight / total(row.ids, weight)
@@ -163,7 +163,7 @@ def _below(scores: np.ndarray, top: float) -> np.ndarray:
         return scores.astype(np.float64) - top
 
 
-def log_probabilities(row: Row) -> np.ndarray:
+def log_probabilities(row: Candidates) -> np.ndarray:
     """log softmax in float64."""
     if not len(row.ids):
         return np.zeros(0)
@@ -172,11 +172,11 @@ def log_probabilities(row: Row) -> np.ndarray:
     return np.where(row.scores == top, -mass, -np.inf) if np.isinf(top) else _below(row.scores, top) - mass
 
 
-def _drop_forbidden(row: Row) -> Row:
+def _drop_forbidden(row: Candidates) -> Candidates:
     return row.keep(row.scores > -np.inf)
 
 
-def _places(row: Row, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _places(row: Candidates, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """For those of `ids` that are candidates: their places in the row, and their places in `ids`."""
     if not len(row.ids):
         return np.zeros(0, np.int64), np.zeros(0, np.int64)
@@ -185,7 +185,7 @@ def _places(row: Row, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return at[found], found
 
 
-def _changed(row: Row, ids: np.ndarray, change: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> Row:
+def _changed(row: Candidates, ids: np.ndarray, change: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> Candidates:
     """The row with the scores of `ids` replaced by change(scores, places in ids), id by id; a score of -inf is dropped.
 
     An id that occurs n times in `ids` is changed n times, so occurrence 0 of every id goes first, then occurrence 1, and so on.
@@ -208,34 +208,34 @@ def _occurrences(places: np.ndarray) -> np.ndarray:
     return earlier
 
 
-def _penalise(row: Row, step: Penalise) -> Row:
+def _penalise(row: Candidates, step: Penalise) -> Candidates:
     factor = row.scores.dtype.type(step.factor)
     return _changed(row, step.ids, lambda s, _: np.where(s < 0, s * factor, s / factor))
 
 
-def _add(row: Row, step: Add) -> Row:
+def _add(row: Candidates, step: Add) -> Candidates:
     return _changed(row, step.ids, lambda s, which: s + step.values[which].astype(s.dtype))
 
 
-def _lift(row: Row, step: Lift) -> Row:
+def _lift(row: Candidates, step: Lift) -> Candidates:
     factor = row.scores.dtype.type(step.factor)
     return _changed(row, step.ids, lambda s, _: np.where(np.isfinite(s), s + np.abs(s) * factor, s))
 
 
-def _ban(row: Row, step: Ban) -> Row:
+def _ban(row: Candidates, step: Ban) -> Candidates:
     return row.keep(~np.isin(row.ids, step.ids))
 
 
-def _allow(row: Row, step: Allow) -> Row:
+def _allow(row: Candidates, step: Allow) -> Candidates:
     return row.keep(np.isin(row.ids, step.ids))
 
 
-def _force(row: Row, step: Force) -> Row:
+def _force(row: Candidates, step: Force) -> Candidates:
     ids = np.unique(step.ids)
     return row._replace(ids=ids, scores=np.zeros(len(ids), row.scores.dtype))
 
 
-def _temperature(row: Row, step: Temperature) -> Row:
+def _temperature(row: Candidates, step: Temperature) -> Candidates:
     if not len(row.ids):
         return row
     top = row.scores.max()
@@ -248,16 +248,16 @@ def _temperature(row: Row, step: Temperature) -> Row:
     return _drop_forbidden(row._replace(scores=scores))
 
 
-def _kth(scores: np.ndarray, k: int) -> np.floating[Any]:
+def kth_largest(scores: np.ndarray, k: int) -> np.floating[Any]:
     return np.partition(scores, len(scores) - k)[len(scores) - k]
 
 
-def _top_k(row: Row, step: TopK) -> Row:
+def _top_k(row: Candidates, step: TopK) -> Candidates:
     k = max(step.k, step.keep)
-    return row if k >= len(row.ids) else row.keep(row.scores >= _kth(row.scores, k))
+    return row if k >= len(row.ids) else row.keep(row.scores >= kth_largest(row.scores, k))
 
 
-def _top_p(row: Row, step: TopP) -> Row:
+def _top_p(row: Candidates, step: TopP) -> Candidates:
     if not len(row.ids) or step.p == 1:
         return row
     order = np.argsort(-row.scores, kind="stable")
@@ -267,20 +267,20 @@ def _top_p(row: Row, step: TopP) -> Row:
     return row.keep(np.sort(order[:count]))
 
 
-def _protected(row: Row, count: int) -> np.ndarray:
+def _protected(row: Candidates, count: int) -> np.ndarray:
     """The `count` highest scores, lowest ids first among equals."""
     mask = np.zeros(len(row.ids), bool)
     mask[np.argsort(-row.scores, kind="stable")[:count]] = True
     return mask
 
 
-def _min_p(row: Row, step: MinP) -> Row:
+def _min_p(row: Candidates, step: MinP) -> Candidates:
     if not len(row.ids):
         return row
     return row.keep((weights(row.scores) >= step.p) | _protected(row, step.keep))
 
 
-def _typical(row: Row, step: Typical) -> Row:
+def _typical(row: Candidates, step: Typical) -> Candidates:
     if not len(row.ids):
         return row
     log_p = log_probabilities(row)
@@ -297,17 +297,17 @@ def _entropy(ids: np.ndarray, share: np.ndarray, log_p: np.ndarray) -> float:
     return -total(ids, share * np.where(share > 0, log_p, 0.0))
 
 
-def _floor(row: Row, least: float, keep: int) -> Row:
+def _floor(row: Candidates, least: float, keep: int) -> Candidates:
     """Keep probabilities >= least, and scores >= the keep-th largest."""
     kept = probabilities(row) >= least
-    return row.keep(kept | (row.scores >= _kth(row.scores, min(keep, len(row.ids)))))
+    return row.keep(kept | (row.scores >= kth_largest(row.scores, min(keep, len(row.ids)))))
 
 
-def _epsilon(row: Row, step: Epsilon) -> Row:
+def _epsilon(row: Candidates, step: Epsilon) -> Candidates:
     return _floor(row, step.epsilon, step.keep) if len(row.ids) else row
 
 
-def _eta(row: Row, step: Eta) -> Row:
+def _eta(row: Candidates, step: Eta) -> Candidates:
     if not len(row.ids):
         return row
     log_p = log_probabilities(row)
@@ -315,7 +315,7 @@ def _eta(row: Row, step: Eta) -> Row:
     return _floor(row, min(step.epsilon, falling), step.keep)
 
 
-def _top_h(row: Row, step: TopH) -> Row:
+def _top_h(row: Candidates, step: TopH) -> Candidates:
     if not len(row.ids):
         return row
     order = np.argsort(-row.scores, kind="stable")[: step.top]
@@ -326,7 +326,7 @@ def _top_h(row: Row, step: TopH) -> Row:
     return row.keep(np.sort(order[:count]))
 
 
-def _top_n_sigma(row: Row, step: TopNSigma) -> Row:
+def _top_n_sigma(row: Candidates, step: TopNSigma) -> Candidates:
     if not len(row.ids) or row.scores.max() == np.inf:
         return row.keep(row.scores == np.inf)
     scores = row.scores.astype(np.float64)
@@ -341,7 +341,7 @@ def xtc_acts(step: Xtc, position: int) -> bool:
     return bool(_noise("uniform", step.seed, position, XTC_COIN) < step.probability)
 
 
-def _xtc(row: Row, step: Xtc) -> Row:
+def _xtc(row: Candidates, step: Xtc) -> Candidates:
     if not len(row.ids) or not xtc_acts(step, row.position):
         return row
     above = np.flatnonzero(probabilities(row) >= step.threshold)
@@ -353,13 +353,13 @@ def _xtc(row: Row, step: Xtc) -> Row:
     return row.keep(kept)
 
 
-def _normalise(row: Row, _: Normalise) -> Row:
+def _normalise(row: Candidates, _: Normalise) -> Candidates:
     with np.errstate(over="ignore"):  # a log-probability below the range of float32 becomes -inf
         scores = log_probabilities(row).astype(row.scores.dtype)
     return _drop_forbidden(row._replace(scores=scores))
 
 
-_RULES: dict[type, Callable[[Row, Any], Row]] = {
+_RULES: dict[type, Callable[[Candidates, Any], Candidates]] = {
     Penalise: _penalise,
     Add: _add,
     Lift: _lift,

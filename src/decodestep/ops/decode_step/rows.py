@@ -11,7 +11,7 @@ from decodestep import _native
 from decodestep._base import arrays
 from decodestep._base.checks import require_dtype
 from decodestep._base.profiling import timed
-from decodestep.ops.decode_step import cpu
+from decodestep._base.threads import threads
 from decodestep.ops.decode_step.arguments import normalise_step
 from decodestep.ops.decode_step.steps import HistoryPart, Step, While
 
@@ -79,7 +79,7 @@ def step_rows(logits: np.ndarray, rows: list[NativeRow]) -> tuple[np.ndarray, by
     if not (logits.flags.carray and logits.dtype in _DTYPES):
         require_dtype(_OP, "logits", logits, _DTYPES)
         logits = arrays.contiguous_rows(logits)
-    return timed(_OP, "cpu", cpu.step_rows)(logits, rows)
+    return timed(_OP, "cpu", _native.step_rows)(logits, rows, threads() if len(rows) > 1 else 1)
 
 
 def accept_tokens(rows: list[NativeRow], tokens: Sequence[int], vocab: int) -> bytes | None:
@@ -90,7 +90,7 @@ def accept_tokens(rows: list[NativeRow], tokens: Sequence[int], vocab: int) -> b
     Returns the ends, as `step_rows` does. Raises ValueError, and no row has changed, for other tokens, a row of another
     vocabulary, or one that is given twice or is being stepped.
     """
-    return cpu.accept_tokens(rows, list(tokens), vocab)
+    return _native.accept_tokens(rows, list(tokens), vocab)
 
 
 def _normalise_part(part: Part, vocab: int) -> Part:
