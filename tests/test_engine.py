@@ -62,14 +62,14 @@ def fresh_answers(model, made):
     return answers
 
 
-def told(ticket):
-    """The text and the tokens of each sample, from its gains."""
-    texts, tokens, reasons = ([""] * len(ticket.rows), [[] for _ in ticket.rows], [""] * len(ticket.rows))
-    for gain in ticket:
-        assert not reasons[gain.sample]
-        texts[gain.sample] += gain.text
-        tokens[gain.sample] += [] if gain.token is None else [gain.token]
-        reasons[gain.sample] = gain.reason
+def told(request):
+    """The text and the tokens of each sample, from its deltas."""
+    texts, tokens, reasons = ([""] * len(request.rows), [[] for _ in request.rows], [""] * len(request.rows))
+    for delta in request:
+        assert not reasons[delta.sample]
+        texts[delta.sample] += delta.text
+        tokens[delta.sample] += [] if delta.token is None else [delta.token]
+        reasons[delta.sample] = delta.reason
     return list(zip(texts, tokens, reasons, strict=True))
 
 
@@ -83,11 +83,11 @@ def test_every_answer_is_that_of_the_request_alone(tiny, pages, monkeypatch):
     forward, all_here = model.decoder.logits, threading.Event()
     monkeypatch.setattr(model.decoder, "logits", lambda *arguments: (all_here.wait(60), forward(*arguments))[1])
     with Engine(model, max_rows=12, max_waiting=200) as engine:
-        tickets = [engine.submit(prompt, params) for prompt, params in made]
+        submitted = [engine.submit(prompt, params) for prompt, params in made]
         all_here.set()
-        gains = [told(ticket) for ticket in tickets]
-        for ticket, alone, gained in zip(tickets, expected, gains, strict=True):
-            assert ticket.completions() == alone
+        deltas = [told(request) for request in submitted]
+        for request, alone, gained in zip(submitted, expected, deltas, strict=True):
+            assert request.completions() == alone
             assert gained == [(one.text, one.token_ids, one.finish_reason) for one in alone]
         assert model.cache.held == 0 and engine.live == 0
 
@@ -104,9 +104,9 @@ def test_a_row_that_is_suspended_for_lack_of_pages_loses_nothing(tiny, monkeypat
     forward, both_here = model.decoder.logits, threading.Event()
     monkeypatch.setattr(model.decoder, "logits", lambda *arguments: (both_here.wait(60), forward(*arguments))[1])
     with Engine(model) as engine:
-        tickets = [engine.submit(prompt, params) for prompt in prompts]
+        submitted = [engine.submit(prompt, params) for prompt in prompts]
         both_here.set()
-        assert [told(ticket)[0][1] for ticket in tickets] == [one.token_ids for one in expected]
+        assert [told(request)[0][1] for request in submitted] == [one.token_ids for one in expected]
     assert suspended and model.cache.held == 0
 
 
@@ -114,8 +114,8 @@ def test_a_long_prompt_runs_in_pieces_beside_the_others(tiny, monkeypatch):
     monkeypatch.setattr(ChunkedPrefill, "room", lambda schedule, work: Room(3))
     order, came = [], threading.Event()
 
-    def deliver(news):
-        order.extend(ticket.number for ticket, _ in news)
+    def deliver(deltas):
+        order.extend(request.number for request, _ in deltas)
         if len(order) == 1:
             engine.submit(list(range(120)), ds.SamplingParams(max_new_tokens=1))
             came.set()
@@ -131,7 +131,7 @@ def test_a_long_prompt_runs_in_pieces_beside_the_others(tiny, monkeypatch):
 def test_a_short_prompt_does_not_wait_for_a_long_one_nor_a_long_one_for_ever(tiny, monkeypatch):
     monkeypatch.setattr(ChunkedPrefill, "room", lambda schedule, work: Room(4))
     done = []
-    engine = Engine(tiny, deliver=lambda news: done.extend(ticket.number for ticket, gain in news if gain.reason))
+    engine = Engine(tiny, deliver=lambda deltas: done.extend(request.number for request, delta in deltas if delta.reason))
     with engine:
         one = ds.SamplingParams(max_new_tokens=1)
         engine.submit(list(range(200)), one)
@@ -167,17 +167,17 @@ def test_the_batch_advances_by_one_pass_and_scoring_does_not_stop_the_others(tin
 
 def test_a_cancelled_request_gives_back_its_pages_at_once(tiny):
     with Engine(tiny) as engine:
-        tickets = [engine.submit([1, 2, 3, n], ds.SamplingParams(max_new_tokens=300, **FREE)) for n in range(4)]
-        for ticket in tickets:
-            next(iter(ticket))
-        for ticket in tickets[:3]:
-            ticket.cancel()
-            assert told(ticket)[0][2] == "cancelled"
-            ticket.cancel()
+        submitted = [engine.submit([1, 2, 3, n], ds.SamplingParams(max_new_tokens=300, **FREE)) for n in range(4)]
+        for request in submitted:
+            next(iter(request))
+        for request in submitted[:3]:
+            request.cancel()
+            assert told(request)[0][2] == "cancelled"
+            request.cancel()
         held = -(-400 // PAGE)
         assert engine.live == 1 and tiny.cache.held <= held
-        tickets[3].cancel()
-        assert told(tickets[3])[0][2] == "cancelled"
+        submitted[3].cancel()
+        assert told(submitted[3])[0][2] == "cancelled"
         engine.close()
         assert tiny.cache.held == 0
 
@@ -185,17 +185,17 @@ def test_a_cancelled_request_gives_back_its_pages_at_once(tiny):
 def test_a_queue_has_a_bound_and_a_stopped_engine_takes_nothing(tiny):
     engine = Engine(tiny, max_rows=2, max_waiting=1)
     params = ds.SamplingParams(max_new_tokens=300, **FREE)
-    tickets = [engine.submit([n], params) for n in range(3)]
+    submitted = [engine.submit([n], params) for n in range(3)]
     with pytest.raises(QueueFullError) as refused:
         engine.submit([4], params)
     assert 1 <= refused.value.retry_after <= 60
     with pytest.raises(ValueError, match="n must be at most 3"):
         engine.submit([4], replace(params, num_return_sequences=4, max_new_tokens=1))
-    tickets[0].cancel()
-    assert told(tickets[0])[0][2] == "cancelled"
+    submitted[0].cancel()
+    assert told(submitted[0])[0][2] == "cancelled"
     assert engine.submit([5], params).number == 3
     engine.close(0.01)
-    assert {ticket.rows[0].reason for ticket in tickets} == {"cancelled"}
+    assert {request.rows[0].reason for request in submitted} == {"cancelled"}
     with pytest.raises(EngineClosedError):
         engine.submit([5], params)
 
@@ -259,12 +259,12 @@ def test_requests_from_many_threads(tiny):
         rng = random.Random(number)
         for _ in range(6):
             which = rng.randrange(len(made))
-            ticket = engine.submit(*made[which])
+            request = engine.submit(*made[which])
             if rng.random() < 0.3:
                 time.sleep(rng.random() * 0.01)
-                ticket.cancel()
-                told(ticket)
-            elif [completion for _ in [told(ticket)] for completion in ticket.completions()] != expected[which]:
+                request.cancel()
+                told(request)
+            elif [completion for _ in [told(request)] for completion in request.completions()] != expected[which]:
                 problems.append(which)
 
     with Engine(tiny, max_rows=5) as engine:
@@ -330,8 +330,8 @@ def test_what_a_constraint_decides_needs_no_pass_and_changes_no_token(tiny, monk
         alone = [ds.generate(tiny, [prompt], params) for prompt, params in made]
     assert [ds.generate(tiny, [prompt], params) for prompt, params in made] == alone
     with Engine(tiny) as engine:
-        tickets = [engine.submit(prompt, params) for prompt, params in made[:2]]
-        gained = [told(ticket)[0] for ticket in tickets]
+        submitted = [engine.submit(prompt, params) for prompt, params in made[:2]]
+        gained = [told(request)[0] for request in submitted]
         assert gained == [(done.text, done.token_ids, "eos") for [done] in alone[:2]]
         assert engine.passes < 20 < len(gained[0][1])
 

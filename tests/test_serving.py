@@ -26,7 +26,8 @@ from decodestep._base.checks import RequestError
 from decodestep.cli import serve
 from decodestep.sampling.constraint import ConstraintError
 from decodestep.serving import event_stream
-from decodestep.serving.engine import Engine, Ticket
+from decodestep.serving.engine import Engine
+from decodestep.serving.engine_request import EngineRequest
 from decodestep.serving.errors import HttpError, http_error
 from decodestep.serving.http import Server
 from decodestep.serving.requests import completion_job
@@ -581,7 +582,7 @@ def test_an_answered_request_leaves_nothing_to_the_garbage_collector(running, as
     try:
         status, _, _ = running.send("/v1/completions", json.dumps({"prompt": "a", "max_tokens": 99, **asked}).encode())
         assert status == (400 if set(asked) == {"regex"} else 200)
-        wait_until(lambda: not any(isinstance(found, Ticket) for found in gc.get_objects()))
+        wait_until(lambda: not any(isinstance(found, EngineRequest) for found in gc.get_objects()))
     finally:
         gc.enable()
 

@@ -17,8 +17,8 @@ from decodestep.models.tokenizer import Tokenizer
 from decodestep.models.vocabulary import Vocabulary
 from decodestep.sampling.constraint import ConstraintLogitsProcessor
 from decodestep.serving import tool_formats as formats
+from decodestep.serving.engine_request import Delta
 from decodestep.serving.responses import Choice
-from decodestep.serving.ticket import Gain
 from decodestep.serving.tool_text import UnreadableError, one_call
 from decodestep.serving.tools import ToolFormat
 from test_constraint import END, VOCAB, run
@@ -327,9 +327,9 @@ def test_whole_and_streamed_answers_have_the_same_calls(text):
     whole, streamed = (Choice(0, True, _Silent(), format_, False) for _ in range(2))
     parts = []
     for i, character in enumerate(text):
-        gain = Gain(0, character, 1, None, "eos" if i == len(text) - 1 else "")
-        whole.take(gain)
-        parts += streamed.chunk(gain, None)
+        delta = Delta(0, character, 1, None, "eos" if i == len(text) - 1 else "")
+        whole.take(delta)
+        parts += streamed.chunk(delta, None)
     told = whole.whole(None)
     assert (told["message"]["content"] or "") == "".join(part["delta"].get("content", "") for part in parts)
     assert told["finish_reason"] == parts[-1]["finish_reason"]

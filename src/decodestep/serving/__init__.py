@@ -1,12 +1,13 @@
 """Serves a model to many clients: `engine` batches the rows of all requests; `http` is an OpenAI-compatible API.
 
-- `engine`: `Engine` and its `Ticket`s: rows join and leave between passes, and each gets the tokens that it would get alone;
+- `engine` (`engine_request`): rows join and leave between passes, and each gets the tokens that it would get alone;
 - `requests`: request bodies as prompts and `SamplingParams`; `responses`: response bodies; `errors`: error responses;
 - `http`: the routes; `event_stream`: server-sent events; `metrics`; `page.html`: the chat page.
 
 `engine` needs no package beyond those of decodestep[generate]; the rest needs decodestep[serve].
 """
 
-from decodestep.serving.engine import Engine, EngineClosedError, Gain, QueueFullError, Ticket
+from decodestep.serving.engine import Engine, EngineClosedError, QueueFullError
+from decodestep.serving.engine_request import Delta, EngineRequest
 
-__all__ = ["Engine", "EngineClosedError", "Gain", "QueueFullError", "Ticket"]
+__all__ = ["Delta", "Engine", "EngineClosedError", "EngineRequest", "QueueFullError"]

@@ -1,4 +1,4 @@
-"""The answer to a request: turns the engine's `Gain`s into a response or a stream of events."""
+"""The answer to a request: turns the engine's `Delta`s into a response or a stream of events."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ from decodestep.serving.errors import HttpError, http_error, refusal
 from decodestep.serving.responses import Choice, Envelope, json_bytes, usage
 
 if TYPE_CHECKING:
-    from decodestep.serving.engine import Engine, Gain, Ticket
+    from decodestep.serving.engine import Engine
+    from decodestep.serving.engine_request import Delta, EngineRequest
     from decodestep.serving.metrics import Metrics
     from decodestep.serving.requests import Job
 
@@ -29,16 +30,16 @@ class Answer:
     """The choices of a job, n for each of its prompts.
 
     name: of the model. route: for the log. texts: the request as it is logged, with the completions; None to log no texts.
-    The gains of a pass are put into its queue on the event loop; its methods are called by the request's task.
+    The deltas of a pass are put into its queue on the event loop; its methods are called by the request's task.
     """
 
     def __init__(self, engine: Engine, job: Job, metrics: Metrics, *, name: str, route: str, chat: bool, texts: Any) -> None:
         self._engine, self._job, self._metrics, self._route, self._texts = engine, job, metrics, route, texts
         self._envelope = Envelope(chat, name)
-        self._gains: asyncio.Queue[tuple[int, Gain]] = asyncio.Queue()
+        self._deltas: asyncio.Queue[tuple[int, Delta]] = asyncio.Queue()
         self._started = time.monotonic()
         self._first: float | None = None
-        self._tickets: list[Ticket] = []
+        self._requests: list[EngineRequest] = []
         self._chat = chat
         self._choices: list[Choice] = []
         self._running = 0  # how many of them have not ended
@@ -53,20 +54,20 @@ class Answer:
             for i, prompt in enumerate(self._job.prompts):
                 if i and constrained and time.thread_time() - begun > COMPILE_SECONDS:
                     raise refusal("prompt", f"a list of at most {i} with a constraint that takes this long to compile")
-                listener = partial(_enqueue, self._gains, i * count)  # a method would make a reference cycle
-                self._tickets.append(self._engine.submit(prompt, params, listener=listener, spelled=spelled))
+                listener = partial(_enqueue, self._deltas, i * count)  # a method would make a reference cycle
+                self._requests.append(self._engine.submit(prompt, params, listener=listener, spelled=spelled))
         except BaseException:
             self.cancel()
             raise
         tokenizer, logprobs = self._engine.model.tokenizer, params.logprobs is not None
-        made = count * len(self._tickets)
+        made = count * len(self._requests)
         self._choices = [Choice(i, self._chat, tokenizer, self._job.tools, logprobs) for i in range(made)]
         self._running = made
 
     def cancel(self) -> None:
-        for ticket in self._tickets:
-            if not ticket.done:
-                ticket.cancel()
+        for request in self._requests:
+            if not request.done:
+                request.cancel()
 
     async def close(self) -> None:
         """Ends the rows that still run, as nobody reads them. The metrics and the log tell of them too."""
@@ -74,8 +75,8 @@ class Answer:
             return
         self.cancel()
         while self._running:
-            index, gain = await self._next()
-            self._choices[index].take(gain)
+            index, delta = await self._next()
+            self._choices[index].take(delta)
         self._finished()
         with suppress(HttpError):
             self._raise_failure()
@@ -83,23 +84,23 @@ class Answer:
     async def whole(self) -> dict[str, Any]:
         """The response, once all rows have ended. Raises HttpError if a row has failed."""
         while self._running:
-            index, gain = await self._next()
-            self._choices[index].take(gain)
+            index, delta = await self._next()
+            self._choices[index].take(delta)
         self._finished()
         self._raise_failure()
         return self._envelope.whole([choice.whole(self._seed(choice.index)) for choice in self._choices], self._usage())
 
     async def events(self) -> AsyncIterator[bytes]:
-        """The server-sent events; gains that are already queued are sent together."""
+        """The server-sent events; deltas that are already queued are sent together."""
         if self._chat:
             yield b"".join(self._event([choice.first()]) for choice in self._choices)
         while self._running:
-            gains = [await self._next()]
-            while not self._gains.empty():
-                gains.append(await self._next())
+            deltas = [await self._next()]
+            while not self._deltas.empty():
+                deltas.append(await self._next())
             parts = []
-            for index, gain in gains:
-                choices = self._choices[index].chunk(gain, self._seed(index) if gain.reason else None)
+            for index, delta in deltas:
+                choices = self._choices[index].chunk(delta, self._seed(index) if delta.reason else None)
                 parts += [self._event([choice]) for choice in choices]
             if not self._running:
                 self._finished()
@@ -112,8 +113,8 @@ class Answer:
             return
         yield (self._event([], self._usage()) if self._job.usage else b"") + _DONE
 
-    async def _next(self) -> tuple[int, Gain]:
-        found = await self._gains.get()
+    async def _next(self) -> tuple[int, Delta]:
+        found = await self._deltas.get()
         if self._first is None and found[1].token is not None:
             self._first = time.monotonic() - self._started
             self._metrics.first.observe(self._first)
@@ -123,18 +124,18 @@ class Answer:
         return found
 
     def _seed(self, index: int) -> int | None:
-        ticket, sample = divmod(index, self._job.params.num_return_sequences)
-        return self._tickets[ticket].rows[sample].seed
+        prompt, sample = divmod(index, self._job.params.num_return_sequences)
+        return self._requests[prompt].rows[sample].seed
 
     def _event(self, choices: list[dict[str, Any]], used: dict[str, int] | None = None) -> bytes:
         chunk = self._envelope.chunk(choices)
         return _event({**chunk, "usage": used} if self._job.usage else chunk)  # null in all but the last, as in OpenAI's API
 
     def _usage(self) -> dict[str, int]:
-        return usage(sum(len(ticket.prompt_ids) for ticket in self._tickets), sum(choice.tokens for choice in self._choices))
+        return usage(sum(len(request.prompt_ids) for request in self._requests), sum(choice.tokens for choice in self._choices))
 
     def _raise_failure(self) -> None:
-        rows = [row for ticket in self._tickets for row in ticket.rows]
+        rows = [row for request in self._requests for row in request.rows]
         errors = [row.error for row in rows if row.error is not None]
         for row in rows:
             row.error = None  # its frames hold the row: all of it would stay until the garbage is collected
@@ -153,16 +154,16 @@ class Answer:
             **used,
             "first_token_s": None if self._first is None else round(self._first, 4),
             "seconds": round(seconds, 4),
-            "ended_by": [row.reason for ticket in self._tickets for row in ticket.rows],
+            "ended_by": [row.reason for request in self._requests for row in request.rows],
         }
         if self._texts is not None:
-            completions = [done.text for ticket in self._tickets for done in ticket.completions()]
+            completions = [done.text for request in self._requests for done in request.completions()]
             entry |= {"request": self._texts, "completions": completions}
         _LOG.info(json.dumps(entry, ensure_ascii=False))
 
 
-def _enqueue(gains: asyncio.Queue[tuple[int, Gain]], first: int, gain: Gain) -> None:
-    gains.put_nowait((first + gain.sample, gain))
+def _enqueue(deltas: asyncio.Queue[tuple[int, Delta]], first: int, delta: Delta) -> None:
+    deltas.put_nowait((first + delta.sample, delta))
 
 
 def _event(data: dict[str, Any]) -> bytes:

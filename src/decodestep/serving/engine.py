@@ -21,9 +21,7 @@ from decodestep.models.kv_cache import PAGE
 from decodestep.sampling.params import SamplingParams
 from decodestep.sampling.row import Row
 from decodestep.sampling.sampler import Sampler
-from decodestep.serving.ticket import Gain as Gain
-from decodestep.serving.ticket import Listener
-from decodestep.serving.ticket import Ticket as Ticket
+from decodestep.serving.engine_request import Delta, EngineRequest, Listener
 
 if TYPE_CHECKING:
     from types import TracebackType
@@ -38,7 +36,7 @@ _IDLE_SECONDS = 1.0  # without a row, after which freed memory is returned to th
 
 COMPILE_SECONDS = 10.0  # of CPU time, for compiling the constraints of all rows of a request
 
-Deliver = Callable[[list[tuple[Ticket, Gain]]], None]
+Deliver = Callable[[list[tuple[EngineRequest, Delta]]], None]
 
 
 class QueueFullError(RuntimeError):
@@ -64,8 +62,8 @@ class Engine:
 
     model: made by `load`. Its cache is shared with all other users of the model.
     max_rows: the largest number of rows that run together, >= 1. max_waiting: how many more may wait, >= 0.
-    deliver: called on the engine's thread after each pass with the pass's gains; it must not block. None: the gains are read
-        by iterating over each `Ticket`.
+    deliver: called on the engine's thread after each pass with the pass's deltas; it must not block. None: the deltas are read
+        by iterating over each `EngineRequest`.
 
     A prompt runs in chunks, each of which lengthens a pass by about half at most (see `ChunkedPrefill`); a prefix that is in
     the cache is not run again. When the cache is full, the rows that were admitted last release their pages and resume later
@@ -81,12 +79,12 @@ class Engine:
         self.passes = 0  # forward passes so far
         self.failures = 0  # of these, how many raised
         self._most = max_rows + max_waiting
-        self._deliver = deliver or _to_tickets
+        self._deliver = deliver or _to_requests
         self._wake = threading.Condition()
-        self._incoming: list[Ticket] = []  # not in the batch yet
-        self._tickets: list[Ticket] = []  # in the batch, in order of arrival; used only by the engine's thread
+        self._incoming: list[EngineRequest] = []  # not in the batch yet
+        self._requests: list[EngineRequest] = []  # in the batch, in order of arrival; used only by the engine's thread
         self._live = 0  # rows of both
-        self._taken = 0  # how many tickets have been made
+        self._taken = 0  # how many requests have been made
         self._ended = 0  # how many rows have ended
         self._row_seconds = 1.0  # a moving average of a row's duration
         self._closing = False
@@ -121,10 +119,10 @@ class Engine:
         *,
         listener: Listener | None = None,
         spelled: Collection[str] = (),
-    ) -> Ticket:
+    ) -> EngineRequest:
         """Submits a request: a prompt, as for `generate`, and params with any number of samples but without beams.
 
-        listener: stored as `Ticket.listener` for the engine's `deliver`; the engine itself does not call it.
+        listener: stored as `EngineRequest.listener` for the engine's `deliver`; the engine itself does not call it.
         spelled: names of control tokens that appear in the text by name; other control tokens produce no text, and names that
             are not in the vocabulary are ignored.
 
@@ -147,15 +145,15 @@ class Engine:
         rows = _new_rows(sampler_for(self.model, token_bytes=self._token_bytes(frozenset(spelled))), params, ids)
         with self._wake:
             self._require_room(count)  # other requests may have arrived meanwhile
-            ticket = Ticket(self.wake, self._taken, ids, rows, listener)
+            request = EngineRequest(self.wake, self._taken, ids, rows, listener)
             self._taken += 1
             self._live += count
-            self._incoming.append(ticket)
+            self._incoming.append(request)
             self._wake.notify()
-        return ticket
+        return request
 
     def wake(self) -> None:
-        """Wakes the engine's thread: a ticket has been cancelled."""
+        """Wakes the engine's thread: a request has been cancelled."""
         with self._wake:
             self._wake.notify()
 
@@ -212,10 +210,10 @@ class Engine:
                     self.passes += 1
                 except Exception as error:  # not attributable to one row: all rows end, the engine goes on
                     self._fail(error)
-                self._tell(texts)
+                self._report(texts)
 
     def _wait(self) -> bool:
-        """Waits for work and moves incoming tickets into the batch; False once the engine has closed."""
+        """Waits for work and moves incoming requests into the batch; False once the engine has closed."""
         while not self._called() and self.model.cache.prepare(_IDLE_SLABS):
             pass
         with self._wake:
@@ -224,50 +222,47 @@ class Engine:
             trim_heap()  # mostly of the states of constraints
         with self._wake:
             self._wake.wait_for(self._called)
-            if not (self._incoming or self._tickets):
+            if not (self._incoming or self._requests):
                 return False
             new, self._incoming = self._incoming, []
-        for ticket in new:
-            ticket.keys = [self._batch.add(row) for row in ticket.rows]
-        self._tickets += new
+        for request in new:
+            request.keys = [self._batch.add(row) for row in request.rows]
+        self._requests += new
         return True
 
     def _called(self) -> bool:
-        return bool(self._incoming or self._tickets or self._closing)
+        return bool(self._incoming or self._requests or self._closing)
 
     def _end_cancelled(self, texts: dict[int, str]) -> None:
         late = self._deadline is not None and time.monotonic() >= self._deadline
-        for ticket in self._tickets:
-            if late or ticket.cancelled.is_set():
-                texts |= {key: self._batch.end(key, "cancelled") for key in ticket.keys}
+        for request in self._requests:
+            if late or request.cancelled.is_set():
+                texts |= {key: self._batch.end(key, "cancelled") for key in request.keys}
 
     def _fail(self, error: Exception) -> None:
         self.failures += 1
         _LOG.exception("a forward pass failed; all its rows have ended")
-        for ticket in self._tickets:
-            for row in ticket.rows:
+        for request in self._requests:
+            for row in request.rows:
                 if not row.reason:
                     row.fail(error)
         self._batch.close()
         self._batch = self._new_batch()
 
-    def _tell(self, texts: dict[int, str]) -> None:
-        news = [
-            (ticket, gain)
-            for ticket in self._tickets
-            for gain in ticket.news(lambda sample, keys=ticket.keys: texts.get(keys[sample], ""))  # type: ignore[misc]
-        ]
-        ended = [row for ticket, gain in news if gain.reason for row in [ticket.rows[gain.sample]]]
+    def _report(self, texts: dict[int, str]) -> None:
+        """Delivers what a pass has added, and forgets what has ended. texts: the new text of rows, by their keys."""
+        deltas = [(request, delta) for request in self._requests for delta in request.new_deltas(texts)]
+        ended = [request.rows[delta.sample] for request, delta in deltas if delta.reason]
         if ended:
             now = time.monotonic()
             for row in ended:
                 self._row_seconds += 0.1 * (now - row.started - self._row_seconds)
             with self._wake:
                 self._live -= len(ended)
-            self._tickets = [ticket for ticket in self._tickets if not ticket.done]
-        if news:
+            self._requests = [request for request in self._requests if not request.done]
+        if deltas:
             try:
-                self._deliver(news)
+                self._deliver(deltas)
             except Exception:  # a failing listener must not affect other requests
                 _LOG.exception("tokens could not be delivered")
 
@@ -283,6 +278,6 @@ def _new_rows(maker: Sampler, params: SamplingParams, ids: Sequence[int]) -> lis
     return rows
 
 
-def _to_tickets(news: list[tuple[Ticket, Gain]]) -> None:
-    for ticket, gain in news:
-        ticket.gains.put(gain)
+def _to_requests(deltas: list[tuple[EngineRequest, Delta]]) -> None:
+    for request, delta in deltas:
+        request.deltas.put(delta)

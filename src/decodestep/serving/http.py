@@ -23,7 +23,8 @@ from starlette.routing import Route
 from decodestep._base.checks import ids_below
 from decodestep.generation.prompts import prompt_ids
 from decodestep.serving.answer import Answer
-from decodestep.serving.engine import Engine, Gain, Ticket
+from decodestep.serving.engine import Engine
+from decodestep.serving.engine_request import Delta, EngineRequest
 from decodestep.serving.errors import HttpError, http_error, refusal, unknown_field
 from decodestep.serving.event_stream import EventStream, until_left
 from decodestep.serving.metrics import CONTENT_TYPE, Metrics
@@ -194,10 +195,10 @@ class Server:
         answer.begin()
         return answer
 
-    def _deliver(self, news: list[tuple[Ticket, Gain]]) -> None:
-        """Passes the gains of a pass to the event loop. On the engine's thread."""
+    def _deliver(self, deltas: list[tuple[EngineRequest, Delta]]) -> None:
+        """Passes the deltas of a pass to the event loop. On the engine's thread."""
         if self._loop is not None and not self._loop.is_closed():
-            self._loop.call_soon_threadsafe(_distribute, news)
+            self._loop.call_soon_threadsafe(_distribute, deltas)
 
     async def _models(self, _: Request) -> Response:
         return _Json({"object": "list", "data": [self._described()]})
@@ -245,10 +246,10 @@ class Server:
         return Response(page, media_type="text/html", headers={"content-security-policy": policy})
 
 
-def _distribute(news: list[tuple[Ticket, Gain]]) -> None:
-    for ticket, gain in news:
-        if ticket.listener is not None:
-            ticket.listener(gain)
+def _distribute(deltas: list[tuple[EngineRequest, Delta]]) -> None:
+    for request, delta in deltas:
+        if request.listener is not None:
+            request.listener(delta)
 
 
 def _ids(model: Model, text: str) -> list[int]:

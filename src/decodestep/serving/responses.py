@@ -14,7 +14,7 @@ from decodestep.serving.tools import ToolFormat
 if TYPE_CHECKING:
     from decodestep.models.tokenizer import Tokenizer
     from decodestep.ops.decode_step import TokenLogprobs
-    from decodestep.serving.ticket import Gain
+    from decodestep.serving.engine_request import Delta
 
 # OpenAI's finish_reason; the additional field `ended_by` has the library's own.
 _REASONS = {"eos": "stop", "stop": "stop", "no_candidate": "stop"}
@@ -38,13 +38,13 @@ class Choice:
         self._offset = 0  # of the next token in the text
         self._ended_by = ""
 
-    def take(self, gain: Gain) -> None:
-        self._written += gain.text
-        self._ended_by = gain.reason
-        if gain.token is not None:
+    def take(self, delta: Delta) -> None:
+        self._written += delta.text
+        self._ended_by = delta.reason
+        if delta.token is not None:
             self.tokens += 1
-            if gain.logprobs is not None:
-                self._logprobs.append((gain.token, gain.logprobs))
+            if delta.logprobs is not None:
+                self._logprobs.append((delta.token, delta.logprobs))
 
     def whole(self, seed: int | None) -> dict[str, Any]:
         """The choice in a response that is not streamed."""
@@ -59,40 +59,40 @@ class Choice:
         """The choice in the first chunk of a chat."""
         return {"index": self.index, "delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}
 
-    def chunk(self, gain: Gain, seed: int | None) -> list[dict[str, Any]]:
-        """The choices of the chunks for a gain: text that may be part of a call is held back until the end.
+    def chunk(self, delta: Delta, seed: int | None) -> list[dict[str, Any]]:
+        """The choices of the chunks for a delta: text that may be part of a call is held back until the end.
 
         The end of a message has a chunk of its own, as in OpenAI's API: its client considers a call complete when the next
         chunk arrives.
         """
-        self.take(gain)
-        text = gain.text
+        self.take(delta)
+        text = delta.text
         calls: list[dict[str, Any]] = []
         if self._format is not None:
-            text = self._release(gain)
-            if gain.reason:
+            text = self._release(delta)
+            if delta.reason:
                 told, calls = self._read(self._written)
                 text = told[self._released :]
         running: dict[str, Any] = {"finish_reason": None}
-        end = {**self._end(calls), "seed": seed} if gain.reason else running
+        end = {**self._end(calls), "seed": seed} if delta.reason else running
         reported = self._reported()
         self._reported_count = len(self._logprobs)
         if not self._chat:
             return [{"index": self.index, "text": text, "logprobs": reported, **end}]
-        delta: dict[str, Any] = {"content": text} if text else {}
+        message: dict[str, Any] = {"content": text} if text else {}
         if calls:
-            delta["tool_calls"] = [{"index": i, **call} for i, call in enumerate(calls)]
+            message["tool_calls"] = [{"index": i, **call} for i, call in enumerate(calls)]
         choices = []
-        if delta or gain.logprobs is not None:
-            choices.append({"index": self.index, "delta": delta, "logprobs": reported, **running})
-        if gain.reason:
+        if message or delta.logprobs is not None:
+            choices.append({"index": self.index, "delta": message, "logprobs": reported, **running})
+        if delta.reason:
             choices.append({"index": self.index, "delta": {}, "logprobs": None, **end})
         return choices
 
-    def _release(self, gain: Gain) -> str:
+    def _release(self, delta: Delta) -> str:
         """The new part of the text that cannot belong to a call."""
         assert self._format is not None
-        if gain.reason:
+        if delta.reason:
             return ""
         start, self._released = self._released, max(self._released, self._format.text.free(self._written))
         return self._written[start : self._released]

@@ -1,9 +1,9 @@
-"""A running request as the engine's client sees it: its rows, and what each pass adds to them."""
+"""A request to an engine, as its client sees it: its rows, and what each pass adds to them."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from queue import SimpleQueue
 from typing import NamedTuple
 
@@ -12,8 +12,8 @@ from decodestep.ops.decode_step import TokenLogprobs
 from decodestep.sampling.row import Row
 
 
-class Gain(NamedTuple):
-    """What a pass adds to one sample: one `Gain` for a token, several if a constraint determines tokens.
+class Delta(NamedTuple):
+    """What a pass adds to one sample: one `Delta` for a token, several if a constraint determines tokens.
 
     sample: its index, 0 to n - 1. text: the complete characters that are added. token: the new token id, or None.
     logprobs: those of the token, if params.logprobs requests them. reason: why the sample has ended, as
@@ -27,16 +27,16 @@ class Gain(NamedTuple):
     reason: str
 
 
-Listener = Callable[[Gain], object]
+Listener = Callable[[Delta], object]
 
 
-class Ticket:
+class EngineRequest:
     """A request submitted to an `Engine`, made by `Engine.submit`.
 
-    wake: makes the engine look at the ticket now. number: its index among the engine's requests. prompt_ids: its prompt.
+    wake: makes the engine look at the request now. number: its index among the engine's requests. prompt_ids: its prompt.
     rows: its samples. listener: as given to `submit`.
 
-    Iterating yields the `Gain`s of all samples until each has ended. They can be read once, by one thread; an engine with a
+    Iterating yields the `Delta`s of all samples until each has ended. They can be read once, by one thread; an engine with a
     `deliver` function passes them to it instead.
     """
 
@@ -49,7 +49,7 @@ class Ticket:
         self.listener = listener
         self.keys: list[int] = []  # of its rows in the engine's batch
         self.cancelled = threading.Event()
-        self.gains: SimpleQueue[Gain] = SimpleQueue()
+        self.deltas: SimpleQueue[Delta] = SimpleQueue()
         self._wake = wake
         self._lengths = [len(prompt_ids)] * len(rows)  # of each row, the tokens already reported
         self._ended = [False] * len(rows)
@@ -64,29 +64,29 @@ class Ticket:
         """Whether the end of every sample has been reported."""
         return all(self._ended)
 
-    def __iter__(self) -> Iterator[Gain]:
+    def __iter__(self) -> Iterator[Delta]:
         for _ in self.rows:
-            gain = self.gains.get()
-            yield gain
-            while not gain.reason:
-                gain = self.gains.get()
-                yield gain
+            delta = self.deltas.get()
+            yield delta
+            while not delta.reason:
+                delta = self.deltas.get()
+                yield delta
 
     def completions(self) -> list[Completion]:
         """What `generate` returns for the same prompt and params."""
         return [completion_of(row, self.prompt_ids, 0) for row in self.rows]
 
-    def news(self, text_of: Callable[[int], str]) -> list[Gain]:
-        """The gains of the samples since the last call, for the engine's thread. text_of: the new text of a sample."""
-        gains = []
+    def new_deltas(self, texts: Mapping[int, str]) -> list[Delta]:
+        """The deltas of the samples since the last call, for the engine's thread. texts: of rows, by their keys."""
+        deltas = []
         for sample, row in enumerate(self.rows):
             if self._ended[sample]:
                 continue
-            text, tokens = text_of(sample), row.history.tokens[self._lengths[sample] :]
+            text, tokens = texts.get(self.keys[sample], ""), row.history.tokens[self._lengths[sample] :]
             if tokens or text or row.reason:
-                gains += [Gain(sample, "", token, None, "") for token in tokens[:-1]]  # without log-probabilities: see `jump`
+                deltas += [Delta(sample, "", token, None, "") for token in tokens[:-1]]  # without log-probabilities: see `jump`
                 logprobs = row.logprobs[-1] if tokens and row.params.logprobs is not None and row.logprobs else None
-                gains.append(Gain(sample, text, tokens[-1] if tokens else None, logprobs, row.reason))
+                deltas.append(Delta(sample, text, tokens[-1] if tokens else None, logprobs, row.reason))
                 self._lengths[sample] += len(tokens)
                 self._ended[sample] = bool(row.reason)
-        return gains
+        return deltas
