@@ -19,7 +19,8 @@ from decodestep.sampling.constraint import ConstraintLogitsProcessor
 from decodestep.serving import tool_formats as formats
 from decodestep.serving.engine_request import Delta
 from decodestep.serving.responses import Choice
-from decodestep.serving.tool_text import UnreadableError, one_call
+from decodestep.serving.tool_grammar import one_call
+from decodestep.serving.tool_json import UnreadableError
 from decodestep.serving.tools import ToolFormat
 from test_constraint import END, VOCAB, run
 

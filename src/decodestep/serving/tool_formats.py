@@ -7,22 +7,19 @@ import secrets
 from collections.abc import Iterator
 from typing import Any
 
-from decodestep.serving.tool_text import (
-    Calls,
-    CallText,
-    Pieces,
+from decodestep.serving.tool_json import (
     UnreadableError,
-    all_json,
     arguments_in,
+    call_in,
+    call_schema,
+    constrained_arguments,
     first_json,
-    loaded,
-    needed,
-    object_of,
-    of_object,
+    parse,
     properties,
-    raw,
-    value_of,
+    tagged_form,
+    tagged_value,
 )
+from decodestep.serving.tool_text import Calls, CallText, Pieces
 
 
 class TaggedJson(CallText):
@@ -32,10 +29,10 @@ class TaggedJson(CallText):
 
     def calls(self, text: str) -> Iterator[tuple[str, Any]]:
         for piece in text.split("<tool_call>")[1:]:
-            yield of_object(loaded(piece.partition("</tool_call>")[0]))
+            yield call_in(parse(piece.partition("</tool_call>")[0]))
 
     def call(self, name: str, schema: dict[str, Any]) -> Pieces:
-        return ["<tool_call>\n", object_of(name, "arguments", schema), "\n</tool_call>"]
+        return ["<tool_call>\n", call_schema(name, "arguments", schema), "\n</tool_call>"]
 
 
 class BareJson(CallText):
@@ -60,11 +57,11 @@ class BareJson(CallText):
         rest = text.replace("<|python_tag|>", "", 1).strip()
         while rest:
             found, rest = first_json(rest)
-            yield of_object(found)
+            yield call_in(found)
             rest = rest.lstrip(" ;,\n")
 
     def call(self, name: str, schema: dict[str, Any]) -> Pieces:
-        return [object_of(name, "parameters", schema)]
+        return [call_schema(name, "parameters", schema)]
 
 
 class MistralList(CallText):
@@ -77,17 +74,17 @@ class MistralList(CallText):
     def calls(self, text: str) -> Iterator[tuple[str, Any]]:
         for piece in text.split("[TOOL_CALLS]")[1:]:
             if found := self._NAMED.match(piece):
-                yield found[1], all_json(piece[found.end() :])
+                yield found[1], parse(piece[found.end() :])
                 continue
-            listed = all_json(piece)
+            listed = parse(piece)
             for item in listed if isinstance(listed, list) else [listed]:
-                yield of_object(item)
+                yield call_in(item)
 
     def new_id(self, name: str, number: int) -> str:
         return secrets.token_hex(5)[:9]  # templates refuse ids that are not of nine letters and digits
 
     def call(self, name: str, schema: dict[str, Any]) -> Pieces:
-        return ["[TOOL_CALLS][", object_of(name, "arguments", schema), "]"]
+        return ["[TOOL_CALLS][", call_schema(name, "arguments", schema), "]"]
 
 
 class MistralNamed(MistralList):
@@ -194,8 +191,8 @@ class GemmaCalls(CallText):
 
     def call(self, name: str, schema: dict[str, Any]) -> Pieces:
         pieces: Pieces = [f"<|tool_call>call:{name}{{"]
-        for i, (key, kind) in enumerate(needed(schema)):
-            value = raw(kind)
+        for i, (key, kind) in enumerate(constrained_arguments(schema)):
+            value = tagged_form(kind)
             quoted = [self._QUOTE, value, self._QUOTE] if isinstance(value, re.Pattern) else [value]
             pieces += [f"{',' if i else ''}{key}:", *quoted]
         return [*pieces, "}<tool_call|>"]
@@ -215,7 +212,7 @@ class GemmaCalls(CallText):
         found = self._BARE.match(text)
         if found is None:
             raise UnreadableError
-        return value_of(found[0].strip(), {}), text[found.end() :]
+        return tagged_value(found[0].strip(), {}), text[found.end() :]
 
     def _members(self, text: str, *, named: bool) -> tuple[Any, str]:
         """The values of an object or list whose opening bracket has been read, and the text after its closing bracket."""
@@ -264,7 +261,7 @@ class Harmony(CallText):
     def calls(self, text: str) -> Iterator[tuple[str, Any]]:
         for before, head, body in self._MESSAGE.findall(text):
             if found := self._TO.search(f"{before} {head}"):
-                yield found[1], all_json(body)
+                yield found[1], parse(body)
 
     def call(self, name: str, schema: dict[str, Any]) -> Pieces:
         return [f"<|channel|>commentary to=functions.{name} <|constrain|>json<|message|>", schema]
@@ -284,12 +281,12 @@ class TaggedArguments(CallText):
                 raise UnreadableError
             types = properties(self.functions.get(found[1], {}))
             arguments = self._ARGUMENT.findall(piece.partition("</tool_call>")[0])
-            yield found[1], {key.strip(): value_of(value, types.get(key.strip(), {})) for key, value in arguments}
+            yield found[1], {key.strip(): tagged_value(value, types.get(key.strip(), {})) for key, value in arguments}
 
     def call(self, name: str, schema: dict[str, Any]) -> Pieces:
         pieces: Pieces = [f"<tool_call>{name}\n"]
-        for key, kind in needed(schema):
-            pieces += [f"<arg_key>{key}</arg_key>\n<arg_value>", raw(kind), "</arg_value>\n"]
+        for key, kind in constrained_arguments(schema):
+            pieces += [f"<arg_key>{key}</arg_key>\n<arg_value>", tagged_form(kind), "</arg_value>\n"]
         return [*pieces, "</tool_call>"]
 
 
@@ -301,8 +298,8 @@ class TaggedFunctions(TaggedArguments):
 
     def call(self, name: str, schema: dict[str, Any]) -> Pieces:
         pieces: Pieces = [f"<tool_call>\n<function={name}>\n"]
-        for key, kind in needed(schema):
-            pieces += [f"<parameter={key}>\n", raw(kind), "\n</parameter>\n"]
+        for key, kind in constrained_arguments(schema):
+            pieces += [f"<parameter={key}>\n", tagged_form(kind), "\n</parameter>\n"]
         return [*pieces, "</function>\n</tool_call>"]
 
 

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 from decodestep.serving.errors import refusal
 from decodestep.serving.tool_formats import TaggedJson, kind_of
-from decodestep.serving.tool_text import CallText, UnreadableError, answer_or_calls, one_call, text_or_calls
+from decodestep.serving.tool_grammar import answer_or_calls, one_call, text_or_calls
+from decodestep.serving.tool_json import UnreadableError
+from decodestep.serving.tool_text import CallText
 
 if TYPE_CHECKING:
     from decodestep.models import Model

@@ -1,0 +1,82 @@
+"""JSON in function calls: how it is parsed, and the schemas that constrain it. Parsing raises `UnreadableError`."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+
+class UnreadableError(ValueError):
+    """The text looks like calls but cannot be parsed."""
+
+
+def parse(text: str) -> Any:
+    """The JSON value that a text is, between spaces."""
+    try:
+        return json.loads(text.strip())
+    except (ValueError, RecursionError):
+        raise UnreadableError from None
+
+
+def first_json(text: str) -> tuple[Any, str]:
+    """The JSON value at the start of a text, and the rest."""
+    try:
+        found, end = json.JSONDecoder().raw_decode(text)
+    except (ValueError, RecursionError):
+        raise UnreadableError from None
+    return found, text[end:]
+
+
+def call_in(found: Any) -> tuple[str, Any]:
+    """The name and the arguments of a call that is written as one JSON object."""
+    if not isinstance(found, dict) or not isinstance(found.get("name"), str):
+        raise UnreadableError
+    return found["name"], arguments_in(found)
+
+
+def arguments_in(found: Mapping[str, Any]) -> Any:
+    """The arguments of a call that is written as one JSON object; {} if it has none."""
+    arguments = found.get("arguments", found.get("parameters"))
+    if isinstance(arguments, str) and arguments:  # some models write them as in OpenAI's responses
+        arguments = parse(arguments)
+    return {} if arguments in (None, "") else arguments
+
+
+def call_schema(name: str, key: str, schema: dict[str, Any]) -> dict[str, Any]:
+    """The schema of a call as an object; the arguments' schema gets an $id, so that "#" in it still refers to its own root."""
+    inner = {"$id": f"tool:{name}", **schema}
+    whole = {"type": "object", "properties": {"name": {"const": name}, key: inner}, "required": ["name", key]}
+    return {**whole, "additionalProperties": False}
+
+
+def properties(schema: Mapping[str, Any]) -> Mapping[str, Any]:
+    found = schema.get("properties")
+    return found if isinstance(found, dict) else {}
+
+
+def constrained_arguments(schema: Mapping[str, Any]) -> list[tuple[str, dict[str, Any]]]:
+    """The arguments of a constrained call, each with its schema: the required ones, or all if the schema does not say."""
+    known, required = properties(schema), schema.get("required")
+    names = [name for name in known if name in required] if isinstance(required, list) else list(known)
+    shared = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
+    return [(name, {**known[name], **shared} if isinstance(known[name], dict) else {}) for name in names]
+
+
+def tagged_form(schema: dict[str, Any]) -> dict[str, Any] | re.Pattern[str]:
+    """The form of a value between tags: a string without quotes, anything else as JSON."""
+    values = [schema["const"]] if "const" in schema else schema.get("enum")
+    if isinstance(values, list) and values and all(isinstance(value, str) for value in values):
+        return re.compile("|".join(re.escape(value).replace("/", r"\/").replace("\n", "n") for value in values))
+    return re.compile(r"[^<]+") if schema.get("type") == "string" else schema
+
+
+def tagged_value(text: str, schema: Any) -> Any:
+    """The value between tags: verbatim if a string is expected or it is not JSON, else parsed."""
+    if isinstance(schema, dict) and schema.get("type") == "string":
+        return text
+    try:
+        return parse(text)
+    except UnreadableError:
+        return text
