@@ -111,12 +111,28 @@ def _are_ids(prompt: Any) -> bool:
 def _job(
     body: Mapping[str, Any], prompts: list[Any], most: int | None, changes: dict[str, Any], format_: tools.ToolFormat | None
 ) -> Job:
+    """The job of these prompts. most: its max_new_tokens by default. changes: its constraint, as a field of SamplingParams."""
     for name in _LIBRARY_ONLY:
         if body.get(name) is not None:
             raise HttpError(400, f"{name} is for `decodestep.generate`, not for requests", param=name, code="unknown_field")
     for name in ("model", "user"):
         if not isinstance(body.get(name, ""), str | None):
             raise refusal(name, "a string")
+    stream, usage = _streaming(body)
+    params = SamplingParams.from_openai({name: value for name, value in body.items() if name not in _OURS})
+    if not {"max_tokens", "max_completion_tokens", "max_new_tokens"} & {k for k, v in body.items() if v is not None}:
+        params = replace(params, max_new_tokens=most)
+    _require_affordable(params)
+    if changes:
+        constrained = languages_of(params)
+        if constrained:
+            raise refusal(constrained[0], "omitted with response_format or a required tool")
+        params = replace(params, **changes)
+    return Job(prompts, params, stream, usage, format_)
+
+
+def _streaming(body: Mapping[str, Any]) -> tuple[bool, bool]:
+    """Whether to stream, and whether the stream ends with the token counts."""
     stream, options = body.get("stream"), _mapping(body, "stream_options")
     if not isinstance(stream, bool | None):
         raise refusal("stream", "a bool")
@@ -124,10 +140,11 @@ def _job(
         raise refusal("stream_options", "omitted without stream")
     if set(options) - {"include_usage", "include_obfuscation"} or not all(isinstance(v, bool) for v in options.values()):
         raise refusal("stream_options", '{"include_usage": a bool}')
-    rest = {name: value for name, value in body.items() if name not in _OURS}
-    params = SamplingParams.from_openai(rest)
-    if not {"max_tokens", "max_completion_tokens", "max_new_tokens"} & {k for k, v in body.items() if v is not None}:
-        params = replace(params, max_new_tokens=most)
+    return bool(stream), options.get("include_usage", False)
+
+
+def _require_affordable(params: SamplingParams) -> None:
+    """Refuses values with which one request would cost the others more than a few rows do."""
     if (params.logprobs or 0) > _MAX_LOGPROBS:
         raise refusal("logprobs", f"at most {_MAX_LOGPROBS}")
     watermark = params.watermarking_config or {}
@@ -137,12 +154,6 @@ def _job(
             raise refusal("watermarking_config", f"such that {name} is at most {largest}")
     if len(params.stop_strings) > _MAX_STOPS or sum(map(len, params.stop_strings)) > _MAX_STOP_CHARACTERS:
         raise refusal("stop", f"at most {_MAX_STOPS} strings of {_MAX_STOP_CHARACTERS} characters in total")
-    if changes:
-        constrained = languages_of(params)
-        if constrained:
-            raise refusal(constrained[0], "omitted with response_format or a required tool")
-        params = replace(params, **changes)
-    return Job(prompts, params, bool(stream), options.get("include_usage", False), format_)
 
 
 def _refuse_fields(body: Mapping[str, Any], names: set[str]) -> None:
