@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import decodestep as ds
-from decodestep.sampling import constraint, constraint_worker
+from decodestep.sampling import constraint, constraint_grammar, constraint_worker
 from decodestep.sampling.jump import jump
 from decodestep.sampling.sampler import Sampler
 
@@ -287,7 +287,7 @@ def test_a_process_that_cannot_try_a_schema_out_is_an_error_of_its_own(rng, monk
 
 def test_what_one_row_uses_up_is_no_other_rows(rng, monkeypatch):
     """The limit on states ends a row; rows of the same expression that begin later still have all of it."""
-    monkeypatch.setitem(constraint._LIMITS, "max_lexer_states", 300)
+    monkeypatch.setitem(constraint_grammar.LIMITS, "max_lexer_states", 300)
     params = [ds.SamplingParams(regex="[^x]*x[^y]{3,40}y.*", seed=seed, max_new_tokens=300) for seed in range(6)]
     logits = rng.normal(size=(300, 1, VOCAB)).astype(np.float32)
 

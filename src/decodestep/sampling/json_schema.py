@@ -8,6 +8,14 @@ from typing import Any
 
 from decodestep._base.checks import is_real, refuse
 
+# JSON in the format of json.dumps. With free whitespace a row at a high temperature might write nothing else. Where further
+# properties are allowed, llguidance takes "\u0061" for one and not for "a": so there are no escapes with u.
+JSON_FORM = {
+    "whitespace_flexible": False,
+    "item_separator": ", ",
+    "key_separator": ": ",
+    "json_allowed_escapes": 'nrbtf\\"',
+}
 # Keys of a schema whose values are schemas by name, and values of no schema.
 _BY_NAME = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 _VALUES = ("const", "enum", "default", "examples", "required")

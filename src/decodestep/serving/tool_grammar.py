@@ -7,8 +7,7 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-from decodestep.sampling.constraint import JSON_FORM
-from decodestep.sampling.json_schema import checked, enforceable
+from decodestep.sampling.json_schema import JSON_FORM, checked, enforceable
 from decodestep.serving.tool_text import Pieces
 
 _SPACE = r"SPACE: /\s{0,2}/"  # after a call; without a limit a row at a high temperature might write nothing else
