@@ -84,8 +84,13 @@ def _summary(results: Mapping[str, Rows]) -> list[str]:
 
 def _faster(peer: Mapping[str, Any]) -> str:
     """The speedup of ours over a peer; "unsteady" if the quartiles are far apart, because another process interfered."""
-    words = f"{peer['ratio']:.2f}×" if peer["ratio"] >= 1 else f"**{peer['ratio']:.2f}×, slower**"
+    words = f"**{peer['ratio']:.2f}×, slower**" if _is_slower(peer["ratio"]) else f"{peer['ratio']:.2f}×"
     return f"{words} (unsteady)" if peer["ratio_high"] > _UNSTEADY * peer["ratio_low"] else words
+
+
+def _is_slower(ratio: float) -> bool:
+    """Whether ours is slower in the digits that are printed."""
+    return round(ratio, 2) < 1
 
 
 def readme_table(facts: Mapping[str, str], threads: int, results: Mapping[str, Rows], link: str) -> str:
@@ -125,8 +130,10 @@ def _slower(results: Mapping[str, Rows]) -> list[str]:
         for case, entries in by_case(rows).items():
             ours = [row for row in entries if is_ours(row, entries[0])]
             peer, best = best_peer(entries), min(ours, key=lambda row: row["ratio"])
-            if peer is not None and not name.startswith(("generate", "decode_step")) and peer["ratio"] < best["ratio"]:
-                scaled = {key: peer[key] / best["ratio"] for key in ("ratio", "ratio_low", "ratio_high")}
+            if peer is None or name.startswith(("generate", "decode_step")):
+                continue
+            scaled = {key: peer[key] / best["ratio"] for key in ("ratio", "ratio_low", "ratio_high")}
+            if _is_slower(scaled["ratio"]):
                 line = f"{time(best['seconds'])} | {time(peer['seconds'])}, {peer['name']} | {_faster(scaled)} |"
                 slower.append((scaled["ratio"], f"| {name}, {case} | {line}"))
         lines += [line for _, line in sorted(slower)[:1]]

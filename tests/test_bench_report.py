@@ -69,6 +69,12 @@ def test_the_readme_shows_wins_and_losses_in_tokens_a_second(report_page):
     assert "| sampler, full, vocabulary of 128256 | 20 µs | 100 µs, llama.cpp | 5.00× |" in table
 
 
+def test_a_difference_below_the_printed_digits_is_no_loss(report_page):
+    results = {"linear": [row("even", "ours", 1.0, 1.0), row("even", "torch", 0.996, 0.996)]}
+    assert "| 996 ms, torch | 1.00× |" in report_page.report(FACTS, 2, results, [], [], "a-cpu")
+    assert "torch" not in report_page.readme_table(FACTS, 2, results, "docs/results/a-cpu.md")
+
+
 def test_both_pages_have_a_place_for_the_table():
     for page in ("README.md", "docs/index.md"):
         text = (BENCHMARKS.parent / page).read_text()
