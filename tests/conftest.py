@@ -29,8 +29,8 @@ if os.environ.get("CI"):
     hypothesis.settings.load_profile("ci")
 
 
-# Whether Triton's own functions are interpreted is decided when it is imported, by torch or transformers perhaps, in whichever
-# test file comes first.
+# Triton's kernels are interpreted where there is no GPU. Triton reads this when it is imported, by torch or transformers
+# perhaps, in whichever test file comes first.
 if not Path("/dev/nvidiactl").exists():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 

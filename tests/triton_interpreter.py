@@ -1,28 +1,24 @@
-"""Triton's kernels without a GPU: imported before the kernels, it turns on the interpreter where no device is at hand.
+"""Triton's kernels on a GPU or, where conftest has found none, under Triton's interpreter: the same tests run on both.
 
-Where there is one, the same tests run on it. Interpreted, each access is checked against the launch's tensors. A test file that
-imports `guard_zones` has margins around every tensor that it puts on the device or that a kernel's caller allocates; one that
-calls `serve` runs tests of the CPU's kernel on the device.
+Interpreted, each access is checked against the launch's tensors. A test file that imports `guard_zones` has margins around
+every tensor that it puts on the device or that a kernel's caller allocates; one that calls `serve` runs tests of the CPU's
+kernel on the device.
 """
 
 from __future__ import annotations
 
-import os
 import sys
 
 import numpy as np
 import pytest
 import torch
+import triton.language as tl
+from triton.runtime import interpreter
 
 import decodestep as ds
-from decodestep._base import arrays
+from decodestep._base import arrays, devices
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-if DEVICE == "cpu":
-    os.environ["TRITON_INTERPRET"] = "1"
-
-import triton.language as tl  # noqa: E402
-from triton.runtime import interpreter  # noqa: E402
+DEVICE = "cpu" if devices.interpreted() else "cuda"
 
 _patched: set[str] = set()  # the modules whose names for the language are the interpreter's, in the launch that runs
 _launch, _patch_language = interpreter.GridExecutor.__call__, interpreter._patch_lang
