@@ -13,6 +13,7 @@ import numpy as np
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize
 
+from decodestep._base.checks import RequestError
 from decodestep.models.architectures import folder, folder_rope, gguf, names
 from decodestep.models.architectures.names import Part
 from decodestep.models.config import Config
@@ -36,7 +37,7 @@ _DENSE = {"F32": Format.F32, "F16": Format.F16, "BF16": Format.BF16}  # of safet
 _FLOAT8, _SCALE, _TILE = "F8_E4M3", "_scale_inv", 128
 _FLOAT8_VALUES = np.arange(256, dtype=np.uint8).view(ml_dtypes.float8_e4m3fn).astype(np.float32)
 
-# Tensors that a decoder has no use for: what rope_of reads, frequencies that old checkpoints hold, next-token prediction.
+# Tensors that a decoder has no use for: what `ropes` reads, frequencies that old checkpoints hold, next-token prediction.
 _READ_ELSEWHERE = ("rope_freqs.weight", "rope_factors_short.weight", "rope_factors_long.weight")
 _FREQUENCIES = re.compile(r".*\.rotary_emb\.inv_freq")
 _LAYER = re.compile(r"(?:blk|model\.layers)\.(\d{1,9})\..*")
@@ -46,11 +47,13 @@ class Checkpoint:
     """A file or folder, its sizes and its tensors.
 
     Call `check` first: afterwards every tensor has the expected shape and a supported type.
+    Raises ModelError for an architecture or sizes that are not supported or contradict each other.
     """
 
     def __init__(self, file: GgufFile | ModelFolder) -> None:
         self.file, self.path = file, file.path
         self.config: Config = gguf.config_of(file) if isinstance(file, GgufFile) else folder.config_of(file)
+        _check_router(self.path, self.config)
         self._tensors: dict[str, Tensor] | dict[str, SafeTensor] = file.tensors
         of_folder = names.FOLDER_WITH_POST_NORMS if self.config.post_norms else names.FOLDER
         self._table = names.GGUF if isinstance(file, GgufFile) else of_folder
@@ -179,6 +182,14 @@ class Checkpoint:
         for i, line in enumerate(scale):
             values[i * _TILE : (i + 1) * _TILE] *= np.repeat(line, _TILE)[:inputs]
         return values
+
+
+def _check_router(path: Path, config: Config) -> None:
+    if config.experts is not None:
+        try:
+            config.experts.rule.check(config.experts.count, f"{path}: the router")
+        except RequestError as error:  # of a file, not of a call
+            raise ModelError(str(error)) from error
 
 
 def open_checkpoint(path: Path) -> Checkpoint:

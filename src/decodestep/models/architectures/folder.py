@@ -16,7 +16,6 @@ from decodestep.models.architectures.limits import (
     MAX_HEADS,
     MAX_LAYERS,
     MOST_FACTOR,
-    checked,
 )
 from decodestep.models.config import Config, Experts, LatentConfig
 from decodestep.models.model_folder import ModelFolder
@@ -55,8 +54,8 @@ def config_of(folder: ModelFolder) -> Config:
         "activation": activation,
     }
     if keys.kind in GROUPED:
-        return checked(folder.path, grouped_config(keys, common))
-    return checked(folder.path, _latent(folder, keys, common))
+        return grouped_config(keys, common)
+    return _latent(folder, keys, common)
 
 
 def _activation(keys: Keys) -> str:

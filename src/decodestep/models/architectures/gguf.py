@@ -15,7 +15,6 @@ from decodestep.models.architectures.limits import (
     LEAST_FACTOR,
     MAX_CONTEXT,
     MOST_FACTOR,
-    checked,
 )
 from decodestep.models.config import Config, LatentConfig
 from decodestep.models.errors import ModelError
@@ -124,8 +123,7 @@ def _deepseek2(keys: GgufKeys) -> Config:
     whole = "attention.key_length_mla" not in keys  # an older file: the true head sizes have the plain names
     head, value = (keys.size(f"attention.{name}_length{'' if whole else '_mla'}") for name in ("key", "value"))
     latent = _latent(keys, common, head, value, query_rank=_query_rank(keys))
-    config = Config(**latent, feed_forward=keys.size("feed_forward_length"), experts=experts_of(keys, common))
-    return checked(keys.file.path, config)
+    return Config(**latent, feed_forward=keys.size("feed_forward_length"), experts=experts_of(keys, common))
 
 
 def _minicpm3(keys: GgufKeys) -> Config:
@@ -133,17 +131,14 @@ def _minicpm3(keys: GgufKeys) -> Config:
     hidden, heads, layers = (common[name] for name in ("hidden", "heads", "layers"))
     head = keys.size("attention.key_length")
     latent = _latent(keys, common, head, hidden // heads, query_rank=_query_rank(keys))
-    return checked(
-        keys.file.path,
-        Config(
-            **latent,
-            feed_forward=keys.size("feed_forward_length"),
-            rope_half_split=True,
-            # Of MiniCPM3-4B; the file has no keys for them.
-            embedding_scale=12.0,
-            residual_scale=1.4 / layers**0.5,
-            logits_divisor=hidden / 256,
-        ),
+    return Config(
+        **latent,
+        feed_forward=keys.size("feed_forward_length"),
+        rope_half_split=True,
+        # Of MiniCPM3-4B; the file has no keys for them.
+        embedding_scale=12.0,
+        residual_scale=1.4 / layers**0.5,
+        logits_divisor=hidden / 256,
     )
 
 
@@ -151,8 +146,7 @@ def _plm(keys: GgufKeys) -> Config:
     common = keys.common()
     head, value = keys.size("attention.key_length"), keys.size("attention.value_length")
     latent = _latent(keys, common, head, value, query_rank=None)
-    feed_forward = keys.size("feed_forward_length")
-    return checked(keys.file.path, Config(**latent, feed_forward=feed_forward, activation="relu_squared"))
+    return Config(**latent, feed_forward=keys.size("feed_forward_length"), activation="relu_squared")
 
 
 _CONFIGS: dict[str, Callable[[GgufKeys], Config]] = {

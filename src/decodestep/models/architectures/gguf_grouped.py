@@ -12,7 +12,7 @@ from decodestep.models import rope
 from decodestep.models.architectures import names
 from decodestep.models.architectures.gguf_experts import experts_of
 from decodestep.models.architectures.gguf_keys import GgufKeys
-from decodestep.models.architectures.limits import LEAST_FACTOR, MAX_CONTEXT, MAX_HEADS, MOST_FACTOR, checked
+from decodestep.models.architectures.limits import LEAST_FACTOR, MAX_CONTEXT, MAX_HEADS, MOST_FACTOR
 from decodestep.models.config import Config, GroupedConfig
 from decodestep.models.rope import Rope
 
@@ -77,7 +77,7 @@ def _qwen3moe(keys: GgufKeys) -> Config:
     sizes = _grouped(keys, head_norms=True)
     experts = experts_of(keys, sizes, normalise=True)
     width = keys.size("feed_forward_length", None if experts is None else experts.width)
-    return checked(keys.file.path, Config(**sizes, feed_forward=width, rope_half_split=True, experts=experts))
+    return Config(**sizes, feed_forward=width, rope_half_split=True, experts=experts)
 
 
 def _smollm3(keys: GgufKeys) -> Config:
