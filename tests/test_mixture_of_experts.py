@@ -222,8 +222,8 @@ PANELS = LinearPanels.pack(W)
     ("message", "arguments"),
     [
         ("count must be an integer > 0; got 0", (W, W, W, 0)),
-        ("gate must be a PackedWeight or a LinearPanels; got 5", (5, W, W)),
-        ("up must be a PackedWeight or a LinearPanels; got None", (None, None, W)),
+        ("gate must be a PackedWeight, a LinearPanels or a DeviceRows; got 5", (5, W, W)),
+        ("up must be a PackedWeight, a LinearPanels or a DeviceRows; got None", (None, None, W)),
         ("gate must be of 3 blocks of outputs; got 32x64", (W, W, W, 3)),
         ("gate must be of 4 blocks of outputs, multiples of 32; got 32x64", (PANELS, PANELS, PANELS, 4)),
         ("down must be of shape 64x32; got 32x64", (W, W, W)),

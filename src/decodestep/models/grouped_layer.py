@@ -9,7 +9,7 @@ from decodestep.models.decoder import TokenBatch
 from decodestep.models.kv_cache import PAGE
 from decodestep.models.layer_weights import GroupedWeights
 from decodestep.ops.linear import linear
-from decodestep.ops.mixture_of_experts.blocks import plus
+from decodestep.ops.linear.bias import with_bias
 from decodestep.ops.mla_attention import mla_attention
 from decodestep.ops.rms_norm import rms_norm
 
@@ -32,8 +32,8 @@ def attended(
     kv, kr = cache
     _, sequence, positions, page_table, *_ = batch
     tokens, groups, width = len(h), config.kv_heads, config.head_dim
-    queries = plus(linear(h, weights.query), weights.query_bias).reshape(tokens, config.heads, width)
-    values, keys = np.split(plus(linear(h, weights.values_keys), weights.values_keys_bias), 2, axis=1)
+    queries = with_bias(linear(h, weights.query), weights.query_bias).reshape(tokens, config.heads, width)
+    values, keys = np.split(with_bias(linear(h, weights.values_keys), weights.values_keys_bias), 2, axis=1)
     queries = _rotated(_normed(queries, weights.query_norm, config.norm_eps), *rope)
     keys = _rotated(_normed(keys.reshape(tokens, groups, width), weights.key_norm, config.norm_eps), *rope)
     kv.reshape(-1, kv.shape[-1])[slots] = values

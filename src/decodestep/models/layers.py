@@ -13,9 +13,10 @@ from decodestep.models.kv_cache import PAGE, LatentPages, PageLayout, Pages, flo
 from decodestep.models.layer_weights import ExpertWeights, GroupedWeights, Weights
 from decodestep.ops.expert_router import expert_router
 from decodestep.ops.linear import linear
+from decodestep.ops.linear.bias import with_bias
 from decodestep.ops.linear.cpu import gather_rows
 from decodestep.ops.mixture_of_experts import mixture_of_experts
-from decodestep.ops.mixture_of_experts.blocks import feed_forward, plus
+from decodestep.ops.mixture_of_experts.blocks import feed_forward
 from decodestep.ops.rms_norm import rms_norm
 from decodestep.ops.swiglu import swiglu
 from decodestep.weights.feed_forward import FeedForward
@@ -60,7 +61,7 @@ class LayerDecoder(Decoder):
                 attended = grouped_layer.attended(h, weights, config, config.grouped.window(i), cache, batch, slots, rope)
             else:
                 attended = prolog_layer.attended(h, self._prologs[i], config, cache, batch, slots, rope)
-            added = plus(linear(attended, weights.output), weights.output_bias)
+            added = with_bias(linear(attended, weights.output), weights.output_bias)
             x += _scaled(self._normed(added, layer.attention_post_norm), config.residual_scale)
             h = rms_norm(x, layer.ffn_norm, eps=config.norm_eps)
             x += _scaled(self._normed(self._feed_forward(h, layer.feed_forward), layer.ffn_post_norm), config.residual_scale)

@@ -48,7 +48,7 @@ class FeedForward:
             weight = getattr(self, name)
             if weight is None and name == "gate":
                 continue
-            require(isinstance(weight, Weight), _CLASS, name, "a PackedWeight or a LinearPanels", weight)
+            require(isinstance(weight, Weight), _CLASS, name, "a PackedWeight, a LinearPanels or a DeviceRows", weight)
             unit = PANEL if self.count > 1 and isinstance(weight, LinearPanels) else 1
             rule = f"of {self.count} blocks of outputs" + (f", multiples of {PANEL}" if unit > 1 else "")
             require(weight.shape[1] % (self.count * unit) == 0, _CLASS, name, rule, _shape(weight.shape))

@@ -9,8 +9,8 @@ from decodestep.ops.decoder_forward import group_cache
 from decodestep.ops.decoder_forward.arguments import PAGE, SCALE_BYTES, Call
 from decodestep.ops.decoder_forward.weights import GroupedAttention, LatentAttention, Mixture
 from decodestep.ops.expert_router.reference import route
+from decodestep.ops.linear.bias import with_bias
 from decodestep.ops.linear.reference import linear
-from decodestep.ops.mixture_of_experts.blocks import plus
 from decodestep.ops.mixture_of_experts.reference import feed_forward, mixture
 from decodestep.ops.rms_norm.reference import rms_norm
 from decodestep.weights.feed_forward import FeedForward
@@ -41,7 +41,7 @@ def _attention(
     if isinstance(layer, LatentAttention):
         return _latent_attention(call, layer, h, keys, values)
     queries = _project(call, layer, h, keys, values)
-    return plus(linear(_attend(call, queries, keys, values, layer.window), layer.output), layer.output_bias)
+    return with_bias(linear(_attend(call, queries, keys, values, layer.window), layer.output), layer.output_bias)
 
 
 def _normed(x: np.ndarray, norm: np.ndarray | None, eps: float) -> np.ndarray:
@@ -67,10 +67,10 @@ def _latent_attention(call: Call, layer: LatentAttention, h: np.ndarray, keys: n
     tokens = len(h)
     x = h
     if layer.query_down is not None and layer.query_norm is not None:
-        compressed = plus(linear(h, layer.query_down), layer.query_down_bias)
+        compressed = with_bias(linear(h, layer.query_down), layer.query_down_bias)
         x = rms_norm(compressed, layer.query_norm.astype(dtype), s.eps)
     nope, rope = np.split(linear(x, layer.query).reshape(tokens, w.heads, -1), [s.nope], axis=2)
-    latent, key = np.split(plus(linear(h, layer.latent), layer.latent_bias), [s.latent], axis=1)
+    latent, key = np.split(with_bias(linear(h, layer.latent), layer.latent_bias), [s.latent], axis=1)
     slab, page = np.divmod(call.page_table[call.sequence, call.positions // PAGE], keys.shape[1])
     row = call.positions % PAGE
     kept = rms_norm(latent, layer.latent_norm.astype(dtype), s.eps)
@@ -83,7 +83,7 @@ def _latent_attention(call: Call, layer: LatentAttention, h: np.ndarray, keys: n
         k, v = (a[slab, page].reshape(-1, a.shape[-1])[: position + 1] for a in (keys, values))
         attend = _attend_bytes if v.dtype == np.int8 else _attend_latents
         attended[t] = attend(nope[t], v, rope[t] @ k.astype(dtype).T, dtype.type(w.scale))
-    return plus(linear(_by_head(attended, layer.value_up).reshape(tokens, -1), layer.output), layer.output_bias)
+    return with_bias(linear(_by_head(attended, layer.value_up).reshape(tokens, -1), layer.output), layer.output_bias)
 
 
 def _in_bytes(rows: np.ndarray) -> np.ndarray:
@@ -144,9 +144,9 @@ def _by_head(x: np.ndarray, weight: LinearPanels) -> np.ndarray:
 def _project(call: Call, layer: GroupedAttention, h: np.ndarray, keys: np.ndarray, values: np.ndarray) -> np.ndarray:
     """The queries (T, N, D), in bfloat16 if the cache is; writes keys and values to the layer's cache."""
     w, tokens = call.weights, len(h)
-    queries = plus(linear(h, layer.query), layer.query_bias).reshape(tokens, w.heads, w.head_dim)
+    queries = with_bias(linear(h, layer.query), layer.query_bias).reshape(tokens, w.heads, w.head_dim)
     queries = _rotate(call, _normed(queries, layer.query_norm, w.norm_eps), layer.rope)
-    both = plus(linear(h, layer.values_keys), layer.values_keys_bias).reshape(tokens, 2, w.kv_heads, w.head_dim)
+    both = with_bias(linear(h, layer.values_keys), layer.values_keys_bias).reshape(tokens, 2, w.kv_heads, w.head_dim)
     slab, page = np.divmod(call.page_table[call.sequence, call.positions // PAGE], keys.shape[2])
     rotated = _rotate(call, _normed(both[:, 1], layer.key_norm, w.norm_eps), layer.rope)
     group_cache.store(keys, values, (slab, page, call.positions % PAGE), rotated, both[:, 0])

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
+from decodestep.ops.linear.bias import with_bias
 from decodestep.weights.feed_forward import FeedForward, on_host
 
 Block = Callable[[np.ndarray, FeedForward], np.ndarray]
@@ -18,16 +19,12 @@ def feed_forward(
     linear: Callable[..., np.ndarray],
     swiglu: Callable[[np.ndarray, np.ndarray], np.ndarray],
 ) -> np.ndarray:
-    up = plus(linear(x, on_host(block.up)), block.up_bias)
+    up = with_bias(linear(x, on_host(block.up)), block.up_bias)
     down = on_host(block.down)
     if block.gate is None:
-        return plus(linear(squared_relu(up), down), block.down_bias)
-    gate = plus(linear(x, on_host(block.gate)), block.gate_bias)
-    return plus(linear((gelu_gated if block.gelu else swiglu)(gate, up), down), block.down_bias)
-
-
-def plus(x: np.ndarray, bias: np.ndarray | None) -> np.ndarray:
-    return x if bias is None else x + bias.astype(x.dtype, copy=False)
+        return with_bias(linear(squared_relu(up), down), block.down_bias)
+    gate = with_bias(linear(x, on_host(block.gate)), block.gate_bias)
+    return with_bias(linear((gelu_gated if block.gelu else swiglu)(gate, up), down), block.down_bias)
 
 
 def gelu_gated(gate: np.ndarray, up: np.ndarray) -> np.ndarray:
