@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -68,16 +69,19 @@ def sampling(
         mode = generation_config.get_generation_mode()
         require(mode in _LOOPS, _OP, "generation_config", "of greedy search or sampling", f"{mode.value}")
         require(streamer is None or len(input_ids) == 1, _OP, "streamer", "None for a batch", f"one for {len(input_ids)} rows")
-        loop = _Loop(model, input_ids, logits_processor, stopping_criteria, generation_config, model_kwargs)
-        return loop.run(seed, processors, stops, streamer)
+        loop = _Loop(model, input_ids, logits_processor, stopping_criteria, generation_config, model_kwargs, seed)
+        return loop.run(processors, stops, streamer)
 
     return decode
 
 
 class _Loop:
-    """One call of `generate`: transformers' `_sample` with another draw."""
+    """One call of `generate`: transformers' `_sample` with another draw. Made before the forward pass, to refuse what is not
+    supported."""
 
-    def __init__(self, model: Any, ids: Tensor, chain: Any, criteria: Any, config: Any, model_kwargs: dict[str, Any]) -> None:
+    def __init__(
+        self, model: Any, ids: Tensor, chain: Any, criteria: Any, config: Any, model_kwargs: dict[str, Any], seed: Any
+    ) -> None:
         self.model, self.ids, self.chain, self.config, self.model_kwargs = model, ids, chain, config, model_kwargs
         self.own_chain = not _explained(chain, _default_chain(model, ids, config))
         self.criteria = [each for each in criteria if not _counted(each, config)]
@@ -88,42 +92,32 @@ class _Loop:
         self.pad: int | None = None if config._pad_token_tensor is None else int(config._pad_token_tensor)
         # Without an end token, transformers continues rows that criteria have ended until all have ended.
         self.rows_end = any(hasattr(each, "eos_token_id") for each in criteria)
+        self.params = self._params(seed)
 
-    def run(self, seed: Any, processors: Processors, stops: StopStringCriteria | None, streamer: Any) -> Any:
-        config, report = self.config, self.config.return_dict_in_generate
-        self._params(seed)  # before the forward pass, to refuse what is not supported
+    def run(self, processors: Processors, stops: StopStringCriteria | None, streamer: Any) -> Any:
         if stops is not None:
             self.criteria.append(stops)
             self.rows_end = True
         padded = self.pad is not None or len(self.ids) == 1 or not self.rows_end
         require(padded, _OP, "pad_token_id", "given if end tokens or stop strings end the rows of a batch", "None")
-        kept: dict[str, list[Any]] = {name: [] for name in ("scores", "logits", "attentions", "hidden_states")}
-        asked = {name: report and getattr(config, f"output_{name}") for name in kept}
-        sampler: Sampler | None = None
+        report, sampler = _Report(self.config), None
         done = torch.zeros(len(self.ids), dtype=torch.bool)
-        outputs = self.model._prefill(self.ids, config, self.model_kwargs, is_first_iteration=True)
+        outputs = self.model._prefill(self.ids, self.config, self.model_kwargs, is_first_iteration=True)
         with self.model._optimize_model_for_decode():
             while True:
                 self.model_kwargs = self.model._update_model_kwargs_for_generation(outputs, self.model_kwargs)
                 logits = outputs.logits[:, -1].to(self.ids.device)
                 logits = logits.float() if logits.dtype == torch.float64 else logits  # as in `_sample`
-                for name in ("attentions", "hidden_states"):
-                    if asked[name]:
-                        kept[name].append(getattr(outputs, name))
-                if asked["logits"]:
-                    kept["logits"].append(logits.to(torch.float32, copy=True))
                 if sampler is None:
                     # Tokens outside the vocabulary, such as an image's, are known only to transformers' chain.
                     self.own_chain |= bool(self._outside(logits.shape[-1]).any())
-                scores = (
-                    self.chain(self.ids, logits.to(torch.float32, copy=True)) if self.own_chain or asked["scores"] else None
-                )
-                if asked["scores"]:
-                    kept["scores"].append(scores)
+                scores = None
+                if self.own_chain or report.scores is not None:
+                    scores = self.chain(self.ids, logits.to(torch.float32, copy=True))
+                report.add(outputs, logits, scores)
                 drawn: Any = scores.float() if self.own_chain and scores is not None else logits
-                if sampler is None:
-                    sampler = self._sampler(seed, int(drawn.shape[-1]), processors)
-                done = self._step(sampler, drawn, done, tuple(kept["scores"]) if asked["scores"] else None)
+                sampler = sampler or self._sampler(int(drawn.shape[-1]), processors)
+                done = self._step(sampler, drawn, done, report.scores)
                 if streamer is not None:
                     streamer.put(self.ids[:, -1].cpu())
                 if bool(done.all()):
@@ -133,11 +127,10 @@ class _Loop:
                 outputs = self.model(**inputs, return_dict=True)
         if streamer is not None:
             streamer.end()
-        if not report:
+        if not self.config.return_dict_in_generate:
             return self.ids
-        lists = {name: tuple(values) if asked[name] else None for name, values in kept.items()}
         cache = next((self.model_kwargs[name] for name in ALL_CACHE_NAMES if name in self.model_kwargs), None)
-        return GenerateDecoderOnlyOutput(sequences=self.ids, past_key_values=cache, **lists)
+        return GenerateDecoderOnlyOutput(sequences=self.ids, past_key_values=cache, **report.fields())
 
     def _step(self, sampler: Sampler, scores: Any, done: Tensor, reported: Any) -> Tensor:
         """Draws and appends a token for each row; returns which rows have ended."""
@@ -160,7 +153,7 @@ class _Loop:
         return done
 
     def _params(self, seed: Any) -> list[SamplingParams]:
-        """The parameters of each row; if transformers' whole chain runs, only those of the draw and the end."""
+        """The parameters of each row, by the config."""
         room = self.config.max_length - self.ids.shape[1] if MaxLengthCriteria in self.ends else None
         changes = {
             "num_return_sequences": 1,  # the batch is already repeated
@@ -172,27 +165,55 @@ class _Loop:
             "stop_strings": (),
         }
         params = SamplingParams.from_generation_config(self.config, **changes)
-        if self.own_chain:
-            kept = {name: getattr(params, name) for name in ("max_new_tokens", "do_sample", "ignore_eos")}
-            params = SamplingParams(**kept)
-        fields = {name: getattr(params, name) for name in params.__dataclass_fields__}
-        return [SamplingParams(**{**fields, "seed": each}) for each in _seeds(seed, len(self.ids))]
+        return [replace(params, seed=each) for each in _seeds(seed, len(self.ids))]
 
     def _outside(self, vocabulary: int) -> Tensor:
         """Which tokens of the prompt are none of the vocabulary."""
         return (self.ids < 0) | (self.ids >= vocabulary)
 
-    def _sampler(self, seed: Any, vocabulary: int, processors: Processors) -> Sampler:
+    def _sampler(self, vocabulary: int, processors: Processors) -> Sampler:
         """The sampler of the rows.
 
         If transformers' whole chain runs, only `processors` read the tokens of a prompt: without them, any token may stand for
         one that is outside the vocabulary.
         """
+        params = [_draw_alone(row) for row in self.params] if self.own_chain else self.params
         ends = self.config._eos_token_tensor
         ends = () if ends is None else [token for token in ends.reshape(-1).tolist() if 0 <= token < vocabulary]
         prompt = self.ids if processors or not self.own_chain else self.ids.masked_fill(self._outside(vocabulary), 0)
-        params = self._params(seed)
         return Sampler(params, vocab_size=vocabulary, eos_token_id=ends, prompt_ids=prompt.tolist(), processors=processors)
+
+
+class _Report:
+    """What `generate` returns of each step, if return_dict_in_generate and the config's output_* ask for it."""
+
+    def __init__(self, config: Any) -> None:
+        names = ("scores", "logits", "attentions", "hidden_states") if config.return_dict_in_generate else ()
+        self._kept: dict[str, list[Any]] = {name: [] for name in names if getattr(config, f"output_{name}")}
+
+    @property
+    def scores(self) -> tuple[Any, ...] | None:
+        """The scores of the steps so far; None if they are not asked for."""
+        return tuple(self._kept["scores"]) if "scores" in self._kept else None
+
+    def add(self, outputs: Any, logits: Tensor, scores: Any) -> None:
+        for name, kept in self._kept.items():
+            if name == "scores":
+                kept.append(scores)
+            elif name == "logits":
+                kept.append(logits.to(torch.float32, copy=True))
+            else:
+                kept.append(getattr(outputs, name))
+
+    def fields(self) -> dict[str, tuple[Any, ...]]:
+        return {name: tuple(kept) for name, kept in self._kept.items()}
+
+
+def _draw_alone(params: SamplingParams) -> SamplingParams:
+    """Only the draw and the end of a row, whose scores transformers' whole chain makes."""
+    return SamplingParams(
+        do_sample=params.do_sample, seed=params.seed, max_new_tokens=params.max_new_tokens, ignore_eos=params.ignore_eos
+    )
 
 
 def _seeds(seed: Any, rows: int) -> list[int | None]:
