@@ -9,20 +9,16 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from decodestep._base.checks import refuse, require
 from decodestep.cli.options import add_ban, add_model, add_params, add_prompt, load, params_of, prompt_of, with_bans
 from decodestep.explain.data import record_document
 from decodestep.explain.page import page
 from decodestep.explain.record import record
-from decodestep.explain.spelling import spelled
+from decodestep.explain.stages import stages_of
 from decodestep.generation.model_sampler import sampler_for
 from decodestep.generation.prompts import prompt_ids
 from decodestep.models import Model
-from decodestep.sampling.distribution import probabilities
 from decodestep.sampling.params import SamplingParams
-from decodestep.sampling.trace import Trace
 
 _PAGE_STEPS = 40
 
@@ -63,20 +59,28 @@ def run(options: argparse.Namespace) -> int:
     model = load(options)
     params = with_bans(params, options, model)
     ids = [] if prompt is None else prompt_ids(model, prompt)
-    if options.html:
-        (params,) = params.samples()  # with a seed, which the run beside shares unless it has its own
-        each = [params]
-        if other is not None:
-            beside = with_bans(params_of(other), other, model)
-            each.append(beside if beside.seed is not None else replace(beside, seed=params.seed))
-        text = prompt if isinstance(prompt, str) else prompt[-1]["content"]  # type: ignore[index]
-        made = record_document(model, str(text), ids, each, steps=options.steps or _PAGE_STEPS, top=options.top)
-        Path(options.html).write_text(page(made, options.docs), encoding="utf-8")
-        facts = {"page": options.html, "tokens": [len(run["tokens"]) for run in made["runs"]]}
-        facts["text"] = [run["text"] for run in made["runs"]]
-        print(json.dumps(facts) if options.json else f"{options.html}: {' and '.join(map(str, facts['tokens']))} tokens")
-        return 0
-    return _show(model, params, ids, options)
+    if prompt is None or not options.html:
+        return _show(model, params, ids, options)
+    text = prompt if isinstance(prompt, str) else prompt[-1]["content"]  # type: ignore[index]
+    return _write_page(model, str(text), ids, _compared(model, params, other), options)
+
+
+def _compared(model: Model, params: SamplingParams, other: argparse.Namespace | None) -> list[SamplingParams]:
+    """The params of the page's runs. other: the options of the second one, which takes the seed of the first if it has none."""
+    (params,) = params.samples()
+    if other is None:
+        return [params]
+    beside = with_bans(params_of(other), other, model)
+    return [params, beside if beside.seed is not None else replace(beside, seed=params.seed)]
+
+
+def _write_page(model: Model, text: str, ids: list[int], each: list[SamplingParams], options: argparse.Namespace) -> int:
+    document = record_document(model, text, ids, each, steps=options.steps or _PAGE_STEPS, top=options.top)
+    Path(options.html).write_text(page(document, options.docs), encoding="utf-8")
+    facts = {"page": options.html, "tokens": [len(run["tokens"]) for run in document["runs"]]}
+    facts["text"] = [run["text"] for run in document["runs"]]
+    print(json.dumps(facts) if options.json else f"{options.html}: {' and '.join(map(str, facts['tokens']))} tokens")
+    return 0
 
 
 def _other(options: argparse.Namespace) -> argparse.Namespace:
@@ -97,7 +101,7 @@ def _show(model: Model, params: SamplingParams, ids: list[int], options: argpars
     row = sampler_for(model, params, prompt_ids=[ids]).rows[0]
     found: list[dict[str, Any]] = []
     if ids:
-        recorded = record(model, ids, params, options.steps or 1, lambda trace: shown(model, trace, options.rows))
+        recorded = record(model, ids, params, options.steps or 1, lambda trace: stages_of(model, trace, options.rows))
         row, found = recorded.row, list(recorded.tokens)
     # The plan as it was before the first token: what a row shows of itself does not change.
     plan = [*row.plan.explain().splitlines(), f"{len(row.plan.processors) + 1:>3}. {row.ending}"]
@@ -117,31 +121,6 @@ def _show(model: Model, params: SamplingParams, ids: list[int], options: argpars
         for one in found:
             print_stages(Console(), one, names, end)
     return 0
-
-
-def shown(model: Model, trace: Trace, count: int) -> dict[str, Any]:
-    """The part of a trace that `explain` shows: probabilities before the plan and after each step, and the drawn token.
-
-    tokens: the `count` most likely tokens of the first and of the last stage, the most likely first; a probability is None
-    once a step has dropped the token. others: the total probability of all other tokens, at each stage. left: how many tokens
-    are not dropped, at each stage.
-    """
-    ids = trace.top(count)
-    stages = [probabilities(scores) for scores in trace.stages]
-    alive = [scores > -np.inf for scores in trace.stages]
-    return {
-        "tokens": [
-            {
-                "token_id": int(i),
-                "token": spelled(model.tokenizer, int(i)),
-                "probabilities": [float(p[i]) if left[i] else None for p, left in zip(stages, alive, strict=True)],
-            }
-            for i in ids
-        ],
-        "others": [float(np.delete(p, ids).sum()) for p in stages],
-        "left": [int(np.count_nonzero(left)) for left in alive],
-        "next_token": None if trace.token < 0 else {"token_id": trace.token, "token": spelled(model.tokenizer, trace.token)},
-    }
 
 
 def _short(processor: Any) -> str:

@@ -45,13 +45,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     clock = _Clock()
-    params, shown = params_of(options), options.show_alternatives
-    require(shown is None or shown >= 1, "generate", "show_alternatives", "an integer >= 1", shown)
+    params, alternatives = params_of(options), options.show_alternatives
+    require(alternatives is None or alternatives >= 1, "generate", "show_alternatives", "an integer >= 1", alternatives)
     prompt = prompt_of(options)
     model = load(options)
     params = with_bans(params, options, model)
-    if options.show_alternatives is not None:
-        params = replace(params, logprobs=max(params.logprobs or 0, options.show_alternatives + 1))
+    if alternatives is not None:
+        params = replace(params, logprobs=max(params.logprobs or 0, alternatives + 1))
     clock.loaded = time.monotonic()
 
     def stream(_row: int, piece: str) -> None:
@@ -66,23 +66,11 @@ def run(options: argparse.Namespace) -> int:
         completion = generate(model, [prompt], params, stream=stream, cancelled=cancelled.requested)[0]
     stats = _stats(model, measured, completion, clock)
     if options.json:
-        print(
-            json.dumps(
-                {
-                    "text": completion.text,
-                    "token_ids": completion.token_ids,
-                    "prompt_token_ids": completion.prompt_token_ids,
-                    "finish_reason": completion.finish_reason,
-                    "logprobs": _logprobs(completion, model),
-                    "seed": completion.seed,
-                    "stats": stats,
-                }
-            )
-        )
+        print(json.dumps({**_facts(completion, model), "stats": stats}))
     elif not completion.text.endswith("\n"):
         print()
-    if options.show_alternatives is not None and not options.json:
-        _print_alternatives(completion, model, options.show_alternatives)
+    if alternatives is not None and not options.json:
+        _print_alternatives(completion, model, alternatives)
     if options.stats:
         sys.stdout.flush()
         _print_stats(stats, completion)
@@ -110,6 +98,17 @@ class _Clock:
         self.started = time.monotonic()
         self.loaded = self.started
         self.tokens: list[float] = []
+
+
+def _facts(completion: Completion, model: Model) -> dict[str, Any]:
+    return {
+        "text": completion.text,
+        "token_ids": completion.token_ids,
+        "prompt_token_ids": completion.prompt_token_ids,
+        "finish_reason": completion.finish_reason,
+        "logprobs": _logprobs(completion, model),
+        "seed": completion.seed,
+    }
 
 
 def _logprobs(completion: Completion, model: Model) -> list[dict[str, Any]] | None:

@@ -28,8 +28,8 @@ def percent(p: float | None) -> str:
     return "-" if p is None else f"{p:.2%}"
 
 
-def print_stages(console: Console, shown: dict[str, Any], names: Sequence[str], end: str) -> None:
-    """One token's table: the result of `cli.explain.shown`. names: of the steps. end: how the token was drawn."""
+def print_stages(console: Console, stages: dict[str, Any], names: Sequence[str], end: str) -> None:
+    """One token's table: the result of `stages.stages_of`. names: of the steps. end: how the token was drawn."""
     drawn = can_draw(console)
     heads = [f"{n} {name}" for n, name in enumerate(names, 1)]
     if sum(len(head) + 2 for head in heads) > console.width - 40 - (_BAR + 2) * drawn:  # the printed plan lists the numbers
@@ -44,10 +44,10 @@ def print_stages(console: Console, shown: dict[str, Any], names: Sequence[str], 
     if drawn:
         table.add_column("", no_wrap=True, width=_BAR)
     table.add_column("", no_wrap=True)
-    ends = [p for token in shown["tokens"] for p in (token["probabilities"][0], token["probabilities"][-1])]
+    ends = [p for token in stages["tokens"] for p in (token["probabilities"][0], token["probabilities"][-1])]
     largest = max(filter(None, ends), default=1)
-    taken = shown["next_token"] and shown["next_token"]["token_id"]
-    for token in shown["tokens"]:
+    taken = stages["next_token"] and stages["next_token"]["token_id"]
+    for token in stages["tokens"]:
         after = token["probabilities"]
         kept = after[-1] is not None
         cells: list[Any] = [Text(repr(token["token"])), *map(percent, after)]
@@ -57,12 +57,12 @@ def print_stages(console: Console, shown: dict[str, Any], names: Sequence[str], 
         cells.append(_what(after, heads) if drawn and not kept else "kept" if kept else "dropped")
         table.add_row(*cells, style=style)
     blank = [""] if drawn else []
-    table.add_row("all others", *map(percent, shown["others"]), *blank)
-    table.add_row("tokens left", *map(str, shown["left"]), *blank)
+    table.add_row("all others", *map(percent, stages["others"]), *blank)
+    table.add_row("tokens left", *map(str, stages["left"]), *blank)
     console.print()
     console.print(table)
-    if shown["next_token"] is not None:
-        console.print(Text(f"{end}: {shown['next_token']['token']!r}", style="bold" if drawn else ""))
+    if stages["next_token"] is not None:
+        console.print(Text(f"{end}: {stages['next_token']['token']!r}", style="bold" if drawn else ""))
 
 
 def _two_bars(before: float, after: float, largest: float) -> Text:
