@@ -120,16 +120,7 @@ def beam_search(
                 group.cut(length - 1)
             break
         log_probs = _log_softmax(logits, len(sequences), vocab_size)
-        taken: list[int] = []  # the tokens that earlier groups took at this step
-        for group in (group for group in groups if group.live):
-            scores = log_probs[group.rows]
-            ids = np.array([sequences[row] for row in group.rows], np.int64)
-            if taken and diversity_penalty:
-                scores = _diversified(ids, scores, taken, float(diversity_penalty))
-            processed = np.asarray(process(ids, scores))
-            require_shape(_OP, "the processors' result", processed, scores.shape)
-            report = None if top_logprobs is None else _reporter(log_probs[group.rows], processed, int(top_logprobs))
-            taken += group.advance(processed, length, len(start) + length - 1, report)
+        _advance(groups, log_probs, sequences, length, process, float(diversity_penalty), top_logprobs)
         parents = [path.parent for group in groups for path in group.live]
         sequences = [start + path.tokens for group in groups for path in group.live]
         if not sequences:
@@ -139,6 +130,27 @@ def beam_search(
     if not collected and not interrupted:
         raise NoBeamError(_OP, "next_logits", "such that some beam can go on", f"no token above -inf at step {length}")
     return sorted(collected, key=lambda beam: -beam.score)[:num_return_sequences]
+
+
+def _advance(
+    groups: Sequence[BeamGroup],
+    log_probs: np.ndarray,
+    sequences: list[list[int]],
+    length: int,
+    process: LogitsProcessorList,
+    diversity_penalty: float,
+    top_logprobs: int | None,
+) -> None:
+    """One step of every group that has not ended, in order. log_probs: (len(sequences), V). length: as in BeamGroup.advance."""
+    taken: list[int] = []  # the tokens that earlier groups took at this step
+    for group in (group for group in groups if group.live):
+        ids, scores = np.array([sequences[row] for row in group.rows], np.int64), log_probs[group.rows]
+        if taken and diversity_penalty:
+            scores = _diversified(ids, scores, taken, diversity_penalty)
+        processed = np.asarray(process(ids, scores))
+        require_shape(_OP, "the processors' result", processed, scores.shape)
+        report = None if top_logprobs is None else _reporter(log_probs[group.rows], processed, int(top_logprobs))
+        taken += group.advance(processed, length, ids.shape[1], report)
 
 
 def _number_rows(groups: Sequence[BeamGroup]) -> None:
