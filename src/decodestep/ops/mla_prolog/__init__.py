@@ -14,13 +14,13 @@ from decodestep.ops.mla_prolog import cpu, reference
 from decodestep.ops.mla_prolog.arguments import bind
 from decodestep.ops.mla_prolog.cache_layouts import cache_from_nz as cache_from_nz
 from decodestep.ops.mla_prolog.cache_layouts import cache_to_nz as cache_to_nz
-from decodestep.ops.mla_prolog.cache_layouts import gather_cache as gather_cache
-from decodestep.ops.mla_prolog.cache_layouts import slots_from_block_table as slots_from_block_table
 from decodestep.ops.mla_prolog.call import HOST_WEIGHTS, Call, ProjectionWeight
+from decodestep.ops.mla_prolog.gather import gather_cache as gather_cache
 from decodestep.ops.mla_prolog.plan import MlaPrologPlan as MlaPrologPlan
 from decodestep.ops.mla_prolog.plan import mla_prolog_plan as mla_prolog_plan
 from decodestep.ops.mla_prolog.problem import Results, kernel_obstacle
 from decodestep.ops.mla_prolog.results import MlaPrologResult, MlaPrologV2Result, MlaPrologV3Result
+from decodestep.ops.mla_prolog.slots import slots_from_block_table as slots_from_block_table
 from decodestep.ops.mla_prolog.tiling_key import MlaPrologTilingKey as MlaPrologTilingKey
 from decodestep.weights.nz import from_nz as from_nz
 from decodestep.weights.nz import to_nz as to_nz

@@ -1,12 +1,14 @@
-"""cache_index in each cache mode, checked and turned into one slot for each token."""
+"""Slots: block * block size + row, the number of a row in a paged cache; a negative one names none."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
-from decodestep._base.arrays import Array, view
-from decodestep._base.checks import refuse, require
-from decodestep.ops.mla_prolog.cache_layouts import slots_of_blocks
+from decodestep._base import arrays
+from decodestep._base.arrays import Array, Integers, view
+from decodestep._base.checks import is_int, refuse, require
 
 _INT64 = np.dtype(np.int64)
 
@@ -21,7 +23,7 @@ def token_slots(
     blocks: int,
     block_size: int,
 ) -> np.ndarray:
-    """(tokens,) int64: block * block_size + row, negative for a token that is not cached."""
+    """(tokens,) int64: cache_index in any cache mode, checked, as one slot for each token."""
     by_block = cache_mode.startswith("PA_BLK")
     if actual_seq_len is not None and not (by_block and len(axes) == 1):
         refuse(op, "actual_seq_len", "None but for merged tokens with blocks of a sequence", actual_seq_len)
@@ -65,3 +67,51 @@ def _ends(op: str, actual_seq_len: Array | None, tokens: int) -> np.ndarray:
         str(ends.tolist()),
     )
     return ends
+
+
+def slots_of_blocks(ids: np.ndarray, ends: np.ndarray, block_size: int) -> np.ndarray:
+    """The slot of each token of merged sequences, which end at tokens `ends`.
+
+    Each sequence owns the next ceil(length / block_size) of the block ids and starts at row 0 of its first block. A token in
+    a block with a negative id has slot -1.
+    """
+    lengths = np.diff(ends, prepend=0)
+    owned = -(-lengths // block_size)
+    sequence = np.repeat(np.arange(len(ends)), lengths)
+    t = np.arange(len(sequence)) - (ends - lengths)[sequence]
+    block = ids[(np.cumsum(owned) - owned)[sequence] + t // block_size]
+    return np.where(block < 0, -1, block * block_size + t % block_size)
+
+
+def slots_from_block_table(
+    block_table: Integers, positions: Integers, block_size: int, *, sequence: Integers | None = None
+) -> Any:
+    """The `cache_index` of tokens from their positions in their sequences and the sequences' blocks.
+
+        slot = block_table[b, position // block_size] * block_size + position % block_size
+
+    block_table: (B, blocks) integers, the blocks of each sequence in order.
+    positions: integers, (B,) or (B, S) for row b of the table; with `sequence`, (T,) integers, for row sequence[t].
+    Returns int64 of positions' shape, in block_table's kind; -1 where the position or the block id is negative.
+    Raises ValueError for a position outside the table's blocks.
+    """
+    op = "slots_from_block_table"
+    table, at = arrays.integers(op, "block_table", block_table), arrays.integers(op, "positions", positions)
+    require(table.ndim == 2, op, "block_table", "of shape (B, blocks)", table)
+    require(is_int(block_size) and block_size > 0, op, "block_size", "an integer > 0", repr(block_size))
+    if sequence is None:
+        require(
+            at.ndim in (1, 2) and len(at) == len(table), op, "positions", f"of shape ({len(table)},) or ({len(table)}, S)", at
+        )
+        row = np.broadcast_to(np.arange(len(table)).reshape(-1, *(1,) * (at.ndim - 1)), at.shape)
+    else:
+        row = arrays.integers(op, "sequence", sequence)
+        require(row.shape == at.shape, op, "sequence", "of positions' shape", row)
+        require(not row.size or (row.min() >= 0 and row.max() < len(table)), op, "sequence", f"in [0, {len(table)})", row)
+    rows = table.shape[1] * block_size
+    require(not at.size or at.max() < rows, op, "positions", f"below {rows}, the rows of a sequence's blocks", at)
+    slots = np.full(at.shape, -1, np.int64)
+    known = at >= 0
+    block = table[row[known], at[known] // block_size]
+    slots[known] = np.where(block < 0, -1, block * block_size + at[known] % block_size)
+    return arrays.like(block_table, slots)

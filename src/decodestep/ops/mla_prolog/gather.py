@@ -1,0 +1,95 @@
+"""Reading the rows of a cache back, in any cache mode."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from decodestep._base import arrays
+from decodestep._base.arrays import ArrayT, Integers
+from decodestep._base.checks import refuse, require, require_choice
+from decodestep.ops.mla_prolog.cache_layouts import row_index
+from decodestep.ops.mla_prolog.size_limits import ALL_MODES
+from decodestep.ops.mla_prolog.slots import slots_of_blocks
+from decodestep.weights.nz import fractal_width
+
+
+def gather_cache(
+    cache: ArrayT, index: Integers | None = None, lengths: Integers | None = None, *, cache_mode: str = "PA_BSND"
+) -> ArrayT | list[ArrayT]:
+    """Reads rows of a cache in any cache mode: single rows by slot, or whole sequences.
+
+    cache: (blocks, block size, 1, H); in TND (T, 1, H).
+    index, lengths: without lengths, index holds slots, integers of any shape, in PA_BSND and PA_NZ only.
+        With lengths, (B,) integers, rows 0 to lengths[b] - 1 of every sequence b are read. In the PA modes index is then a
+        block table (B, blocks), or one array with the block ids of all sequences in order. It is None in BSND, where
+        sequence b is cache[b], and in TND, where the sequences follow each other.
+    Returns copies in cache's kind: (*index.shape, H) without lengths, else a list of B arrays (lengths[b], H).
+    Raises ValueError for a slot, block id or length outside the cache.
+    """
+    op = "gather_cache"
+    require_choice(op, "cache_mode", cache_mode, ALL_MODES)
+    a = arrays.view(op, "cache", cache)
+    wanted = 3 if cache_mode == "TND" else 4
+    require(
+        a.ndim == wanted and a.shape[-2] == 1,
+        op,
+        "cache",
+        "of shape (T, 1, H)" if wanted == 3 else "of shape (blocks, block size, 1, H)",
+        a,
+    )
+    if lengths is None:
+        require(cache_mode in ("PA_BSND", "PA_NZ"), op, "lengths", f"given in cache mode {cache_mode}", "None")
+        slots = arrays.integers(op, "index", index)
+        return arrays.like(cache, _rows(op, a, slots.reshape(-1), cache_mode).reshape(*slots.shape, a.shape[3]))
+    sizes = arrays.integers(op, "lengths", lengths)
+    require(sizes.ndim == 1 and not (sizes < 0).any(), op, "lengths", "of shape (B,) and >= 0", sizes)
+    return [arrays.like(cache, part) for part in _sequences(op, a, index, sizes, cache_mode)]
+
+
+def _sequences(op: str, a: np.ndarray, index: Integers | None, sizes: np.ndarray, cache_mode: str) -> Iterable[np.ndarray]:
+    ends = np.cumsum(sizes)
+    if not cache_mode.startswith("PA"):
+        require(index is None, op, "index", f"None in cache mode {cache_mode}", index)
+        if cache_mode == "TND":
+            require(int(sizes.sum()) == len(a), op, "lengths", f"{len(a)} together", str(sizes.tolist()))
+            return (a[end - size : end, 0].copy() for end, size in zip(ends, sizes, strict=True))
+        require(
+            len(sizes) == len(a) and not (sizes > a.shape[1]).any(),
+            op,
+            "lengths",
+            f"{len(a)} of at most {a.shape[1]} rows",
+            str(sizes.tolist()),
+        )
+        return (a[b, :size, 0].copy() for b, size in enumerate(sizes))
+    ids, block_size = arrays.integers(op, "index", index), a.shape[1]
+    require(block_size > 0, op, "cache", "of a block size > 0", a)
+    owned = -(-sizes // block_size)
+    if ids.ndim == 2:
+        require(
+            len(ids) == len(sizes) and not (owned > ids.shape[1]).any(),
+            op,
+            "index",
+            f"a block table of {len(sizes)} rows, long enough for lengths",
+            ids,
+        )
+        ids = ids[np.arange(ids.shape[1])[None] < owned[:, None]]
+    require(ids.shape == (int(owned.sum()),), op, "index", f"{int(owned.sum())} block ids, or a block table", ids)
+    if ids.size and not (ids.min() >= 0 and ids.max() < len(a)):
+        refuse(op, "index", f"block ids in [0, {len(a)})", f"{ids.min()} to {ids.max()}")
+    rows = _rows(op, a, slots_of_blocks(ids, ends, block_size), cache_mode)
+    return (rows[end - size : end] for end, size in zip(ends, sizes, strict=True))
+
+
+def _rows(op: str, a: np.ndarray, slots: np.ndarray, cache_mode: str) -> np.ndarray:
+    end = a.shape[0] * a.shape[1]
+    if slots.size and not (slots.min() >= 0 and slots.max() < end):
+        refuse(op, "index", f"slots in [0, {end})", f"{slots.min()} to {slots.max()}")
+    nz = cache_mode.endswith("NZ")
+    c0 = fractal_width(a.itemsize)
+    require(not nz or a.shape[3] % c0 == 0, op, "cache", f"of a width that is a multiple of {c0}", a)
+    if end == 0:
+        return np.empty((0, a.shape[3]), a.dtype)
+    rows: np.ndarray = a[row_index(slots, a, nz)]
+    return rows
