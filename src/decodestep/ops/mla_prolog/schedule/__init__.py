@@ -5,8 +5,9 @@ from decodestep.ops.mla_prolog.schedule.check import Deadlock, Race, Report, che
 from decodestep.ops.mla_prolog.schedule.cost import CostModel
 from decodestep.ops.mla_prolog.schedule.critical import Segment, Utilisation, critical_path, utilisation
 from decodestep.ops.mla_prolog.schedule.design import Design
+from decodestep.ops.mla_prolog.schedule.execution import execution, interleaving
 from decodestep.ops.mla_prolog.schedule.gantt import chart
-from decodestep.ops.mla_prolog.schedule.graph import Graph, execution, graph_of, interleaving
+from decodestep.ops.mla_prolog.schedule.graph import Graph, graph_of
 from decodestep.ops.mla_prolog.schedule.instructions import (
     Compute,
     Core,

@@ -9,7 +9,8 @@ import numpy as np
 
 from decodestep._base.checks import is_int, require
 from decodestep.ops.mla_prolog.schedule.clocks import Clocks
-from decodestep.ops.mla_prolog.schedule.graph import Counter, Graph, execution, graph_of
+from decodestep.ops.mla_prolog.schedule.execution import execution
+from decodestep.ops.mla_prolog.schedule.graph import Counter, Graph, graph_of
 from decodestep.ops.mla_prolog.schedule.instructions import OP, Load, Schedule, Store, Tile
 from decodestep.ops.mla_prolog.schedule.orders import place, what_orders
 

@@ -15,8 +15,9 @@ from decodestep.ops.mla_prolog.arguments import bind
 from decodestep.ops.mla_prolog.call import Call
 from decodestep.ops.mla_prolog.problem import Problem
 from decodestep.ops.mla_prolog.schedule.cost import CostModel
+from decodestep.ops.mla_prolog.schedule.execution import Run
 from decodestep.ops.mla_prolog.schedule.frame import frame_of
-from decodestep.ops.mla_prolog.schedule.graph import Graph, Run, graph_of
+from decodestep.ops.mla_prolog.schedule.graph import Graph, graph_of
 from decodestep.ops.mla_prolog.schedule.instructions import Compute, Load, Schedule, Store, used
 from decodestep.ops.mla_prolog.schedule.kernels import Kernels, Local
 from decodestep.ops.mla_prolog.schedule.memory import Memory, fits

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 
 from decodestep._base.checks import refuse, require
 from decodestep.ops.mla_prolog.schedule.cost import HBM, L2, CostModel
-from decodestep.ops.mla_prolog.schedule.graph import Graph, Run, graph_of
+from decodestep.ops.mla_prolog.schedule.execution import Run
+from decodestep.ops.mla_prolog.schedule.graph import Graph, graph_of
 from decodestep.ops.mla_prolog.schedule.instructions import OP, Compute, Core, Load, Schedule, SetFlag, Store
 
 
