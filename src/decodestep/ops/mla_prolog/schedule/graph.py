@@ -106,24 +106,17 @@ def _check_core(schedule: Schedule, core: Core) -> None:
         if not isinstance(instruction, (Load, Compute, Store, SetFlag, WaitFlag)):
             refuse(OP, f"program of {core}", "of instructions", instruction)
         if isinstance(instruction, (SetFlag, WaitFlag)):
-            known = f"one of {', '.join(schedule.flags) or 'none'}"
-            require(instruction.flag in schedule.flags, OP, "flag", known, repr(instruction.flag))
-            if isinstance(instruction, SetFlag):
-                require(
-                    instruction.pipe in PIPES[core.kind],
-                    OP,
-                    "pipe",
-                    f"one of {', '.join(PIPES[core.kind])}",
-                    repr(instruction.pipe),
-                )
-            if schedule.flags[instruction.flag].mode == 1:
-                require(
-                    core.kind == VECTOR,
-                    OP,
-                    f"flag {instruction.flag}",
-                    "used by vector cores only, its mode being 1",
-                    str(core),
-                )
+            _check_flag_use(schedule, core, instruction)
+
+
+def _check_flag_use(schedule: Schedule, core: Core, instruction: SetFlag | WaitFlag) -> None:
+    name = instruction.flag
+    require(name in schedule.flags, OP, "flag", f"one of {', '.join(schedule.flags) or 'none'}", repr(name))
+    if isinstance(instruction, SetFlag):
+        pipes = PIPES[core.kind]
+        require(instruction.pipe in pipes, OP, "pipe", f"one of {', '.join(pipes)}", repr(instruction.pipe))
+    if schedule.flags[name].mode == 1:
+        require(core.kind == VECTOR, OP, f"flag {name}", "used by vector cores only, its mode being 1", str(core))
 
 
 def _bind_core(graph: Graph, core: Core, sources: dict[Hashable, int]) -> None:
