@@ -37,18 +37,11 @@ def mixture(
     every = np.arange(tokens)
     of_shared = outputs if shared is None else _through(x, every, np.zeros_like(every), shared)
     _add[(tokens, triton.cdiv(hidden, _COLUMNS))](
-        outputs,
-        of_shared,
-        weights,
+        outputs, of_shared, weights,
         to_device(np.append(np.take_along_axis(place.reshape(tokens, used), columns, 1), 0), x.device),
-        to_device(np.append(columns, 0), x.device),
-        y,
-        used,
-        hidden,
-        *weights.stride(),
-        SHARED=shared is not None,
-        COLUMNS=_COLUMNS,
-    )
+        to_device(np.append(columns, 0), x.device), y, used, hidden, *weights.stride(),
+        SHARED=shared is not None, COLUMNS=_COLUMNS,
+    )  # fmt: skip
     return y
 
 

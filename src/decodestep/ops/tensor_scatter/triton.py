@@ -53,17 +53,9 @@ def scatter(present: torch.Tensor, update: torch.Tensor, starts: np.ndarray, axi
     batch, outer, steps, run = source.shape
     if outer and run:
         _scatter[(batch * outer * steps, triton.cdiv(run, _BLOCK))](
-            target,
-            source,
-            to_device(starts, present.device),
-            *target.stride(),
-            *source.stride(),
-            outer,
-            target.shape[2],
-            steps,
-            run,
-            BLOCK=_BLOCK,
-        )
+            target, source, to_device(starts, present.device), *target.stride(), *source.stride(),
+            outer, target.shape[2], steps, run, BLOCK=_BLOCK,
+        )  # fmt: skip
 
 
 @triton.jit

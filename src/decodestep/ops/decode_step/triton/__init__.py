@@ -92,34 +92,13 @@ def launch(
         scores, row_stride, stride = work.scores, vocab, 1
     if table.kinds:
         run_steps[(batch,)](
-            work.scores,
-            work.peaks,
-            table.rows,
-            table.integers,
-            table.floats,
-            table.ids,
-            table.values,
-            table.masks,
-            positions,
-            vocab,
-            KINDS=table.kinds,
-            PEAKS=_PEAKS,
-            **size,
-        )
+            work.scores, work.peaks, table.rows, table.integers, table.floats, table.ids, table.values, table.masks, positions,
+            vocab, KINDS=table.kinds, PEAKS=_PEAKS, **size,
+        )  # fmt: skip
     race[grid](
-        scores,
-        row_stride,
-        stride,
-        greedy,
-        seeds,
-        positions,
-        work.best_totals,
-        work.best_tokens,
-        work.tokens,
-        vocab,
-        work.share,
-        **size,
-    )
+        scores, row_stride, stride, greedy, seeds, positions, work.best_totals, work.best_tokens, work.tokens, vocab,
+        work.share, **size,
+    )  # fmt: skip
     if work.parts > 1:
         finish[(batch,)](work.best_totals, work.best_tokens, work.tokens, work.parts, PARTS=_MOST_PARTS)
     return work.tokens
@@ -173,19 +152,9 @@ def _logprobs(logits: torch.Tensor, work: Workspace, top_logprobs: Sequence[int 
         ids = torch.full((batch, most), -1, dtype=torch.int64, device=logits.device)
         values = torch.zeros((batch, most), dtype=torch.float64, device=logits.device)
         report[(batch,)](
-            side.scores,
-            side.peaks,
-            work.tokens,
-            wanted,
-            chosen,
-            ids,
-            values,
-            most,
-            vocab,
-            BLOCK=side.block,
-            PEAKS=_PEAKS,
-            **LAUNCH,
-        )
+            side.scores, side.peaks, work.tokens, wanted, chosen, ids, values, most, vocab,
+            BLOCK=side.block, PEAKS=_PEAKS, **LAUNCH,
+        )  # fmt: skip
         for row, one, best, of_best in zip(rows, chosen.tolist(), ids.tolist(), values.tolist(), strict=True):
             row += [one, tuple((i, v) for i, v in zip(best, of_best, strict=True) if i >= 0)]
     drawn = work.tokens.tolist()
