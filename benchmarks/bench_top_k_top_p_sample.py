@@ -16,6 +16,7 @@ import numpy as np
 
 import decodestep as ds
 from decodestep.ops.top_k_top_p_sample import reference
+from decodestep.ops.top_k_top_p_sample.rules import Rules
 from device import KINDS, DeviceReport
 from harness import Call, Report, options, torch
 
@@ -60,7 +61,7 @@ def peers(logits: Any, q: Any, k: int, p: float, m: float | None) -> dict[str, C
 def truth(logits: np.ndarray, q: np.ndarray, k: int, p: float, m: float | None) -> np.ndarray:
     """The token of every row in float64, or -1 where p on either side of its float32 slack gives another one."""
     batch, vocab = logits.shape
-    rules = reference.Rules(lambda b, ids: q[b, : ids.size], 1e-8, 32)
+    rules = Rules(lambda b, ids: q[b, : ids.size], 1e-8, 32)
     ks, ms = np.full(batch, k, np.int32), np.full(batch, m or 0.0, np.float32).astype(np.float64)
     slack = 3e-8 * vocab + 2e-6 if 0 < p < 1 else 0.0
     tokens = [

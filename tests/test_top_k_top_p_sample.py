@@ -18,6 +18,7 @@ from scipy.stats import chisquare
 
 import decodestep as ds
 from decodestep.ops.top_k_top_p_sample import arguments, reference
+from decodestep.ops.top_k_top_p_sample.rules import Rules
 from tolerances import TOLERANCE, assert_close
 from vectors.read import cases
 
@@ -267,7 +268,7 @@ def test_float64_is_the_oracle_of_large_rows() -> None:
     logits = (rng.standard_normal((6, 20000)) * 2).astype(np.float32)
     k, p = np.array([0, 0, 0, 900, 0, 1024], np.int32), np.array([0.3, 0.9, 1, 0.8, 0.999, 1], np.float32)
     m = np.array([0, 0, 0.01, 0, 0, 0.2], np.float32)
-    rules = reference.Rules(None, 1e-8, 32, need_survivors=True)
+    rules = Rules(None, 1e-8, 32, need_survivors=True)
     fast, true = (reference.sample_v2(logits, k, p, m, rules, dtype) for dtype in (np.float32, np.float64))
     assert true.values.dtype == np.float64
     for b in range(6):

@@ -16,6 +16,7 @@ import numpy as np
 
 import decodestep as ds
 from decodestep.ops.top_k_top_p_sample import reference
+from decodestep.ops.top_k_top_p_sample.rules import Outputs, Rules
 
 BF16 = ml_dtypes.bfloat16
 NAN, INF = float("nan"), float("inf")
@@ -31,9 +32,9 @@ def robust(op: str, inputs: dict[str, np.ndarray]) -> bool:
     logits, k, p = (inputs[name] for name in ("logits", "top_k", "top_p"))
     m = inputs.get("min_ps", np.zeros(len(k)))
     q = inputs.get("q", np.ones(logits.shape, np.float32))
-    rules = reference.Rules(lambda b, ids: q[b, : ids.size], 1e-8, 32, need_logits=True)
+    rules = Rules(lambda b, ids: q[b, : ids.size], 1e-8, 32, need_logits=True)
 
-    def run(nudge: float, dtype: Any) -> reference.Outputs:
+    def run(nudge: float, dtype: Any) -> Outputs:
         nudged = np.where((p > 0) & (p < 1), p * nudge, p)
         if op == "top_k_top_p_sample":
             return reference.sample_v1(logits, k, nudged, rules, dtype)

@@ -13,6 +13,7 @@ from decodestep._base.checks import require
 from decodestep._base.dispatch import choose
 from decodestep._base.profiling import run
 from decodestep.ops.top_k_top_p_sample import arguments, cpu, reference
+from decodestep.ops.top_k_top_p_sample.rules import Rules
 
 _INT32_MAX = 2**31 - 1
 
@@ -102,7 +103,7 @@ def top_k_top_p_sample(
         top_k, top_p, seed, position = _columns_on_host(op, backend, logits, top_k, top_p, seed, position)
     rows = arguments.logits_view(op, _outlined(op, "logits", logits, logits, on_device), arguments.HALVES)
     k, p = _cuts(op, rows, top_k, top_p)
-    rules = reference.Rules(
+    rules = Rules(
         noise=arguments.noise(op, _outlined(op, "q", q, logits, on_device), seed, position, rows.shape),
         eps=arguments.epsilon(op, eps),
         guess=arguments.integer(op, "top_k_guess", top_k_guess, 0, _INT32_MAX),
@@ -201,7 +202,7 @@ def top_k_top_p_sample_v2(
     rows = arguments.logits_view(op, _outlined(op, "logits", logits, logits, on_device), arguments.FLOATS)
     k, p = _cuts(op, rows, top_k, top_p)
     m = arguments.float_column(op, "min_ps", 0.0 if min_ps is None else min_ps, len(rows), rows.dtype)
-    rules = reference.Rules(
+    rules = Rules(
         noise=arguments.noise(op, _outlined(op, "q", q, logits, on_device), seed, position, rows.shape),
         eps=arguments.epsilon(op, eps),
         guess=arguments.integer(op, "top_k_guess", top_k_guess, 0, _INT32_MAX),
@@ -280,7 +281,7 @@ def _outlined(op: str, arg: str, value: Any, logits: Any, on_device: bool) -> An
 
 
 def _on_device(
-    op: str, logits: Any, k: np.ndarray, p: np.ndarray, m: np.ndarray | None, q: Any, rules: reference.Rules
+    op: str, logits: Any, k: np.ndarray, p: np.ndarray, m: np.ndarray | None, q: Any, rules: Rules
 ) -> tuple[Any, ...]:
     from decodestep.ops.top_k_top_p_sample import triton
 

@@ -5,7 +5,6 @@ A message is put together only when it is needed: for a small vocabulary the che
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import ml_dtypes
@@ -15,35 +14,12 @@ import numpy.typing as npt
 from decodestep._base import arrays
 from decodestep._base.arrays import Array
 from decodestep._base.checks import describe, is_int, is_real, refuse, require, require_dtype, require_shape
-from decodestep.random import exponential
+from decodestep.ops.top_k_top_p_sample.rules import GivenNoise, SeededNoise
 
 HALVES = (np.float16, ml_dtypes.bfloat16)
 FLOATS = (*HALVES, np.float32)
 LARGEST_VOCABULARY = 2**20
 _LARGEST_FLOAT32 = float(np.finfo(np.float32).max)
-
-
-@dataclass(frozen=True)
-class GivenNoise:
-    """A `reference.Noise` that is read at the position among the survivors."""
-
-    q: np.ndarray
-
-    def __call__(self, b: int, ids: np.ndarray) -> np.ndarray:
-        noise: np.ndarray = np.abs(self.q[b, : ids.size])
-        return noise
-
-
-@dataclass(frozen=True)
-class SeededNoise:
-    """A `reference.Noise` that belongs to vocabulary ids."""
-
-    seeds: np.ndarray
-    positions: np.ndarray
-
-    def __call__(self, b: int, ids: np.ndarray) -> np.ndarray:
-        noise: np.ndarray = exponential(self.seeds[b], self.positions[b], ids, backend="reference")
-        return noise
 
 
 def logits_view(op: str, logits: Array, dtypes: tuple[npt.DTypeLike, ...]) -> np.ndarray:

@@ -8,8 +8,7 @@ import numpy as np
 from decodestep import _native
 from decodestep._base import arrays
 from decodestep._base.threads import threads
-from decodestep.ops.top_k_top_p_sample.arguments import GivenNoise, SeededNoise
-from decodestep.ops.top_k_top_p_sample.reference import Outputs, Rules
+from decodestep.ops.top_k_top_p_sample.rules import GivenNoise, Outputs, Rules, SeededNoise
 
 # As in csrc/sampling/decode_step/decode_step.h.
 _NUMBERS = {np.dtype(np.float32): 0, np.dtype(ml_dtypes.bfloat16): 1, np.dtype(np.float16): 2}

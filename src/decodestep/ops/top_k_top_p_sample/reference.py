@@ -12,46 +12,19 @@ value in units of 2^-52, rounded up, so that float64 holds it exactly up to ever
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from decodestep._base import exact_math
+from decodestep.ops.top_k_top_p_sample.rules import Outputs, Rules
 
 _UNITS = 2.0**52
 _PARTS = 16
 
-# noise(b, ids): that of the survivors `ids` of row b, in their order.
-Noise = Callable[[int, np.ndarray], np.ndarray]
 Survivors = tuple[np.ndarray, np.ndarray]
 
 Real: TypeAlias = type[np.floating[Any]]  # the dtype that a reference calculates in
-
-
-class Rules(NamedTuple):
-    """The arguments that are the same for all rows.
-
-    guess: how many leading tokens top-p alone tries first (0: all); it changes no result.
-    kernel_exact: V1's second softmax is taken of the probabilities, as the device's kernel does, not of the logits.
-    """
-
-    noise: Noise | None
-    eps: float
-    guess: int
-    largest_k: int = 1024
-    input_is_logits: bool = True
-    kernel_exact: bool = False
-    need_logits: bool = False
-    need_survivors: bool = False
-
-
-class Outputs(NamedTuple):
-    """The results, one row per row of the logits; None for those that were not requested."""
-
-    chosen: np.ndarray | None
-    masked: np.ndarray | None
-    ids: np.ndarray | None
-    values: np.ndarray | None
 
 
 def sample_v1(logits: np.ndarray, k: np.ndarray, p: np.ndarray, rules: Rules, dtype: Real = np.float32) -> Outputs:

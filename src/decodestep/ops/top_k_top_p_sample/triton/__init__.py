@@ -13,8 +13,7 @@ import torch
 
 from decodestep._base.devices import to_device
 from decodestep._base.triton import LAUNCH
-from decodestep.ops.top_k_top_p_sample.arguments import SeededNoise
-from decodestep.ops.top_k_top_p_sample.reference import Rules
+from decodestep.ops.top_k_top_p_sample.rules import Rules, SeededNoise
 from decodestep.ops.top_k_top_p_sample.triton.kernels import apply_cuts, choose, survive
 
 _BLOCK = 1024
@@ -23,7 +22,7 @@ _BLOCK = 1024
 def sample(
     logits: torch.Tensor, k: np.ndarray, p: np.ndarray, m: np.ndarray | None, q: torch.Tensor | None, rules: Rules
 ) -> tuple[Any, Any, Any, Any]:
-    """The fields of `reference.Outputs` as tensors.
+    """The fields of `Outputs` as tensors.
 
     m: None by the rules of the first version. q: given noise; seeded noise is in the rules.
     """
