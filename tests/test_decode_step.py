@@ -275,6 +275,14 @@ BAD = [
     ("greedy", {"greedy": [True, False, True]}),
     ("top_logprobs", {"top_logprobs": [-1, 0]}),
     ("top_logprobs", {"top_logprobs": [1]}),
+    ("top_logprobs", {"top_logprobs": 1.5}),
+    ("steps", {"steps": None}),
+    ("steps", {"steps": [None, None]}),
+    ("greedy", {"greedy": None}),
+    ("greedy", {"greedy": [[True], [True, False]]}),
+    ("seed", {"seed": None}),
+    ("position", {"position": None}),
+    ("need_processed", {"need_processed": 1}),
     ("backend", {"backend": "triton"}),
 ]
 
@@ -284,6 +292,16 @@ def test_refuses(name, options):
     options = {"logits": np.zeros((2, 3), np.float32), "steps": [[], []], **options}
     with pytest.raises(ValueError, match=rf"^decode_step: {name} must be .*; got "):
         ds.decode_step(options.pop("logits"), options.pop("steps"), **options)
+
+
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+def test_scalars_are_for_all_rows(backend):
+    logits = np.random.default_rng(0).normal(size=(3, 9)).astype(np.float32)
+    whole = ds.decode_step(logits, [[]] * 3, greedy=True, seed=2**64 - 1, position=5, top_logprobs=2, backend=backend)
+    by_row = ds.decode_step(
+        logits, [[]] * 3, greedy=[True] * 3, seed=[2**64 - 1] * 3, position=[5] * 3, top_logprobs=[2] * 3, backend=backend
+    )
+    assert whole.tokens.tolist() == by_row.tokens.tolist() and whole.logprobs == by_row.logprobs
 
 
 @pytest.mark.parametrize("seed", range(8))

@@ -164,6 +164,7 @@ def test_rows_threads_layouts_and_torch(rng):
         (r"used must be in \[1, 4\], the experts of the groups that are kept; got 5",
          {"used": 5, "groups": 4, "kept_groups": 2}),
         ("scores must be one of 'softmax', 'sigmoid'; got 'tanh'", {"scores": "tanh"}),
+        ("scores must be one of 'softmax', 'sigmoid'; got float32 2x8", {"scores": X}),
         ("group_score must be one of 'maximum', 'top_two'; got 'mean'", {"group_score": "mean"}),
         ("groups must be a divisor of the 8 experts; got 3", {"groups": 3}),
         ("groups must be of two experts or more for 'top_two'; got 8 of 1", {"groups": 8, "group_score": "top_two"}),

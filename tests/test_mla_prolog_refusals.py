@@ -114,6 +114,7 @@ REFUSALS = [
     ("rmsnorm_epsilon_cq", lambda: wrong(rmsnorm_epsilon_cq=-1e-9)),
     ("rmsnorm_epsilon_ckv", lambda: wrong(rmsnorm_epsilon_ckv=math.nan)),
     ("rmsnorm_epsilon_ckv", lambda: wrong(rmsnorm_epsilon_ckv="1e-5")),
+    ("rmsnorm_epsilon_cq", lambda: wrong(rmsnorm_epsilon_cq=10**400)),
     ("cache_mode", lambda: wrong(cache_mode="BNSD")), ("cache_mode", lambda: wrong(cache_mode="pa_bsnd")),
     ("cache_mode", lambda: wrong(cache_mode="TND", version=2)),
     ("cache_mode", lambda: wrong("PARTIAL_TILE", cache_mode="PA_NZ")),
@@ -126,10 +127,12 @@ REFUSALS = [
     ("ckvkr_repo_mode", lambda: wrong("FULL_TILE", ckvkr_repo_mode=0)),
     ("quant_scale_repo_mode", lambda: wrong("FULL_TILE", quant_scale_repo_mode=0)),
     ("tile_size", lambda: wrong(tile_size=64)), ("qc_qr_scale", lambda: wrong(qc_qr_scale=math.inf)),
-    ("kc_scale", lambda: wrong(kc_scale=None)), ("limits", lambda: wrong(limits="newest")),
+    ("kc_scale", lambda: wrong(kc_scale=None)), ("kc_scale", lambda: wrong(kc_scale=10**400)),
+    ("limits", lambda: wrong(limits="newest")), ("limits", lambda: wrong(limits=["latest"])),
     ("rounding", lambda: wrong(rounding="up")), ("backend", lambda: wrong(backend="npu")),
     ("rope_groups", lambda: wrong(rope_groups=3)),
     ("rope_groups", lambda: wrong(rope_groups=0)), ("need_query", lambda: wrong(need_query=False)),
+    ("need_query", lambda: wrong(need_query=1)),
     ("He", lambda: wrong(limits="latest")),
 ]  # fmt: skip
 

@@ -145,6 +145,7 @@ def test_empty_calls():
         ({"heads": 0}, "heads"),
         ({"hidden": 1.5}, "hidden"),
         ({"aic": 0}, "aic"),
+        ({"empty_cache": None}, "empty_cache"),
         ({"scenario": "PARTIAL_TILE"}, "scenario"),
         ({"cache_mode": "TND"}, "cache_mode"),
     ],

@@ -97,6 +97,7 @@ def test_extremes_stay_in_their_rows(rng):
         ("eps must be a finite number >= 0; got -1", {"eps": -1}),
         ("eps must be a finite number >= 0; got nan", {"eps": np.nan}),
         ("eps must be a finite number >= 0; got inf", {"eps": np.inf}),
+        ("eps must be a finite number >= 0; got 1000", {"eps": 10**400}),
         ("eps must be a finite number >= 0; got True", {"eps": True}),
         ("eps must be a finite number >= 0; got None", {"eps": None}),
         ("backend must be one of 'auto', 'cpu', 'reference'; got 'gpu'", {"backend": "gpu"}),

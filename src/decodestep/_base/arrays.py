@@ -88,6 +88,8 @@ def integers(op: str, arg: str, value: object, *, rank: int | None = None) -> np
     array = as_array(op, arg, value)
     rule = "integers" if rank is None else f"integers of rank {rank}"
     require((array.dtype.kind in "iu" or array.size == 0) and rank in (None, array.ndim), op, arg, rule, array)
+    if array.dtype == np.uint64:
+        require(array.max(initial=0) < 2**63, op, arg, "integers below 2^63", str(array.max(initial=0)))
     return np.array(array, np.int64, order="C")
 
 

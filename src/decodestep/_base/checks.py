@@ -56,8 +56,9 @@ def require_dtype(op: str, arg: str, array: Any, allowed: Collection[Any]) -> No
 
 
 def require_choice(op: str, arg: str, value: object, choices: Collection[Any]) -> None:
-    if value not in choices:
-        refuse(op, arg, f"one of {', '.join(map(repr, choices))}", repr(value))
+    # An array is compared item by item, and what cannot be hashed is not looked up in a mapping.
+    if getattr(value, "shape", ()) or value not in tuple(choices):
+        refuse(op, arg, f"one of {', '.join(map(repr, choices))}", describe(value))
 
 
 def is_int(value: object) -> TypeGuard[int]:

@@ -92,11 +92,11 @@ def beam_search(
     copies at -1e9; a group that has ended adds no padding tokens to the penalty; noise is a function of the seed.
     """
     _check_sizes(num_beams, num_beam_groups, num_return_sequences, vocab_size, max_new_tokens)
-    _check_ids("prompt", prompt, vocab_size)
-    _check_ids("eos_token_ids", eos_token_ids, vocab_size)
+    start, end_token_ids = _ids("prompt", prompt, vocab_size), frozenset(_ids("eos_token_ids", eos_token_ids, vocab_size))
+    process = _check_functions(next_logits, processors, stop)
     _check_scoring(num_beam_groups, diversity_penalty, length_penalty, early_stopping)
     _check_draw(num_beam_groups, do_sample, seed, top_logprobs)
-    size, end_token_ids = num_beams // num_beam_groups, frozenset(int(i) for i in eos_token_ids)
+    size = num_beams // num_beam_groups
     rules = BeamRules(
         size=size,
         candidates=size * max(2, 1 + len(end_token_ids)),
@@ -109,7 +109,6 @@ def beam_search(
         seed=int(seed) if do_sample else None,
     )
     groups = [BeamGroup(rules) for _ in range(num_beam_groups)]
-    process, start = LogitsProcessorList(processors or ()), [int(i) for i in prompt]
     sequences, parents, interrupted = [start], [0], False
     for length in range(1, max_new_tokens + 1):
         try:
@@ -196,9 +195,19 @@ def _diversified(ids: np.ndarray, scores: np.ndarray, taken: list[int], penalty:
     return processor(ids, scores, np.tile([*taken, 0], len(scores)), count)
 
 
-def _check_ids(name: str, ids: Collection[Any], vocab: int) -> None:
-    ok = ids_below(vocab, ids) is not None
-    require(ok, _OP, name, f"integers in [0, {vocab})", str(ids) if len(ids) < 9 else f"{len(ids)} ids")
+def _ids(name: str, ids: Any, vocab: int) -> list[int]:
+    found = ids_below(vocab, ids)
+    if found is None:
+        refuse(_OP, name, f"integers in [0, {vocab})", ids)
+    return found
+
+
+def _check_functions(next_logits: Any, processors: Any, stop: Any) -> LogitsProcessorList:
+    require(callable(next_logits), _OP, "next_logits", "a function (sequences, parents) -> logits", next_logits)
+    require(stop is None or callable(stop), _OP, "stop", "a function of generated token ids, or None", stop)
+    ok = processors is None or (isinstance(processors, Sequence) and all(map(callable, processors)))
+    require(ok, _OP, "processors", "callables (input_ids, scores) -> scores, or None", processors)
+    return LogitsProcessorList(processors or ())
 
 
 def _check_draw(groups: int, do_sample: Any, seed: Any, top_logprobs: Any) -> None:

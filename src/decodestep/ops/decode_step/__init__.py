@@ -9,7 +9,7 @@ import numpy as np
 
 from decodestep._base import arrays, devices
 from decodestep._base.arrays import Array
-from decodestep._base.checks import require, require_dtype
+from decodestep._base.checks import refuse, require, require_dtype
 from decodestep._base.devices import choose_triton
 from decodestep._base.dispatch import choose
 from decodestep._base.profiling import run, timed
@@ -53,7 +53,7 @@ def decode_step(
     greedy: bool | Sequence[bool] | Array = False,
     seed: int | Sequence[int] | Array = 0,
     position: int | Sequence[int] | Array = 0,
-    top_logprobs: Sequence[int | None] | None = None,
+    top_logprobs: int | Sequence[int | None] | None = None,
     need_processed: bool = False,
     backend: str = "auto",
 ) -> DecodeStep:
@@ -72,7 +72,7 @@ def decode_step(
     greedy: bool, a scalar or (B,).
     seed: integers in [0, 2^64), a scalar or (B,).
     position: integers in [0, 2^32), a scalar or (B,): the index of the drawn token in its own sequence, prompt included.
-    top_logprobs: None, or one item per row: how many of the most likely tokens to report, >= 0; None for no log-probabilities.
+    top_logprobs: how many of the most likely tokens to report, >= 0, or None for no log-probabilities; a scalar or (B,).
     need_processed: whether to return the scores after the steps: float32 (float64 for float64 logits), -inf where dropped.
     backend: "auto", "cpu", "triton" or "reference"; only "reference" takes float64. "triton" takes tensors on a GPU, and "auto"
         is "triton" for these. All give the same bits.
@@ -86,6 +86,8 @@ def decode_step(
     scores share the mass equally, at every temperature. A token depends on its row's logits, steps, seed and position alone.
     Source: the filters of transformers 5.23; the draw is the Gumbel-max trick on `decodestep.random`.
     """
+    if need_processed is not False and need_processed is not True:
+        refuse(_OP, "need_processed", "a bool", repr(need_processed))
     if devices.goes_to_triton(backend, logits):
         return _on_device(logits, steps, greedy, seed, position, top_logprobs, need_processed, backend)
     rows = logits if type(logits) is np.ndarray else arrays.view(_OP, "logits", logits)
@@ -96,7 +98,7 @@ def decode_step(
         # in another form or not valid: `normalise_arguments` tells which.
         try:
             result = timed(_OP, "cpu", cpu.decode_step)(rows, steps, greedy, seed, position, top_logprobs, need_processed)
-        except ValueError:
+        except (TypeError, ValueError):
             result = None
     if result is None:
         result = _normalise_and_run(rows, steps, greedy, seed, position, top_logprobs, need_processed, backend)
@@ -113,7 +115,7 @@ def _normalise_and_run(
     greedy: bool | Sequence[bool] | Array,
     seed: int | Sequence[int] | Array,
     position: int | Sequence[int] | Array,
-    top_logprobs: Sequence[int | None] | None,
+    top_logprobs: int | Sequence[int | None] | None,
     need_processed: bool,
     backend: str,
 ) -> tuple[Any, Any, Any]:
@@ -133,7 +135,7 @@ def _on_device(
     greedy: bool | Sequence[bool] | Array,
     seed: int | Sequence[int] | Array,
     position: int | Sequence[int] | Array,
-    top_logprobs: Sequence[int | None] | None,
+    top_logprobs: int | Sequence[int | None] | None,
     need_processed: bool,
     backend: str,
 ) -> DecodeStep:

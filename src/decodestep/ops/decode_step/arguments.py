@@ -21,27 +21,33 @@ def normalise_arguments(
     greedy: object,
     seed: object,
     position: object,
-    top_logprobs: Sequence[int | None] | None,
+    top_logprobs: object,
 ) -> tuple[list[list[Step]], list[bool], list[int], list[int], list[int | None]]:
     """(steps, greedy, seed, position, top_logprobs), each a list with one item per row; ValueError outside the rules."""
     batch, vocab = rows.shape
+    ok = isinstance(steps, Sequence) and all(isinstance(row, Sequence) for row in steps)
+    require(ok, _OP, "steps", "a sequence of steps for each row", steps)
     require(len(steps) == batch, _OP, "steps", f"given for {batch} rows", f"{len(steps)} rows")
     plain_steps = [[normalise_step(step, vocab) for step in row] for row in steps]
-    flags = np.asarray(greedy)
-    ok = (flags.dtype == np.bool_ or not flags.size) and flags.shape in ((), (batch,))
+    flags, wanted = _column(greedy, batch), _column(top_logprobs, batch)
+    ok = len(flags) == batch and all(isinstance(flag, (bool, np.bool_)) for flag in flags)
     require(ok, _OP, "greedy", f"a bool, or one for each of {batch} rows", greedy)
-    wanted = [None] * batch if top_logprobs is None else list(top_logprobs)
     ok = len(wanted) == batch and all(n is None or (is_int(n) and n >= 0) for n in wanted)
-    require(ok, _OP, "top_logprobs", f"None or an integer >= 0 for each of {batch} rows", top_logprobs)
+    require(ok, _OP, "top_logprobs", f"None or an integer >= 0, or one for each of {batch} rows", top_logprobs)
     seeds, positions = _integers("seed", seed, batch, 2**64), _integers("position", position, batch, 2**32)
     counts = [None if n is None else int(n) for n in wanted]
-    return plain_steps, np.broadcast_to(flags, batch).tolist(), seeds, positions, counts
+    return plain_steps, [bool(flag) for flag in flags], seeds, positions, counts
+
+
+def _column(value: Any, batch: int) -> list[Any]:
+    """The items of a column; a scalar once for each row."""
+    given = value.tolist() if arrays.is_array(value) else value
+    return list(given) if isinstance(given, (list, tuple, range)) else [given] * batch
 
 
 def _integers(name: str, value: Any, batch: int, bound: int) -> list[int]:
     rule = f"integers in [0, 2^{bound.bit_length() - 1}), a scalar or {batch}"
-    given = value.tolist() if arrays.is_array(value) else value
-    column = ids_below(bound, given if isinstance(given, (list, tuple)) else [given] * batch)
+    column = ids_below(bound, _column(value, batch))
     if column is None or len(column) != batch:
         refuse(_OP, name, rule, value)
     return column

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from decodestep._base.arrays import BFLOAT16, optional_view, view
-from decodestep._base.checks import is_int, is_real, refuse, require_choice
+from decodestep._base.checks import is_finite, is_int, refuse, require_choice
 from decodestep.ops.mla_prolog.call import HOST_WEIGHTS, Attributes, Call, ProjectionWeight, check_options
 from decodestep.ops.mla_prolog.problem import Problem, Weight, columns_of
 from decodestep.ops.mla_prolog.scenarios import NO_QUANT, SCALES, TILE, Scenario, from_dtypes, from_modes
@@ -21,7 +21,6 @@ from decodestep.weights.prolog_panels import PanelWeight
 
 _INT8, _FLOAT32 = np.dtype(np.int8), np.dtype(np.float32)
 _REAL = (BFLOAT16, _FLOAT32, np.dtype(np.float64))
-_INFINITY = float("inf")
 
 
 @dataclass(slots=True, kw_only=True)
@@ -225,8 +224,10 @@ def _check_caches(call: Call, t: Tensors, s: Scenario) -> None:
 def _check_numbers(call: Call, symbols: Symbols, s: Scenario) -> None:
     op = call.op
     for name, number in (("rmsnorm_epsilon_cq", call.rmsnorm_epsilon_cq), ("rmsnorm_epsilon_ckv", call.rmsnorm_epsilon_ckv)):
-        if not (is_real(number) and 0 <= number < _INFINITY):
+        if not (is_finite(number) and number >= 0):
             refuse(op, name, "a finite number >= 0", repr(number))
+    if not isinstance(call.need_query, bool):
+        refuse(op, "need_query", "True or False", repr(call.need_query))
     if not call.need_query and (symbols.D or s.query_int8):
         refuse(op, "need_query", f"True with D = {symbols.D} in scenario {s.name}", repr(call.need_query))
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
 from decodestep._base.arrays import Array
-from decodestep._base.checks import is_int, is_real, refuse, require, require_choice
+from decodestep._base.checks import is_finite, is_int, refuse, require, require_choice
 from decodestep.ops.mla_prolog.scenarios import TILE
 from decodestep.ops.mla_prolog.size_limits import PAGED_MODES, size_limits
 from decodestep.weights.linear_panels import LinearPanels
@@ -18,7 +18,6 @@ from decodestep.weights.prolog_panels import PanelWeight
 HOST_WEIGHTS = (PanelWeight, LinearPanels, PackedWeight)
 ProjectionWeight: TypeAlias = "Array | PanelWeight | LinearPanels | PackedWeight"
 
-_INFINITY = float("inf")
 _ROUNDINGS = ("half_even", "half_away")
 
 
@@ -107,7 +106,7 @@ def check_options(call: Call) -> tuple[tuple[str, ...], Attributes | None]:
         return modes, None
     attributes = _attributes(call)
     for name, factor in (("qc_qr_scale", call.qc_qr_scale), ("kc_scale", call.kc_scale)):
-        if not (is_real(factor) and -_INFINITY < factor < _INFINITY):
+        if not is_finite(factor):
             refuse(call.op, name, "a finite number", repr(factor))
     return modes, attributes
 

@@ -81,6 +81,7 @@ def mla_prolog_plan(
     require(is_int(tokens) and 0 <= tokens <= _MOST_TOKENS, _OP, "tokens", f"an integer in [0, {_MOST_TOKENS}]", repr(tokens))
     for name, size in sizes.items():
         require(is_int(size) and size > 0, _OP, name, "an integer > 0", repr(size))
+    require(isinstance(empty_cache, bool), _OP, "empty_cache", "a bool", repr(empty_cache))
     require_choice(_OP, "scenario", scenario, _SCENARIOS)
     require_choice(_OP, "cache_mode", cache_mode, PAGED_MODES)
     s = SCENARIOS[scenario]

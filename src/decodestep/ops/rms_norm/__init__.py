@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 
 from decodestep._base import arrays
 from decodestep._base.arrays import Array, ArrayT
-from decodestep._base.checks import is_real, refuse, require, require_dtype
+from decodestep._base.checks import is_finite, refuse, require, require_dtype
 from decodestep._base.dispatch import choose
 from decodestep._base.profiling import run
 from decodestep.ops.rms_norm import cpu, reference
@@ -36,7 +34,7 @@ def rms_norm(x: ArrayT, gamma: Array, *, eps: float = 1e-5, backend: str = "auto
     require(rows.ndim == 2, _OP, "x", "of shape (T, K)", rows)
     if scale.dtype != rows.dtype or scale.shape != rows.shape[1:]:
         refuse(_OP, "gamma", f"{rows.dtype} of shape {rows.shape[1]}", scale)
-    require(is_real(eps) and 0 <= eps < math.inf, _OP, "eps", "a finite number >= 0", eps)
+    require(is_finite(eps) and eps >= 0, _OP, "eps", "a finite number >= 0", eps)
     backend = choose(_OP, backend, {"cpu": None if rows.dtype == np.float32 else "needs float32", "reference": None})
     y = run(_OP, backend, (cpu if backend == "cpu" else reference).rms_norm, rows, scale, float(eps))
     result: ArrayT = arrays.like(x, y)
