@@ -234,7 +234,7 @@ def test_the_context_ends_a_row(tiny_file):
     assert len(filled.token_ids) == 4
 
 
-@pytest.mark.parametrize("prompt", ["", [], [300], [-1], [0.5], ["a"], [True], [0] * 64, "\ud800", 5, None])
+@pytest.mark.parametrize("prompt", ["", [], [300], [-1], [0.5], ["a"], [True], [0] * 64, "\ud800", b"a", np.array(3), 5, None])
 def test_refuses_a_prompt(tiny_file, prompt):
     with pytest.raises(ValueError, match="^generate: prompt must be"):
         run(ds.load(tiny_file()), [prompt], SamplingParams())
@@ -251,9 +251,22 @@ def test_refuses_what_is_no_params(tiny_file, params):
         ds.generate(ds.load(tiny_file()), [[1]], params)
 
 
-def test_refuses_what_is_no_list_of_prompts(tiny_file):
+@pytest.mark.parametrize("prompts", [None, {"role": "user", "content": "x"}, np.array([1])])
+def test_refuses_what_is_no_list_of_prompts(tiny_file, prompts):
     with pytest.raises(ValueError, match="^generate: prompts must be"):
-        ds.generate(ds.load(tiny_file()), None)
+        ds.generate(ds.load(tiny_file()), prompts)
+
+
+@pytest.mark.parametrize("name", ["stream", "cancelled"])
+def test_refuses_what_is_no_function(tiny_file, name):
+    with pytest.raises(ValueError, match=f"^generate: {name} must be a function or None; got True"):
+        ds.generate(ds.load(tiny_file()), [[1]], **{name: True})
+
+
+@pytest.mark.parametrize("size", [2**62, 10**30])
+def test_a_cache_beyond_the_address_space_is_a_memory_error(tiny_file, size):
+    with pytest.raises(MemoryError, match="no address space for a cache of"):
+        ds.load(tiny_file(), cache_bytes=size)
 
 
 def test_beams_without_a_candidate_end_their_row_alone(tiny_file):

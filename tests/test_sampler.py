@@ -398,6 +398,8 @@ BAD = [
     ("dry_sequence_breakers", {"params": SamplingParams(dry_sequence_breakers=[VOCAB])}),
     ("eos_token_id", {"eos_token_id": True}),
     ("prompt_ids", {"prompt_ids": [1, 2]}),
+    ("prompt_ids", {"prompt_ids": [b"\x01"]}),
+    ("prompt_ids", {"prompt_ids": 5}),
     ("params", {"params": 5}),
     ("params", {"params": [{"top_k": 5}]}),
     ("params", {"params": SamplingParams(num_beams=2)}),

@@ -132,8 +132,9 @@ def test_closing_during_a_long_prompt_takes_one_pass(model, passes):
 
 
 def test_what_is_wrong_is_refused_at_once(model):
-    with pytest.raises(ValueError, match="^generate: prompt must be"):
-        ds.stream(model, "")
+    for prompt in ("", {"role": "user", "content": "x"}, ["Hello"]):
+        with pytest.raises(ValueError, match="^generate: prompt must be"):
+            ds.stream(model, prompt)
     with pytest.raises(ValueError, match="^stream: params must be of one completion"):
         ds.stream(model, STORY, SamplingParams(num_return_sequences=2))
     with pytest.raises(ValueError, match="^stream: params must be a SamplingParams"):

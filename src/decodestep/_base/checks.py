@@ -69,7 +69,7 @@ def is_int(value: object) -> TypeGuard[int]:
 def ids_below(bound: int, values: object) -> list[int] | None:
     """The values of an iterable or an array as ints; None unless all are integers in [0, bound)."""
     plain = values.tolist() if hasattr(values, "tolist") else values
-    if not isinstance(plain, Iterable):
+    if not isinstance(plain, Iterable) or isinstance(plain, (bytes, bytearray)):  # bytes are text, whatever they iterate over
         return None
     ids = list(plain)
     if not {int}.issuperset(map(type, ids)):  # asked first, since it takes no loop in Python: prompts have thousands

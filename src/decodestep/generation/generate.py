@@ -6,8 +6,9 @@ from collections.abc import Callable, Sequence
 from contextlib import closing
 from typing import TYPE_CHECKING
 
+from decodestep._base.checks import require
 from decodestep.generation.completion import Completion
-from decodestep.generation.prompts import Prompt
+from decodestep.generation.prompts import Prompt, prompts_of
 from decodestep.generation.run import Run
 from decodestep.sampling.params import SamplingParams
 from decodestep.sampling.row_processors import Processors
@@ -70,7 +71,9 @@ def generate(
     that do not fit the prompts; ModelError if the chat template cannot render a conversation, or the tokenizer has no
     token for a part of a text; CacheFullError if a row alone may need more pages than the cache has.
     """
-    with closing(Run(model, prompts, params, processors, cancelled)) as run:
+    for name, function in (("stream", stream), ("cancelled", cancelled)):
+        require(function is None or callable(function), "generate", name, "a function or None", function)
+    with closing(Run(model, prompts_of(prompts), params, processors, cancelled)) as run:
         while run.running:
             for index, piece in run.advance():
                 if stream is not None and stream(index, piece) is False and (held := run.end(index, "cancelled")):

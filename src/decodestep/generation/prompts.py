@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,21 +20,18 @@ Prompt = str | Sequence[int] | np.ndarray | Sequence[Mapping[str, Any]]
 def prompts_of(prompts: Prompt | Sequence[Prompt]) -> Sequence[Prompt]:
     """The prompts of a call: one string or one conversation alone is one prompt."""
     require(isinstance(prompts, Sequence), _OP, "prompts", "one prompt or a sequence of prompts", prompts)
-    alone = isinstance(prompts, str) or (len(prompts) > 0 and all(isinstance(item, Mapping) for item in prompts))
+    alone = isinstance(prompts, str) or _is_conversation(prompts)
     return [prompts] if alone else prompts  # type: ignore[list-item, return-value]
 
 
 def prompt_ids(model: Model, prompt: Prompt) -> list[int]:
     """The token ids of a prompt, as `generate` passes them to the model. Raises as `generate` does."""
     vocab, context = model.config.vocab_size, model.config.context
-    if not isinstance(prompt, Iterable):
-        refuse(_OP, "prompt", f"text, messages or token ids in [0, {vocab})", prompt)
-    items: list[Any] = [] if isinstance(prompt, str) else list(prompt)
     if isinstance(prompt, str):
         ids = _encode(model.tokenizer.encode, prompt)
-    elif items and all(isinstance(item, Mapping) for item in items):
-        ids = _encode(model.chat_ids, items)
-    elif (found := ids_below(vocab, items)) is not None:
+    elif _is_conversation(prompt):
+        ids = _encode(model.chat_ids, prompt)
+    elif (found := ids_below(vocab, prompt)) is not None:
         ids = found
     else:
         refuse(_OP, "prompt", f"text, messages or token ids in [0, {vocab})", prompt)
@@ -42,6 +39,10 @@ def prompt_ids(model: Model, prompt: Prompt) -> list[int]:
     if len(ids) >= context:
         refuse(_OP, "prompt", f"shorter than the context of {context} tokens", f"{len(ids)} tokens", "context_length_exceeded")
     return ids
+
+
+def _is_conversation(prompt: Any) -> bool:
+    return isinstance(prompt, Sequence) and len(prompt) > 0 and all(isinstance(item, Mapping) for item in prompt)
 
 
 def _encode(encode: Callable[[Any], list[int]], prompt: Any) -> list[int]:

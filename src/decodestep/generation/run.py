@@ -12,7 +12,7 @@ from decodestep.generation.batch import Batch
 from decodestep.generation.completion import Completion, completion_of
 from decodestep.generation.model_sampler import sampler_for
 from decodestep.generation.model_search import ModelSearch
-from decodestep.generation.prompts import Prompt, prompt_ids, prompts_of
+from decodestep.generation.prompts import Prompt, prompt_ids
 from decodestep.sampling.params import SamplingParams
 from decodestep.sampling.row import Row
 from decodestep.sampling.row_processors import Processors
@@ -37,14 +37,13 @@ class Run:
     def __init__(
         self,
         model: Model,
-        prompts: Prompt | Sequence[Prompt],
+        prompts: Sequence[Prompt],
         params: SamplingParams | Sequence[SamplingParams] | None,
         processors: Processors,
         cancelled: Callable[[], bool] | None,
     ) -> None:
-        given = prompts_of(prompts)
-        each = _params_of_each(params, len(given))
-        ids = [prompt_ids(model, prompt) for prompt in given]
+        each = _params_of_each(params, len(prompts))
+        ids = [prompt_ids(model, prompt) for prompt in prompts]
         each = [within_context(model, row, p) for row, p in zip(ids, each, strict=True)]
         self._model = model
         self._cancelled = cancelled or (lambda: False)

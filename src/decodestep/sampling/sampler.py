@@ -119,6 +119,9 @@ class Sampler:
         self._batch: _Batch | None = None  # None after a row was added or removed
         ok = isinstance(params, (SamplingParams, Sequence))
         require(ok, _OP, "params", "a SamplingParams, or one for each prompt", params)
+        given: Any = prompt_ids  # of any type, from users
+        ok = given is None or isinstance(given, Sequence) or getattr(given, "ndim", 0) > 0
+        require(ok, _OP, "prompt_ids", "a sequence of token ids for each row", given)
         each = [params] if isinstance(params, SamplingParams) else list(params)
         prompts: list[Sequence[int]] = [()] * len(each) if prompt_ids is None else list(prompt_ids)
         if isinstance(params, SamplingParams):
