@@ -326,7 +326,7 @@ def test_what_a_constraint_decides_needs_no_pass_and_changes_no_token(tiny, monk
     one = ds.SamplingParams(regex="[ab]{3}:and-what-follows-is-known[0-9]{3}", seed=1, max_new_tokens=200)
     made = [([1, 2, 3, n], replace(one, seed=n, **({"logprobs": 1} if n == 2 else {}))) for n in range(3)]
     with monkeypatch.context() as patched:
-        patched.setattr("decodestep.generation.batch.jump", lambda row: "")
+        patched.setattr("decodestep.generation.batch.jump", lambda row, most: "")
         alone = [ds.generate(tiny, [prompt], params) for prompt, params in made]
     assert [ds.generate(tiny, [prompt], params) for prompt, params in made] == alone
     with Engine(tiny) as engine:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 
@@ -18,6 +19,10 @@ from transformers import AutoModelForCausalLM
 import decodestep as ds
 import families
 from decodestep import cli
+from decodestep.generation import model_search
+from decodestep.generation.batch import Batch
+from decodestep.generation.model_sampler import sampler_for
+from decodestep.generation.schedule import ChunkedPrefill
 from decodestep.models import ModelError, layers
 from decodestep.models.model_folder import ModelFolder
 
@@ -247,6 +252,51 @@ def test_long_rope_in_batches_and_pieces(long_rope):
         sequence.expect(700)
         pieces = [used.forward([(sequence, text[at : at + 70])], every=True) for at in range(0, 700, 70)]
     np.testing.assert_array_equal(np.concatenate(pieces), whole)
+
+
+def test_beams_of_a_long_prompt_are_rotated_as_the_whole_prompt(long_rope, ids, monkeypatch):
+    """A search runs its prompt in blocks, of which the first alone would be short."""
+    _, used, fresh = long_rope
+    params = ds.SamplingParams(do_sample=False, num_beams=2, max_new_tokens=3, logprobs=2)
+    [whole] = ds.generate(fresh, [ids.tolist()], params)
+    monkeypatch.setattr(model_search, "BLOCK", 64)
+    assert ds.generate(used, [ids.tolist()], params) == [whole]
+
+
+def test_tokens_that_a_constraint_decides_are_rotated_as_if_drawn_one_by_one(long_rope, ids, monkeypatch):
+    _, used, fresh = long_rope
+
+    def last_logits(model, length, params):
+        found, run = [], model.decoder.logits
+        with monkeypatch.context() as patch:
+            patch.setattr(model.decoder, "logits", lambda *given: found.append(run(*given)) or found[-1])
+            ds.generate(model, [ids[:length].tolist()], params)
+        return found[-1]
+
+    params = ds.SamplingParams(regex="-{40}[a-z]{2}", seed=1, max_new_tokens=41)
+    for length in range(80, 104, 3):
+        stepped = last_logits(fresh, length, replace(params, logprobs=0))
+        np.testing.assert_array_equal(last_logits(used, length, params), stepped)
+
+
+def test_a_preempted_row_is_rotated_as_before(long_rope, ids):
+    """It had grown beyond the short factors, and is read again."""
+    _, used, fresh = long_rope
+    prompts = [ids[:60].tolist(), ids[60:].tolist()]
+    params = ds.SamplingParams(seed=1, temperature=40.0, max_new_tokens=100, ignore_eos=True)
+    alone = [ds.generate(fresh, [prompt], params)[0].token_ids for prompt in prompts]
+    model = ds.load(used.path, cache_bytes=17 * used.cache.page_bytes)
+    sampler = sampler_for(model)
+    rows = [sampler.new_row(params, prompt) for prompt in prompts]
+    batch = Batch(model, sampler, ChunkedPrefill(2))
+    for row in rows:
+        batch.add(row)
+    preempted = []
+    while batch.running:
+        batch.advance()
+        model.cache.clear()
+        preempted += [len(rows[1].history)] * batch.waiting
+    assert max(preempted, default=0) > 100 and [row.history.tokens[60:] for row in rows] == alone
 
 
 def test_the_latent_form_of_grouped_attention_has_both_tables_of_long_rope(tmp_path, ids):

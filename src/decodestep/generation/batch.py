@@ -15,7 +15,7 @@ from decodestep.generation.schedule import PrefillFirst, Schedule
 from decodestep.models.page_pool import CacheFullError
 from decodestep.models.prefill import Prefill, keys_of
 from decodestep.models.sequence import CachedSequence, admit, pages_of
-from decodestep.sampling.jump import jump
+from decodestep.sampling.jump import MOST, jump
 from decodestep.sampling.row import Row
 from decodestep.sampling.sampler import Sampler
 
@@ -107,7 +107,7 @@ class Batch:
         if logits is None:
             return held
         drawn = zip(self._sampled, self._sampler.step(logits).text, strict=True)
-        pieces = [*held, *((key, text + jump(self._rows[key])) for key, text in drawn)]
+        pieces = [*held, *((key, text + self._jump(self._rows[key])) for key, text in drawn)]
         if not self.running:
             self.close()
         return pieces
@@ -122,6 +122,11 @@ class Batch:
         for sequence in self._sequences.values():
             sequence.close()
         self._sequences.clear()
+
+    def _jump(self, row: Row) -> str:
+        """`jump`, with long-rope no further than the short frequencies go: what a pass runs of a row is rotated alike."""
+        length, after = len(row.history), self._model.cache.long_after
+        return jump(row, MOST if after is None or length > after else min(MOST, after - length))
 
     def _remove_ended(self) -> None:
         ended = {key for key, row in self._rows.items() if row.reason}
@@ -159,11 +164,16 @@ class Batch:
                     cache.wait_for(pages_of(capacity))
                 return
             if row.params.prompt_logprobs is None or drawn:
-                self._prefill.add(key, self._sequences[key], row.history.tokens)
+                self._prefill.add(key, self._sequences[key], self._read_as_prompt(row))
             else:
                 row.prompt_logprobs.clear()
                 self._scoring.add(key, row, self._sequences[key])
             self._waiting.popleft()
+
+    def _read_as_prompt(self, row: Row) -> list[int]:
+        """The row's tokens; with long-rope those up to where a row that is read again left the short frequencies."""
+        tokens, after = row.history.tokens, self._model.cache.long_after
+        return tokens if after is None or row.history.prompt_length > after else tokens[:after]
 
     def _run(self) -> np.ndarray | None:
         """Runs one forward pass: a block of a prompt that is scored, or what `_compose` puts together.
@@ -223,11 +233,15 @@ class Batch:
         return _Pass(decoding, [*rows, *prompts], [True] * len(rows) + self._prefill.last(), work)
 
     def _begin(self, ready: dict[int, np.ndarray]) -> None:
-        """Starts sampling the rows whose prompts have been run; ready: the logits of their last tokens."""
+        """Starts sampling the rows whose prompts have been run; ready: the logits of their last tokens.
+
+        A row of which only a part has been read has its last tokens run by the next pass.
+        """
         for key, logits in ready.items():
             self._sampler.resume(self._rows[key])
             self._sampled.append(key)
-            self._logits[key] = logits
+            if len(self._sequences[key]) == len(self._rows[key].history):
+                self._logits[key] = logits
 
     def _suspend_last(self) -> None:
         """Preempts the row that was admitted last; it will be the next to be admitted. Raises if it is the only one."""

@@ -35,6 +35,10 @@ class BeamLogits:
         self._lanes = admit(model.cache, num_beams, capacity)
         self._of_beams = self._lanes[:1]
 
+    def expect(self, length: int) -> None:
+        """Announces a prompt of `length` tokens that the first calls run piece by piece: see `CachedSequence.expect`."""
+        self._lanes[0].expect(length)
+
     def __call__(self, sequences: list[list[int]], parents: list[int]) -> np.ndarray:
         """Logits (len(sequences), V), as `beam_search` calls it: `parents` index the sequences of the previous call."""
         self._of_beams = self._continue(parents)

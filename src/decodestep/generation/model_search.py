@@ -80,6 +80,7 @@ class ModelSearch:
         except SearchInterrupt:
             return []
         with closing(logits):
+            logits.expect(len(self._prompt))
             return beam_search(
                 self._in_blocks(logits, ask),
                 self._prompt,

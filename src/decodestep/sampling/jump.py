@@ -13,8 +13,8 @@ from decodestep.sampling.row import Row
 MOST = 16  # tokens at once: so that a row with many does not hold up the others of its pass
 
 
-def jump(row: Row) -> str:
-    """Draws tokens for the row as long as its constraint allows exactly one; returns the text that they add.
+def jump(row: Row, most: int = MOST) -> str:
+    """Draws at most `most` tokens for the row, as long as its constraint allows exactly one; returns the text that they add.
 
     A token that is the only candidate is drawn whatever its logit, unless another processor forbids it, which any logits show:
     the row's tokens, end and draws are those of `Sampler.step` if the logits are finite. Rows without a constraint, with the
@@ -25,7 +25,7 @@ def jump(row: Row) -> str:
     if constraint is None or row.plan.unfused or row.params.logprobs is not None:
         return text
     try:
-        for _ in range(MOST):
+        for _ in range(most):
             if row.reason or not constraint.forces(row.history.tokens):
                 break
             [token], ends, _ = step_rows(_zeros(row.plan.vocab_size), [row.native])
