@@ -302,6 +302,35 @@ def test_equals_transformers(llama, seed):
     np.testing.assert_allclose([beam.score for beam in ours], theirs.sequences_scores.numpy(), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("num_beams", [1, 4])
+def test_a_prefix_constraint_equals_transformers(llama, num_beams):
+    prompt = [3, 7, 1]
+
+    def allowed(item, ids):
+        assert item == 0
+        return [(int(ids[-1]) * k + len(ids)) % 23 for k in (1, 2, 3, 5)]
+
+    asked = {"num_beams": 4, "num_return_sequences": 4, "max_new_tokens": 9}
+    with torch.no_grad():
+        theirs = llama.generate(
+            torch.tensor([prompt]),
+            attention_mask=torch.ones(1, len(prompt)),
+            prefix_allowed_tokens_fn=allowed,
+            eos_token_id=None,
+            pad_token_id=0,
+            do_sample=False,
+            **asked,
+        )
+
+    def next_logits(sequences, parents):
+        with torch.no_grad():
+            return llama(torch.tensor(sequences)).logits[:, -1].numpy()
+
+    constraint = processors.PrefixConstrainedLogitsProcessor(allowed, num_beams)
+    ours = beam_search(next_logits, prompt, vocab_size=23, processors=[constraint], **asked)
+    assert [beam.token_ids for beam in ours] == theirs[:, len(prompt) :].tolist()
+
+
 @pytest.mark.parametrize("seed", range(24))
 def test_logprobs_are_what_the_score_is_made_of(seed):
     """Each from the tree itself: raw without penalty and processor, processed with both, in the order of the beam's tokens."""

@@ -97,6 +97,24 @@ def test_a_prefix_function_is_told_the_row(model):
     assert [one.token_ids for one in done] == [[10], [11]]
 
 
+@pytest.mark.parametrize("num_beams", [1, 3])
+@pytest.mark.parametrize("made", ["a list", "a factory"])
+def test_a_prefix_function_is_told_the_row_for_every_beam(model, num_beams, made):
+    told = []
+
+    def allowed(row, ids):
+        told.append(row)
+        return [row + 10, row + 20, row + 30]
+
+    shared = [processors.PrefixConstrainedLogitsProcessor(allowed, num_beams)]
+    params = [SamplingParams(max_new_tokens=3, do_sample=False, num_beams=n) for n in (1, 3, 3)]
+    for row, one in enumerate(
+        ds.generate(model, ["a", "b", "c"], params, processors=shared if made == "a list" else lambda row: shared)
+    ):
+        assert one.error is None and {token % 10 for token in one.token_ids} == {row}
+    assert set(told) == {0, 1, 2}
+
+
 def test_a_list_class_that_can_be_called_is_a_sequence():
     chain = processors.LogitsProcessorList([processors.AllowedTokenIdsLogitsProcessor([5])])
     assert step(sampler_of(chain)).tokens.tolist() == [5] * 3

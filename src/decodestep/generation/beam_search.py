@@ -13,6 +13,7 @@ from decodestep.generation.beam_group import Beam as Beam
 from decodestep.generation.beam_group import BeamGroup, BeamRules, Report, highest
 from decodestep.ops.decode_step import TokenLogprobs
 from decodestep.processors import HammingDiversityLogitsProcessor, LogitsProcessorList
+from decodestep.sampling.row_processors import of_item
 
 _OP = "beam_search"
 
@@ -68,7 +69,8 @@ def beam_search(
         max_new_tokens.
     num_return_sequences: in [1, num_beams].
     processors: called in order, as by `LogitsProcessorList`, with the ids (beams, length) and log-probabilities (beams, V) of a
-        group, both NumPy. Temperature and filters are processors too.
+        group, both NumPy. Temperature and filters are processors too. The function of a PrefixConstrainedLogitsProcessor is
+        called with the index 0.
     do_sample: draws the candidates without replacement from the softmax of the sums: they are the highest
         sum + gumbel(seed, length of the sequence, beam * V + t), in this order. With one group only.
     seed: in [0, 2^64).
@@ -207,7 +209,7 @@ def _check_functions(next_logits: Any, processors: Any, stop: Any) -> LogitsProc
     require(stop is None or callable(stop), _OP, "stop", "a function of generated token ids, or None", stop)
     ok = processors is None or (isinstance(processors, Sequence) and all(map(callable, processors)))
     require(ok, _OP, "processors", "callables (input_ids, scores) -> scores, or None", processors)
-    return LogitsProcessorList(processors or ())
+    return LogitsProcessorList(of_item(processors or (), 0))
 
 
 def _check_draw(groups: int, do_sample: Any, seed: Any, top_logprobs: Any) -> None:

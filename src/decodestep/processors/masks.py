@@ -114,40 +114,41 @@ class PrefixConstrainedLogitsProcessor(LogitsProcessor):
         s[t] = -inf for t not in prefix_allowed_tokens_fn(batch index, ids of the row)
 
     prefix_allowed_tokens_fn: called with (int, [length] ids) for every beam; returns the allowed ids, at least one.
-    num_beams: rows of one batch item.
+    num_beams: rows of one batch item; None for all rows of a call.
 
     If all allowed tokens of all beams of a batch item are already -inf, they become 0 in its rows. Raises ValueError if the
     function returns no token, IndexError for an id outside the vocabulary.
     Source: De Cao et al., "Autoregressive entity retrieval", 2020; as in transformers 5.23.
     """
 
-    def __init__(self, prefix_allowed_tokens_fn: Callable[[int, Array], Sequence[int]], num_beams: int) -> None:
+    def __init__(self, prefix_allowed_tokens_fn: Callable[[int, Array], Sequence[int]], num_beams: int | None) -> None:
         self._prefix_allowed_tokens_fn = prefix_allowed_tokens_fn
         self._num_beams = num_beams
 
     def of_item(self, item: int) -> PrefixConstrainedLogitsProcessor:
-        """A processor for a batch of one item of a larger batch: the function is called with the index `item`."""
+        """For calls whose rows are all beams of one item of a larger batch: the function is given the index `item`."""
         allowed = self._prefix_allowed_tokens_fn
-        return PrefixConstrainedLogitsProcessor(lambda index, ids: allowed(item + index, ids), self._num_beams)
+        return PrefixConstrainedLogitsProcessor(lambda _, ids: allowed(item, ids), None)
 
     def __call__(self, input_ids: Array, scores: ArrayT) -> ArrayT:
         xp = namespace(scores)
         mask = full(xp, scores, NEGATIVE_INFINITY)
-        items = input_ids.shape[0] // self._num_beams
-        for row in range(items * self._num_beams):
-            allowed = self._prefix_allowed_tokens_fn(row // self._num_beams, input_ids[row])
+        beams = self._num_beams or input_ids.shape[0]
+        items = input_ids.shape[0] // beams
+        for row in range(items * beams):
+            allowed = self._prefix_allowed_tokens_fn(row // beams, input_ids[row])
             if len(allowed) == 0:
                 refuse(
                     "PrefixConstrainedLogitsProcessor",
                     "prefix_allowed_tokens_fn",
                     "a function that allows at least one token",
-                    f"an empty list for batch item {row // self._num_beams}",
+                    f"an empty list for batch item {row // beams}",
                 )
             mask[row, allowed] = 0.0
         with quiet():
             result = scores + mask
-        dead = xp.reshape(xp.max(result, axis=-1) == NEGATIVE_INFINITY, (items, self._num_beams))
-        return xp.where(repeated(xp, xp.all(dead, axis=-1), self._num_beams)[:, None], mask, result)
+        dead = xp.reshape(xp.max(result, axis=-1) == NEGATIVE_INFINITY, (items, beams))
+        return xp.where(repeated(xp, xp.all(dead, axis=-1), beams)[:, None], mask, result)
 
 
 class SuppressTokensLogitsProcessor(LogitsProcessor):

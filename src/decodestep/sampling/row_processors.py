@@ -41,10 +41,15 @@ class RowProcessors:
         if self._factory is not None:
             made = self._factory(number)
             require(isinstance(made, Sequence), self._op, "processors", "a function that returns a sequence", made)
-            return list(made)
+            return of_item(made, number)
         stateful = [type(p).__name__ for p in self._shared if getattr(p, "stateful", False)]
         require(not (stateful and self.served), self._op, "processors", _FACTORY, f"one {', '.join(stateful)}, with state")
-        return [p.of_item(number) if type(p) is PrefixConstrainedLogitsProcessor else p for p in self._shared]
+        return of_item(self._shared, number)
+
+
+def of_item(processors: Sequence[Processor], item: int) -> list[Processor]:
+    """The processors for calls whose rows are the beams of one item; a prefix constraint's function is given its index."""
+    return [p.of_item(item) if type(p) is PrefixConstrainedLogitsProcessor else p for p in processors]
 
 
 def _takes_a_row(processors: Any) -> bool:
