@@ -15,6 +15,7 @@ import decodestep as ds
 from decodestep import processors
 from decodestep.generation.beam_logits import BeamLogits
 from decodestep.generation.beam_search import Beam, beam_search
+from decodestep.sampling.build_processors import processors_of
 
 EARLY = (True, False, "never")
 
@@ -329,6 +330,25 @@ def test_a_prefix_constraint_equals_transformers(llama, num_beams):
     constraint = processors.PrefixConstrainedLogitsProcessor(allowed, num_beams)
     ours = beam_search(next_logits, prompt, vocab_size=23, processors=[constraint], **asked)
     assert [beam.token_ids for beam in ours] == theirs[:, len(prompt) :].tolist()
+
+
+@pytest.mark.parametrize("ends", [[], [5], [5, 6, 7]], ids=len)
+def test_filters_of_drawn_beams_keep_as_many_as_those_of_transformers(llama, tiny_file, ends):
+    """Enough for a beam to go on beside its ends."""
+    from transformers import GenerationConfig
+
+    filters = {"top_k": 1, "top_p": 0.1, "min_p": 0.9, "typical_p": 0.1, "epsilon_cutoff": 0.9, "eta_cutoff": 0.9}
+    config = GenerationConfig(do_sample=True, num_beams=5, num_return_sequences=5, max_new_tokens=1, **filters)
+    config._eos_token_tensor = torch.tensor(ends) if ends else None
+    theirs = llama._get_logits_processor(config, 1, torch.tensor([[1]]), logits_processor=[], device="cpu")
+    params = ds.SamplingParams.from_generation_config(config, seed=1)
+    ours = processors_of(params, prompt_length=1, vocab_size=23, eos_token_ids=ends, num_beams=5)
+    assert [(type(p).__name__, p.min_tokens_to_keep) for p in ours] == [
+        (type(p).__name__, p.min_tokens_to_keep) for p in theirs
+    ]
+    own = {"eos_token_id": ends} if ends else {"ignore_eos": True}
+    beams = ds.generate(ds.load(tiny_file()), [[1]], ds.SamplingParams.from_generation_config(config, seed=1, **own))
+    assert len(beams) == max(2, 1 + len(ends))
 
 
 @pytest.mark.parametrize("seed", range(24))

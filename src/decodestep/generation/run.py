@@ -59,7 +59,8 @@ class Run:
                 self._prompts.append(rows)
                 self._keys |= {first + k: self._batch.add(row) for k, row in enumerate(rows)}
             else:
-                search = ModelSearch(model, p, sampler.new_row(p.without_beams(), prompt, number=i), i)
+                row = sampler.new_row(p.without_beams(), prompt, number=i, num_beams=p.num_beams)
+                search = ModelSearch(model, p, row, i)
                 self._prompts.append(search)
                 self._searches.append((first, search))
             first += p.num_return_sequences

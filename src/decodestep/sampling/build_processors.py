@@ -10,18 +10,18 @@ from decodestep._base.checks import refuse
 from decodestep._base.extras import extra
 from decodestep.sampling.params import SamplingParams
 
-# The filters and the temperature, by the names in `params.SAMPLERS`.
-_SAMPLERS: dict[str, Callable[[SamplingParams], Any]] = {
-    "temperature": lambda params: p.TemperatureLogitsWarper(float(params.temperature)),
-    "top_n_sigma": lambda params: p.TopNSigmaLogitsWarper(float(params.top_n_sigma)),
-    "top_h": lambda params: p.TopHLogitsWarper(float(params.top_h)),
-    "top_k": lambda params: p.TopKLogitsWarper(int(params.top_k)),
-    "top_p": lambda params: p.TopPLogitsWarper(float(params.top_p)),
-    "min_p": lambda params: p.MinPLogitsWarper(float(params.min_p)),
-    "typical_p": lambda params: p.TypicalLogitsWarper(float(params.typical_p)),
-    "epsilon_cutoff": lambda params: p.EpsilonLogitsWarper(float(params.epsilon_cutoff)),
-    "eta_cutoff": lambda params: p.EtaLogitsWarper(float(params.eta_cutoff)),
-    "xtc_probability": lambda params: _xtc(params),
+# The filters and the temperature, by the names in `params.SAMPLERS`, of params and the number of tokens to keep at least.
+_SAMPLERS: dict[str, Callable[[SamplingParams, int], Any]] = {
+    "temperature": lambda params, keep: p.TemperatureLogitsWarper(float(params.temperature)),
+    "top_n_sigma": lambda params, keep: p.TopNSigmaLogitsWarper(float(params.top_n_sigma)),
+    "top_h": lambda params, keep: p.TopHLogitsWarper(float(params.top_h)),
+    "top_k": lambda params, keep: p.TopKLogitsWarper(int(params.top_k), min_tokens_to_keep=keep),
+    "top_p": lambda params, keep: p.TopPLogitsWarper(float(params.top_p), min_tokens_to_keep=keep),
+    "min_p": lambda params, keep: p.MinPLogitsWarper(float(params.min_p), min_tokens_to_keep=keep),
+    "typical_p": lambda params, keep: p.TypicalLogitsWarper(float(params.typical_p), min_tokens_to_keep=keep),
+    "epsilon_cutoff": lambda params, keep: p.EpsilonLogitsWarper(float(params.epsilon_cutoff), min_tokens_to_keep=keep),
+    "eta_cutoff": lambda params, keep: p.EtaLogitsWarper(float(params.eta_cutoff), min_tokens_to_keep=keep),
+    "xtc_probability": lambda params, keep: _xtc(params),
 }
 
 
@@ -38,16 +38,21 @@ def processors_of(
     vocab_size: int,
     eos_token_ids: Collection[int] = (),
     own: Sequence[Any] = (),
+    num_beams: int = 1,
 ) -> list[Any]:
     """The processors of a row, in transformers 5.23's order; additional ones are next to the one that they resemble.
 
     Biases and penalties; bans; minimum lengths; forced tokens; repair; length decay; suppressed and allowed tokens; those in
     `own`, which are not built from params; then, if the row samples, temperature and filters in the order of
     `params.samplers`; the watermark; normalisation. A processor that would change nothing is not built.
+
+    num_beams: of the search that they serve. With several, filters keep one token more than there are end tokens, at least two,
+        so that a beam can go on; all but top_h, top_n_sigma and XTC.
     """
     eos = sorted(eos_token_ids)
+    keep = 1 if num_beams == 1 else max(2, 1 + len(eos))
     chain = [*_biases_and_penalties(params, prompt_length), *_bans_and_lengths(params, prompt_length, eos), *own]
-    chain += [_SAMPLERS[name](params) for name in params.active_samplers]
+    chain += [_SAMPLERS[name](params, keep) for name in params.active_samplers]
     if params.watermarking_config is not None:
         chain.append(_watermark(params.watermarking_config, vocab_size))
     if params.renormalize_logits:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+from decodestep._base.checks import require
 from decodestep.ops.decode_step import TokenLogprobs
 from decodestep.ops.decode_step.rows import NativeRow
 from decodestep.sampling.params import SamplingParams
@@ -76,3 +77,12 @@ class Row:
         """Ends the row with an exception of its own code; returns the text that it had held back."""
         self.error = error
         return self.end("error")
+
+
+def within_length(params: SamplingParams, prompt_length: int) -> SamplingParams:
+    """The params with max_length as a max_new_tokens."""
+    if params.max_length is None:
+        return params
+    room = params.max_length - prompt_length
+    require(room >= 1, "Sampler", "max_length", f"above the {prompt_length} tokens of the prompt", params.max_length)
+    return replace(params, max_length=None, max_new_tokens=min(room, params.max_new_tokens or room))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,7 +18,7 @@ from decodestep.sampling.build_processors import processors_of
 from decodestep.sampling.constraint import constraint_of
 from decodestep.sampling.params import SamplingParams
 from decodestep.sampling.plan import plan
-from decodestep.sampling.row import Row
+from decodestep.sampling.row import Row, within_length
 from decodestep.sampling.row_processors import Processors, RowProcessors
 from decodestep.sampling.text_stream import TextStream
 from decodestep.sampling.token_history import History
@@ -144,14 +143,19 @@ class Sampler:
         self._batch = None
         return len(self.rows) - 1
 
-    def new_row(self, params: SamplingParams, prompt_ids: Sequence[int] = (), *, number: int | None = None) -> Row:
-        """Creates a row as `add` does, without appending it; for `resume` of this sampler or an equivalent one."""
+    def new_row(
+        self, params: SamplingParams, prompt_ids: Sequence[int] = (), *, number: int | None = None, num_beams: int = 1
+    ) -> Row:
+        """Creates a row as `add` does, without appending it; for `resume` of this sampler or an equivalent one.
+
+        num_beams: above 1, the row's processors serve a search with this many beams.
+        """
         self._check_params(params)
         number = self._added if number is None else number
         prompt = self._ids("prompt_ids", prompt_ids)
-        (params,) = _within_length(params, len(prompt)).samples()
+        (params,) = within_length(params, len(prompt)).samples()
         ends = self._ends if params.eos_token_id is None else frozenset(_as_several(params.eos_token_id))
-        history, row_plan = History(prompt), plan(self._chain(params, len(prompt), ends, number), self.vocab_size)
+        history, row_plan = History(prompt), plan(self._chain(params, len(prompt), ends, number, num_beams), self.vocab_size)
         ends = frozenset() if params.ignore_eos else ends
         native = new_row(
             self.vocab_size,
@@ -302,12 +306,15 @@ class Sampler:
             for ids in getattr(params, name) or ():
                 self._ids(name, ids)
 
-    def _chain(self, params: SamplingParams, prompt_length: int, ends: frozenset[int], number: int) -> list[Any]:
+    def _chain(
+        self, params: SamplingParams, prompt_length: int, ends: frozenset[int], number: int, num_beams: int
+    ) -> list[Any]:
         """The processors of a row, the user's own and the constraint among them."""
         vocab = self.vocab_size
         constraint = constraint_of(params, prompt_length, token_bytes=self._token_bytes, vocab_size=vocab, ends=ends)
         own = [*self._processors.of_row(number), *constraint]
-        return processors_of(params, prompt_length=prompt_length, vocab_size=vocab, eos_token_ids=ends, own=own)
+        sizes = {"prompt_length": prompt_length, "vocab_size": vocab, "num_beams": num_beams}
+        return processors_of(params, eos_token_ids=ends, own=own, **sizes)
 
     def _report(
         self,
@@ -384,15 +391,6 @@ class Sampler:
 
 def _speller(token_bytes: Callable[[int], bytes]) -> Callable[[int], str]:
     return lambda token: token_bytes(token).decode("utf-8", "replace")
-
-
-def _within_length(params: SamplingParams, prompt_length: int) -> SamplingParams:
-    """The params with max_length as a max_new_tokens."""
-    if params.max_length is None:
-        return params
-    room = params.max_length - prompt_length
-    require(room >= 1, _OP, "max_length", f"above the {prompt_length} tokens of the prompt", params.max_length)
-    return replace(params, max_length=None, max_new_tokens=min(room, params.max_new_tokens or room))
 
 
 def _as_several(ids: Any) -> Any:
