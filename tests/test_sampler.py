@@ -423,6 +423,27 @@ def test_refuses_logits_of_another_shape_and_rows_that_are_not_there():
     assert ds.Sampler is Sampler
 
 
+@pytest.mark.parametrize("dtype", [np.int64, np.float64, bool])
+def test_logits_of_another_dtype_reach_no_processor(dtype):
+    called = []
+    sampler = Sampler(
+        SamplingParams(), vocab_size=VOCAB, prompt_ids=[[1]], processors=[lambda ids, scores: called.append(1) or scores]
+    )
+    with pytest.raises(ValueError, match="logits must be float32 or float16 or bfloat16"):
+        sampler.step(np.zeros((1, VOCAB), dtype))
+    assert not called and sampler.rows[0].reason == ""
+    if dtype is not np.float64:
+        with pytest.raises(ValueError, match="logits must be float32"):
+            sampler.processed(np.zeros((1, VOCAB), dtype))
+
+
+@pytest.mark.filterwarnings("error")
+def test_biases_past_the_range_of_floats_are_silent():
+    params = ds.SamplingParams(sequence_bias={(3,): 1e300, (1, 2): -1e300}, do_sample=False)
+    processed = ds.Sampler(params, vocab_size=4, prompt_ids=[[1]]).processed(np.zeros((1, 4), np.float32))
+    assert processed.tolist() == [[0.0, 0.0, -np.inf, np.inf]]
+
+
 def test_a_length_penalty_past_the_range_of_floats():
     params = ds.SamplingParams(exponential_decay_length_penalty=(0, 2.0), do_sample=False, max_new_tokens=None)
     sampler = ds.Sampler(params, vocab_size=4, eos_token_id=3, prompt_ids=[[1]])

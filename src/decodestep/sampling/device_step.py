@@ -14,11 +14,10 @@ import numpy as np
 from decodestep._base import devices
 from decodestep._base.checks import require, require_dtype
 from decodestep.ops.decode_step import TokenLogprobs, decode_step
-from decodestep.ops.decode_step.rows import accept_tokens
+from decodestep.ops.decode_step.rows import DTYPES, accept_tokens
 from decodestep.ops.decode_step.steps import Force, Step
 from decodestep.sampling.row import Row
 
-_DTYPES = tuple(np.dtype(name) for name in ("float32", "float16", "bfloat16"))
 _NOTHING = (Force(np.empty(0, np.int64)),)  # of a row that has ended
 
 
@@ -37,7 +36,7 @@ def outline(op: str, rows: Sequence[Row], logits: Any, vocab: int, backend: str)
     """An array of the logits' shape and dtype without values; ValueError for logits or rows that no kernel serves."""
     devices.choose_triton(op, backend, logits)
     array = devices.outline(op, "logits", logits, logits.device)
-    require_dtype(op, "logits", array, _DTYPES)
+    require_dtype(op, "logits", array, DTYPES)
     require(array.shape == (len(rows), vocab), op, "logits", f"of shape {len(rows)}x{vocab}", array)
     for row in rows:
         apart = ", ".join(type(processor).__name__ for _, processor in row.plan.unfused)

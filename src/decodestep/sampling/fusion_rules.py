@@ -19,6 +19,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from decodestep import processors as p
+from decodestep._base.array_api import quiet
 from decodestep._base.checks import require
 from decodestep.ops.decode_step import steps as s
 from decodestep.ops.decode_step.rows import Part
@@ -95,9 +96,11 @@ def steps_of(part: Part, history: History, vocab: int) -> tuple[Step, ...]:
 
 @rule(p.SequenceBiasLogitsProcessor, "patch")
 def sequence_bias(processor: p.SequenceBiasLogitsProcessor, vocab: int) -> Part:
-    return _where_sequences_end(
-        processor.sequence_bias, lambda totals: (s.Add(as_ids(totals), np.fromiter(totals.values(), np.float32)),)
-    )
+    def steps(totals: dict[int, float]) -> tuple[Step, ...]:
+        with quiet():  # a bias beyond float32 is infinite
+            return (s.Add(as_ids(totals), np.fromiter(totals.values(), np.float32)),)
+
+    return _where_sequences_end(processor.sequence_bias, steps)
 
 
 @rule(p.LogitBiasLogitsProcessor, "patch")

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from decodestep._base import arrays, devices
 from decodestep._base.arrays import Array, ArrayT
-from decodestep._base.checks import ids_below, is_int, refuse, require, require_choice
+from decodestep._base.checks import ids_below, is_int, refuse, require, require_choice, require_dtype
 from decodestep.ops.decode_step import TokenLogprobs, decode_step, reference
-from decodestep.ops.decode_step.rows import ENDS, NativeRow, new_row, step_rows
+from decodestep.ops.decode_step.rows import DTYPES, ENDS, NativeRow, new_row, step_rows
 from decodestep.sampling import device_step
 from decodestep.sampling.build_processors import processors_of
 from decodestep.sampling.constraint import constraint_of
@@ -122,6 +122,8 @@ class Sampler:
         ok = given is None or isinstance(given, Sequence) or getattr(given, "ndim", 0) > 0
         require(ok, _OP, "prompt_ids", "a sequence of token ids for each row", given)
         each = [params] if isinstance(params, SamplingParams) else list(params)
+        ok = prompt_ids is None or isinstance(prompt_ids, Iterable)
+        require(ok, _OP, "prompt_ids", "the token ids of each row, or None", prompt_ids)
         prompts: list[Sequence[int]] = [()] * len(each) if prompt_ids is None else list(prompt_ids)
         if isinstance(params, SamplingParams):
             each *= len(prompts)
@@ -371,6 +373,7 @@ class Sampler:
         rows = [(i, row) for i, row in enumerate(self.rows) if row.plan.unfused and (held is None or not row.reason)]
         if not rows:
             return logits
+        require_dtype(_OP, "logits", logits, DTYPES if held is not None else (*DTYPES, np.dtype(np.float64)))
         scores = logits.astype(np.float64 if logits.dtype == np.float64 else np.float32)
         for i, row in rows:
             try:

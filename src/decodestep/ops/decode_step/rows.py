@@ -16,7 +16,7 @@ from decodestep.ops.decode_step.arguments import normalise_step
 from decodestep.ops.decode_step.steps import HistoryPart, Step, While
 
 _OP = "decode_step"
-_DTYPES = tuple(np.dtype(name) for name in ("float32", "float16", "bfloat16"))
+DTYPES = tuple(np.dtype(name) for name in ("float32", "float16", "bfloat16"))
 
 # A row in the core; `ended` may be set to end it.
 NativeRow = _native.Row
@@ -76,8 +76,8 @@ def step_rows(logits: np.ndarray, rows: list[NativeRow]) -> tuple[np.ndarray, by
     whatever a part's own function raises; no row has changed then.
     """
     # In the usual case, packed rows of a known dtype, this one test is all that Python does.
-    if not (logits.flags.carray and logits.dtype in _DTYPES):
-        require_dtype(_OP, "logits", logits, _DTYPES)
+    if not (logits.flags.carray and logits.dtype in DTYPES):
+        require_dtype(_OP, "logits", logits, DTYPES)
         logits = arrays.contiguous_rows(logits)
     return timed(_OP, "cpu", _native.step_rows)(logits, rows, threads() if len(rows) > 1 else 1)
 
