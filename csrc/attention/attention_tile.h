@@ -2,8 +2,8 @@
 //
 // Reads the queries and the pages of one sequence; writes one SoftmaxState per row.
 //
-// Scores have queries in the lanes or, for a few rows, keys (`key_block.h` has both forms of a block); sums have the
-// columns of the values in the lanes.
+// A block of keys has one of the forms of `key_block.h`: for a few rows, keys lie in the lanes of the scores, otherwise
+// queries (`block_scores.h`). Sums have the columns of the values in the lanes.
 //
 // Determinism: keys are divided into blocks of 64 and splits of 256, from the start of the sequence. Within a block a
 // score is one ascending sum for each 64 columns, and a column of the result is one ascending sum over the keys. The
@@ -16,6 +16,7 @@
 
 #include "attention/attention_products.h"
 #include "attention/attention_rows.h"
+#include "attention/block_scores.h"
 #include "attention/byte_keys.h"
 #include "attention/softmax_state.h"
 
@@ -27,8 +28,7 @@ constexpr size_t kFewRows = 6;  // of a group: up to this many, keys are in the 
 class AttentionTile {
   public:
     static size_t scratch_floats(const MlaAttention& a, const AttentionRows& rows) {
-        return rows.groups * query_floats(a, rows) + key_floats(a, rows) + kBlockKeys * whole_vectors(rows.in_group()) +
-               2 * padded(rows.count()) + padded(rows.in_group()) +
+        return rows.groups * query_floats(a, rows) + key_floats(a, rows) + BlockScores::floats(rows) +
                (a.kv.own_scales ? ByteKeys::floats(a.kv.width, whole_vectors(rows.in_group())) : 0);
     }
 
@@ -44,11 +44,8 @@ class AttentionTile {
           lanes_(whole_vectors(rows.in_group())),
           query_(scratch),
           keys_(query_ + rows.groups * query_floats(a, rows)),
-          scores_(keys_ + key_floats(a, rows)),
-          maxima_(scores_ + kBlockKeys * lanes_),
-          weight_sums_(maxima_ + padded(rows.count())),
-          rescale_(weight_sums_ + padded(rows.count())),
-          bytes_(a.kv.width, lanes_, rescale_ + padded(rows.in_group())),
+          scores_(rows, is_few(a, rows), a.lengths, a.scale, keys_ + key_floats(a, rows)),
+          bytes_(a.kv.width, lanes_, keys_ + key_floats(a, rows) + BlockScores::floats(rows)),
           next_block_(a, table_, key_columns_) {
         for (size_t g = 0; g < rows.groups; ++g) gather_queries(g);
         for (size_t r = 0; a.kv.own_scales && r < lanes_; r += kLanes) bytes_.round_queries(r, query_ + r * columns_);
@@ -59,38 +56,23 @@ class AttentionTile {
 
     // Computes one state per row. A row that sees no key of the split gets the empty state.
     void attend(size_t split, SoftmaxStates states) {
-        const size_t rows = rows_.count();
         next_block_.aim(split * kSplitKeys, std::min(longest_, split * kSplitKeys + kBlockKeys));
         next_block_.advance(kBlockKeys * next_block_.lines_a_key());
-        for (size_t r = 0; r < rows; ++r) states[r].clear();
-        std::fill_n(maxima_, rows, kLowest);
-        std::fill_n(weight_sums_, rows, 0.0f);
+        for (size_t r = 0; r < rows_.count(); ++r) states[r].clear();
+        scores_.begin_split();
         const size_t end = std::min(longest_, (split + 1) * kSplitKeys);
-        for (first_ = split * kSplitKeys; first_ < end; first_ += kBlockKeys) {
-            n_ = std::min(kBlockKeys, end - first_);
-            const bool as_they_lie = is_few(a_, rows_) || in_place(a_, rows_);
-            if (as_they_lie || a_.kv.own_scales) kv_.find(a_.kv, a_.block_size, table_, first_, n_);
-            if (as_they_lie)
-                kr_.find(a_.kr, a_.block_size, table_, first_, n_);
-            else
-                read_keys(a_, table_, key_columns_, first_, n_, keys_);
-            if (a_.kv.own_scales) bytes_.read_scales(kv_, n_);
-            prefetch_beside();
+        for (size_t first = split * kSplitKeys; first < end; first += kBlockKeys) {
+            begin_block({first, std::min(kBlockKeys, end - first)});
             for (size_t g = 0; g < rows_.groups; ++g) {
-                if (is_few(a_, rows_)) {
+                if (is_few(a_, rows_))
                     score_few(g);
-                    weigh_few(g);
-                } else {
+                else
                     score(g);
-                    weigh(g);
-                }
+                scores_.weigh(g);
                 sum_values(g, states.from(g * rows_.in_group()));
             }
         }
-        for (size_t r = 0; r < rows; ++r) {
-            states[r].maximum() = maxima_[r];
-            states[r].weight_sum() = weight_sums_[r];
-        }
+        scores_.finish_split(states);
     }
 
   private:
@@ -103,8 +85,6 @@ class AttentionTile {
     static bool in_place(const MlaAttention& a, const AttentionRows& rows) {
         return !is_few(a, rows) && a.kv.type == CacheType::f32 && a.kr.type == CacheType::f32;
     }
-    // Vector loads of 16 rows may run past the last one; arrays are padded for this.
-    static constexpr size_t padded(size_t n) { return n + kLanes - 1; }
     static size_t query_columns(const MlaAttention& a) {
         return (a.query ? a.kv.width : 0) + a.kr.width / 2 / a.groups * 2;
     }
@@ -144,9 +124,24 @@ class AttentionTile {
             copy(a_.query_rope + place * a_.kr.width, a_.kr, half + rows_.group_of(r) * pairs_, pairs_);
     }
 
+    // Finds or reads the keys of a block.
+    void begin_block(KeyRange block) {
+        block_ = block;
+        scores_.begin_block(block);
+        const bool as_they_lie = is_few(a_, rows_) || in_place(a_, rows_);
+        if (as_they_lie || a_.kv.own_scales) kv_.find(a_.kv, a_.block_size, table_, block.first, block.count);
+        if (as_they_lie)
+            kr_.find(a_.kr, a_.block_size, table_, block.first, block.count);
+        else
+            read_keys(a_, table_, key_columns_, block.first, block.count, keys_);
+        if (a_.kv.own_scales) bytes_.read_scales(kv_, block.count);
+        prefetch_beside();
+    }
+
     // The next block is prefetched during the pieces of both products, in about equal parts.
     void prefetch_beside() {
-        next_block_.aim(first_ + kBlockKeys, std::min(longest_, first_ + 2 * kBlockKeys));
+        const size_t next = block_.first + kBlockKeys;
+        next_block_.aim(next, std::min(longest_, next + kBlockKeys));
         const auto parts = [](size_t count, size_t most) { return (count + most - 1) / most; };
         const size_t rows = rows_.in_group(), chunks = a_.query ? parts(a_.kv.width, kChunkColumns) : 0,
                      of_scores = is_few(a_, rows_) ? chunks : chunks * parts(kBlockKeys, kProductRows),
@@ -156,25 +151,19 @@ class AttentionTile {
                               a_.kv.own_scales ? bytes_.pieces(rows) : rows_.groups * (of_scores + of_sums));
     }
 
-    // The number of keys of the current block that a token of the tile sees.
-    size_t seen(size_t token) const {
-        const size_t length = a_.lengths[rows_.token + token];
-        return length <= first_ ? 0 : std::min(n_, length - first_);
-    }
-
-    // scores_ = key . query for the keys of the current block and the rows of a group.
+    // The scores key . query of the current block's keys and the rows of a group.
     void score(size_t g) {
-        std::fill_n(scores_, n_ * lanes_, 0.0f);
+        float* const scores = scores_.cleared();
         const float* queries = query_ + g * query_floats(a_, rows_);
         const auto add = [&](const auto& key, size_t count) {
             in_chunks(count, [&](size_t c, size_t chunk) {
                 // A chunk of all queries fits in the first-level cache; a chunk of keys read in place may not.
-                each_constant_piece<kProductRows>(n_, [&]<int R>(size_t j) {
+                each_constant_piece<kProductRows>(block_.count, [&]<int R>(size_t j) {
                     next_block_.advance(lines_beside_);
                     each_constant_piece<kProductVectors>(lanes_ / kLanes, [&]<int V>(size_t v) {
                         add_scores<R, V>(
                             queries + v * kLanes * columns_, kLanes * columns_,
-                            [&](size_t r) { return key(j + r) + c; }, chunk, scores_ + j * lanes_ + v * kLanes, lanes_);
+                            [&](size_t r) { return key(j + r) + c; }, chunk, scores + j * lanes_ + v * kLanes, lanes_);
                     });
                 });
                 queries += chunk * kLanes;
@@ -196,24 +185,24 @@ class AttentionTile {
             else if (a_.query)
                 add(from(0), a_.kv.width);
             for (const size_t at : key_columns_.rope_at) add(from(at + g * pairs_), pairs_);
-            if (a_.kv.own_scales) bytes_.add_scores(kv_, n_, scores_, next_block_, lines_beside_);
+            if (a_.kv.own_scales) bytes_.add_scores(kv_, block_.count, scores, next_block_, lines_beside_);
         }
     }
 
-    // The same with the keys in lanes; scores_ is then [rows][kBlockKeys].
+    // The same with the keys in the lanes.
     void score_few(size_t g) {
-        std::fill_n(scores_, rows_.in_group() * kBlockKeys, 0.0f);
+        float* const scores = scores_.cleared();
         const float* queries = query_ + g * query_floats(a_, rows_);
         const auto add = [&](const StoredRows& keys, size_t at, size_t count) {
             in_chunks(count, [&](size_t c, size_t chunk) {
-                keys.transpose(n_, at + c, chunk, keys_);
+                keys.transpose(block_.count, at + c, chunk, keys_);
                 each_constant_piece<kFewRows>(rows_.in_group(), [&]<int R>(size_t r) {
                     next_block_.advance(lines_beside_);
                     constexpr int V = vectors_beside(R);
-                    for (size_t j = 0; j < n_; j += V * kLanes)
+                    for (size_t j = 0; j < block_.count; j += V * kLanes)
                         add_scores<R, V>(
                             keys_ + j * chunk, kLanes * chunk, [&](size_t i) { return queries + (r + i) * columns_; },
-                            chunk, scores_ + r * kBlockKeys + j, kBlockKeys);
+                            chunk, scores + r * kBlockKeys + j, kBlockKeys);
                 });
                 queries += chunk;
             });
@@ -227,78 +216,6 @@ class AttentionTile {
         for (size_t c = 0; c < columns; c += kChunkColumns) body(c, std::min(kChunkColumns, columns - c));
     }
 
-    // Converts scores to weights e^(score - maximum so far); rescale_ is the factor for the sums of earlier blocks.
-    void weigh(size_t g) {
-        const f32x16 scale = broadcast(a_.scale);
-        for (size_t i = 0; i < n_ * lanes_; i += kLanes) store(scores_ + i, load(scores_ + i) * scale);
-        fill_unseen(kMinusInfinity);
-        for (size_t r = 0; r < rows_.in_group(); r += kLanes) {
-            float* maxima = maxima_ + g * rows_.in_group() + r;
-            const f32x16 before = load(maxima);
-            f32x16 highest = before;
-            for (size_t j = 0; j < n_; ++j) highest = max(load(scores_ + j * lanes_ + r), highest);
-            store_rows(maxima, r, highest);
-            store(rescale_ + r, exp(before - highest));
-            for (float* s = scores_ + r; s < scores_ + n_ * lanes_; s += lanes_) store(s, exp(load(s) - highest));
-        }
-        fill_unseen(0.0f);
-        for (size_t r = 0; r < rows_.in_group(); r += kLanes) {
-            float* sums = weight_sums_ + g * rows_.in_group() + r;
-            store_rows(sums, r, load(sums) * load(rescale_ + r) + sum_of_weights(r));
-        }
-    }
-
-    // The same with the keys in lanes.
-    void weigh_few(size_t g) {
-        const size_t rows = rows_.in_group();
-        float *maxima = maxima_ + g * rows, *sums = weight_sums_ + g * rows;
-        for (size_t r = 0; r < rows; ++r) {
-            float* scores = scores_ + r * kBlockKeys;
-            const size_t n = seen(rows_.token_of(r) - rows_.token);
-            for (size_t j = 0; j < n; j += kLanes) store(scores + j, load(scores + j) * broadcast(a_.scale));
-            const float highest = largest(scores, n);
-            rescale_[r] = highest > maxima[r] ? highest : maxima[r];
-        }
-        const f32x16 before = load(maxima), highest = load(rescale_);
-        store_rows(maxima, 0, highest);
-        store(rescale_, exp(before - highest));
-        for (size_t r = 0; r < rows; ++r) {
-            float* scores = scores_ + r * kBlockKeys;
-            const size_t n = seen(rows_.token_of(r) - rows_.token);
-            f32x16 total = broadcast(0.0f);
-            for (size_t j = 0; j < n; j += kLanes) {
-                store(scores + j, exp(load(scores + j) - broadcast(maxima[r])));
-                for (size_t i = n; i < j + kLanes; ++i) scores[i] = 0.0f;
-                total = total + load(scores + j);
-            }
-            sums[r] = sums[r] * rescale_[r] + sum(total);
-        }
-    }
-
-    // The sums of weights of sixteen rows from r on, in the order in which `sum` adds the lanes of a vector of keys.
-    f32x16 sum_of_weights(size_t r) const {
-        f32x16 total[kLanes];
-        for (size_t i = 0; i < kLanes; ++i) {
-            total[i] = broadcast(0.0f);
-            for (size_t j = i; j < n_; j += kLanes) total[i] = total[i] + load(scores_ + j * lanes_ + r);
-        }
-        for (size_t half = kLanes / 2; half > 0; half /= 2)
-            for (size_t i = 0; i < half; ++i) total[i] = total[i] + total[i + half];
-        return total[0];
-    }
-
-    // Stores the lanes that are rows of the group, from row r on.
-    void store_rows(float* to, size_t r, f32x16 values) const {
-        store_partial(to, values, std::min<size_t>(kLanes, rows_.in_group() - r));
-    }
-
-    // Sets the scores of keys that their token does not see.
-    void fill_unseen(float value) {
-        for (size_t t = 0; t < rows_.tokens; ++t)
-            for (size_t j = seen(t); j < n_; ++j)
-                std::fill_n(scores_ + j * lanes_ + t * rows_.heads, rows_.heads, value);
-    }
-
     void sum_values(size_t g, SoftmaxStates states) {
         const size_t first = (rows_.group + g) * width_;
         if (in_place(a_, rows_)) {
@@ -306,9 +223,9 @@ class AttentionTile {
             return sum_rows<CacheType::f32, vectors_beside(kProductRows)>(row, width_, states);
         }
         if (a_.kv.own_scales) {
-            bytes_.round_weights(scores_, n_);
-            return bytes_.add_values(kv_, n_, first, width_, rows_.in_group(), rescale_, states, next_block_,
-                                     lines_beside_);
+            bytes_.round_weights(scores_.weights(0).at, block_.count);
+            return bytes_.add_values(kv_, block_.count, first, width_, rows_.in_group(), scores_.rescale(0), states,
+                                     next_block_, lines_beside_);
         }
         if (!is_few(a_, rows_)) {
             const auto* values = reinterpret_cast<const uint8_t*>(keys_ + first - key_columns_.first_latent);
@@ -346,17 +263,15 @@ class AttentionTile {
         const auto values = [&](size_t j) { return row(j) + c * value_bytes(type); };
         size_t copied = 0;  // keys whose values of these columns are contiguous in keys_
         for (size_t t = 0, end; t < rows_.tokens; t = end) {
-            const size_t n = seen(t), first = t * rows_.heads;
-            for (end = t + 1; end < rows_.tokens && seen(end) == n;) ++end;
+            const size_t n = scores_.seen(t), first = t * rows_.heads;
+            for (end = t + 1; end < rows_.tokens && scores_.seen(end) == n;) ++end;
             if (n == 0) continue;
             each_constant_piece<most_rows>((end - t) * rows_.heads, [&]<int R>(size_t r) {
                 r += first;
                 next_block_.advance(lines_beside_);
-                const Weights weights = is_few(a_, rows_) ? Weights{scores_ + r * kBlockKeys, kBlockKeys, 1}
-                                                          : Weights{scores_ + r, 1, lanes_};
                 const auto add = [&]<bool keeps>(const auto& row_of, float* kept) {
-                    add_values<type, R, C, keeps>(row_of, lanes, weights, n, rescale_ + r, states[r].values() + c,
-                                                  SoftmaxState::floats(width_), kept);
+                    add_values<type, R, C, keeps>(row_of, lanes, scores_.weights(r), n, scores_.rescale(r),
+                                                  states[r].values() + c, SoftmaxState::floats(width_), kept);
                 };
                 if constexpr (type == CacheType::f32 && C <= vectors_beside(kProductRows)) {
                     if (in_place(a_, rows_) && n > copied) {
@@ -379,10 +294,11 @@ class AttentionTile {
     const int64_t* const table_;                    // the blocks of the sequence
     StoredRows kv_, kr_;                            // of keys that are read in place
     const size_t width_, pairs_, columns_, lanes_;  // lanes_: the rows of a group in whole vectors
-    float *query_, *keys_, *scores_, *maxima_, *weight_sums_, *rescale_;
+    float *query_, *keys_;
+    BlockScores scores_;
     ByteKeys bytes_;  // of keys with their own scales
     size_t longest_ = 0;
-    size_t first_ = 0, n_ = 0;  // the current block of keys
+    KeyRange block_;  // the current block of keys
     KeyPrefetcher next_block_;
     size_t lines_beside_ = 0;  // cache lines of the next block to prefetch with each piece of a product
 };
