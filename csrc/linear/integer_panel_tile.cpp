@@ -1,8 +1,8 @@
 // The panel tiles of avx512_amx: integer tiles for many tokens, otherwise the tiles of the tier below.
 #include "linear/integer_tile.h"
-#include "linear/panel_formats.h"
 #include "linear/panel_product.h"
 #include "linear/panel_tile.h"
+#include "linear/with_format.h"
 
 namespace decodestep::DECODESTEP_BUILD {
 namespace {

@@ -2,7 +2,7 @@
 // float16 scale of the block.
 #pragma once
 
-#include "simd/simd.h"
+#include "linear/row_block.h"
 
 namespace decodestep::DECODESTEP_BUILD {
 
@@ -30,16 +30,16 @@ DECODESTEP_INLINE void scale_piece(const uint8_t* p, size_t j, u8x32 q, f32x16& 
 
 // <f16 scale> <f16 minimum> <12 bytes of scales and minima> <128 bytes>: scale * s_j * q - minimum * m_j. Each 32 bytes
 // hold two pieces, one in their low nibbles and one in their high nibbles.
-struct Q4_KBlock {
-    static constexpr size_t bytes = 144, pieces = 8;
+template <>
+struct RowBlock<Format::q4_k> {
     static DECODESTEP_INLINE void load(const uint8_t* p, size_t j, f32x16& a, f32x16& b) {
         scale_piece(p, j, bit_field(p + 16 + j / 2 * 32, j % 2 * 4, 15), a, b);
     }
 };
 
 // Q4_K with 32 bytes of fifth bits before the nibbles: bit j of each belongs to piece j.
-struct Q5_KBlock {
-    static constexpr size_t bytes = 176, pieces = 8;
+template <>
+struct RowBlock<Format::q5_k> {
     static DECODESTEP_INLINE void load(const uint8_t* p, size_t j, f32x16& a, f32x16& b) {
         const u8x32 low = bit_field(p + 48 + j / 2 * 32, j % 2 * 4, 15);
         scale_piece(p, j, join_nibbles(low, bit_field(p + 16, j, 1)), a, b);
@@ -49,8 +49,8 @@ struct Q5_KBlock {
 // <128 bytes of low four bits> <64 bytes of upper two bits> <16 signed scales> <f16 scale>: scale * s * (q - 32), with
 // one s for 16 values. Each half of the block holds four pieces of 32: two in the low nibbles of its first and second
 // 32 bytes, then two in their high nibbles.
-struct Q6_KBlock {
-    static constexpr size_t bytes = 210, pieces = 8;
+template <>
+struct RowBlock<Format::q6_k> {
     static DECODESTEP_INLINE void load(const uint8_t* p, size_t j, f32x16& a, f32x16& b) {
         const size_t half = j / 4, piece = j % 4;
         const u8x32 low = bit_field(p + half * 64 + piece % 2 * 32, piece / 2 * 4, 15);

@@ -6,27 +6,28 @@
 #include "core/parallel.h"
 #include "linear/blocked_rows.h"
 #include "linear/row_blocks.h"
+#include "linear/with_format.h"
 
 namespace decodestep::DECODESTEP_BUILD {
 namespace {
 
 // Whether a row consists of cache lines of plain values, so that reading them is the whole cost of a product.
-template <class BlockFormat>
-constexpr bool is_dense = pieces<BlockFormat> == 1 && BlockFormat::bytes % 64 == 0;
+template <Format F>
+constexpr bool is_dense = kPieces<F> == 1 && kBlockBytes<F> % 64 == 0;
 
 // The prefetches at piece b of R rows starting at w. Rows are short, and the hardware prefetcher restarts at the end of
 // each; for dense rows this prefetches the same position of the next R rows.
-template <class BlockFormat, int R>
+template <Format F, int R>
 DECODESTEP_INLINE void prefetch_rows(const uint8_t* w, size_t w_stride, size_t b) {
-    constexpr size_t bytes = BlockFormat::bytes / pieces<BlockFormat>, ahead = 4096;
-    if constexpr (is_dense<BlockFormat>)
+    constexpr size_t bytes = kBlockBytes<F> / kPieces<F>, ahead = 4096;
+    if constexpr (is_dense<F>)
         for (int r = 0; r < R; ++r) prefetch(w + (R + r) * w_stride + b * bytes, bytes);
     else
         prefetch(w + ahead + b * R * bytes, R * bytes);
 }
 
 // R outputs times T tokens, one accumulator each: every weight is widened once, every activation loaded once.
-template <class BlockFormat, int R, int T, bool prefetches = true>
+template <Format F, int R, int T, bool prefetches = true>
 DECODESTEP_INLINE void tile(const uint8_t* w, size_t w_stride, const float* x, ptrdiff_t x_stride, size_t in, float* y,
                             ptrdiff_t y_stride) {
     f32x16 total[R][T];
@@ -37,9 +38,9 @@ DECODESTEP_INLINE void tile(const uint8_t* w, size_t w_stride, const float* x, p
     const size_t blocks = in / kLoadValues, rest = in % kLoadValues;
     for (size_t b = 0; b < blocks; ++b) {
         f32x16 w0[R], w1[R];
-        if constexpr (prefetches) prefetch_rows<BlockFormat, R>(w, w_stride, b);
+        if constexpr (prefetches) prefetch_rows<F, R>(w, w_stride, b);
 #pragma GCC unroll 8
-        for (int r = 0; r < R; ++r) load_piece<BlockFormat>(w + r * w_stride, b, w0[r], w1[r]);
+        for (int r = 0; r < R; ++r) load_piece<F>(w + r * w_stride, b, w0[r], w1[r]);
 #pragma GCC unroll 8
         for (int t = 0; t < T; ++t) {
             const float* block = x + t * x_stride + b * kLoadValues;
@@ -54,7 +55,7 @@ DECODESTEP_INLINE void tile(const uint8_t* w, size_t w_stride, const float* x, p
             std::memcpy(block, x + t * x_stride + blocks * kLoadValues, rest * sizeof(float));
             for (int r = 0; r < R; ++r) {
                 f32x16 w0, w1;
-                load_tail<BlockFormat>(w + r * w_stride, blocks, rest, w0, w1);
+                load_tail<F>(w + r * w_stride, blocks, rest, w0, w1);
                 total[r][t] = fma(w1, load(block + 16), fma(w0, load(block), total[r][t]));
             }
         }
@@ -72,28 +73,28 @@ constexpr size_t kRowTileOutputs = 4 / (4 / kRowTileTokens);
 constexpr size_t kRowStreams = 4;
 
 // Outputs [n, n + R) of all tokens; w points to the row of output n.
-template <class BlockFormat, int R>
+template <Format F, int R>
 DECODESTEP_INLINE void all_tokens(const Linear& a, const uint8_t* w, size_t w_stride, size_t n) {
     size_t t = 0;
     const float* x = a.x;
     float* y = a.y + n;
     for (; t + kRowTileTokens <= a.tokens;
          t += kRowTileTokens, x += kRowTileTokens * a.x_stride, y += kRowTileTokens * a.y_stride)
-        tile<BlockFormat, R, kRowTileTokens>(w, w_stride, x, a.x_stride, a.w.in, y, a.y_stride);
+        tile<F, R, kRowTileTokens>(w, w_stride, x, a.x_stride, a.w.in, y, a.y_stride);
     for (; t < a.tokens; ++t, x += a.x_stride, y += a.y_stride)
-        tile<BlockFormat, R, 1>(w, w_stride, x, a.x_stride, a.w.in, y, a.y_stride);
+        tile<F, R, 1>(w, w_stride, x, a.x_stride, a.w.in, y, a.y_stride);
 }
 
 // Outputs of one token with dense rows, starting at `first`: as many as fill equal streams before `last`; returns the
 // next output. Each stream reads its rows from end to end, so that the hardware prefetcher follows it from row to row.
 // Reading rows side by side would give short streams, which conflict in the cache if a row's length is a multiple of a
 // page.
-template <class BlockFormat>
+template <Format F>
 DECODESTEP_INLINE size_t stream_rows(const Linear& a, size_t first, size_t last) {
     const size_t rows = (last - first) / kRowStreams;
     for (size_t n = first; n < first + rows; ++n) {
         float y[kRowStreams];
-        tile<BlockFormat, kRowStreams, 1, false>(a.w.row(n), rows * a.w.stride, a.x, 0, a.w.in, y, 0);
+        tile<F, kRowStreams, 1, false>(a.w.row(n), rows * a.w.stride, a.x, 0, a.w.in, y, 0);
         for (size_t s = 0; s < kRowStreams; ++s) a.y[n + s * rows] = y[s];
     }
     return first + rows * kRowStreams;
@@ -107,22 +108,22 @@ constexpr bool are_many(Format format, size_t tokens) {
 constexpr size_t kLeastGroups = 3;  // of rows in a task: the first group of a task has not been prefetched
 
 // Outputs [first, last) of few tokens.
-template <class BlockFormat>
+template <Format F>
 void multiply_rows(const Linear& a, size_t first, size_t last) {
     size_t n = first;
-    if constexpr (is_dense<BlockFormat>)
-        if (a.tokens == 1) n = stream_rows<BlockFormat>(a, first, last);
+    if constexpr (is_dense<F>)
+        if (a.tokens == 1) n = stream_rows<F>(a, first, last);
     for (; n + kRowTileOutputs <= last; n += kRowTileOutputs)
-        all_tokens<BlockFormat, kRowTileOutputs>(a, a.w.row(n), a.w.stride, n);
-    for (; n < last; ++n) all_tokens<BlockFormat, 1>(a, a.w.row(n), a.w.stride, n);
+        all_tokens<F, kRowTileOutputs>(a, a.w.row(n), a.w.stride, n);
+    for (; n < last; ++n) all_tokens<F, 1>(a, a.w.row(n), a.w.stride, n);
 }
 
 // y[t, c] = sum over n of x[t, n] * w[n, c], for columns [first, last), where `first` is a multiple of kLoadValues. A
 // column's sum ascends in n. One token reads row after row, as one stream; for several tokens, four rows at a time are
 // added to each loaded sum.
-template <class BlockFormat>
-void sum_rows(const float* x, ptrdiff_t x_stride, size_t tokens, const RowWeight& w, size_t first, size_t last,
-              float* y, ptrdiff_t y_stride) {
+template <Format F>
+void multiply_transposed(const float* x, ptrdiff_t x_stride, size_t tokens, const RowWeight& w, size_t first,
+                         size_t last, float* y, ptrdiff_t y_stride) {
     constexpr size_t kRows = 4;
     const size_t width = (last - first + kLoadValues - 1) / kLoadValues * kLoadValues;
     float* sums = thread_scratch(tokens * width);
@@ -130,16 +131,16 @@ void sum_rows(const float* x, ptrdiff_t x_stride, size_t tokens, const RowWeight
     const auto add = [&]<size_t R>(size_t n) DECODESTEP_INLINE_LAMBDA {
         for (size_t c = 0; c < width; c += kLoadValues) {
             const size_t piece = (first + c) / kLoadValues, rest = last - first - c;
-            if (R == kRows) prefetch_rows<BlockFormat, R>(w.row(n), w.stride, piece);
+            if (R == kRows) prefetch_rows<F, R>(w.row(n), w.stride, piece);
             for (size_t t = 0; t < tokens; ++t) {
                 float* sum = sums + t * width + c;
                 f32x16 s0 = load(sum), s1 = load(sum + 16);
                 for (size_t r = 0; r < R; ++r) {
                     f32x16 w0, w1;
                     if (rest < kLoadValues)
-                        load_tail<BlockFormat>(w.row(n + r), piece, rest, w0, w1);
+                        load_tail<F>(w.row(n + r), piece, rest, w0, w1);
                     else
-                        load_piece<BlockFormat>(w.row(n + r), piece, w0, w1);
+                        load_piece<F>(w.row(n + r), piece, w0, w1);
                     const f32x16 factor =
                         broadcast(x[static_cast<ptrdiff_t>(t) * x_stride + static_cast<ptrdiff_t>(n + r)]);
                     s0 = fma(w0, factor, s0);
@@ -158,41 +159,6 @@ void sum_rows(const float* x, ptrdiff_t x_stride, size_t tokens, const RowWeight
         std::memcpy(y + static_cast<ptrdiff_t>(t) * y_stride + first, sums + t * width, (last - first) * sizeof(float));
 }
 
-// Calls body<BlockFormat>() for the format.
-template <class Body>
-void with_format(Format format, Body&& body) {
-    switch (format) {
-        case Format::f32:
-            return body.template operator()<F32Block>();
-        case Format::f16:
-            return body.template operator()<F16Block>();
-        case Format::bf16:
-            return body.template operator()<Bf16Block>();
-        case Format::q4_0:
-            return body.template operator()<Q4_0Block>();
-        case Format::q4_1:
-            return body.template operator()<Q4_1Block>();
-        case Format::q8_0:
-            return body.template operator()<Q8_0Block>();
-        case Format::q4_k:
-            return body.template operator()<Q4_KBlock>();
-        case Format::q5_k:
-            return body.template operator()<Q5_KBlock>();
-        case Format::q6_k:
-            return body.template operator()<Q6_KBlock>();
-        case Format::q5_0:
-            return body.template operator()<Q5_0Block>();
-        case Format::q5_1:
-            return body.template operator()<Q5_1Block>();
-        case Format::iq4_nl:
-            return body.template operator()<Iq4_NlBlock>();
-        case Format::iq4_xs:
-            return body.template operator()<Iq4_XsBlock>();
-        case Format::mxfp4:
-            return body.template operator()<Mxfp4Block>();
-    }
-}
-
 }  // namespace
 
 void linear(const Linear& a) {
@@ -205,17 +171,17 @@ void linear(const Linear& a) {
     if (are_many(a.w.format, a.tokens)) {
         const CopiedTokens x(a.x, a.x_stride, a.tokens, a.w.in, a.threads);
         const size_t rows = std::max(kLeastGroups * kGroupRows, most / kGroupRows * kGroupRows);
-        return with_format(a.w.format, [&]<class BlockFormat>() {
+        return with_format(a.w.format, [&]<Format F>() {
             in_tasks(rows, [&](size_t first, size_t last) {
-                multiply_blocked_rows<BlockFormat>(a.w, first, last, x.of(0), a.y, a.y_stride);
+                multiply_blocked_rows<F>(a.w, first, last, x.of(0), a.y, a.y_stride);
             });
         });
     }
     // Streams of fewer than four rows would end before the prefetcher catches up.
     const size_t least = a.tokens == 1 ? 4 * kRowStreams : kRowTileOutputs;
     const size_t rows = std::max(least, most / kRowTileOutputs * kRowTileOutputs);
-    with_format(a.w.format, [&]<class BlockFormat>() {
-        in_tasks(rows, [&](size_t first, size_t last) { multiply_rows<BlockFormat>(a, first, last); });
+    with_format(a.w.format, [&]<Format F>() {
+        in_tasks(rows, [&](size_t first, size_t last) { multiply_rows<F>(a, first, last); });
     });
 }
 
@@ -227,7 +193,7 @@ void head_products(const HeadProducts& a) {
     std::optional<CopiedTokens> many;
     if (!a.transposed && are_many(a.w.format, a.tokens))
         many.emplace(a.x, a.x_stride, a.tokens, a.w.in, a.threads, a.heads, a.x_head_stride);
-    with_format(a.w.format, [&]<class BlockFormat>() {
+    with_format(a.w.format, [&]<Format F>() {
         parallel_for(a.heads * tasks, a.threads, [&](size_t task) {
             const size_t head = task / tasks, first = task % tasks * in_task, last = std::min(first + in_task, outputs);
             const RowWeight rows{a.w.row(head * (a.w.out / a.heads) + a.first), a.w.stride, a.w.in, a.count,
@@ -235,19 +201,19 @@ void head_products(const HeadProducts& a) {
             const float* x = a.x + static_cast<ptrdiff_t>(head) * a.x_head_stride;
             float* y = a.y + head * outputs;
             if (a.transposed)
-                sum_rows<BlockFormat>(x, a.x_stride, a.tokens, rows, first, last, y, y_stride);
+                multiply_transposed<F>(x, a.x_stride, a.tokens, rows, first, last, y, y_stride);
             else if (many)
-                multiply_blocked_rows<BlockFormat>(rows, first, last, many->of(head), y, y_stride);
+                multiply_blocked_rows<F>(rows, first, last, many->of(head), y, y_stride);
             else
-                multiply_rows<BlockFormat>({x, a.x_stride, a.tokens, rows, y, y_stride, a.threads}, first, last);
+                multiply_rows<F>({x, a.x_stride, a.tokens, rows, y, y_stride, a.threads}, first, last);
         });
     });
 }
 
 void gather_rows(const GatherRows& a) {
-    with_format(a.w.format, [&]<class BlockFormat>() {
+    with_format(a.w.format, [&]<Format F>() {
         parallel_rows(a.count, a.w.in, a.threads, [&](size_t i) {
-            widen<BlockFormat>(a.w.row(static_cast<size_t>(a.ids[i])), a.w.in, a.values + i * a.w.in);
+            widen<F>(a.w.row(static_cast<size_t>(a.ids[i])), a.w.in, a.values + i * a.w.in);
         });
     });
 }

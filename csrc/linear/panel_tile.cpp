@@ -2,11 +2,11 @@
 
 #include "linear/byte_tile.h"
 #include "linear/float_tile.h"
-#include "linear/panel_formats.h"
 #include "linear/panel_product.h"
 #include "linear/panel_streams.h"
 #include "linear/stored_tile.h"
 #include "linear/widened_tile.h"
+#include "linear/with_format.h"
 
 namespace decodestep::DECODESTEP_BUILD {
 namespace {

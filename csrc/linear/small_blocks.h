@@ -1,7 +1,7 @@
 // GGUF's less common blocks of four and five bits, for products with rows: their values are computed one by one.
 #pragma once
 
-#include "linear/linear.h"
+#include "linear/row_block.h"
 #include "simd/byte_sums.h"
 
 namespace decodestep::DECODESTEP_BUILD {
@@ -30,8 +30,8 @@ struct FiveBits {
 };
 
 // <f16 scale> <4 bytes of fifth bits> <16 bytes of nibbles>: scale * (q - 16)
-struct Q5_0Block {
-    static constexpr size_t bytes = 22;
+template <>
+struct RowBlock<Format::q5_0> {
     static DECODESTEP_INLINE void load(const uint8_t* p, f32x16& a, f32x16& b) {
         const FiveBits q(p + 2);
         scale_nibbles(p + 6, broadcast_f16(p), [&](int nibble, int i) { return q(nibble, i) - 16; }, a, b);
@@ -39,8 +39,8 @@ struct Q5_0Block {
 };
 
 // <f16 scale> <f16 minimum> <4 bytes of fifth bits> <16 bytes of nibbles>: scale * q + minimum
-struct Q5_1Block {
-    static constexpr size_t bytes = 24;
+template <>
+struct RowBlock<Format::q5_1> {
     static DECODESTEP_INLINE void load(const uint8_t* p, f32x16& a, f32x16& b) {
         scale_nibbles(p + 8, broadcast_f16(p), FiveBits(p + 4), a, b);
         const f32x16 minimum = broadcast_f16(p + 2);
@@ -50,8 +50,8 @@ struct Q5_1Block {
 };
 
 // <f16 scale> <16 bytes of nibbles>: scale * kIq4Values[q]
-struct Iq4_NlBlock {
-    static constexpr size_t bytes = 18;
+template <>
+struct RowBlock<Format::iq4_nl> {
     static DECODESTEP_INLINE void load(const uint8_t* p, f32x16& a, f32x16& b) {
         scale_nibbles(p + 2, broadcast_f16(p), [](int nibble, int) { return kIq4Values[nibble]; }, a, b);
     }
@@ -65,8 +65,8 @@ DECODESTEP_INLINE int iq4_xs_scale(const uint8_t* p, size_t j) {
 }
 
 // <f16 scale> <2 bytes> <4 bytes> of eight scales s, <128 bytes of nibbles>: scale * s * kIq4Values[q]
-struct Iq4_XsBlock {
-    static constexpr size_t bytes = 136, pieces = 8;
+template <>
+struct RowBlock<Format::iq4_xs> {
     static DECODESTEP_INLINE void load(const uint8_t* p, size_t j, f32x16& a, f32x16& b) {
         const f32x16 scale = broadcast_f16(p) * broadcast(static_cast<float>(iq4_xs_scale(p, j)));
         scale_nibbles(p + 8 + 16 * j, scale, [](int nibble, int) { return kIq4Values[nibble]; }, a, b);
@@ -79,8 +79,8 @@ DECODESTEP_INLINE f32x16 half_powers(i32x16 e) {
 }
 
 // <1 byte e> <16 bytes of nibbles>: 2^(e - 128) * kMxfp4Values[q]
-struct Mxfp4Block {
-    static constexpr size_t bytes = 17;
+template <>
+struct RowBlock<Format::mxfp4> {
     static DECODESTEP_INLINE void load(const uint8_t* p, f32x16& a, f32x16& b) {
         scale_nibbles(
             p + 1, half_powers(broadcast_int(p[0])), [](int nibble, int) { return kMxfp4Values[nibble]; }, a, b);

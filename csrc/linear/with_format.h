@@ -1,4 +1,4 @@
-// A panel's format as a constant.
+// A weight's format as a constant.
 #pragma once
 
 #include "linear/linear.h"
