@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from decodestep.random import exponential
+from decodestep.random import reference as random
 
 # noise(b, ids): that of the survivors `ids` of row b, in their order.
 Noise = Callable[[int, np.ndarray], np.ndarray]
@@ -33,8 +33,8 @@ class SeededNoise:
     positions: np.ndarray
 
     def __call__(self, b: int, ids: np.ndarray) -> np.ndarray:
-        noise: np.ndarray = exponential(self.seeds[b], self.positions[b], ids, backend="reference")
-        return noise
+        position = self.positions[b].astype(np.uint32)
+        return random.noise("exponential", self.seeds[b], position, ids.astype(np.uint32), ids.shape)
 
 
 class Rules(NamedTuple):
