@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import gguf
 import numpy as np
 
-from families import VOCABULARY, tokenizer_keys
+from families import VOCABULARY
+from model_files import ModelFile
 
 ARCHITECTURES = {"mistral": "llama", "ministral": "llama", "qwen3_moe": "qwen3moe", "gemma3_text": "gemma3"}
 # Those whose rows of queries and keys the converter turns, so that a pair lies side by side.
@@ -36,27 +36,15 @@ def write_gguf(model: Any, path: Path, *, kind: str = "F32", alignment: int | No
     config, state = model.config, {name: value.float().numpy() for name, value in model.state_dict().items()}
     architecture = ARCHITECTURES.get(config.model_type, config.model_type)
     gemma = architecture == "gemma3"
-    writer = gguf.GGUFWriter(path, architecture)
-    if alignment:
-        writer.add_custom_alignment(alignment)
-    for key, value in (_keys(config, architecture) | changes).items():
-        add = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
-        if value is not None:
-            add[type(value)](f"{architecture}.{key}", value)
-    tokenizer_keys(writer)
-    type_ = gguf.GGMLQuantizationType[kind]
+    file = ModelFile(path, architecture, _keys(config, architecture) | changes, kind, alignment)
 
-    def add_tensor(name: str, value: np.ndarray, exact: bool = False) -> None:
-        value = np.ascontiguousarray(value + 1 if gemma and name.endswith("norm.weight") else value, np.float32)
-        if exact or value.ndim == 1 or value.shape[-1] % gguf.GGML_QUANT_SIZES[type_][0] or kind == "F32":
-            writer.add_tensor(name, value)
-        else:
-            writer.add_tensor(name, gguf.quants.quantize(value, type_), raw_dtype=type_)
+    def add(name: str, value: np.ndarray, *, exact: bool = False) -> None:
+        file.add(name, value + 1 if gemma and name.endswith("norm.weight") else value, exact=exact)
 
-    add_tensor("token_embd.weight", state["model.embed_tokens.weight"])
-    add_tensor("output_norm.weight", state["model.norm.weight"])
+    add("token_embd.weight", state["model.embed_tokens.weight"])
+    add("output_norm.weight", state["model.norm.weight"])
     if not config.tie_word_embeddings:
-        add_tensor("output.weight", state["lm_head.weight"])
+        add("output.weight", state["lm_head.weight"])
     for i in range(config.num_hidden_layers):
         for part, name in (_PARTS | (_GEMMA_NORMS if gemma else _NORMS)).items():
             for suffix in ("weight", "bias"):
@@ -66,17 +54,13 @@ def write_gguf(model: Any, path: Path, *, kind: str = "F32", alignment: int | No
                 heads = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}.get(name)
                 if heads and architecture in _TURNED:
                     value = value.reshape(heads, 2, -1, *value.shape[1:]).swapaxes(1, 2).reshape(value.shape)
-                add_tensor(f"blk.{i}.{name}.{suffix}", value, exact=part == "mlp.gate")
+                add(f"blk.{i}.{name}.{suffix}", value, exact=part == "mlp.gate")
         if f"model.layers.{i}.mlp.experts.gate_up_proj" in state:
             gate_up, down = (state[f"model.layers.{i}.mlp.experts.{name}_proj"] for name in ("gate_up", "down"))
             gate, up = np.split(gate_up, 2, axis=1)
             for name, value in (("gate", gate), ("up", up), ("down", down)):
-                add_tensor(f"blk.{i}.ffn_{name}_exps.weight", value)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return path
+                add(f"blk.{i}.ffn_{name}_exps.weight", value)
+    return file.write()
 
 
 def _keys(config: Any, architecture: str) -> dict[str, Any]:

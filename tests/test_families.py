@@ -18,6 +18,7 @@ from transformers import AutoModelForCausalLM
 
 import decodestep as ds
 import families
+import latent_files
 from decodestep import cli
 from decodestep.generation import model_search
 from decodestep.generation.batch import Batch
@@ -92,7 +93,7 @@ def test_a_gguf_file_of_the_same_weights_has_the_same_logits(folder, ids, tmp_pa
     model, _ = folder(family, size)
     expected = families.logits_of(model, ids)
     for options in ({}, {"whole": True, "fused": True}):
-        path = families.write_gguf(model, tmp_path / "model.gguf", **options)
+        path = latent_files.write_gguf(model, tmp_path / "model.gguf", **options)
         assert families.relative(ds.load(path, dtype="float32").logits(ids), expected) < TOLERANCE
 
 
@@ -108,7 +109,7 @@ def test_plm_is_a_dense_model_whose_activation_is_squared(tmp_path, ids, wide):
             layer.mlp.up_proj.bias.fill_(1.0)
             layer.mlp.gate_proj.bias.zero_()
             layer.mlp.down_proj.bias.zero_()
-    path = families.write_gguf(model, tmp_path / "plm.gguf", plm=True)
+    path = latent_files.write_gguf(model, tmp_path / "plm.gguf", plm=True)
     expected, mine = families.logits_of(model, ids), ds.load(path)
     assert families.relative(ds.load(path, dtype="float32").logits(ids), expected) < TOLERANCE
     assert mine.decoder.description.startswith("one native call a step" if wide else "layer by layer")
@@ -119,7 +120,9 @@ def test_plm_is_a_dense_model_whose_activation_is_squared(tmp_path, ids, wide):
 def test_the_native_step_is_as_near_as_its_rounding(tmp_path, ids, family, kind):
     """Sizes that fill its vectors. A token near a tie of two experts takes the other one: few may be far off."""
     model = families.model_of(family, 0, **families.ALIGNED[family])
-    path = families.save(model, tmp_path) if kind == "folder" else families.write_gguf(model, tmp_path / "a.gguf", kind=kind)
+    path = (
+        families.save(model, tmp_path) if kind == "folder" else latent_files.write_gguf(model, tmp_path / "a.gguf", kind=kind)
+    )
     mine = ds.load(path)
     assert mine.decoder.description == "one native call a step"
     exact = ds.load(path, dtype="float32").logits(ids[:100])
@@ -176,7 +179,7 @@ def test_heads_that_are_all_rotated(tmp_path, ids, size):
     mine = ds.load(families.save(model, tmp_path))
     assert families.relative(mine.logits(ids), families.logits_of(model, ids)) < TOLERANCE
     if size == 1:
-        whole = families.write_gguf(model, tmp_path / "model.gguf", whole=True)
+        whole = latent_files.write_gguf(model, tmp_path / "model.gguf", whole=True)
         assert families.relative(ds.load(whole).logits(ids), families.logits_of(model, ids)) < TOLERANCE
 
 
@@ -562,7 +565,7 @@ GGUF_CHANGES = {
 def test_metadata_that_contradict_themselves_or_the_tensors_are_refused(folder, tmp_path, changes, message):
     model, _ = folder("deepseek_v3", 0)
     with pytest.raises(ModelError, match=message):
-        ds.load(families.write_gguf(model, tmp_path / "model.gguf", **changes))
+        ds.load(latent_files.write_gguf(model, tmp_path / "model.gguf", **changes))
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -571,7 +574,7 @@ def test_no_corruption_of_metadata_does_worse_than_an_error(folder, tmp_path, da
     model, _ = folder("deepseek_v3", 0)
     whole = tmp_path / "whole.gguf"
     if not whole.exists():
-        families.write_gguf(model, whole)
+        latent_files.write_gguf(model, whole)
     broken = bytearray(whole.read_bytes())
     for _ in range(data.draw(st.integers(1, 4))):
         broken[data.draw(st.integers(0, 1400) | st.integers(0, 12_000))] = data.draw(st.integers(0, 255))

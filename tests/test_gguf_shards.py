@@ -8,6 +8,7 @@ import pytest
 
 import decodestep as ds
 import families
+import latent_files
 from decodestep.models import ModelError
 from decodestep.models.gguf_file import GgufFile
 from decodestep.models.gguf_shards import open_gguf
@@ -18,7 +19,7 @@ PARTS = [FIRST, "model-00002-of-00003.gguf", "model-00003-of-00003.gguf"]
 
 @pytest.fixture
 def whole(tmp_path):
-    return families.write_gguf(families.model_of("deepseek_v3", 0, num_hidden_layers=2), tmp_path / "whole.gguf")
+    return latent_files.write_gguf(families.model_of("deepseek_v3", 0, num_hidden_layers=2), tmp_path / "whole.gguf")
 
 
 @pytest.fixture
@@ -26,7 +27,7 @@ def parts(tmp_path, whole, monkeypatch):
     """The folder with the same model in three parts."""
     writer = gguf.GGUFWriter
     monkeypatch.setattr(gguf, "GGUFWriter", lambda path, name: writer(path, name, split_max_tensors=14))
-    families.write_gguf(families.model_of("deepseek_v3", 0, num_hidden_layers=2), tmp_path / "model.gguf")
+    latent_files.write_gguf(families.model_of("deepseek_v3", 0, num_hidden_layers=2), tmp_path / "model.gguf")
     monkeypatch.undo()
     assert {path.name for path in tmp_path.glob("model-*")} == set(PARTS)
     return tmp_path
