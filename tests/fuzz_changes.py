@@ -20,7 +20,8 @@ from typing import Any
 import numpy as np
 
 import fuzz_native
-from fuzz_native import Arguments, Held, Source, built
+import native_model_calls as model
+from native_source import Arguments, Held, Source, built
 
 OUTPUTS = {"logits", "values", "keys", "cache", "kv_cache", "kr_cache", "query", "query_norm", "out", "chosen"}
 WILD = (-1, 2**31 - 1, 2**40, -(2**62))
@@ -86,9 +87,9 @@ def top_k_top_p_sample(s: Source) -> Arguments:
 
 
 CALLS: dict[str, Callable[[Source], Arguments]] = {
-    "decoder_forward": fuzz_native.decoder_forward,
-    "mla_attention": fuzz_native.mla_attention,
-    "mla_prolog": fuzz_native.mla_prolog,
+    "decoder_forward": model.decoder_forward,
+    "mla_attention": model.mla_attention,
+    "mla_prolog": model.mla_prolog,
     "gather_rows": gather_rows,
     "tensor_scatter": tensor_scatter,
     "decode_step": decode_step,
