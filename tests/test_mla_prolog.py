@@ -15,20 +15,8 @@ from hypothesis import strategies as st
 import decodestep as ds
 from decodestep.ops.linear import Format, LinearPanels
 from misaligned import misaligned
-from mla_prolog_cases import (
-    BF16,
-    MODES,
-    SCENARIOS,
-    V1,
-    V2,
-    agree,
-    call,
-    copied,
-    for_version,
-    legal,
-    make,
-    oracle,
-)
+from mla_prolog_cases import BF16, MODES, SCENARIOS, V1, V2, agree, call, copied, for_version, legal, make
+from mla_prolog_oracle import oracle
 from tolerances import assert_close
 from vectors.read import cases
 

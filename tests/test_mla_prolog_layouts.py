@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 import decodestep as ds
 from decodestep.weights.nz import nz_shape
-from mla_prolog_cases import BF16, MODES, make, nz_block, nz_weight, slot_of
+from mla_prolog_cases import BF16, MODES, make, nz_block, nz_weight
+from mla_prolog_oracle import slot_of
 
 
 def numbered(shape: tuple[int, ...], dtype: type) -> np.ndarray:

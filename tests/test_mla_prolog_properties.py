@@ -8,17 +8,8 @@ import numpy as np
 import pytest
 
 import decodestep as ds
-from mla_prolog_cases import (
-    BF16,
-    MODES,
-    SCENARIOS,
-    V2,
-    call,
-    copied,
-    legal,
-    make,
-    slot_of,
-)
+from mla_prolog_cases import BF16, MODES, SCENARIOS, V2, call, copied, legal, make
+from mla_prolog_oracle import slot_of
 from tolerances import assert_close
 
 

@@ -10,6 +10,7 @@ import decodestep as ds
 import mla_prolog_cases as cases
 import triton_interpreter as gpu
 from decodestep.weights import LinearPanels, PackedWeight, PanelWeight
+from mla_prolog_oracle import oracle
 from triton_interpreter import guard_zones  # noqa: F401
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")
@@ -42,7 +43,7 @@ def test_every_scenario_in_every_layout(number):
     sizes = {"B": 2, "lengths": [2, 3] if merged and mode.startswith("PA_BLK") else None}
     arguments = cases.make(rng, scenario, mode, merged, real=real, nz_weights=number % 2 == 1, smooth=number % 3 > 0, **sizes)
     arguments |= {"qc_qr_scale": 1.5, "kc_scale": 0.75, "query_norm_flag": True}
-    want = cases.oracle(arguments, scenario=scenario)
+    want = oracle(arguments, scenario=scenario)
     cases.agree(call(arguments), want)
 
 
@@ -50,7 +51,7 @@ def test_first_versions_and_rounding_half_away():
     rng = np.random.default_rng(1)
     for version, scenario, more in ((1, "PARTIAL_KV", {}), (2, "FULL_KV", {"rounding": "half_away"})):
         arguments = cases.make(rng, scenario, "PA_NZ")
-        cases.agree(call(arguments, version, **more), cases.oracle(arguments, more.get("rounding", "half_even"), scenario))
+        cases.agree(call(arguments, version, **more), oracle(arguments, more.get("rounding", "half_even"), scenario))
 
 
 def test_extensions_of_the_specification():
@@ -85,7 +86,7 @@ def test_caches_keep_what_no_token_names_and_what_lies_between():
     ds.mla_prolog_v3(**made, backend="triton")
     changed = (wide != before).reshape(2, -1, wide.shape[-1]).any(-1)
     assert changed.nonzero().tolist() == [[1, 5]]
-    want = cases.oracle(arguments, scenario="PARTIAL_KV")
+    want = oracle(arguments, scenario="PARTIAL_KV")
     assert np.abs(gpu.on_host(made["kv_cache"]).astype(int) - want["kv_cache"].astype(int)).max() <= 1
 
 
