@@ -68,15 +68,60 @@ def main(memory: int, seconds: float, characters: int, *folders: str) -> None:
             return
 
 
+class _Dict:
+    """`dict`, but not the type itself: its attributes stay out of reach."""
+
+    def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
+        return dict(*args, **kwargs)
+
+    def fromkeys(self, *args: Any) -> dict[Any, Any]:
+        return dict.fromkeys(*args)
+
+
+def _to_json(
+    value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
+) -> str:
+    """JSON without jinja's escapes for HTML."""
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+
+
+def _strftime_now(format: str) -> str:
+    return datetime.now().strftime(format)
+
+
+# jinja2 is imported inside the functions: its folder is an argument of `main`.
+
+
 def _renderer() -> Callable[[str, dict[str, Any]], str]:
     """render(template, variables), with the environment that transformers gives to chat templates."""
-    import jinja2
-    from jinja2 import nodes
-    from jinja2.exceptions import SecurityError, TemplateError
-    from jinja2.ext import Extension, loopcontrols
-    from jinja2.parser import Parser
+    from jinja2 import Template
+    from jinja2.exceptions import TemplateError
+    from jinja2.ext import loopcontrols
     from jinja2.sandbox import ImmutableSandboxedEnvironment
-    from jinja2.utils import Namespace
+
+    def raise_exception(message: str) -> NoReturn:
+        raise TemplateError(message)
+
+    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[_generation(), loopcontrols])
+    environment.filters["tojson"] = _to_json
+    environment.globals.update(
+        dict=_Dict(), namespace=_public_namespace(), raise_exception=raise_exception, strftime_now=_strftime_now
+    )
+
+    @lru_cache(maxsize=8)
+    def compiled(template: str) -> Template:
+        return environment.from_string(template)
+
+    def render(template: str, variables: dict[str, Any]) -> str:
+        return compiled(template).render(variables)
+
+    return render
+
+
+def _generation() -> type[Any]:
+    from jinja2 import nodes
+    from jinja2.ext import Extension
+    from jinja2.parser import Parser
 
     class Generation(Extension):
         """{% generation %}: marks what the model wrote, for training; the text is that of its body."""
@@ -91,14 +136,16 @@ def _renderer() -> Callable[[str, dict[str, Any]], str]:
         def _text(self, caller: Callable[[], str]) -> str:
             return caller()
 
-    class Dict:
-        """`dict`, but not the type itself: its attributes stay out of reach."""
+    return Generation
 
-        def __call__(self, *args: Any, **kwargs: Any) -> dict[Any, Any]:
-            return dict(*args, **kwargs)
 
-        def fromkeys(self, *args: Any) -> dict[Any, Any]:
-            return dict.fromkeys(*args)
+def _public_namespace() -> type[Any]:
+    from jinja2.exceptions import SecurityError
+    from jinja2.utils import Namespace
+
+    def check(name: Any) -> None:
+        if isinstance(name, str) and name.startswith("_"):
+            raise SecurityError(f"an attribute of a namespace must not begin with an underscore; got {name!r}")
 
     class PublicNamespace(Namespace):
         """`namespace` without names that begin with an underscore."""
@@ -107,43 +154,14 @@ def _renderer() -> Callable[[str, dict[str, Any]], str]:
             self, *given = args  # no parameter of that name: a template may name an attribute `self`
             attributes = dict(*given, **kwargs)
             for name in attributes:
-                _check(name)
+                check(name)
             Namespace.__init__(self, attributes)
 
         def __setitem__(self, name: str, value: Any) -> None:
-            _check(name)
+            check(name)
             super().__setitem__(name, value)
 
-    def _check(name: Any) -> None:
-        if isinstance(name, str) and name.startswith("_"):
-            raise SecurityError(f"an attribute of a namespace must not begin with an underscore; got {name!r}")
-
-    def to_json(
-        value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
-    ) -> str:
-        """JSON without jinja's escapes for HTML."""
-        return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
-
-    def strftime_now(format: str) -> str:
-        return datetime.now().strftime(format)
-
-    def raise_exception(message: str) -> NoReturn:
-        raise TemplateError(message)
-
-    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols])
-    environment.filters["tojson"] = to_json
-    environment.globals.update(
-        dict=Dict(), namespace=PublicNamespace, raise_exception=raise_exception, strftime_now=strftime_now
-    )
-
-    @lru_cache(maxsize=8)
-    def compiled(template: str) -> jinja2.Template:
-        return environment.from_string(template)
-
-    def render(template: str, variables: dict[str, Any]) -> str:
-        return compiled(template).render(variables)
-
-    return render
+    return PublicNamespace
 
 
 def _words(error: Exception) -> str:
