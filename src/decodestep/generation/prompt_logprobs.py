@@ -15,7 +15,7 @@ from decodestep.sampling.row import Row
 if TYPE_CHECKING:
     from decodestep.models import Model
 
-BLOCK = 64  # tokens of a forward pass whose logits are all wanted: 37 MiB of them with a vocabulary of 150,000
+_BLOCK = 64  # tokens of a forward pass whose logits are all wanted: 37 MiB of them with a vocabulary of 150,000
 
 
 class PromptScoring:
@@ -46,8 +46,8 @@ class PromptScoring:
         """Runs one block. Returns the logits (V,) of the last token of every prompt that it completes."""
         _, row, sequence, tokens = self._waiting[0]
         start = len(sequence)
-        logits = self._model.forward([(sequence, tokens[start : start + BLOCK])], every=True)
-        following = tokens[start + 1 : start + 1 + BLOCK]
+        logits = self._model.forward([(sequence, tokens[start : start + _BLOCK])], every=True)
+        following = tokens[start + 1 : start + 1 + _BLOCK]
         row.prompt_logprobs += [] if start else [None]
         row.prompt_logprobs += _logprobs(logits[: len(following)], following, row.params.prompt_logprobs or 0)
         if len(sequence) < len(tokens):
