@@ -11,6 +11,7 @@ results, so these have the same bits. They are available only in Python processe
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 from ctypes import c_size_t, c_void_p
 from typing import Any
 
@@ -65,13 +66,41 @@ def _custom_ops(api: Api) -> list[CustomOp]:
 
 
 def _custom_op(api: Api, name: str, operator: Operator, types: Any) -> CustomOp:
-    names = [each.rstrip("?") for each in operator.inputs]
+    text = ctypes.create_string_buffer(name.encode())
     kind: dict[str, Any] = {field[0]: field[1] for field in CustomOp._fields_}
+    op = CustomOp(version=INTERFACE, KernelDestroy=_KEEP)
+    for field, function in {**_description(text, operator, types), **_kernel_functions(api, operator)}.items():
+        setattr(op, field, kind[field](function))
+    _alive.extend((op, text))
+    return op
+
+
+def _description(text: Any, operator: Operator, types: Any) -> dict[str, Callable[..., Any]]:
+    """The functions by which onnxruntime asks for the operator's name, versions, inputs and outputs."""
+    names = [each.rstrip("?") for each in operator.inputs]
     inputs = [NUMBERS[types[each]] if each in types else ANY for each in names]
     missing = [OPTIONAL if each.endswith("?") else REQUIRED for each in operator.inputs]
     outputs = [NUMBERS[types.get(dtype, dtype)] for dtype in operator.outputs.values()]
-    text = ctypes.create_string_buffer(name.encode())
+    return {
+        "GetName": lambda _: ctypes.addressof(text),
+        "GetExecutionProviderType": lambda _: None,
+        "GetInputType": lambda _, i: inputs[i],
+        "GetInputTypeCount": lambda _: len(inputs),
+        "GetOutputType": lambda _, i: outputs[i],
+        "GetOutputTypeCount": lambda _: len(outputs),
+        "GetInputCharacteristic": lambda _, i: missing[i],
+        "GetOutputCharacteristic": lambda _, i: OPTIONAL if i else REQUIRED,
+        "GetInputMemoryType": lambda _, i: 0,
+        "GetVariadicInputMinArity": lambda _: 1,
+        "GetVariadicInputHomogeneity": lambda _: 0,
+        "GetVariadicOutputMinArity": lambda _: 1,
+        "GetVariadicOutputHomogeneity": lambda _: 0,
+        "GetStartVersion": lambda _: VERSION,
+        "GetEndVersion": lambda _: 2**31 - 1,
+    }
 
+
+def _kernel_functions(api: Api, operator: Operator) -> dict[str, Callable[..., int | None]]:
     def create(_: int, __: int, info: int, kernel: Any) -> int | None:
         try:
             attributes = tuple((each, api.attribute(info, each, default)) for each, default in operator.attributes.items())
@@ -89,30 +118,7 @@ def _custom_op(api: Api, name: str, operator: Operator, types: Any) -> CustomOp:
         except BaseException as error:
             return api.status(error)
 
-    functions = {
-        "GetName": lambda _: ctypes.addressof(text),
-        "GetExecutionProviderType": lambda _: None,
-        "GetInputType": lambda _, i: inputs[i],
-        "GetInputTypeCount": lambda _: len(inputs),
-        "GetOutputType": lambda _, i: outputs[i],
-        "GetOutputTypeCount": lambda _: len(outputs),
-        "GetInputCharacteristic": lambda _, i: missing[i],
-        "GetOutputCharacteristic": lambda _, i: OPTIONAL if i else REQUIRED,
-        "GetInputMemoryType": lambda _, i: 0,
-        "GetVariadicInputMinArity": lambda _: 1,
-        "GetVariadicInputHomogeneity": lambda _: 0,
-        "GetVariadicOutputMinArity": lambda _: 1,
-        "GetVariadicOutputHomogeneity": lambda _: 0,
-        "CreateKernelV2": create,
-        "KernelComputeV2": compute,
-        "GetStartVersion": lambda _: VERSION,
-        "GetEndVersion": lambda _: 2**31 - 1,
-    }
-    op = CustomOp(version=INTERFACE, KernelDestroy=_KEEP)
-    for field, function in functions.items():
-        setattr(op, field, kind[field](function))
-    _alive.extend((op, text))
-    return op
+    return {"CreateKernelV2": create, "KernelComputeV2": compute}
 
 
 def _compute(api: Api, operator: Operator, attributes: tuple[tuple[str, Any], ...], context: int) -> None:
