@@ -35,6 +35,9 @@ LONGEST_SECONDS = 240  # of a piece
 PACKAGES = ("decodestep", "numpy", "torch", "transformers", "llama-cpp-python", "onnxruntime-genai", "onnxruntime")
 
 
+Rows = list[dict[str, Any]]
+
+
 class Piece(NamedTuple):
     name: str  # "decoding Q4_0": the words before the last are its group on the page
     command: list[str]
@@ -100,7 +103,7 @@ def lacking(piece: Piece, said: str) -> list[str]:
     return found if said else [f"{piece.name}: not run"]
 
 
-def read(table: Path) -> list[dict[str, Any]]:
+def read(table: Path) -> Rows:
     if not table.exists():
         return []
     with table.open(newline="") as file:
@@ -133,6 +136,48 @@ def version(package: str) -> str:
             return ""
 
 
+def collected(found: list[Piece], folder: Path) -> tuple[dict[str, Rows], list[tuple[str, str]], list[str]]:
+    """From the folder: the rows of every piece that has some, what it said of a kind's accuracy, and what is lacking."""
+    results: dict[str, Rows] = {}
+    accuracy: list[tuple[str, str]] = []
+    lacks: list[str] = []
+    for piece in found:
+        table = folder / f"{piece.stem}.csv"
+        rows, said = read(table), table.with_suffix(".txt").read_text() if table.with_suffix(".txt").exists() else ""
+        lacks += lacking(piece, said)
+        if rows:
+            results[piece.name] = rows
+        kind = piece.name.split()[-1]
+        accuracy += [(kind, line.strip()) for line in said.splitlines() if "  KL " in line or " likeliest " in line]
+    return results, accuracy, lacks
+
+
+def draw_all(results: dict[str, Rows], out: Path, stem: str) -> list[str]:
+    """Writes a picture of each piece; the reason where there are none."""
+    from plot import draw
+
+    try:
+        for name, rows in results.items():
+            draw(rows, str(out / f"{stem}-{Piece(name, []).stem}.svg"))
+    except ImportError:
+        return ["pictures: matplotlib is not installed"]
+    return []
+
+
+def list_report(index: Path, stem: str, facts: dict[str, str]) -> None:
+    """Adds the report to the list of reports, unless it is there."""
+    lines = index.read_text(encoding="utf-8") if index.exists() else "# Results\n\nReports of `make bench-report`.\n"
+    if f"({stem}.md)" not in lines:
+        index.write_text(f"{lines.rstrip()}\n\n- [{facts['processor']}]({stem}.md), {facts['date']}\n", encoding="utf-8")
+
+
+def replace_table(page: Path, table: str) -> None:
+    text = page.read_text(encoding="utf-8")
+    before, begin, rest = text.partition("<!-- bench-report -->\n")
+    after = rest.partition("<!-- /bench-report -->")[2]
+    page.write_text(f"{before}{begin}{table}<!-- /bench-report -->{after}", encoding="utf-8")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--through", default="", metavar="COMMAND")
@@ -144,42 +189,20 @@ def main() -> None:
     folder.mkdir(exist_ok=True)
     found, left_out = pieces(chosen.threads, folder)
     wanted = [word for word in chosen.only.split(",") if word]
-    results: dict[str, list[dict[str, Any]]] = {}
-    accuracy: list[tuple[str, str]] = []
     for piece in found:
-        table = folder / f"{piece.stem}.csv"
         if not wanted or any(word in piece.name for word in wanted):
             run(piece, shlex.split(chosen.through), folder)
-        rows, said = read(table), table.with_suffix(".txt").read_text() if table.with_suffix(".txt").exists() else ""
-        left_out += lacking(piece, said)
-        if rows:
-            results[piece.name] = rows
-        kind = piece.name.split()[-1]
-        accuracy += [(kind, line.strip()) for line in said.splitlines() if "  KL " in line or " likeliest " in line]
+    results, accuracy, lacks = collected(found, folder)
     facts = machine()
     stem = re.sub(r"[^a-z0-9]+", "-", facts["processor"].rsplit(",", 1)[0].lower()).strip("-")
     out = Path(chosen.out)
     out.mkdir(parents=True, exist_ok=True)
-    for name, rows in results.items():
-        try:
-            from plot import draw
-
-            draw(rows, str(out / f"{stem}-{Piece(name, []).stem}.svg"))
-        except ImportError:
-            left_out.append("pictures: matplotlib is not installed")
-            break
+    left_out += lacks + draw_all(results, out, stem)
     (out / f"{stem}.md").write_text(report(facts, chosen.threads, results, accuracy, left_out, stem), encoding="utf-8")
-    index = out / "index.md"
-    lines = index.read_text(encoding="utf-8") if index.exists() else "# Results\n\nReports of `make bench-report`.\n"
-    if f"({stem}.md)" not in lines:
-        index.write_text(f"{lines.rstrip()}\n\n- [{facts['processor']}]({stem}.md), {facts['date']}\n", encoding="utf-8")
+    list_report(out / "index.md", stem, facts)
     if out == ROOT / "docs" / "results":
         for page, link in (("README.md", "docs/results"), ("docs/index.md", "results")):
-            table = readme_table(facts, chosen.threads, results, f"{link}/{stem}.md")
-            text = (ROOT / page).read_text(encoding="utf-8")
-            before, begin, rest = text.partition("<!-- bench-report -->\n")
-            after = rest.partition("<!-- /bench-report -->")[2]
-            (ROOT / page).write_text(f"{before}{begin}{table}<!-- /bench-report -->{after}", encoding="utf-8")
+            replace_table(ROOT / page, readme_table(facts, chosen.threads, results, f"{link}/{stem}.md"))
     print(out / f"{stem}.md")
 
 
