@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
+from decodestep.ops.mla_prolog.schedule.core_program import CoreProgram
 from decodestep.ops.mla_prolog.schedule.frame import INNER_BYTES, REAL, SCALE, Frame, Step
 from decodestep.ops.mla_prolog.schedule.instructions import (
+    CUBE,
     Compute,
-    Instruction,
     Job,
     Load,
-    SetFlag,
     Span,
     Store,
     Tile,
     WaitFlag,
 )
 
-_OUT = "FIX"
 _RESIDENT_ROWS = 64  # A of MatmulQcQr stays on the core up to this many rows times bytes per value
 _PRELOADED = 2  # tiles of weights that a core can load ahead of its products
 
 
-class CubeProgram:
+class CubeProgram(CoreProgram):
+    kind = CUBE
+
     def __init__(self, frame: Frame, index: int) -> None:
-        self.frame, self.sizes, self.index = frame, frame.sizes, index
-        self.made: list[Instruction] = []
+        super().__init__(frame, index)
         self.held: set[str] = set()  # weights that have been loaded ahead of their product
 
     def down(self, step: Step) -> None:
@@ -33,32 +33,32 @@ class CubeProgram:
             if kernel == "MatmulCkvKr" and self.frame.joins and step.index:
                 self.made.append(WaitFlag("CKVKR_DONE", step.index - 1))
             self._down(kernel, step)
-            self.made.append(SetFlag("MM_CQ" if kernel == "MatmulCq" else "MM_CKVKR", _OUT, step.index))
+            self.set("MM_CQ" if kernel == "MatmulCq" else "MM_CKVKR", step)
 
     def up(self, step: Step) -> None:
         """MatmulQcQr, of the normalised queries."""
         if self.frame.design.preload:
             self._up(step, preload=True)
-        self.made.append(WaitFlag("RMSNORM_CQ", step.index))
+        self.wait("RMSNORM_CQ", step)
         self._up(step, preload=False)
         for head in self.frame.heads_of(self.index)[:_PRELOADED]:
             self._weight_uk(head, step)
         if not self.sizes.by_head:
-            self.made.append(SetFlag("QCQR", _OUT, step.index))
+            self.set("QCQR", step)
 
     def absorb(self, step: Step) -> None:
         """MatmulQn, head by head."""
         s, frame = self.sizes, self.frame
         if not s.scenario.partial:
-            self.made += [SetFlag("CUBE_ALL", _OUT, step.index), WaitFlag("CUBE_ALL", step.index)]
+            self.join("CUBE_ALL", step)
         elif not s.by_head:
-            self.made.append(WaitFlag("DEQUANT_QC", step.index))
+            self.wait("DEQUANT_QC", step)
         for head in frame.heads_of(self.index):
             if s.by_head:
-                self.made.append(WaitFlag("DEQUANT_QC_SPLIT_N", step.index))
+                self.wait("DEQUANT_QC_SPLIT_N", step)
             self._absorb(head, step)
             if s.scenario.query_int8:
-                self.made.append(SetFlag("QN_SPLIT_N", _OUT, step.index))
+                self.set("QN_SPLIT_N", step)
 
     def _down(self, kernel: str, step: Step) -> None:
         cq = kernel == "MatmulCq"
@@ -94,7 +94,7 @@ class CubeProgram:
                 keep_a=resident and n > 0,
             )
             if s.by_head:
-                self.made.append(SetFlag("QCQR_SPLIT_N", _OUT, step.index))
+                self.set("QCQR_SPLIT_N", step)
 
     def _product(self, job: Job, a: Tile, weight: str, value: int, out: Tile, out_value: int, *, keep_a: bool = False) -> None:
         """A (rows, K) by (K, columns) product, `inner` of K at a time into one accumulator."""

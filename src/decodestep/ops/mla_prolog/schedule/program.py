@@ -9,7 +9,7 @@ from decodestep.ops.mla_prolog.schedule.cube import CubeProgram
 from decodestep.ops.mla_prolog.schedule.design import Design
 from decodestep.ops.mla_prolog.schedule.extent import check_extent
 from decodestep.ops.mla_prolog.schedule.frame import FLAGS, Frame, Step, frame_of
-from decodestep.ops.mla_prolog.schedule.instructions import CUBE, VECTOR, Core, Instruction, Schedule, SetFlag, WaitFlag
+from decodestep.ops.mla_prolog.schedule.instructions import Core, Instruction, Schedule, SetFlag, WaitFlag
 from decodestep.ops.mla_prolog.schedule.sizes import sizes_of
 from decodestep.ops.mla_prolog.schedule.vector import VectorProgram
 
@@ -40,12 +40,12 @@ def mla_prolog_schedule(plan: MlaPrologPlan, design: Design | None = None, *, gr
     frame = frame_of(plan, sizes, design)
     check_extent(frame)
     programs: dict[Core, tuple[Instruction, ...]] = {}
-    for kind, count, program in ((CUBE, sizes.cubes, CubeProgram), (VECTOR, sizes.vectors, VectorProgram)):
+    for program_of, count in ((CubeProgram, sizes.cubes), (VectorProgram, sizes.vectors)):
         for index in range(count):
-            writer = program(frame, index)
+            program = program_of(frame, index)
             for phase, step in _phases(frame):
-                getattr(writer, phase)(step)
-            programs[Core(kind, index)] = tuple(writer.made)
+                getattr(program, phase)(step)
+            programs[Core(program.kind, index)] = tuple(program.made)
     used = {i.flag for made in programs.values() for i in made if isinstance(i, (SetFlag, WaitFlag))}
     return Schedule(plan, design, sizes, {name: flag for name, flag in FLAGS.items() if name in used}, programs)
 

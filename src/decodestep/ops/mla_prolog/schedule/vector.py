@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
+from decodestep.ops.mla_prolog.schedule.core_program import CoreProgram
 from decodestep.ops.mla_prolog.schedule.frame import REAL, SCALE, Frame, Step
 from decodestep.ops.mla_prolog.schedule.instructions import (
+    VECTOR,
     Compute,
-    Instruction,
     Job,
     Load,
-    SetFlag,
     Span,
     Store,
     Tile,
-    WaitFlag,
 )
 
-_OUT = "MTE3"
 
+class VectorProgram(CoreProgram):
+    kind = VECTOR
 
-class VectorProgram:
     def __init__(self, frame: Frame, index: int) -> None:
-        self.frame, self.sizes, self.index = frame, frame.sizes, index
-        self.made: list[Instruction] = []
+        super().__init__(frame, index)
         cube = index // frame.sizes.group
         self.heads = frame.heads_of(cube)
         left, right = frame.columns_of("MatmulQcQr", cube)
@@ -42,21 +40,21 @@ class VectorProgram:
         if s.by_head:
             self._by_head(step)
             return
-        self._wait("QCQR", step)
-        self._join("VEC_ALL_QCQR", step)
+        self.wait("QCQR", step)
+        self.join("VEC_ALL_QCQR", step)
         if s.scenario.partial:
             self._dequant(step)
-            self._join("VEC_ALL_DEQUANT", step)
-            self._set("DEQUANT_QC", step)
+            self.join("VEC_ALL_DEQUANT", step)
+            self.set("DEQUANT_QC", step)
         self._rotate(step)
         if s.scenario.query_int8:
-            self._join("VEC_ALL_ROPE", step)
+            self.join("VEC_ALL_ROPE", step)
 
     def absorb(self, step: Step) -> None:
         """Quantises the absorbed queries of an int8 query, head by head."""
         if self.sizes.scenario.query_int8:
             for head in self.heads:
-                self._wait("QN_SPLIT_N", step)
+                self.wait("QN_SPLIT_N", step)
                 self._quantise(head, step)
 
     def _own(self, step: Step) -> Span:
@@ -64,16 +62,6 @@ class VectorProgram:
 
     def _shared(self, step: Step) -> Span:
         return self.frame.group_tokens(self.index, step)
-
-    def _wait(self, flag: str, step: Step) -> None:
-        self.made.append(WaitFlag(flag, step.index))
-
-    def _set(self, flag: str, step: Step) -> None:
-        self.made.append(SetFlag(flag, _OUT, step.index))
-
-    def _join(self, flag: str, step: Step) -> None:
-        self._set(flag, step)
-        self._wait(flag, step)
 
     def _job(self, kernel: str, rows: Span, columns: Span, step: Step) -> Job:
         return Job(kernel, step.index, (step.first + rows[0], step.first + rows[1]), columns)
@@ -87,8 +75,8 @@ class VectorProgram:
 
     def _norm(self, step: Step) -> None:
         s, rows = self.sizes, self._own(step)
-        self._wait("MM_CQ", step)
-        self._join("VEC_ALL_CQ", step)
+        self.wait("MM_CQ", step)
+        self.join("VEC_ALL_CQ", step)
         if (count := rows[1] - rows[0]) > 0:
             job = self._job("RmsNormCq", rows, (0, s.hcq), step)
             value = SCALE if s.scenario.full else REAL
@@ -99,17 +87,17 @@ class VectorProgram:
             ]
             if s.by_head:
                 self.made.append(Store(job, "scale", Tile("cq_scale", rows, (0, 1)), count * SCALE))
-        self._join("VEC_ALL_NORM", step)
+        self.join("VEC_ALL_NORM", step)
         shared = self._shared(step)
         if s.by_head and self.heads and shared[1] > shared[0]:
             job = self._job("DequantRopeQr", shared, (0, 1), step)
             self.made.append(Load(job, Tile("cq_scale", shared, (0, 1)), "scale.qr", (shared[1] - shared[0]) * SCALE))
-        self._set("RMSNORM_CQ", step)
+        self.set("RMSNORM_CQ", step)
 
     def _cache_rows(self, step: Step) -> None:
         s, rows = self.sizes, self._own(step)
-        self._wait("MM_CKVKR", step)
-        self._join("VEC_ALL_CKVKR", step)
+        self.wait("MM_CKVKR", step)
+        self.join("VEC_ALL_CKVKR", step)
         if (count := rows[1] - rows[0]) > 0 and s.cached:
             job = self._job("NormRopeCkvKr", rows, (0, s.hckv + s.rope), step)
             value = SCALE if s.scenario.full else REAL
@@ -122,8 +110,8 @@ class VectorProgram:
                 Store(job, "kr", Tile("kr_cache", job.tokens, (0, s.rope)), kr),
             ]
         if self.frame.joins and step.index + 1 < len(self.frame.steps):
-            self._join("VEC_ALL_DONE", step)
-            self._set("CKVKR_DONE", step)
+            self.join("VEC_ALL_DONE", step)
+            self.set("CKVKR_DONE", step)
 
     def _dequant(self, step: Step) -> None:
         s, rows = self.sizes, self._own(step)
@@ -155,7 +143,7 @@ class VectorProgram:
         for head in self.heads:
             columns = (head * s.head, (head + 1) * s.head)
             while seen < len(self.query_tiles) and self.query_tiles[seen][0] < columns[1]:
-                self._wait("QCQR_SPLIT_N", step)
+                self.wait("QCQR_SPLIT_N", step)
                 seen += 1
             if count:
                 job = self._job("DequantRopeQr", rows, columns, step)
@@ -166,7 +154,7 @@ class VectorProgram:
                     Store(job, "qc", Tile("qc", rows, qc), count * s.nope * REAL),
                     Store(job, "qr", Tile("query_rope", job.tokens, qr), count * s.rope * REAL),
                 ]
-            self._set("DEQUANT_QC_SPLIT_N", step)
+            self.set("DEQUANT_QC_SPLIT_N", step)
 
     def _quantise(self, head: int, step: Step) -> None:
         s, rows = self.sizes, self._shared(step)
