@@ -9,7 +9,7 @@ import numpy as np
 
 from decodestep._base.arrays import BFLOAT16, optional_view, view
 from decodestep._base.checks import is_finite, is_int, refuse, require_choice
-from decodestep.ops.mla_prolog.call import HOST_WEIGHTS, Attributes, Call, ProjectionWeight, check_options
+from decodestep.ops.mla_prolog.call import HOST_WEIGHTS, Call, ProjectionWeight, check_options
 from decodestep.ops.mla_prolog.problem import Problem, Weight, columns_of
 from decodestep.ops.mla_prolog.scenarios import NO_QUANT, SCALES, TILE, Scenario, from_dtypes, from_modes
 from decodestep.ops.mla_prolog.size_limits import check_sizes, size_limits
@@ -59,14 +59,14 @@ class Symbols:
 def bind(call: Call) -> Problem:
     """Checks a call."""
     op = call.op
-    modes, attributes = check_options(call)
+    modes, is_named = check_options(call)
     tensors = _tensors(call)
     if call.limits is not None:
         size_limits(op, call.limits)
     if call.cache_mode not in modes:
         require_choice(op, "cache_mode", call.cache_mode, modes)
     symbols = _symbols(call, tensors)
-    scenario = _scenario(call, attributes, tensors, symbols)
+    scenario = _scenario(call, is_named, tensors, symbols)
     _check_shapes(call, tensors, symbols, scenario)
     _check_caches(call, tensors, scenario)
     _check_numbers(call, symbols, scenario)
@@ -134,14 +134,14 @@ def _symbols(call: Call, t: Tensors) -> Symbols:
     )
 
 
-def _scenario(call: Call, attributes: Attributes | None, t: Tensors, symbols: Symbols) -> Scenario:
+def _scenario(call: Call, is_named: bool, t: Tensors, symbols: Symbols) -> Scenario:
     op = call.op
-    if attributes is None:
+    if is_named:
+        s = _named_scenario(call)
+    else:
         s = from_dtypes(t.x.dtype == _INT8, _is_int8(t.w_uq_qr), t.kv_cache.dtype == _INT8)
         if s.full and op == "mla_prolog":
             refuse(op, "token_x", f"{symbols.real.name}: the first version takes no int8 tokens", t.x)
-    else:
-        s = _named_scenario(op, attributes, call.cache_mode)
     if s.kv == "tile" and (symbols.Hckv % TILE or symbols.real != BFLOAT16):
         refuse(op, "weight_uk", f"bfloat16, of Hckv a multiple of {TILE}, in scenario {s.name}", t.w_uk)
     if s.full and t.w_dq is None:
@@ -149,14 +149,15 @@ def _scenario(call: Call, attributes: Attributes | None, t: Tensors, symbols: Sy
     return s
 
 
-def _named_scenario(op: str, a: Attributes, cache_mode: str) -> Scenario:
-    s = from_modes(op, a.weight_quant_mode, a.kv_cache_quant_mode, a.query_quant_mode)
+def _named_scenario(call: Call) -> Scenario:
+    op = call.op
+    s = from_modes(op, call.weight_quant_mode, call.kv_cache_quant_mode, call.query_quant_mode)
     combined = int(s.kv == "tile")
-    for name, value in (("ckvkr_repo_mode", a.ckvkr_repo_mode), ("quant_scale_repo_mode", a.quant_scale_repo_mode)):
+    for name, value in (("ckvkr_repo_mode", call.ckvkr_repo_mode), ("quant_scale_repo_mode", call.quant_scale_repo_mode)):
         if value != combined:
             refuse(op, name, f"{combined} in scenario {s.name}", value)
     if combined:
-        require_choice(op, "cache_mode", cache_mode, ("PA_BSND", "BSND", "TND"))
+        require_choice(op, "cache_mode", call.cache_mode, ("PA_BSND", "BSND", "TND"))
     return s
 
 

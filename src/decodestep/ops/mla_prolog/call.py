@@ -1,10 +1,10 @@
-"""The arguments of a call as given, and V3's attributes."""
+"""The arguments of a call as given, and checks of the options that differ between versions."""
 
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
-from typing import NamedTuple, TypeAlias
+from dataclasses import dataclass, fields
+from typing import TypeAlias
 
 from decodestep._base.arrays import Array
 from decodestep._base.checks import is_finite, is_int, refuse, require, require_choice
@@ -71,57 +71,45 @@ class Call:
     kc_scale: float = 1.0
 
 
-class Attributes(NamedTuple):
-    """The attributes that V3 gained after November 2025, which reserves these values for them."""
-
-    query_norm_flag: bool = False
-    weight_quant_mode: int = 0
-    kv_cache_quant_mode: int = 0
-    query_quant_mode: int = 0
-    ckvkr_repo_mode: int = 0
-    quant_scale_repo_mode: int = 0
-    tile_size: int = TILE
-
-
-_RESERVED = Attributes()
-_MODES: tuple[tuple[str, Collection[int]], ...] = (
-    ("weight_quant_mode", range(3)),
-    ("kv_cache_quant_mode", range(4)),
-    ("query_quant_mode", range(2)),
-    ("ckvkr_repo_mode", range(2)),
-    ("quant_scale_repo_mode", range(2)),
-    ("tile_size", (TILE,)),
-)
+# V3's attributes that are numbers, with their legal values.
+_MODES: dict[str, Collection[int]] = {
+    "weight_quant_mode": range(3),
+    "kv_cache_quant_mode": range(4),
+    "query_quant_mode": range(2),
+    "ckvkr_repo_mode": range(2),
+    "quant_scale_repo_mode": range(2),
+    "tile_size": (TILE,),
+}
+# The attributes that V3 gained after November 2025, with their defaults, for which its limits reserve them.
+_RESERVED = {field.name: field.default for field in fields(Call) if field.name in ("query_norm_flag", *_MODES)}
 
 
-def check_options(call: Call) -> tuple[tuple[str, ...], Attributes | None]:
-    """Checks the options that differ between versions: the legal cache modes, and the attributes.
+def check_options(call: Call) -> tuple[tuple[str, ...], bool]:
+    """Checks the options that differ between versions. Returns the legal cache modes, and whether attributes name the scenario.
 
-    The attributes are None where the dtypes name the scenario: in V1 and V2, and in V3 under limits that reserve them.
+    Else the dtypes do: in V1 and V2, and in V3 under limits that reserve the attributes.
     """
-    later = call.op == "mla_prolog_v3"
-    modes = size_limits(call.op, call.limits).cache_modes if later else PAGED_MODES
-    require_choice(call.op, "rounding", call.rounding, _ROUNDINGS)
-    if not later:
-        return modes, None
-    attributes = _attributes(call)
+    op, later = call.op, call.op == "mla_prolog_v3"
+    limits = size_limits(op, call.limits) if later else None
+    require_choice(op, "rounding", call.rounding, _ROUNDINGS)
+    if limits is None:
+        return PAGED_MODES, False
+    if limits.attributes_reserved:
+        for name, reserved in _RESERVED.items():
+            value = getattr(call, name)
+            require(value == reserved, op, name, f"{reserved} under limits={call.limits!r}", repr(value))
+    else:
+        _check_attributes(call)
     for name, factor in (("qc_qr_scale", call.qc_qr_scale), ("kc_scale", call.kc_scale)):
         if not is_finite(factor):
-            refuse(call.op, name, "a finite number", repr(factor))
-    return modes, attributes
+            refuse(op, name, "a finite number", repr(factor))
+    return limits.cache_modes, not limits.attributes_reserved
 
 
-def _attributes(call: Call) -> Attributes | None:
-    op = call.op
-    given = Attributes(*(getattr(call, name) for name in Attributes._fields))
-    if size_limits(op, call.limits).attributes_reserved:
-        for name, value, reserved in zip(given._fields, given, _RESERVED, strict=True):
-            require(value == reserved, op, name, f"{reserved} under limits={call.limits!r}", repr(value))
-        return None
-    require(isinstance(given.query_norm_flag, bool), op, "query_norm_flag", "True or False", given.query_norm_flag)
-    for name, choices in _MODES:
-        value = getattr(given, name)
+def _check_attributes(call: Call) -> None:
+    require(isinstance(call.query_norm_flag, bool), call.op, "query_norm_flag", "True or False", call.query_norm_flag)
+    for name, choices in _MODES.items():
+        value = getattr(call, name)
         if not is_int(value):
-            refuse(op, name, "an integer", repr(value))
-        require_choice(op, name, value, choices)
-    return given
+            refuse(call.op, name, "an integer", repr(value))
+        require_choice(call.op, name, value, choices)
