@@ -16,6 +16,8 @@ from decodestep._base.arrays import Array, ArrayT
 from decodestep._base.checks import is_int, require
 from decodestep.processors.base import LogitsProcessor
 
+_REPETITION = "RepetitionPenaltyLogitsProcessor"
+
 
 class RepetitionPenaltyLogitsProcessor(LogitsProcessor):
     """Makes every token that occurs in the input less likely, once, however often it occurs.
@@ -35,24 +37,13 @@ class RepetitionPenaltyLogitsProcessor(LogitsProcessor):
     supports_continuous_batching = False
 
     def __init__(self, penalty: float, prompt_ignore_length: int | Array | None = None) -> None:
-        self.penalty = _checked_penalty("RepetitionPenaltyLogitsProcessor", penalty)
+        self.penalty = _checked_penalty(_REPETITION, penalty)
         if is_int(prompt_ignore_length):
-            require(
-                prompt_ignore_length >= 0,
-                "RepetitionPenaltyLogitsProcessor",
-                "prompt_ignore_length",
-                "an int >= 0",
-                prompt_ignore_length,
-            )
+            require(prompt_ignore_length >= 0, _REPETITION, "prompt_ignore_length", "an int >= 0", prompt_ignore_length)
             prompt_ignore_length = int(prompt_ignore_length)
         elif arrays.is_array(prompt_ignore_length):
-            require(
-                prompt_ignore_length.ndim == 1,
-                "RepetitionPenaltyLogitsProcessor",
-                "prompt_ignore_length",
-                "of rank 1",
-                prompt_ignore_length,
-            )
+            is_column = prompt_ignore_length.ndim == 1
+            require(is_column, _REPETITION, "prompt_ignore_length", "of rank 1", prompt_ignore_length)
         self.prompt_ignore_length = prompt_ignore_length
         self.logits_indices: Array | None = None
         self.cu_seq_lens_q: Array | None = None
@@ -79,13 +70,8 @@ class RepetitionPenaltyLogitsProcessor(LogitsProcessor):
 
     def _counted(self, xp: Namespace, input_ids: ArrayT) -> ArrayT:
         skipped = xp.asarray(self.prompt_ignore_length, device=device(input_ids))
-        require(
-            skipped.shape[0] == input_ids.shape[0],
-            "RepetitionPenaltyLogitsProcessor",
-            "prompt_ignore_length",
-            f"of batch size {input_ids.shape[0]}",
-            skipped,
-        )
+        batch = input_ids.shape[0]
+        require(skipped.shape[0] == batch, _REPETITION, "prompt_ignore_length", f"of batch size {batch}", skipped)
         return xp.arange(input_ids.shape[1], device=device(input_ids))[None, :] >= skipped[:, None]
 
 
