@@ -252,9 +252,10 @@ class Sampler:
         try:
             drawn = device_step.draw(self.rows, logits, self.vocab_size)
             return self._report(array, *drawn)
-        except BaseException as error:
-            if not isinstance(error, Exception):
-                self._fail_all(error)
+        except Exception:
+            raise
+        except BaseException as error:  # as in `step`
+            self._fail_all(error)
             raise
 
     def _fail_all(self, error: BaseException) -> None:
