@@ -25,7 +25,7 @@ from decodestep.ops.decode_step import reference
 from decodestep.ops.decode_step import steps as s
 from decodestep.sampling.build_processors import processors_of
 from decodestep.sampling.plan import plan
-from decodestep.sampling.token_history import History
+from decodestep.sampling.token_history import TokenHistory
 from memory import cache_bytes
 
 DTYPES = {"float32": np.dtype(np.float32), "bfloat16": np.dtype(ml_dtypes.bfloat16)}
@@ -79,7 +79,7 @@ class Case:
     def steps(self) -> list[list[s.Step]]:
         """The typed steps of every row, as `ds.Sampler` makes them of parameters and history."""
         return [
-            plan(processors_of(params, prompt_length=len(ids), vocab_size=self.vocab), self.vocab).tail.steps(History(ids))
+            plan(processors_of(params, prompt_length=len(ids), vocab_size=self.vocab), self.vocab).tail.steps(TokenHistory(ids))
             for params, ids in zip(self.params, self.histories, strict=True)
         ]
 

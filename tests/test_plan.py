@@ -14,7 +14,7 @@ from decodestep.ops.decode_step import decode_step
 from decodestep.sampling.constraint import ConstraintLogitsProcessor
 from decodestep.sampling.fusion_rules import RULES
 from decodestep.sampling.plan import plan
-from decodestep.sampling.token_history import History
+from decodestep.sampling.token_history import TokenHistory
 
 VOCAB = 60
 
@@ -120,7 +120,7 @@ def run(processors, logits, tokens):
 
 def fused(processors, logits, tokens, prompt, seed=0):
     made = plan(processors, VOCAB)
-    history = History(tokens[:prompt])
+    history = TokenHistory(tokens[:prompt])
     for token in tokens[prompt:]:
         history.append(token)
     row, steps = made.apply_unfused(logits, history), made.tail.steps(history)
@@ -294,7 +294,7 @@ def test_every_class_that_a_row_can_use_has_a_rule():
 )
 def test_a_growing_history_equals_a_new_one(tokens, prompt, skips, n):
     prompt = min(prompt, len(tokens))
-    grown = History(tokens[:prompt])
+    grown = TokenHistory(tokens[:prompt])
     for length in range(prompt, len(tokens) + 1):
         so_far = tokens[:length]
         if length > prompt:
@@ -314,12 +314,12 @@ def test_a_plan_follows_a_growing_history():
     rng = np.random.default_rng(0)
     chain = [random_processor(rng, name, 9, 3) for name in NAMES if name not in ("Prefix", "Own", "BOS", "EOS", "Normalise")]
     tokens = rng.integers(0, 9, 40).tolist()
-    made, history = plan(chain[:-1], VOCAB), History(tokens[:3])
+    made, history = plan(chain[:-1], VOCAB), TokenHistory(tokens[:3])
     logits = rng.standard_normal(VOCAB).astype(np.float32)
     for length, token in enumerate(tokens[3:], 3):
         mine, want = (
             decode_step(each.apply_unfused(logits, past)[None], [each.tail.steps(past)], position=length, need_processed=True)
-            for each, past in ((made, history), (plan(chain[:-1], VOCAB), History(tokens[:length])))
+            for each, past in ((made, history), (plan(chain[:-1], VOCAB), TokenHistory(tokens[:length])))
         )
         np.testing.assert_array_equal(mine.processed, want.processed)
         history.append(token)

@@ -13,7 +13,7 @@ from decodestep import _native
 from decodestep.ops.decode_step import steps as s
 from decodestep.ops.decode_step.rows import ENDS, new_row, step_rows
 from decodestep.sampling.fusion_rules import steps_of
-from decodestep.sampling.token_history import History
+from decodestep.sampling.token_history import TokenHistory
 
 VOCAB = 40
 
@@ -42,7 +42,7 @@ def row_of(history, parts, *, greedy=False, seed=0, top_logprobs=None, ends=(), 
 def test_a_step_is_decode_step_on_what_the_history_makes_of_the_parts(seed):
     rng = np.random.default_rng(seed)
     batch = int(rng.integers(1, 4))
-    histories = [History(rng.integers(0, 6, rng.integers(0, 10))) for _ in range(batch)]
+    histories = [TokenHistory(rng.integers(0, 6, rng.integers(0, 10))) for _ in range(batch)]
     parts = [[random_part(rng) for _ in range(rng.integers(0, 5))] for _ in range(batch)]
     options = {
         "greedy": [bool(g) for g in rng.random(batch) < 0.3],
@@ -71,13 +71,13 @@ def test_a_step_is_decode_step_on_what_the_history_makes_of_the_parts(seed):
 
 @pytest.mark.parametrize(("token", "end"), [(3, "eos"), (4, "eos"), (5, "stop"), (6, ""), (7, "length")])
 def test_how_a_row_ends(token, end):
-    row = row_of(History([1, 1]), [], greedy=True, ends=[4, 3], stops=[5, 3], limit=1 if end == "length" else 2)
+    row = row_of(TokenHistory([1, 1]), [], greedy=True, ends=[4, 3], stops=[5, 3], limit=1 if end == "length" else 2)
     tokens, ends, _ = step_rows(np.eye(VOCAB, dtype=np.float32)[[token]], [row])
     assert (tokens.tolist(), ENDS[0 if ends is None else ends[0]]) == ([token], end)
 
 
 def test_a_history_cannot_grow_under_a_step():
-    logits, history = np.zeros((1, VOCAB), np.float32), History([1, 2])
+    logits, history = np.zeros((1, VOCAB), np.float32), TokenHistory([1, 2])
     grow = [True]
 
     def growing(h):
@@ -98,18 +98,18 @@ def test_a_history_cannot_grow_under_a_step():
 
 def test_a_history_outside_the_vocabulary_is_refused():
     with pytest.raises(ValueError, match="outside the vocabulary"):
-        step_rows(np.zeros((1, VOCAB), np.float32), [row_of(History([VOCAB]), [s.PenaliseSeen(0, 1.1)])])
+        step_rows(np.zeros((1, VOCAB), np.float32), [row_of(TokenHistory([VOCAB]), [s.PenaliseSeen(0, 1.1)])])
 
 
 def test_arrays_that_change_later_do_not_reach_a_row():
     ids, values = np.array([1, 2]), np.array([5.0, 9.0])
-    row = row_of(History(), [(s.Add(ids, values),)], greedy=True)
+    row = row_of(TokenHistory(), [(s.Add(ids, values),)], greedy=True)
     ids[:], values[:] = 2**40, np.nan
     assert step_rows(np.zeros((1, VOCAB), np.float32), [row])[0] == 2
 
 
 def test_a_part_that_is_wrong_is_named():
     with pytest.raises(ValueError, match="^decode_step: TopK.k must be"):
-        row_of(History(), [(s.TopK(0),)])
+        row_of(TokenHistory(), [(s.TopK(0),)])
     with pytest.raises(ValueError, match="part of a row"):
-        _native.Row(VOCAB, History(), [7], False, 0, None, [], [], None)
+        _native.Row(VOCAB, TokenHistory(), [7], False, 0, None, [], [], None)

@@ -18,7 +18,7 @@ from decodestep.sampling.constraint_vocabulary import TokenBytes, tokenizer_of
 from decodestep.sampling.fusion_rules import rule
 from decodestep.sampling.json_schema import short
 from decodestep.sampling.params import SamplingParams, languages_of
-from decodestep.sampling.token_history import History
+from decodestep.sampling.token_history import TokenHistory
 
 
 class ConstraintError(RuntimeError):
@@ -114,7 +114,7 @@ class ConstraintLogitsProcessor:
 
 @rule(ConstraintLogitsProcessor, "mask")
 def _constraint(processor: ConstraintLogitsProcessor, vocab: int) -> Part:
-    def steps(history: History) -> tuple[s.Step, ...]:
+    def steps(history: TokenHistory) -> tuple[s.Step, ...]:
         return processor.steps(history.tokens)
 
     return steps

@@ -5,7 +5,7 @@ one of three things (`decodestep.ops.decode_step.rows.Part`):
 
 - a tuple of steps, if nothing depends on the history;
 - a `HistoryPart` such as `PenaliseSeen`, which the core looks up in its own indexes of the history;
-- a function History -> steps, called once per token. It returns a few values, never an array of the vocabulary's size.
+- a function TokenHistory -> steps, called once per token. It returns a few values, never an array of the vocabulary's size.
 
 The rules are tested against the processor classes. A class without a rule, such as a user's own, runs unfused, as a plain
 callable.
@@ -24,7 +24,7 @@ from decodestep._base.checks import require
 from decodestep.ops.decode_step import steps as s
 from decodestep.ops.decode_step.rows import Part
 from decodestep.ops.decode_step.steps import Step
-from decodestep.sampling.token_history import History, as_ids
+from decodestep.sampling.token_history import TokenHistory, as_ids
 
 MakePart = Callable[[Any, int], Part]
 MakePartT = TypeVar("MakePartT", bound=MakePart)
@@ -76,7 +76,7 @@ def rule_of(processor: Any) -> Rule:
     return Rule(found.kind) if fills_otherwise or per_row or getattr(processor, "padding", 0) else found
 
 
-def steps_of(part: Part, history: History, vocab: int) -> tuple[Step, ...]:
+def steps_of(part: Part, history: TokenHistory, vocab: int) -> tuple[Step, ...]:
     """The steps of a part for this history; the oracle for the core, which does the same for the parts that it keeps."""
     if isinstance(part, s.While):
         return part.steps if part.first <= len(history) < part.last else ()
@@ -135,7 +135,7 @@ def exponential_decay(processor: p.ExponentialDecayLengthPenalty, vocab: int) ->
 
 @rule(p.DRYLogitsProcessor, "patch")
 def dry(processor: p.DRYLogitsProcessor, vocab: int) -> Part:
-    def steps(history: History) -> tuple[Step, ...]:
+    def steps(history: TokenHistory) -> tuple[Step, ...]:
         amounts = processor.penalties(history.tokens[-processor.range :], vocab)
         return (s.Add(as_ids(amounts), -np.fromiter(amounts.values(), np.float64)),) if amounts else ()
 
@@ -280,11 +280,11 @@ def _where_sequences_end(
     """The part for sequences of tokens with a bias each: `steps` is given the total bias of each token that ends one."""
     endings = _SequenceEndings(biases)
 
-    def at(history: History) -> tuple[Step, ...]:
+    def at(history: TokenHistory) -> tuple[Step, ...]:
         totals = endings.totals(history.tokens)
         return steps(totals) if totals else ()
 
-    return at if endings.longest_prefix else at(History())  # single tokens do not depend on the history
+    return at if endings.longest_prefix else at(TokenHistory())  # single tokens do not depend on the history
 
 
 class _SequenceEndings:

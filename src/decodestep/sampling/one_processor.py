@@ -11,12 +11,12 @@ from decodestep._base.checks import require
 from decodestep.ops.decode_step import reference
 from decodestep.ops.decode_step.steps import PATCHES, Force, Step
 from decodestep.sampling.fusion_rules import rule_of, steps_of
-from decodestep.sampling.token_history import History
+from decodestep.sampling.token_history import TokenHistory
 
 OP = "plan"
 
 
-def run_one(processor: Any, row: np.ndarray, history: History) -> tuple[np.ndarray, Sequence[Step]]:
+def run_one(processor: Any, row: np.ndarray, history: TokenHistory) -> tuple[np.ndarray, Sequence[Step]]:
     """The scores and the steps for `decode_step` that together are `row` after this processor: one of the two is as it was."""
     make_part = rule_of(processor).make_part
     if make_part is None:
@@ -24,7 +24,7 @@ def run_one(processor: Any, row: np.ndarray, history: History) -> tuple[np.ndarr
     return row, steps_of(make_part(processor, len(row)), history, len(row))
 
 
-def call_unfused(processor: Callable[..., Any], row: np.ndarray, steps: Sequence[Step], history: History) -> np.ndarray:
+def call_unfused(processor: Callable[..., Any], row: np.ndarray, steps: Sequence[Step], history: TokenHistory) -> np.ndarray:
     """Calls one unfused processor on the row as the earlier steps left it."""
     scores = handed_on(row, steps, len(history))
     ids = np.array([history.tokens], np.int64).reshape(1, -1)

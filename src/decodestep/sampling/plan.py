@@ -18,7 +18,7 @@ from decodestep.ops.decode_step.rows import Part
 from decodestep.ops.decode_step.steps import Step
 from decodestep.sampling.fusion_rules import rule_of, steps_of
 from decodestep.sampling.one_processor import OP, call_unfused, description_of
-from decodestep.sampling.token_history import History
+from decodestep.sampling.token_history import TokenHistory
 from decodestep.sampling.trace import Trace, trace_plan
 
 _ALL_BUT_GUIDANCE = frozenset({"patch", "mask", "force", "repair", "scale", "filter", "normalise"})
@@ -38,7 +38,7 @@ class FusedRun:
         self.parts: list[Part] = []
         self._vocab = vocab_size
 
-    def steps(self, history: History) -> Sequence[Step]:
+    def steps(self, history: TokenHistory) -> Sequence[Step]:
         return [step for part in self.parts for step in steps_of(part, history, self._vocab)]
 
 
@@ -56,7 +56,7 @@ class Plan:
     unfused: tuple[tuple[FusedRun, Callable[..., Any]], ...] = field(repr=False)
     tail: FusedRun = field(repr=False)
 
-    def apply_unfused(self, row: np.ndarray, history: History) -> np.ndarray:
+    def apply_unfused(self, row: np.ndarray, history: TokenHistory) -> np.ndarray:
         """Runs the plan up to its tail on logits (V,); returns `row` if every processor has a rule."""
         for run, processor in self.unfused:
             row = call_unfused(processor, row, run.steps(history), history)
@@ -65,7 +65,7 @@ class Plan:
     def trace(
         self,
         logits: Array,
-        history: Iterable[int] | History = (),
+        history: Iterable[int] | TokenHistory = (),
         *,
         seed: int = 0,
         greedy: bool = False,

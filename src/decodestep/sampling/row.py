@@ -11,7 +11,7 @@ from decodestep.ops.decode_step.rows import NativeRow
 from decodestep.sampling.params import SamplingParams
 from decodestep.sampling.plan import Plan
 from decodestep.sampling.text_stream import TextStream
-from decodestep.sampling.token_history import History
+from decodestep.sampling.token_history import TokenHistory
 
 
 @dataclass(slots=True)
@@ -25,7 +25,7 @@ class Row:
     """
 
     params: SamplingParams
-    history: History
+    history: TokenHistory
     plan: Plan
     native: NativeRow
     text: TextStream | None

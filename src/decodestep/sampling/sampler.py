@@ -21,7 +21,7 @@ from decodestep.sampling.plan import plan
 from decodestep.sampling.row import Row, within_length
 from decodestep.sampling.row_processors import Processors, RowProcessors
 from decodestep.sampling.text_stream import TextStream
-from decodestep.sampling.token_history import History
+from decodestep.sampling.token_history import TokenHistory
 from decodestep.sampling.trace import Trace
 
 _OP = "Sampler"
@@ -157,7 +157,8 @@ class Sampler:
         prompt = self._ids("prompt_ids", prompt_ids)
         (params,) = within_length(params, len(prompt)).samples()
         ends = self._ends if params.eos_token_id is None else frozenset(_as_several(params.eos_token_id))
-        history, row_plan = History(prompt), plan(self._chain(params, len(prompt), ends, number, num_beams), self.vocab_size)
+        chain = self._chain(params, len(prompt), ends, number, num_beams)
+        history, row_plan = TokenHistory(prompt), plan(chain, self.vocab_size)
         ends = frozenset() if params.ignore_eos else ends
         native = new_row(
             self.vocab_size,

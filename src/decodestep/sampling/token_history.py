@@ -17,7 +17,7 @@ class Tally(NamedTuple):
     counts: np.ndarray
 
 
-class History(_native.History):
+class TokenHistory(_native.History):
     """The tokens of one row, integers >= 0: first the `prompt_length` tokens of the prompt, then the generated ones.
 
     It belongs to the core, which reads and extends it in a step without calling Python. `tokens` is a Python list of the same

@@ -22,7 +22,7 @@ from decodestep.sampling.distribution import entropy, likeliest, log_probability
 from decodestep.sampling.fusion_rules import rule_of
 from decodestep.sampling.one_processor import OP, description_of, handed_on, name_of, run_one
 from decodestep.sampling.thresholds import Threshold, threshold_of
-from decodestep.sampling.token_history import History
+from decodestep.sampling.token_history import TokenHistory
 
 
 @dataclass(frozen=True, eq=False)
@@ -126,7 +126,7 @@ def trace_plan(
     processors: Sequence[Any],
     vocab_size: int,
     logits: Array,
-    history: Iterable[int] | History,
+    history: Iterable[int] | TokenHistory,
     *,
     seed: int,
     greedy: bool,
@@ -135,10 +135,10 @@ def trace_plan(
     """See `Plan.trace`."""
     row = arrays.view(OP, "logits", logits)
     require(row.shape == (vocab_size,), OP, "logits", f"of shape {vocab_size}", row)
-    ids = list(history.tokens if isinstance(history, History) else history)
+    ids = list(history.tokens if isinstance(history, TokenHistory) else history)
     require(all(is_int(i) and i >= 0 for i in ids), OP, "history", "token ids >= 0", ids)
     require(is_int(seed) and 0 <= seed < 2**64, OP, "seed", "an integer in [0, 2^64)", seed)
-    past = History(ids)
+    past = TokenHistory(ids)
     scores = first = decode_step(row[None], [()], need_processed=True).processed[0]
     handed = row  # what the next processor is given
     traced = []
@@ -153,7 +153,9 @@ def trace_plan(
     return Trace(first, tuple(traced), drawn, tuple(past.tokens), spell)
 
 
-def _step_trace(processor: Any, before: np.ndarray, after: np.ndarray, steps: Sequence[Step], history: History) -> StepTrace:
+def _step_trace(
+    processor: Any, before: np.ndarray, after: np.ndarray, steps: Sequence[Step], history: TokenHistory
+) -> StepTrace:
     """What a processor did between two arrays of scores (V,); `steps` are its typed steps if it is fused."""
     was, now = (reference.candidates(scores, (), len(history)) for scores in (before, after))
     rule, kept = rule_of(processor), after > -np.inf
