@@ -30,7 +30,8 @@ from device import KINDS
 from harness import Call, Prepared, Report, options, torch
 from memory import READ_BYTES, home, one_read, plain_read
 from peers import PEERS, maker, ours
-from sampling import DTYPES, PARAMS, PARTS, Case, Logits, Sampler, UnableError, buffers, case, verify
+from sampling import DTYPES, PARAMS, PARTS, Case, Logits, Sampler, UnableError, buffers, case
+from sampling_check import verify
 
 CHOICES = {"cases": (*PARAMS, "mixed"), "caches": ("cold", "warm"), "dtypes": tuple(DTYPES), "peers": (*PEERS, "none")}
 CHOICES["device"] = KINDS

@@ -17,7 +17,8 @@ from decodestep.ops.decode_step import steps as s
 from decodestep.ops.decode_step.arguments import normalise_arguments
 from device import DeviceReport
 from harness import Call, torch
-from sampling import HISTORY, Case, Logits, case, logits_of, verify
+from sampling import HISTORY, Case, Logits, case, logits_of
+from sampling_check import verify
 
 
 class Ours:

@@ -219,12 +219,13 @@ class Wrong:
 )
 def test_what_is_wrong_does_not_pass(sampling, change):
     from peers import ours
+    from sampling_check import verify
 
     case = sampling.case("full", 2, 500)
     logits = sampling.Logits(sampling.logits_of(np.random.default_rng(0), 2, 500, "float32"), None)
-    sampling.verify(case, Wrong(ours.DecodeStep(case), {}), logits)
+    verify(case, Wrong(ours.DecodeStep(case), {}), logits)
     with pytest.raises(AssertionError):
-        sampling.verify(case, Wrong(ours.DecodeStep(case), change), logits)
+        verify(case, Wrong(ours.DecodeStep(case), change), logits)
 
 
 def test_transformers_verifies_and_accelerates():
