@@ -176,7 +176,7 @@ class _File:
         self._matrix("token_embd", s.vocabulary, s.hidden)
         self._exact("output_norm", s.hidden)
         if not s.tied:
-            self._matrix("output", s.vocabulary, s.hidden, "Q6_K" if self.kind == "Q4_K_M" else None)
+            self._matrix("output", s.vocabulary, s.hidden, kinds=("Q6_K", "Q5_0") if self.kind == "Q4_K_M" else None)
         for i in range(self.layers):
             self._attention(f"blk.{i}.")
             if s.experts and i >= s.experts[4]:
@@ -220,13 +220,9 @@ class _File:
     def _exact(self, name: str, width: int) -> None:
         self.tensors.append((f"{name}.weight", (width,), "F32"))
 
-    def _matrix(self, name: str, *size: Any) -> None:
-        """size: of its axes, and last, if it is no number, the type, or None."""
-        chosen, other = KINDS[self.kind]
-        if isinstance(size[-1], tuple):
-            (chosen, other), size = size[-1], size[:-1]
-        elif not isinstance(size[-1], int):
-            chosen, size = size[-1] or chosen, size[:-1]
+    def _matrix(self, name: str, *size: int, kinds: tuple[str, str] | None = None) -> None:
+        """kinds: in place of those that the file's kind has in `KINDS`."""
+        chosen, other = kinds or KINDS[self.kind]
         fits = size[-1] % gguf.GGML_QUANT_SIZES[_TYPES[chosen]][0] == 0
         self.tensors.append((f"{name}.weight", size, chosen if fits else other))
 
@@ -261,7 +257,7 @@ class _GroupedFile(_File):
     def _list(self) -> None:
         s = self.shape
         more = _MORE.get(self.kind)
-        self._matrix("token_embd", s.vocabulary, s.hidden, more)
+        self._matrix("token_embd", s.vocabulary, s.hidden, kinds=more)
         self._exact("output_norm", s.hidden)
         for i in range(self.layers):
             eighth = self.layers // 8  # the quantiser's choice of layers
@@ -272,8 +268,8 @@ class _GroupedFile(_File):
             self._exact(f"{at}ffn_norm", s.hidden)
             self._matrix(f"{at}attn_q", queries, s.hidden)
             self._matrix(f"{at}attn_k", keys, s.hidden)
-            self._matrix(f"{at}attn_v", keys, s.hidden, better)
+            self._matrix(f"{at}attn_v", keys, s.hidden, kinds=better)
             self._matrix(f"{at}attn_output", s.hidden, queries)
             self._matrix(f"{at}ffn_gate", s.feed_forward, s.hidden)
             self._matrix(f"{at}ffn_up", s.feed_forward, s.hidden)
-            self._matrix(f"{at}ffn_down", s.hidden, s.feed_forward, better)
+            self._matrix(f"{at}ffn_down", s.hidden, s.feed_forward, kinds=better)
