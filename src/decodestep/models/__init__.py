@@ -1,7 +1,8 @@
 """Models: a GGUF file or a folder of safetensors, loaded as tokenizer, chat template and decoder. Modules by subject:
 
 - `load`: a path to a `model`; `fetch`: the default one; `errors`;
-- files: `gguf_file` (`gguf_shards`), `model_folder` (`safetensors_file`, `json_file`), on `file_bytes` and `metadata`;
+- files: `gguf_file` (`gguf_header`, `gguf_shards`), `model_folder` (`safetensors_file`, `json_file`), on `file_bytes` and
+  `metadata`;
 - `architectures`: the sizes and parts that a file's keys and names stand for; `checkpoint`: its tensors by part; `summary`;
 - text: `tokenizer` (`vocabulary`, `control_tokens`) of a `gguf_tokenizer` or a `folder_tokenizer` (`tiktoken_file`), on
   `tokenizer_engine` and `pre_tokenizers`; `chat` (`template_process`, `template_worker`);
