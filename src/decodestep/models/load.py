@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from decodestep._base.checks import is_int, require, require_choice
 from decodestep._base.extras import extra
@@ -23,6 +23,9 @@ from decodestep.weights.packed import Format
 
 if TYPE_CHECKING:
     from decodestep.models.checkpoint import Checkpoint, Rows
+    from decodestep.models.config import Config
+
+_OP = "load"
 
 
 def load(
@@ -80,19 +83,7 @@ def load(
     file that is missing, truncated, corrupt or not supported, and for a default model that can be neither found nor fetched;
     MemoryError for cache_bytes beyond the address space; ModuleNotFoundError if a package of decodestep[generate] is missing.
     """
-    require_choice("load", "dtype", dtype, (*PANEL_FORMATS, *QUANTISED, "float32"))
-    require_choice("load", "form", form, ("auto", "mla"))
-    require_choice("load", "cache_dtype", cache_dtype, ("auto", *CACHE_DTYPES))
-    require(
-        threads is None or (is_int(threads) and 1 <= threads <= MAX_THREADS),
-        "load",
-        "threads",
-        f"an integer in [1, {MAX_THREADS}] or None",
-        threads,
-    )
-    require(chat_template is None or isinstance(chat_template, str), "load", "chat_template", "a string or None", chat_template)
-    ok = cache_bytes is None or (is_int(cache_bytes) and cache_bytes > 0)
-    require(ok, "load", "cache_bytes", "a positive number of bytes or None", cache_bytes)
+    _check(dtype, form, cache_dtype, threads, chat_template, cache_bytes)
     with extra("generate"):
         import jinja2  # noqa: F401, for the process that renders the template
 
@@ -109,18 +100,21 @@ def load(
     return Model(path, tokenizer, decoder, template, threads, cache_bytes, generation_config)
 
 
+def _check(dtype: Any, form: Any, cache_dtype: Any, threads: Any, chat_template: Any, cache_bytes: Any) -> None:
+    require_choice(_OP, "dtype", dtype, (*PANEL_FORMATS, *QUANTISED, "float32"))
+    require_choice(_OP, "form", form, ("auto", "mla"))
+    require_choice(_OP, "cache_dtype", cache_dtype, ("auto", *CACHE_DTYPES))
+    ok = threads is None or (is_int(threads) and 1 <= threads <= MAX_THREADS)
+    require(ok, _OP, "threads", f"an integer in [1, {MAX_THREADS}] or None", threads)
+    require(chat_template is None or isinstance(chat_template, str), _OP, "chat_template", "a string or None", chat_template)
+    ok = cache_bytes is None or (is_int(cache_bytes) and cache_bytes > 0)
+    require(ok, _OP, "cache_bytes", "a positive number of bytes or None", cache_bytes)
+
+
 def _decoder(checkpoint: Checkpoint, dtype: str, *, as_latent: bool, cache_dtype: str) -> Decoder:
     from decodestep.models.convert import convert
-    from decodestep.models.latent_form import latent_config
 
-    config = checkpoint.config
-    if as_latent and config.latent_attention is None:
-        if not config.has_latent_form:
-            raise ModelError(
-                f"{checkpoint.path}: form 'mla' is not supported: latent attention has no biases, norms of heads and blocks, "
-                "windows or rotations by layer"
-            )
-        config = latent_config(config)
+    config = _as_latent(checkpoint) if as_latent else checkpoint.config
     why = "dtype float32" if dtype == "float32" else obstacle(config)
     no_cache = why or ("latents are bfloat16 or int8" if config.latent_attention and cache_dtype == "float16" else None)
     if cache_dtype != "auto" and no_cache is not None:
@@ -140,6 +134,21 @@ def _decoder(checkpoint: Checkpoint, dtype: str, *, as_latent: bool, cache_dtype
     if dtype != "auto":
         raise ModelError(f"{checkpoint.path}: dtype {dtype!r} is not supported: {why}")
     return LayerDecoder(convert(checkpoint), why)
+
+
+def _as_latent(checkpoint: Checkpoint) -> Config:
+    """The config in the form of latent attention."""
+    from decodestep.models.latent_form import latent_config
+
+    config = checkpoint.config
+    if config.latent_attention is not None:
+        return config
+    if not config.has_latent_form:
+        raise ModelError(
+            f"{checkpoint.path}: form 'mla' is not supported: latent attention has no biases, norms of heads and blocks, "
+            "windows or rotations by layer"
+        )
+    return latent_config(config)
 
 
 def _panels(weight: Rows, widened: bool, dtype: str) -> LinearPanels:
