@@ -76,6 +76,16 @@ def test_stats_show_the_operators():
         assert word in run.stderr
 
 
+def test_stats_are_not_cut_on_a_narrow_terminal():
+    run = decodestep("generate", "Hi", "--greedy", "--stats", "--max-new-tokens", 2, env={**os.environ, "COLUMNS": "20"})
+    assert "grouped_attention" in run.stderr and "…" not in run.stderr
+
+
+def test_without_docstrings_the_command_is_the_same():
+    run = processes.run([sys.executable, "-OO", "-m", "decodestep", "env", "--json"])
+    assert run.returncode == 0 and json.loads(run.stdout)["threads"] >= 1
+
+
 def test_logprobs_and_the_plan():
     run = decodestep(
         "generate",

@@ -261,6 +261,7 @@ BAD = [
     ("Penalise.factor", {"steps": [[s.Penalise(ids(1), 0.0)], []]}),
     ("Temperature.temperature", {"steps": [[s.Temperature(0.0)], []]}),
     ("TopK.k", {"steps": [[s.TopK(0)], []]}),
+    ("TopK.k", {"steps": [[s.TopK("3")], []]}),
     ("TopP.p", {"steps": [[s.TopP(1.7)], []]}),
     ("MinP.p", {"steps": [[s.MinP(math.nan)], []]}),
     ("Typical.mass", {"steps": [[s.Typical(1.0)], []]}),

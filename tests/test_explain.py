@@ -213,6 +213,20 @@ def test_colours_and_bars_where_the_terminal_has_them(color, width):
     assert ("\x1b[" in text) == color and ("█" in text) == color and "nothing" in text
 
 
+@pytest.mark.parametrize("width", [30, 80, 200])
+def test_a_long_token_is_cut_and_no_number(width):
+    file = io.StringIO()
+    console = Console(file=file, width=width)
+    long = {"token_id": 1, "token": "=" * 80, "probabilities": [0.5, 0.25, 1.0]}
+    shown = {**SHOWN, "tokens": [long], "others": [0.5, 0.75, 0.0], "left": [49152, 49151, 1]}
+    terminal.print_stages(console, shown, ["Temperature", "TopK"], "seed 1 draws")
+    terminal.print_alternatives(console, [("=" * 80, 0.5, 1.0, [("c", 0.25)])])
+    text = file.getvalue()
+    for number in ("50.00%", "25.00%", "75.00%", "100.00%", "0.00%", "49152", "49151", "'c' 25.0%"):
+        assert number in text
+    assert "drawn with" in text and "…" in text
+
+
 def test_the_command_writes_a_page(tmp_path, capsys):
     target = str(tmp_path / "page.html")
     words = ["explain", "Once upon a", "--raw", "--ban", "time", "--steps", "2", "--html", target, "--json"]

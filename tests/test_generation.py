@@ -257,6 +257,14 @@ def test_refuses_what_is_no_list_of_prompts(tiny_file, prompts):
         ds.generate(ds.load(tiny_file()), prompts)
 
 
+@pytest.mark.parametrize(
+    ("name", "value"), [("threads", "4"), ("cache_bytes", "1"), ("name_or_path", ""), ("name_or_path", None)]
+)
+def test_load_quotes_what_is_wrong(tiny_file, name, value):
+    with pytest.raises(ValueError, match=f"^load: {name} must be .*; got {value!r}$"):
+        ds.load(**{"name_or_path": tiny_file(), name: value})
+
+
 @pytest.mark.parametrize("name", ["stream", "cancelled"])
 def test_refuses_what_is_no_function(tiny_file, name):
     with pytest.raises(ValueError, match=f"^generate: {name} must be a function or None; got True"):

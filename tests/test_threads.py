@@ -36,7 +36,7 @@ def test_use_threads_counts_in_its_block_and_its_thread():
 @pytest.mark.parametrize("count", [0, -1, MAX_THREADS + 1, 2.0, True, "2"])
 def test_use_threads_refuses(count):
     with (
-        pytest.raises(ValueError, match=f"^use_threads: count must be an integer in \\[1, {MAX_THREADS}\\]"),
+        pytest.raises(ValueError, match=f"^use_threads: count must be an integer in \\[1, {MAX_THREADS}\\]; got {count!r}$"),
         ds.use_threads(count),
     ):
         pass

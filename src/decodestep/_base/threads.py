@@ -53,7 +53,9 @@ def use_threads(count: int | None) -> Iterator[None]:
     if count is None:
         yield
         return
-    require(is_int(count) and 1 <= count <= MAX_THREADS, "use_threads", "count", f"an integer in [1, {MAX_THREADS}]", count)
+    require(
+        is_int(count) and 1 <= count <= MAX_THREADS, "use_threads", "count", f"an integer in [1, {MAX_THREADS}]", repr(count)
+    )
     token = _threads.set(int(count))
     try:
         yield

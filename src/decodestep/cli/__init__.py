@@ -81,7 +81,8 @@ def _failure(error: BaseException) -> tuple[int, str]:
 
 
 def _run(arguments: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="decodestep", description=decodestep.__doc__.split("\n")[0], epilog=_EPILOG)
+    about = (decodestep.__doc__ or "").partition("\n")[0]  # None under python -OO
+    parser = argparse.ArgumentParser(prog="decodestep", description=about, epilog=_EPILOG)
     parser.add_argument("--version", action="version", version=f"decodestep {decodestep.__version__}")
     verbs = parser.add_subparsers(dest="verb", required=True, metavar="VERB")
     with extra("generate"):

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from decodestep._base.checks import RequestError, refuse
 from decodestep.cli.cancelled import Cancelled
-from decodestep.cli.options import add_model, add_params, load, params_of
+from decodestep.cli.options import add_named_model, add_params, load, name_model, params_of
 from decodestep.generation.generate import generate
 from decodestep.generation.prompts import prompt_ids
 from decodestep.models import Model, ModelError
@@ -33,15 +33,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         f"{parser.description}\n\nIn a terminal it prompts for messages; from a pipe it reads one message per line and prints "
         f"only the answers.\nA line that begins with a slash is a command:\n\n{_HELP}"
     )
-    parser.add_argument("name", nargs="?", metavar="model", help="the same as --model")
     parser.add_argument("--system", metavar="TEXT", help="a system message before the conversation")
     add_params(parser)
-    add_model(parser)
+    add_named_model(parser)
 
 
 def run(options: argparse.Namespace) -> int:
     params = params_of(options)
-    options.model = options.name or options.model
+    name_model(options)
     chat = _Chat(load(options), params, options.system)
     interactive = sys.stdin.isatty()
     if hasattr(sys.stdin, "reconfigure"):

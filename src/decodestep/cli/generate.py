@@ -189,6 +189,8 @@ def _print_stats(stats: dict[str, Any], completion: Completion) -> None:
     from rich.console import Console
     from rich.table import Table
 
+    from decodestep.explain.terminal import print_whole
+
     console = Console(stderr=True)
     table = Table("operator", "backend", box=None, header_style="bold", pad_edge=False)
     for name in ("calls", "ms", "share"):
@@ -199,7 +201,7 @@ def _print_stats(stats: dict[str, Any], completion: Completion) -> None:
         indented = f"  {name}" if "part_of" in row else name
         table.add_row(indented, row["backend"], str(row["calls"]), f"{row['ms']:.1f}", f"{row['share']:.1%}")
     console.print()
-    console.print(table)
+    print_whole(console, table)
     rate = f"{stats['tokens_per_s']:.1f} tokens/s" if stats["tokens_per_s"] else "no rate"
     first = stats["time_to_first_token_s"]
     console.print(

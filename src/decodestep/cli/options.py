@@ -55,6 +55,19 @@ def add_model(parser: argparse.ArgumentParser) -> None:
     add("--cache-dtype", default="auto", metavar="DTYPE", help=f"type of cached keys and values: {kept} [%(default)s]")
 
 
+def add_named_model(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("name", nargs="?", metavar="model", help="the same as --model")
+    add_model(parser)
+
+
+def name_model(options: argparse.Namespace) -> None:
+    """Moves the model that was named without --model to where `load` looks for it."""
+    if options.name is not None:
+        both = f"{options.name} and --model {options.model}"
+        require(options.model == DEFAULT_MODEL, options.verb, "model", "named once", both)
+        options.model = options.name
+
+
 def add_prompt(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--system", metavar="TEXT", help="a system message before the prompt")
@@ -141,6 +154,7 @@ def prompt_of(options: argparse.Namespace) -> Prompt:
     if not text.strip() and not (options.raw and text):
         refuse(options.verb, "prompt", "at least one token long", "an empty prompt")
     if options.raw:
+        require(options.system is None, options.verb, "system", "left out with --raw", repr(options.system))
         return text
     system = [{"role": "system", "content": options.system}] if options.system is not None else []
     return [*system, {"role": "user", "content": text}]

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from decodestep._base.checks import refuse, require
 from decodestep._base.extras import extra
-from decodestep.cli.options import add_model, load, text_of
+from decodestep.cli.options import add_named_model, load, name_model, text_of
 
 if TYPE_CHECKING:
     import uvicorn
@@ -29,8 +29,7 @@ _READING = 5.0  # seconds for clients to read what was written for them after th
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
-    add("name", nargs="?", metavar="model", help="the same as --model")
-    add_model(parser)
+    add_named_model(parser)
     add("--host", default="127.0.0.1", help="the address to listen on; 0.0.0.0 for all networks [%(default)s]")
     add("--port", type=int, default=8080, help="0 for a free one [%(default)s]")
     add("--max-rows", type=int, default=64, metavar="N", help="completions that run together [%(default)s]")
@@ -55,7 +54,7 @@ def run(options: argparse.Namespace) -> int:
         refuse("serve", "grace", ">= 0", options.grace)
     for origin in options.cors_origin:
         require(_is_origin(origin), "serve", "cors-origin", "*, null, or an origin such as https://example.org:8000", origin)
-    options.model = options.name or options.model
+    name_model(options)
     listening = _listen(options.host, options.port)  # before the model is loaded, so that a port in use is reported at once
     host, port = listening.getsockname()[:2]
     started = time.monotonic()

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 _EIGHTHS = " ▏▎▍▌▋▊▉"
 _BAR = 16  # columns
+_TOKEN = 24  # columns at most: some vocabularies have tokens of 80 hyphens or spaces
 
 
 def can_draw(console: Console) -> bool:
@@ -28,17 +30,29 @@ def percent(p: float | None) -> str:
     return "-" if p is None else f"{p:.2%}"
 
 
+def print_whole(console: Console, table: Table) -> None:
+    """Prints a table whose cells are not cut: on a terminal that is narrower, its lines are wrapped."""
+    narrow = console.width
+    console.width = max(narrow, console.measure(table, options=console.options.update(max_width=1000)).maximum)
+    console.print(table)
+    console.width = narrow
+
+
+def _token_columns(tokens: Sequence[str]) -> int:
+    """The width of the column of tokens, as they are spelled."""
+    return min(_TOKEN, max([len("tokens left"), *(cell_len(repr(token)) for token in tokens)]))
+
+
 def print_stages(console: Console, stages: dict[str, Any], names: Sequence[str], end: str) -> None:
     """One token's table: the result of `stages.stages_of`. names: of the steps. end: how the token was drawn."""
     drawn = can_draw(console)
     heads = [f"{n} {name}" for n, name in enumerate(names, 1)]
-    if sum(len(head) + 2 for head in heads) > console.width - 40 - (_BAR + 2) * drawn:  # the printed plan lists the numbers
-        heads = [head.split()[0] for head in heads]
-    # On a narrow terminal lines are wrapped rather than numbers cut.
-    console.width = max(console.width, 32 + 8 * len(heads))
-    drawn = drawn and console.width >= 32 + 8 * len(heads) + _BAR
+    columns = _token_columns([token["token"] for token in stages["tokens"]])
+    if sum(len(head) + 2 for head in heads) > console.width - 28 - columns - (_BAR + 2) * drawn:
+        heads = [head.split()[0] for head in heads]  # the printed plan lists the numbers
+    drawn = drawn and console.width >= 20 + columns + 8 * len(heads) + _BAR
     table = Table(box=None, header_style="bold", pad_edge=False)
-    table.add_column("token", no_wrap=True, min_width=11)
+    table.add_column("token", no_wrap=True, width=columns)
     for head in ("model", *heads):
         table.add_column(head, justify="right", no_wrap=True)
     if drawn:
@@ -60,7 +74,7 @@ def print_stages(console: Console, stages: dict[str, Any], names: Sequence[str],
     table.add_row("all others", *map(percent, stages["others"]), *blank)
     table.add_row("tokens left", *map(str, stages["left"]), *blank)
     console.print()
-    console.print(table)
+    print_whole(console, table)
     if stages["next_token"] is not None:
         console.print(Text(f"{end}: {stages['next_token']['token']!r}", style="bold" if drawn else ""))
 
@@ -79,9 +93,10 @@ def _what(after: Sequence[float | None], heads: Sequence[str]) -> Text:
 def print_alternatives(console: Console, steps: Sequence[tuple[str, float, float, Sequence[tuple[str, float]]]]) -> None:
     """One line for each token: its text, its probability in the model and after the steps, the most likely alternatives."""
     drawn = can_draw(console)
-    console.width = max(console.width, 60)
+    columns = _token_columns([step[0] for step in steps])
+    console.width = max(console.width, 48 + columns)
     table = Table(box=None, header_style="bold", pad_edge=False)
-    table.add_column("token", no_wrap=True, min_width=11)
+    table.add_column("token", no_wrap=True, width=columns)
     for head in ("model", "drawn with"):
         table.add_column(head, justify="right", no_wrap=True)
     if drawn:

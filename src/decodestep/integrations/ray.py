@@ -65,7 +65,7 @@ class Generate:
         seed: int = 0,
         threads: int | None = None,
     ) -> None:
-        require(is_int(seed) and 0 <= seed < 2**64, _OP, "seed", "an integer in [0, 2^64)", seed)
+        require(is_int(seed) and 0 <= seed < 2**64, _OP, "seed", "an integer in [0, 2^64)", repr(seed))
         self._params, self._prompt, self._key, self._seed = dict(params or {}), prompt, key, seed
         SamplingParams(**self._params)
         threads = _given_cpus() if threads is None else threads

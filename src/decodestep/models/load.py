@@ -79,11 +79,11 @@ def load(
     that is a multiple of 16, and all other sizes multiples of 32. Other models run as with "float32" under "auto", and are
     refused under "bfloat16" and "int8". `model.decoder.description` says how a model runs.
 
-    Returns a `Model`. Raises ValueError for dtype, form, cache_dtype, threads, chat_template or cache_bytes; `ModelError` for a
-    file that is missing, truncated, corrupt or not supported, and for a default model that can be neither found nor fetched;
-    MemoryError for cache_bytes beyond the address space; ModuleNotFoundError if a package of decodestep[generate] is missing.
+    Returns a `Model`. Raises ValueError for an argument outside these rules; `ModelError` for a file that is missing,
+    truncated, corrupt or not supported, and for a default model that can be neither found nor fetched; MemoryError for
+    cache_bytes beyond the address space; ModuleNotFoundError if a package of decodestep[generate] is missing.
     """
-    _check(dtype, form, cache_dtype, threads, chat_template, cache_bytes)
+    _check(name_or_path, dtype, form, cache_dtype, threads, chat_template, cache_bytes)
     with extra("generate"):
         import jinja2  # noqa: F401, for the process that renders the template
 
@@ -100,15 +100,19 @@ def load(
     return Model(path, tokenizer, decoder, template, threads, cache_bytes, generation_config)
 
 
-def _check(dtype: Any, form: Any, cache_dtype: Any, threads: Any, chat_template: Any, cache_bytes: Any) -> None:
+def _check(
+    name_or_path: Any, dtype: Any, form: Any, cache_dtype: Any, threads: Any, chat_template: Any, cache_bytes: Any
+) -> None:
+    ok = isinstance(name_or_path, (str, os.PathLike)) and str(name_or_path) != ""
+    require(ok, _OP, "name_or_path", "a name or a path", repr(name_or_path))
     require_choice(_OP, "dtype", dtype, (*PANEL_FORMATS, *QUANTISED, "float32"))
     require_choice(_OP, "form", form, ("auto", "mla"))
     require_choice(_OP, "cache_dtype", cache_dtype, ("auto", *CACHE_DTYPES))
     ok = threads is None or (is_int(threads) and 1 <= threads <= MAX_THREADS)
-    require(ok, _OP, "threads", f"an integer in [1, {MAX_THREADS}] or None", threads)
+    require(ok, _OP, "threads", f"an integer in [1, {MAX_THREADS}] or None", repr(threads))
     require(chat_template is None or isinstance(chat_template, str), _OP, "chat_template", "a string or None", chat_template)
     ok = cache_bytes is None or (is_int(cache_bytes) and cache_bytes > 0)
-    require(ok, _OP, "cache_bytes", "a positive number of bytes or None", cache_bytes)
+    require(ok, _OP, "cache_bytes", "a positive number of bytes or None", repr(cache_bytes))
 
 
 def _decoder(checkpoint: Checkpoint, dtype: str, *, as_latent: bool, cache_dtype: str) -> Decoder:

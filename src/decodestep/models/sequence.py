@@ -34,7 +34,7 @@ class CachedSequence:
 
     def __init__(self, pool: PagePool, capacity: int | None = None, *, admitted: bool = False) -> None:
         ok = capacity is None or (is_int(capacity) and capacity >= 0)
-        require(ok, _OP, "capacity", "a number of tokens or None", capacity)
+        require(ok, _OP, "capacity", "a number of tokens or None", repr(capacity))
         self.tokens: list[int] = []
         self.admitted = admitted
         self.thread = threading.get_ident()

@@ -107,7 +107,7 @@ class Sampler:
         token_bytes: Callable[[int], bytes] | None = None,
         backend: str = "auto",
     ) -> None:
-        require(is_int(vocab_size) and vocab_size >= 1, _OP, "vocab_size", "an integer >= 1", vocab_size)
+        require(is_int(vocab_size) and vocab_size >= 1, _OP, "vocab_size", "an integer >= 1", repr(vocab_size))
         require_choice(_OP, "backend", backend, ("auto", "cpu", "triton"))
         self.vocab_size, self._backend = int(vocab_size), backend
         self._ends = frozenset(self._ids("eos_token_id", _as_several(eos_token_id)))

@@ -72,8 +72,8 @@ class Engine:
     """
 
     def __init__(self, model: Model, *, max_rows: int = 64, max_waiting: int = 256, deliver: Deliver | None = None) -> None:
-        require(is_int(max_rows) and max_rows >= 1, _OP, "max_rows", "an integer >= 1", max_rows)
-        require(is_int(max_waiting) and max_waiting >= 0, _OP, "max_waiting", "an integer >= 0", max_waiting)
+        require(is_int(max_rows) and max_rows >= 1, _OP, "max_rows", "an integer >= 1", repr(max_rows))
+        require(is_int(max_waiting) and max_waiting >= 0, _OP, "max_waiting", "an integer >= 0", repr(max_waiting))
         self.model = model
         self.max_rows = max_rows
         self.passes = 0  # forward passes so far

@@ -70,7 +70,7 @@ def accelerate(
     another dtype or device. While accelerated, an unknown argument of the attention raises.
     """
     require(isinstance(model, PreTrainedModel), _OP, "model", "a PreTrainedModel of transformers", type(model).__name__)
-    require(is_int(absorb_up_to) and absorb_up_to >= 0, _OP, "absorb_up_to", "an integer >= 0", absorb_up_to)
+    require(is_int(absorb_up_to) and absorb_up_to >= 0, _OP, "absorb_up_to", "an integer >= 0", repr(absorb_up_to))
     require(isinstance(experts, str), _OP, "experts", '"keep" or the name of an implementation', experts)
     present = model.__dict__.get(_HANDLE)
     if isinstance(present, Acceleration):

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from decodestep._base import arrays
-from decodestep._base.checks import ids_below, is_finite, is_int, is_real, refuse, require
+from decodestep._base.checks import describe, ids_below, is_finite, is_int, is_real, refuse, require
 from decodestep.ops.decode_step import steps as kinds
 from decodestep.ops.decode_step.steps import PATCHES, Step, Steps
 
@@ -79,7 +79,8 @@ def _check_step(step: Step, vocab: int) -> None:
             step,
         )
     for name, (rule, check) in (rules or {}).items():
-        require(check(getattr(step, name)), _OP, f"{type(step).__name__}.{name}", rule, getattr(step, name))
+        value = getattr(step, name)
+        require(check(value), _OP, f"{type(step).__name__}.{name}", rule, describe(value))
     if isinstance(step, kinds.Add):
         require(step.values.shape == step.ids.shape, _OP, "Add.values", "one for each id", step.values)
 

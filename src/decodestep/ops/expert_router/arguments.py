@@ -38,4 +38,4 @@ class RouterRule:
         if self.group_score == "top_two":
             require(in_group >= 2, op, "groups", "of two experts or more for 'top_two'", f"{self.groups} of {in_group}")
         require(isinstance(self.normalise, bool), op, "normalise", "a bool", self.normalise)
-        require(is_finite(self.scale), op, "scale", "a finite number", self.scale)
+        require(is_finite(self.scale), op, "scale", "a finite number", repr(self.scale))

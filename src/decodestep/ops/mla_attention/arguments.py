@@ -90,7 +90,8 @@ def bind(call: Call) -> Problem:
     kv = _cache("kv_cache", call.kv_cache, "quant_scale_ckv", call.quant_scale_ckv)
     kr = _cache("kr_cache", call.kr_cache, "quant_scale_ckr", call.quant_scale_ckr)
     _check_shapes(query, rope, kv.rows, kr.rows, quantised=call.dequant_scale_q_nope is not None)
-    require(is_finite(call.scale), OP, "scale", "a finite number", call.scale)
+    if not is_finite(call.scale):
+        refuse(OP, "scale", "a finite number", repr(call.scale))
     _check_groups(call.groups, rope, kv.rows)
     blocks, block_size = kv.rows.shape[:2]
     indexes = _paging(call.block_table, call.sequence, call.lengths, len(rope), blocks, block_size)
