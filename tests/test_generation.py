@@ -271,6 +271,12 @@ def test_refuses_what_is_no_function(tiny_file, name):
         ds.generate(ds.load(tiny_file()), [[1]], **{name: True})
 
 
+@pytest.mark.parametrize("ids", ["ab", None, 5, [300], [[1]], [1.0], b"a"])
+def test_a_sequence_refuses_what_are_no_token_ids(tiny_file, ids):
+    with pytest.raises(ValueError, match=r"^sequence: token_ids must be token ids in \[0, "):
+        ds.load(tiny_file()).sequence(ids)
+
+
 @pytest.mark.parametrize("size", [2**62, 10**30])
 def test_a_cache_beyond_the_address_space_is_a_memory_error(tiny_file, size):
     with pytest.raises(MemoryError, match="no address space for a cache of"):

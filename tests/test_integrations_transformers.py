@@ -848,6 +848,8 @@ def test_what_has_no_latent_attention_or_has_sinks_is_refused(model):
         accelerate(model_of("hy_v4"))
     with pytest.raises(ValueError, match=r"absorb_up_to must be an integer >= 0; got True"):
         accelerate(model, absorb_up_to=True)
+    with pytest.raises(ValueError, match=r"linears must be a bool; got 'no'"):
+        accelerate(model, linears="no")
     assert acceleration._HANDLE not in vars(model)
 
 

@@ -370,6 +370,7 @@ def test_all_or_none_are_admitted():
         (lambda s, _: CachedSequence(s._pool, 1.5), "capacity must be a number of tokens or None; got 1.5"),
         (lambda s, _: run(s._pool, (s, [])), "forward: batch must be of one or more token ids in \\[0, 3\\)"),
         (lambda s, _: run(s._pool, (s, [3])), "forward: batch must be of one or more token ids in \\[0, 3\\)"),
+        (lambda s, _: run(s._pool, s), "forward: batch must be of pairs of a sequence and its new token ids"),
         (lambda s, _: run(s._pool, (s, [0] * 198)), "no longer than the context of 200 tokens; got 201"),
         (lambda s, _: run(s._pool, (s, [0]), (s, [0])), "of different sequences; got one sequence 2 times"),
         (lambda s, other: run(s._pool, (s, [0]), (other, [0])), "of sequences of this model"),

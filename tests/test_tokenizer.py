@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -43,6 +44,8 @@ def test_control_tokens_add_no_text(model):
     assert ids[0] == 1
     assert ids[-1] == 2
     assert model.tokenizer.decode(ids) == "user\nhi"
+    for kind in (tuple, iter, np.array, torch.tensor):
+        assert model.tokenizer.decode(kind(ids)) == "user\nhi"
 
 
 def test_a_byte_that_the_vocabulary_lacks_is_left_out(model):

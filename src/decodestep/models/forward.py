@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 
@@ -27,7 +28,7 @@ def forward(
     wanted: Sequence[bool] | None = None,
 ) -> np.ndarray:
     """See `Model.forward`."""
-    checked = [(sequence, _checked(decoder, pool, sequence, ids)) for sequence, ids in batch]
+    checked = [_checked(decoder, pool, pair) for pair in batch]
     twice = len(checked) - len({id(sequence) for sequence, _ in checked})
     require(not twice, _OP, "batch", "of different sequences", f"one sequence {twice + 1} times")
     asked = [True] * len(checked) if wanted is None else [bool(flag) for flag in wanted]
@@ -37,8 +38,11 @@ def forward(
     return blocks[0] if len(blocks) == 1 else np.concatenate(blocks or [np.zeros((0, decoder.config.vocab_size), np.float32)])
 
 
-def _checked(decoder: Decoder, pool: PagePool, sequence: CachedSequence, ids: Sequence[int] | np.ndarray) -> list[int]:
+def _checked(decoder: Decoder, pool: PagePool, pair: Any) -> tuple[CachedSequence, list[int]]:
     vocab, context = decoder.config.vocab_size, decoder.config.context
+    if not (isinstance(pair, (tuple, list)) and len(pair) == 2):
+        refuse(_OP, "batch", "of pairs of a sequence and its new token ids", pair)
+    sequence, ids = pair
     ok = isinstance(sequence, CachedSequence) and sequence.is_of(pool)
     require(ok, _OP, "batch", "of sequences of this model", sequence)
     tokens = ids_below(vocab, ids)
@@ -46,7 +50,7 @@ def _checked(decoder: Decoder, pool: PagePool, sequence: CachedSequence, ids: Se
         refuse(_OP, "batch", f"of one or more token ids in [0, {vocab}) for each sequence", ids)
     length = len(sequence) + len(tokens)
     require(length <= context, _OP, "batch", f"of sequences no longer than the context of {context} tokens", f"{length}")
-    return tokens
+    return sequence, tokens
 
 
 @contextmanager

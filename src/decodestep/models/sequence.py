@@ -139,7 +139,7 @@ class CachedSequence:
         length: in [0, len(sequence)]. Raises CacheFullError, with nothing changed, if the page where the sequence then ends is
         shared and there is no room to copy it.
         """
-        require(is_int(length) and 0 <= length <= len(self), _OP, "length", f"in [0, {len(self)}]", length)
+        require(is_int(length) and 0 <= length <= len(self), _OP, "length", f"in [0, {len(self)}]", repr(length))
         self._require_idle()
         kept, full = pages_of(length), length // PAGE
         with LOCK:

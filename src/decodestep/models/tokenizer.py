@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 from copy import deepcopy
 from functools import cached_property
+from operator import index
 
 from tokenizers import Tokenizer as Engine
 
@@ -97,7 +98,8 @@ class Tokenizer:
 
     def decode(self, token_ids: Iterable[int]) -> str:
         """The text of token ids without control tokens; bytes that are not UTF-8 become U+FFFD."""
-        return b"".join(map(self.token_bytes, token_ids)).decode("utf-8", "replace")
+        # index: a tensor's items are tensors, which equal their numbers and are not found among them
+        return b"".join(self.token_bytes(index(token)) for token in token_ids).decode("utf-8", "replace")
 
     def control_ids(self, names: Collection[str]) -> frozenset[int]:
         """The ids of the control tokens with these spellings, without those that end a text."""

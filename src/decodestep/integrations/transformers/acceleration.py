@@ -71,6 +71,8 @@ def accelerate(
     """
     require(isinstance(model, PreTrainedModel), _OP, "model", "a PreTrainedModel of transformers", type(model).__name__)
     require(is_int(absorb_up_to) and absorb_up_to >= 0, _OP, "absorb_up_to", "an integer >= 0", repr(absorb_up_to))
+    for name, flag in (("attention", attention), ("cache", cache), ("linears", linears)):
+        require(isinstance(flag, bool), _OP, name, "a bool", repr(flag))
     require(isinstance(experts, str), _OP, "experts", '"keep" or the name of an implementation', experts)
     present = model.__dict__.get(_HANDLE)
     if isinstance(present, Acceleration):
