@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+import os
 import random
 import sys
 import threading
@@ -14,6 +15,7 @@ from pathlib import Path
 import pytest
 
 import decodestep as ds
+import processes
 from decodestep.generation.batch import Batch
 from decodestep.generation.model_sampler import sampler_for
 from decodestep.generation.pass_cost import Work
@@ -198,6 +200,38 @@ def test_a_queue_has_a_bound_and_a_stopped_engine_takes_nothing(tiny):
     assert {request.rows[0].reason for request in submitted} == {"cancelled"}
     with pytest.raises(EngineClosedError):
         engine.submit([5], params)
+
+
+def test_gains_are_yielded_once_and_a_loop_that_was_left_goes_on(tiny):
+    with Engine(tiny) as engine:
+        ticket = engine.submit([1, 2], ds.SamplingParams(max_new_tokens=5, num_return_sequences=2, seed=1, **FREE))
+        first = next(iter(ticket))
+        gains = [first, *ticket]
+        assert sorted(gain.sample for gain in gains) == [0] * 5 + [1] * 5 and ticket.done
+        assert list(ticket) == [] and [len(one.token_ids) for one in ticket.completions()] == [5, 5]
+
+
+FORK = """
+import os, sys
+import decodestep as ds
+from decodestep.serving import Engine, EngineClosedError
+engine = Engine(ds.load(sys.argv[1]))
+child = os.fork()
+if child == 0:
+    try:
+        engine.submit([1])
+    except EngineClosedError:
+        os._exit(0)
+    os._exit(1)
+assert os.waitpid(child, 0)[1] == 0
+assert [gain.reason for gain in engine.submit([1], ds.SamplingParams(max_new_tokens=1))] == ["length"]
+engine.close()
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork")
+def test_a_forked_child_has_no_engine(tiny):
+    processes.run([sys.executable, "-W", "ignore", "-c", FORK, str(tiny.path)], check=True)
 
 
 def test_deadlines_count_from_the_request_on(tiny):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import gc
+import pickle
 import sys
 import threading
 
@@ -384,6 +386,15 @@ def test_refusals(call, message):
     with pytest.raises(ValueError, match=message):
         call(sequence, other)
     assert other.tokens == [0] and sequence.tokens == [0, 1, 2]
+
+
+@pytest.mark.parametrize("copied", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_pages_have_one_owner(copied):
+    sequence = started(pool_of(20), [0, 1, 2])
+    with pytest.raises(TypeError, match="CachedSequence cannot be copied"):
+        copied(sequence)
+    with pytest.raises(TypeError, match="load the model in each process"):
+        copied(sequence._pool)
 
 
 def test_a_pool_of_no_more_than_the_bytes_asked_for():

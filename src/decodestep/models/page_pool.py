@@ -6,7 +6,7 @@ import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import Protocol
+from typing import NoReturn, Protocol
 from weakref import WeakSet
 
 from decodestep._base.machine_limits import memory_limit
@@ -86,6 +86,9 @@ class PagePool:
         self._freed = threading.Condition(LOCK)
         with LOCK:
             _POOLS.add(self)
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("the cache of a model cannot be copied or pickled: load the model in each process")
 
     @property
     def held(self) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Hashable, Sequence
 from types import TracebackType
+from typing import NoReturn
 
 import numpy as np
 
@@ -169,6 +170,9 @@ class CachedSequence:
         self._pool.release_locked(self._pages)
         self._pages = []
         self._pool.forget_locked(self)
+
+    def __reduce__(self) -> NoReturn:  # two objects would release the same pages
+        raise TypeError("a CachedSequence cannot be copied or pickled; fork() makes another one")
 
     def __enter__(self) -> CachedSequence:
         return self

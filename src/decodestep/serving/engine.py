@@ -181,6 +181,8 @@ class Engine:
     def _require_room(self, count: int) -> None:
         if self._closing:
             raise EngineClosedError("the server is stopping and accepts no more requests")
+        if not self._thread.is_alive():  # only the thread that forks is there in the child
+            raise EngineClosedError("the engine does not run in a forked process: start another one there")
         self.require_possible(count)
         if self._live + count > self._most:
             seconds = self._row_seconds * (self._live + count - self._most) / self.max_rows

@@ -36,8 +36,8 @@ class EngineRequest:
     wake: makes the engine look at the request now. number: its index among the engine's requests. prompt_ids: its prompt.
     rows: its samples. listener: as given to `submit`.
 
-    Iterating yields the `Delta`s of all samples until each has ended. They can be read once, by one thread; an engine with a
-    `deliver` function passes them to it instead.
+    Iterating yields the `Delta`s of all samples until each has ended. Each is yielded once: after `break`, another loop goes on
+    with the next. One thread at a time may read them; an engine with a `deliver` function passes them to it instead.
     """
 
     def __init__(
@@ -52,7 +52,8 @@ class EngineRequest:
         self.deltas: SimpleQueue[Delta] = SimpleQueue()
         self._wake = wake
         self._lengths = [len(prompt_ids)] * len(rows)  # of each row, the tokens already reported
-        self._ended = [False] * len(rows)
+        self._ended = [False] * len(rows)  # whether the end has been reported
+        self._read = 0  # how many of the ends have been read
 
     def cancel(self) -> None:
         """Ends the running samples with the reason "cancelled" before the next pass. May be called again."""
@@ -65,15 +66,16 @@ class EngineRequest:
         return all(self._ended)
 
     def __iter__(self) -> Iterator[Delta]:
-        for _ in self.rows:
+        while self._read < len(self.rows):
             delta = self.deltas.get()
+            self._read += bool(delta.reason)
             yield delta
-            while not delta.reason:
-                delta = self.deltas.get()
-                yield delta
 
     def completions(self) -> list[Completion]:
-        """What `generate` returns for the same prompt and params."""
+        """What `generate` returns for the same prompt and params; while a sample is running, what it has so far.
+
+        Does not wait: `finish_reason` is "" until the sample has ended, as it has when the deltas have been read.
+        """
         return [completion_of(row, self.prompt_ids, 0) for row in self.rows]
 
     def new_deltas(self, texts: Mapping[int, str]) -> list[Delta]:
