@@ -81,8 +81,13 @@ def _end_all() -> None:
         _idle.pop().end()
 
 
+def _leave_to_the_parent() -> None:
+    while _idle:
+        _idle.pop().leave()
+
+
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_idle.clear)  # their pipes belong to the parent
+    os.register_at_fork(after_in_child=_leave_to_the_parent)
 
 
 class _Worker:
@@ -106,11 +111,19 @@ class _Worker:
 
     def end(self) -> None:
         self._process.kill()
+        self._close_pipes()
+        self._process.wait()
+
+    def leave(self) -> None:
+        """In a forked child: the process is the parent's, and the pipes are copies."""
+        self._close_pipes()
+        self._process.returncode = 0  # it cannot be waited for, and a destructor would warn that it still runs
+
+    def _close_pipes(self) -> None:
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
                 with suppress(OSError):  # of a request that could not be sent
                     pipe.close()
-        self._process.wait()
 
     def ask(self, request: bytes) -> str:
         if not self._ready:
