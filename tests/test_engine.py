@@ -202,13 +202,13 @@ def test_a_queue_has_a_bound_and_a_stopped_engine_takes_nothing(tiny):
         engine.submit([5], params)
 
 
-def test_gains_are_yielded_once_and_a_loop_that_was_left_goes_on(tiny):
+def test_deltas_are_yielded_once_and_a_loop_that_was_left_goes_on(tiny):
     with Engine(tiny) as engine:
-        ticket = engine.submit([1, 2], ds.SamplingParams(max_new_tokens=5, num_return_sequences=2, seed=1, **FREE))
-        first = next(iter(ticket))
-        gains = [first, *ticket]
-        assert sorted(gain.sample for gain in gains) == [0] * 5 + [1] * 5 and ticket.done
-        assert list(ticket) == [] and [len(one.token_ids) for one in ticket.completions()] == [5, 5]
+        request = engine.submit([1, 2], ds.SamplingParams(max_new_tokens=5, num_return_sequences=2, seed=1, **FREE))
+        first = next(iter(request))
+        deltas = [first, *request]
+        assert sorted(delta.sample for delta in deltas) == [0] * 5 + [1] * 5 and request.done
+        assert list(request) == [] and [len(one.token_ids) for one in request.completions()] == [5, 5]
 
 
 FORK = """
