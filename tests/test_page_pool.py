@@ -186,6 +186,7 @@ class Sequences(RuleBasedStateMachine):
         assert sorted(numbers) == list(range(pool._fresh)) and pool._fresh <= pool.pages
         assert pool.held == len(users) and pool.kept == len(pool._kept) <= 5
         assert pool._reserved == sum(sequence._reserved for sequence in self.open)
+        assert all(s._reserved <= max(0, s._promised - len(s._pages)) for s in self.open)
         with LOCK:
             assert pool.available_locked() >= 0
         kept = list(pool._kept)
@@ -321,6 +322,38 @@ def test_a_promise_is_kept():
     first.close()
     assert pool.kept == 3
     CachedSequence(pool, 48)
+
+
+def test_a_promise_outlives_a_truncation():
+    """What it frees stays reserved: the sequence can grow again to its capacity, whatever others want."""
+    pool = pool_of(3)
+    sequence = started(pool, [0] * 48, capacity=48)
+    for length in (47, 33, 32, 31, 16, 5, 0):
+        sequence.truncate(length)
+        assert len(sequence._pages) + sequence._reserved == 3
+        with pytest.raises(CacheFullError):
+            CachedSequence(pool, 1)
+        assert run(pool, (sequence, [1] * (48 - length))) == [[0] * length + [1] * (48 - length)]
+        sequence.truncate(length)
+        run(pool, (sequence, [0] * (48 - length)))
+    with CachedSequence(pool_of(3), 48) as other:
+        run(other._pool, (other, [0] * 40))
+        other.assign(CachedSequence(other._pool))
+        assert other._reserved == 3
+
+
+def test_a_page_of_a_sequence_alone_is_truncated_where_there_is_no_other():
+    pool = pool_of(1)
+    sequence = started(pool, [0] * 16)
+    sequence.truncate(15)
+    assert run(pool, (sequence, [1])) == [[0] * 15 + [1]]
+    with CachedSequence(pool_of(2)) as first:
+        run(first._pool, (first, [0] * 16))
+        with first.fork() as second:
+            run(first._pool, (second, [0]))
+            with pytest.raises(CacheFullError):
+                first.truncate(15)
+            assert len(first) == 16 and run(first._pool, (second, [1])) == [[0] * 17 + [1]]
 
 
 def test_what_is_garbage_collected_comes_back():

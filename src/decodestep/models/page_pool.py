@@ -151,6 +151,10 @@ class PagePool:
         self._reserved += reserved
         self._sequences.add(sequence)
 
+    def reserve_locked(self, freed: int) -> None:
+        """Reserves this many pages, which have just been released."""
+        self._reserved += freed
+
     def claim_locked(self, reserved: int) -> None:
         """Ends the reservation of this many pages."""
         self._reserved -= reserved
@@ -201,6 +205,15 @@ class PagePool:
         parent.children[page.tokens] = parent.begun[page.tokens[0]] = page
         return page
 
+    def withdraw_locked(self, page: Page) -> None:
+        """Takes a page that no page follows out of the tree, if it is in it: it may then be written again."""
+        if page.parent is None:
+            return
+        del page.parent.children[page.tokens]
+        if page.parent.begun.get(page.tokens[0]) is page:
+            del page.parent.begun[page.tokens[0]]
+        page.parent, page.tokens = None, ()
+
     def release_locked(self, pages: Sequence[Page]) -> None:
         """Releases pages, given in the order of a sequence."""
         for page in reversed(pages):  # so that of those kept the last one goes first
@@ -220,10 +233,7 @@ class PagePool:
     def _evict_locked(self) -> None:
         page = next(iter(self._kept))
         del self._kept[page]
-        assert page.parent is not None
-        del page.parent.children[page.tokens]
-        if page.parent.begun.get(page.tokens[0]) is page:
-            del page.parent.begun[page.tokens[0]]
+        self.withdraw_locked(page)
         self._free.append(page.number)
 
     def _take_back_dropped_locked(self) -> None:

@@ -42,16 +42,16 @@ class CachedSequence:
         self._pool = pool
         self._pages: list[Page] = []
         self._table = np.zeros(8, np.int64)  # the numbers of _pages, with spare capacity
-        self._reserved = 0  # pages that the pool has reserved for this sequence
+        self._promised = pages_of(capacity or 0)  # how many pages it may have without running out
+        self._reserved = 0  # pages that the pool has reserved for this sequence, of those that it does not have
         self._expected = 0  # the length of the text that is being read
         self._long = False  # whether the first token was rotated by the long frequencies
         self._alike = 0  # how many tokens, from the first on, were rotated as that one
         self._running = False
         self._closed = False
-        reserved = pages_of(capacity or 0)
         with LOCK:
-            pool.open_locked(self, reserved)
-            self._reserved = reserved
+            pool.open_locked(self, self._promised)
+            self._reserved = self._promised
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -119,8 +119,8 @@ class CachedSequence:
         pool, full, partial = self._pool, len(source) // PAGE, len(source) % PAGE > 0
         with LOCK:
             shared, old = source._pages[:full], self._pages
+            given_back = sum(page.users == 1 for page in old)
             if partial:
-                given_back = sum(page.users == 1 for page in old)
                 pool.require_locked(1 - given_back - min(self._reserved, max(0, full + 1 - len(old))))
             for page in shared:
                 pool.hold_locked(page)
@@ -133,27 +133,37 @@ class CachedSequence:
             if partial:
                 self._list(pool.take_locked())
                 pool.storage.copy(source._pages[full].number, self._pages[full].number)
+            self._reserve_again_locked(given_back - partial)
 
     def truncate(self, length: int) -> None:
         """Drops the tokens from `length` on, so that others can replace them.
 
-        length: in [0, len(sequence)]. Raises CacheFullError, with nothing changed, if the page where the sequence then ends is
-        shared and there is no room to copy it.
+        length: in [0, len(sequence)]. Pages that only this sequence had stay reserved for it, up to its capacity.
+        Raises CacheFullError, with nothing changed, if the page where the sequence then ends is shared and there is no room to
+        copy it.
         """
         require(is_int(length) and 0 <= length <= len(self), _OP, "length", f"in [0, {len(self)}]", repr(length))
         self._require_idle()
-        kept, full = pages_of(length), length // PAGE
+        kept, pool = pages_of(length), self._pool
         with LOCK:
-            dropped = self._pages[kept:]
-            # The last page was full: it stays as it is for others.
-            if kept > full and (self._pages[full].parent is not None or self._pages[full].users > 1):
-                whole = self._pages[full]
-                page = self._pool.take_locked()
-                self._pool.storage.copy(whole.number, page.number)
-                self._pages[full], self._table[full] = page, page.number
-                dropped.insert(0, whole)
-            self._pool.release_locked(dropped)
+            dropped, last = self._pages[kept:], self._pages[kept - 1] if length % PAGE else None
+            freed = sum(page.users == 1 for page in dropped)
+            alone = last is not None and last.users == 1
+            if last is not None and alone and not last.children:
+                pool.withdraw_locked(last)
+                last = None
+            if last is not None:
+                pool.require_locked(1 - freed - (self._reserved > 0))
             del self._pages[kept:], self.tokens[length:]
+            pool.release_locked(dropped)
+            self._reserve_again_locked(freed)
+            if last is not None:  # it was full, and stays as it is for others
+                self._claim_locked(1)
+                page = pool.take_locked()
+                pool.storage.copy(last.number, page.number)
+                self._pages[-1], self._table[kept - 1] = page, page.number
+                pool.release_locked([last])
+                self._reserve_again_locked(alone)
             self._expected, self._alike = length, min(self._alike, length)
 
     def close(self) -> None:
@@ -286,6 +296,12 @@ class CachedSequence:
         claimed = min(max(pages, 0), self._reserved)
         self._reserved -= claimed
         self._pool.claim_locked(claimed)
+
+    def _reserve_again_locked(self, freed: int) -> None:
+        """Reserves up to this many pages, which it has given back, as far as its capacity goes."""
+        again = max(0, min(freed, self._promised - len(self._pages) - self._reserved))
+        self._reserved += again
+        self._pool.reserve_locked(again)
 
     def _list(self, page: Page) -> None:
         if len(self._pages) == len(self._table):
