@@ -277,6 +277,8 @@ BAD = [
     ("top_logprobs", {"top_logprobs": [-1, 0]}),
     ("top_logprobs", {"top_logprobs": [1]}),
     ("top_logprobs", {"top_logprobs": 1.5}),
+    ("TopK.k", {"steps": [[s.TopK(2**63)], []]}),
+    ("TopP.keep", {"steps": [[s.TopP(0.5, 2**64)], []]}),
     ("steps", {"steps": None}),
     ("steps", {"steps": [None, None]}),
     ("greedy", {"greedy": None}),

@@ -35,7 +35,7 @@ def normalise_arguments(
     ok = len(wanted) == batch and all(n is None or (is_int(n) and n >= 0) for n in wanted)
     require(ok, _OP, "top_logprobs", f"None or an integer >= 0, or one for each of {batch} rows", top_logprobs)
     seeds, positions = _integers("seed", seed, batch, 2**64), _integers("position", position, batch, 2**32)
-    counts = [None if n is None else int(n) for n in wanted]
+    counts = [None if n is None else min(int(n), vocab) for n in wanted]
     return plain_steps, [bool(flag) for flag in flags], seeds, positions, counts
 
 
@@ -88,7 +88,7 @@ def _check_step(step: Step, vocab: int) -> None:
 _POSITIVE = ("a finite number > 0", lambda v: is_finite(v) and v > 0)
 _SHARE = ("in [0, 1]", lambda v: is_real(v) and 0 <= v <= 1)
 _INSIDE = ("in (0, 1)", lambda v: is_real(v) and 0 < v < 1)
-_COUNT = ("an integer >= 1", lambda v: is_int(v) and v >= 1)
+_COUNT = ("an integer in [1, 2^63)", lambda v: is_int(v) and 1 <= v < 2**63)
 # The rules of each step's fields, except ids: the text of the rule, and a predicate.
 _RULES: dict[type, dict[str, tuple[str, Callable[[Any], bool]]]] = {
     kinds.Penalise: {"factor": _POSITIVE},
