@@ -113,6 +113,7 @@ class Sampler:
         self._ends = frozenset(self._ids("eos_token_id", _as_several(eos_token_id)))
         self._processors = RowProcessors(_OP, processors)
         self._added = 0
+        require(token_bytes is None or callable(token_bytes), _OP, "token_bytes", "a function or None", token_bytes)
         self._token_bytes = token_bytes
         self.rows: list[Row] = []
         self._batch: _Batch | None = None  # None after a row was added or removed
