@@ -12,7 +12,7 @@ from pathlib import Path
 
 from decodestep._base.checks import refuse
 from decodestep.sampling import constraint_worker
-from decodestep.sampling.json_schema import JSON_FORM, checked, enforceable, short
+from decodestep.sampling.json_schema import JSON_FORM, checked, enforceable, require_whole, short
 
 # The limits for untrusted schemas: half of llguidance's default limits on work, and about 100 MB of states instead of 500.
 LIMITS = {"initial_lexer_fuel": 500_000, "step_lexer_fuel": 100_000, "max_lexer_states": 50_000, "verbose_errors": False}
@@ -33,6 +33,8 @@ def grammar_of(language: str, text: str) -> str:
     if len(text) > _MOST_CHARACTERS:
         refuse("SamplingParams", language, f"at most {_MOST_CHARACTERS} characters", f"{len(text)}")
     costly = language == "grammar"
+    if language == "regex":
+        require_whole(language, text)
     if language == "json_schema":
         text = checked(text)
         costly = any(word in text for word in _COSTLY)  # before formats become patterns, which are cheap

@@ -44,6 +44,9 @@ def checked(text: str) -> str:
     except (ValueError, RecursionError) as error:
         refuse("SamplingParams", "json_schema", "one that can be compiled", short(str(error)))
     for each in _schemas(schema):
+        patterns = each.get("patternProperties")
+        for pattern in (each.get("pattern"), *(patterns if isinstance(patterns, dict) else ())):
+            require_whole("json_schema", pattern)
         least, required = each.get("minProperties"), each.get("required")
         names = len(set(map(str, required))) if isinstance(required, list) else 0
         closed = each.get("additionalProperties") is False and not each.get("patternProperties")
@@ -52,6 +55,12 @@ def checked(text: str) -> str:
             rule = "without a minProperties above the number of required names, unless additionalProperties is false"
             refuse("SamplingParams", "json_schema", rule, f"{least} with {names} required")
     return plain
+
+
+def require_whole(language: str, expression: object) -> None:
+    """Refuses an expression that ends within an escape: llguidance leaves the backslash out."""
+    if isinstance(expression, str) and (len(expression) - len(expression.rstrip("\\"))) % 2:
+        refuse("SamplingParams", language, "one that can be compiled", "a backslash at the end of an expression")
 
 
 def enforceable(text: str) -> str:
