@@ -76,13 +76,14 @@ def whisper_config(**more: Any) -> Any:
     return SimpleNamespace(no_timestamps_token_id=9, eos_token_id=7, bos_token_id=8, **more)
 
 
+@pytest.mark.parametrize("vocab", [16, 10])
 @pytest.mark.parametrize("more", [{}, {"max_initial_timestamp_index": 2}, {"_detect_timestamp_from_logprob": False}])
-def test_whisper_timestamps_equal_transformers(more):
+def test_whisper_timestamps_equal_transformers(more, vocab):
     rng = np.random.default_rng(33)
     for _ in range(120):
         length, begin = int(rng.integers(1, 6)), int(rng.integers(1, 4))
         ids = torch.from_numpy(rng.choice([3, 10, 11, 13], (3, length)))
-        scores = torch.from_numpy(rng.standard_normal((3, 16)) * 2)
+        scores = torch.from_numpy(rng.standard_normal((3, vocab)) * 2)
         ours = both_kinds(lambda b=begin: ds.WhisperTimeStampLogitsProcessor(whisper_config(**more), b), ids, scores)
         agree(ours, hf.WhisperTimeStampLogitsProcessor(whisper_config(**more), begin)(ids, scores))
     processor = ds.WhisperTimeStampLogitsProcessor(whisper_config(), 1)

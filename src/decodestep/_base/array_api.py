@@ -117,9 +117,12 @@ def log_softmax(xp: Namespace, x: ArrayT) -> ArrayT:
 
 
 def log_sum_exp(xp: Namespace, x: ArrayT) -> ArrayT:
-    """log(sum(exp(x))) over the last axis, kept as an axis of length 1; -inf for a row of -inf, inf for one with inf."""
+    """log(sum(exp(x))) over the last axis, kept as an axis of length 1; -inf for a row of -inf or of nothing, inf for one with
+    inf."""
     if hasattr(xp, "logsumexp"):
         return xp.logsumexp(x, -1, keepdim=True)
+    if x.shape[-1] == 0:
+        return xp.full((*x.shape[:-1], 1), NEGATIVE_INFINITY, dtype=x.dtype, device=device(x))
     wide = widen(xp, x)
     top = xp.max(wide, axis=-1, keepdims=True)
     top = xp.where(xp.isinf(top), constant(xp, 0.0, top), top)
