@@ -521,14 +521,9 @@ def test_the_default_model(model):
         ("do_sample", 1, "a bool"),
         ("seed", -1, "an integer in [0, 2^64)"),
         ("top_logprobs", -1, "None or an integer >= 0"),
-        ("prompt", None, "integers in [0, 3)"),
-        ("prompt", 5, "integers in [0, 3)"),
-        ("eos_token_ids", 2, "integers in [0, 3)"),
         ("eos_token_ids", None, "integers in [0, 3)"),
-        ("processors", 5, "a sequence of callables"),
-        ("processors", [None], "a sequence of callables"),
-        ("processors", lambda ids, scores: scores, "a sequence of callables"),
-        ("stop", "x", "a function or None"),
+        ("prompt", None, "integers in [0, 3)"),
+        ("processors", [None], "callables"),
     ],
 )
 def test_refusals(arg, value, rule):
