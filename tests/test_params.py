@@ -182,6 +182,7 @@ def test_the_spellings_of_others():
     ("name", "meant"),
     [
         ("repeat_penalty", "repetition_penalty"),
+        ("temp", "temperature"),
         ("num_predict", "max_new_tokens"),
         ("best_of", "num_return_sequences"),
         ("bad_words", "bad_words_ids"),

@@ -304,9 +304,9 @@ class SamplingParams:
         """The parameters of a transformers GenerationConfig, as `generate` would read it.
 
         config: a GenerationConfig, or a mapping of its fields. Without do_sample it is greedy; if it samples, top_k is 50 by
-            default. max_length is used if there is no max_new_tokens, min_length if there is no min_new_tokens. Fields about
-            the cache, the form of the result, padding and the speed of assisted generation are ignored, because they do not
-            change any token.
+            default. max_length is used if there is no max_new_tokens, min_length if there is no min_new_tokens. Without either
+            length, max_new_tokens is 256, the default here, and not the 20 of `generate`. Fields about the cache, the form of
+            the result, padding and the speed of assisted generation are ignored, because they do not change any token.
         changes: fields of SamplingParams that replace those of the config.
 
         Raises ValueError for a field whose value is not supported.

@@ -33,6 +33,7 @@ _NEAR = {
     "stopping_criteria": "stop_strings, stop_token_ids or max_time",
     "streamer": "stream of generate, or decodestep.stream",
     "bad_words": "bad_words_ids, with token ids",
+    "temp": "temperature",
     "typical": "typical_p",
     "stop_sequences": "stop_strings",
     "top_logprobs": "logprobs",
