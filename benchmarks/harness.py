@@ -75,6 +75,8 @@ def options(doc: str | None, choices: Mapping[str, Any] | None = None, **extra: 
     parser.add_argument("--json", action="store_true", help="print one JSON object; the tables go to standard error")
     parser.add_argument("--plot", default="", metavar="PATH", help="draw the medians of every case (needs matplotlib)")
     chosen = parser.parse_args()
+    if chosen.rounds < 2:
+        parser.error(f"argument --rounds: at least 2, between which quartiles lie; got {chosen.rounds}")
     keep_freed_memory()
     vars(_output).update(csv=chosen.csv, json=chosen.json, plot=chosen.plot)
     if chosen.json:

@@ -49,6 +49,11 @@ def test_the_sampler_verifies_every_case_and_reports():
         assert line in ran.stderr
 
 
+def test_one_round_has_no_quartiles():
+    ran = run([sys.executable, FOLDER / "bench_rms_norm.py"], "--rounds", 1)
+    assert ran.returncode == 2 and "argument --rounds: at least 2" in ran.stderr
+
+
 EACH_ON_A_DEVICE = """
 import runpy, sys
 sys.path.insert(0, {folder!r})
