@@ -10,6 +10,7 @@ import threading
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
@@ -403,6 +404,8 @@ def test_all_or_none_are_admitted():
         (lambda s, _: s.assign(None), "source must be one of the same model"),
         (lambda s, _: CachedSequence(s._pool, -1), "capacity must be a number of tokens or None; got -1"),
         (lambda s, _: CachedSequence(s._pool, 1.5), "capacity must be a number of tokens or None; got 1.5"),
+        (lambda s, _: s.expect(-1), "length must be an integer >= 0; got -1"),
+        (lambda s, _: s.expect(2.5), "length must be an integer >= 0; got 2.5"),
         (lambda s, _: run(s._pool, (s, [])), "forward: batch must be of one or more token ids in \\[0, 3\\)"),
         (lambda s, _: run(s._pool, (s, [3])), "forward: batch must be of one or more token ids in \\[0, 3\\)"),
         (lambda s, _: run(s._pool, s), "forward: batch must be of pairs of a sequence and its new token ids"),
@@ -461,6 +464,19 @@ def test_prompts_of_one_batch_run_what_they_share_once(tiny_file, rng):
     fresh = ds.load(model.path)
     for key, prompt in enumerate(prompts):
         assert np.array_equal(done[key], fresh.logits(prompt)[-1])
+
+
+def test_a_sequence_takes_ids_of_any_kind_and_no_others(tiny_file):
+    model, prompt = ds.load(tiny_file()), [5] * 40
+    with model.sequence(prompt) as first:
+        model.forward([(first, prompt)])
+        for ids in (prompt, np.array(prompt), torch.tensor(prompt)):
+            with model.sequence(ids) as again:
+                assert again.tokens == [5] * 32
+        for wrong in ([5] * 39 + [300], [-1], [0.5], "ab", None, 5, [[5]]):
+            with pytest.raises(ValueError, match=r"^sequence: token_ids must be token ids in \[0, 300\); got "):
+                model.sequence(wrong)
+    assert model.cache.held == 0
 
 
 @pytest.mark.parametrize("dtype", ["auto", "float32"])

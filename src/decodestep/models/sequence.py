@@ -82,7 +82,8 @@ class CachedSequence:
         With long-rope its tokens are then rotated as in a single call. A call of `Model.forward` announces its own tokens, and
         `reuse` those that it is given.
         """
-        self._expected = max(self._expected, length)
+        require(is_int(length) and length >= 0, _OP, "length", "an integer >= 0", length)
+        self._expected = max(self._expected, int(length))
         if not self.tokens:
             self._long = self.is_long
 
