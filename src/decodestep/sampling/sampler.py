@@ -16,7 +16,7 @@ from decodestep.ops.decode_step.rows import DTYPES, ENDS, NativeRow, new_row, st
 from decodestep.sampling import device_step
 from decodestep.sampling.build_processors import processors_of
 from decodestep.sampling.constraint import constraint_of
-from decodestep.sampling.params import SamplingParams
+from decodestep.sampling.params import SEQUENCE_FIELDS, TOKEN_FIELDS, SamplingParams
 from decodestep.sampling.plan import plan
 from decodestep.sampling.row import Row, within_length
 from decodestep.sampling.row_processors import Processors, RowProcessors
@@ -25,20 +25,6 @@ from decodestep.sampling.token_history import TokenHistory
 from decodestep.sampling.trace import Trace
 
 _OP = "Sampler"
-
-# Fields of SamplingParams that hold token ids, one or several, and those that hold sequences of ids.
-_TOKEN_FIELDS = (
-    "eos_token_id",
-    "stop_token_ids",
-    "suppress_tokens",
-    "begin_suppress_tokens",
-    "allowed_token_ids",
-    "logit_bias",
-    "forced_bos_token_id",
-    "forced_eos_token_id",
-    "dry_sequence_breakers",
-)
-_SEQUENCE_FIELDS = ("bad_words_ids", "sequence_bias")
 
 
 class StepResult(NamedTuple):
@@ -119,11 +105,8 @@ class Sampler:
         self._batch: _Batch | None = None  # None after a row was added or removed
         ok = isinstance(params, (SamplingParams, Sequence))
         require(ok, _OP, "params", "a SamplingParams, or one for each prompt", params)
-        given: Any = prompt_ids  # of any type, from users
-        ok = given is None or isinstance(given, Sequence) or getattr(given, "ndim", 0) > 0
-        require(ok, _OP, "prompt_ids", "a sequence of token ids for each row", given)
         each = [params] if isinstance(params, SamplingParams) else list(params)
-        ok = prompt_ids is None or isinstance(prompt_ids, Iterable)
+        ok = prompt_ids is None or (isinstance(prompt_ids, Iterable) and getattr(prompt_ids, "ndim", 1) > 0)
         require(ok, _OP, "prompt_ids", "the token ids of each row, or None", prompt_ids)
         prompts: list[Sequence[int]] = [()] * len(each) if prompt_ids is None else list(prompt_ids)
         if isinstance(params, SamplingParams):
@@ -305,9 +288,9 @@ class Sampler:
         require(count == 1, _OP, "params", "of one sample: `generate` adds a row for each of several", count)
         spelled = not params.stop_strings or self._token_bytes is not None
         require(spelled, _OP, "token_bytes", "given where a row has stop strings", "None")
-        for name in _TOKEN_FIELDS:
+        for name in TOKEN_FIELDS:
             self._ids(name, _as_several(getattr(params, name)))
-        for name in _SEQUENCE_FIELDS:
+        for name in SEQUENCE_FIELDS:
             for ids in getattr(params, name) or ():
                 self._ids(name, ids)
 
