@@ -54,6 +54,12 @@ def test_without_the_extra_the_command_line_says_what_to_install():
     assert run.stderr.endswith(" is not installed: pip install 'decodestep[generate]'\n")
 
 
+def test_without_the_server_s_packages_the_command_line_names_their_extra():
+    code = "import sys; sys.modules['uvicorn'] = None; from decodestep.cli import main; sys.exit(main(['serve']))"
+    run = processes.run([sys.executable, "-c", code])
+    assert (run.returncode, run.stderr) == (1, "decodestep: uvicorn is not installed: pip install 'decodestep[serve]'\n")
+
+
 def test_every_public_name_is_there_and_documented():
     for package in (ds, ds.ops, ds.generation, ds.weights):
         for name in package.__all__:
