@@ -87,7 +87,8 @@ def _explained(model: Model, params: SamplingParams) -> str:
     if params.num_beams == 1:
         return plan
     lines = plan.splitlines()[:-1]  # without the draw
-    search = f"beam search: {params.num_beams} beams in {params.num_beam_groups} groups"
+    groups = f" in {params.num_beam_groups} groups" if params.num_beam_groups > 1 else ""
+    search = f"beam search: {params.num_beams} beams{groups}"
     return "\n".join([*lines, f"{len(lines):>3}. {search}{'' if params.greedy else ', candidates drawn'}"])
 
 
@@ -207,7 +208,7 @@ def _print_stats(stats: dict[str, Any], completion: Completion) -> None:
     console.print(
         f"{stats['new_tokens']} tokens after {stats['prompt_tokens']} of prompt, {rate}, "
         f"first token after {f'{first:.2f} s' if first is not None else 'none'} (loading {stats['load_s']:.2f} s), "
-        f"{stats['threads']} threads, {stats['isa']}, cache in {stats['cache_dtype']}, seed {completion.seed}, "
-        f"ended by {completion.finish_reason}",
+        f"{stats['threads']} threads, {stats['isa']}, cache in {stats['cache_dtype']}, "
+        f"{'greedy' if completion.seed is None else f'seed {completion.seed}'}, ended by {completion.finish_reason}",
         highlight=False,
     )
