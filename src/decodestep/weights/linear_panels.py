@@ -70,8 +70,10 @@ class LinearPanels:
         values of an output to integers in [-127, 127] times a scale, their largest magnitude / 127 rounded to float16.
         Raises ValueError for another format, or a quantised one if K is not a multiple of 32.
         """
-        from decodestep.weights.pack_linear_panels import pack_linear_panels  # native code, only needed here
+        from decodestep.weights.file_rows import FileRows  # native code, only needed here
+        from decodestep.weights.pack_linear_panels import pack_linear_panels
 
+        require(isinstance(weight, (PackedWeight, FileRows)), "LinearPanels", "weight", "a PackedWeight or a FileRows", weight)
         chosen = weight.format if format_ is None else format_
         possible = dict.fromkeys((weight.format, Format.Q8_0, Format.BF16))
         require(chosen in possible, "LinearPanels", "format", f"one of {', '.join(each.name for each in possible)}", chosen)
