@@ -333,6 +333,8 @@ def test_sizes_that_the_kernel_lacks_take_the_reference(rng):
     ("message", "changes"),
     [
         ("layers must be one or more; got none", {"layers": ()}),
+        ("layers must be a sequence of LayerWeights; got None", {"layers": None}),
+        (r"layers must be a sequence of LayerWeights; got \[None\]", {"layers": [None]}),
         ("heads must be a multiple of kv_heads 3; got 4", {"kv_heads": 3}),
         ("heads, kv_heads and head_dim must be integers > 0", {"heads": 0}),
         ("scale must be a finite number; got nan", {"scale": float("nan")}),

@@ -5,7 +5,7 @@ A layer has one of two kinds of attention and one of two kinds of feed-forward b
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -135,6 +135,8 @@ class DecoderWeights:
     head_values: int | None = None
 
     def __post_init__(self) -> None:
+        ok = isinstance(self.layers, Sequence) and all(isinstance(layer, LayerWeights) for layer in self.layers)
+        require(ok, _CLASS, "layers", "a sequence of LayerWeights", self.layers)
         require(len(self.layers) > 0, _CLASS, "layers", "one or more", "none")
         sizes = (self.heads, self.kv_heads, self.head_dim)
         positive = all(is_int(size) and size > 0 for size in sizes)
