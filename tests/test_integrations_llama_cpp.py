@@ -257,9 +257,12 @@ def test_what_the_call_asks_of_llama_cpps_samplers_is_refused(llm: Any, option: 
         llm.create_completion(PROMPT, max_tokens=2, **option)
 
 
-@pytest.mark.parametrize("field", ["max_new_tokens", "stop_strings", "logprobs", "num_return_sequences", "stop_token_ids"])
+@pytest.mark.parametrize(
+    "field", ["max_new_tokens", "stop_strings", "logprobs", "num_return_sequences", "stop_token_ids", "regex", "json_schema"]
+)
 def test_what_is_the_hosts_is_refused_by_name(llm: Any, field: str) -> None:
-    params = SamplingParams(**{field: {"stop_strings": "a", "stop_token_ids": [3]}.get(field, 2)})
+    values = {"stop_strings": "a", "stop_token_ids": [3], "regex": "a", "json_schema": {}}
+    params = SamplingParams(**{field: values.get(field, 2)})
     with pytest.raises(ValueError, match=f"{field} must be left at its default"), ours.sampling(llm, params):
         pass
     assert "_init_sampler" not in vars(llm)

@@ -8,11 +8,11 @@ from typing import Any
 
 from decodestep._base.arrays import ArrayT
 from decodestep._base.checks import is_int, refuse, require
-from decodestep.sampling.params import SamplingParams
+from decodestep.sampling.params import LANGUAGES, SamplingParams
 from decodestep.sampling.row_processors import Processors
 from decodestep.sampling.sampler import Sampler
 
-# Fields of SamplingParams that belong to the host: when a text ends, and what is reported.
+# Fields of SamplingParams that belong to the host: when a text ends, as a constraint decides too, and what is reported.
 _HOSTS_OWN = (
     "max_new_tokens",
     "max_length",
@@ -26,6 +26,7 @@ _HOSTS_OWN = (
     "num_return_sequences",
     "logprobs",
     "prompt_logprobs",
+    *LANGUAGES,
 )
 
 
@@ -33,7 +34,7 @@ class HostRow:
     """One text of a host, drawn as a row of `Sampler`: depends only on its logits, params, seed and history.
 
     params: a `SamplingParams` with one beam and one sample. Fields about the end of a text (lengths, stop strings and tokens,
-        time, end tokens) and about reporting must have their defaults, because the host decides these.
+        time, end tokens, constraints) and about reporting must have their defaults, because the host decides these.
     vocab_size: V, the width of the logits. prompt_ids: the tokens before the first drawn one.
     eos_token_id: the end tokens for min_length, min_new_tokens and exponential_decay_length_penalty; they do not end the row.
     processors: as for `Sampler`.
