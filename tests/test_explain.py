@@ -92,6 +92,16 @@ def test_a_token_that_the_model_had_at_nothing_is_a_number_too():
     json.dumps(token, allow_nan=False)  # JSON, and a browser, know no infinity
 
 
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("top", [np.inf, 3e38])
+@pytest.mark.parametrize("step", [ds.processors.TopKLogitsWarper(1), ds.processors.TopNSigmaLogitsWarper(1.0)])
+def test_thresholds_and_totals_of_scores_without_end_are_numbers(step, top):
+    """A length penalty raises the scores of end tokens that far."""
+    token = data._token(plan([step], 40).trace(np.array([top, *range(39)], np.float32)), 5, data.TEMPERATURES)
+    json.dumps(token, allow_nan=False)
+    assert token["steps"][0]["threshold"][1] > 1e38 and token["tail"]["masses"] == [0.0] * len(data.TEMPERATURES)
+
+
 def test_two_runs_of_two_hundred_tokens_stay_small(made):
     fixed = len(page({**made, "runs": [{**run, "tokens": []} for run in made["runs"]]}))
     busiest = max(len(json.dumps(token, separators=(",", ":"))) for token in made["runs"][0]["tokens"])
@@ -146,6 +156,7 @@ def test_the_sliders_make_what_the_plan_makes(model, tmp_path, rng):
     infinite[[100, 150, 200]] = np.inf
     traces = [whole, plan([], 300).trace(tied, prompt, seed=2), plan([], 30).trace(tied[:30], prompt, seed=2)]
     traces.append(plan([], 300).trace(infinite, prompt, seed=2))
+    traces.append(plan([], 300).trace(np.where(np.arange(300) % 20, tied, 2e38).astype(np.float32), prompt, seed=2))
     cases, expected = [], []
     for trace in traces:
         token = data._token(trace, 40, data.TEMPERATURES)

@@ -85,8 +85,8 @@ def _token(trace: Trace, top: int, temperatures: tuple[float, ...]) -> dict[str,
     return {
         "token": trace.token,
         "position": trace.draw.position,
-        "raw": _logarithm(raw),
-        "processed": _logarithm(processed),
+        "raw": None if raw is None else _finite(raw),
+        "processed": None if processed is None else _finite(processed),
         "ids": held.tolist(),
         "start": _stage(trace.logits, held),
         "steps": [_step(step, before, held) for step, before in zip(trace.steps, trace.stages, strict=False)],
@@ -137,7 +137,7 @@ def _step(step: StepTrace, before: np.ndarray, held: np.ndarray) -> dict[str, An
         "dropped": len(step.dropped),
         "mass": _short(step.mass),
         "entropy": _short(step.entropy),
-        "threshold": None if threshold is None else [threshold.quantity, _short(threshold.value)],
+        "threshold": None if threshold is None else [threshold.quantity, _short(_finite(threshold.value))],
         "ties": [int(i) for i in step.ties if int(i) in shown],
         "tied": len(step.ties),
         "causes": {str(token): spans for token, spans in step.causes.items() if token in shown},
@@ -149,9 +149,9 @@ def _floats(values: np.ndarray) -> list[float | None]:
     return [None if v == -np.inf else 3.5e38 if v == np.inf else float(str(v)) for v in values.astype(np.float32)]
 
 
-def _logarithm(value: float | None) -> float | None:
-    """The logarithm of a probability; finite for 0 too, since JSON has no infinity."""
-    return None if value is None else max(value, -3.5e38)
+def _finite(value: float) -> float:
+    """JSON has no infinity: it becomes a number that rounds to it in float32."""
+    return min(max(value, -3.5e38), 3.5e38)
 
 
 def _short(value: float) -> float:

@@ -22,7 +22,8 @@ def tail(trace: Trace, scores: np.ndarray, held: np.ndarray, temperatures: tuple
     """Summarises the candidates of `scores` (V,) that are not `held`: their number, their highest score, and for each
     temperature the sum of exp(score / temperature - the maximum over all candidates), and the one that the draw prefers.
 
-    The quotient is rounded to float32, as in the temperature step. best: (id, score + noise), without noise for a greedy row.
+    The quotient is that of the temperature step. best: (id, score + noise), without noise for a greedy row; None if all are too
+    low for float32.
     """
     mask = scores > -np.inf
     mask[held] = False
@@ -34,12 +35,21 @@ def tail(trace: Trace, scores: np.ndarray, held: np.ndarray, temperatures: tuple
     noise = np.zeros(len(ids)) if trace.draw.seed is None else _noise(trace, ids)
     masses, best = [], []
     for temperature in temperatures:
-        cooled = (rest / np.float32(temperature)).astype(np.float64)
-        masses.append(float(np.exp(cooled - float(np.float32(top) / np.float32(temperature))).sum()))
+        cooled, highest = _cooled(rest, np.float32(top), temperature)
+        masses.append(float(np.exp(cooled - highest).sum()))
         race = cooled + noise
         winner = int(np.argmax(race))
-        best.append((int(ids[winner]), float(race[winner])))
+        best.append((int(ids[winner]), float(race[winner])) if race[winner] > -np.inf else None)
     return {"count": len(ids), "max": float(str(rest.max())), "masses": masses, "best": best}
+
+
+def _cooled(scores: np.ndarray, top: np.float32, temperature: float) -> tuple[np.ndarray, float]:
+    """scores / temperature, and top / temperature: float32, relative to the latter where that would overflow."""
+    with np.errstate(over="ignore"):
+        highest = float(top / np.float32(temperature))
+        if np.isinf(highest):
+            return ((scores.astype(np.float64) - float(top)) / temperature).astype(np.float32).astype(np.float64), 0.0
+        return (scores / np.float32(temperature)).astype(np.float64), highest
 
 
 def _noise(trace: Trace, ids: np.ndarray) -> np.ndarray:

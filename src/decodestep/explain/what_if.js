@@ -39,7 +39,10 @@ function whatIf(token, settings, order, grid, greedy) {
       if (settings.temperature === 1) return;
       about = null; at = grid.indexOf(settings.temperature);
       if (top() === Infinity) { s = s.map(v => v < Infinity ? -Infinity : v); rest = 'none'; return; }  // nothing beside it counts
-      s = s.map(v => Math.fround(v / t)); tailTop = Math.fround(tailTop / t);
+      const highest = top(), overflows = !Number.isFinite(Math.fround(highest / t));
+      const cooled = v => Math.fround(overflows ? (v - highest) / settings.temperature : v / t);
+      s = s.map(cooled); tailTop = cooled(tailTop);
+      if (tailTop === -Infinity) rest = 'none';
     },
     top_k() {
       const k = Math.floor(settings.top_k), ranked = sorted();
