@@ -1,7 +1,7 @@
 // Products of many tokens with the rows of a weight, in blocks that stay in the first-level cache:
 //
 //     for every twelve rows, which are widened unless they are float32
-//         for every twelve tokens
+//         for every eight tokens, or twelve
 //             for every 384 inputs
 //                 for tiles of a few rows and a few tokens
 //                     add their products to their sums, one vector each, in registers
@@ -21,7 +21,9 @@
 
 namespace decodestep::DECODESTEP_BUILD {
 
-constexpr size_t kGroupRows = 12, kInputBlock = 384, kTokenBlock = 12;
+constexpr size_t kRegister = sizeof(Register) / sizeof(float), kParts = kLanes / kRegister;  // of a vector
+constexpr bool kManySums = kVectorRegisters * kParts >= 32;
+constexpr size_t kGroupRows = 12, kInputBlock = 384, kTokenBlock = kManySums ? 12 : 8;
 
 // The tokens of a product, block of inputs by block: [blocks][tokens][kInputBlock]. The last block is padded to whole
 // pieces with zeros.
@@ -68,67 +70,52 @@ class CopiedTokens {
     std::unique_ptr<CacheLine[]> memory_;
 };
 
-// Prefetches the rows that are read next, evenly while the current ones are read.
-class NextRows {
-  public:
-    // passes: how often the current rows, as many as those at `rows`, are read.
-    NextRows(const uint8_t* rows, size_t stride, size_t row_bytes, size_t passes)
-        : row_(rows), stride_(stride), row_bytes_(row_bytes), bytes_a_line_(kLine * passes) {}
-
-    // Call when this many bytes of the current rows are read.
-    void advance(size_t bytes) {
-        for (due_ += bytes; due_ >= bytes_a_line_; due_ -= bytes_a_line_) {
-            prefetch_to_second_level(row_ + at_);
-            at_ += kLine;
-            if (at_ < row_bytes_) continue;
-            at_ = 0;
-            row_ += stride_;
-        }
-    }
-
-  private:
-    static constexpr size_t kLine = 64;
-    const uint8_t* row_;
-    size_t stride_, row_bytes_, bytes_a_line_, at_ = 0, due_ = 0;
+// Rows that are read later: a tile prefetches as many of them as it has, `piece` bytes for every sixteen values.
+struct NextRows {
+    const uint8_t* row;
+    size_t stride, piece;
 };
 
-// The rows and tokens of a tile, whose sums stay in registers beside a register for each row and one for a token.
-constexpr int kBlockedRows = kVectorRegisters >= 32 ? 4 : std::min(2, kVectorRegisters / 4);
-constexpr int kBlockedTokens = kVectorRegisters >= 32 ? 4 : 3;
+// A tile's sums stay in registers, beside a register for each row and one for a token. So that there are many rows and
+// tokens, the registers of a vector are summed one after the other, when its lines are in the first-level cache. With
+// few tokens, more rows: there must be enough sums to hide the latency of an addition.
+constexpr int kTileTokens = 4;
+constexpr int tile_rows(size_t tokens) { return kManySums ? 4 : tokens < kTileTokens ? 3 : 2; }
 
 // sums += R rows times T tokens, `inputs` values each. weights: rows `weight_stride` floats apart; x: tokens `inputs`
 // floats apart; sums: [tokens][kGroupRows] vectors.
-template <int R, int T>
-DECODESTEP_INLINE void add_products(const float* weights, size_t weight_stride, const float* x, size_t inputs,
-                                    float* sums) {
-    constexpr size_t kRegister = sizeof(Register) / sizeof(float), kParts = kLanes / kRegister;
-    Register total[T][R][kParts];
-    const auto each_total = [&](auto&& body) DECODESTEP_INLINE_LAMBDA {
+template <int R, int T, bool prefetches>
+void add_products(const float* weights, size_t weight_stride, const float* x, size_t inputs, float* sums,
+                  NextRows next) {
+    for (size_t part = 0; part < kParts; ++part) {
+        Register total[T][R];
+        const auto each_total = [&](auto&& body) DECODESTEP_INLINE_LAMBDA {
 #pragma GCC unroll 8
-        for (int t = 0; t < T; ++t)
+            for (int t = 0; t < T; ++t)
 #pragma GCC unroll 8
-            for (int r = 0; r < R; ++r)
-#pragma GCC unroll 4
-                for (size_t p = 0; p < kParts; ++p)
-                    body(total[t][r][p], sums + (t * kGroupRows + r) * kLanes + p * kRegister);
-    };
-    each_total([](Register& in_register, const float* sum)
-                   DECODESTEP_INLINE_LAMBDA { in_register = load_register(sum); });
-    for (size_t k = 0; k < inputs; k += kLanes)
-#pragma GCC unroll 4
-        for (size_t p = 0; p < kParts; ++p) {
+                for (int r = 0; r < R; ++r) body(total[t][r], sums + (t * kGroupRows + r) * kLanes + part * kRegister);
+        };
+        each_total([](Register& in_register, const float* sum)
+                       DECODESTEP_INLINE_LAMBDA { in_register = load_register(sum); });
+        for (size_t k = part * kRegister; k < inputs; k += kLanes) {
+            if constexpr (prefetches) {  // the first half of a row with the first half of the vectors
+#pragma GCC unroll 8
+                for (int r = 0; r < R; ++r) prefetch(next.row + r * next.stride);
+                next.row += next.piece / kParts;
+            }
             Register w[R];
 #pragma GCC unroll 8
-            for (int r = 0; r < R; ++r) w[r] = load_register(weights + r * weight_stride + k + p * kRegister);
+            for (int r = 0; r < R; ++r) w[r] = load_register(weights + r * weight_stride + k);
 #pragma GCC unroll 8
             for (int t = 0; t < T; ++t) {
-                Register value = load_register(x + t * inputs + k + p * kRegister);
+                Register value = load_register(x + t * inputs + k);
                 if constexpr (R > 1) keep_in_register(value);
 #pragma GCC unroll 8
-                for (int r = 0; r < R; ++r) total[t][r][p] = fma(w[r], value, total[t][r][p]);
+                for (int r = 0; r < R; ++r) total[t][r] = fma(w[r], value, total[t][r]);
             }
         }
-    each_total([](Register in_register, float* sum) DECODESTEP_INLINE_LAMBDA { store_register(sum, in_register); });
+        each_total([](Register in_register, float* sum) DECODESTEP_INLINE_LAMBDA { store_register(sum, in_register); });
+    }
 }
 
 // Some rows as float32: in place where that is possible, otherwise widened to `memory`, padded with zeros.
@@ -156,38 +143,49 @@ struct RowGroup {
 template <Format F>
 void multiply_blocked_rows(const RowWeight& w, size_t first, size_t last, const BlockedTokens& x, float* y,
                            ptrdiff_t y_stride) {
-    constexpr size_t kSums = kTokenBlock * kGroupRows * kLanes;
-    const size_t padded = x.padded(), bytes = row_bytes(w.format, w.in),
-                 token_blocks = (x.count + kTokenBlock - 1) / kTokenBlock;
+    constexpr size_t kSums = kTokenBlock * kGroupRows * kLanes, kPiece = kBlockBytes<F> * kLanes / kBlockValues<F>;
+    const size_t padded = x.padded(), token_blocks = (x.count + kTokenBlock - 1) / kTokenBlock;
     const bool in_place = F == Format::f32 && padded == w.in && w.stride % sizeof(float) == 0;
     float* const sums = thread_scratch(kSums + (in_place ? 0 : kGroupRows * RowGroup::widened_stride(padded)));
     for (size_t n = first; n < last; n += kGroupRows) {
         const size_t rows = std::min(kGroupRows, last - n);
         const auto group = RowGroup::of<F>(w, n, rows, padded, in_place ? nullptr : sums + kSums);
-        NextRows next(w.row(n + rows), w.stride, bytes, token_blocks);
+        size_t token_block = 0;
         each_piece<kTokenBlock>(x.count, [&](size_t from, size_t count) {
             size_t tiles = 0, sizes[kTokenBlock];
-            each_piece<kBlockedTokens>(count, [&](size_t, size_t size) { sizes[tiles++] = size; });
+            each_piece<kTileTokens>(count, [&](size_t, size_t size) { sizes[tiles++] = size; });
             std::memset(sums, 0, count * kGroupRows * kLanes * sizeof(float));
             for (size_t block = 0; block < x.blocks(); ++block) {
                 const size_t inputs = x.inputs(block);
-                each_constant_piece<kBlockedRows>(rows, [&]<int R>(size_t r) {
-                    next.advance(R * bytes * inputs / padded);
+                const auto multiply = [&]<int R>(size_t r) {
+                    // Each of the next rows once, evenly while these are read: a burst would wait for memory.
+                    const bool prefetches = r * token_blocks / kGroupRows == token_block;
+                    const NextRows next{w.row(n + rows + r) + block * (kInputBlock / kLanes) * kPiece, w.stride,
+                                        kPiece};
                     const float* weights = group.values + r * group.stride + block * kInputBlock;
                     const float* tokens = x.token(block, from);
                     float* to = sums + r * kLanes;
                     for (size_t i = 0; i < tiles; ++i) {
-                        with_constant<kBlockedTokens>(
-                            sizes[i], [&]<int T>() { add_products<R, T>(weights, group.stride, tokens, inputs, to); });
+                        with_constant<kTileTokens>(sizes[i], [&]<int T>() {
+                            if (prefetches && i == 0)
+                                add_products<R, T, true>(weights, group.stride, tokens, inputs, to, next);
+                            else
+                                add_products<R, T, false>(weights, group.stride, tokens, inputs, to, next);
+                        });
                         tokens += sizes[i] * inputs;
                         to += sizes[i] * kGroupRows * kLanes;
                     }
-                });
+                };
+                if (sizes[0] < kTileTokens)
+                    each_constant_piece<tile_rows(1)>(rows, multiply);
+                else
+                    each_constant_piece<tile_rows(kTileTokens)>(rows, multiply);
             }
             for (size_t t = 0; t < count; ++t)
                 for (size_t r = 0; r < rows; ++r)
                     y[static_cast<ptrdiff_t>(from + t) * y_stride + static_cast<ptrdiff_t>(n + r)] =
                         sum(load(sums + (t * kGroupRows + r) * kLanes));
+            ++token_block;
         });
     }
 }
