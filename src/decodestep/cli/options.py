@@ -93,7 +93,7 @@ def add_params(parser: argparse.ArgumentParser) -> None:
 
 
 def add_ban(parser: argparse.ArgumentParser) -> None:
-    text = "never generate this text, with or without a leading space; may be repeated"
+    text = "never generate this text's own tokens, with or without a leading space; may be repeated"
     parser.add_argument("--ban", action="append", default=[], metavar="TEXT", help=text)
 
 
