@@ -17,7 +17,8 @@ def integer(least: int) -> Rule:
 
 def number(rule: str, legal: Callable[[Any], bool]) -> Rule:
     """A finite number for which `legal` holds."""
-    return f"a number {rule}", lambda v: is_finite(v) and legal(v)
+    kind = "a number" if rule.startswith("in ") else "a finite number"  # an interval says that its numbers are finite
+    return f"{kind} {rule}", lambda v: is_finite(v) and legal(v)
 
 
 def or_none(rule: Rule) -> Rule:
@@ -87,7 +88,7 @@ SEQUENCE_BIASES: Rule = (
     "a mapping of tuples of ids to finite numbers",
     lambda v: _are_biases(v, lambda key: _are_ids(key) and len(key) > 0, is_finite),
 )
-DECAY: Rule = ("a pair of an integer >= 0 and a number > 0", _is_decay)
+DECAY: Rule = ("a pair of an integer >= 0 and a finite number > 0", _is_decay)
 EARLY_STOPPING: Rule = ("True, False or 'never'", lambda v: isinstance(v, bool) or (isinstance(v, str) and v == "never"))
 MAPPING: Rule = ("a mapping", lambda v: isinstance(v, Mapping))
 
