@@ -121,6 +121,10 @@ CHAT = {"messages": HELLO, "max_tokens": 2}
 CALL = {**CHAT, "tools": [{"type": "function", "function": {"name": "f"}}]}
 
 
+def tool_of(parameters):
+    return {"type": "function", "function": {"name": "f", "parameters": parameters}}
+
+
 def allowed(mode, *names):
     tools = [{"type": "function", "function": {"name": name}} for name in names]
     return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
@@ -155,6 +159,8 @@ FORM_WITH_MORE = {"type": "json_schema", "json_schema": {"schema": {}, "shape": 
         ("/v1/chat/completions", {**CHAT, "stop": ""}, 400, "stop"),
         ("/v1/chat/completions", {**CHAT, "logit_bias": {"300": 1}}, 400, "logit_bias"),
         ("/v1/chat/completions", {**CHAT, "tools": [{"name": "x"}]}, 400, "tools"),
+        ("/v1/chat/completions", {**CHAT, "tools": [tool_of({"type": "string"})]}, 400, "tools"),
+        ("/v1/chat/completions", {**CHAT, "tools": [tool_of({"type": ["string", "null"]})]}, 400, "tools"),
         ("/v1/chat/completions", {**CHAT, "tool_choice": "required"}, 400, "tool_choice"),
         ("/v1/chat/completions", {**CHAT, "tool_choice": allowed("auto", "f")}, 400, "tool_choice"),
         ("/v1/chat/completions", {**CALL, "tool_choice": allowed("auto", "g")}, 400, "tool_choice.allowed_tools.tools"),
@@ -356,6 +362,17 @@ def test_a_function_without_parameters_has_no_arguments(shared):
     assert choice.finish_reason == "tool_calls" and json.loads(call.function.arguments) == {}
     back = {"role": "assistant", "tool_calls": [{"id": "1", "type": "function", "function": {"name": "time", "arguments": ""}}]}
     assert shared.client().chat.completions.create(messages=[*HELLO, back], model="", max_tokens=1).choices
+
+
+@pytest.mark.parametrize("more", [{}, {"type": ["null", "object"]}, {"anyOf": [{"required": ["a"]}, {"enum": [1, None]}]}])
+def test_arguments_are_an_object_whatever_their_schema_allows(shared, more):
+    """Without a type a schema allows numbers, too; a required call that has one is none."""
+    parameters = {"properties": {"a": {"enum": [1, 2]}}, "required": ["a"], "additionalProperties": False, **more}
+    asked = {"model": "", "max_tokens": 99, "tools": [tool_of(parameters)], "tool_choice": "required"}
+    for seed in range(5):
+        [choice] = shared.client().chat.completions.create(messages=HELLO, seed=seed, **asked).choices
+        [call] = choice.message.tool_calls
+        assert json.loads(call.function.arguments)["a"] in (1, 2)
 
 
 def test_a_call_that_begins_with_a_control_token_is_read(tiny_file):

@@ -129,7 +129,7 @@ def read(model: Model, body: Mapping[str, Any], conversation: list[dict[str, Any
     chosen, required = _choice(choice, names)
     template = model.template.text(tools=True)
     kind = kind_of(template)
-    given = [tool["function"].get("parameters") or _NO_PARAMETERS for tool in definitions]
+    given = [_arguments(name, tool["function"]) for name, tool in zip(names, definitions, strict=True)]
     schemas = {name: schema for name, schema in zip(names, given, strict=True) if name in chosen}
     tells = kind is not None and _TELLS.search(template) is not None
     several = body.get("parallel_tool_calls") is not False
@@ -172,6 +172,15 @@ def _names(definitions: Any) -> list[str]:
     if not all(isinstance(function.get("parameters") or {}, dict) for function in functions if function):
         raise refusal("tools", rule)
     return [str(name) for name in names]
+
+
+def _arguments(name: str, function: Mapping[str, Any]) -> dict[str, Any]:
+    """The schema of a function's arguments, which are an object even if it does not say so, or allows something else."""
+    schema = function.get("parameters") or _NO_PARAMETERS
+    kinds = schema.get("type", "object")
+    if "object" not in (kinds if isinstance(kinds, list) else [kinds]):
+        raise refusal("tools", f"such that the parameters of {name} are an object")
+    return {**schema, "type": "object"}
 
 
 def _as_list(value: Any) -> list[Any]:
