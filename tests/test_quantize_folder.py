@@ -149,6 +149,7 @@ REFUSED = {
     "a bias that llama.cpp lacks": ("qwen3", {"attention_bias": True}, "does not load a file of qwen3 with a bias of"),
     "wide heads": ("qwen2", {"head_dim": 32}, "does not load a file of qwen2 with 4 heads of 32"),
     "no latent": ("minicpm3", {"q_lora_rank": None}, "does not load a file of minicpm3 with queries that have no latent"),
+    "no experts": ("qwen3_moe", {"mlp_only_layers": [0, 1, 2]}, "does not load a file of qwen3moe with dense layers alone"),
     "long-rope": ("youtu", {"rope_parameters": families.longrope(100)}, "does not load a file of deepseek2 with long-rope"),
     "yarn of a gemma": (
         "gemma3_text",

@@ -100,6 +100,8 @@ def _strange(config: Config, architecture: str, vectors: dict[str, np.ndarray]) 
         return f"{config.heads} heads of {config.head_dim} values in a hidden state of {config.hidden}"
     if architecture == "minicpm3" and latent is not None and latent.query_rank is None:
         return "queries that have no latent"
+    if architecture == "qwen3moe" and config.experts is None:
+        return "dense layers alone"
     return "long-rope" if architecture == "deepseek2" and vectors else None
 
 
