@@ -65,6 +65,11 @@ def test_llama_cpp_has_the_same_logits(model, ids, tmp_path, family, size):
 STRETCHED = {
     "a factor without a type": {"rope.scaling.factor": 8.0},
     "the old name": {"rope.scale_linear": 8.0},
+    "the old name and YaRN": {
+        "rope.scaling.type": "yarn",
+        "rope.scale_linear": 8.0,
+        "rope.scaling.original_context_length": 64,
+    },
     "attn_factor": {"rope.scaling.attn_factor": 1.25},
     "attn_factor and YaRN": {
         "rope.scaling.type": "yarn",

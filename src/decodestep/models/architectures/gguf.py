@@ -69,10 +69,7 @@ def _rope(keys: GgufKeys, config: Config, vector: Callable[[str, int], np.ndarra
     frequencies = rope.plain(theta, width)
     if "rope_freqs.weight" in file.tensors:
         frequencies = frequencies / _factors(file, "rope_freqs.weight", width, vector)
-    factor = 1.0
-    if kind == "linear":  # the second name is that of files from before August 2023
-        old = keys.number("rope.scale_linear", 1.0, least=LEAST_FACTOR, most=MOST_FACTOR)
-        factor = keys.number("rope.scaling.factor", old, least=LEAST_FACTOR, most=MOST_FACTOR)
+    factor = _factor(keys) if kind == "linear" else 1.0
     return Rope((frequencies / np.float32(factor)).astype(np.float32), given)
 
 
@@ -83,9 +80,14 @@ def _factors(file: Described, name: str, width: int, vector: Callable[[str, int]
     return divisors
 
 
+def _factor(keys: GgufKeys) -> float:
+    """By how much positions are stretched. The second name is that of files from before August 2023."""
+    old = keys.number("rope.scale_linear", 1.0, least=LEAST_FACTOR, most=MOST_FACTOR)
+    return keys.number("rope.scaling.factor", old, least=LEAST_FACTOR, most=MOST_FACTOR)
+
+
 def _stretch(keys: GgufKeys) -> tuple[float, int]:
-    factor = keys.number("rope.scaling.factor", 1.0, least=LEAST_FACTOR, most=MOST_FACTOR)
-    return factor, keys.size("rope.scaling.original_context_length", keys.size("context_length"), most=MAX_CONTEXT)
+    return _factor(keys), keys.size("rope.scaling.original_context_length", keys.size("context_length"), most=MAX_CONTEXT)
 
 
 def _yarn_strength(keys: GgufKeys) -> float:
