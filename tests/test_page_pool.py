@@ -264,6 +264,27 @@ def test_after_a_pass_that_failed_nothing_is_reused():
         assert run(pool, (sequence, [1] * 40)) == [[1] * 40]
 
 
+@pytest.mark.parametrize(("kind", "name"), [(PagePool, "take_locked"), (CachedSequence, "end_pass")])
+def test_an_interrupt_at_the_edge_of_a_pass_leaves_sequences_idle(monkeypatch, kind, name):
+    """Where it begins and takes pages, or where it ends; after it a caller closes them."""
+    pool = pool_of(20)
+    first, second = CachedSequence(pool), CachedSequence(pool)
+    called, function = [], getattr(kind, name)
+
+    def interrupted(*arguments):
+        called.append(1)
+        if len(called) == 1:
+            raise KeyboardInterrupt
+        return function(*arguments)
+
+    monkeypatch.setattr(kind, name, interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run(pool, (first, [1] * 20), (second, [1] * 20))
+    assert run(pool, (first, [0]), (second, [0]))[1][-1] == 0
+    first.close(), second.close()
+    assert pool.held == 0
+
+
 def test_sequences_that_begin_alike_share_pages():
     pool = pool_of(20)
     first = started(pool, [1] * 40)
@@ -414,7 +435,7 @@ def test_all_or_none_are_admitted():
         (lambda s, other: run(s._pool, (s, [0]), (other, [0])), "of sequences of this model"),
         (lambda s, _: (s.close(), run(s._pool, (s, [0]))), "open and used by one thread at a time; got a closed one"),
         (lambda s, _: (s.close(), s.fork()), "got a closed one"),
-        (lambda s, _: (setattr(s, "_running", True), run(s._pool, (s, [0]))), "got a running one"),
+        (lambda s, _: (setattr(s, "_runner", 0), run(s._pool, (s, [0]))), "got a running one"),
     ],
 )
 def test_refusals(call, message):

@@ -56,14 +56,16 @@ def _checked(decoder: Decoder, pool: PagePool, pair: Any) -> tuple[CachedSequenc
 @contextmanager
 def _running(pool: PagePool, batch: Batch) -> Iterator[None]:
     """Takes all pages that the batch needs, or none, and locks its sequences against other threads."""
-    with LOCK:
-        pool.require_locked(sum([sequence.missing_pages(len(tokens)) for sequence, tokens in batch]))
-        for sequence, tokens in batch:
-            sequence.begin_pass_locked(len(tokens))
+    begun: list[CachedSequence] = []  # a pass may be interrupted before all have
     try:
+        with LOCK:
+            pool.require_locked(sum([sequence.missing_pages(len(tokens)) for sequence, tokens in batch]))
+            for sequence, tokens in batch:
+                begun.append(sequence)
+                sequence.begin_pass_locked(len(tokens))
         yield
     finally:
-        for sequence, _ in batch:
+        for sequence in begun:
             sequence.end_pass()
 
 

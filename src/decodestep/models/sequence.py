@@ -47,7 +47,7 @@ class CachedSequence:
         self._expected = 0  # the length of the text that is being read
         self._long = False  # whether the first token was rotated by the long frequencies
         self._alike = 0  # how many tokens, from the first on, were rotated as that one
-        self._running = False
+        self._runner: int | None = None  # the thread whose pass runs tokens of it
         self._closed = False
         with LOCK:
             pool.open_locked(self, self._promised)
@@ -218,7 +218,7 @@ class CachedSequence:
 
     def begin_pass_locked(self, tokens: int) -> None:
         """Takes the pages of this many more tokens, and keeps other threads out until `end_pass`."""
-        self._running = True
+        self._runner = threading.get_ident()
         length = len(self.tokens) + tokens
         self.expect(length)
         for _ in range(len(self._pages), pages_of(length)):
@@ -235,10 +235,11 @@ class CachedSequence:
 
     def end_pass(self) -> None:
         """Also of a pass that failed: its pages stay, to be filled by the next."""
-        self._running = False
+        self._runner = None
 
     def _require_idle(self) -> None:
-        if self._closed or self._running:
+        # A thread that asks is in no pass: if it is the one, an interrupt has ended its pass at an unlucky moment.
+        if self._closed or self._runner not in (None, threading.get_ident()):
             state = "a closed one" if self._closed else "a running one"
             refuse(_OP, "sequence", "open and used by one thread at a time", state)
 
