@@ -70,10 +70,28 @@ class CopiedTokens {
     std::unique_ptr<CacheLine[]> memory_;
 };
 
-// Rows that are read later: a tile prefetches as many of them as it has, `piece` bytes for every sixteen values.
-struct NextRows {
-    const uint8_t* row;
-    size_t stride, piece;
+// Prefetches the rows that are read next, evenly while the current ones are read.
+class NextRows {
+  public:
+    // passes: how often the current rows, as many as those at `rows`, are read.
+    NextRows(const uint8_t* rows, size_t stride, size_t row_bytes, size_t passes)
+        : row_(rows), stride_(stride), row_bytes_(row_bytes), bytes_a_line_(kLine * passes) {}
+
+    // Call when this many bytes of the current rows are read.
+    void advance(size_t bytes) {
+        for (due_ += bytes; due_ >= bytes_a_line_; due_ -= bytes_a_line_) {
+            prefetch_to_second_level(row_ + at_);
+            at_ += kLine;
+            if (at_ < row_bytes_) continue;
+            at_ = 0;
+            row_ += stride_;
+        }
+    }
+
+  private:
+    static constexpr size_t kLine = 64;
+    const uint8_t* row_;
+    size_t stride_, row_bytes_, bytes_a_line_, at_ = 0, due_ = 0;
 };
 
 // A tile's sums stay in registers, beside a register for each row and one for a token. So that there are many rows and
@@ -84,9 +102,8 @@ constexpr int tile_rows(size_t tokens) { return kManySums ? 4 : tokens < kTileTo
 
 // sums += R rows times T tokens, `inputs` values each. weights: rows `weight_stride` floats apart; x: tokens `inputs`
 // floats apart; sums: [tokens][kGroupRows] vectors.
-template <int R, int T, bool prefetches>
-void add_products(const float* weights, size_t weight_stride, const float* x, size_t inputs, float* sums,
-                  NextRows next) {
+template <int R, int T>
+void add_products(const float* weights, size_t weight_stride, const float* x, size_t inputs, float* sums) {
     for (size_t part = 0; part < kParts; ++part) {
         Register total[T][R];
         const auto each_total = [&](auto&& body) DECODESTEP_INLINE_LAMBDA {
@@ -98,11 +115,6 @@ void add_products(const float* weights, size_t weight_stride, const float* x, si
         each_total([](Register& in_register, const float* sum)
                        DECODESTEP_INLINE_LAMBDA { in_register = load_register(sum); });
         for (size_t k = part * kRegister; k < inputs; k += kLanes) {
-            if constexpr (prefetches) {  // the first half of a row with the first half of the vectors
-#pragma GCC unroll 8
-                for (int r = 0; r < R; ++r) prefetch(next.row + r * next.stride);
-                next.row += next.piece / kParts;
-            }
             Register w[R];
 #pragma GCC unroll 8
             for (int r = 0; r < R; ++r) w[r] = load_register(weights + r * weight_stride + k);
@@ -143,14 +155,17 @@ struct RowGroup {
 template <Format F>
 void multiply_blocked_rows(const RowWeight& w, size_t first, size_t last, const BlockedTokens& x, float* y,
                            ptrdiff_t y_stride) {
-    constexpr size_t kSums = kTokenBlock * kGroupRows * kLanes, kPiece = kBlockBytes<F> * kLanes / kBlockValues<F>;
-    const size_t padded = x.padded(), token_blocks = (x.count + kTokenBlock - 1) / kTokenBlock;
+    constexpr size_t kSums = kTokenBlock * kGroupRows * kLanes;
+    const size_t padded = x.padded(), bytes = row_bytes(w.format, w.in);
+    size_t token_tiles = 0;
+    each_piece<kTokenBlock>(x.count,
+                            [&](size_t, size_t count) { token_tiles += (count + kTileTokens - 1) / kTileTokens; });
     const bool in_place = F == Format::f32 && padded == w.in && w.stride % sizeof(float) == 0;
     float* const sums = thread_scratch(kSums + (in_place ? 0 : kGroupRows * RowGroup::widened_stride(padded)));
     for (size_t n = first; n < last; n += kGroupRows) {
         const size_t rows = std::min(kGroupRows, last - n);
         const auto group = RowGroup::of<F>(w, n, rows, padded, in_place ? nullptr : sums + kSums);
-        size_t token_block = 0;
+        NextRows next(w.row(n + rows), w.stride, bytes, token_tiles);
         each_piece<kTokenBlock>(x.count, [&](size_t from, size_t count) {
             size_t tiles = 0, sizes[kTokenBlock];
             each_piece<kTileTokens>(count, [&](size_t, size_t size) { sizes[tiles++] = size; });
@@ -158,20 +173,13 @@ void multiply_blocked_rows(const RowWeight& w, size_t first, size_t last, const 
             for (size_t block = 0; block < x.blocks(); ++block) {
                 const size_t inputs = x.inputs(block);
                 const auto multiply = [&]<int R>(size_t r) {
-                    // Each of the next rows once, evenly while these are read: a burst would wait for memory.
-                    const bool prefetches = r * token_blocks / kGroupRows == token_block;
-                    const NextRows next{w.row(n + rows + r) + block * (kInputBlock / kLanes) * kPiece, w.stride,
-                                        kPiece};
                     const float* weights = group.values + r * group.stride + block * kInputBlock;
                     const float* tokens = x.token(block, from);
                     float* to = sums + r * kLanes;
                     for (size_t i = 0; i < tiles; ++i) {
-                        with_constant<kTileTokens>(sizes[i], [&]<int T>() {
-                            if (prefetches && i == 0)
-                                add_products<R, T, true>(weights, group.stride, tokens, inputs, to, next);
-                            else
-                                add_products<R, T, false>(weights, group.stride, tokens, inputs, to, next);
-                        });
+                        next.advance(R * bytes * inputs / padded);
+                        with_constant<kTileTokens>(
+                            sizes[i], [&]<int T>() { add_products<R, T>(weights, group.stride, tokens, inputs, to); });
                         tokens += sizes[i] * inputs;
                         to += sizes[i] * kGroupRows * kLanes;
                     }
@@ -185,7 +193,6 @@ void multiply_blocked_rows(const RowWeight& w, size_t first, size_t last, const 
                 for (size_t r = 0; r < rows; ++r)
                     y[static_cast<ptrdiff_t>(from + t) * y_stride + static_cast<ptrdiff_t>(n + r)] =
                         sum(load(sums + (t * kGroupRows + r) * kLanes));
-            ++token_block;
         });
     }
 }
