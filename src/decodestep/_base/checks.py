@@ -79,6 +79,14 @@ def ids_below(bound: int, values: object) -> list[int] | None:
     return ids if not ids or (min(ids) >= 0 and max(ids) < bound) else None
 
 
+def require_ids(op: str, arg: str, bound: int, values: object, kind: str = "token ids") -> list[int]:
+    """The values of an iterable or an array as ints; ValueError unless all are integers in [0, bound)."""
+    ids = ids_below(bound, values)
+    if ids is None:
+        refuse(op, arg, f"{kind} in [0, {bound})", values)
+    return ids
+
+
 def is_real(value: object) -> TypeGuard[float]:
     """An integer or a float, NaN and infinities included; not a bool."""
     return is_int(value) or isinstance(value, (float, np.floating))

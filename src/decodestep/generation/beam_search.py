@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from decodestep._base.array_api import quiet
-from decodestep._base.checks import RequestError, ids_below, is_finite, is_int, refuse, require, require_dtype, require_shape
+from decodestep._base.checks import RequestError, is_finite, is_int, refuse, require, require_dtype, require_ids, require_shape
 from decodestep.generation.beam_group import Beam as Beam
 from decodestep.generation.beam_group import BeamGroup, BeamRules, Report, highest
 from decodestep.ops.decode_step import TokenLogprobs
@@ -94,7 +94,8 @@ def beam_search(
     copies at -1e9; a group that has ended adds no padding tokens to the penalty; noise is a function of the seed.
     """
     _check_sizes(num_beams, num_beam_groups, num_return_sequences, vocab_size, max_new_tokens)
-    start, end_token_ids = _ids("prompt", prompt, vocab_size), frozenset(_ids("eos_token_ids", eos_token_ids, vocab_size))
+    start = require_ids(_OP, "prompt", vocab_size, prompt, "integers")
+    end_token_ids = frozenset(require_ids(_OP, "eos_token_ids", vocab_size, eos_token_ids, "integers"))
     process = _check_functions(next_logits, processors, stop)
     _check_scoring(num_beam_groups, diversity_penalty, length_penalty, early_stopping)
     _check_draw(num_beam_groups, do_sample, seed, top_logprobs)
@@ -195,13 +196,6 @@ def _diversified(ids: np.ndarray, scores: np.ndarray, taken: list[int], penalty:
     count = len(taken)
     processor = HammingDiversityLogitsProcessor(penalty, count + 1, count + 1)
     return processor(ids, scores, np.tile([*taken, 0], len(scores)), count)
-
-
-def _ids(name: str, ids: Any, vocab: int) -> list[int]:
-    found = ids_below(vocab, ids)
-    if found is None:
-        refuse(_OP, name, f"integers in [0, {vocab})", ids)
-    return found
 
 
 def _check_functions(next_logits: Any, processors: Any, stop: Any) -> LogitsProcessorList:

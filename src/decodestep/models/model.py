@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from decodestep._base.checks import ids_below, refuse, require, require_choice
+from decodestep._base.checks import require, require_choice, require_ids
 from decodestep._base.threads import use_threads
 from decodestep.models.config import Config
 from decodestep.models.decoder import Decoder
@@ -155,9 +155,7 @@ class Model:
         Returns a `CachedSequence`. Raises ValueError for what is no token id and no capacity; CacheFullError if the cache has
         no room for `capacity`.
         """
-        ids = ids_below(self.config.vocab_size, token_ids)
-        if ids is None:
-            refuse("sequence", "token_ids", f"token ids in [0, {self.config.vocab_size})", token_ids)
+        ids = require_ids("sequence", "token_ids", self.config.vocab_size, token_ids)
         sequence = CachedSequence(self.cache, capacity)
         sequence.reuse(ids)
         return sequence

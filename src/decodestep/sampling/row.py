@@ -21,7 +21,7 @@ class Row:
     params: those given, with the row's actual seed, and max_length merged into max_new_tokens. native: the core's row object.
     text: None without token_bytes. ends: the tokens that end the row with "eos". started: time.monotonic() when it was added.
     prompt_logprobs: filled by the code that runs the prompt, if params.prompt_logprobs is set.
-    logprobs: of every token so far, if params.logprobs is set. error: the exception behind the reason "error".
+    logprobs: of every token so far, if params.logprobs is set. error: the exception of the reason "error".
     """
 
     params: SamplingParams

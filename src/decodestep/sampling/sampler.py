@@ -10,7 +10,7 @@ import numpy as np
 
 from decodestep._base import arrays, devices
 from decodestep._base.arrays import Array, ArrayT
-from decodestep._base.checks import ids_below, is_int, refuse, require, require_choice, require_dtype
+from decodestep._base.checks import is_int, refuse, require, require_choice, require_dtype, require_ids
 from decodestep.ops.decode_step import TokenLogprobs, decode_step, reference
 from decodestep.ops.decode_step.rows import DTYPES, ENDS, NativeRow, new_row, step_rows
 from decodestep.sampling import device_step
@@ -372,10 +372,7 @@ class Sampler:
 
     def _ids(self, name: str, ids: Any) -> list[int]:
         """Token ids as a list of ints; ValueError unless it is an iterable of ids in the vocabulary."""
-        found = ids_below(self.vocab_size, ids)
-        if found is None:
-            refuse(_OP, name, f"token ids in [0, {self.vocab_size})", ids.tolist() if hasattr(ids, "tolist") else ids)
-        return found
+        return require_ids(_OP, name, self.vocab_size, ids.tolist() if hasattr(ids, "tolist") else ids)
 
 
 def _speller(token_bytes: Callable[[int], bytes]) -> Callable[[int], str]:

@@ -112,7 +112,7 @@ class _Loop:
                     # Tokens outside the vocabulary, such as an image's, are known only to transformers' chain.
                     self.own_chain |= bool(self._outside(logits.shape[-1]).any())
                 scores = None
-                if self.own_chain or report.scores is not None:
+                if self.own_chain or report.keeps_scores:
                     scores = self.chain(self.ids, logits.to(torch.float32, copy=True))
                 report.add(outputs, logits, scores)
                 drawn: Any = scores.float() if self.own_chain and scores is not None else logits
@@ -185,16 +185,20 @@ class _Loop:
 
 
 class _Report:
-    """What `generate` returns of each step, if return_dict_in_generate and the config's output_* ask for it."""
+    """What `generate` returns of each step, as return_dict_in_generate and the config's output_* say."""
 
     def __init__(self, config: Any) -> None:
         names = ("scores", "logits", "attentions", "hidden_states") if config.return_dict_in_generate else ()
         self._kept: dict[str, list[Any]] = {name: [] for name in names if getattr(config, f"output_{name}")}
 
     @property
+    def keeps_scores(self) -> bool:
+        return "scores" in self._kept
+
+    @property
     def scores(self) -> tuple[Any, ...] | None:
-        """The scores of the steps so far; None if they are not asked for."""
-        return tuple(self._kept["scores"]) if "scores" in self._kept else None
+        """The scores of the steps so far; None if they are not kept."""
+        return tuple(self._kept["scores"]) if self.keeps_scores else None
 
     def add(self, outputs: Any, logits: Tensor, scores: Any) -> None:
         for name, kept in self._kept.items():
