@@ -126,7 +126,6 @@ class AttentionTile {
 
     // Finds or reads the keys of a block.
     void begin_block(KeyRange block) {
-        block_ = block;
         scores_.begin_block(block);
         const bool as_they_lie = is_few(a_, rows_) || in_place(a_, rows_);
         if (as_they_lie || a_.kv.own_scales) kv_.find(a_.kv, a_.block_size, table_, block.first, block.count);
@@ -140,7 +139,7 @@ class AttentionTile {
 
     // The next block is prefetched during the pieces of both products, in about equal parts.
     void prefetch_beside() {
-        const size_t next = block_.first + kBlockKeys;
+        const size_t next = scores_.keys().first + kBlockKeys;
         next_block_.aim(next, std::min(longest_, next + kBlockKeys));
         const auto parts = [](size_t count, size_t most) { return (count + most - 1) / most; };
         const size_t rows = rows_.in_group(), chunks = a_.query ? parts(a_.kv.width, kChunkColumns) : 0,
@@ -158,7 +157,7 @@ class AttentionTile {
         const auto add = [&](const auto& key, size_t count) {
             in_chunks(count, [&](size_t c, size_t chunk) {
                 // A chunk of all queries fits in the first-level cache; a chunk of keys read in place may not.
-                each_constant_piece<kProductRows>(block_.count, [&]<int R>(size_t j) {
+                each_constant_piece<kProductRows>(scores_.keys().count, [&]<int R>(size_t j) {
                     next_block_.advance(lines_beside_);
                     each_constant_piece<kProductVectors>(lanes_ / kLanes, [&]<int V>(size_t v) {
                         add_scores<R, V>(
@@ -185,7 +184,7 @@ class AttentionTile {
             else if (a_.query)
                 add(from(0), a_.kv.width);
             for (const size_t at : key_columns_.rope_at) add(from(at + g * pairs_), pairs_);
-            if (a_.kv.own_scales) bytes_.add_scores(kv_, block_.count, scores, next_block_, lines_beside_);
+            if (a_.kv.own_scales) bytes_.add_scores(kv_, scores_.keys().count, scores, next_block_, lines_beside_);
         }
     }
 
@@ -195,11 +194,11 @@ class AttentionTile {
         const float* queries = query_ + g * query_floats(a_, rows_);
         const auto add = [&](const StoredRows& keys, size_t at, size_t count) {
             in_chunks(count, [&](size_t c, size_t chunk) {
-                keys.transpose(block_.count, at + c, chunk, keys_);
+                keys.transpose(scores_.keys().count, at + c, chunk, keys_);
                 each_constant_piece<kFewRows>(rows_.in_group(), [&]<int R>(size_t r) {
                     next_block_.advance(lines_beside_);
                     constexpr int V = vectors_beside(R);
-                    for (size_t j = 0; j < block_.count; j += V * kLanes)
+                    for (size_t j = 0; j < scores_.keys().count; j += V * kLanes)
                         add_scores<R, V>(
                             keys_ + j * chunk, kLanes * chunk, [&](size_t i) { return queries + (r + i) * columns_; },
                             chunk, scores + r * kBlockKeys + j, kBlockKeys);
@@ -223,9 +222,9 @@ class AttentionTile {
             return sum_rows<CacheType::f32, vectors_beside(kProductRows)>(row, width_, states);
         }
         if (a_.kv.own_scales) {
-            bytes_.round_weights(scores_.weights(0).at, block_.count);
-            return bytes_.add_values(kv_, block_.count, first, width_, rows_.in_group(), scores_.rescale(0), states,
-                                     next_block_, lines_beside_);
+            bytes_.round_weights(scores_.weights(0).at, scores_.keys().count);
+            return bytes_.add_values(kv_, scores_.keys().count, first, width_, rows_.in_group(), scores_.rescale(0),
+                                     states, next_block_, lines_beside_);
         }
         if (!is_few(a_, rows_)) {
             const auto* values = reinterpret_cast<const uint8_t*>(keys_ + first - key_columns_.first_latent);
@@ -298,7 +297,6 @@ class AttentionTile {
     BlockScores scores_;
     ByteKeys bytes_;  // of keys with their own scales
     size_t longest_ = 0;
-    KeyRange block_;  // the current block of keys
     KeyPrefetcher next_block_;
     size_t lines_beside_ = 0;  // cache lines of the next block to prefetch with each piece of a product
 };

@@ -50,6 +50,7 @@ class BlockScores {
         std::fill_n(weight_sums_, rows_.count(), 0.0f);
     }
     void begin_block(KeyRange keys) { keys_ = keys; }
+    const KeyRange& keys() const { return keys_; }  // of the current block
 
     // The scores of the current group, cleared to be added to.
     float* cleared() {
@@ -159,7 +160,7 @@ class BlockScores {
     const size_t lanes_;            // the rows of a group in whole vectors
     const float scale_;
     float *const scores_, *const maxima_, *const weight_sums_, *const rescale_;
-    KeyRange keys_;  // the current block
+    KeyRange keys_;
 };
 
 }  // namespace decodestep::DECODESTEP_BUILD
