@@ -17,14 +17,6 @@ namespace decodestep::DECODESTEP_BUILD {
 // Vector loads of sixteen rows may run past the last one; arrays of rows are padded for this.
 constexpr size_t padded_rows(size_t n) { return n + kLanes - 1; }
 
-// Keys [first, first + count) of a sequence.
-struct KeyRange {
-    size_t first = 0, count = 0;
-
-    // How many of them a token sees whose keys end at `length`.
-    size_t below(size_t length) const { return length <= first ? 0 : std::min(count, length - first); }
-};
-
 class BlockScores {
   public:
     static size_t floats(const AttentionRows& rows) {
@@ -52,10 +44,10 @@ class BlockScores {
     void begin_block(KeyRange keys) { keys_ = keys; }
     const KeyRange& keys() const { return keys_; }  // of the current block
 
-    // The scores of the current group, cleared to be added to.
-    float* cleared() {
+    // The scores of the current group, to be added to after `begin_group`, and its weights after `weigh`.
+    float* scores() const { return scores_; }
+    void begin_group() {
         std::fill_n(scores_, keys_in_lanes_ ? rows_.in_group() * kBlockKeys : keys_.count * lanes_, 0.0f);
-        return scores_;
     }
 
     // Converts the scores of group g to weights e^(scale * score - maximum so far).

@@ -60,9 +60,11 @@ void MlaAttentionTasks::list_splits() {
 void MlaAttentionTasks::attend(size_t task) const {
     if (tasks_.empty()) return attend_tile(tiles_[task]);
     const auto& [tile, split, splits] = tasks_[task];
-    float* scratch = thread_scratch(AttentionTile::scratch_floats(call_, tiles_[tile]));
-    AttentionTile attention(call_, tiles_[tile], scratch);
-    for (size_t i = split; i < split + splits; ++i) attention.attend(i, states_[tile].from(i * tiles_[tile].count()));
+    const TileCall call(call_, tiles_[tile]);
+    with_keys(call, [&]<class Keys>() {
+        AttentionTile<Keys> attention(call, thread_scratch(AttentionTile<Keys>::scratch_floats(call)));
+        for (size_t i = split; i < split + splits; ++i) attention.attend(i, states_[tile].from(i * call.rows.count()));
+    });
 }
 
 void MlaAttentionTasks::merge(size_t task) const {
@@ -72,16 +74,19 @@ void MlaAttentionTasks::merge(size_t task) const {
 
 // All splits of a tile, one after another.
 void MlaAttentionTasks::attend_tile(const AttentionRows& rows) const {
+    const TileCall call(call_, rows);
     const size_t size = SoftmaxStates::floats(rows.count(), width_);
-    float* scratch = thread_scratch(2 * size + AttentionTile::scratch_floats(call_, rows));
-    const SoftmaxStates merged{scratch, width_}, next{scratch + size, width_};
-    AttentionTile tile(call_, rows, scratch + 2 * size);
-    tile.attend(0, merged);
-    for (size_t split = 1; split < tile.splits(); ++split) {
-        tile.attend(split, next);
-        for (size_t r = 0; r < rows.count(); ++r) merged[r].merge(next[r]);
-    }
-    for (size_t r = 0; r < rows.count(); ++r) finish(rows, r, 1, merged);
+    with_keys(call, [&]<class Keys>() {
+        float* scratch = thread_scratch(2 * size + AttentionTile<Keys>::scratch_floats(call));
+        const SoftmaxStates merged{scratch, width_}, next{scratch + size, width_};
+        AttentionTile<Keys> tile(call, scratch + 2 * size);
+        tile.attend(0, merged);
+        for (size_t split = 1; split < tile.splits(); ++split) {
+            tile.attend(split, next);
+            for (size_t r = 0; r < rows.count(); ++r) merged[r].merge(next[r]);
+        }
+        for (size_t r = 0; r < rows.count(); ++r) finish(rows, r, 1, merged);
+    });
 }
 
 // The result of a row of a tile. states: [splits, rows]; the row's first state is overwritten.

@@ -21,6 +21,11 @@ struct PagedRows {
     bool own_scales = false;  // only int8 with one group: a row ends with a float32 by which its values are multiplied
 
     size_t pitch() const { return width + (own_scales ? sizeof(float) : 0); }  // values from one row to the next
+    const uint8_t* row(int64_t block, size_t row, size_t column) const {
+        const auto value =
+            static_cast<ptrdiff_t>(block) * block_stride + static_cast<ptrdiff_t>(row * pitch() + column);
+        return static_cast<const uint8_t*>(data) + value * static_cast<ptrdiff_t>(value_bytes(type));
+    }
 };
 
 // For token t and head n of group g, with kv and kr the rows of its sequence in order:

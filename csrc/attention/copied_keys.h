@@ -1,0 +1,46 @@
+// Keys of any type copied as rows of float32, which many queries share.
+#pragma once
+
+#include "attention/key_rows.h"
+#include "attention/query_lanes.h"
+#include "attention/value_sums.h"
+
+namespace decodestep::DECODESTEP_BUILD {
+
+class CopiedKeys {
+  public:
+    static constexpr bool kInLanes = false;
+    static size_t floats(const TileCall& call) { return QueryLanes::floats(call) + KeyRows::floats(call, true); }
+
+    CopiedKeys(const TileCall& call, float* memory)
+        : call_(call), queries_(call, memory), rows_(call, true, memory + QueryLanes::floats(call)) {}
+
+    void begin_block(KeyRange keys) { rows_.read(keys); }
+
+    void score(size_t g, const BlockScores& scores, KeyPrefetcher& next_block) const {
+        const auto key = [this](const float* first) {
+            return [first, stride = rows_.stride()](size_t j) { return first + j * stride; };
+        };
+        queries_.score_latents(g, key(rows_.latents()), scores, next_block);
+        for (const size_t half : {0, 1}) queries_.score_rope(g, half, key(rows_.rope(g, half)), scores, next_block);
+    }
+
+    void sum_values(size_t g, const BlockScores& scores, SoftmaxStates states, KeyPrefetcher& next_block) const {
+        const ValueSums sums(call_.rows, scores, states, next_block);
+        const auto* values = reinterpret_cast<const uint8_t*>(rows_.values(g));
+        const auto row = [values, bytes = rows_.stride() * sizeof(float)](size_t j) { return values + j * bytes; };
+        sums.add<CacheType::f32, kValueVectors>(row, whole_vectors(call_.width));
+    }
+
+    size_t pieces() const {
+        return QueryLanes::pieces(call_.latents) + 2 * QueryLanes::pieces(call_.pairs) +
+               ValueSums::pieces(call_, kValueVectors);
+    }
+
+  private:
+    const TileCall& call_;
+    const QueryLanes queries_;
+    KeyRows rows_;
+};
+
+}  // namespace decodestep::DECODESTEP_BUILD

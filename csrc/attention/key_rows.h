@@ -1,0 +1,61 @@
+// The keys of a block copied as rows of float32.
+#pragma once
+
+#include "attention/tile_call.h"
+
+namespace decodestep::DECODESTEP_BUILD {
+
+// Rows of an odd number of cache lines, so that a few columns of all of them fit in the first-level cache: the latents
+// that the tile reads, if wanted, and its groups' pairs of each half of the rope keys.
+class KeyRows {
+  public:
+    static size_t floats(const TileCall& call, bool latents) {
+        return kBlockKeys * KeyRows(call, latents, nullptr).stride_;
+    }
+
+    // memory: floats(call, latents), used exclusively by the object during its lifetime.
+    KeyRows(const TileCall& call, bool latents, float* memory)
+        : call_(call),
+          latents_(latents ? call.latents_read().count : 0),
+          rope_at_{whole_vectors(latents_), whole_vectors(latents_) + whole_vectors(call.ropes_read(0).count)},
+          stride_((rope_at_[1] + whole_vectors(call.ropes_read(1).count) + kLanes) | kLanes),
+          rows_(memory) {}
+
+    void read(KeyRange keys) {
+        if (latents_ > 0) read(call_.a.kv, call_.latents_read(), keys, 0);
+        for (const size_t half : {0, 1}) read(call_.a.kr, call_.ropes_read(half), keys, rope_at_[half]);
+    }
+
+    size_t stride() const { return stride_; }  // of the rows; a vector may be read from any column
+    // Of the first key: all latents, the values of a group, the pairs of a group in a half of its rope key.
+    const float* latents() const { return rows_; }
+    const float* values(size_t g) const { return rows_ + call_.value_column(g) - call_.latents_read().first; }
+    const float* rope(size_t g, size_t half) const { return rows_ + rope_at_[half] + g * call_.pairs; }
+
+  private:
+    // Columns of the keys, widened, to the columns of the rows from `at` on.
+    void read(const PagedRows& cache, Columns columns, KeyRange keys, size_t at) {
+        with_type(cache.type, [&]<CacheType type>() {
+            constexpr size_t bytes = value_bytes(type);
+            const size_t whole = columns.count / kLanes * kLanes;
+            size_t block = keys.first / call_.a.block_size, row = keys.first % call_.a.block_size;
+            for (size_t j = 0; j < keys.count; ++j) {
+                const uint8_t* values = cache.row(call_.table[block], row, columns.first);
+                float* key = rows_ + j * stride_ + at;
+                for (size_t c = 0; c < whole; c += kLanes) store(key + c, widen<type>(values + c * bytes, kLanes));
+                if (whole < columns.count)
+                    store(key + whole, widen<type>(values + whole * bytes, columns.count - whole));
+                if (++row == call_.a.block_size) {
+                    row = 0;
+                    ++block;
+                }
+            }
+        });
+    }
+
+    const TileCall& call_;
+    const size_t latents_, rope_at_[2], stride_;
+    float* const rows_;
+};
+
+}  // namespace decodestep::DECODESTEP_BUILD
