@@ -82,7 +82,7 @@ class PageSequence {
             at_[2 * n + i] = pages.keys_at(std::min(end + i * kPagePositions, longest - 1));
     }
 
-    size_t count() const { return (end - first + kPagePositions - 1) / kPagePositions; }
+    size_t count() const { return ceil_div(end - first, kPagePositions); }
     const uint8_t* at(size_t i) const { return at_[i]; }
     // Past the end: the last page.
     const uint8_t* keys_at(size_t i) const { return at_[std::min(i, count() - 1)]; }
@@ -140,7 +140,7 @@ struct Seen {
     Mask lanes(size_t j) const { return below(end, j) & ~below(first, j); }
     // The vectors that are seen as a whole; empty if there are none.
     Seen whole_vectors() const {
-        const size_t from = (first + kLanes - 1) / kLanes * kLanes, to = end / kLanes * kLanes;
+        const size_t from = round_up(first, kLanes), to = end / kLanes * kLanes;
         return {std::min(from, to), to};
     }
 
@@ -235,7 +235,7 @@ void weigh_all_values(const PageSequence<Cache>& order, const Seen* seen,
     const size_t width = order.width;
     Seen common{0, ~size_t{0}};  // whole groups that all queries see
     for (size_t r = 0; r < R; ++r) {
-        common.first = std::max(common.first, (seen[r].first + G - 1) / G * G);
+        common.first = std::max(common.first, round_up(seen[r].first, G));
         common.end = std::min(common.end, seen[r].end / G * G);
     }
     common.end = std::max(common.first, common.end);

@@ -137,7 +137,7 @@ class IntegerProducts {
 
     // The pieces of both products of a block of keys, for `rows` rows of queries.
     size_t pieces(size_t rows) const {
-        return piece_count(kBlockKeys, kPairRows) + width_ / kLanes * piece_count(rows, kPairRows);
+        return ceil_div(kBlockKeys, kPairRows) + width_ / kLanes * ceil_div(rows, kPairRows);
     }
 
   private:

@@ -4,13 +4,14 @@
 #include <algorithm>
 
 #include "attention/mla_attention.h"
+#include "core/division.h"
 #include "simd/transpose.h"
 
 namespace decodestep::DECODESTEP_BUILD {
 
 constexpr size_t kBlockKeys = 64;
 
-constexpr size_t whole_vectors(size_t n) { return (n + kLanes - 1) / kLanes * kLanes; }
+constexpr size_t whole_vectors(size_t n) { return round_up(n, kLanes); }
 
 // Keys [first, first + count) of a sequence.
 struct KeyRange {

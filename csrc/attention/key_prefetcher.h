@@ -2,6 +2,7 @@
 #pragma once
 
 #include "attention/tile_call.h"
+#include "core/cache_line.h"
 
 namespace decodestep::DECODESTEP_BUILD {
 
@@ -16,24 +17,23 @@ class KeyPrefetcher {
     void aim(size_t first, size_t end, size_t pieces) {
         if (first > position_ || end < position_) position_ = first, part_ = 0, left_ = 0;
         end_ = end;
-        lines_ = (kBlockKeys * lines_a_key() + pieces - 1) / pieces;
+        lines_ = ceil_div(kBlockKeys * lines_a_key(), pieces);
     }
 
     void advance() {
         for (size_t lines = lines_; lines > 0;) {
             if (left_ == 0 && !next_part()) return;
             const size_t n = std::min(lines, left_);
-            for (size_t i = 0; i < n; ++i) prefetch_to_second_level(at_ + i * kLine);
-            at_ += n * kLine;
+            for (size_t i = 0; i < n; ++i) prefetch_to_second_level(at_ + i * kCacheLine);
+            at_ += n * kCacheLine;
             left_ -= n;
             lines -= n;
         }
     }
 
   private:
-    static constexpr size_t kLine = 64;
     static size_t lines(const PagedRows& cache, size_t values) {
-        return (values * value_bytes(cache.type) + kLine - 1) / kLine;
+        return ceil_div(values * value_bytes(cache.type), kCacheLine);
     }
 
     size_t lines_a_key() const {

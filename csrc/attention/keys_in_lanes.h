@@ -65,7 +65,7 @@ class KeysInLanes {
     }
 
     size_t pieces() const {
-        return piece_count(call_.latents, kChunkColumns) + 2 * piece_count(call_.pairs, kChunkColumns) +
+        return ceil_div(call_.latents, kChunkColumns) + 2 * ceil_div(call_.pairs, kChunkColumns) +
                ValueSums::pieces(call_, vectors());
     }
 

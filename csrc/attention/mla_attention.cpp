@@ -11,8 +11,8 @@ constexpr size_t kMaxTileRows = 48;  // enough to amortise reading the keys, few
 
 // Divides the rows of the call into tiles. Adjacent tokens of a sequence share a tile, since they read the same keys.
 std::vector<AttentionRows> tiles_of(const MlaAttention& a) {
-    const size_t in_group = a.heads / a.groups, pieces = (in_group + kMaxTileRows - 1) / kMaxTileRows,
-                 heads = pieces == 1 ? in_group : whole_vectors((in_group + pieces - 1) / pieces),
+    const size_t in_group = a.heads / a.groups, pieces = ceil_div(in_group, kMaxTileRows),
+                 heads = pieces == 1 ? in_group : whole_vectors(ceil_div(in_group, pieces)),
                  most_tokens = std::max<size_t>(1, kMaxTileRows / heads);
     std::vector<AttentionRows> tiles;
     for (size_t t = 0, tokens; t < a.tokens; t += tokens) {

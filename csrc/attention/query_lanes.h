@@ -40,7 +40,7 @@ class QueryLanes {
 
     // The pieces of the product of this many columns with a block of keys.
     static size_t pieces(size_t columns) {
-        return piece_count(columns, kChunkColumns) * piece_count(kBlockKeys, kProductRows);
+        return ceil_div(columns, kChunkColumns) * ceil_div(kBlockKeys, kProductRows);
     }
 
   private:

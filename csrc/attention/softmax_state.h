@@ -5,6 +5,7 @@
 // result do not depend on how they share it.
 #pragma once
 
+#include "core/division.h"
 #include "simd/exp.h"
 
 namespace decodestep::DECODESTEP_BUILD {
@@ -12,7 +13,7 @@ namespace decodestep::DECODESTEP_BUILD {
 constexpr size_t kSplitKeys = 256;
 constexpr float kLowest = -3.4e38f;
 
-constexpr size_t key_splits(size_t length) { return (length + kSplitKeys - 1) / kSplitKeys; }
+constexpr size_t key_splits(size_t length) { return ceil_div(length, kSplitKeys); }
 
 // One query's state after some of its keys: the maximum of the scores, the sum of the weights e^(score - maximum), and
 // the sum of the values times their weights.

@@ -29,8 +29,8 @@ class ValueSums {
 
     // The pieces of the sums of a block, with C vectors at a time.
     static size_t pieces(const TileCall& call, int C) {
-        return piece_count(call.width, kLanes * static_cast<size_t>(C)) *
-               piece_count(call.rows.in_group(), static_cast<size_t>(rows_beside(C)));
+        return ceil_div(call.width, kLanes * static_cast<size_t>(C)) *
+               ceil_div(call.rows.in_group(), static_cast<size_t>(rows_beside(C)));
     }
 
   private:

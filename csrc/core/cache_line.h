@@ -4,13 +4,17 @@
 
 #include <cstddef>
 
+#include "core/division.h"
+
 namespace decodestep {
 
-struct alignas(64) CacheLine {
-    float floats[16];
+constexpr size_t kCacheLine = 64;  // bytes
+
+struct alignas(kCacheLine) CacheLine {
+    float floats[kCacheLine / sizeof(float)];
 };
 
 // The number of cache lines that hold this many floats.
-constexpr size_t cache_lines(size_t floats) { return (floats + 15) / 16; }
+constexpr size_t cache_lines(size_t floats) { return ceil_div(floats * sizeof(float), kCacheLine); }
 
 }  // namespace decodestep

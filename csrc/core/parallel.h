@@ -7,6 +7,7 @@
 
 #include <cstddef>
 
+#include "core/division.h"
 #include "core/stage_share.h"
 
 namespace decodestep {
@@ -29,7 +30,7 @@ template <class Body>
 void parallel_rows(size_t rows, size_t width, int threads, Body&& body) {
     constexpr size_t kTaskValues = size_t{1} << 15;
     const size_t in_task = width < kTaskValues ? kTaskValues / (width + 1) + 1 : 1;
-    parallel_for((rows + in_task - 1) / in_task, threads, [&](size_t task) {
+    parallel_for(ceil_div(rows, in_task), threads, [&](size_t task) {
         const size_t first = task * in_task, end = first + in_task < rows ? first + in_task : rows;
         for (size_t row = first; row < end; ++row) body(row);
     });

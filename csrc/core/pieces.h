@@ -6,6 +6,7 @@
 #include <cstddef>
 
 #include "core/compiler.h"
+#include "core/division.h"
 
 namespace decodestep {
 
@@ -17,17 +18,15 @@ DECODESTEP_INLINE void with_constant(size_t size, Body&& body) {
     body.template operator()<most>();
 }
 
-constexpr size_t piece_count(size_t count, size_t most) { return (count + most - 1) / most; }
-
 // Calls body(first, size) for pieces of [0, count): as few as possible of at most `most`, and about equally large,
 // because small ones have too few independent sums. Sizes are multiples of sixteen, except the last, if `most` is one.
 template <size_t most, class Body>
 DECODESTEP_INLINE void each_piece(size_t count, Body&& body) {
     constexpr size_t multiple = most % 16 == 0 ? 16 : 1;
     size_t first = 0;
-    for (size_t pieces = piece_count(count, most); first < count; --pieces) {
-        const size_t share = (count - first + pieces - 1) / pieces;
-        const size_t size = std::min(count - first, (share + multiple - 1) / multiple * multiple);
+    for (size_t pieces = ceil_div(count, most); first < count; --pieces) {
+        const size_t share = ceil_div(count - first, pieces);
+        const size_t size = std::min(count - first, round_up(share, multiple));
         body(first, size);
         first += size;
     }

@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <cstddef>
 
+#include "core/division.h"
+
 namespace decodestep {
 
 // Units [first, end).
@@ -13,7 +15,7 @@ struct Range {
 
 // Part `i` of `parts` of a range, in multiples of `grain` units except at the end.
 inline Range part_of(Range whole, size_t i, size_t parts, size_t grain = 1) {
-    const size_t grains = (whole.end - whole.first + grain - 1) / grain;
+    const size_t grains = ceil_div(whole.end - whole.first, grain);
     const auto bound = [&](size_t n) { return std::min(whole.first + grains * n / parts * grain, whole.end); };
     return {bound(i), bound(i + 1)};
 }
@@ -41,7 +43,7 @@ struct StageShare {
     // and forth, so that the parts of the seats differ by less than one task.
     template <class Body>
     void each_dealt(size_t count, Body&& body) const {
-        const Range rounds = part_of({0, (count + seats - 1) / seats}, chunk, chunks);
+        const Range rounds = part_of({0, ceil_div(count, seats)}, chunk, chunks);
         for (size_t round = rounds.first; round < rounds.end; ++round) {
             const size_t task = round * seats + (round % 2 ? seats - 1 - seat : seat);
             if (task < count) body(task);

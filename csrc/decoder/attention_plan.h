@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "attention/group_attention.h"
+#include "core/division.h"
 #include "decoder/decoder_forward.h"
 
 namespace decodestep::DECODESTEP_BUILD {
@@ -94,7 +95,7 @@ class AttentionPlan {
 
     // Lists the bands of runs [first, first + count), whose tokens are consecutive.
     void list_bands(size_t first, size_t count) {
-        const size_t in_group = decoder_.heads / decoder_.kv_heads, parts = (in_group + kMaxQueries - 1) / kMaxQueries;
+        const size_t in_group = decoder_.heads / decoder_.kv_heads, parts = ceil_div(in_group, kMaxQueries);
         for (size_t kv_head = 0; kv_head < decoder_.kv_heads; ++kv_head)
             for (size_t part = 0; part < parts; ++part) {
                 bands_.push_back({units_.size(), count});
@@ -139,7 +140,7 @@ class AttentionPlan {
         for (AttentionBand& band : bands_) {
             const size_t first = units_[band.unit].first_split, end = units_[band.unit + band.units - 1].end_split,
                          all = cost(band, first, end);
-            const size_t pieces = std::clamp((all * shares + total - 1) / total, size_t{1}, end - first);
+            const size_t pieces = std::clamp(ceil_div(all * shares, total), size_t{1}, end - first);
             band.in_pieces = pieces > 1;
             if (band.in_pieces) reserve_states(band);
             for (size_t piece = 0; piece < pieces; ++piece) {

@@ -7,94 +7,13 @@
 
 #include "attention/mla_attention_tasks.h"
 #include "decoder/attention_plan.h"
+#include "decoder/stage_kind.h"
 #include "decoder/step_buffers.h"
 #include "linear/forms.h"
 #include "linear/panel_product.h"
 #include "mixture_of_experts/expert_rows.h"
 
 namespace decodestep::DECODESTEP_BUILD {
-
-// What a stage does. Stages run one after another, each on all members of the team. The stages named *_rows make the
-// activations that the following product reads.
-enum class StageKind {
-    attention_rows,  // x normalised
-    // Grouped-query attention:
-    project,     // queries; keys and values, into the cache
-    norm_heads,  // of queries and keys, if they have norms; keys into the cache
-    attend,
-    merge_states,  // of units in pieces, if merging takes long
-    // Latent attention:
-    compress,         // queries or compressed queries; latents and rope keys, not yet normalised
-    compressed_rows,  // compressed queries normalised
-    project_queries,  // queries
-    head_rows,        // the parts of queries without rope
-    absorb,           // these times key_up; the rope parts rotated; latents and rope keys, into the cache
-    attend_latents,
-    merge_latents,
-    latent_rows,  // each head's attention output
-    value_up,
-    // Both:
-    attended_rows,  // the attention's outputs
-    add_output,     // x += attended W_output, or with a post norm this product
-    add_attended,   // x += that, normalised
-    ffn_rows,       // x normalised
-    // A dense block:
-    gate_up,     // swiglu of two products, or the squared ReLU of one
-    gated_rows,  // its outputs
-    add_down,    // x += gated W_down, or with a post norm this product
-    add_gated,   // x += that, normalised
-    // A mixture of experts:
-    route,   // the router's logits; gate_up of the shared block
-    choose,  // the experts of each token
-    gate_up_experts,
-    expert_rows,  // the swiglu's outputs, of experts and shared block
-    add_experts,  // x += the weighted sum
-    logits_rows,  // the wanted tokens of x, normalised
-    logits,
-};
-
-// The operator to which a stage's time is attributed; a norm counts towards the product after it.
-inline StepPart step_part(StageKind kind) {
-    switch (kind) {
-        case StageKind::attention_rows:
-        case StageKind::project:
-        case StageKind::norm_heads:
-        case StageKind::attended_rows:
-        case StageKind::add_output:
-        case StageKind::add_attended:
-        case StageKind::logits_rows:
-        case StageKind::logits:
-            return StepPart::linear;
-        case StageKind::attend:
-        case StageKind::merge_states:
-            return StepPart::grouped_attention;
-        case StageKind::compress:
-        case StageKind::compressed_rows:
-        case StageKind::project_queries:
-        case StageKind::head_rows:
-        case StageKind::absorb:
-            return StepPart::mla_prolog;
-        case StageKind::attend_latents:
-        case StageKind::merge_latents:
-        case StageKind::latent_rows:
-        case StageKind::value_up:
-            return StepPart::mla_attention;
-        case StageKind::ffn_rows:
-        case StageKind::gate_up:
-        case StageKind::gated_rows:
-        case StageKind::add_down:
-        case StageKind::add_gated:
-            return StepPart::feed_forward;
-        case StageKind::route:
-        case StageKind::choose:
-            return StepPart::expert_router;
-        case StageKind::gate_up_experts:
-        case StageKind::expert_rows:
-        case StageKind::add_experts:
-            return StepPart::experts;
-    }
-    return StepPart::linear;
-}
 
 struct Stage {
     StageKind kind;
@@ -169,7 +88,7 @@ class DecoderPlan {
     }
     const int64_t* page_table_of(size_t t) const { return step.page_table + step.sequence[t] * step.table_width; }
 
-    static size_t in_blocks(size_t width) { return (width + kBlockInputs - 1) / kBlockInputs * kBlockInputs; }
+    static size_t in_blocks(size_t width) { return round_up(width, kBlockInputs); }
 
     // The plan of grouped-query attention with this window.
     const AttentionPlan& groups_of(size_t window) const {

@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "core/compiler.h"
+#include "core/division.h"
 
 namespace decodestep {
 
@@ -67,9 +68,7 @@ struct Activations {
     }
 
   private:
-    static DECODESTEP_INLINE size_t whole_stretches(size_t in) {
-        return (in / 32 + kStretch - 1) / kStretch * kStretch;
-    }
+    static DECODESTEP_INLINE size_t whole_stretches(size_t in) { return round_up(in / 32, kStretch); }
 };
 
 }  // namespace decodestep

@@ -31,9 +31,9 @@ struct BlockedTokens {
     float* values;  // floats() of them
     size_t count, in;
 
-    size_t padded() const { return (in + kLoadValues - 1) / kLoadValues * kLoadValues; }
+    size_t padded() const { return round_up(in, kLoadValues); }
     size_t floats() const { return count * padded(); }
-    size_t blocks() const { return (in + kInputBlock - 1) / kInputBlock; }
+    size_t blocks() const { return ceil_div(in, kInputBlock); }
     size_t inputs(size_t block) const { return std::min(kInputBlock, padded() - block * kInputBlock); }
     float* token(size_t block, size_t t) const { return values + block * kInputBlock * count + t * inputs(block); }
 
@@ -75,13 +75,13 @@ class NextRows {
   public:
     // passes: how often the current rows, as many as those at `rows`, are read.
     NextRows(const uint8_t* rows, size_t stride, size_t row_bytes, size_t passes)
-        : row_(rows), stride_(stride), row_bytes_(row_bytes), bytes_a_line_(kLine * passes) {}
+        : row_(rows), stride_(stride), row_bytes_(row_bytes), bytes_a_line_(kCacheLine * passes) {}
 
     // Call when this many bytes of the current rows are read.
     void advance(size_t bytes) {
         for (due_ += bytes; due_ >= bytes_a_line_; due_ -= bytes_a_line_) {
             prefetch_to_second_level(row_ + at_);
-            at_ += kLine;
+            at_ += kCacheLine;
             if (at_ < row_bytes_) continue;
             at_ = 0;
             row_ += stride_;
@@ -89,7 +89,6 @@ class NextRows {
     }
 
   private:
-    static constexpr size_t kLine = 64;
     const uint8_t* row_;
     size_t stride_, row_bytes_, bytes_a_line_, at_ = 0, due_ = 0;
 };
@@ -158,8 +157,7 @@ void multiply_blocked_rows(const RowWeight& w, size_t first, size_t last, const 
     constexpr size_t kSums = kTokenBlock * kGroupRows * kLanes;
     const size_t padded = x.padded(), bytes = row_bytes(w.format, w.in);
     size_t token_tiles = 0;
-    each_piece<kTokenBlock>(x.count,
-                            [&](size_t, size_t count) { token_tiles += (count + kTileTokens - 1) / kTileTokens; });
+    each_piece<kTokenBlock>(x.count, [&](size_t, size_t count) { token_tiles += ceil_div(count, kTileTokens); });
     const bool in_place = F == Format::f32 && padded == w.in && w.stride % sizeof(float) == 0;
     float* const sums = thread_scratch(kSums + (in_place ? 0 : kGroupRows * RowGroup::widened_stride(padded)));
     for (size_t n = first; n < last; n += kGroupRows) {

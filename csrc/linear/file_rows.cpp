@@ -6,6 +6,7 @@
 #include <cerrno>
 #include <mutex>
 
+#include "core/division.h"
 #include "core/parallel.h"
 #include "linear/block_scales.h"
 
@@ -75,7 +76,7 @@ std::optional<FileRowsProblem> read_file_rows(const ReadFileRows& a) {
     const size_t rows = std::max(kPieceBytes / std::max(bytes, size_t{1}) / kPanelOutputs, size_t{1}) * kPanelOutputs;
     const LinearPanelWeight packed{a.panels, a.in, a.out, a.panel_format};
     FirstProblem problem;
-    parallel_for((a.out + rows - 1) / rows, a.threads, [&](size_t piece) {
+    parallel_for(ceil_div(a.out, rows), a.threads, [&](size_t piece) {
         const size_t first = piece * rows, count = std::min(rows, a.out - first);
         uint8_t* data = a.memory ? a.memory + first * bytes : piece_memory(count * bytes);
         if (const auto found = read_rows(a, first, count, data)) return problem.add(piece, *found);

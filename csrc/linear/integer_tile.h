@@ -158,7 +158,7 @@ template <Format F>
 void integer_tiles(const PanelTile& a) {
     const PanelPrefetcher<F> prefetcher(a.panel, a.next_panel, a.blocks);
     constexpr PanelLayout layout = panel_layout(F);
-    const size_t groups = (a.tokens + kGroup - 1) / kGroup;
+    const size_t groups = ceil_div(a.tokens, kGroup);
     std::memset(a.outputs, 0, groups * kGroup * sizeof *a.outputs);
     {
         IntegerTiles tiles(kBlockInputs / parts_of(F));

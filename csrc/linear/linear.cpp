@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <optional>
 
+#include "core/division.h"
 #include "core/parallel.h"
 #include "linear/blocked_rows.h"
 #include "linear/row_blocks.h"
@@ -125,7 +126,7 @@ template <Format F>
 void multiply_transposed(const float* x, ptrdiff_t x_stride, size_t tokens, const RowWeight& w, size_t first,
                          size_t last, float* y, ptrdiff_t y_stride) {
     constexpr size_t kRows = 4;
-    const size_t width = (last - first + kLoadValues - 1) / kLoadValues * kLoadValues;
+    const size_t width = round_up(last - first, kLoadValues);
     float* sums = thread_scratch(tokens * width);
     std::memset(sums, 0, tokens * width * sizeof(float));
     const auto add = [&]<size_t R>(size_t n) DECODESTEP_INLINE_LAMBDA {
@@ -165,7 +166,7 @@ void linear(const Linear& a) {
     // A task is about 10 microseconds of work: small enough to balance the threads, large enough to be worth claiming.
     const size_t most = (size_t{1} << 17) / (a.w.in * a.tokens + 1);
     const auto in_tasks = [&](size_t rows, const auto& body) {
-        parallel_for((a.w.out + rows - 1) / rows, a.threads,
+        parallel_for(ceil_div(a.w.out, rows), a.threads,
                      [&](size_t task) { body(task * rows, std::min(task * rows + rows, a.w.out)); });
     };
     if (are_many(a.w.format, a.tokens)) {
@@ -188,7 +189,7 @@ void linear(const Linear& a) {
 void head_products(const HeadProducts& a) {
     constexpr size_t kTaskRows = 64, kTaskColumns = 512;  // of one head: about as much memory either way
     const size_t outputs = a.transposed ? a.w.in : a.count, in_task = a.transposed ? kTaskColumns : kTaskRows,
-                 tasks = (outputs + in_task - 1) / in_task;
+                 tasks = ceil_div(outputs, in_task);
     const auto y_stride = static_cast<ptrdiff_t>(a.heads * outputs);
     std::optional<CopiedTokens> many;
     if (!a.transposed && are_many(a.w.format, a.tokens))

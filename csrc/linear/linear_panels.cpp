@@ -13,7 +13,7 @@ namespace {
 size_t panels_of_task(const LinearPanels& call) {
     const size_t work = call.w.blocks() * kBlockInputs * kPanelOutputs * call.tokens / 8 + 1,
                  panels = (size_t{1} << 18) / work + 1;
-    return streams(call.w.format, call.tokens) ? (panels + kStreams - 1) / kStreams * kStreams : panels;
+    return streams(call.w.format, call.tokens) ? round_up(panels, kStreams) : panels;
 }
 
 }  // namespace

@@ -9,6 +9,7 @@
 #include <cstdint>
 
 #include "core/compiler.h"
+#include "core/division.h"
 #include "core/isa.h"
 #include "linear/linear.h"
 
@@ -87,8 +88,8 @@ struct LinearPanelWeight {
     size_t in, out;
     Format format;
 
-    constexpr size_t blocks() const { return (in + kBlockInputs - 1) / kBlockInputs; }  // of 32 inputs
-    constexpr size_t count() const { return (out + kPanelOutputs - 1) / kPanelOutputs; }
+    constexpr size_t blocks() const { return ceil_div(in, kBlockInputs); }  // of 32 inputs
+    constexpr size_t count() const { return ceil_div(out, kPanelOutputs); }
     constexpr size_t panel_bytes() const {
         return blocks() * kBlockInputs / panel_block_inputs(format) * panel_block_bytes(format);
     }

@@ -18,7 +18,7 @@ class LinearPanelsTasks {
     void read(size_t token) const;
 
     // Multiplies all tokens by some panels: about 10 microseconds of work.
-    size_t multiply_count() const { return (panels_ + panels_per_task_ - 1) / panels_per_task_; }
+    size_t multiply_count() const { return ceil_div(panels_, panels_per_task_); }
     void multiply(size_t task) const;
 
   private:

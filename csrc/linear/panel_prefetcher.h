@@ -1,6 +1,7 @@
 // Prefetching of panels.
 #pragma once
 
+#include "core/cache_line.h"
 #include "linear/linear_panels.h"
 #include "simd/byte_sums.h"
 
@@ -38,8 +39,8 @@ class PanelPrefetcher {
 // Prefetches, into the L2 cache, these tokens' share of the memory that is read after all tokens: the L1 cache is full
 // of what the tokens read.
 DECODESTEP_INLINE void prefetch_share(const uint8_t* memory, size_t bytes, size_t first, size_t count, size_t tokens) {
-    const size_t lines = (bytes + 63) / 64, end = (first + count) * lines / tokens;
-    for (size_t line = first * lines / tokens; line < end; ++line) prefetch_to_second_level(memory + 64 * line);
+    const size_t lines = ceil_div(bytes, kCacheLine), end = (first + count) * lines / tokens;
+    for (size_t line = first * lines / tokens; line < end; ++line) prefetch_to_second_level(memory + kCacheLine * line);
 }
 
 }  // namespace decodestep::DECODESTEP_BUILD

@@ -18,9 +18,10 @@ struct SpreadQuads {
     const uint8_t* ahead;
 
     DECODESTEP_INLINE u8x64 quad(size_t j, size_t v) const {
-        constexpr size_t lines = (PanelPrefetcher<F>::kBytes + 63) / 64, calls = 2 * kQuads;
+        constexpr size_t lines = ceil_div(PanelPrefetcher<F>::kBytes, kCacheLine), calls = 2 * kQuads;
         const size_t call = 2 * j + v;
-        for (size_t line = call * lines / calls; line < (call + 1) * lines / calls; ++line) prefetch(ahead + 64 * line);
+        for (size_t line = call * lines / calls; line < (call + 1) * lines / calls; ++line)
+            prefetch(ahead + kCacheLine * line);
         return quads.quad(j, v);
     }
 };
@@ -38,7 +39,7 @@ DECODESTEP_INLINE auto streamed_quads(const PanelPrefetcher<F>& prefetcher, size
 
 // The float sums of groups of T tokens with each panel.
 template <int T>
-using StreamSums = FloatSums<T, 2>[(kStreamedTokens + T - 1) / T][kStreams];
+using StreamSums = FloatSums<T, 2>[ceil_div(kStreamedTokens, T)][kStreams];
 
 template <int T>
 DECODESTEP_INLINE void clear(StreamSums<T>& sums, size_t groups) {
@@ -52,7 +53,7 @@ template <Format F, int T>
 void stream_bytes(const PanelStreams& a) {
     constexpr PanelLayout layout = panel_layout(F);
     const Activations& x = a.x;
-    const size_t groups = (a.tokens + T - 1) / T;
+    const size_t groups = ceil_div(a.tokens, T);
     const auto first_of = [&](size_t g) DECODESTEP_INLINE_LAMBDA { return std::min(g * T, a.tokens - T); };
     StreamSums<T> y, sums;
     clear<T>(y, groups);

@@ -58,9 +58,8 @@ void panel_streams(const PanelStreams& a) {
     with_format(a.format, [&]<Format F>() {
         if constexpr (kStreams > 1) {
             if constexpr (quantises_activations(F)) {
-                const size_t groups = (a.tokens + kRegisterTokens - 1) / kRegisterTokens;
-                with_constant<kRegisterTokens>((a.tokens + groups - 1) / groups,
-                                               [&]<int T>() { stream_bytes<F, T>(a); });
+                const size_t groups = ceil_div(a.tokens, kRegisterTokens);
+                with_constant<kRegisterTokens>(ceil_div(a.tokens, groups), [&]<int T>() { stream_bytes<F, T>(a); });
             } else {
                 stream_floats<F>(a);
             }

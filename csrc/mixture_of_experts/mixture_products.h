@@ -94,7 +94,7 @@ class ExpertPanels {
         for (size_t i = 0; i < rows_.runs().size(); ++i) {
             const ExpertRun &run = rows_.runs()[i], &after = rows_.runs()[std::min(i + 1, rows_.runs().size() - 1)];
             const auto panels_before = [&](size_t bound) {
-                return bound <= at ? 0 : std::min(w_.wide_panels(), (bound - at + cost(run) - 1) / cost(run));
+                return bound <= at ? 0 : std::min(w_.wide_panels(), ceil_div(bound - at, cost(run)));
             };
             const size_t from = panels_before(begin), to = panels_before(end);
             const size_t first = run.expert * w_.wide_panels();

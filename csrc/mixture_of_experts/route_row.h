@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "core/division.h"
 #include "mixture_of_experts/expert_router.h"
 #include "simd/exp.h"
 
@@ -29,7 +30,7 @@ class RouteRow {
     // Below every choice, minus infinity included: marks an expert that is taken, or in a group that is dropped.
     static constexpr float kTaken = std::numeric_limits<float>::quiet_NaN();
 
-    static size_t padded(size_t n) { return (n + kLanes - 1) / kLanes * kLanes; }
+    static size_t padded(size_t n) { return round_up(n, kLanes); }
     static float ordered(float x) { return x == x ? x : kMinusInfinity; }
     static bool is_taken(float choice) { return choice != choice; }
 

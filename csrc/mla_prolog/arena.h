@@ -4,28 +4,27 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "core/cache_line.h"
+#include "core/division.h"
+
 namespace decodestep::DECODESTEP_BUILD {
 
-constexpr size_t kLine = 64;  // bytes of a cache line, at which every array begins
-
-constexpr size_t ceil_div(size_t n, size_t unit) { return (n + unit - 1) / unit; }
-constexpr size_t round_up(size_t n, size_t unit) { return ceil_div(n, unit) * unit; }
-
-// Hands out arrays in order. Without a buffer it only counts: the arrays are addresses that nobody may touch.
+// Hands out arrays in order, each from a cache line on. Without a buffer it only counts: the arrays are addresses that
+// nobody may touch.
 class Arena {
   public:
     explicit Arena(void* buffer = nullptr) : start_(reinterpret_cast<uintptr_t>(buffer)), at_(start_) {}
 
     template <class V>
     V* take(size_t n) {
-        at_ = round_up(at_, kLine);
+        at_ = round_up(at_, kCacheLine);
         V* array = reinterpret_cast<V*>(at_);
         at_ += n * sizeof(V);
         return array;
     }
 
     // Bytes that a buffer of any alignment needs for all arrays so far.
-    size_t bytes() const { return at_ - start_ + kLine; }
+    size_t bytes() const { return at_ - start_ + kCacheLine; }
 
   private:
     uintptr_t start_, at_;

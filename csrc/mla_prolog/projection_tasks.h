@@ -135,7 +135,7 @@ class ProjectionTasks {
              .last = std::min(w.out, first + columns_->span),
              .y = sums_.data + begin * sums_.stride + first,
              .y_stride = sums_.stride,
-             .scratch = Arena(thread_scratch(kProductScratch / sizeof(float) + kLine)).take<uint8_t>(0)});
+             .scratch = Arena(thread_scratch(kProductScratch / sizeof(float) + kCacheLine)).take<uint8_t>(0)});
     }
 
     // About 10 microseconds of work, and a multiple of the rows that `linear` multiplies at a time.

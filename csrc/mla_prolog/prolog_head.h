@@ -50,7 +50,7 @@ class PrefetchQueue {
 
     // The next 2 KiB, into the second cache: once for each token. What is left is prefetched by the product itself.
     void prefetch_more() {
-        for (const uint8_t* to = at_ + std::min<size_t>(kStep, end_ - at_); at_ < to; at_ += kLine)
+        for (const uint8_t* to = at_ + std::min<size_t>(kStep, end_ - at_); at_ < to; at_ += kCacheLine)
             prefetch_to_second_level(at_);
     }
 

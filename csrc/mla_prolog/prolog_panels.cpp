@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <type_traits>
 
+#include "core/cache_line.h"
 #include "core/parallel.h"
 #include "core/pieces.h"
 #include "simd/dot_products.h"
@@ -36,7 +37,6 @@ static_assert(kPackPanels * (kPackGroups + 1) * kPanelRow <= kProductScratch);
 
 // Prefetch distances in bytes: of packed weights read once, of the rows of a matrix, and of a column of NZ fractals.
 constexpr size_t kStreamAhead = 4096, kRowsAhead = 12288, kNzAhead = 4096;
-constexpr size_t kCacheLine = 64;
 constexpr size_t kRowLines = kPanelRow / kCacheLine;
 
 // Prefetches `lines` cache lines a step.
@@ -122,7 +122,7 @@ DECODESTEP_INLINE void tile(const Chunk& c, size_t vector, const uint8_t* x, siz
 // All tokens times a chunk. Tiles of nearly equal height are fastest: 6 + 5 + 5 tokens beat 6 + 6 + 4.
 template <class Dot>
 void multiply_chunk(const ColumnProduct& a, const Chunk& c, const uint8_t* x, float* y) {
-    const size_t tiles = (a.tokens + kTokensPerTile<Dot> - 1) / kTokensPerTile<Dot>;
+    const size_t tiles = ceil_div(a.tokens, kTokensPerTile<Dot>);
     for (size_t vector = 0; vector < kPanel / kLanes; vector += kVectorsPerTile<Dot>) {
         size_t i = 0;
         each_constant_piece<kTokensPerTile<Dot>>(a.tokens, [&]<int T>(size_t t) {

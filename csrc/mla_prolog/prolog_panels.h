@@ -5,6 +5,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "core/division.h"
 #include "core/isa.h"
 
 namespace decodestep {
@@ -19,10 +20,8 @@ constexpr size_t value_bytes(WeightType value) {
 // panel row is one group of inputs of all outputs of a panel.
 constexpr size_t kGroupBytes = 4, kPanel = 64, kPanelRow = kPanel * kGroupBytes;
 
-constexpr size_t group_count(WeightType value, size_t in) {
-    return (in * value_bytes(value) + kGroupBytes - 1) / kGroupBytes;
-}
-constexpr size_t panel_count(size_t out) { return (out + kPanel - 1) / kPanel; }
+constexpr size_t group_count(WeightType value, size_t in) { return ceil_div(in * value_bytes(value), kGroupBytes); }
+constexpr size_t panel_count(size_t out) { return ceil_div(out, kPanel); }
 
 // Bytes of a packed panel: its rows, and for i8 first a row of 64 int32: -128 times the sum of each output's weights,
 // at which the sums begin on machines that multiply int8 by unsigned bytes.

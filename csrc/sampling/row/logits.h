@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "core/division.h"
 #include "sampling/row/logit_type.h"
 #include "sampling/row/workspace.h"
 #include "simd/simd.h"
@@ -69,7 +70,7 @@ struct Logits {
         return std::max(kMinusInfinity, value);
     }
 
-    size_t blocks() const { return (vocab + kLogitsBlock - 1) / kLogitsBlock; }
+    size_t blocks() const { return ceil_div(vocab, kLogitsBlock); }
 
     // visit(sixteen logits, the first's id) over a block.
     template <class Visit>
