@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard, TypeVar
 import ml_dtypes
 import numpy as np
 
-from decodestep._base.checks import refuse, require
+from decodestep._base.checks import Words, refuse, require
 
 if TYPE_CHECKING:
     import torch
@@ -54,9 +54,9 @@ def view(op: str, arg: str, value: object) -> np.ndarray:
     if isinstance(value, np.ndarray):
         return value if type(value) is np.ndarray else np.asarray(value)
     if not is_torch(value):
-        refuse(op, arg, "a NumPy array or a torch tensor", type(value).__name__)
+        refuse(op, arg, "a NumPy array or a torch tensor", Words(type(value).__name__))
     if not value.is_cpu:
-        refuse(op, arg, "on the CPU for this backend", f"a tensor on {value.device}")
+        refuse(op, arg, "on the CPU for this backend", Words(f"a tensor on {value.device}"))
     tensor = value.detach() if value.requires_grad else value
     dtype, carrier = _CARRIED.get(str(tensor.dtype)[len("torch.") :], (None, ""))
     try:
@@ -89,7 +89,7 @@ def integers(op: str, arg: str, value: object, *, rank: int | None = None) -> np
     rule = "integers" if rank is None else f"integers of rank {rank}"
     require((array.dtype.kind in "iu" or array.size == 0) and rank in (None, array.ndim), op, arg, rule, array)
     if array.dtype == np.uint64:
-        require(array.max(initial=0) < 2**63, op, arg, "integers below 2^63", str(array.max(initial=0)))
+        require(array.max(initial=0) < 2**63, op, arg, "integers below 2^63", int(array.max(initial=0)))
     return np.array(array, np.int64, order="C")
 
 

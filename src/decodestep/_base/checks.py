@@ -29,15 +29,19 @@ class RequestError(ValueError):
 
 def describe(value: object) -> str:
     """What a caller passed, in a few words: dtype and shape of an array, a short repr of anything else."""
-    if hasattr(value, "shape") and hasattr(value, "dtype"):
+    if hasattr(value, "shape") and hasattr(value, "dtype") and not isinstance(value, np.generic):
         return f"{value.dtype} {'x'.join(map(str, value.shape)) or 'scalar'}"
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
+class Words(str):
+    """What an error says it got, in words of its own; a plain string is a value and is quoted."""
+
+
 def refuse(op: str, arg: str, rule: str, got: object, code: str = "") -> NoReturn:
-    """Raises RequestError. `got`: the value, which is passed to `describe`, or a string, which is used as it is."""
-    raise RequestError(op, arg, rule, got if isinstance(got, str) else describe(got), code)
+    """Raises RequestError. `got`: the value, which is passed to `describe`, or Words, which are used as they are."""
+    raise RequestError(op, arg, rule, got if isinstance(got, Words) else describe(got), code)
 
 
 def require(ok: bool, op: str, arg: str, rule: str, got: object) -> None:
@@ -58,7 +62,7 @@ def require_dtype(op: str, arg: str, array: Any, allowed: Collection[Any]) -> No
 def require_choice(op: str, arg: str, value: object, choices: Collection[Any]) -> None:
     # An array is compared item by item, and what cannot be hashed is not looked up in a mapping.
     if getattr(value, "shape", ()) or value not in tuple(choices):
-        refuse(op, arg, f"one of {', '.join(map(repr, choices))}", describe(value))
+        refuse(op, arg, f"one of {', '.join(map(repr, choices))}", value)
 
 
 def is_int(value: object) -> TypeGuard[int]:

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from decodestep._base import arrays
-from decodestep._base.checks import refuse
+from decodestep._base.checks import Words, refuse
 from decodestep._base.dispatch import choose
 
 _HOST_ONLY = "reads the CPU's memory alone"
@@ -53,9 +53,9 @@ def _has_triton() -> bool:
 def outline(op: str, arg: str, value: Any, device: Any) -> np.ndarray:
     """An array of a tensor's shape and dtype, without its values; refused unless the tensor is on the device."""
     if not arrays.is_torch(value):
-        refuse(op, arg, f"a tensor on {device}", type(value).__name__ if arrays.is_array(value) else value)
+        refuse(op, arg, f"a tensor on {device}", Words(type(value).__name__) if arrays.is_array(value) else value)
     if value.device != device:
-        refuse(op, arg, f"on {device}, as the other tensors", f"a tensor on {value.device}")
+        refuse(op, arg, f"on {device}, as the other tensors", Words(f"a tensor on {value.device}"))
     torch = sys.modules["torch"]
     dtype = arrays.view(op, arg, torch.empty(1, dtype=value.dtype)).dtype
     made: np.ndarray = np.lib.stride_tricks.as_strided(np.zeros(1, dtype), tuple(value.shape), (0,) * value.ndim)

@@ -53,9 +53,7 @@ def use_threads(count: int | None) -> Iterator[None]:
     if count is None:
         yield
         return
-    require(
-        is_int(count) and 1 <= count <= MAX_THREADS, "use_threads", "count", f"an integer in [1, {MAX_THREADS}]", repr(count)
-    )
+    require(is_int(count) and 1 <= count <= MAX_THREADS, "use_threads", "count", f"an integer in [1, {MAX_THREADS}]", count)
     token = _threads.set(int(count))
     try:
         yield
@@ -74,7 +72,7 @@ def _environment_threads() -> int | None:
         "threads",
         "DECODESTEP_THREADS",
         f"an integer in [1, {MAX_THREADS}]",
-        repr(value),
+        value,
     )
     return int(value)
 

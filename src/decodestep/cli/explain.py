@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from decodestep._base.checks import refuse, require
+from decodestep._base.checks import Words, refuse, require
 from decodestep.cli.options import add_ban, add_model, add_params, add_prompt, load, params_of, prompt_of, with_bans
 from decodestep.explain.data import record_document
 from decodestep.explain.page import page
@@ -92,7 +92,7 @@ def _other(options: argparse.Namespace) -> argparse.Namespace:
         words = shlex.split(options.compare)
         found, unknown = parser.parse_known_args(words, argparse.Namespace(**vars(options)))
     except (argparse.ArgumentError, ValueError) as error:  # ValueError: a quotation that does not end
-        refuse("explain", "compare", "options of sampling", str(error))
+        refuse("explain", "compare", "options of sampling", Words(str(error)))
     require(not unknown and bool(words), "explain", "compare", "options of sampling", options.compare)
     return found
 

@@ -8,7 +8,7 @@ from dataclasses import fields, replace
 from pathlib import Path
 
 from decodestep import models
-from decodestep._base.checks import refuse, require
+from decodestep._base.checks import Words, refuse, require
 from decodestep.generation.prompts import Prompt
 from decodestep.models import Model
 from decodestep.models.fetch import DEFAULT_MODEL
@@ -63,7 +63,7 @@ def add_named_model(parser: argparse.ArgumentParser) -> None:
 def name_model(options: argparse.Namespace) -> None:
     """Moves the model that was named without --model to where `load` looks for it."""
     if options.name is not None:
-        both = f"{options.name} and --model {options.model}"
+        both = Words(f"{options.name} and --model {options.model}")
         require(options.model == DEFAULT_MODEL, options.verb, "model", "named once", both)
         options.model = options.name
 
@@ -100,8 +100,8 @@ def add_ban(parser: argparse.ArgumentParser) -> None:
 def with_bans(params: SamplingParams, options: argparse.Namespace, model: Model) -> SamplingParams:
     """The params with the tokens of each --ban added to bad_words_ids."""
     for text in options.ban:
-        require(bool(text), options.verb, "ban", "a text", repr(text))
-        require(_is_text(text), options.verb, "ban", "text that can be encoded as UTF-8", ascii(text))
+        require(bool(text), options.verb, "ban", "a text", text)
+        require(_is_text(text), options.verb, "ban", "text that can be encoded as UTF-8", text)
     banned = {tuple(model.tokenizer.encode_within(form)) for text in options.ban for form in (text, f" {text}")}
     return replace(params, bad_words_ids=(*params.bad_words_ids, *sorted(banned))) if banned else params
 
@@ -129,7 +129,7 @@ def text_of(path: str | None) -> str | None:
     try:
         return Path(path).read_text(encoding="utf-8-sig")  # some editors begin a file with a byte order mark
     except UnicodeDecodeError as error:
-        refuse("decodestep", path, "a file of UTF-8", f"{error.reason} at byte {error.start}")
+        refuse("decodestep", path, "a file of UTF-8", Words(f"{error.reason} at byte {error.start}"))
 
 
 def params_of(options: argparse.Namespace) -> SamplingParams:
@@ -152,9 +152,9 @@ def prompt_of(options: argparse.Namespace) -> Prompt:
         sys.stdin.reconfigure(errors="surrogateescape")  # as in arguments: what is not UTF-8 is refused as a prompt
     text: str = sys.stdin.read() if options.prompt == "-" else options.prompt
     if not text.strip() and not (options.raw and text):
-        refuse(options.verb, "prompt", "at least one token long", "an empty prompt")
+        refuse(options.verb, "prompt", "at least one token long", Words("an empty prompt"))
     if options.raw:
-        require(options.system is None, options.verb, "system", "left out with --raw", repr(options.system))
+        require(options.system is None, options.verb, "system", "left out with --raw", options.system)
         return text
     system = [{"role": "system", "content": options.system}] if options.system is not None else []
     return [*system, {"role": "user", "content": text}]

@@ -10,7 +10,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from decodestep._base.checks import refuse, require
+from decodestep._base.checks import Words, refuse, require
 from decodestep.ops.mla_prolog import mla_prolog_plan
 from decodestep.ops.mla_prolog.schedule import (
     CostModel,
@@ -53,10 +53,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     for name in options.out:
-        require(Path(name).suffix in _DRAWN, "schedule", "out", f"a file name in {', '.join(_DRAWN)}", repr(name))
+        require(Path(name).suffix in _DRAWN, "schedule", "out", f"a file name in {', '.join(_DRAWN)}", name)
     cost = _cost(options.cost)
     require(
-        options.cubes > 0 and options.group > 0, "schedule", "cubes and group", "> 0", f"{options.cubes} and {options.group}"
+        options.cubes > 0 and options.group > 0,
+        "schedule",
+        "cubes and group",
+        "> 0",
+        Words(f"{options.cubes} and {options.group}"),
     )
     plan = mla_prolog_plan(
         options.tokens,
@@ -70,7 +74,7 @@ def run(options: argparse.Namespace) -> int:
     )
     require(bool(plan.steps), "schedule", "tokens", "an integer >= 1", options.tokens)
     if options.search:
-        require(not options.published, "schedule", "published", "left out of a search", "--published")
+        require(not options.published, "schedule", "published", "left out of a search", Words("--published"))
         found: Found | None = search(plan, cost, group=options.group)
         shown = found.best  # type: ignore[union-attr]
     else:
@@ -89,11 +93,11 @@ def _cost(given: list[str]) -> CostModel:
     values: dict[str, Any] = {}
     for item in given:
         name, _, text = item.partition("=")
-        require(name in _NUMBERS, "schedule", "cost", f"NAME=VALUE of {', '.join(_NUMBERS)}", repr(item))
+        require(name in _NUMBERS, "schedule", "cost", f"NAME=VALUE of {', '.join(_NUMBERS)}", item)
         try:
             values[name] = int(text) if name in _INTEGERS else float(text)
         except ValueError:
-            refuse("schedule", f"cost {name}", "a number", repr(text))
+            refuse("schedule", f"cost {name}", "a number", text)
     return CostModel(**values)
 
 

@@ -27,10 +27,10 @@ class BeamLogits:
     """
 
     def __init__(self, model: Model, num_beams: int, capacity: int) -> None:
-        require(is_int(num_beams) and num_beams >= 1, "BeamLogits", "num_beams", "an integer >= 1", repr(num_beams))
+        require(is_int(num_beams) and num_beams >= 1, "BeamLogits", "num_beams", "an integer >= 1", num_beams)
         context = model.config.context
         ok = is_int(capacity) and 1 <= capacity <= context
-        require(ok, "BeamLogits", "capacity", f"an integer in [1, {context}]", repr(capacity))
+        require(ok, "BeamLogits", "capacity", f"an integer in [1, {context}]", capacity)
         self._model = model
         self._lanes = admit(model.cache, num_beams, capacity)
         self._of_beams = self._lanes[:1]

@@ -207,27 +207,27 @@ def _check_functions(next_logits: Any, processors: Any, stop: Any) -> LogitsProc
 
 
 def _check_draw(groups: int, do_sample: Any, seed: Any, top_logprobs: Any) -> None:
-    require(isinstance(do_sample, bool), _OP, "do_sample", "a bool", repr(do_sample))
+    require(isinstance(do_sample, bool), _OP, "do_sample", "a bool", do_sample)
     require(not do_sample or groups == 1, _OP, "do_sample", "False with several groups", do_sample)
-    require(is_int(seed) and 0 <= seed < 2**64, _OP, "seed", "an integer in [0, 2^64)", repr(seed))
+    require(is_int(seed) and 0 <= seed < 2**64, _OP, "seed", "an integer in [0, 2^64)", seed)
     ok = top_logprobs is None or (is_int(top_logprobs) and top_logprobs >= 0)
-    require(ok, _OP, "top_logprobs", "None or an integer >= 0", repr(top_logprobs))
+    require(ok, _OP, "top_logprobs", "None or an integer >= 0", top_logprobs)
 
 
 def _check_sizes(beams: Any, groups: Any, returned: Any, vocab: Any, length: Any) -> None:
     for name, value in (("num_beams", beams), ("vocab_size", vocab), ("max_new_tokens", length)):
-        require(is_int(value) and value >= 1, _OP, name, "an integer >= 1", repr(value))
+        require(is_int(value) and value >= 1, _OP, name, "an integer >= 1", value)
     require(beams * vocab < 2**32, _OP, "num_beams", f"such that num_beams * {vocab} < 2^32", beams)
     ok = is_int(groups) and groups >= 1 and beams % groups == 0
-    require(ok, _OP, "num_beam_groups", f"a divisor of num_beams = {beams}", repr(groups))
+    require(ok, _OP, "num_beam_groups", f"a divisor of num_beams = {beams}", groups)
     ok = is_int(returned) and 1 <= returned <= beams
-    require(ok, _OP, "num_return_sequences", f"an integer in [1, num_beams = {beams}]", repr(returned))
+    require(ok, _OP, "num_return_sequences", f"an integer in [1, num_beams = {beams}]", returned)
 
 
 def _check_scoring(groups: int, diversity_penalty: Any, length_penalty: Any, early_stopping: Any) -> None:
     ok = is_finite(diversity_penalty) and diversity_penalty >= 0
-    require(ok, _OP, "diversity_penalty", "a finite number >= 0", repr(diversity_penalty))
-    require(groups > 1 or diversity_penalty == 0, _OP, "diversity_penalty", "0 with one group", repr(diversity_penalty))
-    require(is_finite(length_penalty), _OP, "length_penalty", "a finite number", repr(length_penalty))
+    require(ok, _OP, "diversity_penalty", "a finite number >= 0", diversity_penalty)
+    require(groups > 1 or diversity_penalty == 0, _OP, "diversity_penalty", "0 with one group", diversity_penalty)
+    require(is_finite(length_penalty), _OP, "length_penalty", "a finite number", length_penalty)
     if not (isinstance(early_stopping, bool) or (isinstance(early_stopping, str) and early_stopping == "never")):
-        refuse(_OP, "early_stopping", "True, False or 'never'", repr(early_stopping))
+        refuse(_OP, "early_stopping", "True, False or 'never'", early_stopping)

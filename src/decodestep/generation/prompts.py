@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from decodestep._base.checks import ids_below, refuse, require
+from decodestep._base.checks import Words, ids_below, refuse, require
 
 if TYPE_CHECKING:
     from decodestep.models import Model
@@ -35,9 +35,15 @@ def prompt_ids(model: Model, prompt: Prompt) -> list[int]:
         ids = found
     else:
         refuse(_OP, "prompt", f"text, messages or token ids in [0, {vocab})", prompt)
-    require(len(ids) > 0, _OP, "prompt", "at least one token long", "an empty prompt")
+    require(len(ids) > 0, _OP, "prompt", "at least one token long", Words("an empty prompt"))
     if len(ids) >= context:
-        refuse(_OP, "prompt", f"shorter than the context of {context} tokens", f"{len(ids)} tokens", "context_length_exceeded")
+        refuse(
+            _OP,
+            "prompt",
+            f"shorter than the context of {context} tokens",
+            Words(f"{len(ids)} tokens"),
+            "context_length_exceeded",
+        )
     return ids
 
 
@@ -49,4 +55,4 @@ def _encode(encode: Callable[[Any], list[int]], prompt: Any) -> list[int]:
     try:
         return encode(prompt)
     except UnicodeEncodeError:
-        refuse(_OP, "prompt", "text that can be encoded as UTF-8", ascii(prompt))
+        refuse(_OP, "prompt", "text that can be encoded as UTF-8", prompt)

@@ -113,7 +113,7 @@ def _params_of_each(params: SamplingParams | Sequence[SamplingParams] | None, ro
     each = list(given) if isinstance(given, Iterable) else [SamplingParams() if given is None else given] * rows
     ok = all(isinstance(row, SamplingParams) for row in each)
     require(ok, _OP, "params", "a SamplingParams, or one for each prompt", params)
-    require(len(each) == rows, _OP, "params", f"one or {rows}", f"{len(each)}")
+    require(len(each) == rows, _OP, "params", f"one or {rows}", len(each))
     return each
 
 

@@ -10,7 +10,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from decodestep._base.checks import require
+from decodestep._base.checks import Words, require
 from decodestep.generation.completion import Completion
 from decodestep.generation.prompts import Prompt
 from decodestep.generation.run import Run
@@ -43,7 +43,7 @@ def stream(
     params = SamplingParams() if params is None else params
     require(isinstance(params, SamplingParams), "stream", "params", "a SamplingParams or None", params)
     count = params.num_return_sequences
-    require(count == 1, "stream", "params", "of one completion", f"num_return_sequences {count}")
+    require(count == 1, "stream", "params", "of one completion", Words(f"num_return_sequences {count}"))
     return CompletionStream(model, prompt, params, processors)
 
 

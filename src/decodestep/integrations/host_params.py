@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from decodestep._base.checks import refuse, require
+from decodestep._base.checks import Words, refuse, require
 from decodestep.sampling.params import SamplingParams
 
 KEY = "decodestep"  # of the extra argument
@@ -47,12 +47,12 @@ def host_params(op: str, given: Any, own: Mapping[str, Any]) -> SamplingParams:
         try:
             fields = json.loads(given)
         except (ValueError, RecursionError) as error:
-            refuse(op, KEY, rule, str(error))
-    require(isinstance(fields, Mapping), op, KEY, rule, repr(given))
+            refuse(op, KEY, rule, Words(str(error)))
+    require(isinstance(fields, Mapping), op, KEY, rule, given)
     for name in fields:
         if name in own:
-            refuse(op, KEY, f"without {name}, which is a field of the request itself", repr(fields[name]))
-        require(name in FIELDS, op, KEY, f"of the fields {', '.join(FIELDS)}", repr(name))
+            refuse(op, KEY, f"without {name}, which is a field of the request itself", fields[name])
+        require(name in FIELDS, op, KEY, f"of the fields {', '.join(FIELDS)}", name)
     return SamplingParams(**own, **fields)
 
 

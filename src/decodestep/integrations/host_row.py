@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from decodestep._base.arrays import ArrayT
-from decodestep._base.checks import is_int, refuse, require
+from decodestep._base.checks import Words, is_int, refuse, require
 from decodestep.sampling.params import LANGUAGES, SamplingParams
 from decodestep.sampling.row_processors import Processors
 from decodestep.sampling.sampler import Sampler
@@ -86,7 +86,7 @@ class HostRow:
             self._begin(self.tokens[len(self._prompt) :])
             if error is not None:
                 raise error
-            refuse("HostRow", "logits", "such that a token is left to draw", "none")
+            refuse("HostRow", "logits", "such that a token is left to draw", Words("none"))
         self._drawn = True
         return token
 

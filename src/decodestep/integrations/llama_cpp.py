@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from decodestep._base.checks import refuse, require
+from decodestep._base.checks import Words, refuse, require
 from decodestep._base.extras import extra
 from decodestep.integrations.host_row import HostRow, without_ends
 from decodestep.sampling.params import SamplingParams
@@ -108,7 +108,7 @@ class LogitsProcessor:
             self._row = HostRow(self._params, vocab_size=row.shape[1], prompt_ids=ids, **self._options)
         before = self._row.tokens
         rule = f"a continuation of the {len(before)} tokens of the previous call: make a LogitsProcessor for each text"
-        require(ids[: len(before)] == before, "LogitsProcessor", "input_ids", rule, f"{len(ids)} others")
+        require(ids[: len(before)] == before, "LogitsProcessor", "input_ids", rule, Words(f"{len(ids)} others"))
         self._row.follow(ids[self._prompt_length :])
         return self._row.processed(row)[0]
 
@@ -174,7 +174,7 @@ def _refuse_chosen(arguments: dict[str, Any]) -> None:
     """Refuses arguments that select llama.cpp's own samplers; the defaults of any of the methods are accepted."""
     for name, value in arguments.items():
         defaults = _DEFAULTS[name]
-        require(value in defaults, _OP, name, f"left at its default {defaults[0]!r}: SamplingParams decides", repr(value))
+        require(value in defaults, _OP, name, f"left at its default {defaults[0]!r}: SamplingParams decides", value)
 
 
 def _defaults() -> dict[str, list[Any]]:

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from decodestep._base.checks import refuse, require
+from decodestep._base.checks import Words, refuse, require
 from decodestep._base.extras import extra
 from decodestep.generation import generate
 from decodestep.models import Model, load
@@ -63,8 +63,8 @@ class DecodestepLM(TemplateLM):  # type: ignore[misc]
         max_batch_size: int | None = None,
     ) -> None:
         super().__init__()
-        require(device in (None, "cpu", _UNSET_DEVICE), _OP, "device", "None or 'cpu'", repr(device))
-        require(str(batch_size).isdecimal() and int(batch_size) >= 1, _OP, "batch_size", "an integer >= 1", repr(batch_size))
+        require(device in (None, "cpu", _UNSET_DEVICE), _OP, "device", "None or 'cpu'", device)
+        require(str(batch_size).isdecimal() and int(batch_size) >= 1, _OP, "batch_size", "an integer >= 1", batch_size)
         if isinstance(pretrained, Model):
             self.model = pretrained
         else:
@@ -115,8 +115,10 @@ class DecodestepLM(TemplateLM):  # type: ignore[misc]
     def _score(self, context: list[int], continuation: list[int]) -> tuple[float, bool]:
         """The log-probability of the continuation, and whether each of its tokens is the most likely one."""
         rule = f"of 1 to {self.max_length} tokens"
-        require(0 < len(continuation) <= self.max_length, _OP, "continuation", rule, f"{len(continuation)}")
-        require(len(context) > 0, _OP, "context", "of at least one token, or the empty text", "whitespace without a token")
+        require(0 < len(continuation) <= self.max_length, _OP, "continuation", rule, len(continuation))
+        require(
+            len(context) > 0, _OP, "context", "of at least one token, or the empty text", Words("whitespace without a token")
+        )
         ids = [*context, *continuation][-(self.max_length + 1) :][:-1]
         scored = len(continuation)
         with self.model.sequence() as sequence:
@@ -188,7 +190,13 @@ class DecodestepLM(TemplateLM):  # type: ignore[misc]
         fields["stop_token_ids"] = tuple(dict.fromkeys(control[text] for text in until if text in control))
         fields["stop_strings"] = tuple(dict.fromkeys(text for text in until if text and text not in control))
         unknown = sorted(kwargs.keys() - _FIELDS)
-        require(not unknown, _OP, "generation_kwargs", f"until, a length and {', '.join(sorted(_FIELDS))}", ", ".join(unknown))
+        require(
+            not unknown,
+            _OP,
+            "generation_kwargs",
+            f"until, a length and {', '.join(sorted(_FIELDS))}",
+            Words(", ".join(unknown)),
+        )
         fields |= kwargs
         if fields.setdefault("do_sample", False):
             fields.setdefault("seed", sample_seed(self.seed, index))
@@ -202,7 +210,7 @@ class DecodestepLM(TemplateLM):  # type: ignore[misc]
         messages = [*before, {**last, "content": last["content"] + _HERE}]
         prompt, found, after = self.model.chat_prompt(messages, add_generation_prompt=False).rpartition(_HERE.strip())
         if not found:
-            refuse(_OP, "chat_history", "of messages that the chat template writes verbatim", repr(last["content"]))
+            refuse(_OP, "chat_history", "of messages that the chat template writes verbatim", last["content"])
         # A template that trims messages has trimmed the space of the mark, and would have trimmed those of the message.
         return prompt if after.startswith(_HERE[-1]) else prompt.rstrip()
 

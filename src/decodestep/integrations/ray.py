@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from decodestep._base.checks import is_int, refuse, require
+from decodestep._base.checks import Words, is_int, refuse, require
 from decodestep._base.extras import extra
 from decodestep.generation import Completion, generate
 from decodestep.integrations.host_params import seed_of
@@ -65,18 +65,18 @@ class Generate:
         seed: int = 0,
         threads: int | None = None,
     ) -> None:
-        require(is_int(seed) and 0 <= seed < 2**64, _OP, "seed", "an integer in [0, 2^64)", repr(seed))
+        require(is_int(seed) and 0 <= seed < 2**64, _OP, "seed", "an integer in [0, 2^64)", seed)
         self._params, self._prompt, self._key, self._seed = dict(params or {}), prompt, key, seed
         SamplingParams(**self._params)
         threads = _given_cpus() if threads is None else threads
         self._model: Model = load(*[] if model is None else [model], dtype=dtype, threads=threads)
 
     def __call__(self, batch: dict[str, np.ndarray]) -> dict[str, Any]:
-        require(isinstance(batch, dict), _OP, "batch", 'a dict of arrays, of batch_format="numpy"', type(batch).__name__)
+        require(isinstance(batch, dict), _OP, "batch", 'a dict of arrays, of batch_format="numpy"', Words(type(batch).__name__))
         for name in (self._prompt, self._key):
-            require(name in batch, _OP, "batch", f"one with a column {name!r}", ", ".join(batch))
+            require(name in batch, _OP, "batch", f"one with a column {name!r}", Words(", ".join(batch)))
         taken = [name for name in _MADE if name in batch]
-        require(not taken, _OP, "batch", f"one without columns {', '.join(_MADE)}", ", ".join(taken))
+        require(not taken, _OP, "batch", f"one without columns {', '.join(_MADE)}", Words(", ".join(taken)))
         count = len(batch[self._prompt])
         results: list[Completion | Exception | None] = [None] * count
         asked: list[tuple[int, Any, SamplingParams]] = []
@@ -97,7 +97,9 @@ class Generate:
             if value is not None:
                 given[name] = value
         params = SamplingParams(**given)
-        require(params.num_beams == 1 == params.num_return_sequences, _OP, "params", "of one sample without beams", "several")
+        require(
+            params.num_beams == 1 == params.num_return_sequences, _OP, "params", "of one sample without beams", Words("several")
+        )
         if params.greedy or params.seed is not None:
             return params
         return SamplingParams(**{**given, "seed": row_seed(self._seed, _plain(batch[self._key][i], None))})
@@ -123,7 +125,7 @@ def row_seed(seed: int, key: int | str) -> int:
     """The seed of a row: `seed_of` "<seed> i <key>" for an integer, "<seed> s <key>" for a string. Raises ValueError for a key
     that is neither."""
     if not (is_int(key) or isinstance(key, str)):
-        refuse(_OP, "key", "an integer or a string", repr(key))
+        refuse(_OP, "key", "an integer or a string", key)
     return seed_of(f"{seed} {'s' if isinstance(key, str) else 'i'} {key}")
 
 
@@ -160,7 +162,7 @@ def _as_lists(column: np.ndarray) -> np.ndarray:
 def _prompt_of(cell: Any) -> Any:
     plain = cell.tolist() if hasattr(cell, "tolist") else cell
     if not isinstance(plain, (str, list)) or not plain:
-        refuse(_OP, "prompt", "a non-empty text, list of token ids or conversation", repr(plain))
+        refuse(_OP, "prompt", "a non-empty text, list of token ids or conversation", plain)
     return plain
 
 

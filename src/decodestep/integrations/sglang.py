@@ -15,7 +15,7 @@ from dataclasses import replace
 from http import HTTPStatus
 from typing import Any
 
-from decodestep._base.checks import require
+from decodestep._base.checks import Words, require
 from decodestep._base.extras import extra
 from decodestep.integrations.host_params import KEY, host_params, in_vocabulary, seed_of
 from decodestep.integrations.host_row import HostRow
@@ -63,9 +63,9 @@ class Processor(CustomLogitProcessor):  # type: ignore[misc]
             req = params[_REQ]
             try:
                 alone = get_schedule().disable_overlap_schedule
-                require(alone, _OP, "the server", "started with --disable-overlap-schedule", "the overlap schedule")
+                require(alone, _OP, "the server", "started with --disable-overlap-schedule", Words("the overlap schedule"))
                 rows = sum(each is params for _, each in asked)
-                require(rows == 1, _OP, "the server", "started without speculation", "drafts")
+                require(rows == 1, _OP, "the server", "started without speculation", Words("drafts"))
                 token = self._draw(req, params, logits[i])
             except ValueError as error:
                 req.to_finish = FINISH_ABORT(str(error), HTTPStatus.BAD_REQUEST, "BadRequestError")
@@ -121,7 +121,7 @@ class Sampler(TheirSampler):  # type: ignore[misc]
 
     def forward(self, logits_output: Any, sampling_info: Any, *arguments: Any, **options: Any) -> torch.Tensor:
         masks = sampling_info.sampling_mask_batch_indices
-        require(masks is None, _OP, "return_sampling_mask", "off", "a request that asks for it")
+        require(masks is None, _OP, "return_sampling_mask", "off", Words("a request that asks for it"))
         return super().forward(logits_output, sampling_info, *arguments, **options)
 
     def _forward_ascend_backend(

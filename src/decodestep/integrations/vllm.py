@@ -49,7 +49,7 @@ def params_of(sampling_params: Any) -> SamplingParams | None:
     for name, default in _AFTER.items():
         value = getattr(sampling_params, name, default)
         where = f"left at its default {default!r} beside extra_args[{KEY!r}]" + ", which takes it" * (default is not None)
-        require(value == default or (default is None and not value), _OP, name, where, repr(value))
+        require(value == default or (default is None and not value), _OP, name, where, value)
     seed = sampling_params.seed
     own = {
         "temperature": 0.0 if sampling_params.temperature < _GREEDY else sampling_params.temperature,

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from decodestep._base.checks import refuse
+from decodestep._base.checks import Words, refuse
 from decodestep.models import template_process
 from decodestep.models.errors import ModelError
 
@@ -75,7 +75,7 @@ def _mappings(name: str, items: Any) -> list[dict[str, Any]]:
     if not isinstance(plain, list) or not all(isinstance(item, dict) for item in plain):
         refuse(_OP, name, "a sequence of mappings", items)
     if name == "messages" and not plain:
-        refuse(_OP, name, "at least one message", "none")
+        refuse(_OP, name, "at least one message", Words("none"))
     return plain
 
 
@@ -92,7 +92,7 @@ def _plain(value: Any) -> Any:
     try:
         return _plain_item(value)
     except RecursionError:
-        refuse(_OP, "messages", "less deeply nested", type(value).__name__)
+        refuse(_OP, "messages", "less deeply nested", Words(type(value).__name__))
 
 
 def _plain_item(value: Any) -> Any:

@@ -42,7 +42,7 @@ class ControlTokens:
     def _mark_tokens(self, text: str) -> str:
         marked = re.sub(self._pattern(text), f"{_BEGIN}\\g<0>{_END}", text)
         if marked != text and (_BEGIN in text or _END in text):
-            refuse("chat_ids", "messages", "without U+FDD0 and U+FDD1 where they spell a control token", ascii(text))
+            refuse("chat_ids", "messages", "without U+FDD0 and U+FDD1 where they spell a control token", text)
         return marked
 
     def _begins_a_token(self, text: str) -> bool:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from decodestep._base.checks import ids_below, refuse, require
+from decodestep._base.checks import Words, ids_below, refuse, require
 from decodestep.models.decoder import Decoder, TokenBatch
 from decodestep.models.page_pool import LOCK, PagePool
 from decodestep.models.sequence import CachedSequence
@@ -30,7 +30,7 @@ def forward(
     """See `Model.forward`."""
     checked = [_checked(decoder, pool, pair) for pair in batch]
     twice = len(checked) - len({id(sequence) for sequence, _ in checked})
-    require(not twice, _OP, "batch", "of different sequences", f"one sequence {twice + 1} times")
+    require(not twice, _OP, "batch", "of different sequences", Words(f"one sequence {twice + 1} times"))
     asked = [True] * len(checked) if wanted is None else [bool(flag) for flag in wanted]
     require(len(asked) == len(checked) and not (every and wanted), _OP, "wanted", f"a flag for each of {len(checked)}", wanted)
     with _running(pool, checked):
@@ -49,7 +49,7 @@ def _checked(decoder: Decoder, pool: PagePool, pair: Any) -> tuple[CachedSequenc
     if not tokens:
         refuse(_OP, "batch", f"of one or more token ids in [0, {vocab}) for each sequence", ids)
     length = len(sequence) + len(tokens)
-    require(length <= context, _OP, "batch", f"of sequences no longer than the context of {context} tokens", f"{length}")
+    require(length <= context, _OP, "batch", f"of sequences no longer than the context of {context} tokens", length)
     return sequence, tokens
 
 

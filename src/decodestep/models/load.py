@@ -105,15 +105,15 @@ def _check(
     name_or_path: Any, dtype: Any, form: Any, cache_dtype: Any, threads: Any, chat_template: Any, cache_bytes: Any
 ) -> None:
     ok = isinstance(name_or_path, (str, os.PathLike)) and str(name_or_path) != ""
-    require(ok, _OP, "name_or_path", "a name or a path", repr(name_or_path))
+    require(ok, _OP, "name_or_path", "a name or a path", name_or_path)
     require_choice(_OP, "dtype", dtype, (*PANEL_FORMATS, *QUANTISED, "float32"))
     require_choice(_OP, "form", form, ("auto", "mla"))
     require_choice(_OP, "cache_dtype", cache_dtype, ("auto", *CACHE_DTYPES))
     ok = threads is None or (is_int(threads) and 1 <= threads <= MAX_THREADS)
-    require(ok, _OP, "threads", f"an integer in [1, {MAX_THREADS}] or None", repr(threads))
+    require(ok, _OP, "threads", f"an integer in [1, {MAX_THREADS}] or None", threads)
     require(chat_template is None or isinstance(chat_template, str), _OP, "chat_template", "a string or None", chat_template)
     ok = cache_bytes is None or (is_int(cache_bytes) and cache_bytes > 0)
-    require(ok, _OP, "cache_bytes", "a positive number of bytes or None", repr(cache_bytes))
+    require(ok, _OP, "cache_bytes", "a positive number of bytes or None", cache_bytes)
 
 
 def _decoder(checkpoint: Checkpoint, dtype: str, *, as_latent: bool, cache_dtype: str) -> Decoder:

@@ -9,7 +9,7 @@ from typing import NoReturn
 
 import numpy as np
 
-from decodestep._base.checks import is_int, refuse, require
+from decodestep._base.checks import Words, is_int, refuse, require
 from decodestep.models.kv_cache import PAGE
 from decodestep.models.page_pool import LOCK, CacheFullError, Page, PagePool
 
@@ -35,7 +35,7 @@ class CachedSequence:
 
     def __init__(self, pool: PagePool, capacity: int | None = None, *, admitted: bool = False) -> None:
         ok = capacity is None or (is_int(capacity) and capacity >= 0)
-        require(ok, _OP, "capacity", "a number of tokens or None", repr(capacity))
+        require(ok, _OP, "capacity", "a number of tokens or None", capacity)
         self.tokens: list[int] = []
         self.admitted = admitted
         self.thread = threading.get_ident()
@@ -143,7 +143,7 @@ class CachedSequence:
         Raises CacheFullError, with nothing changed, if the page where the sequence then ends is shared and there is no room to
         copy it.
         """
-        require(is_int(length) and 0 <= length <= len(self), _OP, "length", f"in [0, {len(self)}]", repr(length))
+        require(is_int(length) and 0 <= length <= len(self), _OP, "length", f"in [0, {len(self)}]", length)
         self._require_idle()
         kept, pool = pages_of(length), self._pool
         with LOCK:
@@ -240,7 +240,7 @@ class CachedSequence:
     def _require_idle(self) -> None:
         # A thread that asks is in no pass: if it is the one, an interrupt has ended its pass at an unlucky moment.
         if self._closed or self._runner not in (None, threading.get_ident()):
-            state = "a closed one" if self._closed else "a running one"
+            state = Words("a closed one" if self._closed else "a running one")
             refuse(_OP, "sequence", "open and used by one thread at a time", state)
 
     @property

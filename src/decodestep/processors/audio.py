@@ -154,7 +154,7 @@ class AlternatingCodebooksLogitsProcessor(LogitsProcessor):
 
     def __init__(self, input_start_len: int, semantic_vocab_size: int, codebook_size: int) -> None:
         ok = isinstance(input_start_len, int) and input_start_len >= 0
-        require(ok, "AlternatingCodebooksLogitsProcessor", "input_start_len", "an int >= 0", repr(input_start_len))
+        require(ok, "AlternatingCodebooksLogitsProcessor", "input_start_len", "an int >= 0", input_start_len)
         self.input_start_len = input_start_len
         self.semantic_vocab_size = semantic_vocab_size
         self.codebook_size = codebook_size

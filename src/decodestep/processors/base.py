@@ -6,7 +6,7 @@ import inspect
 from typing import Any
 
 from decodestep._base.arrays import Array, ArrayT
-from decodestep._base.checks import refuse
+from decodestep._base.checks import Words, refuse
 
 
 class LogitsProcessor:
@@ -41,6 +41,6 @@ class LogitsProcessorList(list[Any]):
             extra = list(inspect.signature(processor.__call__).parameters)[2:]
             missing = [name for name in extra if name not in kwargs]
             if missing:
-                refuse("LogitsProcessorList", ", ".join(missing), f"given for {type(processor).__name__}", "nothing")
+                refuse("LogitsProcessorList", ", ".join(missing), f"given for {type(processor).__name__}", Words("nothing"))
             scores = processor(input_ids, scores, **kwargs) if extra else processor(input_ids, scores)
         return scores

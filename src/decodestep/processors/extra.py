@@ -46,8 +46,8 @@ class PresenceFrequencyPenaltyLogitsProcessor(LogitsProcessor):
     def __init__(self, presence_penalty: float = 0.0, frequency_penalty: float = 0.0, prompt_length: int = 0) -> None:
         op = "PresenceFrequencyPenaltyLogitsProcessor"
         for arg, value in (("presence_penalty", presence_penalty), ("frequency_penalty", frequency_penalty)):
-            require(is_finite(value), op, arg, "a finite number", repr(value))
-        require(is_int(prompt_length) and prompt_length >= 0, op, "prompt_length", "an int >= 0", repr(prompt_length))
+            require(is_finite(value), op, arg, "a finite number", value)
+        require(is_int(prompt_length) and prompt_length >= 0, op, "prompt_length", "an int >= 0", prompt_length)
         self.presence_penalty = presence_penalty
         self.frequency_penalty = frequency_penalty
         self.prompt_length = prompt_length
@@ -73,9 +73,9 @@ class LogitBiasLogitsProcessor(LogitsProcessor):
     def __init__(self, logit_bias: Mapping[int, float]) -> None:
         op = "LogitBiasLogitsProcessor"
         for token, bias in logit_bias.items():
-            require(is_int(token) and token >= 0, op, "logit_bias", "a dict whose keys are ids >= 0", repr(token))
+            require(is_int(token) and token >= 0, op, "logit_bias", "a dict whose keys are ids >= 0", token)
             ok = is_finite(bias) or (is_real(bias) and bias in (math.inf, -math.inf))
-            require(ok, op, "logit_bias", "a dict whose values are numbers", repr(bias))
+            require(ok, op, "logit_bias", "a dict whose values are numbers", bias)
         self.logit_bias = {int(token): float(bias) for token, bias in logit_bias.items()}
 
     def __call__(self, input_ids: Array, scores: ArrayT) -> ArrayT:
@@ -121,7 +121,7 @@ class TopNSigmaLogitsWarper(LogitsProcessor):
     """
 
     def __init__(self, n: float, filter_value: float = NEGATIVE_INFINITY) -> None:
-        require(is_finite(n) and n >= 0, "TopNSigmaLogitsWarper", "n", "a finite number >= 0", repr(n))
+        require(is_finite(n) and n >= 0, "TopNSigmaLogitsWarper", "n", "a finite number >= 0", n)
         self.n = n
         self.filter_value = filter_value
 
@@ -166,7 +166,7 @@ class XTCLogitsWarper(LogitsProcessor):
         filter_value: float = NEGATIVE_INFINITY,
     ) -> None:
         for arg, value in (("probability", probability), ("threshold", threshold)):
-            require(is_real(value) and 0 <= value <= 1, "XTCLogitsWarper", arg, "in [0, 1]", repr(value))
+            require(is_real(value) and 0 <= value <= 1, "XTCLogitsWarper", arg, "in [0, 1]", value)
         self.probability = probability
         self.threshold = threshold
         self.seed = seed
@@ -207,10 +207,10 @@ class DRYLogitsProcessor(LogitsProcessor):
         self, multiplier: float, base: float = 1.75, allowed_length: int = 2, breakers: Collection[int] = (), range: int = 0
     ) -> None:
         op = "DRYLogitsProcessor"
-        require(is_finite(multiplier) and multiplier >= 0, op, "multiplier", "a finite number >= 0", repr(multiplier))
-        require(is_finite(base) and base >= 1, op, "base", "a finite number >= 1", repr(base))
-        require(is_int(allowed_length) and allowed_length >= 1, op, "allowed_length", "an int >= 1", repr(allowed_length))
-        require(is_int(range) and range >= 0, op, "range", "an int >= 0", repr(range))
+        require(is_finite(multiplier) and multiplier >= 0, op, "multiplier", "a finite number >= 0", multiplier)
+        require(is_finite(base) and base >= 1, op, "base", "a finite number >= 1", base)
+        require(is_int(allowed_length) and allowed_length >= 1, op, "allowed_length", "an int >= 1", allowed_length)
+        require(is_int(range) and range >= 0, op, "range", "an int >= 0", range)
         self.multiplier = multiplier
         self.base = base
         self.allowed_length = allowed_length

@@ -35,7 +35,7 @@ class TemperatureLogitsWarper(LogitsProcessor):
     def __init__(self, temperature: float) -> None:
         ok = isinstance(temperature, float) and temperature > 0
         hint = " (for greedy decoding set do_sample=False)" if isinstance(temperature, float) and temperature == 0 else ""
-        require(ok, "TemperatureLogitsWarper", "temperature", f"a float > 0{hint}", repr(temperature))
+        require(ok, "TemperatureLogitsWarper", "temperature", f"a float > 0{hint}", temperature)
         self.temperature = float(temperature)
 
     def __call__(self, input_ids: Array, scores: ArrayT) -> ArrayT:
@@ -60,7 +60,7 @@ class TopKLogitsWarper(LogitsProcessor):
     supports_continuous_batching = True
 
     def __init__(self, top_k: int, filter_value: float = NEGATIVE_INFINITY, min_tokens_to_keep: int = 1) -> None:
-        require(isinstance(top_k, int) and top_k > 0, "TopKLogitsWarper", "top_k", "an int >= 1", repr(top_k))
+        require(isinstance(top_k, int) and top_k > 0, "TopKLogitsWarper", "top_k", "an int >= 1", top_k)
         self.top_k = max(top_k, min_tokens_to_keep)
         self.filter_value = filter_value
         self.min_tokens_to_keep = min_tokens_to_keep
@@ -140,4 +140,4 @@ class MinPLogitsWarper(LogitsProcessor):
 
 
 def require_min_tokens(op: str, value: object) -> None:
-    require(isinstance(value, int) and value >= 1, op, "min_tokens_to_keep", "an int >= 1", repr(value))
+    require(isinstance(value, int) and value >= 1, op, "min_tokens_to_keep", "an int >= 1", value)

@@ -164,7 +164,7 @@ class ExponentialDecayLengthPenalty(LogitsProcessor):
 
 
 def _require_length(op: str, arg: str, value: object) -> None:
-    require(isinstance(value, int) and value >= 0, op, arg, "an int >= 0", repr(value))
+    require(isinstance(value, int) and value >= 0, op, arg, "an int >= 0", value)
 
 
 def _without(ids: list[int], scores: ArrayT, forbidden: bool) -> ArrayT:

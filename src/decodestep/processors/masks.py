@@ -22,7 +22,7 @@ from decodestep._base.array_api import (
     repeated,
 )
 from decodestep._base.arrays import Array, ArrayT, TokenIds, token_ids
-from decodestep._base.checks import refuse, require
+from decodestep._base.checks import Words, refuse, require
 from decodestep.processors.base import LogitsProcessor
 from decodestep.processors.penalties import SequenceBiasLogitsProcessor
 
@@ -142,7 +142,7 @@ class PrefixConstrainedLogitsProcessor(LogitsProcessor):
                     "PrefixConstrainedLogitsProcessor",
                     "prefix_allowed_tokens_fn",
                     "a function that allows at least one token",
-                    f"an empty list for batch item {row // beams}",
+                    Words(f"an empty list for batch item {row // beams}"),
                 )
             mask[row, allowed] = 0.0
         with quiet():
@@ -225,7 +225,7 @@ class LogitNormalization(LogitsProcessor):
 
 
 def _require_ngram_size(op: str, arg: str, value: object) -> None:
-    require(isinstance(value, int) and value > 0, op, arg, "an int >= 1", repr(value))
+    require(isinstance(value, int) and value > 0, op, arg, "an int >= 1", value)
 
 
 def _completions(source: Array, ids: Array, n: int) -> tuple[Array, Array]:

@@ -13,7 +13,7 @@ from array_api_compat import device
 from decodestep._base import arrays
 from decodestep._base.array_api import Namespace, copied, divided, namespace, narrow, repeated, times, widen
 from decodestep._base.arrays import Array, ArrayT
-from decodestep._base.checks import is_int, require
+from decodestep._base.checks import Words, is_int, require
 from decodestep.processors.base import LogitsProcessor
 
 _REPETITION = "RepetitionPenaltyLogitsProcessor"
@@ -101,7 +101,9 @@ class EncoderRepetitionPenaltyLogitsProcessor(LogitsProcessor):
         if math.prod(ids.shape):
             ends = int(xp.min(ids)), int(xp.max(ids))
             ok = ends[0] >= 0 and ends[1] < scores.shape[-1]
-            require(ok, type(self).__name__, "encoder_input_ids", f"in [0, {scores.shape[-1]})", f"{ends[0]} to {ends[1]}")
+            require(
+                ok, type(self).__name__, "encoder_input_ids", f"in [0, {scores.shape[-1]})", Words(f"{ends[0]} to {ends[1]}")
+            )
         return _penalised(xp, scores, ids, self.penalty)
 
 
@@ -174,10 +176,10 @@ class HammingDiversityLogitsProcessor(LogitsProcessor):
     def __init__(self, diversity_penalty: float, num_beams: int, num_beam_groups: int) -> None:
         op = "HammingDiversityLogitsProcessor"
         ok = isinstance(diversity_penalty, float) and diversity_penalty > 0
-        require(ok, op, "diversity_penalty", "a float > 0", repr(diversity_penalty))
-        require(isinstance(num_beams, int) and num_beams >= 2, op, "num_beams", "an int >= 2", repr(num_beams))
+        require(ok, op, "diversity_penalty", "a float > 0", diversity_penalty)
+        require(isinstance(num_beams, int) and num_beams >= 2, op, "num_beams", "an int >= 2", num_beams)
         ok = isinstance(num_beam_groups, int) and 2 <= num_beam_groups <= num_beams
-        require(ok, op, "num_beam_groups", f"an int in [2, num_beams = {num_beams}]", repr(num_beam_groups))
+        require(ok, op, "num_beam_groups", f"an int in [2, num_beams = {num_beams}]", num_beam_groups)
         self._diversity_penalty = diversity_penalty
         self._num_beams = num_beams
         self._num_sub_beams = num_beams // num_beam_groups
@@ -202,7 +204,7 @@ class HammingDiversityLogitsProcessor(LogitsProcessor):
 
 
 def _checked_penalty(op: str, penalty: Any) -> float:
-    require(isinstance(penalty, float) and penalty > 0, op, "penalty", "a float > 0", repr(penalty))
+    require(isinstance(penalty, float) and penalty > 0, op, "penalty", "a float > 0", penalty)
     return float(penalty)
 
 
@@ -235,7 +237,7 @@ def _checked_biases(given: Any) -> dict[tuple[int, ...], float]:
         sequence = pair[0]
         ids_ok = isinstance(sequence, kind) and all(isinstance(t, (int, np.integer)) and t >= 0 for t in sequence)
         require(ids_ok, op, arg, f"about {kind.__name__}s of ids >= 0", sequence)
-        require(isinstance(pair[1], float), op, arg, "with a float bias for each sequence", repr(pair[1]))
+        require(isinstance(pair[1], float), op, arg, "with a float bias for each sequence", pair[1])
     return {tuple(pair[0]): pair[1] for pair in pairs}
 
 

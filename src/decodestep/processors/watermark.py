@@ -18,7 +18,7 @@ from array_api_compat import device as device_of
 
 from decodestep._base.array_api import copied, namespace, narrow, widen
 from decodestep._base.arrays import Array, ArrayT, Integers
-from decodestep._base.checks import refuse, require, require_choice
+from decodestep._base.checks import Words, refuse, require, require_choice
 from decodestep.processors.base import LogitsProcessor
 
 _TABLE_SIZE = 1_000_003
@@ -169,7 +169,7 @@ class WatermarkDetector:
         starts = [row[0] == self.bos_token_id for row in rows]
         if any(starts) != all(starts):
             rule = "with a leading bos token in every row or in none"
-            refuse("WatermarkDetector", "input_ids", rule, f"{sum(starts)} rows with one")
+            refuse("WatermarkDetector", "input_ids", rule, Words(f"{sum(starts)} rows with one"))
         rows = [row[1:] for row in rows] if starts[0] else rows
         width = self.processor.context_width
         require(len(rows[0]) > width, "WatermarkDetector", "input_ids", f"longer than context_width = {width}", len(rows[0]))

@@ -84,7 +84,7 @@ def sample_seed(seed: int, sample: int) -> int:
     """
     for name, value, bits in (("seed", seed, 64), ("sample", sample, 32)):
         ok = is_int(value) and 0 <= value < 2**bits
-        require(ok, "sample_seed", name, f"an integer in [0, 2^{bits})", repr(value))
+        require(ok, "sample_seed", name, f"an integer in [0, 2^{bits})", value)
     if sample == 0:
         return int(seed)
     low, high = (int(noise_bits(seed, sample, token)) for token in (SAMPLE_LOW, SAMPLE_HIGH))
@@ -100,7 +100,7 @@ def _noise(op: str, seed: Field, position: Field, token: Field, backend: str) ->
     try:
         shape = np.broadcast_shapes(*(r.shape for r in records))
     except ValueError:
-        refuse(op, "seed, position and token", "of shapes that broadcast", str([r.shape for r in records]))
+        refuse(op, "seed, position and token", "of shapes that broadcast", [r.shape for r in records])
     backend = choose(op, backend, {"cpu": None, "reference": None})
     kernel: Callable[..., np.ndarray] = cpu.noise if backend == "cpu" else reference.noise
     noise = np.asarray(run(op, backend, kernel, op, *records, shape))  # NumPy's arithmetic makes scalars of 0-d arrays

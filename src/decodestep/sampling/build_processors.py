@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from decodestep import processors as p
-from decodestep._base.checks import refuse
+from decodestep._base.checks import Words, refuse
 from decodestep._base.extras import extra
 from decodestep.sampling.params import SamplingParams
 
@@ -27,7 +27,7 @@ _SAMPLERS: dict[str, Callable[[SamplingParams, int], Any]] = {
 
 def _xtc(params: SamplingParams) -> p.XTCLogitsWarper:
     if params.seed is None:
-        refuse("processors_of", "params", "those of a row, whose seed has been drawn", "seed None")
+        refuse("processors_of", "params", "those of a row, whose seed has been drawn", Words("seed None"))
     return p.XTCLogitsWarper(float(params.xtc_probability), float(params.xtc_threshold), seed=int(params.seed))
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from decodestep._base.arrays import Array
-from decodestep._base.checks import refuse
+from decodestep._base.checks import Words, refuse
 from decodestep._base.extras import extra
 from decodestep.ops.decode_step import steps as s
 from decodestep.ops.decode_step.rows import Part
@@ -54,7 +54,7 @@ class ConstraintLogitsProcessor:
     ) -> None:
         [self.language] = languages_of(params)
         if not ends:
-            refuse("Sampler", self.language, "given to rows that have an end token", "none")
+            refuse("Sampler", self.language, "given to rows that have an end token", Words("none"))
         with extra("generate"):
             from llguidance import LLMatcher, LLParserLimits
         limits = LLParserLimits(**LIMITS)
@@ -69,7 +69,7 @@ class ConstraintLogitsProcessor:
         self._read = prompt_length  # how many tokens of the row the matcher has seen, or precede it
         self._steps = None if self._matcher.is_error() else self._mask()  # of the row as it was then
         if self._matcher.is_error():
-            refuse("SamplingParams", self.language, "one that can be compiled", short(self._matcher.get_error()))
+            refuse("SamplingParams", self.language, "one that can be compiled", Words(short(self._matcher.get_error())))
 
     def steps(self, tokens: Sequence[int]) -> tuple[s.Step, ...]:
         """The mask for the token after these, the whole row: as `Allow` or as `Ban`, whichever names fewer."""
@@ -128,5 +128,5 @@ def constraint_of(
     if not asked:
         return []
     if token_bytes is None:
-        refuse("Sampler", "token_bytes", f"given where a row has {asked[0]}", "None")
+        refuse("Sampler", "token_bytes", f"given where a row has {asked[0]}", None)
     return [ConstraintLogitsProcessor(params, prompt_length, token_bytes=token_bytes, vocab_size=vocab_size, ends=ends)]

@@ -10,7 +10,7 @@ from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
 
-from decodestep._base.checks import refuse
+from decodestep._base.checks import Words, refuse
 from decodestep.sampling import constraint_worker
 from decodestep.sampling.json_schema import JSON_FORM, checked, enforceable, require_whole, short
 
@@ -31,7 +31,7 @@ def grammar_of(language: str, text: str) -> str:
     Raises ValueError for one that is too long, wrong, not supported, or too expensive to compile.
     """
     if len(text) > _MOST_CHARACTERS:
-        refuse("SamplingParams", language, f"at most {_MOST_CHARACTERS} characters", f"{len(text)}")
+        refuse("SamplingParams", language, f"at most {_MOST_CHARACTERS} characters", len(text))
     costly = language == "grammar"
     if language == "regex":
         require_whole(language, text)
@@ -56,7 +56,7 @@ def _converted(language: str, text: str) -> str:
             return str(LLMatcher.grammar_from_regex(text))
         return str(LLMatcher.grammar_from_lark(any_to_lark(text)))
     except Exception as error:  # the converter raises what it pleases
-        refuse("SamplingParams", language, "one that can be compiled", short(str(error)))
+        refuse("SamplingParams", language, "one that can be compiled", Words(short(str(error))))
 
 
 def _try_out(language: str, grammar: str) -> None:
@@ -71,9 +71,9 @@ def _try_out(language: str, grammar: str) -> None:
     try:
         ended = subprocess.run(command, input=data, capture_output=True, timeout=_TRIAL_WAIT, cwd=root, check=False)
     except subprocess.TimeoutExpired:
-        refuse("SamplingParams", language, "one that can be compiled", "one that takes too long")
+        refuse("SamplingParams", language, "one that can be compiled", Words("one that takes too long"))
     if constraint_worker.READY not in ended.stdout:
         words = ended.stderr.decode(errors="replace")[-500:]
         raise RuntimeError(f"the process that tries out constraints did not start: {words}")
     if ended.returncode != 0:
-        refuse("SamplingParams", language, "one that can be compiled", "one that costs too much")
+        refuse("SamplingParams", language, "one that can be compiled", Words("one that costs too much"))

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from decodestep._base.checks import is_real, refuse
+from decodestep._base.checks import Words, is_real, refuse
 
 # JSON in the format of json.dumps. With free whitespace a row at a high temperature might write nothing else. Where further
 # properties are allowed, llguidance takes "\u0061" for one and not for "a": so there are no escapes with u.
@@ -42,7 +42,7 @@ def checked(text: str) -> str:
         schema = json.loads(text)
         plain = json.dumps(schema)
     except (ValueError, RecursionError) as error:
-        refuse("SamplingParams", "json_schema", "one that can be compiled", short(str(error)))
+        refuse("SamplingParams", "json_schema", "one that can be compiled", Words(short(str(error))))
     for each in _schemas(schema):
         patterns = each.get("patternProperties")
         for pattern in (each.get("pattern"), *(patterns if isinstance(patterns, dict) else ())):
@@ -53,14 +53,14 @@ def checked(text: str) -> str:
         # Names that the schema does not list may be written twice, which parsers take as one; a single one cannot.
         if is_real(least) and least > max(names, 1) and not closed:
             rule = "without a minProperties above the number of required names, unless additionalProperties is false"
-            refuse("SamplingParams", "json_schema", rule, f"{least} with {names} required")
+            refuse("SamplingParams", "json_schema", rule, Words(f"{least} with {names} required"))
     return plain
 
 
 def require_whole(language: str, expression: object) -> None:
     """Refuses an expression that ends within an escape: llguidance leaves the backslash out."""
     if isinstance(expression, str) and (len(expression) - len(expression.rstrip("\\"))) % 2:
-        refuse("SamplingParams", language, "one that can be compiled", "a backslash at the end of an expression")
+        refuse("SamplingParams", language, "one that can be compiled", Words("a backslash at the end of an expression"))
 
 
 def enforceable(text: str) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import TYPE_CHECKING, Any
 
-from decodestep._base.checks import refuse, require
+from decodestep._base.checks import Words, refuse, require
 from decodestep.random import sample_seed
 from decodestep.sampling import request_formats, rules
 from decodestep.sampling.frozen_mapping import FrozenMapping
@@ -241,7 +241,7 @@ class SamplingParams:
                 value = (value,) if each.name == "stop_strings" and isinstance(value, str) else _as_tuples(value)
                 object.__setattr__(self, each.name, value)
             rule, legal = each.metadata["rule"]
-            require(legal(value), _OP, each.name, rule, repr(value))
+            require(legal(value), _OP, each.name, rule, value)
             if isinstance(value, Mapping):
                 items = {key: _as_tuples(item) for key, item in value.items()}
                 object.__setattr__(self, each.name, FrozenMapping(items))
@@ -251,7 +251,7 @@ class SamplingParams:
         self._check_watermark()
         self._check_constraints()
         missing = [name for name in self.active_samplers if self.samplers is not None and name not in self.samplers]
-        require(not missing, _OP, "samplers", f"one that names {', '.join(missing)}", repr(self.samplers))
+        require(not missing, _OP, "samplers", f"one that names {', '.join(missing)}", self.samplers)
 
     def _check_beams(self) -> None:
         beams, groups, grouped = self.num_beams, self.num_beam_groups, self.num_beam_groups > 1
@@ -277,8 +277,8 @@ class SamplingParams:
     def _check_constraints(self) -> None:
         asked = languages_of(self)
         if asked:
-            require(len(asked) == 1, _OP, asked[-1], f"None beside {asked[0]}", repr(getattr(self, asked[-1])))
-            require(self.num_beams == 1, _OP, asked[0], "None beside several beams", repr(getattr(self, asked[0])))
+            require(len(asked) == 1, _OP, asked[-1], f"None beside {asked[0]}", getattr(self, asked[-1]))
+            require(self.num_beams == 1, _OP, asked[0], "None beside several beams", getattr(self, asked[0]))
             require(not self.ignore_eos, _OP, "ignore_eos", f"False beside {asked[0]}, which ends the row", self.ignore_eos)
 
     @property
@@ -358,7 +358,7 @@ def _as_json(schema: Mapping[str, Any]) -> str:
     try:
         return json.dumps(schema, default=dict)
     except (TypeError, ValueError, RecursionError) as error:
-        refuse(_OP, "json_schema", "a value that JSON can represent", str(error))
+        refuse(_OP, "json_schema", "a value that JSON can represent", Words(str(error)))
 
 
 def _field_lines() -> str:

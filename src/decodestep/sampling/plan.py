@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from decodestep._base.arrays import Array
-from decodestep._base.checks import refuse, require
+from decodestep._base.checks import Words, refuse, require
 from decodestep.ops.decode_step.rows import Part
 from decodestep.ops.decode_step.steps import Step
 from decodestep.sampling.fusion_rules import rule_of, steps_of
@@ -122,5 +122,5 @@ def _refuse_illegal_orders(processors: Sequence[Any]) -> None:
         for i, earlier in enumerate(kinds[:j]):
             for before, after, reason in _ILLEGAL_ORDERS:
                 if earlier in before and later in after:
-                    names = f"{type(processors[i]).__name__} before {type(processors[j]).__name__}"
+                    names = Words(f"{type(processors[i]).__name__} before {type(processors[j]).__name__}")
                     refuse(OP, "processors", f"in a legal order: {reason}", names)

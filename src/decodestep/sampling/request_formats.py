@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Set
 from typing import Any
 
-from decodestep._base.checks import is_int, is_real, refuse, require
+from decodestep._base.checks import Words, is_int, is_real, refuse, require
 from decodestep.sampling.spellings import SAME
 
 # Fields of a GenerationConfig that change no token of a decoder's text: the cache, the form of the result, padding, the first
@@ -69,7 +69,7 @@ def from_generation_config(config: Any, known: Set[str]) -> dict[str, Any]:
         for name, value in given.items()
         if not (value is None or name in _NOT_ABOUT_SAMPLING | known or name.startswith("_") or _is_neutral(name, value))
     )
-    require(not unknown, "from_generation_config", "config", "of fields that are understood", ", ".join(unknown))
+    require(not unknown, "from_generation_config", "config", "of fields that are understood", Words(", ".join(unknown)))
     taken = {name: value for name, value in given.items() if name in known and value is not None}
     if "max_new_tokens" in taken:
         taken.pop("max_length", None)  # as in transformers, where it decides
@@ -109,14 +109,14 @@ def from_openai(body: Mapping[str, Any], known: Set[str]) -> dict[str, Any]:
             continue
         if name in _OPENAI_RANGES:
             low, high = _OPENAI_RANGES[name]
-            require(is_real(value) and low <= value <= high, "from_openai", name, f"in [{low}, {high}]", repr(value))
+            require(is_real(value) and low <= value <= high, "from_openai", name, f"in [{low}, {high}]", value)
         if name in SAME:
             first = taken.setdefault(SAME[name], value)
-            require(first == value, "from_openai", name, f"{first!r}, as another field says", repr(value))
+            require(first == value, "from_openai", name, f"{first!r}, as another field says", value)
         elif name == "seed" and is_int(value):
             taken["seed"] = int(value) % 2**64 if -(2**63) <= value < 0 else value
         elif name in _OPENAI_DEFAULTS:
-            refuse("from_openai", name, repr(_OPENAI_DEFAULTS[name]), repr(value))
+            refuse("from_openai", name, repr(_OPENAI_DEFAULTS[name]), value)
         elif name == "logit_bias":
             taken["logit_bias"] = _logit_bias(value)
         elif name in ("logprobs", "top_logprobs"):
@@ -124,7 +124,7 @@ def from_openai(body: Mapping[str, Any], known: Set[str]) -> dict[str, Any]:
         elif name in known:
             taken[name] = value
         else:
-            refuse("from_openai", "body", "of fields that are understood", name, "unknown_field")
+            refuse("from_openai", "body", "of fields that are understood", Words(name), "unknown_field")
     return taken
 
 
@@ -138,7 +138,7 @@ def _logit_bias(value: Any) -> dict[int, float]:
     for token, bias in value.items():
         is_id = is_int(token) or (isinstance(token, str) and token.isascii() and token.isdecimal() and len(token) < 20)
         ok = is_id and is_real(bias) and -100 <= bias <= 100
-        require(ok, "from_openai", "logit_bias", rule, repr({token: bias}))
+        require(ok, "from_openai", "logit_bias", rule, {token: bias})
         biases[int(token)] = float(bias)
     return biases
 
@@ -152,11 +152,11 @@ def _logprobs(body: Mapping[str, Any]) -> int | None:
             "from_openai",
             "top_logprobs",
             "an integer in [0, 20] beside logprobs=true",
-            repr(top),
+            top,
         )
         return int(top)
     if isinstance(given, bool):
         return 0 if given else None
     count: Any = given
-    require(is_int(count) and count >= 0, "from_openai", "logprobs", "a bool or an integer >= 0", repr(given))
+    require(is_int(count) and count >= 0, "from_openai", "logprobs", "a bool or an integer >= 0", given)
     return int(count)

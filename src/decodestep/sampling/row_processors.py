@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from decodestep._base.checks import refuse, require
+from decodestep._base.checks import Words, refuse, require
 from decodestep.processors import LogitsProcessor, PrefixConstrainedLogitsProcessor
 
 Processor = Callable[..., Any]  # (input_ids, scores) -> scores
@@ -43,7 +43,9 @@ class RowProcessors:
             require(isinstance(made, Sequence), self._op, "processors", "a function that returns a sequence", made)
             return of_item(made, number)
         stateful = [type(p).__name__ for p in self._shared if getattr(p, "stateful", False)]
-        require(not (stateful and self.served), self._op, "processors", _FACTORY, f"one {', '.join(stateful)}, with state")
+        require(
+            not (stateful and self.served), self._op, "processors", _FACTORY, Words(f"one {', '.join(stateful)}, with state")
+        )
         return of_item(self._shared, number)
 
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from decodestep._base.checks import is_finite, is_int, is_real, require
+from decodestep._base.checks import Words, is_finite, is_int, is_real, require
 
 Rule = tuple[str, Callable[[Any], bool]]
 
@@ -116,9 +116,9 @@ def check_watermark(op: str, config: Mapping[str, Any]) -> None:
     name = "watermarking_config"
     rules = _SYNTHID if "keys" in config else _GREEN_LIST
     for argument, value in config.items():
-        require(argument in rules, op, name, f"of {', '.join(rules)}", repr(argument))
+        require(argument in rules, op, name, f"of {', '.join(rules)}", argument)
         rule, legal = rules[argument]
-        require(value is None or legal(value), op, name, f"such that {argument} is {rule}", repr(value))
+        require(value is None or legal(value), op, name, f"such that {argument} is {rule}", value)
     if rules is _SYNTHID:
         missing = [argument for argument in _SYNTHID_REQUIRED if config.get(argument) is None]
-        require(not missing, op, name, f"given {', '.join(missing)} beside keys", "none")
+        require(not missing, op, name, f"given {', '.join(missing)} beside keys", Words("none"))

@@ -10,7 +10,7 @@ import numpy as np
 
 from decodestep._base import arrays, devices
 from decodestep._base.arrays import Array, ArrayT
-from decodestep._base.checks import is_int, refuse, require, require_choice, require_dtype, require_ids
+from decodestep._base.checks import Words, is_int, refuse, require, require_choice, require_dtype, require_ids
 from decodestep.ops.decode_step import TokenLogprobs, decode_step, reference
 from decodestep.ops.decode_step.rows import DTYPES, ENDS, NativeRow, new_row, step_rows
 from decodestep.sampling import device_step
@@ -93,7 +93,7 @@ class Sampler:
         token_bytes: Callable[[int], bytes] | None = None,
         backend: str = "auto",
     ) -> None:
-        require(is_int(vocab_size) and vocab_size >= 1, _OP, "vocab_size", "an integer >= 1", repr(vocab_size))
+        require(is_int(vocab_size) and vocab_size >= 1, _OP, "vocab_size", "an integer >= 1", vocab_size)
         require_choice(_OP, "backend", backend, ("auto", "cpu", "triton"))
         self.vocab_size, self._backend = int(vocab_size), backend
         self._ends = frozenset(self._ids("eos_token_id", _as_several(eos_token_id)))
@@ -111,7 +111,7 @@ class Sampler:
         prompts: list[Sequence[int]] = [()] * len(each) if prompt_ids is None else list(prompt_ids)
         if isinstance(params, SamplingParams):
             each *= len(prompts)
-        require(len(each) == len(prompts), _OP, "params", f"one, or one for each of {len(prompts)} prompts", f"{len(each)}")
+        require(len(each) == len(prompts), _OP, "params", f"one, or one for each of {len(prompts)} prompts", len(each))
         for row_params, ids in zip(each, prompts, strict=True):
             self.add(row_params, ids)
 
@@ -162,7 +162,7 @@ class Sampler:
 
     def resume(self, row: Row) -> int:
         """Appends a row that was removed or made by `new_row`, in its current state, and returns its index, as `add` does."""
-        require(isinstance(row, Row) and row not in self.rows, _OP, "row", "one that was removed", type(row).__name__)
+        require(isinstance(row, Row) and row not in self.rows, _OP, "row", "one that was removed", Words(type(row).__name__))
         self.rows.append(row)
         self._batch = None
         return len(self.rows) - 1
@@ -287,7 +287,7 @@ class Sampler:
         count = params.num_return_sequences
         require(count == 1, _OP, "params", "of one sample: `generate` adds a row for each of several", count)
         spelled = not params.stop_strings or self._token_bytes is not None
-        require(spelled, _OP, "token_bytes", "given where a row has stop strings", "None")
+        require(spelled, _OP, "token_bytes", "given where a row has stop strings", None)
         for name in TOKEN_FIELDS:
             self._ids(name, _as_several(getattr(params, name)))
         for name in SEQUENCE_FIELDS:

@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Mapping, Set
 from typing import Any
 
-from decodestep._base.checks import RequestError, refuse
+from decodestep._base.checks import RequestError, Words, refuse
 
 # Names with exactly the meaning of a field: OpenAI's and vLLM's.
 SAME = {
@@ -53,7 +53,7 @@ def spelled(given: Mapping[str, Any], known: Set[str]) -> dict[str, Any]:
         if field not in known:
             raise UnknownFieldError("SamplingParams", "the keywords", "fields", f"{name}{_meant(name, known)}")
         if field in taken or (field != name and field in given):
-            refuse("SamplingParams", field, "given once", f"{name} too")
+            refuse("SamplingParams", field, "given once", Words(f"{name} too"))
         taken[field] = value
     return taken
 

@@ -72,8 +72,8 @@ class Engine:
     """
 
     def __init__(self, model: Model, *, max_rows: int = 64, max_waiting: int = 256, deliver: Deliver | None = None) -> None:
-        require(is_int(max_rows) and max_rows >= 1, _OP, "max_rows", "an integer >= 1", repr(max_rows))
-        require(is_int(max_waiting) and max_waiting >= 0, _OP, "max_waiting", "an integer >= 0", repr(max_waiting))
+        require(is_int(max_rows) and max_rows >= 1, _OP, "max_rows", "an integer >= 1", max_rows)
+        require(is_int(max_waiting) and max_waiting >= 0, _OP, "max_waiting", "an integer >= 0", max_waiting)
         self.model = model
         self.max_rows = max_rows
         self.passes = 0  # forward passes so far
@@ -140,7 +140,7 @@ class Engine:
         room = self.capacity - len(ids)
         if room <= 0:
             rule = f"shorter than the {self.capacity} tokens that the cache has room for"
-            refuse(_OP, "prompt", rule, f"{len(ids)}", "context_length_exceeded")
+            refuse(_OP, "prompt", rule, len(ids), "context_length_exceeded")
         params = replace(params, max_new_tokens=min(room, params.max_new_tokens or room))
         rows = _new_rows(sampler_for(self.model, token_bytes=self._token_bytes(frozenset(spelled))), params, ids)
         with self._wake:

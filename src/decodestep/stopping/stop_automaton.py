@@ -67,11 +67,11 @@ class StopAutomaton:
         return following, np.array(self._longest) > 0
 
     def _add(self, string: str) -> None:
-        require(isinstance(string, str) and string != "", "StopAutomaton", "strings", "non-empty strings", repr(string))
+        require(isinstance(string, str) and string != "", "StopAutomaton", "strings", "non-empty strings", string)
         try:
             data = string.encode()
         except UnicodeEncodeError:
-            refuse("StopAutomaton", "strings", "encodable as UTF-8", repr(string))
+            refuse("StopAutomaton", "strings", "encodable as UTF-8", string)
         state = 0
         for byte in data:
             following = self._next[state].get(byte)

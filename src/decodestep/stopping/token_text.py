@@ -35,7 +35,7 @@ class TokenText:
         tokens = list(vocabulary)
         self._lead = self._spelled(_LEAD)
         decoded = self._decode(self._lead)
-        require(_LEAD in decoded, "StopStringCriteria", "tokenizer", f"able to encode and decode {_LEAD!r}", repr(decoded))
+        require(_LEAD in decoded, "StopStringCriteria", "tokenizer", f"able to encode and decode {_LEAD!r}", decoded)
         self.pool, starts, lengths = self._read(tokens)
         ids = np.fromiter(vocabulary.values(), np.int64, len(tokens))
         self.starts, self.lengths = np.zeros(ids.max() + 1, np.int64), np.full(ids.max() + 1, -1)

@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from decodestep._base.checks import is_int, refuse, require
+from decodestep._base.checks import Words, is_int, refuse, require
 from decodestep.weights.device_rows import DeviceRows
 from decodestep.weights.linear_panels import PANEL, LinearPanels
 from decodestep.weights.packed import PackedWeight
@@ -51,11 +51,11 @@ class FeedForward:
             require(isinstance(weight, Weight), _CLASS, name, "a PackedWeight, a LinearPanels or a DeviceRows", weight)
             unit = PANEL if self.count > 1 and isinstance(weight, LinearPanels) else 1
             rule = f"of {self.count} blocks of outputs" + (f", multiples of {PANEL}" if unit > 1 else "")
-            require(weight.shape[1] % (self.count * unit) == 0, _CLASS, name, rule, _shape(weight.shape))
+            require(weight.shape[1] % (self.count * unit) == 0, _CLASS, name, rule, Words(_shape(weight.shape)))
         shapes = {"up": self.up.shape if self.gate is None else self.gate.shape, "down": (self.width, self.count * self.hidden)}
         for name, shape in shapes.items():
             found = getattr(self, name).shape
-            require(found == shape, _CLASS, name, f"of shape {_shape(shape)}", _shape(found))
+            require(found == shape, _CLASS, name, f"of shape {_shape(shape)}", Words(_shape(found)))
         for name, weight in (("gate", self.gate), ("up", self.up), ("down", self.down)):
             self._check_bias(f"{name}_bias", weight)
 
@@ -94,7 +94,9 @@ class FeedForward:
     def to(self, device: Any) -> FeedForward:
         """A copy in the memory of a torch device. Raises ValueError unless the weights are dense `PackedWeight`s."""
         for weight in self.weights:
-            require(isinstance(weight, PackedWeight), _CLASS, "weights", "PackedWeights, to be copied", type(weight).__name__)
+            require(
+                isinstance(weight, PackedWeight), _CLASS, "weights", "PackedWeights, to be copied", Words(type(weight).__name__)
+            )
         copies = [DeviceRows.of(w, device) for w in self.weights if isinstance(w, PackedWeight)]
         return replace(self, gate=None if self.gate is None else copies[0], up=copies[-2], down=copies[-1])
 
@@ -112,7 +114,7 @@ class FeedForward:
 def on_host(weight: Weight) -> PackedWeight | LinearPanels:
     """The weight itself. Raises ValueError if it is on a device."""
     if isinstance(weight, DeviceRows):
-        refuse(_CLASS, "weights", "on the CPU for this backend", "DeviceRows")
+        refuse(_CLASS, "weights", "on the CPU for this backend", Words("DeviceRows"))
     return weight
 
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from decodestep._base import arrays
 from decodestep._base.arrays import Array
-from decodestep._base.checks import is_int, require
+from decodestep._base.checks import Words, is_int, require
 from decodestep.weights.blocks import BLOCKS
 
 
@@ -98,14 +98,14 @@ class PackedWeight:
     @classmethod
     def stack(cls, *weights: PackedWeight) -> PackedWeight:
         """The weights concatenated along their outputs; all must have the same format and the same K."""
-        require(len(weights) > 0, "PackedWeight", "weights", "one or more", "none")
+        require(len(weights) > 0, "PackedWeight", "weights", "one or more", Words("none"))
         first = weights[0]
         require(
             all(w.format == first.format and w.inputs == first.inputs for w in weights),
             "PackedWeight",
             "weights",
             "of one format and one number of inputs",
-            str([(w.format.name, w.inputs) for w in weights]),
+            [(w.format.name, w.inputs) for w in weights],
         )
         return cls(np.concatenate([w.rows for w in weights]), first.format, first.inputs)
 

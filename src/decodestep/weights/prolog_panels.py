@@ -49,7 +49,7 @@ class PanelWeight:
         whole = (a.shape[1] * a.shape[2], a.shape[0] * a.shape[3]) if a.ndim == 4 else a.shape
         if shape is not None:
             fits = len(shape) == 2 and a.ndim == 4 and 0 < shape[0] <= whole[0] and 0 < shape[1] <= whole[1]
-            require(fits, op, "shape", f"of a matrix within NZ storage of {whole}", str(shape))
+            require(fits, op, "shape", f"of a matrix within NZ storage of {whole}", shape)
             whole = shape
         inputs, outputs = whole[-2:]
         count = whole[0] if len(whole) == 3 else 0

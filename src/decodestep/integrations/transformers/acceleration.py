@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, DynamicIndexedLayer, DynamicLayer
 
 from decodestep._base import devices
-from decodestep._base.checks import is_int, refuse, require, require_choice
+from decodestep._base.checks import Words, is_int, refuse, require, require_choice
 from decodestep.integrations.transformers import huge_pages
 from decodestep.integrations.transformers.attention import DTYPES, NAME, Latents, latents_of, more_than_weight
 from decodestep.integrations.transformers.few_experts import FewExperts, are_served
@@ -69,17 +69,17 @@ def accelerate(
     bias and hooks, as with LoRA or quantisation; an expand_kv that is not the map of that weight; attention sinks; tensors of
     another dtype or device. While accelerated, an unknown argument of the attention raises.
     """
-    require(isinstance(model, PreTrainedModel), _OP, "model", "a PreTrainedModel of transformers", type(model).__name__)
-    require(is_int(absorb_up_to) and absorb_up_to >= 0, _OP, "absorb_up_to", "an integer >= 0", repr(absorb_up_to))
+    require(isinstance(model, PreTrainedModel), _OP, "model", "a PreTrainedModel of transformers", Words(type(model).__name__))
+    require(is_int(absorb_up_to) and absorb_up_to >= 0, _OP, "absorb_up_to", "an integer >= 0", absorb_up_to)
     for name, flag in (("attention", attention), ("cache", cache), ("linears", linears)):
-        require(isinstance(flag, bool), _OP, name, "a bool", repr(flag))
+        require(isinstance(flag, bool), _OP, name, "a bool", flag)
     require(isinstance(experts, str), _OP, "experts", '"keep" or the name of an implementation', experts)
     present = model.__dict__.get(_HANDLE)
     if isinstance(present, Acceleration):
         return present
     require_choice(_OP, "backend", backend, ("auto", "cpu", "triton"))
     modules = dict(_latent_attentions(model))
-    require(bool(modules), _OP, "model", "one with latent attention (expand_kv and kv_b_proj)", type(model).__name__)
+    require(bool(modules), _OP, "model", "one with latent attention (expand_kv and kv_b_proj)", Words(type(model).__name__))
     for name, module in modules.items():
         _check(name, module, backend)
     acceleration = Acceleration(model)
@@ -124,7 +124,7 @@ class Acceleration:
             self._configs.append((decoder.config, decoder.config._attn_implementation))
             decoder.set_attn_implementation(NAME)  # only warns if the model's code does not support it
             found = decoder.config._attn_implementation
-            require(found == NAME, _OP, "model", "one whose attention can be chosen", type(decoder).__name__)
+            require(found == NAME, _OP, "model", "one whose attention can be chosen", Words(type(decoder).__name__))
 
     def _read_weights_once(self, attentions: dict[str, nn.Module], experts: bool) -> None:
         projections = [module.kv_b_proj for module in attentions.values()]  # `absorbed` reads their weights itself
@@ -224,18 +224,18 @@ def _owners(model: nn.Module, modules: dict[str, nn.Module]) -> list[Any]:
 
 def _check(name: str, module: Any, backend: str) -> None:
     projection = module.kv_b_proj
-    require("expand_kv" not in vars(module), _OP, f"{name}.expand_kv", "that of its class, in one handle", "another one")
+    require("expand_kv" not in vars(module), _OP, f"{name}.expand_kv", "that of its class, in one handle", Words("another one"))
     more = more_than_weight(projection)
     require(more is None, _OP, f"{name}.kv_b_proj", "a Linear without bias and hooks", more)
     weight = projection.weight
     there = weight.is_cpu or weight.is_cuda
-    require(there, _OP, f"{name}.kv_b_proj", "on the CPU or a CUDA device", f"a weight on {weight.device}")
+    require(there, _OP, f"{name}.kv_b_proj", "on the CPU or a CUDA device", Words(f"a weight on {weight.device}"))
     if devices.goes_to_triton(backend, weight):
         devices.choose_triton(_OP, backend, weight)
     require(weight.dtype in DTYPES and type(weight) is nn.Parameter, _OP, f"{name}.kv_b_proj", "float32 or bfloat16", weight)
-    require(getattr(module, "sinks", None) is None, _OP, name, "an attention without sinks", type(module).__name__)
+    require(getattr(module, "sinks", None) is None, _OP, name, "an attention without sinks", Words(type(module).__name__))
     if not _expands_by_its_weight(module):
-        refuse(_OP, f"{name}.expand_kv", "the map of kv_b_proj's weight", f"another one, of {type(module).__name__}")
+        refuse(_OP, f"{name}.expand_kv", "the map of kv_b_proj's weight", Words(f"another one, of {type(module).__name__}"))
 
 
 def _expands_by_its_weight(module: Any) -> bool:

@@ -11,7 +11,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from decodestep._base.checks import refuse
+from decodestep._base.checks import Words, refuse
 from decodestep.integrations.transformers import visible_keys
 from decodestep.integrations.transformers.absorbed import absorbed
 from decodestep.integrations.transformers.few_rows import is_plain_tensor, is_watched
@@ -95,7 +95,7 @@ def attention(
         attention_mask = attention_mask == 0  # otherwise a query that sees no key would get the mean of all values, not zero
     unknown = [name for name, given in options.items() if given is not None and not _is_known(name, latents)]
     if unknown:
-        got = f"{', '.join(sorted(unknown))} of {type(module).__name__}"
+        got = Words(f"{', '.join(sorted(unknown))} of {type(module).__name__}")
         refuse("decodestep attention", "arguments", "known ones", got)
     chosen = options.pop("indices", None)
     if latents is not None:

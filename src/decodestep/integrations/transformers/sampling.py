@@ -13,7 +13,7 @@ from transformers.generation import GenerateDecoderOnlyOutput
 from transformers.generation.configuration_utils import GenerationMode
 from transformers.generation.utils import ALL_CACHE_NAMES
 
-from decodestep._base.checks import is_int, refuse, require
+from decodestep._base.checks import Words, is_int, refuse, require
 from decodestep.random import sample_seed
 from decodestep.sampling.params import SamplingParams
 from decodestep.sampling.row_processors import Processors
@@ -54,7 +54,7 @@ def sampling(
     fields, and for a wrong number of seeds.
     """
     if stop_strings is not None and tokenizer is None:
-        refuse(_OP, "tokenizer", "given together with stop_strings", "None")
+        refuse(_OP, "tokenizer", "given together with stop_strings", None)
     stops = None if stop_strings is None else StopStringCriteria(tokenizer, stop_strings)
 
     def decode(
@@ -65,10 +65,16 @@ def sampling(
         generation_config: Any,
         **model_kwargs: Any,
     ) -> Any:
-        require(not model.config.is_encoder_decoder, _OP, "model", "a decoder without an encoder", type(model).__name__)
+        require(not model.config.is_encoder_decoder, _OP, "model", "a decoder without an encoder", Words(type(model).__name__))
         mode = generation_config.get_generation_mode()
-        require(mode in _LOOPS, _OP, "generation_config", "of greedy search or sampling", f"{mode.value}")
-        require(streamer is None or len(input_ids) == 1, _OP, "streamer", "None for a batch", f"one for {len(input_ids)} rows")
+        require(mode in _LOOPS, _OP, "generation_config", "of greedy search or sampling", mode.value)
+        require(
+            streamer is None or len(input_ids) == 1,
+            _OP,
+            "streamer",
+            "None for a batch",
+            Words(f"one for {len(input_ids)} rows"),
+        )
         loop = _Loop(model, input_ids, logits_processor, stopping_criteria, generation_config, model_kwargs, seed)
         return loop.run(processors, stops, streamer)
 
@@ -99,7 +105,7 @@ class _Loop:
             self.criteria.append(stops)
             self.rows_end = True
         padded = self.pad is not None or len(self.ids) == 1 or not self.rows_end
-        require(padded, _OP, "pad_token_id", "given if end tokens or stop strings end the rows of a batch", "None")
+        require(padded, _OP, "pad_token_id", "given if end tokens or stop strings end the rows of a batch", None)
         report, sampler = _Report(self.config), None
         done = torch.zeros(len(self.ids), dtype=torch.bool)
         outputs = self.model._prefill(self.ids, self.config, self.model_kwargs, is_first_iteration=True)
@@ -139,7 +145,9 @@ class _Loop:
         for number, row in enumerate(sampler.rows):
             if row.error is not None:
                 raise row.error
-            require(row.reason != "no_candidate", _OP, "processors", "such that a token is left", f"none in row {number}")
+            require(
+                row.reason != "no_candidate", _OP, "processors", "such that a token is left", Words(f"none in row {number}")
+            )
         if self.pad is not None:
             tokens = tokens.where(tokens >= 0, self.pad)
         self.ids = torch.cat([self.ids, tokens[:, None]], -1)
@@ -226,7 +234,7 @@ def _seeds(seed: Any, rows: int) -> list[int | None]:
     if is_int(seed):
         return [sample_seed(seed, row) for row in range(rows)]
     ok = isinstance(seed, Sequence) and not isinstance(seed, str) and len(seed) == rows
-    require(ok, _OP, "seed", f"an integer, or one for each of {rows} rows", repr(seed))
+    require(ok, _OP, "seed", f"an integer, or one for each of {rows} rows", seed)
     return list(seed)
 
 

@@ -87,7 +87,7 @@ def decode_step(
     Source: the filters of transformers 5.23; the draw is the Gumbel-max trick on `decodestep.random`.
     """
     if need_processed is not False and need_processed is not True:
-        refuse(_OP, "need_processed", "a bool", repr(need_processed))
+        refuse(_OP, "need_processed", "a bool", need_processed)
     if devices.goes_to_triton(backend, logits):
         return _on_device(logits, steps, greedy, seed, position, top_logprobs, need_processed, backend)
     rows = logits if type(logits) is np.ndarray else arrays.view(_OP, "logits", logits)

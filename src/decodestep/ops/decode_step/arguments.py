@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from decodestep._base import arrays
-from decodestep._base.checks import describe, ids_below, is_finite, is_int, is_real, refuse, require
+from decodestep._base.checks import Words, ids_below, is_finite, is_int, is_real, refuse, require
 from decodestep.ops.decode_step import steps as kinds
 from decodestep.ops.decode_step.steps import PATCHES, Step, Steps
 
@@ -27,7 +27,7 @@ def normalise_arguments(
     batch, vocab = rows.shape
     ok = isinstance(steps, Sequence) and all(isinstance(row, Sequence) for row in steps)
     require(ok, _OP, "steps", "a sequence of steps for each row", steps)
-    require(len(steps) == batch, _OP, "steps", f"given for {batch} rows", f"{len(steps)} rows")
+    require(len(steps) == batch, _OP, "steps", f"given for {batch} rows", Words(f"{len(steps)} rows"))
     plain_steps = [[normalise_step(step, vocab) for step in row] for row in steps]
     flags, wanted = _column(greedy, batch), _column(top_logprobs, batch)
     ok = len(flags) == batch and all(isinstance(flag, (bool, np.bool_)) for flag in flags)
@@ -67,7 +67,7 @@ def _plain_field(value: Any) -> Any:
 
 def _check_step(step: Step, vocab: int) -> None:
     rules = _RULES.get(type(step))
-    require(rules is not None, _OP, "steps", "of the types in decodestep.steps", type(step).__name__)
+    require(rules is not None, _OP, "steps", "of the types in decodestep.steps", Words(type(step).__name__))
     if isinstance(step, PATCHES):
         ids = step.ids
         ok = isinstance(ids, np.ndarray) and ids.ndim == 1 and ids.dtype == np.int64
@@ -80,7 +80,7 @@ def _check_step(step: Step, vocab: int) -> None:
         )
     for name, (rule, check) in (rules or {}).items():
         value = getattr(step, name)
-        require(check(value), _OP, f"{type(step).__name__}.{name}", rule, describe(value))
+        require(check(value), _OP, f"{type(step).__name__}.{name}", rule, value)
     if isinstance(step, kinds.Add):
         require(step.values.shape == step.ids.shape, _OP, "Add.values", "one for each id", step.values)
 

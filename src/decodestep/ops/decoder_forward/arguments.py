@@ -8,7 +8,7 @@ import numpy as np
 
 from decodestep._base import arrays
 from decodestep._base.arrays import BFLOAT16, Array, Integers
-from decodestep._base.checks import refuse, require, require_dtype, require_shape
+from decodestep._base.checks import Words, refuse, require, require_dtype, require_shape
 from decodestep.ops.decoder_forward.group_cache import PAGE as PAGE
 from decodestep.ops.decoder_forward.group_cache import TYPES, page_shapes
 from decodestep.ops.decoder_forward.weights import DecoderWeights
@@ -103,7 +103,9 @@ def _check_cache(call: Call) -> int:
         require_dtype(OP, "keys", call.keys, TYPES)
         require_dtype(OP, "values", call.values, (call.keys.dtype,))
         ok = call.keys.dtype == BFLOAT16 or w.head_dim % 16 == 0
-        require(ok, OP, "keys", "bfloat16 where heads are no multiple of 16", f"{call.keys.dtype}, heads of {w.head_dim}")
+        require(
+            ok, OP, "keys", "bfloat16 where heads are no multiple of 16", Words(f"{call.keys.dtype}, heads of {w.head_dim}")
+        )
         keys, values = ((slabs, layers, w.kv_heads, pages, *page) for page in page_shapes(call.keys.dtype, w.head_dim))
     else:
         require_dtype(OP, "keys", call.keys, (BFLOAT16,))
@@ -114,13 +116,13 @@ def _check_cache(call: Call) -> int:
     for (name, shape), array in zip(shapes.items(), (call.keys, call.values), strict=True):
         require_shape(OP, name, array, shape)
         ok = array.flags.c_contiguous and array.flags.aligned and array.flags.writeable
-        require(ok, OP, name, "writeable and contiguous in C order", "an array that is not")
+        require(ok, OP, name, "writeable and contiguous in C order", Words("an array that is not"))
     return slabs * pages
 
 
 def _require_within(name: str, values: np.ndarray, end: int) -> None:
     if values.size and (values.min() < 0 or values.max() >= end):
-        refuse(OP, name, f"in [0, {end})", f"{values.min()} to {values.max()}")
+        refuse(OP, name, f"in [0, {end})", Words(f"{values.min()} to {values.max()}"))
 
 
 def _require_distinct_places(call: Call) -> None:
@@ -129,7 +131,7 @@ def _require_distinct_places(call: Call) -> None:
     twice = np.flatnonzero((np.diff(sequence) == 0) & (np.diff(positions) == 0))
     if len(twice):
         rule = "different for the tokens of a sequence"
-        refuse(OP, "positions", rule, f"{positions[twice[0]]} twice for sequence {sequence[twice[0]]}")
+        refuse(OP, "positions", rule, Words(f"{positions[twice[0]]} twice for sequence {sequence[twice[0]]}"))
 
 
 def _check_pages(call: Call, pages: int) -> None:

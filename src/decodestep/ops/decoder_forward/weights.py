@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from decodestep._base.checks import is_finite, is_int, require
+from decodestep._base.checks import Words, is_finite, is_int, require
 from decodestep.ops.expert_router.arguments import RouterRule
 from decodestep.weights.feed_forward import FeedForward
 from decodestep.weights.linear_panels import LinearPanels
@@ -137,10 +137,10 @@ class DecoderWeights:
     def __post_init__(self) -> None:
         ok = isinstance(self.layers, Sequence) and all(isinstance(layer, LayerWeights) for layer in self.layers)
         require(ok, _CLASS, "layers", "a sequence of LayerWeights", self.layers)
-        require(len(self.layers) > 0, _CLASS, "layers", "one or more", "none")
+        require(len(self.layers) > 0, _CLASS, "layers", "one or more", Words("none"))
         sizes = (self.heads, self.kv_heads, self.head_dim)
         positive = all(is_int(size) and size > 0 for size in sizes)
-        require(positive, _CLASS, "heads, kv_heads and head_dim", "integers > 0", str(sizes))
+        require(positive, _CLASS, "heads, kv_heads and head_dim", "integers > 0", sizes)
         require(self.heads % self.kv_heads == 0, _CLASS, "heads", f"a multiple of kv_heads {self.kv_heads}", self.heads)
         require(self.head_dim % 2 == 0, _CLASS, "head_dim", "even", self.head_dim)
         ok = self.head_values is None or (is_int(self.head_values) and 0 < self.head_values <= self.head_dim)
@@ -153,7 +153,7 @@ class DecoderWeights:
         require(isinstance(self.embedding, PackedWeight), _CLASS, "embedding", "a PackedWeight", self.embedding)
         _require_vector("norm", self.norm, self.hidden)
         _require_panels("logits", self.logits, (self.hidden, self.vocab_size))
-        require(self.vocab_size > 0, _CLASS, "embedding", "of one token or more", "none")
+        require(self.vocab_size > 0, _CLASS, "embedding", "of one token or more", Words("none"))
         for number, layer in enumerate(self.layers):
             self._check_layer(f"layers[{number}]", layer)
 
@@ -165,7 +165,7 @@ class DecoderWeights:
                 _require_vector(f"{name}.{norm}", getattr(layer, norm), self.hidden)
         kind = GroupedAttention if self.latent is None else LatentAttention
         attention, block = layer.attention, layer.feed_forward
-        require(isinstance(attention, kind), _CLASS, f"{name}.attention", f"a {kind.__name__}", type(attention).__name__)
+        require(isinstance(attention, kind), _CLASS, f"{name}.attention", f"a {kind.__name__}", Words(type(attention).__name__))
         for product, shape in self._attention_shapes(attention).items():
             _require_panels(f"{name}.attention.{product}", getattr(attention, product), shape)
         if isinstance(attention, GroupedAttention):
@@ -181,7 +181,7 @@ class DecoderWeights:
             require(layer.ffn_post_norm is None, _CLASS, f"{name}.ffn_post_norm", "None after a mixture", layer.ffn_post_norm)
             return _check_mixture(f"{name}.feed_forward", block, self.hidden)
         ok = isinstance(block, FeedForward)
-        require(ok, _CLASS, f"{name}.feed_forward", "a FeedForward or a Mixture", type(block).__name__)
+        require(ok, _CLASS, f"{name}.feed_forward", "a FeedForward or a Mixture", Words(type(block).__name__))
         _check_block(f"{name}.feed_forward", block, self.hidden)
         require(block.count == 1, _CLASS, f"{name}.feed_forward", "one block", block.count)
 
@@ -263,7 +263,7 @@ def _check_latent_sizes(sizes: LatentSizes, kv_heads: int, head_dim: int) -> Non
     require(isinstance(sizes, LatentSizes), _CLASS, "latent", "a LatentSizes or None", sizes)
     widths = (sizes.nope, sizes.rope, sizes.latent, sizes.value)
     ok = all(is_int(width) and width > 0 for width in widths) and sizes.rope % 2 == 0
-    require(ok, _CLASS, "latent", "of widths > 0, the rope's even", str(widths))
+    require(ok, _CLASS, "latent", "of widths > 0, the rope's even", widths)
     require(is_finite(sizes.eps) and sizes.eps >= 0, _CLASS, "latent.eps", "a finite number >= 0", sizes.eps)
     require(kv_heads == 1, _CLASS, "kv_heads", "1 with latent attention", kv_heads)
     require(head_dim == sizes.nope + sizes.rope, _CLASS, "head_dim", f"{sizes.nope} + {sizes.rope}, as in `latent`", head_dim)
@@ -277,16 +277,16 @@ def _check_mixture(name: str, mixture: Mixture, hidden: int) -> None:
     mixture.rule.check(experts, f"{_CLASS}: {name}.rule")
     if mixture.bias is not None:
         _require_vector(f"{name}.bias", mixture.bias, experts)
-        require(bool(np.isfinite(mixture.bias).all()), _CLASS, f"{name}.bias", "finite", "a number that is not")
+        require(bool(np.isfinite(mixture.bias).all()), _CLASS, f"{name}.bias", "finite", Words("a number that is not"))
     if mixture.shared is not None:
         _check_block(f"{name}.shared", mixture.shared, hidden)
         require(mixture.shared.count == 1, _CLASS, f"{name}.shared", "one block", mixture.shared.count)
 
 
 def _check_block(name: str, block: FeedForward, hidden: int) -> None:
-    require(isinstance(block, FeedForward), _CLASS, name, "a FeedForward", type(block).__name__)
+    require(isinstance(block, FeedForward), _CLASS, name, "a FeedForward", Words(type(block).__name__))
     ok = all(isinstance(weight, LinearPanels) for weight in block.weights)
-    require(ok, _CLASS, name, "of LinearPanels", type(block.up).__name__)
+    require(ok, _CLASS, name, "of LinearPanels", Words(type(block.up).__name__))
     require(block.hidden == hidden, _CLASS, name, f"of {hidden} inputs", block.hidden)
 
 
@@ -303,4 +303,4 @@ def _require_bias(name: str, bias: np.ndarray | None, product: LinearPanels | No
 
 def _require_panels(name: str, panels: LinearPanels, shape: tuple[int, int]) -> None:
     require(isinstance(panels, LinearPanels), _CLASS, name, "a LinearPanels", panels)
-    require(panels.shape == shape, _CLASS, name, f"of shape {shape[0]}x{shape[1]}", "x".join(map(str, panels.shape)))
+    require(panels.shape == shape, _CLASS, name, f"of shape {shape[0]}x{shape[1]}", Words("x".join(map(str, panels.shape))))

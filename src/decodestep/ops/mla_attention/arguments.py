@@ -9,7 +9,7 @@ import numpy as np
 
 from decodestep._base import arrays
 from decodestep._base.arrays import BFLOAT16, Array, Integers
-from decodestep._base.checks import is_finite, is_int, refuse, require, require_dtype, require_shape
+from decodestep._base.checks import Words, is_finite, is_int, refuse, require, require_dtype, require_shape
 from decodestep.weights.linear_panels import LinearPanels
 from decodestep.weights.packed import PackedWeight
 
@@ -91,7 +91,7 @@ def bind(call: Call) -> Problem:
     kr = _cache("kr_cache", call.kr_cache, "quant_scale_ckr", call.quant_scale_ckr)
     _check_shapes(query, rope, kv.rows, kr.rows, quantised=call.dequant_scale_q_nope is not None)
     if not is_finite(call.scale):
-        refuse(OP, "scale", "a finite number", repr(call.scale))
+        refuse(OP, "scale", "a finite number", call.scale)
     _check_groups(call.groups, rope, kv.rows)
     blocks, block_size = kv.rows.shape[:2]
     indexes = _paging(call.block_table, call.sequence, call.lengths, len(rope), blocks, block_size)
@@ -126,7 +126,7 @@ def _query_scale(call: Call, rope: np.ndarray) -> np.ndarray:
     require_shape(OP, "dequant_scale_q_nope", factor, (*rope.shape[:2], 1))
     for name in ("query", "quant_scale_ckv"):
         if getattr(call, name) is None:
-            refuse(OP, name, "given beside dequant_scale_q_nope", "None")
+            refuse(OP, name, "given beside dequant_scale_q_nope", None)
     stored = arrays.view(OP, "quant_scale_ckv", call.quant_scale_ckv)
     require(stored.size == 1, OP, "quant_scale_ckv", "one number beside dequant_scale_q_nope", stored)
     return factor
@@ -142,7 +142,7 @@ def _cache(name: str, value: Array, scale_name: str, scale: Array | None) -> Cac
             refuse(OP, scale_name, f"None beside a {name} of dtype {rows.dtype}", scale)
         return Cache(rows, None)
     if scale is None:
-        refuse(OP, scale_name, f"given beside an int8 {name}", "None")
+        refuse(OP, scale_name, f"given beside an int8 {name}", None)
     factors = arrays.view(OP, scale_name, scale)
     require_dtype(OP, scale_name, factors, (np.float32,))
     width = rows.shape[3]
@@ -167,9 +167,9 @@ def _paging(
         OP,
         "sequence",
         f"in [0, {table.shape[0]})",
-        f"{rows.min()} to {rows.max()}",
+        Words(f"{rows.min()} to {rows.max()}"),
     )
-    require(seen.min() >= 1 and seen.max() <= room, OP, "lengths", f"in [1, {room}]", f"{seen.min()} to {seen.max()}")
+    require(seen.min() >= 1 and seen.max() <= room, OP, "lengths", f"in [1, {room}]", Words(f"{seen.min()} to {seen.max()}"))
     longest = np.zeros(table.shape[0], np.int64)
     np.maximum.at(longest, rows, seen)
     read = np.arange(table.shape[1]) * block_size < longest[:, None]
@@ -184,4 +184,4 @@ def _check_value_up(weight: PackedWeight | LinearPanels, heads: int, width: int)
     inputs, outputs = weight.shape
     unit = 32 if isinstance(weight, LinearPanels) else 1
     rule = f"of shape ({width}, {heads} * Dv)" + (", Dv a multiple of 32" if unit > 1 else "")
-    require(inputs == width and outputs > 0 and outputs % (heads * unit) == 0, OP, "w_uv", rule, f"{inputs}x{outputs}")
+    require(inputs == width and outputs > 0 and outputs % (heads * unit) == 0, OP, "w_uv", rule, Words(f"{inputs}x{outputs}"))

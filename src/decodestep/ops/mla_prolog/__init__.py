@@ -7,7 +7,7 @@ from typing import Any
 
 from decodestep._base import arrays, devices
 from decodestep._base.arrays import Array
-from decodestep._base.checks import refuse
+from decodestep._base.checks import Words, refuse
 from decodestep._base.dispatch import choose
 from decodestep._base.profiling import run
 from decodestep.ops.mla_prolog import cpu, reference
@@ -280,7 +280,12 @@ def _run_on_device(call: Call) -> Results:
         elif arrays.is_array(value):
             outlines[name] = devices.outline(call.op, name, value, call.token_x.device)
         elif isinstance(value, HOST_WEIGHTS):
-            refuse(call.op, name, f"a tensor on {call.token_x.device}", f"a {type(value).__name__}, whose memory is the host's")
+            refuse(
+                call.op,
+                name,
+                f"a tensor on {call.token_x.device}",
+                Words(f"a {type(value).__name__}, whose memory is the host's"),
+            )
     problem = bind(replace(call, **outlines))
     devices.choose_triton(call.op, "triton", call.token_x, kernel_obstacle(problem))
     return run(call.op, "triton", triton.prolog, problem, call)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from decodestep._base.arrays import BFLOAT16, optional_view, view
-from decodestep._base.checks import is_finite, is_int, refuse, require_choice
+from decodestep._base.checks import Words, is_finite, is_int, refuse, require_choice
 from decodestep.ops.mla_prolog.call import HOST_WEIGHTS, Call, ProjectionWeight, check_options
 from decodestep.ops.mla_prolog.problem import Problem, Weight, columns_of
 from decodestep.ops.mla_prolog.scenarios import NO_QUANT, SCALES, TILE, Scenario, from_dtypes, from_modes
@@ -117,7 +117,7 @@ def _symbols(call: Call, t: Tensors) -> Symbols:
         refuse(op, "rope_sin", "of an even width Dr > 0", t.sin)
     groups = call.rope_groups
     if not (is_int(groups) and groups > 0 and N % groups == 0 and Dr // 2 % groups == 0):
-        refuse(op, "rope_groups", f"a divisor of N = {N} and of Dr / 2 = {Dr // 2}", repr(groups))
+        refuse(op, "rope_groups", f"a divisor of N = {N} and of Dr / 2 = {Dr // 2}", groups)
     if t.w_dq is not None and len(t.w_dq.shape) not in (2, 4):
         refuse(op, "weight_dq", "a matrix (He, Hcq) or its NZ storage", t.w_dq)
     return Symbols(
@@ -145,7 +145,7 @@ def _scenario(call: Call, is_named: bool, t: Tensors, symbols: Symbols) -> Scena
     if s.kv == "tile" and (symbols.Hckv % TILE or symbols.real != BFLOAT16):
         refuse(op, "weight_uk", f"bfloat16, of Hckv a multiple of {TILE}, in scenario {s.name}", t.w_uk)
     if s.full and t.w_dq is None:
-        refuse(op, "weight_dq", "given where token_x is int8", "None")
+        refuse(op, "weight_dq", "given where token_x is int8", None)
     return s
 
 
@@ -204,7 +204,7 @@ def _check_weight(op: str, arg: str, weight: Weight, dtype: np.dtype[Any], K: in
         op,
         arg,
         f"{dtype.name} of shape {K}x{N}, or its NZ storage {storage}",
-        weight if isinstance(weight, np.ndarray) else f"a {type(weight).__name__} of shape {weight.shape}",
+        weight if isinstance(weight, np.ndarray) else Words(f"a {type(weight).__name__} of shape {weight.shape}"),
     )
 
 
@@ -212,7 +212,7 @@ def _check_caches(call: Call, t: Tensors, s: Scenario) -> None:
     op, cache_mode = call.op, call.cache_mode
     for name, cache in (("kv_cache", t.kv_cache), ("kr_cache", t.kr_cache)):
         if not cache.flags.writeable:
-            refuse(op, name, "writeable", "a read-only array")
+            refuse(op, name, "writeable", Words("a read-only array"))
         c0 = fractal_width(cache.itemsize)
         if cache_mode.endswith("NZ") and cache.shape[3] % c0:
             refuse(op, name, f"of a width that is a multiple of {c0} in {cache_mode}", cache)
@@ -226,11 +226,11 @@ def _check_numbers(call: Call, symbols: Symbols, s: Scenario) -> None:
     op = call.op
     for name, number in (("rmsnorm_epsilon_cq", call.rmsnorm_epsilon_cq), ("rmsnorm_epsilon_ckv", call.rmsnorm_epsilon_ckv)):
         if not (is_finite(number) and number >= 0):
-            refuse(op, name, "a finite number >= 0", repr(number))
+            refuse(op, name, "a finite number >= 0", number)
     if not isinstance(call.need_query, bool):
-        refuse(op, "need_query", "True or False", repr(call.need_query))
+        refuse(op, "need_query", "True or False", call.need_query)
     if not call.need_query and (symbols.D or s.query_int8):
-        refuse(op, "need_query", f"True with D = {symbols.D} in scenario {s.name}", repr(call.need_query))
+        refuse(op, "need_query", f"True with D = {symbols.D} in scenario {s.name}", call.need_query)
 
 
 def _scales(call: Call, symbols: Symbols, s: Scenario) -> dict[str, np.ndarray]:
@@ -242,7 +242,7 @@ def _scales(call: Call, symbols: Symbols, s: Scenario) -> dict[str, np.ndarray]:
     for name, scale in scales.items():
         if scale is None:
             if name in s.required:
-                refuse(op, name, f"given in scenario {s.name}", "None")
+                refuse(op, name, f"given in scenario {s.name}", None)
             continue
         if name not in s.required and name not in s.optional:
             refuse(op, name, f"None in scenario {s.name}", scale)

@@ -97,12 +97,12 @@ def check_options(call: Call) -> tuple[tuple[str, ...], bool]:
     if limits.attributes_reserved:
         for name, reserved in _RESERVED.items():
             value = getattr(call, name)
-            require(value == reserved, op, name, f"{reserved} under limits={call.limits!r}", repr(value))
+            require(value == reserved, op, name, f"{reserved} under limits={call.limits!r}", value)
     else:
         _check_attributes(call)
     for name, factor in (("qc_qr_scale", call.qc_qr_scale), ("kc_scale", call.kc_scale)):
         if not is_finite(factor):
-            refuse(op, name, "a finite number", repr(factor))
+            refuse(op, name, "a finite number", factor)
     return limits.cache_modes, not limits.attributes_reserved
 
 
@@ -111,5 +111,5 @@ def _check_attributes(call: Call) -> None:
     for name, choices in _MODES.items():
         value = getattr(call, name)
         if not is_int(value):
-            refuse(call.op, name, "an integer", repr(value))
+            refuse(call.op, name, "an integer", value)
         require_choice(call.op, name, value, choices)

@@ -8,7 +8,7 @@ import numpy as np
 
 from decodestep._base import arrays
 from decodestep._base.arrays import ArrayT, Integers
-from decodestep._base.checks import refuse, require, require_choice
+from decodestep._base.checks import Words, refuse, require, require_choice
 from decodestep.ops.mla_prolog.cache_layouts import row_index
 from decodestep.ops.mla_prolog.size_limits import ALL_MODES
 from decodestep.ops.mla_prolog.slots import slots_of_blocks
@@ -40,7 +40,7 @@ def gather_cache(
         a,
     )
     if lengths is None:
-        require(cache_mode in ("PA_BSND", "PA_NZ"), op, "lengths", f"given in cache mode {cache_mode}", "None")
+        require(cache_mode in ("PA_BSND", "PA_NZ"), op, "lengths", f"given in cache mode {cache_mode}", None)
         slots = arrays.integers(op, "index", index)
         return arrays.like(cache, _rows(op, a, slots.reshape(-1), cache_mode).reshape(*slots.shape, a.shape[3]))
     sizes = arrays.integers(op, "lengths", lengths)
@@ -53,14 +53,14 @@ def _sequences(op: str, a: np.ndarray, index: Integers | None, sizes: np.ndarray
     if not cache_mode.startswith("PA"):
         require(index is None, op, "index", f"None in cache mode {cache_mode}", index)
         if cache_mode == "TND":
-            require(int(sizes.sum()) == len(a), op, "lengths", f"{len(a)} together", str(sizes.tolist()))
+            require(int(sizes.sum()) == len(a), op, "lengths", f"{len(a)} together", sizes.tolist())
             return (a[end - size : end, 0].copy() for end, size in zip(ends, sizes, strict=True))
         require(
             len(sizes) == len(a) and not (sizes > a.shape[1]).any(),
             op,
             "lengths",
             f"{len(a)} of at most {a.shape[1]} rows",
-            str(sizes.tolist()),
+            sizes.tolist(),
         )
         return (a[b, :size, 0].copy() for b, size in enumerate(sizes))
     ids, block_size = arrays.integers(op, "index", index), a.shape[1]
@@ -77,7 +77,7 @@ def _sequences(op: str, a: np.ndarray, index: Integers | None, sizes: np.ndarray
         ids = ids[np.arange(ids.shape[1])[None] < owned[:, None]]
     require(ids.shape == (int(owned.sum()),), op, "index", f"{int(owned.sum())} block ids, or a block table", ids)
     if ids.size and not (ids.min() >= 0 and ids.max() < len(a)):
-        refuse(op, "index", f"block ids in [0, {len(a)})", f"{ids.min()} to {ids.max()}")
+        refuse(op, "index", f"block ids in [0, {len(a)})", Words(f"{ids.min()} to {ids.max()}"))
     rows = _rows(op, a, slots_of_blocks(ids, ends, block_size), cache_mode)
     return (rows[end - size : end] for end, size in zip(ends, sizes, strict=True))
 
@@ -85,7 +85,7 @@ def _sequences(op: str, a: np.ndarray, index: Integers | None, sizes: np.ndarray
 def _rows(op: str, a: np.ndarray, slots: np.ndarray, cache_mode: str) -> np.ndarray:
     end = a.shape[0] * a.shape[1]
     if slots.size and not (slots.min() >= 0 and slots.max() < end):
-        refuse(op, "index", f"slots in [0, {end})", f"{slots.min()} to {slots.max()}")
+        refuse(op, "index", f"slots in [0, {end})", Words(f"{slots.min()} to {slots.max()}"))
     nz = cache_mode.endswith("NZ")
     c0 = fractal_width(a.itemsize)
     require(not nz or a.shape[3] % c0 == 0, op, "cache", f"of a width that is a multiple of {c0}", a)

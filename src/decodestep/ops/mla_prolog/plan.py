@@ -78,10 +78,10 @@ def mla_prolog_plan(
     Source: Ascend MlaProlog, host tiling (CANN ops-transformer, November 2025).
     """
     sizes = {"heads": heads, "hidden": hidden, "hcq": hcq, "hckv": hckv, "nope": nope, "rope": rope, "aic": aic, "aiv": aiv}
-    require(is_int(tokens) and 0 <= tokens <= _MOST_TOKENS, _OP, "tokens", f"an integer in [0, {_MOST_TOKENS}]", repr(tokens))
+    require(is_int(tokens) and 0 <= tokens <= _MOST_TOKENS, _OP, "tokens", f"an integer in [0, {_MOST_TOKENS}]", tokens)
     for name, size in sizes.items():
-        require(is_int(size) and size > 0, _OP, name, "an integer > 0", repr(size))
-    require(isinstance(empty_cache, bool), _OP, "empty_cache", "a bool", repr(empty_cache))
+        require(is_int(size) and size > 0, _OP, name, "an integer > 0", size)
+    require(isinstance(empty_cache, bool), _OP, "empty_cache", "a bool", empty_cache)
     require_choice(_OP, "scenario", scenario, _SCENARIOS)
     require_choice(_OP, "cache_mode", cache_mode, PAGED_MODES)
     s = SCENARIOS[scenario]

@@ -68,4 +68,4 @@ def check_sizes(op: str, limits: str | None, sizes: Mapping[str, int | None]) ->
         if isinstance(allowed, range):
             multiple = "" if allowed.step == 1 else f"a multiple of {allowed.step} "
             shown = f"{multiple}in [{allowed[0]}, {allowed[-1]}]"
-        refuse(op, symbol, f"{shown} under limits={limits!r}", str(size))
+        refuse(op, symbol, f"{shown} under limits={limits!r}", size)

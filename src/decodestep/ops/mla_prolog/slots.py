@@ -49,13 +49,13 @@ def token_slots(
         return np.full(tokens, -1)
     highest = max(ids.ravel().tolist()) if tokens <= 32 else int(ids.max())  # a few in Python cost less than one NumPy call
     if highest >= limit:
-        refuse(op, "cache_index", f"below {limit}, the number of cache {'blocks' if by_block else 'rows'}", str(highest))
+        refuse(op, "cache_index", f"below {limit}, the number of cache {'blocks' if by_block else 'rows'}", highest)
     return ids.reshape(-1) if ends is None else slots_of_blocks(ids.reshape(-1), ends, block_size)
 
 
 def _ends(op: str, actual_seq_len: Array | None, tokens: int) -> np.ndarray:
     if actual_seq_len is None:
-        refuse(op, "actual_seq_len", "given for merged tokens with blocks of a sequence", "None")
+        refuse(op, "actual_seq_len", "given for merged tokens with blocks of a sequence", None)
     given = view(op, "actual_seq_len", actual_seq_len)
     require(given.dtype == np.int32 and given.ndim == 1, op, "actual_seq_len", "int32 of shape (B,)", given)
     ends = given.astype(np.int64)
@@ -64,7 +64,7 @@ def _ends(op: str, actual_seq_len: Array | None, tokens: int) -> np.ndarray:
         op,
         "actual_seq_len",
         f"non-decreasing from 0 on and end with T = {tokens}",
-        str(ends.tolist()),
+        ends.tolist(),
     )
     return ends
 
@@ -100,7 +100,7 @@ def slots_from_block_table(
     require(table.ndim == 2, op, "block_table", "of shape (B, blocks)", table)
     rule = "an integer > 0, such that the slots of the last block are below 2^63"
     last = int(table.max(initial=0))
-    require(is_int(block_size) and 0 < block_size <= 2**63 // (last + 1), op, "block_size", rule, repr(block_size))
+    require(is_int(block_size) and 0 < block_size <= 2**63 // (last + 1), op, "block_size", rule, block_size)
     if sequence is None:
         require(
             at.ndim in (1, 2) and len(at) == len(table), op, "positions", f"of shape ({len(table)},) or ({len(table)}, S)", at

@@ -42,7 +42,7 @@ class MlaPrologTilingKey:
                 _OP,
                 field.name,
                 f"an integer in [0, {1 << width})",
-                repr(value),
+                value,
             )
             object.__setattr__(self, field.name, int(value))
         require(
@@ -66,7 +66,7 @@ class MlaPrologTilingKey:
     @classmethod
     def decode(cls, key: int) -> MlaPrologTilingKey:
         """The inverse of `encode`; raises ValueError for a number that is no key."""
-        require(is_int(key) and 0 <= key < 1 << sum(_WIDTHS), _OP, "key", f"an integer in [0, {1 << sum(_WIDTHS)})", repr(key))
+        require(is_int(key) and 0 <= key < 1 << sum(_WIDTHS), _OP, "key", f"an integer in [0, {1 << sum(_WIDTHS)})", key)
         rest, values = int(key), []
         for width in _WIDTHS:
             values.append(rest & ((1 << width) - 1))

@@ -35,7 +35,7 @@ def rms_norm(x: ArrayT, gamma: Array, *, eps: float = 1e-5, backend: str = "auto
     if scale.dtype != rows.dtype or scale.shape != rows.shape[1:]:
         refuse(_OP, "gamma", f"{rows.dtype} of shape {rows.shape[1]}", scale)
     if not (is_finite(eps) and eps >= 0):
-        refuse(_OP, "eps", "a finite number >= 0", repr(eps))
+        refuse(_OP, "eps", "a finite number >= 0", eps)
     backend = choose(_OP, backend, {"cpu": None if rows.dtype == np.float32 else "needs float32", "reference": None})
     y = run(_OP, backend, (cpu if backend == "cpu" else reference).rms_norm, rows, scale, float(eps))
     result: ArrayT = arrays.like(x, y)

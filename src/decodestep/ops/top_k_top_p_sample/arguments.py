@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from decodestep._base import arrays
 from decodestep._base.arrays import Array
-from decodestep._base.checks import describe, is_int, is_real, refuse, require, require_dtype, require_shape
+from decodestep._base.checks import Words, is_int, is_real, refuse, require, require_dtype, require_shape
 from decodestep.ops.top_k_top_p_sample.rules import GivenNoise, SeededNoise
 
 HALVES = (np.float16, ml_dtypes.bfloat16)
@@ -36,7 +36,7 @@ def int32_column(op: str, arg: str, value: object, batch: int) -> np.ndarray:
         return _array_column(op, arg, value, batch, np.int32)
     values = _values(op, arg, value, batch)
     for each in values:
-        require(is_int(each) and -(2**31) <= each < 2**31, op, arg, "an int32, one or one per row", describe(each))
+        require(is_int(each) and -(2**31) <= each < 2**31, op, arg, "an int32, one or one per row", each)
     return np.array(values, np.int32)
 
 
@@ -46,7 +46,7 @@ def float_column(op: str, arg: str, value: object, batch: int, dtype: np.dtype) 
         return _array_column(op, arg, value, batch, dtype)
     values = _values(op, arg, value, batch)
     for each in values:
-        require(is_real(each), op, arg, "a number, one or one per row", describe(each))
+        require(is_real(each), op, arg, "a number, one or one per row", each)
     with np.errstate(over="ignore"):  # what the dtype cannot hold becomes infinity, which is legal
         try:
             return np.array(values, np.float64).astype(dtype)
@@ -57,12 +57,12 @@ def float_column(op: str, arg: str, value: object, batch: int, dtype: np.dtype) 
 def noise(op: str, q: Array | None, seed: object, position: object, shape: tuple[int, int]) -> GivenNoise | SeededNoise | None:
     """The noise of the exponential race: the given q, that of the seeds, or None to take the largest value."""
     if q is not None:
-        require(seed is None and position is None, op, "seed", "None where q is given", "a seed or a position")
+        require(seed is None and position is None, op, "seed", "None where q is given", Words("a seed or a position"))
         given = arrays.view(op, "q", q)
         require_dtype(op, "q", given, (np.float32,))
         require_shape(op, "q", given, shape)
         return GivenNoise(given)
-    require((seed is None) == (position is None), op, "seed", "given together with position", "one without the other")
+    require((seed is None) == (position is None), op, "seed", "given together with position", Words("one without the other"))
     if seed is None:
         return None
     return SeededNoise(
@@ -72,7 +72,7 @@ def noise(op: str, q: Array | None, seed: object, position: object, shape: tuple
 
 def flag(op: str, arg: str, value: object) -> bool:
     if not isinstance(value, (bool, np.bool_)):
-        refuse(op, arg, "True or False", describe(value))
+        refuse(op, arg, "True or False", value)
     return bool(value)
 
 
@@ -84,7 +84,7 @@ def integer(op: str, arg: str, value: Any, low: int, high: int) -> int:
 
 def epsilon(op: str, value: Any) -> float:
     if not (is_real(value) and 0 <= value <= _LARGEST_FLOAT32):
-        refuse(op, "eps", "a finite float32 number >= 0", describe(value))
+        refuse(op, "eps", "a finite float32 number >= 0", value)
     return float(value)
 
 
@@ -98,7 +98,7 @@ def _unsigned_column(op: str, arg: str, value: object, batch: int, bits: int) ->
     else:
         values = _values(op, arg, value, batch)
     for each in values:
-        require(is_int(each) and 0 <= each < 2**bits, op, arg, rule, describe(each))
+        require(is_int(each) and 0 <= each < 2**bits, op, arg, rule, each)
     return np.array(values, np.uint64)
 
 
@@ -114,7 +114,7 @@ def _values(op: str, arg: str, value: object, batch: int) -> list[Any]:
     """One Python value per row: of a scalar, or of a list with one item per row, a value or a list of one value."""
     if isinstance(value, (list, tuple)):
         values = [v[0] if isinstance(v, (list, tuple)) and len(v) == 1 else v for v in value]
-        require(len(values) == batch, op, arg, f"one value or {batch}, one per row", f"{len(values)} values")
+        require(len(values) == batch, op, arg, f"one value or {batch}, one per row", Words(f"{len(values)} values"))
     else:
         values = [value] * batch
     return [v.item() if isinstance(v, np.generic) else v for v in values]

@@ -68,7 +68,7 @@ def check(schedule: Schedule, slots: np.ndarray | None = None, *, flag_limit: in
     Notes: exact within the model: accesses to global memory by Load and Store, pipes that execute in order, waits that block
     all later instructions. A value that a core has loaded does not change.
     """
-    require(is_int(flag_limit) and flag_limit >= 1, OP, "flag_limit", "an integer >= 1", repr(flag_limit))
+    require(is_int(flag_limit) and flag_limit >= 1, OP, "flag_limit", "an integer >= 1", flag_limit)
     if slots is not None:
         shape_ok = isinstance(slots, np.ndarray) and slots.shape == (schedule.sizes.tokens,) and slots.dtype.kind in "iu"
         require(shape_ok, OP, "slots", f"integers of shape {schedule.sizes.tokens}", slots)

@@ -67,11 +67,11 @@ class CostModel:
         for name in (f.name for f in fields(self)):
             value = getattr(self, name)
             if name in ("fractal_rows", "fractal_columns", "fractal_bytes", "vector_lanes", "buffers"):
-                require(is_int(value) and value >= 1, "CostModel", name, "an integer >= 1", repr(value))
+                require(is_int(value) and value >= 1, "CostModel", name, "an integer >= 1", value)
             elif name in times:
-                require(is_real(value) and 0 <= value < float("inf"), "CostModel", name, "a finite number >= 0", repr(value))
+                require(is_real(value) and 0 <= value < float("inf"), "CostModel", name, "a finite number >= 0", value)
             elif name not in ("vector_passes", "l2_buffers"):
-                require(is_real(value) and value > 0, "CostModel", name, "a number > 0", repr(value))
+                require(is_real(value) and value > 0, "CostModel", name, "a number > 0", value)
         for kernel in _PASSES:
             passes = self.vector_passes.get(kernel)
             require(
@@ -79,7 +79,7 @@ class CostModel:
                 "CostModel",
                 f"vector_passes[{kernel!r}]",
                 "a finite number >= 0",
-                repr(passes),
+                passes,
             )
 
     def level(self, instruction: Load | Store) -> str:

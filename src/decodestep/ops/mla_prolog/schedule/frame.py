@@ -150,12 +150,10 @@ def frame_of(plan: MlaPrologPlan, sizes: Sizes, design: Design) -> Frame:
     require_choice(_OP, "join", design.join, JOINS)
     for name in ("step", "cq_columns", "ckvkr_columns", "qcqr_columns", "core_heads"):
         value = getattr(design, name)
-        require(value is None or (is_int(value) and value >= 1), _OP, name, "None or an integer >= 1", repr(value))
+        require(value is None or (is_int(value) and value >= 1), _OP, name, "None or an integer >= 1", value)
     for name in ("ckvkr_first", "ckvkr_from_last", "preload", "overlap"):
-        require(isinstance(getattr(design, name), bool), _OP, name, "True or False", repr(getattr(design, name)))
-    require(
-        not design.overlap or design.join != "none", _OP, "join", '"flag" or "copies" where steps overlap', repr(design.join)
-    )
+        require(isinstance(getattr(design, name), bool), _OP, name, "True or False", getattr(design, name))
+    require(not design.overlap or design.join != "none", _OP, "join", '"flag" or "copies" where steps overlap', design.join)
     if sizes.tokens == 0:
         return Frame(sizes, design, 1, 0, 0, 0, 0, 0)
     by_name = {m.name: m for m in plan.matmuls}
@@ -164,15 +162,15 @@ def frame_of(plan: MlaPrologPlan, sizes: Sizes, design: Design) -> Frame:
         width = chosen if chosen is not None else by_name[kernel].columns if kernel in by_name else 0
         if kernel in by_name:
             rule = f"None or at least {-(-total // sizes.cubes)}, for {total} columns on {sizes.cubes} cube cores"
-            require(width * sizes.cubes >= total, _OP, f"columns of {kernel}", rule, str(width))
+            require(width * sizes.cubes >= total, _OP, f"columns of {kernel}", rule, width)
         return width
 
     core_heads = design.core_heads or by_name["MatmulQn"].heads
     rule = f"None or at least {-(-sizes.heads // sizes.cubes)}, for {sizes.heads} heads on {sizes.cubes} cube cores"
-    require(core_heads * sizes.cubes >= sizes.heads, _OP, "core_heads", rule, str(core_heads))
+    require(core_heads * sizes.cubes >= sizes.heads, _OP, "core_heads", rule, core_heads)
     qcqr = columns("MatmulQcQr", design.qcqr_columns, sizes.heads * sizes.head)
     rule = f"the {core_heads} heads of a core in MatmulQn, {core_heads * sizes.head}, where it is dequantised by head"
-    require(not sizes.by_head or qcqr == core_heads * sizes.head, _OP, "columns of MatmulQcQr", rule, str(qcqr))
+    require(not sizes.by_head or qcqr == core_heads * sizes.head, _OP, "columns of MatmulQcQr", rule, qcqr)
     step = min(design.step or plan.steps[0], sizes.tokens)
     return Frame(
         sizes,

@@ -7,7 +7,7 @@ from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from decodestep._base.checks import is_int, refuse, require
+from decodestep._base.checks import Words, is_int, refuse, require
 from decodestep.ops.mla_prolog.schedule.instructions import (
     CUBE,
     OP,
@@ -90,7 +90,7 @@ def graph_of(schedule: Schedule) -> Graph:
 
 def _check_flag(name: str, flag: Flag) -> None:
     require(isinstance(flag, Flag) and flag.mode in (0, 1, 2), OP, f"flag {name}", "of mode 0, 1 or 2", flag)
-    require(is_int(flag.id) and flag.id >= 0, OP, f"flag {name}", "of an id >= 0", repr(flag.id))
+    require(is_int(flag.id) and flag.id >= 0, OP, f"flag {name}", "of an id >= 0", flag.id)
 
 
 def _check_core(schedule: Schedule, core: Core) -> None:
@@ -100,7 +100,7 @@ def _check_core(schedule: Schedule, core: Core) -> None:
         OP,
         "core",
         f"one of {schedule.sizes.cubes} cube and {schedule.sizes.vectors} vector cores",
-        str(core),
+        Words(core),
     )
     for instruction in schedule.programs[core]:
         if not isinstance(instruction, (Load, Compute, Store, SetFlag, WaitFlag)):
@@ -111,12 +111,12 @@ def _check_core(schedule: Schedule, core: Core) -> None:
 
 def _check_flag_use(schedule: Schedule, core: Core, instruction: SetFlag | WaitFlag) -> None:
     name = instruction.flag
-    require(name in schedule.flags, OP, "flag", f"one of {', '.join(schedule.flags) or 'none'}", repr(name))
+    require(name in schedule.flags, OP, "flag", f"one of {', '.join(schedule.flags) or 'none'}", name)
     if isinstance(instruction, SetFlag):
         pipes = PIPES[core.kind]
-        require(instruction.pipe in pipes, OP, "pipe", f"one of {', '.join(pipes)}", repr(instruction.pipe))
+        require(instruction.pipe in pipes, OP, "pipe", f"one of {', '.join(pipes)}", instruction.pipe)
     if schedule.flags[name].mode == 1:
-        require(core.kind == VECTOR, OP, f"flag {name}", "used by vector cores only, its mode being 1", str(core))
+        require(core.kind == VECTOR, OP, f"flag {name}", "used by vector cores only, its mode being 1", Words(core))
 
 
 def _bind_core(graph: Graph, core: Core, sources: dict[Hashable, int]) -> None:
@@ -133,7 +133,7 @@ def _bind_core(graph: Graph, core: Core, sources: dict[Hashable, int]) -> None:
             graph.threads.append((core, pipe))
         producers: list[int] = []
         for name in used(instruction):
-            what = f"{type(instruction).__name__} at {position}"
+            what = Words(f"{type(instruction).__name__} at {position}")
             require(name in made, OP, f"program of {core}", f"one that makes {name!r} before it is used", what)
             producers.append(made[name])
         before = {*producers, *([last_in[pipe]] if pipe in last_in else []), *([last_wait] if last_wait is not None else [])}

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import NamedTuple, TypeAlias
 
-from decodestep._base.checks import is_int, refuse, require
+from decodestep._base.checks import Words, is_int, refuse, require
 from decodestep.ops.mla_prolog.plan import MlaPrologPlan
 from decodestep.ops.mla_prolog.schedule.design import Design
 from decodestep.ops.mla_prolog.schedule.sizes import Sizes
@@ -150,7 +150,7 @@ class Schedule:
 
     def without(self, flag: str, step: int | None = None) -> Schedule:
         """A copy without the sets and waits of a flag, in all steps or in one."""
-        require(flag in self.flags, OP, "flag", f"one of {', '.join(self.flags)}", repr(flag))
+        require(flag in self.flags, OP, "flag", f"one of {', '.join(self.flags)}", flag)
 
         def kept(i: Instruction) -> bool:
             return not (isinstance(i, (SetFlag, WaitFlag)) and i.flag == flag and step in (None, i.step))
@@ -163,7 +163,7 @@ class Schedule:
 
     def insert(self, core: Core, position: int, *instructions: Instruction) -> Schedule:
         program = self._program(core)
-        require(is_int(position) and 0 <= position <= len(program), OP, "position", f"in [0, {len(program)}]", repr(position))
+        require(is_int(position) and 0 <= position <= len(program), OP, "position", f"in [0, {len(program)}]", position)
         return self.with_programs({core: (*program[:position], *instructions, *program[position:])})
 
     def swap(self, core: Core, first: int, second: int) -> Schedule:
@@ -182,12 +182,12 @@ class Schedule:
 
     def _program(self, core: Core) -> tuple[Instruction, ...]:
         if core not in self.programs:
-            refuse(OP, "core", f"one of {len(self.programs)} of this schedule", str(core))
+            refuse(OP, "core", f"one of {len(self.programs)} of this schedule", Words(core))
         return self.programs[core]
 
     def _at(self, core: Core, position: int) -> Instruction:
         program = self._program(core)
-        require(is_int(position) and 0 <= position < len(program), OP, "position", f"in [0, {len(program)})", repr(position))
+        require(is_int(position) and 0 <= position < len(program), OP, "position", f"in [0, {len(program)})", position)
         return program[position]
 
 

@@ -66,7 +66,7 @@ class Kernels:
             "DequantRopeQr": [(4, 2)],
             "QuantQnMulQr": [(2, 3)],
         }.get(kernel, [(2, 1), (3, 1)])
-        require(given in wanted, "simulate", f"inputs and outputs of {kernel}", " or ".join(map(str, wanted)), str(given))
+        require(given in wanted, "simulate", f"inputs and outputs of {kernel}", " or ".join(map(str, wanted)), given)
 
     def value(self, local: Local) -> np.ndarray:
         """The array of a local value. Terms are summed only here, because one product costs less than its parts."""

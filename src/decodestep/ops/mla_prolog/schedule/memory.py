@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from decodestep._base.checks import refuse, require
+from decodestep._base.checks import Words, refuse, require
 from decodestep.ops.mla_prolog.problem import Problem, Weight, columns_of
 from decodestep.ops.mla_prolog.reference import matrix, write_rows
 from decodestep.ops.mla_prolog.schedule.frame import Frame
@@ -48,12 +48,12 @@ class Memory:
         else:
             places |= {name: array.shape for name, array in self.given.items()}
         if tile.buffer not in places:
-            refuse(_OP, f"tile to {'write' if write else 'read'}", f"of one of {', '.join(places)}", str(tile))
+            refuse(_OP, f"tile to {'write' if write else 'read'}", f"of one of {', '.join(places)}", Words(tile))
         rows, columns = places[tile.buffer]
         spans = [(tile.rows, rows), *((part, columns) for part in tile.parts)]
         inside = all(0 <= first <= end <= size for (first, end), size in spans)
-        require(not write or tile.repeats == 1, _OP, "tile to write", "one rectangle", str(tile))
-        require(inside, _OP, "tile", f"within {tile.buffer}, {rows} x {columns}", str(tile))
+        require(not write or tile.repeats == 1, _OP, "tile to write", "one rectangle", Words(tile))
+        require(inside, _OP, "tile", f"within {tile.buffer}, {rows} x {columns}", Words(tile))
 
     def load(self, tile: Tile) -> np.ndarray:
         """A copy of a tile, or a view if it is read-only."""
@@ -82,11 +82,11 @@ def fits(sizes: Sizes, p: Problem) -> None:
     """Checks that a schedule was built for a call."""
     wanted, s = sizes.scenario, p.scenario
     same = (wanted.full, wanted.partial, wanted.query_int8) == (s.full, s.partial, s.query_int8)
-    require(same, _OP, "scenario", f"{wanted.name}, the schedule's, or differ in its caches only", s.name)
+    require(same, _OP, "scenario", f"{wanted.name}, the schedule's, or differ in its caches only", Words(s.name))
     if p.w_dq is None or p.rope_groups != 1 or not p.need_query:
-        refuse(_OP, "call", "one of the device: with weight_dq, one rope group and a query", "an extension")
+        refuse(_OP, "call", "one of the device: with weight_dq, one rope group and a query", Words("an extension"))
     if any(isinstance(w, LinearPanels) for w in (p.w_dq, p.w_uq_qr, p.w_dkv_kr)):
-        refuse(_OP, "weights", "arrays or panels of the device's types", "LinearPanels")
+        refuse(_OP, "weights", "arrays or panels of the device's types", Words("LinearPanels"))
     heads, nope, hckv = p.w_uk.shape
     given = {
         "tokens": len(p.x),
@@ -99,7 +99,7 @@ def fits(sizes: Sizes, p: Problem) -> None:
         "cached": p.kv_cache.shape[0] > 0,
     }
     for name, value in given.items():
-        require(value == getattr(sizes, name), _OP, name, f"{getattr(sizes, name)} as in the schedule", repr(value))
+        require(value == getattr(sizes, name), _OP, name, f"{getattr(sizes, name)} as in the schedule", value)
 
 
 def _dense(w: Weight | None, inputs: int, columns: int) -> np.ndarray:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from decodestep._base.checks import refuse
+from decodestep._base.checks import Words, refuse
 from decodestep.ops.mla_prolog.plan import MlaPrologPlan
 from decodestep.ops.mla_prolog.schedule.check import Report, check
 from decodestep.ops.mla_prolog.schedule.cost import CostModel
@@ -47,7 +47,7 @@ def search(plan: MlaPrologPlan, cost: CostModel | None = None, *, group: int = 2
     """
     sizes = sizes_of(plan, group)
     if not sizes.tokens:
-        refuse("search", "plan", "one with tokens", "one without")
+        refuse("search", "plan", "one with tokens", Words("one without"))
     made: dict[Design, Timeline] = {}
 
     def run(design: Design) -> Timeline:

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from decodestep._base.checks import require
+from decodestep._base.checks import Words, require
 from decodestep.ops.mla_prolog import mla_prolog_v3
 from decodestep.ops.mla_prolog.arguments import bind
 from decodestep.ops.mla_prolog.call import Call
@@ -92,10 +92,10 @@ def _check_order(graph: Graph, order: Sequence[int]) -> None:
     run, possible = Run(graph), set[int]()
     possible.update(run.start())
     for at, event in enumerate(order):
-        require(event in possible, _OP, "order", "one that the flags allow", f"event {event} at {at}")
+        require(event in possible, _OP, "order", "one that the flags allow", Words(f"event {event} at {at}"))
         possible.remove(event)
         possible.update(run.execute(event))
-    require(len(order) == len(graph.events), _OP, "order", f"all {len(graph.events)} events", f"{len(order)} of them")
+    require(len(order) == len(graph.events), _OP, "order", f"all {len(graph.events)} events", Words(f"{len(order)} of them"))
 
 
 def _execute(graph: Graph, order: Sequence[int], memory: Memory, kernels: Kernels) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from decodestep._base.checks import is_int, refuse, require
+from decodestep._base.checks import Words, is_int, refuse, require
 from decodestep.ops.mla_prolog.plan import Matmul, MlaPrologPlan
 from decodestep.ops.mla_prolog.scenarios import SCENARIOS, Scenario
 
@@ -41,25 +41,25 @@ def sizes_of(plan: MlaPrologPlan, group: int) -> Sizes:
     """Checks that a plan fits its cores, and reads its sizes."""
     if not isinstance(plan, MlaPrologPlan):
         refuse(_OP, "plan", "a MlaPrologPlan", plan)
-    require(is_int(group) and group >= 1, _OP, "group", "an integer >= 1", repr(group))
+    require(is_int(group) and group >= 1, _OP, "group", "an integer >= 1", group)
     cubes = plan.block_dim
-    require(is_int(cubes) and cubes >= 1, _OP, "plan", "of a block_dim >= 1", repr(cubes))
+    require(is_int(cubes) and cubes >= 1, _OP, "plan", "of a block_dim >= 1", cubes)
     tokens = _tokens(plan, cubes * group)
     by_name = {m.name: m for m in plan.matmuls}
     empty = plan.key.empty_tensor_mode
     if tokens == 0:
-        require(not by_name and empty == 2, _OP, "plan", "without products where there are no tokens", str(list(by_name)))
+        require(not by_name and empty == 2, _OP, "plan", "without products where there are no tokens", list(by_name))
         return Sizes(SCENARIOS["NO_QUANT"], 0, 0, 0, 0, 0, 0, 0, False, False, cubes, group)
     wanted = ["MatmulCq", "MatmulCkvKr", "MatmulQcQr", "MatmulQn"]
     if empty == 1:
         wanted.remove("MatmulCkvKr")
-    require([m.name for m in plan.matmuls] == wanted, _OP, "plan", f"of the products {', '.join(wanted)}", str(list(by_name)))
+    require([m.name for m in plan.matmuls] == wanted, _OP, "plan", f"of the products {', '.join(wanted)}", list(by_name))
     for m in plan.matmuls:
         _check_product(m, cubes)
     scenario = _BY_KEY.get((plan.key.scenario, plan.key.quant_mode))
     if scenario is None:
-        refuse(_OP, "plan", "of a key whose scenario has a schedule", str(plan.key))
-    require(not plan.key.group_compute_optional, _OP, "plan", "without the group computation", str(plan.key))
+        refuse(_OP, "plan", "of a key whose scenario has a schedule", plan.key)
+    require(not plan.key.group_compute_optional, _OP, "plan", "without the group computation", plan.key)
     cq, qcqr, qn = by_name["MatmulCq"], by_name["MatmulQcQr"], by_name["MatmulQn"]
     heads, hckv, head = qn.batch, qn.n, qcqr.n // qn.batch
     latent = by_name["MatmulCkvKr"].n if empty == 0 else hckv + head - qn.k
@@ -77,40 +77,38 @@ def sizes_of(plan: MlaPrologPlan, group: int) -> Sizes:
         _OP,
         "plan",
         "of products that fit each other",
-        "; ".join(f"{m.name} {m.m}x{m.k}x{m.n}" for m in plan.matmuls),
+        Words("; ".join(f"{m.name} {m.m}x{m.k}x{m.n}" for m in plan.matmuls)),
     )
     by_head = bool(plan.key.dequant_optional)
-    require(not by_head or scenario.partial, _OP, "plan", "of a key that dequantises int8 products only", str(plan.key))
+    require(not by_head or scenario.partial, _OP, "plan", "of a key that dequantises int8 products only", plan.key)
     return Sizes(scenario, tokens, heads, cq.k, cq.n, hckv, qn.k, head - qn.k, empty == 0, by_head, cubes, group)
 
 
 def _tokens(plan: MlaPrologPlan, vectors: int) -> int:
     steps, blocks = plan.steps, plan.vector_blocks
-    require(all(is_int(s) and s > 0 for s in steps), _OP, "plan", "of steps of at least one token", str(steps))
-    require(
-        len(set(steps[:-1])) <= 1 and (not steps or steps[-1] <= steps[0]), _OP, "plan", "of equal steps and a tail", str(steps)
-    )
+    require(all(is_int(s) and s > 0 for s in steps), _OP, "plan", "of steps of at least one token", steps)
+    require(len(set(steps[:-1])) <= 1 and (not steps or steps[-1] <= steps[0]), _OP, "plan", "of equal steps and a tail", steps)
     if steps:
         require(
             len(blocks) <= vectors and sum(blocks) == steps[0] and min(blocks) > 0,
             _OP,
             "plan",
             f"of vector blocks for at most {vectors} vector cores, {steps[0]} tokens together",
-            f"{len(blocks)} blocks of {sum(blocks)} tokens",
+            Words(f"{len(blocks)} blocks of {sum(blocks)} tokens"),
         )
     return sum(steps)
 
 
 def _check_product(m: Matmul, cubes: int) -> None:
     sizes = (m.m, m.k, m.n, m.columns, m.blocks, m.batch)
-    require(all(is_int(s) and s > 0 for s in sizes), _OP, "plan", f"of sizes > 0 in {m.name}", str(sizes))
-    require(m.blocks <= cubes, _OP, "plan", f"of at most {cubes} blocks in {m.name}, one to a cube core", str(m.blocks))
+    require(all(is_int(s) and s > 0 for s in sizes), _OP, "plan", f"of sizes > 0 in {m.name}", sizes)
+    require(m.blocks <= cubes, _OP, "plan", f"of at most {cubes} blocks in {m.name}, one to a cube core", m.blocks)
     covered = m.columns * m.blocks if m.batch == 1 else m.n
     require(
         m.n <= covered < m.n + m.columns,
         _OP,
         "plan",
         f"of blocks that cover {m.name} once",
-        f"{m.blocks} x {m.columns} of {m.n}",
+        Words(f"{m.blocks} x {m.columns} of {m.n}"),
     )
-    require(m.batch == 1 or m.heads >= 1, _OP, "plan", f"of heads >= 1 in {m.name}", str(m.heads))
+    require(m.batch == 1 or m.heads >= 1, _OP, "plan", f"of heads >= 1 in {m.name}", m.heads)

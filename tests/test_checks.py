@@ -1,0 +1,24 @@
+import numpy as np
+import pytest
+
+from decodestep._base.checks import Words, refuse
+
+
+@pytest.mark.parametrize(
+    ("got", "shown"),
+    [
+        (3, "3"),
+        ("3", "'3'"),
+        ("\ud800", r"'\ud800'"),
+        (np.int64(3), repr(np.int64(3))),
+        (np.zeros((2, 3), np.int8), "int8 2x3"),
+        (np.array(3), "int64 scalar"),
+        ("x" * 100, "'" + "x" * 56 + "..."),
+        (Words("two of them"), "two of them"),
+        (Words("x" * 600), "x" * 497 + "..."),
+    ],
+)
+def test_an_error_quotes_values_and_writes_words_as_they_are(got, shown):
+    with pytest.raises(ValueError, match="must be") as caught:
+        refuse("op", "arg", "right", got)
+    assert str(caught.value) == f"op: arg must be right; got {shown}"
