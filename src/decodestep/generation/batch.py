@@ -125,8 +125,9 @@ class Batch:
 
     def _jump(self, row: Row) -> str:
         """`jump`, with long-rope no further than the short frequencies go: what a pass runs of a row is rotated alike."""
-        length, after = len(row.history), self._model.cache.long_after
-        return jump(row, MOST if after is None or length > after else min(MOST, after - length))
+        length = len(row.history)
+        last = self._model.cache.last_length_like(length)
+        return jump(row, MOST if last is None else min(MOST, last - length))
 
     def _remove_ended(self) -> None:
         ended = {key for key, row in self._rows.items() if row.reason}
@@ -172,8 +173,7 @@ class Batch:
 
     def _read_as_prompt(self, row: Row) -> list[int]:
         """The row's tokens; with long-rope those up to where a row that is read again left the short frequencies."""
-        tokens, after = row.history.tokens, self._model.cache.long_after
-        return tokens if after is None or row.history.prompt_length > after else tokens[:after]
+        return row.history.tokens[: self._model.cache.last_length_like(row.history.prompt_length)]
 
     def _run(self) -> np.ndarray | None:
         """Runs one forward pass: a block of a prompt that is scored, or what `_compose` puts together.

@@ -109,6 +109,10 @@ class PagePool:
         with LOCK:
             self._keep_at_most_locked(0)
 
+    def last_length_like(self, length: int) -> int | None:
+        """The length up to which texts are rotated as one of `length` tokens is; None if they are at every length."""
+        return None if self.long_after is None or length > self.long_after else self.long_after
+
     def prepare(self, slabs: int = 1) -> bool:
         """Allocates a little of the memory of the pages that will be used next; False if `slabs` slabs of them have theirs."""
         with LOCK:

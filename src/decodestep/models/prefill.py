@@ -94,17 +94,19 @@ class Prefill(Generic[Key]):
         room = room or Room()
         batch: list[Piece] = []
         self._taken = []
-        coming: set[Hashable] = set()  # the prompts of the block, and the first page that each will fill
+        prompts: set[tuple[int, ...]] = set()  # those of the block
+        pages: set[Hashable] = set()  # the first page that each of them fills
         for (_, sequence, tokens), share in self._in_turn():
             sequence.reuse(tokens[len(sequence) :])
             start = len(sequence)
             page = sequence.next_page(tokens[start : start + PAGE])
-            if tokens in coming or page in coming:
+            if tokens in prompts or page in pages:
                 continue
             most = room.most(start, share)
             if batch and most == 0:
                 break
-            coming |= {tokens, page}
+            prompts.add(tokens)
+            pages.add(page)
             batch.append((sequence, tokens[start : start + max(1, most)]))
             self._taken.append((*batch[-1], tokens))
             room.take(start, len(batch[-1][1]))

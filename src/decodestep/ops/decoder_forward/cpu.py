@@ -111,7 +111,7 @@ def _decoder(weights: DecoderWeights) -> Any:
             heads=weights.heads,
             kv_heads=weights.kv_heads,
             head_dim=weights.head_dim,
-            head_values=weights.values,
+            head_values=weights.value_dim,
             latent=weights.latent and asdict(weights.latent),
             norm_eps=weights.norm_eps,
             scale=weights.scale,

@@ -173,4 +173,4 @@ def _attend(call: Call, queries: np.ndarray, keys: np.ndarray, values: np.ndarra
         weight = np.exp(score - score.max(axis=-1, keepdims=True))
         rounded = weight.astype(BFLOAT16).astype(dtype) if keys.dtype == BFLOAT16 else weight
         out[t] = rounded @ v / weight.sum(axis=-1, keepdims=True)
-    return out[..., : w.values].reshape(len(queries), -1)
+    return out[..., : w.value_dim].reshape(len(queries), -1)

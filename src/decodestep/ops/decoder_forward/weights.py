@@ -187,7 +187,7 @@ class DecoderWeights:
 
     def _check_options(self, name: str, a: GroupedAttention) -> None:
         lengths = {"query_bias": a.query.outputs, "values_keys_bias": a.values_keys.outputs, "output_bias": self.hidden}
-        for vector, length in (lengths | {"query_norm": self.values, "key_norm": self.values}).items():
+        for vector, length in (lengths | {"query_norm": self.value_dim, "key_norm": self.value_dim}).items():
             if getattr(a, vector) is not None:
                 _require_vector(f"{name}.{vector}", getattr(a, vector), length)
         both = (a.query_norm is None) == (a.key_norm is None)
@@ -199,7 +199,7 @@ class DecoderWeights:
     def _attention_shapes(self, attention: GroupedAttention | LatentAttention) -> dict[str, tuple[int, int]]:
         queries, keys = self.heads * self.head_dim, self.kv_heads * self.head_dim
         if isinstance(attention, GroupedAttention):
-            output = (self.heads * self.values, self.hidden)
+            output = (self.heads * self.value_dim, self.hidden)
             return {"query": (self.hidden, queries), "values_keys": (self.hidden, 2 * keys), "output": output}
         s, down = self.latent, attention.query_down
         assert s is not None
@@ -220,8 +220,8 @@ class DecoderWeights:
         return self.embedding.inputs
 
     @property
-    def values(self) -> int:
-        """Dv, how many values of a head the output reads."""
+    def value_dim(self) -> int:
+        """Dv, the number of values of a head that the output reads."""
         return self.head_dim if self.head_values is None else self.head_values
 
     @property
