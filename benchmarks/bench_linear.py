@@ -53,7 +53,7 @@ def main() -> None:
                     calls["torch float32"] = lambda t=t, m=m: torch.nn.functional.linear(t, m)
                 verify(x, dense, calls)
                 calls["ours, in panels"] = lambda x=x, panels=panels: ds.linear(x, panels)
-                seen = reference.quantised(x) if panels.quantises_activations else x
+                seen = reference.quantise(x) if panels.quantises_activations else x
                 verify(seen, dense, {"in panels": calls["ours, in panels"]})
                 report.case(f"{form.name} N={outputs} T={tokens}", calls, chosen.rounds, w.rows.nbytes)
     report.save()

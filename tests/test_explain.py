@@ -18,7 +18,7 @@ from decodestep import cli, explain
 from decodestep.explain import data, terminal
 from decodestep.explain.page import page
 from decodestep.explain.record import record
-from decodestep.explain.spelling import pieces, spelled
+from decodestep.explain.spelling import pieces, spell
 from decodestep.explain.words import WORDS, words_of
 from decodestep.sampling.build_processors import processors_of
 from decodestep.sampling.plan import plan
@@ -191,9 +191,9 @@ def test_characters_of_several_tokens(model):
     ids = model.tokenizer.encode("春天")
     found = pieces(model.tokenizer, ids)
     assert "".join(found) == "春天" and (len(ids) == 2 or "" in found)
-    assert all("�" not in spelled(model.tokenizer, i) for i in ids)
+    assert all("�" not in spell(model.tokenizer, i) for i in ids)
     end = next(iter(model.tokenizer.end_token_ids))
-    assert spelled(model.tokenizer, end) == model.tokenizer.token(end) == pieces(model.tokenizer, [end])[0]
+    assert spell(model.tokenizer, end) == model.tokenizer.token(end) == pieces(model.tokenizer, [end])[0]
 
 
 def test_bars():

@@ -30,7 +30,7 @@ from decodestep.integrations.transformers import (
     huge_pages,
     visible_keys,
 )
-from decodestep.integrations.transformers.absorbed import absorbed as on_latents
+from decodestep.integrations.transformers.absorbed import attend_absorbed as on_latents
 from latent_models import FAMILIES, VOCABULARY, model_of
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
@@ -42,8 +42,8 @@ TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 3e-2}  # of the largest magnit
 def absorbed(monkeypatch):
     """The numbers of queries of the calls that were served on the latents."""
     calls = []
-    serve = attention.absorbed
-    monkeypatch.setattr(attention, "absorbed", lambda *given: calls.append(given[1].shape[2]) or serve(*given))
+    serve = attention.attend_absorbed
+    monkeypatch.setattr(attention, "attend_absorbed", lambda *given: calls.append(given[1].shape[2]) or serve(*given))
     return calls
 
 
@@ -315,7 +315,7 @@ def test_masks_become_sequences_and_lengths(batch, queries, keys, seed, density)
     mask = torch.rand(batch, queries, keys, generator=generator) <= density
     if seed % 2:  # causal, after padding
         mask = torch.ones(queries, keys, dtype=torch.bool).tril(keys - queries) & mask[:, :1]
-    found = visible_keys.masked(mask)
+    found = visible_keys.keys_of_mask(mask)
     for query in range(batch * queries):
         sequence, length = found.sequence[query], found.lengths[query]
         seen = mask.reshape(-1, keys)[query].nonzero().flatten().tolist()
@@ -451,7 +451,7 @@ def test_few_rows_and_caches_of_any_strides(model, dtype):
     outputs = []
     for caches in (joint.split([width, turned], -1), [each.contiguous() for each in joint.split([width, turned], -1)]):
         for count in (3, 2):  # 9 rows, and 6
-            keys = visible_keys.unmasked(3, count, 20, False)
+            keys = visible_keys.keys_without_mask(3, count, 20, False)
             keys.blind.resize(1)  # the first row sees nothing
             with torch.no_grad():
                 out = on_latents(module, query[:, :, :count], *caches, keys, 0.1, "auto")

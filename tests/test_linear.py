@@ -319,7 +319,7 @@ def test_refused_ways_to_make_weights():
 
 def check_panels(x, panels, rows):
     """Against the reference, the error measured by the terms of each sum."""
-    seen = reference.quantised(x) if panels.quantises_activations else x
+    seen = reference.quantise(x) if panels.quantises_activations else x
     terms = np.abs(seen).astype(np.float64) @ np.abs(rows.dense(np.float64))
     y = ds.linear(x, panels)
     assert type(y) is np.ndarray and y.dtype == np.float32
@@ -454,7 +454,7 @@ def test_rounding_to_bytes():
     expected[0, 1:5] = [2, 4, 0, -2]
     expected[1, :32] = 0
     expected[2, 1] = 4
-    assert np.array_equal(reference.quantised(x)[:, :32], expected[:, :32])
+    assert np.array_equal(reference.quantise(x)[:, :32], expected[:, :32])
     identity = PackedWeight.from_array(np.eye(64, dtype=np.float32))
     assert np.array_equal(ds.linear(x, LinearPanels.pack(identity, Format.Q8_0))[:, :32].round(1), expected[:, :32])
 
@@ -480,7 +480,7 @@ def test_the_coarsest_block_keeps_what_rounding_leaves():
     x = np.zeros((1, 128), np.float32)
     x[0, ::32] = [127, 8 * 127, 127, 8 * 127]
     x[0, 1::32] = 10.25
-    seen = reference.quantised(x)
+    seen = reference.quantise(x)
     assert np.array_equal(seen[0, ::32], x[0, ::32])
     assert seen[0, 1::32].tolist() == [10, pytest.approx(10.25), 10, 8]
 

@@ -53,7 +53,7 @@ def copied(xp: Namespace, array: ArrayT) -> ArrayT:
     return xp.asarray(array, copy=True)
 
 
-def repeated(xp: Namespace, x: ArrayT, times: int) -> ArrayT:
+def repeat_rows(xp: Namespace, x: ArrayT, times: int) -> ArrayT:
     """Each row of `x`, `times` times, one after the other: from batch items to the rows of their beams."""
     return x[xp.arange(x.shape[0] * times, device=device(x)) // times]
 
@@ -84,7 +84,7 @@ def times(xp: Namespace, x: ArrayT, factor: float) -> ArrayT:
         return narrow(xp, widen(xp, x) * float(factor), x)
 
 
-def divided(xp: Namespace, x: ArrayT, divisor: float) -> ArrayT:
+def divide(xp: Namespace, x: ArrayT, divisor: float) -> ArrayT:
     """x / divisor, rounded once."""
     with quiet():
         return narrow(xp, widen(xp, x) / float(divisor), x)
@@ -155,7 +155,7 @@ def columns(xp: Namespace, ids: Iterable[int], like: ArrayT) -> ArrayT:
     return mask
 
 
-def forced(xp: Namespace, scores: ArrayT, ids: Array | list[int]) -> ArrayT:
+def force_tokens(xp: Namespace, scores: ArrayT, ids: Array | list[int]) -> ArrayT:
     """0 for these ids, -inf for all others; IndexError for an id outside the vocabulary."""
     result = full(xp, scores, NEGATIVE_INFINITY)
     result[:, ids] = 0.0

@@ -101,14 +101,14 @@ def exp_float32(x):
 
 
 @triton.jit
-def ordered(x):
+def sortable(x):
     """float32 as int64 in the same order, 0 and -0 equal, so that bisection ends after at most 32 steps."""
     bits = (x + 0.0).to(tl.int32, bitcast=True).to(tl.int64)
     return tl.where(bits < 0, -2147483649 - bits, bits)
 
 
 @triton.jit
-def folded(parts):
+def fold(parts):
     """The total of sixteen partial sums, folded in halves: part i and part i + 8 first."""
     parts = tl.reshape(parts, [2, 8])
     parts = tl.sum(parts, axis=0)
@@ -127,7 +127,7 @@ def as_float32(x):
 
 
 @triton.jit
-def rounded(x, BFLOAT16: tl.constexpr):
+def round_bfloat16(x, BFLOAT16: tl.constexpr):
     """float32 rounded to bfloat16, half to even, and back; unchanged if not BFLOAT16. NaN stays NaN."""
     if BFLOAT16:
         bits = x.to(tl.uint32, bitcast=True)

@@ -135,14 +135,14 @@ def _logprobs(completion: Completion, model: Model) -> list[dict[str, Any]] | No
 def _print_alternatives(completion: Completion, model: Model, count: int) -> None:
     from rich.console import Console
 
-    from decodestep.explain.spelling import spelled
+    from decodestep.explain.spelling import spell
     from decodestep.explain.terminal import print_alternatives
 
     def others(token: int, pairs: tuple[tuple[int, float], ...]) -> list[tuple[str, float]]:
-        return [(spelled(model.tokenizer, i), math.exp(value)) for i, value in pairs if i != token][:count]
+        return [(spell(model.tokenizer, i), math.exp(value)) for i, value in pairs if i != token][:count]
 
     steps = [
-        (spelled(model.tokenizer, token), math.exp(step.raw), math.exp(step.processed), others(token, step.top_processed))
+        (spell(model.tokenizer, token), math.exp(step.raw), math.exp(step.processed), others(token, step.top_processed))
         for token, step in zip(completion.token_ids, completion.logprobs or (), strict=False)
     ]
     print(flush=True)

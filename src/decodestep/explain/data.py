@@ -11,7 +11,7 @@ import numpy as np
 
 from decodestep import random
 from decodestep.explain.record import Recording, record
-from decodestep.explain.spelling import pieces, spelled
+from decodestep.explain.spelling import pieces, spell
 from decodestep.explain.tail import TEMPERATURES, entry_stage, tail
 from decodestep.models import Model
 from decodestep.ops.decode_step import reference
@@ -39,7 +39,7 @@ def record_document(
     words: dict[str, str] = {}
     for run in runs:
         for token in _tokens_of(run):
-            words.setdefault(str(token), spelled(model.tokenizer, token))
+            words.setdefault(str(token), spell(model.tokenizer, token))
     return {"model": model.config.name, "prompt": prompt, "temperatures": temperatures, "words": words, "runs": runs}
 
 
@@ -58,7 +58,7 @@ def _run(model: Model, recording: Recording[dict[str, Any]]) -> dict[str, Any]:
     chosen = params.samplers or SAMPLERS
     order = [name for name in chosen if name in _WHAT_IF]
     return {
-        "settings": settings_of(params, partial(spelled, model.tokenizer)),
+        "settings": settings_of(params, partial(spell, model.tokenizer)),
         "seed": None if params.greedy or row.seed is None else str(row.seed),  # text: JavaScript's numbers have 53 bits
         "greedy": params.greedy,
         "plan": [
@@ -80,7 +80,7 @@ def _run(model: Model, recording: Recording[dict[str, Any]]) -> dict[str, Any]:
 
 def _token(trace: Trace, top: int, temperatures: tuple[float, ...]) -> dict[str, Any]:
     entry = entry_stage(trace)
-    held = _held(trace, entry, top)
+    held = _candidates(trace, entry, top)
     raw, processed = trace.logprobs(trace.token) if trace.token >= 0 else (None, None)
     return {
         "token": trace.token,
@@ -98,7 +98,7 @@ def _token(trace: Trace, top: int, temperatures: tuple[float, ...]) -> dict[str,
     }
 
 
-def _held(trace: Trace, entry: int, top: int) -> np.ndarray:
+def _candidates(trace: Trace, entry: int, top: int) -> np.ndarray:
     """The candidate ids that the page includes for a token, most likely by the logits first."""
     found = set(likeliest((trace.logits, trace.stages[entry], trace.scores), top).tolist())
     race = trace.draw

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from decodestep.models.tokenizer import Tokenizer
 
 
-def spelled(tokenizer: Tokenizer, token: int) -> str:
+def spell(tokenizer: Tokenizer, token: int) -> str:
     """The token's text; for a control token, its name; for part of a character, its bytes: ‹E4 BD›."""
     data = tokenizer.token_bytes(token)
     if not data:

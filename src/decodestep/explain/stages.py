@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from decodestep.explain.spelling import spelled
+from decodestep.explain.spelling import spell
 from decodestep.models import Model
 from decodestep.sampling.distribution import probabilities
 from decodestep.sampling.trace import Trace
@@ -26,12 +26,12 @@ def stages_of(model: Model, trace: Trace, count: int) -> dict[str, Any]:
         "tokens": [
             {
                 "token_id": int(i),
-                "token": spelled(model.tokenizer, int(i)),
+                "token": spell(model.tokenizer, int(i)),
                 "probabilities": [float(p[i]) if left[i] else None for p, left in zip(stages, alive, strict=True)],
             }
             for i in ids
         ],
         "others": [float(np.delete(p, ids).sum()) for p in stages],
         "left": [int(np.count_nonzero(left)) for left in alive],
-        "next_token": None if trace.token < 0 else {"token_id": trace.token, "token": spelled(model.tokenizer, trace.token)},
+        "next_token": None if trace.token < 0 else {"token_id": trace.token, "token": spell(model.tokenizer, trace.token)},
     }

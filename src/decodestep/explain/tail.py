@@ -35,7 +35,7 @@ def tail(trace: Trace, scores: np.ndarray, held: np.ndarray, temperatures: tuple
     noise = np.zeros(len(ids)) if trace.draw.seed is None else _noise(trace, ids)
     masses, best = [], []
     for temperature in temperatures:
-        cooled, highest = _cooled(rest, np.float32(top), temperature)
+        cooled, highest = _apply_temperature(rest, np.float32(top), temperature)
         masses.append(float(np.exp(cooled - highest).sum()))
         race = cooled + noise
         winner = int(np.argmax(race))
@@ -43,7 +43,7 @@ def tail(trace: Trace, scores: np.ndarray, held: np.ndarray, temperatures: tuple
     return {"count": len(ids), "max": float(str(rest.max())), "masses": masses, "best": best}
 
 
-def _cooled(scores: np.ndarray, top: np.float32, temperature: float) -> tuple[np.ndarray, float]:
+def _apply_temperature(scores: np.ndarray, top: np.float32, temperature: float) -> tuple[np.ndarray, float]:
     """scores / temperature, and top / temperature: float32, relative to the latter where that would overflow."""
     with np.errstate(over="ignore"):
         highest = float(top / np.float32(temperature))

@@ -148,7 +148,7 @@ def _advance(
     for group in (group for group in groups if group.live):
         ids, scores = np.array([sequences[row] for row in group.rows], np.int64), log_probs[group.rows]
         if taken and diversity_penalty:
-            scores = _diversified(ids, scores, taken, diversity_penalty)
+            scores = _penalise_repeats(ids, scores, taken, diversity_penalty)
         processed = np.asarray(process(ids, scores))
         require_shape(_OP, "the processors' result", processed, scores.shape)
         report = None if top_logprobs is None else _reporter(log_probs[group.rows], processed, int(top_logprobs))
@@ -187,7 +187,7 @@ def _log_softmax(logits: Any, beams: int, vocab: int) -> np.ndarray:
     return result
 
 
-def _diversified(ids: np.ndarray, scores: np.ndarray, taken: list[int], penalty: float) -> Any:
+def _penalise_repeats(ids: np.ndarray, scores: np.ndarray, taken: list[int], penalty: float) -> Any:
     """The scores less `penalty` for each time that earlier groups took the token at this step.
 
     HammingDiversityLogitsProcessor expects a batch of prompts. Each of our beams is presented as a prompt with groups of one

@@ -85,9 +85,9 @@ class ChunkedPrefill(Schedule):
             return None
         if not self._cost.knows(work):
             return Room(self._FIRST[work.rows > 0])
-        return Room(BLOCK, self._allowed(work), self._cost.per_prefill_token, self._cost.per_prefill_key)
+        return Room(BLOCK, self._seconds_for_prompts(work), self._cost.per_prefill_token, self._cost.per_prefill_key)
 
-    def _allowed(self, work: Work) -> float:
+    def _seconds_for_prompts(self, work: Work) -> float:
         """The number of seconds by which prompts may lengthen a pass."""
         if not work.rows:
             return self.MAX_PASS_SECONDS

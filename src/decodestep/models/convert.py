@@ -44,16 +44,16 @@ def convert(checkpoint: Checkpoint, pack: Pack = as_it_is, *, as_latent: bool = 
     """
     checkpoint.check()
     try:
-        return _converted(checkpoint, pack, as_latent, head_dim)
+        return _convert(checkpoint, pack, as_latent, head_dim)
     except FileRowsError as error:
         raise ModelError(f"{checkpoint.path}: {error}") from error
 
 
-def _converted(checkpoint: Checkpoint, pack: Pack, as_latent: bool, head_dim: int | None) -> Weights:
+def _convert(checkpoint: Checkpoint, pack: Pack, as_latent: bool, head_dim: int | None) -> Weights:
     config, ropes = checkpoint.config, checkpoint.ropes()
     attention: Attention = _latent
     if config.latent_attention is None:
-        attention = partial(_grouped, head_dim=head_dim or config.head_dim)
+        attention = partial(_grouped_weights, head_dim=head_dim or config.head_dim)
     if as_latent and config.latent_attention is None:
         ropes = (latent_form.latent_rope(ropes[0], config),)
         config, attention = latent_form.latent_config(config), _grouped_as_latent
@@ -64,7 +64,7 @@ def _converted(checkpoint: Checkpoint, pack: Pack, as_latent: bool, head_dim: in
         embedding=embedding,
         layers=tuple(_layer(checkpoint, i, pack, attention) for i in range(config.layers)),
         norm=checkpoint.vector("norm"),
-        output=_packed(pack, (embedding, widened) if config.tied else checkpoint.weight("output")),
+        output=_weight_of(pack, (embedding, widened) if config.tied else checkpoint.weight("output")),
         ropes=ropes,
     )
 
@@ -80,15 +80,15 @@ def _layer(checkpoint: Checkpoint, i: int, pack: Pack, attention: Attention) -> 
     )
 
 
-def _grouped(checkpoint: Checkpoint, i: int, pack: Pack, head_dim: int) -> GroupedWeights:
+def _grouped_weights(checkpoint: Checkpoint, i: int, pack: Pack, head_dim: int) -> GroupedWeights:
     options = checkpoint.config.grouped
     query_norm, key_norm = (
         _turned_vector(checkpoint, f"{part}_head_norm", i, 1) if options.head_norms else None for part in ("query", "key")
     )
     return GroupedWeights(
-        query=_packed(pack, _heads(checkpoint, "query", i, head_dim)),
-        values_keys=_packed(pack, *(_heads(checkpoint, part, i, head_dim) for part in ("value", "key"))),
-        output=_packed(pack, checkpoint.weight("attention_output", i)),
+        query=_weight_of(pack, _heads(checkpoint, "query", i, head_dim)),
+        values_keys=_weight_of(pack, *(_heads(checkpoint, part, i, head_dim) for part in ("value", "key"))),
+        output=_weight_of(pack, checkpoint.weight("attention_output", i)),
         query_bias=_bias(checkpoint, "query", i, head_dim) if "query" in options.biases else None,
         values_keys_bias=np.concatenate([_bias(checkpoint, part, i, head_dim) for part in ("value", "key")])
         if {"key", "value"} & set(options.biases)
@@ -145,12 +145,12 @@ def _grouped_as_latent(checkpoint: Checkpoint, i: int, pack: Pack) -> LatentWeig
     return LatentWeights(
         query_down=None,
         query_norm=None,
-        query=_packed(pack, (latent_form.spread_queries(_whole(query), config), widened)),
-        latent=_packed(pack, *(_heads(checkpoint, part, i, config.head_dim) for part in ("value", "key"))),
+        query=_weight_of(pack, (latent_form.spread_queries(_whole(query), config), widened)),
+        latent=_weight_of(pack, *(_heads(checkpoint, part, i, config.head_dim) for part in ("value", "key"))),
         latent_norm=latent_form.no_norm(config),
-        key_up=_packed(pack, (latent_form.no_keys_up(config), False)),
-        value_up=_packed(pack, (latent_form.chosen_values(config), False)),
-        output=_packed(pack, checkpoint.weight("attention_output", i)),
+        key_up=_weight_of(pack, (latent_form.no_keys_up(config), False)),
+        value_up=_weight_of(pack, (latent_form.chosen_values(config), False)),
+        output=_weight_of(pack, checkpoint.weight("attention_output", i)),
     )
 
 
@@ -158,7 +158,7 @@ def _latent(checkpoint: Checkpoint, i: int, pack: Pack) -> LatentWeights:
     config, a = checkpoint.config, checkpoint.config.latent_attention
     assert a is not None
     direct = a.query_rank is None
-    down = None if direct else _packed(pack, checkpoint.weight("query_down", i))
+    down = None if direct else _weight_of(pack, checkpoint.weight("query_down", i))
     half_split = config.rope_half_split
     query = _neighbours(
         checkpoint.weight("query" if direct else "query_up", i), config.heads, a.nope_dim, a.rope_dim, half_split
@@ -171,12 +171,12 @@ def _latent(checkpoint: Checkpoint, i: int, pack: Pack) -> LatentWeights:
     return LatentWeights(
         query_down=down,
         query_norm=None if direct else checkpoint.vector("query_norm", i),
-        query=_packed(pack, query),
-        latent=_packed(pack, latent),
+        query=_weight_of(pack, query),
+        latent=_weight_of(pack, latent),
         latent_norm=checkpoint.vector("latent_norm", i),
-        key_up=_packed(pack, key_up),
-        value_up=_packed(pack, value_up),
-        output=_packed(pack, checkpoint.weight("attention_output", i)),
+        key_up=_weight_of(pack, key_up),
+        value_up=_weight_of(pack, value_up),
+        output=_weight_of(pack, checkpoint.weight("attention_output", i)),
         query_down_bias=checkpoint.optional_vector("query_down_bias", i),
         latent_bias=latent_bias,
         output_bias=checkpoint.optional_vector("attention_output_bias", i),
@@ -210,9 +210,9 @@ def _ups(checkpoint: Checkpoint, i: int, a: LatentConfig) -> tuple[Stored, Store
 def _dense(checkpoint: Checkpoint, i: int, pack: Pack, prefix: str = "") -> FeedForward:
     activation = checkpoint.config.activation
     return FeedForward(
-        _packed(pack, checkpoint.weight(f"{prefix}gate", i)) if activation != "relu_squared" else None,
-        _packed(pack, checkpoint.weight(f"{prefix}up", i)),
-        _packed(pack, checkpoint.weight(f"{prefix}down", i)),
+        _weight_of(pack, checkpoint.weight(f"{prefix}gate", i)) if activation != "relu_squared" else None,
+        _weight_of(pack, checkpoint.weight(f"{prefix}up", i)),
+        _weight_of(pack, checkpoint.weight(f"{prefix}down", i)),
         1,
         activation == "gelu_gated",
         *(checkpoint.optional_vector(f"{prefix}{part}_bias", i) for part in ("gate", "up", "down")),
@@ -228,13 +228,13 @@ def _experts(checkpoint: Checkpoint, i: int, pack: Pack) -> ExpertWeights:
         rows = both.rows.reshape(experts.count, 2, experts.width, -1)
         halves = [replace(both, rows=np.ascontiguousarray(rows[:, k]).reshape(-1, rows.shape[3])) for k in (0, 1)]
         del both, rows
-        gate, up = (_packed(pack, (half, widened)) for half in halves)
+        gate, up = (_weight_of(pack, (half, widened)) for half in halves)
     else:
-        gate, up = (_packed(pack, checkpoint.stack(f"experts_{part}", i)) for part in ("gate", "up"))
+        gate, up = (_weight_of(pack, checkpoint.stack(f"experts_{part}", i)) for part in ("gate", "up"))
     return ExpertWeights(
         router=router if router.format in _DENSE_BYTES else PackedWeight.from_array(router.dense()),
         bias=checkpoint.optional_vector("correction", i),
-        routed=FeedForward(gate, up, _packed(pack, checkpoint.stack("experts_down", i)), experts.count),
+        routed=FeedForward(gate, up, _weight_of(pack, checkpoint.stack("experts_down", i)), experts.count),
         shared=_dense(checkpoint, i, pack, "shared_") if experts.shared else None,
     )
 
@@ -252,7 +252,7 @@ def _neighbours(stored: Stored, heads: int, start: int, width: int, half_split: 
     return replace(weight, rows=weight.rows[neighbour_order(heads, start, width)]), stored[1]
 
 
-def _packed(pack: Pack, *parts: Stored) -> Weight:
+def _weight_of(pack: Pack, *parts: Stored) -> Weight:
     """The weight whose outputs are those of the parts, one after the other, as `pack` converts it.
 
     Parts of different formats are widened to float32.

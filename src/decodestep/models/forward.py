@@ -28,7 +28,7 @@ def forward(
     wanted: Sequence[bool] | None = None,
 ) -> np.ndarray:
     """See `Model.forward`."""
-    checked = [_checked(decoder, pool, pair) for pair in batch]
+    checked = [_check(decoder, pool, pair) for pair in batch]
     twice = len(checked) - len({id(sequence) for sequence, _ in checked})
     require(not twice, _OP, "batch", "of different sequences", Words(f"one sequence {twice + 1} times"))
     asked = [True] * len(checked) if wanted is None else [bool(flag) for flag in wanted]
@@ -38,7 +38,7 @@ def forward(
     return blocks[0] if len(blocks) == 1 else np.concatenate(blocks or [np.zeros((0, decoder.config.vocab_size), np.float32)])
 
 
-def _checked(decoder: Decoder, pool: PagePool, pair: Any) -> tuple[CachedSequence, list[int]]:
+def _check(decoder: Decoder, pool: PagePool, pair: Any) -> tuple[CachedSequence, list[int]]:
     vocab, context = decoder.config.vocab_size, decoder.config.context
     if not (isinstance(pair, (tuple, list)) and len(pair) == 2):
         refuse(_OP, "batch", "of pairs of a sequence and its new token ids", pair)

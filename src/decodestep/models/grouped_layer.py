@@ -14,7 +14,7 @@ from decodestep.ops.mla_attention import mla_attention
 from decodestep.ops.rms_norm import rms_norm
 
 
-def attended(
+def attend(
     h: np.ndarray,
     weights: GroupedWeights,
     config: Config,
@@ -34,8 +34,8 @@ def attended(
     tokens, groups, width = len(h), config.kv_heads, config.head_dim
     queries = with_bias(linear(h, weights.query), weights.query_bias).reshape(tokens, config.heads, width)
     values, keys = np.split(with_bias(linear(h, weights.values_keys), weights.values_keys_bias), 2, axis=1)
-    queries = _rotated(_normed(queries, weights.query_norm, config.norm_eps), *rope)
-    keys = _rotated(_normed(keys.reshape(tokens, groups, width), weights.key_norm, config.norm_eps), *rope)
+    queries = _rotate(_normalise(queries, weights.query_norm, config.norm_eps), *rope)
+    keys = _rotate(_normalise(keys.reshape(tokens, groups, width), weights.key_norm, config.norm_eps), *rope)
     kv.reshape(-1, kv.shape[-1])[slots] = values
     kr.reshape(-1, kr.shape[-1])[slots] = keys.transpose(0, 2, 1, 3).reshape(tokens, -1)
     cut = positions >= window if window else np.zeros(tokens, bool)
@@ -58,11 +58,11 @@ def attended(
             groups=groups,
         )
     for t in np.flatnonzero(cut):
-        out[t] = _attended_in_window(queries[t], config, kv, kr, page_table[sequence[t]], positions[t] + 1, window)
+        out[t] = _attend_in_window(queries[t], config, kv, kr, page_table[sequence[t]], positions[t] + 1, window)
     return out.reshape(tokens, -1)
 
 
-def _attended_in_window(
+def _attend_in_window(
     query: np.ndarray, config: Config, kv: np.ndarray, kr: np.ndarray, pages: np.ndarray, end: int, window: int
 ) -> np.ndarray:
     """Of one token, (N, D). einsum keeps its order of sums whatever the threads of a BLAS."""
@@ -75,14 +75,14 @@ def _attended_in_window(
     return np.einsum("gnj,jgd->gnd", weights / weights.sum(axis=-1, keepdims=True), values).reshape(config.heads, -1)
 
 
-def _rotated(heads: np.ndarray, sin: np.ndarray, cos: np.ndarray) -> np.ndarray:
+def _rotate(heads: np.ndarray, sin: np.ndarray, cos: np.ndarray) -> np.ndarray:
     """(T, heads, D) with pairs side by side -> (T, heads, 2, D / 2), rotated."""
     even, odd = heads[..., ::2], heads[..., 1::2]
     sin, cos = sin[:, None], cos[:, None]
     return np.stack([even * cos - odd * sin, odd * cos + even * sin], axis=2)
 
 
-def _normed(heads: np.ndarray, norm: np.ndarray | None, eps: float) -> np.ndarray:
+def _normalise(heads: np.ndarray, norm: np.ndarray | None, eps: float) -> np.ndarray:
     if norm is None:
         return heads
     return rms_norm(np.ascontiguousarray(heads).reshape(-1, heads.shape[-1]), norm, eps=eps).reshape(heads.shape)

@@ -44,30 +44,30 @@ class LayerDecoder(Decoder):
     def logits(self, batch: TokenBatch, pages: Pages) -> np.ndarray:
         assert isinstance(pages, LatentPages)
         hidden = rms_norm(self.forward(batch, pages)[batch.wanted], self.weights.norm, eps=self.config.norm_eps)
-        return linear(_scaled(hidden, 1 / self.config.logits_divisor), self.weights.output)
+        return linear(_scale(hidden, 1 / self.config.logits_divisor), self.weights.output)
 
     def forward(self, batch: TokenBatch, pages: LatentPages) -> np.ndarray:
         """Hidden states (T, He) after the last layer; writes keys and values to the pages."""
         config = self.config
         ropes = [rope.table(batch.positions, batch.long) for rope in self.weights.ropes]
         if self._prologs:
-            ropes = [self._repeated(rope) for rope in ropes]
+            ropes = [self._repeat_angles(rope) for rope in ropes]
         slots = batch.page_table[batch.sequence, batch.positions // PAGE] * PAGE + batch.positions % PAGE
-        x = _scaled(gather_rows(self.weights.embedding, batch.tokens), config.embedding_scale)
+        x = _scale(gather_rows(self.weights.embedding, batch.tokens), config.embedding_scale)
         for i, layer in enumerate(self.weights.layers):
             h = rms_norm(x, layer.attention_norm, eps=config.norm_eps)
             weights, cache, rope = layer.attention, (pages.kv[i], pages.kr[i]), ropes[config.grouped.rope_index(i)]
             if isinstance(weights, GroupedWeights) and not self._prologs:
-                attended = grouped_layer.attended(h, weights, config, config.grouped.window(i), cache, batch, slots, rope)
+                attended = grouped_layer.attend(h, weights, config, config.grouped.window(i), cache, batch, slots, rope)
             else:
-                attended = prolog_layer.attended(h, self._prologs[i], config, cache, batch, slots, rope)
+                attended = prolog_layer.attend(h, self._prologs[i], config, cache, batch, slots, rope)
             added = with_bias(linear(attended, weights.output), weights.output_bias)
-            x += _scaled(self._normed(added, layer.attention_post_norm), config.residual_scale)
+            x += _scale(self._normalise(added, layer.attention_post_norm), config.residual_scale)
             h = rms_norm(x, layer.ffn_norm, eps=config.norm_eps)
-            x += _scaled(self._normed(self._feed_forward(h, layer.feed_forward), layer.ffn_post_norm), config.residual_scale)
+            x += _scale(self._normalise(self._feed_forward(h, layer.feed_forward), layer.ffn_post_norm), config.residual_scale)
         return x
 
-    def _normed(self, added: np.ndarray, norm: np.ndarray | None) -> np.ndarray:
+    def _normalise(self, added: np.ndarray, norm: np.ndarray | None) -> np.ndarray:
         return added if norm is None else rms_norm(added, norm, eps=self.config.norm_eps)
 
     def _feed_forward(self, h: np.ndarray, weights: FeedForward | ExpertWeights) -> np.ndarray:
@@ -79,7 +79,7 @@ class LayerDecoder(Decoder):
         mixed = mixture_of_experts(h, routes.experts, routes.weights, weights.routed)
         return mixed if weights.shared is None else mixed + _dense(h, weights.shared)
 
-    def _repeated(self, table: tuple[np.ndarray, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
+    def _repeat_angles(self, table: tuple[np.ndarray, np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
         """sin and cos, float32 (T, Dr): for every group the angles of a head twice, because its two halves have the same."""
         repeat = (1, 2 if self.config.latent_attention else 2 * self.config.kv_heads)
         return np.tile(table[0], repeat), np.tile(table[1], repeat)
@@ -99,5 +99,5 @@ def _dense(h: np.ndarray, block: FeedForward) -> np.ndarray:
     return feed_forward(h, block, linear, swiglu)
 
 
-def _scaled(x: np.ndarray, factor: float) -> np.ndarray:
+def _scale(x: np.ndarray, factor: float) -> np.ndarray:
     return x if factor == 1 else x * np.float32(factor)

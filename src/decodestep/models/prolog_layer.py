@@ -44,7 +44,7 @@ def prolog_weights(w: GroupedWeights | LatentWeights, config: Config) -> PrologW
     return PrologWeights(down, query, _key_up(w.key_up, config), latent, w.query_norm, w.latent_norm, w.value_up, biased)
 
 
-def attended(
+def attend(
     h: np.ndarray,
     weights: PrologWeights,
     config: Config,

@@ -127,11 +127,11 @@ def _with_minima(x: np.ndarray, largest: int) -> tuple[np.ndarray, np.ndarray, n
         q = np.rint((x + m[..., None]) / np.where(a > 0, a, 1)[..., None]).clip(0, largest)
         q[a <= 0] = 0
         if not last:
-            d, dmin = _refitted(x, weight, q * scales[..., None], np.broadcast_to(minima[..., None], x.shape), d, dmin)
+            d, dmin = _refit(x, weight, q * scales[..., None], np.broadcast_to(minima[..., None], x.shape), d, dmin)
     return d, dmin, scales.astype(np.uint8), minima.astype(np.uint8), q.astype(np.uint8)
 
 
-def _refitted(
+def _refit(
     x: np.ndarray, weight: np.ndarray, up: np.ndarray, down: np.ndarray, d: np.ndarray, dmin: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """d and dmin >= 0 of least squares for x = d * up - dmin * down in each block, as float16; without any the old ones."""

@@ -99,7 +99,7 @@ def _write(source: Source, target: Path, recipe: Recipe, progress: Callable[[int
         writer.write_ti_data_to_file()
         for done, (name, tensor) in enumerate(source.tensors.items()):
             progress(done, len(types), name)
-            writer.write_tensor_data(_converted(tensor, types[name], source.path))
+            writer.write_tensor_data(_convert(tensor, types[name], source.path))
         progress(len(types), len(types), "")
         writer.close()
         part.replace(target)
@@ -131,7 +131,7 @@ def _stored_shape(tensor: SourceTensor, kind: Type) -> tuple[int, ...]:
     return (*tensor.shape[:-1], tensor.shape[-1] // block * size)
 
 
-def _converted(tensor: SourceTensor, kind: Type, path: Path) -> np.ndarray:
+def _convert(tensor: SourceTensor, kind: Type, path: Path) -> np.ndarray:
     if tensor.stored is not None and tensor.type == kind:
         stored = tensor.stored()
         if not has_finite_scales(stored, kind):

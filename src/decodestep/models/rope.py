@@ -84,7 +84,7 @@ def yarn(
     return (ramp * frequencies / factor + (1 - ramp) * frequencies).astype(np.float32)
 
 
-def divided(theta: float, width: int, divisors: np.ndarray) -> np.ndarray:
+def longrope(theta: float, width: int, divisors: np.ndarray) -> np.ndarray:
     """Frequencies, each divided by its own factor, as in long-rope."""
     return (plain(theta, width).astype(np.float64) / divisors.astype(np.float64)).astype(np.float32)
 

@@ -109,11 +109,11 @@ def _renderer() -> Callable[[str, dict[str, Any]], str]:
     )
 
     @lru_cache(maxsize=8)
-    def compiled(template: str) -> Template:
+    def compile_template(template: str) -> Template:
         return environment.from_string(template)
 
     def render(template: str, variables: dict[str, Any]) -> str:
-        return compiled(template).render(variables)
+        return compile_template(template).render(variables)
 
     return render
 

@@ -10,7 +10,7 @@ from operator import index
 from tokenizers import Tokenizer as Engine
 
 from decodestep.models.control_tokens import ControlTokens
-from decodestep.models.tokenizer_engine import encoded
+from decodestep.models.tokenizer_engine import encode
 from decodestep.models.vocabulary import Vocabulary
 
 _BEFORE = ("\n", "a", "0")  # texts with which a text that follows them rarely shares a token
@@ -50,7 +50,7 @@ class Tokenizer:
         """Token ids of a text. Special tokens spelt out in it become those tokens. With `add_bos` the beginning token comes
         first, unless the text begins with it. Raises UnicodeEncodeError for a lone surrogate, and ModelError for a text that
         has a character without a token where there is no token for an unknown one."""
-        return self._with_bos(encoded(self._engine, text))
+        return self._with_bos(encode(self._engine, text))
 
     def encode_rendered(self, text: str) -> list[int]:
         """As `encode`, for a text rendered by the chat template."""
@@ -60,10 +60,10 @@ class Tokenizer:
         """As `encode`, for a text that follows another one: without a beginning token, and without the space that
         SentencePiece puts before the first word."""
         for before in _BEFORE:
-            first, ids = encoded(self._engine, before), encoded(self._engine, before + text)
+            first, ids = encode(self._engine, before), encode(self._engine, before + text)
             if ids[: len(first)] == first:
                 return ids[len(first) :]
-        return encoded(self._engine, text)
+        return encode(self._engine, text)
 
     def encode_pieces(self, pieces: Iterable[tuple[str, bool]]) -> list[int]:
         """As `encode`, for a text in pieces, each with whether it is a control token; those spelled in other pieces are text.
@@ -73,7 +73,7 @@ class Tokenizer:
         ids: list[int] = []
         for piece, is_control in pieces:
             spelled = not is_control and self.control_tokens.occur_in(piece)
-            ids += encoded(self._text_engine if spelled else self._engine, piece)
+            ids += encode(self._text_engine if spelled else self._engine, piece)
         return self._with_bos(ids)
 
     @cached_property

@@ -30,7 +30,7 @@ def engine_errors(what: str) -> Iterator[None]:
         raise ModelError(f"{what}: {str(error)[:200]}") from error
 
 
-def encoded(engine: Engine, text: str) -> list[int]:
+def encode(engine: Engine, text: str) -> list[int]:
     """The ids of a text. A long one is encoded as a batch, since `encode` holds the GIL until it is done, which
     stops every thread; a short one is not, since after a batch the package prints a warning in every process that is forked."""
     text.encode()

@@ -94,7 +94,7 @@ class EpsilonLogitsWarper(LogitsProcessor):
         xp = namespace(scores)
         p = softmax(xp, scores)
         unlikely = p < constant(xp, self.epsilon, p)
-        return fill(xp, scores, unlikely & _unprotected(xp, scores, self.min_tokens_to_keep), self.filter_value)
+        return fill(xp, scores, unlikely & _below_kept(xp, scores, self.min_tokens_to_keep), self.filter_value)
 
 
 class EtaLogitsWarper(LogitsProcessor):
@@ -126,7 +126,7 @@ class EtaLogitsWarper(LogitsProcessor):
         falling = times(xp, xp.exp(-entropy), math.sqrt(self.epsilon))
         epsilon = constant(xp, self.epsilon, falling)
         unlikely = softmax(xp, scores) < xp.where(falling < epsilon, falling, epsilon)
-        return fill(xp, scores, unlikely & _unprotected(xp, scores, self.min_tokens_to_keep), self.filter_value)
+        return fill(xp, scores, unlikely & _below_kept(xp, scores, self.min_tokens_to_keep), self.filter_value)
 
 
 class TopHLogitsWarper(LogitsProcessor):
@@ -172,7 +172,7 @@ def _cutoff(op: str, arg: str, epsilon: float, min_tokens_to_keep: int) -> tuple
     return epsilon, keep
 
 
-def _unprotected(xp: Namespace, scores: Array, min_tokens_to_keep: int) -> Array:
+def _below_kept(xp: Namespace, scores: Array, min_tokens_to_keep: int) -> Array:
     return scores < kth_largest(xp, scores, min(min_tokens_to_keep, scores.shape[-1]))
 
 

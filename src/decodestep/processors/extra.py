@@ -58,7 +58,7 @@ class PresenceFrequencyPenaltyLogitsProcessor(LogitsProcessor):
             ids, counts = np.unique(np.array([t for t in row if t < vocab], np.int64), return_counts=True)
             amounts = self.frequency_penalty * counts + self.presence_penalty
             penalties.append(dict(zip(ids.tolist(), amounts.tolist(), strict=True)))
-        return _lowered(scores, penalties)
+        return _subtract(scores, penalties)
 
 
 class LogitBiasLogitsProcessor(LogitsProcessor):
@@ -81,7 +81,7 @@ class LogitBiasLogitsProcessor(LogitsProcessor):
     def __call__(self, input_ids: Array, scores: ArrayT) -> ArrayT:
         beyond = [token for token in self.logit_bias if token >= scores.shape[-1]]
         require(not beyond, "LogitBiasLogitsProcessor", "logit_bias", f"about tokens below {scores.shape[-1]}", beyond)
-        return _lowered(scores, [{token: -bias for token, bias in self.logit_bias.items()}] * scores.shape[0])
+        return _subtract(scores, [{token: -bias for token, bias in self.logit_bias.items()}] * scores.shape[0])
 
 
 class AllowedTokenIdsLogitsProcessor(LogitsProcessor):
@@ -218,7 +218,7 @@ class DRYLogitsProcessor(LogitsProcessor):
         self.range = range
 
     def __call__(self, input_ids: Array, scores: ArrayT) -> ArrayT:
-        return _lowered(scores, [self.penalties(row, scores.shape[-1]) for row in input_ids[:, -self.range :].tolist()])
+        return _subtract(scores, [self.penalties(row, scores.shape[-1]) for row in input_ids[:, -self.range :].tolist()])
 
     def penalties(self, ids: list[int], vocab: int) -> dict[int, float]:
         """{token: penalty} for one row, without ids past the vocabulary."""
@@ -248,7 +248,7 @@ def _suffix_matches(ids: list[int]) -> list[int]:
     return z[:0:-1]
 
 
-def _lowered(scores: ArrayT, penalties: list[dict[int, float]]) -> ArrayT:
+def _subtract(scores: ArrayT, penalties: list[dict[int, float]]) -> ArrayT:
     """The scores minus the penalties {id: amount} of each row."""
     xp = namespace(scores)
     rows = [row for row, amounts in enumerate(penalties) for _ in amounts]

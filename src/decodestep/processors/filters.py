@@ -5,7 +5,7 @@ from __future__ import annotations
 from decodestep._base.array_api import (
     NEGATIVE_INFINITY,
     constant,
-    divided,
+    divide,
     fill,
     highest,
     kth_largest,
@@ -39,7 +39,7 @@ class TemperatureLogitsWarper(LogitsProcessor):
         self.temperature = float(temperature)
 
     def __call__(self, input_ids: Array, scores: ArrayT) -> ArrayT:
-        return divided(namespace(scores), scores, self.temperature)
+        return divide(namespace(scores), scores, self.temperature)
 
 
 class TopKLogitsWarper(LogitsProcessor):

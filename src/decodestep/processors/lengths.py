@@ -6,7 +6,7 @@ from typing import Any
 
 from array_api_compat import device
 
-from decodestep._base.array_api import columns, copied, fill, forced, namespace, times
+from decodestep._base.array_api import columns, copied, fill, force_tokens, namespace, times
 from decodestep._base.arrays import Array, ArrayT, TokenIds, token_ids
 from decodestep._base.checks import require
 from decodestep.processors.base import LogitsProcessor
@@ -78,7 +78,7 @@ class ForcedBOSTokenLogitsProcessor(LogitsProcessor):
         self.bos_token_id = bos_token_id
 
     def __call__(self, input_ids: Array, scores: ArrayT) -> ArrayT:
-        return forced(namespace(scores), scores, self.bos_token_id) if input_ids.shape[-1] == 1 else scores
+        return force_tokens(namespace(scores), scores, self.bos_token_id) if input_ids.shape[-1] == 1 else scores
 
 
 class ForcedEOSTokenLogitsProcessor(LogitsProcessor):
@@ -99,7 +99,7 @@ class ForcedEOSTokenLogitsProcessor(LogitsProcessor):
 
     def __call__(self, input_ids: Array, scores: ArrayT) -> ArrayT:
         last = input_ids.shape[-1] == self.max_length - 1
-        return forced(namespace(scores), scores, self.eos_token_id) if last else scores
+        return force_tokens(namespace(scores), scores, self.eos_token_id) if last else scores
 
 
 class ForceTokensLogitsProcessor(LogitsProcessor):
@@ -119,7 +119,7 @@ class ForceTokensLogitsProcessor(LogitsProcessor):
 
     def __call__(self, input_ids: Array, scores: ArrayT) -> ArrayT:
         token = self.force_token_map.get(input_ids.shape[-1])
-        return scores if token is None else forced(namespace(scores), scores, token)
+        return scores if token is None else force_tokens(namespace(scores), scores, token)
 
 
 class ExponentialDecayLengthPenalty(LogitsProcessor):

@@ -19,7 +19,7 @@ from decodestep._base.array_api import (
     namespace,
     occurring,
     quiet,
-    repeated,
+    repeat_rows,
 )
 from decodestep._base.arrays import Array, ArrayT, TokenIds, token_ids
 from decodestep._base.checks import Words, refuse, require
@@ -77,7 +77,7 @@ class EncoderNoRepeatNGramLogitsProcessor(LogitsProcessor):
         require(beams > 0 and rest == 0, type(self).__name__, "scores", f"of a multiple of {self.batch_size} rows", scores)
         if input_ids.shape[-1] < self.ngram_size - 1 or self.encoder_input_ids.shape[-1] < self.ngram_size:
             return result
-        encoder = repeated(xp, xp.asarray(self.encoder_input_ids, device=device(scores)), beams)
+        encoder = repeat_rows(xp, xp.asarray(self.encoder_input_ids, device=device(scores)), beams)
         match, last = _completions(encoder, input_ids, self.ngram_size)
         rows, places = xp.nonzero(match)
         result[rows, last[rows, places]] = NEGATIVE_INFINITY
@@ -148,7 +148,7 @@ class PrefixConstrainedLogitsProcessor(LogitsProcessor):
         with quiet():
             result = scores + mask
         dead = xp.reshape(xp.max(result, axis=-1) == NEGATIVE_INFINITY, (items, beams))
-        return xp.where(repeated(xp, xp.all(dead, axis=-1), beams)[:, None], mask, result)
+        return xp.where(repeat_rows(xp, xp.all(dead, axis=-1), beams)[:, None], mask, result)
 
 
 class SuppressTokensLogitsProcessor(LogitsProcessor):

@@ -11,7 +11,7 @@ import numpy as np
 from array_api_compat import device
 
 from decodestep._base import arrays
-from decodestep._base.array_api import Namespace, copied, divided, namespace, narrow, repeated, times, widen
+from decodestep._base.array_api import Namespace, copied, divide, namespace, narrow, repeat_rows, times, widen
 from decodestep._base.arrays import Array, ArrayT
 from decodestep._base.checks import Words, is_int, require
 from decodestep.processors.base import LogitsProcessor
@@ -37,7 +37,7 @@ class RepetitionPenaltyLogitsProcessor(LogitsProcessor):
     supports_continuous_batching = False
 
     def __init__(self, penalty: float, prompt_ignore_length: int | Array | None = None) -> None:
-        self.penalty = _checked_penalty(_REPETITION, penalty)
+        self.penalty = _check_penalty(_REPETITION, penalty)
         if is_int(prompt_ignore_length):
             require(prompt_ignore_length >= 0, _REPETITION, "prompt_ignore_length", "an int >= 0", prompt_ignore_length)
             prompt_ignore_length = int(prompt_ignore_length)
@@ -54,21 +54,21 @@ class RepetitionPenaltyLogitsProcessor(LogitsProcessor):
         if isinstance(self.prompt_ignore_length, int):
             input_ids = input_ids[:, self.prompt_ignore_length :]
         elif arrays.is_array(self.prompt_ignore_length):
-            counted = self._counted(xp, input_ids)
+            counted = self._mask_of_counted(xp, input_ids)
         if len(scores.shape) == 2:
             ids = input_ids if len(input_ids.shape) == 2 else input_ids[:, None]
-            return _penalised(xp, scores, ids, self.penalty, counted)
+            return _penalise(xp, scores, ids, self.penalty, counted)
         result = copied(xp, scores)
         if self.logits_indices is not None and self.cu_seq_lens_q is not None:
             flat, places = xp.reshape(input_ids, (-1,)), [int(i) for i in self.logits_indices]
             for place, (a, b) in zip(places, pairwise(int(i) for i in self.cu_seq_lens_q), strict=True):
-                result[:1, place] = _penalised(xp, scores[:1, place], flat[None, a:b], self.penalty)
+                result[:1, place] = _penalise(xp, scores[:1, place], flat[None, a:b], self.penalty)
         else:
             ids = input_ids if len(input_ids.shape) == 2 else input_ids[None, :]
-            result[:, -1, :] = _penalised(xp, scores[:, -1, :], ids, self.penalty, counted)
+            result[:, -1, :] = _penalise(xp, scores[:, -1, :], ids, self.penalty, counted)
         return result
 
-    def _counted(self, xp: Namespace, input_ids: ArrayT) -> ArrayT:
+    def _mask_of_counted(self, xp: Namespace, input_ids: ArrayT) -> ArrayT:
         skipped = xp.asarray(self.prompt_ignore_length, device=device(input_ids))
         batch = input_ids.shape[0]
         require(skipped.shape[0] == batch, _REPETITION, "prompt_ignore_length", f"of batch size {batch}", skipped)
@@ -90,21 +90,21 @@ class EncoderRepetitionPenaltyLogitsProcessor(LogitsProcessor):
     supports_continuous_batching = False
 
     def __init__(self, penalty: float, encoder_input_ids: Array) -> None:
-        self.penalty = 1 / _checked_penalty("EncoderRepetitionPenaltyLogitsProcessor", penalty)
+        self.penalty = 1 / _check_penalty("EncoderRepetitionPenaltyLogitsProcessor", penalty)
         self.encoder_input_ids = encoder_input_ids
 
     def __call__(self, input_ids: Array, scores: ArrayT) -> ArrayT:
         xp = namespace(scores)
         ids = xp.asarray(self.encoder_input_ids, device=device(scores))
         if scores.shape[0] > ids.shape[0]:
-            ids = repeated(xp, ids, scores.shape[0] // ids.shape[0])
+            ids = repeat_rows(xp, ids, scores.shape[0] // ids.shape[0])
         if math.prod(ids.shape):
             ends = int(xp.min(ids)), int(xp.max(ids))
             ok = ends[0] >= 0 and ends[1] < scores.shape[-1]
             require(
                 ok, type(self).__name__, "encoder_input_ids", f"in [0, {scores.shape[-1]})", Words(f"{ends[0]} to {ends[1]}")
             )
-        return _penalised(xp, scores, ids, self.penalty)
+        return _penalise(xp, scores, ids, self.penalty)
 
 
 class SequenceBiasLogitsProcessor(LogitsProcessor):
@@ -120,7 +120,7 @@ class SequenceBiasLogitsProcessor(LogitsProcessor):
     """
 
     def __init__(self, sequence_bias: Any) -> None:
-        self.sequence_bias: dict[tuple[int, ...], float] = _checked_biases(sequence_bias)
+        self.sequence_bias: dict[tuple[int, ...], float] = _check_biases(sequence_bias)
         self._placed: tuple[Any, list[Any]] | None = None
 
     def __call__(self, input_ids: Array, scores: ArrayT) -> ArrayT:
@@ -197,18 +197,18 @@ class HammingDiversityLogitsProcessor(LogitsProcessor):
         rows = xp.arange(earlier.shape[0], device=device(scores))
         for beam in range(first):
             counts[rows, earlier[:, beam]] += 1
-        penalty = repeated(xp, xp.astype(counts, xp.float32) * self._diversity_penalty, size)
+        penalty = repeat_rows(xp, xp.astype(counts, xp.float32) * self._diversity_penalty, size)
         result = copied(xp, scores)
         result[: penalty.shape[0]] = narrow(xp, widen(xp, scores[: penalty.shape[0]]) - penalty, scores)
         return result
 
 
-def _checked_penalty(op: str, penalty: Any) -> float:
+def _check_penalty(op: str, penalty: Any) -> float:
     require(isinstance(penalty, float) and penalty > 0, op, "penalty", "a float > 0", penalty)
     return float(penalty)
 
 
-def _penalised(xp: Namespace, scores: ArrayT, ids: Array, penalty: float, counted: Array | None = None) -> ArrayT:
+def _penalise(xp: Namespace, scores: ArrayT, ids: Array, penalty: float, counted: Array | None = None) -> ArrayT:
     """The scores with a penalty on the ids of each row that are in the vocabulary and in the mask `counted`, if given."""
     result, ids = copied(xp, scores), xp.astype(ids, xp.int64)
     if 0 in ids.shape:
@@ -221,12 +221,12 @@ def _penalised(xp: Namespace, scores: ArrayT, ids: Array, penalty: float, counte
     ids = xp.where(counted, ids, xp.where(other < 0, xp.zeros_like(other), other))
     rows = xp.arange(ids.shape[0], device=device(scores))[:, None]
     old = scores[rows, ids]
-    new = xp.where(old < 0, times(xp, old, penalty), divided(xp, old, penalty))
+    new = xp.where(old < 0, times(xp, old, penalty), divide(xp, old, penalty))
     result[rows, ids] = xp.where(other < 0, old, new)
     return result
 
 
-def _checked_biases(given: Any) -> dict[tuple[int, ...], float]:
+def _check_biases(given: Any) -> dict[tuple[int, ...], float]:
     op, arg = "SequenceBiasLogitsProcessor", "sequence_bias"
     require(isinstance(given, (dict, list)) and len(given) > 0, op, arg, "a non-empty dict or list", given)
     if isinstance(given, dict):

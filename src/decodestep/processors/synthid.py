@@ -124,7 +124,7 @@ class SynthIDTextWatermarkLogitsProcessor(LogitsProcessor):
         ok = len(ngrams.shape) == 3 and ngrams.shape[2] == self.ngram_len
         require(ok, "SynthIDTextWatermarkLogitsProcessor", "ngrams", f"of shape (batch, count, {self.ngram_len})", ngrams)
         xp = namespace(ngrams)
-        return self._keyed(xp, self.accumulate_hash(self._ones(xp, ngrams, ngrams.shape[0])[:, None], ngrams))
+        return self._hash_with_keys(xp, self.accumulate_hash(self._ones(xp, ngrams, ngrams.shape[0])[:, None], ngrams))
 
     def compute_g_values(self, input_ids: Array) -> Array:
         """The coin flips [batch, length - ngram_len + 1, keys] of every n-gram of a text."""
@@ -154,9 +154,9 @@ class SynthIDTextWatermarkLogitsProcessor(LogitsProcessor):
     def _compute_keys(self, contexts: Array, tokens: Array) -> tuple[Array, Array]:
         """The hashes of each context [batch, ngram_len - 1] with each token [batch, count], and of the context alone."""
         context = self.accumulate_hash(self._ones(namespace(contexts), contexts, contexts.shape[0]), contexts)
-        return self._keyed(namespace(contexts), self.accumulate_hash(context[:, None], tokens[..., None])), context
+        return self._hash_with_keys(namespace(contexts), self.accumulate_hash(context[:, None], tokens[..., None])), context
 
-    def _keyed(self, xp: Namespace, hashes: Array) -> Array:
+    def _hash_with_keys(self, xp: Namespace, hashes: Array) -> Array:
         keys = xp.astype(xp.asarray(self.keys, device=device_of(hashes)), xp.int64)
         return self.accumulate_hash(hashes[..., None], keys[:, None])
 

@@ -11,7 +11,7 @@ LARGEST_UNIFORM = tl.constexpr(1.0 - 2.0**-24)
 
 
 @triton.jit
-def mixed(h, word):
+def mix(h, word):
     k = word * 0xCC9E2D51
     k = ((k << 15) | (k >> 17)) * 0x1B873593
     h = h ^ k
@@ -23,13 +23,13 @@ def noise_state(seed, position):
     """The hash after the uint64 seed and the uint32 position, which all tokens of a row share."""
     low = (seed & 0xFFFFFFFF).to(tl.uint32)
     high = (seed >> 32).to(tl.uint32)
-    return mixed(mixed(mixed(low * 0, low), high), position)
+    return mix(mix(mix(low * 0, low), high), position)
 
 
 @triton.jit
 def noise_bits(state, token):
     """Of uint32 tokens."""
-    h = mixed(state, token) ^ 16
+    h = mix(state, token) ^ 16
     h = (h ^ (h >> 16)) * 0x85EBCA6B
     h = (h ^ (h >> 13)) * 0xC2B2AE35
     return h ^ (h >> 16)

@@ -37,7 +37,7 @@ def _repetition(processor: Any, history: Sequence[int], tokens: frozenset[int]) 
     return _occurrences(history, tokens, int(processor.prompt_ignore_length or 0))
 
 
-def _counted(processor: Any, history: Sequence[int], tokens: frozenset[int]) -> dict[int, list[Span]]:
+def _occurrences_generated(processor: Any, history: Sequence[int], tokens: frozenset[int]) -> dict[int, list[Span]]:
     return _occurrences(history, tokens, int(processor.prompt_length))
 
 
@@ -82,7 +82,7 @@ def _dry(processor: Any, history: Sequence[int], tokens: frozenset[int]) -> dict
 
 _RULES: dict[type, Callable[[Any, Sequence[int], frozenset[int]], dict[int, list[Span]]]] = {
     p.RepetitionPenaltyLogitsProcessor: _repetition,
-    p.PresenceFrequencyPenaltyLogitsProcessor: _counted,
+    p.PresenceFrequencyPenaltyLogitsProcessor: _occurrences_generated,
     p.NoRepeatNGramLogitsProcessor: _ngrams,
     p.SequenceBiasLogitsProcessor: _sequences,
     p.NoBadWordsLogitsProcessor: _sequences,

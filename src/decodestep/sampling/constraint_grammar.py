@@ -12,7 +12,7 @@ from pathlib import Path
 
 from decodestep._base.checks import Words, refuse
 from decodestep.sampling import constraint_worker
-from decodestep.sampling.json_schema import JSON_FORM, checked, enforceable, require_whole, short
+from decodestep.sampling.json_schema import JSON_FORM, check, enforceable, require_whole, short
 
 # The limits for untrusted schemas: half of llguidance's default limits on work, and about 100 MB of states instead of 500.
 LIMITS = {"initial_lexer_fuel": 500_000, "step_lexer_fuel": 100_000, "max_lexer_states": 50_000, "verbose_errors": False}
@@ -36,16 +36,16 @@ def grammar_of(language: str, text: str) -> str:
     if language == "regex":
         require_whole(language, text)
     if language == "json_schema":
-        text = checked(text)
+        text = check(text)
         costly = any(word in text for word in _COSTLY)  # before formats become patterns, which are cheap
         text = enforceable(text)
-    grammar = _converted(language, text)
+    grammar = _to_lark(language, text)
     if costly:
         _try_out(language, grammar)
     return grammar
 
 
-def _converted(language: str, text: str) -> str:
+def _to_lark(language: str, text: str) -> str:
     from llguidance import LLMatcher
     from llguidance.gbnf_to_lark import any_to_lark
 

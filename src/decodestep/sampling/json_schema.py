@@ -36,7 +36,7 @@ _TIME = rf"{_HOUR}:[0-5][0-9]:[0-5][0-9](\.[0-9]{{1,9}})?(Z|[+-]{_HOUR}:[0-5][0-
 _PATTERNS = {"date": f"^{_DATE}$", "time": f"^{_TIME}$", "date-time": f"^{_DATE}T{_TIME}$"}
 
 
-def checked(text: str) -> str:
+def check(text: str) -> str:
     """The schema with unescaped keys. Raises ValueError if it is not JSON, or allows texts that JSON parsers find invalid."""
     try:
         schema = json.loads(text)

@@ -26,7 +26,7 @@ def run_one(processor: Any, row: np.ndarray, history: TokenHistory) -> tuple[np.
 
 def call_unfused(processor: Callable[..., Any], row: np.ndarray, steps: Sequence[Step], history: TokenHistory) -> np.ndarray:
     """Calls one unfused processor on the row as the earlier steps left it."""
-    scores = handed_on(row, steps, len(history))
+    scores = scores_after(row, steps, len(history))
     ids = np.array([history.tokens], np.int64).reshape(1, -1)
     precision = np.float64 if scores.dtype == np.float64 else np.float32
     result = np.asarray(processor(ids, scores[None].astype(precision)))
@@ -35,7 +35,7 @@ def call_unfused(processor: Callable[..., Any], row: np.ndarray, steps: Sequence
     return result[0]
 
 
-def handed_on(row: np.ndarray, steps: Sequence[Step], position: int) -> np.ndarray:
+def scores_after(row: np.ndarray, steps: Sequence[Step], position: int) -> np.ndarray:
     """What an unfused processor is given: the scores after the steps, `row` itself where there are none.
 
     To the steps NaN is -inf. Where they change single tokens alone, a NaN that they do not forbid stays NaN, as in

@@ -15,7 +15,7 @@ from decodestep.random import sample_seed
 from decodestep.sampling import request_formats, rules
 from decodestep.sampling.frozen_mapping import FrozenMapping
 from decodestep.sampling.rules import Rule, integer, or_none
-from decodestep.sampling.spellings import spelled
+from decodestep.sampling.spellings import rename_fields
 
 if TYPE_CHECKING:
     from transformers import GenerationConfig
@@ -379,7 +379,7 @@ def _sentence(text: str) -> str:
 def _taking_other_spellings(init: Any) -> Any:
     @functools.wraps(init)
     def take(self: SamplingParams, *arguments: Any, **given: Any) -> None:
-        init(self, *arguments, **spelled(given, _DEFAULTS.keys()))
+        init(self, *arguments, **rename_fields(given, _DEFAULTS.keys()))
 
     return take
 

@@ -45,7 +45,7 @@ class UnknownFieldError(RequestError, TypeError):
     """A keyword that is not a field of `SamplingParams`: a RequestError and, as for any function, a TypeError."""
 
 
-def spelled(given: Mapping[str, Any], known: Set[str]) -> dict[str, Any]:
+def rename_fields(given: Mapping[str, Any], known: Set[str]) -> dict[str, Any]:
     """The keywords with the names of fields. known: those names. Raises UnknownFieldError for an unknown name."""
     taken: dict[str, Any] = {}
     for name, value in given.items():

@@ -20,7 +20,7 @@ from decodestep.sampling import trace_html
 from decodestep.sampling.causes import Spans, causes
 from decodestep.sampling.distribution import entropy, likeliest, log_probability, probabilities
 from decodestep.sampling.fusion_rules import rule_of
-from decodestep.sampling.one_processor import OP, description_of, handed_on, name_of, run_one
+from decodestep.sampling.one_processor import OP, description_of, name_of, run_one, scores_after
 from decodestep.sampling.thresholds import Threshold, threshold_of
 from decodestep.sampling.token_history import TokenHistory
 
@@ -146,7 +146,7 @@ def trace_plan(
         own = copy.deepcopy(processor) if getattr(processor, "stateful", False) else processor
         handed, steps = run_one(own, handed, past)
         after = decode_step(handed[None], [steps], position=len(past), need_processed=True).processed[0]
-        handed = handed_on(handed, steps, len(past))
+        handed = scores_after(handed, steps, len(past))
         traced.append(_step_trace(processor, scores, after, steps, past))
         scores = after
     drawn = _draw(scores, greedy=greedy, seed=int(seed), position=len(past))

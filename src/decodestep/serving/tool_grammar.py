@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable
 from typing import Any
 
-from decodestep.sampling.json_schema import JSON_FORM, checked, enforceable
+from decodestep.sampling.json_schema import JSON_FORM, check, enforceable
 from decodestep.serving.tool_text import Pieces
 
 _SPACE = r"SPACE: /\s{0,2}/"  # after a call; without a limit a row at a high temperature might write nothing else
@@ -60,7 +60,7 @@ def _any_of(name: str, texts: list[Pieces]) -> list[str]:
 
 
 def _json_rule(name: str, schema: dict[str, Any]) -> str:
-    return f"{name}: %json {enforceable(checked(json.dumps({**schema, 'x-guidance': JSON_FORM})))}"
+    return f"{name}: %json {enforceable(check(json.dumps({**schema, 'x-guidance': JSON_FORM})))}"
 
 
 def _quoted(text: Any) -> str:

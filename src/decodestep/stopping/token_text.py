@@ -33,7 +33,7 @@ class TokenText:
         self.in_bytes = self._mode is not None
         vocabulary: dict[str, int] = (tokenizer if self._fast is None else self._fast).get_vocab()
         tokens = list(vocabulary)
-        self._lead = self._spelled(_LEAD)
+        self._lead = self._tokens(_LEAD)
         decoded = self._decode(self._lead)
         require(_LEAD in decoded, "StopStringCriteria", "tokenizer", f"able to encode and decode {_LEAD!r}", decoded)
         self.pool, starts, lengths = self._read(tokens)
@@ -47,13 +47,13 @@ class TokenText:
         A byte-level vocabulary is translated all at once, except for the added tokens, which are not in the byte alphabet.
         """
         if self._mode != "byte_level":
-            return _pooled([self._piece(token) for token in tokens])
+            return _pool([self._piece(token) for token in tokens])
         lengths = np.fromiter(map(len, tokens), np.int64, len(tokens))
         starts = np.cumsum(lengths) - lengths
         characters = np.frombuffer("".join(tokens).encode("utf-32-le", "surrogatepass"), "<u4")
         read = _ALPHABET[np.minimum(characters, len(_ALPHABET) - 1)]
         added = np.unique(np.searchsorted(starts + lengths, np.flatnonzero(read < 0), side="right"))
-        more, at, sizes = _pooled([self._piece(tokens[i]) for i in added])
+        more, at, sizes = _pool([self._piece(tokens[i]) for i in added])
         starts[added], lengths[added] = at + len(read), sizes
         return np.concatenate([read.astype(np.uint8), more]), starts, lengths
 
@@ -64,7 +64,7 @@ class TokenText:
         text = self._decode([*self._lead, token])
         return text[text.index(_LEAD) + len(_LEAD) :].encode("utf-8", "surrogatepass")
 
-    def _spelled(self, text: str) -> list[str]:
+    def _tokens(self, text: str) -> list[str]:
         if self._fast is self._tokenizer:
             return list(self._fast.encode(text, add_special_tokens=False).tokens)
         ids = self._tokenizer(text, add_special_tokens=False)["input_ids"]
@@ -92,7 +92,7 @@ def token_bytes(token: str, stop_string_matching_mode: str | None, byte_decoder:
     return byte_of(token) if stop_string_matching_mode == "byte_fallback" else None
 
 
-def _pooled(pieces: Sequence[bytes]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _pool(pieces: Sequence[bytes]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     lengths = np.fromiter(map(len, pieces), np.int64, len(pieces))
     return np.frombuffer(b"".join(pieces), np.uint8), np.cumsum(lengths) - lengths, lengths
 

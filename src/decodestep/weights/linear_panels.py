@@ -10,7 +10,7 @@ import numpy as np
 from decodestep._base.checks import require
 from decodestep._base.memory import new_bytes
 from decodestep.weights.packed import Format, PackedWeight
-from decodestep.weights.unpack_linear_panels import unpacked_rows
+from decodestep.weights.unpack_linear_panels import unpack_rows
 
 if TYPE_CHECKING:
     from decodestep.weights.file_rows import FileRows
@@ -114,5 +114,5 @@ class LinearPanels:
 
     def rows(self) -> PackedWeight:
         """The weight as rows in the same format, a copy."""
-        rows = unpacked_rows(self.data, self.format, *_BLOCK[self.format], self.inputs)
+        rows = unpack_rows(self.data, self.format, *_BLOCK[self.format], self.inputs)
         return PackedWeight(rows[: self.outputs], self.format, self.inputs)

@@ -7,7 +7,7 @@ import numpy as np
 from decodestep.weights.packed import Format
 
 
-def unpacked_rows(data: np.ndarray, format_: Format, block: int, block_bytes: int, inputs: int) -> np.ndarray:
+def unpack_rows(data: np.ndarray, format_: Format, block: int, block_bytes: int, inputs: int) -> np.ndarray:
     """data: panels, each a row of blocks of `block` inputs in `block_bytes`. Returns rows of all outputs, padding included."""
     blocks = data.reshape(-1, -(-inputs // block), block_bytes)  # (panel, block, byte)
     if format_ in (Format.F32, Format.F16, Format.BF16):
@@ -65,16 +65,16 @@ def _k_quant_rows(blocks: np.ndarray, format_: Format) -> np.ndarray:
     parts = [tail, _packed_scales(*scale_and_minimum)]
     if format_ == Format.Q5_K:  # bit j of byte e is that of input 4j + e of a piece, in the file bit `piece` of byte 4j + e
         of_input = bits[..., None, :] >> np.arange(8, dtype=np.uint8)[:, None] & 1  # (..., piece, j, e)
-        parts.append(_joined(of_input.reshape(*q.shape[:-1], 32)))
-    return np.concatenate([*parts, _halves_joined(q)], axis=-1)
+        parts.append(_join_bits(of_input.reshape(*q.shape[:-1], 32)))
+    return np.concatenate([*parts, _join_halves(q)], axis=-1)
 
 
-def _joined(bits: np.ndarray) -> np.ndarray:
+def _join_bits(bits: np.ndarray) -> np.ndarray:
     """Bit `piece` of each input's byte."""
     return np.bitwise_or.reduce(bits << np.arange(8, dtype=np.uint8)[:, None], axis=-2)
 
 
-def _halves_joined(q: np.ndarray) -> np.ndarray:
+def _join_halves(q: np.ndarray) -> np.ndarray:
     """Bytes whose low nibbles are an even piece, and whose high ones the next."""
     return (q[..., ::2, :] | q[..., 1::2, :] << 4).reshape(*q.shape[:-2], -1)
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from decodestep._base import devices
 from decodestep._base.profiling import run
-from decodestep.integrations.transformers.borrowed import borrowed, borrowed_rows
+from decodestep.integrations.transformers.borrowed import borrow, borrow_rows
 from decodestep.integrations.transformers.few_rows import FORMATS, MOST_ROWS
 from decodestep.integrations.transformers.visible_keys import VisibleKeys
 from decodestep.ops.linear.cpu import head_products
@@ -18,7 +18,7 @@ from decodestep.ops.mla_attention import cpu, mla_attention
 from decodestep.ops.mla_attention.arguments import OP, Cache, Problem
 
 
-def absorbed(
+def attend_absorbed(
     module: Any,
     query: Tensor,
     latents: Tensor,
@@ -35,14 +35,14 @@ def absorbed(
     batch, heads, queries, _ = query.shape
     each = query.detach().float().transpose(1, 2).reshape(batch * queries, heads, -1)
     nope, width, weight = module.qk_nope_head_dim, module.v_head_dim, module.kv_b_proj.weight.detach()
-    kv, kr, table = _paged(latents.detach(), rope_keys.detach(), keys)
+    kv, kr, table = _as_pages(latents.detach(), rope_keys.detach(), keys)
     native = query.is_cpu and not devices.goes_to_triton(backend, query)
     if native and len(each) <= MOST_ROWS and weight.stride(1) == 1:
         # The weight is read in place, on every thread. torch would multiply a few rows on one thread, or leave OpenMP threads
         # spinning, which would slow down ours.
-        few, rows = borrowed(each), (borrowed_rows(weight), FORMATS[weight.dtype], weight.shape[1])
+        few, rows = borrow(each), (borrow_rows(weight), FORMATS[weight.dtype], weight.shape[1])
         in_latents = head_products(few[..., :nope], *rows, 0, nope, transposed=True)
-        sums = _attend(in_latents, few[..., nope:], borrowed(kv), borrowed(kr), table, keys, scale)
+        sums = _attend(in_latents, few[..., nope:], borrow(kv), borrow(kr), table, keys, scale)
         values = torch.from_numpy(head_products(sums, *rows, nope, width, transposed=False))
     else:
         # In float32, which is several times faster than torch's bfloat16 on CPUs without bfloat16 instructions; one half of
@@ -50,7 +50,7 @@ def absorbed(
         of_keys, of_values = weight.view(heads, nope + width, -1).split([nope, width], 1)
         query_there = torch.bmm(each[..., :nope].transpose(0, 1), of_keys.float()).transpose(0, 1)
         given: Any = query_there, each[..., nope:], kv, kr
-        query_there, rope, kv, kr = map(borrowed, given) if native else given
+        query_there, rope, kv, kr = map(borrow, given) if native else given
         options: dict[str, Any] = {"scale": scale, "sequence": keys.sequence, "backend": backend}
         out: Any = mla_attention(query_there, rope, kv, kr, table, keys.lengths, **options)
         out = torch.from_numpy(out) if native else out
@@ -74,7 +74,7 @@ def _attend(
     return out
 
 
-def _paged(latents: Tensor, rope_keys: Tensor, keys: VisibleKeys) -> tuple[Tensor, Tensor, np.ndarray]:
+def _as_pages(latents: Tensor, rope_keys: Tensor, keys: VisibleKeys) -> tuple[Tensor, Tensor, np.ndarray]:
     """The caches and the block table: a block is a whole row, or one position if not all are read in order."""
     if keys.positions is None:
         return latents.transpose(1, 2), rope_keys.transpose(1, 2), np.arange(len(keys.rows))[:, None]

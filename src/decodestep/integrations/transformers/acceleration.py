@@ -127,7 +127,7 @@ class Acceleration:
             require(found == NAME, _OP, "model", "one whose attention can be chosen", Words(type(decoder).__name__))
 
     def _read_weights_once(self, attentions: dict[str, nn.Module], experts: bool) -> None:
-        projections = [module.kv_b_proj for module in attentions.values()]  # `absorbed` reads their weights itself
+        projections = [module.kv_b_proj for module in attentions.values()]  # `attend_absorbed` reads their weights itself
         taken = {id(projection) for projection in projections}
         linears = [module for module in self.model.modules() if is_served(module) and id(module) not in taken]
         self._forwards += [FewRows(linear) for linear in linears]

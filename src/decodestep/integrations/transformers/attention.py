@@ -13,7 +13,7 @@ from transformers.masking_utils import sdpa_mask
 
 from decodestep._base.checks import Words, refuse
 from decodestep.integrations.transformers import visible_keys
-from decodestep.integrations.transformers.absorbed import absorbed
+from decodestep.integrations.transformers.absorbed import attend_absorbed
 from decodestep.integrations.transformers.few_rows import is_plain_tensor, is_watched
 from decodestep.integrations.transformers.visible_keys import VisibleKeys
 
@@ -102,7 +102,7 @@ def attention(
         if not _is_left_to_sdpa(options) and _can_absorb(module, latents, query, key, value, dropout, scaling):
             keys = _visible(module, attention_mask, chosen, query, key, _is_causal(module, options))
             if keys is not None:
-                return absorbed(module, query, key, value, keys, float(scaling or 0.0), latents.backend), None
+                return attend_absorbed(module, query, key, value, keys, float(scaling or 0.0), latents.backend), None
         key, value = latents.expand(key, value)
     if chosen is not None:
         attention_mask = _only(attention_mask, chosen, query, key)
@@ -169,7 +169,7 @@ def _visible(
     batch, _, queries, _ = query.shape
     keys = key.shape[2]
     if mask is None and chosen is None:
-        return visible_keys.unmasked(batch, queries, keys, causal and queries > 1)
+        return visible_keys.keys_without_mask(batch, queries, keys, causal and queries > 1)
     if mask is not None and (mask.dim() != 4 or mask.shape[1] != 1 or mask.shape[2:] != (queries, keys)):
         return None
     if chosen is not None:

@@ -30,14 +30,14 @@ class _Memory:
         self.storage, self.__array_interface__ = storage, interface
 
 
-def borrowed(tensor: Tensor) -> np.ndarray:
+def borrow(tensor: Tensor) -> np.ndarray:
     """The array of a plain CPU tensor of a dtype in `_TYPES` that is not lazily negated."""
     strides = None if tensor.is_contiguous() else tuple([step * tensor.itemsize for step in tensor.stride()])
     array = np.asarray(_Memory(tensor, _TYPES[tensor.dtype], tensor.shape, strides))
     return array.view(ml_dtypes.bfloat16) if tensor.dtype == torch.bfloat16 else array
 
 
-def borrowed_rows(matrix: Tensor) -> np.ndarray:
+def borrow_rows(matrix: Tensor) -> np.ndarray:
     """The bytes of each row of such a matrix with contiguous rows, as uint8."""
     rows, columns = matrix.shape
     size = matrix.itemsize

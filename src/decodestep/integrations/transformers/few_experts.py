@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from decodestep._base.profiling import run
-from decodestep.integrations.transformers.borrowed import borrowed, borrowed_rows
+from decodestep.integrations.transformers.borrowed import borrow, borrow_rows
 from decodestep.integrations.transformers.few_rows import FORMATS, LEAST_BYTES, is_few_plain_rows
 from decodestep.ops.linear import Format
 from decodestep.ops.linear.cpu import linear_rows
@@ -36,8 +36,8 @@ class FewExperts:
         up, down = module._parameters.get("gate_up_proj"), module._parameters.get("down_proj")
         if not self._serves(hidden_states, top_k_index, top_k_weights, up, down):
             return type(module).forward(module, hidden_states, top_k_index, top_k_weights)
-        ups, downs, format_ = borrowed_rows(up.flatten(0, 1)), borrowed_rows(down.flatten(0, 1)), FORMATS[up.dtype]
-        x, index = borrowed(hidden_states.float()), borrowed(top_k_index.long())
+        ups, downs, format_ = borrow_rows(up.flatten(0, 1)), borrow_rows(down.flatten(0, 1)), FORMATS[up.dtype]
+        x, index = borrow(hidden_states.float()), borrow(top_k_index.long())
         products = np.empty((*index.shape, down.shape[1]), np.float32)
         for e in np.unique(index):
             token, choice = np.nonzero(index == e)

@@ -12,7 +12,7 @@ from torch.utils._device import DeviceContext
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from decodestep._base.profiling import run
-from decodestep.integrations.transformers.borrowed import borrowed, borrowed_rows
+from decodestep.integrations.transformers.borrowed import borrow, borrow_rows
 from decodestep.ops.linear import Format
 from decodestep.ops.linear.cpu import linear_rows
 
@@ -77,8 +77,8 @@ class FewRows:
         if not plain or not _is_served_now(x, weight, bias):
             return nn.Linear.forward(self.module, x)
         *axes, inputs = x.shape
-        rows = borrowed(x if x.dtype == torch.float32 else x.float()).reshape(-1, inputs)
-        product = run("linear", "cpu", linear_rows, rows, borrowed_rows(weight), FORMATS[weight.dtype])
+        rows = borrow(x if x.dtype == torch.float32 else x.float()).reshape(-1, inputs)
+        product = run("linear", "cpu", linear_rows, rows, borrow_rows(weight), FORMATS[weight.dtype])
         y = torch.from_numpy(product.reshape(*axes, product.shape[1]))
         if bias is not None:
             y += bias.detach()

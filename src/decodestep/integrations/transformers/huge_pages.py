@@ -19,14 +19,14 @@ def collapse(tensors: Iterable[Tensor]) -> int:
 
     Returns the number of bytes now in huge pages: 0 on systems without them, or for a mapped file.
     """
-    return sum(_advised(first, end, _NOW) for first, end in _ranges(tensors))
+    return sum(_advise(first, end, _NOW) for first, end in _ranges(tensors))
 
 
 def ask(tensor: Tensor) -> None:
     """Requests huge pages for a newly allocated tensor, to take effect when it is written to."""
     if tensor.numel() * tensor.itemsize >= _LEAST_BYTES and not compiler.is_compiling():
         for first, end in _ranges([tensor]):
-            _advised(first, end, _WHEN_WRITTEN)
+            _advise(first, end, _WHEN_WRITTEN)
 
 
 def _ranges(tensors: Iterable[Tensor]) -> list[tuple[int, int]]:
@@ -42,7 +42,7 @@ def _ranges(tensors: Iterable[Tensor]) -> list[tuple[int, int]]:
     return joined
 
 
-def _advised(first: int, end: int, advice: int) -> int:
+def _advise(first: int, end: int, advice: int) -> int:
     """Calls madvise for the whole huge pages within [first, end). Returns the bytes for which it succeeded."""
     try:
         size = int(_SIZE.read_text())

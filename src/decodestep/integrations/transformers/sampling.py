@@ -89,10 +89,10 @@ class _Loop:
         self, model: Any, ids: Tensor, chain: Any, criteria: Any, config: Any, model_kwargs: dict[str, Any], seed: Any
     ) -> None:
         self.model, self.ids, self.chain, self.config, self.model_kwargs = model, ids, chain, config, model_kwargs
-        self.own_chain = not _explained(chain, _default_chain(model, ids, config))
-        self.criteria = [each for each in criteria if not _counted(each, config)]
+        self.own_chain = not _is_default(chain, _default_chain(model, ids, config))
+        self.criteria = [each for each in criteria if not _is_in_sampler(each, config)]
         # A custom criterion replaces the config's criterion of the same type.
-        self.ends = {type(each) for each in criteria if _counted(each, config)}
+        self.ends = {type(each) for each in criteria if _is_in_sampler(each, config)}
         if config.forced_eos_token_id is not None and MaxLengthCriteria not in self.ends:
             self.own_chain = True  # because it depends on the config's length
         self.pad: int | None = None if config._pad_token_tensor is None else int(config._pad_token_tensor)
@@ -243,7 +243,7 @@ def _default_chain(model: Any, ids: Tensor, config: Any) -> Any:
     return model._get_logits_processor(config, input_ids_seq_length=ids.shape[1], encoder_input_ids=ids, device=ids.device)
 
 
-def _explained(chain: Any, default: Any) -> bool:
+def _is_default(chain: Any, default: Any) -> bool:
     """Whether a chain is the config's: the same processors with the same attributes."""
     return len(chain) == len(default) and all(
         type(a) is type(b)
@@ -261,7 +261,7 @@ def _equal(a: Any, b: Any) -> bool:
     return type(a) is type(b) and not isinstance(a, Tensor) and bool(a == b)
 
 
-def _counted(criterion: Any, config: Any) -> bool:
+def _is_in_sampler(criterion: Any, config: Any) -> bool:
     """Whether the sampler already implements a criterion: the length and the end tokens of the config."""
     if type(criterion) is MaxLengthCriteria:
         return bool(criterion.max_length == config.max_length)

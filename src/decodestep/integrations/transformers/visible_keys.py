@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from decodestep.integrations.transformers.borrowed import borrowed
+from decodestep.integrations.transformers.borrowed import borrow
 
 
 class VisibleKeys(NamedTuple):
@@ -29,31 +29,31 @@ class VisibleKeys(NamedTuple):
     blind: np.ndarray
 
 
-def unmasked(batch: int, queries: int, keys: int, causal: bool) -> VisibleKeys:
+def keys_without_mask(batch: int, queries: int, keys: int, causal: bool) -> VisibleKeys:
     """Without a mask: causal from the first position, as in torch's attention, or everything."""
     lengths = np.minimum(np.arange(queries) + 1, keys) if causal else np.full(queries, keys)
     rows = np.arange(batch)
     return VisibleKeys(None, rows, rows.repeat(queries), np.tile(lengths, batch), np.empty(0, np.int64))
 
 
-def masked(mask: Tensor) -> VisibleKeys:
+def keys_of_mask(mask: Tensor) -> VisibleKeys:
     """For a bool mask (B, Q, T), which is copied to the host if it is on a device."""
-    seen = borrowed(mask.cpu())
+    seen = borrow(mask.cpu())
     batch, queries, keys = seen.shape
     lengths, ahead = seen.sum(2), np.arange(keys)
     if (seen == (ahead < lengths[:, :, None])).all():
         rows = np.arange(batch)
-        return _made(None, rows, rows.repeat(queries), lengths)
+        return _visible_keys(None, rows, rows.repeat(queries), lengths)
     # The queries of a row can share a sequence if each sees a prefix of the positions that any of them sees.
     order = np.argsort(~seen.any(1), axis=1, kind="stable")
     if (np.take_along_axis(seen, order[:, None], 2) == (ahead < lengths[:, :, None])).all():
         rows = np.arange(batch)
-        return _made(order, rows, rows.repeat(queries), lengths)
+        return _visible_keys(order, rows, rows.repeat(queries), lengths)
     order = np.argsort(~seen, axis=2, kind="stable").reshape(-1, keys)
-    return _made(order, np.arange(batch).repeat(queries), np.arange(batch * queries), lengths)
+    return _visible_keys(order, np.arange(batch).repeat(queries), np.arange(batch * queries), lengths)
 
 
-def _made(positions: np.ndarray | None, rows: np.ndarray, sequence: np.ndarray, lengths: np.ndarray) -> VisibleKeys:
+def _visible_keys(positions: np.ndarray | None, rows: np.ndarray, sequence: np.ndarray, lengths: np.ndarray) -> VisibleKeys:
     flat = lengths.reshape(-1)
     longest = max(int(flat.max(initial=1)), 1)
     if positions is not None:
@@ -74,18 +74,18 @@ _last = _Last()
 
 
 def of_mask(mask: Tensor, reader: int) -> VisibleKeys:
-    """`masked` of a (B, 1, Q, T) mask, cached for the other readers of a step as long as it is not written to.
+    """`keys_of_mask` of a (B, 1, Q, T) mask, cached for the other readers of a step as long as it is not written to.
 
     reader: the id of the layer that reads it. When the first one reads it again, another step has begun, before which the mask
         may have been written to through NumPy or `Tensor.data`, which leave no trace.
     Inference tensors have no version counter, so they are not cached.
     """
     if mask.is_inference():
-        return masked(mask[:, 0])
+        return keys_of_mask(mask[:, 0])
     known, version = _last.keys, mask._version
     is_read = _last.mask is not None and _last.mask() is mask and _last.version == version and _last.first != reader
     if known is None or not is_read:
-        known = masked(mask[:, 0])
+        known = keys_of_mask(mask[:, 0])
         _last.keys, _last.mask, _last.version, _last.first = known, weakref.ref(mask), version, reader
     return known
 

@@ -56,7 +56,7 @@ def _rope(keys: Keys, config: Config, p: RopeParameters) -> Rope:
         )
         return Rope(frequencies, rope.yarn_factor(factor, mscale, all_dim) if given is None else given)
     if p.kind == "longrope":
-        short, long = (rope.divided(p.theta, width, p.divisors(f"{name}_factor", width // 2)) for name in ("short", "long"))
+        short, long = (rope.longrope(p.theta, width, p.divisors(f"{name}_factor", width // 2)) for name in ("short", "long"))
         growth = rope.long_factor(factor, max(original, 2)) if given is None else given
         switches = original < config.context and not np.array_equal(short, long)
         return Rope(short, growth, long if switches else None, original)

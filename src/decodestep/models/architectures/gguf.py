@@ -61,7 +61,7 @@ def _rope(keys: GgufKeys, config: Config, vector: Callable[[str, int], np.ndarra
     if by_length:
         short, long = (_factors(file, f"rope_factors_{name}.weight", width, vector) for name in ("short", "long"))
         original = keys.size("rope.scaling.original_context_length", config.context, most=MAX_CONTEXT)
-        lengths = rope.divided(theta, width, short), rope.divided(theta, width, long)
+        lengths = rope.longrope(theta, width, short), rope.longrope(theta, width, long)
         growth = given if "rope.scaling.attn_factor" in keys else rope.long_factor(config.context / original, max(original, 2))
         return Rope(lengths[0], growth, None if original >= config.context else lengths[1], original)
     if kind == "longrope":

@@ -30,7 +30,7 @@ def second_rope(keys: GgufKeys, config: Config) -> Rope:
     return Rope(rope.plain(keys.number("rope.freq_base_swa", 10000.0, least=1.0, most=1e30), config.head_dim), factor)
 
 
-def _grouped(keys: GgufKeys, *, window: bool = True, **more: Any) -> dict[str, Any]:
+def _grouped_fields(keys: GgufKeys, *, window: bool = True, **more: Any) -> dict[str, Any]:
     """The fields that all have. window: whether the sliding window applies to all layers. more: further fields."""
     common = keys.common()
     hidden, heads, layers = common["hidden"], common["heads"], common["layers"]
@@ -58,7 +58,9 @@ def _grouped(keys: GgufKeys, *, window: bool = True, **more: Any) -> dict[str, A
 def _dense(keys: GgufKeys, *, rope_half_split: bool, **more: Any) -> Config:
     if keys.size("expert_count", 0, least=0):
         raise keys.refuse("experts are not supported")
-    return Config(**_grouped(keys, **more), feed_forward=keys.size("feed_forward_length"), rope_half_split=rope_half_split)
+    return Config(
+        **_grouped_fields(keys, **more), feed_forward=keys.size("feed_forward_length"), rope_half_split=rope_half_split
+    )
 
 
 def _llama(keys: GgufKeys) -> Config:
@@ -74,7 +76,7 @@ def _qwen3(keys: GgufKeys) -> Config:
 
 
 def _qwen3moe(keys: GgufKeys) -> Config:
-    sizes = _grouped(keys, head_norms=True)
+    sizes = _grouped_fields(keys, head_norms=True)
     experts = experts_of(keys, sizes, normalise=True)
     width = keys.size("feed_forward_length", None if experts is None else experts.width)
     return Config(**sizes, feed_forward=width, rope_half_split=True, experts=experts)
@@ -101,7 +103,7 @@ def _gemma3(keys: GgufKeys) -> Config:
     head_dim = keys.size("attention.key_length", 256)
     size = keys.size("attention.sliding_window", 0, least=0, most=MAX_CONTEXT)
     slides = _slides(keys, layers) if size else (False,) * layers
-    sizes = _grouped(
+    sizes = _grouped_fields(
         keys,
         window=False,
         head_norms=True,

@@ -118,7 +118,7 @@ def _layer_parts(config: Config, table: dict[str, str], has: Callable[[str], boo
     latent = config.latent_attention
     norms = ("attention_norm", "ffn_norm", *(("attention_post_norm", "ffn_post_norm") if config.post_norms else ()))
     shapes: dict[str, Shape] = {norm: (config.hidden,) for norm in norms}
-    shapes |= _grouped(config) if latent is None else _latent(config, latent, has, table, i)
+    shapes |= _grouped_shapes(config) if latent is None else _latent(config, latent, has, table, i)
     shapes |= _experts(config, has, table, i) if config.has_experts(i) else _dense(config, "", config.feed_forward)
     for part, shape in shapes.items():
         if "{e}" in table[part]:
@@ -128,7 +128,7 @@ def _layer_parts(config: Config, table: dict[str, str], has: Callable[[str], boo
             yield Part(part, table[part].format(i=i), shape)
 
 
-def _grouped(config: Config) -> dict[str, Shape]:
+def _grouped_shapes(config: Config) -> dict[str, Shape]:
     queries, keys = config.heads * config.head_dim, config.kv_heads * config.head_dim
     shapes: dict[str, Shape] = {
         "query": (queries, config.hidden),

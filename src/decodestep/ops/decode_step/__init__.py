@@ -106,7 +106,7 @@ def decode_step(
     if rows is not logits:
         tokens, processed = arrays.like(logits, tokens), None if processed is None else arrays.like(logits, processed)
     # tuple.__new__, because the constructor of a named tuple is a Python function: 0.1 us of the 4 us of a call of one row.
-    return tuple.__new__(DecodeStep, (tokens, processed, (None,) * len(rows) if logprobs is None else _named(logprobs)))
+    return tuple.__new__(DecodeStep, (tokens, processed, (None,) * len(rows) if logprobs is None else _as_named(logprobs)))
 
 
 def _normalise_and_run(
@@ -147,8 +147,8 @@ def _on_device(
     require(rows.ndim == 2 and rows.shape[1] >= 1, _OP, "logits", "of shape (B, V) with V >= 1", rows)
     normalised = normalise_arguments(rows, steps, devices.to_host(greedy), seed, position, top_logprobs)
     tokens, processed, logprobs = run(_OP, "triton", triton.decode_step, logits.detach(), *normalised, need_processed)
-    return DecodeStep(tokens, processed, (None,) * len(rows) if logprobs is None else _named(logprobs))
+    return DecodeStep(tokens, processed, (None,) * len(rows) if logprobs is None else _as_named(logprobs))
 
 
-def _named(logprobs: Sequence[Any]) -> tuple[TokenLogprobs | None, ...]:
+def _as_named(logprobs: Sequence[Any]) -> tuple[TokenLogprobs | None, ...]:
     return tuple(None if row is None else TokenLogprobs(*row) for row in logprobs)

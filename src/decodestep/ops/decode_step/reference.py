@@ -185,7 +185,7 @@ def _places(row: Candidates, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return at[found], found
 
 
-def _changed(row: Candidates, ids: np.ndarray, change: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> Candidates:
+def _change(row: Candidates, ids: np.ndarray, change: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> Candidates:
     """The row with the scores of `ids` replaced by change(scores, places in ids), id by id; a score of -inf is dropped.
 
     An id that occurs n times in `ids` is changed n times, so occurrence 0 of every id goes first, then occurrence 1, and so on.
@@ -210,16 +210,16 @@ def _occurrences(places: np.ndarray) -> np.ndarray:
 
 def _penalise(row: Candidates, step: Penalise) -> Candidates:
     factor = row.scores.dtype.type(step.factor)
-    return _changed(row, step.ids, lambda s, _: np.where(s < 0, s * factor, s / factor))
+    return _change(row, step.ids, lambda s, _: np.where(s < 0, s * factor, s / factor))
 
 
 def _add(row: Candidates, step: Add) -> Candidates:
-    return _changed(row, step.ids, lambda s, which: s + step.values[which].astype(s.dtype))
+    return _change(row, step.ids, lambda s, which: s + step.values[which].astype(s.dtype))
 
 
 def _lift(row: Candidates, step: Lift) -> Candidates:
     factor = row.scores.dtype.type(step.factor)
-    return _changed(row, step.ids, lambda s, _: np.where(np.isfinite(s), s + np.abs(s) * factor, s))
+    return _change(row, step.ids, lambda s, _: np.where(np.isfinite(s), s + np.abs(s) * factor, s))
 
 
 def _ban(row: Candidates, step: Ban) -> Candidates:
@@ -267,7 +267,7 @@ def _top_p(row: Candidates, step: TopP) -> Candidates:
     return row.keep(np.sort(order[:count]))
 
 
-def _protected(row: Candidates, count: int) -> np.ndarray:
+def _highest(row: Candidates, count: int) -> np.ndarray:
     """The `count` highest scores, lowest ids first among equals."""
     mask = np.zeros(len(row.ids), bool)
     mask[np.argsort(-row.scores, kind="stable")[:count]] = True
@@ -277,7 +277,7 @@ def _protected(row: Candidates, count: int) -> np.ndarray:
 def _min_p(row: Candidates, step: MinP) -> Candidates:
     if not len(row.ids):
         return row
-    return row.keep((weights(row.scores) >= step.p) | _protected(row, step.keep))
+    return row.keep((weights(row.scores) >= step.p) | _highest(row, step.keep))
 
 
 def _typical(row: Candidates, step: Typical) -> Candidates:

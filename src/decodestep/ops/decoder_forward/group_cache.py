@@ -38,7 +38,7 @@ def store(
     first = 0
     if keys.dtype == INT8:
         first = _SCALES
-        k, v = (_quantised(cache, x, places) for cache, x in ((keys, k), (values, v)))
+        k, v = (_quantise(cache, x, places) for cache, x in ((keys, k), (values, v)))
     keys[slab, :, page, :, first:, row] = k.astype(keys.dtype)
     values[slab, :, page, :, first + row] = v.astype(values.dtype)
 
@@ -60,7 +60,7 @@ def load(keys: np.ndarray, values: np.ndarray, slab: np.ndarray, page: np.ndarra
     return k, v
 
 
-def _quantised(cache: np.ndarray, x: np.ndarray, places: tuple[np.ndarray, np.ndarray, np.ndarray]) -> np.ndarray:
+def _quantise(cache: np.ndarray, x: np.ndarray, places: tuple[np.ndarray, np.ndarray, np.ndarray]) -> np.ndarray:
     """Integers of x (T, G, block, 16), each sixteen by a scale, which is written to the cache."""
     slab, page, row = places
     x = x.astype(np.float32)

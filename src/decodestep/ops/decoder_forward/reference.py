@@ -27,9 +27,9 @@ def forward(call: Call) -> np.ndarray:
     for number, layer in enumerate(w.layers):
         h = rms_norm(x, layer.attention_norm.astype(dtype), w.norm_eps)
         added = _attention(call, layer.attention, h, call.keys[:, number], call.values[:, number])
-        x = x + _normed(added, layer.attention_post_norm, w.norm_eps) * scale
+        x = x + _normalise(added, layer.attention_post_norm, w.norm_eps) * scale
         h = rms_norm(x, layer.ffn_norm.astype(dtype), w.norm_eps)
-        x = x + _normed(_feed_forward(h, layer.feed_forward), layer.ffn_post_norm, w.norm_eps) * scale
+        x = x + _normalise(_feed_forward(h, layer.feed_forward), layer.ffn_post_norm, w.norm_eps) * scale
     logits = linear(rms_norm(x[call.wanted], w.norm.astype(dtype), w.norm_eps), w.logits)
     return logits * dtype.type(w.logits_scale)
 
@@ -44,7 +44,7 @@ def _attention(
     return with_bias(linear(_attend(call, queries, keys, values, layer.window), layer.output), layer.output_bias)
 
 
-def _normed(x: np.ndarray, norm: np.ndarray | None, eps: float) -> np.ndarray:
+def _normalise(x: np.ndarray, norm: np.ndarray | None, eps: float) -> np.ndarray:
     """rms_norm over the last axis, whose values beyond the norm's size are zero padding; x itself without a norm."""
     if norm is None:
         return x
@@ -145,10 +145,10 @@ def _project(call: Call, layer: GroupedAttention, h: np.ndarray, keys: np.ndarra
     """The queries (T, N, D), in bfloat16 if the cache is; writes keys and values to the layer's cache."""
     w, tokens = call.weights, len(h)
     queries = with_bias(linear(h, layer.query), layer.query_bias).reshape(tokens, w.heads, w.head_dim)
-    queries = _rotate(call, _normed(queries, layer.query_norm, w.norm_eps), layer.rope)
+    queries = _rotate(call, _normalise(queries, layer.query_norm, w.norm_eps), layer.rope)
     both = with_bias(linear(h, layer.values_keys), layer.values_keys_bias).reshape(tokens, 2, w.kv_heads, w.head_dim)
     slab, page = np.divmod(call.page_table[call.sequence, call.positions // PAGE], keys.shape[2])
-    rotated = _rotate(call, _normed(both[:, 1], layer.key_norm, w.norm_eps), layer.rope)
+    rotated = _rotate(call, _normalise(both[:, 1], layer.key_norm, w.norm_eps), layer.rope)
     group_cache.store(keys, values, (slab, page, call.positions % PAGE), rotated, both[:, 0])
     return queries.astype(BFLOAT16) if keys.dtype == BFLOAT16 else queries
 

@@ -11,12 +11,12 @@ from decodestep.weights.packed import PackedWeight
 def linear(x: np.ndarray, weight: np.ndarray | PackedWeight | LinearPanels) -> np.ndarray:
     with np.errstate(all="ignore"):  # infinities and NaN propagate as in IEEE arithmetic
         if isinstance(weight, LinearPanels):
-            activations = quantised(x) if weight.quantises_activations else x
+            activations = quantise(x) if weight.quantises_activations else x
             return activations @ weight.rows().dense(x.dtype)
         return x @ (weight.dense(x.dtype) if isinstance(weight, PackedWeight) else weight.astype(x.dtype))
 
 
-def quantised(x: np.ndarray) -> np.ndarray:
+def quantise(x: np.ndarray) -> np.ndarray:
     """Activations (T, K) with the roundings of a product with quantised panels: each 32 are integers times a scale.
 
     The scale is their largest magnitude / 127; a block below 1e-36 counts as zeros. The first of a row's blocks with the

@@ -114,7 +114,7 @@ def mla_prolog(
     Source: Ascend MlaProlog V1 (CANN ops-transformer, November 2025).
     """
     made = _run(Call(op="mla_prolog", **locals()))
-    return MlaPrologResult(_shaped(made.query, token_x), _shaped(made.query_rope, token_x), kv_cache, kr_cache)
+    return MlaPrologResult(_with_axes_of(made.query, token_x), _with_axes_of(made.query_rope, token_x), kv_cache, kr_cache)
 
 
 def mla_prolog_v2(
@@ -172,11 +172,11 @@ def mla_prolog_v2(
     """
     made = _run(Call(op="mla_prolog_v2", **locals()))
     return MlaPrologV2Result(
-        _shaped(made.query, token_x),
-        _shaped(made.query_rope, token_x),
+        _with_axes_of(made.query, token_x),
+        _with_axes_of(made.query_rope, token_x),
         kv_cache,
         kr_cache,
-        _merged(made.dequant_scale_q_nope, token_x),
+        _of_kind(made.dequant_scale_q_nope, token_x),
     )
 
 
@@ -248,11 +248,11 @@ def mla_prolog_v3(
     """
     made = _run(Call(op="mla_prolog_v3", **locals()))
     return MlaPrologV3Result(
-        _shaped(made.query, token_x),
-        _shaped(made.query_rope, token_x),
-        _merged(made.dequant_scale_q_nope, token_x),
-        _shaped(made.query_norm, token_x),
-        _merged(made.dequant_scale_q_norm, token_x),
+        _with_axes_of(made.query, token_x),
+        _with_axes_of(made.query_rope, token_x),
+        _of_kind(made.dequant_scale_q_nope, token_x),
+        _with_axes_of(made.query_norm, token_x),
+        _of_kind(made.dequant_scale_q_norm, token_x),
     )
 
 
@@ -291,7 +291,7 @@ def _run_on_device(call: Call) -> Results:
     return run(call.op, "triton", triton.prolog, problem, call)
 
 
-def _shaped(result: Any, token_x: Array) -> Any:
+def _with_axes_of(result: Any, token_x: Array) -> Any:
     """A result of merged tokens with token_x's own axes, in its kind."""
     if result is None:
         return None
@@ -300,6 +300,6 @@ def _shaped(result: Any, token_x: Array) -> Any:
     return result if arrays.is_torch(result) else arrays.like(token_x, result)
 
 
-def _merged(result: Any, token_x: Array) -> Any:
+def _of_kind(result: Any, token_x: Array) -> Any:
     """A result that keeps T as one axis, in token_x's kind."""
     return result if result is None or arrays.is_torch(result) else arrays.like(token_x, result)

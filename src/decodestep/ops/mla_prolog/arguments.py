@@ -137,7 +137,7 @@ def _symbols(call: Call, t: Tensors) -> Symbols:
 def _scenario(call: Call, is_named: bool, t: Tensors, symbols: Symbols) -> Scenario:
     op = call.op
     if is_named:
-        s = _named_scenario(call)
+        s = _scenario_of(call)
     else:
         s = from_dtypes(t.x.dtype == _INT8, _is_int8(t.w_uq_qr), t.kv_cache.dtype == _INT8)
         if s.full and op == "mla_prolog":
@@ -149,7 +149,7 @@ def _scenario(call: Call, is_named: bool, t: Tensors, symbols: Symbols) -> Scena
     return s
 
 
-def _named_scenario(call: Call) -> Scenario:
+def _scenario_of(call: Call) -> Scenario:
     op = call.op
     s = from_modes(op, call.weight_quant_mode, call.kv_cache_quant_mode, call.query_quant_mode)
     combined = int(s.kv == "tile")

@@ -25,7 +25,7 @@ def cache_to_nz(cache: ArrayT) -> ArrayT:
     cache: (blocks, block size, 1, H), H a multiple of c0 = 32 / (bytes of a value).
     Returns an array of the same shape, dtype and kind. Raises ValueError for another shape or width.
     """
-    a = _paged("cache_to_nz", cache)
+    a = _view_blocks("cache_to_nz", cache)
     n, rows, _, width = a.shape
     c0 = fractal_width(a.itemsize)
     nz = a.reshape(n, rows, width // c0, c0).transpose(0, 2, 1, 3)
@@ -38,7 +38,7 @@ def cache_from_nz(cache: ArrayT) -> ArrayT:
     cache: (blocks, block size, 1, H), H a multiple of c0 = 32 / (bytes of a value).
     Returns an array of the same shape, dtype and kind. Raises ValueError for another shape or width.
     """
-    a = _paged("cache_from_nz", cache)
+    a = _view_blocks("cache_from_nz", cache)
     n, rows, _, width = a.shape
     c0 = fractal_width(a.itemsize)
     nd = a.reshape(n, width // c0, rows, c0).transpose(0, 2, 1, 3)
@@ -56,7 +56,7 @@ def row_index(slots: np.ndarray, cache: np.ndarray, nz: bool) -> tuple[np.ndarra
     return block[:, None], inside // width, np.zeros_like(inside), inside % width
 
 
-def _paged(op: str, cache: Array) -> np.ndarray:
+def _view_blocks(op: str, cache: Array) -> np.ndarray:
     a = arrays.view(op, "cache", cache)
     require(a.ndim == 4 and a.shape[2] == 1, op, "cache", "of shape (blocks, block size, 1, H)", a)
     require(

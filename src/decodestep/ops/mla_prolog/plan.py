@@ -47,7 +47,7 @@ def _single_n(n: int, cores: int, align: int) -> int:
     return -(-n // (align * cores)) * align
 
 
-def _split(name: str, m: int, k: int, n: int, columns: int) -> Matmul:
+def _matmul(name: str, m: int, k: int, n: int, columns: int) -> Matmul:
     return Matmul(name, m, k, n, columns, -(-n // columns))
 
 
@@ -98,9 +98,9 @@ def mla_prolog_plan(
     latent, projected = hckv + rope, heads * (nope + rope)
     core_heads = -(-heads // aic)
     matmuls: tuple[Matmul, ...] = (
-        _split("MatmulCq", step, hidden, hcq, _single_n(hcq, aic, down)),
-        _split("MatmulCkvKr", step, hidden, latent, _CKVKR_COLUMNS if aic >= _CKVKR_CORES else _single_n(latent, aic, down)),
-        _split("MatmulQcQr", step, hcq, projected, _single_n(projected, aic, nope + rope if dequant else up)),
+        _matmul("MatmulCq", step, hidden, hcq, _single_n(hcq, aic, down)),
+        _matmul("MatmulCkvKr", step, hidden, latent, _CKVKR_COLUMNS if aic >= _CKVKR_CORES else _single_n(latent, aic, down)),
+        _matmul("MatmulQcQr", step, hcq, projected, _single_n(projected, aic, nope + rope if dequant else up)),
         Matmul("MatmulQn", step, nope, hckv, hckv, -(-heads // core_heads), heads, core_heads),
     )
     if empty_cache:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from decodestep._base.arrays import widen
-from decodestep.ops.linear.reference import quantised
+from decodestep.ops.linear.reference import quantise
 from decodestep.ops.mla_prolog.cache_layouts import row_index
 from decodestep.ops.mla_prolog.problem import Problem, Results, Weight, columns_of
 from decodestep.ops.mla_prolog.scenarios import TILE
@@ -91,7 +91,7 @@ def matrix(w: Weight, inputs: int, columns: int) -> np.ndarray:
 def _real_product(x: np.ndarray, w: Weight, columns: int, math: np.dtype[Any]) -> np.ndarray:
     wide = widen(x, math)
     if isinstance(w, LinearPanels) and w.quantises_activations:
-        wide = quantised(wide)
+        wide = quantise(wide)
     return wide @ widen(matrix(w, x.shape[1], columns), math)
 
 

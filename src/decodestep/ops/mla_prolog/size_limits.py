@@ -19,7 +19,7 @@ class SizeLimits:
     attributes_reserved: bool = False  # V3's later attributes keep their defaults, and the dtypes name the scenario
 
 
-def _published(hidden: tuple[int, ...]) -> dict[str, Sequence[int]]:
+def _limits(hidden: tuple[int, ...]) -> dict[str, Sequence[int]]:
     return {
         "He": hidden,
         "Hcq": (1536,),
@@ -46,8 +46,8 @@ _LATEST: dict[str, Sequence[int]] = {
 
 SIZE_LIMITS: Mapping[str | None, SizeLimits] = {
     None: SizeLimits({}, ALL_MODES),
-    "design-note": SizeLimits(_published((7168, 7680)), PAGED_MODES),
-    "nov2025": SizeLimits(_published((6144, 7168, 7680)), PAGED_MODES, attributes_reserved=True),
+    "design-note": SizeLimits(_limits((7168, 7680)), PAGED_MODES),
+    "nov2025": SizeLimits(_limits((6144, 7168, 7680)), PAGED_MODES, attributes_reserved=True),
     "latest": SizeLimits(_LATEST, ALL_MODES),
 }
 

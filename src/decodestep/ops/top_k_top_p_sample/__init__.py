@@ -101,10 +101,10 @@ def top_k_top_p_sample(
     on_device = devices.goes_to_triton(backend, logits)
     if on_device:
         top_k, top_p, seed, position = _columns_on_host(op, backend, logits, top_k, top_p, seed, position)
-    rows = arguments.logits_view(op, _outlined(op, "logits", logits, logits, on_device), arguments.HALVES)
+    rows = arguments.logits_view(op, _outline(op, "logits", logits, logits, on_device), arguments.HALVES)
     k, p = _cuts(op, rows, top_k, top_p)
     rules = Rules(
-        noise=arguments.noise(op, _outlined(op, "q", q, logits, on_device), seed, position, rows.shape),
+        noise=arguments.noise(op, _outline(op, "q", q, logits, on_device), seed, position, rows.shape),
         eps=arguments.epsilon(op, eps),
         guess=arguments.integer(op, "top_k_guess", top_k_guess, 0, _INT32_MAX),
         kernel_exact=arguments.flag(op, "kernel_exact", kernel_exact),
@@ -199,11 +199,11 @@ def top_k_top_p_sample_v2(
     if on_device:
         columns = (top_k, top_p, seed, position, min_ps)
         top_k, top_p, seed, position, min_ps = _columns_on_host(op, backend, logits, *columns)
-    rows = arguments.logits_view(op, _outlined(op, "logits", logits, logits, on_device), arguments.FLOATS)
+    rows = arguments.logits_view(op, _outline(op, "logits", logits, logits, on_device), arguments.FLOATS)
     k, p = _cuts(op, rows, top_k, top_p)
     m = arguments.float_column(op, "min_ps", 0.0 if min_ps is None else min_ps, len(rows), rows.dtype)
     rules = Rules(
-        noise=arguments.noise(op, _outlined(op, "q", q, logits, on_device), seed, position, rows.shape),
+        noise=arguments.noise(op, _outline(op, "q", q, logits, on_device), seed, position, rows.shape),
         eps=arguments.epsilon(op, eps),
         guess=arguments.integer(op, "top_k_guess", top_k_guess, 0, _INT32_MAX),
         largest_k=-(-arguments.integer(op, "ks_max", ks_max, 1, 1024) // 8) * 8,
@@ -250,7 +250,7 @@ def apply_top_k_top_p(logits: ArrayT, p: Column | None = None, k: Column | None 
     on_device = devices.goes_to_triton(backend, logits)
     if on_device:
         k, p = _columns_on_host(op, backend, logits, k, p)
-    rows = arguments.logits_view(op, _outlined(op, "logits", logits, logits, on_device), arguments.FLOATS)
+    rows = arguments.logits_view(op, _outline(op, "logits", logits, logits, on_device), arguments.FLOATS)
     p = None if p is None else arguments.float_column(op, "p", p, len(rows), rows.dtype)
     k = None if k is None else arguments.int32_column(op, "k", k, len(rows))
     if on_device:
@@ -276,7 +276,7 @@ def _columns_on_host(op: str, backend: str, logits: Any, *columns: Any) -> list[
     return [devices.to_host(column) for column in columns]
 
 
-def _outlined(op: str, arg: str, value: Any, logits: Any, on_device: bool) -> Any:
+def _outline(op: str, arg: str, value: Any, logits: Any, on_device: bool) -> Any:
     return devices.optional_outline(op, arg, value, logits.device) if on_device else value
 
 

@@ -44,7 +44,7 @@ def make_scores(logits, row_stride, stride, scores, peaks, vocab, span, BLOCK: t
 
 
 @triton.jit
-def estimated_gumbel(bits):
+def estimate_gumbel(bits):
     u = uniform(bits)
     q = tl.where(u < 1e-3, u + 0.5 * u * u, -tl.log(1.0 - u))
     return -tl.log(tl.maximum(q, 1e-30))
@@ -75,7 +75,7 @@ def race(
         top = tl.maximum(top, tl.max(s, axis=0))
         guess = s
         if is_greedy == 0:
-            guess = s + estimated_gumbel(noise_bits(state, ids.to(tl.uint32)))
+            guess = s + estimate_gumbel(noise_bits(state, ids.to(tl.uint32)))
         best = tl.maximum(best, tl.max(tl.where(s < INFINITY, guess, MINUS_INFINITY), axis=0))
     has_infinity = top == INFINITY
     least = best - (_SLACK + tl.abs(best) * _SLACK_OF_SCORE)
@@ -90,7 +90,7 @@ def race(
                 s = tl.where(open, 0.0, MINUS_INFINITY)
             bits = noise_bits(state, ids.to(tl.uint32))
             if (is_greedy == 0) & (has_infinity == 0):
-                open = open & (s + estimated_gumbel(bits) >= least)
+                open = open & (s + estimate_gumbel(bits) >= least)
             if tl.max(open.to(tl.int32), axis=0) > 0:
                 totals = s.to(tl.float64)
                 if is_greedy == 0:

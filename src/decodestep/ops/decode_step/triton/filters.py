@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from decodestep._base.triton import MINUS_INFINITY, exp, log, ordered
+from decodestep._base.triton import MINUS_INFINITY, exp, log, sortable
 from decodestep.ops.decode_step.triton.row import (
     APART,
     BY_DISTANCE,
@@ -137,7 +137,7 @@ def apply_mask(scores, peaks, mask, kind, vocab, BLOCK: tl.constexpr):
 @triton.jit
 def temperature(scores, peaks, vocab, top, amount, BLOCK: tl.constexpr):
     if top == INFINITY:
-        prune(scores, peaks, vocab, ordered(top), EVERYONE, top, 0.0, 0.0, 0.0, 1.0, BY_SCORE, False, BLOCK)
+        prune(scores, peaks, vocab, sortable(top), EVERYONE, top, 0.0, 0.0, 0.0, 1.0, BY_SCORE, False, BLOCK)
     else:
         divisor = amount.to(tl.float32)
         peak = tl.full([], MINUS_INFINITY, tl.float32)
@@ -194,7 +194,7 @@ def top_p(scores, peaks, vocab, top, p, keep, BLOCK: tl.constexpr):
             count += of_ties.to(tl.int64)
         else:
             exact = p * total(scores, peaks, vocab, top, 0.0, WEIGHT, BLOCK)
-            count = walk(scores, peaks, vocab, ordered(top), exact, top, 0.0, 0.0, BY_SCORE, BLOCK)
+            count = walk(scores, peaks, vocab, sortable(top), exact, top, 0.0, 0.0, BY_SCORE, BLOCK)
         count = tl.maximum(count, keep)
         if count < candidates(scores, peaks, vocab, BLOCK):
             keep_first(scores, peaks, vocab, count, top, 0.0, 0.0, BY_SCORE, BLOCK)
@@ -272,7 +272,7 @@ def entropy_within(scores, peaks, vocab, top, mass, bound, BLOCK: tl.constexpr):
     running = tl.full([], 0.0, tl.float64)
     count = tl.full([], 1, tl.int64)
     rank = tl.full([], 0, tl.int64)
-    level = ordered(top)
+    level = sortable(top)
     while level > NO_KEY:
         _first, s, ties, lower = next_in_order(scores, peaks, vocab, level, -1, top, mass, 0.0, BY_SCORE, BLOCK)
         each = -surprise_term(log_probability(s, top, mass))
@@ -288,7 +288,7 @@ def entropy_within(scores, peaks, vocab, top, mass, bound, BLOCK: tl.constexpr):
 @triton.jit
 def top_n_sigma(scores, peaks, vocab, top, n, BLOCK: tl.constexpr):
     if top == INFINITY:
-        prune(scores, peaks, vocab, ordered(top), EVERYONE, top, 0.0, 0.0, 0.0, 1.0, BY_SCORE, False, BLOCK)
+        prune(scores, peaks, vocab, sortable(top), EVERYONE, top, 0.0, 0.0, 0.0, 1.0, BY_SCORE, False, BLOCK)
     else:
         count = candidates(scores, peaks, vocab, BLOCK).to(tl.float64)
         mean = total(scores, peaks, vocab, top, 0.0, SCORE, BLOCK) / count

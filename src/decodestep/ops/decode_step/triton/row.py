@@ -12,7 +12,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from decodestep._base.triton import MINUS_INFINITY, exp, folded, ordered
+from decodestep._base.triton import MINUS_INFINITY, exp, fold, sortable
 
 BY_SCORE = tl.constexpr(0)
 BY_DISTANCE = tl.constexpr(1)
@@ -103,13 +103,13 @@ def total(scores, peaks, vocab, top, mass, WHAT: tl.constexpr, BLOCK: tl.constex
             for row in range(start, tl.minimum(start + BLOCK, vocab), 16):
                 _ids, s = load_block(scores, row, vocab, 16)
                 parts += term(s, top, mass, WHAT)
-    return folded(parts)
+    return fold(parts)
 
 
 @triton.jit
 def key_of(s, top, mass, entropy, ORDER: tl.constexpr):
     if ORDER == BY_SCORE:
-        key = ordered(s)
+        key = sortable(s)
     else:
         distance = -log_probability(s, top, mass) - entropy
         key = -tl.abs(distance).to(tl.int64, bitcast=True)
@@ -121,7 +121,7 @@ def has_key_from(peak, least, ORDER: tl.constexpr):
     """Whether a block with this peak may hold a key >= least."""
     here = peak > MINUS_INFINITY
     if ORDER == BY_SCORE:
-        here = here & (ordered(peak) >= least)
+        here = here & (sortable(peak) >= least)
     return here
 
 
@@ -161,7 +161,7 @@ def threshold(scores, peaks, vocab, wanted, top, mass, entropy, ORDER: tl.conste
     """
     if ORDER == BY_SCORE:
         low = tl.full([], -2139095040, tl.int64)  # below the key of the lowest finite score
-        high = ordered(top) + 1
+        high = sortable(top) + 1
     else:
         low = tl.full([], -0x7FF0000000000000, tl.int64)
         high = tl.full([], 1, tl.int64)

@@ -78,9 +78,9 @@ def make_table(steps: Sequence[Sequence[Step]], vocab: int) -> Table:
         np.array(starts, np.int32),
         np.array(integers, np.int64).reshape(-1, INTEGERS),
         np.array(floats, np.float64).reshape(-1, 2),
-        _joined(ids, np.int32),
-        _joined(values, np.float32),
-        _joined(masks, np.int32),
+        _join(ids, np.int32),
+        _join(values, np.float32),
+        _join(masks, np.int32),
         present,
     )
 
@@ -113,6 +113,6 @@ def occurrences(ids: np.ndarray) -> Iterator[np.ndarray]:
         yield np.flatnonzero(rank == n)
 
 
-def _joined(parts: list[np.ndarray], dtype: type) -> np.ndarray:
+def _join(parts: list[np.ndarray], dtype: type) -> np.ndarray:
     """One array, of one element at least: a kernel's argument must have an address."""
     return np.concatenate([*parts, np.zeros(1)]).astype(dtype)

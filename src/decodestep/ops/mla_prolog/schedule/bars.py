@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from decodestep.ops.mla_prolog.schedule.critical import critical_events, micro, waited
+from decodestep.ops.mla_prolog.schedule.critical import critical_events, micro, wait_in_words
 from decodestep.ops.mla_prolog.schedule.instructions import Compute, Core, Job, Load, Store, WaitFlag
 from decodestep.ops.mla_prolog.schedule.timeline import Timeline
 
@@ -34,7 +34,7 @@ def bars(timeline: Timeline) -> list[Bar]:
     for event, e in enumerate(timeline.graph.events):
         start, end, i = timeline.start[event], timeline.end[event], e.instruction
         if isinstance(i, WaitFlag):
-            words = waited(timeline, event)
+            words = wait_in_words(timeline, event)
             reason[e.core] = words or f"{i.flag} was set before"
             idle = max(busy.get(e.core, 0.0), start)
             if end > idle:

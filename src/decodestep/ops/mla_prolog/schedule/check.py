@@ -53,7 +53,7 @@ class Report:
         return not (self.races or self.deadlocks or self.leftovers)
 
     def __str__(self) -> str:
-        lines = [d.words for d in self.deadlocks] + [f"race: {words}" for words in _grouped(self.races)]
+        lines = [d.words for d in self.deadlocks] + [f"race: {words}" for words in _by_kernels(self.races)]
         lines += [*self.leftovers, *self.overflows]
         return "\n".join(lines) or "no race, no deadlock, no flag left set"
 
@@ -116,14 +116,14 @@ def _races(
             mine = np.full(len(at), event[w])
             unordered = ~(clocks.before(mine, event[at]) | clocks.before(event[at], mine))
             for o in at[unordered]:
-                a, b = sorted((int(event[w]), int(event[o])), key=lambda e: (_intended(graph, e), executed_at[e]))
+                a, b = sorted((int(event[w]), int(event[o])), key=lambda e: (_sequential_place(graph, e), executed_at[e]))
                 if (a, b) not in found:  # tiles may overlap in several rectangles
                     found.add((a, b))
                     rows = (int(max(top[w], top[o])), int(min(bottom[w], bottom[o])))
                     yield a, b, Tile(buffer, rows, (int(max(left[w], left[o])), int(min(right[w], right[o]))))
 
 
-def _intended(graph: Graph, event: int) -> tuple[int, int]:
+def _sequential_place(graph: Graph, event: int) -> tuple[int, int]:
     """The place of an access in the operator's sequential order: by step, then by kernel."""
     job = graph.events[event].instruction.job  # type: ignore[union-attr]
     return (job.step, place(job.kernel))
@@ -180,7 +180,7 @@ def _counters(
     return tuple(leftovers), tuple(overflows), highest
 
 
-def _grouped(races: tuple[Race, ...]) -> Iterator[str]:
+def _by_kernels(races: tuple[Race, ...]) -> Iterator[str]:
     """One line for all races between the same two kernels over the same buffer."""
     groups: dict[tuple[str, str], list[Race]] = {}
     for race in races:

@@ -47,13 +47,13 @@ class Clocks:
                         np.maximum(own, clock[sets[taking[1] - 1]], out=own)
                 else:
                     settled = False
-                    np.maximum(own, self._taken(*taking), out=own)
+                    np.maximum(own, self._before_increment(*taking), out=own)
             own[e.thread] = max(own[e.thread], e.rank + 1)
             if not np.array_equal(own, clock[event]):
                 clock[event], changed = own, True
         return changed and not settled
 
-    def _taken(self, counter: Counter, n: int) -> np.ndarray:
+    def _before_increment(self, counter: Counter, n: int) -> np.ndarray:
         """What must have happened before the counter's n-th increment."""
         increments = [self._rounds(self.graph.sources[index]) for index in self.graph.sources_of[counter]]
         smallest: np.ndarray = np.sort(np.concatenate(increments), axis=0)[n - 1]

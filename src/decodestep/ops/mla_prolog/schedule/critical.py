@@ -40,13 +40,13 @@ def utilisation(timeline: Timeline) -> dict[Core, Utilisation]:
     total, found = timeline.makespan, {}
     for core in timeline.graph.schedule.cores:
         compute, move, wait = spans[core]
-        covered = [_covered(part) for part in (compute, compute + move, compute + move + wait)]
+        covered = [_union_length(part) for part in (compute, compute + move, compute + move + wait)]
         shares = [c / total if total else 0.0 for c in covered]
         found[core] = Utilisation(shares[0], shares[1] - shares[0], shares[2] - shares[1], 1 - shares[2])
     return found
 
 
-def _covered(spans: Iterable[tuple[float, float]]) -> float:
+def _union_length(spans: Iterable[tuple[float, float]]) -> float:
     """The length of the union of intervals."""
     total, reached = 0.0, 0.0
     for start, end in sorted(spans):
@@ -96,7 +96,7 @@ def _belongs(timeline: Timeline, before: int, event: int) -> bool:
 def _words(timeline: Timeline, group: list[int], seconds: float) -> str:
     first = timeline.graph.events[group[0]]
     if isinstance(first.instruction, WaitFlag):
-        return waited(timeline, group[0]) or f"{first.core} passes {first.instruction.flag}"
+        return wait_in_words(timeline, group[0]) or f"{first.core} passes {first.instruction.flag}"
     jobs = [i.job for i in (timeline.graph.events[e].instruction for e in group) if isinstance(i, (Compute, Load, Store))]
     if not jobs:
         return f"{first.core} sets {first.instruction.flag}"  # type: ignore[union-attr]
@@ -108,7 +108,7 @@ def _words(timeline: Timeline, group: list[int], seconds: float) -> str:
     return f"{first.core}: {job}: {micro(seconds)}, computing for {micro(computing)}, else moving data"
 
 
-def waited(timeline: Timeline, wait: int) -> str | None:
+def wait_in_words(timeline: Timeline, wait: int) -> str | None:
     """A wait in words, with the time for which the core had nothing else to do; None if the flag was already set."""
     graph, e = timeline.graph, timeline.graph.events[wait]
     setter = timeline.cause[wait]

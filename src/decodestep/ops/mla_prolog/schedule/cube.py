@@ -122,7 +122,7 @@ class CubeProgram(CoreProgram):
         size = INNER_BYTES[kernel] // value
         return [(at, min(at + size, k)) for at in range(0, k, size)]
 
-    def _absorbed(self, head: int, step: Step) -> Job:
+    def _matmul_qn(self, head: int, step: Step) -> Job:
         return Job("MatmulQn", step.index, step.tokens, (head * self.sizes.hckv, (head + 1) * self.sizes.hckv))
 
     def _weight_uk(self, head: int, step: Step) -> str:
@@ -130,11 +130,11 @@ class CubeProgram(CoreProgram):
         if local not in self.held:
             self.held.add(local)
             tile = Tile("weight_uk", (head * s.nope, (head + 1) * s.nope), (0, s.hckv))
-            self.made.append(Load(self._absorbed(head, step), tile, local, s.nope * s.hckv * REAL))
+            self.made.append(Load(self._matmul_qn(head, step), tile, local, s.nope * s.hckv * REAL))
         return local
 
     def _absorb(self, head: int, step: Step) -> None:
-        s, job = self.sizes, self._absorbed(head, step)
+        s, job = self.sizes, self._matmul_qn(head, step)
         buffer, stride = ("qc", s.nope) if s.scenario.partial else (self.frame.copy("qcqr", step), s.head)
         a = Tile(buffer, step.rows, (head * stride, head * stride + s.nope))
         w = self._weight_uk(head, step)

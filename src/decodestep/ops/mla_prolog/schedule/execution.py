@@ -34,7 +34,7 @@ class Run:
 
     def start(self) -> list[int]:
         """The events that are enabled at the start."""
-        return [event for event, missing in enumerate(self.missing) if missing == 0 and self._admitted(event)]
+        return [event for event, missing in enumerate(self.missing) if missing == 0 and self._is_enabled(event)]
 
     def execute(self, event: int) -> list[int]:
         """Executes an event. Returns the events that it enables."""
@@ -45,7 +45,7 @@ class Run:
         ready = []
         for later in self.after[event]:
             self.missing[later] -= 1
-            if self.missing[later] == 0 and self._admitted(later):
+            if self.missing[later] == 0 and self._is_enabled(later):
                 ready.append(later)
         return ready
 
@@ -66,7 +66,7 @@ class Run:
                     ready.append(wait)
         return ready
 
-    def _admitted(self, event: int) -> bool:
+    def _is_enabled(self, event: int) -> bool:
         """Whether an event whose predecessors are done is enabled; a wait that is not is recorded."""
         taking = self.graph.takes.get(event)
         if taking is None or taking[1] <= self.raised[taking[0]]:

@@ -22,8 +22,8 @@ from decodestep.ops.mla_prolog.schedule.instructions import (
     SetFlag,
     Store,
     WaitFlag,
+    operands,
     pipe_of,
-    used,
 )
 
 
@@ -132,7 +132,7 @@ def _bind_core(graph: Graph, core: Core, sources: dict[Hashable, int]) -> None:
             thread_of[pipe] = len(graph.threads)
             graph.threads.append((core, pipe))
         producers: list[int] = []
-        for name in used(instruction):
+        for name in operands(instruction):
             what = Words(f"{type(instruction).__name__} at {position}")
             require(name in made, OP, f"program of {core}", f"one that makes {name!r} before it is used", what)
             producers.append(made[name])

@@ -191,7 +191,7 @@ class Schedule:
         return program[position]
 
 
-def used(instruction: Instruction) -> tuple[str, ...]:
+def operands(instruction: Instruction) -> tuple[str, ...]:
     """The local values that an instruction uses."""
     match instruction:
         case Compute():

@@ -50,7 +50,7 @@ class Kernels:
 
     def compute(self, instruction: Compute, inputs: Sequence[Local]) -> Sequence[Local]:
         if instruction.job.kernel in PRODUCTS:
-            return [_accumulated(*inputs)]
+            return [_accumulate(*inputs)]
         return self.by_name[instruction.job.kernel](instruction.job, [self.value(v) for v in inputs])
 
     def check(self, instruction: Compute) -> None:
@@ -113,14 +113,14 @@ class Kernels:
         """The rope columns of all heads, rotated."""
         s = self.sizes
         columns = np.arange(s.heads * s.head).reshape(s.heads, s.head)[:, s.nope :].reshape(-1)
-        return [self._rotated(self._queries(inputs[0], inputs[3:], columns), inputs[1:3])]
+        return [self._rotate_heads(self._queries(inputs[0], inputs[3:], columns), inputs[1:3])]
 
     def _by_head(self, job: Job, inputs: Values) -> Values:
         s = self.sizes
         q = self._queries(inputs[0], inputs[3:], slice(*job.columns))
-        return [q[:, : s.nope].astype(self.p.real), self._rotated(q[:, s.nope :], inputs[1:3])]
+        return [q[:, : s.nope].astype(self.p.real), self._rotate_heads(q[:, s.nope :], inputs[1:3])]
 
-    def _rotated(self, q: np.ndarray, angles: Values) -> np.ndarray:
+    def _rotate_heads(self, q: np.ndarray, angles: Values) -> np.ndarray:
         sin, cos = (widen(a, self.math)[:, None] for a in angles)
         wide = rotate(q.reshape(len(q), -1, self.sizes.rope), sin, cos)
         return wide.astype(self.p.real).reshape(len(q), -1)
@@ -130,7 +130,7 @@ class Kernels:
         return [query, scale, in_query_units(inputs[1], scale, self.scales["quant_scale_ckv"].flat[0])]
 
 
-def _accumulated(a: Local, b: Local, so_far: Local | None = None) -> Products:
+def _accumulate(a: Local, b: Local, so_far: Local | None = None) -> Products:
     earlier = so_far if isinstance(so_far, Products) else Products((), ())
     return Products((*earlier.a, a), (*earlier.b, b))  # type: ignore[arg-type]
 

@@ -18,7 +18,7 @@ from decodestep.ops.mla_prolog.schedule.cost import CostModel
 from decodestep.ops.mla_prolog.schedule.execution import Run
 from decodestep.ops.mla_prolog.schedule.frame import frame_of
 from decodestep.ops.mla_prolog.schedule.graph import Graph, graph_of
-from decodestep.ops.mla_prolog.schedule.instructions import Compute, Load, Schedule, Store, used
+from decodestep.ops.mla_prolog.schedule.instructions import Compute, Load, Schedule, Store, operands
 from decodestep.ops.mla_prolog.schedule.kernels import Kernels, Local
 from decodestep.ops.mla_prolog.schedule.memory import Memory, fits
 from decodestep.ops.mla_prolog.schedule.timeline import timeline
@@ -123,4 +123,4 @@ def _execute(graph: Graph, order: Sequence[int], memory: Memory, kernels: Kernel
 
 def _inputs(graph: Graph, event: int, local: dict[int, dict[str, Local]]) -> list[Local]:
     instruction = graph.events[event].instruction
-    return [local[producer][name] for producer, name in zip(graph.producers[event], used(instruction), strict=True)]
+    return [local[producer][name] for producer, name in zip(graph.producers[event], operands(instruction), strict=True)]

@@ -18,9 +18,9 @@ def trace(timeline: Timeline) -> str:
     made: list[dict[str, Any]] = []
     arrows: list[dict[str, Any]] = []
     for core, pid in process.items():
-        made.append(_named("process_name", pid, 0, {"name": str(core)}))
-        made.append(_named("process_sort_index", pid, 0, {"sort_index": pid}))
-        made += [_named("thread_name", pid, tid, {"name": name}) for tid, name in enumerate(("S", *PIPES[core.kind]), 1)]
+        made.append(_metadata("process_name", pid, 0, {"name": str(core)}))
+        made.append(_metadata("process_sort_index", pid, 0, {"sort_index": pid}))
+        made += [_metadata("thread_name", pid, tid, {"name": name}) for tid, name in enumerate(("S", *PIPES[core.kind]), 1)]
     for event, e in enumerate(graph.events):
         i, start, end = e.instruction, _micros(timeline.start[event]), _micros(timeline.end[event])
         if isinstance(i, (Compute, Load, Store)):
@@ -49,5 +49,5 @@ def _micros(seconds: float) -> float:
     return round(seconds * 1e6, 3)
 
 
-def _named(name: str, pid: int, tid: int, args: dict[str, Any]) -> dict[str, Any]:
+def _metadata(name: str, pid: int, tid: int, args: dict[str, Any]) -> dict[str, Any]:
     return {"name": name, "ph": "M", "pid": pid, "tid": tid, "args": args}

@@ -29,7 +29,7 @@ class VectorProgram(CoreProgram):
         """Loads sin and cos, normalises the queries, writes the cache rows."""
         self._angles("kr", self._own(step), step)
         if self.sizes.by_head and self.heads:
-            self._angles("qr", self._shared(step), step)
+            self._angles("qr", self._group_tokens(step), step)
         order = (self._norm, self._cache_rows)
         for part in reversed(order) if self.frame.design.ckvkr_first else order:
             part(step)
@@ -60,7 +60,7 @@ class VectorProgram(CoreProgram):
     def _own(self, step: Step) -> Span:
         return self.frame.own_tokens(self.index, step)
 
-    def _shared(self, step: Step) -> Span:
+    def _group_tokens(self, step: Step) -> Span:
         return self.frame.group_tokens(self.index, step)
 
     def _job(self, kernel: str, rows: Span, columns: Span, step: Step) -> Job:
@@ -88,7 +88,7 @@ class VectorProgram(CoreProgram):
             if s.by_head:
                 self.made.append(Store(job, "scale", Tile("cq_scale", rows, (0, 1)), count * SCALE))
         self.join("VEC_ALL_NORM", step)
-        shared = self._shared(step)
+        shared = self._group_tokens(step)
         if s.by_head and self.heads and shared[1] > shared[0]:
             job = self._job("DequantRopeQr", shared, (0, 1), step)
             self.made.append(Load(job, Tile("cq_scale", shared, (0, 1)), "scale.qr", (shared[1] - shared[0]) * SCALE))
@@ -138,7 +138,7 @@ class VectorProgram(CoreProgram):
 
     def _by_head(self, step: Step) -> None:
         """Processes each head of the group as soon as its tiles of MatmulQcQr are ready."""
-        s, rows, seen = self.sizes, self._shared(step), 0
+        s, rows, seen = self.sizes, self._group_tokens(step), 0
         count = rows[1] - rows[0]
         for head in self.heads:
             columns = (head * s.head, (head + 1) * s.head)
@@ -157,7 +157,7 @@ class VectorProgram(CoreProgram):
             self.set("DEQUANT_QC_SPLIT_N", step)
 
     def _quantise(self, head: int, step: Step) -> None:
-        s, rows = self.sizes, self._shared(step)
+        s, rows = self.sizes, self._group_tokens(step)
         if (count := rows[1] - rows[0]) > 0:
             job = self._job("QuantQnMulQr", rows, (head * s.hckv, (head + 1) * s.hckv), step)
             rope = Tile("query_rope", job.tokens, (head * s.rope, (head + 1) * s.rope))

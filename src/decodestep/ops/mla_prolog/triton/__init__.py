@@ -97,7 +97,7 @@ class _Launches:
                 )  # fmt: skip
         if query is None or not s.query_int8:
             return query, query_rope, None
-        return self._quantised(query, query_rope)
+        return self._quantise_query(query, query_rope)
 
     def write_caches(self) -> None:
         """Writes the tokens' rows to the slots of both caches."""
@@ -124,7 +124,7 @@ class _Launches:
             LATENT=max(TILE, triton.next_power_of_2(latent)), HALF=triton.next_power_of_2(rope // 2), TILE=TILE, **self.size,
         )  # fmt: skip
 
-    def _quantised(self, query: torch.Tensor, query_rope: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def _quantise_query(self, query: torch.Tensor, query_rope: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """The query as int8, query_rope in its units, written over the given one, and the scales of its heads."""
         tokens, heads, latent = query.shape
         rope = query_rope.shape[2]

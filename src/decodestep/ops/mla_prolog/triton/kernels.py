@@ -5,7 +5,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from decodestep._base.triton import as_float32, largest_magnitude, round_even, rounded
+from decodestep._base.triton import as_float32, largest_magnitude, round_bfloat16, round_even
 
 
 @triton.jit
@@ -34,11 +34,11 @@ def multiply(
     if INT8:
         result = result * tl.load(row_scale + t, mask=is_row, other=0.0)[:, None]
         result = result * tl.load(column_scale + n, mask=is_column, other=0.0)[None, :]
-    tl.store(out + t[:, None] * columns + n[None, :], rounded(result, ROUND), mask=is_row[:, None] & is_column[None, :])
+    tl.store(out + t[:, None] * columns + n[None, :], round_bfloat16(result, ROUND), mask=is_row[:, None] & is_column[None, :])
 
 
 @triton.jit
-def normed(x, gamma, width, share, epsilon, alpha, HAS_GAMMA: tl.constexpr, WIDTH: tl.constexpr):
+def normalise(x, gamma, width, share, epsilon, alpha, HAS_GAMMA: tl.constexpr, WIDTH: tl.constexpr):
     """rms_norm of a row, times alpha; share is 1 / width."""
     at = tl.arange(0, WIDTH)
     if HAS_GAMMA:
@@ -89,7 +89,7 @@ def norm_rows(
     t = tl.program_id(0).to(tl.int64)
     at = tl.arange(0, WIDTH)
     x = as_float32(tl.load(raw + t * row + at * item, mask=at < width, other=0.0))
-    x = normed(x, gamma, width, share, epsilon, alpha, HAS_GAMMA, WIDTH)
+    x = normalise(x, gamma, width, share, epsilon, alpha, HAS_GAMMA, WIDTH)
     if INT8:
         if HAS_SMOOTH:
             x = x * tl.load(smooth + at, mask=at < width, other=0.0)
@@ -97,11 +97,11 @@ def norm_rows(
         tl.store(out + t * width + at, q.to(tl.int8), mask=at < width)
         tl.store(out_scale + t, scale)
     else:
-        tl.store(out + t * width + at, rounded(x, BFLOAT16), mask=at < width)
+        tl.store(out + t * width + at, round_bfloat16(x, BFLOAT16), mask=at < width)
 
 
 @triton.jit
-def rotated(x, sin, cos, first, last, half, HALF: tl.constexpr, BFLOAT16: tl.constexpr):
+def rotate(x, sin, cos, first, last, half, HALF: tl.constexpr, BFLOAT16: tl.constexpr):
     """The rotated pairs as two halves, of a vector whose elements [first, last) lie at x, and which is 0 elsewhere."""
     j = tl.arange(0, HALF)
     mine = (j < half) & (2 * j >= first) & (2 * j < last)
@@ -109,7 +109,7 @@ def rotated(x, sin, cos, first, last, half, HALF: tl.constexpr, BFLOAT16: tl.con
     odd = tl.load(x + 2 * j + 1 - first, mask=mine, other=0.0)
     low_cos, high_cos = load_half(cos, j, half), load_half(cos + half, j, half)
     low_sin, high_sin = load_half(sin, j, half), load_half(sin + half, j, half)
-    return rounded(even * low_cos - odd * low_sin, BFLOAT16), rounded(odd * high_cos + even * high_sin, BFLOAT16)
+    return round_bfloat16(even * low_cos - odd * low_sin, BFLOAT16), round_bfloat16(odd * high_cos + even * high_sin, BFLOAT16)
 
 
 @triton.jit
@@ -123,7 +123,7 @@ def turn_queries(q, sin, cos, out, heads, nope, rope, groups, HALF: tl.constexpr
     width = rope // groups
     first = n // (heads // groups) * width
     x = q + (t * heads + n) * (nope + width) + nope
-    low, high = rotated(x, sin + t * rope, cos + t * rope, first, first + width, rope // 2, HALF, BFLOAT16)
+    low, high = rotate(x, sin + t * rope, cos + t * rope, first, first + width, rope // 2, HALF, BFLOAT16)
     j = tl.arange(0, HALF)
     out += (t * heads + n) * rope
     tl.store(out + j, low, mask=j < rope // 2)
@@ -147,9 +147,9 @@ def absorb(
         a = tl.load(q + at, mask=is_row[:, None] & is_input[None, :], other=0.0)
         at = head * w_head + d[:, None].to(tl.int64) * w_row + column[None, :] * w_item
         b = as_float32(tl.load(w + at, mask=is_input[:, None] & is_column[None, :], other=0.0))
-        total = tl.dot(rounded(a, BFLOAT16), b, total, input_precision="tf32" if BFLOAT16 else "ieee")
+        total = tl.dot(round_bfloat16(a, BFLOAT16), b, total, input_precision="tf32" if BFLOAT16 else "ieee")
     at = ((t * heads + head) * latent)[:, None] + column[None, :]
-    tl.store(out + at, rounded(total, BFLOAT16), mask=is_row[:, None] & is_column[None, :])
+    tl.store(out + at, round_bfloat16(total, BFLOAT16), mask=is_row[:, None] & is_column[None, :])
 
 
 @triton.jit
@@ -166,7 +166,7 @@ def quantise_heads(
     divisor = tl.zeros([ROPE], tl.float32) + scale
     scaled = tl.div_rn(x * tl.load(kv_scale), divisor)
     scaled = tl.where((divisor == 0.0) & (x == 0.0), 0.0, scaled)
-    tl.store(query_rope + row * rope + j, rounded(scaled, BFLOAT16), mask=j < rope)
+    tl.store(query_rope + row * rope + j, round_bfloat16(scaled, BFLOAT16), mask=j < rope)
 
 
 @triton.jit
@@ -205,8 +205,8 @@ def write_rows(
         h, j = tl.arange(0, LATENT).to(tl.int64), tl.arange(0, HALF).to(tl.int64)
         here, half = h < latent, rope // 2
         x = tl.load(rows + h, mask=here, other=0.0)
-        x = normed(x, gamma, latent, share, epsilon, alpha, HAS_GAMMA, LATENT)
-        low, high = rotated(rows + latent, sin + t * rope, cos + t * rope, 0, rope, half, HALF, BFLOAT16)
+        x = normalise(x, gamma, latent, share, epsilon, alpha, HAS_GAMMA, LATENT)
+        low, high = rotate(rows + latent, sin + t * rope, cos + t * rope, 0, rope, half, HALF, BFLOAT16)
         if KIND == 3:
             at = block * kv_block + offset * kv_row
             bound, q = in_tiles(x, tl.load(kv_scale), LATENT, TILE)
@@ -218,7 +218,7 @@ def write_rows(
         else:
             at = place(block, offset, h, block_size, latent, kv_block, kv_row, kv_item, KV_NZ)
             if KIND == 0:
-                store_real(kv, at, rounded(x, BFLOAT16), here, BFLOAT16)
+                store_real(kv, at, round_bfloat16(x, BFLOAT16), here, BFLOAT16)
             elif KIND == 1:
                 tl.store(kv + at, as_int8(x * tl.load(kv_scale + h, mask=here, other=0.0)).to(tl.int8), mask=here)
             else:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from decodestep._base.triton import MINUS_INFINITY, as_float32, exp_float32, folded, ordered
+from decodestep._base.triton import MINUS_INFINITY, as_float32, exp_float32, fold, sortable
 
 INFINITY = tl.constexpr(float("inf"))
 UNITS = tl.constexpr(4503599627370496.0)  # 2^52
@@ -34,7 +34,7 @@ def load_kept(kept, ids, vocab):
 
 @triton.jit
 def key_of(x):
-    return tl.where(x == x, ordered(tl.where(x == x, x, 0.0)), NAN_KEY)
+    return tl.where(x == x, sortable(tl.where(x == x, x, 0.0)), NAN_KEY)
 
 
 @triton.jit
@@ -114,7 +114,7 @@ def softmax_total(x, stride, kept, vocab, top, total, top_value, RANKED, TWICE: 
                 ids, values = load_inputs(x, start, stride, vocab, 16)
                 weight = weight_of(values, top, total, top_value, TWICE)
                 parts += tl.where(load_kept(kept, ids, vocab), weight, 0.0).to(tl.float64)
-        result = folded(parts).to(tl.float32)
+        result = fold(parts).to(tl.float32)
     return result
 
 
