@@ -12,7 +12,8 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from decodestep.ops.decode_step.triton import draw, filters
+from decodestep.ops.decode_step.triton import draw
+from decodestep.ops.decode_step.triton.step_kernel import run_steps
 from decodestep.ops.mixture_of_experts import triton as experts
 from decodestep.ops.mla_attention import triton as attention
 from decodestep.ops.mla_prolog.triton import kernels as prolog
@@ -55,7 +56,7 @@ def cases() -> list[tuple[Any, dict[str, str], dict[str, Any]]]:
         (draw.race, {"scores": F32} | RACE, {"BLOCK": 1024}),
         (draw.finish, {name: RACE[name] for name in ("best_totals", "best_tokens", "tokens")}, {"PARTS": 64}),
         (draw.report, scores | REPORT, SIZES),
-        *((filters.run_steps, scores | TABLE, {"KINDS": kinds, **SIZES}) for kinds in (63, *(1 << n for n in range(6, 17)))),
+        *((run_steps, scores | TABLE, {"KINDS": kinds, **SIZES}) for kinds in (63, *(1 << n for n in range(6, 17)))),
         (scatter._scatter, {"target": I64, "source": I64, "starts": I64}, {"BLOCK": 1024}),
         *(attend(cache, cache == I8) for cache in (BF16, F32, I8)),
         (attention._merge, {"partial": F32, "states": F32, "lengths": I64, "out": F32}, {"SPLIT": 1024, "WIDTH": 512}),

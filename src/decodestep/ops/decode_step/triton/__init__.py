@@ -17,7 +17,7 @@ import torch
 from decodestep._base.triton import LAUNCH
 from decodestep.ops.decode_step.steps import Step
 from decodestep.ops.decode_step.triton.draw import finish, make_scores, race, report
-from decodestep.ops.decode_step.triton.filters import run_steps
+from decodestep.ops.decode_step.triton.step_kernel import run_steps
 from decodestep.ops.decode_step.triton.table import make_table
 
 _BLOCK = 1024  # tokens of a sweep's step

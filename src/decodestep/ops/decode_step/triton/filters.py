@@ -1,4 +1,4 @@
-"""The kernel that runs each row's steps in their order: one program a row, every step a few sweeps over the row's scores."""
+"""The steps that look at the whole row, each a few sweeps over its scores. `top`: the largest of them."""
 
 from __future__ import annotations
 
@@ -17,13 +17,11 @@ from decodestep.ops.decode_step.triton.row import (
     SCORE,
     WEIGHT,
     keep_first,
-    largest,
     load_block,
     log_probability,
     measure,
     next_in_order,
     prune,
-    refresh,
     store_block,
     surprise_term,
     threshold,
@@ -31,107 +29,10 @@ from decodestep.ops.decode_step.triton.row import (
     walk,
     weight,
 )
-from decodestep.random.triton import noise_bits, noise_state, uniform
+from decodestep.random.triton import noise_bits, uniform
 
 _ESTIMATE = tl.constexpr(2.0**-51)  # the relative error of a sum of float64, for each of its terms: with room to spare
 _XTC_COIN = tl.constexpr(0xFFFFFFFF)  # of decodestep.random.reserved_tokens
-
-
-@triton.jit
-def run_steps(
-    scores, peaks, rows, integers, floats, ids, values, masks, positions, vocab,
-    KINDS: tl.constexpr, BLOCK: tl.constexpr, PEAKS: tl.constexpr,
-):  # fmt: skip
-    """scores: (B, vocab) float32; peaks: (B, blocks). The tables are those of `table.Table`."""
-    b = tl.program_id(0)
-    scores += b.to(tl.int64) * vocab
-    peaks += b.to(tl.int64) * tl.cdiv(vocab, BLOCK)
-    changed = tl.full([], 0, tl.int32)
-    for at in range(tl.load(rows + b), tl.load(rows + b + 1)):
-        kind = tl.load(integers + at * 6)
-        first = tl.load(integers + at * 6 + 1)
-        count = tl.load(integers + at * 6 + 2)
-        k = tl.load(integers + at * 6 + 3)
-        keep = tl.load(integers + at * 6 + 4)
-        amount = tl.load(floats + at * 2)
-        if kind < 4:
-            if KINDS & 15:
-                patch(scores, ids + first, values + first, count, amount.to(tl.float32), kind, vocab, BLOCK)
-            changed = tl.full([], 1, tl.int32)
-        elif kind < 6:
-            if KINDS & 48:
-                apply_mask(scores, peaks, masks + first, kind, vocab, BLOCK)
-            changed = tl.full([], 0, tl.int32)
-        else:
-            if changed > 0:
-                refresh(scores, peaks, vocab, BLOCK)
-            changed = tl.full([], 0, tl.int32)
-            top = largest(peaks, vocab, BLOCK, PEAKS)
-            if top > MINUS_INFINITY:
-                if kind == 6:
-                    if KINDS & (1 << 6):
-                        temperature(scores, peaks, vocab, top, amount, BLOCK)
-                elif kind == 7:
-                    if KINDS & (1 << 7):
-                        top_k(scores, peaks, vocab, top, tl.maximum(k, keep), BLOCK)
-                elif kind == 8:
-                    if KINDS & (1 << 8):
-                        top_p(scores, peaks, vocab, top, amount, keep, BLOCK)
-                elif kind == 9:
-                    if KINDS & (1 << 9):
-                        min_p(scores, peaks, vocab, top, amount, keep, BLOCK)
-                elif kind == 10:
-                    if KINDS & (1 << 10):
-                        typical(scores, peaks, vocab, top, amount, keep, BLOCK)
-                elif kind <= 12:
-                    if KINDS & (3 << 11):
-                        floor(scores, peaks, vocab, top, amount, keep, kind, BLOCK)
-                elif kind == 13:
-                    if KINDS & (1 << 13):
-                        top_h(scores, peaks, vocab, top, amount, k, BLOCK)
-                elif kind == 14:
-                    if KINDS & (1 << 14):
-                        top_n_sigma(scores, peaks, vocab, top, amount, BLOCK)
-                elif kind == 15:
-                    if KINDS & (1 << 15):
-                        seed = tl.load(integers + at * 6 + 5).to(tl.uint64, bitcast=True)
-                        state = noise_state(seed, tl.load(positions + b).to(tl.uint32))
-                        coin = uniform(noise_bits(state, tl.full([], _XTC_COIN, tl.uint32)))
-                        if coin.to(tl.float64) < tl.load(floats + at * 2 + 1):
-                            xtc(scores, peaks, vocab, top, amount, BLOCK)
-                else:
-                    if KINDS & (1 << 16):
-                        normalise(scores, peaks, vocab, top, BLOCK)
-    if changed > 0:
-        refresh(scores, peaks, vocab, BLOCK)
-
-
-@triton.jit
-def patch(scores, ids, values, count, factor, kind, vocab, BLOCK: tl.constexpr):
-    """Penalise, Add, Lift or Ban, of distinct ids."""
-    for start in range(0, count, BLOCK):
-        at = start + tl.arange(0, BLOCK)
-        token = tl.load(ids + at, mask=at < count, other=0)
-        mine = (at < count) & (token >= 0) & (token < vocab)
-        s = tl.load(scores + token, mask=mine, other=MINUS_INFINITY)
-        penalised = tl.where(s < 0, s * factor, tl.div_rn(s, tl.zeros([BLOCK], tl.float32) + factor))
-        added = s + tl.load(values + at, mask=at < count, other=0.0)
-        lifted = tl.where(tl.abs(s) < INFINITY, s + tl.abs(s) * factor, s)
-        new = tl.where(kind == 0, penalised, tl.where(kind == 1, added, tl.where(kind == 2, lifted, MINUS_INFINITY)))
-        new = tl.where((new == new) & (s > MINUS_INFINITY), new, MINUS_INFINITY)
-        tl.store(scores + token, new, mask=mine)
-    tl.debug_barrier()
-
-
-@triton.jit
-def apply_mask(scores, peaks, mask, kind, vocab, BLOCK: tl.constexpr):
-    """Allow, kind 4, or Force, which also sets what it keeps to 0."""
-    for start in range(0, vocab, BLOCK):
-        ids, s = load_block(scores, start, vocab, BLOCK)
-        named = (tl.load(mask + ids // 32, mask=ids < vocab, other=0) >> (ids % 32)) & 1
-        new = tl.where(kind == 4, s, 0.0)
-        store_block(scores, peaks, ids, tl.where((named == 1) & (ids < vocab), new, MINUS_INFINITY), start, vocab, BLOCK)
-    tl.debug_barrier()
 
 
 @triton.jit
@@ -242,13 +143,22 @@ def level_of_first(scores, peaks, vocab, top, mass, entropy, BLOCK: tl.constexpr
 
 
 @triton.jit
-def floor(scores, peaks, vocab, top, epsilon, keep, kind, BLOCK: tl.constexpr):
-    """Epsilon, kind 11, or Eta."""
+def epsilon(scores, peaks, vocab, top, least, keep, BLOCK: tl.constexpr):
     whole = total(scores, peaks, vocab, top, 0.0, WEIGHT, BLOCK)
-    least = epsilon
-    if kind == 12:
-        entropy = -total(scores, peaks, vocab, top, log(whole), ENTROPY, BLOCK)
-        least = tl.minimum(epsilon, tl.sqrt(epsilon) * exp(-entropy))
+    keep_likely(scores, peaks, vocab, top, least, whole, keep, BLOCK)
+
+
+@triton.jit
+def eta(scores, peaks, vocab, top, least, keep, BLOCK: tl.constexpr):
+    whole = total(scores, peaks, vocab, top, 0.0, WEIGHT, BLOCK)
+    entropy = -total(scores, peaks, vocab, top, log(whole), ENTROPY, BLOCK)
+    least = tl.minimum(least, tl.sqrt(least) * exp(-entropy))
+    keep_likely(scores, peaks, vocab, top, least, whole, keep, BLOCK)
+
+
+@triton.jit
+def keep_likely(scores, peaks, vocab, top, least, whole, keep, BLOCK: tl.constexpr):
+    """Keeps the tokens of a weight of at least `least` * whole, and the `keep` highest."""
     keep = tl.minimum(keep, candidates(scores, peaks, vocab, BLOCK))
     kth = threshold(scores, peaks, vocab, keep, top, 0.0, 0.0, BY_SCORE, False, BLOCK)
     prune(scores, peaks, vocab, kth, EVERYONE, top, 0.0, 0.0, least, whole, BY_SCORE, True, BLOCK)
@@ -301,7 +211,15 @@ def top_n_sigma(scores, peaks, vocab, top, n, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def xtc(scores, peaks, vocab, top, least, BLOCK: tl.constexpr):
+def xtc(scores, peaks, vocab, top, least, probability, state, BLOCK: tl.constexpr):
+    coin = uniform(noise_bits(state, tl.full([], _XTC_COIN, tl.uint32)))
+    if coin.to(tl.float64) < probability:
+        drop_likely(scores, peaks, vocab, top, least, BLOCK)
+
+
+@triton.jit
+def drop_likely(scores, peaks, vocab, top, least, BLOCK: tl.constexpr):
+    """Drops all tokens of at least this probability but the least likely of them, the last among equals."""
     whole = total(scores, peaks, vocab, top, 0.0, WEIGHT, BLOCK)
     count = tl.full([], 0, tl.int64)
     lowest = tl.full([], INFINITY, tl.float32)

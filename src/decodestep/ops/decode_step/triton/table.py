@@ -10,14 +10,8 @@ import numpy as np
 from decodestep.ops.decode_step import steps as kinds
 from decodestep.ops.decode_step.steps import Step
 
-# A step's kind is its place here; `filters.py` has a branch for each.
-KINDS: tuple[type, ...] = (
-    kinds.Penalise,
-    kinds.Add,
-    kinds.Lift,
-    kinds.Ban,
-    kinds.Allow,
-    kinds.Force,
+_ORDER = (
+    *kinds.PATCHES,
     kinds.Temperature,
     kinds.TopK,
     kinds.TopP,
@@ -30,15 +24,16 @@ KINDS: tuple[type, ...] = (
     kinds.Xtc,
     kinds.Normalise,
 )
-_NUMBER = {kind: number for number, kind in enumerate(KINDS)}
+KINDS: dict[type, int] = {kind: 1 << number for number, kind in enumerate(_ORDER)}  # a step's kind in a table is a bit
 _AMOUNTS = ("factor", "temperature", "p", "mass", "epsilon", "share", "n", "threshold")
 INTEGERS = 6  # of a step: kind, first id, ids, k or top, keep, seed
+FLOATS = 2  # of a step: amount, probability
 
 
 class Table(NamedTuple):
-    """rows: int32 (B + 1), where each row's steps begin. integers: int64 (steps, 6). floats: float64 (steps, 2), amount and
-    probability. ids: int32, those of the patches, each step's distinct. values: float32, those of `Add`, beside their ids.
-    masks: int32, one bit for each token, of the steps that keep their ids alone. kinds: a bit for each kind that occurs."""
+    """rows: int32 (B + 1), where each row's steps begin. integers: int64 (steps, 6). floats: float64 (steps, 2). ids: int32,
+    those of the patches, each step's distinct. values: float32, those of `Add`, beside their ids. masks: int32, a bit for each
+    token, of the steps that keep their ids alone. kinds: the bits of the kinds that occur."""
 
     rows: np.ndarray
     integers: np.ndarray
@@ -55,8 +50,8 @@ def make_table(steps: Sequence[Sequence[Step]], vocab: int) -> Table:
     listed = words = present = 0
     for row in steps:
         for step in row:
-            number = _NUMBER[type(step)]
-            present |= 1 << number
+            kind = KINDS[type(step)]
+            present |= kind
             # Counts beyond the vocabulary mean all of it; an int64 holds what is left.
             k = min(getattr(step, "k", getattr(step, "top", 1)), vocab)
             keep, seed = min(getattr(step, "keep", 1), vocab), getattr(step, "seed", 0)
@@ -64,7 +59,7 @@ def make_table(steps: Sequence[Sequence[Step]], vocab: int) -> Table:
             floats_of_step = (amount, getattr(step, "probability", 0.0))
             for first, count, part, added in _parts(step, vocab):
                 place = words if first else listed
-                integers.append((number, place, count, k, keep, seed if seed < 2**63 else seed - 2**64))
+                integers.append((kind, place, count, k, keep, seed if seed < 2**63 else seed - 2**64))
                 floats.append(floats_of_step)
                 if first:
                     masks.append(part)
@@ -77,7 +72,7 @@ def make_table(steps: Sequence[Sequence[Step]], vocab: int) -> Table:
     return Table(
         np.array(starts, np.int32),
         np.array(integers, np.int64).reshape(-1, INTEGERS),
-        np.array(floats, np.float64).reshape(-1, 2),
+        np.array(floats, np.float64).reshape(-1, FLOATS),
         _join(ids, np.int32),
         _join(values, np.float32),
         _join(masks, np.int32),
