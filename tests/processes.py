@@ -1,4 +1,4 @@
-"""Processes that a test starts and that end with it: whatever happens, nothing that they started goes on."""
+"""Processes that a test starts and that end with it, whatever happens, with all that they started; and their memory."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import signal
 import subprocess
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 
@@ -32,3 +33,8 @@ def run(
         out, err = process.communicate(input, timeout=timeout)
     assert not (check and process.returncode), (out + err)[-3000:]
     return subprocess.CompletedProcess(command, process.returncode, out, err)
+
+
+def resident(pid: int | str = "self") -> int:
+    """The bytes of a process's memory that Linux counts as resident."""
+    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")

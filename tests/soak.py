@@ -17,6 +17,7 @@ import time
 from typing import Any
 
 import decodestep as ds
+from processes import resident
 
 SYSTEM = "You are a careful assistant. Answer in one short sentence, and never repeat the question. " * 3
 QUESTIONS = ("What is ice?", "Name a river.", "Why is the sky blue?", "Count to five.", "Say hello in French.")
@@ -144,11 +145,6 @@ class Soak:
         status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
         if status:
             self.problems.append(f"fork: the child of request {number} ended with {status}")
-
-
-def resident() -> int:
-    with open("/proc/self/statm") as file:
-        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 def main() -> int:

@@ -17,10 +17,10 @@ import subprocess
 import sys
 import time
 import urllib.request
-from pathlib import Path
 from typing import Any
 
 import decodestep as ds
+from processes import resident
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "string", "maxLength": 12}, "b": {"type": "integer"}},
           "required": ["a", "b"], "additionalProperties": False}  # fmt: skip
@@ -114,11 +114,6 @@ def start(path: str) -> tuple[subprocess.Popen[str], int]:
     raise RuntimeError("the server did not start")
 
 
-def resident(pid: int) -> float:
-    """MiB of a process."""
-    return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * 4096 / 2**20
-
-
 def gauge(port: int, name: str) -> float:
     with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as found:
         return float(re.search(rf"^{name} (\S+)$", found.read().decode(), re.MULTILINE)[1])  # type: ignore[index]
@@ -147,7 +142,7 @@ def main() -> int:
             while gauge(port, "decodestep_cache_pages_held") and time.monotonic() < deadline:
                 time.sleep(0.1)
             held, rows = gauge(port, "decodestep_cache_pages_held"), gauge(port, "decodestep_running")
-            sizes.append(resident(process.pid))
+            sizes.append(resident(process.pid) / 2**20)
             print(f"part {part}: {soak.counts}, {held:.0f} pages held, {rows:.0f} rows, {sizes[-1]:.0f} MiB", flush=True)
             if held or rows:
                 soak.problems.append(f"{held} pages and {rows} rows were left over")

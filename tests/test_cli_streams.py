@@ -8,18 +8,11 @@ import sys
 import pytest
 
 import processes
-from decodestep import cli
 from decodestep.cli.options import text_of
+from test_cli import code_of
 
 COMMAND = [sys.executable, "-m", "decodestep"]
 BUFFERED = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
-
-
-def code_of(*arguments):
-    try:
-        return cli.main(list(arguments))
-    except SystemExit as end:
-        return end.code
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ import triton_interpreter as gpu
 from decodestep.ops.decode_step import steps as s
 from decodestep.ops.decode_step import triton
 from test_decode_step import (  # noqa: F401
+    ids,
     test_a_row_without_a_candidate_has_no_token,
     test_a_step_does_not_bring_back_what_a_step_before_dropped,
     test_a_token_that_is_named_twice_is_changed_twice,
@@ -25,10 +26,6 @@ from test_decode_step import (  # noqa: F401
 from triton_interpreter import guard_zones  # noqa: F401
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # infinities and NaN have their stated meanings
-
-
-def ids(*values):
-    return np.array(values, np.int64)
 
 
 @pytest.fixture(autouse=True)

@@ -65,11 +65,6 @@ def test_callers_at_once(rng):
                 assert np.array_equal(result, alone)
 
 
-def resident() -> int:
-    """Bytes of the process's memory."""
-    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
-
-
 def memory_of_callers(threads: int) -> None:
     """What threads that have run a prefill keep, while they live and after."""
     rng = np.random.default_rng(0)
@@ -86,16 +81,16 @@ def memory_of_callers(threads: int) -> None:
 
     with ds.use_threads(1):
         ds.decoder_forward(**call)
-    before = resident()
+    before = processes.resident()
     callers = [threading.Thread(target=run) for _ in range(threads)]
     for caller in callers:
         caller.start()
     ran.wait()
-    kept_alive = resident() - before
+    kept_alive = processes.resident() - before
     over.set()
     for caller in callers:
         caller.join()
-    print(kept_alive >> 20, (resident() - before) >> 20)
+    print(kept_alive >> 20, (processes.resident() - before) >> 20)
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads Linux's count of a process's memory")

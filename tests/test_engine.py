@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 import os
 import random
 import sys
@@ -10,7 +9,6 @@ import threading
 import time
 from dataclasses import replace
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 
@@ -393,18 +391,17 @@ def test_logits_of_some_sequences(tiny):
 @pytest.mark.skipif(sys.platform != "linux", reason="malloc_trim is glibc's")
 def test_freed_memory_goes_back_while_nothing_runs(tiny, monkeypatch):
     """It does so once after the last row, whatever lies above it."""
-    resident = lambda: int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE  # noqa: E731
     monkeypatch.setattr(engine_module, "_IDLE_SECONDS", 0.01)
     with Engine(tiny) as engine:
         while tiny.cache.prepare(engine_module._IDLE_SLABS):  # or the engine's thread would do it while this measures
             pass
         blocks = [bytes(1000) for _ in range(200_000)]
         above = bytes(1000)
-        full = resident()
+        full = processes.resident()
         blocks.clear()
         list(engine.submit([1], ds.SamplingParams(max_new_tokens=2)))
         end = time.monotonic() + 30
-        while resident() > full - 100_000_000:
+        while processes.resident() > full - 100_000_000:
             assert time.monotonic() < end
             time.sleep(0.01)
     assert len(above) == 1000

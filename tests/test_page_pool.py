@@ -7,6 +7,7 @@ import gc
 import pickle
 import sys
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -62,7 +63,7 @@ class Recall:
 
 
 def printed(code):
-    return processes.run([sys.executable, "-c", code], check=True).stdout
+    return processes.run([sys.executable, "-c", code], cwd=Path(__file__).parent, check=True).stdout
 
 
 def seen(logits):
@@ -608,8 +609,7 @@ def test_pages_take_memory_only_when_they_are_written(tiny_file):
     """A quarter of the machine's memory is the bound; a short text takes a few pages of it."""
     code = f"""
 import decodestep as ds
-def resident():
-    return int(open("/proc/self/statm").read().split()[1]) * 4096
+from processes import resident
 model = ds.load({str(tiny_file(context=4000))!r})
 model.logits([1])
 before = resident()
