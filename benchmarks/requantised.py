@@ -12,8 +12,8 @@ def write(source: Path, target: Path, kind: str) -> Path:
     """Writes `source` with weights of this kind to `target`, unless it is there. Raises ImportError without llama-cpp-python.
 
     The source's weights are quantised already, so these files are a little worse than ones made from the original weights: they
-    compare programs on one file, not types with each other. Rows of 576 are no multiple of 256, so that of Q4_K_M only a part
-    is Q4_K and Q6_K, the rest Q5_0 and Q8_0.
+    compare programs on one file, not types with each other. Rows of 576 are not a multiple of 256, so only a part of Q4_K_M is
+    Q4_K and Q6_K; the rest is Q5_0 and Q8_0.
     """
     import llama_cpp
 

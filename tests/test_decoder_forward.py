@@ -159,9 +159,9 @@ def test_a_model_that_the_step_does_not_serve_says_so(tiny_file):
     path = tiny_file(heads=6, groups=3, head_dim=6, hidden=48)
     ids = np.arange(9)
     model = ds.load(path)
-    assert model.decoder.description == "layer by layer, float32 activations (hidden size 48 is no multiple of 32)"
+    assert model.decoder.description == "layer by layer, float32 activations (hidden size 48 is not a multiple of 32)"
     np.testing.assert_array_equal(model.logits(ids), ds.load(path, dtype="float32").logits(ids))
-    with pytest.raises(ModelError, match="dtype 'int8' is not supported: hidden size 48 is no multiple of 32"):
+    with pytest.raises(ModelError, match="dtype 'int8' is not supported: hidden size 48 is not a multiple of 32"):
         ds.load(path, dtype="int8")
 
 
@@ -325,7 +325,7 @@ def test_refusals(message, changes, rng):
 def test_sizes_that_the_kernel_lacks_take_the_reference(rng):
     call = step(weights(Sizes(head_dim=8), Format.F32, rng), [4], rng)
     assert np.isfinite(ds.decoder_forward(**copied(call))).all()
-    with pytest.raises(ValueError, match="got 'cpu', which cannot: head size 8 is no multiple of 16"):
+    with pytest.raises(ValueError, match="got 'cpu', which cannot: head size 8 is not a multiple of 16"):
         ds.decoder_forward(**call, backend="cpu")
 
 

@@ -251,5 +251,5 @@ def test_refused_mixtures_and_caches(rng):
     odd = latent_weights(Format.F32, rng, sizes=LatentSizes(24, 16, 64, 32))
     call = step(odd, [3], rng)
     assert np.isfinite(ds.decoder_forward(**copied(call))).all()
-    with pytest.raises(ValueError, match="got 'cpu', which cannot: size without rope 24 is no multiple of 32"):
+    with pytest.raises(ValueError, match="got 'cpu', which cannot: size without rope 24 is not a multiple of 32"):
         ds.decoder_forward(**call, backend="cpu")

@@ -426,9 +426,9 @@ CONTRADICTIONS = {
     "another width": ({"kv_lora_rank": 25}, "kv_a_proj_with_mqa.weight has shape"),
     "no latent of queries": ({"q_lora_rank": None}, "q_proj.weight is missing"),
     "another activation": ({"hidden_act": "gelu"}, "hidden_act 'gelu' is not supported"),
-    "a scale that is no number": ({"routed_scaling_factor": float("nan")}, "routed_scaling_factor must be a number"),
-    "a stretch that is no number": ({"rope_parameters": families.yarn(float("nan"), 1.0)}, "mscale must be a number"),
-    "a factor that is no number": (
+    "a scale that is not a number": ({"routed_scaling_factor": float("nan")}, "routed_scaling_factor must be a number"),
+    "a stretch that is not a number": ({"rope_parameters": families.yarn(float("nan"), 1.0)}, "mscale must be a number"),
+    "a factor that is not a number": (
         {"rope_parameters": families.yarn(1.0, 1.0, attention_factor=float("nan"))},
         "attention_factor must be a number",
     ),
@@ -439,9 +439,9 @@ CONTRADICTIONS = {
         "rope_parameters by layer type are not supported",
     ),
     "a stretch of nothing": ({"rope_parameters": {"rope_type": "yarn", "factor": 0.0}}, "factor must be a number in"),
-    "quantisation that is no object": ({"quantization_config": "fp8"}, "quantization_config must be an object"),
+    "quantisation that is not an object": ({"quantization_config": "fp8"}, "quantization_config must be an object"),
     "other quantisation": ({"quantization_config": {"quant_method": "gptq"}}, "quant_method 'gptq' is not supported"),
-    "sizes that are no numbers": ({"hidden_size": "wide"}, "hidden_size must be an integer"),
+    "sizes that are not numbers": ({"hidden_size": "wide"}, "hidden_size must be an integer"),
     "huge sizes": ({"num_attention_heads": 2**40}, "num_attention_heads must be an integer"),
     "tokens that see later ones": ({"is_causal": False}, "is_causal false, bidirectional attention, is not supported"),
     "layers of other sizes": ({"per_layer_config": {"1": {"intermediate_size": 8}}}, "per_layer_config, .* is not supported"),
@@ -556,7 +556,7 @@ GGUF_CHANGES = {
         "attention.temperature_scale, by which scores grow with the position, is not supported",
     ),
     "another scaling": ({"rope.scaling.type": "longer"}, "rope scaling 'longer' is not supported"),
-    "a scale that is no number": ({"expert_weights_scale": float("nan")}, "expert_weights_scale must be a number"),
+    "a scale that is not a number": ({"expert_weights_scale": float("nan")}, "expert_weights_scale must be a number"),
 }
 
 
@@ -590,7 +590,7 @@ def test_env_tells_what_a_model_is_and_how_it_would_run(folder, capsys):
     facts = json.loads(capsys.readouterr().out)["model"]
     assert facts["architecture"].startswith("deepseek_v3: 3 layers of 32")
     assert "12 experts of 24, 4 a token" in facts["feed-forward"]
-    assert facts["runs"] == "layer by layer, float32: feed-forward size 40 is no multiple of 32"
+    assert facts["runs"] == "layer by layer, float32: feed-forward size 40 is not a multiple of 32"
     tensors = ModelFolder(path).tensors
     experts = sum(tensor.nbytes for name, tensor in tensors.items() if ".experts." in name)
     embedding = tensors["model.embed_tokens.weight"].nbytes

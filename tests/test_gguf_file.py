@@ -89,7 +89,7 @@ def use(path):
     assert isinstance(model.tokenizer.decode(ids), str)
     if model.config.context >= 4:
         completion = ds.generate(model, [ids[:2]], ds.SamplingParams(max_new_tokens=2, seed=1))[0]
-        assert completion.finish_reason in ("stop", "length", "no_candidate")  # the last: weights that are no numbers
+        assert completion.finish_reason in ("stop", "length", "no_candidate")  # the last: weights that are not numbers
 
 
 SENTENCEPIECE = ["<unk>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "a", "b", "ab", "▁ab"]

@@ -68,7 +68,7 @@ def test_sizes_that_the_stages_do_not_take(tiny_file):
     path = tiny_file(kind="Q8_0", hidden=64)
     ids = np.arange(20)
     narrow = ds.load(path, form="mla")
-    assert narrow.decoder.description.endswith("(value size 16 is no multiple of 32)")
+    assert narrow.decoder.description.endswith("(value size 16 is not a multiple of 32)")
     np.testing.assert_array_equal(narrow.logits(ids), ds.load(path, dtype="float32").logits(ids))
     with pytest.raises(ds.models.ModelError, match="dtype 'int8' is not supported: value size 16"):
         ds.load(path, form="mla", dtype="int8")

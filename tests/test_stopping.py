@@ -144,7 +144,7 @@ def test_stop_strings_by_hand(kind):
     assert any(stops("a\n\nb"))
     assert not stops("the end", after=" x")[-1]
     beyond = make(kind, [[letters[1], 10**6, *letters[2:]]], "int64")
-    assert stop(beyond, None).tolist() == [False]  # an id that is no token ends the text to its left
+    assert stop(beyond, None).tolist() == [False]  # an id that is not a token ends the text to its left
 
 
 def substrings(rng: np.random.Generator, tokenizer: Any, count: int) -> list[str]:

@@ -97,7 +97,7 @@ def test_a_stop_string_may_be_long_and_almost_there_for_long():
     assert out[:2500] == [""] * 2500 and out[2500:2503] == ["aa"] * 3
 
 
-# Few bytes, so that strings overlap, share starts and ends, and so that characters are cut short and bytes are no UTF-8.
+# Few bytes, so that strings overlap, share starts and ends, and so that characters are cut short and bytes are not UTF-8.
 STOPS = st.lists(st.text(alphabet="ab\u00e9\u00e8\u4f60\U0001f600", min_size=1, max_size=4), max_size=4)
 PIECES = st.lists(
     st.one_of(

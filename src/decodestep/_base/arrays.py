@@ -96,7 +96,7 @@ def integers(op: str, arg: str, value: object, *, rank: int | None = None) -> np
 def token_ids(op: str, arg: str, value: TokenIds, *, some: bool = False) -> list[int]:
     """An id, a sequence or an array of ids as a flat list of Python numbers.
 
-    some: whether anything but ints >= 0, at least one, is refused; otherwise numbers that are no ids are left to the caller.
+    some: whether anything but ints >= 0, at least one, is refused; otherwise numbers that are not ids are left to the caller.
     """
     plain = value.tolist() if hasattr(value, "tolist") else value
     flat = np.asarray(list(plain) if isinstance(plain, Iterable) and not isinstance(plain, str) else plain).reshape(-1)

@@ -65,7 +65,7 @@ class PassCost:
             self.per_prefill_key *= key
 
     def _base(self, rows: int) -> float:
-        """The time for this number of rows, or the nearest measured one; without rows the weights are read all the same."""
+        """The time for this number of rows, or the nearest measured one; without rows the weights are read as well."""
         return self.decode_base[min(self.decode_base, key=lambda known: abs(known - rows))] if self.decode_base else 0.0
 
 

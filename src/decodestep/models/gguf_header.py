@@ -49,7 +49,7 @@ class GgufHeader:
         self.at = 0
 
     def number(self, form: str) -> Any:
-        """form: as of `struct`."""
+        """form: as in `struct`."""
         return struct.unpack_from(form, self._bytes, self._need(struct.calcsize(form)))[0]
 
     def string(self) -> str:

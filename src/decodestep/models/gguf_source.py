@@ -21,7 +21,7 @@ from decodestep.models.gguf_file import GgufFile, Tensor
 from decodestep.models.model_folder import ModelFolder
 from decodestep.models.tokenizer_fields import tokenizer_fields
 
-# Keys that are written anew, or that say how the source lay in its file.
+# Keys that are written afresh, or that say how the source lay in its file.
 _LEFT_OUT = ("general.architecture", "general.file_type", "general.quantization_version", "general.alignment")
 _TURNED = ("query", "key", "query_bias", "key_bias", "query_up", "latent_rope")
 

@@ -14,7 +14,7 @@ MAX_BYTES = 1 << 28
 
 
 def read_text(path: Path) -> str:
-    """A file's text. ModelError if it cannot be read, is longer than 256 MiB, or no UTF-8."""
+    """A file's text. ModelError if it cannot be read, is longer than 256 MiB, or is not UTF-8."""
     file = FileBytes(path)
     if file.size > MAX_BYTES:
         raise ModelError(f"{path}: longer than {MAX_BYTES >> 20} MiB")

@@ -45,8 +45,8 @@ class SafeTensor(StoredTensor):
 def read_header(path: Path) -> dict[str, SafeTensor]:
     """The tensors of a file by name.
 
-    Raises ModelError for a file that cannot be opened, is truncated or corrupt: whose header is no JSON object of tensors, or
-    whose tensors overlap, leave gaps, or do not have as many bytes as their shapes say.
+    Raises ModelError for a file that cannot be opened, is truncated or corrupt: whose header is not a JSON object of tensors,
+    or whose tensors overlap, leave gaps, or do not have as many bytes as their shapes say.
     """
     file = FileBytes(path)
     if file.size < 8:

@@ -11,7 +11,7 @@ from decodestep.models.errors import ModelError
 SPACE = "\u2581"  # SentencePiece's character for a space
 
 # Every cut of a SentencePiece token into two may be a merge, so that long tokens cost the square of their length. Vocabularies
-# have tokens of up to some hundred characters, and some million characters of tokens and of merges.
+# have tokens of up to a few hundred characters, and a few million characters of tokens and of merges.
 _MAX_TOKEN = 1 << 10  # characters
 MAX_TOTAL = 1 << 24  # characters of all tokens, and of all merges
 

@@ -38,7 +38,7 @@ class ConstraintLogitsProcessor:
         s[t] = -inf if no text of the language begins with the generated text + t; end tokens are allowed after a complete text
 
     params: with one of json_schema, regex and grammar. prompt_length: where the generated tokens begin.
-    token_bytes, vocab_size, ends: as of the sampler.
+    token_bytes, vocab_size, ends: as for the sampler.
 
     Keeps the state of one row. A call raises ConstraintError if the text is not in the language, or if the next step would
     exceed the limits: the row then ends with the reason "error". The constructor raises ValueError for a schema, expression or

@@ -11,7 +11,7 @@ TokenBytes = Callable[[int], bytes]
 
 @lru_cache(maxsize=4)
 def tokenizer_of(token_bytes: TokenBytes, vocab_size: int, ends: frozenset[int]) -> Any:
-    """The vocabulary in llguidance's form; takes some tenths of a second, cached for all rows of a model."""
+    """The vocabulary in llguidance's form; takes a few tenths of a second, cached for all rows of a model."""
     from llguidance import LLTokenizer, TokenizerWrapper
 
     return LLTokenizer(TokenizerWrapper(_Vocabulary(token_bytes, vocab_size, ends)), n_vocab=vocab_size, eos_token=sorted(ends))
@@ -24,7 +24,7 @@ class _Vocabulary:
 
     def __init__(self, token_bytes: TokenBytes, vocab_size: int, ends: frozenset[int]) -> None:
         self.eos_token_id = min(ends)
-        # Tokens without text can only be ends: \xff begins what is no text.
+        # Tokens without text can only be ends: \xff begins nothing that is text.
         self.tokens = [b"\xff<%d>" % i if i in ends else token_bytes(i) or b"\xff<%d>" % i for i in range(vocab_size)]
         self.special_token_ids = [i for i, data in enumerate(self.tokens) if data[:1] == b"\xff"]
         self._ids = {data: i for i, data in reversed(list(enumerate(self.tokens)))}

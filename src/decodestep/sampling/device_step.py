@@ -22,7 +22,7 @@ _NOTHING = (Force(np.empty(0, np.int64)),)  # of a row that has ended
 
 
 class Drawn(NamedTuple):
-    """tokens: int64 (B,), on the device; `listed`: the same on the host. ends: a code for each row, as of `step_rows`; logprobs
+    """tokens: int64 (B,), on the device; `listed`: the same on the host. ends: a code for each row, as in `step_rows`; logprobs
     likewise. held: what rows that failed had held back, by their index."""
 
     tokens: Any

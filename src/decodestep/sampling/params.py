@@ -117,7 +117,7 @@ class SamplingParams:
         0.0, rules.NOT_NEGATIVE, "DRY: the penalty of a token that would continue a repetition of dry_allowed_length; 0 is off"
     )
     dry_base: float = _field(1.75, rules.AT_LEAST_1, "DRY: the factor of the penalty for each further token of the repetition")
-    dry_allowed_length: int = _field(2, integer(1), "DRY: the length from which on a repetition is penalised")
+    dry_allowed_length: int = _field(2, integer(1), "DRY: the length from which a repetition is penalised")
     dry_range: int = _field(0, integer(0), "DRY: how many of the last tokens are searched for repetitions; 0 for all")
     dry_sequence_breakers: tuple[int, ...] = _several((), rules.IDS, "DRY: tokens that end a repetition")
     sequence_bias: Mapping[tuple[int, ...], float] | None = _field(
@@ -169,7 +169,7 @@ class SamplingParams:
     xtc_probability: float = _field(
         0.0, rules.SHARE, "XTC: how often all likely tokens but the least likely of them are dropped; 0 is off"
     )
-    xtc_threshold: float = _field(0.1, rules.SHARE, "XTC: the probability from which on a token is a likely one")
+    xtc_threshold: float = _field(0.1, rules.SHARE, "XTC: the probability from which a token counts as likely")
     samplers: tuple[str, ...] | None = _several(
         None,
         or_none(rules.distinct_names(SAMPLERS)),

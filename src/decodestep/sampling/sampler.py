@@ -229,7 +229,7 @@ class Sampler:
             raise
 
     def _goes_to_device(self, logits: Array) -> bool:
-        plain = type(logits) is np.ndarray and self._backend != "triton"  # the usual case, told apart in 50 ns
+        plain = type(logits) is np.ndarray and self._backend != "triton"  # the usual case, recognised in 50 ns
         return not plain and devices.goes_to_triton(self._backend, logits)
 
     def _step_on_device(self, logits: Any) -> StepResult:

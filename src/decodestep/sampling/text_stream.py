@@ -15,7 +15,7 @@ class TextStream:
     stop_strings: the text ends before the first complete one; if several are complete at the same byte, before the longest.
         Token boundaries make no difference.
 
-    `text` is the final part of the text; `push` and `finish` return what they add to it. Held back are exactly the bytes that
+    `text` is the final part of the text; `push` and `finish` return what they add to it. It holds back exactly the bytes that
     may still become a stop string, and the bytes of an incomplete character. Bytes that are not UTF-8 become U+FFFD. Each byte
     is matched once, however many are held.
     Raises ValueError as `StopAutomaton` does.

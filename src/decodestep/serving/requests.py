@@ -14,7 +14,7 @@ from decodestep.serving.errors import HttpError, refusal, unknown_field
 if TYPE_CHECKING:
     from decodestep.models import Model
 
-_MAX_DEPTH = 256  # of lists and objects in each other: schemas need some tens, Python's recursion ends at about a thousand
+_MAX_DEPTH = 256  # of lists and objects in each other: schemas need a few dozen, Python's recursion ends at about a thousand
 _MAX_LOGPROBS = 100
 _MAX_STOPS, _MAX_STOP_CHARACTERS = 256, 2**14  # the number of stop strings; their total length
 # The time and memory for a token grow with each of these fields, and with keys times the vocabulary.

@@ -17,7 +17,7 @@ class StopTable(NamedTuple):
         state after token t              = after[after_row[t], state before it]
         whether a string ends in token t = ends[ends_row[t], state before it]
 
-    after, ends: (rows, states); intp and bool. after_row, ends_row: intp (V + 1,), entry V for an id that is no token, which
+    after, ends: (rows, states); intp and bool. after_row, ends_row: intp (V + 1,), entry V for an id that is not a token, which
     leads to state 0 and ends nothing.
 
     Nearly every token leads to one state, whatever the state before it, so `after` starts with rows of one value, and few

@@ -21,8 +21,8 @@ class TokenText:
 
     tokenizer: one of transformers', or a `tokenizers.Tokenizer`.
 
-    Token i adds pool[starts[i] : starts[i] + lengths[i]]; an id that is no token has length -1. `in_bytes` says whether a token
-    may hold part of a character: the tokenizer's decoder is ByteLevel or has ByteFallback.
+    Token i adds pool[starts[i] : starts[i] + lengths[i]]; an id that is not a token has length -1. `in_bytes` says whether a
+    token may hold part of a character: the tokenizer's decoder is ByteLevel or has ByteFallback.
     Raises ValueError for a tokenizer that cannot encode and decode "abcdef".
     """
 

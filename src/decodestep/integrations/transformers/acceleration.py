@@ -253,7 +253,7 @@ def _expands_by_its_weight(module: Any) -> bool:
 
 def _use_latent_layers(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
     """Replaces the unused dynamic layers in the cache of a model's call. Offloaded caches keep theirs: a LatentLayer's buffers
-    would stay on the device, and would be made anew at every step."""
+    would stay on the device, and would be made again at every step."""
     for cache in (*args, *kwargs.values()):
         if not isinstance(cache, Cache) or cache.offloading:
             continue

@@ -104,7 +104,7 @@ def _check_cache(call: Call) -> int:
         require_dtype(OP, "values", call.values, (call.keys.dtype,))
         ok = call.keys.dtype == BFLOAT16 or w.head_dim % 16 == 0
         require(
-            ok, OP, "keys", "bfloat16 where heads are no multiple of 16", Words(f"{call.keys.dtype}, heads of {w.head_dim}")
+            ok, OP, "keys", "bfloat16 where heads are not a multiple of 16", Words(f"{call.keys.dtype}, heads of {w.head_dim}")
         )
         keys, values = ((slabs, layers, w.kv_heads, pages, *page) for page in page_shapes(call.keys.dtype, w.head_dim))
     else:

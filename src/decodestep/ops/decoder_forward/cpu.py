@@ -37,19 +37,19 @@ def block_obstacle(hidden: int, feed_forwards: Iterable[int]) -> str | None:
 
 def grouped_obstacle(head_dim: int) -> str | None:
     """Why the native kernel cannot run grouped-query attention of this head size, or None."""
-    return f"head size {head_dim} is no multiple of 16" if head_dim % 16 else None
+    return f"head size {head_dim} is not a multiple of 16" if head_dim % 16 else None
 
 
 def latent_obstacle(sizes: LatentSizes, *, compressed: int | None = None) -> str | None:
     """Why the native kernel cannot run latent attention of these widths, or None. compressed: of the query, if it is."""
     if sizes.rope % 16:
-        return f"rope size {sizes.rope} is no multiple of 16"
+        return f"rope size {sizes.rope} is not a multiple of 16"
     widths = {"size without rope": sizes.nope, "latent size": sizes.latent, "value size": sizes.value}
     return _odd(widths if compressed is None else {**widths, "compressed query size": compressed})
 
 
 def _odd(sizes: dict[str, int]) -> str | None:
-    return next((f"{name} {size} is no multiple of 32" for name, size in sizes.items() if size % 32), None)
+    return next((f"{name} {size} is not a multiple of 32" for name, size in sizes.items() if size % 32), None)
 
 
 def obstacle(call: Call) -> str | None:

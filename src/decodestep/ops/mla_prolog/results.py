@@ -25,7 +25,7 @@ class MlaPrologResult(NamedTuple):
 class MlaPrologV2Result(NamedTuple):
     """The results of `mla_prolog_v2`.
 
-    query, query_rope, kv_cache_out, kr_cache_out: as of `MlaPrologResult`; in FULL_KV query is int8.
+    query, query_rope, kv_cache_out, kr_cache_out: as in `MlaPrologResult`; in FULL_KV query is int8.
     dequant_scale_q_nope: float32 (T, N, 1), the scale of each head of an int8 query; None in the other scenarios.
     """
 

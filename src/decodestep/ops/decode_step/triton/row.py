@@ -42,7 +42,7 @@ def store_block(scores, peaks, ids, s, start, vocab, BLOCK: tl.constexpr):
 
 @triton.jit
 def refresh(scores, peaks, vocab, BLOCK: tl.constexpr):
-    """The peaks anew, after tokens have been changed one by one."""
+    """Recomputes the peaks after tokens have been changed one by one."""
     for start in range(0, vocab, BLOCK):
         _ids, s = load_block(scores, start, vocab, BLOCK)
         tl.store(peaks + start // BLOCK, tl.max(s, axis=0))

@@ -181,7 +181,7 @@ def threshold(
     x, stride, kept, vocab, bound, STRICT: tl.constexpr, top, total,
     BY_MASS: tl.constexpr, RAW: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The highest key from which on survivors number, or weigh, at least `bound` (more, if STRICT); NAN_KEY if none do."""
+    """The highest key from which survivors number, or weigh, at least `bound` (more, if STRICT); NAN_KEY if none do."""
     low = tl.full([], NAN_KEY, tl.int64)
     high = tl.full([], 0x80000000, tl.int64)
     while high - low > 1:
