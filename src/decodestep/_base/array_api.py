@@ -49,7 +49,7 @@ def fill(xp: Namespace, scores: ArrayT, mask: Array, value: float = NEGATIVE_INF
     return xp.where(mask, constant(xp, value, scores), scores)
 
 
-def copied(xp: Namespace, array: ArrayT) -> ArrayT:
+def copy(xp: Namespace, array: ArrayT) -> ArrayT:
     return xp.asarray(array, copy=True)
 
 

@@ -215,7 +215,7 @@ class Batch:
             except CacheFullError:
                 self._suspend_last()
         if len(composed.pieces) > count:
-            self._begin(self._prefill.completed(logits[count:]))
+            self._begin(self._prefill.finish(logits[count:]))
         return composed.decoding, logits[:count]
 
     def _compose(self) -> _Pass:

@@ -152,8 +152,8 @@ class Model:
         capacity: the number of tokens for which pages are reserved now, so that `forward` cannot run out of them; None to take
             pages on demand.
 
-        Returns a `CachedSequence`. Raises ValueError for an id outside the vocabulary or a capacity that is not a number of tokens;
-        CacheFullError if the cache has no room for `capacity`.
+        Returns a `CachedSequence`. Raises ValueError for ids outside the vocabulary and for a capacity that is not a number of
+        tokens; CacheFullError if the cache has no room for `capacity`.
         """
         ids = require_ids("sequence", "token_ids", self.config.vocab_size, token_ids)
         sequence = CachedSequence(self.cache, capacity)

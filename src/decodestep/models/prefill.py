@@ -63,7 +63,7 @@ class Prefill(Generic[Key]):
 
     `take` fills a block from the prompts, after reusing what the cache holds by now. A prompt waits if an earlier one in the
     block is about to fill the page that it needs next, and later finds that page in the cache. Of equal prompts one runs; the
-    others become its forks. After the block has been run, `completed` returns the prompts that are done; `run` does all three.
+    others become its forks. After the block has been run, `finish` takes out the prompts that are done; `run` does all three.
     """
 
     def __init__(self, model: Model, *, fair: bool = False) -> None:
@@ -87,7 +87,7 @@ class Prefill(Generic[Key]):
     def run(self) -> dict[Key, np.ndarray]:
         """Runs one block. Returns the logits (V,) of the last token of every prompt that it completes."""
         pieces = self.take()
-        return self.completed(self._model.forward(pieces, wanted=self.last()))
+        return self.finish(self._model.forward(pieces, wanted=self.last()))
 
     def take(self, room: Room | None = None) -> list[Piece]:
         """The pieces of the next block for `Model.forward`: as much as the room allows, at least one token."""
@@ -116,14 +116,17 @@ class Prefill(Generic[Key]):
         """For each piece returned by `take`, whether it completes its prompt, so that its logits are needed."""
         return [len(sequence) + len(piece) == len(tokens) for sequence, piece, tokens in self._taken]
 
-    def completed(self, logits: np.ndarray) -> dict[Key, np.ndarray]:
-        """The logits (V,) of the last token of every finished prompt; `logits`: their rows, in the order of the pieces."""
+    def finish(self, logits: np.ndarray) -> dict[Key, np.ndarray]:
+        """Takes out the prompts that the block has finished; returns the logits (V,) of the last token of each.
+
+        logits: their rows, in the order of the pieces.
+        """
         done = [(sequence, tokens) for sequence, _, tokens in self._taken if len(sequence) == len(tokens)]
-        completed = {tokens: (sequence, row) for (sequence, tokens), row in zip(done, logits, strict=True)}
+        finished = {tokens: (sequence, row) for (sequence, tokens), row in zip(done, logits, strict=True)}
         ready: dict[Key, np.ndarray] = {}
-        for key, sequence, tokens in self._waiting if completed else ():
-            if tokens in completed:
-                source, ready[key] = completed[tokens]
+        for key, sequence, tokens in self._waiting if finished else ():
+            if tokens in finished:
+                source, ready[key] = finished[tokens]
                 sequence.assign(source)
         self._waiting = [entry for entry in self._waiting if entry[0] not in ready]
         return ready

@@ -10,7 +10,7 @@ from array_api_compat import device
 from decodestep._base import arrays
 from decodestep._base.array_api import (
     NEGATIVE_INFINITY,
-    copied,
+    copy,
     fill,
     full,
     log_softmax,
@@ -58,7 +58,7 @@ class WhisperTimeStampLogitsProcessor(LogitsProcessor):
 
     def __call__(self, input_ids: Array, scores: ArrayT) -> ArrayT:
         xp, first = namespace(scores), self.timestamp_begin
-        result = copied(xp, scores)
+        result = copy(xp, scores)
         result[:, self.no_timestamps_token_id] = NEGATIVE_INFINITY
         for row, ids in enumerate(input_ids.tolist()):
             self._pair(result[row], ids[self.begin_index :])
@@ -160,7 +160,7 @@ class AlternatingCodebooksLogitsProcessor(LogitsProcessor):
         self.codebook_size = codebook_size
 
     def __call__(self, input_ids: Array, scores: ArrayT) -> ArrayT:
-        result = copied(namespace(scores), scores)
+        result = copy(namespace(scores), scores)
         second = self.semantic_vocab_size + self.codebook_size
         if (input_ids.shape[-1] - self.input_start_len) % 2 == 0:
             result[:, : self.semantic_vocab_size] = NEGATIVE_INFINITY
@@ -220,7 +220,7 @@ class DiaEOSChannelFilterLogitsProcessor(LogitsProcessor):
 
     def __call__(self, input_ids: Array, scores: ArrayT) -> ArrayT:
         xp, vocab = namespace(scores), scores.shape[-1]
-        rows = xp.reshape(copied(xp, scores), (-1, self.num_channels, vocab))
+        rows = xp.reshape(copy(xp, scores), (-1, self.num_channels, vocab))
         rows[:, 1:, self.eos_id :] = NEGATIVE_INFINITY
         rows[:, 0, self.eos_id + 1 :] = NEGATIVE_INFINITY
         flat = xp.reshape(rows, (-1, vocab))

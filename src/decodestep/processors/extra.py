@@ -13,7 +13,7 @@ from decodestep import random
 from decodestep._base.array_api import (
     NEGATIVE_INFINITY,
     constant,
-    copied,
+    copy,
     fill,
     full,
     namespace,
@@ -252,7 +252,7 @@ def _subtract(scores: ArrayT, penalties: list[dict[int, float]]) -> ArrayT:
     """The scores minus the penalties {id: amount} of each row."""
     xp = namespace(scores)
     rows = [row for row, amounts in enumerate(penalties) for _ in amounts]
-    result = copied(xp, scores)
+    result = copy(xp, scores)
     if rows:
         here = device(scores)
         index = xp.asarray(rows, device=here), xp.asarray([t for amounts in penalties for t in amounts], device=here)

@@ -6,7 +6,7 @@ from typing import Any
 
 from array_api_compat import device
 
-from decodestep._base.array_api import columns, copied, fill, force_tokens, namespace, times
+from decodestep._base.array_api import columns, copy, fill, force_tokens, namespace, times
 from decodestep._base.arrays import Array, ArrayT, TokenIds, token_ids
 from decodestep._base.checks import require
 from decodestep.processors.base import LogitsProcessor
@@ -151,7 +151,7 @@ class ExponentialDecayLengthPenalty(LogitsProcessor):
         eos = scores[:, ids]
         finite = xp.where(xp.isfinite(eos), eos, xp.zeros_like(eos))
         penalty = times(xp, xp.abs(finite), self.growth(past) - 1)
-        result = copied(xp, scores)
+        result = copy(xp, scores)
         result[:, ids] = eos + penalty
         return result
 
@@ -169,4 +169,4 @@ def _require_length(op: str, arg: str, value: object) -> None:
 
 def _without(ids: list[int], scores: ArrayT, forbidden: bool) -> ArrayT:
     xp = namespace(scores)
-    return fill(xp, scores, columns(xp, ids, scores)) if forbidden else copied(xp, scores)
+    return fill(xp, scores, columns(xp, ids, scores)) if forbidden else copy(xp, scores)

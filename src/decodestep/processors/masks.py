@@ -11,7 +11,7 @@ from decodestep._base.array_api import (
     NEGATIVE_INFINITY,
     columns,
     constant,
-    copied,
+    copy,
     fill,
     full,
     largest,
@@ -72,7 +72,7 @@ class EncoderNoRepeatNGramLogitsProcessor(LogitsProcessor):
 
     def __call__(self, input_ids: Array, scores: ArrayT) -> ArrayT:
         xp = namespace(scores)
-        result = copied(xp, scores)
+        result = copy(xp, scores)
         beams, rest = divmod(scores.shape[0], self.batch_size)
         require(beams > 0 and rest == 0, type(self).__name__, "scores", f"of a multiple of {self.batch_size} rows", scores)
         if input_ids.shape[-1] < self.ngram_size - 1 or self.encoder_input_ids.shape[-1] < self.ngram_size:

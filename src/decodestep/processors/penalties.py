@@ -11,7 +11,7 @@ import numpy as np
 from array_api_compat import device
 
 from decodestep._base import arrays
-from decodestep._base.array_api import Namespace, copied, divide, namespace, narrow, repeat_rows, times, widen
+from decodestep._base.array_api import Namespace, copy, divide, namespace, narrow, repeat_rows, times, widen
 from decodestep._base.arrays import Array, ArrayT
 from decodestep._base.checks import Words, is_int, require
 from decodestep.processors.base import LogitsProcessor
@@ -58,7 +58,7 @@ class RepetitionPenaltyLogitsProcessor(LogitsProcessor):
         if len(scores.shape) == 2:
             ids = input_ids if len(input_ids.shape) == 2 else input_ids[:, None]
             return _penalise(xp, scores, ids, self.penalty, counted)
-        result = copied(xp, scores)
+        result = copy(xp, scores)
         if self.logits_indices is not None and self.cu_seq_lens_q is not None:
             flat, places = xp.reshape(input_ids, (-1,)), [int(i) for i in self.logits_indices]
             for place, (a, b) in zip(places, pairwise(int(i) for i in self.cu_seq_lens_q), strict=True):
@@ -198,7 +198,7 @@ class HammingDiversityLogitsProcessor(LogitsProcessor):
         for beam in range(first):
             counts[rows, earlier[:, beam]] += 1
         penalty = repeat_rows(xp, xp.astype(counts, xp.float32) * self._diversity_penalty, size)
-        result = copied(xp, scores)
+        result = copy(xp, scores)
         result[: penalty.shape[0]] = narrow(xp, widen(xp, scores[: penalty.shape[0]]) - penalty, scores)
         return result
 
@@ -210,7 +210,7 @@ def _check_penalty(op: str, penalty: Any) -> float:
 
 def _penalise(xp: Namespace, scores: ArrayT, ids: Array, penalty: float, counted: Array | None = None) -> ArrayT:
     """The scores with a penalty on the ids of each row that are in the vocabulary and in the mask `counted`, if given."""
-    result, ids = copied(xp, scores), xp.astype(ids, xp.int64)
+    result, ids = copy(xp, scores), xp.astype(ids, xp.int64)
     if 0 in ids.shape:
         return result
     counted = ids < scores.shape[-1] if counted is None else counted & (ids < scores.shape[-1])

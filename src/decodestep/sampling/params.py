@@ -376,7 +376,7 @@ def _sentence(text: str) -> str:
     return f"{text[0].upper()}{text[1:]}."
 
 
-def _taking_other_spellings(init: Any) -> Any:
+def _accept_other_spellings(init: Any) -> Any:
     @functools.wraps(init)
     def take(self: SamplingParams, *arguments: Any, **given: Any) -> None:
         init(self, *arguments, **rename_fields(given, _DEFAULTS.keys()))
@@ -385,5 +385,5 @@ def _taking_other_spellings(init: Any) -> Any:
 
 
 _DEFAULTS = {each.name: each.default for each in fields(SamplingParams)}
-SamplingParams.__init__ = _taking_other_spellings(SamplingParams.__init__)  # type: ignore[method-assign]
+SamplingParams.__init__ = _accept_other_spellings(SamplingParams.__init__)  # type: ignore[method-assign]
 SamplingParams.__doc__ = (SamplingParams.__doc__ or "").replace("{fields}", _field_lines())

@@ -126,7 +126,7 @@ def has_key_from(peak, least, ORDER: tl.constexpr):
 
 
 @triton.jit
-def measured(
+def measure_keys(
     scores, peaks, vocab, keys, least, top, mass, entropy, ORDER: tl.constexpr, MASS: tl.constexpr, BLOCK: tl.constexpr
 ):
     """For each of `keys`, none below `least`: how many candidates have a key as high, or estimates of their weights' sum."""
@@ -148,9 +148,9 @@ def measured(
 
 @triton.jit
 def measure(scores, peaks, vocab, key, top, mass, entropy, ORDER: tl.constexpr, MASS: tl.constexpr, BLOCK: tl.constexpr):
-    """`measured` for one key."""
+    """`measure_keys` for one key."""
     keys = tl.zeros([2], tl.int64) + key
-    return tl.max(measured(scores, peaks, vocab, keys, key, top, mass, entropy, ORDER, MASS, BLOCK), axis=0)
+    return tl.max(measure_keys(scores, peaks, vocab, keys, key, top, mass, entropy, ORDER, MASS, BLOCK), axis=0)
 
 
 @triton.jit
@@ -168,7 +168,7 @@ def threshold(scores, peaks, vocab, wanted, top, mass, entropy, ORDER: tl.conste
     while high - low > 1:
         step = (high - low + 16) // 17
         keys = low + (tl.arange(0, 16).to(tl.int64) + 1) * step
-        sums = measured(scores, peaks, vocab, keys, low + step, top, mass, entropy, ORDER, MASS, BLOCK)
+        sums = measure_keys(scores, peaks, vocab, keys, low + step, top, mass, entropy, ORDER, MASS, BLOCK)
         met = tl.sum((sums >= wanted).to(tl.int64), axis=0)
         high = tl.minimum(high, low + (met + 1) * step)
         low = low + met * step

@@ -33,7 +33,7 @@ _ROWS, _COLUMNS, _DEPTH = 16, 32, 64
 def prolog(p: Problem, call: Any) -> Results:
     """p: the checked call, of outlines. call: the `Call` with its tensors."""
     launches = _Launches(p, call)
-    cq, cq_scale = launches.compressed()
+    cq, cq_scale = launches.compress()
     query, query_rope, query_scale = launches.queries(cq, cq_scale)
     if len(p.x) and p.kv_cache.shape[0]:
         launches.write_caches()
@@ -57,7 +57,7 @@ class _Launches:
         self.short = self.real == torch.bfloat16
         self.size = {"BFLOAT16": self.short, **LAUNCH}
 
-    def compressed(self) -> tuple[torch.Tensor, torch.Tensor]:
+    def compress(self) -> tuple[torch.Tensor, torch.Tensor]:
         """c as weight_uq_qr multiplies it: float32, or int8 with the scales of its rows."""
         p, call, x, width, int8 = self.p, self.call, self.x, self.p.query_width, self.p.scenario.partial
         cq, cq_scale = self._new(len(x), width, dtype=torch.int8 if int8 else torch.float32), self._new(len(x))
