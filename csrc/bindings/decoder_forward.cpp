@@ -25,7 +25,7 @@ struct HeldDecoder {
 constexpr const char* kOp = "Decoder";
 
 // Checks the weights of a decoder and keeps their arrays alive. Groups of arguments have the names of the classes'
-// fields in src/decodestep/ops/decoder_forward/weights.py.
+// fields in src/decodestep/ops/decoder_forward: layers.py, weights.py.
 class DecoderReader {
   public:
     explicit DecoderReader(HeldDecoder& held) : held_(held), d_(held.decoder) {}

@@ -8,12 +8,12 @@ from decodestep._base.dispatch import choose
 from decodestep._base.profiling import run
 from decodestep.ops.decoder_forward import cpu, reference
 from decodestep.ops.decoder_forward.arguments import OP, bind
+from decodestep.ops.decoder_forward.layers import GroupedAttention as GroupedAttention
+from decodestep.ops.decoder_forward.layers import LatentAttention as LatentAttention
+from decodestep.ops.decoder_forward.layers import LayerWeights as LayerWeights
+from decodestep.ops.decoder_forward.layers import Mixture as Mixture
 from decodestep.ops.decoder_forward.weights import DecoderWeights as DecoderWeights
-from decodestep.ops.decoder_forward.weights import GroupedAttention as GroupedAttention
-from decodestep.ops.decoder_forward.weights import LatentAttention as LatentAttention
 from decodestep.ops.decoder_forward.weights import LatentSizes as LatentSizes
-from decodestep.ops.decoder_forward.weights import LayerWeights as LayerWeights
-from decodestep.ops.decoder_forward.weights import Mixture as Mixture
 
 
 def decoder_forward(

@@ -14,13 +14,8 @@ from decodestep._base.arrays import contiguous
 from decodestep._base.profiling import add_part, is_timed
 from decodestep._base.threads import threads
 from decodestep.ops.decoder_forward.arguments import Call
-from decodestep.ops.decoder_forward.weights import (
-    DecoderWeights,
-    LatentAttention,
-    LatentSizes,
-    LayerWeights,
-    Mixture,
-)
+from decodestep.ops.decoder_forward.layers import LatentAttention, LayerWeights, Mixture
+from decodestep.ops.decoder_forward.weights import DecoderWeights, LatentSizes
 from decodestep.ops.expert_router.cpu import native_rule
 from decodestep.ops.linear.cpu import panel_argument
 from decodestep.ops.mixture_of_experts.cpu import panels_of

@@ -7,7 +7,7 @@ import numpy as np
 from decodestep._base.arrays import BFLOAT16
 from decodestep.ops.decoder_forward import group_cache
 from decodestep.ops.decoder_forward.arguments import PAGE, SCALE_BYTES, Call
-from decodestep.ops.decoder_forward.weights import GroupedAttention, LatentAttention, Mixture
+from decodestep.ops.decoder_forward.layers import GroupedAttention, LatentAttention, Mixture
 from decodestep.ops.expert_router.reference import route
 from decodestep.ops.linear.bias import with_bias
 from decodestep.ops.linear.reference import linear

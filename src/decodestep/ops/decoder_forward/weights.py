@@ -1,7 +1,4 @@
-"""The weights of a decoder, in the form that decoder_forward expects.
-
-A layer has one of two kinds of attention and one of two kinds of feed-forward block.
-"""
+"""The weights of a decoder, in the form that decoder_forward expects."""
 
 from __future__ import annotations
 
@@ -11,86 +8,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from decodestep._base.checks import Words, is_finite, is_int, require
+from decodestep.ops.decoder_forward.layers import GroupedAttention, LatentAttention, LayerWeights, Mixture
 from decodestep.ops.expert_router.arguments import RouterRule
 from decodestep.weights.feed_forward import FeedForward
 from decodestep.weights.linear_panels import LinearPanels
 from decodestep.weights.packed import PackedWeight
 
 _CLASS = "DecoderWeights"
-
-
-@dataclass(frozen=True, eq=False)
-class GroupedAttention:
-    """Grouped-query attention. Products as `LinearPanels` of shape (inputs, outputs)."""
-
-    query: LinearPanels  # (He, N * D), the two columns of a rotated pair side by side
-    values_keys: LinearPanels  # (He, 2 * G * D): the values of all key-value heads, then their keys, in pairs like queries
-    output: LinearPanels  # (N * Dv, He)
-    # float32, or None without: biases of the outputs of these products; norms of every head of queries and of keys, (Dv,)
-    query_bias: np.ndarray | None = None
-    values_keys_bias: np.ndarray | None = None
-    output_bias: np.ndarray | None = None
-    query_norm: np.ndarray | None = None
-    key_norm: np.ndarray | None = None
-    window: int = 0  # the number of positions that a token attends to, its own included; 0: all up to its own
-    rope: int = 0  # the index of its rotation, if sin and cos hold several
-
-    def products(self) -> tuple[LinearPanels, ...]:
-        return self.query, self.values_keys, self.output
-
-
-@dataclass(frozen=True, eq=False)
-class LatentAttention:
-    """Multi-head latent attention, absorbed: Dn, Dr, Hckv and Dv are those of `LatentSizes`.
-
-    Of a GGUF file: query is attn_q or attn_q_b, query_down attn_q_a, latent attn_kv_a_mqa, key_up attn_k_b and value_up
-    attn_v_b, the heads one after another. The two columns of a rotated pair are adjacent: if a model rotates column i with
-    i + Dr / 2, the outputs of query and latent must be reordered.
-    """
-
-    query_down: LinearPanels | None  # (He, Hcq), and the norm of its outputs; None: query reads the hidden state
-    query_norm: np.ndarray | None
-    query: LinearPanels  # (Hcq or He, N * (Dn + Dr)): by head its part without rope, then that with
-    latent: LinearPanels  # (He, Hckv + Dr): the latent, then the rope key
-    latent_norm: np.ndarray  # (Hckv,)
-    key_up: LinearPanels  # (Dn, N * Hckv): head n turns its Dn values to outputs n * Hckv and following
-    value_up: LinearPanels  # (Hckv, N * Dv): likewise
-    output: LinearPanels  # (N * Dv, He)
-    # float32, or None without: biases of the outputs of these products; none of query_down where there is none
-    query_down_bias: np.ndarray | None = None
-    latent_bias: np.ndarray | None = None
-    output_bias: np.ndarray | None = None
-
-    def products(self) -> tuple[LinearPanels, ...]:
-        down = () if self.query_down is None else (self.query_down,)
-        return (*down, self.query, self.latent, self.key_up, self.value_up, self.output)
-
-
-@dataclass(frozen=True, eq=False)
-class Mixture:
-    """A mixture of E experts, with the rule and the bias of `expert_router`, and a block that every token goes through."""
-
-    router: LinearPanels  # (He, E)
-    rule: RouterRule
-    bias: np.ndarray | None  # float32 (E,)
-    routed: FeedForward  # of E blocks, `LinearPanels`
-    shared: FeedForward | None  # of one block, `LinearPanels`
-
-
-@dataclass(frozen=True, eq=False)
-class LayerWeights:
-    """The weights of one layer. Norms: (He,) float32. feed_forward: a mixture, or one block of `LinearPanels`.
-
-    attention_post_norm, ffn_post_norm: norms of the outputs of attention and of the feed-forward block; None if there are none.
-        A mixture has no post norm.
-    """
-
-    attention_norm: np.ndarray
-    attention: GroupedAttention | LatentAttention
-    ffn_norm: np.ndarray
-    feed_forward: FeedForward | Mixture
-    attention_post_norm: np.ndarray | None = None
-    ffn_post_norm: np.ndarray | None = None
 
 
 @dataclass(frozen=True)
