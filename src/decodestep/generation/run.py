@@ -74,7 +74,7 @@ class Run:
     def advance(self) -> Pieces:
         """Runs one forward pass, or one whole search; returns the text added to the completions, a piece for each new token."""
         if self._cancelled():
-            return self.end_all("cancelled")
+            return self.cancel()
         with use_threads(self._model.threads):
             if self._batch.running:
                 return [(self._indices[i], piece) for i, piece in self._batch.advance()]
@@ -88,11 +88,11 @@ class Run:
         """Ends the row of a sample if it is running; returns the text that it had held back."""
         return self._batch.end(self._keys[index], reason) if index in self._keys else ""
 
-    def end_all(self, reason: str) -> Pieces:
+    def cancel(self) -> Pieces:
         """Ends all running rows and drops the searches that have not run; returns the text that was held back."""
-        held = [(index, self._batch.end(key, reason)) for index, key in self._keys.items()]
+        held = [(index, self._batch.end(key, "cancelled")) for index, key in self._keys.items()]
         for _, search in self._searches:
-            search.drop(reason)
+            search.drop("cancelled")
         self._searches = []
         return [(index, piece) for index, piece in held if piece]
 

@@ -145,7 +145,7 @@ class CompletionStream:
         run, self._run = self._run, None
         if run is None:
             return False
-        run.end_all("cancelled")
+        run.cancel()
         run.close()
         self._completion = replace(run.completions()[0], text="".join(self._pieces))
         return True

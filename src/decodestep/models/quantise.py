@@ -108,10 +108,10 @@ def _affine(x: np.ndarray, weight: np.ndarray, largest: int) -> tuple[np.ndarray
     return scale, minimum
 
 
-def _super_scale(parts: np.ndarray, largest: int) -> tuple[np.ndarray, np.ndarray]:
-    """float16 scale of a block, and the integers in [0, largest] by which its sub-blocks' numbers are multiples of it."""
-    top = (parts.max(axis=-1) / largest).astype(np.float16).astype(np.float32)
-    integers = np.rint(parts / np.where(top > 0, top, 1)[:, None]).clip(0, largest)
+def _super_scale(parts: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """float16 scale of a block, and the integers of six bits by which its sub-blocks' numbers are multiples of it."""
+    top = (parts.max(axis=-1) / 63).astype(np.float16).astype(np.float32)
+    integers = np.rint(parts / np.where(top > 0, top, 1)[:, None]).clip(0, 63)
     return top, np.where(top[:, None] > 0, integers, 0)
 
 
@@ -120,8 +120,8 @@ def _with_minima(x: np.ndarray, largest: int) -> tuple[np.ndarray, np.ndarray, n
     x = x.reshape(-1, 8, 32)
     weight = np.sqrt(np.mean(x * x, axis=-1, keepdims=True)) + np.abs(x)
     scale, minimum = _affine(x, weight, largest)
-    d, scales = _super_scale(scale, 63)
-    dmin, minima = _super_scale(minimum, 63)
+    d, scales = _super_scale(scale)
+    dmin, minima = _super_scale(minimum)
     for last in (False, True):
         a, m = d[:, None] * scales, dmin[:, None] * minima
         q = np.rint((x + m[..., None]) / np.where(a > 0, a, 1)[..., None]).clip(0, largest)
