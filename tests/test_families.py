@@ -26,6 +26,7 @@ from decodestep.generation.model_sampler import sampler_for
 from decodestep.generation.schedule import ChunkedPrefill
 from decodestep.models import ModelError, layers
 from decodestep.models.model_folder import ModelFolder
+from tolerances import LOGITS
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 
@@ -33,7 +34,6 @@ ALL = [(family, size) for family, sizes in families.SIZES.items() for size in ra
 # GGUF has no keys for biases, pairs half a head apart, dense layers among sparse ones, a second mscale, MiniCPM3's scales.
 IN_GGUF = [("deepseek_v2", 0), ("deepseek_v2", 1), ("deepseek_v3", 0), ("deepseek_v3", 1), ("glm4_moe_lite", 0)]
 IN_GGUF += [("youtu", 0), ("youtu", 1), ("youtu", 2), ("minicpm3", 0)]
-TOLERANCE = 1e-4  # of a row's largest logit
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +77,7 @@ def test_logits_tokens_and_experts_equal_transformers(folder, ids, monkeypatch, 
     mine = ds.load(path, dtype="float32")
     theirs, ours = routes(model, monkeypatch)
     expected = families.logits_of(model, ids)
-    assert families.relative(mine.logits(ids), expected) < TOLERANCE
+    assert families.relative(mine.logits(ids), expected) < LOGITS
     assert len(ours) == len(theirs)
     for one, other in zip(ours, theirs, strict=True):
         np.testing.assert_array_equal(one, other)
@@ -94,7 +94,7 @@ def test_a_gguf_file_of_the_same_weights_has_the_same_logits(folder, ids, tmp_pa
     expected = families.logits_of(model, ids)
     for options in ({}, {"whole": True, "fused": True}):
         path = latent_files.write_gguf(model, tmp_path / "model.gguf", **options)
-        assert families.relative(ds.load(path, dtype="float32").logits(ids), expected) < TOLERANCE
+        assert families.relative(ds.load(path, dtype="float32").logits(ids), expected) < LOGITS
 
 
 @pytest.mark.parametrize("wide", [False, True])
@@ -111,7 +111,7 @@ def test_plm_is_a_dense_model_whose_activation_is_squared(tmp_path, ids, wide):
             layer.mlp.down_proj.bias.zero_()
     path = latent_files.write_gguf(model, tmp_path / "plm.gguf", plm=True)
     expected, mine = families.logits_of(model, ids), ds.load(path)
-    assert families.relative(ds.load(path, dtype="float32").logits(ids), expected) < TOLERANCE
+    assert families.relative(ds.load(path, dtype="float32").logits(ids), expected) < LOGITS
     assert mine.decoder.description.startswith("one native call a step" if wide else "layer by layer")
     assert np.median(np.abs(mine.logits(ids) - expected).max(axis=1) / np.abs(expected).max(axis=1)) < 0.02
 
@@ -147,7 +147,7 @@ def test_the_native_step_has_biases(tmp_path, ids, family):
     assert mine.decoder.description == "one native call a step"
     apart = np.abs(mine.logits(ids) - exact.logits(ids)).max(axis=1) / np.abs(exact.logits(ids)).max(axis=1)
     assert np.median(apart) < 0.01
-    assert families.relative(exact.logits(ids), families.logits_of(families.model_of(family, size, **changes), ids)) < TOLERANCE
+    assert families.relative(exact.logits(ids), families.logits_of(families.model_of(family, size, **changes), ids)) < LOGITS
 
 
 def test_latents_as_int8(tmp_path, ids):
@@ -177,10 +177,10 @@ def test_heads_that_are_all_rotated(tmp_path, ids, size):
     """Of a query nothing reads the latent."""
     model = families.model_of("deepseek_v3", size, qk_nope_head_dim=0)
     mine = ds.load(families.save(model, tmp_path))
-    assert families.relative(mine.logits(ids), families.logits_of(model, ids)) < TOLERANCE
+    assert families.relative(mine.logits(ids), families.logits_of(model, ids)) < LOGITS
     if size == 1:
         whole = latent_files.write_gguf(model, tmp_path / "model.gguf", whole=True)
-        assert families.relative(ds.load(whole).logits(ids), families.logits_of(model, ids)) < TOLERANCE
+        assert families.relative(ds.load(whole).logits(ids), families.logits_of(model, ids)) < LOGITS
 
 
 def test_what_a_text_is_when_it_grows_beyond_the_short_factors(folder):
@@ -242,7 +242,7 @@ def test_long_rope_in_batches_and_pieces(long_rope):
     expected = families.logits_of(model, text)
     exact = fresh.decoder.cache_dtype == "float32"
     whole = fresh.logits(text)
-    assert families.relative(whole, expected) < (TOLERANCE if exact else 0.05)
+    assert families.relative(whole, expected) < (LOGITS if exact else 0.05)
     prompts = [text[20:320].tolist(), text[:101].tolist(), text.tolist(), text[300:390].tolist()]
     for prompt_logprobs in (None, 0):
         params = ds.SamplingParams(do_sample=False, max_new_tokens=14, ignore_eos=True, prompt_logprobs=prompt_logprobs)
@@ -338,13 +338,13 @@ def test_narrow_weights_are_multiplied_as_they_are(tmp_path, ids, dtype):
     narrow, model = (families.model_of("deepseek_v3", 0, dtype=kind) for kind in (dtype, torch.float32))
     path = families.save(narrow, tmp_path)
     model.load_state_dict(narrow.state_dict())  # the same numbers, but frequencies that are not rounded
-    assert families.relative(ds.load(path).logits(ids), families.logits_of(model, ids)) < TOLERANCE
+    assert families.relative(ds.load(path).logits(ids), families.logits_of(model, ids)) < LOGITS
 
 
 def test_shards(folder, ids):
     model, path = folder("deepseek_v2", 0, True)
     assert len(list(path.glob("*.safetensors"))) > 2
-    assert families.relative(ds.load(path).logits(ids), families.logits_of(model, ids)) < TOLERANCE
+    assert families.relative(ds.load(path).logits(ids), families.logits_of(model, ids)) < LOGITS
 
 
 def float8(model, path):
@@ -375,7 +375,7 @@ def test_float8_with_scales_of_blocks(tmp_path, ids):
         if value.dtype == torch.float8_e4m3fn:
             scale = tensors[f"{name}_scale_inv"].repeat_interleave(128, 0).repeat_interleave(128, 1)
             state[name].copy_(value.float() * scale[: value.shape[0], : value.shape[1]])
-    assert families.relative(ds.load(tmp_path).logits(ids), families.logits_of(model, ids)) < TOLERANCE
+    assert families.relative(ds.load(tmp_path).logits(ids), families.logits_of(model, ids)) < LOGITS
 
 
 def test_prediction_layers_are_left_out_and_said_so(folder, ids, tmp_path):
@@ -518,7 +518,7 @@ def test_what_config_json_says_is_what_transformers_reads(ids, tmp_path, family,
     path.mkdir()
     changed(families.save(families.model_of(family, size, **changes), saved), path, **said)
     theirs = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, attn_implementation="eager").eval()
-    assert families.relative(ds.load(path, dtype="float32").logits(ids), families.logits_of(theirs, ids)) < TOLERANCE
+    assert families.relative(ds.load(path, dtype="float32").logits(ids), families.logits_of(theirs, ids)) < LOGITS
 
 
 SCALE, BIAS = "0.self_attn.o_proj.weight_scale_inv", "1.mlp.gate.e_score_correction_bias"

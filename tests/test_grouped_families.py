@@ -13,6 +13,7 @@ import families
 from decodestep import cli
 from decodestep.models import ModelError
 from grouped_files import write_gguf
+from tolerances import LLAMA_CPP, LOGITS
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 
@@ -51,7 +52,7 @@ def test_the_native_step_is_as_near_as_its_rounding(model, ids, tmp_path, family
 def test_a_gguf_file_of_the_same_weights_has_the_same_logits(model, ids, tmp_path, family, size):
     theirs = model(family, size)
     path = write_gguf(theirs, tmp_path / "model.gguf")
-    assert families.relative(ds.load(path, dtype="float32").logits(ids), families.logits_of(theirs, ids)) < 1e-4
+    assert families.relative(ds.load(path, dtype="float32").logits(ids), families.logits_of(theirs, ids)) < LOGITS
 
 
 @pytest.mark.parametrize(("family", "size"), [case for case in IN_GGUF if case != ("mistral", 1)])
@@ -59,7 +60,7 @@ def test_llama_cpp_has_the_same_logits(model, ids, tmp_path, family, size):
     """It does not read Mistral's window, and stores keys and values as float16 here."""
     pytest.importorskip("llama_cpp")
     path = write_gguf(model(family, size), tmp_path / "model.gguf")
-    assert families.relative(ds.load(path, dtype="float32").logits(ids), families.llama_cpp_logits_of(path, ids)) < 0.01
+    assert families.relative(ds.load(path, dtype="float32").logits(ids), families.llama_cpp_logits_of(path, ids)) < LLAMA_CPP
 
 
 STRETCHED = {
@@ -97,7 +98,7 @@ def test_rotations_of_gguf_files_are_those_of_llama_cpp(model, ids, tmp_path, ke
 def test_a_granite_whose_file_says_that_positions_are_not_rotated(model, ids, tmp_path, rotates):
     pytest.importorskip("llama_cpp")
     path = write_gguf(model("granite", 2), tmp_path / "model.gguf", **{"rope.scaling.finetuned": rotates})
-    assert families.relative(ds.load(path, dtype="float32").logits(ids), families.llama_cpp_logits_of(path, ids)) < 0.01
+    assert families.relative(ds.load(path, dtype="float32").logits(ids), families.llama_cpp_logits_of(path, ids)) < LLAMA_CPP
 
 
 def test_blocks_of_a_file_are_multiplied_as_they_are(model, ids, tmp_path):

@@ -1,4 +1,4 @@
-"""The one table of tolerances, by dtype of the result. Integers are compared exactly."""
+"""The one table of tolerances: by dtype of a result, and of whole models. Integers are compared exactly."""
 
 from __future__ import annotations
 
@@ -11,6 +11,12 @@ TOLERANCE = {
     "float16": 2.0**-10,  # two units in the last place
     "bfloat16": 2.0**-7,
 }
+# Of the logits of a whole model in float32, relative to the largest of a row (`families.relative`).
+LOGITS = 1e-4  # against transformers, whose sums have another order
+REWRITTEN_LOGITS = 1e-5  # of the same weights from another file
+LLAMA_CPP = 1e-2  # against llama.cpp, which rounds activations or the cache
+# Of the scores after a chain of steps, relative and absolute.
+CHAIN = {"float64": 1e-9, "float32": 2e-5}
 
 
 def assert_close(actual: np.ndarray, expected: np.ndarray, terms: np.ndarray | None = None) -> None:
@@ -30,3 +36,9 @@ def assert_close(actual: np.ndarray, expected: np.ndarray, terms: np.ndarray | N
     finite = np.abs(expected[np.isfinite(expected)])
     scale = finite.max() if finite.size else 0.0
     np.testing.assert_allclose(np.asarray(actual, np.float64), expected, rtol=TOLERANCE[name], atol=TOLERANCE[name] * scale)
+
+
+def assert_same_chain(fused: np.ndarray, expected: np.ndarray) -> None:
+    """The scores after a chain of fused steps equal those of its processors, called one by one."""
+    bound = CHAIN[fused.dtype.name]
+    np.testing.assert_allclose(fused, expected, rtol=bound, atol=bound)
