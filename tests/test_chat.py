@@ -522,7 +522,7 @@ def test_generate_reads_contents_as_text(model):
     assert ds.generate(model, [messages], greedy)[0].prompt_token_ids == model.chat_ids(messages)
 
 
-def test_marks():
+def test_control_tokens_in_contents_are_told_from_the_templates():
     control = ControlTokens(["<|a|>", "<|ab|>", "</s>"])
 
     def pieces(*contents, template="<|a|>{}</s>"):

@@ -234,7 +234,7 @@ def test_half_precision_and_torch():
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_no_rows(dtype):
+def test_no_rows_have_empty_results(dtype):
     result = ds.decode_step(
         np.zeros((0, 3), dtype), [], greedy=[], seed=[], position=[], top_logprobs=[], need_processed=True, backend="reference"
     )

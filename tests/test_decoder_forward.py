@@ -71,7 +71,7 @@ def test_every_type_equals_a_dense_pass_with_its_roundings(tiny_file, kind):
 @pytest.mark.parametrize(
     ("heads", "groups", "head_dim", "hidden"), [(4, 4, 16, 64), (8, 1, 32, 96), (6, 3, 48, 32), (14, 1, 64, 32), (2, 1, 96, 64)]
 )
-def test_any_grouping(tiny_file, heads, groups, head_dim, hidden):
+def test_any_grouping_of_heads_is_right(tiny_file, heads, groups, head_dim, hidden):
     check(tiny_file(heads=heads, groups=groups, head_dim=head_dim, hidden=hidden), "auto")
 
 

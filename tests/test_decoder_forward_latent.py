@@ -124,7 +124,7 @@ def test_latents_in_bytes_are_near(rng):
 
 
 @pytest.mark.parametrize("format_", ["BF16", "Q8_0"])
-def test_formats(format_, rng):
+def test_every_format_is_near_the_reference(format_, rng):
     call = step(latent_weights(Format[format_], rng, compressed=64), [24], rng)
     logits, expected = (ds.decoder_forward(**copied(call), backend=backend) for backend in ("cpu", "reference"))
     assert np.median(np.abs(logits - expected)) < 1e-3 * np.abs(expected).max()

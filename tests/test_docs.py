@@ -39,7 +39,7 @@ def printed(call, *arguments):
 
 
 @each_page
-def test_examples_run(page, model, tmp_path, monkeypatch):
+def test_examples_print_what_they_show(page, model, tmp_path, monkeypatch):
     load = ds.load
     monkeypatch.setattr(ds, "load", lambda *file, **options: load(*file, **options) if file or options else model)
     monkeypatch.chdir(tmp_path)
@@ -74,7 +74,7 @@ def test_no_code_is_left_out(page):
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if "\n    >>> " in page.read_text()], ids=lambda page: page.stem)
-def test_sessions_run(page):
+def test_sessions_print_what_they_show(page):
     assert doctest.testfile(str(page), module_relative=False).failed == 0
 
 

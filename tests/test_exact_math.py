@@ -18,7 +18,7 @@ def error(actual: np.ndarray, truth: np.ndarray) -> float:
 
 
 @extended
-def test_log() -> None:
+def test_log_is_within_units_of_the_last_place() -> None:
     rng = np.random.default_rng(0)
     around_one = 1 + rng.uniform(-1, 1, 20_000) * 2.0 ** rng.integers(-52, 0, 20_000)
     x = np.concatenate([2.0 ** rng.uniform(-1022, 1023, 50_000), around_one[around_one > 0], np.sqrt(0.5) * around_one[:500]])
@@ -41,7 +41,7 @@ def test_log1p_neg() -> None:
 
 
 @extended
-def test_exp() -> None:
+def test_exp_is_within_units_of_the_last_place() -> None:
     rng = np.random.default_rng(2)
     x = np.concatenate([rng.uniform(-708, 709, 50_000), rng.uniform(-1, 1, 50_000) * 2.0 ** rng.integers(-60, 0, 50_000)])
     assert error(exact_math.exp(x), np.exp(x.astype(np.longdouble))) < LARGEST_ERROR

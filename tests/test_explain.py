@@ -196,7 +196,7 @@ def test_characters_of_several_tokens(model):
     assert spell(model.tokenizer, end) == model.tokenizer.token(end) == pieces(model.tokenizer, [end])[0]
 
 
-def test_bars():
+def test_a_bar_is_its_share_in_eighths_and_never_vanishes():
     assert terminal.bar(0) == "" and terminal.bar(1, 4) == "████" and terminal.bar(1e-9, 4) == "▏"
     assert [len(terminal.bar(n / 64, 8)) for n in (1, 8, 9, 63, 64)] == [1, 1, 2, 8, 8]
 

@@ -341,7 +341,7 @@ def test_narrow_weights_are_multiplied_as_they_are(tmp_path, ids, dtype):
     assert families.relative(ds.load(path).logits(ids), families.logits_of(model, ids)) < LOGITS
 
 
-def test_shards(folder, ids):
+def test_a_folder_in_shards_is_one_model(folder, ids):
     model, path = folder("deepseek_v2", 0, True)
     assert len(list(path.glob("*.safetensors"))) > 2
     assert families.relative(ds.load(path).logits(ids), families.logits_of(model, ids)) < LOGITS

@@ -349,7 +349,7 @@ def test_profile_names_the_operators_at_work(model):
     assert "decode_step" in {op for op, _ in profile.costs}
 
 
-def test_beams(model):
+def test_beams_run_beside_samples_and_stream_as_one_piece(model):
     greedy = run(model, [STORY], SamplingParams(do_sample=False, max_new_tokens=6))[0]
     wide = SamplingParams(do_sample=False, max_new_tokens=6, num_beams=3, num_return_sequences=2)
     pieces = []

@@ -48,7 +48,7 @@ def test_no_such_file_and_no_file(tmp_path):
 
 
 @pytest.mark.parametrize("content", [b"GGUF", b"PK\x03\x04" + bytes(100), b"GGUF" + bytes(60), b"GGUF\x09\0\0\0" + bytes(60)])
-def test_other_files(tmp_path, content):
+def test_files_of_other_formats_are_refused(tmp_path, content):
     path = tmp_path / "other.gguf"
     path.write_bytes(content)
     with pytest.raises(ModelError):

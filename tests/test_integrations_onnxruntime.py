@@ -96,7 +96,7 @@ def assert_everywhere(name: str, arrays: dict[str, np.ndarray | None], expected:
 
 
 @pytest.mark.parametrize("dtype", FLOATS)
-def test_samplers(dtype: Any) -> None:
+def test_samplers_give_our_results_in_every_runtime(dtype: Any) -> None:
     logits = RNG.normal(0, 3, (3, 50)).astype(dtype)
     k, p = np.array([5, 0, 50], np.int32), np.array([0.9, 0.5, 1.0], dtype)
     seed, position = np.array([1, 2, 3]), np.array([4, 4, 5])

@@ -97,7 +97,7 @@ def test_every_operator_has_cases():
 
 
 @pytest.mark.parametrize(("name", "number", "args", "kwargs"), EACH)
-def test_opcheck(name, number, args, kwargs):
+def test_torchs_own_checks_pass(name, number, args, kwargs):
     """In graphs of dynamic shapes too, which take half a second each: one for each of the other prologs, whose shapes are
     worked out as the last one's."""
     graph = number == 0 or name == "mla_prolog_v3" or not name.startswith("mla_prolog")

@@ -95,7 +95,7 @@ def test_logits_of_every_family(family, absorbed):
 
 
 @pytest.mark.parametrize("family", ["deepseek_v2", "deepseek_v32"])
-def test_bfloat16(family, absorbed):
+def test_logits_of_every_family_in_bfloat16(family, absorbed):
     model, ids = model_of(family, dtype=torch.bfloat16, index_topk=64), prompt()
     expected = decode(model, ids, holes(ids), 5)
     with accelerate(model):
@@ -167,7 +167,7 @@ def test_prefill_by_chunks_sees_what_is_causal(model, absorbed, chunk):
     ],
     ids=lambda options: "-".join(options),
 )
-def test_generate(model, options):
+def test_generate_gives_the_tokens_of_stock(model, options):
     batch = 1 if "prompt_lookup_num_tokens" in options else 2
     ids = prompt(batch, 24).repeat(1, 2)
     mask = torch.ones_like(ids)

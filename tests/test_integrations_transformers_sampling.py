@@ -143,7 +143,7 @@ def test_draws_follow_stocks_scores(model, options):
         assert chisquare(counts[kept], draws * probabilities[kept]).pvalue > 1e-4
 
 
-def test_seeds(model):
+def test_a_seed_gives_the_same_rows_again(model):
     ids = prompt(1).repeat(3, 1)
     options = {"do_sample": True, "max_new_tokens": 8}
 
@@ -282,7 +282,7 @@ class Heard(BaseStreamer):
         self.ended = True
 
 
-def test_streamer(model):
+def test_a_streamer_hears_every_token(model):
     ids, heard = prompt(1), Heard()
     new = model.generate(ids, max_new_tokens=5, streamer=heard, custom_generate=sampling(streamer=heard))
     assert heard.tokens == new[0].tolist() and heard.ended

@@ -10,7 +10,14 @@ import triton_interpreter as gpu
 from decodestep.integrations.transformers import accelerate
 from decodestep.ops.mla_attention import triton
 from latent_models import model_of
-from test_integrations_transformers import absorbed, assert_close, decode, holes, prompt, test_bfloat16  # noqa: F401
+from test_integrations_transformers import (  # noqa: F401
+    absorbed,
+    assert_close,
+    decode,
+    holes,
+    prompt,
+    test_logits_of_every_family_in_bfloat16,
+)
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 

@@ -33,7 +33,7 @@ ASK = "from decodestep import _native; print(_native.isa())"
 
 
 @pytest.mark.parametrize("isa", TIERS)
-def test_kernels_on(isa):
+def test_the_kernels_tests_pass_on(isa):
     if isa == _native.isa():
         pytest.skip("the tests themselves run on it")
     assert printed_under(isa, ASK) == isa

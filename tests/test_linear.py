@@ -122,7 +122,7 @@ def test_against_float64(format_, backend, rng):
             check(rng.normal(size=(tokens, k)).astype(np.float32), weight(format_, k, outputs, rng), backend=backend)
 
 
-def test_many_tokens(rng):
+def test_many_tokens_are_as_accurate_as_few(rng):
     for format_ in FORMATS:
         k = whole(format_, 320)
         check(rng.normal(size=(130, k)).astype(np.float32), weight(format_, k, 259, rng))
@@ -237,7 +237,7 @@ def test_not_a_number_stays_in_its_row(rng):
         assert_close(np.delete(y, [2, 4], 0), np.delete(expected, [2, 4], 0))
 
 
-def test_torch(rng):
+def test_torch_tensors_give_torch_tensors(rng):
     x, m = torch.randn(3, 32), torch.randn(32, 4)
     y = ds.linear(x, PackedWeight.from_array(m))
     assert isinstance(y, torch.Tensor)
@@ -328,7 +328,7 @@ def check_panels(x, panels, rows):
 
 
 @pytest.mark.parametrize("format_", FORMATS, ids=lambda f: f.name)
-def test_panels(format_, rng):
+def test_panels_give_the_products_of_their_rows(format_, rng):
     for k in [1, 31, 33, 100, 320] if format_ in DENSE else sorted({whole(format_, k) for k in (32, 96, 352)}):
         for tokens, outputs in ((1, 1), (2, 31), (3, 32), (4, 33), (5, 130), (6, 2), (7, 65), (13, 97), (40, 64)):
             w = weight(format_, k, outputs, rng)
@@ -461,7 +461,7 @@ def test_rounding_to_bytes():
 
 @pytest.mark.parametrize("format_", FORMATS, ids=lambda f: f.name)
 @pytest.mark.parametrize("inputs", [32, 352, 1568])
-def test_outliers(format_, inputs, rng):
+def test_outliers_of_a_row_leave_the_others_as_they_are(format_, inputs, rng):
     """Rows with outliers in the same block, in others, in none, beside each other in a tile."""
     inputs = whole(format_, inputs)
     w = weight(format_, inputs, 70, rng)

@@ -48,7 +48,7 @@ def write(root: Path, files: dict[str, str]) -> Path:
         ({"proc/self/cgroup": "0::/", "sys/fs/cgroup/cpu.max": "what"}, math.inf),
     ],
 )
-def test_quota(tmp_path, files, quota):
+def test_the_lowest_quota_of_the_groups_counts(tmp_path, files, quota):
     assert machine_limits.cpu_quota(write(tmp_path, files)) == quota
 
 
@@ -60,7 +60,7 @@ def test_siblings_count_once(tmp_path):
     assert machine_limits.physical_cores({0, 1, 9}, root) == 3
 
 
-def test_this_process():
+def test_this_process_has_a_cpu():
     assert 1 <= machine_limits.available_cpus() <= len(os.sched_getaffinity(0))
 
 

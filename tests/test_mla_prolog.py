@@ -538,7 +538,7 @@ STORED = {name: rest for name, *rest in cases("mla_prolog")}
 
 @pytest.mark.parametrize("backend", ["cpu", "reference"])
 @pytest.mark.parametrize("name", STORED)
-def test_stored_calls(name, backend):
+def test_the_conformance_data_holds(name, backend):
     stored, inputs, outputs = STORED[name]
     arguments = {key: value.copy() for key, value in inputs.items()} | stored["arguments"]
     result = getattr(ds, stored["op"])(**arguments, backend=backend)

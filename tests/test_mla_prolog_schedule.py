@@ -67,7 +67,7 @@ def test_any_legal_order_computes_the_same_bits(scenario):
 
 @pytest.mark.parametrize("group", [1, 2, 3])
 @pytest.mark.parametrize("scenario", ["PARTIAL", "FULL_KV"])
-def test_any_group(scenario, group):
+def test_any_group_of_vector_cores_is_correct(scenario, group):
     call = call_of(scenario, "PA_BSND", 5, 8)
     schedule = schedule_of(scenario, 5, 8, 2, group)
     assert check(schedule).ok

@@ -23,7 +23,7 @@ KEYS = [
 
 
 @pytest.mark.parametrize(("key", "number"), KEYS)
-def test_keys(key, number):
+def test_a_key_encodes_to_its_number_and_back(key, number):
     assert key.encode() == number and Key.decode(number) == key
 
 
@@ -116,7 +116,7 @@ def test_the_key_of_a_call(scenario, heads, mode, number):
     assert ds.mla_prolog_plan(4, heads, scenario=scenario, cache_mode=mode).key.encode() == number
 
 
-def test_workspace():
+def test_the_workspace_has_room_for_every_stage():
     def bytes_of(scenario: str, heads: int = 32) -> int:
         return ds.mla_prolog_plan(200, heads, scenario=scenario).workspace_bytes
 
@@ -128,7 +128,7 @@ def test_workspace():
     assert bytes_of("PARTIAL", 4) == 128 * (1536 * 4 + 576 * 2 + 4 * 192 * 4 + 4 * 128 * 2)
 
 
-def test_empty_calls():
+def test_empty_calls_have_no_products():
     plan = ds.mla_prolog_plan(0, 32, scenario="FULL_KV", empty_cache=True)
     assert plan.key.encode() == 8192 and plan.block_dim == 1 and plan.workspace_bytes == 0 and not plan.matmuls
     assert plan.steps == ()

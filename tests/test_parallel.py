@@ -26,7 +26,7 @@ SOURCES = [ROOT / "tests" / "core" / "parallel_test.cpp", ROOT / "csrc" / "core"
 @pytest.mark.parametrize(
     ("flags", "arguments"), [([], []), (["-fsanitize=thread"], ["--no-fork"])], ids=["plain", "thread sanitizer"]
 )
-def test_pool(tmp_path, flags, arguments):
+def test_the_pool_passes_its_own_program(tmp_path, flags, arguments):
     if shutil.which("g++") is None:
         pytest.skip("needs g++")
     program = tmp_path / "parallel_test"

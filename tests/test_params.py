@@ -140,7 +140,7 @@ def test_the_docstring_and_the_page_say_every_default_and_rule():
         assert row in page, f"docs/sampling.md lacks the line\n{row}"
 
 
-def test_greedy():
+def test_greedy_is_no_sampling_or_temperature_0():
     assert SamplingParams(do_sample=False).greedy
     assert SamplingParams(temperature=0).greedy
     assert not SamplingParams().greedy

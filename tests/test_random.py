@@ -126,7 +126,7 @@ def test_maps_over_the_whole_domain() -> None:
 
 
 @pytest.mark.parametrize(("name", "law"), [("uniform", "uniform"), ("exponential", "expon"), ("gumbel", "gumbel_r")])
-def test_distributions(name: str, law: str) -> None:
+def test_noise_has_its_distribution_along_every_argument(name: str, law: str) -> None:
     """Neighbouring records, as a decode loop makes them, and in every argument."""
     steps = np.arange(100_000)
     for columns in ((steps, 5, 9), (12345, steps, 9), (12345, 5, steps), (steps // 100, steps % 100, 3)):
@@ -170,7 +170,7 @@ def test_broadcasting(name: str, backend: str) -> None:
 
 
 @pytest.mark.parametrize("name", MAPS)
-def test_torch(name: str) -> None:
+def test_torch_tensors_give_torch_tensors(name: str) -> None:
     draw = getattr(ds.random, name)
     expected = draw(np.arange(3)[:, None], 5, np.arange(4))
     for columns in (

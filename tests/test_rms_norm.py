@@ -63,7 +63,7 @@ def test_a_rows_bits_are_its_own(rng):
             assert np.array_equal(ds.rms_norm(x[::-1], gamma), alone[::-1])
 
 
-def test_layouts(rng):
+def test_a_view_gives_the_bits_of_its_copy(rng):
     x, gamma = rng.normal(size=(8, 80)).astype(np.float32), rng.normal(size=80).astype(np.float32)
     crooked = np.frombuffer(b"\0" + x.tobytes(), np.float32, x.size, 1).reshape(x.shape)
     views = [(x[:, 3:40], gamma[3:40]), (x[::-2], gamma), (x[:, ::2], gamma[::-2]), (x.T, gamma[:8]), (crooked, gamma)]

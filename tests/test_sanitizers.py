@@ -28,7 +28,7 @@ def test_every_entry_point_is_called():
 CALLS_OF_EACH = 150  # of which several are right, several wrong in a value, and several wrong in a type
 
 
-def test_random_calls():
+def test_random_calls_return_or_refuse():
     counts = fuzz_native.run(_native, calls=CALLS_OF_EACH * len(fuzz_native.CALLS), seed=1)
     for name in fuzz_native.CALLS:
         assert counts[f"{name}: result"] and counts[f"{name}: ValueError"] and counts[f"{name}: TypeError"]

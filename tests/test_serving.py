@@ -492,7 +492,7 @@ def test_tokens_there_and_back_health_and_metrics(shared):
     assert re.search(r"decodestep_completion_tokens_total ([3-9]|\d\d)", text) and "decodestep_cache_pages_held 0.0" in text
 
 
-def test_keys(tiny_file):
+def test_requests_need_one_of_the_keys(tiny_file):
     running = Running(load(tiny_file()), keys=["alpha", "beta", "clé à"])
     try:
         client = post(running.port, b'{"prompt": "a", "max_tokens": 1}', authorization="Bearer clé à")  # in UTF-8

@@ -35,7 +35,7 @@ def test_against_float64(backend, rng):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_extremes(backend):
+def test_extreme_gates_have_their_limits(backend):
     gate = np.array([[-np.inf, -1e38, -1000, -88.5, 1000, 1e38, np.inf, np.nan, 1, -0.0]], np.float32)
     y = ds.swiglu(gate, np.full_like(gate, 2), backend=backend)[0]
     assert (np.abs(y[:4]) < 2e-36).all()
@@ -69,7 +69,7 @@ def test_an_elements_bits_are_its_own(rng):
             assert np.array_equal(ds.swiglu(gate[:, 5:], up[:, 5:]), alone[:, 5:])
 
 
-def test_layouts(rng):
+def test_a_view_gives_the_bits_of_its_copy(rng):
     both = rng.normal(size=(6, 60)).astype(np.float32)
     crooked = np.frombuffer(b"\0" + both.tobytes(), np.float32, both.size, 1).reshape(both.shape)
     pairs = [(both[:, :30], both[:, 30:]), (both[::-1, :30], both[:, ::2]), (both.T, both.T), (crooked, both)]

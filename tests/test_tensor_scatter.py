@@ -96,7 +96,7 @@ def test_circular_by_hand(start: int, expected: list[int]) -> None:
 
 
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
-def test_every_type(dtype: np.dtype) -> None:
+def test_every_type_is_copied_exactly(dtype: np.dtype) -> None:
     rng = np.random.default_rng(1)
     cache, update = filled(rng, (3, 2, 5, 2), dtype), filled(rng, (3, 2, 2, 2), dtype)
     for mode, starts in (("linear", [3, 0, 1]), ("circular", [4, -7, 10])):
@@ -119,7 +119,7 @@ def test_integer_types_of_the_indices() -> None:
     assert_same(ds.tensor_scatter(cache, update, most, axis=1, mode="circular"), expected)
 
 
-def test_many_rows() -> None:
+def test_the_starts_of_many_rows_are_checked_and_kept() -> None:
     rng = np.random.default_rng(2)
     cache, update, starts = rng.random((200, 7)), rng.random((200, 2)), rng.integers(0, 6, 200)
     assert_same(ds.tensor_scatter(cache, update, starts, axis=1), oracle(cache, update, starts, 1, "linear"))
@@ -287,7 +287,7 @@ TORCH_TYPES = [
 
 
 @pytest.mark.parametrize("dtype", TORCH_TYPES, ids=str)
-def test_torch(dtype: torch.dtype) -> None:
+def test_torch_tensors_give_torch_tensors(dtype: torch.dtype) -> None:
     rng = np.random.default_rng(4)
 
     def tensor(*shape: int) -> torch.Tensor:
@@ -398,7 +398,7 @@ def test_profile_counts_the_copy() -> None:
 
 
 @pytest.mark.parametrize("case", [*cases_of("tensor_scatter")], ids=lambda case: case[0])
-def test_vectors(case: Any) -> None:
+def test_the_conformance_data_holds(case: Any) -> None:
     _, call, inputs, outputs = case
     arguments = {**inputs, **call["arguments"]}
     for backend in ("auto", "reference"):

@@ -13,7 +13,7 @@ from test_tensor_scatter import (  # noqa: F401
     test_empties,
     test_integer_types_of_the_indices,
     test_linear_by_hand,
-    test_many_rows,
+    test_the_starts_of_many_rows_are_checked_and_kept,
 )
 from triton_interpreter import guard_zones  # noqa: F401
 

@@ -602,7 +602,7 @@ def slow_apply(row: list[float], p: float | None, k: int | None) -> tuple[list[f
 @pytest.mark.parametrize("dtype", [np.float16, BF16, np.float32])
 @pytest.mark.parametrize("k", [None, [1, 5, 40, 97, 0, -3, 98, 2000]])
 @pytest.mark.parametrize("p", [None, [0.1, 0.5, 0.9, 0.97, 1.0, 0.0, 2.0, NAN]])
-def test_apply(p: Any, k: Any, dtype: Any) -> None:
+def test_apply_removes_what_the_oracle_removes(p: Any, k: Any, dtype: Any) -> None:
     rng = np.random.default_rng(6)
     logits = (rng.standard_normal((16, 97)) * 3).astype(dtype)
     logits[rng.random(logits.shape) < 0.05] = -np.inf

@@ -79,7 +79,7 @@ def test_second_version(seed):
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_first_version(seed):
+def test_the_first_version_has_the_bits_of_the_reference(seed):
     rng = np.random.default_rng(seed)
     batch, vocab = 2, int(rng.choice([2, 16, 70]))
     x = rows(rng, seed % 4, batch, vocab).astype([np.float16, ml_dtypes.bfloat16][seed % 2])
@@ -92,7 +92,7 @@ def test_first_version(seed):
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_apply(seed):
+def test_apply_removes_what_the_reference_removes(seed):
     rng = np.random.default_rng(seed)
     batch, vocab = 2, int(rng.choice([1, 16, 70]))
     x = rows(rng, seed % 4, batch, vocab).astype([np.float32, np.float16, ml_dtypes.bfloat16][seed % 3])
