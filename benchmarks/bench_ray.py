@@ -3,11 +3,10 @@
     python benchmarks/bench_ray.py [--model PATH] [--threads 1 2] [--rows 6] [--tokens 260] [--rounds 3]
 
 Both sides call `integrations.ray.Generate` with one row at a time, on the same number of threads in all. Without Ray that is
-one process, with none of Ray's processes about; with Ray, one actor of so many CPUs in a cluster on this machine, started for
-the round without a dashboard, and a dataset of one row a block. Timed is the steady state: the model is loaded and a first row
-has been run, then the clock goes from the begin of the second row to the end of the last, what passes between rows included.
-Start of cluster and actor are printed beside it. Each round starts a new process for either side. First it verifies: the same
-texts.
+one process, with none of Ray's processes around; with Ray, one actor of as many CPUs in a cluster on this machine, started for
+the round without a dashboard, and a dataset of one row a block. What is timed is the steady state: once the model is loaded and
+a first row has been run, from the beginning of the second row to the end of the last, the time between rows included. The start
+of cluster and actor is printed beside it. Each round starts a new process for either side. First it verifies: the same texts.
 
 Printed too: the CPU that all other processes took in that time, in cores. Where the threads are as many as the cores, Ray's own
 processes take theirs away. On a machine with other work a ratio says little: Ray gives its workers a niceness of 15.
@@ -38,7 +37,7 @@ from decodestep.integrations.ray import Generate
 
 
 class Timed(Generate):
-    """Notes of a batch's begin and end the time, and the CPU seconds of this process and of all."""
+    """Adds to each row when its batch began and ended: the time, and the CPU seconds of this process and of all."""
 
     def __call__(self, batch: dict[str, np.ndarray]) -> dict[str, Any]:
         begin = _now()
@@ -91,7 +90,7 @@ def in_ray(options: dict[str, Any], threads: int, count: int) -> list[dict[str, 
 
 
 class Measured(NamedTuple):
-    """From the second row's begin to the last's end: seconds a row, the share of them inside rows, the cores of others."""
+    """From the second row on: seconds a row, the share of them inside rows, the cores of others."""
 
     seconds: float
     inside: float
@@ -101,7 +100,7 @@ class Measured(NamedTuple):
         return f"{self.seconds:.3f} s a row, {self.inside:.1%} of it inside rows, other processes on {self.others:.2f} cores"
 
 
-def measured(rows: list[dict[str, Any]]) -> Measured:
+def measure(rows: list[dict[str, Any]]) -> Measured:
     rows = sorted(rows, key=lambda row: row["begin"][0])[1:]
     inside = sum(row["end"][0] - row["begin"][0] for row in rows)
     wall, own, busy = np.subtract(rows[-1]["end"], rows[0]["begin"])
@@ -122,7 +121,7 @@ def main() -> None:
                 whole.append(time.monotonic() - begin)
             if [row["completion"] for row in sides[0]] != [row["completion"] for row in sides[1]]:
                 raise SystemExit("texts differ")
-            plain_row, ray_row = map(measured, sides)
+            plain_row, ray_row = map(measure, sides)
             ratios.append(ray_row.seconds / plain_row.seconds)
             print(f"threads {threads}, without Ray  {plain_row}  all with its start {whole[0]:.1f} s")
             print(f"threads {threads}, with Ray     {ray_row}  all with its start {whole[1]:.1f} s  ratio {ratios[-1]:.3f}")

@@ -103,7 +103,7 @@ def rounds_of(
     for name, call in calls.items():
         seconds = _seconds(call, 1)
         if seconds > slowest and name != first:
-            print(f"left out: {name} takes {_time(seconds)} a call")
+            print(f"left out: {name} takes {duration(seconds)} a call")
             continue
         batches[name] = max(1, int(batch_seconds / max(_seconds(call, 1), 1e-7)))
     calls = {name: calls[name] for name in batches}
@@ -171,9 +171,9 @@ class Report:
         if floors is not None and min(floors) <= 0:
             floors = None  # too little to read for the clock
         floor = None if floors is None else statistics.median(floors)
-        about = "; ".join(f"{name} {_time(statistics.median(seconds))}" for name, seconds in read_times.items())
+        about = "; ".join(f"{name} {duration(statistics.median(seconds))}" for name, seconds in read_times.items())
         if floor is not None and not about:
-            about = f"floor {_time(floor)}: {floor_bytes:.0f} bytes at {floor_bytes / floor / 1e9:.1f} GB/s"
+            about = f"floor {duration(floor)}: {floor_bytes:.0f} bytes at {floor_bytes / floor / 1e9:.1f} GB/s"
         self.show(case, times, floors, about)
         return times
 
@@ -188,7 +188,7 @@ class Report:
             median = statistics.median(seconds)
             above = None if floors is None else statistics.median(s / f for s, f in zip(seconds, floors, strict=True))
             print(
-                f"  {name:36}{_time(median):>8}   x{ratio:8.2f}  [{low:.2f}, {high:.2f}]".ljust(84)
+                f"  {name:36}{duration(median):>8}   x{ratio:8.2f}  [{low:.2f}, {high:.2f}]".ljust(84)
                 + ("" if seconds is ours else f"ours takes {inverse:6.3f} of it").ljust(28)
                 + ("" if above is None else f"{above:9.1f} x floor")
             )
@@ -214,7 +214,8 @@ class Report:
             draw(named, _output.plot)
 
 
-def _time(seconds: float) -> str:
+def duration(seconds: float) -> str:
+    """The seconds in three digits, in the unit that suits them."""
     for unit, size in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
         if seconds >= size:
             return f"{seconds / size:.3g} {unit}"

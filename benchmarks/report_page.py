@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from harness import duration
+
 Rows = Sequence[Mapping[str, Any]]
 
 _HOW = """The models run on {} threads, the sampler on one, the operators on the number in their tables. Every round times each
@@ -14,13 +16,6 @@ _ACCURACY = """Compared with transformers in float32 on the same file, over 1000
 divergence, and how often the most likely token is the same."""
 _UNSTEADY = 1.6
 _STEPS = 8  # tokens in one timed call of decoding, as in bench_generate
-
-
-def time(seconds: float) -> str:
-    for unit, size in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
-        if seconds >= size:
-            return f"{seconds / size:.3g} {unit}"
-    return f"{seconds * 1e9:.3g} ns"
 
 
 def is_ours(row: Mapping[str, Any], first: Mapping[str, Any]) -> bool:
@@ -66,7 +61,7 @@ def report(
             for row in entries:
                 above = "" if row["over_floor"] is None else f"{row['over_floor']:.1f}"
                 spread = f"{row['ratio_low']:.2f} to {row['ratio_high']:.2f}"
-                lines.append(f"| {row['name']} | {time(row['seconds'])} | {row['ratio']:.2f} | {spread} | {above} |")
+                lines.append(f"| {row['name']} | {duration(row['seconds'])} | {row['ratio']:.2f} | {spread} | {above} |")
     lines += ["", "## Not measured", "", *(f"- {line}" for line in left_out)] if left_out else []
     return "\n".join(lines) + "\n"
 
@@ -77,8 +72,8 @@ def _summary(results: Mapping[str, Rows]) -> list[str]:
         for case, entries in by_case(rows).items():
             peer = best_peer(entries)
             if peer is not None:
-                theirs = f"{time(peer['seconds'])}, {peer['name']}"
-                lines.append(f"| {name} | {case} | {time(entries[0]['seconds'])} | {theirs} | {_faster(peer)} |")
+                theirs = f"{duration(peer['seconds'])}, {peer['name']}"
+                lines.append(f"| {name} | {case} | {duration(entries[0]['seconds'])} | {theirs} | {_faster(peer)} |")
     return lines
 
 
@@ -115,7 +110,7 @@ def readme_table(facts: Mapping[str, str], threads: int, results: Mapping[str, R
                 ours, theirs = f"{scale:.0f} {unit}", f"{_tokens(case) / peer['seconds']:.0f} {unit}"
             elif name == "decode_step B=1" and case.split()[0] in ("greedy", "top-p", "full", "penalties"):
                 words = f"sampler, {case.split()[0]}, vocabulary of 128256"
-                ours, theirs = time(entries[0]["seconds"]), time(peer["seconds"])
+                ours, theirs = duration(entries[0]["seconds"]), duration(peer["seconds"])
             else:
                 continue
             lines.append(f"| {words} | {ours} | {theirs}, {peer['name']} | {_faster(peer)} |")
@@ -134,7 +129,7 @@ def _slower(results: Mapping[str, Rows]) -> list[str]:
                 continue
             scaled = {key: peer[key] / best["ratio"] for key in ("ratio", "ratio_low", "ratio_high")}
             if _is_slower(scaled["ratio"]):
-                line = f"{time(best['seconds'])} | {time(peer['seconds'])}, {peer['name']} | {_faster(scaled)} |"
+                line = f"{duration(best['seconds'])} | {duration(peer['seconds'])}, {peer['name']} | {_faster(scaled)} |"
                 slower.append((scaled["ratio"], f"| {name}, {case} | {line}"))
         lines += [line for _, line in sorted(slower)[:1]]
     return lines
