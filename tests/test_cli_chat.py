@@ -51,7 +51,7 @@ def test_the_conversation_is_kept_saved_and_reset(tmp_path, model):
 @pytest.mark.parametrize(
     ("line", "code", "message"),
     [
-        ("/nope", 2, "chat: command must be /reset, /save FILE, /help or /exit; got /nope"),
+        ("/nope", 2, "chat: command must be /reset, /save FILE, /help or /exit; got '/nope'"),
         ("/save", 2, "chat: command must be"),
         ("/save /no/such/folder/file", 1, "No such file"),
         ("word " * 9000, 2, "shorter than the context"),

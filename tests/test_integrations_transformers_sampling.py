@@ -293,8 +293,8 @@ def test_a_streamer_hears_every_token(model):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"num_beams": 2}, "greedy search or sampling; got beam_search"),
-        ({"prompt_lookup_num_tokens": 3}, "greedy search or sampling; got assisted_generation"),
+        ({"num_beams": 2}, "greedy search or sampling; got 'beam_search'"),
+        ({"prompt_lookup_num_tokens": 3}, "greedy search or sampling; got 'assisted_generation'"),
         ({"guidance_scale": 1.5}, "guidance_scale"),
         ({"encoder_repetition_penalty": 1.5}, "encoder_repetition_penalty"),
     ],

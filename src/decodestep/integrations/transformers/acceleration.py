@@ -225,8 +225,8 @@ def _owners(model: nn.Module, modules: dict[str, nn.Module]) -> list[Any]:
 def _check(name: str, module: Any, backend: str) -> None:
     projection = module.kv_b_proj
     require("expand_kv" not in vars(module), _OP, f"{name}.expand_kv", "that of its class, in one handle", Words("another one"))
-    more = more_than_weight(projection)
-    require(more is None, _OP, f"{name}.kv_b_proj", "a Linear without bias and hooks", more)
+    if more := more_than_weight(projection):
+        refuse(_OP, f"{name}.kv_b_proj", "a Linear without bias and hooks", Words(more))
     weight = projection.weight
     there = weight.is_cpu or weight.is_cuda
     require(there, _OP, f"{name}.kv_b_proj", "on the CPU or a CUDA device", Words(f"a weight on {weight.device}"))
