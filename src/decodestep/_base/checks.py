@@ -27,16 +27,26 @@ class RequestError(ValueError):
         return type(self), (self.op, self.arg, self.rule, self.got, self.code), self.__dict__
 
 
+def shape_text(shape: Iterable[int]) -> str:
+    """As errors write shapes: 2x3."""
+    return "x".join(map(str, shape))
+
+
 def describe(value: object) -> str:
     """What a caller passed, in a few words: dtype and shape of an array, a short repr of anything else."""
     if hasattr(value, "shape") and hasattr(value, "dtype") and not isinstance(value, np.generic):
-        return f"{value.dtype} {'x'.join(map(str, value.shape)) or 'scalar'}"
+        return f"{value.dtype} {shape_text(value.shape) or 'scalar'}"
     text = repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 class Words(str):
     """What an error says it got, in words of its own; a plain string is a value and is quoted."""
+
+
+def range_of(values: np.ndarray) -> Words:
+    """What an error says of numbers of which some are out of bounds."""
+    return Words(f"{values.min()} to {values.max()}")
 
 
 def refuse(op: str, arg: str, rule: str, got: object, code: str = "") -> NoReturn:
@@ -51,7 +61,7 @@ def require(ok: bool, op: str, arg: str, rule: str, got: object) -> None:
 
 def require_shape(op: str, arg: str, array: Any, shape: tuple[int, ...]) -> None:
     if tuple(array.shape) != shape:
-        refuse(op, arg, f"of shape {'x'.join(map(str, shape))}", array)
+        refuse(op, arg, f"of shape {shape_text(shape)}", array)
 
 
 def require_dtype(op: str, arg: str, array: Any, allowed: Collection[Any]) -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from decodestep._base.checks import Words, require, require_choice, require_ids
+from decodestep._base.checks import range_of, require, require_choice, require_ids
 from decodestep._base.threads import use_threads
 from decodestep.models.config import Config
 from decodestep.models.decoder import Decoder
@@ -135,7 +135,7 @@ class Model:
             "logits",
             "token_ids",
             f"in [0, {config.vocab_size})",
-            Words(f"{ids.min()} to {ids.max()}"),
+            range_of(ids),
         )
         with CachedSequence(self.cache) as sequence:
             return self.forward([(sequence, ids)], every=True)

@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from decodestep._base.checks import Words, is_int, refuse, require
+from decodestep._base.checks import Words, is_int, refuse, require, shape_text
 from decodestep.weights.device_rows import DeviceRows
 from decodestep.weights.linear_panels import PANEL, LinearPanels
 from decodestep.weights.packed import PackedWeight
@@ -51,11 +51,11 @@ class FeedForward:
             require(isinstance(weight, Weight), _CLASS, name, "a PackedWeight, a LinearPanels or a DeviceRows", weight)
             unit = PANEL if self.count > 1 and isinstance(weight, LinearPanels) else 1
             rule = f"of {self.count} blocks of outputs" + (f", multiples of {PANEL}" if unit > 1 else "")
-            require(weight.shape[1] % (self.count * unit) == 0, _CLASS, name, rule, Words(_shape(weight.shape)))
+            require(weight.shape[1] % (self.count * unit) == 0, _CLASS, name, rule, Words(shape_text(weight.shape)))
         shapes = {"up": self.up.shape if self.gate is None else self.gate.shape, "down": (self.width, self.count * self.hidden)}
         for name, shape in shapes.items():
             found = getattr(self, name).shape
-            require(found == shape, _CLASS, name, f"of shape {_shape(shape)}", Words(_shape(found)))
+            require(found == shape, _CLASS, name, f"of shape {shape_text(shape)}", Words(shape_text(found)))
         for name, weight in (("gate", self.gate), ("up", self.up), ("down", self.down)):
             self._check_bias(f"{name}_bias", weight)
 
@@ -127,7 +127,3 @@ def part_of_outputs(weight: Weight, first: int, count: int) -> Weight:
     panels = -(-weight.outputs // PANEL)
     data = weight.data.reshape(panels, -1)[first // PANEL : -(-(first + count) // PANEL)]
     return replace(weight, data=data.reshape(-1), outputs=count)
-
-
-def _shape(shape: tuple[int, int]) -> str:
-    return "x".join(map(str, shape))

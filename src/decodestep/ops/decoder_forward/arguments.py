@@ -8,7 +8,7 @@ import numpy as np
 
 from decodestep._base import arrays
 from decodestep._base.arrays import BFLOAT16, Array, Integers
-from decodestep._base.checks import Words, refuse, require, require_dtype, require_shape
+from decodestep._base.checks import Words, range_of, refuse, require, require_dtype, require_shape
 from decodestep.ops.decoder_forward.group_cache import PAGE as PAGE
 from decodestep.ops.decoder_forward.group_cache import TYPES, page_shapes
 from decodestep.ops.decoder_forward.weights import DecoderWeights
@@ -122,7 +122,7 @@ def _check_cache(call: Call) -> int:
 
 def _require_within(name: str, values: np.ndarray, end: int) -> None:
     if values.size and (values.min() < 0 or values.max() >= end):
-        refuse(OP, name, f"in [0, {end})", Words(f"{values.min()} to {values.max()}"))
+        refuse(OP, name, f"in [0, {end})", range_of(values))
 
 
 def _require_distinct_places(call: Call) -> None:

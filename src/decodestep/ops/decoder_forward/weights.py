@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from decodestep._base.checks import Words, is_finite, is_int, require
+from decodestep._base.checks import Words, is_finite, is_int, require, shape_text
 from decodestep.ops.decoder_forward.layers import GroupedAttention, LatentAttention, LayerWeights, Mixture
 from decodestep.ops.expert_router.arguments import RouterRule
 from decodestep.weights.feed_forward import FeedForward
@@ -227,4 +227,4 @@ def _require_bias(name: str, bias: np.ndarray | None, product: LinearPanels | No
 
 def _require_panels(name: str, panels: LinearPanels, shape: tuple[int, int]) -> None:
     require(isinstance(panels, LinearPanels), _CLASS, name, "a LinearPanels", panels)
-    require(panels.shape == shape, _CLASS, name, f"of shape {shape[0]}x{shape[1]}", Words("x".join(map(str, panels.shape))))
+    require(panels.shape == shape, _CLASS, name, f"of shape {shape_text(shape)}", Words(shape_text(panels.shape)))

@@ -9,7 +9,7 @@ import numpy as np
 
 from decodestep._base import arrays
 from decodestep._base.arrays import BFLOAT16, Array, Integers
-from decodestep._base.checks import Words, is_finite, is_int, refuse, require, require_dtype, require_shape
+from decodestep._base.checks import Words, is_finite, is_int, range_of, refuse, require, require_dtype, require_shape
 from decodestep.weights.linear_panels import LinearPanels
 from decodestep.weights.packed import PackedWeight
 
@@ -167,9 +167,9 @@ def _paging(
         OP,
         "sequence",
         f"in [0, {table.shape[0]})",
-        Words(f"{rows.min()} to {rows.max()}"),
+        range_of(rows),
     )
-    require(seen.min() >= 1 and seen.max() <= room, OP, "lengths", f"in [1, {room}]", Words(f"{seen.min()} to {seen.max()}"))
+    require(seen.min() >= 1 and seen.max() <= room, OP, "lengths", f"in [1, {room}]", range_of(seen))
     longest = np.zeros(table.shape[0], np.int64)
     np.maximum.at(longest, rows, seen)
     read = np.arange(table.shape[1]) * block_size < longest[:, None]

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from decodestep._base.arrays import BFLOAT16, optional_view, view
-from decodestep._base.checks import Words, is_finite, is_int, refuse, require_choice
+from decodestep._base.checks import Words, is_finite, is_int, refuse, require_choice, shape_text
 from decodestep.ops.mla_prolog.call import HOST_WEIGHTS, Call, ProjectionWeight, check_options
 from decodestep.ops.mla_prolog.problem import Problem, Weight, columns_of
 from decodestep.ops.mla_prolog.scenarios import NO_QUANT, SCALES, TILE, Scenario, from_dtypes, from_modes
@@ -182,7 +182,7 @@ def _check_shapes(call: Call, t: Tensors, symbols: Symbols, s: Scenario) -> None
         ("kr_cache", None if tile else t.kr_cache, _INT8 if s.kr_int8 else real, (*rows, 1, Dr)),
     ):
         if value is not None and (value.shape != shape or value.dtype != dtype):
-            refuse(op, name, f"{dtype.name} of shape {'x'.join(map(str, shape))}", value)
+            refuse(op, name, f"{dtype.name} of shape {shape_text(shape)}", value)
     if t.w_dq is not None:
         _check_weight(op, "weight_dq", t.w_dq, token_type, He, Hcq)
     _check_weight(op, "weight_uq_qr", t.w_uq_qr, _INT8 if s.partial else real, Hcq, symbols.uq_width)
@@ -199,7 +199,7 @@ def _check_weight(op: str, arg: str, weight: Weight, dtype: np.dtype[Any], K: in
                 return
         elif weight.dtype == dtype and weight.shape in ((K, N), nz_shape((K, N), dtype.itemsize)):
             return
-    storage = "x".join(map(str, nz_shape((K, N), dtype.itemsize)))
+    storage = shape_text(nz_shape((K, N), dtype.itemsize))
     refuse(
         op,
         arg,
@@ -248,7 +248,7 @@ def _scales(call: Call, symbols: Symbols, s: Scenario) -> dict[str, np.ndarray]:
             refuse(op, name, f"None in scenario {s.name}", scale)
         array, allowed = view(op, name, scale), shapes[name]
         if array.dtype != _FLOAT32 or array.shape not in allowed:
-            refuse(op, name, f"float32 of shape {' or '.join('x'.join(map(str, shape)) for shape in allowed)}", array)
+            refuse(op, name, f"float32 of shape {' or '.join(map(shape_text, allowed))}", array)
         given[name] = array
     return given
 

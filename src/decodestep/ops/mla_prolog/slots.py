@@ -8,7 +8,7 @@ import numpy as np
 
 from decodestep._base import arrays
 from decodestep._base.arrays import Array, Integers, view
-from decodestep._base.checks import is_int, refuse, require
+from decodestep._base.checks import is_int, refuse, require, shape_text
 
 _INT64 = np.dtype(np.int64)
 
@@ -42,7 +42,7 @@ def token_slots(
             ends = _ends(op, actual_seq_len, tokens)
             shape = (int((-(-np.diff(ends, prepend=0) // block_size)).sum()),)
     if ids.dtype != _INT64 or ids.shape != shape:
-        refuse(op, "cache_index", f"int64 of shape {'x'.join(map(str, shape))}", ids)
+        refuse(op, "cache_index", f"int64 of shape {shape_text(shape)}", ids)
     limit = blocks if by_block else blocks * block_size
     # Without a cache or tokens nothing is written, so the ids are not checked.
     if limit == 0 or tokens == 0:

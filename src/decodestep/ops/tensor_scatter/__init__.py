@@ -10,7 +10,7 @@ import numpy as np
 
 from decodestep._base import arrays, devices
 from decodestep._base.arrays import Array, ArrayT, Integers
-from decodestep._base.checks import Words, is_int, refuse, require_choice
+from decodestep._base.checks import Words, is_int, refuse, require_choice, shape_text
 from decodestep._base.dispatch import choose
 from decodestep._base.profiling import run
 from decodestep.ops.tensor_scatter import cpu, reference
@@ -149,7 +149,7 @@ def _check_update(cache: np.ndarray, new: np.ndarray, axis: int) -> None:
         refuse(_OP, "update", f"of past_cache's dtype {dtype}", new)
     old_shape, new_shape = cache.shape, new.shape
     if new_shape[:axis] != old_shape[:axis] or new_shape[axis + 1 :] != old_shape[axis + 1 :] or new.ndim != cache.ndim:
-        refuse(_OP, "update", f"of past_cache's shape {'x'.join(map(str, old_shape))} but for axis {axis}", new)
+        refuse(_OP, "update", f"of past_cache's shape {shape_text(old_shape)} but for axis {axis}", new)
     if new_shape[axis] > old_shape[axis]:
         refuse(_OP, "update", f"at most {old_shape[axis]} long on axis {axis}", new)
 
