@@ -132,8 +132,7 @@ class BeamGroup:
             return True
         # Totals are negative: with a positive length_penalty the score of a given total rises with the length.
         at_best = rules.max_new_tokens if rules.early_stopping == "never" and rules.length_penalty > 0 else length
-        hopeless = rules.score(contenders[0].total, at_best) <= self.collected[-1].score
-        return hopeless
+        return rules.score(contenders[0].total, at_best) <= self.collected[-1].score
 
 
 def highest(keys: np.ndarray, count: int) -> np.ndarray:
