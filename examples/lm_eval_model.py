@@ -1,4 +1,4 @@
-"""lm-evaluation-harness's interface on our model: which of two endings is more likely, and how likely a text is.
+"""lm-evaluation-harness's interface on a model of ours: which of two endings is more likely, and how likely a text is.
 
 Usage: python examples/lm_eval_model.py [--model MODEL]
 """

@@ -1,4 +1,4 @@
-"""TopKTopPSampleV2 in a model of ONNX, run by onnxruntime and by onnx.reference: the same seed, the same token.
+"""TopKTopPSampleV2 in an ONNX model, run by onnxruntime and by onnx.reference: the same seed, the same token.
 
 Usage: python examples/onnx_models.py
 """
