@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from decodestep._base.checks import is_int, require, require_choice
-from decodestep.ops.mla_prolog.scenarios import SCENARIOS
+from decodestep.ops.mla_prolog.scenarios import SCENARIOS, Scenario
 from decodestep.ops.mla_prolog.size_limits import PAGED_MODES
 from decodestep.ops.mla_prolog.tiling_key import MlaPrologTilingKey
 
@@ -85,7 +85,7 @@ def mla_prolog_plan(
     require_choice(_OP, "scenario", scenario, _SCENARIOS)
     require_choice(_OP, "cache_mode", cache_mode, PAGED_MODES)
     s = SCENARIOS[scenario]
-    dequant = int(s.partial and heads >= 8)
+    dequant = int(_dequantises(s, heads))
     key = MlaPrologTilingKey(
         PAGED_MODES.index(cache_mode) + 1, 2 if s.partial else 1, s.key or 0, dequant, 0, 2 if tokens == 0 else int(empty_cache)
     )
@@ -113,16 +113,19 @@ def mla_prolog_plan(
         aic,
         tuple(step // cores + (i < step % cores) for i in range(cores)),
         heads_dequant,
-        _workspace(step, heads, hcq, hckv, nope, rope, s.full, s.query_int8, bool(dequant)),
+        _workspace(s, step, heads, hcq, hckv, nope, rope),
     )
 
 
-def _workspace(
-    step: int, heads: int, hcq: int, hckv: int, nope: int, rope: int, full: bool, query_int8: bool, dequant: bool
-) -> int:
-    """Bytes of the work space: int32 for int8 products, else bfloat16; four bytes a value for the heads' part in any case."""
-    if full:
-        token = hcq * 4 + hcq * 2 + (hckv + rope) * 4 + (heads * hckv * 2 if query_int8 else 0)
+def _dequantises(s: Scenario, heads: int) -> bool:
+    """Whether queries are dequantised head by head, beside the products."""
+    return s.partial and heads >= 8
+
+
+def _workspace(s: Scenario, step: int, heads: int, hcq: int, hckv: int, nope: int, rope: int) -> int:
+    """Bytes of the workspace: int32 for int8 products, else bfloat16; four bytes a value for the heads' part in any case."""
+    if s.full:
+        token = hcq * 4 + hcq * 2 + (hckv + rope) * 4 + (heads * hckv * 2 if s.query_int8 else 0)
     else:
         token = hcq * 2 * 2 + (hckv + rope) * 2
-    return step * (token + heads * (nope + rope) * 4 + heads * nope * 2 + (32 if dequant else 0))
+    return step * (token + heads * (nope + rope) * 4 + heads * nope * 2 + (32 if _dequantises(s, heads) else 0))
