@@ -282,6 +282,24 @@ def long_files(project: Project, limit: int = 400) -> list[str]:
     return [f"{module} has {count} lines" for module, count in lines.items() if count > limit]
 
 
+def texts_as_values(project: Project) -> list[str]:
+    """Errors that give a text of their own as the value that they got: a value is quoted, and words are `Words`."""
+    place = {"refuse": 3, "require": 4}
+    found = []
+    for module, path in project.files.items():
+        for node in ast.walk(ast.parse(path.read_text())):
+            name = node.func.id if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) else ""
+            if name in place and len(node.args) > place[name] and _is_text(node.args[place[name]]):
+                found.append(f"{module}:{node.lineno} got {ast.unparse(node.args[place[name]])}")
+    return found
+
+
+def _is_text(node: ast.expr) -> bool:
+    if isinstance(node, ast.Call):
+        return isinstance(node.func, ast.Name) and node.func.id in ("repr", "ascii", "describe")
+    return isinstance(node, ast.JoinedStr) or (isinstance(node, ast.Constant) and isinstance(node.value, str))
+
+
 def core_files(project: Project) -> dict[str, str]:
     """The C++ files, by their path from csrc on."""
     root = project.root / "csrc"

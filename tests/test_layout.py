@@ -19,6 +19,7 @@ RULES = {
     layout.native_references: [],
     layout.missing_rooms: [],
     layout.long_files: [],
+    layout.texts_as_values: [],
     layout.target_conditions: [],
     layout.upward_includes: [],
 }
@@ -163,6 +164,11 @@ PLANTS = {
         ["the docstring of ops/scale/__init__.py"],
     ),
     "a long file": (layout.long_files, {PARAMS: "x = 1\n" * 401}, ["sampling.params has 401 lines"]),
+    "a text as a value": (
+        layout.texts_as_values,
+        {PARAMS: 'refuse("op", "a", "b", repr(x))\nrequire(y, "op", "a", "b", f"{x}")\nrefuse("op", "a", "b", Words("c"))\n'},
+        ["sampling.params:1 got repr(x)", "sampling.params:2 got f'{x}'"],
+    ),
     "a condition on the instruction set": (
         layout.target_conditions,
         {"csrc/elementwise/scale.cpp": "\n#if defined(__AVX512F__)\n#endif\n"},
