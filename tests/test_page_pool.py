@@ -1,33 +1,25 @@
-"""The pages of a model's cache: who holds which, what is found again, what goes first; and the bits, which never change."""
+"""The pages of a cache: who holds which, what is found again, and what goes first."""
 
 from __future__ import annotations
 
 import copy
 import gc
 import pickle
-import sys
 import threading
-from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
-import decodestep as ds
-import processes
-from decodestep._base.arrays import BFLOAT16
 from decodestep.models import CachedSequence, CacheFullError
 from decodestep.models.forward import forward
-from decodestep.models.kv_cache import HUGE_PAGE, PAGE, Pages, SlabPages, _bytes_of_huge_pages, grouped_layout
+from decodestep.models.kv_cache import PAGE, Pages
 from decodestep.models.page_pool import LOCK, PagePool, new_pool
-from decodestep.models.prefill import Prefill
 from decodestep.models.sequence import admit
 
 VOCAB = 3
-LAYOUT = grouped_layout(30, 3, 64, BFLOAT16)
 LONG = 100  # more than any token
 
 
@@ -60,10 +52,6 @@ class Recall:
             held = pages.tokens[page_table[sequence[t], : positions[t] // PAGE + 1]].reshape(-1)
             out[place, : positions[t] + 1] = held[: positions[t] + 1]
         return out
-
-
-def printed(code):
-    return processes.run([sys.executable, "-c", code], cwd=Path(__file__).parent, check=True).stdout
 
 
 def seen(logits):
@@ -467,204 +455,3 @@ def test_a_pool_of_no_more_than_the_bytes_asked_for():
     assert 50 <= new_pool(scarce, 1000, None).pages <= 100
     with pytest.raises(MemoryError, match="no address space for a cache of 200000 bytes"):
         new_pool(scarce, 1000, 200_000)
-
-
-def test_prompts_of_one_batch_run_what_they_share_once(tiny_file, rng):
-    model = ds.load(tiny_file(context=400))
-    common = rng.integers(0, 297, 100).tolist()
-    prompts = [common + rng.integers(0, 297, n).tolist() for n in (5, 60, 1, 17)] + [common, common[:50] + [3] * 90, [7]]
-    prefill = Prefill(model)
-    sequences = [model.sequence() for _ in prompts]
-    for key, (sequence, prompt) in enumerate(zip(sequences, prompts, strict=True)):
-        prefill.add(key, sequence, prompt)
-    done = {}
-    while prefill:
-        done |= prefill.run()
-    assert sorted(done) == list(range(len(prompts)))
-    shared, alone = 96 // PAGE, [(len(p) + 15) // PAGE for p in prompts]
-    assert model.cache.held == shared + sum(alone[:4]) - 4 * shared + 1 + (alone[5] - 48 // PAGE) + 1
-    fresh = ds.load(model.path)
-    for key, prompt in enumerate(prompts):
-        assert np.array_equal(done[key], fresh.logits(prompt)[-1])
-
-
-def test_a_sequence_takes_ids_of_any_kind_and_no_others(tiny_file):
-    model, prompt = ds.load(tiny_file()), [5] * 40
-    with model.sequence(prompt) as first:
-        model.forward([(first, prompt)])
-        for ids in (prompt, np.array(prompt), torch.tensor(prompt)):
-            with model.sequence(ids) as again:
-                assert again.tokens == [5] * 32
-        for wrong in ([5] * 39 + [300], [-1], [0.5], "ab", None, 5, [[5]]):
-            with pytest.raises(ValueError, match=r"^sequence: token_ids must be token ids in \[0, 300\); got "):
-                model.sequence(wrong)
-    assert model.cache.held == 0
-
-
-@pytest.mark.parametrize("dtype", ["auto", "float32"])
-def test_reuse_changes_no_bit(tiny_file, dtype, rng):
-    """A chat's turns, forks and rollbacks on one model, each compared with the same tokens on a model without a past."""
-    path = tiny_file(kind="Q8_0", context=300)
-    model, fresh = ds.load(path, dtype=dtype), ds.load(path, dtype=dtype, cache_bytes=1_000_000)
-    history: list[int] = []
-    for _ in range(4):
-        history += rng.integers(0, 297, 23).tolist()
-        with model.sequence(history) as sequence:
-            for _ in range(9):
-                logits = model.forward([(sequence, history[len(sequence) :])])[0]
-                assert np.array_equal(logits, fresh.logits(history)[-1])
-                history.append(int(logits.argmax()))
-            with sequence.fork() as branch:
-                branch.truncate(len(branch) - 5)
-                logits = model.forward([(branch, [1, 2, 3])])[0]
-                assert np.array_equal(logits, fresh.logits([*branch.tokens[:-3], 1, 2, 3])[-1])
-            logits = model.forward([(sequence, [5])])[0]
-            assert np.array_equal(logits, fresh.logits([*sequence.tokens[:-1], 5])[-1])
-
-
-def test_threads_share_a_model(tiny_file, rng):
-    model = ds.load(tiny_file(context=200), cache_bytes=60 * ds.load(tiny_file(context=200)).cache.page_bytes)
-    prompts = [[i % 3] * 20 + rng.integers(0, 297, 30).tolist() for i in range(12)]
-    expected = [model.logits(prompt) for prompt in prompts]
-    wrong = []
-
-    def work(seed):
-        own = np.random.default_rng(seed)
-        for i in own.integers(0, len(prompts), 25):
-            cut = int(own.integers(1, 50))
-            with model.sequence(prompts[i]) as sequence:
-                start = len(sequence)
-                if start < cut:
-                    model.forward([(sequence, prompts[i][start:cut])])
-                logits = model.forward([(sequence, prompts[i][len(sequence) :])], every=True)
-                if not np.array_equal(logits, expected[i][-len(logits) :]):
-                    wrong.append(i)
-
-    threads = [threading.Thread(target=work, args=(seed,)) for seed in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert wrong == [] and model.cache.held == 0
-
-
-def test_a_child_has_the_pages_of_threads_that_it_has_not(tiny_file):
-    code = f"""
-import os, threading
-import decodestep as ds
-model = ds.load({str(tiny_file())!r}, cache_bytes=4 * ds.load({str(tiny_file())!r}).cache.page_bytes)
-own = model.sequence()
-model.forward([(own, [1, 2, 3])])
-made, go_on = threading.Event(), threading.Event()
-def hold():
-    with model.sequence(capacity=40):
-        made.set()
-        go_on.wait()
-thread = threading.Thread(target=hold)
-thread.start()
-made.wait()
-child = os.fork()
-if child == 0:
-    own.fork().close()
-    ds.generate(model, [[4] * 20], ds.SamplingParams(max_new_tokens=20))
-    os._exit(0 if model.cache.held == 1 and len(model.forward([(own, [4])])) else 1)
-print(os.waitpid(child, 0)[1])
-try:
-    model.logits(range(40))
-except ds.models.CacheFullError:
-    print("full")
-go_on.set()
-thread.join()
-"""
-    assert printed(code).split() == ["0", "full"]
-
-
-def test_a_fork_beside_busy_threads_can_use_the_cache(tiny_file):
-    code = f"""
-import os, threading
-import decodestep as ds
-model = ds.load({str(tiny_file())!r})
-expected = model.logits(range(40)).tobytes()
-stop = threading.Event()
-def work():
-    while not stop.is_set():
-        with model.sequence(range(40)) as sequence:
-            model.forward([(sequence, range(len(sequence), 40))])
-threads = [threading.Thread(target=work) for _ in range(3)]
-for thread in threads: thread.start()
-codes = []
-for _ in range(20):
-    child = os.fork()
-    if child == 0:
-        os._exit(0 if model.logits(range(40)).tobytes() == expected else 1)
-    codes.append(os.waitpid(child, 0)[1])
-stop.set()
-for thread in threads: thread.join()
-print(codes)
-"""
-    assert printed(code).strip() == str([0] * 20)
-
-
-def test_pages_take_memory_only_when_they_are_written(tiny_file):
-    """A quarter of the machine's memory is the bound; a short text takes a few pages of it."""
-    code = f"""
-import decodestep as ds
-from processes import resident
-model = ds.load({str(tiny_file(context=4000))!r})
-model.logits([1])
-before = resident()
-model.logits(range(200))
-print(model.cache.pages * model.cache.page_bytes > 2**28, (resident() - before) < 2**24)
-"""
-    assert printed(code).split() == ["True", "True"]
-
-
-def huge_pages_of(memory):
-    """The numbers of the huge pages that an array has a part of."""
-    first = memory.ctypes.data
-    return range(first // HUGE_PAGE, (first + memory.nbytes - 1) // HUGE_PAGE + 1)
-
-
-@pytest.mark.parametrize("first", [0, 1, HUGE_PAGE - 1, 3 * HUGE_PAGE // 2])
-@pytest.mark.parametrize("size", [1, 5000, HUGE_PAGE, HUGE_PAGE + 1, 2 * HUGE_PAGE + 7])
-def test_each_huge_page_of_memory_has_one_byte(first, size):
-    memory = np.zeros(5 * HUGE_PAGE, np.uint8)[first : first + size]
-    found = _bytes_of_huge_pages(memory)
-    assert all(byte.shape == (1,) and np.shares_memory(byte, memory) for byte in found)
-    assert sorted(byte.ctypes.data // HUGE_PAGE for byte in found) == list(huge_pages_of(memory))
-
-
-def test_memory_of_coming_pages_is_taken_a_little_at_a_time():
-    """Slabs of 45 pages: that of the next fresh page and no other, and none that somebody may be writing."""
-    pages = SlabPages(LAYOUT, 200)
-    slab = pages.keys.shape[3]
-    pages.keys[0] = pages.values[0] = 1
-    for fresh, number in ((1, 1), (slab - 1, None), (slab, None), (slab + 1, 2), (2 * slab + 1, 3), (3 * slab + 1, None)):
-        calls = 0
-        while pages.prepare(fresh):
-            calls += 1
-        parts = [] if number is None else [pages.keys[number], pages.values[number]]
-        assert calls == sum(len(huge_pages_of(part)) for part in parts), fresh
-    assert (pages.keys[0] == 1).all() and (pages.values[0] == 1).all() and not pages.keys[1:].any()
-    assert not SlabPages(LAYOUT, slab).prepare(1)
-
-
-def test_memory_is_taken_for_several_slabs_ahead_if_asked_for():
-    pages = SlabPages(LAYOUT, 200)
-    slab, slabs = pages.keys.shape[3], len(pages.keys)
-    of_slab = [sum(len(huge_pages_of(part[number])) for part in (pages.keys, pages.values)) for number in range(slabs)]
-    for fresh, ahead, numbers in ((0, 2, (0, 1)), (0, 2, ()), (1, 2, (2,)), (slab + 1, 9, (3,)), (4 * slab, 9, ())):
-        calls = 0
-        while pages.prepare(fresh, ahead):
-            calls += 1
-        assert calls == sum(of_slab[number] for number in numbers), (fresh, ahead)
-
-
-def test_memory_that_has_been_handed_out_meanwhile_is_left_alone():
-    pages = SlabPages(LAYOUT, 200)
-    slab = pages.keys.shape[3]
-    assert pages.prepare(1)  # the first of several calls for slab 1
-    pages.keys[1] = pages.values[1] = 1
-    while pages.prepare(slab + 1):
-        pass
-    assert (pages.keys[1] == 1).all() and (pages.values[1] == 1).all()
