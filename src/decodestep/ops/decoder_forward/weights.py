@@ -87,27 +87,31 @@ class DecoderWeights:
         for norm in ("attention_post_norm", "ffn_post_norm"):
             if getattr(layer, norm) is not None:
                 _require_vector(f"{name}.{norm}", getattr(layer, norm), self.hidden)
-        kind = GroupedAttention if self.latent is None else LatentAttention
-        attention, block = layer.attention, layer.feed_forward
-        require(isinstance(attention, kind), _CLASS, f"{name}.attention", f"a {kind.__name__}", Words(type(attention).__name__))
-        for product, shape in self._attention_shapes(attention).items():
-            _require_panels(f"{name}.attention.{product}", getattr(attention, product), shape)
-        if isinstance(attention, GroupedAttention):
-            self._check_options(f"{name}.attention", attention)
-        else:
-            assert self.latent is not None
-            _require_vector(f"{name}.attention.latent_norm", attention.latent_norm, self.latent.latent)
-            if attention.query_down is not None:
-                _require_vector(f"{name}.attention.query_norm", attention.query_norm, attention.query_down.outputs)
-            for part in ("query_down", "latent", "output"):
-                _require_bias(f"{name}.attention.{part}_bias", getattr(attention, f"{part}_bias"), getattr(attention, part))
+        self._check_attention(f"{name}.attention", layer.attention)
+        block = layer.feed_forward
         if isinstance(block, Mixture):
             require(layer.ffn_post_norm is None, _CLASS, f"{name}.ffn_post_norm", "None after a mixture", layer.ffn_post_norm)
-            return _check_mixture(f"{name}.feed_forward", block, self.hidden)
-        ok = isinstance(block, FeedForward)
-        require(ok, _CLASS, f"{name}.feed_forward", "a FeedForward or a Mixture", Words(type(block).__name__))
-        _check_block(f"{name}.feed_forward", block, self.hidden)
-        require(block.count == 1, _CLASS, f"{name}.feed_forward", "one block", block.count)
+            _check_mixture(f"{name}.feed_forward", block, self.hidden)
+        else:
+            ok = isinstance(block, FeedForward)
+            require(ok, _CLASS, f"{name}.feed_forward", "a FeedForward or a Mixture", Words(type(block).__name__))
+            _check_block(f"{name}.feed_forward", block, self.hidden)
+            require(block.count == 1, _CLASS, f"{name}.feed_forward", "one block", block.count)
+
+    def _check_attention(self, name: str, attention: GroupedAttention | LatentAttention) -> None:
+        kind = GroupedAttention if self.latent is None else LatentAttention
+        require(isinstance(attention, kind), _CLASS, name, f"a {kind.__name__}", Words(type(attention).__name__))
+        for product, shape in self._attention_shapes(attention).items():
+            _require_panels(f"{name}.{product}", getattr(attention, product), shape)
+        if isinstance(attention, GroupedAttention):
+            self._check_options(name, attention)
+        else:
+            assert self.latent is not None
+            _require_vector(f"{name}.latent_norm", attention.latent_norm, self.latent.latent)
+            if attention.query_down is not None:
+                _require_vector(f"{name}.query_norm", attention.query_norm, attention.query_down.outputs)
+            for part in ("query_down", "latent", "output"):
+                _require_bias(f"{name}.{part}_bias", getattr(attention, f"{part}_bias"), getattr(attention, part))
 
     def _check_options(self, name: str, a: GroupedAttention) -> None:
         lengths = {"query_bias": a.query.outputs, "values_keys_bias": a.values_keys.outputs, "output_bias": self.hidden}
