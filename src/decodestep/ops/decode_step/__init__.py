@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,6 +19,7 @@ from decodestep.ops.decode_step.steps import Steps
 
 _OP = "decode_step"
 _FLOATS = tuple(np.dtype(name) for name in ("float32", "float16", "bfloat16", "float64"))
+_Columns = tuple[Sequence[Steps], Any, Any, Any, Any]  # steps, greedy, seed, position and top_logprobs as given
 
 
 class TokenLogprobs(NamedTuple):
@@ -89,7 +90,7 @@ def decode_step(
     if need_processed is not False and need_processed is not True:
         refuse(_OP, "need_processed", "a bool", need_processed)
     if devices.goes_to_triton(backend, logits):
-        return _on_device(logits, steps, greedy, seed, position, top_logprobs, need_processed, backend)
+        return _on_device(logits, (steps, greedy, seed, position, top_logprobs), need_processed, backend)
     rows = logits if type(logits) is np.ndarray else arrays.view(_OP, "logits", logits)
     result = None
     if backend == "auto" or backend == "cpu":
@@ -101,7 +102,7 @@ def decode_step(
         except (TypeError, ValueError):
             result = None
     if result is None:
-        result = _normalise_and_run(rows, steps, greedy, seed, position, top_logprobs, need_processed, backend)
+        result = _normalise_and_run(rows, (steps, greedy, seed, position, top_logprobs), need_processed, backend)
     tokens, processed, logprobs = result
     if rows is not logits:
         tokens, processed = arrays.like(logits, tokens), None if processed is None else arrays.like(logits, processed)
@@ -109,45 +110,31 @@ def decode_step(
     return tuple.__new__(DecodeStep, (tokens, processed, (None,) * len(rows) if logprobs is None else _as_named(logprobs)))
 
 
-def _normalise_and_run(
-    rows: np.ndarray,
-    steps: Sequence[Steps],
-    greedy: bool | Sequence[bool] | Array,
-    seed: int | Sequence[int] | Array,
-    position: int | Sequence[int] | Array,
-    top_logprobs: int | Sequence[int | None] | None,
-    need_processed: bool,
-    backend: str,
-) -> tuple[Any, Any, Any]:
-    require_dtype(_OP, "logits", rows, _FLOATS)
-    require(rows.ndim == 2 and rows.shape[1] >= 1, _OP, "logits", "of shape (B, V) with V >= 1", rows)
+def _normalise_and_run(rows: np.ndarray, columns: _Columns, need_processed: bool, backend: str) -> tuple[Any, Any, Any]:
+    _check_logits(rows, _FLOATS)
     obstacle = "has no float64" if rows.dtype == np.float64 else None
     backend = choose(_OP, backend, {"cpu": obstacle, "reference": None})
-    normalised = normalise_arguments(rows, steps, greedy, seed, position, top_logprobs)
+    normalised = normalise_arguments(rows, *columns)
     if backend == "cpu":
         return run(_OP, backend, cpu.decode_step, arrays.contiguous_rows(rows), *normalised, need_processed)
     return run(_OP, backend, reference.decode_step, rows, *normalised, need_processed)
 
 
-def _on_device(
-    logits: Any,
-    steps: Sequence[Steps],
-    greedy: bool | Sequence[bool] | Array,
-    seed: int | Sequence[int] | Array,
-    position: int | Sequence[int] | Array,
-    top_logprobs: int | Sequence[int | None] | None,
-    need_processed: bool,
-    backend: str,
-) -> DecodeStep:
+def _on_device(logits: Any, columns: _Columns, need_processed: bool, backend: str) -> DecodeStep:
     choose_triton(_OP, backend, logits)
     from decodestep.ops.decode_step import triton
 
     rows = devices.outline(_OP, "logits", logits, logits.device)
-    require_dtype(_OP, "logits", rows, _FLOATS[:3])
-    require(rows.ndim == 2 and rows.shape[1] >= 1, _OP, "logits", "of shape (B, V) with V >= 1", rows)
-    normalised = normalise_arguments(rows, steps, devices.to_host(greedy), seed, position, top_logprobs)
+    _check_logits(rows, _FLOATS[:3])
+    steps, greedy, *others = columns
+    normalised = normalise_arguments(rows, steps, devices.to_host(greedy), *others)
     tokens, processed, logprobs = run(_OP, "triton", triton.decode_step, logits.detach(), *normalised, need_processed)
     return DecodeStep(tokens, processed, (None,) * len(rows) if logprobs is None else _as_named(logprobs))
+
+
+def _check_logits(rows: np.ndarray, dtypes: Collection[Any]) -> None:
+    require_dtype(_OP, "logits", rows, dtypes)
+    require(rows.ndim == 2 and rows.shape[1] >= 1, _OP, "logits", "of shape (B, V) with V >= 1", rows)
 
 
 def _as_named(logprobs: Sequence[Any]) -> tuple[TokenLogprobs | None, ...]:
