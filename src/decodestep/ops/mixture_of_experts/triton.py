@@ -17,7 +17,8 @@ from decodestep.weights.device_rows import DeviceRows
 from decodestep.weights.feed_forward import FeedForward
 
 _ROWS, _COLUMNS, _DEPTH = 16, 32, 64
-_SQUARED_RELU, _SILU, _GELU = 0, 1, 2
+_SQUARED_RELU, _SILU, _GELU = (tl.constexpr(kind) for kind in range(3))
+_TWICE_ROOT = tl.constexpr(1.5957691216057308)  # 2 * sqrt(2 / pi), of the tanh form of GELU
 
 
 def mixture(
@@ -58,7 +59,7 @@ def _through(x: torch.Tensor, tokens: np.ndarray, experts: np.ndarray, block: Fe
         kind = _SQUARED_RELU if block.gate is None else _GELU if block.gelu else _SILU
         _gate_up[(len(tiles), triton.cdiv(block.width, _COLUMNS))](
             x, to_device(tokens, x.device), tiles, gate, up, between, block.hidden, block.width, *x.stride(),
-            *gate.stride(), *up.stride(), KIND=kind, PRECISION=_precision(gate, up), **size,
+            *gate.stride(), *up.stride(), KIND=kind.value, PRECISION=_precision(gate, up), **size,
         )  # fmt: skip
     if entries:
         _down[(len(tiles), triton.cdiv(block.hidden, _COLUMNS))](
@@ -105,16 +106,16 @@ def _gate_up(
         a = tl.load(x + at, mask=is_row[:, None] & is_input[None, :], other=0.0)
         b = as_float32(tl.load(up + output[None, :] * up_row + k[:, None] * up_item, mask=inside, other=0.0))
         of_up = tl.dot(a, b, of_up, input_precision=PRECISION)
-        if KIND > 0:
+        if KIND != _SQUARED_RELU:
             b = as_float32(tl.load(gate + output[None, :] * gate_row + k[:, None] * gate_item, mask=inside, other=0.0))
             of_gate = tl.dot(a, b, of_gate, input_precision=PRECISION)
-    if KIND == 0:
+    if KIND == _SQUARED_RELU:
         positive = tl.where(of_up < 0.0, 0.0, of_up)
         result = positive * positive
     else:
         z = of_gate
-        if KIND == 2:
-            z = 1.5957691216057308 * (of_gate + 0.044715 * of_gate * of_gate * of_gate)
+        if KIND == _GELU:
+            z = _TWICE_ROOT * (of_gate + 0.044715 * of_gate * of_gate * of_gate)
             result = of_gate / (1.0 + tl.exp(-z)) * of_up
         else:
             result = tl.where(of_gate == MINUS_INFINITY, 0.0, of_gate / (1.0 + tl.exp(-z))) * of_up

@@ -6,6 +6,9 @@ import triton
 import triton.language as tl
 
 from decodestep._base.triton import as_float32, largest_magnitude, round_bfloat16, round_even
+from decodestep.ops.mla_prolog.problem import CACHE_SCALES
+
+_PLAIN, _BY_CHANNEL, _BY_TILE = (tl.constexpr(CACHE_SCALES[kind]) for kind in (None, "channel", "tile"))
 
 
 @triton.jit
@@ -207,7 +210,7 @@ def write_rows(
         x = tl.load(rows + h, mask=here, other=0.0)
         x = normalise(x, gamma, latent, share, epsilon, alpha, HAS_GAMMA, LATENT)
         low, high = rotate(rows + latent, sin + t * rope, cos + t * rope, 0, rope, half, HALF, BFLOAT16)
-        if KIND == 3:
+        if KIND == _BY_TILE:
             at = block * kv_block + offset * kv_row
             bound, q = in_tiles(x, tl.load(kv_scale), LATENT, TILE)
             tl.store(kv + at + h * kv_item, q.to(tl.int8), mask=here)
@@ -217,15 +220,15 @@ def write_rows(
             store_bytes(kv + at + (latent + 2 * rope) * kv_item, n, bound, n < latent // TILE, kv_item, False)
         else:
             at = place(block, offset, h, block_size, latent, kv_block, kv_row, kv_item, KV_NZ)
-            if KIND == 0:
+            if KIND == _PLAIN:
                 store_real(kv, at, round_bfloat16(x, BFLOAT16), here, BFLOAT16)
-            elif KIND == 1:
+            elif KIND == _BY_CHANNEL:
                 tl.store(kv + at, as_int8(x * tl.load(kv_scale + h, mask=here, other=0.0)).to(tl.int8), mask=here)
             else:
                 tl.store(kv + at, as_int8(x * tl.load(kv_scale)).to(tl.int8), mask=here)
             first = place(block, offset, j, block_size, rope, kr_block, kr_row, kr_item, KR_NZ)
             second = place(block, offset, half + j, block_size, rope, kr_block, kr_row, kr_item, KR_NZ)
-            if KIND == 1:
+            if KIND == _BY_CHANNEL:
                 low_scale = tl.load(kr_scale + j, mask=j < half, other=0.0)
                 high_scale = tl.load(kr_scale + half + j, mask=j < half, other=0.0)
                 tl.store(kr + first, as_int8(low * low_scale).to(tl.int8), mask=j < half)
