@@ -96,7 +96,7 @@ async def verify(port: int) -> None:
 
 
 async def closed(port: int, clients: int, seconds: float) -> tuple[float, list[Answer]]:
-    """(tokens a second, answers) with so many clients at work all the time."""
+    """(tokens a second, answers) with this many clients at work all the time."""
     answers: list[Answer] = []
     end = time.perf_counter() + seconds
 

@@ -62,7 +62,7 @@ def call_seconds() -> float:
 
 @cache
 def plain_read(threads: int = 1) -> Callable[[], Any]:
-    """A call that reads READ_BYTES once, a part on each of so many threads."""
+    """A call that reads READ_BYTES once, a part on each of this many threads."""
     parts = [one_read(block) for block in np.array_split(np.ones(READ_BYTES // 4, np.float32), threads)]
     pool = ThreadPoolExecutor(threads)
     return lambda: list(pool.map(lambda read: read(), parts))
@@ -91,5 +91,5 @@ def cache_bytes(level: int) -> int:
 
 
 def home(size: int) -> str:
-    """Where so many bytes lie when they were the last that were read: L2 or L3 if they leave it a quarter, else DRAM."""
+    """Where this many bytes are if they were read last: L2 or L3 if they leave it a quarter, else DRAM."""
     return next((f"L{level}" for level in (2, 3) if 4 * size <= 3 * cache_bytes(level)), "DRAM")

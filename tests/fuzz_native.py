@@ -163,8 +163,8 @@ def load(path: str) -> ModuleType:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seconds", type=float, default=math.inf, help="stop after so many; the default is 10 without --calls")
-    parser.add_argument("--calls", type=float, default=math.inf, help="stop after so many")
+    parser.add_argument("--seconds", type=float, default=math.inf, help="stop after this many; 10 by default without --calls")
+    parser.add_argument("--calls", type=float, default=math.inf, help="stop after this many")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--first", type=int, default=0)
     parser.add_argument("--core", help="the extension module to call, in place of the installed one")

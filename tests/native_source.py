@@ -24,7 +24,7 @@ def panel_bytes(number: int, inputs: int, outputs: int) -> int:
 
 
 def formats_of(inputs: int) -> list[int]:
-    """The formats that rows of so many inputs can have."""
+    """The formats that rows of this many inputs can have."""
     return [n for n, (block, _) in enumerate(PANEL_BLOCKS) if n < 3 or inputs % block == 0]
 
 

@@ -26,7 +26,7 @@ def started(command: Sequence[str], **options: Any) -> Iterator[subprocess.Popen
 def run(
     command: Sequence[str], *, input: str | None = None, timeout: float = 120, check: bool = False, **options: Any
 ) -> subprocess.CompletedProcess[str]:
-    """Runs the command to its end, or kills it and all that it started after so many seconds."""
+    """Runs the command to its end, or after `timeout` seconds kills it and all that it started."""
     if input is not None:
         options["stdin"] = subprocess.PIPE
     with started(command, **options) as process:

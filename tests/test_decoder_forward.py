@@ -80,7 +80,7 @@ def test_long_sequences_pass_chunks(tiny_file):
 
 
 def pages(decoder, rows, tokens):
-    """Storage for so many tokens a row, and the page table of its rows."""
+    """Storage for this many tokens per row, and the page table of its rows."""
     table = np.arange(rows * -(-tokens // PAGE)).reshape(rows, -1)
     return decoder.new_pages(table.size), table
 

@@ -317,7 +317,7 @@ class Machine:
         monkeypatch.setattr("decodestep.generation.schedule.time.perf_counter", lambda: self.now)
 
     def run(self, rows, keys=0, prompts=0, position=0):
-        """(tokens of the piece, seconds without it, its seconds) of a pass beside so many rows of so many keys."""
+        """(tokens of the piece, seconds without it, its seconds) of a pass beside this many rows of this many keys."""
         work = Work(rows, rows * keys, prompts)
         room = self.schedule.room(work) if prompts else None
         tokens = max(1, room.most(position)) if room else 0

@@ -188,7 +188,7 @@ def _limit_memory(size: int) -> None:
 
 
 def _limit_time(seconds: float) -> None:
-    """Ends this process after so much of its processor time; 0: no longer."""
+    """Ends this process after this many more seconds of processor time; 0: never."""
     if hasattr(signal, "setitimer"):
         signal.setitimer(signal.ITIMER_PROF, seconds)
 
