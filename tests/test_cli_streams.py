@@ -65,11 +65,31 @@ def test_a_piped_prompt_that_is_not_utf_8_is_refused(model, tmp_path):
 
 @pytest.mark.parametrize(
     "arguments",
+    [["explain", "Hi", "--model", "none.gguf", "--html"], ["schedule", "--heads", "0", "--out"]],
+    ids=["explain", "schedule"],
+)
+def test_output_that_cannot_be_written_is_found_before_the_work(arguments, tmp_path, capsys):
+    missing, new, old, pipe = (tmp_path / name for name in ("none/x.html", "new.html", "old.html", "pipe.html"))
+    assert code_of(*arguments, str(missing)) == code_of(*arguments, str(tmp_path / "old.html/x.html")) == 1
+    assert str(missing) in capsys.readouterr().err
+    old.write_text("old")
+    os.mkfifo(pipe)
+    for name in (new, old, pipe):  # what is wrong besides is found, and nothing has changed
+        code_of(*arguments, str(name))
+        assert "html" not in capsys.readouterr().err
+    assert old.read_text() == "old" and not new.exists()
+
+
+@pytest.mark.parametrize(
+    "arguments",
     [
         ["generate", "Hi", "--ban", "\udcff"],
         ["explain", "Hi", "--html", "x.html", "--compare", '"'],
         ["generate", "Hi", "--show-alternatives", "0"],
         ["generate", "Hi", "--show-alternatives", "-1"],
+        ["generate", "Hi", "--logprobs", "2"],
+        ["chat", "--logprobs", "2"],
+        ["explain", "Hi", "--logprobs", "2"],
         ["chat", "--system", "\udcff"],
         ["generate", "Hi", "--raw", "--system", "Be brief."],
         ["explain", "Hi", "--raw", "--system", "Be brief."],

@@ -233,6 +233,7 @@ def test_a_long_token_is_cut_and_no_number(width):
     terminal.print_stages(console, shown, ["Temperature", "TopK"], "seed 1 draws")
     terminal.print_alternatives(console, [("=" * 80, 0.5, 1.0, [("c", 0.25)])])
     text = file.getvalue()
+    assert console.width == width
     for number in ("50.00%", "25.00%", "75.00%", "100.00%", "0.00%", "49152", "49151", "'c' 25.0%"):
         assert number in text
     assert "drawn with" in text and "…" in text

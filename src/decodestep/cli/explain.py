@@ -10,7 +10,17 @@ from pathlib import Path
 from typing import Any
 
 from decodestep._base.checks import Words, refuse, require
-from decodestep.cli.options import add_ban, add_model, add_params, add_prompt, load, params_of, prompt_of, with_bans
+from decodestep.cli.options import (
+    add_ban,
+    add_model,
+    add_params,
+    add_prompt,
+    load,
+    params_of,
+    prompt_of,
+    require_writable,
+    with_bans,
+)
 from decodestep.explain.data import record_document
 from decodestep.explain.page import page
 from decodestep.explain.record import record
@@ -56,6 +66,8 @@ def run(options: argparse.Namespace) -> int:
     require(other is None or bool(options.html), "explain", "compare", "given with --html", options.compare)
     require(options.prompt is not None or not options.html, "explain", "html", "given with a prompt", options.html)
     prompt = None if options.prompt is None else prompt_of(options)
+    if options.html:
+        require_writable(options.html)
     model = load(options)
     params = with_bans(params, options, model)
     ids = [] if prompt is None else prompt_ids(model, prompt)

@@ -38,6 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="after the text, print each token's probability and the N most likely alternatives [3]",
     )
+    add("--logprobs", type=int, metavar="N", help="with --json: report log-probabilities, and the N most likely tokens")
     add("--explain-plan", action="store_true", help="print what happens to the logits before the draw")
     add("--stats", action="store_true", help="print timing statistics at the end")
     add("--json", action="store_true", help="print one JSON object at the end instead of streaming")
@@ -45,7 +46,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     clock = _Clock()
-    params, alternatives = params_of(options), options.show_alternatives
+    params, alternatives = replace(params_of(options), logprobs=options.logprobs), options.show_alternatives
+    require(options.json or options.logprobs is None, "generate", "logprobs", "given with --json", options.logprobs)
     require(alternatives is None or alternatives >= 1, "generate", "show_alternatives", "an integer >= 1", alternatives)
     prompt = prompt_of(options)
     model = load(options)

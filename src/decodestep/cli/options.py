@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from dataclasses import fields, replace
 from pathlib import Path
@@ -35,7 +36,6 @@ _NUMBERS: dict[str, tuple[type, str, str]] = {
     "dry_multiplier": (float, "R", ">= 0: penalty for continuing a repetition; 0 is off"),
     "no_repeat_ngram_size": (int, "N", "no sequence of N tokens occurs twice; 0 is off"),
     "max_time": (float, "SECONDS", "end after this many seconds"),
-    "logprobs": (int, "N", "report log-probabilities and the N most likely tokens in the JSON object"),
     "num_beams": (int, "N", "beam search with N beams, greedy; 1 is off"),
     "num_beam_groups": (int, "N", "diverse beam search with N groups of beams"),
     "diversity_penalty": (float, "R", "> 0 with groups: subtracted from the scores of tokens that earlier groups took"),
@@ -130,6 +130,17 @@ def text_of(path: str | None) -> str | None:
         return Path(path).read_text(encoding="utf-8-sig")  # some editors begin a file with a byte order mark
     except UnicodeDecodeError as error:
         refuse("decodestep", path, "a file of UTF-8", Words(f"{error.reason} at byte {error.start}"))
+
+
+def require_writable(path: str) -> None:
+    """Raises OSError, before the work whose result goes there, if a file cannot be written; what is there stays as it is."""
+    if Path(path).is_fifo():
+        return  # opening it would wait for its reader, who would read that it has ended
+    new = not os.path.lexists(path)
+    with open(path, "a"):
+        pass
+    if new:
+        os.unlink(path)
 
 
 def params_of(options: argparse.Namespace) -> SamplingParams:

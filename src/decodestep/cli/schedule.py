@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from decodestep._base.checks import Words, refuse, require
+from decodestep.cli.options import require_writable
 from decodestep.ops.mla_prolog import mla_prolog_plan
 from decodestep.ops.mla_prolog.schedule import (
     CostModel,
@@ -54,6 +55,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     for name in options.out:
         require(Path(name).suffix in _DRAWN, "schedule", "out", f"a file name in {', '.join(_DRAWN)}", name)
+        require_writable(name)
     cost = _cost(options.cost)
     require(
         options.cubes > 0 and options.group > 0,

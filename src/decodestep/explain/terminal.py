@@ -30,10 +30,14 @@ def percent(p: float | None) -> str:
     return "-" if p is None else f"{p:.2%}"
 
 
-def print_whole(console: Console, table: Table) -> None:
-    """Prints a table whose cells are not cut: on a terminal that is narrower, its lines are wrapped."""
+def print_whole(console: Console, table: Table, columns: int | None = None) -> None:
+    """Prints a table whose cells are not cut: on a terminal that is narrower, its lines are wrapped.
+
+    columns: how many it needs at least; None for as many as it would take.
+    """
     narrow = console.width
-    console.width = max(narrow, console.measure(table, options=console.options.update(max_width=1000)).maximum)
+    columns = columns or console.measure(table, options=console.options.update(max_width=1000)).maximum
+    console.width = max(narrow, columns)
     console.print(table)
     console.width = narrow
 
@@ -94,7 +98,6 @@ def print_alternatives(console: Console, steps: Sequence[tuple[str, float, float
     """One line for each token: its text, its probability in the model and after the steps, the most likely alternatives."""
     drawn = can_draw(console)
     columns = _token_columns([step[0] for step in steps])
-    console.width = max(console.width, 48 + columns)
     table = Table(box=None, header_style="bold", pad_edge=False)
     table.add_column("token", no_wrap=True, width=columns)
     for head in ("model", "drawn with"):
@@ -108,4 +111,4 @@ def print_alternatives(console: Console, steps: Sequence[tuple[str, float, float
         cells: list[Any] = [Text(repr(text), style=rare), percent(raw), percent(processed)]
         cells += [Text(bar(processed, _BAR // 2), style="cyan")] if drawn else []
         table.add_row(*cells, Text(instead, style="dim" if drawn else ""))
-    console.print(table)
+    print_whole(console, table, 48 + columns)
