@@ -100,6 +100,7 @@ def test_output_that_cannot_be_written_is_found_before_the_work(arguments, tmp_p
         ["serve", "--host", "127.0.0..1"],
         ["serve", "--cors-origin", "http://localhost:3000/"],
         ["serve", "--cors-origin", "localhost:3000"],
+        ["serve", "--allowed-host", "example.org:443"],
         ["schedule", "--tokens", "1", "--heads", "1", "--cost", "hbm_bytes=1e-300", "--json"],
     ],
 )

@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from contextlib import suppress
+from ipaddress import ip_address
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -36,6 +37,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--max-waiting", type=int, default=256, metavar="N", help="completions that may wait; others get 429 [%(default)s]")
     add("--cache-bytes", type=int, metavar="N", help="memory for keys and values [a quarter of the machine's]")
     add("--api-key-file", metavar="FILE", help="file of keys, one per line; requests must send one of them")
+    text = "name by which requests may call the server, as behind a proxy; * for any [localhost, on loopback without keys]"
+    add("--allowed-host", action="append", default=[], metavar="NAME", help=text)
     add("--cors-origin", action="append", default=[], metavar="ORIGIN", help="origin whose pages may call the API; * for all")
     add("--chat-template", metavar="FILE", help="file with a Jinja template that replaces the model's")
     add("--log-prompts", action="store_true", help="write requests and answers to the log")
@@ -54,6 +57,9 @@ def run(options: argparse.Namespace) -> int:
         refuse("serve", "grace", ">= 0", options.grace)
     for origin in options.cors_origin:
         require(_is_origin(origin), "serve", "cors-origin", "*, null, or an origin such as https://example.org:8000", origin)
+    for name in options.allowed_host:
+        named = name == "*" or bool(name and not set("/:@* ") & set(name))
+        require(named, "serve", "allowed-host", "*, or a name without a port such as example.org", name)
     name_model(options)
     listening = _listen(options.host, options.port)  # before the model is loaded, so that a port in use is reported at once
     host, port = listening.getsockname()[:2]
@@ -68,6 +74,7 @@ def run(options: argparse.Namespace) -> int:
         model,
         name=name,
         keys=keys,
+        hosts=_hosts(options, host, keys),
         origins=options.cors_origin,
         max_rows=options.max_rows,
         max_waiting=options.max_waiting,
@@ -134,6 +141,16 @@ def _listen(host: str, port: int) -> socket.socket:
     except OSError as error:
         raise OSError(f"serve: cannot listen on {host}:{port}: {error.strerror or error}") from None
     return found
+
+
+def _hosts(options: argparse.Namespace, address: str, keys: list[str]) -> list[str] | None:
+    """The names by which requests may call the server; None for any.
+
+    On loopback without keys, they are the protection from pages whose own name a DNS server leads to this machine.
+    """
+    names = [*options.allowed_host, options.host, "localhost"]
+    closed = bool(options.allowed_host) or (ip_address(address).is_loopback and not keys)
+    return names if closed and "*" not in names else None
 
 
 def _name_of(model: str) -> str:

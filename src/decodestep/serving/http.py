@@ -10,7 +10,9 @@ from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from importlib import resources
+from ipaddress import ip_address
 from typing import TYPE_CHECKING, Any, TypeVar
+from urllib.parse import urlsplit
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -52,8 +54,9 @@ class _Json(JSONResponse):
 class Server:
     """Serves one model; `app` is the ASGI application.
 
-    name: of the model, in responses. keys: API keys, one of which a request must send; empty for no authentication. origins:
-    of other web pages that may call the API. max_body: the largest body, in bytes. log_prompts: whether texts are logged.
+    name: of the model, in responses. keys: API keys, one of which a request must send; empty for no authentication. hosts: the
+    names by which requests may call the server, besides its addresses; None for any. origins: of other web pages that may call
+    the API. max_body: the largest body, in bytes. log_prompts: whether texts are logged.
     """
 
     def __init__(
@@ -62,6 +65,7 @@ class Server:
         *,
         name: str,
         keys: Sequence[str] = (),
+        hosts: Sequence[str] | None = None,
         origins: Sequence[str] = (),
         max_rows: int = 64,
         max_waiting: int = 256,
@@ -71,6 +75,7 @@ class Server:
         self.model, self.name = model, name
         self.engine = Engine(model, max_rows=max_rows, max_waiting=max_waiting, deliver=self._deliver)
         self._keys = [key.encode() for key in keys]
+        self._hosts = None if hosts is None else {host.lower() for host in hosts}
         self._origins = tuple(origins)
         self._max_body, self._log_prompts = max_body, log_prompts
         self._max_characters = max_characters(model)
@@ -114,8 +119,11 @@ class Server:
         return Route(path, answer, methods=[method])
 
     def _admit(self, request: Request) -> None:
-        """Refuses requests without a valid key, and requests from pages of other origins."""
+        """Refuses requests by a wrong name, those without a valid key, and those from pages of other origins."""
         path, headers = request.url.path, request.headers
+        host = headers.get("host", "")  # which a browser always sends
+        if self._hosts is not None and host and not (_is_address(host) or _name(host) in self._hosts):
+            raise HttpError(403, f"this server may not be called {host} (--allowed-host)", code="host")
         sent = headers.get("authorization", "").encode("latin-1")  # as it came: clients send a key in UTF-8
         scheme, _, given = sent.strip().partition(b" ")
         given = given.strip() if scheme.lower() == b"bearer" else b""
@@ -125,7 +133,7 @@ class Server:
         if request.method != "POST":
             return
         origin = headers.get("origin")
-        own = (None, f"http://{headers.get('host')}", f"https://{headers.get('host')}", *self._origins)
+        own = (None, f"http://{host}", f"https://{host}", *self._origins)
         if origin not in own and "*" not in self._origins:
             raise HttpError(403, f"pages from {origin} may not call this server (--cors-origin)", code="origin")
         if headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
@@ -244,6 +252,22 @@ class Server:
         page = (resources.files("decodestep.serving") / "page.html").read_bytes()
         policy = "default-src 'none'; style-src 'unsafe-inline'; script-src 'unsafe-inline'; connect-src 'self'"
         return Response(page, media_type="text/html", headers={"content-security-policy": policy})
+
+
+def _name(host: str) -> str:
+    """The part of a Host header before the port, as browsers write it."""
+    try:
+        return urlsplit(f"//{host}").hostname or ""
+    except ValueError:  # of brackets
+        return ""
+
+
+def _is_address(host: str) -> bool:
+    """Whether a Host header has an address, to which no DNS server can lead the page of another site."""
+    try:
+        return bool(ip_address(_name(host)))
+    except ValueError:
+        return False
 
 
 def _distribute(deltas: list[tuple[EngineRequest, Delta]]) -> None:
