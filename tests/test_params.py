@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import pickle
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 
 import numpy as np
@@ -219,8 +219,8 @@ def test_samples_have_a_seed_each():
     drawn = {SamplingParams().samples()[0].seed for _ in range(20)}
     assert len(drawn) == 20 and 2**32 <= max(drawn) < 2**53  # of 53 bits: 20 below 2^32 have a chance of 2^-420
     assert SamplingParams(do_sample=False).samples() == [SamplingParams(do_sample=False)]
-    with pytest.raises(ValueError, match="^SamplingParams: num_return_sequences must be 1 for a greedy row without beams"):
-        SamplingParams(do_sample=False, num_return_sequences=2)
+    for greedy in (SamplingParams(temperature=0), SamplingParams(do_sample=False, seed=3)):
+        assert replace(greedy, num_return_sequences=3).samples() == [greedy] * 3
 
 
 def test_synthid_is_for_one_beam():

@@ -118,6 +118,15 @@ def test_the_official_client_gets_the_answers_of_generate(running):
     assert client.models.list().data[0].id == "tiny" == client.models.retrieve("tiny").id
 
 
+def test_answers_without_chance_are_equal(running):
+    """As in OpenAI's API, where n and a temperature of 0 go together."""
+    asked = {"model": "", "messages": HELLO, "temperature": 0, "max_tokens": 9}
+    [alone] = running.client().chat.completions.create(**asked).choices
+    three = running.client().chat.completions.create(**asked, n=3)
+    assert [choice.message.content for choice in three.choices] == [alone.message.content] * 3
+    assert three.usage.completion_tokens == 27
+
+
 CHAT = {"messages": HELLO, "max_tokens": 2}
 CALL = {**CHAT, "tools": [{"type": "function", "function": {"name": "f"}}]}
 

@@ -218,7 +218,9 @@ class SamplingParams:
         False, rules.EARLY_STOPPING, "when a search that has num_beams finished beams ends; see `beam_search`"
     )
     num_return_sequences: int = _field(
-        1, integer(1), "how many completions a prompt has: beams, at most num_beams, or samples with a seed each"
+        1,
+        integer(1),
+        "how many completions a prompt has: beams, at most num_beams, or samples with a seed each; greedy ones are equal",
     )
 
     json_schema: str | Mapping[str, Any] | None = _field(
@@ -264,9 +266,8 @@ class SamplingParams:
         self._check_returned()
 
     def _check_returned(self) -> None:
-        beams, count, sampled = self.num_beams, self.num_return_sequences, self.num_beams == 1 and not self.greedy
-        rule = f"at most num_beams {beams}" if beams > 1 else "1 for a greedy row without beams"
-        require(sampled or count <= beams, _OP, "num_return_sequences", rule, count)
+        beams, count = self.num_beams, self.num_return_sequences
+        require(beams == 1 or count <= beams, _OP, "num_return_sequences", f"at most num_beams {beams}", count)
 
     def _check_watermark(self) -> None:
         config = self.watermarking_config or {}
@@ -302,14 +303,16 @@ class SamplingParams:
     def samples(self) -> list[SamplingParams]:
         """The parameters of each of num_return_sequences samples: the same, each with its own seed.
 
-        If seed is None, it is drawn from the system's entropy; sample k has `random.sample_seed(seed, k)`. A greedy row keeps
-        None.
+        If seed is None, it is drawn from the system's entropy; sample k has `random.sample_seed(seed, k)`. Greedy samples are
+        equal, and keep the seed or None.
         """
-        if self.num_return_sequences == 1 and (self.greedy or self.seed is not None):
+        count = self.num_return_sequences
+        if count == 1 and (self.greedy or self.seed is not None):
             return [self]
+        if self.greedy:
+            return [replace(self, num_return_sequences=1)] * count
         # No more bits than the numbers of JSON readers such as browsers hold: a reported seed must come back as it was.
         seed = secrets.randbits(53) if self.seed is None else self.seed
-        count = self.num_return_sequences
         return [replace(self, seed=sample_seed(seed, k), num_return_sequences=1) for k in range(count)]
 
     @classmethod
