@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
-from decodestep._base.checks import Words, is_real, refuse
+from decodestep._base.checks import Words, is_finite, is_real, refuse, require
+
+_OP = "SamplingParams"
 
 # JSON in the format of json.dumps. With free whitespace a row at a high temperature might write nothing else. Where further
 # properties are allowed, llguidance takes "\u0061" for one and not for "a": so there are no escapes with u.
@@ -21,6 +24,12 @@ _BY_NAME = ("properties", "patternProperties", "$defs", "definitions", "dependen
 _VALUES = ("const", "enum", "default", "examples", "required")
 # Keywords that llguidance refuses, with the value that has no effect.
 _NEUTRAL = {"uniqueItems": False, "unevaluatedProperties": True, "unevaluatedItems": True, "propertyNames": True}
+# Whether a bound holds for numbers above it. llguidance has bounds as float64, and those of integers as int64.
+_BOUNDS = {"minimum": True, "exclusiveMinimum": True, "maximum": False, "exclusiveMaximum": False}
+# Characters that JSON_FORM cannot write: llguidance leaves them out of a text that has them.
+_CONTROL = re.compile(r"[\0-\x07\x0b\x0e-\x1f\x7f]")
+# A class, which may have others too; a character by its number; another escape; a character.
+_OF_PATTERN = re.compile(r"\[(?:\\.|[^]\\])*]|\\x\{?([0-9a-fA-F]{2})|\\u\{?([0-9a-fA-F]{4})|\\.|.", re.DOTALL)
 # The formats that JSON Schema defines; others are annotations.
 _FORMATS = {
     "date-time", "date", "time", "duration", "email", "idn-email", "hostname", "idn-hostname", "ipv4", "ipv6", "uuid", "regex",
@@ -42,25 +51,59 @@ def check(text: str) -> str:
         schema = json.loads(text)
         plain = json.dumps(schema)
     except (ValueError, RecursionError) as error:
-        refuse("SamplingParams", "json_schema", "one that can be compiled", Words(short(str(error))))
+        refuse(_OP, "json_schema", "one that can be compiled", Words(short(str(error))))
     for each in _schemas(schema):
         patterns = each.get("patternProperties")
         for pattern in (each.get("pattern"), *(patterns if isinstance(patterns, dict) else ())):
             require_whole("json_schema", pattern)
+            require(not _writes_control(pattern), _OP, "json_schema", "of patterns without control characters", repr(pattern))
+        for value in (each.get("const"), each.get("enum")):
+            found = [text for text in _strings(value) if _CONTROL.search(text)]
+            require(not found, _OP, "json_schema", "of values without control characters", repr(found[:1]))
+        for key, above in _BOUNDS.items():
+            require(_is_exact(each.get(key), above), _OP, "json_schema", f"one whose {key} fits 53 bits", repr(each.get(key)))
         least, required = each.get("minProperties"), each.get("required")
         names = len(set(map(str, required))) if isinstance(required, list) else 0
         closed = each.get("additionalProperties") is False and not each.get("patternProperties")
         # Names that the schema does not list may be written twice, which parsers take as one; a single one cannot.
         if is_real(least) and least > max(names, 1) and not closed:
             rule = "without a minProperties above the number of required names, unless additionalProperties is false"
-            refuse("SamplingParams", "json_schema", rule, Words(f"{least} with {names} required"))
+            refuse(_OP, "json_schema", rule, Words(f"{least} with {names} required"))
     return plain
 
 
 def require_whole(language: str, expression: object) -> None:
     """Refuses an expression that ends within an escape: llguidance leaves the backslash out."""
     if isinstance(expression, str) and (len(expression) - len(expression.rstrip("\\"))) % 2:
-        refuse("SamplingParams", language, "one that can be compiled", Words("a backslash at the end of an expression"))
+        refuse(_OP, language, "one that can be compiled", Words("a backslash at the end of an expression"))
+
+
+def _strings(value: Any) -> Iterator[str]:
+    """The strings of a value, except names: those are written with any character."""
+    waiting = [value]
+    while waiting:
+        found = waiting.pop()
+        if isinstance(found, str):
+            yield found
+        elif isinstance(found, (list, dict)):
+            waiting += found.values() if isinstance(found, dict) else found
+
+
+def _writes_control(pattern: object) -> bool:
+    """Whether an expression has a control character as such, by its number or by its name, outside of classes."""
+    for one in _OF_PATTERN.finditer(pattern) if isinstance(pattern, str) else ():
+        number = one[1] or one[2]
+        if one[0] in (r"\a", r"\v") or _CONTROL.match(chr(int(number, 16)) if number else one[0]):
+            return True
+    return False
+
+
+def _is_exact(bound: object, above: bool) -> bool:
+    """Whether numbers that llguidance allows are on the right side of a bound."""
+    if not is_finite(bound):
+        return True
+    kept = max(-(2**63), min(int(float(bound)), 2**63 - 1)) if abs(bound) >= 2**53 else bound
+    return kept >= bound if above else kept <= bound
 
 
 def enforceable(text: str) -> str:
