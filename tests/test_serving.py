@@ -140,6 +140,8 @@ def allowed(mode, *names):
     return {"type": "allowed_tools", "allowed_tools": {"mode": mode, "tools": tools}}
 
 
+UNKEPT = {"properties": {"a": {"not": {}}}, "required": ["a"]}
+FORM = {"response_format": {"type": "json_schema", "json_schema": {"schema": UNKEPT}}}
 FORM_WITH_MORE = {"type": "json_schema", "json_schema": {"schema": {}, "shape": 1}}
 
 
@@ -193,6 +195,10 @@ FORM_WITH_MORE = {"type": "json_schema", "json_schema": {"schema": {}, "shape": 
         ("/v1/chat/completions", {**CHAT, "response_format": {"type": "yaml"}}, 400, "response_format.type"),
         ("/v1/chat/completions", {**CHAT, "response_format": {"type": "text", "schema": {}}}, 400, "response_format.schema"),
         ("/v1/completions", {"prompt": "a", "response_format": FORM_WITH_MORE}, 400, "response_format.json_schema.shape"),
+        ("/v1/chat/completions", {**CHAT, **FORM}, 400, "response_format"),
+        ("/v1/completions", {"prompt": "a", **FORM}, 400, "response_format"),
+        ("/v1/chat/completions", {**CHAT, "tools": [tool_of(UNKEPT)], "tool_choice": "required"}, 400, "tools"),
+        ("/v1/chat/completions", {**CHAT, "tools": [tool_of({"minProperties": 2})], "tool_choice": "required"}, 400, "tools"),
         ("/detokenize", {"tokens": [300]}, 400, "tokens"),
         ("/detokenize", {"tokens": [1], "special": True}, 400, "special"),
         ("/tokenize", {"content": 3}, 400, "content"),

@@ -11,6 +11,7 @@ from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from decodestep._base.checks import RequestError
 from decodestep.sampling.params import languages_of
 from decodestep.serving.engine import COMPILE_SECONDS
 from decodestep.serving.errors import HttpError, http_error, refusal
@@ -45,7 +46,8 @@ class Answer:
         self._running = 0  # how many of them have not ended
 
     def begin(self) -> None:
-        """Submits the prompts to the engine. Raises as `Engine.submit` does, after cancelling those already submitted."""
+        """Submits the prompts to the engine. Raises as `Engine.submit` does, after cancelling those already submitted, and
+        HttpError for its ValueErrors."""
         count = self._job.params.num_return_sequences
         spelled = self._job.tools.text.spelled if self._job.tools else ()
         params, begun = self._job.params, time.thread_time()
@@ -56,6 +58,9 @@ class Answer:
                     raise refusal("prompt", f"a list of at most {i} with a constraint that takes this long to compile")
                 listener = partial(_enqueue, self._deltas, i * count)  # a method would make a reference cycle
                 self._requests.append(self._engine.submit(prompt, params, listener=listener, spelled=spelled))
+        except RequestError as error:
+            self.cancel()
+            raise http_error(error, self._job.names) from None
         except BaseException:
             self.cancel()
             raise
@@ -140,7 +145,7 @@ class Answer:
         for row in rows:
             row.error = None  # its frames hold the row: all of it would stay until the garbage is collected
         if errors:
-            raise http_error(errors[0]) from errors[0]
+            raise http_error(errors[0], self._job.names) from errors[0]
 
     def _finished(self) -> None:
         used, seconds = self._usage(), time.monotonic() - self._started

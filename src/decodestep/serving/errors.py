@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from decodestep._base.checks import RequestError
@@ -38,8 +39,9 @@ def unknown_field(name: str) -> HttpError:
     return HttpError(400, f"unknown field {name!r}", param=name, code="unknown_field")
 
 
-def http_error(error: BaseException) -> HttpError:
-    """The response to an exception."""
+def http_error(error: BaseException, names: Mapping[str, str] | None = None) -> HttpError:
+    """The response to an exception. names: of arguments that the request has in other fields."""
+    spelled = {**_SPELLED, **(names or {})}
     match error:
         case HttpError():
             return error
@@ -48,9 +50,9 @@ def http_error(error: BaseException) -> HttpError:
         case EngineClosedError():
             return HttpError(503, str(error), code="stopping", Retry_After="10")
         case RequestError():
-            return _refused(error)
+            return _refused(error, spelled)
         case ConstraintError():
-            return HttpError(400, str(error), param=error.language, code="constraint")
+            return HttpError(400, str(error), param=spelled.get(error.language, error.language), code="constraint")
         case ModelError():
             return HttpError(400, str(error), param="messages", code="chat_template")
         case ModuleNotFoundError():
@@ -58,10 +60,10 @@ def http_error(error: BaseException) -> HttpError:
     return HttpError(500, "the request failed inside the server; its log says why", code="internal_error")
 
 
-def _refused(error: RequestError) -> HttpError:
+def _refused(error: RequestError, spelled: Mapping[str, str]) -> HttpError:
     """The library's error without its operator, which means nothing to the client."""
     if error.code == "unknown_field":
         return unknown_field(error.got)
-    param = _SPELLED.get(error.arg, error.arg)
+    param = spelled.get(error.arg, error.arg)
     message = f"{param} must be {error.rule}; got {error.got}"
     return HttpError(400, message, param=param, code=error.code or "invalid_value")

@@ -7,9 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from decodestep._base.checks import RequestError
 from decodestep.sampling.params import LANGUAGES, SamplingParams, languages_of
 from decodestep.serving import tools
-from decodestep.serving.errors import HttpError, refusal, unknown_field
+from decodestep.serving.errors import HttpError, http_error, refusal, unknown_field
 
 if TYPE_CHECKING:
     from decodestep.models import Model
@@ -22,6 +23,8 @@ _MAX_SYNTHID = {"ngram_len": 64, "keys": 64, "sampling_table_size": 2**20, "cont
 _ROLES = ("system", "developer", "user", "assistant", "tool")
 # Fields that are read here; the rest is for `SamplingParams.from_openai`.
 _OURS = {"tools", "tool_choice", "parallel_tool_calls", "response_format", "chat_template_kwargs", "reasoning_effort"}
+# Where a constraint comes from that is not given as such.
+_SOURCES = {"json_schema": "response_format", "grammar": "tools"}
 # Fields of SamplingParams that need `generate`, or whose results do not fit in a response.
 _LIBRARY_ONLY = ("num_beams", "num_beam_groups", "diversity_penalty", "length_penalty", "early_stopping", "prompt_logprobs")
 
@@ -31,7 +34,8 @@ class Job:
     """A parsed request.
 
     prompts: token ids or texts, which share params. tools: how calls are read from the text; None without tools.
-    stream: whether to stream. usage: whether the stream ends with the token counts.
+    stream: whether to stream. usage: whether the stream ends with the token counts. names: the request's field for each field
+    of params that was made from another one.
     """
 
     prompts: list[Any]
@@ -39,6 +43,7 @@ class Job:
     stream: bool
     usage: bool
     tools: tools.ToolFormat | None = None
+    names: Mapping[str, str] | None = None
 
 
 def parsed(data: bytes) -> dict[str, Any]:
@@ -128,7 +133,7 @@ def _job(
         if constrained:
             raise refusal(constrained[0], "omitted with response_format or a required tool")
         params = replace(params, **changes)
-    return Job(prompts, params, stream, usage, format_)
+    return Job(prompts, params, stream, usage, format_, {name: _SOURCES[name] for name in changes})
 
 
 def _streaming(body: Mapping[str, Any]) -> tuple[bool, bool]:
@@ -225,7 +230,10 @@ def _constraint(model: Model, body: Mapping[str, Any], format_: tools.ToolFormat
     answer = _response_format(body)
     if format_ is None or (not format_.required and any(body.get(name) is not None for name in LANGUAGES)):
         return answer
-    grammar = format_.grammar(model.tokenizer, answer.get("json_schema"))
+    try:
+        grammar = format_.grammar(model.tokenizer, answer.get("json_schema"))
+    except RequestError as error:
+        raise http_error(error, {"json_schema": "response_format" if answer else "tools"}) from None
     return answer if grammar is None else {"grammar": grammar}
 
 
