@@ -13,6 +13,8 @@ from contextlib import contextmanager
 import pytest
 
 import processes
+from decodestep import cli
+from decodestep.models.page_pool import CacheFullError
 
 COMMAND = [sys.executable, "-m", "decodestep", "chat"]
 
@@ -54,9 +56,11 @@ def test_the_conversation_is_kept_saved_and_reset(tmp_path, model):
         ("/nope", 2, "chat: command must be /reset, /save FILE, /help or /exit; got '/nope'"),
         ("/save", 2, "chat: command must be"),
         ("/save /no/such/folder/file", 1, "No such file"),
+        ("/save ~nobody-of-this-name/file", 1, "No such file"),
+        ("/save a\0b", 2, "chat: command must be"),
         ("word " * 9000, 2, "shorter than the context"),
     ],
-    ids=["unknown", "save without a file", "save nowhere", "too long"],
+    ids=["unknown", "save without a file", "save nowhere", "save with nobody", "save with a NUL", "too long"],
 )
 def test_a_pipe_ends_at_an_error(line, code, message):
     run = chat(f"{line}\nHello\n", "--max-new-tokens", 1)
@@ -77,6 +81,19 @@ def test_an_answer_that_fails_is_an_error(tiny_file, tmp_path):
     run = chat("A\nB\n", model, "--json-schema", schema, "--seed", 1)
     assert run.returncode == 1 and run.stdout.startswith('{"a"') and run.stdout.count("\n") == 1
     assert run.stderr.startswith("decodestep: json_schema: ") and run.stderr.count("\n") == 1
+
+
+def test_a_conversation_in_a_terminal_outlives_a_full_cache(tiny_file, monkeypatch, capsys):
+    def full(*_, **__):
+        raise CacheFullError("the cache is full")
+
+    lines = iter(["A", "/save ~nobody-of-this-name/file", "/nope", "/exit"])
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True, raising=False)
+    monkeypatch.setattr("builtins.input", lambda _: next(lines))
+    monkeypatch.setattr("decodestep.cli.chat.generate", full)
+    assert cli.main(["chat", str(tiny_file(**{"tokenizer.chat_template": "{{ messages[-1].content }}"}))]) == 0
+    told = capsys.readouterr().err.splitlines()
+    assert told[0] == "decodestep: the cache is full" and "No such file" in told[1] and "command must be" in told[2]
 
 
 @contextmanager

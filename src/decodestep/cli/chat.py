@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
@@ -15,6 +16,7 @@ from decodestep.cli.options import add_named_model, add_params, load, name_model
 from decodestep.generation.generate import generate
 from decodestep.generation.prompts import prompt_ids
 from decodestep.models import Model, ModelError
+from decodestep.models.page_pool import CacheFullError
 from decodestep.sampling.constraint import ConstraintError
 from decodestep.sampling.params import SamplingParams
 
@@ -53,7 +55,7 @@ def run(options: argparse.Namespace) -> int:
         try:
             if not chat.take(line):
                 break
-        except (ConstraintError, ModelError, RequestError, OSError) as error:
+        except (CacheFullError, ConstraintError, ModelError, RequestError, OSError) as error:
             if isinstance(error, BrokenPipeError) or not interactive:
                 raise
             print(f"decodestep: {error}", file=sys.stderr)
@@ -102,9 +104,10 @@ class _Chat:
             print(_HELP)
         elif command == "/reset" and not argument:
             self.messages = list(self._system)
-        elif command == "/save" and argument:
+        elif command == "/save" and argument and "\0" not in argument:
             text = json.dumps(self.messages, ensure_ascii=False, indent=1)
-            Path(argument).expanduser().write_text(text + "\n", encoding="utf-8")
+            # Unlike Path's, this expanduser leaves the name of an unknown user to be an error of the file's.
+            Path(os.path.expanduser(argument)).write_text(text + "\n", encoding="utf-8")
         else:
             refuse("chat", "command", "/reset, /save FILE, /help or /exit", line)
         return True
