@@ -412,13 +412,14 @@ def test_a_call_that_begins_with_a_control_token_is_read(tiny_file):
 
 
 def test_messages_as_clients_send_them_back(tiny_file):
-    """A refusal in parts, and an empty list of calls, which templates would begin to write."""
+    """A refusal in parts or in place of a content, and an empty list of calls, which templates would begin to write."""
     template = "{% for m in messages %}{{ m.content }}{% if m.tool_calls is defined %}[CALLS]{% endif %};{% endfor %}"
     running = Running(ds.load(tiny_file(kind="Q8_0", context=400), chat_template=template))
     try:
-        sent = [{"role": "assistant", "content": [{"type": "refusal", "refusal": "No."}], "tool_calls": []}, *HELLO]
-        found = running.client().chat.completions.create(model="", messages=sent, max_tokens=1)
-        assert found.usage.prompt_tokens == len(running.server.model.tokenizer.encode("No.;hello;"))
+        for refused in ({"content": [{"type": "refusal", "refusal": "No."}]}, {"content": None, "refusal": "No."}):
+            sent = [{"role": "assistant", **refused, "tool_calls": []}, *HELLO]
+            found = running.client().chat.completions.create(model="", messages=sent, max_tokens=1)
+            assert found.usage.prompt_tokens == len(running.server.model.tokenizer.encode("No.;hello;"))
     finally:
         running.close()
 

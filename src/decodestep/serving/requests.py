@@ -187,9 +187,11 @@ def _message(index: int, message: Any) -> dict[str, Any]:
     content, calls = message.get("content"), message.get("tool_calls")
     if isinstance(content, list):
         content = "".join(_part(name, part) for part in content)
-    if not (isinstance(content, str) or (content is None and message["role"] == "assistant")):
+    if content is None and message["role"] == "assistant":
+        content = message.get("refusal") or ""
+    if not isinstance(content, str):
         raise refusal(f"{name}.content", "a string")
-    taken = {**message, "content": content or ""}
+    taken = {**message, "content": content}
     if message["role"] == "developer":
         taken["role"] = "system"
     if calls == []:
