@@ -175,8 +175,8 @@ class Sequences(RuleBasedStateMachine):
         numbers = [*(page.number for page in users), *(page.number for page in pool._kept), *pool._free]
         assert sorted(numbers) == list(range(pool._fresh)) and pool._fresh <= pool.pages
         assert pool.held == len(users) and pool.kept == len(pool._kept) <= 5
-        assert pool._reserved == sum(sequence._reserved for sequence in self.open)
-        assert all(s._reserved <= max(0, s._promised - len(s._pages)) for s in self.open)
+        assert pool._reserved == sum(sequence.reserved for sequence in self.open)
+        assert all(s.reserved <= max(0, s._promised - len(s._pages)) for s in self.open)
         with LOCK:
             assert pool.available_locked() >= 0
         kept = list(pool._kept)
@@ -274,6 +274,47 @@ def test_an_interrupt_at_the_edge_of_a_pass_leaves_sequences_idle(monkeypatch, k
     assert pool.held == 0
 
 
+def test_an_interrupt_at_any_call_loses_no_reservation():
+    """Python raises an interrupt where a function begins, among other places."""
+
+    def work(pool):
+        with CachedSequence(pool, 60) as sequence, sequence.fork(40) as other:
+            run(pool, (sequence, [1] * 20), (other, [2] * 40))
+            sequence.truncate(3)
+            other.assign(sequence)
+
+    def interrupted_at(call, pool):
+        """Whether there is such a call."""
+        calls = 0
+
+        def trace(frame, event, _):
+            nonlocal calls
+            ours = frame.f_code.co_filename.endswith(("sequence.py", "page_pool.py"))
+            calls += ours and frame.f_code.co_name not in ("__del__", "drop")  # from where no exception comes
+            if calls == call:
+                sys.settrace(None)
+                raise KeyboardInterrupt
+
+        sys.settrace(trace)
+        try:
+            work(pool)
+        except KeyboardInterrupt:
+            return True
+        finally:
+            sys.settrace(None)
+        return False
+
+    pools, call = [pool_of(20)], 1
+    while interrupted_at(call, pools[-1]):
+        pools.append(pool_of(20))
+        call += 1
+    gc.collect()
+    assert len(pools) > 100
+    for pool in pools:
+        assert pool.held < 20  # takes back what has been collected
+        assert pool._reserved == 0
+
+
 def test_sequences_that_begin_alike_share_pages():
     pool = pool_of(20)
     first = started(pool, [1] * 40)
@@ -341,7 +382,7 @@ def test_a_promise_outlives_a_truncation():
     sequence = started(pool, [0] * 48, capacity=48)
     for length in (47, 33, 32, 31, 16, 5, 0):
         sequence.truncate(length)
-        assert len(sequence._pages) + sequence._reserved == 3
+        assert len(sequence._pages) + sequence.reserved == 3
         with pytest.raises(CacheFullError):
             CachedSequence(pool, 1)
         assert run(pool, (sequence, [1] * (48 - length))) == [[0] * length + [1] * (48 - length)]
@@ -350,7 +391,7 @@ def test_a_promise_outlives_a_truncation():
     with CachedSequence(pool_of(3), 48) as other:
         run(other._pool, (other, [0] * 40))
         other.assign(CachedSequence(other._pool))
-        assert other._reserved == 3
+        assert other.reserved == 3
 
 
 def test_a_page_of_a_sequence_alone_is_truncated_where_there_is_no_other():
@@ -395,7 +436,7 @@ def test_waiting_for_pages():
         gc.collect()
     with pytest.raises(CacheFullError):
         pool.wait_for(4)
-    assert own._reserved == pool._reserved == 2
+    assert own.reserved == pool._reserved == 2
 
 
 def test_all_or_none_are_admitted():

@@ -26,10 +26,12 @@ class CacheFullError(RuntimeError):
 class Holder(Protocol):
     """An open sequence as the pool sees it.
 
-    admitted: whether it will end by itself. thread: the thread that made it. close_locked: closes it; requires `LOCK`.
+    admitted: whether it will end by itself. reserved: how many pages the pool has reserved for it, of those that it does not
+    have. thread: the thread that made it. close_locked: closes it; requires `LOCK`.
     """
 
     admitted: bool
+    reserved: int
     thread: int
 
     def close_locked(self) -> None: ...
@@ -150,18 +152,18 @@ class PagePool:
             )
 
     def open_locked(self, sequence: Holder, reserved: int) -> None:
-        """Lists a new sequence and reserves pages for it, each to be claimed before it is taken."""
+        """Lists a new sequence and reserves pages for it, each to be given up before it is taken."""
         self.require_locked(reserved)
-        self._reserved += reserved
         self._sequences.add(sequence)
+        self.reserve_locked(sequence, reserved)
 
-    def reserve_locked(self, freed: int) -> None:
-        """Reserves this many pages, which have just been released."""
-        self._reserved += freed
+    def reserve_locked(self, sequence: Holder, pages: int) -> None:
+        """Reserves this many more pages for a sequence, which are free; below 0 gives reservations up.
 
-    def claim_locked(self, reserved: int) -> None:
-        """Ends the reservation of this many pages."""
-        self._reserved -= reserved
+        No interrupt comes between the two numbers: Python raises it around calls.
+        """
+        sequence.reserved += pages
+        self._reserved += pages
 
     def forget_locked(self, sequence: Holder) -> None:
         """Removes a sequence that is closed from the open ones."""

@@ -38,12 +38,12 @@ class CachedSequence:
         require(ok, _OP, "capacity", "a number of tokens or None", capacity)
         self.tokens: list[int] = []
         self.admitted = admitted
+        self.reserved = 0
         self.thread = threading.get_ident()
         self._pool = pool
         self._pages: list[Page] = []
         self._table = np.zeros(8, np.int64)  # the numbers of _pages, with spare capacity
         self._promised = pages_of(capacity or 0)  # how many pages it may have without running out
-        self._reserved = 0  # pages that the pool has reserved for this sequence, of those that it does not have
         self._expected = 0  # the length of the text that is being read
         self._long = False  # whether the first token was rotated by the long frequencies
         self._alike = 0  # how many tokens, from the first on, were rotated as that one
@@ -51,7 +51,6 @@ class CachedSequence:
         self._closed = False
         with LOCK:
             pool.open_locked(self, self._promised)
-            self._reserved = self._promised
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -122,7 +121,7 @@ class CachedSequence:
             shared, old = source._pages[:full], self._pages
             given_back = sum(page.users == 1 for page in old)
             if partial:
-                pool.require_locked(1 - given_back - min(self._reserved, max(0, full + 1 - len(old))))
+                pool.require_locked(1 - given_back - min(self.reserved, max(0, full + 1 - len(old))))
             for page in shared:
                 pool.hold_locked(page)
             pool.release_locked(old)
@@ -154,7 +153,7 @@ class CachedSequence:
                 pool.withdraw_locked(last)
                 last = None
             if last is not None:
-                pool.require_locked(1 - freed - (self._reserved > 0))
+                pool.require_locked(1 - freed - (self.reserved > 0))
             del self._pages[kept:], self.tokens[length:]
             pool.release_locked(dropped)
             self._reserve_again_locked(freed)
@@ -176,8 +175,8 @@ class CachedSequence:
 
     def close_locked(self) -> None:
         """`close` for a caller that has LOCK; also of a sequence whose thread is gone, in the middle of a pass."""
+        self._pool.reserve_locked(self, -self.reserved)
         self._closed = True
-        self._claim_locked(self._reserved)
         self._pool.release_locked(self._pages)
         self._pages = []
         self._pool.forget_locked(self)
@@ -194,7 +193,7 @@ class CachedSequence:
     def __del__(self) -> None:
         # The lock may be held by the very code in which the garbage collector runs.
         if not getattr(self, "_closed", True):
-            self._pool.drop(self._pages, self._reserved)
+            self._pool.drop(self._pages, self.reserved)
 
     def is_of(self, pool: PagePool) -> bool:
         """Whether its pages are those of `pool`."""
@@ -214,7 +213,7 @@ class CachedSequence:
     def missing_pages(self, tokens: int) -> int:
         """The number of pages that a pass of this many tokens needs beyond the reserved ones. Refuses a sequence in use."""
         self._require_idle()
-        return max(0, pages_of(len(self.tokens) + tokens) - len(self._pages) - self._reserved)
+        return max(0, pages_of(len(self.tokens) + tokens) - len(self._pages) - self.reserved)
 
     def begin_pass_locked(self, tokens: int) -> None:
         """Takes the pages of this many more tokens, and keeps other threads out until `end_pass`."""
@@ -262,7 +261,7 @@ class CachedSequence:
         reused: list[int] = []
         for page in self._pool.path_locked(parent, [*begun, *tokens]):
             replaces = begun and not reused
-            if not (page.users or replaces or self._reserved or self._pool.available_locked() > 0):
+            if not (page.users or replaces or self.reserved or self._pool.available_locked() > 0):
                 break
             self._pool.hold_locked(page)
             if replaces:
@@ -277,7 +276,7 @@ class CachedSequence:
         """Copies the page that begins like `tokens`, without the last of them."""
         page = self._pool.begun_locked(self._last_page()[0], tokens[0]) if len(tokens) > 1 else None
         # A page that is kept cannot be handed out while it is copied.
-        if page is None or self._pool.available_locked() + (self._reserved > 0) <= (page.users == 0):
+        if page is None or self._pool.available_locked() + (self.reserved > 0) <= (page.users == 0):
             return
         most = min(PAGE, len(tokens)) - 1
         same = next((i for i in range(most) if tokens[i] != page.tokens[i]), most)
@@ -295,15 +294,11 @@ class CachedSequence:
 
     def _claim_locked(self, pages: int) -> None:
         """Uses up to this many of the reserved pages."""
-        claimed = min(max(pages, 0), self._reserved)
-        self._reserved -= claimed
-        self._pool.claim_locked(claimed)
+        self._pool.reserve_locked(self, -min(max(pages, 0), self.reserved))
 
     def _reserve_again_locked(self, freed: int) -> None:
         """Reserves up to this many pages, which it has given back, as far as its capacity goes."""
-        again = max(0, min(freed, self._promised - len(self._pages) - self._reserved))
-        self._reserved += again
-        self._pool.reserve_locked(again)
+        self._pool.reserve_locked(self, max(0, min(freed, self._promised - len(self._pages) - self.reserved)))
 
     def _list(self, page: Page) -> None:
         if len(self._pages) == len(self._table):
