@@ -23,7 +23,6 @@ from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from decodestep._base.checks import ids_below
-from decodestep.generation.prompts import prompt_ids
 from decodestep.serving.answer import Answer
 from decodestep.serving.engine import Engine
 from decodestep.serving.engine_request import Delta, EngineRequest
@@ -281,7 +280,7 @@ def _ids(model: Model, text: str) -> list[int]:
     try:
         return model.tokenizer.encode(text)
     except UnicodeEncodeError:
-        return prompt_ids(model, text)  # raises the error for it
+        raise refusal("content", "valid Unicode, without lone surrogates") from None
 
 
 def _detokenized(model: Model, ids: list[int]) -> Response:

@@ -119,7 +119,7 @@ def read(model: Model, body: Mapping[str, Any], conversation: list[dict[str, Any
     definitions, choice = body.get("tools"), body.get("tool_choice")
     if not isinstance(body.get("parallel_tool_calls"), bool | None):
         raise refusal("parallel_tool_calls", "a bool")
-    if not definitions:
+    if definitions is None or definitions == []:
         if choice not in (None, "none", "auto"):
             raise refusal("tool_choice", "none or auto without tools")
         return None
@@ -171,6 +171,8 @@ def _names(definitions: Any) -> list[str]:
         raise refusal("tools", rule)
     if not all(isinstance(function.get("parameters") or {}, dict) for function in functions if function):
         raise refusal("tools", rule)
+    if len(set(names)) < len(names):
+        raise refusal("tools", "a list of functions with different names")
     return [str(name) for name in names]
 
 
