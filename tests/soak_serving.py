@@ -64,7 +64,7 @@ class Soak:
 
     async def send(self, data: bytes) -> tuple[asyncio.StreamReader, asyncio.StreamWriter, int]:
         reader, writer = await asyncio.open_connection("127.0.0.1", self.port)
-        head = ("POST /v1/completions HTTP/1.1", "host: localhost", "connection: close", "content-type: application/json")
+        head = ("POST /v1/completions HTTP/1.1", "host: x", "connection: close", "content-type: application/json")
         writer.write("\r\n".join([*head, f"content-length: {len(data)}", "", ""]).encode() + data)
         return reader, writer, int((await reader.readline()).split()[1])
 

@@ -531,7 +531,7 @@ def test_requests_need_one_of_the_keys(tiny_file):
 def post(port, data, **headers):
     """A request over a socket of its own."""
     client = socket.create_connection(("127.0.0.1", port), timeout=60)
-    given = {"host": "localhost", "content-type": "application/json", "content-length": len(data), **headers}
+    given = {"host": "x", "content-type": "application/json", "content-length": len(data), **headers}
     head = ["POST /v1/completions HTTP/1.1", *(f"{name}: {value}" for name, value in given.items()), "", ""]
     client.sendall("\r\n".join(head).encode() + data)
     return client
@@ -701,10 +701,20 @@ def command(tmp_path_factory):
 
 def test_a_page_that_dns_leads_here_is_refused(tiny_file):
     """It names the server as its own site, so that its origin is no other one."""
-    running = Running(load(tiny_file(kind="Q8_0", context=400)), hosts=["localhost"])
+    running = Running(load(tiny_file(kind="Q8_0", context=400)), hosts=["here.example"])
     try:
         for path, data in (("/", None), ("/metrics", None), ("/v1/completions", b'{"prompt": "a", "max_tokens": 1}')):
-            for name in ("LocalHost", "127.0.0.1", "[::1]", "evil.example", "localhost.evil.example", "[::1", "localhost@evil"):
+            for name in (
+                "LocalHost",
+                "127.0.0.1",
+                "[::1]",
+                "box",
+                "Here.example",
+                "evil.example",
+                "localhost.evil.example",
+                "[::1",
+                "localhost@evil.example",
+            ):
                 named = {"host": f"{name}:{running.port}", "origin": f"http://{name}:{running.port}"}
                 status, body, _ = running.send(path, data, "POST" if data else "GET", **named)
                 assert status == (403 if "evil" in name or name == "[::1" else 200)
@@ -716,10 +726,10 @@ def test_a_page_that_dns_leads_here_is_refused(tiny_file):
 @pytest.mark.parametrize(
     ("words", "address", "keys", "names"),
     [
-        ([], "127.0.0.1", [], {"127.0.0.1", "localhost"}),
-        (["--host", "here"], "::1", [], {"here", "localhost"}),
-        (["--allowed-host", "a.example"], "127.0.0.1", [], {"a.example", "127.0.0.1", "localhost"}),
-        (["--allowed-host", "a.example"], "0.0.0.0", ["key"], {"a.example", "127.0.0.1", "localhost"}),
+        ([], "127.0.0.1", [], {"127.0.0.1"}),
+        (["--host", "here"], "::1", [], {"here"}),
+        (["--allowed-host", "a.example"], "127.0.0.1", [], {"a.example", "127.0.0.1"}),
+        (["--allowed-host", "a.example"], "0.0.0.0", ["key"], {"a.example", "127.0.0.1"}),
         (["--allowed-host", "*"], "127.0.0.1", [], None),
         ([], "127.0.0.1", ["key"], None),
         ([], "192.168.1.2", [], None),

@@ -56,12 +56,12 @@ def check(text: str) -> str:
         patterns = each.get("patternProperties")
         for pattern in (each.get("pattern"), *(patterns if isinstance(patterns, dict) else ())):
             require_whole("json_schema", pattern)
-            require(not _writes_control(pattern), _OP, "json_schema", "of patterns without control characters", repr(pattern))
+            require(not _writes_control(pattern), _OP, "json_schema", "of patterns without control characters", pattern)
         for value in (each.get("const"), each.get("enum")):
             found = [text for text in _strings(value) if _CONTROL.search(text)]
-            require(not found, _OP, "json_schema", "of values without control characters", repr(found[:1]))
+            require(not found, _OP, "json_schema", "of values without control characters", found[:1])
         for key, above in _BOUNDS.items():
-            require(_is_exact(each.get(key), above), _OP, "json_schema", f"one whose {key} fits 53 bits", repr(each.get(key)))
+            require(_is_exact(each.get(key), above), _OP, "json_schema", f"one whose {key} fits 53 bits", each.get(key))
         least, required = each.get("minProperties"), each.get("required")
         names = len(set(map(str, required))) if isinstance(required, list) else 0
         closed = each.get("additionalProperties") is False and not each.get("patternProperties")

@@ -54,8 +54,8 @@ class Server:
     """Serves one model; `app` is the ASGI application.
 
     name: of the model, in responses. keys: API keys, one of which a request must send; empty for no authentication. hosts: the
-    names by which requests may call the server, besides its addresses; None for any. origins: of other web pages that may call
-    the API. max_body: the largest body, in bytes. log_prompts: whether texts are logged.
+    names by which requests may call the server, besides addresses and names without a dot; None for any. origins: of other web
+    pages that may call the API. max_body: the largest body, in bytes. log_prompts: whether texts are logged.
     """
 
     def __init__(
@@ -121,7 +121,7 @@ class Server:
         """Refuses requests by a wrong name, those without a valid key, and those from pages of other origins."""
         path, headers = request.url.path, request.headers
         host = headers.get("host", "")  # which a browser always sends
-        if self._hosts is not None and host and not (_is_address(host) or _name(host) in self._hosts):
+        if self._hosts is not None and host and not (_is_local(host) or _name(host) in self._hosts):
             raise HttpError(403, f"this server may not be called {host} (--allowed-host)", code="host")
         sent = headers.get("authorization", "").encode("latin-1")  # as it came: clients send a key in UTF-8
         scheme, _, given = sent.strip().partition(b" ")
@@ -261,12 +261,13 @@ def _name(host: str) -> str:
         return ""
 
 
-def _is_address(host: str) -> bool:
-    """Whether a Host header has an address, to which no DNS server can lead the page of another site."""
+def _is_local(host: str) -> bool:
+    """Whether a Host header has an address or a name without a dot: no site of the internet has such a name."""
+    name = _name(host)
     try:
-        return bool(ip_address(_name(host)))
+        return bool(ip_address(name))
     except ValueError:
-        return False
+        return name != "" and "." not in name
 
 
 def _distribute(deltas: list[tuple[EngineRequest, Delta]]) -> None:
