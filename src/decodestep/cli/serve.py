@@ -37,7 +37,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--max-waiting", type=int, default=256, metavar="N", help="completions that may wait; others get 429 [%(default)s]")
     add("--cache-bytes", type=int, metavar="N", help="memory for keys and values [a quarter of the machine's]")
     add("--api-key-file", metavar="FILE", help="file of keys, one per line; requests must send one of them")
-    text = "name by which requests may call the server, as behind a proxy; * for any [those without a dot, on loopback without keys]"
+    text = (
+        "name by which requests may call the server, as a proxy does; * for any [those without a dot, on loopback without keys]"
+    )
     add("--allowed-host", action="append", default=[], metavar="NAME", help=text)
     add("--cors-origin", action="append", default=[], metavar="ORIGIN", help="origin whose pages may call the API; * for all")
     add("--chat-template", metavar="FILE", help="file with a Jinja template that replaces the model's")
