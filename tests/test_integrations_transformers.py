@@ -388,6 +388,18 @@ def test_masks_that_add_scores_go_the_stock_way(model, absorbed):
         assert (len(absorbed) > before) == (mask is hidden)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64, torch.int64])
+def test_masks_of_a_dtype_that_sdpa_refuses_are_refused(model, dtype):
+    """Also in a step on the latents, whose result would otherwise depend on the number of queries."""
+    ids = prompt(1, 24)
+    mask = torch.zeros(1, 1, 1, 25, dtype=dtype)
+    with torch.no_grad(), accelerate(model):
+        cache = DynamicCache(config=model.config)
+        model(ids, past_key_values=cache)
+        with pytest.raises(RuntimeError, match="attn_mask dtype"):
+            model(prompt(1, 1), attention_mask=mask, past_key_values=cache)
+
+
 def test_gradients_dropout_autocast_and_attentions_go_the_stock_way(model, absorbed):
     ids = prompt(1, 1)
 
@@ -516,6 +528,29 @@ def test_one_handle_and_nothing_left_behind(model, tmp_path):
     assert all(isinstance(module.expand_kv, MethodType) and "expand_kv" not in vars(module) for module in attentions)
     assert not model.model._forward_pre_hooks
     assert type(model).from_pretrained(tmp_path).config._attn_implementation == "sdpa"
+
+
+def test_nested_blocks_end_with_the_outermost(absorbed):
+    model, ids = model_of("deepseek_v3"), prompt()
+    with accelerate(model) as handle:
+        with accelerate(model) as inner:
+            twin = copy.deepcopy(model)
+        assert inner is handle
+        decode(model, ids, holes(ids), 3)
+        assert absorbed
+    assert handle.report() == "undone"
+    with accelerate(twin) as own:  # made within two blocks, of which it is in none
+        pass
+    assert own.report() == "undone"
+
+
+def test_a_shallow_copy_has_no_handle(model):
+    with accelerate(model):
+        shallow = copy.copy(model)
+        with pytest.raises(ValueError, match="in one handle"):
+            accelerate(shallow)
+    with accelerate(shallow) as handle:
+        assert handle.model is shallow and "on the latents" in handle.report()
 
 
 def test_copies_are_accelerated_and_have_handles_of_their_own(absorbed):

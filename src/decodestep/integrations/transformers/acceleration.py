@@ -59,12 +59,13 @@ def accelerate(
         are not changed.
     experts: "keep", or the name of an experts implementation for `model.set_experts_implementation`, which then serves all
         calls. With "keep" and `linears`, calls of experts with few rows are served like Linears, but without huge pages.
+        Models that share a config share the implementation: undo their handles in reverse order.
     absorb_up_to: the largest number of queries of a pass that is served on the latents.
     backend: "auto", "cpu" or "triton", as for `mla_attention`. "auto" is "triton" for tensors on a GPU. A mask on a GPU is
         copied to the host once per step.
 
-    Returns the handle; for a model that is already accelerated, the existing one. state_dict, save_pretrained and the saved
-    config do not change. A copy (`copy.deepcopy`) or a pickled model is accelerated too and has its own handle.
+    Returns the handle; for a model that is already accelerated, the existing one with its options. state_dict, save_pretrained
+    and the saved config do not change. A copy (`copy.deepcopy`) or a pickled model is accelerated too and has its own handle.
     Raises ValueError, and changes nothing, for a model without such modules; for a kv_b_proj that is not a plain Linear without
     bias and hooks, as with LoRA or quantisation; an expand_kv that is not the map of that weight; attention sinks; tensors of
     another dtype or device. While accelerated, an unknown argument of the attention raises.
@@ -75,7 +76,7 @@ def accelerate(
         require(isinstance(flag, bool), _OP, name, "a bool", flag)
     require(isinstance(experts, str), _OP, "experts", '"keep" or the name of an implementation', experts)
     present = model.__dict__.get(_HANDLE)
-    if isinstance(present, Acceleration):
+    if isinstance(present, Acceleration) and present.model is model:  # a shallow copy's is that of the original
         return present
     require_choice(_OP, "backend", backend, ("auto", "cpu", "triton"))
     modules = dict(_latent_attentions(model))
@@ -99,7 +100,8 @@ def accelerate(
 
 
 class Acceleration:
-    """The changes that `accelerate` has made to a model. As a context manager it undoes them on exit."""
+    """The changes that `accelerate` has made to a model. As a context manager it undoes them on exit, from the outermost of
+    nested blocks."""
 
     def __init__(self, model: Any) -> None:
         self.model = model
@@ -109,6 +111,7 @@ class Acceleration:
         self._configs: list[tuple[Any, Any]] = []  # each with its previous attention implementation
         self._hooks: list[Any] = []
         self._experts: Any = None  # the previous experts implementation
+        self._blocks = 0  # `with` blocks that have been entered and not left
         setattr(model, _HANDLE, self)
 
     def _choose_experts(self, name: str) -> None:
@@ -164,10 +167,16 @@ class Acceleration:
             self.model.set_experts_implementation(self._experts)
 
     def __enter__(self) -> Acceleration:
+        self._blocks += 1
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.undo()
+        self._blocks -= 1
+        if not self._blocks:
+            self.undo()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_blocks": 0}  # a copy is in no block
 
     def report(self) -> str:
         """What is replaced, what is not, and why: a line for each attention and experts module, the Linears and the cache."""

@@ -174,7 +174,7 @@ def _visible(
         return None
     if chosen is not None:
         mask = _only(mask, chosen, query, key)
-    seen = None if mask is None else visible_keys.as_bool(mask)
+    seen = None if mask is None else visible_keys.as_bool(mask, query)
     if seen is None or seen.shape[0] not in (1, batch):
         return None
     return visible_keys.of_mask(seen if seen.shape[0] == batch else seen.expand(batch, -1, -1, -1), id(module))

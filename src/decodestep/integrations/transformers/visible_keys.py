@@ -90,11 +90,11 @@ def of_mask(mask: Tensor, reader: int) -> VisibleKeys:
     return known
 
 
-def as_bool(mask: Tensor) -> Tensor | None:
-    """An additive mask as a bool mask; None if it does more than keep or remove positions."""
+def as_bool(mask: Tensor, query: Tensor) -> Tensor | None:
+    """An additive mask as a bool mask; None if it does more than keep or remove positions, or if sdpa refuses its dtype."""
     if mask.dtype == torch.bool:
         return mask
-    if not mask.is_floating_point():
+    if mask.dtype not in (torch.float32, query.dtype):
         return None
     seen = mask == 0
     only_masks = bool((seen | (mask <= torch.finfo(mask.dtype).min)).all())
