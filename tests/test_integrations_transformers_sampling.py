@@ -85,21 +85,38 @@ def test_greedy_as_stock(model, seed):
     assert type(stock) is type(ours)
 
 
-def test_repair_as_stock(model):
-    """NaN is 0 to repair, whatever has run before it."""
-    ids = prompt(2)
-    options = {"max_new_tokens": 8, "remove_invalid_values": True, "no_repeat_ngram_size": 1, "min_new_tokens": 8}
+@contextmanager
+def nan_from(model, first):
+    """The logits of the tokens from `first` are NaN, those before 0."""
     weight = model.lm_head.weight
     before = weight.detach().clone()
     try:
         with torch.no_grad():
-            weight[3:] = torch.nan
-            weight[:3] = 0
-        stock = model.generate(ids, **options)
-        assert torch.equal(model.generate(ids, **options, custom_generate=sampling()), stock)
+            weight[first:], weight[:first] = torch.nan, 0
+        yield
     finally:
         with torch.no_grad():
             weight.copy_(before)
+
+
+def test_repair_as_stock(model):
+    """NaN is 0 to repair, whatever has run before it."""
+    ids = prompt(2)
+    options = {"max_new_tokens": 8, "remove_invalid_values": True, "no_repeat_ngram_size": 1, "min_new_tokens": 8}
+    with nan_from(model, 3):
+        stock = model.generate(ids, **options)
+        assert torch.equal(model.generate(ids, **options, custom_generate=sampling()), stock)
+
+
+@pytest.mark.parametrize("options", [{}, {"do_sample": True}, {"logits_processor": [lambda _, scores: scores]}])
+def test_nan_is_never_taken(model, options):
+    """Unlike in transformers, whether it runs our chain or its own."""
+    ids, options = prompt(2), {"max_new_tokens": 4, **options}
+    with nan_from(model, 3):
+        made = model.generate(ids, **options, custom_generate=sampling())
+    assert (made[:, 6:] < 3).all()
+    with nan_from(model, 0), pytest.raises(ValueError, match="such that a token is left"):
+        model.generate(ids, **options, custom_generate=sampling())
 
 
 def test_on_an_accelerated_model(model):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,6 +10,8 @@ import numpy as np
 import pytest
 import torch
 import transformers.generation.logits_process as hf
+from hypothesis import given
+from hypothesis import strategies as st
 
 from decodestep import processors as ds
 from processor_cases import agree, both_kinds, call, cases, ids_of, in_numpy, make, numpy_and_torch
@@ -28,7 +31,7 @@ def test_guidance_by_hand(kind):
 def test_batched_guidance_equals_transformers(top_k):
     for rng, scores in cases(31):
         batch, vocab = scores.shape
-        if batch % 2 or vocab < 3 or torch.isinf(scores).any():
+        if batch % 2 or vocab < 3:
             continue
         scale, ids = float(rng.uniform(1.1, 4)), ids_of(rng, batch // 2, 2, vocab)
         ours = both_kinds(lambda g=scale: ds.ClassifierFreeGuidanceLogitsProcessor(g), ids, scores)
@@ -38,6 +41,40 @@ def test_batched_guidance_equals_transformers(top_k):
             continue  # ties: which of them transformers keeps is open
         ours = both_kinds(lambda g=scale: ds.DiaClassifierFreeGuidanceLogitsProcessor(g, top_k), ids, scores)
         agree(ours, hf.DiaClassifierFreeGuidanceLogitsProcessor(scale, top_k)(ids, scores))
+
+
+@given(st.lists(st.sampled_from([np.nan, INF, -INF, 0.5, 1.25, -2.0, 3.5]), min_size=20, max_size=20), st.integers(1, 5))
+def test_guidance_of_nan_and_infinities_equals_transformers(scores, top_k):
+    ids, scores = torch.zeros((2, 1), dtype=torch.int64), torch.tensor(scores).view(4, 5)
+    expected = hf.ClassifierFreeGuidanceLogitsProcessor(2.0)(ids, scores)
+    agree(both_kinds(lambda: ds.ClassifierFreeGuidanceLogitsProcessor(2.0), ids, scores), expected)
+    guided = hf.DiaClassifierFreeGuidanceLogitsProcessor(2.0)(ids, scores)
+    agree(both_kinds(lambda: ds.DiaClassifierFreeGuidanceLogitsProcessor(2.0), ids, scores), guided)
+    if all(len(set(map(repr, row))) == 5 for row in guided.tolist()):  # without ties, of which transformers keeps any
+        expected = hf.DiaClassifierFreeGuidanceLogitsProcessor(2.0, top_k)(ids, scores)
+        agree(both_kinds(lambda: ds.DiaClassifierFreeGuidanceLogitsProcessor(2.0, top_k), ids, scores), expected)
+
+
+@pytest.mark.parametrize("scale", [1, 1.5, -0.5])
+def test_unbatched_guidance_of_nan_and_infinities_equals_transformers(scale):
+    rows = torch.tensor([[np.nan, 1.0, -INF, 2.0], [-INF, -INF, 0.5, 1.0], [INF, -INF, 0.5, 1.0], [-INF] * 4])
+    for scores, without in itertools.product(rows, rows):
+
+        def model(ids, without=without, **_):
+            logits = without[None, None]
+            return SimpleNamespace(logits=logits if isinstance(ids, torch.Tensor) else in_numpy(logits), get=lambda *_: None)
+
+        ids, row = torch.zeros((1, 1), dtype=torch.int64), scores[None]
+        ours = both_kinds(lambda m=model: ds.UnbatchedClassifierFreeGuidanceLogitsProcessor(scale, m), ids, row)
+        agree(ours, hf.UnbatchedClassifierFreeGuidanceLogitsProcessor(scale, model)(ids, row))
+
+
+@numpy_and_torch
+def test_guidance_keeps_tokens_that_are_forbidden_in_both_halves(kind):
+    """Their difference is NaN, which ranks first, as in transformers; all others must not be lost with it."""
+    scores = make(kind, [[-INF, 1.0, 4.0, 2.0], [-INF, 0.0, 0.0, 0.0]])
+    result = call(ds.DiaClassifierFreeGuidanceLogitsProcessor(2.0, 2), make(kind, [[0]], "int64"), scores)
+    assert result.tolist() == [[-INF, -INF, 4.0, -INF]]
 
 
 class Toy:

@@ -140,8 +140,10 @@ def kth_largest(xp: Namespace, x: ArrayT, k: int) -> ArrayT:
 
 
 def highest(xp: Namespace, x: ArrayT, lowest: Array, count: int | Array) -> ArrayT:
-    """The mask of each row's `count` highest entries. `lowest` is the smallest of them; of its ties the lowest ids are kept."""
-    above, level = x > lowest, x == lowest
+    """The mask of each row's `count` highest entries. `lowest` is the smallest of them; of its ties the lowest ids are kept.
+    NaN counts as the largest of all, as in `kth_largest`."""
+    unordered, all_unordered = xp.isnan(x), xp.isnan(lowest)
+    above, level = (x > lowest) | (unordered & ~all_unordered), (x == lowest) | (unordered & all_unordered)
     room = count - xp.count_nonzero(above, axis=-1, keepdims=True)
     return above | (level & (xp.cumulative_sum(level, axis=-1, dtype=xp.int32) <= room))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from decodestep._base.array_api import fill, highest, kth_largest, log_softmax, namespace, times
+from decodestep._base.array_api import fill, highest, kth_largest, log_softmax, namespace, quiet, times
 from decodestep._base.arrays import Array, ArrayT
 from decodestep._base.checks import require
 from decodestep.processors.base import LogitsProcessor
@@ -27,7 +27,8 @@ class ClassifierFreeGuidanceLogitsProcessor(LogitsProcessor):
 
     def __call__(self, input_ids: Array, scores: ArrayT) -> ArrayT:
         with_prompt, without = halves("ClassifierFreeGuidanceLogitsProcessor", input_ids, scores)
-        return without + times(namespace(scores), with_prompt - without, self.guidance_scale)
+        with quiet():
+            return without + times(namespace(scores), with_prompt - without, self.guidance_scale)
 
 
 class UnbatchedClassifierFreeGuidanceLogitsProcessor(LogitsProcessor):
@@ -94,7 +95,8 @@ class UnbatchedClassifierFreeGuidanceLogitsProcessor(LogitsProcessor):
         if self.guidance_scale == 1:
             return conditional
         unconditional: Any = log_softmax(xp, self.get_unconditional_logits(input_ids)[:, -1])
-        return times(xp, conditional - unconditional, self.guidance_scale) + unconditional
+        with quiet():
+            return times(xp, conditional - unconditional, self.guidance_scale) + unconditional
 
 
 class DiaClassifierFreeGuidanceLogitsProcessor(LogitsProcessor):
@@ -104,7 +106,8 @@ class DiaClassifierFreeGuidanceLogitsProcessor(LogitsProcessor):
         result = g, or where guidance_top_k is given c with -inf outside the guidance_top_k highest g
 
     guidance_scale: a number > 1.
-    guidance_top_k: an int >= 1, or None. Of ties the lowest ids stay; more than the vocabulary keeps all.
+    guidance_top_k: an int >= 1, or None. Of ties the lowest ids stay; more than the vocabulary keeps all. NaN, as of a token at
+        -inf with and without the prompt, ranks above all.
 
     Raises ValueError if scores do not have twice the rows of input_ids.
     Source: Nari Labs, Dia-1.6B, 2025; as in transformers 5.23.
@@ -120,7 +123,8 @@ class DiaClassifierFreeGuidanceLogitsProcessor(LogitsProcessor):
     def __call__(self, input_ids: Array, scores: ArrayT) -> ArrayT:
         xp = namespace(scores)
         with_prompt, without = halves("DiaClassifierFreeGuidanceLogitsProcessor", input_ids, scores)
-        guided = with_prompt + times(xp, with_prompt - without, self.guidance_scale)
+        with quiet():
+            guided = with_prompt + times(xp, with_prompt - without, self.guidance_scale)
         if self.guidance_top_k is None:
             return guided
         k = min(self.guidance_top_k, guided.shape[-1])
