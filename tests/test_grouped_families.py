@@ -94,6 +94,42 @@ def test_rotations_of_gguf_files_are_those_of_llama_cpp(model, ids, tmp_path, ke
     assert families.relative(ds.load(path, dtype="float32").logits(ids), families.llama_cpp_logits_of(path, ids)) < 0.02
 
 
+@pytest.mark.parametrize("key", ["expert_weights_scale", "expert_gating_func", "expert_weights_norm"])
+def test_the_router_of_qwen3moe_is_that_of_the_architecture(model, ids, tmp_path, key):
+    """Neither transformers nor llama.cpp has another one, and llama.cpp does not read the keys."""
+    values = {"expert_weights_scale": 2.0, "expert_gating_func": 2, "expert_weights_norm": False}
+    path = write_gguf(model("qwen3_moe", 0), tmp_path / "model.gguf", **{key: values[key]})
+    mine = ds.load(path, dtype="float32").logits(ids)
+    assert families.relative(mine, families.logits_of(model("qwen3_moe", 0), ids)) < 1e-4
+    pytest.importorskip("llama_cpp")
+    assert families.relative(mine, families.llama_cpp_logits_of(path, ids)) < 0.01
+
+
+HEADS_BY_THE_HIDDEN_SIZE = [("llama", {}), ("qwen3", {}), ("qwen3_moe", {}), ("granite", {})]
+HEADS_BY_THE_HIDDEN_SIZE += [("gemma3_text", {"query_pre_attn_scalar": 8})]
+
+
+@pytest.mark.parametrize(("family", "changes"), HEADS_BY_THE_HIDDEN_SIZE)
+def test_a_file_without_the_width_of_a_head(ids, tmp_path, family, changes):
+    sizes = {"hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
+    theirs = families.model_of(family, 0, **sizes, **changes)
+    keys = dict.fromkeys(["attention.key_length", "attention.value_length", "rope.dimension_count"])
+    path = write_gguf(theirs, tmp_path / "model.gguf", **keys)
+    mine = ds.load(path, dtype="float32").logits(ids)
+    assert families.relative(mine, families.logits_of(theirs, ids)) < 1e-4
+    pytest.importorskip("llama_cpp")
+    assert families.relative(mine, families.llama_cpp_logits_of(path, ids)) < 0.01
+
+
+@pytest.mark.parametrize("key", ["attention.key_length_swa", "attention.value_length_swa", "rope.dimension_count_swa"])
+def test_layers_with_windows_have_heads_of_the_same_width(model, ids, tmp_path, key):
+    whole = model("gemma3_text", 0)
+    path = write_gguf(whole, tmp_path / "model.gguf", **{key: whole.config.head_dim})
+    assert families.relative(ds.load(path, dtype="float32").logits(ids), families.logits_of(whole, ids)) < 1e-4
+    with pytest.raises(ModelError, match=f"{key}, another width of the heads of layers with windows, is not supported"):
+        ds.load(write_gguf(whole, tmp_path / "other.gguf", **{key: 8}))
+
+
 @pytest.mark.parametrize("rotates", [False, True])
 def test_a_granite_whose_file_says_that_positions_are_not_rotated(model, ids, tmp_path, rotates):
     pytest.importorskip("llama_cpp")

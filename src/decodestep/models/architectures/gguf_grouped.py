@@ -77,7 +77,7 @@ def _qwen3(keys: GgufKeys) -> Config:
 
 def _qwen3moe(keys: GgufKeys) -> Config:
     sizes = _grouped_fields(keys, head_norms=True)
-    experts = experts_of(keys, sizes, normalise=True)
+    experts = experts_of(keys, sizes, fixed=True)
     width = keys.size("feed_forward_length", None if experts is None else experts.width)
     return Config(**sizes, feed_forward=width, rope_half_split=True, experts=experts)
 
@@ -100,7 +100,10 @@ def _granite(keys: GgufKeys) -> Config:
 def _gemma3(keys: GgufKeys) -> Config:
     common = keys.common()
     hidden, heads, layers = common["hidden"], common["heads"], common["layers"]
-    head_dim = keys.size("attention.key_length", 256)
+    head_dim = keys.size("attention.key_length", hidden // heads)
+    for key in ("attention.key_length_swa", "attention.value_length_swa", "rope.dimension_count_swa"):
+        if keys.size(key, head_dim) != head_dim:
+            raise keys.refuse(f"{key}, another width of the heads of layers with windows, is not supported")
     size = keys.size("attention.sliding_window", 0, least=0, most=MAX_CONTEXT)
     slides = _slides(keys, layers) if size else (False,) * layers
     sizes = _grouped_fields(
