@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import tracemalloc
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -21,7 +22,7 @@ lm_eval = pytest.importorskip("lm_eval")
 from lm_eval.api.instance import Instance  # noqa: E402
 from lm_eval.models.huggingface import HFLM  # noqa: E402
 
-from decodestep.integrations.lm_eval import DecodestepLM  # noqa: E402
+from decodestep.integrations.lm_eval import DecodestepLM, _log_probabilities  # noqa: E402
 
 TEMPLATE = (
     "{% for m in messages %}[{{ m.role }}]{{ m.content | trim if m.content | length < 16 else m.content }}[end]{% endfor %}"
@@ -78,6 +79,19 @@ def test_loglikelihood(pair: tuple[Any, Any]) -> None:
     ours, theirs = (lm.loglikelihood(requests("loglikelihood", *PAIRS), disable_tqdm=True) for lm in pair)
     np.testing.assert_allclose([score for score, _ in ours], [score for score, _ in theirs], rtol=1e-5)
     assert [greedy for _, greedy in ours] == [greedy for _, greedy in theirs]
+
+
+def test_log_probabilities_need_the_memory_of_a_row() -> None:
+    rng = np.random.default_rng(0)
+    logits, tokens = rng.normal(0, 9, (64, 30000)).astype(np.float32), rng.integers(0, 30000, 64)
+    wide = logits.astype(np.float64)
+    wide -= wide.max(axis=-1, keepdims=True)
+    expected = wide[np.arange(64), tokens] - np.log(np.exp(wide).sum(axis=-1))
+    tracemalloc.start()
+    made = _log_probabilities(logits, tokens.tolist())
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert np.array_equal(made, expected) and peak < logits.nbytes / 8
 
 
 def test_is_greedy_is_told_of_the_models_own_text(pair: tuple[Any, Any]) -> None:

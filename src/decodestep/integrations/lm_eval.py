@@ -126,11 +126,8 @@ class DecodestepLM(TemplateLM):  # type: ignore[misc]
             sequence.reuse(ids[: len(ids) - scored + 1])
             if len(sequence) < len(ids) - scored:
                 self.model.forward([(sequence, ids[len(sequence) : len(ids) - scored])])
-            logits = self.model.forward([(sequence, ids[len(sequence) :])], every=True).astype(np.float64)
-        logits -= logits.max(axis=-1, keepdims=True)
-        targets = np.array(continuation)
-        chosen = logits[np.arange(scored), targets] - np.log(np.exp(logits).sum(axis=-1))
-        return float(chosen.sum()), bool((logits.argmax(axis=-1) == targets).all())
+            logits = self.model.forward([(sequence, ids[len(sequence) :])], every=True)
+        return float(_log_probabilities(logits, continuation).sum()), bool((logits.argmax(axis=-1) == continuation).all())
 
     def loglikelihood_rolling(self, requests: Iterable[Any], disable_tqdm: bool = False) -> list[float]:
         results = []
@@ -217,6 +214,16 @@ class DecodestepLM(TemplateLM):  # type: ignore[misc]
     def chat_template(self, chat_template: bool | str = False) -> str:
         """The name of the template, which the harness records."""
         return "" if chat_template is False else "the model's own"
+
+
+def _log_probabilities(logits: np.ndarray, tokens: list[int]) -> np.ndarray:
+    """That of each row's token, float64. One row at a time: a window of 2048 tokens has gigabytes of logits."""
+    made = np.empty(len(tokens))
+    for i, token in enumerate(tokens):
+        row = logits[i].astype(np.float64)
+        row -= row.max()
+        made[i] = row[token] - np.log(np.exp(row).sum())
+    return made
 
 
 if __name__ == "__main__":

@@ -39,7 +39,9 @@ class Generate:
 
     model: what `load` takes; None for the default model. dtype: as there. Every actor loads it once.
     params: a mapping of fields of `SamplingParams`, for all rows. A column with the name of a field overrides it if the row's
-        value is not null. num_return_sequences and num_beams must be 1.
+        value is not null. logit_bias, sequence_bias and exponential_decay_length_penalty can only be given here: a column holds
+        neither mappings of ids nor pairs of an integer and a fraction, and its rows fail. A column of a json_schema holds its
+        JSON. num_return_sequences and num_beams must be 1.
     prompt: the column of prompts: strings, token ids, or conversations, as `generate` takes them.
     key: the column of the rows' keys, integers or strings, which determine the seeds. Rows with equal keys share their noise.
     seed: an integer in [0, 2^64) that is combined with every key.
