@@ -322,7 +322,7 @@ class Machine:
         room = self.schedule.room(work) if prompts else None
         tokens = max(1, room.most(position)) if room else 0
         seconds, more = 0.01 + 1e-6 * work.keys, 1e-3 * tokens + 2e-6 * keys_of(position, tokens)
-        with self.schedule.timed(work._replace(tokens=tokens, token_keys=keys_of(position, tokens))):
+        with self.schedule.measure(work._replace(tokens=tokens, token_keys=keys_of(position, tokens))):
             self.now += seconds + more
         return tokens, seconds, more
 

@@ -114,7 +114,7 @@ def test_results_are_one_turn_of_a_template_without_tools():
     messages = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "", "tool_calls": calls},
                 {"role": "tool", "content": "sunny"}, {"role": "tool", "content": "noon"}]  # fmt: skip
     for more in ([], [{"role": "user", "content": "Which?"}]):
-        told = format_.told([*messages, *more])
+        told = format_.describe_tools([*messages, *more])
         text = ChatTemplate({}, source).render(told, None, None, {"add_generation_prompt": True}, {"bos_token": "<s>"})
         expected = "<tool_response>\nsunny\n</tool_response>\n<tool_response>\nnoon\n</tool_response>"
         assert "\n".join([expected, *(message["content"] for message in more)]) in text

@@ -17,7 +17,7 @@ _SHORT_NAMES = {"sampler": "decode_step", "prolog": "mla_prolog"}
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
-    parser.description = f"{parser.description}\n\nbenchmarks:\n" + "\n".join(_listed())
+    parser.description = f"{parser.description}\n\nbenchmarks:\n" + "\n".join(_listing())
     parser.add_argument("name", nargs="?", help="a benchmark; without a name, the list of them")
     parser.add_argument("arguments", nargs=argparse.REMAINDER, help="the benchmark's own options: decodestep bench NAME --help")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     if options.name is None:
-        print(json.dumps(benchmarks()) if options.json else "\n".join(_listed()))
+        print(json.dumps(benchmarks()) if options.json else "\n".join(_listing()))
         return 0
     name = str(options.name)
     require_choice("bench", "name", name, (*benchmarks(), *_SHORT_NAMES))
@@ -42,7 +42,7 @@ def benchmarks() -> dict[str, str]:
     return found
 
 
-def _listed() -> list[str]:
+def _listing() -> list[str]:
     lines = [f"  {name:<20}{summary}" for name, summary in benchmarks().items()]
     return [*lines, *(f"  {short:<20}short for {name}" for short, name in _SHORT_NAMES.items())]
 

@@ -51,7 +51,7 @@ def run(options: argparse.Namespace) -> int:
         with suppress(ImportError):
             import readline  # noqa: F401, which makes `input` edit lines and remember them
         print(f"{chat.model.config.name}; /help lists the commands, /exit or Ctrl-D ends")
-    for line in _typed() if interactive else _piped():
+    for line in _read_terminal() if interactive else _read_pipe():
         try:
             if not chat.take(line):
                 break
@@ -62,7 +62,7 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _typed() -> Iterator[str]:
+def _read_terminal() -> Iterator[str]:
     while True:
         try:
             yield input("> ")
@@ -73,7 +73,7 @@ def _typed() -> Iterator[str]:
             return
 
 
-def _piped() -> Iterator[str]:
+def _read_pipe() -> Iterator[str]:
     for line in sys.stdin:
         yield line.removesuffix("\n").removesuffix("\r")
 

@@ -62,7 +62,7 @@ def run(options: argparse.Namespace) -> int:
     for name in ("rows", "steps", "top"):
         value = getattr(options, name)
         require(value is None or value >= 1, "explain", name, "an integer >= 1", value)
-    other = None if options.compare is None else _other(options)
+    other = None if options.compare is None else _second_options(options)
     require(other is None or bool(options.html), "explain", "compare", "given with --html", options.compare)
     require(options.prompt is not None or not options.html, "explain", "html", "given with a prompt", options.html)
     prompt = None if options.prompt is None else prompt_of(options)
@@ -74,10 +74,10 @@ def run(options: argparse.Namespace) -> int:
     if prompt is None or not options.html:
         return _show(model, params, ids, options)
     text = prompt if isinstance(prompt, str) else prompt[-1]["content"]  # type: ignore[index]
-    return _write_page(model, str(text), ids, _compared(model, params, other), options)
+    return _write_page(model, str(text), ids, _params_of_runs(model, params, other), options)
 
 
-def _compared(model: Model, params: SamplingParams, other: argparse.Namespace | None) -> list[SamplingParams]:
+def _params_of_runs(model: Model, params: SamplingParams, other: argparse.Namespace | None) -> list[SamplingParams]:
     """The params of the page's runs. other: the options of the second one, which takes the seed of the first if it has none."""
     (params,) = params.samples()
     if other is None:
@@ -95,7 +95,7 @@ def _write_page(model: Model, text: str, ids: list[int], each: list[SamplingPara
     return 0
 
 
-def _other(options: argparse.Namespace) -> argparse.Namespace:
+def _second_options(options: argparse.Namespace) -> argparse.Namespace:
     """The options of the second run: those given, overridden by those of --compare."""
     parser = argparse.ArgumentParser(prog="--compare", add_help=False, exit_on_error=False)
     add_params(parser)

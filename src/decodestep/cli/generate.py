@@ -64,7 +64,7 @@ def run(options: argparse.Namespace) -> int:
 
     with Cancelled() as cancelled, profile() as measured:
         if options.explain_plan:
-            print(_explained(model, params), file=sys.stderr, flush=True)
+            print(_plan_text(model, params), file=sys.stderr, flush=True)
         completion = generate(model, [prompt], params, stream=stream, cancelled=cancelled.requested)[0]
     stats = _stats(model, measured, completion, clock)
     if options.json:
@@ -84,7 +84,7 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _explained(model: Model, params: SamplingParams) -> str:
+def _plan_text(model: Model, params: SamplingParams) -> str:
     plan = sampler_for(model, params.without_beams()).explain()
     if params.num_beams == 1:
         return plan
@@ -119,7 +119,7 @@ def _logprobs(completion: Completion, model: Model) -> list[dict[str, Any]] | No
     if completion.logprobs is None:
         return None
 
-    def described(pairs: tuple[tuple[int, float], ...]) -> list[dict[str, Any]]:
+    def entries(pairs: tuple[tuple[int, float], ...]) -> list[dict[str, Any]]:
         return [{"token_id": i, "token": model.tokenizer.token(i), "logprob": value} for i, value in pairs]
 
     return [
@@ -127,8 +127,8 @@ def _logprobs(completion: Completion, model: Model) -> list[dict[str, Any]] | No
             "token_id": token,
             "raw": step.raw,
             "processed": step.processed,
-            "top_raw": described(step.top_raw),
-            "top_processed": described(step.top_processed),
+            "top_raw": entries(step.top_raw),
+            "top_processed": entries(step.top_processed),
         }
         for token, step in zip(completion.token_ids, completion.logprobs, strict=True)
     ]

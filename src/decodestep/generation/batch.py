@@ -209,7 +209,7 @@ class Batch:
             if not composed.pieces:
                 return [], np.zeros((0, self._model.config.vocab_size), np.float32)
             try:
-                with self._schedule.timed(composed.work):
+                with self._schedule.measure(composed.work):
                     logits = self._model.forward(composed.pieces, wanted=composed.wanted)
                 break
             except CacheFullError:

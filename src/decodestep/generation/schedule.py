@@ -31,7 +31,7 @@ class Schedule(ABC):
         """How much of the prompts may run in a pass with this other work; None for nothing in a pass of decoding rows."""
 
     @contextmanager
-    def timed(self, work: Work) -> Iterator[None]:
+    def measure(self, work: Work) -> Iterator[None]:
         """Context manager around a pass, which it may time."""
         yield
 
@@ -96,7 +96,7 @@ class ChunkedPrefill(Schedule):
         return max(one, min(one * min(work.prompts, 16), self.MAX_PASS_SECONDS - without))
 
     @contextmanager
-    def timed(self, work: Work) -> Iterator[None]:
+    def measure(self, work: Work) -> Iterator[None]:
         start = time.perf_counter()
         yield
         self._mixed = self._mixed + 1 if work.rows and work.tokens else 0

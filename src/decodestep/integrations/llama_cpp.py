@@ -130,7 +130,7 @@ def sampling(llm: Any, params: SamplingParams, *, processors: Processors = ()) -
     before = dict(llm.__dict__)
 
     def init_sampler(**arguments: Any) -> _TextSampler:
-        _refuse_chosen(arguments)
+        _refuse_own_samplers(arguments)
         seeded = params if params.greedy or params.seed is not None else replace(params, seed=int(llm._seed) % 2**64)
         return _TextSampler(llm, seeded, {"eos_token_id": ends, "processors": processors})
 
@@ -170,7 +170,7 @@ class _TextSampler:
         self._row = None
 
 
-def _refuse_chosen(arguments: dict[str, Any]) -> None:
+def _refuse_own_samplers(arguments: dict[str, Any]) -> None:
     """Refuses arguments that select llama.cpp's own samplers; the defaults of any of the methods are accepted."""
     for name, value in arguments.items():
         defaults = _DEFAULTS[name]

@@ -158,7 +158,7 @@ class DecodestepLM(TemplateLM):  # type: ignore[misc]
             for request, (_, until), text in zip(requests[start:stop], asked[start:stop], texts, strict=True):
                 if text.error is not None:
                     raise text.error
-                results.append(postprocess_generated_text(self._decoded(text.text), until, None))
+                results.append(postprocess_generated_text(self._without_prefix_space(text.text), until, None))
                 self.cache_hook.add_partial("generate_until", request.args, results[-1])
         return results
 
@@ -173,7 +173,7 @@ class DecodestepLM(TemplateLM):  # type: ignore[misc]
         tokenizer = self.model.tokenizer
         return tokenizer.decode(tokenizer.encode_rendered("a")) == " a"
 
-    def _decoded(self, text: str) -> str:
+    def _without_prefix_space(self, text: str) -> str:
         """A continuation as in the harness: decoded on its own, which removes the space that the tokenizer prepends."""
         return text.removeprefix(" ") if self._begins_with_a_space else text
 

@@ -40,10 +40,11 @@ class Operator:
         """The results. inputs: in order; missing ones at the end may be omitted."""
         names = [name.rstrip("?") for name in self.inputs]
         given = dict(zip(names, [*inputs, *[None] * (len(names) - len(inputs))], strict=True))
-        return self.compute(**given, **{**self.attributes, **{name: _as_written(value) for name, value in attributes.items()}})
+        options = {name: _shortest_decimal(value) for name, value in attributes.items()}
+        return self.compute(**given, **{**self.attributes, **options})
 
 
-def _as_written(value: Any) -> Any:
+def _shortest_decimal(value: Any) -> Any:
     """The shortest decimal of a number that ONNX stores as float32: 1e-8 rather than the float32 closest to it."""
     return float(str(np.float32(value))) if isinstance(value, float) else value
 
@@ -54,7 +55,7 @@ def _scatter(past_cache: np.ndarray, update: np.ndarray, write_indices: np.ndarr
 
 def _sample(logits: np.ndarray, is_need_logits: int, kernel_exact: int, **call: Any) -> tuple[np.ndarray, ...]:
     drawn, masked = top_k_top_p_sample(logits, is_need_logits=bool(is_need_logits), kernel_exact=bool(kernel_exact), **call)
-    return np.asarray(drawn), _or_nothing(masked, np.float32)
+    return np.asarray(drawn), _or_placeholder(masked, np.float32)
 
 
 def _sample_v2(
@@ -68,7 +69,7 @@ def _sample_v2(
         **call,
     )
     types = (np.int64, np.float32, np.int64, np.float32)
-    return tuple(_or_nothing(result, dtype) for result, dtype in zip(results, types, strict=True))
+    return tuple(_or_placeholder(result, dtype) for result, dtype in zip(results, types, strict=True))
 
 
 def _prolog(kv_cache: np.ndarray, kr_cache: np.ndarray, **call: Any) -> tuple[np.ndarray, ...]:
@@ -77,7 +78,7 @@ def _prolog(kv_cache: np.ndarray, kr_cache: np.ndarray, **call: Any) -> tuple[np
 
 def _prolog_v2(kv_cache: np.ndarray, kr_cache: np.ndarray, **call: Any) -> tuple[np.ndarray, ...]:
     *made, scale = mla_prolog_v2(kv_cache=kv_cache.copy(), kr_cache=kr_cache.copy(), **call)
-    return *map(np.asarray, made), _or_nothing(scale, np.float32)
+    return *map(np.asarray, made), _or_placeholder(scale, np.float32)
 
 
 def _prolog_v3(kv_cache: np.ndarray, kr_cache: np.ndarray, query_norm_flag: int, **call: Any) -> tuple[np.ndarray, ...]:
@@ -85,12 +86,12 @@ def _prolog_v3(kv_cache: np.ndarray, kr_cache: np.ndarray, query_norm_flag: int,
     query, query_rope, scale, norm, norm_scale = mla_prolog_v3(
         kv_cache=caches[0], kr_cache=caches[1], query_norm_flag=bool(query_norm_flag), **call
     )
-    scales = [_or_nothing(each, np.float32) for each in (scale, norm_scale)]
-    norm = _or_nothing(norm, call["weight_uq_qr"].dtype)
+    scales = [_or_placeholder(each, np.float32) for each in (scale, norm_scale)]
+    norm = _or_placeholder(norm, call["weight_uq_qr"].dtype)
     return np.asarray(query), np.asarray(query_rope), scales[0], norm, scales[1], *caches
 
 
-def _or_nothing(result: Any, dtype: type) -> np.ndarray:
+def _or_placeholder(result: Any, dtype: type) -> np.ndarray:
     """The result; if the call does not produce it, a meaningless single element, as in torch_npu."""
     return np.zeros(1, dtype) if result is None else np.asarray(result)
 

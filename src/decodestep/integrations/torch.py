@@ -57,8 +57,8 @@ def _new_like(name: str) -> Callable[..., Any]:
     return lambda **call: call[name].new_empty(call[name].shape)
 
 
-def _nothing(**_: Any) -> None:
-    return None
+def _fake_in_place(**_: Any) -> None:
+    """The fake of an operator that writes to an argument and returns nothing."""
 
 
 def _fake_linear(*, x: Tensor, weight: Tensor) -> Tensor:
@@ -222,7 +222,9 @@ _PROLOGS = {
 # One entry per operator, tested in tests/test_integrations_torch.py.
 OPERATORS = {
     "tensor_scatter": CustomOp(f"(Tensor past_cache, {_SCATTER}) -> Tensor", _scatter, _new_like("past_cache")),
-    "tensor_scatter_": CustomOp(f"(Tensor(a!) past_cache, {_SCATTER}) -> ()", _scatter_in_place, _nothing, ("past_cache",)),
+    "tensor_scatter_": CustomOp(
+        f"(Tensor(a!) past_cache, {_SCATTER}) -> ()", _scatter_in_place, _fake_in_place, ("past_cache",)
+    ),
     "rms_norm": CustomOp("(Tensor x, Tensor gamma, *, float eps=1e-5) -> Tensor", rms_norm, _new_like("x")),
     "swiglu": CustomOp("(Tensor gate, Tensor up) -> Tensor", swiglu, _new_like("gate")),
     "linear": CustomOp("(Tensor x, Tensor weight) -> Tensor", linear, _fake_linear),

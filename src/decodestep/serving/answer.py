@@ -82,7 +82,7 @@ class Answer:
         while self._running:
             index, delta = await self._next()
             self._choices[index].take(delta)
-        self._finished()
+        self._record()
         with suppress(HttpError):
             self._raise_failure()
 
@@ -91,7 +91,7 @@ class Answer:
         while self._running:
             index, delta = await self._next()
             self._choices[index].take(delta)
-        self._finished()
+        self._record()
         self._raise_failure()
         return self._envelope.whole([choice.whole(self._seed(choice.index)) for choice in self._choices], self._usage())
 
@@ -108,7 +108,7 @@ class Answer:
                 choices = self._choices[index].chunk(delta, self._seed(index) if delta.reason else None)
                 parts += [self._event([choice]) for choice in choices]
             if not self._running:
-                self._finished()
+                self._record()
             if parts:
                 yield b"".join(parts)
         try:
@@ -147,7 +147,8 @@ class Answer:
         if errors:
             raise http_error(errors[0], self._job.names) from errors[0]
 
-    def _finished(self) -> None:
+    def _record(self) -> None:
+        """Adds the request, whose rows have all ended, to the metrics and the log."""
         used, seconds = self._usage(), time.monotonic() - self._started
         self._metrics.prompt_tokens.inc(used["prompt_tokens"])
         self._metrics.tokens.inc(used["completion_tokens"])

@@ -216,14 +216,14 @@ class Engine:
 
     def _wait(self) -> bool:
         """Waits for work and moves incoming requests into the batch; False once the engine has closed."""
-        while not self._called() and self.model.cache.prepare(_IDLE_SLABS):
+        while not self._has_work() and self.model.cache.prepare(_IDLE_SLABS):
             pass
         with self._wake:
-            idle = not self._wake.wait_for(self._called, _IDLE_SECONDS)
+            idle = not self._wake.wait_for(self._has_work, _IDLE_SECONDS)
         if idle:
             trim_heap()  # mostly of the states of constraints
         with self._wake:
-            self._wake.wait_for(self._called)
+            self._wake.wait_for(self._has_work)
             if not (self._incoming or self._requests):
                 return False
             new, self._incoming = self._incoming, []
@@ -232,7 +232,7 @@ class Engine:
         self._requests += new
         return True
 
-    def _called(self) -> bool:
+    def _has_work(self) -> bool:
         return bool(self._incoming or self._requests or self._closing)
 
     def _end_cancelled(self, texts: dict[int, str]) -> None:

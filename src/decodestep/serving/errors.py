@@ -50,7 +50,7 @@ def http_error(error: BaseException, names: Mapping[str, str] | None = None) -> 
         case EngineClosedError():
             return HttpError(503, str(error), code="stopping", Retry_After="10")
         case RequestError():
-            return _refused(error, spelled)
+            return _bad_request(error, spelled)
         case ConstraintError():
             return HttpError(400, str(error), param=spelled.get(error.language, error.language), code="constraint")
         case ModelError():
@@ -60,7 +60,7 @@ def http_error(error: BaseException, names: Mapping[str, str] | None = None) -> 
     return HttpError(500, "the request failed inside the server; its log says why", code="internal_error")
 
 
-def _refused(error: RequestError, spelled: Mapping[str, str]) -> HttpError:
+def _bad_request(error: RequestError, spelled: Mapping[str, str]) -> HttpError:
     """The library's error without its operator, which means nothing to the client."""
     if error.code == "unknown_field":
         return unknown_field(error.got)

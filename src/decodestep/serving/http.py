@@ -29,7 +29,7 @@ from decodestep.serving.engine_request import Delta, EngineRequest
 from decodestep.serving.errors import HttpError, http_error, refusal, unknown_field
 from decodestep.serving.event_stream import EventStream, until_left
 from decodestep.serving.metrics import CONTENT_TYPE, Metrics
-from decodestep.serving.requests import chat_job, completion_job, max_characters, parsed, require_short
+from decodestep.serving.requests import chat_job, completion_job, max_characters, parse_body, require_short
 from decodestep.serving.responses import json_bytes
 
 if TYPE_CHECKING:
@@ -92,11 +92,11 @@ class Server:
                 self._route("/tokenize", self._tokenize, "POST"),
                 self._route("/detokenize", self._detokenize, "POST"),
                 self._route("/health", self._health, "GET"),
-                self._route("/metrics", self._prometheus, "GET"),
+                self._route("/metrics", self._metrics_text, "GET"),
                 self._route("/", self._page, "GET"),
             ],
             middleware=[cors] if origins else [],
-            exception_handlers={HTTPException: self._not_there},
+            exception_handlers={HTTPException: self._routing_error},
         )
 
     def close(self, seconds: float = 0.0) -> None:
@@ -111,7 +111,7 @@ class Server:
                 self._admit(request)
                 response = await handler(request)
             except Exception as error:
-                response = self._refused(error)
+                response = self._error_response(error)
             self._metrics.requests.labels(path, str(response.status_code)).inc()
             return response
 
@@ -121,7 +121,7 @@ class Server:
         """Refuses requests by a wrong name, those without a valid key, and those from pages of other origins."""
         path, headers = request.url.path, request.headers
         host = headers.get("host", "")  # which a browser always sends
-        if self._hosts is not None and host and not (_is_local(host) or _name(host) in self._hosts):
+        if self._hosts is not None and host and not (_is_local(host) or _host_name(host) in self._hosts):
             raise HttpError(403, f"this server may not be called {host} (--allowed-host)", code="host")
         sent = headers.get("authorization", "").encode("latin-1")  # as it came: clients send a key in UTF-8
         scheme, _, given = sent.strip().partition(b" ")
@@ -138,16 +138,16 @@ class Server:
         if headers.get("content-type", "").partition(";")[0].strip().lower() != "application/json":
             raise HttpError(415, "content-type must be application/json", code="content_type")
 
-    def _refused(self, error: Exception) -> Response:
-        told = http_error(error)
-        if told.status == 500:
+    def _error_response(self, error: Exception) -> Response:
+        failure = http_error(error)
+        if failure.status == 500:
             _LOG.error("a request failed", exc_info=error)
-        return _Json(told.body(), told.status, told.headers)
+        return _Json(failure.body(), failure.status, failure.headers)
 
-    async def _not_there(self, request: Request, error: Exception) -> Response:
+    async def _routing_error(self, request: Request, error: Exception) -> Response:
         assert isinstance(error, HTTPException)
-        told = f"{request.method} {request.url.path}: {error.detail}"
-        return self._refused(HttpError(error.status_code, told, **(error.headers or {})))
+        message = f"{request.method} {request.url.path}: {error.detail}"
+        return self._error_response(HttpError(error.status_code, message, **(error.headers or {})))
 
     async def _body(self, request: Request) -> dict[str, Any]:
         data = bytearray()
@@ -170,7 +170,7 @@ class Server:
             raise HttpError(408, f"the body was not received within {BODY_SECONDS:.0f} s", code="timeout") from None
         if size > self._max_body:
             raise HttpError(413, f"the body must be at most {self._max_body} bytes", code="body_too_large")
-        return await self._in_worker(parsed, bytes(data)) if size > _LARGE else parsed(bytes(data))
+        return await self._in_worker(parse_body, bytes(data)) if size > _LARGE else parse_body(bytes(data))
 
     async def _in_worker(self, function: Callable[..., T], *arguments: Any) -> T:
         """The result of a slow function, run on a worker thread."""
@@ -195,7 +195,8 @@ class Server:
 
     def _begin(self, chat: bool, body: dict[str, Any], route: str) -> Answer:
         """Reads the request and hands it to the engine. On a worker thread."""
-        job = (chat_job if chat else completion_job)(self.model, body, self._max_characters)
+        most = self._max_characters
+        job = chat_job(self.model, body, most) if chat else completion_job(body, most)
         self.engine.require_possible(len(job.prompts) * job.params.num_return_sequences)
         texts = body if self._log_prompts else None
         answer = Answer(self.engine, job, self._metrics, name=self.name, route=route, chat=chat, texts=texts)
@@ -208,14 +209,14 @@ class Server:
             self._loop.call_soon_threadsafe(_distribute, deltas)
 
     async def _models(self, _: Request) -> Response:
-        return _Json({"object": "list", "data": [self._described()]})
+        return _Json({"object": "list", "data": [self._model_object()]})
 
     async def _one_model(self, request: Request) -> Response:
         if request.path_params["id"] != self.name:
             raise HttpError(404, f"the only model is {self.name!r}", param="model", code="model_not_found")
-        return _Json(self._described())
+        return _Json(self._model_object())
 
-    def _described(self) -> dict[str, Any]:
+    def _model_object(self) -> dict[str, Any]:
         config = self.model.config
         sizes = {"context_length": self.engine.capacity, "vocab_size": config.vocab_size}
         return {"id": self.name, "object": "model", "created": self._started, "owned_by": "decodestep", **sizes}
@@ -239,12 +240,12 @@ class Server:
         ids, vocab = body.get("tokens"), self.model.config.vocab_size
         if not isinstance(ids, list) or len(ids) > _MAX_IDS or ids_below(vocab, ids) is None:
             raise refusal("tokens", f"at most {_MAX_IDS} token ids in [0, {vocab})")
-        return await self._in_worker(_detokenized, self.model, ids)
+        return await self._in_worker(_text_response, self.model, ids)
 
     async def _health(self, _: Request) -> Response:
         return _Json({"status": "ok", "model": self.name})
 
-    async def _prometheus(self, _: Request) -> Response:
+    async def _metrics_text(self, _: Request) -> Response:
         return Response(self._metrics.text(), media_type=CONTENT_TYPE)
 
     async def _page(self, _: Request) -> Response:
@@ -253,7 +254,7 @@ class Server:
         return Response(page, media_type="text/html", headers={"content-security-policy": policy})
 
 
-def _name(host: str) -> str:
+def _host_name(host: str) -> str:
     """The part of a Host header before the port, as browsers write it."""
     try:
         return urlsplit(f"//{host}").hostname or ""
@@ -263,7 +264,7 @@ def _name(host: str) -> str:
 
 def _is_local(host: str) -> bool:
     """Whether a Host header has an address or a name without a dot: no site of the internet has such a name."""
-    name = _name(host)
+    name = _host_name(host)
     try:
         return bool(ip_address(name))
     except ValueError:
@@ -284,7 +285,7 @@ def _ids(model: Model, text: str) -> list[int]:
         raise refusal("content", "valid Unicode, without lone surrogates") from None
 
 
-def _detokenized(model: Model, ids: list[int]) -> Response:
+def _text_response(model: Model, ids: list[int]) -> Response:
     """The text that /tokenize turns into these ids: with the names of control tokens."""
     tokenizer = model.tokenizer
     pieces = (tokenizer.token(i).encode() if i in tokenizer.special else tokenizer.token_bytes(i) for i in ids)

@@ -46,10 +46,10 @@ class Job:
     names: Mapping[str, str] | None = None
 
 
-def parsed(data: bytes) -> dict[str, Any]:
+def parse_body(data: bytes) -> dict[str, Any]:
     """The JSON object in a body. Raises HttpError."""
     try:
-        body = json.loads(data, parse_constant=_not_json)
+        body = json.loads(data, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as error:
         raise HttpError(400, f"the body is not JSON: {str(error)[:200]}", code="invalid_json") from None
     if not isinstance(body, dict):
@@ -76,20 +76,20 @@ def max_characters(model: Model) -> int:
     return 2 * model.config.context * max(len(tokenizer.token_bytes(i)) for i in range(len(tokenizer)))
 
 
-def chat_job(model: Model, body: Mapping[str, Any], most: int) -> Job:
+def chat_job(model: Model, body: Mapping[str, Any], most_characters: int) -> Job:
     """The job of a chat completion. Renders and tokenizes the conversation, which may be slow.
 
-    most: the largest number of characters of all texts; longer ones are refused before they are tokenized.
+    most_characters: of all texts together; longer ones are refused before they are tokenized.
     """
     _refuse_fields(body, {"prompt"})
-    conversation = [_message(i, message) for i, message in enumerate(_list(body, "messages"))]
-    require_short([message["content"] for message in conversation], most, "messages")
-    require_short([json.dumps(body.get("tools"))], most, "tools")
+    conversation = [_message(i, message) for i, message in enumerate(_list_field(body, "messages"))]
+    require_short([message["content"] for message in conversation], most_characters, "messages")
+    require_short([json.dumps(body.get("tools"))], most_characters, "tools")
     given = _template_variables(body)
     format_ = tools.read(model, body, conversation)
     asked = body.get("tools") if format_ and format_.of_template else None
     if format_ and not format_.of_template:
-        conversation = format_.told(conversation)
+        conversation = format_.describe_tools(conversation)
     try:
         ids = model.chat_ids(conversation, tools=asked, **given)
     except UnicodeEncodeError:
@@ -97,14 +97,14 @@ def chat_job(model: Model, body: Mapping[str, Any], most: int) -> Job:
     return _job(body, [ids], None, _constraint(model, body, format_), format_)
 
 
-def completion_job(model: Model, body: Mapping[str, Any], most: int) -> Job:
-    """The job of a completion: one or more prompts, as strings or token ids. most: as for a chat, for each prompt."""
+def completion_job(body: Mapping[str, Any], most_characters: int) -> Job:
+    """The job of a completion: one or more prompts, as strings or token ids. most_characters: of each prompt."""
     prompt = body.get("prompt")
     prompts = [prompt] if isinstance(prompt, str) or (prompt and _are_ids(prompt)) else prompt
     if not isinstance(prompts, list) or not prompts or not all(isinstance(item, str) or _are_ids(item) for item in prompts):
         raise refusal("prompt", "a string, a list of token ids, or a list of either")
     for item in prompts:
-        require_short([item] if isinstance(item, str) else [], most, "prompt")
+        require_short([item] if isinstance(item, str) else [], most_characters, "prompt")
     _refuse_fields(body, _OURS - {"response_format"} | {"messages"})
     return _job(body, prompts, 16, _response_format(body), None)
 
@@ -114,19 +114,26 @@ def _are_ids(prompt: Any) -> bool:
 
 
 def _job(
-    body: Mapping[str, Any], prompts: list[Any], most: int | None, changes: dict[str, Any], format_: tools.ToolFormat | None
+    body: Mapping[str, Any],
+    prompts: list[Any],
+    default_tokens: int | None,
+    changes: dict[str, Any],
+    format_: tools.ToolFormat | None,
 ) -> Job:
-    """The job of these prompts. most: its max_new_tokens by default. changes: its constraint, as a field of SamplingParams."""
+    """The job of these prompts.
+
+    default_tokens: its max_new_tokens if the request has none. changes: its constraint, as a field of SamplingParams.
+    """
     for name in _LIBRARY_ONLY:
         if body.get(name) is not None:
             raise HttpError(400, f"{name} is for `decodestep.generate`, not for requests", param=name, code="unknown_field")
     for name in ("model", "user"):
         if not isinstance(body.get(name, ""), str | None):
             raise refusal(name, "a string")
-    stream, usage = _streaming(body)
+    stream, usage = _stream_options(body)
     params = SamplingParams.from_openai({name: value for name, value in body.items() if name not in _OURS})
     if not {"max_tokens", "max_completion_tokens", "max_new_tokens"} & {k for k, v in body.items() if v is not None}:
-        params = replace(params, max_new_tokens=most)
+        params = replace(params, max_new_tokens=default_tokens)
     _require_affordable(params)
     if changes:
         constrained = languages_of(params)
@@ -136,9 +143,9 @@ def _job(
     return Job(prompts, params, stream, usage, format_, {name: _SOURCES[name] for name in changes})
 
 
-def _streaming(body: Mapping[str, Any]) -> tuple[bool, bool]:
+def _stream_options(body: Mapping[str, Any]) -> tuple[bool, bool]:
     """Whether to stream, and whether the stream ends with the token counts."""
-    stream, options = body.get("stream"), _mapping(body, "stream_options")
+    stream, options = body.get("stream"), _object_field(body, "stream_options")
     if not isinstance(stream, bool | None):
         raise refusal("stream", "a bool")
     if options and not stream:
@@ -170,7 +177,7 @@ def _refuse_fields(body: Mapping[str, Any], names: set[str]) -> None:
 
 def _template_variables(body: Mapping[str, Any]) -> dict[str, Any]:
     """The variables that a request passes to the chat template besides the conversation."""
-    given, effort = _mapping(body, "chat_template_kwargs"), body.get("reasoning_effort")
+    given, effort = _object_field(body, "chat_template_kwargs"), body.get("reasoning_effort")
     reserved = {"tools", "messages", "documents", "control_tokens", "add_generation_prompt", "self"} & set(given)
     if reserved:
         raise refusal("chat_template_kwargs", f"without {', '.join(sorted(reserved))}")
@@ -241,7 +248,7 @@ def _constraint(model: Model, body: Mapping[str, Any], format_: tools.ToolFormat
 
 def _response_format(body: Mapping[str, Any]) -> dict[str, Any]:
     """response_format as a field of SamplingParams."""
-    given = _mapping(body, "response_format")
+    given = _object_field(body, "response_format")
     _refuse_others(given, {"type", "json_schema"}, "response_format")
     match given.get("type"):
         case None | "text":
@@ -269,7 +276,7 @@ def require_short(texts: Sequence[str], most: int, name: str) -> None:
         raise HttpError(400, f"{name} must be shorter than the context", param=name, code="context_length_exceeded")
 
 
-def _mapping(body: Mapping[str, Any], name: str) -> dict[str, Any]:
+def _object_field(body: Mapping[str, Any], name: str) -> dict[str, Any]:
     value = body.get(name)
     if value is None:
         return {}
@@ -278,12 +285,12 @@ def _mapping(body: Mapping[str, Any], name: str) -> dict[str, Any]:
     return value
 
 
-def _list(body: Mapping[str, Any], name: str) -> Sequence[Any]:
+def _list_field(body: Mapping[str, Any], name: str) -> Sequence[Any]:
     value = body.get(name)
     if not isinstance(value, list) or not value:
         raise refusal(name, "a non-empty list")
     return value
 
 
-def _not_json(name: str) -> NoReturn:
+def _refuse_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is not a JSON value")

@@ -33,7 +33,7 @@ class Choice:
         self._written = ""  # the text so far
         self._released = 0  # how many of its characters have been sent: the rest may be the start of a call
         self._logprobs: list[tuple[int, TokenLogprobs]] = []
-        self._reported_count = 0  # how many of these have been sent in a chunk
+        self._logprobs_sent = 0  # how many of these have been sent in a chunk
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         self._offset = 0  # of the next token in the text
         self._ended_by = ""
@@ -49,7 +49,7 @@ class Choice:
     def whole(self, seed: int | None) -> dict[str, Any]:
         """The choice in a response that is not streamed."""
         text, calls = self._read(self._written)
-        choice: dict[str, Any] = {"index": self.index, "logprobs": self._reported(), **self._end(calls), "seed": seed}
+        choice: dict[str, Any] = {"index": self.index, "logprobs": self._new_logprobs(), **self._end(calls), "seed": seed}
         if not self._chat:
             return {**choice, "text": text}
         message: dict[str, Any] = {"role": "assistant", "content": text if text or not calls else None, "refusal": None}
@@ -71,12 +71,12 @@ class Choice:
         if self._format is not None:
             text = self._release(delta)
             if delta.reason:
-                told, calls = self._read(self._written)
-                text = told[self._released :]
+                visible, calls = self._read(self._written)
+                text = visible[self._released :]
         running: dict[str, Any] = {"finish_reason": None}
         end = {**self._end(calls), "seed": seed} if delta.reason else running
-        reported = self._reported()
-        self._reported_count = len(self._logprobs)
+        reported = self._new_logprobs()
+        self._logprobs_sent = len(self._logprobs)
         if not self._chat:
             return [{"index": self.index, "text": text, "logprobs": reported, **end}]
         message: dict[str, Any] = {"content": text} if text else {}
@@ -104,11 +104,11 @@ class Choice:
         reason = _REASONS.get(self._ended_by, "length")
         return {"finish_reason": "tool_calls" if calls else reason, "ended_by": self._ended_by}
 
-    def _reported(self) -> dict[str, Any] | None:
+    def _new_logprobs(self) -> dict[str, Any] | None:
         """The log-probabilities not sent yet: the model's own, before the request's parameters change them."""
         if not self._wants_logprobs:
             return None
-        new = self._logprobs[self._reported_count :]
+        new = self._logprobs[self._logprobs_sent :]
         if self._chat:
             return {"content": [self._as_content(token, found) for token, found in new], "refusal": None}
         offsets = []
@@ -140,13 +140,13 @@ class Choice:
 
     def _by_name(self, found: TokenLogprobs) -> dict[str, float]:
         """The most likely tokens; of two with one name, the likelier."""
-        told: dict[str, float] = {}
+        values: dict[str, float] = {}
         for token, value in found.top_raw:
-            told.setdefault(self._name(token), _finite(value))
-        return told
+            values.setdefault(self._name(token), _finite(value))
+        return values
 
     def _name(self, token: int) -> str:
-        """The text of a token where no bytes are told; a part of a character is bytes:\\xf0\\x9f, as in OpenAI's API."""
+        """The text of a token where no bytes are given; a part of a character is bytes:\\xf0\\x9f, as in OpenAI's API."""
         data = self._tokenizer.token_bytes(token)
         try:
             return data.decode() or self._tokenizer.token(token)

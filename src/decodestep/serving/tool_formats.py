@@ -255,8 +255,10 @@ class Harmony(CallText):
             return text, []
         calls = list(self.calls(text))
         shown = ("final", "commentary")
-        told = [body for before, head, body in messages if head.startswith(shown) and not self._TO.search(f"{before} {head}")]
-        return "\n".join(told), calls
+        answers = [
+            body for before, head, body in messages if head.startswith(shown) and not self._TO.search(f"{before} {head}")
+        ]
+        return "\n".join(answers), calls
 
     def calls(self, text: str) -> Iterator[tuple[str, Any]]:
         for before, head, body in self._MESSAGE.findall(text):

@@ -31,7 +31,7 @@ def text_or_calls(texts: list[Pieces], marks: tuple[str, ...], hidden: Iterable[
     """
     rules = [r"TEXT: /(.|\n)*/", _SPACE]
     for i, mark in enumerate(marks):
-        rules += [f"opening{i}[lazy]: TEXT {_quoted(mark)}", f"AGAIN{i}: SPACE {_quoted(mark)}"]
+        rules += [f"opening{i}[lazy]: TEXT {_literal(mark)}", f"AGAIN{i}: SPACE {_literal(mark)}"]
         rules += _any_of(f"call{i}", [_after(mark, pieces) for pieces in texts])
     first, more = (" | ".join(f"{begin}{i} call{i}" for i in range(len(marks))) for begin in ("opening", "AGAIN"))
     calls = f"({first}) ({more})* SPACE" if several else first
@@ -49,12 +49,12 @@ def _any_of(name: str, texts: list[Pieces]) -> list[str]:
             if isinstance(piece, re.Pattern):
                 # One terminal with the literal after it: alone it would also match how the literal begins.
                 names.append(f"{name}_{i}_{j}".upper())
-                rules.append(f"{names[-1]}: /{piece.pattern}/ {_quoted(pieces[j + 1])}")
+                rules.append(f"{names[-1]}: /{piece.pattern}/ {_literal(pieces[j + 1])}")
             elif isinstance(piece, dict):
                 names.append(f"{name}_{i}_{j}")
                 rules.append(_json_rule(names[-1], piece))
             elif not (j and isinstance(pieces[j - 1], re.Pattern)):
-                names.append(_quoted(piece))
+                names.append(_literal(piece))
         rules.append(f"{name}_{i}: {' '.join(names)}")
     return rules
 
@@ -63,7 +63,7 @@ def _json_rule(name: str, schema: dict[str, Any]) -> str:
     return f"{name}: %json {enforceable(check(json.dumps({**schema, 'x-guidance': JSON_FORM})))}"
 
 
-def _quoted(text: Any) -> str:
+def _literal(text: Any) -> str:
     return json.dumps(text, ensure_ascii=False)
 
 

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 _NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 _NAMED = '{"type": "function", "function": {"name": one of the tools}}'
 _NO_PARAMETERS = {"type": "object", "properties": {}, "additionalProperties": False}
-_TELLS = re.compile(r"{[%{][^}]*\btools\b")  # matches templates that describe the tools
-_TOLD = """\
+_DESCRIBES = re.compile(r"{[%{][^}]*\btools\b")  # matches templates that describe the tools
+_DESCRIPTION = """\
 You may call functions to help with the user's request. Their signatures:
 <tools>
 {tools}
@@ -49,10 +49,10 @@ class ToolFormat:
     several: bool = True
     earlier: int = 0
 
-    def told(self, conversation: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    def describe_tools(self, conversation: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """The conversation with the functions described in its system message."""
         tools = "\n".join(json.dumps(tool) for tool in self.definitions)
-        text = _TOLD.format(tools=tools, example=_written(self.text.call("<name>", {}), "<arguments>"))
+        text = _DESCRIPTION.format(tools=tools, example=_example(self.text.call("<name>", {}), "<arguments>"))
         usual = self._in_turns(conversation) if self.as_text else conversation
         if usual and usual[0]["role"] == "system":
             return [{**usual[0], "content": f"{usual[0]['content']}\n\n{text}"}, *usual[1:]]
@@ -61,7 +61,7 @@ class ToolFormat:
     def read(self, text: str) -> tuple[str, list[dict[str, Any]]]:
         """The visible text and the calls in the response's form; everything is text if a call cannot be parsed."""
         try:
-            told, calls = self.text.read(text)
+            visible, calls = self.text.read(text)
         except UnreadableError:
             return text, []
         if not all(name in self.text.functions and isinstance(arguments, dict) for name, arguments in calls):
@@ -70,7 +70,7 @@ class ToolFormat:
         for number, (name, arguments) in enumerate(calls if self.several else calls[:1], self.earlier):
             given = {"name": name, "arguments": json.dumps(arguments, ensure_ascii=False)}
             found.append({"id": self.text.new_id(name, number), "type": "function", "function": given})
-        return told, found
+        return visible, found
 
     def grammar(self, tokenizer: Tokenizer, answer: dict[str, Any] | None) -> str | None:
         """The grammar of the response; None if it is any text.
@@ -131,10 +131,10 @@ def read(model: Model, body: Mapping[str, Any], conversation: list[dict[str, Any
     kind = kind_of(template)
     given = [_arguments(name, tool["function"]) for name, tool in zip(names, definitions, strict=True)]
     schemas = {name: schema for name, schema in zip(names, given, strict=True) if name in chosen}
-    tells = kind is not None and _TELLS.search(template) is not None
+    described = kind is not None and _DESCRIBES.search(template) is not None
     several = body.get("parallel_tool_calls") is not False
     earlier = sum(len(message.get("tool_calls") or ()) for message in conversation)
-    return ToolFormat((kind or TaggedJson)(schemas), required, tells, kind is None, tuple(definitions), several, earlier)
+    return ToolFormat((kind or TaggedJson)(schemas), required, described, kind is None, tuple(definitions), several, earlier)
 
 
 def _choice(choice: Any, names: list[str]) -> tuple[list[str], bool]:
@@ -193,11 +193,11 @@ def _call_text(function: Mapping[str, Any]) -> str:
     return f"<tool_call>\n{json.dumps({key: function.get(key) for key in ('name', 'arguments')})}\n</tool_call>"
 
 
-def _written(pieces: Any, arguments: str) -> str:
+def _example(pieces: Any, arguments: str) -> str:
     """The pieces of a call as an example for the prompt."""
-    return "".join(piece if isinstance(piece, str) else _example(piece, arguments) for piece in pieces)
+    return "".join(piece if isinstance(piece, str) else _example_object(piece, arguments) for piece in pieces)
 
 
-def _example(schema: Mapping[str, Any], arguments: str) -> str:
+def _example_object(schema: Mapping[str, Any], arguments: str) -> str:
     keys = [key for key in schema.get("properties", ()) if key != "name"]
     return f'{{"name": <name>, "{keys[0]}": <object>}}' if keys else arguments
