@@ -267,6 +267,7 @@ def test_a_page_names_the_prompt_that_was_piped(tmp_path, monkeypatch, capsys):
         ["Hi", "--html", "x.html", "--compare", ""],
         ["Hi", "--html", "x.html", "--compare", "--model x"],
         ["Hi", "--html", "x.html", "--compare", "--seed x"],
+        ["Hi", "--html", "x.html", "--compare", "--num-beams 2"],
         ["Hi", "--steps", "0"],
         ["Hi", "--top", "0"],
         ["Hi", "--ban", ""],
@@ -277,6 +278,13 @@ def test_what_is_wrong_is_refused(words, capsys, tmp_path, monkeypatch):
     assert cli.main(["explain", *words]) == 2
     printed = capsys.readouterr()
     assert printed.out == "" and printed.err.count("\n") == 1 and not list(tmp_path.iterdir())
+
+
+def test_beam_search_is_offered_where_it_runs(capsys):
+    for verb, listed in (("generate", True), ("chat", True), ("explain", False)):
+        with pytest.raises(SystemExit):
+            cli.main([verb, "--help"])
+        assert ("--num-beams" in capsys.readouterr().out) == listed
 
 
 def test_generate_shows_alternatives(capsys):

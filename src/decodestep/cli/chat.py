@@ -12,7 +12,7 @@ from pathlib import Path
 
 from decodestep._base.checks import RequestError, refuse
 from decodestep.cli.cancelled import Cancelled
-from decodestep.cli.options import add_named_model, add_params, load, name_model, params_of
+from decodestep.cli.options import add_beams, add_named_model, add_params, load, name_model, params_of
 from decodestep.generation.generate import generate
 from decodestep.generation.prompts import prompt_ids
 from decodestep.models import Model, ModelError
@@ -37,6 +37,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--system", metavar="TEXT", help="a system message before the conversation")
     add_params(parser)
+    add_beams(parser)
     add_named_model(parser)
 
 

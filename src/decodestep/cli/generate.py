@@ -15,7 +15,7 @@ from decodestep._base.checks import require
 from decodestep._base.profiling import Cost, Profile, profile
 from decodestep._base.threads import isa, threads, use_threads
 from decodestep.cli.cancelled import Cancelled
-from decodestep.cli.options import add_ban, add_model, add_params, add_prompt, load, params_of, prompt_of, with_bans
+from decodestep.cli.options import add_ban, add_beams, add_model, add_params, add_prompt, load, params_of, prompt_of, with_bans
 from decodestep.generation.completion import Completion
 from decodestep.generation.generate import generate
 from decodestep.generation.model_sampler import sampler_for
@@ -28,6 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("prompt", help="the prompt; - reads it from standard input")
     add_prompt(parser)
     add_params(parser)
+    add_beams(parser)
     add_ban(parser)
     add_model(parser)
     add(

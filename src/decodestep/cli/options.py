@@ -36,6 +36,8 @@ _NUMBERS: dict[str, tuple[type, str, str]] = {
     "dry_multiplier": (float, "R", ">= 0: penalty for continuing a repetition; 0 is off"),
     "no_repeat_ngram_size": (int, "N", "no sequence of N tokens occurs twice; 0 is off"),
     "max_time": (float, "SECONDS", "end after this many seconds"),
+}
+_BEAMS: dict[str, tuple[type, str, str]] = {
     "num_beams": (int, "N", "beam search with N beams, greedy; 1 is off"),
     "num_beam_groups": (int, "N", "diverse beam search with N groups of beams"),
     "diversity_penalty": (float, "R", "> 0 with groups: subtracted from the scores of tokens that earlier groups took"),
@@ -83,13 +85,21 @@ def add_params(parser: argparse.ArgumentParser) -> None:
     add("--greedy", action="store_true", help="take the most likely token at every step")
     add("--seed", type=int, metavar="S", help="in [0, 2^64); the same seed gives the same text [none: a new one each time]")
     add("--stop", action="append", default=[], metavar="TEXT", help="end before this text; may be repeated")
-    for name, (kind, metavar, text) in _NUMBERS.items():
-        default = "none" if _DEFAULTS[name] is None else _DEFAULTS[name]
-        add(f"--{name.replace('_', '-')}", type=kind, metavar=metavar, help=f"{text} [{default}]")
+    _add_numbers(group, _NUMBERS)
     add("--json-schema", metavar="FILE", help="constrain the text to JSON of the schema in this file")
     add("--regex", metavar="EXPRESSION", help="constrain the text to match this regular expression")
     add("--grammar", metavar="FILE", help="constrain the text to the grammar in this file: Lark or GBNF")
     add("--samplers", metavar="NAME,NAME", help=f"run only these, in this order: {', '.join(SAMPLERS)}")
+
+
+def add_beams(parser: argparse.ArgumentParser) -> None:
+    _add_numbers(parser.add_argument_group("beam search"), _BEAMS)
+
+
+def _add_numbers(group: argparse._ArgumentGroup, numbers: dict[str, tuple[type, str, str]]) -> None:
+    for name, (kind, metavar, text) in numbers.items():
+        default = "none" if _DEFAULTS[name] is None else _DEFAULTS[name]
+        group.add_argument(f"--{name.replace('_', '-')}", type=kind, metavar=metavar, help=f"{text} [{default}]")
 
 
 def add_ban(parser: argparse.ArgumentParser) -> None:
@@ -144,7 +154,8 @@ def require_writable(path: str) -> None:
 
 
 def params_of(options: argparse.Namespace) -> SamplingParams:
-    given = {name: getattr(options, name) for name in _NUMBERS if getattr(options, name) is not None}
+    numbers = {name: getattr(options, name, None) for name in (*_NUMBERS, *_BEAMS)}  # some verbs have no beams
+    given = {name: value for name, value in numbers.items() if value is not None}
     return SamplingParams(
         **given,
         do_sample=not options.greedy and given.get("num_beams", 1) <= 1,
