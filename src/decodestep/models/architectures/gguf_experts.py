@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 from decodestep.models.architectures import names
 from decodestep.models.architectures.gguf_keys import GgufKeys
@@ -13,28 +14,49 @@ from decodestep.ops.expert_router.arguments import RouterRule
 _SCORES = {1: "softmax", 2: "sigmoid"}  # by expert_gating_func
 
 
-def experts_of(keys: GgufKeys, common: dict[str, Any], *, fixed: bool = False) -> Experts | None:
-    """The mixture of experts; None: all layers are dense. fixed: whether the architecture's weights are a softmax that adds up
-    to 1, whatever the file says, as in llama.cpp."""
+class Gating(NamedTuple):
+    """How the scores of the experts become their weights."""
+
+    scores: str
+    normalise: bool
+    scale: float
+
+
+def softmax_gating(keys: GgufKeys, common: dict[str, Any]) -> Gating:
+    """Weights that add up to 1, whatever the file says: llama.cpp does not read the keys of such architectures."""
+    return Gating("softmax", True, 1.0)
+
+
+def stored_gating(keys: GgufKeys, common: dict[str, Any]) -> Gating:
+    """What the file's keys say."""
+    # Files older than the key are DeepSeek-V2's; those of GLM-4.7-Flash without it are recognised by their sizes.
+    lite_glm = common["vocab_size"] == 154880 and common["layers"] in (47, 48)
+    function = keys.size("expert_gating_func", 2 if lite_glm else 1, least=0) or 1
+    if function not in _SCORES:
+        raise keys.refuse(f"expert_gating_func {function} is not supported (1, softmax, and 2, sigmoid, are)")
+    scale = keys.number("expert_weights_scale", 1.0, least=0.0, most=1e6) or 1.0
+    return Gating(_SCORES[function], keys.flag("expert_weights_norm"), scale)
+
+
+def experts_of(
+    keys: GgufKeys, common: dict[str, Any], gating_of: Callable[[GgufKeys, dict[str, Any]], Gating]
+) -> Experts | None:
+    """The mixture of experts; None: all layers are dense. gating_of: the architecture's, called if there are experts."""
     count, layers = keys.size("expert_count", 0, least=0, most=MAX_EXPERTS), common["layers"]
     dense = keys.size("leading_dense_block_count", 0, least=0, most=MAX_LAYERS)
     if not count or dense >= layers:
         return None
-    # Files older than the key are DeepSeek-V2's; those of GLM-4.7-Flash without it are recognised by their sizes.
-    lite_glm = common["vocab_size"] == 154880 and layers in (47, 48)
-    gating = 1 if fixed else keys.size("expert_gating_func", 2 if lite_glm else 1, least=0) or 1
-    if gating not in _SCORES:
-        raise keys.refuse(f"expert_gating_func {gating} is not supported (1, softmax, and 2, sigmoid, are)")
+    gating = gating_of(keys, common)
     width = keys.size("expert_feed_forward_length")
     groups = keys.size("expert_group_count", 1, least=0, most=MAX_EXPERTS) or 1
     rule = RouterRule(
         used=keys.size("expert_used_count", most=MAX_WIDTH),
-        scores=_SCORES[gating],
+        scores=gating.scores,
         groups=groups,
         kept_groups=(keys.size("expert_group_used_count", groups, least=0) or groups) if groups > 1 else 1,
-        group_score="maximum" if groups == 1 or _SCORES[gating] == "softmax" else "top_two",
-        normalise=fixed or keys.flag("expert_weights_norm"),
-        scale=1.0 if fixed else keys.number("expert_weights_scale", 1.0, least=0.0, most=1e6) or 1.0,
+        group_score="maximum" if groups == 1 or gating.scores == "softmax" else "top_two",
+        normalise=gating.normalise,
+        scale=gating.scale,
     )
     return Experts(
         count,
