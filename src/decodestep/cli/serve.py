@@ -53,15 +53,7 @@ def run(options: argparse.Namespace) -> int:
 
         from decodestep.serving.http import Server
     keys = _keys(options.api_key_file)
-    if not 0 <= options.port < 2**16:
-        refuse("serve", "port", "in [0, 65535]", options.port)
-    if not options.grace >= 0:
-        refuse("serve", "grace", ">= 0", options.grace)
-    for origin in options.cors_origin:
-        require(_is_origin(origin), "serve", "cors-origin", "*, null, or an origin such as https://example.org:8000", origin)
-    for name in options.allowed_host:
-        named = name == "*" or bool(name and not set("/:@* ") & set(name))
-        require(named, "serve", "allowed-host", "*, or a name without a port such as example.org", name)
+    _check(options)
     name_model(options)
     listening = _listen(options.host, options.port)  # before the model is loaded, so that a port in use is reported at once
     host, port = listening.getsockname()[:2]
@@ -91,6 +83,15 @@ def run(options: argparse.Namespace) -> int:
         server.close()
     _say("stopped")
     return 0
+
+
+def _check(options: argparse.Namespace) -> None:
+    require(0 <= options.port < 2**16, "serve", "port", "in [0, 65535]", options.port)
+    require(options.grace >= 0, "serve", "grace", ">= 0", options.grace)
+    for origin in options.cors_origin:
+        require(_is_origin(origin), "serve", "cors-origin", "*, null, or an origin such as https://example.org:8000", origin)
+    for name in options.allowed_host:
+        require(_is_allowed_host(name), "serve", "allowed-host", "*, or a name without a port such as example.org", name)
 
 
 def _uvicorn_server(server: Server, grace: float) -> uvicorn.Server:
@@ -158,6 +159,10 @@ def _hosts(options: argparse.Namespace, address: str, keys: list[str]) -> list[s
 def _name_of(model: str) -> str:
     """What requests may call the model: the last part of its path, also where that is "."."""
     return Path(os.path.abspath(model)).name.removesuffix(".gguf")
+
+
+def _is_allowed_host(text: str) -> bool:
+    return text == "*" or bool(text and not set("/:@* ") & set(text))
 
 
 def _is_origin(text: str) -> bool:
