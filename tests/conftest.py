@@ -6,6 +6,7 @@ import os
 import platform
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -149,6 +150,18 @@ def passes(model: Any, monkeypatch: pytest.MonkeyPatch) -> Passes:
 
 
 @pytest.fixture
+def hold_passes(monkeypatch: pytest.MonkeyPatch) -> Callable[..., threading.Event]:
+    """hold_passes(model, seconds): an event for which every forward pass of the model waits, at most so long."""
+
+    def hold(model: Any, seconds: float = 60) -> threading.Event:
+        released, forward = threading.Event(), model.decoder.logits
+        monkeypatch.setattr(model.decoder, "logits", lambda *arguments: (released.wait(seconds), forward(*arguments))[1])
+        return released
+
+    return hold
+
+
+@pytest.fixture
 def rng() -> np.random.Generator:
     return np.random.default_rng(20240607)
 
@@ -162,3 +175,24 @@ def tiny_file(tmp_path: Path) -> TinyFile:
     import tiny_files
 
     return lambda *, kind="F32", **options: tiny_files.write(tmp_path / f"tiny-{kind}.gguf", kind=kind, **options)
+
+
+@pytest.fixture
+def server(tiny_file: TinyFile) -> Iterator[Any]:
+    """The `servers.LocalServer` of a small model, with few rows, for one test."""
+    import servers
+
+    with servers.LocalServer(servers.load(tiny_file(kind="Q8_0", context=400)), max_rows=8, max_waiting=4) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def shared_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    """One for requests that leave nothing behind. Its vocabulary has every byte."""
+    import servers
+    import tiny_files
+
+    path = tmp_path_factory.mktemp("model") / "tiny.gguf"
+    tiny_files.write(path, kind="Q8_0", context=2000, **servers.byte_vocabulary("<pad>"))
+    with servers.LocalServer(servers.load(path)) as made:
+        yield made

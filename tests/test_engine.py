@@ -62,7 +62,7 @@ def fresh_answers(model, made):
     return answers
 
 
-def told(request):
+def read_all(request):
     """The text and the tokens of each sample, from its deltas."""
     texts, tokens, reasons = ([""] * len(request.rows), [[] for _ in request.rows], [""] * len(request.rows))
     for delta in request:
@@ -74,25 +74,24 @@ def told(request):
 
 
 @pytest.mark.parametrize("pages", [4096, 26])
-def test_every_answer_is_that_of_the_request_alone(tiny, pages, monkeypatch):
+def test_every_answer_is_that_of_the_request_alone(tiny, pages, monkeypatch, hold_passes):
     """With a cache of 26 pages and rows of up to 15, rows wait and may be suspended; the tokens stay the same."""
     made = requests(pages, 40)
     expected = fresh_answers(tiny, made)
     model = ds.load(tiny.path, cache_bytes=pages * tiny.cache.page_bytes, threads=2)
     monkeypatch.setattr(ChunkedPrefill, "RESERVED_TOKENS", 4)  # so that rows run out of pages
-    forward, all_here = model.decoder.logits, threading.Event()
-    monkeypatch.setattr(model.decoder, "logits", lambda *arguments: (all_here.wait(60), forward(*arguments))[1])
+    all_here = hold_passes(model)
     with Engine(model, max_rows=12, max_waiting=200) as engine:
         submitted = [engine.submit(prompt, params) for prompt, params in made]
         all_here.set()
-        deltas = [told(request) for request in submitted]
+        deltas = [read_all(request) for request in submitted]
         for request, alone, gained in zip(submitted, expected, deltas, strict=True):
             assert request.completions() == alone
             assert gained == [(one.text, one.token_ids, one.finish_reason) for one in alone]
         assert model.cache.held == 0 and engine.live == 0
 
 
-def test_a_row_that_is_suspended_for_lack_of_pages_loses_nothing(tiny, monkeypatch):
+def test_a_row_that_is_suspended_for_lack_of_pages_loses_nothing(tiny, monkeypatch, hold_passes):
     """Two rows of 3 pages that grow to 7, in a cache of 9."""
     prompts = [list(range(47)), list(range(100, 147))]
     params = ds.SamplingParams(max_new_tokens=60, seed=1, **FREE)
@@ -101,12 +100,11 @@ def test_a_row_that_is_suspended_for_lack_of_pages_loses_nothing(tiny, monkeypat
     monkeypatch.setattr(ChunkedPrefill, "RESERVED_TOKENS", 1)
     suspended, suspend = [], Batch._suspend_last
     monkeypatch.setattr(Batch, "_suspend_last", lambda batch: (suspended.append(1), suspend(batch)))
-    forward, both_here = model.decoder.logits, threading.Event()
-    monkeypatch.setattr(model.decoder, "logits", lambda *arguments: (both_here.wait(60), forward(*arguments))[1])
+    both_here = hold_passes(model)
     with Engine(model) as engine:
         submitted = [engine.submit(prompt, params) for prompt in prompts]
         both_here.set()
-        assert [told(request)[0][1] for request in submitted] == [one.token_ids for one in expected]
+        assert [read_all(request)[0][1] for request in submitted] == [one.token_ids for one in expected]
     assert suspended and model.cache.held == 0
 
 
@@ -172,12 +170,12 @@ def test_a_cancelled_request_gives_back_its_pages_at_once(tiny):
             next(iter(request))
         for request in submitted[:3]:
             request.cancel()
-            assert told(request)[0][2] == "cancelled"
+            assert read_all(request)[0][2] == "cancelled"
             request.cancel()
         held = -(-400 // PAGE)
         assert engine.live == 1 and tiny.cache.held <= held
         submitted[3].cancel()
-        assert told(submitted[3])[0][2] == "cancelled"
+        assert read_all(submitted[3])[0][2] == "cancelled"
         engine.close()
         assert tiny.cache.held == 0
 
@@ -192,7 +190,7 @@ def test_a_queue_has_a_bound_and_a_stopped_engine_takes_nothing(tiny):
     with pytest.raises(ValueError, match="n must be at most 3"):
         engine.submit([4], replace(params, num_return_sequences=4, max_new_tokens=1))
     submitted[0].cancel()
-    assert told(submitted[0])[0][2] == "cancelled"
+    assert read_all(submitted[0])[0][2] == "cancelled"
     assert engine.submit([5], params).number == 3
     engine.close(0.01)
     assert {request.rows[0].reason for request in submitted} == {"cancelled"}
@@ -236,8 +234,8 @@ def test_deadlines_count_from_the_request_on(tiny):
     with Engine(tiny, max_rows=1) as engine:
         first = engine.submit([1], ds.SamplingParams(max_new_tokens=300, **FREE))
         late = engine.submit([2], ds.SamplingParams(max_time=1e-9))
-        assert told(late) == [("", [], "time")]
-        assert told(first)[0][2] == "length"
+        assert read_all(late) == [("", [], "time")]
+        assert read_all(first)[0][2] == "length"
 
 
 def test_what_a_row_raises_ends_it_alone_and_what_a_pass_raises_ends_the_rows_but_not_the_engine(tiny, monkeypatch):
@@ -249,13 +247,13 @@ def test_what_a_row_raises_ends_it_alone_and_what_a_pass_raises_ends_the_rows_bu
         failing = engine.submit([7, 8], ds.SamplingParams(seed=3, max_new_tokens=30))
         monkeypatch.undo()
         beside = engine.submit([7, 8], ds.SamplingParams(seed=3, max_new_tokens=30))
-        assert told(beside) == [(alone.text, alone.token_ids, alone.finish_reason)]
-        assert told(failing)[0][2] == "error" and isinstance(failing.rows[0].error, ZeroDivisionError)
+        assert read_all(beside) == [(alone.text, alone.token_ids, alone.finish_reason)]
+        assert read_all(failing)[0][2] == "error" and isinstance(failing.rows[0].error, ZeroDivisionError)
         forward = tiny.decoder.logits
         monkeypatch.setattr(tiny.decoder, "logits", lambda *arguments: 1 / 0)
-        assert told(engine.submit([1]))[0][2] == "error"
+        assert read_all(engine.submit([1]))[0][2] == "error"
         monkeypatch.setattr(tiny.decoder, "logits", forward)
-        assert told(engine.submit([7, 8], ds.SamplingParams(seed=3, max_new_tokens=30)))[0][1] == alone.token_ids
+        assert read_all(engine.submit([7, 8], ds.SamplingParams(seed=3, max_new_tokens=30)))[0][1] == alone.token_ids
         assert engine.failures == 1 and tiny.cache.held == 0
 
 
@@ -265,7 +263,7 @@ def test_a_prompt_and_its_answer_stay_within_the_cache(tiny):
         assert engine.capacity == 3 * PAGE
         with pytest.raises(ValueError, match="48 tokens that the cache has room for"):
             engine.submit([1] * 48)
-        [(_, tokens, reason)] = told(engine.submit([1] * 40, ds.SamplingParams(max_new_tokens=None, **FREE)))
+        [(_, tokens, reason)] = read_all(engine.submit([1] * 40, ds.SamplingParams(max_new_tokens=None, **FREE)))
         assert (len(tokens), reason) == (8, "length")
 
 
@@ -276,9 +274,9 @@ def test_a_prompt_that_the_cache_holds_is_not_run_again(tiny, monkeypatch):
     with Engine(tiny) as engine:
         one = ds.SamplingParams(max_new_tokens=1, seed=0)
         prompt = list(range(200))
-        first = told(engine.submit(prompt, one))
+        first = read_all(engine.submit(prompt, one))
         before = sum(ran)
-        assert told(engine.submit(prompt, one)) == first
+        assert read_all(engine.submit(prompt, one)) == first
         assert sum(ran) - before <= PAGE
 
 
@@ -295,8 +293,8 @@ def test_requests_from_many_threads(tiny):
             if rng.random() < 0.3:
                 time.sleep(rng.random() * 0.01)
                 request.cancel()
-                told(request)
-            elif [completion for _ in [told(request)] for completion in request.completions()] != expected[which]:
+                read_all(request)
+            elif [completion for _ in [read_all(request)] for completion in request.completions()] != expected[which]:
                 problems.append(which)
 
     with Engine(tiny, max_rows=5) as engine:
@@ -363,7 +361,7 @@ def test_what_a_constraint_decides_needs_no_pass_and_changes_no_token(tiny, monk
     assert [ds.generate(tiny, [prompt], params) for prompt, params in made] == alone
     with Engine(tiny) as engine:
         submitted = [engine.submit(prompt, params) for prompt, params in made[:2]]
-        gained = [told(request)[0] for request in submitted]
+        gained = [read_all(request)[0] for request in submitted]
         assert gained == [(done.text, done.token_ids, "eos") for [done] in alone[:2]]
         assert engine.passes < 20 < len(gained[0][1])
 

@@ -1,0 +1,131 @@
+"""Clients that vanish, stop reading, or come in crowds: nobody else notices, and nothing is left behind."""
+
+from __future__ import annotations
+
+import gc
+import json
+import re
+import socket
+import threading
+from contextlib import suppress
+
+import pytest
+import uvicorn
+
+import decodestep as ds
+from decodestep.serving import event_stream
+from decodestep.serving.engine_request import EngineRequest
+from decodestep.serving.responses import Choice
+from servers import post, post_stream, request, wait_until
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_vanishes_frees_its_rows_and_nobody_else_notices(server, stream, hold_passes):
+    engine, released = server.engine, hold_passes(server.model, 0.01)
+    body = {"prompt": "ab", "stream": stream, "ignore_eos": True, "max_tokens": 390}
+    gone = post(server.port, json.dumps(body).encode())
+    if stream:
+        gone.recv(10)
+    stays = post_stream(server.port, seed=3)
+    wait_until(lambda: engine.running == 2)
+    gone.close()
+    wait_until(lambda: engine.live == 1)
+    released.set()
+    received = b""
+    while b"[DONE]" not in received:
+        received += stays.recv(2**16)
+    chunks = re.findall(rb'data: (\{.*"text_completion".*\})', received)
+    text = "".join(json.loads(chunk)["choices"][0]["text"] for chunk in chunks)
+    [alone] = ds.generate(server.model, ["ab"], ds.SamplingParams(max_new_tokens=390, seed=3, ignore_eos=True))
+    assert alone.text.endswith(text) and text
+    stays.close()
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_metrics_and_log_tell_of_a_client_that_vanished(server, stream, caplog):
+    caplog.set_level("INFO")
+    body = {"prompt": "ab", "stream": stream, "ignore_eos": True, "max_tokens": 390, "n": 2}
+    client = post(server.port, json.dumps(body).encode())
+    wait_until(lambda: server.engine.passes > 3)
+    client.close()
+    wait_until(lambda: server.engine.live == 0)
+    wait_until(lambda: "ended_by" in caplog.text)
+    found = server.metrics()
+    entry = json.loads(caplog.messages[-1])
+    assert found["decodestep_prompt_tokens_total"] == entry["prompt_tokens"] == 2
+    assert found["decodestep_completion_tokens_total"] == entry["completion_tokens"] > 3
+    ended = {reason: entry["ended_by"].count(reason) for reason in entry["ended_by"]}
+    assert {reason: found[f'decodestep_completions_total{{reason="{reason}"}}'] for reason in ended} == ended
+
+
+def test_metrics_count_what_is_sent_at_once(server):
+    data = b'{"prompt": "ab", "stream": true, "ignore_eos": true, "max_tokens": 5, "n": 6}'
+    server.send("/v1/completions", data)
+    assert server.metrics()['decodestep_completions_total{reason="length"}'] == 6
+
+
+def test_a_client_that_vanishes_while_it_sends_is_no_failure_of_the_server(server, caplog):
+    post(server.port, b"{", content_length=99).close()
+    answered = 'decodestep_requests_total{route="/v1/completions",status="%d"}'
+    wait_until(lambda: answered % 499 in server.metrics())
+    assert answered % 500 not in server.metrics() and "a request failed" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    "asked", [{}, {"stream": True}, {"regex": "(a{1000}){1000}"}, {"regex": "(a{1000}){1000}", "stream": True}]
+)
+def test_an_answered_request_leaves_nothing_to_the_garbage_collector(server, asked):
+    """A row may have 100 MB of a constraint's states, of which the collector knows nothing."""
+    gc.collect()
+    gc.disable()
+    try:
+        status, _, _ = server.send("/v1/completions", json.dumps({"prompt": "a", "max_tokens": 99, **asked}).encode())
+        assert status == (400 if set(asked) == {"regex"} else 200)
+        wait_until(lambda: not any(isinstance(found, EngineRequest) for found in gc.get_objects()))
+    finally:
+        gc.enable()
+
+
+def test_a_full_queue_is_429_and_says_when_to_come_again(server, hold_passes):
+    released = hold_passes(server.model)
+    data = json.dumps({"prompt": "a", "n": 12, "max_tokens": 3, "seed": 1}).encode()
+    first = threading.Thread(target=server.send, args=("/v1/completions", data))
+    first.start()
+    wait_until(lambda: server.engine.live == 12)
+    status, body, headers = server.send("/v1/completions", b'{"prompt": "a"}')
+    released.set()
+    first.join()
+    assert status == 429 and int(headers["retry-after"]) >= 1 and json.loads(body)["error"]["code"] == "queue_full"
+
+
+def test_a_client_that_reads_nothing_is_dropped(server, monkeypatch):
+    monkeypatch.setattr(event_stream, "SEND_SECONDS", 0.05)
+    monkeypatch.setattr(uvicorn.protocols.http.flow_control, "HIGH_WATER_LIMIT", 1)
+    client = socket.socket()
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1024)
+    client.connect(("127.0.0.1", server.port))
+    data = b'{"prompt": "a", "stream": true, "ignore_eos": true, "max_tokens": 390, "logprobs": 100, "n": 8, "seed": 1}'
+    client.sendall(request(data))
+    wait_until(lambda: server.engine.live == 8)
+    wait_until(lambda: server.engine.live == 0)
+    client.close()
+
+
+def test_a_client_that_waits_for_its_first_token_is_not_dropped(server, monkeypatch, hold_passes):
+    monkeypatch.setattr(event_stream, "SEND_SECONDS", 0.05)
+    hold_passes(server.model, 0.5)
+    status, body, _ = server.send("/v1/completions", b'{"prompt": "a", "stream": true, "max_tokens": 1, "seed": 1}')
+    assert status == 200 and body.endswith(b"[DONE]\n\n")
+
+
+def test_a_stream_that_fails_inside_the_server_is_in_its_log(server, monkeypatch, caplog):
+    monkeypatch.setattr(Choice, "chunk", lambda *a: 1 // 0)
+    client = post(server.port, b'{"prompt": "a", "stream": true, "max_tokens": 1}')
+    received = b""
+    with suppress(ConnectionError):
+        while piece := client.recv(2**16):
+            received += piece
+    client.close()
+    assert received.startswith(b"HTTP/1.1 200") and b"[DONE]" not in received
+    assert "ZeroDivisionError" in caplog.text
+    wait_until(lambda: server.engine.live == 0)

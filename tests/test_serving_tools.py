@@ -1,0 +1,134 @@
+"""Tools and schemas over OpenAI's interface: which calls a model may write, and how a client gets them."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+import decodestep as ds
+from servers import HELLO, TEMPLATE, LocalServer, allowed_tools, byte_vocabulary, tool, wait_until
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"city": {"enum": ["Bonn", "Rome"]}, "days": {"type": "integer", "minimum": 1, "maximum": 9}},
+    "required": ["city", "days"],
+    "additionalProperties": False,
+}
+
+
+def test_json_of_a_schema_and_required_tools(shared_server):
+    client = shared_server.client()
+    asked = {"model": "", "messages": HELLO, "seed": 1, "max_tokens": 200}
+    form = {"type": "json_schema", "json_schema": {"name": "stay", "schema": SCHEMA, "strict": True}}
+    found = client.chat.completions.create(**asked, response_format=form)
+    assert found.choices[0].finish_reason == "stop" and set(json.loads(found.choices[0].message.content)) == {"city", "days"}
+    assert client.completions.create(model="", prompt="a", extra_body={"regex": "[xy]{4}"}).choices[0].text.strip("xy") == ""
+    nothing = {"type": "object", "properties": {}, "additionalProperties": False}
+    tools = [tool("weather", description="The weather", parameters=SCHEMA), tool("time", parameters=nothing)]
+    for choice in ("required", tool("weather")):
+        [called] = client.chat.completions.create(**asked, tools=tools, tool_choice=choice).choices
+        [call] = called.message.tool_calls
+        assert called.finish_reason == "tool_calls" and called.message.content is None
+        assert call.function.name in ("weather", "time")[: 1 if choice != "required" else 2]
+        chunks = list(client.chat.completions.create(**asked, tools=tools, tool_choice=choice, stream=True))
+        [streamed] = [part for chunk in chunks for c in chunk.choices for part in c.delta.tool_calls or ()]
+        assert streamed.function == type(streamed.function)(**call.function.model_dump())
+        assert chunks[-1].choices[0].finish_reason == "tool_calls"
+        assert "".join(c.delta.content or "" for chunk in chunks for c in chunk.choices) == ""
+    answer = [{"role": "assistant", "content": None, "tool_calls": [call.model_dump()]},
+              {"role": "tool", "tool_call_id": call.id, "content": "sunny"}]  # fmt: skip
+    plain = client.chat.completions.create(**{**asked, "messages": [*HELLO, *answer], "max_tokens": 3}, tools=tools)
+    assert plain.choices[0].message.tool_calls is None
+
+
+def test_allowed_tools_restrict_the_calls_but_not_the_prompt(shared_server):
+    client = shared_server.client()
+    tools = [tool(name) for name in ("stay", "time", "go")]
+    asked = {"model": "", "messages": HELLO, "max_tokens": 99, "tools": tools}
+    anything = client.chat.completions.create(**asked, seed=1, tool_choice="auto")
+    for seed in range(4):
+        found = client.chat.completions.create(**asked, seed=seed, tool_choice=allowed_tools("required", "go", "time"))
+        [call] = found.choices[0].message.tool_calls
+        assert call.function.name in ("go", "time") and found.usage.prompt_tokens == anything.usage.prompt_tokens
+        free = client.chat.completions.create(**asked, seed=seed, tool_choice=allowed_tools("auto", "go"))
+        assert free.usage.prompt_tokens == anything.usage.prompt_tokens
+        assert all(call.function.name == "go" for call in free.choices[0].message.tool_calls or ())
+    for name, calls in (("go", 1), ("time", 0)):
+        written = rf'<tool_call>\{{"name":"{name}","arguments":\{{\}}\}}</tool_call>'
+        given = {**asked, "tool_choice": allowed_tools("auto", "go"), "extra_body": {"regex": written}}
+        [choice] = client.chat.completions.create(**given).choices
+        assert len(choice.message.tool_calls or ()) == calls
+        assert choice.finish_reason == ("tool_calls" if calls else "stop") and bool(choice.message.content) != bool(calls)
+
+
+def test_a_response_format_beside_tools_is_that_of_the_answer(shared_server):
+    form = {"type": "json_schema", "json_schema": {"name": "stay", "schema": SCHEMA, "strict": True}}
+    asked = {"model": "", "messages": HELLO, "max_tokens": 400, "response_format": form, "parallel_tool_calls": False}
+    tools = [tool("time")]
+    [begin] = shared_server.model.tokenizer.encode("<")
+    for bias, reason in ((-100, "stop"), (100, "tool_calls")):
+        [choice] = shared_server.client().chat.completions.create(**asked, tools=tools, logit_bias={begin: bias}).choices
+        assert choice.finish_reason == reason
+        if reason == "stop":
+            assert set(json.loads(choice.message.content)) == {"city", "days"} and choice.message.tool_calls is None
+    [choice] = shared_server.client().chat.completions.create(**asked, tools=tools, tool_choice="required").choices
+    assert choice.finish_reason == "tool_calls"
+
+
+def test_the_official_stream_helper_tells_when_a_call_is_complete(shared_server):
+    """It does so with the chunk after the call's last: the end of a message must have one of its own."""
+    tools = [tool("weather", parameters=SCHEMA, strict=True)]
+    asked = {"model": "", "messages": HELLO, "seed": 1, "max_tokens": 200, "logprobs": True}
+    with shared_server.client().chat.completions.stream(**asked, tools=tools, tool_choice="required") as stream:
+        found = {event.type: event for event in stream}
+    done = found["tool_calls.function.arguments.done"]
+    assert done.name == "weather" and set(json.loads(done.arguments)) == {"city", "days"} == set(done.parsed_arguments)
+    choice = stream.get_final_completion().choices[0]
+    assert choice.finish_reason == "tool_calls" and found["logprobs.content.done"].content == choice.logprobs.content
+
+
+def test_a_function_without_parameters_has_no_arguments(shared_server):
+    """As OpenAI's reference says of `parameters`; such a call may come back with no arguments at all."""
+    tools = [tool("time")]
+    asked = {"model": "", "max_tokens": 99, "tools": tools, "tool_choice": "required", "parallel_tool_calls": False}
+    [choice] = shared_server.client().chat.completions.create(messages=HELLO, **asked).choices
+    [call] = choice.message.tool_calls
+    assert choice.finish_reason == "tool_calls" and json.loads(call.function.arguments) == {}
+    back = {"role": "assistant", "tool_calls": [{"id": "1", "type": "function", "function": {"name": "time", "arguments": ""}}]}
+    assert shared_server.client().chat.completions.create(messages=[*HELLO, back], model="", max_tokens=1).choices
+
+
+@pytest.mark.parametrize("more", [{}, {"type": ["null", "object"]}, {"anyOf": [{"required": ["a"]}, {"enum": [1, None]}]}])
+def test_arguments_are_an_object_whatever_their_schema_allows(shared_server, more):
+    """Without a type a schema allows numbers, too; a required call that has one is none."""
+    parameters = {"properties": {"a": {"enum": [1, 2]}}, "required": ["a"], "additionalProperties": False, **more}
+    asked = {"model": "", "max_tokens": 99, "tools": [tool("f", parameters=parameters)], "tool_choice": "required"}
+    for seed in range(5):
+        [choice] = shared_server.client().chat.completions.create(messages=HELLO, seed=seed, **asked).choices
+        [call] = choice.message.tool_calls
+        assert json.loads(call.function.arguments)["a"] in (1, 2)
+
+
+def test_a_call_that_begins_with_a_control_token_is_read(tiny_file):
+    """A template of Mistral's kind, and a model that is made to prefer [TOOL_CALLS] as one token."""
+    path = tiny_file(kind="Q8_0", context=400, **byte_vocabulary("[TOOL_CALLS]"))
+    with LocalServer(ds.load(path, chat_template="{# [TOOL_CALLS] #}{% if tools %}tools;{% endif %}" + TEMPLATE)) as server:
+        asked = {"model": "", "messages": HELLO, "seed": 1, "max_tokens": 200, "logit_bias": {"299": 100}}
+        tools = [tool("stay", parameters=SCHEMA)]
+        for stream in (False, True):
+            found = server.client().chat.completions.create(**asked, tools=tools, tool_choice="required", stream=stream)
+            parts = [chunk.choices[0].delta for chunk in found] if stream else [found.choices[0].message]
+            [call] = [call for part in parts for call in part.tool_calls or ()]
+            assert set(json.loads(call.function.arguments)) == {"city", "days"} and not any(part.content for part in parts)
+        [row] = server.engine.submit([1], ds.SamplingParams(seed=1, max_new_tokens=2, logit_bias={299: 100.0})).rows
+        wait_until(lambda: row.reason)
+        assert row.text.text == ""  # nobody else sees it
+
+
+def test_half_a_surrogate_pair_in_a_call_is_answered(shared_server):
+    tools = [tool("f")]
+    text = r'<tool_call>\{"name":"f","arguments":\{"a":"\\ud800"\}\}</tool_call>'
+    asked = {"model": "", "messages": HELLO, "max_tokens": 99, "tools": tools, "extra_body": {"regex": text}}
+    [choice] = shared_server.client().chat.completions.create(**asked).choices
+    assert choice.finish_reason == "tool_calls"
