@@ -196,3 +196,22 @@ def shared_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     tiny_files.write(path, kind="Q8_0", context=2000, **servers.byte_vocabulary("<pad>"))
     with servers.LocalServer(servers.load(path)) as made:
         yield made
+
+
+@pytest.fixture(scope="module")
+def deepseek() -> Any:
+    """A small DeepSeek-V3 of transformers."""
+    from latent_models import model_of
+
+    return model_of("deepseek_v3")
+
+
+@pytest.fixture
+def absorbed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The numbers of queries of the calls that transformers' attention serves on the latents."""
+    from decodestep.integrations.transformers import attention
+
+    calls: list[int] = []
+    serve = attention.attend_absorbed
+    monkeypatch.setattr(attention, "attend_absorbed", lambda *given: calls.append(given[1].shape[2]) or serve(*given))
+    return calls

@@ -1,4 +1,4 @@
-"""Small random models of transformers' families with latent attention."""
+"""Small random models of transformers' families with latent attention; their prompts, their logits, and how those compare."""
 
 from __future__ import annotations
 
@@ -6,8 +6,10 @@ from importlib import import_module
 from typing import Any, NamedTuple
 
 import torch
+from transformers import DynamicCache
 
 VOCABULARY = 96
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 3e-2}  # of the largest magnitude
 COMMON = {
     "vocab_size": VOCABULARY,
     "hidden_size": 32,
@@ -110,3 +112,34 @@ def model_of(family: str, *, dtype: torch.dtype = torch.float32, seed: int = 0, 
             if parameter.dim() > 1:
                 parameter.normal_(0, parameter.shape[-1] ** -0.5)
     return model.to(dtype)
+
+
+def prompt(batch=2, length=40, seed=0):
+    return torch.randint(3, VOCABULARY, (batch, length), generator=torch.Generator().manual_seed(seed))
+
+
+def holes(ids, left=7):
+    """A mask without the first positions of all rows but the first, and without two in the middle of the last."""
+    mask = torch.ones_like(ids)
+    mask[1:, :left] = 0
+    mask[-1, left + 4 : left + 6] = 0
+    return mask
+
+
+@torch.no_grad()
+def decode(model, ids, mask, steps, cache=None, sizes=(1, 2, 1)):
+    """The outputs of a prompt and of steps of 1 and 2 tokens, whose ids do not depend on the model."""
+    cache = DynamicCache(config=model.config) if cache is None else cache
+    outputs = [model(ids, attention_mask=mask, past_key_values=cache)[0]]
+    for step in range(steps):
+        new = torch.full((len(ids), sizes[step % len(sizes)]), 3 + step % (VOCABULARY - 3))
+        mask = torch.cat([mask, torch.ones_like(new)], 1)
+        outputs.append(model(new, attention_mask=mask, past_key_values=cache)[0])
+    return torch.cat(outputs, 1)
+
+
+def assert_close(actual, expected):
+    """Within the tolerance, also where nothing is seen; NaN nowhere."""
+    assert actual.isfinite().all()
+    error = (actual - expected).abs().max() / expected.abs().max()
+    assert error <= TOLERANCE[actual.dtype], float(error)

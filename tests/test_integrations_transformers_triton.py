@@ -9,15 +9,8 @@ from transformers import StaticCache
 import triton_interpreter as gpu
 from decodestep.integrations.transformers import accelerate
 from decodestep.ops.mla_attention import triton
-from latent_models import model_of
-from test_integrations_transformers import (  # noqa: F401
-    absorbed,
-    assert_close,
-    decode,
-    holes,
-    prompt,
-    test_logits_of_every_family_in_bfloat16,
-)
+from latent_models import assert_close, decode, holes, model_of, prompt
+from test_integrations_transformers import test_logits_of_every_family_in_bfloat16  # noqa: F401
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 

@@ -14,8 +14,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from transformers import DynamicCache
 
 from decodestep.integrations.transformers import accelerate, few_experts, few_rows
-from latent_models import model_of
-from test_integrations_transformers import assert_close, prompt
+from latent_models import assert_close, model_of, prompt
 
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 
