@@ -182,31 +182,35 @@ class Acceleration:
         """What is replaced, what is not, and why: a line for each attention and experts module, the Linears and the cache."""
         if self.model.__dict__.get(_HANDLE) is not self:
             return "undone"
-        lines = []
-        forwards = {forward.module: forward for forward in self._forwards}
-        for name, module in self.model.named_modules():
-            kind = type(module).__name__
-            if latents := latents_of(module):
-                in_use = module.config._attn_implementation
-                triton = devices.goes_to_triton(latents.backend, module.kv_b_proj.weight)
-                state = "on the latents, in Triton" if triton else "on the latents"
-                state = state if in_use == NAME else f'"{in_use}", selected since: on expanded keys'
-                lines.append(f"{name} ({kind}): {state}")
-            elif _is_latent_attention(module):
-                lines.append(f"{name} ({kind}): kept, attention=False")
-            elif kind.endswith("Attention") and not any(kind.endswith("Attention") for kind in _kinds_below(module)):
-                lines.append(f"{name} ({kind}): kept, it caches no latents")
-            elif kind.endswith("Experts"):
-                now = getattr(module.config, "_experts_implementation", None) if hasattr(module, "config") else None
-                few = forwards.get(module)
-                served = isinstance(few, FewExperts) and few.in_use
-                state = f"up to {MOST_ROWS} rows in one pass over the weights, else" if served else "kept,"
-                lines.append(f"{name} ({kind}): {state} {now or 'as it is'}")
-        count = sum(isinstance(forwards.get(module), FewRows) for module in self.model.modules())
+        states = ((name, module, self._state_of(module)) for name, module in self.model.named_modules())
+        lines = [f"{name} ({type(module).__name__}): {state}" for name, module, state in states if state]
+        served = {forward.module for forward in self._forwards if isinstance(forward, FewRows)}
+        count = sum(module in served for module in self.model.modules())
         rows = f"up to {MOST_ROWS} rows in one pass over the weight, {self._huge >> 20} MiB of them in huge pages"
         lines.append(f"{count} Linear layers: {rows}" if count else "Linear layers: kept")
         growing = "new dynamic caches grow in place (LatentLayer)" if self._hooks else "kept, cache=False"
         return "\n".join([*lines, f"cache: {growing}; static and other caches are read as they are"])
+
+    def _state_of(self, module: Any) -> str | None:
+        """What serves an attention or experts module; None for any other module."""
+        kind = type(module).__name__
+        if latents := latents_of(module):
+            in_use = module.config._attn_implementation
+            if in_use != NAME:
+                return f'"{in_use}", selected since: on expanded keys'
+            triton = devices.goes_to_triton(latents.backend, module.kv_b_proj.weight)
+            return "on the latents, in Triton" if triton else "on the latents"
+        if _is_latent_attention(module):
+            return "kept, attention=False"
+        if kind.endswith("Attention") and not any(below.endswith("Attention") for below in _kinds_below(module)):
+            return "kept, it caches no latents"
+        if kind.endswith("Experts"):
+            stock = (
+                getattr(module.config, "_experts_implementation", None) if hasattr(module, "config") else None
+            ) or "as it is"
+            served = any(isinstance(each, FewExperts) and each.module is module and each.in_use for each in self._forwards)
+            return f"up to {MOST_ROWS} rows in one pass over the weights, else {stock}" if served else f"kept, {stock}"
+        return None
 
 
 def _is_latent_attention(module: nn.Module) -> bool:
