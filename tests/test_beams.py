@@ -52,7 +52,7 @@ def as_pairs(beams):
     return [(tuple(beam.token_ids), beam.finished) for beam in beams]
 
 
-def same(ours, theirs, tolerance=1e-12):
+def assert_same(ours, theirs, tolerance=1e-12):
     assert as_pairs(ours) == as_pairs(theirs)
     np.testing.assert_allclose([b.score for b in ours], [b.score for b in theirs], rtol=tolerance, atol=tolerance)
 
@@ -69,23 +69,23 @@ WORKED = {
 }
 
 
-def worked(**options):
+def search_tree(**options):
     return beam_search(tree(WORKED.__getitem__, 3), [], vocab_size=3, eos_token_ids=[2], **options)
 
 
 def test_a_tree_worked_by_hand():
     # One beam: 0, 0, then the first of three equals.
-    assert as_pairs(worked(num_beams=1, max_new_tokens=3)) == [((0, 0, 0), False)]
+    assert as_pairs(search_tree(num_beams=1, max_new_tokens=3)) == [((0, 0, 0), False)]
     # Two beams, sums alone: (1, end) is 0.36; 0.5 * 0.4 = 0.2 lives on, and can no longer reach 0.36.
-    best, second = worked(num_beams=2, num_return_sequences=2, max_new_tokens=3, length_penalty=0.0)
+    best, second = search_tree(num_beams=2, num_return_sequences=2, max_new_tokens=3, length_penalty=0.0)
     assert as_pairs([best, second]) == [((1, 2), True), ((0, 1, 2), True)]
     assert math.isclose(best.score, math.log(0.36)) and math.isclose(second.score, math.log(0.5 * 0.3 * 0.8))
     # The length counts the end token: log(0.36) / 2 = -0.51, log(0.12) / 3 = -0.71; squared, -0.26 and -0.24.
-    assert math.isclose(worked(num_beams=2, max_new_tokens=3)[0].score, math.log(0.36) / 2)
-    longer = worked(num_beams=2, max_new_tokens=3, length_penalty=2.0)[0]
+    assert math.isclose(search_tree(num_beams=2, max_new_tokens=3)[0].score, math.log(0.36) / 2)
+    longer = search_tree(num_beams=2, max_new_tokens=3, length_penalty=2.0)[0]
     assert longer.token_ids == [0, 1, 2] and math.isclose(longer.score, math.log(0.12) / 9)
     # Cut short: what lives is returned with what ended.
-    assert as_pairs(worked(num_beams=2, num_return_sequences=2, max_new_tokens=2)) == [((1, 2), True), ((0, 0), False)]
+    assert as_pairs(search_tree(num_beams=2, num_return_sequences=2, max_new_tokens=2)) == [((1, 2), True), ((0, 0), False)]
 
 
 def test_early_stopping_by_hand():
@@ -142,7 +142,7 @@ def test_with_beams_for_all_it_is_exhaustive(seed):
             length_penalty=penalty,
             early_stopping=early,
         )
-        same(beams, [Beam(list(ids), score, ended) for score, ids, ended in every])
+        assert_same(beams, [Beam(list(ids), score, ended) for score, ids, ended in every])
 
 
 def slow_groups(branches, vocab, ends, longest, groups, size, diversity, penalty, early, returned):
@@ -203,7 +203,7 @@ def test_groups_equal_a_slow_reference(seed):
         early_stopping=early,
         num_return_sequences=returned,
     )
-    same(ours, slow_groups(branches, vocab, ends, longest, groups, size, diversity, penalty, early, returned))
+    assert_same(ours, slow_groups(branches, vocab, ends, longest, groups, size, diversity, penalty, early, returned))
 
 
 def test_groups_differ_by_the_penalty():

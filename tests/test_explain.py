@@ -28,22 +28,22 @@ NODE = shutil.which("node")
 BUSY = {"repetition_penalty": 1.2, "dry_multiplier": 0.8, "no_repeat_ngram_size": 2, "frequency_penalty": 0.1}
 
 
-def embedded(html):
+def document_in(html):
     return json.loads(re.search(r'<script type="application/json" id="data">(.*?)</script>', html, re.S)[1])
 
 
 @pytest.fixture(scope="module")
-def made(model):
+def document(model):
     ids = model.tokenizer.encode("Round and round and round")
     each = [ds.SamplingParams(seed=2, temperature=0.9, top_k=30, top_p=0.9, **BUSY), ds.SamplingParams(do_sample=False)]
     return data.record_document(model, "Round</script><b>", ids, each, steps=6, top=40)
 
 
-def test_a_recording_is_what_generate_does(model, made):
+def test_a_recording_is_what_generate_does(model, document):
     ids = model.tokenizer.encode("Round and round and round")
     params = ds.SamplingParams(seed=2, temperature=0.9, top_k=30, top_p=0.9, max_new_tokens=6, logprobs=0, **BUSY)
     (whole,) = ds.generate(model, [ids], params)
-    run = made["runs"][0]
+    run = document["runs"][0]
     assert [token["token"] for token in run["tokens"]] == whole.token_ids and run["text"] == whole.text
     for token, step in zip(run["tokens"], whole.logprobs, strict=True):
         assert (token["raw"], token["processed"]) == pytest.approx((step.raw, step.processed), abs=1e-9)
@@ -58,8 +58,8 @@ def test_a_recording_ends_with_the_context_as_generate_does(tiny_file):
     assert len(made.tokens) == 4 and made.tokens[-1] == 65
 
 
-def test_each_stage_adds_up(made):
-    for run in made["runs"]:
+def test_each_stage_adds_up(document):
+    for run in document["runs"]:
         assert "".join(run["pieces"]).endswith(run["text"])
         for token in run["tokens"]:
             scores = None
@@ -70,18 +70,18 @@ def test_each_stage_adds_up(made):
                     scores[i] = None
                 held = sum(np.exp(s - stage["norm"]) for s in scores if s is not None)
                 assert held + stage["others"] == pytest.approx(1, abs=1e-6)
-    first = made["runs"][0]["tokens"][0]
+    first = document["runs"][0]["tokens"][0]
     assert any(step["causes"] for step in first["steps"][:4])
 
 
-def test_the_page_needs_nothing_else_and_holds_any_text(made):
-    html = page(made, "https://docs.example/")
-    assert embedded(html)["prompt"] == "Round</script><b>" and "@@" not in html
+def test_the_page_needs_nothing_else_and_holds_any_text(document):
+    html = page(document, "https://docs.example/")
+    assert document_in(html)["prompt"] == "Round</script><b>" and "@@" not in html
     assert "Round</script>" not in html and html.count("<script") == html.count("</script>") == 2
     assert not re.search(r"""(?:src=|href=["']|url\(|import )["']?(?:https?:)?//""", html)
-    links = {words["link"] for words in embedded(html)["described"].values()}
+    links = {words["link"] for words in document_in(html)["described"].values()}
     assert "https://docs.example/processors/#filters" in links
-    assert {words["link"] for words in embedded(page(made))["described"].values()} == {""}
+    assert {words["link"] for words in document_in(page(document))["described"].values()} == {""}
 
 
 def test_a_token_that_the_model_had_at_nothing_is_a_number_too():
@@ -102,9 +102,9 @@ def test_thresholds_and_totals_of_scores_without_end_are_numbers(step, top):
     assert token["steps"][0]["threshold"][1] > 1e38 and token["tail"]["masses"] == [0.0] * len(data.TEMPERATURES)
 
 
-def test_two_runs_of_two_hundred_tokens_stay_small(made):
-    fixed = len(page({**made, "runs": [{**run, "tokens": []} for run in made["runs"]]}))
-    busiest = max(len(json.dumps(token, separators=(",", ":"))) for token in made["runs"][0]["tokens"])
+def test_two_runs_of_two_hundred_tokens_stay_small(document):
+    fixed = len(page({**document, "runs": [{**run, "tokens": []} for run in document["runs"]]}))
+    busiest = max(len(json.dumps(token, separators=(",", ":"))) for token in document["runs"][0]["tokens"])
     assert fixed + 2 * 200 * (busiest + 40 * 20) < 3e6  # 20 bytes for a token's text and number, were each a new one
 
 
@@ -244,7 +244,7 @@ def test_the_command_writes_a_page(tmp_path, capsys):
     words = ["explain", "Once upon a", "--raw", "--ban", "time", "--steps", "2", "--html", target, "--json"]
     assert cli.main([*words, "--compare", "--temperature 1.5 --ban Sunday"]) == 0
     made, html = json.loads(capsys.readouterr().out), Path(target).read_text(encoding="utf-8")
-    first, second = embedded(html)["runs"]
+    first, second = document_in(html)["runs"]
     assert first["settings"]["bad_words_ids"] == "“ time” “time”"
     assert made["tokens"] == [2, 2] and first["seed"] == second["seed"] is not None
     assert second["settings"]["temperature"] == "1.5" and "temperature" not in first["settings"]
@@ -256,7 +256,7 @@ def test_the_command_writes_a_page(tmp_path, capsys):
 def test_a_page_names_the_prompt_that_was_piped(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr("sys.stdin", io.StringIO("Name a river."))
     assert cli.main(["explain", "-", "--system", "Be brief.", "--steps", "1", "--html", str(tmp_path / "page.html")]) == 0
-    assert embedded((tmp_path / "page.html").read_text(encoding="utf-8"))["prompt"] == "Name a river."
+    assert document_in((tmp_path / "page.html").read_text(encoding="utf-8"))["prompt"] == "Name a river."
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ def llm(model_path: Path) -> Any:
     return llama_cpp.Llama(str(model_path), n_ctx=96, verbose=False, n_threads=1, n_threads_batch=1)
 
 
-def generated(llm: Any, count: int, **options: Any) -> list[int]:
+def generate_tokens(llm: Any, count: int, **options: Any) -> list[int]:
     llm.reset()
     tokens = []
     for token in llm.generate(PROMPT, **options):
@@ -47,15 +47,15 @@ def logits_of(ctx: Any, index: int, vocab: int) -> np.ndarray:
 
 
 def test_greedy_text_is_llama_cpps_own(llm: Any) -> None:
-    own = generated(llm, 12, temp=0.0)
+    own = generate_tokens(llm, 12, temp=0.0)
     with ours.sampling(llm, SamplingParams(do_sample=False)):
-        assert generated(llm, 12) == own
+        assert generate_tokens(llm, 12) == own
 
 
 @pytest.mark.parametrize("params", PARAMS)
 def test_a_text_is_what_sampler_draws_of_the_same_logits(llm: Any, params: SamplingParams) -> None:
     with ours.sampling(llm, params):
-        text = generated(llm, 10)
+        text = generate_tokens(llm, 10)
     llm.reset()
     sampler = Sampler(params, vocab_size=llm.n_vocab(), prompt_ids=[PROMPT])
     llm.eval(PROMPT)
@@ -238,7 +238,7 @@ def test_the_plain_processor_gives_what_the_chain_of_transformers_would(llm: Any
         return seen[-1][2]
 
     processors = llama_cpp.LogitsProcessorList([spy])
-    generated(llm, 4, logits_processor=processors, temp=1.0, top_k=0, top_p=1.0, min_p=0.0)
+    generate_tokens(llm, 4, logits_processor=processors, temp=1.0, top_k=0, top_p=1.0, min_p=0.0)
     assert [len(ids) for ids, _, _ in seen] == [4, 5, 6, 7]
     for ids, before, after in seen:
         sampler = Sampler(params, vocab_size=llm.n_vocab(), prompt_ids=[ids])

@@ -69,7 +69,7 @@ def expected(path: Path) -> dict[int, tuple[Any, ...]]:
     return made
 
 
-def same(got: dict[int, Any], expected: dict[int, Any]) -> None:
+def assert_same(got: dict[int, Any], expected: dict[int, Any]) -> None:
     assert got.keys() == expected.keys()
     for key, value in expected.items():
         if value is None:
@@ -78,7 +78,7 @@ def same(got: dict[int, Any], expected: dict[int, Any]) -> None:
             assert got[key] == value
 
 
-def mapped(path: Path, blocks: int, cls: Any = Generate, **options: Any) -> Any:
+def map_rows(path: Path, blocks: int, cls: Any = Generate, **options: Any) -> Any:
     dataset = ray.data.from_items(rows(), override_num_blocks=blocks)
     given = {"model": str(path), "params": PARAMS, **options}
     compute = ray.data.ActorPoolStrategy(size=2)
@@ -87,7 +87,7 @@ def mapped(path: Path, blocks: int, cls: Any = Generate, **options: Any) -> Any:
 
 @pytest.mark.parametrize("blocks", [1, 3, 8])
 def test_texts_are_those_without_ray_in_any_number_of_blocks(cluster: None, path: Path, expected: Any, blocks: int) -> None:
-    same(texts(mapped(path, blocks)), expected)
+    assert_same(texts(map_rows(path, blocks)), expected)
 
 
 def test_a_null_among_lists_of_numbers_loses_no_row(cluster: None, path: Path) -> None:
@@ -126,7 +126,7 @@ class Killed(Generate):
 
 def test_a_killed_actor_changes_nothing(cluster: None, path: Path, expected: Any, tmp_path: Path) -> None:
     mark = tmp_path / "killed"
-    same(texts(mapped(path, 4, Killed, mark=str(mark))), expected)
+    assert_same(texts(map_rows(path, 4, Killed, mark=str(mark))), expected)
     assert mark.exists()
 
 

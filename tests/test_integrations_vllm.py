@@ -42,7 +42,7 @@ OURS = [
 ]
 
 
-def theirs(params: SamplingParams, given: Any) -> Any:
+def request_of(params: SamplingParams, given: Any) -> Any:
     own = {name: getattr(params, name) for name in ("temperature", "top_p", "top_k", "min_p", "seed")}
     return vllm.SamplingParams(**own, extra_args={"decodestep": given})
 
@@ -52,7 +52,7 @@ class Text:
 
     def __init__(self, number: int) -> None:
         self.kind, self.prompt, self.output = number % (len(OURS) + 1), [number, number + 1, number], list[int]()
-        params = theirs(*OURS[self.kind]) if self.ours else vllm.SamplingParams(temperature=0.7, seed=1)
+        params = request_of(*OURS[self.kind]) if self.ours else vllm.SamplingParams(temperature=0.7, seed=1)
         self.params = params
 
     @property
@@ -77,7 +77,7 @@ def config(seed: int = 0) -> Any:
     return type("Config", (), {"model_config": type("ModelConfig", (), {"seed": seed})})
 
 
-def built() -> Any:
+def load_processor() -> Any:
     """As vLLM loads it, among its own processors."""
     made = config()
     made.scheduler_config, made.speculative_config = type("Scheduler", (), {"max_num_seqs": 16}), None
@@ -88,7 +88,7 @@ def built() -> Any:
 
 
 def test_batches_whose_rows_come_go_move_and_swap_do_not_change_a_text() -> None:
-    rng, processor, builder = random.Random(1), built(), batched.BatchUpdateBuilder()
+    rng, processor, builder = random.Random(1), load_processor(), batched.BatchUpdateBuilder()
     batch, seen = [], []
     for _ in range(80):
         for index in sorted(rng.sample(range(len(batch)), rng.randint(0, len(batch) // 2))):
@@ -267,7 +267,7 @@ def test_a_request_that_cannot_be_served_is_not_admitted(given: Any, own: dict[s
 
 
 def test_a_row_without_tokens_and_what_was_never_in_the_vocabulary(caplog: pytest.LogCaptureFixture) -> None:
-    processor = built()
+    processor = load_processor()
     rows = [({"dry_multiplier": 1, "dry_sequence_breakers": [1, 10**6]}, [1]), ({}, None), ({}, [V])]
     params = [vllm.SamplingParams(seed=1, extra_args={"decodestep": given}) for given, _ in rows]
     added = [(i, params[i], prompt, []) for i, (_, prompt) in enumerate(rows)]
@@ -296,7 +296,7 @@ def test_vllms_sampler_takes_the_token_that_was_drawn() -> None:
     from vllm.v1.sample.metadata import SamplingMetadata
     from vllm.v1.sample.sampler import Sampler as TheirSampler
 
-    processor, texts = built(), [Text(number) for number in range(len(OURS) + 1)]
+    processor, texts = load_processor(), [Text(number) for number in range(len(OURS) + 1)]
     added = [(i, text.params, text.prompt, text.output) for i, text in enumerate(texts)]
     processor.update_state(batched.BatchUpdate(batch_size=len(texts), removed=[], added=added, moved=[]))
     column = {name: torch.tensor([float(getattr(t.params, name)) for t in texts]) for name in ("temperature", "top_p")}

@@ -43,7 +43,7 @@ CALLS_OF_TIME = {
     formats.Harmony: "<|channel|>commentary to=functions.time<|message|>{}",
 }
 
-# The kind, what a template of it contains, a text with calls, what the reader is told, and the calls' names.
+# The kind, what a template of it contains, a text with calls, what the reader sees, and the calls' names.
 CASES = [
     (formats.TaggedJson, "<tool_call>", f'Well. <tool_call>{{"name": "stay", "arguments": {JSON}}}</tool_call>\n<tool_call>\n'
      '{"name": "time", "arguments": {}}', "Well.", ["stay", "time"]),
@@ -82,20 +82,20 @@ CASES = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("kind", "template", "text", "told", "names"), CASES)
-def test_calls_are_read(kind, template, text, told, names):
+@pytest.mark.parametrize(("kind", "template", "text", "visible", "names"), CASES)
+def test_calls_are_read(kind, template, text, visible, names):
     assert not template or formats.kind_of(template) is kind
     format_ = ToolFormat(kind(FUNCTIONS), False, True, False, ())
     found, calls = format_.read(text)
     given = {"stay": ARGUMENTS, "time": {}}
-    assert found == told
+    assert found == visible
     assert [(c["function"]["name"], json.loads(c["function"]["arguments"])) for c in calls] == [(n, given[n]) for n in names]
     shown = held = ""
     for character in text:  # as a stream has it
         held += character
         free = format_.text.free(held)
         shown, held = shown + held[:free], held[free:]
-    assert (shown + format_.read(held)[0]).rstrip() == told and len(format_.read(held)[1]) == len(names)
+    assert (shown + format_.read(held)[0]).rstrip() == visible and len(format_.read(held)[1]) == len(names)
 
 
 def test_one_call_alone_where_no_more_are_asked_for():
@@ -114,8 +114,8 @@ def test_results_are_one_turn_of_a_template_without_tools():
     messages = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "", "tool_calls": calls},
                 {"role": "tool", "content": "sunny"}, {"role": "tool", "content": "noon"}]  # fmt: skip
     for more in ([], [{"role": "user", "content": "Which?"}]):
-        told = format_.describe_tools([*messages, *more])
-        text = ChatTemplate({}, source).render(told, None, None, {"add_generation_prompt": True}, {"bos_token": "<s>"})
+        conversation = format_.describe_tools([*messages, *more])
+        text = ChatTemplate({}, source).render(conversation, None, None, {"add_generation_prompt": True}, {"bos_token": "<s>"})
         expected = "<tool_response>\nsunny\n</tool_response>\n<tool_response>\nnoon\n</tool_response>"
         assert "\n".join([expected, *(message["content"] for message in more)]) in text
 
@@ -134,8 +134,8 @@ def test_calls_come_back_with_ids_that_the_template_accepts(kind):
     messages = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": "", "tool_calls": given},
                 *({"role": "tool", "tool_call_id": call["id"], "content": "sunny"} for call in calls)]  # fmt: skip
     special = {"bos_token": "<s>", "eos_token": "</s>"}
-    told = ChatTemplate({}, source).render(messages, None, None, {"add_generation_prompt": True}, special)
-    assert all(call["id"] in told for call in calls)
+    prompt = ChatTemplate({}, source).render(messages, None, None, {"add_generation_prompt": True}, special)
+    assert all(call["id"] in prompt for call in calls)
     assert kind is not formats.KimiSection or [call["id"] for call in calls] == ["functions.stay:3", "functions.time:4"]
 
 
@@ -171,7 +171,7 @@ def test_what_is_no_call_is_text(kind):
         assert format_.read(text) == (text, [])
 
 
-def written(kind):
+def fill_in(kind):
     """The pieces of a call of `stay` with ARGUMENTS."""
     values = iter(("Bonn", "2"))
     for piece in kind(FUNCTIONS).call("stay", STAY):
@@ -188,7 +188,7 @@ def _byte(token):
     return bytes([token]) if token < 256 else b""
 
 
-def accepted(grammar, text):
+def accepted_prefix(grammar, text):
     """How much of a text a grammar accepts, and whether the text may end there; HIDDEN stands for a token without text."""
     ids = [VOCAB - 1 if byte == ord(HIDDEN) else byte for byte in text.encode()]
     params = ds.SamplingParams(grammar=grammar)
@@ -208,9 +208,9 @@ def test_a_required_call_is_one_that_is_read(kind):
     text = kind(FUNCTIONS)
     forced = one_call([text.call(name, dict(schema)) for name, schema in FUNCTIONS.items()])
     assert not LLMatcher.validate_grammar(LLMatcher.grammar_from_lark(forced))
-    filled = "".join(written(kind))
+    filled = "".join(fill_in(kind))
     assert text.read(filled) == ("", [("stay", ARGUMENTS)])
-    assert accepted(forced, filled) == (filled, True)
+    assert accepted_prefix(forced, filled) == (filled, True)
 
 
 @pytest.mark.parametrize("kind", dict.fromkeys(case[0] for case in CASES))
@@ -225,18 +225,18 @@ def test_only_allowed_functions_are_called(kind):
         assert grammar is None
         return
     text = f"W\u00e9ll{HIDDEN}.\n{{ <"
-    one = "".join(written(kind))
+    one = "".join(fill_in(kind))
     for good in ("", HIDDEN, text, text + one, f"{text}{one}\n{one}", f"{one} \n"):
-        assert accepted(grammar, good) == (good, True)
+        assert accepted_prefix(grammar, good) == (good, True)
         assert len(format_.read(good)[1]) == good.count(one)
     for mark in kind.marks:
         begin = one[one.index(mark) :]
-        assert accepted(grammar, text + begin) == (text + begin, True)
-        wrong, may_end = accepted(grammar, text + mark + HIDDEN)
+        assert accepted_prefix(grammar, text + begin) == (text + begin, True)
+        wrong, may_end = accepted_prefix(grammar, text + mark + HIDDEN)
         assert (wrong, may_end) == (text + mark, False)
-    assert not accepted(grammar, text + other)[1]
+    assert not accepted_prefix(grammar, text + other)[1]
     alone = dataclasses.replace(format_, several=False).grammar(TOKENIZER, None)
-    assert accepted(alone, text + one) == (text + one, True) and accepted(alone, one + one) == (one, True)
+    assert accepted_prefix(alone, text + one) == (text + one, True) and accepted_prefix(alone, one + one) == (one, True)
     assert ToolFormat(kind(FUNCTIONS), False, True, False, tuple(both)).grammar(TOKENIZER, None) is None
 
 
@@ -245,22 +245,22 @@ def test_an_answer_of_a_schema_or_calls(kind):
     """A response_format is that of an answer: the functions may be called instead."""
     format_ = ToolFormat(kind({"stay": STAY}), False, True, False, ({"type": "function", "function": {"name": "stay"}},))
     grammar = format_.grammar(TOKENIZER, {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]})
-    one = "".join(written(kind))
+    one = "".join(fill_in(kind))
     for good in ('{"a": 3}', one, *([f"{one}\n{one}\n"] if kind.always_marked else [])):
-        assert accepted(grammar, good) == (good, True)
-    assert accepted(grammar, "Well.") == ("", False)
+        assert accepted_prefix(grammar, good) == (good, True)
+    assert accepted_prefix(grammar, "Well.") == ("", False)
     required = ToolFormat(kind({"stay": STAY}), True, True, False, format_.definitions).grammar(TOKENIZER, {})
-    assert accepted(required, one) == (one, True) and accepted(required, '{"a": 3}')[1] is False
+    assert accepted_prefix(required, one) == (one, True) and accepted_prefix(required, '{"a": 3}')[1] is False
 
 
-def forced(kind, schema, rng, seed):
+def draw_arguments(kind, schema, rng, seed):
     """The arguments of a call that is drawn at random; None where it was cut."""
     text = kind({"f-1_": schema})
     row = run(ds.SamplingParams(grammar=one_call([text.call("f-1_", schema)]), seed=seed, max_new_tokens=None), rng, 2000)
     if row.reason != "eos":
         return None
-    told, [(name, arguments)] = text.read(row.text.text)
-    assert (told, name) == ("", "f-1_")
+    visible, [(name, arguments)] = text.read(row.text.text)
+    assert (visible, name) == ("", "f-1_")
     return arguments
 
 
@@ -270,7 +270,7 @@ def test_forced_arguments_may_refer_to_definitions(kind, where, rng):
     size = {"type": "integer", "minimum": 1, "maximum": 3}
     schema = {"type": "object", where: {"size": size}, "properties": {"a": {"$ref": f"#/{where}/size"}}, "required": ["a"],
               "additionalProperties": False}  # fmt: skip
-    assert forced(kind, schema, rng, 1)["a"] in (1, 2, 3)
+    assert draw_arguments(kind, schema, rng, 1)["a"] in (1, 2, 3)
 
 
 @pytest.mark.parametrize("kind", [formats.TaggedJson, formats.BareJson, formats.MistralList, formats.MistralNamed])
@@ -281,7 +281,7 @@ def test_forced_arguments_may_hold_what_is_like_them(kind, rng):
         "required": ["size", "kid"],
         "additionalProperties": False,
     }
-    drawn = [arguments for seed in range(5) if (arguments := forced(kind, schema, rng, seed))]
+    drawn = [arguments for seed in range(5) if (arguments := draw_arguments(kind, schema, rng, seed))]
     assert drawn
     for arguments in drawn:
         jsonschema.validate(arguments, schema)
@@ -294,20 +294,20 @@ def test_forced_arguments_have_what_schemas_of_other_libraries_have(kind, rng):
     sizes = {"type": "array", "items": size, "uniqueItems": False, "minItems": 1, "maxItems": 2}
     schema = {"type": "object", "properties": {"size": size, "sizes": sizes}, "required": ["size", "sizes"],
               "additionalProperties": False}  # fmt: skip
-    jsonschema.validate(forced(kind, schema, rng, 1), schema)
+    jsonschema.validate(draw_arguments(kind, schema, rng, 1), schema)
 
 
 @pytest.mark.parametrize("kind", [formats.TaggedArguments, formats.TaggedFunctions, formats.GemmaCalls])
 def test_names_of_arguments_that_are_no_names_are_left_out(kind, rng):
     schema = {"type": "object", "properties": {"key": {"const": "one"}, "more": {}}, "required": [["key"], {}, "key", "other"]}
-    assert forced(kind, schema, rng, 1) == {"key": "one"}
+    assert draw_arguments(kind, schema, rng, 1) == {"key": "one"}
 
 
 @pytest.mark.parametrize("kind", [formats.TaggedArguments, formats.TaggedFunctions, formats.GemmaCalls])
 def test_a_constant_text_is_written_between_tags(kind, rng):
     for given in ({"const": "one"}, {"enum": ["one"]}):
         schema = {"type": "object", "properties": {"key": {"type": "string", **given}}, "required": ["key"]}
-        assert forced(kind, schema, rng, 1) == {"key": "one"}
+        assert draw_arguments(kind, schema, rng, 1) == {"key": "one"}
 
 
 class _Silent:
