@@ -15,7 +15,7 @@ import uvicorn
 import decodestep as ds
 from decodestep.serving import event_stream
 from decodestep.serving.engine_request import EngineRequest
-from decodestep.serving.responses import Choice
+from decodestep.serving.responses import TextChoice
 from servers import post, post_stream, request, wait_until
 
 
@@ -119,7 +119,7 @@ def test_a_client_that_waits_for_its_first_token_is_not_dropped(server, monkeypa
 
 
 def test_a_stream_that_fails_inside_the_server_is_in_its_log(server, monkeypatch, caplog):
-    monkeypatch.setattr(Choice, "chunk", lambda *a: 1 // 0)
+    monkeypatch.setattr(TextChoice, "chunk", lambda *a: 1 // 0)
     client = post(server.port, b'{"prompt": "a", "stream": true, "max_tokens": 1}')
     received = b""
     with suppress(ConnectionError):

@@ -18,7 +18,7 @@ from decodestep.models.vocabulary import Vocabulary
 from decodestep.sampling.constraint import ConstraintLogitsProcessor
 from decodestep.serving import tool_formats as formats
 from decodestep.serving.engine_request import Delta
-from decodestep.serving.responses import Choice
+from decodestep.serving.responses import ChatChoice
 from decodestep.serving.tool_grammar import one_call
 from decodestep.serving.tool_json import UnreadableError
 from decodestep.serving.tools import ToolFormat
@@ -325,7 +325,7 @@ class _Silent:
 )
 def test_whole_and_streamed_answers_have_the_same_calls(text):
     format_ = ToolFormat(formats.BareJson(FUNCTIONS), False, True, False, ())
-    whole, streamed = (Choice(0, True, _Silent(), format_, False) for _ in range(2))
+    whole, streamed = (ChatChoice(0, _Silent(), False, format_) for _ in range(2))
     parts = []
     for i, character in enumerate(text):
         delta = Delta(0, character, 1, None, "eos" if i == len(text) - 1 else "")

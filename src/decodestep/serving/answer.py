@@ -15,7 +15,7 @@ from decodestep._base.checks import RequestError
 from decodestep.sampling.params import languages_of
 from decodestep.serving.engine import COMPILE_SECONDS
 from decodestep.serving.errors import HttpError, http_error, refusal
-from decodestep.serving.responses import Choice, Envelope, json_bytes, usage
+from decodestep.serving.responses import ChatChoice, Choice, Envelope, TextChoice, json_bytes, usage
 
 if TYPE_CHECKING:
     from decodestep.serving.engine import Engine
@@ -66,7 +66,8 @@ class Answer:
             raise
         tokenizer, logprobs = self._engine.model.tokenizer, params.logprobs is not None
         made = count * len(self._requests)
-        self._choices = [Choice(i, self._chat, tokenizer, self._job.tools, logprobs) for i in range(made)]
+        choice = partial(ChatChoice, format_=self._job.tools) if self._chat else TextChoice
+        self._choices = [choice(i, tokenizer, logprobs) for i in range(made)]
         self._running = made
 
     def cancel(self) -> None:
@@ -97,8 +98,8 @@ class Answer:
 
     async def events(self) -> AsyncIterator[bytes]:
         """The server-sent events; deltas that are already queued are sent together."""
-        if self._chat:
-            yield b"".join(self._event([choice.first()]) for choice in self._choices)
+        if opening := [self._event([part]) for choice in self._choices for part in choice.opening()]:
+            yield b"".join(opening)
         while self._running:
             deltas = [await self._next()]
             while not self._deltas.empty():

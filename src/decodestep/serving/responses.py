@@ -6,6 +6,7 @@ import codecs
 import json
 import secrets
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -20,22 +21,18 @@ if TYPE_CHECKING:
 _REASONS = {"eos": "stop", "stop": "stop", "no_candidate": "stop"}
 
 
-class Choice:
-    """One sample of a response, while it is generated.
+class Choice(ABC):
+    """One sample of a response, while it is generated. index: among the choices of the response.
 
-    index: among the choices of the response. chat: whether it is a chat message or plain text.
+    logprobs: whether the request asks for log-probabilities: the model's own, before the request's parameters change them.
     """
 
-    def __init__(self, index: int, chat: bool, tokenizer: Tokenizer, format_: ToolFormat | None, logprobs: bool) -> None:
+    def __init__(self, index: int, tokenizer: Tokenizer, logprobs: bool) -> None:
         self.index = index
         self.tokens = 0
-        self._chat, self._tokenizer, self._format, self._wants_logprobs = chat, tokenizer, format_, logprobs
+        self._tokenizer, self._wants_logprobs = tokenizer, logprobs
         self._written = ""  # the text so far
-        self._released = 0  # how many of its characters have been sent: the rest may be the start of a call
-        self._logprobs: list[tuple[int, TokenLogprobs]] = []
-        self._logprobs_sent = 0  # how many of these have been sent in a chunk
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._offset = 0  # of the next token in the text
+        self._logprobs: list[tuple[int, TokenLogprobs]] = []  # those not sent yet
         self._ended_by = ""
 
     def take(self, delta: Delta) -> None:
@@ -46,97 +43,62 @@ class Choice:
             if delta.logprobs is not None:
                 self._logprobs.append((delta.token, delta.logprobs))
 
+    @abstractmethod
     def whole(self, seed: int | None) -> dict[str, Any]:
         """The choice in a response that is not streamed."""
-        text, calls = self._read(self._written)
-        choice: dict[str, Any] = {"index": self.index, "logprobs": self._new_logprobs(), **self._end(calls), "seed": seed}
-        if not self._chat:
-            return {**choice, "text": text}
-        message: dict[str, Any] = {"role": "assistant", "content": text if text or not calls else None, "refusal": None}
-        return {**choice, "message": {**message, "tool_calls": calls} if calls else message}
 
-    def first(self) -> dict[str, Any]:
-        """The choice in the first chunk of a chat."""
-        return {"index": self.index, "delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}
+    @abstractmethod
+    def opening(self) -> list[dict[str, Any]]:
+        """The choices of the chunks before the first token."""
+
+    @abstractmethod
+    def chunk(self, delta: Delta, seed: int | None) -> list[dict[str, Any]]:
+        """The choices of the chunks for a delta."""
+
+    def _end(self, calls: Sequence[Any], seed: int | None) -> dict[str, Any]:
+        reason = _REASONS.get(self._ended_by, "length")
+        return {"finish_reason": "tool_calls" if calls else reason, "ended_by": self._ended_by, "seed": seed}
+
+    def _take_logprobs(self) -> dict[str, Any] | None:
+        """The log-probabilities not sent yet."""
+        new, self._logprobs = self._logprobs, []
+        return self._as_json(new) if self._wants_logprobs else None
+
+    @abstractmethod
+    def _as_json(self, logprobs: Sequence[tuple[int, TokenLogprobs]]) -> dict[str, Any]:
+        """The log-probabilities of tokens, in the form of OpenAI's API."""
+
+
+class TextChoice(Choice):
+    """A choice of a completion."""
+
+    def __init__(self, index: int, tokenizer: Tokenizer, logprobs: bool) -> None:
+        super().__init__(index, tokenizer, logprobs)
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._offset = 0  # of the next token in the text
+
+    def whole(self, seed: int | None) -> dict[str, Any]:
+        return {"index": self.index, "logprobs": self._take_logprobs(), **self._end((), seed), "text": self._written}
+
+    def opening(self) -> list[dict[str, Any]]:
+        return []
 
     def chunk(self, delta: Delta, seed: int | None) -> list[dict[str, Any]]:
-        """The choices of the chunks for a delta: text that may be part of a call is held back until the end.
-
-        The end of a message has a chunk of its own, as in OpenAI's API: its client considers a call complete when the next
-        chunk arrives.
-        """
         self.take(delta)
-        text = delta.text
-        calls: list[dict[str, Any]] = []
-        if self._format is not None:
-            text = self._release(delta)
-            if delta.reason:
-                visible, calls = self._read(self._written)
-                text = visible[self._released :]
-        running: dict[str, Any] = {"finish_reason": None}
-        end = {**self._end(calls), "seed": seed} if delta.reason else running
-        reported = self._new_logprobs()
-        self._logprobs_sent = len(self._logprobs)
-        if not self._chat:
-            return [{"index": self.index, "text": text, "logprobs": reported, **end}]
-        message: dict[str, Any] = {"content": text} if text else {}
-        if calls:
-            message["tool_calls"] = [{"index": i, **call} for i, call in enumerate(calls)]
-        choices = []
-        if message or delta.logprobs is not None:
-            choices.append({"index": self.index, "delta": message, "logprobs": reported, **running})
-        if delta.reason:
-            choices.append({"index": self.index, "delta": {}, "logprobs": None, **end})
-        return choices
+        end = self._end((), seed) if delta.reason else {"finish_reason": None}
+        return [{"index": self.index, "text": delta.text, "logprobs": self._take_logprobs(), **end}]
 
-    def _release(self, delta: Delta) -> str:
-        """The new part of the text that cannot belong to a call."""
-        assert self._format is not None
-        if delta.reason:
-            return ""
-        start, self._released = self._released, max(self._released, self._format.text.free(self._written))
-        return self._written[start : self._released]
-
-    def _read(self, text: str) -> tuple[str, list[dict[str, Any]]]:
-        return (text, []) if self._format is None else self._format.read(text)
-
-    def _end(self, calls: Sequence[Any]) -> dict[str, Any]:
-        reason = _REASONS.get(self._ended_by, "length")
-        return {"finish_reason": "tool_calls" if calls else reason, "ended_by": self._ended_by}
-
-    def _new_logprobs(self) -> dict[str, Any] | None:
-        """The log-probabilities not sent yet: the model's own, before the request's parameters change them."""
-        if not self._wants_logprobs:
-            return None
-        new = self._logprobs[self._logprobs_sent :]
-        if self._chat:
-            return {"content": [self._as_content(token, found) for token, found in new], "refusal": None}
+    def _as_json(self, logprobs: Sequence[tuple[int, TokenLogprobs]]) -> dict[str, Any]:
         offsets = []
-        for token, _ in new:
+        for token, _ in logprobs:
             offsets.append(self._offset)
             self._offset += len(self._decoder.decode(self._tokenizer.token_bytes(token)))
         return {
-            "tokens": [self._name(token) for token, _ in new],
-            "token_logprobs": [_finite(found.raw) for _, found in new],
-            "top_logprobs": [self._by_name(found) for _, found in new],
+            "tokens": [self._name(token) for token, _ in logprobs],
+            "token_logprobs": [_finite(found.raw) for _, found in logprobs],
+            "top_logprobs": [self._by_name(found) for _, found in logprobs],
             "text_offset": offsets,
         }
-
-    def _as_content(self, token: int, found: TokenLogprobs) -> dict[str, Any]:
-        return {**self._as_top(token, found.raw), "top_logprobs": [self._as_top(i, value) for i, value in found.top_raw]}
-
-    def _as_top(self, token: int, value: float) -> dict[str, Any]:
-        return {
-            "token": self._text(token),
-            "logprob": _finite(value),
-            "bytes": list(self._tokenizer.token_bytes(token)),
-            "token_id": token,
-        }
-
-    def _text(self, token: int) -> str:
-        """The text of a token; for a control token, its name."""
-        data = self._tokenizer.token_bytes(token)
-        return data.decode("utf-8", "replace") if data else self._tokenizer.token(token)
 
     def _by_name(self, found: TokenLogprobs) -> dict[str, float]:
         """The most likely tokens; of two with one name, the likelier."""
@@ -152,6 +114,66 @@ class Choice:
             return data.decode() or self._tokenizer.token(token)
         except UnicodeDecodeError:
             return "bytes:" + "".join(f"\\x{byte:02x}" for byte in data)
+
+
+class ChatChoice(Choice):
+    """A choice of a chat. format_: how its calls are read from the text; None without tools."""
+
+    def __init__(self, index: int, tokenizer: Tokenizer, logprobs: bool, format_: ToolFormat | None) -> None:
+        super().__init__(index, tokenizer, logprobs)
+        self._format = format_
+        self._released = 0  # how many characters of the text have been sent: the rest may be the start of a call
+
+    def whole(self, seed: int | None) -> dict[str, Any]:
+        text, calls = self._read()
+        message: dict[str, Any] = {"role": "assistant", "content": text if text or not calls else None, "refusal": None}
+        if calls:
+            message["tool_calls"] = calls
+        return {"index": self.index, "logprobs": self._take_logprobs(), **self._end(calls, seed), "message": message}
+
+    def opening(self) -> list[dict[str, Any]]:
+        return [{"index": self.index, "delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}]
+
+    def chunk(self, delta: Delta, seed: int | None) -> list[dict[str, Any]]:
+        """Text that may be part of a call is held back until the end.
+
+        The end of a message has a chunk of its own, as in OpenAI's API: its client considers a call complete when the next
+        chunk arrives.
+        """
+        self.take(delta)
+        start, calls = self._released, list[dict[str, Any]]()
+        text = self._written
+        if delta.reason:
+            text, calls = self._read()
+            self._released = len(text)
+        elif self._format is None:
+            self._released = len(text)
+        else:
+            self._released = max(start, self._format.text.free(text))
+        message: dict[str, Any] = {"content": text[start : self._released]} if start < self._released else {}
+        if calls:
+            message["tool_calls"] = [{"index": i, **call} for i, call in enumerate(calls)]
+        choices = []
+        if message or delta.logprobs is not None:
+            logprobs = self._take_logprobs()
+            choices.append({"index": self.index, "delta": message, "logprobs": logprobs, "finish_reason": None})
+        if delta.reason:
+            choices.append({"index": self.index, "delta": {}, "logprobs": None, **self._end(calls, seed)})
+        return choices
+
+    def _read(self) -> tuple[str, list[dict[str, Any]]]:
+        return (self._written, []) if self._format is None else self._format.read(self._written)
+
+    def _as_json(self, logprobs: Sequence[tuple[int, TokenLogprobs]]) -> dict[str, Any]:
+        return {"content": [self._with_top(token, found) for token, found in logprobs], "refusal": None}
+
+    def _with_top(self, token: int, found: TokenLogprobs) -> dict[str, Any]:
+        return {**self._entry(token, found.raw), "top_logprobs": [self._entry(i, value) for i, value in found.top_raw]}
+
+    def _entry(self, token: int, value: float) -> dict[str, Any]:
+        data = self._tokenizer.token_bytes(token)
+        text = data.decode("utf-8", "replace") if data else self._tokenizer.token(token)  # for a control token, its name
+        return {"token": text, "logprob": _finite(value), "bytes": list(data), "token_id": token}
 
 
 class Envelope:
