@@ -1,4 +1,4 @@
-"""What several tests share: the default model, and small files of the same family made from random numbers."""
+"""What several tests share: the default model, small files of its family and servers of them, a small model of transformers."""
 
 from __future__ import annotations
 

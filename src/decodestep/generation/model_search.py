@@ -67,22 +67,22 @@ class ModelSearch:
     def _beams(self, cancelled: Callable[[], bool]) -> list[Beam]:
         params, stop = self._params, None
         if params.stop_strings or params.stop_token_ids:
-            stop = _own(_stop(self._model.tokenizer.token_bytes, params.stop_strings, params.stop_token_ids))
+            stop = _with_row_errors(_stop_rule(self._model.tokenizer.token_bytes, params.stop_strings, params.stop_token_ids))
 
-        def ask() -> None:
+        def check() -> None:
             """Checks `cancelled` and the clock, before each forward pass."""
             self._interruption = "cancelled" if cancelled() else "time" if self._row.late() else ""
             if self._interruption:
                 raise SearchInterrupt
 
         try:
-            logits = self._lanes(ask)
+            logits = self._lanes(check)
         except SearchInterrupt:
             return []
         with closing(logits):
             logits.expect(len(self._prompt))
             return beam_search(
-                self._in_blocks(logits, ask),
+                self._in_blocks(logits, check),
                 self._prompt,
                 vocab_size=self._model.config.vocab_size,
                 max_new_tokens=self._capacity - len(self._prompt),
@@ -93,14 +93,14 @@ class ModelSearch:
                 length_penalty=params.length_penalty,
                 early_stopping=params.early_stopping,
                 num_return_sequences=params.num_return_sequences,
-                processors=[_own(_of_same_shape(processor)) for processor in self._row.plan.processors],
+                processors=[_with_row_errors(_of_same_shape(processor)) for processor in self._row.plan.processors],
                 do_sample=not params.greedy,
                 seed=self._row.seed or 0,
                 stop=stop,
                 top_logprobs=params.logprobs,
             )
 
-    def _lanes(self, ask: Callable[[], None]) -> BeamLogits:
+    def _lanes(self, check: Callable[[], None]) -> BeamLogits:
         """The sequences of the beams, once the cache has pages for them."""
         beams = self._params.num_beams
         while True:
@@ -108,17 +108,17 @@ class ModelSearch:
                 return BeamLogits(self._model, beams, self._capacity)
             except CacheFullError:
                 self._model.cache.wait_for(beams * pages_of(self._capacity))
-            ask()
+            check()
 
-    def _in_blocks(self, logits: NextLogits, ask: Callable[[], None]) -> NextLogits:
-        """The same, run in blocks of the prompt."""
+    def _in_blocks(self, logits: NextLogits, check: Callable[[], None]) -> NextLogits:
+        """`logits`, whose first call runs the prompt in blocks, with a check before each pass."""
 
         def next_logits(sequences: list[list[int]], parents: list[int]) -> np.ndarray:
             if len(sequences[0]) == len(self._prompt):
                 for end in range(BLOCK, len(self._prompt), BLOCK):
-                    ask()
+                    check()
                     logits([self._prompt[:end]], [0])
-            ask()
+            check()
             return logits(sequences, parents)
 
         return next_logits
@@ -126,7 +126,7 @@ class ModelSearch:
     def _completion(self, beam: Beam) -> Completion:
         ended = "eos" if beam.token_ids[-1] in self._row.ends else "stop"
         reason = ended if beam.finished else self._interruption or "length"
-        text = TextStream(_own(self._model.tokenizer.token_bytes), self._params.stop_strings)
+        text = TextStream(_with_row_errors(self._model.tokenizer.token_bytes), self._params.stop_strings)
         for token in beam.token_ids:
             text.push(token)
         text.finish()
@@ -138,7 +138,7 @@ class _RowError(Exception):
     """Wraps an exception (its cause) raised by the row's own code rather than by the model."""
 
 
-def _own(function: Callable[..., ResultT]) -> Callable[..., ResultT]:
+def _with_row_errors(function: Callable[..., ResultT]) -> Callable[..., ResultT]:
     """The function, whose exceptions become `_RowError`s."""
 
     def call(*arguments: Any) -> ResultT:
@@ -161,7 +161,7 @@ def _of_same_shape(processor: Callable[..., Any]) -> Callable[..., np.ndarray]:
     return call
 
 
-def _stop(
+def _stop_rule(
     token_bytes: Callable[[int], bytes], stop_strings: Sequence[str], stop_token_ids: Collection[int]
 ) -> Callable[[list[int]], bool]:
     """Whether a beam's last token is a stop token, or completes a stop string; no earlier token has done so."""

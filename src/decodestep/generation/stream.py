@@ -172,8 +172,8 @@ class AsyncCompletionStream:
             raise StopAsyncIteration
         try:
             if self._stream is None:
-                self._stream = await self._do(self._start)
-            piece: str | None = await self._do(next, self._stream, None)
+                self._stream = await self._in_worker(self._start)
+            piece: str | None = await self._in_worker(next, self._stream, None)
         except Exception:
             await self.aclose()
             raise
@@ -212,7 +212,7 @@ class AsyncCompletionStream:
         if hasattr(self, "_closed"):
             self._close()
 
-    async def _do(self, function: Callable[..., Any], *arguments: Any) -> Any:
+    async def _in_worker(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """The function's result, from the worker thread."""
         if self._worker is None:
             self._worker = ThreadPoolExecutor(1, "decodestep-stream")

@@ -28,7 +28,7 @@ with extra("ray"):
 
 _OP = "Generate"
 _DEFAULTS = {each.name: each.default for each in fields(SamplingParams)}
-_MADE = ("completion", "completion_ids", "finish_reason", "completion_seed", "error")
+_NEW_COLUMNS = ("completion", "completion_ids", "finish_reason", "completion_seed", "error")
 
 
 class Generate:
@@ -70,15 +70,15 @@ class Generate:
         require(is_int(seed) and 0 <= seed < 2**64, _OP, "seed", "an integer in [0, 2^64)", seed)
         self._params, self._prompt, self._key, self._seed = dict(params or {}), prompt, key, seed
         SamplingParams(**self._params)
-        threads = _given_cpus() if threads is None else threads
+        threads = _assigned_cpus() if threads is None else threads
         self._model: Model = load(*[] if model is None else [model], dtype=dtype, threads=threads)
 
     def __call__(self, batch: dict[str, np.ndarray]) -> dict[str, Any]:
         require(isinstance(batch, dict), _OP, "batch", 'a dict of arrays, of batch_format="numpy"', Words(type(batch).__name__))
         for name in (self._prompt, self._key):
             require(name in batch, _OP, "batch", f"one with a column {name!r}", Words(", ".join(batch)))
-        taken = [name for name in _MADE if name in batch]
-        require(not taken, _OP, "batch", f"one without columns {', '.join(_MADE)}", Words(", ".join(taken)))
+        taken = [name for name in _NEW_COLUMNS if name in batch]
+        require(not taken, _OP, "batch", f"one without columns {', '.join(_NEW_COLUMNS)}", Words(", ".join(taken)))
         count = len(batch[self._prompt])
         results: list[Completion | Exception | None] = [None] * count
         asked: list[tuple[int, Any, SamplingParams]] = []
@@ -131,7 +131,7 @@ def row_seed(seed: int, key: int | str) -> int:
     return seed_of(f"{seed} {'s' if isinstance(key, str) else 'i'} {key}")
 
 
-def _given_cpus() -> int:
+def _assigned_cpus() -> int:
     """The number of CPUs of the current actor; 1 outside an actor."""
     if not ray.is_initialized() or ray.get_runtime_context().get_actor_id() is None:
         return 1
