@@ -152,6 +152,7 @@ REFUSALS = [
     (lambda: ds.slots_from_block_table([[1]], [4], 4), "slots_from_block_table: positions"),
     (lambda: ds.slots_from_block_table([[1]], [1, 2], 4), "slots_from_block_table: positions"),
     (lambda: ds.slots_from_block_table([[1]], [1], 0), "slots_from_block_table: block_size"),
+    (lambda: ds.slots_from_block_table([[0]], [1], 2**63), "slots_from_block_table: block_size"),
     (lambda: ds.slots_from_block_table([[1]], [1], 10**400), "slots_from_block_table: block_size"),
     (lambda: ds.slots_from_block_table([[2**60]], [3], 16), "slots_from_block_table: block_size"),
     (lambda: ds.slots_from_block_table(np.array([[2**63]], np.uint64), [3], 16), "slots_from_block_table: block_table"),
@@ -166,9 +167,11 @@ REFUSALS = [
     (lambda: ds.gather_cache(CACHE, [0], [[1]]), "gather_cache: lengths"),
     (lambda: ds.gather_cache(CACHE, [0], [-1]), "gather_cache: lengths"),
     (lambda: ds.gather_cache(CACHE, [0], [1], cache_mode="BSND"), "gather_cache: index"),
+    (lambda: ds.gather_cache(CACHE[:, :1], [], [2**62] * 4), "gather_cache: index"),  # their sum in int64 is 0
     (lambda: ds.gather_cache(CACHE, None, [4, 5], cache_mode="BSND"), "gather_cache: lengths"),
     (lambda: ds.gather_cache(CACHE, None, [8], cache_mode="TND"), "gather_cache: cache"),
     (lambda: ds.gather_cache(CACHE[0], None, [3], cache_mode="TND"), "gather_cache: lengths"),
+    (lambda: ds.gather_cache(CACHE[0], None, [2**63 - 1, 2**63 - 1, 6], cache_mode="TND"), "gather_cache: lengths"),
     (lambda: ds.gather_cache(CACHE, [0], cache_mode="NZ"), "gather_cache: cache_mode"),
     (lambda: ds.gather_cache(CACHE[..., :16], [0], cache_mode="PA_NZ"), "gather_cache: cache"),
 ]

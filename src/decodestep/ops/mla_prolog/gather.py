@@ -53,7 +53,7 @@ def _sequences(op: str, a: np.ndarray, index: Integers | None, sizes: np.ndarray
     if not cache_mode.startswith("PA"):
         require(index is None, op, "index", f"None in cache mode {cache_mode}", index)
         if cache_mode == "TND":
-            require(int(sizes.sum()) == len(a), op, "lengths", f"{len(a)} together", sizes.tolist())
+            require(_total(sizes) == len(a), op, "lengths", f"{len(a)} together", sizes.tolist())
             return (a[end - size : end, 0].copy() for end, size in zip(ends, sizes, strict=True))
         require(
             len(sizes) == len(a) and not (sizes > a.shape[1]).any(),
@@ -75,11 +75,17 @@ def _sequences(op: str, a: np.ndarray, index: Integers | None, sizes: np.ndarray
             ids,
         )
         ids = ids[np.arange(ids.shape[1])[None] < owned[:, None]]
-    require(ids.shape == (int(owned.sum()),), op, "index", f"{int(owned.sum())} block ids, or a block table", ids)
+    blocks = _total(owned)
+    require(ids.shape == (blocks,), op, "index", f"{blocks} block ids, or a block table", ids)
     if ids.size and not (ids.min() >= 0 and ids.max() < len(a)):
         refuse(op, "index", f"block ids in [0, {len(a)})", range_of(ids))
     rows = _rows(op, a, slots_of_blocks(ids, ends, block_size), cache_mode)
     return (rows[end - size : end] for end, size in zip(ends, sizes, strict=True))
+
+
+def _total(sizes: np.ndarray) -> int:
+    """The sum of int64 values, which int64 need not hold."""
+    return sum(sizes.tolist())
 
 
 def _rows(op: str, a: np.ndarray, slots: np.ndarray, cache_mode: str) -> np.ndarray:

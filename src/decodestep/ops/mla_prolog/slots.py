@@ -98,9 +98,10 @@ def slots_from_block_table(
     op = "slots_from_block_table"
     table, at = arrays.integers(op, "block_table", block_table), arrays.integers(op, "positions", positions)
     require(table.ndim == 2, op, "block_table", "of shape (B, blocks)", table)
-    rule = "an integer > 0, such that the slots of the last block are below 2^63"
+    rule = "an integer in [1, 2^63), such that the slots of the last block are below 2^63"
     last = int(table.max(initial=0))
-    require(is_int(block_size) and 0 < block_size <= 2**63 // (last + 1), op, "block_size", rule, block_size)
+    ok = is_int(block_size) and 0 < block_size < 2**63 and (last + 1) * int(block_size) <= 2**63
+    require(ok, op, "block_size", rule, block_size)
     if sequence is None:
         require(
             at.ndim in (1, 2) and len(at) == len(table), op, "positions", f"of shape ({len(table)},) or ({len(table)}, S)", at
