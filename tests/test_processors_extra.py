@@ -43,6 +43,7 @@ def test_by_hand(kind):
     assert result(ds.DRYLogitsProcessor(1.0, 2.0, breakers=[4]), [1, 2, 3, 4, 1, 2, 3], [0.0] * 5, kind) == [0, 0, 0, 0, 0]
     assert result(ds.DRYLogitsProcessor(1.0, 2.0), [0] * 80, [0.0], kind) == [-(2.0**48)]
     assert result(ds.DRYLogitsProcessor(1e308, 1e308), [0] * 80, [0.0], kind) == [-INF]
+    assert result(ds.DRYLogitsProcessor(0.0, 1e308), [0] * 80, [1.0], kind) == [1.0]
 
 
 def plain_dry(ids: list[int], breakers: set[int], allowed_length: int) -> dict[int, int]:
@@ -144,6 +145,13 @@ def test_ids_past_the_vocabulary_are_refused():
     for processor in (ds.LogitBiasLogitsProcessor({3: 1.0}), ds.AllowedTokenIdsLogitsProcessor([3])):
         with pytest.raises(ValueError, match="below 3"):
             processor(np.zeros((1, 1), np.int64), np.zeros((1, 3)))
+
+
+@numpy_and_torch
+def test_negative_ids_are_refused(kind):
+    for processor in (ds.PresenceFrequencyPenaltyLogitsProcessor(1.0), ds.DRYLogitsProcessor(1.0)):
+        with pytest.raises(ValueError, match=f"^{type(processor).__name__}: input_ids must be non-negative; got -1$"):
+            result(processor, [-1, -1, -1, -1], [0.0] * 3, kind)
 
 
 def test_xtc_counts_no_dropped_token_as_likely():

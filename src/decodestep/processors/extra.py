@@ -39,7 +39,8 @@ class PresenceFrequencyPenaltyLogitsProcessor(LogitsProcessor):
     presence_penalty, frequency_penalty: finite numbers; negative ones reward. OpenAI's service accepts [-2, 2].
     prompt_length: how many leading ids were not generated, an int >= 0.
 
-    Ids past the vocabulary are ignored. The penalty is summed in float64 and subtracted with one rounding.
+    Ids past the vocabulary are ignored. The penalty is summed in float64 and subtracted with one rounding. Raises ValueError
+    for a negative id.
     Source: the OpenAI API's parameters of these names, counted over generated tokens only, as in vLLM.
     """
 
@@ -58,7 +59,7 @@ class PresenceFrequencyPenaltyLogitsProcessor(LogitsProcessor):
             ids, counts = np.unique(np.array([t for t in row if t < vocab], np.int64), return_counts=True)
             amounts = self.frequency_penalty * counts + self.presence_penalty
             penalties.append(dict(zip(ids.tolist(), amounts.tolist(), strict=True)))
-        return _subtract(scores, penalties)
+        return _subtract(type(self).__name__, scores, penalties)
 
 
 class LogitBiasLogitsProcessor(LogitsProcessor):
@@ -80,8 +81,9 @@ class LogitBiasLogitsProcessor(LogitsProcessor):
 
     def __call__(self, input_ids: Array, scores: ArrayT) -> ArrayT:
         beyond = [token for token in self.logit_bias if token >= scores.shape[-1]]
-        require(not beyond, "LogitBiasLogitsProcessor", "logit_bias", f"about tokens below {scores.shape[-1]}", beyond)
-        return _subtract(scores, [{token: -bias for token, bias in self.logit_bias.items()}] * scores.shape[0])
+        op = "LogitBiasLogitsProcessor"
+        require(not beyond, op, "logit_bias", f"about tokens below {scores.shape[-1]}", beyond)
+        return _subtract(op, scores, [{token: -bias for token, bias in self.logit_bias.items()}] * scores.shape[0])
 
 
 class AllowedTokenIdsLogitsProcessor(LogitsProcessor):
@@ -199,7 +201,8 @@ class DRYLogitsProcessor(LogitsProcessor):
     breakers: ids at which a repetition ends; they are never penalised.
     range: how many of the last ids count, an int >= 0; 0 for all.
 
-    The penalty is subtracted with one rounding; ids past the vocabulary are ignored.
+    The penalty is subtracted with one rounding; ids past the vocabulary are ignored. Raises ValueError if a negative id would
+    be penalised.
     Source: p-e-w's sampler of this name in text-generation-webui, 2024.
     """
 
@@ -218,10 +221,13 @@ class DRYLogitsProcessor(LogitsProcessor):
         self.range = range
 
     def __call__(self, input_ids: Array, scores: ArrayT) -> ArrayT:
-        return _subtract(scores, [self.penalties(row, scores.shape[-1]) for row in input_ids[:, -self.range :].tolist()])
+        rows = input_ids[:, -self.range :].tolist()
+        return _subtract("DRYLogitsProcessor", scores, [self.penalties(row, scores.shape[-1]) for row in rows])
 
     def penalties(self, ids: list[int], vocab: int) -> dict[int, float]:
         """{token: penalty} for one row, without ids past the vocabulary."""
+        if not self.multiplier:  # which an infinite power would make NaN
+            return {}
         tail = next((n for n, token in enumerate(reversed(ids)) if token in self.breakers), len(ids))
         longest: dict[int, int] = {}
         for place, length in enumerate(_suffix_matches(ids), start=1):
@@ -248,14 +254,15 @@ def _suffix_matches(ids: list[int]) -> list[int]:
     return z[:0:-1]
 
 
-def _subtract(scores: ArrayT, penalties: list[dict[int, float]]) -> ArrayT:
-    """The scores minus the penalties {id: amount} of each row."""
+def _subtract(op: str, scores: ArrayT, penalties: list[dict[int, float]]) -> ArrayT:
+    """The scores minus the penalties {id: amount} of each row, of ids in the vocabulary; ValueError for a negative one."""
     xp = namespace(scores)
     rows = [row for row, amounts in enumerate(penalties) for _ in amounts]
     result = copy(xp, scores)
     if rows:
-        here = device(scores)
-        index = xp.asarray(rows, device=here), xp.asarray([t for amounts in penalties for t in amounts], device=here)
+        here, ids = device(scores), [t for amounts in penalties for t in amounts]
+        require(min(ids) >= 0, op, "input_ids", "non-negative", min(ids))
+        index = xp.asarray(rows, device=here), xp.asarray(ids, device=here)
         amount = xp.asarray([a for amounts in penalties for a in amounts.values()], dtype=xp.float64, device=here)
         old = scores[index]
         with quiet():
