@@ -56,6 +56,9 @@ def test_watermark_detector_equals_transformers(scheme, width, once):
         for detector in (ours, theirs):
             with pytest.raises(ValueError, match=r"."):
                 detector(bad)
+    with pytest.raises(ValueError, match=r"longer than context_width = .*; got 0$"):
+        ours(ids[:, :0])
+    assert ours(ids[:0]).shape == (0,)
 
 
 def test_marked_text_is_detected_and_other_text_is_not():
@@ -105,6 +108,14 @@ def test_synthid_statistics_equal_transformers(in_kind):
         for processor in (ours, theirs):
             with pytest.raises(ValueError, match=r"."):
                 getattr(processor, method)(bad)
+
+
+def test_synthid_statistics_of_single_tokens_equal_transformers():
+    ours, theirs = (m.SynthIDTextWatermarkLogitsProcessor(1, KEYS, 2**10, 7, 16, "cpu") for m in (ds, hf))
+    ids = torch.tensor([[1, 2, 1, 3]])
+    expected = theirs.compute_g_values(ids).tolist(), theirs.compute_context_repetition_mask(ids).tolist()
+    for given in (ids, in_numpy(ids)):
+        assert (ours.compute_g_values(given).tolist(), ours.compute_context_repetition_mask(given).tolist()) == expected
 
 
 def test_synthid_detector_equals_transformers():

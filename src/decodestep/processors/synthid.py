@@ -134,12 +134,12 @@ class SynthIDTextWatermarkLogitsProcessor(LogitsProcessor):
     def compute_context_repetition_mask(self, input_ids: Array) -> Array:
         """[batch, length - ngram_len + 1]: whether the context of each n-gram is not among the remembered ones."""
         _require_rank_2(input_ids)
-        xp, batch = namespace(input_ids), input_ids.shape[0]
+        xp, batch, here = namespace(input_ids), input_ids.shape[0], device_of(input_ids)
         state = self._fresh(xp, input_ids, batch)
         contexts = _windows(xp, input_ids[:, :-1], self.ngram_len - 1)
-        hashes = self.accumulate_hash(self._ones(xp, input_ids, batch)[:, None], contexts)
+        hashes = self.accumulate_hash(xp.ones(contexts.shape[:2], dtype=xp.int64, device=here), contexts)
         repeated = [self._remember(xp, state, hashes[:, i : i + 1]) for i in range(hashes.shape[1])]
-        return ~xp.concat(repeated, axis=1) if repeated else xp.zeros((batch, 0), dtype=xp.bool)
+        return ~xp.concat(repeated, axis=1) if repeated else xp.zeros((batch, 0), dtype=xp.bool, device=here)
 
     def compute_eos_token_mask(self, input_ids: Array, eos_token_id: int) -> Array:
         """[batch, length]: whether a position lies before the first eos of its row."""
@@ -239,5 +239,6 @@ def _require_rank_2(input_ids: Array) -> None:
 
 def _windows(xp: Namespace, ids: Array, n: int) -> Array:
     """The n-grams of each row: [batch, length - n + 1, n]."""
-    count = max(ids.shape[1] - n + 1, 0)
-    return xp.stack([xp.astype(ids[:, j : j + count], xp.int64) for j in range(n)], axis=-1)
+    here = device_of(ids)
+    starts = xp.arange(max(ids.shape[1] - n + 1, 0), device=here)
+    return xp.astype(ids, xp.int64)[:, starts[:, None] + xp.arange(n, device=here)[None, :]]

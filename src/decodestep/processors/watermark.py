@@ -166,14 +166,14 @@ class WatermarkDetector:
 
     def __call__(self, input_ids: Array, z_threshold: float = 3.0, return_dict: bool = False) -> Any:
         rows = input_ids.tolist()
-        starts = [row[0] == self.bos_token_id for row in rows]
-        if any(starts) != all(starts):
+        starts = [row[:1] == [self.bos_token_id] for row in rows]
+        if any(starts) and not all(starts):
             rule = "with a leading bos token in every row or in none"
             refuse("WatermarkDetector", "input_ids", rule, Words(f"{sum(starts)} rows with one"))
-        rows = [row[1:] for row in rows] if starts[0] else rows
-        width = self.processor.context_width
-        require(len(rows[0]) > width, "WatermarkDetector", "input_ids", f"longer than context_width = {width}", len(rows[0]))
-        scored, green = np.array([self._counts(row) for row in rows], np.float64).T
+        rows = [row[1:] for row in rows] if any(starts) else rows
+        width, length = self.processor.context_width, input_ids.shape[1] - any(starts)
+        require(length > width, "WatermarkDetector", "input_ids", f"longer than context_width = {width}", length)
+        scored, green = np.array([self._counts(row) for row in rows], np.float64).reshape(-1, 2).T
         r = self.greenlist_ratio
         z = (green - r * scored) / np.sqrt(scored * r * (1 - r))
         prediction = z > z_threshold
