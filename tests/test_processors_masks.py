@@ -31,6 +31,8 @@ def test_masks_by_hand(kind):
     assert banned(ds.NoRepeatNGramLogitsProcessor(3), [1, 2], kind) == []
     assert banned(ds.EncoderNoRepeatNGramLogitsProcessor(2, encoder), [0, 1], kind) == [2, 4]
     assert banned(ds.EncoderNoRepeatNGramLogitsProcessor(3, encoder), [1], kind) == []
+    narrow = ds.EncoderNoRepeatNGramLogitsProcessor(1, make(kind, [[1, 2]], "uint8"))
+    assert banned(narrow, [0], kind) == [1, 2]
     assert banned(ds.NoBadWordsLogitsProcessor([[5], [1, 2], [0, 1, 3], [4]], eos_token_id=4), [0, 1], kind) == [2, 3, 5]
     assert banned(ds.NoBadWordsLogitsProcessor([[4]], eos_token_id=[3, 4]), [0, 1], kind) == []
     constrained = ds.PrefixConstrainedLogitsProcessor(lambda batch, ids: [batch, int(ids[-1])], 1)

@@ -45,6 +45,8 @@ def test_hamming_diversity_by_hand(kind):
     assert processor(None, scores, tokens, 0) is scores
     result = processor(None, scores, current_tokens=tokens % 3 * (tokens < 9), beam_group_idx=1)
     assert result.tolist() == [[-3, 1, 2]] * 2 + [[0, -0.5, 0.5]] * 2
+    narrow = make(kind, [0, 0, 1, 2], "uint8")
+    assert processor(None, scores[:2], narrow, 1).tolist() == [[-3, 1, 2]] * 2
     assert scores.tolist() == [[0, 1, 2]] * 4
     chain = ds.LogitsProcessorList([processor, ds.TemperatureLogitsWarper(0.5)])
     assert chain(None, scores, current_tokens=tokens % 3, beam_group_idx=0).tolist() == [[0, 2, 4]] * 4

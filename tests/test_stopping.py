@@ -93,6 +93,7 @@ def test_by_hand(kind):
         assert type(done) is type(ids) and str(done.dtype).endswith("bool") and done.tolist() == expected
     assert ds.EosTokenCriteria(5)(ids, None, new_token_length=2).tolist() == [False, True]
     assert ds.EosTokenCriteria(1)(ids, None, new_token_length=0).tolist() == [True, False]
+    assert ds.EosTokenCriteria(256 + 3)(make(kind, [[3]], "uint8"), None).tolist() == [False]
     scores = (None, make(kind, [[0.0, 0.0, 0.0, 0.0], [9.0, 0.0, 0.0, 0.0]]))
     assert ds.ConfidenceCriteria(0.3)(ids, scores) is True
     assert ds.ConfidenceCriteria(np.float64(0.2))(ids, scores) is False
@@ -143,6 +144,7 @@ def test_stop_strings_by_hand(kind):
     assert stops("a\n\nb")[-1] is False  # the string ended in an earlier token
     assert any(stops("a\n\nb"))
     assert not stops("the end", after=" x")[-1]
+    assert stop(make(kind, [letters], "int16"), None).tolist() == [True]
     beyond = make(kind, [[letters[1], 10**6, *letters[2:]]], "int64")
     assert stop(beyond, None).tolist() == [False]  # an id that is not a token ends the text to its left
 

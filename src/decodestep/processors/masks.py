@@ -80,7 +80,7 @@ class EncoderNoRepeatNGramLogitsProcessor(LogitsProcessor):
         encoder = repeat_rows(xp, xp.asarray(self.encoder_input_ids, device=device(scores)), beams)
         match, last = _completions(encoder, input_ids, self.ngram_size)
         rows, places = xp.nonzero(match)
-        result[rows, last[rows, places]] = NEGATIVE_INFINITY
+        result[rows, xp.astype(last[rows, places], xp.int64)] = NEGATIVE_INFINITY  # to torch, uint8 is a mask
         return result
 
 

@@ -192,7 +192,8 @@ class HammingDiversityLogitsProcessor(LogitsProcessor):
         size = min(first + self._num_sub_beams, self._num_beams) - first
         if first == 0:
             return scores
-        earlier = xp.reshape(current_tokens[: len(current_tokens) // self._num_beams * self._num_beams], (-1, self._num_beams))
+        tokens = xp.astype(current_tokens, xp.int64)
+        earlier = xp.reshape(tokens[: len(tokens) // self._num_beams * self._num_beams], (-1, self._num_beams))
         counts = xp.zeros((earlier.shape[0], scores.shape[-1]), dtype=xp.int64, device=device(scores))
         rows = xp.arange(earlier.shape[0], device=device(scores))
         for beam in range(first):

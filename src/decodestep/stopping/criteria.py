@@ -104,7 +104,7 @@ class EosTokenCriteria(StoppingCriteria):
 
     def __call__(self, input_ids: Array, scores: Array | None, new_token_length: int = 1, **kwargs: Any) -> Array:
         xp = array_namespace(input_ids)
-        newest = input_ids[:, -new_token_length:]
+        newest = xp.astype(input_ids[:, -new_token_length:], xp.int64)  # torch would round an end token to a narrower dtype
         done = xp.any(newest != newest, axis=-1)  # all False: (batch,), or with one more axis for codebooks
         for token in self.eos_token_id:
             done = done | xp.any(newest == token, axis=-1)

@@ -59,7 +59,7 @@ class StopStringCriteria(StoppingCriteria):
         xp = array_namespace(input_ids)
         after_row, after, ends_row, ends = self._table_on(xp, device(input_ids))
         vocab = after_row.shape[0] - 1
-        ids = input_ids[:, -max(self.maximum_token_len, 1) :]
+        ids = xp.astype(input_ids[:, -max(self.maximum_token_len, 1) :], xp.int64)
         ids = xp.where((ids >= 0) & (ids < vocab), ids, vocab)
         rows = after_row[ids[:, :-1]]
         state = xp.sum(rows[:, :0], axis=1)  # 0 for each sequence
