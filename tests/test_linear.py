@@ -500,8 +500,16 @@ def test_not_a_number_stays_in_its_row_of_panels(format_, rng):
 def test_panels_refuse():
     with pytest.raises(ValueError, match=r"^LinearPanels: inputs must be a multiple of 32 in format Q8_0; got 33"):
         LinearPanels.pack(PackedWeight.from_array(np.zeros((33, 2), np.float32)), Format.Q8_0)
-    with pytest.raises(ValueError, match=r"^LinearPanels: format must be"):
-        LinearPanels.pack(W, Format.Q4_1)
-    for tokens, outputs in ((0, 3), (3, 0)):
-        w = PackedWeight.from_array(np.zeros((32, outputs), np.float32))
-        assert ds.linear(np.zeros((tokens, 32), np.float32), LinearPanels.pack(w)).shape == (tokens, outputs)
+    for bad in (Format.Q4_1, int(Format.Q8_0)):
+        with pytest.raises(ValueError, match=r"^LinearPanels: format must be"):
+            LinearPanels.pack(W, bad)
+
+
+@pytest.mark.parametrize("backend", ["cpu", "reference"])
+@pytest.mark.parametrize("format_", FORMATS, ids=lambda f: f.name)
+def test_empty_panels(format_, backend, rng):
+    k = whole(format_, 32)
+    for tokens, inputs, outputs in ((0, k, 3), (3, k, 0), (3, 0, 5)):
+        panels = LinearPanels.pack(weight(format_, inputs, outputs, rng))
+        y = ds.linear(np.ones((tokens, inputs), np.float32), panels, backend=backend)
+        assert y.shape == (tokens, outputs) and not y.any()

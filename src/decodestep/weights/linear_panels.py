@@ -9,7 +9,7 @@ import numpy as np
 
 from decodestep._base.checks import require
 from decodestep._base.memory import new_bytes
-from decodestep.weights.packed import Format, PackedWeight
+from decodestep.weights.packed import Format, PackedWeight, row_bytes
 from decodestep.weights.unpack_linear_panels import unpack_rows
 
 if TYPE_CHECKING:
@@ -76,7 +76,8 @@ class LinearPanels:
         require(isinstance(weight, (PackedWeight, FileRows)), "LinearPanels", "weight", "a PackedWeight or a FileRows", weight)
         chosen = weight.format if format_ is None else format_
         possible = dict.fromkeys((weight.format, Format.Q8_0, Format.BF16))
-        require(chosen in possible, "LinearPanels", "format", f"one of {', '.join(each.name for each in possible)}", chosen)
+        known = isinstance(chosen, Format) and chosen in possible  # a number may equal a Format
+        require(known, "LinearPanels", "format", f"one of {', '.join(each.name for each in possible)}", chosen)
         (inputs, outputs), (block, block_bytes) = weight.shape, _BLOCK[chosen]
         rule = f"a multiple of {block} in format {chosen.name}"
         require(chosen in _DENSE or inputs % block == 0, "LinearPanels", "inputs", rule, inputs)
@@ -114,5 +115,8 @@ class LinearPanels:
 
     def rows(self) -> PackedWeight:
         """The weight as rows in the same format, a copy."""
-        rows = unpack_rows(self.data, self.format, *_BLOCK[self.format], self.inputs)
-        return PackedWeight(rows[: self.outputs], self.format, self.inputs)
+        if self.data.size:
+            rows = unpack_rows(self.data, self.format, *_BLOCK[self.format], self.inputs)[: self.outputs]
+        else:
+            rows = np.empty((self.outputs, row_bytes(self.format, self.inputs)), np.uint8)
+        return PackedWeight(rows, self.format, self.inputs)

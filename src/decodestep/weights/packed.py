@@ -37,6 +37,12 @@ class Format(IntEnum):
 _DENSE = {Format.F32: np.dtype(np.float32), Format.F16: np.dtype(np.float16), Format.BF16: np.dtype(ml_dtypes.bfloat16)}
 
 
+def row_bytes(format_: Format, inputs: int) -> int:
+    """The bytes of a row of `inputs` values, a multiple of the format's block."""
+    block = BLOCKS.get(format_.name)
+    return inputs // block.values * block.bytes if block else inputs * _DENSE[format_].itemsize
+
+
 @dataclass(frozen=True, eq=False)
 class PackedWeight:
     """A (K, N) weight as N rows of K values each.
@@ -60,8 +66,9 @@ class PackedWeight:
     def __post_init__(self) -> None:
         rows = self.rows
         ok = isinstance(rows, np.ndarray) and rows.dtype == np.uint8 and rows.ndim == 2
+        ascending = ok and (rows.shape[1] <= 1 or rows.strides[1] == 1) and (rows.shape[0] <= 1 or rows.strides[0] >= 0)
         require(
-            ok and (rows.shape[1] <= 1 or rows.strides[1] == 1) and (rows.shape[0] <= 1 or rows.strides[0] >= 0),
+            ascending or (ok and not rows.size),  # the strides of an empty array may be anything
             "PackedWeight",
             "rows",
             "a matrix of uint8 with contiguous, ascending rows",
@@ -76,7 +83,7 @@ class PackedWeight:
             f"{f'a multiple of {block.values}' if block else 'an integer >= 0'} in format {self.format.name}",
             self.inputs,
         )
-        size = self.inputs // block.values * block.bytes if block else self.inputs * _DENSE[self.format].itemsize
+        size = row_bytes(self.format, self.inputs)
         require(self.rows.shape[1] == size, "PackedWeight", "rows", f"{size} bytes wide", self.rows)
 
     @classmethod
