@@ -286,6 +286,9 @@ def test_every_way_of_ending(params, tokens, reason):
 def test_a_row_may_have_end_tokens_of_its_own():
     assert row(do_sample=False, eos_token_id=7).step(peak(7)).reason == ("eos",)
     assert row(do_sample=False, eos_token_id=7).step(peak(EOS)).reason == ("",)
+    for end in (7, np.array(7), torch.tensor(7), torch.tensor([7])):
+        sampler = Sampler(SamplingParams(do_sample=False), vocab_size=VOCAB, eos_token_id=end)
+        assert sampler.step(peak(7)).reason == ("eos",)
     held = row(do_sample=False, eos_token_id=(7, 8), min_new_tokens=1)
     assert held.step(peak(7) + peak(8)).tokens[0] not in (7, 8)
 
@@ -383,6 +386,7 @@ def test_explain_tells_rows_of_one_plan_together():
 
 BAD = [
     ("vocab_size", {"vocab_size": 0}),
+    ("vocab_size", {"vocab_size": 2**70}),
     ("eos_token_id", {"eos_token_id": VOCAB}),
     ("prompt_ids", {"prompt_ids": [[VOCAB]]}),
     ("prompt_ids", {"prompt_ids": [[-1]]}),

@@ -62,7 +62,7 @@ class Sampler:
             append it to the history; the row ends on an end token, a stop token or string, its length or its time
 
     params: one `SamplingParams` for all rows, or a sequence of one for each row.
-    vocab_size: V, the width of the logits, an integer >= 1.
+    vocab_size: V, the width of the logits, an integer in [1, 2^31).
     eos_token_id: an id, several, or None for no end token.
     prompt_ids: the prompt of each row, a sequence of sequences of ids in [0, V); None for rows without a prompt, one for each
         of params.
@@ -93,7 +93,7 @@ class Sampler:
         token_bytes: Callable[[int], bytes] | None = None,
         backend: str = "auto",
     ) -> None:
-        require(is_int(vocab_size) and vocab_size >= 1, _OP, "vocab_size", "an integer >= 1", vocab_size)
+        require(is_int(vocab_size) and 1 <= vocab_size < 2**31, _OP, "vocab_size", "an integer in [1, 2^31)", vocab_size)
         require_choice(_OP, "backend", backend, ("auto", "cpu", "triton"))
         self.vocab_size, self._backend = int(vocab_size), backend
         self._ends = frozenset(self._ids("eos_token_id", _as_several(eos_token_id)))
@@ -380,5 +380,6 @@ def _speller(token_bytes: Callable[[int], bytes]) -> Callable[[int], str]:
 
 
 def _as_several(ids: Any) -> Any:
-    """No id for None, one for an id; several as they are."""
-    return () if ids is None else [ids] if is_int(ids) else ids
+    """No id for None, one for an id, also as an array of rank 0; several as they are."""
+    plain = ids.tolist() if hasattr(ids, "tolist") else ids
+    return () if plain is None else [plain] if is_int(plain) else plain
