@@ -38,6 +38,20 @@ def test_sequence_bias_by_hand(kind):
     assert result.tolist() == [[0, 0, 13, -INF, 0, 0], [0, 0, 5, 0, 0, 0]]
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_biases_beyond_the_scores_equal_transformers(dtype):
+    scores = torch.tensor([[torch.inf, -torch.inf, torch.finfo(dtype).max, 1.0]]).to(dtype)
+    ids = torch.tensor([[1, 2]])
+    for name, arguments in [
+        ("NoBadWordsLogitsProcessor", ([[0], [2, 3]],)),
+        ("SequenceBiasLogitsProcessor", ({(0,): -1e39, (1,): 1e39, (2,): 1e38, (2, 2): 1e38},)),
+    ]:
+        expected = getattr(hf, name)(*arguments)(ids, scores)
+        ours = getattr(ds, name)(*arguments)
+        agree(call(ours, ids, scores), expected)
+        agree(call(ours, in_numpy(ids), np.array(in_numpy(scores))), expected)
+
+
 @numpy_and_torch
 def test_hamming_diversity_by_hand(kind):
     processor = ds.HammingDiversityLogitsProcessor(1.5, num_beams=4, num_beam_groups=2)

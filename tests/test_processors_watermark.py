@@ -37,6 +37,12 @@ def test_a_short_input_is_left_unmarked(caplog):
     assert "context_width = 3" in caplog.text
 
 
+def test_a_bias_beyond_the_scores_makes_them_infinite():
+    scores = np.full((1, 4), 3e38, np.float32)
+    marked = call(ds.WatermarkLogitsProcessor(4, "cpu", 0.5, 3e38), np.array([[1]]), scores)
+    assert sorted(marked[0].tolist()) == [scores[0, 0], scores[0, 0], np.inf, np.inf]
+
+
 @pytest.mark.parametrize(("scheme", "width"), SCHEMES)
 @pytest.mark.parametrize("once", [False, True])
 def test_watermark_detector_equals_transformers(scheme, width, once):

@@ -11,7 +11,7 @@ import numpy as np
 from array_api_compat import device
 
 from decodestep._base import arrays
-from decodestep._base.array_api import Namespace, copy, divide, namespace, narrow, repeat_rows, times, widen
+from decodestep._base.array_api import Namespace, copy, divide, namespace, narrow, quiet, repeat_rows, times, widen
 from decodestep._base.arrays import Array, ArrayT
 from decodestep._base.checks import Words, is_int, require
 from decodestep.processors.base import LogitsProcessor
@@ -126,13 +126,14 @@ class SequenceBiasLogitsProcessor(LogitsProcessor):
     def __call__(self, input_ids: Array, scores: ArrayT) -> ArrayT:
         xp = namespace(scores)
         bias = xp.zeros_like(scores)
-        for prefixes, last, values in self._layers(xp, scores):
-            length = prefixes.shape[1]
-            if length > input_ids.shape[1]:
-                continue
-            match = xp.all(input_ids[:, None, input_ids.shape[1] - length :] == prefixes[None], axis=-1)
-            bias[:, last] = bias[:, last] + xp.where(match, values, xp.zeros_like(values))
-        return scores + bias
+        with quiet():
+            for prefixes, last, values in self._layers(xp, scores):
+                length = prefixes.shape[1]
+                if length > input_ids.shape[1]:
+                    continue
+                match = xp.all(input_ids[:, None, input_ids.shape[1] - length :] == prefixes[None], axis=-1)
+                bias[:, last] = bias[:, last] + xp.where(match, values, xp.zeros_like(values))
+            return scores + bias
 
     def _layers(self, xp: Namespace, scores: Array) -> list[tuple[Array, Array, Array]]:
         """The sequences as arrays on the scores' device, in layers of one length and of distinct last tokens."""

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from array_api_compat import device as device_of
 
-from decodestep._base.array_api import copy, namespace, narrow, widen
+from decodestep._base.array_api import copy, namespace, narrow, quiet, widen
 from decodestep._base.arrays import Array, ArrayT, Integers
 from decodestep._base.checks import Words, refuse, require, require_choice
 from decodestep.processors.base import LogitsProcessor
@@ -101,7 +101,8 @@ class WatermarkLogitsProcessor(LogitsProcessor):
         for row, ids in enumerate(input_ids[:, -self.context_width :].tolist()):
             green = self._self_green(ids, scores[row]) if self.seeding_scheme == "selfhash" else self._get_greenlist_ids(ids)
             green = xp.asarray(green, dtype=xp.int64, device=device_of(scores))
-            raised = widen(xp, result[row, green]) + float(self.bias)
+            with quiet():
+                raised = widen(xp, result[row, green]) + float(self.bias)
             result[row, green] = narrow(xp, raised, scores)
         return result
 
