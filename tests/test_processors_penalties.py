@@ -62,6 +62,8 @@ def test_hamming_diversity_by_hand(kind):
     narrow = make(kind, [0, 0, 1, 2], "uint8")
     assert processor(None, scores[:2], narrow, 1).tolist() == [[-3, 1, 2]] * 2
     assert scores.tolist() == [[0, 1, 2]] * 4
+    boundless = ds.HammingDiversityLogitsProcessor(1e300, 4, 2)
+    assert call(lambda _, s: boundless(None, s, tokens[:4] * 0, 1), None, scores[:2]).tolist() == [[-INF, 1, 2]] * 2
     chain = ds.LogitsProcessorList([processor, ds.TemperatureLogitsWarper(0.5)])
     assert chain(None, scores, current_tokens=tokens % 3, beam_group_idx=0).tolist() == [[0, 2, 4]] * 4
     with pytest.raises(ValueError, match="beam_group_idx"):

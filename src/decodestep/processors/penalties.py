@@ -170,7 +170,8 @@ class HammingDiversityLogitsProcessor(LogitsProcessor):
 
     Called with two more arguments: current_tokens, [batch * num_beams], the tokens picked so far at this step; and
     beam_group_idx, the group whose scores, [batch * num_beams // num_beam_groups, vocab], these are. The first group's
-    scores are returned as they are. The penalty is held in float32.
+    scores are returned as they are. The penalty is held in float32; beyond that it forbids the tokens, where transformers makes
+    all others NaN.
     Source: Vijayakumar et al., "Diverse beam search", 2016; transformers 4.41, which 5.23 no longer has.
     """
 
@@ -199,9 +200,11 @@ class HammingDiversityLogitsProcessor(LogitsProcessor):
         rows = xp.arange(earlier.shape[0], device=device(scores))
         for beam in range(first):
             counts[rows, earlier[:, beam]] += 1
-        penalty = repeat_rows(xp, xp.astype(counts, xp.float32) * self._diversity_penalty, size)
-        result = copy(xp, scores)
-        result[: penalty.shape[0]] = narrow(xp, widen(xp, scores[: penalty.shape[0]]) - penalty, scores)
+        times_taken, result = xp.astype(counts, xp.float32), copy(xp, scores)
+        with quiet():  # a penalty beyond float32 is infinite: it forbids, and 0 times it is 0
+            each = xp.where(counts > 0, times_taken * self._diversity_penalty, times_taken)
+            penalty = repeat_rows(xp, each, size)
+            result[: penalty.shape[0]] = narrow(xp, widen(xp, scores[: penalty.shape[0]]) - penalty, scores)
         return result
 
 
