@@ -12,9 +12,8 @@ import pytest
 
 import decodestep as ds
 import processes
-from builds import make
+from builds import fuses, make
 from decoder_cases import Sizes, copied, step, weights
-from decodestep import _native
 from decodestep.ops.decoder_forward.group_cache import TYPES
 from decodestep.weights import Format, LinearPanels, PackedWeight
 from test_linear import weight
@@ -95,7 +94,7 @@ def calls(tmp_path_factory):
     return {name: [str(directory / name), *map(str, paths)] for name, paths in files.items()}
 
 
-@pytest.mark.skipif(_native.isa() == "baseline", reason="x86's baseline rounds a product and its sum one after the other")
+@fuses
 @pytest.mark.parametrize("program", ["decoder_test", "linear_panels_test"])
 @pytest.mark.parametrize("tier", ["baseline", *PROCESSORS])
 def test_the_bits_of_this_machine_on_arm(calls, tier, program):
