@@ -5,7 +5,6 @@
 #include "attention/integer_products.h"
 #include "attention/key_rows.h"
 #include "attention/query_lanes.h"
-#include "attention/value_sums.h"
 
 namespace decodestep::DECODESTEP_BUILD {
 
@@ -32,12 +31,7 @@ class ByteKeys {
     }
 
     void score(size_t g, const BlockScores& scores, KeyPrefetcher& next_block) const {
-        for (const size_t half : {0, 1}) {
-            const auto key = [first = rope_.rope(g, half), stride = rope_.stride()](size_t j) {
-                return first + j * stride;
-            };
-            queries_.score_rope(g, half, key, scores, next_block);
-        }
+        for (const size_t half : {0, 1}) queries_.score_rope(g, half, rope_.rope(g, half), scores, next_block);
         products_.add_scores(kv_, scores, next_block);
     }
 
@@ -46,7 +40,7 @@ class ByteKeys {
         products_.add_values(kv_, call_.value_column(g), call_.rows.in_group(), scores, states, next_block);
     }
 
-    size_t pieces() const { return 2 * QueryLanes::pieces(call_.pairs) + products_.pieces(call_.rows.in_group()); }
+    size_t pieces() const { return queries_.rope_pieces() + products_.pieces(call_.rows.in_group()); }
 
   private:
     const TileCall& call_;

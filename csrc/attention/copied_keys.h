@@ -18,24 +18,17 @@ class CopiedKeys {
     void begin_block(KeyRange keys) { rows_.read(keys); }
 
     void score(size_t g, const BlockScores& scores, KeyPrefetcher& next_block) const {
-        const auto key = [this](const float* first) {
-            return [first, stride = rows_.stride()](size_t j) { return first + j * stride; };
-        };
-        queries_.score_latents(g, key(rows_.latents()), scores, next_block);
-        for (const size_t half : {0, 1}) queries_.score_rope(g, half, key(rows_.rope(g, half)), scores, next_block);
+        queries_.score_latents(g, rows_.latents(), scores, next_block);
+        for (const size_t half : {0, 1}) queries_.score_rope(g, half, rows_.rope(g, half), scores, next_block);
     }
 
     void sum_values(size_t g, const BlockScores& scores, SoftmaxStates states, KeyPrefetcher& next_block) const {
         const ValueSums sums(call_.rows, scores, states, next_block);
-        const auto* values = reinterpret_cast<const uint8_t*>(rows_.values(g));
-        const auto row = [values, bytes = rows_.stride() * sizeof(float)](size_t j) { return values + j * bytes; };
+        const auto row = [values = rows_.values(g)](size_t j) { return reinterpret_cast<const uint8_t*>(values(j)); };
         sums.add<CacheType::f32, kValueVectors>(row, whole_vectors(call_.width));
     }
 
-    size_t pieces() const {
-        return QueryLanes::pieces(call_.latents) + 2 * QueryLanes::pieces(call_.pairs) +
-               ValueSums::pieces(call_, kValueVectors);
-    }
+    size_t pieces() const { return queries_.pieces() + ValueSums::pieces(call_, kValueVectors); }
 
   private:
     const TileCall& call_;

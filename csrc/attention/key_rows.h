@@ -26,13 +26,21 @@ class KeyRows {
         for (const size_t half : {0, 1}) read(call_.a.kr, call_.ropes_read(half), keys, rope_at_[half]);
     }
 
-    size_t stride() const { return stride_; }  // of the rows; a vector may be read from any column
-    // Of the first key: all latents, the values of a group, the pairs of a group in a half of its rope key.
-    const float* latents() const { return rows_; }
-    const float* values(size_t g) const { return rows_ + call_.value_column(g) - call_.latents_read().first; }
-    const float* rope(size_t g, size_t half) const { return rows_ + rope_at_[half] + g * call_.pairs; }
+    // The columns of key j from one on; a vector may be read from any.
+    struct From {
+        const float* first;
+        size_t stride;
+
+        const float* operator()(size_t j) const { return first + j * stride; }
+    };
+    // A key's latents, a group's values, a group's pairs of a half of its rope key.
+    From latents() const { return from(0); }
+    From values(size_t g) const { return from(call_.value_column(g) - call_.latents_read().first); }
+    From rope(size_t g, size_t half) const { return from(rope_at_[half] + g * call_.pairs); }
 
   private:
+    From from(size_t column) const { return {rows_ + column, stride_}; }
+
     // Columns of the keys, widened, to the columns of the rows from `at` on.
     void read(const PagedRows& cache, Columns columns, KeyRange keys, size_t at) {
         with_type(cache.type, [&]<CacheType type>() {

@@ -38,12 +38,15 @@ class QueryLanes {
         score(of(g, 0) + (call_.latents + half * call_.pairs) * kLanes, call_.pairs, key, block, next_block);
     }
 
-    // The pieces of the product of this many columns with a block of keys.
-    static size_t pieces(size_t columns) {
+    // The pieces of a group's scores for a block of keys, and those of its rope columns alone.
+    size_t pieces() const { return pieces_of(call_.latents) + rope_pieces(); }
+    size_t rope_pieces() const { return 2 * pieces_of(call_.pairs); }
+
+  private:
+    static size_t pieces_of(size_t columns) {
         return ceil_div(columns, kChunkColumns) * ceil_div(kBlockKeys, kProductRows);
     }
 
-  private:
     template <class Key>
     void score(const float* queries, size_t columns, const Key& key, const BlockScores& block,
                KeyPrefetcher& next_block) const {
