@@ -20,8 +20,8 @@ ARM = ("neon", "neon_dotprod", "neon_i8mm")
 TIERS = ("baseline", *X86, *ARM)
 FUSED = (*X86[:4], *ARM)
 # x86's baseline rounds a product and its sum one after the other, so that a model's numbers, and its texts, are others there.
-FUSES = _native.isa() != "baseline"
-fuses = pytest.mark.skipif(not FUSES, reason="x86's baseline rounds a product and its sum one after the other")
+IS_FUSED = _native.isa() != "baseline"
+needs_fused = pytest.mark.skipif(not IS_FUSED, reason="x86's baseline rounds a product and its sum one after the other")
 TOOLS = ("cmake", "ninja", "g++")
 # The tools that the test extra installs stand beside the interpreter, whether or not its environment is activated.
 PATH = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"

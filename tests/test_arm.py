@@ -12,7 +12,7 @@ import pytest
 
 import decodestep as ds
 import processes
-from builds import fuses, make
+from builds import make, needs_fused
 from decoder_cases import Sizes, copied, step, weights
 from decodestep.ops.decoder_forward.group_cache import TYPES
 from decodestep.weights import Format, LinearPanels, PackedWeight
@@ -94,7 +94,7 @@ def calls(tmp_path_factory):
     return {name: [str(directory / name), *map(str, paths)] for name, paths in files.items()}
 
 
-@fuses
+@needs_fused
 @pytest.mark.parametrize("program", ["decoder_test", "linear_panels_test"])
 @pytest.mark.parametrize("tier", ["baseline", *PROCESSORS])
 def test_the_bits_of_this_machine_on_arm(calls, tier, program):

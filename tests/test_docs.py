@@ -49,10 +49,10 @@ def test_examples_print_what_they_show(page, model, tmp_path, monkeypatch):
         if kind == "python":
             names = {} if page.name == "cookbook.md" else names
             program = compile(block, str(page), "exec")
-            assert printed(exec, program, names) == text.rstrip("\n") or not builds.FUSES, block
+            assert printed(exec, program, names) == text.rstrip("\n") or not builds.IS_FUSED, block
         elif kind == "sh" and text:
             (words,) = commands(block)
-            assert printed(cli.main, words[1:]) == text.rstrip("\n") or not builds.FUSES, block
+            assert printed(cli.main, words[1:]) == text.rstrip("\n") or not builds.IS_FUSED, block
 
 
 @each_page

@@ -288,7 +288,7 @@ def test_beam_search_is_offered_where_it_runs(capsys):
         assert ("--num-beams" in capsys.readouterr().out) == listed
 
 
-@builds.fuses
+@builds.needs_fused
 def test_generate_shows_alternatives(capsys):
     assert cli.main(["generate", "Once upon a", "--raw", "--greedy", "--max-new-tokens", "2", "--show-alternatives", "2"]) == 0
     text, _, head, first, *_ = capsys.readouterr().out.splitlines()

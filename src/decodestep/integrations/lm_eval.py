@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from decodestep._base.array_api import log_softmax, namespace
 from decodestep._base.checks import Words, refuse, require
 from decodestep._base.extras import extra
 from decodestep.generation import generate
@@ -218,12 +219,8 @@ class DecodestepLM(TemplateLM):  # type: ignore[misc]
 
 def _log_probabilities(logits: np.ndarray, tokens: list[int]) -> np.ndarray:
     """That of each row's token, float64. One row at a time: a window of 2048 tokens has gigabytes of logits."""
-    made = np.empty(len(tokens))
-    for i, token in enumerate(tokens):
-        row = logits[i].astype(np.float64)
-        row -= row.max()
-        made[i] = row[token] - np.log(np.exp(row).sum())
-    return made
+    xp = namespace(logits)
+    return np.array([log_softmax(xp, row.astype(np.float64))[token] for row, token in zip(logits, tokens, strict=True)])
 
 
 if __name__ == "__main__":
