@@ -93,6 +93,12 @@ def ids_below(bound: int, values: object) -> list[int] | None:
     return ids if not ids or (min(ids) >= 0 and max(ids) < bound) else None
 
 
+def require_within(op: str, arg: str, values: np.ndarray, end: int, kind: str = "") -> None:
+    """An array of integers is in [0, end)."""
+    if values.size and (values.min() < 0 or values.max() >= end):
+        refuse(op, arg, f"{kind} in [0, {end})".lstrip(), range_of(values))
+
+
 def require_ids(op: str, arg: str, bound: int, values: object, kind: str = "token ids") -> list[int]:
     """The values of an iterable or an array as ints; ValueError unless all are integers in [0, bound)."""
     ids = ids_below(bound, values)

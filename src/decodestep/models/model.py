@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from decodestep._base.checks import range_of, require, require_choice, require_ids
+from decodestep._base.checks import require, require_choice, require_ids, require_within
 from decodestep._base.threads import use_threads
 from decodestep.models.config import Config
 from decodestep.models.decoder import Decoder
@@ -130,13 +130,7 @@ class Model:
             f"a sequence of 1 to {config.context} token ids",
             ids,
         )
-        require(
-            ids.min() >= 0 and ids.max() < config.vocab_size,
-            "logits",
-            "token_ids",
-            f"in [0, {config.vocab_size})",
-            range_of(ids),
-        )
+        require_within("logits", "token_ids", ids, config.vocab_size)
         with CachedSequence(self.cache) as sequence:
             return self.forward([(sequence, ids)], every=True)
 

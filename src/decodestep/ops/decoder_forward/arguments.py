@@ -8,7 +8,7 @@ import numpy as np
 
 from decodestep._base import arrays
 from decodestep._base.arrays import BFLOAT16, Array, Integers
-from decodestep._base.checks import Words, range_of, refuse, require, require_dtype, require_shape
+from decodestep._base.checks import Words, refuse, require, require_dtype, require_shape, require_within
 from decodestep.ops.decoder_forward.group_cache import PAGE as PAGE
 from decodestep.ops.decoder_forward.group_cache import TYPES, page_shapes
 from decodestep.ops.decoder_forward.weights import DecoderWeights
@@ -64,10 +64,10 @@ def bind(
     _check_rope(call)
     pages = _check_cache(call)
     rows, table_width = call.page_table.shape
-    _require_within("token_ids", call.token_ids, weights.vocab_size)
-    _require_within("sequence", call.sequence, rows)
-    _require_within("positions", call.positions, min(call.sin.shape[1], PAGE * table_width))
-    _require_within("wanted", call.wanted, tokens[0])
+    require_within(OP, "token_ids", call.token_ids, weights.vocab_size)
+    require_within(OP, "sequence", call.sequence, rows)
+    require_within(OP, "positions", call.positions, min(call.sin.shape[1], PAGE * table_width))
+    require_within(OP, "wanted", call.wanted, tokens[0])
     _require_distinct_places(call)
     _check_pages(call, pages)
     return call
@@ -118,11 +118,6 @@ def _check_cache(call: Call) -> int:
         ok = array.flags.c_contiguous and array.flags.aligned and array.flags.writeable
         require(ok, OP, name, "writeable and contiguous in C order", Words("an array that is not"))
     return slabs * pages
-
-
-def _require_within(name: str, values: np.ndarray, end: int) -> None:
-    if values.size and (values.min() < 0 or values.max() >= end):
-        refuse(OP, name, f"in [0, {end})", range_of(values))
 
 
 def _require_distinct_places(call: Call) -> None:

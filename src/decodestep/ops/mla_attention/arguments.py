@@ -9,7 +9,17 @@ import numpy as np
 
 from decodestep._base import arrays
 from decodestep._base.arrays import BFLOAT16, Array, Integers
-from decodestep._base.checks import Words, is_finite, is_int, range_of, refuse, require, require_dtype, require_shape
+from decodestep._base.checks import (
+    Words,
+    is_finite,
+    is_int,
+    range_of,
+    refuse,
+    require,
+    require_dtype,
+    require_shape,
+    require_within,
+)
 from decodestep.weights.linear_panels import LinearPanels
 from decodestep.weights.packed import PackedWeight
 
@@ -162,19 +172,15 @@ def _paging(
     if tokens == 0:
         return table, rows, seen
     room = table.shape[1] * block_size
-    require(
-        rows.min() >= 0 and rows.max() < table.shape[0],
-        OP,
-        "sequence",
-        f"in [0, {table.shape[0]})",
-        range_of(rows),
-    )
-    require(seen.min() >= 1 and seen.max() <= room, OP, "lengths", f"in [1, {room}]", range_of(seen))
-    longest = np.zeros(table.shape[0], np.int64)
-    np.maximum.at(longest, rows, seen)
-    read = np.arange(table.shape[1]) * block_size < longest[:, None]
-    if ((table < 0) | (table >= blocks))[read].any():
-        refuse(OP, "block_table", f"in [0, {blocks}) where it is read", table)
+    require_within(OP, "sequence", rows, table.shape[0])
+    if seen.min() < 1 or seen.max() > room:
+        refuse(OP, "lengths", f"in [1, {room}]", range_of(seen))
+    if table.min() < 0 or table.max() >= blocks:  # perhaps only after the sequences' lengths
+        longest = np.zeros(table.shape[0], np.int64)
+        np.maximum.at(longest, rows, seen)
+        read = np.arange(table.shape[1]) * block_size < longest[:, None]
+        if ((table < 0) | (table >= blocks))[read].any():
+            refuse(OP, "block_table", f"in [0, {blocks}) where it is read", table)
     return table, rows, seen
 
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from decodestep._base import arrays
 from decodestep._base.arrays import ArrayT, Integers
-from decodestep._base.checks import range_of, refuse, require, require_choice
+from decodestep._base.checks import require, require_choice, require_within
 from decodestep.ops.mla_prolog.cache_layouts import row_index
 from decodestep.ops.mla_prolog.size_limits import ALL_MODES
 from decodestep.ops.mla_prolog.slots import slots_of_blocks
@@ -77,8 +77,7 @@ def _sequences(op: str, a: np.ndarray, index: Integers | None, sizes: np.ndarray
         ids = ids[np.arange(ids.shape[1])[None] < owned[:, None]]
     blocks = _total(owned)
     require(ids.shape == (blocks,), op, "index", f"{blocks} block ids, or a block table", ids)
-    if ids.size and not (ids.min() >= 0 and ids.max() < len(a)):
-        refuse(op, "index", f"block ids in [0, {len(a)})", range_of(ids))
+    require_within(op, "index", ids, len(a), "block ids")
     rows = _rows(op, a, slots_of_blocks(ids, ends, block_size), cache_mode)
     return (rows[end - size : end] for end, size in zip(ends, sizes, strict=True))
 
@@ -90,8 +89,7 @@ def _total(sizes: np.ndarray) -> int:
 
 def _rows(op: str, a: np.ndarray, slots: np.ndarray, cache_mode: str) -> np.ndarray:
     end = a.shape[0] * a.shape[1]
-    if slots.size and not (slots.min() >= 0 and slots.max() < end):
-        refuse(op, "index", f"slots in [0, {end})", range_of(slots))
+    require_within(op, "index", slots, end, "slots")
     nz = cache_mode.endswith("NZ")
     c0 = fractal_width(a.itemsize)
     require(not nz or a.shape[3] % c0 == 0, op, "cache", f"of a width that is a multiple of {c0}", a)
