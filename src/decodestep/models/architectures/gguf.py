@@ -9,7 +9,7 @@ import numpy as np
 
 from decodestep.models import rope
 from decodestep.models.architectures import gguf_grouped, names
-from decodestep.models.architectures.gguf_experts import experts_of, stored_gating
+from decodestep.models.architectures.gguf_experts import experts_of
 from decodestep.models.architectures.gguf_keys import Described, GgufKeys
 from decodestep.models.architectures.limits import (
     LEAST_FACTOR,
@@ -125,7 +125,7 @@ def _deepseek2(keys: GgufKeys) -> Config:
     whole = "attention.key_length_mla" not in keys  # an older file: the true head sizes have the plain names
     head, value = (keys.size(f"attention.{name}_length{'' if whole else '_mla'}") for name in ("key", "value"))
     latent = _latent(keys, common, head, value, query_rank=_query_rank(keys))
-    return Config(**latent, feed_forward=keys.size("feed_forward_length"), experts=experts_of(keys, common, stored_gating))
+    return Config(**latent, feed_forward=keys.size("feed_forward_length"), experts=experts_of(keys, common))
 
 
 def _minicpm3(keys: GgufKeys) -> Config:

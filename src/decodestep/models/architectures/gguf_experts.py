@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from decodestep.models.architectures import names
@@ -22,12 +21,10 @@ class Gating(NamedTuple):
     scale: float
 
 
-def softmax_gating(keys: GgufKeys, common: dict[str, Any]) -> Gating:
-    """Weights that add up to 1, whatever the file says: llama.cpp does not read the keys of such architectures."""
-    return Gating("softmax", True, 1.0)
+SOFTMAX = Gating("softmax", normalise=True, scale=1.0)  # weights that add up to 1
 
 
-def stored_gating(keys: GgufKeys, common: dict[str, Any]) -> Gating:
+def _stored_gating(keys: GgufKeys, common: dict[str, Any]) -> Gating:
     """What the file's keys say."""
     # Files older than the key are DeepSeek-V2's; those of GLM-4.7-Flash without it are recognised by their sizes.
     lite_glm = common["vocab_size"] == 154880 and common["layers"] in (47, 48)
@@ -38,15 +35,13 @@ def stored_gating(keys: GgufKeys, common: dict[str, Any]) -> Gating:
     return Gating(_SCORES[function], keys.flag("expert_weights_norm"), scale)
 
 
-def experts_of(
-    keys: GgufKeys, common: dict[str, Any], gating_of: Callable[[GgufKeys, dict[str, Any]], Gating]
-) -> Experts | None:
-    """The mixture of experts; None: all layers are dense. gating_of: the architecture's, called if there are experts."""
+def experts_of(keys: GgufKeys, common: dict[str, Any], gating: Gating | None = None) -> Experts | None:
+    """The mixture of experts; None: all layers are dense. gating: the architecture's; None for what the file's keys say."""
     count, layers = keys.size("expert_count", 0, least=0, most=MAX_EXPERTS), common["layers"]
     dense = keys.size("leading_dense_block_count", 0, least=0, most=MAX_LAYERS)
     if not count or dense >= layers:
         return None
-    gating = gating_of(keys, common)
+    gating = gating or _stored_gating(keys, common)
     width = keys.size("expert_feed_forward_length")
     groups = keys.size("expert_group_count", 1, least=0, most=MAX_EXPERTS) or 1
     rule = RouterRule(

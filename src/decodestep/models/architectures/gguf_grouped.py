@@ -10,7 +10,7 @@ import numpy as np
 
 from decodestep.models import rope
 from decodestep.models.architectures import names
-from decodestep.models.architectures.gguf_experts import experts_of, softmax_gating
+from decodestep.models.architectures.gguf_experts import SOFTMAX, experts_of
 from decodestep.models.architectures.gguf_keys import GgufKeys
 from decodestep.models.architectures.limits import LEAST_FACTOR, MAX_CONTEXT, MAX_HEADS, MOST_FACTOR
 from decodestep.models.config import Config, GroupedConfig
@@ -77,7 +77,7 @@ def _qwen3(keys: GgufKeys) -> Config:
 
 def _qwen3moe(keys: GgufKeys) -> Config:
     sizes = _grouped_fields(keys, head_norms=True)
-    experts = experts_of(keys, sizes, softmax_gating)
+    experts = experts_of(keys, sizes, SOFTMAX)  # whatever the keys say, which llama.cpp does not read here
     width = keys.size("feed_forward_length", None if experts is None else experts.width)
     return Config(**sizes, feed_forward=width, rope_half_split=True, experts=experts)
 
