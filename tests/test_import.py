@@ -119,3 +119,11 @@ for thread in threads: thread.join(20)
 print(*tokens)
 """
     assert python(program) == "0 0 0 0"
+
+
+def test_rows_are_made_while_another_thread_imports_torch():
+    """As a server does for the first watermark; until its end, the module of an import has only some of its names."""
+    params = "ds.SamplingParams(repetition_penalty=1.5, do_sample=False)"
+    step = f"ds.Sampler({params}, prompt_ids=[[0]], vocab_size=4).step(np.array([[1.2, 1, 0, 0]], np.float32)).tokens"
+    code = "import sys, types, numpy as np, decodestep as ds; sys.modules['torch'] = types.ModuleType('torch')"
+    assert python(f"{code}; print(*{step})") == "1"

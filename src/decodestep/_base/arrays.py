@@ -41,8 +41,8 @@ BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 
 
 def is_torch(value: object) -> TypeGuard[torch.Tensor]:
-    torch = sys.modules.get("torch")
-    return torch is not None and isinstance(value, torch.Tensor)
+    tensor = getattr(sys.modules.get("torch"), "Tensor", None)  # not there yet while another thread imports torch
+    return tensor is not None and isinstance(value, tensor)
 
 
 def is_array(value: object) -> TypeGuard[Array]:
