@@ -90,10 +90,12 @@ def test_texts_are_those_without_ray_in_any_number_of_blocks(cluster: None, path
     assert_same(texts(map_rows(path, blocks)), expected)
 
 
-def test_a_null_among_lists_of_numbers_loses_no_row(cluster: None, path: Path) -> None:
-    """Where all batches of the block but one have the column as numbers."""
-    rows = [{"key": i, "prompt": None if i == 5 else [97, 98 + i], "stop_token_ids": [3] if i else None} for i in range(9)]
-    dataset = ray.data.from_items(rows, override_num_blocks=1)
+@pytest.mark.parametrize("blocks", [1, 5])
+def test_nulls_among_lists_lose_no_row(cluster: None, path: Path, blocks: int) -> None:
+    """Where all batches of the block but one have the column as numbers; where a batch is of a block that has nulls alone."""
+    stops = [{"stop_token_ids": [3] if i else None, "stop_strings": None if i else ["never"]} for i in range(9)]
+    rows = [{"key": i, "prompt": None if i == 5 else [97, 98 + i], **stops[i]} for i in range(9)]
+    dataset = ray.data.from_items(rows, override_num_blocks=blocks)
     compute = ray.data.ActorPoolStrategy(size=1)
     given = {"model": str(path), "params": PARAMS}
     made = dataset.map_batches(Generate, fn_constructor_kwargs=given, compute=compute, num_cpus=1, batch_size=3).take_all()

@@ -152,8 +152,13 @@ def _plain(value: Any, default: Any) -> Any:
 
 
 def _as_lists(column: np.ndarray) -> np.ndarray:
-    """A column with its lists as lists. Ray would convert lists of numbers to a tensor, which it cannot concatenate with a
-    block that contains a null."""
+    """A column with its lists as lists, or without a type if all its cells are null.
+
+    Ray would convert lists of numbers to a tensor, which it cannot concatenate with a block that contains a null. And it hands
+    over nulls alone as floats, also of a column of lists, with which it cannot concatenate them either.
+    """
+    if column.dtype.kind == "f" and np.isnan(column).all():
+        return np.full(len(column), None)
     if column.ndim == 1 and column.dtype != object:
         return column
     made = np.empty(len(column), object)
