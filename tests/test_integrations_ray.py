@@ -180,6 +180,24 @@ def test_integers_that_a_column_with_nulls_has_rounded_are_refused() -> None:
     assert _plain(np.int64(2**60), None) == 2**60 and _plain(1e300, 1.0) == 1e300
 
 
+@pytest.mark.parametrize(
+    ("name", "cell", "value"),
+    [
+        ("logit_bias", '{"7": 100}', {7: 100.0}),
+        ("sequence_bias", "[[[7], 50.5], [[8, 9], -1]]", {(7,): 50.5, (8, 9): -1.0}),
+        ("exponential_decay_length_penalty", "[1, 1.5]", (1, 1.5)),
+    ],
+)
+def test_a_column_of_json_sets_what_no_other_column_holds(path: Path, name: str, cell: str, value: Any) -> None:
+    fixed: dict[str, Any] = {"max_new_tokens": 4, "do_sample": False}
+    cells = np.array([cell, None, "{", {"7": 100}], object)
+    made = Generate(str(path), params=fixed)({"key": np.arange(4), "prompt": np.array(["a b"] * 4, object), name: cells})
+    params = [ds.SamplingParams(**fixed, **changes) for changes in ({name: value}, {})]
+    assert made["completion"].tolist()[:2] == [each.text for each in ds.generate(ds.load(path), ["a b"] * 2, params)]
+    assert made["error"].tolist()[:2] == ["", ""]
+    assert all(f"Generate: {name} must be JSON of the field in a column; got" in error for error in made["error"][2:])
+
+
 def test_columns_that_are_missing_or_in_the_way_are_refused(path: Path) -> None:
     made = Generate(str(path), params=PARAMS)
     with pytest.raises(ValueError, match="a column 'key'"):

@@ -9,8 +9,9 @@ Usage:
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import fields
 from typing import Any
 
@@ -30,6 +31,12 @@ _OP = "Generate"
 _DEFAULTS = {each.name: each.default for each in fields(SamplingParams)}
 _NEW_COLUMNS = ("completion", "completion_ids", "finish_reason", "completion_seed", "error")
 
+_FROM_JSON: dict[str, Callable[[Any], Any]] = {  # fields that a column holds as JSON, and their values from what it says
+    "logit_bias": lambda given: {int(token): bias for token, bias in given.items()},
+    "sequence_bias": lambda given: {tuple(ids): bias for ids, bias in given},
+    "exponential_decay_length_penalty": tuple,
+}
+
 
 class Generate:
     """A callable class for `Dataset.map_batches`: adds the generated text for each row's prompt.
@@ -39,9 +46,9 @@ class Generate:
 
     model: what `load` takes; None for the default model. dtype: as there. Every actor loads it once.
     params: a mapping of fields of `SamplingParams`, for all rows. A column with the name of a field overrides it if the row's
-        value is not null. logit_bias, sequence_bias and exponential_decay_length_penalty can only be given here: a column holds
-        neither mappings of ids nor pairs of an integer and a fraction, and its rows fail. A column of a json_schema holds its
-        JSON. num_return_sequences and num_beams must be 1.
+        value is not null. A column holds neither mappings of ids nor pairs of an integer and a fraction, so that of some fields
+        it holds JSON: json_schema; logit_bias, {"5": 1.5}; sequence_bias, [[[5, 6], -1.5]];
+        exponential_decay_length_penalty, [10, 1.05]. num_return_sequences and num_beams must be 1.
     prompt: the column of prompts: strings, token ids, or conversations, as `generate` takes them.
     key: the column of the rows' keys, integers or strings, which determine the seeds. Rows with equal keys share their noise.
     seed: an integer in [0, 2^64) that is combined with every key.
@@ -97,7 +104,7 @@ class Generate:
         for name in _DEFAULTS.keys() & batch.keys():
             value = _plain(batch[name][i], _DEFAULTS[name])
             if value is not None:
-                given[name] = value
+                given[name] = _from_json(name, value) if name in _FROM_JSON else value
         params = SamplingParams(**given)
         require(
             params.num_beams == 1 == params.num_return_sequences, _OP, "params", "of one sample without beams", Words("several")
@@ -149,6 +156,13 @@ def _plain(value: Any, default: Any) -> Any:
         require(abs(value) < 2**53, _OP, "batch", "of integers below 2^53 in a column with nulls, which holds floats", value)
         return int(value)
     return value
+
+
+def _from_json(name: str, value: Any) -> Any:
+    try:
+        return _FROM_JSON[name](json.loads(value))
+    except (TypeError, ValueError, AttributeError):
+        refuse(_OP, name, "JSON of the field in a column", value)
 
 
 def _as_lists(column: np.ndarray) -> np.ndarray:
