@@ -15,7 +15,7 @@ from decodestep._base.checks import RequestError
 from decodestep.sampling.params import languages_of
 from decodestep.serving.engine import COMPILE_SECONDS
 from decodestep.serving.errors import HttpError, http_error, refusal
-from decodestep.serving.responses import ChatChoice, Choice, Envelope, TextChoice, json_bytes, usage
+from decodestep.serving.responses import Choice, Envelope, json_bytes, usage
 
 if TYPE_CHECKING:
     from decodestep.serving.engine import Engine
@@ -34,14 +34,13 @@ class Answer:
     The deltas of a pass are put into its queue on the event loop; its methods are called by the request's task.
     """
 
-    def __init__(self, engine: Engine, job: Job, metrics: Metrics, *, name: str, route: str, chat: bool, texts: Any) -> None:
+    def __init__(self, engine: Engine, job: Job, metrics: Metrics, *, name: str, route: str, texts: Any) -> None:
         self._engine, self._job, self._metrics, self._route, self._texts = engine, job, metrics, route, texts
-        self._envelope = Envelope(chat, name)
+        self._envelope = Envelope(job.form, name)
         self._deltas: asyncio.Queue[tuple[int, Delta]] = asyncio.Queue()
         self._started = time.monotonic()
         self._first: float | None = None
         self._requests: list[EngineRequest] = []
-        self._chat = chat
         self._choices: list[Choice] = []
         self._running = 0  # how many of them have not ended
 
@@ -49,7 +48,6 @@ class Answer:
         """Submits the prompts to the engine. Raises as `Engine.submit` does, after cancelling those already submitted, and
         HttpError for its ValueErrors."""
         count = self._job.params.num_return_sequences
-        spelled = self._job.tools.text.spelled if self._job.tools else ()
         params, begun = self._job.params, time.thread_time()
         constrained = bool(languages_of(params))
         try:
@@ -57,7 +55,7 @@ class Answer:
                 if i and constrained and time.thread_time() - begun > COMPILE_SECONDS:
                     raise refusal("prompt", f"a list of at most {i} with a constraint that takes this long to compile")
                 listener = partial(_enqueue, self._deltas, i * count)  # a method would make a reference cycle
-                self._requests.append(self._engine.submit(prompt, params, listener=listener, spelled=spelled))
+                self._requests.append(self._engine.submit(prompt, params, listener=listener, spelled=self._job.spelled))
         except RequestError as error:
             self.cancel()
             raise http_error(error, self._job.names) from None
@@ -66,8 +64,7 @@ class Answer:
             raise
         tokenizer, logprobs = self._engine.model.tokenizer, params.logprobs is not None
         made = count * len(self._requests)
-        choice = partial(ChatChoice, format_=self._job.tools) if self._chat else TextChoice
-        self._choices = [choice(i, tokenizer, logprobs) for i in range(made)]
+        self._choices = [self._job.form.choice(i, tokenizer, logprobs) for i in range(made)]
         self._running = made
 
     def cancel(self) -> None:

@@ -29,13 +29,14 @@ from decodestep.serving.engine_request import Delta, EngineRequest
 from decodestep.serving.errors import HttpError, http_error, refusal, unknown_field
 from decodestep.serving.event_stream import EventStream, until_left
 from decodestep.serving.metrics import CONTENT_TYPE, Metrics
-from decodestep.serving.requests import chat_job, completion_job, max_characters, parse_body, require_short
+from decodestep.serving.requests import Job, chat_job, completion_job, max_characters, parse_body, require_short
 from decodestep.serving.responses import json_bytes
 
 if TYPE_CHECKING:
     from decodestep.models import Model
 
 T = TypeVar("T")
+JobOf = Callable[[dict[str, Any], int], Job]
 MAX_BODY = 4 * 2**20  # bytes
 BODY_SECONDS = 30.0
 _MAX_DISCARDED = 2**26  # bytes of a too large body that are read before the connection is closed
@@ -85,8 +86,8 @@ class Server:
         cors = Middleware(CORSMiddleware, allow_origins=list(origins), allow_methods=["*"], allow_headers=["*"])
         self.app = Starlette(
             routes=[
-                self._route("/v1/chat/completions", partial(self._complete, True), "POST"),
-                self._route("/v1/completions", partial(self._complete, False), "POST"),
+                self._route("/v1/chat/completions", partial(self._complete, partial(chat_job, model)), "POST"),
+                self._route("/v1/completions", partial(self._complete, completion_job), "POST"),
                 self._route("/v1/models", self._models, "GET"),
                 self._route("/v1/models/{id:path}", self._one_model, "GET"),
                 self._route("/tokenize", self._tokenize, "POST"),
@@ -176,9 +177,9 @@ class Server:
         """The result of a slow function, run on a worker thread."""
         return await asyncio.get_running_loop().run_in_executor(self._workers, function, *arguments)
 
-    async def _complete(self, chat: bool, request: Request) -> Response:
+    async def _complete(self, job_of: JobOf, request: Request) -> Response:
         body = await self._body(request)
-        answer = await self._in_worker(self._begin, chat, body, request.url.path)
+        answer = await self._in_worker(self._begin, job_of, body, request.url.path)
         if body.get("stream"):
             return EventStream(answer.events(), answer.close)
         done, left = asyncio.ensure_future(answer.whole()), asyncio.ensure_future(until_left(request.receive))
@@ -193,13 +194,12 @@ class Server:
             await answer.close()
             del done  # which holds the exception, whose frames hold this one
 
-    def _begin(self, chat: bool, body: dict[str, Any], route: str) -> Answer:
+    def _begin(self, job_of: JobOf, body: dict[str, Any], route: str) -> Answer:
         """Reads the request and hands it to the engine. On a worker thread."""
-        most = self._max_characters
-        job = chat_job(self.model, body, most) if chat else completion_job(body, most)
+        job = job_of(body, self._max_characters)
         self.engine.require_possible(len(job.prompts) * job.params.num_return_sequences)
         texts = body if self._log_prompts else None
-        answer = Answer(self.engine, job, self._metrics, name=self.name, route=route, chat=chat, texts=texts)
+        answer = Answer(self.engine, job, self._metrics, name=self.name, route=route, texts=texts)
         answer.begin()
         return answer
 

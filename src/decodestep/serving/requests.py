@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -11,6 +11,7 @@ from decodestep._base.checks import RequestError
 from decodestep.sampling.params import LANGUAGES, SamplingParams, languages_of
 from decodestep.serving import tools
 from decodestep.serving.errors import HttpError, http_error, refusal, unknown_field
+from decodestep.serving.responses import TEXT, Form, chat_form
 
 if TYPE_CHECKING:
     from decodestep.models import Model
@@ -33,16 +34,17 @@ _LIBRARY_ONLY = ("num_beams", "num_beam_groups", "diversity_penalty", "length_pe
 class Job:
     """A parsed request.
 
-    prompts: token ids or texts, which share params. tools: how calls are read from the text; None without tools.
-    stream: whether to stream. usage: whether the stream ends with the token counts. names: the request's field for each field
-    of params that was made from another one.
+    prompts: token ids or texts, which share params. form: of the responses. stream: whether to stream. usage: whether the
+    stream ends with the token counts. spelled: names of control tokens that appear in the text. names: the request's field for
+    each field of params that was made from another one.
     """
 
     prompts: list[Any]
     params: SamplingParams
+    form: Form
     stream: bool
     usage: bool
-    tools: tools.ToolFormat | None = None
+    spelled: Collection[str] = ()
     names: Mapping[str, str] | None = None
 
 
@@ -94,7 +96,8 @@ def chat_job(model: Model, body: Mapping[str, Any], most_characters: int) -> Job
         ids = model.chat_ids(conversation, tools=asked, **given)
     except UnicodeEncodeError:
         raise refusal("messages", "valid Unicode, without lone surrogates") from None
-    return _job(body, [ids], None, _constraint(model, body, format_), format_)
+    spelled = format_.text.spelled if format_ else ()
+    return _job(body, [ids], chat_form(format_), None, _constraint(model, body, format_), spelled)
 
 
 def completion_job(body: Mapping[str, Any], most_characters: int) -> Job:
@@ -106,7 +109,7 @@ def completion_job(body: Mapping[str, Any], most_characters: int) -> Job:
     for item in prompts:
         require_short([item] if isinstance(item, str) else [], most_characters, "prompt")
     _refuse_fields(body, _OURS - {"response_format"} | {"messages"})
-    return _job(body, prompts, 16, _response_format(body), None)
+    return _job(body, prompts, TEXT, 16, _response_format(body))
 
 
 def _are_ids(prompt: Any) -> bool:
@@ -116,9 +119,10 @@ def _are_ids(prompt: Any) -> bool:
 def _job(
     body: Mapping[str, Any],
     prompts: list[Any],
+    form: Form,
     default_tokens: int | None,
     changes: dict[str, Any],
-    format_: tools.ToolFormat | None,
+    spelled: Collection[str] = (),
 ) -> Job:
     """The job of these prompts.
 
@@ -140,7 +144,7 @@ def _job(
         if constrained:
             raise refusal(constrained[0], "omitted with response_format or a required tool")
         params = replace(params, **changes)
-    return Job(prompts, params, stream, usage, format_, {name: _SOURCES[name] for name in changes})
+    return Job(prompts, params, form, stream, usage, spelled, {name: _SOURCES[name] for name in changes})
 
 
 def _stream_options(body: Mapping[str, Any]) -> tuple[bool, bool]:

@@ -7,8 +7,9 @@ import json
 import secrets
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from decodestep.serving.tools import ToolFormat
 
@@ -176,18 +177,39 @@ class ChatChoice(Choice):
         return {"token": text, "logprob": _finite(value), "bytes": list(data), "token_id": token}
 
 
+class Form(NamedTuple):
+    """The form of an endpoint's responses.
+
+    prefix: of their ids. whole, chunk: the names of the objects, of a response and of a part of one that is streamed.
+    choice: makes the choices, as `TextChoice` does.
+    """
+
+    prefix: str
+    whole: str
+    chunk: str
+    choice: Callable[[int, Tokenizer, bool], Choice]
+
+
+TEXT = Form("cmpl", "text_completion", "text_completion", TextChoice)
+
+
+def chat_form(format_: ToolFormat | None) -> Form:
+    """The form of a chat's responses. format_: as in `ChatChoice`."""
+    return Form("chatcmpl", "chat.completion", "chat.completion.chunk", partial(ChatChoice, format_=format_))
+
+
 class Envelope:
     """The fields that all parts of a response share."""
 
-    def __init__(self, chat: bool, model: str) -> None:
-        self.id = f"{'chatcmpl' if chat else 'cmpl'}-{secrets.token_hex(12)}"
-        self._chat, self._model, self._created = chat, model, int(time.time())
+    def __init__(self, form: Form, model: str) -> None:
+        self.id = f"{form.prefix}-{secrets.token_hex(12)}"
+        self._form, self._model, self._created = form, model, int(time.time())
 
     def whole(self, choices: list[dict[str, Any]], usage: dict[str, int]) -> dict[str, Any]:
-        return {**self._head("chat.completion" if self._chat else "text_completion"), "choices": choices, "usage": usage}
+        return {**self._head(self._form.whole), "choices": choices, "usage": usage}
 
     def chunk(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
-        return {**self._head("chat.completion.chunk" if self._chat else "text_completion"), "choices": choices}
+        return {**self._head(self._form.chunk), "choices": choices}
 
     def _head(self, kind: str) -> dict[str, Any]:
         return {"id": self.id, "object": kind, "created": self._created, "model": self._model, "system_fingerprint": None}
