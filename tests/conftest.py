@@ -24,10 +24,10 @@ if core := os.environ.get("DECODESTEP_TEST_CORE"):
 
 from decodestep._base.threads import default_threads
 
-# Where nobody watches, the same examples every time; by hand, new ones.
-hypothesis.settings.register_profile("ci", derandomize=True)
-if os.environ.get("CI"):
-    hypothesis.settings.load_profile("ci")
+# An example may take long: the machine may be busy. Where nobody watches, the same examples every time; by hand, new ones.
+hypothesis.settings.register_profile("default", deadline=None)
+hypothesis.settings.register_profile("ci", deadline=None, derandomize=True)
+hypothesis.settings.load_profile("ci" if os.environ.get("CI") else "default")
 
 
 # Triton's kernels are interpreted where there is no GPU. Triton reads this when it is imported, by torch or transformers

@@ -193,7 +193,7 @@ def test_the_coin_of_xtc_is_fair_and_its_own():
     np.testing.assert_array_equal(cut, coins < 0.3)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.data())
 def test_a_row_does_not_depend_on_its_mates(data):
     rng = np.random.default_rng(data.draw(st.integers(0, 2**32)))

@@ -52,7 +52,7 @@ def test_what_the_core_writes_is_what_the_reference_writes(cache, rng):
         assert (mine == theirs)[:, :37].mean() > 0.98
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(data=st.data())
 def test_int8_is_within_half_a_step_of_sixteen_columns(data):
     rng = np.random.default_rng(data.draw(st.integers(0, 99)))

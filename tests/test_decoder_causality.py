@@ -66,7 +66,7 @@ def test_a_position_written_again_keeps_the_others(backend, rng):
 
 
 @given(st.data())
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 def test_positions_are_written_again_in_any_order(data):
     """A sequence of any rewrites of what stands already, some in one call: every token has its bits each time."""
     seed, length = data.draw(st.integers(0, 99)), data.draw(st.integers(1, 40))

@@ -568,7 +568,7 @@ def test_metadata_that_contradict_themselves_or_the_tensors_are_refused(folder, 
         ds.load(latent_files.write_gguf(model, tmp_path / "model.gguf", **changes))
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_no_corruption_of_metadata_does_worse_than_an_error(folder, tmp_path, data):
     model, _ = folder("deepseek_v3", 0)

@@ -145,7 +145,7 @@ def test_the_file_that_is_broken_below_works(whole):
     use(whole)
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_no_corruption_does_worse_than_an_error(whole, data):
     header = min(tensor._at for tensor in GgufFile(whole).tensors.values())

@@ -47,7 +47,7 @@ def test_a_cache_is_reordered_selected_repeated_and_cropped(deepseek):
             assert_close(run(), expected)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     st.lists(st.sampled_from(["grow", "crop", "reorder", "keep", "copy", "reset", "inference", "gradients"]), max_size=12),
     st.integers(0, 99),

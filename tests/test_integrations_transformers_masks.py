@@ -14,7 +14,7 @@ from latent_models import assert_close, holes, model_of, prompt
 pytestmark = pytest.mark.usefixtures("one_torch_thread")
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.integers(1, 3), st.integers(1, 4), st.integers(1, 7), st.integers(0, 2**32 - 1), st.sampled_from([0, 0.5, 1]))
 def test_masks_become_sequences_and_lengths(batch, queries, keys, seed, density):
     generator = torch.Generator().manual_seed(seed)

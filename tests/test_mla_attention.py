@@ -73,7 +73,7 @@ def plain(query, query_rope, kv_cache, kr_cache, table, lengths, *, scale, seque
     return out, terms
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.data())
 def test_equals_plain_attention(data):
     rng = np.random.default_rng(data.draw(st.integers(0, 2**32)))
@@ -95,7 +95,7 @@ def test_equals_plain_attention(data):
     assert_close(ds.mla_attention(*wide, **options), want, terms)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.data())
 def test_every_kind_of_cache(data):
     """Several blocks and splits of keys, many tokens of one sequence, rows that fill no register."""

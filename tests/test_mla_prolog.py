@@ -284,7 +284,7 @@ def pack(w: np.ndarray, kind: Format, rng: np.random.Generator) -> ds.PackedWeig
     return ds.PackedWeight(rows.reshape(w.shape[1], -1), kind, w.shape[0])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.data())
 def test_cpu_against_reference(data):
     draw = data.draw
@@ -445,7 +445,7 @@ def test_packed_weights_in_any_cache(real):
             assert_close(getattr(got, name), getattr(want, name).astype(float))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.data())
 def test_native_products_of_any_shape(data):
     draw = data.draw

@@ -110,7 +110,7 @@ def test_every_scenario_and_mode(scenario):
         assert by_reference["query"].dtype == got["query"].dtype
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 @given(st.data())
 def test_every_shape_form_and_thread_count(data):
     draw = data.draw

@@ -129,7 +129,7 @@ def test_a_folder_without_a_part_is_refused(copy, name):
         ds.load(copy)
 
 
-@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=120, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
 def test_no_corruption_does_worse_than_an_error(saved, tmp_path, data):
     name = data.draw(st.sampled_from(["config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"]))

@@ -185,7 +185,7 @@ class Sequences(RuleBasedStateMachine):
             assert all(child in kept[:place] for child in page.children.values())
 
 
-Sequences.TestCase.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+Sequences.TestCase.settings = settings(max_examples=60, stateful_step_count=40)
 TestSequences = Sequences.TestCase
 
 

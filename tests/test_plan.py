@@ -156,7 +156,7 @@ def example(data):
     return processors, logits, tokens, prompt
 
 
-@settings(max_examples=1500, deadline=None)
+@settings(max_examples=1500)
 @given(st.data())
 def test_a_plan_equals_its_processors(data):
     processors, logits, tokens, prompt = example(data)
@@ -182,7 +182,7 @@ def test_a_plan_equals_its_processors(data):
         assert_same_chain(mine.processed[0], narrow)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.data())
 def test_repair_finds_the_nan_that_no_step_before_it_has_forbidden(data):
     rng = np.random.default_rng(data.draw(st.integers(0, 2**32)))
@@ -286,7 +286,7 @@ def test_every_class_that_a_row_can_use_has_a_rule():
     assert set(p.__all__) - beams - dense - audio - detectors | from_params == {cls.__name__ for cls in RULES}
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     st.lists(st.integers(0, 4) | st.integers(0, 99), min_size=1, max_size=60),
     st.integers(0, 60),

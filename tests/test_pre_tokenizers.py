@@ -161,7 +161,7 @@ TEXT = st.lists(
 
 
 @pytest.mark.parametrize("pre", WORDS)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(text=TEXT)
 def test_ids_are_those_of_plain_python(pre, text):
     assert ours(pre).encode(text) == expected(pre, text)

@@ -58,7 +58,7 @@ def plain_dry(ids: list[int], breakers: set[int], allowed_length: int) -> dict[i
     return found
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=40), st.sets(st.integers(0, 3), max_size=2), st.integers(1, 4))
 def test_dry_equals_a_plain_search(ids, breakers, allowed_length):
     scores = ds.DRYLogitsProcessor(1.0, 2.0, allowed_length, breakers)(np.array([ids]), np.zeros((1, 4)))
@@ -94,7 +94,7 @@ def test_xtc_tosses_one_coin_a_row_and_position():
             assert acted.tolist() == coins
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.floats(-30, 30), min_size=1, max_size=9), st.floats(0.1, 4), st.floats(0.05, 20))
 def test_top_n_sigma_is_blind_to_temperature(row, n, temperature):
     scores = np.array([row])

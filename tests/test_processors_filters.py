@@ -130,7 +130,7 @@ def test_of_ties_the_lowest_ids_stay(name):
                     assert not (marks[:-1] > marks[1:]).any()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(np_arrays(np.float32, (2, 9), elements=st.floats(-40, 40, width=32)), st.floats(0.01, 0.99))
 def test_filters_keep_values_and_the_maximum(scores, value):
     for name in FILTERS:
@@ -141,7 +141,7 @@ def test_filters_keep_values_and_the_maximum(scores, value):
             assert np.all(result.max(axis=-1) == scores.max(axis=-1))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(np_arrays(np.float64, (1, 12), elements=st.floats(-9, 9)), st.floats(0.05, 0.9), st.floats(0.01, 0.09))
 def test_a_wider_filter_keeps_more(scores, value, more):
     signs = {"TopPLogitsWarper": 1, "TopHLogitsWarper": 1, "MinPLogitsWarper": -1, "EpsilonLogitsWarper": -1}

@@ -118,7 +118,7 @@ def test_prefix_constrained_rescues_an_unsatisfiable_item():
     agree(ours, hf.PrefixConstrainedLogitsProcessor(lambda batch, row: [0], 2)(ids, scores))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=12), st.integers(1, 4))
 def test_no_n_gram_comes_twice(ids, n):
     result = ds.NoRepeatNGramLogitsProcessor(n)(np.array([ids]), np.zeros((1, 4)))
@@ -127,7 +127,7 @@ def test_no_n_gram_comes_twice(ids, n):
         assert (result[0, token] == -INF) == (len(ids) >= n and (*ids[len(ids) - n + 1 :], token) in seen)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.lists(st.floats(-50, 50), min_size=1, max_size=9))
 def test_normalised_scores_are_log_probabilities(row):
     result = ds.LogitNormalization()(None, np.array([row]))

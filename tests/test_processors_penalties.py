@@ -123,7 +123,7 @@ def test_sequence_bias_equals_transformers(listed):
             agree(call(ours, in_numpy(ids), np.array(in_numpy(scores))), theirs(ids, scores), units=2)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.integers(0, 6), min_size=1, max_size=9), st.floats(0.1, 5))
 def test_repetition_is_applied_once_a_token(ids, penalty):
     scores = np.linspace(-2, 2, 7)[None]
@@ -133,7 +133,7 @@ def test_repetition_is_applied_once_a_token(ids, penalty):
     assert set(np.flatnonzero(once[0] != scores[0])) <= set(ids)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.integers(2, 5), st.integers(1, 3), st.data())
 def test_hamming_subtracts_the_count(groups, sub_beams, data):
     beams, vocab, batch = groups * sub_beams, 5, 2

@@ -62,7 +62,7 @@ def test_deepseek_v3_from_a_gguf_file_is_that_of_its_tokenizer_json(deepseek_v3)
         assert ours.decode(ours.encode(text)) == theirs.decode(ours.encode(text))
 
 
-@settings(max_examples=200, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(text=TEXT)
 def test_deepseek_v3_cuts_any_text_alike(deepseek_v3, text):
     ours, theirs = deepseek_v3

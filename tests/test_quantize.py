@@ -37,7 +37,7 @@ def test_k_quants_are_read_back_as_near_as_their_bits(kind, rng):
 
 
 @pytest.mark.parametrize("kind", ERRORS)
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(data=st.data())
 def test_no_values_do_worse_than_their_grid(kind, data):
     """Zeros, constants, one outlier: the error is a few steps of the coarsest grid at most."""

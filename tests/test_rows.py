@@ -37,7 +37,7 @@ def row_of(history, parts, *, greedy=False, seed=0, top_logprobs=None, ends=(), 
     )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.integers(0, 2**32))
 def test_a_step_is_decode_step_on_what_the_history_makes_of_the_parts(seed):
     rng = np.random.default_rng(seed)

@@ -68,7 +68,7 @@ def alone(params, prompt, rows):
     return out, result.reason[0]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.integers(0, 2**32))
 def test_a_row_is_the_same_whoever_comes_and_goes(seed):
     rng = np.random.default_rng(seed)
@@ -94,7 +94,7 @@ def test_a_row_is_the_same_whoever_comes_and_goes(seed):
         assert (taken[i], ended[i]) == alone(*everyone[i], own[i])
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.integers(0, 2**32))
 def test_processed_is_what_the_chain_of_classes_gives(seed):
     rng = np.random.default_rng(seed)
@@ -116,7 +116,7 @@ def test_processed_is_what_the_chain_of_classes_gives(seed):
         assert_same_chain(got[b], scores[0])
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.integers(0, 2**32))
 def test_ended_rows_may_stay_where_they_are(seed):
     rng = np.random.default_rng(seed)

@@ -174,7 +174,7 @@ def cases(draw: st.DrawFn) -> dict[str, Any]:
     }
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=400)
 @given(cases())
 def test_against_the_oracle(case: dict[str, Any]) -> None:
     cache, update, starts, axis, mode = (case[name] for name in ("cache", "update", "starts", "axis", "mode"))

@@ -62,7 +62,7 @@ def expected(text):
     return [i for word in WORDS["kimi-k2"](text) for i in merged(word.encode())]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(text=TEXT)
 def test_ids_are_those_of_ranks_in_plain_python(ours, text):
     assert ours.encode(text) == expected(text)

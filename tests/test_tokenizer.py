@@ -247,7 +247,7 @@ def spm_pieces(text, scores):
 WORD = st.text("ab▁é", min_size=2, max_size=7).filter(lambda piece: not is_repetition(piece))
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(
     words=st.lists(WORD, unique=True, max_size=25),
     seed=st.integers(0, 1000),

@@ -292,7 +292,7 @@ def test_ks_max_rounds_up_to_eight() -> None:
 
 ROWS = st.lists(st.integers(-12, 12).map(lambda n: n / 4), min_size=1, max_size=40)  # plenty of ties
 COUNTS, SHARES = st.integers(-1, 42), st.integers(0, 33).map(lambda n: n / 32 + 0.003)
-LAW = settings(max_examples=60, deadline=None)
+LAW = settings(max_examples=60)
 
 
 @LAW

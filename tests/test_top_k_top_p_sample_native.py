@@ -117,7 +117,7 @@ def test_both_backends_have_the_same_bits(kind: str, vocab: int) -> None:
         compare(kind, vocab, seed)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.sampled_from(KINDS), st.integers(1, 700), st.integers(0, 2**32 - 1))
 def test_drawn_rows_have_the_same_bits(kind: str, vocab: int, seed: int) -> None:
     compare(kind, vocab, seed)

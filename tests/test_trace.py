@@ -27,7 +27,7 @@ def entropy_of(probabilities):
     return float(-(q * np.log(q)).sum())
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.data())
 def test_every_stage_is_what_the_classes_make(data):
     rng = np.random.default_rng(data.draw(st.integers(0, 2**32)))
