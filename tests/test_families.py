@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import shutil
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -415,10 +416,10 @@ def no_weight_is_read(monkeypatch):
 CONTRADICTIONS = {
     "no such architecture": ({"model_type": "falcon"}, "model_type 'falcon' is not supported"),
     "an architecture that is no name": ({"model_type": ["llama"]}, r"model_type \['llama'\] is not supported"),
-    "more experts than there are": ({"num_experts_per_tok": 13}, "the router: used must be in"),
-    "more experts than groups leave": ({"num_experts_per_tok": 7}, "the router: used must be in"),
-    "groups that do not divide": ({"n_group": 5}, "the router: groups must be a divisor of the 12 experts"),
-    "more groups than there are": ({"topk_group": 9}, "the router: kept_groups"),
+    "more experts than there are": ({"num_experts_per_tok": 13}, "config.json: num_experts_per_tok must be in"),
+    "more experts than groups leave": ({"num_experts_per_tok": 7}, "config.json: num_experts_per_tok must be in"),
+    "groups that do not divide": ({"n_group": 5}, "config.json: n_group must be a divisor of the 12 experts"),
+    "more groups than there are": ({"topk_group": 9}, "config.json: topk_group must be in"),
     "groups of one": ({"n_group": 12, "topk_group": 12}, "two experts or more"),
     "another number of experts": ({"n_routed_experts": 16}, "mlp.gate.weight has shape .12, 32., not .16, 32."),
     "fewer layers than tensors": ({"num_hidden_layers": 2}, "does not know: model.layers.2"),
@@ -543,8 +544,8 @@ def test_scales_and_corrections_that_are_no_numbers_or_not_there_are_refused(tmp
 
 GGUF_CHANGES = {
     "an unknown gating function": ({"expert_gating_func": 3}, "expert_gating_func 3 is not supported"),
-    "more experts than there are": ({"expert_used_count": 13}, "the router: used"),
-    "groups that do not divide": ({"expert_group_count": 5}, "the router: groups must be a divisor"),
+    "more experts than there are": ({"expert_used_count": 13}, "metadata deepseek2.expert_used_count must be in"),
+    "groups that do not divide": ({"expert_group_count": 5}, "metadata deepseek2.expert_group_count must be a divisor"),
     "another number of experts": ({"expert_count": 16}, "ffn_gate_inp.weight has shape"),
     "no latent": ({"attention.kv_lora_rank": None}, "deepseek2.attention.kv_lora_rank is missing"),
     "more rotated than a head has": ({"rope.dimension_count": 22}, "rope.dimension_count 22"),
@@ -599,3 +600,34 @@ def test_env_tells_what_a_model_is_and_how_it_would_run(folder, capsys):
     assert facts["tokens_a_second_at_most"] == pytest.approx(facts["memory_bytes_a_second"] / active, rel=1e-3)
     assert cli.main(["env", "--model", str(path / "config.json")]) == 1
     assert "not a GGUF file" in capsys.readouterr().err
+
+
+UNLOADABLE = {
+    "a rotation": ("config.json", {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}}, "rope_type 'dynamic' is not"),
+    "a tokenizer": ("tokenizer.json", {}, "tokenizer.json: corrupt or not supported"),
+    "a template": ("tokenizer_config.json", {"chat_template": 3}, "the chat template 'default' must be a string"),
+}
+
+
+@pytest.mark.parametrize(("file", "changes", "message"), UNLOADABLE.values(), ids=UNLOADABLE)
+def test_env_refuses_what_load_refuses(folder, tmp_path, capsys, file, changes, message):
+    shutil.copytree(folder("deepseek_v3", 0)[1], tmp_path, dirs_exist_ok=True)
+    data = json.loads((tmp_path / file).read_text()) if changes else {}
+    (tmp_path / file).write_text(json.dumps(data | changes))
+    with pytest.raises(ModelError, match=message):
+        ds.load(tmp_path)
+    assert cli.main(["env", "--model", str(tmp_path)]) == 1
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("family", "name"),
+    [("deepseek_v2", "num_experts"), ("deepseek_v3", "num_local_experts"), ("glm4_moe_lite", "num_local_experts")],
+)
+def test_the_number_of_experts_has_the_names_that_transformers_reads(folder, tmp_path, ids, family, name):
+    _, path = folder(family, 0)
+    shutil.copytree(path, tmp_path, dirs_exist_ok=True)
+    config = json.loads((path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {name: config["n_routed_experts"], "n_routed_experts": 3}))
+    renamed, plain = (ds.load(place, dtype="float32").logits(ids[:10]) for place in (tmp_path, path))
+    assert np.array_equal(renamed, plain)

@@ -13,7 +13,6 @@ import numpy as np
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType
 from gguf.quants import dequantize
 
-from decodestep._base.checks import RequestError
 from decodestep.models.architectures import folder, folder_rope, gguf, names
 from decodestep.models.architectures.names import Part
 from decodestep.models.config import Config
@@ -53,7 +52,6 @@ class Checkpoint:
     def __init__(self, file: GgufFile | ModelFolder) -> None:
         self.file, self.path = file, file.path
         self.config: Config = gguf.config_of(file) if isinstance(file, GgufFile) else folder.config_of(file)
-        _check_router(self.path, self.config)
         self._tensors: dict[str, Tensor] | dict[str, SafeTensor] = file.tensors
         of_folder = names.FOLDER_WITH_POST_NORMS if self.config.post_norms else names.FOLDER
         self._table = names.GGUF if isinstance(file, GgufFile) else of_folder
@@ -182,14 +180,6 @@ class Checkpoint:
         for i, line in enumerate(scale):
             values[i * _TILE : (i + 1) * _TILE] *= np.repeat(line, _TILE)[:inputs]
         return values
-
-
-def _check_router(path: Path, config: Config) -> None:
-    if config.experts is not None:
-        try:
-            config.experts.rule.check(config.experts.count, f"{path}: the router")
-        except RequestError as error:  # of a file, not of a call
-            raise ModelError(str(error)) from error
 
 
 def open_checkpoint(path: Path) -> Checkpoint:

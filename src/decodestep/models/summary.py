@@ -5,19 +5,23 @@ from __future__ import annotations
 from typing import Any
 
 from decodestep.models import layers, step
+from decodestep.models.chat import ChatTemplate
 from decodestep.models.checkpoint import Checkpoint
 from decodestep.models.gguf_file import GgufFile
 from decodestep.models.kv_cache import PAGE
 
 
 def summary(checkpoint: Checkpoint) -> dict[str, Any]:
-    """Facts by name. Raises ModelError as `load` does before it reads weights.
+    """Facts by name. Raises ModelError as `load` does before it reads weights, so what is described here can be loaded.
 
     weight_bytes: the bytes of the weights that one token needs, as stored: without the experts that it does not use, and with
     one row of an embedding that is not tied to the logits. cache: the type of cached keys and values. cache_bytes: per
     position.
     """
+    ChatTemplate(checkpoint.file.chat_templates())
+    checkpoint.tokenizer()
     checkpoint.check()
+    checkpoint.ropes()
     config = checkpoint.config
     latent, experts = config.latent_attention, config.experts
     why = step.obstacle(config)

@@ -9,8 +9,18 @@ import numpy as np
 from decodestep.models import metadata as md
 from decodestep.models.architectures.defaults import DEFAULTS
 from decodestep.models.architectures.limits import LEAST_FACTOR, MAX_CONTEXT, MAX_WIDTH, MOST_FACTOR
+from decodestep.models.architectures.router import checked
 from decodestep.models.errors import ModelError
 from decodestep.models.model_folder import ModelFolder
+from decodestep.ops.expert_router.arguments import RouterRule
+
+_ROUTER = {"used": "num_experts_per_tok", "groups": "n_group", "kept_groups": "topk_group"}
+# Keys that transformers' classes read as another one, which they replace, by family.
+_SYNONYMS = {
+    "deepseek_v2": {"num_experts": "n_routed_experts"},
+    **{kind: {"num_local_experts": "n_routed_experts"} for kind in ("deepseek_v3", "kimi_k2", "glm4_moe_lite")},
+    "qwen3_moe": {"num_local_experts": "num_experts"},  # which is what it saves
+}
 
 
 class Keys:
@@ -25,7 +35,9 @@ class Keys:
         if kind == "mistral" and "layer_types" in folder.config:
             kind = "ministral"  # as transformers' AutoConfig takes it: Mistral's own class does not read the key
         self.kind: str = kind
-        self._data = {f"config.json: {key}": value for key, value in (DEFAULTS[kind] | folder.config).items()}
+        found = {key: folder.config.get(name) for name, key in _SYNONYMS.get(kind, {}).items()}
+        data = DEFAULTS[kind] | folder.config | {key: value for key, value in found.items() if value is not None}
+        self._data = {f"config.json: {key}": value for key, value in data.items()}
 
     def get(self, key: str) -> Any:
         return self._data.get(f"config.json: {key}")
@@ -41,6 +53,10 @@ class Keys:
 
     def flag(self, key: str, default: bool = False) -> bool:
         return default if self.get(key) is None else md.flag(self._data, f"config.json: {key}", default)
+
+    def router(self, rule: RouterRule, experts: int) -> RouterRule:
+        """The rule, if it is valid for this number of experts."""
+        return checked(rule, experts, f"{self.path}: config.json", _ROUTER)
 
     def refuse(self, what: str) -> ModelError:
         return ModelError(f"{self.path}: config.json: {what}")

@@ -129,7 +129,7 @@ def _experts(keys: Keys, layers: int) -> Experts | None:
         groups, kept = keys.size("n_group"), keys.size("topk_group")
         group_score = "top_two" if groups > 1 else "maximum"
         rule = RouterRule(used, "sigmoid", groups, kept, group_score, keys.flag("norm_topk_prob"), scale)
-    return Experts(count, width, shared, rule, corrected=rule.scores == "sigmoid", layers=sparse)
+    return Experts(count, width, shared, keys.router(rule, count), corrected=rule.scores == "sigmoid", layers=sparse)
 
 
 def _predictors(folder: ModelFolder, layers: int, keys: Keys) -> int:

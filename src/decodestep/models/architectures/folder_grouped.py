@@ -104,16 +104,14 @@ def _head_norms(keys: Keys, common: dict[str, Any]) -> dict[str, Any]:
 
 
 def _qwen3_moe_more(keys: Keys, common: dict[str, Any]) -> dict[str, Any]:
-    # transformers saves it by another name than published files have.
-    name = "num_experts" if keys.get("num_local_experts") is None else "num_local_experts"
-    count, layers = keys.size(name, least=0, most=MAX_EXPERTS), common["layers"]
+    count, layers = keys.size("num_experts", least=0, most=MAX_EXPERTS), common["layers"]
     step, dense = keys.size("decoder_sparse_step", most=MAX_LAYERS), keys.get("mlp_only_layers") or []
     if not isinstance(dense, list):
         raise keys.refuse("mlp_only_layers must be a list")
     sparse = tuple(count > 0 and i not in dense and (i + 1) % step == 0 for i in range(layers))
     if not any(sparse):
         return _head_norms(keys, common)
-    rule = RouterRule(keys.size("num_experts_per_tok"), "softmax", normalise=keys.flag("norm_topk_prob"))
+    rule = keys.router(RouterRule(keys.size("num_experts_per_tok"), "softmax", normalise=keys.flag("norm_topk_prob")), count)
     experts = Experts(count, keys.size("moe_intermediate_size"), shared=0, rule=rule, corrected=False, layers=sparse)
     return {"experts": experts, **_head_norms(keys, common)}
 

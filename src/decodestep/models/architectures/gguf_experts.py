@@ -57,7 +57,7 @@ def experts_of(keys: GgufKeys, common: dict[str, Any], gating: Gating | None = N
         count,
         width,
         shared=width * keys.size("expert_shared_count", 0, least=0, most=MAX_EXPERTS),
-        rule=rule,
+        rule=keys.router(rule, count),
         corrected=names.GGUF["correction"].format(i=dense) in keys.file.tensors,
         layers=tuple(i >= dense for i in range(layers)),
     )

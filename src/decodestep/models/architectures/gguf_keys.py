@@ -10,7 +10,11 @@ from typing import Any, Protocol
 from decodestep.models import metadata as md
 from decodestep.models.architectures import names
 from decodestep.models.architectures.limits import MAX_CONTEXT, MAX_HEADS, MAX_LAYERS, MAX_WIDTH
+from decodestep.models.architectures.router import checked
 from decodestep.models.errors import ModelError
+from decodestep.ops.expert_router.arguments import RouterRule
+
+_ROUTER = {"used": "expert_used_count", "groups": "expert_group_count", "kept_groups": "expert_group_used_count"}
 
 
 class Described(Protocol):
@@ -70,6 +74,11 @@ class GgufKeys:
             "norm_eps": self.number("attention.layer_norm_rms_epsilon", least=1e-30, most=1.0),
             "tied": names.GGUF["output"] not in self.file.tensors,
         }
+
+    def router(self, rule: RouterRule, experts: int) -> RouterRule:
+        """The rule, if it is valid for this number of experts."""
+        names = {field: f"metadata {self._key(key)}" for field, key in _ROUTER.items()}
+        return checked(rule, experts, str(self.file.path), names)
 
     def refuse(self, what: str) -> ModelError:
         return ModelError(f"{self.file.path}: {what}")

@@ -1,0 +1,18 @@
+"""The rule of a mixture's router as a checkpoint gives it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from decodestep._base.checks import RequestError
+from decodestep.models.errors import ModelError
+from decodestep.ops.expert_router.arguments import RouterRule
+
+
+def checked(rule: RouterRule, experts: int, where: str, names: Mapping[str, str]) -> RouterRule:
+    """The rule, if it is valid for this number of experts. names: the checkpoint's keys of its fields, for the ModelError."""
+    try:
+        rule.check(experts, where, names)
+    except RequestError as error:  # of a file, not of a call
+        raise ModelError(str(error)) from error
+    return rule
