@@ -542,6 +542,17 @@ def test_scales_and_corrections_that_are_no_numbers_or_not_there_are_refused(tmp
         ds.load(tmp_path)
 
 
+@pytest.mark.parametrize("dtype", ["auto", "float32"])
+@pytest.mark.parametrize("suffix", ["", "_scale_inv"])
+def test_float8_values_that_are_not_finite_are_refused_by_name(tmp_path, dtype, suffix):
+    tensors, name = float8(families.model_of("deepseek_v3", 0), tmp_path), "model.layers.1.mlp.experts.3.up_proj.weight"
+    broken = torch.full_like(tensors[name].float(), torch.nan).to(torch.float8_e4m3fn)
+    tensors[name + suffix] = torch.full_like(tensors[name + suffix], 3e38) if suffix else broken
+    safetensors.torch.save_file(tensors, tmp_path / "model.safetensors")
+    with pytest.raises(ModelError, match=f"tensor {name} has values that are not finite"):
+        ds.load(tmp_path, dtype=dtype)
+
+
 GGUF_CHANGES = {
     "an unknown gating function": ({"expert_gating_func": 3}, "expert_gating_func 3 is not supported"),
     "more experts than there are": ({"expert_used_count": 13}, "metadata deepseek2.expert_used_count must be in"),

@@ -178,7 +178,10 @@ class Checkpoint:
         values = _FLOAT8_VALUES[tensor.read()].reshape(rows, inputs)
         scale = float32_of(self._tensors[tensor.name + _SCALE])
         for i, line in enumerate(scale):
-            values[i * _TILE : (i + 1) * _TILE] *= np.repeat(line, _TILE)[:inputs]
+            with np.errstate(over="ignore", invalid="ignore"):
+                values[i * _TILE : (i + 1) * _TILE] *= np.repeat(line, _TILE)[:inputs]
+        if not np.isfinite(values).all():
+            raise ModelError(f"{self.path}: tensor {tensor.name} has values that are not finite")
         return values
 
 
