@@ -8,8 +8,9 @@
         [--kind Q4_0 Q4_1 Q4_K_M Q5_K_M Q6_K Q8_0 IQ4_XS F16 BF16] [--layers 27] [--experts 64] [--folder DIR] ...
 
 With --model, files of the models' shapes with random weights are written to the folder and run one after another, in each kind
-and on each number of threads, with fewer layers or experts if memory is short, which is printed. DECODESTEP_ISA=avx2 measures a
-lower instruction set; LLAMA_CPP_LIB_PATH selects a llama.cpp built for the same one.
+and on each number of threads. They have all layers and experts unless --layers and --experts say fewer, for a machine whose
+memory is short; each file's line says how many. DECODESTEP_ISA=avx2 measures a lower instruction set;
+LLAMA_CPP_LIB_PATH selects a llama.cpp built for the same one.
 
 Steps are timed without sampling: from a token to the next logits. Each round times every peer once. Verified first: the most
 likely tokens are the peer's, except near ties. The floor of a decoded token is one read of the weights and of the cache, at the
@@ -233,8 +234,10 @@ def main() -> None:
 
 def files(chosen: Any) -> Iterator[tuple[str, Path | str]]:
     """The models to run, by what their cases are called: files that are written now, or the one that is given."""
+    folder = Path(chosen.folder)
+    folder.mkdir(parents=True, exist_ok=True)
     for name, kind in itertools.product(filter(None, chosen.model), chosen.kind):
-        path = Path(chosen.folder) / f"{name}-{kind}-{chosen.layers}-{chosen.experts}.gguf"
+        path = folder / f"{name}-{kind}-{chosen.layers}-{chosen.experts}.gguf"
         print("\n" + random_models.write(path, name, kind, layers=chosen.layers, experts=chosen.experts))
         yield f"{name} {kind}", path
     if not any(chosen.model):
