@@ -19,6 +19,7 @@ from transformers import PreTrainedTokenizerFast
 
 import decodestep as ds
 import families
+from decodestep import cli
 from decodestep.models import ModelError
 from decodestep.models.json_file import parse_object
 from decodestep.models.model_folder import ModelFolder
@@ -184,6 +185,22 @@ def test_added_tokens_that_the_model_has_no_row_for_are_text(copy, place):
     for text in ["ab<image>", *TEXTS]:
         assert model.tokenizer.encode(text) == before.encode(text)
     assert len(model.tokenizer) == 300 and 300 not in model.tokenizer.special
+
+
+def test_rows_of_the_model_beyond_the_tokenizer_have_no_spelling(copy, capsys):
+    """Published models have a number of rows that suits a device, more than tokens."""
+    data = json.loads((copy / "tokenizer.json").read_text())
+    data["model"]["vocab"] = {token: i for token, i in data["model"]["vocab"].items() if i < 280}
+    data["model"]["merges"] = []
+    data["added_tokens"] = [token for token in data["added_tokens"] if token["id"] < 280]
+    (copy / "tokenizer.json").write_text(json.dumps(data))
+    model = ds.load(copy)
+    assert len(model.tokenizer) <= 280 < model.config.vocab_size
+    assert model.tokenizer.token(299) == model.tokenizer.token(-1) == model.tokenizer.decode([299]) == ""
+    greedy = ["--raw", "--greedy", "--max-new-tokens", "1", "--json", "--logprobs", "300"]
+    assert cli.main(["generate", "ab", "--model", str(copy), *greedy]) == 0
+    (step,) = json.loads(capsys.readouterr().out)["logprobs"]
+    assert {found["token_id"]: found["token"] for found in step["top_raw"]}[299] == ""
 
 
 def test_a_vocabulary_beyond_the_model_is_refused(copy):

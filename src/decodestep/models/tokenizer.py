@@ -106,5 +106,5 @@ class Tokenizer:
         return frozenset(i for i in self.special - self.end_token_ids if self.token(i) in names)
 
     def token(self, token_id: int | None) -> str:
-        """A token as it is written in the vocabulary; '' for None."""
-        return "" if token_id is None else self._vocabulary.tokens[token_id]
+        """A token as it is written in the vocabulary; '' for None, and for an id beyond it: a model may have more rows."""
+        return "" if token_id is None or not 0 <= token_id < len(self) else self._vocabulary.tokens[token_id]
