@@ -182,3 +182,14 @@ def test_a_tokenizer_without_a_name_is_refused(folder, tmp_path, capsys):
     assert "no tokenizer of the GGUF format" in capsys.readouterr().err
     with pytest.raises(ModelError):
         ds.load(tmp_path / "out.gguf")
+
+
+def test_a_tokenizer_without_merges_is_refused(tmp_path, capsys):
+    """llama.cpp: cannot find tokenizer merges in model file."""
+    source = families.save(families.model_of("deepseek_v3", 0), tmp_path / "in")
+    data = json.loads((source / "tokenizer.json").read_text())
+    data["model"]["merges"] = []
+    (source / "tokenizer.json").write_text(json.dumps(data))
+    assert cli.main(["quantize", str(source), str(tmp_path / "out.gguf"), "--type", "f16"]) == 1
+    assert "no merges" in capsys.readouterr().err
+    assert not list(tmp_path.glob("*.gguf*"))

@@ -44,6 +44,8 @@ def tokenizer_fields(tokenizer: FolderTokenizer, vocab_size: int, kind: str, whe
     added = {token["id"]: token for token in definition["added_tokens"]}
     spm = "ByteLevel" not in tokenizer.kinds
     merges = [merge if isinstance(merge, list) else merge.split(" ") for merge in model["merges"]]
+    if not spm and not merges:
+        raise ModelError(f"{where}: llama.cpp does not load a file whose tokenizer has no merges")
     fields: dict[str, Any] = {
         "tokenizer.ggml.model": "llama" if spm else "gpt2",
         "tokenizer.ggml.tokens": [token or f"[PAD{i}]" for i, token in enumerate(tokens)],
