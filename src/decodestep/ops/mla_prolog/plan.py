@@ -94,15 +94,7 @@ def mla_prolog_plan(
         return MlaPrologPlan(MlaPrologTilingKey.decode(key.encode()), (), (), 1, (), heads_dequant, 0)
 
     step = min(_STEP, tokens)
-    down, up = 32 if s.full else 16, 32 if s.partial else 16  # the columns that 32 bytes of a weight hold
-    latent, projected = hckv + rope, heads * (nope + rope)
-    core_heads = -(-heads // aic)
-    matmuls: tuple[Matmul, ...] = (
-        _matmul("MatmulCq", step, hidden, hcq, _single_n(hcq, aic, down)),
-        _matmul("MatmulCkvKr", step, hidden, latent, _CKVKR_COLUMNS if aic >= _CKVKR_CORES else _single_n(latent, aic, down)),
-        _matmul("MatmulQcQr", step, hcq, projected, _single_n(projected, aic, nope + rope if dequant else up)),
-        Matmul("MatmulQn", step, nope, hckv, hckv, -(-heads // core_heads), heads, core_heads),
-    )
+    matmuls = _matmuls(s, step, heads, hidden, hcq, hckv, nope, rope, aic)
     if empty_cache:
         matmuls = (matmuls[0], *matmuls[2:])
     cores = min(step, aiv)
@@ -114,6 +106,22 @@ def mla_prolog_plan(
         tuple(step // cores + (i < step % cores) for i in range(cores)),
         heads_dequant,
         _workspace(s, step, heads, hcq, hckv, nope, rope),
+    )
+
+
+def _matmuls(
+    s: Scenario, step: int, heads: int, hidden: int, hcq: int, hckv: int, nope: int, rope: int, aic: int
+) -> tuple[Matmul, ...]:
+    """The products of a step and their split over the cube cores."""
+    down, up = 32 if s.full else 16, 32 if s.partial else 16  # the columns that 32 bytes of a weight hold
+    unit = nope + rope if _dequantises(s, heads) else up  # whole heads
+    latent, projected = hckv + rope, heads * (nope + rope)
+    core_heads = -(-heads // aic)
+    return (
+        _matmul("MatmulCq", step, hidden, hcq, _single_n(hcq, aic, down)),
+        _matmul("MatmulCkvKr", step, hidden, latent, _CKVKR_COLUMNS if aic >= _CKVKR_CORES else _single_n(latent, aic, down)),
+        _matmul("MatmulQcQr", step, hcq, projected, _single_n(projected, aic, unit)),
+        Matmul("MatmulQn", step, nope, hckv, hckv, -(-heads // core_heads), heads, core_heads),
     )
 
 
