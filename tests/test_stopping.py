@@ -269,6 +269,18 @@ def test_the_same_strings_are_refused(both, strings):
     same_error(lambda: ds.StopStringCriteria(tokenizer, strings), lambda: hf.StopStringCriteria(tokenizer, strings))
 
 
+@pytest.mark.parametrize(
+    ("tokenizer", "strings", "message"),
+    [
+        (byte_level(), 5, r"stop_strings must be a string or a non-empty list of strings; got 5"),
+        ("gpt2", "end", r"tokenizer must be one of transformers or tokenizers; got 'gpt2'"),
+    ],
+)
+def test_what_is_no_string_and_no_tokenizer_is_refused(tokenizer, strings, message):
+    with pytest.raises(ValueError, match=f"StopStringCriteria: {message}"):
+        ds.StopStringCriteria(tokenizer, strings)
+
+
 def test_the_empty_string_always_stops():
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=byte_level())
     ids = torch.tensor([[3], [10**6]])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from array_api_compat import array_namespace, device
@@ -36,7 +36,8 @@ class StopStringCriteria(StoppingCriteria):
     """
 
     def __init__(self, tokenizer: Any, stop_strings: str | Sequence[str]) -> None:
-        self.stop_strings = (stop_strings,) if isinstance(stop_strings, str) else tuple(stop_strings)
+        several = stop_strings if isinstance(stop_strings, Iterable) else ()
+        self.stop_strings = (stop_strings,) if isinstance(stop_strings, str) else tuple(several)
         ok = bool(self.stop_strings) and all(isinstance(stop, str) for stop in self.stop_strings)
         require(ok, _OP, "stop_strings", "a string or a non-empty list of strings", stop_strings)
         text = tokenizer if isinstance(tokenizer, TokenText) else TokenText(tokenizer)

@@ -23,10 +23,12 @@ class TokenText:
 
     Token i adds pool[starts[i] : starts[i] + lengths[i]]; an id that is not a token has length -1. `in_bytes` says whether a
     token may hold part of a character: the tokenizer's decoder is ByteLevel or has ByteFallback.
-    Raises ValueError for a tokenizer that cannot encode and decode "abcdef".
+    Raises ValueError for what is no tokenizer, and for one that cannot encode and decode "abcdef".
     """
 
     def __init__(self, tokenizer: Any) -> None:
+        has_tokens = callable(getattr(tokenizer, "get_vocab", None))
+        require(has_tokens, "StopStringCriteria", "tokenizer", "one of transformers or tokenizers", tokenizer)
         self._tokenizer = tokenizer
         self._fast = _engine(tokenizer)
         self._mode = matching_mode(tokenizer)
