@@ -20,6 +20,7 @@ from transformers import (
     MaxLengthCriteria,
     PreTrainedTokenizerFast,
     StoppingCriteria,
+    TopKLogitsWarper,
 )
 from transformers.generation.streamers import BaseStreamer
 
@@ -275,6 +276,22 @@ def test_stop_strings(model, tokenizer, batch):
         sampling(stop_strings="a")
 
 
+def test_stop_strings_without_an_end_token(model, tokenizer):
+    """Rows that have ended go on until all have: as in stock."""
+    ids = prompt(2)
+    free = model.generate(ids, max_new_tokens=16, eos_token_id=None)
+    strings = tokenizer.convert_ids_to_tokens([int(free[0, 9]), int(free[1, 12])])
+    config = GenerationConfig(max_new_tokens=16)
+    before = model.generation_config
+    try:
+        model.generation_config = GenerationConfig()
+        stock = model.generate(ids, config, stop_strings=strings, tokenizer=tokenizer)
+        ours = model.generate(ids, config, custom_generate=sampling(stop_strings=strings, tokenizer=tokenizer))
+    finally:
+        model.generation_config = before
+    assert torch.equal(ours, stock) and stock.shape[1] < free.shape[1]
+
+
 def test_rows_that_end_need_a_padding(model):
     """Where the config has no end token, transformers makes no padding of it."""
     plain = GenerationConfig(max_new_tokens=9)
@@ -320,6 +337,32 @@ def test_a_streamer_hears_every_token(model):
 def test_what_is_refused(model, options, message):
     with pytest.raises(ValueError, match=message):
         model.generate(prompt(1), max_new_tokens=3, **options, custom_generate=sampling())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"streamer": 5}, r"streamer must be None or an object with methods put and end; got 5"),
+        ({"processors": [TopKLogitsWarper(3)]}, r"processors must be decodestep's; pass those .*; got TopKLogitsWarper"),
+    ],
+    ids=lambda value: next(iter(value)) if isinstance(value, dict) else "",
+)
+def test_arguments_that_are_refused_at_once(arguments, message):
+    with pytest.raises(ValueError, match=f"sampling: {message}"):
+        sampling(**arguments)
+
+
+@pytest.mark.parametrize("seed", [b"a", "7", 1.0, True, [1, 2], [1.5], -1, np.array([1, 2])], ids=repr)
+def test_seeds_that_are_refused(model, seed):
+    with pytest.raises(ValueError, match="seed must be"):
+        model.generate(prompt(1), max_new_tokens=3, custom_generate=sampling(seed=seed))
+
+
+@pytest.mark.parametrize("kind", [tuple, np.array, torch.tensor])
+def test_seeds_are_a_sequence_or_an_array(model, kind):
+    ids, options = prompt(2), {"max_new_tokens": 8, "do_sample": True}
+    expected = model.generate(ids, **options, custom_generate=sampling(seed=[3, 4]))
+    assert torch.equal(model.generate(ids, **options, custom_generate=sampling(seed=kind([3, 4]))), expected)
 
 
 def test_the_notes_of_generate_in_a_config_are_passed_over(model):

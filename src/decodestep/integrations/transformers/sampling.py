@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import EosTokenCriteria, MaxLengthCriteria
+from transformers import EosTokenCriteria, LogitsProcessor, MaxLengthCriteria
 from transformers.generation import GenerateDecoderOnlyOutput
 from transformers.generation.configuration_utils import GenerationMode
 from transformers.generation.utils import ALL_CACHE_NAMES
@@ -40,19 +40,25 @@ def sampling(
     given logits processors, prefix_allowed_tokens_fn or a prompt with tokens outside the vocabulary, transformers' whole chain
     runs and only the draw is replaced. Custom stopping criteria are called at every step.
 
-    seed: an integer in [0, 2^64), with which row b of the batch uses `random.sample_seed(seed, b)`; a sequence of one for each
-        row, counted after num_return_sequences; None for a new one for each row. torch's generator is not used.
+    seed: an integer in [0, 2^64), with which row b of the batch uses `random.sample_seed(seed, b)`; a sequence or an array of
+        one for each row, counted after num_return_sequences; None for a new one for each row. torch's generator is not used.
     streamer: receives the new tokens, as from `generate`, of a single row. With custom_generate, `generate` passes only the
         prompt to its own streamer: pass the streamer to both.
     stop_strings, tokenizer: a row ends after the token that completes one of the strings, as with `generate`'s own arguments,
-        which it refuses together with custom_generate. They need a pad_token_id in a batch of several rows.
-    processors: as for `Sampler`: fused if there is a rule for them.
+        which it refuses together with custom_generate. Without an end token, the rows of a batch continue until all have ended.
+    processors: as for `Sampler`: fused if there is a rule for them. Those of transformers are `generate`'s logits_processor.
 
     The callable returns what `generate` does: ids, or with return_dict_in_generate a GenerateDecoderOnlyOutput with scores and
     logits as transformers reports them (output_scores additionally runs its chain of processors).
     It raises ValueError for beam search, prompt lookup and other decoding modes, for models with an encoder, for unknown
     fields, and for a wrong number of seeds.
     """
+    is_streamer = all(callable(getattr(streamer, name, None)) for name in ("put", "end"))
+    require(streamer is None or is_streamer, _OP, "streamer", "None or an object with methods put and end", streamer)
+    shared = processors if isinstance(processors, Sequence) else ()
+    foreign = [type(each).__name__ for each in shared if isinstance(each, LogitsProcessor)]
+    rule = "decodestep's; pass those of transformers to generate as logits_processor"
+    require(not foreign, _OP, "processors", rule, Words(", ".join(foreign)))
     if stop_strings is not None and tokenizer is None:
         refuse(_OP, "tokenizer", "given together with stop_strings", None)
     stops = None if stop_strings is None else StopStringCriteria(tokenizer, stop_strings)
@@ -103,9 +109,8 @@ class _Loop:
     def run(self, processors: Processors, stops: StopStringCriteria | None, streamer: Any) -> Any:
         if stops is not None:
             self.criteria.append(stops)
-            self.rows_end = True
         padded = self.pad is not None or len(self.ids) == 1 or not self.rows_end
-        require(padded, _OP, "pad_token_id", "given if end tokens or stop strings end the rows of a batch", None)
+        require(padded, _OP, "pad_token_id", "given if end tokens end the rows of a batch", None)
         report, sampler = _Report(self.config), None
         done = torch.zeros(len(self.ids), dtype=torch.bool)
         outputs = self.model._prefill(self.ids, self.config, self.model_kwargs, is_first_iteration=True)
@@ -229,13 +234,14 @@ def _draw_alone(params: SamplingParams) -> SamplingParams:
 
 
 def _seeds(seed: Any, rows: int) -> list[int | None]:
-    if seed is None:
+    plain = seed.tolist() if hasattr(seed, "tolist") else seed
+    if plain is None:
         return [None] * rows
-    if is_int(seed):
-        return [sample_seed(seed, row) for row in range(rows)]
-    ok = isinstance(seed, Sequence) and not isinstance(seed, str) and len(seed) == rows
+    if is_int(plain):
+        return [sample_seed(plain, row) for row in range(rows)]
+    ok = isinstance(plain, Sequence) and not isinstance(plain, (str, bytes, bytearray)) and len(plain) == rows
     require(ok, _OP, "seed", f"an integer, or one for each of {rows} rows", seed)
-    return list(seed)
+    return list(plain)
 
 
 def _default_chain(model: Any, ids: Tensor, config: Any) -> Any:
