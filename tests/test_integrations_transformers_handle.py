@@ -139,6 +139,54 @@ def test_the_report_names_every_attention():
     assert lines[-1].startswith("cache: new dynamic caches grow in place")
 
 
+LARGE = {"hidden_size": 512, "intermediate_size": 512, "moe_intermediate_size": 512}
+
+
+@pytest.mark.parametrize(
+    ("change", "lines"),
+    [
+        (lambda model: with_lora(model), ["on the latents", "on expanded keys, kv_b_proj is Lora"]),
+        (lambda model: with_a_hook(model), ["on expanded keys, kv_b_proj is a Linear with hooks", "on the latents"]),
+        (lambda model: model.half(), ["on expanded keys, kv_b_proj's weight is a Parameter of torch.float16"] * 2),
+    ],
+    ids=["lora", "hook", "half"],
+)
+def test_the_report_tells_what_has_changed_since(change, lines):
+    with accelerate(model_of("deepseek_v3", **LARGE)) as handle:
+        before = handle.report().splitlines()
+        change(handle.model)
+        after = handle.report().splitlines()
+    assert [line.partition(": ")[2] for line in after[:2]] == lines
+    assert before[2].endswith("experts (DeepseekV3Experts): up to 8 rows in one pass over the weights, else grouped_mm")
+    if handle.model.dtype == torch.float16:
+        assert after[2].endswith("experts (DeepseekV3Experts): kept, grouped_mm") and after[3] == "Linear layers: kept"
+    else:
+        assert after[2:] == before[2:] and after[3].startswith("6 Linear layers: up to 8 rows")
+
+
+def test_the_report_counts_parametrised_linears_as_kept():
+    with accelerate(model_of("deepseek_v2", **LARGE)) as handle:
+        torch.nn.utils.parametrizations.weight_norm(handle.model.model.layers[0].mlp.up_proj)
+        assert "\n5 Linear layers: up to 8 rows" in handle.report()
+
+
+def test_the_report_where_nothing_is_absorbed(deepseek):
+    with accelerate(deepseek, absorb_up_to=0) as handle:
+        assert "): on expanded keys, absorb_up_to=0\n" in handle.report()
+
+
+def test_a_handle_that_is_undone_opens_no_block(deepseek):
+    handle = accelerate(deepseek)
+    handle.undo()
+    with pytest.raises(ValueError, match="accelerate: handle must be one that has not been undone"), handle:
+        pass
+
+
+def test_the_options_of_a_second_call_are_checked(deepseek):
+    with accelerate(deepseek), pytest.raises(ValueError, match="backend must be one of 'auto', 'cpu', 'triton'; got 'cuda'"):
+        accelerate(deepseek, backend="cuda")
+
+
 def test_the_report_counts_the_linears_that_are_served(deepseek):
     linears = [module for module in deepseek.modules() if type(module) is torch.nn.Linear]
     with accelerate(deepseek) as handle:

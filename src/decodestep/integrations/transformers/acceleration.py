@@ -13,7 +13,7 @@ from transformers.cache_utils import Cache, DynamicIndexedLayer, DynamicLayer
 from decodestep._base import devices
 from decodestep._base.checks import Words, is_int, refuse, require, require_choice
 from decodestep.integrations.transformers import huge_pages
-from decodestep.integrations.transformers.attention import DTYPES, NAME, Latents, latents_of, more_than_weight
+from decodestep.integrations.transformers.attention import DTYPES, NAME, Latents, latents_of, more_than_weight, why_expanded
 from decodestep.integrations.transformers.few_experts import FewExperts, are_served
 from decodestep.integrations.transformers.few_rows import MOST_ROWS, FewRows, is_served
 from decodestep.integrations.transformers.latent_layer import IndexedLatentLayer, LatentLayer
@@ -75,10 +75,10 @@ def accelerate(
     for name, flag in (("attention", attention), ("cache", cache), ("linears", linears)):
         require(isinstance(flag, bool), _OP, name, "a bool", flag)
     require(isinstance(experts, str), _OP, "experts", '"keep" or the name of an implementation', experts)
+    require_choice(_OP, "backend", backend, ("auto", "cpu", "triton"))
     present = model.__dict__.get(_HANDLE)
     if isinstance(present, Acceleration) and present.model is model:  # a shallow copy's is that of the original
         return present
-    require_choice(_OP, "backend", backend, ("auto", "cpu", "triton"))
     modules = dict(_latent_attentions(model))
     require(bool(modules), _OP, "model", "one with latent attention (expand_kv and kv_b_proj)", Words(type(model).__name__))
     for name, module in modules.items():
@@ -148,7 +148,7 @@ class Acceleration:
     def undo(self) -> None:
         """Restores the model, except for an attention implementation that the user has selected since. Caches keep their
         layers, which work with any attention, and weights stay in huge pages. A second call does nothing."""
-        if self.model.__dict__.get(_HANDLE) is not self:
+        if not self._in_force:
             return
         delattr(self.model, _HANDLE)
         for module in self._attentions:
@@ -166,7 +166,12 @@ class Acceleration:
         if self._experts is not None:
             self.model.set_experts_implementation(self._experts)
 
+    @property
+    def _in_force(self) -> bool:
+        return self.model.__dict__.get(_HANDLE) is self
+
     def __enter__(self) -> Acceleration:
+        require(self._in_force, _OP, "handle", "one that has not been undone", Words("one that has"))
         self._blocks += 1
         return self
 
@@ -180,12 +185,12 @@ class Acceleration:
 
     def report(self) -> str:
         """What is replaced, what is not, and why: a line for each attention and experts module, the Linears and the cache."""
-        if self.model.__dict__.get(_HANDLE) is not self:
+        if not self._in_force:
             return "undone"
         states = ((name, module, self._state_of(module)) for name, module in self.model.named_modules())
         lines = [f"{name} ({type(module).__name__}): {state}" for name, module, state in states if state]
-        served = {forward.module for forward in self._forwards if isinstance(forward, FewRows)}
-        count = sum(module in served for module in self.model.modules())
+        within = set(self.model.modules())
+        count = sum(isinstance(each, FewRows) and each.in_use and each.module in within for each in self._forwards)
         rows = f"up to {MOST_ROWS} rows in one pass over the weight, {self._huge >> 20} MiB of them in huge pages"
         lines.append(f"{count} Linear layers: {rows}" if count else "Linear layers: kept")
         growing = "new dynamic caches grow in place (LatentLayer)" if self._hooks else "kept, cache=False"
@@ -198,6 +203,10 @@ class Acceleration:
             in_use = module.config._attn_implementation
             if in_use != NAME:
                 return f'"{in_use}", selected since: on expanded keys'
+            if latents.absorb_up_to == 0:
+                return "on expanded keys, absorb_up_to=0"
+            if why := why_expanded(module):
+                return f"on expanded keys, {why}"
             triton = devices.goes_to_triton(latents.backend, module.kv_b_proj.weight)
             return "on the latents, in Triton" if triton else "on the latents"
         if _is_latent_attention(module):

@@ -134,7 +134,8 @@ def _can_absorb(
     queries, keys = query.shape[2], key.shape[2]
     if queries > latents.absorb_up_to or keys < _KEYS_A_QUERY * queries or dropout or scaling is None:
         return False
-    if more_than_weight(module.kv_b_proj) or _has_any_global_hook() or is_watched():
+    # `is_watched` before the weight's checks, because torch.compile cannot trace `is_neg`.
+    if _has_any_global_hook() or is_watched() or why_expanded(module):
         return False
     if torch.is_autocast_enabled(query.device.type):
         return False
@@ -142,12 +143,22 @@ def _can_absorb(
     tensors = (query, key, value, weight)
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
         return False
-    if type(query) is not Tensor or not is_plain_tensor(weight) or query.dtype not in DTYPES:
+    if type(query) is not Tensor:
         return False
     if query.is_neg() or key.is_neg() or value.is_neg() or not (query.is_cpu or query.is_cuda):
         return False
     alike = all(t.device == query.device and t.layout == torch.strided and t.dtype == query.dtype for t in tensors)
     return alike and weight.shape[0] == query.shape[1] * (module.qk_nope_head_dim + module.v_head_dim)
+
+
+def why_expanded(module: Any) -> str | None:
+    """What keeps every call of an accelerated module from being served on the latents, which can change at any time."""
+    if more := more_than_weight(module.kv_b_proj):
+        return f"kv_b_proj is {more}"
+    weight = module.kv_b_proj.weight
+    if not is_plain_tensor(weight) or weight.dtype not in DTYPES:
+        return f"kv_b_proj's weight is a {type(weight).__name__} of {weight.dtype}"
+    return None
 
 
 def more_than_weight(projection: Any) -> str | None:

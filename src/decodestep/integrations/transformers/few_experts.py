@@ -48,8 +48,9 @@ class FewExperts:
 
     @property
     def in_use(self) -> bool:
-        """Whether the acceleration is active and the experts implementation has not been changed since."""
-        return not self.undone and bool(self.module.config._experts_implementation == self._choice)
+        """Whether the acceleration is active, and the implementation and the kind of weights have not been changed since."""
+        chosen = bool(self.module.config._experts_implementation == self._choice)
+        return not self.undone and chosen and _are_large_plain(self.module)
 
     def _serves(self, x: Tensor, index: Tensor, weights: Tensor, up: Any, down: Any) -> bool:
         module = self.module
@@ -76,6 +77,11 @@ def are_served(module: Any) -> bool:
         return False
     if any(vars(module).get(name) is not value for name, value in _SHAPE.items()):
         return False
+    return _are_large_plain(module)
+
+
+def _are_large_plain(module: Any) -> bool:
+    """Whether an experts module's weights can be read in place, and are large enough to gain from it."""
     weights = [module._parameters.get(name) for name in ("gate_up_proj", "down_proj")]
     if not all(type(w) is nn.Parameter and w.dim() == 3 and w.dtype in FORMATS and w.is_cpu for w in weights):
         return False

@@ -84,6 +84,12 @@ class FewRows:
             y += bias.detach()
         return y if x.dtype == torch.float32 else y.to(x.dtype)
 
+    @property
+    def in_use(self) -> bool:
+        """Whether the acceleration is active and the module still has a weight that can be read."""
+        weight = self.module._parameters.get("weight")
+        return not self.undone and weight is not None and _is_large_plain(weight)
+
 
 def _is_served_now(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
     """Whether a call has few rows, a large weight with contiguous rows, and no gradients, autocast or tracing."""
@@ -94,7 +100,9 @@ def _is_served_now(x: Tensor, weight: Tensor, bias: Tensor | None) -> bool:
 
 def is_served(module: nn.Module) -> TypeGuard[nn.Linear]:
     """Whether a module is a plain torch Linear whose weight a `FewRows` can read, and large enough to gain from it."""
-    if type(module) is not nn.Linear or "forward" in vars(module):
-        return False
-    weight = module.weight
+    return type(module) is nn.Linear and "forward" not in vars(module) and _is_large_plain(module.weight)
+
+
+def _is_large_plain(weight: Tensor) -> bool:
+    """Whether a weight can be read in place, and is large enough to gain from it."""
     return is_plain_tensor(weight) and weight.dtype in FORMATS and weight.is_cpu and weight.nbytes >= LEAST_BYTES
