@@ -229,3 +229,7 @@ def test_experts_by_name(deepseek):
     with accelerate(deepseek, experts="eager") as handle:
         assert "Experts): kept, eager" in handle.report()
     assert deepseek.get_experts_implementation() == before
+    with accelerate(deepseek, experts="eager"):
+        deepseek.set_experts_implementation("batched_mm")
+    assert deepseek.get_experts_implementation() != before  # the user's choice, as for the attention
+    deepseek.set_experts_implementation(before)

@@ -110,14 +110,14 @@ class Acceleration:
         self._huge = 0  # bytes of weights in huge pages
         self._configs: list[tuple[Any, Any]] = []  # each with its previous attention implementation
         self._hooks: list[Any] = []
-        self._experts: Any = None  # the previous experts implementation
+        self._experts: Any = None  # the previous experts implementation, and the one selected by name
         self._blocks = 0  # `with` blocks that have been entered and not left
         setattr(model, _HANDLE, self)
 
     def _choose_experts(self, name: str) -> None:
         before = self.model.get_experts_implementation()
         self.model.set_experts_implementation(name)
-        self._experts = before
+        self._experts = before, self.model.get_experts_implementation()
 
     def _read_latents(self, attentions: dict[str, nn.Module], absorb_up_to: int, backend: str) -> None:
         self._attentions = list(attentions.values())
@@ -146,8 +146,8 @@ class Acceleration:
         self._hooks = [decoder.register_forward_pre_hook(_use_latent_layers, with_kwargs=True) for decoder in decoders]
 
     def undo(self) -> None:
-        """Restores the model, except for an attention implementation that the user has selected since. Caches keep their
-        layers, which work with any attention, and weights stay in huge pages. A second call does nothing."""
+        """Restores the model, except for an attention or experts implementation that the user has selected since. Caches keep
+        their layers, which work with any attention, and weights stay in huge pages. A second call does nothing."""
         if not self._in_force:
             return
         delattr(self.model, _HANDLE)
@@ -163,8 +163,8 @@ class Acceleration:
                 config._attn_implementation_internal = before
         for hook in self._hooks:
             hook.remove()
-        if self._experts is not None:
-            self.model.set_experts_implementation(self._experts)
+        if self._experts is not None and self.model.get_experts_implementation() == self._experts[1]:
+            self.model.set_experts_implementation(self._experts[0])
 
     @property
     def _in_force(self) -> bool:
