@@ -41,13 +41,13 @@ def random_model(hidden: int) -> Any:
 def decode(model: Any, context: int) -> tuple[float, torch.Tensor]:
     """Milliseconds a token after a context, the median of some, and the logits of the last."""
     cache = DynamicCache(config=model.config)
-    ids = torch.arange(context)[None] % 1000
-    for start in range(0, context, 512):
-        model(ids[:, start : start + 512], past_key_values=cache, logits_to_keep=1)
+    ids = torch.arange(context + STEPS)[None] % model.config.vocab_size
+    for chunk in ids[:, :context].split(512, 1):
+        model(chunk, past_key_values=cache, logits_to_keep=1)
     seconds = []
-    for step in range(STEPS):
+    for token in ids[:, context:].split(1, 1):
         start = time.perf_counter()
-        logits = model(ids[:, step : step + 1], past_key_values=cache).logits
+        logits = model(token, past_key_values=cache).logits
         seconds.append(time.perf_counter() - start)
     return 1000 * statistics.median(seconds), logits
 

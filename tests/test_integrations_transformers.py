@@ -226,6 +226,6 @@ def test_the_arguments_of_a_loss_are_not_those_of_an_attention(deepseek):
 
 def test_the_example_runs():
     script = Path(__file__).parent.parent / "examples" / "transformers_mla.py"
-    ran = processes.run([sys.executable, str(script), "--hidden", "64", "--contexts", "30"], timeout=300)
+    ran = processes.run([sys.executable, str(script), "--hidden", "64", "--contexts", "30", "2"], timeout=300)
     assert ran.returncode == 0, ran.stderr
-    assert "context     30" in ran.stdout and "with our sampling: [5, 6, 7, " in ran.stdout
+    assert "context     30" in ran.stdout and "context      2" in ran.stdout and "with our sampling: [5, 6, 7, " in ran.stdout
