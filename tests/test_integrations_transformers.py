@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AttentionInterface, DynamicCache, StaticCache
+from transformers import AttentionInterface, DynamicCache, Gemma4ForCausalLM, Gemma4TextConfig, StaticCache
 
 import processes
 from decodestep.integrations.transformers import (
@@ -213,6 +213,32 @@ def test_an_argument_that_is_not_known_is_refused(deepseek):
             serve(module, query, latents, rope, None, scaling=1.0, s_aux=torch.zeros(4), new_thing=1)
     with pytest.raises(ValueError, match=r"got s_aux of DeepseekV3Attention"):
         serve(module, query, query, query, None, scaling=1.0, s_aux=torch.zeros(4))
+
+
+@pytest.mark.parametrize("name", ["s_aux", "sinks", "block_indices"])
+def test_arguments_of_other_models_that_sdpa_would_ignore_are_refused(name):
+    query = torch.zeros(1, 4, 1, 20)
+    with pytest.raises(ValueError, match=f"decodestep attention: arguments must be known ones; got {name} of Linear"):
+        AttentionInterface()["decodestep"](torch.nn.Linear(1, 1), query, query, query, None, **{name: torch.zeros(4)})
+
+
+@pytest.mark.parametrize("kept", [1, 3])
+@pytest.mark.parametrize("static", [False, True])
+def test_a_model_that_drops_queries_unless_it_runs_sdpa(kept, static):
+    """Gemma 4, in its layers that share keys: its mask must not be left to the order of the queries."""
+    layers = {"num_hidden_layers": 4, "layer_types": ["sliding_attention", "full_attention"] * 2, "num_kv_shared_layers": 2}
+    sizes = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8}
+    config = Gemma4TextConfig(vocab_size=96, vocab_size_per_layer_input=96, **sizes, **layers)
+    torch.manual_seed(0)
+    model, ids = Gemma4ForCausalLM(config).eval(), prompt(1, 9)
+
+    @torch.no_grad()
+    def logits(name):
+        model.set_attn_implementation(name)
+        cache = StaticCache(config=config, max_cache_len=20) if static else DynamicCache(config=config)
+        return torch.cat([model(part, past_key_values=cache, logits_to_keep=kept).logits for part in (ids, ids[:, :1])], 1)
+
+    assert_close(logits("decodestep"), logits("sdpa"))
 
 
 def test_the_arguments_of_a_loss_are_not_those_of_an_attention(deepseek):

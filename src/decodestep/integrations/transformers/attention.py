@@ -47,6 +47,8 @@ _MAKES_ITS_MASK = "build_attention_mask_from_topk"
 # Arguments for which a call is passed to sdpa, which serves or refuses them: if set, and if given at all.
 _LEFT_IF_SET, _LEFT_IF_GIVEN = {"output_attentions", "cache"}, {"position_bias", "softcap"}
 _KNOWN = {"is_causal", "indices"} | _WITHOUT_EFFECT | _LEFT_IF_SET | _LEFT_IF_GIVEN
+# Arguments of other models' attention that sdpa would ignore: sinks of GPT-OSS and Inkling, MiniMax-M3's selected blocks.
+_CHANGE_THE_RESULT = {"s_aux", "sinks", "block_indices"}
 
 
 class Latents:
@@ -114,7 +116,7 @@ def attention(
 
 def _is_known(name: str, latents: Latents | None) -> bool:
     # sdpa accepts any argument; those that it ignores must not be ones that change the result
-    return name in _KNOWN if latents is not None else name != "s_aux"
+    return name in _KNOWN if latents is not None else name not in _CHANGE_THE_RESULT
 
 
 def _is_left_to_sdpa(options: dict[str, Any]) -> bool:
@@ -204,5 +206,18 @@ def _only(mask: Tensor | None, chosen: Tensor, query: Tensor, key: Tensor) -> Te
     return mask & selected if mask.dtype == torch.bool else mask.masked_fill(~selected, torch.finfo(query.dtype).min)
 
 
+def make_mask(
+    batch_size: int, q_length: int, *sizes: Any, allow_is_causal_skip: bool = True, config: Any = None, **options: Any
+) -> Tensor | None:
+    """The registered mask: sdpa's, which is None where torch's causal attention implies it.
+
+    Several queries of a model without latent attention always get a mask: unless the implementation is named "sdpa", Gemma 4
+    later drops the queries whose logits are not kept, and the others would be taken for the first ones.
+    """
+    skip = allow_is_causal_skip and (q_length == 1 or hasattr(config, "kv_lora_rank"))
+    mask: Tensor | None = sdpa_mask(batch_size, q_length, *sizes, allow_is_causal_skip=skip, config=config, **options)
+    return mask
+
+
 AttentionInterface.register(NAME, attention)
-AttentionMaskInterface.register(NAME, sdpa_mask)
+AttentionMaskInterface.register(NAME, make_mask)
