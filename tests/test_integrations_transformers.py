@@ -250,6 +250,15 @@ def test_the_arguments_of_a_loss_are_not_those_of_an_attention(deepseek):
             assert torch.equal(deepseek(ids, **given).loss, expected)
 
 
+def test_a_tokenizers_other_outputs_are_ignored_as_by_sdpa(deepseek):
+    ids = prompt()
+    given = {"token_type_ids": torch.zeros_like(ids), "special_tokens_mask": torch.zeros_like(ids)}
+    with torch.no_grad():
+        expected = deepseek(ids, **given).logits
+        with accelerate(deepseek):
+            assert torch.equal(deepseek(ids, **given).logits, expected)
+
+
 def test_the_example_runs():
     script = Path(__file__).parent.parent / "examples" / "transformers_mla.py"
     ran = processes.run([sys.executable, str(script), "--hidden", "64", "--contexts", "30", "2"], timeout=300)

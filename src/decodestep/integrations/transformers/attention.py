@@ -41,6 +41,8 @@ _WITHOUT_EFFECT = {
     "cu_seq_lens_k",
     "max_length_q",
     "max_length_k",
+    "token_type_ids",  # of a tokenizer, whose outputs are all passed to the model
+    "special_tokens_mask",
 }
 # The method of GLM-5-Next's attention that makes a bool mask for the implementation "sdpa", and an additive one for others.
 _MAKES_ITS_MASK = "build_attention_mask_from_topk"
