@@ -13,6 +13,7 @@ from transformers.generation import GenerateDecoderOnlyOutput
 from transformers.generation.configuration_utils import GenerationMode
 from transformers.generation.utils import ALL_CACHE_NAMES
 
+from decodestep._base.arrays import Array
 from decodestep._base.checks import Words, is_int, refuse, require
 from decodestep.random import sample_seed
 from decodestep.sampling.params import SamplingParams
@@ -26,7 +27,7 @@ _LOOPS = {GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE}
 
 def sampling(
     *,
-    seed: int | Sequence[int] | None = None,
+    seed: int | Sequence[int] | Array | None = None,
     streamer: Any = None,
     stop_strings: str | Sequence[str] | None = None,
     tokenizer: Any = None,
@@ -53,12 +54,7 @@ def sampling(
     It raises ValueError for beam search, prompt lookup and other decoding modes, for models with an encoder, for unknown
     fields, and for a wrong number of seeds.
     """
-    is_streamer = all(callable(getattr(streamer, name, None)) for name in ("put", "end"))
-    require(streamer is None or is_streamer, _OP, "streamer", "None or an object with methods put and end", streamer)
-    shared = processors if isinstance(processors, Sequence) else ()
-    foreign = [type(each).__name__ for each in shared if isinstance(each, LogitsProcessor)]
-    rule = "decodestep's; pass those of transformers to generate as logits_processor"
-    require(not foreign, _OP, "processors", rule, Words(", ".join(foreign)))
+    _check(streamer, processors)
     if stop_strings is not None and tokenizer is None:
         refuse(_OP, "tokenizer", "given together with stop_strings", None)
     stops = None if stop_strings is None else StopStringCriteria(tokenizer, stop_strings)
@@ -85,6 +81,15 @@ def sampling(
         return loop.run(processors, stops, streamer)
 
     return decode
+
+
+def _check(streamer: Any, processors: Processors) -> None:
+    is_streamer = all(callable(getattr(streamer, name, None)) for name in ("put", "end"))
+    require(streamer is None or is_streamer, _OP, "streamer", "None or an object with methods put and end", streamer)
+    shared = processors if isinstance(processors, Sequence) else ()
+    foreign = [type(each).__name__ for each in shared if isinstance(each, LogitsProcessor)]
+    rule = "decodestep's; pass those of transformers to generate as logits_processor"
+    require(not foreign, _OP, "processors", rule, Words(", ".join(foreign)))
 
 
 class _Loop:
